@@ -1,0 +1,1 @@
+"""What a backend is (`protocol`, `ops`) and how one is found (`registry`)."""

@@ -1,0 +1,231 @@
+"""The boundary between the engine and a device: what goes in, what comes out.
+
+A `Backend` finds devices and loads a model onto one; the `Runner` it returns executes steps.
+A runner knows nothing about requests. It sees flat token batches, a block table and sampling
+parameters, and everything it needs for a step is in the `StepInput`. Preemption, cancellation
+and prefix reuse are bookkeeping on the engine's side of this boundary.
+
+Symbols used in shapes: T tokens in the step, B sequences, M blocks per sequence (padded),
+L rows whose logits are needed, V vocabulary size, K alternatives asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+Int32Array = npt.NDArray[np.int32]
+Int64Array = npt.NDArray[np.int64]
+UInt64Array = npt.NDArray[np.uint64]
+Float32Array = npt.NDArray[np.float32]
+
+NO_SOURCE = -1
+"""`StepInput.token_source` of a token whose id is known to the host."""
+SAMPLE = -1
+"""`SamplingBatch.target_ids` of a row that draws a token (others score the given one)."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class SamplingBatch:
+    """How each of the L logit rows becomes a token. Structure of arrays, one entry a row.
+
+    The order of operations, the same in every backend (see docs in `sampling` of the reference):
+    repetition, presence and frequency penalties; logit bias; temperature; min-p; top-k; top-p;
+    draw. Temperature 0 means greedy: the smallest token id among the largest logits.
+    Log-probabilities are those of the model, before any of this.
+
+    The draw is the Gumbel-max trick with Philox4x32-10 noise keyed by (`seed`, `position`,
+    token id), so it does not depend on the batch, on other rows, or on the backend.
+    """
+
+    temperature: Float32Array  # [L], 0 = greedy
+    top_k: Int32Array  # [L], 0 = off
+    top_p: Float32Array  # [L], 1 = off
+    min_p: Float32Array  # [L], 0 = off
+    repetition_penalty: Float32Array  # [L], 1 = off
+    presence_penalty: Float32Array  # [L], 0 = off
+    frequency_penalty: Float32Array  # [L], 0 = off
+    seed: UInt64Array  # [L]
+    position: Int32Array  # [L], index in its sequence of the token being drawn
+    num_logprobs: Int32Array  # [L], alternatives to report; -1 = not even the chosen one's
+    target_ids: Int32Array  # [L], SAMPLE, or the token to score instead of drawing
+
+    # Tokens seen so far, for rows with a penalty only (others have an empty range): compressed
+    # rows. A count of 0 is a token that stands in the prompt but not in the output. The token
+    # that is still on the device (see StepInput.token_source) is not in here: the backend adds it.
+    seen_offsets: Int32Array  # [L + 1]
+    seen_tokens: Int32Array  # [seen_offsets[-1]]
+    seen_counts: Int32Array  # [seen_offsets[-1]], times in the output
+
+    # Logit bias, compressed rows; minus infinity forbids a token.
+    bias_offsets: Int32Array  # [L + 1]
+    bias_tokens: Int32Array  # [bias_offsets[-1]]
+    bias_values: Float32Array  # [bias_offsets[-1]]
+
+    @property
+    def num_rows(self) -> int:
+        """L."""
+        return len(self.temperature)
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class StepInput:
+    """One forward pass over a flat batch of tokens of several sequences.
+
+    Sequence b owns tokens `query_start[b]:query_start[b+1]`; prefill chunks and decodes mix
+    freely. The keys and values of token t go to slot `slot_mapping[t]` of the cache
+    (`block * block_size + offset`), and t attends to positions `0..positions[t]` of its
+    sequence, found through the block table.
+    """
+
+    step_id: int  # counts up by one from 0
+    token_ids: Int32Array  # [T]; undefined where token_source is set
+    token_source: Int32Array  # [T]; NO_SOURCE, or the row of the previous step's output
+    positions: Int32Array  # [T]
+    slot_mapping: Int64Array  # [T]
+    query_start: Int32Array  # [B + 1]
+    context_len: Int32Array  # [B], tokens in the cache once this step has run
+    block_table: Int32Array  # [B, M], padded with 0
+    logit_rows: Int32Array  # [L], indices into the T tokens; may be empty
+    sampling: SamplingBatch  # of L rows
+
+    @property
+    def num_tokens(self) -> int:
+        """T."""
+        return len(self.token_ids)
+
+    @property
+    def num_sequences(self) -> int:
+        """B."""
+        return len(self.context_len)
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class StepOutput:
+    """What a step produced, one entry for each of its L logit rows.
+
+    A row whose model output holds a NaN gives token -1: the engine ends that sequence with an
+    error instead of sending nonsense.
+    """
+
+    step_id: int
+    token_ids: Int32Array  # [L], drawn or given
+    logprobs: Float32Array | None  # [L], of token_ids; None if no row asked
+    top_ids: Int32Array | None  # [L, K], most probable first; None if no row asked
+    top_logprobs: Float32Array | None  # [L, K]
+    device_ns: int  # time the device spent on the step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceInfo:
+    """One device a backend could use, as `rocmforge backends` shows it."""
+
+    index: int
+    name: str
+    target: str  # "gfx1100", "x86_64", ...
+    memory_total: int  # bytes
+    memory_free: int  # bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeResult:
+    """What a backend found. No devices is not an error: `reason` says why there are none."""
+
+    devices: tuple[DeviceInfo, ...]
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadOptions:
+    """Limits that the operator chose for one loaded model."""
+
+    device: str | None  # index, name or bus id; None = the backend's best
+    max_context: int  # tokens; never above the model's own limit
+    max_sequences: int  # largest B of a step
+    max_batched_tokens: int  # largest T of a step
+    kv_blocks: int | None  # size of the cache; None = as many as fit
+    kv_dtype: Literal["auto", "f32", "f16", "int8"]
+    memory_utilization: float  # share of the device memory to use, 0..1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerInfo:
+    """What a loaded model turned out to be."""
+
+    backend: str
+    device: DeviceInfo
+    block_size: int  # tokens per KV block
+    num_blocks: int
+    max_context: int  # tokens one sequence may have
+    vocab_size: int
+    pipeline_depth: int  # steps that may be submitted before the first is collected: 1 or 2
+    weights_bytes: int
+    kv_bytes: int
+    kv_dtype: str
+    notes: tuple[str, ...]  # anything an operator should know, shown at start and in /health
+
+
+ProgressCallback = Callable[[str, float], None]
+"""Called while loading with what is being done and the share of it done, 0..1."""
+
+
+class Runner(Protocol):
+    """A model on a device. Used by one thread only.
+
+    Steps run in the order of submission, so a block freed by the engine when it schedules a
+    step may be written by that step although the step before it still reads it.
+    After any call has raised, only `close` may be called.
+    """
+
+    @property
+    def info(self) -> RunnerInfo:
+        """Constant facts."""
+        ...
+
+    def submit(self, step: StepInput) -> None:
+        """Starts a step. At most `info.pipeline_depth` may be submitted and not yet collected.
+
+        Raises:
+            EngineError: the device failed.
+        """
+        ...
+
+    def collect(self) -> StepOutput:
+        """Waits for the oldest step not yet collected and returns its result.
+
+        Raises:
+            EngineError: the device failed.
+        """
+        ...
+
+    def close(self) -> None:
+        """Frees everything. Idempotent; works after an error."""
+        ...
+
+
+class Backend(Protocol):
+    """A plugin, found through the entry point group `rocmforge.backends`."""
+
+    @property
+    def name(self) -> str:
+        """The name users give to `--backend`."""
+        ...
+
+    def probe(self) -> ProbeResult:
+        """Looks for devices without touching their memory. Never raises for a missing driver."""
+        ...
+
+    def load(self, model: Path, options: LoadOptions, progress: ProgressCallback) -> Runner:
+        """Loads the GGUF file onto a device.
+
+        Raises:
+            ModelLoadError: the file cannot be served.
+            OutOfMemory: it does not fit; the message says what would.
+            ConfigurationError: no such device.
+        """
+        ...

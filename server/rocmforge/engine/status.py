@@ -1,0 +1,52 @@
+"""What the engine tells the HTTP side about itself: for /ready, /health and /metrics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from rocmforge.backend.protocol import RunnerInfo
+from rocmforge.engine.params import Message
+
+
+class EngineState(StrEnum):
+    """Where the engine process is in its life."""
+
+    LOADING = "loading"
+    READY = "ready"
+    RESTARTING = "restarting"  # it died; a new one is being started, with backoff
+    DRAINING = "draining"  # finishes what it has, takes nothing new
+    STOPPED = "stopped"
+
+
+class EngineStats(Message, frozen=True):
+    """Counters and gauges of the engine process; `_total` ones only grow."""
+
+    running: int = 0
+    waiting: int = 0
+    blocks_total: int = 0
+    blocks_used: int = 0  # referenced by live sequences
+    blocks_cached: int = 0  # free, but still holding a reusable prefix
+    steps_total: int = 0
+    prefill_tokens_total: int = 0  # computed, without what the prefix cache gave
+    decode_tokens_total: int = 0
+    preemptions_total: int = 0
+    prefix_query_tokens_total: int = 0
+    prefix_hit_tokens_total: int = 0
+    device_ns_total: int = 0
+    last_step_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStatus:
+    """A snapshot for whoever asks."""
+
+    state: EngineState
+    stage: str  # what loading is doing now, "" otherwise
+    progress: float  # of that stage, 0..1
+    runner: RunnerInfo | None  # once loaded
+    is_fallback: bool  # the reference backend, because nothing else has a device
+    fallback_reason: str  # why, "" otherwise
+    stats: EngineStats
+    restarts: int
+    last_error: str | None  # why the engine last died

@@ -1,0 +1,210 @@
+"""Every error ROCmForge raises on purpose.
+
+RocmForgeError
+├── RequestError            the client's mistake; `param` names the field
+│   ├── InvalidParameter
+│   ├── UnsupportedFeature
+│   ├── ContextLengthExceeded
+│   ├── ModelNotFound
+│   ├── NotAuthenticated
+│   └── RequestTooLarge
+├── CapacityError           not now; `retry_after_s` says when to come back
+│   ├── QueueFull
+│   ├── NotReady            loading, restarting
+│   ├── Draining
+│   └── DeadlineExceeded
+├── EngineError             our fault, or the device's
+│   ├── BackendError
+│   ├── OutOfMemory
+│   └── EngineDied
+├── ModelLoadError          the file, or what it asks for
+│   ├── BadGguf
+│   ├── BadTokenizer
+│   ├── BadTemplate
+│   ├── UnsupportedArchitecture
+│   ├── UnsupportedTensor
+│   └── ModelFileNotFound
+└── ConfigurationError      flags, environment, backends that do not exist
+
+Errors carry fields; `str(error)` is one sentence that says what was wrong and what to do.
+Nothing here knows HTTP: `api/errors.py` holds the one table that turns these into responses.
+"""
+
+from __future__ import annotations
+
+
+class RocmForgeError(Exception):
+    """Base of all errors raised on purpose; `message` is safe to show to a client."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+# --- the client's mistakes -------------------------------------------------------------------
+
+
+class RequestError(RocmForgeError):
+    """A request that cannot be served as it was sent."""
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class InvalidParameter(RequestError):
+    """A field has a wrong type, is out of range, or contradicts another."""
+
+
+class UnsupportedFeature(RequestError):
+    """A field asks for something this server or this model cannot do."""
+
+
+class ContextLengthExceeded(RequestError):
+    """Prompt and requested output do not fit into the context."""
+
+    def __init__(
+        self, *, limit: int, prompt_tokens: int, max_tokens: int | None, param: str
+    ) -> None:
+        wanted = f"{prompt_tokens} in the prompt"
+        if max_tokens is not None:
+            wanted += f" and {max_tokens} for the completion"
+        super().__init__(
+            f"This model's maximum context length is {limit} tokens, but {wanted} were requested. "
+            "Shorten the prompt or ask for fewer tokens.",
+            param=param,
+        )
+        self.limit = limit
+        self.prompt_tokens = prompt_tokens
+        self.max_tokens = max_tokens
+
+
+class ModelNotFound(RequestError):
+    """The request names a model this server does not serve."""
+
+    def __init__(self, model: str, available: tuple[str, ...]) -> None:
+        super().__init__(
+            f"The model {model!r} does not exist. Available: {', '.join(available)}.", param="model"
+        )
+        self.model = model
+        self.available = available
+
+
+class NotAuthenticated(RequestError):
+    """No key, or a wrong one."""
+
+
+class RequestTooLarge(RequestError):
+    """The body is larger than the server accepts."""
+
+    def __init__(self, *, limit_bytes: int) -> None:
+        super().__init__(f"The request body is larger than {limit_bytes} bytes.")
+        self.limit_bytes = limit_bytes
+
+
+# --- not now ---------------------------------------------------------------------------------
+
+
+class CapacityError(RocmForgeError):
+    """The request is fine, but cannot be taken now."""
+
+    def __init__(self, message: str, *, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class QueueFull(CapacityError):
+    """As many requests wait as the server is willing to hold."""
+
+
+class NotReady(CapacityError):
+    """The model is still loading, or the engine is being restarted."""
+
+
+class Draining(CapacityError):
+    """The server is shutting down and finishes what it has."""
+
+
+class DeadlineExceeded(CapacityError):
+    """The request's deadline passed before it was finished."""
+
+
+# --- our fault -------------------------------------------------------------------------------
+
+
+class EngineError(RocmForgeError):
+    """Something failed while running the model."""
+
+
+class BackendError(EngineError):
+    """A backend call failed. `call` names it, `detail` says how."""
+
+    def __init__(self, call: str, detail: str) -> None:
+        super().__init__(f"{call} failed: {detail}")
+        self.call = call
+        self.detail = detail
+
+
+class OutOfMemory(EngineError):
+    """The model, its cache or a step does not fit; the message names sizes."""
+
+
+class EngineDied(EngineError):
+    """The engine process ended or stopped answering while requests were running."""
+
+
+# --- the model file --------------------------------------------------------------------------
+
+
+class ModelLoadError(RocmForgeError):
+    """The model cannot be loaded."""
+
+
+class ModelFileNotFound(ModelLoadError):
+    """No such model file or known model name."""
+
+
+class BadGguf(ModelLoadError):
+    """The file is not valid GGUF. `offset` is the byte at which that was noticed."""
+
+    def __init__(self, path: str, reason: str, *, offset: int | None = None) -> None:
+        where = "" if offset is None else f" at byte {offset}"
+        super().__init__(f"{path}: not a valid GGUF file{where}: {reason}")
+        self.path = path
+        self.reason = reason
+        self.offset = offset
+
+
+class BadTokenizer(ModelLoadError):
+    """The tokenizer in the file is missing, contradicts itself, or is of an unknown kind."""
+
+
+class BadTemplate(ModelLoadError):
+    """The chat template does not compile, or misbehaves."""
+
+
+class UnsupportedArchitecture(ModelLoadError):
+    """The file's architecture has no row in the architecture table."""
+
+    def __init__(self, architecture: str, supported: tuple[str, ...]) -> None:
+        super().__init__(
+            f"Architecture {architecture!r} is not supported. Supported: {', '.join(supported)}."
+        )
+        self.architecture = architecture
+        self.supported = supported
+
+
+class UnsupportedTensor(ModelLoadError):
+    """A tensor is missing, unexpected, of the wrong shape, or of a type we cannot read."""
+
+    def __init__(self, tensor: str, reason: str) -> None:
+        super().__init__(f"Tensor {tensor!r}: {reason}")
+        self.tensor = tensor
+        self.reason = reason
+
+
+# --- how the program was started -------------------------------------------------------------
+
+
+class ConfigurationError(RocmForgeError):
+    """Flags, environment or installation do not make sense; the message says what to change."""

@@ -1,0 +1,70 @@
+"""What a model is, as data. Made once from a GGUF file, read by everything else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from rocmforge.backend.ops import Activation
+
+
+class RopeStyle(StrEnum):
+    """Which elements of a head form the pairs that rotate together."""
+
+    NORMAL = "normal"  # (0, 1), (2, 3), ...: GGUF's layout for Llama
+    NEOX = "neox"  # (i, i + dim / 2)
+
+
+class RopeScalingKind(StrEnum):
+    """How positions beyond the training context are mapped."""
+
+    LINEAR = "linear"
+    YARN = "yarn"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeScaling:
+    """Context extension from the file's `rope.scaling.*` keys."""
+
+    kind: RopeScalingKind
+    factor: float
+    original_context: int
+    attention_factor: float = 1.0
+    extrapolation_factor: float = 1.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeConfig:
+    """Rotary position embedding (Su et al. 2021)."""
+
+    style: RopeStyle
+    dim: int  # leading elements of each head that rotate; the rest pass through
+    theta: float
+    local_theta: float | None  # of layers with a sliding window, where it differs (Gemma 3)
+    scaling: RopeScaling | None  # of layers without a window
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """Everything about a decoder-only transformer except its weights."""
+
+    architecture: str  # GGUF's general.architecture
+    name: str
+    num_layers: int
+    dim: int
+    ffn_dim: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    max_context: int  # tokens, as trained (or as extended by rope scaling)
+    norm_eps: float
+    rope: RopeConfig
+    activation: Activation
+    attention_scale: float
+    attention_softcap: float | None
+    logit_softcap: float | None
+    embedding_scale: float
+    windows: tuple[int | None, ...]  # per layer: sliding window, or None for full attention

