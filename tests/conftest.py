@@ -10,7 +10,7 @@ import pytest
 
 
 def _model_file(variable: str, package: str | None, file: str) -> Path:
-    """The file the environment names, or the one inside an installed wheel; else a skip that says how."""
+    """The file the environment names, or the one in an installed wheel; else a skip saying how."""
     if variable in os.environ:
         path = Path(os.environ[variable])
         if not path.is_file():
@@ -39,7 +39,7 @@ def gemma3_path() -> Path:
 
 @pytest.fixture(scope="session")
 def llama_cpp_source() -> Path:
-    """llama.cpp as the source distribution of `llama-cpp-python` carries it (vocabularies, templates)."""
+    """llama.cpp as the sdist of `llama-cpp-python` carries it (vocabularies, templates)."""
     variable = "ROCMFORGE_TEST_LLAMA_CPP"
     if variable not in os.environ:
         pytest.skip(f"set {variable} to the folder vendor/llama.cpp of llama-cpp-python's sdist")

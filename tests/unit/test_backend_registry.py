@@ -1,4 +1,4 @@
-"""The registry finds backends by entry point and by dotted path, and explains what it cannot find."""
+"""The registry finds backends by entry point and dotted path, and explains what it cannot find."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_dotted_path_names_a_backend_that_is_not_installed() -> None:
 
 
 def test_an_unknown_name_is_refused_with_the_names_that_exist() -> None:
-    with pytest.raises(ConfigurationError, match="no backend 'cuda'.*reference"):
+    with pytest.raises(ConfigurationError, match=r"no backend 'cuda'.*reference"):
         registry.create("cuda")
 
 

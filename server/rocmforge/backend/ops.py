@@ -17,8 +17,8 @@ from enum import StrEnum
 from typing import Protocol, TypeVar
 
 A = TypeVar("A")
-W = TypeVar("W")
-S = TypeVar("S")
+W = TypeVar("W", contravariant=True)
+S = TypeVar("S", contravariant=True)
 
 
 class Activation(StrEnum):
