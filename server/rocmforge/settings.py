@@ -1,0 +1,195 @@
+"""What an operator can set, and where it comes from: file < environment < flags.
+
+`Settings` is the one table. Each field is at once a command-line flag (`--max-context`), an
+environment variable (`ROCMFORGE_MAX_CONTEXT`) and a key of the TOML file that `--config` names
+(`max_context`). This module is the only reader of the environment.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec import Meta
+
+from rocmforge.errors import ConfigurationError
+
+ENV_PREFIX = "ROCMFORGE_"
+TEST_PREFIX = "ROCMFORGE_TEST_"  # where the test suite looks for models; not settings
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything `rocmforge serve` can be told. Frozen; made once at start."""
+
+    # Model and device
+    served_model_name: Annotated[
+        tuple[str, ...], Meta(description="names clients use for the model; the first is shown")
+    ] = ()
+    chat_template: Annotated[
+        str | None, Meta(description="Jinja file to use instead of the model's chat template")
+    ] = None
+    backend: Annotated[str, Meta(description="auto, or a name that `rocmforge backends` lists")] = (
+        "auto"
+    )
+    device: Annotated[
+        str | None, Meta(description="device of the backend: index, name or bus id")
+    ] = None
+
+    # Memory and batching
+    max_context: Annotated[
+        Annotated[int, Meta(ge=16)] | None,
+        Meta(description="tokens per sequence (default: the model's own limit)"),
+    ] = None
+    max_sequences: Annotated[int, Meta(ge=1, description="sequences that run at once")] = 64
+    max_batched_tokens: Annotated[
+        int,
+        Meta(ge=16, description="tokens computed in one step; prompts are cut into such chunks"),
+    ] = 2048
+    kv_blocks: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(description="blocks in the KV cache (default: as many as fit)"),
+    ] = None
+    kv_dtype: Annotated[
+        Literal["auto", "f32", "f16", "int8"], Meta(description="type of the KV cache")
+    ] = "auto"
+    memory_utilization: Annotated[
+        float, Meta(gt=0, le=1, description="share of the device's memory to use")
+    ] = 0.9
+    max_waiting: Annotated[
+        int, Meta(ge=0, description="requests that may wait; more get status 429")
+    ] = 256
+
+    # HTTP
+    host: Annotated[str, Meta(description="address to listen on")] = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65535, description="port to listen on; 0 = any free")] = 8000
+    api_key: Annotated[
+        tuple[str, ...], Meta(description="keys that are accepted; none = no authentication")
+    ] = ()
+    insecure: Annotated[
+        bool, Meta(description="allow listening on other than loopback without a key")
+    ] = False
+    cors_origin: Annotated[
+        tuple[str, ...], Meta(description="browser origins that may call; * = all")
+    ] = ()
+    max_body_bytes: Annotated[
+        int, Meta(ge=1024, description="largest request body that is accepted")
+    ] = 16 * 1024 * 1024
+    metrics_compat: Annotated[
+        tuple[Literal["vllm"], ...],
+        Meta(description="also export metrics under another server's names: vllm"),
+    ] = ()
+
+    # Life cycle
+    drain_timeout: Annotated[
+        float, Meta(ge=0, description="seconds that running requests get after SIGTERM")
+    ] = 30.0
+    step_timeout: Annotated[
+        float, Meta(gt=0, description="seconds after which a silent engine counts as hung")
+    ] = 120.0
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], Meta(description="how much is logged")
+    ] = "info"
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One field of `Settings` as flags and documentation see it."""
+
+    name: str  # max_context
+    description: str
+    default: Any
+    is_flag: bool  # takes no value
+    is_list: bool  # may be given several times; commas separate in the environment
+    choices: tuple[str, ...]  # of one value; () = free
+
+    @property
+    def flag(self) -> str:
+        """Its name on the command line."""
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def variable(self) -> str:
+        """Its name in the environment."""
+        return ENV_PREFIX + self.name.upper()
+
+
+def options() -> tuple[Option, ...]:
+    """All settings, in the order of the table above."""
+    hints = get_type_hints(Settings, include_extras=True)
+    found = []
+    for field in msgspec.structs.fields(Settings):
+        kind, meta = get_args(hints[field.name])
+        is_list = get_origin(kind) is tuple
+        item = get_args(kind)[0] if is_list else kind
+        found.append(
+            Option(
+                name=field.name,
+                description=meta.description,
+                default=field.default,
+                is_flag=kind is bool,
+                is_list=is_list,
+                choices=get_args(item) if get_origin(item) is Literal else (),
+            )
+        )
+    return tuple(found)
+
+
+def load(flags: Mapping[str, Any], config: Path | None = None) -> Settings:
+    """Merges defaults, the file, the environment and flags; later ones win.
+
+    Raises:
+        ConfigurationError: an unknown name, or a value that does not fit; names both.
+    """
+    values: dict[str, Any] = {}
+    if config is not None:
+        values |= _checked(_read_file(config), source=str(config))
+    values |= _checked(_from_environment(os.environ), source="environment")
+    values |= _checked(flags, source="command line")
+    return msgspec.convert(values, Settings)
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigurationError(f"Cannot read {path}: {error.strerror}.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{path} is not valid TOML: {error}.") from error
+
+
+def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
+    by_variable = {option.variable: option for option in options()}
+    values: dict[str, Any] = {}
+    for variable, text in environ.items():
+        if not variable.startswith(ENV_PREFIX) or variable.startswith(TEST_PREFIX):
+            continue
+        option = by_variable.get(variable)
+        if option is None:
+            raise ConfigurationError(
+                f"{variable} is not a setting. Known: {', '.join(sorted(by_variable))}."
+            )
+        values[option.name] = (
+            [part.strip() for part in text.split(",") if part.strip()] if option.is_list else text
+        )
+    return values
+
+
+def _checked(values: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """Converts each value to its field's type, so that a message can name where it came from."""
+    hints = get_type_hints(Settings, include_extras=True)
+    result: dict[str, Any] = {}
+    for name, value in values.items():
+        if name not in hints:
+            raise ConfigurationError(
+                f"{source}: {name!r} is not a setting. Known: {', '.join(sorted(hints))}."
+            )
+        try:
+            result[name] = msgspec.convert(value, hints[name], strict=False)
+        except msgspec.ValidationError as error:
+            raise ConfigurationError(f"{source}: {name} = {value!r}: {error}.") from error
+    return result

@@ -1,0 +1,190 @@
+"""The rules of ARCHITECTURE.md that a program can check."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCE_ROOTS = {
+    "rocmforge": ROOT / "server",
+    "rocmforge_hip": ROOT / "backends/hip",
+    "rocmforge_reference": ROOT / "backends/reference",
+}
+
+# Layers of the server, top first. A module may import its own layer and those below it.
+LAYERS = (
+    ("rocmforge.__main__", "rocmforge.cli"),
+    ("rocmforge.commands",),
+    ("rocmforge.wiring",),
+    ("rocmforge.api",),
+    ("rocmforge.engine.client",),
+    ("rocmforge.engine.process",),
+    ("rocmforge.engine",),
+    ("rocmforge.text", "rocmforge.models"),
+    ("rocmforge.gguf", "rocmforge.backend"),
+    ("rocmforge.settings", "rocmforge.catalog"),
+    ("rocmforge.errors", "rocmforge"),
+)
+
+# What a backend may use of the server.
+BACKEND_MAY_IMPORT = (
+    "rocmforge.backend",
+    "rocmforge.models",
+    "rocmforge.gguf",
+    "rocmforge.errors",
+)
+
+# Modules that only these places may import (prefixes of module names).
+CONFINED = {
+    "litestar": ("rocmforge.api",),
+    "sse_starlette": ("rocmforge.api",),
+    "prometheus_client": ("rocmforge.api",),
+    "uvicorn": ("rocmforge.wiring", "rocmforge.commands"),
+    "asyncio": (
+        "rocmforge.api",
+        "rocmforge.engine.client",
+        "rocmforge.wiring",
+        "rocmforge.commands",
+    ),
+    "socket": ("rocmforge.engine", "rocmforge.wiring"),
+    "rich": ("rocmforge.commands", "rocmforge.cli"),
+    "hip": ("rocmforge_hip.driver",),
+    "numba": ("rocmforge_hip.jit",),
+    "tokenizers": ("rocmforge.text",),
+    "jinja2": ("rocmforge.text",),
+    "pickle": (),
+}
+
+MAX_LINES = 700
+
+
+def module_files() -> dict[str, Path]:
+    """All modules of the three packages by dotted name."""
+    found = {}
+    for package, root in SOURCE_ROOTS.items():
+        for path in sorted((root / package).rglob("*.py")):
+            parts = path.relative_to(root).with_suffix("").parts
+            name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+            found[name] = path
+    return found
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Dotted names a module imports, wherever in the file; type-checking imports count too."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} uses a relative import"
+            assert node.module is not None
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def is_under(module: str, prefixes: tuple[str, ...]) -> bool:
+    return any(module == prefix or module.startswith(prefix + ".") for prefix in prefixes)
+
+
+def layer_of(module: str) -> int | None:
+    """The layer with the longest prefix that matches."""
+    matches = [
+        (len(prefix), number)
+        for number, prefixes in enumerate(LAYERS)
+        for prefix in prefixes
+        if is_under(module, (prefix,)) and (prefix != "rocmforge" or module == "rocmforge")
+    ]
+    return max(matches)[1] if matches else None
+
+
+MODULES = module_files()
+SERVER_MODULES = [name for name in MODULES if is_under(name, ("rocmforge",))]
+
+
+@pytest.mark.parametrize("module", SERVER_MODULES)
+def test_the_server_imports_only_its_own_layer_and_below(module: str) -> None:
+    layer = layer_of(module)
+    assert layer is not None, f"{module} stands in no layer: add it to LAYERS"
+    upward = {
+        name
+        for name in imports(MODULES[module])
+        if name in MODULES and is_under(name, ("rocmforge",)) and (layer_of(name) or 0) < layer
+    }
+    assert upward == set()
+
+
+@pytest.mark.parametrize("module", SERVER_MODULES)
+def test_the_server_never_imports_a_backend(module: str) -> None:
+    backends = ("rocmforge_hip", "rocmforge_reference")
+    assert [name for name in imports(MODULES[module]) if is_under(name, backends)] == []
+
+
+@pytest.mark.parametrize("module", [name for name in MODULES if name not in SERVER_MODULES])
+def test_a_backend_imports_only_the_shared_part_of_the_server(module: str) -> None:
+    used = {name for name in imports(MODULES[module]) if is_under(name, ("rocmforge",))}
+    assert {name for name in used if not is_under(name, BACKEND_MAY_IMPORT)} == set()
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_confined_libraries_stay_where_they_belong(module: str) -> None:
+    strays = {
+        library
+        for library, homes in CONFINED.items()
+        for name in imports(MODULES[module])
+        if is_under(name, (library,)) and not is_under(module, homes)
+    }
+    assert strays == set()
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_only_settings_reads_the_environment(module: str) -> None:
+    tree = ast.parse(MODULES[module].read_text(encoding="utf-8"))
+    reads = [
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and node.attr in {"environ", "getenv", "environb"}
+    ]
+    assert reads == [] or module == "rocmforge.settings"
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_no_module_rebinds_its_globals(module: str) -> None:
+    tree = ast.parse(MODULES[module].read_text(encoding="utf-8"))
+    assert [node.lineno for node in ast.walk(tree) if isinstance(node, ast.Global)] == []
+
+
+def test_no_file_is_longer_than_a_reader_can_hold() -> None:
+    files = [
+        path
+        for folder in ("server", "backends", "kernels", "tests")
+        for suffix in ("py", "hip", "h", "c", "cpp")
+        for path in (ROOT / folder).rglob(f"*.{suffix}")
+        if "node_modules" not in path.parts and "lib" not in path.parts
+    ]
+    long = {
+        str(path.relative_to(ROOT)): lines
+        for path in files
+        if (lines := path.read_text(encoding="utf-8").count("\n")) > MAX_LINES
+    }
+    assert long == {}
+
+
+def test_architecture_md_is_a_map_of_at_most_150_lines_that_names_every_package() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    assert text.count("\n") <= 150
+    packages = [p.parent for p in MODULES.values() if p.name == "__init__.py"]
+    assert [str(p.name) for p in packages if f"{p.name}/" not in text] == []
+
+
+def test_importing_the_command_line_opens_no_backend_and_no_web_framework() -> None:
+    program = "import sys, rocmforge.cli; print(*sys.modules)"
+    output = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    ).stdout
+    heavy = {"litestar", "numpy", "hip", "rocmforge_hip", "rocmforge_reference", "tokenizers"}
+    assert heavy & set(output.split()) == set()

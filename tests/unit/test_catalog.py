@@ -1,0 +1,42 @@
+"""A model is found by path or by name, and what is missing is explained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rocmforge import catalog
+from rocmforge.catalog import PackagedModel
+from rocmforge.errors import ModelFileNotFound
+
+
+def test_a_path_is_taken_as_it_is(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    file.touch()
+    assert catalog.find_model(str(file)) == file
+
+
+def test_a_name_finds_the_file_in_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    packaged = PackagedModel(package="rocmforge", file="py.typed", install="")
+    monkeypatch.setitem(catalog.PACKAGED, "demo", packaged)
+    assert catalog.find_model("demo").is_file()
+
+
+def test_a_name_whose_package_is_missing_says_how_to_install_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    packaged = PackagedModel(package="no_such_package", file="x", install="type this")
+    monkeypatch.setitem(catalog.PACKAGED, "demo", packaged)
+    with pytest.raises(ModelFileNotFound, match="type this"):
+        catalog.find_model("demo")
+
+
+def test_an_unknown_name_lists_the_known_ones() -> None:
+    with pytest.raises(ModelFileNotFound, match=r"does not exist.*smollm2"):
+        catalog.find_model("no-such-model")
+
+
+def test_a_folder_is_called_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(ModelFileNotFound, match="is a folder"):
+        catalog.find_model(str(tmp_path))

@@ -1,0 +1,106 @@
+"""Settings merge file < environment < flags, and every mistake is named with its source."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from rocmforge import settings
+from rocmforge.errors import ConfigurationError
+from rocmforge.settings import Settings
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    for option in settings.options():
+        monkeypatch.delenv(option.variable, raising=False)
+
+
+def test_defaults_bind_to_loopback() -> None:
+    assert settings.load({}).host == "127.0.0.1"
+
+
+def test_flags_win_over_environment_and_environment_over_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "rocmforge.toml"
+    config.write_text('port = 1\nmax_sequences = 1\nbackend = "file"\n')
+    monkeypatch.setenv("ROCMFORGE_PORT", "2")
+    monkeypatch.setenv("ROCMFORGE_MAX_SEQUENCES", "2")
+    merged = settings.load({"port": "3"}, config)
+    assert (merged.port, merged.max_sequences, merged.backend) == (3, 2, "file")
+
+
+def test_a_list_is_separated_by_commas_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROCMFORGE_API_KEY", "one, two")
+    assert settings.load({}).api_key == ("one", "two")
+
+
+def test_a_flag_without_value_is_read_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("ROCMFORGE_INSECURE", "true")
+    assert settings.load({}).insecure
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("port", "70000"),
+        ("port", "eighty"),
+        ("memory_utilization", "0"),
+        ("kv_dtype", "f8"),
+        ("max_context", "1"),
+        ("insecure", "perhaps"),
+    ],
+)
+def test_a_value_that_does_not_fit_is_named(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(f"ROCMFORGE_{name.upper()}", value)
+    with pytest.raises(ConfigurationError, match=f"environment: {name} = '{value}'"):
+        settings.load({})
+
+
+def test_an_unknown_variable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROCMFORGE_PROT", "80")
+    with pytest.raises(
+        ConfigurationError, match=r"ROCMFORGE_PROT is not a setting.*ROCMFORGE_PORT"
+    ):
+        settings.load({})
+
+
+def test_the_variables_of_the_test_suite_are_not_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROCMFORGE_TEST_ANYTHING", "1")
+    assert settings.load({}) == Settings()
+
+
+def test_an_unknown_key_in_the_file_is_refused_with_the_file_name(tmp_path: Path) -> None:
+    config = tmp_path / "bad.toml"
+    config.write_text("prot = 80")
+    with pytest.raises(ConfigurationError, match=r"bad\.toml: 'prot' is not a setting"):
+        settings.load({}, config)
+
+
+def test_a_file_that_is_not_toml_is_refused(tmp_path: Path) -> None:
+    config = tmp_path / "bad.toml"
+    config.write_text("port: 80")
+    with pytest.raises(ConfigurationError, match=r"bad\.toml is not valid TOML"):
+        settings.load({}, config)
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="Cannot read"):
+        settings.load({}, tmp_path / "none.toml")
+
+
+def test_every_setting_has_a_description() -> None:
+    assert [option.name for option in settings.options() if not option.description] == []
+
+
+def test_loading_leaves_the_environment_alone() -> None:
+    before = dict(os.environ)
+    settings.load({})
+    assert dict(os.environ) == before
