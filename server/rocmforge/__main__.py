@@ -1,0 +1,7 @@
+"""`python -m rocmforge`."""
+
+import sys
+
+from rocmforge.cli import main
+
+sys.exit(main())

@@ -1,0 +1,130 @@
+"""The command line: arguments -> `Settings` -> one of the commands.
+
+Flags of `serve`, `run` and `bench` are made from the table in `settings`, so a setting exists
+as flag, variable and file key or not at all. This is the only place that sets up logging and
+turns errors into exit codes: 0 success, 1 failure, 2 wrong usage, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from rocmforge import __version__, settings
+from rocmforge.errors import ConfigurationError, RocmForgeError
+from rocmforge.settings import Settings
+
+MODEL_HELP = "path of a .gguf file, or a packaged model such as smollm2"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command and returns its exit code."""
+    arguments = _parser().parse_args(argv)
+    try:
+        configured = settings.load(_given_settings(arguments), arguments.config)
+        _set_up_logging(configured)
+        command = import_module(f"rocmforge.commands.{arguments.command}")
+        code: int = command.run(arguments, configured)
+        return code
+    except ConfigurationError as error:
+        return _fail(error, 2)
+    except RocmForgeError as error:
+        return _fail(error, 1)
+    except KeyboardInterrupt:
+        return 130
+
+
+def _fail(error: RocmForgeError, code: int) -> int:
+    print(f"rocmforge: error: {error.message}", file=sys.stderr)
+    return code
+
+
+def _set_up_logging(configured: Settings) -> None:
+    logging.basicConfig(
+        level=configured.log_level.upper(),
+        format="%(asctime)s %(levelname)-7s %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="rocmforge",
+        description="OpenAI-compatible model server for AMD GPUs.",
+        epilog="`rocmforge COMMAND --help` shows the options of a command.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"rocmforge {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    serve = commands.add_parser("serve", help="serve a model over HTTP")
+    serve.add_argument("model", help=MODEL_HELP)
+    _add_settings(serve)
+
+    run = commands.add_parser("run", help="chat with a model in the terminal")
+    run.add_argument("model", help=MODEL_HELP)
+    run.add_argument("prompt", nargs="?", help="answer this and exit (default: a conversation)")
+    run.add_argument("--system", help="system message")
+    run.add_argument("--temperature", type=float, default=0.7)
+    run.add_argument("--seed", type=int)
+    run.add_argument("--max-tokens", type=int, help="longest answer (default: what fits)")
+    _add_settings(run)
+
+    inspect = commands.add_parser("inspect", help="show what is in a GGUF file")
+    inspect.add_argument("model", help=MODEL_HELP)
+    inspect.add_argument("--tensors", action="store_true", help="list every tensor")
+    inspect.add_argument("--json", action="store_true", help="print JSON")
+    _add_settings(inspect)
+
+    backends = commands.add_parser("backends", help="list backends and the devices they find")
+    backends.add_argument("--json", action="store_true", help="print JSON")
+    _add_settings(backends)
+
+    bench = commands.add_parser("bench", help="measure a model on this machine")
+    bench.add_argument("model", help=MODEL_HELP)
+    bench.add_argument("--prompt-tokens", type=int, default=128, help="length of each prompt")
+    bench.add_argument("--output-tokens", type=int, default=64, help="length of each answer")
+    bench.add_argument(
+        "--streams", type=int, nargs="+", default=[1, 8], help="how many requests run at once"
+    )
+    bench.add_argument("--repeat", type=int, default=3, help="runs of each, the median counts")
+    bench.add_argument("--json", action="store_true", help="print JSON")
+    _add_settings(bench)
+    return parser
+
+
+def _add_settings(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group(
+        "settings", f"also read from {settings.ENV_PREFIX}<NAME> and from the file of --config"
+    )
+    group.add_argument("--config", type=Path, metavar="FILE", help="TOML file with settings")
+    for option in settings.options():
+        kind: dict[str, Any] = {"metavar": option.name.rpartition("_")[2].upper()}
+        if option.is_flag:
+            kind = {"action": "store_true"}
+        elif option.is_list:
+            kind["action"] = "append"
+        if option.choices and not option.is_flag:
+            kind["metavar"] = "|".join(option.choices)
+        shown = "" if option.default in (None, (), False) else f" (default: {option.default})"
+        group.add_argument(
+            option.flag,
+            dest=f"setting_{option.name}",
+            default=argparse.SUPPRESS,
+            help=(option.description + shown).replace("%", "%%"),
+            **kind,
+        )
+
+
+def _given_settings(arguments: argparse.Namespace) -> dict[str, Any]:
+    prefix = "setting_"
+    return {
+        name.removeprefix(prefix): value
+        for name, value in vars(arguments).items()
+        if name.startswith(prefix)
+    }

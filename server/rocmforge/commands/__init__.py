@@ -1,0 +1,1 @@
+"""One module per subcommand of `rocmforge`; each is imported only when it is asked for."""

@@ -1,0 +1,55 @@
+"""`rocmforge backends`: what is installed, and which devices each finds."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from rocmforge.backend import registry
+from rocmforge.backend.protocol import DeviceInfo
+from rocmforge.errors import RocmForgeError
+from rocmforge.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A backend and what it found."""
+
+    backend: str
+    devices: tuple[DeviceInfo, ...]
+    reason: str | None  # why there are no devices
+
+
+def run(arguments: argparse.Namespace, settings: Settings) -> int:
+    """Prints one row per device, and the reason where there is none."""
+    rows = [_look(name) for name in registry.names()]
+    if arguments.json:
+        print(msgspec.json.encode(rows).decode())
+        return 0
+    table = Table("backend", "device", "target", "memory", "free")
+    for row in rows:
+        if not row.devices:
+            table.add_row(row.backend, f"[dim]none: {row.reason}[/dim]")
+        for device in row.devices:
+            table.add_row(
+                row.backend,
+                f"{device.index}: {device.name}",
+                device.target,
+                f"{device.memory_total / 2**30:.1f} GiB",
+                f"{device.memory_free / 2**30:.1f} GiB",
+            )
+    Console().print(table)
+    return 0
+
+
+def _look(name: str) -> Row:
+    """A backend that cannot even be imported is a row, not the end of the listing."""
+    try:
+        probe = registry.create(name).probe()
+    except RocmForgeError as error:
+        return Row(name, (), error.message)
+    return Row(name, probe.devices, probe.reason)
