@@ -1,0 +1,150 @@
+"""Metadata values of a GGUF file, and getters that check their types."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Any, Final, TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from rocmforge.errors import BadGguf
+
+MetadataValue: TypeAlias = bool | int | float | str | npt.NDArray[Any] | list[str]
+"""A value as the file has it. Arrays of numbers and of bools are read-only NumPy arrays of the
+file's own type. Strings that are not UTF-8 hold their odd bytes as surrogate escapes (PEP 383)."""
+
+D = TypeVar("D")
+
+
+class _Required(Enum):
+    REQUIRED = "required"
+
+
+REQUIRED: Final = _Required.REQUIRED
+"""Stands for "no default": a missing key is an error."""
+
+
+class TypedMetadata:
+    """Metadata by key, with getters that raise `BadGguf` naming the key and both types.
+
+    A missing key is an error unless a default is given. A present key must have the type that the
+    getter names: integers of any width, floats of any width, never one for the other.
+    """
+
+    def __init__(self, path: Path, metadata: Mapping[str, MetadataValue]) -> None:
+        self.path = path
+        self.metadata = metadata
+
+    def get_bool(self, key: str, default: D | _Required = REQUIRED) -> bool | D:
+        """The bool under `key`."""
+        value = self._find(key, default)
+        if value is None:
+            return _given(default)
+        if not isinstance(value, bool):
+            raise self._wrong_type(key, value, "a bool")
+        return value
+
+    def get_int(self, key: str, default: D | _Required = REQUIRED) -> int | D:
+        """The integer under `key`."""
+        value = self._find(key, default)
+        if value is None:
+            return _given(default)
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise self._wrong_type(key, value, "an integer")
+        return value
+
+    def get_float(self, key: str, default: D | _Required = REQUIRED) -> float | D:
+        """The float under `key`."""
+        value = self._find(key, default)
+        if value is None:
+            return _given(default)
+        if not isinstance(value, float):
+            raise self._wrong_type(key, value, "a float")
+        return value
+
+    def get_str(self, key: str, default: D | _Required = REQUIRED) -> str | D:
+        """The string under `key`; it must be valid UTF-8."""
+        value = self._find(key, default)
+        if value is None:
+            return _given(default)
+        if not isinstance(value, str):
+            raise self._wrong_type(key, value, "a string")
+        if not _is_utf8(value):
+            raise BadGguf(str(self.path), f"the string under {key!r} is not UTF-8")
+        return value
+
+    def get_ints(
+        self, key: str, default: D | _Required = REQUIRED
+    ) -> npt.NDArray[np.integer[Any]] | D:
+        """The array of integers under `key`, of the file's own width, read-only."""
+        value = self._find(key, default)
+        if value is None:
+            return _given(default)
+        if not isinstance(value, np.ndarray) or value.dtype.kind not in "iu":
+            raise self._wrong_type(key, value, "an array of integers")
+        return value
+
+    def get_floats(
+        self, key: str, default: D | _Required = REQUIRED
+    ) -> npt.NDArray[np.floating[Any]] | D:
+        """The array of floats under `key`, of the file's own width, read-only."""
+        value = self._find(key, default)
+        if value is None:
+            return _given(default)
+        if not isinstance(value, np.ndarray) or value.dtype.kind != "f":
+            raise self._wrong_type(key, value, "an array of floats")
+        return value
+
+    def get_strs(self, key: str, default: D | _Required = REQUIRED) -> list[str] | D:
+        """The array of strings under `key`; each must be valid UTF-8."""
+        value = self._find(key, default)
+        if value is None:
+            return _given(default)
+        if not isinstance(value, list):
+            raise self._wrong_type(key, value, "an array of strings")
+        if not _is_utf8("".join(value)):
+            index = next(i for i, text in enumerate(value) if not _is_utf8(text))
+            raise BadGguf(str(self.path), f"string {index} of the array {key!r} is not UTF-8")
+        return value
+
+    def _find(self, key: str, default: object) -> MetadataValue | None:
+        value = self.metadata.get(key)
+        if value is None and default is REQUIRED:
+            raise BadGguf(str(self.path), f"the required key {key!r} is missing")
+        return value
+
+    def _wrong_type(self, key: str, value: MetadataValue, wanted: str) -> BadGguf:
+        return BadGguf(str(self.path), f"{key!r} is {_describe(value)}, expected {wanted}")
+
+
+def _given(default: D | _Required) -> D:
+    assert not isinstance(default, _Required), "the caller has raised for a missing key"
+    return default
+
+
+def _is_utf8(text: str) -> bool:
+    """False where decoding left surrogate escapes behind."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _describe(value: MetadataValue) -> str:
+    match value:
+        case bool():
+            return "a bool"
+        case int():
+            return "an integer"
+        case float():
+            return "a float"
+        case str():
+            return "a string"
+        case list():
+            return "an array of strings"
+        case _:
+            return f"an array of {value.dtype.name}"

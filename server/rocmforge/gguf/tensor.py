@@ -1,0 +1,95 @@
+"""One tensor of an open GGUF file: a view into the map, and its conversion to float32."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf.quants import dequantize
+
+from rocmforge.errors import UnsupportedTensor
+
+_PLAIN_DTYPES: Final[dict[GGMLQuantizationType, np.dtype[Any]]] = {
+    GGMLQuantizationType.F32: np.dtype("<f4"),
+    GGMLQuantizationType.F16: np.dtype("<f2"),
+    GGMLQuantizationType.F64: np.dtype("<f8"),
+    GGMLQuantizationType.I8: np.dtype("i1"),
+    GGMLQuantizationType.I16: np.dtype("<i2"),
+    GGMLQuantizationType.I32: np.dtype("<i4"),
+    GGMLQuantizationType.I64: np.dtype("<i8"),
+}
+"""Types whose blocks are single numbers that NumPy has."""
+
+_CHUNK_ELEMENTS: Final = 1 << 18
+"""Elements converted at a time: temporaries stay within a few MiB, whatever the tensor's size."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GgufTensor:
+    """A tensor as the file stores it.
+
+    Attributes:
+        name: The name in the file; rows taken from a tensor append their range.
+        shape: Elements along each axis in NumPy order, the last axis contiguous.
+        type: How the elements are stored; block and byte sizes are in `GGML_QUANT_SIZES`.
+        data: uint8 `[*shape[:-1], bytes per row]`, read-only. It keeps the file mapped.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    type: GGMLQuantizationType
+    data: npt.NDArray[np.uint8]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the stored data."""
+        return self.data.nbytes
+
+    def rows(self, start: int, stop: int) -> GgufTensor:
+        """Rows `start:stop` of a 2-D tensor, sharing its memory.
+
+        Raises:
+            UnsupportedTensor: The tensor is not 2-D or does not have these rows.
+        """
+        if len(self.shape) != 2 or not 0 <= start < stop <= self.shape[0]:
+            raise UnsupportedTensor(
+                self.name, f"rows {start}:{stop} were asked for, but its shape is {self.shape}"
+            )
+        return GgufTensor(
+            name=f"{self.name}[{start}:{stop}]",
+            shape=(stop - start, self.shape[1]),
+            type=self.type,
+            data=self.data[start:stop],
+        )
+
+    def to_float32(self) -> npt.NDArray[np.float32]:
+        """The elements as float32 `[*shape]`, in new memory.
+
+        Raises:
+            UnsupportedTensor: The `gguf` package cannot dequantise this type.
+        """
+        block_size, block_bytes = GGML_QUANT_SIZES[self.type]
+        stored = self.data.reshape(-1)
+        values = np.empty(prod(self.shape), np.float32)
+        step = _CHUNK_ELEMENTS // block_size
+        # A broken file may hold scales that overflow: the model shows it as NaN or infinity.
+        with np.errstate(over="ignore", invalid="ignore"):
+            for block in range(0, len(stored) // block_bytes, step):
+                chunk = stored[block * block_bytes : (block + step) * block_bytes]
+                first = block * block_size
+                values[first : first + step * block_size] = self._dequantize(chunk)
+        return values.reshape(self.shape)
+
+    def _dequantize(self, blocks: npt.NDArray[np.uint8]) -> npt.NDArray[Any]:
+        if self.type in _PLAIN_DTYPES:
+            return blocks.view(_PLAIN_DTYPES[self.type])
+        try:
+            return dequantize(blocks, self.type)
+        except NotImplementedError:
+            raise UnsupportedTensor(
+                self.name, f"the type {self.type.name} cannot be dequantised"
+            ) from None
