@@ -1,0 +1,176 @@
+// AMD: clang's amdgcn builtins. Included by rf/platform.h only.
+#pragma once
+
+#define __global__ __attribute__((global))
+#define __device__ __attribute__((device))
+#define __shared__ __attribute__((shared))
+#define __constant__ __attribute__((constant))
+#define __forceinline__ inline __attribute__((always_inline))
+#define __launch_bounds__(threads) __attribute__((launch_bounds(threads)))
+
+// Dynamic LDS, sized by the launch: `RF_DYNAMIC_LDS(float, tile);` declares `float* tile`.
+#define RF_DYNAMIC_LDS(T, name)                                            \
+  extern __attribute__((shared, aligned(16))) unsigned char rf_dynamic[]; \
+  T* const name = reinterpret_cast<T*>(rf_dynamic)
+
+#if defined(__GFX9__)
+#define RF_GFX9 1
+#elif defined(__GFX10__)
+#define RF_GFX10 1
+#elif defined(__GFX11__)
+#define RF_GFX11 1
+#elif defined(__GFX12__)
+#define RF_GFX12 1
+#else
+#error "unknown family of AMD GPUs: add it here, in mma.h and in build.py"
+#endif
+
+namespace rf::amd {
+
+// The implicit arguments of code object v5: number of blocks in x, y, z first.
+__device__ __forceinline__ unsigned block_count(int axis) {
+  using ConstantPointer = const __attribute__((address_space(4))) unsigned*;
+  return ((ConstantPointer)__builtin_amdgcn_implicitarg_ptr())[axis];
+}
+
+struct ThreadIdx {
+  static __device__ __forceinline__ unsigned get_x() { return __builtin_amdgcn_workitem_id_x(); }
+  static __device__ __forceinline__ unsigned get_y() { return __builtin_amdgcn_workitem_id_y(); }
+  static __device__ __forceinline__ unsigned get_z() { return __builtin_amdgcn_workitem_id_z(); }
+};
+struct BlockIdx {
+  static __device__ __forceinline__ unsigned get_x() { return __builtin_amdgcn_workgroup_id_x(); }
+  static __device__ __forceinline__ unsigned get_y() { return __builtin_amdgcn_workgroup_id_y(); }
+  static __device__ __forceinline__ unsigned get_z() { return __builtin_amdgcn_workgroup_id_z(); }
+};
+struct BlockDim {
+  static __device__ __forceinline__ unsigned get_x() { return __builtin_amdgcn_workgroup_size_x(); }
+  static __device__ __forceinline__ unsigned get_y() { return __builtin_amdgcn_workgroup_size_y(); }
+  static __device__ __forceinline__ unsigned get_z() { return __builtin_amdgcn_workgroup_size_z(); }
+};
+struct GridDim {
+  static __device__ __forceinline__ unsigned get_x() { return block_count(0); }
+  static __device__ __forceinline__ unsigned get_y() { return block_count(1); }
+  static __device__ __forceinline__ unsigned get_z() { return block_count(2); }
+};
+
+}  // namespace rf::amd
+
+namespace rf::platform {
+using amd::BlockDim;
+using amd::BlockIdx;
+using amd::GridDim;
+using amd::ThreadIdx;
+}  // namespace rf::platform
+
+__device__ __forceinline__ void __syncthreads() {
+  __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
+  __builtin_amdgcn_s_barrier();
+  __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
+}
+
+namespace rf {
+
+// __syncthreads() for data in LDS alone: loads and stores of global memory stay in flight.
+__device__ __forceinline__ void lds_barrier() {
+  __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup", "local");
+  __builtin_amdgcn_s_barrier();
+  __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup", "local");
+}
+
+__device__ __forceinline__ void wave_sync() {
+  __builtin_amdgcn_fence(__ATOMIC_RELEASE, "wavefront");
+  __builtin_amdgcn_wave_barrier();
+  __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront");
+}
+
+__device__ __forceinline__ void device_fence() {
+  __builtin_amdgcn_fence(__ATOMIC_SEQ_CST, "agent");
+}
+
+__device__ __forceinline__ int lane_id() {
+  if constexpr (kWave == 64) {
+    return __builtin_amdgcn_mbcnt_hi(~0u, __builtin_amdgcn_mbcnt_lo(~0u, 0));
+  } else {
+    return __builtin_amdgcn_mbcnt_lo(~0u, 0);
+  }
+}
+
+__device__ __forceinline__ LaneMask ballot(bool predicate) {
+#if RF_WAVE == 64
+  return __builtin_amdgcn_ballot_w64(predicate);
+#else
+  return __builtin_amdgcn_ballot_w32(predicate);
+#endif
+}
+
+__device__ __forceinline__ int uniform(int value) { return __builtin_amdgcn_readfirstlane(value); }
+
+namespace platform {
+
+__device__ __forceinline__ uint32_t shfl_word(uint32_t value, int source_lane) {
+  return __builtin_amdgcn_ds_bpermute(source_lane << 2, value);
+}
+
+// DPP moves data between lanes without going through the LDS unit; ds_swizzle and ds_bpermute
+// are for the patterns DPP does not have.
+template <int kMask>
+__device__ __forceinline__ uint32_t shfl_xor_word(uint32_t value) {
+  constexpr int kAllRows = 0xf;
+  if constexpr (kMask < 4) {
+    constexpr int kQuadPerm =
+        (0 ^ kMask) | (1 ^ kMask) << 2 | (2 ^ kMask) << 4 | (3 ^ kMask) << 6;
+    return __builtin_amdgcn_update_dpp(0, value, kQuadPerm, kAllRows, kAllRows, true);
+#if !RF_GFX9
+  } else if constexpr (kMask < 16) {
+    constexpr int kRowXmask = 0x160 | kMask;
+    return __builtin_amdgcn_update_dpp(0, value, kRowXmask, kAllRows, kAllRows, true);
+  } else if constexpr (kMask == 16) {
+    return __builtin_amdgcn_permlanex16(value, value, 0x76543210, 0xfedcba98, false, false);
+#endif
+  } else if constexpr (kMask < 32) {
+    constexpr int kKeepLaneBits = 0x1f;
+    return __builtin_amdgcn_ds_swizzle(value, kMask << 10 | kKeepLaneBits);
+  } else {
+    return shfl_word(value, lane_id() ^ kMask);
+  }
+}
+
+}  // namespace platform
+
+// sum + the dot product of four signed bytes.
+__device__ __forceinline__ int dot4(int a, int b, int sum) {
+#if RF_GFX11 || RF_GFX12
+  return __builtin_amdgcn_sudot4(true, a, true, b, sum, false);
+#else
+  return __builtin_amdgcn_sdot4(a, b, sum, false);
+#endif
+}
+
+// sum + the dot product of two halves, in float32.
+__device__ __forceinline__ float dot2(Vec<half, 2> a, Vec<half, 2> b, float sum) {
+  return __builtin_amdgcn_fdot2(a, b, sum, false);
+}
+
+// v_exp_f32, v_log_f32, ...: within 1 ULP.
+__device__ __forceinline__ float exp2(float x) { return __builtin_amdgcn_exp2f(x); }
+__device__ __forceinline__ float log2(float x) { return __builtin_amdgcn_logf(x); }
+__device__ __forceinline__ float sqrt(float x) { return __builtin_amdgcn_sqrtf(x); }
+__device__ __forceinline__ float rsqrt(float x) { return __builtin_amdgcn_rsqf(x); }
+__device__ __forceinline__ float rcp(float x) { return __builtin_amdgcn_rcpf(x); }
+
+// Relaxed, visible to the whole device.
+template <class T>
+__device__ __forceinline__ T atomic_add(T* address, T value) {
+  return __hip_atomic_fetch_add(address, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+}
+template <class T>
+__device__ __forceinline__ T atomic_max(T* address, T value) {
+  return __hip_atomic_fetch_max(address, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+}
+template <class T>
+__device__ __forceinline__ T atomic_exchange(T* address, T value) {
+  return __hip_atomic_exchange(address, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+}
+
+}  // namespace rf

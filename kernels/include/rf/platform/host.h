@@ -1,0 +1,152 @@
+// The host: lanes are fibers of tests/platform/host, which watches every load and store.
+// Included by rf/platform.h only.
+//
+// One OS thread runs one block at a time and has its own copy of the kernel library, so a static
+// array is what LDS is on a GPU: shared by the lanes of a block, invisible to other blocks.
+#pragma once
+
+#define __global__
+#define __device__ __attribute__((internal_linkage))
+#define __shared__ static
+#define __constant__ static const
+#define __forceinline__ inline __attribute__((always_inline))
+#define __launch_bounds__(threads)
+
+#define RF_DYNAMIC_LDS(T, name) T* const name = static_cast<T*>(rf_host_dynamic_lds())
+
+extern "C" {
+
+struct RfHostLane {
+  uint32_t thread[3], block[3], block_dim[3], grid_dim[3];
+  int32_t lane;
+};
+
+// A lane keeps its structure for the whole block: safe to load once per function.
+const RfHostLane* rf_host_lane() __attribute__((const));
+void rf_host_barrier(const char* file, int line);
+void rf_host_wave_sync(const char* file, int line);
+uint64_t rf_host_shuffle(uint64_t value, int source_lane, const char* file, int line);
+uint64_t rf_host_ballot(bool predicate, const char* file, int line);
+int rf_host_uniform(int value, const char* file, int line);
+void* rf_host_dynamic_lds();
+
+// Stops all lanes of the wave, calls compute(operands, kWave) once with what each lane passed, and
+// lets them go on: how a matrix instruction is written on the host.
+void rf_host_wave_compute(void* operands, void (*compute)(void* const* operands, int lanes),
+                          const char* file, int line);
+
+// Marks the next access to `bytes` at `address` as atomic, which makes it no data race.
+void rf_host_atomic(const void* address, int bytes);
+
+float exp2f(float);
+float log2f(float);
+float sqrtf(float);
+}
+
+namespace rf::platform {
+
+struct ThreadIdx {
+  static __forceinline__ unsigned get_x() { return rf_host_lane()->thread[0]; }
+  static __forceinline__ unsigned get_y() { return rf_host_lane()->thread[1]; }
+  static __forceinline__ unsigned get_z() { return rf_host_lane()->thread[2]; }
+};
+struct BlockIdx {
+  static __forceinline__ unsigned get_x() { return rf_host_lane()->block[0]; }
+  static __forceinline__ unsigned get_y() { return rf_host_lane()->block[1]; }
+  static __forceinline__ unsigned get_z() { return rf_host_lane()->block[2]; }
+};
+struct BlockDim {
+  static __forceinline__ unsigned get_x() { return rf_host_lane()->block_dim[0]; }
+  static __forceinline__ unsigned get_y() { return rf_host_lane()->block_dim[1]; }
+  static __forceinline__ unsigned get_z() { return rf_host_lane()->block_dim[2]; }
+};
+struct GridDim {
+  static __forceinline__ unsigned get_x() { return rf_host_lane()->grid_dim[0]; }
+  static __forceinline__ unsigned get_y() { return rf_host_lane()->grid_dim[1]; }
+  static __forceinline__ unsigned get_z() { return rf_host_lane()->grid_dim[2]; }
+};
+
+}  // namespace rf::platform
+
+// The default arguments name the caller's line in reports.
+__forceinline__ void __syncthreads(const char* file = __builtin_FILE(),
+                                   int line = __builtin_LINE()) {
+  rf_host_barrier(file, line);
+}
+
+namespace rf {
+
+__forceinline__ void lds_barrier(const char* file = __builtin_FILE(),
+                                 int line = __builtin_LINE()) {
+  rf_host_barrier(file, line);
+}
+
+__forceinline__ void wave_sync(const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+  rf_host_wave_sync(file, line);
+}
+
+__forceinline__ void device_fence() {}
+
+__forceinline__ int lane_id() { return rf_host_lane()->lane; }
+
+__forceinline__ LaneMask ballot(bool predicate, const char* file = __builtin_FILE(),
+                                int line = __builtin_LINE()) {
+  return static_cast<LaneMask>(rf_host_ballot(predicate, file, line));
+}
+
+__forceinline__ int uniform(int value, const char* file = __builtin_FILE(),
+                            int line = __builtin_LINE()) {
+  return rf_host_uniform(value, file, line);
+}
+
+namespace platform {
+
+__forceinline__ uint32_t shfl_word(uint32_t value, int source_lane,
+                                   const char* file = __builtin_FILE(),
+                                   int line = __builtin_LINE()) {
+  return static_cast<uint32_t>(rf_host_shuffle(value, source_lane, file, line));
+}
+
+template <int kMask>
+__forceinline__ uint32_t shfl_xor_word(uint32_t value, const char* file = __builtin_FILE(),
+                                       int line = __builtin_LINE()) {
+  return shfl_word(value, lane_id() ^ kMask, file, line);
+}
+
+}  // namespace platform
+
+__forceinline__ int dot4(int a, int b, int sum) {
+  for (int shift = 0; shift < 32; shift += 8) {
+    sum += static_cast<int8_t>(a >> shift) * static_cast<int8_t>(b >> shift);
+  }
+  return sum;
+}
+
+__forceinline__ float dot2(Vec<half, 2> a, Vec<half, 2> b, float sum) {
+  return static_cast<float>(a[0]) * static_cast<float>(b[0]) +
+         (static_cast<float>(a[1]) * static_cast<float>(b[1]) + sum);
+}
+
+__forceinline__ float exp2(float x) { return exp2f(x); }
+__forceinline__ float log2(float x) { return log2f(x); }
+__forceinline__ float sqrt(float x) { return sqrtf(x); }
+__forceinline__ float rsqrt(float x) { return 1.0f / sqrtf(x); }
+__forceinline__ float rcp(float x) { return 1.0f / x; }
+
+template <class T>
+__forceinline__ T atomic_add(T* address, T value) {
+  rf_host_atomic(address, sizeof(T));
+  return __scoped_atomic_fetch_add(address, value, __ATOMIC_SEQ_CST, __MEMORY_SCOPE_SYSTEM);
+}
+template <class T>
+__forceinline__ T atomic_max(T* address, T value) {
+  rf_host_atomic(address, sizeof(T));
+  return __scoped_atomic_fetch_max(address, value, __ATOMIC_SEQ_CST, __MEMORY_SCOPE_SYSTEM);
+}
+template <class T>
+__forceinline__ T atomic_exchange(T* address, T value) {
+  rf_host_atomic(address, sizeof(T));
+  return __scoped_atomic_exchange_n(address, value, __ATOMIC_SEQ_CST, __MEMORY_SCOPE_SYSTEM);
+}
+
+}  // namespace rf

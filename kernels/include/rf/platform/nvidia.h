@@ -1,0 +1,105 @@
+// NVIDIA: clang's NVPTX builtins and a few PTX instructions. Included by rf/platform.h only.
+#pragma once
+
+#define __global__ __attribute__((global))
+#define __device__ __attribute__((device))
+#define __shared__ __attribute__((shared))
+#define __constant__ __attribute__((constant))
+#define __forceinline__ inline __attribute__((always_inline))
+#define __launch_bounds__(threads) __attribute__((launch_bounds(threads)))
+
+#define RF_DYNAMIC_LDS(T, name)                                            \
+  extern __attribute__((shared, aligned(16))) unsigned char rf_dynamic[]; \
+  T* const name = reinterpret_cast<T*>(rf_dynamic)
+
+static_assert(RF_WAVE == 32, "a warp of an NVIDIA GPU has 32 lanes");
+
+namespace rf::platform {
+
+struct ThreadIdx {
+  static __device__ __forceinline__ unsigned get_x() { return __nvvm_read_ptx_sreg_tid_x(); }
+  static __device__ __forceinline__ unsigned get_y() { return __nvvm_read_ptx_sreg_tid_y(); }
+  static __device__ __forceinline__ unsigned get_z() { return __nvvm_read_ptx_sreg_tid_z(); }
+};
+struct BlockIdx {
+  static __device__ __forceinline__ unsigned get_x() { return __nvvm_read_ptx_sreg_ctaid_x(); }
+  static __device__ __forceinline__ unsigned get_y() { return __nvvm_read_ptx_sreg_ctaid_y(); }
+  static __device__ __forceinline__ unsigned get_z() { return __nvvm_read_ptx_sreg_ctaid_z(); }
+};
+struct BlockDim {
+  static __device__ __forceinline__ unsigned get_x() { return __nvvm_read_ptx_sreg_ntid_x(); }
+  static __device__ __forceinline__ unsigned get_y() { return __nvvm_read_ptx_sreg_ntid_y(); }
+  static __device__ __forceinline__ unsigned get_z() { return __nvvm_read_ptx_sreg_ntid_z(); }
+};
+struct GridDim {
+  static __device__ __forceinline__ unsigned get_x() { return __nvvm_read_ptx_sreg_nctaid_x(); }
+  static __device__ __forceinline__ unsigned get_y() { return __nvvm_read_ptx_sreg_nctaid_y(); }
+  static __device__ __forceinline__ unsigned get_z() { return __nvvm_read_ptx_sreg_nctaid_z(); }
+};
+
+}  // namespace rf::platform
+
+// __syncthreads() is a builtin.
+
+namespace rf {
+
+inline constexpr uint32_t kAllLanes = 0xffffffffu;
+
+__device__ __forceinline__ void lds_barrier() { __syncthreads(); }
+
+__device__ __forceinline__ void wave_sync() { __nvvm_bar_warp_sync(kAllLanes); }
+
+__device__ __forceinline__ void device_fence() { __nvvm_membar_gl(); }
+
+__device__ __forceinline__ int lane_id() { return __nvvm_read_ptx_sreg_laneid(); }
+
+__device__ __forceinline__ LaneMask ballot(bool predicate) {
+  return __nvvm_vote_ballot_sync(kAllLanes, predicate);
+}
+
+__device__ __forceinline__ int uniform(int value) { return value; }
+
+namespace platform {
+
+__device__ __forceinline__ uint32_t shfl_word(uint32_t value, int source_lane) {
+  return __nvvm_shfl_sync_idx_i32(kAllLanes, value, source_lane, kWave - 1);
+}
+
+template <int kMask>
+__device__ __forceinline__ uint32_t shfl_xor_word(uint32_t value) {
+  return __nvvm_shfl_sync_bfly_i32(kAllLanes, value, kMask, kWave - 1);
+}
+
+}  // namespace platform
+
+__device__ __forceinline__ int dot4(int a, int b, int sum) {
+  asm("dp4a.s32.s32 %0, %1, %2, %0;" : "+r"(sum) : "r"(a), "r"(b));
+  return sum;
+}
+
+__device__ __forceinline__ float dot2(Vec<half, 2> a, Vec<half, 2> b, float sum) {
+  return static_cast<float>(a[0]) * static_cast<float>(b[0]) +
+         (static_cast<float>(a[1]) * static_cast<float>(b[1]) + sum);
+}
+
+// ex2.approx, lg2.approx, ...: within 2 ULP.
+__device__ __forceinline__ float exp2(float x) { return __nvvm_ex2_approx_f(x); }
+__device__ __forceinline__ float log2(float x) { return __nvvm_lg2_approx_f(x); }
+__device__ __forceinline__ float sqrt(float x) { return __nvvm_sqrt_approx_f(x); }
+__device__ __forceinline__ float rsqrt(float x) { return __nvvm_rsqrt_approx_f(x); }
+__device__ __forceinline__ float rcp(float x) { return __nvvm_rcp_approx_ftz_f(x); }
+
+template <class T>
+__device__ __forceinline__ T atomic_add(T* address, T value) {
+  return __scoped_atomic_fetch_add(address, value, __ATOMIC_RELAXED, __MEMORY_SCOPE_DEVICE);
+}
+template <class T>
+__device__ __forceinline__ T atomic_max(T* address, T value) {
+  return __scoped_atomic_fetch_max(address, value, __ATOMIC_RELAXED, __MEMORY_SCOPE_DEVICE);
+}
+template <class T>
+__device__ __forceinline__ T atomic_exchange(T* address, T value) {
+  return __scoped_atomic_exchange_n(address, value, __ATOMIC_RELAXED, __MEMORY_SCOPE_DEVICE);
+}
+
+}  // namespace rf
