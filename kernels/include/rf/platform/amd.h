@@ -6,7 +6,7 @@
 #define __shared__ __attribute__((shared))
 #define __constant__ __attribute__((constant))
 #define __forceinline__ inline __attribute__((always_inline))
-#define __launch_bounds__(threads) __attribute__((launch_bounds(threads)))
+#define __launch_bounds__(threads) __attribute__((amdgpu_flat_work_group_size(1, threads)))
 
 // Dynamic LDS, sized by the launch: `RF_DYNAMIC_LDS(float, tile);` declares `float* tile`.
 #define RF_DYNAMIC_LDS(T, name)                                            \
