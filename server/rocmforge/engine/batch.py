@@ -1,0 +1,155 @@
+"""Turns the chunks of a step into the arrays a backend computes on. No policy."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rocmforge.backend.protocol import (
+    NO_SOURCE,
+    SAMPLE,
+    Float32Array,
+    Int32Array,
+    SamplingBatch,
+    StepInput,
+)
+from rocmforge.engine.plan import Chunk
+from rocmforge.engine.sequence import LogitBias, SeenTokens
+
+
+def build_step(step_id: int, chunks: list[Chunk], block_size: int) -> StepInput:
+    """Lays out a step; see `StepInput` for the shapes. `chunks` is not empty."""
+    counts = np.array([chunk.num_tokens for chunk in chunks], np.int32)
+    starts = np.array([chunk.start for chunk in chunks], np.int32)
+    query_start = _offsets(counts)
+    owner = np.repeat(np.arange(len(chunks)), counts)  # [T], the sequence of each token
+    positions = np.arange(len(owner), dtype=np.int32) + (starts - query_start[:-1])[owner]
+    block_table = _block_table(chunks)
+    blocks = block_table[owner, positions // block_size].astype(np.int64)
+    token_source = np.full(len(owner), NO_SOURCE, np.int32)
+    token_source[query_start[1:] - 1] = [chunk.source_row for chunk in chunks]
+    rows = _Rows(chunks, query_start)
+    return StepInput(
+        step_id=step_id,
+        token_ids=np.concatenate([chunk.tokens for chunk in chunks]),
+        token_source=token_source,
+        positions=positions,
+        slot_mapping=blocks * block_size + positions % block_size,
+        query_start=query_start,
+        context_len=starts + counts,
+        block_table=block_table,
+        logit_rows=rows.tokens,
+        sampling=rows.sampling(positions),
+    )
+
+
+def _offsets(counts: Int32Array) -> Int32Array:
+    """Start of each run of a concatenation, and its end."""
+    offsets = np.zeros(len(counts) + 1, np.int32)
+    np.cumsum(counts, out=offsets[1:])
+    return offsets
+
+
+def _block_table(chunks: list[Chunk]) -> Int32Array:
+    width = max([chunk.sequence.num_blocks for chunk in chunks])
+    table = np.zeros((len(chunks), width), np.int32)
+    for row, chunk in zip(table, chunks, strict=True):
+        num_blocks = chunk.sequence.num_blocks
+        row[:num_blocks] = chunk.sequence.block_ids[:num_blocks]
+    return table
+
+
+class _Rows:
+    """The logit rows of a step: which token each belongs to and what is wanted of it."""
+
+    def __init__(self, chunks: list[Chunk], query_start: Int32Array) -> None:
+        tokens: list[int] = []
+        owners: list[int] = []
+        targets: list[int] = []
+        num_logprobs: list[int] = []
+        starts = query_start.tolist()
+        for i, chunk in enumerate(chunks):
+            seq = chunk.sequence
+            if chunk.num_scores:
+                first = starts[i] + chunk.score_start - chunk.start
+                tokens.extend(range(first, first + chunk.num_scores))
+                successor = chunk.score_start + 1
+                targets.extend(seq.tokens[successor : successor + chunk.num_scores].tolist())
+                owners.extend([i] * chunk.num_scores)
+                num_logprobs.extend([seq.sampling.prompt_logprobs] * chunk.num_scores)
+            if chunk.samples:
+                tokens.append(starts[i + 1] - 1)
+                targets.append(SAMPLE)
+                owners.append(i)
+                num_logprobs.append(seq.sampling.num_logprobs)
+        self.tokens = np.array(tokens, np.int32)
+        self._chunks = chunks
+        self._owners = np.array(owners, np.intp)
+        self._targets = np.array(targets, np.int32)
+        self._num_logprobs = np.array(num_logprobs, np.int32)
+
+    def sampling(self, positions: Int32Array) -> SamplingBatch:
+        """The sampling parameters of every row, given the positions of all tokens."""
+        settings = np.array([chunk.sequence.settings for chunk in self._chunks], np.float32)
+        temperature, top_k, top_p, min_p, repetition, presence, frequency = np.ascontiguousarray(
+            settings[self._owners].T
+        )
+        seeds = np.array([chunk.sequence.sampling.seed for chunk in self._chunks], np.uint64)
+        drawn = positions[self.tokens] + 1
+        seen_offsets, seen_tokens, seen_counts = self._seen()
+        bias_offsets, bias_tokens, bias_values = self._bias(drawn)
+        return SamplingBatch(
+            temperature=temperature,
+            top_k=top_k.astype(np.int32),
+            top_p=top_p,
+            min_p=min_p,
+            repetition_penalty=repetition,
+            presence_penalty=presence,
+            frequency_penalty=frequency,
+            seed=seeds[self._owners],
+            position=drawn,
+            num_logprobs=self._num_logprobs,
+            target_ids=self._targets,
+            seen_offsets=seen_offsets,
+            seen_tokens=seen_tokens,
+            seen_counts=seen_counts,
+            bias_offsets=bias_offsets,
+            bias_tokens=bias_tokens,
+            bias_values=bias_values,
+        )
+
+    def _seen(self) -> tuple[Int32Array, Int32Array, Int32Array]:
+        """Offsets, tokens and counts of the rows with a penalty. Rows that score have none."""
+        lengths = np.zeros(len(self.tokens), np.int32)
+        parts: list[SeenTokens] = []
+        for chunk in self._chunks:
+            seen = chunk.sequence.seen
+            if seen is not None and chunk.samples:
+                lengths[chunk.first_row + chunk.num_scores] = len(seen.tokens)
+                parts.append(seen)
+        return (
+            _offsets(lengths),
+            _concatenate([seen.tokens for seen in parts]),
+            _concatenate([seen.counts for seen in parts]),
+        )
+
+    def _bias(self, drawn: Int32Array) -> tuple[Int32Array, Int32Array, Float32Array]:
+        """Offsets, tokens and values of the rows with a bias. Rows that score have none."""
+        lengths = np.zeros(len(self.tokens), np.int32)
+        parts: list[LogitBias] = []
+        for chunk in self._chunks:
+            if chunk.sequence.has_bias and chunk.samples:
+                row = chunk.first_row + chunk.num_scores
+                bias = chunk.sequence.bias_at(int(drawn[row]))
+                if bias is not None:
+                    lengths[row] = len(bias.tokens)
+                    parts.append(bias)
+        values = [bias.values for bias in parts]
+        return (
+            _offsets(lengths),
+            _concatenate([bias.tokens for bias in parts]),
+            np.concatenate(values) if values else np.zeros(0, np.float32),
+        )
+
+
+def _concatenate(parts: list[Int32Array]) -> Int32Array:
+    return np.concatenate(parts) if parts else np.zeros(0, np.int32)

@@ -1,0 +1,108 @@
+"""The engine's loop body, synchronous and single-threaded."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from rocmforge.backend.protocol import Runner
+from rocmforge.engine.batch import build_step
+from rocmforge.engine.messages import Cancel, Command, Fatal, StepReport, Submit
+from rocmforge.engine.params import FinishReason, GenerateRequest, TokenEvent
+from rocmforge.engine.plan import Chunk, SchedulerLimits
+from rocmforge.engine.scheduler import Scheduler
+from rocmforge.engine.totals import Totals
+from rocmforge.errors import RocmForgeError
+
+
+class EngineCore:
+    """Requests in, events out, one step at a time.
+
+    With a runner of depth 2 the device never waits for the host: step N+1 is planned and
+    submitted while N runs, its unknown tokens named by their row in N (`token_source`), and the
+    results are read one step behind.
+
+    Args:
+        runner: the loaded model.
+        limits: what the operator allows.
+        clock: monotonic nanoseconds, on the clock of `GenerateRequest.arrival_ns`.
+        totals: counters to go on counting with.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        limits: SchedulerLimits,
+        clock: Callable[[], int],
+        totals: Totals | None = None,
+    ) -> None:
+        self._runner = runner
+        self._clock = clock
+        self._scheduler = Scheduler(runner.info, limits, totals or Totals())
+        self._block_size = runner.info.block_size
+        self._depth = runner.info.pipeline_depth
+        self._in_flight: deque[list[Chunk]] = deque()
+        self._next_step_id = 0
+
+    @property
+    def max_context(self) -> int:
+        """Tokens one sequence may have: the runner's limit, or what its cache can hold."""
+        return self._scheduler.max_context
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` has anything to do without a new command."""
+        return bool(self._in_flight) or self._scheduler.has_work
+
+    def step(self, commands: Iterable[Command] = ()) -> StepReport:
+        """Takes in commands, starts the next step and finishes the oldest one in flight.
+
+        Raises:
+            EngineError: the runner failed; only `fail` may be called after that.
+        """
+        events = self._apply(commands)
+        chunks = self._scheduler.schedule(self._clock())
+        if chunks:
+            self._runner.submit(build_step(self._next_step_id, chunks, self._block_size))
+            self._next_step_id += 1
+            self._in_flight.append(chunks)
+        assert self._in_flight or not self._scheduler.has_work, "a request would wait for ever"
+        is_full = len(self._in_flight) == self._depth
+        if self._in_flight and (is_full or not chunks):
+            output = self._runner.collect()
+            events += self._scheduler.commit(self._in_flight.popleft(), output, self._clock())
+        return StepReport(events=tuple(events), stats=self._scheduler.stats())
+
+    def _apply(self, commands: Iterable[Command]) -> list[TokenEvent]:
+        now_ns = self._clock()
+        events = self._scheduler.expire(now_ns)
+        for command in commands:
+            event = None
+            if isinstance(command, Submit):
+                event = self._add(command.request, now_ns)
+            elif isinstance(command, Cancel):
+                event = self._scheduler.cancel(command.request_id, now_ns)
+            if event is not None:
+                events.append(event)
+        return events
+
+    def _add(self, request: GenerateRequest, now_ns: int) -> TokenEvent | None:
+        try:
+            return self._scheduler.add(request, now_ns)
+        except RocmForgeError as error:
+            return TokenEvent(
+                request_id=request.request_id,
+                finish_reason=FinishReason.ERROR,
+                error=error.message,
+            )
+
+    def fail(self, message: str) -> Fatal:
+        """Ends every request, because the runner is not usable any more."""
+        self._in_flight.clear()
+        return Fatal(
+            message=message, events=tuple(self._scheduler.fail_all(message, self._clock()))
+        )
+
+    def check_integrity(self) -> None:
+        """Asserts that every block is accounted for."""
+        self._scheduler.check_integrity()

@@ -1,0 +1,101 @@
+"""What the scheduler decided for one step, and the budget it decides under."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from rocmforge.backend.protocol import NO_SOURCE, Int32Array
+from rocmforge.engine.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerLimits:
+    """What the operator allows."""
+
+    max_sequences: int  # computed in one step
+    max_batched_tokens: int  # computed in one step; at least max_sequences
+    max_waiting: int  # unfinished requests beyond max_sequences
+    max_score_rows: int = 256  # prompt tokens scored in one step: each costs a row of logits
+    prefix_cache: bool = True
+
+    @property
+    def max_live(self) -> int:
+        """Unfinished requests held at once."""
+        return self.max_sequences + self.max_waiting
+
+
+class Chunk(NamedTuple):
+    """Consecutive tokens of one sequence to compute in a step.
+
+    Its logit rows are `first_row` and following: first those that score prompt tokens, in
+    order, then the one that draws the next token.
+    """
+
+    sequence: Sequence
+    start: int  # position of the first token
+    num_tokens: int
+    source_row: int  # of the previous step, for the last token; or NO_SOURCE
+    first_row: int
+    score_start: int  # position of the first token whose successor is scored
+    num_scores: int
+    samples: bool  # whether the last token's row draws the next token
+
+    @property
+    def tokens(self) -> Int32Array:
+        """Its token ids, [num_tokens]; the last is undefined if it has a source row."""
+        return self.sequence.tokens[self.start : self.start + self.num_tokens]
+
+    @property
+    def num_rows(self) -> int:
+        """Logit rows of this chunk."""
+        return self.num_scores + self.samples
+
+
+class Plan:
+    """Chunks chosen so far for one step, and the room that is left."""
+
+    def __init__(self, limits: SchedulerLimits) -> None:
+        self.chunks: list[Chunk] = []
+        self._tokens_left = limits.max_batched_tokens
+        self._score_rows_left = limits.max_score_rows
+        self._num_rows = 0
+
+    def room_for(self, seq: Sequence) -> int:
+        """How many tokens of the sequence may be computed in this step."""
+        count = min(seq.num_new, self._tokens_left)
+        if seq.scores_prompt:
+            unscored = max(seq.num_computed, seq.num_scored)
+            if unscored + self._score_rows_left < seq.num_prompt - 1:
+                count = min(count, unscored + self._score_rows_left - seq.num_computed)
+        return count
+
+    def add(self, seq: Sequence, count: int) -> None:
+        """Puts the next `count` tokens of the sequence into the step."""
+        start = seq.num_computed
+        end = start + count
+        score_start, num_scores = end, 0
+        if seq.scores_prompt:
+            score_start = max(start, seq.num_scored)
+            num_scores = max(0, min(end, seq.num_prompt - 1) - score_start)
+            seq.num_scored += num_scores
+        samples = end == seq.num_tokens
+        on_device = samples and seq.num_known < seq.num_tokens
+        chunk = Chunk(
+            sequence=seq,
+            start=start,
+            num_tokens=count,
+            source_row=seq.source_row if on_device else NO_SOURCE,
+            first_row=self._num_rows,
+            score_start=score_start,
+            num_scores=num_scores,
+            samples=samples,
+        )
+        self.chunks.append(chunk)
+        self._tokens_left -= count
+        self._score_rows_left -= num_scores
+        self._num_rows += chunk.num_rows
+        seq.num_computed = end
+        if samples:
+            seq.num_tokens += 1
+            seq.source_row = self._num_rows - 1

@@ -1,0 +1,352 @@
+"""Who runs in the next step, with how many tokens, and who has to give way.
+
+First come, first served. Every step first gives one token to each sequence that waits for its
+next one, then spends what is left of the token budget on prompts, in order of arrival. A
+sequence gets the blocks for all its known tokens when it is admitted and one more whenever it
+grows over a block's edge. When none is left, the newest running sequence gives all of its own
+back and is computed again later: the oldest always gets on, so everything ends.
+
+Nothing here does I/O or looks at a clock. Counters run ahead of the device: a planned step
+counts as computed, because steps run in the order in which they were planned.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from heapq import heappop, heappush
+
+from msgspec import structs
+
+from rocmforge.backend.protocol import RunnerInfo, StepOutput
+from rocmforge.engine.blocks import BlockAllocator
+from rocmforge.engine.output import read_logprobs
+from rocmforge.engine.params import FinishReason, GenerateRequest, TokenEvent
+from rocmforge.engine.plan import Chunk, Plan, SchedulerLimits
+from rocmforge.engine.sequence import Sequence, Status
+from rocmforge.engine.status import EngineStats
+from rocmforge.engine.totals import Totals
+from rocmforge.errors import ConfigurationError, ContextLengthExceeded, QueueFull
+
+
+class Scheduler:
+    """Owns all sequences and all blocks.
+
+    Args:
+        info: block size and count, and the context limit.
+        limits: see `SchedulerLimits`.
+        totals: counters to go on counting with.
+
+    Raises:
+        ConfigurationError: the limits contradict each other.
+    """
+
+    def __init__(self, info: RunnerInfo, limits: SchedulerLimits, totals: Totals) -> None:
+        if limits.max_batched_tokens < limits.max_sequences:
+            raise ConfigurationError(
+                f"The token budget of a step ({limits.max_batched_tokens}) must not be below the "
+                f"number of concurrent sequences ({limits.max_sequences})."
+            )
+        self.totals = totals
+        self.max_context = min(info.max_context, info.num_blocks * info.block_size)
+        self._limits = limits
+        self._block_size = info.block_size
+        self._allocator = BlockAllocator(info.num_blocks)
+        self._live: dict[int, Sequence] = {}
+        self._waiting: deque[Sequence] = deque()
+        self._running: list[Sequence] = []  # oldest first
+        self._deadlines: list[tuple[int, int]] = []  # heap of (deadline_ns, request_id)
+
+    # --- requests come and go ---
+
+    def add(self, request: GenerateRequest, now_ns: int) -> TokenEvent | None:
+        """Queues a request; returns its last event at once if there is nothing to compute.
+
+        Raises:
+            QueueFull: `max_live` requests are unfinished.
+            ContextLengthExceeded: prompt and output exceed the context.
+        """
+        if len(self._live) >= self._limits.max_live:
+            raise QueueFull(
+                f"{len(self._live)} requests are being served or waiting; try again later.",
+                retry_after_s=1.0,
+            )
+        num_prompt, max_tokens = len(request.prompt_ids), request.sampling.max_tokens
+        if num_prompt + max_tokens > self.max_context:
+            raise ContextLengthExceeded(
+                limit=self.max_context,
+                prompt_tokens=num_prompt,
+                max_tokens=max_tokens,
+                param="prompt",
+            )
+        seq = Sequence(request, self._block_size)
+        assert request.request_id not in self._live, "request ids are unique"
+        self._live[request.request_id] = seq
+        self._waiting.append(seq)
+        if max_tokens == 0 and (not seq.scores_prompt or num_prompt == 1):
+            return self._finish(seq, FinishReason.LENGTH, now_ns)
+        if request.deadline_ns is not None:
+            heappush(self._deadlines, (request.deadline_ns, request.request_id))
+        return None
+
+    def cancel(self, request_id: int, now_ns: int) -> TokenEvent | None:
+        """Ends a request, if it is unfinished; its blocks are free when this returns."""
+        seq = self._live.get(request_id)
+        return self._finish(seq, FinishReason.CANCELLED, now_ns) if seq is not None else None
+
+    def expire(self, now_ns: int) -> list[TokenEvent]:
+        """Ends the requests whose deadline has passed."""
+        events = []
+        while self._deadlines and self._deadlines[0][0] <= now_ns:
+            _, request_id = heappop(self._deadlines)
+            seq = self._live.get(request_id)
+            if seq is not None:
+                events.append(self._finish(seq, FinishReason.DEADLINE, now_ns))
+        return events
+
+    def fail_all(self, message: str, now_ns: int) -> list[TokenEvent]:
+        """Ends everything with an error."""
+        return [
+            self._finish(
+                seq, FinishReason.ERROR, now_ns, TokenEvent(request_id=request_id, error=message)
+            )
+            for request_id, seq in list(self._live.items())
+        ]
+
+    # --- before a step ---
+
+    def schedule(self, now_ns: int) -> list[Chunk]:
+        """Decides the next step. No chunks: nothing can be computed before a result is known."""
+        plan = Plan(self._limits)
+        preemptions = self.totals.preemptions
+        self._continue_decodes(plan)
+        self._continue_prefills(plan)
+        if self.totals.preemptions == preemptions:
+            self._admit(plan, now_ns)
+        for chunk in plan.chunks:
+            self._publish(chunk.sequence)
+        return plan.chunks
+
+    def _continue_decodes(self, plan: Plan) -> None:
+        for seq in tuple(self._running):
+            if seq.num_new == 1 and seq.status is Status.RUNNING and self._grow(seq):
+                plan.add(seq, 1)
+
+    def _continue_prefills(self, plan: Plan) -> None:
+        for seq in self._running:
+            if seq.num_new > 1:
+                count = plan.room_for(seq)
+                if count > 0:
+                    plan.add(seq, count)
+
+    def _admit(self, plan: Plan, now_ns: int) -> None:
+        while self._waiting and len(self._running) < self._limits.max_sequences:
+            seq = self._waiting[0]
+            if plan.room_for(seq) <= 0 or not self._place(seq):
+                return
+            self._waiting.popleft()
+            self._running.append(seq)
+            seq.status = Status.RUNNING
+            seq.scheduled_ns = seq.scheduled_ns or now_ns
+            count = plan.room_for(seq)  # less than before, if a part was cached
+            if count > 0:
+                plan.add(seq, count)
+
+    def _grow(self, seq: Sequence) -> bool:
+        """Makes sure the next token has a slot; False if the sequence itself had to give way."""
+        while seq.num_computed == seq.num_blocks * self._block_size:
+            if self._allocator.num_free:
+                seq.hold(self._allocator.allocate())
+                break
+            victim = self._running[-1]
+            self._preempt(victim)
+            if victim is seq:
+                return False
+        return True
+
+    def _preempt(self, seq: Sequence) -> None:
+        self._release(seq)
+        self._running.remove(seq)
+        self._waiting.appendleft(seq)
+        seq.status = Status.WAITING
+        self.totals.preemptions += 1
+
+    def _place(self, seq: Sequence) -> bool:
+        """Gives a sequence blocks for all its tokens: cached ones first, then fresh ones.
+
+        One free block per running sequence is left alone, so that those do not have to throw
+        the newcomer out again when they grow.
+        """
+        reserve = len(self._running)
+        cached = self._find_prefix(seq)
+        for block in cached:
+            self._allocator.share(block)
+        fresh = -(-seq.num_new // self._block_size) - len(cached)
+        if self._allocator.num_free < fresh + reserve:
+            self._allocator.release(cached)
+            return False
+        for block in cached:
+            seq.hold(block)
+        for _ in range(fresh):
+            seq.hold(self._allocator.allocate())
+        self._count_prefix(seq, len(cached) * self._block_size)
+        seq.num_published = len(cached)
+        seq.num_computed = len(cached) * self._block_size
+        return True
+
+    def _find_prefix(self, seq: Sequence) -> list[int]:
+        """Blocks that hold the beginning of the sequence; its last token is always computed.
+
+        A sequence whose prompt is scored needs the logits of every token not scored yet.
+        """
+        blocks: list[int] = []
+        if not self._limits.prefix_cache:
+            return blocks
+        reusable = min(seq.num_known, seq.compute_limit) - 1
+        if seq.scores_prompt and seq.num_scored < seq.num_prompt - 1:
+            reusable = min(reusable, seq.num_scored)
+        for i in range(reusable // self._block_size):
+            block = self._allocator.find(seq.block_key(i))
+            if block is None:
+                break
+            blocks.append(block)
+        return blocks
+
+    def _count_prefix(self, seq: Sequence, num_tokens: int) -> None:
+        first_time = seq.scheduled_ns == 0
+        if first_time:
+            seq.cached_tokens = num_tokens
+        self.totals.prefix_query_tokens += seq.num_known
+        self.totals.prefix_hit_tokens += num_tokens
+
+    def _publish(self, seq: Sequence) -> None:
+        """Offers blocks that are full of known tokens to whoever comes later."""
+        full = min(seq.num_computed, seq.num_known) // self._block_size
+        if not self._limits.prefix_cache:
+            return
+        for i in range(seq.num_published, full):
+            self._allocator.publish(int(seq.block_ids[i]), seq.block_key(i))
+        seq.num_published = max(full, seq.num_published)
+
+    # --- after a step ---
+
+    def commit(self, chunks: list[Chunk], output: StepOutput, now_ns: int) -> list[TokenEvent]:
+        """Takes in the results of a step that `schedule` planned.
+
+        Rows of sequences that ended in the meantime are dropped.
+        """
+        ids: list[int] = output.token_ids.tolist()
+        events = []
+        for chunk in chunks:
+            if chunk.start < chunk.sequence.num_prompt or chunk.num_tokens > 1:
+                self.totals.prefill_tokens += chunk.num_tokens
+            if chunk.sequence.status is not Status.FINISHED and chunk.num_rows:
+                events.append(self._commit_rows(chunk, ids, output, now_ns))
+        self.totals.steps += 1
+        self.totals.device_ns += output.device_ns
+        self.totals.last_step_tokens = sum([chunk.num_tokens for chunk in chunks])
+        return events
+
+    def _commit_rows(
+        self, chunk: Chunk, ids: list[int], output: StepOutput, now_ns: int
+    ) -> TokenEvent:
+        seq, sampling = chunk.sequence, chunk.sequence.sampling
+        first, end = chunk.first_row, chunk.first_row + chunk.num_rows
+        if -1 in ids[first:end]:
+            return self._fail_nan(seq, now_ns)
+        token_ids: tuple[int, ...] = ()
+        logprobs = prompt_logprobs = reason = None
+        if chunk.num_scores:
+            end_of_scores = first + chunk.num_scores
+            prompt_logprobs = read_logprobs(output, first, end_of_scores, sampling.prompt_logprobs)
+        if chunk.samples:
+            token_ids = (ids[end - 1],)
+            reason = self._take_token(seq, ids[end - 1], now_ns)
+            if sampling.num_logprobs >= 0:
+                logprobs = read_logprobs(output, end - 1, end, sampling.num_logprobs)
+        elif chunk.start + chunk.num_tokens == seq.compute_limit:
+            reason = FinishReason.LENGTH  # only scored: max_tokens is 0
+        event = TokenEvent(
+            request_id=seq.request.request_id,
+            token_ids=token_ids,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+        )
+        return event if reason is None else self._finish(seq, reason, now_ns, event)
+
+    def _take_token(self, seq: Sequence, token: int, now_ns: int) -> FinishReason | None:
+        seq.append(token)
+        seq.first_token_ns = seq.first_token_ns or now_ns
+        self.totals.decode_tokens += 1
+        if token in seq.stop_ids:
+            return FinishReason.STOP
+        if seq.num_known == seq.max_length:
+            return FinishReason.LENGTH
+        return None
+
+    def _fail_nan(self, seq: Sequence, now_ns: int) -> TokenEvent:
+        for block in seq.blocks:
+            self._allocator.forget(block)
+        event = TokenEvent(
+            request_id=seq.request.request_id,
+            error="The model produced NaN for this request; its output would be meaningless.",
+        )
+        seq.num_published = seq.num_blocks  # nothing of it is worth keeping
+        return self._finish(seq, FinishReason.ERROR, now_ns, event)
+
+    # --- the end of a sequence ---
+
+    def _finish(
+        self, seq: Sequence, reason: FinishReason, now_ns: int, news: TokenEvent | None = None
+    ) -> TokenEvent:
+        """Frees everything and returns the last event, which carries `news` too."""
+        if seq.status is Status.RUNNING:
+            self._release(seq)
+            self._running.remove(seq)
+        else:
+            self._waiting.remove(seq)
+        seq.status = Status.FINISHED
+        del self._live[seq.request.request_id]
+        return structs.replace(
+            news or TokenEvent(request_id=seq.request.request_id),
+            finish_reason=reason,
+            cached_tokens=seq.cached_tokens,
+            timing=seq.timing(now_ns),
+        )
+
+    def _release(self, seq: Sequence) -> None:
+        self._publish(seq)
+        self._allocator.release(seq.blocks)
+        seq.drop_cache()
+
+    # --- for whoever looks on ---
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any request is unfinished."""
+        return bool(self._live)
+
+    def stats(self) -> EngineStats:
+        """A snapshot of gauges and counters."""
+        totals = self.totals
+        return EngineStats(
+            running=len(self._running),
+            waiting=len(self._waiting),
+            blocks_total=self._allocator.num_blocks,
+            blocks_used=self._allocator.num_used,
+            blocks_cached=self._allocator.num_cached,
+            steps_total=totals.steps,
+            prefill_tokens_total=totals.prefill_tokens,
+            decode_tokens_total=totals.decode_tokens,
+            preemptions_total=totals.preemptions,
+            prefix_query_tokens_total=totals.prefix_query_tokens,
+            prefix_hit_tokens_total=totals.prefix_hit_tokens,
+            device_ns_total=totals.device_ns,
+            last_step_tokens=totals.last_step_tokens,
+        )
+
+    def check_integrity(self) -> None:
+        """Asserts that queues, tables and block counts agree."""
+        assert set(self._live.values()) == {*self._running, *self._waiting}
+        assert len(self._live) == len(self._running) + len(self._waiting)
+        assert all(seq.num_blocks == 0 for seq in self._waiting), "who waits holds no blocks"
+        self._allocator.check_integrity(seq.blocks for seq in self._running)

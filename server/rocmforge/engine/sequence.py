@@ -1,0 +1,184 @@
+"""One request on its way through the engine."""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+
+import numpy as np
+
+from rocmforge.backend.protocol import NO_SOURCE, Float32Array, Int32Array
+from rocmforge.engine.params import GenerateRequest, RequestTiming
+from rocmforge.engine.prefix import ROOT, BlockKey, chain_key
+
+
+class Status(Enum):
+    """Where a sequence is."""
+
+    WAITING = auto()  # holds no blocks
+    RUNNING = auto()
+    FINISHED = auto()
+
+
+class SeenTokens:
+    """Which tokens a sequence holds and how often it produced them, for the penalties.
+
+    Args:
+        prompt: tokens that count as seen but not as produced.
+        capacity: how many tokens may follow.
+    """
+
+    def __init__(self, prompt: Int32Array, capacity: int) -> None:
+        distinct = np.unique(prompt)
+        self._size = len(distinct)
+        self._tokens = np.zeros(self._size + capacity, np.int32)
+        self._tokens[: self._size] = distinct
+        self._counts = np.zeros(self._size + capacity, np.int32)
+        self._index = {token: i for i, token in enumerate(distinct.tolist())}
+
+    def add(self, token: int) -> None:
+        """Counts one produced token."""
+        i = self._index.setdefault(token, self._size)
+        if i == self._size:
+            self._tokens[i] = token
+            self._size += 1
+        self._counts[i] += 1
+
+    @property
+    def tokens(self) -> Int32Array:
+        """Distinct tokens, [U]."""
+        return self._tokens[: self._size]
+
+    @property
+    def counts(self) -> Int32Array:
+        """How often each was produced, [U]."""
+        return self._counts[: self._size]
+
+
+class LogitBias:
+    """Token ids and what to add to their logits, as the backend wants them."""
+
+    def __init__(self, values: dict[int, float]) -> None:
+        self.tokens: Int32Array = np.array(list(values.keys()), np.int32)
+        self.values: Float32Array = np.array(list(values.values()), np.float32)
+
+
+class Sequence:
+    """Counters of one request. Only the scheduler changes them.
+
+    Tokens `0..num_known` have ids known to the host; with steps in flight there may be one more
+    token, still on the device, at index `num_known == num_tokens - 1`. The keys and values of
+    tokens `0..num_computed` are in the cache, or will be once the submitted steps have run.
+    What is left to do is `num_new`; whether that is a prompt, a part of one, a recomputation or
+    the next token makes no difference to anyone.
+    """
+
+    def __init__(self, request: GenerateRequest, block_size: int) -> None:
+        sampling = request.sampling
+        prompt = np.array(request.prompt_ids, np.int32)
+        self.request = request
+        self.sampling = sampling
+        self.status = Status.WAITING
+        self.num_prompt = len(prompt)
+        self.max_length = self.num_prompt + sampling.max_tokens
+        # The last token is never computed: nothing follows it. Without any output (scoring), the
+        # last prompt token is that one.
+        self.compute_limit = self.max_length - 1
+        self.tokens: Int32Array = np.zeros(self.max_length, np.int32)
+        self.tokens[: self.num_prompt] = prompt
+        self.num_known = self.num_prompt
+        self.num_tokens = self.num_prompt
+        self.num_computed = 0
+        self.num_scored = 0  # prompt positions whose successor has been scored
+        self.source_row = NO_SOURCE  # where the token on the device will come from
+
+        self.block_size = block_size
+        self.block_ids: Int32Array = np.zeros(-(-self.compute_limit // block_size), np.int32)
+        self.num_blocks = 0
+        self.num_published = 0  # blocks offered to the prefix index
+        self._keys: list[BlockKey] = []
+
+        self.stop_ids = frozenset(sampling.stop_token_ids) | (
+            frozenset() if sampling.ignore_eos else frozenset(request.eos_ids)
+        )
+        bias = dict(sampling.logit_bias)
+        self._bias = LogitBias(bias) if bias else None
+        self._early_bias = self._bias
+        if sampling.min_tokens > 0 and self.stop_ids:
+            self._early_bias = LogitBias(bias | dict.fromkeys(self.stop_ids, -np.inf))
+        self.has_bias = self._early_bias is not None
+        self.settings = (
+            sampling.temperature,
+            float(sampling.top_k),
+            sampling.top_p,
+            sampling.min_p,
+            sampling.repetition_penalty,
+            sampling.presence_penalty,
+            sampling.frequency_penalty,
+        )
+        self.seen: SeenTokens | None = None
+        if (
+            sampling.repetition_penalty != 1.0
+            or sampling.presence_penalty != 0.0
+            or sampling.frequency_penalty != 0.0
+        ):
+            self.seen = SeenTokens(prompt, sampling.max_tokens)
+
+        self.cached_tokens = 0
+        self.scheduled_ns = 0
+        self.first_token_ns = 0
+
+    @property
+    def num_new(self) -> int:
+        """Tokens to compute before this sequence has to wait for a result."""
+        return min(self.num_tokens, self.compute_limit) - self.num_computed
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether log-probabilities of the prompt's own tokens are wanted."""
+        return self.sampling.prompt_logprobs >= 0
+
+    @property
+    def blocks(self) -> list[int]:
+        """The blocks held, in order of position."""
+        held: list[int] = self.block_ids[: self.num_blocks].tolist()
+        return held
+
+    def hold(self, block: int) -> None:
+        """Appends a block to the table."""
+        self.block_ids[self.num_blocks] = block
+        self.num_blocks += 1
+
+    def drop_cache(self) -> None:
+        """Forgets all blocks and everything computed."""
+        self.num_blocks = 0
+        self.num_published = 0
+        self.num_computed = 0
+
+    def block_key(self, block: int) -> BlockKey:
+        """Key of the block-th block, all of whose tokens are known."""
+        size = self.block_size
+        for i in range(len(self._keys), block + 1):
+            parent = self._keys[-1] if self._keys else ROOT
+            self._keys.append(chain_key(parent, self.tokens[i * size : (i + 1) * size]))
+        return self._keys[block]
+
+    def append(self, token: int) -> None:
+        """Learns the id of the token that was on the device."""
+        self.tokens[self.num_known] = token
+        self.num_known += 1
+        if self.seen is not None:
+            self.seen.add(token)
+
+    def bias_at(self, position: int) -> LogitBias | None:
+        """The bias on drawing the token at `position`; before min_tokens, nothing may end it."""
+        early = position - self.num_prompt < self.sampling.min_tokens
+        return self._early_bias if early else self._bias
+
+    def timing(self, finished_ns: int) -> RequestTiming:
+        """When things happened, once it is over."""
+        return RequestTiming(
+            arrival_ns=self.request.arrival_ns,
+            scheduled_ns=self.scheduled_ns,
+            first_token_ns=self.first_token_ns,
+            finished_ns=finished_ns,
+        )

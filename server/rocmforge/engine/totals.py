@@ -1,0 +1,34 @@
+"""Counters that only grow, over all lives of the engine process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rocmforge.engine.status import EngineStats
+
+
+@dataclass(slots=True)
+class Totals:
+    """What the scheduler counts; see `EngineStats` for the meaning of each."""
+
+    steps: int = 0
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+    preemptions: int = 0
+    prefix_query_tokens: int = 0
+    prefix_hit_tokens: int = 0
+    device_ns: int = 0
+    last_step_tokens: int = 0
+
+    @classmethod
+    def resume(cls, stats: EngineStats) -> Totals:
+        """Goes on where an earlier engine process stopped."""
+        return cls(
+            steps=stats.steps_total,
+            prefill_tokens=stats.prefill_tokens_total,
+            decode_tokens=stats.decode_tokens_total,
+            preemptions=stats.preemptions_total,
+            prefix_query_tokens=stats.prefix_query_tokens_total,
+            prefix_hit_tokens=stats.prefix_hit_tokens_total,
+            device_ns=stats.device_ns_total,
+        )

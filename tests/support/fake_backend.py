@@ -1,0 +1,323 @@
+"""A backend that answers at once, and an oracle for everything the engine does.
+
+Its "model" hashes the whole context of a token, which it reads back through the block table from
+a paged cache of token ids. A wrong token, position, slot, block or source row changes what
+follows, and `continuation` says what should have followed. What can be checked within a step is
+checked there; `FakeMistake` names what is wrong.
+
+For `--backend`: `tests.support.fake_backend:create`, or one of
+
+    create_pipelined            two steps in flight
+    create_slow                 20 ms a step
+    create_slow_load            five seconds to load
+    create_unloadable           the file is refused
+    create_tiny                 twelve blocks of four tokens
+    create_failing_submit_<k>   `submit` raises at its k-th call, counted from 0
+    create_failing_collect_<k>  the same for `collect`
+    create_hanging_<k>          `collect` never returns from its k-th call
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from rocmforge.backend.protocol import (
+    NO_SOURCE,
+    SAMPLE,
+    DeviceInfo,
+    Int32Array,
+    LoadOptions,
+    ProbeResult,
+    ProgressCallback,
+    RunnerInfo,
+    StepInput,
+    StepOutput,
+    UInt64Array,
+)
+from rocmforge.errors import BackendError, UnsupportedArchitecture
+
+DEVICE = DeviceInfo(
+    index=0, name="fake device", target="fake", memory_total=1 << 30, memory_free=1 << 30
+)
+_MULTIPLIER = np.uint64(6364136223846793005)
+_WEIGHTS: UInt64Array = np.cumprod(np.full(1 << 16, _MULTIPLIER, np.uint64), dtype=np.uint64)
+
+
+class FakeMistake(AssertionError):
+    """The engine submitted a step that contradicts itself or what is in the cache."""
+
+
+def _mix(state: UInt64Array) -> UInt64Array:
+    """The finaliser of SplitMix64: spreads every input bit over the output."""
+    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return state ^ (state >> np.uint64(31))
+
+
+def _context_sums(tokens: npt.NDArray[np.signedinteger]) -> UInt64Array:
+    """Checksum of all tokens up to and with each place, [..., N] to [..., N]."""
+    weighted = (tokens.astype(np.uint64) + np.uint64(1)) * _WEIGHTS[: tokens.shape[-1]]
+    return np.cumsum(weighted, axis=-1, dtype=np.uint64)
+
+
+def _logprob(state: UInt64Array, token: Int32Array) -> npt.NDArray[np.float32]:
+    """A made-up log-probability of a token after a context; exact in float32."""
+    mixed = _mix(state + token.astype(np.uint64) * _MULTIPLIER)
+    return -((mixed % np.uint64(4096)).astype(np.float32)) / np.float32(256)
+
+
+def continuation(
+    prompt: Sequence[int],
+    count: int,
+    *,
+    vocab_size: int = 1000,
+    seed: int = 0,
+    forbidden: Sequence[int] = (),
+) -> list[int]:
+    """The `count` tokens that follow `prompt`. `seed` counts for temperature above 0 only."""
+    tokens = list(prompt)
+    for _ in range(count):
+        state = _mix(_context_sums(np.array(tokens, np.int32))[-1:]) ^ np.uint64(seed)
+        token = int(_mix(state)[0] % np.uint64(vocab_size))
+        while token in forbidden:
+            token = (token + 1) % vocab_size
+        tokens.append(token)
+    return tokens[len(prompt) :]
+
+
+def prompt_logprobs(prompt: Sequence[int]) -> list[float]:
+    """Log-probabilities of prompt tokens 1 and following."""
+    tokens = np.array(prompt, np.int32)
+    return [float(x) for x in _logprob(_mix(_context_sums(tokens[:-1])), tokens[1:])]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FakeConfig:
+    """How the fake behaves."""
+
+    pipeline_depth: int = 1
+    block_size: int = 16
+    num_blocks: int = 4096
+    max_context: int = 32768
+    vocab_size: int = 1000
+    step_s: float = 0.0
+    load_s: float = 0.0
+    refuse: bool = False
+    fail_submit: int | None = None
+    fail_collect: int | None = None
+    hang_collect: int | None = None
+    nan_token: int | None = None  # the last token of a context that gives a NaN
+
+
+class FakeRunner:
+    """Keeps token ids and positions by slot, and computes a step when it is collected."""
+
+    def __init__(self, config: FakeConfig, max_context: int, max_sequences: int, max_tokens: int):
+        self._config = config
+        self._max_sequences = max_sequences
+        self._max_tokens = max_tokens
+        num_slots = config.num_blocks * config.block_size
+        self._tokens = np.full(num_slots, -1, np.int32)
+        self._positions = np.full(num_slots, -1, np.int32)
+        self._queue: deque[StepInput] = deque()
+        self._previous = np.zeros(0, np.int32)
+        self._submits = 0
+        self._collects = 0
+        self.closed = False
+        self.info = RunnerInfo(
+            backend="fake",
+            device=DEVICE,
+            block_size=config.block_size,
+            num_blocks=config.num_blocks,
+            max_context=min(config.max_context, max_context),
+            vocab_size=config.vocab_size,
+            pipeline_depth=config.pipeline_depth,
+            weights_bytes=0,
+            kv_bytes=num_slots * 8,
+            kv_dtype="tokens",
+            notes=("This backend makes tokens up.",),
+        )
+
+    def submit(self, step: StepInput) -> None:
+        """Checks the step's own logic and queues it."""
+        self._require(not self.closed, "submit after close")
+        if self._submits == self._config.fail_submit:
+            raise BackendError("fake submit", f"planted at call {self._submits}")
+        self._require(step.step_id == self._submits, "step ids count up by one")
+        self._submits += 1
+        self._check_shapes(step)
+        self._queue.append(step)
+        self._require(len(self._queue) <= self._config.pipeline_depth, "too many steps in flight")
+
+    def collect(self) -> StepOutput:
+        """Computes the oldest step."""
+        self._require(bool(self._queue), "collect without a step")
+        if self._collects == self._config.fail_collect:
+            raise BackendError("fake collect", f"planted at call {self._collects}")
+        if self._collects == self._config.hang_collect:
+            time.sleep(3600)
+        self._collects += 1
+        if self._config.step_s:
+            time.sleep(self._config.step_s)
+        output = self._compute(self._queue.popleft())
+        self._previous = output.token_ids
+        return output
+
+    def close(self) -> None:
+        """Nothing to free."""
+        self.closed = True
+
+    @staticmethod
+    def _require(condition: bool, what: str) -> None:
+        if not condition:
+            raise FakeMistake(what)
+
+    def _check_shapes(self, step: StepInput) -> None:
+        size = self._config.block_size
+        starts, counts = step.query_start[:-1], np.diff(step.query_start)
+        self._require(0 < step.num_tokens <= self._max_tokens, "tokens per step")
+        self._require(step.num_sequences <= self._max_sequences, "sequences per step")
+        self._require(bool((counts > 0).all()), "a sequence without tokens")
+        self._require(int(step.query_start[-1]) == step.num_tokens, "query_start")
+        owner = np.repeat(np.arange(step.num_sequences), counts)
+        first = (step.context_len - counts)[owner]
+        place = np.arange(step.num_tokens) - starts[owner]
+        self._require(bool((step.positions == first + place).all()), "positions")
+        self._require(int(step.context_len.max()) <= self.info.max_context, "context too long")
+        blocks = step.block_table[owner, step.positions // size].astype(np.int64)
+        slots = blocks * size + step.positions % size
+        self._require(bool((step.slot_mapping == slots).all()), "slots not those of the table")
+        self._require(len(np.unique(slots)) == len(slots), "a slot is written twice")
+        self._require(bool((step.logit_rows < step.num_tokens).all()), "logit rows")
+        rows = step.sampling
+        self._require(len(step.logit_rows) == rows.num_rows, "number of logit rows")
+        drawn = step.positions[step.logit_rows] + 1
+        self._require(bool((rows.position == drawn).all()), "position of the drawn token")
+
+    def _compute(self, step: StepInput) -> StepOutput:
+        known = step.token_source == NO_SOURCE
+        token_ids = step.token_ids.copy()
+        token_ids[~known] = self._previous[step.token_source[~known]]
+        self._require(bool(((token_ids >= 0) & (token_ids < 1 << 30)).all()), "token ids")
+        self._tokens[step.slot_mapping] = token_ids
+        self._positions[step.slot_mapping] = step.positions
+        context = self._read_cache(step)
+        rows = step.sampling
+        owners = np.searchsorted(step.query_start, step.logit_rows, side="right") - 1
+        states = _mix(_context_sums(context)[owners, step.positions[step.logit_rows]])
+        ids = np.where(rows.target_ids == SAMPLE, self._draw(step, states), rows.target_ids)
+        self._check_seen(step, known, context, owners)
+        if self._config.nan_token is not None:
+            ids[token_ids[step.logit_rows] == self._config.nan_token] = -1
+        num_top = int(rows.num_logprobs.max(initial=-1))
+        alternatives = np.arange(max(num_top, 0), dtype=np.int32)
+        tops: Int32Array = (ids[:, None] + alternatives) % np.int32(self._config.vocab_size)
+        return StepOutput(
+            step_id=step.step_id,
+            token_ids=ids,
+            logprobs=_logprob(states, ids) if num_top >= 0 else None,
+            top_ids=tops if num_top > 0 else None,
+            top_logprobs=_logprob(states[:, None], tops) if num_top > 0 else None,
+            device_ns=1000,
+        )
+
+    def _read_cache(self, step: StepInput) -> Int32Array:
+        """Tokens of all contexts, [B, longest], after a check that each slot is in its place."""
+        size = self._config.block_size
+        longest = int(step.context_len.max())
+        places = np.arange(longest)
+        slots = step.block_table[:, places // size].astype(np.int64) * size + places % size
+        wrong = (self._positions[slots] != places) & (places < step.context_len[:, None])
+        if wrong.any():
+            sequence, place = np.argwhere(wrong)[0]
+            raise FakeMistake(f"sequence {sequence}: the cache does not hold position {place}")
+        context: Int32Array = self._tokens[slots]
+        return context
+
+    def _draw(self, step: StepInput, states: UInt64Array) -> Int32Array:
+        """A token for each row, [L]."""
+        rows, vocab_size = step.sampling, self._config.vocab_size
+        seeds = np.where(rows.temperature > 0, rows.seed, np.uint64(0))
+        drawn = (_mix(states ^ seeds) % np.uint64(vocab_size)).astype(np.int32)
+        for row in np.flatnonzero(np.diff(rows.bias_offsets)).tolist():
+            bias = slice(rows.bias_offsets[row], rows.bias_offsets[row + 1])
+            forbidden = rows.bias_tokens[bias][np.isneginf(rows.bias_values[bias])]
+            while drawn[row] in forbidden:
+                drawn[row] = (drawn[row] + 1) % vocab_size
+        return drawn
+
+    def _check_seen(
+        self,
+        step: StepInput,
+        known: npt.NDArray[np.bool_],
+        context: Int32Array,
+        owners: npt.NDArray[np.signedinteger],
+    ) -> None:
+        """Rows with seen tokens name exactly the context, but for a token still on the device."""
+        rows = step.sampling
+        for row in np.flatnonzero(np.diff(rows.seen_offsets)).tolist():
+            length = int(rows.position[row]) - int(not known[step.logit_rows[row]])
+            expected = set(context[owners[row], :length].tolist())
+            seen = rows.seen_tokens[rows.seen_offsets[row] : rows.seen_offsets[row + 1]].tolist()
+            self._require(sorted(expected) == sorted(seen), f"seen tokens of row {row}")
+
+
+class FakeBackend:
+    """The plugin."""
+
+    name = "fake"
+
+    def __init__(self, config: FakeConfig | None = None) -> None:
+        self._config = config or FakeConfig()
+
+    def probe(self) -> ProbeResult:
+        """There is always one device."""
+        return ProbeResult(devices=(DEVICE,), reason=None)
+
+    def load(self, model: Path, options: LoadOptions, progress: ProgressCallback) -> FakeRunner:
+        """Takes any file, and does not look into it."""
+        progress("making weights up", 0.0)
+        if self._config.load_s:
+            time.sleep(self._config.load_s)
+        if self._config.refuse:
+            raise UnsupportedArchitecture("fake", ("llama", "qwen3"))
+        progress("making weights up", 1.0)
+        return FakeRunner(
+            self._config, options.max_context, options.max_sequences, options.max_batched_tokens
+        )
+
+
+def create() -> FakeBackend:
+    """Answers at once, one step in flight."""
+    return FakeBackend()
+
+
+_VARIANTS = {
+    "create_pipelined": FakeConfig(pipeline_depth=2),
+    "create_slow": FakeConfig(step_s=0.02),
+    "create_slow_load": FakeConfig(load_s=5.0),
+    "create_unloadable": FakeConfig(refuse=True),
+    "create_tiny": FakeConfig(block_size=4, num_blocks=12, max_context=48),
+}
+
+
+def __getattr__(name: str) -> Callable[[], FakeBackend]:
+    config = _VARIANTS.get(name)
+    prefix, _, call = name.rpartition("_")
+    if config is None and call.isdigit():
+        planted = {
+            "create_failing_submit": FakeConfig(fail_submit=int(call), pipeline_depth=2),
+            "create_failing_collect": FakeConfig(fail_collect=int(call), pipeline_depth=2),
+            "create_hanging": FakeConfig(hang_collect=int(call), pipeline_depth=2),
+        }
+        config = planted.get(prefix)
+    if config is None:
+        raise AttributeError(f"module {__name__} has no attribute {name}")
+    return lambda: FakeBackend(config)
