@@ -1,0 +1,39 @@
+"""A real model, compared with the reader of the `gguf` package."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gguf import GGUFReader
+from gguf.quants import dequantize
+
+from rocmforge.gguf.reader import open_gguf
+
+pytestmark = pytest.mark.model
+
+
+def test_smollm2_reads_like_the_gguf_package(smollm2_path: Path) -> None:
+    # One test, because GGUFReader takes seconds to open the file.
+    theirs = GGUFReader(smollm2_path)
+    with open_gguf(smollm2_path) as ours:
+        fields = {k: v for k, v in theirs.fields.items() if not k.startswith("GGUF.")}
+        assert list(ours.metadata) == list(fields)
+        for key, value in ours.metadata.items():
+            plain = value.tolist() if isinstance(value, np.ndarray) else value
+            assert plain == fields[key].contents(), key
+
+        assert list(ours.tensors) == [tensor.name for tensor in theirs.tensors]
+        for expected in theirs.tensors:
+            tensor = ours.tensors[expected.name]
+            assert tensor.shape == tuple(reversed(expected.shape.tolist()))
+            assert tensor.type == expected.tensor_type
+            assert tensor.data.tobytes() == expected.data.tobytes(), tensor.name
+
+
+def test_smollm2_dequantises_like_the_gguf_package(smollm2_path: Path) -> None:
+    with open_gguf(smollm2_path) as model:
+        for tensor in list(model.tensors.values())[:12]:
+            expected = dequantize(tensor.data, tensor.type).reshape(tensor.shape)
+            np.testing.assert_array_equal(tensor.to_float32(), expected, tensor.name)
