@@ -1,0 +1,198 @@
+"""The command lines that turn a unit into what a GPU, or the host, loads.
+
+All kernels are compiled by calling clang's front end (`-cc1`) and lld directly: clang's driver
+would look for a ROCm or CUDA installation, which nothing here needs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from kernels.table import INCLUDE_DIR, Unit
+from kernels.targets import Platform, Target
+
+_HOST_TRIPLE = "x86_64-unknown-linux-gnu"
+
+_LANGUAGE = (
+    "-std=c++20",
+    "-fdeclspec",
+    "-fgnuc-version=4.2.1",
+    "-ffp-contract=fast",
+    "-Wall",
+    "-Wextra",
+    "-Werror",
+)
+_DEVICE = (
+    "-aux-triple",
+    _HOST_TRIPLE,
+    "-x",
+    "hip",
+    "-fcuda-is-device",
+    "-fcuda-allow-variadic-functions",
+    "-fvisibility=hidden",
+    "-fapply-global-visibility-to-externs",
+    "-fhip-kernel-arg-name",
+)
+# The sanitizers' instrumentation without their run time: every load and store of a kernel becomes
+# a call that tests/platform/host answers.
+_CHECKED = (
+    "-fsanitize=address,alignment,array-bounds,integer-divide-by-zero,shift-base,shift-exponent",
+    "-fno-sanitize-address-use-odr-indicator",
+    "-mllvm",
+    "-asan-instrumentation-with-call-threshold=0",
+    "-mllvm",
+    "-asan-opt=0",
+    "-mllvm",
+    "-asan-stack=0",
+)
+
+
+class CompileError(Exception):
+    """A compiler or linker failed; the message is its output."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compiler:
+    """clang and lld, from the `ziglang` package or an installed ROCm."""
+
+    clang: tuple[str, ...]
+    lld: tuple[str, ...]
+    version: str
+
+    def interface(self, unit: Unit, output: Path) -> None:
+        """Writes the LLVM IR of the unoptimised unit, which tells the types of arguments."""
+        reference = Target("gfx1100", Platform.AMD, 32, cpu="gfx1100")
+        self._front_end(unit, reference, ("-emit-llvm", "-O0"), output)
+
+    def amd(self, unit: Unit, target: Target, output: Path) -> None:
+        """Writes `output`.s and the code object `output`.co."""
+        assembly, obj = output.with_suffix(".s"), output.with_suffix(".o")
+        # Version 6 is what generic targets need; 5 loads on older ROCm releases too.
+        version = "6" if target.is_generic else "5"
+        code_object = (f"-mcode-object-version={version}", "-fatomic-ignore-denormal-mode")
+        self._front_end(unit, target, ("-S", "-O3", *code_object), assembly)
+        cpu = ("-target-cpu", target.cpu, "-triple", "amdgcn-amd-amdhsa")
+        _run((*self.clang, "-cc1as", *cpu, "-filetype", "obj", str(assembly), "-o", str(obj)))
+        code = str(output.with_suffix(".co"))
+        _run((*self.lld, "-shared", "--no-undefined", "-s", str(obj), "-o", code))
+        obj.unlink()
+
+    def nvidia(self, unit: Unit, target: Target, output: Path) -> None:
+        """Writes `output`.ptx."""
+        self._front_end(unit, target, ("-S", "-O3"), output.with_suffix(".ptx"))
+
+    def host(self, unit: Unit, target: Target, entries: str, output: Path) -> None:
+        """Writes the shared library `output`.so; `entries` is C++ that follows the source."""
+        wrapper, obj = output.with_suffix(".cc"), output.with_suffix(".o")
+        wrapper.write_text(f'#include "{unit.source}"\n#include "rf/platform/host_entry.h"\n{entries}')
+        command = (
+            *self.clang,
+            *("-cc1", "-triple", _HOST_TRIPLE, "-target-cpu", target.cpu, "-emit-obj", "-O2"),
+            *("-pic-level", "2", "-mrelocation-model", "pic", "-debug-info-kind=line-tables-only"),
+            *("-dwarf-version=4", "-x", "c++"),
+            *_LANGUAGE,
+            *_CHECKED,
+            *_defines(unit, target),
+            str(wrapper),
+            "-o",
+            str(obj),
+        )
+        _run(command)
+        _run((*self.lld, "-shared", str(obj), "-o", str(output.with_suffix(".so"))))
+        obj.unlink()
+
+    def _front_end(self, unit: Unit, target: Target, mode: tuple[str, ...], output: Path) -> None:
+        triple = "amdgcn-amd-amdhsa" if target.platform is Platform.AMD else "nvptx64-nvidia-cuda"
+        features = [flag for name in target.features for flag in ("-target-feature", name)]
+        command = (
+            *(*self.clang, "-cc1", "-triple", triple, "-target-cpu", target.cpu, *features),
+            *_DEVICE,
+            *_LANGUAGE,
+            *mode,
+            *_defines(unit, target),
+            str(unit.source),
+            "-o",
+            str(output),
+        )
+        _run(command)
+
+
+def _defines(unit: Unit, target: Target) -> tuple[str, ...]:
+    defines = (f"RF_WAVE={target.wave}", *unit.defines)
+    return (f"-I{INCLUDE_DIR}", *(f"-D{define}" for define in defines))
+
+
+def find_zig() -> str:
+    """Path of the `zig` program of the `ziglang` package.
+
+    Raises:
+        CompileError: the package is not installed.
+    """
+    spec = importlib.util.find_spec("ziglang")
+    if spec is None or spec.origin is None:
+        raise CompileError(
+            "the kernels are compiled with the `ziglang` package: pip install 'ziglang==0.17.*'"
+        )
+    return str(Path(spec.origin).parent / "zig")
+
+
+def find_compiler(clang: str | None) -> Compiler:
+    """The compiler at `clang`, or that of $ROCMFORGE_HIP_CLANG, or the one in `ziglang`.
+
+    Raises:
+        CompileError: there is none.
+    """
+    clang = clang or os.environ.get("ROCMFORGE_HIP_CLANG")
+    if clang is None:
+        zig = find_zig()
+        return Compiler((zig, "clang"), (zig, "ld.lld"), _run((zig, "clang", "--version")))
+    path = shutil.which(clang)
+    if path is None:
+        raise CompileError(f"no compiler at {clang!r}")
+    lld = Path(path).resolve().parent / "ld.lld"
+    if not lld.exists():
+        raise CompileError(f"{path} has no ld.lld next to it: name the clang of a ROCm installation")
+    return Compiler((path,), (str(lld),), _run((path, "--version")))
+
+
+def build_library(sources: list[Path], output: Path, include: tuple[Path, ...] = ()) -> None:
+    """Links C or C++ sources into a shared library that runs on glibc 2.28 and later.
+
+    A stamp next to the library holds the hash of what it was made from.
+
+    Raises:
+        CompileError: the compiler rejects a source.
+    """
+    zig = find_zig()
+    is_cpp = any(path.suffix == ".cpp" for path in sources)
+    command = (
+        *(zig, "c++" if is_cpp else "cc", "-target", "x86_64-linux-gnu.2.28", "-shared", "-fPIC"),
+        *("-std=c++20" if is_cpp else "-std=c11", "-O2", "-march=x86_64_v3", "-g1"),
+        *("-Wall", "-Wextra", "-Werror", "-fvisibility=hidden"),
+        *(f"-I{path}" for path in include),
+        *map(str, sources),
+        *("-o", str(output), f"-Wl,-soname,{output.name}"),
+    )
+    headers = [path for folder in include for path in sorted(folder.glob("**/*.h"))]
+    digest = hashlib.sha256(" ".join(command).encode())
+    for path in (*sources, *headers):
+        digest.update(path.read_bytes())
+    stamp = output.with_suffix(".stamp")
+    if output.exists() and stamp.exists() and stamp.read_text() == digest.hexdigest():
+        return
+    output.parent.mkdir(parents=True, exist_ok=True)
+    _run(command)
+    stamp.write_text(digest.hexdigest())
+
+
+def _run(command: tuple[str, ...]) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise CompileError(f"{done.stderr.strip() or done.stdout.strip()}\n  in: {' '.join(command)}")
+    return done.stdout

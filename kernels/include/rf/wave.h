@@ -1,0 +1,53 @@
+// Reductions over the lanes of a wave and the waves of a block.
+//
+// All of them are butterflies in a fixed order: the same input gives the same bits in every lane
+// and in every run.
+#pragma once
+
+#include "rf/platform.h"
+
+namespace rf {
+
+// Most waves in a block: 1024 threads.
+inline constexpr int kMaxWaves = 1024 / kWave;
+
+// Combines the values of each aligned group of kLanes lanes; every lane gets the result.
+template <int kLanes = kWave, class T, class Combine>
+__device__ __forceinline__ T wave_reduce(T value, Combine combine) {
+  if constexpr (kLanes > 1) {
+    value = combine(value, shfl_xor<kLanes / 2>(value));
+    value = wave_reduce<kLanes / 2>(value, combine);
+  }
+  return value;
+}
+
+template <int kLanes = kWave, class T>
+__device__ __forceinline__ T wave_sum(T value) {
+  return wave_reduce<kLanes>(value, [](T a, T b) { return a + b; });
+}
+
+template <int kLanes = kWave>
+__device__ __forceinline__ float wave_max(float value) {
+  return wave_reduce<kLanes>(value, [](float a, float b) { return max(a, b); });
+}
+
+// The same over a block of whole waves. `scratch` is LDS of kMaxWaves elements; it may be used
+// again as soon as the call returns.
+template <class T, class Combine>
+__device__ __forceinline__ T block_reduce(T value, T* scratch, Combine combine) {
+  value = wave_reduce(value, combine);
+  if (lane_id() == 0) scratch[wave_id()] = value;
+  __syncthreads();
+  const int waves = static_cast<int>(blockDim.x) / kWave;
+  value = scratch[0];
+  for (int wave = 1; wave < waves; ++wave) value = combine(value, scratch[wave]);
+  __syncthreads();
+  return value;
+}
+
+template <class T>
+__device__ __forceinline__ T block_sum(T value, T* scratch) {
+  return block_reduce(value, scratch, [](T a, T b) { return a + b; });
+}
+
+}  // namespace rf

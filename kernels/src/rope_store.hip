@@ -1,0 +1,209 @@
+// Bias, per-head norm and rotary embedding of q and k (Su et al. 2021, RoFormer), and the write of
+// k and v to the paged cache.
+#include "rf/kv_cache.h"
+#include "rf/wave.h"
+
+namespace rf {
+
+inline constexpr int kMaxHeadDim = 256;
+inline constexpr int kPairsPerLane = kMaxHeadDim / 2 / kWave;
+
+// One head of one token, spread over a wave as pairs of elements. Pair j lies in lane j % kWave.
+// Pairs below rope_dim / 2 rotate; the others hold the elements behind rope_dim, two by two.
+struct HeadPairs {
+  float x[kPairsPerLane], y[kPairsPerLane];
+};
+
+struct HeadShape {
+  int head_dim;
+  int rope_dim;
+  bool neox;
+};
+
+__device__ __forceinline__ int pair_index(int i) { return i * kWave + lane_id(); }
+
+__device__ __forceinline__ int first_of(const HeadShape& shape, int pair) {
+  return shape.neox && pair < shape.rope_dim / 2 ? pair : 2 * pair;
+}
+
+__device__ __forceinline__ int second_of(const HeadShape& shape, int pair) {
+  return shape.neox && pair < shape.rope_dim / 2 ? pair + shape.rope_dim / 2 : 2 * pair + 1;
+}
+
+// Calls visit(i, pair) for the pairs this lane holds.
+template <class Visit>
+__device__ __forceinline__ void for_each_pair(const HeadShape& shape, Visit visit) {
+#pragma unroll
+  for (int i = 0; i < kPairsPerLane; ++i) {
+    const int pair = pair_index(i);
+    if (pair < shape.head_dim / 2) visit(i, pair);
+  }
+}
+
+__device__ __forceinline__ HeadPairs load_head(const HeadShape& shape, const float* row,
+                                               const float* bias) {
+  HeadPairs head{};
+  for_each_pair(shape, [&](int i, int pair) {
+    const int first = first_of(shape, pair);
+    const int second = second_of(shape, pair);
+    head.x[i] = row[first] + (bias ? bias[first] : 0.0f);
+    head.y[i] = row[second] + (bias ? bias[second] : 0.0f);
+  });
+  return head;
+}
+
+__device__ __forceinline__ void normalise(const HeadShape& shape, HeadPairs& head,
+                                          const float* weight, float eps) {
+  float squares = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kPairsPerLane; ++i) {
+    squares += head.x[i] * head.x[i] + head.y[i] * head.y[i];
+  }
+  const float factor =
+      rsqrt(wave_sum(squares) / static_cast<float>(shape.head_dim) + eps);
+  for_each_pair(shape, [&](int i, int pair) {
+    head.x[i] *= factor * weight[first_of(shape, pair)];
+    head.y[i] *= factor * weight[second_of(shape, pair)];
+  });
+}
+
+// cosine and sine are this position's rows of the tables, [rope_dim / 2].
+__device__ __forceinline__ void rotate(const HeadShape& shape, HeadPairs& head,
+                                       const float* cosine, const float* sine) {
+  for_each_pair(shape, [&](int i, int pair) {
+    if (pair >= shape.rope_dim / 2) return;
+    const float x = head.x[i];
+    const float y = head.y[i];
+    head.x[i] = x * cosine[pair] - y * sine[pair];
+    head.y[i] = x * sine[pair] + y * cosine[pair];
+  });
+}
+
+__device__ __forceinline__ void store_head(const HeadShape& shape, const HeadPairs& head,
+                                           half* row) {
+  for_each_pair(shape, [&](int i, int pair) {
+    row[first_of(shape, pair)] = to_half(head.x[i]);
+    row[second_of(shape, pair)] = to_half(head.y[i]);
+  });
+}
+
+__device__ __forceinline__ void store_cached(const HeadShape& shape, const HeadPairs& head,
+                                             half* row, float*) {
+  store_head(shape, head, row);
+}
+
+// Symmetric int8: the largest magnitude of the head becomes 127.
+__device__ __forceinline__ void store_cached(const HeadShape& shape, const HeadPairs& head,
+                                             int8_t* row, float* scale) {
+  float largest = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kPairsPerLane; ++i) {
+    largest = max(largest, max(abs(head.x[i]), abs(head.y[i])));
+  }
+  largest = wave_max(largest);
+  const float inverse = largest > 0.0f ? 127.0f / largest : 0.0f;
+  for_each_pair(shape, [&](int i, int pair) {
+    row[first_of(shape, pair)] = static_cast<int8_t>(rint(head.x[i] * inverse));
+    row[second_of(shape, pair)] = static_cast<int8_t>(rint(head.y[i] * inverse));
+  });
+  if (lane_id() == 0) *scale = largest / 127.0f;
+}
+
+struct RopeStoreInput {
+  const float *q, *k, *v;              // rows q_stride, k_stride, v_stride apart
+  const float *q_bias, *k_bias, *v_bias;  // [heads * head_dim]; null = none
+  const float *q_norm, *k_norm;        // [head_dim]; null = none
+  const float *cosine, *sine;          // [max_context, rope_dim / 2]
+  const int32_t* positions;            // [T]
+  const int64_t* slots;                // [T]; negative = a row of padding
+  int64_t q_stride, k_stride, v_stride;
+  int heads, kv_heads;
+  HeadShape shape;
+  float eps;
+};
+
+template <class Stored>
+struct RopeStoreOutput {
+  half* q;                    // [T, heads * head_dim]
+  Stored *k_cache, *v_cache;  // see kv_cache.h
+  float *k_scale, *v_scale;   // int8 only
+};
+
+// Grid: (T, enough blocks for heads + 2 * kv_heads waves). One wave a head: the heads of q, then
+// those of k, then those of v.
+template <class Stored>
+__device__ __forceinline__ void rope_store(const RopeStoreInput& in,
+                                           const RopeStoreOutput<Stored>& out) {
+  const int64_t token = blockIdx.x;
+  const int waves = static_cast<int>(blockDim.x) / kWave;
+  const int index = uniform(static_cast<int>(blockIdx.y) * waves + wave_id());
+  const int64_t slot = in.slots[token];
+  if (index >= in.heads + 2 * in.kv_heads || slot < 0) return;
+
+  const int head_dim = in.shape.head_dim;
+  const int64_t table_row = static_cast<int64_t>(in.positions[token]) * (in.shape.rope_dim / 2);
+  const float* cosine = in.cosine + table_row;
+  const float* sine = in.sine + table_row;
+
+  if (index < in.heads) {
+    const int column = index * head_dim;
+    HeadPairs head = load_head(in.shape, in.q + token * in.q_stride + column,
+                               in.q_bias ? in.q_bias + column : nullptr);
+    if (in.q_norm) normalise(in.shape, head, in.q_norm, in.eps);
+    rotate(in.shape, head, cosine, sine);
+    store_head(in.shape, head, out.q + (token * in.heads + index) * head_dim);
+    return;
+  }
+
+  const bool is_key = index < in.heads + in.kv_heads;
+  const int kv_head = index - in.heads - (is_key ? 0 : in.kv_heads);
+  const int column = kv_head * head_dim;
+  const int64_t row = cache_row(slot / kBlockTokens, static_cast<int>(slot % kBlockTokens),
+                                kv_head, in.kv_heads);
+  if (is_key) {
+    HeadPairs head = load_head(in.shape, in.k + token * in.k_stride + column,
+                               in.k_bias ? in.k_bias + column : nullptr);
+    if (in.k_norm) normalise(in.shape, head, in.k_norm, in.eps);
+    rotate(in.shape, head, cosine, sine);
+    store_cached(in.shape, head, out.k_cache + row * head_dim, out.k_scale + row);
+  } else {
+    const HeadPairs head = load_head(in.shape, in.v + token * in.v_stride + column,
+                                     in.v_bias ? in.v_bias + column : nullptr);
+    store_cached(in.shape, head, out.v_cache + row * head_dim, out.v_scale + row);
+  }
+}
+
+}  // namespace rf
+
+extern "C" __global__ __launch_bounds__(256) void rf_rope_store_f16(
+    const float* __restrict__ q, const float* __restrict__ k, const float* __restrict__ v,
+    const float* __restrict__ q_bias, const float* __restrict__ k_bias,
+    const float* __restrict__ v_bias, const float* __restrict__ q_norm,
+    const float* __restrict__ k_norm, const float* __restrict__ cosine,
+    const float* __restrict__ sine, const int32_t* __restrict__ positions,
+    const int64_t* __restrict__ slots, rf::half* __restrict__ q_out,
+    rf::half* __restrict__ k_cache, rf::half* __restrict__ v_cache, int64_t q_stride,
+    int64_t k_stride, int64_t v_stride, int32_t heads, int32_t kv_heads, int32_t head_dim,
+    int32_t rope_dim, int32_t neox, float eps) {
+  rf::rope_store<rf::half>(
+      {q, k, v, q_bias, k_bias, v_bias, q_norm, k_norm, cosine, sine, positions, slots, q_stride,
+       k_stride, v_stride, heads, kv_heads, {head_dim, rope_dim, neox != 0}, eps},
+      {q_out, k_cache, v_cache, nullptr, nullptr});
+}
+
+extern "C" __global__ __launch_bounds__(256) void rf_rope_store_int8(
+    const float* __restrict__ q, const float* __restrict__ k, const float* __restrict__ v,
+    const float* __restrict__ q_bias, const float* __restrict__ k_bias,
+    const float* __restrict__ v_bias, const float* __restrict__ q_norm,
+    const float* __restrict__ k_norm, const float* __restrict__ cosine,
+    const float* __restrict__ sine, const int32_t* __restrict__ positions,
+    const int64_t* __restrict__ slots, rf::half* __restrict__ q_out,
+    int8_t* __restrict__ k_cache, int8_t* __restrict__ v_cache, float* __restrict__ k_scale,
+    float* __restrict__ v_scale, int64_t q_stride, int64_t k_stride, int64_t v_stride,
+    int32_t heads, int32_t kv_heads, int32_t head_dim, int32_t rope_dim, int32_t neox,
+    float eps) {
+  rf::rope_store<int8_t>(
+      {q, k, v, q_bias, k_bias, v_bias, q_norm, k_norm, cosine, sine, positions, slots, q_stride,
+       k_stride, v_stride, heads, kv_heads, {head_dim, rope_dim, neox != 0}, eps},
+      {q_out, k_cache, v_cache, k_scale, v_scale});
+}

@@ -1,0 +1,80 @@
+"""Reads kernels.toml, the one table of kernel sources."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+KERNELS_DIR = Path(__file__).parent
+INCLUDE_DIR = KERNELS_DIR / "include"
+_INCLUDE = re.compile(r'^\s*#include "(rf/[^"]+)"', re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """One compilation: a source with the defines of one of its variants."""
+
+    name: str
+    source: Path
+    defines: tuple[str, ...]
+
+    def files(self) -> tuple[Path, ...]:
+        """The source and every header it includes, directly or not, in a fixed order."""
+        found: dict[Path, None] = {}
+        waiting = [self.source]
+        while waiting:
+            path = waiting.pop()
+            if path in found:
+                continue
+            found[path] = None
+            waiting += [INCLUDE_DIR / name for name in _INCLUDE.findall(path.read_text())]
+        return tuple(sorted(found))
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One row of the table."""
+
+    name: str
+    units: tuple[Unit, ...]
+    kernels: frozenset[str]
+
+
+def read_table(directory: Path = KERNELS_DIR) -> tuple[Source, ...]:
+    """The rows of `directory`/kernels.toml.
+
+    Raises:
+        ValueError: a row has an unknown key, or its source does not exist.
+    """
+    rows = tomllib.loads((directory / "kernels.toml").read_text())
+    return tuple(_source(directory, name, row) for name, row in rows.items())
+
+
+def _source(directory: Path, name: str, row: dict[str, object]) -> Source:
+    unknown = row.keys() - {"kernels", "units"}
+    if unknown:
+        raise ValueError(f"kernels.toml: [{name}] has unknown keys: {', '.join(sorted(unknown))}")
+    path = directory / "src" / f"{name}.hip"
+    if not path.is_file():
+        raise ValueError(f"kernels.toml: [{name}] needs the file {path}")
+    patterns, units = row.get("kernels", []), row.get("units", {})
+    if not isinstance(patterns, list) or not isinstance(units, dict):
+        raise ValueError(f"kernels.toml: [{name}] needs a list of kernels and a table of units")
+    return Source(
+        name,
+        units=tuple(Unit(f"{name}-{unit}", path, tuple(defs)) for unit, defs in units.items())
+        or (Unit(name, path, ()),),
+        kernels=frozenset(itertools.chain.from_iterable(map(expand_braces, patterns))),
+    )
+
+
+def expand_braces(pattern: str) -> list[str]:
+    """`a_{x,y}_b` -> `a_x_b`, `a_y_b`; several groups give all combinations."""
+    literal_and_choices = re.split(r"\{([^}]*)\}", pattern)
+    choices = [
+        part.split(",") if index % 2 else [part] for index, part in enumerate(literal_and_choices)
+    ]
+    return ["".join(combination) for combination in itertools.product(*choices)]

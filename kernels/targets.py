@@ -1,0 +1,98 @@
+"""What kernels are compiled for: the table of GPU targets, and how names select from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Platform(StrEnum):
+    """Which compiler back end and runtime a target belongs to."""
+
+    AMD = "amd"
+    NVIDIA = "nvidia"
+    HOST = "host"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One thing to compile for. `name` is what the device calls itself, and the folder's name."""
+
+    name: str
+    platform: Platform
+    wave: int
+    cpu: str
+    features: tuple[str, ...] = ()
+
+    @property
+    def is_generic(self) -> bool:
+        """Whether the code object serves a family of chips."""
+        return self.name.endswith("-generic")
+
+    @property
+    def code_suffix(self) -> str:
+        """Suffix of the files a runtime loads."""
+        return {Platform.AMD: ".co", Platform.NVIDIA: ".ptx", Platform.HOST: ".so"}[self.platform]
+
+
+def _amd(name: str, wave: int) -> Target:
+    return Target(name, Platform.AMD, wave, cpu=name)
+
+
+TARGETS = (
+    _amd("gfx90a", 64),  # MI200
+    _amd("gfx942", 64),  # MI300
+    _amd("gfx950", 64),  # MI350
+    _amd("gfx1030", 32),  # RX 6800, 6900
+    _amd("gfx1100", 32),  # RX 7900
+    _amd("gfx1101", 32),  # RX 7700, 7800
+    _amd("gfx1102", 32),  # RX 7600
+    _amd("gfx1103", 32),  # Radeon 780M
+    _amd("gfx1150", 32),  # Radeon 890M
+    _amd("gfx1151", 32),  # Radeon 8060S
+    _amd("gfx1200", 32),  # RX 9060
+    _amd("gfx1201", 32),  # RX 9070
+    # For the chips of a family that have no line above.
+    _amd("gfx9-4-generic", 64),
+    _amd("gfx10-3-generic", 32),
+    _amd("gfx11-generic", 32),
+    _amd("gfx12-generic", 32),
+    # PTX is compiled further by the driver, for its own chip or any later one.
+    Target("sm_80", Platform.NVIDIA, 32, cpu="sm_80", features=("+ptx72",)),
+    Target("sm_90", Platform.NVIDIA, 32, cpu="sm_90", features=("+ptx80",)),
+    # The checking library of tests/platform/host runs these.
+    Target("host-w32", Platform.HOST, 32, cpu="x86-64-v3"),
+    Target("host-w64", Platform.HOST, 64, cpu="x86-64-v3"),
+)
+
+SHIPPED = tuple(target for target in TARGETS if target.platform is not Platform.HOST)
+"""What a wheel carries."""
+
+
+def select(names: str) -> tuple[Target, ...]:
+    """Targets named by a comma-separated list of names, platforms, `generic`, `shipped` or `all`.
+
+    Raises:
+        ValueError: a name stands for no target.
+    """
+    chosen: dict[str, Target] = {}
+    for name in filter(None, (part.strip() for part in names.split(","))):
+        matches = [target for target in TARGETS if _matches(target, name)]
+        if not matches:
+            known = ", ".join(target.name for target in TARGETS)
+            raise ValueError(
+                f"no kernel target is called {name!r}; there are {known}, "
+                "and amd, nvidia, host, generic, shipped, all"
+            )
+        chosen.update((target.name, target) for target in matches)
+    return tuple(chosen.values())
+
+
+def _matches(target: Target, name: str) -> bool:
+    if name == "all":
+        return True
+    if name == "shipped":
+        return target in SHIPPED
+    if name == "generic":
+        return target.is_generic
+    return name in (target.name, target.platform)
