@@ -1,0 +1,167 @@
+"""`rocmforge inspect`: what is in a GGUF file, and what it would need, without loading it."""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from dataclasses import dataclass
+
+import msgspec
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from rocmforge.catalog import find_model
+from rocmforge.errors import RocmForgeError
+from rocmforge.gguf.reader import GgufFile, open_gguf
+from rocmforge.models.architectures import read_config
+from rocmforge.models.config import ModelConfig
+from rocmforge.models.memory import kv_bytes_per_token, stored_weight_bytes
+from rocmforge.models.weights import check_tensors
+from rocmforge.settings import Settings
+
+KV_ELEMENT_BYTES = {"f32": 4, "f16": 2, "int8": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class TypeShare:
+    """How much of the file one quantisation makes up."""
+
+    type: str
+    tensors: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """Everything that is shown, so that --json shows the same."""
+
+    path: str
+    file_bytes: int
+    gguf_version: int
+    architecture: str
+    name: str
+    quantisation: tuple[TypeShare, ...]  # largest first
+    weight_bytes: int
+    config: ModelConfig | None  # None: not supported
+    not_supported: str | None  # why
+    kv_bytes: dict[str, int]  # for one sequence of `context` tokens, by type of the cache
+    context: int
+    tokenizer: str
+    chat_template: str | None
+
+
+def run(arguments: argparse.Namespace, settings: Settings) -> int:
+    """Prints the report. A model that cannot be served is shown too, with the reason."""
+    with open_gguf(find_model(arguments.model)) as file:
+        report = _report(file, settings.max_context)
+        if arguments.json:
+            print(msgspec.json.encode(report).decode())
+            return 0
+        console = Console()
+        _print(console, report)
+        if arguments.tensors:
+            _print_tensors(console, file)
+    return 0
+
+
+def _report(file: GgufFile, max_context: int | None) -> Report:
+    config, not_supported = None, None
+    try:
+        config = read_config(file)
+        check_tensors(config, file)
+    except RocmForgeError as error:
+        not_supported = error.message
+    context = 0
+    if config is not None:
+        context = min(max_context or config.max_context, config.max_context)
+    return Report(
+        path=str(file.path),
+        file_bytes=file.size_bytes,
+        gguf_version=file.version,
+        architecture=file.get_str("general.architecture", "unknown"),
+        name=file.get_str("general.name", file.path.stem),
+        quantisation=_quantisation(file),
+        weight_bytes=stored_weight_bytes(file),
+        config=config,
+        not_supported=not_supported,
+        kv_bytes={}
+        if config is None
+        else {
+            kind: context * kv_bytes_per_token(config, size)
+            for kind, size in KV_ELEMENT_BYTES.items()
+        },
+        context=context,
+        tokenizer=f"{file.get_str('tokenizer.ggml.model', 'none')}"
+        f"/{file.get_str('tokenizer.ggml.pre', 'default')}",
+        chat_template=file.get_str("tokenizer.chat_template", None),
+    )
+
+
+def _quantisation(file: GgufFile) -> tuple[TypeShare, ...]:
+    counts: Counter[str] = Counter()
+    sizes: Counter[str] = Counter()
+    for tensor in file.tensors.values():
+        counts[tensor.type.name] += 1
+        sizes[tensor.type.name] += tensor.nbytes
+    return tuple(TypeShare(kind, counts[kind], size) for kind, size in sizes.most_common())
+
+
+def _print(console: Console, report: Report) -> None:
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    rows = [
+        ("file", f"{report.path} ({_size(report.file_bytes)}, GGUF {report.gguf_version})"),
+        ("architecture", report.architecture),
+        ("name", report.name),
+        (
+            "quantisation",
+            ", ".join(
+                f"{share.type} {100 * share.bytes / max(report.weight_bytes, 1):.1f}%"
+                f" ({share.tensors} tensors)"
+                for share in report.quantisation
+            ),
+        ),
+        ("tokenizer", report.tokenizer),
+    ]
+    config = report.config
+    if config is not None:
+        windows = sum(window is not None for window in config.windows)
+        rows += [
+            (
+                "shape",
+                f"{config.num_layers} layers, {config.dim} wide, feed-forward {config.ffn_dim}, "
+                f"{config.num_heads} heads of {config.head_dim} ({config.num_kv_heads} KV), "
+                f"vocabulary {config.vocab_size}",
+            ),
+            ("context", f"{config.max_context} tokens"),
+            ("sliding", f"{windows} of {config.num_layers} layers" if windows else "no"),
+            ("weights", f"{_size(report.weight_bytes)} as stored"),
+            (
+                "KV cache",
+                f"one sequence of {report.context} tokens: "
+                + ", ".join(f"{_size(size)} in {kind}" for kind, size in report.kv_bytes.items()),
+            ),
+        ]
+    verdict = "yes" if report.not_supported is None else f"[red]no:[/red] {report.not_supported}"
+    rows.append(("can be served", verdict))
+    for label, text in rows:
+        table.add_row(label, text if label == "can be served" else escape(text))
+    console.print(table)
+    console.print("\n[bold]chat template[/bold]")
+    console.print(escape(report.chat_template or "none"), highlight=False)
+
+
+def _print_tensors(console: Console, file: GgufFile) -> None:
+    table = Table("tensor", "shape", "type", "size")
+    for tensor in file.tensors.values():
+        shape = " x ".join(map(str, tensor.shape))
+        table.add_row(escape(tensor.name), shape, tensor.type.name, _size(tensor.nbytes))
+    console.print(table)
+
+
+def _size(count: int) -> str:
+    if count < 2**20:
+        return f"{count / 2**10:.1f} KiB"
+    return f"{count / 2**20:.1f} MiB" if count < 2**30 else f"{count / 2**30:.2f} GiB"

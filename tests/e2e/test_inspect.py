@@ -1,0 +1,38 @@
+"""`rocmforge inspect` on real files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rocmforge.cli import main
+
+
+@pytest.mark.model
+def test_json_names_architecture_quantisation_and_memory(
+    smollm2_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["inspect", str(smollm2_path), "--json", "--max-context", "1024"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["architecture"] == "llama"
+    assert [share["type"] for share in report["quantisation"]] == ["Q4_1", "Q8_0", "F32"]
+    # 30 layers, keys and values, 3 KV heads of 64
+    assert report["kv_bytes"]["f16"] == 1024 * 30 * 2 * 3 * 64 * 2
+    assert report["not_supported"] is None
+
+
+@pytest.mark.model
+def test_the_table_shows_the_chat_template_as_it_is(
+    smollm2_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["inspect", str(smollm2_path)]) == 0
+    assert "{% for message in messages %}" in capsys.readouterr().out
+
+
+def test_an_unsupported_architecture_is_shown_with_the_reason(
+    llama_cpp_source: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["inspect", str(llama_cpp_source / "models/ggml-vocab-bert-bge.gguf")]) == 0
+    assert "Architecture 'bert' is not supported" in " ".join(capsys.readouterr().out.split())
