@@ -26,11 +26,11 @@ static_assert(sizeof(ActScale) == 8);
 // Four floats of a block as four signed bytes (the first in the lowest byte). `inverse` is
 // act_inverse(max|x|) of the block.
 __device__ __forceinline__ int act_pack(Vec<float, 4> x, float inverse) {
-  int packed = 0;
+  uint32_t packed = 0;
   for (int i = 0; i < 4; ++i) {
-    packed |= (static_cast<int>(rint(x[i] * inverse)) & 0xff) << (8 * i);
+    packed |= (static_cast<uint32_t>(static_cast<int>(rint(x[i] * inverse))) & 0xff) << (8 * i);
   }
-  return packed;
+  return static_cast<int>(packed);
 }
 
 __device__ __forceinline__ float act_inverse(float max_abs) {

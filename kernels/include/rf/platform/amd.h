@@ -152,6 +152,18 @@ __device__ __forceinline__ float dot2(Vec<half, 2> a, Vec<half, 2> b, float sum)
   return __builtin_amdgcn_fdot2(a, b, sum, false);
 }
 
+// Byte i of the result is byte `selectors`.i (0 to 7) of high:low.
+__device__ __forceinline__ uint32_t byte_select(uint32_t low, uint32_t high, uint32_t selectors) {
+  return __builtin_amdgcn_perm(high, low, selectors);
+}
+
+// Whether async_copy16 goes around the registers and lets the lane continue.
+inline constexpr bool kHasAsyncCopy = false;
+__device__ __forceinline__ void async_copy16(void* lds, const void* global) {
+  *static_cast<Vec<uint32_t, 4>*>(lds) = *static_cast<const Vec<uint32_t, 4>*>(global);
+}
+__device__ __forceinline__ void async_wait() {}
+
 // v_exp_f32, v_log_f32, ...: within 1 ULP.
 __device__ __forceinline__ float exp2(float x) { return __builtin_amdgcn_exp2f(x); }
 __device__ __forceinline__ float log2(float x) { return __builtin_amdgcn_logf(x); }

@@ -127,6 +127,21 @@ __forceinline__ float dot2(Vec<half, 2> a, Vec<half, 2> b, float sum) {
          (static_cast<float>(a[1]) * static_cast<float>(b[1]) + sum);
 }
 
+__forceinline__ uint32_t byte_select(uint32_t low, uint32_t high, uint32_t selectors) {
+  const uint64_t bytes = static_cast<uint64_t>(high) << 32 | low;
+  uint32_t result = 0;
+  for (int shift = 0; shift < 32; shift += 8) {
+    result |= static_cast<uint32_t>(bytes >> (8 * (selectors >> shift & 7)) & 0xff) << shift;
+  }
+  return result;
+}
+
+inline constexpr bool kHasAsyncCopy = false;
+__forceinline__ void async_copy16(void* lds, const void* global) {
+  *static_cast<Vec<uint32_t, 4>*>(lds) = *static_cast<const Vec<uint32_t, 4>*>(global);
+}
+__forceinline__ void async_wait() {}
+
 __forceinline__ float exp2(float x) { return exp2f(x); }
 __forceinline__ float log2(float x) { return log2f(x); }
 __forceinline__ float sqrt(float x) { return sqrtf(x); }

@@ -82,6 +82,21 @@ __device__ __forceinline__ float dot2(Vec<half, 2> a, Vec<half, 2> b, float sum)
          (static_cast<float>(a[1]) * static_cast<float>(b[1]) + sum);
 }
 
+// prmt takes its selectors in nibbles.
+__device__ __forceinline__ uint32_t byte_select(uint32_t low, uint32_t high, uint32_t selectors) {
+  const uint32_t neighbours = selectors | selectors >> 4;
+  return __nvvm_prmt(low, high, __nvvm_prmt(neighbours, 0, 0x4420));
+}
+
+inline constexpr bool kHasAsyncCopy = true;
+__device__ __forceinline__ void async_copy16(void* lds, const void* global) {
+  using Lds = __attribute__((address_space(3))) void*;
+  using Global = const __attribute__((address_space(1))) void*;
+  __nvvm_cp_async_cg_shared_global_16((Lds)lds, (Global)global);
+}
+// Waits for all copies of this lane; other lanes see them after a barrier.
+__device__ __forceinline__ void async_wait() { __nvvm_cp_async_wait_all(); }
+
 // ex2.approx, lg2.approx, ...: within 2 ULP.
 __device__ __forceinline__ float exp2(float x) { return __nvvm_ex2_approx_f(x); }
 __device__ __forceinline__ float log2(float x) { return __nvvm_lg2_approx_f(x); }
