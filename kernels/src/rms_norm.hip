@@ -23,13 +23,16 @@ __device__ __forceinline__ void rms_norm(const float* x, float* residual, const 
   __shared__ float partial[kMaxWaves];
   const int64_t row = static_cast<int64_t>(blockIdx.x) * dim;
 
-  Vec<float, 4> values[kNormSteps];
+  // The weights are asked for before the reduction, which hides their latency.
+  Vec<float, 4> values[kNormSteps], weights[kNormSteps];
   float squares = 0.0f;
 #pragma unroll
   for (int step = 0; step < kNormSteps; ++step) {
     const int i = static_cast<int>(step * blockDim.x + threadIdx.x) * 4;
     values[step] = 0.0f;
+    weights[step] = 0.0f;
     if (i >= dim) continue;
+    weights[step] = load16(weight + i);
     values[step] = load16(x + row + i);
     if constexpr (kAdd) {
       values[step] += load16(residual + row + i);
@@ -44,8 +47,7 @@ __device__ __forceinline__ void rms_norm(const float* x, float* residual, const 
   for (int step = 0; step < kNormSteps; ++step) {
     const int i = static_cast<int>(step * blockDim.x + threadIdx.x) * 4;
     const bool inside = i < dim;
-    Vec<float, 4> y = 0.0f;
-    if (inside) y = values[step] * factor * load16(weight + i);
+    const Vec<float, 4> y = values[step] * factor * weights[step];
     if (out.f32 && inside) store16(out.f32 + row + i, y);
     if (out.f16 && inside) {
       Vec<half, 4> halves;

@@ -1,0 +1,42 @@
+// What decode and prefill attention share: their arguments, masks and scores.
+#pragma once
+
+#include "rf/kv_cache.h"
+
+namespace rf {
+
+// Running maxima start here instead of at minus infinity, so that differences stay finite.
+inline constexpr float kLowestScore = -1e30f;
+
+// One layer's view of the cache; Stored is half or int8_t (which has the scales).
+template <class Stored>
+struct Cache {
+  const Stored *k, *v;
+  const float *k_scale, *v_scale;
+  const int32_t* block_table;  // [B, blocks_per_sequence]
+  int blocks_per_sequence;
+  int kv_heads;
+
+  __device__ __forceinline__ const int32_t* blocks_of(int sequence) const {
+    return block_table + static_cast<int64_t>(sequence) * blocks_per_sequence;
+  }
+};
+
+// query . key to a score in units of log2, so that the softmax is made of exp2.
+struct ScoreRule {
+  float scale;
+  float softcap;  // 0 = none
+
+  __device__ __forceinline__ float operator()(float product) const {
+    float score = product * scale;
+    if (softcap > 0.0f) score = softcap * tanh(score / softcap);
+    return score * kLog2E;
+  }
+};
+
+// First position that a query at `position` sees; window 0 = all.
+__device__ __forceinline__ int first_visible(int position, int window) {
+  return window > 0 ? max(0, position - window + 1) : 0;
+}
+
+}  // namespace rf

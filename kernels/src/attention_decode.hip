@@ -1,0 +1,432 @@
+// Attention of one new token a sequence over the paged cache (flash decoding, Dao et al. 2023).
+//
+// A block serves one kv head: its kGroup query heads share every load of K and V. The context is
+// split over blocks of `split_tokens`; a second kernel merges what they found. A sequence that fits
+// one split is finished by the first kernel.
+//
+// Inside a wave the head_dim of a token is spread over kLanes lanes, 16 bytes each, and the wave
+// holds several tokens. The products of a step, kUnroll tokens times kGroup heads, are partial sums
+// in every lane. Instead of a full butterfly for each, every exchange halves how many a lane holds,
+// until lane c of a token's lanes has the finished scores c, c + 1, ...: one shuffle a score.
+#include "rf/attention.h"
+#include "rf/wave.h"
+
+namespace rf {
+
+inline constexpr int kDecodeWaves = 4;
+inline constexpr int kReduceThreads = 256;
+inline constexpr int kMaxSplits = 1024;
+
+constexpr int power_of_two_above(int count) {
+  int power = 1;
+  while (power < count) power *= 2;
+  return power;
+}
+
+// How a wave divides the work for one kind of cache, head size and group.
+template <class Stored, int kHeadDim, int kGroup>
+struct DecodeShape {
+  // 16 bytes a lane. Eight heads of an int8 cache take 8, or the registers would not suffice.
+  static constexpr int kChunk = sizeof(Stored) == 1 && kGroup <= 4 ? 16 : 8;
+  static constexpr int kLanes = power_of_two_above((kHeadDim + kChunk - 1) / kChunk);
+  static constexpr int kTokens = kWave / kLanes;                     // in one load of the wave
+  static constexpr int kUnroll = kGroup <= 4 && kChunk == 8 ? 4 : 2;  // loads in one step
+  static constexpr int kStep = kTokens * kUnroll;                    // tokens in a wave's step
+  static constexpr int kScores = kUnroll * kGroup;                   // of a token's lanes
+  static constexpr int kHeld = kScores > kLanes ? kScores / kLanes : 1;   // by each lane, at the end
+  static constexpr int kCopies = kLanes > kScores ? kLanes / kScores : 1;  // lanes with one score
+  static constexpr int kLanesPerHead = kLanes / kGroup;
+  static_assert(kHeadDim % kChunk == 0 && kGroup <= kLanes);
+  static_assert(kHeld <= kUnroll, "the scores of a lane belong to one head");
+  static_assert(kBlockTokens % kStep == 0, "a step never straddles two blocks of the cache");
+};
+
+// Exchanges until lane c holds the sums c * kHeld ... of the kCount in every lane.
+template <int kMask, int kCount>
+__device__ __forceinline__ void scatter_sums(float* sums) {
+  if constexpr (kMask >= 1) {
+    if constexpr (kCount > 1) {
+      const bool upper = (lane_id() & kMask) != 0;
+#pragma unroll
+      for (int i = 0; i < kCount / 2; ++i) {
+        const float kept = upper ? sums[i + kCount / 2] : sums[i];
+        const float sent = upper ? sums[i] : sums[i + kCount / 2];
+        sums[i] = kept + shfl_xor<kMask>(sent);
+      }
+      scatter_sums<kMask / 2, kCount / 2>(sums);
+    } else {
+      sums[0] += shfl_xor<kMask>(sums[0]);
+      scatter_sums<kMask / 2, 1>(sums);
+    }
+  }
+}
+
+// What one lane of a wave knows of its kGroup heads. `highest` and `total` are of one head,
+// lane % kLanes / kLanesPerHead; `output` is the lane's chunk of every head.
+template <class Shape, int kGroup>
+struct DecodeState {
+  float highest = kLowestScore;
+  float total = 0.0f;
+  float output[kGroup][Shape::kChunk] = {};
+
+  // Multiplies each head's output by the factor that the lanes of that head hold.
+  __device__ __forceinline__ void scale_output(float factor) {
+    const int first = lane_id() & ~(Shape::kLanes - 1);
+#pragma unroll
+    for (int head = 0; head < kGroup; ++head) {
+      const float own = shfl(factor, first + head * Shape::kLanesPerHead);
+#pragma unroll
+      for (float& value : output[head]) value *= own;
+    }
+  }
+
+  // Moves to a new maximum of the scores.
+  __device__ __forceinline__ void raise(float new_highest) {
+    const float factor = exp2(highest - new_highest);
+    highest = new_highest;
+    total *= factor;
+    scale_output(factor);
+  }
+};
+
+// Sums up the tokens that different lanes have seen: afterwards all lanes agree.
+template <class Shape, int kGroup, int kMask = Shape::kLanes>
+__device__ __forceinline__ void merge_lanes(DecodeState<Shape, kGroup>& state) {
+  if constexpr (kMask < kWave) {
+    state.raise(max(state.highest, shfl_xor<kMask>(state.highest)));
+    state.total += shfl_xor<kMask>(state.total);
+#pragma unroll
+    for (int head = 0; head < kGroup; ++head) {
+#pragma unroll
+      for (float& value : state.output[head]) value += shfl_xor<kMask>(value);
+    }
+    merge_lanes<Shape, kGroup, kMask * 2>(state);
+  }
+}
+
+struct DecodeInput {
+  const half* q;               // [T, heads * head_dim]
+  const int32_t* sequences;    // indices of the sequences with one new token
+  const int32_t* query_start;  // [B + 1]
+  const int32_t* context_len;  // [B]; 0 = padding
+  int heads;
+  int window;
+  int split_tokens;  // a multiple of kBlockTokens
+  ScoreRule rule;
+};
+
+// Any of the final outputs may be null.
+struct DecodeOutput {
+  float* f32;         // [T, heads * head_dim]
+  half* f16;          // [T, heads * head_dim]
+  float* partial;     // [sequences, heads, splits, head_dim], relative to their maximum
+  float* partial_ml;  // [sequences, heads, splits, 2]: maximum and sum
+};
+
+// The tokens [begin, end) that one split of a sequence reads.
+struct SplitRange {
+  int begin, end;
+  bool only;  // there is no other split
+};
+
+__device__ __forceinline__ SplitRange split_range(int context, int window, int split_tokens,
+                                                  int split) {
+  const int first = first_visible(context - 1, window) / kBlockTokens * kBlockTokens;
+  const int begin = first + split * split_tokens;
+  return {begin, min(begin + split_tokens, context), first + split_tokens >= context};
+}
+
+// Grid: (kv_heads * ceil(group / kGroup), splits, sequences), kDecodeWaves waves a block.
+template <class Stored, int kHeadDim, int kGroup>
+__device__ __forceinline__ void attention_decode(const DecodeInput& in, const Cache<Stored>& cache,
+                                                 const DecodeOutput& out) {
+  using Shape = DecodeShape<Stored, kHeadDim, kGroup>;
+  constexpr int kChunk = Shape::kChunk;
+  constexpr int kUnroll = Shape::kUnroll;
+  constexpr int kHeld = Shape::kHeld;
+  constexpr bool kQuantised = sizeof(Stored) == 1;
+  using Chunk = Vec<Stored, kChunk>;
+
+  const int sequence = in.sequences[blockIdx.z];
+  const int context = in.context_len[sequence];
+  const SplitRange range = split_range(context, in.window, in.split_tokens, blockIdx.y);
+  if (range.begin >= context) return;
+
+  const int group = in.heads / cache.kv_heads;
+  const int tiles = (group + kGroup - 1) / kGroup;
+  const int kv_head = blockIdx.x / tiles;
+  const int first_head = static_cast<int>(blockIdx.x) % tiles * kGroup;  // within the group
+  const int64_t query_row =
+      static_cast<int64_t>(in.query_start[sequence]) * in.heads + kv_head * group + first_head;
+
+  const int wave = uniform(wave_id());
+  const int chunk = lane_id() % Shape::kLanes;
+  const int token_lane = lane_id() / Shape::kLanes;
+  // Lanes beyond a head size that is no power of two read the first chunk and count for nothing.
+  const bool active = chunk * kChunk < kHeadDim;
+  const int column = active ? chunk * kChunk : 0;
+
+  float query[kGroup][kChunk];
+#pragma unroll
+  for (int head = 0; head < kGroup; ++head) {
+    const bool valid = active && first_head + head < group;
+    const half* row = in.q + (query_row + (valid ? head : 0)) * kHeadDim + column;
+#pragma unroll
+    for (int i = 0; i < kChunk; i += 8) {
+      const Vec<half, 8> part = load16(row + i);
+#pragma unroll
+      for (int k = 0; k < 8; ++k) query[head][i + k] = valid ? to_float(part[k]) : 0.0f;
+    }
+  }
+
+  // The score this lane ends up with: of token `my_token` (plus 0 ... kHeld - 1) of the step.
+  const int my_score = chunk / Shape::kCopies * kHeld;
+  const int my_unroll = my_score % kUnroll;
+  const int first = first_visible(context - 1, in.window);
+  const int32_t* blocks = cache.blocks_of(sequence);
+
+  // Rows of the cache, for the kUnroll loads of the step at `base`; rows beyond the context repeat
+  // the last one, since what lies in its block there was never written.
+  const auto row_of = [&](int base, int64_t block_row, int unroll) {
+    const int token = min(base + unroll * Shape::kTokens + token_lane, context - 1);
+    return block_row + token % kBlockTokens;
+  };
+  const auto block_row_of = [&](int base) {
+    return cache_row(blocks[base / kBlockTokens], 0, kv_head, cache.kv_heads);
+  };
+  const auto load = [&](const Stored* data, int base, int64_t block_row, Chunk (&chunks)[kUnroll]) {
+#pragma unroll
+    for (int unroll = 0; unroll < kUnroll; ++unroll) {
+      const Stored* address = data + row_of(base, block_row, unroll) * kHeadDim + column;
+      chunks[unroll] = __builtin_nontemporal_load(reinterpret_cast<const Chunk*>(address));
+    }
+  };
+
+  DecodeState<Shape, kGroup> state;
+  constexpr int kStride = kDecodeWaves * Shape::kStep;
+  int base = range.begin + wave * Shape::kStep;
+  Chunk keys[kUnroll], values[kUnroll];
+  int64_t block_row = 0;
+  if (base < range.end) {
+    block_row = block_row_of(base);
+    load(cache.k, base, block_row, keys);
+  }
+  for (; base < range.end; base += kStride) {
+    load(cache.v, base, block_row, values);
+    float k_scale[kHeld], v_scale[kHeld];
+    if constexpr (kQuantised) {
+#pragma unroll
+      for (int held = 0; held < kHeld; ++held) {
+        const int64_t row = row_of(base, block_row, my_unroll + held);
+        k_scale[held] = cache.k_scale[row];
+        v_scale[held] = cache.v_scale[row];
+      }
+    }
+
+    // Scores are numbered head * kUnroll + unroll.
+    float scores[Shape::kScores];
+#pragma unroll
+    for (int unroll = 0; unroll < kUnroll; ++unroll) {
+#pragma unroll
+      for (int head = 0; head < kGroup; ++head) {
+        float sum = 0.0f;
+#pragma unroll
+        for (int i = 0; i < kChunk; ++i) {
+          sum = fma(static_cast<float>(keys[unroll][i]), query[head][i], sum);
+        }
+        scores[head * kUnroll + unroll] = sum;
+      }
+    }
+    // The next step's keys travel while this one's scores are finished.
+    const int next = base + kStride;
+    if (next < range.end) {
+      block_row = block_row_of(next);
+      load(cache.k, next, block_row, keys);
+    }
+    scatter_sums<Shape::kLanes / 2, Shape::kScores>(scores);
+
+    float highest = state.highest;
+#pragma unroll
+    for (int held = 0; held < kHeld; ++held) {
+      const int token = base + (my_unroll + held) * Shape::kTokens + token_lane;
+      if constexpr (kQuantised) scores[held] *= k_scale[held];
+      const bool visible = token >= first && token < range.end;
+      scores[held] = visible ? in.rule(scores[held]) : -kInfinity;
+      highest = max(highest, scores[held]);
+    }
+    highest = wave_max<Shape::kLanesPerHead>(highest);
+    if (ballot(highest > state.highest) != 0) state.raise(highest);
+
+    float weights[kHeld];
+#pragma unroll
+    for (int held = 0; held < kHeld; ++held) {
+      weights[held] = exp2(scores[held] - state.highest);
+      state.total += weights[held];
+      if constexpr (kQuantised) weights[held] *= v_scale[held];
+    }
+    const int first_lane = lane_id() - chunk;
+#pragma unroll
+    for (int unroll = 0; unroll < kUnroll; ++unroll) {
+#pragma unroll
+      for (int head = 0; head < kGroup; ++head) {
+        const int score = head * kUnroll + unroll;
+        const float weight =
+            shfl(weights[score % kHeld], first_lane + score / kHeld * Shape::kCopies);
+#pragma unroll
+        for (int i = 0; i < kChunk; ++i) {
+          state.output[head][i] =
+              fma(weight, static_cast<float>(values[unroll][i]), state.output[head][i]);
+        }
+      }
+    }
+  }
+
+  // A head's total lies in pieces in its lanes, each kCopies times.
+  state.total = wave_sum<Shape::kLanesPerHead>(state.total) * (1.0f / Shape::kCopies);
+  merge_lanes<Shape, kGroup>(state);
+
+  __shared__ float wave_output[kDecodeWaves][kGroup][kHeadDim];
+  __shared__ float wave_highest[kDecodeWaves][kGroup];
+  __shared__ float wave_total[kDecodeWaves][kGroup];
+  if (token_lane == 0) {
+    if (chunk % Shape::kLanesPerHead == 0) {
+      wave_highest[wave][chunk / Shape::kLanesPerHead] = state.highest;
+      wave_total[wave][chunk / Shape::kLanesPerHead] = state.total;
+    }
+    if (active) {
+#pragma unroll
+      for (int head = 0; head < kGroup; ++head) {
+#pragma unroll
+        for (int i = 0; i < kChunk; ++i) wave_output[wave][head][column + i] = state.output[head][i];
+      }
+    }
+  }
+  __syncthreads();
+
+  for (int i = threadIdx.x; i < kGroup * kHeadDim; i += kDecodeWaves * kWave) {
+    const int head = i / kHeadDim;
+    if (first_head + head >= group) break;
+    float highest = wave_highest[0][head];
+    for (int w = 1; w < kDecodeWaves; ++w) highest = max(highest, wave_highest[w][head]);
+    float total = 0.0f;
+    float sum = 0.0f;
+    for (int w = 0; w < kDecodeWaves; ++w) {
+      const float factor = exp2(wave_highest[w][head] - highest);
+      total += factor * wave_total[w][head];
+      sum += factor * wave_output[w][head][i % kHeadDim];
+    }
+    if (range.only) {
+      const int64_t element = query_row * kHeadDim + i;
+      if (out.f32) out.f32[element] = sum / total;
+      if (out.f16) out.f16[element] = to_half(sum / total);
+    } else {
+      const int64_t split =
+          (static_cast<int64_t>(blockIdx.z) * in.heads + kv_head * group + first_head + head) *
+              gridDim.y +
+          blockIdx.y;
+      out.partial[split * kHeadDim + i % kHeadDim] = sum;
+      if (i % kHeadDim == 0) {
+        out.partial_ml[2 * split] = highest;
+        out.partial_ml[2 * split + 1] = total;
+      }
+    }
+  }
+}
+
+}  // namespace rf
+
+#define RF_ATTENTION_DECODE_F16(head_dim, group)                                                 \
+  extern "C" __global__                                                                         \
+  __launch_bounds__(rf::kDecodeWaves* rf::kWave) void rf_attention_decode_f16_d##head_dim##_g##group( \
+      const rf::half* __restrict__ q, const rf::half* __restrict__ k_cache,                      \
+      const rf::half* __restrict__ v_cache, const int32_t* __restrict__ block_table,             \
+      const int32_t* __restrict__ sequences, const int32_t* __restrict__ query_start,            \
+      const int32_t* __restrict__ context_len, float* __restrict__ out_f32,                      \
+      rf::half* __restrict__ out_f16, float* __restrict__ partial,                               \
+      float* __restrict__ partial_ml, int32_t blocks_per_sequence, int32_t heads,                \
+      int32_t kv_heads, int32_t window, int32_t split_tokens, float scale, float softcap) {      \
+    rf::attention_decode<rf::half, head_dim, group>(                                             \
+        {q, sequences, query_start, context_len, heads, window, split_tokens, {scale, softcap}}, \
+        {k_cache, v_cache, nullptr, nullptr, block_table, blocks_per_sequence, kv_heads},        \
+        {out_f32, out_f16, partial, partial_ml});                                                \
+  }
+
+#define RF_ATTENTION_DECODE_INT8(head_dim, group)                                                \
+  extern "C" __global__                                                                         \
+  __launch_bounds__(rf::kDecodeWaves* rf::kWave) void rf_attention_decode_int8_d##head_dim##_g##group( \
+      const rf::half* __restrict__ q, const int8_t* __restrict__ k_cache,                        \
+      const int8_t* __restrict__ v_cache, const float* __restrict__ k_scale,                     \
+      const float* __restrict__ v_scale, const int32_t* __restrict__ block_table,                \
+      const int32_t* __restrict__ sequences, const int32_t* __restrict__ query_start,            \
+      const int32_t* __restrict__ context_len, float* __restrict__ out_f32,                      \
+      rf::half* __restrict__ out_f16, float* __restrict__ partial,                               \
+      float* __restrict__ partial_ml, int32_t blocks_per_sequence, int32_t heads,                \
+      int32_t kv_heads, int32_t window, int32_t split_tokens, float scale, float softcap) {      \
+    rf::attention_decode<int8_t, head_dim, group>(                                               \
+        {q, sequences, query_start, context_len, heads, window, split_tokens, {scale, softcap}}, \
+        {k_cache, v_cache, k_scale, v_scale, block_table, blocks_per_sequence, kv_heads},        \
+        {out_f32, out_f16, partial, partial_ml});                                                \
+  }
+
+#define RF_ATTENTION_DECODE(head_dim)   \
+  RF_ATTENTION_DECODE_F16(head_dim, 4)  \
+  RF_ATTENTION_DECODE_F16(head_dim, 8)  \
+  RF_ATTENTION_DECODE_INT8(head_dim, 4) \
+  RF_ATTENTION_DECODE_INT8(head_dim, 8)
+
+RF_ATTENTION_DECODE(64)
+RF_ATTENTION_DECODE(80)
+RF_ATTENTION_DECODE(96)
+RF_ATTENTION_DECODE(128)
+RF_ATTENTION_DECODE(256)
+
+// Merges the splits of each sequence that has several. Grid: (heads, sequences). `splits` is the
+// grid's y of the first kernel, at most kMaxSplits.
+extern "C" __global__ __launch_bounds__(rf::kReduceThreads) void rf_attention_decode_reduce(
+    const float* __restrict__ partial, const float* __restrict__ partial_ml,
+    const int32_t* __restrict__ sequences, const int32_t* __restrict__ query_start,
+    const int32_t* __restrict__ context_len, float* __restrict__ out_f32,
+    rf::half* __restrict__ out_f16, int32_t splits, int32_t head_dim, int32_t window,
+    int32_t split_tokens) {
+  __shared__ float factors[rf::kMaxSplits];
+  __shared__ float scratch[rf::kMaxWaves];
+  __shared__ float sums[rf::kReduceThreads];
+  const int thread = threadIdx.x;
+  const int sequence = sequences[blockIdx.y];
+  const int context = context_len[sequence];
+  const rf::SplitRange range = rf::split_range(context, window, split_tokens, 0);
+  if (range.begin >= context || range.only) return;
+  const int used = (context - range.begin + split_tokens - 1) / split_tokens;
+
+  const int64_t first = (static_cast<int64_t>(blockIdx.y) * gridDim.x + blockIdx.x) * splits;
+  const float* ml = partial_ml + 2 * first;
+  float highest = rf::kLowestScore;
+  for (int i = thread; i < used; i += rf::kReduceThreads) highest = rf::max(highest, ml[2 * i]);
+  highest =
+      rf::block_reduce(highest, scratch, [](float a, float b) { return rf::max(a, b); });
+  float total = 0.0f;
+  for (int i = thread; i < used; i += rf::kReduceThreads) {
+    factors[i] = rf::exp2(ml[2 * i] - highest);
+    total += factors[i] * ml[2 * i + 1];
+  }
+  total = rf::block_sum(total, scratch);  // its barriers publish the factors too
+
+  // Several threads share an element: each takes every `parts`-th split.
+  const int parts = rf::kReduceThreads / head_dim;
+  const int part = thread / head_dim;
+  const int column = thread % head_dim;
+  float sum = 0.0f;
+  if (part < parts) {
+    for (int i = part; i < used; i += parts) {
+      sum += factors[i] * partial[(first + i) * head_dim + column];
+    }
+  }
+  sums[thread] = sum;
+  __syncthreads();
+  if (part != 0) return;
+  for (int other = 1; other < parts; ++other) sum += sums[other * head_dim + column];
+  const int64_t element =
+      (static_cast<int64_t>(query_start[sequence]) * gridDim.x + blockIdx.x) * head_dim + column;
+  if (out_f32) out_f32[element] = sum / total;
+  if (out_f16) out_f16[element] = rf::to_half(sum / total);
+}
