@@ -12,38 +12,31 @@ with the bytes that are really there before anything is allocated or read.
 
 from __future__ import annotations
 
-import mmap
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 from gguf.constants import (
     GGML_QUANT_SIZES,
     GGUF_DEFAULT_ALIGNMENT,
-    GGUF_VERSION,
     KEY_GENERAL_ALIGNMENT,
     GGMLQuantizationType,
     GGUFValueType,
 )
 
 from rocmforge.errors import BadGguf, UnsupportedTensor
+from rocmforge.gguf.cursor import Buffer, Cursor
 from rocmforge.gguf.metadata import MetadataValue, TypedMetadata
 
-Buffer: TypeAlias = bytes | mmap.mmap
-
 MAGIC: Final = b"GGUF"
-READABLE_VERSIONS: Final = (2, GGUF_VERSION)
+READABLE_VERSIONS: Final = (2, 3)  # 3 allows big-endian files; the layout is the same
 MAX_DIMS: Final = 4
 MAX_KEY_BYTES: Final = 65535
 MAX_TENSOR_NAME_BYTES: Final = 64
 MAX_DIM: Final = 2**63 - 1  # ggml keeps dimensions in int64
-
-MAX_HEADER_BYTES: Final = 256 << 20
-"""Ours, not the format's: the largest headers known (vocabularies of 260k tokens with their
-merges) take 16 MiB, and the objects made from a header take several times its size."""
 
 _MIN_KV_BYTES: Final = 8 + 1 + 4 + 1  # key length, a one-letter key, value type, a one-byte value
 _MIN_TENSOR_BYTES: Final = 8 + 1 + 4 + 4 + 8  # name length, name, dimension count, type, offset
@@ -106,7 +99,7 @@ def parse_header(buffer: Buffer, path: Path) -> Header:
         BadGguf: Anything in the header is wrong; the message says what and at which byte.
         UnsupportedTensor: A tensor has a type that the `gguf` package does not know.
     """
-    cursor = _Cursor(buffer, path)
+    cursor = Cursor(buffer, path)
     version = _read_version(cursor)
     counts_at = cursor.position
     num_tensors = cursor.integer("<u8", "the number of tensors")
@@ -131,97 +124,7 @@ def parse_header(buffer: Buffer, path: Path) -> Header:
     )
 
 
-class _Cursor:
-    """A position in the header that moves forward only, and never past the end."""
-
-    def __init__(self, buffer: Buffer, path: Path) -> None:
-        self.buffer = buffer
-        self.position = 0
-        self.path = path
-        self._end = min(len(buffer), MAX_HEADER_BYTES)
-
-    @property
-    def remaining(self) -> int:
-        return self._end - self.position
-
-    def bad(self, reason: str, offset: int) -> BadGguf:
-        return BadGguf(str(self.path), reason, offset=offset)
-
-    def advance(self, count: int, what: str) -> int:
-        """Step over `count` bytes and return where they begin."""
-        if count > self.remaining:
-            raise self._too_long(count, what)
-        start = self.position
-        self.position += count
-        return start
-
-    def numbers(self, dtype: np.dtype[Any], count: int, what: str) -> npt.NDArray[Any]:
-        """`count` numbers, copied out of the file so that they do not keep it mapped."""
-        start = self.advance(count * dtype.itemsize, what)
-        if dtype.kind == "b":
-            return self._bools(start, count, what)
-        values = np.frombuffer(self.buffer, dtype, count, start).copy()
-        values.flags.writeable = False
-        return values
-
-    def _bools(self, start: int, count: int, what: str) -> npt.NDArray[np.bool_]:
-        stored = np.frombuffer(self.buffer, np.uint8, count, start)
-        if (stored > 1).any():
-            index = int((stored > 1).argmax())
-            raise self.bad(f"{what} holds {stored[index]}, neither 0 nor 1", start + index)
-        values = stored.astype(np.bool_)
-        values.flags.writeable = False
-        return values
-
-    def integer(self, dtype: str, what: str) -> int:
-        return int(self.numbers(np.dtype(dtype), 1, what)[0])
-
-    def string(self, what: str) -> bytes:
-        start = self.position
-        length = self.integer("<u8", f"the length of {what}")
-        if length > self.remaining:
-            self.position = start
-            raise self._too_long(length, what)
-        start = self.advance(length, what)
-        return self.buffer[start : start + length]
-
-    def name(self, what: str, max_bytes: int) -> str:
-        """A string that identifies something: not empty, valid UTF-8, bounded."""
-        start = self.position
-        raw = self.string(what)
-        if not 0 < len(raw) <= max_bytes:
-            raise self.bad(f"{what} is {len(raw)} bytes long, not 1 to {max_bytes}", start)
-        try:
-            return raw.decode()
-        except UnicodeDecodeError:
-            raise self.bad(f"{what}, {raw[:80]!r}, is not UTF-8", start) from None
-
-    def strings(self, count: int, what: str) -> list[str]:
-        """`count` strings. A loop without calls into this class: vocabularies have 256k of them."""
-        if count * 8 > self.remaining:
-            raise self._too_long(count * 8, what)
-        buffer, position, end = self.buffer, self.position, self._end
-        values = []
-        for index in range(count):
-            start = position + 8
-            length = int.from_bytes(buffer[position:start], "little")
-            if length > end - start:
-                self.position = position
-                raise self._too_long(length, f"string {index} of {what}")
-            position = start + length
-            values.append(buffer[start:position].decode("utf-8", "surrogateescape"))
-        self.position = position
-        return values
-
-    def _too_long(self, count: int, what: str) -> BadGguf:
-        limit = "" if self._end == len(self.buffer) else f" of a header's {MAX_HEADER_BYTES}"
-        return self.bad(
-            f"{what} takes {count} bytes, but only {max(self.remaining, 0)}{limit} are left",
-            self.position,
-        )
-
-
-def _read_version(cursor: _Cursor) -> int:
+def _read_version(cursor: Cursor) -> int:
     at = cursor.advance(len(MAGIC), "the magic number")
     magic = cursor.buffer[at : at + len(MAGIC)]
     if magic != MAGIC:
@@ -240,7 +143,7 @@ def _read_version(cursor: _Cursor) -> int:
     raise cursor.bad(f"version {version} is unknown; versions {known} can be read", at)
 
 
-def _read_metadata(cursor: _Cursor, count: int) -> tuple[dict[str, MetadataValue], int]:
+def _read_metadata(cursor: Cursor, count: int) -> tuple[dict[str, MetadataValue], int]:
     """All keys and values, and the alignment they ask for."""
     metadata: dict[str, MetadataValue] = {}
     alignment = GGUF_DEFAULT_ALIGNMENT
@@ -264,16 +167,16 @@ def _read_metadata(cursor: _Cursor, count: int) -> tuple[dict[str, MetadataValue
     return metadata, alignment
 
 
-def _read_value_type(cursor: _Cursor, what: str) -> GGUFValueType:
+def _read_value_type(cursor: Cursor, what: str) -> GGUFValueType:
     at = cursor.position
     number = cursor.integer("<u4", f"the type of {what}")
     try:
         return GGUFValueType(number)
     except ValueError:
-        raise cursor.bad(f"{what} is of the unknown value type {number}", at) from None
+        raise cursor.bad(f"unknown value type {number} of {what}", at) from None
 
 
-def _read_value(cursor: _Cursor, value_type: GGUFValueType, what: str) -> MetadataValue:
+def _read_value(cursor: Cursor, value_type: GGUFValueType, what: str) -> MetadataValue:
     if value_type == GGUFValueType.STRING:
         return cursor.string(what).decode("utf-8", "surrogateescape")
     if value_type == GGUFValueType.ARRAY:
@@ -282,7 +185,7 @@ def _read_value(cursor: _Cursor, value_type: GGUFValueType, what: str) -> Metada
     return value
 
 
-def _read_array(cursor: _Cursor, what: str) -> npt.NDArray[Any] | list[str]:
+def _read_array(cursor: Cursor, what: str) -> npt.NDArray[Any] | list[str]:
     at = cursor.position
     element_type = _read_value_type(cursor, f"the elements of {what}")
     count = cursor.integer("<u8", f"the length of {what}")
@@ -294,7 +197,7 @@ def _read_array(cursor: _Cursor, what: str) -> npt.NDArray[Any] | list[str]:
     return cursor.numbers(_DTYPES[element_type], count, what)
 
 
-def _read_tensor_infos(cursor: _Cursor, count: int, alignment: int) -> tuple[TensorInfo, ...]:
+def _read_tensor_infos(cursor: Cursor, count: int, alignment: int) -> tuple[TensorInfo, ...]:
     tensors: dict[str, TensorInfo] = {}
     for index in range(count):
         at = cursor.position
@@ -311,7 +214,7 @@ def _read_tensor_infos(cursor: _Cursor, count: int, alignment: int) -> tuple[Ten
     return tuple(tensors.values())
 
 
-def _read_tensor_info(cursor: _Cursor, index: int) -> TensorInfo:
+def _read_tensor_info(cursor: Cursor, index: int) -> TensorInfo:
     entry = cursor.position
     name = cursor.name(f"the name of tensor {index}", MAX_TENSOR_NAME_BYTES)
     what = f"tensor {_quote(name)}"

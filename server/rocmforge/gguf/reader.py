@@ -4,7 +4,8 @@ The format is specified in https://github.com/ggml-org/ggml/blob/master/docs/ggu
 be split into shards `NAME-00001-of-0000N.gguf` as llama.cpp's `gguf-split` writes them: metadata
 is in the first, each has tensors of its own, and the keys `split.*` say which is which.
 
-Opening reads the header only. Tensor data is paged in by the operating system as it is used.
+Opening reads the header only. Tensor data is paged in by the operating system as it is used, so a
+file must not be shortened while it is open (SIGBUS): put a new one in its place by renaming.
 """
 
 from __future__ import annotations
@@ -95,10 +96,10 @@ class GgufFile(TypedMetadata):
 
 
 def _map_shard(path: Path) -> _Shard:
-    # Asked before opening: to open a named pipe would block.
-    if not path.is_file():
-        raise ModelFileNotFound(f"{path}: there is no such file.")
     try:
+        # Asked before opening: to open a named pipe would block.
+        if not path.is_file():
+            raise ModelFileNotFound(f"{path}: there is no such file.")
         with path.open("rb") as file:
             size = file.seek(0, 2)
             if size == 0:

@@ -13,7 +13,8 @@ from gguf.constants import GGMLQuantizationType, GGUFValueType
 from tests.support.gguf_writer import RawGguf, array, key_value, string, tensor_info
 
 from rocmforge.errors import BadGguf, ModelFileNotFound, UnsupportedTensor
-from rocmforge.gguf.header import MAX_HEADER_BYTES, parse_header
+from rocmforge.gguf.cursor import MAX_HEADER_BYTES
+from rocmforge.gguf.header import parse_header
 from rocmforge.gguf.reader import open_gguf
 
 HEADER_BYTES = 24  # magic, version, two counts
@@ -48,6 +49,11 @@ def test_the_parts_used_here_make_a_valid_file() -> None:
 def test_missing_file(tmp_path: Path) -> None:
     with pytest.raises(ModelFileNotFound, match=r"nowhere\.gguf"):
         open_gguf(tmp_path / "nowhere.gguf")
+
+
+def test_file_name_that_the_system_refuses(tmp_path: Path) -> None:
+    with pytest.raises(ModelFileNotFound, match="cannot be read"):
+        open_gguf(tmp_path / ("x" * 1000))
 
 
 def test_directory(tmp_path: Path) -> None:
@@ -150,7 +156,7 @@ def test_kv_key_not_utf8() -> None:
 def test_kv_bad_type(value_type: int) -> None:
     error = refusal(RawGguf(key_values=[key_value(b"a.key", value_type, bytes(8))]))
 
-    assert f"'a.key' is of the unknown value type {value_type}" in error.reason
+    assert f"unknown value type {value_type} of 'a.key'" in error.reason
     assert error.offset == HEADER_BYTES + 8 + 5
 
 
@@ -224,7 +230,7 @@ def test_kv_array_of_bad_type() -> None:
     key = key_value(b"many", GGUFValueType.ARRAY, array(99, 1, bytes(8)))
 
     assert (
-        "the elements of 'many' is of the unknown value type 99"
+        "unknown value type 99 of the elements of 'many'"
         in refusal(RawGguf(key_values=[key])).reason
     )
 
