@@ -19,7 +19,8 @@ class RopeScalingKind(StrEnum):
     """How positions beyond the training context are mapped."""
 
     LINEAR = "linear"
-    YARN = "yarn"
+    YARN = "yarn"  # Peng et al. 2023, arXiv:2309.00071
+    LONGROPE = "longrope"  # Ding et al. 2024, arXiv:2402.13753; its factors are tensors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +30,7 @@ class RopeScaling:
     kind: RopeScalingKind
     factor: float
     original_context: int
-    attention_factor: float = 1.0
+    attention_factor: float = 1.0  # multiplies cos and sin
     extrapolation_factor: float = 1.0
     beta_fast: float = 32.0
     beta_slow: float = 1.0
@@ -43,7 +44,7 @@ class RopeConfig:
     dim: int  # leading elements of each head that rotate; the rest pass through
     theta: float
     local_theta: float | None  # of layers with a sliding window, where it differs (Gemma 3)
-    scaling: RopeScaling | None  # of layers without a window
+    scaling: RopeScaling | None  # of theta; local_theta is never scaled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,140 @@
+"""The plugin: finds the processor, loads a model into memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from rocmforge.backend.protocol import (
+    DeviceInfo,
+    Float32Array,
+    LoadOptions,
+    ProbeResult,
+    ProgressCallback,
+    RunnerInfo,
+)
+from rocmforge.errors import ConfigurationError, OutOfMemory
+from rocmforge.gguf.reader import GgufTensor, open_gguf
+from rocmforge.models.architectures import read_config
+from rocmforge.models.config import ModelConfig
+from rocmforge.models.memory import float32_weight_bytes, kv_bytes_per_token
+from rocmforge.models.rope import load_rope_tables
+from rocmforge.models.weights import check_tensors, load_weights
+from rocmforge_reference.decoder_ops import KvCache, ReferenceOps
+from rocmforge_reference.host import describe_host
+from rocmforge_reference.runner import ReferenceRunner
+
+BLOCK_SIZE: Final = 16
+_DEFAULT_KV_BYTES: Final = 512 << 20
+"""Of the cache, unless one sequence of full length needs more: this backend is for verifying."""
+
+
+def create() -> ReferenceBackend:
+    """Entry point."""
+    return ReferenceBackend()
+
+
+class ReferenceBackend:
+    """NumPy on the CPU: slow, readable, and the oracle for every other backend."""
+
+    @property
+    def name(self) -> str:
+        return "reference"
+
+    def probe(self) -> ProbeResult:
+        return ProbeResult(devices=(describe_host(),), reason=None)
+
+    def load(
+        self, model: Path, options: LoadOptions, progress: ProgressCallback
+    ) -> ReferenceRunner:
+        device = _choose_device(options.device)
+        if options.kv_dtype not in ("auto", "f32"):
+            raise ConfigurationError(
+                f"The reference backend has no {options.kv_dtype} cache; use kv_dtype auto or f32."
+            )
+        progress("reading the header", 0.0)
+        with open_gguf(model) as file:
+            config = read_config(file)
+            check_tensors(config, file)
+            max_context = min(options.max_context, config.max_context)
+            weights_bytes = float32_weight_bytes(file)
+            num_blocks = _plan_blocks(config, options, max_context, weights_bytes, device)
+            weights = load_weights(
+                config,
+                file,
+                GgufTensor.to_float32,
+                lambda share: progress("loading weights", share),
+            )
+            tables = load_rope_tables(config, file, max_context)
+        caches = tuple(_new_cache(config, num_blocks) for _ in range(config.num_layers))
+        info = RunnerInfo(
+            backend=self.name,
+            device=device,
+            block_size=BLOCK_SIZE,
+            num_blocks=num_blocks,
+            max_context=max_context,
+            vocab_size=config.vocab_size,
+            pipeline_depth=1,
+            weights_bytes=weights_bytes,
+            kv_bytes=num_blocks * BLOCK_SIZE * kv_bytes_per_token(config, 4),
+            kv_dtype="f32",
+            notes=("NumPy reference backend: for verification, not for speed",),
+        )
+        return ReferenceRunner(config, weights, ReferenceOps(config, tables, caches), info)
+
+
+def _choose_device(wanted: str | None) -> DeviceInfo:
+    device = describe_host()
+    if wanted not in (None, "0", "cpu", device.name):
+        raise ConfigurationError(
+            f"The reference backend has no device {wanted!r}; its only one is 0 ({device.name})."
+        )
+    return device
+
+
+def _plan_blocks(
+    config: ModelConfig,
+    options: LoadOptions,
+    max_context: int,
+    weights_bytes: int,
+    device: DeviceInfo,
+) -> int:
+    """Blocks of the cache.
+
+    Raises:
+        OutOfMemory: Weights and cache do not fit into the share of memory that may be used.
+    """
+    block_bytes = BLOCK_SIZE * kv_bytes_per_token(config, 4)
+    blocks_per_sequence = -(-max_context // BLOCK_SIZE)
+    allowed = int(device.memory_free * options.memory_utilization)
+    left = allowed - weights_bytes
+    if options.kv_blocks is not None:
+        num_blocks, least = options.kv_blocks, options.kv_blocks
+    else:
+        default = max(blocks_per_sequence, _DEFAULT_KV_BYTES // block_bytes)
+        fitting = max(left, 0) // block_bytes
+        num_blocks = min(default, fitting, options.max_sequences * blocks_per_sequence)
+        least = blocks_per_sequence
+    if num_blocks < least or num_blocks * block_bytes > left:
+        raise OutOfMemory(
+            f"The model needs {_mib(weights_bytes)} as float32 and {_mib(least * block_bytes)} for "
+            f"a cache of {least * BLOCK_SIZE} tokens, but only {_mib(allowed)} may be used "
+            f"({options.memory_utilization:.0%} of {_mib(device.memory_free)} free). Lower "
+            "max_context or kv_blocks, or take a smaller model."
+        )
+    return num_blocks
+
+
+def _mib(size: int) -> str:
+    return f"{size / (1 << 20):,.0f} MiB"
+
+
+def _new_cache(config: ModelConfig, num_blocks: int) -> KvCache:
+    shape = (num_blocks, config.num_kv_heads, BLOCK_SIZE, config.head_dim)
+
+    def zeros() -> Float32Array:
+        return np.zeros(shape, np.float32)  # pages are taken when first written
+
+    return KvCache(zeros(), zeros())

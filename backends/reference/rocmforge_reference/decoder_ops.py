@@ -1,0 +1,112 @@
+"""`rocmforge.backend.ops.Ops` over the plain functions of `ops`: adds the model and its caches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from rocmforge.backend.ops import Activation, AttentionSpec
+from rocmforge.backend.protocol import Float32Array, Int32Array, StepInput
+from rocmforge.models.config import ModelConfig
+from rocmforge.models.rope import RopeTables
+from rocmforge_reference import ops
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Step:
+    """A step whose token ids are all known."""
+
+    input: StepInput
+    token_ids: Int32Array  # [T]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KvCache:
+    """Keys and values of one layer, float32 `[blocks, kv_heads, block_size, head_dim]` each."""
+
+    keys: Float32Array
+    values: Float32Array
+
+
+class ReferenceOps:
+    """Implements `Ops[Float32Array, Float32Array, Step]`."""
+
+    def __init__(
+        self, config: ModelConfig, tables: RopeTables, caches: tuple[KvCache, ...]
+    ) -> None:
+        self._config = config
+        self._tables = tables
+        self._caches = caches
+
+    def embed(self, step: Step, table: Float32Array, scale: float) -> Float32Array:
+        return ops.embed(table, step.token_ids, scale)
+
+    def rms_norm(self, x: Float32Array, weight: Float32Array) -> Float32Array:
+        return ops.rms_norm(x, weight, self._config.norm_eps)
+
+    def add_rms_norm(
+        self, residual: Float32Array, delta: Float32Array, weight: Float32Array
+    ) -> tuple[Float32Array, Float32Array]:
+        residual = residual + delta
+        return residual, self.rms_norm(residual, weight)
+
+    def linear(
+        self, x: Float32Array, weight: Float32Array, bias: Float32Array | None
+    ) -> Float32Array:
+        return ops.linear(x, weight, bias)
+
+    def gated_linear(
+        self, x: Float32Array, gate: Float32Array, up: Float32Array, activation: Activation
+    ) -> Float32Array:
+        return ops.gated_linear(x, gate, up, activation)
+
+    def rope_and_store(
+        self,
+        step: Step,
+        q: Float32Array,
+        k: Float32Array,
+        v: Float32Array,
+        q_norm: Float32Array | None,
+        k_norm: Float32Array | None,
+        spec: AttentionSpec,
+    ) -> Float32Array:
+        q, k, v = self._heads(q), self._heads(k), self._heads(v)
+        if q_norm is not None:
+            q = self.rms_norm(q, q_norm)
+        if k_norm is not None:
+            k = self.rms_norm(k, k_norm)
+        table = self._tables.table
+        if spec.local_rope:
+            assert self._tables.local_table is not None
+            table = self._tables.local_table
+        positions, style = step.input.positions, self._config.rope.style
+        cos, sin = table.cos[positions], table.sin[positions]
+        cache = self._caches[spec.layer]
+        ops.store(cache.keys, ops.rope(k, cos, sin, style), step.input.slot_mapping)
+        ops.store(cache.values, v, step.input.slot_mapping)
+        return ops.rope(q, cos, sin, style).reshape(len(q), -1)
+
+    def attention(self, step: Step, q: Float32Array, spec: AttentionSpec) -> Float32Array:
+        cache = self._caches[spec.layer]
+        return ops.paged_attention(
+            self._heads(q),
+            cache.keys,
+            cache.values,
+            positions=step.input.positions,
+            query_start=step.input.query_start,
+            context_len=step.input.context_len,
+            block_table=step.input.block_table,
+            scale=spec.scale,
+            softcap=spec.softcap,
+            window=spec.window,
+        ).reshape(len(q), -1)
+
+    def take_logit_rows(self, step: Step, x: Float32Array) -> Float32Array:
+        return x[step.input.logit_rows]
+
+    def logits(self, x: Float32Array, weight: Float32Array, softcap: float | None) -> Float32Array:
+        return ops.softcap(ops.linear(x, weight), softcap)
+
+    def _heads(self, x: Float32Array) -> Float32Array:
+        return np.reshape(x, (len(x), -1, self._config.head_dim))

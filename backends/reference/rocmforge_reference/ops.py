@@ -1,0 +1,232 @@
+"""The operations of a transformer as plain functions over NumPy arrays.
+
+Written to be read and to be compared with: a fast kernel is right if it agrees with the function
+here, called with float64 arrays. Nothing depends on the dtype except `linear`'s speed.
+
+A row of a result depends on its own inputs only, to the last bit: not on how many rows are
+computed together, nor on where the row or its cache blocks lie. Two rules see to that. Matrix
+products run in tiles of ROW_TILE rows, since BLAS rounds differently for different numbers of
+rows; and sums over keys run over tiles of KEY_TILE positions, counted from position 0.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from rocmforge.backend.ops import Activation
+from rocmforge.models.config import RopeStyle
+
+Array: TypeAlias = npt.NDArray[Any]
+"""Of float32 when serving, of float64 as an oracle; all arrays of a call have the same dtype."""
+Int: TypeAlias = npt.NDArray[np.integer[Any]]
+
+ROW_TILE: Final = 8
+KEY_TILE: Final = 128
+QUERY_CHUNK: Final = 32
+"""Tokens of a sequence whose scores are in memory at once."""
+
+
+def embed(table: Array, token_ids: Int, scale: float) -> Array:
+    """`table[token_ids] * scale`: [V, dim], [T] -> [T, dim]."""
+    rows: Array = table[token_ids] * table.dtype.type(scale)
+    return rows
+
+
+def rms_norm(x: Array, weight: Array, eps: float) -> Array:
+    """`x / sqrt(mean(x^2) + eps) * weight` over the last axis (Zhang and Sennrich 2019)."""
+    mean_square = np.mean(x * x, axis=-1, keepdims=True)
+    normalized: Array = x / np.sqrt(mean_square + x.dtype.type(eps)) * weight
+    return normalized
+
+
+def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
+    """`x @ weight.T + bias`: [rows, in], [out, in] -> [rows, out]."""
+    rows, features = x.shape
+    padded = np.zeros((_round_up(rows, ROW_TILE), features), x.dtype)
+    padded[:rows] = x
+    tiles = padded.reshape(-1, ROW_TILE, features)
+    product = (tiles @ weight.T).reshape(-1, len(weight))[:rows]
+    return product if bias is None else product + bias
+
+
+def gated_linear(
+    x: Array,
+    gate: Array,
+    up: Array,
+    activation: Activation,
+) -> Array:
+    """`activation(x @ gate.T) * (x @ up.T)` (Shazeer 2020): [rows, dim] -> [rows, ffn]."""
+    return activate(linear(x, gate), activation) * linear(x, up)
+
+
+def activate(x: Array, activation: Activation) -> Array:
+    """SiLU, `x * sigmoid(x)`, or the tanh form of GELU (Hendrycks and Gimpel 2016)."""
+    activated: Array
+    if activation is Activation.SILU:
+        with np.errstate(over="ignore"):  # exp(-x) = inf gives the right 0
+            activated = x / (1 + np.exp(-x))
+    else:
+        inner = x.dtype.type(np.sqrt(2 / np.pi)) * (x + x.dtype.type(0.044715) * x * x * x)
+        activated = x.dtype.type(0.5) * x * (1 + np.tanh(inner))
+    return activated
+
+
+def softcap(x: Array, cap: float | None) -> Array:
+    """`cap * tanh(x / cap)`; None leaves x as it is."""
+    return x if cap is None else x.dtype.type(cap) * np.tanh(x / x.dtype.type(cap))
+
+
+def rope(x: Array, cos: Array, sin: Array, style: RopeStyle) -> Array:
+    """Rotates pairs of each head (Su et al. 2021); elements beyond the pairs pass through.
+
+    Args:
+        x: [T, heads, head_dim].
+        cos: [T, pairs], of the position of each token. 2 * pairs <= head_dim.
+        sin: [T, pairs].
+        style: NORMAL pairs elements (2i, 2i + 1), NEOX pairs (i, i + pairs).
+    """
+    pairs = cos.shape[1]
+    if style is RopeStyle.NORMAL:
+        first, second = slice(0, 2 * pairs, 2), slice(1, 2 * pairs, 2)
+    else:
+        first, second = slice(0, pairs), slice(pairs, 2 * pairs)
+    cos, sin = cos[:, None, :], sin[:, None, :]
+    rotated = x.copy()
+    rotated[..., first] = x[..., first] * cos - x[..., second] * sin
+    rotated[..., second] = x[..., second] * cos + x[..., first] * sin
+    return rotated
+
+
+def store(cache: Array, values: Array, slots: Int) -> None:
+    """Writes keys or values to their slots of a paged cache.
+
+    Args:
+        cache: [blocks, kv_heads, block_size, head_dim], changed in place.
+        values: [T, kv_heads, head_dim].
+        slots: [T], each `block * block_size + offset`.
+    """
+    blocks, offsets = np.divmod(slots, cache.shape[2])
+    cache[blocks, :, offsets] = values
+
+
+def paged_attention(
+    q: Array,
+    k_cache: Array,
+    v_cache: Array,
+    *,
+    positions: Int,
+    query_start: Int,
+    context_len: Int,
+    block_table: Int,
+    scale: float,
+    softcap: float | None,
+    window: int | None,
+) -> Array:
+    """Causal attention of a flat token batch over a paged cache (Kwon et al. 2023).
+
+    Each token attends to positions `max(0, p - window + 1)..p` of its sequence, p its own.
+    Query head h reads key-value head `h // (heads / kv_heads)`.
+
+    Args:
+        q: [T, heads, head_dim].
+        k_cache: [blocks, kv_heads, block_size, head_dim], holding these tokens' keys too.
+        v_cache: As k_cache.
+        positions: [T].
+        query_start: [B + 1]; sequence b owns tokens `query_start[b]:query_start[b + 1]`.
+        context_len: [B], tokens of each sequence in the cache.
+        block_table: [B, M].
+        scale: Of the scores.
+        softcap: Applied to the scaled scores, or None.
+        window: In tokens, or None for all.
+
+    Returns:
+        [T, heads, head_dim].
+    """
+    out = np.empty_like(q)
+    block_size = k_cache.shape[2]
+    for sequence, context in enumerate(context_len):
+        tokens = slice(query_start[sequence], query_start[sequence + 1])
+        where = positions[tokens]
+        if not len(where):
+            continue
+        oldest = 0 if window is None else max(0, int(where[0]) - window + 1)
+        first = oldest // KEY_TILE * KEY_TILE
+        blocks = block_table[sequence, first // block_size : -(-context // block_size)]
+        keys = _gather(k_cache, blocks, context - first)
+        values = _gather(v_cache, blocks, context - first)
+        for start in range(tokens.start, tokens.stop, QUERY_CHUNK):
+            chunk = slice(start, min(start + QUERY_CHUNK, tokens.stop))
+            seen = -(-(int(positions[chunk.stop - 1]) + 1 - first) // KEY_TILE)
+            out[chunk] = _attend(
+                q[chunk],
+                keys[:, :seen],
+                values[:, :seen],
+                positions[chunk] - first,
+                scale,
+                softcap,
+                window,
+            )
+    return out
+
+
+def _gather(cache: Array, blocks: Int, count: int) -> Array:
+    """The first `count` positions of these blocks as [kv_heads, tiles, KEY_TILE, head_dim].
+
+    What lies behind them, in a block or a tile, is zero: a slot may hold what an earlier owner
+    left there, and not even a NaN of it may be multiplied by a probability of zero.
+    """
+    _, kv_heads, block_size, head_dim = cache.shape
+    gathered = np.zeros((kv_heads, _round_up(count, KEY_TILE), head_dim), cache.dtype)
+    whole = gathered[:, : len(blocks) * block_size]
+    whole.reshape(kv_heads, len(blocks), block_size, head_dim)[:] = cache[blocks].swapaxes(0, 1)
+    gathered[:, count:] = 0
+    return gathered.reshape(kv_heads, -1, KEY_TILE, head_dim)
+
+
+def _attend(
+    q: Array,
+    keys: Array,
+    values: Array,
+    positions: Int,
+    scale: float,
+    cap: float | None,
+    window: int | None,
+) -> Array:
+    """Attention of [T, heads, head_dim] over keys [kv_heads, tiles, KEY_TILE, head_dim].
+
+    Rows are (token, query head of the group), cut into tiles; scores have the axes
+    [kv_head, row tile, key tile, row, key].
+    """
+    tokens, heads, head_dim = q.shape
+    kv_heads, key_tiles = keys.shape[:2]
+    group = heads // kv_heads
+    rows = tokens * group
+    padded = np.zeros((kv_heads, _round_up(rows, ROW_TILE), head_dim), q.dtype)
+    grouped = padded[:, :rows].reshape(kv_heads, tokens, group, head_dim)
+    grouped[:] = q.reshape(tokens, kv_heads, group, head_dim).swapaxes(0, 1)
+    tiles = padded.reshape(kv_heads, -1, 1, ROW_TILE, head_dim)
+    scores = (tiles * q.dtype.type(scale)) @ keys[:, None].swapaxes(-1, -2)
+    scores = softcap(scores, cap)
+
+    row_position = np.zeros((padded.shape[1] // ROW_TILE, 1, ROW_TILE, 1), np.int64)
+    row_position.reshape(-1)[:rows] = np.repeat(positions, group)
+    key_position = np.arange(key_tiles * KEY_TILE).reshape(key_tiles, 1, KEY_TILE)
+    visible = key_position <= row_position
+    if window is not None:
+        visible &= key_position > row_position - window
+    scores = np.where(visible, scores, -np.inf)
+
+    largest = scores.max(axis=(2, 4), keepdims=True)
+    weights = np.exp(scores - largest)
+    total = weights.sum(axis=4, keepdims=True).sum(axis=2)
+    mixed: Array = (weights @ values[:, None]).sum(axis=2) / total
+    mixed = mixed.reshape(kv_heads, -1, head_dim)[:, :rows]
+    mixed = mixed.reshape(kv_heads, tokens, group, head_dim)
+    return mixed.swapaxes(0, 1).reshape(q.shape)
+
+
+def _round_up(count: int, tile: int) -> int:
+    return -(-count // tile) * tile

@@ -1,0 +1,95 @@
+"""Executes steps, one at a time, when they are submitted."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from rocmforge.backend.protocol import (
+    NO_SOURCE,
+    Float32Array,
+    Int32Array,
+    RunnerInfo,
+    StepInput,
+    StepOutput,
+)
+from rocmforge.errors import BackendError, OutOfMemory
+from rocmforge.models.config import ModelConfig
+from rocmforge.models.decoder import forward
+from rocmforge.models.weights import ModelWeights
+from rocmforge_reference.decoder_ops import ReferenceOps, Step
+from rocmforge_reference.sampling import NO_TOKEN, sample
+
+
+class ReferenceRunner:
+    """A model in memory. `submit` does the work; `collect` hands it out."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: ModelWeights[Float32Array],
+        ops: ReferenceOps,
+        info: RunnerInfo,
+    ) -> None:
+        self._model: tuple[ModelConfig, ModelWeights[Float32Array], ReferenceOps] | None
+        self._model = config, weights, ops
+        self._info = info
+        self._output: StepOutput | None = None
+        self._last_tokens = np.empty(0, np.int32)
+
+    @property
+    def info(self) -> RunnerInfo:
+        return self._info
+
+    def submit(self, step: StepInput) -> None:
+        assert self._output is None, "a step was submitted before the last one was collected"
+        started = time.perf_counter_ns()
+        try:
+            self._output = self._run(step, started)
+        except MemoryError as error:
+            raise OutOfMemory(
+                f"A step of {step.num_tokens} tokens with {len(step.logit_rows)} rows of logits "
+                f"does not fit into memory ({error}). Lower max_batched_tokens."
+            ) from error
+        except (ArithmeticError, IndexError, TypeError, ValueError) as error:
+            raise BackendError(f"step {step.step_id}", repr(error)) from error
+
+    def collect(self) -> StepOutput:
+        assert self._output is not None, "nothing was submitted"
+        output, self._output = self._output, None
+        return output
+
+    def close(self) -> None:
+        self._model = None
+        self._output = None
+
+    def _run(self, step: StepInput, started_ns: int) -> StepOutput:
+        assert self._model is not None, "the runner is closed"
+        config, weights, ops = self._model
+        token_ids = self._resolve(step)
+        logits = forward(config, weights, ops, Step(step, token_ids))
+        from_device = step.token_source[step.logit_rows] != NO_SOURCE
+        pending = np.where(from_device, token_ids[step.logit_rows], np.int32(NO_TOKEN))
+        samples = sample(logits, step.sampling, pending)
+        self._last_tokens = samples.token_ids
+        return StepOutput(
+            step_id=step.step_id,
+            token_ids=samples.token_ids,
+            logprobs=samples.logprobs,
+            top_ids=samples.top_ids,
+            top_logprobs=samples.top_logprobs,
+            device_ns=time.perf_counter_ns() - started_ns,
+        )
+
+    def _resolve(self, step: StepInput) -> Int32Array:
+        """Token ids, with those of the previous step filled in.
+
+        A row that could not be sampled stands for token 0: its sequence is about to be ended.
+        """
+        known = step.token_source == NO_SOURCE
+        if known.all():
+            return step.token_ids
+        token_ids = step.token_ids.copy()
+        token_ids[~known] = np.maximum(self._last_tokens[step.token_source[~known]], 0)
+        return token_ids

@@ -1,0 +1,54 @@
+"""The forward pass of a decoder-only transformer, once for every architecture and backend."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from rocmforge.backend.ops import AttentionSpec, Ops
+from rocmforge.models.config import ModelConfig
+from rocmforge.models.weights import ModelWeights
+
+A = TypeVar("A")
+W = TypeVar("W")
+S = TypeVar("S")
+
+
+def attention_specs(config: ModelConfig) -> tuple[AttentionSpec, ...]:
+    """How each layer attends."""
+    return tuple(
+        AttentionSpec(
+            layer=layer,
+            scale=config.attention_scale,
+            softcap=config.attention_softcap,
+            window=window,
+            local_rope=window is not None and config.rope.local_theta is not None,
+        )
+        for layer, window in enumerate(config.windows)
+    )
+
+
+def forward(config: ModelConfig, weights: ModelWeights[W], ops: Ops[A, W, S], step: S) -> A:
+    """Logits `[L, V]` of the step's logit rows; the caches hold its keys and values afterwards.
+
+    Each residual addition is done together with the norm that reads its result, so the last
+    norm of a layer is the first of the next one (or the output norm).
+    """
+    layers = weights.layers
+    next_norms = [*(layer.attn_norm for layer in layers[1:]), weights.output_norm]
+    residual = ops.embed(step, weights.embedding, config.embedding_scale)
+    x = ops.rms_norm(residual, layers[0].attn_norm)
+    for spec, layer, next_norm in zip(attention_specs(config), layers, next_norms, strict=True):
+        q = ops.linear(x, layer.q, layer.q_bias)
+        k = ops.linear(x, layer.k, layer.k_bias)
+        v = ops.linear(x, layer.v, layer.v_bias)
+        q = ops.rope_and_store(step, q, k, v, layer.q_norm, layer.k_norm, spec)
+        x = ops.linear(ops.attention(step, q, spec), layer.output, layer.output_bias)
+        if layer.attn_post_norm is not None:
+            x = ops.rms_norm(x, layer.attn_post_norm)
+        residual, x = ops.add_rms_norm(residual, x, layer.ffn_norm)
+        x = ops.gated_linear(x, layer.gate, layer.up, config.activation)
+        x = ops.linear(x, layer.down, None)
+        if layer.ffn_post_norm is not None:
+            x = ops.rms_norm(x, layer.ffn_post_norm)
+        residual, x = ops.add_rms_norm(residual, x, next_norm)
+    return ops.logits(ops.take_logit_rows(step, x), weights.output, config.logit_softcap)

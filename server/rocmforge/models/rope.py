@@ -1,0 +1,112 @@
+"""Rotary position embedding: tables of cosines and sines, made on the host for every backend.
+
+Angles are computed in float64 and rounded once: float32 angles lose three digits at position
+10,000, and backends that share a table cannot differ.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from rocmforge.errors import UnsupportedTensor
+from rocmforge.gguf.reader import GgufFile
+from rocmforge.models.architectures import FREQUENCY_FACTORS, LONG_FACTORS, SHORT_FACTORS
+from rocmforge.models.config import ModelConfig, RopeConfig, RopeScaling, RopeScalingKind
+
+Float64Array = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RopeTable:
+    """Cosine and sine by position, float32 `[max_context, rope dim / 2]` each."""
+
+    cos: npt.NDArray[np.float32]
+    sin: npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RopeTables:
+    """The model's tables; `local_table` is for layers whose spec says `local_rope`."""
+
+    table: RopeTable
+    local_table: RopeTable | None
+
+
+def load_rope_tables(config: ModelConfig, file: GgufFile, max_context: int) -> RopeTables:
+    """Tables for positions `0..max_context - 1`.
+
+    LongRoPE has two sets of factors. A table is made for a whole run of the server, so the long
+    ones are taken when the served context exceeds the original one, whatever a request's length.
+
+    Raises:
+        UnsupportedTensor: Factors are missing or of the wrong shape.
+    """
+    rope = config.rope
+    local = None
+    if rope.local_theta is not None:
+        local = _table(_frequencies(rope.local_theta, rope.dim), 1.0, max_context)
+    frequencies = scaled_frequencies(rope, _factors(rope, file, max_context))
+    gain = rope.scaling.attention_factor if rope.scaling else 1.0
+    return RopeTables(_table(frequencies, gain, max_context), local)
+
+
+def scaled_frequencies(rope: RopeConfig, factors: Float64Array | None) -> Float64Array:
+    """Radians per position of each pair, `[dim / 2]`; `factors` divide them, if given."""
+    frequencies = _frequencies(rope.theta, rope.dim)
+    if factors is not None:
+        frequencies = frequencies / factors
+    scaling = rope.scaling
+    if scaling is None or scaling.kind is RopeScalingKind.LONGROPE:
+        return frequencies
+    interpolated = frequencies / scaling.factor
+    if scaling.kind is RopeScalingKind.LINEAR:
+        return interpolated
+    keep = _yarn_ramp(rope, scaling) * scaling.extrapolation_factor
+    return interpolated * (1 - keep) + frequencies * keep
+
+
+def _frequencies(theta: float, dim: int) -> Float64Array:
+    return theta ** (-np.arange(0, dim, 2, dtype=np.float64) / dim)
+
+
+def _yarn_ramp(rope: RopeConfig, scaling: RopeScaling) -> Float64Array:
+    """1 for pairs that turn often within the original context, 0 for slow ones, linear between."""
+
+    def pair_turning(times: float) -> float:
+        turns = scaling.original_context / (times * 2 * math.pi)
+        return rope.dim * math.log(turns) / (2 * math.log(rope.theta))
+
+    low = max(math.floor(pair_turning(scaling.beta_fast)), 0)
+    high = min(math.ceil(pair_turning(scaling.beta_slow)), rope.dim - 1)
+    pairs = np.arange(rope.dim // 2, dtype=np.float64)
+    return 1 - np.clip((pairs - low) / max(high - low, 0.001), 0, 1)
+
+
+def _factors(rope: RopeConfig, file: GgufFile, max_context: int) -> Float64Array | None:
+    scaling = rope.scaling
+    if scaling is not None and scaling.kind is RopeScalingKind.LONGROPE:
+        name = LONG_FACTORS if max_context > scaling.original_context else SHORT_FACTORS
+        if name not in file.tensors:
+            raise UnsupportedTensor(name, "missing, although the file asks for LongRoPE")
+    elif FREQUENCY_FACTORS in file.tensors:
+        name = FREQUENCY_FACTORS
+    else:
+        return None
+    tensor = file.tensors[name]
+    if tensor.shape != (rope.dim // 2,):
+        raise UnsupportedTensor(name, f"its shape is {tensor.shape}, not {(rope.dim // 2,)}")
+    factors = tensor.to_float32().astype(np.float64)
+    if not (factors > 0).all():
+        raise UnsupportedTensor(name, "a factor is not positive")
+    return factors
+
+
+def _table(frequencies: Float64Array, gain: float, max_context: int) -> RopeTable:
+    angles = np.arange(max_context, dtype=np.float64)[:, None] * frequencies
+    return RopeTable(
+        (np.cos(angles) * gain).astype(np.float32), (np.sin(angles) * gain).astype(np.float32)
+    )
