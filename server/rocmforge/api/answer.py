@@ -1,0 +1,125 @@
+"""From a running generation to an HTTP answer: a stream of events, or one body at the end."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+from litestar import MediaType, Request, Response
+
+from rocmforge.api.disconnect import unless_client_leaves
+from rocmforge.api.errors import answer_for
+from rocmforge.api.generation import Generation, Piece
+from rocmforge.api.plan import Plan
+from rocmforge.api.schema import Usage
+from rocmforge.api.service import Service
+from rocmforge.api.settings import ApiSettings
+from rocmforge.api.sse import DONE, EventStream, frame
+
+log = logging.getLogger(__name__)
+
+REQUEST_ID = "x-request-id"
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerHead:
+    """What all chunks of an answer have in common."""
+
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+
+    @classmethod
+    def make(cls, service: Service, prefix: str) -> AnswerHead:
+        """A fresh id, and one creation time for the whole answer."""
+        return cls(
+            id=f"{prefix}-{uuid.uuid4().hex}",
+            created=int(service.clock()),
+            model=service.model,
+            system_fingerprint=service.fingerprint,
+        )
+
+
+class Writer(Protocol):
+    """How an endpoint family says what a generation yields."""
+
+    head: AnswerHead
+
+    def events(self, piece: Piece) -> bytes:
+        """Server-sent events for one piece."""
+        ...
+
+    def usage_event(self, usage: Usage) -> bytes:
+        """The last event of a stream whose client asked for usage."""
+        ...
+
+    def body(self, pieces: list[Piece], usage: Usage) -> msgspec.Struct:
+        """The whole answer, from all pieces in order of arrival."""
+        ...
+
+
+async def answer(
+    request: Request[Any, Any, Any],
+    service: Service,
+    settings: ApiSettings,
+    plan: Plan,
+    writer: Writer,
+    *,
+    arrival_ns: int,
+    stream: bool,
+    include_usage: bool,
+) -> Response[bytes] | EventStream:
+    """Runs `plan` and answers `request` with what comes of it.
+
+    Raises:
+        CapacityError: the engine does not take it now.
+        EngineError: it failed, before a byte of the answer was sent.
+        ClientLeft: nobody waits for the answer any more.
+    """
+    headers = {REQUEST_ID: writer.head.id}
+    generation = Generation.start(service, plan, arrival_ns)
+    if stream:
+        return EventStream(
+            stream_events(generation, writer, include_usage=include_usage),
+            close=generation.close,
+            keep_alive_s=settings.keep_alive_s,
+            drain_timeout_s=settings.drain_timeout_s,
+            headers=headers,
+        )
+    try:
+        pieces = await unless_client_leaves(request, collect(generation))
+    finally:
+        generation.close()
+    return json_response(writer.body(pieces, generation.usage()), headers)
+
+
+async def stream_events(
+    generation: Generation, writer: Writer, *, include_usage: bool
+) -> AsyncIterator[bytes]:
+    """The events of a stream. What fails after the headers becomes the last of them."""
+    try:
+        async for pieces in generation.batches():
+            if pieces:
+                yield b"".join([writer.events(piece) for piece in pieces])
+        if include_usage:
+            yield writer.usage_event(generation.usage())
+        yield DONE
+    except Exception as error:
+        yield frame(answer_for(error).body)
+    finally:
+        generation.close()
+
+
+async def collect(generation: Generation) -> list[Piece]:
+    """All pieces, in order of arrival."""
+    return [piece async for pieces in generation.batches() for piece in pieces]
+
+
+def json_response(body: msgspec.Struct, headers: dict[str, str] | None = None) -> Response[bytes]:
+    """An answer with status 200."""
+    return Response(msgspec.json.encode(body), media_type=MediaType.JSON, headers=headers)

@@ -1,0 +1,61 @@
+"""Puts the web application together."""
+
+from __future__ import annotations
+
+from litestar import Litestar, Request, Response
+from litestar.config.cors import CORSConfig
+from litestar.di import Provide
+from litestar.exceptions import HTTPException
+
+from rocmforge.api.auth import key_guard
+from rocmforge.api.chat import create_chat_completion
+from rocmforge.api.completions import create_completion
+from rocmforge.api.disconnect import ClientLeft
+from rocmforge.api.errors import handle_error
+from rocmforge.api.models import get_model, list_models
+from rocmforge.api.ops import health, metrics, ready, version
+from rocmforge.api.service import Service
+from rocmforge.api.settings import ApiSettings
+from rocmforge.api.tokens import detokenize, tokenize
+
+HANDLERS = (
+    create_chat_completion,
+    create_completion,
+    list_models,
+    get_model,
+    tokenize,
+    detokenize,
+    health,
+    ready,
+    version,
+    metrics,
+)
+
+CLIENT_CLOSED_REQUEST = 499  # nginx's; nobody receives it
+
+
+def build_app(service: Service, settings: ApiSettings) -> Litestar:
+    """The application that serves one model."""
+    return Litestar(
+        route_handlers=HANDLERS,
+        dependencies={
+            "service": Provide(lambda: service, sync_to_thread=False),
+            "api_settings": Provide(lambda: settings, sync_to_thread=False),
+        },
+        guards=[key_guard(settings.api_keys)] if settings.api_keys else [],
+        exception_handlers={
+            HTTPException: handle_error,
+            ClientLeft: _client_left,
+            Exception: handle_error,
+        },
+        cors_config=CORSConfig(allow_origins=list(settings.cors_origins))
+        if settings.cors_origins
+        else None,
+        request_max_body_size=settings.max_body_bytes,
+        openapi_config=None,
+        logging_config=None,
+    )
+
+
+def _client_left(request: Request, error: ClientLeft) -> Response[None]:  # type: ignore[type-arg]
+    return Response(None, status_code=CLIENT_CLOSED_REQUEST)

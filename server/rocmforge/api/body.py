@@ -1,0 +1,66 @@
+"""Reading a request's JSON body into its wire type; every way that can fail is a 4xx."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, TypeVar
+
+import msgspec
+from litestar import Request
+from litestar.exceptions import HTTPException
+
+from rocmforge.errors import InvalidParameter
+
+T = TypeVar("T")
+
+# msgspec puts the place of an error into its message and nowhere else:
+# "Expected `int`, got `str` - at `$.stop[0]`", "... - at `key` in `$.logit_bias`".
+_PLACE = re.compile(r" - at (?:`key` in )?`\$(?P<path>[^`]*)`$")
+_MISSING = re.compile(r"missing required field `(?P<name>[^`]+)`")
+
+
+async def read_json(request: Request[Any, Any, Any], decoder: msgspec.json.Decoder[T]) -> T:
+    """Decodes the body.
+
+    Browsers may send a form or plain text to any address without asking first, but not JSON:
+    insisting on the content type keeps foreign web pages from using a server on loopback.
+
+    Raises:
+        HTTPException: 415, the body is not declared as JSON; 413, it is too large.
+        InvalidParameter: it is not JSON, or does not have the right shape.
+    """
+    content_type, parameters = request.content_type
+    charset = parameters.get("charset", "utf-8").lower()
+    if content_type.lower() != "application/json" or charset not in {"utf-8", "utf8"}:
+        raise HTTPException(
+            status_code=415,
+            detail="The body must be JSON in UTF-8, sent with Content-Type: application/json.",
+        )
+    return decode(await request.body(), decoder)
+
+
+def decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
+    """Decodes JSON, naming the field when it does not fit."""
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        raise _invalid_field(str(error)) from None
+    except msgspec.DecodeError as error:
+        raise InvalidParameter(f"The request body is not valid JSON: {error}.") from None
+    except UnicodeDecodeError as error:
+        raise InvalidParameter(f"The request body is not valid UTF-8: {error.reason}.") from None
+    except RecursionError:
+        raise InvalidParameter("The request body is nested too deeply.") from None
+
+
+def _invalid_field(message: str) -> InvalidParameter:
+    """From msgspec's message to one that reads well, and the field's path as OpenAI writes it."""
+    place = _PLACE.search(message)
+    path = place["path"].lstrip(".") if place else ""
+    problem = message[: place.start()] if place else message
+    if missing := _MISSING.search(problem):
+        path = f"{path}.{missing['name']}" if path else missing["name"]
+        return InvalidParameter(f"Missing required parameter: '{path}'.", param=path)
+    if not path:
+        return InvalidParameter(f"The request body must be a JSON object. {problem}.")
+    return InvalidParameter(f"Invalid value for '{path}': {problem}.", param=path)

@@ -1,0 +1,142 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import msgspec
+from litestar import Request, Response, post
+
+from rocmforge.api.answer import AnswerHead, answer
+from rocmforge.api.body import read_json
+from rocmforge.api.convert import chat_plan
+from rocmforge.api.generation import Piece, now_ns
+from rocmforge.api.logprobs import chat_logprobs
+from rocmforge.api.schema import (
+    AnswerMessage,
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatLogprobs,
+    ChatRequest,
+    Delta,
+    Usage,
+)
+from rocmforge.api.service import Service
+from rocmforge.api.settings import ApiSettings
+from rocmforge.api.sse import EventStream, TextEvent, event
+from rocmforge.text.tokenizer import Tokenizer
+
+_decoder = msgspec.json.Decoder(ChatRequest)
+
+
+@post("/v1/chat/completions", status_code=200)
+async def create_chat_completion(
+    request: Request[Any, Any, Any], service: Service, api_settings: ApiSettings
+) -> Response[bytes] | EventStream:
+    """Answers a conversation."""
+    arrival_ns = now_ns()
+    wanted = await read_json(request, _decoder)
+    plan = await service.offload(len(await request.body()), chat_plan, service, wanted)
+    include_usage = wanted.stream_options is not None and wanted.stream_options.include_usage
+    writer = ChatWriter(
+        AnswerHead.make(service, "chatcmpl"),
+        service.tokenizer,
+        wants_logprobs=bool(wanted.logprobs),
+        usage_in_chunks=include_usage,
+    )
+    return await answer(
+        request,
+        service,
+        api_settings,
+        plan,
+        writer,
+        arrival_ns=arrival_ns,
+        stream=bool(wanted.stream),
+        include_usage=include_usage,
+    )
+
+
+class ChatWriter:
+    """Says pieces as chat completions."""
+
+    def __init__(
+        self,
+        head: AnswerHead,
+        tokenizer: Tokenizer,
+        *,
+        wants_logprobs: bool,
+        usage_in_chunks: bool,
+    ) -> None:
+        self.head = head
+        self._common = asdict(head)
+        self._tokenizer = tokenizer
+        self._wants_logprobs = wants_logprobs
+        # With usage asked for, every chunk has the field: null in all but the last.
+        self._usage = None if usage_in_chunks else msgspec.UNSET
+        self._text_events: dict[int, TextEvent] = {}
+
+    def events(self, piece: Piece) -> bytes:
+        """A chunk for the text; before the first one the role, after the last one the end."""
+        text_event = self._text_events.get(piece.index)
+        encoded = b""
+        if text_event is None:
+            encoded = self._chunk(piece.index, Delta(role="assistant", content=""))
+            text_event = TextEvent(lambda text: self._struct(piece.index, Delta(content=text)))
+            self._text_events[piece.index] = text_event
+        if piece.logprobs:
+            delta = Delta(content=piece.text)
+            encoded += self._chunk(piece.index, delta, self._logprobs([piece]))
+        elif piece.text:
+            encoded += text_event.fill(piece.text)
+        if piece.finish_reason is not None:
+            encoded += self._chunk(piece.index, Delta(), finish_reason=piece.finish_reason)
+        return encoded
+
+    def usage_event(self, usage: Usage) -> bytes:
+        """A chunk without choices."""
+        return event(ChatChunk(choices=[], usage=usage, **self._common))
+
+    def body(self, pieces: list[Piece], usage: Usage) -> ChatCompletion:
+        """The whole answer."""
+        by_index: dict[int, list[Piece]] = {}
+        for piece in pieces:
+            by_index.setdefault(piece.index, []).append(piece)
+        choices = [self._choice(index, by_index[index]) for index in sorted(by_index)]
+        return ChatCompletion(choices=choices, usage=usage, **self._common)
+
+    def _choice(self, index: int, pieces: list[Piece]) -> ChatChoice:
+        reason = pieces[-1].finish_reason
+        assert reason is not None, "a finished generation says why each choice ended"
+        return ChatChoice(
+            index=index,
+            message=AnswerMessage(content="".join([piece.text for piece in pieces])),
+            logprobs=self._logprobs(pieces) if self._wants_logprobs else None,
+            finish_reason=reason,
+        )
+
+    def _logprobs(self, pieces: list[Piece]) -> ChatLogprobs:
+        return chat_logprobs(self._tokenizer, [token for p in pieces for token in p.logprobs])
+
+    def _chunk(
+        self,
+        index: int,
+        delta: Delta,
+        logprobs: ChatLogprobs | None = None,
+        finish_reason: str | None = None,
+    ) -> bytes:
+        return event(self._struct(index, delta, logprobs, finish_reason))
+
+    def _struct(
+        self,
+        index: int,
+        delta: Delta,
+        logprobs: ChatLogprobs | None = None,
+        finish_reason: str | None = None,
+    ) -> ChatChunk:
+        choice = ChatChunkChoice(
+            index=index, delta=delta, logprobs=logprobs, finish_reason=finish_reason
+        )
+        return ChatChunk(choices=[choice], usage=self._usage, **self._common)

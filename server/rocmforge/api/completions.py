@@ -1,0 +1,180 @@
+"""POST /v1/completions."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import msgspec
+from litestar import Request, Response, post
+
+from rocmforge.api.answer import AnswerHead, answer
+from rocmforge.api.body import read_json
+from rocmforge.api.convert import completion_plan
+from rocmforge.api.generation import Piece, now_ns
+from rocmforge.api.logprobs import LegacyLogprobsBuilder
+from rocmforge.api.plan import Plan
+from rocmforge.api.schema import (
+    Completion,
+    CompletionChoice,
+    CompletionRequest,
+    LegacyLogprobs,
+    Usage,
+)
+from rocmforge.api.service import Service
+from rocmforge.api.settings import ApiSettings
+from rocmforge.api.sse import EventStream, TextEvent, event
+from rocmforge.text.tokenizer import Tokenizer
+
+_decoder = msgspec.json.Decoder(CompletionRequest)
+
+
+@post("/v1/completions", status_code=200)
+async def create_completion(
+    request: Request[Any, Any, Any], service: Service, api_settings: ApiSettings
+) -> Response[bytes] | EventStream:
+    """Continues one or more prompts."""
+    arrival_ns = now_ns()
+    wanted = await read_json(request, _decoder)
+    plan = await service.offload(len(await request.body()), completion_plan, service, wanted)
+    include_usage = wanted.stream_options is not None and wanted.stream_options.include_usage
+    writer = CompletionWriter(
+        AnswerHead.make(service, "cmpl"),
+        service.tokenizer,
+        plan,
+        echoes=_echoes(service, wanted, plan.prompts) if wanted.echo else None,
+        wants_logprobs=wanted.logprobs is not None,
+        usage_in_chunks=include_usage,
+    )
+    return await answer(
+        request,
+        service,
+        api_settings,
+        plan,
+        writer,
+        arrival_ns=arrival_ns,
+        stream=bool(wanted.stream),
+        include_usage=include_usage,
+    )
+
+
+def _echoes(
+    service: Service, wanted: CompletionRequest, prompts: tuple[tuple[int, ...], ...]
+) -> list[str]:
+    """Each prompt as text: as it came, or spelled out from token ids."""
+    given = [wanted.prompt] if isinstance(wanted.prompt, str) else wanted.prompt
+    texts = [entry for entry in given if isinstance(entry, str)]
+    return texts or [service.tokenizer.decode(prompt) for prompt in prompts]
+
+
+class CompletionWriter:
+    """Says pieces as text completions."""
+
+    def __init__(
+        self,
+        head: AnswerHead,
+        tokenizer: Tokenizer,
+        plan: Plan,
+        *,
+        echoes: list[str] | None,
+        wants_logprobs: bool,
+        usage_in_chunks: bool,
+    ) -> None:
+        self.head = head
+        self._common = asdict(head)
+        self._tokenizer = tokenizer
+        self._plan = plan
+        self._echoes = echoes
+        self._wants_logprobs = wants_logprobs
+        self._usage = None if usage_in_chunks else msgspec.UNSET
+        self._text_events: dict[int, TextEvent] = {}
+        self._builders: dict[int, LegacyLogprobsBuilder] = {}
+
+    def events(self, piece: Piece) -> bytes:
+        """A chunk for the text; before the first one the echo, after the last one the end."""
+        index = piece.index
+        text_event = self._text_events.get(index)
+        encoded = b""
+        if text_event is None:
+            if self._echoes is not None:
+                encoded = self._chunk(index, self._echo(index), self._echo_logprobs(piece))
+            text_event = TextEvent(lambda text: self._struct(index, text))
+            self._text_events[index] = text_event
+        if piece.logprobs:
+            encoded += self._chunk(index, piece.text, self._builder(index).build(piece.logprobs))
+        elif piece.text:
+            encoded += text_event.fill(piece.text)
+        if piece.finish_reason is not None:
+            encoded += self._chunk(index, "", finish_reason=piece.finish_reason)
+        return encoded
+
+    def usage_event(self, usage: Usage) -> bytes:
+        """A chunk without choices."""
+        return event(Completion(choices=[], usage=usage, **self._common))
+
+    def body(self, pieces: list[Piece], usage: Usage) -> Completion:
+        """The whole answer."""
+        by_index: dict[int, list[Piece]] = {}
+        for piece in pieces:
+            by_index.setdefault(piece.index, []).append(piece)
+        choices = [self._choice(index, by_index[index]) for index in sorted(by_index)]
+        return Completion(choices=choices, usage=usage, **self._common)
+
+    def _choice(self, index: int, pieces: list[Piece]) -> CompletionChoice:
+        echo = "" if self._echoes is None else self._echo(index)
+        logprobs = None
+        if self._wants_logprobs:
+            prompt = None if self._echoes is None else self._echo_logprobs(pieces[0])
+            tokens = [token for piece in pieces for token in piece.logprobs]
+            logprobs = _joined(prompt, self._builder(index).build(tokens))
+        return CompletionChoice(
+            index=index,
+            text=echo + "".join([piece.text for piece in pieces]),
+            logprobs=logprobs,
+            finish_reason=pieces[-1].finish_reason,
+        )
+
+    def _echo(self, index: int) -> str:
+        assert self._echoes is not None
+        return self._echoes[index // self._plan.n]
+
+    def _echo_logprobs(self, first: Piece) -> LegacyLogprobs | None:
+        if not self._wants_logprobs:
+            return None
+        prompt = self._plan.prompts[first.index // self._plan.n]
+        return self._builder(first.index).prompt(prompt, first.prompt_logprobs)
+
+    def _builder(self, index: int) -> LegacyLogprobsBuilder:
+        return self._builders.setdefault(index, LegacyLogprobsBuilder(self._tokenizer))
+
+    def _chunk(
+        self,
+        index: int,
+        text: str,
+        logprobs: LegacyLogprobs | None = None,
+        finish_reason: str | None = None,
+    ) -> bytes:
+        return event(self._struct(index, text, logprobs, finish_reason))
+
+    def _struct(
+        self,
+        index: int,
+        text: str,
+        logprobs: LegacyLogprobs | None = None,
+        finish_reason: str | None = None,
+    ) -> Completion:
+        choice = CompletionChoice(
+            index=index, text=text, logprobs=logprobs, finish_reason=finish_reason
+        )
+        return Completion(choices=[choice], usage=self._usage, **self._common)
+
+
+def _joined(first: LegacyLogprobs | None, then: LegacyLogprobs) -> LegacyLogprobs:
+    if first is None:
+        return then
+    return LegacyLogprobs(
+        tokens=first.tokens + then.tokens,
+        token_logprobs=first.token_logprobs + then.token_logprobs,
+        top_logprobs=first.top_logprobs + then.top_logprobs,
+        text_offset=first.text_offset + then.text_offset,
+    )

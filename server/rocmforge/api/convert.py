@@ -1,0 +1,329 @@
+"""From wire types to a `Plan`: everything a client can get wrong is answered here.
+
+These functions are pure and may run in a worker thread. They raise `RequestError`s that name the
+parameter; nothing has been submitted or sent by then.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from rocmforge.api.plan import Plan
+from rocmforge.api.schema import (
+    ChatRequest,
+    CompletionRequest,
+    ContentPart,
+    GenerationRequest,
+    Message,
+)
+from rocmforge.api.service import Service
+from rocmforge.engine.params import SamplingParams
+from rocmforge.errors import ContextLengthExceeded, InvalidParameter, UnsupportedFeature
+
+DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's for /v1/completions
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARACTERS = 512
+MAX_BIASED_TOKENS = 1024
+MAX_SEQUENCES = 1024
+SEED_MASK = (1 << 64) - 1
+
+# Fields that ask for something we do not do, and the values with which they ask for nothing.
+NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
+    "response_format": ({"type": "text"},),
+    "prompt_logprobs": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "structured_outputs": (),
+    "grammar": ("",),
+    "json_schema": (),
+    "typical_p": (1,),
+    "xtc_probability": (0,),
+    "dry_multiplier": (0,),
+    "mirostat": (0,),
+    "use_beam_search": (False,),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "modalities": (["text"],),
+    "audio": (),
+    "prediction": (),
+    "web_search_options": (),
+    "chat_template": (),
+    "suffix": ("",),
+}
+
+
+def chat_plan(service: Service, request: ChatRequest) -> Plan:
+    """The plan of a chat completion.
+
+    Raises:
+        RequestError: the request cannot be served as it was sent.
+        NotReady: the model's limits are not known yet.
+    """
+    _check_common(service, request)
+    if request.top_logprobs is not None and not request.logprobs:
+        raise InvalidParameter("'top_logprobs' needs 'logprobs' to be true.", param="top_logprobs")
+    num_logprobs = (request.top_logprobs or 0) if request.logprobs else -1
+    prompt = chat_prompt(
+        service,
+        request.messages,
+        template_arguments=request.chat_template_kwargs,
+        add_generation_prompt=request.add_generation_prompt,
+        continue_final_message=request.continue_final_message,
+    )
+    param = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
+    wanted = request.max_completion_tokens or request.max_tokens
+    room = _room(service, prompt, wanted, param=param, prompt_param="messages")
+    sampling = _sampling(service, request, max_tokens=wanted or room, num_logprobs=num_logprobs)
+    return Plan(prompts=(prompt,), sampling=sampling, n=request.n or 1, stop=_stop(request))
+
+
+def completion_plan(service: Service, request: CompletionRequest) -> Plan:
+    """The plan of a text completion. Raises like `chat_plan`."""
+    _check_common(service, request)
+    max_tokens = DEFAULT_COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
+    if max_tokens == 0 and not request.echo:
+        raise InvalidParameter("'max_tokens' of 0 needs 'echo'.", param="max_tokens")
+    num_logprobs = -1 if request.logprobs is None else request.logprobs
+    prompts = _completion_prompts(service, request.prompt)
+    n = request.n or 1
+    if len(prompts) * n > MAX_SEQUENCES:
+        raise InvalidParameter(
+            f"Prompts times 'n' must not be more than {MAX_SEQUENCES}.", param="prompt"
+        )
+    for prompt in prompts:
+        _room(service, prompt, max_tokens, param="max_tokens", prompt_param="prompt")
+    sampling = _sampling(service, request, max_tokens=max_tokens, num_logprobs=num_logprobs)
+    if request.echo:
+        sampling = msgspec.structs.replace(sampling, prompt_logprobs=num_logprobs)
+    return Plan(prompts=prompts, sampling=sampling, n=n, stop=_stop(request))
+
+
+def chat_prompt(
+    service: Service,
+    messages: Sequence[Message],
+    *,
+    template_arguments: dict[str, Any] | None,
+    add_generation_prompt: bool | None,
+    continue_final_message: bool | None,
+) -> tuple[int, ...]:
+    """A conversation as token ids, through the model's chat template."""
+    if service.template is None:
+        raise UnsupportedFeature(
+            "This model has no chat template. Use /v1/completions, or start the server with "
+            "--chat-template.",
+            param="messages",
+        )
+    if not messages:
+        raise InvalidParameter("'messages' must not be empty.", param="messages")
+    if add_generation_prompt is None:
+        add_generation_prompt = not continue_final_message
+    if continue_final_message and add_generation_prompt:
+        raise InvalidParameter(
+            "'continue_final_message' and 'add_generation_prompt' exclude each other.",
+            param="continue_final_message",
+        )
+    if continue_final_message and messages[-1].role != "assistant":
+        raise InvalidParameter(
+            "'continue_final_message' needs the last message to be the assistant's.",
+            param="continue_final_message",
+        )
+    rendered = service.template.render(
+        [_template_message(message, f"messages[{i}]") for i, message in enumerate(messages)],
+        add_generation_prompt=add_generation_prompt,
+        continue_final_message=bool(continue_final_message),
+        arguments=template_arguments or {},
+    )
+    return tuple(rendered.encode(service.tokenizer))
+
+
+def check_token_ids(service: Service, ids: Sequence[int], param: str) -> None:
+    """Raises InvalidParameter for an id that is not in the vocabulary."""
+    size = service.tokenizer.vocab_size
+    if ids and (min(ids) < 0 or max(ids) >= size):
+        wrong = next(i for i in ids if not 0 <= i < size)
+        raise InvalidParameter(
+            f"Token id {wrong} in '{param}' is not in the vocabulary of {size} tokens.",
+            param=param,
+        )
+
+
+def _check_common(service: Service, request: GenerationRequest) -> None:
+    service.check_model(request.model)
+    for name, neutral in NEUTRAL_VALUES.items():
+        value = getattr(request, name, None)
+        if value is not None and value not in neutral:
+            raise UnsupportedFeature(f"'{name}' is not supported by this server.", param=name)
+    if request.best_of is not None and request.best_of != (request.n or 1):
+        raise UnsupportedFeature("'best_of' is supported only if equal to 'n'.", param="best_of")
+    if request.stream_options is not None and not request.stream:
+        raise InvalidParameter(
+            "'stream_options' is only allowed when 'stream' is true.", param="stream_options"
+        )
+
+
+def _room(
+    service: Service,
+    prompt: Sequence[int],
+    max_tokens: int | None,
+    *,
+    param: str,
+    prompt_param: str,
+) -> int:
+    """How many tokens may follow `prompt`; raises if that is none, or fewer than wanted."""
+    limit = service.max_context
+    room = limit - len(prompt)
+    if room < (1 if max_tokens is None else max_tokens):
+        raise ContextLengthExceeded(
+            limit=limit,
+            prompt_tokens=len(prompt),
+            max_tokens=max_tokens,
+            param=prompt_param if room < 1 or max_tokens is None else param,
+        )
+    return room
+
+
+def _sampling(
+    service: Service, request: GenerationRequest, *, max_tokens: int, num_logprobs: int
+) -> SamplingParams:
+    min_tokens = request.min_tokens or 0
+    if min_tokens > max_tokens:
+        raise InvalidParameter(
+            f"'min_tokens' is {min_tokens}, but at most {max_tokens} tokens are generated.",
+            param="min_tokens",
+        )
+    stop_token_ids = tuple(request.stop_token_ids or ())
+    check_token_ids(service, stop_token_ids, "stop_token_ids")
+    top_k = max(0, request.top_k or 0)
+    top_p = 1.0 if request.top_p is None else request.top_p
+    if top_p == 0:  # the smallest set that reaches a share of nothing: the best token
+        top_k, top_p = 1, 1.0
+    seed = secrets.randbits(63) if request.seed is None else request.seed & SEED_MASK
+    return SamplingParams(
+        max_tokens=max_tokens,
+        temperature=1.0 if request.temperature is None else request.temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=request.min_p or 0.0,
+        repetition_penalty=request.repetition_penalty or 1.0,
+        presence_penalty=request.presence_penalty or 0.0,
+        frequency_penalty=request.frequency_penalty or 0.0,
+        seed=seed,
+        min_tokens=min_tokens,
+        ignore_eos=bool(request.ignore_eos),
+        stop_token_ids=stop_token_ids,
+        logit_bias=_logit_bias(service, request.logit_bias or {}),
+        num_logprobs=num_logprobs,
+    )
+
+
+def _logit_bias(service: Service, bias: dict[int, float]) -> tuple[tuple[int, float], ...]:
+    if len(bias) > MAX_BIASED_TOKENS:
+        raise InvalidParameter(
+            f"'logit_bias' must not name more than {MAX_BIASED_TOKENS} tokens.", param="logit_bias"
+        )
+    check_token_ids(service, tuple(bias), "logit_bias")
+    return tuple(bias.items())
+
+
+def _stop(request: GenerationRequest) -> tuple[str, ...]:
+    stop = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
+    if len(stop) > MAX_STOP_STRINGS:
+        raise InvalidParameter(
+            f"'stop' must not have more than {MAX_STOP_STRINGS} entries.", param="stop"
+        )
+    if any(not 0 < len(text) <= MAX_STOP_CHARACTERS for text in stop):
+        raise InvalidParameter(
+            f"Entries of 'stop' must have 1 to {MAX_STOP_CHARACTERS} characters.", param="stop"
+        )
+    return stop
+
+
+def _completion_prompts(
+    service: Service, prompt: str | list[str | int | list[int]]
+) -> tuple[tuple[int, ...], ...]:
+    """All prompts as token ids: a text, token ids, or a list of either."""
+    if isinstance(prompt, str):
+        entries: list[str | list[int]] = [prompt]
+    elif prompt and all(isinstance(entry, int) for entry in prompt):
+        entries = [[entry for entry in prompt if isinstance(entry, int)]]
+    else:
+        entries = [entry for entry in prompt if not isinstance(entry, int)]
+        if len({type(entry) for entry in prompt}) != 1:
+            raise InvalidParameter(
+                "'prompt' must be a string, a list of token ids, a list of strings, or a list of "
+                "lists of token ids.",
+                param="prompt",
+            )
+    return tuple(_completion_prompt(service, entry) for entry in entries)
+
+
+def _completion_prompt(service: Service, prompt: str | list[int]) -> tuple[int, ...]:
+    if isinstance(prompt, str):
+        # The whole prompt is the client's: it may spell out a template with special tokens.
+        ids = tuple(service.tokenizer.encode(prompt, parse_special=True))
+    else:
+        check_token_ids(service, prompt, "prompt")
+        ids = tuple(prompt)
+    if not ids:
+        raise InvalidParameter("'prompt' must not be empty.", param="prompt")
+    return ids
+
+
+def _template_message(message: Message, path: str) -> dict[str, Any]:
+    """A message as chat templates know it: plain values, absent fields left out."""
+    # `developer` is what OpenAI calls a system message for its reasoning models.
+    role = "system" if message.role == "developer" else message.role
+    result: dict[str, Any] = {"role": role, "content": _text(message.content, path)}
+    if message.content is None and message.role != "assistant":
+        raise InvalidParameter(f"'{path}.content' must not be null.", param=f"{path}.content")
+    if message.tool_calls:
+        result["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": call.type,
+                "function": {
+                    "name": call.function.name,
+                    "arguments": _arguments(call.function.arguments, f"{path}.tool_calls[{i}]"),
+                },
+            }
+            for i, call in enumerate(message.tool_calls)
+        ]
+    for name in ("name", "tool_call_id", "reasoning_content"):
+        value = getattr(message, name)
+        if value is not None:
+            result[name] = value
+    return result
+
+
+def _text(content: str | list[ContentPart] | None, path: str) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    texts = []
+    for i, part in enumerate(content):
+        where = f"{path}.content[{i}]"
+        if part.type != "text":
+            raise UnsupportedFeature(
+                f"Content of type {part.type!r} is not supported; only 'text' is.", param=where
+            )
+        if part.text is None:
+            raise InvalidParameter(f"'{where}.text' is missing.", param=f"{where}.text")
+        texts.append(part.text)
+    return "".join(texts)
+
+
+def _arguments(arguments: str, path: str) -> Any:
+    """Templates want the arguments of a call as an object, the wire has them as JSON text."""
+    try:
+        return msgspec.json.decode(arguments or "{}")
+    except (msgspec.DecodeError, RecursionError):
+        raise InvalidParameter(
+            f"'{path}.function.arguments' must be JSON.", param=f"{path}.function.arguments"
+        ) from None

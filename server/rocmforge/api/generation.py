@@ -1,0 +1,222 @@
+"""One request while it runs: from engine events to pieces of text, for all of its choices.
+
+Streams and plain answers are both made from `Generation.batches`, so there is one path only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+
+from rocmforge.api.logprobs import LogprobAligner
+from rocmforge.api.metrics import SequenceMetrics
+from rocmforge.api.plan import Plan
+from rocmforge.api.schema import PromptTokensDetails, Usage
+from rocmforge.api.service import Handle, Service
+from rocmforge.engine.params import FinishReason, TokenEvent, TokenLogprob
+from rocmforge.errors import DeadlineExceeded, Draining, EngineError
+from rocmforge.text.detokenizer import IncrementalDetokenizer
+
+RETRY_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one token event adds to a choice."""
+
+    index: int
+    text: str
+    logprobs: tuple[TokenLogprob, ...]  # of the tokens this text completes; () if not asked for
+    prompt_logprobs: tuple[TokenLogprob, ...]  # from the second token on; on the first piece only
+    finish_reason: str | None  # "stop" or "length" on a choice's last piece
+
+
+class Choice:
+    """One sequence in the engine and what has come of it so far."""
+
+    def __init__(
+        self,
+        index: int,
+        handle: Handle,
+        detokenizer: IncrementalDetokenizer,
+        aligner: LogprobAligner | None,
+        metrics: SequenceMetrics,
+    ) -> None:
+        self.index = index
+        self.handle = handle
+        self.is_finished = False
+        self.num_tokens = 0
+        self.cached_tokens = 0
+        self._prompt_logprobs: tuple[TokenLogprob, ...] = ()
+        self._detokenizer = detokenizer
+        self._aligner = aligner
+        self._metrics = metrics
+
+    def take(self, events: tuple[TokenEvent, ...]) -> list[Piece]:
+        """Turns what one wake-up brought into pieces, one for each event that shows anything.
+
+        Raises:
+            EngineError, CapacityError: the engine gave the sequence up.
+        """
+        before = self.num_tokens
+        pieces = []
+        for event in events:
+            piece = self._piece(event)
+            if piece is not None:
+                pieces.append(piece)
+            if self.is_finished:
+                break
+        if self.num_tokens > before:
+            self._metrics.delivered(self.num_tokens - before)
+        if self.is_finished:
+            self._end(event)
+        return pieces
+
+    def close(self) -> None:
+        """Frees what the sequence holds. Idempotent."""
+        self.handle.close()
+        if not self.is_finished:
+            self.is_finished = True
+            self._metrics.aborted()
+
+    def _piece(self, event: TokenEvent) -> Piece | None:
+        self.num_tokens += len(event.token_ids)
+        if event.prompt_logprobs is not None:
+            self._prompt_logprobs += event.prompt_logprobs
+        delta = self._detokenizer.push(event.token_ids)
+        text = delta.text
+        reason = None
+        if delta.stopped:
+            reason = FinishReason.STOP
+        elif event.finish_reason is not None:
+            reason = event.finish_reason
+            text += self._detokenizer.finish().text
+        logprobs: tuple[TokenLogprob, ...] = ()
+        if self._aligner is not None:
+            logprobs = self._aligner.push(event, text, stopped=delta.stopped)
+        if reason is not None:
+            self.is_finished = True
+        elif not text and not logprobs:
+            return None
+        prompt_logprobs, self._prompt_logprobs = self._prompt_logprobs, ()
+        return Piece(
+            self.index, text, logprobs, prompt_logprobs, None if reason is None else reason.value
+        )
+
+    def _end(self, last: TokenEvent) -> None:
+        """Accounts for the end, and turns ends that are failures into errors."""
+        reason = last.finish_reason
+        if reason is None:  # a stop string: the engine does not know yet
+            self.handle.close()
+            self._metrics.stopped()
+            return
+        self.cached_tokens = last.cached_tokens
+        self._metrics.finished(reason, last.timing)
+        match reason:
+            case FinishReason.ERROR:
+                raise EngineError(last.error or "the engine gave no reason")
+            case FinishReason.DEADLINE:
+                raise DeadlineExceeded(
+                    "The request was not finished before its deadline.", retry_after_s=RETRY_S
+                )
+            case FinishReason.CANCELLED:
+                raise Draining(
+                    "The server ended this request before it was finished.",
+                    retry_after_s=RETRY_S,
+                )
+
+
+class Generation:
+    """All choices of one request. Whoever starts it must close it."""
+
+    def __init__(self, plan: Plan, choices: tuple[Choice, ...]) -> None:
+        self.plan = plan
+        self.choices = choices
+
+    @classmethod
+    def start(cls, service: Service, plan: Plan, arrival_ns: int) -> Generation:
+        """Submits every sequence, or none.
+
+        Raises:
+            CapacityError: the engine does not take them now.
+        """
+        service.metrics.request_n.observe(plan.n)
+        choices: list[Choice] = []
+        try:
+            for number in range(len(plan.prompts) * plan.n):
+                choices.append(_start_choice(service, plan, number, arrival_ns))
+        except BaseException:
+            for choice in choices:
+                choice.close()
+            raise
+        return cls(plan, tuple(choices))
+
+    async def batches(self) -> AsyncIterator[Sequence[Piece]]:
+        """Pieces of all choices as they come, those of one wake-up together.
+
+        Each round waits for the engine, whose news arrive through the event loop: a client that
+        has left is noticed in between.
+        """
+        if len(self.choices) == 1:
+            (choice,) = self.choices
+            while not choice.is_finished:
+                yield choice.take(await choice.handle.next())
+            return
+        waiting = {asyncio.ensure_future(c.handle.next()): c for c in self.choices}
+        try:
+            while waiting:
+                done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                pieces: list[Piece] = []
+                for task in done:
+                    choice = waiting.pop(task)
+                    pieces += choice.take(task.result())
+                    if not choice.is_finished:
+                        waiting[asyncio.ensure_future(choice.handle.next())] = choice
+                yield pieces
+        finally:
+            for task in waiting:
+                task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+
+    def usage(self) -> Usage:
+        """Tokens so far: each prompt once, the completions of all choices."""
+        prompt_tokens = sum(len(prompt) for prompt in self.plan.prompts)
+        completion_tokens = sum(choice.num_tokens for choice in self.choices)
+        cached = sum(choice.cached_tokens for choice in self.choices[:: self.plan.n])
+        return Usage(
+            prompt_tokens=prompt_tokens,
+            completion_tokens=completion_tokens,
+            total_tokens=prompt_tokens + completion_tokens,
+            prompt_tokens_details=PromptTokensDetails(cached_tokens=cached),
+        )
+
+    def close(self) -> None:
+        """Ends whatever still runs. Idempotent."""
+        for choice in self.choices:
+            choice.close()
+
+
+def _start_choice(service: Service, plan: Plan, number: int, arrival_ns: int) -> Choice:
+    prompt = plan.prompts[number // plan.n]
+    sampling = plan.sampling_of(number % plan.n)
+    handle = service.engine.submit(prompt, sampling, service.tokenizer.eos_ids)
+    wants_logprobs = sampling.num_logprobs >= 0
+    return Choice(
+        index=number,
+        handle=handle,
+        detokenizer=IncrementalDetokenizer(service.tokenizer, plan.stop),
+        aligner=LogprobAligner(service.tokenizer) if wants_logprobs else None,
+        metrics=SequenceMetrics(
+            service.metrics,
+            arrival_ns=arrival_ns,
+            prompt_tokens=len(prompt),
+            max_tokens=sampling.max_tokens,
+        ),
+    )
+
+
+def now_ns() -> int:
+    """When a request arrived, on the clock of the engine's timings."""
+    return time.monotonic_ns()

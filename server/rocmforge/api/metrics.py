@@ -1,0 +1,298 @@
+"""Prometheus metrics: vLLM's families under our prefix, and on request under its own names too.
+
+Requests are measured here, where clients see them; what happens inside the engine process is read
+from `EngineStatus` when somebody scrapes. The registry belongs to one `Metrics` object: two
+servers in one process do not mix.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.registry import Collector
+
+from rocmforge import __version__
+from rocmforge.engine.params import FinishReason, RequestTiming
+from rocmforge.engine.status import EngineState, EngineStatus
+
+PREFIX = "rocmforge_"
+VLLM_PREFIX = "vllm:"
+
+# Bucket edges of vLLM (vllm/v1/metrics/loggers.py), in seconds, so that its dashboards fit.
+_TTFT_BUCKETS = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10),
+    *(20, 40, 80, 160, 640, 2560),
+)
+_TOKEN_BUCKETS = (
+    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40),
+    80,
+)
+_REQUEST_BUCKETS = (
+    *(0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920),
+    7680,
+)
+# Below 10 ms a fast card's tokens would all fall into the first of vLLM's buckets.
+_FINE_TOKEN_BUCKETS = tuple(
+    sorted(
+        {0.00025, 0.0005, 0.00075, 0.001, 0.0015, 0.002, 0.003, 0.004, 0.005, 0.0075, 0.015, 0.02}
+        | {0.03, 0.04, *_TOKEN_BUCKETS}
+    )
+)
+_LENGTH_BUCKETS = tuple(mantissa * 10**power for power in range(6) for mantissa in (1, 2, 5))
+_CHOICES_BUCKETS = (1, 2, 5, 10, 20)
+
+# Families that vLLM does not have, or has with coarser buckets.
+_OURS_ONLY = {"build", "engine_restarts", "engine_ready", "engine_steps", "engine_device_seconds"}
+_COARSER_IN_VLLM = {"inter_token_latency_seconds", "request_time_per_output_token_seconds"}
+
+_LABELS = ("model_name", "engine")
+_ENGINE = "0"
+
+
+class Metrics:
+    """All metrics of one served model."""
+
+    def __init__(self, model: str, status: Callable[[], EngineStatus]) -> None:
+        self._registry = CollectorRegistry()
+        self._model = model
+        ProcessCollector(registry=self._registry)
+        self._registry.register(_EngineCollector(model, status))
+
+        self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens taken in.")
+        self.generation_tokens = self._counter("generation_tokens", "Tokens generated.")
+        self._finished = Counter(
+            PREFIX + "request_success",
+            "Sequences that ended, by how.",
+            (*_LABELS, "finished_reason"),
+            registry=self._registry,
+        )
+        self.first_token = self._histogram(
+            "time_to_first_token_seconds",
+            "From the arrival of a request to its first token.",
+            _TTFT_BUCKETS,
+        )
+        self.inter_token = self._histogram(
+            "inter_token_latency_seconds",
+            "Between two tokens of a sequence, as delivered.",
+            _FINE_TOKEN_BUCKETS,
+        )
+        self.per_token = self._histogram(
+            "request_time_per_output_token_seconds",
+            "A sequence's decode time divided by its tokens after the first.",
+            _FINE_TOKEN_BUCKETS,
+        )
+        self.end_to_end = self._request_time("e2e_request_latency", "From arrival to the end.")
+        self.queue = self._request_time("request_queue_time", "Waiting to be scheduled.")
+        self.inference = self._request_time("request_inference_time", "From scheduled to the end.")
+        self.prefill = self._request_time("request_prefill_time", "From scheduled to first token.")
+        self.decode = self._request_time("request_decode_time", "From first token to the end.")
+        self.request_prompt_tokens = self._histogram(
+            "request_prompt_tokens", "Prompt length of a sequence.", _LENGTH_BUCKETS
+        )
+        self.request_generation_tokens = self._histogram(
+            "request_generation_tokens", "Tokens generated for a sequence.", _LENGTH_BUCKETS
+        )
+        self.request_max_tokens = self._histogram(
+            "request_params_max_tokens", "Tokens a sequence may generate.", _LENGTH_BUCKETS
+        )
+        self.request_n = self._histogram(
+            "request_params_n", "Choices asked for by a request.", _CHOICES_BUCKETS
+        )
+
+    def finished(self, reason: str) -> None:
+        """Counts a sequence that ended: stop, length, abort or error."""
+        self._finished.labels(self._model, _ENGINE, reason).inc()
+
+    def render(self, accept: str, *, vllm_names: bool) -> tuple[bytes, str]:
+        """The exposition in the format that the Accept header asks for, and its content type."""
+        encode, content_type = choose_encoder(accept)
+        return encode(_Exported(self._registry, vllm_names)), content_type
+
+    def _counter(self, name: str, text: str) -> Counter:
+        counter = Counter(PREFIX + name, text, _LABELS, registry=self._registry)
+        return counter.labels(self._model, _ENGINE)
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        histogram = Histogram(
+            PREFIX + name, text, _LABELS, buckets=buckets, registry=self._registry
+        )
+        return histogram.labels(self._model, _ENGINE)
+
+    def _request_time(self, name: str, text: str) -> Histogram:
+        return self._histogram(f"{name}_seconds", text, _REQUEST_BUCKETS)
+
+
+class SequenceMetrics:
+    """The stopwatch of one sequence. All calls come from the event loop."""
+
+    __slots__ = ("_arrival_ns", "_last_ns", "_metrics", "_prompt_tokens", "_tokens")
+
+    def __init__(
+        self, metrics: Metrics, *, arrival_ns: int, prompt_tokens: int, max_tokens: int
+    ) -> None:
+        self._metrics = metrics
+        self._arrival_ns = arrival_ns
+        self._prompt_tokens = prompt_tokens
+        self._tokens = 0
+        self._last_ns = 0
+        metrics.prompt_tokens.inc(prompt_tokens)
+        metrics.request_prompt_tokens.observe(prompt_tokens)
+        metrics.request_max_tokens.observe(max_tokens)
+
+    def delivered(self, count: int) -> None:
+        """`count` more tokens came with one wake-up; the gap before them is shared among them."""
+        now = time.monotonic_ns()
+        metrics = self._metrics
+        metrics.generation_tokens.inc(count)
+        if self._tokens == 0:
+            metrics.first_token.observe((now - self._arrival_ns) * 1e-9)
+        else:
+            gap = (now - self._last_ns) * 1e-9 / count
+            for _ in range(count):
+                metrics.inter_token.observe(gap)
+        self._tokens += count
+        self._last_ns = now
+
+    def finished(self, reason: FinishReason, timing: RequestTiming | None) -> None:
+        """The engine's last word on the sequence."""
+        metrics = self._metrics
+        completed = reason in {FinishReason.STOP, FinishReason.LENGTH}
+        metrics.finished(reason.value if completed else "error")
+        self._observe_end()
+        if timing is None or not timing.scheduled_ns:
+            return
+        metrics.queue.observe((timing.scheduled_ns - timing.arrival_ns) * 1e-9)
+        metrics.inference.observe((timing.finished_ns - timing.scheduled_ns) * 1e-9)
+        if not timing.first_token_ns:
+            return
+        decode_s = (timing.finished_ns - timing.first_token_ns) * 1e-9
+        metrics.prefill.observe((timing.first_token_ns - timing.scheduled_ns) * 1e-9)
+        metrics.decode.observe(decode_s)
+        if self._tokens > 1:
+            metrics.per_token.observe(decode_s / (self._tokens - 1))
+
+    def stopped(self) -> None:
+        """A stop string was found on this side."""
+        self._metrics.finished("stop")
+        self._observe_end()
+
+    def aborted(self) -> None:
+        """Nobody wants the rest."""
+        self._metrics.finished("abort")
+
+    def _observe_end(self) -> None:
+        self._metrics.request_generation_tokens.observe(self._tokens)
+        self._metrics.end_to_end.observe((time.monotonic_ns() - self._arrival_ns) * 1e-9)
+
+
+class _EngineCollector(Collector):
+    """Turns the engine's own numbers into families at scrape time."""
+
+    def __init__(self, model: str, status: Callable[[], EngineStatus]) -> None:
+        self._labels = (model, _ENGINE)
+        self._status = status
+
+    def describe(self) -> Iterator[Metric]:
+        """Nothing: the registry would otherwise collect once at registration."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        """All families the engine knows numbers for."""
+        status = self._status()
+        stats = status.stats
+        usage = stats.blocks_used / stats.blocks_total if stats.blocks_total else 0.0
+        ready = status.state is EngineState.READY
+        yield self._gauge("num_requests_running", "Sequences being computed.", stats.running)
+        yield self._gauge("num_requests_waiting", "Sequences waiting.", stats.waiting)
+        yield self._gauge("kv_cache_usage_perc", "Used share of the KV cache, 0 to 1.", usage)
+        yield self._gauge("engine_ready", "Whether requests are taken.", int(ready))
+        yield self._counter("num_preemptions", "Preemptions.", stats.preemptions_total)
+        yield self._counter(
+            "prefix_cache_queries",
+            "Prompt tokens looked up in the prefix cache.",
+            stats.prefix_query_tokens_total,
+        )
+        yield self._counter(
+            "prefix_cache_hits",
+            "Prompt tokens found in the prefix cache.",
+            stats.prefix_hit_tokens_total,
+        )
+        yield self._counter("engine_steps", "Forward passes.", stats.steps_total)
+        yield self._counter(
+            "engine_device_seconds", "Time the device was busy.", stats.device_ns_total * 1e-9
+        )
+        yield self._counter("engine_restarts", "Restarts of the engine process.", status.restarts)
+        yield self._info("build", "The program and its backend.", _build_facts(status))
+        if status.runner is not None:
+            facts = {
+                "block_size": str(status.runner.block_size),
+                "num_gpu_blocks": str(status.runner.num_blocks),
+                "cache_dtype": status.runner.kv_dtype,
+                "enable_prefix_caching": "True",
+            }
+            yield self._info("cache_config", "How the KV cache is laid out.", facts)
+
+    def _gauge(self, name: str, text: str, value: float) -> Metric:
+        family = GaugeMetricFamily(PREFIX + name, text, labels=_LABELS)
+        family.add_metric(self._labels, value)
+        return family
+
+    def _counter(self, name: str, text: str, value: float) -> Metric:
+        family = CounterMetricFamily(PREFIX + name, text, labels=_LABELS)
+        family.add_metric(self._labels, value)
+        return family
+
+    def _info(self, name: str, text: str, facts: dict[str, str]) -> Metric:
+        family = InfoMetricFamily(PREFIX + name, text, labels=_LABELS)
+        family.add_metric(self._labels, facts)
+        return family
+
+
+def _build_facts(status: EngineStatus) -> dict[str, str]:
+    runner = status.runner
+    return {
+        "version": __version__,
+        "backend": "" if runner is None else runner.backend,
+        "device": "" if runner is None else runner.device.name,
+        "target": "" if runner is None else runner.device.target,
+        "fallback": str(status.is_fallback).lower(),
+    }
+
+
+class _Exported(CollectorRegistry):
+    """What a scrape sees: no `_created` samples, and vLLM's names if wanted."""
+
+    def __init__(self, inner: CollectorRegistry, vllm_names: bool) -> None:
+        super().__init__()
+        self._inner = inner
+        self._vllm_names = vllm_names
+
+    def collect(self) -> Iterator[Metric]:
+        """The families of the inner registry, cleaned and doubled."""
+        for family in self._inner.collect():
+            family.samples = [s for s in family.samples if not s.name.endswith("_created")]
+            yield family
+            name = family.name.removeprefix(PREFIX)
+            if self._vllm_names and name != family.name and name not in _OURS_ONLY:
+                yield _as_vllm(family, name)
+
+
+def _as_vllm(family: Metric, name: str) -> Metric:
+    renamed = Metric(VLLM_PREFIX + name, family.documentation, family.type)
+    edges = {str(float(edge)) for edge in _TOKEN_BUCKETS} | {"+Inf"}
+    renamed.samples = [
+        sample._replace(name=sample.name.replace(PREFIX, VLLM_PREFIX, 1))
+        for sample in family.samples
+        if name not in _COARSER_IN_VLLM or sample.labels.get("le", "+Inf") in edges
+    ]
+    return renamed

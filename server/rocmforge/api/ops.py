@@ -1,0 +1,73 @@
+"""For whoever runs the server: /health, /ready, /version, /metrics. No key is needed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from litestar import MediaType, Request, Response, get
+
+from rocmforge import __version__
+from rocmforge.api.answer import json_response
+from rocmforge.api.auth import PUBLIC
+from rocmforge.api.schema import Health, Readiness, Version
+from rocmforge.api.service import LOADING_RETRY_S, Service
+from rocmforge.api.settings import ApiSettings
+from rocmforge.engine.status import EngineState
+
+_OPEN = {PUBLIC: True}
+
+
+@get("/health", opt=_OPEN)
+async def health(service: Service) -> Response[bytes]:
+    """Liveness: answers as long as the HTTP side works, whatever the engine does."""
+    status = service.engine.status
+    runner = status.runner
+    return json_response(
+        Health(
+            model=service.model,
+            engine=status.state.value,
+            backend=None if runner is None else runner.backend,
+            device=None if runner is None else runner.device.name,
+            is_fallback=status.is_fallback,
+            fallback_reason=status.fallback_reason,
+            notes=() if runner is None else runner.notes,
+        )
+    )
+
+
+@get("/ready", opt=_OPEN)
+async def ready(service: Service) -> Response[bytes]:
+    """Readiness: 200 if requests are taken, else 503 with what is being done about it."""
+    status = service.engine.status
+    is_ready = status.state is EngineState.READY
+    body = Readiness(
+        ready=is_ready,
+        state=status.state.value,
+        stage=status.stage,
+        progress=status.progress,
+        restarts=status.restarts,
+    )
+    return Response(
+        msgspec.json.encode(body),
+        status_code=200 if is_ready else 503,
+        headers={} if is_ready else {"Retry-After": str(round(LOADING_RETRY_S))},
+        media_type=MediaType.JSON,
+    )
+
+
+@get("/version", opt=_OPEN)
+async def version() -> Response[bytes]:
+    """The program's version."""
+    return json_response(Version(version=__version__))
+
+
+@get("/metrics", opt=_OPEN)
+async def metrics(
+    request: Request[Any, Any, Any], service: Service, api_settings: ApiSettings
+) -> Response[bytes]:
+    """Prometheus metrics."""
+    text, content_type = service.metrics.render(
+        request.headers.get("accept", ""), vllm_names=api_settings.vllm_metrics
+    )
+    return Response(text, headers={"Content-Type": content_type})

@@ -1,0 +1,39 @@
+"""What a request asks of the engine, once everything a client can get wrong has been checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from rocmforge.engine.params import SamplingParams
+
+_MASK = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """`n` sequences for each prompt; choice i belongs to prompt `i // n`."""
+
+    prompts: tuple[tuple[int, ...], ...]
+    sampling: SamplingParams
+    n: int
+    stop: tuple[str, ...]
+
+    def sampling_of(self, number: int) -> SamplingParams:
+        """Parameters of the `number`-th choice of a prompt: all alike but for the seed."""
+        if number == 0:
+            return self.sampling
+        return msgspec.structs.replace(self.sampling, seed=derived_seed(self.sampling.seed, number))
+
+
+def derived_seed(seed: int, number: int) -> int:
+    """The seed of a further choice: SplitMix64 (Steele, Lea and Flood, 2014) `number` steps on.
+
+    Choice 0 keeps the request's own seed, so that it does not depend on how many were asked for.
+    """
+    state = (seed + number * _GOLDEN) & _MASK
+    state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
+    return state ^ (state >> 31)

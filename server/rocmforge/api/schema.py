@@ -1,0 +1,364 @@
+"""The OpenAI wire format: what requests and answers look like as JSON, and nothing else.
+
+Types and ranges here are checked while a body is decoded, so that an error can name the field.
+Fields that requests carry and we do not know are accepted and ignored; those that we know and
+cannot honour are declared here, so that `convert` sees and refuses them.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+MAX_CHOICES = 128
+MAX_LOGPROBS = 20
+
+Probability = Annotated[float, Meta(ge=0, le=1)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+TokenIds = list[int]
+
+
+# --- requests --------------------------------------------------------------------------------
+
+
+class StreamOptions(msgspec.Struct, kw_only=True):
+    """What a stream carries besides the text."""
+
+    include_usage: bool = False
+
+
+class GenerationRequest(msgspec.Struct, kw_only=True):
+    """What /v1/chat/completions and /v1/completions have in common."""
+
+    model: str
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Probability | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: dict[int, Annotated[float, Meta(ge=-100, le=100)]] | None = None
+
+    # Not OpenAI's, but common among servers of open models.
+    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
+    min_p: Probability | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
+    min_tokens: Annotated[int, Meta(ge=0)] | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: TokenIds | None = None
+
+    # Known and not supported (`convert.NEUTRAL_VALUES` lists what is let through).
+    response_format: Any = None
+    best_of: Any = None
+    prompt_logprobs: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    structured_outputs: Any = None
+    grammar: Any = None
+    json_schema: Any = None
+    typical_p: Any = None
+    xtc_probability: Any = None
+    dry_multiplier: Any = None
+    mirostat: Any = None
+    use_beam_search: Any = None
+
+
+class ContentPart(msgspec.Struct, kw_only=True):
+    """A piece of a message's content; only text has a meaning here."""
+
+    type: str
+    text: str | None = None
+
+
+class FunctionCall(msgspec.Struct, kw_only=True):
+    """The function of a tool call in the history."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(msgspec.Struct, kw_only=True):
+    """A tool call in the history."""
+
+    id: str
+    function: FunctionCall
+    type: Literal["function"] = "function"
+
+
+class Message(msgspec.Struct, kw_only=True):
+    """One message of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+
+
+class ChatRequest(GenerationRequest, kw_only=True):
+    """Body of POST /v1/chat/completions."""
+
+    messages: list[Message]
+    max_tokens: Annotated[int, Meta(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+
+    tools: Any = None
+    tool_choice: Any = None
+    functions: Any = None
+    function_call: Any = None
+    modalities: Any = None
+    audio: Any = None
+    prediction: Any = None
+    web_search_options: Any = None
+    chat_template: Any = None
+
+
+class CompletionRequest(GenerationRequest, kw_only=True):
+    """Body of POST /v1/completions."""
+
+    prompt: str | list[str | int | TokenIds]
+    max_tokens: Annotated[int, Meta(ge=0)] | None = None
+    echo: bool | None = None
+    logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+
+    suffix: Any = None
+
+
+class TokenizeRequest(msgspec.Struct, kw_only=True):
+    """Body of POST /tokenize: a text, or a conversation to run through the chat template."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+
+
+class DetokenizeRequest(msgspec.Struct, kw_only=True):
+    """Body of POST /detokenize."""
+
+    tokens: TokenIds
+    model: str | None = None
+
+
+# --- answers ---------------------------------------------------------------------------------
+
+
+class PromptTokensDetails(msgspec.Struct, kw_only=True):
+    """Where prompt tokens came from."""
+
+    cached_tokens: int
+
+
+class Usage(msgspec.Struct, kw_only=True):
+    """Tokens of a request: its prompts once each, its completions over all choices."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class TopLogprob(msgspec.Struct, kw_only=True):
+    """A token that could have stood at a place."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprobs(TopLogprob, kw_only=True):
+    """The token that stands at a place, and the most probable ones there."""
+
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(msgspec.Struct, kw_only=True):
+    """Log-probabilities of a choice, chat style."""
+
+    content: list[TokenLogprobs]
+    refusal: None = None
+
+
+class AnswerMessage(msgspec.Struct, kw_only=True):
+    """What the model said."""
+
+    content: str
+    role: Literal["assistant"] = "assistant"
+    refusal: None = None
+
+
+class ChatChoice(msgspec.Struct, kw_only=True):
+    """One answer."""
+
+    index: int
+    message: AnswerMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: str
+
+
+class ChatCompletion(msgspec.Struct, kw_only=True):
+    """Answer of POST /v1/chat/completions."""
+
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChatChoice]
+    usage: Usage
+    object: Literal["chat.completion"] = "chat.completion"
+
+
+class Delta(msgspec.Struct, kw_only=True):
+    """What a chunk adds to a message."""
+
+    role: Literal["assistant"] | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+
+
+class ChatChunkChoice(msgspec.Struct, kw_only=True):
+    """What a chunk adds to one answer."""
+
+    index: int
+    delta: Delta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+
+
+class ChatChunk(msgspec.Struct, kw_only=True):
+    """One event of a streamed chat completion."""
+
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChatChunkChoice]
+    usage: Usage | UnsetType | None = UNSET
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+
+
+class LegacyLogprobs(msgspec.Struct, kw_only=True):
+    """Log-probabilities of a choice, as /v1/completions gives them: parallel lists.
+
+    The first token of an echoed prompt has no probability: null in two of the lists.
+    """
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class CompletionChoice(msgspec.Struct, kw_only=True):
+    """One completion, or what a chunk adds to it."""
+
+    index: int
+    text: str
+    logprobs: LegacyLogprobs | None = None
+    finish_reason: str | None = None
+
+
+class Completion(msgspec.Struct, kw_only=True):
+    """Answer of POST /v1/completions, and each event of its stream."""
+
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[CompletionChoice]
+    usage: Usage | UnsetType | None = UNSET
+    object: Literal["text_completion"] = "text_completion"
+
+
+class ModelCard(msgspec.Struct, kw_only=True):
+    """One model as /v1/models lists it. `root` is the name behind an alias."""
+
+    id: str
+    created: int
+    root: str
+    max_model_len: int | None
+    object: Literal["model"] = "model"
+    owned_by: str = "rocmforge"
+
+
+class ModelList(msgspec.Struct, kw_only=True):
+    """Answer of GET /v1/models."""
+
+    data: list[ModelCard]
+    object: Literal["list"] = "list"
+
+
+class Tokens(msgspec.Struct, kw_only=True):
+    """Answer of POST /tokenize."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class DetokenizedText(msgspec.Struct, kw_only=True):
+    """Answer of POST /detokenize."""
+
+    prompt: str
+
+
+class Health(msgspec.Struct, kw_only=True):
+    """Answer of GET /health: the HTTP side is alive; what it serves, and on what."""
+
+    model: str
+    engine: str
+    backend: str | None
+    device: str | None
+    is_fallback: bool
+    fallback_reason: str
+    notes: tuple[str, ...]
+    status: Literal["ok"] = "ok"
+
+
+class Readiness(msgspec.Struct, kw_only=True):
+    """Answer of GET /ready: whether requests would be taken now, and how far loading is."""
+
+    ready: bool
+    state: str
+    stage: str
+    progress: float
+    restarts: int
+
+
+class Version(msgspec.Struct, kw_only=True):
+    """Answer of GET /version."""
+
+    version: str
+
+
+class ErrorDetail(msgspec.Struct, kw_only=True):
+    """What went wrong."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(msgspec.Struct, kw_only=True):
+    """Every answer with a status of 400 or more, and the last event of a failed stream."""
+
+    error: ErrorDetail

@@ -1,0 +1,118 @@
+"""What the handlers work with: one served model, its text side, and the engine that runs it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import ParamSpec, Protocol, TypeVar
+
+import anyio
+import anyio.to_thread
+
+from rocmforge import __version__
+from rocmforge.api.metrics import Metrics
+from rocmforge.engine.params import SamplingParams, TokenEvent
+from rocmforge.engine.status import EngineStatus
+from rocmforge.errors import ModelNotFound, NotReady
+from rocmforge.text.template import ChatTemplate
+from rocmforge.text.tokenizer import Tokenizer
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+OFFLOAD_BYTES = 8 * 1024
+"""Bodies from this size on are rendered and tokenised in a worker thread, not on the event loop."""
+
+LOADING_RETRY_S = 5.0
+
+
+class Handle(Protocol):
+    """One sequence in the engine (`engine.client.GenerationHandle`)."""
+
+    async def next(self) -> tuple[TokenEvent, ...]:
+        """Waits for news; at least one event. The last event has a finish reason."""
+        ...
+
+    def close(self) -> None:
+        """Ends the sequence if it still runs and frees what it holds. Idempotent."""
+        ...
+
+
+class Engine(Protocol):
+    """What the API uses of `engine.client.AsyncEngine`."""
+
+    @property
+    def status(self) -> EngineStatus:
+        """A snapshot."""
+        ...
+
+    def submit(
+        self,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        eos_ids: Sequence[int],
+        *,
+        deadline_s: float | None = None,
+    ) -> Handle:
+        """Queues one sequence.
+
+        Raises:
+            CapacityError: the queue is full, or the engine is not ready or draining.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """One model as it is served. Made once, in wiring."""
+
+    model: str  # the name answers carry
+    aliases: tuple[str, ...]  # other names requests may use
+    tokenizer: Tokenizer
+    template: ChatTemplate | None  # None: the model has none, so no chat
+    engine: Engine
+    metrics: Metrics
+    clock: Callable[[], float] = time.time  # seconds since the epoch
+    started: float = field(default_factory=time.time)  # on that clock
+    workers: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(2))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names a request may use."""
+        return (self.model, *self.aliases)
+
+    def check_model(self, name: str) -> None:
+        """Raises ModelNotFound for a name that is not served."""
+        if name not in self.names:
+            raise ModelNotFound(name, self.names)
+
+    @property
+    def max_context(self) -> int:
+        """Tokens that a prompt and its completion may have together.
+
+        Raises:
+            NotReady: known only once the model has been loaded.
+        """
+        runner = self.engine.status.runner
+        if runner is None:
+            raise NotReady("The model is still being loaded.", retry_after_s=LOADING_RETRY_S)
+        return runner.max_context
+
+    @property
+    def fingerprint(self) -> str:
+        """Version and backend; says so when the backend is only a stand-in for a GPU."""
+        status = self.engine.status
+        backend = "none" if status.runner is None else status.runner.backend
+        fallback = "-fallback" if status.is_fallback else ""
+        return f"rocmforge-{__version__}-{backend}{fallback}"
+
+    async def offload(
+        self, size: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Calls `function` here, or in a worker thread if the input of `size` bytes is large."""
+        if size < OFFLOAD_BYTES:
+            return function(*args, **kwargs)
+        return await anyio.to_thread.run_sync(
+            lambda: function(*args, **kwargs), limiter=self.workers
+        )

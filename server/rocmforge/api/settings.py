@@ -1,0 +1,17 @@
+"""What an operator decides about the HTTP side."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiSettings:
+    """Settings of the web application; the listening socket is not its business."""
+
+    api_keys: tuple[str, ...] = ()  # none = no authentication
+    cors_origins: tuple[str, ...] = ()  # browser origins that may call; "*" = all
+    max_body_bytes: int = 16 * 1024 * 1024
+    vllm_metrics: bool = False  # export metrics under vLLM's names too
+    keep_alive_s: float = 15.0  # a silent stream gets a comment this often
+    drain_timeout_s: float = 30.0  # how long streams may go on once the server is asked to stop

@@ -1,0 +1,61 @@
+"""POST /tokenize and /detokenize, shaped like vLLM's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from litestar import Request, Response, post
+
+from rocmforge.api.answer import json_response
+from rocmforge.api.body import read_json
+from rocmforge.api.convert import chat_prompt, check_token_ids
+from rocmforge.api.schema import DetokenizedText, DetokenizeRequest, TokenizeRequest, Tokens
+from rocmforge.api.service import Service
+from rocmforge.errors import InvalidParameter
+
+_tokenize_decoder = msgspec.json.Decoder(TokenizeRequest)
+_detokenize_decoder = msgspec.json.Decoder(DetokenizeRequest)
+
+
+@post("/tokenize", status_code=200)
+async def tokenize(request: Request[Any, Any, Any], service: Service) -> Response[bytes]:
+    """Token ids of a text or of a conversation."""
+    wanted = await read_json(request, _tokenize_decoder)
+    ids = await service.offload(len(await request.body()), _token_ids, service, wanted)
+    names = [service.tokenizer.token(i) for i in ids] if wanted.return_token_strs else None
+    return json_response(
+        Tokens(
+            count=len(ids), max_model_len=service.max_context, tokens=list(ids), token_strs=names
+        )
+    )
+
+
+@post("/detokenize", status_code=200)
+async def detokenize(request: Request[Any, Any, Any], service: Service) -> Response[bytes]:
+    """The text that token ids stand for, special tokens spelled out."""
+    wanted = await read_json(request, _detokenize_decoder)
+    if wanted.model is not None:
+        service.check_model(wanted.model)
+    check_token_ids(service, wanted.tokens, "tokens")
+    return json_response(
+        DetokenizedText(prompt=service.tokenizer.decode(wanted.tokens, skip_special=False))
+    )
+
+
+def _token_ids(service: Service, wanted: TokenizeRequest) -> tuple[int, ...]:
+    if wanted.model is not None:
+        service.check_model(wanted.model)
+    if (wanted.prompt is None) == (wanted.messages is None):
+        raise InvalidParameter("Give either 'prompt' or 'messages'.", param="prompt")
+    if wanted.messages is not None:
+        return chat_prompt(
+            service,
+            wanted.messages,
+            template_arguments=wanted.chat_template_kwargs,
+            add_generation_prompt=wanted.add_generation_prompt,
+            continue_final_message=wanted.continue_final_message,
+        )
+    assert wanted.prompt is not None
+    add_bos = None if wanted.add_special_tokens is not False else False
+    return tuple(service.tokenizer.encode(wanted.prompt, parse_special=True, add_bos=add_bos))
