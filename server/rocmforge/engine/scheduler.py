@@ -25,7 +25,7 @@ from rocmforge.engine.plan import Chunk, Plan, SchedulerLimits
 from rocmforge.engine.sequence import Sequence, Status
 from rocmforge.engine.status import EngineStats
 from rocmforge.engine.totals import Totals
-from rocmforge.errors import ConfigurationError, ContextLengthExceeded, QueueFull
+from rocmforge.errors import ContextLengthExceeded, QueueFull
 
 
 class Scheduler:
@@ -35,17 +35,9 @@ class Scheduler:
         info: block size and count, and the context limit.
         limits: see `SchedulerLimits`.
         totals: counters to go on counting with.
-
-    Raises:
-        ConfigurationError: the limits contradict each other.
     """
 
     def __init__(self, info: RunnerInfo, limits: SchedulerLimits, totals: Totals) -> None:
-        if limits.max_batched_tokens < limits.max_sequences:
-            raise ConfigurationError(
-                f"The token budget of a step ({limits.max_batched_tokens}) must not be below the "
-                f"number of concurrent sequences ({limits.max_sequences})."
-            )
         self.totals = totals
         self.max_context = min(info.max_context, info.num_blocks * info.block_size)
         self._limits = limits

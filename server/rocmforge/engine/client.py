@@ -1,0 +1,341 @@
+"""The engine as the HTTP side sees it: submit a prompt, await events."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from itertools import count
+
+from rocmforge.backend.protocol import RunnerInfo
+from rocmforge.engine.client_handle import GenerationHandle
+from rocmforge.engine.client_process import EngineProcess
+from rocmforge.engine.config import EngineConfig
+from rocmforge.engine.messages import (
+    Cancel,
+    Fatal,
+    LoadFailed,
+    Progress,
+    Ready,
+    Report,
+    Start,
+    StepReport,
+    Submit,
+    rebuild_error,
+)
+from rocmforge.engine.params import FinishReason, GenerateRequest, SamplingParams, TokenEvent
+from rocmforge.engine.status import EngineState, EngineStats, EngineStatus
+from rocmforge.errors import (
+    ContextLengthExceeded,
+    Draining,
+    EngineDied,
+    InvalidParameter,
+    NotReady,
+    QueueFull,
+    RocmForgeError,
+)
+
+logger = logging.getLogger(__name__)
+
+_RETRY_AFTER_S = 1.0
+_RETRY_AFTER_LOAD_S = 5.0
+
+
+class AsyncEngine:
+    """Keeps an engine process alive and shares its work among handles. One event loop only.
+
+    Args:
+        config: what to run and how.
+        on_stats: called with each step's statistics; for metrics.
+    """
+
+    def __init__(
+        self, config: EngineConfig, on_stats: Callable[[EngineStats], None] | None = None
+    ) -> None:
+        self._config = config
+        self._on_stats = on_stats
+        self._phase = EngineState.LOADING  # of the process; draining is the server's business
+        self._is_draining = False
+        self._process: EngineProcess | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._settled = asyncio.Event()  # ready, or given up
+        self._load_error: RocmForgeError | None = None
+        self._failure: RocmForgeError | None = None  # what this process said before it ended
+        self._last_error: str | None = None
+        self._ready: Ready | None = None
+        self._progress = Progress(stage="starting", fraction=0.0)
+        self._stats = EngineStats()
+        self._restarts = 0
+        self._backoff_s = config.restart_backoff_s
+        self._ids = count()
+        self._live: dict[int, GenerationHandle] = {}
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._last_news = 0.0  # loop time of the last step report
+
+    # --- life ---
+
+    async def start(self) -> None:
+        """Begins to load; returns at once."""
+        self._tasks = [
+            asyncio.create_task(self._supervise(), name="engine supervisor"),
+            asyncio.create_task(self._watch(), name="engine watchdog"),
+        ]
+
+    async def wait_ready(self) -> None:
+        """Waits until requests are taken.
+
+        Raises:
+            ModelLoadError, ConfigurationError, OutOfMemory, ...: the model cannot be loaded.
+            EngineDied: the process ended while loading, or the engine was stopped.
+        """
+        await self._settled.wait()
+        if self._load_error is not None:
+            raise self._load_error
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Takes nothing new and waits for what is running; False if that took too long."""
+        self._is_draining = True
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._idle.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def stop(self) -> None:
+        """Ends the process; whatever still runs gets an error. Idempotent."""
+        was_ready = self._phase is EngineState.READY
+        self._give_up(EngineDied("The engine was stopped."))
+        self._fail_live("The server is shutting down.")
+        if self._process is not None:
+            if not was_ready:
+                self._process.kill("was stopped while loading")
+            await self._process.shut_down(self._config.stop_grace_s)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    @property
+    def status(self) -> EngineStatus:
+        """A snapshot."""
+        is_stopped = self._phase is EngineState.STOPPED
+        is_loading = self._phase in (EngineState.LOADING, EngineState.RESTARTING)
+        return EngineStatus(
+            state=EngineState.DRAINING if self._is_draining and not is_stopped else self._phase,
+            stage=self._progress.stage if is_loading else "",
+            progress=self._progress.fraction if is_loading else 1.0,
+            runner=self._runner,
+            is_fallback=self._ready is not None and self._ready.is_fallback,
+            fallback_reason=self._ready.fallback_reason if self._ready is not None else "",
+            stats=self._stats,
+            restarts=self._restarts,
+            last_error=self._last_error,
+        )
+
+    @property
+    def pid(self) -> int | None:
+        """The engine process's id, while there is one."""
+        return self._process.pid if self._process is not None else None
+
+    @property
+    def _runner(self) -> RunnerInfo | None:
+        return self._ready.runner if self._ready is not None else None
+
+    # --- requests ---
+
+    def submit(
+        self,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        eos_ids: Sequence[int],
+        *,
+        deadline_s: float | None = None,
+    ) -> GenerationHandle:
+        """Sends a request to the engine.
+
+        Args:
+            prompt_ids: at least one token.
+            sampling: see `SamplingParams`.
+            eos_ids: tokens that end the sequence, unless it ignores them.
+            deadline_s: seconds from now after which it is ended.
+
+        Raises:
+            Draining, NotReady, QueueFull: not now.
+            ContextLengthExceeded: prompt and max_tokens do not fit into the context.
+            InvalidParameter: the prompt is empty, or a token id is not in the vocabulary.
+        """
+        process, runner = self._admit()
+        _check(prompt_ids, sampling, runner)
+        arrival_ns = time.monotonic_ns()
+        request = GenerateRequest(
+            request_id=next(self._ids),
+            prompt_ids=tuple(prompt_ids),
+            sampling=sampling,
+            eos_ids=tuple(eos_ids),
+            arrival_ns=arrival_ns,
+            deadline_ns=None if deadline_s is None else arrival_ns + int(deadline_s * 1e9),
+        )
+        if not self._live:
+            self._last_news = asyncio.get_running_loop().time()
+            self._idle.clear()
+        handle = GenerationHandle(request.request_id, self._cancel)
+        self._live[request.request_id] = handle
+        process.send(Submit(request=request))
+        return handle
+
+    def _admit(self) -> tuple[EngineProcess, RunnerInfo]:
+        if self._is_draining:
+            raise Draining("The server is shutting down.", retry_after_s=_RETRY_AFTER_LOAD_S)
+        if self._phase is not EngineState.READY:
+            raise NotReady(
+                f"The model is not ready: {self._phase}.", retry_after_s=_RETRY_AFTER_LOAD_S
+            )
+        if len(self._live) >= self._config.options.max_sequences + self._config.max_waiting:
+            raise QueueFull(
+                f"{len(self._live)} requests are running or waiting; try again later.",
+                retry_after_s=_RETRY_AFTER_S,
+            )
+        assert self._process is not None
+        assert self._runner is not None
+        return self._process, self._runner
+
+    def _cancel(self, request_id: int) -> None:
+        if self._forget(request_id) and self._process is not None:
+            self._process.send(Cancel(request_id=request_id))
+
+    def _forget(self, request_id: int) -> bool:
+        known = self._live.pop(request_id, None) is not None
+        if not self._live:
+            self._idle.set()
+        return known
+
+    # --- reports ---
+
+    def _on_report(self, report: Report) -> None:
+        match report:
+            case StepReport():
+                self._last_news = asyncio.get_running_loop().time()
+                self._backoff_s = self._config.restart_backoff_s
+                self._stats = report.stats
+                self._deliver(report.events)
+                if self._on_stats is not None:
+                    self._on_stats(report.stats)
+            case Progress():
+                self._progress = report
+            case Ready():
+                self._ready = report
+                self._phase = EngineState.READY
+                self._settled.set()
+            case LoadFailed():
+                self._failure = rebuild_error(report)
+            case Fatal():
+                self._failure = EngineDied(report.message)
+                self._deliver(report.events)
+
+    def _deliver(self, events: Sequence[TokenEvent]) -> None:
+        for event in events:
+            handle = self._live.get(event.request_id)
+            if handle is None:
+                continue  # closed in the meantime
+            if event.finish_reason is not None:
+                self._forget(event.request_id)
+            handle.deliver(event, self._last_news)
+
+    def _fail_live(self, message: str) -> None:
+        self._deliver(
+            [
+                TokenEvent(request_id=request_id, finish_reason=FinishReason.ERROR, error=message)
+                for request_id in self._live
+            ]
+        )
+
+    # --- supervision ---
+
+    async def _supervise(self) -> None:
+        """Starts the process, and again whenever it dies. Only the first load fails for good."""
+        while True:
+            error = await self._live_once()
+            self._fail_live(error.message)
+            if self._phase is EngineState.STOPPED:
+                return
+            self._last_error = error.message
+            if self._ready is None:
+                self._give_up(error)
+                return
+            logger.error("%s Restarting in %g s.", error.message, self._backoff_s)
+            self._restarts += 1
+            await asyncio.sleep(self._backoff_s)
+            self._backoff_s = min(2 * self._backoff_s, self._config.restart_backoff_max_s)
+
+    async def _live_once(self) -> RocmForgeError:
+        """Runs one process to its end, and says why it ended."""
+        self._failure = None
+        try:
+            self._process = await EngineProcess.spawn(self._start_message(), self._on_report)
+        except OSError as error:
+            return EngineDied(f"The engine process could not be started: {error}.")
+        await self._process.disconnected()
+        if self._phase is EngineState.READY:
+            self._phase = EngineState.RESTARTING
+            self._settled.clear()
+        verdict = await self._process.wait(self._config.stop_grace_s)
+        self._process = None
+        return self._failure or EngineDied(f"The engine process {verdict}.")
+
+    def _start_message(self) -> Start:
+        config = self._config
+        return Start(
+            backend=config.backend,
+            model=str(config.model),
+            options=config.options,
+            max_waiting=config.max_waiting,
+            max_score_rows=config.max_score_rows,
+            prefix_cache=config.prefix_cache,
+            log_level=config.log_level,
+            totals=self._stats,
+        )
+
+    def _give_up(self, error: RocmForgeError) -> None:
+        self._phase = EngineState.STOPPED
+        self._load_error = self._load_error or error
+        self._settled.set()
+
+    async def _watch(self) -> None:
+        """Kills a process that is stuck, and cancels requests that nobody reads."""
+        config = self._config
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(min(config.step_timeout_s, config.client_stall_s) / 4)
+            now = loop.time()
+            if self._process is not None and self._live:
+                silence_s = now - self._last_news
+                if silence_s > config.step_timeout_s:
+                    self._process.kill(f"was killed: it gave no news for {silence_s:.1f} s")
+            for handle in list(self._live.values()):
+                if handle.is_stalled(now, config.client_stall_s):
+                    logger.warning("request %d is not being read: cancelled", handle.request_id)
+                    handle.close()
+
+
+def _check(prompt_ids: Sequence[int], sampling: SamplingParams, runner: RunnerInfo) -> None:
+    """Refuses what would make the engine compute nonsense, or with indices out of range."""
+    if not prompt_ids:
+        raise InvalidParameter("The prompt is empty.", param="prompt")
+    if len(prompt_ids) + sampling.max_tokens > runner.max_context:
+        raise ContextLengthExceeded(
+            limit=runner.max_context,
+            prompt_tokens=len(prompt_ids),
+            max_tokens=sampling.max_tokens,
+            param="prompt",
+        )
+    for param, ids in (
+        ("prompt", prompt_ids),
+        ("stop_token_ids", sampling.stop_token_ids),
+        ("logit_bias", [token for token, _ in sampling.logit_bias]),
+    ):
+        if ids and not (min(ids) >= 0 and max(ids) < runner.vocab_size):
+            raise InvalidParameter(
+                f"{param} holds a token id outside 0..{runner.vocab_size - 1}.", param=param
+            )

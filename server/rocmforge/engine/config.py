@@ -1,0 +1,26 @@
+"""What the operator decides about the engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from rocmforge.backend.protocol import LoadOptions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Settings of one engine, on both sides of the process boundary."""
+
+    backend: str  # a name, "auto", or package.module:function
+    model: Path
+    options: LoadOptions
+    max_waiting: int = 256  # unfinished requests beyond options.max_sequences
+    max_score_rows: int = 256  # prompt tokens scored in one step
+    prefix_cache: bool = True
+    log_level: str = "WARNING"  # of the engine process, which logs to stderr
+    step_timeout_s: float = 300.0  # without news while work is pending: the engine is killed
+    client_stall_s: float = 60.0  # a handle that is not read for so long is cancelled
+    restart_backoff_s: float = 0.5  # before the first restart; doubles until one serves a step
+    restart_backoff_max_s: float = 30.0
+    stop_grace_s: float = 10.0  # for the engine process to end by itself

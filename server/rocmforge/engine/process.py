@@ -1,0 +1,186 @@
+"""The engine process: `python -m rocmforge.engine.process --fd N`.
+
+Started by `engine/client_process.py` with one end of a socket pair. It owns the device, and
+lives exactly as long as the other end is open.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import gc
+import logging
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from threading import Thread
+
+from rocmforge.backend import registry
+from rocmforge.backend.protocol import Runner
+from rocmforge.backend.registry import Choice
+from rocmforge.engine.core import EngineCore
+from rocmforge.engine.messages import (
+    Command,
+    Progress,
+    Ready,
+    Report,
+    Shutdown,
+    Start,
+    describe_error,
+)
+from rocmforge.engine.plan import SchedulerLimits
+from rocmforge.engine.totals import Totals
+from rocmforge.engine.wire import FrameReader, encode
+from rocmforge.errors import BackendError, RocmForgeError
+
+logger = logging.getLogger(__name__)
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_READ_BYTES = 1 << 18
+
+
+class Channel:
+    """The engine's end of the socket pair.
+
+    A `ConnectionError` from any method means that the server is gone.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._reader: FrameReader[Command] = FrameReader(Command)
+
+    def receive(self, *, wait: bool) -> list[Command]:
+        """All commands that have arrived; with `wait`, at least one."""
+        commands: list[Command] = []
+        while True:
+            flags = 0 if wait and not commands else socket.MSG_DONTWAIT
+            try:
+                data = self._sock.recv(_READ_BYTES, flags)
+            except BlockingIOError:
+                return commands
+            if not data:
+                raise ConnectionResetError("the server closed the connection")
+            commands.extend(self._reader.feed(data))
+
+    def send(self, report: Report) -> None:
+        """Sends one message."""
+        self._sock.sendall(encode(report))
+
+
+def load(start: Start, channel: Channel) -> tuple[Choice, Runner]:
+    """Chooses the backend and loads the model.
+
+    Raises:
+        RocmForgeError: it cannot be loaded.
+    """
+    choice = registry.choose(start.backend)
+    runner = choice.backend.load(
+        Path(start.model),
+        start.options,
+        lambda stage, fraction: channel.send(Progress(stage=stage, fraction=fraction)),
+    )
+    return choice, runner
+
+
+def announce(choice: Choice, runner: Runner, core: EngineCore, channel: Channel) -> None:
+    """Says what is being served."""
+    channel.send(
+        Ready(
+            runner=replace(runner.info, max_context=core.max_context),
+            is_fallback=choice.is_fallback,
+            fallback_reason=choice.reason if choice.is_fallback else "",
+        )
+    )
+
+
+def serve(core: EngineCore, channel: Channel) -> None:
+    """Runs steps while there is work, and sleeps on the socket when there is none."""
+    while True:
+        commands = channel.receive(wait=not core.has_work)
+        if any(isinstance(command, Shutdown) for command in commands):
+            return
+        channel.send(core.step(commands))
+
+
+def run(start: Start, channel: Channel) -> int:
+    """Loads and serves until told to stop. Returns the exit status."""
+    try:
+        limits = SchedulerLimits(
+            max_sequences=start.options.max_sequences,
+            max_batched_tokens=start.options.max_batched_tokens,
+            max_waiting=start.max_waiting,
+            max_score_rows=start.max_score_rows,
+            prefix_cache=start.prefix_cache,
+        )
+        choice, runner = load(start, channel)
+    except ConnectionError:
+        raise
+    except Exception as error:
+        channel.send(describe_error(_typed(error, "load")))
+        return 1
+    core = EngineCore(runner, limits, time.monotonic_ns, Totals.resume(start.totals))
+    gc.collect()
+    gc.freeze()  # what loading made is here to stay: the collector need not look at it again
+    try:
+        announce(choice, runner, core, channel)
+        serve(core, channel)
+    except ConnectionError:
+        raise
+    except Exception as error:  # after any error the runner can only be closed
+        channel.send(core.fail(_typed(error, "step").message))
+        return 1
+    finally:
+        runner.close()
+    return 0
+
+
+def _typed(error: Exception, call: str) -> RocmForgeError:
+    """The error itself if it was raised on purpose; else a mistake in the code, which is logged."""
+    if isinstance(error, RocmForgeError):
+        return error
+    logger.error("%s failed", call, exc_info=error)
+    return BackendError(call, f"{type(error).__name__}: {error}")
+
+
+def end_with_server(sock: socket.socket) -> None:
+    """Makes sure that this process does not outlive the server, whatever it is doing then.
+
+    A thread sees the socket hang up, which also covers a server that only lost interest; the
+    kernel's signal covers a main thread that is stuck in native code and holds the GIL.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    poll = select.poll()
+    poll.register(sock, select.POLLRDHUP)
+
+    def wait_and_exit() -> None:
+        poll.poll()
+        os._exit(1)
+
+    Thread(target=wait_and_exit, name="hangup", daemon=True).start()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point of the process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # ^C is for the server, which drains
+    parser = argparse.ArgumentParser(prog="rocmforge.engine.process")
+    parser.add_argument("--fd", type=int, required=True, help="end of a socket pair")
+    sock = socket.socket(fileno=parser.parse_args(arguments).fd)
+    end_with_server(sock)
+    channel = Channel(sock)
+    try:
+        (start,) = channel.receive(wait=True)
+        assert isinstance(start, Start), "the first command says what to load"
+        logging.basicConfig(level=start.log_level, format="%(levelname)s engine: %(message)s")
+        return run(start, channel)
+    except ConnectionError:
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
