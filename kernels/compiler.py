@@ -23,7 +23,7 @@ _LANGUAGE = (
     "-std=c++20",
     "-fdeclspec",
     "-fgnuc-version=4.2.1",
-    "-ffp-contract=fast",
+    "-ffp-contract=fast-honor-pragmas",
     "-Wall",
     "-Wextra",
     "-Werror",
