@@ -9,6 +9,19 @@ from pathlib import Path
 import pytest
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Where kernels run; see tests/support/kernels.py."""
+    group = parser.getgroup("kernels")
+    group.addoption("--platform", choices=("host", "nvidia", "rocm"), default="host")
+    group.addoption("--wave", type=int, choices=(32, 64), default=32, help="of the host platform")
+    group.addoption(
+        "--lane-order",
+        choices=("forward", "reverse", "random"),
+        default="forward",
+        help="of the host platform",
+    )
+
+
 def _model_file(variable: str, package: str | None, file: str) -> Path:
     """The file the environment names, or the one in an installed wheel; else a skip saying how."""
     if variable in os.environ:

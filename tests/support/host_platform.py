@@ -1,0 +1,92 @@
+"""Starts the checking library of tests/platform/host and talks to what HIP does not have."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from enum import IntEnum
+from pathlib import Path
+from typing import Protocol, Self
+
+from kernels.build import ROOT
+from kernels.compiler import build_library
+
+SOURCES = ROOT / "tests/platform/host"
+ROCM_PATH = ROOT / "build/platform/host"
+LIBRARY = ROCM_PATH / "lib/libamdhip64.so"
+
+
+class Options(Protocol):
+    """What the library is told when it starts."""
+
+    @property
+    def wave(self) -> int: ...
+    @property
+    def lane_order(self) -> str: ...
+
+
+class Access(IntEnum):
+    """What kernels may do with a range of memory."""
+
+    NONE = 0
+    READ = 1
+    READ_WRITE = 3
+
+
+def build_host_library() -> Path:
+    """Compiles the library unless it is up to date; returns what ROCM_PATH should be."""
+    include = (SOURCES, ROOT / "kernels/platform", ROOT / "kernels/include")
+    build_library(sorted(SOURCES.glob("*.cpp")), LIBRARY, include)
+    return ROCM_PATH
+
+
+class HostPlatform:
+    """The library's functions beyond HIP. One per process, as hip-python loads one library."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._library = library
+        library.rf_host_last_finding.restype = ctypes.c_char_p
+        library.rf_host_protect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+        library.rf_host_mark_initialised.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+        library.rf_host_label.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p]
+        library.rf_host_set_lane_order.argtypes = [ctypes.c_char_p, ctypes.c_uint]
+        library.rf_host_live_bytes.restype = ctypes.c_size_t
+
+    @classmethod
+    def start(cls, options: Options) -> Self:
+        """Builds the library and makes it what hip-python loads at its first call."""
+        os.environ["ROCM_PATH"] = str(build_host_library())
+        os.environ["RF_HOST_WAVE"] = str(options.wave)
+        os.environ["RF_HOST_LANE_ORDER"] = options.lane_order
+        return cls(ctypes.CDLL(str(LIBRARY)))
+
+    def take_finding(self) -> str:
+        """The report of the first mistake since the last call, and forget it; empty if none."""
+        text: bytes = self._library.rf_host_last_finding()
+        self.clear()
+        return text.decode()
+
+    def clear(self) -> None:
+        """Forgets findings and the sticky error."""
+        self._library.rf_host_clear()
+
+    @property
+    def live_bytes(self) -> int:
+        """Device and pinned memory that is allocated now."""
+        return int(self._library.rf_host_live_bytes())
+
+    def label(self, address: int, size: int, name: str) -> None:
+        """Names a range of memory in reports."""
+        self._library.rf_host_label(address, size, name.encode())
+
+    def protect(self, address: int, size: int, access: Access) -> None:
+        """Says what kernels may do with a range: how blocks within one pool are told apart."""
+        self._library.rf_host_protect(address, size, access)
+
+    def mark_initialised(self, address: int, size: int) -> None:
+        """Allows kernels to read a range that nothing was written to."""
+        self._library.rf_host_mark_initialised(address, size)
+
+    def set_lane_order(self, order: str, seed: int = 0) -> None:
+        """forward, reverse or random: in which order lanes, waves and blocks run."""
+        self._library.rf_host_set_lane_order(order.encode(), seed)
