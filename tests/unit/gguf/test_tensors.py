@@ -102,6 +102,12 @@ def test_plain_numbers_become_float32(tmp_path: Path, tensor_type: GGMLQuantizat
     np.testing.assert_array_equal(tensor.to_float32(), numbers.astype(np.float32))
 
 
+def test_values_that_float32_cannot_hold_become_infinite(tmp_path: Path) -> None:
+    tensor = reopened(tmp_path, np.array([1e300, -1e300, 1.0], np.float64))
+
+    assert tensor.to_float32().tolist() == [np.inf, -np.inf, 1.0]
+
+
 @pytest.mark.parametrize("tensor_type", OPAQUE, ids=lambda t: t.name)
 def test_a_type_without_a_conversion_is_named(
     tmp_path: Path, tensor_type: GGMLQuantizationType
