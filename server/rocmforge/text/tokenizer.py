@@ -1,0 +1,230 @@
+"""Text to token ids and back, from nothing but a GGUF file's metadata."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Self
+
+from rocmforge.errors import BadTokenizer, InvalidParameter
+from rocmforge.text import bpe, spm
+from rocmforge.text.pretokenizers import PreTokenizer, pretokenizer
+from rocmforge.text.specials import SpecialTokens
+from rocmforge.text.vocabulary import Metadata, TokenType, Vocabulary, flag
+
+_MODELS = ("gpt2", "gemma4", "llama")
+
+# Whether the characters [start, end) may form a control token.
+Trust = Callable[[int, int], bool]
+
+
+class Tokenizer:
+    """One model's tokenizer. Immutable, and safe to use from several threads.
+
+    Attributes:
+        vocab_size: Number of tokens in the vocabulary.
+        bos_id: Begin-of-sequence token, if the model has one.
+        eos_ids: Tokens that end a generation; the file's own EOS token first.
+        special_ids: Control tokens: never the result of tokenising plain text, and left out of
+            decoded text unless asked for.
+        adds_bos: Whether prompts start with BOS.
+        adds_eos: Whether training sequences ended with EOS; `encode` never appends it, because a
+            prompt is there to be continued.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, metadata: Metadata) -> None:
+        """Use `from_metadata`."""
+        adds_bos = False
+        if vocabulary.model == "llama":
+            self._model = spm.build(vocabulary)
+            sentencepiece, adds_bos = True, True
+        elif vocabulary.model in ("gpt2", "gemma4"):
+            rules = _rules(vocabulary)
+            self._model = bpe.build(vocabulary, metadata, rules)
+            sentencepiece, adds_bos = rules.sentencepiece, rules.adds_bos
+        else:
+            raise BadTokenizer(
+                f"The tokenizer model {vocabulary.model!r} (tokenizer.ggml.model) is not "
+                f"supported. Supported: {', '.join(_MODELS)}."
+            )
+        self.vocab_size = len(vocabulary.tokens)
+        self.bos_id = vocabulary.bos_id
+        self.eos_ids = vocabulary.eos_ids
+        self.adds_bos = flag(metadata, "add_bos_token", adds_bos) and self.bos_id is not None
+        self.adds_eos = flag(metadata, "add_eos_token", False)
+        self.special_ids = frozenset(vocabulary.ids_of(TokenType.CONTROL, TokenType.UNKNOWN))
+        self._tokens = vocabulary.tokens
+        self._pieces = _pieces(vocabulary, sentencepiece=sentencepiece)
+        self._space_prefix = vocabulary.model == "llama" and flag(
+            metadata, "add_space_prefix", True
+        )
+        self._strips_after = _ids_that_strip(vocabulary, metadata)
+        user_defined = vocabulary.ids_of(TokenType.USER_DEFINED)
+        self._user_defined = SpecialTokens({self._tokens[i]: i for i in user_defined})
+        self._all_special = SpecialTokens(
+            {self._tokens[i]: i for i in (*self.special_ids, *user_defined)}
+        )
+
+    @classmethod
+    def from_metadata(cls, metadata: Metadata) -> Self:
+        """Build the tokenizer that a GGUF file describes.
+
+        Args:
+            metadata: The file's key-value pairs.
+
+        Raises:
+            BadTokenizer: something is missing, contradictory, or of a kind we do not have.
+        """
+        return cls(Vocabulary.from_metadata(metadata), metadata)
+
+    def encode(self, text: str, *, parse_special: bool, add_bos: bool | None = None) -> list[int]:
+        """Tokenise; the long part runs without the GIL.
+
+        Args:
+            text: Any text.
+            parse_special: Whether spellings of control tokens become those tokens. Leave it off
+                for text that anyone but the operator wrote. User-defined tokens are ordinary
+                vocabulary and are always found.
+            add_bos: Whether to put BOS in front; None for the model's own rule.
+
+        Raises:
+            InvalidParameter: the text has lone surrogates, so it has no UTF-8 form.
+        """
+        parts = self._parts(text, (lambda start, end: True) if parse_special else None)
+        return self._encode_parts(parts, add_bos=self.adds_bos if add_bos is None else add_bos)
+
+    def encode_trusted(self, text: str, trust: Trust, *, add_bos: bool = False) -> list[int]:
+        """Tokenise text of which only some characters may form control tokens.
+
+        Args:
+            text: Any text.
+            trust: Called with the start and the end of each spelling of a control token.
+            add_bos: Whether to put BOS in front.
+        """
+        return self._encode_parts(self._parts(text, trust), add_bos=add_bos)
+
+    def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
+        """The text of a whole sequence. Bytes that are not UTF-8 become U+FFFD.
+
+        The space that the model puts before a text is taken off again.
+        """
+        data = self.decode_bytes(ids, skip_special=skip_special)
+        if self._space_prefix and data.startswith(b" "):
+            data = data[1:]
+        return data.decode(errors="replace")
+
+    def decode_bytes(self, ids: Iterable[int], *, skip_special: bool = True) -> bytes:
+        """The bytes of tokens wherever in a text they stand."""
+        pieces = self.pieces(skip_special=skip_special)
+        return b"".join([pieces[self._checked(index)] for index in ids])
+
+    def piece_bytes(self, token_id: int) -> bytes:
+        """The bytes of one token; for a control token, its spelling."""
+        return self._pieces[self._checked(token_id)]
+
+    def pieces(self, *, skip_special: bool) -> Sequence[bytes]:
+        """The bytes of every token by id, empty for control tokens if `skip_special`."""
+        if not skip_special:
+            return self._pieces
+        return [
+            b"" if index in self.special_ids else piece for index, piece in enumerate(self._pieces)
+        ]
+
+    def token(self, token_id: int) -> str:
+        """A token as the file spells it."""
+        return self._tokens[self._checked(token_id)]
+
+    def _checked(self, token_id: int) -> int:
+        if not 0 <= token_id < self.vocab_size:
+            raise InvalidParameter(
+                f"Token id {token_id} is outside the vocabulary of {self.vocab_size} tokens."
+            )
+        return token_id
+
+    def _parts(self, text: str, trust: Trust | None) -> list[str | int]:
+        """Cut text into special tokens and the runs of text between them."""
+        matcher = self._user_defined if trust is None else self._all_special
+        parts: list[str | int] = []
+        begin = position = 0
+        while (found := matcher.search(text, position)) is not None:
+            start, end, token_id = found
+            if trust is not None and token_id in self.special_ids and not trust(start, end):
+                shorter = self._user_defined.match(text, start)
+                if shorter is None:
+                    position = start + 1
+                    continue
+                start, end, token_id = shorter
+            if start > begin:
+                parts.append(text[begin:start])
+            parts.append(token_id)
+            begin = position = end
+            if token_id in self._strips_after:
+                begin = position = _after_space(text, end)
+        if begin < len(text):
+            parts.append(text[begin:])
+        return parts
+
+    def _encode_parts(self, parts: list[str | int], *, add_bos: bool) -> list[int]:
+        texts = []
+        after_special = True
+        for part in parts:
+            if isinstance(part, int):
+                after_special = True
+                continue
+            texts.append(" " + part if self._space_prefix and after_special else part)
+            after_special = False
+        try:
+            encoded = iter(self._model.encode_batch_fast(texts, add_special_tokens=False))
+        except (UnicodeEncodeError, TypeError) as error:
+            raise InvalidParameter(
+                "The text holds a lone surrogate (half of a UTF-16 pair), so it is not Unicode "
+                "text. Send it as UTF-8."
+            ) from error
+        ids: list[int] = []
+        if add_bos and self.bos_id is not None:
+            ids.append(self.bos_id)
+        for part in parts:
+            if isinstance(part, int):
+                ids.append(part)
+            else:
+                ids.extend(next(encoded).ids)
+        return ids
+
+
+_SPACE = re.compile(r"[ \t\n\v\f\r]*")
+
+
+def _after_space(text: str, start: int) -> int:
+    match = _SPACE.match(text, start)
+    assert match is not None
+    return match.end()
+
+
+def _rules(vocabulary: Vocabulary) -> PreTokenizer:
+    return pretokenizer("gemma4" if vocabulary.model == "gemma4" else vocabulary.pre)
+
+
+def _pieces(vocabulary: Vocabulary, *, sentencepiece: bool) -> list[bytes]:
+    raw = (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED)
+    pieces = []
+    for token, type_ in zip(vocabulary.tokens, vocabulary.types, strict=True):
+        if type_ in raw:
+            pieces.append(token.encode())
+        elif sentencepiece:
+            pieces.append(spm.piece_bytes(token, type_))
+        else:
+            pieces.append(bpe.piece_bytes(token))
+    return pieces
+
+
+def _ids_that_strip(vocabulary: Vocabulary, metadata: Metadata) -> frozenset[int]:
+    """Special tokens that swallow the white space after them.
+
+    GGUF has no key for it. Phi-3 is the one family of chat models that needs it.
+    """
+    name = str(metadata.get("general.name", "")).lower()
+    if "phi-3" not in name and "phi3" not in name:
+        return frozenset()
+    special = vocabulary.ids_of(TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED)
+    keep = {"<unk>", "<s>", "<|endoftext|>"}
+    return frozenset(index for index in special if vocabulary.tokens[index] not in keep)

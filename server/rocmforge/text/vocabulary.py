@@ -1,0 +1,206 @@
+"""The vocabulary of a GGUF file: pieces, their types and scores, and the ids that mean something.
+
+Keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md#tokenizer, and the newer ones that
+llama.cpp's converter writes. The end-of-generation set follows llama.cpp (`src/llama-vocab.cpp`),
+because the files themselves often name only one of several tokens that end a turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+from rocmforge.errors import BadTokenizer
+
+Metadata = Mapping[str, Any]
+
+_PREFIX = "tokenizer.ggml."
+
+# Token texts that end a generation wherever they occur in a vocabulary.
+_END_OF_GENERATION = frozenset(
+    {
+        "<|eot_id|>",
+        "<|im_end|>",
+        "<|end|>",
+        "<|return|>",
+        "<|call|>",
+        "<|flush|>",
+        "<|calls|>",
+        "<end_of_turn>",
+        "<|endoftext|>",
+        "</s>",
+        "<|eom_id|>",
+        "<EOT>",
+        "_<EOT>",
+        "[EOT]",
+        "[EOS]",
+        "<|end_of_text|>",
+        "<end_of_utterance>",
+        "<eos>",
+        "<turn|>",
+        "<|tool_response>",
+        "<｜end▁of▁sentence｜>",
+        "[e~[",
+        # Fill-in-the-middle tokens after which a file, not a turn, has ended.
+        "<|fim_pad|>",
+        "<fim-pad>",
+        "<fim_pad>",
+        "<PAD>",
+        "[PAD]",
+        "<|fim_repo|>",
+        "<|repo_name|>",
+        "<fim-repo>",
+        "<REPO>",
+        "<reponame>",
+        "<|file_sep|>",
+    }
+)
+
+# Where all tokens of a set are there, `<|end|>` ends a message but not the turn.
+_MESSAGE_FORMATS = (
+    frozenset({"<|return|>", "<|call|>"}),
+    frozenset({"<|calls|>", "<|flush|>"}),
+)
+
+
+# BOS, EOS and unknown token of a model whose file does not name them.
+_DEFAULT_IDS = {"llama": (1, 2, 0), "bert": (101, None, 100), "t5": (None, 1, 2)}
+
+
+class TokenType(IntEnum):
+    """`tokenizer.ggml.token_type`."""
+
+    UNDEFINED = 0
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """Tokens as the file spells them; index is the token id.
+
+    `scores` is empty where the file has none. `eos_ids` starts with the file's own EOS token.
+    """
+
+    model: str
+    pre: str
+    tokens: tuple[str, ...]
+    types: tuple[TokenType, ...]
+    scores: tuple[float, ...]
+    bos_id: int | None
+    eos_ids: tuple[int, ...]
+    unknown_id: int | None
+
+    @classmethod
+    def from_metadata(cls, metadata: Metadata) -> Vocabulary:
+        """Read and check the vocabulary.
+
+        Raises:
+            BadTokenizer: a key is missing, or two of them contradict each other.
+        """
+        model = string(metadata, "model")
+        if model is None:
+            raise BadTokenizer(f"The file has no tokenizer: the key {_PREFIX}model is missing.")
+        raw = array(metadata, "tokens")
+        if not raw:
+            raise BadTokenizer(f"The file has no vocabulary: {_PREFIX}tokens is missing or empty.")
+        # A vocabulary may have holes; they must not match the empty string between all characters.
+        tokens = tuple(token or f"[EMPTY_{index}]" for index, token in enumerate(raw))
+        types = _types(metadata, tokens)
+        scores = tuple(float(score) for score in array(metadata, "scores"))
+        if scores and len(scores) != len(tokens):
+            raise BadTokenizer(
+                f"{_PREFIX}scores has {len(scores)} entries, but the vocabulary has {len(tokens)}."
+            )
+        default_bos, default_eos, default_unknown = _DEFAULT_IDS.get(model, (None, None, None))
+        bos = _token_id(metadata, "bos_token_id", len(tokens), default_bos)
+        enders = _enders(tokens, types, bos)
+        named = (
+            _token_id(metadata, "eos_token_id", len(tokens), default_eos),
+            _token_id(metadata, "eot_token_id", len(tokens), None),
+            _token_id(metadata, "eom_token_id", len(tokens), None),
+        )
+        # Some converters mark tokens that end a turn as ordinary text; plain text must not be
+        # able to spell them.
+        types = tuple(
+            TokenType.CONTROL if index in enders and type_ is not TokenType.UNKNOWN else type_
+            for index, type_ in enumerate(types)
+        )
+        return cls(
+            model=model,
+            pre=string(metadata, "pre") or "",
+            tokens=tokens,
+            types=types,
+            scores=scores,
+            bos_id=bos,
+            eos_ids=tuple(dict.fromkeys([i for i in named if i is not None] + sorted(enders))),
+            unknown_id=_token_id(metadata, "unknown_token_id", len(tokens), default_unknown),
+        )
+
+    def ids_of(self, *types: TokenType) -> tuple[int, ...]:
+        """Ids of all tokens that have one of these types, ascending."""
+        return tuple(index for index, type_ in enumerate(self.types) if type_ in types)
+
+
+def string(metadata: Metadata, key: str) -> str | None:
+    """The string `tokenizer.ggml.<key>`, if there is one."""
+    value = metadata.get(_PREFIX + key)
+    return None if value is None else str(value)
+
+
+def flag(metadata: Metadata, key: str, default: bool) -> bool:
+    """The boolean `tokenizer.ggml.<key>`."""
+    return bool(metadata.get(_PREFIX + key, default))
+
+
+def array(metadata: Metadata, key: str) -> Sequence[Any]:
+    """The array `tokenizer.ggml.<key>`; empty if there is none."""
+    value = metadata.get(_PREFIX + key)
+    return () if value is None else tuple(value)
+
+
+def _types(metadata: Metadata, tokens: tuple[str, ...]) -> tuple[TokenType, ...]:
+    raw = array(metadata, "token_type")
+    if not raw:
+        return (TokenType.NORMAL,) * len(tokens)
+    if len(raw) != len(tokens):
+        raise BadTokenizer(
+            f"{_PREFIX}token_type has {len(raw)} entries, but the vocabulary has {len(tokens)}."
+        )
+    known = {int(type_): type_ for type_ in TokenType}
+    return tuple(known.get(int(value), TokenType.UNDEFINED) for value in raw)
+
+
+def _token_id(metadata: Metadata, key: str, size: int, default: int | None) -> int | None:
+    value = metadata.get(_PREFIX + key, default)
+    if value is None:
+        return None
+    token_id = int(value)
+    if 0 <= token_id < size:
+        return token_id
+    if _PREFIX + key in metadata:
+        raise BadTokenizer(
+            f"{_PREFIX}{key} is {token_id}, but the vocabulary has only {size} tokens."
+        )
+    return None
+
+
+def _enders(
+    tokens: tuple[str, ...], types: tuple[TokenType, ...], bos: int | None
+) -> frozenset[int]:
+    """Tokens that end a generation because of how they are spelled."""
+    ids = {token: index for index, token in enumerate(tokens) if token in _END_OF_GENERATION}
+    for together in _MESSAGE_FORMATS:
+        if together <= ids.keys():
+            ids.pop("<|end|>", None)
+    # Elsewhere `</s>` is the HTML tag that ends struck-through text.
+    ends_sequence = bos is not None and tokens[bos] == "<s>"
+    if "</s>" in ids and types[ids["</s>"]] is not TokenType.CONTROL and not ends_sequence:
+        del ids["</s>"]
+    return frozenset(ids.values())
