@@ -1,0 +1,189 @@
+"""`rocmforge bench`: how fast a model loads, reads prompts and writes on this machine.
+
+It drives the engine process as the server does, without HTTP. Prompts are random tokens, so no
+run profits from the prefix cache of another. Timings of one run are noisy: each figure is the
+median of `--repeat` runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import statistics
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from rocmforge.backend.protocol import RunnerInfo
+from rocmforge.catalog import find_model
+from rocmforge.commands.progress import wait_ready
+from rocmforge.engine.client import AsyncEngine
+from rocmforge.engine.params import SamplingParams
+from rocmforge.errors import EngineError
+from rocmforge.settings import Settings
+from rocmforge.wiring import build_engine, read_front
+
+
+@dataclass(frozen=True, slots=True)
+class StreamTiming:
+    """One request, in seconds of time.perf_counter()."""
+
+    started: float
+    first: float
+    finished: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One number of concurrent streams; medians over the runs."""
+
+    streams: int
+    prompt_tokens: int
+    output_tokens: int
+    prefill_tokens_per_s: float  # prompt tokens of all streams until the last first token
+    decode_tokens_per_s: float  # tokens after the first of all streams, while any stream decodes
+    ttft_ms: float  # median over the streams
+    per_token_ms: float  # median over the streams, after the first token
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """Everything that is shown, so that --json shows the same."""
+
+    model: str
+    runner: RunnerInfo
+    start_to_ready_s: float
+    engine_memory_bytes: int  # resident, after the runs
+    rows: tuple[Row, ...]
+
+
+def run(arguments: argparse.Namespace, settings: Settings) -> int:
+    """Measures, then prints one table."""
+    console = Console(stderr=True)
+    report = asyncio.run(_measure(arguments, settings, console))
+    if arguments.json:
+        print(msgspec.json.encode(report).decode())
+    else:
+        _print(Console(), report)
+    return 0
+
+
+async def _measure(arguments: argparse.Namespace, settings: Settings, console: Console) -> Report:
+    path = find_model(arguments.model)
+    begin = time.perf_counter()
+    engine = build_engine(read_front(path, settings), settings)
+    await engine.start()
+    try:
+        await wait_ready(engine, console)
+        start_to_ready_s = time.perf_counter() - begin
+        runner = engine.status.runner
+        assert runner is not None
+        await _run_streams(engine, runner, streams=1, prompt_tokens=8, output_tokens=4)  # warm up
+        rows = []
+        for streams in arguments.streams:
+            runs = [
+                await _run_streams(
+                    engine,
+                    runner,
+                    streams=streams,
+                    prompt_tokens=arguments.prompt_tokens,
+                    output_tokens=arguments.output_tokens,
+                )
+                for _ in range(arguments.repeat)
+            ]
+            rows.append(_summarise(runs, arguments.prompt_tokens, arguments.output_tokens))
+        assert engine.pid is not None
+        return Report(
+            model=path.name,
+            runner=runner,
+            start_to_ready_s=start_to_ready_s,
+            engine_memory_bytes=_resident_bytes(engine.pid),
+            rows=tuple(rows),
+        )
+    finally:
+        await engine.stop()
+
+
+async def _run_streams(
+    engine: AsyncEngine, runner: RunnerInfo, *, streams: int, prompt_tokens: int, output_tokens: int
+) -> list[StreamTiming]:
+    return await asyncio.gather(
+        *(_run_stream(engine, runner, prompt_tokens, output_tokens) for _ in range(streams))
+    )
+
+
+async def _run_stream(
+    engine: AsyncEngine, runner: RunnerInfo, prompt_tokens: int, output_tokens: int
+) -> StreamTiming:
+    prompt = random.choices(range(runner.vocab_size), k=prompt_tokens)
+    sampling = SamplingParams(max_tokens=output_tokens, temperature=0.0, ignore_eos=True)
+    started = time.perf_counter()
+    first = 0.0
+    handle = engine.submit(prompt, sampling, eos_ids=())
+    try:
+        while True:
+            for event in await handle.next():
+                first = first or time.perf_counter()
+                if event.error is not None:
+                    raise EngineError(event.error)
+                if event.finish_reason is not None:
+                    return StreamTiming(started, first, time.perf_counter())
+    finally:
+        handle.close()
+
+
+def _summarise(runs: list[list[StreamTiming]], prompt_tokens: int, output_tokens: int) -> Row:
+    prefill, decode, ttft, per_token = [], [], [], []  # one figure per run
+    for timings in runs:
+        begin = min(t.started for t in timings)
+        first = min(t.first for t in timings)
+        last_first = max(t.first for t in timings)
+        end = max(t.finished for t in timings)
+        after_first = max(output_tokens - 1, 1)
+        prefill.append(len(timings) * prompt_tokens / (last_first - begin))
+        decode.append(len(timings) * (output_tokens - 1) / max(end - first, 1e-9))
+        ttft.append(statistics.median([t.first - t.started for t in timings]))
+        per_token.append(statistics.median([(t.finished - t.first) / after_first for t in timings]))
+    return Row(
+        streams=len(runs[0]),
+        prompt_tokens=prompt_tokens,
+        output_tokens=output_tokens,
+        prefill_tokens_per_s=statistics.median(prefill),
+        decode_tokens_per_s=statistics.median(decode),
+        ttft_ms=1000 * statistics.median(ttft),
+        per_token_ms=1000 * statistics.median(per_token),
+    )
+
+
+def _resident_bytes(pid: int) -> int:
+    """VmRSS of a process (proc(5))."""
+    for line in Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) * 1024
+    raise EngineError(f"process {pid} reports no resident memory")
+
+
+def _print(console: Console, report: Report) -> None:
+    runner = report.runner
+    console.print(
+        f"{report.model} on {runner.backend}, {runner.device.name}: ready after "
+        f"{report.start_to_ready_s:.1f} s, {report.engine_memory_bytes / 2**20:.0f} MiB resident",
+        highlight=False,
+    )
+    table = Table("streams", "prompt", "output", "prefill tok/s", "decode tok/s", "TTFT", "a token")
+    for row in report.rows:
+        table.add_row(
+            str(row.streams),
+            str(row.prompt_tokens),
+            str(row.output_tokens),
+            f"{row.prefill_tokens_per_s:.1f}",
+            f"{row.decode_tokens_per_s:.1f}",
+            f"{row.ttft_ms:.0f} ms",
+            f"{row.per_token_ms:.1f} ms",
+        )
+    console.print(table)

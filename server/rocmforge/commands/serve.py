@@ -1,0 +1,166 @@
+"""`rocmforge serve`: the HTTP server around one model, from start to drained end."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import ipaddress
+import logging
+import signal
+import socket
+from collections.abc import Generator
+from dataclasses import dataclass
+
+import uvicorn
+from rich.console import Console
+
+from rocmforge.catalog import find_model
+from rocmforge.commands.progress import wait_ready
+from rocmforge.engine.client import AsyncEngine
+from rocmforge.errors import ConfigurationError, EngineError
+from rocmforge.settings import Settings
+from rocmforge.wiring import build_engine, build_service, build_web_app, read_front
+
+logger = logging.getLogger(__name__)
+
+
+def run(arguments: argparse.Namespace, settings: Settings) -> int:
+    """Serves until SIGTERM or SIGINT; finishes what runs, then returns 0."""
+    _check_exposure(settings)
+    return asyncio.run(_serve(arguments.model, settings))
+
+
+def _check_exposure(settings: Settings) -> None:
+    """A server without a key that others can reach must be asked for by name."""
+    if settings.api_key or settings.insecure or _is_loopback(settings.host):
+        return
+    raise ConfigurationError(
+        f"Listening on {settings.host} without a key would let anyone who can reach it use this "
+        "server. Give it a key with --api-key, or say --insecure if that is what you want."
+    )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, except that signals are ours: it would cut streams off before they are drained."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+
+async def _serve(model: str, settings: Settings) -> int:
+    console = Console(stderr=True)
+    front = read_front(find_model(model), settings)
+    engine = build_engine(front, settings)
+    service = build_service(front, engine, settings)
+    listener = _listen(settings)
+    server = _Server(
+        uvicorn.Config(
+            build_web_app(service, settings), log_config=None, access_log=False, lifespan="on"
+        )
+    )
+    stop = _stop_on_signals()
+    await engine.start()
+    serving = asyncio.create_task(server.serve([listener]), name="http")
+    loading = asyncio.create_task(wait_ready(engine, console), name="load")
+    try:
+        await _first_of(serving, loading, stop.wanted)
+        if loading.done():
+            await loading  # raises what is wrong with the model
+            _announce(console, service.names, engine, listener)
+            await _first_of(serving, stop.wanted)
+        if serving.done():
+            await serving
+            raise EngineError("The HTTP server ended by itself.")
+        await _drain(engine, settings.drain_timeout, stop.now)
+        return 0
+    finally:
+        await engine.stop()
+        server.should_exit = True
+        await asyncio.gather(serving, loading, return_exceptions=True)
+
+
+def _listen(settings: Settings) -> socket.socket:
+    """Binds before anything is loaded: a taken port should not cost a minute to find out."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    try:
+        return socket.create_server((settings.host, settings.port), family=family, backlog=2048)
+    except OSError as error:
+        raise ConfigurationError(
+            f"Cannot listen on {settings.host} port {settings.port}: {error.strerror}."
+        ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Stop:
+    """Set by signals: the first asks for a drained end, a second one for an end at once."""
+
+    wanted: asyncio.Event
+    now: asyncio.Event
+
+    def on_signal(self) -> None:
+        (self.now if self.wanted.is_set() else self.wanted).set()
+
+
+def _stop_on_signals() -> _Stop:
+    stop = _Stop(asyncio.Event(), asyncio.Event())
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.on_signal)
+    return stop
+
+
+async def _first_of(*awaited: asyncio.Task[None] | asyncio.Event) -> None:
+    """Waits until one of the tasks is done or one of the events is set."""
+    waiters = [
+        asyncio.ensure_future(one.wait()) if isinstance(one, asyncio.Event) else one
+        for one in awaited
+    ]
+    await asyncio.wait(waiters, return_when=asyncio.FIRST_COMPLETED)
+    for waiter, one in zip(waiters, awaited, strict=True):
+        if isinstance(one, asyncio.Event):
+            waiter.cancel()
+
+
+async def _drain(engine: AsyncEngine, timeout_s: float, now: asyncio.Event) -> None:
+    logger.info("draining: what runs gets up to %g s; another signal ends it at once", timeout_s)
+    draining = asyncio.create_task(engine.drain(timeout_s))
+    hurry = asyncio.create_task(now.wait())
+    await asyncio.wait((draining, hurry), return_when=asyncio.FIRST_COMPLETED)
+    if not (draining.done() and draining.result()):
+        logger.warning("requests were still running and are ended with an error")
+    for task in (draining, hurry):
+        task.cancel()
+
+
+def _announce(
+    console: Console, names: tuple[str, ...], engine: AsyncEngine, listener: socket.socket
+) -> None:
+    """Says where the server is and what it runs on; a stand-in for a GPU is said loudly."""
+    status = engine.status
+    runner = status.runner
+    assert runner is not None
+    host, port = listener.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    if status.is_fallback:
+        console.print(
+            f"[bold yellow]No GPU is used.[/] The reference backend serves on the CPU, slowly. "
+            f"Reason: {status.fallback_reason}",
+            highlight=False,
+        )
+    for note in runner.notes:
+        console.print(note, highlight=False)
+    cache_tokens = runner.num_blocks * runner.block_size
+    console.print(
+        f"[bold]{names[0]}[/] on {runner.backend} ({runner.device.name}), "
+        f"context {runner.max_context}, KV cache {cache_tokens} tokens in {runner.kv_dtype}\n"
+        f"http://{shown}:{port}/v1",
+        highlight=False,
+    )

@@ -1,0 +1,108 @@
+"""Puts the parts together: settings and a model file in, a running service out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from litestar import Litestar
+
+from rocmforge.api.app import build_app
+from rocmforge.api.metrics import Metrics
+from rocmforge.api.service import Service
+from rocmforge.api.settings import ApiSettings
+from rocmforge.backend.protocol import LoadOptions
+from rocmforge.engine.client import AsyncEngine
+from rocmforge.engine.config import EngineConfig
+from rocmforge.errors import ConfigurationError
+from rocmforge.gguf.reader import open_gguf
+from rocmforge.models.architectures import read_config
+from rocmforge.models.weights import check_tensors
+from rocmforge.settings import Settings
+from rocmforge.text.template import ChatTemplate
+from rocmforge.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFront:
+    """What the server process itself needs of a model file; the weights stay in the engine's."""
+
+    path: Path
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    max_context: int  # tokens, as trained
+
+
+def read_front(path: Path, settings: Settings) -> ModelFront:
+    """Reads tokenizer and template, and refuses a model that the engine would refuse.
+
+    Raises:
+        ModelLoadError: the file cannot be served; found before anything is started.
+        ConfigurationError: the file of --chat-template cannot be read.
+    """
+    with open_gguf(path) as file:
+        config = read_config(file)
+        check_tensors(config, file)
+        tokenizer = Tokenizer.from_metadata(file.metadata)
+        if settings.chat_template is not None:
+            template = ChatTemplate(_read_template(settings.chat_template), tokenizer)
+        else:
+            template = ChatTemplate.from_metadata(file.metadata, tokenizer)
+    return ModelFront(path, tokenizer, template, config.max_context)
+
+
+def build_engine(front: ModelFront, settings: Settings) -> AsyncEngine:
+    """The engine for that model; nothing is started yet."""
+    max_context = min(settings.max_context or front.max_context, front.max_context)
+    return AsyncEngine(
+        EngineConfig(
+            backend=settings.backend,
+            model=front.path,
+            options=LoadOptions(
+                device=settings.device,
+                max_context=max_context,
+                max_sequences=settings.max_sequences,
+                max_batched_tokens=max(settings.max_batched_tokens, settings.max_sequences),
+                kv_blocks=settings.kv_blocks,
+                kv_dtype=settings.kv_dtype,
+                memory_utilization=settings.memory_utilization,
+            ),
+            max_waiting=settings.max_waiting,
+            log_level=settings.log_level.upper(),
+            step_timeout_s=settings.step_timeout,
+        )
+    )
+
+
+def build_service(front: ModelFront, engine: AsyncEngine, settings: Settings) -> Service:
+    """The model under the names clients use."""
+    model, *aliases = settings.served_model_name or (front.path.stem,)
+    return Service(
+        model=model,
+        aliases=tuple(aliases),
+        tokenizer=front.tokenizer,
+        template=front.template,
+        engine=engine,
+        metrics=Metrics(model, lambda: engine.status),
+    )
+
+
+def build_web_app(service: Service, settings: Settings) -> Litestar:
+    """The HTTP application."""
+    return build_app(
+        service,
+        ApiSettings(
+            api_keys=settings.api_key,
+            cors_origins=settings.cors_origin,
+            max_body_bytes=settings.max_body_bytes,
+            vllm_metrics="vllm" in settings.metrics_compat,
+            drain_timeout_s=settings.drain_timeout,
+        ),
+    )
+
+
+def _read_template(name: str) -> str:
+    try:
+        return Path(name).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"Cannot read the chat template {name}: {error}.") from error
