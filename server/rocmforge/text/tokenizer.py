@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import Self
+from typing import NamedTuple, Self
 
 from rocmforge.errors import BadTokenizer, InvalidParameter
 from rocmforge.text import bpe, spm
@@ -16,6 +16,23 @@ _MODELS = ("gpt2", "gemma4", "llama")
 
 # Whether the characters [start, end) may form a control token.
 Trust = Callable[[int, int], bool]
+
+
+class PieceTables(NamedTuple):
+    """What tokens stand for, by id.
+
+    Attributes:
+        text: The token's text; None if its bytes are no UTF-8 text of their own.
+        data: The token's bytes.
+    """
+
+    text: tuple[str | None, ...]
+    data: tuple[bytes, ...]
+
+    @classmethod
+    def of(cls, pieces: Sequence[bytes]) -> Self:
+        """Both tables."""
+        return cls(tuple(_text_or_none(piece) for piece in pieces), tuple(pieces))
 
 
 class Tokenizer:
@@ -54,7 +71,11 @@ class Tokenizer:
         self.adds_eos = flag(metadata, "add_eos_token", False)
         self.special_ids = frozenset(vocabulary.ids_of(TokenType.CONTROL, TokenType.UNKNOWN))
         self._tokens = vocabulary.tokens
-        self._pieces = _pieces(vocabulary, sentencepiece=sentencepiece)
+        pieces = _pieces(vocabulary, sentencepiece=sentencepiece)
+        self._all_pieces = PieceTables.of(pieces)
+        self._shown_pieces = PieceTables.of(
+            [b"" if index in self.special_ids else piece for index, piece in enumerate(pieces)]
+        )
         self._space_prefix = vocabulary.model == "llama" and flag(
             metadata, "add_space_prefix", True
         )
@@ -115,20 +136,16 @@ class Tokenizer:
 
     def decode_bytes(self, ids: Iterable[int], *, skip_special: bool = True) -> bytes:
         """The bytes of tokens wherever in a text they stand."""
-        pieces = self.pieces(skip_special=skip_special)
+        pieces = self.piece_tables(skip_special=skip_special).data
         return b"".join([pieces[self._checked(index)] for index in ids])
 
     def piece_bytes(self, token_id: int) -> bytes:
         """The bytes of one token; for a control token, its spelling."""
-        return self._pieces[self._checked(token_id)]
+        return self._all_pieces.data[self._checked(token_id)]
 
-    def pieces(self, *, skip_special: bool) -> Sequence[bytes]:
-        """The bytes of every token by id, empty for control tokens if `skip_special`."""
-        if not skip_special:
-            return self._pieces
-        return [
-            b"" if index in self.special_ids else piece for index, piece in enumerate(self._pieces)
-        ]
+    def piece_tables(self, *, skip_special: bool) -> PieceTables:
+        """Text and bytes of every token by id; empty for control tokens if `skip_special`."""
+        return self._shown_pieces if skip_special else self._all_pieces
 
     def token(self, token_id: int) -> str:
         """A token as the file spells it."""
@@ -189,6 +206,13 @@ class Tokenizer:
             else:
                 ids.extend(next(encoded).ids)
         return ids
+
+
+def _text_or_none(piece: bytes) -> str | None:
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return None
 
 
 _SPACE = re.compile(r"[ \t\n\v\f\r]*")
