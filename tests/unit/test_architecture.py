@@ -23,7 +23,11 @@ LAYERS = (
     ("rocmforge.commands",),
     ("rocmforge.wiring",),
     ("rocmforge.api",),
-    ("rocmforge.engine.client",),
+    (
+        "rocmforge.engine.client",
+        "rocmforge.engine.client_handle",
+        "rocmforge.engine.client_process",
+    ),
     ("rocmforge.engine.process",),
     ("rocmforge.engine",),
     ("rocmforge.text", "rocmforge.models"),
@@ -42,13 +46,15 @@ BACKEND_MAY_IMPORT = (
 
 # Modules that only these places may import (prefixes of module names).
 CONFINED = {
-    "litestar": ("rocmforge.api",),
+    "litestar": ("rocmforge.api", "rocmforge.wiring"),
     "sse_starlette": ("rocmforge.api",),
     "prometheus_client": ("rocmforge.api",),
     "uvicorn": ("rocmforge.commands",),
     "asyncio": (
         "rocmforge.api",
         "rocmforge.engine.client",
+        "rocmforge.engine.client_handle",
+        "rocmforge.engine.client_process",
         "rocmforge.wiring",
         "rocmforge.commands",
     ),
