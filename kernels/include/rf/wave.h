@@ -50,4 +50,34 @@ __device__ __forceinline__ T block_sum(T value, T* scratch) {
   return block_reduce(value, scratch, [](T a, T b) { return a + b; });
 }
 
+// The sum of the values of the lower lanes, and in `total` that of all lanes.
+template <class T>
+__device__ __forceinline__ T wave_exclusive_scan(T value, T& total) {
+  T inclusive = value;
+#pragma unroll
+  for (int distance = 1; distance < kWave; distance *= 2) {
+    const T lower = shfl(inclusive, (lane_id() - distance) & (kWave - 1));
+    if (lane_id() >= distance) inclusive += lower;
+  }
+  total = shfl(inclusive, kWave - 1);
+  return inclusive - value;
+}
+
+// The same over a block; `scratch` as for block_reduce.
+template <class T>
+__device__ __forceinline__ T block_exclusive_scan(T value, T* scratch, T& total) {
+  T wave_total;
+  T before = wave_exclusive_scan(value, wave_total);
+  if (lane_id() == 0) scratch[wave_id()] = wave_total;
+  __syncthreads();
+  const int waves = static_cast<int>(blockDim.x) / kWave;
+  total = T{};
+  for (int wave = 0; wave < waves; ++wave) {
+    if (wave == wave_id()) before += total;
+    total += scratch[wave];
+  }
+  __syncthreads();
+  return before;
+}
+
 }  // namespace rf

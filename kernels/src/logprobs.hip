@@ -1,0 +1,76 @@
+// Log-probabilities of the model's own distribution: of the chosen token and of the most probable.
+#include "rf/scores.h"
+
+namespace rf {
+
+inline constexpr int kLogprobThreads = 1024;
+
+// The best token of a wave's share of a row among those that come after `last`.
+__device__ __forceinline__ Best next_best(const float* logits, int vocab, Best last) {
+  Best best = kWorst;
+  const int stride = static_cast<int>(blockDim.x);
+  for (int token = threadIdx.x; token < vocab; token += stride) {
+    const Best other{logits[token], token};
+    if (precedes(last, other)) best = better(best, other);
+  }
+  return wave_reduce(best, better);
+}
+
+}  // namespace rf
+
+// Rows with num_logprobs >= 0 get the logarithm of the probability of their token, and the first
+// num_logprobs of top_ids and top_logprobs [L, alternatives], most probable first, smaller id
+// first among equals. The rest is NaN, -1 and minus infinity. Grid: (L).
+extern "C" __global__ __launch_bounds__(rf::kLogprobThreads) void rf_logprobs(
+    const float* __restrict__ logits, const int32_t* __restrict__ tokens,
+    const int32_t* __restrict__ num_logprobs, float* __restrict__ logprobs,
+    int32_t* __restrict__ top_ids, float* __restrict__ top_logprobs, int32_t vocab,
+    int32_t alternatives) {
+  __shared__ rf::Best best_of_wave[rf::kMaxWaves];
+  __shared__ float scratch[rf::kMaxWaves];
+  const int row = blockIdx.x;
+  const float* own = logits + static_cast<int64_t>(row) * vocab;
+  const int token = tokens[row];
+  const int wanted = token == rf::kNoToken ? -1 : num_logprobs[row];
+  const int waves = static_cast<int>(blockDim.x) / rf::kWave;
+
+  float log_total = 0.0f;
+  float highest = 0.0f;
+  if (wanted >= 0) {
+    const rf::Best before_all{rf::kInfinity, -1};
+    const rf::Best best = rf::next_best(own, vocab, before_all);
+    if (rf::lane_id() == 0) best_of_wave[rf::wave_id()] = best;
+    __syncthreads();
+    highest = rf::best_of(best_of_wave, waves).score;
+    float total = 0.0f;
+    rf::for_each_four(own, 0, vocab, [&](int, rf::Vec<float, 4> four) {
+      for (int k = 0; k < 4; ++k) total += rf::exp(four[k] - highest);
+    });
+    log_total = rf::log(rf::block_sum(total, scratch));
+  }
+  if (threadIdx.x == 0) {
+    logprobs[row] = wanted >= 0 ? (own[token] - highest) - log_total : __builtin_nanf("");
+  }
+
+  const int found = rf::min(rf::min(wanted, alternatives), vocab);
+  const int64_t first = static_cast<int64_t>(row) * alternatives;
+  for (int i = 0; i < found; ++i) {
+    const rf::Best best = rf::best_of(best_of_wave, waves);
+    if (threadIdx.x == 0) {
+      top_ids[first + i] = best.token;
+      top_logprobs[first + i] = (best.score - highest) - log_total;
+    }
+    __syncthreads();
+    // Only the wave that had the best one has to look for another.
+    if (best.token % static_cast<int>(blockDim.x) / rf::kWave == rf::wave_id()) {
+      const rf::Best next = rf::next_best(own, vocab, best);
+      if (rf::lane_id() == 0) best_of_wave[rf::wave_id()] = next;
+    }
+    __syncthreads();
+  }
+  for (int i = rf::max(found, 0) + threadIdx.x; i < alternatives;
+       i += static_cast<int>(blockDim.x)) {
+    top_ids[first + i] = rf::kNoToken;
+    top_logprobs[first + i] = -rf::kInfinity;
+  }
+}
