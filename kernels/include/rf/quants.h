@@ -21,15 +21,13 @@ __device__ __forceinline__ int nibble_of_32(const uint8_t* qs, int i) {
   return i < 16 ? qs[i] & 15 : qs[i - 16] >> 4;
 }
 
-struct BlockQ4_0 {
+struct BlockQ4_0 {  // IQ4_NL too
   static constexpr int kWeights = 32;
   half d;
   uint8_t qs[16];
   __device__ int code(int i) const { return nibble_of_32(qs, i); }
 };
 static_assert(sizeof(BlockQ4_0) == 18);
-
-using BlockIQ4_NL = BlockQ4_0;
 
 struct BlockQ4_1 {
   static constexpr int kWeights = 32;

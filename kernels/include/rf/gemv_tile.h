@@ -1,0 +1,80 @@
+// How GEMV divides its work and brings the parts of a sum together.
+//
+// A block computes two groups of eight stored rows for up to kRows activation rows. Lane l of the
+// block belongs to row l % 8 of both and takes every (threads / 8)-th piece of K, from piece l / 8:
+// consecutive lanes read consecutive memory (weights.h), and a weight that was loaded once meets
+// all activation rows.
+#pragma once
+
+#include "rf/linear.h"
+
+namespace rf {
+
+inline constexpr int kGemvThreads = 256;  // at most; a multiple of 64
+inline constexpr int kGroups = 2;         // of a block
+
+template <int kRows>
+class GemvTile {
+ public:
+  // Stored row of this lane in group j. Where the layer is gated, group 0 holds gate rows and group
+  // 1 the up rows that belong to them.
+  static __device__ __forceinline__ int row(int j) { return group(j) * kGroupRows + lane_row(); }
+
+  static __device__ __forceinline__ int first_piece() { return threadIdx.x / kGroupRows; }
+  static __device__ __forceinline__ int piece_step() { return blockDim.x / kGroupRows; }
+
+  // Adds up what the lanes found and writes the columns of this block.
+  static __device__ __forceinline__ void finish(float (&sums)[kRows][kGroups],
+                                                const Outputs& outputs, const Result& result,
+                                                int rows) {
+    __shared__ float parts[kGemvThreads / kWave][kRows][kGroups][kGroupRows];
+#pragma unroll
+    for (int m = 0; m < kRows; ++m) {
+#pragma unroll
+      for (int j = 0; j < kGroups; ++j) {
+        const float sum = wave_sum_of_row(sums[m][j]);
+        if (lane_id() < kGroupRows) parts[wave_id()][m][j][lane_row()] = sum;
+      }
+    }
+    __syncthreads();
+
+    const auto total = [&](int m, int j, int r) {
+      float sum = parts[0][m][j][r];
+      for (int wave = 1; wave < static_cast<int>(blockDim.x) / kWave; ++wave) {
+        sum += parts[wave][m][j][r];
+      }
+      return sum;
+    };
+    const bool is_gated = outputs.activation != kNotGated;
+    const int groups = is_gated ? 1 : kGroups;
+    for (int i = threadIdx.x; i < groups * kGroupRows * rows; i += blockDim.x) {
+      const int r = i % kGroupRows;
+      const int j = i / kGroupRows % groups;
+      const int m = i / kGroupRows / groups;
+      const int column = outputs.column(group(j) * kGroupRows + r);
+      if (column >= outputs.width) continue;
+      float value = total(m, j, r);
+      if (is_gated) value = gated(value, total(m, 1, r), outputs.activation);
+      result.store(m, column, outputs.width, value);
+    }
+  }
+
+ private:
+  static __device__ __forceinline__ int lane_row() { return threadIdx.x % kGroupRows; }
+
+  static __device__ __forceinline__ int group(int j) {
+    constexpr int kGateGroups = kGateRows / kGroupRows;
+    const int block = blockIdx.x;
+    return block / kGateGroups * kGroups * kGateGroups + block % kGateGroups + j * kGateGroups;
+  }
+
+  // Over the lanes of a wave that work for the same row.
+  static __device__ __forceinline__ float wave_sum_of_row(float value) {
+    value += shfl_xor<8>(value);
+    value += shfl_xor<16>(value);
+    if constexpr (kWave == 64) value += shfl_xor<32>(value);
+    return value;
+  }
+};
+
+}  // namespace rf

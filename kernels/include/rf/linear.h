@@ -1,0 +1,41 @@
+// What the kernels of linear layers share: the shape of the result and where it goes.
+#pragma once
+
+#include "rf/act.h"
+#include "rf/gate.h"
+#include "rf/weights.h"
+
+namespace rf {
+
+// Outputs of a layer and the stored rows of its matrix (weights.h).
+struct Outputs {
+  int width;       // columns of the result
+  int activation;  // kNotGated, or of gate and up rows that make one column together
+
+  __device__ __forceinline__ int stored_rows() const {
+    return activation == kNotGated ? (width + kRowAlign - 1) / kRowAlign * kRowAlign
+                                   : (width + kGateRows - 1) / kGateRows * kRowAlign;
+  }
+  // Column that stored row `row` belongs to; a gate row's up row is kGateRows further.
+  __device__ __forceinline__ int column(int row) const {
+    return activation == kNotGated ? row : row / kRowAlign * kGateRows + row % kGateRows;
+  }
+};
+
+// Pointers of a result [rows, width]; null where a launch does without.
+struct Result {
+  const float* bias;      // [width]
+  const float* residual;  // [rows, width], may be `out`
+  float* out;
+  half* out_half;  // clamped to the range of finite halves
+
+  __device__ __forceinline__ void store(int64_t row, int column, int width, float value) const {
+    const int64_t index = row * width + column;
+    if (bias) value += bias[column];
+    if (residual) value += residual[index];
+    if (out) out[index] = value;
+    if (out_half) out_half[index] = act_half(value);
+  }
+};
+
+}  // namespace rf

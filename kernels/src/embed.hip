@@ -1,0 +1,68 @@
+// Rows of the embedding table, which may be quantised.
+#include "rf/formats.h"
+
+namespace rf {
+
+inline constexpr int kEmbedThreads = 64;
+
+template <class Format>
+__device__ __forceinline__ void embed(const uint8_t* table, const int32_t* tokens, float* out,
+                                      int vocabulary, int units, float scale) {
+  const int stored_rows = (vocabulary + kRowAlign - 1) / kRowAlign * kRowAlign;
+  const Format row = Format::of(Planes(table, stored_rows, tokens[blockIdx.y]), units);
+  const int i = blockIdx.x * kEmbedThreads + threadIdx.x;
+  if (i >= units / Format::kUnits) return;
+  const auto chunk = row.load(i);
+  float* to = out + (static_cast<int64_t>(blockIdx.y) * units + i * Format::kUnits) * kUnit;
+#pragma unroll
+  for (int u = 0; u < Format::kUnits; ++u) {
+    const auto scales = Format::scales(chunk, i % 4, u);
+#pragma unroll
+    for (int k = 0; k < 8; ++k) {
+      store16(to + u * kUnit + 4 * k, scale * four_weights<Format>(chunk, scales, u, k));
+    }
+  }
+}
+
+template <class Format>
+__device__ __forceinline__ void embed_float(const uint8_t* table, const int32_t* tokens,
+                                            float* out, int vocabulary, int units, float scale) {
+  constexpr int kPerItem = Format::kPerItem;
+  const int stored_rows = (vocabulary + kRowAlign - 1) / kRowAlign * kRowAlign;
+  const Format row = Format::of(Planes(table, stored_rows, tokens[blockIdx.y]), units);
+  const int i = blockIdx.x * kEmbedThreads + threadIdx.x;
+  if (i >= units * kUnit / kPerItem) return;
+  const U4 item = row.items[i];
+  float* to = out + static_cast<int64_t>(blockIdx.y) * units * kUnit + i * kPerItem;
+  for (int k = 0; k < kPerItem; ++k) to[k] = scale * Format::value(item, k);
+}
+
+}  // namespace rf
+
+// table: a matrix of weights.h with `vocabulary` rows of 32 units. tokens: [gridDim.y], each below
+// `vocabulary`. out: f32 [gridDim.y, 32 units] = scale * table[token].
+// Grid: (ceil(loads of a row / 64), tokens), block 64; a row takes units / kUnits loads, or 16-byte
+// items where the table is not quantised.
+#define RF_EMBED(name, function, Format)                                                        \
+  extern "C" __global__ __launch_bounds__(rf::kEmbedThreads) void rf_embed_##name(              \
+      const uint8_t* __restrict__ table, const int32_t* __restrict__ tokens,                    \
+      float* __restrict__ out, int vocabulary, int units, float scale) {                        \
+    rf::function<rf::Format>(table, tokens, out, vocabulary, units, scale);                     \
+  }
+
+RF_EMBED(f32, embed_float, F32)
+RF_EMBED(f16, embed_float, F16)
+RF_EMBED(bf16, embed_float, BF16)
+RF_EMBED(q8_0, embed, Q8_0)
+RF_EMBED(q4_0, embed, Q4_0)
+RF_EMBED(q4_1, embed, Q4_1)
+RF_EMBED(q5_0, embed, Q5_0)
+RF_EMBED(q5_1, embed, Q5_1)
+RF_EMBED(q2_k, embed, Q2_K)
+RF_EMBED(q3_k, embed, Q3_K)
+RF_EMBED(q4_k, embed, Q4_K)
+RF_EMBED(q5_k, embed, Q5_K)
+RF_EMBED(q6_k, embed, Q6_K)
+RF_EMBED(iq4_nl, embed, IQ4_NL)
+RF_EMBED(iq4_xs, embed, IQ4_XS)
+RF_EMBED(mxfp4, embed, MXFP4)

@@ -1,0 +1,115 @@
+// y = W x for a few rows of x, with quantised W: the linear layers of decode steps.
+//
+// Bound by reading W once. Weights stay packed until they meet int8 activations in dot4, so a
+// weight costs about one and a half instructions. Compiled once per format:
+// RF_FORMAT is a type of weights.h, RF_NAME the same in lower case.
+#include "rf/act.h"
+#include "rf/formats.h"
+#include "rf/gemv_tile.h"
+
+namespace rf {
+
+// An int8 activation [rows, K] (act.h).
+struct Activations {
+  const int8_t* q;
+  const ActScale* scale;
+  int rows;
+  int units;  // K / 32
+
+  struct Unit {
+    U4 q[2];
+    ActScale scale;
+  };
+  // Unit `unit` of row m; rows beyond the last are the last again.
+  __device__ __forceinline__ Unit load(int m, int unit) const {
+    const int index = min(m, rows - 1) * units + unit;
+    const U4* values = reinterpret_cast<const U4*>(q) + 2 * static_cast<int64_t>(index);
+    return {{values[0], values[1]}, scale[index]};
+  }
+};
+
+// The product of a unit of weights and one of activations.
+template <class Format>
+__device__ __forceinline__ float unit_dot(const uint32_t (&code)[8],
+                                          const Scales<Format::kScales>& scales,
+                                          const Activations::Unit& x) {
+  constexpr int kParts = Format::kScales;
+  const int halves[2] = {x.scale.sum_low, x.scale.sum_high};
+  float result = 0.0f;
+  for (int part = 0; part < kParts; ++part) {
+    const int x_sum = kParts == 1 ? halves[0] + halves[1] : halves[part];
+    int sum = -Format::kZero * x_sum;
+    for (int k = part * 8 / kParts; k < (part + 1) * 8 / kParts; ++k) {
+      sum = dot4(code[k], x.q[k / 4][k % 4], sum);
+    }
+    result += scales.scale[part] * static_cast<float>(sum);
+    if constexpr (Format::kOffset) result += scales.offset[part] * static_cast<float>(x_sum);
+  }
+  return x.scale.scale * result;
+}
+
+template <class Format, int kRows>
+__device__ __forceinline__ void gemv(const uint8_t* weight, const Activations& x,
+                                     const Outputs& outputs, const Result& result) {
+  using Tile = GemvTile<kRows>;
+  Format rows[kGroups];
+  for (int j = 0; j < kGroups; ++j) {
+    rows[j] = Format::of(Planes(weight, outputs.stored_rows(), Tile::row(j)), x.units);
+  }
+
+  const int chunks = x.units / Format::kUnits;
+  const int step = Tile::piece_step();
+  const int place = Tile::first_piece() % 4;  // the same in every step, as step is a multiple of 8
+  typename Format::Chunk next[kGroups];
+  const auto load_next = [&](int i) {
+    for (int j = 0; j < kGroups; ++j) next[j] = rows[j].load(min(i, chunks - 1));
+  };
+
+  // The weights of the next step are on their way while this one's are used.
+  float sums[kRows][kGroups] = {};
+  load_next(Tile::first_piece());
+  for (int i = Tile::first_piece(); i < chunks; i += step) {
+    typename Format::Chunk chunk[kGroups];
+    for (int j = 0; j < kGroups; ++j) chunk[j] = next[j];
+    load_next(i + step);
+#pragma unroll
+    for (int u = 0; u < Format::kUnits; ++u) {
+      uint32_t code[kGroups][8];
+      Scales<Format::kScales> scales[kGroups];
+      for (int j = 0; j < kGroups; ++j) {
+        for (int k = 0; k < 8; ++k) code[j][k] = Format::code(chunk[j], u, k);
+        scales[j] = Format::scales(chunk[j], place, u);
+      }
+#pragma unroll
+      for (int m = 0; m < kRows; ++m) {
+        const Activations::Unit values = x.load(m, i * Format::kUnits + u);
+#pragma unroll
+        for (int j = 0; j < kGroups; ++j) {
+          sums[m][j] += unit_dot<Format>(code[j], scales[j], values);
+        }
+      }
+    }
+  }
+  Tile::finish(sums, outputs, result, x.rows);
+}
+
+}  // namespace rf
+
+// weight: a matrix of weights.h. q, scale: an activation [rows, 32 units] of act.h, 1 to kRows
+// rows. out: f32 [rows, width] = activation @ weight.T, gated if `activation` says so (gate.h),
+// plus bias [width] and residual [rows, width] where these are not null.
+// Grid: stored rows / 16, block 64 to 256.
+#define RF_GEMV_NAME(name, rows) rf_gemv_##name##_r##rows
+#define RF_GEMV(name, kRows)                                                                 \
+  extern "C" __global__ __launch_bounds__(rf::kGemvThreads) void RF_GEMV_NAME(name, kRows)(  \
+      const uint8_t* __restrict__ weight, const int8_t* __restrict__ q,                      \
+      const rf::ActScale* __restrict__ scale, const float* __restrict__ bias,                \
+      const float* residual, float* out, int rows, int width, int units, int activation) {   \
+    rf::gemv<rf::RF_FORMAT, kRows>(weight, {q, scale, rows, units}, {width, activation},     \
+                                   {bias, residual, out, nullptr});                          \
+  }
+
+RF_GEMV(RF_NAME, 1)
+RF_GEMV(RF_NAME, 2)
+RF_GEMV(RF_NAME, 4)
+RF_GEMV(RF_NAME, 8)

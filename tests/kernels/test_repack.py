@@ -1,0 +1,62 @@
+"""rf_repack_*: blocks of a GGUF file to the layout of weights.h."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.support.kernels import Device
+from tests.support.weights import (
+    ALL_TYPES,
+    ROW_ALIGN,
+    Matrix,
+    gated_rows,
+    random_matrix,
+    round_up,
+)
+
+AS_IS, AS_GATE, AS_UP = 0, 1, 2
+
+
+def _repack(
+    device: Device, parts: list[tuple[Matrix, int, int]], stored_rows: int
+) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+    """Repacks (matrix, first row, placing) one after the other into one matrix."""
+    first = parts[0][0]
+    weight = device.upload(np.zeros(first.raw.shape[1] * stored_rows, np.uint8), "weight")
+    for matrix, first_row, placing in parts:
+        blocks = device.upload(matrix.raw, "blocks")
+        threads = matrix.rows * matrix.units
+        arguments = (blocks, weight, matrix.rows, matrix.units, stored_rows, first_row, placing)
+        kernel = f"rf_repack_{matrix.name}"
+        device.launch(kernel, *arguments, grid=-(-threads // 256), block=256)
+    return weight.get()
+
+
+@pytest.mark.parametrize("name", ALL_TYPES)
+@pytest.mark.parametrize("columns", [256, 768], ids=["one_block", "many_blocks"])
+def test_writes_the_planes_of_weights_h(device: Device, name: str, columns: int) -> None:
+    matrix = random_matrix(np.random.default_rng(0), name, 11, columns)
+    weight = _repack(device, [(matrix, 0, AS_IS)], round_up(matrix.rows, ROW_ALIGN))
+    np.testing.assert_array_equal(weight, matrix.packed())
+
+
+def test_rows_may_come_in_parts(device: Device) -> None:
+    rng = np.random.default_rng(1)
+    matrix = random_matrix(rng, "q4_k", 40, 256)
+    head = Matrix("q4_k", matrix.raw[:17], 256)
+    tail = Matrix("q4_k", matrix.raw[17:], 256)
+    weight = _repack(device, [(head, 0, AS_IS), (tail, 17, AS_IS)], 64)
+    np.testing.assert_array_equal(weight, matrix.packed())
+
+
+@pytest.mark.parametrize("rows", [16, 40], ids=["one_tile", "ragged_tail"])
+def test_interleaves_gate_and_up(device: Device, rows: int) -> None:
+    rng = np.random.default_rng(2)
+    gate, up = (random_matrix(rng, "q5_0", rows, 64) for _ in range(2))
+    gate_at, up_at = gated_rows(rows)
+    stored_rows = round_up(rows, 16) * 2
+    weight = _repack(device, [(gate, 0, AS_GATE), (up, 0, AS_UP)], stored_rows)
+    expected = Matrix("q5_0", np.concatenate((gate.raw, up.raw)), 64)
+    order = np.concatenate((gate_at, up_at))
+    np.testing.assert_array_equal(weight, expected.packed(order))
