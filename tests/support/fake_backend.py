@@ -204,7 +204,8 @@ class FakeRunner:
     def _compute(self, step: StepInput) -> StepOutput:
         known = step.token_source == NO_SOURCE
         token_ids = step.token_ids.copy()
-        token_ids[~known] = self._previous[step.token_source[~known]]
+        # After a NaN the source is -1: any token will do, the engine drops what comes of it.
+        token_ids[~known] = np.maximum(self._previous[step.token_source[~known]], 0)
         self._require(bool(((token_ids >= 0) & (token_ids < 1 << 30)).all()), "token ids")
         self._tokens[step.slot_mapping] = token_ids
         self._positions[step.slot_mapping] = step.positions
