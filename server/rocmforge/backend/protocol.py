@@ -110,7 +110,9 @@ class StepOutput:
     """What a step produced, one entry for each of its L logit rows.
 
     A row whose model output holds a NaN gives token -1: the engine ends that sequence with an
-    error instead of sending nonsense.
+    error instead of sending nonsense. With two steps in flight the next step may already name
+    that row as a `token_source`; the backend then computes any valid token (say 0) in its place,
+    and the engine drops the result.
     """
 
     step_id: int
