@@ -6,10 +6,12 @@ import logging
 import uuid
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import msgspec
 from litestar import MediaType, Request, Response
+from litestar.response.base import ASGIResponse
+from litestar.types import ASGIApp
 
 from rocmforge.api.disconnect import unless_client_leaves
 from rocmforge.api.errors import answer_for
@@ -73,7 +75,7 @@ async def answer(
     arrival_ns: int,
     stream: bool,
     include_usage: bool,
-) -> Response[bytes] | EventStream:
+) -> ASGIApp:
     """Runs `plan` and answers `request` with what comes of it.
 
     Raises:
@@ -84,18 +86,20 @@ async def answer(
     headers = {REQUEST_ID: writer.head.id}
     generation = Generation.start(service, plan, arrival_ns)
     if stream:
-        return EventStream(
+        events = EventStream(
             stream_events(generation, writer, include_usage=include_usage),
             close=generation.close,
             keep_alive_s=settings.keep_alive_s,
             drain_timeout_s=settings.drain_timeout_s,
             headers=headers,
         )
+        return cast("ASGIApp", events)  # Starlette declares the same interface with its own types
     try:
         pieces = await unless_client_leaves(request, collect(generation))
     finally:
         generation.close()
-    return json_response(writer.body(pieces, generation.usage()), headers)
+    body = msgspec.json.encode(writer.body(pieces, generation.usage()))
+    return ASGIResponse(body=body, media_type=MediaType.JSON, headers=headers)
 
 
 async def stream_events(
@@ -120,6 +124,6 @@ async def collect(generation: Generation) -> list[Piece]:
     return [piece async for pieces in generation.batches() for piece in pieces]
 
 
-def json_response(body: msgspec.Struct, headers: dict[str, str] | None = None) -> Response[bytes]:
-    """An answer with status 200."""
-    return Response(msgspec.json.encode(body), media_type=MediaType.JSON, headers=headers)
+def json_response(body: msgspec.Struct) -> Response[bytes]:
+    """An answer that needs no generation."""
+    return Response(msgspec.json.encode(body), media_type=MediaType.JSON)

@@ -7,9 +7,11 @@ from typing import Any, TypeVar
 
 import msgspec
 from litestar import Request
-from litestar.exceptions import HTTPException
+from litestar.exceptions import HTTPException, InternalServerException
+from litestar.exceptions.http_exceptions import RequestEntityTooLarge
 
-from rocmforge.errors import InvalidParameter
+from rocmforge.api.disconnect import ClientLeft
+from rocmforge.errors import InvalidParameter, RequestTooLarge
 
 T = TypeVar("T")
 
@@ -26,7 +28,8 @@ async def read_json(request: Request[Any, Any, Any], decoder: msgspec.json.Decod
     insisting on the content type keeps foreign web pages from using a server on loopback.
 
     Raises:
-        HTTPException: 415, the body is not declared as JSON; 413, it is too large.
+        HTTPException: with status 415: the body is not declared as JSON.
+        RequestTooLarge: it exceeds the limit of the application.
         InvalidParameter: it is not JSON, or does not have the right shape.
     """
     content_type, parameters = request.content_type
@@ -36,7 +39,18 @@ async def read_json(request: Request[Any, Any, Any], decoder: msgspec.json.Decod
             status_code=415,
             detail="The body must be JSON in UTF-8, sent with Content-Type: application/json.",
         )
-    return decode(await request.body(), decoder)
+    return decode(await _read(request), decoder)
+
+
+async def _read(request: Request[Any, Any, Any]) -> bytes:
+    try:
+        return await request.body()
+    except RequestEntityTooLarge:
+        limit = request.route_handler.resolve_request_max_body_size()
+        assert limit is not None, "only a limit can be exceeded"
+        raise RequestTooLarge(limit_bytes=limit) from None
+    except InternalServerException:
+        raise ClientLeft from None  # in the middle of its own request
 
 
 def decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:

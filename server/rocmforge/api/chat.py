@@ -6,11 +6,13 @@ from dataclasses import asdict
 from typing import Any
 
 import msgspec
-from litestar import Request, Response, post
+from litestar import Request, post
+from litestar.types import ASGIApp
 
 from rocmforge.api.answer import AnswerHead, answer
 from rocmforge.api.body import read_json
 from rocmforge.api.convert import chat_plan
+from rocmforge.api.dependencies import ServiceDep, SettingsDep
 from rocmforge.api.generation import Piece, now_ns
 from rocmforge.api.logprobs import chat_logprobs
 from rocmforge.api.schema import (
@@ -24,9 +26,7 @@ from rocmforge.api.schema import (
     Delta,
     Usage,
 )
-from rocmforge.api.service import Service
-from rocmforge.api.settings import ApiSettings
-from rocmforge.api.sse import EventStream, TextEvent, event
+from rocmforge.api.sse import TextEvent, event
 from rocmforge.text.tokenizer import Tokenizer
 
 _decoder = msgspec.json.Decoder(ChatRequest)
@@ -34,8 +34,8 @@ _decoder = msgspec.json.Decoder(ChatRequest)
 
 @post("/v1/chat/completions", status_code=200)
 async def create_chat_completion(
-    request: Request[Any, Any, Any], service: Service, api_settings: ApiSettings
-) -> Response[bytes] | EventStream:
+    request: Request[Any, Any, Any], service: ServiceDep, api_settings: SettingsDep
+) -> ASGIApp:
     """Answers a conversation."""
     arrival_ns = now_ns()
     wanted = await read_json(request, _decoder)

@@ -6,13 +6,15 @@ from dataclasses import asdict
 from typing import Any
 
 import msgspec
-from litestar import Request, Response, post
+from litestar import Request, post
+from litestar.types import ASGIApp
 
 from rocmforge.api.answer import AnswerHead, answer
 from rocmforge.api.body import read_json
 from rocmforge.api.convert import completion_plan
+from rocmforge.api.dependencies import ServiceDep, SettingsDep
 from rocmforge.api.generation import Piece, now_ns
-from rocmforge.api.logprobs import LegacyLogprobsBuilder
+from rocmforge.api.logprobs import joined, legacy_logprobs, prompt_logprobs
 from rocmforge.api.plan import Plan
 from rocmforge.api.schema import (
     Completion,
@@ -22,8 +24,7 @@ from rocmforge.api.schema import (
     Usage,
 )
 from rocmforge.api.service import Service
-from rocmforge.api.settings import ApiSettings
-from rocmforge.api.sse import EventStream, TextEvent, event
+from rocmforge.api.sse import TextEvent, event
 from rocmforge.text.tokenizer import Tokenizer
 
 _decoder = msgspec.json.Decoder(CompletionRequest)
@@ -31,8 +32,8 @@ _decoder = msgspec.json.Decoder(CompletionRequest)
 
 @post("/v1/completions", status_code=200)
 async def create_completion(
-    request: Request[Any, Any, Any], service: Service, api_settings: ApiSettings
-) -> Response[bytes] | EventStream:
+    request: Request[Any, Any, Any], service: ServiceDep, api_settings: SettingsDep
+) -> ASGIApp:
     """Continues one or more prompts."""
     arrival_ns = now_ns()
     wanted = await read_json(request, _decoder)
@@ -88,7 +89,6 @@ class CompletionWriter:
         self._wants_logprobs = wants_logprobs
         self._usage = None if usage_in_chunks else msgspec.UNSET
         self._text_events: dict[int, TextEvent] = {}
-        self._builders: dict[int, LegacyLogprobsBuilder] = {}
 
     def events(self, piece: Piece) -> bytes:
         """A chunk for the text; before the first one the echo, after the last one the end."""
@@ -97,11 +97,11 @@ class CompletionWriter:
         encoded = b""
         if text_event is None:
             if self._echoes is not None:
-                encoded = self._chunk(index, self._echo(index), self._echo_logprobs(piece))
+                encoded = self._chunk(index, self._echo(index), self._prompt_logprobs(piece))
             text_event = TextEvent(lambda text: self._struct(index, text))
             self._text_events[index] = text_event
         if piece.logprobs:
-            encoded += self._chunk(index, piece.text, self._builder(index).build(piece.logprobs))
+            encoded += self._chunk(index, piece.text, self._logprobs([piece]))
         elif piece.text:
             encoded += text_event.fill(piece.text)
         if piece.finish_reason is not None:
@@ -121,31 +121,30 @@ class CompletionWriter:
         return Completion(choices=choices, usage=usage, **self._common)
 
     def _choice(self, index: int, pieces: list[Piece]) -> CompletionChoice:
-        echo = "" if self._echoes is None else self._echo(index)
-        logprobs = None
-        if self._wants_logprobs:
-            prompt = None if self._echoes is None else self._echo_logprobs(pieces[0])
-            tokens = [token for piece in pieces for token in piece.logprobs]
-            logprobs = _joined(prompt, self._builder(index).build(tokens))
+        logprobs = self._logprobs(pieces) if self._wants_logprobs else None
+        prompt = self._prompt_logprobs(pieces[0])
+        if logprobs is not None and prompt is not None:
+            logprobs = joined(prompt, logprobs)
         return CompletionChoice(
             index=index,
-            text=echo + "".join([piece.text for piece in pieces]),
+            text=self._echo(index) + "".join([piece.text for piece in pieces]),
             logprobs=logprobs,
             finish_reason=pieces[-1].finish_reason,
         )
 
     def _echo(self, index: int) -> str:
-        assert self._echoes is not None
-        return self._echoes[index // self._plan.n]
+        return "" if self._echoes is None else self._echoes[index // self._plan.n]
 
-    def _echo_logprobs(self, first: Piece) -> LegacyLogprobs | None:
-        if not self._wants_logprobs:
+    def _prompt_logprobs(self, first: Piece) -> LegacyLogprobs | None:
+        if self._echoes is None or not self._wants_logprobs:
             return None
         prompt = self._plan.prompts[first.index // self._plan.n]
-        return self._builder(first.index).prompt(prompt, first.prompt_logprobs)
+        return prompt_logprobs(self._tokenizer, prompt, first.prompt_logprobs)
 
-    def _builder(self, index: int) -> LegacyLogprobsBuilder:
-        return self._builders.setdefault(index, LegacyLogprobsBuilder(self._tokenizer))
+    def _logprobs(self, pieces: list[Piece]) -> LegacyLogprobs:
+        tokens = [token for piece in pieces for token in piece.logprobs]
+        start = len(self._echo(pieces[0].index))
+        return legacy_logprobs(self._tokenizer, tokens, start=start)
 
     def _chunk(
         self,
@@ -167,14 +166,3 @@ class CompletionWriter:
             index=index, text=text, logprobs=logprobs, finish_reason=finish_reason
         )
         return Completion(choices=[choice], usage=self._usage, **self._common)
-
-
-def _joined(first: LegacyLogprobs | None, then: LegacyLogprobs) -> LegacyLogprobs:
-    if first is None:
-        return then
-    return LegacyLogprobs(
-        tokens=first.tokens + then.tokens,
-        token_logprobs=first.token_logprobs + then.token_logprobs,
-        top_logprobs=first.top_logprobs + then.top_logprobs,
-        text_offset=first.text_offset + then.text_offset,
-    )

@@ -96,7 +96,8 @@ def completion_plan(service: Service, request: CompletionRequest) -> Plan:
     n = request.n or 1
     if len(prompts) * n > MAX_SEQUENCES:
         raise InvalidParameter(
-            f"Prompts times 'n' must not be more than {MAX_SEQUENCES}.", param="prompt"
+            f"The number of entries in 'prompt' times 'n' must not be more than {MAX_SEQUENCES}.",
+            param="prompt",
         )
     for prompt in prompts:
         _room(service, prompt, max_tokens, param="max_tokens", prompt_param="prompt")

@@ -10,14 +10,14 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
-from rocmforge.api.logprobs import LogprobAligner
+from rocmforge.api.logprobs import LogprobAligner, ScoredToken
 from rocmforge.api.metrics import SequenceMetrics
 from rocmforge.api.plan import Plan
 from rocmforge.api.schema import PromptTokensDetails, Usage
 from rocmforge.api.service import Handle, Service
 from rocmforge.engine.params import FinishReason, TokenEvent, TokenLogprob
 from rocmforge.errors import DeadlineExceeded, Draining, EngineError
-from rocmforge.text.detokenizer import IncrementalDetokenizer
+from rocmforge.text.detokenizer import Delta, IncrementalDetokenizer
 
 RETRY_S = 1.0
 
@@ -28,7 +28,7 @@ class Piece:
 
     index: int
     text: str
-    logprobs: tuple[TokenLogprob, ...]  # of the tokens this text completes; () if not asked for
+    logprobs: tuple[ScoredToken, ...]  # of the tokens this text begins; () if not asked for
     prompt_logprobs: tuple[TokenLogprob, ...]  # from the second token on; on the first piece only
     finish_reason: str | None  # "stop" or "length" on a choice's last piece
 
@@ -87,15 +87,12 @@ class Choice:
             self._prompt_logprobs += event.prompt_logprobs
         delta = self._detokenizer.push(event.token_ids)
         text = delta.text
-        reason = None
-        if delta.stopped:
-            reason = FinishReason.STOP
-        elif event.finish_reason is not None:
-            reason = event.finish_reason
+        reason = event.finish_reason if delta.stop is None else FinishReason.STOP
+        if delta.stop is None and reason is not None:
             text += self._detokenizer.finish().text
-        logprobs: tuple[TokenLogprob, ...] = ()
+        logprobs: tuple[ScoredToken, ...] = ()
         if self._aligner is not None:
-            logprobs = self._aligner.push(event, text, stopped=delta.stopped)
+            logprobs = self._align(self._aligner, event, delta, text)
         if reason is not None:
             self.is_finished = True
         elif not text and not logprobs:
@@ -104,6 +101,18 @@ class Choice:
         return Piece(
             self.index, text, logprobs, prompt_logprobs, None if reason is None else reason.value
         )
+
+    @staticmethod
+    def _align(
+        aligner: LogprobAligner, event: TokenEvent, delta: Delta, text: str
+    ) -> tuple[ScoredToken, ...]:
+        scores = event.logprobs or ()
+        if delta.stop is None and event.finish_reason is FinishReason.STOP:
+            scores = scores[:-1]  # the token that ends a sequence is not a part of the answer
+        tokens = aligner.push(scores, delta.offsets, text)
+        if delta.stop is None and event.finish_reason is not None:
+            tokens += aligner.finish()
+        return tokens
 
     def _end(self, last: TokenEvent) -> None:
         """Accounts for the end, and turns ends that are failures into errors."""
@@ -207,7 +216,7 @@ def _start_choice(service: Service, plan: Plan, number: int, arrival_ns: int) ->
         index=number,
         handle=handle,
         detokenizer=IncrementalDetokenizer(service.tokenizer, plan.stop),
-        aligner=LogprobAligner(service.tokenizer) if wants_logprobs else None,
+        aligner=LogprobAligner() if wants_logprobs else None,
         metrics=SequenceMetrics(
             service.metrics,
             arrival_ns=arrival_ns,

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from litestar import Response, get
+from litestar.params import FromPath
 
 from rocmforge.api.answer import json_response
+from rocmforge.api.dependencies import ServiceDep
 from rocmforge.api.schema import ModelCard, ModelList
 from rocmforge.api.service import Service
 
 
 @get("/v1/models")
-async def list_models(service: Service) -> Response[bytes]:
+async def list_models(service: ServiceDep) -> Response[bytes]:
     """The served model under each of its names."""
     return json_response(ModelList(data=[_card(service, name) for name in service.names]))
 
 
 @get("/v1/models/{model_id:path}")
-async def get_model(service: Service, model_id: str) -> Response[bytes]:
+async def get_model(service: ServiceDep, model_id: FromPath[str]) -> Response[bytes]:
     """One name; ids may hold slashes, as those of Hugging Face do."""
     name = model_id.removeprefix("/")
     service.check_model(name)

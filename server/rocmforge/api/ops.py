@@ -10,16 +10,16 @@ from litestar import MediaType, Request, Response, get
 from rocmforge import __version__
 from rocmforge.api.answer import json_response
 from rocmforge.api.auth import PUBLIC
+from rocmforge.api.dependencies import ServiceDep, SettingsDep
 from rocmforge.api.schema import Health, Readiness, Version
-from rocmforge.api.service import LOADING_RETRY_S, Service
-from rocmforge.api.settings import ApiSettings
+from rocmforge.api.service import LOADING_RETRY_S
 from rocmforge.engine.status import EngineState
 
 _OPEN = {PUBLIC: True}
 
 
 @get("/health", opt=_OPEN)
-async def health(service: Service) -> Response[bytes]:
+async def health(service: ServiceDep) -> Response[bytes]:
     """Liveness: answers as long as the HTTP side works, whatever the engine does."""
     status = service.engine.status
     runner = status.runner
@@ -37,7 +37,7 @@ async def health(service: Service) -> Response[bytes]:
 
 
 @get("/ready", opt=_OPEN)
-async def ready(service: Service) -> Response[bytes]:
+async def ready(service: ServiceDep) -> Response[bytes]:
     """Readiness: 200 if requests are taken, else 503 with what is being done about it."""
     status = service.engine.status
     is_ready = status.state is EngineState.READY
@@ -64,7 +64,7 @@ async def version() -> Response[bytes]:
 
 @get("/metrics", opt=_OPEN)
 async def metrics(
-    request: Request[Any, Any, Any], service: Service, api_settings: ApiSettings
+    request: Request[Any, Any, Any], service: ServiceDep, api_settings: SettingsDep
 ) -> Response[bytes]:
     """Prometheus metrics."""
     text, content_type = service.metrics.render(

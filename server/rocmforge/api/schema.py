@@ -218,12 +218,12 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     """Answer of POST /v1/chat/completions."""
 
     id: str
+    object: Literal["chat.completion"] = "chat.completion"
     created: int
     model: str
     system_fingerprint: str
     choices: list[ChatChoice]
     usage: Usage
-    object: Literal["chat.completion"] = "chat.completion"
 
 
 class Delta(msgspec.Struct, kw_only=True):
@@ -246,12 +246,12 @@ class ChatChunk(msgspec.Struct, kw_only=True):
     """One event of a streamed chat completion."""
 
     id: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     created: int
     model: str
     system_fingerprint: str
     choices: list[ChatChunkChoice]
     usage: Usage | UnsetType | None = UNSET
-    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
 
 
 class LegacyLogprobs(msgspec.Struct, kw_only=True):
@@ -279,30 +279,30 @@ class Completion(msgspec.Struct, kw_only=True):
     """Answer of POST /v1/completions, and each event of its stream."""
 
     id: str
+    object: Literal["text_completion"] = "text_completion"
     created: int
     model: str
     system_fingerprint: str
     choices: list[CompletionChoice]
     usage: Usage | UnsetType | None = UNSET
-    object: Literal["text_completion"] = "text_completion"
 
 
 class ModelCard(msgspec.Struct, kw_only=True):
     """One model as /v1/models lists it. `root` is the name behind an alias."""
 
     id: str
+    object: Literal["model"] = "model"
     created: int
     root: str
     max_model_len: int | None
-    object: Literal["model"] = "model"
     owned_by: str = "rocmforge"
 
 
 class ModelList(msgspec.Struct, kw_only=True):
     """Answer of GET /v1/models."""
 
-    data: list[ModelCard]
     object: Literal["list"] = "list"
+    data: list[ModelCard]
 
 
 class Tokens(msgspec.Struct, kw_only=True):

@@ -10,6 +10,7 @@ from litestar import Request, Response, post
 from rocmforge.api.answer import json_response
 from rocmforge.api.body import read_json
 from rocmforge.api.convert import chat_prompt, check_token_ids
+from rocmforge.api.dependencies import ServiceDep
 from rocmforge.api.schema import DetokenizedText, DetokenizeRequest, TokenizeRequest, Tokens
 from rocmforge.api.service import Service
 from rocmforge.errors import InvalidParameter
@@ -19,7 +20,7 @@ _detokenize_decoder = msgspec.json.Decoder(DetokenizeRequest)
 
 
 @post("/tokenize", status_code=200)
-async def tokenize(request: Request[Any, Any, Any], service: Service) -> Response[bytes]:
+async def tokenize(request: Request[Any, Any, Any], service: ServiceDep) -> Response[bytes]:
     """Token ids of a text or of a conversation."""
     wanted = await read_json(request, _tokenize_decoder)
     ids = await service.offload(len(await request.body()), _token_ids, service, wanted)
@@ -32,7 +33,7 @@ async def tokenize(request: Request[Any, Any, Any], service: Service) -> Respons
 
 
 @post("/detokenize", status_code=200)
-async def detokenize(request: Request[Any, Any, Any], service: Service) -> Response[bytes]:
+async def detokenize(request: Request[Any, Any, Any], service: ServiceDep) -> Response[bytes]:
     """The text that token ids stand for, special tokens spelled out."""
     wanted = await read_json(request, _detokenize_decoder)
     if wanted.model is not None:

@@ -1,0 +1,51 @@
+"""An application in this process, on an engine that follows a script."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from litestar import Litestar
+from litestar.testing import TestClient
+
+from rocmforge.api.app import build_app
+from rocmforge.api.settings import ApiSettings
+from tests.api.fake_engine import FakeEngine, make_service
+
+Client = TestClient[Litestar]
+
+
+@pytest.fixture
+def engine() -> FakeEngine:
+    """Says "hello world" to everything, until a test gives it another script."""
+    return FakeEngine()
+
+
+@pytest.fixture
+def client(engine: FakeEngine) -> Iterator[Client]:
+    """A client of the application with default settings."""
+    app = build_app(make_service(engine), ApiSettings(max_body_bytes=100_000))
+    with TestClient(app) as client:
+        yield client
+
+
+@pytest.fixture
+def chat(client: Client) -> Any:
+    """Posts a chat completion; keyword arguments become fields of the body."""
+
+    def post(**fields: Any) -> Any:
+        body = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], **fields}
+        return client.post("/v1/chat/completions", json=body)
+
+    return post
+
+
+@pytest.fixture
+def complete(client: Client) -> Any:
+    """Posts a text completion; keyword arguments become fields of the body."""
+
+    def post(**fields: Any) -> Any:
+        return client.post("/v1/completions", json={"model": "tiny", "prompt": "hello", **fields})
+
+    return post

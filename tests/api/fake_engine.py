@@ -1,0 +1,188 @@
+"""An engine without a model or a process: it says what a test tells it to."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from rocmforge.text.template import ChatTemplate
+
+from rocmforge.api.metrics import Metrics
+from rocmforge.api.service import Service
+from rocmforge.backend.protocol import DeviceInfo, RunnerInfo
+from rocmforge.engine.params import (
+    FinishReason,
+    RequestTiming,
+    SamplingParams,
+    TokenEvent,
+    TokenLogprob,
+)
+from rocmforge.engine.status import EngineState, EngineStats, EngineStatus
+from rocmforge.errors import RocmForgeError
+from rocmforge.text.tokenizer import Tokenizer
+from tests.api import tiny
+
+BLOCKS = 64
+MAX_CONTEXT = 2048
+
+RUNNER = RunnerInfo(
+    backend="fake",
+    device=DeviceInfo(
+        index=0, name="fake device", target="fake", memory_total=1 << 30, memory_free=1 << 30
+    ),
+    block_size=16,
+    num_blocks=BLOCKS,
+    max_context=MAX_CONTEXT,
+    vocab_size=tiny.VOCAB_SIZE,
+    pipeline_depth=1,
+    weights_bytes=0,
+    kv_bytes=0,
+    kv_dtype="f32",
+    notes=(),
+)
+
+Batch = tuple[TokenEvent, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Submitted:
+    """What the API asked for."""
+
+    prompt_ids: tuple[int, ...]
+    sampling: SamplingParams
+    eos_ids: tuple[int, ...]
+
+
+Script = Callable[[Submitted], Sequence[Batch | Exception]]
+"""What a sequence gets, one entry for each wake-up."""
+
+
+def say(*steps: Sequence[int], finish: FinishReason = FinishReason.STOP) -> Script:
+    """One event for each step's tokens, one wake-up each; the last one has the finish reason."""
+
+    def script(request: Submitted) -> list[Batch | Exception]:
+        events = [_event(request, tuple(step)) for step in steps] or [TokenEvent(request_id=0)]
+        timing = RequestTiming(
+            arrival_ns=1, scheduled_ns=2, first_token_ns=3, finished_ns=time.monotonic_ns()
+        )
+        events[-1] = _replaced(events[-1], finish, timing)
+        return [(event,) for event in events]
+
+    return script
+
+
+def score(token: int, alternatives: int) -> TokenLogprob:
+    """A log-probability that a test can predict: -1/8 of the token id's last digit."""
+    top = tuple((token + i, -(token % 10) / 8 - i) for i in range(alternatives))
+    return TokenLogprob(token_id=token, logprob=-(token % 10) / 8, top=top)
+
+
+def _event(request: Submitted, ids: tuple[int, ...]) -> TokenEvent:
+    wanted = request.sampling.num_logprobs
+    logprobs = tuple(score(token, wanted) for token in ids) if wanted >= 0 else None
+    return TokenEvent(request_id=0, token_ids=ids, logprobs=logprobs)
+
+
+def _replaced(event: TokenEvent, finish: FinishReason, timing: RequestTiming) -> TokenEvent:
+    return TokenEvent(
+        request_id=0,
+        token_ids=event.token_ids,
+        logprobs=event.logprobs,
+        finish_reason=finish,
+        timing=timing,
+        cached_tokens=3,
+    )
+
+
+class FakeHandle:
+    """Plays a script; waits for ever after its end."""
+
+    def __init__(self, engine: FakeEngine, steps: Sequence[Batch | Exception]) -> None:
+        self._engine = engine
+        self._steps = list(steps)
+        self.is_closed = False
+
+    async def next(self) -> Batch:
+        """The next entry."""
+        await asyncio.sleep(0)
+        if not self._steps:
+            await asyncio.Event().wait()
+        step = self._steps.pop(0)
+        if isinstance(step, Exception):
+            raise step
+        if step[-1].finish_reason is not None:
+            self._engine.live.discard(self)
+        return step
+
+    def close(self) -> None:
+        """Frees what it holds."""
+        self.is_closed = True
+        self._engine.live.discard(self)
+
+
+@dataclass(eq=False)
+class FakeEngine:
+    """Takes everything, unless told not to."""
+
+    script: Script = field(default_factory=lambda: say([262], [267], [tiny.IM_END]))
+    refuses: RocmForgeError | None = None
+    refuses_after: int = 0
+    submitted: list[Submitted] = field(default_factory=list)
+    live: set[FakeHandle] = field(default_factory=set)
+    state: EngineState = EngineState.READY
+    runner: RunnerInfo | None = RUNNER
+    restarts: int = 0
+    is_fallback: bool = False
+
+    @property
+    def status(self) -> EngineStatus:
+        """A snapshot; each live sequence holds one block."""
+        return EngineStatus(
+            state=self.state,
+            stage="weights" if self.state is EngineState.LOADING else "",
+            progress=0.25 if self.state is EngineState.LOADING else 1.0,
+            runner=self.runner,
+            is_fallback=self.is_fallback,
+            fallback_reason="no GPU" if self.is_fallback else "",
+            stats=EngineStats(
+                running=len(self.live), blocks_total=BLOCKS, blocks_used=len(self.live)
+            ),
+            restarts=self.restarts,
+            last_error=None,
+        )
+
+    def submit(
+        self,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        eos_ids: Sequence[int],
+        *,
+        deadline_s: float | None = None,
+    ) -> FakeHandle:
+        """Starts a script."""
+        if self.refuses is not None and len(self.submitted) >= self.refuses_after:
+            raise self.refuses
+        request = Submitted(prompt_ids=tuple(prompt_ids), sampling=sampling, eos_ids=tuple(eos_ids))
+        self.submitted.append(request)
+        handle = FakeHandle(self, self.script(request))
+        self.live.add(handle)
+        return handle
+
+
+def make_service(engine: FakeEngine, **changes: object) -> Service:
+    """A service on the tiny tokenizer."""
+    data = tiny.metadata()
+    tokenizer = Tokenizer.from_metadata(data)
+    service = Service(
+        model="tiny",
+        aliases=("org/tiny-alias",),
+        tokenizer=tokenizer,
+        template=ChatTemplate.from_metadata(data, tokenizer),
+        engine=engine,
+        metrics=Metrics("tiny", lambda: engine.status),
+        clock=lambda: 1_700_000_000.5,
+        started=1_600_000_000.0,
+    )
+    return replace(service, **changes)  # type: ignore[arg-type]

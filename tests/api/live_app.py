@@ -1,0 +1,80 @@
+"""A server process for tests: the real application and engine, a backend that makes tokens up.
+
+python -m tests.api.live_app --port 8000
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+from pathlib import Path
+
+import uvicorn
+import uvloop
+from rocmforge.text.template import ChatTemplate
+
+from rocmforge.api.app import build_app
+from rocmforge.api.metrics import Metrics
+from rocmforge.api.service import Service
+from rocmforge.api.settings import ApiSettings
+from rocmforge.backend.protocol import LoadOptions
+from rocmforge.engine.client import AsyncEngine
+from rocmforge.engine.config import EngineConfig
+from rocmforge.text.tokenizer import Tokenizer
+from tests.api import tiny
+
+
+async def serve(arguments: argparse.Namespace) -> None:
+    """Serves until SIGTERM."""
+    engine = AsyncEngine(
+        EngineConfig(
+            backend=f"tests.support.fake_backend:{arguments.backend}",
+            model=Path("made-up.gguf"),
+            options=LoadOptions(
+                device=None,
+                max_context=32768,
+                max_sequences=arguments.max_sequences,
+                max_batched_tokens=2048,
+                kv_blocks=None,
+                kv_dtype="auto",
+                memory_utilization=0.9,
+            ),
+            max_waiting=arguments.max_waiting,
+        )
+    )
+    data = tiny.metadata()
+    tokenizer = Tokenizer.from_metadata(data)
+    service = Service(
+        model="tiny",
+        aliases=(),
+        tokenizer=tokenizer,
+        template=ChatTemplate.from_metadata(data, tokenizer),
+        engine=engine,
+        metrics=Metrics("tiny", lambda: engine.status),
+    )
+    app = build_app(service, ApiSettings(api_keys=tuple(arguments.api_key), vllm_metrics=True))
+    await engine.start()
+    try:
+        config = uvicorn.Config(
+            app, port=arguments.port, log_level="warning", access_log=False, lifespan="off"
+        )
+        await uvicorn.Server(config).serve()
+    finally:
+        await engine.stop()
+
+
+def main() -> None:
+    """Reads the command line."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--backend", default="create_pipelined", help="of tests.support")
+    parser.add_argument("--api-key", action="append", default=[])
+    parser.add_argument("--max-sequences", type=int, default=64)
+    parser.add_argument("--max-waiting", type=int, default=256)
+    # The server acts on it, and raises it once more when it is done.
+    signal.signal(signal.SIGTERM, lambda number, frame: None)
+    uvloop.run(serve(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""Starts a server process for a test, waits until it is ready, and stops it again."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import httpx
+
+ROOT = Path(__file__).parents[2]
+START_S = 60.0
+POLL_S = 0.05
+
+
+def free_port() -> int:
+    """A port that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class LiveServer:
+    """A server process on a loopback port. Use it as a context manager.
+
+    Args:
+        command: what to run, after the Python interpreter; `{port}` stands for the port.
+        log: where its output goes.
+        wait_for: the path that must answer 200 before the server counts as started.
+    """
+
+    def __init__(self, command: Sequence[str], log: Path, *, wait_for: str = "/ready") -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._command = [sys.executable, *(part.format(port=self.port) for part in command)]
+        self._log = log
+        self._wait_for = wait_for
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(self._command, cwd=ROOT, stdout=log, stderr=log)
+        try:
+            self._wait()
+        except BaseException:
+            self.kill()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self.process.poll() is None:
+            self.stop()
+
+    @property
+    def process(self) -> subprocess.Popen[bytes]:
+        """The running process."""
+        assert self._process is not None, "the server has not been started"
+        return self._process
+
+    @property
+    def log(self) -> str:
+        """What it has printed so far."""
+        return self._log.read_text(encoding="utf-8", errors="replace")
+
+    def stop(self, timeout_s: float = 30.0) -> int:
+        """Sends SIGTERM and returns the exit status."""
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise AssertionError(
+                f"The server did not stop within {timeout_s} s:\n{self.log}"
+            ) from None
+
+    def kill(self) -> None:
+        """Ends it at once."""
+        self.process.kill()
+        self.process.wait()
+
+    def _wait(self) -> None:
+        deadline = time.monotonic() + START_S
+        while time.monotonic() < deadline:
+            if self.process.poll() is not None:
+                break
+            try:
+                if httpx.get(self.url + self._wait_for).status_code == 200:
+                    return
+            except httpx.TransportError:
+                pass
+            time.sleep(POLL_S)
+        raise AssertionError(f"The server did not become ready:\n{self.log}")
