@@ -217,7 +217,8 @@ class AsyncEngine:
         match report:
             case StepReport():
                 self._last_news = asyncio.get_running_loop().time()
-                self._backoff_s = self._config.restart_backoff_s
+                if report.stats.steps_total > self._stats.steps_total:
+                    self._backoff_s = self._config.restart_backoff_s
                 self._stats = report.stats
                 self._deliver(report.events)
                 if self._on_stats is not None:
@@ -232,6 +233,7 @@ class AsyncEngine:
                 self._failure = rebuild_error(report)
             case Fatal():
                 self._failure = EngineDied(report.message)
+                self._begin_restart()
                 self._deliver(report.events)
 
     def _deliver(self, events: Sequence[TokenEvent]) -> None:
@@ -264,7 +266,7 @@ class AsyncEngine:
             if self._ready is None:
                 self._give_up(error)
                 return
-            logger.error("%s Restarting in %g s.", error.message, self._backoff_s)
+            logger.error("engine: %s; starting it again in %g s", error.message, self._backoff_s)
             self._restarts += 1
             await asyncio.sleep(self._backoff_s)
             self._backoff_s = min(2 * self._backoff_s, self._config.restart_backoff_max_s)
@@ -277,12 +279,15 @@ class AsyncEngine:
         except OSError as error:
             return EngineDied(f"The engine process could not be started: {error}.")
         await self._process.disconnected()
-        if self._phase is EngineState.READY:
-            self._phase = EngineState.RESTARTING
-            self._settled.clear()
+        self._begin_restart()
         verdict = await self._process.wait(self._config.stop_grace_s)
         self._process = None
         return self._failure or EngineDied(f"The engine process {verdict}.")
+
+    def _begin_restart(self) -> None:
+        if self._phase is EngineState.READY:
+            self._phase = EngineState.RESTARTING
+            self._settled.clear()
 
     def _start_message(self) -> Start:
         config = self._config
