@@ -1,8 +1,8 @@
 // The host: lanes are fibers of tests/platform/host, which watches every load and store.
 // Included by rf/platform.h only.
 //
-// One OS thread runs one block at a time and has its own copy of the kernel library, so a static
-// array is what LDS is on a GPU: shared by the lanes of a block, invisible to other blocks.
+// One block runs at a time, so a static array is what LDS is on a GPU: shared by the lanes of a
+// block, and nothing that a block leaves in it can be of use to the next (reading it is an error).
 #pragma once
 
 #define __global__
@@ -14,30 +14,9 @@
 
 #define RF_DYNAMIC_LDS(T, name) T* const name = static_cast<T*>(rf_host_dynamic_lds())
 
+#include "rf/platform/host_abi.h"
+
 extern "C" {
-
-struct RfHostLane {
-  uint32_t thread[3], block[3], block_dim[3], grid_dim[3];
-  int32_t lane;
-};
-
-// A lane keeps its structure for the whole block: safe to load once per function.
-const RfHostLane* rf_host_lane() __attribute__((const));
-void rf_host_barrier(const char* file, int line);
-void rf_host_wave_sync(const char* file, int line);
-uint64_t rf_host_shuffle(uint64_t value, int source_lane, const char* file, int line);
-uint64_t rf_host_ballot(bool predicate, const char* file, int line);
-int rf_host_uniform(int value, const char* file, int line);
-void* rf_host_dynamic_lds();
-
-// Stops all lanes of the wave, calls compute(operands, kWave) once with what each lane passed, and
-// lets them go on: how a matrix instruction is written on the host.
-void rf_host_wave_compute(void* operands, void (*compute)(void* const* operands, int lanes),
-                          const char* file, int line);
-
-// Marks the next access to `bytes` at `address` as atomic, which makes it no data race.
-void rf_host_atomic(const void* address, int bytes);
-
 float exp2f(float);
 float log2f(float);
 float sqrtf(float);
@@ -85,7 +64,7 @@ __forceinline__ void wave_sync(const char* file = __builtin_FILE(), int line = _
   rf_host_wave_sync(file, line);
 }
 
-__forceinline__ void device_fence() {}
+__forceinline__ void device_fence() { rf_host_device_fence(); }
 
 __forceinline__ int lane_id() { return rf_host_lane()->lane; }
 

@@ -2,16 +2,6 @@
 // Included after the kernel's source by the C++ that build.py writes around it.
 #pragma once
 
-struct RfHostKernel {
-  const char* name;
-  int32_t max_threads;
-  int32_t arg_count;
-  const uint16_t* arg_offsets;
-  const uint16_t* arg_sizes;
-  const uint8_t* arg_is_pointer;
-  void (*call)(const unsigned char* args);
-};
-
 namespace rf::host {
 
 template <class T>
@@ -52,15 +42,16 @@ struct Entry<kFunction> {
   };
   static constexpr Layout kLayout{};
 
+  // Reads the argument buffer, which is no memory of the device.
   template <class T>
-  static T read(const unsigned char* address) {
+  __attribute__((no_sanitize("address"))) static T read(const unsigned char* address) {
     T value;
     __builtin_memcpy(&value, address, sizeof(T));
     return value;
   }
 
   template <int... kIndex>
-  static void call_with(const unsigned char* args, Indices<int, kIndex...>) {
+  __attribute__((no_sanitize("address"))) static void call_with(const unsigned char* args, Indices<int, kIndex...>) {
     kFunction(read<typename Plain<Args>::Type>(args + kLayout.offset[kIndex])...);
   }
   static void call(const unsigned char* args) {

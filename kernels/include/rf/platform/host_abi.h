@@ -1,0 +1,41 @@
+// What kernels compiled for the host ask of the library that runs them, tests/platform/host, and
+// what it asks of them. Included by both.
+#pragma once
+
+extern "C" {
+
+struct RfHostLane {
+  uint32_t thread[3], block[3], block_dim[3], grid_dim[3];
+  int32_t lane;
+};
+
+// A lane keeps its structure for the whole block: safe to load once per function.
+const RfHostLane* rf_host_lane() __attribute__((const));
+void rf_host_barrier(const char* file, int line);
+void rf_host_wave_sync(const char* file, int line);
+uint64_t rf_host_shuffle(uint64_t value, int source_lane, const char* file, int line);
+uint64_t rf_host_ballot(bool predicate, const char* file, int line);
+int rf_host_uniform(int value, const char* file, int line);
+void* rf_host_dynamic_lds();
+
+// Stops all lanes of the wave, calls compute(operands, kWave) once with what each lane passed, and
+// lets them go on: how a matrix instruction is written on the host.
+using RfHostCompute = void (*)(void* const* operands, int lanes);
+void rf_host_wave_compute(void* operands, RfHostCompute compute, const char* file, int line);
+
+// Says that the next access is one atomic read and write, which makes it no data race.
+void rf_host_atomic(const void* address, int bytes);
+// From here on this block may read what other blocks of the launch have written.
+void rf_host_device_fence();
+
+struct RfHostKernel {
+  const char* name;
+  int32_t max_threads;
+  int32_t arg_count;
+  const uint16_t* arg_offsets;
+  const uint16_t* arg_sizes;
+  const uint8_t* arg_is_pointer;
+  void (*call)(const unsigned char* args);
+};
+
+}  // extern "C"

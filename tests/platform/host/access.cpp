@@ -1,0 +1,168 @@
+// Every load and store of a kernel, before it happens, and what clang knows about its own types.
+// The names are those that code compiled with the address and undefined behaviour sanitizers
+// calls; nothing of the sanitizers' own run time is linked.
+#include "block.h"
+#include "global_access.h"
+#include "memory.h"
+#include "module.h"
+#include "report.h"
+
+namespace host {
+namespace {
+
+// The operand of the atomic operation that comes next; its own access was checked already.
+uintptr_t announced_atomic = 0;
+
+[[noreturn]] void refuse_foreign(uintptr_t address, size_t size, bool writes) {
+  BlockRunner& runner = block_runner();
+  const char* verb = writes ? "writes" : "reads";
+  if (runner.launch().module->is_constant(address)) {
+    runner.stop(hipErrorIllegalAddress, format("writes a constant of its own code"));
+  }
+  if (runner.launch().module->shared_at(address)) {
+    runner.stop(hipErrorIllegalAddress,
+                format("%s %zu bytes of a variable that is no shared array, or of one aligned to "
+                       "more than 32 bytes, which cannot be watched", verb, size));
+  }
+  runner.stop(hipErrorIllegalAddress,
+              format("%s %zu bytes at %p, which is no memory of the device", verb, size,
+                     reinterpret_cast<void*>(address)));
+}
+
+void check_shared(SharedMemory& shared, uintptr_t address, size_t size, AccessKind kind) {
+  BlockRunner& runner = block_runner();
+  const std::string wrong = shared.access(address, size, kind, runner.now(), runner.first_epoch());
+  if (!wrong.empty()) runner.stop(hipErrorLaunchFailure, wrong);
+}
+
+void check(uintptr_t address, size_t size, bool writes) {
+  if (announced_atomic == address) {
+    announced_atomic = 0;
+    return;
+  }
+  if (memory().in_arena(address)) {
+    check_global(address, size, writes ? AccessKind::kStore : AccessKind::kLoad);
+    return;
+  }
+  BlockRunner& runner = block_runner();
+  if (!runner.running()) return;  // a constructor of a kernel library
+  const Lane& lane = runner.lane();
+  if (address - lane.stack_begin < lane.stack_end - lane.stack_begin) return;
+  Module& module = *runner.launch().module;
+  SharedMemory* shared = module.shared_at(address);
+  if (shared && shared->has_arrays()) {
+    check_shared(*shared, address, size, writes ? AccessKind::kStore : AccessKind::kLoad);
+    return;
+  }
+  if (writes || !module.is_constant(address)) refuse_foreign(address, size, writes);
+}
+
+// The beginning of what the undefined behaviour sanitizer passes: where in the source.
+struct SourceLocation {
+  const char* file;
+  uint32_t line, column;
+};
+
+struct TypeDescriptor {
+  uint16_t kind, info;
+  char name[1];
+};
+
+struct OutOfBounds {
+  SourceLocation location;
+  const TypeDescriptor *array, *index;
+};
+
+struct TypeMismatch {
+  SourceLocation location;
+  const TypeDescriptor* type;
+  unsigned char log_alignment, kind;
+};
+
+[[noreturn]] void stop_in_source(const SourceLocation& location, const std::string& what) {
+  block_runner().stop(hipErrorLaunchFailure,
+                      format("%s (%s:%u)", what.c_str(), location.file, location.line));
+}
+
+}  // namespace
+}  // namespace host
+
+using namespace host;
+
+#define CHECKED_ACCESS(size)                                                            \
+  HIP_API void __asan_load##size(uintptr_t address) { check(address, size, false); } \
+  HIP_API void __asan_store##size(uintptr_t address) { check(address, size, true); }
+
+CHECKED_ACCESS(1)
+CHECKED_ACCESS(2)
+CHECKED_ACCESS(4)
+CHECKED_ACCESS(8)
+CHECKED_ACCESS(16)
+
+HIP_API void __asan_loadN(uintptr_t address, size_t size) { check(address, size, false); }
+HIP_API void __asan_storeN(uintptr_t address, size_t size) { check(address, size, true); }
+
+HIP_API void* __asan_memcpy(void* to, const void* from, size_t size) {
+  if (size) {
+    check(reinterpret_cast<uintptr_t>(from), size, false);
+    check(reinterpret_cast<uintptr_t>(to), size, true);
+  }
+  return __builtin_memcpy(to, from, size);
+}
+
+HIP_API void* __asan_memset(void* to, int value, size_t size) {
+  if (size) check(reinterpret_cast<uintptr_t>(to), size, true);
+  return __builtin_memset(to, value, size);
+}
+
+HIP_API void* __asan_memmove(void* to, const void* from, size_t size) {
+  if (size) {
+    check(reinterpret_cast<uintptr_t>(from), size, false);
+    check(reinterpret_cast<uintptr_t>(to), size, true);
+  }
+  return __builtin_memmove(to, from, size);
+}
+
+HIP_API void __asan_handle_no_return() {}
+
+HIP_API void rf_host_atomic(const void* pointer, int bytes) {
+  const auto address = reinterpret_cast<uintptr_t>(pointer);
+  const auto size = static_cast<size_t>(bytes);
+  if (memory().in_arena(address)) {
+    check_global(address, size, AccessKind::kAtomic);
+  } else if (SharedMemory* shared = block_runner().launch().module->shared_at(address)) {
+    check_shared(*shared, address, size, AccessKind::kAtomic);
+  } else {
+    refuse_foreign(address, size, true);
+  }
+  announced_atomic = address;
+}
+
+HIP_API void __ubsan_handle_out_of_bounds_abort(const OutOfBounds* data, uintptr_t index) {
+  stop_in_source(data->location,
+                 format("uses index %ld of %s", static_cast<long>(index), data->array->name));
+}
+
+HIP_API void __ubsan_handle_type_mismatch_v1_abort(const TypeMismatch* data, uintptr_t pointer) {
+  const size_t alignment = size_t{1} << data->log_alignment;
+  if (pointer == 0) stop_in_source(data->location, "uses a null pointer");
+  stop_in_source(data->location,
+                 format("uses %s as a %s, whose address must be a multiple of %zu",
+                        memory().describe(reinterpret_cast<void*>(pointer)).c_str(),
+                        data->type->name, alignment));
+}
+
+HIP_API void __ubsan_handle_divrem_overflow_abort(const SourceLocation* location, uintptr_t,
+                                                  uintptr_t) {
+  stop_in_source(*location, "divides an integer by zero");
+}
+
+HIP_API void __ubsan_handle_shift_out_of_bounds_abort(const SourceLocation* location, uintptr_t,
+                                                      uintptr_t) {
+  stop_in_source(*location, "shifts by more bits than there are, or a bit out of a signed number");
+}
+
+HIP_API void __ubsan_handle_alignment_assumption_abort(const SourceLocation* location, uintptr_t,
+                                                       uintptr_t, uintptr_t) {
+  stop_in_source(*location, "uses an address that is less aligned than the code says");
+}

@@ -1,0 +1,133 @@
+// Devices, their properties, and errors.
+#include <cstdio>
+#include <cstring>
+
+#include "api.h"
+#include "block.h"
+#include "module.h"
+#include "options.h"
+
+using namespace host;
+
+namespace {
+
+constexpr int kVersion = 71500000;
+constexpr char kName[] = "ROCmForge host platform";
+
+hipError_t only_device_0(int device) { return answer(device ? hipErrorInvalidDevice : hipSuccess); }
+
+}  // namespace
+
+HIP_API hipError_t hipInit(unsigned) { return hipSuccess; }
+
+HIP_API hipError_t hipDriverGetVersion(int* version) {
+  *version = kVersion;
+  return hipSuccess;
+}
+
+HIP_API hipError_t hipRuntimeGetVersion(int* version) { return hipDriverGetVersion(version); }
+
+HIP_API hipError_t hipGetDeviceCount(int* count) {
+  *count = 1;
+  return hipSuccess;
+}
+
+HIP_API hipError_t hipSetDevice(int device) { return only_device_0(device); }
+
+HIP_API hipError_t hipGetDevice(int* device) {
+  *device = 0;
+  return hipSuccess;
+}
+
+HIP_API hipError_t hipDeviceGet(int* device, int ordinal) {
+  *device = ordinal;
+  return only_device_0(ordinal);
+}
+
+HIP_API hipError_t hipDeviceGetName(char* name, int size, int device) {
+  std::snprintf(name, static_cast<size_t>(size), "%s", kName);
+  return only_device_0(device);
+}
+
+HIP_API hipError_t hipDeviceTotalMem(size_t* bytes, int device) {
+  *bytes = options().memory;
+  return only_device_0(device);
+}
+
+HIP_API hipError_t hipDeviceGetPCIBusId(char* id, int size, int device) {
+  std::snprintf(id, static_cast<size_t>(size), "0000:00:00.0");
+  return only_device_0(device);
+}
+
+HIP_API hipError_t hipDeviceSynchronize() {
+  ENTER();
+  NOT_WHILE_CAPTURING("hipDeviceSynchronize");
+  return answer(streams().synchronize_all());
+}
+
+// Clears what was found; buffers stay.
+HIP_API hipError_t hipDeviceReset() {
+  const std::lock_guard<std::mutex> lock(library_mutex());
+  streams().synchronize_all();
+  clear_findings();
+  return hipSuccess;
+}
+
+HIP_API hipError_t hipGetDevicePropertiesR0600(hipDeviceProp_t* properties, int device) {
+  if (device) return answer(hipErrorInvalidDevice);
+  hipDeviceProp_t& p = *properties;
+  std::memset(&p, 0, sizeof p);
+  std::snprintf(p.name, sizeof p.name, "%s", kName);
+  std::snprintf(p.gcnArchName, sizeof p.gcnArchName, "host-w%d", options().wave);
+  p.totalGlobalMem = options().memory;
+  p.sharedMemPerBlock = p.sharedMemPerMultiprocessor = Module::kLdsBytes;
+  p.maxSharedMemoryPerMultiProcessor = Module::kLdsBytes;
+  p.regsPerBlock = 65536;
+  p.warpSize = options().wave;
+  p.maxThreadsPerBlock = BlockRunner::kMaxThreads;
+  for (int& size : p.maxThreadsDim) size = BlockRunner::kMaxThreads;
+  p.maxGridSize[0] = 0x7fffffff;
+  p.maxGridSize[1] = p.maxGridSize[2] = 65535;
+  p.clockRate = 1000000;
+  p.memoryClockRate = 1000000;
+  p.memoryBusWidth = 64;
+  p.multiProcessorCount = 8;
+  p.maxThreadsPerMultiProcessor = 2048;
+  p.l2CacheSize = 1 << 20;
+  p.concurrentKernels = 1;
+  p.memoryPoolsSupported = 1;
+  return hipSuccess;
+}
+
+HIP_API hipError_t hipDeviceGetAttribute(int* value, int attribute, int device) {
+  hipDeviceProp_t p;
+  if (hipError_t error = hipGetDevicePropertiesR0600(&p, device)) return error;
+  switch (attribute) {
+    case hipDeviceAttributeClockRate: *value = p.clockRate; break;
+    case hipDeviceAttributeL2CacheSize: *value = p.l2CacheSize; break;
+    case hipDeviceAttributeMaxBlockDimX:
+    case hipDeviceAttributeMaxBlockDimY:
+    case hipDeviceAttributeMaxBlockDimZ:
+    case hipDeviceAttributeMaxThreadsPerBlock: *value = p.maxThreadsPerBlock; break;
+    case hipDeviceAttributeMaxGridDimX: *value = p.maxGridSize[0]; break;
+    case hipDeviceAttributeMaxGridDimY:
+    case hipDeviceAttributeMaxGridDimZ: *value = p.maxGridSize[1]; break;
+    case hipDeviceAttributeMaxThreadsPerMultiProcessor: *value = p.maxThreadsPerMultiProcessor; break;
+    case hipDeviceAttributeMultiprocessorCount:
+    case hipDeviceAttributePhysicalMultiProcessorCount: *value = p.multiProcessorCount; break;
+    case hipDeviceAttributeMaxRegistersPerBlock: *value = p.regsPerBlock; break;
+    case hipDeviceAttributeMaxSharedMemoryPerBlock:
+    case hipDeviceAttributeSharedMemPerBlockOptin:
+    case hipDeviceAttributeSharedMemPerMultiprocessor:
+    case hipDeviceAttributeMaxSharedMemoryPerMultiprocessor: *value = Module::kLdsBytes; break;
+    case hipDeviceAttributeWarpSize: *value = p.warpSize; break;
+    case hipDeviceAttributeMemoryPoolsSupported: *value = p.memoryPoolsSupported; break;
+    default: return answer(hipErrorInvalidValue);
+  }
+  return hipSuccess;
+}
+
+HIP_API const char* hipGetErrorName(hipError_t error) { return hip_error_name(error); }
+HIP_API const char* hipGetErrorString(hipError_t error) { return hip_error_text(error); }
+HIP_API hipError_t hipGetLastError() { return take_last_error(); }
+HIP_API hipError_t hipPeekAtLastError() { return peek_last_error(); }

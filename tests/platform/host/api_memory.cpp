@@ -1,0 +1,254 @@
+// hipMalloc, hipFree, hipMemcpy, hipMemset and their variants.
+#include <cstring>
+
+#include "api.h"
+#include "memory.h"
+#include "options.h"
+
+using namespace host;
+
+namespace {
+
+hipError_t allocate(void** pointer, size_t bytes, bool pinned) {
+  *pointer = nullptr;
+  if (bytes == 0) return hipSuccess;
+  Allocation* allocation = memory().allocate(bytes, pinned);
+  if (!allocation) return answer(hipErrorOutOfMemory);
+  *pointer = reinterpret_cast<void*>(allocation->begin);
+  return hipSuccess;
+}
+
+// The live allocation that begins at the pointer, or a finding.
+Allocation* allocation_to_free(const char* call, void* pointer, bool pinned) {
+  Allocation* allocation = memory().find(pointer);
+  const bool begins = allocation && allocation->begin == reinterpret_cast<uintptr_t>(pointer);
+  if (begins && allocation->state == Allocation::State::kLive && allocation->pinned == pinned) {
+    return allocation;
+  }
+  report_call(format("%s of %s", call, memory().describe(pointer).c_str()));
+  return nullptr;
+}
+
+hipError_t free_now(const char* call, void* pointer, bool pinned) {
+  if (!pointer) return hipSuccess;
+  Allocation* allocation = allocation_to_free(call, pointer, pinned);
+  if (!allocation) return answer(hipErrorInvalidDevicePointer);
+  const int pending = allocation->pending;
+  if (pending) {
+    // HIP waits here, and so hides that the buffer's owner did not know it was in use.
+    report_call(format("%s of %s, which %d queued operations still use", call,
+                       memory().describe(pointer).c_str(), pending));
+  }
+  streams().synchronize_all();
+  memory().release(*allocation);
+  return pending ? answer(hipErrorInvalidValue) : answer(sticky_error());
+}
+
+void note(const Allocation* allocation, const void* pointer, size_t bytes, bool writes) {
+  if (allocation) memory().note_use(reinterpret_cast<uintptr_t>(pointer), bytes, writes);
+}
+
+void run_copy(Allocation* to_buffer, void* to, Allocation* from_buffer, const void* from,
+              size_t bytes) {
+  std::memmove(to, from, bytes);
+  note(from_buffer, from, bytes, false);
+  note(to_buffer, to, bytes, true);
+  if (!to_buffer) return;
+  const auto target = reinterpret_cast<uintptr_t>(to);
+  if (from_buffer) {
+    memory().copy_initialised(target, reinterpret_cast<uintptr_t>(from), bytes);
+  } else {
+    memory().set_initialised(target, bytes);
+  }
+}
+
+// Whether a copy of this kind may have this end in device memory.
+bool fits(const Allocation* end, bool device_expected) {
+  const bool on_device = end && !end->pinned;
+  const bool pinned = end && end->pinned;
+  return on_device == device_expected || (pinned && device_expected);
+}
+
+hipError_t check_end(const char* which, const void* pointer, size_t bytes, bool fits_kind) {
+  const bool in_device_memory = memory().in_arena(reinterpret_cast<uintptr_t>(pointer));
+  if (fits_kind && (!in_device_memory || memory().find_live(pointer, bytes))) return hipSuccess;
+  report_call(format("copy of %zu bytes: the %s is %s", bytes, which,
+                     memory().describe(pointer).c_str()));
+  return answer(hipErrorInvalidValue);
+}
+
+hipError_t copy(void* to, const void* from, size_t bytes, int kind, Stream& stream, bool waits) {
+  if (bytes == 0) return hipSuccess;
+  if (kind < hipMemcpyHostToHost || kind > hipMemcpyDefault) {
+    return answer(hipErrorInvalidMemcpyDirection);
+  }
+  Allocation *to_buffer = memory().find(to), *from_buffer = memory().find(from);
+  const bool any = kind == hipMemcpyDefault;
+  const bool to_device = kind == hipMemcpyHostToDevice || kind == hipMemcpyDeviceToDevice;
+  const bool from_device = kind == hipMemcpyDeviceToHost || kind == hipMemcpyDeviceToDevice;
+  if (hipError_t e = check_end("destination", to, bytes, any || fits(to_buffer, to_device))) return e;
+  if (hipError_t e = check_end("source", from, bytes, any || fits(from_buffer, from_device))) return e;
+
+  Operation operation{"a copy", [=] {
+                        run_copy(to_buffer, to, from_buffer, from, bytes);
+                        return hipSuccess;
+                      }, {}};
+  if (to_buffer) operation.buffers.push_back(to_buffer);
+  if (from_buffer) operation.buffers.push_back(from_buffer);
+  if (!waits && !(to_buffer && !to_buffer->pinned)) {
+    // What the host reads before the copy is done is nothing it could use.
+    operation.when_queued = [=] { std::memset(to, 0xFF, bytes); };
+  }
+  if (hipError_t e = streams().enqueue(stream, std::move(operation))) return answer(e);
+  return answer(waits ? streams().synchronize(stream) : hipSuccess);
+}
+
+hipError_t fill(void* pointer, int value, size_t count, size_t width, void* handle) {
+  ENTER();
+  STREAM(stream, handle);
+  const size_t bytes = count * width;
+  if (bytes == 0) return hipSuccess;
+  Allocation* buffer = memory().find_live(pointer, bytes);
+  if (!buffer) {
+    report_call(format("memset of %zu bytes at %s", bytes, memory().describe(pointer).c_str()));
+    return answer(hipErrorInvalidValue);
+  }
+  const auto run = [=] {
+    if (width == 1) {
+      std::memset(pointer, value, bytes);
+    } else {
+      for (size_t i = 0; i < count; i++) std::memcpy(static_cast<char*>(pointer) + 4 * i, &value, 4);
+    }
+    memory().set_initialised(reinterpret_cast<uintptr_t>(pointer), bytes);
+    memory().note_use(reinterpret_cast<uintptr_t>(pointer), bytes, true);
+    return hipSuccess;
+  };
+  return answer(streams().enqueue(*stream, {"a memset", run, {buffer}}));
+}
+
+}  // namespace
+
+HIP_API hipError_t hipMalloc(void** pointer, size_t bytes) {
+  ENTER();
+  NOT_WHILE_CAPTURING("hipMalloc");
+  return allocate(pointer, bytes, false);
+}
+
+HIP_API hipError_t hipFree(void* pointer) {
+  ENTER();
+  NOT_WHILE_CAPTURING("hipFree");
+  return free_now("hipFree", pointer, false);
+}
+
+HIP_API hipError_t hipHostMalloc(void** pointer, size_t bytes, unsigned) {
+  ENTER();
+  NOT_WHILE_CAPTURING("hipHostMalloc");
+  return allocate(pointer, bytes, true);
+}
+
+HIP_API hipError_t hipHostFree(void* pointer) {
+  ENTER();
+  NOT_WHILE_CAPTURING("hipHostFree");
+  return free_now("hipHostFree", pointer, true);
+}
+
+HIP_API hipError_t hipHostGetDevicePointer(void** device, void* pointer, unsigned) {
+  ENTER();
+  if (!memory().find_live(pointer, 1)) return answer(hipErrorInvalidValue);
+  *device = pointer;
+  return hipSuccess;
+}
+
+HIP_API hipError_t hipMallocAsync(void** pointer, size_t bytes, void* handle) {
+  ENTER();
+  STREAM(stream, handle);
+  if (stream->capture) return answer(hipErrorNotSupported);
+  return allocate(pointer, bytes, false);
+}
+
+HIP_API hipError_t hipFreeAsync(void* pointer, void* handle) {
+  ENTER();
+  STREAM(stream, handle);
+  if (!pointer) return hipSuccess;
+  if (stream->capture) return answer(hipErrorNotSupported);
+  Allocation* allocation = allocation_to_free("hipFreeAsync", pointer, false);
+  if (!allocation) return answer(hipErrorInvalidDevicePointer);
+  allocation->state = Allocation::State::kFreeQueued;
+  const auto run = [allocation] {
+    // As a write of everything, which must come after all other uses.
+    memory().note_use(allocation->begin, allocation->size, true);
+    return hipSuccess;
+  };
+  const hipError_t error = streams().enqueue(*stream, {"hipFreeAsync", run, {}});
+  if (error) return answer(error);
+  const auto release = [allocation] {
+    memory().release(*allocation);
+    return hipSuccess;
+  };
+  return answer(streams().enqueue(*stream, {"hipFreeAsync", release, {}}));
+}
+
+HIP_API hipError_t hipMemGetInfo(size_t* free, size_t* total) {
+  ENTER();
+  *total = options().memory;
+  *free = options().memory - memory().used();
+  return hipSuccess;
+}
+
+HIP_API hipError_t hipMemcpy(void* to, const void* from, size_t bytes, int kind) {
+  ENTER();
+  NOT_WHILE_CAPTURING("hipMemcpy");
+  return copy(to, from, bytes, kind, streams().null_stream(), true);
+}
+
+HIP_API hipError_t hipMemcpyAsync(void* to, const void* from, size_t bytes, int kind, void* handle) {
+  ENTER();
+  STREAM(stream, handle);
+  return copy(to, from, bytes, kind, *stream, false);
+}
+
+HIP_API hipError_t hipMemcpyWithStream(void* to, const void* from, size_t bytes, int kind,
+                                       void* handle) {
+  ENTER();
+  NOT_WHILE_CAPTURING("hipMemcpyWithStream");
+  STREAM(stream, handle);
+  return copy(to, from, bytes, kind, *stream, true);
+}
+
+HIP_API hipError_t hipMemcpyHtoD(void* to, const void* from, size_t bytes) {
+  return hipMemcpy(to, from, bytes, hipMemcpyHostToDevice);
+}
+HIP_API hipError_t hipMemcpyDtoH(void* to, void* from, size_t bytes) {
+  return hipMemcpy(to, from, bytes, hipMemcpyDeviceToHost);
+}
+HIP_API hipError_t hipMemcpyDtoD(void* to, void* from, size_t bytes) {
+  return hipMemcpy(to, from, bytes, hipMemcpyDeviceToDevice);
+}
+HIP_API hipError_t hipMemcpyHtoDAsync(void* to, const void* from, size_t bytes, void* stream) {
+  return hipMemcpyAsync(to, from, bytes, hipMemcpyHostToDevice, stream);
+}
+HIP_API hipError_t hipMemcpyDtoHAsync(void* to, void* from, size_t bytes, void* stream) {
+  return hipMemcpyAsync(to, from, bytes, hipMemcpyDeviceToHost, stream);
+}
+HIP_API hipError_t hipMemcpyDtoDAsync(void* to, void* from, size_t bytes, void* stream) {
+  return hipMemcpyAsync(to, from, bytes, hipMemcpyDeviceToDevice, stream);
+}
+
+HIP_API hipError_t hipMemset(void* pointer, int value, size_t bytes) {
+  return fill(pointer, value, bytes, 1, nullptr);
+}
+HIP_API hipError_t hipMemsetAsync(void* pointer, int value, size_t bytes, void* stream) {
+  return fill(pointer, value, bytes, 1, stream);
+}
+HIP_API hipError_t hipMemsetD8(void* pointer, unsigned char value, size_t bytes) {
+  return fill(pointer, value, bytes, 1, nullptr);
+}
+HIP_API hipError_t hipMemsetD8Async(void* pointer, unsigned char value, size_t bytes, void* stream) {
+  return fill(pointer, value, bytes, 1, stream);
+}
+HIP_API hipError_t hipMemsetD32(void* pointer, int value, size_t count) {
+  return fill(pointer, value, count, 4, nullptr);
+}
+HIP_API hipError_t hipMemsetD32Async(void* pointer, int value, size_t count, void* stream) {
+  return fill(pointer, value, count, 4, stream);
+}

@@ -1,0 +1,267 @@
+// Streams, events, capture and graphs.
+#include <map>
+
+#include "api.h"
+#include "graph.h"
+
+using namespace host;
+
+namespace {
+
+// Graphs and executable graphs, by handle. Both are the recorded operations.
+std::map<void*, std::shared_ptr<Graph>> graphs;
+
+Graph* find_graph(void* handle) {
+  const auto entry = graphs.find(handle);
+  return entry == graphs.end() ? nullptr : entry->second.get();
+}
+
+void* keep(std::shared_ptr<Graph> graph) {
+  void* handle = graph.get();
+  graphs[handle] = std::move(graph);
+  return handle;
+}
+
+hipError_t refuse_synchronising_capture(Stream& stream, const char* call) {
+  stream.capture->invalid = true;
+  report_call(format("%s on a stream that is capturing", call));
+  return answer(hipErrorStreamCaptureUnsupported);
+}
+
+}  // namespace
+
+HIP_API hipError_t hipStreamCreateWithFlags(void** handle, unsigned flags) {
+  ENTER();
+  *handle = streams().create(flags & hipStreamNonBlocking);
+  return hipSuccess;
+}
+
+HIP_API hipError_t hipStreamCreate(void** handle) {
+  return hipStreamCreateWithFlags(handle, hipStreamDefault);
+}
+
+HIP_API hipError_t hipStreamCreateWithPriority(void** handle, unsigned flags, int) {
+  return hipStreamCreateWithFlags(handle, flags);
+}
+
+HIP_API hipError_t hipStreamDestroy(void* handle) {
+  const std::lock_guard<std::mutex> lock(library_mutex());
+  STREAM(stream, handle);
+  if (stream == &streams().null_stream()) return answer(hipErrorInvalidHandle);
+  streams().destroy(*stream);
+  return hipSuccess;
+}
+
+HIP_API hipError_t hipStreamSynchronize(void* handle) {
+  ENTER();
+  STREAM(stream, handle);
+  if (stream->capture) return refuse_synchronising_capture(*stream, "hipStreamSynchronize");
+  return answer(streams().synchronize(*stream));
+}
+
+// A query lets one operation run, so that polling comes to an end.
+HIP_API hipError_t hipStreamQuery(void* handle) {
+  ENTER();
+  STREAM(stream, handle);
+  if (stream->capture) return refuse_synchronising_capture(*stream, "hipStreamQuery");
+  if (stream->done == stream->queued) return answer(streams().synchronize(*stream));
+  const hipError_t error = streams().complete(*stream, stream->done + 1);
+  return answer(error ? error : hipErrorNotReady);
+}
+
+HIP_API hipError_t hipStreamWaitEvent(void* handle, void* event_handle, unsigned) {
+  ENTER();
+  STREAM(stream, handle);
+  EVENT(event, event_handle);
+  if (event->capture) {
+    // The stream joins the capture that the event belongs to.
+    if (stream->capture && stream->capture != event->capture) {
+      return answer(hipErrorStreamCaptureMerge);
+    }
+    stream->capture = event->capture;
+    event->capture->joined.insert(stream);
+    return hipSuccess;
+  }
+  if (!event->stream) return hipSuccess;
+  Operation wait{"a wait for an event", [] { return hipSuccess; }, {}};
+  wait.waits_for.push_back({event->stream, event->sequence});
+  wait.clock = event->clock;
+  return answer(streams().enqueue(*stream, std::move(wait)));
+}
+
+HIP_API hipError_t hipLaunchHostFunc(void* handle, void (*function)(void*), void* data) {
+  ENTER();
+  STREAM(stream, handle);
+  const auto run = [=] {
+    function(data);
+    return hipSuccess;
+  };
+  return answer(streams().enqueue(*stream, {"a host function", run, {}}));
+}
+
+HIP_API hipError_t hipEventCreateWithFlags(void** handle, unsigned flags) {
+  ENTER();
+  *handle = streams().create_event(flags);
+  return hipSuccess;
+}
+
+HIP_API hipError_t hipEventCreate(void** handle) { return hipEventCreateWithFlags(handle, 0); }
+
+HIP_API hipError_t hipEventDestroy(void* handle) {
+  const std::lock_guard<std::mutex> lock(library_mutex());
+  EVENT(event, handle);
+  streams().destroy_event(*event);
+  return hipSuccess;
+}
+
+HIP_API hipError_t hipEventRecord(void* handle, void* stream_handle) {
+  ENTER();
+  EVENT(event, handle);
+  STREAM(stream, stream_handle);
+  event->capture = stream->capture;
+  if (stream->capture) return hipSuccess;
+  const auto run = [event, sequence = stream->queued + 1, stream] {
+    const bool current = streams().find_event(event) && event->stream == stream;
+    if (current && event->sequence == sequence) event->seconds = seconds_now();
+    return hipSuccess;
+  };
+  if (hipError_t error = streams().enqueue(*stream, {"an event", run, {}})) return answer(error);
+  event->stream = stream;
+  event->sequence = stream->queued;
+  event->clock = stream->clock;
+  return hipSuccess;
+}
+
+HIP_API hipError_t hipEventSynchronize(void* handle) {
+  ENTER();
+  EVENT(event, handle);
+  if (event->capture) return answer(hipErrorStreamCaptureUnsupported);
+  if (!event->stream) return hipSuccess;
+  streams().host_knows(event->clock);
+  return answer(streams().complete(*event->stream, event->sequence));
+}
+
+HIP_API hipError_t hipEventQuery(void* handle) {
+  ENTER();
+  EVENT(event, handle);
+  if (event->capture) return answer(hipErrorStreamCaptureUnsupported);
+  if (!event->stream) return hipSuccess;
+  if (event->stream->done >= event->sequence) {
+    streams().host_knows(event->clock);
+    return hipSuccess;
+  }
+  const hipError_t error = streams().complete(*event->stream, event->stream->done + 1);
+  return answer(error ? error : hipErrorNotReady);
+}
+
+HIP_API hipError_t hipEventElapsedTime(float* milliseconds, void* start, void* stop) {
+  ENTER();
+  EVENT(first, start);
+  EVENT(second, stop);
+  for (const Event* event : {first, second}) {
+    if (!event->stream || (event->flags & hipEventDisableTiming)) {
+      return answer(hipErrorInvalidHandle);
+    }
+    if (event->stream->done < event->sequence) return answer(hipErrorNotReady);
+  }
+  *milliseconds = static_cast<float>((second->seconds - first->seconds) * 1e3);
+  return hipSuccess;
+}
+
+HIP_API hipError_t hipStreamBeginCapture(void* handle, int mode) {
+  ENTER();
+  STREAM(stream, handle);
+  if (stream == &streams().null_stream()) return answer(hipErrorStreamCaptureUnsupported);
+  if (stream->capture) return answer(hipErrorInvalidValue);
+  stream->capture = std::make_shared<Graph>();
+  stream->capture->mode = mode;
+  stream->capture->origin = stream;
+  stream->capture->joined.insert(stream);
+  return hipSuccess;
+}
+
+HIP_API hipError_t hipStreamEndCapture(void* handle, void** graph) {
+  ENTER();
+  STREAM(stream, handle);
+  *graph = nullptr;
+  const std::shared_ptr<Graph> capture = stream->capture;
+  if (!capture) return answer(hipErrorInvalidValue);
+  if (capture->origin != stream) return answer(hipErrorStreamCaptureUnmatched);
+  for (Stream* joined : capture->joined) joined->capture = nullptr;
+  capture->joined.clear();
+  if (capture->invalid) return answer(hipErrorStreamCaptureInvalidated);
+  *graph = keep(capture);
+  return hipSuccess;
+}
+
+HIP_API hipError_t hipStreamIsCapturing(void* handle, int* status) {
+  ENTER();
+  STREAM(stream, handle);
+  *status = !stream->capture           ? hipStreamCaptureStatusNone
+            : stream->capture->invalid ? hipStreamCaptureStatusInvalidated
+                                       : hipStreamCaptureStatusActive;
+  return hipSuccess;
+}
+
+HIP_API hipError_t hipGraphInstantiateWithFlags(void** executable, void* handle,
+                                                unsigned long long) {
+  ENTER();
+  const Graph* graph = find_graph(handle);
+  if (!graph) return answer(hipErrorInvalidHandle);
+  *executable = keep(std::make_shared<Graph>(*graph));
+  return hipSuccess;
+}
+
+HIP_API hipError_t hipGraphInstantiate(void** executable, void* graph, void** node, char*, size_t) {
+  if (node) *node = nullptr;
+  return hipGraphInstantiateWithFlags(executable, graph, 0);
+}
+
+HIP_API hipError_t hipGraphLaunch(void* handle, void* stream_handle) {
+  ENTER();
+  STREAM(stream, stream_handle);
+  Graph* found = find_graph(handle);
+  if (!found) return answer(hipErrorInvalidHandle);
+  const std::shared_ptr<Graph> graph = graphs[handle];
+  Operation launch{"a graph", [graph] {
+                     for (const Operation& operation : graph->operations) {
+                       if (hipError_t error = operation.run()) return error;
+                     }
+                     return hipError_t{hipSuccess};
+                   }, {}};
+  for (const Operation& operation : graph->operations) {
+    for (Allocation* buffer : operation.buffers) {
+      if (buffer->state == Allocation::State::kLive) {
+        launch.buffers.push_back(buffer);
+        continue;
+      }
+      report(hipErrorIllegalAddress,
+             format("hipGraphLaunch: %s in the graph uses %s", operation.name.c_str(),
+                    memory().describe(reinterpret_cast<void*>(buffer->begin)).c_str()));
+      return answer(hipErrorIllegalAddress);
+    }
+  }
+  launch.when_queued = [graph] {
+    for (const Operation& operation : graph->operations) {
+      if (operation.when_queued) operation.when_queued();
+    }
+  };
+  return answer(streams().enqueue(*stream, std::move(launch)));
+}
+
+HIP_API hipError_t hipGraphUpload(void*, void*) { return hipSuccess; }
+
+HIP_API hipError_t hipGraphDestroy(void* handle) {
+  const std::lock_guard<std::mutex> lock(library_mutex());
+  return graphs.erase(handle) ? hipSuccess : answer(hipErrorInvalidHandle);
+}
+
+HIP_API hipError_t hipGraphExecDestroy(void* handle) { return hipGraphDestroy(handle); }
+
+HIP_API hipError_t hipGraphGetNodes(void* handle, void*, size_t* count) {
+  ENTER();
+  const Graph* graph = find_graph(handle);
+  if (!graph) return answer(hipErrorInvalidHandle);
+  *count = graph->operations.size();
+  return hipSuccess;
+}

@@ -1,0 +1,83 @@
+// Runs the blocks of a launch: lanes in the chosen order, barriers, wave operations.
+#pragma once
+
+#include <cstdint>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "hip_abi.h"
+#include "lane.h"
+#include "lds.h"
+
+namespace host {
+
+class Module;
+
+// One kernel launch with its arguments.
+struct Launch {
+  Module* module = nullptr;
+  const RfHostKernel* kernel = nullptr;
+  uint32_t grid[3] = {}, block[3] = {};
+  uint32_t dynamic_lds = 0;
+  std::vector<unsigned char> args;
+};
+
+class BlockRunner {
+ public:
+  static constexpr int kMaxThreads = 1024;
+
+  // Runs all blocks, or those up to the first finding.
+  hipError_t run(const Launch& launch);
+
+  // Whether the caller is a lane of a running kernel.
+  bool running() const { return launch_ != nullptr; }
+
+  // For lanes. Stops this lane until its wave or block has come as far.
+  uint64_t wait(Wait reason, const char* file, int line, uint64_t value = 0, int source_lane = 0);
+  void wait_for_compute(void* operands, RfHostCompute compute, const char* file, int line);
+  void fence() { fenced_ = true; }
+
+  // For lanes. Reports a finding about the running lane and ends the launch.
+  [[noreturn]] void stop(hipError_t error, const std::string& finding);
+
+  const Launch& launch() const { return *launch_; }
+  Lane& lane() { return *current_; }
+  Moment now() const;
+  uint32_t first_epoch() const { return first_epoch_; }
+  uint32_t launch_number() const { return launch_number_; }
+  uint64_t block_number() const { return block_number_; }
+  bool fenced() const { return fenced_; }
+
+ private:
+  static void lane_entry();
+  void run_block(uint64_t number);
+  void run_wave(int wave);
+  bool run_lanes(int first, int count);
+  bool finish_wave_operation(int wave, int first, int count);
+  void combine(Lane* lanes, int count, Wait operation);
+  bool finish_barrier();
+  void order(std::vector<int>& indices, int count);
+  uint64_t block_at(uint64_t position, uint64_t count);
+  void stop_at(Lane& lane, const std::string& finding);
+  void say(hipError_t error, const std::string& finding);
+
+  Lane lanes_[kMaxThreads];
+  Lane* current_ = nullptr;
+  void* scheduler_ = nullptr;  // stack pointer of the scheduler while a lane runs
+  const Launch* launch_ = nullptr;
+  int threads_ = 0, wave_size_ = 32;
+  hipError_t error_ = hipSuccess;
+  std::mt19937 random_;
+  std::vector<int> wave_order_, lane_order_;
+
+  uint32_t epoch_ = 1, first_epoch_ = 1;
+  uint16_t wave_epochs_[kMaxThreads / 32] = {};
+  uint32_t launch_number_ = 0;
+  uint64_t block_number_ = 0;
+  bool fenced_ = false;
+};
+
+BlockRunner& block_runner();
+
+}  // namespace host

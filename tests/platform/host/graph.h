@@ -1,0 +1,20 @@
+// What a stream captured.
+#pragma once
+
+#include <memory>
+#include <set>
+#include <vector>
+
+#include "stream.h"
+
+namespace host {
+
+struct Graph {
+  std::vector<Operation> operations;
+  int mode = 0;              // hipStreamCaptureMode*
+  Stream* origin = nullptr;  // the stream that began the capture
+  std::set<Stream*> joined;  // and those that joined it through events
+  bool invalid = false;
+};
+
+}  // namespace host

@@ -1,0 +1,115 @@
+// Device and pinned memory: one reserved range of addresses with a byte of state for every byte.
+//
+// Kernels are compiled so that every load and store asks here first (access.cpp). That is exact
+// where guard pages are not: an element past the end of a buffer, a block of the KV pool that the
+// kernel has no business in, a byte that nothing was written to, and a write that another block of
+// the same launch made are all seen. Addresses are never used twice, so a stale pointer is always
+// recognised.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "hip_abi.h"
+
+namespace host {
+
+// Bits of a byte's state.
+enum : uint8_t { kReadable = 1, kWritable = 2, kInitialised = 4 };
+
+// A range of offsets; empty while end is 0.
+struct Extent {
+  size_t begin = SIZE_MAX, end = 0;
+
+  bool empty() const { return end == 0; }
+  void include(size_t from, size_t to) {
+    begin = from < begin ? from : begin;
+    end = to > end ? to : end;
+  }
+  bool overlaps(const Extent& other) const { return begin < other.end && other.begin < end; }
+};
+
+// An operation of a stream that used part of an allocation (see order.h).
+struct Use {
+  Extent extent;
+  bool writes;
+  int stream;
+  uint64_t sequence;
+  std::string operation;
+};
+
+struct Allocation {
+  enum class State { kLive, kFreeQueued, kFreed };
+
+  uint64_t id;
+  uintptr_t begin;
+  size_t size;
+  bool pinned;  // host memory made with hipHostMalloc
+  State state = State::kLive;
+  int pending = 0;  // operations that were queued with it and have not run
+  std::map<size_t, std::string> labels;  // by offset
+  std::vector<Use> uses;                 // those that later operations may have to wait for
+
+  // What the running operation has touched.
+  Extent read, written;
+
+  bool contains(uintptr_t address, size_t bytes) const {
+    return address >= begin && address + bytes <= begin + size;
+  }
+};
+
+class Memory {
+ public:
+  Memory();
+
+  // nullptr when the device's memory is used up.
+  Allocation* allocate(size_t bytes, bool pinned);
+  void release(Allocation& allocation);
+
+  // The allocation at or before this address, if the address belongs to it; freed ones included.
+  Allocation* find(const void* pointer);
+  // The same, if it is live and holds all these bytes.
+  Allocation* find_live(const void* pointer, size_t bytes);
+
+  // Where an address is, in words.
+  std::string describe(const void* pointer);
+
+  bool in_arena(uintptr_t address) const { return address - arena_ < kArenaBytes; }
+  uint8_t* state(uintptr_t address) { return state_ + (address - arena_); }
+  uint64_t* writer(uintptr_t address) { return writers_ + (address - arena_); }
+  uint32_t* page_writer(uintptr_t address) { return &page_writers_[(address - arena_) >> 12]; }
+
+  void set_access(uintptr_t address, size_t bytes, uint8_t access);
+  void set_initialised(uintptr_t address, size_t bytes);
+  void copy_initialised(uintptr_t to, uintptr_t from, size_t bytes);
+
+  // Widens what the running operation has read or written of the allocation at this address.
+  void note_use(uintptr_t address, size_t size, bool writes);
+  // Hands over the allocations touched since the last call, with what was touched of them.
+  std::vector<Allocation*> take_touched();
+
+  size_t used() const { return used_; }
+  size_t live_bytes() const;
+  size_t live_count() const;
+
+ private:
+  static constexpr size_t kArenaBytes = size_t{1} << 38;
+
+  uintptr_t arena_ = 0, next_ = 0;
+  uint8_t* state_ = nullptr;
+  uint64_t* writers_ = nullptr;      // per byte: who wrote it last, see access.cpp
+  uint32_t* page_writers_ = nullptr;  // per page: the last launch that wrote to it
+  size_t used_ = 0;
+  uint64_t next_id_ = 1;
+  std::map<uintptr_t, std::unique_ptr<Allocation>> allocations_;
+  std::vector<Allocation*> touched_;
+  Allocation* recent_ = nullptr;
+};
+
+Memory& memory();
+
+}  // namespace host

@@ -1,0 +1,52 @@
+// Kernel libraries: what hipModuleLoad loads on this platform.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "hip_abi.h"
+#include "lds.h"
+#include "rf/platform/host_abi.h"
+
+namespace host {
+
+class Module {
+ public:
+  static constexpr size_t kLdsBytes = 64 << 10;
+
+  // On failure returns nullptr and sets `error`.
+  static std::unique_ptr<Module> load(const void* image, hipError_t& error);
+  ~Module();
+
+  // nullptr if the library has no such kernel.
+  const RfHostKernel* kernel(const std::string& name) const;
+
+  // The dynamic LDS of the running launch. `resize` comes before each launch.
+  void resize_dynamic_lds(size_t bytes);
+  void* dynamic_lds() const;
+
+  // The shared memory an address belongs to, or nullptr.
+  SharedMemory* shared_at(uintptr_t address);
+  // Whether the address is one of the library's constants.
+  bool is_constant(uintptr_t address) const;
+
+  int pending = 0;  // queued launches
+
+ private:
+  struct Segment {
+    uintptr_t begin;
+    size_t size;
+    bool writable;
+  };
+
+  Module() = default;
+  void read_segments(const void* image);
+
+  void* library_ = nullptr;
+  std::vector<Segment> segments_;
+  std::vector<std::unique_ptr<SharedMemory>> static_lds_;
+  std::unique_ptr<SharedMemory> dynamic_lds_;
+};
+
+}  // namespace host

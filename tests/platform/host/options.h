@@ -1,0 +1,24 @@
+// How the library was started: environment variables, read once.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace host {
+
+enum class LaneOrder { kForward, kReverse, kRandom };
+
+struct Options {
+  int wave = 32;                          // RF_HOST_WAVE: 32 or 64
+  LaneOrder order = LaneOrder::kForward;  // RF_HOST_LANE_ORDER: forward, reverse, random
+  uint32_t seed = 1;                      // RF_HOST_SEED, of the random order
+  size_t memory = size_t{4} << 30;        // RF_HOST_MEMORY_MB
+  bool report_leaks = false;              // RF_HOST_LEAKS: report at exit what was not freed
+};
+
+// The one instance; the lane order changes while tests run.
+Options& options();
+
+LaneOrder lane_order_named(const char* name);
+
+}  // namespace host
