@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import count
 
 from rocmforge.backend.protocol import RunnerInfo
@@ -47,14 +47,10 @@ class AsyncEngine:
 
     Args:
         config: what to run and how.
-        on_stats: called with each step's statistics; for metrics.
     """
 
-    def __init__(
-        self, config: EngineConfig, on_stats: Callable[[EngineStats], None] | None = None
-    ) -> None:
+    def __init__(self, config: EngineConfig) -> None:
         self._config = config
-        self._on_stats = on_stats
         self._phase = EngineState.LOADING  # of the process; draining is the server's business
         self._is_draining = False
         self._process: EngineProcess | None = None
@@ -221,8 +217,6 @@ class AsyncEngine:
                     self._backoff_s = self._config.restart_backoff_s
                 self._stats = report.stats
                 self._deliver(report.events)
-                if self._on_stats is not None:
-                    self._on_stats(report.stats)
             case Progress():
                 self._progress = report
             case Ready():

@@ -77,7 +77,7 @@ class TokenEvent(Message, frozen=True):
     """News of one request from one step. The last one has a finish_reason."""
 
     request_id: int
-    token_ids: tuple[int, ...] = ()
+    token_ids: tuple[int, ...] = ()  # with the token that ended it, on STOP
     logprobs: tuple[TokenLogprob, ...] | None = None  # one for each of token_ids, if asked for
     prompt_logprobs: tuple[TokenLogprob, ...] | None = None  # for prompt tokens 1.., in pieces
     finish_reason: FinishReason | None = None
