@@ -1,0 +1,51 @@
+"""Runs every test of this folder on each installed backend that finds a device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.backend.driving import Driver
+from tests.data.models.tiny_models import by_name, write_model
+
+from rocmforge.backend import registry
+from rocmforge.backend.protocol import Backend, LoadOptions
+
+DEFAULTS: dict[str, Any] = {
+    "device": None,
+    "max_context": 128,
+    "max_sequences": 16,
+    "max_batched_tokens": 256,
+    "kv_blocks": 64,
+    "kv_dtype": "auto",
+    "memory_utilization": 0.9,
+}
+
+Load = Callable[..., Driver]
+
+
+@pytest.fixture(scope="session", params=registry.names())
+def backend(request: pytest.FixtureRequest) -> Backend:
+    """Each backend in turn."""
+    backend = registry.create(request.param)
+    probe = backend.probe()
+    if not probe.devices:
+        pytest.skip(f"{backend.name} has no device: {probe.reason}")
+    return backend
+
+
+@pytest.fixture
+def load(backend: Backend, tmp_path: Path) -> Iterator[Load]:
+    """Loads a tiny model by name, or a file, with changes to the usual options."""
+    with ExitStack() as stack:
+
+        def load_model(model: str | Path, **changes: Any) -> Driver:
+            path = model if isinstance(model, Path) else write_model(by_name(model), tmp_path)
+            options = LoadOptions(**(DEFAULTS | changes))
+            runner = backend.load(path, options, lambda stage, share: None)
+            return Driver(stack.enter_context(closing(runner)))
+
+        yield load_model

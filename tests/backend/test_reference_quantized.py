@@ -1,0 +1,91 @@
+"""Models in every quantisation are what their dequantised weights are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gguf import quants
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+from tests.backend.conftest import DEFAULTS
+from tests.backend.driving import Chunk, Driver
+from tests.support.gguf_writer import Stored, Value, write_gguf
+
+from rocmforge.backend.protocol import Float32Array, LoadOptions
+from rocmforge_reference.backend import create
+
+# Rows are as long as the longest block of any type.
+DIM, VOCAB = 256, 32
+METADATA: dict[str, Value] = {
+    "general.architecture": "llama",
+    "llama.context_length": 64,
+    "llama.embedding_length": DIM,
+    "llama.feed_forward_length": DIM,
+    "llama.block_count": 1,
+    "llama.attention.head_count": 4,
+    "llama.attention.head_count_kv": 2,
+    "llama.attention.layer_norm_rms_epsilon": 1e-5,
+    "llama.vocab_size": VOCAB,
+}
+MATRICES = {
+    "token_embd.weight": VOCAB,
+    "output.weight": VOCAB,
+    "blk.0.attn_q.weight": DIM,
+    "blk.0.attn_k.weight": DIM // 2,
+    "blk.0.attn_v.weight": DIM // 2,
+    "blk.0.attn_output.weight": DIM,
+    "blk.0.ffn_gate.weight": DIM,
+    "blk.0.ffn_up.weight": DIM,
+    "blk.0.ffn_down.weight": DIM,
+}
+
+
+def can_dequantize(kind: GGMLQuantizationType) -> bool:
+    block_bytes = GGML_QUANT_SIZES[kind][1]
+    try:
+        quants.dequantize(np.zeros(block_bytes, np.uint8), kind)
+    except NotImplementedError:
+        return False
+    return True
+
+
+TYPES = [kind for kind in GGMLQuantizationType if can_dequantize(kind)]
+
+
+def random_blocks(rows: int, kind: GGMLQuantizationType, rng: np.random.Generator) -> Stored:
+    """Random blocks. Bytes stay below 64, so that a float16 scale among them is below 2."""
+    block_size, block_bytes = GGML_QUANT_SIZES[kind]
+    data = rng.integers(0, 64, (rows, DIM // block_size * block_bytes), dtype=np.uint8)
+    return Stored(data, kind)
+
+
+def logprobs(path: Path) -> Float32Array:
+    runner = create().load(path, LoadOptions(**DEFAULTS), lambda stage, share: None)
+    return Driver(runner).logprobs(Chunk(tokens=[3, 1, 4, 1, 5], blocks=[1]), range(5))
+
+
+@pytest.mark.parametrize("kind", TYPES, ids=lambda kind: kind.name)
+def test_a_quantised_model_equals_its_dequantised_self(
+    kind: GGMLQuantizationType, tmp_path: Path
+) -> None:
+    rng = np.random.default_rng(kind)
+    norms = {
+        name: np.ones(DIM, np.float32)
+        for name in ("output_norm.weight", "blk.0.attn_norm.weight", "blk.0.ffn_norm.weight")
+    }
+    stored = {name: random_blocks(rows, kind, rng) for name, rows in MATRICES.items()}
+    plain = {
+        name: quants.dequantize(tensor.data, kind).astype(np.float32)
+        for name, tensor in stored.items()
+    }
+    assert all(np.isfinite(values).all() for values in plain.values())
+    quantized = write_gguf(tmp_path / "quantized.gguf", METADATA, {**norms, **stored})
+    float32 = write_gguf(tmp_path / "float32.gguf", METADATA, {**norms, **plain})
+    got = logprobs(quantized)
+    assert np.isfinite(got).all()
+    np.testing.assert_array_equal(got, logprobs(float32))
+
+
+def test_all_quantisations_of_the_gguf_package_are_covered() -> None:
+    assert len(TYPES) >= 25

@@ -1,0 +1,473 @@
+"""Tiny random models of every architecture, in Hugging Face's layout and as GGUF files.
+
+A model is a recipe: the Transformers class and configuration, and a seed. The weights are made
+with NumPy in the layout of that class. `make_goldens.py` loads them into Transformers and records
+logits; the tests write them as GGUF, the way llama.cpp's converter does, and compare.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+from tests.support.gguf_writer import Value, write_gguf
+
+Tensors = dict[str, npt.NDArray[np.float32]]
+
+PROMPT: Final = tuple(7 * index % 89 for index in range(40))
+GOLDEN_ROWS: Final = (0, 5, 12, 25, 39)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TinyModel:
+    """A recipe. `config` are keyword arguments of the configuration class."""
+
+    name: str
+    architecture: str  # GGUF's
+    hf_class: str
+    config: dict[str, Any]
+    # What the converter writes besides the common keys, without "<architecture>.".
+    keys: dict[str, Value] = field(default_factory=dict)
+    extra_tensors: Tensors = field(default_factory=dict)
+    seed: int = 0
+
+    @property
+    def is_gemma(self) -> bool:
+        return self.architecture.startswith("gemma")
+
+    @property
+    def is_tied(self) -> bool:
+        return bool(self.config["tie_word_embeddings"])
+
+    @property
+    def head_dim(self) -> int:
+        default = self.config["hidden_size"] // self.config["num_attention_heads"]
+        return int(self.config.get("head_dim", default))
+
+
+_COMMON: Final[dict[str, Any]] = {
+    "vocab_size": 97,
+    "hidden_size": 48,
+    "intermediate_size": 72,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+    "pad_token_id": None,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+
+
+def _config(**changes: Any) -> dict[str, Any]:
+    return {**_COMMON, **changes}
+
+
+def _llama3_factors(rope: dict[str, Any], dim: int) -> npt.NDArray[np.float32]:
+    """Divisors of the frequencies, as the converter of llama.cpp computes them for Llama 3."""
+    factors = []
+    for pair in range(dim // 2):
+        wavelength = 2 * math.pi * rope["rope_theta"] ** (2 * pair / dim)
+        turns = rope["original_max_position_embeddings"] / wavelength
+        low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+        if turns > high:
+            factors.append(1.0)
+        elif turns < low:
+            factors.append(rope["factor"])
+        else:
+            smooth = (turns - low) / (high - low)
+            factors.append(1 / ((1 - smooth) / rope["factor"] + smooth))
+    return np.array(factors, np.float32)
+
+
+_LLAMA3_ROPE: Final = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+_LONG_FACTORS: Final = (1.0, 1.3, 2.5, 4.0)
+_SHORT_FACTORS: Final = (1.0, 1.05, 1.1, 1.4)
+
+
+def _phi3_longrope(name: str, original: int, seed: int) -> TinyModel:
+    return TinyModel(
+        name=name,
+        architecture="phi3",
+        hf_class="Phi3",
+        seed=seed,
+        config=_config(
+            original_max_position_embeddings=original,
+            rope_parameters={
+                "rope_type": "longrope",
+                "rope_theta": 100.0,
+                "long_factor": list(_LONG_FACTORS),
+                "short_factor": list(_SHORT_FACTORS),
+                "original_max_position_embeddings": original,
+            },
+        ),
+        keys={
+            "rope.freq_base": 100.0,
+            "rope.dimension_count": 8,
+            "rope.scaling.original_context_length": original,
+            "rope.scaling.attn_factor": math.sqrt(1 + math.log(128 / original) / math.log(original))
+            if original < 128
+            else 1.0,
+            "attention.sliding_window": 0,
+        },
+        extra_tensors={
+            "rope_factors_long.weight": np.array(_LONG_FACTORS, np.float32),
+            "rope_factors_short.weight": np.array(_SHORT_FACTORS, np.float32),
+        },
+    )
+
+
+MODELS: Final = (
+    TinyModel(
+        name="llama",
+        architecture="llama",
+        hf_class="Llama",
+        seed=1,
+        config=_config(rope_parameters={"rope_type": "default", "rope_theta": 300.0}),
+        keys={"rope.freq_base": 300.0, "rope.dimension_count": 8},
+    ),
+    TinyModel(
+        name="llama-bias-tied",
+        architecture="llama",
+        hf_class="Llama",
+        seed=2,
+        config=_config(attention_bias=True, tie_word_embeddings=True, head_dim=12),
+        keys={
+            "attention.key_length": 12,
+            "attention.value_length": 12,
+            "rope.freq_base": 10000.0,
+            "rope.dimension_count": 12,
+        },
+    ),
+    TinyModel(
+        name="llama3-rope",
+        architecture="llama",
+        hf_class="Llama",
+        seed=3,
+        config=_config(head_dim=16, rope_parameters=_LLAMA3_ROPE),
+        keys={
+            "attention.key_length": 16,
+            "attention.value_length": 16,
+            "rope.freq_base": 500.0,
+            "rope.dimension_count": 16,
+        },
+        extra_tensors={"rope_freqs.weight": _llama3_factors(_LLAMA3_ROPE, 16)},
+    ),
+    TinyModel(
+        name="llama-linear-rope",
+        architecture="llama",
+        hf_class="Llama",
+        seed=4,
+        config=_config(
+            num_key_value_heads=6,
+            rope_parameters={"rope_type": "linear", "rope_theta": 200.0, "factor": 4.0},
+        ),
+        keys={
+            "rope.freq_base": 200.0,
+            "rope.dimension_count": 8,
+            "rope.scaling.type": "linear",
+            "rope.scaling.factor": 4.0,
+        },
+    ),
+    TinyModel(
+        name="mistral",
+        architecture="llama",
+        hf_class="Mistral",
+        seed=5,
+        config=_config(num_key_value_heads=1, sliding_window=None, head_dim=8),
+        keys={"rope.freq_base": 10000.0, "rope.dimension_count": 8},
+    ),
+    TinyModel(
+        name="qwen2",
+        architecture="qwen2",
+        hf_class="Qwen2",
+        seed=6,
+        config=_config(tie_word_embeddings=True, rms_norm_eps=1e-6),
+        keys={"rope.freq_base": 10000.0},
+    ),
+    TinyModel(
+        name="qwen2-yarn",
+        architecture="qwen2",
+        hf_class="Qwen2",
+        seed=7,
+        config=_config(
+            rope_parameters={
+                "rope_type": "yarn",
+                "rope_theta": 1000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 32,
+            }
+        ),
+        keys={
+            "rope.freq_base": 1000.0,
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 4.0,
+            "rope.scaling.original_context_length": 32,
+        },
+    ),
+    TinyModel(
+        name="llama-yarn-tuned",
+        architecture="llama",
+        hf_class="Llama",
+        seed=8,
+        config=_config(
+            head_dim=16,
+            rope_parameters={
+                "rope_type": "yarn",
+                "rope_theta": 100.0,
+                "factor": 2.0,
+                "original_max_position_embeddings": 64,
+                "beta_fast": 8.0,
+                "beta_slow": 2.0,
+                "attention_factor": 1.25,
+            },
+        ),
+        keys={
+            "attention.key_length": 16,
+            "attention.value_length": 16,
+            "rope.freq_base": 100.0,
+            "rope.dimension_count": 16,
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 2.0,
+            "rope.scaling.original_context_length": 64,
+            "rope.scaling.yarn_beta_fast": 8.0,
+            "rope.scaling.yarn_beta_slow": 2.0,
+            "rope.scaling.yarn_attn_factor": 1.25,
+        },
+    ),
+    TinyModel(
+        name="qwen3",
+        architecture="qwen3",
+        hf_class="Qwen3",
+        seed=9,
+        config=_config(head_dim=16, num_attention_heads=4, num_key_value_heads=2),
+        keys={
+            "attention.key_length": 16,
+            "attention.value_length": 16,
+            "rope.freq_base": 10000.0,
+        },
+    ),
+    TinyModel(
+        name="gemma2",
+        architecture="gemma2",
+        hf_class="Gemma2",
+        seed=10,
+        config=_config(
+            num_hidden_layers=3,
+            num_attention_heads=4,
+            head_dim=10,
+            query_pre_attn_scalar=10,
+            tie_word_embeddings=True,
+            sliding_window=9,
+            attn_logit_softcapping=5.0,
+            final_logit_softcapping=3.0,
+            rms_norm_eps=1e-6,
+        ),
+        keys={
+            "attention.key_length": 10,
+            "attention.value_length": 10,
+            "attn_logit_softcapping": 5.0,
+            "final_logit_softcapping": 3.0,
+            "attention.sliding_window": 9,
+        },
+    ),
+    TinyModel(
+        name="gemma3",
+        architecture="gemma3",
+        hf_class="Gemma3",
+        seed=11,
+        config=_config(
+            num_hidden_layers=7,
+            num_attention_heads=4,
+            num_key_value_heads=1,
+            head_dim=14,
+            query_pre_attn_scalar=14,
+            tie_word_embeddings=True,
+            sliding_window=7,
+            rms_norm_eps=1e-6,
+            rope_parameters={
+                "full_attention": {"rope_type": "linear", "rope_theta": 5000.0, "factor": 2.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+            },
+        ),
+        keys={
+            "attention.key_length": 14,
+            "attention.value_length": 14,
+            "attention.sliding_window": 7,
+            "rope.freq_base": 5000.0,
+            "rope.freq_base_swa": 50.0,
+            "rope.scaling.type": "linear",
+            "rope.scaling.factor": 2.0,
+        },
+    ),
+    TinyModel(
+        name="phi3",
+        architecture="phi3",
+        hf_class="Phi3",
+        seed=12,
+        config=_config(
+            sliding_window=11,
+            rope_parameters={
+                "rope_type": "default",
+                "rope_theta": 10000.0,
+                "partial_rotary_factor": 0.5,
+            },
+        ),
+        keys={
+            "rope.freq_base": 10000.0,
+            "rope.dimension_count": 4,
+            "rope.scaling.original_context_length": 128,
+            "attention.sliding_window": 11,
+        },
+    ),
+    _phi3_longrope("phi3-longrope-long", original=32, seed=13),
+    _phi3_longrope("phi3-longrope-short", original=128, seed=14),
+    TinyModel(
+        name="glm4",
+        architecture="glm4",
+        hf_class="Glm4",
+        seed=15,
+        config=_config(
+            head_dim=16,
+            num_attention_heads=4,
+            attention_bias=True,
+            rope_parameters={
+                "rope_type": "default",
+                "rope_theta": 10000.0,
+                "partial_rotary_factor": 0.5,
+            },
+        ),
+        keys={
+            "attention.key_length": 16,
+            "attention.value_length": 16,
+            "rope.freq_base": 10000.0,
+            "rope.dimension_count": 8,
+        },
+    ),
+)
+
+
+def hf_weights(model: TinyModel) -> Tensors:
+    """Random weights by Hugging Face's names, the same for the same seed."""
+    rng = np.random.default_rng(model.seed)
+    weights: Tensors = {}
+    for name, shape in _hf_shapes(model).items():
+        noise = rng.standard_normal(shape, dtype=np.float32)
+        if name.endswith("norm.weight"):
+            weights[name] = 0.2 * noise + (0 if model.is_gemma else 1)
+        elif name.endswith("bias") or "embed_tokens" in name:
+            weights[name] = 0.5 * noise
+        else:
+            weights[name] = 1.5 * noise / np.float32(math.sqrt(shape[1]))
+        weights[name] = weights[name].astype(np.float32)
+    return weights
+
+
+def _hf_shapes(model: TinyModel) -> dict[str, tuple[int, ...]]:
+    config = model.config
+    dim, ffn, vocab = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
+    q = config["num_attention_heads"] * model.head_dim
+    kv = config["num_key_value_heads"] * model.head_dim
+    layer: dict[str, tuple[int, ...]] = {
+        "input_layernorm.weight": (dim,),
+        "post_attention_layernorm.weight": (dim,),
+        "self_attn.o_proj.weight": (dim, q),
+        "mlp.down_proj.weight": (dim, ffn),
+    }
+    if model.hf_class == "Phi3":
+        layer["self_attn.qkv_proj.weight"] = (q + 2 * kv, dim)
+    else:
+        layer["self_attn.q_proj.weight"] = (q, dim)
+        layer["self_attn.k_proj.weight"] = layer["self_attn.v_proj.weight"] = (kv, dim)
+    if model.hf_class in ("Phi3", "Glm4"):
+        layer["mlp.gate_up_proj.weight"] = (2 * ffn, dim)
+    else:
+        layer["mlp.gate_proj.weight"] = layer["mlp.up_proj.weight"] = (ffn, dim)
+    if config.get("attention_bias") or model.hf_class == "Qwen2":
+        layer["self_attn.q_proj.bias"] = (q,)
+        layer["self_attn.k_proj.bias"] = layer["self_attn.v_proj.bias"] = (kv,)
+    if config.get("attention_bias") and model.hf_class == "Llama":
+        layer["self_attn.o_proj.bias"] = (dim,)
+    if model.hf_class in ("Qwen3", "Gemma3"):
+        layer["self_attn.q_norm.weight"] = layer["self_attn.k_norm.weight"] = (model.head_dim,)
+    if model.is_gemma:
+        layer["pre_feedforward_layernorm.weight"] = (dim,)
+        layer["post_feedforward_layernorm.weight"] = (dim,)
+    if model.hf_class == "Glm4":
+        layer["post_self_attn_layernorm.weight"] = layer["post_mlp_layernorm.weight"] = (dim,)
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocab, dim)}
+    for index in range(config["num_hidden_layers"]):
+        shapes |= {f"model.layers.{index}.{name}": shape for name, shape in layer.items()}
+    shapes["model.norm.weight"] = (dim,)
+    if not model.is_tied:
+        shapes["lm_head.weight"] = (vocab, dim)
+    return shapes
+
+
+def gguf_tensors(model: TinyModel) -> Tensors:
+    """The weights by GGUF's names (from the `gguf` package's own map) and in its layout."""
+    names = gguf.get_tensor_name_map(
+        next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == model.architecture),
+        model.config["num_hidden_layers"],
+    )
+    tensors: Tensors = {}
+    for name, weight in hf_weights(model).items():
+        if model.architecture == "llama" and "q_proj" in name:
+            weight = _interleave_halves(weight, model.config["num_attention_heads"])
+        elif model.architecture == "llama" and "k_proj" in name:
+            weight = _interleave_halves(weight, model.config["num_key_value_heads"])
+        elif model.is_gemma and name.endswith("norm.weight"):
+            weight = weight + 1
+        gguf_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert gguf_name is not None, name
+        tensors[gguf_name] = np.ascontiguousarray(weight, np.float32)
+    return tensors | model.extra_tensors
+
+
+def _interleave_halves(weight: npt.NDArray[np.float32], heads: int) -> npt.NDArray[np.float32]:
+    """Rows of each head from (first half, second half) to pairs: GGUF's Llama rotates pairs."""
+    per_head = weight.reshape(heads, 2, -1, *weight.shape[1:])
+    return per_head.swapaxes(1, 2).reshape(weight.shape)
+
+
+def gguf_metadata(model: TinyModel) -> dict[str, Value]:
+    """What the converter writes for this model."""
+    config = model.config
+    keys: dict[str, Value] = {
+        "context_length": config["max_position_embeddings"],
+        "embedding_length": config["hidden_size"],
+        "feed_forward_length": config["intermediate_size"],
+        "block_count": config["num_hidden_layers"],
+        "attention.head_count": config["num_attention_heads"],
+        "attention.head_count_kv": config["num_key_value_heads"],
+        "attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
+        "vocab_size": config["vocab_size"],
+        **model.keys,
+    }
+    prefixed = {f"{model.architecture}.{key}": value for key, value in keys.items()}
+    return {"general.architecture": model.architecture, "general.name": model.name, **prefixed}
+
+
+def write_model(model: TinyModel, folder: Path) -> Path:
+    """Writes the model as a float32 GGUF file and returns its path."""
+    path = folder / f"{model.name}.gguf"
+    return write_gguf(path, gguf_metadata(model), gguf_tensors(model))
+
+
+def by_name(name: str) -> TinyModel:
+    """The recipe of that name."""
+    return next(model for model in MODELS if model.name == name)
