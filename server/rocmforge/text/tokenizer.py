@@ -147,6 +147,11 @@ class Tokenizer:
         """Text and bytes of every token by id; empty for control tokens if `skip_special`."""
         return self._shown_pieces if skip_special else self._all_pieces
 
+    def special_tokens(self) -> dict[str, str]:
+        """What chat templates know as `bos_token` and `eos_token`."""
+        named = {"bos_token": self.bos_id, "eos_token": next(iter(self.eos_ids), None)}
+        return {name: self._tokens[index] for name, index in named.items() if index is not None}
+
     def token(self, token_id: int) -> str:
         """A token as the file spells it."""
         return self._tokens[self._checked(token_id)]
