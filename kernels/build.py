@@ -87,12 +87,12 @@ class Builder:
                 self._compile(unit, target, scratch)
         return Product(unit, target, directory)
 
-    def interfaces(self, unit: Unit) -> dict[str, Interface]:
-        """How the kernels of a unit are launched, by name."""
-        directory = self._directory(unit, "interface", {})
+    def interfaces(self, unit: Unit, wave: int) -> dict[str, Interface]:
+        """How the kernels of a unit are launched where a wave has this many lanes, by name."""
+        directory = self._directory(unit, f"interface-w{wave}", {"wave": wave})
         if not directory.exists():
             with self._filling(directory) as scratch:
-                self._compiler.interface(unit, scratch / "unit.ll")
+                self._compiler.interface(unit, wave, scratch / "unit.ll")
         return parse_ir((directory / "unit.ll").read_text())
 
     def _directory(self, unit: Unit, group: str, options: dict[str, Any]) -> Path:
@@ -108,7 +108,7 @@ class Builder:
         return _Scratch(directory)
 
     def _compile(self, unit: Unit, target: Target, scratch: Path) -> None:
-        interfaces = self.interfaces(unit)
+        interfaces = self.interfaces(unit, target.wave)
         output = scratch / unit.name
         resources: dict[str, dict[str, int]] = {}
         if target.platform is Platform.AMD:
@@ -211,14 +211,23 @@ def check_table(sources: Iterable[Source], builder: Builder) -> None:
     """Compares the kernels named in kernels.toml with those the sources define.
 
     Raises:
-        InterfaceError: they differ.
+        InterfaceError: they differ, or a kernel's arguments depend on the size of a wave.
     """
     for source in sources:
-        defined = {name for unit in source.units for name in builder.interfaces(unit)}
-        if defined != source.kernels:
+        narrow, wide = (
+            {
+                name: interface.args
+                for unit in source.units
+                for name, interface in builder.interfaces(unit, wave).items()
+            }
+            for wave in (32, 64)
+        )
+        if narrow != wide:
+            raise InterfaceError(f"{source.name}.hip: the interface depends on the wave size")
+        if narrow.keys() != source.kernels:
             raise InterfaceError(
-                f"kernels.toml: [{source.name}] lists {sorted(source.kernels - defined)} which "
-                f"its source lacks, and lacks {sorted(defined - source.kernels)}"
+                f"kernels.toml: [{source.name}] lists {sorted(source.kernels - narrow.keys())} "
+                f"which its source lacks, and lacks {sorted(narrow.keys() - source.kernels)}"
             )
 
 
@@ -239,7 +248,8 @@ def build(
     sources = read_table()
     units = [unit for source in sources for unit in source.units]
     with ThreadPoolExecutor(jobs) as pool:
-        list(pool.map(builder.interfaces, units))
+        waves = (32, 64) * len(units)
+        list(pool.map(builder.interfaces, [unit for unit in units for _ in (32, 64)], waves))
         check_table(sources, builder)
         tasks = [(unit, target) for target in targets for unit in units]
         products = list(pool.map(lambda task: builder.product(*task), tasks))

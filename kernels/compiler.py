@@ -65,9 +65,10 @@ class Compiler:
     lld: tuple[str, ...]
     version: str
 
-    def interface(self, unit: Unit, output: Path) -> None:
+    def interface(self, unit: Unit, wave: int, output: Path) -> None:
         """Writes the LLVM IR of the unoptimised unit, which tells the types of arguments."""
-        reference = Target("gfx1100", Platform.AMD, 32, cpu="gfx1100")
+        cpu = {32: "gfx1100", 64: "gfx942"}[wave]
+        reference = Target(cpu, Platform.AMD, wave, cpu)
         self._front_end(unit, reference, ("-emit-llvm", "-O0"), output)
 
     def amd(self, unit: Unit, target: Target, output: Path) -> None:

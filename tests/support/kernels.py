@@ -255,7 +255,7 @@ class _BuiltImages:
         if len(source.units) == 1:
             return source.units[0]
         for unit in source.units:
-            if kernel in self._builder.interfaces(unit):
+            if kernel in self._builder.interfaces(unit, self._target.wave):
                 return unit
         raise KernelFault(f"no unit of {source.name}.hip defines {kernel}")
 

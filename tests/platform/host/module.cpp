@@ -62,14 +62,15 @@ std::unique_ptr<Module> Module::load(const void* image, hipError_t& error) {
   const std::string path = format("/proc/self/fd/%d", file);
   registered.clear();
   void* library = written ? dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL) : nullptr;
-  if (file >= 0) close(file);
   if (!library) {
+    if (file >= 0) close(file);
     report_call(format("hipModuleLoadData: %s", written ? dlerror() : "cannot store the image"));
     error = hipErrorSharedObjectInitFailed;
     return nullptr;
   }
   std::unique_ptr<Module> module(new Module);
   module->library_ = library;
+  module->file_ = file;
   module->read_segments(image);
   for (SharedArray& array : registered) {
     if (SharedMemory* memory = module->shared_at(array.begin)) memory->add(std::move(array));
@@ -77,7 +78,10 @@ std::unique_ptr<Module> Module::load(const void* image, hipError_t& error) {
   return module;
 }
 
-Module::~Module() { dlclose(library_); }
+Module::~Module() {
+  dlclose(library_);
+  close(file_);
+}
 
 void Module::read_segments(const void* image) {
   link_map* map = nullptr;

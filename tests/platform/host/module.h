@@ -44,6 +44,7 @@ class Module {
   void read_segments(const void* image);
 
   void* library_ = nullptr;
+  int file_ = -1;  // stays open: its number is in the name by which the loader knows the library
   std::vector<Segment> segments_;
   std::vector<std::unique_ptr<SharedMemory>> static_lds_;
   std::unique_ptr<SharedMemory> dynamic_lds_;
