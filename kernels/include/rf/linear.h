@@ -16,9 +16,13 @@ struct Outputs {
     return activation == kNotGated ? (width + kRowAlign - 1) / kRowAlign * kRowAlign
                                    : (width + kGateRows - 1) / kGateRows * kRowAlign;
   }
-  // Column that stored row `row` belongs to; a gate row's up row is kGateRows further.
+  // Column that stored row `row` belongs to.
   __device__ __forceinline__ int column(int row) const {
     return activation == kNotGated ? row : row / kRowAlign * kGateRows + row % kGateRows;
+  }
+  // Stored row of the gate of `column`; its up row is kGateRows further.
+  static __device__ __forceinline__ int gate_row(int column) {
+    return column / kGateRows * kRowAlign + column % kGateRows;
   }
 };
 

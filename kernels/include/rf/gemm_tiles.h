@@ -1,0 +1,186 @@
+// The tiles of A and of weights that a GEMM block keeps in LDS, and how they get there.
+//
+// A tile holds 32 values of K, as halves, for each of its rows: four chunks of 16 bytes. Two rows
+// are as wide as the banks of LDS. A lane that writes goes along its row, lanes that read go down
+// the rows; the chunk's position depends on the row such that neither meets a bank conflict.
+#pragma once
+
+#include "rf/act.h"
+#include "rf/formats.h"
+
+namespace rf {
+
+inline constexpr int kTileK = kUnit;
+inline constexpr int kTileChunks = kTileK / 8;
+
+struct HalfTile {
+  U4* chunks;  // LDS, kTileChunks a row
+
+  __device__ __forceinline__ U4& operator()(int row, int chunk) const {
+    return chunks[row * kTileChunks + (chunk ^ (row / 2 % kTileChunks))];
+  }
+};
+
+// Copies a tile of activations [rows, K] at a time: asynchronously where the target can, else
+// through registers, so that the loads run while the block computes.
+template <int kRows, int kThreads>
+class ActivationTile {
+ public:
+  // The tile of rows first_row ..; rows beyond the last are the last again.
+  __device__ __forceinline__ ActivationTile(const half* x, int first_row, int rows, int units) {
+#pragma unroll
+    for (int i = 0; i < kCopies; ++i) {
+      const int64_t row = min(first_row + row_of(i), rows - 1);
+      from_[i] = x + row * units * kUnit + chunk_of(i) * 8;
+    }
+  }
+
+  __device__ __forceinline__ void start(int unit, HalfTile tile) {
+#pragma unroll
+    for (int i = 0; i < kCopies; ++i) {
+      if (!in_tile(i)) continue;
+      const half* from = from_[i] + static_cast<int64_t>(unit) * kUnit;
+      if constexpr (kHasAsyncCopy) {
+        async_copy16(&tile(row_of(i), chunk_of(i)), from);
+      } else {
+        copied_[i] = *reinterpret_cast<const U4*>(from);
+      }
+    }
+  }
+
+  // After this and a barrier, the tile that start() was given is complete.
+  __device__ __forceinline__ void finish(HalfTile tile) {
+    if constexpr (kHasAsyncCopy) {
+      async_wait();
+    } else {
+#pragma unroll
+      for (int i = 0; i < kCopies; ++i) {
+        if (in_tile(i)) tile(row_of(i), chunk_of(i)) = copied_[i];
+      }
+    }
+  }
+
+ private:
+  static constexpr int kChunks = kRows * kTileChunks;
+  static constexpr int kCopies = (kChunks + kThreads - 1) / kThreads;
+
+  static __device__ __forceinline__ int index(int i) { return threadIdx.x + i * kThreads; }
+  static __device__ __forceinline__ int row_of(int i) { return index(i) / kTileChunks; }
+  static __device__ __forceinline__ int chunk_of(int i) { return index(i) % kTileChunks; }
+  static __device__ __forceinline__ bool in_tile(int i) {
+    return kChunks % kThreads == 0 || index(i) < kChunks;
+  }
+
+  const half* from_[kCopies];
+  U4 copied_[kCopies];
+};
+
+// Eight weights of a quantised unit as halves: elements 8 c to 8 c + 7 of unit u.
+template <class Format>
+__device__ __forceinline__ U4 half_weights(const typename Format::Chunk& chunk,
+                                           const Scales<Format::kScales>& scales, int u, int c) {
+  // A byte under the exponent of 1024 is the half 1024 + byte, exactly.
+  constexpr uint32_t kExponent = 0x64646464u;
+  constexpr uint32_t kFlipSigns = Format::kSigned ? 0x80808080u : 0u;
+  constexpr float kZero = 1024.0f + (Format::kSigned ? 128.0f : Format::kZero);
+  const int part = c * Format::kScales / kTileChunks;
+  const half scale = to_half(scales.scale[part]);
+  const half offset = to_half(scales.offset[part]);
+  U4 halves;
+#pragma unroll
+  for (int k = 0; k < 2; ++k) {
+    const uint32_t codes = Format::code(chunk, u, 2 * c + k) ^ kFlipSigns;
+#pragma unroll
+    for (int pair = 0; pair < 2; ++pair) {
+      const uint32_t bytes = byte_select(codes, kExponent, pair ? 0x04030402u : 0x04010400u);
+      const Half2 code = unpack::as_halves(bytes) - to_half(kZero);
+      Half2 weights = code * scale;
+      if constexpr (Format::kOffset) weights += offset;
+      halves[2 * k + pair] = __builtin_bit_cast(uint32_t, weights);
+    }
+  }
+  return halves;
+}
+
+// Calls write(c) for the chunks of a tile row that belong to part `part` of kParts.
+template <int kParts, class Write>
+__device__ __forceinline__ void for_chunks_of_part(int part, Write write) {
+  static_assert(kParts == 1 || kParts == 2);
+  if (kParts == 1 || part == 0) {
+    write(0);
+    write(1);
+  }
+  if (kParts == 1 || part == 1) {
+    write(2);
+    write(3);
+  }
+}
+
+// Brings the weights of one stored row to LDS, a unit at a time; kParts threads share the row.
+template <class Format, int kParts>
+class WeightRow {
+ public:
+  static constexpr int kUnits = Format::kUnits;
+
+  __device__ __forceinline__ WeightRow(Planes planes, int units, int part)
+      : row_(Format::of(planes, units)), last_(units / kUnits - 1), part_(part) {}
+
+  // Loads `unit`, which is even if a chunk has two units; the one after comes with it then.
+  __device__ __forceinline__ void load(int unit) { chunk_ = row_.load(min(unit / kUnits, last_)); }
+
+  // Writes unit kU of what was loaded last. `unit` is its place in the row.
+  template <int kU>
+  __device__ __forceinline__ void put(int unit, HalfTile tile, int tile_row) const {
+    const auto scales = Format::scales(chunk_, unit / kUnits % 4, kU);
+    for_chunks_of_part<kParts>(
+        part_, [&](int c) { tile(tile_row, c) = half_weights<Format>(chunk_, scales, kU, c); });
+  }
+
+ private:
+  Format row_;
+  int last_;
+  int part_;
+  typename Format::Chunk chunk_;
+};
+
+template <class T, int kParts>
+class WeightRow<Plain<T>, kParts> {
+ public:
+  static constexpr int kUnits = 1;
+
+  __device__ __forceinline__ WeightRow(Planes planes, int units, int part)
+      : row_(Plain<T>::of(planes, units)), last_(units - 1), part_(part) {}
+
+  __device__ __forceinline__ void load(int unit) {
+    const int first = min(unit, last_) * kUnitItems;
+    for_chunks_of_part<kParts>(part_, [&](int c) {
+      for (int i = 0; i < kChunkItems; ++i) {
+        items_[c * kChunkItems + i] = row_.items[first + c * kChunkItems + i];
+      }
+    });
+  }
+
+  template <int kU>
+  __device__ __forceinline__ void put(int, HalfTile tile, int tile_row) const {
+    for_chunks_of_part<kParts>(part_, [&](int c) {
+      Vec<half, 8> halves;
+      for (int i = 0; i < 8; ++i) {
+        const U4 item = items_[c * kChunkItems + i / kPerItem];
+        halves[i] = act_half(Plain<T>::value(item, i % kPerItem));
+      }
+      tile(tile_row, c) = __builtin_bit_cast(U4, halves);
+    });
+  }
+
+ private:
+  static constexpr int kPerItem = Plain<T>::kPerItem;
+  static constexpr int kChunkItems = 8 / kPerItem;
+  static constexpr int kUnitItems = kUnit / kPerItem;
+
+  Plain<T> row_;
+  int last_;
+  int part_;
+  U4 items_[kUnitItems];
+};
+
+}  // namespace rf
