@@ -6,8 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-
-from rocmforge.text.template import ChatTemplate
+from functools import cache
 
 from rocmforge.api.metrics import Metrics
 from rocmforge.api.service import Service
@@ -21,6 +20,7 @@ from rocmforge.engine.params import (
 )
 from rocmforge.engine.status import EngineState, EngineStats, EngineStatus
 from rocmforge.errors import RocmForgeError
+from rocmforge.text.template import ChatTemplates
 from rocmforge.text.tokenizer import Tokenizer
 from tests.api import tiny
 
@@ -171,15 +171,22 @@ class FakeEngine:
         return handle
 
 
-def make_service(engine: FakeEngine, **changes: object) -> Service:
-    """A service on the tiny tokenizer."""
+@cache
+def tiny_text() -> tuple[Tokenizer, ChatTemplates]:
+    """The tiny tokenizer and its template; both are immutable."""
     data = tiny.metadata()
     tokenizer = Tokenizer.from_metadata(data)
+    return tokenizer, ChatTemplates.from_metadata(data, tokenizer)
+
+
+def make_service(engine: FakeEngine, **changes: object) -> Service:
+    """A service on the tiny tokenizer."""
+    tokenizer, templates = tiny_text()
     service = Service(
         model="tiny",
         aliases=("org/tiny-alias",),
         tokenizer=tokenizer,
-        template=ChatTemplate.from_metadata(data, tokenizer),
+        templates=templates,
         engine=engine,
         metrics=Metrics("tiny", lambda: engine.status),
         clock=lambda: 1_700_000_000.5,

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import uvicorn
 import uvloop
-from rocmforge.text.template import ChatTemplate
 
 from rocmforge.api.app import build_app
 from rocmforge.api.metrics import Metrics
@@ -20,6 +19,7 @@ from rocmforge.api.settings import ApiSettings
 from rocmforge.backend.protocol import LoadOptions
 from rocmforge.engine.client import AsyncEngine
 from rocmforge.engine.config import EngineConfig
+from rocmforge.text.template import ChatTemplates
 from rocmforge.text.tokenizer import Tokenizer
 from tests.api import tiny
 
@@ -48,7 +48,7 @@ async def serve(arguments: argparse.Namespace) -> None:
         model="tiny",
         aliases=(),
         tokenizer=tokenizer,
-        template=ChatTemplate.from_metadata(data, tokenizer),
+        templates=ChatTemplates.from_metadata(data, tokenizer),
         engine=engine,
         metrics=Metrics("tiny", lambda: engine.status),
     )

@@ -22,7 +22,13 @@ from rocmforge.api.schema import (
 )
 from rocmforge.api.service import Service
 from rocmforge.engine.params import SamplingParams
-from rocmforge.errors import ContextLengthExceeded, InvalidParameter, UnsupportedFeature
+from rocmforge.errors import (
+    BadTemplate,
+    ContextLengthExceeded,
+    InvalidParameter,
+    UnsupportedFeature,
+)
+from rocmforge.text.template import encode_prompt
 
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's for /v1/completions
 MAX_STOP_STRINGS = 16
@@ -116,12 +122,6 @@ def chat_prompt(
     continue_final_message: bool | None,
 ) -> tuple[int, ...]:
     """A conversation as token ids, through the model's chat template."""
-    if service.template is None:
-        raise UnsupportedFeature(
-            "This model has no chat template. Use /v1/completions, or start the server with "
-            "--chat-template.",
-            param="messages",
-        )
     if not messages:
         raise InvalidParameter("'messages' must not be empty.", param="messages")
     if add_generation_prompt is None:
@@ -136,13 +136,17 @@ def chat_prompt(
             "'continue_final_message' needs the last message to be the assistant's.",
             param="continue_final_message",
         )
-    rendered = service.template.render(
-        [_template_message(message, f"messages[{i}]") for i, message in enumerate(messages)],
-        add_generation_prompt=add_generation_prompt,
-        continue_final_message=bool(continue_final_message),
-        arguments=template_arguments or {},
-    )
-    return tuple(rendered.encode(service.tokenizer))
+    prepared = [_template_message(m, f"messages[{i}]") for i, m in enumerate(messages)]
+    try:
+        rendered = service.templates.select().render(
+            prepared,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=bool(continue_final_message),
+            variables=template_arguments,
+        )
+    except BadTemplate as error:  # it worked when the model was loaded: this input is too much
+        raise InvalidParameter(error.message, param="messages") from error
+    return tuple(encode_prompt(service.tokenizer, rendered))
 
 
 def check_token_ids(service: Service, ids: Sequence[int], param: str) -> None:
@@ -280,23 +284,14 @@ def _completion_prompt(service: Service, prompt: str | list[int]) -> tuple[int, 
 
 def _template_message(message: Message, path: str) -> dict[str, Any]:
     """A message as chat templates know it: plain values, absent fields left out."""
-    # `developer` is what OpenAI calls a system message for its reasoning models.
-    role = "system" if message.role == "developer" else message.role
-    result: dict[str, Any] = {"role": role, "content": _text(message.content, path)}
     if message.content is None and message.role != "assistant":
         raise InvalidParameter(f"'{path}.content' must not be null.", param=f"{path}.content")
+    # `developer` is what OpenAI calls a system message for its reasoning models.
+    role = "system" if message.role == "developer" else message.role
+    result: dict[str, Any] = {"role": role, "content": _content(message.content, path)}
     if message.tool_calls:
-        result["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": call.type,
-                "function": {
-                    "name": call.function.name,
-                    "arguments": _arguments(call.function.arguments, f"{path}.tool_calls[{i}]"),
-                },
-            }
-            for i, call in enumerate(message.tool_calls)
-        ]
+        # Arguments stay JSON text, valid or not: a model wrote them, and the client only repeats.
+        result["tool_calls"] = msgspec.to_builtins(message.tool_calls)
     for name in ("name", "tool_call_id", "reasoning_content"):
         value = getattr(message, name)
         if value is not None:
@@ -304,10 +299,10 @@ def _template_message(message: Message, path: str) -> dict[str, Any]:
     return result
 
 
-def _text(content: str | list[ContentPart] | None, path: str) -> str:
+def _content(content: str | list[ContentPart] | None, path: str) -> str | list[dict[str, str]]:
     if content is None or isinstance(content, str):
         return content or ""
-    texts = []
+    parts = []
     for i, part in enumerate(content):
         where = f"{path}.content[{i}]"
         if part.type != "text":
@@ -316,15 +311,5 @@ def _text(content: str | list[ContentPart] | None, path: str) -> str:
             )
         if part.text is None:
             raise InvalidParameter(f"'{where}.text' is missing.", param=f"{where}.text")
-        texts.append(part.text)
-    return "".join(texts)
-
-
-def _arguments(arguments: str, path: str) -> Any:
-    """Templates want the arguments of a call as an object, the wire has them as JSON text."""
-    try:
-        return msgspec.json.decode(arguments or "{}")
-    except (msgspec.DecodeError, RecursionError):
-        raise InvalidParameter(
-            f"'{path}.function.arguments' must be JSON.", param=f"{path}.function.arguments"
-        ) from None
+        parts.append({"type": "text", "text": part.text})
+    return parts

@@ -15,7 +15,7 @@ from rocmforge.api.metrics import Metrics
 from rocmforge.engine.params import SamplingParams, TokenEvent
 from rocmforge.engine.status import EngineStatus
 from rocmforge.errors import ModelNotFound, NotReady
-from rocmforge.text.template import ChatTemplate
+from rocmforge.text.template import ChatTemplates
 from rocmforge.text.tokenizer import Tokenizer
 
 P = ParamSpec("P")
@@ -70,7 +70,7 @@ class Service:
     model: str  # the name answers carry
     aliases: tuple[str, ...]  # other names requests may use
     tokenizer: Tokenizer
-    template: ChatTemplate | None  # None: the model has none, so no chat
+    templates: ChatTemplates
     engine: Engine
     metrics: Metrics
     clock: Callable[[], float] = time.time  # seconds since the epoch

@@ -1,0 +1,124 @@
+"""/health, /ready, /version and /v1/models, while the engine comes and goes."""
+
+from __future__ import annotations
+
+import pytest
+
+from rocmforge import __version__
+from rocmforge.engine.status import EngineState
+from rocmforge.errors import Draining, NotReady
+from tests.api.conftest import Client
+from tests.api.fake_engine import MAX_CONTEXT, FakeEngine
+
+
+def test_a_ready_server_says_so(client: Client) -> None:
+    response = client.get("/ready")
+    assert response.status_code == 200
+    assert response.json()["state"] == "ready"
+
+
+def test_loading_is_a_503_with_progress(client: Client, engine: FakeEngine) -> None:
+    engine.state, engine.runner = EngineState.LOADING, None
+    response = client.get("/ready")
+    assert response.status_code == 503
+    assert int(response.headers["retry-after"]) >= 1
+    assert response.json() == {
+        "ready": False,
+        "state": "loading",
+        "stage": "weights",
+        "progress": 0.25,
+        "restarts": 0,
+    }
+
+
+@pytest.mark.parametrize(
+    "state", [EngineState.RESTARTING, EngineState.DRAINING, EngineState.STOPPED]
+)
+def test_an_engine_that_takes_no_requests_is_not_ready(
+    client: Client, engine: FakeEngine, state: EngineState
+) -> None:
+    engine.state = state
+    assert client.get("/ready").status_code == 503
+
+
+@pytest.mark.parametrize("state", list(EngineState))
+def test_the_http_side_is_alive_whatever_the_engine_does(
+    client: Client, engine: FakeEngine, state: EngineState
+) -> None:
+    engine.state, engine.runner = state, None
+    response = client.get("/health")
+    assert response.status_code == 200
+    assert response.json()["engine"] == state.value
+
+
+def test_health_names_the_backend_and_owns_up_to_a_fallback(
+    client: Client, engine: FakeEngine
+) -> None:
+    engine.is_fallback = True
+    body = client.get("/health").json()
+    assert (body["backend"], body["device"]) == ("fake", "fake device")
+    assert body["is_fallback"] is True
+    assert body["fallback_reason"] == "no GPU"
+
+
+def test_requests_while_loading_are_a_503_with_retry_after(
+    client: Client, engine: FakeEngine
+) -> None:
+    engine.state, engine.runner = EngineState.LOADING, None
+    response = client.post("/v1/completions", json={"model": "tiny", "prompt": "hello"})
+    assert response.status_code == 503
+    assert response.headers["retry-after"] == "5"
+    assert response.json()["error"]["code"] == "model_not_ready"
+
+
+@pytest.mark.parametrize(
+    ("refusal", "code"),
+    [
+        (NotReady("restarting", retry_after_s=5), "model_not_ready"),
+        (Draining("bye", retry_after_s=5), "shutting_down"),
+    ],
+)
+def test_an_engine_that_refuses_is_a_503(
+    client: Client, engine: FakeEngine, refusal: NotReady | Draining, code: str
+) -> None:
+    engine.refuses = refusal
+    response = client.post("/v1/completions", json={"model": "tiny", "prompt": "hello"})
+    assert response.status_code == 503
+    assert response.json()["error"]["code"] == code
+
+
+def test_the_version_is_the_packages(client: Client) -> None:
+    assert client.get("/version").json() == {"version": __version__}
+
+
+def test_models_are_listed_under_all_names(client: Client) -> None:
+    body = client.get("/v1/models").json()
+    assert body["object"] == "list"
+    assert [card["id"] for card in body["data"]] == ["tiny", "org/tiny-alias"]
+    assert body["data"][1] == {
+        "id": "org/tiny-alias",
+        "object": "model",
+        "created": 1_600_000_000,
+        "root": "tiny",
+        "max_model_len": MAX_CONTEXT,
+        "owned_by": "rocmforge",
+    }
+
+
+@pytest.mark.parametrize("name", ["tiny", "org/tiny-alias", "org%2Ftiny-alias"])
+def test_one_model_is_shown_and_its_id_may_hold_a_slash(client: Client, name: str) -> None:
+    response = client.get(f"/v1/models/{name}")
+    assert response.status_code == 200
+    assert response.json()["root"] == "tiny"
+
+
+@pytest.mark.parametrize("name", ["other", "org/other", "tiny/more"])
+def test_a_model_that_is_not_served_is_a_404(client: Client, name: str) -> None:
+    response = client.get(f"/v1/models/{name}")
+    assert response.status_code == 404
+    assert response.json()["error"]["code"] == "model_not_found"
+
+
+def test_models_are_listed_while_loading(client: Client, engine: FakeEngine) -> None:
+    engine.state, engine.runner = EngineState.LOADING, None
+    assert client.get("/v1/models").json()["data"][0]["max_model_len"] is None
