@@ -8,6 +8,8 @@ import time
 from collections.abc import Sequence
 from itertools import count
 
+from msgspec import structs
+
 from rocmforge.backend.protocol import RunnerInfo
 from rocmforge.engine.client_handle import GenerationHandle
 from rocmforge.engine.client_process import EngineProcess
@@ -279,9 +281,13 @@ class AsyncEngine:
         return self._failure or EngineDied(f"The engine process {verdict}.")
 
     def _begin_restart(self) -> None:
+        """Takes no more requests once the process is known to end, before it has ended."""
         if self._phase is EngineState.READY:
             self._phase = EngineState.RESTARTING
             self._settled.clear()
+            self._stats = structs.replace(
+                self._stats, running=0, waiting=0, blocks_used=0, blocks_cached=0
+            )
 
     def _start_message(self) -> Start:
         config = self._config

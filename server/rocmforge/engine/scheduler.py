@@ -109,11 +109,9 @@ class Scheduler:
     def schedule(self, now_ns: int) -> list[Chunk]:
         """Decides the next step. No chunks: nothing can be computed before a result is known."""
         plan = Plan(self._limits)
-        preemptions = self.totals.preemptions
         self._continue_decodes(plan)
         self._continue_prefills(plan)
-        if self.totals.preemptions == preemptions:
-            self._admit(plan, now_ns)
+        self._admit(plan, now_ns)
         for chunk in plan.chunks:
             self._publish(chunk.sequence)
         return plan.chunks

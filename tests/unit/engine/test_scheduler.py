@@ -95,6 +95,15 @@ def test_a_request_that_does_not_fit_yet_is_not_overtaken() -> None:
     assert [step[0] for step in run_step(scheduler)] == [1, 2]
 
 
+def test_a_newcomer_leaves_a_block_for_each_running_sequence_to_grow_into() -> None:
+    scheduler = make(num_blocks=4, max_context=16)
+    add(scheduler, 0, 4, max_tokens=3)
+    add(scheduler, 1, 12, max_tokens=1)
+    ran = [[request_id for request_id, _, _ in run_step(scheduler)] for _ in range(4)]
+    assert ran == [[0], [0], [0], [1]]
+    assert scheduler.totals.preemptions == 0
+
+
 def test_the_newest_gives_way_and_comes_back_before_those_that_arrived_later() -> None:
     scheduler = make(limits(max_sequences=2), num_blocks=6, max_context=24)
     add(scheduler, 0, 7, max_tokens=12)
