@@ -19,7 +19,7 @@ from rocmforge.gguf.reader import open_gguf
 from rocmforge.models.architectures import read_config
 from rocmforge.models.weights import check_tensors
 from rocmforge.settings import Settings
-from rocmforge.text.template import ChatTemplate
+from rocmforge.text.template import ChatTemplates
 from rocmforge.text.tokenizer import Tokenizer
 
 
@@ -29,12 +29,12 @@ class ModelFront:
 
     path: Path
     tokenizer: Tokenizer
-    template: ChatTemplate | None
+    templates: ChatTemplates
     max_context: int  # tokens, as trained
 
 
 def read_front(path: Path, settings: Settings) -> ModelFront:
-    """Reads tokenizer and template, and refuses a model that the engine would refuse.
+    """Reads tokenizer and templates, and refuses a model that the engine would refuse.
 
     Raises:
         ModelLoadError: the file cannot be served; found before anything is started.
@@ -44,11 +44,12 @@ def read_front(path: Path, settings: Settings) -> ModelFront:
         config = read_config(file)
         check_tensors(config, file)
         tokenizer = Tokenizer.from_metadata(file.metadata)
-        if settings.chat_template is not None:
-            template = ChatTemplate(_read_template(settings.chat_template), tokenizer)
-        else:
-            template = ChatTemplate.from_metadata(file.metadata, tokenizer)
-    return ModelFront(path, tokenizer, template, config.max_context)
+        templates = ChatTemplates.from_metadata(
+            file.metadata,
+            tokenizer,
+            override=settings.chat_template and _read_template(settings.chat_template),
+        )
+    return ModelFront(path, tokenizer, templates, config.max_context)
 
 
 def build_engine(front: ModelFront, settings: Settings) -> AsyncEngine:
@@ -81,7 +82,7 @@ def build_service(front: ModelFront, engine: AsyncEngine, settings: Settings) ->
         model=model,
         aliases=tuple(aliases),
         tokenizer=front.tokenizer,
-        template=front.template,
+        templates=front.templates,
         engine=engine,
         metrics=Metrics(model, lambda: engine.status),
     )
