@@ -273,10 +273,7 @@ class RenderEnvironment(ImmutableSandboxedEnvironment):
 
     @pass_context
     def _finalize(self, _context: Context, value: Any) -> TrackedText:
-        if isinstance(value, TrackedText):
-            return value
-        text = self.text_of(value)
-        return TrackedText(text, bytes(len(text)))
+        return _tracked(self.text_of(value))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """An arithmetic operator."""
@@ -300,7 +297,8 @@ class RenderEnvironment(ImmutableSandboxedEnvironment):
             if __obj.__name__ == "join":
                 parts = __self.budget.listed(*args)
                 __self.budget.size(parts)
-                return _tracked(__self.joined(parts, owner))
+                __self.budget.text(sum(map(len, parts)) + len(owner) * len(parts))
+                return _tracked(owner.join(parts))
             __self.budget.str_method(owner, __obj.__name__, args or (kwargs.get("sep"),))
         result = super().call(__context, __obj, *args, **kwargs)
         # `{% call %}` puts out results as they are, and plain output is the template's own text.
@@ -326,8 +324,6 @@ class RenderEnvironment(ImmutableSandboxedEnvironment):
         return made
 
 
-def _tracked(text: str) -> Any:
-    """Text in which every character has its flag; plain text is not trusted. Markup stays."""
-    if isinstance(text, TrackedText) or hasattr(text, "__html__"):
-        return text
-    return TrackedText(text, bytes(len(text)))
+def _tracked(text: str) -> TrackedText:
+    """Text in which every character has its flag; plain text is not trusted."""
+    return text if isinstance(text, TrackedText) else TrackedText(text, bytes(len(text)))

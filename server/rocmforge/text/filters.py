@@ -12,7 +12,7 @@ from jinja2.runtime import Context, Undefined
 from jinja2.utils import _PassArg, pass_context
 
 from rocmforge.text.budget import LimitReached
-from rocmforge.text.tracked import joined
+from rocmforge.text.tracked import TrackedMarkup, escaped, joined, trust_of
 
 if TYPE_CHECKING:
     from rocmforge.text.dialect import RenderEnvironment
@@ -26,10 +26,7 @@ _SCALAR = [
     "center",
     "default",
     "d",
-    "e",
-    "escape",
     "float",
-    "forceescape",
     "format",
     "indent",
     "int",
@@ -38,7 +35,6 @@ _SCALAR = [
     "lower",
     "replace",
     "round",
-    "safe",
     "string",
     "title",
     "trim",
@@ -147,11 +143,7 @@ _SPECIFIC: Mapping[str, Callable[[RenderEnvironment, Any, Any, Any], None]] = {
         [
             "capitalize",
             "center",
-            "e",
-            "escape",
-            "forceescape",
             "lower",
-            "safe",
             "string",
             "title",
             "trim",
@@ -210,9 +202,28 @@ def _tojson(
     return joined(chunks)
 
 
+@pass_context
+def _safe(context: Context, value: Any) -> TrackedMarkup:
+    environment: RenderEnvironment = context.environment  # type: ignore[assignment]
+    text = environment.text_of(value)
+    return TrackedMarkup(text, trust_of(text))
+
+
+@pass_context
+def _escape(context: Context, value: Any) -> TrackedMarkup:
+    environment: RenderEnvironment = context.environment  # type: ignore[assignment]
+    text = environment.text_of(value)
+    environment.budget.text(6 * len(text))
+    text = escaped(text)
+    return TrackedMarkup(text, trust_of(text))
+
+
 FILTERS: Mapping[str, Filter] = {
     **{name: _checked(name) for name in (*_SCALAR, *_SHALLOW, *_DEEP)},
     "#each": _each,
+    "e": _escape,
+    "escape": _escape,
     "join": _join,
+    "safe": _safe,
     "tojson": _tojson,
 }

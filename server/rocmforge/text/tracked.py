@@ -35,47 +35,46 @@ class TrackedText(str):
         """Text that the template wrote."""
         return cls(text, _TRUSTED * len(text))
 
-    def __str__(self) -> Self:
+    def __str__(self) -> TrackedText:
         return self
 
-    def __getitem__(self, key: SupportsIndex | slice) -> TrackedText:
+    def __getitem__(self, key: SupportsIndex | slice) -> Self:
         span = key if isinstance(key, slice) else slice(key, int(key) + 1 or None)
         if not isinstance(key, slice):
             str.__getitem__(self, key)  # raises IndexError
-        return TrackedText(str.__getitem__(self, span), self._trust[span])
+        return type(self)(str.__getitem__(self, span), self._trust[span])
 
-    def __iter__(self) -> Iterator[TrackedText]:
+    def __iter__(self) -> Iterator[Self]:
         return (self[index] for index in range(len(self)))
 
     def __add__(self, other: str) -> TrackedText:
-        # Markup escapes what it is added to, and does so from its own side.
-        if not isinstance(other, str) or hasattr(other, "__html__"):
+        if not isinstance(other, str) or isinstance(other, TrackedMarkup):
             return NotImplemented
         return TrackedText(str.__add__(self, other), self._trust + trust_of(other))
 
     def __radd__(self, other: str) -> TrackedText:
-        if not isinstance(other, str) or hasattr(other, "__html__"):
+        if not isinstance(other, str):
             return NotImplemented
         return TrackedText(str.__add__(other, self), trust_of(other) + self._trust)
 
-    def __mul__(self, count: SupportsIndex) -> TrackedText:
-        return TrackedText(str.__mul__(self, count), self._trust * count)
+    def __mul__(self, count: SupportsIndex) -> Self:
+        return type(self)(str.__mul__(self, count), self._trust * count)
 
     __rmul__ = __mul__
 
-    def strip(self, chars: str | None = None, /) -> TrackedText:
+    def strip(self, chars: str | None = None, /) -> Self:
         return self.lstrip(chars).rstrip(chars)
 
-    def lstrip(self, chars: str | None = None, /) -> TrackedText:
+    def lstrip(self, chars: str | None = None, /) -> Self:
         return self[len(self) - len(str.lstrip(self, chars)) :]
 
-    def rstrip(self, chars: str | None = None, /) -> TrackedText:
+    def rstrip(self, chars: str | None = None, /) -> Self:
         return self[: len(str.rstrip(self, chars))]
 
-    def removeprefix(self, prefix: str, /) -> TrackedText:
+    def removeprefix(self, prefix: str, /) -> Self:
         return self[len(prefix) :] if self.startswith(prefix) else self
 
-    def removesuffix(self, suffix: str, /) -> TrackedText:
+    def removesuffix(self, suffix: str, /) -> Self:
         return self[: len(self) - len(suffix)] if self.endswith(suffix) else self
 
     def split(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:
@@ -127,7 +126,7 @@ class TrackedText(str):
 
     def _recased(self, text: str) -> str:
         # Changing case can lengthen a text, never shorten it, so equal length means one for one.
-        return TrackedText(text, self._trust) if len(text) == len(self) else text
+        return type(self)(text, self._trust) if len(text) == len(self) else text
 
     def _locate(self, pieces: Sequence[str], sep: str | None) -> list[str]:
         """The same pieces of this text, given in order, with their flags."""
@@ -145,6 +144,49 @@ class TrackedText(str):
             return (self[:missing], self[:0], self[missing:])
         end = start + len(sep)
         return (self[:start], self[start:end], self[end:])
+
+
+class TrackedMarkup(TrackedText):
+    """What the filter `safe` gives: a text that escapes HTML in whatever it is joined with.
+
+    Chat templates are not HTML, but some use `safe`, and Jinja then escapes.
+    """
+
+    __slots__ = ()
+
+    def __str__(self) -> TrackedText:
+        return TrackedText(str.__str__(self), self._trust)
+
+    def __html__(self) -> TrackedText:
+        return str(self)  # type: ignore[return-value]
+
+    def __add__(self, other: str) -> TrackedText:
+        return _markup(joined([self, escaped(other)])) if isinstance(other, str) else NotImplemented
+
+    def __radd__(self, other: str) -> TrackedText:
+        return _markup(joined([escaped(other), self])) if isinstance(other, str) else NotImplemented
+
+    def replace(self, old: str, new: str, count: SupportsIndex = -1, /) -> str:
+        return _markup(super().replace(old, escaped(new), count))
+
+    def join(self, items: Iterable[str], /) -> str:
+        return _markup(joined([escaped(item) for item in items], self))
+
+
+def _markup(text: str) -> TrackedMarkup:
+    return TrackedMarkup(text, trust_of(text))
+
+
+def escaped(text: str) -> str:
+    """Text in which the characters that mean something in HTML are written as entities."""
+    if isinstance(text, TrackedMarkup):
+        return text
+    for character, entity in _ENTITIES:
+        text = text.replace(character, entity)
+    return text
+
+
+_ENTITIES = (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ("'", "&#39;"), ('"', "&#34;"))
 
 
 def trust_of(text: str) -> bytes:
