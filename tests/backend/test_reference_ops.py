@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -89,7 +90,9 @@ def test_rms_norm_divides_by_the_root_of_the_mean_square() -> None:
         ),
     ],
 )
-def test_activations_follow_their_formulas(activation, formula) -> None:  # type: ignore[no-untyped-def]
+def test_activations_follow_their_formulas(
+    activation: Activation, formula: Callable[[float], float]
+) -> None:
     x = np.linspace(-20, 20, 41)
     np.testing.assert_allclose(ops.activate(x, activation), [formula(value) for value in x])
     extremes = ops.activate(np.array([-1e4, 1e4], np.float32), activation)

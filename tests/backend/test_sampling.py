@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from tests.backend.conftest import Load
 from tests.backend.driving import Chunk, Driver, Want
-from tests.backend.test_goldens import GOLDENS
-from tests.data.models.tiny_models import PROMPT
+from tests.data.models.tiny_models import PROMPT, goldens
 
-from rocmforge.backend.protocol import Float32Array
+Float64Array = npt.NDArray[np.float64]
 
 CHUNK = Chunk(tokens=PROMPT, blocks=[0, 1, 2])
 DRAWS = 3000
@@ -34,15 +33,16 @@ def draw(driver: Driver, wants: list[Want]) -> list[int]:
     return tokens
 
 
-def softmax(logits: np.ndarray[tuple[int], np.dtype[np.float64]]) -> Float32Array:
-    weights: Float32Array = np.exp(logits - logits.max()).astype(np.float32)
-    return weights / weights.sum()
+def softmax(logits: Float64Array) -> Float64Array:
+    weights = np.exp(logits - logits.max())
+    probabilities: Float64Array = weights / weights.sum()
+    return probabilities
 
 
-def assert_drawn_from(probabilities: Float32Array, tokens: list[int]) -> None:
+def assert_drawn_from(probabilities: Float64Array, tokens: list[int]) -> None:
     """Pearson's chi-square at five standard deviations; rare tokens are put together."""
-    counts = np.bincount(tokens, minlength=len(probabilities)).astype(np.float64)
-    expected = probabilities.astype(np.float64) * len(tokens)
+    counts = np.bincount(tokens, minlength=len(probabilities))
+    expected = probabilities * len(tokens)
     common = expected >= 5
     observed = np.append(counts[common], counts[~common].sum())
     hoped = np.append(expected[common], expected[~common].sum())
@@ -67,7 +67,7 @@ def test_draws_at_consecutive_positions_follow_the_softmax(driver: Driver) -> No
 def test_truncated_draws_follow_the_renormalised_softmax(driver: Driver) -> None:
     logprobs = driver.logprobs(CHUNK, [-1])[0].astype(np.float64)
     kept = np.argsort(-logprobs)[:7]
-    probabilities = np.zeros(97, np.float32)
+    probabilities = np.zeros(97)
     probabilities[kept] = softmax(logprobs[kept])
     wants = [Want(temperature=1.0, top_k=7, seed=seed) for seed in range(DRAWS)]
     assert_drawn_from(probabilities, draw(driver, wants))
@@ -105,7 +105,7 @@ def test_top_k_beyond_the_vocabulary_keeps_all(count: int, driver: Driver) -> No
 def test_top_p_draws_from_the_smallest_set_with_that_mass(mass: float, driver: Driver) -> None:
     temperature = 4.0
     logprobs = driver.logprobs(CHUNK, [-1])[0].astype(np.float64)
-    probabilities = softmax(logprobs / temperature).astype(np.float64)
+    probabilities = softmax(logprobs / temperature)
     order = np.argsort(-probabilities)
     size = int(np.searchsorted(np.cumsum(probabilities[order]), mass)) + 1
     wants = [Want(temperature=temperature, top_p=mass, seed=seed) for seed in range(DRAWS)]
@@ -126,7 +126,7 @@ def test_top_p_counts_the_mass_that_top_k_left(driver: Driver) -> None:
     logprobs = driver.logprobs(CHUNK, [-1])[0].astype(np.float64)
     temperature, count, mass = 6.0, 12, 0.5
     order = np.argsort(-logprobs)[:count]
-    probabilities = softmax(logprobs[order] / temperature).astype(np.float64)
+    probabilities = softmax(logprobs[order] / temperature)
     size = int(np.searchsorted(np.cumsum(probabilities), mass)) + 1
     wants = [
         Want(temperature=temperature, top_k=count, top_p=mass, seed=seed) for seed in range(DRAWS)
@@ -141,12 +141,12 @@ def test_a_tiny_temperature_is_greedy(driver: Driver) -> None:
 
 
 def penalised(
-    logits: np.ndarray[tuple[int], np.dtype[np.float64]],
+    logits: Float64Array,
     seen: Mapping[int, int],
     repetition: float,
     presence: float,
     frequency: float,
-) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+) -> Float64Array:
     """The penalties of the OpenAI API and of Keskar et al. 2019, restated token by token."""
     changed = logits.copy()
     for token, count in seen.items():
@@ -165,7 +165,7 @@ def test_penalties_change_the_greedy_token_as_restated(
     repetition: float, presence: float, frequency: float, driver: Driver
 ) -> None:
     # A runner shows log-probabilities only; penalties need to know where zero is.
-    logits = np.array(json.loads(GOLDENS.read_text())["llama"][-1])
+    logits = np.array(goldens("llama")["logits"][-1])
     order = np.argsort(-logits)
     seen = {int(token): place % 4 for place, token in enumerate(order[:30])}
     expected = int(penalised(logits, seen, repetition, presence, frequency).argmax())

@@ -71,7 +71,8 @@ def load_weights(
         UnsupportedTensor: One is missing, unexpected, of the wrong shape, or `convert` says so.
     """
     check_tensors(config, file)
-    total = sum(tensor.nbytes for tensor in file.tensors.values())
+    factors = (FREQUENCY_FACTORS, LONG_FACTORS, SHORT_FACTORS)  # of rope, not weights
+    total = sum(tensor.nbytes for name, tensor in file.tensors.items() if name not in factors)
     done = 0
 
     def take(name: str, slots: tuple[str, ...]) -> dict[str, W]:
@@ -147,6 +148,7 @@ def _expected(config: ModelConfig) -> tuple[dict[str, tuple[int, ...]], list[str
     scaling = config.rope.scaling
     if scaling is not None and scaling.kind is RopeScalingKind.LONGROPE:
         shapes[LONG_FACTORS] = shapes[SHORT_FACTORS] = factors
+        required += [LONG_FACTORS, SHORT_FACTORS]
     else:
         shapes[FREQUENCY_FACTORS] = factors
     return shapes, required

@@ -1,4 +1,4 @@
-"""Records the logits that Transformers computes for the tiny models.
+"""Records what Transformers computes for the tiny models: logits, and rope frequencies.
 
 Run by hand from the root of the repository, with torch and transformers installed:
 
@@ -8,24 +8,23 @@ Run by hand from the root of the repository, with torch and transformers install
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import torch
-import transformers
-from tests.data.models.tiny_models import (
-    GOLDEN_ROWS,
-    MODELS,
-    PROMPT,
-    TinyModel,
-    hf_weights,
-)
+from tests.data.models.tiny_models import GOLDEN_ROWS, MODELS, PROMPT, TinyModel, hf_weights
+
+# Not among the tools of this project, so type checking must not need them.
+torch = import_module("torch")
+transformers = import_module("transformers")
 
 GOLDENS = Path(__file__).with_name("goldens.json")
 
 
-def golden_logits(model: TinyModel) -> list[list[float]]:
-    """Logits after some tokens of the prompt, to seven significant digits."""
+def build(model: TinyModel) -> Any:
+    """Transformers' network with the recipe's weights."""
     config_name = "Gemma3TextConfig" if model.hf_class == "Gemma3" else f"{model.hf_class}Config"
     config = getattr(transformers, config_name)(**model.config, attn_implementation="eager")
     network = getattr(transformers, f"{model.hf_class}ForCausalLM")(config).eval()
@@ -33,21 +32,37 @@ def golden_logits(model: TinyModel) -> list[list[float]]:
     missing, unexpected = network.load_state_dict(weights, strict=False)
     assert not unexpected, unexpected
     assert set(missing) <= ({"lm_head.weight"} if model.is_tied else set()), missing
+    return network
+
+
+def golden(model: TinyModel) -> dict[str, Any]:
+    """Logits after some tokens of the prompt, and the rope frequencies used for it."""
+    network = build(model)
     with torch.no_grad():
         logits = network(torch.tensor([PROMPT])).logits[0].numpy()
-    return [[float(f"{value:.7g}") for value in logits[row]] for row in GOLDEN_ROWS]
+    rope = network.model.rotary_emb
+    prefix = "full_attention_" if model.hf_class == "Gemma3" else ""
+    found = {
+        "logits": [rounded(logits[row]) for row in GOLDEN_ROWS],
+        "frequencies": rounded(getattr(rope, f"{prefix}inv_freq")),
+        "attention_factor": float(getattr(rope, f"{prefix}attention_scaling")),
+    }
+    if prefix:
+        found["local_frequencies"] = rounded(rope.sliding_attention_inv_freq)
+    return found
+
+
+def rounded(values: Iterable[float]) -> list[float]:
+    """Seven significant digits: what float32 holds."""
+    return [float(f"{value:.7g}") for value in values]
 
 
 def main() -> None:
-    goldens = {model.name: golden_logits(model) for model in MODELS}
-    spread = {name: float(np.std(rows)) for name, rows in goldens.items()}
-    lines = [f" {json.dumps(name)}: {json.dumps(rows)}" for name, rows in goldens.items()]
-    about = {
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "numpy": np.__version__,
-    }
-    lines.insert(0, f' "about": {json.dumps(about)}')
+    goldens = {model.name: golden(model) for model in MODELS}
+    spread = {name: float(np.std(found["logits"])) for name, found in goldens.items()}
+    versions = {module.__name__: module.__version__ for module in (torch, transformers, np)}
+    lines = [f"{json.dumps(name)}: {json.dumps(found)}" for name, found in goldens.items()]
+    lines.insert(0, f'"about": {json.dumps(versions)}')
     GOLDENS.write_text("{\n" + ",\n".join(lines) + "\n}\n")
     print(f"{GOLDENS}: {GOLDENS.stat().st_size} bytes; spread of logits: {spread}")
 

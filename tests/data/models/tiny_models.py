@@ -7,6 +7,7 @@ logits; the tests write them as GGUF, the way llama.cpp's converter does, and co
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -466,6 +467,12 @@ def write_model(model: TinyModel, folder: Path) -> Path:
     """Writes the model as a float32 GGUF file and returns its path."""
     path = folder / f"{model.name}.gguf"
     return write_gguf(path, gguf_metadata(model), gguf_tensors(model))
+
+
+def goldens(name: str) -> dict[str, Any]:
+    """What Transformers computed for the model of that name; see make_goldens.py."""
+    found: dict[str, Any] = json.loads(Path(__file__).with_name("goldens.json").read_text())[name]
+    return found
 
 
 def by_name(name: str) -> TinyModel:

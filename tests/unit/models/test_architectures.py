@@ -1,0 +1,260 @@
+"""Configurations from metadata: facts of each architecture, and refusals that name the key."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.data.models.tiny_models import MODELS, TinyModel, by_name, gguf_metadata, write_model
+from tests.support.gguf_writer import Value, write_gguf
+
+from rocmforge.backend.ops import Activation
+from rocmforge.errors import BadGguf, UnsupportedArchitecture
+from rocmforge.gguf.reader import open_gguf
+from rocmforge.models.architectures import ARCHITECTURES, read_config
+from rocmforge.models.config import ModelConfig, RopeScaling, RopeScalingKind, RopeStyle
+from rocmforge.models.decoder import attention_specs
+
+
+def config_of(
+    folder: Path,
+    model: str = "llama",
+    changes: Mapping[str, Value] | None = None,
+    drop: Collection[str] = (),
+) -> ModelConfig:
+    """The configuration of a tiny model with changed and dropped keys of its architecture."""
+    metadata = gguf_metadata(by_name(model))
+    prefix = metadata["general.architecture"]
+    for key in drop:
+        del metadata[f"{prefix}.{key}"]
+    metadata |= {f"{prefix}.{key}": value for key, value in (changes or {}).items()}
+    path = write_gguf(folder / "model.gguf", metadata, {"x": np.zeros(32, np.float32)})
+    with open_gguf(path) as file:
+        return read_config(file)
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
+def test_sizes_are_those_of_the_file(model: TinyModel, tmp_path: Path) -> None:
+    with open_gguf(write_model(model, tmp_path)) as file:
+        config = read_config(file)
+    assert config.architecture == model.architecture
+    assert config.name == model.name
+    assert config.dim == model.config["hidden_size"]
+    assert config.ffn_dim == model.config["intermediate_size"]
+    assert config.num_layers == model.config["num_hidden_layers"] == len(config.windows)
+    assert config.num_heads == model.config["num_attention_heads"]
+    assert config.num_kv_heads == model.config["num_key_value_heads"]
+    assert config.head_dim == model.head_dim
+    assert config.vocab_size == model.config["vocab_size"]
+    assert config.norm_eps == pytest.approx(model.config["rms_norm_eps"])
+
+
+def test_every_architecture_has_a_tiny_model() -> None:
+    assert {model.architecture for model in MODELS} == set(ARCHITECTURES)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "style"),
+    [
+        ("llama", RopeStyle.NORMAL),
+        ("glm4", RopeStyle.NORMAL),
+        ("qwen2", RopeStyle.NEOX),
+        ("qwen3", RopeStyle.NEOX),
+        ("gemma2", RopeStyle.NEOX),
+        ("gemma3", RopeStyle.NEOX),
+        ("phi3", RopeStyle.NEOX),
+    ],
+)
+def test_rope_style(architecture: str, style: RopeStyle, tmp_path: Path) -> None:
+    assert config_of(tmp_path, architecture).rope.style is style
+
+
+def test_gemma2_alternates_windows_and_caps_scores(tmp_path: Path) -> None:
+    config = config_of(tmp_path, "gemma2", drop=("attention.sliding_window",))
+    assert config.windows == (4096, None, 4096)
+    assert (config.attention_softcap, config.logit_softcap) == (5.0, 3.0)
+    assert config.activation is Activation.GELU_TANH
+    assert config.embedding_scale == pytest.approx(math.sqrt(48))
+    assert not any(spec.local_rope for spec in attention_specs(config))
+
+
+def test_gemma3_has_a_full_layer_after_five_local_ones(tmp_path: Path) -> None:
+    config = config_of(tmp_path, "gemma3", drop=("rope.freq_base_swa",))
+    assert config.windows == (7, 7, 7, 7, 7, None, 7)
+    assert config.rope.local_theta == 10000.0
+    specs = attention_specs(config)
+    assert [spec.local_rope for spec in specs] == [window is not None for window in config.windows]
+
+
+def test_a_window_pattern_in_the_file_wins(tmp_path: Path) -> None:
+    flags = np.array([True, False, True, False, False, False, True])
+    config = config_of(tmp_path, "gemma3", {"attention.sliding_window_pattern": flags})
+    assert config.windows == (7, None, 7, None, None, None, 7)
+    config = config_of(tmp_path, "gemma3", {"attention.sliding_window_pattern": 3})
+    assert config.windows == (7, 7, None, 7, 7, None, 7)
+
+
+def test_gemma3_without_a_window_is_full_everywhere(tmp_path: Path) -> None:
+    config = config_of(tmp_path, "gemma3", drop=("attention.sliding_window",))
+    assert config.windows == (None,) * 7
+    assert not any(spec.local_rope for spec in attention_specs(config))
+
+
+def test_phi3_has_the_window_in_every_layer(tmp_path: Path) -> None:
+    assert config_of(tmp_path, "phi3").windows == (11, 11)
+    assert config_of(tmp_path, "phi3", {"attention.sliding_window": 0}).windows == (None, None)
+
+
+def test_llama_takes_no_window(tmp_path: Path) -> None:
+    assert config_of(tmp_path, changes={"attention.sliding_window": 8}).windows == (None, None)
+
+
+@pytest.mark.parametrize(("architecture", "layers"), [("gemma2", 46), ("gemma3", 62)])
+def test_the_largest_gemma_scales_scores_by_width_per_head(
+    architecture: str, layers: int, tmp_path: Path
+) -> None:
+    wide = config_of(tmp_path, architecture, {"block_count": layers})
+    assert wide.attention_scale == pytest.approx((48 / 4) ** -0.5)
+    usual = config_of(tmp_path, architecture)
+    assert usual.attention_scale == pytest.approx(usual.head_dim**-0.5)
+
+
+def test_kv_heads_default_to_heads_and_head_size_to_its_share(tmp_path: Path) -> None:
+    config = config_of(tmp_path, drop=("attention.head_count_kv",))
+    assert (config.num_kv_heads, config.head_dim) == (6, 8)
+
+
+def test_rope_defaults(tmp_path: Path) -> None:
+    rope = config_of(tmp_path, drop=("rope.freq_base", "rope.dimension_count")).rope
+    assert (rope.theta, rope.dim, rope.local_theta, rope.scaling) == (10000.0, 8, None, None)
+
+
+def test_yarn_gain_defaults_to_the_papers_and_extends_the_context(tmp_path: Path) -> None:
+    config = config_of(
+        tmp_path,
+        changes={
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 4.0,
+            "rope.scaling.original_context_length": 64,
+        },
+    )
+    assert config.rope.scaling == RopeScaling(
+        kind=RopeScalingKind.YARN,
+        factor=4.0,
+        original_context=64,
+        attention_factor=0.1 * math.log(4) + 1,
+    )
+    assert config.max_context == 256
+
+
+def test_linear_scaling_may_be_under_its_old_key(tmp_path: Path) -> None:
+    scaling = config_of(tmp_path, changes={"rope.scale_linear": 2.0}).rope.scaling
+    assert scaling is not None
+    assert (scaling.kind, scaling.factor) == (RopeScalingKind.LINEAR, 2.0)
+
+
+def test_scaling_by_one_and_none_are_no_scaling(tmp_path: Path) -> None:
+    assert config_of(tmp_path, changes={"rope.scaling.factor": 1.0}).rope.scaling is None
+    changes: dict[str, Value] = {"rope.scaling.type": "none", "rope.scaling.factor": 4.0}
+    assert config_of(tmp_path, changes=changes).rope.scaling is None
+
+
+def test_vocabulary_is_counted_where_a_tokenizer_is_present(tmp_path: Path) -> None:
+    metadata = gguf_metadata(by_name("llama"))
+    del metadata["llama.vocab_size"]
+    metadata["tokenizer.ggml.tokens"] = ["a", "b", "c"]
+    path = write_gguf(tmp_path / "model.gguf", metadata, {"x": np.zeros(32, np.float32)})
+    with open_gguf(path) as file:
+        assert read_config(file).vocab_size == 3
+
+
+def test_a_vocabulary_that_contradicts_the_tokenizer_is_refused(tmp_path: Path) -> None:
+    metadata = gguf_metadata(by_name("llama"))
+    metadata["tokenizer.ggml.tokens"] = ["a", "b", "c"]
+    path = write_gguf(tmp_path / "model.gguf", metadata, {"x": np.zeros(32, np.float32)})
+    with open_gguf(path) as file, pytest.raises(BadGguf, match=r"llama\.vocab_size.*97.*3 tokens"):
+        read_config(file)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "embedding_length",
+        "feed_forward_length",
+        "block_count",
+        "context_length",
+        "attention.head_count",
+        "attention.layer_norm_rms_epsilon",
+        "vocab_size",
+    ],
+)
+def test_a_missing_key_is_named(key: str, tmp_path: Path) -> None:
+    with pytest.raises(BadGguf, match=rf"llama\.{key}"):
+        config_of(tmp_path, drop=(key,))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("embedding_length", 0),
+        ("block_count", 0),
+        ("attention.head_count_kv", 4),  # does not divide the six heads
+        ("attention.head_count", 5),  # does not divide the width
+        ("attention.value_length", 7),
+        ("attention.layer_norm_rms_epsilon", 0.0),
+        ("attention.layer_norm_rms_epsilon", math.nan),
+        ("attn_logit_softcapping", -1.0),
+        ("final_logit_softcapping", math.inf),
+        ("rope.dimension_count", 7),
+        ("rope.dimension_count", 10),
+        ("rope.freq_base", 0.0),
+        ("rope.freq_base_swa", 5.0),
+        ("rope.scaling.factor", -2.0),
+        ("rope.scaling.factor", math.inf),
+        ("block_count", "two"),
+        ("block_count", 2.0),
+    ],
+)
+def test_a_senseless_value_is_refused_with_its_key(key: str, value: Value, tmp_path: Path) -> None:
+    with pytest.raises(BadGguf, match=rf"llama\.{key}"):
+        config_of(tmp_path, changes={key: value})
+
+
+def test_too_few_window_flags_are_refused(tmp_path: Path) -> None:
+    flags = np.array([True, False])
+    with pytest.raises(BadGguf, match=r"sliding_window_pattern.*2 flags for 7 layers"):
+        config_of(tmp_path, "gemma3", {"attention.sliding_window_pattern": flags})
+
+
+@pytest.mark.parametrize("architecture", ["mamba", "llama4", "gemma", "clip"])
+def test_an_unknown_architecture_is_refused_with_the_known_ones(
+    architecture: str, tmp_path: Path
+) -> None:
+    path = write_gguf(
+        tmp_path / "model.gguf",
+        {"general.architecture": architecture},
+        {"x": np.zeros(32, np.float32)},
+    )
+    with open_gguf(path) as file, pytest.raises(UnsupportedArchitecture) as caught:
+        read_config(file)
+    assert caught.value.architecture == architecture
+    assert set(ARCHITECTURES) == set(caught.value.supported)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("expert_count", 8),
+        ("nextn_predict_layers", 1),
+        ("rope.scaling.type", "dynamic"),
+        ("rope.dimension_sections", np.array([4, 2, 2, 0], np.int32)),
+    ],
+)
+def test_an_unsupported_feature_is_refused_with_its_key(
+    key: str, value: Value, tmp_path: Path
+) -> None:
+    with pytest.raises(UnsupportedArchitecture, match=key):
+        config_of(tmp_path, changes={"rope.scaling.factor": 2.0, key: value})

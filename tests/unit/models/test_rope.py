@@ -1,0 +1,73 @@
+"""Rope tables against Transformers' frequencies, and the choices that are ours."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.data.models.tiny_models import (
+    MODELS,
+    by_name,
+    gguf_metadata,
+    gguf_tensors,
+    goldens,
+    write_model,
+)
+from tests.support.gguf_writer import write_gguf
+
+from rocmforge.errors import UnsupportedTensor
+from rocmforge.gguf.reader import open_gguf
+from rocmforge.models.architectures import read_config
+from rocmforge.models.rope import RopeTables, load_rope_tables
+
+
+def tables_of(name: str, folder: Path, max_context: int = 128) -> RopeTables:
+    with open_gguf(write_model(by_name(name), folder)) as file:
+        return load_rope_tables(read_config(file), file, max_context)
+
+
+@pytest.mark.parametrize("name", [model.name for model in MODELS])
+def test_tables_hold_the_angles_of_transformers(name: str, tmp_path: Path) -> None:
+    expected = goldens(name)
+    table = tables_of(name, tmp_path).table
+    angles = np.arange(128)[:, None] * np.array(expected["frequencies"])
+    gain = expected["attention_factor"]
+    # Transformers rounds frequencies to float32, so angles differ by up to 128 * 6e-8 of theirs.
+    np.testing.assert_allclose(table.cos, gain * np.cos(angles), rtol=0, atol=2e-5)
+    np.testing.assert_allclose(table.sin, gain * np.sin(angles), rtol=0, atol=2e-5)
+    assert table.cos.dtype == table.sin.dtype == np.float32
+
+
+def test_layers_with_a_window_have_an_unscaled_table_of_their_own(tmp_path: Path) -> None:
+    local = tables_of("gemma3", tmp_path).local_table
+    assert local is not None
+    angles = np.arange(128)[:, None] * np.array(goldens("gemma3")["local_frequencies"])
+    np.testing.assert_allclose(local.cos, np.cos(angles), rtol=0, atol=2e-5)
+    np.testing.assert_allclose(local.sin, np.sin(angles), rtol=0, atol=2e-5)
+
+
+def test_models_with_one_theta_have_one_table(tmp_path: Path) -> None:
+    assert tables_of("gemma2", tmp_path).local_table is None
+
+
+def test_longrope_takes_the_factors_of_the_served_context(tmp_path: Path) -> None:
+    short = tables_of("phi3-longrope-long", tmp_path, max_context=32).table
+    angles = np.arange(32)[:, None] * np.array(goldens("phi3-longrope-short")["frequencies"])
+    gain = goldens("phi3-longrope-long")["attention_factor"]
+    np.testing.assert_allclose(short.cos, gain * np.cos(angles), rtol=0, atol=2e-5)
+
+
+def test_angles_far_out_are_exact_to_float32(tmp_path: Path) -> None:
+    table = tables_of("qwen2", tmp_path, max_context=100_001).table
+    angle = 100_000 * 10000.0 ** (-2 / 8)
+    assert table.cos[100_000, 1] == np.float32(np.cos(angle))
+
+
+def test_a_factor_that_is_not_positive_is_refused(tmp_path: Path) -> None:
+    model = by_name("llama3-rope")
+    tensors = gguf_tensors(model)
+    tensors["rope_freqs.weight"] = np.zeros(8, np.float32)
+    path = write_gguf(tmp_path / "model.gguf", gguf_metadata(model), tensors)
+    with open_gguf(path) as file, pytest.raises(UnsupportedTensor, match="rope_freqs"):
+        load_rope_tables(read_config(file), file, 16)
