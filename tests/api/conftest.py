@@ -12,6 +12,8 @@ from litestar.testing import TestClient
 from rocmforge.api.app import build_app
 from rocmforge.api.settings import ApiSettings
 from tests.api.fake_engine import FakeEngine, make_service
+from tests.api.live import live_server
+from tests.support.server import LiveServer
 
 Client = TestClient[Litestar]
 
@@ -49,3 +51,19 @@ def complete(client: Client) -> Any:
         return client.post("/v1/completions", json={"model": "tiny", "prompt": "hello", **fields})
 
     return post
+
+
+@pytest.fixture(scope="session")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    """A server process that answers at once."""
+    with live_server(tmp_path_factory.mktemp("live") / "log") as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    """A server process that needs 20 ms a token, and lets 8 requests wait for 16 that run."""
+    log = tmp_path_factory.mktemp("slow") / "log"
+    limits = ("--max-sequences", "16", "--max-waiting", "8")
+    with live_server(log, "--backend", "create_slow", *limits) as server:
+        yield server
