@@ -140,8 +140,7 @@ def _planes(name: str, raw: Bytes) -> Iterator[Bytes]:
         return
     _, size = GGML_QUANT_SIZES[ggml_type(name)]
     blocks = raw.reshape(rows, -1, size)
-    for plane in _PLANES[name](blocks):
-        yield plane
+    yield from _PLANES[name](blocks)
 
 
 def _nibbles(codes: Bytes) -> Bytes:

@@ -1,0 +1,52 @@
+"""rf_embed_*: rows of a table of any type, times a scale."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tests.support.kernels import Device, check
+from tests.support.weights import ALL_TYPES, BLOCK_TYPES, FLOAT_TYPES, UNIT, random_matrix
+
+# How many elements of a row one lane takes.
+_LANE = {
+    "f32": 4,
+    "f16": 8,
+    "bf16": 8,
+    **dict.fromkeys(BLOCK_TYPES, UNIT),
+}
+
+
+@pytest.mark.parametrize("name", ALL_TYPES)
+@pytest.mark.parametrize(
+    ("vocabulary", "columns", "tokens"),
+    [(32, 256, [31]), (45, 768, [0, 44, 7, 7]), (9, 4352, [8])],
+    ids=["one_block", "ragged_tail", "many_blocks"],
+)
+def test_gives_the_scaled_rows(
+    device: Device, name: str, vocabulary: int, columns: int, tokens: list[int]
+) -> None:
+    table = random_matrix(np.random.default_rng(0), name, vocabulary, columns)
+    out = device.empty((len(tokens), columns), np.float32, "out")
+    lanes = columns // _LANE.get(name, 2 * UNIT)
+    device.launch(
+        f"rf_embed_{name}",
+        device.upload(table.packed(), "table"),
+        device.upload(np.array(tokens, np.int32), "tokens"),
+        out,
+        vocabulary,
+        table.units,
+        2.5,
+        grid=(-(-lanes // 64), len(tokens)),
+        block=64,
+    )
+    check(out.get(), 2.5 * table.values()[tokens], rtol=1e-5, atol=1e-6)
+
+
+def test_types_without_blocks_are_exact(device: Device) -> None:
+    for name in FLOAT_TYPES:
+        table = random_matrix(np.random.default_rng(1), name, 3, 32)
+        out = device.empty((1, 32), np.float32, "out")
+        ids = device.upload(np.array([2], np.int32), "tokens")
+        weight = device.upload(table.packed(), "table")
+        device.launch(f"rf_embed_{name}", weight, ids, out, 3, 1, 1.0, grid=(1, 1), block=64)
+        np.testing.assert_array_equal(out.get()[0], table.values()[2])

@@ -1,0 +1,152 @@
+"""rf_gemm_* and rf_gemm_sum: linear layers for many rows.
+
+Names of cases follow the kernel's loops: a block takes a tile of rows and 128 stored rows of the
+matrix, and goes over K in steps of 32, two at a time.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from tests.support.kernels import Device, DeviceArray, check
+from tests.support.linear import (
+    GELU_TANH,
+    SILU,
+    Layer,
+    random_activation,
+    random_layer,
+    worst_error,
+)
+from tests.support.weights import ALL_TYPES, SUPER_BLOCK_TYPES
+
+Float16 = npt.NDArray[np.float16]
+Float32 = npt.NDArray[np.float32]
+# Weights and their scales are rounded to halves, with 11 significant bits.
+_ROUNDING = 2.0**-11
+
+
+def _threads(device: Device) -> int:
+    """What the kernel is compiled for: four waves where these have registers for it, else eight."""
+    return 128 if device.arch.startswith("sm_") else 256
+
+
+def _gemm(
+    device: Device,
+    layer: Layer,
+    x: Float16,
+    *,
+    tile: int = 32,
+    splits: int = 1,
+    bias: Float32 | None = None,
+    residual: DeviceArray | None = None,
+    out: DeviceArray | None = None,
+    out_half: DeviceArray | None = None,
+) -> None:
+    rows = x.shape[0]
+    shared = (
+        device.upload(bias, "bias") if bias is not None else None,
+        residual,
+        out,
+        out_half,
+    )
+    split_units = layer.units
+    partial = None
+    if splits > 1:
+        split_units = -(-layer.units // (8 * splits)) * 8
+        partial = device.empty((splits, rows, layer.stored_rows), np.float32, "partial")
+    device.launch(
+        f"rf_gemm_{layer.weights[0].name}_m{tile}",
+        device.upload(layer.packed(), "weight"),
+        device.upload(x, "x"),
+        *shared,
+        partial,
+        rows,
+        layer.width,
+        layer.units,
+        layer.activation,
+        split_units,
+        grid=(-(-rows // tile), -(-layer.stored_rows // 128), splits),
+        block=_threads(device),
+    )
+    if partial is not None:
+        arguments = (*shared, splits, layer.width, layer.activation)
+        grid = (-(-layer.width // 256), rows)
+        device.launch("rf_gemm_sum", partial, *arguments, grid=grid, block=256)
+
+
+def _check(device: Device, layer: Layer, x: Float32, *, tile: int = 32, splits: int = 1) -> None:
+    halves = x.astype(np.float16)
+    out = device.empty((x.shape[0], layer.width), np.float32, "out")
+    _gemm(device, layer, halves, tile=tile, splits=splits, out=out)
+    seen = halves.astype(np.float64)
+    assert worst_error(out.get(), layer.apply(seen), layer.magnitude(seen)) < _ROUNDING
+
+
+@pytest.mark.parametrize("name", ALL_TYPES)
+@pytest.mark.parametrize(
+    ("rows", "width", "blocks"), [(32, 32, 1), (5, 37, 3)], ids=["one_block", "ragged_tails"]
+)
+def test_multiplies(device: Device, name: str, rows: int, width: int, blocks: int) -> None:
+    rng = np.random.default_rng(0)
+    columns = blocks * (256 if name in SUPER_BLOCK_TYPES else 32)
+    layer = random_layer(rng, name, width, columns)
+    _check(device, layer, random_activation(rng, rows, columns))
+
+
+@pytest.mark.parametrize("tile", [32, 64, 128])
+def test_tiles_cover_rows_and_columns(device: Device, tile: int) -> None:
+    rng = np.random.default_rng(1)
+    layer = random_layer(rng, "q8_0", 150, 64)
+    _check(device, layer, random_activation(rng, tile + 3, 64), tile=tile)
+
+
+@pytest.mark.parametrize("units", [2, 3, 8, 17], ids=["even", "odd", "eight", "many_and_odd"])
+@pytest.mark.parametrize("name", ["f16", "q4_0"])
+def test_steps_through_k(device: Device, name: str, units: int) -> None:
+    rng = np.random.default_rng(2)
+    layer = random_layer(rng, name, 32, 32 * units)
+    _check(device, layer, random_activation(rng, 3, 32 * units))
+
+
+@pytest.mark.parametrize("name", ["bf16", "q4_k"])
+@pytest.mark.parametrize("tile", [32, 64, 128])
+@pytest.mark.parametrize("activation", [SILU, GELU_TANH], ids=["silu", "gelu_tanh"])
+def test_gates(device: Device, name: str, tile: int, activation: int) -> None:
+    rng = np.random.default_rng(3)
+    layer = random_layer(rng, name, 72, 256, activation)
+    _check(device, layer, random_activation(rng, 4, 256), tile=tile)
+
+
+@pytest.mark.parametrize("splits", [2, 3])
+@pytest.mark.parametrize("activation", [0, SILU], ids=["plain", "gated"])
+def test_blocks_may_share_k(device: Device, splits: int, activation: int) -> None:
+    rng = np.random.default_rng(4)
+    layer = random_layer(rng, "q5_1", 40, 32 * 19, activation)
+    _check(device, layer, random_activation(rng, 2, 32 * 19), splits=splits)
+
+
+@pytest.mark.parametrize("splits", [1, 2])
+def test_adds_bias_and_residual(device: Device, splits: int) -> None:
+    rng = np.random.default_rng(5)
+    layer = random_layer(rng, "q4_1", 33, 512)
+    x = random_activation(rng, 3, 512).astype(np.float16)
+    bias = rng.standard_normal(33).astype(np.float32)
+    before = rng.standard_normal((3, 33)).astype(np.float32)
+    stream = device.upload(before, "residual stream")
+    _gemm(device, layer, x, splits=splits, bias=bias, residual=stream, out=stream)
+    expected = layer.apply(x.astype(np.float64)) + bias + before
+    check(stream.get(), expected, rtol=1e-3, atol=2e-2)
+
+
+@pytest.mark.parametrize("splits", [1, 2])
+def test_writes_finite_halves(device: Device, splits: int) -> None:
+    rng = np.random.default_rng(6)
+    layer = random_layer(rng, "f32", 32, 512)
+    x = random_activation(rng, 2, 512).astype(np.float16)
+    bias = np.zeros(32, np.float32)
+    bias[:2] = 1e6, -1e6
+    out = device.empty((2, 32), np.float16, "out")
+    _gemm(device, layer, x, splits=splits, bias=bias, out_half=out)
+    expected = np.clip(layer.apply(x.astype(np.float64)) + bias, -65504, 65504)
+    check(out.get(), expected, rtol=1e-3, atol=1e-2)

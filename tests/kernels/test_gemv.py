@@ -1,0 +1,149 @@
+"""rf_gemv_*: linear layers for 1 to 8 rows.
+
+The int8 activations are part of the operation, so the oracle multiplies their values with the
+dequantised weights in float64. Names of cases follow the kernel's loops: a lane takes chunks of one
+unit (two for 256-weight blocks), a block of 64 threads eight chunks of K at a time for 16 rows.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from tests.support.activations import quantise
+from tests.support.kernels import Device, DeviceArray, check
+from tests.support.linear import (
+    GELU_TANH,
+    NOT_GATED,
+    SILU,
+    Layer,
+    random_activation,
+    random_layer,
+    worst_error,
+)
+from tests.support.weights import FLOAT_TYPES, QUANTISED_TYPES, SUPER_BLOCK_TYPES
+
+Float32 = npt.NDArray[np.float32]
+_ROUNDING = 2e-6  # of float32 sums of a few hundred terms, relative to their magnitude
+
+
+def _gemv(
+    device: Device,
+    layer: Layer,
+    x: Float32,
+    *,
+    variant: int = 0,
+    block: int = 64,
+    bias: Float32 | None = None,
+    residual: DeviceArray | None = None,
+    out: DeviceArray | None = None,
+) -> Float32:
+    rows = x.shape[0]
+    name = layer.weights[0].name
+    out = out or device.empty((rows, layer.width), np.float32, "out")
+    activations: tuple[DeviceArray, ...]
+    if name in FLOAT_TYPES:
+        activations = (device.upload(x, "x"),)
+    else:
+        quantised = quantise(x)
+        activations = (device.upload(quantised.q, "q"), device.upload(quantised.scales, "scale"))
+    device.launch(
+        f"rf_gemv_{name}_r{variant or rows}",
+        device.upload(layer.packed(), "weight"),
+        *activations,
+        device.upload(bias, "bias") if bias is not None else None,
+        residual,
+        out,
+        rows,
+        layer.width,
+        layer.units,
+        layer.activation,
+        grid=layer.stored_rows // 16,
+        block=block,
+    )
+    return out.get()
+
+
+def _seen(layer: Layer, x: Float32) -> npt.NDArray[np.float64]:
+    """The activation that the kernel multiplies with."""
+    if layer.weights[0].name in FLOAT_TYPES:
+        return x.astype(np.float64)
+    return quantise(x).values()
+
+
+def _check(device: Device, layer: Layer, x: Float32, **options: int) -> None:
+    actual = _gemv(device, layer, x, **options)
+    seen = _seen(layer, x)
+    assert worst_error(actual, layer.apply(seen), layer.magnitude(seen)) < _ROUNDING
+
+
+@pytest.mark.parametrize("name", FLOAT_TYPES + QUANTISED_TYPES)
+@pytest.mark.parametrize(
+    ("rows", "variant", "width", "blocks"),
+    [(1, 1, 32, 1), (2, 2, 37, 3), (3, 4, 16, 11), (8, 8, 40, 2)],
+    ids=["one_block", "ragged_width", "many_blocks_and_an_absent_row", "eight_rows"],
+)
+def test_multiplies(
+    device: Device, name: str, rows: int, variant: int, width: int, blocks: int
+) -> None:
+    rng = np.random.default_rng(0)
+    columns = blocks * (256 if name in SUPER_BLOCK_TYPES else 32)
+    layer = random_layer(rng, name, width, columns)
+    _check(device, layer, random_activation(rng, rows, columns), variant=variant)
+
+
+@pytest.mark.parametrize("name", ["f16", "q8_0", "q4_k"])
+@pytest.mark.parametrize("block", [64, 128, 256])
+def test_waves_of_a_block_share_k(device: Device, name: str, block: int) -> None:
+    rng = np.random.default_rng(1)
+    layer = random_layer(rng, name, 16, 1280)
+    _check(device, layer, random_activation(rng, 1, 1280), block=block)
+
+
+@pytest.mark.parametrize("name", ["bf16", "q6_k", "mxfp4"])
+@pytest.mark.parametrize("activation", [SILU, GELU_TANH], ids=["silu", "gelu_tanh"])
+@pytest.mark.parametrize("width", [16, 72], ids=["one_tile", "ragged_tail"])
+def test_gates(device: Device, name: str, activation: int, width: int) -> None:
+    rng = np.random.default_rng(2)
+    layer = random_layer(rng, name, width, 512, activation)
+    _check(device, layer, random_activation(rng, 2, 512))
+
+
+@pytest.mark.parametrize("name", ["f32", "q4_0"])
+def test_adds_bias_and_residual(device: Device, name: str) -> None:
+    rng = np.random.default_rng(3)
+    layer = random_layer(rng, name, 33, 64)
+    x = random_activation(rng, 2, 64)
+    bias = rng.standard_normal(33).astype(np.float32)
+    residual = rng.standard_normal((2, 33)).astype(np.float32)
+    actual = _gemv(device, layer, x, bias=bias, residual=device.upload(residual, "residual"))
+    check(actual, layer.apply(_seen(layer, x)) + bias + residual, rtol=1e-5, atol=1e-5)
+
+
+def test_residual_may_be_the_output(device: Device) -> None:
+    rng = np.random.default_rng(4)
+    layer = random_layer(rng, "q8_0", 16, 32)
+    x = random_activation(rng, 1, 32)
+    before = rng.standard_normal((1, 16)).astype(np.float32)
+    stream = device.upload(before, "residual stream")
+    actual = _gemv(device, layer, x, residual=stream, out=stream)
+    check(actual, layer.apply(_seen(layer, x)) + before, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["q4_k", "q8_0"])
+def test_int8_activations_cost_little(device: Device, name: str) -> None:
+    rng = np.random.default_rng(5)
+    layer = random_layer(rng, name, 64, 1024)
+    x = random_activation(rng, 1, 1024)
+    exact = layer.apply(x.astype(np.float64))
+    error = _gemv(device, layer, x) - exact
+    assert np.mean(error**2) < 1e-4 * np.mean(exact**2)
+
+
+def test_extreme_codes_do_not_overflow(device: Device) -> None:
+    """All codes and activations at their largest, with equal signs."""
+    layer = random_layer(np.random.default_rng(6), "q8_0", 16, 1024, NOT_GATED)
+    blocks = layer.weights[0].raw.reshape(16, -1, 34)
+    blocks[:, :, 2:] = 0x80  # -128
+    x = np.full((1, 1024), -3.0, np.float32)
+    _check(device, layer, x)

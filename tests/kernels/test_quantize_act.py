@@ -1,0 +1,71 @@
+"""rf_quantize_act and rf_half_act: activations as the linear kernels read them."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from tests.support.activations import BLOCK, SCALE_DTYPE, quantise
+from tests.support.kernels import Device, check
+
+SIZES = pytest.mark.parametrize(
+    ("rows", "columns"),
+    [(1, 32), (1, 1024), (1, 1056), (3, 96), (5, 448)],
+    ids=["one_block", "one_thread_block", "ragged_tail", "few_rows", "many_thread_blocks"],
+)
+
+
+def _quantize(device: Device, x: npt.NDArray[np.float32]) -> tuple[np.ndarray, np.ndarray]:
+    rows, columns = x.shape
+    q = device.empty((rows, columns), np.int8, "q")
+    scales = device.empty((rows, columns // BLOCK), SCALE_DTYPE, "scale")
+    device.launch(
+        "rf_quantize_act",
+        device.upload(x, "x"),
+        q,
+        scales,
+        x.size,
+        grid=-(-x.size // 1024),
+        block=256,
+    )
+    return q.get(), scales.get()
+
+
+@SIZES
+def test_quantises_blocks_of_32(device: Device, rows: int, columns: int) -> None:
+    x = np.random.default_rng(0).standard_normal((rows, columns)).astype(np.float32)
+    q, scales = _quantize(device, x)
+    expected = quantise(x)
+    # A product that lies next to a half may round either way.
+    assert np.abs(q.astype(int) - expected.q).max() <= 1
+    assert np.count_nonzero(q != expected.q) <= x.size // 1000
+    check(scales["scale"], expected.scales["scale"], rtol=1e-6)
+    sums = q.reshape(rows, -1, 2, 16).sum(axis=-1, dtype=np.int64)
+    np.testing.assert_array_equal(scales["sum_low"], sums[..., 0])
+    np.testing.assert_array_equal(scales["sum_high"], sums[..., 1])
+
+
+def test_a_block_of_zeros_has_scale_zero(device: Device) -> None:
+    x = np.zeros((1, 64), np.float32)
+    x[0, 40] = -2.0
+    q, scales = _quantize(device, x)
+    np.testing.assert_array_equal(q[0, :32], 0)
+    assert q[0, 40] == -127
+    check(scales["scale"][0], np.array([0.0, 2.0 / 127]), rtol=1e-6)
+
+
+@SIZES
+def test_halves_round_to_nearest(device: Device, rows: int, columns: int) -> None:
+    x = np.random.default_rng(1).standard_normal((rows, columns)).astype(np.float32)
+    out = device.empty((rows, columns), np.float16, "out")
+    device.launch(
+        "rf_half_act", device.upload(x, "x"), out, x.size, grid=-(-x.size // 1024), block=256
+    )
+    np.testing.assert_array_equal(out.get(), x.astype(np.float16))
+
+
+def test_halves_are_finite(device: Device) -> None:
+    x = np.array([1e6, -1e6, 65504.0, 65519.0, -65520.0, 0.0, 1e-9, 70000.0], np.float32)
+    out = device.empty((8,), np.float16, "out")
+    device.launch("rf_half_act", device.upload(x, "x"), out, x.size, grid=1, block=256)
+    np.testing.assert_array_equal(out.get(), np.clip(x, -65504, 65504).astype(np.float16))

@@ -1,0 +1,88 @@
+"""What tests of linear layers share: a layer with its oracle in float64."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tests.support.weights import Bytes, Matrix, gated_rows, random_matrix, round_up
+
+NOT_GATED, SILU, GELU_TANH = 0, 1, 2
+
+Float64 = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A linear layer, or the gate and up projections of a gated one."""
+
+    weights: tuple[Matrix, ...]
+    activation: int
+
+    @property
+    def width(self) -> int:
+        """Columns of the result."""
+        return self.weights[0].rows
+
+    @property
+    def units(self) -> int:
+        """Pieces of 32 in K."""
+        return self.weights[0].units
+
+    @property
+    def stored_rows(self) -> int:
+        """Rows of the matrix on the device."""
+        if self.activation == NOT_GATED:
+            return round_up(self.width, 32)
+        return round_up(self.width, 16) * 2
+
+    def packed(self) -> Bytes:
+        """The matrix on the device."""
+        if self.activation == NOT_GATED:
+            return self.weights[0].packed()
+        gate, up = self.weights
+        both = Matrix(gate.name, np.concatenate((gate.raw, up.raw)), gate.columns)
+        return both.packed(np.concatenate(gated_rows(gate.rows)), self.stored_rows)
+
+    def apply(self, x: Float64) -> Float64:
+        """The result for [rows, K]."""
+        products = [x @ weight.values().T for weight in self.weights]
+        if self.activation == NOT_GATED:
+            return products[0]
+        gate, up = products
+        if self.activation == SILU:
+            return gate / (1 + np.exp(-gate)) * up
+        inner = np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3)
+        return 0.5 * gate * (1 + np.tanh(inner)) * up
+
+    def magnitude(self, x: Float64) -> Float64:
+        """The sums of absolute values behind the result: what rounding errors are relative to."""
+        products = [np.abs(x) @ np.abs(weight.values()).T for weight in self.weights]
+        if self.activation == NOT_GATED:
+            return products[0]
+        # Both activations have a slope below 1.2, so errors of gate and up add up to less than:
+        return 2.4 * products[0] * products[1]
+
+
+def random_layer(
+    rng: np.random.Generator, name: str, width: int, columns: int, activation: int = NOT_GATED
+) -> Layer:
+    """A layer whose results are of the order of 1 for activations of the order of 1."""
+    count = 1 if activation == NOT_GATED else 2
+    weights = tuple(random_matrix(rng, name, width, columns) for _ in range(count))
+    return Layer(weights, activation)
+
+
+def random_activation(rng: np.random.Generator, rows: int, columns: int) -> npt.NDArray[np.float32]:
+    """[rows, columns], scaled so that sums over the columns stay of the order of 1."""
+    values = rng.standard_normal((rows, columns)) / np.sqrt(columns)
+    return values.astype(np.float32)
+
+
+def worst_error(actual: npt.NDArray[np.float32], expected: Float64, magnitude: Float64) -> float:
+    """The largest error, relative to the magnitude of what was added up."""
+    assert actual.shape == expected.shape
+    assert np.isfinite(actual).all()
+    return float(np.max(np.abs(actual - expected) / magnitude))
