@@ -1,0 +1,88 @@
+"""Finding devices and choosing one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rocmforge.backend.protocol import DeviceInfo
+from rocmforge.errors import ConfigurationError
+from rocmforge_hip.driver import DeviceProperties, Driver, list_devices
+from rocmforge_hip.platform import Platform
+
+_PCI_DEVICES = Path("/sys/bus/pci/devices")
+
+
+@dataclass(frozen=True, slots=True)
+class FoundDevice:
+    """A device and its memory at the time of looking."""
+
+    properties: DeviceProperties
+    info: DeviceInfo
+
+
+def find_devices(platform: Platform) -> tuple[FoundDevice, ...]:
+    """The devices of a platform, discrete ones first, each group in HIP's order.
+
+    Raises:
+        HipUnavailable: There is no HIP library.
+        HipError: A call failed.
+    """
+    found = [_look(each) for each in list_devices() if platform.drives(each.target)]
+    return tuple(sorted(found, key=lambda device: device.properties.is_integrated))
+
+
+def choose_device(devices: Sequence[FoundDevice], wanted: str | None) -> FoundDevice:
+    """The device with this index, PCI id or (part of a) name; without any, the first.
+
+    Raises:
+        ConfigurationError: None or several match.
+    """
+    if not devices:
+        raise ConfigurationError("The HIP backend found no device.")
+    if wanted is None:
+        return devices[0]
+    matches = [
+        device
+        for device in devices
+        if wanted in (str(device.properties.index), device.properties.pci_id, device.info.name)
+    ] or [device for device in devices if wanted.lower() in device.info.name.lower()]
+    if len(matches) == 1:
+        return matches[0]
+    known = ", ".join(
+        f"{d.properties.index} ({d.info.name}, {d.properties.pci_id})" for d in devices
+    )
+    problem = "stands for several devices" if matches else "is not a device"
+    raise ConfigurationError(f"{wanted!r} {problem}. There are: {known}.")
+
+
+def _look(properties: DeviceProperties) -> FoundDevice:
+    free, total = Driver(properties.index).memory_info()
+    shared_free, shared_total = _shared_memory(properties) if properties.is_integrated else (0, 0)
+    info = DeviceInfo(
+        index=properties.index,
+        name=properties.name,
+        target=properties.target,
+        memory_total=max(total, shared_total),
+        memory_free=max(free, shared_free),
+    )
+    return FoundDevice(properties, info)
+
+
+def _shared_memory(properties: DeviceProperties) -> tuple[int, int]:
+    """Free and total bytes that an APU can use: its carve-out and what it may borrow (GTT).
+
+    HIP reports the carve-out alone with some drivers. The files are those of the amdgpu driver:
+    https://docs.kernel.org/gpu/amdgpu/driver-misc.html
+    """
+    folder = _PCI_DEVICES / properties.pci_id
+    files = {
+        name: folder / f"mem_info_{name}"
+        for name in ("vram_total", "gtt_total", "vram_used", "gtt_used")
+    }
+    if not all(file.is_file() for file in files.values()):
+        return 0, 0
+    sizes = {name: int(file.read_text()) for name, file in files.items()}
+    total = sizes["vram_total"] + sizes["gtt_total"]
+    return total - sizes["vram_used"] - sizes["gtt_used"], total
