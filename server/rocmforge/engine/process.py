@@ -167,7 +167,10 @@ def end_with_server(sock: socket.socket) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of the process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # ^C is for the server, which drains
+    # A terminal's ^C or a service manager's SIGTERM to the whole group is for the server, which
+    # drains first and then ends this process.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     parser = argparse.ArgumentParser(prog="rocmforge.engine.process")
     parser.add_argument("--fd", type=int, required=True, help="end of a socket pair")
     sock = socket.socket(fileno=parser.parse_args(arguments).fd)

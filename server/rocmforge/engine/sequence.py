@@ -151,7 +151,6 @@ class Sequence:
     def drop_cache(self) -> None:
         """Forgets all blocks and everything computed."""
         self.num_blocks = 0
-        self.num_published = 0
         self.num_computed = 0
 
     def block_key(self, block: int) -> BlockKey:

@@ -19,12 +19,12 @@ from typing import Any
 import pytest
 import uvloop
 from tests.support.fake_backend import continuation
-from tests.unit.engine.helpers import options
+from tests.unit.engine.helpers import options, request
 
 from rocmforge.engine.client import AsyncEngine
 from rocmforge.engine.client_handle import GenerationHandle
 from rocmforge.engine.config import EngineConfig
-from rocmforge.engine.messages import Progress, Report, Start
+from rocmforge.engine.messages import Progress, Ready, Report, Shutdown, Start, StepReport, Submit
 from rocmforge.engine.params import FinishReason, SamplingParams, TokenEvent
 from rocmforge.engine.status import EngineState, EngineStats
 from rocmforge.engine.wire import FrameReader, encode
@@ -485,13 +485,20 @@ def test_the_process_ends_when_the_connection_does(variant: str) -> None:
         assert process.wait(TIMEOUT_S) == 1
 
 
-def test_the_process_ignores_an_interrupt_from_the_terminal() -> None:
-    process, ours = start_process("create_stuck_load")
+def test_the_process_leaves_interrupt_and_termination_to_the_server() -> None:
+    process, ours = start_process("create")
     with process, ours:
-        ours.recv(4096)
+        reader: FrameReader[Report] = FrameReader(Report)
+        reports: list[Report] = []
+        while not any(isinstance(report, Ready) for report in reports):
+            reports.extend(reader.feed(ours.recv(4096)))
         process.send_signal(signal.SIGINT)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(TIMEOUT_S) == -signal.SIGTERM
+        ours.sendall(encode(Submit(request=request(0, PROMPT, SamplingParams(max_tokens=1)))))
+        (report,) = reader.feed(ours.recv(4096))
+        assert isinstance(report, StepReport)
+        ours.sendall(encode(Shutdown()))
+        assert process.wait(TIMEOUT_S) == 0
 
 
 SERVER = f"""

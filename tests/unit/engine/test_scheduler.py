@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from tests.support.fake_backend import FakeConfig, FakeRunner
 from tests.unit.engine.helpers import limits, request
 
 from rocmforge.backend.protocol import StepOutput
-from rocmforge.engine.params import FinishReason, SamplingParams
+from rocmforge.engine.params import FinishReason, GenerateRequest, SamplingParams
 from rocmforge.engine.plan import Chunk, SchedulerLimits
 from rocmforge.engine.scheduler import Scheduler
 from rocmforge.engine.totals import Totals
@@ -204,16 +206,27 @@ def test_a_request_as_long_as_the_cache_runs_alone_to_its_end() -> None:
     assert not scheduler.has_work
 
 
+def scoring(num_prompt: int, request_id: int) -> GenerateRequest:
+    prompt = range(1000 * request_id, 1000 * request_id + num_prompt)
+    return request(request_id, prompt, SamplingParams(max_tokens=1, prompt_logprobs=0))
+
+
 def test_prompt_scoring_is_spread_over_steps() -> None:
-    scheduler = make(
-        SchedulerLimits(max_sequences=8, max_batched_tokens=64, max_waiting=10, max_score_rows=5)
-    )
-    sampling = SamplingParams(max_tokens=1, prompt_logprobs=0)
-    scheduler.add(request(0, range(12), sampling), 0)
+    scheduler = make(replace(limits(), max_score_rows=5))
+    scheduler.add(scoring(12, 0), 0)
     chunks = [scheduler.schedule(0) for _ in range(3)]
     assert [shape(each) for each in chunks] == [[(0, 0, 5)], [(0, 5, 5)], [(0, 10, 2)]]
     assert [each[0].num_scores for each in chunks] == [5, 5, 1]
     assert [each[0].samples for each in chunks] == [False, False, True]
+
+
+def test_prompts_that_are_scored_share_the_rows_of_a_step() -> None:
+    scheduler = make(replace(limits(), max_score_rows=5))
+    scheduler.add(scoring(5, 0), 0)
+    scheduler.add(scoring(5, 1), 0)
+    first, second = scheduler.schedule(0), scheduler.schedule(0)
+    assert shape(first) == [(0, 0, 5), (1, 0, 1)]
+    assert shape(second) == [(1, 1, 4)]
 
 
 def test_everything_ends_when_the_runner_fails() -> None:
