@@ -152,11 +152,9 @@ def test_the_status_describes_the_loaded_model() -> None:
 def test_statistics_count_every_step_and_end_with_nothing_in_use() -> None:
     async def test() -> None:
         async with Engine() as engine:
-            handle = submit(engine)
-            await handle.next()
-            assert engine.status.stats.blocks_total == 4096
-            await read(handle)
+            await read(submit(engine))
             stats = engine.status.stats
+            assert stats.blocks_total == 4096
             assert (stats.steps_total, stats.prefill_tokens_total) == (20, len(PROMPT))
             assert (stats.decode_tokens_total, stats.device_ns_total) == (20, 20_000)
             assert (stats.running, stats.waiting, stats.blocks_used) == (0, 0, 0)
