@@ -6,11 +6,11 @@ would look for a ROCm or CUDA installation, which nothing here needs.
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import os
 import shutil
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -91,7 +91,9 @@ class Compiler:
     def host(self, unit: Unit, target: Target, entries: str, output: Path) -> None:
         """Writes the shared library `output`.so; `entries` is C++ that follows the source."""
         wrapper, obj = output.with_suffix(".cc"), output.with_suffix(".o")
-        wrapper.write_text(f'#include "{unit.source}"\n#include "rf/platform/host_entry.h"\n{entries}')
+        wrapper.write_text(
+            f'#include "{unit.source}"\n#include "rf/platform/host_entry.h"\n{entries}'
+        )
         command = (
             *self.clang,
             *("-cc1", "-triple", _HOST_TRIPLE, "-target-cpu", target.cpu, "-emit-obj", "-O2"),
@@ -158,42 +160,34 @@ def find_compiler(clang: str | None) -> Compiler:
         raise CompileError(f"no compiler at {clang!r}")
     lld = Path(path).resolve().parent / "ld.lld"
     if not lld.exists():
-        raise CompileError(f"{path} has no ld.lld next to it: name the clang of a ROCm installation")
+        raise CompileError(
+            f"{path} has no ld.lld next to it: name the clang of a ROCm installation"
+        )
     return Compiler((path,), (str(lld),), _run((path, "--version")))
 
 
-def build_library(sources: list[Path], output: Path, include: tuple[Path, ...] = ()) -> None:
+def compile_library(sources: Sequence[Path], include: Sequence[Path], output: Path) -> None:
     """Links C or C++ sources into a shared library that runs on glibc 2.28 and later.
-
-    A stamp next to the library holds the hash of what it was made from.
 
     Raises:
         CompileError: the compiler rejects a source.
     """
-    zig = find_zig()
     is_cpp = any(path.suffix == ".cpp" for path in sources)
     command = (
-        *(zig, "c++" if is_cpp else "cc", "-target", "x86_64-linux-gnu.2.28", "-shared", "-fPIC"),
-        *("-std=c++20" if is_cpp else "-std=c11", "-O2", "-march=x86_64_v3", "-g1"),
-        *("-Wall", "-Wextra", "-Werror", "-fvisibility=hidden"),
+        *(find_zig(), "c++" if is_cpp else "cc", "-target", "x86_64-linux-gnu.2.28"),
+        *("-shared", "-fPIC", "-std=c++20" if is_cpp else "-std=c11", "-O2", "-march=x86_64_v3"),
+        *("-Wall", "-Wextra", "-Werror", "-fvisibility=hidden", "-g0"),
         *(f"-I{path}" for path in include),
         *map(str, sources),
-        *("-o", str(output), f"-Wl,-soname,{output.name}"),
+        *("-o", str(output), f"-Wl,-soname,{output.name}", "-Wl,-Bsymbolic"),
     )
-    headers = [path for folder in include for path in sorted(folder.glob("**/*.h"))]
-    digest = hashlib.sha256(" ".join(command).encode())
-    for path in (*sources, *headers):
-        digest.update(path.read_bytes())
-    stamp = output.with_suffix(".stamp")
-    if output.exists() and stamp.exists() and stamp.read_text() == digest.hexdigest():
-        return
-    output.parent.mkdir(parents=True, exist_ok=True)
     _run(command)
-    stamp.write_text(digest.hexdigest())
 
 
 def _run(command: tuple[str, ...]) -> str:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise CompileError(f"{done.stderr.strip() or done.stdout.strip()}\n  in: {' '.join(command)}")
+        raise CompileError(
+            f"{done.stderr.strip() or done.stdout.strip()}\n  in: {' '.join(command)}"
+        )
     return done.stdout

@@ -8,8 +8,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Protocol, Self
 
-from kernels.build import ROOT
-from kernels.compiler import build_library
+from kernels.builder import ROOT, build_library
 
 SOURCES = ROOT / "tests/platform/host"
 ROCM_PATH = ROOT / "build/platform/host"
@@ -36,7 +35,7 @@ class Access(IntEnum):
 def build_host_library() -> Path:
     """Compiles the library unless it is up to date; returns what ROCM_PATH should be."""
     include = (SOURCES, ROOT / "kernels/platform", ROOT / "kernels/include")
-    build_library(sorted(SOURCES.glob("*.cpp")), LIBRARY, include)
+    build_library(sorted(SOURCES.glob("*.cpp")), include, LIBRARY)
     return ROCM_PATH
 
 

@@ -25,12 +25,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from hip import hip  # type: ignore[import-untyped]
-
-from kernels.build import LIB_DIR, Builder
+from kernels.build import LIB_DIR
+from kernels.builder import Builder
 from kernels.compiler import find_compiler
 from kernels.table import Source, Unit, read_table
 from kernels.targets import TARGETS, Platform, Target
+
 from tests.support.host_platform import HostPlatform
+
+hip: Any = _hip_bindings  # compiled from C, without types
 
 Array = npt.NDArray[Any]
 Scalar = int | float | np.number[Any]

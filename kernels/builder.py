@@ -1,0 +1,183 @@
+"""Compiles units through a cache.
+
+Products are kept in build/kernels under a hash of everything that went into them, so a build
+with nothing changed only compares hashes, and an interrupted one leaves nothing half-made.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from kernels.code_object import kernel_metadata
+from kernels.compiler import Compiler, compile_library
+from kernels.interface import Interface, InterfaceError, check_code_object, parse_ir
+from kernels.table import KERNELS_DIR, Unit
+from kernels.targets import Platform, Target
+
+ROOT = KERNELS_DIR.parent
+CACHE_DIR = ROOT / "build/kernels"
+# The scripts that decide what a product looks like.
+_RECIPE = ("builder.py", "code_object.py", "compiler.py", "interface.py")
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """What compiling one unit for one target left in the cache."""
+
+    unit: Unit
+    target: Target
+    directory: Path
+
+    @property
+    def code(self) -> Path:
+        """The file a runtime loads."""
+        return self.directory / (self.unit.name + self.target.code_suffix)
+
+    @property
+    def assembly(self) -> Path:
+        """The text of the machine code (AMD), or the PTX."""
+        suffix = ".s" if self.target.platform is Platform.AMD else self.target.code_suffix
+        return self.directory / (self.unit.name + suffix)
+
+    def kernels(self) -> dict[str, Any]:
+        """The manifest's entries for the kernels of this unit, by name."""
+        entries: dict[str, Any] = json.loads((self.directory / "kernels.json").read_text())
+        return entries
+
+
+class Builder:
+    """Compiles units for targets, through the cache."""
+
+    def __init__(self, compiler: Compiler, cache: Path = CACHE_DIR) -> None:
+        self._compiler = compiler
+        self._cache = cache
+        recipe = b"".join((KERNELS_DIR / name).read_bytes() for name in _RECIPE)
+        self._recipe = hashlib.sha256(recipe + compiler.version.encode()).hexdigest()
+
+    def product(self, unit: Unit, target: Target) -> Product:
+        """The product, compiled now unless nothing that goes into it has changed.
+
+        Raises:
+            CompileError: the compiler rejects the source.
+            InterfaceError: a kernel cannot be launched the same way on all targets.
+        """
+        directory = self._directory(unit, target.name, asdict(target))
+        if not directory.exists():
+            with _Scratch(directory) as scratch:
+                self._compile(unit, target, scratch)
+        return Product(unit, target, directory)
+
+    def interfaces(self, unit: Unit, wave: int) -> dict[str, Interface]:
+        """How the kernels of a unit are launched where a wave has this many lanes, by name."""
+        directory = self._directory(unit, f"interface-w{wave}", {"wave": wave})
+        if not directory.exists():
+            with _Scratch(directory) as scratch:
+                self._compiler.interface(unit, wave, scratch / "unit.ll")
+        return parse_ir((directory / "unit.ll").read_text())
+
+    def _directory(self, unit: Unit, group: str, options: dict[str, Any]) -> Path:
+        files = unit.files()
+        if group.startswith("host"):
+            files += (KERNELS_DIR / "include/rf/platform/host_entry.h",)
+        key = hashlib.sha256(json.dumps([self._recipe, unit.defines, options]).encode())
+        for path in files:
+            key.update(path.name.encode() + b"\0" + path.read_bytes())
+        return self._cache / group / f"{unit.name}-{key.hexdigest()[:16]}"
+
+    def _compile(self, unit: Unit, target: Target, scratch: Path) -> None:
+        interfaces = self.interfaces(unit, target.wave)
+        output = scratch / unit.name
+        resources: dict[str, dict[str, int]] = {}
+        if target.platform is Platform.AMD:
+            self._compiler.amd(unit, target, output)
+            metadata = kernel_metadata(output.with_suffix(".co").read_bytes())
+            if metadata.keys() != interfaces.keys():
+                raise InterfaceError(f"{unit.name}: kernels differ between targets")
+            for name, interface in interfaces.items():
+                check_code_object(interface, metadata[name])
+                resources[name] = _resources(metadata[name])
+        elif target.platform is Platform.NVIDIA:
+            self._compiler.nvidia(unit, target, output)
+        else:
+            self._compiler.host(unit, target, _host_entries(interfaces.values()), output)
+        entries = {
+            name: {
+                "max_threads": interface.max_threads,
+                "args_size": interface.args_size,
+                "args": [asdict(argument) for argument in interface.args],
+                **resources.get(name, {}),
+            }
+            for name, interface in interfaces.items()
+        }
+        (scratch / "kernels.json").write_text(json.dumps(entries, indent=1))
+
+
+class _Scratch:
+    """A temporary directory that becomes `directory` if its block succeeds."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        self._scratch = Path(tempfile.mkdtemp(dir=directory.parent, prefix=".new-"))
+
+    def __enter__(self) -> Path:
+        return self._scratch
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        # Another build may have made the same product meanwhile; either one will do.
+        if error is None and not self._directory.exists():
+            self._scratch.rename(self._directory)
+        else:
+            shutil.rmtree(self._scratch)
+
+
+def _resources(metadata: dict[str, Any]) -> dict[str, int]:
+    return {
+        "wave_size": metadata[".wavefront_size"],
+        "lds_bytes": metadata[".group_segment_fixed_size"],
+        "vgprs": metadata[".vgpr_count"],
+        "agprs": metadata.get(".agpr_count", 0),
+        "sgprs": metadata[".sgpr_count"],
+        "vgpr_spills": metadata[".vgpr_spill_count"],
+        "sgpr_spills": metadata[".sgpr_spill_count"],
+        "scratch_bytes": metadata[".private_segment_fixed_size"],
+    }
+
+
+def _host_entries(interfaces: Iterable[Interface]) -> str:
+    return "".join(f"RF_HOST_KERNEL({i.kernel}, {i.max_threads})\n" for i in interfaces)
+
+
+def build_library(sources: Sequence[Path], include: Sequence[Path], output: Path) -> None:
+    """Compiles a library of C or C++ unless `output` is that already.
+
+    Raises:
+        CompileError: the compiler rejects a source.
+    """
+    headers = [path for folder in include for path in sorted(folder.rglob("*.h"))]
+    key = hashlib.sha256((KERNELS_DIR / "compiler.py").read_bytes())
+    for path in (*sources, *headers):
+        key.update(path.name.encode() + b"\0" + path.read_bytes())
+    directory = CACHE_DIR / "libraries" / key.hexdigest()[:16]
+    if not directory.exists():
+        with _Scratch(directory) as scratch:
+            compile_library(sources, include, scratch / output.name)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(output, (directory / output.name).read_bytes())
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Writes a file in one step, and not at all when it has that content already."""
+    if path.exists() and path.read_bytes() == content:
+        return
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    scratch.write_bytes(content)
+    scratch.replace(path)
