@@ -120,7 +120,7 @@ class Vocabulary:
             )
         default_bos, default_eos, default_unknown = _DEFAULT_IDS.get(model, (None, None, None))
         bos = _token_id(metadata, "bos_token_id", len(tokens), default_bos)
-        enders = _enders(tokens, types, bos)
+        enders = _enders(tokens)
         named = (
             _token_id(metadata, "eos_token_id", len(tokens), default_eos),
             _token_id(metadata, "eot_token_id", len(tokens), None),
@@ -129,8 +129,7 @@ class Vocabulary:
         # Some converters mark tokens that end a turn as ordinary text; plain text must not be
         # able to spell them.
         types = tuple(
-            TokenType.CONTROL if index in enders and type_ is not TokenType.UNKNOWN else type_
-            for index, type_ in enumerate(types)
+            TokenType.CONTROL if index in enders else type_ for index, type_ in enumerate(types)
         )
         return cls(
             model=model,
@@ -191,16 +190,12 @@ def _token_id(metadata: Metadata, key: str, size: int, default: int | None) -> i
     return None
 
 
-def _enders(
-    tokens: tuple[str, ...], types: tuple[TokenType, ...], bos: int | None
-) -> frozenset[int]:
+def _enders(tokens: tuple[str, ...]) -> frozenset[int]:
     """Tokens that end a generation because of how they are spelled."""
     ids = {token: index for index, token in enumerate(tokens) if token in _END_OF_GENERATION}
     for together in _MESSAGE_FORMATS:
         if together <= ids.keys():
             ids.pop("<|end|>", None)
-    # Elsewhere `</s>` is the HTML tag that ends struck-through text.
-    ends_sequence = bos is not None and tokens[bos] == "<s>"
-    if "</s>" in ids and types[ids["</s>"]] is not TokenType.CONTROL and not ends_sequence:
-        del ids["</s>"]
+    if "<|tool_response>" in ids:
+        ids.pop("</s>", None)  # there it is the HTML tag that ends struck-through text
     return frozenset(ids.values())
