@@ -6,7 +6,7 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 from rocmforge.errors import BadTokenizer
 from rocmforge.text.pretokenizers import PreTokenizer
-from rocmforge.text.vocabulary import Metadata, TokenType, Vocabulary, array
+from rocmforge.text.vocabulary import Metadata, TokenType, Vocabulary, strings
 
 _TEXT_TYPES = (TokenType.NORMAL, TokenType.UNUSED, TokenType.UNDEFINED, TokenType.BYTE)
 
@@ -20,7 +20,7 @@ def build(vocabulary: Vocabulary, metadata: Metadata, rules: PreTokenizer) -> To
     Raises:
         BadTokenizer: there are no merges.
     """
-    raw_merges = array(metadata, "merges")
+    raw_merges = strings(metadata, "merges")
     if not raw_merges:
         raise BadTokenizer(
             "The file has a BPE vocabulary, but no merges (tokenizer.ggml.merges is missing)."

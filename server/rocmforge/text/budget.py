@@ -34,7 +34,7 @@ class Limits:
         bits: Size of integers.
     """
 
-    seconds: float = 2.0
+    seconds: float = 5.0
     chars: int = 8_000_000
     work_chars: int = 64_000_000
     items: int = 200_000

@@ -19,46 +19,59 @@ if TYPE_CHECKING:
 
 Filter = Callable[..., Any]
 
-# Filters on text, and on one number.
-_SCALAR = [
-    "abs",
+# Filters that write their input out as text.
+_TEXT = (
     "capitalize",
     "center",
-    "default",
-    "d",
-    "float",
     "format",
     "indent",
-    "int",
-    "length",
-    "count",
     "lower",
     "replace",
-    "round",
     "string",
     "title",
     "trim",
     "truncate",
     "upper",
     "urlencode",
-]
+)
 
-# Filters on sequences that do not descend into their items.
-_SHALLOW = [
+# Filters that neither do that nor look into what their input holds.
+_SHALLOW = (
+    "abs",
+    "count",
+    "d",
+    "default",
     "first",
+    "float",
+    "int",
     "items",
     "last",
+    "length",
     "list",
     "map",
     "reject",
     "rejectattr",
     "reverse",
+    "round",
     "select",
     "selectattr",
-]
+)
 
-# Filters on sequences that may: comparing, hashing, nesting.
-_DEEP = ["batch", "dictsort", "groupby", "max", "min", "slice", "sort", "sum", "unique"]
+# Filters that compare, hash, add or nest what their input holds.
+_DEEP = (
+    "batch",
+    "dictsort",
+    "groupby",
+    "max",
+    "min",
+    "slice",
+    "sort",
+    "sum",
+    "unique",
+)
+
+# Of those on sequences, the ones for which a string is a long sequence.
+_COUNTED = frozenset(_DEEP) | {"list", "map", "reject", "reverse", "select"}
 
 _LONGEST_NUMERAL = 10_000
 
@@ -76,9 +89,12 @@ def _checked(name: str) -> Filter:
             budget.width(arg)
         if name in _DEEP:
             budget.size((value, args, kwargs))
-        if name not in _SCALAR and isinstance(value, str):
+        elif name in _TEXT:
+            environment.text_of(value)
+        if name in _COUNTED and isinstance(value, str):
             budget.items(len(value))
-        _SPECIFIC.get(name, _no_check)(environment, value, args, kwargs)
+        if name in _SPECIFIC:
+            _SPECIFIC[name](environment, value, args, kwargs)
         first = {
             None: (),
             _PassArg.context: (context,),
@@ -93,10 +109,6 @@ def _checked(name: str) -> Filter:
         return result
 
     return pass_context(run)
-
-
-def _no_check(_environment: RenderEnvironment, _value: Any, _args: Any, _kwargs: Any) -> None:
-    return None
 
 
 def _check_number(_environment: RenderEnvironment, value: Any, _args: Any, _kwargs: Any) -> None:
@@ -128,8 +140,9 @@ def _check_sum(_environment: RenderEnvironment, _value: Any, args: Any, kwargs: 
         raise LimitReached("it adds up what are not numbers")
 
 
-def _check_text(environment: RenderEnvironment, value: Any, _args: Any, _kwargs: Any) -> None:
-    environment.text_of(value)
+def _check_words(environment: RenderEnvironment, value: Any, _args: Any, _kwargs: Any) -> None:
+    # These work in Python, character by character or word by word.
+    environment.budget.items(len(environment.text_of(value)))
 
 
 _SPECIFIC: Mapping[str, Callable[[RenderEnvironment, Any, Any, Any], None]] = {
@@ -139,20 +152,8 @@ _SPECIFIC: Mapping[str, Callable[[RenderEnvironment, Any, Any, Any], None]] = {
     "int": _check_number,
     "replace": _check_replace,
     "sum": _check_sum,
-    **dict.fromkeys(
-        [
-            "capitalize",
-            "center",
-            "lower",
-            "string",
-            "title",
-            "trim",
-            "truncate",
-            "upper",
-            "urlencode",
-        ],
-        _check_text,
-    ),
+    "title": _check_words,
+    "urlencode": _check_words,
 }
 
 
@@ -219,7 +220,7 @@ def _escape(context: Context, value: Any) -> TrackedMarkup:
 
 
 FILTERS: Mapping[str, Filter] = {
-    **{name: _checked(name) for name in (*_SCALAR, *_SHALLOW, *_DEEP)},
+    **{name: _checked(name) for name in (*_TEXT, *_SHALLOW, *_DEEP)},
     "#each": _each,
     "e": _escape,
     "escape": _escape,

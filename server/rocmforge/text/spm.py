@@ -7,12 +7,15 @@ merges when every split of a token into two tokens is a merge, ranked by the sco
 
 from __future__ import annotations
 
+import re
+
 from tokenizers import Tokenizer, models, normalizers
 
 from rocmforge.errors import BadTokenizer
 from rocmforge.text.vocabulary import TokenType, Vocabulary
 
 SPACE = "▁"
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def build(vocabulary: Vocabulary) -> Tokenizer:
@@ -74,5 +77,8 @@ def _check_byte_tokens(ids: dict[str, int]) -> None:
 def piece_bytes(token: str, type_: TokenType) -> bytes:
     """The bytes that a token stands for: `▁` is a space, `<0xNN>` a byte."""
     if type_ is TokenType.BYTE:
-        return bytes([int(token[3:5], 16)])
+        match = _BYTE_TOKEN.fullmatch(token)
+        if match is None:
+            raise BadTokenizer(f"The byte token {token!r} is not spelled like <0x0A>.")
+        return bytes.fromhex(match[1])
     return token.replace(SPACE, " ").encode()

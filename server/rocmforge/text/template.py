@@ -111,7 +111,7 @@ class ChatTemplate:
             now: The local time, for templates that write the date.
 
         Raises:
-            BadTemplate: the template does not compile.
+            BadTemplate: the template does not compile, or misbehaves on the simplest conversation.
         """
         self._limits = limits or Limits()
         self._clock = clock
@@ -124,6 +124,7 @@ class ChatTemplate:
                 f"The chat template has {len(source)} characters; the limit is {_LONGEST_SOURCE}."
             )
         try:
+            source.encode()
             self._code = self._environment().code(source)
         except jinja2.TemplateSyntaxError as error:
             raise BadTemplate(
@@ -252,8 +253,8 @@ class ChatTemplate:
         variables = {"messages": [message], "tools": None, "documents": None}
         try:
             text = self._run({**variables, "add_generation_prompt": True})
-        except (InvalidParameter, BadTemplate):
-            return False
+        except InvalidParameter:
+            return False  # it wants more than this; a real conversation may have it
         return _PROBE in text and "'type'" not in text and '"type"' not in text
 
 

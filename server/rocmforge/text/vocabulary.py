@@ -7,10 +7,12 @@ because the files themselves often name only one of several tokens that end a tu
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
+
+import numpy as np
 
 from rocmforge.errors import BadTokenizer
 
@@ -107,17 +109,14 @@ class Vocabulary:
         model = string(metadata, "model")
         if model is None:
             raise BadTokenizer(f"The file has no tokenizer: the key {_PREFIX}model is missing.")
-        raw = array(metadata, "tokens")
+        raw = strings(metadata, "tokens")
         if not raw:
             raise BadTokenizer(f"The file has no vocabulary: {_PREFIX}tokens is missing or empty.")
         # A vocabulary may have holes; they must not match the empty string between all characters.
         tokens = tuple(token or f"[EMPTY_{index}]" for index, token in enumerate(raw))
-        types = _types(metadata, tokens)
-        scores = tuple(float(score) for score in array(metadata, "scores"))
-        if scores and len(scores) != len(tokens):
-            raise BadTokenizer(
-                f"{_PREFIX}scores has {len(scores)} entries, but the vocabulary has {len(tokens)}."
-            )
+        if len(set(tokens)) != len(tokens):
+            raise BadTokenizer(f"{_PREFIX}tokens has the same token twice.")
+        types = _types(metadata, len(tokens))
         default_bos, default_eos, default_unknown = _DEFAULT_IDS.get(model, (None, None, None))
         bos = _token_id(metadata, "bos_token_id", len(tokens), default_bos)
         enders = _enders(tokens)
@@ -136,7 +135,7 @@ class Vocabulary:
             pre=string(metadata, "pre") or "",
             tokens=tokens,
             types=types,
-            scores=scores,
+            scores=tuple(numbers(metadata, "scores", len(tokens))),
             bos_id=bos,
             eos_ids=tuple(dict.fromkeys([i for i in named if i is not None] + sorted(enders))),
             unknown_id=_token_id(metadata, "unknown_token_id", len(tokens), default_unknown),
@@ -150,44 +149,63 @@ class Vocabulary:
 def string(metadata: Metadata, key: str) -> str | None:
     """The string `tokenizer.ggml.<key>`, if there is one."""
     value = metadata.get(_PREFIX + key)
-    return None if value is None else str(value)
+    if value is not None and not isinstance(value, str):
+        raise _wrong_type(key, value, "a string")
+    return value
 
 
 def flag(metadata: Metadata, key: str, default: bool) -> bool:
     """The boolean `tokenizer.ggml.<key>`."""
-    return bool(metadata.get(_PREFIX + key, default))
+    value = metadata.get(_PREFIX + key, default)
+    if not isinstance(value, bool):
+        raise _wrong_type(key, value, "a boolean")
+    return value
 
 
-def array(metadata: Metadata, key: str) -> Sequence[Any]:
-    """The array `tokenizer.ggml.<key>`; empty if there is none."""
-    value = metadata.get(_PREFIX + key)
-    return () if value is None else tuple(value)
+def strings(metadata: Metadata, key: str) -> list[str]:
+    """The array of strings `tokenizer.ggml.<key>`; empty if there is none."""
+    value = metadata.get(_PREFIX + key, [])
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise _wrong_type(key, value, "an array of strings")
+    try:
+        "".join(value).encode()
+    except UnicodeEncodeError as error:
+        raise BadTokenizer(f"{_PREFIX}{key} has an entry that is not UTF-8.") from error
+    return value
 
 
-def _types(metadata: Metadata, tokens: tuple[str, ...]) -> tuple[TokenType, ...]:
-    raw = array(metadata, "token_type")
-    if not raw:
-        return (TokenType.NORMAL,) * len(tokens)
-    if len(raw) != len(tokens):
+def numbers(metadata: Metadata, key: str, size: int) -> list[Any]:
+    """The array of numbers `tokenizer.ggml.<key>`, one per token; empty if there is none."""
+    value = metadata.get(_PREFIX + key, ())
+    values = value.tolist() if isinstance(value, np.ndarray) else value
+    if not isinstance(values, list | tuple) or not all(isinstance(n, int | float) for n in values):
+        raise _wrong_type(key, value, "an array of numbers")
+    if len(values) not in (0, size):
         raise BadTokenizer(
-            f"{_PREFIX}token_type has {len(raw)} entries, but the vocabulary has {len(tokens)}."
+            f"{_PREFIX}{key} has {len(values)} entries, but the vocabulary has {size} tokens."
         )
+    return list(values)
+
+
+def _wrong_type(key: str, value: object, wanted: str) -> BadTokenizer:
+    return BadTokenizer(f"{_PREFIX}{key} is of type {type(value).__name__}, not {wanted}.")
+
+
+def _types(metadata: Metadata, size: int) -> tuple[TokenType, ...]:
     known = {int(type_): type_ for type_ in TokenType}
-    return tuple(known.get(int(value), TokenType.UNDEFINED) for value in raw)
+    values = numbers(metadata, "token_type", size) or [TokenType.NORMAL] * size
+    return tuple(known.get(value, TokenType.UNDEFINED) for value in values)
 
 
 def _token_id(metadata: Metadata, key: str, size: int, default: int | None) -> int | None:
-    value = metadata.get(_PREFIX + key, default)
+    value = metadata.get(_PREFIX + key)
     if value is None:
-        return None
-    token_id = int(value)
-    if 0 <= token_id < size:
-        return token_id
-    if _PREFIX + key in metadata:
-        raise BadTokenizer(
-            f"{_PREFIX}{key} is {token_id}, but the vocabulary has only {size} tokens."
-        )
-    return None
+        return default if default is not None and default < size else None
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise _wrong_type(key, value, "an integer")
+    if not 0 <= value < size:
+        raise BadTokenizer(f"{_PREFIX}{key} is {value}, but the vocabulary has {size} tokens.")
+    return value
 
 
 def _enders(tokens: tuple[str, ...]) -> frozenset[int]:
