@@ -28,7 +28,7 @@ from hip import hip as _hip_bindings
 from kernels.build import LIB_DIR
 from kernels.builder import Builder
 from kernels.compiler import find_compiler
-from kernels.table import Source, Unit, read_table
+from kernels.table import KERNELS_DIR, Source, Unit, read_table
 from kernels.targets import TARGETS, Platform, Target
 
 from tests.support.host_platform import HostPlatform
@@ -88,7 +88,7 @@ class DeviceArray:
             image = np.full(self._size, _GUARD, np.uint8)
             image[self._guard : self._guard + self.nbytes] = _POISON
             self._copy_in(self.pointer - self._guard, image)
-        if device.host and self._size:
+        if device.host and self._size and name:
             device.host.label(self.pointer, self.nbytes, name)
 
     def set(self, values: Array) -> None:
@@ -137,14 +137,16 @@ class DeviceArray:
 class Device:
     """The device under test, with the kernels it can run."""
 
-    def __init__(self, options: PlatformOptions) -> None:
+    def __init__(self, options: PlatformOptions, table: Path = KERNELS_DIR) -> None:
         self.host = HostPlatform.start(options) if options.platform == "host" else None
         properties = _ok(hip.hipGetDeviceProperties(0), "hipGetDeviceProperties")
         arch = properties.gcnArchName
         self.arch = (arch.decode() if isinstance(arch, bytes) else str(arch)).split(":")[0]
         self.target = _target_for(self.arch)
         self.wave = self.target.wave
-        self._images: _Images = _BuiltImages(self.target) if self.host else _LibImages(self.target)
+        self._images: _BuiltImages | _LibImages = (
+            _BuiltImages(self.target, table) if self.host else _LibImages(self.target)
+        )
         self._modules: dict[Path, Any] = {}
         self._functions: dict[str, tuple[Any, dict[str, Any]]] = {}
         self._arrays: list[DeviceArray] = []
@@ -178,13 +180,25 @@ class Device:
         Raises:
             KernelFault: an argument does not fit the kernel, or the kernel did something wrong.
         """
+        self.enqueue(kernel, *args, grid=grid, block=block, lds_bytes=lds_bytes)
+        self.synchronize()
+
+    def enqueue(
+        self,
+        kernel: str,
+        *args: DeviceArray | Scalar | None,
+        grid: int | Sequence[int],
+        block: int | Sequence[int],
+        lds_bytes: int = 0,
+        stream: object = None,
+    ) -> None:
+        """The same without waiting, on a stream of hip-python's."""
         function, entry = self._function(kernel)
         packed = _pack(kernel, entry["args"], args)
         result = hip.hipModuleLaunchKernel(
-            function, *_three(grid), *_three(block), lds_bytes, None, None, packed
+            function, *_three(grid), *_three(block), lds_bytes, stream, None, packed
         )
         self.ok(result, f"launch of {kernel}")
-        self.synchronize()
 
     def synchronize(self) -> None:
         """Waits for the device."""
@@ -207,6 +221,10 @@ class Device:
         for array in self._arrays:
             array.free()
         self._arrays.clear()
+
+    def function(self, kernel: str) -> object:
+        """hip-python's handle of the kernel."""
+        return self._function(kernel)[0]
 
     def _function(self, kernel: str) -> tuple[Any, dict[str, Any]]:
         if kernel not in self._functions:
@@ -238,10 +256,10 @@ class _LibImages:
 class _BuiltImages:
     """Kernels compiled when they are first asked for, each unit on its own."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Target, table: Path) -> None:
         self._target = target
         self._builder = Builder(find_compiler(None))
-        self._sources = read_table()
+        self._sources = read_table(table)
 
     def find(self, kernel: str) -> tuple[Path, dict[str, Any]]:
         """The file with the kernel, and the kernel's entry in the manifest."""
@@ -261,9 +279,6 @@ class _BuiltImages:
             if kernel in self._builder.interfaces(unit, self._target.wave):
                 return unit
         raise KernelFault(f"no unit of {source.name}.hip defines {kernel}")
-
-
-_Images = _LibImages | _BuiltImages
 
 
 def _target_for(arch: str) -> Target:

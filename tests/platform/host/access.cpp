@@ -11,7 +11,8 @@ namespace host {
 namespace {
 
 // The operand of the atomic operation that comes next; its own access was checked already.
-uintptr_t announced_atomic = 0;
+constexpr uintptr_t kNone = UINTPTR_MAX;
+uintptr_t announced_atomic = kNone;
 
 [[noreturn]] void refuse_foreign(uintptr_t address, size_t size, bool writes) {
   BlockRunner& runner = block_runner();
@@ -37,7 +38,7 @@ void check_shared(SharedMemory& shared, uintptr_t address, size_t size, AccessKi
 
 void check(uintptr_t address, size_t size, bool writes) {
   if (announced_atomic == address) {
-    announced_atomic = 0;
+    announced_atomic = kNone;
     return;
   }
   if (memory().in_arena(address)) {

@@ -118,10 +118,16 @@ void Streams::run_next(Stream& stream) {
   for (Allocation* buffer : operation.buffers) buffer->pending--;
 }
 
+bool Streams::known_to_all(const Use& use) const {
+  const auto knows = [&](const Stream* stream) {
+    return stream->queue.empty() || includes(stream->queue.front().clock, use);
+  };
+  return includes(host_, use) && knows(&null_) && std::all_of(live_.begin(), live_.end(), knows);
+}
+
 void Streams::check_order(const Stream& stream, uint64_t sequence, const Operation& operation) {
   for (Allocation* buffer : memory().take_touched()) {
     const Extent extents[] = {std::exchange(buffer->read, {}), std::exchange(buffer->written, {})};
-    std::erase_if(buffer->uses, [&](const Use& use) { return includes(host_, use); });
     const std::vector<Use> earlier = buffer->uses;
     for (const bool writes : {false, true}) {
       const Extent& extent = extents[writes];
@@ -140,6 +146,7 @@ void Streams::check_order(const Stream& stream, uint64_t sequence, const Operati
       }
       buffer->uses.push_back({extent, writes, stream.id, sequence, operation.name});
     }
+    std::erase_if(buffer->uses, [&](const Use& use) { return known_to_all(use); });
   }
 }
 

@@ -84,6 +84,8 @@ class Streams {
 
  private:
   void run_next(Stream& stream);
+  // Whether this use comes before everything that is queued or ever will be.
+  bool known_to_all(const Use& use) const;
   void check_order(const Stream& stream, uint64_t sequence, const Operation& operation);
 
   Stream null_;

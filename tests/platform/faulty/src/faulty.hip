@@ -1,0 +1,168 @@
+// Kernels for the tests of the host platform. Most make one mistake.
+#include "rf/platform.h"
+
+using rf::kWave;
+
+namespace {
+__device__ __forceinline__ int index() { return blockIdx.x * blockDim.x + threadIdx.x; }
+}  // namespace
+
+// Writes y[first .. first + n): right if that is inside y.
+extern "C" __global__ __launch_bounds__(256) void rf_fill(float* y, int first, int n) {
+  if (index() < n) y[first + index()] = 1.0f;
+}
+
+// y[i] = x[first + i].
+extern "C" __global__ __launch_bounds__(256) void rf_read(float* y, const float* x, int first,
+                                                          int n) {
+  if (index() < n) y[index()] = x[first + index()];
+}
+
+extern "C" __global__ __launch_bounds__(256) void rf_sum_row(float* y, const float* x, int n) {
+  float sum = 0.0f;
+  for (int i = 0; i < n; i++) sum += x[i];
+  if (index() == 0) *y = sum;
+}
+
+// The array has room for half of the block. The pointer hides its size from the compiler.
+extern "C" __global__ __launch_bounds__(256) void rf_shared_overflow(float* y, int offset) {
+  __shared__ float half_of_it[32];
+  float* elements = half_of_it;
+  elements[threadIdx.x + offset] = 1.0f;
+  __syncthreads();
+  y[threadIdx.x] = elements[threadIdx.x];
+}
+
+extern "C" __global__ __launch_bounds__(256) void rf_shared_index(float* y) {
+  __shared__ float rows[4][16];
+  rows[0][threadIdx.x] = 1.0f;  // the second index runs into the next row
+  __syncthreads();
+  y[threadIdx.x] = rows[threadIdx.x / 16][threadIdx.x % 16];
+}
+
+extern "C" __global__ __launch_bounds__(256) void rf_dynamic_overflow(float* y) {
+  RF_DYNAMIC_LDS(float, tile);
+  tile[threadIdx.x] = 1.0f;
+  __syncthreads();
+  y[threadIdx.x] = tile[threadIdx.x];
+}
+
+extern "C" __global__ __launch_bounds__(256) void rf_private_index(float* y, int n) {
+  float values[4] = {};
+  for (int i = 0; i < n; i++) values[i] = static_cast<float>(i);
+  y[threadIdx.x] = values[threadIdx.x % 4];
+}
+
+extern "C" __global__ __launch_bounds__(256) void rf_reverse_without_barrier(float* y) {
+  __shared__ float values[256];
+  values[threadIdx.x] = static_cast<float>(threadIdx.x);
+  y[threadIdx.x] = values[blockDim.x - 1 - threadIdx.x];
+}
+
+// Right in the first round; in the second it writes what others may still read.
+extern "C" __global__ __launch_bounds__(256) void rf_overwrite_without_barrier(float* y) {
+  __shared__ float values[256];
+  for (int round = 0; round < 2; round++) {
+    values[threadIdx.x] = static_cast<float>(round);
+    __syncthreads();
+    y[threadIdx.x] = values[blockDim.x - 1 - threadIdx.x];
+  }
+}
+
+// Thread 63 writes what all threads read in the same step.
+extern "C" __global__ __launch_bounds__(256) void rf_overwrite_first(float* y) {
+  __shared__ float value;
+  if (threadIdx.x == 0) value = 1.0f;
+  __syncthreads();
+  y[threadIdx.x] = value;
+  if (threadIdx.x == 63) value = 2.0f;
+}
+
+extern "C" __global__ __launch_bounds__(256) void rf_divergent_barrier(float* y, int threads) {
+  if (static_cast<int>(threadIdx.x) < threads) __syncthreads();
+  y[threadIdx.x] = 1.0f;
+}
+
+extern "C" __global__ __launch_bounds__(256) void rf_two_barriers(float* y) {
+  if (threadIdx.x < 64) {
+    __syncthreads();
+  } else {
+    __syncthreads();
+  }
+  y[threadIdx.x] = 1.0f;
+}
+
+extern "C" __global__ __launch_bounds__(256) void rf_shuffle_after_exit(float* y, int n) {
+  if (static_cast<int>(threadIdx.x) >= n) return;
+  y[threadIdx.x] = rf::shfl(static_cast<float>(threadIdx.x), 0);
+}
+
+extern "C" __global__ __launch_bounds__(256) void rf_shuffle_out_of_wave(float* y) {
+  y[threadIdx.x] = rf::shfl(static_cast<float>(threadIdx.x), rf::lane_id() + 1);
+}
+
+extern "C" __global__ __launch_bounds__(256) void rf_not_uniform(int* y) {
+  y[threadIdx.x] = rf::uniform(threadIdx.x / 2);
+}
+
+extern "C" __global__ __launch_bounds__(256) void rf_shared_uninitialised(float* y) {
+  __shared__ float values[256];
+  if (threadIdx.x != 7) values[threadIdx.x] = 1.0f;
+  __syncthreads();
+  y[threadIdx.x] = values[threadIdx.x];
+}
+
+extern "C" __global__ __launch_bounds__(256) void rf_blocks_write_same(int* y) {
+  y[threadIdx.x] = blockIdx.x;
+}
+
+// Global memory as a mailbox between the waves of a block, without a barrier.
+extern "C" __global__ __launch_bounds__(256) void rf_waves_share_global(int* mailbox, int* y) {
+  mailbox[threadIdx.x] = threadIdx.x;
+  y[threadIdx.x] = mailbox[blockDim.x - 1 - threadIdx.x];
+}
+
+// Right: atomic.
+extern "C" __global__ __launch_bounds__(256) void rf_count(int* total, int* in_block) {
+  __shared__ int count;
+  if (threadIdx.x == 0) count = 0;
+  __syncthreads();
+  rf::atomic_add(&count, 1);
+  rf::atomic_add(total, 1);
+  __syncthreads();
+  if (threadIdx.x == 0) in_block[blockIdx.x] = count;
+}
+
+// Right with the fence: the block that comes last adds up what all have written.
+extern "C" __global__ __launch_bounds__(256) void rf_last_block_sums(int* partial, int* arrived,
+                                                                     int* total, int fence) {
+  __shared__ bool last;
+  if (threadIdx.x == 0) {
+    partial[blockIdx.x] = blockIdx.x + 1;
+    if (fence) rf::device_fence();
+    last = rf::atomic_add(arrived, 1) == static_cast<int>(gridDim.x) - 1;
+    if (last && fence) rf::device_fence();
+    int sum = 0;
+    if (last) {
+      for (unsigned i = 0; i < gridDim.x; i++) sum += partial[i];
+      *total = sum;
+    }
+  }
+}
+
+extern "C" __global__ __launch_bounds__(256) void rf_misaligned(float* y, const float* x) {
+  rf::store16(y, rf::load16(x + 1));
+}
+
+extern "C" __global__ __launch_bounds__(256) void rf_divide(int* y, int divisor) {
+  y[threadIdx.x] = static_cast<int>(threadIdx.x) / divisor;
+}
+
+// Right: the lanes of one wave exchange values through LDS, ordered by wave_sync().
+extern "C" __global__ __launch_bounds__(256) void rf_wave_exchange(int* y, int sync) {
+  __shared__ int values[256];
+  values[threadIdx.x] = threadIdx.x;
+  if (sync) rf::wave_sync();
+  const int first = threadIdx.x / kWave * kWave;
+  y[threadIdx.x] = values[first + (kWave - 1 - rf::lane_id())];
+}

@@ -1,0 +1,162 @@
+"""The host platform reports mistakes between the lanes, waves and blocks of a launch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from tests.support.host_platform import HostPlatform
+from tests.support.kernels import Device, KernelFault
+
+
+@pytest.fixture(params=["forward", "reverse", "random"])
+def any_order(
+    request: pytest.FixtureRequest, host: HostPlatform, pytestconfig: pytest.Config
+) -> Iterator[str]:
+    """Runs the test with lanes in each order: the finding must not depend on it."""
+    host.set_lane_order(request.param, seed=7)
+    yield request.param
+    host.set_lane_order(pytestconfig.getoption("--lane-order"))
+
+
+def test_shared_array_overflow(device: Device, any_order: str) -> None:
+    y = device.empty(32, np.float32)
+    with pytest.raises(
+        KernelFault, match=r"writes 4 bytes at offset 1\d\d of shared array .*which has 128 bytes"
+    ):
+        device.launch("rf_shared_overflow", y, 1, grid=1, block=32)
+
+
+def test_shared_array_overflow_by_more_than_its_size(device: Device) -> None:
+    y = device.empty(32, np.float32)
+    with pytest.raises(KernelFault, match=r"rf_shared_overflow.*writes 4 bytes"):
+        device.launch("rf_shared_overflow", y, 4000, grid=1, block=32)
+
+
+def test_index_past_a_row_of_a_shared_array(device: Device) -> None:
+    y = device.empty(64, np.float32)
+    with pytest.raises(KernelFault, match=r"uses index \d+ of 'float\[16\]' \(.*faulty\.hip:\d+\)"):
+        device.launch("rf_shared_index", y, grid=1, block=64)
+
+
+def test_dynamic_shared_memory_overflow(device: Device) -> None:
+    y = device.empty(64, np.float32)
+    device.launch("rf_dynamic_overflow", y, grid=1, block=64, lds_bytes=256)
+    with pytest.raises(KernelFault, match=r"writes 4 bytes at offset \d+ of .*'dynamic LDS', whi"):
+        device.launch("rf_dynamic_overflow", y, grid=1, block=64, lds_bytes=128)
+
+
+def test_private_array_overflow(device: Device) -> None:
+    y = device.empty(64, np.float32)
+    with pytest.raises(KernelFault, match=r"uses index 4 of 'float\[4\]'"):
+        device.launch("rf_private_index", y, 5, grid=1, block=64)
+
+
+def test_missing_barrier_before_a_read(device: Device, any_order: str) -> None:
+    y = device.empty(256, np.float32)
+    with pytest.raises(KernelFault, match=r"of shared array .*values"):
+        device.launch("rf_reverse_without_barrier", y, grid=1, block=256)
+
+
+def test_missing_barrier_before_a_write(device: Device, any_order: str) -> None:
+    y = device.empty(256, np.float32)
+    with pytest.raises(KernelFault, match=r"of shared array .*values.* without a barrier"):
+        device.launch("rf_overwrite_without_barrier", y, grid=1, block=256)
+
+
+def test_overwriting_what_others_have_read(device: Device, host: HostPlatform) -> None:
+    host.set_lane_order("forward")
+    y = device.empty(64, np.float32)
+    with pytest.raises(KernelFault, match=r"thread .63, .*writes offset 0 .*, which other threads"):
+        device.launch("rf_overwrite_first", y, grid=1, block=64)
+
+
+def test_barrier_that_some_threads_skip(device: Device, any_order: str) -> None:
+    y = device.empty(128, np.float32)
+    with pytest.raises(KernelFault, match=r"__syncthreads\(\) at faulty\.hip:\d+, reached by 40"):
+        device.launch("rf_divergent_barrier", y, 40, grid=1, block=128)
+
+
+def test_threads_at_different_barriers(device: Device) -> None:
+    y = device.empty(128, np.float32)
+    with pytest.raises(KernelFault, match=r"reached by 64 of 128 threads; thread 64 is at __sync"):
+        device.launch("rf_two_barriers", y, grid=1, block=128)
+
+
+def test_shuffle_with_lanes_missing(device: Device, any_order: str) -> None:
+    y = device.empty(64, np.float32)
+    with pytest.raises(KernelFault, match=r"shuffle at .*, but lane \d+ of the same wave is at"):
+        device.launch("rf_shuffle_after_exit", y, 20, grid=1, block=64)
+
+
+def test_shuffle_from_a_lane_that_does_not_exist(device: Device) -> None:
+    y = device.empty(64, np.float32)
+    with pytest.raises(KernelFault, match=r"takes the value of lane \d+ of a wave of \d+"):
+        device.launch("rf_shuffle_out_of_wave", y, grid=1, block=64)
+
+
+def test_value_that_is_not_uniform(device: Device) -> None:
+    y = device.empty(64, np.int32)
+    with pytest.raises(KernelFault, match=r"brings 1 to uniform\(\) .* where lane 0 brings 0"):
+        device.launch("rf_not_uniform", y, grid=1, block=64)
+
+
+def test_read_of_shared_memory_that_nothing_has_written(device: Device) -> None:
+    y = device.empty(64, np.float32)
+    with pytest.raises(KernelFault, match=r"reads offset 28 of .*nothing in this block"):
+        device.launch("rf_shared_uninitialised", y, grid=1, block=64)
+
+
+def test_two_blocks_write_the_same_bytes(device: Device, any_order: str) -> None:
+    y = device.empty(64, np.int32, "y")
+    with pytest.raises(KernelFault, match=r"writes offset \d+ .*'y'.*which block \d wrote"):
+        device.launch("rf_blocks_write_same", y, grid=2, block=64)
+
+
+def test_waves_exchange_through_global_memory_without_a_barrier(
+    device: Device, any_order: str
+) -> None:
+    mailbox, y = device.empty(256, np.int32, "mailbox"), device.empty(256, np.int32)
+    with pytest.raises(KernelFault, match="'mailbox'"):
+        device.launch("rf_waves_share_global", mailbox, y, grid=1, block=256)
+
+
+def test_atomics_are_no_race(device: Device, any_order: str) -> None:
+    total, in_block = device.upload(np.zeros(1, np.int32)), device.empty(3, np.int32)
+    device.launch("rf_count", total, in_block, grid=3, block=128)
+    assert total.get() == [384]
+    np.testing.assert_array_equal(in_block.get(), [128, 128, 128])
+
+
+def test_last_block_may_read_the_others_after_a_fence(device: Device, any_order: str) -> None:
+    partial, total = device.empty(4, np.int32), device.empty(1, np.int32)
+    arrived = device.upload(np.zeros(1, np.int32))
+    device.launch("rf_last_block_sums", partial, arrived, total, 1, grid=4, block=64)
+    assert total.get() == [10]
+
+
+def test_last_block_without_a_fence(device: Device, any_order: str) -> None:
+    partial, total = device.empty(4, np.int32, "partial"), device.empty(1, np.int32)
+    arrived = device.upload(np.zeros(1, np.int32))
+    with pytest.raises(KernelFault, match=r"reads offset \d+ .*'partial'.*which block \d wrote"):
+        device.launch("rf_last_block_sums", partial, arrived, total, 0, grid=4, block=64)
+
+
+def test_lanes_of_a_wave_may_exchange_after_wave_sync(device: Device, any_order: str) -> None:
+    y = device.empty(64, np.int32)
+    device.launch("rf_wave_exchange", y, 1, grid=1, block=64)
+    wave = np.arange(device.wave)[::-1]
+    np.testing.assert_array_equal(y.get(), np.concatenate([wave, wave + device.wave])[:64])
+
+
+def test_lanes_of_a_wave_exchange_without_wave_sync(device: Device, any_order: str) -> None:
+    y = device.empty(64, np.int32)
+    with pytest.raises(KernelFault, match=r"of shared array .*values"):
+        device.launch("rf_wave_exchange", y, 0, grid=1, block=64)
+
+
+def test_integer_division_by_zero(device: Device) -> None:
+    y = device.empty(64, np.int32)
+    with pytest.raises(KernelFault, match=r"divides an integer by zero \(.*faulty\.hip"):
+        device.launch("rf_divide", y, 0, grid=1, block=64)
