@@ -56,7 +56,7 @@ async def serve(arguments: argparse.Namespace) -> None:
     await engine.start()
     try:
         config = uvicorn.Config(
-            app, port=arguments.port, log_level="warning", access_log=False, lifespan="off"
+            app, port=arguments.port, log_level="warning", access_log=False, lifespan="on"
         )
         await uvicorn.Server(config).serve()
     finally:

@@ -61,6 +61,13 @@ def test_health_names_the_backend_and_owns_up_to_a_fallback(
     assert body["fallback_reason"] == "no GPU"
 
 
+@pytest.mark.parametrize("path", ["/health", "/ready"])
+def test_load_balancers_may_ask_with_head(client: Client, path: str) -> None:
+    response = client.head(path)
+    assert response.status_code == 200
+    assert response.content == b""
+
+
 def test_requests_while_loading_are_a_503_with_retry_after(
     client: Client, engine: FakeEngine
 ) -> None:

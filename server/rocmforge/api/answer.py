@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import uuid
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -21,8 +20,6 @@ from rocmforge.api.schema import Usage
 from rocmforge.api.service import Service
 from rocmforge.api.settings import ApiSettings
 from rocmforge.api.sse import DONE, EventStream, frame
-
-log = logging.getLogger(__name__)
 
 REQUEST_ID = "x-request-id"
 
@@ -84,7 +81,7 @@ async def answer(
         ClientLeft: nobody waits for the answer any more.
     """
     headers = {REQUEST_ID: writer.head.id}
-    generation = Generation.start(service, plan, arrival_ns)
+    generation = Generation.start(service, writer.head.id, plan, arrival_ns)
     if stream:
         events = EventStream(
             stream_events(generation, writer, include_usage=include_usage),

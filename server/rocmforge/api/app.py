@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import anyio
+import anyio.lowlevel
 from litestar import Litestar, Request, Response
 from litestar.config.cors import CORSConfig
 from litestar.di import Provide
@@ -52,9 +54,15 @@ def build_app(service: Service, settings: ApiSettings) -> Litestar:
         if settings.cors_origins
         else None,
         request_max_body_size=settings.max_body_bytes,
+        on_startup=[_load_anyio],
         openapi_config=None,
         logging_config=None,
     )
+
+
+async def _load_anyio() -> None:
+    """The library imports its event loop backend on first use: 100 ms no client should wait."""
+    await anyio.lowlevel.checkpoint()
 
 
 def _client_left(request: Request, error: ClientLeft) -> Response[None]:  # type: ignore[type-arg]

@@ -6,6 +6,7 @@ Streams and plain answers are both made from `Generation.batches`, so there is o
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from rocmforge.api.service import Handle, Service
 from rocmforge.engine.params import FinishReason, TokenEvent, TokenLogprob
 from rocmforge.errors import DeadlineExceeded, Draining, EngineError
 from rocmforge.text.detokenizer import Delta, IncrementalDetokenizer
+
+log = logging.getLogger(__name__)
 
 RETRY_S = 1.0
 
@@ -46,13 +49,18 @@ class Choice:
     ) -> None:
         self.index = index
         self.handle = handle
-        self.is_finished = False
+        self.outcome: str | None = None  # None while it runs
         self.num_tokens = 0
         self.cached_tokens = 0
         self._prompt_logprobs: tuple[TokenLogprob, ...] = ()
         self._detokenizer = detokenizer
         self._aligner = aligner
         self._metrics = metrics
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether nothing more comes."""
+        return self.outcome is not None
 
     def take(self, events: tuple[TokenEvent, ...]) -> list[Piece]:
         """Turns what one wake-up brought into pieces, one for each event that shows anything.
@@ -78,7 +86,7 @@ class Choice:
         """Frees what the sequence holds. Idempotent."""
         self.handle.close()
         if not self.is_finished:
-            self.is_finished = True
+            self.outcome = "aborted"
             self._metrics.aborted()
 
     def _piece(self, event: TokenEvent) -> Piece | None:
@@ -94,7 +102,7 @@ class Choice:
         if self._aligner is not None:
             logprobs = self._align(self._aligner, event, delta, text)
         if reason is not None:
-            self.is_finished = True
+            self.outcome = reason.value
         elif not text and not logprobs:
             return None
         prompt_logprobs, self._prompt_logprobs = self._prompt_logprobs, ()
@@ -140,12 +148,17 @@ class Choice:
 class Generation:
     """All choices of one request. Whoever starts it must close it."""
 
-    def __init__(self, plan: Plan, choices: tuple[Choice, ...]) -> None:
+    def __init__(
+        self, request_id: str, plan: Plan, choices: tuple[Choice, ...], arrival_ns: int
+    ) -> None:
         self.plan = plan
         self.choices = choices
+        self._request_id = request_id
+        self._arrival_ns = arrival_ns
+        self._is_closed = False
 
     @classmethod
-    def start(cls, service: Service, plan: Plan, arrival_ns: int) -> Generation:
+    def start(cls, service: Service, request_id: str, plan: Plan, arrival_ns: int) -> Generation:
         """Submits every sequence, or none.
 
         Raises:
@@ -160,7 +173,7 @@ class Generation:
             for choice in choices:
                 choice.close()
             raise
-        return cls(plan, tuple(choices))
+        return cls(request_id, plan, tuple(choices), arrival_ns)
 
     async def batches(self) -> AsyncIterator[Sequence[Piece]]:
         """Pieces of all choices as they come, those of one wake-up together.
@@ -202,9 +215,22 @@ class Generation:
         )
 
     def close(self) -> None:
-        """Ends whatever still runs. Idempotent."""
+        """Ends whatever still runs, and logs the request. Idempotent."""
+        if self._is_closed:
+            return
+        self._is_closed = True
         for choice in self.choices:
             choice.close()
+        usage = self.usage()
+        log.info(
+            "%s: %s, %d prompt tokens (%d cached), %d completion tokens, %.3f s",
+            self._request_id,
+            ", ".join(str(choice.outcome) for choice in self.choices),
+            usage.prompt_tokens,
+            usage.prompt_tokens_details.cached_tokens,
+            usage.completion_tokens,
+            (now_ns() - self._arrival_ns) * 1e-9,
+        )
 
 
 def _start_choice(service: Service, plan: Plan, number: int, arrival_ns: int) -> Choice:

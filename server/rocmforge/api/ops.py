@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from litestar import MediaType, Request, Response, get
+from litestar import MediaType, Request, Response, get, route
 
 from rocmforge import __version__
 from rocmforge.api.answer import json_response
@@ -18,7 +18,7 @@ from rocmforge.engine.status import EngineState
 _OPEN = {PUBLIC: True}
 
 
-@get("/health", opt=_OPEN)
+@route("/health", http_method=["GET", "HEAD"], opt=_OPEN)
 async def health(service: ServiceDep) -> Response[bytes]:
     """Liveness: answers as long as the HTTP side works, whatever the engine does."""
     status = service.engine.status
@@ -36,7 +36,7 @@ async def health(service: ServiceDep) -> Response[bytes]:
     )
 
 
-@get("/ready", opt=_OPEN)
+@route("/ready", http_method=["GET", "HEAD"], opt=_OPEN)
 async def ready(service: ServiceDep) -> Response[bytes]:
     """Readiness: 200 if requests are taken, else 503 with what is being done about it."""
     status = service.engine.status

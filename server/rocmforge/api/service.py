@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import ParamSpec, Protocol, TypeVar
-
-import anyio
-import anyio.to_thread
 
 from rocmforge import __version__
 from rocmforge.api.metrics import Metrics
@@ -75,7 +75,7 @@ class Service:
     metrics: Metrics
     clock: Callable[[], float] = time.time  # seconds since the epoch
     started: float = field(default_factory=time.time)  # on that clock
-    workers: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(2))
+    workers: Executor = field(default_factory=lambda: ThreadPoolExecutor(2, "text"))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -113,6 +113,5 @@ class Service:
         """Calls `function` here, or in a worker thread if the input of `size` bytes is large."""
         if size < OFFLOAD_BYTES:
             return function(*args, **kwargs)
-        return await anyio.to_thread.run_sync(
-            lambda: function(*args, **kwargs), limiter=self.workers
-        )
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self.workers, partial(function, *args, **kwargs))

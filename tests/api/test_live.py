@@ -1,0 +1,158 @@
+"""What only shows over real sockets and with a real engine process."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.api.live import SETTLE_S, assert_settles, live_server
+from tests.api.sse import chunks, events
+from tests.support.server import LiveServer
+
+JSON = {"content-type": "application/json"}
+
+
+def body(**fields: Any) -> bytes:
+    return json.dumps({"model": "tiny", "prompt": "hello", "max_tokens": 3, **fields}).encode()
+
+
+@pytest.mark.parametrize(
+    "sequence", [["stream", "stream"], ["stream", "plain", "bad"], ["bad", "unknown", "stream"]]
+)
+def test_a_connection_is_kept_open_after_every_kind_of_answer(
+    live: LiveServer, sequence: list[str]
+) -> None:
+    kinds = {
+        "stream": ("/v1/completions", body(stream=True), 200),
+        "plain": ("/v1/completions", body(), 200),
+        "bad": ("/v1/completions", b"{", 400),
+        "unknown": ("/v1/nothing", body(), 404),
+    }
+    connection = http.client.HTTPConnection("127.0.0.1", live.port, timeout=20)
+    connection.connect()
+    socket = connection.sock
+    for kind in sequence:
+        path, content, status = kinds[kind]
+        connection.request("POST", path, content, JSON)
+        response = connection.getresponse()
+        assert response.status == status
+        response.read()
+        assert response.getheader("connection", "keep-alive") == "keep-alive"
+        assert connection.sock is socket, f"closed after {kind}"
+    connection.close()
+
+
+def test_a_stream_can_not_be_cached_or_buffered_on_its_way(live: LiveServer) -> None:
+    response = httpx.post(f"{live.url}/v1/completions", content=body(stream=True), headers=JSON)
+    assert response.headers["content-type"].startswith("text/event-stream")
+    assert response.headers["cache-control"] == "no-store"
+    assert response.headers["x-accel-buffering"] == "no"
+    assert chunks(response.text)
+
+
+def test_the_engine_and_the_api_agree_on_greedy_text_streamed_or_not(live: LiveServer) -> None:
+    with httpx.Client(base_url=live.url, headers=JSON) as client:
+        for n in (1, 3):
+            fields: dict[str, Any] = {"temperature": 0, "n": n, "max_tokens": 40}
+            plain = client.post("/v1/completions", content=body(**fields)).json()
+            stream = client.post("/v1/completions", content=body(**fields, stream=True)).text
+            for choice in plain["choices"]:
+                streamed = "".join(
+                    c["choices"][0]["text"]
+                    for c in chunks(stream)
+                    if c["choices"][0]["index"] == choice["index"]
+                )
+                assert streamed == choice["text"]
+
+
+def test_scoring_a_prompt_agrees_between_plain_and_streamed(live: LiveServer) -> None:
+    fields: dict[str, Any] = {
+        "prompt": list(range(100, 250)),
+        "echo": True,
+        "logprobs": 1,
+        "max_tokens": 0,
+    }
+    with httpx.Client(base_url=live.url, headers=JSON) as client:
+        plain = client.post("/v1/completions", content=body(**fields)).json()["choices"][0]
+        found = chunks(client.post("/v1/completions", content=body(**fields, stream=True)).text)
+    assert len(plain["logprobs"]["tokens"]) == 150
+    assert plain["logprobs"]["token_logprobs"][0] is None
+    assert None not in plain["logprobs"]["token_logprobs"][1:]
+    assert found[0]["choices"][0]["logprobs"] == plain["logprobs"]
+    assert found[-1]["choices"][0]["finish_reason"] == "length"
+
+
+def test_a_long_prompt_is_taken(live: LiveServer) -> None:
+    content = body(prompt="hello world" * 15_000, max_tokens=1)
+    response = httpx.post(f"{live.url}/v1/completions", content=content, headers=JSON, timeout=60)
+    assert response.json()["usage"]["prompt_tokens"] == 30_000
+
+
+@pytest.fixture
+def fragile(tmp_path: Path) -> Iterator[LiveServer]:
+    with live_server(tmp_path / "log", "--backend", "create_slow") as server:
+        yield server
+
+
+def engine_pid(server: LiveServer) -> int:
+    pid = server.process.pid
+    (child,) = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
+    return int(child)
+
+
+def test_a_killed_engine_fails_its_requests_and_comes_back(fragile: LiveServer) -> None:
+    started = threading.Barrier(5, timeout=SETTLE_S)
+
+    def stream() -> list[Any]:
+        text = ""
+        content = body(stream=True, max_tokens=4000)
+        url = f"{fragile.url}/v1/completions"
+        with httpx.stream("POST", url, content=content, headers=JSON, timeout=30) as response:
+            for part in response.iter_text():
+                if not text:
+                    started.wait()
+                text += part
+        return events(text)
+
+    def plain() -> httpx.Response:
+        url = f"{fragile.url}/v1/completions"
+        return httpx.post(url, content=body(max_tokens=4000), headers=JSON, timeout=30)
+
+    with ThreadPoolExecutor(6) as pool:
+        streams = [pool.submit(stream) for _ in range(4)]
+        plains = [pool.submit(plain) for _ in range(2)]
+        started.wait()
+        os.kill(engine_pid(fragile), signal.SIGKILL)
+        for one in streams:
+            assert one.result()[-1]["error"]["type"] == "server_error"
+        for answer in plains:
+            assert answer.result().status_code in {500, 503}
+    assert httpx.get(f"{fragile.url}/health").status_code == 200
+    deadline = time.monotonic() + SETTLE_S
+    while httpx.get(f"{fragile.url}/ready").status_code != 200:
+        assert time.monotonic() < deadline, fragile.log
+    assert httpx.get(f"{fragile.url}/ready").json()["restarts"] == 1
+    assert_settles(fragile)
+
+
+def test_an_engine_that_fails_in_a_step_is_an_error_for_its_request(tmp_path: Path) -> None:
+    backend = ("--backend", "create_failing_collect_2")
+    with live_server(tmp_path / "log", *backend) as server:
+        url = f"{server.url}/v1/completions"
+        content = body(stream=True, max_tokens=50, ignore_eos=True)
+        found = events(httpx.post(url, content=content, headers=JSON, timeout=30).text)
+        assert found[-1]["error"]["code"] == "internal_error"
+        assert "planted" not in found[-1]["error"]["message"]
+        assert "planted" in server.log
+        assert httpx.get(f"{server.url}/health").status_code == 200
