@@ -9,6 +9,7 @@ For `--backend`: `tests.support.fake_backend:create`, or one of
 
     create_pipelined            two steps in flight
     create_slow                 20 ms a step
+    create_very_slow            700 ms a step
     create_slow_load            five seconds to load
     create_stuck_load           an hour to load
     create_unloadable           the file is refused
@@ -304,6 +305,7 @@ def create() -> FakeBackend:
 _VARIANTS = {
     "create_pipelined": FakeConfig(pipeline_depth=2),
     "create_slow": FakeConfig(step_s=0.02),
+    "create_very_slow": FakeConfig(step_s=0.7),
     "create_slow_load": FakeConfig(load_s=5.0),
     "create_stuck_load": FakeConfig(load_s=3600.0),
     "create_unloadable": FakeConfig(refuse=True),

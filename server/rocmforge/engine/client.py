@@ -262,7 +262,7 @@ class AsyncEngine:
             if self._ready is None:
                 self._give_up(error)
                 return
-            logger.error("engine: %s; starting it again in %g s", error.message, self._backoff_s)
+            logger.error("%s (the engine is started again in %g s)", error.message, self._backoff_s)
             self._restarts += 1
             await asyncio.sleep(self._backoff_s)
             self._backoff_s = min(2 * self._backoff_s, self._config.restart_backoff_max_s)
