@@ -140,8 +140,7 @@ class Device:
     def __init__(self, options: PlatformOptions, table: Path = KERNELS_DIR) -> None:
         self.host = HostPlatform.start(options) if options.platform == "host" else None
         properties = _ok(hip.hipGetDeviceProperties(0), "hipGetDeviceProperties")
-        arch = properties.gcnArchName
-        self.arch = (arch.decode() if isinstance(arch, bytes) else str(arch)).split(":")[0]
+        self.arch = properties.gcnArchName.split(":")[0]
         self.target = _target_for(self.arch)
         self.wave = self.target.wave
         self._images: _BuiltImages | _LibImages = (

@@ -209,3 +209,14 @@ HIP_API hipError_t hipModuleOccupancyMaxActiveBlocksPerMultiprocessor(int* block
   *blocks = std::min(2048 / threads, by_lds);
   return hipSuccess;
 }
+
+// Where argument `index` lies in the argument buffer; hipErrorInvalidValue past the last one.
+HIP_API hipError_t rf_host_argument(void* handle, size_t index, size_t* offset, size_t* bytes) {
+  const std::lock_guard<std::mutex> lock(library_mutex());
+  if (!functions.count(handle)) return hipErrorInvalidHandle;
+  const RfHostKernel& kernel = *static_cast<Function*>(handle)->kernel;
+  if (index >= static_cast<size_t>(kernel.arg_count)) return hipErrorInvalidValue;
+  *offset = kernel.arg_offsets[index];
+  *bytes = kernel.arg_sizes[index];
+  return hipSuccess;
+}
