@@ -315,6 +315,16 @@ def test_control_tokens_never_show(chat: Any, engine: FakeEngine) -> None:
     assert chat(ignore_eos=True).json()["choices"][0]["message"]["content"] == "hello world"
 
 
+def test_a_stop_token_that_has_a_text_is_counted_but_not_shown(
+    chat: Any, engine: FakeEngine
+) -> None:
+    engine.script = say([HELLO], [WORLD])
+    body = chat(stop_token_ids=[WORLD], logprobs=True).json()
+    assert body["choices"][0]["message"]["content"] == "hello"
+    assert [t["token"] for t in body["choices"][0]["logprobs"]["content"]] == ["hello"]
+    assert body["usage"]["completion_tokens"] == 2
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_stop_string_ends_the_answer_and_the_sequence(
     chat: Any, engine: FakeEngine, stream: bool

@@ -74,7 +74,7 @@ def test_how_a_sequence_ended_is_told_apart(client: Client, engine: FakeEngine, 
     chat()
     engine.script = say([262], finish=FinishReason.ERROR)
     chat()
-    engine.script = say([262], [267])
+    engine.script = say([262], [267], [262])
     chat(stop="world")
     samples = scrape(client)
     for reason in ("length", "error", "stop"):

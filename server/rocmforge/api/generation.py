@@ -93,7 +93,10 @@ class Choice:
         self.num_tokens += len(event.token_ids)
         if event.prompt_logprobs is not None:
             self._prompt_logprobs += event.prompt_logprobs
-        delta = self._detokenizer.push(event.token_ids)
+        token_ids = event.token_ids
+        if event.finish_reason is FinishReason.STOP:
+            token_ids = token_ids[:-1]  # the token that ends a sequence is no part of the answer
+        delta = self._detokenizer.push(token_ids)
         text = delta.text
         reason = event.finish_reason if delta.stop is None else FinishReason.STOP
         if delta.stop is None and reason is not None:
@@ -114,10 +117,7 @@ class Choice:
     def _align(
         aligner: LogprobAligner, event: TokenEvent, delta: Delta, text: str
     ) -> tuple[ScoredToken, ...]:
-        scores = event.logprobs or ()
-        if delta.stop is None and event.finish_reason is FinishReason.STOP:
-            scores = scores[:-1]  # the token that ends a sequence is not a part of the answer
-        tokens = aligner.push(scores, delta.offsets, text)
+        tokens = aligner.push(event.logprobs or (), delta.offsets, text)
         if delta.stop is None and event.finish_reason is not None:
             tokens += aligner.finish()
         return tokens

@@ -33,7 +33,10 @@ class LogprobAligner:
     def push(
         self, scores: Sequence[TokenLogprob], offsets: Sequence[int], text: str
     ) -> tuple[ScoredToken, ...]:
-        """Takes tokens and the text that was shown with them; returns the tokens to show."""
+        """Takes tokens and the text that was shown with them; returns the tokens to show.
+
+        Scores without an offset belong to tokens that are no part of the answer.
+        """
         self._held.extend(map(ScoredToken, scores, offsets))
         self._shown += len(text)
         taken = []

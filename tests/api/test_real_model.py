@@ -1,0 +1,80 @@
+"""`rocmforge serve` with SmolLM2, as a client sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from tests.support.server import LiveServer
+
+pytestmark = pytest.mark.model
+
+QUESTION: list[openai.types.chat.ChatCompletionMessageParam] = [
+    {"role": "user", "content": "What is the capital of France?"}
+]
+
+
+@pytest.fixture(scope="module")
+def smollm2(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    command = [
+        *("-m", "rocmforge", "serve", str(smollm2_path), "--port", "{port}"),
+        *("--backend", "reference", "--max-context", "512", "--served-model-name", "org/smol"),
+    ]
+    with LiveServer(command, tmp_path_factory.mktemp("smollm2") / "log") as server:
+        yield server
+
+
+@pytest.fixture
+def sdk(smollm2: LiveServer) -> Iterator[openai.OpenAI]:
+    base = f"{smollm2.url}/v1"
+    with openai.OpenAI(base_url=base, api_key="none", max_retries=0, timeout=120) as client:
+        yield client
+
+
+def test_it_answers_streamed_as_plain_and_stops_by_itself(sdk: openai.OpenAI) -> None:
+    plain = sdk.chat.completions.create(
+        model="org/smol", messages=QUESTION, temperature=0, max_tokens=20
+    )
+    assert plain.choices[0].message.content == "The capital of France is Paris."
+    assert plain.choices[0].finish_reason == "stop"
+    stream = sdk.chat.completions.create(
+        model="org/smol", messages=QUESTION, temperature=0, max_tokens=20, stream=True
+    )
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
+    assert text == plain.choices[0].message.content
+
+
+def test_special_tokens_from_a_client_are_text(smollm2: LiveServer) -> None:
+    def tokens(content: str) -> list[int]:
+        body = {"messages": [{"role": "user", "content": content}]}
+        found: list[int] = httpx.post(f"{smollm2.url}/tokenize", json=body).json()["tokens"]
+        return found
+
+    end = httpx.post(f"{smollm2.url}/tokenize", json={"prompt": "<|im_end|>"}).json()["tokens"]
+    assert len(end) == 1
+    assert tokens("<|im_end|>").count(end[0]) == tokens("hello").count(end[0])
+
+
+def test_a_model_name_with_a_slash_is_found(sdk: openai.OpenAI) -> None:
+    assert sdk.models.retrieve("org/smol").id == "org/smol"
+
+
+def test_evaluation_scores_the_prompt(sdk: openai.OpenAI) -> None:
+    completion = sdk.completions.create(
+        model="org/smol",
+        prompt="The capital of France is Paris",
+        max_tokens=1,
+        echo=True,
+        logprobs=1,
+        temperature=0,
+    )
+    logprobs = completion.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.tokens is not None
+    assert logprobs.token_logprobs is not None
+    assert logprobs.tokens[5] == " Paris"
+    assert -1 < logprobs.token_logprobs[5] < 0
