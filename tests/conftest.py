@@ -20,6 +20,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="forward",
         help="of the host platform",
     )
+    group.addoption(
+        "--kernel-targets",
+        default="gfx942,gfx1100",
+        help="targets whose compiled kernels are inspected: names, or amd for all",
+    )
 
 
 def _model_file(variable: str, package: str | None, file: str) -> Path:

@@ -1,0 +1,93 @@
+"""What the compiler made of the kernels, for AMD targets that are not here to run them.
+
+`--kernel-targets` chooses the targets (CI takes all of them); they are compiled if need be.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import cache
+
+import pytest
+from kernels.builder import Builder
+from kernels.compiler import find_compiler
+from kernels.report import KernelReport, report_unit
+from kernels.table import read_table
+from kernels.targets import Platform, Target, select
+
+LDS_LIMIT = 64 << 10
+QUANTISED = r"(q\d_\w|iq4_\w+|mxfp4)"
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Runs each test once per chosen target."""
+    names = metafunc.config.getoption("--kernel-targets")
+    targets = [target for target in select(names) if target.platform is Platform.AMD]
+    metafunc.parametrize("target", targets, ids=[target.name for target in targets])
+
+
+@cache
+def reports(target: Target) -> tuple[KernelReport, ...]:
+    """The reports of all kernels for a target."""
+    builder = Builder(find_compiler(None))
+    return tuple(
+        report
+        for source in read_table()
+        for unit in source.units
+        for report in report_unit(builder, unit, target)
+    )
+
+
+def named(target: Target, pattern: str) -> Iterator[KernelReport]:
+    """The reports of the kernels with such a name; there must be some."""
+    matches = [report for report in reports(target) if re.fullmatch(pattern, report.kernel)]
+    assert matches, f"no kernel matches {pattern}"
+    return iter(matches)
+
+
+def has_matrix_instructions(target: Target) -> bool:
+    """WMMA from RDNA3 on, MFMA on CDNA; RDNA2 has neither."""
+    return not target.cpu.startswith("gfx10")
+
+
+@pytest.mark.timeout(900)
+def test_registers_suffice(target: Target) -> None:
+    resources = ("vgpr_spills", "sgpr_spills", "scratch_bytes")
+    spilling = {
+        report.kernel: {name: report.resources[name] for name in resources}
+        for report in reports(target)
+        if any(report.resources[name] for name in resources)
+    }
+    assert not spilling
+
+
+def test_lds_is_within_what_a_block_may_have(target: Target) -> None:
+    over = {r.kernel: r.resources["lds_bytes"] for r in reports(target)}
+    assert {name: size for name, size in over.items() if size > LDS_LIMIT} == {}
+
+
+def test_wave_size_is_that_of_the_target(target: Target) -> None:
+    assert {report.resources["wave_size"] for report in reports(target)} == {target.wave}
+
+
+def test_arguments_lie_where_they_lie_on_other_targets(target: Target) -> None:
+    reference = select("gfx1100")[0]
+    expected = {report.kernel: report.resources["args"] for report in reports(reference)}
+    assert {report.kernel: report.resources["args"] for report in reports(target)} == expected
+
+
+def test_quantised_gemv_uses_int8_dot_products(target: Target) -> None:
+    for report in named(target, rf"rf_gemv_{QUANTISED}_r\d"):
+        assert report.instructions["dot"] > 0, report.kernel
+
+
+def test_gemm_and_prefill_attention_use_matrix_instructions(target: Target) -> None:
+    for report in named(target, r"rf_(gemm_(?!sum).*|attention_prefill_.*)"):
+        used = report.instructions["matrix"] > 0
+        assert used == has_matrix_instructions(target), report.kernel
+
+
+def test_inner_loops_load_sixteen_bytes_at_a_time(target: Target) -> None:
+    for report in named(target, r"rf_(gemv|gemm|attention_decode|attention_prefill_f16)_.*\d"):
+        assert report.instructions["load16"] > 0, report.kernel
