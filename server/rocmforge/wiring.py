@@ -12,6 +12,7 @@ from rocmforge.api.metrics import Metrics
 from rocmforge.api.service import Service
 from rocmforge.api.settings import ApiSettings
 from rocmforge.backend.protocol import LoadOptions
+from rocmforge.catalog import default_names, find_model
 from rocmforge.engine.client import AsyncEngine
 from rocmforge.engine.config import EngineConfig
 from rocmforge.errors import ConfigurationError
@@ -28,18 +29,24 @@ class ModelFront:
     """What the server process itself needs of a model file; the weights stay in the engine's."""
 
     path: Path
+    names: tuple[str, ...]  # what clients may call it; the first is shown
     tokenizer: Tokenizer
     templates: ChatTemplates
     max_context: int  # tokens, as trained
 
 
-def read_front(path: Path, settings: Settings) -> ModelFront:
-    """Reads tokenizer and templates, and refuses a model that the engine would refuse.
+def read_front(model: str, settings: Settings) -> ModelFront:
+    """Finds a model, reads tokenizer and templates, and refuses what the engine would refuse.
+
+    Args:
+        model: the path of a GGUF file, or a packaged model's name.
+        settings: its names and template.
 
     Raises:
         ModelLoadError: the file cannot be served; found before anything is started.
         ConfigurationError: the file of --chat-template cannot be read.
     """
+    path = find_model(model)
     with open_gguf(path) as file:
         config = read_config(file)
         check_tensors(config, file)
@@ -49,7 +56,8 @@ def read_front(path: Path, settings: Settings) -> ModelFront:
             tokenizer,
             override=settings.chat_template and _read_template(settings.chat_template),
         )
-    return ModelFront(path, tokenizer, templates, config.max_context)
+    names = settings.served_model_name or default_names(model, path)
+    return ModelFront(path, names, tokenizer, templates, config.max_context)
 
 
 def build_engine(front: ModelFront, settings: Settings) -> AsyncEngine:
@@ -75,9 +83,9 @@ def build_engine(front: ModelFront, settings: Settings) -> AsyncEngine:
     )
 
 
-def build_service(front: ModelFront, engine: AsyncEngine, settings: Settings) -> Service:
+def build_service(front: ModelFront, engine: AsyncEngine) -> Service:
     """The model under the names clients use."""
-    model, *aliases = settings.served_model_name or (front.path.stem,)
+    model, *aliases = front.names
     return Service(
         model=model,
         aliases=tuple(aliases),

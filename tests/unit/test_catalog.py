@@ -40,3 +40,17 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
 def test_a_folder_is_called_a_folder(tmp_path: Path) -> None:
     with pytest.raises(ModelFileNotFound, match="is a folder"):
         catalog.find_model(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("typed", "file", "names"),
+    [
+        ("smollm2", "/x/SmolLM2.gguf", ("smollm2", "SmolLM2")),
+        ("/x/Qwen3-8B-Q4_K_M.gguf", "/x/Qwen3-8B-Q4_K_M.gguf", ("Qwen3-8B-Q4_K_M",)),
+        ("/x/big-00001-of-00003.gguf", "/x/big-00001-of-00003.gguf", ("big",)),
+    ],
+)
+def test_a_model_is_called_what_the_user_typed_and_what_its_file_is_called(
+    typed: str, file: str, names: tuple[str, ...]
+) -> None:
+    assert catalog.default_names(typed, Path(file)) == names

@@ -20,7 +20,6 @@ from rich.console import Console
 from rich.table import Table
 
 from rocmforge.backend.protocol import RunnerInfo
-from rocmforge.catalog import find_model
 from rocmforge.commands.progress import wait_ready
 from rocmforge.engine.client import AsyncEngine
 from rocmforge.engine.params import SamplingParams
@@ -74,9 +73,9 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
 
 
 async def _measure(arguments: argparse.Namespace, settings: Settings, console: Console) -> Report:
-    path = find_model(arguments.model)
     begin = time.perf_counter()
-    engine = build_engine(read_front(path, settings), settings)
+    front = read_front(arguments.model, settings)
+    engine = build_engine(front, settings)
     await engine.start()
     try:
         await wait_ready(engine, console)
@@ -99,7 +98,7 @@ async def _measure(arguments: argparse.Namespace, settings: Settings, console: C
             rows.append(_summarise(runs, arguments.prompt_tokens, arguments.output_tokens))
         assert engine.pid is not None
         return Report(
-            model=path.name,
+            model=front.path.name,
             runner=runner,
             start_to_ready_s=start_to_ready_s,
             engine_memory_bytes=_resident_bytes(engine.pid),

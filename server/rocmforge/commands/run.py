@@ -14,7 +14,6 @@ from rocmforge.api.convert import chat_plan
 from rocmforge.api.generation import Generation, now_ns
 from rocmforge.api.schema import ChatRequest, Message
 from rocmforge.api.service import Service
-from rocmforge.catalog import find_model
 from rocmforge.commands.progress import wait_ready
 from rocmforge.engine.client import AsyncEngine
 from rocmforge.errors import RequestError
@@ -42,9 +41,9 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
         seed=arguments.seed,
         max_tokens=arguments.max_tokens,
     )
-    front = read_front(find_model(arguments.model), settings)
+    front = read_front(arguments.model, settings)
     engine = build_engine(front, settings)
-    service = build_service(front, engine, settings)
+    service = build_service(front, engine)
     # The loop runs only while there is something to wait for: input() belongs to the terminal.
     with asyncio.Runner() as runner:
         try:
@@ -99,7 +98,7 @@ async def _answer(service: Service, messages: list[Message], options: Options) -
         seed=options.seed,
         max_completion_tokens=options.max_tokens,
     )
-    generation = Generation.start(service, chat_plan(service, request), now_ns())
+    generation = Generation.start(service, "run", chat_plan(service, request), now_ns())
     written: list[str] = []
     try:
         async for pieces in generation.batches():

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 import uvicorn
 from rich.console import Console
 
-from rocmforge.catalog import find_model
 from rocmforge.commands.progress import wait_ready
 from rocmforge.engine.client import AsyncEngine
 from rocmforge.errors import ConfigurationError, EngineError
@@ -58,13 +57,17 @@ class _Server(uvicorn.Server):
 
 async def _serve(model: str, settings: Settings) -> int:
     console = Console(stderr=True)
-    front = read_front(find_model(model), settings)
+    front = read_front(model, settings)
     engine = build_engine(front, settings)
-    service = build_service(front, engine, settings)
+    service = build_service(front, engine)
     listener = _listen(settings)
     server = _Server(
         uvicorn.Config(
-            build_web_app(service, settings), log_config=None, access_log=False, lifespan="on"
+            build_web_app(service, settings),
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            lifespan="on",
         )
     )
     stop = _stop_on_signals()

@@ -1,0 +1,31 @@
+"""A served SmolLM2, shared by the tests of a module that only ask it things."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.server import LiveServer
+
+SMOLLM2_NAME = "smollm2-135m"
+CONTEXT = 2048
+
+
+def serve_command(model: Path, *flags: str) -> tuple[str, ...]:
+    """`rocmforge serve` with a cache that is small enough to load quickly."""
+    return (
+        *("-m", "rocmforge", "serve", str(model), "--port", "{port}"),
+        *("--backend", "reference", "--max-context", str(CONTEXT), "--max-sequences", "8"),
+        *("--served-model-name", SMOLLM2_NAME, "--drain-timeout", "120", *flags),
+    )
+
+
+@pytest.fixture(scope="module")
+def smollm2_server(
+    smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LiveServer]:
+    log = tmp_path_factory.mktemp("server") / "log"
+    with LiveServer(serve_command(smollm2_path), log) as server:
+        yield server
