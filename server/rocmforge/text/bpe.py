@@ -18,13 +18,15 @@ def build(vocabulary: Vocabulary, metadata: Metadata, rules: PreTokenizer) -> To
     nothing that is merged from text can become one.
 
     Raises:
-        BadTokenizer: there are no merges.
+        BadTokenizer: there are no merges, or not all bytes have tokens.
     """
     raw_merges = strings(metadata, "merges")
     if not raw_merges:
         raise BadTokenizer(
             "The file has a BPE vocabulary, but no merges (tokenizer.ggml.merges is missing)."
         )
+    if rules.sentencepiece:
+        vocabulary.check_byte_tokens()
     ids = {
         token: index
         for index, token in enumerate(vocabulary.tokens)

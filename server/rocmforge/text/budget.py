@@ -117,8 +117,10 @@ class Budget:
                 pending.extend(item)
             elif isinstance(item, Namespace):
                 pending.append(object.__getattribute__(item, "_Namespace__attrs"))
-            if nodes + len(pending) > self.limits.nodes or length > self.limits.chars:
+            if nodes + len(pending) > self.limits.nodes:
                 raise LimitReached("it built a value that is too large")
+            if length > self.limits.chars:
+                self.text(length)
         return length + 8 * nodes
 
     def operator(self, operator: str, left: object, right: object) -> None:

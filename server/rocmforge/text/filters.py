@@ -106,6 +106,8 @@ def _checked(name: str) -> Filter:
             return budget.listed(result)
         if isinstance(result, str):
             budget.text(len(result))
+        elif isinstance(result, list):
+            budget.items(len(result))
         return result
 
     return pass_context(run)

@@ -221,7 +221,12 @@ def pretokenizer(name: str) -> PreTokenizer:
     try:
         return _BY_NAME[name]
     except KeyError:
-        known = ", ".join(sorted(kind for kind in _BY_NAME if kind))
         raise BadTokenizer(
-            f"The pre-tokenizer {name!r} (tokenizer.ggml.pre) is not supported. Supported: {known}."
+            f"The pre-tokenizer {name!r} (tokenizer.ggml.pre) is not supported. "
+            f"Supported: {', '.join(known_kinds())}."
         ) from None
+
+
+def known_kinds() -> tuple[str, ...]:
+    """The values of `tokenizer.ggml.pre` that there are rows for."""
+    return tuple(sorted(name for name in _BY_NAME if name))

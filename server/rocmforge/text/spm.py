@@ -34,7 +34,7 @@ def build(vocabulary: Vocabulary) -> Tokenizer:
         for index, token in enumerate(vocabulary.tokens)
         if vocabulary.types[index] not in (TokenType.CONTROL, TokenType.UNKNOWN)
     }
-    _check_byte_tokens(ids)
+    vocabulary.check_byte_tokens()
     # Byte tokens are spelled like text, `<0x41>`; text that is spelled so is not that byte.
     mergeable = {
         token: index
@@ -63,15 +63,6 @@ def _merges(ids: dict[str, int], scores: tuple[float, ...]) -> list[tuple[str, s
                 ranked.append((score, -cut, left, right))
     ranked.sort()
     return [(left, right) for _, _, left, right in ranked]
-
-
-def _check_byte_tokens(ids: dict[str, int]) -> None:
-    missing = [byte for byte in range(256) if f"<0x{byte:02X}>" not in ids]
-    if missing:
-        raise BadTokenizer(
-            f"The SentencePiece vocabulary lacks {len(missing)} of 256 byte tokens, "
-            f"for example <0x{missing[0]:02X}>."
-        )
 
 
 def piece_bytes(token: str, type_: TokenType) -> bytes:

@@ -133,8 +133,11 @@ class ChatTemplate:
         except (SyntaxError, RecursionError, MemoryError, ValueError) as error:
             # What Jinja accepts can still be too deep, or too large, for Python.
             raise BadTemplate(f"The chat template does not compile: {error}") from error
-        self._takes_strings = self._shows(_PROBE)
-        self._takes_parts = self._shows([{"type": "text", "text": _PROBE}])
+        takes_strings = self._shows(_PROBE)
+        takes_parts = self._shows([{"type": "text", "text": _PROBE}])
+        # A template that shows neither wants a more special conversation: leave content alone.
+        self._flattens = takes_strings and not takes_parts
+        self._wraps = takes_parts and not takes_strings
 
     def render(
         self,
@@ -190,9 +193,9 @@ class ChatTemplate:
         if role in _ROLES:
             prepared["role"] = TrackedText.trusted(str(role))
         content = prepared.get("content")
-        if isinstance(content, list) and not self._takes_parts:
+        if isinstance(content, list) and self._flattens:
             prepared["content"] = _flattened(content)
-        elif isinstance(content, str) and self._takes_parts and not self._takes_strings:
+        elif isinstance(content, str) and self._wraps:
             prepared["content"] = [{"type": "text", "text": content}]
         # Templates disagree on the name, as Transformers knows.
         reasoning = next(

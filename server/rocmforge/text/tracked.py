@@ -39,10 +39,10 @@ class TrackedText(str):
         return self
 
     def __getitem__(self, key: SupportsIndex | slice) -> Self:
-        span = key if isinstance(key, slice) else slice(key, int(key) + 1 or None)
-        if not isinstance(key, slice):
-            str.__getitem__(self, key)  # raises IndexError
-        return type(self)(str.__getitem__(self, span), self._trust[span])
+        text = str.__getitem__(self, key)
+        if isinstance(key, slice):
+            return type(self)(text, self._trust[key])
+        return type(self)(text, bytes([self._trust[key]]))
 
     def __iter__(self) -> Iterator[Self]:
         return (self[index] for index in range(len(self)))

@@ -145,6 +145,15 @@ class Vocabulary:
         """Ids of all tokens that have one of these types, ascending."""
         return tuple(index for index, type_ in enumerate(self.types) if type_ in types)
 
+    def check_byte_tokens(self) -> None:
+        """Raise BadTokenizer unless there is a token for every byte, spelled like `<0x0A>`."""
+        missing = {f"<0x{byte:02X}>" for byte in range(256)}.difference(self.tokens)
+        if missing:
+            raise BadTokenizer(
+                f"The SentencePiece vocabulary lacks {len(missing)} of 256 byte tokens, "
+                f"for example {min(missing)}."
+            )
+
 
 def string(metadata: Metadata, key: str) -> str | None:
     """The string `tokenizer.ggml.<key>`, if there is one."""
