@@ -17,7 +17,7 @@ from rocmforge.api.plan import Plan
 from rocmforge.api.schema import PromptTokensDetails, Usage
 from rocmforge.api.service import Handle, Service
 from rocmforge.engine.params import FinishReason, TokenEvent, TokenLogprob
-from rocmforge.errors import DeadlineExceeded, Draining, EngineError
+from rocmforge.errors import DeadlineExceeded, Draining, EngineDied, EngineError
 from rocmforge.text.detokenizer import Delta, IncrementalDetokenizer
 
 log = logging.getLogger(__name__)
@@ -134,6 +134,9 @@ class Choice:
         match reason:
             case FinishReason.ERROR:
                 raise EngineError(last.error or "the engine gave no reason")
+            case FinishReason.DIED:
+                # Why is for the log and /health, not for clients.
+                raise EngineDied("The engine ended while it worked on this request. Try again.")
             case FinishReason.DEADLINE:
                 raise DeadlineExceeded(
                     "The request was not finished before its deadline.", retry_after_s=RETRY_S

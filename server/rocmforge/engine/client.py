@@ -244,7 +244,7 @@ class AsyncEngine:
     def _fail_live(self, message: str) -> None:
         self._deliver(
             [
-                TokenEvent(request_id=request_id, finish_reason=FinishReason.ERROR, error=message)
+                TokenEvent(request_id=request_id, finish_reason=FinishReason.DIED, error=message)
                 for request_id in self._live
             ]
         )

@@ -18,7 +18,8 @@ class FinishReason(StrEnum):
     LENGTH = "length"  # max_tokens, or the context is full
     CANCELLED = "cancelled"  # the client left, or asked for it
     DEADLINE = "deadline"
-    ERROR = "error"
+    ERROR = "error"  # of this request alone
+    DIED = "died"  # the engine process ended, with everything it had
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, gc=False, kw_only=True):
@@ -81,6 +82,6 @@ class TokenEvent(Message, frozen=True):
     logprobs: tuple[TokenLogprob, ...] | None = None  # one for each of token_ids, if asked for
     prompt_logprobs: tuple[TokenLogprob, ...] | None = None  # for prompt tokens 1.., in pieces
     finish_reason: FinishReason | None = None
-    error: str | None = None  # with FinishReason.ERROR
+    error: str | None = None  # with FinishReason.ERROR and DIED
     cached_tokens: int = 0  # prompt tokens found in the prefix cache; on the last event
     timing: RequestTiming | None = None  # on the last event

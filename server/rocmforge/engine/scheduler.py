@@ -96,10 +96,10 @@ class Scheduler:
         return events
 
     def fail_all(self, message: str, now_ns: int) -> list[TokenEvent]:
-        """Ends everything with an error."""
+        """Ends everything, because the engine does."""
         return [
             self._finish(
-                seq, FinishReason.ERROR, now_ns, TokenEvent(request_id=request_id, error=message)
+                seq, FinishReason.DIED, now_ns, TokenEvent(request_id=request_id, error=message)
             )
             for request_id, seq in list(self._live.items())
         ]

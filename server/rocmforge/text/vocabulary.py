@@ -67,8 +67,8 @@ _MESSAGE_FORMATS = (
 )
 
 
-# BOS, EOS and unknown token of a model whose file does not name them.
-_DEFAULT_IDS = {"llama": (1, 2, 0), "bert": (101, None, 100), "t5": (None, 1, 2)}
+# BOS and EOS of a model whose file does not name them.
+_DEFAULT_IDS = {"llama": (1, 2)}
 
 
 class TokenType(IntEnum):
@@ -97,7 +97,6 @@ class Vocabulary:
     scores: tuple[float, ...]
     bos_id: int | None
     eos_ids: tuple[int, ...]
-    unknown_id: int | None
 
     @classmethod
     def from_metadata(cls, metadata: Metadata) -> Vocabulary:
@@ -117,7 +116,7 @@ class Vocabulary:
         if len(set(tokens)) != len(tokens):
             raise BadTokenizer(f"{_PREFIX}tokens has the same token twice.")
         types = _types(metadata, len(tokens))
-        default_bos, default_eos, default_unknown = _DEFAULT_IDS.get(model, (None, None, None))
+        default_bos, default_eos = _DEFAULT_IDS.get(model, (None, None))
         bos = _token_id(metadata, "bos_token_id", len(tokens), default_bos)
         enders = _enders(tokens)
         named = (
@@ -138,7 +137,6 @@ class Vocabulary:
             scores=tuple(numbers(metadata, "scores", len(tokens))),
             bos_id=bos,
             eos_ids=tuple(dict.fromkeys([i for i in named if i is not None] + sorted(enders))),
-            unknown_id=_token_id(metadata, "unknown_token_id", len(tokens), default_unknown),
         )
 
     def ids_of(self, *types: TokenType) -> tuple[int, ...]:

@@ -308,7 +308,7 @@ def test_a_drain_that_takes_too_long_says_so() -> None:
             handle = submit(engine, 4000)
             assert not await engine.drain(0.05)
             await engine.stop()
-            assert (await read(handle))[-1].finish_reason is FinishReason.ERROR
+            assert (await read(handle))[-1].finish_reason is FinishReason.DIED
 
     run(test())
 
@@ -367,7 +367,7 @@ def test_a_killed_process_fails_every_handle_and_is_replaced() -> None:
             before = engine.pid
             os.kill(before or 0, signal.SIGKILL)
             for events in await asyncio.gather(*map(read, handles)):
-                assert events[-1].finish_reason is FinishReason.ERROR
+                assert events[-1].finish_reason is FinishReason.DIED
                 assert "SIGKILL" in (events[-1].error or "")
             stats = engine.status.stats
             assert (stats.running, stats.waiting, stats.blocks_used) == (0, 0, 0)
@@ -392,7 +392,7 @@ def test_a_runner_that_fails_on_call_k_fails_every_handle_and_is_replaced(
         async with Engine(f"create_failing_{where}_{call}") as engine:
             handles = [submit(engine, 10) for _ in range(3)]
             for events in await asyncio.gather(*map(read, handles)):
-                assert events[-1].finish_reason is FinishReason.ERROR
+                assert events[-1].finish_reason is FinishReason.DIED
                 assert events[-1].error == f"fake {where} failed: planted at call {call}"
                 assert tokens(events) == continuation(PROMPT, len(tokens(events)))
             assert state(engine) is EngineState.RESTARTING
@@ -425,7 +425,7 @@ def test_a_step_that_never_ends_is_noticed_and_the_process_replaced() -> None:
     async def test() -> None:
         async with Engine(replace(config("create_hanging_2"), step_timeout_s=0.5)) as engine:
             events = await read(submit(engine))
-            assert events[-1].finish_reason is FinishReason.ERROR
+            assert events[-1].finish_reason is FinishReason.DIED
             assert "gave no news" in (events[-1].error or "")
             await engine.wait_ready()
             assert engine.status.restarts == 1

@@ -50,7 +50,7 @@ def test_every_request_gets_an_error_and_every_block_comes_back(
         result = bench.results[i]
         assert result.last is not None
         assert result.token_ids == continuation(prompt, len(result.token_ids))
-        if result.last.finish_reason is FinishReason.ERROR:
+        if result.last.finish_reason is FinishReason.DIED:
             assert result.last.error == "the device is gone"
             failed += 1
     assert failed > 0

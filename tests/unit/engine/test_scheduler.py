@@ -236,8 +236,8 @@ def test_everything_ends_when_the_runner_fails() -> None:
     scheduler.schedule(0)
     events = scheduler.fail_all("broken", 0)
     assert [(e.request_id, e.finish_reason, e.error) for e in events] == [
-        (0, FinishReason.ERROR, "broken"),
-        (1, FinishReason.ERROR, "broken"),
+        (0, FinishReason.DIED, "broken"),
+        (1, FinishReason.DIED, "broken"),
     ]
     scheduler.check_integrity()
     assert scheduler.stats().blocks_used == 0
