@@ -30,10 +30,9 @@ template <class Format, int kTileRows>
 class Gemm {
  public:
   static __device__ __forceinline__ void run(const GemmArguments& arguments) {
-    __shared__ U4 x_chunks[2][kTileRows * kTileChunks];
-    __shared__ U4 w_chunks[2][kTileColumns * kTileChunks];
-    const HalfTile x_tile[2] = {{x_chunks[0]}, {x_chunks[1]}};
-    const HalfTile w_tile[2] = {{w_chunks[0]}, {w_chunks[1]}};
+    __shared__ Lds lds;
+    const HalfTile x_tile[2] = {{lds.tiles.x[0]}, {lds.tiles.x[1]}};
+    const HalfTile w_tile[2] = {{lds.tiles.w[0]}, {lds.tiles.w[1]}};
 
     const int stored_rows = arguments.outputs.stored_rows();
     const int first_row = blockIdx.x * kTileRows;
@@ -45,7 +44,7 @@ class Gemm {
     const int w_stored_row = min(first_column + w_row, stored_rows - 1);
     WeightRow<Format, kGemmThreads / kTileColumns> weights(
         Planes(arguments.weight, stored_rows, w_stored_row), arguments.units,
-        threadIdx.x / kTileColumns);
+        uniform(threadIdx.x / kTileColumns));
     ActivationTile<kTileRows, kGemmThreads> x(arguments.x, first_row, arguments.rows,
                                               arguments.units);
 
@@ -77,7 +76,7 @@ class Gemm {
         lds_barrier();
       }
     }
-    store(sums, arguments, first_row, first_column, stored_rows);
+    store(sums, lds.staged, arguments, first_row, first_column);
   }
 
  private:
@@ -87,9 +86,22 @@ class Gemm {
   static constexpr int kWaveRows = kGemmWaves / kWaveColumns;
   static constexpr int kRowTiles = kTileRows / 16 / kWaveRows;
   static constexpr int kColumnTiles = kTileColumns / 16 / kWaveColumns;
-  static_assert(kColumnTiles % 2 == 0, "gate and up tiles are neighbours in one wave");
 
   using Accumulators = Mma::Acc[kRowTiles][kColumnTiles];
+
+  // A tile of 16 rows of each wave, on the way out. The padding keeps the rows of a matrix
+  // instruction's result in different banks.
+  static constexpr int kStagedRows = 16 * kWaveRows;
+  struct Staged {
+    float values[kStagedRows][kTileColumns + 8];
+  };
+  union Lds {
+    struct {
+      U4 x[2][kTileRows * kTileChunks];
+      U4 w[2][kTileColumns * kTileChunks];
+    } tiles;
+    Staged staged;
+  };
 
   static __device__ __forceinline__ int wave_row() {
     return wave_id() / kWaveColumns * (kRowTiles * 16);
@@ -115,48 +127,58 @@ class Gemm {
     }
   }
 
-  static __device__ __forceinline__ void store(const Accumulators& sums,
+  // Through LDS, as a lane holds a few values of many rows and memory wants whole rows.
+  static __device__ __forceinline__ void store(const Accumulators& sums, Staged& staged,
                                                const GemmArguments& arguments, int first_row,
-                                               int first_column, int stored_rows) {
-    const Outputs& outputs = arguments.outputs;
-    const Result& result = arguments.result;
-    if (arguments.partial) {
-      float* out = arguments.partial + static_cast<int64_t>(blockIdx.z) * arguments.rows * stored_rows;
-      for_values<1>(arguments, first_row, first_column, [&](int i, int j, int v, int row, int stored) {
-        out[static_cast<int64_t>(row) * stored_rows + stored] = sums[i][j].value[v];
-      });
-    } else if (outputs.activation == kNotGated) {
-      for_values<1>(arguments, first_row, first_column, [&](int i, int j, int v, int row, int stored) {
-        if (stored < outputs.width) {
-          result.store(row, stored, outputs.width, sums[i][j].value[v]);
+                                               int first_column) {
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i) {
+      __syncthreads();
+#pragma unroll
+      for (int j = 0; j < kColumnTiles; ++j) {
+#pragma unroll
+        for (int v = 0; v < kAccValues; ++v) {
+          staged.values[wave_row() / kRowTiles + Mma::row(v)]
+                       [wave_column() + 16 * j + Mma::column(v)] = sums[i][j].value[v];
         }
-      });
-    } else {
-      // Gate rows make the even tiles of columns, their up rows the odd ones.
-      for_values<2>(arguments, first_row, first_column, [&](int i, int j, int v, int row, int stored) {
-        const int column = outputs.column(stored);
-        const float value =
-            gated(sums[i][j].value[v], sums[i][j + 1].value[v], outputs.activation);
-        if (column < outputs.width) result.store(row, column, outputs.width, value);
-      });
+      }
+      __syncthreads();
+      store_staged(staged, arguments, first_row + 16 * i, first_column);
     }
   }
 
-  // Calls use(i, j, v, row, stored row) for value v of tile [i][j], for every kColumnStep-th j.
-  template <int kColumnStep, class Use>
-  static __device__ __forceinline__ void for_values(const GemmArguments& arguments, int first_row,
-                                                    int first_column, Use use) {
-    const int stored_rows = arguments.outputs.stored_rows();
-#pragma unroll
-    for (int i = 0; i < kRowTiles; ++i) {
-#pragma unroll
-      for (int j = 0; j < kColumnTiles; j += kColumnStep) {
-#pragma unroll
-        for (int v = 0; v < kAccValues; ++v) {
-          const int row = first_row + wave_row() + 16 * i + Mma::row(v);
-          const int stored = first_column + wave_column() + 16 * j + Mma::column(v);
-          if (row < arguments.rows && stored < stored_rows) use(i, j, v, row, stored);
-        }
+  // Row r of `staged` belongs to wave r / 16 of a column of waves.
+  static __device__ __forceinline__ void store_staged(const Staged& staged,
+                                                      const GemmArguments& arguments,
+                                                      int first_row, int first_column) {
+    const Outputs& outputs = arguments.outputs;
+    const int stored_rows = outputs.stored_rows();
+    const bool is_gated = outputs.activation != kNotGated && !arguments.partial;
+    const int fours = (is_gated ? kTileColumns / 2 : kTileColumns) / 4;
+#pragma unroll 1
+    for (int item = threadIdx.x; item < kStagedRows * fours; item += kGemmThreads) {
+      const int r = item / fours;
+      const int64_t row = first_row + r / 16 * (16 * kRowTiles) + r % 16;
+      const int four = item % fours * 4;
+      if (row >= arguments.rows) continue;
+      if (is_gated) {
+        const int gate = Outputs::gate_row(four);
+        const int column = first_column / 2 + four;
+        if (column >= outputs.width) continue;
+        const auto gates = load16(&staged.values[r][gate]);
+        const auto ups = load16(&staged.values[r][gate + kGateRows]);
+        Vec<float, 4> values;
+        for (int k = 0; k < 4; ++k) values[k] = gated(gates[k], ups[k], outputs.activation);
+        arguments.result.store_four(row, column, outputs.width, values);
+        continue;
+      }
+      const int column = first_column + four;
+      const auto values = load16(&staged.values[r][four]);
+      if (arguments.partial && column < stored_rows) {
+        const int64_t split_row = static_cast<int64_t>(blockIdx.z) * arguments.rows + row;
+        store16(arguments.partial + split_row * stored_rows + column, values);
+      } else if (!arguments.partial && column < outputs.width) {
+        arguments.result.store_four(row, column, outputs.width, values);
       }
     }
   }

@@ -40,6 +40,26 @@ struct Result {
     if (out) out[index] = value;
     if (out_half) out_half[index] = act_half(value);
   }
+
+  // Columns `column` (a multiple of 4) to column + 3, as far as there are so many.
+  __device__ __forceinline__ void store_four(int64_t row, int column, int width,
+                                             Vec<float, 4> values) const {
+    if (width % 4 != 0) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if (column + i < width) store(row, column + i, width, values[i]);
+      }
+      return;
+    }
+    const int64_t index = row * width + column;
+    if (bias) values += load16(bias + column);
+    if (residual) values += load16(residual + index);
+    if (out) store16(out + index, values);
+    if (!out_half) return;
+    Vec<half, 4> halves;
+    for (int i = 0; i < 4; ++i) halves[i] = act_half(values[i]);
+    *reinterpret_cast<Vec<half, 4>*>(out_half + index) = halves;
+  }
 };
 
 }  // namespace rf

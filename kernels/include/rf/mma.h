@@ -149,31 +149,31 @@ struct Mma {
 // A lane reads chunk l / 16, whose halves serve two instructions. v_mfma_f32_16x16x32_f16 (CDNA4)
 // has k 8 (l / 16) .. + 7 and takes the chunk at once.
 #if RF_HOST
-// The instruction as the table above has it, for the host.
-inline void mfma_lanes(void* const* operands, int lanes);
+// The instruction as the table above has it. It runs outside of the lanes, whose memory accesses
+// alone are watched.
 struct MfmaOperands {
   Vec<half, 4> a, b;
   Vec<float, 4> c;
 };
+__attribute__((disable_sanitizer_instrumentation)) inline void mfma_lanes(void* const* operands,
+                                                                          int lanes) {
+  for (int l = 0; l < lanes; ++l) {
+    auto* own = static_cast<MfmaOperands*>(operands[l]);
+    for (int i = 0; i < 4; ++i) {
+      for (int k = 0; k < 16; ++k) {
+        const auto* row = static_cast<MfmaOperands*>(operands[l / 16 * 4 + i + k / 4 * 16]);
+        const auto* column = static_cast<MfmaOperands*>(operands[l % 16 + k / 4 * 16]);
+        own->c[i] += static_cast<float>(row->a[k % 4]) * static_cast<float>(column->b[k % 4]);
+      }
+    }
+  }
+}
 __forceinline__ Vec<float, 4> mfma_16x16x16(Vec<half, 4> a, Vec<half, 4> b, Vec<float, 4> c,
                                             const char* file = __builtin_FILE(),
                                             int line = __builtin_LINE()) {
   MfmaOperands own{a, b, c};
   rf_host_wave_compute(&own, mfma_lanes, file, line);
   return own.c;
-}
-inline void mfma_lanes(void* const* operands, int lanes) {
-  const auto lane = [&](int l) { return static_cast<MfmaOperands*>(operands[l]); };
-  for (int l = 0; l < lanes; ++l) {
-    for (int i = 0; i < 4; ++i) {
-      const int row = l / 16 * 4 + i;
-      for (int k = 0; k < 16; ++k) {
-        const half a = lane(row + k / 4 * 16)->a[k % 4];
-        const half b = lane(l % 16 + k / 4 * 16)->b[k % 4];
-        lane(l)->c[i] += static_cast<float>(a) * static_cast<float>(b);
-      }
-    }
-  }
 }
 #else
 __device__ __forceinline__ Vec<float, 4> mfma_16x16x16(Vec<half, 4> a, Vec<half, 4> b,
