@@ -1,0 +1,90 @@
+"""kernels.toml, the sources, their tests and the backend's launchers name the same kernels."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+from kernels.build import check_table
+from kernels.builder import ROOT, Builder
+from kernels.compiler import find_compiler
+from kernels.table import expand_braces, read_table
+from kernels.targets import select
+
+TESTS = ROOT / "tests/kernels"
+LAUNCHERS = ROOT / "backends/hip/rocmforge_hip"
+
+
+@cache
+def kernels() -> frozenset[str]:
+    """All kernels of the table."""
+    return frozenset(name for source in read_table() for name in source.kernels)
+
+
+def names_in(path: Path) -> Iterator[str]:
+    """Patterns of the kernel names in a Python file; a field of an f-string matches any word."""
+    tree = ast.parse(path.read_text())
+    f_strings = [node for node in ast.walk(tree) if isinstance(node, ast.JoinedStr)]
+    parts_of_f_strings = {id(part) for f_string in f_strings for part in f_string.values}
+    for f_string in f_strings:
+        parts = (p.value if isinstance(p, ast.Constant) else r"\w+" for p in f_string.values)
+        text = "".join(map(str, parts))
+        if re.fullmatch(r"rf_[\w\\+]+", text):
+            yield text
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and id(node) not in parts_of_f_strings:
+            text = str(node.value)
+            if re.fullmatch(r"rf_\w+", text):
+                yield text
+
+
+def named_in(folder: Path) -> dict[str, set[str]]:
+    """The kernels each pattern in the folder's files matches."""
+    return {
+        pattern: {name for name in kernels() if re.fullmatch(pattern, name)}
+        for path in folder.rglob("*.py")
+        for pattern in names_in(path)
+    }
+
+
+def test_sources_define_what_the_table_lists() -> None:
+    check_table(read_table(), Builder(find_compiler(None)))
+
+
+def test_every_kernel_has_a_test() -> None:
+    tested = set[str]().union(*named_in(TESTS).values())
+    assert kernels() - tested == set()
+
+
+def test_tests_and_launchers_name_kernels_that_exist() -> None:
+    named = named_in(TESTS) | named_in(LAUNCHERS)
+    assert {pattern for pattern, matches in named.items() if not matches} == set()
+
+
+def test_every_kernel_is_launched_by_the_backend() -> None:
+    only_for_tests = {"rf_mma_check"}
+    launched = set[str]().union(*named_in(LAUNCHERS).values())
+    assert kernels() - launched - only_for_tests == set()
+
+
+def test_braces_give_all_combinations() -> None:
+    assert expand_braces("a_{x,y}_{1,2}") == ["a_x_1", "a_x_2", "a_y_1", "a_y_2"]
+    assert expand_braces("plain") == ["plain"]
+
+
+def test_targets_are_selected_by_name_platform_and_group() -> None:
+    assert [target.name for target in select("gfx1100, nvidia")] == ["gfx1100", "sm_80", "sm_90"]
+    assert len(select("generic")) == 4
+    assert {target.name for target in select("all")} - {t.name for t in select("shipped")} == {
+        "host-w32",
+        "host-w64",
+    }
+
+
+def test_unknown_target_is_named() -> None:
+    with pytest.raises(ValueError, match="no kernel target is called 'gfx803'; there are gfx90a"):
+        select("gfx1100,gfx803")
