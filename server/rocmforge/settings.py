@@ -20,7 +20,8 @@ from msgspec import Meta
 from rocmforge.errors import ConfigurationError
 
 ENV_PREFIX = "ROCMFORGE_"
-TEST_PREFIX = "ROCMFORGE_TEST_"  # where the test suite looks for models; not settings
+# Variables of the test suite and of the kernel build; not settings.
+OTHER_PREFIXES = ("ROCMFORGE_TEST_", "ROCMFORGE_KERNEL_")
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -166,7 +167,7 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
     by_variable = {option.variable: option for option in options()}
     values: dict[str, Any] = {}
     for variable, text in environ.items():
-        if not variable.startswith(ENV_PREFIX) or variable.startswith(TEST_PREFIX):
+        if not variable.startswith(ENV_PREFIX) or variable.startswith(OTHER_PREFIXES):
             continue
         option = by_variable.get(variable)
         if option is None:

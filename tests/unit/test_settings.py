@@ -72,8 +72,11 @@ def test_an_unknown_variable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
         settings.load({})
 
 
-def test_the_variables_of_the_test_suite_are_not_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ROCMFORGE_TEST_ANYTHING", "1")
+@pytest.mark.parametrize("variable", ["ROCMFORGE_TEST_SMOLLM2", "ROCMFORGE_KERNEL_TARGETS"])
+def test_variables_of_tests_and_build_are_not_settings(
+    variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, "1")
     assert settings.load({}) == Settings()
 
 
