@@ -79,6 +79,7 @@ _POROLIKE = r" ?[^(\s|.,!?…。，、।۔،)]+"
 _LINES = r"[^\n]+|[\n]+"
 
 _KINDS: dict[tuple[str, ...], PreTokenizer] = {
+    # No name: the file is older than the key. llama.cpp reads such files in the same way.
     ("default", ""): PreTokenizer(
         (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"),
     ),

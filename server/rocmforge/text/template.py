@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,13 @@ from jinja2.exceptions import SecurityError
 
 from rocmforge.errors import BadTemplate, InvalidParameter, UnsupportedFeature
 from rocmforge.text.budget import Budget, LimitReached, Limits
+from rocmforge.text.conversation import (
+    cut_at_mark,
+    flattened,
+    mark_end,
+    with_parsed_arguments,
+    with_reasoning,
+)
 from rocmforge.text.dialect import Refused, RenderEnvironment
 from rocmforge.text.tokenizer import Tokenizer
 from rocmforge.text.tracked import TrackedText, trust_of
@@ -41,9 +47,6 @@ _ROLES = frozenset(
         "user",
     ]
 )
-
-_REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
-_CONTINUE_HERE = "CONTINUE_FINAL_MESSAGE_TAG "
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,10 +181,10 @@ class ChatTemplate:
         given.update(tools=tools, documents=documents, add_generation_prompt=add_generation_prompt)
         conversation = [self._message(message) for message in messages]
         if continue_final_message:
-            _mark_end(conversation[-1])
+            mark_end(conversation[-1])
         rendered = self._render_tool_calls(conversation, given)
         if continue_final_message:
-            rendered = _cut_at_mark(rendered)
+            rendered = cut_at_mark(rendered)
         return RenderedPrompt(str.__str__(rendered), trust_of(rendered))
 
     def _environment(self) -> RenderEnvironment:
@@ -194,23 +197,17 @@ class ChatTemplate:
             prepared["role"] = TrackedText.trusted(str(role))
         content = prepared.get("content")
         if isinstance(content, list) and self._flattens:
-            prepared["content"] = _flattened(content)
+            prepared["content"] = flattened(content)
         elif isinstance(content, str) and self._wraps:
             prepared["content"] = [{"type": "text", "text": content}]
-        # Templates disagree on the name, as Transformers knows.
-        reasoning = next(
-            (prepared[f] for f in _REASONING_FIELDS if prepared.get(f) is not None), None
-        )
-        if reasoning is not None:
-            prepared = {"thinking": reasoning, **prepared, "reasoning_content": reasoning}
-        return prepared
+        return with_reasoning(prepared)
 
     def _render_tool_calls(self, conversation: list[dict[str, Any]], given: dict[str, Any]) -> str:
         """Render with the arguments of tool calls as objects; with text where that fails.
 
         Clients send JSON text. Most templates want the object, some only add up strings.
         """
-        parsed = [_with_parsed_arguments(message) for message in conversation]
+        parsed = [with_parsed_arguments(message) for message in conversation]
         if parsed == conversation:
             return self._run({**given, "messages": conversation})
         try:
@@ -334,67 +331,3 @@ def _sources(metadata: Metadata) -> dict[str, str]:
         elif key.startswith(f"{_KEY}."):
             sources[key.removeprefix(f"{_KEY}.")] = str(value)
     return sources
-
-
-def _flattened(parts: list[Any]) -> str:
-    texts = []
-    for part in parts:
-        text = part.get("text") if isinstance(part, Mapping) else part
-        if not isinstance(text, str):
-            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-            raise UnsupportedFeature(
-                f"This model takes text only, but the content has a part of type {kind!r}.",
-                param="messages",
-            )
-        texts.append(text)
-    return "\n".join(texts)
-
-
-def _with_parsed_arguments(message: dict[str, Any]) -> dict[str, Any]:
-    calls = message.get("tool_calls")
-    if not isinstance(calls, list):
-        return message
-    parsed = []
-    for call in calls:
-        match call:
-            case {"function": {"arguments": str(text)} as function}:
-                try:
-                    arguments = json.loads(text or "{}")
-                except (ValueError, RecursionError):
-                    arguments = text  # not ours to judge: a model may have written it
-                parsed.append({**call, "function": {**function, "arguments": arguments}})
-            case _:
-                parsed.append(call)
-    return {**message, "tool_calls": parsed}
-
-
-def _mark_end(message: dict[str, Any]) -> None:
-    """Mark where the last text of a message ends."""
-    content = message.get("content")
-    if isinstance(content, str):
-        message["content"] = content + _CONTINUE_HERE
-        return
-    if isinstance(content, list):
-        for index in range(len(content) - 1, -1, -1):
-            part = content[index]
-            if isinstance(part, Mapping) and isinstance(part.get("text"), str):
-                marked = {**part, "text": part["text"] + _CONTINUE_HERE}
-                message["content"] = [*content[:index], marked, *content[index + 1 :]]
-                return
-    raise InvalidParameter(
-        "continue_final_message is set, but the final message has no text to continue.",
-        param="messages",
-    )
-
-
-def _cut_at_mark(rendered: str) -> str:
-    """Cut at the mark. Where the template has stripped the text, its end is stripped too."""
-    position = rendered.rfind(_CONTINUE_HERE.rstrip())
-    if position < 0:
-        raise InvalidParameter(
-            "continue_final_message is set, but the chat template leaves out or changes the end "
-            "of the final message.",
-            param="continue_final_message",
-        )
-    kept = rendered[:position]
-    return kept if rendered.startswith(_CONTINUE_HERE, position) else kept.rstrip()
