@@ -57,7 +57,8 @@ __device__ __forceinline__ void gemv(const uint8_t* weight, const Activations& x
     rows[j] = Format::of(Planes(weight, outputs.stored_rows(), Tile::row(j)), x.units);
   }
 
-  const int chunks = x.units / Format::kUnits;
+  constexpr int kUnits = Format::kUnits;
+  const int chunks = x.units / kUnits;
   const int step = Tile::piece_step();
   const int place = Tile::first_piece() % 4;  // the same in every step, as step is a multiple of 8
   typename Format::Chunk next[kGroups];
@@ -65,27 +66,37 @@ __device__ __forceinline__ void gemv(const uint8_t* weight, const Activations& x
     for (int j = 0; j < kGroups; ++j) next[j] = rows[j].load(min(i, chunks - 1));
   };
 
-  // The weights of the next step are on their way while this one's are used.
+  // The weights of the next step are on their way while this one's are used. They are asked for
+  // after the last activations of this step: AMD's loads complete in order, so that waiting for the
+  // activations would be waiting for the weights too.
   float sums[kRows][kGroups] = {};
   load_next(Tile::first_piece());
   for (int i = Tile::first_piece(); i < chunks; i += step) {
-    typename Format::Chunk chunk[kGroups];
-    for (int j = 0; j < kGroups; ++j) chunk[j] = next[j];
-    load_next(i + step);
+    uint32_t code[kUnits][kGroups][8];
+    Scales<Format::kScales> scales[kUnits][kGroups];
 #pragma unroll
-    for (int u = 0; u < Format::kUnits; ++u) {
-      uint32_t code[kGroups][8];
-      Scales<Format::kScales> scales[kGroups];
+    for (int u = 0; u < kUnits; ++u) {
+#pragma unroll
       for (int j = 0; j < kGroups; ++j) {
-        for (int k = 0; k < 8; ++k) code[j][k] = Format::code(chunk[j], u, k);
-        scales[j] = Format::scales(chunk[j], place, u);
+        for (int k = 0; k < 8; ++k) code[u][j][k] = Format::code(next[j], u, k);
+        scales[u][j] = Format::scales(next[j], place, u);
+      }
+    }
+#pragma unroll
+    for (int m = 0; m < kRows; ++m) {
+      Activations::Unit values[kUnits];
+#pragma unroll
+      for (int u = 0; u < kUnits; ++u) values[u] = x.load(m, i * kUnits + u);
+      if (m == kRows - 1) {
+        issue_loads();
+        load_next(i + step);
+        issue_loads();
       }
 #pragma unroll
-      for (int m = 0; m < kRows; ++m) {
-        const Activations::Unit values = x.load(m, i * Format::kUnits + u);
+      for (int u = 0; u < kUnits; ++u) {
 #pragma unroll
         for (int j = 0; j < kGroups; ++j) {
-          sums[m][j] += unit_dot<Format>(code[j], scales[j], values);
+          sums[m][j] += unit_dot<Format>(code[u][j], scales[u][j], values[u]);
         }
       }
     }

@@ -41,7 +41,7 @@ __device__ __forceinline__ void gemv_float(const uint8_t* weight, const FloatAct
     for (int j = 0; j < kGroups; ++j) next[j] = rows[j].items[min(i, items - 1)];
   };
 
-  // The weights of the next step are on their way while this one's are used.
+  // The weights of the next step are on their way while this one's are used; see gemv.hip.
   float sums[kRows][kGroups] = {};
   load_next(Tile::first_piece());
   for (int i = Tile::first_piece(); i < items; i += step) {
@@ -49,11 +49,15 @@ __device__ __forceinline__ void gemv_float(const uint8_t* weight, const FloatAct
     for (int j = 0; j < kGroups; ++j) {
       for (int k = 0; k < kPerItem; ++k) w[j][k] = Format::value(next[j], k);
     }
-    load_next(i + step);
 #pragma unroll
     for (int m = 0; m < kRows; ++m) {
       float values[kPerItem];
       x.load(m, i * kPerItem, values);
+      if (m == kRows - 1) {
+        issue_loads();
+        load_next(i + step);
+        issue_loads();
+      }
 #pragma unroll
       for (int j = 0; j < kGroups; ++j) {
         for (int k = 0; k < kPerItem; ++k) sums[m][j] += w[j][k] * values[k];
