@@ -29,6 +29,12 @@ def test_report_names_the_buffer(device: Device) -> None:
         device.launch("rf_fill", y, 0, 251, grid=1, block=256)
 
 
+def test_report_names_the_line_and_its_callers(device: Device) -> None:
+    x, y = device.upload(np.zeros(3, np.float32)), device.empty(4, np.float32)
+    with pytest.raises(KernelFault, match=r"at common\.h:\d+\n  at faulty\.hip:\d+"):
+        device.launch("rf_load_vector", y, x, grid=1, block=1)
+
+
 def test_write_far_past_the_end(device: Device) -> None:
     y = device.empty(256, np.float32)
     with pytest.raises(KernelFault, match=r"writes 4 bytes at offset 104\d+ of buffer"):

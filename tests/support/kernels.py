@@ -17,6 +17,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,7 @@ from kernels.table import KERNELS_DIR, Source, Unit, read_table
 from kernels.targets import TARGETS, Platform, Target
 
 from tests.support.host_platform import HostPlatform
+from tests.support.source_lines import with_source_lines
 
 hip: Any = _hip_bindings  # compiled from C, without types
 
@@ -210,7 +212,8 @@ class Device:
             KernelFault: with the host platform's report where there is one.
         """
         if self.host and result[0] != hip.hipError_t.hipSuccess:
-            raise KernelFault(self.host.take_finding() or f"{call}: {result[0].name}")
+            finding = self.host.take_finding() or f"{call}: {result[0].name}"
+            raise KernelFault(self._with_source_lines(finding))
         return _ok(result, call)
 
     def release(self) -> None:
@@ -220,6 +223,12 @@ class Device:
         for array in self._arrays:
             array.free()
         self._arrays.clear()
+
+    def _with_source_lines(self, finding: str) -> str:
+        kernel = re.match(r"kernel (\w+)", finding)
+        if kernel is None or kernel[1] not in self._functions:
+            return finding
+        return with_source_lines(finding, self._images.find(kernel[1])[0])
 
     def function(self, kernel: str) -> object:
         """hip-python's handle of the kernel."""

@@ -81,6 +81,7 @@ struct TypeMismatch {
 };
 
 [[noreturn]] void stop_in_source(const SourceLocation& location, const std::string& what) {
+  block_runner().at_instruction(nullptr);
   block_runner().stop(hipErrorLaunchFailure,
                       format("%s (%s:%u)", what.c_str(), location.file, location.line));
 }
@@ -90,9 +91,18 @@ struct TypeMismatch {
 
 using namespace host;
 
-#define CHECKED_ACCESS(size)                                                            \
-  HIP_API void __asan_load##size(uintptr_t address) { check(address, size, false); } \
-  HIP_API void __asan_store##size(uintptr_t address) { check(address, size, true); }
+// The instruction that called the entry point.
+#define FROM_CALLER() block_runner().at_instruction(__builtin_return_address(0))
+
+#define CHECKED_ACCESS(size)                              \
+  HIP_API void __asan_load##size(uintptr_t address) {  \
+    FROM_CALLER();                                        \
+    check(address, size, false);                          \
+  }                                                       \
+  HIP_API void __asan_store##size(uintptr_t address) { \
+    FROM_CALLER();                                        \
+    check(address, size, true);                           \
+  }
 
 CHECKED_ACCESS(1)
 CHECKED_ACCESS(2)
@@ -100,10 +110,18 @@ CHECKED_ACCESS(4)
 CHECKED_ACCESS(8)
 CHECKED_ACCESS(16)
 
-HIP_API void __asan_loadN(uintptr_t address, size_t size) { check(address, size, false); }
-HIP_API void __asan_storeN(uintptr_t address, size_t size) { check(address, size, true); }
+HIP_API void __asan_loadN(uintptr_t address, size_t size) {
+  FROM_CALLER();
+  check(address, size, false);
+}
+
+HIP_API void __asan_storeN(uintptr_t address, size_t size) {
+  FROM_CALLER();
+  check(address, size, true);
+}
 
 HIP_API void* __asan_memcpy(void* to, const void* from, size_t size) {
+  FROM_CALLER();
   if (size) {
     check(reinterpret_cast<uintptr_t>(from), size, false);
     check(reinterpret_cast<uintptr_t>(to), size, true);
@@ -112,11 +130,13 @@ HIP_API void* __asan_memcpy(void* to, const void* from, size_t size) {
 }
 
 HIP_API void* __asan_memset(void* to, int value, size_t size) {
+  FROM_CALLER();
   if (size) check(reinterpret_cast<uintptr_t>(to), size, true);
   return __builtin_memset(to, value, size);
 }
 
 HIP_API void* __asan_memmove(void* to, const void* from, size_t size) {
+  FROM_CALLER();
   if (size) {
     check(reinterpret_cast<uintptr_t>(from), size, false);
     check(reinterpret_cast<uintptr_t>(to), size, true);
@@ -127,6 +147,7 @@ HIP_API void* __asan_memmove(void* to, const void* from, size_t size) {
 HIP_API void __asan_handle_no_return() {}
 
 HIP_API void rf_host_atomic(const void* pointer, int bytes) {
+  FROM_CALLER();
   const auto address = reinterpret_cast<uintptr_t>(pointer);
   const auto size = static_cast<size_t>(bytes);
   if (memory().in_arena(address)) {

@@ -41,6 +41,9 @@ class BlockRunner {
   // For lanes. Reports a finding about the running lane and ends the launch.
   [[noreturn]] void stop(hipError_t error, const std::string& finding);
 
+  // Notes which instruction of the kernel comes next, for `stop`.
+  void at_instruction(const void* address) { instruction_ = address; }
+
   const Launch& launch() const { return *launch_; }
   Lane& lane() { return *current_; }
   Moment now() const;
@@ -76,6 +79,7 @@ class BlockRunner {
   uint32_t launch_number_ = 0;
   uint64_t block_number_ = 0;
   bool fenced_ = false;
+  const void* instruction_ = nullptr;
 };
 
 BlockRunner& block_runner();

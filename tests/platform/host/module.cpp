@@ -86,13 +86,14 @@ Module::~Module() {
 void Module::read_segments(const void* image) {
   link_map* map = nullptr;
   dlinfo(library_, RTLD_DI_LINKMAP, &map);
+  base_ = map->l_addr;
   const auto* bytes = static_cast<const unsigned char*>(image);
   const auto& header = *reinterpret_cast<const Elf64_Ehdr*>(bytes);
   for (int i = 0; i < header.e_phnum; i++) {
     const auto& segment =
         *reinterpret_cast<const Elf64_Phdr*>(bytes + header.e_phoff + i * header.e_phentsize);
     if (segment.p_type != PT_LOAD) continue;
-    const uintptr_t begin = map->l_addr + segment.p_vaddr;
+    const uintptr_t begin = base_ + segment.p_vaddr;
     const bool writable = segment.p_flags & PF_W;
     segments_.push_back({begin, segment.p_memsz, writable});
     if (writable) static_lds_.push_back(std::make_unique<SharedMemory>(begin, segment.p_memsz));
@@ -101,6 +102,11 @@ void Module::read_segments(const void* image) {
 
 const RfHostKernel* Module::kernel(const std::string& name) const {
   return static_cast<const RfHostKernel*>(dlsym(library_, ("rf_host_kernel_" + name).c_str()));
+}
+
+size_t Module::code_offset(const void* instruction) const {
+  const auto address = reinterpret_cast<uintptr_t>(instruction);
+  return is_constant(address) ? address - base_ : 0;
 }
 
 void Module::resize_dynamic_lds(size_t bytes) {

@@ -31,6 +31,9 @@ class Module {
   // Whether the address is one of the library's constants.
   bool is_constant(uintptr_t address) const;
 
+  // Where an instruction is in the library; 0 if it is not in there.
+  size_t code_offset(const void* instruction) const;
+
   int pending = 0;  // queued launches
 
  private:
@@ -44,6 +47,7 @@ class Module {
   void read_segments(const void* image);
 
   void* library_ = nullptr;
+  uintptr_t base_ = 0;
   int file_ = -1;  // stays open: its number is in the name by which the loader knows the library
   std::vector<Segment> segments_;
   std::vector<std::unique_ptr<SharedMemory>> static_lds_;

@@ -150,6 +150,10 @@ extern "C" __global__ __launch_bounds__(256) void rf_last_block_sums(int* partia
   }
 }
 
+extern "C" __global__ __launch_bounds__(256) void rf_load_vector(float* y, const float* x) {
+  rf::store16(y, rf::load16(x));
+}
+
 extern "C" __global__ __launch_bounds__(256) void rf_misaligned(float* y, const float* x) {
   rf::store16(y, rf::load16(x + 1));
 }
