@@ -112,10 +112,10 @@ def build(
         )
 
 
-def targets_from_environment() -> tuple[Target, ...]:
-    """The targets named by $ROCMFORGE_KERNEL_TARGETS; without it, all that a wheel carries."""
+def targets_from_environment(default: tuple[Target, ...] = SHIPPED) -> tuple[Target, ...]:
+    """The targets named by $ROCMFORGE_KERNEL_TARGETS, if it is set."""
     names = os.environ.get(TARGETS_VARIABLE)
-    return SHIPPED if names is None else select(names)
+    return default if names is None else select(names)
 
 
 def main() -> int:

@@ -1,7 +1,8 @@
 """Builds the kernels when pip builds or installs the package, editable or not.
 
 The targets are those named by $ROCMFORGE_KERNEL_TARGETS, a list as `kernels.targets.select` takes
-it (an empty one builds nothing); without it, all that a wheel carries.
+it (an empty one builds nothing). Without it, a wheel gets all that are shipped, and an editable
+installation those of this machine's GPUs.
 """
 
 from __future__ import annotations
@@ -30,10 +31,11 @@ class KernelBuildHook(BuildHookInterface):  # type: ignore[type-arg, misc, unuse
         try:
             from kernels.build import LIB_DIR, build, targets_from_environment
             from kernels.compiler import find_compiler
-            from kernels.targets import Platform
+            from kernels.local import local_targets
+            from kernels.targets import SHIPPED, Platform
         finally:
             sys.path.remove(self.root)
-        targets = targets_from_environment()
+        targets = targets_from_environment(local_targets() if version == "editable" else SHIPPED)
         if targets:
             self.app.display_info(f"compiling kernels for {len(targets)} targets")
             build(targets, find_compiler(None))
