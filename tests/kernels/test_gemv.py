@@ -71,8 +71,8 @@ def _seen(layer: Layer, x: Float32) -> npt.NDArray[np.float64]:
     return quantise(x).values()
 
 
-def _check(device: Device, layer: Layer, x: Float32, **options: int) -> None:
-    actual = _gemv(device, layer, x, **options)
+def _check(device: Device, layer: Layer, x: Float32, *, variant: int = 0, block: int = 64) -> None:
+    actual = _gemv(device, layer, x, variant=variant, block=block)
     seen = _seen(layer, x)
     assert worst_error(actual, layer.apply(seen), layer.magnitude(seen)) < _ROUNDING
 

@@ -22,8 +22,8 @@ class QuantisedActivation:
 
     def values(self) -> npt.NDArray[np.float64]:
         """What it stands for."""
-        scale = self.scales["scale"].astype(np.float64)
-        return self.q * np.repeat(scale, BLOCK, axis=1)
+        scale = np.repeat(self.scales["scale"].astype(np.float64), BLOCK, axis=1)
+        return self.q.astype(np.float64) * scale
 
 
 def quantise(x: npt.NDArray[np.float32]) -> QuantisedActivation:

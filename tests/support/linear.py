@@ -11,6 +11,7 @@ from tests.support.weights import Bytes, Matrix, gated_rows, random_matrix, roun
 
 NOT_GATED, SILU, GELU_TANH = 0, 1, 2
 
+Float32 = npt.NDArray[np.float32]
 Float64 = npt.NDArray[np.float64]
 
 
@@ -48,18 +49,21 @@ class Layer:
 
     def apply(self, x: Float64) -> Float64:
         """The result for [rows, K]."""
-        products = [x @ weight.values().T for weight in self.weights]
+        products: list[Float64] = [x @ weight.values().T for weight in self.weights]
         if self.activation == NOT_GATED:
             return products[0]
         gate, up = products
-        if self.activation == SILU:
-            return gate / (1 + np.exp(-gate)) * up
         inner = np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3)
-        return 0.5 * gate * (1 + np.tanh(inner)) * up
+        activated: Float64 = (
+            gate / (1 + np.exp(-gate))
+            if self.activation == SILU
+            else 0.5 * gate * (1 + np.tanh(inner))
+        )
+        return activated * up
 
     def magnitude(self, x: Float64) -> Float64:
         """The sums of absolute values behind the result: what rounding errors are relative to."""
-        products = [np.abs(x) @ np.abs(weight.values()).T for weight in self.weights]
+        products: list[Float64] = [np.abs(x) @ np.abs(weight.values()).T for weight in self.weights]
         if self.activation == NOT_GATED:
             return products[0]
         # Both activations have a slope below 1.2, so errors of gate and up add up to less than:
@@ -75,13 +79,14 @@ def random_layer(
     return Layer(weights, activation)
 
 
-def random_activation(rng: np.random.Generator, rows: int, columns: int) -> npt.NDArray[np.float32]:
+def random_activation(rng: np.random.Generator, rows: int, columns: int) -> Float32:
     """[rows, columns], scaled so that sums over the columns stay of the order of 1."""
-    values = rng.standard_normal((rows, columns)) / np.sqrt(columns)
-    return values.astype(np.float32)
+    values = rng.standard_normal((rows, columns), np.float32)
+    values /= np.float32(np.sqrt(columns))
+    return values
 
 
-def worst_error(actual: npt.NDArray[np.float32], expected: Float64, magnitude: Float64) -> float:
+def worst_error(actual: Float32, expected: Float64, magnitude: Float64) -> float:
     """The largest error, relative to the magnitude of what was added up."""
     assert actual.shape == expected.shape
     assert np.isfinite(actual).all()

@@ -16,7 +16,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
 Array = npt.NDArray[Any]
-Bytes = npt.NDArray[np.uint8]
+Bytes = npt.NDArray[Any]  # uint8
 
 UNIT = 32  # weights
 GROUP_ROWS = 8
@@ -153,14 +153,14 @@ def _pairs(codes: Bytes) -> Bytes:
     """Two bits a weight: [rows, pairs of units, 16]."""
     fields = (codes & 3).reshape(codes.shape[0], -1, 2, 4, 4)
     shifts = np.arange(0, 8, 2, dtype=np.uint8)[:, None]
-    words = np.bitwise_or.reduce(fields << shifts, axis=3)
+    words: Bytes = np.bitwise_or.reduce(fields << shifts, axis=3)
     return words.reshape(codes.shape[0], -1, 16)
 
 
 def _bits(codes: Bytes, item: int) -> Bytes:
     """One bit a weight: [rows, items, item bytes]."""
     fields = (codes & 1).reshape(codes.shape[0], -1, 8, 4)
-    words = np.bitwise_or.reduce(fields << np.arange(8, dtype=np.uint8)[:, None], axis=2)
+    words: Bytes = np.bitwise_or.reduce(fields << np.arange(8, dtype=np.uint8)[:, None], axis=2)
     return words.reshape(codes.shape[0], -1, item)
 
 

@@ -1,0 +1,261 @@
+"""Speed of the linear kernels on a GPU: `python -m benchmarks.kernels.linear --platform nvidia`.
+
+GEMV is shown in GB/s of weights read and in per cent of the bandwidth that a device-to-device copy
+reaches; its weights rotate through more memory than caches hold. GEMM is shown in TFLOP/s. Each
+line is the best of the launch geometries tried, which it names. Kernels are replayed from graphs,
+so that launching costs nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from hip import hip as _hip_bindings
+from tests.support.activations import SCALE_DTYPE
+from tests.support.kernels import Device, DeviceArray, PlatformOptions, select_platform
+from tests.support.linear import Layer, random_layer
+from tests.support.weights import FLOAT_TYPES
+
+hip: Any = _hip_bindings  # compiled from C, without types
+
+_CACHE_BYTES = 768 << 20  # well above the last-level cache of any GPU
+_COPY_BYTES = 1 << 30
+_REPLAYS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """The best time of one case."""
+
+    seconds: float
+    geometry: str
+
+
+class Stopwatch:
+    """Times graphs of kernel launches on one stream."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.stream = device.ok(hip.hipStreamCreate(), "hipStreamCreate")
+        self._start = device.ok(hip.hipEventCreate(), "hipEventCreate")
+        self._stop = device.ok(hip.hipEventCreate(), "hipEventCreate")
+
+    def seconds(self, enqueue: Callable[[], None], repeats: int) -> float:
+        """Time of one repeat, where `enqueue` launches `repeats` of them: the median replay."""
+        ok, stream = self.device.ok, self.stream
+        enqueue()  # loads the modules, which capturing would not allow
+        ok(hip.hipStreamSynchronize(stream), "hipStreamSynchronize")
+        mode = hip.hipStreamCaptureMode.hipStreamCaptureModeThreadLocal
+        ok(hip.hipStreamBeginCapture(stream, mode), "hipStreamBeginCapture")
+        enqueue()
+        graph = ok(hip.hipStreamEndCapture(stream), "hipStreamEndCapture")
+        replay = ok(hip.hipGraphInstantiate(graph, 0), "hipGraphInstantiate")[0]
+        times = []
+        for _ in range(_REPLAYS):
+            ok(hip.hipEventRecord(self._start, stream), "hipEventRecord")
+            ok(hip.hipGraphLaunch(replay, stream), "hipGraphLaunch")
+            ok(hip.hipEventRecord(self._stop, stream), "hipEventRecord")
+            ok(hip.hipEventSynchronize(self._stop), "hipEventSynchronize")
+            elapsed = ok(hip.hipEventElapsedTime(self._start, self._stop), "hipEventElapsedTime")
+            times.append(elapsed * 1e-3)
+        ok(hip.hipGraphExecDestroy(replay), "hipGraphExecDestroy")
+        ok(hip.hipGraphDestroy(graph), "hipGraphDestroy")
+        return float(np.median(times[1:])) / repeats
+
+
+def copy_bandwidth(watch: Stopwatch) -> float:
+    """Bytes a second that a copy on the device reads and writes."""
+    source = watch.device.empty(_COPY_BYTES, np.uint8)
+    target = watch.device.empty(_COPY_BYTES, np.uint8)
+    kind = hip.hipMemcpyKind.hipMemcpyDeviceToDevice
+
+    def enqueue() -> None:
+        call = hip.hipMemcpyAsync(
+            ctypes.c_void_p(target.pointer),
+            ctypes.c_void_p(source.pointer),
+            _COPY_BYTES,
+            kind,
+            watch.stream,
+        )
+        watch.device.ok(call, "hipMemcpyAsync")
+
+    seconds = watch.seconds(enqueue, 1)
+    watch.device.release()
+    return 2 * _COPY_BYTES / seconds
+
+
+def weight_copies(device: Device, layer: Layer) -> list[DeviceArray]:
+    """The layer's matrix as often as it takes to leave no copy in a cache."""
+    packed = layer.packed()
+    count = min(64, max(1, -(-_CACHE_BYTES // packed.nbytes)))
+    return [device.upload(packed) for _ in range(count)]
+
+
+def measure_gemv(watch: Stopwatch, layer: Layer, rows: int, blocks: list[int]) -> Measurement:
+    """The best block size for `rows` rows."""
+    device = watch.device
+    name = layer.weights[0].name
+    columns = layer.units * 32
+    weights = weight_copies(device, layer)
+    if name in FLOAT_TYPES:
+        activation = [device.upload(np.zeros((rows, columns), np.float32))]
+    else:
+        scales = np.zeros((rows, layer.units), SCALE_DTYPE)
+        activation = [device.upload(np.ones((rows, columns), np.int8)), device.upload(scales)]
+    out = device.empty((rows, layer.width), np.float32)
+    shape = (rows, layer.width, layer.units, layer.activation)
+    variant = 1 << (rows - 1).bit_length()
+
+    def cases() -> Iterator[Measurement]:
+        for block in blocks:
+
+            def enqueue(block: int = block) -> None:
+                for weight in weights:
+                    device.enqueue(
+                        f"rf_gemv_{name}_r{variant}",
+                        weight,
+                        *activation,
+                        None,
+                        None,
+                        out,
+                        *shape,
+                        grid=layer.stored_rows // 16,
+                        block=block,
+                        stream=watch.stream,
+                    )
+
+            yield Measurement(watch.seconds(enqueue, len(weights)), f"block {block}")
+
+    best = min(cases(), key=lambda case: case.seconds)
+    device.release()
+    return best
+
+
+def measure_gemm(watch: Stopwatch, layer: Layer, rows: int) -> Measurement:
+    """The best tile and split of K for `rows` rows."""
+    device = watch.device
+    name = layer.weights[0].name
+    weights = weight_copies(device, layer)
+    rng = np.random.default_rng(0)
+    x = device.upload(rng.standard_normal((rows, layer.units * 32)).astype(np.float16))
+    out = device.empty((rows, layer.width), np.float32)
+    threads = 128 if device.arch.startswith("sm_") else 256
+
+    def cases() -> Iterator[Measurement]:
+        for tile, splits in geometries(layer, rows):
+            partial = None
+            split_units = layer.units
+            if splits > 1:
+                split_units = -(-layer.units // (8 * splits)) * 8
+                partial = device.empty((splits, rows, layer.stored_rows), np.float32)
+
+            def enqueue(
+                tile: int = tile,
+                splits: int = splits,
+                partial: DeviceArray | None = partial,
+                split_units: int = split_units,
+            ) -> None:
+                for weight in weights:
+                    device.enqueue(
+                        f"rf_gemm_{name}_m{tile}",
+                        weight,
+                        x,
+                        None,
+                        None,
+                        out,
+                        None,
+                        partial,
+                        rows,
+                        layer.width,
+                        layer.units,
+                        layer.activation,
+                        split_units,
+                        grid=(-(-rows // tile), -(-layer.stored_rows // 128), splits),
+                        block=threads,
+                        stream=watch.stream,
+                    )
+                    if partial is None:
+                        continue
+                    device.enqueue(
+                        "rf_gemm_sum",
+                        partial,
+                        None,
+                        None,
+                        out,
+                        None,
+                        splits,
+                        layer.width,
+                        layer.activation,
+                        grid=(-(-layer.width // 256), rows),
+                        block=256,
+                        stream=watch.stream,
+                    )
+
+            seconds = watch.seconds(enqueue, len(weights))
+            yield Measurement(seconds, f"tile {tile}, {splits} splits")
+
+    best = min(cases(), key=lambda case: case.seconds)
+    device.release()
+    return best
+
+
+def geometries(layer: Layer, rows: int) -> Iterator[tuple[int, int]]:
+    """Tiles that fit the rows, and splits that leave each block at least 16 units."""
+    for tile in (32, 64, 128):
+        if tile > 32 and tile >= 2 * rows:
+            continue
+        for splits in (1, 2, 4, 8):
+            if splits == 1 or (rows <= 256 and layer.units // splits >= 16):
+                yield tile, splits
+
+
+def main() -> None:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--platform", choices=("nvidia", "rocm", "host"), required=True)
+    parser.add_argument("--types", default="q4_k,q8_0,q6_k,f16")
+    parser.add_argument("--shapes", default="14336x4096,4096x14336,4096x4096", help="out x in")
+    parser.add_argument("--gemv-rows", default="1,2,4,8")
+    parser.add_argument("--gemm-rows", default="16,64,128,512,4096")
+    parser.add_argument("--blocks", default="64,128,256", help="block sizes of GEMV to try")
+    options = parser.parse_args()
+    numbers = {
+        name: [int(n) for n in getattr(options, name).split(",") if n]
+        for name in ("gemv_rows", "gemm_rows", "blocks")
+    }
+    select_platform(options.platform)
+    device = Device(PlatformOptions(options.platform, 32, "forward"))
+    watch = Stopwatch(device)
+    copy = copy_bandwidth(watch)
+    print(f"{device.arch}: copies {copy / 1e9:.0f} GB/s (read and write)")
+    rng = np.random.default_rng(0)
+    for shape in options.shapes.split(","):
+        width, columns = (int(n) for n in shape.split("x"))
+        for name in options.types.split(","):
+            layer = random_layer(rng, name, width, columns)
+            weight_bytes = layer.packed().nbytes
+            for rows in numbers["gemv_rows"]:
+                best = measure_gemv(watch, layer, rows, numbers["blocks"])
+                rate = weight_bytes / best.seconds
+                print(
+                    f"gemv {name:6} {shape:12} {rows:5} rows {best.seconds * 1e6:9.1f} us"
+                    f" {rate / 1e9:7.0f} GB/s {rate / copy:6.1%}  {best.geometry}",
+                    flush=True,
+                )
+            for rows in numbers["gemm_rows"]:
+                best = measure_gemm(watch, layer, rows)
+                rate = 2 * rows * width * columns / best.seconds
+                print(
+                    f"gemm {name:6} {shape:12} {rows:5} rows {best.seconds * 1e6:9.1f} us"
+                    f" {rate / 1e12:7.1f} TFLOP/s      {best.geometry}",
+                    flush=True,
+                )
+
+
+if __name__ == "__main__":
+    main()
