@@ -29,7 +29,7 @@ std::string place(const Lane& lane) {
 
 hipError_t BlockRunner::run(const Launch& launch) {
   launch_ = &launch;
-  wave_size_ = options().wave;
+  wave_size_ = static_cast<unsigned>(options().wave);
   threads_ = static_cast<int>(launch.block[0] * launch.block[1] * launch.block[2]);
   error_ = hipSuccess;
   launch_number_++;
@@ -42,7 +42,7 @@ hipError_t BlockRunner::run(const Launch& launch) {
     info.thread[2] = i / launch.block[0] / launch.block[1];
     std::copy_n(launch.block, 3, info.block_dim);
     std::copy_n(launch.grid, 3, info.grid_dim);
-    info.lane = i % wave_size_;
+    info.lane = i % wave_size();
   }
   const uint64_t blocks = uint64_t{launch.grid[0]} * launch.grid[1] * launch.grid[2];
   for (uint64_t i = 0; i < blocks && error_ == hipSuccess; i++) run_block(block_at(i, blocks));
@@ -67,7 +67,7 @@ void BlockRunner::run_block(uint64_t number) {
     lanes_[i].wait = Wait::kReady;
     start_at(lanes_[i], lane_entry);
   }
-  const int waves = (threads_ + wave_size_ - 1) / wave_size_;
+  const int waves = (threads_ + wave_size() - 1) / wave_size();
   do {
     order(wave_order_, waves);
     for (int i = 0; i < waves && error_ == hipSuccess; i++) run_wave(wave_order_[i]);
@@ -76,8 +76,8 @@ void BlockRunner::run_block(uint64_t number) {
 
 // Runs a wave until all its lanes are at a barrier of the block or at the end.
 void BlockRunner::run_wave(int wave) {
-  const int first = wave * wave_size_;
-  const int count = std::min(wave_size_, threads_ - first);
+  const int first = wave * wave_size();
+  const int count = std::min(wave_size(), threads_ - first);
   while (run_lanes(first, count) && finish_wave_operation(wave, first, count)) {
   }
 }
@@ -210,11 +210,6 @@ void BlockRunner::wait_for_compute(void* operands, RfHostCompute compute, const 
   wait(Wait::kCompute, file, line);
 }
 
-Moment BlockRunner::now() const {
-  const auto thread = static_cast<uint16_t>(current_ - lanes_);
-  return {epoch_, wave_epochs_[thread / wave_size_], thread};
-}
-
 void BlockRunner::say(hipError_t error, const std::string& finding) {
   const RfHostLane& info = *current_->info;
   error_ = error;
@@ -237,10 +232,7 @@ void BlockRunner::stop_at(Lane& lane, const std::string& finding) {
   say(hipErrorLaunchFailure, finding);
 }
 
-BlockRunner& block_runner() {
-  static BlockRunner& instance = *new BlockRunner;
-  return instance;
-}
+BlockRunner block_runner_instance;
 
 }  // namespace host
 

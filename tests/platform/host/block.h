@@ -46,13 +46,17 @@ class BlockRunner {
 
   const Launch& launch() const { return *launch_; }
   Lane& lane() { return *current_; }
-  Moment now() const;
+  Moment now() const {
+    const auto thread = static_cast<uint16_t>(current_ - lanes_);
+    return {epoch_, wave_epochs_[thread / wave_size_], thread};
+  }
   uint32_t first_epoch() const { return first_epoch_; }
   uint32_t launch_number() const { return launch_number_; }
   uint64_t block_number() const { return block_number_; }
   bool fenced() const { return fenced_; }
 
  private:
+  int wave_size() const { return static_cast<int>(wave_size_); }
   static void lane_entry();
   void run_block(uint64_t number);
   void run_wave(int wave);
@@ -69,7 +73,8 @@ class BlockRunner {
   Lane* current_ = nullptr;
   void* scheduler_ = nullptr;  // stack pointer of the scheduler while a lane runs
   const Launch* launch_ = nullptr;
-  int threads_ = 0, wave_size_ = 32;
+  int threads_ = 0;
+  unsigned wave_size_ = 32;
   hipError_t error_ = hipSuccess;
   std::mt19937 random_;
   std::vector<int> wave_order_, lane_order_;
@@ -82,6 +87,8 @@ class BlockRunner {
   const void* instruction_ = nullptr;
 };
 
-BlockRunner& block_runner();
+// The one instance. Plain data: every access of a kernel asks for it.
+extern BlockRunner block_runner_instance;
+inline BlockRunner& block_runner() { return block_runner_instance; }
 
 }  // namespace host

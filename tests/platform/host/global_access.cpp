@@ -50,6 +50,12 @@ std::string describe(uintptr_t address) {
   return memory().describe(reinterpret_cast<void*>(address));
 }
 
+// "at" the byte, or for one in the middle "that reach" it.
+std::string span(size_t size, uintptr_t address, uintptr_t byte) {
+  return format("%zu bytes %s %s", size, byte == address ? "at" : "that reach",
+                describe(byte).c_str());
+}
+
 [[noreturn]] void refuse(uintptr_t address, size_t size, AccessKind kind) {
   BlockRunner& runner = block_runner();
   const char* verb = kind == AccessKind::kLoad ? "reads" : "writes";
@@ -61,13 +67,13 @@ std::string describe(uintptr_t address) {
   if (at < address + size) {
     const bool inside = memory().find_live(reinterpret_cast<void*>(at), 1) != nullptr;
     runner.stop(hipErrorIllegalAddress,
-                format("%s %zu bytes at %s%s", verb, size, describe(at).c_str(),
+                format("%s %s%s", verb, span(size, address, at).c_str(),
                        inside ? ": this range is closed to kernels" : ""));
   }
   at = address;
   while (*memory().state(at) & kInitialised) at++;
-  runner.stop(hipErrorIllegalAddress, format("reads %zu bytes at %s: nothing has been written there",
-                                             size, describe(at).c_str()));
+  runner.stop(hipErrorIllegalAddress, format("reads %s: nothing has been written there",
+                                             span(size, address, at).c_str()));
 }
 
 void check_order(BlockRunner& runner, uintptr_t address, size_t size, AccessKind kind) {

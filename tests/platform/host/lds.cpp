@@ -35,38 +35,38 @@ std::string SharedMemory::access(uintptr_t address, size_t size, AccessKind kind
   if (kind == AccessKind::kAtomic) now.thread = kSeveral;
   for (uintptr_t at = address; at < address + size; at++) {
     Byte& byte = bytes_[at - begin_];
-    std::string wrong;
-    if (kind != AccessKind::kStore) wrong = read(byte, at, now, first_epoch);
-    if (wrong.empty() && kind != AccessKind::kLoad) wrong = write(byte, at, now);
-    if (!wrong.empty()) return wrong;
+    if (kind != AccessKind::kStore) {
+      if (byte.written.epoch < first_epoch || unordered(byte.written, now)) {
+        return wrong_read(byte, at, first_epoch);
+      }
+      const bool joins = byte.read.epoch == now.epoch && byte.read.thread != now.thread;
+      byte.read = now;
+      if (joins) byte.read.thread = kSeveral;
+    }
+    if (kind != AccessKind::kLoad) {
+      if (unordered(byte.read, now) || unordered(byte.written, now)) {
+        return wrong_write(byte, at, now);
+      }
+      byte.written = now;
+    }
   }
   return {};
 }
 
-std::string SharedMemory::read(Byte& byte, uintptr_t address, Moment now,
-                               uint32_t first_epoch) const {
+std::string SharedMemory::wrong_read(const Byte& byte, uintptr_t address,
+                                     uint32_t first_epoch) const {
   if (byte.written.epoch < first_epoch) {
     return format("reads %s, which nothing in this block has written", at(address).c_str());
   }
-  if (unordered(byte.written, now)) {
-    return format("reads %s, which %s wrote without a barrier in between", at(address).c_str(),
-                  name_of_thread(byte.written.thread).c_str());
-  }
-  const bool joins = byte.read.epoch == now.epoch && byte.read.thread != now.thread;
-  byte.read = now;
-  if (joins) byte.read.thread = kSeveral;
-  return {};
+  return format("reads %s, which %s wrote without a barrier in between", at(address).c_str(),
+                name_of_thread(byte.written.thread).c_str());
 }
 
-std::string SharedMemory::write(Byte& byte, uintptr_t address, Moment now) const {
+std::string SharedMemory::wrong_write(const Byte& byte, uintptr_t address, Moment now) const {
   const bool was_read = unordered(byte.read, now);
-  if (was_read || unordered(byte.written, now)) {
-    return format("writes %s, which %s %s without a barrier in between", at(address).c_str(),
-                  name_of_thread((was_read ? byte.read : byte.written).thread).c_str(),
-                  was_read ? "read" : "wrote");
-  }
-  byte.written = now;
-  return {};
+  return format("writes %s, which %s %s without a barrier in between", at(address).c_str(),
+                name_of_thread((was_read ? byte.read : byte.written).thread).c_str(),
+                was_read ? "read" : "wrote");
 }
 
 const SharedArray* SharedMemory::array_of(uintptr_t address) const {

@@ -44,8 +44,8 @@ class SharedMemory {
     Moment written, read;
   };
 
-  std::string read(Byte& byte, uintptr_t address, Moment now, uint32_t first_epoch) const;
-  std::string write(Byte& byte, uintptr_t address, Moment now) const;
+  std::string wrong_read(const Byte& byte, uintptr_t address, uint32_t first_epoch) const;
+  std::string wrong_write(const Byte& byte, uintptr_t address, Moment now) const;
   const SharedArray* array_of(uintptr_t address) const;
   std::string out_of_bounds(uintptr_t address, size_t size, AccessKind kind) const;
   std::string at(uintptr_t address) const;

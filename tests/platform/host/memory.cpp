@@ -155,9 +155,8 @@ size_t Memory::live_count() const {
   return count;
 }
 
-Memory& memory() {
-  static Memory& instance = *new Memory;  // outlives everything that could still free
-  return instance;
-}
+Memory* memory_instance = nullptr;
+
+Memory& make_memory() { return *(memory_instance = new Memory); }
 
 }  // namespace host

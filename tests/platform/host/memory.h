@@ -110,6 +110,9 @@ class Memory {
   Allocation* recent_ = nullptr;
 };
 
-Memory& memory();
+// The one instance, made at the first use.
+extern Memory* memory_instance;
+Memory& make_memory();
+inline Memory& memory() { return memory_instance ? *memory_instance : make_memory(); }
 
 }  // namespace host
