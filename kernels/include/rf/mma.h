@@ -10,6 +10,8 @@
 //
 // kWideTiles says whether a wave has registers for 64x64 of C; it has for 64x32 everywhere.
 //
+// The tables agree with AMD's matrix instruction calculator (gfx90a, gfx942, gfx11, gfx12).
+//
 // The sum over k may be taken in any order as long as A and B agree. Where an instruction wants
 // pieces shorter than 16 bytes, a lane reads a whole chunk and uses its parts in consecutive
 // instructions, so every fragment comes with 16-byte loads and needs no transposing load.
@@ -111,9 +113,10 @@ struct Mma {
 #elif RF_GFX12
 
 // v_wmma_f32_16x16x16_f16, wave32 (RDNA4 ISA, 7.12):
-//   A  lane l: row l % 16, k 8 (l / 16) .. + 7
-//   B  lane l: column l % 16, k 8 (l / 16) .. + 7
+//   A  lane l, half i: row l % 16, k 8 (i / 4) + 4 (l / 16) + i % 4
+//   B  lane l, half i: column l % 16, the same k
 //   C  lane l, register i: row 8 (l / 16) + i, column l % 16
+// A lane reads chunk l / 16 of its row instead, in A and in B: another order of the same sum.
 struct Mma {
   static constexpr int kStepChunks = 2;
   static constexpr bool kWideTiles = false;
@@ -147,7 +150,7 @@ struct Mma {
 //   B  lane l: column l % 16, k 4 (l / 16) .. + 3
 //   C  lane l, register i: row 4 (l / 16) + i, column l % 16
 // A lane reads chunk l / 16, whose halves serve two instructions. v_mfma_f32_16x16x32_f16 (CDNA4)
-// has k 8 (l / 16) .. + 7 and takes the chunk at once.
+// takes the chunk at once.
 #if RF_HOST
 // The instruction as the table above has it. It runs outside of the lanes, whose memory accesses
 // alone are watched.
