@@ -22,15 +22,18 @@ struct Cache {
   }
 };
 
-// query . key to a score in units of log2, so that the softmax is made of exp2.
+// How the product of query and key becomes a score.
 struct ScoreRule {
   float scale;
   float softcap;  // 0 = none
 
+  __device__ __forceinline__ float capped(float score) const {
+    return softcap * tanh(score / softcap);
+  }
+  // In units of log2, so that the softmax is made of exp2.
   __device__ __forceinline__ float operator()(float product) const {
-    float score = product * scale;
-    if (softcap > 0.0f) score = softcap * tanh(score / softcap);
-    return score * kLog2E;
+    const float score = product * scale;
+    return (softcap > 0.0f ? capped(score) : score) * kLog2E;
   }
 };
 

@@ -1,0 +1,174 @@
+"""rf_attention_decode_*: one query a sequence over a paged cache, against float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from tests.support.kernels import Device, check
+from tests.support.paged_cache import BLOCK_TOKENS, AttentionCase, PagedBatch
+
+WAVES = 4
+REDUCE_THREADS = 256
+
+
+def decode(
+    device: Device, batch: PagedBatch, *, split_tokens: int = 1024, group_tile: int = 4
+) -> npt.NDArray[np.float32]:
+    """The kernel's answer for the sequences with one new token; other rows stay NaN."""
+    case = batch.case
+    sequences = batch.sequences_with([1])
+    span = int(batch.context_len[sequences].max())
+    if case.window is not None:
+        span = min(span, case.window + BLOCK_TOKENS - 1)
+    splits = -(-span // split_tokens)
+    tiles = -(-case.group // group_tile)
+    kind = "int8" if batch.int8 else "f16"
+    scales = [device.upload(batch.k_scale), device.upload(batch.v_scale)] if batch.int8 else []
+    window = case.window or 0
+
+    ids, starts = device.upload(sequences), device.upload(batch.query_start)
+    contexts = device.upload(batch.context_len, "context_len")
+    out = device.empty(batch.q.shape, np.float32, "out")
+    out_f16 = device.empty(batch.q.shape, np.float16, "out_f16")
+    shape = (len(sequences), case.heads, splits)
+    partial = device.empty((*shape, case.head_dim), np.float32, "partial")
+    partial_ml = device.empty((*shape, 2), np.float32, "partial_ml")
+    device.launch(
+        f"rf_attention_decode_{kind}_d{case.head_dim}_g{group_tile}",
+        device.upload(batch.q, "q"),
+        device.upload(batch.k, "k_cache"),
+        device.upload(batch.v, "v_cache"),
+        *scales,
+        device.upload(batch.block_table, "block_table"),
+        *(ids, starts, contexts, out, out_f16, partial, partial_ml),
+        batch.block_table.shape[1],
+        *(case.heads, case.kv_heads, window, split_tokens, case.scale, case.softcap or 0.0),
+        grid=(case.kv_heads * tiles, splits, len(sequences)),
+        block=WAVES * device.wave,
+    )
+    if splits > 1:
+        device.launch(
+            "rf_attention_decode_reduce",
+            *(partial, partial_ml, ids, starts, contexts, out, out_f16),
+            *(splits, case.head_dim, window, split_tokens),
+            grid=(case.heads, len(sequences)),
+            block=REDUCE_THREADS,
+        )
+    result = out.get()
+    check(out_f16.get(), result.astype(np.float16).astype(np.float64), rtol=1e-3, atol=1e-7)
+    return result
+
+
+def assert_right(
+    device: Device,
+    case: AttentionCase,
+    *,
+    int8: bool = False,
+    split_tokens: int = 1024,
+    group_tile: int = 4,
+) -> None:
+    batch = PagedBatch(case, int8)
+    actual = decode(device, batch, split_tokens=split_tokens, group_tile=group_tile)
+    rows = batch.query_start[batch.sequences_with([1])]
+    check(actual[rows], batch.expected()[rows], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("int8", [False, True], ids=["f16", "int8"])
+@pytest.mark.parametrize("group_tile", [4, 8])
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
+def test_every_variant(device: Device, head_dim: int, group_tile: int, int8: bool) -> None:
+    case = AttentionCase(((37, 1),), head_dim=head_dim, group=group_tile)
+    assert_right(device, case, int8=int8, group_tile=group_tile)
+
+
+CONTEXTS = {
+    "one_token": 1,
+    "one_block": BLOCK_TOKENS,
+    "one_block_plus_one": BLOCK_TOKENS + 1,
+    "every_wave_has_one_step": 64,
+    "waves_with_unequal_steps": 100,
+    "many_blocks": 200,
+}
+
+
+@pytest.mark.parametrize("int8", [False, True], ids=["f16", "int8"])
+@pytest.mark.parametrize("context", CONTEXTS.values(), ids=CONTEXTS.keys())
+def test_contexts(device: Device, context: int, int8: bool) -> None:
+    assert_right(device, AttentionCase(((context, 1),)), int8=int8)
+
+
+@pytest.mark.parametrize(
+    ("kv_heads", "group", "group_tile"),
+    [(3, 1, 4), (2, 3, 4), (1, 7, 8), (2, 9, 8), (1, 16, 8)],
+    ids=["no_groups", "tile_not_full", "seven", "second_tile_has_one", "two_full_tiles"],
+)
+def test_gqa_groups(device: Device, kv_heads: int, group: int, group_tile: int) -> None:
+    case = AttentionCase(((41, 1),), kv_heads=kv_heads, group=group)
+    assert_right(device, case, group_tile=group_tile)
+
+
+@pytest.mark.parametrize("int8", [False, True], ids=["f16", "int8"])
+@pytest.mark.parametrize(
+    "context", [32, 33, 64, 65, 127, 129], ids=lambda context: f"context_{context}"
+)
+def test_split_context(device: Device, context: int, int8: bool) -> None:
+    assert_right(device, AttentionCase(((context, 1),)), int8=int8, split_tokens=32)
+
+
+@pytest.mark.parametrize("head_dim", [80, 256])
+def test_reduction_of_head_sizes(device: Device, head_dim: int) -> None:
+    case = AttentionCase(((150, 1),), head_dim=head_dim, group=1)
+    assert_right(device, case, split_tokens=32)
+
+
+def test_sequences_of_one_batch_need_different_numbers_of_splits(device: Device) -> None:
+    case = AttentionCase(((10, 1), (140, 1), (64, 1), (1, 1)), group=2)
+    assert_right(device, case, split_tokens=64)
+
+
+@pytest.mark.parametrize(
+    ("context", "window"),
+    [(90, 1), (90, 20), (96, 32), (90, 33), (90, 200)],
+    ids=["itself", "part_of_a_block", "whole_block", "block_plus_one", "longer_than_context"],
+)
+@pytest.mark.parametrize("split_tokens", [32, 1024])
+def test_window(device: Device, context: int, window: int, split_tokens: int) -> None:
+    case = AttentionCase(((context, 1),), group=2, window=window)
+    assert_right(device, case, split_tokens=split_tokens)
+
+
+@pytest.mark.parametrize("split_tokens", [32, 1024])
+def test_softcap(device: Device, split_tokens: int) -> None:
+    case = AttentionCase(((70, 1),), group=2, softcap=3.0)
+    assert_right(device, case, split_tokens=split_tokens)
+
+
+def test_sequences_with_more_new_tokens_are_left_to_prefill(device: Device) -> None:
+    assert_right(device, AttentionCase(((20, 5), (33, 1), (8, 8), (40, 1)), group=1))
+
+
+def test_a_padded_sequence_is_skipped(device: Device) -> None:
+    batch = PagedBatch(AttentionCase(((20, 1), (30, 1)), group=1), int8=False)
+    expected = batch.expected()
+    batch.context_len[0] = 0
+    expected[0] = np.nan  # poison: nothing was written
+    check(decode(device, batch), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_large_scores_do_not_overflow(device: Device) -> None:
+    batch = PagedBatch(AttentionCase(((70, 1),), group=1), int8=False)
+    batch.q *= np.float16(200)
+    check(decode(device, batch), batch.expected(), rtol=1e-3, atol=1e-4)
+
+
+def test_a_sequence_gives_the_same_bits_in_any_batch(device: Device) -> None:
+    alone = PagedBatch(AttentionCase(((130, 1),)), int8=False)
+    batch = PagedBatch(AttentionCase(((130, 1), (200, 1))), int8=False, seed=6)
+    batch.q[0] = alone.q[0]
+    used = -(-130 // BLOCK_TOKENS)
+    batch.k[batch.block_table[0, :used]] = alone.k[alone.block_table[0, :used]]
+    batch.v[batch.block_table[0, :used]] = alone.v[alone.block_table[0, :used]]
+    first = decode(device, alone, split_tokens=64)[0]
+    second = decode(device, batch, split_tokens=64)[0]
+    np.testing.assert_array_equal(first, second)

@@ -1,0 +1,113 @@
+"""rf_rms_norm and rf_add_rms_norm against the reference in float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from tests.support.kernels import Device, check
+
+from rocmforge_reference import ops
+
+EPS = 1e-5
+ACT_SCALE = np.dtype([("scale", np.float32), ("sum_low", np.int16), ("sum_high", np.int16)])
+
+# rows, dim, threads of a block. A thread holds up to four groups of four values.
+CASES = {
+    "one_row_part_of_one_wave": (1, 32, 64),
+    "one_group_a_thread": (2, 256, 64),
+    "ragged_second_group": (3, 576, 128),
+    "four_groups_a_thread": (2, 1024, 64),
+    "not_a_multiple_of_32": (2, 132, 64),
+    "wave_plus_one": (1, 4 * 65, 128),
+    "many_rows": (9, 64, 64),
+    "zero_rows": (0, 64, 64),
+}
+
+Array = npt.NDArray[Any]
+
+
+def random_rows(rows: int, dim: int, seed: int = 1) -> npt.NDArray[np.float32]:
+    return np.random.default_rng(seed).standard_normal((rows, dim)).astype(np.float32)
+
+
+def expected_norm(x: npt.NDArray[np.float32], weight: npt.NDArray[np.float32]) -> Array:
+    return ops.rms_norm(x.astype(np.float64), weight.astype(np.float64), EPS)
+
+
+@pytest.mark.parametrize(("rows", "dim", "threads"), CASES.values(), ids=CASES.keys())
+def test_norm_in_float32_and_float16(device: Device, rows: int, dim: int, threads: int) -> None:
+    x, weight = random_rows(rows, dim), random_rows(1, dim, seed=2)[0]
+    f32, f16 = device.empty((rows, dim), np.float32), device.empty((rows, dim), np.float16)
+    if rows:
+        args = (device.upload(x), device.upload(weight), f32, f16, None, None, dim, EPS)
+        device.launch("rf_rms_norm", *args, grid=rows, block=threads)
+    expected = expected_norm(x, weight)
+    check(f32.get(), expected, rtol=2e-6, inputs={"x": x})
+    check(f16.get(), expected, rtol=6e-4, atol=1e-7, inputs={"x": x})
+
+
+@pytest.mark.parametrize(("rows", "dim", "threads"), CASES.values(), ids=CASES.keys())
+def test_residual_is_added_before_the_norm(
+    device: Device, rows: int, dim: int, threads: int
+) -> None:
+    delta, old = random_rows(rows, dim), random_rows(rows, dim, seed=3)
+    weight = random_rows(1, dim, seed=2)[0]
+    residual, f32 = device.upload(old), device.empty((rows, dim), np.float32)
+    if rows:
+        args = (device.upload(delta), residual, device.upload(weight), f32, None, None, None)
+        device.launch("rf_add_rms_norm", *args, dim, EPS, grid=rows, block=threads)
+    check(residual.get(), delta + old)
+    check(f32.get(), expected_norm(delta + old, weight), rtol=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("rows", "dim", "threads"), [(1, 32, 64), (3, 576, 64), (2, 1024, 256)], ids=str
+)
+def test_int8_blocks(device: Device, rows: int, dim: int, threads: int) -> None:
+    x, weight = random_rows(rows, dim), random_rows(1, dim, seed=2)[0]
+    x[0, :32] = 0  # a block without a largest value
+    q = device.empty((rows, dim), np.int8)
+    scale = device.empty((rows, dim // 32), ACT_SCALE)
+    args = (device.upload(x), device.upload(weight), None, None, q, scale, dim, EPS)
+    device.launch("rf_rms_norm", *args, grid=rows, block=threads)
+
+    blocks = q.get().reshape(rows, dim // 32, 32).astype(np.float64)
+    expected = expected_norm(x, weight).reshape(blocks.shape)
+    info = scale.get()
+    check(info["scale"], np.abs(expected).max(axis=-1) / 127, rtol=3e-6)
+    scales = info["scale"].astype(np.float64)[..., None]
+    check(blocks * scales, expected, atol=float(scales.max()) * 0.501)
+    assert (np.abs(blocks * scales - expected) <= scales * 0.501).all()
+    np.testing.assert_array_equal(info["sum_low"], blocks[..., :16].sum(axis=-1))
+    np.testing.assert_array_equal(info["sum_high"], blocks[..., 16:].sum(axis=-1))
+
+
+def test_all_outputs_at_once(device: Device) -> None:
+    x, weight = random_rows(2, 128), random_rows(1, 128, seed=2)[0]
+    f32, f16 = device.empty(x.shape, np.float32), device.empty(x.shape, np.float16)
+    q, scale = device.empty(x.shape, np.int8), device.empty((2, 4), ACT_SCALE)
+    args = (device.upload(x), device.upload(weight), f32, f16, q, scale, 128, EPS)
+    device.launch("rf_rms_norm", *args, grid=2, block=64)
+    check(f16.get(), f32.get().astype(np.float16).astype(np.float64))
+    scales = np.repeat(scale.get()["scale"], 32, axis=1).astype(np.float64)
+    check(q.get() * scales, f32.get().astype(np.float64), atol=float(scales.max()) * 0.501)
+
+
+def test_values_beyond_float16_saturate(device: Device) -> None:
+    x, weight = np.ones((1, 32), np.float32), np.full(32, 1e6, np.float32)
+    f16 = device.empty(x.shape, np.float16)
+    args = (device.upload(x), device.upload(weight), None, f16, None, None, 32, EPS)
+    device.launch("rf_rms_norm", *args, grid=1, block=64)
+    check(f16.get(), np.full((1, 32), 65504.0))
+
+
+def test_a_nan_stays_in_its_row(device: Device) -> None:
+    x, weight = random_rows(3, 64), np.ones(64, np.float32)
+    x[1, 7] = np.nan
+    f32 = device.empty(x.shape, np.float32)
+    args = (device.upload(x), device.upload(weight), f32, None, None, None, 64, EPS)
+    device.launch("rf_rms_norm", *args, grid=3, block=64)
+    assert np.isnan(f32.get()).all(axis=1).tolist() == [False, True, False]

@@ -1,0 +1,165 @@
+"""rf_rope_store_*: bias, norm, rotation and cache write against the reference in float64."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from tests.support.kernels import Device, check
+
+from rocmforge.models.config import RopeStyle
+from rocmforge_reference import ops
+
+BLOCK_TOKENS = 32
+NUM_BLOCKS = 3
+CONTEXT = 50
+EPS = 1e-6
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    heads: int = 2
+    kv_heads: int = 1
+    head_dim: int = 64
+    rope_dim: int = 64
+    style: RopeStyle = RopeStyle.NEOX
+    bias: bool = False
+    norm: bool = False
+    tokens: int = 3
+
+
+CASES = {
+    "neox": Case(),
+    "normal": Case(style=RopeStyle.NORMAL),
+    "neox_partial": Case(head_dim=80, rope_dim=32),
+    "normal_partial": Case(head_dim=96, rope_dim=20, style=RopeStyle.NORMAL),
+    "no_rotation": Case(rope_dim=0),
+    "bias": Case(bias=True),
+    "head_norm": Case(norm=True, head_dim=128, rope_dim=128),
+    "bias_and_head_norm_largest_head": Case(bias=True, norm=True, head_dim=256, rope_dim=256),
+    "more_heads_than_waves_of_a_block": Case(heads=9, kv_heads=3, head_dim=16, rope_dim=16),
+    "one_token": Case(tokens=1),
+}
+
+
+class Inputs:
+    """Random arguments of one launch; the token before the last one is padding."""
+
+    def __init__(self, case: Case) -> None:
+        random = np.random.default_rng(7)
+
+        def normal(*shape: int) -> npt.NDArray[np.float32]:
+            return random.standard_normal(shape).astype(np.float32)
+
+        q_width, kv_width = case.heads * case.head_dim, case.kv_heads * case.head_dim
+        self.q, self.k, self.v = (normal(case.tokens, w) for w in (q_width, kv_width, kv_width))
+        self.biases = [normal(width) for width in (q_width, kv_width, kv_width)]
+        self.norms = [normal(case.head_dim) for _ in range(2)]
+        self.positions = random.permutation(CONTEXT)[: case.tokens].astype(np.int32)
+        self.slots = random.permutation(NUM_BLOCKS * BLOCK_TOKENS)[: case.tokens].astype(np.int64)
+        self.padding = case.tokens - 2 if case.tokens > 2 else None
+        if self.padding is not None:
+            self.slots[self.padding] = -1
+        angles = random.uniform(0, 6, (CONTEXT, case.rope_dim // 2))
+        self.cos, self.sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+
+    @property
+    def kept(self) -> npt.NDArray[np.intp]:
+        """The tokens that are no padding."""
+        return np.flatnonzero(self.slots >= 0)
+
+
+def expected_heads(case: Case, inputs: Inputs) -> tuple[Array, Array, Array]:
+    """q, k and v as [T, heads, head_dim] in float64."""
+    cos, sin = (table[inputs.positions].astype(np.float64) for table in (inputs.cos, inputs.sin))
+    results = []
+    for index, x in enumerate((inputs.q, inputs.k, inputs.v)):
+        values = x.astype(np.float64)
+        if case.bias:
+            values = values + inputs.biases[index]
+        values = values.reshape(len(values), -1, case.head_dim)
+        if index < 2:
+            if case.norm:
+                values = ops.rms_norm(values, inputs.norms[index].astype(np.float64), EPS)
+            values = ops.rope(values, cos, sin, case.style)
+        results.append(values)
+    return results[0], results[1], results[2]
+
+
+def launch(
+    device: Device, case: Case, inputs: Inputs, kernel: str, *outputs: Any, threads: int
+) -> None:
+    # Rows are farther apart than they are wide, as in the result of one fused projection.
+    wide = [np.pad(x, ((0, 0), (0, 8)), constant_values=np.nan) for x in (inputs.q, inputs.k)]
+    wide.append(inputs.v)
+    biases = [device.upload(bias) if case.bias else None for bias in inputs.biases]
+    norms = [device.upload(norm) if case.norm else None for norm in inputs.norms]
+    tables = [device.upload(inputs.cos), device.upload(inputs.sin)]
+    waves = threads // device.wave
+    blocks = -(-(case.heads + 2 * case.kv_heads) // waves)
+    device.launch(
+        kernel,
+        *(device.upload(x) for x in wide),
+        *biases,
+        *norms,
+        *tables,
+        device.upload(inputs.positions),
+        device.upload(inputs.slots),
+        *outputs,
+        *(x.shape[1] for x in wide),
+        *(case.heads, case.kv_heads, case.head_dim, case.rope_dim),
+        int(case.style is RopeStyle.NEOX),
+        EPS,
+        grid=(case.tokens, blocks),
+        block=threads,
+    )
+
+
+def cache_shape(case: Case) -> tuple[int, int, int, int]:
+    return NUM_BLOCKS, case.kv_heads, BLOCK_TOKENS, case.head_dim
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_float16_cache(device: Device, case: Case) -> None:
+    inputs = Inputs(case)
+    q = device.empty((case.tokens, case.heads, case.head_dim), np.float16, "q")
+    k_cache = device.empty(cache_shape(case), np.float16, "k_cache")
+    v_cache = device.empty(cache_shape(case), np.float16, "v_cache")
+    launch(device, case, inputs, "rf_rope_store_f16", q, k_cache, v_cache, threads=128)
+
+    expected_q, k, v = expected_heads(case, inputs)
+    if inputs.padding is not None:
+        expected_q[inputs.padding] = np.nan  # stays what it was: poison
+    check(q.get(), expected_q, rtol=5e-4, atol=2e-6)
+    for cache, values in ((k_cache, k), (v_cache, v)):
+        expected = np.full(cache_shape(case), np.nan)
+        ops.store(expected, values[inputs.kept], inputs.slots[inputs.kept])
+        check(cache.get(), expected, rtol=5e-4, atol=2e-6)
+
+
+@pytest.mark.parametrize("name", ["neox", "normal_partial", "bias_and_head_norm_largest_head"])
+def test_int8_cache(device: Device, name: str) -> None:
+    case = CASES[name]
+    inputs = Inputs(case)
+    inputs.v[0, : case.head_dim] = 0  # a head without a largest value
+    q = device.empty((case.tokens, case.heads, case.head_dim), np.float16, "q")
+    caches = [device.empty(cache_shape(case), np.int8) for _ in range(2)]
+    scales = [device.empty(cache_shape(case)[:3], np.float32) for _ in range(2)]
+    launch(device, case, inputs, "rf_rope_store_int8", q, *caches, *scales, threads=256)
+
+    expected_q, k, v = expected_heads(case, inputs)
+    check(q.get()[inputs.kept], expected_q[inputs.kept], rtol=5e-4, atol=2e-6)
+    for cache, scale, values in zip(caches, scales, (k, v), strict=True):
+        expected = np.full(cache_shape(case), np.nan)
+        ops.store(expected, values[inputs.kept], inputs.slots[inputs.kept])
+        step = np.abs(expected).max(axis=-1) / 127
+        check(scale.get(), step, rtol=1e-5)
+        written = ~np.isnan(step)
+        error = np.abs(cache.get() * step[..., None] - expected)
+        assert (error[written] <= 0.501 * step[written][:, None]).all()
+        assert (cache.get()[~written] == -1).all()  # poison

@@ -1,0 +1,113 @@
+"""A paged KV cache with a batch of sequences in it, for the attention kernels' tests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rocmforge_reference import ops
+
+BLOCK_TOKENS = 32
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class AttentionCase:
+    """Sequences as (context, new tokens at its end), and how they attend."""
+
+    sequences: tuple[tuple[int, int], ...]
+    head_dim: int = 64
+    kv_heads: int = 1
+    group: int = 4
+    window: int | None = None
+    softcap: float | None = None
+
+    @property
+    def heads(self) -> int:
+        """Query heads."""
+        return self.kv_heads * self.group
+
+    @property
+    def scale(self) -> float:
+        """Of query times key. Sharper than usual, so that a wrong key shows in the result."""
+        return 2.0 * self.head_dim**-0.5
+
+
+class PagedBatch:
+    """Random queries, and keys and values in blocks that lie in random order.
+
+    Slots of the cache that hold no token are NaN: any use of them shows in the result. The
+    cache is float16, or int8 with one scale for each token and head.
+    """
+
+    def __init__(self, case: AttentionCase, int8: bool, seed: int = 5) -> None:
+        random = np.random.default_rng(seed)
+        lengths = [new for _, new in case.sequences]
+        contexts = [context for context, _ in case.sequences]
+        blocks = [-(-context // BLOCK_TOKENS) for context in contexts]
+        self.case = case
+        self.int8 = int8
+        self.query_start = np.cumsum([0, *lengths], dtype=np.int32)
+        self.context_len = np.array(contexts, np.int32)
+        self.positions = np.concatenate(
+            [np.arange(c - new, c, dtype=np.int32) for c, new in case.sequences]
+        )
+        order = iter(random.permutation(sum(blocks) + 1))
+        self.block_table = np.zeros((len(blocks), max(blocks) + 1), np.int32)
+        for row, count in zip(self.block_table, blocks, strict=True):
+            row[:count] = [next(order) for _ in range(count)]
+        self.q = random.standard_normal((sum(lengths), case.heads, case.head_dim)).astype(
+            np.float16
+        )
+        shape = (sum(blocks) + 1, case.kv_heads, BLOCK_TOKENS, case.head_dim)
+        used = self._used_slots(shape[0])
+        self.k, self.k_scale = self._fill(random, shape, used)
+        self.v, self.v_scale = self._fill(random, shape, used)
+
+    def _used_slots(self, num_blocks: int) -> npt.NDArray[np.bool_]:
+        used = np.zeros((num_blocks, BLOCK_TOKENS), np.bool_)
+        for row, context in zip(self.block_table, self.context_len, strict=True):
+            token = np.arange(context)
+            used[row[token // BLOCK_TOKENS], token % BLOCK_TOKENS] = True
+        return used
+
+    def _fill(
+        self, random: np.random.Generator, shape: tuple[int, ...], used: npt.NDArray[np.bool_]
+    ) -> tuple[Array, npt.NDArray[np.float32] | None]:
+        unused = np.broadcast_to(~used[:, None, :], shape[:3])
+        if self.int8:
+            scale = random.uniform(0.005, 0.02, shape[:3]).astype(np.float32)
+            scale[unused] = np.nan
+            return random.integers(-127, 128, shape, np.int8), scale
+        values = random.standard_normal(shape).astype(np.float16)
+        values[unused] = np.nan
+        return values, None
+
+    def expected(self) -> npt.NDArray[np.float64]:
+        """[T, heads, head_dim], from the reference in float64."""
+        k, v = self.k.astype(np.float64), self.v.astype(np.float64)
+        if self.k_scale is not None and self.v_scale is not None:
+            k, v = k * self.k_scale[..., None], v * self.v_scale[..., None]
+        result: npt.NDArray[np.float64] = ops.paged_attention(
+            self.q.astype(np.float64),
+            k,
+            v,
+            positions=self.positions,
+            query_start=self.query_start,
+            context_len=self.context_len,
+            block_table=self.block_table,
+            scale=self.case.scale,
+            softcap=self.case.softcap,
+            window=self.case.window,
+        )
+        return result
+
+    def sequences_with(self, new_tokens: Sequence[int]) -> npt.NDArray[np.int32]:
+        """Indices of the sequences whose number of new tokens is one of these."""
+        lengths = np.diff(self.query_start)
+        return np.flatnonzero(np.isin(lengths, new_tokens)).astype(np.int32)
