@@ -24,7 +24,6 @@ def decode(
     splits = -(-span // split_tokens)
     tiles = -(-case.group // group_tile)
     kind = "int8" if batch.int8 else "f16"
-    scales = [device.upload(batch.k_scale), device.upload(batch.v_scale)] if batch.int8 else []
     window = case.window or 0
 
     ids, starts = device.upload(sequences), device.upload(batch.query_start)
@@ -37,9 +36,7 @@ def decode(
     device.launch(
         f"rf_attention_decode_{kind}_d{case.head_dim}_g{group_tile}",
         device.upload(batch.q, "q"),
-        device.upload(batch.k, "k_cache"),
-        device.upload(batch.v, "v_cache"),
-        *scales,
+        *(device.upload(part, "cache") for part in batch.cache),
         device.upload(batch.block_table, "block_table"),
         *(ids, starts, contexts, out, out_f16, partial, partial_ml),
         batch.block_table.shape[1],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -35,7 +36,7 @@ class AttentionCase:
     @property
     def scale(self) -> float:
         """Of query times key. Sharper than usual, so that a wrong key shows in the result."""
-        return 2.0 * self.head_dim**-0.5
+        return 2.0 / math.sqrt(self.head_dim)
 
 
 class PagedBatch:
@@ -106,6 +107,11 @@ class PagedBatch:
             window=self.case.window,
         )
         return result
+
+    @property
+    def cache(self) -> list[Array]:
+        """The kernels' cache arguments: K, V and, of an int8 cache, their scales."""
+        return [x for x in (self.k, self.v, self.k_scale, self.v_scale) if x is not None]
 
     def sequences_with(self, new_tokens: Sequence[int]) -> npt.NDArray[np.int32]:
         """Indices of the sequences whose number of new tokens is one of these."""

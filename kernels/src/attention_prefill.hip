@@ -1,0 +1,483 @@
+// Attention of several new tokens a sequence over the paged cache, with matrix instructions
+// (FlashAttention-2, Dao 2023). The new tokens are the last ones of their context.
+//
+// A block takes kRows query rows of one kv head. A row is a token and one of the query heads that
+// share the kv head: row r is token r / group, head r % group. It walks over the keys in tiles that
+// all its waves read from LDS; each wave keeps the output of its own rows in registers, transposed
+// (see mma_attention.h). K of the next tile travels during the second product, V during the first.
+#include "rf/attention.h"
+#include "rf/mma_attention.h"
+#include "rf/wave.h"
+
+namespace rf {
+
+inline constexpr int kRows = 128;
+inline constexpr int kPrefillThreads = 256;
+inline constexpr int kPrefillWaves = kPrefillThreads / kWave;
+inline constexpr int kQueryTiles = kRows / kTile / kPrefillWaves;  // of each wave
+
+// Registers of a lane that one 16-wide step of the head costs: a part of the queries and of the
+// output. Where they would fill up, a step takes fewer keys, and the queries are loaded again for
+// every tile of keys, which costs a fraction of the time of the products.
+constexpr int head_registers(int head_dim) {
+  return head_dim / kTile * kQueryTiles *
+         static_cast<int>(sizeof(mma::Unit::B) + sizeof(TileValues)) / 4;
+}
+constexpr int tile_keys(int head_dim) {
+  return head_registers(head_dim) < mma::Unit::kFullTileRegisters && head_dim <= 128 ? 64 : 32;
+}
+constexpr bool keeps_queries(int head_dim) {
+  return head_registers(head_dim) <= mma::Unit::kKeptQueryRegisters;
+}
+inline constexpr int kReloadUnroll = 2;  // steps of the head whose queries are loaded ahead
+
+__device__ __forceinline__ Vec<half, 8> load_eight(const half* from, float) {
+  return load16(from);
+}
+__device__ __forceinline__ Vec<half, 8> load_eight(const int8_t* from, float scale) {
+  const Vec<int8_t, 8> values = *reinterpret_cast<const Vec<int8_t, 8>*>(from);
+  Vec<half, 8> result;
+  for (int i = 0; i < 8; ++i) result[i] = to_half(static_cast<float>(values[i]) * scale);
+  return result;
+}
+
+// Where the keys and values of one sequence and head lie.
+template <class Stored, int kHeadDim>
+struct HeadCache {
+  const Stored* data;
+  const float* scale;
+  const int32_t* blocks;
+  int kv_head, kv_heads;
+  int context;
+
+  // Tokens beyond the context are the last one again: what follows it was never written.
+  __device__ __forceinline__ int64_t row(int token) const {
+    token = min(token, context - 1);
+    return cache_row(blocks[token / kBlockTokens], token % kBlockTokens, kv_head, kv_heads);
+  }
+  __device__ __forceinline__ const Stored* address(int64_t row, int dim) const {
+    return data + row * kHeadDim + dim;
+  }
+  __device__ __forceinline__ Vec<half, 8> eight(int token, int dim) const {
+    const int64_t own = row(token);
+    return load_eight(address(own, dim), sizeof(Stored) == 1 ? scale[own] : 1.0f);
+  }
+};
+
+// Copies rows of the cache to an LDS tile with the same rows. start() begins, finish() completes;
+// between them the data is in flight.
+template <class Stored, int kHeadDim, int kKeys>
+class RowLoader {
+ public:
+  static constexpr int kHalves = kKeys * RowTile<kHeadDim>::kStride;
+  using Tile = RowTile<kHeadDim>;
+
+  __device__ __forceinline__ void start(const HeadCache<Stored, kHeadDim>& cache, int first_token,
+                                        Tile tile) {
+#pragma unroll
+    for (int i = 0; i < kCopies; ++i) {
+      if (!in_tile(i)) continue;
+      const int token = first_token + row_of(i);
+      if constexpr (kAsync) {
+        const half* from = cache.address(cache.row(token), chunk_of(i) * 8);
+        async_copy16(tile.chunk(row_of(i), chunk_of(i)), from);
+      } else {
+        copied_[i] = cache.eight(token, chunk_of(i) * 8);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void finish(Tile tile) {
+    if constexpr (kAsync) {
+      async_wait();
+    } else {
+#pragma unroll
+      for (int i = 0; i < kCopies; ++i) {
+        if (in_tile(i)) store16(tile.chunk(row_of(i), chunk_of(i)), copied_[i]);
+      }
+    }
+  }
+
+ private:
+  static constexpr bool kAsync = kHasAsyncCopy && sizeof(Stored) == 2;
+  static constexpr int kChunks = kKeys * kHeadDim / 8;
+  static constexpr int kCopies = (kChunks + kPrefillThreads - 1) / kPrefillThreads;
+
+  static __device__ __forceinline__ int index(int i) { return i * kPrefillThreads + threadIdx.x; }
+  static __device__ __forceinline__ bool in_tile(int i) {
+    return kChunks % kPrefillThreads == 0 || index(i) < kChunks;
+  }
+  static __device__ __forceinline__ int row_of(int i) { return index(i) / (kHeadDim / 8); }
+  static __device__ __forceinline__ int chunk_of(int i) { return index(i) % (kHeadDim / 8); }
+
+  Vec<half, 8> copied_[kAsync ? 1 : kCopies];
+};
+
+// The same with the tile transposed: a thread takes eight elements of four keys at a time.
+template <class Stored, int kHeadDim, int kKeys>
+class TransposingLoader {
+ public:
+  static constexpr int kHalves = kHeadDim * TransposedTile<kKeys>::kStride;
+  using Tile = TransposedTile<kKeys>;
+
+  __device__ __forceinline__ void start(const HeadCache<Stored, kHeadDim>& cache, int first_token,
+                                        Tile) {
+#pragma unroll
+    for (int i = 0; i < kCopies; ++i) {
+      if (!in_tile(i)) continue;
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        const int token = first_token + mma::Unit::key_at(quad_of(i) * 4 + k);
+        copied_[i][k] = cache.eight(token, chunk_of(i) * 8);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void finish(Tile tile) {
+#pragma unroll
+    for (int i = 0; i < kCopies; ++i) {
+      if (!in_tile(i)) continue;
+#pragma unroll
+      for (int dim = 0; dim < 8; ++dim) {
+        const Vec<half, 4> keys{copied_[i][0][dim], copied_[i][1][dim], copied_[i][2][dim],
+                                copied_[i][3][dim]};
+        half* chunk = tile.chunk(chunk_of(i) * 8 + dim, quad_of(i) / 2);
+        *reinterpret_cast<Vec<half, 4>*>(chunk + quad_of(i) % 2 * 4) = keys;
+      }
+    }
+  }
+
+ private:
+  static constexpr int kUnits = kKeys / 4 * kHeadDim / 8;
+  static constexpr int kCopies = (kUnits + kPrefillThreads - 1) / kPrefillThreads;
+
+  static __device__ __forceinline__ int index(int i) { return i * kPrefillThreads + threadIdx.x; }
+  static __device__ __forceinline__ bool in_tile(int i) {
+    return kUnits % kPrefillThreads == 0 || index(i) < kUnits;
+  }
+  static __device__ __forceinline__ int quad_of(int i) { return index(i) / (kHeadDim / 8); }
+  static __device__ __forceinline__ int chunk_of(int i) { return index(i) % (kHeadDim / 8); }
+
+  Vec<half, 8> copied_[kCopies][4];
+};
+
+template <bool kTransposed, class Stored, int kHeadDim, int kKeys>
+struct ValueLoaderOf {
+  using Type = RowLoader<Stored, kHeadDim, kKeys>;
+};
+template <class Stored, int kHeadDim, int kKeys>
+struct ValueLoaderOf<true, Stored, kHeadDim, kKeys> {
+  using Type = TransposingLoader<Stored, kHeadDim, kKeys>;
+};
+
+// A part of V^T, dims as rows, whichever way V lies in LDS.
+template <class Unit, class Tile>
+__device__ __forceinline__ typename Unit::A load_values(const Tile& tile, int dim, int key) {
+  if constexpr (Unit::kTransposedV) {
+    return Unit::load(tile, dim, key / 8);
+  } else {
+    return Unit::load_transposed(tile, key, dim / 8);
+  }
+}
+
+struct PrefillInput {
+  const half* q;               // [T, heads * head_dim]
+  const int32_t* sequences;    // indices of the sequences to take
+  const int32_t* query_start;  // [B + 1]
+  const int32_t* context_len;  // [B]
+  int heads;
+  int window;
+  ScoreRule rule;
+};
+
+// The scores of kKeyTiles tiles of keys for one tile of queries of a wave, and then their weights.
+template <int kKeyTiles>
+using Scores = TileValues[kKeyTiles];
+
+// Caps the scores; they stay in units of the product.
+template <int kKeyTiles>
+__device__ __forceinline__ void cap_scores(Scores<kKeyTiles>& scores, const ScoreRule& rule) {
+#pragma unroll
+  for (TileValues& tile : scores) {
+#pragma unroll
+    for (float& score : tile) score = rule.capped(score * rule.scale) / rule.scale;
+  }
+}
+
+// Hides the keys after a query's own position, and those before its window.
+template <int kKeyTiles>
+__device__ __forceinline__ void mask_scores(Scores<kKeyTiles>& scores,
+                                            const int (&position)[mma::Unit::kSlots],
+                                            int first_key, int window) {
+#pragma unroll
+  for (int tile = 0; tile < kKeyTiles; ++tile) {
+#pragma unroll
+    for (int i = 0; i < kTileValues; ++i) {
+      const int own = position[mma::Unit::slot(i)];
+      const int key = first_key + tile * kTile + mma::Unit::row(i);
+      if (key > own || key < first_visible(own, window)) scores[tile][i] = -kInfinity;
+    }
+  }
+}
+
+// The softmax of one tile of queries over the keys so far. Scores stay in units of the product:
+// exp2(factor * (score - highest)) is one fused multiply-add and one exp2.
+template <int kHeadDim>
+struct OnlineSoftmax {
+  static constexpr int kSlots = mma::Unit::kSlots;
+  float highest[kSlots];
+  float total[kSlots];  // of this lane's keys
+  TileValues output[kHeadDim / kTile];
+
+  __device__ __forceinline__ void reset() {
+    for (int slot = 0; slot < kSlots; ++slot) {
+      highest[slot] = kLowestScore;
+      total[slot] = 0.0f;
+    }
+    for (TileValues& tile : output) {
+      for (float& value : tile) value = 0.0f;
+    }
+  }
+
+  // Turns scores into weights relative to the new highest score.
+  template <int kKeyTiles>
+  __device__ __forceinline__ void add(Scores<kKeyTiles>& scores, float factor) {
+    float shift[kSlots];  // of the exponent, per column
+    float raised[kSlots];
+    bool any_raised = false;
+#pragma unroll
+    for (int slot = 0; slot < kSlots; ++slot) {
+      float largest = highest[slot];
+#pragma unroll
+      for (int i = 0; i < kKeyTiles * kTileValues; ++i) {
+        const int value = i % kTileValues;
+        if (mma::Unit::slot(value) == slot) {
+          largest = max(largest, scores[i / kTileValues][value]);
+        }
+      }
+      largest = mma::Unit::over_column(largest, [](float a, float b) { return max(a, b); });
+      any_raised |= largest > highest[slot];
+      raised[slot] = exp2((highest[slot] - largest) * factor);
+      highest[slot] = largest;
+      shift[slot] = largest * factor;
+    }
+    if (ballot(any_raised) != 0) {
+#pragma unroll
+      for (int slot = 0; slot < kSlots; ++slot) total[slot] *= raised[slot];
+#pragma unroll
+      for (TileValues& tile : output) {
+#pragma unroll
+        for (int i = 0; i < kTileValues; ++i) tile[i] *= raised[mma::Unit::slot(i)];
+      }
+    }
+#pragma unroll
+    for (int tile = 0; tile < kKeyTiles; ++tile) {
+#pragma unroll
+      for (int i = 0; i < kTileValues; ++i) {
+        const int slot = mma::Unit::slot(i);
+        scores[tile][i] = exp2(fma(scores[tile][i], factor, -shift[slot]));
+        total[slot] += scores[tile][i];
+      }
+    }
+  }
+};
+
+// Grid: (tiles of kRows rows that the longest sequence needs, kv_heads, sequences).
+template <class Stored, int kHeadDim>
+__device__ __forceinline__ void attention_prefill(const PrefillInput& in,
+                                                  const Cache<Stored>& cache, float* out_f32,
+                                                  half* out_f16) {
+  using Unit = mma::Unit;
+  constexpr int kKeys = tile_keys(kHeadDim);
+  constexpr int kKeyTiles = kKeys / kTile;
+  constexpr int kDimTiles = kHeadDim / kTile;
+  constexpr int kSlots = Unit::kSlots;
+  constexpr bool kKeepsQueries = keeps_queries(kHeadDim);
+  constexpr int kScoreUnroll = kKeepsQueries ? kDimTiles : kReloadUnroll;
+  using KeyLoader = RowLoader<Stored, kHeadDim, kKeys>;
+  using ValueLoader = typename ValueLoaderOf<Unit::kTransposedV, Stored, kHeadDim, kKeys>::Type;
+
+  alignas(16) __shared__ half k_lds[KeyLoader::kHalves];
+  alignas(16) __shared__ half v_lds[ValueLoader::kHalves];
+  const typename KeyLoader::Tile k_tile{k_lds};
+  const typename ValueLoader::Tile v_tile{v_lds};
+
+  const int sequence = in.sequences[blockIdx.z];
+  const int query_start = in.query_start[sequence];
+  const int tokens = in.query_start[sequence + 1] - query_start;
+  const int context = in.context_len[sequence];
+  const int group = in.heads / cache.kv_heads;
+  const int rows = tokens * group;
+  // The last rows see most keys: they come first.
+  const int block_row = static_cast<int>(gridDim.x - 1 - blockIdx.x) * kRows;
+  if (block_row >= rows) return;
+
+  const int kv_head = blockIdx.y;
+  const int wave_row = block_row + uniform(wave_id()) * (kTile * kQueryTiles);
+  const int first_position = context - tokens;
+  const auto position_of = [&](int row) { return first_position + min(row, rows - 1) / group; };
+  const auto output_of = [&](int row) {
+    const int64_t token = query_start + row / group;
+    return (token * in.heads + kv_head * group + row % group) * kHeadDim;
+  };
+
+  // What this wave's rows, and this block's, can see at all: [begin, end).
+  const int wave_first = position_of(wave_row);
+  const int wave_last = position_of(wave_row + kTile * kQueryTiles - 1);
+  const int wave_end = wave_row < rows ? wave_last + 1 : 0;
+  const int end = position_of(block_row + kRows - 1) + 1;
+  const int begin = first_visible(position_of(block_row), in.window) / kKeys * kKeys;
+
+  const half* query_rows[kQueryTiles][Unit::kQueryRows];
+  typename Unit::B queries[kQueryTiles][kKeepsQueries ? kDimTiles : 1];
+  int position[kQueryTiles][kSlots];
+#pragma unroll
+  for (int tile = 0; tile < kQueryTiles; ++tile) {
+    for (int i = 0; i < Unit::kQueryRows; ++i) {
+      const int row = min(wave_row + tile * kTile + Unit::query_row(i), rows - 1);
+      query_rows[tile][i] = in.q + output_of(row);
+    }
+#pragma unroll
+    for (int dim = 0; kKeepsQueries && dim < kDimTiles; ++dim) {
+      queries[tile][dim] = Unit::load_query(query_rows[tile], dim * kTile);
+    }
+    for (int slot = 0; slot < kSlots; ++slot) {
+      position[tile][slot] = position_of(wave_row + tile * kTile + Unit::column(slot));
+    }
+  }
+
+  const int32_t* blocks = cache.blocks_of(sequence);
+  const HeadCache<Stored, kHeadDim> keys{cache.k, cache.k_scale, blocks,
+                                         kv_head, cache.kv_heads, context};
+  const HeadCache<Stored, kHeadDim> values{cache.v, cache.v_scale, blocks,
+                                           kv_head, cache.kv_heads, context};
+  KeyLoader key_loader;
+  ValueLoader value_loader;
+  OnlineSoftmax<kHeadDim> softmax[kQueryTiles];
+  for (auto& tile : softmax) tile.reset();
+  const float factor = in.rule.scale * kLog2E;
+
+  key_loader.start(keys, begin, k_tile);
+  for (int base = begin; base < end; base += kKeys) {
+    key_loader.finish(k_tile);
+    __syncthreads();  // K is there; all waves are done with the last V
+    value_loader.start(values, base, v_tile);
+
+    const bool visible =
+        base < wave_end && base + kKeys > first_visible(wave_first, in.window);
+    typename Unit::B weights[kQueryTiles][kKeyTiles];
+    if (visible) {
+      Scores<kKeyTiles> scores[kQueryTiles] = {};
+#pragma unroll kScoreUnroll
+      for (int dim = 0; dim < kDimTiles; ++dim) {
+        if constexpr (!kKeepsQueries) {
+#pragma unroll
+          for (int tile = 0; tile < kQueryTiles; ++tile) {
+            queries[tile][0] = Unit::load_query(query_rows[tile], dim * kTile);
+          }
+        }
+#pragma unroll
+        for (int key = 0; key < kKeyTiles; ++key) {
+          const typename Unit::A part = Unit::load(k_tile, key * kTile, dim * 2);
+#pragma unroll
+          for (int tile = 0; tile < kQueryTiles; ++tile) {
+            Unit::multiply(scores[tile][key], part, queries[tile][kKeepsQueries ? dim : 0]);
+          }
+        }
+      }
+      // Tiles that all rows see in full need no mask.
+      const bool masked =
+          base + kKeys > wave_first + 1 || base < first_visible(wave_last, in.window);
+#pragma unroll
+      for (int tile = 0; tile < kQueryTiles; ++tile) {
+        if (in.rule.softcap > 0.0f) cap_scores(scores[tile], in.rule);
+        if (masked) mask_scores(scores[tile], position[tile], base, in.window);
+        softmax[tile].add(scores[tile], factor);
+#pragma unroll
+        for (int key = 0; key < kKeyTiles; ++key) weights[tile][key] = Unit::pack(scores[tile][key]);
+      }
+    }
+
+    value_loader.finish(v_tile);
+    __syncthreads();  // V is there; all waves are done with K
+    if (base + kKeys < end) key_loader.start(keys, base + kKeys, k_tile);
+
+    if (visible) {
+#pragma unroll
+      for (int dim = 0; dim < kDimTiles; ++dim) {
+#pragma unroll
+        for (int key = 0; key < kKeyTiles; ++key) {
+          const typename Unit::A part = load_values<Unit>(v_tile, dim * kTile, key * kTile);
+#pragma unroll
+          for (int tile = 0; tile < kQueryTiles; ++tile) {
+            Unit::multiply(softmax[tile].output[dim], part, weights[tile][key]);
+          }
+        }
+      }
+    }
+  }
+
+#pragma unroll
+  for (int tile = 0; tile < kQueryTiles; ++tile) {
+    float inverse[kSlots];
+    for (int slot = 0; slot < kSlots; ++slot) {
+      inverse[slot] = 1.0f / Unit::over_column(softmax[tile].total[slot],
+                                               [](float a, float b) { return a + b; });
+    }
+#pragma unroll
+    for (int i = 0; i < kTileValues; ++i) {
+      const int row = wave_row + tile * kTile + Unit::column(Unit::slot(i));
+      if (row >= rows) continue;
+      const int64_t start = output_of(row) + Unit::row(i);
+#pragma unroll
+      for (int dim = 0; dim < kDimTiles; ++dim) {
+        const float value = softmax[tile].output[dim][i] * inverse[Unit::slot(i)];
+        if (out_f32) out_f32[start + dim * kTile] = value;
+        if (out_f16) out_f16[start + dim * kTile] = to_half(value);
+      }
+    }
+  }
+}
+
+}  // namespace rf
+
+#define RF_ATTENTION_PREFILL_F16(head_dim)                                                        \
+  extern "C" __global__ __launch_bounds__(rf::kPrefillThreads) void                               \
+  rf_attention_prefill_f16_d##head_dim(                                                           \
+      const rf::half* __restrict__ q, const rf::half* __restrict__ k_cache,                       \
+      const rf::half* __restrict__ v_cache,                                                       \
+      const int32_t* __restrict__ block_table, const int32_t* __restrict__ sequences,             \
+      const int32_t* __restrict__ query_start, const int32_t* __restrict__ context_len,           \
+      float* __restrict__ out_f32, rf::half* __restrict__ out_f16, int32_t blocks_per_sequence,   \
+      int32_t heads, int32_t kv_heads, int32_t window, float scale, float softcap) {              \
+    rf::attention_prefill<rf::half, head_dim>(                                                    \
+        {q, sequences, query_start, context_len, heads, window, {scale, softcap}},                \
+        {k_cache, v_cache, nullptr, nullptr, block_table, blocks_per_sequence, kv_heads},         \
+        out_f32, out_f16);                                                                        \
+  }
+
+#define RF_ATTENTION_PREFILL_INT8(head_dim)                                                       \
+  extern "C" __global__ __launch_bounds__(rf::kPrefillThreads) void                               \
+  rf_attention_prefill_int8_d##head_dim(                                                          \
+      const rf::half* __restrict__ q, const int8_t* __restrict__ k_cache,                         \
+      const int8_t* __restrict__ v_cache,                                                         \
+      const float* __restrict__ k_scale, const float* __restrict__ v_scale,                       \
+      const int32_t* __restrict__ block_table, const int32_t* __restrict__ sequences,             \
+      const int32_t* __restrict__ query_start, const int32_t* __restrict__ context_len,           \
+      float* __restrict__ out_f32, rf::half* __restrict__ out_f16, int32_t blocks_per_sequence,   \
+      int32_t heads, int32_t kv_heads, int32_t window, float scale, float softcap) {              \
+    rf::attention_prefill<int8_t, head_dim>(                                                      \
+        {q, sequences, query_start, context_len, heads, window, {scale, softcap}},                \
+        {k_cache, v_cache, k_scale, v_scale, block_table, blocks_per_sequence, kv_heads},         \
+        out_f32, out_f16);                                                                        \
+  }
+
+#define RF_ATTENTION_PREFILL(head_dim)                                                            \
+  RF_ATTENTION_PREFILL_F16(head_dim)                                                              \
+  RF_ATTENTION_PREFILL_INT8(head_dim)
+
+RF_ATTENTION_PREFILL(64)
+RF_ATTENTION_PREFILL(80)
+RF_ATTENTION_PREFILL(96)
+RF_ATTENTION_PREFILL(128)
+RF_ATTENTION_PREFILL(256)

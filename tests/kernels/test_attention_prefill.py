@@ -1,0 +1,118 @@
+"""rf_attention_prefill_*: several queries a sequence over a paged cache, against float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from tests.support.kernels import Device, check
+from tests.support.paged_cache import AttentionCase, PagedBatch
+
+ROWS = 128  # queries of a block: a token and one of the heads that share a kv head
+THREADS = 256
+
+
+def prefill(device: Device, batch: PagedBatch) -> npt.NDArray[np.float32]:
+    """The kernel's answer for the sequences with several new tokens; other rows stay NaN."""
+    case = batch.case
+    lengths = np.diff(batch.query_start)
+    sequences = np.flatnonzero(lengths > 1).astype(np.int32)
+    tiles = -(-int(lengths.max()) * case.group // ROWS)
+    kind = "int8" if batch.int8 else "f16"
+    out = device.empty(batch.q.shape, np.float32, "out")
+    out_f16 = device.empty(batch.q.shape, np.float16, "out_f16")
+    device.launch(
+        f"rf_attention_prefill_{kind}_d{case.head_dim}",
+        device.upload(batch.q, "q"),
+        *(device.upload(part, "cache") for part in batch.cache),
+        device.upload(batch.block_table, "block_table"),
+        device.upload(sequences),
+        device.upload(batch.query_start),
+        device.upload(batch.context_len),
+        *(out, out_f16, batch.block_table.shape[1], case.heads, case.kv_heads),
+        *(case.window or 0, case.scale, case.softcap or 0.0),
+        grid=(tiles, case.kv_heads, len(sequences)),
+        block=THREADS,
+    )
+    result = out.get()
+    check(out_f16.get(), result.astype(np.float16).astype(np.float64), rtol=1e-3, atol=1e-7)
+    return result
+
+
+def assert_right(device: Device, case: AttentionCase, *, int8: bool = False) -> None:
+    batch = PagedBatch(case, int8)
+    expected = batch.expected()
+    for sequence in batch.sequences_with([1]):
+        expected[batch.query_start[sequence]] = np.nan  # decode's rows stay poison
+    # The weights are rounded to float16 for the second product.
+    check(prefill(device, batch), expected, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("int8", [False, True], ids=["f16", "int8"])
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
+def test_every_variant(device: Device, head_dim: int, int8: bool) -> None:
+    case = AttentionCase(((37, 9),), head_dim=head_dim, group=2)
+    assert_right(device, case, int8=int8)
+
+
+# context, new tokens; group 1, so that rows are tokens
+CHUNKS = {
+    "two_tokens": (2, 2),
+    "one_tile_of_queries": (16, 16),
+    "tile_plus_one": (17, 17),
+    "one_tile_of_keys": (64, 64),
+    "tile_of_keys_plus_one": (65, 65),
+    "one_block_of_rows": (128, 128),
+    "block_of_rows_plus_one": (129, 129),
+    "chunk_after_prefix": (100, 20),
+    "chunk_after_long_prefix_ends_a_tile": (192, 33),
+}
+
+
+@pytest.mark.parametrize(("context", "new"), CHUNKS.values(), ids=CHUNKS.keys())
+def test_chunks(device: Device, context: int, new: int) -> None:
+    assert_right(device, AttentionCase(((context, new),), group=1))
+
+
+@pytest.mark.parametrize("head_dim", [128, 256])
+def test_many_tiles_of_keys(device: Device, head_dim: int) -> None:
+    assert_right(device, AttentionCase(((150, 5),), head_dim=head_dim, group=1))
+
+
+@pytest.mark.parametrize(
+    ("kv_heads", "group"), [(2, 1), (2, 3), (1, 7), (1, 16)], ids=lambda count: str(count)
+)
+def test_gqa_groups(device: Device, kv_heads: int, group: int) -> None:
+    assert_right(device, AttentionCase(((25, 11),), kv_heads=kv_heads, group=group))
+
+
+@pytest.mark.parametrize(
+    ("context", "new", "window"),
+    [(90, 40, 1), (90, 40, 20), (140, 70, 64), (140, 70, 65), (60, 30, 200)],
+    ids=["itself", "within_a_tile", "whole_tile", "tile_plus_one", "longer_than_context"],
+)
+def test_window(device: Device, context: int, new: int, window: int) -> None:
+    assert_right(device, AttentionCase(((context, new),), group=1, window=window))
+
+
+def test_softcap(device: Device) -> None:
+    assert_right(device, AttentionCase(((70, 20),), group=2, softcap=3.0))
+
+
+def test_sequences_of_different_lengths(device: Device) -> None:
+    assert_right(device, AttentionCase(((40, 40), (33, 1), (8, 8), (150, 3), (70, 1)), group=2))
+
+
+def test_large_scores_do_not_overflow(device: Device) -> None:
+    batch = PagedBatch(AttentionCase(((70, 20),), group=1), int8=False)
+    batch.q *= np.float16(100)
+    check(prefill(device, batch), batch.expected(), rtol=5e-3, atol=5e-3)
+
+
+def test_a_token_gives_the_same_in_any_chunk(device: Device) -> None:
+    """The last token of a chunk is what it is when its chunk has only two tokens."""
+    whole = PagedBatch(AttentionCase(((90, 30),), group=1), int8=False)
+    short = PagedBatch(AttentionCase(((90, 2),), group=1), int8=False)
+    short.q[:] = whole.q[-2:]
+    short.block_table, short.k, short.v = whole.block_table, whole.k, whole.v
+    np.testing.assert_array_equal(prefill(device, short), prefill(device, whole)[-2:])
