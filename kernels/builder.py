@@ -69,7 +69,7 @@ class Builder:
             CompileError: the compiler rejects the source.
             InterfaceError: a kernel cannot be launched the same way on all targets.
         """
-        directory = self._directory(unit, target.name, asdict(target))
+        directory = self._directory(unit, target.platform, target.name, asdict(target))
         if not directory.exists():
             with _Scratch(directory) as scratch:
                 self._compile(unit, target, scratch)
@@ -77,15 +77,17 @@ class Builder:
 
     def interfaces(self, unit: Unit, wave: int) -> dict[str, Interface]:
         """How the kernels of a unit are launched where a wave has this many lanes, by name."""
-        directory = self._directory(unit, f"interface-w{wave}", {"wave": wave})
+        directory = self._directory(unit, Platform.AMD, f"interface-w{wave}", {"wave": wave})
         if not directory.exists():
             with _Scratch(directory) as scratch:
                 self._compiler.interface(unit, wave, scratch / "unit.ll")
         return parse_ir((directory / "unit.ll").read_text())
 
-    def _directory(self, unit: Unit, group: str, options: dict[str, Any]) -> Path:
-        files = unit.files()
-        if group.startswith("host"):
+    def _directory(
+        self, unit: Unit, platform: Platform, group: str, options: dict[str, Any]
+    ) -> Path:
+        files = unit.files(platform)
+        if platform is Platform.HOST:
             files += (KERNELS_DIR / "include/rf/platform/host_entry.h",)
         key = hashlib.sha256(json.dumps([self._recipe, unit.defines, options]).encode())
         for path in files:

@@ -8,6 +8,8 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
+from kernels.targets import Platform
+
 KERNELS_DIR = Path(__file__).parent
 INCLUDE_DIR = KERNELS_DIR / "include"
 _INCLUDE = re.compile(r'^\s*#include "(rf/[^"]+)"', re.MULTILINE)
@@ -21,8 +23,9 @@ class Unit:
     source: Path
     defines: tuple[str, ...]
 
-    def files(self) -> tuple[Path, ...]:
-        """The source and every header it includes, directly or not, in a fixed order."""
+    def files(self, platform: Platform) -> tuple[Path, ...]:
+        """The source and the headers it includes on a platform, directly or not, in fixed order."""
+        foreign = {f"rf/platform/{other}.h" for other in Platform if other is not platform}
         found: dict[Path, None] = {}
         waiting = [self.source]
         while waiting:
@@ -30,7 +33,8 @@ class Unit:
             if path in found:
                 continue
             found[path] = None
-            waiting += [INCLUDE_DIR / name for name in _INCLUDE.findall(path.read_text())]
+            names = set(_INCLUDE.findall(path.read_text())) - foreign
+            waiting += [INCLUDE_DIR / name for name in names]
         return tuple(sorted(found))
 
 

@@ -129,6 +129,19 @@ def test_atomics_are_no_race(device: Device, any_order: str) -> None:
     np.testing.assert_array_equal(in_block.get(), [128, 128, 128])
 
 
+def test_float_atomics_are_no_race(device: Device, any_order: str) -> None:
+    total = device.upload(np.zeros(1, np.float32))
+    device.launch("rf_count_float", total, grid=3, block=128)
+    assert total.get() == [192]
+
+
+def test_write_past_the_end_after_atomics(device: Device) -> None:
+    total = device.upload(np.zeros(1, np.int32), "total")
+    in_block = device.empty(1, np.int32, "in_block")
+    with pytest.raises(KernelFault, match=r"writes 4 bytes at offset 4 of .*'in_block'"):
+        device.launch("rf_count", total, in_block, grid=2, block=64)
+
+
 def test_last_block_may_read_the_others_after_a_fence(device: Device, any_order: str) -> None:
     partial, total = device.empty(4, np.int32), device.empty(1, np.int32)
     arrived = device.upload(np.zeros(1, np.int32))

@@ -10,10 +10,6 @@
 namespace host {
 namespace {
 
-// The operand of the atomic operation that comes next; its own access was checked already.
-constexpr uintptr_t kNone = UINTPTR_MAX;
-uintptr_t announced_atomic = kNone;
-
 [[noreturn]] void refuse_foreign(uintptr_t address, size_t size, bool writes) {
   BlockRunner& runner = block_runner();
   const char* verb = writes ? "writes" : "reads";
@@ -23,7 +19,8 @@ uintptr_t announced_atomic = kNone;
   if (runner.launch().module->shared_at(address)) {
     runner.stop(hipErrorIllegalAddress,
                 format("%s %zu bytes of a variable that is no shared array, or of one aligned to "
-                       "more than 32 bytes, which cannot be watched", verb, size));
+                       "more than 32 bytes, which cannot be watched",
+                       verb, size));
   }
   runner.stop(hipErrorIllegalAddress,
               format("%s %zu bytes at %p, which is no memory of the device", verb, size,
@@ -37,10 +34,6 @@ void check_shared(SharedMemory& shared, uintptr_t address, size_t size, AccessKi
 }
 
 void check(uintptr_t address, size_t size, bool writes) {
-  if (announced_atomic == address) {
-    announced_atomic = kNone;
-    return;
-  }
   if (memory().in_arena(address)) {
     check_global(address, size, writes ? AccessKind::kStore : AccessKind::kLoad);
     return;
@@ -157,7 +150,6 @@ HIP_API void rf_host_atomic(const void* pointer, int bytes) {
   } else {
     refuse_foreign(address, size, true);
   }
-  announced_atomic = address;
 }
 
 HIP_API void __ubsan_handle_out_of_bounds_abort(const OutOfBounds* data, uintptr_t index) {

@@ -183,7 +183,7 @@ HIP_API hipError_t hipModuleLaunchKernel(void* handle, unsigned grid_x, unsigned
   const bool counted = !stream->capture;
   function.module->pending += counted;
   const auto run = [launch, counted] {
-    launch.module->resize_dynamic_lds(launch.dynamic_lds);
+    resize_dynamic_lds(launch.dynamic_lds);
     launch.module->pending -= counted;
     return block_runner().run(launch);
   };

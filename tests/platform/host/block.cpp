@@ -262,7 +262,7 @@ HIP_API int rf_host_uniform(int value, const char* file, int line) {
       block_runner().wait(Wait::kUniform, file, line, static_cast<uint32_t>(value)));
 }
 
-HIP_API void* rf_host_dynamic_lds() { return block_runner().launch().module->dynamic_lds(); }
+HIP_API void* rf_host_dynamic_lds() { return host::dynamic_lds(); }
 
 HIP_API void rf_host_wave_compute(void* operands, RfHostCompute compute, const char* file,
                                   int line) {

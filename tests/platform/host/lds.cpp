@@ -25,6 +25,12 @@ std::string name_of_thread(uint16_t thread) {
 
 SharedMemory::SharedMemory(uintptr_t begin, size_t bytes) : begin_(begin), bytes_(bytes) {}
 
+void SharedMemory::set(SharedArray array) {
+  recent_ = nullptr;
+  arrays_.clear();
+  arrays_.push_back(std::move(array));
+}
+
 std::string SharedMemory::access(uintptr_t address, size_t size, AccessKind kind, Moment now,
                                  uint32_t first_epoch) {
   const SharedArray* array = array_of(address);

@@ -32,6 +32,8 @@ class SharedMemory {
 
   bool contains(uintptr_t address) const { return address - begin_ < bytes_.size(); }
   void add(SharedArray array) { arrays_.push_back(std::move(array)); }
+  // Makes this the only array.
+  void set(SharedArray array);
   bool has_arrays() const { return !arrays_.empty(); }
 
   // Checks an access and records it. Returns what is wrong with it, or an empty string.

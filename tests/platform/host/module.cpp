@@ -30,6 +30,12 @@ std::vector<SharedArray> registered;
 
 alignas(256) unsigned char dynamic_memory[Module::kLdsBytes];
 
+SharedMemory& dynamic_shared() {
+  static SharedMemory& instance =
+      *new SharedMemory(reinterpret_cast<uintptr_t>(dynamic_memory), sizeof dynamic_memory);
+  return instance;
+}
+
 // Length of an ELF image, whose section headers come last.
 size_t image_bytes(const Elf64_Ehdr& header) {
   return header.e_shoff + size_t{header.e_shnum} * header.e_shentsize;
@@ -109,16 +115,14 @@ size_t Module::code_offset(const void* instruction) const {
   return is_constant(address) ? address - base_ : 0;
 }
 
-void Module::resize_dynamic_lds(size_t bytes) {
-  const auto begin = reinterpret_cast<uintptr_t>(dynamic_memory);
-  dynamic_lds_ = std::make_unique<SharedMemory>(begin, sizeof dynamic_memory);
-  dynamic_lds_->add({begin, bytes, "dynamic LDS"});
+void resize_dynamic_lds(size_t bytes) {
+  dynamic_shared().set({reinterpret_cast<uintptr_t>(dynamic_memory), bytes, "dynamic LDS"});
 }
 
-void* Module::dynamic_lds() const { return dynamic_memory; }
+void* dynamic_lds() { return dynamic_memory; }
 
 SharedMemory* Module::shared_at(uintptr_t address) {
-  if (dynamic_lds_ && dynamic_lds_->contains(address)) return dynamic_lds_.get();
+  if (dynamic_shared().contains(address)) return &dynamic_shared();
   for (const auto& memory : static_lds_) {
     if (memory->contains(address)) return memory.get();
   }

@@ -22,11 +22,7 @@ class Module {
   // nullptr if the library has no such kernel.
   const RfHostKernel* kernel(const std::string& name) const;
 
-  // The dynamic LDS of the running launch. `resize` comes before each launch.
-  void resize_dynamic_lds(size_t bytes);
-  void* dynamic_lds() const;
-
-  // The shared memory an address belongs to, or nullptr.
+  // The shared memory an address belongs to, dynamic or one of the library's, or nullptr.
   SharedMemory* shared_at(uintptr_t address);
   // Whether the address is one of the library's constants.
   bool is_constant(uintptr_t address) const;
@@ -51,7 +47,10 @@ class Module {
   int file_ = -1;  // stays open: its number is in the name by which the loader knows the library
   std::vector<Segment> segments_;
   std::vector<std::unique_ptr<SharedMemory>> static_lds_;
-  std::unique_ptr<SharedMemory> dynamic_lds_;
 };
+
+// The dynamic LDS of the running launch; `resize` comes before each launch.
+void resize_dynamic_lds(size_t bytes);
+void* dynamic_lds();
 
 }  // namespace host

@@ -127,20 +127,25 @@ __forceinline__ float sqrt(float x) { return sqrtf(x); }
 __forceinline__ float rsqrt(float x) { return 1.0f / sqrtf(x); }
 __forceinline__ float rcp(float x) { return 1.0f / x; }
 
+// rf_host_atomic has checked the access; the operation itself is not to be taken for another one.
+#define RF_HOST_UNCHECKED __attribute__((noinline, no_sanitize("address")))
+
 template <class T>
-__forceinline__ T atomic_add(T* address, T value) {
+RF_HOST_UNCHECKED T atomic_add(T* address, T value) {
   rf_host_atomic(address, sizeof(T));
-  return __scoped_atomic_fetch_add(address, value, __ATOMIC_SEQ_CST, __MEMORY_SCOPE_SYSTEM);
+  return __scoped_atomic_fetch_add(address, value, __ATOMIC_RELAXED, __MEMORY_SCOPE_DEVICE);
 }
 template <class T>
-__forceinline__ T atomic_max(T* address, T value) {
+RF_HOST_UNCHECKED T atomic_max(T* address, T value) {
   rf_host_atomic(address, sizeof(T));
-  return __scoped_atomic_fetch_max(address, value, __ATOMIC_SEQ_CST, __MEMORY_SCOPE_SYSTEM);
+  return __scoped_atomic_fetch_max(address, value, __ATOMIC_RELAXED, __MEMORY_SCOPE_DEVICE);
 }
 template <class T>
-__forceinline__ T atomic_exchange(T* address, T value) {
+RF_HOST_UNCHECKED T atomic_exchange(T* address, T value) {
   rf_host_atomic(address, sizeof(T));
-  return __scoped_atomic_exchange_n(address, value, __ATOMIC_SEQ_CST, __MEMORY_SCOPE_SYSTEM);
+  return __scoped_atomic_exchange_n(address, value, __ATOMIC_RELAXED, __MEMORY_SCOPE_DEVICE);
 }
+
+#undef RF_HOST_UNCHECKED
 
 }  // namespace rf

@@ -23,7 +23,7 @@ void* rf_host_dynamic_lds();
 using RfHostCompute = void (*)(void* const* operands, int lanes);
 void rf_host_wave_compute(void* operands, RfHostCompute compute, const char* file, int line);
 
-// Says that the next access is one atomic read and write, which makes it no data race.
+// Checks one atomic read and write, which is no data race with others of its kind.
 void rf_host_atomic(const void* address, int bytes);
 // From here on this block may read what other blocks of the launch have written.
 void rf_host_device_fence();

@@ -133,6 +133,11 @@ extern "C" __global__ __launch_bounds__(256) void rf_count(int* total, int* in_b
   if (threadIdx.x == 0) in_block[blockIdx.x] = count;
 }
 
+// Right: float additions are a loop of compare and exchange on some targets.
+extern "C" __global__ __launch_bounds__(256) void rf_count_float(float* total) {
+  rf::atomic_add(total, 0.5f);
+}
+
 // Right with the fence: the block that comes last adds up what all have written.
 extern "C" __global__ __launch_bounds__(256) void rf_last_block_sums(int* partial, int* arrived,
                                                                      int* total, int fence) {
