@@ -134,11 +134,14 @@ class _Scratch:
         return self._scratch
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        # Another build may have made the same product meanwhile; either one will do.
-        if error is None and not self._directory.exists():
-            self._scratch.rename(self._directory)
-        else:
-            shutil.rmtree(self._scratch)
+        if error is None:
+            try:
+                self._scratch.rename(self._directory)
+            except OSError:
+                # Another build has made the same product meanwhile; it is as good.
+                if not self._directory.exists():
+                    raise
+        shutil.rmtree(self._scratch, ignore_errors=True)
 
 
 def _resources(metadata: dict[str, Any]) -> dict[str, int]:
