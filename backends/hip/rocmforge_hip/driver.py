@@ -11,9 +11,11 @@ import ctypes
 from dataclasses import dataclass
 from typing import Any, Final
 
-from hip import hip  # type: ignore[import-untyped]
+from hip import hip as _hip
 
 from rocmforge.errors import BackendError, OutOfMemory
+
+hip: Any = _hip  # its functions have no types
 
 Dim3 = tuple[int, int, int]
 

@@ -20,8 +20,8 @@ from rocmforge_hip.platform import LIB_DIR
 _GENERIC: Final = {
     "gfx9-4-generic": ("gfx940", "gfx941", "gfx942", "gfx950"),
     "gfx10-3-generic": tuple(f"gfx103{digit}" for digit in range(7)),
-    "gfx11-generic": (*(f"gfx110{digit}" for digit in range(4)), "gfx1150", "gfx1151", "gfx1152")
-    + ("gfx1153",),
+    "gfx11-generic": tuple(f"gfx110{digit}" for digit in range(4))
+    + tuple(f"gfx115{digit}" for digit in range(4)),
     "gfx12-generic": ("gfx1200", "gfx1201"),
 }
 """Chips that a generic code object runs on (LLVM's AMDGPUUsage, "Generic Processor")."""

@@ -107,7 +107,7 @@ class PinnedBuffer:
         self._driver = driver
         self.address = driver.allocate_pinned(nbytes, name)
         memory = (ctypes.c_uint8 * nbytes).from_address(self.address)
-        self.bytes: npt.NDArray[np.uint8] = np.frombuffer(memory, np.uint8)
+        self.bytes: npt.NDArray[np.uint8] = np.ctypeslib.as_array(memory)
 
     def free(self) -> None:
         """Gives the memory back. No copy may be running, and no view may be used any more."""

@@ -1,0 +1,91 @@
+"""How work is cut into blocks: grids and splits, for a device with so many compute units.
+
+Everything here depends on shapes only, never on values, so that a captured graph has the geometry
+of its bucket.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from rocmforge.models.config import ModelConfig
+from rocmforge_hip.memory import ArraySpec, spec
+from rocmforge_hip.weights import ceil_div, round_up
+
+MAX_GEMV_ROWS: Final = 8
+GEMM_COLUMNS: Final = 128
+BLOCK_TOKENS: Final = 32
+"""Of a block of the cache: kernels/include/rf/kv_cache.h."""
+
+_GEMM_ROWS: Final = (32, 64, 128)
+_SPLIT_UNITS: Final = 8
+_MIN_SPLIT_TOKENS: Final = 64
+_MAX_SPLITS: Final = 1024
+_ATTENTION_BLOCKS_PER_UNIT: Final = 4
+_SAMPLING_BLOCKS_PER_UNIT: Final = 2
+_MIN_PART_TOKENS: Final = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSplit:
+    """How the context of a decoding sequence is cut."""
+
+    tokens: int  # of a split, a multiple of BLOCK_TOKENS
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class GemmShape:
+    """The tile of a GEMM and how its K is cut."""
+
+    tile_rows: int
+    splits: int
+    split_units: int
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """The rules for one device."""
+
+    compute_units: int
+
+    def attention(
+        self, context: int, window: int | None, kv_heads: int, sequences: int
+    ) -> AttentionSplit:
+        """Splits that fill the device, for sequences of at most `context` tokens."""
+        visible = context if window is None else min(context, window + BLOCK_TOKENS)
+        wanted = max(1, self._attention_blocks(kv_heads) // sequences)
+        tokens = max(ceil_div(visible, wanted), _MIN_SPLIT_TOKENS, ceil_div(visible, _MAX_SPLITS))
+        tokens = round_up(tokens, BLOCK_TOKENS)
+        return AttentionSplit(tokens, ceil_div(visible, tokens))
+
+    def _attention_blocks(self, kv_heads: int) -> int:
+        return max(1, _ATTENTION_BLOCKS_PER_UNIT * self.compute_units // kv_heads)
+
+    def gemm(self, rows: int, stored_rows: int, units: int) -> GemmShape:
+        """The smallest tile that holds the rows, and splits of K while units are idle."""
+        tile = next((tile for tile in _GEMM_ROWS if rows <= tile), _GEMM_ROWS[-1])
+        blocks = ceil_div(rows, tile) * ceil_div(stored_rows, GEMM_COLUMNS)
+        wanted = max(1, self.compute_units // blocks)
+        split_units = round_up(ceil_div(units, wanted), _SPLIT_UNITS)
+        return GemmShape(tile, ceil_div(units, split_units), split_units)
+
+    def sampling_parts(self, rows: int, vocab: int) -> int:
+        """Blocks that share a row of logits."""
+        wanted = _SAMPLING_BLOCKS_PER_UNIT * self.compute_units // rows
+        return max(1, min(wanted, vocab // _MIN_PART_TOKENS))
+
+    def most_sampling_parts(self, rows: int) -> int:
+        """Parts of all rows together, for any number of rows up to `rows`."""
+        return max(rows, _SAMPLING_BLOCKS_PER_UNIT * self.compute_units)
+
+    def scratch(self, config: ModelConfig, sequences: int) -> dict[str, ArraySpec]:
+        """Arrays that hold the results of splits, for any number of sequences up to this one."""
+        splits = self._attention_blocks(config.num_kv_heads) + sequences
+        pieces = self.compute_units * _GEMM_ROWS[-1] * GEMM_COLUMNS
+        return {
+            "attention_partial": spec((splits, config.num_heads, config.head_dim), "f4"),
+            "attention_partial_ml": spec((splits, config.num_heads, 2), "f4"),
+            "gemm_partial": spec((pieces,), "f4"),
+        }

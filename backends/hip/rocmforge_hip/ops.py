@@ -1,0 +1,485 @@
+"""`rocmforge.backend.ops.Ops` by launching kernels: shapes are checked and grids chosen here.
+
+An operation writes to the arrays that the arena has for its result (see `activations`); nothing is
+allocated and nothing waits. Few rows go through GEMV with int8 activations, more of them through
+GEMM with halves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from rocmforge.backend.ops import Activation as GateActivation
+from rocmforge.backend.ops import AttentionSpec
+from rocmforge.models.config import ModelConfig, RopeStyle
+from rocmforge_hip.activations import (
+    ATTENDED,
+    NORMED,
+    POST_NORMED,
+    RESIDUAL,
+    ROTATED,
+    ROWS,
+    Activation,
+)
+from rocmforge_hip.geometry import BLOCK_TOKENS, GEMM_COLUMNS, MAX_GEMV_ROWS, Geometry
+from rocmforge_hip.library import Kernel, KernelLibrary
+from rocmforge_hip.memory import Arena, DeviceArray
+from rocmforge_hip.step import DeviceStep
+from rocmforge_hip.weights import Matrix, MatrixPart, Vector, Weight, ceil_div, round_up
+
+_NOT_GATED: Final = 0
+_GATE: Final = {GateActivation.SILU: 1, GateActivation.GELU_TANH: 2}
+_GEMV_OUTPUTS: Final = 16  # stored rows of a block
+_PREFILL_ROWS: Final = 128  # query rows of a block
+_ELEMENTS: Final = 1024  # of a block of the element-wise kernels
+_THREADS: Final = 256
+_EMBED_THREADS: Final = 64
+MAX_NORM_DIM: Final = 16 * 1024
+
+HEAD_DIMS: Final = (64, 80, 96, 128, 256)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerCache:
+    """Keys and values of one layer: kernels/include/rf/kv_cache.h. Scales for int8 only."""
+
+    keys: DeviceArray
+    values: DeviceArray
+    key_scale: DeviceArray | None = None
+    value_scale: DeviceArray | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeviceRopeTable:
+    """Cosine and sine by position, float32 `[max_context, rope dim / 2]` each."""
+
+    cos: DeviceArray
+    sin: DeviceArray
+
+
+class HipOps:
+    """Implements `Ops[Activation, Weight, DeviceStep]`."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        library: KernelLibrary,
+        geometry: Geometry,
+        arena: Arena,
+        caches: tuple[LayerCache, ...],
+        tables: Mapping[bool, DeviceRopeTable],
+        formats: frozenset[str],
+    ) -> None:
+        self._config = config
+        self._geometry = geometry
+        self._arena = arena
+        self._caches = caches
+        self._tables = tables
+        self._wave = library.wave_size
+        cache = "int8" if caches[0].key_scale is not None else "f16"
+        group = 4 if config.num_heads // config.num_kv_heads <= 4 else 8
+        self._group = group
+        names = [
+            *("rf_rms_norm", "rf_add_rms_norm", "rf_take_rows", "rf_quantize_act", "rf_half_act"),
+            *("rf_softcap", "rf_gemm_sum", "rf_attention_decode_reduce", f"rf_rope_store_{cache}"),
+            f"rf_attention_decode_{cache}_d{config.head_dim}_g{group}",
+            f"rf_attention_prefill_{cache}_d{config.head_dim}",
+        ]
+        for format_name in formats:
+            names.append(f"rf_embed_{format_name}")
+            names += [f"rf_gemv_{format_name}_r{rows}" for rows in (1, 2, 4, 8)]
+            names += [f"rf_gemm_{format_name}_m{rows}" for rows in (32, 64, 128)]
+        # All are loaded now: a module must not be loaded while a graph is captured.
+        self._kernels: dict[str, Kernel] = {name: library.kernel(name) for name in names}
+        self._rope_store = self._kernels[f"rf_rope_store_{cache}"]
+        self._decode = self._kernels[f"rf_attention_decode_{cache}_d{config.head_dim}_g{group}"]
+        self._prefill = self._kernels[f"rf_attention_prefill_{cache}_d{config.head_dim}"]
+        self._multiplied: tuple[Matrix, Activation, Activation] | None = None
+
+    def embed(self, step: DeviceStep, table: Weight, scale: float) -> Activation:
+        matrix = _part(table).matrix
+        tokens = step.shape.tokens
+        out = self._arena[f"{RESIDUAL}.f32"].first(tokens, matrix.columns)
+        loads = int(matrix.units * matrix.format.loads_per_unit)
+        self._kernels[f"rf_embed_{matrix.format.name}"].launch(
+            matrix.data,
+            self._arena["tokens"],
+            out,
+            matrix.width,
+            matrix.units,
+            scale,
+            grid=(ceil_div(loads, _EMBED_THREADS), tokens, 1),
+            block=_EMBED_THREADS,
+        )
+        return Activation(RESIDUAL, tokens, matrix.columns, f32=out)
+
+    def rms_norm(self, x: Activation, weight: Weight) -> Activation:
+        out = self._normed(NORMED if x.slot == RESIDUAL else POST_NORMED, x.rows, x.width)
+        self._kernels["rf_rms_norm"].launch(
+            _f32(x),
+            _vector(weight, x.width),
+            out.f32,
+            out.f16,
+            out.q,
+            out.scale,
+            x.width,
+            self._config.norm_eps,
+            grid=(x.rows, 1, 1),
+            block=_norm_threads(x.width),
+        )
+        return out
+
+    def add_rms_norm(
+        self, residual: Activation, delta: Activation, weight: Weight
+    ) -> tuple[Activation, Activation]:
+        assert (residual.rows, residual.width) == (delta.rows, delta.width)
+        out = self._normed(NORMED, residual.rows, residual.width)
+        self._kernels["rf_add_rms_norm"].launch(
+            _f32(delta),
+            _f32(residual),
+            _vector(weight, residual.width),
+            out.f32,
+            out.f16,
+            out.q,
+            out.scale,
+            residual.width,
+            self._config.norm_eps,
+            grid=(residual.rows, 1, 1),
+            block=_norm_threads(residual.width),
+        )
+        return residual, out
+
+    def linear(self, x: Activation, weight: Weight, bias: Weight | None) -> Activation:
+        part = _part(weight)
+        if self._multiplied is None or self._multiplied[:2] != (part.matrix, x):
+            out = self._multiply(x, part, bias, _NOT_GATED)
+            self._multiplied = part.matrix, x, out
+        out = self._multiplied[2]
+        if part.width == out.width:
+            return out
+        # A stack of matrices is multiplied as a whole when the first of them is asked for.
+        columns = _f32(out).columns(part.first, part.first + part.width)
+        return Activation(out.slot, out.rows, part.width, f32=columns, stride=out.width)
+
+    def gated_linear(
+        self, x: Activation, gate: Weight, up: Weight, activation: GateActivation
+    ) -> Activation:
+        assert _part(gate).matrix is _part(up).matrix, "gate and up are one matrix"
+        return self._multiply(x, _part(gate), None, _GATE[activation])
+
+    def rope_and_store(
+        self,
+        step: DeviceStep,
+        q: Activation,
+        k: Activation,
+        v: Activation,
+        q_norm: Weight | None,
+        k_norm: Weight | None,
+        spec: AttentionSpec,
+    ) -> Activation:
+        config, cache, table = self._config, self._caches[spec.layer], self._tables[spec.local_rope]
+        heads, kv_heads, head_dim = config.num_heads, config.num_kv_heads, config.head_dim
+        assert (q.width, k.width, v.width) == (
+            heads * head_dim,
+            kv_heads * head_dim,
+            kv_heads * head_dim,
+        )
+        out = self._arena[f"{ROTATED}.f16"].first(q.rows, q.width)
+        stores = (cache.keys, cache.values)
+        if cache.key_scale is not None:
+            stores += (cache.key_scale, cache.value_scale)  # type: ignore[assignment]
+        waves = _THREADS // self._wave
+        self._rope_store.launch(
+            _f32(q),
+            _f32(k),
+            _f32(v),
+            *(None, None, None),  # biases, which `linear` has added
+            None if q_norm is None else _vector(q_norm, head_dim),
+            None if k_norm is None else _vector(k_norm, head_dim),
+            table.cos,
+            table.sin,
+            step.inputs["positions"],
+            step.inputs["slots"],
+            out,
+            *stores,
+            *(x.stride or x.width for x in (q, k, v)),
+            heads,
+            kv_heads,
+            head_dim,
+            config.rope.dim,
+            int(config.rope.style is RopeStyle.NEOX),
+            config.norm_eps,
+            grid=(q.rows, ceil_div(heads + 2 * kv_heads, waves), 1),
+            block=_THREADS,
+        )
+        return Activation(ROTATED, q.rows, q.width, f16=out)
+
+    def attention(self, step: DeviceStep, q: Activation, spec: AttentionSpec) -> Activation:
+        assert q.f16 is not None
+        out = self._empty(ATTENDED, q.rows, q.width, half=q.rows > MAX_GEMV_ROWS)
+        cache = self._caches[spec.layer]
+        caches: tuple[DeviceArray | None, ...] = (cache.keys, cache.values)
+        if cache.key_scale is not None:
+            caches += (cache.key_scale, cache.value_scale)
+        if step.shape.decodes:
+            self._attend_decodes(step, q.f16, caches, out, spec)
+        if step.shape.prefills:
+            self._attend_prefills(step, q.f16, caches, out, spec)
+        return out
+
+    def _attend_decodes(
+        self,
+        step: DeviceStep,
+        q: DeviceArray,
+        caches: tuple[DeviceArray | None, ...],
+        out: Activation,
+        spec: AttentionSpec,
+    ) -> None:
+        config, shape, inputs = self._config, step.shape, step.inputs
+        kv_heads = config.num_kv_heads
+        split = self._geometry.attention(
+            shape.blocks * BLOCK_TOKENS, spec.window, kv_heads, shape.decodes
+        )
+        partial, partial_ml = self._arena["attention_partial"], self._arena["attention_partial_ml"]
+        assert shape.decodes * split.count <= partial.shape[0] or split.count == 1
+        which = (inputs["decodes"], inputs["query_start"], inputs["context_len"])
+        window = spec.window or 0
+        tiles = ceil_div(config.num_heads // kv_heads, self._group)
+        self._decode.launch(
+            q,
+            *caches,
+            inputs["block_table"],
+            *which,
+            out.f32,
+            out.f16,
+            partial,
+            partial_ml,
+            shape.blocks,
+            config.num_heads,
+            kv_heads,
+            window,
+            split.tokens,
+            spec.scale,
+            spec.softcap or 0.0,
+            grid=(kv_heads * tiles, split.count, shape.decodes),
+            block=4 * self._wave,
+        )
+        if split.count > 1:
+            self._kernels["rf_attention_decode_reduce"].launch(
+                partial,
+                partial_ml,
+                *which,
+                out.f32,
+                out.f16,
+                split.count,
+                config.head_dim,
+                window,
+                split.tokens,
+                grid=(config.num_heads, shape.decodes, 1),
+                block=_THREADS,
+            )
+
+    def _attend_prefills(
+        self,
+        step: DeviceStep,
+        q: DeviceArray,
+        caches: tuple[DeviceArray | None, ...],
+        out: Activation,
+        spec: AttentionSpec,
+    ) -> None:
+        config, shape, inputs = self._config, step.shape, step.inputs
+        group = config.num_heads // config.num_kv_heads
+        self._prefill.launch(
+            q,
+            *caches,
+            inputs["block_table"],
+            inputs["prefills"],
+            inputs["query_start"],
+            inputs["context_len"],
+            out.f32,
+            out.f16,
+            shape.blocks,
+            config.num_heads,
+            config.num_kv_heads,
+            spec.window or 0,
+            spec.scale,
+            spec.softcap or 0.0,
+            grid=(
+                ceil_div(shape.longest_prefill * group, _PREFILL_ROWS),
+                config.num_kv_heads,
+                shape.prefills,
+            ),
+            block=_THREADS,
+        )
+
+    def take_logit_rows(self, step: DeviceStep, x: Activation) -> Activation:
+        rows = step.shape.rows
+        out = self._arena[f"{ROWS}.f32"].first(rows, x.width)
+        if rows:
+            self._kernels["rf_take_rows"].launch(
+                _f32(x),
+                step.inputs["logit_rows"],
+                out,
+                x.width,
+                grid=(ceil_div(x.width, _ELEMENTS), rows, 1),
+                block=_THREADS,
+            )
+        return Activation(ROWS, rows, x.width, f32=out)
+
+    def logits(self, x: Activation, weight: Weight, softcap: float | None) -> Activation:
+        part = _part(weight)
+        if x.rows == 0:
+            empty = self._arena[f"{part.slot}.f32"].first(0, part.width)
+            return Activation(part.slot, 0, part.width, f32=empty)
+        out = self._multiply(x, part, None, _NOT_GATED)
+        if softcap is not None:
+            count = out.rows * out.width
+            self._kernels["rf_softcap"].launch(
+                _f32(out), softcap, count, grid=(ceil_div(count, _THREADS), 1, 1), block=_THREADS
+            )
+        return out
+
+    def _empty(self, slot: str, rows: int, width: int, *, half: bool) -> Activation:
+        """A result in one form."""
+        array = self._arena[f"{slot}.{'f16' if half else 'f32'}"].first(rows, width)
+        return Activation(
+            slot, rows, width, f32=None if half else array, f16=array if half else None
+        )
+
+    def _normed(self, slot: str, rows: int, width: int) -> Activation:
+        """A result of a norm, in the forms that a linear layer may read."""
+        arena = self._arena
+        out = Activation(slot, rows, width, f32=arena[f"{slot}.f32"].first(rows, width))
+        if slot == NORMED and rows <= MAX_GEMV_ROWS:
+            out.q, out.scale = arena[f"{slot}.q"], arena[f"{slot}.scale"]
+        elif slot == NORMED:
+            out.f16 = arena[f"{slot}.f16"].first(rows, width)
+        return out
+
+    def _multiply(
+        self, x: Activation, part: MatrixPart, bias: Weight | None, gate: int
+    ) -> Activation:
+        """The product with the whole matrix of a part."""
+        matrix = part.matrix
+        assert x.width == matrix.columns, (x.slot, x.width, matrix.columns)
+        offset = None if bias is None else _vector(bias, matrix.width)
+        if x.rows <= MAX_GEMV_ROWS:
+            return self._gemv(x, matrix, part.slot, offset, gate)
+        return self._gemm(x, matrix, part.slot, offset, gate)
+
+    def _gemv(
+        self, x: Activation, matrix: Matrix, slot: str, bias: DeviceArray | None, gate: int
+    ) -> Activation:
+        out = self._arena[f"{slot}.f32"].first(x.rows, matrix.width)
+        inputs = self._int8(x) if matrix.format.is_quantised else (_f32(x),)
+        rows = next(rows for rows in (1, 2, 4, 8) if x.rows <= rows)
+        self._kernels[f"rf_gemv_{matrix.format.name}_r{rows}"].launch(
+            matrix.data,
+            *inputs,
+            bias,
+            None,
+            out,
+            x.rows,
+            matrix.width,
+            matrix.units,
+            gate,
+            grid=(matrix.stored_rows // _GEMV_OUTPUTS, 1, 1),
+            block=_gemv_threads(matrix.units),
+        )
+        return Activation(slot, x.rows, matrix.width, f32=out)
+
+    def _gemm(
+        self, x: Activation, matrix: Matrix, slot: str, bias: DeviceArray | None, gate: int
+    ) -> Activation:
+        # What follows a gated layer is another GEMM, which reads halves.
+        out = self._empty(slot, x.rows, matrix.width, half=gate != _NOT_GATED)
+        shape = self._geometry.gemm(x.rows, matrix.stored_rows, matrix.units)
+        kernel = self._kernels[f"rf_gemm_{matrix.format.name}_m{shape.tile_rows}"]
+        partial = None if shape.splits == 1 else self._arena["gemm_partial"]
+        kernel.launch(
+            matrix.data,
+            self._half(x),
+            bias,
+            None,
+            out.f32,
+            out.f16,
+            partial,
+            x.rows,
+            matrix.width,
+            matrix.units,
+            gate,
+            shape.split_units,
+            grid=(
+                ceil_div(x.rows, shape.tile_rows),
+                ceil_div(matrix.stored_rows, GEMM_COLUMNS),
+                shape.splits,
+            ),
+            block=kernel.max_threads,
+        )
+        if partial is not None:
+            self._kernels["rf_gemm_sum"].launch(
+                partial,
+                bias,
+                None,
+                out.f32,
+                out.f16,
+                shape.splits,
+                matrix.width,
+                gate,
+                grid=(ceil_div(matrix.width, _THREADS), x.rows, 1),
+                block=_THREADS,
+            )
+        return out
+
+    def _int8(self, x: Activation) -> tuple[DeviceArray, DeviceArray]:
+        """The int8 form, made now if there is none."""
+        if x.q is None or x.scale is None:
+            x.q, x.scale = self._arena[f"{x.slot}.q"], self._arena[f"{x.slot}.scale"]
+            count = x.rows * x.width
+            self._kernels["rf_quantize_act"].launch(
+                _f32(x),
+                x.q,
+                x.scale,
+                count,
+                grid=(ceil_div(count, _ELEMENTS), 1, 1),
+                block=_THREADS,
+            )
+        return x.q, x.scale
+
+    def _half(self, x: Activation) -> DeviceArray:
+        """The float16 form, made now if there is none."""
+        if x.f16 is None:
+            x.f16 = self._arena[f"{x.slot}.f16"].first(x.rows, x.width)
+            count = x.rows * x.width
+            self._kernels["rf_half_act"].launch(
+                _f32(x), x.f16, count, grid=(ceil_div(count, _ELEMENTS), 1, 1), block=_THREADS
+            )
+        return x.f16
+
+
+def _part(weight: Weight) -> MatrixPart:
+    assert isinstance(weight, MatrixPart), "a matrix is needed here"
+    return weight
+
+
+def _vector(weight: Weight, length: int) -> DeviceArray:
+    assert isinstance(weight, Vector), "a vector is needed here"
+    assert weight.data.shape == (length,), (weight.data.shape, length)
+    return weight.data
+
+
+def _f32(x: Activation) -> DeviceArray:
+    assert x.f32 is not None, f"{x.slot} has no float32 form here"
+    return x.f32
+
+
+def _norm_threads(dim: int) -> int:
+    assert dim <= MAX_NORM_DIM, dim
+    return min(round_up(ceil_div(dim, 4), 64), 1024)
+
+
+def _gemv_threads(units: int) -> int:
+    """Enough that a block's lanes, eight to a row, take each row in a few steps."""
+    return 256 if units >= 64 else 128 if units >= 16 else 64

@@ -1,0 +1,138 @@
+"""What a model will take of a device's memory: computed before anything is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rocmforge.backend.protocol import LoadOptions
+from rocmforge.errors import OutOfMemory
+from rocmforge.models.config import ModelConfig
+from rocmforge.models.weights import ModelWeights
+from rocmforge_hip.activations import StepLimits, plan_activations
+from rocmforge_hip.geometry import BLOCK_TOKENS, Geometry
+from rocmforge_hip.memory import ArraySpec, spec, total_bytes
+from rocmforge_hip.step import StepLayout, StepShape
+from rocmforge_hip.weight_plan import Planned, weight_bytes
+from rocmforge_hip.weights import ceil_div
+
+_MAX_BIASES: int = 4096
+"""Biased tokens of a row."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPlan:
+    """Sizes in bytes, and the arrays they are for. `str()` is for people."""
+
+    allowed: int
+    weights: int
+    activations: dict[str, ArraySpec]
+    input_bytes: int
+    block_arrays: dict[str, ArraySpec]  # of one layer
+    block_bytes: int  # of all layers
+    num_blocks: int
+    limits: StepLimits
+
+    @property
+    def kv_bytes(self) -> int:
+        """The cache."""
+        return self.num_blocks * self.block_bytes
+
+    def __str__(self) -> str:
+        tokens = self.num_blocks * BLOCK_TOKENS
+        step = total_bytes(self.activations) + self.input_bytes
+        return "\n".join(
+            (
+                f"weights      {_mib(self.weights)}",
+                f"activations  {_mib(step)}",
+                f"KV cache     {_mib(self.kv_bytes)}: {self.num_blocks} blocks, {tokens} tokens, "
+                f"{tokens // self.limits.context} sequences of {self.limits.context}",
+                f"allowed      {_mib(self.allowed)}",
+            )
+        )
+
+
+def make_plan(
+    config: ModelConfig,
+    weights: ModelWeights[Planned],
+    options: LoadOptions,
+    geometry: Geometry,
+    memory_free: int,
+) -> MemoryPlan:
+    """The plan for a device with so much free memory.
+
+    Raises:
+        OutOfMemory: One sequence of full length, or the cache that was asked for, does not fit.
+    """
+    limits = StepLimits(
+        tokens=options.max_batched_tokens,
+        sequences=options.max_sequences,
+        context=min(options.max_context, config.max_context),
+    )
+    activations = plan_activations(config, weights, limits, geometry)
+    input_bytes = _largest_input(config, limits)
+    weights_size = weight_bytes(weights)
+    arrays = _block_arrays(config, options.kv_dtype)
+    block_bytes = total_bytes(arrays) * config.num_layers
+    allowed = int(memory_free * options.memory_utilization)
+    left = allowed - weights_size - total_bytes(activations) - input_bytes
+    per_sequence = ceil_div(limits.context, BLOCK_TOKENS)
+    if options.kv_blocks is not None:
+        num_blocks = least = options.kv_blocks
+    else:
+        num_blocks = min(max(left, 0) // block_bytes, limits.sequences * per_sequence)
+        least = per_sequence
+    if num_blocks < least or num_blocks * block_bytes > left:
+        raise OutOfMemory(
+            f"The model needs {_mib(weights_size)} for weights, "
+            f"{_mib(total_bytes(activations) + input_bytes)} for a step and "
+            f"{_mib(least * block_bytes)} for a cache of {least * BLOCK_TOKENS} tokens, but only "
+            f"{_mib(allowed)} may be used ({options.memory_utilization:.0%} of "
+            f"{_mib(memory_free)} free). Lower max_context, max_batched_tokens, max_sequences or "
+            "kv_blocks, or take a smaller model."
+        )
+    return MemoryPlan(
+        allowed=allowed,
+        weights=weights_size,
+        activations=activations,
+        input_bytes=input_bytes,
+        block_arrays=arrays,
+        block_bytes=block_bytes,
+        num_blocks=num_blocks,
+        limits=limits,
+    )
+
+
+def cache_arrays(plan: MemoryPlan) -> dict[str, ArraySpec]:
+    """The arrays of one layer's cache, [num_blocks, kv_heads, BLOCK_TOKENS(, head_dim)]."""
+    return {
+        name: spec((plan.num_blocks, *block.shape), block.dtype)
+        for name, block in plan.block_arrays.items()
+    }
+
+
+def _block_arrays(config: ModelConfig, kv_dtype: str) -> dict[str, ArraySpec]:
+    shape = (config.num_kv_heads, BLOCK_TOKENS, config.head_dim)
+    if kv_dtype == "int8":
+        arrays = {name: spec(shape, "i1") for name in ("keys", "values")}
+        scales = {name: spec(shape[:2], "f4") for name in ("key_scale", "value_scale")}
+        return arrays | scales
+    return {name: spec(shape, "f2") for name in ("keys", "values")}
+
+
+def _largest_input(config: ModelConfig, limits: StepLimits) -> int:
+    shape = StepShape(
+        tokens=limits.tokens,
+        sequences=limits.sequences,
+        rows=limits.rows,
+        blocks=ceil_div(limits.context, BLOCK_TOKENS),
+        decodes=limits.sequences,
+        prefills=limits.sequences,
+        longest_prefill=limits.tokens,
+    )
+    seen = limits.sequences * min(limits.context, config.vocab_size)
+    biases = limits.sequences * min(_MAX_BIASES, config.vocab_size)
+    return StepLayout(shape, seen, biases).nbytes
+
+
+def _mib(size: int) -> str:
+    return f"{size / (1 << 20):,.0f} MiB"

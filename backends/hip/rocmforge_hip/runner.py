@@ -1,0 +1,274 @@
+"""Executes steps on the device: one copy up, kernels or a graph of them, one copy down.
+
+Two steps may be in flight. All work is in one stream, so a step begins when the one before it has
+ended, and may read the tokens that one sampled. The host has two sets of pinned buffers and events
+and waits for one event only, when a result is collected.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Final
+
+from rocmforge.backend.protocol import RunnerInfo, StepInput, StepOutput
+from rocmforge.errors import EngineError, OutOfMemory
+from rocmforge.models.config import ModelConfig
+from rocmforge.models.decoder import forward
+from rocmforge.models.weights import ModelWeights
+from rocmforge_hip.activations import MAX_ALTERNATIVES, Activation, StepLimits
+from rocmforge_hip.driver import Driver, HipError
+from rocmforge_hip.geometry import BLOCK_TOKENS
+from rocmforge_hip.graphs import GraphCache
+from rocmforge_hip.library import KernelLibrary
+from rocmforge_hip.memory import Arena, DeviceArray, Memory, PinnedBuffer
+from rocmforge_hip.ops import HipOps
+from rocmforge_hip.sampler import Sampler
+from rocmforge_hip.step import DeviceStep, OutputLayout, SamplingNeeds, StepLayout, StepShape
+from rocmforge_hip.weight_plan import LOGITS
+from rocmforge_hip.weights import Weight, ceil_div
+
+PIPELINE_DEPTH: Final = 2
+_MIN_GRAPH_BLOCKS: Final = 8
+_BUCKETS: Final = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """What a loaded model holds of the device; freed in this order, from the last to the first."""
+
+    driver: Driver
+    stream: int
+    library: KernelLibrary
+    memory: Memory
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """The model on the device."""
+
+    config: ModelConfig
+    weights: ModelWeights[Weight]
+    ops: HipOps
+    sampler: Sampler
+    arena: Arena
+    inputs: DeviceArray  # bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Lane:
+    """Host buffers and events of one of the steps in flight."""
+
+    inputs: PinnedBuffer
+    outputs: PinnedBuffer
+    started: int
+    ended: int
+
+
+@dataclass(frozen=True, slots=True)
+class _InFlight:
+    lane: _Lane
+    step_id: int
+    rows: int
+    output: OutputLayout
+
+
+class HipRunner:
+    """Implements `Runner`."""
+
+    def __init__(self, device: Device, model: Model, limits: StepLimits, info: RunnerInfo) -> None:
+        self._device = device
+        self._model: Model | None = model
+        self._limits = limits
+        self._info = info
+        self._graphs = GraphCache(device.driver, device.stream)
+        self._lanes = [self._new_lane(device, model) for _ in range(PIPELINE_DEPTH)]
+        self._in_flight: deque[_InFlight] = deque()
+        self._layouts: dict[StepShape, StepLayout] = {}
+        self._failure: EngineError | None = None
+
+    @property
+    def info(self) -> RunnerInfo:
+        return self._info
+
+    @property
+    def driver(self) -> Driver:
+        """For its counters."""
+        return self._device.driver
+
+    def submit(self, step: StepInput) -> None:
+        assert len(self._in_flight) < PIPELINE_DEPTH, "too many steps in flight"
+        self._check_alive()
+        try:
+            self._in_flight.append(self._start(step))
+        except EngineError as error:
+            self._failure = error
+            raise
+
+    def collect(self) -> StepOutput:
+        assert self._in_flight, "nothing was submitted"
+        self._check_alive()
+        done = self._in_flight.popleft()
+        driver = self._device.driver
+        try:
+            driver.synchronize_event(done.lane.ended)
+            device_ns = driver.elapsed_ns(done.lane.started, done.lane.ended)
+        except EngineError as error:
+            self._failure = error
+            raise
+        tokens, logprobs, top_ids, top_logprobs = done.output.read(
+            done.lane.outputs.bytes, done.rows
+        )
+        return StepOutput(
+            step_id=done.step_id,
+            token_ids=tokens,
+            logprobs=logprobs,
+            top_ids=top_ids,
+            top_logprobs=top_logprobs,
+            device_ns=device_ns,
+        )
+
+    def close(self) -> None:
+        if self._model is None:
+            return
+        self._model = None
+        device = self._device
+        try:
+            device.driver.synchronize_stream(device.stream)
+            self._graphs.close()
+            for lane in self._lanes:
+                device.driver.destroy_event(lane.started)
+                device.driver.destroy_event(lane.ended)
+            release(device)
+        except HipError:
+            # A device that has failed answers every call with its error; the process ends next,
+            # which gives everything back.
+            if self._failure is None:
+                raise
+
+    def _check_alive(self) -> None:
+        assert self._model is not None, "the runner is closed"
+        if self._failure is not None:
+            raise self._failure
+
+    def _start(self, step: StepInput) -> _InFlight:
+        assert self._model is not None
+        model, driver, stream = self._model, self._device.driver, self._device.stream
+        lane = self._lanes[step.step_id % PIPELINE_DEPTH]
+        needs = SamplingNeeds.of(step.sampling)
+        bucket = self._bucket(step)
+        shape = bucket or _exact_shape(step)
+        layout = self._layout(shape, step, is_bucket=bucket is not None)
+        self._check_size(step, layout, needs, model)
+        layout.pack(step, lane.inputs.bytes)
+        driver.record_event(lane.started, stream)
+        driver.copy_to_device(model.inputs.address, lane.inputs.address, layout.nbytes, stream)
+        on_device = DeviceStep(shape, layout.arrays(model.inputs.address), needs)
+        self._compute(on_device, model, is_bucket=bucket is not None)
+        output = OutputLayout(shape.rows, needs.logprobs, needs.alternatives)
+        if shape.rows:
+            source = model.sampler.tokens.address
+            driver.copy_to_host(lane.outputs.address, source, output.nbytes, stream)
+        driver.record_event(lane.ended, stream)
+        return _InFlight(lane, step.step_id, len(step.logit_rows), output)
+
+    def _compute(self, step: DeviceStep, model: Model, *, is_bucket: bool) -> None:
+        if not is_bucket:
+            model.sampler.sample(step, self._forward(step, model))
+            return
+        # Penalties, biases and log-probabilities come with arrays whose sizes are not the shape's.
+        samples_in_graph = not (step.needs.adjusts or step.needs.logprobs)
+
+        def record() -> None:
+            logits = self._forward(step, model)
+            if samples_in_graph:
+                model.sampler.sample(step, logits)
+
+        key = (step.shape, step.needs) if samples_in_graph else (step.shape, None)
+        self._graphs.launch(key, record)
+        if not samples_in_graph:
+            rows, vocab = step.shape.rows, model.config.vocab_size
+            array = model.arena[f"{LOGITS}.f32"].first(rows, vocab)
+            model.sampler.sample(step, Activation(LOGITS, rows, vocab, f32=array))
+
+    def _forward(self, step: DeviceStep, model: Model) -> Activation:
+        model.sampler.resolve_tokens(step)
+        return forward(model.config, model.weights, model.ops, step)
+
+    def _bucket(self, step: StepInput) -> StepShape | None:
+        """The shape of the graph for a step of decodes, None for any other step."""
+        count = step.num_sequences
+        if step.num_tokens != count or len(step.logit_rows) != count:
+            return None
+        size = min(next(size for size in _BUCKETS if count <= size), self._limits.sequences)
+        blocks = ceil_div(int(step.context_len.max()), BLOCK_TOKENS)
+        most = ceil_div(self._limits.context, BLOCK_TOKENS)
+        blocks = min(max(1 << (blocks - 1).bit_length(), _MIN_GRAPH_BLOCKS), most)
+        return StepShape(
+            tokens=size,
+            sequences=size,
+            rows=size,
+            blocks=blocks,
+            decodes=size,
+            prefills=0,
+            longest_prefill=0,
+        )
+
+    def _layout(self, shape: StepShape, step: StepInput, *, is_bucket: bool) -> StepLayout:
+        seen, biases = len(step.sampling.seen_tokens), len(step.sampling.bias_tokens)
+        if not is_bucket or seen or biases:
+            return StepLayout(shape, seen, biases)
+        if shape not in self._layouts:
+            self._layouts[shape] = StepLayout(shape)
+        return self._layouts[shape]
+
+    def _check_size(
+        self, step: StepInput, layout: StepLayout, needs: SamplingNeeds, model: Model
+    ) -> None:
+        limits = self._limits
+        if (
+            step.num_tokens > limits.tokens
+            or step.num_sequences > limits.sequences
+            or len(step.logit_rows) > limits.rows
+            or layout.nbytes > model.inputs.nbytes
+            or needs.alternatives > MAX_ALTERNATIVES
+        ):
+            raise OutOfMemory(
+                f"A step of {step.num_tokens} tokens, {step.num_sequences} sequences, "
+                f"{len(step.logit_rows)} rows of logits with {needs.alternatives} alternatives and "
+                f"{layout.nbytes:,} bytes of input exceeds what was planned at load: "
+                f"{limits.tokens} tokens, {limits.sequences} sequences, {limits.rows} rows, "
+                f"{MAX_ALTERNATIVES} alternatives, {model.inputs.nbytes:,} bytes."
+            )
+
+    @staticmethod
+    def _new_lane(device: Device, model: Model) -> _Lane:
+        driver, memory = device.driver, device.memory
+        return _Lane(
+            memory.pinned(model.inputs.nbytes, "inputs of a step"),
+            memory.pinned(model.sampler.tokens.nbytes, "results of a step"),
+            driver.create_event(timed=True),
+            driver.create_event(timed=True),
+        )
+
+
+def release(device: Device) -> None:
+    """Gives back everything a model holds of a device that has nothing to do."""
+    for buffer in device.memory.release():
+        buffer.free()
+    device.library.close()
+    device.driver.destroy_stream(device.stream)
+
+
+def _exact_shape(step: StepInput) -> StepShape:
+    lengths = step.query_start[1:] - step.query_start[:-1]
+    decodes = int((lengths == 1).sum())
+    return StepShape(
+        tokens=step.num_tokens,
+        sequences=step.num_sequences,
+        rows=len(step.logit_rows),
+        blocks=max(1, ceil_div(int(step.context_len.max()), BLOCK_TOKENS)),
+        decodes=decodes,
+        prefills=int((lengths > 1).sum()),
+        longest_prefill=int(lengths.max()),
+    )
