@@ -15,6 +15,7 @@ from rocmforge.backend.protocol import LoadOptions
 from rocmforge.catalog import default_names, find_model
 from rocmforge.engine.client import AsyncEngine
 from rocmforge.engine.config import EngineConfig
+from rocmforge.engine.params import TokenPieces
 from rocmforge.errors import ConfigurationError
 from rocmforge.gguf.reader import open_gguf
 from rocmforge.models.architectures import read_config
@@ -76,10 +77,22 @@ def build_engine(front: ModelFront, settings: Settings) -> AsyncEngine:
                 kv_dtype=settings.kv_dtype,
                 memory_utilization=settings.memory_utilization,
             ),
+            vocabulary=token_pieces(front.tokenizer),
             max_waiting=settings.max_waiting,
             log_level=settings.log_level.upper(),
             step_timeout_s=settings.step_timeout,
         )
+    )
+
+
+def token_pieces(tokenizer: Tokenizer) -> TokenPieces | None:
+    """The vocabulary for constrained sampling; None if no token could end a constrained answer."""
+    if not tokenizer.eos_ids:
+        return None
+    return TokenPieces(
+        pieces=tokenizer.piece_tables(skip_special=False).data,
+        special_ids=tuple(sorted(tokenizer.special_ids)),
+        eos_ids=tokenizer.eos_ids,
     )
 
 

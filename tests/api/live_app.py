@@ -21,11 +21,14 @@ from rocmforge.engine.client import AsyncEngine
 from rocmforge.engine.config import EngineConfig
 from rocmforge.text.template import ChatTemplates
 from rocmforge.text.tokenizer import Tokenizer
+from rocmforge.wiring import token_pieces
 from tests.api import tiny
 
 
 async def serve(arguments: argparse.Namespace) -> None:
     """Serves until SIGTERM."""
+    data = tiny.metadata()
+    tokenizer = Tokenizer.from_metadata(data)
     engine = AsyncEngine(
         EngineConfig(
             backend=f"tests.support.fake_backend:{arguments.backend}",
@@ -39,11 +42,10 @@ async def serve(arguments: argparse.Namespace) -> None:
                 kv_dtype="auto",
                 memory_utilization=0.9,
             ),
+            vocabulary=token_pieces(tokenizer),
             max_waiting=arguments.max_waiting,
         )
     )
-    data = tiny.metadata()
-    tokenizer = Tokenizer.from_metadata(data)
     service = Service(
         model="tiny",
         aliases=(),

@@ -184,12 +184,8 @@ def test_a_wrong_field_is_a_400_that_names_it(
         (CHAT, "tools", [{"type": "function", "function": {"name": "f"}}]),
         (CHAT, "tool_choice", "required"),
         (CHAT, "functions", [{"name": "f"}]),
-        (CHAT, "response_format", {"type": "json_object"}),
-        (CHAT, "response_format", {"type": "json_schema", "json_schema": {"name": "x"}}),
         (CHAT, "modalities", ["text", "audio"]),
         (CHAT, "audio", {"voice": "x"}),
-        (CHAT, "guided_regex", "a+"),
-        (CHAT, "structured_outputs", {"regex": "a+"}),
         (CHAT, "prompt_logprobs", 1),
         (CHAT, "typical_p", 0.5),
         (CHAT, "use_beam_search", True),
@@ -197,7 +193,6 @@ def test_a_wrong_field_is_a_400_that_names_it(
         (CHAT, "chat_template", "{{ x }}"),
         (COMPLETIONS, "suffix", "the end"),
         (COMPLETIONS, "best_of", 3),
-        (COMPLETIONS, "response_format", {"type": "json_object"}),
     ],
 )
 def test_what_we_know_and_cannot_do_is_refused_by_name(

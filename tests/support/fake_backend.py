@@ -144,6 +144,7 @@ class FakeRunner:
             weights_bytes=0,
             kv_bytes=num_slots * 8,
             kv_dtype="tokens",
+            masks_tokens=True,
             notes=("This backend makes tokens up.",),
         )
 
@@ -254,6 +255,12 @@ class FakeRunner:
             forbidden = rows.bias_tokens[bias][np.isneginf(rows.bias_values[bias])]
             while drawn[row] in forbidden:
                 drawn[row] = (drawn[row] + 1) % vocab_size
+        if rows.allowed is not None:
+            self._require(rows.allowed.shape == (rows.num_rows, -(-vocab_size // 32)), "masks")
+            bits = np.unpackbits(rows.allowed.view(np.uint8), axis=1, bitorder="little")
+            for row in np.flatnonzero(bits[np.arange(len(drawn)), drawn] == 0).tolist():
+                choices = np.flatnonzero(bits[row, :vocab_size])
+                drawn[row] = choices[drawn[row] % len(choices)]
         return drawn
 
     def _check_seen(

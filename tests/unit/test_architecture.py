@@ -64,6 +64,7 @@ CONFINED = {
     "numba": ("rocmforge_hip.jit",),
     "tokenizers": ("rocmforge.text",),
     "jinja2": ("rocmforge.text",),
+    "llguidance": ("rocmforge.text.grammar", "rocmforge.engine.grammar"),
     "pickle": (),
 }
 

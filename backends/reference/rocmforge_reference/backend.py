@@ -80,6 +80,7 @@ class ReferenceBackend:
             weights_bytes=weights_bytes,
             kv_bytes=num_blocks * BLOCK_SIZE * kv_bytes_per_token(config, 4),
             kv_dtype="f32",
+            masks_tokens=True,
             notes=("NumPy reference backend: for verification, not for speed",),
         )
         return ReferenceRunner(config, weights, ReferenceOps(config, tables, caches), info)

@@ -7,7 +7,7 @@ The steps, for one row of V logits `l` (float32), in this order:
 2.  Penalties, for tokens seen in the prompt or the output: `l = l / r` if `l > 0`, else `l * r`
     (repetition). Then for those seen `count > 0` times in the output:
     `l = l - (presence + frequency * count)`.
-3.  Logit bias is added.
+3.  Logit bias is added. Tokens that are not `allowed` get minus infinity.
 4.  If everything is forbidden now (the largest is minus infinity), the token is -1.
     Temperature 0: the smallest token id among the largest logits. Done.
     Otherwise `l = (l - max(l)) / temperature`.
@@ -93,6 +93,9 @@ def _draw(logits: Float32Array, batch: SamplingBatch, row: int, pending: int) ->
     _penalize(logits, batch, row, pending)
     biased = slice(batch.bias_offsets[row], batch.bias_offsets[row + 1])
     np.add.at(logits, batch.bias_tokens[biased], batch.bias_values[biased])
+    if batch.allowed is not None:
+        allowed = np.unpackbits(batch.allowed[row].view(np.uint8), bitorder="little")
+        logits[allowed[: len(logits)] == 0] = -np.inf
     largest = logits.max()
     if not np.isfinite(largest):
         return NO_TOKEN

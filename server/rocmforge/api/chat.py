@@ -11,6 +11,7 @@ from litestar.types import ASGIApp
 
 from rocmforge.api.answer import AnswerHead, answer
 from rocmforge.api.body import read_json
+from rocmforge.api.constraints import is_constrained
 from rocmforge.api.convert import chat_plan
 from rocmforge.api.dependencies import ServiceDep, SettingsDep
 from rocmforge.api.generation import Piece, now_ns
@@ -26,6 +27,7 @@ from rocmforge.api.schema import (
     Delta,
     Usage,
 )
+from rocmforge.api.service import OFFLOAD_BYTES
 from rocmforge.api.sse import TextEvent, event
 from rocmforge.text.tokenizer import Tokenizer
 
@@ -39,7 +41,8 @@ async def create_chat_completion(
     """Answers a conversation."""
     arrival_ns = now_ns()
     wanted = await read_json(request, _decoder)
-    plan = await service.offload(len(await request.body()), chat_plan, service, wanted)
+    size = OFFLOAD_BYTES if is_constrained(wanted) else len(await request.body())
+    plan = await service.offload(size, chat_plan, service, wanted)
     include_usage = wanted.stream_options is not None and wanted.stream_options.include_usage
     writer = ChatWriter(
         AnswerHead.make(service, "chatcmpl"),

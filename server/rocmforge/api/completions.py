@@ -11,6 +11,7 @@ from litestar.types import ASGIApp
 
 from rocmforge.api.answer import AnswerHead, answer
 from rocmforge.api.body import read_json
+from rocmforge.api.constraints import is_constrained
 from rocmforge.api.convert import completion_plan
 from rocmforge.api.dependencies import ServiceDep, SettingsDep
 from rocmforge.api.generation import Piece, now_ns
@@ -23,7 +24,7 @@ from rocmforge.api.schema import (
     LegacyLogprobs,
     Usage,
 )
-from rocmforge.api.service import Service
+from rocmforge.api.service import OFFLOAD_BYTES, Service
 from rocmforge.api.sse import TextEvent, event
 from rocmforge.text.tokenizer import Tokenizer
 
@@ -37,7 +38,8 @@ async def create_completion(
     """Continues one or more prompts."""
     arrival_ns = now_ns()
     wanted = await read_json(request, _decoder)
-    plan = await service.offload(len(await request.body()), completion_plan, service, wanted)
+    size = OFFLOAD_BYTES if is_constrained(wanted) else len(await request.body())
+    plan = await service.offload(size, completion_plan, service, wanted)
     include_usage = wanted.stream_options is not None and wanted.stream_options.include_usage
     writer = CompletionWriter(
         AnswerHead.make(service, "cmpl"),

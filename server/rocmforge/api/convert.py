@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from rocmforge.api.constraints import output_grammar
 from rocmforge.api.plan import Plan
 from rocmforge.api.schema import (
     ChatRequest,
@@ -39,13 +40,7 @@ SEED_MASK = (1 << 64) - 1
 
 # Fields that ask for something we do not do, and the values with which they ask for nothing.
 NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
-    "response_format": ({"type": "text"},),
     "prompt_logprobs": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "structured_outputs": (),
     "grammar": ("",),
     "json_schema": (),
     "typical_p": (1,),
@@ -226,6 +221,7 @@ def _sampling(
         stop_token_ids=stop_token_ids,
         logit_bias=_logit_bias(service, request.logit_bias or {}),
         num_logprobs=num_logprobs,
+        grammar=output_grammar(request),
     )
 
 

@@ -29,6 +29,29 @@ class StreamOptions(msgspec.Struct, kw_only=True):
     include_usage: bool = False
 
 
+class JsonSchemaFormat(msgspec.Struct, kw_only=True):
+    """A schema that the answer must validate against; always enforced, `strict` or not."""
+
+    schema: dict[str, Any] | bool | None = None
+
+
+class ResponseFormat(msgspec.Struct, kw_only=True):
+    """What the answer has to be: any text, a JSON object, or JSON of a schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+
+
+class StructuredOutputs(msgspec.Struct, kw_only=True):
+    """The same as vLLM has it: one of these."""
+
+    json: dict[str, Any] | bool | str | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None  # Lark
+    json_object: bool | None = None
+
+
 class GenerationRequest(msgspec.Struct, kw_only=True):
     """What /v1/chat/completions and /v1/completions have in common."""
 
@@ -53,15 +76,17 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     ignore_eos: bool | None = None
     stop_token_ids: TokenIds | None = None
 
+    # The form of the answer: OpenAI's way, and vLLM's two.
+    response_format: ResponseFormat | None = None
+    guided_json: dict[str, Any] | bool | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    structured_outputs: StructuredOutputs | None = None
+
     # Known and not supported (`convert.NEUTRAL_VALUES` lists what is let through).
-    response_format: Any = None
     best_of: Any = None
     prompt_logprobs: Any = None
-    guided_json: Any = None
-    guided_regex: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
-    structured_outputs: Any = None
     grammar: Any = None
     json_schema: Any = None
     typical_p: Any = None

@@ -22,7 +22,10 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 OFFLOAD_BYTES = 8 * 1024
-"""Bodies from this size on are rendered and tokenised in a worker thread, not on the event loop."""
+"""Bodies from this size on are rendered and tokenised in a worker thread, not on the event loop.
+
+So are small ones that take as long, because they bring a grammar.
+"""
 
 LOADING_RETRY_S = 5.0
 

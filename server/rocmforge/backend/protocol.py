@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
+UInt32Array = npt.NDArray[np.uint32]
 UInt64Array = npt.NDArray[np.uint64]
 Float32Array = npt.NDArray[np.float32]
 
@@ -35,8 +36,8 @@ class SamplingBatch:
     """How each of the L logit rows becomes a token. Structure of arrays, one entry a row.
 
     The order of operations, the same in every backend (see docs in `sampling` of the reference):
-    repetition, presence and frequency penalties; logit bias; temperature; min-p; top-k; top-p;
-    draw. Temperature 0 means greedy: the smallest token id among the largest logits.
+    repetition, presence and frequency penalties; logit bias; `allowed`; temperature; min-p; top-k;
+    top-p; draw. Temperature 0 means greedy: the smallest token id among the largest logits.
     Log-probabilities are those of the model, before any of this.
 
     The draw is the Gumbel-max trick with Philox4x32-10 noise keyed by (`seed`, `position`,
@@ -66,6 +67,10 @@ class SamplingBatch:
     bias_offsets: Int32Array  # [L + 1]
     bias_tokens: Int32Array  # [bias_offsets[-1]]
     bias_values: Float32Array  # [bias_offsets[-1]]
+
+    # Bit t % 32 of word t // 32 says whether token t may be drawn; None if no row is constrained.
+    # Only for backends with `RunnerInfo.masks_tokens`.
+    allowed: UInt32Array | None = None  # [L, ceil(V / 32)]
 
     @property
     def num_rows(self) -> int:
@@ -170,6 +175,7 @@ class RunnerInfo:
     kv_bytes: int
     kv_dtype: str
     notes: tuple[str, ...]  # anything an operator should know, shown at start and in /health
+    masks_tokens: bool = False  # whether sampling honours `SamplingBatch.allowed`
 
 
 ProgressCallback = Callable[[str, float], None]

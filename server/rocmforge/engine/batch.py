@@ -11,6 +11,7 @@ from rocmforge.backend.protocol import (
     Int32Array,
     SamplingBatch,
     StepInput,
+    UInt32Array,
 )
 from rocmforge.engine.plan import Chunk
 from rocmforge.engine.sequence import LogitBias, SeenTokens
@@ -115,6 +116,7 @@ class _Rows:
             bias_offsets=bias_offsets,
             bias_tokens=bias_tokens,
             bias_values=bias_values,
+            allowed=self._allowed(),
         )
 
     def _seen(self) -> tuple[Int32Array, Int32Array, Int32Array]:
@@ -149,6 +151,21 @@ class _Rows:
             _concatenate([bias.tokens for bias in parts]),
             np.concatenate(values) if values else np.zeros(0, np.float32),
         )
+
+    def _allowed(self) -> UInt32Array | None:
+        """A mask for every row, if any is constrained."""
+        masks: dict[int, UInt32Array] = {}
+        for chunk in self._chunks:
+            matcher = chunk.sequence.matcher
+            if matcher is not None and chunk.samples:
+                masks[chunk.first_row + chunk.num_scores] = matcher.allowed()
+        if not masks:
+            return None
+        width = len(next(iter(masks.values())))
+        allowed = np.full((len(self.tokens), width), 0xFFFFFFFF, np.uint32)
+        for row, mask in masks.items():
+            allowed[row] = mask
+        return allowed
 
 
 def _concatenate(parts: list[Int32Array]) -> Int32Array:

@@ -36,6 +36,7 @@ from rocmforge.errors import (
     NotReady,
     QueueFull,
     RocmForgeError,
+    UnsupportedFeature,
 )
 
 logger = logging.getLogger(__name__)
@@ -163,9 +164,12 @@ class AsyncEngine:
             Draining, NotReady, QueueFull: not now.
             ContextLengthExceeded: prompt and max_tokens do not fit into the context.
             InvalidParameter: the prompt is empty, or a token id is not in the vocabulary.
+            UnsupportedFeature: a grammar, but the backend cannot constrain sampling.
         """
         process, runner = self._admit()
         _check(prompt_ids, sampling, runner)
+        if sampling.grammar:
+            self._check_constrains(runner)
         arrival_ns = time.monotonic_ns()
         request = GenerateRequest(
             request_id=next(self._ids),
@@ -198,6 +202,13 @@ class AsyncEngine:
         assert self._process is not None
         assert self._runner is not None
         return self._process, self._runner
+
+    def _check_constrains(self, runner: RunnerInfo) -> None:
+        if not runner.masks_tokens or self._config.vocabulary is None:
+            raise UnsupportedFeature(
+                f"The backend {runner.backend!r} cannot constrain its output to a grammar, so "
+                "structured output and forced tool calls are not available on this server."
+            )
 
     def _cancel(self, request_id: int) -> None:
         if self._forget(request_id) and self._process is not None:
@@ -300,6 +311,7 @@ class AsyncEngine:
             prefix_cache=config.prefix_cache,
             log_level=config.log_level,
             totals=self._stats,
+            vocabulary=config.vocabulary,
         )
 
     def _give_up(self, error: RocmForgeError) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rocmforge.backend.protocol import LoadOptions
+from rocmforge.engine.params import TokenPieces
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,6 +16,7 @@ class EngineConfig:
     backend: str  # a name, "auto", or package.module:function
     model: Path
     options: LoadOptions
+    vocabulary: TokenPieces | None = None  # None = requests cannot be constrained by a grammar
     max_waiting: int = 256  # unfinished requests beyond options.max_sequences
     max_score_rows: int = 256  # prompt tokens scored in one step
     prefix_cache: bool = True

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 
 from rocmforge.backend.protocol import Runner
 from rocmforge.engine.batch import build_step
+from rocmforge.engine.grammar import Grammars, Matcher
 from rocmforge.engine.messages import Cancel, Command, Fatal, StepReport, Submit
 from rocmforge.engine.params import FinishReason, GenerateRequest, TokenEvent
 from rocmforge.engine.plan import Chunk, SchedulerLimits
@@ -20,13 +21,15 @@ class EngineCore:
 
     With a runner of depth 2 the device never waits for the host: step N+1 is planned and
     submitted while N runs, its unknown tokens named by their row in N (`token_source`), and the
-    results are read one step behind.
+    results are read one step behind. A sequence with a grammar is the exception: what it may draw
+    depends on its last token, so it sits out the step in which that is still unknown.
 
     Args:
         runner: the loaded model.
         limits: what the operator allows.
         clock: monotonic nanoseconds, on the clock of `GenerateRequest.arrival_ns`.
         totals: counters to go on counting with.
+        grammars: makes matchers for constrained requests; None = there are none.
     """
 
     def __init__(
@@ -35,9 +38,11 @@ class EngineCore:
         limits: SchedulerLimits,
         clock: Callable[[], int],
         totals: Totals | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
         self._runner = runner
         self._clock = clock
+        self._grammars = grammars
         self._scheduler = Scheduler(runner.info, limits, totals or Totals())
         self._block_size = runner.info.block_size
         self._depth = runner.info.pipeline_depth
@@ -88,13 +93,19 @@ class EngineCore:
 
     def _add(self, request: GenerateRequest, now_ns: int) -> TokenEvent | None:
         try:
-            return self._scheduler.add(request, now_ns)
+            return self._scheduler.add(request, now_ns, self._matcher(request))
         except RocmForgeError as error:
             return TokenEvent(
                 request_id=request.request_id,
                 finish_reason=FinishReason.ERROR,
                 error=error.message,
             )
+
+    def _matcher(self, request: GenerateRequest) -> Matcher | None:
+        if not request.sampling.grammar:
+            return None
+        assert self._grammars is not None, "the client refuses what this engine cannot constrain"
+        return self._grammars.matcher(request.sampling.grammar)
 
     def fail(self, message: str) -> Fatal:
         """Ends every request, because the runner is not usable any more."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rocmforge import errors
 from rocmforge.backend.protocol import LoadOptions, RunnerInfo
-from rocmforge.engine.params import GenerateRequest, Message, TokenEvent
+from rocmforge.engine.params import GenerateRequest, Message, TokenEvent, TokenPieces
 from rocmforge.engine.status import EngineStats
 from rocmforge.errors import EngineError, RocmForgeError
 
@@ -20,6 +20,7 @@ class Start(Message, frozen=True, tag=True):
     prefix_cache: bool
     log_level: str
     totals: EngineStats  # of the engine process before this one
+    vocabulary: TokenPieces | None
 
 
 class Submit(Message, frozen=True, tag=True):

@@ -26,6 +26,14 @@ class Message(msgspec.Struct, frozen=True, array_like=True, gc=False, kw_only=Tr
     """Base of everything that crosses; compact and immutable."""
 
 
+class TokenPieces(Message, frozen=True):
+    """What the engine needs to know of a tokenizer to constrain sampling."""
+
+    pieces: tuple[bytes, ...]  # bytes of each token, by id
+    special_ids: tuple[int, ...]  # control tokens: no grammar of text matches them
+    eos_ids: tuple[int, ...]  # at least one; allowed where a grammar is complete
+
+
 class SamplingParams(Message, frozen=True):
     """What one request wants. Ranges are checked where requests enter, in `api/convert.py`."""
 
@@ -44,6 +52,7 @@ class SamplingParams(Message, frozen=True):
     logit_bias: tuple[tuple[int, float], ...] = ()
     num_logprobs: int = -1  # alternatives per token; 0 = the chosen token's only; -1 = none
     prompt_logprobs: int = -1  # the same for the prompt's own tokens
+    grammar: str = ""  # what the output must match, in llguidance's serialised form; "" = anything
 
 
 class GenerateRequest(Message, frozen=True):

@@ -25,6 +25,7 @@ from rocmforge.backend import registry
 from rocmforge.backend.protocol import Runner
 from rocmforge.backend.registry import Choice
 from rocmforge.engine.core import EngineCore
+from rocmforge.engine.grammar import Grammars
 from rocmforge.engine.messages import (
     Command,
     Progress,
@@ -124,7 +125,10 @@ def run(start: Start, channel: Channel) -> int:
     except Exception as error:
         channel.send(describe_error(_typed(error, "load")))
         return 1
-    core = EngineCore(runner, limits, time.monotonic_ns, Totals.resume(start.totals))
+    grammars = None
+    if start.vocabulary is not None and runner.info.masks_tokens:
+        grammars = Grammars(start.vocabulary, runner.info.vocab_size)
+    core = EngineCore(runner, limits, time.monotonic_ns, Totals.resume(start.totals), grammars)
     gc.collect()
     gc.freeze()  # what loading made is here to stay: the collector need not look at it again
     try:

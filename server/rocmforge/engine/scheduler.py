@@ -19,6 +19,7 @@ from msgspec import structs
 
 from rocmforge.backend.protocol import RunnerInfo, StepOutput
 from rocmforge.engine.blocks import BlockAllocator
+from rocmforge.engine.grammar import Matcher
 from rocmforge.engine.output import read_logprobs
 from rocmforge.engine.params import FinishReason, GenerateRequest, TokenEvent
 from rocmforge.engine.plan import Chunk, Plan, SchedulerLimits
@@ -50,7 +51,9 @@ class Scheduler:
 
     # --- requests come and go ---
 
-    def add(self, request: GenerateRequest, now_ns: int) -> TokenEvent | None:
+    def add(
+        self, request: GenerateRequest, now_ns: int, matcher: Matcher | None = None
+    ) -> TokenEvent | None:
         """Queues a request; returns its last event at once if there is nothing to compute.
 
         Raises:
@@ -70,7 +73,7 @@ class Scheduler:
                 max_tokens=max_tokens,
                 param="prompt",
             )
-        seq = Sequence(request, self._block_size)
+        seq = Sequence(request, self._block_size, matcher)
         assert request.request_id not in self._live, "request ids are unique"
         self._live[request.request_id] = seq
         self._waiting.append(seq)
@@ -249,8 +252,11 @@ class Scheduler:
             end_of_scores = first + chunk.num_scores
             prompt_logprobs = read_logprobs(output, first, end_of_scores, sampling.prompt_logprobs)
         if chunk.samples:
-            token_ids = (ids[end - 1],)
-            reason = self._take_token(seq, ids[end - 1], now_ns)
+            token = ids[end - 1]
+            if seq.matcher is not None and not seq.matcher.advance(token):
+                return self._fail(seq, f"The output left its grammar: {seq.matcher.error}", now_ns)
+            token_ids = (token,)
+            reason = self._take_token(seq, token, now_ns)
             if sampling.num_logprobs >= 0:
                 logprobs = read_logprobs(output, end - 1, end, sampling.num_logprobs)
         elif chunk.start + chunk.num_tokens == seq.compute_limit:
@@ -276,11 +282,12 @@ class Scheduler:
     def _fail_nan(self, seq: Sequence, now_ns: int) -> TokenEvent:
         for block in seq.blocks:
             self._allocator.forget(block)
-        event = TokenEvent(
-            request_id=seq.request.request_id,
-            error="The model produced NaN for this request; its output would be meaningless.",
-        )
         seq.num_published = seq.num_blocks  # nothing of it is worth keeping
+        message = "The model produced NaN for this request; its output would be meaningless."
+        return self._fail(seq, message, now_ns)
+
+    def _fail(self, seq: Sequence, message: str, now_ns: int) -> TokenEvent:
+        event = TokenEvent(request_id=seq.request.request_id, error=message)
         return self._finish(seq, FinishReason.ERROR, now_ns, event)
 
     # --- the end of a sequence ---

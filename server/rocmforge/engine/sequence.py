@@ -7,6 +7,7 @@ from enum import Enum, auto
 import numpy as np
 
 from rocmforge.backend.protocol import NO_SOURCE, Float32Array, Int32Array
+from rocmforge.engine.grammar import Matcher
 from rocmforge.engine.params import GenerateRequest, RequestTiming
 from rocmforge.engine.prefix import ROOT, BlockKey, chain_key
 
@@ -72,11 +73,14 @@ class Sequence:
     the next token makes no difference to anyone.
     """
 
-    def __init__(self, request: GenerateRequest, block_size: int) -> None:
+    def __init__(
+        self, request: GenerateRequest, block_size: int, matcher: Matcher | None = None
+    ) -> None:
         sampling = request.sampling
         prompt = np.array(request.prompt_ids, np.int32)
         self.request = request
         self.sampling = sampling
+        self.matcher = matcher  # what it may draw depends on every token before
         self.status = Status.WAITING
         self.num_prompt = len(prompt)
         self.max_length = self.num_prompt + sampling.max_tokens
@@ -130,7 +134,8 @@ class Sequence:
     @property
     def num_new(self) -> int:
         """Tokens to compute before this sequence has to wait for a result."""
-        return min(self.num_tokens, self.compute_limit) - self.num_computed
+        end = self.num_tokens if self.matcher is None else self.num_known
+        return min(end, self.compute_limit) - self.num_computed
 
     @property
     def scores_prompt(self) -> bool:

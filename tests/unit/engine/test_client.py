@@ -466,6 +466,7 @@ def start_process(variant: str) -> tuple[subprocess.Popen[bytes], socket.socket]
                 prefix_cache=True,
                 log_level="WARNING",
                 totals=EngineStats(),
+                vocabulary=None,
             )
         )
     )

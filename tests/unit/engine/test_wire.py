@@ -26,7 +26,13 @@ from rocmforge.engine.messages import (
     describe_error,
     rebuild_error,
 )
-from rocmforge.engine.params import FinishReason, SamplingParams, TokenEvent, TokenLogprob
+from rocmforge.engine.params import (
+    FinishReason,
+    SamplingParams,
+    TokenEvent,
+    TokenLogprob,
+    TokenPieces,
+)
 from rocmforge.engine.status import EngineStats
 from rocmforge.engine.wire import FrameReader, encode
 from rocmforge.errors import BadGguf, EngineError, ModelNotFound, RocmForgeError
@@ -41,6 +47,7 @@ COMMANDS: list[Command] = [
         prefix_cache=True,
         log_level="INFO",
         totals=EngineStats(steps_total=5),
+        vocabulary=TokenPieces(pieces=(b"a", b"\xff"), special_ids=(1,), eos_ids=(1,)),
     ),
     Submit(
         request=request(

@@ -1,0 +1,320 @@
+"""Answers in a form that the client asked for, from a server whose model knows no form."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import jsonschema
+import openai
+import pytest
+from pydantic import BaseModel
+
+from tests.api.conftest import Client
+from tests.api.fake_engine import FakeEngine
+from tests.api.live import assert_settles
+from tests.support.server import LiveServer
+
+MESSAGES: list[openai.types.chat.ChatCompletionMessageParam] = [{"role": "user", "content": "hi"}]
+BODY: dict[str, Any] = {"model": "tiny", "messages": MESSAGES, "temperature": 1.5}
+NUM_SCHEMAS = 128
+
+
+@pytest.fixture
+def sdk(live: LiveServer) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{live.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def json_schema(schema: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "type": "json_schema",
+        "json_schema": {"name": "answer", "schema": schema, "strict": True},
+    }
+
+
+def post(live: LiveServer, **fields: Any) -> tuple[str, str]:
+    """Content and finish reason."""
+    response = httpx.post(f"{live.url}/v1/chat/completions", json=BODY | fields, timeout=60)
+    assert response.status_code == 200, response.text
+    choice = response.json()["choices"][0]
+    return choice["message"]["content"], choice["finish_reason"]
+
+
+class RandomSchemas:
+    """Schemas of bounded values, from every keyword that the grammar library enforces."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+
+    def schema(self, depth: int = 3) -> dict[str, Any]:
+        leaves = (self.string, self.number, self.integer, self.constant, self.simple, self.pattern)
+        nested = (self.object, self.array, self.tuple, self.any_of, self.all_of, self.reference)
+        make = self._random.choice(leaves if depth == 0 else leaves + 2 * nested)
+        return make(depth - 1)
+
+    def simple(self, depth: int) -> dict[str, Any]:
+        return {"type": self._random.choice(["boolean", "null", ["boolean", "null"]])}
+
+    def string(self, depth: int) -> dict[str, Any]:
+        least = self._random.randrange(4)
+        return {
+            "type": "string",
+            "minLength": least,
+            "maxLength": least + self._random.randrange(5),
+        }
+
+    def pattern(self, depth: int) -> dict[str, Any]:
+        pattern = self._random.choice([r"^[a-c]{2,4}$", r"^\d{3}-\d{4}$", r"^(x|yy)?z$", r"^[^a]$"])
+        return {"type": "string", "pattern": pattern}
+
+    def number(self, depth: int) -> dict[str, Any]:
+        least = round(self._random.uniform(-50, 50), 1)
+        return {"type": "number", "minimum": least, "exclusiveMaximum": least + 20}
+
+    def integer(self, depth: int) -> dict[str, Any]:
+        least = self._random.randrange(-1000, 1000)
+        extra = self._random.choice([{}, {"multipleOf": 5}])
+        return {"type": "integer", "exclusiveMinimum": least, "maximum": least + 99, **extra}
+
+    def constant(self, depth: int) -> dict[str, Any]:
+        values = ["", 'a"b\\c', "é😀\n", 0, -1.5, True, None, [], {}, ["x", 1], {"k": [None]}]
+        chosen = self._random.sample(values, 3)
+        return self._random.choice([{"const": chosen[0]}, {"enum": chosen}])
+
+    def object(self, depth: int) -> dict[str, Any]:
+        names = self._random.sample(["a", "b c", "ключ", 'q"', "long_property_name"], 3)
+        return {
+            "type": "object",
+            "properties": {name: self.schema(depth) for name in names},
+            "required": self._random.sample(names, self._random.randrange(4)),
+            "additionalProperties": False,
+        }
+
+    def array(self, depth: int) -> dict[str, Any]:
+        least = self._random.randrange(3)
+        return {
+            "type": "array",
+            "items": self.schema(depth),
+            "minItems": least,
+            "maxItems": least + self._random.randrange(3),
+        }
+
+    def tuple(self, depth: int) -> dict[str, Any]:
+        prefix = [self.schema(depth) for _ in range(2)]
+        return {"type": "array", "prefixItems": prefix, "items": False, "minItems": 1}
+
+    def any_of(self, depth: int) -> dict[str, Any]:
+        return {"anyOf": [self.schema(depth), self.schema(depth)]}
+
+    def all_of(self, depth: int) -> dict[str, Any]:
+        return {"allOf": [{"type": "integer", "minimum": 3}, {"maximum": 30}]}
+
+    def reference(self, depth: int) -> dict[str, Any]:
+        # Names of their own: `#` is the root, wherever this stands.
+        return {
+            "type": "object",
+            "properties": {"value": self.schema(depth)},
+            "required": ["value"],
+            "additionalProperties": False,
+        }
+
+
+def with_recursion(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema in a list that refers to itself."""
+    node = {
+        "type": "object",
+        "properties": {
+            "value": schema,
+            "next": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/n"}]},
+        },
+        "required": ["value", "next"],
+        "additionalProperties": False,
+    }
+    return {"$defs": {"n": node}, "$ref": "#/$defs/n"}
+
+
+async def complete_all(url: str, bodies: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The first choices, in order; all requests at once."""
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(timeout=120, limits=limits) as client:
+        tasks = [client.post(f"{url}/v1/chat/completions", json=body) for body in bodies]
+        answers = await asyncio.gather(*tasks)
+    assert {(a.status_code, a.text) for a in answers if a.status_code != 200} == set()
+    return [answer.json()["choices"][0] for answer in answers]
+
+
+def test_every_finished_answer_validates_against_its_random_schema(live: LiveServer) -> None:
+    schemas = [RandomSchemas(seed).schema() for seed in range(NUM_SCHEMAS)]
+    schemas[::8] = [with_recursion(schema) for schema in schemas[::8]]
+    bodies = [
+        BODY | {"response_format": json_schema(schema), "seed": i, "max_tokens": 600}
+        for i, schema in enumerate(schemas)
+    ]
+    choices = asyncio.run(complete_all(live.url, bodies))
+    finished = 0
+    for schema, choice in zip(schemas, choices, strict=True):
+        if choice["finish_reason"] == "stop":
+            finished += 1
+            jsonschema.Draft202012Validator(schema).validate(
+                json.loads(choice["message"]["content"])
+            )
+    assert finished >= 100
+    assert_settles(live)
+
+
+def test_other_streams_say_what_they_say_alone(live: LiveServer) -> None:
+    free = [
+        {"model": "tiny", "messages": [{"role": "user", "content": f"question {i}"}]}
+        | {"temperature": 0 if i % 2 else 1.0, "seed": i, "max_tokens": 40}
+        for i in range(16)
+    ]
+    alone = [asyncio.run(complete_all(live.url, [body]))[0] for body in free]
+    schema = RandomSchemas(1).object(2)
+    constrained = [
+        BODY | {"response_format": json_schema(schema), "seed": i, "max_tokens": 300}
+        for i in range(32)
+    ]
+    together = asyncio.run(complete_all(live.url, constrained + free))
+    assert together[32:] == alone
+    validator = jsonschema.Draft202012Validator(schema)
+    for choice in together[:32]:
+        assert choice["finish_reason"] == "stop"
+        validator.validate(json.loads(choice["message"]["content"]))
+
+
+def test_a_constrained_answer_is_the_same_alone_and_in_a_crowd(live: LiveServer) -> None:
+    bodies = [BODY | {"guided_regex": "[a-z]{5,40}", "seed": i} for i in range(8)]
+    alone = [asyncio.run(complete_all(live.url, [body]))[0] for body in bodies]
+    assert asyncio.run(complete_all(live.url, bodies)) == alone
+    assert len({choice["message"]["content"] for choice in alone}) > 1
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"guided_choice": ["red", "dark red", 'bl"ue\n']},
+        {"structured_outputs": {"choice": ["red", "dark red", 'bl"ue\n']}},
+    ],
+)
+def test_choices(live: LiveServer, fields: dict[str, Any]) -> None:
+    seen = {post(live, **fields, seed=seed) for seed in range(12)}
+    assert seen <= {("red", "stop"), ("dark red", "stop"), ('bl"ue\n', "stop")}
+    assert len(seen) > 1
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"guided_regex": r"[a-f]{3}:\d+!"}, {"structured_outputs": {"regex": r"[a-f]{3}:\d+!"}}],
+)
+def test_regular_expressions(live: LiveServer, fields: dict[str, Any]) -> None:
+    content, reason = post(live, **fields)
+    assert reason == "stop"
+    assert re.fullmatch(r"[a-f]{3}:\d+!", content)
+
+
+def test_lark_grammars(live: LiveServer) -> None:
+    lark = 'start: sum\nsum: NUMBER ("+" NUMBER)+\nNUMBER: /[1-9][0-9]?/'
+    content, reason = post(live, guided_grammar=lark)
+    assert reason == "stop"
+    assert re.fullmatch(r"[1-9]\d?(\+[1-9]\d?)+", content)
+
+
+def test_a_json_object(live: LiveServer) -> None:
+    schema = {"type": "object", "maxProperties": 0}
+    assert json.loads(post(live, guided_json=json.dumps(schema))[0]) == {}
+    content, reason = post(live, response_format={"type": "json_object"}, max_tokens=300)
+    assert content.startswith("{")
+    assert reason == "length" or isinstance(json.loads(content), dict)
+
+
+def test_a_cut_answer_says_so(live: LiveServer) -> None:
+    content, reason = post(live, guided_regex="a{50}", max_tokens=10)
+    assert (content, reason) == ("a" * 10, "length")
+
+
+def test_each_choice_of_n_has_its_own_grammar_state(live: LiveServer) -> None:
+    body = BODY | {"guided_regex": "[a-z]{3,20};", "n": 4}
+    response = httpx.post(f"{live.url}/v1/chat/completions", json=body)
+    contents = [choice["message"]["content"] for choice in response.json()["choices"]]
+    assert all(re.fullmatch("[a-z]{3,20};", content) for content in contents)
+    assert len(set(contents)) > 1
+
+
+def test_text_completions_are_constrained_too(live: LiveServer) -> None:
+    body = {"model": "tiny", "prompt": ["a", "b"], "guided_choice": ["yes", "no"]}
+    response = httpx.post(f"{live.url}/v1/completions", json=body)
+    assert {choice["text"] for choice in response.json()["choices"]} <= {"yes", "no"}
+
+
+class Person(BaseModel):
+    age: int
+    is_tall: bool | None
+
+
+def test_the_sdk_parses_a_pydantic_model(sdk: openai.OpenAI) -> None:
+    completion = sdk.chat.completions.parse(
+        model="tiny", messages=MESSAGES, response_format=Person, seed=3
+    )
+    assert isinstance(completion.choices[0].message.parsed, Person)
+
+
+def test_the_sdk_streams_a_pydantic_model(sdk: openai.OpenAI) -> None:
+    with sdk.chat.completions.stream(
+        model="tiny", messages=MESSAGES, response_format=Person, seed=3
+    ) as stream:
+        for _ in stream:
+            pass
+        assert isinstance(stream.get_final_completion().choices[0].message.parsed, Person)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "names"),
+    [
+        (
+            {"response_format": json_schema({"not": {"type": "string"}})},
+            "response_format.json_schema.schema",
+            '"not"',
+        ),
+        (
+            {"response_format": json_schema({"properties": {"a": {"uniqueItems": True}}})},
+            "response_format.json_schema.schema",
+            '"uniqueItems"',
+        ),
+        (
+            {"response_format": json_schema({"type": "objekt"})},
+            "response_format.json_schema.schema",
+            "objekt",
+        ),
+        (
+            {"response_format": {"type": "json_schema"}},
+            "response_format.json_schema.schema",
+            "Missing",
+        ),
+        ({"response_format": {"type": "xml"}}, "response_format.type", "xml"),
+        ({"guided_json": "{"}, "guided_json", "not a JSON schema"),
+        ({"guided_json": {"properties": 3}}, "guided_json", "properties"),
+        ({"guided_regex": "(a"}, "guided_regex", "unclosed group"),
+        ({"guided_regex": "a{1000}{1000}{1000}"}, "guided_regex", "too many"),
+        ({"guided_choice": []}, "guided_choice", "entries"),
+        ({"guided_grammar": "start: foo"}, "guided_grammar", "foo"),
+        ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex", "group"),
+        ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice", "exclude"),
+        ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos", "guided_regex"),
+        ({"guided_regex": "a", "min_tokens": 1}, "min_tokens", "guided_regex"),
+    ],
+)
+def test_what_cannot_be_enforced_is_refused_by_name(
+    client: Client, engine: FakeEngine, fields: dict[str, Any], param: str, names: str
+) -> None:
+    response = client.post("/v1/chat/completions", json=BODY | fields)
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert error["param"] == param
+    assert names in error["message"]
+    assert engine.submitted == []
