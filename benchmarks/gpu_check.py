@@ -1,0 +1,167 @@
+"""Checks a model on a GPU against llama.cpp's recorded output, and measures it.
+
+    HIP_PLATFORM=nvidia python -m benchmarks.gpu_check MODEL.gguf --oracle smollm2
+
+Three answers are compared with tests/data/models/oracle: the first token's alternatives, tokens
+forced one by one through decode, and the same tokens in one prefill. Where the recorded lead of a
+token over the runner-up is smaller than NEAR_TIE, int8 activations may choose the runner-up.
+Exit status 1 if the model is wrong. Without `--oracle` it only measures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tests.backend.driving import Chunk, Driver, Want, make_step
+
+from rocmforge.backend.protocol import LoadOptions, Runner
+from rocmforge_hip.backend import create
+
+ORACLE = Path(__file__).parents[1] / "tests/data/models/oracle"
+NEAR_TIE = 0.5  # nats
+LOGPROB_TOLERANCE = 0.5  # nats, of the recorded alternatives
+
+
+def main() -> int:
+    """The command line; returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--oracle", help="name of a file of tests/data/models/oracle")
+    parser.add_argument("--batches", default="1,8,16,64", help="batch sizes to measure")
+    parser.add_argument("--context", type=int, default=4608)
+    parser.add_argument("--steps", type=int, default=64, help="decode steps of a measurement")
+    options = parser.parse_args()
+    batches = [int(size) for size in options.batches.split(",")]
+    started = time.perf_counter()
+    with closing(_load(options.model, max(batches), options.context)) as runner:
+        info = runner.info
+        seconds = time.perf_counter() - started
+        rate = info.weights_bytes / seconds / 1e9
+        print(f"{info.device.name} ({info.device.target}), {info.num_blocks} blocks")
+        print(f"load: {seconds:.2f} s, {rate:.2f} GB/s of weights")
+        is_right = _check(Driver(runner), options.oracle) if options.oracle else True
+        _measure(runner, batches, options.steps)
+    return 0 if is_right else 1
+
+
+def _load(model: Path, sequences: int, context: int) -> Runner:
+    load = LoadOptions(
+        device=None,
+        max_context=context,
+        max_sequences=max(sequences, 16),
+        max_batched_tokens=4096,
+        kv_blocks=None,
+        kv_dtype="auto",
+        memory_utilization=0.8,
+    )
+    return create().load(model, load, lambda stage, share: None)
+
+
+def _check(driver: Driver, name: str) -> bool:
+    data = json.loads((ORACLE / f"{name}.json").read_text())
+    results = [
+        _check_continuation(driver, which, expected)
+        for which, expected in data["continuations"].items()
+    ]
+    return all(results)
+
+
+def _check_continuation(driver: Driver, name: str, expected: dict[str, Any]) -> bool:
+    prompt, ids, gaps = expected["prompt_ids"], expected["ids"], expected["gaps"]
+    blocks = range(-(-(len(prompt) + len(ids)) // driver.runner.info.block_size))
+    first = driver.run(Chunk(tokens=prompt, blocks=blocks, wants=[Want(num_logprobs=20)]))
+    assert first.top_ids is not None
+    assert first.top_logprobs is not None
+    found = dict(zip(first.top_ids[0].tolist(), first.top_logprobs[0].tolist(), strict=True))
+    worst = max(abs(found.get(token, -99.0) - value) for token, value in expected["top10"])
+
+    decoded = [int(first.token_ids[0])]
+    for index, token in enumerate(ids[:-1]):
+        chunk = Chunk(tokens=[token], start=len(prompt) + index, blocks=blocks)
+        decoded.append(int(driver.run(chunk).token_ids[0]))
+    wants = [Want(token=len(prompt) - 1 + index) for index in range(len(ids))]
+    prefilled = driver.run(Chunk(tokens=[*prompt, *ids[:-1]], blocks=blocks, wants=wants))
+
+    wrong = _wrong(decoded, ids, gaps) + _wrong(prefilled.token_ids.tolist(), ids, gaps)
+    agree = [np.mean(np.equal(got, ids)) for got in (decoded, prefilled.token_ids)]
+    is_right = not wrong and worst < LOGPROB_TOLERANCE
+    print(
+        f"{name}: {len(prompt)}+{len(ids)} tokens, top-1 {agree[0]:.1%} decoded, "
+        f"{agree[1]:.1%} prefilled, worst of top 10 {worst:.3f} nats, "
+        f"{'ok' if is_right else f'WRONG at {wrong}'}"
+    )
+    return is_right
+
+
+def _wrong(got: Sequence[int], ids: Sequence[int], gaps: Sequence[float]) -> list[int]:
+    """Places where another token than the recorded one came out, and it was no near tie."""
+    return [
+        index
+        for index, (token, wanted, gap) in enumerate(zip(got, ids, gaps, strict=True))
+        if token != wanted and gap >= NEAR_TIE
+    ]
+
+
+def _measure(runner: Runner, batches: Iterable[int], steps: int) -> None:
+    info = runner.info
+    step_id = 1_000_000
+    per_sequence = info.num_blocks // max(batches)
+    for length in (512, 2048, 4096):
+        if length > info.max_context:
+            continue
+        blocks = range(-(-length // info.block_size))
+        chunk = Chunk(tokens=[7] * length, blocks=blocks)
+        times = []
+        for _ in range(3):
+            runner.submit(make_step(step_id, [chunk], info.block_size))
+            times.append(runner.collect().device_ns / 1e9)
+            step_id += 1
+        print(f"prefill {length}: {length / min(times):,.0f} tokens/s")
+    for depth in (128, 4096):
+        for batch in batches:
+            step_id = _measure_decode(runner, batch, depth, steps, per_sequence, step_id)
+
+
+def _measure_decode(
+    runner: Runner, batch: int, depth: int, steps: int, per_sequence: int, step_id: int
+) -> int:
+    """Decode steps with two in flight, as the engine runs them."""
+    info = runner.info
+    if depth + steps > min(per_sequence * info.block_size, info.max_context):
+        return step_id
+    device_ns, started = [], 0.0
+    for index in range(steps + 8):
+        if index == 8:
+            started = time.perf_counter()
+        chunks = [
+            Chunk(
+                tokens=[7],
+                start=depth + index,
+                blocks=range(row * per_sequence, row * per_sequence + per_sequence),
+                sources=[row] if index else None,
+            )
+            for row in range(batch)
+        ]
+        runner.submit(make_step(step_id, chunks, info.block_size))
+        step_id += 1
+        if index:
+            device_ns.append(runner.collect().device_ns)
+    wall = time.perf_counter() - started
+    device_ns.append(runner.collect().device_ns)
+    device = float(np.median(device_ns[8:])) / 1e9
+    print(
+        f"decode batch {batch} at {depth}: {batch / device:,.0f} tokens/s on the device, "
+        f"{batch * steps / wall:,.0f} with the host, step {device * 1e3:.3f} ms"
+    )
+    return step_id
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
