@@ -14,38 +14,39 @@
 typedef int hipError_t;
 
 /* X(name without "hip", number, text) */
-#define HIP_ERRORS(X)                                                                         \
-  X(Success, 0, "no error")                                                                   \
-  X(ErrorInvalidValue, 1, "invalid argument")                                                 \
-  X(ErrorOutOfMemory, 2, "out of memory")                                                     \
-  X(ErrorNotInitialized, 3, "initialization error")                                           \
-  X(ErrorInvalidConfiguration, 9, "invalid configuration argument")                           \
-  X(ErrorInvalidDevicePointer, 17, "invalid device pointer")                                  \
-  X(ErrorInvalidMemcpyDirection, 21, "invalid copy direction for memcpy")                     \
-  X(ErrorInvalidDeviceFunction, 98, "invalid device function")                                \
-  X(ErrorNoDevice, 100, "no ROCm-capable device is detected")                                 \
-  X(ErrorInvalidDevice, 101, "invalid device ordinal")                                        \
-  X(ErrorInvalidImage, 200, "device kernel image is invalid")                                 \
-  X(ErrorInvalidContext, 201, "invalid device context")                                       \
-  X(ErrorNoBinaryForGpu, 209, "no kernel image is available for execution on the device")     \
-  X(ErrorFileNotFound, 301, "file not found")                                                 \
-  X(ErrorSharedObjectInitFailed, 303, "shared object initialization failed")                  \
-  X(ErrorInvalidHandle, 400, "invalid resource handle")                                       \
-  X(ErrorNotFound, 500, "named symbol not found")                                             \
-  X(ErrorNotReady, 600, "device not ready")                                                   \
-  X(ErrorIllegalAddress, 700, "an illegal memory access was encountered")                     \
-  X(ErrorLaunchOutOfResources, 701, "too many resources requested for launch")                \
-  X(ErrorLaunchTimeOut, 702, "the launch timed out and was terminated")                       \
-  X(ErrorPeerAccessAlreadyEnabled, 704, "peer access is already enabled")                     \
-  X(ErrorLaunchFailure, 719, "unspecified launch failure")                                    \
-  X(ErrorNotSupported, 801, "operation not supported")                                        \
-  X(ErrorStreamCaptureUnsupported, 900, "operation not permitted when stream is capturing")   \
+#define HIP_ERRORS(X)                                                                          \
+  X(Success, 0, "no error")                                                                    \
+  X(ErrorInvalidValue, 1, "invalid argument")                                                  \
+  X(ErrorOutOfMemory, 2, "out of memory")                                                      \
+  X(ErrorNotInitialized, 3, "initialization error")                                            \
+  X(ErrorInvalidConfiguration, 9, "invalid configuration argument")                            \
+  X(ErrorInvalidDevicePointer, 17, "invalid device pointer")                                   \
+  X(ErrorInvalidMemcpyDirection, 21, "invalid copy direction for memcpy")                      \
+  X(ErrorInvalidDeviceFunction, 98, "invalid device function")                                 \
+  X(ErrorNoDevice, 100, "no ROCm-capable device is detected")                                  \
+  X(ErrorInvalidDevice, 101, "invalid device ordinal")                                         \
+  X(ErrorInvalidImage, 200, "device kernel image is invalid")                                  \
+  X(ErrorInvalidContext, 201, "invalid device context")                                        \
+  X(ErrorNoBinaryForGpu, 209, "no kernel image is available for execution on the device")      \
+  X(ErrorFileNotFound, 301, "file not found")                                                  \
+  X(ErrorSharedObjectInitFailed, 303, "shared object initialization failed")                   \
+  X(ErrorInvalidHandle, 400, "invalid resource handle")                                        \
+  X(ErrorNotFound, 500, "named symbol not found")                                              \
+  X(ErrorNotReady, 600, "device not ready")                                                    \
+  X(ErrorIllegalAddress, 700, "an illegal memory access was encountered")                      \
+  X(ErrorLaunchOutOfResources, 701, "too many resources requested for launch")                 \
+  X(ErrorLaunchTimeOut, 702, "the launch timed out and was terminated")                        \
+  X(ErrorPeerAccessAlreadyEnabled, 704, "peer access is already enabled")                      \
+  X(ErrorLaunchFailure, 719, "unspecified launch failure")                                     \
+  X(ErrorNotSupported, 801, "operation not supported")                                         \
+  X(ErrorStreamCaptureUnsupported, 900, "operation not permitted when stream is capturing")    \
   X(ErrorStreamCaptureInvalidated, 901, "operation failed due to a previous error in capture") \
-  X(ErrorStreamCaptureMerge, 902, "operation would merge two separate captures")              \
-  X(ErrorStreamCaptureUnmatched, 903, "capture was not initiated in this stream")             \
-  X(ErrorStreamCaptureUnjoined, 904, "capturing stream has unjoined work")                    \
-  X(ErrorStreamCaptureImplicit, 906, "operation would make the legacy stream depend on a "    \
-                                     "capturing blocking stream")                             \
+  X(ErrorStreamCaptureMerge, 902, "operation would merge two separate captures")               \
+  X(ErrorStreamCaptureUnmatched, 903, "capture was not initiated in this stream")              \
+  X(ErrorStreamCaptureUnjoined, 904, "capturing stream has unjoined work")                     \
+  X(ErrorStreamCaptureImplicit, 906,                                                           \
+    "operation would make the legacy stream depend on a "                                      \
+    "capturing blocking stream")                                                               \
   X(ErrorUnknown, 999, "unknown error")
 
 enum {
@@ -57,8 +58,7 @@ enum {
 static inline const char* hip_error_name(hipError_t error) {
   switch (error) {
 #define X(name, number, text) \
-  case number:                \
-    return "hip" #name;
+  case number: return "hip" #name;
     HIP_ERRORS(X)
 #undef X
   }
@@ -68,8 +68,7 @@ static inline const char* hip_error_name(hipError_t error) {
 static inline const char* hip_error_text(hipError_t error) {
   switch (error) {
 #define X(name, number, text) \
-  case number:                \
-    return text;
+  case number: return text;
     HIP_ERRORS(X)
 #undef X
   }

@@ -4,9 +4,10 @@
 // pool holds one slab a layer, `layer_stride` bytes apart, each a sequence of blocks of
 // `block_bytes` (a multiple of 16). pairs is [num_pairs][2]: source and destination block.
 // Grid: (chunks of a block, num_pairs, layers). No destination may be a source of the same launch.
-extern "C" __global__ __launch_bounds__(256) void rf_copy_blocks(
-    uint8_t* pool, const int32_t* __restrict__ pairs, uint32_t block_bytes,
-    uint64_t layer_stride) {
+extern "C" __global__ __launch_bounds__(256) void rf_copy_blocks(uint8_t* pool,
+                                                                 const int32_t* __restrict__ pairs,
+                                                                 uint32_t block_bytes,
+                                                                 uint64_t layer_stride) {
   const int32_t* pair = pairs + 2 * blockIdx.y;
   uint8_t* slab = pool + blockIdx.z * layer_stride;
   const uint8_t* source = slab + static_cast<uint64_t>(pair[0]) * block_bytes;

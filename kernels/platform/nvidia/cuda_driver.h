@@ -33,75 +33,76 @@ enum { CU_MEM_ATTACH_GLOBAL = 1 };
 enum { CU_JIT_ERROR_LOG_BUFFER = 5, CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES = 6 };
 
 /* X(member of `cuda`, exported symbol, parameters) */
-#define CUDA_FUNCTIONS(X)                                                                          \
-  X(Init, cuInit, (unsigned))                                                                      \
-  X(DriverGetVersion, cuDriverGetVersion, (int*))                                                  \
-  X(DeviceGetCount, cuDeviceGetCount, (int*))                                                      \
-  X(DeviceGet, cuDeviceGet, (CUdevice*, int))                                                      \
-  X(DeviceGetName, cuDeviceGetName, (char*, int, CUdevice))                                        \
-  X(DeviceGetAttribute, cuDeviceGetAttribute, (int*, int, CUdevice))                               \
-  X(DeviceTotalMem, cuDeviceTotalMem_v2, (size_t*, CUdevice))                                      \
-  X(DeviceGetPCIBusId, cuDeviceGetPCIBusId, (char*, int, CUdevice))                                \
-  X(DeviceCanAccessPeer, cuDeviceCanAccessPeer, (int*, CUdevice, CUdevice))                        \
-  X(DevicePrimaryCtxRetain, cuDevicePrimaryCtxRetain, (CUcontext*, CUdevice))                      \
-  X(CtxSetCurrent, cuCtxSetCurrent, (CUcontext))                                                   \
-  X(CtxSynchronize, cuCtxSynchronize, (void))                                                      \
-  X(CtxEnablePeerAccess, cuCtxEnablePeerAccess, (CUcontext, unsigned))                             \
-  X(MemAlloc, cuMemAlloc_v2, (CUdeviceptr*, size_t))                                               \
-  X(MemFree, cuMemFree_v2, (CUdeviceptr))                                                          \
-  X(MemAllocAsync, cuMemAllocAsync, (CUdeviceptr*, size_t, CUstream))                              \
-  X(MemFreeAsync, cuMemFreeAsync, (CUdeviceptr, CUstream))                                         \
-  X(MemAllocManaged, cuMemAllocManaged, (CUdeviceptr*, size_t, unsigned))                          \
-  X(MemHostAlloc, cuMemHostAlloc, (void**, size_t, unsigned))                                      \
-  X(MemFreeHost, cuMemFreeHost, (void*))                                                           \
-  X(MemHostGetDevicePointer, cuMemHostGetDevicePointer_v2, (CUdeviceptr*, void*, unsigned))        \
-  X(MemHostRegister, cuMemHostRegister_v2, (void*, size_t, unsigned))                              \
-  X(MemHostUnregister, cuMemHostUnregister, (void*))                                               \
-  X(MemGetInfo, cuMemGetInfo_v2, (size_t*, size_t*))                                               \
-  X(Memcpy, cuMemcpy, (CUdeviceptr, CUdeviceptr, size_t))                                          \
-  X(MemcpyAsync, cuMemcpyAsync, (CUdeviceptr, CUdeviceptr, size_t, CUstream))                      \
-  X(MemcpyHtoD, cuMemcpyHtoD_v2, (CUdeviceptr, const void*, size_t))                               \
-  X(MemcpyDtoH, cuMemcpyDtoH_v2, (void*, CUdeviceptr, size_t))                                     \
-  X(MemcpyDtoD, cuMemcpyDtoD_v2, (CUdeviceptr, CUdeviceptr, size_t))                               \
-  X(MemcpyHtoDAsync, cuMemcpyHtoDAsync_v2, (CUdeviceptr, const void*, size_t, CUstream))           \
-  X(MemcpyDtoHAsync, cuMemcpyDtoHAsync_v2, (void*, CUdeviceptr, size_t, CUstream))                 \
-  X(MemcpyDtoDAsync, cuMemcpyDtoDAsync_v2, (CUdeviceptr, CUdeviceptr, size_t, CUstream))           \
-  X(MemsetD8, cuMemsetD8_v2, (CUdeviceptr, unsigned char, size_t))                                 \
-  X(MemsetD8Async, cuMemsetD8Async, (CUdeviceptr, unsigned char, size_t, CUstream))                \
-  X(MemsetD32, cuMemsetD32_v2, (CUdeviceptr, unsigned, size_t))                                    \
-  X(MemsetD32Async, cuMemsetD32Async, (CUdeviceptr, unsigned, size_t, CUstream))                   \
-  X(StreamCreate, cuStreamCreate, (CUstream*, unsigned))                                           \
-  X(StreamCreateWithPriority, cuStreamCreateWithPriority, (CUstream*, unsigned, int))              \
-  X(StreamDestroy, cuStreamDestroy_v2, (CUstream))                                                 \
-  X(StreamSynchronize, cuStreamSynchronize, (CUstream))                                            \
-  X(StreamQuery, cuStreamQuery, (CUstream))                                                        \
-  X(StreamWaitEvent, cuStreamWaitEvent, (CUstream, CUevent, unsigned))                             \
-  X(StreamBeginCapture, cuStreamBeginCapture_v2, (CUstream, int))                                  \
-  X(StreamEndCapture, cuStreamEndCapture, (CUstream, CUgraph*))                                    \
-  X(StreamIsCapturing, cuStreamIsCapturing, (CUstream, int*))                                      \
-  X(LaunchHostFunc, cuLaunchHostFunc, (CUstream, void (*)(void*), void*))                          \
-  X(EventCreate, cuEventCreate, (CUevent*, unsigned))                                              \
-  X(EventDestroy, cuEventDestroy_v2, (CUevent))                                                    \
-  X(EventRecord, cuEventRecord, (CUevent, CUstream))                                               \
-  X(EventSynchronize, cuEventSynchronize, (CUevent))                                               \
-  X(EventQuery, cuEventQuery, (CUevent))                                                           \
-  X(EventElapsedTime, cuEventElapsedTime, (float*, CUevent, CUevent))                              \
-  X(ModuleLoadDataEx, cuModuleLoadDataEx, (CUmodule*, const void*, unsigned, int*, void**))        \
-  X(ModuleUnload, cuModuleUnload, (CUmodule))                                                      \
-  X(ModuleGetFunction, cuModuleGetFunction, (CUfunction*, CUmodule, const char*))                  \
-  X(ModuleGetGlobal, cuModuleGetGlobal_v2, (CUdeviceptr*, size_t*, CUmodule, const char*))         \
-  X(LaunchKernel, cuLaunchKernel, (CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned,   \
-                                   unsigned, unsigned, CUstream, void**, void**))                  \
-  X(FuncSetAttribute, cuFuncSetAttribute, (CUfunction, int, int))                                  \
-  X(FuncGetAttribute, cuFuncGetAttribute, (int*, int, CUfunction))                                 \
-  X(FuncGetParamInfo, cuFuncGetParamInfo, (CUfunction, size_t, size_t*, size_t*))                  \
-  X(OccupancyMaxActiveBlocksPerMultiprocessor, cuOccupancyMaxActiveBlocksPerMultiprocessor,        \
-    (int*, CUfunction, int, size_t))                                                               \
-  X(GraphInstantiate, cuGraphInstantiateWithFlags, (CUgraphExec*, CUgraph, unsigned long long))    \
-  X(GraphLaunch, cuGraphLaunch, (CUgraphExec, CUstream))                                           \
-  X(GraphUpload, cuGraphUpload, (CUgraphExec, CUstream))                                           \
-  X(GraphDestroy, cuGraphDestroy, (CUgraph))                                                       \
-  X(GraphExecDestroy, cuGraphExecDestroy, (CUgraphExec))                                           \
+#define CUDA_FUNCTIONS(X)                                                                        \
+  X(Init, cuInit, (unsigned))                                                                    \
+  X(DriverGetVersion, cuDriverGetVersion, (int*))                                                \
+  X(DeviceGetCount, cuDeviceGetCount, (int*))                                                    \
+  X(DeviceGet, cuDeviceGet, (CUdevice*, int))                                                    \
+  X(DeviceGetName, cuDeviceGetName, (char*, int, CUdevice))                                      \
+  X(DeviceGetAttribute, cuDeviceGetAttribute, (int*, int, CUdevice))                             \
+  X(DeviceTotalMem, cuDeviceTotalMem_v2, (size_t*, CUdevice))                                    \
+  X(DeviceGetPCIBusId, cuDeviceGetPCIBusId, (char*, int, CUdevice))                              \
+  X(DeviceCanAccessPeer, cuDeviceCanAccessPeer, (int*, CUdevice, CUdevice))                      \
+  X(DevicePrimaryCtxRetain, cuDevicePrimaryCtxRetain, (CUcontext*, CUdevice))                    \
+  X(CtxSetCurrent, cuCtxSetCurrent, (CUcontext))                                                 \
+  X(CtxSynchronize, cuCtxSynchronize, (void))                                                    \
+  X(CtxEnablePeerAccess, cuCtxEnablePeerAccess, (CUcontext, unsigned))                           \
+  X(MemAlloc, cuMemAlloc_v2, (CUdeviceptr*, size_t))                                             \
+  X(MemFree, cuMemFree_v2, (CUdeviceptr))                                                        \
+  X(MemAllocAsync, cuMemAllocAsync, (CUdeviceptr*, size_t, CUstream))                            \
+  X(MemFreeAsync, cuMemFreeAsync, (CUdeviceptr, CUstream))                                       \
+  X(MemAllocManaged, cuMemAllocManaged, (CUdeviceptr*, size_t, unsigned))                        \
+  X(MemHostAlloc, cuMemHostAlloc, (void**, size_t, unsigned))                                    \
+  X(MemFreeHost, cuMemFreeHost, (void*))                                                         \
+  X(MemHostGetDevicePointer, cuMemHostGetDevicePointer_v2, (CUdeviceptr*, void*, unsigned))      \
+  X(MemHostRegister, cuMemHostRegister_v2, (void*, size_t, unsigned))                            \
+  X(MemHostUnregister, cuMemHostUnregister, (void*))                                             \
+  X(MemGetInfo, cuMemGetInfo_v2, (size_t*, size_t*))                                             \
+  X(Memcpy, cuMemcpy, (CUdeviceptr, CUdeviceptr, size_t))                                        \
+  X(MemcpyAsync, cuMemcpyAsync, (CUdeviceptr, CUdeviceptr, size_t, CUstream))                    \
+  X(MemcpyHtoD, cuMemcpyHtoD_v2, (CUdeviceptr, const void*, size_t))                             \
+  X(MemcpyDtoH, cuMemcpyDtoH_v2, (void*, CUdeviceptr, size_t))                                   \
+  X(MemcpyDtoD, cuMemcpyDtoD_v2, (CUdeviceptr, CUdeviceptr, size_t))                             \
+  X(MemcpyHtoDAsync, cuMemcpyHtoDAsync_v2, (CUdeviceptr, const void*, size_t, CUstream))         \
+  X(MemcpyDtoHAsync, cuMemcpyDtoHAsync_v2, (void*, CUdeviceptr, size_t, CUstream))               \
+  X(MemcpyDtoDAsync, cuMemcpyDtoDAsync_v2, (CUdeviceptr, CUdeviceptr, size_t, CUstream))         \
+  X(MemsetD8, cuMemsetD8_v2, (CUdeviceptr, unsigned char, size_t))                               \
+  X(MemsetD8Async, cuMemsetD8Async, (CUdeviceptr, unsigned char, size_t, CUstream))              \
+  X(MemsetD32, cuMemsetD32_v2, (CUdeviceptr, unsigned, size_t))                                  \
+  X(MemsetD32Async, cuMemsetD32Async, (CUdeviceptr, unsigned, size_t, CUstream))                 \
+  X(StreamCreate, cuStreamCreate, (CUstream*, unsigned))                                         \
+  X(StreamCreateWithPriority, cuStreamCreateWithPriority, (CUstream*, unsigned, int))            \
+  X(StreamDestroy, cuStreamDestroy_v2, (CUstream))                                               \
+  X(StreamSynchronize, cuStreamSynchronize, (CUstream))                                          \
+  X(StreamQuery, cuStreamQuery, (CUstream))                                                      \
+  X(StreamWaitEvent, cuStreamWaitEvent, (CUstream, CUevent, unsigned))                           \
+  X(StreamBeginCapture, cuStreamBeginCapture_v2, (CUstream, int))                                \
+  X(StreamEndCapture, cuStreamEndCapture, (CUstream, CUgraph*))                                  \
+  X(StreamIsCapturing, cuStreamIsCapturing, (CUstream, int*))                                    \
+  X(LaunchHostFunc, cuLaunchHostFunc, (CUstream, void (*)(void*), void*))                        \
+  X(EventCreate, cuEventCreate, (CUevent*, unsigned))                                            \
+  X(EventDestroy, cuEventDestroy_v2, (CUevent))                                                  \
+  X(EventRecord, cuEventRecord, (CUevent, CUstream))                                             \
+  X(EventSynchronize, cuEventSynchronize, (CUevent))                                             \
+  X(EventQuery, cuEventQuery, (CUevent))                                                         \
+  X(EventElapsedTime, cuEventElapsedTime, (float*, CUevent, CUevent))                            \
+  X(ModuleLoadDataEx, cuModuleLoadDataEx, (CUmodule*, const void*, unsigned, int*, void**))      \
+  X(ModuleUnload, cuModuleUnload, (CUmodule))                                                    \
+  X(ModuleGetFunction, cuModuleGetFunction, (CUfunction*, CUmodule, const char*))                \
+  X(ModuleGetGlobal, cuModuleGetGlobal_v2, (CUdeviceptr*, size_t*, CUmodule, const char*))       \
+  X(LaunchKernel, cuLaunchKernel,                                                                \
+    (CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream, \
+     void**, void**))                                                                            \
+  X(FuncSetAttribute, cuFuncSetAttribute, (CUfunction, int, int))                                \
+  X(FuncGetAttribute, cuFuncGetAttribute, (int*, int, CUfunction))                               \
+  X(FuncGetParamInfo, cuFuncGetParamInfo, (CUfunction, size_t, size_t*, size_t*))                \
+  X(OccupancyMaxActiveBlocksPerMultiprocessor, cuOccupancyMaxActiveBlocksPerMultiprocessor,      \
+    (int*, CUfunction, int, size_t))                                                             \
+  X(GraphInstantiate, cuGraphInstantiateWithFlags, (CUgraphExec*, CUgraph, unsigned long long))  \
+  X(GraphLaunch, cuGraphLaunch, (CUgraphExec, CUstream))                                         \
+  X(GraphUpload, cuGraphUpload, (CUgraphExec, CUstream))                                         \
+  X(GraphDestroy, cuGraphDestroy, (CUgraph))                                                     \
+  X(GraphExecDestroy, cuGraphExecDestroy, (CUgraphExec))                                         \
   X(GraphGetNodes, cuGraphGetNodes, (CUgraph, CUgraphNode*, size_t*))
 
 struct CudaDriver {

@@ -4,7 +4,7 @@
 
 #include "nvidia.h"
 
-/* HIP's attribute -> CUDA's (CUdevice_attribute). */
+/* HIP's attribute -> CUDA's CUdevice_attribute; 0 where there is none. */
 static int cuda_attribute(int attribute) {
   switch (attribute) {
     case hipDeviceAttributeAccessPolicyMaxWindowSize: return 109;
@@ -72,10 +72,10 @@ static hipError_t enter_and_check(int ordinal) {
   return ordinal < 0 || ordinal >= count ? answer(hipErrorInvalidDevice) : hipSuccess;
 }
 
-#define DEVICE(ordinal)                                   \
-  do {                                                    \
-    const hipError_t error = enter_and_check(ordinal);    \
-    if (error) return error;                              \
+#define DEVICE(ordinal)                                \
+  do {                                                 \
+    const hipError_t error = enter_and_check(ordinal); \
+    if (error) return error;                           \
   } while (0)
 
 HIP_API hipError_t hipDriverGetVersion(int* version) {
@@ -116,8 +116,7 @@ HIP_API hipError_t hipDeviceSynchronize(void) { FORWARD(CtxSynchronize()); }
 HIP_API hipError_t hipDeviceCanAccessPeer(int* can, int ordinal, int peer) {
   DEVICE(ordinal);
   DEVICE(peer);
-  return answer(
-      hip_error(cuda.DeviceCanAccessPeer(can, cuda_device(ordinal), cuda_device(peer))));
+  return answer(hip_error(cuda.DeviceCanAccessPeer(can, cuda_device(ordinal), cuda_device(peer))));
 }
 
 HIP_API hipError_t hipDeviceGetAttribute(int* value, int attribute, int ordinal) {

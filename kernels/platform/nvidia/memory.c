@@ -69,16 +69,12 @@ HIP_API hipError_t hipMemcpy(void* to, const void* from, size_t bytes, int kind)
   if (!bytes) return hipSuccess;
   switch (kind) {
     case hipMemcpyHostToHost:
-    case hipMemcpyDefault:
-      FORWARD(Memcpy(device_pointer(to), device_pointer(from), bytes));
-    case hipMemcpyHostToDevice:
-      FORWARD(MemcpyHtoD(device_pointer(to), from, bytes));
-    case hipMemcpyDeviceToHost:
-      FORWARD(MemcpyDtoH(to, device_pointer(from), bytes));
+    case hipMemcpyDefault: FORWARD(Memcpy(device_pointer(to), device_pointer(from), bytes));
+    case hipMemcpyHostToDevice: FORWARD(MemcpyHtoD(device_pointer(to), from, bytes));
+    case hipMemcpyDeviceToHost: FORWARD(MemcpyDtoH(to, device_pointer(from), bytes));
     case hipMemcpyDeviceToDevice:
       FORWARD(MemcpyDtoD(device_pointer(to), device_pointer(from), bytes));
-    default:
-      return answer(hipErrorInvalidMemcpyDirection);
+    default: return answer(hipErrorInvalidMemcpyDirection);
   }
 }
 
@@ -89,14 +85,11 @@ HIP_API hipError_t hipMemcpyAsync(void* to, const void* from, size_t bytes, int 
     case hipMemcpyHostToHost:
     case hipMemcpyDefault:
       FORWARD(MemcpyAsync(device_pointer(to), device_pointer(from), bytes, stream));
-    case hipMemcpyHostToDevice:
-      FORWARD(MemcpyHtoDAsync(device_pointer(to), from, bytes, stream));
-    case hipMemcpyDeviceToHost:
-      FORWARD(MemcpyDtoHAsync(to, device_pointer(from), bytes, stream));
+    case hipMemcpyHostToDevice: FORWARD(MemcpyHtoDAsync(device_pointer(to), from, bytes, stream));
+    case hipMemcpyDeviceToHost: FORWARD(MemcpyDtoHAsync(to, device_pointer(from), bytes, stream));
     case hipMemcpyDeviceToDevice:
       FORWARD(MemcpyDtoDAsync(device_pointer(to), device_pointer(from), bytes, stream));
-    default:
-      return answer(hipErrorInvalidMemcpyDirection);
+    default: return answer(hipErrorInvalidMemcpyDirection);
   }
 }
 

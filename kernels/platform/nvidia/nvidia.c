@@ -28,11 +28,11 @@ static _Thread_local hipError_t last_error;
 static void open_driver(void) {
   void* library = dlopen("libcuda.so.1", RTLD_NOW);
   if (!library) return; /* no NVIDIA driver: no devices */
-#define X(member, symbol, parameters)                                                      \
-  if (!(*(void**)&cuda.member = dlsym(library, #symbol))) {                                \
-    fprintf(stderr, "HIP on NVIDIA: the driver is too old, it lacks " #symbol "\n");       \
-    open_error = hipErrorNotSupported;                                                     \
-    return;                                                                                \
+#define X(member, symbol, parameters)                                                \
+  if (!(*(void**)& cuda.member = dlsym(library, #symbol))) {                         \
+    fprintf(stderr, "HIP on NVIDIA: the driver is too old, it lacks " #symbol "\n"); \
+    open_error = hipErrorNotSupported;                                               \
+    return;                                                                          \
   }
   CUDA_FUNCTIONS(X)
 #undef X
@@ -80,20 +80,15 @@ hipError_t enter_device(void) {
 hipError_t hip_error(CUresult result) {
   switch (result) {
     case CUDA_ERROR_INVALID_PTX:
-    case CUDA_ERROR_UNSUPPORTED_PTX_VERSION:
-      return hipErrorInvalidImage;
+    case CUDA_ERROR_UNSUPPORTED_PTX_VERSION: return hipErrorInvalidImage;
     case CUDA_ERROR_STUB_LIBRARY:
-    case CUDA_ERROR_SYSTEM_DRIVER_MISMATCH:
-      return hipErrorNoDevice;
+    case CUDA_ERROR_SYSTEM_DRIVER_MISMATCH: return hipErrorNoDevice;
     case CUDA_ERROR_MISALIGNED_ADDRESS:
-    case CUDA_ERROR_INVALID_ADDRESS_SPACE:
-      return hipErrorIllegalAddress;
+    case CUDA_ERROR_INVALID_ADDRESS_SPACE: return hipErrorIllegalAddress;
     case CUDA_ERROR_ILLEGAL_INSTRUCTION:
     case CUDA_ERROR_INVALID_PC:
-    case CUDA_ERROR_HARDWARE_STACK_ERROR:
-      return hipErrorLaunchFailure;
-    default:
-      return result;
+    case CUDA_ERROR_HARDWARE_STACK_ERROR: return hipErrorLaunchFailure;
+    default: return result;
   }
 }
 

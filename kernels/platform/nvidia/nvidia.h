@@ -21,11 +21,11 @@ hipError_t hip_error(CUresult result);
 hipError_t answer(hipError_t error);
 
 /* The body of an entry point that forwards to one driver function. */
-#define FORWARD(call)                              \
-  do {                                             \
-    const hipError_t entered = enter_device();     \
-    if (entered) return answer(entered);           \
-    return answer(hip_error(cuda.call));           \
+#define FORWARD(call)                          \
+  do {                                         \
+    const hipError_t entered = enter_device(); \
+    if (entered) return answer(entered);       \
+    return answer(hip_error(cuda.call));       \
   } while (0)
 
 #define REQUIRE(condition) \

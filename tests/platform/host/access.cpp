@@ -22,9 +22,8 @@ namespace {
                        "more than 32 bytes, which cannot be watched",
                        verb, size));
   }
-  runner.stop(hipErrorIllegalAddress,
-              format("%s %zu bytes at %p, which is no memory of the device", verb, size,
-                     reinterpret_cast<void*>(address)));
+  runner.stop(hipErrorIllegalAddress, format("%s %zu bytes at %p, which is no memory of the device",
+                                             verb, size, reinterpret_cast<void*>(address)));
 }
 
 void check_shared(SharedMemory& shared, uintptr_t address, size_t size, AccessKind kind) {
@@ -87,14 +86,14 @@ using namespace host;
 // The instruction that called the entry point.
 #define FROM_CALLER() block_runner().at_instruction(__builtin_return_address(0))
 
-#define CHECKED_ACCESS(size)                              \
+#define CHECKED_ACCESS(size)                           \
   HIP_API void __asan_load##size(uintptr_t address) {  \
-    FROM_CALLER();                                        \
-    check(address, size, false);                          \
-  }                                                       \
+    FROM_CALLER();                                     \
+    check(address, size, false);                       \
+  }                                                    \
   HIP_API void __asan_store##size(uintptr_t address) { \
-    FROM_CALLER();                                        \
-    check(address, size, true);                           \
+    FROM_CALLER();                                     \
+    check(address, size, true);                        \
   }
 
 CHECKED_ACCESS(1)
@@ -160,10 +159,9 @@ HIP_API void __ubsan_handle_out_of_bounds_abort(const OutOfBounds* data, uintptr
 HIP_API void __ubsan_handle_type_mismatch_v1_abort(const TypeMismatch* data, uintptr_t pointer) {
   const size_t alignment = size_t{1} << data->log_alignment;
   if (pointer == 0) stop_in_source(data->location, "uses a null pointer");
-  stop_in_source(data->location,
-                 format("uses %s as a %s, whose address must be a multiple of %zu",
-                        memory().describe(reinterpret_cast<void*>(pointer)).c_str(),
-                        data->type->name, alignment));
+  stop_in_source(data->location, format("uses %s as a %s, whose address must be a multiple of %zu",
+                                        memory().describe(reinterpret_cast<void*>(pointer)).c_str(),
+                                        data->type->name, alignment));
 }
 
 HIP_API void __ubsan_handle_divrem_overflow_abort(const SourceLocation* location, uintptr_t,

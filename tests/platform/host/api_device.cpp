@@ -112,7 +112,9 @@ HIP_API hipError_t hipDeviceGetAttribute(int* value, int attribute, int device) 
     case hipDeviceAttributeMaxGridDimX: *value = p.maxGridSize[0]; break;
     case hipDeviceAttributeMaxGridDimY:
     case hipDeviceAttributeMaxGridDimZ: *value = p.maxGridSize[1]; break;
-    case hipDeviceAttributeMaxThreadsPerMultiProcessor: *value = p.maxThreadsPerMultiProcessor; break;
+    case hipDeviceAttributeMaxThreadsPerMultiProcessor:
+      *value = p.maxThreadsPerMultiProcessor;
+      break;
     case hipDeviceAttributeMultiprocessorCount:
     case hipDeviceAttributePhysicalMultiProcessorCount: *value = p.multiProcessorCount; break;
     case hipDeviceAttributeMaxRegistersPerBlock: *value = p.regsPerBlock; break;

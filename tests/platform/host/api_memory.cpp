@@ -72,8 +72,8 @@ bool fits(const Allocation* end, bool device_expected) {
 hipError_t check_end(const char* which, const void* pointer, size_t bytes, bool fits_kind) {
   const bool in_device_memory = memory().in_arena(reinterpret_cast<uintptr_t>(pointer));
   if (fits_kind && (!in_device_memory || memory().find_live(pointer, bytes))) return hipSuccess;
-  report_call(format("copy of %zu bytes: the %s is %s", bytes, which,
-                     memory().describe(pointer).c_str()));
+  report_call(
+      format("copy of %zu bytes: the %s is %s", bytes, which, memory().describe(pointer).c_str()));
   return answer(hipErrorInvalidValue);
 }
 
@@ -86,13 +86,17 @@ hipError_t copy(void* to, const void* from, size_t bytes, int kind, Stream& stre
   const bool any = kind == hipMemcpyDefault;
   const bool to_device = kind == hipMemcpyHostToDevice || kind == hipMemcpyDeviceToDevice;
   const bool from_device = kind == hipMemcpyDeviceToHost || kind == hipMemcpyDeviceToDevice;
-  if (hipError_t e = check_end("destination", to, bytes, any || fits(to_buffer, to_device))) return e;
-  if (hipError_t e = check_end("source", from, bytes, any || fits(from_buffer, from_device))) return e;
+  if (hipError_t e = check_end("destination", to, bytes, any || fits(to_buffer, to_device)))
+    return e;
+  if (hipError_t e = check_end("source", from, bytes, any || fits(from_buffer, from_device)))
+    return e;
 
-  Operation operation{"a copy", [=] {
+  Operation operation{"a copy",
+                      [=] {
                         run_copy(to_buffer, to, from_buffer, from, bytes);
                         return hipSuccess;
-                      }, {}};
+                      },
+                      {}};
   if (to_buffer) operation.buffers.push_back(to_buffer);
   if (from_buffer) operation.buffers.push_back(from_buffer);
   if (!waits && !(to_buffer && !to_buffer->pinned)) {
@@ -117,7 +121,8 @@ hipError_t fill(void* pointer, int value, size_t count, size_t width, void* hand
     if (width == 1) {
       std::memset(pointer, value, bytes);
     } else {
-      for (size_t i = 0; i < count; i++) std::memcpy(static_cast<char*>(pointer) + 4 * i, &value, 4);
+      for (size_t i = 0; i < count; i++)
+        std::memcpy(static_cast<char*>(pointer) + 4 * i, &value, 4);
     }
     memory().set_initialised(reinterpret_cast<uintptr_t>(pointer), bytes);
     memory().note_use(reinterpret_cast<uintptr_t>(pointer), bytes, true);
@@ -201,7 +206,8 @@ HIP_API hipError_t hipMemcpy(void* to, const void* from, size_t bytes, int kind)
   return copy(to, from, bytes, kind, streams().null_stream(), true);
 }
 
-HIP_API hipError_t hipMemcpyAsync(void* to, const void* from, size_t bytes, int kind, void* handle) {
+HIP_API hipError_t hipMemcpyAsync(void* to, const void* from, size_t bytes, int kind,
+                                  void* handle) {
   ENTER();
   STREAM(stream, handle);
   return copy(to, from, bytes, kind, *stream, false);
@@ -243,7 +249,8 @@ HIP_API hipError_t hipMemsetAsync(void* pointer, int value, size_t bytes, void* 
 HIP_API hipError_t hipMemsetD8(void* pointer, unsigned char value, size_t bytes) {
   return fill(pointer, value, bytes, 1, nullptr);
 }
-HIP_API hipError_t hipMemsetD8Async(void* pointer, unsigned char value, size_t bytes, void* stream) {
+HIP_API hipError_t hipMemsetD8Async(void* pointer, unsigned char value, size_t bytes,
+                                    void* stream) {
   return fill(pointer, value, bytes, 1, stream);
 }
 HIP_API hipError_t hipMemsetD32(void* pointer, int value, size_t count) {

@@ -141,8 +141,8 @@ HIP_API hipError_t hipModuleUnload(void* handle) {
   const auto entry = modules.find(handle);
   if (entry == modules.end()) return answer(hipErrorInvalidHandle);
   if (entry->second->pending) {
-    report_call(format("hipModuleUnload with %d launches of its kernels queued",
-                       entry->second->pending));
+    report_call(
+        format("hipModuleUnload with %d launches of its kernels queued", entry->second->pending));
     streams().synchronize_all();
   }
   std::erase_if(functions, [&](const auto& f) { return f.second->module == entry->second.get(); });
@@ -177,7 +177,8 @@ HIP_API hipError_t hipModuleLaunchKernel(void* handle, unsigned grid_x, unsigned
                 lds,
                 {}};
   if (hipError_t error = check_shape(launch)) return answer(error);
-  if (hipError_t error = read_args(*function.kernel, params, extra, launch.args)) return answer(error);
+  if (hipError_t error = read_args(*function.kernel, params, extra, launch.args))
+    return answer(error);
   std::vector<Allocation*> buffers;
   if (hipError_t error = find_buffers(launch, buffers)) return answer(error);
   const bool counted = !stream->capture;
@@ -197,12 +198,13 @@ HIP_API hipError_t hipFuncGetAttribute(int* value, int attribute, void* handle) 
   ENTER();
   if (!functions.count(handle)) return answer(hipErrorInvalidHandle);
   constexpr int kMaxThreadsPerBlock = 0;
-  *value = attribute == kMaxThreadsPerBlock ? static_cast<Function*>(handle)->kernel->max_threads : 0;
+  *value =
+      attribute == kMaxThreadsPerBlock ? static_cast<Function*>(handle)->kernel->max_threads : 0;
   return hipSuccess;
 }
 
-HIP_API hipError_t hipModuleOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, void*, int threads,
-                                                                      size_t lds) {
+HIP_API hipError_t hipModuleOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, void*,
+                                                                      int threads, size_t lds) {
   ENTER();
   if (threads < 1) return answer(hipErrorInvalidValue);
   const int by_lds = lds ? static_cast<int>(Module::kLdsBytes / lds) : 32;

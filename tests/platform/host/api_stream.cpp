@@ -223,12 +223,14 @@ HIP_API hipError_t hipGraphLaunch(void* handle, void* stream_handle) {
   Graph* found = find_graph(handle);
   if (!found) return answer(hipErrorInvalidHandle);
   const std::shared_ptr<Graph> graph = graphs[handle];
-  Operation launch{"a graph", [graph] {
+  Operation launch{"a graph",
+                   [graph] {
                      for (const Operation& operation : graph->operations) {
                        if (hipError_t error = operation.run()) return error;
                      }
                      return hipError_t{hipSuccess};
-                   }, {}};
+                   },
+                   {}};
   for (const Operation& operation : graph->operations) {
     for (Allocation* buffer : operation.buffers) {
       if (buffer->state == Allocation::State::kLive) {

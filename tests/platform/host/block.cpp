@@ -113,8 +113,8 @@ bool BlockRunner::finish_wave_operation(int wave, int first, int count) {
   if (leader == lanes + count) return false;
   for (Lane* lane = lanes; lane != lanes + count; lane++) {
     if (lane->wait == leader->wait && same_place(*lane, *leader)) continue;
-    stop_at(*leader, format("has reached %s, but lane %d of the same wave is at %s", place(*leader).c_str(),
-                            lane->info->lane, place(*lane).c_str()));
+    stop_at(*leader, format("has reached %s, but lane %d of the same wave is at %s",
+                            place(*leader).c_str(), lane->info->lane, place(*lane).c_str()));
     return false;
   }
   if (leader->wait == Wait::kWaveSync) {
@@ -151,8 +151,9 @@ void BlockRunner::combine(Lane* lanes, int count, Wait operation) {
     } else if (operation == Wait::kBallot) {
       lanes[i].value = ballot;
     } else if (values[i] != values[0]) {
-      stop_at(lanes[i], format("brings %ld to %s where lane 0 brings %ld", static_cast<long>(values[i]),
-                               place(lanes[i]).c_str(), static_cast<long>(values[0])));
+      stop_at(lanes[i],
+              format("brings %ld to %s where lane 0 brings %ld", static_cast<long>(values[i]),
+                     place(lanes[i]).c_str(), static_cast<long>(values[0])));
       return;
     }
   }
@@ -169,9 +170,9 @@ bool BlockRunner::finish_barrier() {
     const long waiting = std::count_if(lanes_, end, [&](const Lane& other) {
       return other.wait == Wait::kBarrier && same_place(other, *leader);
     });
-    stop_at(*leader, format("waits in %s, reached by %ld of %d threads; thread %ld is at %s",
-                            place(*leader).c_str(), waiting, threads_, lane - lanes_,
-                            place(*lane).c_str()));
+    stop_at(*leader,
+            format("waits in %s, reached by %ld of %d threads; thread %ld is at %s",
+                   place(*leader).c_str(), waiting, threads_, lane - lanes_, place(*lane).c_str()));
     return false;
   }
   epoch_++;

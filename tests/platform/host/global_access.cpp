@@ -66,14 +66,13 @@ std::string span(size_t size, uintptr_t address, uintptr_t byte) {
   while (at < address + size && (*memory().state(at) & access) == access) at++;
   if (at < address + size) {
     const bool inside = memory().find_live(reinterpret_cast<void*>(at), 1) != nullptr;
-    runner.stop(hipErrorIllegalAddress,
-                format("%s %s%s", verb, span(size, address, at).c_str(),
-                       inside ? ": this range is closed to kernels" : ""));
+    runner.stop(hipErrorIllegalAddress, format("%s %s%s", verb, span(size, address, at).c_str(),
+                                               inside ? ": this range is closed to kernels" : ""));
   }
   at = address;
   while (*memory().state(at) & kInitialised) at++;
-  runner.stop(hipErrorIllegalAddress, format("reads %s: nothing has been written there",
-                                             span(size, address, at).c_str()));
+  runner.stop(hipErrorIllegalAddress,
+              format("reads %s: nothing has been written there", span(size, address, at).c_str()));
 }
 
 void check_order(BlockRunner& runner, uintptr_t address, size_t size, AccessKind kind) {

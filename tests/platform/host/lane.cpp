@@ -66,7 +66,7 @@ void make_stack(Lane& lane, int index) {
   lane.stack_end = reinterpret_cast<uintptr_t>(memory) + kStackBytes;
   // Stacks at equal offsets of their pages would compete for the same lines of the cache.
   const size_t stagger = static_cast<size_t>(index) * 704 % 16384;
-  lane.info = reinterpret_cast<RfHostLane*>(lane.stack_end - stagger - sizeof(RfHostLane)) ;
+  lane.info = reinterpret_cast<RfHostLane*>(lane.stack_end - stagger - sizeof(RfHostLane));
 }
 
 void start_at(Lane& lane, void (*entry)()) {

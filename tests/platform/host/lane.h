@@ -8,7 +8,16 @@
 namespace host {
 
 // What a lane has stopped for. Ready lanes have not stopped.
-enum class Wait : uint8_t { kReady, kBarrier, kWaveSync, kShuffle, kBallot, kUniform, kCompute, kDone };
+enum class Wait : uint8_t {
+  kReady,
+  kBarrier,
+  kWaveSync,
+  kShuffle,
+  kBallot,
+  kUniform,
+  kCompute,
+  kDone
+};
 
 const char* name_of(Wait wait);
 
@@ -16,7 +25,7 @@ struct Lane {
   Wait wait = Wait::kDone;
   const char* file = "";  // where it has stopped
   int line = 0;
-  uint64_t value = 0;     // what it brings to a wave operation, then what it takes from it
+  uint64_t value = 0;  // what it brings to a wave operation, then what it takes from it
   int source_lane = 0;
   void* operands = nullptr;
   RfHostCompute compute = nullptr;

@@ -82,7 +82,7 @@ Allocation* Memory::find_live(const void* pointer, size_t bytes) {
   Allocation* allocation = find(pointer);
   const bool live = allocation && allocation->state == Allocation::State::kLive;
   return live && allocation->contains(reinterpret_cast<uintptr_t>(pointer), bytes) ? allocation
-                                                                                  : nullptr;
+                                                                                   : nullptr;
 }
 
 std::string Memory::describe(const void* pointer) {
@@ -104,8 +104,8 @@ std::string Memory::describe(const void* pointer) {
     return format("offset %zu of %s%s #%lu%s, which has %zu bytes", offset, state, kind, a.id,
                   label.c_str(), a.size);
   }
-  return format("offset %zu of %s%s #%lu%s of %zu bytes", offset, state, kind, a.id,
-                label.c_str(), a.size);
+  return format("offset %zu of %s%s #%lu%s of %zu bytes", offset, state, kind, a.id, label.c_str(),
+                a.size);
 }
 
 void Memory::set_access(uintptr_t address, size_t bytes, uint8_t access) {

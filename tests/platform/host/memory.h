@@ -50,7 +50,7 @@ struct Allocation {
   size_t size;
   bool pinned;  // host memory made with hipHostMalloc
   State state = State::kLive;
-  int pending = 0;  // operations that were queued with it and have not run
+  int pending = 0;                       // operations that were queued with it and have not run
   std::map<size_t, std::string> labels;  // by offset
   std::vector<Use> uses;                 // those that later operations may have to wait for
 
@@ -101,7 +101,7 @@ class Memory {
 
   uintptr_t arena_ = 0, next_ = 0;
   uint8_t* state_ = nullptr;
-  uint64_t* writers_ = nullptr;      // per byte: who wrote it last, see access.cpp
+  uint64_t* writers_ = nullptr;       // per byte: who wrote it last, see access.cpp
   uint32_t* page_writers_ = nullptr;  // per page: the last launch that wrote to it
   size_t used_ = 0;
   uint64_t next_id_ = 1;

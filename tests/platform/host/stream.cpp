@@ -135,13 +135,14 @@ void Streams::check_order(const Stream& stream, uint64_t sequence, const Operati
       for (const Use& use : earlier) {
         const bool ordered = use.stream == stream.id || includes(operation.clock, use);
         if (ordered || !(writes || use.writes) || !extent.overlaps(use.extent)) continue;
-        report(hipErrorLaunchFailure,
-               format("%s on %s %s %s, which %s on %s %s: no event orders the two",
-                      operation.name.c_str(), on_stream(stream.id).c_str(),
-                      writes ? "writes" : "reads",
-                      memory().describe(reinterpret_cast<void*>(buffer->begin + extent.begin)).c_str(),
-                      use.operation.c_str(), on_stream(use.stream).c_str(),
-                      use.writes ? "writes" : "reads"));
+        report(
+            hipErrorLaunchFailure,
+            format("%s on %s %s %s, which %s on %s %s: no event orders the two",
+                   operation.name.c_str(), on_stream(stream.id).c_str(),
+                   writes ? "writes" : "reads",
+                   memory().describe(reinterpret_cast<void*>(buffer->begin + extent.begin)).c_str(),
+                   use.operation.c_str(), on_stream(use.stream).c_str(),
+                   use.writes ? "writes" : "reads"));
         return;
       }
       buffer->uses.push_back({extent, writes, stream.id, sequence, operation.name});

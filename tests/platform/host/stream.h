@@ -31,7 +31,7 @@ struct Graph;
 struct Operation {
   std::string name;
   std::function<hipError_t()> run;
-  std::vector<Allocation*> buffers;      // that it was given; they must stay alive until it has run
+  std::vector<Allocation*> buffers;  // that it was given; they must stay alive until it has run
   std::function<void()> when_queued = {};  // the same for a graph, each time it is launched
 
   Clock clock = {};  // what is done before it begins

@@ -13,7 +13,13 @@
 #define API __attribute__((visibility("default")))
 
 /* CUDA's handles are not HIP's ordinals; a caller that confuses them is noticed. */
-enum { DEVICE = 7, INVALID_DEVICE = 101, INVALID_CONTEXT = 201, INVALID_VALUE = 1, NOT_FOUND = 500 };
+enum {
+  DEVICE = 7,
+  INVALID_DEVICE = 101,
+  INVALID_CONTEXT = 201,
+  INVALID_VALUE = 1,
+  NOT_FOUND = 500
+};
 static CUcontext const context = (CUcontext)0x77;
 static _Thread_local CUcontext current;
 
@@ -48,7 +54,10 @@ API CUresult cuDeviceGetName(char* name, int size, CUdevice device) {
 }
 API CUresult cuDeviceGetAttribute(int* value, int attribute, CUdevice device) {
   enum { WARP_SIZE = 10, MAJOR = 75, MINOR = 76 };
-  *value = attribute == WARP_SIZE ? 32 : attribute == MAJOR ? 9 : attribute == MINOR ? 0 : attribute;
+  *value = attribute == WARP_SIZE ? 32
+           : attribute == MAJOR   ? 9
+           : attribute == MINOR   ? 0
+                                  : attribute;
   return device == DEVICE ? CUDA_SUCCESS : INVALID_DEVICE;
 }
 API CUresult cuDeviceTotalMem_v2(size_t* bytes, CUdevice device) {
@@ -78,7 +87,9 @@ API CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned flags) {
 API CUresult cuMemAlloc_v2(CUdeviceptr* pointer, size_t bytes) {
   return IN_CONTEXT(HOST(hipMalloc, (P, size_t), pointer, bytes));
 }
-API CUresult cuMemFree_v2(CUdeviceptr pointer) { return IN_CONTEXT(HOST(hipFree, (P), (P)pointer)); }
+API CUresult cuMemFree_v2(CUdeviceptr pointer) {
+  return IN_CONTEXT(HOST(hipFree, (P), (P)pointer));
+}
 API CUresult cuMemAllocAsync(CUdeviceptr* pointer, size_t bytes, CUstream stream) {
   return IN_CONTEXT(HOST(hipMallocAsync, (P, size_t, P), pointer, bytes, stream));
 }
@@ -110,7 +121,8 @@ enum { TO_DEVICE = 1, TO_HOST = 2, ON_DEVICE = 3, ANY = 4 };
 static CUresult copy(CUdeviceptr to, CUdeviceptr from, size_t bytes, int kind) {
   return IN_CONTEXT(HOST(hipMemcpy, (P, P, size_t, int), (P)to, (P)from, bytes, kind));
 }
-static CUresult copy_async(CUdeviceptr to, CUdeviceptr from, size_t bytes, int kind, CUstream stream) {
+static CUresult copy_async(CUdeviceptr to, CUdeviceptr from, size_t bytes, int kind,
+                           CUstream stream) {
   return IN_CONTEXT(
       HOST(hipMemcpyAsync, (P, P, size_t, int, P), (P)to, (P)from, bytes, kind, stream));
 }
@@ -141,7 +153,8 @@ API CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes
 API CUresult cuMemsetD8_v2(CUdeviceptr pointer, unsigned char value, size_t count) {
   return IN_CONTEXT(HOST(hipMemset, (P, int, size_t), (P)pointer, value, count));
 }
-API CUresult cuMemsetD8Async(CUdeviceptr pointer, unsigned char value, size_t count, CUstream stream) {
+API CUresult cuMemsetD8Async(CUdeviceptr pointer, unsigned char value, size_t count,
+                             CUstream stream) {
   return IN_CONTEXT(HOST(hipMemsetAsync, (P, int, size_t, P), (P)pointer, value, count, stream));
 }
 API CUresult cuMemsetD32_v2(CUdeviceptr pointer, unsigned value, size_t count) {
@@ -163,7 +176,9 @@ API CUresult cuStreamDestroy_v2(CUstream stream) { return HOST(hipStreamDestroy,
 API CUresult cuStreamSynchronize(CUstream stream) {
   return IN_CONTEXT(HOST(hipStreamSynchronize, (P), stream));
 }
-API CUresult cuStreamQuery(CUstream stream) { return IN_CONTEXT(HOST(hipStreamQuery, (P), stream)); }
+API CUresult cuStreamQuery(CUstream stream) {
+  return IN_CONTEXT(HOST(hipStreamQuery, (P), stream));
+}
 API CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags) {
   return IN_CONTEXT(HOST(hipStreamWaitEvent, (P, P, unsigned), stream, event, flags));
 }
@@ -218,11 +233,11 @@ API CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_
                             unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared,
                             CUstream stream, void** parameters, void** extra) {
   if (extra) return INVALID_VALUE; /* its keys are CUDA's, not HIP's */
-  return IN_CONTEXT(HOST(hipModuleLaunchKernel,
-                         (P, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
-                          P, void**, void**),
-                         function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared,
-                         stream, parameters, NULL));
+  return IN_CONTEXT(HOST(
+      hipModuleLaunchKernel,
+      (P, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, P, void**, void**),
+      function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared, stream, parameters,
+      NULL));
 }
 API CUresult cuFuncSetAttribute(CUfunction function, int attribute, int value) {
   return function && attribute >= 0 && value >= 0 ? CUDA_SUCCESS : INVALID_VALUE;

@@ -9,7 +9,7 @@
 #define __launch_bounds__(threads) __attribute__((amdgpu_flat_work_group_size(1, threads)))
 
 // Dynamic LDS, sized by the launch: `RF_DYNAMIC_LDS(float, tile);` declares `float* tile`.
-#define RF_DYNAMIC_LDS(T, name)                                            \
+#define RF_DYNAMIC_LDS(T, name)                                           \
   extern __attribute__((shared, aligned(16))) unsigned char rf_dynamic[]; \
   T* const name = reinterpret_cast<T*>(rf_dynamic)
 
@@ -118,8 +118,7 @@ template <int kMask>
 __device__ __forceinline__ uint32_t shfl_xor_word(uint32_t value) {
   constexpr int kAllRows = 0xf;
   if constexpr (kMask < 4) {
-    constexpr int kQuadPerm =
-        (0 ^ kMask) | (1 ^ kMask) << 2 | (2 ^ kMask) << 4 | (3 ^ kMask) << 6;
+    constexpr int kQuadPerm = (0 ^ kMask) | (1 ^ kMask) << 2 | (2 ^ kMask) << 4 | (3 ^ kMask) << 6;
     return __builtin_amdgcn_update_dpp(0, value, kQuadPerm, kAllRows, kAllRows, true);
 #if !RF_GFX9
   } else if constexpr (kMask < 16) {

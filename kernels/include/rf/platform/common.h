@@ -68,9 +68,7 @@ __device__ __forceinline__ T shfl_xor(T value) {
 }
 
 // Index of this wave in a one-dimensional block.
-__device__ __forceinline__ int wave_id() {
-  return static_cast<int>(threadIdx.x) / kWave;
-}
+__device__ __forceinline__ int wave_id() { return static_cast<int>(threadIdx.x) / kWave; }
 
 __device__ __forceinline__ float abs(float x) { return __builtin_fabsf(x); }
 __device__ __forceinline__ float max(float a, float b) { return __builtin_fmaxf(a, b); }

@@ -55,8 +55,7 @@ __forceinline__ void __syncthreads(const char* file = __builtin_FILE(),
 
 namespace rf {
 
-__forceinline__ void lds_barrier(const char* file = __builtin_FILE(),
-                                 int line = __builtin_LINE()) {
+__forceinline__ void lds_barrier(const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
   rf_host_barrier(file, line);
 }
 

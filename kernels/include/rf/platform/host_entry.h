@@ -51,7 +51,8 @@ struct Entry<kFunction> {
   }
 
   template <int... kIndex>
-  __attribute__((no_sanitize("address"))) static void call_with(const unsigned char* args, Indices<int, kIndex...>) {
+  __attribute__((no_sanitize("address"))) static void call_with(const unsigned char* args,
+                                                                Indices<int, kIndex...>) {
     kFunction(read<typename Plain<Args>::Type>(args + kLayout.offset[kIndex])...);
   }
   static void call(const unsigned char* args) {
@@ -61,14 +62,14 @@ struct Entry<kFunction> {
 
 }  // namespace rf::host
 
-#define RF_HOST_KERNEL(kernel, max_threads)                                                   \
+#define RF_HOST_KERNEL(kernel, max_threads)                                                     \
   extern "C" __attribute__((visibility("default"))) const RfHostKernel rf_host_kernel_##kernel; \
-  const RfHostKernel rf_host_kernel_##kernel = {                                              \
-      #kernel,                                                                                \
-      max_threads,                                                                            \
-      rf::host::Entry<kernel>::kCount,                                                        \
-      rf::host::Entry<kernel>::kLayout.offset,                                                \
-      rf::host::Entry<kernel>::kLayout.size,                                                  \
-      rf::host::Entry<kernel>::kLayout.is_pointer,                                            \
-      rf::host::Entry<kernel>::call,                                                          \
+  const RfHostKernel rf_host_kernel_##kernel = {                                                \
+      #kernel,                                                                                  \
+      max_threads,                                                                              \
+      rf::host::Entry<kernel>::kCount,                                                          \
+      rf::host::Entry<kernel>::kLayout.offset,                                                  \
+      rf::host::Entry<kernel>::kLayout.size,                                                    \
+      rf::host::Entry<kernel>::kLayout.is_pointer,                                              \
+      rf::host::Entry<kernel>::call,                                                            \
   };

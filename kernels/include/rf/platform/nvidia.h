@@ -8,7 +8,7 @@
 #define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(threads) __attribute__((launch_bounds(threads)))
 
-#define RF_DYNAMIC_LDS(T, name)                                            \
+#define RF_DYNAMIC_LDS(T, name)                                           \
   extern __attribute__((shared, aligned(16))) unsigned char rf_dynamic[]; \
   T* const name = reinterpret_cast<T*>(rf_dynamic)
 
