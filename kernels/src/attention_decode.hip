@@ -1,7 +1,7 @@
 // Attention of one new token a sequence over the paged cache (flash decoding, Dao et al. 2023).
 //
 // A block serves one kv head: its kGroup query heads share every load of K and V. The context is
-// split over blocks of `split_tokens`; a second kernel merges what they found. A sequence that fits
+// split over blocks of `split_tokens`; attention_reduce.hip merges what they found. A sequence that fits
 // one split is finished by the first kernel.
 //
 // Inside a wave the head_dim of a token is spread over kLanes lanes, 16 bytes each, and the wave
@@ -14,8 +14,7 @@
 namespace rf {
 
 inline constexpr int kDecodeWaves = 4;
-inline constexpr int kReduceThreads = 256;
-inline constexpr int kMaxSplits = 1024;
+inline constexpr int kDecodeThreads = kDecodeWaves * kWave;
 
 constexpr int power_of_two_above(int count) {
   int power = 1;
@@ -122,19 +121,6 @@ struct DecodeOutput {
   float* partial;     // [sequences, heads, splits, head_dim], relative to their maximum
   float* partial_ml;  // [sequences, heads, splits, 2]: maximum and sum
 };
-
-// The tokens [begin, end) that one split of a sequence reads.
-struct SplitRange {
-  int begin, end;
-  bool only;  // there is no other split
-};
-
-__device__ __forceinline__ SplitRange split_range(int context, int window, int split_tokens,
-                                                  int split) {
-  const int first = first_visible(context - 1, window) / kBlockTokens * kBlockTokens;
-  const int begin = first + split * split_tokens;
-  return {begin, min(begin + split_tokens, context), first + split_tokens >= context};
-}
 
 // Grid: (kv_heads * ceil(group / kGroup), splits, sequences), kDecodeWaves waves a block.
 template <class Stored, int kHeadDim, int kGroup>
@@ -303,7 +289,7 @@ __device__ __forceinline__ void attention_decode(const DecodeInput& in, const Ca
   }
   __syncthreads();
 
-  for (int i = threadIdx.x; i < kGroup * kHeadDim; i += kDecodeWaves * kWave) {
+  for (int i = threadIdx.x; i < kGroup * kHeadDim; i += kDecodeThreads) {
     const int head = i / kHeadDim;
     if (first_head + head >= group) break;
     float highest = wave_highest[0][head];
@@ -335,9 +321,12 @@ __device__ __forceinline__ void attention_decode(const DecodeInput& in, const Ca
 
 }  // namespace rf
 
+// RF_HEAD_DIM is the head size of this unit.
+#define RF_NAME(kind, head_dim, group) rf_attention_decode_##kind##_d##head_dim##_g##group
+
 #define RF_ATTENTION_DECODE_F16(head_dim, group)                                                 \
-  extern "C" __global__                                                                         \
-  __launch_bounds__(rf::kDecodeWaves* rf::kWave) void rf_attention_decode_f16_d##head_dim##_g##group( \
+  extern "C" __global__ __launch_bounds__(rf::kDecodeThreads) void RF_NAME(                      \
+      f16, head_dim, group)(                                                                     \
       const rf::half* __restrict__ q, const rf::half* __restrict__ k_cache,                      \
       const rf::half* __restrict__ v_cache, const int32_t* __restrict__ block_table,             \
       const int32_t* __restrict__ sequences, const int32_t* __restrict__ query_start,            \
@@ -352,8 +341,8 @@ __device__ __forceinline__ void attention_decode(const DecodeInput& in, const Ca
   }
 
 #define RF_ATTENTION_DECODE_INT8(head_dim, group)                                                \
-  extern "C" __global__                                                                         \
-  __launch_bounds__(rf::kDecodeWaves* rf::kWave) void rf_attention_decode_int8_d##head_dim##_g##group( \
+  extern "C" __global__ __launch_bounds__(rf::kDecodeThreads) void RF_NAME(                      \
+      int8, head_dim, group)(                                                                    \
       const rf::half* __restrict__ q, const int8_t* __restrict__ k_cache,                        \
       const int8_t* __restrict__ v_cache, const float* __restrict__ k_scale,                     \
       const float* __restrict__ v_scale, const int32_t* __restrict__ block_table,                \
@@ -368,65 +357,7 @@ __device__ __forceinline__ void attention_decode(const DecodeInput& in, const Ca
         {out_f32, out_f16, partial, partial_ml});                                                \
   }
 
-#define RF_ATTENTION_DECODE(head_dim)   \
-  RF_ATTENTION_DECODE_F16(head_dim, 4)  \
-  RF_ATTENTION_DECODE_F16(head_dim, 8)  \
-  RF_ATTENTION_DECODE_INT8(head_dim, 4) \
-  RF_ATTENTION_DECODE_INT8(head_dim, 8)
-
-RF_ATTENTION_DECODE(64)
-RF_ATTENTION_DECODE(80)
-RF_ATTENTION_DECODE(96)
-RF_ATTENTION_DECODE(128)
-RF_ATTENTION_DECODE(256)
-
-// Merges the splits of each sequence that has several. Grid: (heads, sequences). `splits` is the
-// grid's y of the first kernel, at most kMaxSplits.
-extern "C" __global__ __launch_bounds__(rf::kReduceThreads) void rf_attention_decode_reduce(
-    const float* __restrict__ partial, const float* __restrict__ partial_ml,
-    const int32_t* __restrict__ sequences, const int32_t* __restrict__ query_start,
-    const int32_t* __restrict__ context_len, float* __restrict__ out_f32,
-    rf::half* __restrict__ out_f16, int32_t splits, int32_t head_dim, int32_t window,
-    int32_t split_tokens) {
-  __shared__ float factors[rf::kMaxSplits];
-  __shared__ float scratch[rf::kMaxWaves];
-  __shared__ float sums[rf::kReduceThreads];
-  const int thread = threadIdx.x;
-  const int sequence = sequences[blockIdx.y];
-  const int context = context_len[sequence];
-  const rf::SplitRange range = rf::split_range(context, window, split_tokens, 0);
-  if (range.begin >= context || range.only) return;
-  const int used = (context - range.begin + split_tokens - 1) / split_tokens;
-
-  const int64_t first = (static_cast<int64_t>(blockIdx.y) * gridDim.x + blockIdx.x) * splits;
-  const float* ml = partial_ml + 2 * first;
-  float highest = rf::kLowestScore;
-  for (int i = thread; i < used; i += rf::kReduceThreads) highest = rf::max(highest, ml[2 * i]);
-  highest =
-      rf::block_reduce(highest, scratch, [](float a, float b) { return rf::max(a, b); });
-  float total = 0.0f;
-  for (int i = thread; i < used; i += rf::kReduceThreads) {
-    factors[i] = rf::exp2(ml[2 * i] - highest);
-    total += factors[i] * ml[2 * i + 1];
-  }
-  total = rf::block_sum(total, scratch);  // its barriers publish the factors too
-
-  // Several threads share an element: each takes every `parts`-th split.
-  const int parts = rf::kReduceThreads / head_dim;
-  const int part = thread / head_dim;
-  const int column = thread % head_dim;
-  float sum = 0.0f;
-  if (part < parts) {
-    for (int i = part; i < used; i += parts) {
-      sum += factors[i] * partial[(first + i) * head_dim + column];
-    }
-  }
-  sums[thread] = sum;
-  __syncthreads();
-  if (part != 0) return;
-  for (int other = 1; other < parts; ++other) sum += sums[other * head_dim + column];
-  const int64_t element =
-      (static_cast<int64_t>(query_start[sequence]) * gridDim.x + blockIdx.x) * head_dim + column;
-  if (out_f32) out_f32[element] = sum / total;
-  if (out_f16) out_f16[element] = rf::to_half(sum / total);
-}
+RF_ATTENTION_DECODE_F16(RF_HEAD_DIM, 4)
+RF_ATTENTION_DECODE_F16(RF_HEAD_DIM, 8)
+RF_ATTENTION_DECODE_INT8(RF_HEAD_DIM, 4)
+RF_ATTENTION_DECODE_INT8(RF_HEAD_DIM, 8)

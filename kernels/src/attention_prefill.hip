@@ -24,7 +24,8 @@ constexpr int head_registers(int head_dim) {
          static_cast<int>(sizeof(mma::Unit::B) + sizeof(TileValues)) / 4;
 }
 constexpr int tile_keys(int head_dim) {
-  return head_registers(head_dim) < mma::Unit::kFullTileRegisters && head_dim <= 128 ? 64 : 32;
+  if (head_dim > 128) return mma::Unit::kLargeHeadKeys;
+  return head_registers(head_dim) < mma::Unit::kFullTileRegisters ? 64 : 32;
 }
 constexpr bool keeps_queries(int head_dim) {
   return head_registers(head_dim) <= mma::Unit::kKeptQueryRegisters;
@@ -429,21 +430,27 @@ __device__ __forceinline__ void attention_prefill(const PrefillInput& in,
       const int row = wave_row + tile * kTile + Unit::column(Unit::slot(i));
       if (row >= rows) continue;
       const int64_t start = output_of(row) + Unit::row(i);
+      const auto store = [&]<class Element>(Element* out) {
 #pragma unroll
-      for (int dim = 0; dim < kDimTiles; ++dim) {
-        const float value = softmax[tile].output[dim][i] * inverse[Unit::slot(i)];
-        if (out_f32) out_f32[start + dim * kTile] = value;
-        if (out_f16) out_f16[start + dim * kTile] = to_half(value);
-      }
+        for (int dim = 0; dim < kDimTiles; ++dim) {
+          const float value = softmax[tile].output[dim][i] * inverse[Unit::slot(i)];
+          out[start + dim * kTile] = static_cast<Element>(value);
+        }
+      };
+      if (out_f32) store(out_f32);
+      if (out_f16) store(out_f16);
     }
   }
 }
 
 }  // namespace rf
 
+// RF_HEAD_DIM is the head size of this unit.
+#define RF_NAME(kind, head_dim) rf_attention_prefill_##kind##_d##head_dim
+
 #define RF_ATTENTION_PREFILL_F16(head_dim)                                                        \
   extern "C" __global__ __launch_bounds__(rf::kPrefillThreads) void                               \
-  rf_attention_prefill_f16_d##head_dim(                                                           \
+  RF_NAME(f16, head_dim)(                                                                         \
       const rf::half* __restrict__ q, const rf::half* __restrict__ k_cache,                       \
       const rf::half* __restrict__ v_cache,                                                       \
       const int32_t* __restrict__ block_table, const int32_t* __restrict__ sequences,             \
@@ -458,7 +465,7 @@ __device__ __forceinline__ void attention_prefill(const PrefillInput& in,
 
 #define RF_ATTENTION_PREFILL_INT8(head_dim)                                                       \
   extern "C" __global__ __launch_bounds__(rf::kPrefillThreads) void                               \
-  rf_attention_prefill_int8_d##head_dim(                                                          \
+  RF_NAME(int8, head_dim)(                                                                        \
       const rf::half* __restrict__ q, const int8_t* __restrict__ k_cache,                         \
       const int8_t* __restrict__ v_cache,                                                         \
       const float* __restrict__ k_scale, const float* __restrict__ v_scale,                       \
@@ -472,12 +479,5 @@ __device__ __forceinline__ void attention_prefill(const PrefillInput& in,
         out_f32, out_f16);                                                                        \
   }
 
-#define RF_ATTENTION_PREFILL(head_dim)                                                            \
-  RF_ATTENTION_PREFILL_F16(head_dim)                                                              \
-  RF_ATTENTION_PREFILL_INT8(head_dim)
-
-RF_ATTENTION_PREFILL(64)
-RF_ATTENTION_PREFILL(80)
-RF_ATTENTION_PREFILL(96)
-RF_ATTENTION_PREFILL(128)
-RF_ATTENTION_PREFILL(256)
+RF_ATTENTION_PREFILL_F16(RF_HEAD_DIM)
+RF_ATTENTION_PREFILL_INT8(RF_HEAD_DIM)

@@ -1,6 +1,7 @@
 // From logits to a token, for each row, with the meaning of the reference backend's `sampling`.
 //
 //   rf_sample_adjust  penalties and logit bias, on a copy    (only if a row has any)
+//   rf_sample_mask    minus infinity for tokens that are not allowed, on the copy
 //   rf_sample_max     the largest score: greedy rows are done
 //   rf_sample_filter  top-k and top-p as one threshold       (only if a row has a filter)
 //   rf_sample_draw    the largest score plus noise           (only if a row draws)
@@ -232,6 +233,20 @@ extern "C" __global__ __launch_bounds__(256) void rf_sample_adjust(
   __syncthreads();
   for (int i = bias_offsets[row] + thread; i < bias_offsets[row + 1]; i += threads) {
     if (inside(bias_tokens[i])) own[bias_tokens[i]] += bias_values[i];
+  }
+}
+
+// Forbids the tokens whose bit is 0: bit t % 32 of word t / 32 of allowed [L, ceil(V / 32)] is for
+// token t. Changes scores in place. Grid: (parts, L).
+extern "C" __global__ __launch_bounds__(256) void rf_sample_mask(
+    float* __restrict__ scores, const uint32_t* __restrict__ allowed, int32_t vocab) {
+  const int64_t row = blockIdx.y;
+  const uint32_t* words = allowed + row * ((vocab + 31) / 32);
+  const rf::TokenRange range = rf::token_range(vocab);
+  for (int token = range.begin + static_cast<int>(threadIdx.x); token < range.end;
+       token += static_cast<int>(blockDim.x)) {
+    const bool is_allowed = words[token / 32] >> token % 32 & 1;
+    if (!is_allowed) scores[row * vocab + token] = rf::kNoScore;
   }
 }
 

@@ -42,4 +42,17 @@ __device__ __forceinline__ int first_visible(int position, int window) {
   return window > 0 ? max(0, position - window + 1) : 0;
 }
 
+// The tokens [begin, end) that one split of a sequence reads.
+struct SplitRange {
+  int begin, end;
+  bool only;  // there is no other split
+};
+
+__device__ __forceinline__ SplitRange split_range(int context, int window, int split_tokens,
+                                                  int split) {
+  const int first = first_visible(context - 1, window) / kBlockTokens * kBlockTokens;
+  const int begin = first + split * split_tokens;
+  return {begin, min(begin + split_tokens, context), first + split_tokens >= context};
+}
+
 }  // namespace rf

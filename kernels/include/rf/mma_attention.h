@@ -22,7 +22,9 @@
 // | mma.m16n8k16 x2 | see Nvidia below          |                            |                         |
 // | portable        | (read from LDS)           | column l%16, k 0..15       | (n(l/16) + i, l%16)     |
 //
-// l is the lane, n = 256 / kWave the number of values. Sources: AMD Instinct MI300 ISA, section
+// l is the lane, n = 256 / kWave the number of values. On AMD the order of k within an instruction
+// does not matter as long as it is the same in A and B (on gfx12 the hardware's own is another than
+// the table's); what the second product rests on is that C's rows are B's k. Sources: AMD Instinct MI300 ISA, section
 // "Dense Matrix Multiplication Layout"; RDNA3 and RDNA4 ISA, section "Wave Matrix Multiply
 // Accumulate"; PTX ISA, "Matrix Fragments for mma.m16n8k16 with floating point type".
 #pragma once
@@ -87,7 +89,8 @@ struct OneColumn {
 #if RF_GFX9 || (RF_HOST && RF_WAVE == 64)
 
 struct Unit : OneColumn {
-  static constexpr int kFullTileRegisters = 200;
+  static constexpr int kFullTileRegisters = 90;
+  static constexpr int kLargeHeadKeys = 32;
   static constexpr int kKeptQueryRegisters = 200;
   using A = Vec<half, 4>;
   using B = Vec<half, 4>;
@@ -120,6 +123,7 @@ struct Unit : OneColumn {
 
 struct Unit : OneColumn {
   static constexpr int kFullTileRegisters = 90;
+  static constexpr int kLargeHeadKeys = 32;
   static constexpr int kKeptQueryRegisters = 130;
   using A = Vec<half, 16>;
   using B = Vec<half, 16>;
@@ -165,6 +169,7 @@ struct Unit : OneColumn {
 
 struct Unit : OneColumn {
   static constexpr int kFullTileRegisters = 100;
+  static constexpr int kLargeHeadKeys = 32;
   static constexpr int kKeptQueryRegisters = 100;
   using A = Vec<half, 8>;
   using B = Vec<half, 8>;
@@ -208,6 +213,7 @@ struct Unit {
     uint32_t word[2][2];
   };
   static constexpr int kFullTileRegisters = 100;
+  static constexpr int kLargeHeadKeys = 32;
   static constexpr int kKeptQueryRegisters = 100;
   static constexpr bool kTransposedV = false;  // ldmatrix transposes
   static constexpr int kSlots = 4;
@@ -304,6 +310,7 @@ struct Unit {
 // No matrix instructions: dot products, with A read from LDS where it is needed.
 struct Unit : OneColumn {
   static constexpr int kFullTileRegisters = 0;
+  static constexpr int kLargeHeadKeys = 16;
   static constexpr int kKeptQueryRegisters = 0;
   struct A {
     const half *low, *high;  // k 0..7 and 8..15 of the lane's first row
