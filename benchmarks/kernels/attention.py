@@ -186,8 +186,8 @@ def main() -> None:
                 pairs = tokens * (context - tokens) + tokens * (tokens + 1) // 2
                 rate = 4 * shape.heads * shape.head_dim * pairs / best.seconds
                 print(
-                    f"prefill {shape.kind:5} {tokens:6} tokens          "
-                    f" {best.seconds * 1e6:9.1f} us {rate / 1e12:7.1f} TFLOP/s      {best.geometry}",
+                    f"prefill {shape.kind:5} {tokens:6} tokens {best.seconds * 1e6:20.1f} us"
+                    f" {rate / 1e12:7.1f} TFLOP/s      {best.geometry}",
                     flush=True,
                 )
                 device.release()
