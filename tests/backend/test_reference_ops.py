@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -50,12 +51,15 @@ def test_every_operation_keeps_the_dtype_of_its_input(kind: type[np.floating]) -
 
 
 # Sizes around the tile, and those of the demo models.
+@pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize(
     ("outputs", "inputs"), [(1, 5), (13, 7), (17, 48), (96, 32), (192, 576), (576, 1536)]
 )
-def test_a_row_of_a_product_does_not_depend_on_its_company(outputs: int, inputs: int) -> None:
+def test_a_row_of_a_product_does_not_depend_on_its_company(
+    outputs: int, inputs: int, order: Literal["C", "F"]
+) -> None:
     rng = np.random.default_rng(outputs)
-    x, weight = random(rng, 67, inputs), random(rng, outputs, inputs)
+    x, weight = random(rng, 67, inputs), np.asarray(random(rng, outputs, inputs), order=order)
     together = ops.linear(x, weight)
     for rows in (1, 2, 3, 7, 8, 9, 16, 31, 64):
         some = rng.choice(67, rows, replace=False)

@@ -167,26 +167,37 @@ def test_penalties_change_the_greedy_token_as_restated(
     # A runner shows log-probabilities only; penalties need to know where zero is.
     logits = np.array(goldens("llama")["logits"][-1])
     order = np.argsort(-logits)
-    seen = {int(token): place % 4 for place, token in enumerate(order[:30])}
-    expected = int(penalised(logits, seen, repetition, presence, frequency).argmax())
-    want = Want(
-        repetition_penalty=repetition,
-        presence_penalty=presence,
-        frequency_penalty=frequency,
-        seen=seen,
-    )
-    assert draw(driver, [want]) == [expected]
+    seen = {int(token): place % 4 for place, token in enumerate(order) if place % 3 != 1}
+    changed = penalised(logits, seen, repetition, presence, frequency)
+    # Penalties treat the two signs differently, so each half must choose as well.
+    halves = [np.flatnonzero(logits > 0), np.flatnonzero(logits < 0)]
+    wants = [
+        Want(
+            repetition_penalty=repetition,
+            presence_penalty=presence,
+            frequency_penalty=frequency,
+            seen=seen,
+            bias={int(token): -np.inf for token in set(range(97)) - set(half.tolist())},
+        )
+        for half in halves
+    ]
+    assert draw(driver, wants) == [half[changed[half].argmax()] for half in halves]
 
 
 def test_the_pending_token_counts_as_seen(driver: Driver) -> None:
-    first = driver.run(Chunk(tokens=PROMPT, blocks=[0, 1, 2]))
-    token = int(first.token_ids[0])
-    known = Want(presence_penalty=2.0, frequency_penalty=30.0, seen={token: 2, 5: 1})
-    expected = driver.run(Chunk(tokens=[token], start=40, blocks=[0, 1, 2], wants=[known]))
+    token = int(driver.run(Chunk(tokens=PROMPT, blocks=[0, 1, 2])).token_ids[0])
+
+    def wins(seen: int, source: int | None = None) -> bool:
+        """Whether a bias that outweighs one occurrence, but not two, makes it the next token."""
+        want = Want(frequency_penalty=60.0, bias={token: 90.0}, seen={token: seen, 5: 1})
+        sources = None if source is None else [source]
+        chunk = Chunk(tokens=[token], sources=sources, start=40, blocks=[0, 1, 2], wants=[want])
+        return int(driver.run(chunk).token_ids[0]) == token
+
+    assert wins(1)
+    assert not wins(2)
     driver.run(Chunk(tokens=PROMPT, blocks=[0, 1, 2]))
-    pending = Want(presence_penalty=2.0, frequency_penalty=30.0, seen={token: 1, 5: 1})
-    got = driver.run(Chunk(tokens=(), sources=[0], start=40, blocks=[0, 1, 2], wants=[pending]))
-    assert got.token_ids.tolist() == expected.token_ids.tolist()
+    assert not wins(1, source=0)
 
 
 def test_bias_raises_and_forbids(driver: Driver) -> None:

@@ -219,8 +219,8 @@ def _attend(
         visible &= key_position > row_position - window
     scores = np.where(visible, scores, -np.inf)
 
-    largest = scores.max(axis=(2, 4), keepdims=True)
-    weights = np.exp(scores - largest)
+    scores -= scores.max(axis=(2, 4), keepdims=True)
+    weights = np.exp(scores, out=scores)
     total = weights.sum(axis=4, keepdims=True).sum(axis=2)
     mixed: Array = (weights @ values[:, None]).sum(axis=2) / total
     mixed = mixed.reshape(kv_heads, -1, head_dim)[:, :rows]
