@@ -34,6 +34,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     chat_template: Annotated[
         str | None, Meta(description="Jinja file to use instead of the model's chat template")
     ] = None
+    tool_format: Annotated[
+        Literal["auto", "hermes", "mistral", "llama3"],
+        Meta(description="how the model writes tool calls; auto = as its chat template says"),
+    ] = "auto"
     backend: Annotated[str, Meta(description="auto, or a name that `rocmforge backends` lists")] = (
         "auto"
     )

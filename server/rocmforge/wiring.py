@@ -96,7 +96,7 @@ def token_pieces(tokenizer: Tokenizer) -> TokenPieces | None:
     )
 
 
-def build_service(front: ModelFront, engine: AsyncEngine) -> Service:
+def build_service(front: ModelFront, engine: AsyncEngine, settings: Settings) -> Service:
     """The model under the names clients use."""
     model, *aliases = front.names
     return Service(
@@ -104,6 +104,7 @@ def build_service(front: ModelFront, engine: AsyncEngine) -> Service:
         aliases=tuple(aliases),
         tokenizer=front.tokenizer,
         templates=front.templates,
+        tool_format=settings.tool_format,
         engine=engine,
         metrics=Metrics(model, lambda: engine.status),
     )

@@ -181,8 +181,6 @@ def test_a_wrong_field_is_a_400_that_names_it(
 @pytest.mark.parametrize(
     ("path", "field", "value"),
     [
-        (CHAT, "tools", [{"type": "function", "function": {"name": "f"}}]),
-        (CHAT, "tool_choice", "required"),
         (CHAT, "functions", [{"name": "f"}]),
         (CHAT, "modalities", ["text", "audio"]),
         (CHAT, "audio", {"voice": "x"}),

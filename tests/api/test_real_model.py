@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -78,3 +79,27 @@ def test_evaluation_scores_the_prompt(sdk: openai.OpenAI) -> None:
     assert logprobs.token_logprobs is not None
     assert logprobs.tokens[5] == " Paris"
     assert -1 < logprobs.token_logprobs[5] < 0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_required_calls_parse_and_validate(sdk: openai.OpenAI, seed: int) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"city": {"type": "string", "maxLength": 20}},
+        "required": ["city"],
+        "additionalProperties": False,
+    }
+    completion = sdk.chat.completions.create(
+        model="org/smol",
+        messages=[{"role": "user", "content": "What is the weather in Paris?"}],
+        tools=[{"type": "function", "function": {"name": "weather", "parameters": schema}}],
+        tool_choice="required",
+        parallel_tool_calls=False,
+        max_tokens=80,
+        seed=seed,
+    )
+    (choice,) = completion.choices
+    assert choice.finish_reason == "tool_calls"
+    (call,) = choice.message.tool_calls or []
+    assert call.type == "function"
+    assert list(json.loads(call.function.arguments)) == ["city"]

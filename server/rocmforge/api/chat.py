@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from dataclasses import asdict
 from typing import Any
 
@@ -16,6 +17,7 @@ from rocmforge.api.convert import chat_plan
 from rocmforge.api.dependencies import ServiceDep, SettingsDep
 from rocmforge.api.generation import Piece, now_ns
 from rocmforge.api.logprobs import chat_logprobs
+from rocmforge.api.plan import ToolUse
 from rocmforge.api.schema import (
     AnswerMessage,
     ChatChoice,
@@ -25,11 +27,16 @@ from rocmforge.api.schema import (
     ChatLogprobs,
     ChatRequest,
     Delta,
+    FunctionCall,
+    FunctionDelta,
+    ToolCall,
+    ToolCallDelta,
     Usage,
 )
 from rocmforge.api.service import OFFLOAD_BYTES
 from rocmforge.api.sse import TextEvent, event
 from rocmforge.text.tokenizer import Tokenizer
+from rocmforge.text.tool_calls import CallArguments, CallBegin, Said, ToolCallParser
 
 _decoder = msgspec.json.Decoder(ChatRequest)
 
@@ -49,6 +56,7 @@ async def create_chat_completion(
         service.tokenizer,
         wants_logprobs=bool(wanted.logprobs),
         usage_in_chunks=include_usage,
+        tools=plan.tools,
     )
     return await answer(
         request,
@@ -72,6 +80,7 @@ class ChatWriter:
         *,
         wants_logprobs: bool,
         usage_in_chunks: bool,
+        tools: ToolUse | None,
     ) -> None:
         self.head = head
         self._common = asdict(head)
@@ -80,23 +89,48 @@ class ChatWriter:
         # With usage asked for, every chunk has the field: null in all but the last.
         self._usage = None if usage_in_chunks else msgspec.UNSET
         self._text_events: dict[int, TextEvent] = {}
+        self._tools = tools
+        self._parsers: dict[int, ToolCallParser] = {}
 
     def events(self, piece: Piece) -> bytes:
-        """A chunk for the text; before the first one the role, after the last one the end."""
+        """Chunks for what it says; before the first one the role, after the last one the end."""
         text_event = self._text_events.get(piece.index)
         encoded = b""
         if text_event is None:
             encoded = self._chunk(piece.index, Delta(role="assistant", content=""))
             text_event = TextEvent(lambda text: self._struct(piece.index, Delta(content=text)))
             self._text_events[piece.index] = text_event
-        if piece.logprobs:
-            delta = Delta(content=piece.text)
-            encoded += self._chunk(piece.index, delta, self._logprobs([piece]))
-        elif piece.text:
-            encoded += text_event.fill(piece.text)
+        said = self._said(piece)
+        logprobs = self._logprobs([piece]) if piece.logprobs else None
+        if logprobs is not None and not said:
+            said = [""]
+        for item in said:
+            if isinstance(item, str) and logprobs is None:
+                encoded += text_event.fill(item)
+            else:
+                encoded += self._chunk(piece.index, _delta(item), logprobs)
+                logprobs = None
         if piece.finish_reason is not None:
-            encoded += self._chunk(piece.index, Delta(), finish_reason=piece.finish_reason)
+            encoded += self._chunk(piece.index, Delta(), finish_reason=self._reason(piece))
         return encoded
+
+    def _said(self, piece: Piece) -> list[Said]:
+        """The text of a piece, with the tool calls taken out of it."""
+        if self._tools is None:
+            return [piece.text] if piece.text else []
+        parser = self._parsers.get(piece.index)
+        if parser is None:
+            use = self._tools
+            parser = ToolCallParser(use.form, use.names, use.max_calls)
+            self._parsers[piece.index] = parser
+        said = parser.push(piece.text)
+        return said + parser.finish() if piece.finish_reason is not None else said
+
+    def _reason(self, piece: Piece) -> str | None:
+        """Why a choice ended, as clients know it: with calls, they are the reason."""
+        parser = self._parsers.get(piece.index)
+        has_calls = parser is not None and parser.num_calls > 0
+        return "tool_calls" if has_calls and piece.finish_reason == "stop" else piece.finish_reason
 
     def usage_event(self, usage: Usage) -> bytes:
         """A chunk without choices."""
@@ -111,11 +145,26 @@ class ChatWriter:
         return ChatCompletion(choices=choices, usage=usage, **self._common)
 
     def _choice(self, index: int, pieces: list[Piece]) -> ChatChoice:
-        reason = pieces[-1].finish_reason
+        texts: list[str] = []
+        calls: list[ToolCall] = []
+        for item in [item for piece in pieces for item in self._said(piece)]:
+            match item:
+                case str():
+                    texts.append(item)
+                case CallBegin():
+                    function = FunctionCall(name=item.name, arguments="")
+                    calls.append(ToolCall(id=_call_id(), function=function))
+                case CallArguments():
+                    calls[item.index].function.arguments += item.text
+        reason = self._reason(pieces[-1])
         assert reason is not None, "a finished generation says why each choice ended"
+        text = "".join(texts)
         return ChatChoice(
             index=index,
-            message=AnswerMessage(content="".join([piece.text for piece in pieces])),
+            message=AnswerMessage(
+                content=None if calls and not text else text,
+                tool_calls=calls or msgspec.UNSET,
+            ),
             logprobs=self._logprobs(pieces) if self._wants_logprobs else None,
             finish_reason=reason,
         )
@@ -143,3 +192,23 @@ class ChatWriter:
             index=index, delta=delta, logprobs=logprobs, finish_reason=finish_reason
         )
         return ChatChunk(choices=[choice], usage=self._usage, **self._common)
+
+
+def _delta(item: Said) -> Delta:
+    match item:
+        case str():
+            return Delta(content=item)
+        case CallBegin():
+            call = ToolCallDelta(
+                index=item.index,
+                id=_call_id(),
+                type="function",
+                function=FunctionDelta(name=item.name, arguments=""),
+            )
+        case CallArguments():
+            call = ToolCallDelta(index=item.index, function=FunctionDelta(arguments=item.text))
+    return Delta(tool_calls=[call])
+
+
+def _call_id() -> str:
+    return f"call_{uuid.uuid4().hex[:24]}"

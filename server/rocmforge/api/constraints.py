@@ -44,7 +44,7 @@ def output_grammar(request: GenerationRequest) -> str:
 def is_constrained(request: GenerationRequest) -> bool:
     """Whether there may be a grammar to compile, which can take a while."""
     return any(
-        getattr(request, name) is not None
+        getattr(request, name, None) is not None
         for name in (
             "response_format",
             "guided_json",
@@ -52,6 +52,7 @@ def is_constrained(request: GenerationRequest) -> bool:
             "guided_choice",
             "guided_grammar",
             "structured_outputs",
+            "tools",
         )
     )
 

@@ -22,6 +22,7 @@ from rocmforge.api.schema import (
     Message,
 )
 from rocmforge.api.service import Service
+from rocmforge.api.tools import offered_tools, tool_use
 from rocmforge.engine.params import SamplingParams
 from rocmforge.errors import (
     BadTemplate,
@@ -30,6 +31,7 @@ from rocmforge.errors import (
     UnsupportedFeature,
 )
 from rocmforge.text.template import encode_prompt
+from rocmforge.text.tool_calls import tools_as_text
 
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's for /v1/completions
 MAX_STOP_STRINGS = 16
@@ -48,8 +50,6 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "dry_multiplier": (0,),
     "mirostat": (0,),
     "use_beam_search": (False,),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
@@ -72,9 +72,11 @@ def chat_plan(service: Service, request: ChatRequest) -> Plan:
     if request.top_logprobs is not None and not request.logprobs:
         raise InvalidParameter("'top_logprobs' needs 'logprobs' to be true.", param="top_logprobs")
     num_logprobs = (request.top_logprobs or 0) if request.logprobs else -1
+    tools = offered_tools(request)
     prompt = chat_prompt(
         service,
         request.messages,
+        tools=tools,
         template_arguments=request.chat_template_kwargs,
         add_generation_prompt=request.add_generation_prompt,
         continue_final_message=request.continue_final_message,
@@ -83,7 +85,13 @@ def chat_plan(service: Service, request: ChatRequest) -> Plan:
     wanted = request.max_completion_tokens or request.max_tokens
     room = _room(service, prompt, wanted, param=param, prompt_param="messages")
     sampling = _sampling(service, request, max_tokens=wanted or room, num_logprobs=num_logprobs)
-    return Plan(prompts=(prompt,), sampling=sampling, n=request.n or 1, stop=_stop(request))
+    use = None
+    if tools:
+        use, grammar = tool_use(service, request, tools)
+        sampling = msgspec.structs.replace(sampling, grammar=grammar)
+    return Plan(
+        prompts=(prompt,), sampling=sampling, n=request.n or 1, stop=_stop(request), tools=use
+    )
 
 
 def completion_plan(service: Service, request: CompletionRequest) -> Plan:
@@ -115,6 +123,7 @@ def chat_prompt(
     template_arguments: dict[str, Any] | None,
     add_generation_prompt: bool | None,
     continue_final_message: bool | None,
+    tools: Sequence[dict[str, Any]] = (),
 ) -> tuple[int, ...]:
     """A conversation as token ids, through the model's chat template."""
     if not messages:
@@ -132,9 +141,13 @@ def chat_prompt(
             param="continue_final_message",
         )
     prepared = [_template_message(m, f"messages[{i}]") for i, m in enumerate(messages)]
+    template = service.templates.select(with_tools=bool(tools))
+    if tools and "tools" not in template.source:
+        prepared.insert(0, {"role": "system", "content": tools_as_text(tools)})
     try:
-        rendered = service.templates.select().render(
+        rendered = template.render(
             prepared,
+            tools=tools or None,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=bool(continue_final_message),
             variables=template_arguments,

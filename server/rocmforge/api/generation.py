@@ -244,7 +244,9 @@ def _start_choice(service: Service, plan: Plan, number: int, arrival_ns: int) ->
     return Choice(
         index=number,
         handle=handle,
-        detokenizer=IncrementalDetokenizer(service.tokenizer, plan.stop),
+        detokenizer=IncrementalDetokenizer(
+            service.tokenizer, plan.stop, shown=_shown(service, plan)
+        ),
         aligner=LogprobAligner() if wants_logprobs else None,
         metrics=SequenceMetrics(
             service.metrics,
@@ -253,6 +255,15 @@ def _start_choice(service: Service, plan: Plan, number: int, arrival_ns: int) ->
             max_tokens=sampling.max_tokens,
         ),
     )
+
+
+def _shown(service: Service, plan: Plan) -> dict[int, str]:
+    """Control tokens that mark tool calls."""
+    if plan.tools is None:
+        return {}
+    marker = plan.tools.form.begin
+    token_id = service.tokenizer.control_token(marker)
+    return {} if token_id is None else {token_id: marker}
 
 
 def now_ns() -> int:

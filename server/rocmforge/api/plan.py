@@ -7,9 +7,19 @@ from dataclasses import dataclass
 import msgspec
 
 from rocmforge.engine.params import SamplingParams
+from rocmforge.text.tool_calls import ToolFormat
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolUse:
+    """How the answer may call functions."""
+
+    form: ToolFormat
+    names: frozenset[str]
+    max_calls: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +30,7 @@ class Plan:
     sampling: SamplingParams
     n: int
     stop: tuple[str, ...]
+    tools: ToolUse | None = None  # None = the answer is text
 
     def sampling_of(self, number: int) -> SamplingParams:
         """Parameters of the `number`-th choice of a prompt: all alike but for the seed."""

@@ -129,6 +129,35 @@ class Message(msgspec.Struct, kw_only=True):
     reasoning_content: str | None = None
 
 
+class Function(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A function that the model may call; `parameters` is a JSON schema."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=256)]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(msgspec.Struct, kw_only=True):
+    """A tool that the model may use; there are only functions."""
+
+    function: Function
+    type: Literal["function"] = "function"
+
+
+class FunctionName(msgspec.Struct, kw_only=True):
+    """Which function."""
+
+    name: str
+
+
+class NamedTool(msgspec.Struct, kw_only=True):
+    """The function that must be called."""
+
+    function: FunctionName
+    type: Literal["function"] = "function"
+
+
 class ChatRequest(GenerationRequest, kw_only=True):
     """Body of POST /v1/chat/completions."""
 
@@ -141,8 +170,10 @@ class ChatRequest(GenerationRequest, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
 
-    tools: Any = None
-    tool_choice: Any = None
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+
     functions: Any = None
     function_call: Any = None
     modalities: Any = None
@@ -225,9 +256,10 @@ class ChatLogprobs(msgspec.Struct, kw_only=True):
 class AnswerMessage(msgspec.Struct, kw_only=True):
     """What the model said."""
 
-    content: str
+    content: str | None
     role: Literal["assistant"] = "assistant"
     refusal: None = None
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct, kw_only=True):
@@ -251,11 +283,28 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     usage: Usage
 
 
+class FunctionDelta(msgspec.Struct, kw_only=True):
+    """What a chunk adds to a call's function."""
+
+    name: str | UnsetType = UNSET
+    arguments: str
+
+
+class ToolCallDelta(msgspec.Struct, kw_only=True):
+    """What a chunk adds to a call: first its id and name, then pieces of its arguments."""
+
+    index: int
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+    function: FunctionDelta
+
+
 class Delta(msgspec.Struct, kw_only=True):
     """What a chunk adds to a message."""
 
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 
 class ChatChunkChoice(msgspec.Struct, kw_only=True):

@@ -76,6 +76,7 @@ class Service:
     templates: ChatTemplates
     engine: Engine
     metrics: Metrics
+    tool_format: str = "auto"  # of `text.tool_calls.FORMATS`; auto = as the template says
     clock: Callable[[], float] = time.time  # seconds since the epoch
     started: float = field(default_factory=time.time)  # on that clock
     workers: Executor = field(default_factory=lambda: ThreadPoolExecutor(2, "text"))

@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
     )
     front = read_front(arguments.model, settings)
     engine = build_engine(front, settings)
-    service = build_service(front, engine)
+    service = build_service(front, engine, settings)
     # The loop runs only while there is something to wait for: input() belongs to the terminal.
     with asyncio.Runner() as runner:
         try:

@@ -59,7 +59,7 @@ async def _serve(model: str, settings: Settings) -> int:
     console = Console(stderr=True)
     front = read_front(model, settings)
     engine = build_engine(front, settings)
-    service = build_service(front, engine)
+    service = build_service(front, engine, settings)
     listener = _listen(settings)
     server = _Server(
         uvicorn.Config(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from rocmforge.text.stops import StopStrings
@@ -47,6 +47,7 @@ class IncrementalDetokenizer:
         *,
         include_stop: bool = False,
         skip_special: bool = True,
+        shown: Mapping[int, str] | None = None,
     ) -> None:
         """Begin an answer.
 
@@ -56,8 +57,10 @@ class IncrementalDetokenizer:
                 first wins; of several that end at the same character, the longest.
             include_stop: Whether the stop string found is part of the text.
             skip_special: Whether control tokens are left out.
+            shown: Control tokens that are not, with their spelling.
         """
         self._texts, self._bytes = tokenizer.piece_tables(skip_special=skip_special)
+        self._shown = shown or {}
         self._decoder = _decoder(errors="replace")
         self._undecoded = False  # the decoder holds the beginning of a character
         self._length = 0  # characters decoded so far, held back ones included
@@ -79,6 +82,8 @@ class IncrementalDetokenizer:
             text = None if self._undecoded else self._texts[token_id]
             if text is None:
                 text = self._decode(self._bytes[token_id])
+            if token_id in self._shown:
+                text += self._shown[token_id]
             self._length += len(text)
             if self._stops is None:
                 texts.append(text)

@@ -44,6 +44,13 @@ def json_schema_grammar(schema: Schema, param: str) -> str:
     )
 
 
+def with_bounded_whitespace(schema: Schema) -> Schema:
+    """The schema with our rule for white space, for use inside another grammar."""
+    if isinstance(schema, bool):
+        return schema
+    return {**schema, "x-guidance": {"whitespace_pattern": _WHITESPACE}}
+
+
 def regex_grammar(regex: str, param: str) -> str:
     """Text that a regular expression matches as a whole.
 

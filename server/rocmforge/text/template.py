@@ -93,7 +93,11 @@ def encode_prompt(
 
 
 class ChatTemplate:
-    """One compiled template. Immutable, and safe to use from several threads."""
+    """One compiled template. Immutable, and safe to use from several threads.
+
+    Attributes:
+        source: What it was compiled from.
+    """
 
     def __init__(
         self,
@@ -116,6 +120,7 @@ class ChatTemplate:
         Raises:
             BadTemplate: the template does not compile, or misbehaves on the simplest conversation.
         """
+        self.source = source
         self._limits = limits or Limits()
         self._clock = clock
         self._now = now

@@ -71,6 +71,7 @@ class Tokenizer:
         self.adds_eos = flag(metadata, "add_eos_token", False)
         self.special_ids = frozenset(vocabulary.ids_of(TokenType.CONTROL, TokenType.UNKNOWN))
         self._tokens = vocabulary.tokens
+        self._control = {self._tokens[index]: index for index in self.special_ids}
         pieces = _pieces(vocabulary, sentencepiece=sentencepiece)
         self._all_pieces = PieceTables.of(pieces)
         self._shown_pieces = PieceTables.of(
@@ -151,6 +152,10 @@ class Tokenizer:
         """What chat templates know as `bos_token` and `eos_token`."""
         named = {"bos_token": self.bos_id, "eos_token": next(iter(self.eos_ids), None)}
         return {name: self._tokens[index] for name, index in named.items() if index is not None}
+
+    def control_token(self, text: str) -> int | None:
+        """The control token with this spelling, if there is one."""
+        return self._control.get(text)
 
     def token(self, token_id: int) -> str:
         """A token as the file spells it."""
