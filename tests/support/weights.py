@@ -87,19 +87,21 @@ class Matrix:
         return np.concatenate(planes)
 
 
-def random_matrix(rng: np.random.Generator, name: str, rows: int, columns: int) -> Matrix:
-    """A matrix whose weights are of the order of 1, with every bit of its codes in use."""
+def random_matrix(
+    rng: np.random.Generator, name: str, rows: int, columns: int, *, magnitude: float = 1.0
+) -> Matrix:
+    """A matrix whose weights are of the order of `magnitude`; their codes use every bit."""
     block, size = GGML_QUANT_SIZES[ggml_type(name)]
     if name in FLOAT_TYPES:
-        values = rng.standard_normal((rows, columns)).astype(np.float32)
+        values = (magnitude * rng.standard_normal((rows, columns))).astype(np.float32)
         return Matrix(name, _float_bytes(name, values), columns)
     raw = rng.integers(0, 256, (rows, columns // block, size), dtype=np.uint8)
     for position in _HALVES.get(name, ()):
-        scale = rng.uniform(0.25, 1.0, raw.shape[:2]) * _typical_scale(name)
+        scale = rng.uniform(0.25, 1.0, raw.shape[:2]) * _typical_scale(name) * magnitude
         scale *= rng.choice([-1.0, 1.0], raw.shape[:2])
         raw[:, :, position : position + 2] = _bytes_of(scale[:, :, None].astype(np.float16))
     if name == "mxfp4":
-        raw[:, :, 0] = rng.integers(122, 128, raw.shape[:2])
+        raw[:, :, 0] = rng.integers(122, 128, raw.shape[:2]) + round(np.log2(magnitude))
     return Matrix(name, raw.reshape(rows, -1), columns)
 
 

@@ -115,6 +115,7 @@ def _describe(found: FoundDevice, config: ModelConfig, plan: MemoryPlan) -> Runn
         kv_bytes=plan.kv_bytes,
         kv_dtype="int8" if "key_scale" in plan.block_arrays else "f16",
         notes=(),
+        masks_tokens=True,
     )
 
 

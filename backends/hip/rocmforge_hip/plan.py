@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from rocmforge.backend.protocol import LoadOptions
 from rocmforge.errors import OutOfMemory
@@ -11,11 +12,11 @@ from rocmforge.models.weights import ModelWeights
 from rocmforge_hip.activations import StepLimits, plan_activations
 from rocmforge_hip.geometry import BLOCK_TOKENS, Geometry
 from rocmforge_hip.memory import ArraySpec, spec, total_bytes
-from rocmforge_hip.step import StepLayout, StepShape
+from rocmforge_hip.step import ListSizes, StepLayout, StepShape
 from rocmforge_hip.weight_plan import Planned, weight_bytes
 from rocmforge_hip.weights import ceil_div
 
-_MAX_BIASES: int = 4096
+_MAX_BIASES: Final = 4096
 """Biased tokens of a row."""
 
 
@@ -129,9 +130,12 @@ def _largest_input(config: ModelConfig, limits: StepLimits) -> int:
         prefills=limits.sequences,
         longest_prefill=limits.tokens,
     )
-    seen = limits.sequences * min(limits.context, config.vocab_size)
-    biases = limits.sequences * min(_MAX_BIASES, config.vocab_size)
-    return StepLayout(shape, seen, biases).nbytes
+    lists = ListSizes(
+        seen=limits.sequences * min(limits.context, config.vocab_size),
+        biases=limits.sequences * min(_MAX_BIASES, config.vocab_size),
+        mask_words=ceil_div(config.vocab_size, 32),
+    )
+    return StepLayout(shape, lists).nbytes
 
 
 def _mib(size: int) -> str:

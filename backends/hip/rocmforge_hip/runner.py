@@ -24,7 +24,15 @@ from rocmforge_hip.library import KernelLibrary
 from rocmforge_hip.memory import Arena, DeviceArray, Memory, PinnedBuffer
 from rocmforge_hip.ops import HipOps
 from rocmforge_hip.sampler import Sampler
-from rocmforge_hip.step import DeviceStep, OutputLayout, SamplingNeeds, StepLayout, StepShape
+from rocmforge_hip.step import (
+    NO_LISTS,
+    DeviceStep,
+    ListSizes,
+    OutputLayout,
+    SamplingNeeds,
+    StepLayout,
+    StepShape,
+)
 from rocmforge_hip.weight_plan import LOGITS
 from rocmforge_hip.weights import Weight, ceil_div
 
@@ -215,9 +223,9 @@ class HipRunner:
         )
 
     def _layout(self, shape: StepShape, step: StepInput, *, is_bucket: bool) -> StepLayout:
-        seen, biases = len(step.sampling.seen_tokens), len(step.sampling.bias_tokens)
-        if not is_bucket or seen or biases:
-            return StepLayout(shape, seen, biases)
+        lists = ListSizes.of(step.sampling)
+        if not is_bucket or lists != NO_LISTS:
+            return StepLayout(shape, lists)
         if shape not in self._layouts:
             self._layouts[shape] = StepLayout(shape)
         return self._layouts[shape]

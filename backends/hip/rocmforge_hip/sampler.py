@@ -23,6 +23,7 @@ class Sampler:
         self._arena = arena
         self._resolve = library.kernel("rf_resolve_tokens")
         self._adjust = library.kernel("rf_sample_adjust")
+        self._mask = library.kernel("rf_sample_mask")
         self._max = library.kernel("rf_sample_max")
         self._filter = library.kernel("rf_sample_filter")
         self._draw = library.kernel("rf_sample_draw")
@@ -77,6 +78,8 @@ class Sampler:
                 grid=grid,
                 block=_THREADS,
             )
+        if needs.masks:
+            self._mask.launch(scores, inputs["allowed"], vocab, grid=grid, block=_THREADS)
         highest, temperature = arena["highest"], inputs["temperature"]
         self._max.launch(scores, highest, vocab, grid=grid, block=_THREADS)
         if needs.filters:

@@ -41,7 +41,8 @@ class StepShape:
 class SamplingNeeds:
     """Which of the sampling kernels a step needs."""
 
-    adjusts: bool  # a row has a penalty or a bias
+    adjusts: bool  # a row has a penalty, a bias or a mask
+    masks: bool  # a row has a mask
     draws: bool  # a row has a temperature
     filters: bool  # a drawing row has min-p, top-k or top-p
     logprobs: bool
@@ -52,14 +53,34 @@ class SamplingNeeds:
         """What these rows need."""
         draws = batch.temperature > 0
         filters = draws & ((batch.min_p > 0) | (batch.top_k > 0) | (batch.top_p < 1))
+        masks = batch.allowed is not None
         adjusts = (
-            len(batch.bias_tokens) > 0
+            masks
+            or len(batch.bias_tokens) > 0
             or bool((batch.repetition_penalty != 1).any())
             or bool((batch.presence_penalty != 0).any())
             or bool((batch.frequency_penalty != 0).any())
         )
         most = int(batch.num_logprobs.max(initial=-1))
-        return cls(adjusts, bool(draws.any()), bool(filters.any()), most >= 0, max(most, 0))
+        return cls(adjusts, masks, bool(draws.any()), bool(filters.any()), most >= 0, max(most, 0))
+
+
+@dataclass(frozen=True, slots=True)
+class ListSizes:
+    """Sizes of the sampling arrays that do not follow from a step's shape."""
+
+    seen: int  # tokens seen, of all rows with a penalty
+    biases: int  # biased tokens, of all rows
+    mask_words: int  # of each row; 0 if no row has a mask
+
+    @classmethod
+    def of(cls, batch: SamplingBatch) -> ListSizes:
+        """Those of these rows."""
+        words = 0 if batch.allowed is None else batch.allowed.shape[1]
+        return cls(len(batch.seen_tokens), len(batch.bias_tokens), words)
+
+
+NO_LISTS: Final = ListSizes(0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +116,7 @@ _SAMPLING: Final = (
 class StepLayout:
     """Where the arrays of a step of some shape lie in its buffer."""
 
-    def __init__(self, shape: StepShape, seen: int = 0, biases: int = 0) -> None:
+    def __init__(self, shape: StepShape, lists: ListSizes = NO_LISTS) -> None:
         self.shape = shape
         self._sections: dict[str, Section] = {}
         self._end = 0
@@ -113,10 +134,11 @@ class StepLayout:
         # Their sizes are not part of the shape: rows with lists are not sampled within a graph.
         self._add("seen_offsets", rows + 1, "i4")
         self._add("bias_offsets", rows + 1, "i4")
-        self._add("seen_tokens", seen, "i4")
-        self._add("seen_counts", seen, "i4")
-        self._add("bias_tokens", biases, "i4")
-        self._add("bias_values", biases, "f4")
+        self._add("seen_tokens", lists.seen, "i4")
+        self._add("seen_counts", lists.seen, "i4")
+        self._add("bias_tokens", lists.biases, "i4")
+        self._add("bias_values", lists.biases, "f4")
+        self._add("allowed", rows * lists.mask_words, "u4")
 
     @property
     def nbytes(self) -> int:
@@ -191,6 +213,8 @@ def _contents(
     if len(batch.bias_tokens):
         yield "bias_tokens", batch.bias_tokens, 0
         yield "bias_values", batch.bias_values, 0.0
+    if batch.allowed is not None:
+        yield "allowed", batch.allowed.reshape(-1), 0xFFFFFFFF
 
 
 @dataclass(frozen=True, slots=True, eq=False)

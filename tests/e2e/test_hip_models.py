@@ -1,0 +1,287 @@
+"""Whole models on the HIP backend against the reference backend.
+
+On the host platform, which is the default, every kernel runs under the checking library; with
+`--platform nvidia` or `--platform rocm` the same tests run on a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.backend.driving import Chunk, Driver, Want, make_step
+from tests.data.models.tiny_models import PROMPT, by_name, write_model
+from tests.support.hip import (
+    FLOAT_MODELS,
+    fitting,
+    platform_options,
+    quantized,
+    start_platform,
+    write_quantized,
+)
+from tests.support.host_platform import HostPlatform
+from tests.support.weights import ALL_TYPES
+
+from rocmforge.backend.protocol import LoadOptions, Runner, StepOutput
+from rocmforge.engine.core import EngineCore
+from rocmforge.engine.messages import Submit
+from rocmforge.engine.params import GenerateRequest, SamplingParams, TokenLogprob
+from rocmforge.engine.plan import SchedulerLimits
+from rocmforge.errors import EngineError
+from rocmforge_hip.backend import create as create_hip
+from rocmforge_hip.runner import HipRunner
+from rocmforge_reference.backend import create as create_reference
+
+OPTIONS = LoadOptions(
+    device=None,
+    max_context=128,
+    max_sequences=4,
+    max_batched_tokens=24,
+    kv_blocks=16,
+    kv_dtype="auto",
+    memory_utilization=0.9,
+)
+# Of log-probabilities, relative to the spread of the logits.
+FLOAT_TOLERANCE = 0.03  # halves in the cache and in prefills
+INT8_TOLERANCE = 0.08  # int8 activations too
+MAX_TOKENS = 32
+PROMPTS = (PROMPT[:3], PROMPT[:33], PROMPT[7:8], PROMPT[20:39], PROMPT[:37])
+CAPITAL_OF_FRANCE = (504, 3575, 282, 4649, 314)  # SmolLM2's tokens of "The capital of France is"
+CONTINUATION = [7042, 30, 198, 198]  # llama.cpp's, in float32
+
+
+@pytest.fixture(scope="module")
+def host(request: pytest.FixtureRequest) -> Iterator[HostPlatform | None]:
+    """The platform under test; the checking library if it is the host."""
+    with pytest.MonkeyPatch.context() as patch:
+        yield start_platform(platform_options(request), patch)
+
+
+@pytest.fixture
+def stack(host: HostPlatform | None) -> Iterator[ExitStack]:
+    """Closes runners at the end of a test, and then asks the checking library what it saw."""
+    with ExitStack() as stack:
+        yield stack
+    if host:
+        assert host.take_finding() == ""
+
+
+def load_hip(stack: ExitStack, model: Path, options: LoadOptions = OPTIONS) -> HipRunner:
+    return stack.enter_context(closing(create_hip().load(model, options, lambda *_: None)))
+
+
+def load_reference(stack: ExitStack, model: Path) -> Runner:
+    runner = create_reference().load(model, OPTIONS, lambda *_: None)
+    return stack.enter_context(closing(runner))
+
+
+@dataclass
+class Generated:
+    """What a request got."""
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+
+
+def generate(
+    runner: Runner, prompts: Sequence[Sequence[int]], *, num_logprobs: int = -1
+) -> list[Generated]:
+    """Greedy continuations through the engine: mixed steps, two in flight where that is possible.
+
+    The limits force prompts into chunks and make the last request wait for a free place.
+    """
+    clock = count(1)
+    limits = SchedulerLimits(
+        max_sequences=OPTIONS.max_sequences,
+        max_batched_tokens=OPTIONS.max_batched_tokens,
+        max_waiting=100,
+    )
+    core = EngineCore(runner, limits, lambda: next(clock))
+    sampling = SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0, num_logprobs=num_logprobs)
+    submits = [
+        Submit(
+            request=GenerateRequest(
+                request_id=index,
+                prompt_ids=tuple(prompt),
+                sampling=sampling,
+                eos_ids=(),
+                arrival_ns=0,
+            )
+        )
+        for index, prompt in enumerate(prompts)
+    ]
+    results = [Generated() for _ in prompts]
+    commands: Sequence[Submit] = submits
+    while commands or core.has_work:
+        for event in core.step(commands).events:
+            results[event.request_id].tokens.extend(event.token_ids)
+            results[event.request_id].logprobs.extend(event.logprobs or ())
+        commands = ()
+    core.check_integrity()
+    return results
+
+
+def assert_same_until_a_near_tie(
+    got: Sequence[Generated], expected: Sequence[Generated], near_tie: float
+) -> None:
+    """Tokens are equal up to where the reference itself was undecided, which must be late."""
+    agreed = 0
+    for ours, theirs in zip(got, expected, strict=True):
+        assert len(ours.tokens) == len(theirs.tokens) == MAX_TOKENS
+        for index, (token, wanted) in enumerate(zip(ours.tokens, theirs.tokens, strict=True)):
+            if token != wanted:
+                (_, best), (_, second) = theirs.logprobs[index].top[:2]
+                assert best - second < near_tie, f"token {index}: {token} instead of {wanted}"
+                break
+            agreed += 1
+    assert agreed >= len(expected) * MAX_TOKENS // 2
+
+
+def assert_logprobs_agree(ours: Driver, theirs: Driver, tolerance: float) -> None:
+    """After several tokens in one step, and after one more, for the whole vocabulary."""
+    blocks = [3, 1, 2, 4]
+    for tokens, start in ((PROMPT[:20], 0), (PROMPT[20:21], 20), (PROMPT[21:24], 21)):
+        chunk = Chunk(tokens=tokens, start=start, blocks=blocks)
+        got, expected = (
+            np.array([driver.logprobs(chunk, [len(tokens) - 1])]) for driver in (ours, theirs)
+        )
+        error = np.abs(got - expected).max() / expected.std()
+        assert error < tolerance, f"{len(tokens)} tokens from {start}: {error:.4f}"
+
+
+@pytest.mark.parametrize("name", FLOAT_MODELS)
+def test_every_architecture_gives_the_references_tokens(
+    name: str, stack: ExitStack, tmp_path: Path
+) -> None:
+    path = write_model(fitting(by_name(name)), tmp_path)
+    runner, reference = load_hip(stack, path), load_reference(stack, path)
+    assert_logprobs_agree(Driver(runner), Driver(reference), FLOAT_TOLERANCE)
+    expected = generate(reference, PROMPTS, num_logprobs=2)
+    assert_same_until_a_near_tie(generate(runner, PROMPTS), expected, 4 * FLOAT_TOLERANCE)
+
+
+@pytest.mark.parametrize("type_name", ALL_TYPES)
+def test_every_stored_type_gives_the_references_logits(
+    type_name: str, stack: ExitStack, tmp_path: Path
+) -> None:
+    model = quantized(by_name("llama"), type_name)
+    path = write_quantized(model, type_name, tmp_path)
+    runner, reference = load_hip(stack, path), load_reference(stack, path)
+    assert_logprobs_agree(Driver(runner), Driver(reference), INT8_TOLERANCE)
+
+
+@pytest.mark.model
+@pytest.mark.slow
+def test_smollm2_begins_as_llama_cpp_does(stack: ExitStack, smollm2_path: Path) -> None:
+    driver = Driver(load_hip(stack, smollm2_path))
+    assert driver.greedy(CAPITAL_OF_FRANCE, [2, 1], len(CONTINUATION)) == CONTINUATION
+
+
+@pytest.fixture
+def tiny(stack: ExitStack, tmp_path: Path) -> HipRunner:
+    """A tiny Llama."""
+    return load_hip(stack, write_model(fitting(by_name("llama")), tmp_path))
+
+
+def test_a_step_copies_once_each_way_and_allocates_nothing(tiny: HipRunner) -> None:
+    driver, counters = Driver(tiny), tiny.driver
+    for tokens, start in ((PROMPT[:20], 0), (PROMPT[20:21], 20), (PROMPT[21:22], 21)):
+        before = counters.copies_to_device, counters.copies_to_host, counters.allocations
+        driver.run(Chunk(tokens=tokens, start=start, blocks=[1, 2]))
+        after = counters.copies_to_device, counters.copies_to_host, counters.allocations
+        assert tuple(np.subtract(after, before)) == (1, 1, 0)
+
+
+def test_memory_does_not_grow_with_steps_and_is_given_back(
+    stack: ExitStack, host: HostPlatform | None, tmp_path: Path
+) -> None:
+    if host is None:
+        pytest.skip("only the host platform counts what is allocated")
+    before = host.live_bytes
+    with ExitStack() as inner:
+        runner = load_hip(inner, write_model(fitting(by_name("llama")), tmp_path))
+        loaded = host.live_bytes
+        assert loaded > before
+        driver = Driver(runner)
+        for _ in range(20):
+            driver.run(Chunk(tokens=PROMPT[:1], blocks=[1]))
+        assert host.live_bytes == loaded
+    assert host.live_bytes == before
+
+
+def test_padding_of_a_batch_changes_nothing(tiny: HipRunner) -> None:
+    driver = Driver(tiny)
+    for block in range(3):
+        driver.run(Chunk(tokens=PROMPT[:20], blocks=[block]))
+
+    def next_tokens(blocks: Sequence[int]) -> StepOutput:
+        return driver.run(
+            *(
+                Chunk(tokens=[5], start=20, blocks=[block], wants=[Want(num_logprobs=0)])
+                for block in blocks
+            )
+        )
+
+    three, two = next_tokens([0, 1, 2]), next_tokens([0, 1])  # buckets of four and two
+    assert three.logprobs is not None
+    assert two.logprobs is not None
+    np.testing.assert_allclose(three.logprobs[:2], two.logprobs, atol=1e-5)
+    assert len(set(three.token_ids.tolist())) == 1
+
+
+def test_a_token_may_come_from_the_step_before_without_the_host_knowing_it(
+    tiny: HipRunner,
+) -> None:
+    expected = Driver(tiny).greedy(PROMPT[:20], [3, 4], 4)
+    size = tiny.info.block_size
+    tiny.submit(make_step(4, [Chunk(tokens=PROMPT[:20], blocks=[1, 2])], size))
+    got = []
+    for index in range(1, 4):
+        chunk = Chunk(tokens=[0], start=19 + index, blocks=[1, 2], sources=[0])
+        tiny.submit(make_step(4 + index, [chunk], size))
+        got.append(int(tiny.collect().token_ids[0]))
+    got.append(int(tiny.collect().token_ids[0]))
+    assert got == expected
+
+
+def test_sampling_settings_act_on_the_device(tiny: HipRunner) -> None:
+    driver = Driver(tiny)
+    best = int(driver.run(Chunk(tokens=PROMPT[:20], blocks=[0])).token_ids[0])
+    wants = [
+        Want(),
+        Want(bias={best: -np.inf}),
+        Want(temperature=1.0, top_k=1, seed=3),
+        Want(temperature=5.0, seed=3, position=20),
+        Want(temperature=5.0, seed=4, position=20),
+        Want(target=11, num_logprobs=2),
+    ]
+    output = driver.run(Chunk(tokens=PROMPT[:20], blocks=[0], wants=wants))
+    tokens = output.token_ids.tolist()
+    assert tokens[0] == tokens[2] == best
+    assert tokens[1] != best
+    assert tokens[5] == 11
+    assert output.logprobs is not None
+    assert np.isfinite(output.logprobs).tolist() == [False] * 5 + [True]
+    assert output.top_ids is not None
+    assert output.top_ids[5, 0] == best
+
+
+def test_after_a_device_error_every_call_gives_it_and_close_works(
+    tiny: HipRunner, host: HostPlatform | None
+) -> None:
+    if host is None:
+        pytest.skip("a fault would end the process's use of a GPU")
+    beyond = Chunk(tokens=PROMPT[:20], blocks=[tiny.info.num_blocks + 1000])
+    tiny.submit(make_step(0, [beyond], tiny.info.block_size))
+    with pytest.raises(EngineError) as first:
+        tiny.collect()
+    with pytest.raises(EngineError) as second:
+        tiny.submit(make_step(1, [beyond], tiny.info.block_size))
+    assert second.value is first.value
+    tiny.close()
+    assert "rf_rope_store" in host.take_finding()

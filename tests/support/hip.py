@@ -1,0 +1,84 @@
+"""The HIP backend under test: its platform, its kernels, and tiny models that its kernels fit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pytest
+from kernels.build import LIB_DIR, build
+from kernels.compiler import find_compiler
+from kernels.targets import select
+
+from rocmforge_hip.platform import VARIABLE
+from tests.data.models.tiny_models import MODELS, TinyModel, gguf_metadata, gguf_tensors
+from tests.support.gguf_writer import Stored, write_gguf
+from tests.support.host_platform import HostPlatform
+from tests.support.kernels import PlatformOptions
+from tests.support.weights import ggml_type, random_matrix
+
+HEAD_DIM: Final = 64
+# Halves for queries, keys and values, and for activations of prefills.
+FLOAT_MODELS: Final = tuple(model.name for model in MODELS)
+
+
+def platform_options(request: pytest.FixtureRequest) -> PlatformOptions:
+    """What the command line of pytest says."""
+    return PlatformOptions(
+        platform=request.config.getoption("--platform"),
+        wave=request.config.getoption("--wave"),
+        lane_order=request.config.getoption("--lane-order"),
+    )
+
+
+def start_platform(options: PlatformOptions, patch: pytest.MonkeyPatch) -> HostPlatform | None:
+    """Makes the backend use this platform; the host's kernels are compiled if need be."""
+    patch.setenv(VARIABLE, options.platform)
+    if options.platform != "host":
+        return None
+    target = f"host-w{options.wave}"
+    build(select(target), find_compiler(None), lib=LIB_DIR)
+    return HostPlatform.start(options)
+
+
+def fitting(model: TinyModel) -> TinyModel:
+    """The same architecture in sizes that there are kernels for."""
+    scale = HEAD_DIM / model.head_dim
+    keys = dict(model.keys)
+    keys["attention.key_length"] = keys["attention.value_length"] = HEAD_DIM
+    rotated = keys.get("rope.dimension_count")
+    if isinstance(rotated, int):
+        keys["rope.dimension_count"] = int(rotated * scale)
+    factors = {
+        name: np.linspace(1.0, 3.0, int(len(values) * scale), dtype=np.float32)
+        for name, values in model.extra_tensors.items()
+    }
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "head_dim": HEAD_DIM}
+    return replace(model, config=model.config | sizes, keys=keys, extra_tensors=factors)
+
+
+def quantized(model: TinyModel, type_name: str) -> TinyModel:
+    """A model whose matrices are 256 wide, as the K-quants need."""
+    sizes = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 4}
+    fitted = fitting(model)
+    return replace(fitted, name=f"{model.name}-{type_name}", config=fitted.config | sizes)
+
+
+def write_quantized(model: TinyModel, type_name: str, folder: Path) -> Path:
+    """Writes the model with random matrices of this stored type."""
+    rng = np.random.default_rng(5)
+    tensors: Mapping[str, Any] = {
+        name: values
+        if values.ndim == 1
+        else Stored(_matrix(rng, type_name, values.shape), ggml_type(type_name))
+        for name, values in gguf_tensors(model).items()
+    }
+    return write_gguf(folder / f"{model.name}.gguf", gguf_metadata(model), tensors)
+
+
+def _matrix(rng: np.random.Generator, type_name: str, shape: tuple[int, ...]) -> Any:
+    rows, columns = shape
+    return random_matrix(rng, type_name, rows, columns, magnitude=0.5 / np.sqrt(columns)).raw
