@@ -169,8 +169,8 @@ def test_penalties_change_the_greedy_token_as_restated(
     order = np.argsort(-logits)
     seen = {int(token): place % 4 for place, token in enumerate(order) if place % 3 != 1}
     changed = penalised(logits, seen, repetition, presence, frequency)
-    # Penalties treat the two signs differently, so each half must choose as well.
-    halves = [np.flatnonzero(logits > 0), np.flatnonzero(logits < 0)]
+    # Penalties treat the two signs differently, so tokens of each must choose among themselves.
+    halves = [np.flatnonzero(logits > 0), np.flatnonzero(logits < -1)]
     wants = [
         Want(
             repetition_penalty=repetition,
