@@ -17,7 +17,7 @@ from rocmforge.api.convert import chat_plan
 from rocmforge.api.dependencies import ServiceDep, SettingsDep
 from rocmforge.api.generation import Piece, now_ns
 from rocmforge.api.logprobs import chat_logprobs
-from rocmforge.api.plan import ToolUse
+from rocmforge.api.plan import Plan
 from rocmforge.api.schema import (
     AnswerMessage,
     ChatChoice,
@@ -35,6 +35,7 @@ from rocmforge.api.schema import (
 )
 from rocmforge.api.service import OFFLOAD_BYTES
 from rocmforge.api.sse import TextEvent, event
+from rocmforge.text.reasoning import Reasoning, ReasoningSplitter
 from rocmforge.text.tokenizer import Tokenizer
 from rocmforge.text.tool_calls import CallArguments, CallBegin, Said, ToolCallParser
 
@@ -56,7 +57,7 @@ async def create_chat_completion(
         service.tokenizer,
         wants_logprobs=bool(wanted.logprobs),
         usage_in_chunks=include_usage,
-        tools=plan.tools,
+        plan=plan,
     )
     return await answer(
         request,
@@ -80,7 +81,7 @@ class ChatWriter:
         *,
         wants_logprobs: bool,
         usage_in_chunks: bool,
-        tools: ToolUse | None,
+        plan: Plan,
     ) -> None:
         self.head = head
         self._common = asdict(head)
@@ -89,7 +90,9 @@ class ChatWriter:
         # With usage asked for, every chunk has the field: null in all but the last.
         self._usage = None if usage_in_chunks else msgspec.UNSET
         self._text_events: dict[int, TextEvent] = {}
-        self._tools = tools
+        self._tools = plan.tools
+        self._reasoning = plan.reasoning
+        self._splitters: dict[int, ReasoningSplitter] = {}
         self._parsers: dict[int, ToolCallParser] = {}
 
     def events(self, piece: Piece) -> bytes:
@@ -114,16 +117,30 @@ class ChatWriter:
             encoded += self._chunk(piece.index, Delta(), finish_reason=self._reason(piece))
         return encoded
 
-    def _said(self, piece: Piece) -> list[Said]:
-        """The text of a piece, with the tool calls taken out of it."""
+    def _said(self, piece: Piece) -> list[Said | Reasoning]:
+        """The text of a piece, with reasoning and tool calls taken out of it."""
+        if self._reasoning is None:
+            return [*self._calls_in(piece, piece.text)]
+        splitter = self._splitters.get(piece.index)
+        if splitter is None:
+            splitter = ReasoningSplitter(is_inside=self._reasoning == "begun")
+            self._splitters[piece.index] = splitter
+        parts = splitter.push(piece.text)
+        if piece.finish_reason is not None:
+            parts += splitter.finish()
+        thoughts = [part for part in parts if isinstance(part, Reasoning)]
+        text = "".join([part for part in parts if isinstance(part, str)])
+        return [*thoughts, *self._calls_in(piece, text)]
+
+    def _calls_in(self, piece: Piece, text: str) -> list[Said]:
         if self._tools is None:
-            return [piece.text] if piece.text else []
+            return [text] if text else []
         parser = self._parsers.get(piece.index)
         if parser is None:
             use = self._tools
             parser = ToolCallParser(use.form, use.names, use.max_calls)
             self._parsers[piece.index] = parser
-        said = parser.push(piece.text)
+        said = parser.push(text)
         return said + parser.finish() if piece.finish_reason is not None else said
 
     def _reason(self, piece: Piece) -> str | None:
@@ -146,11 +163,14 @@ class ChatWriter:
 
     def _choice(self, index: int, pieces: list[Piece]) -> ChatChoice:
         texts: list[str] = []
+        thoughts: list[str] = []
         calls: list[ToolCall] = []
         for item in [item for piece in pieces for item in self._said(piece)]:
             match item:
                 case str():
                     texts.append(item)
+                case Reasoning():
+                    thoughts.append(item.text)
                 case CallBegin():
                     function = FunctionCall(name=item.name, arguments="")
                     calls.append(ToolCall(id=_call_id(), function=function))
@@ -163,6 +183,7 @@ class ChatWriter:
             index=index,
             message=AnswerMessage(
                 content=None if calls and not text else text,
+                reasoning_content="".join(thoughts) if thoughts else msgspec.UNSET,
                 tool_calls=calls or msgspec.UNSET,
             ),
             logprobs=self._logprobs(pieces) if self._wants_logprobs else None,
@@ -194,10 +215,12 @@ class ChatWriter:
         return ChatChunk(choices=[choice], usage=self._usage, **self._common)
 
 
-def _delta(item: Said) -> Delta:
+def _delta(item: Said | Reasoning) -> Delta:
     match item:
         case str():
             return Delta(content=item)
+        case Reasoning():
+            return Delta(reasoning_content=item.text)
         case CallBegin():
             call = ToolCallDelta(
                 index=item.index,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -30,6 +30,7 @@ from rocmforge.errors import (
     InvalidParameter,
     UnsupportedFeature,
 )
+from rocmforge.text.reasoning import BEGIN, reasons
 from rocmforge.text.template import encode_prompt
 from rocmforge.text.tool_calls import tools_as_text
 
@@ -90,8 +91,20 @@ def chat_plan(service: Service, request: ChatRequest) -> Plan:
         use, grammar = tool_use(service, request, tools)
         sampling = msgspec.structs.replace(sampling, grammar=grammar)
     return Plan(
-        prompts=(prompt,), sampling=sampling, n=request.n or 1, stop=_stop(request), tools=use
+        prompts=(prompt,),
+        sampling=sampling,
+        n=request.n or 1,
+        stop=_stop(request),
+        tools=use,
+        reasoning=None if sampling.grammar else _reasoning(service, prompt),
     )
+
+
+def _reasoning(service: Service, prompt: Sequence[int]) -> Literal["begun", "possible"] | None:
+    if not reasons(service.templates.select().source):
+        return None
+    end = service.tokenizer.decode(prompt[-8:], skip_special=False).rstrip()
+    return "begun" if end.endswith(BEGIN) else "possible"
 
 
 def completion_plan(service: Service, request: CompletionRequest) -> Plan:

@@ -19,6 +19,7 @@ from rocmforge.api.service import Handle, Service
 from rocmforge.engine.params import FinishReason, TokenEvent, TokenLogprob
 from rocmforge.errors import DeadlineExceeded, Draining, EngineDied, EngineError
 from rocmforge.text.detokenizer import Delta, IncrementalDetokenizer
+from rocmforge.text.reasoning import BEGIN, END
 
 log = logging.getLogger(__name__)
 
@@ -258,12 +259,12 @@ def _start_choice(service: Service, plan: Plan, number: int, arrival_ns: int) ->
 
 
 def _shown(service: Service, plan: Plan) -> dict[int, str]:
-    """Control tokens that mark tool calls."""
-    if plan.tools is None:
-        return {}
-    marker = plan.tools.form.begin
-    token_id = service.tokenizer.control_token(marker)
-    return {} if token_id is None else {token_id: marker}
+    """Control tokens that mark tool calls or reasoning."""
+    markers = [] if plan.tools is None else [plan.tools.form.begin]
+    if plan.reasoning is not None:
+        markers += [BEGIN, END]
+    ids = {service.tokenizer.control_token(marker): marker for marker in markers}
+    return {token_id: marker for token_id, marker in ids.items() if token_id is not None}
 
 
 def now_ns() -> int:

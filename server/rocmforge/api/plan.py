@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import msgspec
 
@@ -31,6 +32,7 @@ class Plan:
     n: int
     stop: tuple[str, ...]
     tools: ToolUse | None = None  # None = the answer is text
+    reasoning: Literal["begun", "possible"] | None = None  # begun: by the prompt
 
     def sampling_of(self, number: int) -> SamplingParams:
         """Parameters of the `number`-th choice of a prompt: all alike but for the seed."""
