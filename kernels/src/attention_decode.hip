@@ -1,8 +1,8 @@
 // Attention of one new token a sequence over the paged cache (flash decoding, Dao et al. 2023).
 //
 // A block serves one kv head: its kGroup query heads share every load of K and V. The context is
-// split over blocks of `split_tokens`; attention_reduce.hip merges what they found. A sequence that fits
-// one split is finished by the first kernel.
+// split over blocks of `split_tokens`; attention_reduce.hip merges what they found. A sequence that
+// fits one split is finished by the first kernel.
 //
 // Inside a wave the head_dim of a token is spread over kLanes lanes, 16 bytes each, and the wave
 // holds several tokens. The products of a step, kUnroll tokens times kGroup heads, are partial sums
@@ -28,11 +28,11 @@ struct DecodeShape {
   // 16 bytes a lane. Eight heads of an int8 cache take 8, or the registers would not suffice.
   static constexpr int kChunk = sizeof(Stored) == 1 && kGroup <= 4 ? 16 : 8;
   static constexpr int kLanes = power_of_two_above((kHeadDim + kChunk - 1) / kChunk);
-  static constexpr int kTokens = kWave / kLanes;                     // in one load of the wave
-  static constexpr int kUnroll = kGroup <= 4 && kChunk == 8 ? 4 : 2;  // loads in one step
-  static constexpr int kStep = kTokens * kUnroll;                    // tokens in a wave's step
-  static constexpr int kScores = kUnroll * kGroup;                   // of a token's lanes
-  static constexpr int kHeld = kScores > kLanes ? kScores / kLanes : 1;   // by each lane, at the end
+  static constexpr int kTokens = kWave / kLanes;                         // in one load of the wave
+  static constexpr int kUnroll = kGroup <= 4 && kChunk == 8 ? 4 : 2;     // loads in one step
+  static constexpr int kStep = kTokens * kUnroll;                        // tokens in a wave's step
+  static constexpr int kScores = kUnroll * kGroup;                       // of a token's lanes
+  static constexpr int kHeld = kScores > kLanes ? kScores / kLanes : 1;  // by each lane, at the end
   static constexpr int kCopies = kLanes > kScores ? kLanes / kScores : 1;  // lanes with one score
   static constexpr int kLanesPerHead = kLanes / kGroup;
   static_assert(kHeadDim % kChunk == 0 && kGroup <= kLanes);
@@ -177,10 +177,11 @@ __device__ __forceinline__ void attention_decode(const DecodeInput& in, const Ca
     const int token = min(base + unroll * Shape::kTokens + token_lane, context - 1);
     return block_row + token % kBlockTokens;
   };
-  const auto block_row_of = [&](int base) {
-    return cache_row(blocks[base / kBlockTokens], 0, kv_head, cache.kv_heads);
+  const auto block_of = [&](int base) { return blocks[min(base, context - 1) / kBlockTokens]; };
+  const auto first_row_of = [&](int64_t block) {
+    return cache_row(block, 0, kv_head, cache.kv_heads);
   };
-  const auto load = [&](const Stored* data, int base, int64_t block_row, Chunk (&chunks)[kUnroll]) {
+  const auto load = [&](const Stored* data, int base, int64_t block_row, Chunk(&chunks)[kUnroll]) {
 #pragma unroll
     for (int unroll = 0; unroll < kUnroll; ++unroll) {
       const Stored* address = data + row_of(base, block_row, unroll) * kHeadDim + column;
@@ -192,11 +193,9 @@ __device__ __forceinline__ void attention_decode(const DecodeInput& in, const Ca
   constexpr int kStride = kDecodeWaves * Shape::kStep;
   int base = range.begin + wave * Shape::kStep;
   Chunk keys[kUnroll], values[kUnroll];
-  int64_t block_row = 0;
-  if (base < range.end) {
-    block_row = block_row_of(base);
-    load(cache.k, base, block_row, keys);
-  }
+  int64_t block_row = first_row_of(block_of(base));
+  if (base < range.end) load(cache.k, base, block_row, keys);
+  int32_t next_block = block_of(base + kStride);
   for (; base < range.end; base += kStride) {
     load(cache.v, base, block_row, values);
     float k_scale[kHeld], v_scale[kHeld];
@@ -226,7 +225,8 @@ __device__ __forceinline__ void attention_decode(const DecodeInput& in, const Ca
     // The next step's keys travel while this one's scores are finished.
     const int next = base + kStride;
     if (next < range.end) {
-      block_row = block_row_of(next);
+      block_row = first_row_of(next_block);
+      next_block = block_of(next + kStride);
       load(cache.k, next, block_row, keys);
     }
     scatter_sums<Shape::kLanes / 2, Shape::kScores>(scores);
@@ -283,7 +283,8 @@ __device__ __forceinline__ void attention_decode(const DecodeInput& in, const Ca
 #pragma unroll
       for (int head = 0; head < kGroup; ++head) {
 #pragma unroll
-        for (int i = 0; i < kChunk; ++i) wave_output[wave][head][column + i] = state.output[head][i];
+        for (int i = 0; i < kChunk; ++i)
+          wave_output[wave][head][column + i] = state.output[head][i];
       }
     }
   }
@@ -324,37 +325,35 @@ __device__ __forceinline__ void attention_decode(const DecodeInput& in, const Ca
 // RF_HEAD_DIM is the head size of this unit.
 #define RF_NAME(kind, head_dim, group) rf_attention_decode_##kind##_d##head_dim##_g##group
 
-#define RF_ATTENTION_DECODE_F16(head_dim, group)                                                 \
-  extern "C" __global__ __launch_bounds__(rf::kDecodeThreads) void RF_NAME(                      \
-      f16, head_dim, group)(                                                                     \
-      const rf::half* __restrict__ q, const rf::half* __restrict__ k_cache,                      \
-      const rf::half* __restrict__ v_cache, const int32_t* __restrict__ block_table,             \
-      const int32_t* __restrict__ sequences, const int32_t* __restrict__ query_start,            \
-      const int32_t* __restrict__ context_len, float* __restrict__ out_f32,                      \
-      rf::half* __restrict__ out_f16, float* __restrict__ partial,                               \
-      float* __restrict__ partial_ml, int32_t blocks_per_sequence, int32_t heads,                \
-      int32_t kv_heads, int32_t window, int32_t split_tokens, float scale, float softcap) {      \
-    rf::attention_decode<rf::half, head_dim, group>(                                             \
-        {q, sequences, query_start, context_len, heads, window, split_tokens, {scale, softcap}}, \
-        {k_cache, v_cache, nullptr, nullptr, block_table, blocks_per_sequence, kv_heads},        \
-        {out_f32, out_f16, partial, partial_ml});                                                \
+#define RF_ATTENTION_DECODE_F16(head_dim, group)                                                   \
+  extern "C" __global__ __launch_bounds__(rf::kDecodeThreads) void RF_NAME(f16, head_dim, group)(  \
+      const rf::half* __restrict__ q, const rf::half* __restrict__ k_cache,                        \
+      const rf::half* __restrict__ v_cache, const int32_t* __restrict__ block_table,               \
+      const int32_t* __restrict__ sequences, const int32_t* __restrict__ query_start,              \
+      const int32_t* __restrict__ context_len, float* __restrict__ out_f32,                        \
+      rf::half* __restrict__ out_f16, float* __restrict__ partial, float* __restrict__ partial_ml, \
+      int32_t blocks_per_sequence, int32_t heads, int32_t kv_heads, int32_t window,                \
+      int32_t split_tokens, float scale, float softcap) {                                          \
+    rf::attention_decode<rf::half, head_dim, group>(                                               \
+        {q, sequences, query_start, context_len, heads, window, split_tokens, {scale, softcap}},   \
+        {k_cache, v_cache, nullptr, nullptr, block_table, blocks_per_sequence, kv_heads},          \
+        {out_f32, out_f16, partial, partial_ml});                                                  \
   }
 
-#define RF_ATTENTION_DECODE_INT8(head_dim, group)                                                \
-  extern "C" __global__ __launch_bounds__(rf::kDecodeThreads) void RF_NAME(                      \
-      int8, head_dim, group)(                                                                    \
-      const rf::half* __restrict__ q, const int8_t* __restrict__ k_cache,                        \
-      const int8_t* __restrict__ v_cache, const float* __restrict__ k_scale,                     \
-      const float* __restrict__ v_scale, const int32_t* __restrict__ block_table,                \
-      const int32_t* __restrict__ sequences, const int32_t* __restrict__ query_start,            \
-      const int32_t* __restrict__ context_len, float* __restrict__ out_f32,                      \
-      rf::half* __restrict__ out_f16, float* __restrict__ partial,                               \
-      float* __restrict__ partial_ml, int32_t blocks_per_sequence, int32_t heads,                \
-      int32_t kv_heads, int32_t window, int32_t split_tokens, float scale, float softcap) {      \
-    rf::attention_decode<int8_t, head_dim, group>(                                               \
-        {q, sequences, query_start, context_len, heads, window, split_tokens, {scale, softcap}}, \
-        {k_cache, v_cache, k_scale, v_scale, block_table, blocks_per_sequence, kv_heads},        \
-        {out_f32, out_f16, partial, partial_ml});                                                \
+#define RF_ATTENTION_DECODE_INT8(head_dim, group)                                                  \
+  extern "C" __global__ __launch_bounds__(rf::kDecodeThreads) void RF_NAME(int8, head_dim, group)( \
+      const rf::half* __restrict__ q, const int8_t* __restrict__ k_cache,                          \
+      const int8_t* __restrict__ v_cache, const float* __restrict__ k_scale,                       \
+      const float* __restrict__ v_scale, const int32_t* __restrict__ block_table,                  \
+      const int32_t* __restrict__ sequences, const int32_t* __restrict__ query_start,              \
+      const int32_t* __restrict__ context_len, float* __restrict__ out_f32,                        \
+      rf::half* __restrict__ out_f16, float* __restrict__ partial, float* __restrict__ partial_ml, \
+      int32_t blocks_per_sequence, int32_t heads, int32_t kv_heads, int32_t window,                \
+      int32_t split_tokens, float scale, float softcap) {                                          \
+    rf::attention_decode<int8_t, head_dim, group>(                                                 \
+        {q, sequences, query_start, context_len, heads, window, split_tokens, {scale, softcap}},   \
+        {k_cache, v_cache, k_scale, v_scale, block_table, blocks_per_sequence, kv_heads},          \
+        {out_f32, out_f16, partial, partial_ml});                                                  \
   }
 
 RF_ATTENTION_DECODE_F16(RF_HEAD_DIM, 4)
