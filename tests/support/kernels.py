@@ -32,6 +32,7 @@ from kernels.compiler import find_compiler
 from kernels.table import KERNELS_DIR, Source, Unit, read_table
 from kernels.targets import TARGETS, Platform, Target
 
+from rocmforge_hip.library import ArgumentPacker, KernelArgumentError
 from tests.support.host_platform import HostPlatform
 from tests.support.source_lines import with_source_lines
 
@@ -43,15 +44,6 @@ Scalar = int | float | np.number[Any]
 _GUARD_BYTES = 256
 _GUARD = 0xCA
 _POISON = 0xFF  # every float type reads it as NaN, integers as -1
-
-_SCALARS: dict[str, type[ctypes._SimpleCData[Any]]] = {
-    "i8": ctypes.c_int8,
-    "i16": ctypes.c_int16,
-    "i32": ctypes.c_int32,
-    "i64": ctypes.c_int64,
-    "f32": ctypes.c_float,
-    "f64": ctypes.c_double,
-}
 
 
 class KernelFault(AssertionError):
@@ -92,6 +84,11 @@ class DeviceArray:
             self._copy_in(self.pointer - self._guard, image)
         if device.host and self._size and name:
             device.host.label(self.pointer, self.nbytes, name)
+
+    @property
+    def address(self) -> int:
+        """The pointer, by the name that the backend's packer knows."""
+        return self.pointer
 
     def set(self, values: Array) -> None:
         """Uploads values of the same shape and dtype."""
@@ -149,7 +146,7 @@ class Device:
             _BuiltImages(self.target, table) if self.host else _LibImages(self.target)
         )
         self._modules: dict[Path, Any] = {}
-        self._functions: dict[str, tuple[Any, dict[str, Any]]] = {}
+        self._functions: dict[str, tuple[Any, ArgumentPacker]] = {}
         self._arrays: list[DeviceArray] = []
 
     def upload(self, values: npt.ArrayLike, name: str = "") -> DeviceArray:
@@ -194,10 +191,19 @@ class Device:
         stream: object = None,
     ) -> None:
         """The same without waiting, on a stream of hip-python's."""
-        function, entry = self._function(kernel)
-        packed = _pack(kernel, entry["args"], args)
+        function, packer = self._function(kernel)
+        try:
+            packed = packer.pack(args)
+        except KernelArgumentError as error:
+            raise KernelFault(error.message) from error
         result = hip.hipModuleLaunchKernel(
-            function, *_three(grid), *_three(block), lds_bytes, stream, None, packed
+            function,
+            *_three(grid),
+            *_three(block),
+            lds_bytes,
+            stream,
+            None,
+            packed.extra_address,
         )
         self.ok(result, f"launch of {kernel}")
 
@@ -234,14 +240,15 @@ class Device:
         """hip-python's handle of the kernel."""
         return self._function(kernel)[0]
 
-    def _function(self, kernel: str) -> tuple[Any, dict[str, Any]]:
+    def _function(self, kernel: str) -> tuple[Any, ArgumentPacker]:
         if kernel not in self._functions:
             path, entry = self._images.find(kernel)
             if path not in self._modules:
                 call = hip.hipModuleLoadData(path.read_bytes())
                 self._modules[path] = self.ok(call, f"loading {path.name}")
             call = hip.hipModuleGetFunction(self._modules[path], kernel.encode())
-            self._functions[kernel] = (self.ok(call, "hipModuleGetFunction"), entry)
+            function = self.ok(call, "hipModuleGetFunction")
+            self._functions[kernel] = function, ArgumentPacker(kernel, entry["args"])
         return self._functions[kernel]
 
 
@@ -299,38 +306,6 @@ def _target_for(arch: str) -> Target:
         if fitting:
             return fitting[-1]
     raise KernelFault(f"no kernels are built for {arch}")
-
-
-def _pack(
-    kernel: str, formal: Sequence[Mapping[str, Any]], actual: Sequence[Any]
-) -> tuple[ctypes._SimpleCData[Any], ...]:
-    """The arguments as ctypes scalars, the only thing hip-python passes by value."""
-    if len(formal) != len(actual):
-        names = ", ".join(arg["name"] for arg in formal)
-        raise KernelFault(f"{kernel} takes {len(formal)} arguments ({names}), got {len(actual)}")
-    return tuple(_pack_one(kernel, f, a) for f, a in zip(formal, actual, strict=True))
-
-
-def _pack_one(kernel: str, formal: Mapping[str, Any], actual: Any) -> ctypes._SimpleCData[Any]:
-    kind = formal["type"]
-    if kind == "pointer" and (actual is None or isinstance(actual, DeviceArray)):
-        return ctypes.c_void_p(actual.pointer if actual is not None else None)
-    if kind == "f16" and isinstance(actual, np.float16):
-        return ctypes.c_uint16(int(actual.view(np.uint16)))
-    if kind in ("f32", "f64") and isinstance(actual, float | np.floating):
-        return _SCALARS[kind](float(actual))
-    if kind.startswith("i") and isinstance(actual, int | np.integer):
-        return _integer(kernel, formal, int(actual))
-    raise KernelFault(
-        f"{kernel}: argument {formal['name']} is a {kind}, got {type(actual).__name__}"
-    )
-
-
-def _integer(kernel: str, formal: Mapping[str, Any], value: int) -> ctypes._SimpleCData[Any]:
-    bits = int(formal["type"][1:])
-    if not -(1 << (bits - 1)) <= value < 1 << bits:
-        raise KernelFault(f"{kernel}: argument {formal['name']}: {value} needs over {bits} bits")
-    return _SCALARS[formal["type"]](value)
 
 
 def _three(size: int | Sequence[int]) -> tuple[int, int, int]:

@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+import numpy as np
+
 from rocmforge.errors import BackendError, ConfigurationError
 from rocmforge_hip.driver import ArgumentBuffer, Dim3, Driver, HipError
 from rocmforge_hip.platform import LIB_DIR
@@ -31,6 +33,7 @@ _CODES: Final = {"pointer": "Q", "i8": "b", "i16": "h", "i32": "i", "i64": "q"} 
     "f32": "f",
     "f64": "d",
 }
+_FLOATS: Final = ("f16", "f32", "f64")
 _MAX_GRID: Final = (2**31 - 1, 65535, 65535)
 
 
@@ -60,7 +63,7 @@ class OnDevice(Protocol):
         ...
 
 
-Argument = OnDevice | int | float | None
+Argument = OnDevice | int | float | np.number[Any] | None
 
 
 def find_target(target: str, lib: Path = LIB_DIR) -> str:
@@ -83,6 +86,66 @@ def find_target(target: str, lib: Path = LIB_DIR) -> str:
     raise NoKernelsForTarget(target, available)
 
 
+class ArgumentPacker:
+    """Packs the arguments of one kernel where its manifest entry says they lie.
+
+    hip-python packs Python objects by their own size and says nothing when there are too few or
+    when a host address is passed by mistake, so it is only given the finished bytes.
+    """
+
+    def __init__(self, kernel: str, arguments: Sequence[Mapping[str, Any]]) -> None:
+        self.kernel = kernel
+        self._names = [argument["name"] for argument in arguments]
+        self._kinds = [argument["type"] for argument in arguments]
+        self._format = _format(arguments)
+        self._buffer = ArgumentBuffer(self._format.size)
+
+    def pack(self, arguments: Sequence[Argument]) -> ArgumentBuffer:
+        """The packed arguments, valid until the next call.
+
+        Raises:
+            KernelArgumentError: Their number, a kind or a size is wrong.
+        """
+        if len(arguments) != len(self._names):
+            raise KernelArgumentError(
+                self.kernel,
+                f"it takes {len(self._names)} arguments ({', '.join(self._names)}), "
+                f"not {len(arguments)}",
+            )
+        values = [
+            self._address(name, argument)
+            if kind == "pointer"
+            else self._number(name, kind, argument)
+            for name, kind, argument in zip(self._names, self._kinds, arguments, strict=True)
+        ]
+        try:
+            self._format.pack_into(self._buffer.data, 0, *values)
+        except (struct.error, OverflowError) as error:
+            raise KernelArgumentError(
+                self.kernel, f"{error}; got {self.describe(arguments)}"
+            ) from error
+        return self._buffer
+
+    def describe(self, arguments: Sequence[Argument]) -> str:
+        """Names and values, for errors."""
+        pairs = zip(self._names, arguments, strict=True)
+        return ", ".join(f"{name}={argument}" for name, argument in pairs)
+
+    def _address(self, name: str, argument: Argument) -> int:
+        if argument is None:
+            return 0
+        address = getattr(argument, "address", None)
+        if not isinstance(address, int):
+            raise KernelArgumentError(self.kernel, f"{name} is a pointer, got {argument!r}")
+        return address
+
+    def _number(self, name: str, kind: str, argument: Argument) -> Argument:
+        # struct turns an integer into a float without a word, but not the other way round.
+        if kind in _FLOATS and not isinstance(argument, float | np.floating):
+            raise KernelArgumentError(self.kernel, f"{name} is a {kind}, got {argument!r}")
+        return argument
+
+
 class Kernel:
     """A kernel that can be launched on the stream of its library.
 
@@ -98,11 +161,7 @@ class Kernel:
         self._driver = driver
         self._stream = stream
         self._function = function
-        self._names = [argument["name"] for argument in entry["args"]]
-        self._is_pointer = [argument["type"] == "pointer" for argument in entry["args"]]
-        self._format = _format(entry["args"])
-        assert self._format.size == entry["args_size"], name
-        self._arguments = ArgumentBuffer(self._format.size)
+        self._packer = ArgumentPacker(name, entry["args"])
 
     def launch(self, *arguments: Argument, grid: Dim3, block: int, lds_bytes: int = 0) -> None:
         """Starts the kernel. None is a null pointer.
@@ -118,49 +177,19 @@ class Kernel:
                 self.name,
                 f"grid {grid}, block {block} is out of bounds (at most {self.max_threads} threads)",
             )
-        self._pack(arguments)
+        packed = self._packer.pack(arguments)
         try:
             self._driver.launch(
-                self._function, grid, (block, 1, 1), lds_bytes, self._stream, self._arguments
+                self._function, grid, (block, 1, 1), lds_bytes, self._stream, packed
             )
         except HipError as error:
             raise HipError(
                 error.call,
                 error.code,
                 error.device,
-                f"kernel {self.name}, grid {grid}, block {block}, {self._describe(arguments)}",
+                f"kernel {self.name}, grid {grid}, block {block}, "
+                f"{self._packer.describe(arguments)}",
             ) from error
-
-    def _pack(self, arguments: tuple[Argument, ...]) -> None:
-        if len(arguments) != len(self._names):
-            raise KernelArgumentError(
-                self.name,
-                f"it takes {len(self._names)} arguments ({', '.join(self._names)}), "
-                f"not {len(arguments)}",
-            )
-        values = [
-            self._address(name, argument) if is_pointer else argument
-            for name, is_pointer, argument in zip(
-                self._names, self._is_pointer, arguments, strict=True
-            )
-        ]
-        try:
-            self._format.pack_into(self._arguments.data, 0, *values)
-        except (struct.error, OverflowError) as error:
-            raise KernelArgumentError(
-                self.name, f"{error}; got {self._describe(arguments)}"
-            ) from error
-
-    def _address(self, name: str, argument: Argument) -> int:
-        if argument is None:
-            return 0
-        if isinstance(argument, int | float):
-            raise KernelArgumentError(self.name, f"{name} is a pointer, got {argument!r}")
-        return argument.address
-
-    def _describe(self, arguments: tuple[Argument, ...]) -> str:
-        pairs = zip(self._names, arguments, strict=True)
-        return ", ".join(f"{name}={argument}" for name, argument in pairs)
 
 
 def _format(arguments: Sequence[Mapping[str, Any]]) -> struct.Struct:
