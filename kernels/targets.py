@@ -58,7 +58,7 @@ TARGETS = (
     _amd("gfx11-generic", 32),
     _amd("gfx12-generic", 32),
     # PTX is compiled further by the driver, for its own chip or any later one.
-    Target("sm_80", Platform.NVIDIA, 32, cpu="sm_80", features=("+ptx72",)),
+    Target("sm_80", Platform.NVIDIA, 32, cpu="sm_80", features=("+ptx78",)),
     Target("sm_90", Platform.NVIDIA, 32, cpu="sm_90", features=("+ptx80",)),
     # The checking library of tests/platform/host runs these.
     Target("host-w32", Platform.HOST, 32, cpu="x86-64-v3"),
