@@ -53,6 +53,13 @@ def test_private_array_overflow(device: Device) -> None:
         device.launch("rf_private_index", y, 5, grid=1, block=64)
 
 
+def test_private_array_that_overflows_the_stack(device: Device) -> None:
+    y = device.empty(64, np.int32)
+    match = r"rf_large_private_array.*overflows the stack of a lane.*\n  at faulty\.hip:\d+"
+    with pytest.raises(KernelFault, match=match):
+        device.launch("rf_large_private_array", y, 1 << 17, grid=1, block=64)
+
+
 def test_missing_barrier_before_a_read(device: Device, any_order: str) -> None:
     y = device.empty(256, np.float32)
     with pytest.raises(KernelFault, match=r"of shared array .*values"):

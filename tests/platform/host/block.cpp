@@ -4,6 +4,7 @@
 #include <cstring>
 #include <numeric>
 
+#include "fault.h"
 #include "module.h"
 #include "options.h"
 #include "report.h"
@@ -28,6 +29,7 @@ std::string place(const Lane& lane) {
 }  // namespace
 
 hipError_t BlockRunner::run(const Launch& launch) {
+  const FaultGuard guard;
   launch_ = &launch;
   wave_size_ = static_cast<unsigned>(options().wave);
   threads_ = static_cast<int>(launch.block[0] * launch.block[1] * launch.block[2]);

@@ -34,8 +34,6 @@ rf_host_switch:
 namespace host {
 namespace {
 
-constexpr size_t kPage = 4096;
-constexpr size_t kStackBytes = 128 << 10;
 constexpr int kSavedRegisters = 6;
 
 }  // namespace
@@ -56,14 +54,14 @@ const char* name_of(Wait wait) {
 
 void make_stack(Lane& lane, int index) {
   if (lane.stack_begin) return;
-  void* memory = mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE,
+  void* memory = mmap(nullptr, kStackGuardBytes + kStackBytes, PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (memory == MAP_FAILED || mprotect(memory, kPage, PROT_NONE)) {
+  if (memory == MAP_FAILED || mprotect(memory, kStackGuardBytes, PROT_NONE)) {
     std::perror("host platform: stack of a lane");
     std::abort();
   }
-  lane.stack_begin = reinterpret_cast<uintptr_t>(memory) + kPage;
-  lane.stack_end = reinterpret_cast<uintptr_t>(memory) + kStackBytes;
+  lane.stack_begin = reinterpret_cast<uintptr_t>(memory) + kStackGuardBytes;
+  lane.stack_end = lane.stack_begin + kStackBytes;
   // Stacks at equal offsets of their pages would compete for the same lines of the cache.
   const size_t stagger = static_cast<size_t>(index) * 704 % 16384;
   lane.info = reinterpret_cast<RfHostLane*>(lane.stack_end - stagger - sizeof(RfHostLane));

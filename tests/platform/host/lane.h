@@ -1,11 +1,15 @@
 // A lane of a kernel: a fiber with its own stack.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "rf/platform/host_abi.h"
 
 namespace host {
+
+// A stack, and what lies in front of it and nothing may touch: as much as one frame could skip.
+inline constexpr size_t kStackGuardBytes = 1 << 20, kStackBytes = 256 << 10;
 
 // What a lane has stopped for. Ready lanes have not stopped.
 enum class Wait : uint8_t {

@@ -133,6 +133,12 @@ extern "C" __global__ __launch_bounds__(256) void rf_count(int* total, int* in_b
   if (threadIdx.x == 0) in_block[blockIdx.x] = count;
 }
 
+extern "C" __global__ __launch_bounds__(256) void rf_large_private_array(int* y, int n) {
+  int values[128 << 10];
+  for (int i = n - 1; i >= 0; i--) values[i] = i;
+  y[threadIdx.x] = values[threadIdx.x];
+}
+
 // Right: float additions are a loop of compare and exchange on some targets.
 extern "C" __global__ __launch_bounds__(256) void rf_count_float(float* total) {
   rf::atomic_add(total, 0.5f);
