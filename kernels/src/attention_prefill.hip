@@ -6,19 +6,18 @@
 // all its waves read from LDS; each wave keeps the output of its own rows in registers, transposed
 // (see mma_attention.h). K of the next tile travels during the second product, V during the first.
 #include "rf/attention.h"
-#include "rf/mma_attention.h"
+#include "rf/cache_tiles.h"
 #include "rf/wave.h"
 
 namespace rf {
 
 inline constexpr int kRows = 128;
-inline constexpr int kPrefillThreads = 256;
 inline constexpr int kPrefillWaves = kPrefillThreads / kWave;
 inline constexpr int kQueryTiles = kRows / kTile / kPrefillWaves;  // of each wave
 
-// Registers of a lane that one 16-wide step of the head costs: a part of the queries and of the
-// output. Where they would fill up, a step takes fewer keys, and the queries are loaded again for
-// every tile of keys, which costs a fraction of the time of the products.
+// Registers of a lane that its queries and its output take. Where these would fill up, a step takes
+// fewer keys, and the queries are loaded again for every tile of keys, which costs a fraction of
+// the time of the products.
 constexpr int head_registers(int head_dim) {
   return head_dim / kTile * kQueryTiles *
          static_cast<int>(sizeof(mma::Unit::B) + sizeof(TileValues)) / 4;
@@ -31,155 +30,6 @@ constexpr bool keeps_queries(int head_dim) {
   return head_registers(head_dim) <= mma::Unit::kKeptQueryRegisters;
 }
 inline constexpr int kReloadUnroll = 2;  // steps of the head whose queries are loaded ahead
-
-__device__ __forceinline__ Vec<half, 8> load_eight(const half* from, float) {
-  return load16(from);
-}
-__device__ __forceinline__ Vec<half, 8> load_eight(const int8_t* from, float scale) {
-  const Vec<int8_t, 8> values = *reinterpret_cast<const Vec<int8_t, 8>*>(from);
-  Vec<half, 8> result;
-  for (int i = 0; i < 8; ++i) result[i] = to_half(static_cast<float>(values[i]) * scale);
-  return result;
-}
-
-// Where the keys and values of one sequence and head lie.
-template <class Stored, int kHeadDim>
-struct HeadCache {
-  const Stored* data;
-  const float* scale;
-  const int32_t* blocks;
-  int kv_head, kv_heads;
-  int context;
-
-  // Tokens beyond the context are the last one again: what follows it was never written.
-  __device__ __forceinline__ int64_t row(int token) const {
-    token = min(token, context - 1);
-    return cache_row(blocks[token / kBlockTokens], token % kBlockTokens, kv_head, kv_heads);
-  }
-  __device__ __forceinline__ const Stored* address(int64_t row, int dim) const {
-    return data + row * kHeadDim + dim;
-  }
-  __device__ __forceinline__ Vec<half, 8> eight(int token, int dim) const {
-    const int64_t own = row(token);
-    return load_eight(address(own, dim), sizeof(Stored) == 1 ? scale[own] : 1.0f);
-  }
-};
-
-// Copies rows of the cache to an LDS tile with the same rows. start() begins, finish() completes;
-// between them the data is in flight.
-template <class Stored, int kHeadDim, int kKeys>
-class RowLoader {
- public:
-  static constexpr int kHalves = kKeys * RowTile<kHeadDim>::kStride;
-  using Tile = RowTile<kHeadDim>;
-
-  __device__ __forceinline__ void start(const HeadCache<Stored, kHeadDim>& cache, int first_token,
-                                        Tile tile) {
-#pragma unroll
-    for (int i = 0; i < kCopies; ++i) {
-      if (!in_tile(i)) continue;
-      const int token = first_token + row_of(i);
-      if constexpr (kAsync) {
-        const half* from = cache.address(cache.row(token), chunk_of(i) * 8);
-        async_copy16(tile.chunk(row_of(i), chunk_of(i)), from);
-      } else {
-        copied_[i] = cache.eight(token, chunk_of(i) * 8);
-      }
-    }
-  }
-
-  __device__ __forceinline__ void finish(Tile tile) {
-    if constexpr (kAsync) {
-      async_wait();
-    } else {
-#pragma unroll
-      for (int i = 0; i < kCopies; ++i) {
-        if (in_tile(i)) store16(tile.chunk(row_of(i), chunk_of(i)), copied_[i]);
-      }
-    }
-  }
-
- private:
-  static constexpr bool kAsync = kHasAsyncCopy && sizeof(Stored) == 2;
-  static constexpr int kChunks = kKeys * kHeadDim / 8;
-  static constexpr int kCopies = (kChunks + kPrefillThreads - 1) / kPrefillThreads;
-
-  static __device__ __forceinline__ int index(int i) { return i * kPrefillThreads + threadIdx.x; }
-  static __device__ __forceinline__ bool in_tile(int i) {
-    return kChunks % kPrefillThreads == 0 || index(i) < kChunks;
-  }
-  static __device__ __forceinline__ int row_of(int i) { return index(i) / (kHeadDim / 8); }
-  static __device__ __forceinline__ int chunk_of(int i) { return index(i) % (kHeadDim / 8); }
-
-  Vec<half, 8> copied_[kAsync ? 1 : kCopies];
-};
-
-// The same with the tile transposed: a thread takes eight elements of four keys at a time.
-template <class Stored, int kHeadDim, int kKeys>
-class TransposingLoader {
- public:
-  static constexpr int kHalves = kHeadDim * TransposedTile<kKeys>::kStride;
-  using Tile = TransposedTile<kKeys>;
-
-  __device__ __forceinline__ void start(const HeadCache<Stored, kHeadDim>& cache, int first_token,
-                                        Tile) {
-#pragma unroll
-    for (int i = 0; i < kCopies; ++i) {
-      if (!in_tile(i)) continue;
-#pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        const int token = first_token + mma::Unit::key_at(quad_of(i) * 4 + k);
-        copied_[i][k] = cache.eight(token, chunk_of(i) * 8);
-      }
-    }
-  }
-
-  __device__ __forceinline__ void finish(Tile tile) {
-#pragma unroll
-    for (int i = 0; i < kCopies; ++i) {
-      if (!in_tile(i)) continue;
-#pragma unroll
-      for (int dim = 0; dim < 8; ++dim) {
-        const Vec<half, 4> keys{copied_[i][0][dim], copied_[i][1][dim], copied_[i][2][dim],
-                                copied_[i][3][dim]};
-        half* chunk = tile.chunk(chunk_of(i) * 8 + dim, quad_of(i) / 2);
-        *reinterpret_cast<Vec<half, 4>*>(chunk + quad_of(i) % 2 * 4) = keys;
-      }
-    }
-  }
-
- private:
-  static constexpr int kUnits = kKeys / 4 * kHeadDim / 8;
-  static constexpr int kCopies = (kUnits + kPrefillThreads - 1) / kPrefillThreads;
-
-  static __device__ __forceinline__ int index(int i) { return i * kPrefillThreads + threadIdx.x; }
-  static __device__ __forceinline__ bool in_tile(int i) {
-    return kUnits % kPrefillThreads == 0 || index(i) < kUnits;
-  }
-  static __device__ __forceinline__ int quad_of(int i) { return index(i) / (kHeadDim / 8); }
-  static __device__ __forceinline__ int chunk_of(int i) { return index(i) % (kHeadDim / 8); }
-
-  Vec<half, 8> copied_[kCopies][4];
-};
-
-template <bool kTransposed, class Stored, int kHeadDim, int kKeys>
-struct ValueLoaderOf {
-  using Type = RowLoader<Stored, kHeadDim, kKeys>;
-};
-template <class Stored, int kHeadDim, int kKeys>
-struct ValueLoaderOf<true, Stored, kHeadDim, kKeys> {
-  using Type = TransposingLoader<Stored, kHeadDim, kKeys>;
-};
-
-// A part of V^T, dims as rows, whichever way V lies in LDS.
-template <class Unit, class Tile>
-__device__ __forceinline__ typename Unit::A load_values(const Tile& tile, int dim, int key) {
-  if constexpr (Unit::kTransposedV) {
-    return Unit::load(tile, dim, key / 8);
-  } else {
-    return Unit::load_transposed(tile, key, dim / 8);
-  }
-}
 
 struct PrefillInput {
   const half* q;               // [T, heads * head_dim]
@@ -208,8 +58,8 @@ __device__ __forceinline__ void cap_scores(Scores<kKeyTiles>& scores, const Scor
 // Hides the keys after a query's own position, and those before its window.
 template <int kKeyTiles>
 __device__ __forceinline__ void mask_scores(Scores<kKeyTiles>& scores,
-                                            const int (&position)[mma::Unit::kSlots],
-                                            int first_key, int window) {
+                                            const int (&position)[mma::Unit::kSlots], int first_key,
+                                            int window) {
 #pragma unroll
   for (int tile = 0; tile < kKeyTiles; ++tile) {
 #pragma unroll
@@ -348,9 +198,9 @@ __device__ __forceinline__ void attention_prefill(const PrefillInput& in,
   }
 
   const int32_t* blocks = cache.blocks_of(sequence);
-  const HeadCache<Stored, kHeadDim> keys{cache.k, cache.k_scale, blocks,
+  const HeadCache<Stored, kHeadDim> keys{cache.k, cache.k_scale,  blocks,
                                          kv_head, cache.kv_heads, context};
-  const HeadCache<Stored, kHeadDim> values{cache.v, cache.v_scale, blocks,
+  const HeadCache<Stored, kHeadDim> values{cache.v, cache.v_scale,  blocks,
                                            kv_head, cache.kv_heads, context};
   KeyLoader key_loader;
   ValueLoader value_loader;
@@ -364,8 +214,7 @@ __device__ __forceinline__ void attention_prefill(const PrefillInput& in,
     __syncthreads();  // K is there; all waves are done with the last V
     value_loader.start(values, base, v_tile);
 
-    const bool visible =
-        base < wave_end && base + kKeys > first_visible(wave_first, in.window);
+    const bool visible = base < wave_end && base + kKeys > first_visible(wave_first, in.window);
     typename Unit::B weights[kQueryTiles][kKeyTiles];
     if (visible) {
       Scores<kKeyTiles> scores[kQueryTiles] = {};
@@ -395,7 +244,8 @@ __device__ __forceinline__ void attention_prefill(const PrefillInput& in,
         if (masked) mask_scores(scores[tile], position[tile], base, in.window);
         softmax[tile].add(scores[tile], factor);
 #pragma unroll
-        for (int key = 0; key < kKeyTiles; ++key) weights[tile][key] = Unit::pack(scores[tile][key]);
+        for (int key = 0; key < kKeyTiles; ++key)
+          weights[tile][key] = Unit::pack(scores[tile][key]);
       }
     }
 
@@ -448,35 +298,33 @@ __device__ __forceinline__ void attention_prefill(const PrefillInput& in,
 // RF_HEAD_DIM is the head size of this unit.
 #define RF_NAME(kind, head_dim) rf_attention_prefill_##kind##_d##head_dim
 
-#define RF_ATTENTION_PREFILL_F16(head_dim)                                                        \
-  extern "C" __global__ __launch_bounds__(rf::kPrefillThreads) void                               \
-  RF_NAME(f16, head_dim)(                                                                         \
-      const rf::half* __restrict__ q, const rf::half* __restrict__ k_cache,                       \
-      const rf::half* __restrict__ v_cache,                                                       \
-      const int32_t* __restrict__ block_table, const int32_t* __restrict__ sequences,             \
-      const int32_t* __restrict__ query_start, const int32_t* __restrict__ context_len,           \
-      float* __restrict__ out_f32, rf::half* __restrict__ out_f16, int32_t blocks_per_sequence,   \
-      int32_t heads, int32_t kv_heads, int32_t window, float scale, float softcap) {              \
-    rf::attention_prefill<rf::half, head_dim>(                                                    \
-        {q, sequences, query_start, context_len, heads, window, {scale, softcap}},                \
-        {k_cache, v_cache, nullptr, nullptr, block_table, blocks_per_sequence, kv_heads},         \
-        out_f32, out_f16);                                                                        \
+#define RF_ATTENTION_PREFILL_F16(head_dim)                                                         \
+  extern "C" __global__ __launch_bounds__(rf::kPrefillThreads) void RF_NAME(f16, head_dim)(        \
+      const rf::half* __restrict__ q, const rf::half* __restrict__ k_cache,                        \
+      const rf::half* __restrict__ v_cache, const int32_t* __restrict__ block_table,               \
+      const int32_t* __restrict__ sequences, const int32_t* __restrict__ query_start,              \
+      const int32_t* __restrict__ context_len, float* __restrict__ out_f32,                        \
+      rf::half* __restrict__ out_f16, int32_t blocks_per_sequence, int32_t heads,                  \
+      int32_t kv_heads, int32_t window, float scale, float softcap) {                              \
+    rf::attention_prefill<rf::half, head_dim>(                                                     \
+        {q, sequences, query_start, context_len, heads, window, {scale, softcap}},                 \
+        {k_cache, v_cache, nullptr, nullptr, block_table, blocks_per_sequence, kv_heads}, out_f32, \
+        out_f16);                                                                                  \
   }
 
-#define RF_ATTENTION_PREFILL_INT8(head_dim)                                                       \
-  extern "C" __global__ __launch_bounds__(rf::kPrefillThreads) void                               \
-  RF_NAME(int8, head_dim)(                                                                        \
-      const rf::half* __restrict__ q, const int8_t* __restrict__ k_cache,                         \
-      const int8_t* __restrict__ v_cache,                                                         \
-      const float* __restrict__ k_scale, const float* __restrict__ v_scale,                       \
-      const int32_t* __restrict__ block_table, const int32_t* __restrict__ sequences,             \
-      const int32_t* __restrict__ query_start, const int32_t* __restrict__ context_len,           \
-      float* __restrict__ out_f32, rf::half* __restrict__ out_f16, int32_t blocks_per_sequence,   \
-      int32_t heads, int32_t kv_heads, int32_t window, float scale, float softcap) {              \
-    rf::attention_prefill<int8_t, head_dim>(                                                      \
-        {q, sequences, query_start, context_len, heads, window, {scale, softcap}},                \
-        {k_cache, v_cache, k_scale, v_scale, block_table, blocks_per_sequence, kv_heads},         \
-        out_f32, out_f16);                                                                        \
+#define RF_ATTENTION_PREFILL_INT8(head_dim)                                                        \
+  extern "C" __global__ __launch_bounds__(rf::kPrefillThreads) void RF_NAME(int8, head_dim)(       \
+      const rf::half* __restrict__ q, const int8_t* __restrict__ k_cache,                          \
+      const int8_t* __restrict__ v_cache, const float* __restrict__ k_scale,                       \
+      const float* __restrict__ v_scale, const int32_t* __restrict__ block_table,                  \
+      const int32_t* __restrict__ sequences, const int32_t* __restrict__ query_start,              \
+      const int32_t* __restrict__ context_len, float* __restrict__ out_f32,                        \
+      rf::half* __restrict__ out_f16, int32_t blocks_per_sequence, int32_t heads,                  \
+      int32_t kv_heads, int32_t window, float scale, float softcap) {                              \
+    rf::attention_prefill<int8_t, head_dim>(                                                       \
+        {q, sequences, query_start, context_len, heads, window, {scale, softcap}},                 \
+        {k_cache, v_cache, k_scale, v_scale, block_table, blocks_per_sequence, kv_heads}, out_f32, \
+        out_f16);                                                                                  \
   }
 
 RF_ATTENTION_PREFILL_F16(RF_HEAD_DIM)

@@ -31,8 +31,7 @@ extern "C" __global__ __launch_bounds__(rf::kReduceThreads) void rf_attention_de
   const float* ml = partial_ml + 2 * first;
   float highest = rf::kLowestScore;
   for (int i = thread; i < used; i += rf::kReduceThreads) highest = rf::max(highest, ml[2 * i]);
-  highest =
-      rf::block_reduce(highest, scratch, [](float a, float b) { return rf::max(a, b); });
+  highest = rf::block_reduce(highest, scratch, [](float a, float b) { return rf::max(a, b); });
   float total = 0.0f;
   for (int i = thread; i < used; i += rf::kReduceThreads) {
     factors[i] = rf::exp2(ml[2 * i] - highest);

@@ -10,10 +10,10 @@ inline constexpr int kNormSteps = 4;
 
 // Where the normalised rows go. Any of them may be null, which leaves that form out.
 struct NormOutput {
-  float* f32;           // [rows, dim]
-  half* f16;            // [rows, dim]
-  int8_t* q;            // [rows, dim], see act.h; q_scale is given with it
-  ActScale* q_scale;    // [rows, dim / 32]
+  float* f32;         // [rows, dim]
+  half* f16;          // [rows, dim]
+  int8_t* q;          // [rows, dim], see act.h; q_scale is given with it
+  ActScale* q_scale;  // [rows, dim / 32]
 };
 
 // One block a row; dim is a multiple of 4 (of 32 for int8) and at most 16 * blockDim.x.
@@ -73,9 +73,8 @@ extern "C" __global__ __launch_bounds__(1024) void rf_rms_norm(
 
 // residual += delta, then the norm of residual. Grid: (rows).
 extern "C" __global__ __launch_bounds__(1024) void rf_add_rms_norm(
-    const float* __restrict__ delta, float* __restrict__ residual,
-    const float* __restrict__ weight, float* __restrict__ out_f32,
-    rf::half* __restrict__ out_f16, int8_t* __restrict__ out_q,
+    const float* __restrict__ delta, float* __restrict__ residual, const float* __restrict__ weight,
+    float* __restrict__ out_f32, rf::half* __restrict__ out_f16, int8_t* __restrict__ out_q,
     rf::ActScale* __restrict__ out_q_scale, int32_t dim, float eps) {
   rf::rms_norm<true>(delta, residual, weight, {out_f32, out_f16, out_q, out_q_scale}, dim, eps);
 }

@@ -59,8 +59,7 @@ __device__ __forceinline__ void normalise(const HeadShape& shape, HeadPairs& hea
   for (int i = 0; i < kPairsPerLane; ++i) {
     squares += head.x[i] * head.x[i] + head.y[i] * head.y[i];
   }
-  const float factor =
-      rsqrt(wave_sum(squares) / static_cast<float>(shape.head_dim) + eps);
+  const float factor = rsqrt(wave_sum(squares) / static_cast<float>(shape.head_dim) + eps);
   for_each_pair(shape, [&](int i, int pair) {
     head.x[i] *= factor * weight[first_of(shape, pair)];
     head.y[i] *= factor * weight[second_of(shape, pair)];
@@ -68,8 +67,8 @@ __device__ __forceinline__ void normalise(const HeadShape& shape, HeadPairs& hea
 }
 
 // cosine and sine are this position's rows of the tables, [rope_dim / 2].
-__device__ __forceinline__ void rotate(const HeadShape& shape, HeadPairs& head,
-                                       const float* cosine, const float* sine) {
+__device__ __forceinline__ void rotate(const HeadShape& shape, HeadPairs& head, const float* cosine,
+                                       const float* sine) {
   for_each_pair(shape, [&](int i, int pair) {
     if (pair >= shape.rope_dim / 2) return;
     const float x = head.x[i];
@@ -110,12 +109,12 @@ __device__ __forceinline__ void store_cached(const HeadShape& shape, const HeadP
 }
 
 struct RopeStoreInput {
-  const float *q, *k, *v;              // rows q_stride, k_stride, v_stride apart
+  const float *q, *k, *v;                 // rows q_stride, k_stride, v_stride apart
   const float *q_bias, *k_bias, *v_bias;  // [heads * head_dim]; null = none
-  const float *q_norm, *k_norm;        // [head_dim]; null = none
-  const float *cosine, *sine;          // [max_context, rope_dim / 2]
-  const int32_t* positions;            // [T]
-  const int64_t* slots;                // [T]; negative = a row of padding
+  const float *q_norm, *k_norm;           // [head_dim]; null = none
+  const float *cosine, *sine;             // [max_context, rope_dim / 2]
+  const int32_t* positions;               // [T]
+  const int64_t* slots;                   // [T]; negative = a row of padding
   int64_t q_stride, k_stride, v_stride;
   int heads, kv_heads;
   HeadShape shape;
@@ -158,8 +157,8 @@ __device__ __forceinline__ void rope_store(const RopeStoreInput& in,
   const bool is_key = index < in.heads + in.kv_heads;
   const int kv_head = index - in.heads - (is_key ? 0 : in.kv_heads);
   const int column = kv_head * head_dim;
-  const int64_t row = cache_row(slot / kBlockTokens, static_cast<int>(slot % kBlockTokens),
-                                kv_head, in.kv_heads);
+  const int64_t row =
+      cache_row(slot / kBlockTokens, static_cast<int>(slot % kBlockTokens), kv_head, in.kv_heads);
   if (is_key) {
     HeadPairs head = load_head(in.shape, in.k + token * in.k_stride + column,
                                in.k_bias ? in.k_bias + column : nullptr);
@@ -181,14 +180,29 @@ extern "C" __global__ __launch_bounds__(256) void rf_rope_store_f16(
     const float* __restrict__ v_bias, const float* __restrict__ q_norm,
     const float* __restrict__ k_norm, const float* __restrict__ cosine,
     const float* __restrict__ sine, const int32_t* __restrict__ positions,
-    const int64_t* __restrict__ slots, rf::half* __restrict__ q_out,
-    rf::half* __restrict__ k_cache, rf::half* __restrict__ v_cache, int64_t q_stride,
-    int64_t k_stride, int64_t v_stride, int32_t heads, int32_t kv_heads, int32_t head_dim,
-    int32_t rope_dim, int32_t neox, float eps) {
-  rf::rope_store<rf::half>(
-      {q, k, v, q_bias, k_bias, v_bias, q_norm, k_norm, cosine, sine, positions, slots, q_stride,
-       k_stride, v_stride, heads, kv_heads, {head_dim, rope_dim, neox != 0}, eps},
-      {q_out, k_cache, v_cache, nullptr, nullptr});
+    const int64_t* __restrict__ slots, rf::half* __restrict__ q_out, rf::half* __restrict__ k_cache,
+    rf::half* __restrict__ v_cache, int64_t q_stride, int64_t k_stride, int64_t v_stride,
+    int32_t heads, int32_t kv_heads, int32_t head_dim, int32_t rope_dim, int32_t neox, float eps) {
+  rf::rope_store<rf::half>({q,
+                            k,
+                            v,
+                            q_bias,
+                            k_bias,
+                            v_bias,
+                            q_norm,
+                            k_norm,
+                            cosine,
+                            sine,
+                            positions,
+                            slots,
+                            q_stride,
+                            k_stride,
+                            v_stride,
+                            heads,
+                            kv_heads,
+                            {head_dim, rope_dim, neox != 0},
+                            eps},
+                           {q_out, k_cache, v_cache, nullptr, nullptr});
 }
 
 extern "C" __global__ __launch_bounds__(256) void rf_rope_store_int8(
@@ -197,13 +211,28 @@ extern "C" __global__ __launch_bounds__(256) void rf_rope_store_int8(
     const float* __restrict__ v_bias, const float* __restrict__ q_norm,
     const float* __restrict__ k_norm, const float* __restrict__ cosine,
     const float* __restrict__ sine, const int32_t* __restrict__ positions,
-    const int64_t* __restrict__ slots, rf::half* __restrict__ q_out,
-    int8_t* __restrict__ k_cache, int8_t* __restrict__ v_cache, float* __restrict__ k_scale,
-    float* __restrict__ v_scale, int64_t q_stride, int64_t k_stride, int64_t v_stride,
-    int32_t heads, int32_t kv_heads, int32_t head_dim, int32_t rope_dim, int32_t neox,
-    float eps) {
-  rf::rope_store<int8_t>(
-      {q, k, v, q_bias, k_bias, v_bias, q_norm, k_norm, cosine, sine, positions, slots, q_stride,
-       k_stride, v_stride, heads, kv_heads, {head_dim, rope_dim, neox != 0}, eps},
-      {q_out, k_cache, v_cache, k_scale, v_scale});
+    const int64_t* __restrict__ slots, rf::half* __restrict__ q_out, int8_t* __restrict__ k_cache,
+    int8_t* __restrict__ v_cache, float* __restrict__ k_scale, float* __restrict__ v_scale,
+    int64_t q_stride, int64_t k_stride, int64_t v_stride, int32_t heads, int32_t kv_heads,
+    int32_t head_dim, int32_t rope_dim, int32_t neox, float eps) {
+  rf::rope_store<int8_t>({q,
+                          k,
+                          v,
+                          q_bias,
+                          k_bias,
+                          v_bias,
+                          q_norm,
+                          k_norm,
+                          cosine,
+                          sine,
+                          positions,
+                          slots,
+                          q_stride,
+                          k_stride,
+                          v_stride,
+                          heads,
+                          kv_heads,
+                          {head_dim, rope_dim, neox != 0},
+                          eps},
+                         {q_out, k_cache, v_cache, k_scale, v_scale});
 }

@@ -24,9 +24,7 @@ __device__ __forceinline__ float scaled(float score, float highest, float temper
 __device__ __forceinline__ uint32_t key_of(float l) {
   return __builtin_bit_cast(uint32_t, l) & 0x7fffffffu;
 }
-__device__ __forceinline__ float score_of(uint32_t key) {
-  return -__builtin_bit_cast(float, key);
-}
+__device__ __forceinline__ float score_of(uint32_t key) { return -__builtin_bit_cast(float, key); }
 
 // exp(l) in units of 2^-44: the sum over 2^18 tokens fits 63 bits.
 __device__ __forceinline__ uint64_t mass_of(uint32_t key) {
@@ -67,9 +65,9 @@ struct FilterLds {
   uint32_t count[kBins];
   uint32_t list[kListed];
   uint32_t listed;
-  int chosen;      // digit in which the running weight reaches what is wanted
-  Tally before;    // weight of the digits before it
-  Tally through;   // weight of the digits up to it
+  int chosen;     // digit in which the running weight reaches what is wanted
+  Tally before;   // weight of the digits before it
+  Tally through;  // weight of the digits up to it
   Tally scratch[kMaxWaves];
 };
 
@@ -251,8 +249,9 @@ extern "C" __global__ __launch_bounds__(256) void rf_sample_mask(
 }
 
 // The best token of each part of each row. Grid: (parts, L); highest is [L, parts].
-extern "C" __global__ __launch_bounds__(256) void rf_sample_max(
-    const float* __restrict__ scores, rf::Best* __restrict__ highest, int32_t vocab) {
+extern "C" __global__ __launch_bounds__(256) void rf_sample_max(const float* __restrict__ scores,
+                                                                rf::Best* __restrict__ highest,
+                                                                int32_t vocab) {
   __shared__ rf::Best scratch[rf::kMaxWaves];
   const rf::TokenRange range = rf::token_range(vocab);
   rf::Best best = rf::kWorst;
@@ -316,19 +315,18 @@ extern "C" __global__ __launch_bounds__(256) void rf_sample_draw(
 
   const rf::TokenRange range = rf::token_range(vocab);
   rf::Best best = rf::kWorst;
-  rf::for_each_four(
-      scores + static_cast<int64_t>(row) * vocab, range.begin, range.end,
-      [&](int token, rf::Vec<float, 4> four) {
-        bool any_kept = false;
-        for (int k = 0; k < 4; ++k) {
-          four[k] = rf::scaled(four[k], row_highest, row_temperature);
-          if (rf::key_of(four[k]) > limit) four[k] = rf::kNoScore;
-          any_kept |= four[k] > rf::kNoScore;
-        }
-        if (!any_kept) return;
-        four += rf::gumbel4(row_seed, row_position, token);
-        for (int k = 0; k < 4; ++k) best = rf::better(best, {four[k], token + k});
-      });
+  rf::for_each_four(scores + static_cast<int64_t>(row) * vocab, range.begin, range.end,
+                    [&](int token, rf::Vec<float, 4> four) {
+                      bool any_kept = false;
+                      for (int k = 0; k < 4; ++k) {
+                        four[k] = rf::scaled(four[k], row_highest, row_temperature);
+                        if (rf::key_of(four[k]) > limit) four[k] = rf::kNoScore;
+                        any_kept |= four[k] > rf::kNoScore;
+                      }
+                      if (!any_kept) return;
+                      four += rf::gumbel4(row_seed, row_position, token);
+                      for (int k = 0; k < 4; ++k) best = rf::better(best, {four[k], token + k});
+                    });
   best = rf::block_reduce(best, scratch, rf::better);
   if (threadIdx.x == 0) drawn[row * parts + blockIdx.x] = best;
 }

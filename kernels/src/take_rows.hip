@@ -3,9 +3,10 @@
 
 // out[i] = x[rows[i]] for f32 rows of dim elements (a multiple of 4).
 // Grid: (ceil(dim / (4 * blockDim.x)), number of rows to take).
-extern "C" __global__ __launch_bounds__(256) void rf_take_rows(
-    const float* __restrict__ x, const int32_t* __restrict__ rows, float* __restrict__ out,
-    int32_t dim) {
+extern "C" __global__ __launch_bounds__(256) void rf_take_rows(const float* __restrict__ x,
+                                                               const int32_t* __restrict__ rows,
+                                                               float* __restrict__ out,
+                                                               int32_t dim) {
   const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x) * 4;
   if (i >= dim) return;
   const int64_t source = static_cast<int64_t>(rows[blockIdx.y]) * dim;

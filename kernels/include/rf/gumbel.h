@@ -19,10 +19,9 @@ __device__ __forceinline__ Vec<uint32_t, 4> philox4x32(PhiloxKey key, Vec<uint32
   for (int round = 0; round < 10; ++round) {
     const uint64_t product0 = x[0] * kMultiplier0;
     const uint64_t product1 = x[2] * kMultiplier1;
-    x = Vec<uint32_t, 4>{static_cast<uint32_t>(product1 >> 32) ^ x[1] ^ key.low,
-                         static_cast<uint32_t>(product1),
-                         static_cast<uint32_t>(product0 >> 32) ^ x[3] ^ key.high,
-                         static_cast<uint32_t>(product0)};
+    x = Vec<uint32_t, 4>{
+        static_cast<uint32_t>(product1 >> 32) ^ x[1] ^ key.low, static_cast<uint32_t>(product1),
+        static_cast<uint32_t>(product0 >> 32) ^ x[3] ^ key.high, static_cast<uint32_t>(product0)};
     key.low += 0x9E3779B9;
     key.high += 0xBB67AE85;
   }
@@ -32,10 +31,9 @@ __device__ __forceinline__ Vec<uint32_t, 4> philox4x32(PhiloxKey key, Vec<uint32
 // log(1 + f) + k * log(2), Cephes' logf.
 __device__ __forceinline__ float log_polynomial(float f, float k) {
 #pragma clang fp contract(off)
-  constexpr float kCoefficients[] = {
-      7.0376836292e-2f,  -1.1514610310e-1f, 1.1676998740e-1f,
-      -1.2420140846e-1f, 1.4249322787e-1f,  -1.6668057665e-1f,
-      2.0000714765e-1f,  -2.4999993993e-1f, 3.3333331174e-1f};
+  constexpr float kCoefficients[] = {7.0376836292e-2f,  -1.1514610310e-1f, 1.1676998740e-1f,
+                                     -1.2420140846e-1f, 1.4249322787e-1f,  -1.6668057665e-1f,
+                                     2.0000714765e-1f,  -2.4999993993e-1f, 3.3333331174e-1f};
   float p = kCoefficients[0];
 #pragma unroll
   for (int i = 1; i < 9; ++i) p = p * f + kCoefficients[i];
@@ -66,8 +64,8 @@ __device__ __forceinline__ float gumbel(uint32_t bits) {
 // Noise of the four tokens `first` (a multiple of 4) to `first + 3`.
 __device__ __forceinline__ Vec<float, 4> gumbel4(uint64_t seed, int position, int first) {
   const PhiloxKey key{static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)};
-  const Vec<uint32_t, 4> counter{static_cast<uint32_t>(first) / 4,
-                                 static_cast<uint32_t>(position), 0, 0};
+  const Vec<uint32_t, 4> counter{static_cast<uint32_t>(first) / 4, static_cast<uint32_t>(position),
+                                 0, 0};
   const Vec<uint32_t, 4> bits = philox4x32(key, counter);
   return {gumbel(bits[0]), gumbel(bits[1]), gumbel(bits[2]), gumbel(bits[3])};
 }

@@ -14,19 +14,20 @@
 // result C [16 x 16] lie in registers. How the lanes of a wave hold them, with "row of A", "k" and
 // "column of B" as in C[row][column] = sum over k of A[row][k] * B[k][column]:
 //
-// | unit            | A: a lane has             | B: a lane has              | C: value i of a lane is |
-// |-----------------|---------------------------|----------------------------|-------------------------|
-// | gfx9 MFMA       | row l%16, k 4(l/16)..+3   | column l%16, k 4(l/16)..+3 | (4(l/16) + i, l%16)     |
-// | gfx11 WMMA      | row l%16, k 0..15         | column l%16, k 0..15       | (2i + l/16, l%16)       |
-// | gfx12 WMMA      | row l%16, k 8(l/16)..+7   | column l%16, k 8(l/16)..+7 | (8(l/16) + i, l%16)     |
-// | mma.m16n8k16 x2 | see Nvidia below          |                            |                         |
-// | portable        | (read from LDS)           | column l%16, k 0..15       | (n(l/16) + i, l%16)     |
+// | unit        | A: a lane has           | B: a lane has              | C: value i of a lane |
+// |-------------|-------------------------|----------------------------|----------------------|
+// | gfx9 MFMA   | row l%16, k 4(l/16)..+3 | column l%16, k 4(l/16)..+3 | (4(l/16) + i, l%16)  |
+// | gfx11 WMMA  | row l%16, k 0..15       | column l%16, k 0..15       | (2i + l/16, l%16)    |
+// | gfx12 WMMA  | row l%16, k 8(l/16)..+7 | column l%16, k 8(l/16)..+7 | (8(l/16) + i, l%16)  |
+// | mma.m16n8k16, two of them: see there                                                        |
+// | portable    | (read from LDS)         | column l%16, k 0..15       | (n(l/16) + i, l%16)  |
 //
 // l is the lane, n = 256 / kWave the number of values. On AMD the order of k within an instruction
 // does not matter as long as it is the same in A and B (on gfx12 the hardware's own is another than
-// the table's); what the second product rests on is that C's rows are B's k. Sources: AMD Instinct MI300 ISA, section
-// "Dense Matrix Multiplication Layout"; RDNA3 and RDNA4 ISA, section "Wave Matrix Multiply
-// Accumulate"; PTX ISA, "Matrix Fragments for mma.m16n8k16 with floating point type".
+// the table's); what the second product rests on is that C's rows are B's k.
+//
+// Sources: AMD Instinct MI300 ISA, "Dense Matrix Multiplication Layout"; RDNA3 and RDNA4 ISA, "Wave
+// Matrix Multiply Accumulate"; PTX ISA, "Matrix Fragments for mma.m16n8k16".
 #pragma once
 
 #include "rf/mma.h"
@@ -202,9 +203,9 @@ struct Unit : OneColumn {
 #elif RF_NVIDIA
 
 // Two mma.m16n8k16 side by side, n = 0 and 1, each for eight columns. With g = l / 4, t = l % 4:
-//   A, four registers of two halves: (row g, k 2t..+1), (g + 8, 2t..), (g, 2t + 8..), (g + 8, 2t + 8..)
-//   B, two registers for each n:     (k 2t..+1, column 8n + g), (k 2t + 8.., column 8n + g)
-//   C, four values for each n:       (g, 8n + 2t), (g, 8n + 2t + 1), (g + 8, 8n + 2t), (g + 8, ...)
+//   A, four pairs of halves: (row g, k 2t..), (g + 8, 2t..), (g, 2t + 8..), (g + 8, 2t + 8..)
+//   B, two pairs for each n: (k 2t.., column 8n + g), (k 2t + 8.., column 8n + g)
+//   C, four values of each n: (g, 8n + 2t), (g, 8n + 2t + 1), (g + 8, 8n + 2t), (g + 8, ...)
 struct Unit {
   struct A {
     uint32_t word[4];
@@ -321,9 +322,7 @@ struct Unit : OneColumn {
     Pair pair[kTile / 2];
   };
 
-  static __device__ __forceinline__ int first_row() {
-    return kTileValues * (lane_id() / kTile);
-  }
+  static __device__ __forceinline__ int first_row() { return kTileValues * (lane_id() / kTile); }
   static __device__ __forceinline__ int row(int i) { return first_row() + i; }
 
   // A lane's rows lie within eight: the order of their chunks is the same.
