@@ -13,7 +13,8 @@ namespace rf {
 
 inline constexpr int kGemmWaves = Mma::kWideTiles ? 4 : 8;
 inline constexpr int kGemmThreads = kGemmWaves * kWave;
-inline constexpr int kTileColumns = 128;
+inline constexpr int kTileColumnsBits = 7;
+inline constexpr int kTileColumns = 1 << kTileColumnsBits;
 
 struct GemmArguments {
   const uint8_t* weight;
@@ -154,12 +155,12 @@ class Gemm {
     const Outputs& outputs = arguments.outputs;
     const int stored_rows = outputs.stored_rows();
     const bool is_gated = outputs.activation != kNotGated && !arguments.partial;
-    const int fours = (is_gated ? kTileColumns / 2 : kTileColumns) / 4;
+    const int fours_bits = is_gated ? kTileColumnsBits - 3 : kTileColumnsBits - 2;  // of a row
 #pragma unroll 1
-    for (int item = threadIdx.x; item < kStagedRows * fours; item += kGemmThreads) {
-      const int r = item / fours;
+    for (int item = threadIdx.x; item < kStagedRows << fours_bits; item += kGemmThreads) {
+      const int r = item >> fours_bits;
       const int64_t row = first_row + r / 16 * (16 * kRowTiles) + r % 16;
-      const int four = item % fours * 4;
+      const int four = (item - (r << fours_bits)) * 4;
       if (row >= arguments.rows) continue;
       if (is_gated) {
         const int gate = Outputs::gate_row(four);
@@ -186,8 +187,8 @@ class Gemm {
 
 }  // namespace rf
 
-// weight: a matrix of weights.h. x: halves [rows, 32 units]. With partial null, writes out (f32) and
-// out_half, those that are not null, [rows, width] = x @ weight.T, gated if `activation` says so
+// weight: a matrix of weights.h. x: halves [rows, 32 units]. With partial null, writes out (f32)
+// and out_half, those that are not null, [rows, width] = x @ weight.T, gated if `activation` says so
 // (gate.h), plus bias [width] and residual [rows, width] where these are not null. Otherwise K is
 // split into pieces of split_units (a multiple of 8), and rf_gemm_sum adds up the pieces.
 // Grid: (ceil(rows / tile rows), ceil(stored rows / 128), splits), block: the

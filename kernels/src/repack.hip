@@ -51,7 +51,8 @@ __device__ __forceinline__ uint32_t pack_bits(const Block& block, int first, int
 
 // One call writes what belongs to one unit of 32-weight blocks ...
 
-__device__ void repack(const gguf::BlockQ8_0& block, PlanesOut planes, int units, int unit) {
+__device__ __forceinline__ void repack(const gguf::BlockQ8_0& block, PlanesOut planes, int units,
+                                       int unit) {
   const auto codes = planes.take<U4>(2 * units);
   for (int part = 0; part < 2; ++part) {
     codes[2 * unit + part] = load_unaligned<U4, 2>(block.qs + 16 * part);
@@ -59,29 +60,34 @@ __device__ void repack(const gguf::BlockQ8_0& block, PlanesOut planes, int units
   planes.take<half>(units)[unit] = block.d;
 }
 
-__device__ void repack(const gguf::BlockQ4_0& block, PlanesOut planes, int units, int unit) {
+__device__ __forceinline__ void repack(const gguf::BlockQ4_0& block, PlanesOut planes, int units,
+                                       int unit) {
   planes.take<U4>(units)[unit] = pack_nibbles(block, 0);
   planes.take<half>(units)[unit] = block.d;
 }
 
-__device__ void repack(const gguf::BlockQ4_1& block, PlanesOut planes, int units, int unit) {
+__device__ __forceinline__ void repack(const gguf::BlockQ4_1& block, PlanesOut planes, int units,
+                                       int unit) {
   planes.take<U4>(units)[unit] = pack_nibbles(block, 0);
   planes.take<Half2>(units)[unit] = Half2{block.d, block.m};
 }
 
-__device__ void repack(const gguf::BlockQ5_0& block, PlanesOut planes, int units, int unit) {
+__device__ __forceinline__ void repack(const gguf::BlockQ5_0& block, PlanesOut planes, int units,
+                                       int unit) {
   planes.take<U4>(units)[unit] = pack_nibbles(block, 0);
   planes.take<uint32_t>(units)[unit] = pack_bits(block, 0, 4);
   planes.take<half>(units)[unit] = block.d;
 }
 
-__device__ void repack(const gguf::BlockQ5_1& block, PlanesOut planes, int units, int unit) {
+__device__ __forceinline__ void repack(const gguf::BlockQ5_1& block, PlanesOut planes, int units,
+                                       int unit) {
   planes.take<U4>(units)[unit] = pack_nibbles(block, 0);
   planes.take<uint32_t>(units)[unit] = pack_bits(block, 0, 4);
   planes.take<Half2>(units)[unit] = Half2{block.d, block.m};
 }
 
-__device__ void repack(const gguf::BlockMXFP4& block, PlanesOut planes, int units, int unit) {
+__device__ __forceinline__ void repack(const gguf::BlockMXFP4& block, PlanesOut planes, int units,
+                                       int unit) {
   planes.take<U4>(units)[unit] = pack_nibbles(block, 0);
   planes.take<uint8_t>(units)[unit] = block.e;
 }
@@ -89,7 +95,8 @@ __device__ void repack(const gguf::BlockMXFP4& block, PlanesOut planes, int unit
 // ... or of 256-weight blocks. `block` is the one with the unit. Planes whose items span several
 // units are written in the parts that each unit has, or by the first unit.
 
-__device__ void repack(const gguf::BlockQ2_K& block, PlanesOut planes, int units, int unit) {
+__device__ __forceinline__ void repack(const gguf::BlockQ2_K& block, PlanesOut planes, int units,
+                                       int unit) {
   const auto pairs = planes.take<U4>(units / 2);
   reinterpret_cast<U2*>(&pairs[unit / 2])[unit % 2] = pack_pairs(block, unit % 8 * kUnit, 0);
   const auto scale_min = planes.take<uint32_t>(units / 2);
@@ -102,7 +109,8 @@ struct PackedScales {
   uint32_t word[3];
 };
 
-__device__ void repack(const gguf::BlockQ3_K& block, PlanesOut planes, int units, int unit) {
+__device__ __forceinline__ void repack(const gguf::BlockQ3_K& block, PlanesOut planes, int units,
+                                       int unit) {
   const auto pairs = planes.take<U4>(units / 2);
   reinterpret_cast<U2*>(&pairs[unit / 2])[unit % 2] = pack_pairs(block, unit % 8 * kUnit, 0);
   const auto bits = planes.take<U2>(units / 2);
@@ -113,25 +121,28 @@ __device__ void repack(const gguf::BlockQ3_K& block, PlanesOut planes, int units
 }
 
 template <class Block>  // Q4_K and Q5_K
-__device__ U4 k_header(const Block& block) {
+__device__ __forceinline__ U4 k_header(const Block& block) {
   const Half2 d{block.d, block.dmin};
   const auto scales = load_unaligned<PackedScales>(block.scales);
   return U4{__builtin_bit_cast(uint32_t, d), scales.word[0], scales.word[1], scales.word[2]};
 }
 
-__device__ void repack(const gguf::BlockQ4_K& block, PlanesOut planes, int units, int unit) {
+__device__ __forceinline__ void repack(const gguf::BlockQ4_K& block, PlanesOut planes, int units,
+                                       int unit) {
   planes.take<U4>(units)[unit] = pack_nibbles(block, unit % 8 * kUnit);
   if (unit % 8 == 0) planes.take<U4>(units / 8)[unit / 8] = k_header(block);
 }
 
-__device__ void repack(const gguf::BlockQ5_K& block, PlanesOut planes, int units, int unit) {
+__device__ __forceinline__ void repack(const gguf::BlockQ5_K& block, PlanesOut planes, int units,
+                                       int unit) {
   planes.take<U4>(units)[unit] = pack_nibbles(block, unit % 8 * kUnit);
   const auto bits = planes.take<U2>(units / 2);
   reinterpret_cast<uint32_t*>(&bits[unit / 2])[unit % 2] = pack_bits(block, unit % 8 * kUnit, 4);
   if (unit % 8 == 0) planes.take<U4>(units / 8)[unit / 8] = k_header(block);
 }
 
-__device__ void repack(const gguf::BlockQ6_K& block, PlanesOut planes, int units, int unit) {
+__device__ __forceinline__ void repack(const gguf::BlockQ6_K& block, PlanesOut planes, int units,
+                                       int unit) {
   planes.take<U4>(units)[unit] = pack_nibbles(block, unit % 8 * kUnit);
   const auto pairs = planes.take<U4>(units / 2);
   reinterpret_cast<U2*>(&pairs[unit / 2])[unit % 2] = pack_pairs(block, unit % 8 * kUnit, 4);
@@ -141,7 +152,8 @@ __device__ void repack(const gguf::BlockQ6_K& block, PlanesOut planes, int units
   if (unit % 8 == 0) planes.take<half>(units / 8)[unit / 8] = block.d;
 }
 
-__device__ void repack(const gguf::BlockIQ4_XS& block, PlanesOut planes, int units, int unit) {
+__device__ __forceinline__ void repack(const gguf::BlockIQ4_XS& block, PlanesOut planes, int units,
+                                       int unit) {
   planes.take<U4>(units)[unit] = pack_nibbles(block, unit % 8 * kUnit);
   if (unit % 8 == 0) planes.take<U2>(units / 8)[unit / 8] = load_unaligned<U2, 2>(&block);
 }
@@ -154,7 +166,8 @@ struct PlainUnit {
 };
 
 template <class T>
-__device__ void repack(const PlainUnit<T>& block, PlanesOut planes, int units, int unit) {
+__device__ __forceinline__ void repack(const PlainUnit<T>& block, PlanesOut planes, int units,
+                                       int unit) {
   constexpr int kItems = sizeof(block) / sizeof(U4);
   const auto items = planes.take<U4>(kItems * units);
   for (int i = 0; i < kItems; ++i) {

@@ -50,11 +50,12 @@ class GemvTile {
       return sum;
     };
     const bool is_gated = outputs.activation != kNotGated;
-    const int groups = is_gated ? 1 : kGroups;
-    for (int i = threadIdx.x; i < groups * kGroupRows * rows; i += blockDim.x) {
+    // Of a gated layer, group 0 makes the columns.
+    const int group_bits = is_gated ? 0 : 1;
+    for (int i = threadIdx.x; i < rows * kGroupRows << group_bits; i += blockDim.x) {
       const int r = i % kGroupRows;
-      const int j = i / kGroupRows % groups;
-      const int m = i / kGroupRows / groups;
+      const int j = i / kGroupRows & group_bits;
+      const int m = i / kGroupRows >> group_bits;
       const int column = outputs.column(group(j) * kGroupRows + r);
       if (column >= outputs.width) continue;
       float value = total(m, j, r);

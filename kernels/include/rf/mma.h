@@ -25,7 +25,8 @@ using Chunk8 = Vec<uint32_t, 4>;  // 8 halves
 
 #if RF_NVIDIA
 
-// mma.sync.m16n8k16 (PTX ISA, "Matrix Fragments for mma.m16n8k16"). With g = lane / 4, t = lane % 4:
+// mma.sync.m16n8k16 (PTX ISA, "Matrix Fragments for mma.m16n8k16"). With g = lane / 4 and
+// t = lane % 4:
 //   A  a0: row g, k 2t..2t+1   a1: row g+8, same k   a2: row g, k 2t+8..   a3: row g+8, k 2t+8..
 //   B  b0: column g, k 2t..2t+1   b1: column g, k 2t+8..
 //   C  c0, c1: row g, columns 2t, 2t+1   c2, c3: row g+8

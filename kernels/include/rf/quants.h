@@ -1,7 +1,8 @@
 // The quantised blocks of a GGUF file, as they are stored there.
 //
-// Source: the GGUF type layouts of ggml (ggml-common.h) and gguf-py's quants.py. Every block has
-// one integer code a weight, and a weight is scale * (code - zero) + offset, or scale * table[code].
+// Source: the GGUF type layouts of ggml (ggml-common.h) and gguf-py's quants.py. A block has one
+// integer code for each weight, and a weight is scale * (code - zero) + offset or scale *
+// table[code].
 // Kernels do not compute from these blocks: rf_repack_* brings them into the layout of weights.h.
 #pragma once
 
