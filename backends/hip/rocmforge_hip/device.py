@@ -34,7 +34,7 @@ def find_devices(platform: Platform) -> tuple[FoundDevice, ...]:
 
 
 def choose_device(devices: Sequence[FoundDevice], wanted: str | None) -> FoundDevice:
-    """The device with this index, PCI id or (part of a) name; without any, the first.
+    """The device with this index, PCI id, name or part of a name; without any, the first.
 
     Raises:
         ConfigurationError: None or several match.
@@ -47,7 +47,9 @@ def choose_device(devices: Sequence[FoundDevice], wanted: str | None) -> FoundDe
         device
         for device in devices
         if wanted in (str(device.properties.index), device.properties.pci_id, device.info.name)
-    ] or [device for device in devices if wanted.lower() in device.info.name.lower()]
+    ]
+    if not matches and not wanted.isdigit():
+        matches = [device for device in devices if wanted.lower() in device.info.name.lower()]
     if len(matches) == 1:
         return matches[0]
     known = ", ".join(

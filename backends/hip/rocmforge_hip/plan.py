@@ -34,17 +34,21 @@ class MemoryPlan:
     limits: StepLimits
 
     @property
+    def fixed_bytes(self) -> int:
+        """Everything but the cache."""
+        return self.weights + total_bytes(self.activations) + self.input_bytes
+
+    @property
     def kv_bytes(self) -> int:
         """The cache."""
         return self.num_blocks * self.block_bytes
 
     def __str__(self) -> str:
         tokens = self.num_blocks * BLOCK_TOKENS
-        step = total_bytes(self.activations) + self.input_bytes
         return "\n".join(
             (
                 f"weights      {_mib(self.weights)}",
-                f"activations  {_mib(step)}",
+                f"activations  {_mib(self.fixed_bytes - self.weights)}",
                 f"KV cache     {_mib(self.kv_bytes)}: {self.num_blocks} blocks, {tokens} tokens, "
                 f"{tokens // self.limits.context} sequences of {self.limits.context}",
                 f"allowed      {_mib(self.allowed)}",

@@ -1,0 +1,119 @@
+"""The HIP driver and kernel library on the platform under test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from tests.support.hip import platform_options, start_platform
+from tests.support.host_platform import HostPlatform
+
+from rocmforge.errors import OutOfMemory
+from rocmforge_hip.device import FoundDevice, find_devices
+from rocmforge_hip.driver import Driver, HipError
+from rocmforge_hip.library import KernelArgumentError, KernelLibrary
+from rocmforge_hip.memory import DeviceBuffer, PinnedBuffer, spec
+from rocmforge_hip.platform import select_platform
+
+
+@pytest.fixture(scope="module")
+def host(request: pytest.FixtureRequest) -> Iterator[HostPlatform | None]:
+    """The platform under test; the checking library if it is the host."""
+    with pytest.MonkeyPatch.context() as patch:
+        yield start_platform(platform_options(request), patch)
+
+
+@pytest.fixture
+def found(host: HostPlatform | None) -> FoundDevice:
+    """The first device."""
+    return find_devices(select_platform())[0]
+
+
+@pytest.fixture
+def driver(found: FoundDevice) -> Driver:
+    """Its driver."""
+    return Driver(found.properties.index)
+
+
+@pytest.fixture
+def stream(driver: Driver) -> Iterator[int]:
+    """A stream."""
+    stream = driver.create_stream()
+    yield stream
+    driver.destroy_stream(stream)
+
+
+@pytest.fixture
+def library(driver: Driver, stream: int, found: FoundDevice) -> Iterator[KernelLibrary]:
+    """Its kernels."""
+    library = KernelLibrary(driver, stream, found.properties.target)
+    yield library
+    library.close()
+
+
+def test_a_device_says_what_it_is(found: FoundDevice, library: KernelLibrary) -> None:
+    assert found.properties.wave_size == library.wave_size
+    assert found.properties.compute_units > 0
+    assert 0 < found.info.memory_free <= found.info.memory_total
+
+
+def test_bytes_go_to_the_device_and_back(driver: Driver, stream: int) -> None:
+    there = DeviceBuffer(driver, spec((1000,), "u1"), "there")
+    source, target = (PinnedBuffer(driver, 1000, name) for name in ("source", "target"))
+    source.bytes[:] = [value % 251 for value in range(1000)]
+    driver.copy_to_device(there.array.address, source.address, 1000, stream)
+    driver.copy_to_host(target.address, there.array.address, 1000, stream)
+    driver.synchronize_stream(stream)
+    assert target.bytes.tolist() == source.bytes.tolist()
+    for buffer in (there, source, target):
+        buffer.free()
+
+
+def test_too_much_memory_is_refused_with_a_size(driver: Driver) -> None:
+    with pytest.raises(OutOfMemory, match="hipMalloc of 1,125,899,906,842,624 bytes for a cache"):
+        driver.allocate(1 << 50, "a cache")
+
+
+def test_an_unknown_kernel_is_named(library: KernelLibrary) -> None:
+    with pytest.raises(KernelArgumentError, match="rf_missing failed: there is no such kernel"):
+        library.kernel("rf_missing")
+
+
+def test_a_launch_that_is_too_large_is_refused_before_hip_sees_it(library: KernelLibrary) -> None:
+    kernel = library.kernel("rf_softcap")
+    with pytest.raises(KernelArgumentError, match=r"block 257 is out of bounds \(at most 256"):
+        kernel.launch(None, 1.0, 1, grid=(1, 1, 1), block=257)
+    with pytest.raises(KernelArgumentError, match=r"grid \(0, 1, 1\)"):
+        kernel.launch(None, 1.0, 1, grid=(0, 1, 1), block=256)
+
+
+def test_hips_refusal_carries_kernel_and_arguments(
+    driver: Driver, library: KernelLibrary, host: HostPlatform | None
+) -> None:
+    kernel = library.kernel("rf_softcap")
+    there = DeviceBuffer(driver, spec((4,), "f4"), "there")
+    with pytest.raises(HipError, match=r"rf_softcap.*grid \(1, 1, 1\).*cap=1.0, count=4") as caught:
+        kernel.launch(there.array, 1.0, 4, grid=(1, 1, 1), block=256, lds_bytes=1 << 30)
+    assert (caught.value.call, caught.value.device) == ("hipModuleLaunchKernel", driver.device)
+    if host:
+        host.clear()
+    there.free()
+
+
+def test_a_graph_does_again_what_was_recorded(
+    driver: Driver, stream: int, library: KernelLibrary
+) -> None:
+    there = DeviceBuffer(driver, spec((64,), "u1"), "there")
+    driver.begin_capture(stream)
+    there.fill(7, stream)
+    graph = driver.end_capture(stream)
+    target = PinnedBuffer(driver, 64, "target")
+    for _ in range(2):
+        there.fill(0, stream)
+        driver.launch_graph(graph, stream)
+        driver.copy_to_host(target.address, there.array.address, 64, stream)
+        driver.synchronize_stream(stream)
+        assert set(target.bytes.tolist()) == {7}
+    driver.destroy_graph(graph)
+    for buffer in (there, target):
+        buffer.free()

@@ -1,0 +1,130 @@
+"""Choosing among devices, and what an APU's memory is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rocmforge.backend.protocol import DeviceInfo
+from rocmforge.errors import ConfigurationError
+from rocmforge_hip import device as device_module
+from rocmforge_hip.device import FoundDevice, choose_device, find_devices
+from rocmforge_hip.driver import DeviceProperties, HipUnavailable
+from rocmforge_hip.platform import Platform
+
+GIB = 1 << 30
+
+
+def properties(index: int, name: str, *, integrated: bool = False) -> DeviceProperties:
+    return DeviceProperties(
+        index=index,
+        name=name,
+        target="gfx1100",
+        wave_size=32,
+        compute_units=96,
+        memory_total=24 * GIB,
+        is_integrated=integrated,
+        pci_id=f"0000:0{index}:00.0",
+    )
+
+
+def found(index: int, name: str) -> FoundDevice:
+    info = DeviceInfo(
+        index=index, name=name, target="gfx1100", memory_total=24 * GIB, memory_free=23 * GIB
+    )
+    return FoundDevice(properties(index, name), info)
+
+
+DEVICES = (
+    found(1, "Radeon RX 7900 XTX"),
+    found(2, "Radeon RX 7900 XT"),
+    found(0, "Radeon 890M"),
+)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "index"),
+    [
+        (None, 1),
+        ("0", 0),
+        ("0000:02:00.0", 2),
+        ("Radeon RX 7900 XT", 2),  # a whole name, although it is also a part of another
+        ("890m", 0),
+    ],
+)
+def test_a_device_has_an_index_a_pci_id_and_a_name(wanted: str | None, index: int) -> None:
+    assert choose_device(DEVICES, wanted).properties.index == index
+
+
+def test_a_wrong_device_is_answered_with_what_there_is() -> None:
+    with pytest.raises(ConfigurationError, match=r"'7' is not a device\. There are: 1 \(Radeon RX"):
+        choose_device(DEVICES[:1], "7")
+
+
+def test_a_name_must_be_of_one_device() -> None:
+    with pytest.raises(ConfigurationError, match="'RX 79' stands for several devices"):
+        choose_device(DEVICES, "RX 79")
+
+
+def test_no_device_is_an_error() -> None:
+    with pytest.raises(ConfigurationError, match="found no device"):
+        choose_device((), None)
+
+
+class FakeDriver:
+    """Answers for 8 GiB, 7 of them free."""
+
+    def __init__(self, device: int) -> None:
+        self.device = device
+
+    def memory_info(self) -> tuple[int, int]:
+        return 7 * GIB, 8 * GIB
+
+
+@pytest.fixture
+def listed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """An APU and a graphics card; the folder of PCI devices is empty."""
+    devices = (properties(0, "Radeon 890M", integrated=True), properties(1, "Radeon RX 7900 XTX"))
+    monkeypatch.setattr(device_module, "list_devices", lambda: devices)
+    monkeypatch.setattr(device_module, "Driver", FakeDriver)
+    monkeypatch.setattr(device_module, "_PCI_DEVICES", tmp_path)
+    return tmp_path
+
+
+@pytest.mark.usefixtures("listed")
+def test_a_card_comes_before_an_apu() -> None:
+    assert [each.properties.index for each in find_devices(Platform.ROCM)] == [1, 0]
+
+
+@pytest.mark.usefixtures("listed")
+def test_devices_of_another_platform_are_left_out() -> None:
+    assert find_devices(Platform.NVIDIA) == ()
+
+
+def test_an_apu_may_borrow_memory(listed: Path) -> None:
+    folder = listed / "0000:00:00.0"
+    folder.mkdir()
+    sizes = {"vram_total": 8, "gtt_total": 48, "vram_used": 1, "gtt_used": 2}
+    for name, size in sizes.items():
+        (folder / f"mem_info_{name}").write_text(f"{size * GIB}\n")
+    card, apu = find_devices(Platform.ROCM)
+    assert (apu.info.memory_free, apu.info.memory_total) == (53 * GIB, 56 * GIB)
+    assert (card.info.memory_free, card.info.memory_total) == (7 * GIB, 8 * GIB)
+
+
+@pytest.mark.usefixtures("listed")
+def test_without_those_files_hip_is_believed() -> None:
+    apu = find_devices(Platform.ROCM)[1]
+    assert (apu.info.memory_free, apu.info.memory_total) == (7 * GIB, 8 * GIB)
+
+
+def test_a_missing_library_is_a_reason_not_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(platform: Platform) -> None:
+        raise HipUnavailable("hipGetDeviceCount", "libamdhip64.so was not found")
+
+    monkeypatch.setattr("rocmforge_hip.backend.find_devices", fail)
+    from rocmforge_hip.backend import create
+
+    probe = create().probe()
+    assert (probe.devices, probe.reason) == ((), "libamdhip64.so was not found")

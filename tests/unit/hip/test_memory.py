@@ -1,0 +1,191 @@
+"""Buffers with owners, and the plan of a device's memory."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import pytest
+from tests.data.models.tiny_models import TinyModel, by_name, write_model
+from tests.support.hip import fitting
+
+from rocmforge.backend.protocol import LoadOptions
+from rocmforge.errors import OutOfMemory, UnsupportedTensor
+from rocmforge.gguf.reader import open_gguf
+from rocmforge.models.architectures import read_config
+from rocmforge.models.weights import load_weights
+from rocmforge_hip.driver import Driver
+from rocmforge_hip.geometry import Geometry
+from rocmforge_hip.memory import DeviceBuffer, Memory, spec
+from rocmforge_hip.plan import MemoryPlan, make_plan
+from rocmforge_hip.weight_plan import PlannedPart, plan_weights, storages, weight_bytes
+
+OPTIONS = LoadOptions(
+    device=None,
+    max_context=128,
+    max_sequences=4,
+    max_batched_tokens=64,
+    kv_blocks=None,
+    kv_dtype="auto",
+    memory_utilization=0.5,
+)
+MIB = 1 << 20
+
+
+class FakeDriver:
+    """Hands out addresses and remembers which are in use."""
+
+    def __init__(self) -> None:
+        self.live: dict[int, int] = {}
+        self._next = 1 << 20
+
+    def allocate(self, nbytes: int, what: str) -> int:
+        address, self._next = self._next, self._next + nbytes
+        self.live[address] = nbytes
+        return address
+
+    def free(self, address: int) -> None:
+        del self.live[address]
+
+
+@pytest.fixture
+def fake() -> FakeDriver:
+    return FakeDriver()
+
+
+def test_bytes_follow_from_shape_and_dtype(fake: FakeDriver) -> None:
+    buffer = DeviceBuffer(cast(Driver, fake), spec((3, 5), "f2"), "x")
+    assert buffer.nbytes == 30
+    assert fake.live == {buffer.array.address: 30}
+
+
+def test_a_buffer_is_freed_once(fake: FakeDriver) -> None:
+    buffer = DeviceBuffer(cast(Driver, fake), spec((3,), "f4"), "x")
+    buffer.free()
+    assert fake.live == {}
+    with pytest.raises(AssertionError, match="x is freed twice"):
+        buffer.free()
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_buffer_cannot_be_copied(copied: object, fake: FakeDriver) -> None:
+    buffer = DeviceBuffer(cast(Driver, fake), spec((3,), "f4"), "x")
+    with pytest.raises(TypeError, match="cannot be copied"):
+        copied(buffer)  # type: ignore[operator]
+
+
+def test_all_buffers_are_given_back(fake: FakeDriver) -> None:
+    memory = Memory(cast(Driver, fake))
+    for size in (1, 2, 3):
+        memory.device(spec((size,), "f4"), "x")
+    for buffer in memory.release():
+        buffer.free()
+    assert fake.live == {}
+
+
+def test_parts_of_an_array_stay_inside_it(fake: FakeDriver) -> None:
+    array = DeviceBuffer(cast(Driver, fake), spec((4, 8), "f4"), "x").array
+    assert array.first(2, 8).nbytes == 64
+    assert array.columns(2, 5).address == array.address + 8
+    with pytest.raises(AssertionError):
+        array.first(5, 8)
+    with pytest.raises(AssertionError):
+        array.columns(5, 9)
+
+
+def plan_for(model: TinyModel, folder: Path, free: int, options: LoadOptions) -> MemoryPlan:
+    with open_gguf(write_model(model, folder)) as file:
+        config = read_config(file)
+        weights = plan_weights(load_weights(config, file, lambda tensor: tensor))
+        return make_plan(config, weights, options, Geometry(8), free)
+
+
+def test_the_cache_takes_what_is_left_but_no_more_than_can_be_used(tmp_path: Path) -> None:
+    model = fitting(by_name("llama"))
+    plenty = plan_for(model, tmp_path, 4096 * MIB, OPTIONS)
+    assert plenty.num_blocks == 4 * 128 // 32
+    tight = plan_for(model, tmp_path, 2 * (plenty.fixed_bytes + 6 * plenty.block_bytes), OPTIONS)
+    assert tight.num_blocks == 6
+
+
+def test_what_does_not_fit_is_said_in_numbers(tmp_path: Path) -> None:
+    model = fitting(by_name("llama"))
+    with pytest.raises(OutOfMemory, match=r"needs \d+ MiB for weights.*1 MiB may be used \(50%"):
+        plan_for(model, tmp_path, 2 * MIB, OPTIONS)
+
+
+def test_blocks_that_were_asked_for_must_fit(tmp_path: Path) -> None:
+    model = fitting(by_name("llama"))
+    asked = replace(OPTIONS, kv_blocks=7)
+    assert plan_for(model, tmp_path, 4096 * MIB, asked).num_blocks == 7
+    with pytest.raises(OutOfMemory, match="cache of 32000000 tokens"):
+        plan_for(model, tmp_path, 64 * MIB, replace(OPTIONS, kv_blocks=1_000_000))
+
+
+def test_an_int8_cache_is_smaller(tmp_path: Path) -> None:
+    model = fitting(by_name("llama"))
+    half = plan_for(model, tmp_path, 4096 * MIB, OPTIONS)
+    eighth = plan_for(model, tmp_path, 4096 * MIB, replace(OPTIONS, kv_dtype="int8"))
+    assert eighth.block_bytes / half.block_bytes == pytest.approx(0.5 + 4 / 64 / 2)
+
+
+def test_a_plan_can_be_read(tmp_path: Path) -> None:
+    text = str(plan_for(fitting(by_name("llama")), tmp_path, 4096 * MIB, OPTIONS))
+    assert "16 blocks, 512 tokens, 4 sequences of 128" in text
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "phi3", "gemma3"])
+def test_query_key_and_value_are_one_matrix_and_so_are_gate_and_up(
+    name: str, tmp_path: Path
+) -> None:
+    with open_gguf(write_model(fitting(by_name(name)), tmp_path)) as file:
+        config = read_config(file)
+        plan = plan_weights(load_weights(config, file, lambda tensor: tensor))
+        sizes = sum(tensor.nbytes for tensor in file.tensors.values())
+    for layer in plan.layers:
+        parts = [layer.q, layer.k, layer.v, layer.gate, layer.up]
+        q, k, v, gate, up = (part for part in parts if isinstance(part, PlannedPart))
+        assert q.matrix is k.matrix is v.matrix
+        assert gate.matrix is up.matrix
+        assert (q.first, k.first, v.first) == (0, q.width, q.width + k.width)
+    assert len({id(storage) for storage in storages(plan)}) == len(storages(plan))
+    padding = weight_bytes(plan) / sizes
+    assert 1 <= padding < 1.2
+
+
+def test_a_width_the_kernels_cannot_read_is_refused(tmp_path: Path) -> None:
+    with open_gguf(write_model(by_name("llama"), tmp_path)) as file:
+        weights = load_weights(read_config(file), file, lambda tensor: tensor)
+        with pytest.raises(UnsupportedTensor, match="width 48 is not a multiple of 32"):
+            plan_weights(weights)
+
+
+@pytest.mark.parametrize("sequences", [1, 3, 64])
+@pytest.mark.parametrize("context", [32, 4096, 131072])
+@pytest.mark.parametrize("window", [None, 512])
+def test_splits_of_a_context_cover_it_and_fit_the_scratch(
+    sequences: int, context: int, window: int | None
+) -> None:
+    geometry = Geometry(132)
+    split = geometry.attention(context, window, kv_heads=8, sequences=sequences)
+    assert split.tokens % 32 == 0
+    visible = context if window is None else min(context, window + 32)
+    assert split.tokens * split.count >= visible > split.tokens * (split.count - 1)
+    assert split.count <= 1024
+    assert split.count == 1 or split.count * sequences <= 4 * 132 // 8 + sequences
+
+
+@pytest.mark.parametrize("rows", [9, 33, 512, 4096])
+@pytest.mark.parametrize("stored_rows", [64, 4096, 128256])
+def test_splits_of_a_product_cover_it_and_fit_the_scratch(rows: int, stored_rows: int) -> None:
+    units = 128
+    shape = Geometry(132).gemm(rows, stored_rows, units)
+    assert shape.split_units % 8 == 0
+    assert shape.split_units * shape.splits >= units > shape.split_units * (shape.splits - 1)
+    if shape.splits > 1:
+        assert shape.splits * rows * stored_rows <= 132 * 128 * 128
+    assert np.isin(shape.tile_rows, (32, 64, 128))

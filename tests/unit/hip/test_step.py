@@ -1,0 +1,126 @@
+"""How a step is laid out in its buffer, and what fills up a batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.backend.driving import Chunk, Want, make_sampling, make_step
+
+from rocmforge_hip.step import (
+    ListSizes,
+    OutputLayout,
+    SamplingNeeds,
+    StepLayout,
+    StepShape,
+)
+
+BASE = 1 << 32
+BLOCK = 32
+DECODES = StepShape(
+    tokens=4, sequences=4, rows=4, blocks=8, decodes=4, prefills=0, longest_prefill=0
+)
+
+
+def packed(chunks: list[Chunk], shape: StepShape) -> dict[str, list[Any]]:
+    """What the device would find in each array."""
+    step = make_step(0, chunks, BLOCK)
+    layout = StepLayout(shape, ListSizes.of(step.sampling))
+    buffer = np.full(layout.nbytes, 0xAA, np.uint8)
+    layout.pack(step, buffer)
+    found = {}
+    for name, array in layout.arrays(BASE).items():
+        start = array.address - BASE
+        assert start % 16 == 0
+        found[name] = buffer[start : start + array.nbytes].view(array.dtype).tolist()
+    return found
+
+
+def test_decodes_are_filled_up_with_sequences_that_store_and_see_nothing() -> None:
+    chunks = [
+        Chunk(tokens=[5], start=40, blocks=[2, 3]),
+        Chunk(tokens=[0], start=7, blocks=[6], sources=[1]),
+    ]
+    arrays = packed(chunks, DECODES)
+    assert arrays["token_ids"] == [5, 0, 0, 0]
+    assert arrays["token_source"] == [-1, 1, -1, -1]
+    assert arrays["slots"] == [3 * BLOCK + 8, 6 * BLOCK + 7, -1, -1]
+    assert arrays["context_len"] == [41, 8, 0, 0]
+    assert arrays["decodes"] == [0, 1, 2, 3]
+    assert arrays["query_start"] == [0, 1, 2, 2, 2]
+    assert arrays["block_table"][:2] == [2, 3]
+    assert arrays["block_table"][8] == 6
+    assert arrays["row_source"] == [-1, 1, -1, -1]
+    assert arrays["temperature"] == [0, 0, 0, 0]
+
+
+def test_prefills_and_decodes_are_told_apart() -> None:
+    chunks = [
+        Chunk(tokens=[1, 2, 3], blocks=[0]),
+        Chunk(tokens=[4], start=9, blocks=[1]),
+        Chunk(tokens=[5, 6], blocks=[2]),
+    ]
+    shape = StepShape(
+        tokens=6, sequences=3, rows=3, blocks=1, decodes=1, prefills=2, longest_prefill=3
+    )
+    arrays = packed(chunks, shape)
+    assert arrays["decodes"][:1] == [1]
+    assert arrays["prefills"][:2] == [0, 2]
+
+
+def test_lists_are_packed_behind_everything_else() -> None:
+    wants = [Want(repetition_penalty=1.5, seen={3: 1, 4: 0}, bias={9: -np.inf}, min_p=0.5)]
+    arrays = packed([Chunk(tokens=[5], start=1, blocks=[0], wants=wants)], DECODES)
+    assert arrays["seen_offsets"] == [0, 2, 2, 2, 2]
+    assert (arrays["seen_tokens"], arrays["seen_counts"]) == ([3, 4], [1, 0])
+    assert arrays["bias_offsets"] == [0, 1, 1, 1, 1]
+    assert (arrays["bias_tokens"], arrays["bias_values"]) == ([9], [-np.inf])
+    assert arrays["log_min_p"] == [np.float32(np.log(np.float32(0.5))), *[-np.inf] * 3]
+
+
+def test_arrays_of_a_shape_lie_where_they_lay_whatever_lists_come_with_it() -> None:
+    plain = StepLayout(DECODES).arrays(BASE)
+    with_lists = StepLayout(DECODES, ListSizes(100, 50, 4)).arrays(BASE)
+    of_varying_size = {"seen_tokens", "seen_counts", "bias_tokens", "bias_values", "allowed"}
+    assert {name: with_lists[name] for name in plain.keys() - of_varying_size} == {
+        name: plain[name] for name in plain.keys() - of_varying_size
+    }
+
+
+@pytest.mark.parametrize(
+    ("want", "adjusts", "draws", "filters", "logprobs"),
+    [
+        (Want(), False, False, False, False),
+        (Want(top_k=5), False, False, False, False),  # greedy anyway
+        (Want(temperature=1.0), False, True, False, False),
+        (Want(temperature=1.0, top_p=0.9), False, True, True, False),
+        (Want(temperature=1.0, min_p=0.1), False, True, True, False),
+        (Want(presence_penalty=1.0), True, False, False, False),
+        (Want(bias={1: 2.0}), True, False, False, False),
+        (Want(num_logprobs=0), False, False, False, True),
+    ],
+)
+def test_a_step_needs_the_kernels_its_rows_ask_for(
+    want: Want, adjusts: bool, draws: bool, filters: bool, logprobs: bool
+) -> None:
+    needs = SamplingNeeds.of(make_sampling([Want(), want]))
+    assert (needs.adjusts, needs.draws, needs.filters, needs.logprobs) == (
+        adjusts,
+        draws,
+        filters,
+        logprobs,
+    )
+
+
+def test_results_are_read_from_where_the_device_writes_them() -> None:
+    layout = OutputLayout(rows=4, logprobs=True, alternatives=2)
+    buffer = np.zeros(layout.nbytes, np.uint8)
+    logprobs, top_ids, top_logprobs = layout.arrays(BASE)
+    buffer[:16].view(np.int32)[:] = [1, 2, 3, 4]
+    for array, values in ((logprobs, 5), (top_ids, 6), (top_logprobs, 7)):
+        start = array.address - BASE
+        buffer[start : start + array.nbytes].view(array.dtype)[:] = values
+    tokens, *rest = layout.read(buffer, 3)
+    assert tokens.tolist() == [1, 2, 3]
+    assert [each.tolist() for each in rest] == [[5] * 3, [[6] * 2] * 3, [[7] * 2] * 3]
