@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tests.backend.driving import Chunk, Driver, Want, make_step
 
 from rocmforge.backend.protocol import LoadOptions, Runner
 from rocmforge_hip.backend import create
+from tests.backend.driving import Chunk, Driver, Want, make_step
 
 ORACLE = Path(__file__).parents[1] / "tests/data/models/oracle"
 NEAR_TIE = 0.5  # nats

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+
 from benchmarks.kernels.linear import Measurement, Stopwatch, copy_bandwidth
 from tests.support.kernels import Device, DeviceArray, PlatformOptions, select_platform
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 from hip import hip as _hip_bindings
+
 from tests.support.activations import SCALE_DTYPE
 from tests.support.kernels import Device, DeviceArray, PlatformOptions, select_platform
 from tests.support.linear import Layer, random_layer

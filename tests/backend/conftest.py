@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.backend.driving import Driver
-from tests.data.models.tiny_models import by_name, write_model
 
 from rocmforge.backend import registry
 from rocmforge.backend.protocol import Backend, LoadOptions
+from tests.backend.driving import Driver
+from tests.data.models.tiny_models import by_name, write_model
 
 DEFAULTS: dict[str, Any] = {
     "device": None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from tests.backend.conftest import Load
 from tests.backend.driving import Chunk
 from tests.data.models.tiny_models import GOLDEN_ROWS, MODELS, PROMPT, goldens

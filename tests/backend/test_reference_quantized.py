@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from gguf import quants
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-from tests.backend.conftest import DEFAULTS
-from tests.backend.driving import Chunk, Driver
-from tests.support.gguf_writer import Stored, Value, write_gguf
 
 from rocmforge.backend.protocol import Float32Array, LoadOptions
 from rocmforge_reference.backend import create
+from tests.backend.conftest import DEFAULTS
+from tests.backend.driving import Chunk, Driver
+from tests.support.gguf_writer import Stored, Value, write_gguf
 
 # Rows are as long as the longest block of any type.
 DIM, VOCAB = 256, 32

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.backend.driving import Want, make_sampling
 
 from rocmforge_reference.sampling import NO_TOKEN, gumbel_noise, philox4x32, sample
+from tests.backend.driving import Want, make_sampling
 
 # Known answers for philox4x32 with 10 rounds, from the file kat_vectors of Random123.
 KNOWN_ANSWERS = [

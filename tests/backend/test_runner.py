@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.backend.conftest import DEFAULTS, Load
-from tests.backend.driving import Chunk, Driver, Want
-from tests.data.models.tiny_models import PROMPT, by_name, write_model
 
 from rocmforge.backend.protocol import Backend, Float32Array, LoadOptions, Runner
 from rocmforge.errors import ConfigurationError, OutOfMemory
+from tests.backend.conftest import DEFAULTS, Load
+from tests.backend.driving import Chunk, Driver, Want
+from tests.data.models.tiny_models import PROMPT, by_name, write_model
 
 # GQA with a group of three, windows with softcaps, and one KV head with two rope tables.
 VARIED = ("llama", "gemma2", "gemma3", "phi3")

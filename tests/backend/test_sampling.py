@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 import pytest
+
 from tests.backend.conftest import Load
 from tests.backend.driving import Chunk, Driver, Want
 from tests.data.models.tiny_models import PROMPT, goldens

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from tests.support.hip import platform_options, start_platform
-from tests.support.host_platform import HostPlatform
 
 from rocmforge.errors import OutOfMemory
 from rocmforge_hip.device import FoundDevice, find_devices
@@ -14,6 +12,8 @@ from rocmforge_hip.driver import Driver, HipError
 from rocmforge_hip.library import KernelArgumentError, KernelLibrary
 from rocmforge_hip.memory import DeviceBuffer, PinnedBuffer, spec
 from rocmforge_hip.platform import select_platform
+from tests.support.hip import platform_options, start_platform
+from tests.support.host_platform import HostPlatform
 
 
 @pytest.fixture(scope="module")

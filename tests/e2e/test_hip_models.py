@@ -14,6 +14,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
+from rocmforge.backend.protocol import LoadOptions, Runner, StepOutput
+from rocmforge.engine.core import EngineCore
+from rocmforge.engine.messages import Submit
+from rocmforge.engine.params import GenerateRequest, SamplingParams, TokenLogprob
+from rocmforge.engine.plan import SchedulerLimits
+from rocmforge.errors import EngineError
+from rocmforge_hip.backend import create as create_hip
+from rocmforge_hip.runner import HipRunner
+from rocmforge_reference.backend import create as create_reference
 from tests.backend.driving import Chunk, Driver, Want, make_step
 from tests.data.models.tiny_models import PROMPT, by_name, write_model
 from tests.support.hip import (
@@ -26,16 +36,6 @@ from tests.support.hip import (
 )
 from tests.support.host_platform import HostPlatform
 from tests.support.weights import ALL_TYPES
-
-from rocmforge.backend.protocol import LoadOptions, Runner, StepOutput
-from rocmforge.engine.core import EngineCore
-from rocmforge.engine.messages import Submit
-from rocmforge.engine.params import GenerateRequest, SamplingParams, TokenLogprob
-from rocmforge.engine.plan import SchedulerLimits
-from rocmforge.errors import EngineError
-from rocmforge_hip.backend import create as create_hip
-from rocmforge_hip.runner import HipRunner
-from rocmforge_reference.backend import create as create_reference
 
 OPTIONS = LoadOptions(
     device=None,

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.backend.driving import Chunk, Driver, Want
 
 from rocmforge.backend.protocol import LoadOptions
 from rocmforge_reference.backend import create
+from tests.backend.driving import Chunk, Driver, Want
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(900)]  # about a minute on two idle cores
 

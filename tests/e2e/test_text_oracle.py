@@ -9,6 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from rocmforge.errors import BadTemplate, BadTokenizer, InvalidParameter
+from rocmforge.gguf.reader import open_gguf
+from rocmforge.text.template import ChatTemplate, ChatTemplates, encode_prompt
+from rocmforge.text.tokenizer import Tokenizer
 from tests.data.text.make_goldens import (
     CONVERSATIONS,
     NOW,
@@ -16,11 +21,6 @@ from tests.data.text.make_goldens import (
     digest,
     texts,
 )
-
-from rocmforge.errors import BadTemplate, BadTokenizer, InvalidParameter
-from rocmforge.gguf.reader import open_gguf
-from rocmforge.text.template import ChatTemplate, ChatTemplates, encode_prompt
-from rocmforge.text.tokenizer import Tokenizer
 
 DATA = Path(__file__).parents[1] / "data" / "text"
 TOKENS: dict[str, dict[str, Any]] = json.loads((DATA / "tokens.json").read_text())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 import pytest
+
 from tests.support.kernels import Device, check
 from tests.support.paged_cache import AttentionCase, PagedBatch
 

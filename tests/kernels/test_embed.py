@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from tests.support.kernels import Device, check
 from tests.support.weights import ALL_TYPES, BLOCK_TYPES, FLOAT_TYPES, UNIT, random_matrix
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 import pytest
+
 from tests.support.kernels import Device, DeviceArray, check
 from tests.support.linear import (
     GELU_TANH,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 import pytest
+
 from tests.support.activations import quantise
 from tests.support.kernels import Device, DeviceArray, check
 from tests.support.linear import (

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 import pytest
-from tests.backend.driving import Want, make_sampling
-from tests.support.kernels import Device, check
 
 from rocmforge_reference.sampling import NO_TOKEN, sample
+from tests.backend.driving import Want, make_sampling
+from tests.support.kernels import Device, check
 
 Logits = npt.NDArray[np.float32]
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from functools import cache
 
 import pytest
+
 from kernels.builder import Builder
 from kernels.compiler import find_compiler
 from kernels.report import KernelReport, report_unit

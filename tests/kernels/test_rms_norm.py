@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from tests.support.kernels import Device, check
 
 from rocmforge_reference import ops
+from tests.support.kernels import Device, check
 
 EPS = 1e-5
 ACT_SCALE = np.dtype([("scale", np.float32), ("sum_low", np.int16), ("sum_high", np.int16)])

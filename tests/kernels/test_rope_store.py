@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from tests.support.kernels import Device, check
 
 from rocmforge.models.config import RopeStyle
 from rocmforge_reference import ops
+from tests.support.kernels import Device, check
 
 BLOCK_TOKENS = 32
 NUM_BLOCKS = 3

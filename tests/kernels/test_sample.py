@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 import pytest
-from tests.backend.driving import Want, make_sampling
-from tests.support.kernels import Device
 
 from rocmforge.backend.protocol import SamplingBatch
 from rocmforge_reference.sampling import NO_TOKEN, gumbel_noise, sample
+from tests.backend.driving import Want, make_sampling
+from tests.support.kernels import Device
 
 BEST = np.dtype([("score", np.float32), ("token", np.int32)])
 THREADS = 128

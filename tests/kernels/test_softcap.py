@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.support.kernels import Device, check
 
 from rocmforge_reference import ops
+from tests.support.kernels import Device, check
 
 CASES = {"part_of_one_block": 100, "one_block": 256, "many_blocks_ragged_tail": 700}
 

@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+
 from kernels.build import check_table
 from kernels.builder import ROOT, Builder
 from kernels.compiler import find_compiler

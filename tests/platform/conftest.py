@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from tests.support.host_platform import HostPlatform
 from tests.support.kernels import Device, PlatformOptions
 

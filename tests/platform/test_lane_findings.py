@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+
 from tests.support.host_platform import HostPlatform
 from tests.support.kernels import Device, KernelFault
 

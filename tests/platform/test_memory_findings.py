@@ -7,6 +7,7 @@ import ctypes
 import numpy as np
 import pytest
 from hip import hip as _hip_bindings
+
 from tests.support.host_platform import Access, HostPlatform
 from tests.support.kernels import Device, KernelFault, check, hip
 

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from kernels.build import NVIDIA_SOURCES
 from kernels.builder import ROOT, build_library
 from tests.support.host_platform import LIBRARY, SOURCES

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from kernels.builder import ROOT
 from tests.support.host_platform import HostPlatform
 from tests.support.kernels import Device, DeviceArray, KernelFault, hip

@@ -26,12 +26,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from hip import hip as _hip_bindings
+
 from kernels.build import LIB_DIR
 from kernels.builder import Builder
 from kernels.compiler import find_compiler
 from kernels.table import KERNELS_DIR, Source, Unit, read_table
 from kernels.targets import TARGETS, Platform, Target
-
 from rocmforge_hip.library import ArgumentPacker, KernelArgumentError
 from tests.support.host_platform import HostPlatform
 from tests.support.source_lines import with_source_lines

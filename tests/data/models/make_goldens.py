@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from tests.data.models.tiny_models import GOLDEN_ROWS, MODELS, PROMPT, TinyModel, hf_weights
 
 # Not among the tools of this project, so type checking must not need them.

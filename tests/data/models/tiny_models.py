@@ -16,6 +16,7 @@ from typing import Any, Final
 import gguf
 import numpy as np
 import numpy.typing as npt
+
 from tests.support.gguf_writer import Value, write_gguf
 
 Tensors = dict[str, npt.NDArray[np.float32]]

@@ -12,10 +12,10 @@ import pytest
 from gguf.constants import GGMLQuantizationType, GGUFValueType
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tests.support.gguf_writer import RawGguf, array, key_value, string, tensor_info
 
 from rocmforge.errors import BadGguf, ModelLoadError, UnsupportedTensor
 from rocmforge.gguf.reader import open_gguf
+from tests.support.gguf_writer import RawGguf, array, key_value, string, tensor_info
 
 V, T = GGUFValueType, GGMLQuantizationType
 

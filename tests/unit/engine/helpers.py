@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from tests.support.fake_backend import FakeConfig, FakeRunner
-
 from rocmforge.backend.protocol import LoadOptions
 from rocmforge.engine.core import EngineCore
 from rocmforge.engine.messages import Command, Submit
 from rocmforge.engine.params import GenerateRequest, SamplingParams, TokenEvent, TokenLogprob
 from rocmforge.engine.plan import SchedulerLimits
+from tests.support.fake_backend import FakeConfig, FakeRunner
 
 
 def request(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-from tests.unit.engine.helpers import request
 
 from rocmforge.engine.batch import build_step
 from rocmforge.engine.params import SamplingParams
 from rocmforge.engine.plan import Chunk, Plan, SchedulerLimits
 from rocmforge.engine.sequence import Sequence
+from tests.unit.engine.helpers import request
 
 LIMITS = SchedulerLimits(max_sequences=8, max_batched_tokens=64, max_waiting=0)
 

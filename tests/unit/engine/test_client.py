@@ -18,8 +18,6 @@ from typing import Any
 
 import pytest
 import uvloop
-from tests.support.fake_backend import continuation
-from tests.unit.engine.helpers import options, request
 
 from rocmforge.engine.client import AsyncEngine
 from rocmforge.engine.client_handle import GenerationHandle
@@ -37,6 +35,8 @@ from rocmforge.errors import (
     QueueFull,
     UnsupportedArchitecture,
 )
+from tests.support.fake_backend import continuation
+from tests.unit.engine.helpers import options, request
 
 PROMPT = [3, 1, 4, 1, 5]
 TIMEOUT_S = 60.0  # for what takes well under a second on an idle machine

@@ -12,12 +12,12 @@ from random import Random
 import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
-from tests.support.fake_backend import FakeConfig, continuation, prompt_logprobs
-from tests.unit.engine.helpers import Bench, limits, request
 
 from rocmforge.engine.messages import Cancel, Submit
 from rocmforge.engine.params import FinishReason, GenerateRequest, SamplingParams
 from rocmforge.engine.plan import SchedulerLimits
+from tests.support.fake_backend import FakeConfig, continuation, prompt_logprobs
+from tests.unit.engine.helpers import Bench, limits, request
 
 DEPTHS = pytest.mark.parametrize("depth", [1, 2])
 

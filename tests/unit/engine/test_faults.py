@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from tests.support.fake_backend import FakeConfig, continuation
-from tests.unit.engine.helpers import Bench, limits, request
 
 from rocmforge.engine.params import FinishReason, GenerateRequest, SamplingParams
 from rocmforge.errors import BackendError
+from tests.support.fake_backend import FakeConfig, continuation
+from tests.unit.engine.helpers import Bench, limits, request
 
 PROMPTS = [[1, 2, 3], [4] * 30, [5, 6]]
 STEPS = {1: 10, 2: 11}  # that an undisturbed run takes, by pipeline depth

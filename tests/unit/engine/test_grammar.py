@@ -6,13 +6,13 @@ import json
 import string
 
 import pytest
-from tests.support.fake_backend import FakeConfig, FakeRunner
-from tests.unit.engine.helpers import Bench, Clock, Result, limits, request
 
 from rocmforge.engine.core import EngineCore
 from rocmforge.engine.grammar import Grammars
 from rocmforge.engine.params import FinishReason, SamplingParams, TokenPieces
 from rocmforge.errors import EngineError
+from tests.support.fake_backend import FakeConfig, FakeRunner
+from tests.unit.engine.helpers import Bench, Clock, Result, limits, request
 
 WORDS = ("alpha", "beta", '{"', '":', '"}', "12")
 PIECES = TokenPieces(

@@ -6,8 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tests.support.fake_backend import FakeConfig, FakeRunner
-from tests.unit.engine.helpers import limits, request
 
 from rocmforge.backend.protocol import StepOutput
 from rocmforge.engine.params import FinishReason, GenerateRequest, SamplingParams
@@ -15,6 +13,8 @@ from rocmforge.engine.plan import Chunk, SchedulerLimits
 from rocmforge.engine.scheduler import Scheduler
 from rocmforge.engine.totals import Totals
 from rocmforge.errors import ConfigurationError, ContextLengthExceeded, QueueFull
+from tests.support.fake_backend import FakeConfig, FakeRunner
+from tests.unit.engine.helpers import limits, request
 
 
 def make(

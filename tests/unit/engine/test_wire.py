@@ -8,7 +8,6 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.engine.helpers import options, request
 
 from rocmforge import errors
 from rocmforge.engine import wire
@@ -36,6 +35,7 @@ from rocmforge.engine.params import (
 from rocmforge.engine.status import EngineStats
 from rocmforge.engine.wire import FrameReader, encode
 from rocmforge.errors import BadGguf, EngineError, ModelNotFound, RocmForgeError
+from tests.unit.engine.helpers import options, request
 
 COMMANDS: list[Command] = [
     Start(

@@ -10,6 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 from gguf.constants import GGUFValueType
+
+from rocmforge.errors import BadGguf, ModelFileNotFound
+from rocmforge.gguf.reader import GgufFile, open_gguf
 from tests.support.gguf_writer import (
     RawGguf,
     Value,
@@ -19,9 +22,6 @@ from tests.support.gguf_writer import (
     tensor_info,
     write_gguf,
 )
-
-from rocmforge.errors import BadGguf, ModelFileNotFound
-from rocmforge.gguf.reader import GgufFile, open_gguf
 
 NUMBER_DTYPES = [
     *("uint8", "uint16", "uint32", "uint64"),

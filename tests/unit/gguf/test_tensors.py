@@ -11,10 +11,10 @@ import numpy.typing as npt
 import pytest
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
-from tests.support.gguf_writer import Stored, write_gguf
 
 from rocmforge.errors import UnsupportedTensor
 from rocmforge.gguf.reader import GgufTensor, open_gguf
+from tests.support.gguf_writer import Stored, write_gguf
 
 T = GGMLQuantizationType
 NUMPY_TYPES = {

@@ -10,8 +10,6 @@ from typing import cast
 
 import numpy as np
 import pytest
-from tests.data.models.tiny_models import TinyModel, by_name, write_model
-from tests.support.hip import fitting
 
 from rocmforge.backend.protocol import LoadOptions
 from rocmforge.errors import OutOfMemory, UnsupportedTensor
@@ -23,6 +21,8 @@ from rocmforge_hip.geometry import Geometry
 from rocmforge_hip.memory import DeviceBuffer, Memory, spec
 from rocmforge_hip.plan import MemoryPlan, make_plan
 from rocmforge_hip.weight_plan import PlannedPart, plan_weights, storages, weight_bytes
+from tests.data.models.tiny_models import TinyModel, by_name, write_model
+from tests.support.hip import fitting
 
 OPTIONS = LoadOptions(
     device=None,

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.backend.driving import Chunk, Want, make_sampling, make_step
 
 from rocmforge_hip.step import (
     ListSizes,
@@ -15,6 +14,7 @@ from rocmforge_hip.step import (
     StepLayout,
     StepShape,
 )
+from tests.backend.driving import Chunk, Want, make_sampling, make_step
 
 BASE = 1 << 32
 BLOCK = 32

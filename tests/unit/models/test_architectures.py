@@ -8,8 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.data.models.tiny_models import MODELS, TinyModel, by_name, gguf_metadata, write_model
-from tests.support.gguf_writer import Value, write_gguf
 
 from rocmforge.backend.ops import Activation
 from rocmforge.errors import BadGguf, UnsupportedArchitecture
@@ -17,6 +15,8 @@ from rocmforge.gguf.reader import open_gguf
 from rocmforge.models.architectures import ARCHITECTURES, read_config
 from rocmforge.models.config import ModelConfig, RopeScaling, RopeScalingKind, RopeStyle
 from rocmforge.models.decoder import attention_specs
+from tests.data.models.tiny_models import MODELS, TinyModel, by_name, gguf_metadata, write_model
+from tests.support.gguf_writer import Value, write_gguf
 
 
 def config_of(

@@ -6,6 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
+from rocmforge.errors import UnsupportedTensor
+from rocmforge.gguf.reader import open_gguf
+from rocmforge.models.architectures import read_config
+from rocmforge.models.rope import RopeTables, load_rope_tables
 from tests.data.models.tiny_models import (
     MODELS,
     by_name,
@@ -15,11 +20,6 @@ from tests.data.models.tiny_models import (
     write_model,
 )
 from tests.support.gguf_writer import write_gguf
-
-from rocmforge.errors import UnsupportedTensor
-from rocmforge.gguf.reader import open_gguf
-from rocmforge.models.architectures import read_config
-from rocmforge.models.rope import RopeTables, load_rope_tables
 
 
 def tables_of(name: str, folder: Path, max_context: int = 128) -> RopeTables:

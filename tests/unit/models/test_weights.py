@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from tests.data.models.tiny_models import by_name, gguf_metadata, gguf_tensors, write_model
-from tests.support.gguf_writer import write_gguf
 
 from rocmforge.errors import UnsupportedTensor
 from rocmforge.gguf.reader import GgufTensor, open_gguf
@@ -20,6 +18,8 @@ from rocmforge.models.memory import (
     stored_weight_bytes,
 )
 from rocmforge.models.weights import ModelWeights, check_tensors, load_weights
+from tests.data.models.tiny_models import by_name, gguf_metadata, gguf_tensors, write_model
+from tests.support.gguf_writer import write_gguf
 
 Loaded = ModelWeights[npt.NDArray[np.float32]]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.text.vocabularies import byte_level
 
 from rocmforge.text.detokenizer import Delta, IncrementalDetokenizer
 from rocmforge.text.tokenizer import Tokenizer
+from tests.unit.text.vocabularies import byte_level
 
 TOKENIZER = Tokenizer.from_metadata(byte_level())
 

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from tests.unit.text.vocabularies import byte_level
 
 from rocmforge.errors import BadTemplate, InvalidParameter, UnsupportedFeature
 from rocmforge.text.template import ChatTemplate, ChatTemplates, RenderedPrompt, encode_prompt
 from rocmforge.text.tokenizer import Tokenizer
+from tests.unit.text.vocabularies import byte_level
 
 TOKENIZER = Tokenizer.from_metadata(byte_level())
 CHATML = (

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.text.vocabularies import byte_level, sentencepiece
 
 from rocmforge.errors import BadTokenizer, InvalidParameter
 from rocmforge.text.pretokenizers import known_kinds
 from rocmforge.text.tokenizer import Tokenizer
+from tests.unit.text.vocabularies import byte_level, sentencepiece
 
 BYTE_LEVEL = Tokenizer.from_metadata(byte_level())
 SENTENCEPIECE = Tokenizer.from_metadata(sentencepiece())

@@ -8,7 +8,6 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.api import tiny
 
 from rocmforge.engine.grammar import Grammars
 from rocmforge.engine.params import TokenPieces
@@ -21,6 +20,7 @@ from rocmforge.text.tool_calls import (
     format_for,
     tool_grammar,
 )
+from tests.api import tiny
 
 NAMES = ("weather", "add")
 Outcome = tuple[str, list[tuple[str, str]]]
