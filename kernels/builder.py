@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterable, Sequence
@@ -108,6 +109,8 @@ class Builder:
                 resources[name] = _resources(metadata[name])
         elif target.platform is Platform.NVIDIA:
             self._compiler.nvidia(unit, target, output)
+            bounds = _launch_bounds(output.with_suffix(".ptx").read_text())
+            resources = {name: {"max_threads": bounds[name]} for name in interfaces}
         else:
             self._compiler.host(unit, target, _host_entries(interfaces.values()), output)
         entries = {
@@ -155,6 +158,12 @@ def _resources(metadata: dict[str, Any]) -> dict[str, int]:
         "sgpr_spills": metadata[".sgpr_spill_count"],
         "scratch_bytes": metadata[".private_segment_fixed_size"],
     }
+
+
+def _launch_bounds(ptx: str) -> dict[str, int]:
+    """Threads a block may have, by kernel: a bound may depend on the platform."""
+    entries = re.findall(r"\.entry (\w+)\([^)]*\)\s*\.maxntid (\d+)", ptx)
+    return {name: int(threads) for name, threads in entries}
 
 
 def _host_entries(interfaces: Iterable[Interface]) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 
@@ -173,6 +173,16 @@ def test_every_stored_type_gives_the_references_logits(
     path = write_quantized(model, type_name, tmp_path)
     runner, reference = load_hip(stack, path), load_reference(stack, path)
     assert_logprobs_agree(Driver(runner), Driver(reference), INT8_TOLERANCE)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_an_int8_cache_is_close_to_the_reference(
+    name: str, stack: ExitStack, tmp_path: Path
+) -> None:
+    path = write_model(fitting(by_name(name)), tmp_path)
+    runner = load_hip(stack, path, replace(OPTIONS, kv_dtype="int8"))
+    reference = Driver(load_reference(stack, path))
+    assert_logprobs_agree(Driver(runner), reference, INT8_TOLERANCE)
 
 
 @pytest.mark.model
