@@ -114,7 +114,7 @@ def _describe(found: FoundDevice, config: ModelConfig, plan: MemoryPlan) -> Runn
         weights_bytes=plan.weights,
         kv_bytes=plan.kv_bytes,
         kv_dtype="int8" if "key_scale" in plan.block_arrays else "f16",
-        notes=(),
+        notes=tuple(str(plan).splitlines()),
         masks_tokens=True,
     )
 
