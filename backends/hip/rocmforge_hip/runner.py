@@ -92,7 +92,7 @@ class HipRunner:
         self._graphs = GraphCache(device.driver, device.stream)
         self._lanes = [self._new_lane(device, model) for _ in range(PIPELINE_DEPTH)]
         self._in_flight: deque[_InFlight] = deque()
-        self._layouts: dict[StepShape, StepLayout] = {}
+        self._layouts: dict[StepShape, tuple[StepLayout, dict[str, DeviceArray]]] = {}
         self._failure: EngineError | None = None
 
     @property
@@ -166,12 +166,12 @@ class HipRunner:
         needs = SamplingNeeds.of(step.sampling)
         bucket = self._bucket(step)
         shape = bucket or _exact_shape(step)
-        layout = self._layout(shape, step, is_bucket=bucket is not None)
+        layout, arrays = self._layout(shape, step, model, is_bucket=bucket is not None)
         self._check_size(step, layout, needs, model)
         layout.pack(step, lane.inputs.bytes)
         driver.record_event(lane.started, stream)
         driver.copy_to_device(model.inputs.address, lane.inputs.address, layout.nbytes, stream)
-        on_device = DeviceStep(shape, layout.arrays(model.inputs.address), needs)
+        on_device = DeviceStep(shape, arrays, needs)
         self._compute(on_device, model, is_bucket=bucket is not None)
         output = OutputLayout(shape.rows, needs.logprobs, needs.alternatives)
         if shape.rows:
@@ -222,13 +222,18 @@ class HipRunner:
             longest_prefill=0,
         )
 
-    def _layout(self, shape: StepShape, step: StepInput, *, is_bucket: bool) -> StepLayout:
+    def _layout(
+        self, shape: StepShape, step: StepInput, model: Model, *, is_bucket: bool
+    ) -> tuple[StepLayout, dict[str, DeviceArray]]:
+        """The layout of a step and its arrays; those of buckets are kept."""
         lists = ListSizes.of(step.sampling)
-        if not is_bucket or lists != NO_LISTS:
-            return StepLayout(shape, lists)
-        if shape not in self._layouts:
-            self._layouts[shape] = StepLayout(shape)
-        return self._layouts[shape]
+        if is_bucket and lists == NO_LISTS and shape in self._layouts:
+            return self._layouts[shape]
+        layout = StepLayout(shape, lists)
+        found = layout, layout.arrays(model.inputs.address)
+        if is_bucket and lists == NO_LISTS:
+            self._layouts[shape] = found
+        return found
 
     def _check_size(
         self, step: StepInput, layout: StepLayout, needs: SamplingNeeds, model: Model
