@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -97,12 +98,8 @@ class ChatWriter:
 
     def events(self, piece: Piece) -> bytes:
         """Chunks for what it says; before the first one the role, after the last one the end."""
-        text_event = self._text_events.get(piece.index)
-        encoded = b""
-        if text_event is None:
-            encoded = self._chunk(piece.index, Delta(role="assistant", content=""))
-            text_event = TextEvent(lambda text: self._struct(piece.index, Delta(content=text)))
-            self._text_events[piece.index] = text_event
+        encoded = self._openings(piece.index)
+        text_event = self._text_events[piece.index]
         said = self._said(piece)
         logprobs = self._logprobs([piece]) if piece.logprobs else None
         if logprobs is not None and not said:
@@ -116,6 +113,20 @@ class ChatWriter:
         if piece.finish_reason is not None:
             encoded += self._chunk(piece.index, Delta(), finish_reason=self._reason(piece))
         return encoded
+
+    def _openings(self, index: int) -> bytes:
+        """The role chunks of all choices up to `index` that have none yet.
+
+        OpenAI's streaming helper needs choices to appear in order, whichever speaks first.
+        """
+        encoded = b""
+        for new in range(len(self._text_events), index + 1):
+            encoded += self._chunk(new, Delta(role="assistant", content=""))
+            self._text_events[new] = TextEvent(partial(self._text_struct, new))
+        return encoded
+
+    def _text_struct(self, index: int, text: str) -> ChatChunk:
+        return self._struct(index, Delta(content=text))
 
     def _said(self, piece: Piece) -> list[Said | Reasoning]:
         """The text of a piece, with reasoning and tool calls taken out of it."""
