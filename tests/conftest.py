@@ -7,6 +7,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# How long an example takes says more about the machine than about the code.
+settings.register_profile("rocmforge", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("rocmforge")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

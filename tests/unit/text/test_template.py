@@ -321,7 +321,7 @@ def test_the_templates_own_markup_is_parsed(source: str) -> None:
     assert tokens(render(source, "x")) == ["<|end|>"]
 
 
-@given(st.lists(st.text(), min_size=1, max_size=4))
+@given(st.lists(st.text().filter(lambda text: "<|" not in text), min_size=1, max_size=4))
 def test_harmless_prompts_are_tokenised_as_one_text(contents: list[str]) -> None:
     prompt = render(CHATML, *contents)
     assert encode_prompt(TOKENIZER, prompt) == TOKENIZER.encode(prompt.text, parse_special=True)
