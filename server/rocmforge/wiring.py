@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import string
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -86,11 +87,17 @@ def build_engine(front: ModelFront, settings: Settings) -> AsyncEngine:
 
 
 def token_pieces(tokenizer: Tokenizer) -> TokenPieces | None:
-    """The vocabulary for constrained sampling; None if no token could end a constrained answer."""
-    if not tokenizer.eos_ids:
+    """The vocabulary for constrained sampling.
+
+    None if no token could end an answer, or if there is a character that no token spells alone: a
+    grammar may leave no other choice than that character.
+    """
+    pieces = tokenizer.piece_tables(skip_special=False).data
+    alone = {bytes([byte]) for byte in (string.printable.strip() + " \t\n").encode()}
+    if not tokenizer.eos_ids or not alone <= set(pieces):
         return None
     return TokenPieces(
-        pieces=tokenizer.piece_tables(skip_special=False).data,
+        pieces=pieces,
         special_ids=tuple(sorted(tokenizer.special_ids)),
         eos_ids=tokenizer.eos_ids,
     )

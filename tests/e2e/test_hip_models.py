@@ -281,6 +281,23 @@ def test_sampling_settings_act_on_the_device(tiny: HipRunner) -> None:
     assert output.top_ids[5, 0] == best
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_mask_acts_on_the_device_in_prefills_and_in_captured_decodes(
+    tiny: HipRunner, temperature: float
+) -> None:
+    want = Want(temperature=temperature, seed=7)
+    words = -(-tiny.info.vocab_size // 32)
+    prefill = Chunk(tokens=PROMPT[:20], blocks=[0], wants=[want])
+    decode = Chunk(tokens=PROMPT[20:21], start=20, blocks=[0], wants=[want])
+    allowed = (3, 64, 96)  # in the first word, at the edge of one, in the last
+    for step_id, token in enumerate(allowed):
+        step = make_step(step_id, [decode if step_id else prefill], tiny.info.block_size)
+        mask = np.zeros((1, words), np.uint32)
+        mask[0, token // 32] = 1 << token % 32
+        tiny.submit(replace(step, sampling=replace(step.sampling, allowed=mask)))
+        assert tiny.collect().token_ids.tolist() == [token]
+
+
 def test_after_a_device_error_every_call_gives_it_and_close_works(
     tiny: HipRunner, host: HostPlatform | None
 ) -> None:

@@ -204,11 +204,16 @@ class AsyncEngine:
         return self._process, self._runner
 
     def _check_constrains(self, runner: RunnerInfo) -> None:
-        if not runner.masks_tokens or self._config.vocabulary is None:
-            raise UnsupportedFeature(
-                f"The backend {runner.backend!r} cannot constrain its output to a grammar, so "
-                "structured output and forced tool calls are not available on this server."
-            )
+        if not runner.masks_tokens:
+            reason = f"The backend {runner.backend!r} cannot constrain its output to a grammar"
+        elif self._config.vocabulary is None:
+            reason = "The model's vocabulary cannot spell every text, or has no end token"
+        else:
+            return
+        raise UnsupportedFeature(
+            f"{reason}, so structured output and forced tool calls are not available on this "
+            "server."
+        )
 
     def _cancel(self, request_id: int) -> None:
         if self._forget(request_id) and self._process is not None:
