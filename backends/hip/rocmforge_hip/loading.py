@@ -1,0 +1,92 @@
+"""Brings one model onto a device: weights, caches, activations, tables and kernels."""
+
+from __future__ import annotations
+
+from rocmforge.backend.protocol import Float32Array, ProgressCallback
+from rocmforge.models.config import ModelConfig
+from rocmforge.models.rope import RopeTables
+from rocmforge.models.weights import ModelWeights
+from rocmforge_hip.geometry import Geometry
+from rocmforge_hip.loader import WeightLoader
+from rocmforge_hip.memory import Arena, DeviceArray, spec
+from rocmforge_hip.ops import DeviceRopeTable, HipOps, LayerCache
+from rocmforge_hip.plan import MemoryPlan, cache_arrays
+from rocmforge_hip.runner import Device, Model
+from rocmforge_hip.sampler import Sampler
+from rocmforge_hip.weight_plan import Planned, PlannedMatrix, storages
+from rocmforge_hip.weights import Weight
+
+
+class ModelLoading:
+    """Brings one model onto a device."""
+
+    def __init__(
+        self,
+        device: Device,
+        config: ModelConfig,
+        plan: MemoryPlan,
+        geometry: Geometry,
+        progress: ProgressCallback,
+    ) -> None:
+        self._device = device
+        self._config = config
+        self._plan = plan
+        self._geometry = geometry
+        self._progress = progress
+
+    def load(self, planned: ModelWeights[Planned], tables: RopeTables) -> Model:
+        """The model, once everything is on the device."""
+        device, config, plan = self._device, self._config, self._plan
+        self._progress("loading kernels", 0.0)
+        arena = Arena(device.memory, plan.activations, device.stream)
+        ops = HipOps(
+            config,
+            device.library,
+            self._geometry,
+            arena,
+            caches=tuple(self._new_cache(layer) for layer in range(config.num_layers)),
+            tables=self._upload_tables(tables),
+            formats=frozenset(
+                storage.format.name
+                for storage in storages(planned)
+                if isinstance(storage, PlannedMatrix)
+            ),
+        )
+        sampler = Sampler(device.library, self._geometry, arena)
+        inputs = device.memory.device(spec((plan.input_bytes,), "u1"), "inputs of a step")
+        return Model(config, self._load_weights(planned), ops, sampler, arena, inputs.array)
+
+    def _load_weights(self, planned: ModelWeights[Planned]) -> ModelWeights[Weight]:
+        device = self._device
+        loader = WeightLoader(device.driver, device.library, device.stream, device.memory)
+        try:
+            return loader.load(planned, lambda share: self._progress("loading weights", share))
+        finally:
+            loader.close()
+
+    def _new_cache(self, layer: int) -> LayerCache:
+        return LayerCache(
+            **{
+                name: self._device.memory.device(what, f"{name} of layer {layer}").array
+                for name, what in cache_arrays(self._plan).items()
+            }
+        )
+
+    def _upload_tables(self, tables: RopeTables) -> dict[bool, DeviceRopeTable]:
+        """The tables, by whether they are the local one."""
+        found = {False: tables.table}
+        if tables.local_table is not None:
+            found[True] = tables.local_table
+        return {
+            is_local: DeviceRopeTable(self._upload(table.cos), self._upload(table.sin))
+            for is_local, table in found.items()
+        }
+
+    def _upload(self, values: Float32Array) -> DeviceArray:
+        device = self._device
+        array = device.memory.device(spec(values.shape, values.dtype), "rope table").array
+        device.driver.copy_to_device(
+            array.address, values.ctypes.data, values.nbytes, device.stream
+        )
+        device.driver.synchronize_stream(device.stream)
+        return array
