@@ -114,5 +114,5 @@ def _describe(found: FoundDevice, config: ModelConfig, plan: MemoryPlan) -> Runn
         kv_bytes=plan.kv_bytes,
         kv_dtype="int8" if "key_scale" in plan.block_arrays else "f16",
         notes=tuple(str(plan).splitlines()),
-        masks_tokens=False,  # the mask kernel works alone, not yet within a step
+        masks_tokens=True,
     )
