@@ -11,6 +11,7 @@ import argparse
 import logging
 import sys
 from collections.abc import Sequence
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -61,12 +62,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"rocmforge {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    add_command = partial(commands.add_parser, allow_abbrev=False)
 
-    serve = commands.add_parser("serve", help="serve a model over HTTP")
+    serve = add_command("serve", help="serve a model over HTTP")
     serve.add_argument("model", help=MODEL_HELP)
     _add_settings(serve)
 
-    run = commands.add_parser("run", help="chat with a model in the terminal")
+    run = add_command("run", help="chat with a model in the terminal")
     run.add_argument("model", help=MODEL_HELP)
     run.add_argument("prompt", nargs="?", help="answer this and exit (default: a conversation)")
     run.add_argument("--system", help="system message")
@@ -75,17 +77,17 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--max-tokens", type=int, help="longest answer (default: what fits)")
     _add_settings(run)
 
-    inspect = commands.add_parser("inspect", help="show what is in a GGUF file")
+    inspect = add_command("inspect", help="show what is in a GGUF file")
     inspect.add_argument("model", help=MODEL_HELP)
     inspect.add_argument("--tensors", action="store_true", help="list every tensor")
     inspect.add_argument("--json", action="store_true", help="print JSON")
     _add_settings(inspect)
 
-    backends = commands.add_parser("backends", help="list backends and the devices they find")
+    backends = add_command("backends", help="list backends and the devices they find")
     backends.add_argument("--json", action="store_true", help="print JSON")
     _add_settings(backends)
 
-    bench = commands.add_parser("bench", help="measure a model on this machine")
+    bench = add_command("bench", help="measure a model on this machine")
     bench.add_argument("model", help=MODEL_HELP)
     bench.add_argument("--prompt-tokens", type=int, default=128, help="length of each prompt")
     bench.add_argument("--output-tokens", type=int, default=64, help="length of each answer")

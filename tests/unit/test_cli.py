@@ -28,6 +28,12 @@ def test_every_setting_is_a_flag_of_every_command(
     assert [option.flag for option in settings.options() if option.flag not in shown] == []
 
 
+@pytest.mark.parametrize("command", COMMANDS)
+def test_flags_are_not_guessed_from_their_beginning(command: str) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main([command, "model", "--por", "8000"])
+
+
 def test_a_wrong_setting_exits_with_2_and_names_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["backends", "--port", "http"]) == 2
     assert "command line: port = 'http'" in capsys.readouterr().err

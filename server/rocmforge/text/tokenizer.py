@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Self
@@ -11,6 +12,8 @@ from rocmforge.text import bpe, spm
 from rocmforge.text.pretokenizers import PreTokenizer, pretokenizer
 from rocmforge.text.specials import SpecialTokens
 from rocmforge.text.vocabulary import Metadata, TokenType, Vocabulary, flag
+
+logger = logging.getLogger(__name__)
 
 _MODELS = ("gpt2", "gemma4", "llama")
 
@@ -235,6 +238,11 @@ def _after_space(text: str, start: int) -> int:
 
 
 def _rules(vocabulary: Vocabulary) -> PreTokenizer:
+    if vocabulary.model == "gpt2" and not vocabulary.pre:
+        logger.warning(
+            "The file does not say which pre-tokenizer its vocabulary needs (tokenizer.ggml.pre). "
+            "The default splits text in a way that may cost quality: convert the model anew."
+        )
     return pretokenizer("gemma4" if vocabulary.model == "gemma4" else vocabulary.pre)
 
 

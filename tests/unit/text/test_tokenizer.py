@@ -221,3 +221,12 @@ def test_lone_surrogates_are_the_clients_mistake(text: str) -> None:
 def test_ids_outside_the_vocabulary_are_the_clients_mistake(token_id: int) -> None:
     with pytest.raises(InvalidParameter, match="outside the vocabulary"):
         BYTE_LEVEL.decode([token_id])
+
+
+def test_a_file_that_does_not_name_its_pre_tokenizer_is_warned_about(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    Tokenizer.from_metadata(byte_level())
+    assert caplog.text == ""
+    Tokenizer.from_metadata(byte_level(pre=None))
+    assert "tokenizer.ggml.pre" in caplog.text
