@@ -8,13 +8,17 @@ from typing import Any
 import pytest
 from litestar.testing import TestClient
 
+from rocmforge.api.answer import AnswerHead
 from rocmforge.api.app import build_app
+from rocmforge.api.chat import ChatWriter
+from rocmforge.api.generation import Piece
+from rocmforge.api.plan import Plan
 from rocmforge.api.settings import ApiSettings
-from rocmforge.engine.params import FinishReason, TokenEvent
+from rocmforge.engine.params import FinishReason, SamplingParams, TokenEvent
 from rocmforge.errors import EngineDied, QueueFull
 from rocmforge.text.template import ChatTemplates
 from tests.api import tiny
-from tests.api.fake_engine import MAX_CONTEXT, FakeEngine, make_service, say
+from tests.api.fake_engine import MAX_CONTEXT, FakeEngine, make_service, say, tiny_text
 from tests.api.sse import chunks, events
 
 HELLO, WORLD, END = 262, 267, tiny.IM_END
@@ -433,3 +437,14 @@ def test_nothing_is_left_in_the_engine_after_an_answer(
 def test_a_fallback_backend_shows_in_the_fingerprint(chat: Any, engine: FakeEngine) -> None:
     engine.is_fallback = True
     assert chat().json()["system_fingerprint"].endswith("-fake-fallback")
+
+
+def test_choices_open_in_order_whichever_speaks_first() -> None:
+    head = AnswerHead(id="x", created=0, model="tiny", system_fingerprint="f")
+    plan = Plan(prompts=((1,),), sampling=SamplingParams(max_tokens=1), n=2, stop=())
+    tokenizer, _ = tiny_text()
+    writer = ChatWriter(head, tokenizer, wants_logprobs=False, usage_in_chunks=False, plan=plan)
+    piece = Piece(1, "hi", (), (), None, None, 1)
+    found = events(writer.events(piece).decode())
+    said = [(c["choices"][0]["index"], c["choices"][0]["delta"].get("content")) for c in found]
+    assert said == [(0, ""), (1, ""), (1, "hi")]
