@@ -70,6 +70,7 @@ def test_the_streaming_helper_accumulates_what_we_send(sdk: openai.OpenAI) -> No
         model="tiny",
         messages=MESSAGES,
         n=2,
+        seed=1,  # neither choice is empty
         logprobs=True,
         top_logprobs=2,
         extra_body={"stop_token_ids": list(range(900, 1000))},  # the helper refuses "length"

@@ -19,7 +19,7 @@ from rocmforge.api.plan import Plan
 from rocmforge.api.schema import Usage
 from rocmforge.api.service import Service
 from rocmforge.api.settings import ApiSettings
-from rocmforge.api.sse import DONE, EventStream, frame
+from rocmforge.api.sse import EventStream, frame
 
 REQUEST_ID = "x-request-id"
 
@@ -35,9 +35,9 @@ class AnswerHead:
 
     @classmethod
     def make(cls, service: Service, prefix: str) -> AnswerHead:
-        """A fresh id, and one creation time for the whole answer."""
+        """A fresh id that begins with `prefix`, and one creation time for the whole answer."""
         return cls(
-            id=f"{prefix}-{uuid.uuid4().hex}",
+            id=f"{prefix}{uuid.uuid4().hex}",
             created=int(service.clock()),
             model=service.model,
             system_fingerprint=service.fingerprint,
@@ -45,17 +45,29 @@ class AnswerHead:
 
 
 class Writer(Protocol):
-    """How an endpoint family says what a generation yields."""
+    """How an endpoint family says what a generation yields.
+
+    An answer is either one `body`, or a stream: `opening`, `events` of each piece, and `closing`
+    or `failure`.
+    """
 
     head: AnswerHead
+
+    def opening(self) -> bytes:
+        """Server-sent events before anything has been generated."""
+        return b""
 
     def events(self, piece: Piece) -> bytes:
         """Server-sent events for one piece."""
         ...
 
-    def usage_event(self, usage: Usage) -> bytes:
-        """The last event of a stream whose client asked for usage."""
+    def closing(self, usage: Usage) -> bytes:
+        """The last events of a stream that ended well."""
         ...
+
+    def failure(self, error: Exception) -> bytes:
+        """The last events of a stream that did not."""
+        return frame(answer_for(error).body)
 
     def body(self, pieces: list[Piece], usage: Usage) -> msgspec.Struct:
         """The whole answer, from all pieces in order of arrival."""
@@ -71,7 +83,6 @@ async def answer(
     *,
     arrival_ns: int,
     stream: bool,
-    include_usage: bool,
 ) -> ASGIApp:
     """Runs `plan` and answers `request` with what comes of it.
 
@@ -84,7 +95,7 @@ async def answer(
     generation = Generation.start(service, writer.head.id, plan, arrival_ns)
     if stream:
         events = EventStream(
-            stream_events(generation, writer, include_usage=include_usage),
+            stream_events(generation, writer),
             close=generation.close,
             keep_alive_s=settings.keep_alive_s,
             drain_timeout_s=settings.drain_timeout_s,
@@ -99,19 +110,17 @@ async def answer(
     return ASGIResponse(body=body, media_type=MediaType.JSON, headers=headers)
 
 
-async def stream_events(
-    generation: Generation, writer: Writer, *, include_usage: bool
-) -> AsyncIterator[bytes]:
+async def stream_events(generation: Generation, writer: Writer) -> AsyncIterator[bytes]:
     """The events of a stream. What fails after the headers becomes the last of them."""
     try:
+        if opening := writer.opening():
+            yield opening
         async for pieces in generation.batches():
             if pieces:
                 yield b"".join([writer.events(piece) for piece in pieces])
-        if include_usage:
-            yield writer.usage_event(generation.usage())
-        yield DONE
+        yield writer.closing(generation.usage())
     except Exception as error:
-        yield frame(answer_for(error).body)
+        yield writer.failure(error)
     finally:
         generation.close()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -11,13 +10,14 @@ import msgspec
 from litestar import Request, post
 from litestar.types import ASGIApp
 
-from rocmforge.api.answer import AnswerHead, answer
+from rocmforge.api.answer import AnswerHead, Writer, answer
 from rocmforge.api.body import read_json
 from rocmforge.api.constraints import is_constrained
 from rocmforge.api.convert import chat_plan
 from rocmforge.api.dependencies import ServiceDep, SettingsDep
 from rocmforge.api.generation import Piece, now_ns
 from rocmforge.api.logprobs import chat_logprobs
+from rocmforge.api.parts import AnswerParts, Part, new_call_id
 from rocmforge.api.plan import Plan
 from rocmforge.api.schema import (
     AnswerMessage,
@@ -35,10 +35,10 @@ from rocmforge.api.schema import (
     Usage,
 )
 from rocmforge.api.service import OFFLOAD_BYTES
-from rocmforge.api.sse import TextEvent, event
-from rocmforge.text.reasoning import Reasoning, ReasoningSplitter
+from rocmforge.api.sse import DONE, TextEvent, event
+from rocmforge.text.reasoning import Reasoning
 from rocmforge.text.tokenizer import Tokenizer
-from rocmforge.text.tool_calls import CallArguments, CallBegin, Said, ToolCallParser
+from rocmforge.text.tool_calls import CallArguments, CallBegin
 
 _decoder = msgspec.json.Decoder(ChatRequest)
 
@@ -54,7 +54,7 @@ async def create_chat_completion(
     plan = await service.offload(size, chat_plan, service, wanted)
     include_usage = wanted.stream_options is not None and wanted.stream_options.include_usage
     writer = ChatWriter(
-        AnswerHead.make(service, "chatcmpl"),
+        AnswerHead.make(service, "chatcmpl-"),
         service.tokenizer,
         wants_logprobs=bool(wanted.logprobs),
         usage_in_chunks=include_usage,
@@ -68,11 +68,10 @@ async def create_chat_completion(
         writer,
         arrival_ns=arrival_ns,
         stream=bool(wanted.stream),
-        include_usage=include_usage,
     )
 
 
-class ChatWriter:
+class ChatWriter(Writer):
     """Says pieces as chat completions."""
 
     def __init__(
@@ -91,16 +90,13 @@ class ChatWriter:
         # With usage asked for, every chunk has the field: null in all but the last.
         self._usage = None if usage_in_chunks else msgspec.UNSET
         self._text_events: dict[int, TextEvent] = {}
-        self._tools = plan.tools
-        self._reasoning = plan.reasoning
-        self._splitters: dict[int, ReasoningSplitter] = {}
-        self._parsers: dict[int, ToolCallParser] = {}
+        self._parts = AnswerParts(plan)
 
     def events(self, piece: Piece) -> bytes:
         """Chunks for what it says; before the first one the role, after the last one the end."""
         encoded = self._openings(piece.index)
         text_event = self._text_events[piece.index]
-        said = self._said(piece)
+        said = self._parts.split(piece)
         logprobs = self._logprobs([piece]) if piece.logprobs else None
         if logprobs is not None and not said:
             said = [""]
@@ -128,41 +124,16 @@ class ChatWriter:
     def _text_struct(self, index: int, text: str) -> ChatChunk:
         return self._struct(index, Delta(content=text))
 
-    def _said(self, piece: Piece) -> list[Said | Reasoning]:
-        """The text of a piece, with reasoning and tool calls taken out of it."""
-        if self._reasoning is None:
-            return [*self._calls_in(piece, piece.text)]
-        splitter = self._splitters.get(piece.index)
-        if splitter is None:
-            splitter = ReasoningSplitter(is_inside=self._reasoning == "begun")
-            self._splitters[piece.index] = splitter
-        parts = splitter.push(piece.text)
-        if piece.finish_reason is not None:
-            parts += splitter.finish()
-        thoughts = [part for part in parts if isinstance(part, Reasoning)]
-        text = "".join([part for part in parts if isinstance(part, str)])
-        return [*thoughts, *self._calls_in(piece, text)]
-
-    def _calls_in(self, piece: Piece, text: str) -> list[Said]:
-        if self._tools is None:
-            return [text] if text else []
-        parser = self._parsers.get(piece.index)
-        if parser is None:
-            use = self._tools
-            parser = ToolCallParser(use.form, use.names, use.max_calls)
-            self._parsers[piece.index] = parser
-        said = parser.push(text)
-        return said + parser.finish() if piece.finish_reason is not None else said
-
     def _reason(self, piece: Piece) -> str | None:
         """Why a choice ended, as clients know it: with calls, they are the reason."""
-        parser = self._parsers.get(piece.index)
-        has_calls = parser is not None and parser.num_calls > 0
+        has_calls = self._parts.has_calls(piece.index)
         return "tool_calls" if has_calls and piece.finish_reason == "stop" else piece.finish_reason
 
-    def usage_event(self, usage: Usage) -> bytes:
-        """A chunk without choices."""
-        return event(ChatChunk(choices=[], usage=usage, **self._common))
+    def closing(self, usage: Usage) -> bytes:
+        """A chunk with usage and without choices, if it was asked for; the end."""
+        if self._usage is msgspec.UNSET:
+            return DONE
+        return event(ChatChunk(choices=[], usage=usage, **self._common)) + DONE
 
     def body(self, pieces: list[Piece], usage: Usage) -> ChatCompletion:
         """The whole answer."""
@@ -176,7 +147,7 @@ class ChatWriter:
         texts: list[str] = []
         thoughts: list[str] = []
         calls: list[ToolCall] = []
-        for item in [item for piece in pieces for item in self._said(piece)]:
+        for item in [item for piece in pieces for item in self._parts.split(piece)]:
             match item:
                 case str():
                     texts.append(item)
@@ -184,7 +155,7 @@ class ChatWriter:
                     thoughts.append(item.text)
                 case CallBegin():
                     function = FunctionCall(name=item.name, arguments="")
-                    calls.append(ToolCall(id=_call_id(), function=function))
+                    calls.append(ToolCall(id=new_call_id(), function=function))
                 case CallArguments():
                     calls[item.index].function.arguments += item.text
         reason = self._reason(pieces[-1])
@@ -226,7 +197,7 @@ class ChatWriter:
         return ChatChunk(choices=[choice], usage=self._usage, **self._common)
 
 
-def _delta(item: Said | Reasoning) -> Delta:
+def _delta(item: Part) -> Delta:
     match item:
         case str():
             return Delta(content=item)
@@ -235,14 +206,10 @@ def _delta(item: Said | Reasoning) -> Delta:
         case CallBegin():
             call = ToolCallDelta(
                 index=item.index,
-                id=_call_id(),
+                id=new_call_id(),
                 type="function",
                 function=FunctionDelta(name=item.name, arguments=""),
             )
         case CallArguments():
             call = ToolCallDelta(index=item.index, function=FunctionDelta(arguments=item.text))
     return Delta(tool_calls=[call])
-
-
-def _call_id() -> str:
-    return f"call_{uuid.uuid4().hex[:24]}"

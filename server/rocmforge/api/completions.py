@@ -9,7 +9,7 @@ import msgspec
 from litestar import Request, post
 from litestar.types import ASGIApp
 
-from rocmforge.api.answer import AnswerHead, answer
+from rocmforge.api.answer import AnswerHead, Writer, answer
 from rocmforge.api.body import read_json
 from rocmforge.api.constraints import is_constrained
 from rocmforge.api.convert import completion_plan
@@ -25,7 +25,7 @@ from rocmforge.api.schema import (
     Usage,
 )
 from rocmforge.api.service import OFFLOAD_BYTES, Service
-from rocmforge.api.sse import TextEvent, event
+from rocmforge.api.sse import DONE, TextEvent, event
 from rocmforge.text.tokenizer import Tokenizer
 
 _decoder = msgspec.json.Decoder(CompletionRequest)
@@ -42,7 +42,7 @@ async def create_completion(
     plan = await service.offload(size, completion_plan, service, wanted)
     include_usage = wanted.stream_options is not None and wanted.stream_options.include_usage
     writer = CompletionWriter(
-        AnswerHead.make(service, "cmpl"),
+        AnswerHead.make(service, "cmpl-"),
         service.tokenizer,
         plan,
         echoes=_echoes(service, wanted, plan.prompts) if wanted.echo else None,
@@ -57,7 +57,6 @@ async def create_completion(
         writer,
         arrival_ns=arrival_ns,
         stream=bool(wanted.stream),
-        include_usage=include_usage,
     )
 
 
@@ -70,7 +69,7 @@ def _echoes(
     return texts or [service.tokenizer.decode(prompt) for prompt in prompts]
 
 
-class CompletionWriter:
+class CompletionWriter(Writer):
     """Says pieces as text completions."""
 
     def __init__(
@@ -110,9 +109,11 @@ class CompletionWriter:
             encoded += self._chunk(index, "", finish_reason=piece.finish_reason)
         return encoded
 
-    def usage_event(self, usage: Usage) -> bytes:
-        """A chunk without choices."""
-        return event(Completion(choices=[], usage=usage, **self._common))
+    def closing(self, usage: Usage) -> bytes:
+        """A chunk with usage and without choices, if it was asked for; the end."""
+        if self._usage is msgspec.UNSET:
+            return DONE
+        return event(Completion(choices=[], usage=usage, **self._common)) + DONE
 
     def body(self, pieces: list[Piece], usage: Usage) -> Completion:
         """The whole answer."""

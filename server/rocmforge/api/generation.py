@@ -35,6 +35,8 @@ class Piece:
     logprobs: tuple[ScoredToken, ...]  # of the tokens this text begins; () if not asked for
     prompt_logprobs: tuple[TokenLogprob, ...]  # from the second token on; on the first piece only
     finish_reason: str | None  # "stop" or "length" on a choice's last piece
+    stop: str | None  # the stop string that ended it
+    num_tokens: int  # of the choice, up to here
 
 
 class Choice:
@@ -111,7 +113,13 @@ class Choice:
             return None
         prompt_logprobs, self._prompt_logprobs = self._prompt_logprobs, ()
         return Piece(
-            self.index, text, logprobs, prompt_logprobs, None if reason is None else reason.value
+            index=self.index,
+            text=text,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            finish_reason=None if reason is None else reason.value,
+            stop=delta.stop,
+            num_tokens=self.num_tokens,
         )
 
     @staticmethod
