@@ -123,7 +123,7 @@ struct Unit : OneColumn {
 #elif RF_GFX11
 
 struct Unit : OneColumn {
-  static constexpr int kFullTileRegisters = 90;
+  static constexpr int kFullTileRegisters = 80;
   static constexpr int kLargeHeadKeys = 32;
   static constexpr int kKeptQueryRegisters = 130;
   using A = Vec<half, 16>;
