@@ -28,3 +28,20 @@ serve *arguments:
 # Measures the demo model on this machine.
 bench *arguments:
     rocmforge bench smollm2 {{ arguments }}
+
+# Compiles kernels for the HIP backend: names of targets, or amd, nvidia, host, shipped.
+build-kernels targets="amd":
+    python -m kernels.build --targets {{ targets }}
+
+# Registers, LDS, occupancy and instruction mix of each kernel: --targets, --kernels.
+kernel-report *arguments:
+    python -m kernels.report {{ arguments }}
+
+# The kernel tests on a GPU: platform rocm or nvidia, whose kernels are built.
+test-gpu platform="rocm" *arguments:
+    pytest tests/kernels --platform {{ platform }} {{ arguments }}
+
+# Measures the kernels on a GPU: platform rocm or nvidia.
+bench-kernels platform="rocm":
+    python -m benchmarks.kernels.linear --platform {{ platform }}
+    python -m benchmarks.kernels.attention --platform {{ platform }}

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.kernels.linear import Measurement, Stopwatch, copy_bandwidth
-from tests.support.kernels import Device, DeviceArray, PlatformOptions, select_platform
+from benchmarks.kernels.timing import Measurement, Stopwatch, copy_bandwidth, open_gpu
+from tests.support.kernels import Device, DeviceArray
 
 BLOCK_TOKENS = 32
 DECODE_WAVES = 4
@@ -148,7 +148,7 @@ def measure_prefill(watch: Stopwatch, layer: Layer, tokens: int) -> Measurement:
 def main() -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--platform", choices=("nvidia", "rocm", "host"), required=True)
+    parser.add_argument("--platform", choices=("nvidia", "rocm"), required=True)
     parser.add_argument("--heads", type=int, default=32)
     parser.add_argument("--kv-heads", type=int, default=8)
     parser.add_argument("--head-dim", type=int, default=128)
@@ -161,8 +161,7 @@ def main() -> None:
         [int(n) for n in text.split(",") if n]
         for text in (options.batches, options.splits, options.prefill_tokens)
     )
-    select_platform(options.platform)
-    device = Device(PlatformOptions(options.platform, 32, "forward"))
+    device = open_gpu(options.platform)
     watch = Stopwatch(device)
     copy = copy_bandwidth(watch)
     print(f"{device.arch}: copies {copy / 1e9:.0f} GB/s (read and write)")

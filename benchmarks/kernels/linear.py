@@ -9,95 +9,17 @@ so that launching costs nothing.
 from __future__ import annotations
 
 import argparse
-import ctypes
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
-from hip import hip as _hip_bindings
 
+from benchmarks.kernels.timing import Measurement, Stopwatch, copy_bandwidth, open_gpu
 from tests.support.activations import SCALE_DTYPE
-from tests.support.kernels import Device, DeviceArray, PlatformOptions, select_platform
+from tests.support.kernels import Device, DeviceArray
 from tests.support.linear import Layer, random_layer
 from tests.support.weights import FLOAT_TYPES
 
-hip: Any = _hip_bindings  # compiled from C, without types
-
 _CACHE_BYTES = 768 << 20  # well above the last-level cache of any GPU
-_COPY_BYTES = 1 << 30
-_REPLAYS = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Measurement:
-    """The best time of one case."""
-
-    seconds: float
-    geometry: str
-
-
-class Stopwatch:
-    """Times graphs of kernel launches on one stream."""
-
-    def __init__(self, device: Device) -> None:
-        self.device = device
-        self.stream = device.ok(hip.hipStreamCreate(), "hipStreamCreate")
-        self._start = device.ok(hip.hipEventCreate(), "hipEventCreate")
-        self._stop = device.ok(hip.hipEventCreate(), "hipEventCreate")
-
-    def seconds(self, enqueue: Callable[[], None], repeats: int) -> float:
-        """Time of one repeat, where `enqueue` launches `repeats` of them: the median replay."""
-        ok, stream = self.device.ok, self.stream
-        enqueue()  # loads the modules, which capturing would not allow
-        ok(hip.hipStreamSynchronize(stream), "hipStreamSynchronize")
-        mode = hip.hipStreamCaptureMode.hipStreamCaptureModeThreadLocal
-        ok(hip.hipStreamBeginCapture(stream, mode), "hipStreamBeginCapture")
-        enqueue()
-        graph = ok(hip.hipStreamEndCapture(stream), "hipStreamEndCapture")
-        replay = ok(hip.hipGraphInstantiate(graph, 0), "hipGraphInstantiate")[0]
-        seconds = self.median_of(lambda: ok(hip.hipGraphLaunch(replay, stream), "hipGraphLaunch"))
-        ok(hip.hipGraphExecDestroy(replay), "hipGraphExecDestroy")
-        ok(hip.hipGraphDestroy(graph), "hipGraphDestroy")
-        return seconds / repeats
-
-    def median_of(self, enqueue: Callable[[], None]) -> float:
-        """Median time of what `enqueue` puts on the stream, in seconds; the first run is warm-up."""
-        ok, stream = self.device.ok, self.stream
-        times = []
-        for _ in range(_REPLAYS):
-            ok(hip.hipEventRecord(self._start, stream), "hipEventRecord")
-            enqueue()
-            ok(hip.hipEventRecord(self._stop, stream), "hipEventRecord")
-            ok(hip.hipEventSynchronize(self._stop), "hipEventSynchronize")
-            elapsed = ok(hip.hipEventElapsedTime(self._start, self._stop), "hipEventElapsedTime")
-            times.append(elapsed * 1e-3)
-        return float(np.median(times[1:]))
-
-
-def copy_bandwidth(watch: Stopwatch) -> float:
-    """Bytes a second that a copy on the device reads and writes.
-
-    Not from a graph: CUDA leaves large copies in graphs to a copy engine, which reaches two thirds
-    of what kernels do.
-    """
-    source = watch.device.empty(_COPY_BYTES, np.uint8)
-    target = watch.device.empty(_COPY_BYTES, np.uint8)
-    kind = hip.hipMemcpyKind.hipMemcpyDeviceToDevice
-
-    def enqueue() -> None:
-        call = hip.hipMemcpyAsync(
-            ctypes.c_void_p(target.pointer),
-            ctypes.c_void_p(source.pointer),
-            _COPY_BYTES,
-            kind,
-            watch.stream,
-        )
-        watch.device.ok(call, "hipMemcpyAsync")
-
-    seconds = watch.median_of(enqueue)
-    watch.device.release()
-    return 2 * _COPY_BYTES / seconds
 
 
 def weight_copies(device: Device, layer: Layer) -> list[DeviceArray]:
@@ -228,7 +150,7 @@ def geometries(layer: Layer, rows: int) -> Iterator[tuple[int, int]]:
 def main() -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--platform", choices=("nvidia", "rocm", "host"), required=True)
+    parser.add_argument("--platform", choices=("nvidia", "rocm"), required=True)
     parser.add_argument("--types", default="q4_k,q8_0,q6_k,f16")
     parser.add_argument("--shapes", default="14336x4096,4096x14336,4096x4096", help="out x in")
     parser.add_argument("--gemv-rows", default="1,2,4,8")
@@ -239,8 +161,7 @@ def main() -> None:
         name: [int(n) for n in getattr(options, name).split(",") if n]
         for name in ("gemv_rows", "gemm_rows", "blocks")
     }
-    select_platform(options.platform)
-    device = Device(PlatformOptions(options.platform, 32, "forward"))
+    device = open_gpu(options.platform)
     watch = Stopwatch(device)
     copy = copy_bandwidth(watch)
     print(f"{device.arch}: copies {copy / 1e9:.0f} GB/s (read and write)")
