@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
+from rocmforge.backend.optional import OpCheck
 from rocmforge.backend.protocol import (
     LoadOptions,
     ProbeResult,
@@ -18,15 +20,14 @@ from rocmforge.models.config import ModelConfig
 from rocmforge.models.rope import load_rope_tables
 from rocmforge.models.weights import load_weights
 from rocmforge_hip.device import FoundDevice, choose_device, find_devices
-from rocmforge_hip.driver import Driver, HipUnavailable
+from rocmforge_hip.driver import HipUnavailable
 from rocmforge_hip.geometry import BLOCK_TOKENS, Geometry
-from rocmforge_hip.library import KernelLibrary
-from rocmforge_hip.loading import ModelLoading
-from rocmforge_hip.memory import Memory
+from rocmforge_hip.loading import ModelLoading, open_device
 from rocmforge_hip.ops import HEAD_DIMS, MAX_NORM_DIM
 from rocmforge_hip.plan import MemoryPlan, make_plan
 from rocmforge_hip.platform import select_platform
-from rocmforge_hip.runner import PIPELINE_DEPTH, Device, HipRunner, release
+from rocmforge_hip.runner import PIPELINE_DEPTH, HipRunner, release
+from rocmforge_hip.verify import selfcheck
 from rocmforge_hip.weight_plan import plan_weights
 
 
@@ -66,7 +67,7 @@ class HipBackend:
             geometry = Geometry(found.properties.compute_units)
             plan = make_plan(config, weights, options, geometry, found.info.memory_free)
             tables = load_rope_tables(config, file, plan.limits.context)
-            device = _open_device(found)
+            device = open_device(found)
             try:
                 loaded = ModelLoading(device, config, plan, geometry, progress).load(
                     weights, tables
@@ -75,6 +76,12 @@ class HipBackend:
             except BaseException:
                 release(device)
                 raise
+
+    def describe(self, device: str | None) -> tuple[tuple[str, str], ...]:
+        return selfcheck.describe(choose_device(find_devices(select_platform()), device))
+
+    def check_ops(self, device: str | None, only: str) -> Iterator[OpCheck]:
+        return selfcheck.check_ops(choose_device(find_devices(select_platform()), device), only)
 
 
 def _keep(tensor: GgufTensor) -> GgufTensor:
@@ -92,13 +99,6 @@ def _check_supported(config: ModelConfig) -> None:
         raise UnsupportedArchitecture(
             f"{config.architecture} with a width of {config.dim}", (f"up to {MAX_NORM_DIM}",)
         )
-
-
-def _open_device(found: FoundDevice) -> Device:
-    driver = Driver(found.properties.index)
-    stream = driver.create_stream()
-    library = KernelLibrary(driver, stream, found.properties.target)
-    return Device(driver, stream, library, Memory(driver))
 
 
 def _describe(found: FoundDevice, config: ModelConfig, plan: MemoryPlan) -> RunnerInfo:

@@ -145,6 +145,11 @@ class Driver:
     def _call(self, result: tuple[Any, ...], call: str, context: str = "") -> Any:
         return _check(result, call, self.device, context)
 
+    def versions(self) -> tuple[int, int]:
+        """Of HIP's runtime, and of the driver beneath it."""
+        runtime = self._call(hip.hipRuntimeGetVersion(), "hipRuntimeGetVersion")
+        return runtime, self._call(hip.hipDriverGetVersion(), "hipDriverGetVersion")
+
     def memory_info(self) -> tuple[int, int]:
         """Free and total bytes of the device."""
         free, total = self._call(hip.hipMemGetInfo(), "hipMemGetInfo")

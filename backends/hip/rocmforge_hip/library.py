@@ -86,6 +86,12 @@ def find_target(target: str, lib: Path = LIB_DIR) -> str:
     raise NoKernelsForTarget(target, available)
 
 
+def read_manifest(folder: str, lib: Path = LIB_DIR) -> dict[str, Any]:
+    """What a folder of lib/ says about its kernels."""
+    found: dict[str, Any] = json.loads((lib / folder / "manifest.json").read_text())
+    return found
+
+
 class ArgumentPacker:
     """Packs the arguments of one kernel where its manifest entry says they lie.
 
@@ -207,7 +213,7 @@ class KernelLibrary:
 
     def __init__(self, driver: Driver, stream: int, target: str, lib: Path = LIB_DIR) -> None:
         self.folder = lib / find_target(target, lib)
-        manifest = json.loads((self.folder / "manifest.json").read_text())
+        manifest = read_manifest(self.folder.name, lib)
         self.wave_size: int = manifest["wave_size"]
         self._entries: dict[str, dict[str, Any]] = manifest["kernels"]
         self._driver = driver

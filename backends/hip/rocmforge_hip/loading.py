@@ -6,15 +6,26 @@ from rocmforge.backend.protocol import Float32Array, ProgressCallback
 from rocmforge.models.config import ModelConfig
 from rocmforge.models.rope import RopeTables
 from rocmforge.models.weights import ModelWeights
+from rocmforge_hip.device import FoundDevice
+from rocmforge_hip.driver import Driver
 from rocmforge_hip.geometry import Geometry
+from rocmforge_hip.library import KernelLibrary
 from rocmforge_hip.loader import WeightLoader
-from rocmforge_hip.memory import Arena, DeviceArray, spec
+from rocmforge_hip.memory import Arena, DeviceArray, Memory, spec
 from rocmforge_hip.ops import DeviceRopeTable, HipOps, LayerCache
 from rocmforge_hip.plan import MemoryPlan, cache_arrays
 from rocmforge_hip.runner import Device, Model
 from rocmforge_hip.sampler import Sampler
 from rocmforge_hip.weight_plan import Planned, PlannedMatrix, storages
 from rocmforge_hip.weights import Weight
+
+
+def open_device(found: FoundDevice) -> Device:
+    """The device of the calling thread from now on; `runner.release` gives it back."""
+    driver = Driver(found.properties.index)
+    stream = driver.create_stream()
+    library = KernelLibrary(driver, stream, found.properties.target)
+    return Device(driver, stream, library, Memory(driver))
 
 
 class ModelLoading:

@@ -98,6 +98,11 @@ class HipOps:
         self._prefill = self._kernels[f"rf_attention_prefill_{cache}_d{config.head_dim}"]
         self._multiplied: tuple[Matrix, Activation, Activation] | None = None
 
+    @property
+    def caches(self) -> tuple[LayerCache, ...]:
+        """Keys and values, by layer."""
+        return self._caches
+
     def embed(self, step: DeviceStep, table: Weight, scale: float) -> Activation:
         matrix = _part(table).matrix
         tokens = step.shape.tokens
@@ -373,7 +378,7 @@ class HipOps:
         self, x: Activation, matrix: Matrix, slot: str, bias: DeviceArray | None, gate: int
     ) -> Activation:
         out = self._arena[f"{slot}.f32"].first(x.rows, matrix.width)
-        inputs = self._int8(x) if matrix.format.is_quantised else (_f32(x),)
+        inputs = self.int8(x) if matrix.format.is_quantised else (_f32(x),)
         rows = next(rows for rows in (1, 2, 4, 8) if x.rows <= rows)
         self._kernels[f"rf_gemv_{matrix.format.name}_r{rows}"].launch(
             matrix.data,
@@ -400,7 +405,7 @@ class HipOps:
         partial = None if shape.splits == 1 else self._arena["gemm_partial"]
         kernel.launch(
             matrix.data,
-            self._half(x),
+            self.half(x),
             bias,
             None,
             out.f32,
@@ -433,7 +438,7 @@ class HipOps:
             )
         return out
 
-    def _int8(self, x: Activation) -> tuple[DeviceArray, DeviceArray]:
+    def int8(self, x: Activation) -> tuple[DeviceArray, DeviceArray]:
         """The int8 form, made now if there is none."""
         if x.q is None or x.scale is None:
             x.q, x.scale = self._arena[f"{x.slot}.q"], self._arena[f"{x.slot}.scale"]
@@ -448,7 +453,7 @@ class HipOps:
             )
         return x.q, x.scale
 
-    def _half(self, x: Activation) -> DeviceArray:
+    def half(self, x: Activation) -> DeviceArray:
         """The float16 form, made now if there is none."""
         if x.f16 is None:
             x.f16 = self._arena[f"{x.slot}.f16"].first(x.rows, x.width)

@@ -165,7 +165,7 @@ class HipRunner:
         lane = self._lanes[step.step_id % PIPELINE_DEPTH]
         needs = SamplingNeeds.of(step.sampling)
         bucket = self._bucket(step)
-        shape = bucket or _exact_shape(step)
+        shape = bucket or exact_shape(step)
         layout, arrays = self._layout(shape, step, model, is_bucket=bucket is not None)
         self._check_size(step, layout, needs, model)
         layout.pack(step, lane.inputs.bytes)
@@ -273,7 +273,8 @@ def release(device: Device) -> None:
     device.driver.destroy_stream(device.stream)
 
 
-def _exact_shape(step: StepInput) -> StepShape:
+def exact_shape(step: StepInput) -> StepShape:
+    """The shape without padding, of a step that is not a graph's."""
     lengths = step.query_start[1:] - step.query_start[:-1]
     decodes = int((lengths == 1).sum())
     return StepShape(

@@ -1,0 +1,44 @@
+"""A check of one operation, and how errors are measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rocmforge_hip.verify.workbench import Recipe, Workbench
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One operation on one kind of input; `measure` returns the error that `limit` bounds."""
+
+    op: str
+    name: str
+    limit: float
+    measure: Callable[[Workbench], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Cases that share a model."""
+
+    recipe: Recipe
+    cases: tuple[Case, ...]
+
+
+def error(got: Array, want: Array, magnitude: Array | float | None = None) -> float:
+    """The largest difference, relative to `magnitude`, or else to the largest wanted value.
+
+    What is not finite counts as infinitely wrong.
+    """
+    assert got.shape == want.shape, (got.shape, want.shape)
+    if not np.isfinite(got).all():
+        return float("inf")
+    scale = np.abs(want).max() if magnitude is None else magnitude
+    return float((np.abs(got - want) / scale).max())

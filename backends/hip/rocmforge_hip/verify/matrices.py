@@ -1,0 +1,119 @@
+"""Checks of what multiplies or reads stored matrices, for every stored type."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from rocmforge.backend.ops import Activation as GateActivation
+from rocmforge.gguf.tensor import GgufTensor
+from rocmforge_hip.activations import NORMED, ROWS
+from rocmforge_hip.geometry import MAX_GEMV_ROWS
+from rocmforge_hip.verify import oracle
+from rocmforge_hip.verify.cases import Case, Group, error
+from rocmforge_hip.verify.workbench import Recipe, Workbench
+from rocmforge_hip.weights import FORMATS
+
+# Relative to the sum of the absolute values of what is added up.
+_FLOAT_SUM: Final = 4e-6  # float32
+_HALF_WEIGHTS: Final = 2.0**-11  # GEMM rounds weights to halves
+_HALF_RESULT: Final = 2.0**-10  # and a gated one its result too
+_EMBEDDING: Final = 1e-5
+_SOFTCAP: Final = 30.0
+_EMBEDDING_SCALE: Final = 2.5
+
+Float64 = npt.NDArray[np.float64]
+
+
+def groups() -> Iterator[Group]:
+    """One for each stored type."""
+    for format in FORMATS.values():
+        recipe = Recipe(format=format.name, dim=256, ffn=256, vocab=96, heads=4, kv_heads=1)
+        yield Group(recipe, tuple(_cases(format.name)))
+
+
+def _cases(format: str) -> Iterator[Case]:
+    yield Case("embed", format, _EMBEDDING, _embed)
+    for rows in (1, 2, 3, 8, 9, 40, 100):
+        op, limit = ("gemv", _FLOAT_SUM) if rows <= MAX_GEMV_ROWS else ("gemm", _HALF_WEIGHTS)
+        yield Case(op, f"{format}, {_rows(rows)}", limit, partial(_linear, rows=rows))
+    for rows, kind in ((2, GateActivation.SILU), (12, GateActivation.GELU_TANH)):
+        op, limit = (
+            ("gated gemv", _FLOAT_SUM) if rows <= MAX_GEMV_ROWS else ("gated gemm", _HALF_RESULT)
+        )
+        yield Case(
+            op,
+            f"{format}, {kind}, {_rows(rows)}",
+            limit,
+            partial(_gated, rows=rows, kind=kind),
+        )
+    yield Case("logits", f"{format}, capped", _FLOAT_SUM, _logits)
+
+
+def _rows(count: int) -> str:
+    return "1 row" if count == 1 else f"{count} rows"
+
+
+def exact_activation(rows: int, columns: int) -> npt.NDArray[np.float32]:
+    """Values that neither the int8 nor the float16 form of an activation rounds."""
+    rng = np.random.default_rng(rows)
+    steps = rng.integers(-127, 128, (rows, columns // 32, 32))
+    steps[:, :, 0] = 127  # of each block of 32 the largest: the int8 step is then 1/128
+    return (steps.reshape(rows, columns) / 128).astype(np.float32)
+
+
+def _values(tensor: GgufTensor | None) -> Float64:
+    assert tensor is not None
+    return tensor.to_float32().astype(np.float64)
+
+
+def _embed(bench: Workbench) -> float:
+    tokens = [5, 0, 95, 17, 5, 64, 33]
+    step = bench.step([(len(tokens), len(tokens), [0])], tokens=tokens)
+    bench.model.sampler.resolve_tokens(step)
+    got = bench.model.ops.embed(step, bench.model.weights.embedding, _EMBEDDING_SCALE)
+    want = _EMBEDDING_SCALE * _values(bench.weights.embedding)[tokens]
+    return error(bench.result(got), want)
+
+
+def _linear(bench: Workbench, rows: int) -> float:
+    """All matrices of the stack of query, key and value: each must be found in it."""
+    values = exact_activation(rows, bench.config.dim)
+    x = bench.activation(NORMED, values)
+    stored, layer = bench.weights.layers[0], bench.model.weights.layers[0]
+    worst = 0.0
+    for tensor, bias, weight, offset in (
+        (stored.q, stored.q_bias, layer.q, layer.q_bias),
+        (stored.k, stored.k_bias, layer.k, layer.k_bias),
+        (stored.v, stored.v_bias, layer.v, layer.v_bias),
+    ):
+        got = bench.result(bench.model.ops.linear(x, weight, offset))
+        matrix, exact = _values(tensor), values.astype(np.float64)
+        magnitude = np.abs(exact) @ np.abs(matrix).T + np.abs(_values(bias))
+        worst = max(worst, error(got, exact @ matrix.T + _values(bias), magnitude))
+    return worst
+
+
+def _gated(bench: Workbench, rows: int, kind: GateActivation) -> float:
+    values = exact_activation(rows, bench.config.dim) / np.float32(16)
+    x = bench.activation(NORMED, values)
+    stored, layer = bench.weights.layers[0], bench.model.weights.layers[0]
+    got = bench.result(bench.model.ops.gated_linear(x, layer.gate, layer.up, kind))
+    exact, gate, up = values.astype(np.float64), _values(stored.gate), _values(stored.up)
+    want = oracle.activate(exact @ gate.T, kind) * (exact @ up.T)
+    # Both activations have slopes below 1.2, so errors of gate and up add up to less than:
+    sizes = [np.abs(exact) @ np.abs(matrix).T for matrix in (gate, up)]
+    return error(got, want, 2.4 * sizes[0] * sizes[1])
+
+
+def _logits(bench: Workbench) -> float:
+    values = exact_activation(3, bench.config.dim)
+    x = bench.activation(ROWS, values)
+    got = bench.result(bench.model.ops.logits(x, bench.model.weights.output, _SOFTCAP))
+    matrix, exact = _values(bench.weights.output), values.astype(np.float64)
+    want = _SOFTCAP * np.tanh(exact @ matrix.T / _SOFTCAP)
+    return error(got, want, np.abs(exact) @ np.abs(matrix).T)

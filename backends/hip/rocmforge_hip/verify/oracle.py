@@ -1,0 +1,163 @@
+"""The operations by their definitions, in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from rocmforge.backend.ops import Activation
+from rocmforge.backend.protocol import SamplingBatch
+from rocmforge.models.config import RopeStyle
+
+Float64 = npt.NDArray[np.float64]
+
+# Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3", table 2 and section 5.2.
+_PHILOX_MULTIPLIERS: Final = (0xD2511F53, 0xCD9E8D57)
+_PHILOX_KEY_STEPS: Final = (0x9E3779B9, 0xBB67AE85)
+_WORD: Final = 0xFFFFFFFF
+
+
+def rms_norm(x: Float64, weight: Float64, eps: float) -> Float64:
+    """Of each row: `x / sqrt(mean(x^2) + eps) * weight`."""
+    normed: Float64 = x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + eps) * weight
+    return normed
+
+
+def activate(x: Float64, kind: Activation) -> Float64:
+    """SiLU, or GELU's tanh form."""
+    activated: Float64 = (
+        x / (1 + np.exp(-x))
+        if kind is Activation.SILU
+        else 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+    )
+    return activated
+
+
+def rope(x: Float64, cos: Float64, sin: Float64, style: RopeStyle) -> Float64:
+    """Rotates the pairs of [T, heads, head_dim] by the angles of [T, pairs]."""
+    pairs = cos.shape[1]
+    first = np.arange(pairs) if style is RopeStyle.NEOX else 2 * np.arange(pairs)
+    second = first + (pairs if style is RopeStyle.NEOX else 1)
+    rotated = x.copy()
+    turn = (cos + 1j * sin)[:, None, :]
+    turned = (x[..., first] + 1j * x[..., second]) * turn
+    rotated[..., first], rotated[..., second] = turned.real, turned.imag
+    return rotated
+
+
+def attention(
+    q: Float64,
+    keys: Float64,
+    values: Float64,
+    *,
+    scale: float,
+    softcap: float | None,
+    window: int | None,
+) -> Float64:
+    """Causal attention of one sequence's last tokens.
+
+    Args:
+        q: [new, heads, head_dim].
+        keys: [context, kv_heads, head_dim].
+        values: As keys.
+        scale: Of query times key.
+        softcap: Of the scores.
+        window: Tokens that each token sees, itself among them.
+    """
+    group = q.shape[1] // keys.shape[1]
+    keys, values = np.repeat(keys, group, axis=1), np.repeat(values, group, axis=1)
+    scores = scale * np.einsum("qhd,khd->hqk", q, keys)
+    if softcap is not None:
+        scores = softcap * np.tanh(scores / softcap)
+    own = np.arange(len(keys) - len(q), len(keys))[:, None]
+    other = np.arange(len(keys))
+    hidden = other > own
+    if window is not None:
+        hidden |= other <= own - window
+    scores = np.where(hidden, -np.inf, scores)
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    weights /= weights.sum(axis=-1, keepdims=True)
+    mixed: Float64 = np.einsum("hqk,khd->qhd", weights, values)
+    return mixed
+
+
+def log_softmax(x: Float64) -> Float64:
+    """Of each row."""
+    shifted = x - x.max(axis=-1, keepdims=True)
+    logs: Float64 = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+    return logs
+
+
+def final_scores(logits: Float64, batch: SamplingBatch) -> Iterator[Float64]:
+    """For each row what its token is the largest of; see `SamplingBatch` for the order."""
+    for row, plain in enumerate(logits):
+        scores = _adjusted(plain.copy(), batch, row)
+        temperature = float(batch.temperature[row])
+        if temperature == 0:
+            yield scores
+            continue
+        scores = (scores - scores.max()) / temperature
+        kept = _kept(scores, batch, row)
+        noise = gumbel_noise(int(batch.seed[row]), int(batch.position[row]), len(scores))
+        yield np.where(kept, scores + noise, -np.inf)
+
+
+def _adjusted(scores: Float64, batch: SamplingBatch, row: int) -> Float64:
+    seen = slice(batch.seen_offsets[row], batch.seen_offsets[row + 1])
+    tokens, counts = batch.seen_tokens[seen], batch.seen_counts[seen]
+    repetition = float(batch.repetition_penalty[row])
+    values = scores[tokens]
+    values = np.where(values > 0, values / repetition, values * repetition)
+    penalty = float(batch.presence_penalty[row]) + float(batch.frequency_penalty[row]) * counts
+    scores[tokens] = values - np.where(counts > 0, penalty, 0)
+    biased = slice(batch.bias_offsets[row], batch.bias_offsets[row + 1])
+    scores[batch.bias_tokens[biased]] += batch.bias_values[biased]
+    if batch.allowed is not None:
+        bits = np.unpackbits(batch.allowed[row].view(np.uint8), bitorder="little")
+        scores[bits[: len(scores)] == 0] = -np.inf
+    return scores
+
+
+def _kept(scores: Float64, batch: SamplingBatch, row: int) -> npt.NDArray[np.bool_]:
+    """Min-p, then top-k of those kept, then top-p of those."""
+    kept = np.isfinite(scores)
+    if batch.min_p[row] > 0:
+        kept &= scores >= np.log(float(batch.min_p[row]))
+    top_k = int(batch.top_k[row])
+    if 0 < top_k < kept.sum():
+        kept &= scores >= np.sort(scores[kept])[-top_k]
+    if batch.top_p[row] < 1:
+        order = np.argsort(-np.where(kept, scores, -np.inf))
+        mass = np.where(kept, np.exp(scores), 0.0)[order]
+        before = (np.cumsum(mass) - mass) / mass.sum()
+        kept[order[before >= float(batch.top_p[row])]] = False
+    return kept
+
+
+def gumbel_noise(seed: int, position: int, vocab: int) -> Float64:
+    """Gumbel noise of every token: Philox4x32-10 with the key `seed` and the counter
+    (token // 4, position, 0, 0); word token % 4 is a number in (0, 1)."""
+    words = _philox(seed, np.arange((vocab + 3) // 4, dtype=np.uint64), position)
+    bits = np.stack(words, axis=1).reshape(-1)[:vocab]
+    # Rounded as the definition says; the logarithms need no care in float64.
+    uniform = (bits.astype(np.float32) + np.float32(0.5)) * np.float32(2.0**-32)
+    uniform = np.minimum(uniform, np.float32(1 - 2.0**-24))
+    noise: Float64 = -np.log(-np.log1p(-uniform.astype(np.float64)))
+    return noise
+
+
+def _philox(seed: int, first: npt.NDArray[np.uint64], second: int) -> Sequence[Any]:
+    x = [first, *(np.full_like(first, value) for value in (second, 0, 0))]
+    keys = [seed & _WORD, seed >> 32 & _WORD]
+    for _ in range(10):
+        products = [x[0] * np.uint64(_PHILOX_MULTIPLIERS[0])]
+        products.append(x[2] * np.uint64(_PHILOX_MULTIPLIERS[1]))
+        high = [product >> np.uint64(32) for product in products]
+        low = [product & np.uint64(_WORD) for product in products]
+        x = [high[1] ^ x[1] ^ np.uint64(keys[0]), low[1], high[0] ^ x[3] ^ np.uint64(keys[1])]
+        x.append(low[0])
+        keys = [(key + step) & _WORD for key, step in zip(keys, _PHILOX_KEY_STEPS, strict=True)]
+    return x

@@ -1,0 +1,123 @@
+"""Checks of what works on rows: norms, roundings, gathers, token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from rocmforge_hip.activations import NORMED, RESIDUAL, ROWS, Activation
+from rocmforge_hip.verify import oracle
+from rocmforge_hip.verify.cases import Case, Group, error
+from rocmforge_hip.verify.workbench import Recipe, Workbench
+from rocmforge_hip.weight_plan import DELTA
+from rocmforge_hip.weights import UNIT
+
+_FLOAT: Final = 4e-6  # relative to the largest value
+_HALF: Final = 2.0**-11
+_INT8: Final = 0.51 / 127  # relative to the largest value of a block of 32
+_SCALE: Final = np.dtype([("scale", "f4"), ("sum_low", "i2"), ("sum_high", "i2")])
+
+Float64 = npt.NDArray[np.float64]
+
+
+def groups() -> Iterator[Group]:
+    """Widths below and above what a block of threads covers at once."""
+    for dim in (96, 4160):
+        norms = [
+            Case("rms_norm", f"width {dim}, to int8", _INT8, partial(_norm, rows=3, form="q")),
+            Case("rms_norm", f"width {dim}, to f16", _HALF, partial(_norm, rows=12, form="f16")),
+            Case("rms_norm", f"width {dim}, to f32", _FLOAT, partial(_norm, rows=12, form="f32")),
+            Case("add_rms_norm", f"width {dim}", _FLOAT, _add_norm),
+        ]
+        yield Group(Recipe(dim=dim), tuple(norms))
+    others = (
+        Case("quantize_act", "3 rows", _INT8, _quantize),
+        Case("half_act", "12 rows", _HALF, _half),
+        Case("take_rows", "5 of 12 rows", 0.0, _take_rows),
+        Case("resolve_tokens", "from the host and from the step before", 0.0, _resolve),
+    )
+    yield Group(Recipe(dim=160), others)
+
+
+def _random(rows: int, columns: int) -> npt.NDArray[np.float32]:
+    return np.random.default_rng(rows).standard_normal((rows, columns)).astype(np.float32)
+
+
+def _int8_error(bench: Workbench, x: Activation, want: Float64) -> float:
+    """Of the int8 form, relative to the largest value of each block."""
+    assert x.q is not None
+    assert x.scale is not None
+    units = x.width // UNIT
+    codes = bench.get(x.q.first(x.rows, x.width)).reshape(x.rows, units, UNIT)
+    scales = bench.get(x.scale.first(x.rows, units)).view(_SCALE)
+    sums = codes.astype(np.int64).reshape(x.rows, units, 2, UNIT // 2).sum(axis=-1)
+    if (sums[..., 0] != scales["sum_low"]).any() or (sums[..., 1] != scales["sum_high"]).any():
+        return float("inf")
+    blocks = want.reshape(codes.shape)
+    largest = np.abs(blocks).max(axis=-1, keepdims=True)
+    return error(codes * scales["scale"][..., None].astype(np.float64), blocks, largest)
+
+
+def _norm(bench: Workbench, rows: int, form: str) -> float:
+    values = _random(rows, bench.config.dim)
+    x = bench.activation(RESIDUAL, values)
+    norm, layer = bench.weights.layers[0].attn_norm, bench.model.weights.layers[0]
+    got = bench.model.ops.rms_norm(x, layer.attn_norm)
+    weight = norm.to_float32().astype(np.float64)
+    want = oracle.rms_norm(values.astype(np.float64), weight, bench.config.norm_eps)
+    if form == "q":
+        return _int8_error(bench, got, want)
+    array = got.f16 if form == "f16" else got.f32
+    assert array is not None
+    return error(bench.get(array).astype(np.float64), want)
+
+
+def _add_norm(bench: Workbench) -> float:
+    old, delta = _random(5, bench.config.dim), _random(7, bench.config.dim)[:5]
+    residual, normed = bench.model.ops.add_rms_norm(
+        bench.activation(RESIDUAL, old),
+        bench.activation(DELTA, delta),
+        bench.model.weights.layers[0].ffn_norm,
+    )
+    total = (old + delta).astype(np.float64)
+    weight = bench.weights.layers[0].ffn_norm.to_float32().astype(np.float64)
+    want = oracle.rms_norm(total, weight, bench.config.norm_eps)
+    return max(
+        error(bench.result(residual), total),
+        error(bench.result(Activation(NORMED, 5, normed.width, f32=normed.f32)), want),
+    )
+
+
+def _quantize(bench: Workbench) -> float:
+    values = _random(3, bench.config.dim)
+    x = bench.activation(NORMED, values)
+    x.q, x.scale = bench.model.ops.int8(x)
+    return _int8_error(bench, x, values.astype(np.float64))
+
+
+def _half(bench: Workbench) -> float:
+    values = _random(12, bench.config.dim)
+    got = bench.get(bench.model.ops.half(bench.activation(NORMED, values)))
+    return error(got.astype(np.float64), values.astype(np.float64))
+
+
+def _take_rows(bench: Workbench) -> float:
+    values, rows = _random(12, bench.config.dim), [11, 0, 3, 3, 7]
+    step = bench.step([(12, 12, [0])], rows=rows)
+    got = bench.model.ops.take_logit_rows(step, bench.activation(NORMED, values))
+    assert got.slot == ROWS
+    return error(bench.result(got), values[rows].astype(np.float64))
+
+
+def _resolve(bench: Workbench) -> float:
+    """A row that could not be sampled, -1, stands for token 0."""
+    before = np.array([41, -1, 43], np.int32)
+    bench.put(before, bench.model.sampler.tokens)
+    step = bench.step([(5, 5, [0])], tokens=[7, 0, 9, 0, 0], sources=[-1, 2, -1, 1, 0])
+    bench.model.sampler.resolve_tokens(step)
+    got = bench.get(bench.model.arena["tokens"].first(5))
+    return error(got.astype(np.float64), np.array([7.0, 43, 9, 0, 41]))

@@ -1,0 +1,310 @@
+"""A model of one layer and random weights on a device, to try its operations one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Final, Self
+
+import numpy as np
+import numpy.typing as npt
+from gguf.constants import GGMLQuantizationType
+
+from rocmforge.backend.ops import Activation as GateActivation
+from rocmforge.backend.protocol import LoadOptions, SamplingBatch, StepInput
+from rocmforge.gguf.tensor import GgufTensor
+from rocmforge.models.config import ModelConfig, RopeConfig, RopeStyle
+from rocmforge.models.decoder import attention_specs
+from rocmforge.models.rope import RopeTable, RopeTables
+from rocmforge.models.weights import LayerWeights, ModelWeights
+from rocmforge_hip.activations import Activation
+from rocmforge_hip.device import FoundDevice
+from rocmforge_hip.geometry import BLOCK_TOKENS, Geometry
+from rocmforge_hip.loading import ModelLoading, open_device
+from rocmforge_hip.memory import DeviceArray
+from rocmforge_hip.plan import make_plan
+from rocmforge_hip.runner import Model, exact_shape, release
+from rocmforge_hip.step import DeviceStep, ListSizes, SamplingNeeds, StepLayout
+from rocmforge_hip.verify.random_weights import random_tensor
+from rocmforge_hip.weight_plan import plan_weights
+from rocmforge_hip.weights import ceil_div
+
+Array = npt.NDArray[Any]
+Float64 = npt.NDArray[np.float64]
+
+MAX_TOKENS: Final = 512
+MAX_SEQUENCES: Final = 8
+CONTEXT: Final = 320
+NUM_BLOCKS: Final = 24
+_STAGING_BYTES: Final = 16 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """The model: one layer, whose matrices all have one stored type."""
+
+    format: str = "f32"
+    dim: int = 64
+    ffn: int = 64
+    vocab: int = 64
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 64
+    rope_dim: int = 64
+    rope_style: RopeStyle = RopeStyle.NEOX
+    head_norms: bool = False
+    kv_dtype: str = "f16"
+    window: int | None = None
+    attention_softcap: float | None = None
+
+
+class Workbench:
+    """Owns the device while it is open.
+
+    Raises:
+        RocmForgeError: The device or its kernels cannot be used.
+    """
+
+    def __init__(self, found: FoundDevice, recipe: Recipe) -> None:
+        self.config = _config(recipe)
+        self.weights = _weights(recipe, self.config)
+        self.table = _rope_table(recipe)
+        self.spec = attention_specs(self.config)[0]
+        planned = plan_weights(self.weights)
+        geometry = Geometry(found.properties.compute_units)
+        plan = make_plan(self.config, planned, _options(recipe), geometry, found.info.memory_free)
+        self._device = open_device(found)
+        try:
+            loading = ModelLoading(self._device, self.config, plan, geometry, lambda *_: None)
+            self.model: Model = loading.load(planned, RopeTables(self.table, None))
+            self._up = self._device.memory.pinned(_STAGING_BYTES, "uploads")
+            self._down = self._device.memory.pinned(_STAGING_BYTES, "downloads")
+        except BaseException:
+            release(self._device)
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None:  # a device that has failed frees nothing any more
+            self._device.driver.synchronize_stream(self._device.stream)
+            release(self._device)
+
+    def put(self, values: Array, target: DeviceArray) -> DeviceArray:
+        """Uploads to the start of an array; returns that part of it."""
+        there = target.first(*values.shape)
+        assert there.dtype == values.dtype, (there.dtype, values.dtype)
+        self._put_bytes(np.ascontiguousarray(values).view(np.uint8).reshape(-1), there.address)
+        return there
+
+    def get(self, array: DeviceArray) -> Array:
+        """Downloads an array, once the device has finished."""
+        driver, stream, size = self._device.driver, self._device.stream, array.nbytes
+        driver.copy_to_host(self._down.address, array.address, size, stream)
+        driver.synchronize_stream(stream)
+        return self._down.bytes[:size].view(array.dtype).reshape(array.shape).copy()
+
+    def result(self, x: Activation) -> Float64:
+        """The values of an activation, float32 or float16."""
+        array = x.f32 if x.f32 is not None else x.f16
+        assert array is not None
+        if x.stride:  # columns of a wider matrix: the row behind the last one is not there
+            first = DeviceArray(
+                array.address, (x.rows * x.stride - x.stride + x.width,), array.dtype
+            )
+            flat = np.zeros(x.rows * x.stride, array.dtype)
+            flat[: first.shape[0]] = self.get(first)
+            return flat.reshape(x.rows, x.stride)[:, : x.width].astype(np.float64)
+        return self.get(array).astype(np.float64).reshape(x.rows, x.width)
+
+    def activation(self, slot: str, values: Array, form: str = "f32") -> Activation:
+        """An activation with these values, in one form."""
+        array = self.put(values, self.model.arena[f"{slot}.{form}"])
+        rows, width = values.shape
+        if form == "f32":
+            return Activation(slot, rows, width, f32=array)
+        return Activation(slot, rows, width, f16=array)
+
+    def step(
+        self,
+        chunks: Sequence[tuple[int, int, Sequence[int]]],
+        *,
+        tokens: Sequence[int] | None = None,
+        sources: Sequence[int] | None = None,
+        rows: Sequence[int] = (),
+        sampling: SamplingBatch | None = None,
+    ) -> DeviceStep:
+        """A step on the device.
+
+        Args:
+            chunks: For each sequence its context, how many of its last tokens are new, and its
+                blocks.
+            tokens: Token ids; zeros if not given.
+            sources: Rows of the step before, for tokens that come from there.
+            rows: The logit rows.
+            sampling: For those rows; greedy if not given.
+        """
+        step = _step_input(chunks, tokens, sources, rows, sampling or greedy(len(rows)))
+        shape = exact_shape(step)
+        layout = StepLayout(shape, ListSizes.of(step.sampling))
+        packed = np.zeros(layout.nbytes, np.uint8)
+        layout.pack(step, packed)
+        self.put(packed, self.model.inputs)
+        arrays = layout.arrays(self.model.inputs.address)
+        return DeviceStep(shape, arrays, SamplingNeeds.of(step.sampling))
+
+    def _put_bytes(self, values: npt.NDArray[np.uint8], address: int) -> None:
+        driver, stream = self._device.driver, self._device.stream
+        self._up.bytes[: values.nbytes] = values
+        driver.copy_to_device(address, self._up.address, values.nbytes, stream)
+        driver.synchronize_stream(stream)
+
+
+def greedy(rows: int) -> SamplingBatch:
+    """Rows that take the largest logit."""
+    nothing = np.zeros(rows + 1, np.int32)
+    zeros, ones = np.zeros(rows, np.float32), np.ones(rows, np.float32)
+    return SamplingBatch(
+        temperature=zeros,
+        top_k=np.zeros(rows, np.int32),
+        top_p=ones,
+        min_p=zeros,
+        repetition_penalty=ones,
+        presence_penalty=zeros,
+        frequency_penalty=zeros,
+        seed=np.zeros(rows, np.uint64),
+        position=np.zeros(rows, np.int32),
+        num_logprobs=np.full(rows, -1, np.int32),
+        target_ids=np.full(rows, -1, np.int32),
+        seen_offsets=nothing,
+        seen_tokens=np.zeros(0, np.int32),
+        seen_counts=np.zeros(0, np.int32),
+        bias_offsets=nothing,
+        bias_tokens=np.zeros(0, np.int32),
+        bias_values=np.zeros(0, np.float32),
+    )
+
+
+def _step_input(
+    chunks: Sequence[tuple[int, int, Sequence[int]]],
+    tokens: Sequence[int] | None,
+    sources: Sequence[int] | None,
+    rows: Sequence[int],
+    sampling: SamplingBatch,
+) -> StepInput:
+    positions = [np.arange(context - new, context) for context, new, _ in chunks]
+    slots = [
+        np.asarray(blocks)[where // BLOCK_TOKENS] * BLOCK_TOKENS + where % BLOCK_TOKENS
+        for where, (_, _, blocks) in zip(positions, chunks, strict=True)
+    ]
+    table = np.zeros((len(chunks), max(len(blocks) for _, _, blocks in chunks)), np.int32)
+    for row, (_, _, blocks) in zip(table, chunks, strict=True):
+        row[: len(blocks)] = blocks
+    count = sum(new for _, new, _ in chunks)
+    return StepInput(
+        step_id=0,
+        token_ids=np.array([0] * count if tokens is None else tokens, np.int32),
+        token_source=np.array([-1] * count if sources is None else sources, np.int32),
+        positions=np.concatenate(positions).astype(np.int32),
+        slot_mapping=np.concatenate(slots).astype(np.int64),
+        query_start=np.cumsum([0, *(new for _, new, _ in chunks)], dtype=np.int32),
+        context_len=np.array([context for context, _, _ in chunks], np.int32),
+        block_table=table,
+        logit_rows=np.array(rows, np.int32),
+        sampling=sampling,
+    )
+
+
+def _options(recipe: Recipe) -> LoadOptions:
+    return LoadOptions(
+        device=None,
+        max_context=CONTEXT,
+        max_sequences=MAX_SEQUENCES,
+        max_batched_tokens=MAX_TOKENS,
+        kv_blocks=NUM_BLOCKS,
+        kv_dtype="int8" if recipe.kv_dtype == "int8" else "f16",
+        memory_utilization=0.9,
+    )
+
+
+def _config(recipe: Recipe) -> ModelConfig:
+    return ModelConfig(
+        architecture="verify",
+        name="verify",
+        num_layers=1,
+        dim=recipe.dim,
+        ffn_dim=recipe.ffn,
+        num_heads=recipe.heads,
+        num_kv_heads=recipe.kv_heads,
+        head_dim=recipe.head_dim,
+        vocab_size=recipe.vocab,
+        max_context=CONTEXT,
+        norm_eps=1e-5,
+        rope=RopeConfig(
+            style=recipe.rope_style,
+            dim=recipe.rope_dim,
+            theta=100.0,
+            local_theta=None,
+            scaling=None,
+        ),
+        activation=GateActivation.SILU,
+        # Sharper than usual, so that a wrong key shows in the result.
+        attention_scale=2.0 * recipe.head_dim**-0.5,
+        attention_softcap=recipe.attention_softcap,
+        logit_softcap=None,
+        embedding_scale=1.0,
+        windows=(recipe.window,),
+    )
+
+
+def _weights(recipe: Recipe, config: ModelConfig) -> ModelWeights[GgufTensor]:
+    rng = np.random.default_rng(1)
+
+    def matrix(name: str, rows: int, columns: int) -> GgufTensor:
+        return random_tensor(rng, recipe.format, name, rows, columns)
+
+    def vector(name: str, size: int) -> GgufTensor:
+        values = (1 + 0.2 * rng.standard_normal(size)).astype(np.float32)
+        return GgufTensor(name, (size,), GGMLQuantizationType.F32, values.view(np.uint8))
+
+    dim, attended = config.dim, config.num_heads * config.head_dim
+    kv_width = config.num_kv_heads * config.head_dim
+    layer = LayerWeights(
+        attn_norm=vector("attn_norm", dim),
+        q=matrix("q", attended, dim),
+        k=matrix("k", kv_width, dim),
+        v=matrix("v", kv_width, dim),
+        q_bias=vector("q_bias", attended),
+        k_bias=vector("k_bias", kv_width),
+        v_bias=vector("v_bias", kv_width),
+        q_norm=vector("q_norm", config.head_dim) if recipe.head_norms else None,
+        k_norm=vector("k_norm", config.head_dim) if recipe.head_norms else None,
+        output=matrix("output", dim, attended),
+        ffn_norm=vector("ffn_norm", dim),
+        gate=matrix("gate", config.ffn_dim, dim),
+        up=matrix("up", config.ffn_dim, dim),
+        down=matrix("down", dim, config.ffn_dim),
+    )
+    embedding = matrix("embedding", config.vocab_size, dim)
+    return ModelWeights(
+        embedding=embedding, layers=(layer,), output_norm=vector("norm", dim), output=embedding
+    )
+
+
+def _rope_table(recipe: Recipe) -> RopeTable:
+    frequencies = 100.0 ** (-np.arange(0, recipe.rope_dim, 2) / recipe.rope_dim)
+    angles = np.arange(CONTEXT)[:, None] * frequencies
+    return RopeTable(np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32))
+
+
+def blocks_of(contexts: Sequence[int]) -> list[list[int]]:
+    """Blocks for these sequences, in an order that is not that of memory."""
+    order = list(np.random.default_rng(2).permutation(NUM_BLOCKS))
+    return [[int(order.pop()) for _ in range(ceil_div(count, BLOCK_TOKENS))] for count in contexts]

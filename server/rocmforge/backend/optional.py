@@ -1,0 +1,97 @@
+"""What a backend may offer beyond `protocol.Backend`; who wants it asks with `isinstance`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from rocmforge.backend.protocol import Backend, LoadOptions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpCheck:
+    """One operation of a device, compared with its definition in float64."""
+
+    op: str  # "gemv"
+    case: str  # "q4_k, 8 rows"
+    error: float  # the worst; what it is relative to is the operation's business
+    limit: float  # what rounding explains
+    problem: str = ""  # why there is no result
+
+    @property
+    def passed(self) -> bool:
+        """Whether there is a result, and a right one; NaN is not."""
+        return not self.problem and self.error <= self.limit
+
+
+@runtime_checkable
+class SelfChecking(Backend, Protocol):
+    """A backend that can check its own operations: what `rocmforge verify` shows first."""
+
+    def describe(self, device: str | None) -> tuple[tuple[str, str], ...]:
+        """What someone far away must know of the device and its software: label and text.
+
+        Raises:
+            ConfigurationError: no such device.
+            EngineError: the device failed.
+        """
+        ...
+
+    def check_ops(self, device: str | None, only: str) -> Iterator[OpCheck]:
+        """Runs each operation on small random inputs; an operation that fails is a result.
+
+        Args:
+            device: as in `LoadOptions`.
+            only: a pattern of `fnmatch`; operations whose name does not match are left out.
+
+        Raises:
+            ConfigurationError: no such device.
+            EngineError: the device cannot be used at all.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryEstimate:
+    """What a model would take of a device's memory, in bytes."""
+
+    device: str  # a name, or what was assumed instead
+    free: int
+    allowed: int  # of it, by `memory_utilization`
+    weights: int
+    activations: int  # and everything else that does not grow with the cache
+    kv_block: int  # of all layers
+    block_size: int  # tokens
+    kv_dtype: str
+    context: int  # tokens of one sequence
+
+    @property
+    def kv_sequence(self) -> int:
+        """The cache of one sequence of full length."""
+        return -(-self.context // self.block_size) * self.kv_block
+
+    @property
+    def left_for_kv(self) -> int:
+        """What the cache may take; negative if not even the rest fits."""
+        return self.allowed - self.weights - self.activations
+
+
+@runtime_checkable
+class Planning(Backend, Protocol):
+    """A backend that knows what a model needs before it loads it: `rocmforge inspect --plan`."""
+
+    def estimate(self, model: Path, options: LoadOptions, memory: int | None) -> MemoryEstimate:
+        """The plan that `load` would follow; reads the header of the file only.
+
+        Args:
+            model: the GGUF file.
+            options: as for `load`.
+            memory: free bytes of a device that is not here; None = look at the device.
+
+        Raises:
+            ModelLoadError: the file cannot be served.
+            ConfigurationError: no such device.
+        """
+        ...
