@@ -6,6 +6,7 @@ RocmForgeError
 │   ├── UnsupportedFeature
 │   ├── ContextLengthExceeded
 │   ├── ModelNotFound
+│   ├── ResponseNotFound
 │   ├── NotAuthenticated
 │   └── RequestTooLarge
 ├── CapacityError           not now; `retry_after_s` says when to come back
@@ -88,6 +89,14 @@ class ModelNotFound(RequestError):
         )
         self.model = model
         self.available = available
+
+
+class ResponseNotFound(RequestError):
+    """The request names a stored response that does not exist, or not any more."""
+
+    def __init__(self, response_id: str) -> None:
+        super().__init__(f"Response with id {response_id!r} not found.", param="response_id")
+        self.response_id = response_id
 
 
 class NotAuthenticated(RequestError):

@@ -21,7 +21,7 @@ from rocmforge.api.service import Service
 from rocmforge.api.settings import ApiSettings
 from rocmforge.api.sse import EventStream, frame
 
-REQUEST_ID = "x-request-id"
+REQUEST_ID_HEADERS = ("x-request-id", "request-id")  # OpenAI's and Anthropic's
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,6 @@ async def answer(
         EngineError: it failed, before a byte of the answer was sent.
         ClientLeft: nobody waits for the answer any more.
     """
-    headers = {REQUEST_ID: writer.head.id}
     generation = Generation.start(service, writer.head.id, plan, arrival_ns)
     if stream:
         events = EventStream(
@@ -99,15 +98,14 @@ async def answer(
             close=generation.close,
             keep_alive_s=settings.keep_alive_s,
             drain_timeout_s=settings.drain_timeout_s,
-            headers=headers,
+            headers=_headers(writer.head.id),
         )
         return cast("ASGIApp", events)  # Starlette declares the same interface with its own types
     try:
         pieces = await unless_client_leaves(request, collect(generation))
     finally:
         generation.close()
-    body = msgspec.json.encode(writer.body(pieces, generation.usage()))
-    return ASGIResponse(body=body, media_type=MediaType.JSON, headers=headers)
+    return json_answer(writer.body(pieces, generation.usage()), writer.head.id)
 
 
 async def stream_events(generation: Generation, writer: Writer) -> AsyncIterator[bytes]:
@@ -128,6 +126,17 @@ async def stream_events(generation: Generation, writer: Writer) -> AsyncIterator
 async def collect(generation: Generation) -> list[Piece]:
     """All pieces, in order of arrival."""
     return [piece async for pieces in generation.batches() for piece in pieces]
+
+
+def json_answer(body: msgspec.Struct, request_id: str) -> ASGIResponse:
+    """An answer that a generation gave."""
+    return ASGIResponse(
+        body=msgspec.json.encode(body), media_type=MediaType.JSON, headers=_headers(request_id)
+    )
+
+
+def _headers(request_id: str) -> dict[str, str]:
+    return dict.fromkeys(REQUEST_ID_HEADERS, request_id)
 
 
 def json_response(body: msgspec.Struct) -> Response[bytes]:

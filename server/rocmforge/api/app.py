@@ -16,6 +16,13 @@ from rocmforge.api.disconnect import ClientLeft
 from rocmforge.api.errors import handle_error
 from rocmforge.api.models import get_model, list_models
 from rocmforge.api.ops import health, metrics, ready, version
+from rocmforge.api.responses.handlers import (
+    cancel_response,
+    create_response,
+    delete_response,
+    get_response,
+)
+from rocmforge.api.responses.store import ResponseStore
 from rocmforge.api.service import Service
 from rocmforge.api.settings import ApiSettings
 from rocmforge.api.tokens import detokenize, tokenize
@@ -23,6 +30,10 @@ from rocmforge.api.tokens import detokenize, tokenize
 HANDLERS = (
     create_chat_completion,
     create_completion,
+    create_response,
+    get_response,
+    cancel_response,
+    delete_response,
     list_models,
     get_model,
     tokenize,
@@ -38,11 +49,13 @@ CLIENT_CLOSED_REQUEST = 499  # nginx's; nobody receives it
 
 def build_app(service: Service, settings: ApiSettings) -> Litestar:
     """The application that serves one model."""
+    response_store = ResponseStore(settings.max_stored_responses)
     return Litestar(
         route_handlers=HANDLERS,
         dependencies={
             "service": Provide(lambda: service, sync_to_thread=False),
             "api_settings": Provide(lambda: settings, sync_to_thread=False),
+            "response_store": Provide(lambda: response_store, sync_to_thread=False),
         },
         guards=[key_guard(settings.api_keys)] if settings.api_keys else [],
         exception_handlers={
@@ -55,6 +68,7 @@ def build_app(service: Service, settings: ApiSettings) -> Litestar:
         else None,
         request_max_body_size=settings.max_body_bytes,
         on_startup=[_load_anyio],
+        on_shutdown=[response_store.close],
         openapi_config=None,
         logging_config=None,
     )

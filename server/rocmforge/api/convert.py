@@ -7,7 +7,8 @@ parameter; nothing has been submitted or sent by then.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import msgspec
@@ -28,6 +29,7 @@ from rocmforge.errors import (
     BadTemplate,
     ContextLengthExceeded,
     InvalidParameter,
+    RequestError,
     UnsupportedFeature,
 )
 from rocmforge.text.reasoning import BEGIN, reasons
@@ -170,6 +172,39 @@ def chat_prompt(
     return tuple(encode_prompt(service.tokenizer, rendered))
 
 
+def refuse_unsupported(
+    request: msgspec.Struct, neutral_values: Mapping[str, tuple[Any, ...]]
+) -> None:
+    """Raises UnsupportedFeature if a field that we cannot honour asks for something.
+
+    Args:
+        request: may have the fields.
+        neutral_values: for each field, the values besides null with which it asks for nothing.
+    """
+    for name, neutral in neutral_values.items():
+        value = getattr(request, name, None)
+        if value is not None and value not in neutral:
+            raise UnsupportedFeature(f"'{name}' is not supported by this server.", param=name)
+
+
+@contextmanager
+def renamed_fields(names: Mapping[str, str]) -> Iterator[None]:
+    """Lets errors about a converted request name the fields of the request that came.
+
+    Args:
+        names: what a field is called there, by (a part of) its name here; the first one counts.
+    """
+    try:
+        yield
+    except RequestError as error:
+        old = next((name for name in names if name in (error.param or "")), None)
+        if old is not None and error.param is not None:
+            param = error.param.replace(old, names[old])
+            error.message = error.message.replace(f"'{error.param}'", f"'{param}'")
+            error.param = param
+        raise
+
+
 def check_token_ids(service: Service, ids: Sequence[int], param: str) -> None:
     """Raises InvalidParameter for an id that is not in the vocabulary."""
     size = service.tokenizer.vocab_size
@@ -183,10 +218,7 @@ def check_token_ids(service: Service, ids: Sequence[int], param: str) -> None:
 
 def _check_common(service: Service, request: GenerationRequest) -> None:
     service.check_model(request.model)
-    for name, neutral in NEUTRAL_VALUES.items():
-        value = getattr(request, name, None)
-        if value is not None and value not in neutral:
-            raise UnsupportedFeature(f"'{name}' is not supported by this server.", param=name)
+    refuse_unsupported(request, NEUTRAL_VALUES)
     if request.best_of is not None and request.best_of != (request.n or 1):
         raise UnsupportedFeature("'best_of' is supported only if equal to 'n'.", param="best_of")
     if request.stream_options is not None and not request.stream:

@@ -43,6 +43,7 @@ ERROR_TABLE: dict[type[Exception], ErrorRow] = {
     errors.ContextLengthExceeded: ErrorRow(400, "invalid_request_error", "context_length_exceeded"),
     errors.NotAuthenticated: ErrorRow(401, "invalid_request_error", "invalid_api_key"),
     errors.ModelNotFound: ErrorRow(404, "invalid_request_error", "model_not_found"),
+    errors.ResponseNotFound: ErrorRow(404, "invalid_request_error", "response_not_found"),
     errors.RequestTooLarge: ErrorRow(413, "invalid_request_error", "request_too_large"),
     errors.CapacityError: ErrorRow(503, "server_error", "unavailable"),
     errors.QueueFull: ErrorRow(429, "rate_limit_error", "rate_limit_exceeded"),
@@ -81,8 +82,13 @@ class ErrorAnswer:
     """An exception, ready to be sent."""
 
     status: int
-    body: bytes
+    detail: ErrorDetail
     headers: dict[str, str]
+
+    @property
+    def body(self) -> bytes:
+        """As OpenAI words it."""
+        return msgspec.json.encode(ErrorBody(error=self.detail))
 
 
 def answer_for(error: Exception) -> ErrorAnswer:
@@ -92,7 +98,7 @@ def answer_for(error: Exception) -> ErrorAnswer:
     row = next((ERROR_TABLE[c] for c in type(error).__mro__ if c in ERROR_TABLE), _INTERNAL)
     return ErrorAnswer(
         status=row.status,
-        body=_encode(_message(error, row), row, getattr(error, "param", None)),
+        detail=_detail(_message(error, row), row, getattr(error, "param", None)),
         headers=_headers(error),
     )
 
@@ -136,9 +142,8 @@ def _framework_answer(error: HTTPException) -> ErrorAnswer:
         code = _HTTP_CODES.get(error.status_code, "bad_request")
         row = ErrorRow(error.status_code, "invalid_request_error", code)
     message = _message(error, row) if row.hidden else error.detail
-    return ErrorAnswer(row.status, _encode(message, row, None), error.headers or {})
+    return ErrorAnswer(row.status, _detail(message, row, None), error.headers or {})
 
 
-def _encode(message: str, row: ErrorRow, param: str | None) -> bytes:
-    detail = ErrorDetail(message=message, type=row.type, param=param, code=row.code)
-    return msgspec.json.encode(ErrorBody(error=detail))
+def _detail(message: str, row: ErrorRow, param: str | None) -> ErrorDetail:
+    return ErrorDetail(message=message, type=row.type, param=param, code=row.code)

@@ -23,6 +23,11 @@ def event(data: msgspec.Struct) -> bytes:
     return frame(msgspec.json.encode(data))
 
 
+def named_event(name: str, data: msgspec.Struct) -> bytes:
+    """One event that says what it is outside its data too."""
+    return b"event: " + name.encode() + b"\n" + event(data)
+
+
 def frame(data: bytes) -> bytes:
     """One event of JSON that is already encoded (and so holds no line break)."""
     return b"data: " + data + b"\n\n"

@@ -1,0 +1,215 @@
+"""From a Responses request to the chat request that asks for the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from rocmforge.api import schema
+from rocmforge.api.convert import refuse_unsupported
+from rocmforge.api.responses.schema import (
+    AllowedTools,
+    ForcedTool,
+    FunctionTool,
+    InputItem,
+    InputPart,
+    OutputItem,
+    ResponsesRequest,
+    Role,
+    TextFormat,
+)
+from rocmforge.api.schema import ChatRequest, FunctionCall, Message, ToolCall
+from rocmforge.errors import InvalidParameter, UnsupportedFeature
+
+T = TypeVar("T")
+
+NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
+    "truncation": ("disabled",),
+    "conversation": (),
+    "prompt": (),
+    "context_management": ([],),
+    "moderation": (),
+}
+
+# What the fields of a chat request are called here, for error messages.
+FIELD_NAMES = {
+    "messages": "input",
+    "max_completion_tokens": "max_output_tokens",
+    "max_tokens": "max_output_tokens",
+    "response_format.json_schema.schema": "text.format.schema",
+    ".function.parameters": ".parameters",
+}
+
+_LOGPROBS = "message.output_text.logprobs"
+_TEXT_PARTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
+
+
+def chat_request(request: ResponsesRequest, conversation: Sequence[Message]) -> ChatRequest:
+    """The same request, as chat completions know it.
+
+    Args:
+        request: as it came.
+        conversation: what was said before and the request's own input, without instructions.
+
+    Raises:
+        InvalidParameter: fields contradict each other.
+        UnsupportedFeature: it asks for something we do not do.
+    """
+    refuse_unsupported(request, NEUTRAL_VALUES)
+    if request.background and request.stream:
+        raise UnsupportedFeature(
+            "'background' cannot be combined with 'stream' on this server.", param="background"
+        )
+    if request.background and request.store is False:
+        raise InvalidParameter("'background' needs 'store' to be true.", param="background")
+    messages = list(conversation)
+    if request.instructions is not None:
+        messages.insert(0, Message(role="system", content=request.instructions))
+    tools, choice = _tools(request)
+    effort = None if request.reasoning is None else request.reasoning.effort
+    wants_logprobs = _LOGPROBS in (request.include or ())
+    return ChatRequest(
+        model=request.model,
+        messages=messages,
+        max_completion_tokens=request.max_output_tokens,
+        temperature=request.temperature,
+        top_p=request.top_p,
+        top_k=request.top_k,
+        min_p=request.min_p,
+        seed=request.seed,
+        logprobs=wants_logprobs,
+        top_logprobs=request.top_logprobs if wants_logprobs else None,
+        response_format=None if request.text is None else _response_format(request.text.format),
+        tools=[_tool(tool) for tool in tools] or None,
+        tool_choice=choice,
+        parallel_tool_calls=request.parallel_tool_calls,
+        chat_template_kwargs=None if effort is None else _effort(effort),
+    )
+
+
+def input_messages(given: str | Sequence[InputItem]) -> list[Message]:
+    """Input items as messages of a chat.
+
+    Reasoning and calls belong to the assistant's message they stand next to.
+
+    Raises:
+        InvalidParameter: an item lacks something.
+        UnsupportedFeature: it is of a type we do not know.
+    """
+    if isinstance(given, str):
+        return [Message(role="user", content=given)]
+    messages: list[Message] = []
+    reasoning = ""
+    for number, item in enumerate(given):
+        path = f"input[{number}]"
+        match item.type:
+            case "message":
+                role: Role = _required(item.role, f"{path}.role")
+                content = _text(item.content, f"{path}.content")
+                messages.append(Message(role=role, content=content))
+            case "function_call":
+                call = ToolCall(
+                    id=_required(item.call_id, f"{path}.call_id"),
+                    function=FunctionCall(
+                        name=_required(item.name, f"{path}.name"),
+                        arguments=_required(item.arguments, f"{path}.arguments"),
+                    ),
+                )
+                if not messages or messages[-1].role != "assistant" or reasoning:
+                    messages.append(Message(role="assistant"))
+                messages[-1].tool_calls = [*(messages[-1].tool_calls or ()), call]
+            case "function_call_output":
+                messages.append(
+                    Message(
+                        role="tool",
+                        tool_call_id=_required(item.call_id, f"{path}.call_id"),
+                        content=_text(item.output, f"{path}.output"),
+                    )
+                )
+            case "reasoning":
+                thought = item.content if item.content is not None else (item.summary or "")
+                reasoning = _text(thought, f"{path}.content")
+                continue
+            case kind:
+                raise UnsupportedFeature(
+                    f"Input items of type {kind!r} are not supported.", param=f"{path}.type"
+                )
+        if reasoning and messages[-1].role == "assistant":
+            messages[-1].reasoning_content = reasoning
+        reasoning = ""
+    return messages
+
+
+def output_messages(items: Sequence[OutputItem]) -> list[Message]:
+    """What the model said, as messages of the history."""
+    return input_messages(msgspec.convert(msgspec.to_builtins(items), list[InputItem]))
+
+
+def _required(value: T | None, path: str) -> T:
+    if value is None:
+        raise InvalidParameter(f"Missing required parameter: '{path}'.", param=path)
+    return value
+
+
+def _text(content: str | list[InputPart] | None, path: str) -> str:
+    if isinstance(content, str):
+        return content
+    texts = []
+    for number, part in enumerate(_required(content, path)):
+        where = f"{path}[{number}]"
+        if part.type == "refusal":
+            texts.append(_required(part.refusal, f"{where}.refusal"))
+        elif part.type in _TEXT_PARTS:
+            texts.append(_required(part.text, f"{where}.text"))
+        else:
+            raise UnsupportedFeature(
+                f"Content of type {part.type!r} is not supported; only text is.", param=where
+            )
+    return "\n".join(texts)
+
+
+def _tools(request: ResponsesRequest) -> tuple[list[FunctionTool], Any]:
+    """The tools that may be called, and the choice among them in chat's terms."""
+    tools = request.tools or []
+    match request.tool_choice:
+        case ForcedTool(name=name):
+            return tools, schema.NamedTool(function=schema.FunctionName(name=name))
+        case AllowedTools(mode=mode, tools=allowed):
+            names = {tool.name for tool in allowed}
+            unknown = names - {tool.name for tool in tools}
+            if unknown or not names:
+                raise InvalidParameter(
+                    f"'tool_choice.tools' must name some of 'tools'; not among them: "
+                    f"{sorted(unknown)}.",
+                    param="tool_choice",
+                )
+            return [tool for tool in tools if tool.name in names], mode
+        case choice:
+            return tools, choice
+
+
+def _tool(tool: FunctionTool) -> schema.Tool:
+    return schema.Tool(
+        function=schema.Function(
+            name=tool.name,
+            description=tool.description,
+            parameters=tool.parameters,
+            strict=tool.strict,
+        )
+    )
+
+
+def _response_format(form: TextFormat) -> schema.ResponseFormat:
+    return schema.ResponseFormat(
+        type=form.type,
+        json_schema=schema.JsonSchemaFormat(schema=form.schema)
+        if form.type == "json_schema"
+        else None,
+    )
+
+
+def _effort(effort: str) -> dict[str, Any]:
+    """Variables that chat templates read: gpt-oss's the first, Qwen's and others' the second."""
+    return {"reasoning_effort": effort, "enable_thinking": effort != "none"}

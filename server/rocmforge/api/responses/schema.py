@@ -1,0 +1,384 @@
+"""The wire format of /v1/responses: requests, answers and the events of a stream.
+
+As in `api.schema`, fields that are not known are ignored, and those that are known and cannot be
+honoured are declared, so that they can be refused.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from rocmforge.api.schema import MAX_LOGPROBS, Probability, TokenLogprobs
+
+MAX_METADATA = 16
+
+Metadata = Annotated[
+    dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]],
+    Meta(max_length=MAX_METADATA),
+]
+Role = Literal["system", "developer", "user", "assistant"]
+Status = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
+
+
+# --- requests --------------------------------------------------------------------------------
+
+
+class InputPart(msgspec.Struct, kw_only=True):
+    """A piece of content: `input_text` or `output_text`; other types are refused by name."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+
+class InputItem(msgspec.Struct, kw_only=True):
+    """One item of the input: a message, a call, what it returned, or reasoning.
+
+    Which fields an item must have depends on its type; a message may leave the type out.
+    """
+
+    type: str = "message"
+    role: Role | None = None
+    content: str | list[InputPart] | None = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    output: str | list[InputPart] | None = None
+    summary: list[InputPart] | None = None
+
+
+class FunctionTool(msgspec.Struct, kw_only=True):
+    """A function that the model may call; `parameters` is a JSON schema."""
+
+    type: Literal["function"]
+    name: Annotated[str, Meta(min_length=1, max_length=256)]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class AllowedTool(msgspec.Struct, kw_only=True):
+    """One of the tools that may be called."""
+
+    type: Literal["function"]
+    name: str
+
+
+class ForcedTool(msgspec.Struct, kw_only=True, tag_field="type", tag="function"):
+    """The function that must be called."""
+
+    name: str
+
+
+class AllowedTools(msgspec.Struct, kw_only=True, tag_field="type", tag="allowed_tools"):
+    """Which of the tools may be called, and whether one must be."""
+
+    mode: Literal["auto", "required"]
+    tools: list[AllowedTool]
+
+
+class TextFormat(msgspec.Struct, kw_only=True):
+    """What the answer has to be: any text, a JSON object, or JSON of a schema."""
+
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    name: str | None = None
+    schema: dict[str, Any] | bool | None = None
+    strict: bool | None = None
+
+
+class TextConfig(msgspec.Struct, kw_only=True):
+    """How the text of the answer looks."""
+
+    format: TextFormat = msgspec.field(default_factory=TextFormat)
+
+
+class ReasoningConfig(msgspec.Struct, kw_only=True):
+    """How much to think; the model's chat template decides what it makes of it."""
+
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    summary: str | None = None
+
+
+class ResponsesRequest(msgspec.Struct, kw_only=True):
+    """Body of POST /v1/responses."""
+
+    model: str
+    input: str | list[InputItem]
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    store: bool | None = None
+    background: bool | None = None
+    stream: bool | None = None
+    metadata: Metadata | None = None
+
+    max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Probability | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    include: list[str] | None = None
+    text: TextConfig | None = None
+    reasoning: ReasoningConfig | None = None
+
+    tools: list[FunctionTool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ForcedTool | AllowedTools | None = None
+    parallel_tool_calls: bool | None = None
+
+    # Not OpenAI's.
+    seed: int | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
+    min_p: Probability | None = None
+
+    # Known and not supported; see `convert.NEUTRAL_VALUES`.
+    truncation: Any = None
+    conversation: Any = None
+    prompt: Any = None
+    context_management: Any = None
+    moderation: Any = None
+
+
+# --- answers ---------------------------------------------------------------------------------
+
+
+class OutputText(msgspec.Struct, kw_only=True, tag_field="type", tag="output_text"):
+    """Text that the model said."""
+
+    text: str
+    logprobs: list[TokenLogprobs]
+    annotations: list[None] = msgspec.field(default_factory=list)
+
+
+class ReasoningText(msgspec.Struct, kw_only=True, tag_field="type", tag="reasoning_text"):
+    """What the model thought."""
+
+    text: str
+
+
+class MessageItem(msgspec.Struct, kw_only=True, tag_field="type", tag="message"):
+    """What the model said."""
+
+    id: str
+    status: Status
+    content: list[OutputText]
+    role: Literal["assistant"] = "assistant"
+
+
+class ReasoningItem(msgspec.Struct, kw_only=True, tag_field="type", tag="reasoning"):
+    """What the model thought."""
+
+    id: str
+    status: Status
+    content: list[ReasoningText]
+    summary: list[None] = msgspec.field(default_factory=list)
+
+
+class FunctionCallItem(msgspec.Struct, kw_only=True, tag_field="type", tag="function_call"):
+    """A call of a function."""
+
+    id: str
+    call_id: str
+    name: str
+    arguments: str
+    status: Status
+
+
+OutputItem = MessageItem | ReasoningItem | FunctionCallItem
+
+
+class InputTokensDetails(msgspec.Struct, kw_only=True):
+    """Where input tokens came from."""
+
+    cached_tokens: int
+    cache_write_tokens: int = 0  # as nobody pays for them
+
+
+class OutputTokensDetails(msgspec.Struct, kw_only=True):
+    """What output tokens were for."""
+
+    reasoning_tokens: int
+
+
+class ResponseUsage(msgspec.Struct, kw_only=True):
+    """Tokens of a response."""
+
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int
+
+
+class ResponseError(msgspec.Struct, kw_only=True):
+    """Why a response failed."""
+
+    code: str
+    message: str
+
+
+class IncompleteDetails(msgspec.Struct, kw_only=True):
+    """Why a response is not complete."""
+
+    reason: Literal["max_output_tokens"] = "max_output_tokens"
+
+
+class Response(msgspec.Struct, kw_only=True):
+    """Answer of POST and GET /v1/responses, and part of many events. Repeats what was asked."""
+
+    id: str
+    object: Literal["response"] = "response"
+    created_at: int
+    completed_at: int | None = None
+    status: Status
+    model: str
+    output: list[OutputItem] = msgspec.field(default_factory=list)
+    usage: ResponseUsage | None = None
+    error: ResponseError | None = None
+    incomplete_details: IncompleteDetails | None = None
+
+    instructions: str | None
+    previous_response_id: str | None
+    store: bool
+    background: bool
+    metadata: Metadata
+    max_output_tokens: int | None
+    temperature: float
+    top_p: float
+    top_logprobs: int
+    text: TextConfig
+    reasoning: ReasoningConfig
+    tools: list[FunctionTool]
+    tool_choice: Literal["none", "auto", "required"] | ForcedTool | AllowedTools
+    parallel_tool_calls: bool
+    truncation: Literal["disabled"] = "disabled"
+
+
+class DeletedResponse(msgspec.Struct, kw_only=True):
+    """Answer of DELETE /v1/responses/{id}."""
+
+    id: str
+    object: Literal["response"] = "response"
+    deleted: Literal[True] = True
+
+
+# --- events ----------------------------------------------------------------------------------
+
+
+class Event(msgspec.Struct, kw_only=True, tag_field="type"):
+    """Base of all events; their number in the stream is given as they are sent."""
+
+    sequence_number: int = 0
+
+    @property
+    def type(self) -> str:
+        """The name of the event."""
+        return str(type(self).__struct_config__.tag)
+
+
+class ResponseCreated(Event, kw_only=True, tag="response.created"):
+    """The first event."""
+
+    response: Response
+
+
+class ResponseInProgress(Event, kw_only=True, tag="response.in_progress"):
+    """Work has begun."""
+
+    response: Response
+
+
+class ResponseCompleted(Event, kw_only=True, tag="response.completed"):
+    """The last event of an answer that the model ended."""
+
+    response: Response
+
+
+class ResponseIncomplete(Event, kw_only=True, tag="response.incomplete"):
+    """The last event of an answer that was cut."""
+
+    response: Response
+
+
+class ResponseFailed(Event, kw_only=True, tag="response.failed"):
+    """The last event of an answer that went wrong."""
+
+    response: Response
+
+
+class ItemAdded(Event, kw_only=True, tag="response.output_item.added"):
+    """An item begins."""
+
+    output_index: int
+    item: OutputItem
+
+
+class ItemDone(Event, kw_only=True, tag="response.output_item.done"):
+    """An item is complete."""
+
+    output_index: int
+    item: OutputItem
+
+
+class InItem(Event, kw_only=True):
+    """Base of the events within an item."""
+
+    output_index: int
+    item_id: str
+
+
+class PartAdded(InItem, kw_only=True, tag="response.content_part.added"):
+    """The content of an item begins; there is one part."""
+
+    part: OutputText | ReasoningText
+    content_index: int = 0
+
+
+class PartDone(InItem, kw_only=True, tag="response.content_part.done"):
+    """The content of an item is complete."""
+
+    part: OutputText | ReasoningText
+    content_index: int = 0
+
+
+class TextDelta(InItem, kw_only=True, tag="response.output_text.delta"):
+    """More text."""
+
+    delta: str
+    logprobs: list[TokenLogprobs]
+    content_index: int = 0
+
+
+class TextDone(InItem, kw_only=True, tag="response.output_text.done"):
+    """All of the text."""
+
+    text: str
+    logprobs: list[TokenLogprobs]
+    content_index: int = 0
+
+
+class ReasoningDelta(InItem, kw_only=True, tag="response.reasoning_text.delta"):
+    """More of what the model thinks."""
+
+    delta: str
+    content_index: int = 0
+
+
+class ReasoningDone(InItem, kw_only=True, tag="response.reasoning_text.done"):
+    """All of what the model thought."""
+
+    text: str
+    content_index: int = 0
+
+
+class ArgumentsDelta(InItem, kw_only=True, tag="response.function_call_arguments.delta"):
+    """More of a call's arguments."""
+
+    delta: str
+
+
+class ArgumentsDone(InItem, kw_only=True, tag="response.function_call_arguments.done"):
+    """All of a call's arguments."""
+
+    name: str
+    arguments: str

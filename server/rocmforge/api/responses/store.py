@@ -1,0 +1,87 @@
+"""Responses that clients may come back to. In memory, bounded, and gone with the process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from rocmforge.api.responses.schema import Response
+from rocmforge.api.schema import Message
+from rocmforge.errors import ResponseNotFound
+
+
+@dataclass(slots=True)
+class StoredResponse:
+    """A response, and what a conversation that goes on from it has to repeat."""
+
+    response: Response
+    conversation: list[Message]  # without instructions; once finished, with the answer
+    task: asyncio.Task[None] | None = None  # while it runs in the background
+
+
+class ResponseStore:
+    """The latest responses by id. Mutable; used on the event loop only.
+
+    Args:
+        capacity: how many are kept; the ones that were not used longest go first.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._stored: OrderedDict[str, StoredResponse] = OrderedDict()  # latest use last
+
+    def put(self, stored: StoredResponse) -> None:
+        """Keeps a response. One that is pushed out while it runs is ended."""
+        self._stored[stored.response.id] = stored
+        while len(self._stored) > self._capacity:
+            _, oldest = self._stored.popitem(last=False)
+            _end(oldest)
+
+    def get(self, response_id: str) -> StoredResponse:
+        """Looks a response up.
+
+        Raises:
+            ResponseNotFound: it was never stored, or is not any more.
+        """
+        stored = self._stored.get(response_id)
+        if stored is None:
+            raise ResponseNotFound(response_id)
+        self._stored.move_to_end(response_id)
+        return stored
+
+    def cancel(self, response_id: str) -> Response:
+        """Ends a response that runs; one that has ended stays as it is.
+
+        Raises:
+            ResponseNotFound: as `get`.
+        """
+        stored = self.get(response_id)
+        if stored.task is not None:
+            _end(stored)
+            stored.task = None
+            stored.response = replace(stored.response, status="cancelled")
+        return stored.response
+
+    def delete(self, response_id: str) -> None:
+        """Forgets a response, and ends it if it runs.
+
+        Raises:
+            ResponseNotFound: as `get`.
+        """
+        _end(self.get(response_id))
+        del self._stored[response_id]
+
+    async def close(self) -> None:
+        """Ends everything that runs, and waits until it has."""
+        tasks = [stored.task for stored in self._stored.values() if stored.task is not None]
+        for stored in self._stored.values():
+            _end(stored)
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _end(stored: StoredResponse) -> None:
+    if stored.task is not None:
+        stored.task.cancel()

@@ -1,0 +1,166 @@
+"""Says a generation in the way of /v1/responses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from msgspec.structs import replace
+
+from rocmforge.api.answer import AnswerHead, Writer
+from rocmforge.api.errors import answer_for
+from rocmforge.api.generation import Piece
+from rocmforge.api.parts import AnswerParts
+from rocmforge.api.plan import Plan
+from rocmforge.api.responses.items import OutputItems
+from rocmforge.api.responses.schema import (
+    Event,
+    IncompleteDetails,
+    InputTokensDetails,
+    OutputTokensDetails,
+    ReasoningConfig,
+    Response,
+    ResponseCompleted,
+    ResponseCreated,
+    ResponseError,
+    ResponseFailed,
+    ResponseIncomplete,
+    ResponseInProgress,
+    ResponsesRequest,
+    ResponseUsage,
+    TextConfig,
+)
+from rocmforge.api.schema import Usage
+from rocmforge.api.sse import named_event
+from rocmforge.text.tokenizer import Tokenizer
+
+
+class ResponsesWriter(Writer):
+    """Says pieces as items, and hands the finished response to `keep`.
+
+    Args:
+        head: id and time of the answer.
+        request: is repeated in the answer.
+        plan: what was made of it.
+        tokenizer: spells tokens in log-probabilities.
+        now: seconds since the epoch.
+        keep: called with the whole response when the answer has ended, well or not.
+    """
+
+    def __init__(
+        self,
+        head: AnswerHead,
+        request: ResponsesRequest,
+        plan: Plan,
+        tokenizer: Tokenizer,
+        *,
+        now: Callable[[], float],
+        keep: Callable[[Response], None],
+    ) -> None:
+        self.head = head
+        self.response = begun_response(head, request)
+        self._parts = AnswerParts(plan)
+        self._output = OutputItems(self._parts, tokenizer)
+        self._now = now
+        self._keep = keep
+        self._finish_reason: str | None = None
+        self._sent = 0  # events
+
+    def opening(self) -> bytes:
+        """The response exists, and is being worked on."""
+        return self._encoded(
+            [ResponseCreated(response=self.response), ResponseInProgress(response=self.response)]
+        )
+
+    def events(self, piece: Piece) -> bytes:
+        """What the piece adds to the output."""
+        return self._encoded(self._push(piece))
+
+    def closing(self, usage: Usage) -> bytes:
+        """The whole response."""
+        response = self._finished(usage)
+        if response.status == "incomplete":
+            return self._encoded([ResponseIncomplete(response=response)])
+        return self._encoded([ResponseCompleted(response=response)])
+
+    def failure(self, error: Exception) -> bytes:
+        """The response as far as it got."""
+        return self._encoded([ResponseFailed(response=self.fail(error))])
+
+    def body(self, pieces: list[Piece], usage: Usage) -> Response:
+        """The whole response."""
+        for piece in pieces:
+            self._push(piece)
+        return self._finished(usage)
+
+    def fail(self, error: Exception) -> Response:
+        """The response as far as it got."""
+        detail = answer_for(error).detail
+        response = replace(
+            self.response,
+            status="failed",
+            output=self._output.items,
+            error=ResponseError(code=detail.code or detail.type, message=detail.message),
+        )
+        self._keep(response)
+        return response
+
+    def _push(self, piece: Piece) -> list[Event]:
+        self._finish_reason = piece.finish_reason or self._finish_reason
+        return self._output.push(piece)
+
+    def _finished(self, usage: Usage) -> Response:
+        is_cut = self._finish_reason == "length"
+        response = replace(
+            self.response,
+            status="incomplete" if is_cut else "completed",
+            completed_at=None if is_cut else int(self._now()),
+            incomplete_details=IncompleteDetails() if is_cut else None,
+            output=self._output.items,
+            usage=_usage(usage, self._parts.reasoning_tokens),
+        )
+        self._keep(response)
+        return response
+
+    def _encoded(self, events: list[Event]) -> bytes:
+        encoded = []
+        for event in events:
+            event.sequence_number = self._sent
+            self._sent += 1
+            encoded.append(named_event(event.type, event))
+        return b"".join(encoded)
+
+
+def begun_response(head: AnswerHead, request: ResponsesRequest) -> Response:
+    """A response without output; repeats the request with its defaults filled in."""
+    return Response(
+        id=head.id,
+        created_at=head.created,
+        status="in_progress",
+        model=head.model,
+        instructions=request.instructions,
+        previous_response_id=request.previous_response_id,
+        store=request.store is not False,
+        background=bool(request.background),
+        metadata=request.metadata or {},
+        max_output_tokens=request.max_output_tokens,
+        temperature=1.0 if request.temperature is None else request.temperature,
+        top_p=1.0 if request.top_p is None else request.top_p,
+        top_logprobs=request.top_logprobs or 0,
+        text=request.text or TextConfig(),
+        reasoning=request.reasoning or ReasoningConfig(),
+        tools=request.tools or [],
+        tool_choice=request.tool_choice or "auto",
+        parallel_tool_calls=request.parallel_tool_calls is not False,
+    )
+
+
+def _usage(usage: Usage, reasoning_tokens: int) -> ResponseUsage:
+    return ResponseUsage(
+        input_tokens=usage.prompt_tokens,
+        input_tokens_details=InputTokensDetails(
+            cached_tokens=usage.prompt_tokens_details.cached_tokens
+        ),
+        output_tokens=usage.completion_tokens,
+        output_tokens_details=OutputTokensDetails(reasoning_tokens=reasoning_tokens),
+        total_tokens=usage.total_tokens,
+    )
