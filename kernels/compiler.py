@@ -155,7 +155,7 @@ def find_compiler(clang: str | None) -> Compiler:
     clang = clang or os.environ.get("ROCMFORGE_HIP_CLANG")
     if clang is None:
         zig = find_zig()
-        return Compiler((zig, "clang"), (zig, "ld.lld"), _run((zig, "clang", "--version")))
+        return Compiler((zig, "clang"), (zig, "ld.lld"), _version((zig, "clang")))
     path = shutil.which(clang)
     if path is None:
         raise CompileError(f"no compiler at {clang!r}")
@@ -164,7 +164,16 @@ def find_compiler(clang: str | None) -> Compiler:
         raise CompileError(
             f"{path} has no ld.lld next to it: name the clang of a ROCm installation"
         )
-    return Compiler((path,), (str(lld),), _run((path, "--version")))
+    return Compiler((path,), (str(lld),), _version((path,)))
+
+
+def _version(clang: tuple[str, ...]) -> str:
+    """What the compiler says of itself but for its place, which changes nothing it writes.
+
+    pip builds with a compiler that it has just installed in a folder of a random name.
+    """
+    lines = _run((*clang, "--version")).splitlines()
+    return "\n".join(line for line in lines if not line.startswith("InstalledDir"))
 
 
 def compile_library(sources: Sequence[Path], include: Sequence[Path], output: Path) -> None:
