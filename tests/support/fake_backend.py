@@ -7,7 +7,7 @@ checked there; `FakeMistake` names what is wrong.
 
 For `--backend`: `tests.support.fake_backend:create`, or one of
 
-    create_pipelined            two steps in flight
+    create_pipelined            two steps in flight, masks follow while a step runs
     create_slow                 20 ms a step
     create_very_slow            700 ms a step
     create_slow_load            five seconds to load
@@ -24,7 +24,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +41,7 @@ from rocmforge.backend.protocol import (
     RunnerInfo,
     StepInput,
     StepOutput,
+    UInt32Array,
     UInt64Array,
 )
 from rocmforge.errors import BackendError, UnsupportedArchitecture
@@ -116,6 +117,7 @@ class FakeConfig:
     fail_collect: int | None = None
     hang_collect: int | None = None
     nan_token: int | None = None  # the last token of a context that gives a NaN
+    masks_late: bool = False  # whether the runner is a `MasksLate`; with a depth of 2
 
 
 class FakeRunner:
@@ -156,6 +158,10 @@ class FakeRunner:
         self._require(step.step_id == self._submits, "step ids count up by one")
         self._submits += 1
         self._check_shapes(step)
+        self._require(
+            not any(queued.sampling.is_masked_later for queued in self._queue),
+            "a step follows one that waits for its masks",
+        )
         self._queue.append(step)
         self._require(len(self._queue) <= self._config.pipeline_depth, "too many steps in flight")
 
@@ -169,7 +175,9 @@ class FakeRunner:
         self._collects += 1
         if self._config.step_s:
             time.sleep(self._config.step_s)
-        output = self._compute(self._queue.popleft())
+        step = self._queue.popleft()
+        self._require(not step.sampling.is_masked_later, "no masks came for a step")
+        output = self._compute(step)
         self._previous = output.token_ids
         return output
 
@@ -279,6 +287,26 @@ class FakeRunner:
             self._require(sorted(expected) == sorted(seen), f"seen tokens of row {row}")
 
 
+class LateMaskingRunner(FakeRunner):
+    """Takes masks while a step runs."""
+
+    def constrain(self, allowed: UInt32Array) -> None:
+        """Completes the step submitted last."""
+        self._require(len(self._queue) == 1, "the step before is collected first")
+        step = self._queue.pop()
+        self._require(step.sampling.is_masked_later, "masks for a step that does not wait for any")
+        sampling = replace(step.sampling, allowed=allowed, is_masked_later=False)
+        self._queue.append(replace(step, sampling=sampling))
+
+
+def make_runner(
+    config: FakeConfig, max_context: int, max_sequences: int, max_tokens: int
+) -> FakeRunner:
+    """A runner of the kind that the configuration asks for."""
+    kind = LateMaskingRunner if config.masks_late else FakeRunner
+    return kind(config, max_context, max_sequences, max_tokens)
+
+
 class FakeBackend:
     """The plugin."""
 
@@ -299,7 +327,7 @@ class FakeBackend:
         if self._config.refuse:
             raise UnsupportedArchitecture("fake", ("llama", "qwen3"))
         progress("making weights up", 1.0)
-        return FakeRunner(
+        return make_runner(
             self._config, options.max_context, options.max_sequences, options.max_batched_tokens
         )
 
@@ -310,7 +338,7 @@ def create() -> FakeBackend:
 
 
 _VARIANTS = {
-    "create_pipelined": FakeConfig(pipeline_depth=2),
+    "create_pipelined": FakeConfig(pipeline_depth=2, masks_late=True),
     "create_slow": FakeConfig(step_s=0.02),
     "create_very_slow": FakeConfig(step_s=0.7),
     "create_slow_load": FakeConfig(load_s=5.0),

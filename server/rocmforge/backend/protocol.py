@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -71,6 +71,8 @@ class SamplingBatch:
     # Bit t % 32 of word t // 32 says whether token t may be drawn; None if no row is constrained.
     # Only for backends with `RunnerInfo.masks_tokens`.
     allowed: UInt32Array | None = None  # [L, ceil(V / 32)]
+    # `allowed` is None, and comes with `MasksLate.constrain`. Only for runners that have that.
+    is_masked_later: bool = False
 
     @property
     def num_rows(self) -> int:
@@ -213,6 +215,29 @@ class Runner(Protocol):
 
     def close(self) -> None:
         """Frees everything. Idempotent; works after an error."""
+        ...
+
+
+@runtime_checkable
+class MasksLate(Runner, Protocol):
+    """A runner of depth 2 that takes the masks of a step while it computes that step.
+
+    What a row may draw can depend on the token before it, which the step before draws. With this
+    the forward pass needs not wait for the host to know that token.
+    """
+
+    def constrain(self, allowed: UInt32Array) -> None:
+        """Brings the masks of the step submitted last, which waits for them before it samples.
+
+        Called once for each step that `is_masked_later`, when the step before it has been
+        collected, and before another is submitted.
+
+        Args:
+            allowed: `SamplingBatch.allowed` of that step, [L, ceil(V / 32)].
+
+        Raises:
+            EngineError: the device failed.
+        """
         ...
 
 

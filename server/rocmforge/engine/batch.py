@@ -14,11 +14,20 @@ from rocmforge.backend.protocol import (
     UInt32Array,
 )
 from rocmforge.engine.plan import Chunk
-from rocmforge.engine.sequence import LogitBias, SeenTokens
+from rocmforge.engine.sequence import LogitBias, SeenTokens, Status
 
 
-def build_step(step_id: int, chunks: list[Chunk], block_size: int) -> StepInput:
-    """Lays out a step; see `StepInput` for the shapes. `chunks` is not empty."""
+def build_step(
+    step_id: int, chunks: list[Chunk], block_size: int, *, masks_later: bool = False
+) -> StepInput:
+    """Lays out a step; see `StepInput` for the shapes.
+
+    Args:
+        step_id: counts up by one.
+        chunks: not empty.
+        block_size: tokens per KV block.
+        masks_later: whether `build_masks` is called later, when all tokens are known.
+    """
     counts = np.array([chunk.num_tokens for chunk in chunks], np.int32)
     starts = np.array([chunk.start for chunk in chunks], np.int32)
     query_start = _offsets(counts)
@@ -39,8 +48,28 @@ def build_step(step_id: int, chunks: list[Chunk], block_size: int) -> StepInput:
         context_len=starts + counts,
         block_table=block_table,
         logit_rows=rows.tokens,
-        sampling=rows.sampling(positions),
+        sampling=rows.sampling(positions, masks_later=masks_later),
     )
+
+
+def needs_masks(chunks: list[Chunk]) -> bool:
+    """Whether a row of the step is constrained by a grammar."""
+    return any([chunk.matcher is not None for chunk in chunks])
+
+
+def build_masks(chunks: list[Chunk]) -> UInt32Array:
+    """Which tokens each row may draw, [L, ceil(V / 32)]. At least one row is constrained.
+
+    The host knows the tokens before every row now. A sequence may have ended meanwhile: what its
+    row draws is dropped.
+    """
+    matchers = [(chunk.matcher, chunk) for chunk in chunks if chunk.matcher is not None]
+    num_rows = sum([chunk.num_rows for chunk in chunks])
+    allowed = np.full((num_rows, matchers[0][0].num_words), 0xFFFFFFFF, np.uint32)
+    for matcher, chunk in matchers:
+        if chunk.sequence.status is not Status.FINISHED:
+            matcher.fill(allowed[chunk.first_row + chunk.num_scores])
+    return allowed
 
 
 def _offsets(counts: Int32Array) -> Int32Array:
@@ -88,7 +117,7 @@ class _Rows:
         self._targets = np.array(targets, np.int32)
         self._num_logprobs = np.array(num_logprobs, np.int32)
 
-    def sampling(self, positions: Int32Array) -> SamplingBatch:
+    def sampling(self, positions: Int32Array, *, masks_later: bool) -> SamplingBatch:
         """The sampling parameters of every row, given the positions of all tokens."""
         settings = np.array([chunk.sequence.settings for chunk in self._chunks], np.float32)
         temperature, top_k, top_p, min_p, repetition, presence, frequency = np.ascontiguousarray(
@@ -116,7 +145,10 @@ class _Rows:
             bias_offsets=bias_offsets,
             bias_tokens=bias_tokens,
             bias_values=bias_values,
-            allowed=self._allowed(),
+            allowed=(
+                build_masks(self._chunks) if needs_masks(self._chunks) and not masks_later else None
+            ),
+            is_masked_later=masks_later,
         )
 
     def _seen(self) -> tuple[Int32Array, Int32Array, Int32Array]:
@@ -151,21 +183,6 @@ class _Rows:
             _concatenate([bias.tokens for bias in parts]),
             np.concatenate(values) if values else np.zeros(0, np.float32),
         )
-
-    def _allowed(self) -> UInt32Array | None:
-        """A mask for every row, if any is constrained."""
-        masks: dict[int, UInt32Array] = {}
-        for chunk in self._chunks:
-            matcher = chunk.sequence.matcher
-            if matcher is not None and chunk.samples:
-                masks[chunk.first_row + chunk.num_scores] = matcher.allowed()
-        if not masks:
-            return None
-        width = len(next(iter(masks.values())))
-        allowed = np.full((len(self.tokens), width), 0xFFFFFFFF, np.uint32)
-        for row, mask in masks.items():
-            allowed[row] = mask
-        return allowed
 
 
 def _concatenate(parts: list[Int32Array]) -> Int32Array:

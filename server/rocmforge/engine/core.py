@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from rocmforge.backend.protocol import Runner
-from rocmforge.engine.batch import build_step
+from rocmforge.backend.protocol import MasksLate, Runner
+from rocmforge.engine.batch import build_masks, build_step, needs_masks
 from rocmforge.engine.grammar import Grammars, Matcher
 from rocmforge.engine.messages import Cancel, Command, Fatal, StepReport, Submit
 from rocmforge.engine.params import FinishReason, GenerateRequest, TokenEvent
@@ -21,8 +21,9 @@ class EngineCore:
 
     With a runner of depth 2 the device never waits for the host: step N+1 is planned and
     submitted while N runs, its unknown tokens named by their row in N (`token_source`), and the
-    results are read one step behind. A sequence with a grammar is the exception: what it may draw
-    depends on its last token, so it sits out the step in which that is still unknown.
+    results are read one step behind. What a sequence with a grammar may draw depends on its last
+    token: its mask follows while the step runs, or, if the runner wants masks at once, the
+    sequence sits out the step in which that token is still unknown.
 
     Args:
         runner: the loaded model.
@@ -43,7 +44,10 @@ class EngineCore:
         self._runner = runner
         self._clock = clock
         self._grammars = grammars
-        self._scheduler = Scheduler(runner.info, limits, totals or Totals())
+        self._late_masks = runner if isinstance(runner, MasksLate) else None
+        self._scheduler = Scheduler(
+            runner.info, limits, totals or Totals(), masks_late=self._late_masks is not None
+        )
         self._block_size = runner.info.block_size
         self._depth = runner.info.pipeline_depth
         self._in_flight: deque[list[Chunk]] = deque()
@@ -67,8 +71,10 @@ class EngineCore:
         """
         events = self._apply(commands)
         chunks = self._scheduler.schedule(self._clock())
+        masks_later = self._late_masks is not None and needs_masks(chunks)
         if chunks:
-            self._runner.submit(build_step(self._next_step_id, chunks, self._block_size))
+            step = build_step(self._next_step_id, chunks, self._block_size, masks_later=masks_later)
+            self._runner.submit(step)
             self._next_step_id += 1
             self._in_flight.append(chunks)
         assert self._in_flight or not self._scheduler.has_work, "a request would wait for ever"
@@ -76,6 +82,9 @@ class EngineCore:
         if self._in_flight and (is_full or not chunks):
             output = self._runner.collect()
             events += self._scheduler.commit(self._in_flight.popleft(), output, self._clock())
+        if masks_later:
+            assert self._late_masks is not None
+            self._late_masks.constrain(build_masks(chunks))
         return StepReport(events=tuple(events), stats=self._scheduler.stats())
 
     def _apply(self, commands: Iterable[Command]) -> list[TokenEvent]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import OrderedDict
 
 import llguidance
-import numpy as np
 
 from rocmforge.backend.protocol import UInt32Array
 from rocmforge.engine.params import TokenPieces
@@ -48,15 +47,14 @@ class Matcher:
 
     def __init__(self, matcher: llguidance.LLMatcher, num_words: int) -> None:
         self._matcher = matcher
-        self._num_words = num_words
+        self.num_words = num_words
 
-    def allowed(self) -> UInt32Array:
-        """Bit t % 32 of word t // 32 says whether token t may come next, [ceil(V / 32)].
+    def fill(self, mask: UInt32Array) -> None:
+        """Sets bit t % 32 of word t // 32 if token t may come next; `mask` is [ceil(V / 32)].
 
         Once the grammar is complete, only tokens that end a sequence may.
         """
-        # The library counts one token more than there are.
-        return np.frombuffer(self._matcher.compute_bitmask(), np.uint32)[: self._num_words]
+        self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
 
     def advance(self, token: int) -> bool:
         """Takes the next token; False if the grammar is at an impasse, and `error` says why."""
@@ -78,7 +76,7 @@ class Grammars:
 
     def __init__(self, pieces: TokenPieces, vocab_size: int) -> None:
         self._tokenizer = _Vocabulary(pieces, vocab_size).build(vocab_size, pieces.eos_ids)
-        self._num_words = -(-vocab_size // 32)
+        self.num_words = -(-vocab_size // 32)
         self._compiled: OrderedDict[str, llguidance.LLMatcher] = OrderedDict()  # latest use last
 
     def matcher(self, grammar: str) -> Matcher:
@@ -98,4 +96,4 @@ class Grammars:
             if len(self._compiled) > _CACHED_GRAMMARS:
                 self._compiled.popitem(last=False)
         self._compiled.move_to_end(grammar)
-        return Matcher(compiled.deep_copy(), self._num_words)
+        return Matcher(compiled.deep_copy(), self.num_words)

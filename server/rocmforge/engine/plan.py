@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from rocmforge.backend.protocol import NO_SOURCE, Int32Array
+from rocmforge.engine.grammar import Matcher
 from rocmforge.engine.sequence import Sequence
 from rocmforge.errors import ConfigurationError
 
@@ -57,6 +58,11 @@ class Chunk(NamedTuple):
     def tokens(self) -> Int32Array:
         """Its token ids, [num_tokens]; the last is undefined if it has a source row."""
         return self.sequence.tokens[self.start : self.start + self.num_tokens]
+
+    @property
+    def matcher(self) -> Matcher | None:
+        """What constrains the token it draws."""
+        return self.sequence.matcher if self.samples else None
 
     @property
     def num_rows(self) -> int:

@@ -36,10 +36,19 @@ class Scheduler:
         info: block size and count, and the context limit.
         limits: see `SchedulerLimits`.
         totals: counters to go on counting with.
+        masks_late: whether the mask of a token may follow when its step already runs.
     """
 
-    def __init__(self, info: RunnerInfo, limits: SchedulerLimits, totals: Totals) -> None:
+    def __init__(
+        self,
+        info: RunnerInfo,
+        limits: SchedulerLimits,
+        totals: Totals,
+        *,
+        masks_late: bool = False,
+    ) -> None:
         self.totals = totals
+        self._masks_late = masks_late
         self.max_context = min(info.max_context, info.num_blocks * info.block_size)
         self._limits = limits
         self._block_size = info.block_size
@@ -73,7 +82,8 @@ class Scheduler:
                 max_tokens=max_tokens,
                 param="prompt",
             )
-        seq = Sequence(request, self._block_size, matcher)
+        waits = matcher is not None and not self._masks_late
+        seq = Sequence(request, self._block_size, matcher, waits=waits)
         assert request.request_id not in self._live, "request ids are unique"
         self._live[request.request_id] = seq
         self._waiting.append(seq)

@@ -74,13 +74,19 @@ class Sequence:
     """
 
     def __init__(
-        self, request: GenerateRequest, block_size: int, matcher: Matcher | None = None
+        self,
+        request: GenerateRequest,
+        block_size: int,
+        matcher: Matcher | None = None,
+        *,
+        waits: bool = False,
     ) -> None:
         sampling = request.sampling
         prompt = np.array(request.prompt_ids, np.int32)
         self.request = request
         self.sampling = sampling
         self.matcher = matcher  # what it may draw depends on every token before
+        self.waits = waits  # whether its last token must be known before the next is planned
         self.status = Status.WAITING
         self.num_prompt = len(prompt)
         self.max_length = self.num_prompt + sampling.max_tokens
@@ -134,7 +140,7 @@ class Sequence:
     @property
     def num_new(self) -> int:
         """Tokens to compute before this sequence has to wait for a result."""
-        end = self.num_tokens if self.matcher is None else self.num_known
+        end = self.num_known if self.waits else self.num_tokens
         return min(end, self.compute_limit) - self.num_computed
 
     @property

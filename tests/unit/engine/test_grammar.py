@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import string
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from rocmforge.backend.protocol import UInt32Array
 from rocmforge.engine.core import EngineCore
-from rocmforge.engine.grammar import Grammars
+from rocmforge.engine.grammar import Grammars, Matcher
 from rocmforge.engine.params import FinishReason, SamplingParams, TokenPieces
 from rocmforge.errors import EngineError
-from tests.support.fake_backend import FakeConfig, FakeRunner
+from tests.support.fake_backend import FakeConfig, FakeRunner, make_runner
 from tests.unit.engine.helpers import Bench, Clock, Result, limits, request
 
 WORDS = ("alpha", "beta", '{"', '":', '"}', "12")
@@ -32,7 +35,7 @@ LETTERS = lark("start: /[a-z]{12,30};/")
 
 def bench(config: FakeConfig, max_sequences: int = 8) -> Bench:
     made = Bench(config, limits(max_sequences=max_sequences))
-    made.runner = FakeRunner(config, 4096, max_sequences, 64)
+    made.runner = make_runner(config, 4096, max_sequences, 64)
     grammars = Grammars(PIECES, VOCAB_SIZE)
     made.core = EngineCore(made.runner, limits(max_sequences), Clock(), grammars=grammars)
     return made
@@ -40,6 +43,12 @@ def bench(config: FakeConfig, max_sequences: int = 8) -> Bench:
 
 def sampling(grammar: str, seed: int = 0, max_tokens: int = 40) -> SamplingParams:
     return SamplingParams(max_tokens=max_tokens, seed=seed, grammar=grammar)
+
+
+def mask(matcher: Matcher) -> UInt32Array:
+    words = np.zeros(-(-VOCAB_SIZE // 32), np.uint32)
+    matcher.fill(words)
+    return words
 
 
 def text(result: Result) -> str:
@@ -56,28 +65,48 @@ def assert_letters(result: Result) -> None:
     assert result.last.finish_reason is FinishReason.STOP
 
 
-@pytest.mark.parametrize("depth", [1, 2])
-def test_outputs_match_whatever_the_pipeline_depth(depth: int) -> None:
-    results = bench(FakeConfig(pipeline_depth=depth, vocab_size=VOCAB_SIZE)).run(
+PIPELINES = pytest.mark.parametrize(
+    "pipeline",
+    [
+        FakeConfig(vocab_size=VOCAB_SIZE),
+        FakeConfig(vocab_size=VOCAB_SIZE, pipeline_depth=2),
+        FakeConfig(vocab_size=VOCAB_SIZE, pipeline_depth=2, masks_late=True),
+    ],
+    ids=["one at a time", "masks at once", "masks late"],
+)
+
+
+@PIPELINES
+def test_outputs_match_whatever_the_pipeline(pipeline: FakeConfig) -> None:
+    results = bench(pipeline).run(
         *[request(i, [1, 2, i], sampling(LETTERS, i), eos_ids=(262,)) for i in range(6)]
     )
     for result in results.values():
         assert_letters(result)
 
 
-def test_the_pipeline_depth_changes_no_token() -> None:
+def test_the_pipeline_changes_no_token() -> None:
     requests = [request(i, [1, i], sampling(LETTERS, i), eos_ids=(262,)) for i in range(4)]
     requests.append(request(9, [5], SamplingParams(max_tokens=30)))
-    shallow, deep = (
-        bench(FakeConfig(pipeline_depth=depth, vocab_size=VOCAB_SIZE)).run(*requests)
-        for depth in (1, 2)
-    )
-    assert {i: r.token_ids for i, r in shallow.items()} == {i: r.token_ids for i, r in deep.items()}
+    said = []
+    for depth, late in ((1, False), (2, False), (2, True)):
+        config = FakeConfig(pipeline_depth=depth, masks_late=late, vocab_size=VOCAB_SIZE)
+        results = bench(config).run(*requests)
+        said.append({i: result.token_ids for i, result in results.items()})
+    assert said[0] == said[1] == said[2]
 
 
-@pytest.mark.parametrize("depth", [1, 2])
-def test_preemption_does_not_lose_the_place_in_the_grammar(depth: int) -> None:
-    tight = FakeConfig(block_size=4, num_blocks=11, pipeline_depth=depth, vocab_size=VOCAB_SIZE)
+def test_with_late_masks_constrained_sequences_draw_in_every_step() -> None:
+    config = FakeConfig(pipeline_depth=2, masks_late=True, vocab_size=VOCAB_SIZE)
+    made = bench(config)
+    made.run(request(0, [1], sampling(lark('start: "alphabeta" /[0-9]{30}/')), eos_ids=(262,)))
+    assert made.stats.decode_tokens_total >= 20
+    assert made.stats.steps_total <= made.stats.decode_tokens_total + 1
+
+
+@PIPELINES
+def test_preemption_does_not_lose_the_place_in_the_grammar(pipeline: FakeConfig) -> None:
+    tight = replace(pipeline, block_size=4, num_blocks=11)
     made = bench(tight)
     results = made.run(
         *[request(i, [7, i], sampling(LETTERS, i), eos_ids=(262,)) for i in range(5)]
@@ -97,8 +126,7 @@ def test_a_finished_grammar_allows_only_the_end() -> None:
 
 def test_special_tokens_are_no_text_and_padding_is_never_drawn() -> None:
     matcher = Grammars(PIECES, VOCAB_SIZE).matcher(lark(r"start: /(?s:.)+/"))
-    words = matcher.allowed()
-    assert len(words) == -(-VOCAB_SIZE // 32)
+    words = mask(matcher)
     allowed = [t for t in range(len(words) * 32) if words[t // 32] >> (t % 32) & 1]
     assert max(allowed) < 262
     assert 256 in allowed
@@ -143,7 +171,7 @@ def test_a_grammar_that_does_not_compile_is_an_error() -> None:
 def test_matchers_of_one_grammar_are_independent() -> None:
     grammars = Grammars(PIECES, VOCAB_SIZE)
     first, second = grammars.matcher(LETTERS), grammars.matcher(LETTERS)
-    before = second.allowed().copy()
+    before = mask(second)
     assert first.advance(ord("a"))
     assert not first.advance(ord("!"))
-    assert (second.allowed() == before).all()
+    assert (mask(second) == before).all()
