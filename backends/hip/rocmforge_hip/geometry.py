@@ -19,10 +19,11 @@ BLOCK_TOKENS: Final = 32
 """Of a block of the cache: kernels/include/rf/kv_cache.h."""
 
 _GEMM_ROWS: Final = (32, 64, 128)
+# Blocks of each tile that a compute unit runs at once, as far as LDS and registers go.
+_GEMM_BLOCKS_PER_UNIT: Final = {32: 3, 64: 2, 128: 1}
 _SPLIT_UNITS: Final = 8
-_MIN_SPLIT_TOKENS: Final = 64
-_MAX_SPLITS: Final = 1024
-_ATTENTION_BLOCKS_PER_UNIT: Final = 4
+_MIN_SPLIT_TOKENS: Final = 128
+_ATTENTION_BLOCKS_PER_UNIT: Final = 3
 _SAMPLING_BLOCKS_PER_UNIT: Final = 2
 _MIN_PART_TOKENS: Final = 1024
 
@@ -53,21 +54,27 @@ class Geometry:
     def attention(
         self, context: int, window: int | None, kv_heads: int, sequences: int
     ) -> AttentionSplit:
-        """Splits that fill the device, for sequences of at most `context` tokens."""
+        """Splits that fill the device, for sequences of at most `context` tokens.
+
+        Blocks that nearly fill it all run at once. Where that does not come out even, there are
+        several rounds of them instead, as a second round of a few would leave the device idle.
+        """
         visible = context if window is None else min(context, window + BLOCK_TOKENS)
-        wanted = max(1, self._attention_blocks(kv_heads) // sequences)
-        tokens = max(ceil_div(visible, wanted), _MIN_SPLIT_TOKENS, ceil_div(visible, _MAX_SPLITS))
-        tokens = round_up(tokens, BLOCK_TOKENS)
+        at_once = self._attention_splits_at_once(kv_heads)
+        wanted = at_once // sequences
+        if 4 * wanted * sequences < 3 * at_once:
+            wanted = ceil_div(_several_rounds(at_once), sequences)
+        tokens = round_up(max(ceil_div(visible, wanted), _MIN_SPLIT_TOKENS), BLOCK_TOKENS)
         return AttentionSplit(tokens, ceil_div(visible, tokens))
 
-    def _attention_blocks(self, kv_heads: int) -> int:
+    def _attention_splits_at_once(self, kv_heads: int) -> int:
         return max(1, _ATTENTION_BLOCKS_PER_UNIT * self.compute_units // kv_heads)
 
     def gemm(self, rows: int, stored_rows: int, units: int) -> GemmShape:
         """The smallest tile that holds the rows, and splits of K while units are idle."""
         tile = next((tile for tile in _GEMM_ROWS if rows <= tile), _GEMM_ROWS[-1])
         blocks = ceil_div(rows, tile) * ceil_div(stored_rows, GEMM_COLUMNS)
-        wanted = max(1, self.compute_units // blocks)
+        wanted = max(1, round(_GEMM_BLOCKS_PER_UNIT[tile] * self.compute_units / blocks))
         split_units = round_up(ceil_div(units, wanted), _SPLIT_UNITS)
         return GemmShape(tile, ceil_div(units, split_units), split_units)
 
@@ -82,10 +89,17 @@ class Geometry:
 
     def scratch(self, config: ModelConfig, sequences: int) -> dict[str, ArraySpec]:
         """Arrays that hold the results of splits, for any number of sequences up to this one."""
-        splits = self._attention_blocks(config.num_kv_heads) + sequences
-        pieces = self.compute_units * _GEMM_ROWS[-1] * GEMM_COLUMNS
+        at_once = self._attention_splits_at_once(config.num_kv_heads)
+        splits = _several_rounds(at_once) + sequences
+        # Rounding gives at most a third more blocks than there is room for.
+        rows = max(tile * blocks for tile, blocks in _GEMM_BLOCKS_PER_UNIT.items())
+        pieces = ceil_div(4 * self.compute_units * rows, 3) * GEMM_COLUMNS
         return {
             "attention_partial": spec((splits, config.num_heads, config.head_dim), "f4"),
             "attention_partial_ml": spec((splits, config.num_heads, 2), "f4"),
             "gemm_partial": spec((pieces,), "f4"),
         }
+
+
+def _several_rounds(at_once: int) -> int:
+    return ceil_div(5 * at_once, 2)
