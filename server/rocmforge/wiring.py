@@ -10,6 +10,7 @@ from litestar import Litestar
 
 from rocmforge.api.app import build_app
 from rocmforge.api.metrics import Metrics
+from rocmforge.api.processors import ProcessorCatalog
 from rocmforge.api.service import Service
 from rocmforge.api.settings import ApiSettings
 from rocmforge.backend.protocol import LoadOptions
@@ -19,6 +20,7 @@ from rocmforge.engine.config import EngineConfig
 from rocmforge.engine.params import TokenPieces
 from rocmforge.errors import ConfigurationError
 from rocmforge.gguf.reader import open_gguf
+from rocmforge.logits.registry import load_processors
 from rocmforge.models.architectures import read_config
 from rocmforge.models.weights import check_tensors
 from rocmforge.settings import Settings
@@ -111,6 +113,7 @@ def build_service(front: ModelFront, engine: AsyncEngine, settings: Settings) ->
         aliases=tuple(aliases),
         tokenizer=front.tokenizer,
         templates=front.templates,
+        processors=ProcessorCatalog(load_processors()),
         tool_format=settings.tool_format,
         engine=engine,
         metrics=Metrics(model, lambda: engine.status),

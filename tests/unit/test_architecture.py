@@ -31,6 +31,7 @@ LAYERS = (
     ("rocmforge.engine.process",),
     ("rocmforge.engine",),
     ("rocmforge.text", "rocmforge.models"),
+    ("rocmforge.logits",),
     ("rocmforge.gguf", "rocmforge.backend"),
     ("rocmforge.settings", "rocmforge.catalog"),
     ("rocmforge.errors", "rocmforge"),
@@ -39,6 +40,7 @@ LAYERS = (
 # What a backend may use of the server.
 BACKEND_MAY_IMPORT = (
     "rocmforge.backend",
+    "rocmforge.logits",
     "rocmforge.models",
     "rocmforge.gguf",
     "rocmforge.errors",

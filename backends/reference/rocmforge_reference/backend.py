@@ -17,6 +17,7 @@ from rocmforge.backend.protocol import (
 )
 from rocmforge.errors import ConfigurationError, OutOfMemory
 from rocmforge.gguf.reader import GgufTensor, open_gguf
+from rocmforge.logits.registry import load_processors
 from rocmforge.models.architectures import read_config
 from rocmforge.models.config import ModelConfig
 from rocmforge.models.memory import float32_weight_bytes, kv_bytes_per_token
@@ -54,6 +55,7 @@ class ReferenceBackend:
             raise ConfigurationError(
                 f"The reference backend has no {options.kv_dtype} cache; use kv_dtype auto or f32."
             )
+        processors = load_processors()
         progress("reading the header", 0.0)
         with open_gguf(model) as file:
             config = read_config(file)
@@ -81,9 +83,11 @@ class ReferenceBackend:
             kv_bytes=num_blocks * BLOCK_SIZE * kv_bytes_per_token(config, 4),
             kv_dtype="f32",
             masks_tokens=True,
+            logits_processors=tuple(processors),
             notes=("NumPy reference backend: for verification, not for speed",),
         )
-        return ReferenceRunner(config, weights, ReferenceOps(config, tables, caches), info)
+        ops = ReferenceOps(config, tables, caches)
+        return ReferenceRunner(config, weights, ops, info, processors)
 
 
 def _choose_device(wanted: str | None) -> DeviceInfo:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 
 import numpy as np
 from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
@@ -16,6 +17,7 @@ from rocmforge.backend.protocol import (
     StepOutput,
 )
 from rocmforge.errors import BackendError, OutOfMemory
+from rocmforge.logits.processor import LogitsProcessor
 from rocmforge.models.config import ModelConfig
 from rocmforge.models.decoder import forward
 from rocmforge.models.weights import ModelWeights
@@ -37,10 +39,12 @@ class ReferenceRunner:
         weights: ModelWeights[Float32Array],
         ops: ReferenceOps,
         info: RunnerInfo,
+        processors: Mapping[str, LogitsProcessor],
     ) -> None:
         self._model: tuple[ModelConfig, ModelWeights[Float32Array], ReferenceOps] | None
         self._model = config, weights, ops
         self._info = info
+        self._processors = processors
         self._blas = ThreadpoolController()
         self._output: StepOutput | None = None
         self._last_tokens = np.empty(0, np.int32)
@@ -79,7 +83,7 @@ class ReferenceRunner:
         logits = forward(config, weights, ops, Step(step, token_ids))
         from_device = step.token_source[step.logit_rows] != NO_SOURCE
         pending = np.where(from_device, token_ids[step.logit_rows], np.int32(NO_TOKEN))
-        samples = sample(logits, step.sampling, pending)
+        samples = sample(logits, step.sampling, pending, self._processors)
         self._last_tokens = samples.token_ids
         return StepOutput(
             step_id=step.step_id,

@@ -7,7 +7,8 @@ The steps, for one row of V logits `l` (float32), in this order:
 2.  Penalties, for tokens seen in the prompt or the output: `l = l / r` if `l > 0`, else `l * r`
     (repetition). Then for those seen `count > 0` times in the output:
     `l = l - (presence + frequency * count)`.
-3.  Logit bias is added. Tokens that are not `allowed` get minus infinity.
+3.  Logit bias is added. Tokens that are not `allowed` get minus infinity. Then come the row's
+    logits processors (`rocmforge.logits`).
 4.  If everything is forbidden now (the largest is minus infinity), the token is -1.
     Temperature 0: the smallest token id among the largest logits. Done.
     Otherwise `l = (l - max(l)) / temperature`.
@@ -23,6 +24,7 @@ is a pure function of (seed, position, token id), defined by `gumbel_noise` to t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -30,9 +32,12 @@ import numpy as np
 import numpy.typing as npt
 
 from rocmforge.backend.protocol import SAMPLE, Float32Array, Int32Array, SamplingBatch
+from rocmforge.logits.host import apply_processors
+from rocmforge.logits.processor import LogitsProcessor
 
 NO_TOKEN: Final = -1
 """The token of a row that cannot be sampled."""
+NO_PROCESSORS: Final[Mapping[str, LogitsProcessor]] = {}
 
 UInt32Array = npt.NDArray[np.uint32]
 
@@ -52,7 +57,12 @@ class Samples:
     top_logprobs: Float32Array | None
 
 
-def sample(logits: Float32Array, batch: SamplingBatch, pending: Int32Array) -> Samples:
+def sample(
+    logits: Float32Array,
+    batch: SamplingBatch,
+    pending: Int32Array,
+    processors: Mapping[str, LogitsProcessor] = NO_PROCESSORS,
+) -> Samples:
     """Draws, or scores, one token per row.
 
     Args:
@@ -60,6 +70,7 @@ def sample(logits: Float32Array, batch: SamplingBatch, pending: Int32Array) -> S
         batch: How each row is sampled.
         pending: [L] token that was seen once more than the batch says, or NO_TOKEN. It is the
             row's own input token where the host did not know it (`StepInput.token_source`).
+        processors: those that rows may use, by name.
     """
     rows = len(logits)
     tokens = np.full(rows, NO_TOKEN, np.int32)
@@ -73,7 +84,11 @@ def sample(logits: Float32Array, batch: SamplingBatch, pending: Int32Array) -> S
             continue
         model_logprobs = _log_softmax(logits[row]) if wants_logprobs[row] else None
         target = int(batch.target_ids[row])
-        token = target if target != SAMPLE else _draw(logits[row], batch, row, int(pending[row]))
+        token = (
+            target
+            if target != SAMPLE
+            else _draw(logits[row], batch, row, int(pending[row]), processors)
+        )
         tokens[row] = token
         if model_logprobs is not None and token != NO_TOKEN:
             logprobs[row] = model_logprobs[token]
@@ -89,13 +104,22 @@ def sample(logits: Float32Array, batch: SamplingBatch, pending: Int32Array) -> S
     )
 
 
-def _draw(logits: Float32Array, batch: SamplingBatch, row: int, pending: int) -> int:
+def _draw(
+    logits: Float32Array,
+    batch: SamplingBatch,
+    row: int,
+    pending: int,
+    processors: Mapping[str, LogitsProcessor],
+) -> int:
     _penalize(logits, batch, row, pending)
     biased = slice(batch.bias_offsets[row], batch.bias_offsets[row + 1])
     np.add.at(logits, batch.bias_tokens[biased], batch.bias_values[biased])
     if batch.allowed is not None:
         allowed = np.unpackbits(batch.allowed[row].view(np.uint8), bitorder="little")
         logits[allowed[: len(logits)] == 0] = -np.inf
+    if batch.processors is not None:
+        position = int(batch.position[row])
+        apply_processors(processors, batch.processors, row, logits, pending, position)
     largest = logits.max()
     if not np.isfinite(largest):
         return NO_TOKEN

@@ -280,6 +280,7 @@ def _sampling(
         logit_bias=_logit_bias(service, request.logit_bias or {}),
         num_logprobs=num_logprobs,
         grammar=output_grammar(request),
+        processors=service.processor_uses(request),
     )
 
 

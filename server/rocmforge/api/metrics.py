@@ -52,7 +52,10 @@ _LENGTH_BUCKETS = tuple(mantissa * 10**power for power in range(6) for mantissa 
 _CHOICES_BUCKETS = (1, 2, 5, 10, 20)
 
 # Families that vLLM does not have, or has with coarser buckets.
-_OURS_ONLY = {"build", "engine_restarts", "engine_ready", "engine_steps", "engine_device_seconds"}
+_OURS_ONLY = {
+    *("build", "engine_restarts", "engine_ready", "engine_steps", "engine_device_seconds"),
+    "host_processed_rows",
+}
 _COARSER_IN_VLLM = {"inter_token_latency_seconds", "request_time_per_output_token_seconds"}
 
 _LABELS = ("model_name", "engine")
@@ -230,6 +233,11 @@ class _EngineCollector(Collector):
         yield self._counter("engine_steps", "Forward passes.", stats.steps_total)
         yield self._counter(
             "engine_device_seconds", "Time the device was busy.", stats.device_ns_total * 1e-9
+        )
+        yield self._counter(
+            "host_processed_rows",
+            "Rows of logits that went to the host, because a processor is not compiled.",
+            stats.host_processed_rows_total,
         )
         yield self._counter("engine_restarts", "Restarts of the engine process.", status.restarts)
         yield self._info("build", "The program and its backend.", _build_facts(status))

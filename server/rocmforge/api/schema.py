@@ -72,6 +72,15 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
     min_p: Probability | None = None
     repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
+    typical_p: float | None = None
+    xtc_probability: float | None = None
+    xtc_threshold: float | None = None
+    dry_multiplier: float | None = None
+    dry_base: float | None = None
+    dry_allowed_length: int | None = None
+    dry_penalty_last_n: int | None = None
+    dry_sequence_breakers: list[str] | None = None
+    logits_processors: dict[str, dict[str, Any]] | None = None  # ranges: as each declares them
     min_tokens: Annotated[int, Meta(ge=0)] | None = None
     ignore_eos: bool | None = None
     stop_token_ids: TokenIds | None = None

@@ -12,7 +12,10 @@ from typing import ParamSpec, Protocol, TypeVar
 
 from rocmforge import __version__
 from rocmforge.api.metrics import Metrics
-from rocmforge.engine.params import SamplingParams, TokenEvent
+from rocmforge.api.processors import ProcessorCatalog
+from rocmforge.api.schema import GenerationRequest
+from rocmforge.backend.protocol import RunnerInfo
+from rocmforge.engine.params import ProcessorUse, SamplingParams, TokenEvent
 from rocmforge.engine.status import EngineStatus
 from rocmforge.errors import ModelNotFound, NotReady
 from rocmforge.text.template import ChatTemplates
@@ -76,6 +79,7 @@ class Service:
     templates: ChatTemplates
     engine: Engine
     metrics: Metrics
+    processors: ProcessorCatalog = field(default_factory=ProcessorCatalog)
     tool_format: str = "auto"  # of `text.tool_calls.FORMATS`; auto = as the template says
     clock: Callable[[], float] = time.time  # seconds since the epoch
     started: float = field(default_factory=time.time)  # on that clock
@@ -98,10 +102,18 @@ class Service:
         Raises:
             NotReady: known only once the model has been loaded.
         """
+        return self._runner.max_context
+
+    def processor_uses(self, request: GenerationRequest) -> tuple[ProcessorUse, ...]:
+        """The logits processors of a request; raises as `ProcessorCatalog.uses` and NotReady."""
+        return self.processors.uses(request, self.tokenizer, self._runner)
+
+    @property
+    def _runner(self) -> RunnerInfo:
         runner = self.engine.status.runner
         if runner is None:
             raise NotReady("The model is still being loaded.", retry_after_s=LOADING_RETRY_S)
-        return runner.max_context
+        return runner
 
     @property
     def fingerprint(self) -> str:

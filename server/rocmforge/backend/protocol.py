@@ -32,12 +32,33 @@ SAMPLE = -1
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class ProcessorBatch:
+    """Uses of logits processors (`rocmforge.logits`): U of them, those of a row in their order.
+
+    The history of a row is what its widest window needs of its tokens, prompt and output; rows
+    without processors have none. The token that is still on the device (see
+    `StepInput.token_source`) stands there as -1: the backend fills it in.
+    """
+
+    names: tuple[str, ...]  # [U]
+    rows: Int32Array  # [U], ascending
+    numbers: Float32Array  # [U, N], the numeric parameters, in the order of their declaration
+    token_sets: UInt32Array  # [U, W], bit t % 32 of word t // 32; W is 0 if no use has a set
+    windows: Int32Array  # [U], how many of the last tokens of the history to look at
+    uniforms: Float32Array  # [U], a random number in [0, 1)
+    history_offsets: Int32Array  # [L + 1]
+    history: Int32Array  # [history_offsets[-1]]
+    prompt_lengths: Int32Array  # [L], index in the row's history of its first generated token
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class SamplingBatch:
     """How each of the L logit rows becomes a token. Structure of arrays, one entry a row.
 
     The order of operations, the same in every backend (see docs in `sampling` of the reference):
-    repetition, presence and frequency penalties; logit bias; `allowed`; temperature; min-p; top-k;
-    top-p; draw. Temperature 0 means greedy: the smallest token id among the largest logits.
+    repetition, presence and frequency penalties; logit bias; `allowed`; `processors`; temperature;
+    min-p; top-k; top-p; draw. Temperature 0 means greedy: the smallest token id among the largest
+    logits.
     Log-probabilities are those of the model, before any of this.
 
     The draw is the Gumbel-max trick with Philox4x32-10 noise keyed by (`seed`, `position`,
@@ -71,6 +92,9 @@ class SamplingBatch:
     # Bit t % 32 of word t // 32 says whether token t may be drawn; None if no row is constrained.
     # Only for backends with `RunnerInfo.masks_tokens`.
     allowed: UInt32Array | None = None  # [L, ceil(V / 32)]
+
+    # None if no row has any. Only those that `RunnerInfo.logits_processors` names.
+    processors: ProcessorBatch | None = None
     # `allowed` is None, and comes with `MasksLate.constrain`. Only for runners that have that.
     is_masked_later: bool = False
 
@@ -128,6 +152,7 @@ class StepOutput:
     top_ids: Int32Array | None  # [L, K], most probable first; None if no row asked
     top_logprobs: Float32Array | None  # [L, K]
     device_ns: int  # time the device spent on the step
+    host_processed_rows: int = 0  # whose logits went to the host, for want of a compiled processor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,6 +203,7 @@ class RunnerInfo:
     kv_dtype: str
     notes: tuple[str, ...]  # anything an operator should know, shown at start and in /health
     masks_tokens: bool = False  # whether sampling honours `SamplingBatch.allowed`
+    logits_processors: tuple[str, ...] = ()  # names that sampling honours
 
 
 ProgressCallback = Callable[[str, float], None]

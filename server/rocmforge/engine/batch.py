@@ -14,6 +14,7 @@ from rocmforge.backend.protocol import (
     UInt32Array,
 )
 from rocmforge.engine.plan import Chunk
+from rocmforge.engine.processors import build_processors
 from rocmforge.engine.sequence import LogitBias, SeenTokens, Status
 
 
@@ -145,6 +146,7 @@ class _Rows:
             bias_offsets=bias_offsets,
             bias_tokens=bias_tokens,
             bias_values=bias_values,
+            processors=build_processors(self._chunks, drawn),
             allowed=(
                 build_masks(self._chunks) if needs_masks(self._chunks) and not masks_later else None
             ),

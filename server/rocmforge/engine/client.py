@@ -164,12 +164,18 @@ class AsyncEngine:
             Draining, NotReady, QueueFull: not now.
             ContextLengthExceeded: prompt and max_tokens do not fit into the context.
             InvalidParameter: the prompt is empty, or a token id is not in the vocabulary.
-            UnsupportedFeature: a grammar, but the backend cannot constrain sampling.
+            UnsupportedFeature: a grammar or a logits processor that the backend cannot honour.
         """
         process, runner = self._admit()
         _check(prompt_ids, sampling, runner)
         if sampling.grammar:
             self._check_constrains(runner)
+        missing = {use.name for use in sampling.processors} - {*runner.logits_processors}
+        if missing:
+            raise UnsupportedFeature(
+                f"The backend {runner.backend!r} has no logits processor "
+                f"{', '.join(sorted(missing))}."
+            )
         arrival_ns = time.monotonic_ns()
         request = GenerateRequest(
             request_id=next(self._ids),

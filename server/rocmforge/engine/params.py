@@ -34,6 +34,15 @@ class TokenPieces(Message, frozen=True):
     eos_ids: tuple[int, ...]  # at least one; allowed where a grammar is complete
 
 
+class ProcessorUse(Message, frozen=True):
+    """A logits processor (`rocmforge.logits`) and what the request sets of it."""
+
+    name: str
+    numbers: tuple[float, ...]
+    token_set: bytes = b""  # a bit for each token, little-endian 32-bit words
+    window: int = 0  # tokens of history it looks at; below 0 = all
+
+
 class SamplingParams(Message, frozen=True):
     """What one request wants. Ranges are checked where requests enter, in `api/convert.py`."""
 
@@ -53,6 +62,7 @@ class SamplingParams(Message, frozen=True):
     num_logprobs: int = -1  # alternatives per token; 0 = the chosen token's only; -1 = none
     prompt_logprobs: int = -1  # the same for the prompt's own tokens
     grammar: str = ""  # what the output must match, in llguidance's serialised form; "" = anything
+    processors: tuple[ProcessorUse, ...] = ()  # in the order in which they apply
 
 
 class GenerateRequest(Message, frozen=True):

@@ -246,6 +246,7 @@ class Scheduler:
                 events.append(self._commit_rows(chunk, ids, output, now_ns))
         self.totals.steps += 1
         self.totals.device_ns += output.device_ns
+        self.totals.host_processed_rows += output.host_processed_rows
         self.totals.last_step_tokens = sum([chunk.num_tokens for chunk in chunks])
         return events
 
@@ -348,6 +349,7 @@ class Scheduler:
             prefix_query_tokens_total=totals.prefix_query_tokens,
             prefix_hit_tokens_total=totals.prefix_hit_tokens,
             device_ns_total=totals.device_ns,
+            host_processed_rows_total=totals.host_processed_rows,
             last_step_tokens=totals.last_step_tokens,
         )
 

@@ -34,6 +34,7 @@ class EngineStats(Message, frozen=True):
     prefix_query_tokens_total: int = 0
     prefix_hit_tokens_total: int = 0
     device_ns_total: int = 0
+    host_processed_rows_total: int = 0  # see `StepOutput.host_processed_rows`
     last_step_tokens: int = 0
 
 

@@ -18,6 +18,7 @@ class Totals:
     prefix_query_tokens: int = 0
     prefix_hit_tokens: int = 0
     device_ns: int = 0
+    host_processed_rows: int = 0
     last_step_tokens: int = 0
 
     @classmethod
@@ -31,4 +32,5 @@ class Totals:
             prefix_query_tokens=stats.prefix_query_tokens_total,
             prefix_hit_tokens=stats.prefix_hit_tokens_total,
             device_ns=stats.device_ns_total,
+            host_processed_rows=stats.host_processed_rows_total,
         )

@@ -1,0 +1,214 @@
+"""The logits processors that a request asks for, checked and ready for the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, Final
+
+import numpy as np
+
+from rocmforge.api.schema import GenerationRequest
+from rocmforge.backend.protocol import RunnerInfo
+from rocmforge.engine.params import ProcessorUse
+from rocmforge.errors import InvalidParameter, UnsupportedFeature
+from rocmforge.logits.builtin import BUILTIN
+from rocmforge.logits.processor import MAX_PROCESSORS, LogitsProcessor, Parameter
+from rocmforge.text.tokenizer import Tokenizer
+
+FIELD: Final = "logits_processors"
+MAX_TEXTS: Final = 32
+MAX_TEXT_CHARACTERS: Final = 40
+
+# The fields that other servers have for our processors: field, parameter. A processor is used if
+# its first field has another value than the default.
+_FIELDS: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
+    "dry": (
+        ("dry_multiplier", "multiplier"),
+        ("dry_base", "base"),
+        ("dry_allowed_length", "allowed_length"),
+        ("dry_penalty_last_n", "penalty_last_n"),
+        ("dry_sequence_breakers", "sequence_breakers"),
+    ),
+    "typical_p": (("typical_p", "p"),),
+    "xtc": (("xtc_probability", "probability"), ("xtc_threshold", "threshold")),
+}
+
+
+class ProcessorCatalog:
+    """The processors of a server, for one tokenizer.
+
+    Args:
+        processors: by name; the built-in ones if there are no others.
+    """
+
+    def __init__(self, processors: Mapping[str, LogitsProcessor] | None = None) -> None:
+        self._processors = processors or {each.name: each for each in BUILTIN}
+        self._token_set = lru_cache(maxsize=64)(_token_set)
+
+    def uses(
+        self, request: GenerationRequest, tokenizer: Tokenizer, runner: RunnerInfo
+    ) -> tuple[ProcessorUse, ...]:
+        """What a request uses: by fields of their own first, then in the order it names them.
+
+        Args:
+            request: with checked types.
+            tokenizer: of the model; always the same.
+            runner: what the backend says of the loaded model.
+
+        Raises:
+            InvalidParameter: an unknown processor or parameter, or a bad value.
+            UnsupportedFeature: the backend has no such processor.
+        """
+        wanted = {name: (settings, "") for name, settings in _by_fields(request).items()}
+        for name, settings in (request.logits_processors or {}).items():
+            if name not in self._processors:
+                raise InvalidParameter(
+                    f"There is no logits processor {name!r}. There are: "
+                    f"{', '.join(sorted(self._processors))}.",
+                    param=f"{FIELD}.{name}",
+                )
+            if name in wanted:
+                raise InvalidParameter(
+                    f"{FIELD!r} and the field {_FIELDS[name][0][0]!r} both ask for {name!r}.",
+                    param=f"{FIELD}.{name}",
+                )
+            wanted[name] = (settings, f"{FIELD}.{name}.")
+        if len(wanted) > MAX_PROCESSORS:
+            raise InvalidParameter(
+                f"A request may use at most {MAX_PROCESSORS} logits processors.", param=FIELD
+            )
+        for name in wanted:
+            if name not in runner.logits_processors:
+                raise UnsupportedFeature(
+                    f"The backend {runner.backend!r} has no logits processor {name!r}.",
+                    param=_FIELDS[name][0][0] if name in _FIELDS else f"{FIELD}.{name}",
+                )
+        return tuple(
+            self._use(self._processors[name], settings, prefix, tokenizer, runner.vocab_size)
+            for name, (settings, prefix) in wanted.items()
+        )
+
+    def _use(
+        self,
+        processor: LogitsProcessor,
+        settings: Mapping[str, Any],
+        prefix: str,
+        tokenizer: Tokenizer,
+        vocab_size: int,
+    ) -> ProcessorUse:
+        known = {parameter.name for parameter in processor.parameters}
+        unknown = next((name for name in settings if name not in known), None)
+        if unknown is not None:
+            raise InvalidParameter(
+                f"The logits processor {processor.name!r} has no parameter {unknown!r}. It has: "
+                f"{', '.join(sorted(known)) or 'none'}.",
+                param=f"{prefix}{unknown}",
+            )
+        fields = _field_names(processor, prefix)
+        values = {
+            each.name: _checked(each, settings.get(each.name, each.default), fields[each.name])
+            for each in processor.parameters
+        }
+        token_set, window = b"", -1
+        if processor.token_set is not None:
+            entries = values[processor.token_set.name]
+            _check_ids(entries, tokenizer.vocab_size, fields[processor.token_set.name])
+            token_set = self._token_set(entries, tokenizer, vocab_size)
+        if not processor.reads_history:
+            window = 0
+        elif processor.history is not None:
+            window = values[processor.history]
+        return ProcessorUse(
+            name=processor.name,
+            numbers=tuple(float(values[each.name]) for each in processor.numbers),
+            token_set=token_set,
+            window=window,
+        )
+
+
+def _by_fields(request: GenerationRequest) -> dict[str, dict[str, Any]]:
+    """Settings of the processors that have fields of their own, where those ask for something."""
+    found = {}
+    for processor in BUILTIN:
+        fields = _FIELDS[processor.name]
+        values = {parameter: getattr(request, field) for field, parameter in fields}
+        values = {name: value for name, value in values.items() if value is not None}
+        switch = processor.parameters[0]
+        if values.get(switch.name, switch.default) != switch.default:
+            found[processor.name] = values
+    return found
+
+
+def _field_names(processor: LogitsProcessor, prefix: str) -> dict[str, str]:
+    """What requests call each parameter."""
+    if prefix:
+        return {each.name: f"{prefix}{each.name}" for each in processor.parameters}
+    return {parameter: field for field, parameter in _FIELDS[processor.name]}
+
+
+def _checked(parameter: Parameter, value: Any, field: str) -> Any:
+    """A value of the parameter's type and range; a token set as a tuple."""
+    if parameter.is_token_set:
+        return _checked_entries(value, field)
+    is_int = isinstance(parameter.default, int)
+    if isinstance(value, bool) or not isinstance(value, int if is_int else int | float):
+        kind = "an integer" if is_int else "a number"
+        raise InvalidParameter(f"'{field}' must be {kind}, not {value!r}.", param=field)
+    if not parameter.least <= value <= parameter.most:
+        raise InvalidParameter(
+            f"'{field}' is {value}, but must be {_range(parameter)}.", param=field
+        )
+    return value
+
+
+def _range(parameter: Parameter) -> str:
+    bounds = []
+    if parameter.least > -np.inf:
+        bounds.append(f"at least {parameter.least:g}")
+    if parameter.most < np.inf:
+        bounds.append(f"at most {parameter.most:g}")
+    return " and ".join(bounds) or "a finite number"
+
+
+def _checked_entries(value: Any, field: str) -> tuple[int | str, ...]:
+    is_list = isinstance(value, list | tuple)
+    if not is_list or not all(type(entry) in (int, str) for entry in value):
+        raise InvalidParameter(
+            f"'{field}' must be a list of texts and token ids, not {value!r}.", param=field
+        )
+    if len(value) > MAX_TEXTS:
+        raise InvalidParameter(f"'{field}' may have at most {MAX_TEXTS} entries.", param=field)
+    if any(isinstance(e, str) and not 0 < len(e) <= MAX_TEXT_CHARACTERS for e in value):
+        raise InvalidParameter(
+            f"Texts in '{field}' must have 1 to {MAX_TEXT_CHARACTERS} characters.", param=field
+        )
+    return tuple(value)
+
+
+def _check_ids(entries: tuple[int | str, ...], vocab_size: int, field: str) -> None:
+    for entry in entries:
+        if isinstance(entry, int) and not 0 <= entry < vocab_size:
+            raise InvalidParameter(
+                f"Token id {entry} in '{field}' is not in the vocabulary of {vocab_size} tokens.",
+                param=field,
+            )
+
+
+def _token_set(entries: tuple[int | str, ...], tokenizer: Tokenizer, vocab_size: int) -> bytes:
+    """A bit for each of `vocab_size` tokens: listed, or one whose text contains one of the texts.
+
+    A text that no token contains stands for the last token of what it is tokenised to.
+    """
+    pieces = tokenizer.piece_tables(skip_special=False).data
+    holds = np.zeros(-(-max(vocab_size, len(pieces)) // 32) * 32, np.bool_)
+    for entry in entries:
+        if isinstance(entry, int):
+            holds[entry] = True
+            continue
+        text = entry.encode()
+        found = np.fromiter((text in piece for piece in pieces), np.bool_, len(pieces))
+        holds[: len(pieces)] |= found
+        if not found.any():
+            holds[tokenizer.encode(entry, parse_special=False)[-1]] = True
+    return np.packbits(holds, bitorder="little").tobytes()
