@@ -45,3 +45,15 @@ test-gpu platform="rocm" *arguments:
 bench-kernels platform="rocm":
     python -m benchmarks.kernels.linear --platform {{ platform }}
     python -m benchmarks.kernels.attention --platform {{ platform }}
+
+# Kernels without a GPU: the code of all AMD targets, and the tests in all lane orders and waves.
+check-kernels: (build-kernels "amd")
+    #!/usr/bin/env bash
+    set -euo pipefail
+    pytest -q tests/kernels/test_metadata.py --kernel-targets amd
+    for wave in 32 64; do
+      for order in forward reverse random; do
+        pytest -q tests/kernels tests/platform --ignore tests/kernels/test_metadata.py \
+          --wave $wave --lane-order $order
+      done
+    done
