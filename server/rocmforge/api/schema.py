@@ -98,9 +98,6 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     prompt_logprobs: Any = None
     grammar: Any = None
     json_schema: Any = None
-    typical_p: Any = None
-    xtc_probability: Any = None
-    dry_multiplier: Any = None
     mirostat: Any = None
     use_beam_search: Any = None
 
