@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import anyio
 import anyio.lowlevel
-from litestar import Litestar, Request, Response
+import msgspec
+from litestar import Litestar, MediaType, Request, Response
 from litestar.config.cors import CORSConfig
 from litestar.di import Provide
 from litestar.exceptions import HTTPException
@@ -13,7 +14,10 @@ from rocmforge.api.auth import key_guard
 from rocmforge.api.chat import create_chat_completion
 from rocmforge.api.completions import create_completion
 from rocmforge.api.disconnect import ClientLeft
-from rocmforge.api.errors import handle_error
+from rocmforge.api.errors import answer_for
+from rocmforge.api.messages.errors import anthropic_error
+from rocmforge.api.messages.handlers import PATH as MESSAGES_PATH
+from rocmforge.api.messages.handlers import count_tokens, create_message
 from rocmforge.api.models import get_model, list_models
 from rocmforge.api.ops import health, metrics, ready, version
 from rocmforge.api.responses.handlers import (
@@ -34,6 +38,8 @@ HANDLERS = (
     get_response,
     cancel_response,
     delete_response,
+    create_message,
+    count_tokens,
     list_models,
     get_model,
     tokenize,
@@ -59,9 +65,9 @@ def build_app(service: Service, settings: ApiSettings) -> Litestar:
         },
         guards=[key_guard(settings.api_keys)] if settings.api_keys else [],
         exception_handlers={
-            HTTPException: handle_error,
+            HTTPException: _answer_error,
             ClientLeft: _client_left,
-            Exception: handle_error,
+            Exception: _answer_error,
         },
         cors_config=CORSConfig(allow_origins=list(settings.cors_origins))
         if settings.cors_origins
@@ -77,6 +83,17 @@ def build_app(service: Service, settings: ApiSettings) -> Litestar:
 async def _load_anyio() -> None:
     """The library imports its event loop backend on first use: 100 ms no client should wait."""
     await anyio.lowlevel.checkpoint()
+
+
+def _answer_error(request: Request, error: Exception) -> Response[bytes]:  # type: ignore[type-arg]
+    """The handler of all exceptions: in OpenAI's words, or in Anthropic's on Anthropic's paths."""
+    if request.scope["path"].startswith(MESSAGES_PATH):
+        worded = anthropic_error(error)
+        status, body, headers = worded.status, msgspec.json.encode(worded.body), worded.headers
+    else:
+        answer = answer_for(error)
+        status, body, headers = answer.status, answer.body, answer.headers
+    return Response(body, status_code=status, headers=headers, media_type=MediaType.JSON)
 
 
 def _client_left(request: Request, error: ClientLeft) -> Response[None]:  # type: ignore[type-arg]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -35,6 +35,8 @@ from rocmforge.errors import (
 from rocmforge.text.reasoning import BEGIN, reasons
 from rocmforge.text.template import encode_prompt
 from rocmforge.text.tool_calls import tools_as_text
+
+T = TypeVar("T")
 
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's for /v1/completions
 MAX_STOP_STRINGS = 16
@@ -73,14 +75,7 @@ def chat_plan(service: Service, request: ChatRequest) -> Plan:
         raise InvalidParameter("'top_logprobs' needs 'logprobs' to be true.", param="top_logprobs")
     num_logprobs = (request.top_logprobs or 0) if request.logprobs else -1
     tools = offered_tools(request)
-    prompt = chat_prompt(
-        service,
-        request.messages,
-        tools=tools,
-        template_arguments=request.chat_template_kwargs,
-        add_generation_prompt=request.add_generation_prompt,
-        continue_final_message=request.continue_final_message,
-    )
+    prompt = request_prompt(service, request)
     param = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
     wanted = request.max_completion_tokens or request.max_tokens
     room = _room(service, prompt, wanted, param=param, prompt_param="messages")
@@ -126,6 +121,18 @@ def completion_plan(service: Service, request: CompletionRequest) -> Plan:
     if request.echo:
         sampling = msgspec.structs.replace(sampling, prompt_logprobs=num_logprobs)
     return Plan(prompts=prompts, sampling=sampling, n=n, stop=_stop(request))
+
+
+def request_prompt(service: Service, request: ChatRequest) -> tuple[int, ...]:
+    """The token ids of a chat's conversation and tools. Raises like `chat_plan`."""
+    return chat_prompt(
+        service,
+        request.messages,
+        tools=offered_tools(request),
+        template_arguments=request.chat_template_kwargs,
+        add_generation_prompt=request.add_generation_prompt,
+        continue_final_message=request.continue_final_message,
+    )
 
 
 def chat_prompt(
@@ -200,6 +207,13 @@ def renamed_fields(names: Mapping[str, str]) -> Iterator[None]:
             error.message = error.message.replace(f"'{error.param}'", f"'{param}'")
             error.param = param
         raise
+
+
+def required(value: T | None, path: str) -> T:
+    """Raises InvalidParameter for a value that is missing."""
+    if value is None:
+        raise InvalidParameter(f"Missing required parameter: '{path}'.", param=path)
+    return value
 
 
 def check_token_ids(service: Service, ids: Sequence[int], param: str) -> None:

@@ -11,7 +11,6 @@ import uuid
 from dataclasses import dataclass
 
 import msgspec
-from litestar import MediaType, Request, Response
 from litestar.exceptions import HTTPException
 
 from rocmforge import errors
@@ -100,17 +99,6 @@ def answer_for(error: Exception) -> ErrorAnswer:
         status=row.status,
         detail=_detail(_message(error, row), row, getattr(error, "param", None)),
         headers=_headers(error),
-    )
-
-
-def handle_error(request: Request, error: Exception) -> Response[bytes]:  # type: ignore[type-arg]
-    """Litestar's exception handler for everything."""
-    answer = answer_for(error)
-    return Response(
-        answer.body,
-        status_code=answer.status,
-        headers=answer.headers,
-        media_type=MediaType.JSON,
     )
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
 from rocmforge.api import schema
-from rocmforge.api.convert import refuse_unsupported
+from rocmforge.api.convert import refuse_unsupported, required
 from rocmforge.api.responses.schema import (
     AllowedTools,
     ForcedTool,
@@ -22,8 +22,6 @@ from rocmforge.api.responses.schema import (
 )
 from rocmforge.api.schema import ChatRequest, FunctionCall, Message, ToolCall
 from rocmforge.errors import InvalidParameter, UnsupportedFeature
-
-T = TypeVar("T")
 
 NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "truncation": ("disabled",),
@@ -106,15 +104,15 @@ def input_messages(given: str | Sequence[InputItem]) -> list[Message]:
         path = f"input[{number}]"
         match item.type:
             case "message":
-                role: Role = _required(item.role, f"{path}.role")
+                role: Role = required(item.role, f"{path}.role")
                 content = _text(item.content, f"{path}.content")
                 messages.append(Message(role=role, content=content))
             case "function_call":
                 call = ToolCall(
-                    id=_required(item.call_id, f"{path}.call_id"),
+                    id=required(item.call_id, f"{path}.call_id"),
                     function=FunctionCall(
-                        name=_required(item.name, f"{path}.name"),
-                        arguments=_required(item.arguments, f"{path}.arguments"),
+                        name=required(item.name, f"{path}.name"),
+                        arguments=required(item.arguments, f"{path}.arguments"),
                     ),
                 )
                 if not messages or messages[-1].role != "assistant" or reasoning:
@@ -124,7 +122,7 @@ def input_messages(given: str | Sequence[InputItem]) -> list[Message]:
                 messages.append(
                     Message(
                         role="tool",
-                        tool_call_id=_required(item.call_id, f"{path}.call_id"),
+                        tool_call_id=required(item.call_id, f"{path}.call_id"),
                         content=_text(item.output, f"{path}.output"),
                     )
                 )
@@ -147,22 +145,16 @@ def output_messages(items: Sequence[OutputItem]) -> list[Message]:
     return input_messages(msgspec.convert(msgspec.to_builtins(items), list[InputItem]))
 
 
-def _required(value: T | None, path: str) -> T:
-    if value is None:
-        raise InvalidParameter(f"Missing required parameter: '{path}'.", param=path)
-    return value
-
-
 def _text(content: str | list[InputPart] | None, path: str) -> str:
     if isinstance(content, str):
         return content
     texts = []
-    for number, part in enumerate(_required(content, path)):
+    for number, part in enumerate(required(content, path)):
         where = f"{path}[{number}]"
         if part.type == "refusal":
-            texts.append(_required(part.refusal, f"{where}.refusal"))
+            texts.append(required(part.refusal, f"{where}.refusal"))
         elif part.type in _TEXT_PARTS:
-            texts.append(_required(part.text, f"{where}.text"))
+            texts.append(required(part.text, f"{where}.text"))
         else:
             raise UnsupportedFeature(
                 f"Content of type {part.type!r} is not supported; only text is.", param=where

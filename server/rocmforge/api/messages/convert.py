@@ -1,0 +1,165 @@
+"""From Anthropic's requests to the chat request that asks for the same."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from rocmforge.api import schema
+from rocmforge.api.convert import refuse_unsupported, required
+from rocmforge.api.messages.schema import (
+    CountTokensRequest,
+    InputBlock,
+    InputMessage,
+    MessagesRequest,
+    Tool,
+)
+from rocmforge.api.schema import ChatRequest, ContentPart, FunctionCall, ToolCall
+from rocmforge.errors import UnsupportedFeature
+
+NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {"container": (), "mcp_servers": ([],)}
+
+# What the fields of a chat request are called here, for error messages.
+FIELD_NAMES = {
+    "max_completion_tokens": "max_tokens",
+    "response_format.json_schema.schema": "output_config.format.schema",
+    ".function.parameters": ".input_schema",
+    "stop": "stop_sequences",
+    "continue_final_message": "messages",
+}
+
+# Claude Code puts a line for Anthropic's accounting before the system prompt. It differs from
+# request to request, so that no prefix could ever be found in the cache.
+_ACCOUNTING = "x-anthropic-billing-header:"
+
+_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+
+
+def chat_request(request: CountTokensRequest) -> ChatRequest:
+    """The same request, as chat completions know it, but for `max_tokens`.
+
+    Raises:
+        InvalidParameter: a block or tool lacks something.
+        UnsupportedFeature: it asks for something we do not do.
+    """
+    refuse_unsupported(request, NEUTRAL_VALUES)
+    messages = _system(request.system)
+    for number, message in enumerate(request.messages):
+        messages += _messages(message, f"messages[{number}].content")
+    form = None if request.output_config is None else request.output_config.format
+    choice = request.tool_choice
+    chat = ChatRequest(
+        model=request.model,
+        messages=messages,
+        # An answer that the client has begun is continued.
+        continue_final_message=request.messages[-1].role == "assistant",
+        tools=[_tool(tool, f"tools[{i}]") for i, tool in enumerate(request.tools or [])] or None,
+        tool_choice=_tool_choice(request),
+        parallel_tool_calls=choice is None or not choice.disable_parallel_tool_use,
+        response_format=None
+        if form is None
+        else schema.ResponseFormat(
+            type="json_schema", json_schema=schema.JsonSchemaFormat(schema=form.schema)
+        ),
+        chat_template_kwargs=None
+        if request.thinking is None
+        else {"enable_thinking": request.thinking.type != "disabled"},
+    )
+    if isinstance(request, MessagesRequest):
+        chat.temperature = request.temperature
+        chat.top_p = request.top_p
+        chat.top_k = request.top_k
+        chat.stop = request.stop_sequences
+    return chat
+
+
+def _system(system: str | Sequence[InputBlock] | None) -> list[schema.Message]:
+    if system is None:
+        return []
+    if isinstance(system, str):
+        texts = [system]
+    else:
+        texts = [_block_text(block, f"system[{i}]") for i, block in enumerate(system)]
+    text = "\n".join(text for text in texts if not text.startswith(_ACCOUNTING))
+    return [schema.Message(role="system", content=text)] if text else []
+
+
+def _messages(message: InputMessage, path: str) -> list[schema.Message]:
+    """One message; results of tools in it become messages of their own, before the rest."""
+    if isinstance(message.content, str):
+        return [schema.Message(role=message.role, content=message.content)]
+    results: list[schema.Message] = []
+    rest = schema.Message(role=message.role)
+    texts: list[str] = []
+    for number, block in enumerate(message.content):
+        where = f"{path}[{number}]"
+        match message.role, block.type:
+            case "assistant", "tool_use":
+                rest.tool_calls = [*(rest.tool_calls or ()), _call(block, where)]
+            case "assistant", "thinking":
+                rest.reasoning_content = required(block.thinking, f"{where}.thinking")
+            case "assistant", "redacted_thinking":
+                pass  # not ours, and nobody here can read it
+            case "user", "tool_result":
+                results.append(
+                    schema.Message(
+                        role="tool",
+                        tool_call_id=required(block.tool_use_id, f"{where}.tool_use_id"),
+                        content=_result(block, f"{where}.content"),
+                    )
+                )
+            case _:
+                texts.append(_block_text(block, where))
+    if texts:
+        parts = [ContentPart(type="text", text=text) for text in texts]
+        rest.content = parts if len(parts) > 1 else texts[0]
+    is_empty = not (texts or rest.tool_calls or rest.reasoning_content)
+    if is_empty and not results:
+        rest.content = ""
+    return results if is_empty and results else [*results, rest]
+
+
+def _block_text(block: InputBlock, path: str) -> str:
+    if block.type != "text":
+        raise UnsupportedFeature(
+            f"Content of type {block.type!r} is not supported here.", param=path
+        )
+    return required(block.text, f"{path}.text")
+
+
+def _result(block: InputBlock, path: str) -> str:
+    if block.content is None or isinstance(block.content, str):
+        return block.content or ""
+    return "\n".join(_block_text(part, f"{path}[{i}]") for i, part in enumerate(block.content))
+
+
+def _call(block: InputBlock, path: str) -> ToolCall:
+    arguments = json.dumps(required(block.input, f"{path}.input"), ensure_ascii=False)
+    function = FunctionCall(name=required(block.name, f"{path}.name"), arguments=arguments)
+    return ToolCall(id=required(block.id, f"{path}.id"), function=function)
+
+
+def _tool(tool: Tool, path: str) -> schema.Tool:
+    if tool.type not in (None, "custom"):
+        raise UnsupportedFeature(
+            f"Tools of type {tool.type!r} are not supported; only your own are.",
+            param=f"{path}.type",
+        )
+    return schema.Tool(
+        function=schema.Function(
+            name=tool.name,
+            description=tool.description,
+            parameters=required(tool.input_schema, f"{path}.input_schema"),
+        )
+    )
+
+
+def _tool_choice(request: CountTokensRequest) -> Any:
+    choice = request.tool_choice
+    if choice is None:
+        return None
+    if choice.type == "tool":
+        name = required(choice.name, "tool_choice.name")
+        return schema.NamedTool(function=schema.FunctionName(name=name))
+    return _CHOICES[choice.type]

@@ -1,0 +1,106 @@
+"""Says a generation in the way of Anthropic's /v1/messages."""
+
+from __future__ import annotations
+
+from rocmforge.api import schema
+from rocmforge.api.answer import AnswerHead, Writer
+from rocmforge.api.generation import Piece
+from rocmforge.api.messages.blocks import ContentBlocks
+from rocmforge.api.messages.errors import anthropic_error
+from rocmforge.api.messages.schema import (
+    Ending,
+    Event,
+    Message,
+    MessageDelta,
+    MessageStart,
+    MessageStop,
+    Ping,
+    StopReason,
+    Usage,
+)
+from rocmforge.api.parts import AnswerParts
+from rocmforge.api.plan import Plan
+from rocmforge.api.sse import named_event
+
+
+class MessagesWriter(Writer):
+    """Says pieces as blocks of content.
+
+    Args:
+        head: id of the answer.
+        plan: what is generated.
+        fills_context: whether the context ends before the tokens that the client has allowed.
+    """
+
+    def __init__(self, head: AnswerHead, plan: Plan, *, fills_context: bool) -> None:
+        self.head = head
+        self._prompt_tokens = sum(map(len, plan.prompts))
+        self._fills_context = fills_context
+        self._parts = AnswerParts(plan)
+        self._content = ContentBlocks(self._parts)
+        self._last: Piece | None = None
+
+    def opening(self) -> bytes:
+        """A message without content."""
+        usage = Usage(input_tokens=self._prompt_tokens, output_tokens=0, cache_read_input_tokens=0)
+        message = Message(
+            id=self.head.id,
+            model=self.head.model,
+            content=[],
+            stop_reason=None,
+            stop_sequence=None,
+            usage=usage,
+        )
+        return _encoded([MessageStart(message=message), Ping()])
+
+    def events(self, piece: Piece) -> bytes:
+        """What the piece adds to the content."""
+        self._last = piece
+        return _encoded(self._content.push(piece))
+
+    def closing(self, usage: schema.Usage) -> bytes:
+        """Why it ended, and what it took."""
+        return _encoded([MessageDelta(delta=self._ending(), usage=_usage(usage)), MessageStop()])
+
+    def failure(self, error: Exception) -> bytes:
+        """The error."""
+        return _encoded([anthropic_error(error).body])
+
+    def body(self, pieces: list[Piece], usage: schema.Usage) -> Message:
+        """The whole message."""
+        for piece in pieces:
+            self._content.push(piece)
+        self._last = pieces[-1]
+        ending = self._ending()
+        return Message(
+            id=self.head.id,
+            model=self.head.model,
+            content=self._content.blocks,
+            stop_reason=ending.stop_reason,
+            stop_sequence=ending.stop_sequence,
+            usage=_usage(usage),
+        )
+
+    def _ending(self) -> Ending:
+        assert self._last is not None, "a generation that ended well has a last piece"
+        return Ending(stop_reason=self._stop_reason(self._last), stop_sequence=self._last.stop)
+
+    def _stop_reason(self, last: Piece) -> StopReason:
+        if last.finish_reason == "length":
+            return "model_context_window_exceeded" if self._fills_context else "max_tokens"
+        if last.stop is not None:
+            return "stop_sequence"
+        return "tool_use" if self._parts.has_calls(last.index) else "end_turn"
+
+
+def _encoded(events: list[Event]) -> bytes:
+    return b"".join([named_event(event.type, event) for event in events])
+
+
+def _usage(usage: schema.Usage) -> Usage:
+    cached = usage.prompt_tokens_details.cached_tokens
+    return Usage(
+        input_tokens=usage.prompt_tokens - cached,
+        output_tokens=usage.completion_tokens,
+        cache_read_input_tokens=cached,
+    )
