@@ -11,6 +11,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -279,6 +280,30 @@ def test_sampling_settings_act_on_the_device(tiny: HipRunner) -> None:
     assert np.isfinite(output.logprobs).tolist() == [False] * 5 + [True]
     assert output.top_ids is not None
     assert output.top_ids[5, 0] == best
+
+
+def test_draws_are_those_of_the_reference(stack: ExitStack, tmp_path: Path) -> None:
+    path = write_model(fitting(by_name("llama")), tmp_path)
+    runner, reference = load_hip(stack, path), load_reference(stack, path)
+    settings: tuple[dict[str, Any], ...] = (
+        {},
+        {"top_k": 5},
+        {"top_p": 0.7},
+        {"min_p": 0.3},
+        {"repetition_penalty": 1.5, "seen": {5: 1, 11: 2}},
+        {"frequency_penalty": 0.8, "presence_penalty": 0.4, "seen": dict.fromkeys(range(50), 2)},
+        {"bias": {7: 2.0, 12: -np.inf}},
+    )
+    wants = [
+        Want(temperature=1.5, seed=seed, position=20, **changes)
+        for changes in settings
+        for seed in range(30)
+    ]
+    chunk = Chunk(tokens=PROMPT[:20], blocks=[0, 1], wants=wants)
+    got, expected = (Driver(each).run(chunk).token_ids for each in (runner, reference))
+    # Halves in the cache move a logit by less than what the noise of two tokens is apart, mostly.
+    assert (got == expected).mean() > 0.97
+    assert len(set(expected.tolist())) > 20
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
