@@ -8,7 +8,6 @@ turns errors into exit codes: 0 success, 1 failure, 2 wrong usage, 130 interrupt
 from __future__ import annotations
 
 import argparse
-import logging
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -18,7 +17,7 @@ from typing import Any
 
 from rocmforge import __version__, settings
 from rocmforge.errors import ConfigurationError, RocmForgeError
-from rocmforge.settings import Settings
+from rocmforge.logs import set_up_logging
 
 MODEL_HELP = "path of a .gguf file, or a packaged model such as smollm2"
 
@@ -28,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     try:
         configured = settings.load(_given_settings(arguments), arguments.config)
-        _set_up_logging(configured)
+        set_up_logging(configured.log_level, configured.log_format)
         command = import_module(f"rocmforge.commands.{arguments.command}")
         code: int = command.run(arguments, configured)
         return code
@@ -43,14 +42,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _fail(error: RocmForgeError, code: int) -> int:
     print(f"rocmforge: error: {error.message}", file=sys.stderr)
     return code
-
-
-def _set_up_logging(configured: Settings) -> None:
-    logging.basicConfig(
-        level=configured.log_level.upper(),
-        format="%(asctime)s %(levelname)-7s %(name)s: %(message)s",
-        stream=sys.stderr,
-    )
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -97,6 +88,15 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--repeat", type=int, default=3, help="runs of each, the median counts")
     bench.add_argument("--json", action="store_true", help="print JSON")
     _add_settings(bench)
+
+    verify = commands.add_parser("verify", help="check a device against the reference")
+    verify.add_argument(
+        "model", nargs="?", help=f"{MODEL_HELP} (default: smollm2 if installed, or a synthetic one)"
+    )
+    verify.add_argument("--only", default="*", metavar="PATTERN", help="operations, such as gemv*")
+    verify.add_argument("--ops-only", action="store_true", help="do not run a model")
+    verify.add_argument("--tokens", type=int, default=32, help="length of each continuation")
+    _add_settings(verify)
     return parser
 
 

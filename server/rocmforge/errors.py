@@ -8,9 +8,12 @@ RocmForgeError
 │   ├── ModelNotFound
 │   ├── ResponseNotFound
 │   ├── NotAuthenticated
+│   ├── NotAuthorized
+│   ├── RequestTimeout
 │   └── RequestTooLarge
 ├── CapacityError           not now; `retry_after_s` says when to come back
 │   ├── QueueFull
+│   ├── RateLimited
 │   ├── NotReady            loading, restarting
 │   ├── Draining
 │   └── DeadlineExceeded
@@ -103,6 +106,14 @@ class NotAuthenticated(RequestError):
     """No key, or a wrong one."""
 
 
+class NotAuthorized(RequestError):
+    """A right key, but not for this."""
+
+
+class RequestTimeout(RequestError):
+    """The client took too long to send its request."""
+
+
 class RequestTooLarge(RequestError):
     """The body is larger than the server accepts."""
 
@@ -124,6 +135,10 @@ class CapacityError(RocmForgeError):
 
 class QueueFull(CapacityError):
     """As many requests wait as the server is willing to hold."""
+
+
+class RateLimited(CapacityError):
+    """The key has used up what it may use."""
 
 
 class NotReady(CapacityError):

@@ -18,6 +18,7 @@ import msgspec
 from msgspec import Meta
 
 from rocmforge.errors import ConfigurationError
+from rocmforge.logs import LogFormat
 
 ENV_PREFIX = "ROCMFORGE_"
 # Variables of the test suite and of the kernel build; not settings.
@@ -73,14 +74,25 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     host: Annotated[str, Meta(description="address to listen on")] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535, description="port to listen on; 0 = any free")] = 8000
     api_key: Annotated[
-        tuple[str, ...], Meta(description="keys that are accepted; none = no authentication")
+        tuple[str, ...], Meta(description="keys that open everything; none = no authentication")
     ] = ()
+    keys_file: Annotated[
+        str | None,
+        Meta(description="TOML file of named keys with scopes and limits; SIGHUP reads it again"),
+    ] = None
     insecure: Annotated[
         bool, Meta(description="allow listening on other than loopback without a key")
     ] = False
     cors_origin: Annotated[
         tuple[str, ...], Meta(description="browser origins that may call; * = all")
     ] = ()
+    tls_certificate: Annotated[
+        str | None, Meta(description="PEM file: serve HTTPS; SIGHUP reads it again")
+    ] = None
+    tls_key: Annotated[str | None, Meta(description="PEM file of the certificate's key")] = None
+    receive_timeout: Annotated[
+        float, Meta(gt=0, description="seconds a client may take to send a request")
+    ] = 30.0
     max_body_bytes: Annotated[
         int, Meta(ge=1024, description="largest request body that is accepted")
     ] = 16 * 1024 * 1024
@@ -99,6 +111,19 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], Meta(description="how much is logged")
     ] = "info"
+    log_format: Annotated[
+        LogFormat, Meta(description="text for people, json for programs; one line a record")
+    ] = "text"
+    log_requests: Annotated[
+        bool, Meta(description="log prompts and answers, which are private, with each request")
+    ] = False
+    slow_request: Annotated[
+        float, Meta(gt=0, description="seconds after which a request is logged as a warning")
+    ] = 60.0
+    otlp_endpoint: Annotated[
+        str | None,
+        Meta(description="send a trace of each request to this OTLP/HTTP address (extra otel)"),
+    ] = None
 
 
 @dataclass(frozen=True, slots=True)

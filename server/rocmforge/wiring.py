@@ -9,10 +9,13 @@ from pathlib import Path
 from litestar import Litestar
 
 from rocmforge.api.app import build_app
+from rocmforge.api.keys import ApiKey, Keyring, given_keys, read_keys
 from rocmforge.api.metrics import Metrics
 from rocmforge.api.processors import ProcessorCatalog
+from rocmforge.api.request_log import RequestLog
 from rocmforge.api.service import Service
 from rocmforge.api.settings import ApiSettings
+from rocmforge.api.tracing import Tracer
 from rocmforge.backend.protocol import LoadOptions
 from rocmforge.catalog import default_names, find_model
 from rocmforge.engine.client import AsyncEngine
@@ -83,6 +86,7 @@ def build_engine(front: ModelFront, settings: Settings) -> AsyncEngine:
             vocabulary=token_pieces(front.tokenizer),
             max_waiting=settings.max_waiting,
             log_level=settings.log_level.upper(),
+            log_format=settings.log_format,
             step_timeout_s=settings.step_timeout,
         )
     )
@@ -116,21 +120,47 @@ def build_service(front: ModelFront, engine: AsyncEngine, settings: Settings) ->
         processors=ProcessorCatalog(load_processors()),
         tool_format=settings.tool_format,
         engine=engine,
+        request_log=build_request_log(settings),
         metrics=Metrics(model, lambda: engine.status),
     )
 
 
-def build_web_app(service: Service, settings: Settings) -> Litestar:
-    """The HTTP application."""
+def build_request_log(settings: Settings) -> RequestLog:
+    """Where requests are written down when they have ended.
+
+    Raises:
+        ConfigurationError: traces are wanted, but OpenTelemetry is not installed.
+    """
+    return RequestLog(
+        slow_s=settings.slow_request,
+        with_texts=settings.log_requests,
+        trace=Tracer(settings.otlp_endpoint) if settings.otlp_endpoint else None,
+    )
+
+
+def read_all_keys(settings: Settings) -> tuple[ApiKey, ...]:
+    """The keys of flags and file.
+
+    Raises:
+        ConfigurationError: the file cannot be used.
+    """
+    keys = given_keys(settings.api_key)
+    return (*keys, *read_keys(Path(settings.keys_file))) if settings.keys_file else keys
+
+
+def build_web_app(service: Service, settings: Settings, keys: Keyring) -> Litestar:
+    """The HTTP application; it lets in holders of `keys`, or everybody if there are none."""
     return build_app(
         service,
         ApiSettings(
-            api_keys=settings.api_key,
             cors_origins=settings.cors_origin,
             max_body_bytes=settings.max_body_bytes,
+            receive_timeout_s=settings.receive_timeout,
+            has_tls=settings.tls_certificate is not None,
             vllm_metrics="vllm" in settings.metrics_compat,
             drain_timeout_s=settings.drain_timeout,
         ),
+        keys,
     )
 
 

@@ -13,6 +13,7 @@ import uvicorn
 import uvloop
 
 from rocmforge.api.app import build_app
+from rocmforge.api.keys import Keyring, given_keys
 from rocmforge.api.metrics import Metrics
 from rocmforge.api.service import Service
 from rocmforge.api.settings import ApiSettings
@@ -54,7 +55,8 @@ async def serve(arguments: argparse.Namespace) -> None:
         engine=engine,
         metrics=Metrics("tiny", lambda: engine.status),
     )
-    app = build_app(service, ApiSettings(api_keys=tuple(arguments.api_key), vllm_metrics=True))
+    keys = Keyring(given_keys(arguments.api_key))
+    app = build_app(service, ApiSettings(vllm_metrics=True), keys)
     await engine.start()
     try:
         config = uvicorn.Config(

@@ -177,3 +177,16 @@ def test_promtool_finds_nothing_to_say(client: Client, chat: Any, promtool: Any)
     chat(n=2)
     result = promtool(client.get("/metrics").content)
     assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_answers_with_an_error_status_are_counted(client: Client, complete: Any) -> None:
+    complete(max_tokens=-1)
+    complete(max_tokens=-2)
+    client.get("/nowhere")
+    metrics = client.get("/metrics").text
+    assert (
+        'rocmforge_request_errors_total{engine="0",model_name="tiny",status="400"} 2.0' in metrics
+    )
+    assert (
+        'rocmforge_request_errors_total{engine="0",model_name="tiny",status="404"} 1.0' in metrics
+    )

@@ -33,7 +33,7 @@ LAYERS = (
     ("rocmforge.text", "rocmforge.models"),
     ("rocmforge.logits",),
     ("rocmforge.gguf", "rocmforge.backend"),
-    ("rocmforge.settings", "rocmforge.catalog"),
+    ("rocmforge.settings", "rocmforge.catalog", "rocmforge.logs"),
     ("rocmforge.errors", "rocmforge"),
 )
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
 import anyio
 import anyio.lowlevel
 import msgspec
@@ -15,11 +19,16 @@ from rocmforge.api.chat import create_chat_completion
 from rocmforge.api.completions import create_completion
 from rocmforge.api.disconnect import ClientLeft
 from rocmforge.api.errors import answer_for
+from rocmforge.api.headers import security_headers
+from rocmforge.api.keys import Keyring
 from rocmforge.api.messages.errors import anthropic_error
 from rocmforge.api.messages.handlers import PATH as MESSAGES_PATH
 from rocmforge.api.messages.handlers import count_tokens, create_message
+from rocmforge.api.metrics import Metrics
 from rocmforge.api.models import get_model, list_models
 from rocmforge.api.ops import health, metrics, ready, version
+from rocmforge.api.origin import Origin
+from rocmforge.api.receive import ReceiveDeadline
 from rocmforge.api.responses.handlers import (
     cancel_response,
     create_response,
@@ -53,21 +62,27 @@ HANDLERS = (
 CLIENT_CLOSED_REQUEST = 499  # nginx's; nobody receives it
 
 
-def build_app(service: Service, settings: ApiSettings) -> Litestar:
-    """The application that serves one model."""
+def build_app(service: Service, settings: ApiSettings, keys: Keyring | None = None) -> Litestar:
+    """The application that serves one model, to holders of `keys` if there are any."""
+
+    def service_for(request: Request[Any, Any, Any]) -> Service:
+        return replace(service, origin=Origin.of(request))
+
     response_store = ResponseStore(settings.max_stored_responses)
     return Litestar(
         route_handlers=HANDLERS,
         dependencies={
-            "service": Provide(lambda: service, sync_to_thread=False),
+            "service": Provide(service_for, sync_to_thread=False),
             "api_settings": Provide(lambda: settings, sync_to_thread=False),
             "response_store": Provide(lambda: response_store, sync_to_thread=False),
         },
-        guards=[key_guard(settings.api_keys)] if settings.api_keys else [],
+        guards=[key_guard(keys or Keyring())],
+        middleware=[ReceiveDeadline(settings.receive_timeout_s)],
+        before_send=[security_headers(has_tls=settings.has_tls)],
         exception_handlers={
-            HTTPException: _answer_error,
+            HTTPException: partial(_answer_error, service.metrics),
             ClientLeft: _client_left,
-            Exception: _answer_error,
+            Exception: partial(_answer_error, service.metrics),
         },
         cors_config=CORSConfig(allow_origins=list(settings.cors_origins))
         if settings.cors_origins
@@ -85,14 +100,17 @@ async def _load_anyio() -> None:
     await anyio.lowlevel.checkpoint()
 
 
-def _answer_error(request: Request, error: Exception) -> Response[bytes]:  # type: ignore[type-arg]
-    """The handler of all exceptions: in OpenAI's words, or in Anthropic's on Anthropic's paths."""
+def _answer_error(
+    metrics: Metrics, request: Request[Any, Any, Any], error: Exception
+) -> Response[bytes]:
+    """The handler of all exceptions: answers as OpenAI would, or Anthropic on its own paths."""
     if request.scope["path"].startswith(MESSAGES_PATH):
         worded = anthropic_error(error)
         status, body, headers = worded.status, msgspec.json.encode(worded.body), worded.headers
     else:
         answer = answer_for(error)
         status, body, headers = answer.status, answer.body, answer.headers
+    metrics.refused(status)
     return Response(body, status_code=status, headers=headers, media_type=MediaType.JSON)
 
 

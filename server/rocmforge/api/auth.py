@@ -1,43 +1,53 @@
-"""API keys: `Authorization: Bearer KEY`, or `X-Api-Key: KEY`.
+"""Who may call what: `Authorization: Bearer KEY`, or `X-Api-Key: KEY`.
 
-Routes marked `opt={PUBLIC: True}` need none: liveness, readiness, version and metrics are for
-machines that supervise the server, and tell nothing about what is asked of it.
+Routes marked `opt={PUBLIC: True}` need no key: they tell supervisors whether the server lives, and
+nothing about what is asked of it. `opt={SCOPE: ...}` names what a route needs instead of `user`.
 """
 
 from __future__ import annotations
 
-import hashlib
-import hmac
+from typing import Final
 
 from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler
 from litestar.types import Guard
 
-from rocmforge.errors import NotAuthenticated
+from rocmforge.api.keys import Caller, Keyring, Scope
+from rocmforge.errors import NotAuthenticated, NotAuthorized
 
-PUBLIC = "public"
+PUBLIC: Final = "public"
+SCOPE: Final = "scope"
+CALLER: Final = "caller"
+"""Where a connection's state holds the `Caller`; absent without keys."""
 
 
-def key_guard(keys: tuple[str, ...]) -> Guard:
-    """A guard that lets requests with one of `keys` pass, in time that does not depend on which."""
-    digests = [hashlib.sha256(key.encode()).digest() for key in keys]
+def key_guard(keys: Keyring) -> Guard:
+    """A guard that lets requests with one of `keys` pass, and notes whose it is."""
 
     def guard(connection: ASGIConnection, handler: BaseRouteHandler) -> None:  # type: ignore[type-arg]
-        if handler.opt.get(PUBLIC):
+        if not keys or handler.opt.get(PUBLIC):
             return
         given = _given_key(connection)
         if given is None:
             raise NotAuthenticated(
                 "You did not provide an API key. Send it as `Authorization: Bearer KEY`."
             )
-        # Header values are bytes that arrive as Latin-1. Digests have one length, and all are
-        # compared: neither length nor place is leaked.
-        given_digest = hashlib.sha256(given.encode("latin-1")).digest()
-        matches = [hmac.compare_digest(given_digest, digest) for digest in digests]
-        if not any(matches):
+        # Header values are bytes that arrive as Latin-1.
+        caller = keys.find(given.encode("latin-1"))
+        if caller is None:
             raise NotAuthenticated("Incorrect API key provided.")
+        needed = handler.opt.get(SCOPE, Scope.USER)
+        if caller.key.scope not in (needed, Scope.ADMIN):
+            raise NotAuthorized(f"This key's scope is {caller.key.scope}; {needed} is needed here.")
+        connection.state[CALLER] = caller
 
     return guard
+
+
+def caller_of(connection: ASGIConnection) -> Caller | None:  # type: ignore[type-arg]
+    """Whose key the request came with; None on a server without keys."""
+    caller: Caller | None = connection.state.get(CALLER)
+    return caller
 
 
 def _given_key(connection: ASGIConnection) -> str | None:  # type: ignore[type-arg]

@@ -28,10 +28,16 @@ async def read_json(request: Request[Any, Any, Any], decoder: msgspec.json.Decod
     insisting on the content type keeps foreign web pages from using a server on loopback.
 
     Raises:
-        HTTPException: with status 415: the body is not declared as JSON.
+        HTTPException: with status 415: the body is compressed, or not declared as JSON.
+        RequestTimeout: it did not arrive in time.
         RequestTooLarge: it exceeds the limit of the application.
         InvalidParameter: it is not JSON, or does not have the right shape.
     """
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
+        raise HTTPException(
+            status_code=415,
+            detail="Compressed bodies are not accepted: send it without Content-Encoding.",
+        )
     content_type, parameters = request.content_type
     charset = parameters.get("charset", "utf-8").lower()
     if content_type.lower() != "application/json" or charset not in {"utf-8", "utf8"}:

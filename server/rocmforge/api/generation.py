@@ -6,7 +6,6 @@ Streams and plain answers are both made from `Generation.batches`, so there is o
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
@@ -14,14 +13,13 @@ from dataclasses import dataclass
 from rocmforge.api.logprobs import LogprobAligner, ScoredToken
 from rocmforge.api.metrics import SequenceMetrics
 from rocmforge.api.plan import Plan
+from rocmforge.api.request_log import RequestRecord
 from rocmforge.api.schema import PromptTokensDetails, Usage
 from rocmforge.api.service import Handle, Service
 from rocmforge.engine.params import FinishReason, TokenEvent, TokenLogprob
 from rocmforge.errors import DeadlineExceeded, Draining, EngineDied, EngineError
 from rocmforge.text.detokenizer import Delta, IncrementalDetokenizer
 from rocmforge.text.reasoning import BEGIN, END
-
-log = logging.getLogger(__name__)
 
 RETRY_S = 1.0
 
@@ -55,6 +53,9 @@ class Choice:
         self.outcome: str | None = None  # None while it runs
         self.num_tokens = 0
         self.cached_tokens = 0
+        self.first_token_ns: int | None = None
+        self.scheduled_ns: int | None = None  # known once the engine has ended the sequence
+        self.texts: list[str] = []
         self._prompt_logprobs: tuple[TokenLogprob, ...] = ()
         self._detokenizer = detokenizer
         self._aligner = aligner
@@ -77,9 +78,11 @@ class Choice:
             piece = self._piece(event)
             if piece is not None:
                 pieces.append(piece)
+                self.texts.append(piece.text)
             if self.is_finished:
                 break
         if self.num_tokens > before:
+            self.first_token_ns = self.first_token_ns or now_ns()
             self._metrics.delivered(self.num_tokens - before)
         if self.is_finished:
             self._end(event)
@@ -139,6 +142,8 @@ class Choice:
             self._metrics.stopped()
             return
         self.cached_tokens = last.cached_tokens
+        if last.timing is not None and last.timing.scheduled_ns:
+            self.scheduled_ns = last.timing.scheduled_ns
         self._metrics.finished(reason, last.timing)
         match reason:
             case FinishReason.ERROR:
@@ -161,10 +166,16 @@ class Generation:
     """All choices of one request. Whoever starts it must close it."""
 
     def __init__(
-        self, request_id: str, plan: Plan, choices: tuple[Choice, ...], arrival_ns: int
+        self,
+        service: Service,
+        request_id: str,
+        plan: Plan,
+        choices: tuple[Choice, ...],
+        arrival_ns: int,
     ) -> None:
         self.plan = plan
         self.choices = choices
+        self._service = service
         self._request_id = request_id
         self._arrival_ns = arrival_ns
         self._is_closed = False
@@ -174,18 +185,24 @@ class Generation:
         """Submits every sequence, or none.
 
         Raises:
-            CapacityError: the engine does not take them now.
+            CapacityError: the engine does not take them now, or the key has used up its share.
         """
         service.metrics.request_n.observe(plan.n)
+        number_of_choices = len(plan.prompts) * plan.n
+        caller = service.origin.caller
+        if caller is not None:
+            caller.admit(number_of_choices, sum(len(prompt) for prompt in plan.prompts))
         choices: list[Choice] = []
         try:
-            for number in range(len(plan.prompts) * plan.n):
+            for number in range(number_of_choices):
                 choices.append(_start_choice(service, plan, number, arrival_ns))
         except BaseException:
             for choice in choices:
                 choice.close()
+            if caller is not None:
+                caller.release(number_of_choices, 0)
             raise
-        return cls(request_id, plan, tuple(choices), arrival_ns)
+        return cls(service, request_id, plan, tuple(choices), arrival_ns)
 
     async def batches(self) -> AsyncIterator[Sequence[Piece]]:
         """Pieces of all choices as they come, those of one wake-up together.
@@ -227,22 +244,46 @@ class Generation:
         )
 
     def close(self) -> None:
-        """Ends whatever still runs, and logs the request. Idempotent."""
+        """Ends whatever still runs, and writes the request down. Idempotent."""
         if self._is_closed:
             return
         self._is_closed = True
         for choice in self.choices:
             choice.close()
+        origin = self._service.origin
+        if origin.caller is not None:
+            completion_tokens = sum(choice.num_tokens for choice in self.choices)
+            origin.caller.release(len(self.choices), completion_tokens)
+        end_ns = now_ns()
+        request_log = self._service.request_log
+        texts = self._texts() if request_log.with_texts else []
+        request_log.write(self._record(end_ns), origin, end_ns, texts)
+
+    def _record(self, end_ns: int) -> RequestRecord:
         usage = self.usage()
-        log.info(
-            "%s: %s, %d prompt tokens (%d cached), %d completion tokens, %.3f s",
+        scheduled = [c.scheduled_ns for c in self.choices if c.scheduled_ns is not None]
+        first_tokens = [c.first_token_ns for c in self.choices if c.first_token_ns is not None]
+        return RequestRecord.make(
             self._request_id,
-            ", ".join(str(choice.outcome) for choice in self.choices),
-            usage.prompt_tokens,
-            usage.prompt_tokens_details.cached_tokens,
-            usage.completion_tokens,
-            (now_ns() - self._arrival_ns) * 1e-9,
+            self._service.origin,
+            outcomes=[str(choice.outcome) for choice in self.choices],
+            tokens=(
+                usage.prompt_tokens,
+                usage.prompt_tokens_details.cached_tokens,
+                usage.completion_tokens,
+            ),
+            times_ns=(
+                self._arrival_ns,
+                min(scheduled, default=None),
+                min(first_tokens, default=None),
+                end_ns,
+            ),
         )
+
+    def _texts(self) -> list[str]:
+        """Prompts, then answers."""
+        prompts = [self._service.tokenizer.decode(prompt) for prompt in self.plan.prompts]
+        return [*prompts, *("".join(choice.texts) for choice in self.choices)]
 
 
 def _start_choice(service: Service, plan: Plan, number: int, arrival_ns: int) -> Choice:

@@ -54,7 +54,7 @@ _CHOICES_BUCKETS = (1, 2, 5, 10, 20)
 # Families that vLLM does not have, or has with coarser buckets.
 _OURS_ONLY = {
     *("build", "engine_restarts", "engine_ready", "engine_steps", "engine_device_seconds"),
-    "host_processed_rows",
+    *("host_processed_rows", "request_errors", "weights_bytes", "kv_cache_bytes"),
 }
 _COARSER_IN_VLLM = {"inter_token_latency_seconds", "request_time_per_output_token_seconds"}
 
@@ -77,6 +77,12 @@ class Metrics:
             PREFIX + "request_success",
             "Sequences that ended, by how.",
             (*_LABELS, "finished_reason"),
+            registry=self._registry,
+        )
+        self._errors = Counter(
+            PREFIX + "request_errors",
+            "Requests answered with an error status.",
+            (*_LABELS, "status"),
             registry=self._registry,
         )
         self.first_token = self._histogram(
@@ -115,6 +121,10 @@ class Metrics:
     def finished(self, reason: str) -> None:
         """Counts a sequence that ended: stop, length, abort or error."""
         self._finished.labels(self._model, _ENGINE, reason).inc()
+
+    def refused(self, status: int) -> None:
+        """Counts an answer with an error status."""
+        self._errors.labels(self._model, _ENGINE, str(status)).inc()
 
     def render(self, accept: str, *, vllm_names: bool) -> tuple[bytes, str]:
         """The exposition in the format that the Accept header asks for, and its content type."""
@@ -242,6 +252,13 @@ class _EngineCollector(Collector):
         yield self._counter("engine_restarts", "Restarts of the engine process.", status.restarts)
         yield self._info("build", "The program and its backend.", _build_facts(status))
         if status.runner is not None:
+            runner = status.runner
+            yield self._gauge(
+                "weights_bytes", "Size of the weights on the device.", runner.weights_bytes
+            )
+            yield self._gauge(
+                "kv_cache_bytes", "Size of the KV cache on the device.", runner.kv_bytes
+            )
             facts = {
                 "block_size": str(status.runner.block_size),
                 "num_gpu_blocks": str(status.runner.num_blocks),

@@ -1,4 +1,4 @@
-"""For whoever runs the server: /health, /ready, /version, /metrics. No key is needed."""
+"""For whoever runs the server: /health and /ready need no key, /version and /metrics do."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from litestar import MediaType, Request, Response, get, route
 
 from rocmforge import __version__
 from rocmforge.api.answer import json_response
-from rocmforge.api.auth import PUBLIC
+from rocmforge.api.auth import PUBLIC, SCOPE
 from rocmforge.api.dependencies import ServiceDep, SettingsDep
+from rocmforge.api.keys import Scope
 from rocmforge.api.schema import Health, Readiness, Version
 from rocmforge.api.service import LOADING_RETRY_S
 from rocmforge.engine.status import EngineState
@@ -56,13 +57,13 @@ async def ready(service: ServiceDep) -> Response[bytes]:
     )
 
 
-@get("/version", opt=_OPEN)
+@get("/version")
 async def version() -> Response[bytes]:
     """The program's version."""
     return json_response(Version(version=__version__))
 
 
-@get("/metrics", opt=_OPEN)
+@get("/metrics", opt={SCOPE: Scope.METRICS})
 async def metrics(
     request: Request[Any, Any, Any], service: ServiceDep, api_settings: SettingsDep
 ) -> Response[bytes]:

@@ -12,7 +12,9 @@ from typing import ParamSpec, Protocol, TypeVar
 
 from rocmforge import __version__
 from rocmforge.api.metrics import Metrics
+from rocmforge.api.origin import Origin
 from rocmforge.api.processors import ProcessorCatalog
+from rocmforge.api.request_log import RequestLog
 from rocmforge.api.schema import GenerationRequest
 from rocmforge.backend.protocol import RunnerInfo
 from rocmforge.engine.params import ProcessorUse, SamplingParams, TokenEvent
@@ -80,6 +82,8 @@ class Service:
     engine: Engine
     metrics: Metrics
     processors: ProcessorCatalog = field(default_factory=ProcessorCatalog)
+    request_log: RequestLog = field(default_factory=RequestLog)
+    origin: Origin = field(default_factory=Origin)  # of the request it is handed to
     tool_format: str = "auto"  # of `text.tool_calls.FORMATS`; auto = as the template says
     clock: Callable[[], float] = time.time  # seconds since the epoch
     started: float = field(default_factory=time.time)  # on that clock

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 class ApiSettings:
     """Settings of the web application; the listening socket is not its business."""
 
-    api_keys: tuple[str, ...] = ()  # none = no authentication
     cors_origins: tuple[str, ...] = ()  # browser origins that may call; "*" = all
     max_body_bytes: int = 16 * 1024 * 1024
+    receive_timeout_s: float = 30.0  # for a request's body to arrive
+    has_tls: bool = False
     vllm_metrics: bool = False  # export metrics under vLLM's names too
     keep_alive_s: float = 15.0  # a silent stream gets a comment this often
     drain_timeout_s: float = 30.0  # how long streams may go on once the server is asked to stop

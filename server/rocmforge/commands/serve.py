@@ -9,17 +9,27 @@ import ipaddress
 import logging
 import signal
 import socket
+import ssl
 from collections.abc import Generator
 from dataclasses import dataclass
 
 import uvicorn
 from rich.console import Console
 
+from rocmforge.api.keys import Keyring
+from rocmforge.api.service import Service
 from rocmforge.commands.progress import wait_ready
+from rocmforge.commands.protocol import bounded_protocol
 from rocmforge.engine.client import AsyncEngine
 from rocmforge.errors import ConfigurationError, EngineError
 from rocmforge.settings import Settings
-from rocmforge.wiring import build_engine, build_service, build_web_app, read_front
+from rocmforge.wiring import (
+    build_engine,
+    build_service,
+    build_web_app,
+    read_all_keys,
+    read_front,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -27,17 +37,24 @@ logger = logging.getLogger(__name__)
 def run(arguments: argparse.Namespace, settings: Settings) -> int:
     """Serves until SIGTERM or SIGINT; finishes what runs, then returns 0."""
     _check_exposure(settings)
+    _check_tls(settings)
     return asyncio.run(_serve(arguments.model, settings))
 
 
 def _check_exposure(settings: Settings) -> None:
     """A server without a key that others can reach must be asked for by name."""
-    if settings.api_key or settings.insecure or _is_loopback(settings.host):
+    if settings.api_key or settings.keys_file or settings.insecure or _is_loopback(settings.host):
         return
     raise ConfigurationError(
         f"Listening on {settings.host} without a key would let anyone who can reach it use this "
-        "server. Give it a key with --api-key, or say --insecure if that is what you want."
+        "server. Give it a key with --api-key or --keys-file, or say --insecure if that is what "
+        "you want."
     )
+
+
+def _check_tls(settings: Settings) -> None:
+    if (settings.tls_certificate is None) != (settings.tls_key is None):
+        raise ConfigurationError("--tls-certificate and --tls-key need each other: give both.")
 
 
 def _is_loopback(host: str) -> bool:
@@ -60,17 +77,13 @@ async def _serve(model: str, settings: Settings) -> int:
     front = read_front(model, settings)
     engine = build_engine(front, settings)
     service = build_service(front, engine, settings)
+    keys = Keyring(read_all_keys(settings))
     listener = _listen(settings)
-    server = _Server(
-        uvicorn.Config(
-            build_web_app(service, settings),
-            log_config=None,
-            log_level="warning",
-            access_log=False,
-            lifespan="on",
-        )
-    )
+    server = _Server(_http_config(service, settings, keys))
     stop = _stop_on_signals()
+    asyncio.get_running_loop().add_signal_handler(
+        signal.SIGHUP, _reload, settings, keys, server.config.ssl
+    )
     await engine.start()
     serving = asyncio.create_task(server.serve([listener]), name="http")
     loading = asyncio.create_task(wait_ready(engine, console), name="load")
@@ -78,7 +91,7 @@ async def _serve(model: str, settings: Settings) -> int:
         await _first_of(serving, loading, stop.wanted)
         if loading.done():
             await loading  # raises what is wrong with the model
-            _announce(console, service.names, engine, listener)
+            _announce(console, service.names, engine, listener, settings)
             await _first_of(serving, stop.wanted)
         if serving.done():
             await serving
@@ -89,6 +102,46 @@ async def _serve(model: str, settings: Settings) -> int:
         await engine.stop()
         server.should_exit = True
         await asyncio.gather(serving, loading, return_exceptions=True)
+
+
+def _http_config(service: Service, settings: Settings, keys: Keyring) -> uvicorn.Config:
+    """uvicorn's settings, with the certificate loaded.
+
+    Raises:
+        ConfigurationError: the certificate or its key cannot be used.
+    """
+    config = uvicorn.Config(
+        build_web_app(service, settings, keys),
+        http=bounded_protocol(settings.receive_timeout),
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        lifespan="on",
+        ssl_certfile=settings.tls_certificate,
+        ssl_keyfile=settings.tls_key,
+    )
+    try:
+        config.load()
+    except OSError as error:  # ssl.SSLError is one
+        raise ConfigurationError(
+            f"Cannot use the certificate {settings.tls_certificate}: {error}."
+        ) from error
+    return config
+
+
+def _reload(settings: Settings, keys: Keyring, tls: ssl.SSLContext | None) -> None:
+    """On SIGHUP: reads keys and certificate again. What is wrong is logged, and the old stay."""
+    try:
+        read = read_all_keys(settings)
+        if tls is not None:
+            assert settings.tls_certificate is not None
+            tls.load_cert_chain(settings.tls_certificate, settings.tls_key)
+        keys.replace(read)
+    except (ConfigurationError, OSError) as error:
+        logger.error("nothing was reloaded: %s", error)
+    else:
+        logger.warning("keys and certificate were read again")
 
 
 def _listen(settings: Settings) -> socket.socket:
@@ -144,13 +197,18 @@ async def _drain(engine: AsyncEngine, timeout_s: float, now: asyncio.Event) -> N
 
 
 def _announce(
-    console: Console, names: tuple[str, ...], engine: AsyncEngine, listener: socket.socket
+    console: Console,
+    names: tuple[str, ...],
+    engine: AsyncEngine,
+    listener: socket.socket,
+    settings: Settings,
 ) -> None:
     """Says where the server is and what it runs on; a stand-in for a GPU is said loudly."""
     status = engine.status
     runner = status.runner
     assert runner is not None
     host, port = listener.getsockname()[:2]
+    scheme = "https" if settings.tls_certificate else "http"
     shown = f"[{host}]" if ":" in host else host
     if status.is_fallback:
         console.print(
@@ -164,6 +222,6 @@ def _announce(
     console.print(
         f"[bold]{names[0]}[/] on {runner.backend} ({runner.device.name}), "
         f"context {runner.max_context}, KV cache {cache_tokens} tokens in {runner.kv_dtype}\n"
-        f"http://{shown}:{port}/v1",
+        f"{scheme}://{shown}:{port}/v1",
         highlight=False,
     )

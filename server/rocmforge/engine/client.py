@@ -321,6 +321,7 @@ class AsyncEngine:
             max_score_rows=config.max_score_rows,
             prefix_cache=config.prefix_cache,
             log_level=config.log_level,
+            log_format=config.log_format,
             totals=self._stats,
             vocabulary=config.vocabulary,
         )

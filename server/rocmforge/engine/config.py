@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rocmforge.backend.protocol import LoadOptions
 from rocmforge.engine.params import TokenPieces
+from rocmforge.logs import LogFormat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +22,7 @@ class EngineConfig:
     max_score_rows: int = 256  # prompt tokens scored in one step
     prefix_cache: bool = True
     log_level: str = "WARNING"  # of the engine process, which logs to stderr
+    log_format: LogFormat = "text"
     step_timeout_s: float = 300.0  # without news while work is pending: the engine is killed
     client_stall_s: float = 60.0  # a handle that is not read for so long is cancelled
     restart_backoff_s: float = 0.5  # before the first restart; doubles until one serves a step

@@ -7,6 +7,7 @@ from rocmforge.backend.protocol import LoadOptions, RunnerInfo
 from rocmforge.engine.params import GenerateRequest, Message, TokenEvent, TokenPieces
 from rocmforge.engine.status import EngineStats
 from rocmforge.errors import EngineError, RocmForgeError
+from rocmforge.logs import LogFormat
 
 
 class Start(Message, frozen=True, tag=True):
@@ -19,6 +20,7 @@ class Start(Message, frozen=True, tag=True):
     max_score_rows: int
     prefix_cache: bool
     log_level: str
+    log_format: LogFormat
     totals: EngineStats  # of the engine process before this one
     vocabulary: TokenPieces | None
 

@@ -39,6 +39,7 @@ from rocmforge.engine.plan import SchedulerLimits
 from rocmforge.engine.totals import Totals
 from rocmforge.engine.wire import FrameReader, encode
 from rocmforge.errors import BackendError, RocmForgeError
+from rocmforge.logs import set_up_logging
 
 logger = logging.getLogger(__name__)
 
@@ -183,7 +184,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         (start,) = channel.receive(wait=True)
         assert isinstance(start, Start), "the first command says what to load"
-        logging.basicConfig(level=start.log_level, format="%(levelname)s engine: %(message)s")
+        set_up_logging(start.log_level, start.log_format)
         return run(start, channel)
     except ConnectionError:
         return 1

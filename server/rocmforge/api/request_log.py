@@ -1,0 +1,103 @@
+"""One line for each request: who asked, how much, how long it took, and how it ended."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Final
+
+from rocmforge.api.origin import Origin
+
+log = logging.getLogger("rocmforge.request")
+
+FIELDS: Final = "fields"
+"""The attribute of a log record that holds its values; see `rocmforge.logs`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestRecord:
+    """What became of a request. Times are in seconds; None = it did not come so far."""
+
+    request_id: str
+    path: str
+    key: str | None  # its name
+    finish_reason: str  # of each choice, joined by commas
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    queue_s: float | None
+    first_token_s: float | None
+    total_s: float
+    tokens_per_s: float | None  # after the first
+
+    @classmethod
+    def make(
+        cls,
+        request_id: str,
+        origin: Origin,
+        *,
+        outcomes: list[str],
+        tokens: tuple[int, int, int],
+        times_ns: tuple[int, int | None, int | None, int],
+    ) -> RequestRecord:
+        """From counts and moments.
+
+        Args:
+            request_id: as in the answer.
+            origin: who asked.
+            outcomes: how each choice ended.
+            tokens: in the prompt, of these cached, generated.
+            times_ns: arrival, first scheduled, first token, end.
+        """
+        arrival, scheduled, first, end = times_ns
+        decoding_s = 0.0 if first is None else (end - first) * 1e-9
+        return cls(
+            request_id=request_id,
+            path=origin.path,
+            key=None if origin.caller is None else origin.caller.key.name,
+            finish_reason=",".join(outcomes),
+            prompt_tokens=tokens[0],
+            cached_tokens=tokens[1],
+            output_tokens=tokens[2],
+            queue_s=None if scheduled is None else _seconds(scheduled - arrival),
+            first_token_s=None if first is None else _seconds(first - arrival),
+            total_s=_seconds(end - arrival),
+            tokens_per_s=round((tokens[2] - 1) / decoding_s, 1)
+            if decoding_s > 0 and tokens[2] > 1
+            else None,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestLog:
+    """What the operator wants to know of each request."""
+
+    slow_s: float = 60.0  # requests that take longer are warnings
+    with_texts: bool = False  # log prompts and answers, too
+    trace: Callable[[RequestRecord, Origin, int], None] | None = None  # see `api.tracing`
+
+    def write(self, record: RequestRecord, origin: Origin, end_ns: int, texts: list[str]) -> None:
+        """Logs a request that has ended.
+
+        Args:
+            record: what became of it.
+            origin: who asked.
+            end_ns: when it ended, on time.monotonic_ns()'s clock.
+            texts: prompts and answers; only if `with_texts`.
+        """
+        fields = asdict(record)
+        if self.with_texts:
+            fields["texts"] = texts
+        is_slow = record.total_s > self.slow_s
+        log.log(
+            logging.WARNING if is_slow else logging.INFO,
+            "slow request" if is_slow else "request",
+            extra={FIELDS: fields},
+        )
+        if self.trace is not None:
+            self.trace(record, origin, end_ns)
+
+
+def _seconds(duration_ns: int) -> float:
+    return round(duration_ns * 1e-9, 6)
