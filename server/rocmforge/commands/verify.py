@@ -1,0 +1,202 @@
+"""`rocmforge verify`: is this device right? One report, to be pasted into an issue.
+
+Each operation is compared with its definition, then a model with the reference backend. Exit
+status 0 if rounding explains every difference, else 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+
+from rocmforge import __version__
+from rocmforge.backend import registry
+from rocmforge.backend.optional import OpCheck, SelfChecking
+from rocmforge.backend.protocol import Backend, LoadOptions, Runner
+from rocmforge.catalog import find_model
+from rocmforge.commands.agreement import MAX_KL, Agreement, compare, decode_speed
+from rocmforge.commands.synthetic import write_synthetic_model
+from rocmforge.errors import ConfigurationError, EngineError, ModelFileNotFound
+from rocmforge.gguf.reader import open_gguf
+from rocmforge.models.architectures import read_config
+from rocmforge.settings import Settings
+from rocmforge.text.tokenizer import Tokenizer
+
+DEMO_MODEL: Final = "smollm2"
+MAX_CONTEXT: Final = 256
+SPEED_TOKENS: Final = 64
+TEXTS: Final = (
+    "The capital of France is",
+    "Once upon a time, in a small village by the sea, there lived an old fisherman who",
+    "def fibonacci(n):\n    ",
+    "A GPU runs many threads at once. They are grouped into waves, and all threads of a wave "
+    "execute the same instruction. When some of them take another branch,",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Model:
+    """What is run, and on which prompts."""
+
+    path: Path
+    title: str
+    prompts: list[list[int]]
+
+
+def run(arguments: argparse.Namespace, settings: Settings) -> int:
+    """Prints the report."""
+    started = time.perf_counter()
+    backend = _choose(settings.backend)
+    console = Console(stderr=True)
+    print(f"ROCmForge {__version__} verification, backend {backend.name}")
+    _show("python", f"{platform.python_version()}, {platform.machine()}")
+    is_right = True
+    if isinstance(backend, SelfChecking):
+        is_right = _verify_ops(backend, settings.device, arguments.only, console)
+    if is_right and not arguments.ops_only:
+        with _find_model(arguments.model) as model:
+            is_right = _verify_model(backend, model, settings, arguments.tokens, console)
+    seconds = time.perf_counter() - started
+    _show("result", f"{'PASSED' if is_right else 'FAILED'} after {seconds:.0f} s")
+    return 0 if is_right else 1
+
+
+def _choose(name: str) -> Backend:
+    choice = registry.choose(name)
+    if choice.is_fallback:
+        raise ConfigurationError(f"There is no device to verify: {choice.reason}")
+    if choice.backend.name == registry.REFERENCE:
+        raise ConfigurationError(
+            "The reference backend is what others are compared with; name another with --backend."
+        )
+    return choice.backend
+
+
+def _show(label: str, text: str) -> None:
+    print(f"{label:<24}{text}", flush=True)
+
+
+def _verify_ops(backend: SelfChecking, device: str | None, only: str, console: Console) -> bool:
+    for label, text in backend.describe(device):
+        _show(label, text)
+    checks: list[OpCheck] = []
+    with console.status("checking operations") as status:
+        for check in backend.check_ops(device, only):
+            checks.append(check)
+            status.update(f"checking operations: {check.op} {check.case}")
+    if not checks:
+        raise ConfigurationError(f"No operation is called {only!r}.")
+    by_op: dict[str, list[OpCheck]] = {}
+    for check in checks:
+        by_op.setdefault(check.op, []).append(check)
+    for op, group in by_op.items():
+        worst = max(group, key=lambda check: check.error / max(check.limit, 1e-30))
+        verdict = "ok" if all(check.passed for check in group) else "FAILED"
+        _show(
+            op,
+            f"{verdict:<7}{len(group):>3} checks, worst error {worst.error:.1e} "
+            f"of {worst.limit:.1e} ({worst.case})",
+        )
+    failed = [check for check in checks if not check.passed]
+    for check in failed:
+        reason = check.problem or f"error {check.error:.3e} exceeds {check.limit:.1e}"
+        _show("  FAILED", f"{check.op} ({check.case}): {reason}")
+    return not failed
+
+
+@contextmanager
+def _find_model(name: str | None) -> Iterator[_Model]:
+    """The model of that name; without one the demo model, or else one made of random numbers."""
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            path = find_model(name or DEMO_MODEL)
+        except ModelFileNotFound:
+            if name is not None:
+                raise
+            path = Path(folder) / "synthetic.gguf"
+            write_synthetic_model(path)
+        with open_gguf(path) as file:
+            config = read_config(file)
+            if "tokenizer.ggml.model" in file.metadata:
+                tokenizer = Tokenizer.from_metadata(file.metadata)
+                prompts = [tokenizer.encode(text, parse_special=False) for text in TEXTS]
+            else:
+                lengths = (5, 18, 7, 32)
+                vocab = config.vocab_size
+                prompts = [[(7 * i + 31 * n) % vocab for i in range(n)] for n in lengths]
+        yield _Model(path, f"{path.name}, {config.architecture}", prompts)
+
+
+def _verify_model(
+    backend: Backend, model: _Model, settings: Settings, tokens: int, console: Console
+) -> bool:
+    _show("model", f"{model.title}, {len(model.prompts)} prompts, {tokens} tokens each")
+    is_right = True
+    with console.status("loading") as status:
+        started = time.perf_counter()
+        candidate = backend.load(model.path, _options(settings), _ignore_progress)
+        seconds = time.perf_counter() - started
+        with closing(candidate):
+            info = candidate.info
+            _show("load", f"{info.weights_bytes / 2**20:,.0f} MiB in {seconds:.1f} s")
+            reference = registry.create(registry.REFERENCE).load(
+                model.path, _options(Settings()), _ignore_progress
+            )
+            with closing(reference):
+                status.update("comparing with the reference, which is slow")
+                for agreement in _compare(candidate, reference, model.prompts, tokens):
+                    is_right = is_right and agreement.passed
+            if is_right:
+                speed = decode_speed(candidate, model.prompts[0], SPEED_TOKENS)
+                _show("decode", f"{speed:,.1f} tokens/s, one sequence, {info.kv_dtype} cache")
+    return is_right
+
+
+def _compare(
+    candidate: Runner, reference: Runner, prompts: Sequence[Sequence[int]], tokens: int
+) -> Iterator[Agreement]:
+    """Shows each result; a device that fails is one."""
+    try:
+        for agreement in compare(candidate, reference, prompts, tokens):
+            _show_agreement(agreement)
+            yield agreement
+    except EngineError as error:
+        problem = Agreement(way="run", tokens=0, top1=0, mean_kl=0, wrong=(error.message,))
+        _show_agreement(problem)
+        yield problem
+
+
+def _show_agreement(agreement: Agreement) -> None:
+    verdict = "ok" if agreement.passed else "FAILED"
+    _show(
+        agreement.way,
+        f"{verdict:<7}{agreement.tokens} tokens, top-1 {agreement.top1:.1%}, "
+        f"mean KL {agreement.mean_kl:.4f} of {MAX_KL}",
+    )
+    for place in agreement.wrong:
+        _show("  FAILED", place)
+
+
+def _options(settings: Settings) -> LoadOptions:
+    return LoadOptions(
+        device=settings.device,
+        max_context=min(settings.max_context or MAX_CONTEXT, MAX_CONTEXT),
+        max_sequences=4,
+        max_batched_tokens=64,
+        kv_blocks=None,
+        kv_dtype=settings.kv_dtype,
+        memory_utilization=settings.memory_utilization,
+    )
+
+
+def _ignore_progress(stage: str, share: float) -> None:
+    """Loading for a check shows no bar of its own."""
