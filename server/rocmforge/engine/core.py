@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 
 from rocmforge.backend.protocol import MasksLate, Runner
 from rocmforge.engine.batch import build_masks, build_step, needs_masks
+from rocmforge.engine.compiling import CompilingRequests
 from rocmforge.engine.grammar import Grammars, Matcher
 from rocmforge.engine.messages import Cancel, Command, Fatal, StepReport, Submit
 from rocmforge.engine.params import FinishReason, GenerateRequest, TokenEvent
@@ -14,6 +15,8 @@ from rocmforge.engine.plan import Chunk, SchedulerLimits
 from rocmforge.engine.scheduler import Scheduler
 from rocmforge.engine.totals import Totals
 from rocmforge.errors import RocmForgeError
+
+_IDLE_WAIT_S = 0.005  # for a grammar to be compiled, before commands are looked at again
 
 
 class EngineCore:
@@ -44,6 +47,7 @@ class EngineCore:
         self._runner = runner
         self._clock = clock
         self._grammars = grammars
+        self._compiling = CompilingRequests(grammars) if grammars is not None else None
         self._late_masks = runner if isinstance(runner, MasksLate) else None
         self._scheduler = Scheduler(
             runner.info, limits, totals or Totals(), masks_late=self._late_masks is not None
@@ -61,7 +65,7 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         """Whether `step` has anything to do without a new command."""
-        return bool(self._in_flight) or self._scheduler.has_work
+        return bool(self._in_flight or self._compiling) or self._scheduler.has_work
 
     def step(self, commands: Iterable[Command] = ()) -> StepReport:
         """Takes in commands, starts the next step and finishes the oldest one in flight.
@@ -90,15 +94,39 @@ class EngineCore:
     def _apply(self, commands: Iterable[Command]) -> list[TokenEvent]:
         now_ns = self._clock()
         events = self._scheduler.expire(now_ns)
+        if self._compiling is not None:
+            events += self._compiling.expire(now_ns)
         for command in commands:
             event = None
             if isinstance(command, Submit):
-                event = self._add(command.request, now_ns)
+                event = self._submit(command.request, now_ns)
             elif isinstance(command, Cancel):
-                event = self._scheduler.cancel(command.request_id, now_ns)
+                event = self._cancel(command.request_id, now_ns)
             if event is not None:
                 events.append(event)
-        return events
+        return events + self._admit_compiled(now_ns)
+
+    def _submit(self, request: GenerateRequest, now_ns: int) -> TokenEvent | None:
+        if not request.sampling.grammar:
+            return self._add(request, now_ns)
+        assert self._compiling is not None, "the client refuses what this engine cannot constrain"
+        self._compiling.add(request)
+        return None
+
+    def _cancel(self, request_id: int, now_ns: int) -> TokenEvent | None:
+        event = self._scheduler.cancel(request_id, now_ns)
+        if event is None and self._compiling is not None:
+            event = self._compiling.cancel(request_id, now_ns)
+        return event
+
+    def _admit_compiled(self, now_ns: int) -> list[TokenEvent]:
+        """Hands requests whose grammar is there to the scheduler."""
+        if not self._compiling:
+            return []
+        if not self._in_flight and not self._scheduler.has_work:
+            self._compiling.wait(_IDLE_WAIT_S)
+        ready = [self._add(request, now_ns) for request in self._compiling.take_ready()]
+        return [event for event in ready if event is not None]
 
     def _add(self, request: GenerateRequest, now_ns: int) -> TokenEvent | None:
         try:
@@ -113,15 +141,17 @@ class EngineCore:
     def _matcher(self, request: GenerateRequest) -> Matcher | None:
         if not request.sampling.grammar:
             return None
-        assert self._grammars is not None, "the client refuses what this engine cannot constrain"
+        assert self._grammars is not None, "only what was compiled has a grammar"
         return self._grammars.matcher(request.sampling.grammar)
 
     def fail(self, message: str) -> Fatal:
         """Ends every request, because the runner is not usable any more."""
         self._in_flight.clear()
-        return Fatal(
-            message=message, events=tuple(self._scheduler.fail_all(message, self._clock()))
-        )
+        now_ns = self._clock()
+        events = self._scheduler.fail_all(message, now_ns)
+        if self._compiling is not None:
+            events += self._compiling.fail_all(message, now_ns)
+        return Fatal(message=message, events=tuple(events))
 
     def check_integrity(self) -> None:
         """Asserts that every block is accounted for."""

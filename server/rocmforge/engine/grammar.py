@@ -7,6 +7,7 @@ module gives it the vocabulary and hands out one matcher per sequence.
 from __future__ import annotations
 
 from collections import OrderedDict
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import llguidance
 
@@ -16,6 +17,8 @@ from rocmforge.errors import EngineError
 from rocmforge.text.grammar import parser_limits
 
 _CACHED_GRAMMARS = 64
+
+_Compiled = Future[llguidance.LLMatcher]
 
 
 class _Vocabulary:
@@ -67,7 +70,7 @@ class Matcher:
 
 
 class Grammars:
-    """Makes matchers for one vocabulary.
+    """Compiles grammars for one vocabulary, in a thread of its own, and makes matchers.
 
     Args:
         pieces: the vocabulary.
@@ -76,24 +79,33 @@ class Grammars:
 
     def __init__(self, pieces: TokenPieces, vocab_size: int) -> None:
         self._tokenizer = _Vocabulary(pieces, vocab_size).build(vocab_size, pieces.eos_ids)
-        self.num_words = -(-vocab_size // 32)
-        self._compiled: OrderedDict[str, llguidance.LLMatcher] = OrderedDict()  # latest use last
+        self._num_words = -(-vocab_size // 32)
+        self._compiled: OrderedDict[str, _Compiled] = OrderedDict()  # latest use last
+        self._compiler = ThreadPoolExecutor(1, "grammar")
+
+    def compile(self, grammar: str) -> _Compiled:
+        """Begins to compile a grammar in llguidance's serialised form, if that is not done yet."""
+        compiled = self._compiled.get(grammar)
+        if compiled is None:
+            compiled = self._compiled[grammar] = self._compiler.submit(self._compile, grammar)
+            if len(self._compiled) > _CACHED_GRAMMARS:
+                self._compiled.popitem(last=False)
+        self._compiled.move_to_end(grammar)
+        return compiled
 
     def matcher(self, grammar: str) -> Matcher:
-        """A matcher at the beginning of a grammar in llguidance's serialised form.
+        """A matcher at the beginning of a grammar; waits until it is compiled.
 
         Raises:
             EngineError: it does not compile; the HTTP side checks grammars before it sends them.
         """
-        compiled = self._compiled.get(grammar)
-        if compiled is None:
-            compiled = llguidance.LLMatcher(
-                self._tokenizer, grammar, log_level=0, limits=parser_limits()
-            )
-            if compiled.is_error():
-                raise EngineError(f"The grammar does not compile: {compiled.get_error()}")
-            self._compiled[grammar] = compiled
-            if len(self._compiled) > _CACHED_GRAMMARS:
-                self._compiled.popitem(last=False)
-        self._compiled.move_to_end(grammar)
-        return Matcher(compiled.deep_copy(), self.num_words)
+        return Matcher(self.compile(grammar).result().deep_copy(), self._num_words)
+
+    def _compile(self, grammar: str) -> llguidance.LLMatcher:
+        # Without the interpreter's lock: the engine's steps go on meanwhile.
+        compiled = llguidance.LLMatcher(
+            self._tokenizer, grammar, log_level=0, limits=parser_limits()
+        )
+        if compiled.is_error():
+            raise EngineError(f"The grammar does not compile: {compiled.get_error()}")
+        return compiled
