@@ -465,6 +465,7 @@ def start_process(variant: str) -> tuple[subprocess.Popen[bytes], socket.socket]
                 max_score_rows=1,
                 prefix_cache=True,
                 log_level="WARNING",
+                log_format="text",
                 totals=EngineStats(),
                 vocabulary=None,
             )

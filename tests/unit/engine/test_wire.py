@@ -46,6 +46,7 @@ COMMANDS: list[Command] = [
         max_score_rows=2,
         prefix_cache=True,
         log_level="INFO",
+        log_format="text",
         totals=EngineStats(steps_total=5),
         vocabulary=TokenPieces(pieces=(b"a", b"\xff"), special_ids=(1,), eos_ids=(1,)),
     ),
