@@ -184,13 +184,11 @@ def test_a_wrong_field_is_a_400_that_names_it(
         (CHAT, "functions", [{"name": "f"}]),
         (CHAT, "modalities", ["text", "audio"]),
         (CHAT, "audio", {"voice": "x"}),
-        (CHAT, "prompt_logprobs", 1),
         (CHAT, "typical_p", 0.5),  # this engine has no logits processors
         (CHAT, "use_beam_search", True),
         (CHAT, "best_of", 2),
         (CHAT, "chat_template", "{{ x }}"),
         (COMPLETIONS, "suffix", "the end"),
-        (COMPLETIONS, "best_of", 3),
     ],
 )
 def test_what_we_know_and_cannot_do_is_refused_by_name(

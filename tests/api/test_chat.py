@@ -18,7 +18,16 @@ from rocmforge.engine.params import FinishReason, SamplingParams, TokenEvent
 from rocmforge.errors import EngineDied, QueueFull
 from rocmforge.text.template import ChatTemplates
 from tests.api import tiny
-from tests.api.fake_engine import MAX_CONTEXT, FakeEngine, make_service, say, tiny_text
+from tests.api.fake_engine import (
+    MAX_CONTEXT,
+    Batch,
+    FakeEngine,
+    Submitted,
+    make_service,
+    say,
+    score,
+    tiny_text,
+)
 from tests.api.sse import chunks, events
 
 HELLO, WORLD, END = 262, 267, tiny.IM_END
@@ -448,3 +457,18 @@ def test_choices_open_in_order_whichever_speaks_first() -> None:
     found = events(writer.events(piece).decode())
     said = [(c["choices"][0]["index"], c["choices"][0]["delta"].get("content")) for c in found]
     assert said == [(0, ""), (1, ""), (1, "hi")]
+
+
+def test_prompt_log_probabilities_as_vllm_has_them(chat: Any, engine: FakeEngine) -> None:
+    def script(request: Submitted) -> list[Batch | Exception]:
+        wanted = request.sampling.prompt_logprobs
+        scores = tuple(score(token, wanted) for token in request.prompt_ids[1:])
+        end = say([tiny.IM_END])(request)
+        return [(TokenEvent(request_id=0, prompt_logprobs=scores),), *end]
+
+    engine.script = script
+    found = chat(prompt_logprobs=0).json()["prompt_logprobs"]
+    ids = engine.submitted[0].prompt_ids
+    assert found[0] is None
+    assert [list(entry) for entry in found[1:]] == [[str(token)] for token in ids[1:]]
+    assert chat(prompt_logprobs=0, stream=True).json()["error"]["param"] == "prompt_logprobs"

@@ -6,8 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from litestar.testing import TestClient
 
+from rocmforge.api.app import build_app
+from rocmforge.api.settings import ApiSettings
 from rocmforge.engine.params import FinishReason, TokenEvent
+from rocmforge.text.tokenizer import Tokenizer
 from tests.api import tiny
 from tests.api.fake_engine import Batch, FakeEngine, Submitted, make_service, say, score
 from tests.api.sse import chunks
@@ -177,3 +181,66 @@ def test_tokens_that_are_no_text_by_themselves_are_spelled_in_bytes(
     assert choice["text"] == "\N{GRINNING FACE}"
     assert choice["logprobs"]["tokens"] == ["bytes:\\xf0\\x9f\\x98", "bytes:\\x80"]
     assert choice["logprobs"]["text_offset"] == [0, 0]
+
+
+def test_the_best_of_several_is_the_most_probable(complete: Any, engine: FakeEngine) -> None:
+    # By the ids' last digits the mean log-probabilities are -5/16, 0, -1/8 and -1/8.
+    said = iter([[290, 265], [290, 290], [271, 271], [281, 281]])
+    engine.script = lambda request: say(*[[token] for token in next(said)], [END])(request)
+    body = complete(n=2, best_of=4).json()
+    assert [choice["index"] for choice in body["choices"]] == [0, 1]
+    assert [choice["text"] for choice in body["choices"]] == [
+        make_service(engine).tokenizer.decode(ids) for ids in ([290, 290], [271, 271])
+    ]
+    assert all(choice["logprobs"] is None for choice in body["choices"])
+    assert body["usage"]["completion_tokens"] == 12
+    assert len({request.sampling.seed for request in engine.submitted}) == 4
+
+
+def test_best_of_is_at_least_n_and_not_streamed(complete: Any) -> None:
+    assert complete(n=3, best_of=2).json()["error"]["param"] == "best_of"
+    assert complete(best_of=2, stream=True).json()["error"]["param"] == "best_of"
+    assert complete(n=2, best_of=2, stream=True).status_code == 200
+
+
+def test_prompt_log_probabilities_as_vllm_has_them(complete: Any, engine: FakeEngine) -> None:
+    engine.script = scoring_prompt
+    (choice,) = complete(prompt=[262, 267, 5], prompt_logprobs=1).json()["choices"]
+    assert choice["text"] == " world"
+    assert choice["prompt_logprobs"] == [
+        None,
+        {"267": {"logprob": -7 / 8, "rank": 1, "decoded_token": " world"}},
+        {"5": {"logprob": -5 / 8, "rank": 1, "decoded_token": "&"}},
+    ]
+    assert choice["logprobs"] is None
+
+
+def test_an_echo_has_as_many_alternatives_as_were_asked_for(
+    complete: Any, engine: FakeEngine
+) -> None:
+    engine.script = scoring_prompt
+    (choice,) = complete(
+        prompt=[262, 267], echo=True, logprobs=1, prompt_logprobs=3, max_tokens=0
+    ).json()["choices"]
+    assert [top and len(top) for top in choice["logprobs"]["top_logprobs"]] == [None, 1]
+    assert len(choice["prompt_logprobs"][1]) == 3
+
+
+def test_prompt_log_probabilities_are_not_streamed(complete: Any) -> None:
+    assert complete(prompt_logprobs=1, stream=True).json()["error"]["param"] == "prompt_logprobs"
+
+
+def test_a_suffix_is_put_where_the_model_expects_it(engine: FakeEngine) -> None:
+    data = tiny.metadata()
+    names = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"]
+    data["tokenizer.ggml.tokens"][-3:] = names
+    prefix, suffix, middle = range(tiny.VOCAB_SIZE - 3, tiny.VOCAB_SIZE)
+    service = make_service(engine, tokenizer=Tokenizer.from_metadata(data))
+    with TestClient(build_app(service, ApiSettings())) as client:
+        body = {"model": "tiny", "prompt": "hello", "suffix": " world<|im_end|>"}
+        answer = client.post("/v1/completions", json=body).json()
+        refused = client.post("/v1/completions", json=body | {"echo": True})
+    end = service.tokenizer.encode("<|im_end|>", parse_special=False)
+    assert engine.submitted[0].prompt_ids == (prefix, HELLO, suffix, WORLD, *end, middle)
+    assert answer["choices"][0]["text"] == "hello world"
+    assert refused.json()["error"]["param"] == "suffix"

@@ -53,3 +53,10 @@ def test_an_unknown_model_is_a_404(client: Client, path: str) -> None:
 def test_a_long_text_is_tokenised_in_a_worker_thread_to_the_same_ids(client: Client) -> None:
     long = client.post("/tokenize", json={"prompt": "hello" * 4000}).json()["tokens"]
     assert long == [HELLO] * 4000
+
+
+def test_what_clients_that_tokenise_over_http_need(client: Client) -> None:
+    info = client.get("/tokenizer_info").json()
+    assert (info["bos_token"], info["eos_token"]) == ("<|bos|>", "<|im_end|>")
+    assert info["chat_template"] == tiny.CHATML
+    assert info["vocab_size"] == tiny.VOCAB_SIZE

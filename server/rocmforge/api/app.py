@@ -38,7 +38,7 @@ from rocmforge.api.responses.handlers import (
 from rocmforge.api.responses.store import ResponseStore
 from rocmforge.api.service import Service
 from rocmforge.api.settings import ApiSettings
-from rocmforge.api.tokens import detokenize, tokenize
+from rocmforge.api.tokens import detokenize, tokenize, tokenizer_info
 
 HANDLERS = (
     create_chat_completion,
@@ -53,6 +53,7 @@ HANDLERS = (
     get_model,
     tokenize,
     detokenize,
+    tokenizer_info,
     health,
     ready,
     version,

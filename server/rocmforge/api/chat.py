@@ -16,7 +16,7 @@ from rocmforge.api.constraints import is_constrained
 from rocmforge.api.convert import chat_plan
 from rocmforge.api.dependencies import ServiceDep, SettingsDep
 from rocmforge.api.generation import Piece, now_ns
-from rocmforge.api.logprobs import chat_logprobs
+from rocmforge.api.logprobs import chat_logprobs, vllm_prompt_logprobs
 from rocmforge.api.parts import AnswerParts, Part, new_call_id
 from rocmforge.api.plan import Plan
 from rocmforge.api.schema import (
@@ -57,6 +57,7 @@ async def create_chat_completion(
         AnswerHead.make(service, "chatcmpl-"),
         service.tokenizer,
         wants_logprobs=bool(wanted.logprobs),
+        num_prompt_logprobs=wanted.prompt_logprobs,
         usage_in_chunks=include_usage,
         plan=plan,
     )
@@ -80,6 +81,7 @@ class ChatWriter(Writer):
         tokenizer: Tokenizer,
         *,
         wants_logprobs: bool,
+        num_prompt_logprobs: int | None = None,
         usage_in_chunks: bool,
         plan: Plan,
     ) -> None:
@@ -87,6 +89,7 @@ class ChatWriter(Writer):
         self._common = asdict(head)
         self._tokenizer = tokenizer
         self._wants_logprobs = wants_logprobs
+        self._num_prompt_logprobs = num_prompt_logprobs
         # With usage asked for, every chunk has the field: null in all but the last.
         self._usage = None if usage_in_chunks else msgspec.UNSET
         self._text_events: dict[int, TextEvent] = {}
@@ -141,7 +144,12 @@ class ChatWriter(Writer):
         for piece in pieces:
             by_index.setdefault(piece.index, []).append(piece)
         choices = [self._choice(index, by_index[index]) for index in sorted(by_index)]
-        return ChatCompletion(choices=choices, usage=usage, **self._common)
+        completion = ChatCompletion(choices=choices, usage=usage, **self._common)
+        if self._num_prompt_logprobs is not None:
+            completion.prompt_logprobs = vllm_prompt_logprobs(
+                self._tokenizer, by_index[0][0].prompt_logprobs, self._num_prompt_logprobs
+            )
+        return completion
 
     def _choice(self, index: int, pieces: list[Piece]) -> ChatChoice:
         texts: list[str] = []

@@ -11,11 +11,16 @@ from litestar.types import ASGIApp
 
 from rocmforge.api.answer import AnswerHead, Writer, answer
 from rocmforge.api.body import read_json
+from rocmforge.api.completion_plan import completion_plan
 from rocmforge.api.constraints import is_constrained
-from rocmforge.api.convert import completion_plan
 from rocmforge.api.dependencies import ServiceDep, SettingsDep
 from rocmforge.api.generation import Piece, now_ns
-from rocmforge.api.logprobs import joined, legacy_logprobs, prompt_logprobs
+from rocmforge.api.logprobs import (
+    echoed_logprobs,
+    joined,
+    legacy_logprobs,
+    vllm_prompt_logprobs,
+)
 from rocmforge.api.plan import Plan
 from rocmforge.api.schema import (
     Completion,
@@ -40,14 +45,12 @@ async def create_completion(
     wanted = await read_json(request, _decoder)
     size = OFFLOAD_BYTES if is_constrained(wanted) else len(await request.body())
     plan = await service.offload(size, completion_plan, service, wanted)
-    include_usage = wanted.stream_options is not None and wanted.stream_options.include_usage
     writer = CompletionWriter(
         AnswerHead.make(service, "cmpl-"),
         service.tokenizer,
         plan,
+        wanted,
         echoes=_echoes(service, wanted, plan.prompts) if wanted.echo else None,
-        wants_logprobs=wanted.logprobs is not None,
-        usage_in_chunks=include_usage,
     )
     return await answer(
         request,
@@ -77,17 +80,19 @@ class CompletionWriter(Writer):
         head: AnswerHead,
         tokenizer: Tokenizer,
         plan: Plan,
+        wanted: CompletionRequest,
         *,
         echoes: list[str] | None,
-        wants_logprobs: bool,
-        usage_in_chunks: bool,
     ) -> None:
         self.head = head
         self._common = asdict(head)
         self._tokenizer = tokenizer
         self._plan = plan
         self._echoes = echoes
-        self._wants_logprobs = wants_logprobs
+        self._n = wanted.n or 1
+        self._num_logprobs = wanted.logprobs
+        self._num_prompt_logprobs = wanted.prompt_logprobs
+        usage_in_chunks = wanted.stream_options is not None and wanted.stream_options.include_usage
         self._usage = None if usage_in_chunks else msgspec.UNSET
         self._text_events: dict[int, TextEvent] = {}
 
@@ -120,29 +125,44 @@ class CompletionWriter(Writer):
         by_index: dict[int, list[Piece]] = {}
         for piece in pieces:
             by_index.setdefault(piece.index, []).append(piece)
-        choices = [self._choice(index, by_index[index]) for index in sorted(by_index)]
+        choices = [self._choice(index, pieces) for index, pieces in enumerate(self._best(by_index))]
         return Completion(choices=choices, usage=usage, **self._common)
 
+    def _best(self, by_index: dict[int, list[Piece]]) -> list[list[Piece]]:
+        """The pieces of the sequences to show: for each prompt, the most probable ones."""
+        best = []
+        for first in range(0, len(by_index), self._plan.n):
+            sequences = [by_index[first + number] for number in range(self._plan.n)]
+            if self._n < self._plan.n:
+                sequences.sort(key=_mean_logprob, reverse=True)
+            best += sequences[: self._n]
+        return best
+
     def _choice(self, index: int, pieces: list[Piece]) -> CompletionChoice:
-        logprobs = self._logprobs(pieces) if self._wants_logprobs else None
+        logprobs = None if self._num_logprobs is None else self._logprobs(pieces)
         prompt = self._prompt_logprobs(pieces[0])
         if logprobs is not None and prompt is not None:
             logprobs = joined(prompt, logprobs)
-        return CompletionChoice(
+        choice = CompletionChoice(
             index=index,
-            text=self._echo(index) + "".join([piece.text for piece in pieces]),
+            text=self._echo(pieces[0].index) + "".join([piece.text for piece in pieces]),
             logprobs=logprobs,
             finish_reason=pieces[-1].finish_reason,
         )
+        if self._num_prompt_logprobs is not None:
+            choice.prompt_logprobs = vllm_prompt_logprobs(
+                self._tokenizer, pieces[0].prompt_logprobs, self._num_prompt_logprobs
+            )
+        return choice
 
     def _echo(self, index: int) -> str:
         return "" if self._echoes is None else self._echoes[index // self._plan.n]
 
     def _prompt_logprobs(self, first: Piece) -> LegacyLogprobs | None:
-        if self._echoes is None or not self._wants_logprobs:
+        if self._echoes is None or self._num_logprobs is None:
             return None
         prompt = self._plan.prompts[first.index // self._plan.n]
-        return prompt_logprobs(self._tokenizer, prompt, first.prompt_logprobs)
+        return echoed_logprobs(self._tokenizer, prompt, first.prompt_logprobs, self._num_logprobs)
 
     def _logprobs(self, pieces: list[Piece]) -> LegacyLogprobs:
         tokens = [token for piece in pieces for token in piece.logprobs]
@@ -169,3 +189,9 @@ class CompletionWriter(Writer):
             index=index, text=text, logprobs=logprobs, finish_reason=finish_reason
         )
         return Completion(choices=[choice], usage=self._usage, **self._common)
+
+
+def _mean_logprob(pieces: list[Piece]) -> float:
+    """Of a sequence's tokens; those of an empty sequence could not be better."""
+    logprobs = [token.score.logprob for piece in pieces for token in piece.logprobs]
+    return sum(logprobs) / len(logprobs) if logprobs else 0.0

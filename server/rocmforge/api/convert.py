@@ -17,7 +17,6 @@ from rocmforge.api.constraints import output_grammar
 from rocmforge.api.plan import Plan
 from rocmforge.api.schema import (
     ChatRequest,
-    CompletionRequest,
     ContentPart,
     GenerationRequest,
     Message,
@@ -38,16 +37,13 @@ from rocmforge.text.tool_calls import tools_as_text
 
 T = TypeVar("T")
 
-DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's for /v1/completions
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 512
 MAX_BIASED_TOKENS = 1024
-MAX_SEQUENCES = 1024
 SEED_MASK = (1 << 64) - 1
 
 # Fields that ask for something we do not do, and the values with which they ask for nothing.
 NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
-    "prompt_logprobs": (),
     "grammar": ("",),
     "json_schema": (),
     "mirostat": (0,),
@@ -59,7 +55,6 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "prediction": (),
     "web_search_options": (),
     "chat_template": (),
-    "suffix": ("",),
 }
 
 
@@ -70,7 +65,9 @@ def chat_plan(service: Service, request: ChatRequest) -> Plan:
         RequestError: the request cannot be served as it was sent.
         NotReady: the model's limits are not known yet.
     """
-    _check_common(service, request)
+    check_common(service, request)
+    if request.best_of is not None and request.best_of != (request.n or 1):
+        raise UnsupportedFeature("'best_of' is supported only if equal to 'n'.", param="best_of")
     if request.top_logprobs is not None and not request.logprobs:
         raise InvalidParameter("'top_logprobs' needs 'logprobs' to be true.", param="top_logprobs")
     num_logprobs = (request.top_logprobs or 0) if request.logprobs else -1
@@ -78,8 +75,10 @@ def chat_plan(service: Service, request: ChatRequest) -> Plan:
     prompt = request_prompt(service, request)
     param = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
     wanted = request.max_completion_tokens or request.max_tokens
-    room = _room(service, prompt, wanted, param=param, prompt_param="messages")
-    sampling = _sampling(service, request, max_tokens=wanted or room, num_logprobs=num_logprobs)
+    room = check_room(service, prompt, wanted, param=param, prompt_param="messages")
+    sampling = sampling_params(
+        service, request, max_tokens=wanted or room, num_logprobs=num_logprobs
+    )
     use = None
     if tools:
         use, grammar = tool_use(service, request, tools)
@@ -88,7 +87,7 @@ def chat_plan(service: Service, request: ChatRequest) -> Plan:
         prompts=(prompt,),
         sampling=sampling,
         n=request.n or 1,
-        stop=_stop(request),
+        stop=stop_strings(request),
         tools=use,
         reasoning=None if sampling.grammar else _reasoning(service, prompt),
     )
@@ -99,28 +98,6 @@ def _reasoning(service: Service, prompt: Sequence[int]) -> Literal["begun", "pos
         return None
     end = service.tokenizer.decode(prompt[-8:], skip_special=False).rstrip()
     return "begun" if end.endswith(BEGIN) else "possible"
-
-
-def completion_plan(service: Service, request: CompletionRequest) -> Plan:
-    """The plan of a text completion. Raises like `chat_plan`."""
-    _check_common(service, request)
-    max_tokens = DEFAULT_COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
-    if max_tokens == 0 and not request.echo:
-        raise InvalidParameter("'max_tokens' of 0 needs 'echo'.", param="max_tokens")
-    num_logprobs = -1 if request.logprobs is None else request.logprobs
-    prompts = _completion_prompts(service, request.prompt)
-    n = request.n or 1
-    if len(prompts) * n > MAX_SEQUENCES:
-        raise InvalidParameter(
-            f"The number of entries in 'prompt' times 'n' must not be more than {MAX_SEQUENCES}.",
-            param="prompt",
-        )
-    for prompt in prompts:
-        _room(service, prompt, max_tokens, param="max_tokens", prompt_param="prompt")
-    sampling = _sampling(service, request, max_tokens=max_tokens, num_logprobs=num_logprobs)
-    if request.echo:
-        sampling = msgspec.structs.replace(sampling, prompt_logprobs=num_logprobs)
-    return Plan(prompts=prompts, sampling=sampling, n=n, stop=_stop(request))
 
 
 def request_prompt(service: Service, request: ChatRequest) -> tuple[int, ...]:
@@ -227,18 +204,19 @@ def check_token_ids(service: Service, ids: Sequence[int], param: str) -> None:
         )
 
 
-def _check_common(service: Service, request: GenerationRequest) -> None:
+def check_common(service: Service, request: GenerationRequest) -> None:
+    """Raises what any request for tokens can get wrong besides its prompt."""
     service.check_model(request.model)
     refuse_unsupported(request, NEUTRAL_VALUES)
-    if request.best_of is not None and request.best_of != (request.n or 1):
-        raise UnsupportedFeature("'best_of' is supported only if equal to 'n'.", param="best_of")
+    if request.prompt_logprobs is not None and request.stream:
+        raise InvalidParameter("'prompt_logprobs' cannot be streamed.", param="prompt_logprobs")
     if request.stream_options is not None and not request.stream:
         raise InvalidParameter(
             "'stream_options' is only allowed when 'stream' is true.", param="stream_options"
         )
 
 
-def _room(
+def check_room(
     service: Service,
     prompt: Sequence[int],
     max_tokens: int | None,
@@ -259,9 +237,14 @@ def _room(
     return room
 
 
-def _sampling(
+def sampling_params(
     service: Service, request: GenerationRequest, *, max_tokens: int, num_logprobs: int
 ) -> SamplingParams:
+    """What the engine is told about sampling.
+
+    Raises:
+        InvalidParameter: a token id is not in the vocabulary, a form cannot be enforced, ...
+    """
     min_tokens = request.min_tokens or 0
     if min_tokens > max_tokens:
         raise InvalidParameter(
@@ -290,6 +273,7 @@ def _sampling(
         stop_token_ids=stop_token_ids,
         logit_bias=_logit_bias(service, request.logit_bias or {}),
         num_logprobs=num_logprobs,
+        prompt_logprobs=-1 if request.prompt_logprobs is None else request.prompt_logprobs,
         grammar=output_grammar(request),
         processors=service.processor_uses(request),
     )
@@ -304,7 +288,8 @@ def _logit_bias(service: Service, bias: dict[int, float]) -> tuple[tuple[int, fl
     return tuple(bias.items())
 
 
-def _stop(request: GenerationRequest) -> tuple[str, ...]:
+def stop_strings(request: GenerationRequest) -> tuple[str, ...]:
+    """Texts that end an answer. Raises InvalidParameter for too many or too long ones."""
     stop = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
     if len(stop) > MAX_STOP_STRINGS:
         raise InvalidParameter(
@@ -315,37 +300,6 @@ def _stop(request: GenerationRequest) -> tuple[str, ...]:
             f"Entries of 'stop' must have 1 to {MAX_STOP_CHARACTERS} characters.", param="stop"
         )
     return stop
-
-
-def _completion_prompts(
-    service: Service, prompt: str | list[str | int | list[int]]
-) -> tuple[tuple[int, ...], ...]:
-    """All prompts as token ids: a text, token ids, or a list of either."""
-    if isinstance(prompt, str):
-        entries: list[str | list[int]] = [prompt]
-    elif prompt and all(isinstance(entry, int) for entry in prompt):
-        entries = [[entry for entry in prompt if isinstance(entry, int)]]
-    else:
-        entries = [entry for entry in prompt if not isinstance(entry, int)]
-        if len({type(entry) for entry in prompt}) != 1:
-            raise InvalidParameter(
-                "'prompt' must be a string, a list of token ids, a list of strings, or a list of "
-                "lists of token ids.",
-                param="prompt",
-            )
-    return tuple(_completion_prompt(service, entry) for entry in entries)
-
-
-def _completion_prompt(service: Service, prompt: str | list[int]) -> tuple[int, ...]:
-    if isinstance(prompt, str):
-        # The whole prompt is the client's: it may spell out a template with special tokens.
-        ids = tuple(service.tokenizer.encode(prompt, parse_special=True))
-    else:
-        check_token_ids(service, prompt, "prompt")
-        ids = tuple(prompt)
-    if not ids:
-        raise InvalidParameter("'prompt' must not be empty.", param="prompt")
-    return ids
 
 
 def _template_message(message: Message, path: str) -> dict[str, Any]:

@@ -6,7 +6,16 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from rocmforge.api.schema import ChatLogprobs, LegacyLogprobs, TokenLogprobs, TopLogprob
+from msgspec.structs import replace
+
+from rocmforge.api.schema import (
+    ChatLogprobs,
+    LegacyLogprobs,
+    PromptLogprob,
+    PromptLogprobs,
+    TokenLogprobs,
+    TopLogprob,
+)
 from rocmforge.engine.params import TokenLogprob
 from rocmforge.text.detokenizer import IncrementalDetokenizer
 from rocmforge.text.tokenizer import Tokenizer
@@ -88,10 +97,38 @@ def legacy_logprobs(
     )
 
 
-def prompt_logprobs(
-    tokenizer: Tokenizer, ids: Sequence[int], scores: Sequence[TokenLogprob]
+def vllm_prompt_logprobs(
+    tokenizer: Tokenizer, scores: Sequence[TokenLogprob], num_top: int
+) -> PromptLogprobs:
+    """A prompt's log-probabilities in vLLM's style; `scores` begins with its second token."""
+    found: PromptLogprobs = [None]
+    for score in scores:
+        entries = {
+            token_id: _prompt_logprob(tokenizer, token_id, logprob, rank)
+            for rank, (token_id, logprob) in enumerate(score.top[:num_top], start=1)
+        }
+        if score.token_id not in entries:
+            ids = [token_id for token_id, _ in score.top]
+            rank = ids.index(score.token_id) + 1 if score.token_id in ids else None
+            entries[score.token_id] = _prompt_logprob(
+                tokenizer, score.token_id, score.logprob, rank
+            )
+        found.append(entries)
+    return found
+
+
+def _prompt_logprob(
+    tokenizer: Tokenizer, token_id: int, logprob: float, rank: int | None
+) -> PromptLogprob:
+    piece = tokenizer.piece_bytes(token_id)
+    return PromptLogprob(logprob=logprob, rank=rank, decoded_token=piece.decode("utf-8", "replace"))
+
+
+def echoed_logprobs(
+    tokenizer: Tokenizer, ids: Sequence[int], scores: Sequence[TokenLogprob], num_top: int
 ) -> LegacyLogprobs:
     """An echoed prompt; `scores` has its tokens from the second on, the first has none."""
+    scores = [replace(score, top=score.top[:num_top]) for score in scores]
     offsets = IncrementalDetokenizer(tokenizer).push(ids).offsets
     first = TokenLogprob(token_id=ids[0], logprob=0.0, top=())
     tokens = [*map(ScoredToken, (first, *scores), offsets)]

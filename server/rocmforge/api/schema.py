@@ -84,6 +84,7 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     min_tokens: Annotated[int, Meta(ge=0)] | None = None
     ignore_eos: bool | None = None
     stop_token_ids: TokenIds | None = None
+    prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
 
     # The form of the answer: OpenAI's way, and vLLM's two.
     response_format: ResponseFormat | None = None
@@ -94,8 +95,6 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     structured_outputs: StructuredOutputs | None = None
 
     # Known and not supported (`convert.NEUTRAL_VALUES` lists what is let through).
-    best_of: Any = None
-    prompt_logprobs: Any = None
     grammar: Any = None
     json_schema: Any = None
     mirostat: Any = None
@@ -180,6 +179,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
 
+    best_of: Any = None
     functions: Any = None
     function_call: Any = None
     modalities: Any = None
@@ -196,8 +196,8 @@ class CompletionRequest(GenerationRequest, kw_only=True):
     max_tokens: Annotated[int, Meta(ge=0)] | None = None
     echo: bool | None = None
     logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
-
-    suffix: Any = None
+    best_of: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
+    suffix: str | None = None  # of the text in whose middle the model writes
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):
@@ -236,6 +236,18 @@ class Usage(msgspec.Struct, kw_only=True):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+
+
+class PromptLogprob(msgspec.Struct, kw_only=True):
+    """A token at a place of the prompt, as vLLM has it; the rank is null for one far down."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[int, PromptLogprob] | None]
+"""For each token of the prompt, it and the most probable ones there, by id; null for the first."""
 
 
 class TopLogprob(msgspec.Struct, kw_only=True):
@@ -288,6 +300,7 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     system_fingerprint: str
     choices: list[ChatChoice]
     usage: Usage
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class FunctionDelta(msgspec.Struct, kw_only=True):
@@ -355,6 +368,7 @@ class CompletionChoice(msgspec.Struct, kw_only=True):
     text: str
     logprobs: LegacyLogprobs | None = None
     finish_reason: str | None = None
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class Completion(msgspec.Struct, kw_only=True):
@@ -400,6 +414,16 @@ class DetokenizedText(msgspec.Struct, kw_only=True):
     """Answer of POST /detokenize."""
 
     prompt: str
+
+
+class TokenizerInfo(msgspec.Struct, kw_only=True):
+    """Answer of GET /tokenizer_info."""
+
+    tokenizer_class: str
+    vocab_size: int
+    bos_token: str | None
+    eos_token: str | None
+    chat_template: str
 
 
 class Health(msgspec.Struct, kw_only=True):

@@ -1,17 +1,23 @@
-"""POST /tokenize and /detokenize, shaped like vLLM's."""
+"""POST /tokenize and /detokenize and GET /tokenizer_info, shaped like vLLM's."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import msgspec
-from litestar import Request, Response, post
+from litestar import Request, Response, get, post
 
 from rocmforge.api.answer import json_response
 from rocmforge.api.body import read_json
 from rocmforge.api.convert import chat_prompt, check_token_ids
 from rocmforge.api.dependencies import ServiceDep
-from rocmforge.api.schema import DetokenizedText, DetokenizeRequest, TokenizeRequest, Tokens
+from rocmforge.api.schema import (
+    DetokenizedText,
+    DetokenizeRequest,
+    TokenizeRequest,
+    TokenizerInfo,
+    Tokens,
+)
 from rocmforge.api.service import Service
 from rocmforge.errors import InvalidParameter
 
@@ -41,6 +47,21 @@ async def detokenize(request: Request[Any, Any, Any], service: ServiceDep) -> Re
     check_token_ids(service, wanted.tokens, "tokens")
     return json_response(
         DetokenizedText(prompt=service.tokenizer.decode(wanted.tokens, skip_special=False))
+    )
+
+
+@get("/tokenizer_info")
+async def tokenizer_info(service: ServiceDep) -> Response[bytes]:
+    """What programs need that tokenise over HTTP, as lm-eval does."""
+    tokenizer = service.tokenizer
+    return json_response(
+        TokenizerInfo(
+            tokenizer_class=type(tokenizer).__name__,
+            vocab_size=tokenizer.vocab_size,
+            bos_token=None if tokenizer.bos_id is None else tokenizer.token(tokenizer.bos_id),
+            eos_token=tokenizer.token(tokenizer.eos_ids[0]) if tokenizer.eos_ids else None,
+            chat_template=service.templates.select().source,
+        )
     )
 
 

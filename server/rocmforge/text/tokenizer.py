@@ -9,6 +9,7 @@ from typing import NamedTuple, Self
 
 from rocmforge.errors import BadTokenizer, InvalidParameter
 from rocmforge.text import bpe, spm
+from rocmforge.text.infill import InfillTokens
 from rocmforge.text.pretokenizers import PreTokenizer, pretokenizer
 from rocmforge.text.specials import SpecialTokens
 from rocmforge.text.vocabulary import Metadata, TokenType, Vocabulary, flag
@@ -48,6 +49,7 @@ class Tokenizer:
         special_ids: Control tokens: never the result of tokenising plain text, and left out of
             decoded text unless asked for.
         adds_bos: Whether prompts start with BOS.
+        infill: Tokens of fill-in-the-middle prompts, if the model has them.
         adds_eos: Whether training sequences ended with EOS; `encode` never appends it, because a
             prompt is there to be continued.
     """
@@ -72,6 +74,7 @@ class Tokenizer:
         self.eos_ids = vocabulary.eos_ids
         self.adds_bos = flag(metadata, "add_bos_token", adds_bos) and self.bos_id is not None
         self.adds_eos = flag(metadata, "add_eos_token", False)
+        self.infill = InfillTokens.find(vocabulary.tokens, metadata)
         self.special_ids = frozenset(vocabulary.ids_of(TokenType.CONTROL, TokenType.UNKNOWN))
         self._tokens = vocabulary.tokens
         self._control = {self._tokens[index]: index for index in self.special_ids}

@@ -1,0 +1,116 @@
+"""From the body of /v1/completions to a `Plan`; the counterpart of `convert.chat_plan`."""
+
+from __future__ import annotations
+
+import msgspec
+
+from rocmforge.api.convert import (
+    check_common,
+    check_room,
+    check_token_ids,
+    sampling_params,
+    stop_strings,
+)
+from rocmforge.api.plan import Plan
+from rocmforge.api.schema import CompletionRequest
+from rocmforge.api.service import Service
+from rocmforge.errors import InvalidParameter, UnsupportedFeature
+
+DEFAULT_TOKENS = 16  # OpenAI's
+MAX_SEQUENCES = 1024
+
+
+def completion_plan(service: Service, request: CompletionRequest) -> Plan:
+    """The plan of a text completion. Raises like `chat_plan`."""
+    check_common(service, request)
+    max_tokens = DEFAULT_TOKENS if request.max_tokens is None else request.max_tokens
+    if max_tokens == 0 and not request.echo:
+        raise InvalidParameter("'max_tokens' of 0 needs 'echo'.", param="max_tokens")
+    n = _sequences_per_prompt(request)
+    num_logprobs = -1 if request.logprobs is None else request.logprobs
+    prompts = token_prompts(service, request.prompt, "prompt")
+    if request.suffix:
+        prompts = tuple(_infill(service, request, prompt) for prompt in prompts)
+    if len(prompts) * n > MAX_SEQUENCES:
+        raise InvalidParameter(
+            f"The number of entries in 'prompt' times 'n' must not be more than {MAX_SEQUENCES}.",
+            param="prompt",
+        )
+    for prompt in prompts:
+        check_room(service, prompt, max_tokens, param="max_tokens", prompt_param="prompt")
+    sampling = sampling_params(service, request, max_tokens=max_tokens, num_logprobs=num_logprobs)
+    if request.echo:
+        wanted = max(num_logprobs, sampling.prompt_logprobs)
+        sampling = msgspec.structs.replace(sampling, prompt_logprobs=wanted)
+    if n > (request.n or 1):  # the best are found by their log-probabilities
+        sampling = msgspec.structs.replace(sampling, num_logprobs=max(num_logprobs, 0))
+    return Plan(prompts=prompts, sampling=sampling, n=n, stop=stop_strings(request))
+
+
+def _sequences_per_prompt(request: CompletionRequest) -> int:
+    n = request.n or 1
+    if request.best_of is None:
+        return n
+    if request.best_of < n:
+        raise InvalidParameter(
+            f"'best_of' is {request.best_of}, fewer than the {n} choices of 'n'.", param="best_of"
+        )
+    if request.best_of > n and request.stream:
+        raise InvalidParameter(
+            "'best_of' above 'n' cannot be streamed: the best is known at the end.",
+            param="best_of",
+        )
+    return request.best_of
+
+
+def token_prompts(
+    service: Service, given: str | list[str | int | list[int]], param: str
+) -> tuple[tuple[int, ...], ...]:
+    """All entries as token ids: a text, token ids, or a list of either.
+
+    Raises:
+        InvalidParameter: there are none, they are empty or mixed, or no token ids.
+    """
+    if isinstance(given, str):
+        entries: list[str | list[int]] = [given]
+    elif given and all(isinstance(entry, int) for entry in given):
+        entries = [[entry for entry in given if isinstance(entry, int)]]
+    else:
+        entries = [entry for entry in given if not isinstance(entry, int)]
+        if len({type(entry) for entry in given}) != 1:
+            raise InvalidParameter(
+                f"'{param}' must be a string, a list of token ids, a list of strings, or a list "
+                "of lists of token ids.",
+                param=param,
+            )
+    return tuple(_token_prompt(service, entry, param) for entry in entries)
+
+
+def _token_prompt(service: Service, entry: str | list[int], param: str) -> tuple[int, ...]:
+    if isinstance(entry, str):
+        # The whole prompt is the client's: it may spell out a template with special tokens.
+        ids = tuple(service.tokenizer.encode(entry, parse_special=True))
+    else:
+        check_token_ids(service, entry, param)
+        ids = tuple(entry)
+    if not ids:
+        raise InvalidParameter(f"'{param}' must not be empty.", param=param)
+    return ids
+
+
+def _infill(
+    service: Service, request: CompletionRequest, before: tuple[int, ...]
+) -> tuple[int, ...]:
+    """The prompt for the text between `before` and the suffix."""
+    tokenizer = service.tokenizer
+    if tokenizer.infill is None:
+        raise UnsupportedFeature(
+            "'suffix' needs a model with tokens for fill-in-the-middle; this one has none.",
+            param="suffix",
+        )
+    if request.echo:
+        raise UnsupportedFeature("'suffix' cannot be combined with 'echo'.", param="suffix")
+    assert request.suffix is not None
+    bos = before[:1] if before[0] == tokenizer.bos_id else ()
+    behind = tokenizer.encode(request.suffix, parse_special=False, add_bos=False)
+    return (*bos, *tokenizer.infill.prompt(before[len(bos) :], behind))
