@@ -1,0 +1,167 @@
+"""What is scraped, alarmed on and shown: every query must find data on a live server."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from tests.api.live import live_server
+from tests.docker.files import DOCKER, load
+from tests.support.server import LiveServer, free_port
+
+KEY = "a key for metrics"
+START_S = 30.0
+
+_METRIC = re.compile(r"\b(?:rocmforge_\w+|process_\w+|up)\b(?=[{\s\[=]|$)")
+
+
+def installed(name: str) -> str:
+    """The path of one of Prometheus's programs."""
+    path = shutil.which(name)
+    if path is None:
+        pytest.skip(f"{name} is not installed: see .ci/fetch-prometheus")
+    return path
+
+
+def panel_queries() -> list[str]:
+    """Every query of the dashboard, with Grafana's variables filled in."""
+    board = json.loads((DOCKER / "grafana/dashboards/rocmforge.json").read_text(encoding="utf-8"))
+    queries = [t["expr"] for panel in board["panels"] for t in panel.get("targets", ())]
+    filled = {"$job": ".*", "$instance": ".*", "$__rate_interval": "20s"}
+    for variable, value in filled.items():
+        queries = [query.replace(variable, value) for query in queries]
+    return queries
+
+
+def rules(kind: str) -> list[str]:
+    """The expressions of `alert` or `record` rules."""
+    groups = load("prometheus/rules.yml")["groups"]
+    return [rule["expr"] for group in groups for rule in group["rules"] if kind in rule]
+
+
+def recorded() -> set[str]:
+    """Names that rules give to what they compute."""
+    groups = load("prometheus/rules.yml")["groups"]
+    return {rule["record"] for group in groups for rule in group["rules"] if "record" in rule}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("check", "rules", "rules.yml"),
+        ("test", "rules", "rules_test.yml"),
+        ("check", "config", "--syntax-only", "prometheus.yml"),
+    ],
+)
+def test_promtool_finds_nothing_wrong(arguments: tuple[str, ...]) -> None:
+    command = [installed("promtool"), *arguments]
+    done = subprocess.run(
+        command, cwd=DOCKER / "prometheus", capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+class Prometheus:
+    """A running Prometheus that scrapes one server each second."""
+
+    def __init__(self, target: LiveServer, folder: Path) -> None:
+        self.url = f"http://127.0.0.1:{free_port()}"
+        config = load("prometheus/prometheus.yml")
+        config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
+        config["rule_files"] = [str(DOCKER / "prometheus/rules.yml")]
+        (job,) = config["scrape_configs"]
+        job["static_configs"] = [{"targets": [f"127.0.0.1:{target.port}"]}]
+        job["authorization"]["credentials_file"] = str(folder / "key")
+        (folder / "key").write_text(KEY)
+        (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
+        self._command = [
+            installed("prometheus"),
+            f"--config.file={folder / 'prometheus.yml'}",
+            f"--storage.tsdb.path={folder / 'data'}",
+            f"--web.listen-address={self.url.removeprefix('http://')}",
+            "--log.level=warn",
+        ]
+
+    def __enter__(self) -> Prometheus:
+        self._process = subprocess.Popen(self._command)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._process.terminate()
+        self._process.wait()
+
+    def query(self, expression: str) -> list[Any]:
+        """The samples an expression has now; none while Prometheus is starting."""
+        try:
+            answer = httpx.get(f"{self.url}/api/v1/query", params={"query": expression})
+        except httpx.TransportError:
+            return []
+        if answer.status_code == 503:
+            return []
+        body = answer.json()
+        assert body["status"] == "success", body
+        result: list[Any] = body["data"]["result"]
+        return result
+
+    def wait_for(self, expression: str) -> None:
+        """Until it has a sample."""
+        deadline = time.monotonic() + START_S
+        while not self.query(expression):
+            assert time.monotonic() < deadline, f"no data for {expression}"
+            time.sleep(0.2)
+
+
+@pytest.fixture(scope="module")
+def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    """A Prometheus that has seen answers, errors and a reused prompt."""
+    folder = tmp_path_factory.mktemp("prometheus")
+    with live_server(folder / "log", "--api-key", KEY) as server:
+        headers = {"authorization": f"Bearer {KEY}"}
+        with Prometheus(server, folder) as running:
+            running.wait_for('up{job="rocmforge"} == 1')
+            for max_tokens in (8, 8, -1):
+                body = {"model": "tiny", "prompt": "hello " * 40, "max_tokens": max_tokens}
+                httpx.post(f"{server.url}/v1/completions", json=body, headers=headers)
+            # Rates need two samples of a series, and rules one evaluation more.
+            running.wait_for("rate(rocmforge_request_errors_total[20s])")
+            running.wait_for("rocmforge:error_ratio or rocmforge:inter_token_latency_seconds:p95")
+            yield running
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("query", panel_queries())
+def test_a_panel_shows_something(prometheus: Prometheus, query: str) -> None:
+    prometheus.wait_for(query)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("query", [q for q in rules("record") if "error" not in q])
+def test_a_recorded_rule_has_a_value(prometheus: Prometheus, query: str) -> None:
+    prometheus.wait_for(query)
+
+
+@pytest.mark.slow
+def test_alerts_watch_metrics_that_exist(prometheus: Prometheus) -> None:
+    known = set(httpx.get(f"{prometheus.url}/api/v1/label/__name__/values").json()["data"])
+    watched = {name for rule in rules("alert") for name in _METRIC.findall(rule)}
+    assert len(watched) >= 6
+    assert watched - known == set()
+    assert {name for name in recorded() if any(name in rule for rule in rules("alert"))}
+
+
+@pytest.mark.slow
+def test_a_healthy_server_raises_no_alarm(prometheus: Prometheus) -> None:
+    groups = httpx.get(f"{prometheus.url}/api/v1/rules").json()["data"]["groups"]
+    alerts = {rule["name"]: rule["state"] for g in groups for rule in g["rules"] if "state" in rule}
+    assert alerts.pop("RocmForgeDown") == "inactive"
+    assert set(alerts.values()) == {"inactive"}
