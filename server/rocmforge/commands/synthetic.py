@@ -16,6 +16,7 @@ _HEADS: Final = 4
 _KV_HEADS: Final = 2
 _HEAD_DIM: Final = 64
 _LAYERS: Final = 2
+_OUTPUT_SCALE: Final = 4.0  # so that some tokens are much more probable than others
 VOCAB: Final = 512
 CONTEXT: Final = 512
 
@@ -34,7 +35,9 @@ def write_synthetic_model(path: Path) -> None:
     writer.add_vocab_size(VOCAB)
     rng = np.random.default_rng(0)
     for name, (rows, columns, kind) in _matrices().items():
-        values = rng.standard_normal((rows, columns)).astype(np.float32) / np.sqrt(columns)
+        values = rng.standard_normal((rows, columns)) / np.sqrt(columns)
+        if name == "output.weight":
+            values *= _OUTPUT_SCALE
         writer.add_tensor(name, quantize(values.astype(np.float32), kind), raw_dtype=kind)
     for name in _norms():
         values = 1 + 0.1 * rng.standard_normal(_DIM)

@@ -33,7 +33,6 @@ from rocmforge.text.tokenizer import Tokenizer
 
 DEMO_MODEL: Final = "smollm2"
 MAX_CONTEXT: Final = 256
-SPEED_TOKENS: Final = 64
 TEXTS: Final = (
     "The capital of France is",
     "Once upon a time, in a small village by the sea, there lived an old fisherman who",
@@ -82,7 +81,7 @@ def _choose(name: str) -> Backend:
 
 
 def _show(label: str, text: str) -> None:
-    print(f"{label:<24}{text}", flush=True)
+    print(f"{label:<27}{text}", flush=True)
 
 
 def _verify_ops(backend: SelfChecking, device: str | None, only: str, console: Console) -> bool:
@@ -156,7 +155,7 @@ def _verify_model(
                 for agreement in _compare(candidate, reference, model.prompts, tokens):
                     is_right = is_right and agreement.passed
             if is_right:
-                speed = decode_speed(candidate, model.prompts[0], SPEED_TOKENS)
+                speed = decode_speed(candidate, model.prompts[0], tokens)
                 _show("decode", f"{speed:,.1f} tokens/s, one sequence, {info.kv_dtype} cache")
     return is_right
 

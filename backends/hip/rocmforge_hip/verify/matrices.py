@@ -34,6 +34,14 @@ def groups() -> Iterator[Group]:
     for format in FORMATS.values():
         recipe = Recipe(format=format.name, dim=256, ffn=256, vocab=96, heads=4, kv_heads=1)
         yield Group(recipe, tuple(_cases(format.name)))
+    # Long rows and few of them: several blocks share the columns of a result.
+    recipe = Recipe(format="q8_0", dim=1024, ffn=64, heads=2, kv_heads=1)
+    kind = GateActivation.SILU
+    cases = (
+        Case("split gemm", "9 rows", _HALF_WEIGHTS, partial(_linear, rows=9)),
+        Case("split gemm", "gated, 12 rows", _HALF_RESULT, partial(_gated, rows=12, kind=kind)),
+    )
+    yield Group(recipe, cases)
 
 
 def _cases(format: str) -> Iterator[Case]:

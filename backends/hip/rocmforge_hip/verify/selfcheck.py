@@ -29,22 +29,28 @@ def check_ops(found: FoundDevice, only: str) -> Iterator[OpCheck]:
 
     What fails is a result. After an error of the device nothing more can be run on it.
     """
+    for group in all_groups():
+        cases = tuple(case for case in group.cases if fnmatchcase(case.op, only))
+        if not cases:
+            continue
+        device_failed = False
+        for check in run_group(found, Group(group.recipe, cases)):
+            device_failed = device_failed or bool(check.problem)
+            yield check
+        if device_failed:
+            problem = "not run, because the device failed before"
+            yield OpCheck(op="the rest", case="", error=0, limit=0, problem=problem)
+            return
+
+
+def all_groups() -> Iterator[Group]:
+    """Everything there is to check."""
     for module in (rows, matrices, attention, sampling):
-        for group in module.groups():
-            cases = tuple(case for case in group.cases if fnmatchcase(case.op, only))
-            if not cases:
-                continue
-            device_failed = False
-            for check in _run(found, Group(group.recipe, cases)):
-                device_failed = device_failed or bool(check.problem)
-                yield check
-            if device_failed:
-                problem = "not run, because the device failed before"
-                yield OpCheck(op="the rest", case="", error=0, limit=0, problem=problem)
-                return
+        yield from module.groups()
 
 
-def _run(found: FoundDevice, group: Group) -> Iterator[OpCheck]:
+def run_group(found: FoundDevice, group: Group) -> Iterator[OpCheck]:
+    """Results of the cases of a group, up to the first at which the device fails."""
     current = group.cases[0]
     try:
         with Workbench(found, group.recipe) as bench:

@@ -1,0 +1,209 @@
+"""`rocmforge verify`: right devices pass, and whatever is wrong with a kernel shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rocmforge.backend.optional import OpCheck
+from rocmforge.cli import main
+from rocmforge.commands.synthetic import write_synthetic_model
+from rocmforge_hip.backend import create
+from rocmforge_hip.device import find_devices
+from rocmforge_hip.library import Argument, Kernel, find_target, read_manifest
+from rocmforge_hip.platform import select_platform
+from rocmforge_hip.verify.cases import Group
+from rocmforge_hip.verify.selfcheck import all_groups, run_group
+from tests.support.hip import platform_options, start_platform
+from tests.support.host_platform import HostPlatform
+
+# Not launched when models are served.
+NOT_SERVING = {"rf_copy_blocks", "rf_mma_check"}
+
+Launch = Callable[..., None]
+
+
+@pytest.fixture(scope="module")
+def platform(request: pytest.FixtureRequest) -> Iterator[HostPlatform | None]:
+    """The platform under test; the checking library if it is the host."""
+    with pytest.MonkeyPatch.context() as patch:
+        yield start_platform(platform_options(request), patch)
+
+
+@pytest.fixture
+def host(platform: HostPlatform | None) -> Iterator[HostPlatform | None]:
+    """The same, with a clean slate for the next test."""
+    yield platform
+    if platform:
+        platform.clear()
+
+
+@pytest.fixture(scope="module")
+def synthetic(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The model that stands in where there is no real one."""
+    path = tmp_path_factory.mktemp("verify") / "synthetic.gguf"
+    write_synthetic_model(path)
+    return path
+
+
+def change_launches(
+    patch: pytest.MonkeyPatch, kernels: str, change: Callable[[Launch, tuple[Any, ...]], None]
+) -> None:
+    """Lets `change` do the launches of the kernels whose names match."""
+    real = Kernel.launch
+
+    def launch(self: Kernel, *arguments: Argument, **how: Any) -> None:
+        def go(*changed: Argument) -> None:
+            real(self, *changed, **how)
+
+        if fnmatchcase(self.name, kernels):
+            change(go, arguments)
+        else:
+            go(*arguments)
+
+    patch.setattr(Kernel, "launch", launch)
+
+
+def do_nothing(launch: Launch, arguments: tuple[Any, ...]) -> None:
+    """A kernel that has no effect."""
+
+
+def scale_numbers(launch: Launch, arguments: tuple[Any, ...]) -> None:
+    """A kernel whose factors are 2% too large."""
+    launch(*(1.02 * value if isinstance(value, float) else value for value in arguments))
+
+
+def check_first(op: str) -> list[OpCheck]:
+    """The checks of an operation on the first model that has any."""
+    found = find_devices(select_platform())[0]
+    for group in all_groups():
+        cases = tuple(case for case in group.cases if case.op == op)
+        if cases:
+            return list(run_group(found, Group(group.recipe, cases)))
+    raise AssertionError(f"nothing checks {op}")
+
+
+PLANTED = {
+    "rms_norm": "rf_rms_norm",
+    "add_rms_norm": "rf_add_rms_norm",
+    "quantize_act": "rf_quantize_act",
+    "half_act": "rf_half_act",
+    "take_rows": "rf_take_rows",
+    "resolve_tokens": "rf_resolve_tokens",
+    "embed": "rf_embed_*",
+    "gemv": "rf_gemv_*",
+    "gemm": "rf_gemm_*",
+    "gated gemv": "rf_gemv_*",
+    "gated gemm": "rf_repack_*",
+    "split gemm": "rf_gemm_sum",
+    "logits": "rf_softcap",
+    "rope_and_store": "rf_rope_store_*",
+    "decode attention": "rf_attention_decode_*",
+    "prefill attention": "rf_attention_prefill_*",
+    "sample: greedy": "rf_sample_max",
+    "sample: draw": "rf_sample_draw",
+    "sample: top-k, top-p, min-p": "rf_sample_filter",
+    "sample: penalties and bias": "rf_sample_adjust",
+    "sample: mask": "rf_sample_mask",
+    "logprobs": "rf_logprobs",
+}
+
+
+@pytest.mark.usefixtures("host")
+@pytest.mark.parametrize(("op", "kernels"), PLANTED.items())
+def test_a_kernel_without_effect_fails_its_check(
+    op: str, kernels: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert all(check.passed for check in check_first(op))
+    change_launches(monkeypatch, kernels, do_nothing)
+    assert not all(check.passed for check in check_first(op))
+
+
+@pytest.mark.usefixtures("host")
+@pytest.mark.parametrize(
+    ("op", "kernels"),
+    [
+        ("embed", "rf_embed_*"),
+        ("logits", "rf_softcap"),
+        ("decode attention", "rf_attention_decode_*"),
+        ("prefill attention", "rf_attention_prefill_*"),
+    ],
+)
+def test_a_factor_that_is_a_little_wrong_fails_its_check(
+    op: str, kernels: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change_launches(monkeypatch, kernels, scale_numbers)
+    checks = check_first(op)
+    assert not all(check.passed for check in checks)
+    assert not any(check.problem for check in checks)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("host")
+def test_every_kernel_that_serves_is_checked_and_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    launched: set[str] = set()
+    real = Kernel.launch
+
+    def launch(self: Kernel, *arguments: Argument, **how: Any) -> None:
+        launched.add(self.name)
+        real(self, *arguments, **how)
+
+    monkeypatch.setattr(Kernel, "launch", launch)
+    checks = list(create().check_ops(None, "*"))
+    assert [check for check in checks if not check.passed] == []
+    target = find_devices(select_platform())[0].properties.target
+    assert set(read_manifest(find_target(target))["kernels"]) - launched <= NOT_SERVING
+
+
+@pytest.mark.usefixtures("host")
+def test_the_report_names_device_checks_and_model(
+    synthetic: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["verify", str(synthetic), "--backend", "hip", "--only", "take_rows", "--tokens", "4"]
+    assert main(command) == 0
+    lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert {"device", "target", "wave", "HIP", "take_rows", "model", "load"} <= lines.keys()
+    assert lines["prefill"].startswith("ok")
+    assert lines["greedy,"].startswith("batch of 4")
+    assert lines["result"].startswith("PASSED")
+    assert "tokens/s" in lines["decode"]
+
+
+@pytest.mark.usefixtures("host")
+def test_a_wrong_operation_ends_with_status_1_and_is_named(
+    synthetic: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change_launches(monkeypatch, "rf_take_rows", do_nothing)
+    assert main(["verify", str(synthetic), "--backend", "hip", "--only", "take_rows"]) == 1
+    shown = capsys.readouterr().out
+    assert "FAILED" in shown
+    assert "take_rows (5 of 12 rows)" in shown
+
+
+@pytest.mark.usefixtures("host")
+def test_a_wrong_model_ends_with_status_1_although_what_was_checked_is_right(
+    synthetic: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def attend_elsewhere(launch: Launch, arguments: tuple[Any, ...]) -> None:
+        launch(*(3 * value if isinstance(value, float) else value for value in arguments))
+
+    change_launches(monkeypatch, "rf_attention_decode_f16*", attend_elsewhere)
+    command = ["verify", str(synthetic), "--backend", "hip", "--only", "take_rows", "--tokens", "4"]
+    assert main(command) == 1
+    shown = capsys.readouterr().out
+    assert shown.splitlines()[-1].split()[1] == "FAILED"
+
+
+def test_nothing_to_verify_is_an_error_that_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", "--backend", "reference"]) == 2
+    assert "is what others are compared with" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("host")
+def test_a_pattern_that_matches_nothing_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", "--backend", "hip", "--only", "gevm"]) == 2
+    assert "No operation is called 'gevm'" in capsys.readouterr().err
