@@ -109,7 +109,7 @@ def main() -> None:
     limits = SchedulerLimits(
         max_sequences=arguments.streams, max_batched_tokens=4096, max_waiting=0
     )
-    schema = json_schema_grammar(SCHEMA, "schema")
+    schema = json_schema_grammar(SCHEMA)
     print("step ms  in flight  masks    free tok/s  schema tok/s    loss")
     for step_ms in arguments.step_ms:
         for kind, depth, masks in (

@@ -11,6 +11,7 @@ from functools import cache
 from rocmforge.api.metrics import Metrics
 from rocmforge.api.service import Service
 from rocmforge.backend.protocol import DeviceInfo, RunnerInfo
+from rocmforge.engine.grammar_checker import GrammarChecker
 from rocmforge.engine.params import (
     FinishReason,
     RequestTiming,
@@ -179,6 +180,12 @@ def tiny_text() -> tuple[Tokenizer, ChatTemplates]:
     return tokenizer, ChatTemplates.from_metadata(data, tokenizer)
 
 
+@cache
+def grammar_checker() -> GrammarChecker:
+    """One helper process for all tests."""
+    return GrammarChecker()
+
+
 def make_service(engine: FakeEngine, **changes: object) -> Service:
     """A service on the tiny tokenizer."""
     tokenizer, templates = tiny_text()
@@ -189,6 +196,7 @@ def make_service(engine: FakeEngine, **changes: object) -> Service:
         templates=templates,
         engine=engine,
         metrics=Metrics("tiny", lambda: engine.status),
+        grammars=grammar_checker(),
         clock=lambda: 1_700_000_000.5,
         started=1_600_000_000.0,
     )

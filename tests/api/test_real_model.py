@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
+import jsonschema
 import openai
 import pytest
 
@@ -81,25 +85,54 @@ def test_evaluation_scores_the_prompt(sdk: openai.OpenAI) -> None:
     assert -1 < logprobs.token_logprobs[5] < 0
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_required_calls_parse_and_validate(sdk: openai.OpenAI, seed: int) -> None:
-    schema = {
-        "type": "object",
-        "properties": {"city": {"type": "string", "maxLength": 20}},
-        "required": ["city"],
-        "additionalProperties": False,
+NUM_CALLS = int(os.environ.get("ROCMFORGE_TEST_TOOL_CALLS", "4"))
+WEATHER = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "minLength": 1, "maxLength": 20},
+        "days": {"type": "integer", "minimum": 1, "maximum": 10},
+        "unit": {"enum": ["celsius", "fahrenheit"]},
+    },
+    "required": ["city", "unit"],
+    "additionalProperties": False,
+}
+CITIES = ("Paris", "Kyoto", "São Paulo", "Nairobi")
+
+
+async def call_twice(client: openai.AsyncOpenAI, seed: int) -> None:
+    """A required call, plain and streamed: it parses, validates, and is the same both times."""
+    wanted: Any = {
+        "model": "org/smol",
+        "messages": [{"role": "user", "content": f"Weather in {CITIES[seed % len(CITIES)]}?"}],
+        "tools": [{"type": "function", "function": {"name": "weather", "parameters": WEATHER}}],
+        "tool_choice": "required",
+        "parallel_tool_calls": False,
+        "max_tokens": 120,
+        "seed": seed,
     }
-    completion = sdk.chat.completions.create(
-        model="org/smol",
-        messages=[{"role": "user", "content": "What is the weather in Paris?"}],
-        tools=[{"type": "function", "function": {"name": "weather", "parameters": schema}}],
-        tool_choice="required",
-        parallel_tool_calls=False,
-        max_tokens=80,
-        seed=seed,
+    plain = (await client.chat.completions.create(**wanted)).choices[0]
+    async with client.chat.completions.stream(**wanted) as stream:
+        async for _ in stream:
+            pass
+        streamed = (await stream.get_final_completion()).choices[0]
+    assert plain.finish_reason == streamed.finish_reason == "tool_calls"
+    (call,) = plain.message.tool_calls or []
+    (again,) = streamed.message.tool_calls or []
+    assert call.type == again.type == "function"
+    jsonschema.validate(json.loads(call.function.arguments), WEATHER)
+    assert (call.function.name, call.function.arguments) == (
+        again.function.name,
+        again.function.arguments,
     )
-    (choice,) = completion.choices
-    assert choice.finish_reason == "tool_calls"
-    (call,) = choice.message.tool_calls or []
-    assert call.type == "function"
-    assert list(json.loads(call.function.arguments)) == ["city"]
+
+
+def test_required_calls_parse_and_validate_and_stream_the_same(smollm2: LiveServer) -> None:
+    """With ROCMFORGE_TEST_TOOL_CALLS=100, as many of them."""
+
+    async def call_all() -> None:
+        async with openai.AsyncOpenAI(
+            base_url=f"{smollm2.url}/v1", api_key="none", max_retries=0, timeout=600
+        ) as client:
+            await asyncio.gather(*[call_twice(client, seed) for seed in range(NUM_CALLS)])
+
+    asyncio.run(call_all())

@@ -180,6 +180,17 @@ def test_the_sdk_streams_a_pydantic_model(sdk: openai.OpenAI) -> None:
         assert isinstance(stream.get_final_completion().choices[0].message.parsed, Person)
 
 
+# Each object in the next: compiling this overflows the stack of a process.
+CHAIN: dict[str, Any] = {
+    "$defs": {
+        f"d{i}": {"type": "object", "properties": {"a": {"$ref": f"#/$defs/d{i + 1}"}}}
+        for i in range(1000)
+    }
+    | {"d1000": {"type": "null"}},
+    "$ref": "#/$defs/d0",
+}
+
+
 @pytest.mark.parametrize(
     ("fields", "param", "names"),
     [
@@ -208,6 +219,7 @@ def test_the_sdk_streams_a_pydantic_model(sdk: openai.OpenAI) -> None:
         ({"guided_json": {"properties": 3}}, "guided_json", "properties"),
         ({"guided_regex": "(a"}, "guided_regex", "unclosed group"),
         ({"guided_regex": "a{1000}{1000}{1000}"}, "guided_regex", "too many"),
+        ({"guided_json": CHAIN}, "guided_json", "too long a chain"),
         ({"guided_choice": []}, "guided_choice", "entries"),
         ({"guided_grammar": "start: foo"}, "guided_grammar", "foo"),
         ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex", "group"),

@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 
-from rocmforge.api.schema import GenerationRequest
+from rocmforge.api.schema import GenerationRequest, StructuredOutputs
+from rocmforge.api.service import Service
 from rocmforge.errors import InvalidParameter
 from rocmforge.text.grammar import (
     ANY_OBJECT,
@@ -21,24 +22,34 @@ from rocmforge.text.grammar import (
 MAX_CHOICES = 1024
 
 
-def output_grammar(request: GenerationRequest) -> str:
+def output_grammar(service: Service, request: GenerationRequest) -> str:
     """The grammar that the whole answer must match; "" if there is none.
 
     Raises:
         InvalidParameter: it does not compile, or there are several.
     """
-    grammars = dict(_grammars(request))
+    grammars = list(_grammars(request))
     if len(grammars) > 1:
-        names = " and ".join(f"'{name}'" for name in grammars)
-        raise InvalidParameter(f"{names} exclude each other.", param=list(grammars)[1])
-    for name in ("ignore_eos", "min_tokens"):
-        if grammars and getattr(request, name):
-            raise InvalidParameter(
-                f"'{name}' cannot be combined with '{next(iter(grammars))}': an answer ends where "
-                "its grammar does.",
-                param=name,
-            )
-    return next(iter(grammars.values()), "")
+        names = " and ".join(f"'{name}'" for name, _, _ in grammars)
+        raise InvalidParameter(f"{names} exclude each other.", param=grammars[1][0])
+    for name, param, grammar in grammars:
+        for other in ("ignore_eos", "min_tokens"):
+            if getattr(request, other):
+                raise InvalidParameter(
+                    f"'{other}' cannot be combined with '{name}': an answer ends where its "
+                    "grammar does.",
+                    param=other,
+                )
+        check_grammar(service, grammar, param)
+        return grammar
+    return ""
+
+
+def check_grammar(service: Service, grammar: str, param: str) -> None:
+    """Raises InvalidParameter for a grammar that does not compile, or not at a reasonable cost."""
+    problem = service.grammars.problem(grammar)
+    if problem:
+        raise InvalidParameter(f"'{param}' cannot be enforced: {problem}", param=param)
 
 
 def is_constrained(request: GenerationRequest) -> bool:
@@ -57,55 +68,56 @@ def is_constrained(request: GenerationRequest) -> bool:
     )
 
 
-def _grammars(request: GenerationRequest) -> Iterator[tuple[str, str]]:
-    """Parameters that ask for a form, and their grammars."""
+def _grammars(request: GenerationRequest) -> Iterator[tuple[str, str, str]]:
+    """Fields that ask for a form: the field, the parameter within it, the grammar."""
     form = request.response_format
     if form is not None and form.type == "json_object":
-        yield "response_format", json_schema_grammar(ANY_OBJECT, "response_format")
+        yield "response_format", "response_format", json_schema_grammar(ANY_OBJECT)
     elif form is not None and form.type == "json_schema":
-        if form.json_schema is None or form.json_schema.schema is None:
-            missing = "response_format.json_schema.schema"
-            raise InvalidParameter(f"Missing required parameter: '{missing}'.", param=missing)
         param = "response_format.json_schema.schema"
-        yield "response_format", json_schema_grammar(form.json_schema.schema, param)
-    if request.guided_json is not None:
-        yield "guided_json", _json_grammar(request.guided_json, "guided_json")
-    if request.guided_regex is not None:
-        yield "guided_regex", regex_grammar(request.guided_regex, "guided_regex")
-    if request.guided_choice is not None:
-        yield "guided_choice", _choices(request.guided_choice, "guided_choice")
-    if request.guided_grammar is not None:
-        yield "guided_grammar", lark_grammar(request.guided_grammar, "guided_grammar")
-    outputs = request.structured_outputs
-    if outputs is None:
-        return
+        if form.json_schema is None or form.json_schema.schema is None:
+            raise InvalidParameter(f"Missing required parameter: '{param}'.", param=param)
+        yield "response_format", param, json_schema_grammar(form.json_schema.schema)
+    outputs = request.structured_outputs or StructuredOutputs()
     prefix = "structured_outputs"
-    if outputs.json is not None:
-        yield f"{prefix}.json", _json_grammar(outputs.json, f"{prefix}.json")
-    if outputs.regex is not None:
-        yield f"{prefix}.regex", regex_grammar(outputs.regex, f"{prefix}.regex")
-    if outputs.choice is not None:
-        yield f"{prefix}.choice", _choices(outputs.choice, f"{prefix}.choice")
-    if outputs.grammar is not None:
-        yield f"{prefix}.grammar", lark_grammar(outputs.grammar, f"{prefix}.grammar")
+    for param, schema in (("guided_json", request.guided_json), (f"{prefix}.json", outputs.json)):
+        if schema is not None:
+            yield param, param, _json_grammar(schema, param)
+    for param, regex in (
+        ("guided_regex", request.guided_regex),
+        (f"{prefix}.regex", outputs.regex),
+    ):
+        if regex is not None:
+            yield param, param, regex_grammar(regex)
+    for param, choices in (
+        ("guided_choice", request.guided_choice),
+        (f"{prefix}.choice", outputs.choice),
+    ):
+        if choices is not None:
+            yield param, param, _choices(choices, param)
+    for param, lark in (
+        ("guided_grammar", request.guided_grammar),
+        (f"{prefix}.grammar", outputs.grammar),
+    ):
+        if lark is not None:
+            yield param, param, lark_grammar(lark)
     if outputs.json_object:
-        yield f"{prefix}.json_object", json_schema_grammar(ANY_OBJECT, f"{prefix}.json_object")
+        yield f"{prefix}.json_object", f"{prefix}.json_object", json_schema_grammar(ANY_OBJECT)
 
 
 def _json_grammar(schema: Schema | str, param: str) -> str:
     """A schema may also be given as JSON text."""
     if isinstance(schema, str):
         try:
-            parsed: Schema = msgspec.json.decode(schema, type=dict[str, Any] | bool)
+            schema = msgspec.json.decode(schema, type=dict[str, Any] | bool)
         except msgspec.MsgspecError as error:
             raise InvalidParameter(
                 f"'{param}' is not a JSON schema: {error}.", param=param
             ) from None
-        return json_schema_grammar(parsed, param)
-    return json_schema_grammar(schema, param)
+    return json_schema_grammar(schema)
 
 
 def _choices(choices: list[str], param: str) -> str:
     if not 0 < len(choices) <= MAX_CHOICES:
         raise InvalidParameter(f"'{param}' must have 1 to {MAX_CHOICES} entries.", param=param)
-    return choice_grammar(choices, param)
+    return choice_grammar(choices)

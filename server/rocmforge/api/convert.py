@@ -274,7 +274,7 @@ def sampling_params(
         logit_bias=_logit_bias(service, request.logit_bias or {}),
         num_logprobs=num_logprobs,
         prompt_logprobs=-1 if request.prompt_logprobs is None else request.prompt_logprobs,
-        grammar=output_grammar(request),
+        grammar=output_grammar(service, request),
         processors=service.processor_uses(request),
     )
 

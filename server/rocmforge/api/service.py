@@ -17,6 +17,7 @@ from rocmforge.api.processors import ProcessorCatalog
 from rocmforge.api.request_log import RequestLog
 from rocmforge.api.schema import GenerationRequest
 from rocmforge.backend.protocol import RunnerInfo
+from rocmforge.engine.grammar_checker import GrammarChecker
 from rocmforge.engine.params import ProcessorUse, SamplingParams, TokenEvent
 from rocmforge.engine.status import EngineStatus
 from rocmforge.errors import ModelNotFound, NotReady
@@ -87,6 +88,7 @@ class Service:
     tool_format: str = "auto"  # of `text.tool_calls.FORMATS`; auto = as the template says
     clock: Callable[[], float] = time.time  # seconds since the epoch
     started: float = field(default_factory=time.time)  # on that clock
+    grammars: GrammarChecker = field(default_factory=GrammarChecker)
     workers: Executor = field(default_factory=lambda: ThreadPoolExecutor(2, "text"))
 
     @property

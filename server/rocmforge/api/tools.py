@@ -6,12 +6,13 @@ from typing import Any
 
 import msgspec
 
-from rocmforge.api.constraints import output_grammar
+from rocmforge.api.constraints import check_grammar, output_grammar
 from rocmforge.api.plan import ToolUse
 from rocmforge.api.schema import ChatRequest, NamedTool
 from rocmforge.api.service import Service
 from rocmforge.errors import InvalidParameter
-from rocmforge.text.tool_calls import FORMATS, check_parameters, format_for, tool_grammar
+from rocmforge.text.grammar import json_schema_grammar
+from rocmforge.text.tool_calls import FORMATS, format_for, tool_grammar
 
 MAX_TOOLS = 128
 
@@ -55,7 +56,7 @@ def tool_use(
         InvalidParameter: a function's parameters cannot be enforced, or the answer is to have
             another form as well.
     """
-    if output_grammar(request):
+    if output_grammar(service, request):
         raise InvalidParameter(
             "'tools' cannot be combined with a form for the whole answer unless 'tool_choice' is "
             "'none'.",
@@ -82,7 +83,11 @@ def tool_use(
         if isinstance(choice, NamedTool) and choice.function.name != function["name"]:
             continue
         schema = {"type": "object", **function.get("parameters", {})}
-        check_parameters(schema, f"tools[{number}].function.parameters")
+        param = f"tools[{number}].function.parameters"
+        check_grammar(service, json_schema_grammar(schema), param)
         parameters[function["name"]] = schema
     several = parallel and not isinstance(choice, NamedTool)
-    return use, tool_grammar(form, service.tokenizer, parameters, parallel=several)
+    grammar = tool_grammar(form, service.tokenizer, parameters, parallel=several)
+    if len(parameters) > 1:
+        check_grammar(service, grammar, "tools")
+    return use, grammar

@@ -1,7 +1,7 @@
 """Grammars that an answer must match, in the serialised form of llguidance.
 
-They are compiled here for a vocabulary of single bytes, so that a mistake in one is known before
-the engine hears of it. The engine compiles them for the model's own vocabulary.
+They are tried here on a vocabulary of single bytes, so that a mistake in one is known before the
+engine hears of it. The engine compiles them for the model's own vocabulary.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from typing import Any
 import llguidance
 from llguidance import LLMatcher
 
-from rocmforge.errors import InvalidParameter
-
 Schema = dict[str, Any] | bool
 
 ANY_OBJECT: Schema = {"type": "object"}
@@ -28,19 +26,12 @@ _WHITESPACE = r" |\n[ \t]{0,20}"
 _LEXER_FUEL = 200_000  # with the default of 1,000,000, `a{1000}{1000}{1000}` takes seconds
 
 
-def json_schema_grammar(schema: Schema, param: str) -> str:
-    """JSON that validates against a schema.
-
-    Raises:
-        InvalidParameter: it is not a schema, or has a keyword that cannot be enforced.
-    """
+def json_schema_grammar(schema: Schema) -> str:
+    """JSON that validates against a schema."""
     if isinstance(schema, bool):  # `true` is the schema of everything
         schema = {} if schema else {"not": {}}
-    return _checked(
-        LLMatcher.grammar_from_json_schema(
-            schema, overrides={"whitespace_pattern": _WHITESPACE, "lenient": False}
-        ),
-        param,
+    return LLMatcher.grammar_from_json_schema(
+        schema, overrides={"whitespace_pattern": _WHITESPACE, "lenient": False}
     )
 
 
@@ -51,35 +42,38 @@ def with_bounded_whitespace(schema: Schema) -> Schema:
     return {**schema, "x-guidance": {"whitespace_pattern": _WHITESPACE}}
 
 
-def regex_grammar(regex: str, param: str) -> str:
+def regex_grammar(regex: str) -> str:
     """Text that a regular expression matches as a whole.
 
     The syntax is Rust's, which has no look-around; `\\d` and `\\w` are ASCII, as in JavaScript.
     """
     pattern = llguidance.regex_to_lark(regex, "dw")
-    return _checked(LLMatcher.grammar_from_lark(f"start: /{pattern}/"), param)
+    return LLMatcher.grammar_from_lark(f"start: /{pattern}/")
 
 
-def choice_grammar(choices: Sequence[str], param: str) -> str:
+def choice_grammar(choices: Sequence[str]) -> str:
     """One of several texts."""
     alternatives = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
-    return _checked(LLMatcher.grammar_from_lark(f"start: {alternatives}"), param)
+    return LLMatcher.grammar_from_lark(f"start: {alternatives}")
 
 
-def lark_grammar(lark: str, param: str) -> str:
+def lark_grammar(lark: str) -> str:
     """Text that a grammar in Lark's notation produces, with llguidance's extensions."""
-    return _checked(LLMatcher.grammar_from_lark(lark), param)
+    return LLMatcher.grammar_from_lark(lark)
 
 
-def _checked(grammar: str, param: str) -> str:
+def find_problem(grammar: str) -> str:
+    """Why a grammar cannot be enforced: a mistake in it, or an unknown keyword; "" if it can.
+
+    A grammar may also be too much: see `engine.grammar_checker`.
+    """
     matcher = LLMatcher(_bytes_tokenizer(), grammar, log_level=0, limits=parser_limits())
     if not matcher.is_error():
         _take_step(matcher)  # some limits are only found there
-    if matcher.is_error():
-        # What follows the first quotation of the grammar only points at a place in it.
-        problem = " ".join(re.split(r"\n\s+1 \|", matcher.get_error())[0].split())
-        raise InvalidParameter(f"'{param}' cannot be enforced: {problem}", param=param)
-    return grammar
+    if not matcher.is_error():
+        return ""
+    # What follows the first quotation of the grammar only points at a place in it.
+    return " ".join(re.split(r"\n\s+1 \|", matcher.get_error())[0].split())
 
 
 def _take_step(matcher: LLMatcher) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
-from rocmforge.text.grammar import Schema, json_schema_grammar, with_bounded_whitespace
+from rocmforge.text.grammar import Schema, with_bounded_whitespace
 from rocmforge.text.tokenizer import Tokenizer
 
 MAX_FORCED_CALLS = 16
@@ -98,11 +98,6 @@ def _literal(text: str) -> str:
 def _marker(text: str, tokenizer: Tokenizer) -> str:
     token_id = tokenizer.control_token(text)
     return _literal(text) if token_id is None else f"<[{token_id}]>"
-
-
-def check_parameters(schema: Schema, param: str) -> None:
-    """Raises InvalidParameter for a schema that cannot be enforced."""
-    json_schema_grammar(schema, param)
 
 
 @dataclass(frozen=True, slots=True)
