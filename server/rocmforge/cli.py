@@ -72,6 +72,10 @@ def _parser() -> argparse.ArgumentParser:
     inspect.add_argument("model", help=MODEL_HELP)
     inspect.add_argument("--tensors", action="store_true", help="list every tensor")
     inspect.add_argument("--json", action="store_true", help="print JSON")
+    inspect.add_argument("--plan", action="store_true", help="show what it needs of a device")
+    inspect.add_argument(
+        "--memory", metavar="SIZE", help="plan for a device with so much free, such as 24GiB"
+    )
     _add_settings(inspect)
 
     backends = add_command("backends", help="list backends and the devices they find")
@@ -89,7 +93,7 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--json", action="store_true", help="print JSON")
     _add_settings(bench)
 
-    verify = commands.add_parser("verify", help="check a device against the reference")
+    verify = add_command("verify", help="check a device against the reference")
     verify.add_argument(
         "model", nargs="?", help=f"{MODEL_HELP} (default: smollm2 if installed, or a synthetic one)"
     )

@@ -69,26 +69,30 @@ def read_front(model: str, settings: Settings) -> ModelFront:
 
 def build_engine(front: ModelFront, settings: Settings) -> AsyncEngine:
     """The engine for that model; nothing is started yet."""
-    max_context = min(settings.max_context or front.max_context, front.max_context)
     return AsyncEngine(
         EngineConfig(
             backend=settings.backend,
             model=front.path,
-            options=LoadOptions(
-                device=settings.device,
-                max_context=max_context,
-                max_sequences=settings.max_sequences,
-                max_batched_tokens=max(settings.max_batched_tokens, settings.max_sequences),
-                kv_blocks=settings.kv_blocks,
-                kv_dtype=settings.kv_dtype,
-                memory_utilization=settings.memory_utilization,
-            ),
+            options=load_options(settings, front.max_context),
             vocabulary=token_pieces(front.tokenizer),
             max_waiting=settings.max_waiting,
             log_level=settings.log_level.upper(),
             log_format=settings.log_format,
             step_timeout_s=settings.step_timeout,
         )
+    )
+
+
+def load_options(settings: Settings, trained_context: int) -> LoadOptions:
+    """What the settings ask of a backend, for a model that was trained for so many tokens."""
+    return LoadOptions(
+        device=settings.device,
+        max_context=min(settings.max_context or trained_context, trained_context),
+        max_sequences=settings.max_sequences,
+        max_batched_tokens=max(settings.max_batched_tokens, settings.max_sequences),
+        kv_blocks=settings.kv_blocks,
+        kv_dtype=settings.kv_dtype,
+        memory_utilization=settings.memory_utilization,
     )
 
 

@@ -10,7 +10,7 @@ import pytest
 from rocmforge import cli, settings
 from rocmforge.cli import main
 
-COMMANDS = ("serve", "run", "inspect", "backends", "bench")
+COMMANDS = ("serve", "run", "inspect", "backends", "bench", "verify")
 
 
 @pytest.mark.parametrize("command", COMMANDS)

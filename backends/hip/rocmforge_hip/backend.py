@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
-from rocmforge.backend.optional import OpCheck
+from rocmforge.backend.optional import MemoryEstimate, OpCheck
 from rocmforge.backend.protocol import (
     LoadOptions,
     ProbeResult,
@@ -22,13 +23,17 @@ from rocmforge.models.weights import load_weights
 from rocmforge_hip.device import FoundDevice, choose_device, find_devices
 from rocmforge_hip.driver import HipUnavailable
 from rocmforge_hip.geometry import BLOCK_TOKENS, Geometry
+from rocmforge_hip.library import NoKernelsForTarget, find_target
 from rocmforge_hip.loading import ModelLoading, open_device
 from rocmforge_hip.ops import HEAD_DIMS, MAX_NORM_DIM
-from rocmforge_hip.plan import MemoryPlan, make_plan
+from rocmforge_hip.plan import MemoryNeeds, MemoryPlan, make_plan, measure
 from rocmforge_hip.platform import select_platform
 from rocmforge_hip.runner import PIPELINE_DEPTH, HipRunner, release
 from rocmforge_hip.verify import selfcheck
 from rocmforge_hip.weight_plan import plan_weights
+
+_MOST_COMPUTE_UNITS: Final = 304
+"""Of a device that is only imagined (MI300X): what splits need grows with it a little."""
 
 
 def create() -> HipBackend:
@@ -57,8 +62,7 @@ class HipBackend:
 
     def load(self, model: Path, options: LoadOptions, progress: ProgressCallback) -> HipRunner:
         found = choose_device(find_devices(select_platform()), options.device)
-        if options.kv_dtype == "f32":
-            raise ConfigurationError("The HIP backend has no f32 cache; use kv_dtype f16 or int8.")
+        _check_cache_type(options)
         progress("reading the header", 0.0)
         with open_gguf(model) as file:
             config = read_config(file)
@@ -77,6 +81,37 @@ class HipBackend:
                 release(device)
                 raise
 
+    def estimate(self, model: Path, options: LoadOptions, memory: int | None) -> MemoryEstimate:
+        if memory is None:
+            found = choose_device(find_devices(select_platform()), options.device)
+            name, free = found.info.name, found.info.memory_free
+            geometry = Geometry(found.properties.compute_units)
+        else:
+            name, free, geometry = "a device", memory, Geometry(_MOST_COMPUTE_UNITS)
+        _check_cache_type(options)
+        with open_gguf(model) as file:
+            config = read_config(file)
+            _check_supported(config)
+            weights = plan_weights(load_weights(config, file, _keep))
+            needs = measure(config, weights, options, geometry, free)
+        return MemoryEstimate(
+            device=name,
+            free=free,
+            allowed=needs.allowed,
+            weights=needs.weights,
+            activations=needs.step_bytes,
+            kv_block=needs.block_bytes,
+            block_size=BLOCK_TOKENS,
+            kv_dtype=_cache_type(needs),
+            context=needs.limits.context,
+        )
+
+    def kernels_for(self, target: str) -> str | None:
+        try:
+            return find_target(target)
+        except NoKernelsForTarget:
+            return None
+
     def describe(self, device: str | None) -> tuple[tuple[str, str], ...]:
         return selfcheck.describe(choose_device(find_devices(select_platform()), device))
 
@@ -86,6 +121,15 @@ class HipBackend:
 
 def _keep(tensor: GgufTensor) -> GgufTensor:
     return tensor
+
+
+def _check_cache_type(options: LoadOptions) -> None:
+    if options.kv_dtype == "f32":
+        raise ConfigurationError("The HIP backend has no f32 cache; use kv_dtype f16 or int8.")
+
+
+def _cache_type(needs: MemoryNeeds) -> str:
+    return "int8" if "key_scale" in needs.block_arrays else "f16"
 
 
 def _check_supported(config: ModelConfig) -> None:
@@ -112,7 +156,7 @@ def _describe(found: FoundDevice, config: ModelConfig, plan: MemoryPlan) -> Runn
         pipeline_depth=PIPELINE_DEPTH,
         weights_bytes=plan.weights,
         kv_bytes=plan.kv_bytes,
-        kv_dtype="int8" if "key_scale" in plan.block_arrays else "f16",
+        kv_dtype=_cache_type(plan),
         notes=tuple(str(plan).splitlines()),
         masks_tokens=True,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Final
 
 from rocmforge.backend.protocol import LoadOptions
@@ -21,8 +21,8 @@ _MAX_BIASES: Final = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryPlan:
-    """Sizes in bytes, and the arrays they are for. `str()` is for people."""
+class MemoryNeeds:
+    """Sizes in bytes, and the arrays they are for; the cache has no size yet."""
 
     allowed: int
     weights: int
@@ -30,13 +30,24 @@ class MemoryPlan:
     input_bytes: int
     block_arrays: dict[str, ArraySpec]  # of one layer
     block_bytes: int  # of all layers
-    num_blocks: int
     limits: StepLimits
+
+    @property
+    def step_bytes(self) -> int:
+        """What a step needs beside weights and cache."""
+        return total_bytes(self.activations) + self.input_bytes
 
     @property
     def fixed_bytes(self) -> int:
         """Everything but the cache."""
-        return self.weights + total_bytes(self.activations) + self.input_bytes
+        return self.weights + self.step_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPlan(MemoryNeeds):
+    """The same with a cache. `str()` is for people."""
+
+    num_blocks: int
 
     @property
     def kv_bytes(self) -> int:
@@ -48,12 +59,37 @@ class MemoryPlan:
         return "\n".join(
             (
                 f"weights      {_mib(self.weights)}",
-                f"activations  {_mib(self.fixed_bytes - self.weights)}",
+                f"activations  {_mib(self.step_bytes)}",
                 f"KV cache     {_mib(self.kv_bytes)}: {self.num_blocks} blocks, {tokens} tokens, "
                 f"{tokens // self.limits.context} sequences of {self.limits.context}",
                 f"allowed      {_mib(self.allowed)}",
             )
         )
+
+
+def measure(
+    config: ModelConfig,
+    weights: ModelWeights[Planned],
+    options: LoadOptions,
+    geometry: Geometry,
+    memory_free: int,
+) -> MemoryNeeds:
+    """What the model needs of a device with so much free memory."""
+    limits = StepLimits(
+        tokens=options.max_batched_tokens,
+        sequences=options.max_sequences,
+        context=min(options.max_context, config.max_context),
+    )
+    arrays = _block_arrays(config, options.kv_dtype)
+    return MemoryNeeds(
+        allowed=int(memory_free * options.memory_utilization),
+        weights=weight_bytes(weights),
+        activations=plan_activations(config, weights, limits, geometry),
+        input_bytes=_largest_input(config, limits),
+        block_arrays=arrays,
+        block_bytes=total_bytes(arrays) * config.num_layers,
+        limits=limits,
+    )
 
 
 def make_plan(
@@ -68,43 +104,26 @@ def make_plan(
     Raises:
         OutOfMemory: One sequence of full length, or the cache that was asked for, does not fit.
     """
-    limits = StepLimits(
-        tokens=options.max_batched_tokens,
-        sequences=options.max_sequences,
-        context=min(options.max_context, config.max_context),
-    )
-    activations = plan_activations(config, weights, limits, geometry)
-    input_bytes = _largest_input(config, limits)
-    weights_size = weight_bytes(weights)
-    arrays = _block_arrays(config, options.kv_dtype)
-    block_bytes = total_bytes(arrays) * config.num_layers
-    allowed = int(memory_free * options.memory_utilization)
-    left = allowed - weights_size - total_bytes(activations) - input_bytes
-    per_sequence = ceil_div(limits.context, BLOCK_TOKENS)
+    needs = measure(config, weights, options, geometry, memory_free)
+    left = needs.allowed - needs.fixed_bytes
+    per_sequence = ceil_div(needs.limits.context, BLOCK_TOKENS)
     if options.kv_blocks is not None:
         num_blocks = least = options.kv_blocks
     else:
-        num_blocks = min(max(left, 0) // block_bytes, limits.sequences * per_sequence)
+        fitting = max(left, 0) // needs.block_bytes
+        num_blocks = min(fitting, needs.limits.sequences * per_sequence)
         least = per_sequence
-    if num_blocks < least or num_blocks * block_bytes > left:
+    if num_blocks < least or num_blocks * needs.block_bytes > left:
         raise OutOfMemory(
-            f"The model needs {_mib(weights_size)} for weights, "
-            f"{_mib(total_bytes(activations) + input_bytes)} for a step and "
-            f"{_mib(least * block_bytes)} for a cache of {least * BLOCK_TOKENS} tokens, but only "
-            f"{_mib(allowed)} may be used ({options.memory_utilization:.0%} of "
+            f"The model needs {_mib(needs.weights)} for weights, "
+            f"{_mib(needs.step_bytes)} for a step and "
+            f"{_mib(least * needs.block_bytes)} for a cache of {least * BLOCK_TOKENS} tokens, but "
+            f"only {_mib(needs.allowed)} may be used ({options.memory_utilization:.0%} of "
             f"{_mib(memory_free)} free). Lower max_context, max_batched_tokens, max_sequences or "
             "kv_blocks, or take a smaller model."
         )
-    return MemoryPlan(
-        allowed=allowed,
-        weights=weights_size,
-        activations=activations,
-        input_bytes=input_bytes,
-        block_arrays=arrays,
-        block_bytes=block_bytes,
-        num_blocks=num_blocks,
-        limits=limits,
-    )
+    values = {field.name: getattr(needs, field.name) for field in fields(needs)}
+    return MemoryPlan(**values, num_blocks=num_blocks)
 
 
 def cache_arrays(plan: MemoryPlan) -> dict[str, ArraySpec]:

@@ -12,7 +12,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from rocmforge.catalog import find_model
-from rocmforge.errors import RocmForgeError
+from rocmforge.commands.plan import show_plan, size_text
+from rocmforge.errors import ConfigurationError, RocmForgeError
 from rocmforge.gguf.reader import GgufFile, open_gguf
 from rocmforge.models.architectures import read_config
 from rocmforge.models.config import ModelConfig
@@ -53,6 +54,10 @@ class Report:
 
 def run(arguments: argparse.Namespace, settings: Settings) -> int:
     """Prints the report. A model that cannot be served is shown too, with the reason."""
+    if arguments.plan:
+        return show_plan(find_model(arguments.model), settings, arguments.memory, arguments.json)
+    if arguments.memory is not None:
+        raise ConfigurationError("--memory is for --plan.")
     with open_gguf(find_model(arguments.model)) as file:
         report = _report(file, settings.max_context)
         if arguments.json:
@@ -112,7 +117,7 @@ def _print(console: Console, report: Report) -> None:
     table.add_column(style="bold")
     table.add_column(overflow="fold")
     rows = [
-        ("file", f"{report.path} ({_size(report.file_bytes)}, GGUF {report.gguf_version})"),
+        ("file", f"{report.path} ({size_text(report.file_bytes)}, GGUF {report.gguf_version})"),
         ("architecture", report.architecture),
         ("name", report.name),
         (
@@ -137,11 +142,13 @@ def _print(console: Console, report: Report) -> None:
             ),
             ("context", f"{config.max_context} tokens"),
             ("sliding", f"{windows} of {config.num_layers} layers" if windows else "no"),
-            ("weights", f"{_size(report.weight_bytes)} as stored"),
+            ("weights", f"{size_text(report.weight_bytes)} as stored"),
             (
                 "KV cache",
                 f"one sequence of {report.context} tokens: "
-                + ", ".join(f"{_size(size)} in {kind}" for kind, size in report.kv_bytes.items()),
+                + ", ".join(
+                    f"{size_text(size)} in {kind}" for kind, size in report.kv_bytes.items()
+                ),
             ),
         ]
     verdict = "yes" if report.not_supported is None else f"[red]no:[/red] {report.not_supported}"
@@ -157,11 +164,5 @@ def _print_tensors(console: Console, file: GgufFile) -> None:
     table = Table("tensor", "shape", "type", "size")
     for tensor in file.tensors.values():
         shape = " x ".join(map(str, tensor.shape))
-        table.add_row(escape(tensor.name), shape, tensor.type.name, _size(tensor.nbytes))
+        table.add_row(escape(tensor.name), shape, tensor.type.name, size_text(tensor.nbytes))
     console.print(table)
-
-
-def _size(count: int) -> str:
-    if count < 2**20:
-        return f"{count / 2**10:.1f} KiB"
-    return f"{count / 2**20:.1f} MiB" if count < 2**30 else f"{count / 2**30:.2f} GiB"

@@ -1,0 +1,148 @@
+"""`rocmforge inspect --plan`: what a model will take of a device, before anything is loaded."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from rocmforge.backend import registry
+from rocmforge.backend.optional import MemoryEstimate, Planning
+from rocmforge.errors import ConfigurationError
+from rocmforge.gguf.reader import open_gguf
+from rocmforge.models.architectures import read_config
+from rocmforge.settings import Settings
+from rocmforge.wiring import load_options
+
+_UNITS: Final = {"K": 10, "M": 20, "G": 30, "T": 40}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Everything that is shown, so that --json shows the same. Sizes in bytes."""
+
+    backend: str
+    estimate: MemoryEstimate
+    sequences: int  # asked for
+    kv_bytes: int  # of that many sequences, or of the blocks that were asked for
+    fits: bool  # with a cache for all of them; the engine can do with less
+    most_sequences: int  # of that context; 0 = not even one fits
+    longest_context: int  # of one sequence, within the model's own limit
+
+
+def show_plan(model: Path, settings: Settings, memory: str | None, as_json: bool) -> int:
+    """Prints the plan; exit status 1 if not even one sequence fits.
+
+    Raises:
+        ConfigurationError: There is no device, and no memory was stated.
+        ModelLoadError: The model cannot be served.
+    """
+    with open_gguf(model) as file:
+        trained = read_config(file).max_context
+    stated = None if memory is None else parse_size(memory)
+    backend = _choose(settings.backend, device_is_here=stated is None)
+    options = load_options(settings, trained)
+    plan = _plan(backend.name, backend.estimate(model, options, stated), settings, trained)
+    if as_json:
+        print(msgspec.json.encode(plan).decode())
+    else:
+        _print(Console(), plan, settings)
+    return 0 if plan.most_sequences else 1
+
+
+def _choose(name: str, *, device_is_here: bool) -> Planning:
+    if device_is_here:
+        choice = registry.choose(name)
+        if choice.is_fallback:
+            raise ConfigurationError(
+                f"There is no device to plan for ({choice.reason}). State the free memory of one "
+                "that is not here with --memory, such as --memory 24GiB."
+            )
+        backend = choice.backend
+    else:
+        backend = registry.create(registry.names()[0] if name == "auto" else name)
+    if not isinstance(backend, Planning):
+        raise ConfigurationError(f"The backend {backend.name!r} does not plan its memory.")
+    return backend
+
+
+def _plan(backend: str, estimate: MemoryEstimate, settings: Settings, trained: int) -> Plan:
+    sequences, left = settings.max_sequences, max(estimate.left_for_kv, 0)
+    kv_bytes = sequences * estimate.kv_sequence
+    if settings.kv_blocks is not None:
+        kv_bytes = settings.kv_blocks * estimate.kv_block
+    return Plan(
+        backend=backend,
+        estimate=estimate,
+        sequences=sequences,
+        kv_bytes=kv_bytes,
+        fits=kv_bytes <= estimate.left_for_kv,
+        most_sequences=left // estimate.kv_sequence,
+        longest_context=min(left // estimate.kv_block * estimate.block_size, trained),
+    )
+
+
+def _print(console: Console, plan: Plan, settings: Settings) -> None:
+    estimate = plan.estimate
+    context = estimate.context
+    cache = f"{plan.sequences} sequences of {context} tokens"
+    if settings.kv_blocks is not None:
+        cache = f"{settings.kv_blocks} blocks of {estimate.block_size} tokens"
+    share = f"{settings.memory_utilization:.0%}"
+    rows = [
+        ("device", f"{estimate.device} with {size_text(estimate.free)} free ({plan.backend})"),
+        ("may be used", f"{size_text(estimate.allowed)} ({share})"),
+        ("weights", size_text(estimate.weights)),
+        ("activations", size_text(estimate.activations)),
+        ("KV cache", f"{size_text(plan.kv_bytes)} in {estimate.kv_dtype} for {cache}"),
+        ("all of it fits", "yes" if plan.fits else _shortfall(plan)),
+        ("at most", _most(plan)),
+    ]
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for label, text in rows:
+        table.add_row(label, escape(text))
+    console.print(table)
+
+
+def _shortfall(plan: Plan) -> str:
+    missing = size_text(plan.kv_bytes - plan.estimate.left_for_kv)
+    if not plan.most_sequences:
+        return f"no: {missing} are missing, and not even one sequence fits"
+    return f"no: {missing} are missing; sequences beyond that would wait or be computed again"
+
+
+def _most(plan: Plan) -> str:
+    if not plan.longest_context:
+        return "nothing: weights and activations alone do not fit"
+    return (
+        f"{plan.most_sequences} sequences of {plan.estimate.context} tokens, "
+        f"or one of {plan.longest_context}"
+    )
+
+
+def parse_size(text: str) -> int:
+    """Bytes of "24GiB", "24G", "512 MiB" or "1000000"; units are powers of 1024.
+
+    Raises:
+        ConfigurationError: It is no such size.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) *(?:([KMGT])(?:iB|B)?)?", text.strip(), re.IGNORECASE)
+    if match is None:
+        raise ConfigurationError(f"{text!r} is not a size. Write it as 24GiB or 512MiB.")
+    number, unit = match.groups()
+    return int(float(number) * (1 << _UNITS[unit.upper()] if unit else 1))
+
+
+def size_text(count: int) -> str:
+    """Bytes for people."""
+    if count < 2**20:
+        return f"{count / 2**10:.1f} KiB"
+    return f"{count / 2**20:.1f} MiB" if count < 2**30 else f"{count / 2**30:.2f} GiB"

@@ -1,0 +1,133 @@
+"""`rocmforge inspect --plan`: the plan of a device that is here, or of one that is not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rocmforge.backend.protocol import DeviceInfo
+from rocmforge.cli import main
+from rocmforge.commands.plan import parse_size
+from rocmforge.commands.synthetic import write_synthetic_model
+from rocmforge.errors import ConfigurationError
+from rocmforge_hip.device import FoundDevice
+from rocmforge_hip.driver import DeviceProperties
+
+MIB, GIB = 1 << 20, 1 << 30
+SEQUENCE_BYTES = 512 * 2 * 2 * 2 * 64 * 2  # tokens, layers, keys and values, heads, elements, bytes
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("plan") / "model.gguf"
+    write_synthetic_model(path)
+    return path
+
+
+def plan(capsys: pytest.CaptureFixture[str], model: Path, *flags: str) -> dict[str, Any]:
+    """The plan as JSON; it must have been possible."""
+    assert main(["inspect", str(model), "--plan", "--json", *flags]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_a_stated_memory_needs_no_device(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ("--backend", "hip", "--memory", "24GiB", "--max-sequences", "4")
+    found = plan(capsys, model, *flags)
+    estimate = found["estimate"]
+    assert (estimate["free"], estimate["allowed"]) == (24 * GIB, int(24 * GIB * 0.9))
+    assert estimate["kv_block"] * 512 / estimate["block_size"] == SEQUENCE_BYTES
+    assert found["kv_bytes"] == 4 * SEQUENCE_BYTES
+    assert found["fits"]
+    left = estimate["allowed"] - estimate["weights"] - estimate["activations"]
+    assert found["most_sequences"] == left // SEQUENCE_BYTES
+    assert found["longest_context"] == 512, "the model's own limit"
+    assert model.stat().st_size * 0.9 < estimate["weights"] < model.stat().st_size * 1.1
+
+
+def test_context_and_users_are_what_was_asked_for(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ("--backend", "hip", "--memory", "24GiB", "--max-context", "128")
+    one = plan(capsys, model, *flags, "--max-sequences", "1")
+    many = plan(capsys, model, *flags, "--max-sequences", "100")
+    assert one["kv_bytes"] == SEQUENCE_BYTES // 4
+    assert many["kv_bytes"] == 100 * one["kv_bytes"]
+    assert many["estimate"]["activations"] > one["estimate"]["activations"]
+    int8 = plan(capsys, model, *flags, "--max-sequences", "1", "--kv-dtype", "int8")
+    assert int8["kv_bytes"] == one["kv_bytes"] // 2 * (1 + 4 / 64), "a scale for each row of 64"
+
+
+def test_the_device_that_is_here_is_looked_at(
+    model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    properties = DeviceProperties(
+        index=0,
+        name="Radeon RX 7900 XTX",
+        target="gfx1100",
+        wave_size=32,
+        compute_units=96,
+        memory_total=24 * GIB,
+        is_integrated=False,
+        pci_id="0000:03:00.0",
+    )
+    info = DeviceInfo(
+        index=0, name=properties.name, target="gfx1100", memory_total=24 * GIB, memory_free=2 * GIB
+    )
+    devices = (FoundDevice(properties, info),)
+    monkeypatch.setattr("rocmforge_hip.backend.find_devices", lambda platform: devices)
+    found = plan(capsys, model, "--max-sequences", "8")
+    assert found["estimate"]["device"] == "Radeon RX 7900 XTX"
+    assert found["estimate"]["free"] == 2 * GIB
+
+
+def test_what_does_not_fit_is_said_and_is_status_1(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--plan", "--backend", "hip", "--memory", "8MiB"]
+    assert main(["inspect", str(model), *flags]) == 1
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "not even one sequence fits" in shown
+    assert "weights and activations alone do not fit" in shown
+
+
+def test_a_cache_for_some_of_the_users_is_possible_and_said(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--plan", "--backend", "hip", "--memory", "1G", "--max-sequences", "2000"]
+    assert main(["inspect", str(model), *flags]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "are missing; sequences beyond that would wait" in shown
+
+
+def test_without_a_device_the_memory_must_be_stated(
+    model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rocmforge_hip.backend.find_devices", lambda platform: ())
+    assert main(["inspect", str(model), "--plan"]) == 2
+    assert "such as --memory 24GiB" in capsys.readouterr().err
+
+
+def test_a_backend_that_cannot_plan_says_so(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--plan", "--backend", "reference", "--memory", "1G"]
+    assert main(["inspect", str(model), *flags]) == 2
+    assert "'reference' does not plan its memory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("24GiB", 24 * GIB), ("24g", 24 * GIB), ("1.5 MB", 3 * MIB // 2), ("1000", 1000)],
+)
+def test_sizes_have_units_of_1024(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "-1G", "1.G", "24 GiBs"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(ConfigurationError, match="is not a size"):
+        parse_size(text)
