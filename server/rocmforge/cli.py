@@ -82,6 +82,10 @@ def _parser() -> argparse.ArgumentParser:
     backends.add_argument("--json", action="store_true", help="print JSON")
     _add_settings(backends)
 
+    doctor = add_command("doctor", help="find out why a GPU is not used, and how to repair it")
+    doctor.add_argument("--json", action="store_true", help="print JSON")
+    _add_settings(doctor)
+
     bench = add_command("bench", help="measure a model on this machine")
     bench.add_argument("model", help=MODEL_HELP)
     bench.add_argument("--prompt-tokens", type=int, default=128, help="length of each prompt")

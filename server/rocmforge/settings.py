@@ -21,6 +21,10 @@ from rocmforge.errors import ConfigurationError
 from rocmforge.logs import LogFormat
 
 ENV_PREFIX = "ROCMFORGE_"
+GPU_VARIABLES = (
+    *("ROCM_PATH", "HIP_PLATFORM", "HSA_OVERRIDE_GFX_VERSION"),
+    *("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"),
+)
 # Variables of the test suite and of the kernel build; not settings.
 OTHER_PREFIXES = ("ROCMFORGE_TEST_", "ROCMFORGE_KERNEL_")
 
@@ -181,6 +185,11 @@ def load(flags: Mapping[str, Any], config: Path | None = None) -> Settings:
     values |= _checked(_from_environment(os.environ), source="environment")
     values |= _checked(flags, source="command line")
     return msgspec.convert(values, Settings)
+
+
+def gpu_environment() -> dict[str, str]:
+    """Variables that are not ours, but change which GPUs HIP finds: for `rocmforge doctor`."""
+    return {name: os.environ[name] for name in GPU_VARIABLES if name in os.environ}
 
 
 def _read_file(path: Path) -> dict[str, Any]:

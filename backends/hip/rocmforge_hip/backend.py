@@ -24,6 +24,7 @@ from rocmforge_hip.device import FoundDevice, choose_device, find_devices
 from rocmforge_hip.driver import HipUnavailable
 from rocmforge_hip.geometry import BLOCK_TOKENS, Geometry
 from rocmforge_hip.library import NoKernelsForTarget, find_target
+from rocmforge_hip.library import NoKernelsForTarget, find_target
 from rocmforge_hip.loading import ModelLoading, open_device
 from rocmforge_hip.ops import HEAD_DIMS, MAX_NORM_DIM
 from rocmforge_hip.plan import MemoryNeeds, MemoryPlan, make_plan, measure
@@ -105,6 +106,12 @@ class HipBackend:
             kv_dtype=_cache_type(needs),
             context=needs.limits.context,
         )
+
+    def kernels_for(self, target: str) -> str | None:
+        try:
+            return find_target(target)
+        except NoKernelsForTarget:
+            return None
 
     def kernels_for(self, target: str) -> str | None:
         try:

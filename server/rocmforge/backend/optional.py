@@ -53,6 +53,15 @@ class SelfChecking(Backend, Protocol):
         ...
 
 
+@runtime_checkable
+class KnowsTargets(Backend, Protocol):
+    """A backend with compiled kernels: `rocmforge doctor` asks for which chips."""
+
+    def kernels_for(self, target: str) -> str | None:
+        """The target whose kernels a chip would run, its own or its family's; None = none."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryEstimate:
     """What a model would take of a device's memory, in bytes."""

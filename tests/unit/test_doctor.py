@@ -1,0 +1,310 @@
+"""`rocmforge doctor` on machines that are broken in the ways people report."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rocmforge.backend.protocol import DeviceInfo
+from rocmforge.commands.diagnosis import Finding, Level, diagnose
+from rocmforge.commands.machine import Machine, User, read_machine
+from rocmforge.commands.runtime_probe import Runtime
+
+GIB = 2**30
+RENDER, VIDEO = 105, 44
+USER = User(1000, frozenset({1000, RENDER, VIDEO}))
+LIBRARY = "/opt/rocm/lib/libamdhip64.so.6"
+
+
+class Tree:
+    """The files of a machine with one RX 7900 XTX on which everything works."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.user = USER
+        self.environment: dict[str, str] = {}
+        self.owners: dict[str, tuple[int, int]] = {}  # gid and mode, by path
+        self.runtime = Runtime(
+            devices=(_device("Radeon RX 7900 XTX", "gfx1100"),),
+            library=LIBRARY,
+            kernels={"gfx1100": "gfx1100"},
+        )
+        self.write("proc/sys/kernel/osrelease", "6.12.9")
+        self.write("proc/meminfo", f"MemTotal: {64 * GIB // 1024} kB")
+        self.write("etc/group", f"root:x:0:\nvideo:x:{VIDEO}:\nrender:x:{RENDER}:")
+        self.write("opt/rocm/lib/libamdhip64.so.6", "")
+        self.write("opt/rocm/.info/version", "6.4.3-1")
+        self.folder("sys/module/amdgpu")
+        self.node("dev/kfd")
+        self.topology(0, gfx_target_version=0, cpu_cores_count=16)
+        self.gpu(1, "0000:03:00.0", 110000, 128, vram=24 * GIB)
+
+    def write(self, path: str, text: str) -> None:
+        file = self.root / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+
+    def folder(self, path: str) -> None:
+        (self.root / path).mkdir(parents=True, exist_ok=True)
+
+    def remove(self, path: str) -> None:
+        target = self.root / path
+        if target.is_dir() and not target.is_symlink():
+            for child in target.iterdir():
+                self.remove(str(child.relative_to(self.root)))
+            target.rmdir()
+        else:
+            target.unlink()
+
+    def node(self, path: str, gid: int = RENDER, mode: int = 0o660) -> None:
+        self.write(path, "")
+        self.owners[path] = (gid, mode)
+
+    def topology(self, number: int, **properties: int) -> None:
+        lines = "\n".join(f"{name} {value}" for name, value in properties.items())
+        self.write(f"sys/class/kfd/kfd/topology/nodes/{number}/properties", lines)
+
+    def gpu(
+        self, number: int, address: str, version: int, minor: int, *, vram: int, gtt: int = 32 * GIB
+    ) -> None:
+        bus = f"sys/bus/pci/devices/{address}"
+        self.write(f"{bus}/vendor", "0x1002")
+        self.write(f"{bus}/device", "0x744c")
+        self.write(f"{bus}/class", "0x030000")
+        self.drive(address, "amdgpu")
+        self.topology(number, gfx_target_version=version, drm_render_minor=minor, cpu_cores_count=0)
+        self.node(f"dev/dri/renderD{minor}")
+        device = f"sys/class/drm/renderD{minor}/device"
+        self.write(f"{device}/mem_info_vram_total", str(vram))
+        self.write(f"{device}/mem_info_vram_used", str(GIB))
+        self.write(f"{device}/mem_info_gtt_total", str(gtt))
+        self.write(f"{device}/power_dpm_force_performance_level", "auto")
+        self.write(f"{device}/pp_dpm_sclk", "0: 500Mhz *\n1: 2304Mhz\n2: 2500Mhz")
+        self.write(f"{device}/hwmon/hwmon3/power1_average", "15000000")
+
+    def drive(self, address: str, driver: str | None) -> None:
+        link = self.root / f"sys/bus/pci/devices/{address}/driver"
+        link.unlink(missing_ok=True)
+        if driver is not None:
+            link.symlink_to(f"../../../../bus/pci/drivers/{driver}")
+
+    def stat(self, path: Path) -> os.stat_result:
+        gid, mode = self.owners[str(path.relative_to(self.root))]
+        return os.stat_result((mode, 0, 0, 1, 0, gid, 0, 0, 0, 0))
+
+    def read(self) -> Machine:
+        return read_machine(self.root, self.user, self.environment, self.stat)
+
+    def findings(self) -> tuple[Finding, ...]:
+        return diagnose(self.read(), self.runtime)
+
+
+def _device(name: str, target: str) -> DeviceInfo:
+    return DeviceInfo(
+        index=0, name=name, target=target, memory_total=24 * GIB, memory_free=23 * GIB
+    )
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Tree:
+    return Tree(tmp_path)
+
+
+def test_a_machine_that_works_has_nothing_to_repair(tree: Tree) -> None:
+    findings = tree.findings()
+    assert {f.level for f in findings} == {Level.OK}
+    said = " ".join(f.message for f in findings)
+    for fact in (
+        "6.12.9",
+        "gfx1100",
+        "discrete",
+        "24.0 GiB VRAM",
+        "32.0 GiB GTT",
+        "6.4.3",
+        LIBRARY,
+    ):
+        assert fact in said
+    assert "500Mhz of 2500Mhz, 15 W" in said
+
+
+def no_driver(tree: Tree) -> None:
+    tree.drive("0000:03:00.0", None)
+    for path in ("sys/module/amdgpu", "dev/kfd", "dev/dri", "sys/class/kfd"):
+        tree.remove(path)
+    tree.runtime = Runtime(reason="HIP lists no device it can use", library=LIBRARY)
+
+
+def held_by_vfio(tree: Tree) -> None:
+    tree.drive("0000:03:00.0", "vfio-pci")
+
+
+def too_new_for_the_kernel(tree: Tree) -> None:
+    tree.drive("0000:03:00.0", None)
+
+
+def no_gpu(tree: Tree) -> None:
+    tree.remove("sys/bus/pci/devices/0000:03:00.0")
+
+
+def not_in_the_render_group(tree: Tree) -> None:
+    tree.user = User(1000, frozenset({1000}))
+
+
+def container_without_kfd(tree: Tree) -> None:
+    tree.write(".dockerenv", "")
+    tree.remove("dev/kfd")
+
+
+def container_with_names_instead_of_numbers(tree: Tree) -> None:
+    tree.write(".dockerenv", "")
+    tree.write("etc/group", "root:x:0:\nvideo:x:44:\nrender:x:107:")  # the image's own
+    tree.user = User(10001, frozenset({10001, 107, VIDEO}))
+
+
+def nodes_of_root(tree: Tree) -> None:
+    tree.node("dev/kfd", gid=0, mode=0o600)
+
+
+def no_runtime(tree: Tree) -> None:
+    tree.remove("opt")
+    tree.runtime = Runtime(reason="libamdhip64.so was not found")
+
+
+def runtime_in_another_place(tree: Tree) -> None:
+    tree.remove("opt")
+    tree.write("usr/lib64/libamdhip64.so.6", "")
+    tree.runtime = Runtime(reason="libamdhip64.so was not found")
+
+
+def no_kernels_for_the_chip(tree: Tree) -> None:
+    tree.gpu(1, "0000:03:00.0", 90006, 128, vram=16 * GIB)
+    tree.runtime = Runtime(library=LIBRARY, devices=(), kernels={"gfx906": None})
+
+
+def apu_with_a_small_share(tree: Tree) -> None:
+    tree.gpu(1, "0000:03:00.0", 110501, 128, vram=GIB // 2, gtt=GIB)
+
+
+def clocks_held_low(tree: Tree) -> None:
+    device = "sys/class/drm/renderD128/device"
+    tree.write(f"{device}/power_dpm_force_performance_level", "low")
+
+
+def pretends_to_be_another_chip(tree: Tree) -> None:
+    tree.environment["HSA_OVERRIDE_GFX_VERSION"] = "10.3.0"
+
+
+def every_gpu_is_hidden(tree: Tree) -> None:
+    tree.environment["HIP_VISIBLE_DEVICES"] = ""
+
+
+def hip_crashes(tree: Tree) -> None:
+    tree.runtime = Runtime(reason="asking HIP ended with status -11: ", library=LIBRARY)
+
+
+@pytest.mark.parametrize(
+    ("damage", "level", "message", "repair"),
+    [
+        (no_driver, "error", "has no driver", "modprobe amdgpu"),
+        (held_by_vfio, "error", "held by vfio-pci", "drivers/amdgpu/bind"),
+        (too_new_for_the_kernel, "error", "Linux 6.12.9 may be too old", "dmesg"),
+        (no_gpu, "error", "no AMD GPU on the PCI bus", "lspci -d 1002:"),
+        (
+            not_in_the_render_group,
+            "error",
+            "group 105 (render)",
+            "usermod --append --groups render",
+        ),
+        (container_without_kfd, "error", "/dev/kfd does not exist", "--device /dev/kfd"),
+        (container_with_names_instead_of_numbers, "error", "group 105", "--group-add 105"),
+        (nodes_of_root, "error", "no group of users may open it", "udev"),
+        (no_runtime, "error", "No HIP runtime", "apt install libamdhip64-6"),
+        (runtime_in_another_place, "error", "/usr/lib64/libamdhip64.so.6", "export ROCM_PATH"),
+        (
+            no_kernels_for_the_chip,
+            "error",
+            "gfx906 (/dev/dri/renderD128)",
+            "kernels.build --targets gfx906",
+        ),
+        (apu_with_a_small_share, "warning", "1.5 GiB", "ttm.pages_limit=12582912"),
+        (clocks_held_low, "warning", "'low'", "echo auto"),
+        (pretends_to_be_another_chip, "warning", "10.3.0", "unset HSA_OVERRIDE_GFX_VERSION"),
+        (every_gpu_is_hidden, "error", "hides every GPU", "unset HIP_VISIBLE_DEVICES"),
+        (hip_crashes, "error", "status -11", "rocmforge backends"),
+    ],
+)
+def test_a_broken_machine_is_told_what_is_wrong_and_the_command_for_it(
+    tree: Tree, damage: Callable[[Tree], None], level: str, message: str, repair: str
+) -> None:
+    damage(tree)
+    found = [f for f in tree.findings() if message in f.message]
+    assert found, tree.findings()
+    assert {f.level for f in found} == {level}
+    assert all(repair in (f.repair or "") for f in found)
+
+
+def test_every_problem_comes_with_a_repair(tree: Tree) -> None:
+    for damage in (no_driver, not_in_the_render_group, clocks_held_low, no_runtime):
+        damage(tree)
+    problems = [f for f in tree.findings() if f.level is not Level.OK]
+    assert problems
+    assert all(f.repair for f in problems)
+
+
+def test_root_needs_no_group(tree: Tree) -> None:
+    tree.user = User(0, frozenset({0}))
+    assert {f.level for f in tree.findings()} == {Level.OK}
+
+
+def test_selinux_is_named_where_it_keeps_containers_from_devices(tree: Tree) -> None:
+    tree.write(".dockerenv", "")
+    tree.write("sys/fs/selinux/enforce", "1")
+    repairs = {f.repair for f in tree.findings() if f.level is Level.WARNING}
+    assert repairs == {"sudo setsebool -P container_use_devices=1  # on the host"}
+
+
+def test_an_integrated_gpu_beside_a_discrete_one_is_told_apart(tree: Tree) -> None:
+    tree.gpu(2, "0000:0e:00.0", 100306, 129, vram=GIB // 2, gtt=48 * GIB)
+    said = " ".join(f.message for f in tree.findings())
+    assert "gfx1036 (/dev/dri/renderD129)" in said or "gfx1036 shares" in said
+    assert "Radeon RX 7900 XTX is taken" in said
+    assert [gpu.is_integrated for gpu in tree.read().gpus] == [False, True]
+
+
+def test_kernels_of_the_family_are_named(tree: Tree) -> None:
+    tree.runtime = Runtime(
+        devices=tree.runtime.devices, library=LIBRARY, kernels={"gfx1100": "gfx11-generic"}
+    )
+    assert "those of gfx11-generic" in " ".join(f.message for f in tree.findings())
+
+
+def test_a_file_of_the_driver_that_cannot_be_read_is_no_end(tree: Tree) -> None:
+    device = "sys/class/drm/renderD128/device"
+    tree.remove(f"{device}/pp_dpm_sclk")
+    tree.folder(f"{device}/pp_dpm_sclk")  # reading a folder fails, as some of sysfs does
+    tree.remove(f"{device}/hwmon")
+    assert {f.level for f in tree.findings()} == {Level.OK}
+
+
+def test_the_command_prints_json_and_fails_without_a_gpu() -> None:
+    environment = {k: v for k, v in os.environ.items() if k != "HIP_PLATFORM"}
+    if Path("/dev/kfd").exists():
+        pytest.skip("this machine has an AMD GPU")
+    done = subprocess.run(
+        [sys.executable, "-m", "rocmforge", "doctor", "--json", "--port", "0"],
+        env=environment | {"ROCM_PATH": "/nowhere"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1, done.stderr
+    findings = {finding["check"]: finding for finding in json.loads(done.stdout)}
+    assert findings["gpu"]["level"] == "error"
+    assert findings["runtime"]["repair"]
+    assert findings["port"]["level"] == "ok"
