@@ -109,6 +109,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     drain_timeout: Annotated[
         float, Meta(ge=0, description="seconds that running requests get after SIGTERM")
     ] = 30.0
+    resume: Annotated[
+        bool, Meta(description="go on with running requests when the engine had to be restarted")
+    ] = False
     step_timeout: Annotated[
         float, Meta(gt=0, description="seconds after which a silent engine counts as hung")
     ] = 120.0

@@ -76,6 +76,7 @@ def build_engine(front: ModelFront, settings: Settings) -> AsyncEngine:
             options=load_options(settings, front.max_context),
             vocabulary=token_pieces(front.tokenizer),
             max_waiting=settings.max_waiting,
+            resume=settings.resume,
             log_level=settings.log_level.upper(),
             log_format=settings.log_format,
             step_timeout_s=settings.step_timeout,

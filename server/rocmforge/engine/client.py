@@ -14,6 +14,7 @@ from rocmforge.backend.protocol import RunnerInfo
 from rocmforge.engine.client_handle import GenerationHandle
 from rocmforge.engine.client_process import EngineProcess
 from rocmforge.engine.config import EngineConfig
+from rocmforge.engine.journal import Journal
 from rocmforge.engine.messages import (
     Cancel,
     Fatal,
@@ -69,6 +70,7 @@ class AsyncEngine:
         self._backoff_s = config.restart_backoff_s
         self._ids = count()
         self._live: dict[int, GenerationHandle] = {}
+        self._journal = Journal() if config.resume else None
         self._idle = asyncio.Event()
         self._idle.set()
         self._last_news = 0.0  # loop time of the last step report
@@ -190,6 +192,8 @@ class AsyncEngine:
             self._idle.clear()
         handle = GenerationHandle(request.request_id, self._cancel)
         self._live[request.request_id] = handle
+        if self._journal is not None:
+            self._journal.open(request)
         process.send(Submit(request=request))
         return handle
 
@@ -227,6 +231,8 @@ class AsyncEngine:
 
     def _forget(self, request_id: int) -> bool:
         known = self._live.pop(request_id, None) is not None
+        if self._journal is not None:
+            self._journal.close(request_id)
         if not self._live:
             self._idle.set()
         return known
@@ -247,37 +253,55 @@ class AsyncEngine:
                 self._ready = report
                 self._phase = EngineState.READY
                 self._settled.set()
+                self._resume()
             case LoadFailed():
                 self._failure = rebuild_error(report)
             case Fatal():
                 self._failure = EngineDied(report.message)
                 self._begin_restart()
-                self._deliver(report.events)
+                self._deliver([e for e in report.events if not self._can_resume(e.request_id)])
 
     def _deliver(self, events: Sequence[TokenEvent]) -> None:
         for event in events:
             handle = self._live.get(event.request_id)
             if handle is None:
                 continue  # closed in the meantime
+            if self._journal is not None:
+                self._journal.note(event)
             if event.finish_reason is not None:
                 self._forget(event.request_id)
             handle.deliver(event, self._last_news)
 
-    def _fail_live(self, message: str) -> None:
+    def _fail_live(self, message: str, *, keep_resumable: bool = False) -> None:
         self._deliver(
             [
                 TokenEvent(request_id=request_id, finish_reason=FinishReason.DIED, error=message)
                 for request_id in self._live
+                if not (keep_resumable and self._can_resume(request_id))
             ]
         )
+
+    def _can_resume(self, request_id: int) -> bool:
+        return self._journal is not None and self._journal.can_resume(request_id)
+
+    def _resume(self) -> None:
+        """Hands a new process what the one before it had not finished."""
+        if self._journal is None or not self._live:
+            return
+        assert self._process is not None
+        self._last_news = asyncio.get_running_loop().time()
+        requests = self._journal.resume()
+        logger.warning("%d requests go on in the new engine process", len(requests))
+        for request in requests:
+            self._process.send(Submit(request=request))
 
     # --- supervision ---
 
     async def _supervise(self) -> None:
         """Starts the process, and again whenever it dies. Only the first load fails for good."""
         while True:
-            error = await self._live_once()
-            self._fail_live(error.message)
+            error, was_ready = await self._live_once()
+            self._fail_live(error.message, keep_resumable=was_ready)
             if self._phase is EngineState.STOPPED:
                 return
             self._last_error = error.message
@@ -289,18 +313,19 @@ class AsyncEngine:
             await asyncio.sleep(self._backoff_s)
             self._backoff_s = min(2 * self._backoff_s, self._config.restart_backoff_max_s)
 
-    async def _live_once(self) -> RocmForgeError:
-        """Runs one process to its end, and says why it ended."""
+    async def _live_once(self) -> tuple[RocmForgeError, bool]:
+        """Runs one process to its end; says why it ended, and whether it was ready before."""
         self._failure = None
         try:
             self._process = await EngineProcess.spawn(self._start_message(), self._on_report)
         except OSError as error:
-            return EngineDied(f"The engine process could not be started: {error}.")
+            return EngineDied(f"The engine process could not be started: {error}."), False
         await self._process.disconnected()
+        was_ready = self._settled.is_set() or isinstance(self._failure, EngineDied)
         self._begin_restart()
         verdict = await self._process.wait(self._config.stop_grace_s)
         self._process = None
-        return self._failure or EngineDied(f"The engine process {verdict}.")
+        return self._failure or EngineDied(f"The engine process {verdict}."), was_ready
 
     def _begin_restart(self) -> None:
         """Takes no more requests once the process is known to end, before it has ended."""
@@ -338,7 +363,7 @@ class AsyncEngine:
         while True:
             await asyncio.sleep(min(config.step_timeout_s, config.client_stall_s) / 4)
             now = loop.time()
-            if self._process is not None and self._live:
+            if self._phase is EngineState.READY and self._process is not None and self._live:
                 silence_s = now - self._last_news
                 if silence_s > config.step_timeout_s:
                     self._process.kill(f"was killed: it gave no news for {silence_s:.1f} s")

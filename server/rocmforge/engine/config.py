@@ -21,6 +21,7 @@ class EngineConfig:
     max_waiting: int = 256  # unfinished requests beyond options.max_sequences
     max_score_rows: int = 256  # prompt tokens scored in one step
     prefix_cache: bool = True
+    resume: bool = False  # go on with requests in a new process when one dies
     log_level: str = "WARNING"  # of the engine process, which logs to stderr
     log_format: LogFormat = "text"
     step_timeout_s: float = 300.0  # without news while work is pending: the engine is killed

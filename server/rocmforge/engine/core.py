@@ -14,7 +14,7 @@ from rocmforge.engine.params import FinishReason, GenerateRequest, TokenEvent
 from rocmforge.engine.plan import Chunk, SchedulerLimits
 from rocmforge.engine.scheduler import Scheduler
 from rocmforge.engine.totals import Totals
-from rocmforge.errors import RocmForgeError
+from rocmforge.errors import EngineError, RocmForgeError
 
 _IDLE_WAIT_S = 0.005  # for a grammar to be compiled, before commands are looked at again
 
@@ -142,7 +142,11 @@ class EngineCore:
         if not request.sampling.grammar:
             return None
         assert self._grammars is not None, "only what was compiled has a grammar"
-        return self._grammars.matcher(request.sampling.grammar)
+        matcher = self._grammars.matcher(request.sampling.grammar)
+        for token in request.generated_ids:
+            if not matcher.advance(token):
+                raise EngineError(f"The output left its grammar: {matcher.error}")
+        return matcher
 
     def fail(self, message: str) -> Fatal:
         """Ends every request, because the runner is not usable any more."""

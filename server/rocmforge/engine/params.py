@@ -74,6 +74,7 @@ class GenerateRequest(Message, frozen=True):
     eos_ids: tuple[int, ...]  # tokens that end a sequence unless ignore_eos
     arrival_ns: int  # time.monotonic_ns() when the HTTP side took it
     deadline_ns: int | None = None  # on the same clock
+    generated_ids: tuple[int, ...] = ()  # tokens that an engine before this one generated
 
 
 class TokenLogprob(Message, frozen=True):

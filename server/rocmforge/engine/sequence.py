@@ -133,9 +133,19 @@ class Sequence:
         ):
             self.seen = SeenTokens(prompt, sampling.max_tokens)
 
+        if request.generated_ids:
+            self._resume(request.generated_ids)
+
         self.cached_tokens = 0
         self.scheduled_ns = 0
         self.first_token_ns = 0
+
+    def _resume(self, generated_ids: tuple[int, ...]) -> None:
+        """Learns what an earlier engine generated; all of it is computed again."""
+        for token in generated_ids:
+            self.append(token)
+        self.num_tokens = self.num_known
+        self.num_scored = self.num_prompt - 1
 
     @property
     def num_new(self) -> int:

@@ -1,0 +1,151 @@
+"""The engine process is killed under load, again and again.
+
+How often is said by $ROCMFORGE_TEST_KILLS (default: 2, for CI).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from queue import Queue
+
+import httpx
+import pytest
+
+from tests.e2e.conftest import SMOLLM2_NAME, serve_command
+from tests.support.server import LiveServer
+
+pytestmark = [pytest.mark.model, pytest.mark.slow]
+
+STREAMS = 16
+KILLS = int(os.environ.get("ROCMFORGE_TEST_KILLS", "2"))
+BACK_WITHIN_S = 10.0
+TOKENS = 24
+
+
+def engine_pid(server: LiveServer) -> int:
+    """The one child that runs the engine."""
+    folder = Path(f"/proc/{server.process.pid}/task")
+    children = [pid for file in folder.glob("*/children") for pid in file.read_text().split()]
+    engines = [
+        int(pid)
+        for pid in children
+        if b"rocmforge.engine.process" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]
+    (pid,) = engines
+    return pid
+
+
+def stream(url: str, number: int, begun: Queue[int]) -> tuple[str, dict[str, object] | None]:
+    """The text of one stream, and its error event if there was one."""
+    body = {
+        "model": SMOLLM2_NAME,
+        "prompt": f"{number}, {number + 1}, {number + 2},",
+        "max_tokens": TOKENS,
+        "seed": number,
+        "temperature": 0.8,
+        "stream": True,
+        "ignore_eos": True,
+    }
+    text, error, is_done = "", None, False
+    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=120) as response:
+        assert response.status_code == 200
+        for line in response.iter_lines():
+            if not line.startswith("data: "):
+                continue
+            if line == "data: [DONE]":
+                is_done = True
+                continue
+            event = json.loads(line.removeprefix("data: "))
+            if "error" in event:
+                error = event["error"]
+                continue
+            if not text:
+                begun.put(number)
+            text += event["choices"][0]["text"]
+    assert is_done != (error is not None), "a stream ends in exactly one way"
+    return text, error
+
+
+def run_streams(
+    server: LiveServer, *, kill: bool
+) -> tuple[list[tuple[str, dict[str, object] | None]], float]:
+    """All streams at once; the engine is killed when half of them speak.
+
+    Returns:
+        What each stream got, and the seconds until the server was ready after the kill.
+    """
+    begun: Queue[int] = Queue()
+    recovery_s = 0.0
+    with ThreadPoolExecutor(STREAMS) as pool:
+        running = [pool.submit(stream, server.url, n, begun) for n in range(STREAMS)]
+        if kill:
+            for _ in range(STREAMS // 2):
+                begun.get(timeout=120)
+            os.kill(engine_pid(server), signal.SIGKILL)
+            killed = time.monotonic()
+            while httpx.get(f"{server.url}/health").json()["engine"] == "ready":
+                assert time.monotonic() - killed < BACK_WITHIN_S, "the kill went unnoticed"
+            while httpx.get(f"{server.url}/ready").status_code != 200:
+                assert httpx.get(f"{server.url}/health").status_code == 200
+                time.sleep(0.05)
+            recovery_s = time.monotonic() - killed
+        return [each.result() for each in running], recovery_s
+
+
+def open_files(server: LiveServer) -> int:
+    return len(os.listdir(f"/proc/{server.process.pid}/fd"))
+
+
+@pytest.fixture(params=[False, True], ids=["errors", "resumed"])
+def resumes(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
+@pytest.fixture
+def server(smollm2_path: Path, tmp_path: Path, resumes: bool) -> Iterator[LiveServer]:
+    flags = ("--max-sequences", str(STREAMS), *(("--resume",) if resumes else ()))
+    with LiveServer(serve_command(smollm2_path, *flags), tmp_path / "log") as server:
+        yield server
+
+
+@pytest.mark.timeout(1800)
+def test_each_client_is_told_or_served_and_the_service_comes_back(
+    server: LiveServer, resumes: bool
+) -> None:
+    undisturbed, _ = run_streams(server, kill=False)
+    assert {error for _, error in undisturbed} == {None}
+    files = open_files(server)
+    recoveries = []
+    for _ in range(KILLS):
+        answers, recovery_s = run_streams(server, kill=True)
+        recoveries.append(recovery_s)
+        for (text, error), (whole, _) in zip(answers, undisturbed, strict=True):
+            if resumes:
+                assert (text, error) == (whole, None)
+            elif error is None:
+                assert text == whole  # it was through before
+            else:
+                assert whole.startswith(text)
+                assert error["code"] == "engine_died"
+        if not resumes:
+            assert any(error for _, error in answers)
+    print(f"ready again after {min(recoveries):.1f} to {max(recoveries):.1f} s")
+    assert max(recoveries) < BACK_WITHIN_S
+    assert run_streams(server, kill=False)[0] == undisturbed
+    metrics = httpx.get(f"{server.url}/metrics").text
+    assert "rocmforge_kv_cache_usage_perc{" in metrics
+    (usage,) = [
+        li for li in metrics.splitlines() if li.startswith("rocmforge_kv_cache_usage_perc{")
+    ]
+    assert float(usage.rpartition(" ")[2]) == 0.0
+    assert (
+        f'rocmforge_engine_restarts_total{{engine="0",model_name="{SMOLLM2_NAME}"}} {KILLS}.0'
+        in (metrics)
+    )
+    assert open_files(server) <= files

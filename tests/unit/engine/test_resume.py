@@ -1,0 +1,129 @@
+"""A request that another engine goes on with gets the tokens it would have had anyway."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from dataclasses import replace
+
+import pytest
+from msgspec import structs
+
+from rocmforge.engine.journal import Journal
+from rocmforge.engine.params import FinishReason, GenerateRequest, SamplingParams, TokenEvent
+from rocmforge.engine.status import EngineState
+from tests.support.fake_backend import FakeConfig, continuation
+from tests.unit.engine import test_client as live
+from tests.unit.engine.helpers import Bench, request
+from tests.unit.engine.test_grammar import LETTERS, bench
+
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5]
+LENGTH = 12
+
+
+def resumed(whole: GenerateRequest, generated: list[int]) -> GenerateRequest:
+    return structs.replace(whole, generated_ids=tuple(generated))
+
+
+@pytest.mark.parametrize("done", range(LENGTH))
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {},
+        {"num_logprobs": 2},
+        {"repetition_penalty": 1.5, "presence_penalty": 0.5, "frequency_penalty": 0.25},
+        {"min_tokens": 6, "stop_token_ids": (7,)},
+    ],
+    ids=["plain", "logprobs", "penalties", "min_tokens"],
+)
+def test_it_goes_on_where_it_was(done: int, extra: dict[str, object]) -> None:
+    sampling = SamplingParams(max_tokens=LENGTH, seed=5, **extra)  # type: ignore[arg-type]
+    whole = request(0, PROMPT, sampling)
+    undisturbed = Bench().run(whole)[0]
+    rest = Bench().run(resumed(whole, undisturbed.token_ids[:done]))[0]
+    assert rest.token_ids == undisturbed.token_ids[done:]
+    assert rest.logprobs == undisturbed.logprobs[done:]
+    assert rest.last is not None
+    assert undisturbed.last is not None
+    assert rest.last.finish_reason == undisturbed.last.finish_reason
+
+
+@pytest.mark.parametrize("done", [0, 1, 5, 11])
+def test_so_does_one_that_is_bound_to_a_grammar(done: int) -> None:
+    whole = request(0, PROMPT, SamplingParams(max_tokens=40, seed=3, grammar=LETTERS))
+    whole = structs.replace(whole, eos_ids=(262,))
+    config = FakeConfig(vocab_size=270)
+    undisturbed = bench(config).run(whole)[0]
+    assert len(undisturbed.token_ids) > 11
+    rest = bench(config).run(resumed(whole, undisturbed.token_ids[:done]))[0]
+    assert rest.token_ids == undisturbed.token_ids[done:]
+
+
+def test_what_got_no_further_is_not_tried_again() -> None:
+    journal = Journal()
+    journal.open(request(0, PROMPT, SamplingParams(max_tokens=9)))
+    assert journal.can_resume(0)
+    assert [r.generated_ids for r in journal.resume()] == [()]
+    assert not journal.can_resume(0)
+    journal.note(TokenEvent(request_id=0, token_ids=(4, 2)))
+    assert journal.can_resume(0)
+    assert [r.generated_ids for r in journal.resume()] == [(4, 2)]
+    assert not journal.can_resume(0)
+    journal.close(0)
+    assert journal.resume() == []
+
+
+def test_a_prompt_that_may_be_half_scored_is_not_tried_again() -> None:
+    journal = Journal()
+    journal.open(request(0, PROMPT, SamplingParams(max_tokens=9, prompt_logprobs=0)))
+    assert not journal.can_resume(0)
+    journal.note(TokenEvent(request_id=0, token_ids=(4,)))
+    assert journal.can_resume(0)
+
+
+def test_streams_survive_a_killed_process() -> None:
+    async def test() -> None:
+        async with live.Engine(replace(live.config("create_slow"), resume=True)) as engine:
+            prompts = [[i, 2, 3] for i in range(4)]
+            handles = [live.submit(engine, 12, prompt) for prompt in prompts]
+            begun = [list(await handle.next()) for handle in handles]
+            assert engine.pid is not None
+            os.kill(engine.pid, signal.SIGKILL)
+            for prompt, handle, events in zip(prompts, handles, begun, strict=True):
+                events += await live.read(handle)
+                assert live.tokens(events) == continuation(prompt, 12)
+                assert events[-1].finish_reason is FinishReason.LENGTH
+            assert engine.status.restarts == 1
+            assert await engine.drain(live.TIMEOUT_S)
+
+    live.run(test())
+
+
+def test_a_request_the_engine_dies_of_twice_gets_an_error() -> None:
+    async def test() -> None:
+        async with live.Engine(
+            replace(live.config("create_failing_collect_0"), resume=True)
+        ) as engine:
+            events = await live.read(live.submit(engine))
+            assert events[-1].finish_reason is FinishReason.DIED
+            assert engine.status.restarts <= 2
+            assert engine.status.state is not EngineState.STOPPED
+
+    live.run(test())
+
+
+def test_a_client_that_leaves_meanwhile_is_not_resumed() -> None:
+    async def test() -> None:
+        async with live.Engine(replace(live.config("create_slow"), resume=True)) as engine:
+            handle, witness = live.submit(engine, 4000), live.submit(engine, 12)
+            await handle.next()
+            assert engine.pid is not None
+            os.kill(engine.pid, signal.SIGKILL)
+            while engine.status.state is EngineState.READY:  # noqa: ASYNC110 - polled
+                await asyncio.sleep(0.005)
+            handle.close()
+            assert live.tokens(await live.read(witness)) == continuation(live.PROMPT, 12)
+            assert engine.status.stats.running == 0
+
+    live.run(test())
