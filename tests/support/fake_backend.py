@@ -49,6 +49,7 @@ from rocmforge.errors import BackendError, UnsupportedArchitecture
 DEVICE = DeviceInfo(
     index=0, name="fake device", target="fake", memory_total=1 << 30, memory_free=1 << 30
 )
+HIDDEN_SIZE = 6
 _MULTIPLIER = np.uint64(6364136223846793005)
 _WEIGHTS: UInt64Array = np.cumprod(np.full(1 << 16, _MULTIPLIER, np.uint64), dtype=np.uint64)
 
@@ -93,6 +94,16 @@ def continuation(
             token = (token + 1) % vocab_size
         tokens.append(token)
     return tokens[len(prompt) :]
+
+
+def hidden_states(tokens: npt.NDArray[np.signedinteger]) -> npt.NDArray[np.float32]:
+    """Made-up hidden states after each token of a context, [N, HIDDEN_SIZE]; whole numbers."""
+    return _hidden(_mix(_context_sums(tokens)))
+
+
+def _hidden(states: UInt64Array) -> npt.NDArray[np.float32]:
+    shifts = np.arange(HIDDEN_SIZE, dtype=np.uint64) * np.uint64(8)
+    return ((states[:, None] >> shifts) % np.uint64(256)).astype(np.float32) - np.float32(128)
 
 
 def prompt_logprobs(prompt: Sequence[int]) -> list[float]:
@@ -146,6 +157,7 @@ class FakeRunner:
             weights_bytes=0,
             kv_bytes=num_slots * 8,
             kv_dtype="tokens",
+            hidden_size=HIDDEN_SIZE,
             masks_tokens=True,
             notes=("This backend makes tokens up.",),
         )
@@ -222,8 +234,11 @@ class FakeRunner:
         self._positions[step.slot_mapping] = step.positions
         context = self._read_cache(step)
         rows = step.sampling
+        sums = _context_sums(context)
         owners = np.searchsorted(step.query_start, step.logit_rows, side="right") - 1
-        states = _mix(_context_sums(context)[owners, step.positions[step.logit_rows]])
+        states = _mix(sums[owners, step.positions[step.logit_rows]])
+        wanted = step.hidden_rows
+        hidden_owners = np.searchsorted(step.query_start, wanted, side="right") - 1
         ids = np.where(rows.target_ids == SAMPLE, self._draw(step, states), rows.target_ids)
         self._check_seen(step, known, context, owners)
         if self._config.nan_token is not None:
@@ -238,6 +253,9 @@ class FakeRunner:
             top_ids=tops if num_top > 0 else None,
             top_logprobs=_logprob(states[:, None], tops) if num_top > 0 else None,
             device_ns=1000,
+            hidden=_hidden(_mix(sums[hidden_owners, step.positions[wanted]]))
+            if len(wanted)
+            else None,
         )
 
     def _read_cache(self, step: StepInput) -> Int32Array:

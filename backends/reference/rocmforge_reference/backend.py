@@ -82,6 +82,7 @@ class ReferenceBackend:
             weights_bytes=weights_bytes,
             kv_bytes=num_blocks * BLOCK_SIZE * kv_bytes_per_token(config, 4),
             kv_dtype="f32",
+            hidden_size=config.dim,
             masks_tokens=True,
             logits_processors=tuple(processors),
             notes=("NumPy reference backend: for verification, not for speed",),

@@ -19,7 +19,7 @@ from rocmforge.backend.protocol import (
 from rocmforge.errors import BackendError, OutOfMemory
 from rocmforge.logits.processor import LogitsProcessor
 from rocmforge.models.config import ModelConfig
-from rocmforge.models.decoder import forward
+from rocmforge.models.decoder import hidden_states, logits
 from rocmforge.models.weights import ModelWeights
 from rocmforge_reference.decoder_ops import ReferenceOps, Step
 from rocmforge_reference.sampling import NO_TOKEN, sample
@@ -80,10 +80,12 @@ class ReferenceRunner:
         assert self._model is not None, "the runner is closed"
         config, weights, ops = self._model
         token_ids = self._resolve(step)
-        logits = forward(config, weights, ops, Step(step, token_ids))
+        resolved = Step(step, token_ids)
+        hidden = hidden_states(config, weights, ops, resolved)
+        rows = logits(config, weights, ops, resolved, hidden)
         from_device = step.token_source[step.logit_rows] != NO_SOURCE
         pending = np.where(from_device, token_ids[step.logit_rows], np.int32(NO_TOKEN))
-        samples = sample(logits, step.sampling, pending, self._processors)
+        samples = sample(rows, step.sampling, pending, self._processors)
         self._last_tokens = samples.token_ids
         return StepOutput(
             step_id=step.step_id,
@@ -92,6 +94,7 @@ class ReferenceRunner:
             top_ids=samples.top_ids,
             top_logprobs=samples.top_logprobs,
             device_ns=time.perf_counter_ns() - started_ns,
+            hidden=hidden[step.hidden_rows] if len(step.hidden_rows) else None,
         )
 
     def _resolve(self, step: StepInput) -> Int32Array:

@@ -6,13 +6,14 @@ parameters, and everything it needs for a step is in the `StepInput`. Preemption
 and prefix reuse are bookkeeping on the engine's side of this boundary.
 
 Symbols used in shapes: T tokens in the step, B sequences, M blocks per sequence (padded),
-L rows whose logits are needed, V vocabulary size, K alternatives asked for.
+L rows whose logits are needed, H rows whose hidden states are wanted, V vocabulary size,
+K alternatives asked for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
 
@@ -124,6 +125,9 @@ class StepInput:
     block_table: Int32Array  # [B, M], padded with 0
     logit_rows: Int32Array  # [L], indices into the T tokens; may be empty
     sampling: SamplingBatch  # of L rows
+    # Tokens whose hidden state after the last norm is wanted. Only for backends with
+    # `RunnerInfo.hidden_size`.
+    hidden_rows: Int32Array = field(default_factory=lambda: np.zeros(0, np.int32))  # [H]
 
     @property
     def num_tokens(self) -> int:
@@ -152,6 +156,7 @@ class StepOutput:
     top_ids: Int32Array | None  # [L, K], most probable first; None if no row asked
     top_logprobs: Float32Array | None  # [L, K]
     device_ns: int  # time the device spent on the step
+    hidden: Float32Array | None = None  # [H, hidden_size]; None if no row asked
     host_processed_rows: int = 0  # whose logits went to the host, for want of a compiled processor
 
 
@@ -202,6 +207,7 @@ class RunnerInfo:
     kv_bytes: int
     kv_dtype: str
     notes: tuple[str, ...]  # anything an operator should know, shown at start and in /health
+    hidden_size: int = 0  # width of the hidden states it can return; 0 = it cannot
     masks_tokens: bool = False  # whether sampling honours `SamplingBatch.allowed`
     logits_processors: tuple[str, ...] = ()  # names that sampling honours
 

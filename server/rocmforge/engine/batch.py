@@ -50,6 +50,7 @@ def build_step(
         block_table=block_table,
         logit_rows=rows.tokens,
         sampling=rows.sampling(positions, masks_later=masks_later),
+        hidden_rows=_hidden_rows(chunks, query_start),
     )
 
 
@@ -71,6 +72,16 @@ def build_masks(chunks: list[Chunk]) -> UInt32Array:
         if chunk.sequence.status is not Status.FINISHED:
             matcher.fill(allowed[chunk.first_row + chunk.num_scores])
     return allowed
+
+
+def _hidden_rows(chunks: list[Chunk], query_start: Int32Array) -> Int32Array:
+    """The tokens of the step whose hidden states are wanted, [H]."""
+    ranges = []
+    for chunk, offset in zip(chunks, query_start.tolist(), strict=False):
+        if chunk.num_hidden:
+            first = offset + chunk.hidden_start - chunk.start
+            ranges.append(np.arange(first, first + chunk.num_hidden, dtype=np.int32))
+    return _concatenate(ranges)
 
 
 def _offsets(counts: Int32Array) -> Int32Array:

@@ -166,12 +166,18 @@ class AsyncEngine:
             Draining, NotReady, QueueFull: not now.
             ContextLengthExceeded: prompt and max_tokens do not fit into the context.
             InvalidParameter: the prompt is empty, or a token id is not in the vocabulary.
-            UnsupportedFeature: a grammar or a logits processor that the backend cannot honour.
+            UnsupportedFeature: a grammar, a logits processor or an embedding that the backend
+                has no means for.
         """
         process, runner = self._admit()
         _check(prompt_ids, sampling, runner)
         if sampling.grammar:
             self._check_constrains(runner)
+        if sampling.pooling is not None and not runner.hidden_size:
+            raise UnsupportedFeature(
+                f"The backend {runner.backend!r} cannot return hidden states, so embeddings are "
+                "not available on this server."
+            )
         missing = {use.name for use in sampling.processors} - {*runner.logits_processors}
         if missing:
             raise UnsupportedFeature(

@@ -22,6 +22,14 @@ class FinishReason(StrEnum):
     DIED = "died"  # the engine process ended, with everything it had
 
 
+class Pooling(StrEnum):
+    """How the hidden states of a prompt become its embedding."""
+
+    MEAN = "mean"
+    CLS = "cls"  # of the first token
+    LAST = "last"  # of the last token
+
+
 class Message(msgspec.Struct, frozen=True, array_like=True, gc=False, kw_only=True):
     """Base of everything that crosses; compact and immutable."""
 
@@ -61,6 +69,7 @@ class SamplingParams(Message, frozen=True):
     logit_bias: tuple[tuple[int, float], ...] = ()
     num_logprobs: int = -1  # alternatives per token; 0 = the chosen token's only; -1 = none
     prompt_logprobs: int = -1  # the same for the prompt's own tokens
+    pooling: Pooling | None = None  # asks for an embedding instead of tokens; max_tokens is 0
     grammar: str = ""  # what the output must match, in llguidance's serialised form; "" = anything
     processors: tuple[ProcessorUse, ...] = ()  # in the order in which they apply
 
@@ -105,3 +114,4 @@ class TokenEvent(Message, frozen=True):
     error: str | None = None  # with FinishReason.ERROR and DIED
     cached_tokens: int = 0  # prompt tokens found in the prefix cache; on the last event
     timing: RequestTiming | None = None  # on the last event
+    embedding: bytes | None = None  # float32 in native order; on the last event, with `pooling`

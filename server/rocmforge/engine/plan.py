@@ -53,6 +53,9 @@ class Chunk(NamedTuple):
     score_start: int  # position of the first token whose successor is scored
     num_scores: int
     samples: bool  # whether the last token's row draws the next token
+    first_hidden: int = 0  # row of the first hidden state
+    hidden_start: int = 0  # position of the first token whose hidden state is wanted
+    num_hidden: int = 0
 
     @property
     def tokens(self) -> Int32Array:
@@ -78,6 +81,7 @@ class Plan:
         self._tokens_left = limits.max_batched_tokens
         self._score_rows_left = limits.max_score_rows
         self._num_rows = 0
+        self._num_hidden = 0
 
     def room_for(self, seq: Sequence) -> int:
         """How many tokens of the sequence may be computed in this step."""
@@ -97,7 +101,8 @@ class Plan:
             score_start = max(start, seq.num_scored)
             num_scores = max(0, min(end, seq.num_prompt - 1) - score_start)
             seq.num_scored += num_scores
-        samples = end == seq.num_tokens
+        samples = end == seq.num_tokens and seq.pool is None
+        hidden_start, num_hidden = (end, 0) if seq.pool is None else seq.pool.plan(start, end)
         on_device = samples and seq.num_known < seq.num_tokens
         chunk = Chunk(
             sequence=seq,
@@ -108,11 +113,15 @@ class Plan:
             score_start=score_start,
             num_scores=num_scores,
             samples=samples,
+            first_hidden=self._num_hidden,
+            hidden_start=hidden_start,
+            num_hidden=num_hidden,
         )
         self.chunks.append(chunk)
         self._tokens_left -= count
         self._score_rows_left -= num_scores
         self._num_rows += chunk.num_rows
+        self._num_hidden += num_hidden
         seq.num_computed = end
         if samples:
             seq.num_tokens += 1

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import deque
 from heapq import heappop, heappush
 
+import numpy as np
 from msgspec import structs
 
 from rocmforge.backend.protocol import RunnerInfo, StepOutput
@@ -23,6 +24,7 @@ from rocmforge.engine.grammar import Matcher
 from rocmforge.engine.output import read_logprobs
 from rocmforge.engine.params import FinishReason, GenerateRequest, TokenEvent
 from rocmforge.engine.plan import Chunk, Plan, SchedulerLimits
+from rocmforge.engine.pooling import Pool
 from rocmforge.engine.sequence import Sequence, Status
 from rocmforge.engine.status import EngineStats
 from rocmforge.engine.totals import Totals
@@ -87,7 +89,7 @@ class Scheduler:
         assert request.request_id not in self._live, "request ids are unique"
         self._live[request.request_id] = seq
         self._waiting.append(seq)
-        if max_tokens == 0 and (not seq.scores_prompt or num_prompt == 1):
+        if max_tokens == 0 and not seq.pool and (not seq.scores_prompt or num_prompt == 1):
             return self._finish(seq, FinishReason.LENGTH, now_ns)
         if request.deadline_ns is not None:
             heappush(self._deadlines, (request.deadline_ns, request.request_id))
@@ -199,7 +201,8 @@ class Scheduler:
     def _find_prefix(self, seq: Sequence) -> list[int]:
         """Blocks that hold the beginning of the sequence; its last token is always computed.
 
-        A sequence whose prompt is scored needs the logits of every token not scored yet.
+        A sequence whose prompt is scored needs the logits of every token not scored yet, and one
+        that is pooled the hidden states.
         """
         blocks: list[int] = []
         if not self._limits.prefix_cache:
@@ -207,6 +210,8 @@ class Scheduler:
         reusable = min(seq.num_known, seq.compute_limit) - 1
         if seq.scores_prompt and seq.num_scored < seq.num_prompt - 1:
             reusable = min(reusable, seq.num_scored)
+        if seq.pool is not None:
+            reusable = min(reusable, seq.pool.next)
         for i in range(reusable // self._block_size):
             block = self._allocator.find(seq.block_key(i))
             if block is None:
@@ -242,7 +247,11 @@ class Scheduler:
         for chunk in chunks:
             if chunk.start < chunk.sequence.num_prompt or chunk.num_tokens > 1:
                 self.totals.prefill_tokens += chunk.num_tokens
-            if chunk.sequence.status is not Status.FINISHED and chunk.num_rows:
+            if chunk.sequence.status is Status.FINISHED:
+                continue
+            if chunk.sequence.pool is not None:
+                events += self._commit_hidden(chunk, chunk.sequence.pool, output, now_ns)
+            elif chunk.num_rows:
                 events.append(self._commit_rows(chunk, ids, output, now_ns))
         self.totals.steps += 1
         self.totals.device_ns += output.device_ns
@@ -279,6 +288,23 @@ class Scheduler:
             prompt_logprobs=prompt_logprobs,
         )
         return event if reason is None else self._finish(seq, reason, now_ns, event)
+
+    def _commit_hidden(
+        self, chunk: Chunk, pool: Pool, output: StepOutput, now_ns: int
+    ) -> list[TokenEvent]:
+        """Takes hidden states in; the last event when there are no more to come."""
+        seq = chunk.sequence
+        if chunk.num_hidden:
+            assert output.hidden is not None, "the step asked for hidden states"
+            pool.take(output.hidden[chunk.first_hidden : chunk.first_hidden + chunk.num_hidden])
+        if chunk.start + chunk.num_tokens < seq.compute_limit:
+            return []
+        if not np.isfinite(pool.result).all():
+            return [self._fail_nan(seq, now_ns)]
+        event = TokenEvent(
+            request_id=seq.request.request_id, embedding=pool.result.astype(np.float32).tobytes()
+        )
+        return [self._finish(seq, FinishReason.LENGTH, now_ns, event)]
 
     def _take_token(self, seq: Sequence, token: int, now_ns: int) -> FinishReason | None:
         seq.append(token)

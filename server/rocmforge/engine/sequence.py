@@ -9,6 +9,7 @@ import numpy as np
 from rocmforge.backend.protocol import NO_SOURCE, Float32Array, Int32Array
 from rocmforge.engine.grammar import Matcher
 from rocmforge.engine.params import GenerateRequest, RequestTiming
+from rocmforge.engine.pooling import Pool
 from rocmforge.engine.prefix import ROOT, BlockKey, chain_key
 
 
@@ -92,7 +93,9 @@ class Sequence:
         self.max_length = self.num_prompt + sampling.max_tokens
         # The last token is never computed: nothing follows it. Without any output (scoring), the
         # last prompt token is that one.
-        self.compute_limit = self.max_length - 1
+        # All of a prompt is computed for its embedding.
+        self.pool = Pool(sampling.pooling, self.num_prompt) if sampling.pooling else None
+        self.compute_limit = self.max_length - (self.pool is None)
         self.tokens: Int32Array = np.zeros(self.max_length, np.int32)
         self.tokens[: self.num_prompt] = prompt
         self.num_known = self.num_prompt

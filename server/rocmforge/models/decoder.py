@@ -28,7 +28,19 @@ def attention_specs(config: ModelConfig) -> tuple[AttentionSpec, ...]:
 
 
 def forward(config: ModelConfig, weights: ModelWeights[W], ops: Ops[A, W, S], step: S) -> A:
-    """Logits `[L, V]` of the step's logit rows; the caches hold its keys and values afterwards.
+    """Logits `[L, V]` of the step's logit rows; the caches hold its keys and values afterwards."""
+    return logits(config, weights, ops, step, hidden_states(config, weights, ops, step))
+
+
+def logits(
+    config: ModelConfig, weights: ModelWeights[W], ops: Ops[A, W, S], step: S, hidden: A
+) -> A:
+    """Logits `[L, V]` of the step's logit rows, from the hidden states of all its tokens."""
+    return ops.logits(ops.take_logit_rows(step, hidden), weights.output, config.logit_softcap)
+
+
+def hidden_states(config: ModelConfig, weights: ModelWeights[W], ops: Ops[A, W, S], step: S) -> A:
+    """Hidden states `[T, D]` of the step's tokens after the last norm; fills the caches.
 
     Each residual addition is done together with the norm that reads its result, so the last
     norm of a layer is the first of the next one (or the output norm).
@@ -51,4 +63,4 @@ def forward(config: ModelConfig, weights: ModelWeights[W], ops: Ops[A, W, S], st
         if layer.ffn_post_norm is not None:
             x = ops.rms_norm(x, layer.ffn_post_norm)
         residual, x = ops.add_rms_norm(residual, x, next_norm)
-    return ops.logits(ops.take_logit_rows(step, x), weights.output, config.logit_softcap)
+    return x
