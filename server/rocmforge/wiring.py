@@ -25,6 +25,7 @@ from rocmforge.errors import ConfigurationError
 from rocmforge.gguf.reader import open_gguf
 from rocmforge.logits.registry import load_processors
 from rocmforge.models.architectures import read_config
+from rocmforge.models.pooling import PoolingType, declared_pooling
 from rocmforge.models.weights import check_tensors
 from rocmforge.settings import Settings
 from rocmforge.text.template import ChatTemplates
@@ -40,6 +41,7 @@ class ModelFront:
     tokenizer: Tokenizer
     templates: ChatTemplates
     max_context: int  # tokens, as trained
+    pooling: PoolingType
 
 
 def read_front(model: str, settings: Settings) -> ModelFront:
@@ -63,8 +65,9 @@ def read_front(model: str, settings: Settings) -> ModelFront:
             tokenizer,
             override=settings.chat_template and _read_template(settings.chat_template),
         )
+        pooling = declared_pooling(file)
     names = settings.served_model_name or default_names(model, path)
-    return ModelFront(path, names, tokenizer, templates, config.max_context)
+    return ModelFront(path, names, tokenizer, templates, config.max_context, pooling)
 
 
 def build_engine(front: ModelFront, settings: Settings) -> AsyncEngine:
@@ -123,6 +126,7 @@ def build_service(front: ModelFront, engine: AsyncEngine, settings: Settings) ->
         tokenizer=front.tokenizer,
         templates=front.templates,
         processors=ProcessorCatalog(load_processors()),
+        pooling=front.pooling,
         tool_format=settings.tool_format,
         engine=engine,
         request_log=build_request_log(settings),

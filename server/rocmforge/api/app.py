@@ -18,6 +18,7 @@ from rocmforge.api.auth import key_guard
 from rocmforge.api.chat import create_chat_completion
 from rocmforge.api.completions import create_completion
 from rocmforge.api.disconnect import ClientLeft
+from rocmforge.api.embeddings.handlers import create_embeddings, rerank
 from rocmforge.api.errors import answer_for
 from rocmforge.api.headers import security_headers
 from rocmforge.api.keys import Keyring
@@ -49,6 +50,8 @@ HANDLERS = (
     delete_response,
     create_message,
     count_tokens,
+    create_embeddings,
+    rerank,
     list_models,
     get_model,
     tokenize,

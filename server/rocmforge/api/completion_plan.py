@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
+
 import msgspec
 
 from rocmforge.api.convert import (
@@ -28,7 +31,9 @@ def completion_plan(service: Service, request: CompletionRequest) -> Plan:
         raise InvalidParameter("'max_tokens' of 0 needs 'echo'.", param="max_tokens")
     n = _sequences_per_prompt(request)
     num_logprobs = -1 if request.logprobs is None else request.logprobs
-    prompts = token_prompts(service, request.prompt, "prompt")
+    # The whole prompt is the client's: it may spell out a template with special tokens.
+    encode = partial(service.tokenizer.encode, parse_special=True)
+    prompts = token_prompts(service, request.prompt, "prompt", encode=encode)
     if request.suffix:
         prompts = tuple(_infill(service, request, prompt) for prompt in prompts)
     if len(prompts) * n > MAX_SEQUENCES:
@@ -64,9 +69,19 @@ def _sequences_per_prompt(request: CompletionRequest) -> int:
 
 
 def token_prompts(
-    service: Service, given: str | list[str | int | list[int]], param: str
+    service: Service,
+    given: str | list[str | int | list[int]],
+    param: str,
+    *,
+    encode: Callable[[str], Sequence[int]],
 ) -> tuple[tuple[int, ...], ...]:
     """All entries as token ids: a text, token ids, or a list of either.
+
+    Args:
+        service: knows the vocabulary.
+        given: the entries.
+        param: what the field is called.
+        encode: makes token ids of a text.
 
     Raises:
         InvalidParameter: there are none, they are empty or mixed, or no token ids.
@@ -83,13 +98,14 @@ def token_prompts(
                 "of lists of token ids.",
                 param=param,
             )
-    return tuple(_token_prompt(service, entry, param) for entry in entries)
+    return tuple(_token_prompt(service, entry, param, encode) for entry in entries)
 
 
-def _token_prompt(service: Service, entry: str | list[int], param: str) -> tuple[int, ...]:
+def _token_prompt(
+    service: Service, entry: str | list[int], param: str, encode: Callable[[str], Sequence[int]]
+) -> tuple[int, ...]:
     if isinstance(entry, str):
-        # The whole prompt is the client's: it may spell out a template with special tokens.
-        ids = tuple(service.tokenizer.encode(entry, parse_special=True))
+        ids = tuple(encode(entry))
     else:
         check_token_ids(service, entry, param)
         ids = tuple(entry)

@@ -35,6 +35,7 @@ class Piece:
     finish_reason: str | None  # "stop" or "length" on a choice's last piece
     stop: str | None  # the stop string that ended it
     num_tokens: int  # of the choice, up to here
+    embedding: bytes | None = None  # float32, if the plan asks for one
 
 
 class Choice:
@@ -123,6 +124,7 @@ class Choice:
             finish_reason=None if reason is None else reason.value,
             stop=delta.stop,
             num_tokens=self.num_tokens,
+            embedding=event.embedding,
         )
 
     @staticmethod

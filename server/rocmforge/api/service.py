@@ -21,6 +21,7 @@ from rocmforge.engine.grammar_checker import GrammarChecker
 from rocmforge.engine.params import ProcessorUse, SamplingParams, TokenEvent
 from rocmforge.engine.status import EngineStatus
 from rocmforge.errors import ModelNotFound, NotReady
+from rocmforge.models.pooling import PoolingType
 from rocmforge.text.template import ChatTemplates
 from rocmforge.text.tokenizer import Tokenizer
 
@@ -85,6 +86,7 @@ class Service:
     processors: ProcessorCatalog = field(default_factory=ProcessorCatalog)
     request_log: RequestLog = field(default_factory=RequestLog)
     origin: Origin = field(default_factory=Origin)  # of the request it is handed to
+    pooling: PoolingType = PoolingType.NONE  # what the model was trained for
     tool_format: str = "auto"  # of `text.tool_calls.FORMATS`; auto = as the template says
     clock: Callable[[], float] = time.time  # seconds since the epoch
     started: float = field(default_factory=time.time)  # on that clock
@@ -108,14 +110,15 @@ class Service:
         Raises:
             NotReady: known only once the model has been loaded.
         """
-        return self._runner.max_context
+        return self.runner.max_context
 
     def processor_uses(self, request: GenerationRequest) -> tuple[ProcessorUse, ...]:
         """The logits processors of a request; raises as `ProcessorCatalog.uses` and NotReady."""
-        return self.processors.uses(request, self.tokenizer, self._runner)
+        return self.processors.uses(request, self.tokenizer, self.runner)
 
     @property
-    def _runner(self) -> RunnerInfo:
+    def runner(self) -> RunnerInfo:
+        """What the model turned out to be. Raises NotReady."""
         runner = self.engine.status.runner
         if runner is None:
             raise NotReady("The model is still being loaded.", retry_after_s=LOADING_RETRY_S)

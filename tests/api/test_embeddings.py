@@ -1,0 +1,229 @@
+"""/v1/embeddings and /v1/rerank: the right states, in the right form."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import openai
+import pytest
+from litestar.testing import TestClient
+
+from rocmforge.api.app import build_app
+from rocmforge.api.settings import ApiSettings
+from rocmforge.engine.params import FinishReason, Pooling, TokenEvent
+from rocmforge.errors import EngineError
+from rocmforge.models.pooling import PoolingType
+from rocmforge.text.tokenizer import Tokenizer
+from tests.api import tiny
+from tests.api.fake_engine import (
+    MAX_CONTEXT,
+    RUNNER,
+    FakeEngine,
+    Script,
+    Submitted,
+    make_service,
+    tiny_text,
+)
+from tests.api.live import assert_settles
+from tests.support.fake_backend import HIDDEN_SIZE, hidden_states
+from tests.support.server import LiveServer
+
+PATH = "/v1/embeddings"
+EMBEDDING_RUNNER = replace(RUNNER, hidden_size=2)
+
+
+@pytest.fixture
+def sdk(live: LiveServer) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{live.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture
+def engine() -> FakeEngine:
+    """An engine whose embeddings are the number of tokens and 1."""
+    return FakeEngine(script=embeds(), runner=EMBEDDING_RUNNER)
+
+
+def embeds() -> Script:
+    def script(request: Submitted) -> list[tuple[TokenEvent, ...] | Exception]:
+        vector = np.array([len(request.prompt_ids), 1], np.float32)
+        event = TokenEvent(
+            request_id=0, finish_reason=FinishReason.LENGTH, embedding=vector.tobytes()
+        )
+        return [(event,)]
+
+    return script
+
+
+def service_with(engine: FakeEngine, pooling: PoolingType) -> Any:
+    return build_app(make_service(engine, pooling=pooling), ApiSettings(max_body_bytes=1_000_000))
+
+
+def expected(ids: list[int]) -> Any:
+    state = hidden_states(np.array(ids, np.int32))[-1]
+    return state / np.linalg.norm(state)
+
+
+def test_vectors_are_the_last_hidden_states_at_length_one(
+    sdk: openai.OpenAI, live: LiveServer
+) -> None:
+    texts = ["hello", "hello world", "a" * 50]
+    answer = sdk.embeddings.create(model="tiny", input=texts)  # the library asks for base64
+    assert [item.index for item in answer.data] == [0, 1, 2]
+    ids = [tiny_text()[0].encode(text, parse_special=False) for text in texts]
+    for item, prompt in zip(answer.data, ids, strict=True):
+        np.testing.assert_allclose(item.embedding, expected(prompt), rtol=1e-5)
+    assert answer.usage.prompt_tokens == answer.usage.total_tokens == sum(map(len, ids))
+    assert_settles(live)
+
+
+def test_numbers_and_base64_are_the_same(sdk: openai.OpenAI) -> None:
+    floats = sdk.embeddings.create(model="tiny", input="hello", encoding_format="float")
+    packed = sdk.embeddings.with_raw_response.create(
+        model="tiny", input="hello", encoding_format="base64"
+    )
+    (item,) = packed.http_response.json()["data"]
+    values = np.frombuffer(base64.b64decode(item["embedding"]), "<f4")
+    np.testing.assert_array_equal(np.array(floats.data[0].embedding, np.float32), values)
+    assert len(values) == HIDDEN_SIZE
+
+
+def test_token_ids_are_embedded_as_they_are(sdk: openai.OpenAI) -> None:
+    one = sdk.embeddings.create(model="tiny", input=[1, 2, 3])
+    several = sdk.embeddings.create(model="tiny", input=[[1, 2, 3], [7]])
+    assert one.data[0].embedding == several.data[0].embedding
+    np.testing.assert_allclose(several.data[1].embedding, expected([7]), rtol=1e-5)
+
+
+def test_fewer_dimensions_are_the_first_ones_at_length_one(sdk: openai.OpenAI) -> None:
+    whole = np.array(sdk.embeddings.create(model="tiny", input="hello").data[0].embedding)
+    cut = sdk.embeddings.create(model="tiny", input="hello", dimensions=2).data[0].embedding
+    np.testing.assert_allclose(cut, whole[:2] / np.linalg.norm(whole[:2]), rtol=1e-5)
+
+
+def test_a_large_batch_does_not_fill_the_queue(slow: LiveServer) -> None:
+    with openai.OpenAI(base_url=f"{slow.url}/v1", api_key="none", max_retries=0) as client:
+        inputs = [[i % 900] for i in range(70)]
+        with pytest.raises(openai.RateLimitError):  # 16 run and 8 wait there
+            client.embeddings.create(model="tiny", input=inputs)
+        answer = client.embeddings.create(model="tiny", input=inputs[:20])
+    assert len(answer.data) == 20
+    assert_settles(slow)
+
+
+@pytest.mark.parametrize(
+    ("declared", "pooling"),
+    [
+        (PoolingType.NONE, Pooling.LAST),
+        (PoolingType.MEAN, Pooling.MEAN),
+        (PoolingType.CLS, Pooling.CLS),
+        (PoolingType.LAST, Pooling.LAST),
+    ],
+)
+def test_states_are_pooled_as_the_file_says(
+    engine: FakeEngine, declared: PoolingType, pooling: Pooling
+) -> None:
+    with TestClient(service_with(engine, declared)) as client:
+        answer = client.post(PATH, json={"model": "tiny", "input": "hello world"})
+    assert answer.json()["data"][0]["embedding"] == pytest.approx([2 / 5**0.5, 1 / 5**0.5])
+    sampling = engine.submitted[0].sampling
+    assert (sampling.pooling, sampling.max_tokens) == (pooling, 0)
+
+
+def test_texts_end_as_in_training_and_hold_no_control_tokens(engine: FakeEngine) -> None:
+    data = tiny.metadata() | {"tokenizer.ggml.add_eos_token": True}
+    service = make_service(engine, tokenizer=Tokenizer.from_metadata(data))
+    with TestClient(build_app(service, ApiSettings())) as client:
+        client.post(PATH, json={"model": "tiny", "input": ["hello", "<|im_start|>"]})
+    hello, spelled = (request.prompt_ids for request in engine.submitted)
+    assert hello == (262, tiny.IM_END)
+    assert spelled[-1] == tiny.IM_END
+    assert tiny.IM_START not in spelled
+
+
+def test_documents_come_in_the_order_of_their_cosines(engine: FakeEngine) -> None:
+    body = {
+        "model": "tiny",
+        "query": "hello",
+        "documents": ["hello world hello world", {"text": "hello"}, "hello world"],
+        "return_documents": True,
+        "top_n": 2,
+    }
+    with TestClient(service_with(engine, PoolingType.MEAN)) as client:
+        answers = [client.post(path, json=body).json() for path in ("/v1/rerank", "/rerank")]
+    for answer in answers:
+        assert [result["index"] for result in answer["results"]] == [1, 2]
+        first, second = answer["results"]
+        assert first["relevance_score"] == pytest.approx(1)
+        assert second["relevance_score"] == pytest.approx(3 / (2 * 5) ** 0.5)
+        assert first["document"] == {"text": "hello"}
+        assert answer["usage"]["total_tokens"] == 9
+
+
+@pytest.mark.parametrize("pooling", [PoolingType.NONE, PoolingType.RANK])
+def test_other_models_cannot_rank(engine: FakeEngine, pooling: PoolingType) -> None:
+    body = {"model": "tiny", "query": "a", "documents": ["b"]}
+    with TestClient(service_with(engine, pooling)) as client:
+        response = client.post("/v1/rerank", json=body)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "model"
+    assert "'tiny' cannot rank" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("runner", "pooling"), [(RUNNER, PoolingType.NONE), (EMBEDDING_RUNNER, PoolingType.RANK)]
+)
+def test_what_cannot_embed_says_so(runner: Any, pooling: PoolingType) -> None:
+    engine = FakeEngine(runner=runner)
+    with TestClient(service_with(engine, pooling)) as client:
+        response = client.post(PATH, json={"model": "tiny", "input": "a"})
+    assert response.status_code == 400
+    assert response.json()["error"]["code"] == "unsupported_parameter"
+    assert engine.submitted == []
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        (PATH, {"input": None}, "input"),
+        (PATH, {"input": ""}, "input"),
+        (PATH, {"input": []}, "input"),
+        (PATH, {"input": [""]}, "input"),
+        (PATH, {"input": [[]]}, "input"),
+        (PATH, {"input": ["a", [1]]}, "input"),
+        (PATH, {"input": [1000]}, "input"),
+        (PATH, {"input": ["a"] * 2049}, "input"),
+        (PATH, {"input": [[1] * (MAX_CONTEXT + 1)]}, "input"),
+        (PATH, {"encoding_format": "int8"}, "encoding_format"),
+        (PATH, {"dimensions": 0}, "dimensions"),
+        (PATH, {"dimensions": 3}, "dimensions"),
+        ("/v1/rerank", {"query": ""}, "query"),
+        ("/v1/rerank", {"documents": []}, "documents"),
+        ("/v1/rerank", {"documents": ["a", ""]}, "documents"),
+        ("/v1/rerank", {"documents": [{"title": "x"}]}, "documents[0].text"),
+        ("/v1/rerank", {"top_n": 0}, "top_n"),
+        ("/v1/rerank", {"rank_fields": ["title"]}, "rank_fields"),
+    ],
+)
+def test_mistakes_are_refused_by_name(
+    engine: FakeEngine, path: str, fields: dict[str, Any], param: str
+) -> None:
+    body = {"model": "tiny", "input": "a", "query": "a", "documents": ["b"], **fields}
+    with TestClient(service_with(engine, PoolingType.LAST)) as client:
+        response = client.post(path, json=body)
+    assert response.status_code == 400, response.text
+    assert response.json()["error"]["param"] == param
+    assert engine.submitted == []
+
+
+def test_a_failure_leaves_nothing_behind(engine: FakeEngine) -> None:
+    engine.script = lambda request: [EngineError("secret")]
+    with TestClient(service_with(engine, PoolingType.NONE)) as client:
+        response = client.post(PATH, json={"model": "tiny", "input": ["a", "b", "c"]})
+    assert response.status_code == 500
+    assert "secret" not in response.text
+    assert engine.live == set()
