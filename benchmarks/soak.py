@@ -1,0 +1,322 @@
+"""Many clients of every kind against a server, for a long time: does it stay as it was?
+
+    python benchmarks/soak.py --minutes 20 -- smollm2 --backend reference --max-sequences 16
+
+It starts `rocmforge serve` with what follows `--`, waits until it is warm, and then compares: the
+memory of both processes, open files, the time to the first token. It fails (status 1) if memory
+grew by more than 5%, if a server error was seen, or if something is left running at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+GROWTH = 1.05
+SAMPLE_S = 10.0
+WORDS = [
+    "one",
+    "two",
+    "three",
+    "river",
+    "stone",
+    "light",
+    "under",
+    "seven",
+    "glass",
+    "paper",
+    "often",
+    "blue",
+    "garden",
+    "where",
+]
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 8}, "age": {"type": "integer"}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "maxLength": 10}},
+            "required": ["city"],
+            "additionalProperties": False,
+        },
+    },
+}
+BAD = (
+    {"messages": "none"},
+    {"messages": [], "max_tokens": -1},
+    {"temperature": "hot"},
+    {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": 5}}}},
+    {"guided_regex": "(" * 40},
+    {"logit_bias": {"x": 1}},
+)
+
+
+@dataclass
+class Seen:
+    """What the clients saw."""
+
+    answers: Counter[str] = field(default_factory=Counter)  # "stream 200", ...
+    failures: list[str] = field(default_factory=list)
+    first_tokens: list[tuple[float, float]] = field(default_factory=list)  # (when, seconds)
+
+
+@dataclass
+class Sample:
+    """The server at one moment."""
+
+    at: float
+    server_kib: int
+    engine_kib: int
+    files: int
+
+
+class Soak:
+    """The clients of one server."""
+
+    def __init__(self, url: str, model: str, seed: int) -> None:
+        self.url = url
+        self.model = model
+        self.seen = Seen()
+        self.random = random.Random(seed)
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=8)
+        self.http = httpx.AsyncClient(base_url=url, timeout=300, limits=limits)
+
+    def prompt(self) -> str:
+        """A few to many words; some share their beginning."""
+        start = self.random.choice(("", "You are helpful. " * 8))
+        return start + " ".join(self.random.choices(WORDS, k=self.random.choice((3, 10, 60))))
+
+    def chat(self, **fields: Any) -> dict[str, Any]:
+        """A request body."""
+        return {
+            "model": self.model,
+            "messages": [{"role": "user", "content": self.prompt()}],
+            "max_tokens": self.random.choice((4, 12, 24)),
+            "temperature": self.random.choice((0, 0.8)),
+            **fields,
+        }
+
+    async def post(self, kind: str, body: dict[str, Any], allowed: set[int]) -> httpx.Response:
+        """One answer, which must have one of the allowed states (or 429)."""
+        answer = await self.http.post("/v1/chat/completions", json=body)
+        self.seen.answers[f"{kind} {answer.status_code}"] += 1
+        if answer.status_code not in allowed | {429}:
+            self.seen.failures.append(f"{kind}: {answer.status_code} {answer.text[:200]}")
+        return answer
+
+    async def plain(self) -> None:
+        """An answer at once."""
+        await self.post("plain", self.chat(), {200})
+
+    async def bad(self) -> None:
+        """A request with a mistake."""
+        await self.post("bad", self.chat(**self.random.choice(BAD)), {400})
+
+    async def schema(self) -> None:
+        """An answer that must be JSON of a schema."""
+        form = {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA}}
+        body = self.chat(response_format=form, max_tokens=40)
+        answer = await self.post("schema", body, {200, 400})
+        if answer.status_code == 200:
+            choice = answer.json()["choices"][0]
+            if choice["finish_reason"] == "stop":
+                json.loads(choice["message"]["content"])
+
+    async def tools(self) -> None:
+        """An answer that must be a call."""
+        body = self.chat(tools=[TOOL], tool_choice="required", max_tokens=40)
+        await self.post("tools", body, {200, 400})
+
+    async def stream(self, read: Callable[[float], Awaitable[bool]] | None = None) -> None:
+        """A stream, read to its end or as long as `read` says so."""
+        begin = time.monotonic()
+        kind = "stream" if read is None else read.__name__
+        body = self.chat(stream=True, ignore_eos=True)
+        async with self.http.stream("POST", "/v1/chat/completions", json=body) as answer:
+            self.seen.answers[f"{kind} {answer.status_code}"] += 1
+            if answer.status_code == 429:
+                return
+            last, is_first = "", True
+            async for line in answer.aiter_lines():
+                if is_first and '"content":"' in line and '"content":""' not in line:
+                    is_first = False
+                    self.seen.first_tokens.append((begin, time.monotonic() - begin))
+                if read is not None and not await read(time.monotonic() - begin):
+                    return
+                last = line or last
+            if last != "data: [DONE]":
+                self.seen.failures.append(f"{kind}: ended with {last[:200]}")
+
+    async def leaver(self) -> None:
+        """A stream whose client leaves in the middle."""
+        length = self.random.uniform(0.1, 2)
+
+        async def leaves(elapsed_s: float) -> bool:
+            return elapsed_s < length
+
+        await self.stream(leaves)
+
+    async def slow_reader(self) -> None:
+        """A stream that is read with pauses."""
+
+        async def reads_slowly(_: float) -> bool:
+            await asyncio.sleep(0.05)
+            return True
+
+        await self.stream(reads_slowly)
+
+    async def client(self, until: float) -> None:
+        """Does one thing after the other."""
+        acts = (self.plain, self.stream, self.stream, self.leaver, self.slow_reader)
+        while time.monotonic() < until:
+            act = self.random.choice((*acts, self.bad, self.schema, self.tools))
+            try:
+                await act()
+            except (httpx.HTTPError, json.JSONDecodeError) as error:
+                self.seen.failures.append(f"{act.__name__}: {type(error).__name__} {error}")
+            await asyncio.sleep(self.random.uniform(0, 0.2))
+
+
+def processes(pid: int) -> tuple[int, int]:
+    """The server and its engine."""
+    for child in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = child.read_text().rpartition(")")[2].split()
+            arguments = (child.parent / "cmdline").read_bytes()
+        except OSError:
+            continue  # ended meanwhile
+        if int(fields[1]) == pid and b"rocmforge.engine.process" in arguments:
+            return pid, int(child.parent.name)
+    raise RuntimeError("the server has no engine process")
+
+
+def memory_kib(pid: int) -> int:
+    """Memory of its own: what it shares with the page cache (the weights) does not count."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1])
+    raise RuntimeError(f"no RssAnon of process {pid}")
+
+
+async def watch(pid: int, until: float) -> list[Sample]:
+    """Looks at the processes every ten seconds."""
+    samples = []
+    while time.monotonic() < until:
+        server, engine = processes(pid)
+        files = len(os.listdir(f"/proc/{server}/fd"))
+        now = time.monotonic()
+        samples.append(Sample(now, memory_kib(server), memory_kib(engine), files))
+        await asyncio.sleep(SAMPLE_S)
+    return samples
+
+
+async def idle(url: str) -> str:
+    """Waits until nothing runs; what is left after a while otherwise."""
+    wanted = ("rocmforge_num_requests_running{", "rocmforge_kv_cache_usage_perc{")
+    left: list[str] = []
+    for _ in range(100):
+        async with httpx.AsyncClient() as http:
+            text = (await http.get(f"{url}/metrics")).text
+        lines = [line for line in text.splitlines() if line.startswith(wanted)]
+        left = [line for line in lines if not line.endswith(" 0.0")]
+        if not left:
+            return ""
+        await asyncio.sleep(0.2)
+    return "; ".join(left)
+
+
+async def run(options: argparse.Namespace, url: str, pid: int) -> int:
+    """All clients until the time is over; prints the verdict."""
+    async with httpx.AsyncClient() as http:
+        model = (await http.get(f"{url}/v1/models")).json()["data"][0]["id"]
+    soak = Soak(url, model, options.seed)
+    begin = time.monotonic()
+    until = begin + options.minutes * 60
+    watching = asyncio.create_task(watch(pid, until))
+    await asyncio.gather(*(soak.client(until) for _ in range(options.clients)))
+    samples = await watching
+    await soak.http.aclose()
+    left = await idle(url)
+
+    warm = begin + options.minutes * 60 * 0.25
+    early = [s for s in samples if warm <= s.at < warm + (until - warm) / 3]
+    late = [s for s in samples if s.at >= until - (until - warm) / 3]
+    problems = [f"left at the end: {left}"] if left else []
+    for name in ("server_kib", "engine_kib", "files"):
+        before = statistics.median(getattr(s, name) for s in early)
+        after = statistics.median(getattr(s, name) for s in late)
+        print(f"{name}: {before:.0f} -> {after:.0f} ({100 * (after / before - 1):+.1f}%)")
+        if name != "files" and after > before * GROWTH:
+            problems.append(f"{name} grew by {100 * (after / before - 1):.1f}%")
+    for label, chosen in (
+        ("early", [t for at, t in soak.seen.first_tokens if warm <= at < early[-1].at]),
+        ("late", [t for at, t in soak.seen.first_tokens if at >= late[0].at]),
+    ):
+        cuts = statistics.quantiles(chosen, n=20)
+        print(f"first token, {label}: median {cuts[9]:.2f} s, 95% {cuts[18]:.2f} s")
+    print(f"answers: {dict(sorted(soak.seen.answers.items()))}")
+    problems += sorted({*soak.seen.failures})[:20]
+    print("\n".join(problems) if problems else "nothing grew, nothing failed, nothing is left")
+    return int(bool(problems))
+
+
+def main() -> int:
+    """Starts the server, runs the clients, stops the server."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--minutes", type=float, default=20)
+    parser.add_argument("--clients", type=int, default=32)
+    parser.add_argument("--port", type=int, default=8765)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("serve", nargs="+", help="arguments of `rocmforge serve`, after --")
+    options = parser.parse_args()
+    url = f"http://127.0.0.1:{options.port}"
+    command = [sys.executable, "-m", "rocmforge", "serve", *options.serve]
+    with tempfile.TemporaryFile() as log:
+        server = subprocess.Popen([*command, "--port", str(options.port)], stdout=log, stderr=log)
+        try:
+            deadline = time.monotonic() + 600
+            while True:
+                try:
+                    if httpx.get(f"{url}/ready").status_code == 200:
+                        break
+                except httpx.TransportError:
+                    pass
+                if server.poll() is not None or time.monotonic() > deadline:
+                    raise RuntimeError("the server did not become ready")
+                time.sleep(0.2)
+            code = asyncio.run(run(options, url, server.pid))
+        finally:
+            server.send_signal(signal.SIGTERM)
+            status = server.wait(120)
+        log.seek(0)
+        errors = [line for line in log.read().decode().splitlines() if " ERROR " in line]
+        print(f"the server ended with {status} and logged {len(errors)} errors")
+        print("\n".join(errors[:10]))
+        return code or status or int(bool(errors))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
