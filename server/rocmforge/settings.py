@@ -40,7 +40,22 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         str | None, Meta(description="Jinja file to use instead of the model's chat template")
     ] = None
     tool_format: Annotated[
-        Literal["auto", "hermes", "mistral", "llama3"],
+        Literal[
+            "auto",
+            "hermes",
+            "mistral",
+            "mistral-v11",
+            "llama3",
+            "pythonic",
+            "functionary",
+            "phi4",
+            "phi4-mini",
+            "granite",
+            "qwen3-coder",
+            "seed-oss",
+            "glm4",
+            "gemma4",
+        ],
         Meta(description="how the model writes tool calls; auto = as its chat template says"),
     ] = "auto"
     backend: Annotated[str, Meta(description="auto, or a name that `rocmforge backends` lists")] = (

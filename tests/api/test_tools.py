@@ -193,6 +193,35 @@ def test_a_template_without_tools_is_told_in_a_system_message(
     assert '"weather"' not in without
 
 
+ANSWER = {
+    "type": "object",
+    "properties": {"answer": {"type": "string", "maxLength": 9}},
+    "required": ["answer"],
+    "additionalProperties": False,
+}
+FORM: Any = {"type": "json_schema", "json_schema": {"name": "a", "schema": ANSWER, "strict": True}}
+
+
+def test_an_answer_is_a_call_or_has_the_form_that_was_asked_for(sdk: openai.OpenAI) -> None:
+    seen = set()
+    for seed in range(16):
+        wanted: Any = {"model": "tiny", "messages": MESSAGES, "tools": TOOLS, "seed": seed}
+        completion = sdk.chat.completions.create(**wanted, response_format=FORM, max_tokens=3000)
+        (choice,) = completion.choices
+        seen.add(choice.finish_reason)
+        if choice.finish_reason == "tool_calls":
+            validate(choice.message.tool_calls)
+        else:
+            jsonschema.validate(json.loads(choice.message.content or ""), ANSWER)
+    assert seen == {"tool_calls", "stop"}
+
+
+def test_a_forced_call_goes_before_the_form_of_the_answer(sdk: openai.OpenAI) -> None:
+    wanted: Any = {"model": "tiny", "messages": MESSAGES, "tools": TOOLS, "seed": 3}
+    completion = sdk.chat.completions.create(**wanted, response_format=FORM, tool_choice="required")
+    assert completion.choices[0].finish_reason == "tool_calls"
+
+
 def with_parameters(schema: object) -> list[dict[str, Any]]:
     return [{"type": "function", "function": {"name": "f", "parameters": schema}}]
 
@@ -214,7 +243,6 @@ def with_parameters(schema: object) -> list[dict[str, Any]]:
             {"tools": with_parameters({"not": {}}), "tool_choice": "required"},
             "tools[0].function.parameters",
         ),
-        ({"tools": TOOLS, "response_format": {"type": "json_object"}}, "tools"),
         ({"tools": TOOLS, "tool_choice": "required", "ignore_eos": True}, "ignore_eos"),
     ],
 )

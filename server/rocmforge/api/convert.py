@@ -81,7 +81,7 @@ def chat_plan(service: Service, request: ChatRequest) -> Plan:
     )
     use = None
     if tools:
-        use, grammar = tool_use(service, request, tools)
+        use, grammar = tool_use(service, request, tools, sampling.grammar)
         sampling = msgspec.structs.replace(sampling, grammar=grammar)
     return Plan(
         prompts=(prompt,),

@@ -7,7 +7,7 @@ import uuid
 from rocmforge.api.generation import Piece
 from rocmforge.api.plan import Plan
 from rocmforge.text.reasoning import Reasoning, ReasoningSplitter
-from rocmforge.text.tool_calls import Said, ToolCallParser
+from rocmforge.text.tool_calls import CallParser, Said
 
 Part = Said | Reasoning
 
@@ -23,7 +23,7 @@ class AnswerParts:
         self._tools = plan.tools
         self._reasoning = plan.reasoning
         self._splitters: dict[int, ReasoningSplitter] = {}
-        self._parsers: dict[int, ToolCallParser] = {}
+        self._parsers: dict[int, CallParser] = {}
         self._reasoning_tokens: dict[int, int] = {}
 
     def split(self, piece: Piece) -> list[Part]:
@@ -49,7 +49,7 @@ class AnswerParts:
         parser = self._parsers.get(piece.index)
         if parser is None:
             use = self._tools
-            parser = ToolCallParser(use.form, use.names, use.max_calls)
+            parser = use.form.parser(use.schemas, use.max_calls)
             self._parsers[piece.index] = parser
         said = parser.push(text)
         return said + parser.finish() if piece.finish_reason is not None else said

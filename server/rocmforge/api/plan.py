@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
 
 from rocmforge.engine.params import SamplingParams
-from rocmforge.text.tool_calls import ToolFormat
+from rocmforge.text.grammar import Schema
+from rocmforge.text.tool_calls import CallFormat
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -18,8 +20,8 @@ _GOLDEN = 0x9E3779B97F4A7C15
 class ToolUse:
     """How the answer may call functions."""
 
-    form: ToolFormat
-    names: frozenset[str]
+    form: CallFormat
+    schemas: Mapping[str, Schema]  # of the functions' parameters
     max_calls: int | None
 
 

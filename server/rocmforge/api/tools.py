@@ -6,13 +6,13 @@ from typing import Any
 
 import msgspec
 
-from rocmforge.api.constraints import check_grammar, output_grammar
+from rocmforge.api.constraints import check_grammar
 from rocmforge.api.plan import ToolUse
 from rocmforge.api.schema import ChatRequest, NamedTool
 from rocmforge.api.service import Service
 from rocmforge.errors import InvalidParameter
-from rocmforge.text.grammar import json_schema_grammar
-from rocmforge.text.tool_calls import FORMATS, format_for, tool_grammar
+from rocmforge.text.grammar import Schema, json_schema_grammar
+from rocmforge.text.tool_calls import FORMATS, CannotEnforce, format_for, tool_grammar
 
 MAX_TOOLS = 128
 
@@ -48,46 +48,55 @@ def offered_tools(request: ChatRequest) -> list[dict[str, Any]]:
 
 
 def tool_use(
-    service: Service, request: ChatRequest, tools: list[dict[str, Any]]
+    service: Service, request: ChatRequest, tools: list[dict[str, Any]], answer_grammar: str
 ) -> tuple[ToolUse, str]:
-    """How to read calls, and the grammar that forces one ("" if the model may choose).
+    """How to read calls, and the grammar of answers ("" if there is none).
+
+    Args:
+        service: Knows how the model writes calls.
+        request: Says whether it has to.
+        tools: The functions.
+        answer_grammar: What an answer without a call has to match; "" = anything.
 
     Raises:
-        InvalidParameter: a function's parameters cannot be enforced, or the answer is to have
-            another form as well.
+        InvalidParameter: a function's parameters cannot be enforced.
     """
-    if output_grammar(service, request):
-        raise InvalidParameter(
-            "'tools' cannot be combined with a form for the whole answer unless 'tool_choice' is "
-            "'none'.",
-            param="tools",
-        )
     form = FORMATS.get(service.tool_format) or format_for(
         service.templates.select(with_tools=True).source
     )
-    parallel = request.parallel_tool_calls is not False
-    use = ToolUse(
-        form=form,
-        names=frozenset(tool["function"]["name"] for tool in tools),
-        max_calls=None if parallel else 1,
-    )
+    is_parallel = request.parallel_tool_calls is not False
+    schemas = {tool["function"]["name"]: _parameters(tool) for tool in tools}
+    use = ToolUse(form=form, schemas=schemas, max_calls=None if is_parallel else 1)
     choice = request.tool_choice
-    if choice is None or choice == "auto":
+    is_forced = choice is not None and choice != "auto"
+    if not is_forced and not answer_grammar:
         return use, ""
     for name in ("ignore_eos", "min_tokens"):
         if getattr(request, name):
             raise InvalidParameter(f"'{name}' cannot be combined with a forced call.", param=name)
-    parameters = {}
-    for number, tool in enumerate(tools):
-        function = tool["function"]
-        if isinstance(choice, NamedTool) and choice.function.name != function["name"]:
-            continue
-        schema = {"type": "object", **function.get("parameters", {})}
-        param = f"tools[{number}].function.parameters"
-        check_grammar(service, json_schema_grammar(schema), param)
-        parameters[function["name"]] = schema
-    several = parallel and not isinstance(choice, NamedTool)
-    grammar = tool_grammar(form, service.tokenizer, parameters, parallel=several)
-    if len(parameters) > 1:
-        check_grammar(service, grammar, "tools")
+    if isinstance(choice, NamedTool):
+        schemas = {choice.function.name: schemas[choice.function.name]}
+        is_parallel = False
+    params = {
+        tool["function"]["name"]: f"tools[{number}].function.parameters"
+        for number, tool in enumerate(tools)
+    }
+    for name, schema in schemas.items():
+        check_grammar(service, json_schema_grammar(schema), params[name])
+    try:
+        grammar = tool_grammar(
+            form,
+            service.tokenizer,
+            schemas,
+            parallel=is_parallel,
+            otherwise="" if is_forced else answer_grammar,
+        )
+    except CannotEnforce as error:
+        param = params[error.function]
+        raise InvalidParameter(f"'{param}' cannot be enforced: {error}.", param=param) from None
+    check_grammar(service, grammar, "tools")
     return use, grammar
+
+
+def _parameters(tool: dict[str, Any]) -> Schema:
+    return {"type": "object", **tool["function"].get("parameters", {})}

@@ -47,19 +47,23 @@ def regex_grammar(regex: str) -> str:
 
     The syntax is Rust's, which has no look-around; `\\d` and `\\w` are ASCII, as in JavaScript.
     """
-    pattern = llguidance.regex_to_lark(regex, "dw")
-    return LLMatcher.grammar_from_lark(f"start: /{pattern}/")
+    return lark_grammar(f"start: /{regex_in_lark(regex)}/")
+
+
+def regex_in_lark(regex: str) -> str:
+    """A regular expression as it may stand between slashes in a grammar."""
+    return llguidance.regex_to_lark(regex, "dw")
 
 
 def choice_grammar(choices: Sequence[str]) -> str:
     """One of several texts."""
     alternatives = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
-    return LLMatcher.grammar_from_lark(f"start: {alternatives}")
+    return lark_grammar(f"start: {alternatives}")
 
 
 def lark_grammar(lark: str) -> str:
     """Text that a grammar in Lark's notation produces, with llguidance's extensions."""
-    return LLMatcher.grammar_from_lark(lark)
+    return json.dumps({"grammars": [{"lark_grammar": lark}]})
 
 
 def find_problem(grammar: str) -> str:

@@ -1,0 +1,138 @@
+"""The formats of tool calls, and which one a chat template speaks of."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rocmforge.text.grammar import Schema
+from rocmforge.text.tokenizer import Tokenizer
+from rocmforge.text.tool_calls.base import CallFormat
+from rocmforge.text.tool_calls.json_calls import JsonFormat
+from rocmforge.text.tool_calls.keyword import KeywordFormat
+from rocmforge.text.tool_calls.tagged import TaggedFormat
+
+FORMATS: Mapping[str, CallFormat] = {
+    "hermes": JsonFormat(begin="<tool_call>", end="</tool_call>", separator="\n"),
+    "mistral": JsonFormat(begin="[TOOL_CALLS]", is_list=True, separator=", "),
+    "mistral-v11": JsonFormat(begin="[TOOL_CALLS]", id_begin="[CALL_ID]", name_end="[ARGS]"),
+    "llama3": JsonFormat(begin="", arguments="parameters", separator="; "),
+    "functionary": JsonFormat(begin="<function=", name_end=">", end="</function>"),
+    "phi4": JsonFormat(begin="functools", is_list=True, separator=", "),
+    "phi4-mini": JsonFormat(
+        begin="<|tool_call|>", is_list=True, separator=", ", end="<|/tool_call|>"
+    ),
+    "granite": JsonFormat(begin="<|tool_call|>", is_list=True, separator=", "),
+    "qwen3-coder": TaggedFormat(
+        begin="<tool_call>",
+        name_begin="\n<function=",
+        name_end=">\n",
+        key_begin="<parameter=",
+        key_end=">\n",
+        value_end="\n</parameter>\n",
+        tail="</function>\n",
+        end="</tool_call>",
+    ),
+    "seed-oss": TaggedFormat(
+        begin="<seed:tool_call>",
+        name_begin="\n<function=",
+        name_end=">\n",
+        key_begin="<parameter=",
+        key_end=">",
+        value_end="</parameter>\n",
+        tail="</function>\n",
+        end="</seed:tool_call>",
+    ),
+    "glm4": TaggedFormat(
+        begin="<tool_call>",
+        name_begin="",
+        name_end="\n",
+        key_begin="<arg_key>",
+        key_end="</arg_key>\n<arg_value>",
+        value_end="</arg_value>\n",
+        tail="",
+        end="</tool_call>",
+    ),
+    "pythonic": KeywordFormat(
+        begin="[", end="]", is_list=True, name_begin="", open="(", assign="=", close=")"
+    ),
+    "gemma4": KeywordFormat(
+        begin="<|tool_call>",
+        end="<tool_call|>",
+        is_list=False,
+        name_begin="call:",
+        open="{",
+        assign=":",
+        close="}",
+        quote='<|"|>',
+    ),
+}
+
+# What a chat template contains if its model writes that format; the first that matches.
+_SIGNS = (
+    ("seed-oss", "<seed:tool_call>"),
+    ("qwen3-coder", "<parameter="),
+    ("glm4", "<arg_key>"),
+    ("functionary", "<function="),
+    ("gemma4", "<|tool_call>call:"),
+    ("mistral-v11", "[ARGS]"),
+    ("phi4", "functools["),
+    ("phi4-mini", "<|/tool_call|>"),
+    ("granite", "<|tool_call|>"),
+    ("hermes", "<tool_call>"),
+    ("mistral", "[TOOL_CALLS]"),
+    ("pythonic", "[func_name1("),
+    ("llama3", '"parameters"'),
+)
+
+
+def format_for(template: str) -> CallFormat:
+    """The format that a chat template speaks of; Hermes for one that knows no tools."""
+    return FORMATS[next((name for name, sign in _SIGNS if sign in template), "hermes")]
+
+
+def tools_as_text(tools: Sequence[Mapping[str, Any]]) -> str:
+    """What to tell a model whose template knows no tools."""
+    return (
+        "You may call these functions:\n"
+        + "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+        + '\nTo call one, answer with <tool_call>{"name": NAME, "arguments": OBJECT}</tool_call>.'
+    )
+
+
+def tool_grammar(
+    form: CallFormat,
+    tokenizer: Tokenizer,
+    schemas: Mapping[str, Schema],
+    *,
+    parallel: bool,
+    otherwise: str = "",
+) -> str:
+    """Answers that are one call, or several, of functions with these parameters.
+
+    Args:
+        form: How calls are written.
+        tokenizer: Knows the markers that are control tokens.
+        schemas: Parameters by function name, each known to compile.
+        parallel: Whether there may be several calls.
+        otherwise: A grammar for answers without a call; "" = there must be one.
+
+    Raises:
+        CannotEnforce: a schema has what this format cannot express.
+    """
+    calls = form.rules(tokenizer, schemas, parallel=parallel)
+    start = f"calls | @{_OTHERWISE}" if otherwise else "calls"
+    lark = "\n".join([f"start: {start}", f"calls: {calls.start}", *calls.rules])
+    others = json.loads(otherwise)["grammars"] if otherwise else []
+    return json.dumps(
+        {
+            "grammars": [
+                {"lark_grammar": lark},
+                *({**other, "name": _OTHERWISE} for other in others),
+            ]
+        }
+    )
+
+
+_OTHERWISE = "otherwise"

@@ -1,0 +1,287 @@
+"""Calls written like those of a programming language: NAME(KEY=VALUE, ...)."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any
+
+from rocmforge.text.grammar import Schema
+from rocmforge.text.tokenizer import Tokenizer
+from rocmforge.text.tool_calls.base import (
+    LONGEST_HEAD,
+    CallParser,
+    Rules,
+    literal,
+    marker,
+    overlap,
+    repeated,
+)
+from rocmforge.text.tool_calls.parameters import is_text, json_rule, ordered, text_terminal
+
+
+@dataclass(frozen=True, slots=True)
+class KeywordFormat:
+    """How a family writes that: `name_begin` NAME `open` KEY `assign` VALUE, ... `close`."""
+
+    begin: str
+    end: str
+    is_list: bool  # whether the answer is one list of calls, or each call is marked by itself
+    name_begin: str
+    open: str
+    assign: str
+    close: str
+    quote: str = ""  # around strings; "" = as in Python or JSON
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        return () if self.is_list else (self.begin, self.end, self.quote)
+
+    def parser(self, schemas: Mapping[str, Schema], max_calls: int | None) -> CallParser:
+        return KeywordParser(self, schemas, max_calls)
+
+    def rules(
+        self, tokenizer: Tokenizer, schemas: Mapping[str, Schema], *, parallel: bool
+    ) -> Rules:
+        rules: list[str] = []
+        for number, (name, schema) in enumerate(schemas.items()):
+            arguments = []
+            for place, (key, value, is_required) in enumerate(ordered(name, schema)):
+                rule = f"p{number}_{place}"
+                rules += self._argument(tokenizer, name, key, value, rule)
+                arguments.append((rule, is_required))
+            head, tail = literal(self.name_begin + name + self.open), literal(self.close)
+            rules.append(f"call{number}: {head} {_with_commas(arguments)} {tail}")
+        call = "(" + " | ".join(f"call{number}" for number in range(len(schemas))) + ")"
+        begin, end = marker(self.begin, tokenizer), marker(self.end, tokenizer)
+        if self.is_list:
+            start = f"{begin} {repeated(call, ', ', parallel=parallel)} {end}"
+        else:
+            start = repeated(f"({begin} {call} {end})", "", parallel=parallel)
+        return Rules(start, tuple(rules))
+
+    def _argument(
+        self, tokenizer: Tokenizer, function: str, key: str, schema: Schema, rule: str
+    ) -> list[str]:
+        head = literal(key + self.assign)
+        if not self.quote or not is_text(schema):
+            return [f"{rule}: {head} {rule}_json", f"{rule}_json: {json_rule(schema)}"]
+        quote = marker(self.quote, tokenizer)
+        is_control = tokenizer.control_token(self.quote) is not None
+        text = text_terminal(function, schema, self.quote, rule.upper(), takes_end=not is_control)
+        return [f"{rule}: {head} {quote} {rule.upper()} {quote if is_control else ''}", text]
+
+
+def _with_commas(arguments: list[tuple[str, bool]]) -> str:
+    """Rules of arguments, of which some are required, with commas between those that are there."""
+    required = [rule for rule, is_required in arguments if is_required]
+    optional = [rule for rule, is_required in arguments if not is_required]
+    further = [f'(", " {rule})?' for rule in optional]
+    if required:
+        return " ".join(['", "'.join(f" {rule} " for rule in required).strip(), *further])
+    first = [" ".join([rule, *further[i + 1 :]]) for i, rule in enumerate(optional)]
+    return f"({' | '.join(first)})?" if first else ""
+
+
+class _State(Enum):
+    TEXT = auto()
+    NAME = auto()
+    ARGUMENT = auto()  # or the end of the call
+    AFTER = auto()
+
+
+class KeywordParser(CallParser):
+    """See `CallParser`. Arguments are passed on one at a time."""
+
+    def __init__(
+        self, form: KeywordFormat, schemas: Mapping[str, Schema], max_calls: int | None
+    ) -> None:
+        super().__init__(schemas, max_calls)
+        self._form = form
+        name = rf"\s*{re.escape(form.name_begin)}([\w.-]+)\s*{re.escape(form.open)}"
+        self._name = re.compile(name)
+        self._key = re.compile(rf"\s*([\w.-]+)\s*{re.escape(form.assign)}(.*)", re.DOTALL)
+        self._scan = _ArgumentScan(form.quote)
+        self._state = _State.TEXT
+        self._skipped = ""  # what was taken for markup, in case it was text
+        self._may_begin = True
+
+    def _step(self) -> bool:
+        match self._state:
+            case _State.TEXT:
+                return self._read_text()
+            case _State.NAME:
+                return self._read_name()
+            case _State.ARGUMENT:
+                return self._read_argument()
+            case _State.AFTER:
+                return self._read_after()
+
+    def _end(self) -> None:
+        is_cut = self._state is _State.ARGUMENT or self._form.end.startswith(self._held.strip())
+        if not (self.num_calls and is_cut):
+            self._say_text(self._skipped + self._held)
+        self._held = self._skipped = ""
+
+    def _read_text(self) -> bool:
+        form = self._form
+        if form.is_list and self._may_begin:
+            rest = self._held.lstrip()
+            if not rest:
+                return False
+            if rest.startswith(form.begin):
+                self._skip(len(self._held) - len(rest) + len(form.begin), _State.NAME)
+                return True
+            self._may_begin = False
+        text, begin, _ = self._held.partition(form.begin)
+        is_begun = bool(begin) and not form.is_list
+        kept = 0 if is_begun or form.is_list else overlap(self._held, form.begin)
+        end = len(text) if is_begun else len(self._held) - kept
+        self._say_text(self._held[:end])
+        self._held = self._held[end:]
+        if is_begun:
+            self._skip(len(begin), _State.NAME)
+        return is_begun
+
+    def _skip(self, count: int, state: _State) -> None:
+        self._skipped += self._held[:count]
+        self._held, self._state = self._held[count:], state
+
+    def _read_name(self) -> bool:
+        head = self._name.match(self._held, 0, LONGEST_HEAD)
+        if head is not None and head[1] in self._schemas:
+            self._held, self._skipped = self._held[head.end() :], ""
+            self._open(head[1])
+            self._state, self._scan = _State.ARGUMENT, _ArgumentScan(self._form.quote)
+            return True
+        if head is None and len(self._held) < LONGEST_HEAD:
+            return False
+        self._as_text()
+        return True
+
+    def _as_text(self) -> None:
+        self._say_text(self._skipped)
+        self._skipped, self._state, self._may_begin = "", _State.TEXT, False
+
+    def _read_argument(self) -> bool:
+        end = self._scan.end(self._held)
+        if end is None:
+            return False
+        argument, closing = self._held[:end], self._held[end]
+        self._held, self._scan = self._held[end + 1 :], _ArgumentScan(self._form.quote)
+        if (found := self._key.fullmatch(argument)) is not None:
+            self._say_key(found[1])
+            self._say_arguments(_as_json(found[2].strip(), self._form.quote))
+        if closing != ",":
+            self._close()
+            self._state = _State.AFTER
+        return True
+
+    def _read_after(self) -> bool:
+        rest = self._held.lstrip()
+        if self._form.end.startswith(rest) and rest != self._form.end:
+            return False
+        count = len(self._held) - len(rest)
+        if rest.startswith(self._form.end):
+            self._held = rest[len(self._form.end) :]
+            self._state, self._may_begin = _State.TEXT, False
+        elif self._form.is_list and rest[0] == ",":
+            self._skip(count + 1, _State.NAME)
+        else:
+            self._as_text()
+        return True
+
+
+class _ArgumentScan:
+    """Finds the comma or bracket behind an argument, in text that only grows at its end."""
+
+    def __init__(self, quote: str) -> None:
+        quotes = [re.escape(quote), '"'] if quote else ['"', "'"]
+        self._special = re.compile("|".join([*quotes, r"\\", r"[()\[\]{},]"]))
+        self._quote_mark = quote
+        self._position = 0
+        self._depth = 0
+        self._quote = ""  # that is open
+
+    def end(self, text: str) -> int | None:
+        """The place of what ends the argument; None if it is yet to come."""
+        stop = len(text) - (overlap(text, self._quote_mark) if self._quote_mark else 0)
+        while (found := self._special.search(text, self._position, stop)) is not None:
+            mark = found[0]
+            if mark == "\\" and self._quote in ("'", '"'):
+                if found.end() == len(text):
+                    return None  # what it escapes is yet to come
+                self._position = found.end() + 1
+                continue
+            self._position = found.end()
+            if self._quote:
+                self._quote = "" if mark == self._quote else self._quote
+            elif mark in ('"', "'", self._quote_mark):
+                self._quote = mark
+            elif mark in "([{":
+                self._depth += 1
+            elif self._depth == 0 and mark in ",)]}":
+                return found.start()
+            elif mark in ")]}":
+                self._depth -= 1
+        self._position = max(self._position, stop)
+        return None
+
+
+_CONSTANTS = {"true": True, "false": False, "null": None}
+
+
+def _as_json(text: str, quote: str) -> str:
+    """A value as JSON; what cannot be read is a string."""
+    for candidate in (text, _unquoted(text, quote)) if quote else (text,):
+        try:
+            json.loads(candidate)
+        except (ValueError, RecursionError):
+            continue
+        return candidate
+    try:
+        return json.dumps(_value(ast.parse(text, mode="eval").body), ensure_ascii=False)
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return json.dumps(text, ensure_ascii=False)
+
+
+def _unquoted(text: str, quote: str) -> str:
+    """Values with their own quotes and bare keys, as JSON."""
+    parts = text.split(quote)
+    for i, part in enumerate(parts):
+        if i % 2:
+            parts[i] = json.dumps(part, ensure_ascii=False)
+        else:
+            parts[i] = re.sub(r"([A-Za-z_][\w.-]*)\s*:", r'"\1":', part)
+    return "".join(parts)
+
+
+def _value(node: ast.expr) -> Any:
+    """What a Python expression of literals stands for; JSON's constants count as such.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    match node:
+        case ast.Constant(value=str() | int() | float() | None as value):
+            return value
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)):
+            return -value
+        case ast.Name(id=name) if name in _CONSTANTS:
+            return _CONSTANTS[name]
+        case ast.List(elts=items) | ast.Tuple(elts=items):
+            return [_value(item) for item in items]
+        case ast.Dict(keys=keys, values=values):
+            return {_key(key): _value(value) for key, value in zip(keys, values, strict=True)}
+        case _:
+            raise ValueError(ast.dump(node))
+
+
+def _key(node: ast.expr | None) -> str:
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    raise ValueError("keys of JSON are strings")

@@ -1,0 +1,214 @@
+"""Calls whose arguments stand between tags: strings as they are, everything else as JSON."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from rocmforge.text.grammar import Schema
+from rocmforge.text.tokenizer import Tokenizer
+from rocmforge.text.tool_calls.base import (
+    LONGEST_HEAD,
+    CallParser,
+    Rules,
+    literal,
+    marker,
+    overlap,
+    repeated,
+)
+from rocmforge.text.tool_calls.parameters import (
+    is_text,
+    json_rule,
+    ordered,
+    parameter,
+    text_terminal,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TaggedFormat:
+    """The tags of a family, with the white space that its template puts around them.
+
+    A call is `begin`, `name_begin` NAME `name_end`, then for each argument `key_begin` KEY
+    `key_end` VALUE `value_end`, then `tail`, `end`. Models may write other white space.
+    """
+
+    begin: str
+    name_begin: str
+    name_end: str
+    key_begin: str
+    key_end: str
+    value_end: str
+    tail: str
+    end: str
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        return self.begin, self.end
+
+    def parser(self, schemas: Mapping[str, Schema], max_calls: int | None) -> CallParser:
+        return TaggedParser(self, schemas, max_calls)
+
+    def rules(
+        self, tokenizer: Tokenizer, schemas: Mapping[str, Schema], *, parallel: bool
+    ) -> Rules:
+        rules: list[str] = []
+        for number, (name, schema) in enumerate(schemas.items()):
+            parts = [marker(self.begin, tokenizer), literal(self.name_begin + name + self.name_end)]
+            for place, (key, value, is_required) in enumerate(ordered(name, schema)):
+                rule = f"p{number}_{place}"
+                head = literal(self.key_begin + key + self.key_end)
+                if is_text(value):
+                    rules.append(f"{rule}: {head} {rule.upper()}")
+                    rules.append(text_terminal(name, value, self.value_end, rule.upper()))
+                else:
+                    rules.append(f"{rule}: {head} {rule}_json {literal(self.value_end)}")
+                    rules.append(f"{rule}_json: {json_rule(value)}")
+                parts.append(rule if is_required else f"{rule}?")
+            parts += [literal(self.tail), marker(self.end, tokenizer)]
+            rules.append(f"call{number}: {' '.join(part for part in parts if part)}")
+        call = "(" + " | ".join(f"call{number}" for number in range(len(schemas))) + ")"
+        return Rules(repeated(call, "\n", parallel=parallel), tuple(rules))
+
+
+class _State(Enum):
+    TEXT = auto()
+    NAME = auto()
+    KEY = auto()  # or the end of the call
+    VALUE = auto()
+
+
+_PYTHON = {"True": "true", "False": "false", "None": "null"}
+
+
+class TaggedParser(CallParser):
+    """See `CallParser`. Arguments that are strings are passed on as they come."""
+
+    def __init__(
+        self, form: TaggedFormat, schemas: Mapping[str, Schema], max_calls: int | None
+    ) -> None:
+        super().__init__(schemas, max_calls)
+        self._begin = form.begin
+        self._value_end = form.value_end.strip()
+        self._has_lines = form.value_end.startswith("\n")
+        name_end = re.escape(form.name_end.strip()) or r"(?=[\n<])"
+        self._name = re.compile(rf"{_tag(form.name_begin)}([\w.-]+)\s*{name_end}")
+        self._key = re.compile(rf"{_tag(form.key_begin)}([^<>\n]*){_tag(form.key_end)}")
+        self._call_end = re.compile(rf"(?:{_tag(form.tail)})?{_tag(form.end)}")
+        self._state = _State.TEXT
+        self._skipped = ""  # what was taken for markup, in case it was text
+        self._function = ""
+        self._is_text = False  # the value being read
+        self._is_begun = False  # whether some of it has been said
+
+    def _step(self) -> bool:
+        match self._state:
+            case _State.TEXT:
+                return self._read_text()
+            case _State.NAME:
+                return self._read_name()
+            case _State.KEY:
+                return self._read_key()
+            case _State.VALUE if self._is_text:
+                return self._read_string()
+            case _State.VALUE:
+                return self._read_value()
+
+    def _end(self) -> None:
+        match self._state:
+            case _State.TEXT | _State.NAME:
+                self._say_text(self._skipped + self._held)
+            case _State.VALUE if self._is_text:
+                self._say_string(self._held)
+            case _:
+                pass  # the call was cut, and so are its arguments
+        self._held = self._skipped = ""
+
+    def _read_text(self) -> bool:
+        text, begin, rest = self._held.partition(self._begin)
+        if begin:
+            self._say_text(text)
+            self._held, self._skipped, self._state = rest, begin, _State.NAME
+            return True
+        kept = overlap(text, self._begin)
+        if self.num_calls:  # white space around calls is markup
+            kept = len(text) - len(text[: len(text) - kept].rstrip())
+        self._say_text(text[: len(text) - kept])
+        self._held = text[len(text) - kept :]
+        return False
+
+    def _read_name(self) -> bool:
+        head = self._name.match(self._held, 0, LONGEST_HEAD)
+        if head is not None and head[1] in self._schemas:
+            self._function = head[1]
+            self._held, self._skipped = self._held[head.end() :], ""
+            self._open(self._function)
+            self._state = _State.KEY
+            return True
+        if head is None and len(self._held) < LONGEST_HEAD:
+            return False
+        self._say_text(self._skipped)
+        self._skipped, self._state = "", _State.TEXT
+        return True
+
+    def _read_key(self) -> bool:
+        if (head := self._key.match(self._held, 0, LONGEST_HEAD)) is not None:
+            self._say_key(head[1])
+            self._is_text = is_text(parameter(self._schemas[self._function], head[1]))
+            self._is_begun = False
+            self._held, self._state = self._held[head.end() :], _State.VALUE
+            return True
+        close = self._call_end.match(self._held, 0, LONGEST_HEAD)
+        if close is None and len(self._held) < LONGEST_HEAD:
+            return False
+        self._close()
+        self._held = self._held[0 if close is None else close.end() :]
+        self._state = _State.TEXT
+        return True
+
+    def _read_string(self) -> bool:
+        text, end, rest = self._held.partition(self._value_end)
+        if end:
+            self._say_string(text.removesuffix("\n") if self._has_lines else text)
+            self._say_arguments('"')
+            self._held, self._state = rest, _State.KEY
+            return True
+        kept = overlap(text, self._value_end)
+        if self._has_lines:
+            kept = max(kept, overlap(text, f"\n{self._value_end}"))
+        if len(text) > kept:
+            self._say_string(text[: len(text) - kept])
+            self._held = text[len(text) - kept :]
+        return False
+
+    def _say_string(self, text: str) -> None:
+        opening = ""
+        if not self._is_begun:
+            self._is_begun, opening = True, '"'
+            text = text.removeprefix("\n") if self._has_lines else text
+        self._say_arguments(opening + json.dumps(text, ensure_ascii=False)[1:-1])
+
+    def _read_value(self) -> bool:
+        text, end, rest = self._held.partition(self._value_end)
+        if not end:
+            return False
+        self._say_arguments(_as_json(text.strip()))
+        self._held, self._state = rest, _State.KEY
+        return True
+
+
+def _tag(text: str) -> str:
+    """A pattern for some tags, with any white space before each of them."""
+    return "".join(rf"\s*{re.escape(line)}" for line in text.split("\n") if line)
+
+
+def _as_json(text: str) -> str:
+    """A value that is not declared a string, as JSON; what is not JSON is a string after all."""
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return _PYTHON.get(text) or json.dumps(text, ensure_ascii=False)
+    return text
