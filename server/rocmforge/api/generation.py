@@ -311,7 +311,7 @@ def _start_choice(service: Service, plan: Plan, number: int, arrival_ns: int) ->
 
 def _shown(service: Service, plan: Plan) -> dict[int, str]:
     """Control tokens that mark tool calls or reasoning."""
-    markers = [] if plan.tools is None else [plan.tools.form.begin]
+    markers = [] if plan.tools is None else [*plan.tools.form.markers]
     if plan.reasoning is not None:
         markers += [BEGIN, END]
     ids = {service.tokenizer.control_token(marker): marker for marker in markers}
