@@ -132,7 +132,8 @@ class Driver:
     """Calls for one device. Used by the thread that made it.
 
     `copies_to_device` and `copies_to_host` count copies, `allocations` device and pinned
-    allocations: tests and metrics compare them before and after a step.
+    allocations, `waits` the times that the host waited for the device: tests compare them before
+    and after a step.
     """
 
     def __init__(self, device: int) -> None:
@@ -140,6 +141,7 @@ class Driver:
         self.copies_to_device = 0
         self.copies_to_host = 0
         self.allocations = 0
+        self.waits = 0
         self._call(hip.hipSetDevice(device), "hipSetDevice")
 
     def _call(self, result: tuple[Any, ...], call: str, context: str = "") -> Any:
@@ -212,6 +214,7 @@ class Driver:
 
     def synchronize_stream(self, stream: int) -> None:
         """Waits until the stream has nothing to do."""
+        self.waits += 1
         self._call(hip.hipStreamSynchronize(stream), "hipStreamSynchronize")
 
     def create_event(self, *, timed: bool) -> int:
@@ -229,6 +232,7 @@ class Driver:
 
     def synchronize_event(self, event: int) -> None:
         """Waits until the event has happened; errors of the work before it show up here."""
+        self.waits += 1
         self._call(hip.hipEventSynchronize(event), "hipEventSynchronize")
 
     def elapsed_ns(self, start: int, stop: int) -> int:
