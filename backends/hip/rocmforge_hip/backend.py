@@ -113,12 +113,6 @@ class HipBackend:
         except NoKernelsForTarget:
             return None
 
-    def kernels_for(self, target: str) -> str | None:
-        try:
-            return find_target(target)
-        except NoKernelsForTarget:
-            return None
-
     def describe(self, device: str | None) -> tuple[tuple[str, str], ...]:
         return selfcheck.describe(choose_device(find_devices(select_platform()), device))
 
