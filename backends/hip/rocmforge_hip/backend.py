@@ -16,6 +16,7 @@ from rocmforge.backend.protocol import (
 from rocmforge.errors import BackendError, ConfigurationError, UnsupportedArchitecture
 from rocmforge.gguf.reader import open_gguf
 from rocmforge.gguf.tensor import GgufTensor
+from rocmforge.logits.registry import load_processors
 from rocmforge.models.architectures import read_config
 from rocmforge.models.config import ModelConfig
 from rocmforge.models.rope import load_rope_tables
@@ -23,12 +24,12 @@ from rocmforge.models.weights import load_weights
 from rocmforge_hip.device import FoundDevice, choose_device, find_devices
 from rocmforge_hip.driver import HipUnavailable
 from rocmforge_hip.geometry import BLOCK_TOKENS, Geometry
-from rocmforge_hip.library import NoKernelsForTarget, find_target
+from rocmforge_hip.jit.compiler import ProcessorKernels, prepare_processors
 from rocmforge_hip.library import NoKernelsForTarget, find_target
 from rocmforge_hip.loading import ModelLoading, open_device
 from rocmforge_hip.ops import HEAD_DIMS, MAX_NORM_DIM
 from rocmforge_hip.plan import MemoryNeeds, MemoryPlan, make_plan, measure
-from rocmforge_hip.platform import select_platform
+from rocmforge_hip.platform import cache_dir, select_platform
 from rocmforge_hip.runner import PIPELINE_DEPTH, HipRunner, release
 from rocmforge_hip.verify import selfcheck
 from rocmforge_hip.weight_plan import plan_weights
@@ -64,6 +65,9 @@ class HipBackend:
     def load(self, model: Path, options: LoadOptions, progress: ProgressCallback) -> HipRunner:
         found = choose_device(find_devices(select_platform()), options.device)
         _check_cache_type(options)
+        processors = load_processors()
+        progress("compiling logits processors", 0.0)
+        kernels = prepare_processors(processors, found.properties.target, cache_dir())
         progress("reading the header", 0.0)
         with open_gguf(model) as file:
             config = read_config(file)
@@ -74,10 +78,10 @@ class HipBackend:
             tables = load_rope_tables(config, file, plan.limits.context)
             device = open_device(found)
             try:
-                loaded = ModelLoading(device, config, plan, geometry, progress).load(
-                    weights, tables
-                )
-                return HipRunner(device, loaded, plan.limits, _describe(found, config, plan))
+                loading = ModelLoading(device, config, plan, geometry, progress, kernels)
+                loaded = loading.load(weights, tables)
+                info = _describe(found, config, plan, kernels)
+                return HipRunner(device, loaded, plan.limits, info)
             except BaseException:
                 release(device)
                 raise
@@ -146,7 +150,9 @@ def _check_supported(config: ModelConfig) -> None:
         )
 
 
-def _describe(found: FoundDevice, config: ModelConfig, plan: MemoryPlan) -> RunnerInfo:
+def _describe(
+    found: FoundDevice, config: ModelConfig, plan: MemoryPlan, kernels: ProcessorKernels
+) -> RunnerInfo:
     return RunnerInfo(
         backend="hip",
         device=found.info,
@@ -158,6 +164,7 @@ def _describe(found: FoundDevice, config: ModelConfig, plan: MemoryPlan) -> Runn
         weights_bytes=plan.weights,
         kv_bytes=plan.kv_bytes,
         kv_dtype=_cache_type(plan),
-        notes=tuple(str(plan).splitlines()),
+        notes=(*str(plan).splitlines(), kernels.note),
         masks_tokens=True,
+        logits_processors=tuple(kernels.processors),
     )

@@ -236,6 +236,22 @@ class KernelLibrary:
             self._kernels[name] = Kernel(self._driver, self._stream, function, name, entry)
         return self._kernels[name]
 
+    def add(self, name: str, symbol: str, image: bytes, entry: Mapping[str, Any]) -> Kernel:
+        """A kernel that is not in the manifest.
+
+        Args:
+            name: what errors call it.
+            symbol: of the kernel in its module.
+            image: a code object, or PTX.
+            entry: what a manifest would say of it.
+
+        Raises:
+            HipError: HIP cannot load it.
+        """
+        self._modules[name] = self._driver.load_module(image + b"\0", name)
+        function = self._driver.function(self._modules[name], symbol)
+        return Kernel(self._driver, self._stream, function, name, entry)
+
     def close(self) -> None:
         """Unloads everything."""
         self._kernels.clear()

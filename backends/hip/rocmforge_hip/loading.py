@@ -9,6 +9,14 @@ from rocmforge.models.weights import ModelWeights
 from rocmforge_hip.device import FoundDevice
 from rocmforge_hip.driver import Driver
 from rocmforge_hip.geometry import Geometry
+from rocmforge_hip.jit.compiler import NO_KERNELS, ProcessorKernels
+from rocmforge_hip.jit.launch import (
+    CompiledProcessors,
+    HostProcessors,
+    Processors,
+    scratch_spec,
+    staging_bytes,
+)
 from rocmforge_hip.library import KernelLibrary
 from rocmforge_hip.loader import WeightLoader
 from rocmforge_hip.memory import Arena, DeviceArray, Memory, spec
@@ -38,11 +46,13 @@ class ModelLoading:
         plan: MemoryPlan,
         geometry: Geometry,
         progress: ProgressCallback,
+        kernels: ProcessorKernels = NO_KERNELS,
     ) -> None:
         self._device = device
         self._config = config
         self._plan = plan
         self._geometry = geometry
+        self._kernels = kernels
         self._progress = progress
 
     def load(self, planned: ModelWeights[Planned], tables: RopeTables) -> Model:
@@ -63,9 +73,18 @@ class ModelLoading:
                 if isinstance(storage, PlannedMatrix)
             ),
         )
-        sampler = Sampler(device.library, self._geometry, arena)
+        sampler = Sampler(device.library, self._geometry, arena, self._load_processors())
         inputs = device.memory.device(spec((plan.input_bytes,), "u1"), "inputs of a step")
         return Model(config, self._load_weights(planned), ops, sampler, arena, inputs.array)
+
+    def _load_processors(self) -> Processors:
+        device, vocab = self._device, self._config.vocab_size
+        if self._kernels.made is None:
+            staging = device.memory.pinned(staging_bytes(vocab), "a row for logits processors")
+            return HostProcessors(device.driver, device.stream, self._kernels.processors, staging)
+        what = scratch_spec(vocab, self._plan.limits.sequences)
+        scratch = device.memory.device(what, "scratch of logits processors")
+        return CompiledProcessors(device.library, self._kernels.made, scratch.array)
 
     def _load_weights(self, planned: ModelWeights[Planned]) -> ModelWeights[Weight]:
         device = self._device

@@ -11,6 +11,7 @@ from rocmforge.models.config import ModelConfig
 from rocmforge.models.weights import ModelWeights
 from rocmforge_hip.activations import StepLimits, plan_activations
 from rocmforge_hip.geometry import BLOCK_TOKENS, Geometry
+from rocmforge_hip.jit.layout import UseSizes
 from rocmforge_hip.memory import ArraySpec, spec, total_bytes
 from rocmforge_hip.step import ListSizes, StepLayout, StepShape
 from rocmforge_hip.weight_plan import Planned, weight_bytes
@@ -157,6 +158,7 @@ def _largest_input(config: ModelConfig, limits: StepLimits) -> int:
         seen=limits.sequences * min(limits.context, config.vocab_size),
         biases=limits.sequences * min(_MAX_BIASES, config.vocab_size),
         mask_words=ceil_div(config.vocab_size, 32),
+        uses=UseSizes.most(limits.sequences, limits.context, words=ceil_div(config.vocab_size, 32)),
     )
     return StepLayout(shape, lists).nbytes
 

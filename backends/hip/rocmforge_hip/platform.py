@@ -34,6 +34,11 @@ class Platform(StrEnum):
 _TARGET_PREFIXES: Final = {Platform.ROCM: "gfx", Platform.NVIDIA: "sm_", Platform.HOST: "host"}
 
 
+def cache_dir() -> Path:
+    """Where compiled logits processors are kept: below `$XDG_CACHE_HOME`, or ~/.cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rocmforge/jit"
+
+
 def select_platform() -> Platform:
     """The platform that `$HIP_PLATFORM` names, ROCm without it; prepares its library.
 

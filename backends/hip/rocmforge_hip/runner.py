@@ -79,6 +79,7 @@ class _InFlight:
     step_id: int
     rows: int
     output: OutputLayout
+    host_rows: int
 
 
 class HipRunner:
@@ -134,6 +135,7 @@ class HipRunner:
             top_ids=top_ids,
             top_logprobs=top_logprobs,
             device_ns=device_ns,
+            host_processed_rows=done.host_rows,
         )
 
     def close(self) -> None:
@@ -171,20 +173,23 @@ class HipRunner:
         layout.pack(step, lane.inputs.bytes)
         driver.record_event(lane.started, stream)
         driver.copy_to_device(model.inputs.address, lane.inputs.address, layout.nbytes, stream)
-        on_device = DeviceStep(shape, arrays, needs)
+        on_device = DeviceStep(shape, arrays, needs, step)
         self._compute(on_device, model, is_bucket=bucket is not None)
         output = OutputLayout(shape.rows, needs.logprobs, needs.alternatives)
         if shape.rows:
             source = model.sampler.tokens.address
             driver.copy_to_host(lane.outputs.address, source, output.nbytes, stream)
         driver.record_event(lane.ended, stream)
-        return _InFlight(lane, step.step_id, len(step.logit_rows), output)
+        processors = step.sampling.processors
+        host_rows = model.sampler.processors.host_rows(processors) if processors else 0
+        return _InFlight(lane, step.step_id, len(step.logit_rows), output, host_rows)
 
     def _compute(self, step: DeviceStep, model: Model, *, is_bucket: bool) -> None:
         if not is_bucket:
             model.sampler.sample(step, self._forward(step, model))
             return
-        # Penalties, biases and log-probabilities come with arrays whose sizes are not the shape's.
+        # Penalties, biases, processors and log-probabilities come with arrays whose sizes are not
+        # the shape's.
         samples_in_graph = not (step.needs.adjusts or step.needs.logprobs)
 
         def record() -> None:

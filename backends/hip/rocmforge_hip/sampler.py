@@ -6,6 +6,7 @@ from typing import Final
 
 from rocmforge_hip.activations import Activation
 from rocmforge_hip.geometry import Geometry
+from rocmforge_hip.jit.launch import Processors
 from rocmforge_hip.library import KernelLibrary
 from rocmforge_hip.memory import Arena, DeviceArray
 from rocmforge_hip.step import DeviceStep, OutputLayout
@@ -18,7 +19,10 @@ _FINISH_THREADS: Final = 64
 class Sampler:
     """Launches the sampling kernels. The tokens of the last step stay in the output buffer."""
 
-    def __init__(self, library: KernelLibrary, geometry: Geometry, arena: Arena) -> None:
+    def __init__(
+        self, library: KernelLibrary, geometry: Geometry, arena: Arena, processors: Processors
+    ) -> None:
+        self.processors = processors
         self._geometry = geometry
         self._arena = arena
         self._resolve = library.kernel("rf_resolve_tokens")
@@ -80,6 +84,8 @@ class Sampler:
             )
         if needs.masks:
             self._mask.launch(scores, inputs["allowed"], vocab, grid=grid, block=_THREADS)
+        if needs.processes:
+            self.processors.apply(step, scores, self.tokens)
         highest, temperature = arena["highest"], inputs["temperature"]
         self._max.launch(scores, highest, vocab, grid=grid, block=_THREADS)
         if needs.filters:

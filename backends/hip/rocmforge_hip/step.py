@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rocmforge.backend.protocol import SamplingBatch, StepInput
+from rocmforge_hip.jit.layout import NO_USES, UseSizes, use_contents
 from rocmforge_hip.memory import DeviceArray
 from rocmforge_hip.weights import round_up
 
@@ -41,12 +42,13 @@ class StepShape:
 class SamplingNeeds:
     """Which of the sampling kernels a step needs."""
 
-    adjusts: bool  # a row has a penalty, a bias or a mask
+    adjusts: bool  # a row has a penalty, a bias, a mask or a processor: what is drawn is a copy
     masks: bool  # a row has a mask
     draws: bool  # a row has a temperature
     filters: bool  # a drawing row has min-p, top-k or top-p
     logprobs: bool
     alternatives: int
+    processes: bool  # a row has logits processors
 
     @classmethod
     def of(cls, batch: SamplingBatch) -> SamplingNeeds:
@@ -54,15 +56,25 @@ class SamplingNeeds:
         draws = batch.temperature > 0
         filters = draws & ((batch.min_p > 0) | (batch.top_k > 0) | (batch.top_p < 1))
         masks = batch.allowed is not None
+        processes = batch.processors is not None
         adjusts = (
             masks
+            or processes
             or len(batch.bias_tokens) > 0
             or bool((batch.repetition_penalty != 1).any())
             or bool((batch.presence_penalty != 0).any())
             or bool((batch.frequency_penalty != 0).any())
         )
         most = int(batch.num_logprobs.max(initial=-1))
-        return cls(adjusts, masks, bool(draws.any()), bool(filters.any()), most >= 0, max(most, 0))
+        return cls(
+            adjusts=adjusts,
+            masks=masks,
+            draws=bool(draws.any()),
+            filters=bool(filters.any()),
+            logprobs=most >= 0,
+            alternatives=max(most, 0),
+            processes=processes,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +84,14 @@ class ListSizes:
     seen: int  # tokens seen, of all rows with a penalty
     biases: int  # biased tokens, of all rows
     mask_words: int  # of each row; 0 if no row has a mask
+    uses: UseSizes = NO_USES  # of logits processors
 
     @classmethod
     def of(cls, batch: SamplingBatch) -> ListSizes:
         """Those of these rows."""
         words = 0 if batch.allowed is None else batch.allowed.shape[1]
-        return cls(len(batch.seen_tokens), len(batch.bias_tokens), words)
+        uses = UseSizes.of(batch.processors)
+        return cls(len(batch.seen_tokens), len(batch.bias_tokens), words, uses)
 
 
 NO_LISTS: Final = ListSizes(0, 0, 0)
@@ -139,6 +153,8 @@ class StepLayout:
         self._add("bias_tokens", lists.biases, "i4")
         self._add("bias_values", lists.biases, "f4")
         self._add("allowed", rows * lists.mask_words, "u4")
+        for name, count, dtype in lists.uses.sections(rows):
+            self._add(name, count, dtype)
 
     @property
     def nbytes(self) -> int:
@@ -215,6 +231,8 @@ def _contents(
         yield "bias_values", batch.bias_values, 0.0
     if batch.allowed is not None:
         yield "allowed", batch.allowed.reshape(-1), 0xFFFFFFFF
+    if batch.processors is not None:
+        yield from use_contents(batch.processors)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -224,6 +242,7 @@ class DeviceStep:
     shape: StepShape
     inputs: dict[str, DeviceArray]
     needs: SamplingNeeds
+    host: StepInput | None = None  # for logits processors, which need no other operation
 
 
 @dataclass(frozen=True, eq=False)

@@ -102,7 +102,7 @@ def entropy(logit: Any, highest: Any, mass: Any) -> Any:
 
 
 @nucleus(share="p")
-def deviation(logit: Any, highest: Any, mass: Any, entropy: Any) -> Any:
+def is_typical(logit: Any, highest: Any, mass: Any, entropy: Any) -> Any:
     """How far a token's surprise is from the expected one, and its probability."""
     surprise = log(mass) - (logit - highest)
     return abs(surprise - entropy), exp(-surprise)
@@ -111,16 +111,15 @@ def deviation(logit: Any, highest: Any, mass: Any, entropy: Any) -> Any:
 @logits_processor(
     "typical_p",
     parameters=(Parameter("p", 1.0, least=0.0, most=1.0),),
-    needs=(highest, mass, entropy, deviation),
+    needs=(highest, mass, entropy, is_typical),
 )
-def typical_p(logit: Any, highest: Any, mass: Any, entropy: Any, deviation: Any) -> Any:
+def typical_p(logit: Any, is_typical: Any) -> Any:
     """Locally typical sampling (Meister et al. 2023).
 
     Keeps the tokens whose surprise is closest to the entropy, until they have more than the
     probability p together; ties share one fate.
     """
-    surprise = log(mass) - (logit - highest)
-    return where(abs(surprise - entropy) <= deviation, logit, -INF)
+    return where(is_typical, logit, -INF)
 
 
 # --- XTC -------------------------------------------------------------------------------------

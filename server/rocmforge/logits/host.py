@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from rocmforge.backend.protocol import Float32Array, Int32Array, ProcessorBatch
 from rocmforge.logits.processor import (
@@ -135,7 +136,9 @@ def _over_history(need: Reduction, values: dict[str, Any]) -> Any:
     return results
 
 
-def _nucleus(score: Float32Array, weight: Float32Array, share: float) -> np.float32:
+def _nucleus(score: Float32Array, weight: Float32Array, share: float) -> npt.NDArray[np.bool_]:
+    score = score.astype(np.float32)
     order = np.argsort(score)
     is_enough = np.cumsum(weight[order], dtype=np.float64) > share
-    return np.float32(score[order[is_enough.argmax()]] if is_enough[-1] else np.inf)
+    limit = score[order[is_enough.argmax()]] if is_enough[-1] else np.inf
+    return np.less_equal(score, limit)

@@ -86,9 +86,10 @@ class Reduction:
 
 @dataclass(frozen=True, slots=True)
 class Nucleus:
-    """The smallest score up to which tokens weigh more than a share; infinity if all do not.
+    """The tokens with the smallest scores that weigh more than a share together; ties go together.
 
-    The function gives a score and a weight for each token; `share` names a parameter.
+    The function gives a score and a weight for each token; `share` names a parameter. The result,
+    for each token, is whether it belongs to them.
     """
 
     function: Function
@@ -246,7 +247,7 @@ def _check(processor: LogitsProcessor) -> None:
             _require(not need.per_token, processor, f"{need.name} is over the vocabulary")
             sees = known | per_token | {*TOKEN_VALUES}
         _check_arguments(need.function, sees)
-        is_per_token = isinstance(need, Reduction) and need.per_token
+        is_per_token = isinstance(need, Nucleus) or need.per_token
         (per_token if is_per_token else known).add(need.name)
     _check_arguments(processor.function, known | per_token | {*TOKEN_VALUES})
 

@@ -72,8 +72,8 @@ def rareness(logit: Any, highest: Any) -> Any:
 
 
 @logits_processor("half_top_p", parameters=(Parameter("p", 1.0),), needs=(highest, rareness))
-def half_top_p(logit: Any, highest: Any, rareness: Any) -> Any:
-    return where(highest - logit <= rareness, logit, -INF)
+def half_top_p(logit: Any, rareness: Any) -> Any:
+    return where(rareness, logit, -INF)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.7, 1.3, 1e9])

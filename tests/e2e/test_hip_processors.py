@@ -1,0 +1,173 @@
+"""Logits processors on the HIP backend: compiled on a GPU, through the host on the host platform.
+
+With `--platform nvidia` or `--platform rocm` the same tests run on a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rocmforge.backend.protocol import LoadOptions, Runner
+from rocmforge.engine.core import EngineCore
+from rocmforge.engine.messages import Submit
+from rocmforge.engine.params import GenerateRequest, ProcessorUse, SamplingParams
+from rocmforge.engine.plan import SchedulerLimits
+from rocmforge_hip.backend import create as create_hip
+from rocmforge_hip.runner import HipRunner
+from rocmforge_reference.backend import create as create_reference
+from tests.data.models.tiny_models import PROMPT, by_name, write_model
+from tests.support.distribution import WALK, install
+from tests.support.hip import fitting, platform_options, start_platform
+from tests.support.host_platform import HostPlatform
+
+OPTIONS = LoadOptions(
+    device=None,
+    max_context=128,
+    max_sequences=4,
+    max_batched_tokens=24,
+    kv_blocks=16,
+    kv_dtype="auto",
+    memory_utilization=0.9,
+)
+VOCAB = 97
+TYPICAL = ProcessorUse(name="typical_p", numbers=(0.6,))
+XTC = ProcessorUse(name="xtc", numbers=(0.5, 0.05))
+DRY = ProcessorUse(name="dry", numbers=(2.0, 1.75, 1.0, -1.0), token_set=bytes(16), window=-1)
+
+
+def walk(step: int) -> ProcessorUse:
+    return ProcessorUse(name="walk", numbers=(float(step),), window=-1)
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A distribution with the processor `walk`, for this process and the compiler's."""
+    folder = tmp_path_factory.mktemp("walk")
+    install(folder, "walk", WALK)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        patch.setenv("PYTHONPATH", str(folder), prepend=":")
+        patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def platform(request: pytest.FixtureRequest, installed: Path) -> Iterator[HostPlatform | None]:
+    with pytest.MonkeyPatch.context() as patch:
+        yield start_platform(platform_options(request), patch)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(fitting(by_name("llama")), tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def runner(platform: HostPlatform | None, model: Path) -> Iterator[HipRunner]:
+    with closing(create_hip().load(model, OPTIONS, lambda *_: None)) as runner:
+        yield runner
+    if platform:
+        assert platform.take_finding() == ""
+
+
+@pytest.fixture
+def reference(installed: Path, model: Path) -> Iterator[Runner]:
+    with closing(create_reference().load(model, OPTIONS, lambda *_: None)) as runner:
+        yield runner
+
+
+def generate(
+    runner: Runner, requests: Sequence[tuple[Sequence[int], SamplingParams]]
+) -> tuple[list[list[int]], EngineCore]:
+    """Tokens of each request, through the engine, with two steps in flight."""
+    clock = count(1)
+    limits = SchedulerLimits(max_sequences=4, max_batched_tokens=24, max_waiting=100)
+    core = EngineCore(runner, limits, lambda: next(clock))
+    commands: Sequence[Submit] = [
+        Submit(
+            request=GenerateRequest(
+                request_id=index,
+                prompt_ids=tuple(prompt),
+                sampling=sampling,
+                eos_ids=(),
+                arrival_ns=0,
+            )
+        )
+        for index, (prompt, sampling) in enumerate(requests)
+    ]
+    tokens: list[list[int]] = [[] for _ in requests]
+    while commands or core.has_work:
+        for event in core.step(commands).events:
+            assert event.error is None
+            tokens[event.request_id].extend(event.token_ids)
+        commands = ()
+    return tokens, core
+
+
+def params(*uses: ProcessorUse, max_tokens: int = 12, **settings: Any) -> SamplingParams:
+    return SamplingParams(max_tokens=max_tokens, processors=uses, **settings)
+
+
+def test_a_processor_of_the_users_sees_every_token_in_time(runner: HipRunner) -> None:
+    requests = [
+        (PROMPT[:30], params(walk(5))),
+        (PROMPT[:3], params(walk(11), temperature=0.0)),
+        (PROMPT[4:9], params(DRY, walk(1))),
+    ]
+    tokens, _ = generate(runner, requests)
+    for (prompt, sampling), got in zip(requests, tokens, strict=True):
+        step = int(sampling.processors[-1].numbers[0])
+        assert got == [(prompt[-1] + step * (i + 1)) % VOCAB for i in range(12)]
+
+
+def test_what_runs_on_the_host_is_counted_and_noted(runner: HipRunner) -> None:
+    _, core = generate(runner, [(PROMPT[:5], params(walk(2))), (PROMPT[:5], params())])
+    stats = core.step().stats
+    if any("compiled for" in note for note in runner.info.notes):
+        assert stats.host_processed_rows_total == 0
+    else:
+        assert any("run on the host" in note for note in runner.info.notes)
+        assert stats.host_processed_rows_total >= 12
+
+
+@pytest.mark.parametrize("uses", [(TYPICAL,), (XTC,), (DRY,), (DRY, TYPICAL, XTC)])
+def test_tokens_do_not_depend_on_the_batch(uses: Sequence[ProcessorUse], runner: HipRunner) -> None:
+    request = (PROMPT[:7], params(*uses, seed=4))
+    others = [(PROMPT[:20], params(seed=1)), (PROMPT[3:9], params(walk(3), TYPICAL, seed=2))]
+    alone, _ = generate(runner, [request])
+    together, _ = generate(runner, [*others, request])
+    assert together[2] == alone[0]
+
+
+@pytest.mark.parametrize("uses", [(TYPICAL,), (XTC,), (DRY,), (DRY, TYPICAL, XTC)])
+def test_draws_are_those_of_the_reference(
+    uses: Sequence[ProcessorUse], runner: HipRunner, reference: Runner
+) -> None:
+    requests = [
+        (PROMPT[start : start + 12], params(*uses, seed=start, max_tokens=1)) for start in range(30)
+    ]
+    ours, _ = generate(runner, requests)
+    theirs, _ = generate(reference, requests)
+    plain, _ = generate(
+        reference, [(prompt, params(seed=s.seed, max_tokens=1)) for prompt, s in requests]
+    )
+    agreed = sum(a == b for a, b in zip(ours, theirs, strict=True))
+    changed = sum(a != b for a, b in zip(theirs, plain, strict=True))
+    assert agreed >= 28  # logits differ in their last bits
+    assert changed >= 1 or uses == (DRY,)
+
+
+def test_processors_cost_no_copies_where_they_are_compiled(runner: HipRunner) -> None:
+    def copies(*uses: ProcessorUse) -> int:
+        before = runner.driver.copies_to_device + runner.driver.copies_to_host
+        generate(runner, [(PROMPT[:5], params(*uses))])
+        return runner.driver.copies_to_device + runner.driver.copies_to_host - before
+
+    is_compiled = any("compiled for" in note for note in runner.info.notes)
+    assert (copies(TYPICAL, XTC) == copies()) is is_compiled
