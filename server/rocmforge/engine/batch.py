@@ -70,7 +70,8 @@ def build_masks(chunks: list[Chunk]) -> UInt32Array:
     allowed = np.full((num_rows, matchers[0][0].num_words), 0xFFFFFFFF, np.uint32)
     for matcher, chunk in matchers:
         if chunk.sequence.status is not Status.FINISHED:
-            matcher.fill(allowed[chunk.first_row + chunk.num_scores])
+            rows = chunk.draw_rows
+            matcher.fill_ahead(allowed[rows.start : rows.stop], chunk.drafts)
     return allowed
 
 
@@ -118,11 +119,11 @@ class _Rows:
                 targets.extend(seq.tokens[successor : successor + chunk.num_scores].tolist())
                 owners.extend([i] * chunk.num_scores)
                 num_logprobs.extend([seq.sampling.prompt_logprobs] * chunk.num_scores)
-            if chunk.samples:
-                tokens.append(starts[i + 1] - 1)
-                targets.append(SAMPLE)
-                owners.append(i)
-                num_logprobs.append(seq.sampling.num_logprobs)
+            num_draws = len(chunk.draw_rows)
+            tokens.extend(range(starts[i + 1] - num_draws, starts[i + 1]))
+            targets.extend([SAMPLE] * num_draws)
+            owners.extend([i] * num_draws)
+            num_logprobs.extend([seq.sampling.num_logprobs] * num_draws)
         self.tokens = np.array(tokens, np.int32)
         self._chunks = chunks
         self._owners = np.array(owners, np.intp)
@@ -170,9 +171,12 @@ class _Rows:
         parts: list[SeenTokens] = []
         for chunk in self._chunks:
             seen = chunk.sequence.seen
-            if seen is not None and chunk.samples:
-                lengths[chunk.first_row + chunk.num_scores] = len(seen.tokens)
-                parts.append(seen)
+            if seen is None:
+                continue
+            for i, row in enumerate(chunk.draw_rows):
+                ahead = seen.ahead(chunk.drafts[:i]) if i else seen
+                lengths[row] = len(ahead.tokens)
+                parts.append(ahead)
         return (
             _offsets(lengths),
             _concatenate([seen.tokens for seen in parts]),
@@ -184,8 +188,7 @@ class _Rows:
         lengths = np.zeros(len(self.tokens), np.int32)
         parts: list[LogitBias] = []
         for chunk in self._chunks:
-            if chunk.sequence.has_bias and chunk.samples:
-                row = chunk.first_row + chunk.num_scores
+            for row in chunk.draw_rows if chunk.sequence.has_bias else ():
                 bias = chunk.sequence.bias_at(int(drawn[row]))
                 if bias is not None:
                     lengths[row] = len(bias.tokens)

@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import llguidance
 
-from rocmforge.backend.protocol import UInt32Array
+from rocmforge.backend.protocol import Int32Array, UInt32Array
 from rocmforge.engine.params import TokenPieces
 from rocmforge.errors import EngineError
 from rocmforge.text.grammar import parser_limits
@@ -58,6 +58,22 @@ class Matcher:
         Once the grammar is complete, only tokens that end a sequence may.
         """
         self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+
+    def fill_ahead(self, masks: UInt32Array, tokens: Int32Array) -> None:
+        """Fills a mask for each of these tokens, and one for what follows them, [1 + N, words].
+
+        The tokens are allowed. The place in the grammar stays as it is.
+        """
+        self.fill(masks[0])
+        for mask, token in zip(masks[1:], tokens.tolist(), strict=True):
+            self._matcher.consume_token(token)
+            self.fill(mask)
+        if len(tokens):
+            self._matcher.rollback(len(tokens))
+
+    def count_allowed(self, tokens: Int32Array) -> int:
+        """How many of these tokens, from the first on, may come next."""
+        return self._matcher.validate_tokens(tokens.tolist())
 
     def advance(self, token: int) -> bool:
         """Takes the next token; False if the grammar is at an impasse, and `error` says why."""

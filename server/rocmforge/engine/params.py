@@ -72,6 +72,7 @@ class SamplingParams(Message, frozen=True):
     pooling: Pooling | None = None  # asks for an embedding instead of tokens; max_tokens is 0
     grammar: str = ""  # what the output must match, in llguidance's serialised form; "" = anything
     processors: tuple[ProcessorUse, ...] = ()  # in the order in which they apply
+    num_drafts: int = 0  # tokens to guess by prompt lookup in each step; changes no output
 
 
 class GenerateRequest(Message, frozen=True):

@@ -42,7 +42,8 @@ class Chunk(NamedTuple):
     """Consecutive tokens of one sequence to compute in a step.
 
     Its logit rows are `first_row` and following: first those that score prompt tokens, in
-    order, then the one that draws the next token.
+    order, then the one that draws the next token. With drafts, which are the last of its tokens,
+    there is one more of those for each: the row of a draft draws what follows if that was right.
     """
 
     sequence: Sequence
@@ -56,6 +57,7 @@ class Chunk(NamedTuple):
     first_hidden: int = 0  # row of the first hidden state
     hidden_start: int = 0  # position of the first token whose hidden state is wanted
     num_hidden: int = 0
+    num_drafts: int = 0
 
     @property
     def tokens(self) -> Int32Array:
@@ -68,9 +70,19 @@ class Chunk(NamedTuple):
         return self.sequence.matcher if self.samples else None
 
     @property
+    def drafts(self) -> Int32Array:
+        """The tokens that are only guesses, [num_drafts]."""
+        return self.tokens[self.num_tokens - self.num_drafts :]
+
+    @property
     def num_rows(self) -> int:
         """Logit rows of this chunk."""
-        return self.num_scores + self.samples
+        return self.num_scores + (1 + self.num_drafts if self.samples else 0)
+
+    @property
+    def draw_rows(self) -> range:
+        """Those that draw tokens, in order of position."""
+        return range(self.first_row + self.num_scores, self.first_row + self.num_rows)
 
 
 class Plan:
@@ -92,8 +104,12 @@ class Plan:
                 count = min(count, unscored + self._score_rows_left - seq.num_computed)
         return count
 
-    def add(self, seq: Sequence, count: int) -> None:
-        """Puts the next `count` tokens of the sequence into the step."""
+    def room_for_drafts(self, reserved: int) -> int:
+        """How many drafts may be computed, if `reserved` other sequences get a token each."""
+        return max(0, min(self._tokens_left - 1 - reserved, self._score_rows_left))
+
+    def add(self, seq: Sequence, count: int, num_drafts: int = 0) -> None:
+        """Puts the next `count` tokens of the sequence, and drafts behind them, into the step."""
         start = seq.num_computed
         end = start + count
         score_start, num_scores = end, 0
@@ -107,7 +123,7 @@ class Plan:
         chunk = Chunk(
             sequence=seq,
             start=start,
-            num_tokens=count,
+            num_tokens=count + num_drafts,
             source_row=seq.source_row if on_device else NO_SOURCE,
             first_row=self._num_rows,
             score_start=score_start,
@@ -116,13 +132,14 @@ class Plan:
             first_hidden=self._num_hidden,
             hidden_start=hidden_start,
             num_hidden=num_hidden,
+            num_drafts=num_drafts,
         )
         self.chunks.append(chunk)
-        self._tokens_left -= count
-        self._score_rows_left -= num_scores
+        self._tokens_left -= chunk.num_tokens
+        self._score_rows_left -= num_scores + num_drafts
         self._num_rows += chunk.num_rows
         self._num_hidden += num_hidden
-        seq.num_computed = end
+        seq.num_computed = end + num_drafts
         if samples:
             seq.num_tokens += 1
             seq.source_row = self._num_rows - 1

@@ -132,9 +132,10 @@ class Scheduler:
         return plan.chunks
 
     def _continue_decodes(self, plan: Plan) -> None:
-        for seq in tuple(self._running):
+        running = tuple(self._running)
+        for i, seq in enumerate(running):
             if seq.num_new == 1 and seq.status is Status.RUNNING and self._grow(seq):
-                plan.add(seq, 1)
+                plan.add(seq, 1, self._draft(seq, plan.room_for_drafts(len(running) - 1 - i)))
 
     def _continue_prefills(self, plan: Plan) -> None:
         for seq in self._running:
@@ -167,6 +168,18 @@ class Scheduler:
             if victim is seq:
                 return False
         return True
+
+    def _draft(self, seq: Sequence, room: int) -> int:
+        """Guesses tokens to check in this step; nobody has to give way for them."""
+        if not seq.speculates:
+            return 0
+        count = min(seq.sampling.num_drafts, room, seq.compute_limit - seq.num_known)
+        count = seq.draft(count)
+        while seq.num_known + count > seq.num_blocks * self._block_size:
+            if self._allocator.num_free <= len(self._running):
+                return max(0, seq.num_blocks * self._block_size - seq.num_known)
+            seq.hold(self._allocator.allocate())
+        return count
 
     def _preempt(self, seq: Sequence) -> None:
         self._release(seq)
@@ -245,8 +258,9 @@ class Scheduler:
         ids: list[int] = output.token_ids.tolist()
         events = []
         for chunk in chunks:
-            if chunk.start < chunk.sequence.num_prompt or chunk.num_tokens > 1:
-                self.totals.prefill_tokens += chunk.num_tokens
+            num_known = chunk.num_tokens - chunk.num_drafts
+            if chunk.start < chunk.sequence.num_prompt or num_known > 1:
+                self.totals.prefill_tokens += num_known
             if chunk.sequence.status is Status.FINISHED:
                 continue
             if chunk.sequence.pool is not None:
@@ -263,31 +277,50 @@ class Scheduler:
         self, chunk: Chunk, ids: list[int], output: StepOutput, now_ns: int
     ) -> TokenEvent:
         seq, sampling = chunk.sequence, chunk.sequence.sampling
-        first, end = chunk.first_row, chunk.first_row + chunk.num_rows
-        if -1 in ids[first:end]:
+        first, first_draw = chunk.first_row, chunk.first_row + chunk.num_scores
+        token_ids = self._right_draws(chunk, ids)
+        if -1 in ids[first:first_draw] or -1 in token_ids:
             return self._fail_nan(seq, now_ns)
-        token_ids: tuple[int, ...] = ()
         logprobs = prompt_logprobs = reason = None
         if chunk.num_scores:
-            end_of_scores = first + chunk.num_scores
-            prompt_logprobs = read_logprobs(output, first, end_of_scores, sampling.prompt_logprobs)
+            prompt_logprobs = read_logprobs(output, first, first_draw, sampling.prompt_logprobs)
         if chunk.samples:
-            token = ids[end - 1]
-            if seq.matcher is not None and not seq.matcher.advance(token):
-                return self._fail(seq, f"The output left its grammar: {seq.matcher.error}", now_ns)
-            token_ids = (token,)
-            reason = self._take_token(seq, token, now_ns)
+            for number, token in enumerate(token_ids, start=1):
+                if seq.matcher is not None and not seq.matcher.advance(token):
+                    problem = f"The output left its grammar: {seq.matcher.error}"
+                    return self._fail(seq, problem, now_ns)
+                reason = self._take_token(seq, token, now_ns)
+                if reason is not None:  # drafts have no token that ends a sequence
+                    assert number == len(token_ids), "nothing follows the last token"
             if sampling.num_logprobs >= 0:
-                logprobs = read_logprobs(output, end - 1, end, sampling.num_logprobs)
+                end = first_draw + len(token_ids)
+                logprobs = read_logprobs(output, first_draw, end, sampling.num_logprobs)
+            if seq.speculates:
+                seq.settle_drafts()
+                self.totals.drafted_tokens += chunk.num_drafts
+                self.totals.accepted_tokens += len(token_ids) - 1
         elif chunk.start + chunk.num_tokens == seq.compute_limit:
             reason = FinishReason.LENGTH  # only scored: max_tokens is 0
         event = TokenEvent(
             request_id=seq.request.request_id,
-            token_ids=token_ids,
+            token_ids=tuple(token_ids),
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
         )
         return event if reason is None else self._finish(seq, reason, now_ns, event)
+
+    @staticmethod
+    def _right_draws(chunk: Chunk, ids: list[int]) -> list[int]:
+        """What the rows have drawn, up to the first that differs from the draft in its place.
+
+        Draws depend on seed, position and what stands before: with drafts that are right, those
+        are the tokens that would have been drawn one at a time.
+        """
+        draws = ids[chunk.draw_rows.start : chunk.draw_rows.stop]
+        for i, (draft, draw) in enumerate(zip(chunk.drafts.tolist(), draws, strict=False)):
+            if draw != draft:
+                return draws[: i + 1]
+        return draws
 
     def _commit_hidden(
         self, chunk: Chunk, pool: Pool, output: StepOutput, now_ns: int
@@ -377,6 +410,8 @@ class Scheduler:
             device_ns_total=totals.device_ns,
             host_processed_rows_total=totals.host_processed_rows,
             last_step_tokens=totals.last_step_tokens,
+            drafted_tokens_total=totals.drafted_tokens,
+            accepted_tokens_total=totals.accepted_tokens,
         )
 
     def check_integrity(self) -> None:

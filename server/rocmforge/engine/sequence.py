@@ -7,6 +7,7 @@ from enum import Enum, auto
 import numpy as np
 
 from rocmforge.backend.protocol import NO_SOURCE, Float32Array, Int32Array
+from rocmforge.engine.drafting import look_up
 from rocmforge.engine.grammar import Matcher
 from rocmforge.engine.params import GenerateRequest, RequestTiming
 from rocmforge.engine.pooling import Pool
@@ -45,6 +46,16 @@ class SeenTokens:
             self._size += 1
         self._counts[i] += 1
 
+    def ahead(self, drafts: Int32Array) -> SeenTokens:
+        """What would be seen if these tokens were produced next."""
+        copy = SeenTokens(self.tokens[:0], 0)
+        copy._size, copy._index = self._size, dict(self._index)
+        copy._tokens = np.concatenate([self.tokens, np.zeros(len(drafts), np.int32)])
+        copy._counts = np.concatenate([self.counts, np.zeros(len(drafts), np.int32)])
+        for token in drafts.tolist():
+            copy.add(token)
+        return copy
+
     @property
     def tokens(self) -> Int32Array:
         """Distinct tokens, [U]."""
@@ -72,6 +83,10 @@ class Sequence:
     tokens `0..num_computed` are in the cache, or will be once the submitted steps have run.
     What is left to do is `num_new`; whether that is a prompt, a part of one, a recomputation or
     the next token makes no difference to anyone.
+
+    Drafts stand in `tokens` behind those that are known, and count as computed while their step is
+    in flight. A sequence with drafts waits for its results, and `settle_drafts` takes the wrong
+    ones back.
     """
 
     def __init__(
@@ -87,7 +102,10 @@ class Sequence:
         self.request = request
         self.sampling = sampling
         self.matcher = matcher  # what it may draw depends on every token before
-        self.waits = waits  # whether its last token must be known before the next is planned
+        # Logits processors look at one history only, so they are not run for drafts.
+        self.speculates = sampling.num_drafts > 0 and not sampling.processors
+        # Whether its last token must be known before the next is planned.
+        self.waits = waits or self.speculates
         self.status = Status.WAITING
         self.num_prompt = len(prompt)
         self.max_length = self.num_prompt + sampling.max_tokens
@@ -191,6 +209,21 @@ class Sequence:
         self.num_known += 1
         if self.seen is not None:
             self.seen.add(token)
+
+    def draft(self, count: int) -> int:
+        """Guesses up to `count` tokens and puts them behind the known ones; returns how many."""
+        drafts = look_up(self.tokens[: self.num_known], count)
+        stops = np.flatnonzero(np.isin(drafts, list(self.stop_ids)))
+        drafts = drafts[: stops[0]] if len(stops) else drafts
+        if self.matcher is not None:
+            drafts = drafts[: self.matcher.count_allowed(drafts)]
+        self.tokens[self.num_known : self.num_known + len(drafts)] = drafts
+        return len(drafts)
+
+    def settle_drafts(self) -> None:
+        """Takes back what was computed for drafts that turned out to be wrong."""
+        self.num_tokens = self.num_known
+        self.num_computed = min(self.num_computed, self.num_known - 1)
 
     def bias_at(self, position: int) -> LogitBias | None:
         """The bias on drawing the token at `position`; before min_tokens, nothing may end it."""

@@ -36,6 +36,8 @@ class EngineStats(Message, frozen=True):
     device_ns_total: int = 0
     host_processed_rows_total: int = 0  # see `StepOutput.host_processed_rows`
     last_step_tokens: int = 0
+    drafted_tokens_total: int = 0  # by prompt lookup
+    accepted_tokens_total: int = 0  # of those, what the model drew too
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,8 @@ class Totals:
     device_ns: int = 0
     host_processed_rows: int = 0
     last_step_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
     @classmethod
     def resume(cls, stats: EngineStats) -> Totals:
@@ -32,5 +34,7 @@ class Totals:
             prefix_query_tokens=stats.prefix_query_tokens_total,
             prefix_hit_tokens=stats.prefix_hit_tokens_total,
             device_ns=stats.device_ns_total,
+            drafted_tokens=stats.drafted_tokens_total,
+            accepted_tokens=stats.accepted_tokens_total,
             host_processed_rows=stats.host_processed_rows_total,
         )

@@ -46,20 +46,23 @@ SAMPLINGS = st.builds(
     presence_penalty=st.sampled_from([0.0, 0.5]),
     prompt_logprobs=st.sampled_from([-1, -1, 0, 2]),
     num_logprobs=st.sampled_from([-1, -1, 0, 3]),
+    num_drafts=st.sampled_from([0, 0, 1, 4, 9]),
 )
 ARRIVALS = st.lists(
     st.builds(Arrival, st.integers(0, 15), PROMPTS, SAMPLINGS), min_size=1, max_size=10
 )
 CONFIGS = st.builds(
-    lambda depth, block_size, spare: FakeConfig(
+    lambda depth, block_size, spare, vocab_size: FakeConfig(
         pipeline_depth=depth,
         block_size=block_size,
         num_blocks=-(-60 // block_size) + spare,  # the longest request just fits
         max_context=60,
+        vocab_size=vocab_size,
     ),
     st.sampled_from([1, 2]),
     st.sampled_from([1, 4, 8]),
     st.sampled_from([0, 3, 500]),
+    st.sampled_from([2, 3, 1000]),  # with few tokens, guesses are often right
 )
 LIMITS = st.builds(
     lambda sequences, more, rows, cache: SchedulerLimits(
@@ -76,10 +79,12 @@ LIMITS = st.builds(
 )
 
 
-def check(arrival: Arrival, bench: Bench, request_id: int) -> None:
+def check(arrival: Arrival, bench: Bench, request_id: int, vocab_size: int) -> None:
     result, sampling = bench.results[request_id], arrival.sampling
     seed = sampling.seed if sampling.temperature > 0 else 0
-    assert result.token_ids == continuation(arrival.prompt, sampling.max_tokens, seed=seed)
+    assert result.token_ids == continuation(
+        arrival.prompt, sampling.max_tokens, seed=seed, vocab_size=vocab_size
+    )
     assert result.last is not None
     assert result.last.finish_reason is FinishReason.LENGTH
     if sampling.prompt_logprobs >= 0:
@@ -97,7 +102,7 @@ def check(arrival: Arrival, bench: Bench, request_id: int) -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(ARRIVALS, CONFIGS, LIMITS)
-def test_output_does_not_depend_on_company_chunks_preemption_prefixes_or_depth(
+def test_output_does_not_depend_on_company_chunks_preemption_prefixes_drafts_or_depth(
     arrivals: list[Arrival], config: FakeConfig, chosen: SchedulerLimits
 ) -> None:
     bench = Bench(config, chosen)
@@ -112,8 +117,9 @@ def test_output_does_not_depend_on_company_chunks_preemption_prefixes_or_depth(
     bench.finish()
     event(f"preempted: {bench.stats.preemptions_total > 0}")
     event(f"prefix hit: {bench.stats.prefix_hit_tokens_total > 0}")
+    event(f"draft accepted: {bench.stats.accepted_tokens_total > 0}")
     for i, arrival in enumerate(arrivals):
-        check(arrival, bench, i)
+        check(arrival, bench, i, config.vocab_size)
 
 
 @DEPTHS
