@@ -30,22 +30,7 @@ import httpx
 
 GROWTH = 1.05
 SAMPLE_S = 10.0
-WORDS = [
-    "one",
-    "two",
-    "three",
-    "river",
-    "stone",
-    "light",
-    "under",
-    "seven",
-    "glass",
-    "paper",
-    "often",
-    "blue",
-    "garden",
-    "where",
-]
+WORDS = ("one", "two", "three", "river", "stone", "light", "under", "seven", "glass", "paper")
 SCHEMA = {
     "type": "object",
     "properties": {"name": {"type": "string", "maxLength": 8}, "age": {"type": "integer"}},

@@ -18,6 +18,7 @@ from rocmforge.api.metrics import Metrics
 from rocmforge.api.service import Service
 from rocmforge.api.settings import ApiSettings
 from rocmforge.backend.protocol import LoadOptions
+from rocmforge.commands.protocol import bounded_protocol
 from rocmforge.engine.client import AsyncEngine
 from rocmforge.engine.config import EngineConfig
 from rocmforge.text.template import ChatTemplates
@@ -54,13 +55,20 @@ async def serve(arguments: argparse.Namespace) -> None:
         templates=ChatTemplates.from_metadata(data, tokenizer),
         engine=engine,
         metrics=Metrics("tiny", lambda: engine.status),
+        num_drafts=arguments.prompt_lookup_tokens,
     )
     keys = Keyring(given_keys(arguments.api_key))
-    app = build_app(service, ApiSettings(vllm_metrics=True), keys)
+    limits = ApiSettings(vllm_metrics=True, receive_timeout_s=arguments.receive_timeout)
+    app = build_app(service, limits, keys)
     await engine.start()
     try:
         config = uvicorn.Config(
-            app, port=arguments.port, log_level="warning", access_log=False, lifespan="on"
+            app,
+            http=bounded_protocol(arguments.receive_timeout),
+            port=arguments.port,
+            log_level="warning",
+            access_log=False,
+            lifespan="on",
         )
         await uvicorn.Server(config).serve()
     finally:
@@ -73,7 +81,9 @@ def main() -> None:
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--backend", default="create_pipelined", help="of tests.support")
     parser.add_argument("--api-key", action="append", default=[])
+    parser.add_argument("--receive-timeout", type=float, default=30.0)
     parser.add_argument("--max-sequences", type=int, default=64)
+    parser.add_argument("--prompt-lookup-tokens", type=int, default=0)
     parser.add_argument("--max-waiting", type=int, default=256)
     # The server acts on it, and raises it once more when it is done.
     signal.signal(signal.SIGTERM, lambda number, frame: None)

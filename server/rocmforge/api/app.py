@@ -21,6 +21,7 @@ from rocmforge.api.disconnect import ClientLeft
 from rocmforge.api.embeddings.handlers import create_embeddings, rerank
 from rocmforge.api.errors import answer_for
 from rocmforge.api.headers import security_headers
+from rocmforge.api.hosts import LocalNamesOnly
 from rocmforge.api.keys import Keyring
 from rocmforge.api.messages.errors import anthropic_error
 from rocmforge.api.messages.handlers import PATH as MESSAGES_PATH
@@ -81,7 +82,10 @@ def build_app(service: Service, settings: ApiSettings, keys: Keyring | None = No
             "response_store": Provide(lambda: response_store, sync_to_thread=False),
         },
         guards=[key_guard(keys or Keyring())],
-        middleware=[ReceiveDeadline(settings.receive_timeout_s)],
+        middleware=[
+            *([LocalNamesOnly()] if settings.local_names_only else []),
+            ReceiveDeadline(settings.receive_timeout_s),
+        ],
         before_send=[security_headers(has_tls=settings.has_tls)],
         exception_handlers={
             HTTPException: partial(_answer_error, service.metrics),

@@ -1,11 +1,13 @@
-"""uvicorn's HTTP/1.1 protocol, with a bound on how long a client may take for its headers."""
+"""uvicorn's HTTP/1.1 protocol, with bounds on the time and size of headers."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, Final
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+MAX_HEADER_BYTES: Final = 64 * 1024
 
 
 def bounded_protocol(headers_timeout_s: float) -> type[asyncio.Protocol]:
@@ -13,17 +15,27 @@ def bounded_protocol(headers_timeout_s: float) -> type[asyncio.Protocol]:
 
     uvicorn bounds the pause between two requests of a connection, but neither the wait for the
     first nor the time that headers take. A few thousand such connections would use up the
-    process's file descriptors ("slowloris").
+    process's file descriptors ("slowloris"). Nor does it bound how much they may be, or the wait
+    for the rest of a body that was answered early, as one that is too large.
     """
 
     class BoundedProtocol(HttpToolsProtocol):
-        """Closes a connection whose headers do not come in time."""
+        """Closes a connection whose headers do not come in time, or do not end."""
 
-        _deadline: asyncio.TimerHandle | None = None
+        _deadline: asyncio.TimerHandle | None = None  # while headers are expected
+        _received = 0  # bytes since then
+        _rest: asyncio.TimerHandle | None = None  # while a body is expected that nobody wants
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
             self._expect_headers()
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            if self._deadline is not None:
+                self._received += len(data)
+                if self._received > MAX_HEADER_BYTES:
+                    self.transport.close()
 
         def on_message_begin(self) -> None:
             super().on_message_begin()
@@ -33,13 +45,29 @@ def bounded_protocol(headers_timeout_s: float) -> type[asyncio.Protocol]:
             self._expect_nothing()
             super().on_headers_complete()
 
+        def on_response_complete(self) -> None:
+            if self.cycle is not None and self.cycle.more_body:
+                self._rest = self.loop.call_later(headers_timeout_s, self.transport.close)
+            super().on_response_complete()
+
+        def on_message_complete(self) -> None:
+            self._forget_rest()
+            super().on_message_complete()
+
         def connection_lost(self, exc: Exception | None) -> None:
             self._expect_nothing()
+            self._forget_rest()
             super().connection_lost(exc)
 
         def _expect_headers(self) -> None:
             self._expect_nothing()
+            self._received = 0
             self._deadline = self.loop.call_later(headers_timeout_s, self.transport.close)
+
+        def _forget_rest(self) -> None:
+            if self._rest is not None:
+                self._rest.cancel()
+                self._rest = None
 
         def _expect_nothing(self) -> None:
             if self._deadline is not None:
