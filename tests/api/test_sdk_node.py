@@ -17,23 +17,28 @@ PACKAGE = "openai@7.55.0"
 SCRIPT = Path(__file__).parent / "node" / "sdk.cjs"
 
 
-@pytest.fixture(scope="session")
-def node_path() -> Path:
-    """The folder with the library, installed once into the user's cache."""
+def node_modules(*packages: str) -> Path:
+    """A folder with these packages, installed once into the user's cache."""
     if shutil.which("node") is None or shutil.which("npm") is None:
         pytest.skip("node and npm are not installed")
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
-    prefix = cache / "rocmforge-tests" / f"node-{PACKAGE}"
+    prefix = cache / "rocmforge-tests" / "-".join(["node", *packages]).replace("/", "-")
     modules = prefix / "node_modules"
-    if not (modules / "openai" / "package.json").is_file():
+    if not modules.is_dir():
         prefix.mkdir(parents=True, exist_ok=True)
         subprocess.run(
-            ["npm", "install", "--no-audit", "--no-fund", "--prefix", prefix, PACKAGE],
+            ["npm", "install", "--no-audit", "--no-fund", "--prefix", prefix, *packages],
             check=True,
             capture_output=True,
             timeout=240,
         )
     return modules
+
+
+@pytest.fixture(scope="session")
+def node_path() -> Path:
+    """The folder with the library."""
+    return node_modules(PACKAGE)
 
 
 @pytest.fixture(scope="session")
