@@ -75,6 +75,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         int,
         Meta(ge=16, description="tokens computed in one step; prompts are cut into such chunks"),
     ] = 2048
+    prompt_lookup_tokens: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=32,
+            description="tokens to guess in each step from what the text repeats (speculative "
+            "decoding by prompt lookup); 0 = off",
+        ),
+    ] = 0
     kv_blocks: Annotated[
         Annotated[int, Meta(ge=1)] | None,
         Meta(description="blocks in the KV cache (default: as many as fit)"),

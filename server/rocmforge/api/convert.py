@@ -276,6 +276,11 @@ def sampling_params(
         prompt_logprobs=-1 if request.prompt_logprobs is None else request.prompt_logprobs,
         grammar=output_grammar(service, request),
         processors=service.processor_uses(request),
+        num_drafts=(
+            service.num_drafts
+            if request.prompt_lookup_num_tokens is None
+            else request.prompt_lookup_num_tokens
+        ),
     )
 
 

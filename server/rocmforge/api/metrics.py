@@ -231,6 +231,16 @@ class _EngineCollector(Collector):
         yield self._gauge("engine_ready", "Whether requests are taken.", int(ready))
         yield self._counter("num_preemptions", "Preemptions.", stats.preemptions_total)
         yield self._counter(
+            "spec_decode_num_draft_tokens",
+            "Tokens guessed by prompt lookup.",
+            stats.drafted_tokens_total,
+        )
+        yield self._counter(
+            "spec_decode_num_accepted_tokens",
+            "Guessed tokens that the model drew too.",
+            stats.accepted_tokens_total,
+        )
+        yield self._counter(
             "prefix_cache_queries",
             "Prompt tokens looked up in the prefix cache.",
             stats.prefix_query_tokens_total,
