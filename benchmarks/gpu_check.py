@@ -40,18 +40,19 @@ def main() -> int:
     options = parser.parse_args()
     batches = [int(size) for size in options.batches.split(",")]
     started = time.perf_counter()
-    with closing(_load(options.model, max(batches), options.context)) as runner:
+    with closing(load_runner(options.model, max(batches), options.context)) as runner:
         info = runner.info
         seconds = time.perf_counter() - started
         rate = info.weights_bytes / seconds / 1e9
         print(f"{info.device.name} ({info.device.target}), {info.num_blocks} blocks")
         print(f"load: {seconds:.2f} s, {rate:.2f} GB/s of weights")
         is_right = _check(Driver(runner), options.oracle) if options.oracle else True
-        _measure(runner, batches, options.steps)
+        measure(runner, batches, options.steps)
     return 0 if is_right else 1
 
 
-def _load(model: Path, sequences: int, context: int) -> Runner:
+def load_runner(model: Path, sequences: int, context: int, devices: int = 1) -> Runner:
+    """The model, for so many sequences at once."""
     load = LoadOptions(
         device=None,
         max_context=context,
@@ -60,6 +61,7 @@ def _load(model: Path, sequences: int, context: int) -> Runner:
         kv_blocks=None,
         kv_dtype="auto",
         memory_utilization=0.8,
+        tensor_parallel=devices,
     )
     return create().load(model, load, lambda stage, share: None)
 
@@ -109,7 +111,8 @@ def _wrong(got: Sequence[int], ids: Sequence[int], gaps: Sequence[float]) -> lis
     ]
 
 
-def _measure(runner: Runner, batches: Iterable[int], steps: int) -> None:
+def measure(runner: Runner, batches: Iterable[int], steps: int) -> None:
+    """Prints how fast prompts and batches are."""
     info = runner.info
     step_id = 1_000_000
     per_sequence = info.num_blocks // max(batches)

@@ -110,6 +110,11 @@ def build(
             (NVIDIA_SOURCES, NVIDIA_SOURCES.parent),
             lib / "platform/nvidia/lib/libamdhip64.so",
         )
+        build_library(
+            sorted(NVIDIA_SOURCES.glob("rccl/*.c")),
+            (NVIDIA_SOURCES.parent,),
+            lib / "platform/nvidia/lib/librccl.so",
+        )
 
 
 def targets_from_environment(default: tuple[Target, ...] = SHIPPED) -> tuple[Target, ...]:

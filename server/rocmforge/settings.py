@@ -62,8 +62,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         "auto"
     )
     device: Annotated[
-        str | None, Meta(description="device of the backend: index, name or bus id")
+        str | None,
+        Meta(description="device of the backend: index, name or bus id; several with commas"),
     ] = None
+    tensor_parallel: Annotated[
+        int, Meta(ge=1, description="equal devices of this host that share each layer of the model")
+    ] = 1
 
     # Memory and batching
     max_context: Annotated[

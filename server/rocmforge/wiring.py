@@ -97,6 +97,7 @@ def load_options(settings: Settings, trained_context: int) -> LoadOptions:
         kv_blocks=settings.kv_blocks,
         kv_dtype=settings.kv_dtype,
         memory_utilization=settings.memory_utilization,
+        tensor_parallel=settings.tensor_parallel,
     )
 
 

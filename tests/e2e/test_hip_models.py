@@ -76,7 +76,9 @@ def stack(host: HostPlatform | None) -> Iterator[ExitStack]:
 
 
 def load_hip(stack: ExitStack, model: Path, options: LoadOptions = OPTIONS) -> HipRunner:
-    return stack.enter_context(closing(create_hip().load(model, options, lambda *_: None)))
+    runner = create_hip().load(model, options, lambda *_: None)
+    assert isinstance(runner, HipRunner)
+    return stack.enter_context(closing(runner))
 
 
 def load_reference(stack: ExitStack, model: Path) -> Runner:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from contextlib import suppress
 from enum import IntEnum
 from pathlib import Path
 from typing import Protocol, Self
@@ -13,6 +14,7 @@ from kernels.builder import ROOT, build_library
 SOURCES = ROOT / "tests/platform/host"
 ROCM_PATH = ROOT / "build/platform/host"
 LIBRARY = ROCM_PATH / "lib/libamdhip64.so"
+RCCL = ROCM_PATH / "lib/librccl.so"  # another name of it
 
 
 class Options(Protocol):
@@ -36,6 +38,8 @@ def build_host_library() -> Path:
     """Compiles the library unless it is up to date; returns what ROCM_PATH should be."""
     include = (SOURCES, ROOT / "kernels/platform", ROOT / "kernels/include")
     build_library(sorted(SOURCES.glob("*.cpp")), include, LIBRARY)
+    with suppress(FileExistsError):
+        RCCL.symlink_to(LIBRARY.name)
     return ROCM_PATH
 
 

@@ -18,6 +18,7 @@ POST_NORMED: Final = "post_normed"
 ROTATED: Final = "rotated"
 ATTENDED: Final = "attended"
 ROWS: Final = "rows"
+GATHERED: Final = "gathered"
 
 SCORED_ROWS: Final = 256
 """Rows of logits beyond one for each sequence: prompt tokens that are scored."""
@@ -91,6 +92,9 @@ def plan_activations(
         plan[f"{slot}.scale"] = spec((few, width // UNIT), "u8")
     for slot, width in _attention_input_widths(weights).items():
         plan[f"{slot}.f32"] = spec((tokens, width), "f4")
+    assert isinstance(weights.output, PlannedPart)
+    if weights.output.width < config.vocab_size:  # the rest is computed on other devices
+        plan[f"{GATHERED}.f32"] = spec((rows, config.vocab_size), "f4")
     plan |= geometry.scratch(config, limits.sequences)
     plan |= _sampling(config, limits, geometry)
     return plan

@@ -11,28 +11,32 @@ from rocmforge.backend.protocol import (
     LoadOptions,
     ProbeResult,
     ProgressCallback,
+    Runner,
     RunnerInfo,
 )
 from rocmforge.errors import BackendError, ConfigurationError, UnsupportedArchitecture
-from rocmforge.gguf.reader import open_gguf
+from rocmforge.gguf.reader import GgufFile, open_gguf
 from rocmforge.gguf.tensor import GgufTensor
 from rocmforge.logits.registry import load_processors
 from rocmforge.models.architectures import read_config
 from rocmforge.models.config import ModelConfig
 from rocmforge.models.rope import load_rope_tables
-from rocmforge.models.weights import load_weights
-from rocmforge_hip.device import FoundDevice, choose_device, find_devices
+from rocmforge.models.weights import ModelWeights, load_weights
+from rocmforge_hip.device import FoundDevice, choose_device, choose_devices, find_devices
 from rocmforge_hip.driver import HipUnavailable
 from rocmforge_hip.geometry import BLOCK_TOKENS, Geometry
 from rocmforge_hip.jit.compiler import ProcessorKernels, prepare_processors
 from rocmforge_hip.library import NoKernelsForTarget, find_target
 from rocmforge_hip.loading import ModelLoading, open_device
 from rocmforge_hip.ops import HEAD_DIMS, MAX_NORM_DIM
+from rocmforge_hip.parallel.rank import Rank
+from rocmforge_hip.parallel.runner import load_sharded
+from rocmforge_hip.parallel.shard import Shard
 from rocmforge_hip.plan import MemoryNeeds, MemoryPlan, make_plan, measure
 from rocmforge_hip.platform import cache_dir, select_platform
 from rocmforge_hip.runner import PIPELINE_DEPTH, HipRunner, release
 from rocmforge_hip.verify import selfcheck
-from rocmforge_hip.weight_plan import plan_weights
+from rocmforge_hip.weight_plan import Planned, plan_weights
 
 _MOST_COMPUTE_UNITS: Final = 304
 """Of a device that is only imagined (MI300X): what splits need grows with it a little."""
@@ -62,23 +66,37 @@ class HipBackend:
             devices=infos, reason=None if infos else "HIP lists no device it can use"
         )
 
-    def load(self, model: Path, options: LoadOptions, progress: ProgressCallback) -> HipRunner:
-        found = choose_device(find_devices(select_platform()), options.device)
+    def load(self, model: Path, options: LoadOptions, progress: ProgressCallback) -> Runner:
+        devices = choose_devices(
+            find_devices(select_platform()), options.device, options.tensor_parallel
+        )
+        if len(devices) > 1:
+            return load_sharded(devices, model, options, progress, self.load_on)
+        return self.load_on(devices[0], model, options, progress)
+
+    def load_on(
+        self,
+        found: FoundDevice,
+        model: Path,
+        options: LoadOptions,
+        progress: ProgressCallback,
+        rank: Rank | None = None,
+    ) -> HipRunner:
+        """Loads the model onto one device, or what of it belongs to a rank."""
         _check_cache_type(options)
         processors = load_processors()
         progress("compiling logits processors", 0.0)
         kernels = prepare_processors(processors, found.properties.target, cache_dir())
         progress("reading the header", 0.0)
         with open_gguf(model) as file:
-            config = read_config(file)
-            _check_supported(config)
-            weights = plan_weights(load_weights(config, file, _keep))
+            config, weights = _read(file, rank.shard if rank else None)
             geometry = Geometry(found.properties.compute_units)
             plan = make_plan(config, weights, options, geometry, found.info.memory_free)
             tables = load_rope_tables(config, file, plan.limits.context)
             device = open_device(found)
             try:
-                loading = ModelLoading(device, config, plan, geometry, progress, kernels)
+                group = rank.join(device, plan) if rank else None
+                loading = ModelLoading(device, config, plan, geometry, progress, kernels, group)
                 loaded = loading.load(weights, tables)
                 info = _describe(found, config, plan, kernels)
                 return HipRunner(device, loaded, plan.limits, info)
@@ -88,16 +106,19 @@ class HipBackend:
 
     def estimate(self, model: Path, options: LoadOptions, memory: int | None) -> MemoryEstimate:
         if memory is None:
-            found = choose_device(find_devices(select_platform()), options.device)
-            name, free = found.info.name, found.info.memory_free
+            devices = choose_devices(
+                find_devices(select_platform()), options.device, options.tensor_parallel
+            )
+            found = devices[0]
+            name = found.info.name if len(devices) == 1 else f"each {found.info.name}"
+            free = min(device.info.memory_free for device in devices)
             geometry = Geometry(found.properties.compute_units)
         else:
             name, free, geometry = "a device", memory, Geometry(_MOST_COMPUTE_UNITS)
         _check_cache_type(options)
         with open_gguf(model) as file:
-            config = read_config(file)
-            _check_supported(config)
-            weights = plan_weights(load_weights(config, file, _keep))
+            shard = Shard(0, options.tensor_parallel) if options.tensor_parallel > 1 else None
+            config, weights = _read(file, shard)
             needs = measure(config, weights, options, geometry, free)
         return MemoryEstimate(
             device=name,
@@ -122,6 +143,17 @@ class HipBackend:
 
     def check_ops(self, device: str | None, only: str) -> Iterator[OpCheck]:
         return selfcheck.check_ops(choose_device(find_devices(select_platform()), device), only)
+
+
+def _read(file: GgufFile, shard: Shard | None) -> tuple[ModelConfig, ModelWeights[Planned]]:
+    """What a device is to have of a model: all of it, or a part."""
+    config = read_config(file)
+    _check_supported(config)
+    tensors = load_weights(config, file, _keep)
+    if shard is not None:
+        shard.check(config, tensors)
+        config, tensors = shard.config(config), shard.weights(tensors)
+    return config, plan_weights(tensors)
 
 
 def _keep(tensor: GgufTensor) -> GgufTensor:

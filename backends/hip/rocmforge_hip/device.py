@@ -59,6 +59,40 @@ def choose_device(devices: Sequence[FoundDevice], wanted: str | None) -> FoundDe
     raise ConfigurationError(f"{wanted!r} {problem}. There are: {known}.")
 
 
+def choose_devices(
+    devices: Sequence[FoundDevice], wanted: str | None, count: int
+) -> tuple[FoundDevice, ...]:
+    """So many devices: those of a list with commas, each as `choose_device` takes it, or the first.
+
+    Raises:
+        ConfigurationError: There are too few, or they are not of one kind.
+    """
+    if count == 1:
+        return (choose_device(devices, wanted),)
+    names = [str(d.properties.index) for d in devices[:count]]
+    if wanted is not None:
+        names = [name.strip() for name in wanted.split(",")]
+    if len(names) != count:
+        found = f"--device names {len(names)}" if wanted is not None else f"there are {len(names)}"
+        raise ConfigurationError(f"--tensor-parallel {count} needs as many devices, but {found}.")
+    chosen = tuple(choose_device(devices, name) for name in names)
+    if len({device.properties.index for device in chosen}) < count:
+        raise ConfigurationError(f"--device {wanted} names a device twice.")
+    kinds = {_kind(device) for device in chosen}
+    if len(kinds) > 1:
+        raise ConfigurationError(
+            f"--tensor-parallel needs equal devices, as each does the same work, but these are "
+            f"not: {'; '.join(f'{d.properties.index}: {_kind(d)}' for d in chosen)}. "
+            "Choose equal ones with --device."
+        )
+    return chosen
+
+
+def _kind(device: FoundDevice) -> str:
+    info = device.info
+    return f"{info.name}, {info.target}, {info.memory_total / 2**30:.1f} GiB"
+
+
 def _look(properties: DeviceProperties) -> FoundDevice:
     free, total = Driver(properties.index).memory_info()
     shared_free, shared_total = _shared_memory(properties) if properties.is_integrated else (0, 0)

@@ -168,7 +168,9 @@ class WeightLoader:
 
     def _fill(self, host: npt.NDArray[np.uint8], source: npt.NDArray[np.uint8]) -> None:
         """Copies with several threads: one cannot keep up with the bus."""
-        flat = source.reshape(-1)
-        size = ceil_div(len(flat), _THREADS)
-        pieces = [slice(at, min(at + size, len(flat))) for at in range(0, len(flat), size)]
-        list(self._pool.map(lambda piece: np.copyto(host[piece], flat[piece]), pieces))
+        if source.flags.c_contiguous:
+            source = source.reshape(-1)
+        target = host[: source.nbytes].reshape(source.shape)
+        size = ceil_div(len(source), _THREADS)
+        pieces = [slice(at, at + size) for at in range(0, len(source), size)]
+        list(self._pool.map(lambda piece: np.copyto(target[piece], source[piece]), pieces))

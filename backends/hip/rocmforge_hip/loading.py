@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from rocmforge.backend.protocol import Float32Array, ProgressCallback
+from collections.abc import Callable
+from functools import partial
+
+from rocmforge.backend.protocol import Float32Array, Int32Array, ProgressCallback
 from rocmforge.models.config import ModelConfig
 from rocmforge.models.rope import RopeTables
 from rocmforge.models.weights import ModelWeights
@@ -21,6 +24,8 @@ from rocmforge_hip.library import KernelLibrary
 from rocmforge_hip.loader import WeightLoader
 from rocmforge_hip.memory import Arena, DeviceArray, Memory, spec
 from rocmforge_hip.ops import DeviceRopeTable, HipOps, LayerCache
+from rocmforge_hip.parallel.collective import Communicator
+from rocmforge_hip.parallel.ops import ShardedOps, gather_orders, warm_up
 from rocmforge_hip.plan import MemoryPlan, cache_arrays
 from rocmforge_hip.runner import Device, Model
 from rocmforge_hip.sampler import Sampler
@@ -47,6 +52,7 @@ class ModelLoading:
         geometry: Geometry,
         progress: ProgressCallback,
         kernels: ProcessorKernels = NO_KERNELS,
+        group: Communicator | None = None,
     ) -> None:
         self._device = device
         self._config = config
@@ -54,13 +60,14 @@ class ModelLoading:
         self._geometry = geometry
         self._kernels = kernels
         self._progress = progress
+        self._group = group
 
     def load(self, planned: ModelWeights[Planned], tables: RopeTables) -> Model:
         """The model, once everything is on the device."""
         device, config, plan = self._device, self._config, self._plan
         self._progress("loading kernels", 0.0)
         arena = Arena(device.memory, plan.activations, device.stream)
-        ops = HipOps(
+        ops = self._make_ops(arena)(
             config,
             device.library,
             self._geometry,
@@ -86,6 +93,14 @@ class ModelLoading:
         scratch = device.memory.device(what, "scratch of logits processors")
         return CompiledProcessors(device.library, self._kernels.made, scratch.array)
 
+    def _make_ops(self, arena: Arena) -> Callable[..., HipOps]:
+        """The operations of this device alone, or those of a rank."""
+        if self._group is None:
+            return HipOps
+        warm_up(self._group, arena)
+        orders = gather_orders(self._group.shard.size, self._plan.limits.rows)
+        return partial(ShardedOps, self._group, self._upload(orders, "orders of logits"))
+
     def _load_weights(self, planned: ModelWeights[Planned]) -> ModelWeights[Weight]:
         device = self._device
         loader = WeightLoader(device.driver, device.library, device.stream, device.memory)
@@ -108,13 +123,15 @@ class ModelLoading:
         if tables.local_table is not None:
             found[True] = tables.local_table
         return {
-            is_local: DeviceRopeTable(self._upload(table.cos), self._upload(table.sin))
+            is_local: DeviceRopeTable(
+                self._upload(table.cos, "rope table"), self._upload(table.sin, "rope table")
+            )
             for is_local, table in found.items()
         }
 
-    def _upload(self, values: Float32Array) -> DeviceArray:
+    def _upload(self, values: Float32Array | Int32Array, name: str) -> DeviceArray:
         device = self._device
-        array = device.memory.device(spec(values.shape, values.dtype), "rope table").array
+        array = device.memory.device(spec(values.shape, values.dtype), name).array
         device.driver.copy_to_device(
             array.address, values.ctypes.data, values.nbytes, device.stream
         )

@@ -323,15 +323,19 @@ class HipOps:
         rows = step.shape.rows
         out = self._arena[f"{ROWS}.f32"].first(rows, x.width)
         if rows:
-            self._kernels["rf_take_rows"].launch(
-                _f32(x),
-                step.inputs["logit_rows"],
-                out,
-                x.width,
-                grid=(ceil_div(x.width, _ELEMENTS), rows, 1),
-                block=_THREADS,
-            )
+            self._take_rows(_f32(x), step.inputs["logit_rows"], out)
         return Activation(ROWS, rows, x.width, f32=out)
+
+    def _take_rows(self, x: DeviceArray, rows: DeviceArray, out: DeviceArray) -> None:
+        count, width = out.shape
+        self._kernels["rf_take_rows"].launch(
+            x,
+            rows,
+            out,
+            width,
+            grid=(ceil_div(width, _ELEMENTS), count, 1),
+            block=_THREADS,
+        )
 
     def logits(self, x: Activation, weight: Weight, softcap: float | None) -> Activation:
         part = _part(weight)

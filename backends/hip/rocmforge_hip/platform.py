@@ -7,6 +7,7 @@ module of the backend that touches the environment.
 
 from __future__ import annotations
 
+import ctypes
 import os
 from enum import StrEnum
 from pathlib import Path
@@ -15,6 +16,8 @@ from typing import Final
 from rocmforge.errors import ConfigurationError
 
 VARIABLE: Final = "HIP_PLATFORM"
+NCCL_VARIABLE: Final = "HIP_NCCL_LIBRARY"
+"""Path of libnccl.so.2, where the loader does not find it: for several NVIDIA GPUs only."""
 LIB_DIR: Final = Path(__file__).parent / "lib"
 """Code objects by target, and the forwarding library: what `kernels/build.py` makes."""
 
@@ -54,7 +57,18 @@ def select_platform() -> Platform:
         os.environ["ROCM_PATH"] = str(LIB_DIR / "platform/nvidia")
         # Kernels are loaded with their module, not at their first launch: that may be a capture.
         os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
+        _load_nccl(os.environ.get(NCCL_VARIABLE, ""))
         return Platform.NVIDIA
     raise ConfigurationError(
         f"{VARIABLE} is {name!r}; it must be one of amd, {', '.join(Platform)}, or unset."
     )
+
+
+def _load_nccl(path: str) -> None:
+    """Decides which NCCL the platform's librccl.so forwards to."""
+    if not path:
+        return
+    try:
+        ctypes.CDLL(path)
+    except OSError as error:
+        raise ConfigurationError(f"{NCCL_VARIABLE} is {path!r}: {error}.") from error

@@ -55,6 +55,11 @@ class ReferenceBackend:
             raise ConfigurationError(
                 f"The reference backend has no {options.kv_dtype} cache; use kv_dtype auto or f32."
             )
+        if options.tensor_parallel != 1:
+            raise ConfigurationError(
+                "The reference backend runs on one processor; leave tensor_parallel at 1, not "
+                f"{options.tensor_parallel}."
+            )
         processors = load_processors()
         progress("reading the header", 0.0)
         with open_gguf(model) as file:

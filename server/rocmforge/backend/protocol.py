@@ -183,13 +183,14 @@ class ProbeResult:
 class LoadOptions:
     """Limits that the operator chose for one loaded model."""
 
-    device: str | None  # index, name or bus id; None = the backend's best
+    device: str | None  # index, name or bus id (several: with commas); None = the backend's best
     max_context: int  # tokens; never above the model's own limit
     max_sequences: int  # largest B of a step
     max_batched_tokens: int  # largest T of a step
     kv_blocks: int | None  # size of the cache; None = as many as fit
     kv_dtype: Literal["auto", "f32", "f16", "int8"]
     memory_utilization: float  # share of the device memory to use, 0..1
+    tensor_parallel: int = 1  # devices that share each layer; `device` then lists as many
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -194,6 +194,7 @@ def _options(settings: Settings) -> LoadOptions:
         kv_blocks=None,
         kv_dtype=settings.kv_dtype,
         memory_utilization=settings.memory_utilization,
+        tensor_parallel=settings.tensor_parallel,
     )
 
 

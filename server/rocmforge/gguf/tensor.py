@@ -33,7 +33,7 @@ class GgufTensor:
     """A tensor as the file stores it.
 
     Attributes:
-        name: The name in the file; rows taken from a tensor append their range.
+        name: The name in the file; rows or columns taken from a tensor append their range.
         shape: Elements along each axis in NumPy order, the last axis contiguous.
         type: How the elements are stored; block and byte sizes are in `GGML_QUANT_SIZES`.
         data: uint8 `[*shape[:-1], bytes per row]`, read-only. It keeps the file mapped.
@@ -64,6 +64,27 @@ class GgufTensor:
             shape=(stop - start, self.shape[1]),
             type=self.type,
             data=self.data[start:stop],
+        )
+
+    def columns(self, start: int, stop: int) -> GgufTensor:
+        """Elements `start:stop` of the last axis, sharing its memory: rows are then not adjacent.
+
+        Raises:
+            UnsupportedTensor: The tensor does not have them, or they are not whole blocks.
+        """
+        block_size, block_bytes = GGML_QUANT_SIZES[self.type]
+        if not 0 <= start < stop <= self.shape[-1] or start % block_size or stop % block_size:
+            raise UnsupportedTensor(
+                self.name,
+                f"elements {start}:{stop} of each row were asked for, but its shape is "
+                f"{self.shape} in blocks of {block_size}",
+            )
+        first, last = (place // block_size * block_bytes for place in (start, stop))
+        return GgufTensor(
+            name=f"{self.name}[..., {start}:{stop}]",
+            shape=(*self.shape[:-1], stop - start),
+            type=self.type,
+            data=self.data[..., first:last],
         )
 
     def to_float32(self) -> npt.NDArray[np.float32]:

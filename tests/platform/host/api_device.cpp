@@ -14,7 +14,12 @@ namespace {
 constexpr int kVersion = 71500000;
 constexpr char kName[] = "ROCmForge host platform";
 
-hipError_t only_device_0(int device) { return answer(device ? hipErrorInvalidDevice : hipSuccess); }
+thread_local int current = 0;
+
+hipError_t check_device(int device) {
+  const bool exists = device >= 0 && device < options().devices;
+  return answer(exists ? hipSuccess : hipErrorInvalidDevice);
+}
 
 }  // namespace
 
@@ -28,35 +33,39 @@ HIP_API hipError_t hipDriverGetVersion(int* version) {
 HIP_API hipError_t hipRuntimeGetVersion(int* version) { return hipDriverGetVersion(version); }
 
 HIP_API hipError_t hipGetDeviceCount(int* count) {
-  *count = 1;
+  *count = options().devices;
   return hipSuccess;
 }
 
-HIP_API hipError_t hipSetDevice(int device) { return only_device_0(device); }
+HIP_API hipError_t hipSetDevice(int device) {
+  if (hipError_t error = check_device(device)) return error;
+  current = device;
+  return hipSuccess;
+}
 
 HIP_API hipError_t hipGetDevice(int* device) {
-  *device = 0;
+  *device = current;
   return hipSuccess;
 }
 
 HIP_API hipError_t hipDeviceGet(int* device, int ordinal) {
   *device = ordinal;
-  return only_device_0(ordinal);
+  return check_device(ordinal);
 }
 
 HIP_API hipError_t hipDeviceGetName(char* name, int size, int device) {
   std::snprintf(name, static_cast<size_t>(size), "%s", kName);
-  return only_device_0(device);
+  return check_device(device);
 }
 
 HIP_API hipError_t hipDeviceTotalMem(size_t* bytes, int device) {
   *bytes = options().memory;
-  return only_device_0(device);
+  return check_device(device);
 }
 
 HIP_API hipError_t hipDeviceGetPCIBusId(char* id, int size, int device) {
-  std::snprintf(id, static_cast<size_t>(size), "0000:00:00.0");
-  return only_device_0(device);
+  std::snprintf(id, static_cast<size_t>(size), "0000:%02x:00.0", device);
+  return check_device(device);
 }
 
 HIP_API hipError_t hipDeviceSynchronize() {
@@ -74,11 +83,12 @@ HIP_API hipError_t hipDeviceReset() {
 }
 
 HIP_API hipError_t hipGetDevicePropertiesR0600(hipDeviceProp_t* properties, int device) {
-  if (device) return answer(hipErrorInvalidDevice);
+  if (hipError_t error = check_device(device)) return error;
   hipDeviceProp_t& p = *properties;
   std::memset(&p, 0, sizeof p);
   std::snprintf(p.name, sizeof p.name, "%s", kName);
   std::snprintf(p.gcnArchName, sizeof p.gcnArchName, "host-w%d", options().wave);
+  p.pciBusID = device;
   p.totalGlobalMem = options().memory;
   p.sharedMemPerBlock = p.sharedMemPerMultiprocessor = Module::kLdsBytes;
   p.maxSharedMemoryPerMultiProcessor = Module::kLdsBytes;

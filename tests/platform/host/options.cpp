@@ -17,6 +17,8 @@ Options from_environment() {
   if (const char* order = std::getenv("RF_HOST_LANE_ORDER")) result.order = lane_order_named(order);
   result.seed = static_cast<uint32_t>(number("RF_HOST_SEED", 1));
   result.memory = static_cast<size_t>(number("RF_HOST_MEMORY_MB", 4096)) << 20;
+  result.devices = static_cast<int>(number("RF_HOST_DEVICES", 1));
+  result.patience = static_cast<int>(number("RF_HOST_PATIENCE", 60));
   result.report_leaks = number("RF_HOST_LEAKS", 0) != 0;
   return result;
 }

@@ -13,6 +13,8 @@ struct Options {
   LaneOrder order = LaneOrder::kForward;  // RF_HOST_LANE_ORDER: forward, reverse, random
   uint32_t seed = 1;                      // RF_HOST_SEED, of the random order
   size_t memory = size_t{4} << 30;        // RF_HOST_MEMORY_MB
+  int devices = 1;                        // RF_HOST_DEVICES; they share the memory
+  int patience = 60;                      // RF_HOST_PATIENCE: seconds ranks wait for each other
   bool report_leaks = false;              // RF_HOST_LEAKS: report at exit what was not freed
 };
 

@@ -1,0 +1,46 @@
+"""What rank 0 and the other ranks tell each other: pickled, between processes of one program.
+
+A worker is sent `Start`, then the group's id as bytes; from then on each call that rank 0 makes of
+its own runner: a `StepInput` to submit, or an `Order`. It answers while it loads, and if it fails.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+from pathlib import Path
+
+from rocmforge.backend.protocol import LoadOptions
+from rocmforge_hip.device import FoundDevice
+from rocmforge_hip.parallel.shard import Shard
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What to load."""
+
+    device: FoundDevice  # with the least free memory of all: then all plan alike
+    model: Path
+    options: LoadOptions
+    shard: Shard
+
+
+class Order(Enum):
+    """Calls without arguments."""
+
+    COLLECT = auto()
+    CLOSE = auto()
+
+
+class Stage(Enum):
+    """How far a worker has come."""
+
+    OPENED = auto()  # the device; now it waits for the group's id
+    LOADED = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The last message of a worker."""
+
+    message: str

@@ -1,0 +1,178 @@
+"""The worker processes as rank 0 sees them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from multiprocessing import Pipe, connection
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
+from threading import Thread
+from typing import Any, Final
+
+from rocmforge.errors import BackendError
+from rocmforge_hip.parallel.messages import Failed, Order, Stage
+
+_GRACE_S: Final = 10.0
+
+
+class RankFailed(BackendError):
+    """Another rank reported an error, or its process ended."""
+
+    def __init__(self, rank: int, device: int, detail: str) -> None:
+        super().__init__(f"Rank {rank}, which runs on device {device},", detail)
+        self.rank = rank
+        self.device = device
+
+
+class WorkerProcess:
+    """One worker and the connection to it."""
+
+    def __init__(self, rank: int, device: int) -> None:
+        self._rank = rank
+        self._device = device
+        ours, theirs = Pipe()
+        with theirs:
+            fd = theirs.fileno()
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "rocmforge_hip.parallel.worker", "--fd", str(fd)],
+                stdin=subprocess.DEVNULL,
+                pass_fds=(fd,),
+            )
+        self.connection: Connection[Any, Any] = ours
+
+    def send(self, data: bytes | memoryview) -> None:
+        """Sends a pickled message.
+
+        Raises:
+            OSError: The process is gone.
+        """
+        self.connection.send_bytes(data)
+
+    def expect(self, stage: Stage) -> None:
+        """Waits until the worker has come so far.
+
+        Raises:
+            RankFailed: It will not.
+        """
+        try:
+            answer = self.connection.recv()
+        except (EOFError, OSError):
+            raise self.failure() from None
+        if answer != stage:
+            raise self.failure(answer)
+
+    def failure(self, answer: object = None) -> RankFailed:
+        """Why there is nothing more to expect: what the worker last said, or how it ended."""
+        with suppress(EOFError, OSError):
+            while not isinstance(answer, Failed):
+                answer = self.connection.recv()
+        if isinstance(answer, Failed):
+            detail = answer.message
+        else:
+            detail = f"its process ended with status {self.end(_GRACE_S)}"
+        return RankFailed(self._rank, self._device, detail)
+
+    def end(self, grace_s: float) -> int:
+        """Waits for the end of the process, and makes it end after a while; its exit status."""
+        try:
+            return self._process.wait(grace_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            return self._process.wait()
+
+    def kill(self) -> None:
+        """Ends the process at once."""
+        self._process.kill()
+        self._process.wait()
+
+
+class Workers:
+    """All ranks but the first."""
+
+    def __init__(self, devices: Sequence[int]) -> None:
+        self._workers = [WorkerProcess(rank, device) for rank, device in enumerate(devices, 1)]
+        self._watcher: Thread | None = None
+        self._has_ended = False
+        self.failure: RankFailed | None = None
+        """Of the first worker that failed, once they are watched."""
+
+    def send(self, message: object) -> None:
+        """Sends a message to all.
+
+        Raises:
+            RankFailed: One is gone.
+        """
+        data = ForkingPickler.dumps(message)
+        for worker in self._workers:
+            self._send(worker, data)
+
+    def send_each(self, message: Callable[[int], object]) -> None:
+        """Sends each a message made for its rank, 1 and up.
+
+        Raises:
+            RankFailed: One is gone.
+        """
+        for rank, worker in enumerate(self._workers, 1):
+            self._send(worker, ForkingPickler.dumps(message(rank)))
+
+    def _send(self, worker: WorkerProcess, data: bytes | memoryview) -> None:
+        try:
+            worker.send(data)
+        except OSError:
+            if self._watcher is not None:
+                self._watcher.join()  # it has noticed too
+            raise self.failure or worker.failure() from None
+
+    def expect(self, stage: Stage) -> None:
+        """Waits until all have come so far.
+
+        Raises:
+            RankFailed: One will not.
+        """
+        for worker in self._workers:
+            worker.expect(stage)
+
+    def watch(self, on_failure: Callable[[], None]) -> None:
+        """From now on a thread notices a worker that fails: it sets `failure`, then calls this."""
+
+        def run() -> None:
+            ready = connection.wait([worker.connection for worker in self._workers])
+            if self._has_ended:
+                return
+            worker = next(worker for worker in self._workers if worker.connection in ready)
+            self.failure = worker.failure()
+            on_failure()
+
+        self._watcher = Thread(target=run, name="rocmforge-ranks", daemon=True)
+        self._watcher.start()
+
+    def tell_to_close(self) -> None:
+        """Lets them close what they have.
+
+        Raises:
+            RankFailed: One is gone.
+        """
+        self._has_ended = True
+        self.send(Order.CLOSE)
+
+    def wait(self) -> None:
+        """Waits for the end of those that were told to close."""
+        for worker in self._workers:
+            worker.end(_GRACE_S)
+        self._finish()
+
+    def kill(self) -> None:
+        """Ends all, whatever they are doing."""
+        self._has_ended = True
+        for worker in self._workers:
+            worker.kill()
+        self._finish()
+
+    def _finish(self) -> None:
+        if self._watcher is not None:
+            self._watcher.join()
+        for worker in self._workers:
+            worker.connection.close()

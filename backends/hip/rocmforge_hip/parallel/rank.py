@@ -1,0 +1,27 @@
+"""What loading a part of a model asks of the rank whose part it is."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from rocmforge_hip.parallel.collective import Communicator
+from rocmforge_hip.parallel.shard import Shard
+from rocmforge_hip.plan import MemoryPlan
+from rocmforge_hip.runner import Device
+
+
+class Rank(Protocol):
+    """One of several processes that load a model together."""
+
+    @property
+    def shard(self) -> Shard:
+        """Its part."""
+        ...
+
+    def join(self, device: Device, plan: MemoryPlan) -> Communicator:
+        """Finds the other ranks. The device is open; nothing is allocated on it yet.
+
+        Raises:
+            EngineError: Another rank failed.
+        """
+        ...

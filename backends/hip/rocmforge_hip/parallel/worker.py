@@ -1,0 +1,127 @@
+"""The process of a rank but the first: `python -m rocmforge_hip.parallel.worker --fd N`.
+
+Started by `processes.py` with one end of a socket pair. It owns its device and makes the calls
+that rank 0 makes, in the same order; it lives exactly as long as the other end is open.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import logging
+import os
+import select
+import signal
+import sys
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from threading import Thread
+from typing import Any, Final
+
+from rocmforge.backend.protocol import StepInput
+from rocmforge.errors import RocmForgeError
+from rocmforge_hip.backend import create
+from rocmforge_hip.parallel.collective import Communicator
+from rocmforge_hip.parallel.messages import Failed, Order, Stage, Start
+from rocmforge_hip.parallel.shard import Shard
+from rocmforge_hip.plan import MemoryPlan
+from rocmforge_hip.platform import select_platform
+from rocmforge_hip.runner import Device, HipRunner
+
+logger = logging.getLogger(__name__)
+
+_PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
+
+
+class Joining:
+    """Implements `Rank`: joins when rank 0 says so."""
+
+    def __init__(self, shard: Shard, connection: Connection[Any, Any]) -> None:
+        self.shard = shard
+        self._connection = connection
+        self._communicator: Communicator | None = None
+
+    def join(self, device: Device, plan: MemoryPlan) -> Communicator:
+        self._connection.send(Stage.OPENED)
+        self._communicator = Communicator(self._connection.recv(), self.shard, device.stream)
+        return self._communicator
+
+    def leave(self) -> None:
+        """At the same time as the others."""
+        assert self._communicator is not None
+        self._communicator.close()
+
+
+def run(start: Start, connection: Connection[Any, Any]) -> None:
+    """Loads and then does as rank 0 does, until told to close.
+
+    After an error nothing is closed, as that may wait for other ranks: the process ends next.
+
+    Raises:
+        RocmForgeError: It cannot be loaded, or the device failed.
+        EOFError: Rank 0 is gone.
+    """
+    select_platform()
+    rank = Joining(start.shard, connection)
+    runner = create().load_on(start.device, start.model, start.options, lambda *_: None, rank)
+    connection.send(Stage.LOADED)
+    follow(connection, runner)
+    runner.close()
+    rank.leave()
+
+
+def follow(connection: Connection[Any, Any], runner: HipRunner) -> None:
+    """Makes the calls of rank 0."""
+    while True:
+        message = connection.recv()
+        if isinstance(message, StepInput):
+            runner.submit(message)
+        elif message is Order.COLLECT:
+            runner.collect()
+        else:
+            assert message is Order.CLOSE
+            return
+
+
+def end_with_rank_0(connection: Connection[Any, Any]) -> None:
+    """Makes sure that this process does not outlive the other, whatever it is doing then.
+
+    It may be waiting, in native code, for a device that waits for rank 0. The kernel's signal
+    covers a main thread that holds the interpreter's lock meanwhile.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    poll = select.poll()
+    poll.register(connection.fileno(), select.POLLRDHUP)
+
+    def wait_and_exit() -> None:
+        poll.poll()
+        os._exit(1)
+
+    Thread(target=wait_and_exit, name="hangup", daemon=True).start()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point of the process."""
+    # Rank 0 ends this process; a terminal's ^C goes to the whole group.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    parser = argparse.ArgumentParser(prog="rocmforge_hip.parallel.worker")
+    parser.add_argument("--fd", type=int, required=True, help="end of a socket pair")
+    connection: Connection[Any, Any] = Connection(parser.parse_args(arguments).fd)
+    end_with_rank_0(connection)
+    try:
+        run(connection.recv(), connection)
+    except EOFError:
+        return 1
+    except RocmForgeError as error:
+        connection.send(Failed(error.message))
+        return 1
+    except Exception as error:  # a mistake in the code
+        logger.exception("the worker failed")
+        connection.send(Failed(f"{type(error).__name__}: {error}"))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
