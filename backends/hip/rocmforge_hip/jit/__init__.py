@@ -9,6 +9,6 @@
 Numba is never imported into the engine's process: it takes seconds, and numba-hip loads another
 LLVM. What the worker makes are code objects (or PTX) like those of the prebuilt kernels.
 
-One block of threads does one row, so that a result depends on the row alone; sums are taken in
-double precision in an order that only depends on the size of the vocabulary.
+One block of threads does one row, so that a result depends on the row alone; the order of a sum
+depends on the size of the vocabulary only.
 """

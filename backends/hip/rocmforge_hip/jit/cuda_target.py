@@ -8,7 +8,7 @@ from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
-from rocmforge_hip.jit.worker import Unavailable
+from rocmforge_hip.jit.worker import THREADS, Unavailable
 
 
 class CudaToolchain:
@@ -37,6 +37,8 @@ class CudaToolchain:
             kernel, tuple(types), device=False, abi="numba", cc=self._capability, output="ptx"
         )
         text = ptx if isinstance(ptx, str) else ptx.decode()
-        found = re.search(r"\.entry\s+(\w+)", text)
+        found = re.search(r"\.entry\s+(\w+)\([^)]*\)", text)
         assert found is not None, "PTX of a kernel has an entry"
-        return found.group(1), text.encode()
+        # So many threads must find registers.
+        bounded = f"{text[: found.end()]}\n.maxntid {THREADS}, 1, 1{text[found.end() :]}"
+        return found.group(1), bounded.encode()

@@ -195,7 +195,7 @@ prompt_length = max(prompt_lengths[row] - (end - begin - length), np.int32(0))""
         )
 
     def _reduce(self, need: Reduction, place: str, count: str) -> None:
-        self._add(f"total = np.float64({_START[need.by]})")
+        self._add(f"total = np.float32({_START[need.by]})")
         self._add(f"for {place} in range(lane, {count}, THREADS):")
         if need.by == "sum":
             self._add(f"total += {self._call(need.function)}", indent=2)
@@ -204,7 +204,7 @@ prompt_length = max(prompt_lengths[row] - (end - begin - length), np.int32(0))""
                 f"""\
 value = {self._call(need.function)}
 if value {_BETTER[need.by]} total:
-    total = np.float64(value)""",
+    total = np.float32(value)""",
                 indent=2,
             )
         self._add(f"v_{need.name} = np.float32(block_{need.by}(shared, total))")
@@ -256,7 +256,7 @@ gpu.syncthreads()"""
         )
 
     def _nucleus(self, need: Nucleus) -> None:
-        """Finds the threshold bit by bit: the tokens below it weigh at most the share."""
+        """Finds the threshold two bits at a time: the tokens below it weigh at most the share."""
         score, weight = self._slot(), self._slot()
         slot = f"slot_{need.name}"
         self._add(
@@ -269,19 +269,28 @@ for token in range(lane, vocab, THREADS):
     {slot}[token] = pair[0]
     weights_of[token] = pair[1]
 key = np.int64(0)
-bit = np.int64(2147483648)
-while bit > 0:
-    total = np.float64(0.0)
+width = np.int64(1073741824)
+while width > 0:
+    one = np.float32(0.0)
+    two = np.float32(0.0)
+    three = np.float32(0.0)
     for token in range(lane, vocab, THREADS):
-        if ordered(bits_of[token]) < (key | bit):
-            total += weights_of[token]
-    if block_sum(shared, total) <= v_{need.share}:
-        key = key | bit
-    bit = bit >> 1
-total = np.float64(-np.inf)
+        above = ordered(bits_of[token]) - key
+        weight = weights_of[token]
+        one += weight if above < width else np.float32(0.0)
+        two += weight if above < 2 * width else np.float32(0.0)
+        three += weight if above < 3 * width else np.float32(0.0)
+    if block_sum(shared, three) <= v_{need.share}:
+        key += 3 * width
+    elif block_sum(shared, two) <= v_{need.share}:
+        key += 2 * width
+    elif block_sum(shared, one) <= v_{need.share}:
+        key += width
+    width = width >> 2
+total = np.float32(-np.inf)
 for token in range(lane, vocab, THREADS):
     if ordered(bits_of[token]) <= key and {slot}[token] > total:
-        total = np.float64({slot}[token])
+        total = {slot}[token]
 limit_{need.name} = block_max(shared, total)"""
         )
         self._per_token[need.name] = f"({slot}[token] <= limit_{need.name})"

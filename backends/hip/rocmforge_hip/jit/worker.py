@@ -22,7 +22,7 @@ from rocmforge.logits.registry import load_processors
 from rocmforge_hip.jit.binding import ON_DEVICE, bind
 from rocmforge_hip.jit.source import ARGUMENTS, HELPERS, KernelSource, kernel_source
 
-THREADS: Final = 512
+THREADS: Final = 1024
 """Of a block; a power of two."""
 _MESSAGE_LINES: Final = 8
 UNAVAILABLE_STATUS: Final = 3
