@@ -34,7 +34,9 @@ def find_devices(platform: Platform) -> tuple[FoundDevice, ...]:
 
 
 def choose_device(devices: Sequence[FoundDevice], wanted: str | None) -> FoundDevice:
-    """The device with this index, PCI id, name or part of a name; without any, the first.
+    """The device with this index, PCI id (as lspci writes it), name or part of a name.
+
+    Without any of those the first.
 
     Raises:
         ConfigurationError: None or several match.
@@ -43,11 +45,7 @@ def choose_device(devices: Sequence[FoundDevice], wanted: str | None) -> FoundDe
         raise ConfigurationError("The HIP backend found no device.")
     if wanted is None:
         return devices[0]
-    matches = [
-        device
-        for device in devices
-        if wanted in (str(device.properties.index), device.properties.pci_id, device.info.name)
-    ]
+    matches = [device for device in devices if wanted in _names(device)]
     if not matches and not wanted.isdigit():
         matches = [device for device in devices if wanted.lower() in device.info.name.lower()]
     if len(matches) == 1:
@@ -57,6 +55,13 @@ def choose_device(devices: Sequence[FoundDevice], wanted: str | None) -> FoundDe
     )
     problem = "stands for several devices" if matches else "is not a device"
     raise ConfigurationError(f"{wanted!r} {problem}. There are: {known}.")
+
+
+def _names(device: FoundDevice) -> tuple[str, ...]:
+    """What stands for one device exactly; lspci leaves out the PCI domain 0."""
+    pci_id = device.properties.pci_id
+    ids = (pci_id, pci_id.upper(), pci_id.removeprefix("0000:"))
+    return (str(device.properties.index), device.info.name, *ids)
 
 
 def choose_devices(

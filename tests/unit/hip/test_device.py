@@ -49,6 +49,7 @@ DEVICES = (
         (None, 1),
         ("0", 0),
         ("0000:02:00.0", 2),
+        ("02:00.0", 2),  # as lspci writes it
         ("Radeon RX 7900 XT", 2),  # a whole name, although it is also a part of another
         ("890m", 0),
     ],
@@ -111,6 +112,15 @@ def test_an_apu_may_borrow_memory(listed: Path) -> None:
     card, apu = find_devices(Platform.ROCM)
     assert (apu.info.memory_free, apu.info.memory_total) == (53 * GIB, 56 * GIB)
     assert (card.info.memory_free, card.info.memory_total) == (7 * GIB, 8 * GIB)
+
+
+def test_a_device_that_hip_gives_all_its_memory_keeps_it(listed: Path) -> None:
+    folder = listed / "0000:00:00.0"
+    folder.mkdir()
+    for name in ("vram_total", "gtt_total", "vram_used", "gtt_used"):
+        (folder / f"mem_info_{name}").write_text("1048576\n")
+    apu = find_devices(Platform.ROCM)[1]
+    assert (apu.info.memory_free, apu.info.memory_total) == (7 * GIB, 8 * GIB)
 
 
 @pytest.mark.usefixtures("listed")
