@@ -173,6 +173,11 @@ class AsyncEngine:
         _check(prompt_ids, sampling, runner)
         if sampling.grammar:
             self._check_constrains(runner)
+        if sampling.thinking is not None and not runner.masks_tokens:
+            raise UnsupportedFeature(
+                f"The backend {runner.backend!r} cannot end a section of reasoning, so budgets for "
+                "it are not available on this server."
+            )
         if sampling.pooling is not None and not runner.hidden_size:
             raise UnsupportedFeature(
                 f"The backend {runner.backend!r} cannot return hidden states, so embeddings are "

@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterable
 from rocmforge.backend.protocol import MasksLate, Runner
 from rocmforge.engine.batch import build_masks, build_step, needs_masks
 from rocmforge.engine.compiling import CompilingRequests
-from rocmforge.engine.grammar import Grammars, Matcher
+from rocmforge.engine.constraint import Constraint
+from rocmforge.engine.grammar import Grammars
 from rocmforge.engine.messages import Cancel, Command, Fatal, StepReport, Submit
 from rocmforge.engine.params import FinishReason, GenerateRequest, TokenEvent
 from rocmforge.engine.plan import Chunk, SchedulerLimits
 from rocmforge.engine.scheduler import Scheduler
+from rocmforge.engine.thinking import ThinkingConstraint
 from rocmforge.engine.totals import Totals
 from rocmforge.errors import EngineError, RocmForgeError
 
@@ -130,7 +132,7 @@ class EngineCore:
 
     def _add(self, request: GenerateRequest, now_ns: int) -> TokenEvent | None:
         try:
-            return self._scheduler.add(request, now_ns, self._matcher(request))
+            return self._scheduler.add(request, now_ns, self._constraint(request))
         except RocmForgeError as error:
             return TokenEvent(
                 request_id=request.request_id,
@@ -138,15 +140,24 @@ class EngineCore:
                 error=error.message,
             )
 
-    def _matcher(self, request: GenerateRequest) -> Matcher | None:
-        if not request.sampling.grammar:
+    def _constraint(self, request: GenerateRequest) -> Constraint | None:
+        """What limits its tokens, at the place that the ones generated before have led to."""
+        sampling = request.sampling
+        constraint: Constraint | None = None
+        if sampling.grammar:
+            assert self._grammars is not None, "only what was compiled has a grammar"
+            constraint = self._grammars.matcher(sampling.grammar)
+        if sampling.thinking is not None:
+            num_words = -(-self._runner.info.vocab_size // 32)
+            constraint = ThinkingConstraint(
+                sampling.thinking, constraint, request.eos_ids, num_words
+            )
+        if constraint is None:
             return None
-        assert self._grammars is not None, "only what was compiled has a grammar"
-        matcher = self._grammars.matcher(request.sampling.grammar)
         for token in request.generated_ids:
-            if not matcher.advance(token):
-                raise EngineError(f"The output left its grammar: {matcher.error}")
-        return matcher
+            if not constraint.advance(token):
+                raise EngineError(f"The output left its grammar: {constraint.error}")
+        return constraint
 
     def fail(self, message: str) -> Fatal:
         """Ends every request, because the runner is not usable any more."""

@@ -51,6 +51,15 @@ class ProcessorUse(Message, frozen=True):
     window: int = 0  # tokens of history it looks at; below 0 = all
 
 
+class Thinking(Message, frozen=True):
+    """A section of reasoning before the answer, between two tokens."""
+
+    begin: int
+    end: int
+    is_begun: bool  # whether the prompt has opened it; else the first token may
+    budget: int | None = None  # tokens within it, after which it is closed; None = any number
+
+
 class SamplingParams(Message, frozen=True):
     """What one request wants. Ranges are checked where requests enter, in `api/convert.py`."""
 
@@ -72,6 +81,7 @@ class SamplingParams(Message, frozen=True):
     pooling: Pooling | None = None  # asks for an embedding instead of tokens; max_tokens is 0
     grammar: str = ""  # what the output must match, in llguidance's serialised form; "" = anything
     processors: tuple[ProcessorUse, ...] = ()  # in the order in which they apply
+    thinking: Thinking | None = None  # goes before what `grammar` constrains; None = none may
     num_drafts: int = 0  # tokens to guess by prompt lookup in each step; changes no output
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from rocmforge.backend.protocol import NO_SOURCE, Int32Array
-from rocmforge.engine.grammar import Matcher
+from rocmforge.engine.constraint import Constraint
 from rocmforge.engine.sequence import Sequence
 from rocmforge.errors import ConfigurationError
 
@@ -65,7 +65,7 @@ class Chunk(NamedTuple):
         return self.sequence.tokens[self.start : self.start + self.num_tokens]
 
     @property
-    def matcher(self) -> Matcher | None:
+    def matcher(self) -> Constraint | None:
         """What constrains the token it draws."""
         return self.sequence.matcher if self.samples else None
 

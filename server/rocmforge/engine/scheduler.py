@@ -20,7 +20,7 @@ from msgspec import structs
 
 from rocmforge.backend.protocol import RunnerInfo, StepOutput
 from rocmforge.engine.blocks import BlockAllocator
-from rocmforge.engine.grammar import Matcher
+from rocmforge.engine.constraint import Constraint
 from rocmforge.engine.output import read_logprobs
 from rocmforge.engine.params import FinishReason, GenerateRequest, TokenEvent
 from rocmforge.engine.plan import Chunk, Plan, SchedulerLimits
@@ -63,7 +63,7 @@ class Scheduler:
     # --- requests come and go ---
 
     def add(
-        self, request: GenerateRequest, now_ns: int, matcher: Matcher | None = None
+        self, request: GenerateRequest, now_ns: int, matcher: Constraint | None = None
     ) -> TokenEvent | None:
         """Queues a request; returns its last event at once if there is nothing to compute.
 

@@ -7,8 +7,8 @@ from enum import Enum, auto
 import numpy as np
 
 from rocmforge.backend.protocol import NO_SOURCE, Float32Array, Int32Array
+from rocmforge.engine.constraint import Constraint
 from rocmforge.engine.drafting import look_up
-from rocmforge.engine.grammar import Matcher
 from rocmforge.engine.params import GenerateRequest, RequestTiming
 from rocmforge.engine.pooling import Pool
 from rocmforge.engine.prefix import ROOT, BlockKey, chain_key
@@ -93,7 +93,7 @@ class Sequence:
         self,
         request: GenerateRequest,
         block_size: int,
-        matcher: Matcher | None = None,
+        matcher: Constraint | None = None,
         *,
         waits: bool = False,
     ) -> None:
