@@ -54,6 +54,7 @@ class Submitted:
     prompt_ids: tuple[int, ...]
     sampling: SamplingParams
     eos_ids: tuple[int, ...]
+    deadline_s: float | None = None
 
 
 Script = Callable[[Submitted], Sequence[Batch | Exception]]
@@ -165,7 +166,12 @@ class FakeEngine:
         """Starts a script."""
         if self.refuses is not None and len(self.submitted) >= self.refuses_after:
             raise self.refuses
-        request = Submitted(prompt_ids=tuple(prompt_ids), sampling=sampling, eos_ids=tuple(eos_ids))
+        request = Submitted(
+            prompt_ids=tuple(prompt_ids),
+            sampling=sampling,
+            eos_ids=tuple(eos_ids),
+            deadline_s=deadline_s,
+        )
         self.submitted.append(request)
         handle = FakeHandle(self, self.script(request))
         self.live.add(handle)

@@ -49,7 +49,13 @@ def completion_plan(service: Service, request: CompletionRequest) -> Plan:
         sampling = msgspec.structs.replace(sampling, prompt_logprobs=wanted)
     if n > (request.n or 1):  # the best are found by their log-probabilities
         sampling = msgspec.structs.replace(sampling, num_logprobs=max(num_logprobs, 0))
-    return Plan(prompts=prompts, sampling=sampling, n=n, stop=stop_strings(request))
+    return Plan(
+        prompts=prompts,
+        sampling=sampling,
+        n=n,
+        stop=stop_strings(request),
+        timeout_s=request.timeout,
+    )
 
 
 def _sequences_per_prompt(request: CompletionRequest) -> int:

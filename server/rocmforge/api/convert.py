@@ -88,6 +88,7 @@ def chat_plan(service: Service, request: ChatRequest) -> Plan:
         sampling=sampling,
         n=request.n or 1,
         stop=stop_strings(request),
+        timeout_s=request.timeout,
         tools=use,
         reasoning=None if sampling.grammar else _reasoning(service, prompt),
     )

@@ -291,7 +291,12 @@ class Generation:
 def _start_choice(service: Service, plan: Plan, number: int, arrival_ns: int) -> Choice:
     prompt = plan.prompts[number // plan.n]
     sampling = plan.sampling_of(number % plan.n)
-    handle = service.engine.submit(prompt, sampling, service.tokenizer.eos_ids)
+    handle = service.engine.submit(
+        prompt,
+        sampling,
+        service.tokenizer.eos_ids,
+        deadline_s=_seconds_left(service, plan, arrival_ns),
+    )
     wants_logprobs = sampling.num_logprobs >= 0
     return Choice(
         index=number,
@@ -307,6 +312,14 @@ def _start_choice(service: Service, plan: Plan, number: int, arrival_ns: int) ->
             max_tokens=sampling.max_tokens,
         ),
     )
+
+
+def _seconds_left(service: Service, plan: Plan, arrival_ns: int) -> float | None:
+    """Until the earlier of the deadlines of body and header; None = there is none."""
+    timeouts = [t for t in (plan.timeout_s, service.origin.timeout_s) if t is not None]
+    if not timeouts:
+        return None
+    return max(0.0, min(timeouts) - (now_ns() - arrival_ns) * 1e-9)
 
 
 def _shown(service: Service, plan: Plan) -> dict[int, str]:

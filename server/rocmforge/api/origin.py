@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from litestar import Request
 
 from rocmforge.api.auth import caller_of
 from rocmforge.api.keys import Caller
+from rocmforge.errors import InvalidParameter
+
+TIMEOUT: Final = "x-request-timeout"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,12 +22,32 @@ class Origin:
     caller: Caller | None = None  # None on a server without keys
     path: str = ""  # the route, without what it is about
     traceparent: str | None = None  # the client's own trace: https://www.w3.org/TR/trace-context
+    timeout_s: float | None = None  # what its X-Request-Timeout header says
 
     @classmethod
     def of(cls, request: Request[Any, Any, Any]) -> Origin:
-        """The origin of a request that has passed the guard."""
+        """The origin of a request that has passed the guard.
+
+        Raises:
+            InvalidParameter: its timeout is not a number of seconds.
+        """
         return cls(
             caller=caller_of(request),
             path=request.scope["path_template"],
             traceparent=request.headers.get("traceparent"),
+            timeout_s=_seconds(request.headers.get(TIMEOUT)),
         )
+
+
+def _seconds(text: str | None) -> float | None:
+    if text is None:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < math.inf:
+        raise InvalidParameter(
+            "X-Request-Timeout must be a number of seconds above 0.", param=TIMEOUT
+        )
+    return seconds

@@ -33,6 +33,7 @@ class Plan:
     sampling: SamplingParams
     n: int
     stop: tuple[str, ...]
+    timeout_s: float | None = None  # from the request's arrival
     tools: ToolUse | None = None  # None = the answer is text
     reasoning: Literal["begun", "possible"] | None = None  # begun: by the prompt
 

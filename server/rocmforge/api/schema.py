@@ -82,6 +82,7 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     dry_sequence_breakers: list[str] | None = None
     logits_processors: dict[str, dict[str, Any]] | None = None  # ranges: as each declares them
     min_tokens: Annotated[int, Meta(ge=0)] | None = None
+    timeout: Annotated[float, Meta(gt=0)] | None = None  # seconds until it is ended with an error
     ignore_eos: bool | None = None
     stop_token_ids: TokenIds | None = None
     prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None

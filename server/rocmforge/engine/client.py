@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Sequence
 from itertools import count
 
@@ -70,6 +71,7 @@ class AsyncEngine:
         self._backoff_s = config.restart_backoff_s
         self._ids = count()
         self._live: dict[int, GenerationHandle] = {}
+        self._ends: deque[float] = deque(maxlen=16)  # loop times at which requests ended
         self._journal = Journal() if config.resume else None
         self._idle = asyncio.Event()
         self._idle.set()
@@ -218,11 +220,19 @@ class AsyncEngine:
         if len(self._live) >= self._config.options.max_sequences + self._config.max_waiting:
             raise QueueFull(
                 f"{len(self._live)} requests are running or waiting; try again later.",
-                retry_after_s=_RETRY_AFTER_S,
+                retry_after_s=self._place_free_in_s(),
             )
         assert self._process is not None
         assert self._runner is not None
         return self._process, self._runner
+
+    def _place_free_in_s(self) -> float:
+        """How long it took lately until one request ended: then there is a place for another."""
+        ends = self._ends
+        if len(ends) < 2:
+            return _RETRY_AFTER_S
+        since_s = asyncio.get_running_loop().time() - ends[0]
+        return max(_RETRY_AFTER_S, since_s / len(ends))
 
     def _check_constrains(self, runner: RunnerInfo) -> None:
         if not runner.masks_tokens:
@@ -242,6 +252,8 @@ class AsyncEngine:
 
     def _forget(self, request_id: int) -> bool:
         known = self._live.pop(request_id, None) is not None
+        if known:
+            self._ends.append(asyncio.get_running_loop().time())
         if self._journal is not None:
             self._journal.close(request_id)
         if not self._live:

@@ -527,3 +527,18 @@ def test_the_process_does_not_outlive_a_killed_server() -> None:
         finally:
             os.close(engine)
         assert ended
+
+
+def test_a_full_queue_says_how_long_a_place_took_lately() -> None:
+    async def test() -> None:
+        chosen = replace(config("create_very_slow", max_sequences=1), max_waiting=0)
+        async with Engine(chosen) as engine:
+            for _ in range(2):
+                await read(submit(engine, 3))  # three steps of 0.7 s
+            handle = submit(engine, 100)
+            with pytest.raises(QueueFull) as caught:
+                submit(engine)
+            assert caught.value.retry_after_s > 1
+            handle.close()
+
+    run(test())
