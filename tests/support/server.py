@@ -74,6 +74,10 @@ class LiveServer:
         """What it has printed so far."""
         return self._log.read_text(encoding="utf-8", errors="replace")
 
+    def is_ready(self) -> bool:
+        """Whether it answers as it should."""
+        return httpx.get(self.url + self._wait_for).status_code == 200
+
     def stop(self, timeout_s: float = 30.0) -> int:
         """Sends SIGTERM and returns the exit status."""
         self.process.send_signal(signal.SIGTERM)
@@ -96,7 +100,7 @@ class LiveServer:
             if self.process.poll() is not None:
                 break
             try:
-                if httpx.get(self.url + self._wait_for).status_code == 200:
+                if self.is_ready():
                     return
             except httpx.TransportError:
                 pass
