@@ -7,11 +7,14 @@ from contextlib import contextmanager
 from typing import Any
 
 import openai
+import pytest
 from litestar.testing import TestClient
 
 from rocmforge.api.app import build_app
 from rocmforge.api.settings import ApiSettings
+from rocmforge.engine.params import SamplingParams, Thinking
 from rocmforge.text.template import ChatTemplates
+from rocmforge.text.tokenizer import Tokenizer
 from tests.api import tiny
 from tests.api.fake_engine import FakeEngine, make_service, say, tiny_text
 
@@ -77,3 +80,79 @@ def test_calls_in_reasoning_are_thoughts() -> None:
     assert len(choice.message.tool_calls or []) == 1
     assert choice.message.model_extra is not None
     assert choice.message.model_extra["reasoning_content"] == call
+
+
+def thinker(template: str) -> tuple[FakeEngine, TestClient[Any]]:
+    """A server whose model has tokens for both marks."""
+    data = tiny.metadata()
+    data["tokenizer.ggml.tokens"][-2:] = ["<think>", "</think>"]
+    data["tokenizer.ggml.token_type"][-2:] = [4, 4]  # user-defined
+    tokenizer = Tokenizer.from_metadata(data)
+    templates = ChatTemplates.from_metadata(data, tokenizer, override=template)
+    engine = FakeEngine()
+    service = make_service(engine, tokenizer=tokenizer, templates=templates)
+    return engine, TestClient(build_app(service, ApiSettings()))
+
+
+def sampling_of(template: str, **fields: Any) -> SamplingParams:
+    """What the engine is asked for."""
+    engine, client = thinker(template)
+    with client:
+        body = {"model": "tiny", "messages": MESSAGES, **fields}
+        response = client.post("/v1/chat/completions", json=body)
+        assert response.status_code == 200, response.text
+    return engine.submitted[0].sampling
+
+
+@pytest.mark.parametrize(
+    ("fields", "budget"),
+    [
+        ({"thinking_budget": 100}, 100),
+        ({"thinking_budget": 0}, 0),
+        ({"reasoning_effort": "low"}, 2048),
+        ({"reasoning_effort": "low", "thinking_budget": 7}, 7),
+        ({"guided_regex": "a+"}, None),
+    ],
+)
+@pytest.mark.parametrize("template", [ALLOWS, BEGINS])
+def test_budgets_reach_the_engine(
+    template: str, fields: dict[str, Any], budget: int | None
+) -> None:
+    thinking = sampling_of(template, **fields).thinking
+    is_begun = template == BEGINS
+    assert thinking == Thinking(begin=998, end=999, is_begun=is_begun, budget=budget)
+
+
+@pytest.mark.parametrize(
+    ("template", "fields"),
+    [
+        (ALLOWS, {}),
+        (ALLOWS, {"reasoning_effort": "high"}),
+        (tiny.CHATML, {"reasoning_effort": "low"}),
+        (tiny.CHATML, {"thinking_budget": 9}),
+        (BEGINS.replace("<think>", "<think></think>"), {"guided_regex": "a+"}),
+    ],
+)
+def test_who_does_not_think_or_has_no_budget_needs_none(
+    template: str, fields: dict[str, Any]
+) -> None:
+    assert sampling_of(template, **fields).thinking is None
+
+
+def test_the_template_learns_of_the_effort() -> None:
+    template = tiny.CHATML + "{# <think> #}{{ reasoning_effort }} {{ enable_thinking }}"
+    engine, client = thinker(template)
+    with client:
+        for extra in ({}, {"chat_template_kwargs": {"enable_thinking": "mine"}}):
+            body = {"model": "tiny", "messages": MESSAGES, "reasoning_effort": "none", **extra}
+            assert client.post("/v1/chat/completions", json=body).status_code == 200
+    prompts = [tiny_text()[0].decode(request.prompt_ids) for request in engine.submitted]
+    assert prompts[0].endswith("none False")
+    assert prompts[1].endswith("none mine")
+
+
+def test_a_budget_needs_a_token_that_closes_the_section() -> None:
+    with sdk(BEGINS, "hello") as client, pytest.raises(openai.BadRequestError, match="no token"):
+        client.chat.completions.create(
+            model="tiny", messages=MESSAGES, extra_body={"thinking_budget": 5}
+        )

@@ -23,7 +23,7 @@ from rocmforge.api.schema import (
 )
 from rocmforge.api.service import Service
 from rocmforge.api.tools import offered_tools, tool_use
-from rocmforge.engine.params import SamplingParams
+from rocmforge.engine.params import SamplingParams, Thinking
 from rocmforge.errors import (
     BadTemplate,
     ContextLengthExceeded,
@@ -31,12 +31,14 @@ from rocmforge.errors import (
     RequestError,
     UnsupportedFeature,
 )
-from rocmforge.text.reasoning import BEGIN, reasons
+from rocmforge.text.reasoning import BEGIN, END, reasons
 from rocmforge.text.template import encode_prompt
 from rocmforge.text.tool_calls import tools_as_text
 
 T = TypeVar("T")
 
+# Tokens of reasoning by effort; those that are not here may think as long as they want.
+THINKING_BUDGETS = {"none": 0, "minimal": 512, "low": 2048, "medium": 8192}
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 512
 MAX_BIASED_TOKENS = 1024
@@ -79,10 +81,16 @@ def chat_plan(service: Service, request: ChatRequest) -> Plan:
     sampling = sampling_params(
         service, request, max_tokens=wanted or room, num_logprobs=num_logprobs
     )
+    reasoning = _reasoning(service, prompt)
     use = None
     if tools:
         use, grammar = tool_use(service, request, tools, sampling.grammar)
         sampling = msgspec.structs.replace(sampling, grammar=grammar)
+    thinking = _thinking(service, request, reasoning)
+    if sampling.grammar and thinking is None:
+        reasoning = None  # the grammar is that of the whole answer
+    elif thinking is not None and (sampling.grammar or thinking.budget is not None):
+        sampling = msgspec.structs.replace(sampling, thinking=thinking)
     return Plan(
         prompts=(prompt,),
         sampling=sampling,
@@ -90,15 +98,37 @@ def chat_plan(service: Service, request: ChatRequest) -> Plan:
         stop=stop_strings(request),
         timeout_s=request.timeout,
         tools=use,
-        reasoning=None if sampling.grammar else _reasoning(service, prompt),
+        reasoning=reasoning,
     )
 
 
 def _reasoning(service: Service, prompt: Sequence[int]) -> Literal["begun", "possible"] | None:
     if not reasons(service.templates.select().source):
         return None
-    end = service.tokenizer.decode(prompt[-8:], skip_special=False).rstrip()
-    return "begun" if end.endswith(BEGIN) else "possible"
+    tail = service.tokenizer.decode(prompt[-8:], skip_special=False).rstrip()
+    if tail.endswith(END):
+        return None  # the prompt has closed it: the model is not to think
+    return "begun" if tail.endswith(BEGIN) else "possible"
+
+
+def _thinking(
+    service: Service, request: ChatRequest, reasoning: Literal["begun", "possible"] | None
+) -> Thinking | None:
+    """The section of reasoning before the answer; None if there can be none."""
+    budget = request.thinking_budget
+    if budget is None and request.reasoning_effort is not None:
+        budget = THINKING_BUDGETS.get(request.reasoning_effort)
+    marks = [service.tokenizer.encode(mark, parse_special=True) for mark in (BEGIN, END)]
+    if reasoning is None or any(len(ids) != 1 for ids in marks):
+        if request.thinking_budget is not None and reasoning is not None:
+            raise UnsupportedFeature(
+                f"This model's vocabulary has no token for {END}, so a section of reasoning "
+                "cannot be ended.",
+                param="thinking_budget",
+            )
+        return None
+    ((begin,), (end,)) = marks
+    return Thinking(begin=begin, end=end, is_begun=reasoning == "begun", budget=budget)
 
 
 def request_prompt(service: Service, request: ChatRequest) -> tuple[int, ...]:
@@ -107,10 +137,19 @@ def request_prompt(service: Service, request: ChatRequest) -> tuple[int, ...]:
         service,
         request.messages,
         tools=offered_tools(request),
-        template_arguments=request.chat_template_kwargs,
+        template_arguments=_template_arguments(request),
         add_generation_prompt=request.add_generation_prompt,
         continue_final_message=request.continue_final_message,
     )
+
+
+def _template_arguments(request: ChatRequest) -> dict[str, Any]:
+    """Variables for the template: gpt-oss reads the effort, most others whether to think."""
+    given = request.chat_template_kwargs or {}
+    if request.reasoning_effort is None:
+        return given
+    effort = request.reasoning_effort
+    return {"reasoning_effort": effort, "enable_thinking": effort != "none", **given}
 
 
 def chat_prompt(

@@ -166,6 +166,9 @@ class NamedTool(msgspec.Struct, kw_only=True):
     type: Literal["function"] = "function"
 
 
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+
 class ChatRequest(GenerationRequest, kw_only=True):
     """Body of POST /v1/chat/completions."""
 
@@ -175,6 +178,8 @@ class ChatRequest(GenerationRequest, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: ReasoningEffort | None = None
+    thinking_budget: Annotated[int, Meta(ge=0)] | None = None  # tokens, then it has to answer
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
 
