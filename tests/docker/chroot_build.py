@@ -101,8 +101,10 @@ class Builder:
     def _run(self, root: Path, image: Image, command: str) -> None:
         passed_on = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
         shell = f"cd {shlex.quote(image.directory)} && {command}"
+        # A process namespace of its own, for /proc to be mounted: the kernels' compiler needs it.
+        isolate = ["unshare", "--mount", "--pid", "--fork", f"--mount-proc={root}/proc"]
         subprocess.run(
-            ["chroot", root, "/bin/sh", "-c", shell],
+            [*isolate, "chroot", root, "/bin/sh", "-c", shell],
             env=image.environment | passed_on,
             check=True,
         )

@@ -48,6 +48,8 @@ class Choice:
         detokenizer: IncrementalDetokenizer,
         aligner: LogprobAligner | None,
         metrics: SequenceMetrics,
+        *,
+        keeps_text: bool,
     ) -> None:
         self.index = index
         self.handle = handle
@@ -56,8 +58,9 @@ class Choice:
         self.cached_tokens = 0
         self.first_token_ns: int | None = None
         self.scheduled_ns: int | None = None  # known once the engine has ended the sequence
-        self.texts: list[str] = []
+        self.texts: list[str] = []  # all pieces, if they are kept
         self._prompt_logprobs: tuple[TokenLogprob, ...] = ()
+        self._keeps_text = keeps_text
         self._detokenizer = detokenizer
         self._aligner = aligner
         self._metrics = metrics
@@ -79,7 +82,8 @@ class Choice:
             piece = self._piece(event)
             if piece is not None:
                 pieces.append(piece)
-                self.texts.append(piece.text)
+                if self._keeps_text:
+                    self.texts.append(piece.text)
             if self.is_finished:
                 break
         if self.num_tokens > before:
@@ -311,6 +315,7 @@ def _start_choice(service: Service, plan: Plan, number: int, arrival_ns: int) ->
             prompt_tokens=len(prompt),
             max_tokens=sampling.max_tokens,
         ),
+        keeps_text=service.request_log.with_texts,
     )
 
 

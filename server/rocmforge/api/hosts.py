@@ -27,6 +27,7 @@ class LocalNamesOnly(ASGIMiddleware):
         name = host if host.endswith("]") else host.rpartition(":")[0] or host
         if name.lower() not in _LOCAL:
             raise NotAuthorized(
-                f"This server has no key and answers to localhost only, not to {name!r}."
+                f"This server has no key and answers to localhost only, not to {name!r}. For other "
+                "names, start it with --api-key or --insecure."
             )
         await next_app(scope, receive, send)
