@@ -251,8 +251,8 @@ def test_max_completion_tokens_is_the_new_name_and_wins(chat: Any, engine: FakeE
     assert engine.submitted[0].sampling.max_tokens == 5
 
 
-@pytest.mark.parametrize("top_k", [-1, 0])
-def test_top_k_can_be_switched_off_in_both_ways(chat: Any, engine: FakeEngine, top_k: int) -> None:
+@pytest.mark.parametrize("top_k", [-1, 0, tiny.VOCAB_SIZE, 2**31 - 1])
+def test_top_k_is_off_where_it_leaves_everything(chat: Any, engine: FakeEngine, top_k: int) -> None:
     chat(top_k=top_k)
     assert engine.submitted[0].sampling.top_k == 0
 

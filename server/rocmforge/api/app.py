@@ -28,6 +28,7 @@ from rocmforge.api.messages.handlers import PATH as MESSAGES_PATH
 from rocmforge.api.messages.handlers import count_tokens, create_message
 from rocmforge.api.metrics import Metrics
 from rocmforge.api.models import get_model, list_models
+from rocmforge.api.openapi import docs, openapi
 from rocmforge.api.ops import health, metrics, ready, version
 from rocmforge.api.origin import Origin
 from rocmforge.api.receive import ReceiveDeadline
@@ -62,6 +63,8 @@ HANDLERS = (
     ready,
     version,
     metrics,
+    openapi,
+    docs,
 )
 
 CLIENT_CLOSED_REQUEST = 499  # nginx's; nobody receives it

@@ -294,6 +294,8 @@ def sampling_params(
     stop_token_ids = tuple(request.stop_token_ids or ())
     check_token_ids(service, stop_token_ids, "stop_token_ids")
     top_k = max(0, request.top_k or 0)
+    if top_k >= service.tokenizer.vocab_size:
+        top_k = 0
     top_p = 1.0 if request.top_p is None else request.top_p
     if top_p == 0:  # the smallest set that reaches a share of nothing: the best token
         top_k, top_p = 1, 1.0

@@ -1,0 +1,279 @@
+"""GET /openapi.json and /docs: what the endpoints take and give.
+
+The schemas are msgspec's, of the very types that bodies are decoded into and encoded from; paths
+and methods are the handlers' own. What no schema can say (rules between fields, names of models,
+token ids of a vocabulary) is answered with 400 or 404.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from litestar import MediaType, Response, get
+from litestar.handlers import HTTPRouteHandler
+
+from rocmforge import __version__
+from rocmforge.api.auth import PUBLIC
+from rocmforge.api.chat import create_chat_completion
+from rocmforge.api.completions import create_completion
+from rocmforge.api.dependencies import ServiceDep
+from rocmforge.api.embeddings import schema as embeddings
+from rocmforge.api.embeddings.handlers import create_embeddings, rerank
+from rocmforge.api.messages import schema as messages
+from rocmforge.api.messages.handlers import count_tokens, create_message
+from rocmforge.api.models import get_model, list_models
+from rocmforge.api.openapi_page import render_page
+from rocmforge.api.ops import health, metrics, ready, version
+from rocmforge.api.responses import schema as responses
+from rocmforge.api.responses.handlers import (
+    cancel_response,
+    create_response,
+    delete_response,
+    get_response,
+)
+from rocmforge.api.schema import (
+    ChatChunk,
+    ChatCompletion,
+    ChatRequest,
+    Completion,
+    CompletionRequest,
+    DetokenizedText,
+    DetokenizeRequest,
+    ErrorBody,
+    Health,
+    ModelCard,
+    ModelList,
+    Readiness,
+    TokenizeRequest,
+    TokenizerInfo,
+    Tokens,
+    Version,
+)
+from rocmforge.api.tokens import detokenize, tokenize, tokenizer_info
+
+_REF = "#/components/schemas/{name}"
+
+ResponseEvent = (
+    responses.ResponseCreated
+    | responses.ResponseInProgress
+    | responses.ResponseCompleted
+    | responses.ResponseIncomplete
+    | responses.ResponseFailed
+    | responses.ItemAdded
+    | responses.ItemDone
+    | responses.PartAdded
+    | responses.PartDone
+    | responses.TextDelta
+    | responses.TextDone
+    | responses.ReasoningDelta
+    | responses.ReasoningDone
+    | responses.ArgumentsDelta
+    | responses.ArgumentsDone
+)
+MessageEvent = (
+    messages.MessageStart
+    | messages.Ping
+    | messages.BlockStart
+    | messages.BlockDelta
+    | messages.BlockStop
+    | messages.MessageDelta
+    | messages.MessageStop
+    | messages.Error
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """A handler, and the types that it reads and writes."""
+
+    handler: HTTPRouteHandler
+    answer: Any
+    anthropic_answer: Any = None  # for requests with the header anthropic-version
+    body: Any = None
+    event: Any = None  # data of each event, if the answer may be a stream
+    error: Any = ErrorBody
+    media_type: str = "application/json"
+
+    @property
+    def types(self) -> tuple[Any, ...]:
+        """All of them."""
+        given = (self.body, self.answer, self.anthropic_answer, self.event, self.error)
+        return tuple(each for each in given if each is not None)
+
+
+def endpoints() -> tuple[Endpoint, ...]:
+    """All endpoints but those of this module."""
+    return (
+        Endpoint(
+            handler=create_chat_completion, body=ChatRequest, answer=ChatCompletion, event=ChatChunk
+        ),
+        Endpoint(
+            handler=create_completion, body=CompletionRequest, answer=Completion, event=Completion
+        ),
+        Endpoint(
+            handler=create_response,
+            body=responses.ResponsesRequest,
+            answer=responses.Response,
+            event=ResponseEvent,
+        ),
+        Endpoint(handler=get_response, answer=responses.Response),
+        Endpoint(handler=cancel_response, answer=responses.Response),
+        Endpoint(handler=delete_response, answer=responses.DeletedResponse),
+        Endpoint(
+            handler=create_message,
+            body=messages.MessagesRequest,
+            answer=messages.Message,
+            event=MessageEvent,
+            error=messages.Error,
+        ),
+        Endpoint(
+            handler=count_tokens,
+            body=messages.CountTokensRequest,
+            answer=messages.TokenCount,
+            error=messages.Error,
+        ),
+        Endpoint(
+            handler=create_embeddings,
+            body=embeddings.EmbeddingsRequest,
+            answer=embeddings.EmbeddingList,
+        ),
+        Endpoint(handler=rerank, body=embeddings.RerankRequest, answer=embeddings.Ranking),
+        Endpoint(handler=list_models, answer=ModelList, anthropic_answer=messages.ModelPage),
+        Endpoint(handler=get_model, answer=ModelCard, anthropic_answer=messages.ModelInfo),
+        Endpoint(handler=tokenize, body=TokenizeRequest, answer=Tokens),
+        Endpoint(handler=detokenize, body=DetokenizeRequest, answer=DetokenizedText),
+        Endpoint(handler=tokenizer_info, answer=TokenizerInfo),
+        Endpoint(handler=health, answer=Health),
+        Endpoint(handler=ready, answer=Readiness, error=Readiness),
+        Endpoint(handler=version, answer=Version),
+        Endpoint(handler=metrics, answer=str, media_type="text/plain"),
+    )
+
+
+@get("/openapi.json", opt={PUBLIC: True})
+async def openapi(service: ServiceDep) -> Response[bytes]:
+    """This document."""
+    content = msgspec.json.encode(document(service.names))
+    return Response(content, media_type=MediaType.JSON)
+
+
+@get("/docs", opt={PUBLIC: True})
+async def docs(service: ServiceDep) -> Response[str]:
+    """The same to read, without anything from elsewhere."""
+    return Response(
+        render_page(document(service.names)),
+        media_type=MediaType.HTML,
+        headers={"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"},
+    )
+
+
+def document(model_names: tuple[str, ...]) -> dict[str, Any]:
+    """The OpenAPI 3.1 document of a server that serves a model under these names."""
+    described = endpoints()
+    types = list(dict.fromkeys(each for endpoint in described for each in endpoint.types))
+    schemas, components = msgspec.json.schema_components(types, ref_template=_REF)
+    by_type = dict(zip(types, schemas, strict=True))
+    for endpoint in described:
+        if endpoint.body is not None:
+            component = components[by_type[endpoint.body]["$ref"].rpartition("/")[2]]
+            _name_models(component, model_names)
+    paths: dict[str, Any] = {}
+    for endpoint in described:
+        for path in sorted(endpoint.handler.paths):
+            plain, parameters = _path(path)
+            for method in sorted(endpoint.handler.http_methods):
+                operation = _operation(endpoint, by_type)
+                operation["operationId"] = f"{endpoint.handler.handler_name}_{method.lower()}"
+                if path != min(endpoint.handler.paths):
+                    operation["operationId"] += "_alias"
+                if parameters:
+                    operation["parameters"] = parameters
+                if endpoint.handler is get_model:
+                    parameters[0]["schema"] = {"type": "string", "enum": list(model_names)}
+                paths.setdefault(plain, {})[method.lower()] = operation
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "ROCmForge",
+            "version": __version__,
+            "description": "OpenAI's API, and Anthropic's, for models in GGUF files.",
+        },
+        # Keys are asked for only if the operator has set any.
+        "security": [{}, {"bearer": []}, {"header": []}],
+        "paths": paths,
+        "components": {
+            "schemas": components,
+            "securitySchemes": {
+                "bearer": {"type": "http", "scheme": "bearer"},
+                "header": {"type": "apiKey", "in": "header", "name": "X-Api-Key"},
+            },
+        },
+    }
+
+
+def _name_models(body: dict[str, Any], names: tuple[str, ...]) -> None:
+    """Says which models a body may name, in place; the types know any text."""
+    name: dict[str, Any] = {"type": "string", "enum": list(names)}
+    if "model" in body.get("required", ()):
+        body["properties"]["model"] = name
+    elif "model" in body["properties"]:
+        body["properties"]["model"] = {"anyOf": [name, {"type": "null"}], "default": None}
+
+
+def _operation(endpoint: Endpoint, by_type: dict[Any, Any]) -> dict[str, Any]:
+    answer = by_type[endpoint.answer]
+    if endpoint.anthropic_answer is not None:
+        answer = {"anyOf": [answer, by_type[endpoint.anthropic_answer]]}
+    content = {endpoint.media_type: {"schema": answer}}
+    if endpoint.event is not None:
+        content["text/event-stream"] = {"schema": _event_schema(by_type[endpoint.event])}
+    operation: dict[str, Any] = {
+        "summary": inspect.getdoc(endpoint.handler.fn),
+        "responses": {
+            "200": {"description": "The answer.", "content": content},
+            "default": {
+                "description": "What went wrong.",
+                "content": {"application/json": {"schema": by_type[endpoint.error]}},
+            },
+        },
+    }
+    if endpoint.body is not None:
+        operation["requestBody"] = {
+            "required": True,
+            "content": {"application/json": {"schema": by_type[endpoint.body]}},
+        }
+    if endpoint.handler.opt.get(PUBLIC):
+        operation["security"] = []
+    return operation
+
+
+def _event_schema(data: dict[str, Any]) -> dict[str, Any]:
+    """One event of a stream, as OpenAPI 3.2 models them: its data is JSON, or `[DONE]`."""
+    text = {"type": "string", "contentMediaType": "application/json", "contentSchema": data}
+    return {
+        "type": "object",
+        "properties": {"event": {"type": "string"}, "data": text},
+        "required": ["data"],
+    }
+
+
+def _path(path: str) -> tuple[str, list[dict[str, Any]]]:
+    """From Litestar's `/a/{name:type}` to OpenAPI's, and its parameters."""
+    parts, parameters = [], []
+    for part in path.split("/"):
+        if part.startswith("{"):
+            name = part.strip("{}").partition(":")[0]
+            part = f"{{{name}}}"
+            parameters.append(
+                {
+                    "name": name,
+                    "in": "path",
+                    "required": True,
+                    "schema": {"type": "string", "minLength": 1},
+                }
+            )
+        parts.append(part)
+    return "/".join(parts), parameters
