@@ -125,6 +125,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     receive_timeout: Annotated[
         float, Meta(gt=0, description="seconds a client may take to send a request")
     ] = 30.0
+    max_stored_responses: Annotated[
+        int, Meta(ge=0, description="responses of /v1/responses that are kept, in memory")
+    ] = 1000
     max_body_bytes: Annotated[
         int, Meta(ge=1024, description="largest request body that is accepted")
     ] = 16 * 1024 * 1024

@@ -166,6 +166,7 @@ def build_web_app(service: Service, settings: Settings, keys: Keyring) -> Litest
         ApiSettings(
             cors_origins=settings.cors_origin,
             max_body_bytes=settings.max_body_bytes,
+            max_stored_responses=settings.max_stored_responses,
             receive_timeout_s=settings.receive_timeout,
             local_names_only=not keys and not settings.insecure,
             has_tls=settings.tls_certificate is not None,
