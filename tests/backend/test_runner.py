@@ -169,6 +169,11 @@ def test_an_unknown_device_is_refused_by_name(load: Load) -> None:
         load("llama", device="toaster")
 
 
+def test_there_is_one_processor_to_run_on(load: Load) -> None:
+    with pytest.raises(ConfigurationError, match="tensor_parallel at 1, not 2"):
+        load("llama", tensor_parallel=2)
+
+
 def test_close_can_be_called_twice(load: Load) -> None:
     runner: Runner = load("llama").runner
     runner.close()

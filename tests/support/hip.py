@@ -60,6 +60,12 @@ def fitting(model: TinyModel) -> TinyModel:
     return replace(model, config=model.config | sizes, keys=keys, extra_tensors=factors)
 
 
+def splittable(model: TinyModel) -> TinyModel:
+    """A model of these that can be split over two devices: an even vocabulary and so on."""
+    sizes = {"vocab_size": 96, "intermediate_size": 128, "num_key_value_heads": 2}
+    return replace(model, config=model.config | sizes)
+
+
 def quantized(model: TinyModel, type_name: str) -> TinyModel:
     """A model whose matrices are 256 wide, as the K-quants need."""
     sizes = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 4}

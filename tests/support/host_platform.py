@@ -15,6 +15,7 @@ SOURCES = ROOT / "tests/platform/host"
 ROCM_PATH = ROOT / "build/platform/host"
 LIBRARY = ROCM_PATH / "lib/libamdhip64.so"
 RCCL = ROCM_PATH / "lib/librccl.so"  # another name of it
+DEVICES = 2
 
 
 class Options(Protocol):
@@ -61,6 +62,7 @@ class HostPlatform:
         os.environ["ROCM_PATH"] = str(build_host_library())
         os.environ["RF_HOST_WAVE"] = str(options.wave)
         os.environ["RF_HOST_LANE_ORDER"] = options.lane_order
+        os.environ["RF_HOST_DEVICES"] = str(DEVICES)
         return cls(ctypes.CDLL(str(LIBRARY)))
 
     def take_finding(self) -> str:

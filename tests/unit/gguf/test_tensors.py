@@ -153,6 +153,32 @@ def test_rows_of_a_tensor_that_is_not_a_matrix_are_refused(
         tensor.rows(0, 1)
 
 
+def test_columns_are_a_view_of_whole_blocks(tmp_path: Path) -> None:
+    whole = reopened(tmp_path, random_blocks(T.Q4_K, 6, 3))
+    part = whole.columns(256, 768)
+
+    assert part.name == "w[..., 256:768]"
+    assert part.shape == (6, 512)
+    assert np.shares_memory(part.data, whole.data)
+    np.testing.assert_array_equal(part.to_float32(), whole.to_float32()[:, 256:])
+
+
+def test_columns_of_a_vector_are_its_elements(tmp_path: Path) -> None:
+    whole = reopened(tmp_path, np.arange(8, dtype=np.float32))
+
+    assert whole.columns(2, 5).to_float32().tolist() == [2, 3, 4]
+
+
+@pytest.mark.parametrize(("start", "stop"), [(-256, 256), (0, 1024), (256, 256), (128, 256)])
+def test_columns_that_are_not_there_or_not_whole_blocks_are_refused(
+    tmp_path: Path, start: int, stop: int
+) -> None:
+    tensor = reopened(tmp_path, random_blocks(T.Q4_K, 6, 3))
+
+    with pytest.raises(UnsupportedTensor, match=rf"{start}:{stop} .*\(6, 768\) in blocks of 256"):
+        tensor.columns(start, stop)
+
+
 def test_conversion_takes_little_memory_beyond_its_result(tmp_path: Path) -> None:
     tensor = reopened(tmp_path, random_blocks(T.Q4_0, 1, 1 << 18))  # 32 MiB as float32
     tracemalloc.start()

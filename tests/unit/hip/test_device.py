@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rocmforge.backend.protocol import DeviceInfo
 from rocmforge.errors import ConfigurationError
 from rocmforge_hip import device as device_module
-from rocmforge_hip.device import FoundDevice, choose_device, find_devices
+from rocmforge_hip.device import FoundDevice, choose_device, choose_devices, find_devices
 from rocmforge_hip.driver import DeviceProperties, HipUnavailable
 from rocmforge_hip.platform import Platform
 
@@ -71,6 +73,40 @@ def test_a_name_must_be_of_one_device() -> None:
 def test_no_device_is_an_error() -> None:
     with pytest.raises(ConfigurationError, match="found no device"):
         choose_device((), None)
+
+
+def test_several_devices_are_listed_with_commas() -> None:
+    twins = (found(0, "Radeon RX 7900 XTX"), DEVICES[0], DEVICES[1])
+    for wanted, expected in ((None, [0, 1]), ("1, 0", [1, 0]), ("0000:01:00.0,0", [1, 0])):
+        chosen = choose_devices(twins, wanted, 2)
+        assert [device.properties.index for device in chosen] == expected
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"name": "Radeon RX 7900 XT"}, {"target": "gfx1101"}, {"memory_total": 20 * GIB}],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_unequal_devices_are_refused_with_what_differs(changes: dict[str, Any]) -> None:
+    other = found(2, "Radeon RX 7900 XTX")
+    other = replace(other, info=replace(other.info, **changes))
+    with pytest.raises(ConfigurationError, match="needs equal devices") as caught:
+        choose_devices((DEVICES[0], other), None, 2)
+    assert "1: Radeon RX 7900 XTX, gfx1100, 24.0 GiB; 2: " in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("wanted", "count", "problem"),
+    [
+        (None, 4, "there are 3"),
+        ("1,2,0", 2, "--device names 3"),
+        ("1,0000:01:00.0", 2, "names a device twice"),
+        ("1,7", 2, "'7' is not a device"),
+    ],
+)
+def test_so_many_devices_as_ranks_are_needed(wanted: str | None, count: int, problem: str) -> None:
+    with pytest.raises(ConfigurationError, match=problem):
+        choose_devices(DEVICES, wanted, count)
 
 
 class FakeDriver:

@@ -1,0 +1,283 @@
+"""One model on two devices: the same tokens as on one, and what happens when a rank fails.
+
+On the host platform, which is the default, librccl.so checks that the ranks do the same things.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from rocmforge.backend.protocol import LoadOptions, Runner, StepOutput
+from rocmforge.engine.client import AsyncEngine
+from rocmforge.engine.config import EngineConfig
+from rocmforge.engine.params import FinishReason, SamplingParams, TokenEvent
+from rocmforge.errors import ConfigurationError
+from rocmforge.models.rope import RopeTables, load_rope_tables
+from rocmforge_hip.backend import create
+from rocmforge_hip.device import find_devices
+from rocmforge_hip.parallel.processes import RankFailed
+from rocmforge_hip.platform import select_platform
+from tests.backend.driving import Chunk, Driver, Want, make_step
+from tests.data.models.tiny_models import PROMPT, TinyModel, by_name, write_model
+from tests.support.hip import (
+    fitting,
+    platform_options,
+    quantized,
+    splittable,
+    start_platform,
+    write_quantized,
+)
+from tests.support.host_platform import HostPlatform
+
+OPTIONS = LoadOptions(
+    device=None,
+    max_context=128,
+    max_sequences=4,
+    max_batched_tokens=24,
+    kv_blocks=16,
+    kv_dtype="auto",
+    memory_utilization=0.5,
+)
+RANKS = 2
+# Of log-probabilities: sums are made in another order, and rounded to halves for the next layer.
+TOLERANCE = 0.02
+TIMEOUT_S = 120.0  # for what takes a few seconds on an idle machine
+
+
+@pytest.fixture(scope="module")
+def host(request: pytest.FixtureRequest) -> Iterator[HostPlatform | None]:
+    """The platform under test; the checking library if it is the host."""
+    with pytest.MonkeyPatch.context() as patch:
+        platform = start_platform(platform_options(request), patch)
+        if len(find_devices(select_platform())) < RANKS:
+            pytest.skip(f"there are not {RANKS} devices")
+        yield platform
+
+
+@pytest.fixture
+def stack(host: HostPlatform | None, capfd: pytest.CaptureFixture[str]) -> Iterator[ExitStack]:
+    """Closes runners at the end of a test, and then asks the checking libraries what they saw."""
+    before = host.live_bytes if host else 0
+    with ExitStack() as stack:
+        yield stack
+    if host:
+        assert host.take_finding() == ""
+        assert host.live_bytes == before
+        assert "host platform:" not in capfd.readouterr().err  # of the other rank
+
+
+def load(stack: ExitStack, model: Path, **changes: Any) -> Runner:
+    runner = create().load(model, replace(OPTIONS, **changes), lambda *_: None)
+    return stack.enter_context(closing(runner))
+
+
+def write_float(model: TinyModel, folder: Path) -> Path:
+    return write_model(splittable(fitting(model)), folder)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A tiny Llama."""
+    return write_float(by_name("llama"), tmp_path)
+
+
+@dataclass
+class Transcript:
+    """What a runner answered to a fixed sequence of steps."""
+
+    tokens: list[int]
+    logprobs: list[npt.NDArray[np.float32]]
+
+
+def talk(runner: Runner) -> Transcript:
+    """Prefills of many and of few tokens, decodes alone and beside a prefill, greedy and drawn."""
+    driver = Driver(runner)
+    said = Transcript([], [])
+
+    def note(output: StepOutput) -> list[int]:
+        tokens = output.token_ids.tolist()
+        said.tokens.extend(tokens)
+        return [int(token) for token in tokens]
+
+    for tokens, start in ((PROMPT[:20], 0), (PROMPT[20:21], 20), (PROMPT[21:24], 21)):
+        scored = [Want(target=target, num_logprobs=0) for target in range(0, 96, 7)]
+        output = driver.run(Chunk(tokens=tokens, start=start, blocks=[3, 1], wants=scored))
+        assert output.logprobs is not None
+        said.logprobs.append(output.logprobs)
+    draws = [Want(), *(Want(temperature=1.0, top_p=0.9, seed=seed) for seed in range(3))]
+    drawn = note(driver.run(Chunk(tokens=PROMPT[24:34], start=24, blocks=[3, 1], wants=draws)))
+    note(
+        driver.run(
+            Chunk(tokens=drawn[:1], start=34, blocks=[3, 1]),
+            Chunk(tokens=PROMPT[:17], blocks=[2]),
+        )
+    )
+    said.tokens += driver.greedy(PROMPT[:5], [4], 8)
+    return said
+
+
+def pipelined(runner: Runner, count: int) -> list[int]:
+    """Greedy tokens with two steps in flight, each step's token known on the devices only."""
+    size = runner.info.block_size
+    runner.submit(make_step(0, [Chunk(tokens=PROMPT[:5], blocks=[6])], size))
+    tokens = []
+    for index in range(1, count):
+        chunk = Chunk(tokens=[0], start=4 + index, blocks=[6], sources=[0])
+        runner.submit(make_step(index, [chunk], size))
+        tokens.append(int(runner.collect().token_ids[0]))
+    return [*tokens, int(runner.collect().token_ids[0])]
+
+
+def assert_agree(stack: ExitStack, model: Path, **changes: Any) -> None:
+    alone = talk(load(stack, model, **changes))
+    together = talk(load(stack, model, tensor_parallel=RANKS, **changes))
+    for got, expected in zip(together.logprobs, alone.logprobs, strict=True):
+        np.testing.assert_allclose(got, expected, atol=TOLERANCE)
+    assert together.tokens == alone.tokens
+
+
+@pytest.mark.parametrize("name", ["llama", "llama-bias-tied", "gemma3", "phi3"])
+def test_two_devices_give_the_tokens_of_one(name: str, stack: ExitStack, tmp_path: Path) -> None:
+    assert_agree(stack, write_float(by_name(name), tmp_path))
+
+
+@pytest.mark.parametrize("type_name", ["q8_0", "q6_k"])
+def test_two_devices_split_quantised_matrices(
+    type_name: str, stack: ExitStack, tmp_path: Path
+) -> None:
+    tiny = quantized(by_name("llama"), type_name)
+    sizes = {"vocab_size": 96, "intermediate_size": 512, "num_attention_heads": 8}
+    path = write_quantized(replace(tiny, config=tiny.config | sizes), type_name, tmp_path)
+    assert_agree(stack, path, kv_dtype="int8")
+
+
+def test_each_step_may_start_before_the_one_before_it_is_read(
+    stack: ExitStack, model: Path
+) -> None:
+    expected = Driver(load(stack, model)).greedy(PROMPT[:5], [6], 6)
+    runner = load(stack, model, tensor_parallel=RANKS)
+    assert pipelined(runner, 6) == expected
+    notes = "\n".join(runner.info.notes)
+    assert all(device.info.name in notes for device in find_devices(select_platform())[:RANKS])
+
+
+def children(pid: int) -> list[int]:
+    """The worker processes that this process has started."""
+    files = Path(f"/proc/{pid}/task").glob("*/children")
+    pids = [int(pid) for file in files for pid in file.read_text().split()]
+    lines = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in pids}
+    return [pid for pid, line in lines.items() if b"rocmforge_hip.parallel.worker" in line]
+
+
+def test_a_killed_rank_fails_the_step_by_name(stack: ExitStack, model: Path) -> None:
+    runner = load(stack, model, tensor_parallel=RANKS, device="1,0")
+    driver = Driver(runner)
+    (worker,) = children(os.getpid())
+    os.kill(worker, signal.SIGKILL)
+    with pytest.raises(RankFailed, match="ended with status -9") as caught:
+        driver.run(Chunk(tokens=PROMPT[:20], blocks=[0]))
+    assert (caught.value.rank, caught.value.device) == (1, 0)
+    runner.close()
+    assert children(os.getpid()) == []
+
+
+def test_a_rank_that_cannot_start_fails_the_load_and_leaves_nothing(
+    stack: ExitStack, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.executable", "/bin/false")
+    with pytest.raises(RankFailed, match="ended with status 1"):
+        load(stack, model, tensor_parallel=RANKS)
+    assert children(os.getpid()) == []
+
+
+def test_an_error_that_a_rank_reports_is_passed_on(
+    stack: ExitStack, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load_and_remove(*args: Any) -> RopeTables:
+        tables = load_rope_tables(*args)
+        model.unlink()  # the other rank opens it after this one has read what it needs
+        return tables
+
+    monkeypatch.setattr("rocmforge_hip.backend.load_rope_tables", load_and_remove)
+    with pytest.raises(RankFailed, match=model.name) as caught:
+        load(stack, model, tensor_parallel=RANKS)
+    assert (caught.value.rank, caught.value.device) == (1, 1)
+    assert children(os.getpid()) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tensor_parallel": 3}, "needs as many devices, but there are 2"),
+        ({"tensor_parallel": 2, "device": "0,0"}, "names a device twice"),
+        ({"tensor_parallel": 2, "device": "0"}, "--device names 1"),
+    ],
+)
+def test_wrong_numbers_of_devices_are_refused(
+    changes: dict[str, Any], message: str, stack: ExitStack, model: Path
+) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        load(stack, model, **changes)
+
+
+def engine_config(model: Path) -> EngineConfig:
+    options = replace(OPTIONS, tensor_parallel=RANKS)
+    return EngineConfig(
+        backend="hip",
+        model=model,
+        options=options,
+        step_timeout_s=TIMEOUT_S,
+        restart_backoff_s=0.01,
+    )
+
+
+async def generate(engine: AsyncEngine, max_tokens: int) -> TokenEvent:
+    """The last event of a request."""
+    sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0)
+    handle = engine.submit(PROMPT[:5], sampling, ())
+    while True:
+        for event in await handle.next():
+            if event.finish_reason is not None:
+                return event
+
+
+def test_the_engine_starts_anew_after_a_killed_rank_and_ranks_end_with_it(
+    host: HostPlatform | None, model: Path
+) -> None:
+    async def test() -> None:
+        engine = AsyncEngine(engine_config(model))
+        async with asyncio.timeout(TIMEOUT_S):
+            await engine.start()
+            try:
+                await engine.wait_ready()
+                assert engine.pid is not None
+                (worker,) = children(engine.pid)
+                os.kill(worker, signal.SIGKILL)
+                event = await generate(engine, 100)
+                assert event.finish_reason is FinishReason.DIED
+                assert "Rank 1, which runs on device 1" in (event.error or "")
+                await engine.wait_ready()
+                assert (await generate(engine, 2)).finish_reason is FinishReason.LENGTH
+
+                (worker,) = children(engine.pid)
+                ended = os.pidfd_open(worker)
+                os.kill(engine.pid, signal.SIGKILL)
+                ready, _, _ = await asyncio.to_thread(select.select, [ended], [], [], TIMEOUT_S)
+                assert ready == [ended]
+                os.close(ended)
+            finally:
+                await engine.stop()
+
+    asyncio.run(test())

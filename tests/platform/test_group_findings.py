@@ -1,0 +1,99 @@
+"""The host platform's librccl.so: ranks in processes of their own, and the mistakes they make."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from kernels.builder import ROOT
+from rocmforge_hip.parallel.collective import new_group_id
+from tests.support.host_platform import HostPlatform
+from tests.support.kernels import PlatformOptions
+
+TIMEOUT_S = 120.0
+
+
+@pytest.fixture(scope="module", autouse=True)
+def platform(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Built and chosen, for the processes of the ranks too."""
+    if request.config.getoption("--platform") != "host":
+        pytest.skip("these tests are about the host platform")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HIP_PLATFORM", "host")
+        HostPlatform.start(PlatformOptions(platform="host", wave=32, lane_order="forward"))
+        yield
+
+
+def run_ranks(**different: tuple[Any, Any]) -> list[dict[str, Any]]:
+    """What both ranks say; arguments are those that differ from a run without mistakes."""
+    group, running = new_group_id().hex(), []
+    environment = os.environ | {"RF_HOST_PATIENCE": "3"}  # seconds, for ranks that do not come
+    for rank in range(2):
+        task: dict[str, Any] = {"group": group, "rank": rank, "device": rank, "counts": [5]}
+        task |= {"gathers": True, "writes": True, "captures": False}
+        task |= {name: values[rank] for name, values in different.items()}
+        command = [sys.executable, "-m", "tests.platform.rank", json.dumps(task)]
+        running.append(
+            subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
+        )
+    return [json.loads(process.communicate(timeout=TIMEOUT_S)[0]) for process in running]
+
+
+def findings(**different: tuple[Any, Any]) -> list[str]:
+    """What the library told each rank, both of which got an error."""
+    answers = run_ranks(**different)
+    assert all(answer["error"] for answer in answers)
+    return [answer["finding"] for answer in answers]
+
+
+def test_both_ranks_get_the_sums_and_everything_that_is_gathered() -> None:
+    for answer in run_ranks():
+        assert answer == {"values": [3, 5, 7, 9, 11] * 2, "error": "", "finding": ""}
+
+
+def test_arrays_may_be_larger_than_what_is_shared() -> None:
+    counts = [150_000, 3]
+    for answer in run_ranks(counts=(counts, counts)):
+        assert answer == {"values": [6, 10, 14] * 2, "error": "", "finding": ""}
+
+
+def test_a_captured_call_is_made_by_each_launch_and_keeps_the_group() -> None:
+    for answer in run_ranks(captures=(True, True)):
+        assert answer["values"] == [6, 10, 14, 18, 22] * 2
+        assert "ncclCommDestroy" in answer["error"]
+        assert "a stream or a graph still uses" in answer["finding"]
+
+
+def test_ranks_that_do_different_things() -> None:
+    first, second = findings(counts=([5], [4]))
+    assert "rank 0: ncclAllReduce of 5, call 1, but rank 1: ncclAllReduce of 4" in first
+    assert "rank 1: ncclAllReduce of 4, call 1, but rank 0: ncclAllReduce of 5" in second
+
+
+def test_ranks_in_another_order() -> None:
+    first, second = findings(counts=([5, 5], [5]))
+    assert "ncclAllReduce of 5, call 2, but rank 1: ncclAllGather of 5" in first
+    assert "ncclAllGather of 5, call 2, but rank 0: ncclAllReduce of 5" in second
+
+
+def test_a_rank_that_does_not_come() -> None:
+    first, second = run_ranks(gathers=(True, False))
+    assert "ncclAllGather of 5, call 2: rank 0 waited 3 s for rank 1" in first["finding"]
+    assert second["finding"] == ""
+
+
+def test_a_rank_that_sends_what_was_never_written() -> None:
+    first, second = run_ranks(counts=([5], [5]), writes=(True, False))
+    assert "not all of which was written" in second["finding"]
+    assert "another rank has left" in first["finding"]
+
+
+def test_ranks_on_the_same_device() -> None:
+    problems = findings(device=(1, 1))
+    assert any("ranks 0 and 1 are both on device 1" in problem for problem in problems)

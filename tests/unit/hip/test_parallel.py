@@ -1,0 +1,123 @@
+"""Cutting a model into the parts of ranks, and what cannot be cut."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rocmforge.errors import ConfigurationError
+from rocmforge.gguf.reader import open_gguf
+from rocmforge.gguf.tensor import GgufTensor
+from rocmforge.models.architectures import read_config
+from rocmforge.models.config import ModelConfig
+from rocmforge.models.weights import ModelWeights, load_weights
+from rocmforge_hip.parallel.collective import new_group_id
+from rocmforge_hip.parallel.ops import gather_orders
+from rocmforge_hip.parallel.shard import Shard
+from tests.data.models.tiny_models import by_name, write_model
+from tests.support.hip import fitting, quantized, splittable, write_quantized
+
+ADDED_UP = ("output", "down")
+WHOLE = (
+    *("attn_norm", "q_norm", "k_norm", "attn_post_norm", "ffn_norm", "ffn_post_norm"),
+    "output_bias",
+)
+
+
+def read(path: Path) -> tuple[ModelConfig, ModelWeights[GgufTensor]]:
+    with open_gguf(path) as file:
+        config = read_config(file)
+        return config, load_weights(config, file, lambda tensor: tensor)
+
+
+@pytest.fixture
+def whole(tmp_path: Path) -> tuple[ModelConfig, ModelWeights[GgufTensor]]:
+    """A tied model with biases."""
+    return read(write_model(splittable(fitting(by_name("llama-bias-tied"))), tmp_path))
+
+
+def test_the_parts_of_a_layer_make_up_the_whole(
+    whole: tuple[ModelConfig, ModelWeights[GgufTensor]],
+) -> None:
+    weights = whole[1]
+    parts = [Shard(rank, 2).weights(weights) for rank in range(2)]
+    for layer, *cut in zip(weights.layers, *(part.layers for part in parts), strict=True):
+        for field in fields(layer):
+            tensor = getattr(layer, field.name)
+            if tensor is None or field.name in WHOLE:
+                continue
+            pieces = [getattr(each, field.name).to_float32() for each in cut]
+            axis = 1 if field.name in ADDED_UP else 0
+            np.testing.assert_array_equal(np.concatenate(pieces, axis), tensor.to_float32())
+        assert [each.output_bias for each in cut] == [layer.output_bias, None]
+        assert all(each.attn_norm is layer.attn_norm for each in cut)
+    heads = np.concatenate([part.output.to_float32() for part in parts])
+    np.testing.assert_array_equal(heads, weights.output.to_float32())
+    assert all(part.embedding is weights.embedding for part in parts)
+
+
+def test_a_rank_computes_whole_heads_and_all_of_the_width(
+    whole: tuple[ModelConfig, ModelWeights[GgufTensor]],
+) -> None:
+    config, _ = whole
+    part = Shard(1, 2).config(config)
+    assert (part.num_heads, part.num_kv_heads, part.ffn_dim) == (3, 1, 64)
+    assert (part.dim, part.head_dim, part.vocab_size) == (config.dim, config.head_dim, 96)
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"num_key_value_heads": 3}, "its 3 key-value heads are not a multiple of 2"),
+        ({"vocab_size": 100}, "its 100 tokens of the vocabulary are not a multiple of 8"),
+        (
+            {"intermediate_size": 96},
+            r"the 96 columns of blk.0.ffn_down.weight are not a multiple of 64: 2 parts in blocks "
+            r"of 32 \(F32\)",
+        ),
+    ],
+)
+def test_what_does_not_divide_is_refused_with_the_number(
+    changes: dict[str, Any], problem: str, tmp_path: Path
+) -> None:
+    tiny = splittable(fitting(by_name("llama")))
+    config, weights = read(write_model(replace(tiny, config=tiny.config | changes), tmp_path))
+    with pytest.raises(ConfigurationError, match=problem) as caught:
+        Shard(0, 2).check(config, weights)
+    assert caught.value.message.endswith("Use --tensor-parallel 1.")
+
+
+def test_a_cut_through_a_block_of_a_stored_type_is_refused(tmp_path: Path) -> None:
+    tiny = splittable(quantized(by_name("llama"), "q4_k"))
+    tiny = replace(tiny, config=tiny.config | {"intermediate_size": 256})
+    config, weights = read(write_quantized(tiny, "q4_k", tmp_path))
+    with pytest.raises(ConfigurationError, match=r"multiple of 512: 2 parts in blocks of 256 \(Q4"):
+        Shard(0, 2).check(config, weights)
+
+
+def test_a_refusal_says_what_would_work(tmp_path: Path) -> None:
+    config, weights = read(write_model(splittable(fitting(by_name("llama"))), tmp_path))
+    Shard(0, 2).check(config, weights)
+    with pytest.raises(ConfigurationError, match=r"Use --tensor-parallel 1 or 2\."):
+        Shard(0, 4).check(config, weights)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5])
+def test_gathered_parts_are_put_in_order(rows: int) -> None:
+    ranks, width = 3, 4
+    logits = np.arange(rows * ranks * width).reshape(rows, ranks, width)
+    gathered = logits.transpose(1, 0, 2).reshape(ranks * rows, width)
+    first = ranks * rows * (rows - 1) // 2
+    order = gather_orders(ranks, 6)[first : first + ranks * rows]
+    np.testing.assert_array_equal(gathered[order], logits.reshape(rows * ranks, width))
+
+
+def test_missing_bindings_are_named_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "hip", None)
+    with pytest.raises(ConfigurationError, match=r"pip install 'rocmforge\[multi\]'"):
+        new_group_id()
