@@ -72,7 +72,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def load(model: Path) -> HipRunner:
-    return create().load(model, OPTIONS, lambda *_: None)
+    runner = create().load(model, OPTIONS, lambda *_: None)
+    assert isinstance(runner, HipRunner)
+    return runner
 
 
 def use(model: Path) -> list[int]:

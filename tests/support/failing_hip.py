@@ -33,6 +33,7 @@ class FailingBackend(HipBackend):
     def load(self, model: Path, options: LoadOptions, progress: ProgressCallback) -> HipRunner:
         """A runner whose step FAILING_STEP fails on the device."""
         runner = super().load(model, options, progress)
+        assert isinstance(runner, HipRunner)
         submit = runner.submit
 
         def submit_or_fail(step: StepInput) -> None:

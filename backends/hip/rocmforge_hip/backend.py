@@ -96,7 +96,9 @@ class HipBackend:
             device = open_device(found)
             try:
                 group = rank.join(device, plan) if rank else None
-                loading = ModelLoading(device, config, plan, geometry, progress, kernels, group)
+                loading = ModelLoading(
+                    device, config, plan, geometry, progress, kernels, group, file.locate
+                )
                 loaded = loading.load(weights, tables)
                 info = _describe(found, config, plan, kernels)
                 return HipRunner(device, loaded, plan.limits, info)

@@ -1,19 +1,25 @@
 """Weights from the file to the device, in the layout of the kernels.
 
-Rows of a tensor go through a ring of pinned buffers: while one is copied to the device and
-repacked there, the next is filled from the file. The processor only copies bytes.
+Several threads read pieces of the file into a ring of pinned buffers, each straight from the page
+cache; this one starts the copy of each piece and the kernel that repacks it, in the order of the
+model. So reading, copying and repacking overlap, and the processor only copies bytes.
 """
 
 from __future__ import annotations
 
+import os
+from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
+from rocmforge.errors import BadGguf
 from rocmforge.models.weights import ModelWeights
 from rocmforge_hip.driver import Driver
 from rocmforge_hip.library import KernelLibrary
@@ -27,9 +33,14 @@ from rocmforge_hip.weight_plan import (
 )
 from rocmforge_hip.weights import Matrix, MatrixPart, Vector, Weight, ceil_div
 
-_RING: Final = 3
-_CHUNK_BYTES: Final = 16 << 20
-_THREADS: Final = 4
+Bytes = npt.NDArray[np.uint8]
+Locate = Callable[[Bytes], tuple[Path, int] | None]
+"""File and offset of some bytes, as `GgufFile.locate`; None = they are only in memory."""
+
+READERS: Final = 8
+_RING: Final = READERS + 4
+_AHEAD: Final = _RING - 2  # pieces being read; those before them are still being copied
+_CHUNK_BYTES: Final = 8 << 20
 _REPACK_THREADS: Final = 256
 
 
@@ -42,46 +53,74 @@ class _Stage:
     is_free: int  # event
 
 
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Bytes that travel in one copy: who reads them, and what becomes of them on the device."""
+
+    read: Callable[[Bytes], None]
+    nbytes: int
+    finish: Callable[[_Stage], None]
+
+
 class WeightLoader:
     """Uploads one model. Its ring is given back by `close`; the weights are owned by `memory`."""
 
-    def __init__(self, driver: Driver, library: KernelLibrary, stream: int, memory: Memory) -> None:
+    def __init__(
+        self,
+        driver: Driver,
+        library: KernelLibrary,
+        stream: int,
+        memory: Memory,
+        locate: Locate | None = None,
+    ) -> None:
         self._driver = driver
         self._library = library
         self._stream = stream
         self._memory = memory
-        self._pool = ThreadPoolExecutor(_THREADS, "rocmforge-load")
+        self._files = _Files(locate)
+        self._pool = ThreadPoolExecutor(READERS, "rocmforge-load")
         self._ring_memory = Memory(driver)
         self._chunk_bytes = _CHUNK_BYTES
         self._ring: list[_Stage] = []
-        self._turn = 0
 
     def load(
         self, plan: ModelWeights[Planned], progress: Callable[[float], None]
     ) -> ModelWeights[Weight]:
-        """Everything in the plan, on the device once the stream has passed.
+        """Everything in the plan, on the device when this returns.
 
         Args:
             plan: What to load.
-            progress: Called with the share of bytes read, 0..1.
+            progress: Called with the share of bytes that are on their way, 0..1; with 1 once all
+                have arrived.
 
         Raises:
             EngineError: The device failed.
+            BadGguf: The file became shorter than it was.
             UnsupportedTensor: A vector cannot be dequantised.
         """
+        progress(0.0)
         wanted = storages(plan)
         self._make_ring(wanted)
-        total = sum(storage.storage.nbytes for storage in wanted)
-        done = 0
         matrices: dict[int, Matrix] = {}
         vectors: dict[int, Vector] = {}
+        pieces: list[_Piece] = []
         for storage in wanted:
             if isinstance(storage, PlannedMatrix):
-                matrices[id(storage)] = self._load_matrix(storage)
+                matrices[id(storage)] = matrix = self._new_matrix(storage)
+                pieces.extend(self._matrix_pieces(storage, matrix))
             else:
-                vectors[id(storage)] = self._load_vector(storage)
-            done += storage.storage.nbytes
-            progress(done / total)
+                array = self._memory.device(storage.storage, storage.name).array
+                vectors[id(storage)] = Vector(array)
+                pieces.append(self._vector_piece(storage, array))
+        total, done = sum(piece.nbytes for piece in pieces), 0
+        for piece, stage in self._read_ahead(pieces):
+            piece.finish(stage)
+            self._driver.record_event(stage.is_free, self._stream)
+            done += piece.nbytes
+            if done < total:
+                progress(done / total)
+        self._driver.synchronize_stream(self._stream)
+        progress(1.0)
 
         def weight(planned: Planned) -> Weight:
             if isinstance(planned, PlannedVector):
@@ -93,8 +132,9 @@ class WeightLoader:
 
     def close(self) -> None:
         """Waits for the last copy and gives the ring back."""
-        self._driver.synchronize_stream(self._stream)
         self._pool.shutdown()
+        self._files.close()
+        self._driver.synchronize_stream(self._stream)
         for stage in self._ring:
             self._driver.destroy_event(stage.is_free)
         self._ring.clear()
@@ -103,8 +143,11 @@ class WeightLoader:
 
     def _make_ring(self, wanted: list[PlannedMatrix | PlannedVector]) -> None:
         largest = max(storage.storage.nbytes for storage in wanted)
-        row = max(storage.storage.shape[-1] * storage.storage.dtype.itemsize for storage in wanted)
-        self._chunk_bytes = max(min(_CHUNK_BYTES, largest), row)
+        # Whole rows and whole vectors.
+        least = max(
+            storage.storage.shape[-1] * storage.storage.dtype.itemsize for storage in wanted
+        )
+        self._chunk_bytes = max(min(_CHUNK_BYTES, largest), least)
         for _ in range(_RING):
             self._ring.append(
                 _Stage(
@@ -114,63 +157,108 @@ class WeightLoader:
                 )
             )
 
-    def _load_matrix(self, plan: PlannedMatrix) -> Matrix:
+    def _read_ahead(self, pieces: list[_Piece]) -> Iterator[tuple[_Piece, _Stage]]:
+        """The pieces in order, each in the place of the ring that it was read to."""
+        reading: deque[tuple[_Piece, _Stage, Future[None]]] = deque()
+        for number, piece in enumerate(pieces):
+            if len(reading) == _AHEAD:
+                yield _when_read(*reading.popleft())
+            stage = self._ring[number % _RING]
+            self._driver.synchronize_event(stage.is_free)
+            target = stage.host.bytes[: piece.nbytes]
+            reading.append((piece, stage, self._pool.submit(piece.read, target)))
+        while reading:
+            yield _when_read(*reading.popleft())
+
+    def _new_matrix(self, plan: PlannedMatrix) -> Matrix:
         buffer = self._memory.device(plan.storage, plan.name)
         if plan.is_padded:
             buffer.fill(0, self._stream)
-        matrix = Matrix(buffer.array, plan.format, plan.width, plan.columns, plan.stored_rows)
-        repack = self._library.kernel(f"rf_repack_{plan.format.name}")
+        return Matrix(buffer.array, plan.format, plan.width, plan.columns, plan.stored_rows)
+
+    def _matrix_pieces(self, plan: PlannedMatrix, matrix: Matrix) -> Iterator[_Piece]:
+        """Runs of rows that fit the ring."""
         for tensor, first_row, placing in plan.parts:
-            for start, chunk in self._chunks(tensor.data):
-                rows = len(chunk)
-                stage = self._start_copy(chunk)
-                repack.launch(
-                    stage.device.array,
-                    matrix.data,
-                    rows,
-                    matrix.units,
-                    matrix.stored_rows,
-                    first_row + start,
-                    placing,
-                    grid=(ceil_div(rows * matrix.units, _REPACK_THREADS), 1, 1),
-                    block=_REPACK_THREADS,
-                )
-                self._driver.record_event(stage.is_free, self._stream)
-        return matrix
+            rows = self._chunk_bytes // tensor.data.shape[1]
+            for start in range(0, len(tensor.data), rows):
+                source = tensor.data[start : start + rows]
+                finish = partial(self._repack, matrix, len(source), first_row + start, placing)
+                yield _Piece(partial(self._files.read, source), source.nbytes, finish)
 
-    def _load_vector(self, plan: PlannedVector) -> Vector:
-        buffer = self._memory.device(plan.storage, plan.name)
-        values = np.concatenate([tensor.to_float32() for tensor in plan.tensors])
-        stage = self._start_copy(values.view(np.uint8), buffer.array)
-        self._driver.record_event(stage.is_free, self._stream)
-        return Vector(buffer.array)
+    def _repack(
+        self, matrix: Matrix, rows: int, first_row: int, placing: int, stage: _Stage
+    ) -> None:
+        nbytes = rows * matrix.format.row_bytes(matrix.columns)
+        self._copy(stage, stage.device.array, nbytes)
+        self._library.kernel(f"rf_repack_{matrix.format.name}").launch(
+            stage.device.array,
+            matrix.data,
+            rows,
+            matrix.units,
+            matrix.stored_rows,
+            first_row,
+            placing,
+            grid=(ceil_div(rows * matrix.units, _REPACK_THREADS), 1, 1),
+            block=_REPACK_THREADS,
+        )
 
-    def _start_copy(
-        self, source: npt.NDArray[np.uint8], target: DeviceArray | None = None
-    ) -> _Stage:
-        """Starts a copy to the target, or to the device buffer of the ring's next place.
+    def _vector_piece(self, plan: PlannedVector, target: DeviceArray) -> _Piece:
+        def read(host: Bytes) -> None:
+            host.view(np.float32)[:] = np.concatenate([t.to_float32() for t in plan.tensors])
 
-        The caller records the event `is_free` of that place after its last use.
-        """
-        stage = self._ring[self._turn]
-        self._turn = (self._turn + 1) % _RING
-        self._driver.synchronize_event(stage.is_free)
-        self._fill(stage.host.bytes, source)
-        address = (target or stage.device.array).address
-        self._driver.copy_to_device(address, stage.host.address, source.nbytes, self._stream)
-        return stage
+        return _Piece(read, target.nbytes, lambda stage: self._copy(stage, target, target.nbytes))
 
-    def _chunks(self, data: npt.NDArray[np.uint8]) -> Iterator[tuple[int, npt.NDArray[np.uint8]]]:
-        """Runs of rows that fit the ring, with the number of their first."""
-        rows = self._chunk_bytes // data.shape[1]
-        for start in range(0, len(data), rows):
-            yield start, data[start : start + rows]
+    def _copy(self, stage: _Stage, target: DeviceArray, nbytes: int) -> None:
+        self._driver.copy_to_device(target.address, stage.host.address, nbytes, self._stream)
 
-    def _fill(self, host: npt.NDArray[np.uint8], source: npt.NDArray[np.uint8]) -> None:
-        """Copies with several threads: one cannot keep up with the bus."""
-        if source.flags.c_contiguous:
-            source = source.reshape(-1)
-        target = host[: source.nbytes].reshape(source.shape)
-        size = ceil_div(len(source), _THREADS)
-        pieces = [slice(at, at + size) for at in range(0, len(source), size)]
-        list(self._pool.map(lambda piece: np.copyto(target[piece], source[piece]), pieces))
+
+def _when_read(piece: _Piece, stage: _Stage, reading: Future[None]) -> tuple[_Piece, _Stage]:
+    reading.result()
+    return piece, stage
+
+
+class _Files:
+    """Reads bytes of tensors: from their file where that is known, else from the map.
+
+    A map costs a page fault for every few pages, which is several times slower.
+    """
+
+    def __init__(self, locate: Locate | None) -> None:
+        self._locate = locate
+        self._open: dict[Path, int] = {}
+
+    def read(self, source: Bytes, target: Bytes) -> None:
+        """Fills the target with the bytes of the source. Called by several threads."""
+        place = self._locate(source) if self._locate is not None else None
+        if place is None:
+            np.copyto(target.reshape(source.shape), source)
+            return
+        path, offset = place
+        read_exactly(self._descriptor(path), target, offset, path)
+
+    def close(self) -> None:
+        """Closes the files."""
+        while self._open:
+            os.close(self._open.popitem()[1])
+
+    def _descriptor(self, path: Path) -> int:
+        """Two threads may open a file at once; the second descriptor is closed again."""
+        if path not in self._open:
+            opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            if self._open.setdefault(path, opened) != opened:
+                os.close(opened)
+        return self._open[path]
+
+
+def read_exactly(descriptor: int, target: Bytes, offset: int, path: Path) -> None:
+    """Fills the target from this offset of a file.
+
+    Raises:
+        BadGguf: The file ends before.
+    """
+    done = 0
+    while done < target.nbytes:
+        count = os.preadv(descriptor, [memoryview(target[done:])], offset + done)
+        if count == 0:
+            raise BadGguf(str(path), "the file became shorter while it was read", offset=offset)
+        done += count

@@ -21,7 +21,7 @@ from rocmforge_hip.jit.launch import (
     staging_bytes,
 )
 from rocmforge_hip.library import KernelLibrary
-from rocmforge_hip.loader import WeightLoader
+from rocmforge_hip.loader import Locate, WeightLoader
 from rocmforge_hip.memory import Arena, DeviceArray, Memory, spec
 from rocmforge_hip.ops import DeviceRopeTable, HipOps, LayerCache
 from rocmforge_hip.parallel.collective import Communicator
@@ -53,6 +53,7 @@ class ModelLoading:
         progress: ProgressCallback,
         kernels: ProcessorKernels = NO_KERNELS,
         group: Communicator | None = None,
+        locate: Locate | None = None,
     ) -> None:
         self._device = device
         self._config = config
@@ -61,6 +62,7 @@ class ModelLoading:
         self._kernels = kernels
         self._progress = progress
         self._group = group
+        self._locate = locate
 
     def load(self, planned: ModelWeights[Planned], tables: RopeTables) -> Model:
         """The model, once everything is on the device."""
@@ -103,7 +105,9 @@ class ModelLoading:
 
     def _load_weights(self, planned: ModelWeights[Planned]) -> ModelWeights[Weight]:
         device = self._device
-        loader = WeightLoader(device.driver, device.library, device.stream, device.memory)
+        loader = WeightLoader(
+            device.driver, device.library, device.stream, device.memory, self._locate
+        )
         try:
             return loader.load(planned, lambda share: self._progress("loading weights", share))
         finally:

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 
 import numpy as np
+import numpy.typing as npt
 from gguf.constants import Keys
 
 from rocmforge.errors import BadGguf, ModelFileNotFound
@@ -77,7 +78,24 @@ class GgufFile(TypedMetadata):
         self.version = header.version
         self.alignment = header.alignment
         self.size_bytes = sum(len(shard.map) for shard in shards)
+        self._spans = tuple(
+            (shard.header.path, np.frombuffer(shard.map, np.uint8).ctypes.data, len(shard.map))
+            for shard in shards
+        )
         self.tensors: Mapping[str, GgufTensor] = MappingProxyType(_merge_tensors(shards))
+
+    def locate(self, data: npt.NDArray[np.uint8]) -> tuple[Path, int] | None:
+        """Where bytes of a tensor lie: the file and the offset in it, for who would rather read.
+
+        None if they are not consecutive bytes of this file.
+        """
+        if not data.flags.c_contiguous:
+            return None
+        for path, start, size in self._spans:
+            offset = data.ctypes.data - start
+            if 0 <= offset <= size - data.nbytes:
+                return path, offset
+        return None
 
     def close(self) -> None:
         """Let go of the tensors. The files are unmapped once no view of their data is left."""
