@@ -314,6 +314,33 @@ def test_the_store_forgets_what_was_not_used_longest(engine: FakeEngine) -> None
     assert found == [200, 404, 200]
 
 
+def test_the_store_is_bounded_in_bytes_too(engine: FakeEngine) -> None:
+    settings = ApiSettings(max_stored_response_bytes=5000)
+    with TestClient(build_app(make_service(engine), settings)) as client:
+
+        def create(text: str) -> str:
+            body = {"model": "tiny", "input": text}
+            made: str = client.post("/v1/responses", json=body).json()["id"]
+            return made
+
+        small, large = create("hello"), create("x" * 1500)
+        huge = create("x" * 2000)
+        enough = create("hello")
+        found = [client.get(f"/v1/responses/{i}").status_code for i in (small, large, huge, enough)]
+    assert found == [404, 404, 200, 200]
+
+
+def test_without_a_store_there_is_no_background(engine: FakeEngine) -> None:
+    app = build_app(make_service(engine), ApiSettings(max_stored_responses=0))
+    with TestClient(app) as client:
+        body = {"model": "tiny", "input": "hello"}
+        made = client.post("/v1/responses", json=body)
+        assert made.status_code == 200
+        assert client.get(f"/v1/responses/{made.json()['id']}").status_code == 404
+        refused = client.post("/v1/responses", json=body | {"background": True})
+    assert refused.json()["error"]["param"] == "background"
+
+
 def test_in_the_background(scripted: openai.OpenAI, engine: FakeEngine) -> None:
     begun = scripted.responses.create(model="tiny", input="hello", background=True)
     assert begun.status == "in_progress"

@@ -76,7 +76,9 @@ def build_app(service: Service, settings: ApiSettings, keys: Keyring | None = No
     def service_for(request: Request[Any, Any, Any]) -> Service:
         return replace(service, origin=Origin.of(request))
 
-    response_store = ResponseStore(settings.max_stored_responses)
+    response_store = ResponseStore(
+        settings.max_stored_responses, settings.max_stored_response_bytes
+    )
     return Litestar(
         route_handlers=HANDLERS,
         dependencies={

@@ -29,7 +29,7 @@ from rocmforge.api.responses.store import ResponseStore, StoredResponse
 from rocmforge.api.responses.writer import ResponsesWriter
 from rocmforge.api.schema import Message
 from rocmforge.api.service import OFFLOAD_BYTES
-from rocmforge.errors import InvalidParameter, ResponseNotFound
+from rocmforge.errors import InvalidParameter, ResponseNotFound, UnsupportedFeature
 
 StoreDep = NamedDependency[ResponseStore]
 
@@ -46,6 +46,11 @@ async def create_response(
     """Answers a conversation, in items."""
     arrival_ns = now_ns()
     wanted = await read_json(request, _decoder)
+    if wanted.background and not api_settings.max_stored_responses:
+        raise UnsupportedFeature(
+            "'background' needs responses to be stored, which this server does not do.",
+            param="background",
+        )
     history = _history(response_store, wanted.previous_response_id)
     conversation = [*history, *input_messages(wanted.input)]
     chat = chat_request(wanted, conversation)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+import msgspec
 from msgspec.structs import replace
 
 from rocmforge.api.responses.schema import Response
@@ -20,6 +21,10 @@ class StoredResponse:
     response: Response
     conversation: list[Message]  # without instructions; once finished, with the answer
     task: asyncio.Task[None] | None = None  # while it runs in the background
+    size: int = field(init=False)  # bytes, about
+
+    def __post_init__(self) -> None:
+        self.size = len(msgspec.msgpack.encode((self.response, self.conversation)))
 
 
 class ResponseStore:
@@ -27,17 +32,23 @@ class ResponseStore:
 
     Args:
         capacity: how many are kept; the ones that were not used longest go first.
+        max_bytes: how large they may be together.
     """
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, max_bytes: int) -> None:
         self._capacity = capacity
+        self._max_bytes = max_bytes
+        self._bytes = 0
         self._stored: OrderedDict[str, StoredResponse] = OrderedDict()  # latest use last
 
     def put(self, stored: StoredResponse) -> None:
         """Keeps a response. One that is pushed out while it runs is ended."""
+        before = self._stored.pop(stored.response.id, None)
+        self._bytes += stored.size - (0 if before is None else before.size)
         self._stored[stored.response.id] = stored
-        while len(self._stored) > self._capacity:
+        while len(self._stored) > self._capacity or self._bytes > self._max_bytes:
             _, oldest = self._stored.popitem(last=False)
+            self._bytes -= oldest.size
             _end(oldest)
 
     def get(self, response_id: str) -> StoredResponse:
@@ -71,7 +82,9 @@ class ResponseStore:
         Raises:
             ResponseNotFound: as `get`.
         """
-        _end(self.get(response_id))
+        stored = self.get(response_id)
+        _end(stored)
+        self._bytes -= stored.size
         del self._stored[response_id]
 
     async def close(self) -> None:
