@@ -435,6 +435,30 @@ def test_a_mask_acts_on_the_device_in_prefills_and_in_captured_decodes(
         assert tiny.collect().token_ids.tolist() == [token]
 
 
+def test_masks_may_come_while_a_step_runs(tiny: HipRunner) -> None:
+    words = -(-tiny.info.vocab_size // 32)
+    want = Want(temperature=1.0, seed=7)
+    chunks = [
+        Chunk(tokens=PROMPT[:20], blocks=[0], wants=[want]),
+        # A decode, whose token is what the step before draws.
+        Chunk(tokens=PROMPT[20:21], start=20, blocks=[0], wants=[want], sources=[0]),
+        Chunk(tokens=PROMPT[21:22], start=21, blocks=[0], wants=[want], sources=[0]),
+    ]
+    drawn = []
+    for step_id, (chunk, token) in enumerate(zip(chunks, (3, 64, 96), strict=True)):
+        step = make_step(step_id, [chunk], tiny.info.block_size)
+        room = np.full((1, words), 0xFFFFFFFF, np.uint32)
+        late = replace(step.sampling, allowed=room, is_masked_later=True)
+        tiny.submit(replace(step, sampling=late))
+        if step_id:
+            drawn += tiny.collect().token_ids.tolist()
+        mask = np.zeros((1, words), np.uint32)
+        mask[0, token // 32] = 1 << token % 32
+        tiny.constrain(mask)
+    drawn += tiny.collect().token_ids.tolist()
+    assert drawn == [3, 64, 96]
+
+
 def test_after_a_device_error_every_call_gives_it_and_close_works(
     tiny: HipRunner, host: HostPlatform | None
 ) -> None:

@@ -313,6 +313,8 @@ class LateMaskingRunner(FakeRunner):
         self._require(len(self._queue) == 1, "the step before is collected first")
         step = self._queue.pop()
         self._require(step.sampling.is_masked_later, "masks for a step that does not wait for any")
+        room = step.sampling.allowed
+        self._require(room is not None and room.shape == allowed.shape, "room for masks")
         sampling = replace(step.sampling, allowed=allowed, is_masked_later=False)
         self._queue.append(replace(step, sampling=sampling))
 

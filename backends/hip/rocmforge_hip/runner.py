@@ -1,5 +1,7 @@
 """Executes steps on the device: one copy up, kernels or a graph of them, one copy down.
 
+Masks may be an exception: they are copied when the forward pass runs already, and sampling waits.
+
 Two steps may be in flight. All work is in one stream, so a step begins when the one before it has
 ended, and may read the tokens that one sampled. The host has two sets of pinned buffers and events
 and waits for one event only, when a result is collected.
@@ -11,7 +13,9 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Final
 
-from rocmforge.backend.protocol import RunnerInfo, StepInput, StepOutput
+import numpy as np
+
+from rocmforge.backend.protocol import RunnerInfo, StepInput, StepOutput, UInt32Array
 from rocmforge.errors import EngineError, OutOfMemory
 from rocmforge.models.config import ModelConfig
 from rocmforge.models.decoder import forward
@@ -74,6 +78,17 @@ class _Lane:
 
 
 @dataclass(frozen=True, slots=True)
+class _Unmasked:
+    """A step that waits for its masks before it samples."""
+
+    lane: _Lane
+    layout: StepLayout
+    step: DeviceStep
+    logits: Activation
+    output: OutputLayout
+
+
+@dataclass(frozen=True, slots=True)
 class _InFlight:
     lane: _Lane
     step_id: int
@@ -94,6 +109,7 @@ class HipRunner:
         self._lanes = [self._new_lane(device, model) for _ in range(PIPELINE_DEPTH)]
         self._in_flight: deque[_InFlight] = deque()
         self._layouts: dict[StepShape, tuple[StepLayout, dict[str, DeviceArray]]] = {}
+        self._unmasked: _Unmasked | None = None
         self._failure: EngineError | None = None
 
     @property
@@ -107,9 +123,31 @@ class HipRunner:
 
     def submit(self, step: StepInput) -> None:
         assert len(self._in_flight) < PIPELINE_DEPTH, "too many steps in flight"
+        assert self._unmasked is None, "the step before waits for its masks"
         self._check_alive()
         try:
             self._in_flight.append(self._start(step))
+        except EngineError as error:
+            self._failure = error
+            raise
+
+    def constrain(self, allowed: UInt32Array) -> None:
+        assert self._unmasked is not None, "no step waits for masks"
+        self._check_alive()
+        waiting, self._unmasked = self._unmasked, None
+        driver, stream = self._device.driver, self._device.stream
+        section = waiting.layout.masks
+        # Rows beyond those of the step are padding, and keep the masks that they have.
+        target = waiting.lane.inputs.bytes[section.offset : section.stop].view(np.uint32)
+        target[: allowed.size] = allowed.reshape(-1)
+        try:
+            driver.copy_to_device(
+                waiting.step.inputs["allowed"].address,
+                waiting.lane.inputs.address + section.offset,
+                section.stop - section.offset,
+                stream,
+            )
+            self._finish(waiting.lane, waiting.step, waiting.logits, waiting.output)
         except EngineError as error:
             self._failure = error
             raise
@@ -172,22 +210,38 @@ class HipRunner:
         self._check_size(step, layout, needs, model)
         layout.pack(step, lane.inputs.bytes)
         driver.record_event(lane.started, stream)
-        driver.copy_to_device(model.inputs.address, lane.inputs.address, layout.nbytes, stream)
+        is_masked_later = step.sampling.is_masked_later
+        size = layout.masks.offset if is_masked_later else layout.nbytes
+        driver.copy_to_device(model.inputs.address, lane.inputs.address, size, stream)
         on_device = DeviceStep(shape, arrays, needs, step)
-        self._compute(on_device, model, is_bucket=bucket is not None)
+        logits = self._compute(on_device, model, is_bucket=bucket is not None)
         output = OutputLayout(shape.rows, needs.logprobs, needs.alternatives)
-        if shape.rows:
-            source = model.sampler.tokens.address
-            driver.copy_to_host(lane.outputs.address, source, output.nbytes, stream)
-        driver.record_event(lane.ended, stream)
+        if is_masked_later:
+            assert logits is not None, "masks keep sampling out of graphs"
+            self._unmasked = _Unmasked(lane, layout, on_device, logits, output)
+        else:
+            self._finish(lane, on_device, logits, output)
         processors = step.sampling.processors
         host_rows = model.sampler.processors.host_rows(processors) if processors else 0
         return _InFlight(lane, step.step_id, len(step.logit_rows), output, host_rows)
 
-    def _compute(self, step: DeviceStep, model: Model, *, is_bucket: bool) -> None:
+    def _finish(
+        self, lane: _Lane, step: DeviceStep, logits: Activation | None, output: OutputLayout
+    ) -> None:
+        """Samples, unless that was done with the forward pass, and brings the results."""
+        assert self._model is not None
+        driver, stream, sampler = self._device.driver, self._device.stream, self._model.sampler
+        if logits is not None:
+            sampler.sample(step, logits)
+        if step.shape.rows:
+            source = sampler.tokens.address
+            driver.copy_to_host(lane.outputs.address, source, output.nbytes, stream)
+        driver.record_event(lane.ended, stream)
+
+    def _compute(self, step: DeviceStep, model: Model, *, is_bucket: bool) -> Activation | None:
+        """The logits; None if a graph has sampled them too."""
         if not is_bucket:
-            model.sampler.sample(step, self._forward(step, model))
-            return
+            return self._forward(step, model)
         # Penalties, biases, processors and log-probabilities come with arrays whose sizes are not
         # the shape's.
         samples_in_graph = not (step.needs.adjusts or step.needs.logprobs)
@@ -199,10 +253,11 @@ class HipRunner:
 
         key = (step.shape, step.needs) if samples_in_graph else (step.shape, None)
         self._graphs.launch(key, record)
-        if not samples_in_graph:
-            rows, vocab = step.shape.rows, model.config.vocab_size
-            array = model.arena[f"{LOGITS}.f32"].first(rows, vocab)
-            model.sampler.sample(step, Activation(LOGITS, rows, vocab, f32=array))
+        if samples_in_graph:
+            return None
+        rows, vocab = step.shape.rows, model.config.vocab_size
+        array = model.arena[f"{LOGITS}.f32"].first(rows, vocab)
+        return Activation(LOGITS, rows, vocab, f32=array)
 
     def _forward(self, step: DeviceStep, model: Model) -> Activation:
         model.sampler.resolve_tokens(step)

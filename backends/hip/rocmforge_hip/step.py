@@ -161,6 +161,11 @@ class StepLayout:
         """Bytes to copy."""
         return self._end
 
+    @property
+    def masks(self) -> Section:
+        """The masks of all rows, the last of the arrays."""
+        return self._sections["allowed"]
+
     def _add(self, name: str, count: int, dtype: npt.DTypeLike) -> None:
         section = Section(round_up(self._end, _ALIGN), count, np.dtype(dtype))
         self._sections[name] = section

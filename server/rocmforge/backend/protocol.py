@@ -96,7 +96,8 @@ class SamplingBatch:
 
     # None if no row has any. Only those that `RunnerInfo.logits_processors` names.
     processors: ProcessorBatch | None = None
-    # `allowed` is None, and comes with `MasksLate.constrain`. Only for runners that have that.
+    # `allowed` is only room for masks, which come with `MasksLate.constrain`. Only for runners that
+    # have that.
     is_masked_later: bool = False
 
     @property

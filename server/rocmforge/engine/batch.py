@@ -59,6 +59,13 @@ def needs_masks(chunks: list[Chunk]) -> bool:
     return any([chunk.matcher is not None for chunk in chunks])
 
 
+def _no_masks(chunks: list[Chunk]) -> UInt32Array:
+    """Masks that allow everything."""
+    num_words = next(chunk.matcher.num_words for chunk in chunks if chunk.matcher is not None)
+    num_rows = sum([chunk.num_rows for chunk in chunks])
+    return np.full((num_rows, num_words), 0xFFFFFFFF, np.uint32)
+
+
 def build_masks(chunks: list[Chunk]) -> UInt32Array:
     """Which tokens each row may draw, [L, ceil(V / 32)]. At least one row is constrained.
 
@@ -66,8 +73,7 @@ def build_masks(chunks: list[Chunk]) -> UInt32Array:
     row draws is dropped.
     """
     matchers = [(chunk.matcher, chunk) for chunk in chunks if chunk.matcher is not None]
-    num_rows = sum([chunk.num_rows for chunk in chunks])
-    allowed = np.full((num_rows, matchers[0][0].num_words), 0xFFFFFFFF, np.uint32)
+    allowed = _no_masks(chunks)
     for matcher, chunk in matchers:
         if chunk.sequence.status is not Status.FINISHED:
             rows = chunk.draw_rows
@@ -159,11 +165,14 @@ class _Rows:
             bias_tokens=bias_tokens,
             bias_values=bias_values,
             processors=build_processors(self._chunks, drawn),
-            allowed=(
-                build_masks(self._chunks) if needs_masks(self._chunks) and not masks_later else None
-            ),
+            allowed=self._allowed(masks_later=masks_later),
             is_masked_later=masks_later,
         )
+
+    def _allowed(self, *, masks_later: bool) -> UInt32Array | None:
+        if not needs_masks(self._chunks):
+            return None
+        return _no_masks(self._chunks) if masks_later else build_masks(self._chunks)
 
     def _seen(self) -> tuple[Int32Array, Int32Array, Int32Array]:
         """Offsets, tokens and counts of the rows with a penalty. Rows that score have none."""
