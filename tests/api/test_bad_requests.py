@@ -11,7 +11,10 @@ from tests.api.fake_engine import MAX_CONTEXT, FakeEngine
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
-POST_PATHS = [CHAT, COMPLETIONS, "/tokenize", "/detokenize"]
+POST_PATHS = [
+    *(CHAT, COMPLETIONS, "/v1/responses", "/v1/embeddings", "/v1/rerank"),
+    *("/tokenize", "/detokenize"),
+]
 
 HELLO: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
 PROMPT: dict[str, Any] = {"model": "tiny", "prompt": "hello"}

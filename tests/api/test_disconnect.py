@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Coroutine
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from litestar import Litestar
 from rocmforge.api.app import build_app
 from rocmforge.api.settings import ApiSettings
 from rocmforge.engine.params import TokenEvent
-from tests.api.fake_engine import Batch, FakeEngine, Submitted, make_service
+from tests.api.fake_engine import RUNNER, Batch, FakeEngine, Submitted, make_service
 
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
 HELLO = 262
@@ -22,10 +23,18 @@ HELLO = 262
 class Connection:
     """One HTTP connection to an application, without a socket."""
 
-    def __init__(self, app: Litestar, body: dict[str, Any], *, read_limit: int = 10**9) -> None:
+    def __init__(
+        self,
+        app: Litestar,
+        body: dict[str, Any],
+        *,
+        path: str = "/v1/chat/completions",
+        read_limit: int = 10**9,
+    ) -> None:
         self.sent: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self.gone = asyncio.Event()
         self._app = app
+        self._path = path
         self.incoming: list[dict[str, Any]] = [
             {"type": "http.request", "body": json.dumps(body).encode()}
         ]
@@ -40,8 +49,8 @@ class Connection:
             "http_version": "1.1",
             "method": "POST",
             "scheme": "http",
-            "path": "/v1/chat/completions",
-            "raw_path": b"/v1/chat/completions",
+            "path": self._path,
+            "raw_path": self._path.encode(),
             "query_string": b"",
             "root_path": "",
             "headers": [(b"content-type", b"application/json")],
@@ -99,6 +108,29 @@ def test_a_client_that_leaves_ends_its_sequences(stream: bool, n: int, script: A
         connection = Connection(make_app(engine), BODY | {"stream": stream, "n": n})
         running = asyncio.create_task(connection.run())
         await until(lambda: len(engine.live) == n)
+        connection.gone.set()
+        await running
+        assert engine.live == set()
+
+    finishing(steps())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/responses", {"input": "hello"}),
+        ("/v1/messages", BODY | {"max_tokens": 2000}),
+        ("/v1/embeddings", {"input": ["a", "b"]}),
+    ],
+)
+def test_it_does_on_every_path(path: str, fields: dict[str, Any], stream: bool) -> None:
+    async def steps() -> None:
+        engine = FakeEngine(script=silent, runner=replace(RUNNER, hidden_size=2))
+        body = {"model": "tiny", "stream": stream, **fields}
+        connection = Connection(make_app(engine), body, path=path)
+        running = asyncio.create_task(connection.run())
+        await until(lambda: len(engine.live) == (2 if path.endswith("embeddings") else 1))
         connection.gone.set()
         await running
         assert engine.live == set()

@@ -9,6 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from rocmforge.api.embeddings.schema import EmbeddingsRequest, RerankRequest
+from rocmforge.api.messages.schema import MessagesRequest
+from rocmforge.api.responses.schema import ResponsesRequest
 from rocmforge.api.schema import (
     ChatRequest,
     CompletionRequest,
@@ -21,6 +24,10 @@ from tests.api.fake_engine import FakeEngine
 REQUESTS: dict[str, type[msgspec.Struct]] = {
     "/v1/chat/completions": ChatRequest,
     "/v1/completions": CompletionRequest,
+    "/v1/responses": ResponsesRequest,
+    "/v1/messages": MessagesRequest,
+    "/v1/embeddings": EmbeddingsRequest,
+    "/v1/rerank": RerankRequest,
     "/tokenize": TokenizeRequest,
     "/detokenize": DetokenizeRequest,
 }
@@ -44,6 +51,25 @@ messages = st.lists(
     max_size=4,
 )
 
+items = st.lists(
+    st.fixed_dictionaries(
+        {
+            "type": st.sampled_from(
+                ["message", "reasoning", "function_call", "function_call_output"]
+            )
+        },
+        optional={
+            "role": st.sampled_from(["user", "assistant", "developer"]),
+            "content": st.text(max_size=30) | anything,
+            "call_id": st.text(max_size=5),
+            "name": st.text(max_size=5),
+            "arguments": st.text(max_size=9),
+            "output": st.text(max_size=9),
+        },
+    ),
+    max_size=4,
+)
+
 
 def bodies(kind: type[msgspec.Struct]) -> st.SearchStrategy[dict[str, Any]]:
     """Bodies that are mostly valid, with a few fields of any type."""
@@ -52,6 +78,8 @@ def bodies(kind: type[msgspec.Struct]) -> st.SearchStrategy[dict[str, Any]]:
         "model": st.just("tiny"),
         "messages": messages,
         "prompt": st.text(max_size=30) | anything,
+        "max_tokens": st.integers(1, 9),
+        "input": st.text(max_size=30) | items | anything,
         "tokens": st.lists(st.integers(0, 999), max_size=5),
     }
     usual = st.fixed_dictionaries({n: likely[n] for n in names if n in likely})
