@@ -258,7 +258,7 @@ def read_exactly(descriptor: int, target: Bytes, offset: int, path: Path) -> Non
     """
     done = 0
     while done < target.nbytes:
-        count = os.preadv(descriptor, [memoryview(target[done:])], offset + done)
+        count = os.preadv(descriptor, [target[done:].data], offset + done)
         if count == 0:
             raise BadGguf(str(path), "the file became shorter while it was read", offset=offset)
         done += count
