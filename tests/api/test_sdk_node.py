@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.fake_backend import HIDDEN_SIZE
 from tests.support.server import LiveServer
 
 PACKAGE = "openai@7.55.0"
@@ -79,6 +80,26 @@ def test_legacy_completions(seen: Any) -> None:
     assert seen["legacy"]["text"] == seen["legacy"]["plain"]
     assert seen["legacy"]["text"].startswith("hello")
     assert seen["legacy"]["offsets"][:2] == [0, 5]
+
+
+def test_responses(seen: Any) -> None:
+    found = seen["responses"]
+    assert found["text"]
+    assert found["status"] == "incomplete"
+    assert found["tokens"][1] > found["tokens"][0]
+    assert found["retrieved"] is True
+    assert found["kinds"][:3] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+    ]
+    assert found["kinds"][-1] == "response.completed"
+    assert set(found["calls"]) == {"weather"}
+    assert found["areWhole"] is True
+
+
+def test_embeddings(seen: Any) -> None:
+    assert seen["embeddings"] == [HIDDEN_SIZE, HIDDEN_SIZE]
 
 
 def test_a_stream_may_be_abandoned(seen: Any) -> None:

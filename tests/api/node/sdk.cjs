@@ -77,6 +77,42 @@ async function abandoned() {
   }
 }
 
+async function responses() {
+  const tools = [{
+    type: "function", name: "weather", strict: true,
+    parameters: {
+      type: "object", required: ["city"], additionalProperties: false,
+      properties: { city: { type: "string", maxLength: 8 } },
+    },
+  }];
+  const fields = { model: "tiny", input: "hello", temperature: 0 };
+  const first = await client.responses.create({ ...fields, max_output_tokens: 6 });
+  const second = await client.responses.create({
+    ...fields, max_output_tokens: 6, previous_response_id: first.id,
+  });
+  const stream = await client.responses.create({
+    ...fields, tools, tool_choice: "required", stream: true,
+  });
+  const seen = { kinds: [], arguments: "", calls: [] };
+  for await (const event of stream) {
+    if (seen.kinds.at(-1) !== event.type) seen.kinds.push(event.type);
+    if (event.type === "response.function_call_arguments.delta") seen.arguments += event.delta;
+    if (event.type === "response.completed") seen.calls = event.response.output;
+  }
+  return {
+    text: first.output_text, status: first.status,
+    tokens: [first.usage.input_tokens, second.usage.input_tokens],
+    retrieved: (await client.responses.retrieve(second.id)).output_text === second.output_text,
+    kinds: seen.kinds, calls: seen.calls.map((call) => call.name),
+    areWhole: seen.arguments === seen.calls.map((call) => call.arguments).join(""),
+  };
+}
+
+async function embeddings() {
+  const answer = await client.embeddings.create({ model: "tiny", input: ["hello", "hello world"] });
+  return answer.data.map((item) => item.embedding.length);
+}
+
 async function models() {
   const listed = [];
   for await (const model of client.models.list()) listed.push(model.id);
@@ -100,6 +136,8 @@ async function main() {
     helper: await helper(),
     legacy: await legacy(),
     abandoned: await abandoned(),
+    responses: await responses(),
+    embeddings: await embeddings(),
     models: await models(),
     badRequest: await failure(() => chat({ temperature: 3 })),
     badStream: await failure(() => chat({ temperature: 3, stream: true })),
