@@ -71,6 +71,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def runner(platform: HostPlatform | None, model: Path) -> Iterator[HipRunner]:
     with closing(create_hip().load(model, OPTIONS, lambda *_: None)) as runner:
+        assert isinstance(runner, HipRunner)
         yield runner
     if platform:
         assert platform.take_finding() == ""
