@@ -9,8 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import httpx
 import jsonschema
+import numpy as np
 import openai
 import pytest
 
@@ -51,6 +53,33 @@ def test_it_answers_streamed_as_plain_and_stops_by_itself(sdk: openai.OpenAI) ->
     )
     text = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
     assert text == plain.choices[0].message.content
+
+
+def test_the_other_apis_give_the_same_answer(sdk: openai.OpenAI, smollm2: LiveServer) -> None:
+    question = "What is the capital of France?"
+    response = sdk.responses.create(model="org/smol", input=question, temperature=0)
+    assert response.output_text == "The capital of France is Paris."
+    assert response.status == "completed"
+    with anthropic.Anthropic(base_url=smollm2.url, api_key="none", max_retries=0) as client:
+        message = client.messages.create(
+            model="org/smol",
+            max_tokens=10_000,  # more than the context
+            messages=[{"role": "user", "content": question}],
+            extra_body={"temperature": 0},
+        )
+    (block,) = message.content
+    assert block.type == "text"
+    assert block.text == response.output_text
+    assert message.stop_reason == "end_turn"
+    assert response.usage is not None
+    assert message.usage.output_tokens == response.usage.output_tokens
+
+
+def test_embeddings_of_related_texts_are_closer(sdk: openai.OpenAI) -> None:
+    texts = ["My dog likes to run.", "A puppy enjoys running.", "Interest rates rose by 2%."]
+    answer = sdk.embeddings.create(model="org/smol", input=texts)
+    dog, puppy, rates = (np.array(item.embedding) for item in answer.data)
+    assert dog @ puppy > dog @ rates
 
 
 def test_special_tokens_from_a_client_are_text(smollm2: LiveServer) -> None:
