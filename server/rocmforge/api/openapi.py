@@ -153,14 +153,14 @@ def endpoints() -> tuple[Endpoint, ...]:
     )
 
 
-@get("/openapi.json", opt={PUBLIC: True})
+@get("/openapi.json")
 async def openapi(service: ServiceDep) -> Response[bytes]:
     """This document."""
     content = msgspec.json.encode(document(service.names))
     return Response(content, media_type=MediaType.JSON)
 
 
-@get("/docs", opt={PUBLIC: True})
+@get("/docs")
 async def docs(service: ServiceDep) -> Response[str]:
     """The same to read, without anything from elsewhere."""
     return Response(
