@@ -32,11 +32,26 @@ def larger(a: Any, b: Any) -> Any:
     return a if a > b else b
 
 
+def exp(x: Any) -> Any:
+    """`numpy.exp` of float32: numba would take double precision for anything else."""
+    return math.exp(np.float32(x))
+
+
+def log(x: Any) -> Any:
+    """`numpy.log` of float32."""
+    return math.log(np.float32(x))
+
+
+def sqrt(x: Any) -> Any:
+    """`numpy.sqrt` of float32."""
+    return math.sqrt(np.float32(x))
+
+
 ON_DEVICE: Final[Mapping[Any, Function]] = {
     np.where: choose,
-    np.exp: math.exp,
-    np.log: math.log,
-    np.sqrt: math.sqrt,
+    np.exp: exp,
+    np.log: log,
+    np.sqrt: sqrt,
     np.minimum: smaller,
     np.maximum: larger,
 }
