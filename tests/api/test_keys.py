@@ -230,3 +230,14 @@ def test_every_answer_has_the_security_headers(keyed: Client) -> None:
 def test_with_tls_browsers_are_told_to_stay_with_it(engine: FakeEngine) -> None:
     with TestClient(build_app(make_service(engine), ApiSettings(has_tls=True))) as client:
         assert "max-age" in client.get("/health").headers["strict-transport-security"]
+
+
+def test_a_stored_response_is_there_for_its_own_key_only(keyed: Client) -> None:
+    body = {"model": "tiny", "input": "hello"}
+    made = keyed.post("/v1/responses", json=body, headers=bearer("user")).json()
+    path = f"/v1/responses/{made['id']}"
+    assert keyed.get(path, headers=bearer("admin")).status_code == 404
+    assert keyed.delete(path, headers=bearer("admin")).status_code == 404
+    follow_up = {**body, "previous_response_id": made["id"]}
+    assert keyed.post("/v1/responses", json=follow_up, headers=bearer("admin")).status_code == 400
+    assert keyed.get(path, headers=bearer("user")).json() == made

@@ -14,7 +14,7 @@ from litestar.config.cors import CORSConfig
 from litestar.di import Provide
 from litestar.exceptions import HTTPException
 
-from rocmforge.api.auth import key_guard
+from rocmforge.api.auth import caller_of, key_guard
 from rocmforge.api.chat import create_chat_completion
 from rocmforge.api.completions import create_completion
 from rocmforge.api.disconnect import ClientLeft
@@ -38,7 +38,7 @@ from rocmforge.api.responses.handlers import (
     delete_response,
     get_response,
 )
-from rocmforge.api.responses.store import ResponseStore
+from rocmforge.api.responses.store import OwnResponses, ResponseStore
 from rocmforge.api.service import Service
 from rocmforge.api.settings import ApiSettings
 from rocmforge.api.tokens import detokenize, tokenize, tokenizer_info
@@ -76,6 +76,10 @@ def build_app(service: Service, settings: ApiSettings, keys: Keyring | None = No
     def service_for(request: Request[Any, Any, Any]) -> Service:
         return replace(service, origin=Origin.of(request))
 
+    def responses_of(request: Request[Any, Any, Any]) -> OwnResponses:
+        caller = caller_of(request)
+        return OwnResponses(response_store, None if caller is None else caller.key.name)
+
     response_store = ResponseStore(
         settings.max_stored_responses, settings.max_stored_response_bytes
     )
@@ -84,7 +88,7 @@ def build_app(service: Service, settings: ApiSettings, keys: Keyring | None = No
         dependencies={
             "service": Provide(service_for, sync_to_thread=False),
             "api_settings": Provide(lambda: settings, sync_to_thread=False),
-            "response_store": Provide(lambda: response_store, sync_to_thread=False),
+            "response_store": Provide(responses_of, sync_to_thread=False),
         },
         guards=[key_guard(keys or Keyring())],
         middleware=[

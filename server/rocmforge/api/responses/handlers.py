@@ -25,13 +25,13 @@ from rocmforge.api.responses.convert import (
     output_messages,
 )
 from rocmforge.api.responses.schema import DeletedResponse, Response, ResponsesRequest
-from rocmforge.api.responses.store import ResponseStore, StoredResponse
+from rocmforge.api.responses.store import OwnResponses, StoredResponse
 from rocmforge.api.responses.writer import ResponsesWriter
 from rocmforge.api.schema import Message
 from rocmforge.api.service import OFFLOAD_BYTES
 from rocmforge.errors import InvalidParameter, ResponseNotFound, UnsupportedFeature
 
-StoreDep = NamedDependency[ResponseStore]
+StoreDep = NamedDependency[OwnResponses]
 
 _decoder = msgspec.json.Decoder(ResponsesRequest)
 
@@ -116,7 +116,7 @@ async def delete_response(
     return json_response(DeletedResponse(id=response_id))
 
 
-def _history(store: ResponseStore, previous_id: str | None) -> list[Message]:
+def _history(store: OwnResponses, previous_id: str | None) -> list[Message]:
     """The conversation that a request goes on from."""
     if previous_id is None:
         return []

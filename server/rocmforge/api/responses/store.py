@@ -21,6 +21,7 @@ class StoredResponse:
     response: Response
     conversation: list[Message]  # without instructions; once finished, with the answer
     task: asyncio.Task[None] | None = None  # while it runs in the background
+    owner: str | None = None  # name of the key it was made with; None on a server without keys
     size: int = field(init=False)  # bytes, about
 
     def __post_init__(self) -> None:
@@ -93,6 +94,36 @@ class ResponseStore:
         for stored in self._stored.values():
             _end(stored)
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class OwnResponses:
+    """The part of a store that one key made; to others it is not there."""
+
+    def __init__(self, store: ResponseStore, owner: str | None) -> None:
+        self._store = store
+        self._owner = owner
+
+    def put(self, stored: StoredResponse) -> None:
+        """As `ResponseStore.put`, for this owner."""
+        stored.owner = self._owner
+        self._store.put(stored)
+
+    def get(self, response_id: str) -> StoredResponse:
+        """As `ResponseStore.get`; another owner's response is not found."""
+        stored = self._store.get(response_id)
+        if stored.owner != self._owner:
+            raise ResponseNotFound(response_id)
+        return stored
+
+    def cancel(self, response_id: str) -> Response:
+        """As `ResponseStore.cancel`."""
+        self.get(response_id)
+        return self._store.cancel(response_id)
+
+    def delete(self, response_id: str) -> None:
+        """As `ResponseStore.delete`."""
+        self.get(response_id)
+        self._store.delete(response_id)
 
 
 def _end(stored: StoredResponse) -> None:
