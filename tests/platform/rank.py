@@ -6,6 +6,7 @@ Says on its standard output, as JSON, what its buffer held in the end and what t
 from __future__ import annotations
 
 import json
+import os
 import sys
 from typing import Any
 
@@ -67,7 +68,9 @@ def main() -> None:
     host = HostPlatform.start(PlatformOptions(platform="host", wave=32, lane_order="forward"))
     answer: dict[str, Any] = {"values": None, "error": ""}
     try:
-        run(answer, **json.loads(sys.argv[1]))
+        task = json.loads(sys.argv[1])
+        os.environ["ROCM_PATH"] = task.pop("libraries")
+        run(answer, **task)
     except BackendError as error:
         answer["error"] = error.message
     print(json.dumps(answer | {"finding": host.take_finding()}))

@@ -7,13 +7,16 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kernels.builder import ROOT
+from kernels.build import NVIDIA_SOURCES
+from kernels.builder import ROOT, build_library
 from rocmforge_hip.parallel.collective import new_group_id
-from tests.support.host_platform import HostPlatform
+from tests.support.host_platform import LIBRARY, ROCM_PATH, HostPlatform
 from tests.support.kernels import PlatformOptions
 
 TIMEOUT_S = 120.0
@@ -30,30 +33,46 @@ def platform(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
-def run_ranks(**different: tuple[Any, Any]) -> list[dict[str, Any]]:
+def run_ranks(libraries: Path = ROCM_PATH, **different: tuple[Any, Any]) -> list[dict[str, Any]]:
     """What both ranks say; arguments are those that differ from a run without mistakes."""
     group, running = new_group_id().hex(), []
-    environment = os.environ | {"RF_HOST_PATIENCE": "3"}  # seconds, for ranks that do not come
-    for rank in range(2):
-        task: dict[str, Any] = {"group": group, "rank": rank, "device": rank, "counts": [5]}
-        task |= {"gathers": True, "writes": True, "captures": False}
-        task |= {name: values[rank] for name, values in different.items()}
-        command = [sys.executable, "-m", "tests.platform.rank", json.dumps(task)]
-        running.append(
-            subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
-        )
-    return [json.loads(process.communicate(timeout=TIMEOUT_S)[0]) for process in running]
+    environment = os.environ | {
+        "RF_HOST_PATIENCE": "3",  # seconds, for ranks that do not come
+        "LD_LIBRARY_PATH": str(libraries / "lib"),
+    }
+    with ExitStack() as stack:
+        for rank in range(2):
+            task: dict[str, Any] = {"group": group, "rank": rank, "device": rank, "counts": [5]}
+            task |= {"gathers": True, "writes": True, "captures": False}
+            task |= {"libraries": str(libraries)}
+            task |= {name: values[rank] for name, values in different.items()}
+            command = [sys.executable, "-m", "tests.platform.rank", json.dumps(task)]
+            process = subprocess.Popen(
+                command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True
+            )
+            running.append(stack.enter_context(process))
+        return [json.loads(process.communicate(timeout=TIMEOUT_S)[0]) for process in running]
 
 
 def findings(**different: tuple[Any, Any]) -> list[str]:
     """What the library told each rank, both of which got an error."""
-    answers = run_ranks(**different)
+    answers = run_ranks(ROCM_PATH, **different)
     assert all(answer["error"] for answer in answers)
     return [answer["finding"] for answer in answers]
 
 
 def test_both_ranks_get_the_sums_and_everything_that_is_gathered() -> None:
     for answer in run_ranks():
+        assert answer == {"values": [3, 5, 7, 9, 11] * 2, "error": "", "finding": ""}
+
+
+def test_nccl_is_called_through_the_library_for_nvidia(tmp_path: Path) -> None:
+    (tmp_path / "lib").mkdir()
+    for name in ("libamdhip64.so", "libnccl.so.2"):
+        (tmp_path / "lib" / name).symlink_to(LIBRARY)
+    sources = sorted(NVIDIA_SOURCES.glob("rccl/*.c"))
+    build_library(sources, (NVIDIA_SOURCES.parent,), tmp_path / "lib/librccl.so")
+    for answer in run_ranks(tmp_path):
         assert answer == {"values": [3, 5, 7, 9, 11] * 2, "error": "", "finding": ""}
 
 

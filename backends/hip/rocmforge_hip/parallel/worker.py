@@ -105,6 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Rank 0 ends this process; a terminal's ^C goes to the whole group.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    logging.disable(logging.WARNING)  # rank 0 warns of the same things
     parser = argparse.ArgumentParser(prog="rocmforge_hip.parallel.worker")
     parser.add_argument("--fd", type=int, required=True, help="end of a socket pair")
     connection: Connection[Any, Any] = Connection(parser.parse_args(arguments).fd)
