@@ -23,8 +23,9 @@ from rocmforge.engine.messages import Submit
 from rocmforge.engine.params import GenerateRequest, SamplingParams, TokenLogprob
 from rocmforge.engine.plan import SchedulerLimits
 from rocmforge.engine.status import EngineStats
-from rocmforge.errors import EngineError
+from rocmforge.errors import BadGguf, EngineError
 from rocmforge_hip.backend import create as create_hip
+from rocmforge_hip.loader import read_exactly
 from rocmforge_hip.memory import PinnedBuffer
 from rocmforge_hip.runner import HipRunner
 from rocmforge_reference import ops as reference_ops
@@ -320,6 +321,27 @@ def test_memory_does_not_grow_with_steps_and_is_given_back(
             driver.run(Chunk(tokens=PROMPT[:1], blocks=[1]))
         assert host.live_bytes == loaded
     assert host.live_bytes == before
+
+
+def test_a_load_that_fails_halfway_gives_everything_back(
+    host: HostPlatform | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if host is None:
+        pytest.skip("only the host platform counts what is allocated")
+    path = write_model(fitting(by_name("llama")), tmp_path)
+    reads = count()
+
+    def fail_later(*arguments: Any) -> None:
+        if next(reads) == 5:
+            raise BadGguf(str(path), "the file became shorter while it was read")
+        read_exactly(*arguments)
+
+    before = host.live_bytes
+    monkeypatch.setattr("rocmforge_hip.loader.read_exactly", fail_later)
+    with pytest.raises(BadGguf, match="became shorter"):
+        create_hip().load(path, OPTIONS, lambda *_: None)
+    assert host.live_bytes == before
+    assert host.take_finding() == ""
 
 
 def test_a_thousand_requests_leave_no_memory_behind(
