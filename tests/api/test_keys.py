@@ -17,6 +17,7 @@ from tests.api.conftest import Client
 from tests.api.fake_engine import FakeEngine, make_service
 
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
+PROMPT = {"model": "tiny", "prompt": "hello there"}
 
 
 def a_key(name: str, **limits: object) -> ApiKey:
@@ -241,3 +242,11 @@ def test_a_stored_response_is_there_for_its_own_key_only(keyed: Client) -> None:
     follow_up = {**body, "previous_response_id": made["id"]}
     assert keyed.post("/v1/responses", json=follow_up, headers=bearer("admin")).status_code == 400
     assert keyed.get(path, headers=bearer("user")).json() == made
+
+
+def test_what_each_key_used_is_counted(keyed: Client) -> None:
+    usage = keyed.post("/v1/completions", json=PROMPT, headers=bearer("user")).json()["usage"]
+    metrics = keyed.get("/metrics", headers=bearer("metrics")).text
+    for kind in ("prompt", "completion"):
+        labels = f'engine="0",key="user",kind="{kind}",model_name="tiny"'
+        assert f"rocmforge_key_tokens_total{{{labels}}} {usage[f'{kind}_tokens']}.0" in metrics

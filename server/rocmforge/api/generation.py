@@ -256,10 +256,15 @@ class Generation:
         self._is_closed = True
         for choice in self.choices:
             choice.close()
-        origin = self._service.origin
-        if origin.caller is not None:
-            completion_tokens = sum(choice.num_tokens for choice in self.choices)
-            origin.caller.release(len(self.choices), completion_tokens)
+        origin, caller = self._service.origin, self._service.origin.caller
+        if caller is not None:
+            usage = self.usage()
+            caller.release(len(self.choices), usage.completion_tokens)
+            self._service.metrics.used(
+                caller.key.name,
+                prompt_tokens=usage.prompt_tokens,
+                completion_tokens=usage.completion_tokens,
+            )
         end_ns = now_ns()
         request_log = self._service.request_log
         texts = self._texts() if request_log.with_texts else []

@@ -54,7 +54,7 @@ _CHOICES_BUCKETS = (1, 2, 5, 10, 20)
 # Families that vLLM does not have, or has with coarser buckets.
 _OURS_ONLY = {
     *("build", "engine_restarts", "engine_ready", "engine_steps", "engine_device_seconds"),
-    *("host_processed_rows", "request_errors", "weights_bytes", "kv_cache_bytes"),
+    *("host_processed_rows", "request_errors", "weights_bytes", "kv_cache_bytes", "key_tokens"),
 }
 _COARSER_IN_VLLM = {"inter_token_latency_seconds", "request_time_per_output_token_seconds"}
 
@@ -83,6 +83,12 @@ class Metrics:
             PREFIX + "request_errors",
             "Requests answered with an error status.",
             (*_LABELS, "status"),
+            registry=self._registry,
+        )
+        self._key_tokens = Counter(
+            PREFIX + "key_tokens",
+            "Tokens used with each API key, of prompts and completions.",
+            (*_LABELS, "key", "kind"),
             registry=self._registry,
         )
         self.first_token = self._histogram(
@@ -125,6 +131,11 @@ class Metrics:
     def refused(self, status: int) -> None:
         """Counts an answer with an error status."""
         self._errors.labels(self._model, _ENGINE, str(status)).inc()
+
+    def used(self, key: str, *, prompt_tokens: int, completion_tokens: int) -> None:
+        """Counts what a request of the key with this name has used."""
+        for kind, count in (("prompt", prompt_tokens), ("completion", completion_tokens)):
+            self._key_tokens.labels(self._model, _ENGINE, key, kind).inc(count)
 
     def render(self, accept: str, *, vllm_names: bool) -> tuple[bytes, str]:
         """The exposition in the format that the Accept header asks for, and its content type."""
