@@ -77,7 +77,6 @@ def measure_gemm(watch: Stopwatch, layer: Layer, rows: int) -> Measurement:
     rng = np.random.default_rng(0)
     x = device.upload(rng.standard_normal((rows, layer.units * 32)).astype(np.float16))
     out = device.empty((rows, layer.width), np.float32)
-    threads = 128 if device.arch.startswith("sm_") else 256
 
     def cases() -> Iterator[Measurement]:
         for tile, splits in geometries(layer, rows):
@@ -109,7 +108,7 @@ def measure_gemm(watch: Stopwatch, layer: Layer, rows: int) -> Measurement:
                         layer.activation,
                         split_units,
                         grid=(-(-rows // tile), -(-layer.stored_rows // 128), splits),
-                        block=threads,
+                        block=device.max_threads(f"rf_gemm_{name}_m{tile}"),
                         stream=watch.stream,
                     )
                     if partial is None:

@@ -1,7 +1,8 @@
 """rf_gemm_* and rf_gemm_sum: linear layers for many rows.
 
 Names of cases follow the kernel's loops: a block takes a tile of rows and 128 stored rows of the
-matrix, and goes over K in steps of 32, two at a time.
+matrix, and goes over K in steps of 32, two at a time. A tile of 32 rows of quantised weights goes
+over K in steps of 128 or 256, and in two ways, for more than 16 rows and for fewer.
 """
 
 from __future__ import annotations
@@ -25,11 +26,6 @@ Float16 = npt.NDArray[np.float16]
 Float32 = npt.NDArray[np.float32]
 # Weights and their scales are rounded to halves, with 11 significant bits.
 _ROUNDING = 2.0**-11
-
-
-def _threads(device: Device) -> int:
-    """What the kernel is compiled for: four waves where these have registers for it, else eight."""
-    return 128 if device.arch.startswith("sm_") else 256
 
 
 def _gemm(
@@ -56,8 +52,9 @@ def _gemm(
     if splits > 1:
         split_units = -(-layer.units // (8 * splits)) * 8
         partial = device.empty((splits, rows, layer.stored_rows), np.float32, "partial")
+    kernel = f"rf_gemm_{layer.weights[0].name}_m{tile}"
     device.launch(
-        f"rf_gemm_{layer.weights[0].name}_m{tile}",
+        kernel,
         device.upload(layer.packed(), "weight"),
         device.upload(x, "x"),
         *shared,
@@ -68,7 +65,7 @@ def _gemm(
         layer.activation,
         split_units,
         grid=(-(-rows // tile), -(-layer.stored_rows // 128), splits),
-        block=_threads(device),
+        block=device.max_threads(kernel),
     )
     if partial is not None:
         arguments = (*shared, splits, layer.width, layer.activation)
@@ -104,10 +101,18 @@ def test_tiles_cover_rows_and_columns(device: Device, tile: int) -> None:
 
 @pytest.mark.parametrize("units", [2, 3, 8, 17], ids=["even", "odd", "eight", "many_and_odd"])
 @pytest.mark.parametrize("name", ["f16", "q4_0"])
-def test_steps_through_k(device: Device, name: str, units: int) -> None:
+@pytest.mark.parametrize("rows", [3, 17], ids=["half_a_tile", "a_tile"])
+def test_steps_through_k(device: Device, name: str, units: int, rows: int) -> None:
     rng = np.random.default_rng(2)
     layer = random_layer(rng, name, 32, 32 * units)
-    _check(device, layer, random_activation(rng, 3, 32 * units))
+    _check(device, layer, random_activation(rng, rows, 32 * units))
+
+
+@pytest.mark.parametrize("rows", [16, 32, 33, 49])
+def test_tiles_of_few_rows(device: Device, rows: int) -> None:
+    rng = np.random.default_rng(7)
+    layer = random_layer(rng, "q5_k", 136, 512)
+    _check(device, layer, random_activation(rng, rows, 512))
 
 
 @pytest.mark.parametrize("name", ["bf16", "q4_k"])
@@ -121,10 +126,13 @@ def test_gates(device: Device, name: str, tile: int, activation: int) -> None:
 
 @pytest.mark.parametrize("splits", [2, 3])
 @pytest.mark.parametrize("activation", [0, SILU], ids=["plain", "gated"])
-def test_blocks_may_share_k(device: Device, splits: int, activation: int) -> None:
+@pytest.mark.parametrize(("name", "units"), [("q5_1", 19), ("q6_k", 24)])
+def test_blocks_may_share_k(
+    device: Device, name: str, units: int, splits: int, activation: int
+) -> None:
     rng = np.random.default_rng(4)
-    layer = random_layer(rng, "q5_1", 40, 32 * 19, activation)
-    _check(device, layer, random_activation(rng, 2, 32 * 19), splits=splits)
+    layer = random_layer(rng, name, 40, 32 * units, activation)
+    _check(device, layer, random_activation(rng, 2, 32 * units), splits=splits)
 
 
 @pytest.mark.parametrize("splits", [1, 2])

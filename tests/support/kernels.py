@@ -240,6 +240,10 @@ class Device:
         """hip-python's handle of the kernel."""
         return self._function(kernel)[0]
 
+    def max_threads(self, kernel: str) -> int:
+        """Threads of a block that the kernel is compiled for."""
+        return int(self._images.find(kernel)[1]["max_threads"])
+
     def _function(self, kernel: str) -> tuple[Any, ArgumentPacker]:
         if kernel not in self._functions:
             path, entry = self._images.find(kernel)

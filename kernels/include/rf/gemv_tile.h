@@ -13,10 +13,6 @@ namespace rf {
 inline constexpr int kGemvThreads = 256;  // at most; a multiple of 64
 inline constexpr int kGroups = 2;         // of a block
 
-// Keeps the compiler from moving loads over this point. It would move those for the next step of a
-// loop into that step, where it is too late to begin them.
-__device__ __forceinline__ void issue_loads() { asm volatile("" ::: "memory"); }
-
 template <int kRows>
 class GemvTile {
  public:

@@ -7,6 +7,10 @@
 
 namespace rf {
 
+// Keeps the compiler from moving loads over this point. It would move those for the next step of a
+// loop into that step, where it is too late to begin them.
+__device__ __forceinline__ void issue_loads() { asm volatile("" ::: "memory"); }
+
 // Outputs of a layer and the stored rows of its matrix (weights.h).
 struct Outputs {
   int width;       // columns of the result

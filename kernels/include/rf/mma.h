@@ -10,6 +10,11 @@
 //
 // kWideTiles says whether a wave has registers for 64x64 of C; it has for 64x32 everywhere.
 //
+// Where kDirectWaves is not 0, A may also be made in registers: of chunks lane_chunk() of the rows
+// lane_row(0 .. kLaneRows - 1), fragment_a() makes what load_a() reads. A block that does so has
+// that many waves: as few registers a wave as let enough of them run. On gfx11, whose lanes hold
+// every row twice, there are not enough.
+//
 // The tables agree with AMD's matrix instruction calculator (gfx90a, gfx942, gfx11, gfx12).
 //
 // The sum over k may be taken in any order as long as A and B agree. Where an instruction wants
@@ -35,6 +40,7 @@ using Chunk8 = Vec<uint32_t, 4>;  // 8 halves
 struct Mma {
   static constexpr int kStepChunks = 4;
   static constexpr bool kWideTiles = true;
+  static constexpr int kDirectWaves = 4;
   struct Acc {
     float value[8];
   };
@@ -56,6 +62,13 @@ struct Mma {
   template <class Tile>
   static __device__ __forceinline__ Fragment load_b(const Tile& tile, int first_row, int chunk) {
     return load_a(tile, first_row, chunk);
+  }
+
+  static constexpr int kLaneRows = 2;
+  static __device__ __forceinline__ int lane_row(int i) { return lane_id() / 4 + 8 * i; }
+  static __device__ __forceinline__ int lane_chunk() { return lane_id() % 4; }
+  static __device__ __forceinline__ Fragment fragment_a(const Chunk8 (&own)[2]) {
+    return {own[0], own[1]};
   }
 
   static __device__ __forceinline__ void multiply(Acc& c, const Fragment& a, const Fragment& b) {
@@ -86,6 +99,7 @@ struct Mma {
 struct Mma {
   static constexpr int kStepChunks = 2;
   static constexpr bool kWideTiles = false;
+  static constexpr int kDirectWaves = 0;
   struct Acc {
     Vec<float, 8> value;
   };
@@ -121,6 +135,7 @@ struct Mma {
 struct Mma {
   static constexpr int kStepChunks = 2;
   static constexpr bool kWideTiles = false;
+  static constexpr int kDirectWaves = 8;
   struct Acc {
     Vec<float, 8> value;
   };
@@ -131,12 +146,18 @@ struct Mma {
 
   template <class Tile>
   static __device__ __forceinline__ Fragment load_a(const Tile& tile, int first_row, int chunk) {
-    return __builtin_bit_cast(Fragment,
-                              tile(first_row + lane_id() % 16, chunk + lane_id() / 16));
+    return __builtin_bit_cast(Fragment, tile(first_row + lane_id() % 16, chunk + lane_id() / 16));
   }
   template <class Tile>
   static __device__ __forceinline__ Fragment load_b(const Tile& tile, int first_row, int chunk) {
     return load_a(tile, first_row, chunk);
+  }
+
+  static constexpr int kLaneRows = 1;
+  static __device__ __forceinline__ int lane_row(int) { return lane_id() % 16; }
+  static __device__ __forceinline__ int lane_chunk() { return lane_id() / 16; }
+  static __device__ __forceinline__ Fragment fragment_a(const Chunk8 (&own)[1]) {
+    return __builtin_bit_cast(Fragment, own[0]);
   }
 
   static __device__ __forceinline__ void multiply(Acc& c, Fragment a, Fragment b) {
@@ -189,6 +210,7 @@ __device__ __forceinline__ Vec<float, 4> mfma_16x16x16(Vec<half, 4> a, Vec<half,
 struct Mma {
   static constexpr int kStepChunks = 4;
   static constexpr bool kWideTiles = true;
+  static constexpr int kDirectWaves = 8;
   struct Acc {
     Vec<float, 4> value;
   };
@@ -205,6 +227,11 @@ struct Mma {
   static __device__ __forceinline__ Fragment load_b(const Tile& tile, int first_row, int chunk) {
     return load_a(tile, first_row, chunk);
   }
+
+  static constexpr int kLaneRows = 1;
+  static __device__ __forceinline__ int lane_row(int) { return lane_id() % 16; }
+  static __device__ __forceinline__ int lane_chunk() { return lane_id() / 16; }
+  static __device__ __forceinline__ Fragment fragment_a(const Chunk8 (&own)[1]) { return own[0]; }
 
   static __device__ __forceinline__ void multiply(Acc& c, Fragment a, Fragment b) {
 #if defined(__gfx950__)
@@ -229,6 +256,7 @@ struct Mma {
 struct Mma {
   static constexpr int kStepChunks = 1;
   static constexpr bool kWideTiles = false;
+  static constexpr int kDirectWaves = 0;
   struct Acc {
     float value[8];
   };
@@ -259,9 +287,9 @@ struct Mma {
     for (int i = 0; i < 8; ++i) {
 #pragma unroll
       for (int word = 0; word < 4; ++word) {
-        c.value[i] = dot2(__builtin_bit_cast(Vec<half, 2>, uint32_t(a.rows[i / 2][word])),
-                          __builtin_bit_cast(Vec<half, 2>, uint32_t(b.rows[i % 2][word])),
-                          c.value[i]);
+        c.value[i] =
+            dot2(__builtin_bit_cast(Vec<half, 2>, uint32_t(a.rows[i / 2][word])),
+                 __builtin_bit_cast(Vec<half, 2>, uint32_t(b.rows[i % 2][word])), c.value[i]);
       }
     }
   }

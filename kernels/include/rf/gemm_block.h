@@ -1,0 +1,107 @@
+// The tile of y that a GEMM block computes: how its waves divide it, and how it is written.
+#pragma once
+
+#include "rf/linear.h"
+#include "rf/mma.h"
+
+namespace rf {
+
+inline constexpr int kTileColumnsBits = 7;
+inline constexpr int kTileColumns = 1 << kTileColumnsBits;
+
+struct GemmArguments {
+  const uint8_t* weight;
+  const half* x;  // [rows, 32 units]
+  int rows;
+  int units;
+  Outputs outputs;
+  Result result;
+  float* partial;  // [splits, rows, stored rows], or null if one block takes all of K
+  int split_units;
+};
+
+// The waves of a block form a grid over its tile, kWaveColumns wide. If kTransposed, the
+// accumulators hold y^T.
+template <int kTileRows, int kWaves, int kWaveColumns, bool kTransposed = false>
+struct GemmBlock {
+  static constexpr int kThreads = kWaves * kWave;
+  static constexpr int kWaveRows = kWaves / kWaveColumns;
+  static constexpr int kRowTiles = kTileRows / 16 / kWaveRows;
+  static constexpr int kColumnTiles = kTileColumns / 16 / kWaveColumns;
+
+  using Accumulators = Mma::Acc[kRowTiles][kColumnTiles];
+
+  // A tile of 16 rows of each wave, on the way out. The padding keeps the rows of a matrix
+  // instruction's result in different banks.
+  static constexpr int kStagedRows = 16 * kWaveRows;
+  struct Staged {
+    float values[kStagedRows][kTileColumns + 8];
+  };
+  static __device__ __forceinline__ int wave_row() {
+    return wave_id() / kWaveColumns * (kRowTiles * 16);
+  }
+  static __device__ __forceinline__ int wave_column() {
+    return wave_id() % kWaveColumns * (kColumnTiles * 16);
+  }
+
+  // Through LDS, as a lane holds a few values of many rows and memory wants whole rows.
+  static __device__ __forceinline__ void store(const Accumulators& sums, Staged& staged,
+                                               const GemmArguments& arguments, int first_row,
+                                               int first_column) {
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i) {
+      __syncthreads();
+#pragma unroll
+      for (int j = 0; j < kColumnTiles; ++j) {
+#pragma unroll
+        for (int v = 0; v < kAccValues; ++v) {
+          const int row = kTransposed ? Mma::column(v) : Mma::row(v);
+          const int column = kTransposed ? Mma::row(v) : Mma::column(v);
+          staged.values[wave_row() / kRowTiles + row][wave_column() + 16 * j + column] =
+              sums[i][j].value[v];
+        }
+      }
+      __syncthreads();
+      store_staged(staged, arguments, first_row + 16 * i, first_column);
+    }
+  }
+
+ private:
+  // Row r of `staged` belongs to wave r / 16 of a column of waves.
+  static __device__ __forceinline__ void store_staged(const Staged& staged,
+                                                      const GemmArguments& arguments, int first_row,
+                                                      int first_column) {
+    const Outputs& outputs = arguments.outputs;
+    const int stored_rows = outputs.stored_rows();
+    const bool is_gated = outputs.activation != kNotGated && !arguments.partial;
+    const int fours_bits = is_gated ? kTileColumnsBits - 3 : kTileColumnsBits - 2;  // of a row
+#pragma unroll 1
+    for (int item = threadIdx.x; item < kStagedRows << fours_bits; item += kThreads) {
+      const int r = item >> fours_bits;
+      const int64_t row = first_row + r / 16 * (16 * kRowTiles) + r % 16;
+      const int four = (item - (r << fours_bits)) * 4;
+      if (row >= arguments.rows) continue;
+      if (is_gated) {
+        const int gate = Outputs::gate_row(four);
+        const int column = first_column / 2 + four;
+        if (column >= outputs.width) continue;
+        const auto gates = load16(&staged.values[r][gate]);
+        const auto ups = load16(&staged.values[r][gate + kGateRows]);
+        Vec<float, 4> values;
+        for (int k = 0; k < 4; ++k) values[k] = gated(gates[k], ups[k], outputs.activation);
+        arguments.result.store_four(row, column, outputs.width, values);
+        continue;
+      }
+      const int column = first_column + four;
+      const auto values = load16(&staged.values[r][four]);
+      if (arguments.partial && column < stored_rows) {
+        const int64_t split_row = static_cast<int64_t>(blockIdx.z) * arguments.rows + row;
+        store16(arguments.partial + split_row * stored_rows + column, values);
+      } else if (!arguments.partial && column < outputs.width) {
+        arguments.result.store_four(row, column, outputs.width, values);
+      }
+    }
+  }
+};
+
+}  // namespace rf

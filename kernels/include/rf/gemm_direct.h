@@ -1,0 +1,236 @@
+// GEMM for few rows of x, where reading W is what takes the time.
+//
+// Every weight meets one tile of rows only, so nothing is gained by sharing it: a lane loads the
+// weights of its own row and unpacks them straight into the fragment of a matrix instruction. The
+// fragment wants other weights of a row in other lanes; as any order of K serves, lane group c
+// takes chunk c of a step whole (its units, 16 bytes a load), and x is read from LDS in that order.
+#pragma once
+
+#include "rf/formats.h"
+#include "rf/gemm_block.h"
+#include "rf/gemm_tiles.h"
+
+namespace rf {
+
+// A tile of x in LDS: kTileRows rows, kTileUnits units of K. A chunk of weights has kChunkUnits.
+template <int kTileRows, int kTileUnits, int kChunkUnits, int kThreads>
+class DirectActivations {
+ public:
+  static constexpr int kPieces = kTileRows * kTileUnits * kTileChunks;  // of 16 bytes
+
+  __device__ __forceinline__ DirectActivations(const GemmArguments& arguments, int first_row)
+      : from_(arguments.x + static_cast<int64_t>(first_row) * arguments.units * kUnit) {
+    const int present = arguments.rows - first_row;
+#pragma unroll
+    for (int i = 0; i < kCopies; ++i) {
+      offset_[i] =
+          row_of(i) < present ? row_of(i) * arguments.units * kUnit + piece_of(i) * 8 : kAbsent;
+    }
+  }
+
+  // Begins to bring units `unit` and following; those from `end` on are zeros, like rows beyond the
+  // last. (To load the last row again instead would send all blocks to the same memory at once.)
+  __device__ __forceinline__ void start(int unit, int end, U4* tile) {
+#pragma unroll
+    for (int i = 0; i < kCopies; ++i) {
+      if (!in_tile(i)) continue;
+      const bool present = offset_[i] != kAbsent && unit + piece_of(i) / kTileChunks < end;
+      const half* from = from_ + offset_[i] + unit * kUnit;
+      if constexpr (kHasAsyncCopy) {
+        U4* to = tile + place(row_of(i), piece_of(i) / kTileChunks, piece_of(i) % kTileChunks);
+        if (present) {
+          async_copy16(to, from);
+        } else {
+          *to = U4{};
+        }
+      } else {
+        copied_[i] = present ? *reinterpret_cast<const U4*>(from) : U4{};
+      }
+    }
+  }
+
+  // After this and a barrier, the tile that start() was given is complete.
+  __device__ __forceinline__ void finish(U4* tile) {
+    if constexpr (kHasAsyncCopy) {
+      async_wait();
+    } else {
+#pragma unroll
+      for (int i = 0; i < kCopies; ++i) {
+        if (!in_tile(i)) continue;
+        tile[place(row_of(i), piece_of(i) / kTileChunks, piece_of(i) % kTileChunks)] = copied_[i];
+      }
+    }
+  }
+
+  // Where piece `piece` of a unit lies. Neither the lanes that write consecutive pieces of a row
+  // nor those that read one piece of several rows and chunks meet a bank conflict.
+  static __device__ __forceinline__ int place(int row, int unit, int piece) {
+    const int chunk = unit / kChunkUnits;
+    const int spread =
+        piece % 2 | (unit % kChunkUnits ^ chunk % 2) << 1 | (piece / 2 ^ chunk / 2 % 2) << 2;
+    return (unit * kTileChunks + piece) * kTileRows + (row ^ spread);
+  }
+
+ private:
+  static constexpr int kCopies = (kPieces + kThreads - 1) / kThreads;
+  static constexpr int kRowPieces = kTileUnits * kTileChunks;
+
+  static __device__ __forceinline__ int index(int i) { return threadIdx.x + i * kThreads; }
+  static __device__ __forceinline__ int row_of(int i) { return index(i) / kRowPieces; }
+  static __device__ __forceinline__ int piece_of(int i) { return index(i) % kRowPieces; }
+  static __device__ __forceinline__ bool in_tile(int i) {
+    return kPieces % kThreads == 0 || index(i) < kPieces;
+  }
+
+  static constexpr int kAbsent = -1;
+
+  const half* from_;
+  int offset_[kCopies];
+  U4 copied_[kHasAsyncCopy ? 1 : kCopies];
+};
+
+// Matrix is Mma, where that has matrix instructions.
+template <class Format, int kTileRows, class Matrix>
+class DirectGemm {
+  using Block = GemmBlock<kTileRows, Matrix::kDirectWaves, Matrix::kDirectWaves, true>;
+  static constexpr int kUnits = Format::kUnits;
+  static constexpr int kGroupChunks = Matrix::kStepChunks;  // that a wave multiplies at once
+  static constexpr int kGroupUnits = kGroupChunks * kUnits;
+  static constexpr int kTileUnits = kGroupUnits < 4 ? 4 : kGroupUnits;
+  using Activations = DirectActivations<kTileRows, kTileUnits, kUnits, Block::kThreads>;
+
+ public:
+  union Lds {
+    U4 x[2][Activations::kPieces];
+    typename Block::Staged staged;
+  };
+
+  static __device__ __forceinline__ void run(const GemmArguments& arguments, int first_row,
+                                             Lds& lds) {
+    const int first_column = blockIdx.y * kTileColumns;
+    const int begin = blockIdx.z * arguments.split_units;
+    const int end = min(begin + arguments.split_units, arguments.units);
+
+    Weights weights(arguments, first_column + Block::wave_column());
+    Activations x(arguments, first_row);
+    x.start(begin, end, lds.x[0]);
+    weights.load(begin / kUnits);
+    x.finish(lds.x[0]);
+    lds_barrier();
+
+    typename Block::Accumulators sums{};
+    int buffer = 0;
+    for (int unit = begin; unit < end; unit += kTileUnits) {
+      const int next = unit + kTileUnits;
+      if (next < end) x.start(next, end, lds.x[1 - buffer]);
+#pragma unroll
+      for (int group = 0; group < kTileUnits / kGroupUnits; ++group) {
+        // The next weights travel while these are used. They are asked for after x: AMD's loads
+        // complete in order, so that waiting for x would be waiting for the weights too.
+        const int chunk = unit / kUnits + group * kGroupChunks;
+        const typename Weights::Held held = weights.held();
+        issue_loads();
+        weights.load(chunk + kGroupChunks);
+        issue_loads();
+        multiply(sums, held, chunk, group, lds.x[buffer]);
+      }
+      if (next < end) x.finish(lds.x[1 - buffer]);
+      lds_barrier();
+      buffer = 1 - buffer;
+    }
+    Block::store(sums, lds.staged, arguments, first_row, first_column);
+  }
+
+ private:
+  // What a lane loads of the weights of its wave.
+  class Weights {
+   public:
+    struct Held {
+      typename Format::Chunk chunk[Block::kColumnTiles][Matrix::kLaneRows];
+    };
+
+    __device__ __forceinline__ Weights(const GemmArguments& arguments, int first_column)
+        : last_(arguments.units / kUnits - 1) {
+      const int stored_rows = arguments.outputs.stored_rows();
+#pragma unroll
+      for (int j = 0; j < Block::kColumnTiles; ++j) {
+#pragma unroll
+        for (int r = 0; r < Matrix::kLaneRows; ++r) {
+          const int row = min(first_column + 16 * j + Matrix::lane_row(r), stored_rows - 1);
+          rows_[j][r] = Format::of(Planes(arguments.weight, stored_rows, row), arguments.units);
+        }
+      }
+    }
+
+    // The chunks from `first` on; those beyond the last are the last again.
+    __device__ __forceinline__ void load(int first) {
+      const int chunk = min(first + Matrix::lane_chunk(), last_);
+#pragma unroll
+      for (int j = 0; j < Block::kColumnTiles; ++j) {
+#pragma unroll
+        for (int r = 0; r < Matrix::kLaneRows; ++r) {
+          held_.chunk[j][r] = rows_[j][r].load(chunk);
+        }
+      }
+    }
+
+    __device__ __forceinline__ const Held& held() const { return held_; }
+
+   private:
+    Format rows_[Block::kColumnTiles][Matrix::kLaneRows];
+    int last_;
+    Held held_;
+  };
+
+  // Adds the products of the chunks from `chunk` on, which are group `group` of the tile of x.
+  static __device__ __forceinline__ void multiply(typename Block::Accumulators& sums,
+                                                  const typename Weights::Held& held, int chunk,
+                                                  int group, const U4* x) {
+#pragma unroll
+    for (int u = 0; u < kUnits; ++u) {
+#pragma unroll
+      for (int piece = 0; piece < kTileChunks; ++piece) {
+        const auto x_tile = [&](int row, int c) {
+          const int unit = (group * kGroupChunks + c) * kUnits + u;
+          return x[Activations::place(row, unit, piece)];
+        };
+        decltype(Matrix::load_b(x_tile, 0, 0)) b[Block::kRowTiles];
+#pragma unroll
+        for (int i = 0; i < Block::kRowTiles; ++i) b[i] = Matrix::load_b(x_tile, 16 * i, 0);
+#pragma unroll
+        for (int j = 0; j < Block::kColumnTiles; ++j) {
+          Chunk8 own[Matrix::kLaneRows];
+#pragma unroll
+          for (int r = 0; r < Matrix::kLaneRows; ++r) {
+            const auto& weights = held.chunk[j][r];
+            const auto scales = Format::scales(weights, (chunk + Matrix::lane_chunk()) % 4, u);
+            own[r] = half_weights<Format>(weights, scales, u, piece);
+          }
+          const auto a = Matrix::fragment_a(own);
+#pragma unroll
+          for (int i = 0; i < Block::kRowTiles; ++i) Matrix::multiply(sums[i][j], a, b[i]);
+        }
+      }
+    }
+  }
+};
+
+// A block takes 32 rows, or 16 where there are no more.
+template <class Format, class Matrix = Mma>
+__device__ __forceinline__ void direct_gemm(const GemmArguments& arguments) {
+  using Half = DirectGemm<Format, 16, Matrix>;
+  using Full = DirectGemm<Format, 32, Matrix>;
+  union Lds {
+    typename Half::Lds half;
+    typename Full::Lds full;
+  };
+  __shared__ Lds lds;
+  const int first_row = blockIdx.x * 32;
+  if (arguments.rows - first_row <= 16) {
+    Half::run(arguments, first_row, lds.half);
+  } else {
+    Full::run(arguments, first_row, lds.full);
+  }
+}
+
+}  // namespace rf
