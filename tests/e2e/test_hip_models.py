@@ -122,6 +122,7 @@ def generate_and_count(
     *,
     num_logprobs: int = -1,
     max_tokens: int = MAX_TOKENS,
+    num_drafts: int = 0,
     options: LoadOptions = OPTIONS,
 ) -> tuple[list[Generated], EngineStats]:
     """The same, with what the engine counted."""
@@ -132,7 +133,9 @@ def generate_and_count(
         max_waiting=len(prompts),
     )
     core = EngineCore(runner, limits, lambda: next(clock))
-    sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0, num_logprobs=num_logprobs)
+    sampling = SamplingParams(
+        max_tokens=max_tokens, temperature=0.0, num_logprobs=num_logprobs, num_drafts=num_drafts
+    )
     submits = [
         Submit(
             request=GenerateRequest(
@@ -455,6 +458,19 @@ def test_a_mask_acts_on_the_device_in_prefills_and_in_captured_decodes(
         mask[0, token // 32] = 1 << token % 32
         tiny.submit(replace(step, sampling=replace(step.sampling, allowed=mask)))
         assert tiny.collect().token_ids.tolist() == [token]
+
+
+def test_guesses_that_are_checked_together_give_the_references_tokens(
+    stack: ExitStack, tmp_path: Path
+) -> None:
+    recipe = by_name("llama")
+    few = replace(recipe, config=recipe.config | {"vocab_size": 16})  # so that it repeats itself
+    path = write_model(fitting(few), tmp_path)
+    prompts = [[token % 16 for token in prompt] for prompt in PROMPTS]
+    expected = generate(load_reference(stack, path), prompts, num_logprobs=2)
+    got, stats = generate_and_count(load_hip(stack, path), prompts, num_drafts=4)
+    assert stats.accepted_tokens_total > 0
+    assert_same_until_a_near_tie(got, expected, 4 * FLOAT_TOLERANCE)
 
 
 def test_masks_may_come_while_a_step_runs(tiny: HipRunner) -> None:
