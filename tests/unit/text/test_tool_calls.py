@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import typing
 from itertools import pairwise
 from random import Random
 
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from rocmforge.engine.grammar import Grammars, Matcher
 from rocmforge.engine.params import TokenPieces
+from rocmforge.settings import Settings
 from rocmforge.text.grammar import Schema, json_schema_grammar
 from rocmforge.text.tokenizer import Tokenizer
 from rocmforge.text.tool_calls import (
@@ -283,6 +285,12 @@ def test_arguments_read_back_as_what_was_written() -> None:
 )
 def test_the_template_tells_the_format(template: str, name: str) -> None:
     assert format_for(template) is FORMATS[name]
+
+
+def test_the_operator_can_choose_every_format() -> None:
+    hint = typing.get_type_hints(Settings)["tool_format"]
+    choices = typing.get_args(hint)
+    assert {*choices} == {"auto", *FORMATS}
 
 
 def matcher_of(tokenizer: Tokenizer, grammar: str) -> Matcher:
