@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from rocmforge.backend.protocol import LoadOptions, Runner, StepOutput
+from rocmforge.backend.protocol import LoadOptions, MasksLate, Runner, StepOutput
 from rocmforge.engine.client import AsyncEngine
 from rocmforge.engine.config import EngineConfig
 from rocmforge.engine.params import FinishReason, SamplingParams, TokenEvent
@@ -171,6 +171,31 @@ def test_each_step_may_start_before_the_one_before_it_is_read(
     assert pipelined(runner, 6) == expected
     notes = "\n".join(runner.info.notes)
     assert all(device.info.name in notes for device in find_devices(select_platform())[:RANKS])
+
+
+def masked_late(runner: Runner) -> list[int]:
+    """A token that a late mask forces in a prefill, and what follows on the devices."""
+    assert isinstance(runner, MasksLate)
+    size, words = runner.info.block_size, -(-runner.info.vocab_size // 32)
+    step = make_step(0, [Chunk(tokens=PROMPT[:20], blocks=[0])], size)
+    room = np.full((1, words), 0xFFFFFFFF, np.uint32)
+    late = replace(step.sampling, allowed=room, is_masked_later=True)
+    runner.submit(replace(step, sampling=late))
+    mask = np.zeros((1, words), np.uint32)
+    mask[0, 2] = 1 << 3
+    runner.constrain(mask)
+    tokens = []
+    for index in range(1, 4):
+        chunk = Chunk(tokens=[0], start=19 + index, blocks=[0], sources=[0])
+        runner.submit(make_step(index, [chunk], size))
+        tokens.append(int(runner.collect().token_ids[0]))
+    return [*tokens, int(runner.collect().token_ids[0])]
+
+
+def test_masks_that_come_late_reach_every_rank(stack: ExitStack, model: Path) -> None:
+    expected = masked_late(load(stack, model))
+    assert expected[0] == 67
+    assert masked_late(load(stack, model, tensor_parallel=RANKS)) == expected
 
 
 def children(pid: int) -> list[int]:

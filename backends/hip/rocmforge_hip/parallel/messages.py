@@ -1,7 +1,8 @@
 """What rank 0 and the other ranks tell each other: pickled, between processes of one program.
 
 A worker is sent `Start`, then the group's id as bytes; from then on each call that rank 0 makes of
-its own runner: a `StepInput` to submit, or an `Order`. It answers while it loads, and if it fails.
+its own runner: a `StepInput` to submit, the masks for one as an array, or an `Order`. It answers
+while it loads, and if it fails.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from rocmforge.backend.protocol import (
     RunnerInfo,
     StepInput,
     StepOutput,
+    UInt32Array,
 )
 from rocmforge.errors import EngineError
 from rocmforge_hip.device import FoundDevice
@@ -121,7 +122,7 @@ class _FirstRank:
 
 
 class ShardedRunner:
-    """Implements `Runner`."""
+    """Implements `MasksLate`."""
 
     def __init__(self, runner: HipRunner, rank: _FirstRank, info: RunnerInfo) -> None:
         self._runner = runner
@@ -137,6 +138,10 @@ class ShardedRunner:
     def submit(self, step: StepInput) -> None:
         with self._on_all_ranks(step):
             self._runner.submit(step)
+
+    def constrain(self, allowed: UInt32Array) -> None:
+        with self._on_all_ranks(allowed):
+            self._runner.constrain(allowed)
 
     def collect(self) -> StepOutput:
         with self._on_all_ranks(Order.COLLECT):
@@ -164,7 +169,7 @@ class ShardedRunner:
             self._runner.close()
 
     @contextmanager
-    def _on_all_ranks(self, call: StepInput | Order) -> Iterator[None]:
+    def _on_all_ranks(self, call: StepInput | UInt32Array | Order) -> Iterator[None]:
         """The same call on the workers, which make it while this process does.
 
         Raises:

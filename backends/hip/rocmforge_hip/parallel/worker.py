@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import gc
 import logging
 import os
 import select
@@ -17,6 +18,8 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from threading import Thread
 from typing import Any, Final
+
+import numpy as np
 
 from rocmforge.backend.protocol import StepInput
 from rocmforge.errors import RocmForgeError
@@ -64,6 +67,8 @@ def run(start: Start, connection: Connection[Any, Any]) -> None:
     select_platform()
     rank = Joining(start.shard, connection)
     runner = create().load_on(start.device, start.model, start.options, lambda *_: None, rank)
+    gc.collect()
+    gc.freeze()  # as in the engine's process
     connection.send(Stage.LOADED)
     follow(connection, runner)
     runner.close()
@@ -76,6 +81,8 @@ def follow(connection: Connection[Any, Any], runner: HipRunner) -> None:
         message = connection.recv()
         if isinstance(message, StepInput):
             runner.submit(message)
+        elif isinstance(message, np.ndarray):
+            runner.constrain(message)
         elif message is Order.COLLECT:
             runner.collect()
         else:
