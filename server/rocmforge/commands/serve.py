@@ -81,9 +81,10 @@ async def _serve(model: str, settings: Settings) -> int:
     listener = _listen(settings)
     server = _Server(_http_config(service, settings, keys))
     stop = _stop_on_signals()
-    asyncio.get_running_loop().add_signal_handler(
-        signal.SIGHUP, _reload, settings, keys, server.config.ssl
-    )
+    if settings.keys_file or settings.tls_certificate:  # else SIGHUP means a closed terminal
+        asyncio.get_running_loop().add_signal_handler(
+            signal.SIGHUP, _reload, settings, keys, server.config.ssl
+        )
     await engine.start()
     serving = asyncio.create_task(server.serve([listener]), name="http")
     loading = asyncio.create_task(wait_ready(engine, console), name="load")
