@@ -8,6 +8,7 @@ import pytest
 import yaml
 from compose_spec import PyOptions
 
+from tests.docker.chroot_build import DOCKERFILE, read_stages
 from tests.docker.files import DOCKER, SETTINGS, interpolated
 
 TEXT = (DOCKER / "compose.yaml").read_text(encoding="utf-8")
@@ -79,3 +80,13 @@ def test_mounted_files_exist(services: dict[str, Any]) -> None:
 def test_secrets_that_are_used_are_defined(services: dict[str, Any]) -> None:
     used = {secret for service in services.values() for secret in service.get("secrets", ())}
     assert used == yaml.safe_load(TEXT)["secrets"].keys()
+
+
+def test_the_override_for_nvidia_takes_amds_devices_away_and_builds_its_own_target() -> None:
+    override = (DOCKER / "compose.nvidia.yaml").read_text(encoding="utf-8")
+    lines = override.splitlines()
+    assert sum("!reset" in line for line in lines) == 2  # devices and group_add
+    kept = "\n".join(line for line in lines if "!reset" not in line)
+    validate(kept)
+    target = yaml.safe_load(kept)["services"]["server"]["build"]["target"]
+    assert target in read_stages(DOCKERFILE.read_text(encoding="utf-8"))
