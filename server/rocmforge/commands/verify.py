@@ -179,7 +179,7 @@ def _show_agreement(agreement: Agreement) -> None:
     _show(
         agreement.way,
         f"{verdict:<7}{agreement.tokens} tokens, top-1 {agreement.top1:.1%}, "
-        f"mean KL {agreement.mean_kl:.4f} of {MAX_KL}",
+        f"mean KL {agreement.mean_kl:.5f} of {MAX_KL}",
     )
     for place in agreement.wrong:
         _show("  FAILED", place)
