@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from kernels.builder import ROOT
 from rocmforge.backend.protocol import LoadOptions, MasksLate, Runner, StepOutput
 from rocmforge.engine.client import AsyncEngine
 from rocmforge.engine.config import EngineConfig
@@ -27,6 +28,7 @@ from rocmforge.errors import ConfigurationError
 from rocmforge.models.rope import RopeTables, load_rope_tables
 from rocmforge_hip.backend import create
 from rocmforge_hip.device import find_devices
+from rocmforge_hip.parallel import processes
 from rocmforge_hip.parallel.processes import RankFailed
 from rocmforge_hip.platform import select_platform
 from tests.backend.driving import Chunk, Driver, Want, make_step
@@ -240,6 +242,32 @@ def test_an_error_that_a_rank_reports_is_passed_on(
         load(stack, model, tensor_parallel=RANKS)
     assert (caught.value.rank, caught.value.device) == (1, 1)
     assert children(os.getpid()) == []
+
+
+@pytest.fixture
+def failing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers fail where the parameter says."""
+    monkeypatch.setattr(processes, "WORKER", "tests.support.failing_rank")
+    monkeypatch.setenv("FAILING_RANK", request.param)
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+
+
+@pytest.mark.usefixtures("failing")
+@pytest.mark.parametrize("failing", ["load"], indirect=True)
+def test_the_other_ranks_do_not_wait_for_one_that_cannot_load(
+    stack: ExitStack, model: Path
+) -> None:
+    with pytest.raises(RankFailed, match=r"Rank 1, .* device 1, failed: this device is too small"):
+        load(stack, model, tensor_parallel=RANKS)
+
+
+@pytest.mark.usefixtures("failing")
+@pytest.mark.parametrize("failing", ["step"], indirect=True)
+def test_an_error_in_a_step_of_another_rank_is_raised_here(stack: ExitStack, model: Path) -> None:
+    driver = Driver(load(stack, model, tensor_parallel=RANKS))
+    with pytest.raises(RankFailed, match="hipGraphLaunch failed: this device is broken"):
+        driver.run(Chunk(tokens=PROMPT[:20], blocks=[0]))
 
 
 @pytest.mark.parametrize(

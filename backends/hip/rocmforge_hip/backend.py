@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -23,7 +24,7 @@ from rocmforge.models.config import ModelConfig
 from rocmforge.models.rope import load_rope_tables
 from rocmforge.models.weights import ModelWeights, load_weights
 from rocmforge_hip.device import FoundDevice, choose_device, choose_devices, find_devices
-from rocmforge_hip.driver import HipUnavailable
+from rocmforge_hip.driver import HipError, HipUnavailable
 from rocmforge_hip.geometry import BLOCK_TOKENS, Geometry
 from rocmforge_hip.jit.compiler import ProcessorKernels, prepare_processors
 from rocmforge_hip.library import NoKernelsForTarget, find_target
@@ -103,6 +104,8 @@ class HipBackend:
                 info = _describe(found, config, plan, kernels)
                 return HipRunner(device, loaded, plan.limits, info)
             except BaseException:
+                with suppress(HipError):
+                    device.driver.synchronize_stream(device.stream)
                 release(device)
                 raise
 

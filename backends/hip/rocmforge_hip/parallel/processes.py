@@ -9,12 +9,13 @@ from contextlib import suppress
 from multiprocessing import Pipe, connection
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
-from threading import Thread
+from threading import Event, Thread
 from typing import Any, Final
 
 from rocmforge.errors import BackendError
 from rocmforge_hip.parallel.messages import Failed, Order, Stage
 
+WORKER: Final = "rocmforge_hip.parallel.worker"
 _GRACE_S: Final = 10.0
 
 
@@ -37,7 +38,7 @@ class WorkerProcess:
         with theirs:
             fd = theirs.fileno()
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "rocmforge_hip.parallel.worker", "--fd", str(fd)],
+                [sys.executable, "-m", WORKER, "--fd", str(fd)],
                 stdin=subprocess.DEVNULL,
                 pass_fds=(fd,),
             )
@@ -51,29 +52,25 @@ class WorkerProcess:
         """
         self.connection.send_bytes(data)
 
-    def expect(self, stage: Stage) -> None:
-        """Waits until the worker has come so far.
-
-        Raises:
-            RankFailed: It will not.
-        """
-        try:
-            answer = self.connection.recv()
-        except (EOFError, OSError):
-            raise self.failure() from None
-        if answer != stage:
-            raise self.failure(answer)
-
-    def failure(self, answer: object = None) -> RankFailed:
-        """Why there is nothing more to expect: what the worker last said, or how it ended."""
+    def receive(self) -> Stage | RankFailed:
+        """Waits for the next message; why there will be none is one too."""
+        answer: Stage | Failed | None = None
         with suppress(EOFError, OSError):
-            while not isinstance(answer, Failed):
-                answer = self.connection.recv()
-        if isinstance(answer, Failed):
+            answer = self.connection.recv()
+        if isinstance(answer, Stage):
+            return answer
+        if answer is not None:
             detail = answer.message
         else:
             detail = f"its process ended with status {self.end(_GRACE_S)}"
         return RankFailed(self._rank, self._device, detail)
+
+    def failure(self) -> RankFailed:
+        """Why the worker is gone."""
+        while True:
+            answer = self.receive()
+            if isinstance(answer, RankFailed):
+                return answer
 
     def end(self, grace_s: float) -> int:
         """Waits for the end of the process, and makes it end after a while; its exit status."""
@@ -95,6 +92,7 @@ class Workers:
     def __init__(self, devices: Sequence[int]) -> None:
         self._workers = [WorkerProcess(rank, device) for rank, device in enumerate(devices, 1)]
         self._watcher: Thread | None = None
+        self._all_loaded = Event()  # or one has failed
         self._has_ended = False
         self.failure: RankFailed | None = None
         """Of the first worker that failed, once they are watched."""
@@ -126,28 +124,52 @@ class Workers:
                 self._watcher.join()  # it has noticed too
             raise self.failure or worker.failure() from None
 
-    def expect(self, stage: Stage) -> None:
-        """Waits until all have come so far.
+    def wait_opened(self) -> None:
+        """Waits until all have opened their device.
 
         Raises:
-            RankFailed: One will not.
+            RankFailed: One cannot.
         """
         for worker in self._workers:
-            worker.expect(stage)
+            answer = worker.receive()
+            if isinstance(answer, RankFailed):
+                raise answer
+
+    def wait_loaded(self) -> None:
+        """Waits until all that are watched have loaded their part.
+
+        Raises:
+            RankFailed: One cannot.
+        """
+        self._all_loaded.wait()
+        if self.failure is not None:
+            raise self.failure
 
     def watch(self, on_failure: Callable[[], None]) -> None:
         """From now on a thread notices a worker that fails: it sets `failure`, then calls this."""
+        self._watcher = Thread(
+            target=self._watch, args=(on_failure,), name="rocmforge-ranks", daemon=True
+        )
+        self._watcher.start()
 
-        def run() -> None:
-            ready = connection.wait([worker.connection for worker in self._workers])
+    def _watch(self, on_failure: Callable[[], None]) -> None:
+        workers = {worker.connection: worker for worker in self._workers}
+        loaded = 0
+        while True:
+            ready = connection.wait(list(workers))
             if self._has_ended:
                 return
-            worker = next(worker for worker in self._workers if worker.connection in ready)
-            self.failure = worker.failure()
-            on_failure()
-
-        self._watcher = Thread(target=run, name="rocmforge-ranks", daemon=True)
-        self._watcher.start()
+            for each in ready:
+                assert isinstance(each, Connection)
+                answer = workers[each].receive()
+                if isinstance(answer, RankFailed):
+                    self.failure = answer
+                    on_failure()
+                    self._all_loaded.set()
+                    return
+                loaded += 1
+            if loaded == len(workers):
+                self._all_loaded.set()
 
     def tell_to_close(self) -> None:
         """Lets them close what they have.

@@ -24,7 +24,7 @@ from rocmforge.backend.protocol import (
 from rocmforge.errors import EngineError
 from rocmforge_hip.device import FoundDevice
 from rocmforge_hip.parallel.collective import Communicator, new_group_id
-from rocmforge_hip.parallel.messages import Order, Stage, Start
+from rocmforge_hip.parallel.messages import Order, Start
 from rocmforge_hip.parallel.processes import Workers
 from rocmforge_hip.parallel.rank import Rank
 from rocmforge_hip.parallel.shard import Shard
@@ -60,16 +60,17 @@ def load_sharded(
     first = _FirstRank(Shard(0, len(devices)), group_id, devices, model, options)
     try:
         runner = load_on(devices[0], model, options, progress, first)
-    except BaseException:
+    except BaseException as error:
         first.give_up()
-        raise
+        if first.workers.failure is None:
+            raise
+        raise first.workers.failure from error
     try:
-        first.workers.expect(Stage.LOADED)
+        first.workers.wait_loaded()
     except BaseException:
         first.give_up()
         runner.close()
         raise
-    first.watch()
     return ShardedRunner(runner, first, _describe(runner.info, devices))
 
 
@@ -98,15 +99,12 @@ class _FirstRank:
         self.workers.send_each(
             lambda rank: Start(self._devices[rank], self._model, self._options, Shard(rank, size))
         )
-        self.workers.expect(Stage.OPENED)
+        self.workers.wait_opened()
         self.workers.send(self._group_id)
         self._communicator = Communicator(self._group_id, self.shard, device.stream)
-        return self._communicator
-
-    def watch(self) -> None:
-        """From now on a failing rank ends what the others wait for."""
-        assert self._communicator is not None
+        # From now on a failing rank ends what this one waits for.
         self.workers.watch(self._communicator.abort)
+        return self._communicator
 
     def leave(self) -> None:
         """Ends the group once all have closed their models."""
