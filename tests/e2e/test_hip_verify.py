@@ -207,3 +207,11 @@ def test_nothing_to_verify_is_an_error_that_says_why(capsys: pytest.CaptureFixtu
 def test_a_pattern_that_matches_nothing_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", "--backend", "hip", "--only", "gevm"]) == 2
     assert "No operation is called 'gevm'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("tokens", ["0", "129"])
+def test_a_length_that_the_context_cannot_hold_is_refused(
+    tokens: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["verify", "--tokens", tokens]) == 2
+    assert "--tokens must be from 1 to 128" in capsys.readouterr().err

@@ -33,6 +33,7 @@ from rocmforge.text.tokenizer import Tokenizer
 
 DEMO_MODEL: Final = "smollm2"
 MAX_CONTEXT: Final = 256
+MAX_TOKENS: Final = 128
 TEXTS: Final = (
     "The capital of France is",
     "Once upon a time, in a small village by the sea, there lived an old fisherman who",
@@ -54,6 +55,8 @@ class _Model:
 def run(arguments: argparse.Namespace, settings: Settings) -> int:
     """Prints the report."""
     started = time.perf_counter()
+    if not 1 <= arguments.tokens <= MAX_TOKENS:
+        raise ConfigurationError(f"--tokens must be from 1 to {MAX_TOKENS}.")
     backend = _choose(settings.backend)
     console = Console(stderr=True)
     print(f"ROCmForge {__version__} verification, backend {backend.name}")
@@ -188,7 +191,7 @@ def _show_agreement(agreement: Agreement) -> None:
 def _options(settings: Settings) -> LoadOptions:
     return LoadOptions(
         device=settings.device,
-        max_context=min(settings.max_context or MAX_CONTEXT, MAX_CONTEXT),
+        max_context=MAX_CONTEXT,
         max_sequences=4,
         max_batched_tokens=64,
         kv_blocks=None,
