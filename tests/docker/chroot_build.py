@@ -75,7 +75,7 @@ class Builder:
             return self._images[name]
         stage = self._stages[name]
         is_first = stage.base not in self._stages
-        image = Image({"PATH": PATH})
+        image = Image({"PATH": PATH, "HOME": "/root"})
         if not is_first:
             base = self.build(stage.base)
             image = Image(dict(base.environment), base.directory)
