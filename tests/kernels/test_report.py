@@ -8,8 +8,8 @@ from kernels.report import INSTRUCTIONS, KernelReport, kernel_code
 from kernels.targets import select
 
 ASSEMBLY = """
-\t.globl\trf_first
-rf_first:                               ; @rf_first
+\t.globl\tfirst
+first:                                  ; @first
 ; %bb.0:
 \ts_load_b128 s[0:3], s[0:1], 0x0
 \tglobal_load_b128 v[0:3], v0, s[0:1]
@@ -17,7 +17,7 @@ rf_first:                               ; @rf_first
 \tv_dot4_i32_iu8 v1, v2, v3, v1
 \ts_endpgm
 .Lfunc_end0:
-rf_second:                              ; @rf_second
+second:                              ; @second
 \tscratch_store_b32 off, v0, s0
 \ts_endpgm
 .Lfunc_end1:
@@ -26,8 +26,8 @@ rf_second:                              ; @rf_second
 
 def test_instructions_are_told_apart_by_kernel() -> None:
     code = kernel_code(ASSEMBLY)
-    assert code["rf_first"] == ["s_load_b128", "global_load_b128", "v_dot4_i32_iu8", "s_endpgm"]
-    assert code["rf_second"] == ["scratch_store_b32", "s_endpgm"]
+    assert code["first"] == ["s_load_b128", "global_load_b128", "v_dot4_i32_iu8", "s_endpgm"]
+    assert code["second"] == ["scratch_store_b32", "s_endpgm"]
 
 
 @pytest.mark.parametrize(
@@ -65,5 +65,5 @@ def test_instructions_are_counted_in_their_columns(instruction: str, columns: se
 )
 def test_occupancy_follows_registers_and_lds(target: str, vgprs: int, lds: int, waves: int) -> None:
     resources = {"vgprs": vgprs, "lds_bytes": lds, "max_threads": 256}
-    report = KernelReport("rf_kernel", select(target)[0], resources, {})
+    report = KernelReport("kernel", select(target)[0], resources, {})
     assert report.waves_per_simd == waves
