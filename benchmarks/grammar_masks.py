@@ -13,7 +13,9 @@ import argparse
 import time
 from pathlib import Path
 
-from rocmforge.backend.protocol import StepInput, StepOutput
+import numpy as np
+
+from rocmforge.backend.protocol import Int32Array, StepInput, StepOutput, UInt64Array
 from rocmforge.engine.core import EngineCore
 from rocmforge.engine.grammar import Grammars
 from rocmforge.engine.messages import Submit
@@ -53,6 +55,17 @@ class Timer(FakeRunner):
         now = time.perf_counter()
         self._busy_until = max(now, self._busy_until) + self.seconds
         super().submit(step)
+
+    def _draw(self, step: StepInput, states: UInt64Array) -> Int32Array:
+        """An allowed token for each row, found at a cost that does not count."""
+        drawn = (states % np.uint64(self.info.vocab_size)).astype(np.int32)
+        if step.sampling.allowed is None:
+            return drawn
+        for row, mask in enumerate(step.sampling.allowed):
+            words = np.flatnonzero(mask)
+            word = int(words[drawn[row] % len(words)])
+            drawn[row] = 32 * word + int(mask[word]).bit_length() - 1
+        return drawn
 
     def collect(self) -> StepOutput:
         step_end = self._busy_until - self.seconds * (len(self._queue) - 1)
