@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rocmforge.backend.protocol import LoadOptions, Runner
@@ -18,13 +20,16 @@ from rocmforge.engine.core import EngineCore
 from rocmforge.engine.messages import Submit
 from rocmforge.engine.params import GenerateRequest, ProcessorUse, SamplingParams
 from rocmforge.engine.plan import SchedulerLimits
+from rocmforge.logits.builtin import typical_p
 from rocmforge_hip.backend import create as create_hip
 from rocmforge_hip.runner import HipRunner
 from rocmforge_reference.backend import create as create_reference
+from tests.backend.driving import Chunk, Want, make_step
 from tests.data.models.tiny_models import PROMPT, by_name, write_model
 from tests.support.distribution import WALK, install
 from tests.support.hip import fitting, platform_options, start_platform
 from tests.support.host_platform import HostPlatform
+from tests.support.processors import one_use
 
 OPTIONS = LoadOptions(
     device=None,
@@ -172,3 +177,27 @@ def test_processors_cost_no_copies_where_they_are_compiled(runner: HipRunner) ->
 
     is_compiled = any("compiled for" in note for note in runner.info.notes)
     assert (copies(TYPICAL, XTC) == copies()) is is_compiled
+
+
+def test_processors_see_what_a_late_mask_left(runner: HipRunner) -> None:
+    allowed = [10, 20, 30, 40, 50]
+    holds = np.isin(np.arange(-(-VOCAB // 32) * 32), allowed)
+    mask = np.tile(np.packbits(holds, bitorder="little").view(np.uint32), (2, 1))
+    chunk = Chunk(tokens=PROMPT[:9], blocks=[0], wants=[Want(), Want()])
+    step = make_step(0, [chunk], runner.info.block_size)
+    use = one_use(typical_p, VOCAB, p=0.0)
+    sampling = replace(
+        step.sampling,
+        allowed=mask,
+        is_masked_later=True,
+        processors=replace(
+            use,
+            history_offsets=np.zeros(3, np.int32),
+            prompt_lengths=np.zeros(2, np.int32),
+        ),
+    )
+    runner.submit(replace(step, sampling=sampling))
+    runner.constrain(mask)
+    typical, plain = runner.collect().token_ids.tolist()
+    assert typical in allowed
+    assert plain in allowed

@@ -152,9 +152,9 @@ class StepLayout:
         self._add("seen_counts", lists.seen, "i4")
         self._add("bias_tokens", lists.biases, "i4")
         self._add("bias_values", lists.biases, "f4")
-        self._add("allowed", rows * lists.mask_words, "u4")
         for name, count, dtype in lists.uses.sections(rows):
             self._add(name, count, dtype)
+        self._add("allowed", rows * lists.mask_words, "u4")
 
     @property
     def nbytes(self) -> int:
