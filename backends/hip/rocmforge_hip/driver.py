@@ -230,6 +230,10 @@ class Driver:
         """The event happens when the stream comes to this point."""
         self._call(hip.hipEventRecord(event, stream), "hipEventRecord")
 
+    def wait_for_event(self, stream: int, event: int) -> None:
+        """Lets what follows in the stream wait for an event that has been recorded."""
+        self._call(hip.hipStreamWaitEvent(stream, event, 0), "hipStreamWaitEvent")
+
     def synchronize_event(self, event: int) -> None:
         """Waits until the event has happened; errors of the work before it show up here."""
         self.waits += 1

@@ -1,8 +1,9 @@
 """Weights from the file to the device, in the layout of the kernels.
 
 Several threads read pieces of the file into a ring of pinned buffers, each straight from the page
-cache; this one starts the copy of each piece and the kernel that repacks it, in the order of the
-model. So reading, copying and repacking overlap, and the processor only copies bytes.
+cache; this one starts the copy of each piece in one stream and the kernel that repacks it in
+another, in the order of the model. So reading, copying, repacking and allocating overlap, and the
+processor only copies bytes.
 """
 
 from __future__ import annotations
@@ -46,11 +47,12 @@ _REPACK_THREADS: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class _Stage:
-    """One place of the ring: a pinned buffer, a device buffer, and when both are free again."""
+    """One place of the ring: a pinned buffer, a device buffer, and what happened to them."""
 
     host: PinnedBuffer
     device: DeviceBuffer
-    is_free: int  # event
+    arrived: int  # event: the copy is done
+    is_free: int  # event: both may be written again
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,7 @@ class WeightLoader:
         self._driver = driver
         self._library = library
         self._stream = stream
+        self._copies = driver.create_stream()
         self._memory = memory
         self._files = _Files(locate)
         self._pool = ThreadPoolExecutor(READERS, "rocmforge-load")
@@ -103,16 +106,8 @@ class WeightLoader:
         self._make_ring(wanted)
         matrices: dict[int, Matrix] = {}
         vectors: dict[int, Vector] = {}
-        pieces: list[_Piece] = []
-        for storage in wanted:
-            if isinstance(storage, PlannedMatrix):
-                matrices[id(storage)] = matrix = self._new_matrix(storage)
-                pieces.extend(self._matrix_pieces(storage, matrix))
-            else:
-                array = self._memory.device(storage.storage, storage.name).array
-                vectors[id(storage)] = Vector(array)
-                pieces.append(self._vector_piece(storage, array))
-        total, done = sum(piece.nbytes for piece in pieces), 0
+        total, done = sum(_file_bytes(storage) for storage in wanted), 0
+        pieces = self._pieces(wanted, matrices, vectors)
         for piece, stage in self._read_ahead(pieces):
             piece.finish(stage)
             self._driver.record_event(stage.is_free, self._stream)
@@ -136,8 +131,10 @@ class WeightLoader:
         self._files.close()
         self._driver.synchronize_stream(self._stream)
         for stage in self._ring:
+            self._driver.destroy_event(stage.arrived)
             self._driver.destroy_event(stage.is_free)
         self._ring.clear()
+        self._driver.destroy_stream(self._copies)
         for buffer in self._ring_memory.release():
             buffer.free()
 
@@ -154,10 +151,27 @@ class WeightLoader:
                     self._ring_memory.pinned(self._chunk_bytes, "loading weights"),
                     self._ring_memory.device(spec((self._chunk_bytes,), "u1"), "loading weights"),
                     self._driver.create_event(timed=False),
+                    self._driver.create_event(timed=False),
                 )
             )
 
-    def _read_ahead(self, pieces: list[_Piece]) -> Iterator[tuple[_Piece, _Stage]]:
+    def _pieces(
+        self,
+        wanted: list[PlannedMatrix | PlannedVector],
+        matrices: dict[int, Matrix],
+        vectors: dict[int, Vector],
+    ) -> Iterator[_Piece]:
+        """All pieces in order; what they are for is allocated when they are asked for."""
+        for storage in wanted:
+            if isinstance(storage, PlannedMatrix):
+                matrices[id(storage)] = matrix = self._new_matrix(storage)
+                yield from self._matrix_pieces(storage, matrix)
+            else:
+                array = self._memory.device(storage.storage, storage.name).array
+                vectors[id(storage)] = Vector(array)
+                yield self._vector_piece(storage, array)
+
+    def _read_ahead(self, pieces: Iterator[_Piece]) -> Iterator[tuple[_Piece, _Stage]]:
         """The pieces in order, each in the place of the ring that it was read to."""
         reading: deque[tuple[_Piece, _Stage, Future[None]]] = deque()
         for number, piece in enumerate(pieces):
@@ -209,7 +223,15 @@ class WeightLoader:
         return _Piece(read, target.nbytes, lambda stage: self._copy(stage, target, target.nbytes))
 
     def _copy(self, stage: _Stage, target: DeviceArray, nbytes: int) -> None:
-        self._driver.copy_to_device(target.address, stage.host.address, nbytes, self._stream)
+        self._driver.copy_to_device(target.address, stage.host.address, nbytes, self._copies)
+        self._driver.record_event(stage.arrived, self._copies)
+        self._driver.wait_for_event(self._stream, stage.arrived)
+
+
+def _file_bytes(storage: PlannedMatrix | PlannedVector) -> int:
+    if isinstance(storage, PlannedMatrix):
+        return sum(tensor.data.nbytes for tensor, _, _ in storage.parts)
+    return storage.storage.nbytes
 
 
 def _when_read(piece: _Piece, stage: _Stage, reading: Future[None]) -> tuple[_Piece, _Stage]:
