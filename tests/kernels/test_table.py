@@ -62,8 +62,11 @@ def test_every_kernel_has_a_test() -> None:
 
 
 def test_tests_and_launchers_name_kernels_that_exist() -> None:
+    compiled_while_running = {"rf_logits_processor"}
     named = named_in(TESTS) | named_in(LAUNCHERS)
-    assert {pattern for pattern, matches in named.items() if not matches} == set()
+    unknown = {pattern for pattern, matches in named.items() if not matches}
+    # This module names it too, in the line above.
+    assert unknown == compiled_while_running
 
 
 def test_every_kernel_is_launched_by_the_backend() -> None:
