@@ -84,7 +84,7 @@ def _choose(name: str) -> Backend:
 
 
 def _show(label: str, text: str) -> None:
-    print(f"{label:<27}{text}", flush=True)
+    print(f"{label:<29}{text}", flush=True)
 
 
 def _verify_ops(backend: SelfChecking, device: str | None, only: str, console: Console) -> bool:
