@@ -39,8 +39,8 @@ Locate = Callable[[Bytes], tuple[Path, int] | None]
 """File and offset of some bytes, as `GgufFile.locate`; None = they are only in memory."""
 
 READERS: Final = 8
-_RING: Final = READERS + 4
-_AHEAD: Final = _RING - 2  # pieces being read; those before them are still being copied
+_AHEAD: Final = READERS + 1  # pieces being read; those before them are still being copied
+_RING: Final = _AHEAD + 2
 _CHUNK_BYTES: Final = 8 << 20
 _REPACK_THREADS: Final = 256
 
@@ -103,7 +103,7 @@ class WeightLoader:
         """
         progress(0.0)
         wanted = storages(plan)
-        self._make_ring(wanted)
+        self._chunk_bytes = _chunk_bytes(wanted)
         matrices: dict[int, Matrix] = {}
         vectors: dict[int, Vector] = {}
         total, done = sum(_file_bytes(storage) for storage in wanted), 0
@@ -138,22 +138,24 @@ class WeightLoader:
         for buffer in self._ring_memory.release():
             buffer.free()
 
-    def _make_ring(self, wanted: list[PlannedMatrix | PlannedVector]) -> None:
-        largest = max(storage.storage.nbytes for storage in wanted)
-        # Whole rows and whole vectors.
-        least = max(
-            storage.storage.shape[-1] * storage.storage.dtype.itemsize for storage in wanted
-        )
-        self._chunk_bytes = max(min(_CHUNK_BYTES, largest), least)
-        for _ in range(_RING):
-            self._ring.append(
-                _Stage(
-                    self._ring_memory.pinned(self._chunk_bytes, "loading weights"),
-                    self._ring_memory.device(spec((self._chunk_bytes,), "u1"), "loading weights"),
-                    self._driver.create_event(timed=False),
-                    self._driver.create_event(timed=False),
-                )
+    def _place(self, number: int) -> _Stage:
+        """The ring's place for the number-th piece, free. Made when it is first needed.
+
+        Pinning memory takes as long as copying it, and this way others are read to meanwhile.
+        """
+        if number < _RING:
+            nbytes, driver = self._chunk_bytes, self._driver
+            stage = _Stage(
+                self._ring_memory.pinned(nbytes, "loading weights"),
+                self._ring_memory.device(spec((nbytes,), "u1"), "loading weights"),
+                driver.create_event(timed=False),
+                driver.create_event(timed=False),
             )
+            self._ring.append(stage)
+            return stage
+        stage = self._ring[number % _RING]
+        self._driver.synchronize_event(stage.is_free)
+        return stage
 
     def _pieces(
         self,
@@ -177,8 +179,7 @@ class WeightLoader:
         for number, piece in enumerate(pieces):
             if len(reading) == _AHEAD:
                 yield _when_read(*reading.popleft())
-            stage = self._ring[number % _RING]
-            self._driver.synchronize_event(stage.is_free)
+            stage = self._place(number)
             target = stage.host.bytes[: piece.nbytes]
             reading.append((piece, stage, self._pool.submit(piece.read, target)))
         while reading:
@@ -226,6 +227,13 @@ class WeightLoader:
         self._driver.copy_to_device(target.address, stage.host.address, nbytes, self._copies)
         self._driver.record_event(stage.arrived, self._copies)
         self._driver.wait_for_event(self._stream, stage.arrived)
+
+
+def _chunk_bytes(wanted: list[PlannedMatrix | PlannedVector]) -> int:
+    """Of a place in the ring: whole rows and whole vectors must fit."""
+    largest = max(storage.storage.nbytes for storage in wanted)
+    least = max(storage.storage.shape[-1] * storage.storage.dtype.itemsize for storage in wanted)
+    return max(min(_CHUNK_BYTES, largest), least)
 
 
 def _file_bytes(storage: PlannedMatrix | PlannedVector) -> int:
