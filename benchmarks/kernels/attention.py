@@ -15,6 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from benchmarks.kernels.timing import Measurement, Stopwatch, copy_bandwidth, open_gpu
+from rocmforge_hip.driver import list_devices
+from rocmforge_hip.geometry import Geometry
 from tests.support.kernels import Device, DeviceArray
 
 BLOCK_TOKENS = 32
@@ -154,7 +156,9 @@ def main() -> None:
     parser.add_argument("--head-dim", type=int, default=128)
     parser.add_argument("--decode-context", type=int, default=32768)
     parser.add_argument("--batches", default="1,32")
-    parser.add_argument("--splits", default="128,256,512,1024,2048", help="tokens of a split")
+    parser.add_argument(
+        "--splits", default="", help="tokens of a split to try besides what the backend takes"
+    )
     parser.add_argument("--prefill-tokens", default="2048,8192")
     options = parser.parse_args()
     batches, splits, prefills = (
@@ -163,6 +167,7 @@ def main() -> None:
     )
     device = open_gpu(options.platform)
     watch = Stopwatch(device)
+    geometry = Geometry(list_devices()[0].compute_units)
     copy = copy_bandwidth(watch)
     print(f"{device.arch}: copies {copy / 1e9:.0f} GB/s (read and write)")
     for int8 in (False, True):
@@ -170,7 +175,8 @@ def main() -> None:
         for batch in batches:
             sequences = max(batch, ROTATION)
             layer = Layer(device, shape, sequences, options.decode_context)
-            best = measure_decode(watch, layer, batch, splits)
+            own = geometry.attention(options.decode_context, None, shape.kv_heads, batch).tokens
+            best = measure_decode(watch, layer, batch, [own, *splits])
             rate = batch * options.decode_context * shape.token_bytes / best.seconds
             print(
                 f"decode  {shape.kind:5} {options.decode_context:6} tokens, batch {batch:3}"
