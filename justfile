@@ -1,12 +1,15 @@
 # One list of commands, the same here and in CI. `just` comes with the development tools.
 
+cpp := "kernels tests/platform -name '*.h' -o -name '*.hip' -o -name '*.c' -o -name '*.cpp'"
+
 # Everything that CI runs.
 check: lint types test
 
-# Style of Python.
+# Style of Python and C++.
 lint:
     ruff check
     ruff format --check
+    find {{ cpp }} | xargs clang-format --dry-run -Werror
 
 # Types, strictly.
 types:
@@ -20,6 +23,7 @@ test *arguments:
 format:
     ruff check --fix
     ruff format
+    find {{ cpp }} | xargs clang-format -i
 
 # Serves the demo model.
 serve *arguments:

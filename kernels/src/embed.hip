@@ -25,8 +25,8 @@ __device__ __forceinline__ void embed(const uint8_t* table, const int32_t* token
 }
 
 template <class Format>
-__device__ __forceinline__ void embed_float(const uint8_t* table, const int32_t* tokens,
-                                            float* out, int vocabulary, int units, float scale) {
+__device__ __forceinline__ void embed_float(const uint8_t* table, const int32_t* tokens, float* out,
+                                            int vocabulary, int units, float scale) {
   constexpr int kPerItem = Format::kPerItem;
   const int stored_rows = (vocabulary + kRowAlign - 1) / kRowAlign * kRowAlign;
   const Format row = Format::of(Planes(table, stored_rows, tokens[blockIdx.y]), units);
@@ -43,11 +43,11 @@ __device__ __forceinline__ void embed_float(const uint8_t* table, const int32_t*
 // `vocabulary`. out: f32 [gridDim.y, 32 units] = scale * table[token].
 // Grid: (ceil(loads of a row / 64), tokens), block 64; a row takes units / kUnits loads, or 16-byte
 // items where the table is not quantised.
-#define RF_EMBED(name, function, Format)                                                        \
-  extern "C" __global__ __launch_bounds__(rf::kEmbedThreads) void rf_embed_##name(              \
-      const uint8_t* __restrict__ table, const int32_t* __restrict__ tokens,                    \
-      float* __restrict__ out, int vocabulary, int units, float scale) {                        \
-    rf::function<rf::Format>(table, tokens, out, vocabulary, units, scale);                     \
+#define RF_EMBED(name, function, Format)                                           \
+  extern "C" __global__ __launch_bounds__(rf::kEmbedThreads) void rf_embed_##name( \
+      const uint8_t* __restrict__ table, const int32_t* __restrict__ tokens,       \
+      float* __restrict__ out, int vocabulary, int units, float scale) {           \
+    rf::function<rf::Format>(table, tokens, out, vocabulary, units, scale);        \
   }
 
 RF_EMBED(f32, embed_float, F32)

@@ -111,13 +111,13 @@ __device__ __forceinline__ void gemv(const uint8_t* weight, const Activations& x
 // plus bias [width] and residual [rows, width] where these are not null.
 // Grid: stored rows / 16, block 64 to 256.
 #define RF_GEMV_NAME(name, rows) rf_gemv_##name##_r##rows
-#define RF_GEMV(name, kRows)                                                                 \
-  extern "C" __global__ __launch_bounds__(rf::kGemvThreads) void RF_GEMV_NAME(name, kRows)(  \
-      const uint8_t* __restrict__ weight, const int8_t* __restrict__ q,                      \
-      const rf::ActScale* __restrict__ scale, const float* __restrict__ bias,                \
-      const float* residual, float* out, int rows, int width, int units, int activation) {   \
-    rf::gemv<rf::RF_FORMAT, kRows>(weight, {q, scale, rows, units}, {width, activation},     \
-                                   {bias, residual, out, nullptr});                          \
+#define RF_GEMV(name, kRows)                                                                \
+  extern "C" __global__ __launch_bounds__(rf::kGemvThreads) void RF_GEMV_NAME(name, kRows)( \
+      const uint8_t* __restrict__ weight, const int8_t* __restrict__ q,                     \
+      const rf::ActScale* __restrict__ scale, const float* __restrict__ bias,               \
+      const float* residual, float* out, int rows, int width, int units, int activation) {  \
+    rf::gemv<rf::RF_FORMAT, kRows>(weight, {q, scale, rows, units}, {width, activation},    \
+                                   {bias, residual, out, nullptr});                         \
   }
 
 RF_GEMV(RF_NAME, 1)

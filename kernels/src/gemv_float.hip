@@ -70,13 +70,13 @@ __device__ __forceinline__ void gemv_float(const uint8_t* weight, const FloatAct
 }  // namespace rf
 
 // As rf_gemv_<format>_r<rows> of gemv.hip, with x f32 [rows, 32 units].
-#define RF_GEMV(name, Format, kRows)                                                             \
-  extern "C" __global__ __launch_bounds__(rf::kGemvThreads) void rf_gemv_##name##_r##kRows(      \
-      const uint8_t* __restrict__ weight, const float* __restrict__ x,                           \
-      const float* __restrict__ bias, const float* residual, float* out, int rows, int width,    \
-      int units, int activation) {                                                               \
-    rf::gemv_float<rf::Format, kRows>(weight, {x, rows, units}, {width, activation},             \
-                                      {bias, residual, out, nullptr});                           \
+#define RF_GEMV(name, Format, kRows)                                                          \
+  extern "C" __global__ __launch_bounds__(rf::kGemvThreads) void rf_gemv_##name##_r##kRows(   \
+      const uint8_t* __restrict__ weight, const float* __restrict__ x,                        \
+      const float* __restrict__ bias, const float* residual, float* out, int rows, int width, \
+      int units, int activation) {                                                            \
+    rf::gemv_float<rf::Format, kRows>(weight, {x, rows, units}, {width, activation},          \
+                                      {bias, residual, out, nullptr});                        \
   }
 
 RF_GEMV(f32, F32, 1)

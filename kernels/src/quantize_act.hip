@@ -17,8 +17,7 @@ __device__ rf::Vec<float, 4> load_four(const float* x, uint64_t index, bool insi
 extern "C" __global__ __launch_bounds__(kThreads) void rf_quantize_act(
     const float* __restrict__ x, int8_t* __restrict__ q, rf::ActScale* __restrict__ scale,
     uint64_t count) {
-  const uint64_t index =
-      (static_cast<uint64_t>(blockIdx.x) * kThreads + threadIdx.x) * 4;
+  const uint64_t index = (static_cast<uint64_t>(blockIdx.x) * kThreads + threadIdx.x) * 4;
   const bool inside = index < count;
   const uint64_t block = index / rf::kActBlock;
   rf::act_store(load_four(x, index, inside), inside, q + block * rf::kActBlock, scale + block);
@@ -26,10 +25,10 @@ extern "C" __global__ __launch_bounds__(kThreads) void rf_quantize_act(
 
 // x f32 [count] (a multiple of 4) to halves; values beyond the range of a half become +-65504.
 // Grid: (ceil(count / 1024)), block 256.
-extern "C" __global__ __launch_bounds__(kThreads) void rf_half_act(
-    const float* __restrict__ x, rf::half* __restrict__ out, uint64_t count) {
-  const uint64_t index =
-      (static_cast<uint64_t>(blockIdx.x) * kThreads + threadIdx.x) * 4;
+extern "C" __global__ __launch_bounds__(kThreads) void rf_half_act(const float* __restrict__ x,
+                                                                   rf::half* __restrict__ out,
+                                                                   uint64_t count) {
+  const uint64_t index = (static_cast<uint64_t>(blockIdx.x) * kThreads + threadIdx.x) * 4;
   if (index >= count) return;
   const rf::Vec<float, 4> values = rf::load16(x + index);
   rf::Vec<rf::half, 4> halves;

@@ -193,10 +193,10 @@ __device__ __forceinline__ void repack_matrix(const uint8_t* blocks, uint8_t* we
 // `first_row` of the tensor (or, to stack tensors, of the stack). weight: a matrix of weights.h
 // with `stored_rows` rows. placing: 0 to keep the order of rows, 1 and 2 to interleave the gate and
 // up rows of a gated layer. Grid: ceil(rows * units / 256), block 256.
-#define RF_REPACK(name, Block)                                                                 \
-  extern "C" __global__ __launch_bounds__(rf::kRepackThreads) void rf_repack_##name(           \
-      const uint8_t* __restrict__ blocks, uint8_t* __restrict__ weight, int rows, int units,   \
-      int stored_rows, int first_row, int placing) {                                           \
+#define RF_REPACK(name, Block)                                                                  \
+  extern "C" __global__ __launch_bounds__(rf::kRepackThreads) void rf_repack_##name(            \
+      const uint8_t* __restrict__ blocks, uint8_t* __restrict__ weight, int rows, int units,    \
+      int stored_rows, int first_row, int placing) {                                            \
     rf::repack_matrix<rf::Block>(blocks, weight, rows, units, stored_rows, first_row, placing); \
   }
 

@@ -42,8 +42,7 @@ inline constexpr int kActLanes = 8;  // lanes that share a block, four values ea
 // Quantises one block with `kActLanes` consecutive lanes: lane i (lane_id() % 8) passes elements
 // 4 i to 4 i + 3. Writes 32 bytes at `q` and the block's scale; every lane of the wave takes part,
 // those with `store` false write nothing.
-__device__ __forceinline__ void act_store(Vec<float, 4> x, bool store, int8_t* q,
-                                          ActScale* scale) {
+__device__ __forceinline__ void act_store(Vec<float, 4> x, bool store, int8_t* q, ActScale* scale) {
   float max_abs = max(max(abs(x[0]), abs(x[1])), max(abs(x[2]), abs(x[3])));
   max_abs = max(max_abs, shfl_xor<1>(max_abs));
   max_abs = max(max_abs, shfl_xor<2>(max_abs));

@@ -23,8 +23,8 @@ template <int kShift>
 __device__ __forceinline__ uint32_t pairs(U2 plane, int k) {
   const int from = k % 4 * 2;
   const uint32_t word = plane[k / 4];
-  return (from > kShift ? word >> (from - kShift) : word << (kShift - from)) &
-         0x03030303u << kShift;
+  const uint32_t shifted = from > kShift ? word >> (from - kShift) : word << (kShift - from);
+  return shifted & (0x03030303u << kShift);
 }
 template <int kShift>
 __device__ __forceinline__ uint32_t bits(uint32_t plane, int k) {
@@ -40,8 +40,7 @@ __device__ __forceinline__ uint32_t lookup(U4 table, uint32_t nibble) {
 }
 
 __device__ constexpr uint32_t pack(int a, int b, int c, int d) {
-  return (a & 0xff) | (b & 0xff) << 8 | (c & 0xff) << 16 |
-         static_cast<uint32_t>(d & 0xff) << 24;
+  return (a & 0xff) | (b & 0xff) << 8 | (c & 0xff) << 16 | static_cast<uint32_t>(d & 0xff) << 24;
 }
 
 // The values of IQ4_NL and IQ4_XS.
@@ -268,8 +267,7 @@ struct Q2_K {
   Items<const Half2> d;             // of eight units: d, dmin
 
   static __device__ __forceinline__ Q2_K of(Planes planes, int units) {
-    return {planes.take<U4>(units / 2),
-            planes.take<uint32_t>(units / 2),
+    return {planes.take<U4>(units / 2), planes.take<uint32_t>(units / 2),
             planes.take<Half2>(units / 8)};
   }
 
@@ -278,9 +276,7 @@ struct Q2_K {
     uint32_t scale_min;
     Half2 d;
   };
-  __device__ __forceinline__ Chunk load(int i) const {
-    return {pairs[i], scale_min[i], d[i / 4]};
-  }
+  __device__ __forceinline__ Chunk load(int i) const { return {pairs[i], scale_min[i], d[i / 4]}; }
   static __device__ __forceinline__ uint32_t code(const Chunk& chunk, int u, int k) {
     return unpack::pairs<0>(U2{chunk.pairs[2 * u], chunk.pairs[2 * u + 1]}, k);
   }
@@ -300,16 +296,14 @@ struct Q3_K {
   struct PackedScales {
     uint32_t word[3];  // scales[12] of the file's block
   };
-  Items<const U4> pairs;  // of two units
-  Items<const U2> bits;   // of two units
+  Items<const U4> pairs;             // of two units
+  Items<const U2> bits;              // of two units
   Items<const PackedScales> packed;  // of eight units
   Items<const half> d;               // of eight units
 
   static __device__ __forceinline__ Q3_K of(Planes planes, int units) {
-    return {planes.take<U4>(units / 2),
-            planes.take<U2>(units / 2),
-            planes.take<PackedScales>(units / 8),
-            planes.take<half>(units / 8)};
+    return {planes.take<U4>(units / 2), planes.take<U2>(units / 2),
+            planes.take<PackedScales>(units / 8), planes.take<half>(units / 8)};
   }
 
   struct Chunk {
@@ -399,9 +393,7 @@ struct Q6_K {
   Items<const half> d;          // of eight units
 
   static __device__ __forceinline__ Q6_K of(Planes planes, int units) {
-    return {planes.take<U4>(units),
-            planes.take<U4>(units / 2),
-            planes.take<uint32_t>(units / 2),
+    return {planes.take<U4>(units), planes.take<U4>(units / 2), planes.take<uint32_t>(units / 2),
             planes.take<half>(units / 8)};
   }
 

@@ -43,9 +43,7 @@ struct BlockQ5_0 {
   half d;
   uint8_t qh[4];
   uint8_t qs[16];
-  __device__ int code(int i) const {
-    return nibble_of_32(qs, i) | (qh[i / 8] >> (i % 8) & 1) << 4;
-  }
+  __device__ int code(int i) const { return nibble_of_32(qs, i) | (qh[i / 8] >> (i % 8) & 1) << 4; }
 };
 static_assert(sizeof(BlockQ5_0) == 22);
 
@@ -54,9 +52,7 @@ struct BlockQ5_1 {
   half d, m;
   uint8_t qh[4];
   uint8_t qs[16];
-  __device__ int code(int i) const {
-    return nibble_of_32(qs, i) | (qh[i / 8] >> (i % 8) & 1) << 4;
-  }
+  __device__ int code(int i) const { return nibble_of_32(qs, i) | (qh[i / 8] >> (i % 8) & 1) << 4; }
 };
 static_assert(sizeof(BlockQ5_1) == 24);
 

@@ -23,10 +23,10 @@
 
 namespace rf {
 
-inline constexpr int kUnit = 32;       // weights
-inline constexpr int kGroupRows = 8;   // rows whose items are interleaved
-inline constexpr int kRowAlign = 32;   // stored rows are a multiple of this
-inline constexpr int kGateRows = 16;   // rows of gate, then as many of up
+inline constexpr int kUnit = 32;      // weights
+inline constexpr int kGroupRows = 8;  // rows whose items are interleaved
+inline constexpr int kRowAlign = 32;  // stored rows are a multiple of this
+inline constexpr int kGateRows = 16;  // rows of gate, then as many of up
 
 using U2 = Vec<uint32_t, 2>;
 using U4 = Vec<uint32_t, 4>;

@@ -2,13 +2,13 @@
 //
 // As everything else here they run late, in the order of their stream. A rank that makes another
 // call than the others is a finding on all of them, and so is one that does not come.
+#include <unistd.h>
+
 #include <atomic>
 #include <cstring>
 #include <map>
 #include <memory>
 #include <mutex>
-
-#include <unistd.h>
 
 #include "api.h"
 #include "group.h"
@@ -22,7 +22,12 @@ HIP_API hipError_t hipGetDevice(int* device);
 namespace {
 
 // Numbers of nccl.h.
-enum { ncclSuccess = 0, ncclUnhandledCudaError = 1, ncclInternalError = 3, ncclInvalidArgument = 4 };
+enum {
+  ncclSuccess = 0,
+  ncclUnhandledCudaError = 1,
+  ncclInternalError = 3,
+  ncclInvalidArgument = 4
+};
 enum { ncclSum = 0, ncclFloat32 = 7 };
 
 constexpr size_t kIdBytes = 128;
@@ -90,8 +95,8 @@ int enqueue(const char* call, const Collective& what, const void* from, void* to
   const auto run = [=] {
     std::string problem;
     if (!is_initialised(from, read)) {
-      problem = format("%s of %s, not all of which was written", call,
-                       memory().describe(from).c_str());
+      problem =
+          format("%s of %s, not all of which was written", call, memory().describe(from).c_str());
       group->abort();
     } else {
       problem = group->run(what, static_cast<const float*>(from), static_cast<float*>(to));

@@ -1,7 +1,8 @@
 /* librccl.so on NVIDIA GPUs: the functions of RCCL that the backend calls, forwarded to NCCL.
 
    RCCL has NCCL's interface, down to the numbers, and HIP's streams are CUDA's here. NCCL is not
-   part of this library: whoever loaded libnccl.so.2 before decides which one it is, or the loader. */
+   part of this library: whoever loaded libnccl.so.2 before decides which one it is, or the loader.
+ */
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stddef.h>
@@ -28,16 +29,17 @@ static void* find(const char* symbol) {
   return nccl ? dlsym(nccl, symbol) : NULL;
 }
 
-#define FORWARD(name, parameters, arguments)                         \
-  HIP_API int name parameters {                                      \
-    int(*function) parameters;                                       \
-    if (!(*(void**)&function = find(#name))) return SYSTEM_ERROR;    \
-    return function arguments;                                       \
+#define FORWARD(name, parameters, arguments)                       \
+  HIP_API int name parameters {                                    \
+    int(*function) parameters;                                     \
+    if (!(*(void**)& function = find(#name))) return SYSTEM_ERROR; \
+    return function arguments;                                     \
   }
 
 FORWARD(ncclGetVersion, (int* version), (version))
 FORWARD(ncclGetUniqueId, (UniqueId * id), (id))
-FORWARD(ncclCommInitRank, (void** group, int ranks, UniqueId id, int rank), (group, ranks, id, rank))
+FORWARD(ncclCommInitRank, (void** group, int ranks, UniqueId id, int rank),
+        (group, ranks, id, rank))
 FORWARD(ncclCommDestroy, (void* group), (group))
 FORWARD(ncclCommAbort, (void* group), (group))
 FORWARD(ncclAllReduce,
