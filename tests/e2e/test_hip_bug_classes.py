@@ -125,9 +125,9 @@ def test_a_buffer_that_is_freed_while_steps_still_use_it_is_seen(
 def test_results_that_are_read_before_the_device_is_done_are_wrong(
     host: HostPlatform, model: Path, expected: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(HipDriver, "synchronize_event", lambda self, event: None)
-    monkeypatch.setattr(HipDriver, "elapsed_ns", lambda self, start, stop: 0)
     with closing(load(model)) as runner:
+        monkeypatch.setattr(HipDriver, "synchronize_event", lambda self, event: None)
+        monkeypatch.setattr(HipDriver, "elapsed_ns", lambda self, start, stop: 0)
         output = Driver(runner).run(Chunk(tokens=PROMPT[:20], blocks=BLOCKS))
         assert output.token_ids.tolist() != expected[:1]
 

@@ -71,7 +71,7 @@ class AsyncEngine:
         self._backoff_s = config.restart_backoff_s
         self._ids = count()
         self._live: dict[int, GenerationHandle] = {}
-        self._ends: deque[float] = deque(maxlen=16)  # loop times at which requests ended
+        self._durations: deque[float] = deque(maxlen=16)  # seconds that requests took lately
         self._journal = Journal() if config.resume else None
         self._idle = asyncio.Event()
         self._idle.set()
@@ -227,12 +227,11 @@ class AsyncEngine:
         return self._process, self._runner
 
     def _place_free_in_s(self) -> float:
-        """How long it took lately until one request ended: then there is a place for another."""
-        ends = self._ends
-        if len(ends) < 2:
+        """When one of the requests held now will have ended, if they take as long as others did."""
+        if not self._durations:
             return _RETRY_AFTER_S
-        since_s = asyncio.get_running_loop().time() - ends[0]
-        return max(_RETRY_AFTER_S, since_s / len(ends))
+        took_s = sum(self._durations) / len(self._durations)
+        return max(_RETRY_AFTER_S, took_s / len(self._live))
 
     def _check_constrains(self, runner: RunnerInfo) -> None:
         if not runner.masks_tokens:
@@ -251,14 +250,14 @@ class AsyncEngine:
             self._process.send(Cancel(request_id=request_id))
 
     def _forget(self, request_id: int) -> bool:
-        known = self._live.pop(request_id, None) is not None
-        if known:
-            self._ends.append(asyncio.get_running_loop().time())
+        handle = self._live.pop(request_id, None)
+        if handle is not None:
+            self._durations.append(asyncio.get_running_loop().time() - handle.began)
         if self._journal is not None:
             self._journal.close(request_id)
         if not self._live:
             self._idle.set()
-        return known
+        return handle is not None
 
     # --- reports ---
 

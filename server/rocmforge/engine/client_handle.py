@@ -13,10 +13,12 @@ class GenerationHandle:
 
     Attributes:
         request_id: the id in its events.
+        began: loop time of its submission.
     """
 
     def __init__(self, request_id: int, on_close: Callable[[int], None]) -> None:
         self.request_id = request_id
+        self.began = asyncio.get_running_loop().time()
         self._on_close = on_close
         self._events: list[TokenEvent] = []
         self._waiter: asyncio.Future[None] | None = None
