@@ -1,4 +1,4 @@
-"""A served SmolLM2, shared by the tests of a module that only ask it things."""
+"""What tests of a module share: a SmolLM2 server that they only ask things, the HIP platform."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.hip import platform_options, start_platform
+from tests.support.host_platform import HostPlatform
 from tests.support.server import LiveServer
 
 SMOLLM2_NAME = "smollm2-135m"
@@ -29,3 +31,10 @@ def smollm2_server(
     log = tmp_path_factory.mktemp("server") / "log"
     with LiveServer(serve_command(smollm2_path), log) as server:
         yield server
+
+
+@pytest.fixture(scope="module")
+def host(request: pytest.FixtureRequest) -> Iterator[HostPlatform | None]:
+    """The platform under test; the checking library if it is the host."""
+    with pytest.MonkeyPatch.context() as patch:
+        yield start_platform(platform_options(request), patch)

@@ -12,15 +12,7 @@ from rocmforge_hip.driver import Driver, HipError
 from rocmforge_hip.library import KernelArgumentError, KernelLibrary
 from rocmforge_hip.memory import DeviceBuffer, PinnedBuffer, spec
 from rocmforge_hip.platform import select_platform
-from tests.support.hip import platform_options, start_platform
 from tests.support.host_platform import HostPlatform
-
-
-@pytest.fixture(scope="module")
-def host(request: pytest.FixtureRequest) -> Iterator[HostPlatform | None]:
-    """The platform under test; the checking library if it is the host."""
-    with pytest.MonkeyPatch.context() as patch:
-        yield start_platform(platform_options(request), patch)
 
 
 @pytest.fixture

@@ -35,9 +35,7 @@ from tests.data.models.tiny_models import PROMPT, by_name, write_model
 from tests.support.hip import (
     FLOAT_MODELS,
     fitting,
-    platform_options,
     quantized,
-    start_platform,
     write_quantized,
 )
 from tests.support.host_platform import HostPlatform
@@ -61,13 +59,6 @@ PROMPTS = (PROMPT[:34], PROMPT[7:9], PROMPT[20:39], PROMPT[:3], PROMPT[:37])
 TIGHT_BLOCKS = 6
 CAPITAL_OF_FRANCE = (504, 3575, 282, 4649, 314)  # SmolLM2's tokens of "The capital of France is"
 CONTINUATION = [7042, 30, 198, 198]  # llama.cpp's, in float32
-
-
-@pytest.fixture(scope="module")
-def host(request: pytest.FixtureRequest) -> Iterator[HostPlatform | None]:
-    """The platform under test; the checking library if it is the host."""
-    with pytest.MonkeyPatch.context() as patch:
-        yield start_platform(platform_options(request), patch)
 
 
 @pytest.fixture
