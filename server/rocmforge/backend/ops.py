@@ -26,6 +26,7 @@ class Activation(StrEnum):
 
     SILU = "silu"
     GELU_TANH = "gelu_tanh"
+    GELU = "gelu"  # with the error function; of encoders only
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +55,11 @@ class Ops(Protocol[A, W, S]):
         """residual + delta, and its rms_norm: ([rows, dim], [rows, dim])."""
         ...
 
-    def linear(self, x: A, weight: W, bias: W | None) -> A:
-        """x @ weight.T + bias for a [out, in] weight: [rows, out]."""
+    def linear(self, step: S, x: A, weight: W, bias: W | None) -> A:
+        """x @ weight.T + bias for a [out, in] weight, by the step's T tokens: [T, out].
+
+        A token whose sequence has an adapter multiplies with what that makes of the weight.
+        """
         ...
 
     def rope_and_store(
@@ -71,8 +75,8 @@ class Ops(Protocol[A, W, S]):
         """Paged causal attention: [T, heads * head_dim]."""
         ...
 
-    def gated_linear(self, x: A, gate: W, up: W, activation: Activation) -> A:
-        """activation(x @ gate.T) * (x @ up.T): [rows, ffn]."""
+    def gated_linear(self, step: S, x: A, gate: W, up: W, activation: Activation) -> A:
+        """activation(x @ gate.T) * (x @ up.T), with adapters as in `linear`: [T, ffn]."""
         ...
 
     def take_logit_rows(self, step: S, x: A) -> A:

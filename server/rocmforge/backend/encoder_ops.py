@@ -1,0 +1,75 @@
+"""The operations an encoder (the BERT family) is made of, as `models.encoder` calls them.
+
+As with `backend.ops`: the forward pass is written once over this protocol, arrays hold activations
+as [rows, features], and no method waits for the device. There is no KV cache. Each sequence of the
+step's flat batch is whole (`StepInput.query_start` says where it lies), so that attention reads the
+step's own keys and values.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol, TypeVar
+
+from rocmforge.backend.ops import Activation
+
+A = TypeVar("A")
+W = TypeVar("W", contravariant=True)
+S = TypeVar("S", contravariant=True)
+
+
+class EncoderOps(Protocol[A, W, S]):
+    """Implemented by each backend; see `rocmforge_reference.ops` for exact meanings.
+
+    Vectors (norms and biases) and the tables `positions` and `types` are float32 or halves in the
+    files there are; `tokens` and the matrices of `linear` may be quantised.
+    """
+
+    def embed(self, step: S, tokens: W, positions: W | None, types: W | None) -> A:
+        """Sum of the rows of tables for the step's T tokens: [T, dim].
+
+        Of `tokens` [V, dim] the row of the token, of `positions` [max_context, dim] that of its
+        position, of `types` [n, dim] always row 0: all text is "sentence A".
+        """
+        ...
+
+    def layer_norm(self, x: A, weight: W, bias: W) -> A:
+        """(x - mean) / sqrt(variance + eps) * weight + bias over the last axis: [rows, dim].
+
+        The variance is the mean of squares of x - mean.
+        """
+        ...
+
+    def add_layer_norm(self, residual: A, delta: A, weight: W, bias: W) -> A:
+        """The layer_norm of residual + delta: [rows, dim]. The sum itself is not needed."""
+        ...
+
+    def linear(self, x: A, weight: W, bias: W | None) -> A:
+        """x @ weight.T + bias for a [out, in] weight: [rows, out]."""
+        ...
+
+    def gelu(self, x: A) -> A:
+        """x * Phi(x), Phi the normal distribution function (`Activation.GELU`): [rows, ffn]."""
+        ...
+
+    def gated_linear(self, x: A, gate: W, up: W, activation: Activation) -> A:
+        """activation(x @ gate.T) * (x @ up.T): [rows, ffn]."""
+        ...
+
+    def rope(self, step: S, q: A, k: A) -> tuple[A, A]:
+        """Rotation of q and k, both [T, heads * head_dim], by the positions of the tokens."""
+        ...
+
+    def attend_all(self, step: S, q: A, k: A, v: A, scale: float) -> A:
+        """Attention of each token to all tokens of its sequence: [T, heads * head_dim].
+
+        q, k and v are [T, heads * head_dim] each; scores are scale * (query times key).
+        """
+        ...
+
+    def sum_hidden(self, step: S, x: A) -> A:
+        """Sums of the rows of x in each of `StepInput.hidden_ranges`: [P, dim]."""
+        ...
+
+    def tanh(self, x: A) -> A:
+        """Of each element: [rows, dim]."""
+        ...

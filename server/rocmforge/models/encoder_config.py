@@ -1,0 +1,201 @@
+"""Encoders of the BERT family: the architectures as a table, and a file's metadata as a config.
+
+The facts of each are those of the converter and the graphs of llama.cpp (`conversion/bert.py`,
+`src/models/bert.cpp`). Key names: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+from rocmforge.backend.ops import Activation
+from rocmforge.errors import BadGguf, UnsupportedArchitecture
+from rocmforge.gguf.reader import GgufFile
+from rocmforge.models.architectures import TensorRule
+from rocmforge.models.config import RopeConfig, RopeStyle
+
+SCORES: Final = "cls.output.weight"
+"""The matrix [scores, dim] of a classification head; its presence makes a model a ranker."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderConfig:
+    """Everything about an encoder except its weights."""
+
+    architecture: str  # GGUF's general.architecture
+    name: str
+    num_layers: int
+    dim: int
+    ffn_dim: int
+    num_heads: int
+    head_dim: int
+    vocab_size: int
+    max_context: int  # tokens, as trained
+    norm_eps: float
+    activation: Activation  # GELU; or, with a gate, SILU
+    rope: RopeConfig | None  # None: positions are rows of a table
+    num_scores: int  # of the classification head; 0 = there is none
+
+    @property
+    def attention_scale(self) -> float:
+        """Of query times key."""
+        return float(self.head_dim**-0.5)
+
+    @property
+    def output_size(self) -> int:
+        """Numbers that a step returns for each range of tokens."""
+        return self.num_scores or self.dim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderArchitecture:
+    """One row of the table: what the metadata does not say."""
+
+    layer: tuple[TensorRule, ...]
+    activation: Activation
+    has_rope: bool
+
+
+_NORMS: Final = (
+    TensorRule("attn_output_norm.weight", ("attn_norm",)),
+    TensorRule("attn_output_norm.bias", ("attn_norm_bias",)),
+    TensorRule("layer_output_norm.weight", ("ffn_norm",)),
+    TensorRule("layer_output_norm.bias", ("ffn_norm_bias",)),
+)
+
+ENCODERS: Final[Mapping[str, EncoderArchitecture]] = MappingProxyType(
+    {
+        # BERT, and RoBERTa and XLM-RoBERTa, whose position table starts where theirs is used.
+        "bert": EncoderArchitecture(
+            layer=(
+                TensorRule("attn_q.weight", ("q",)),
+                TensorRule("attn_q.bias", ("q_bias",), required=False),
+                TensorRule("attn_k.weight", ("k",)),
+                TensorRule("attn_k.bias", ("k_bias",), required=False),
+                TensorRule("attn_v.weight", ("v",)),
+                TensorRule("attn_v.bias", ("v_bias",), required=False),
+                TensorRule("attn_output.weight", ("output",)),
+                TensorRule("attn_output.bias", ("output_bias",), required=False),
+                TensorRule("ffn_up.weight", ("up",)),
+                TensorRule("ffn_up.bias", ("up_bias",), required=False),
+                TensorRule("ffn_down.weight", ("down",)),
+                TensorRule("ffn_down.bias", ("down_bias",), required=False),
+                *_NORMS,
+            ),
+            activation=Activation.GELU,
+            has_rope=False,
+        ),
+        "nomic-bert": EncoderArchitecture(
+            layer=(
+                TensorRule("attn_qkv.weight", ("q", "k", "v")),
+                TensorRule("attn_output.weight", ("output",)),
+                TensorRule("ffn_gate.weight", ("gate",)),
+                TensorRule("ffn_up.weight", ("up",)),
+                TensorRule("ffn_down.weight", ("down",)),
+                *_NORMS,
+            ),
+            activation=Activation.SILU,
+            has_rope=True,
+        ),
+    }
+)
+
+
+def is_encoder(file: GgufFile) -> bool:
+    """Whether the file's architecture is in the table."""
+    return file.metadata.get("general.architecture") in ENCODERS
+
+
+def read_encoder_config(file: GgufFile) -> EncoderConfig:
+    """The configuration that the metadata of an encoder describes.
+
+    Raises:
+        UnsupportedArchitecture: It uses a feature we do not have.
+        BadGguf: A key is missing, of the wrong type, or contradicts another; names the key.
+    """
+    return _Reader(file).read()
+
+
+class _Reader:
+    """Reads `<architecture>.*` keys; exists to hold the file and its architecture."""
+
+    def __init__(self, file: GgufFile) -> None:
+        self._file = file
+        self._name = file.get_str("general.architecture")
+        self._row = ENCODERS[self._name]
+
+    def read(self) -> EncoderConfig:
+        file, key = self._file, self._key
+        dim = self._positive("embedding_length")
+        num_heads = self._positive("attention.head_count")
+        if dim % num_heads:
+            raise self._bad("attention.head_count", f"{num_heads} does not divide the width {dim}")
+        for suffix in ("attention.head_count_kv", "attention.key_length", "attention.value_length"):
+            expected = num_heads if suffix == "attention.head_count_kv" else dim // num_heads
+            if (value := self._positive(suffix, expected)) != expected:
+                raise self._bad(suffix, f"{value} where encoders have {expected}")
+        if file.get_bool(key("attention.causal"), False):
+            raise UnsupportedArchitecture(
+                f"{self._name} with causal attention ({key('attention.causal')})", tuple(ENCODERS)
+            )
+        norm_eps = file.get_float(key("attention.layer_norm_epsilon"))
+        if not 0 < norm_eps < 1:
+            raise self._bad("attention.layer_norm_epsilon", f"{norm_eps} is not in (0, 1)")
+        scores = file.tensors.get(SCORES)
+        return EncoderConfig(
+            architecture=self._name,
+            name=file.get_str("general.name", self._name),
+            num_layers=self._positive("block_count"),
+            dim=dim,
+            ffn_dim=self._positive("feed_forward_length"),
+            num_heads=num_heads,
+            head_dim=dim // num_heads,
+            vocab_size=self._vocab_size(),
+            max_context=self._positive("context_length"),
+            norm_eps=norm_eps,
+            activation=self._row.activation,
+            rope=self._rope(dim // num_heads) if self._row.has_rope else None,
+            # llama.cpp drops the first axis of a matrix with one row when it writes a file.
+            num_scores=0 if scores is None else scores.shape[0] if len(scores.shape) == 2 else 1,
+        )
+
+    def _key(self, suffix: str) -> str:
+        return f"{self._name}.{suffix}"
+
+    def _bad(self, suffix: str, reason: str) -> BadGguf:
+        return BadGguf(str(self._file.path), f"the key {self._key(suffix)!r}: {reason}")
+
+    def _positive(self, suffix: str, default: int | None = None) -> int:
+        key = self._key(suffix)
+        value = self._file.get_int(key) if default is None else self._file.get_int(key, default)
+        if value < 1:
+            raise self._bad(suffix, f"{value} is not positive")
+        return value
+
+    def _vocab_size(self) -> int:
+        count = len(self._file.get_strs("tokenizer.ggml.tokens"))
+        stated = self._positive("vocab_size", count)
+        if stated != count:
+            raise self._bad("vocab_size", f"{stated}, but the tokenizer has {count} tokens")
+        return count
+
+    def _rope(self, head_dim: int) -> RopeConfig:
+        scaling = self._file.get_str(self._key("rope.scaling.type"), "none")
+        if scaling != "none" and self._file.get_float(self._key("rope.scaling.factor"), 1.0) != 1:
+            raise UnsupportedArchitecture(
+                f"{self._name} with rope scaling ({self._key('rope.scaling.type')})",
+                tuple(ENCODERS),
+            )
+        dim = self._positive("rope.dimension_count", head_dim)
+        if dim > head_dim or dim % 2:
+            raise self._bad("rope.dimension_count", f"{dim} of {head_dim} elements cannot rotate")
+        theta = self._file.get_float(self._key("rope.freq_base"), 10000.0)
+        if not 1 < theta < math.inf:
+            raise self._bad("rope.freq_base", f"{theta} is not a rope base")
+        return RopeConfig(
+            style=RopeStyle.NEOX, dim=dim, theta=theta, local_theta=None, scaling=None
+        )
