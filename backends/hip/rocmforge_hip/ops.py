@@ -156,7 +156,9 @@ class HipOps:
         )
         return residual, out
 
-    def linear(self, x: Activation, weight: Weight, bias: Weight | None) -> Activation:
+    def linear(
+        self, step: DeviceStep, x: Activation, weight: Weight, bias: Weight | None
+    ) -> Activation:
         part = _part(weight)
         if self._multiplied is None or self._multiplied[:2] != (part.matrix, x):
             out = self._multiply(x, part, bias, _NOT_GATED)
@@ -169,7 +171,12 @@ class HipOps:
         return Activation(out.slot, out.rows, part.width, f32=columns, stride=out.width)
 
     def gated_linear(
-        self, x: Activation, gate: Weight, up: Weight, activation: GateActivation
+        self,
+        step: DeviceStep,
+        x: Activation,
+        gate: Weight,
+        up: Weight,
+        activation: GateActivation,
     ) -> Activation:
         assert _part(gate).matrix is _part(up).matrix, "gate and up are one matrix"
         return self._multiply(x, _part(gate), None, _GATE[activation])

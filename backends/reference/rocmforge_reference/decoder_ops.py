@@ -52,12 +52,17 @@ class ReferenceOps:
         return residual, self.rms_norm(residual, weight)
 
     def linear(
-        self, x: Float32Array, weight: Float32Array, bias: Float32Array | None
+        self, step: Step, x: Float32Array, weight: Float32Array, bias: Float32Array | None
     ) -> Float32Array:
         return ops.linear(x, weight, bias)
 
     def gated_linear(
-        self, x: Float32Array, gate: Float32Array, up: Float32Array, activation: Activation
+        self,
+        step: Step,
+        x: Float32Array,
+        gate: Float32Array,
+        up: Float32Array,
+        activation: Activation,
     ) -> Float32Array:
         return ops.gated_linear(x, gate, up, activation)
 

@@ -50,16 +50,16 @@ def hidden_states(config: ModelConfig, weights: ModelWeights[W], ops: Ops[A, W, 
     residual = ops.embed(step, weights.embedding, config.embedding_scale)
     x = ops.rms_norm(residual, layers[0].attn_norm)
     for spec, layer, next_norm in zip(attention_specs(config), layers, next_norms, strict=True):
-        q = ops.linear(x, layer.q, layer.q_bias)
-        k = ops.linear(x, layer.k, layer.k_bias)
-        v = ops.linear(x, layer.v, layer.v_bias)
+        q = ops.linear(step, x, layer.q, layer.q_bias)
+        k = ops.linear(step, x, layer.k, layer.k_bias)
+        v = ops.linear(step, x, layer.v, layer.v_bias)
         q = ops.rope_and_store(step, q, k, v, layer.q_norm, layer.k_norm, spec)
-        x = ops.linear(ops.attention(step, q, spec), layer.output, layer.output_bias)
+        x = ops.linear(step, ops.attention(step, q, spec), layer.output, layer.output_bias)
         if layer.attn_post_norm is not None:
             x = ops.rms_norm(x, layer.attn_post_norm)
         residual, x = ops.add_rms_norm(residual, x, layer.ffn_norm)
-        x = ops.gated_linear(x, layer.gate, layer.up, config.activation)
-        x = ops.linear(x, layer.down, None)
+        x = ops.gated_linear(step, x, layer.gate, layer.up, config.activation)
+        x = ops.linear(step, x, layer.down, None)
         if layer.ffn_post_norm is not None:
             x = ops.rms_norm(x, layer.ffn_post_norm)
         residual, x = ops.add_rms_norm(residual, x, next_norm)

@@ -11,6 +11,7 @@ from rocmforge_hip.activations import GATHERED, Activation
 from rocmforge_hip.memory import Arena, DeviceArray
 from rocmforge_hip.ops import HipOps
 from rocmforge_hip.parallel.collective import Communicator
+from rocmforge_hip.step import DeviceStep
 from rocmforge_hip.weight_plan import DELTA, LOGITS
 from rocmforge_hip.weights import Weight
 
@@ -31,8 +32,10 @@ class ShardedOps(HipOps):
         self._communicator = communicator
         self._orders = orders
 
-    def linear(self, x: Activation, weight: Weight, bias: Weight | None) -> Activation:
-        out = super().linear(x, weight, bias)
+    def linear(
+        self, step: DeviceStep, x: Activation, weight: Weight, bias: Weight | None
+    ) -> Activation:
+        out = super().linear(step, x, weight, bias)
         if out.slot == DELTA:  # of a matrix that is cut by columns
             assert out.f32 is not None
             self._communicator.all_reduce(out.f32)

@@ -15,7 +15,7 @@ from rocmforge_hip.activations import NORMED, ROWS
 from rocmforge_hip.geometry import MAX_GEMV_ROWS
 from rocmforge_hip.verify import oracle
 from rocmforge_hip.verify.cases import Case, Group, error
-from rocmforge_hip.verify.workbench import Recipe, Workbench
+from rocmforge_hip.verify.workbench import Recipe, Workbench, blocks_of
 from rocmforge_hip.weights import FORMATS
 
 # Relative to the sum of the absolute values of what is added up.
@@ -92,6 +92,7 @@ def _linear(bench: Workbench, rows: int) -> float:
     """All matrices of the stack of query, key and value: each must be found in it."""
     values = exact_activation(rows, bench.config.dim)
     x = bench.activation(NORMED, values)
+    step = bench.step([(rows, rows, blocks_of([rows])[0])])
     stored, layer = bench.weights.layers[0], bench.model.weights.layers[0]
     worst = 0.0
     for tensor, bias, weight, offset in (
@@ -99,7 +100,7 @@ def _linear(bench: Workbench, rows: int) -> float:
         (stored.k, stored.k_bias, layer.k, layer.k_bias),
         (stored.v, stored.v_bias, layer.v, layer.v_bias),
     ):
-        got = bench.result(bench.model.ops.linear(x, weight, offset))
+        got = bench.result(bench.model.ops.linear(step, x, weight, offset))
         matrix, exact = _values(tensor), values.astype(np.float64)
         magnitude = np.abs(exact) @ np.abs(matrix).T + np.abs(_values(bias))
         worst = max(worst, error(got, exact @ matrix.T + _values(bias), magnitude))
@@ -109,8 +110,9 @@ def _linear(bench: Workbench, rows: int) -> float:
 def _gated(bench: Workbench, rows: int, kind: GateActivation) -> float:
     values = exact_activation(rows, bench.config.dim) / np.float32(16)
     x = bench.activation(NORMED, values)
+    step = bench.step([(rows, rows, blocks_of([rows])[0])])
     stored, layer = bench.weights.layers[0], bench.model.weights.layers[0]
-    got = bench.result(bench.model.ops.gated_linear(x, layer.gate, layer.up, kind))
+    got = bench.result(bench.model.ops.gated_linear(step, x, layer.gate, layer.up, kind))
     exact, gate, up = values.astype(np.float64), _values(stored.gate), _values(stored.up)
     want = oracle.activate(exact @ gate.T, kind) * (exact @ up.T)
     # Both activations have slopes below 1.2, so errors of gate and up add up to less than:
