@@ -34,6 +34,7 @@ from rocmforge.backend.protocol import (
     NO_SOURCE,
     SAMPLE,
     DeviceInfo,
+    Float32Array,
     Int32Array,
     LoadOptions,
     ProbeResult,
@@ -237,8 +238,6 @@ class FakeRunner:
         sums = _context_sums(context)
         owners = np.searchsorted(step.query_start, step.logit_rows, side="right") - 1
         states = _mix(sums[owners, step.positions[step.logit_rows]])
-        wanted = step.hidden_rows
-        hidden_owners = np.searchsorted(step.query_start, wanted, side="right") - 1
         ids = np.where(rows.target_ids == SAMPLE, self._draw(step, states), rows.target_ids)
         self._check_seen(step, known, context, owners)
         if self._config.nan_token is not None:
@@ -253,10 +252,21 @@ class FakeRunner:
             top_ids=tops if num_top > 0 else None,
             top_logprobs=_logprob(states[:, None], tops) if num_top > 0 else None,
             device_ns=1000,
-            hidden=_hidden(_mix(sums[hidden_owners, step.positions[wanted]]))
-            if len(wanted)
-            else None,
+            hidden=self._sum_hidden(step, sums),
         )
+
+    def _sum_hidden(self, step: StepInput, sums: UInt64Array) -> Float32Array | None:
+        """Sums of the hidden states of each range, [P, HIDDEN_SIZE]; whole numbers."""
+        if not len(step.hidden_ranges):
+            return None
+        owners = np.searchsorted(step.query_start, step.hidden_ranges, side="right") - 1
+        self._require(len(np.unique(owners[:, 0])) == len(owners), "two ranges of one sequence")
+        totals = []
+        for owner, (first, end) in zip(owners[:, 0], step.hidden_ranges, strict=True):
+            self._require(first < end <= step.query_start[owner + 1], "a range of one sequence")
+            states = _hidden(_mix(sums[owner, step.positions[first:end]]))
+            totals.append(states.sum(axis=0))
+        return np.stack(totals)
 
     def _read_cache(self, step: StepInput) -> Int32Array:
         """Tokens of all contexts, [B, longest], after a check that each slot is in its place."""

@@ -94,7 +94,7 @@ class ReferenceRunner:
             top_ids=samples.top_ids,
             top_logprobs=samples.top_logprobs,
             device_ns=time.perf_counter_ns() - started_ns,
-            hidden=hidden[step.hidden_rows] if len(step.hidden_rows) else None,
+            hidden=_sums(hidden, step.hidden_ranges) if len(step.hidden_ranges) else None,
         )
 
     def _resolve(self, step: StepInput) -> Int32Array:
@@ -108,3 +108,8 @@ class ReferenceRunner:
         token_ids = step.token_ids.copy()
         token_ids[~known] = np.maximum(self._last_tokens[step.token_source[~known]], 0)
         return token_ids
+
+
+def _sums(hidden: Float32Array, ranges: Int32Array) -> Float32Array:
+    """Sums of the rows of each range: [T, D], [P, 2] -> [P, D]."""
+    return np.stack([hidden[first:end].sum(axis=0) for first, end in ranges.tolist()])

@@ -6,8 +6,8 @@ parameters, and everything it needs for a step is in the `StepInput`. Preemption
 and prefix reuse are bookkeeping on the engine's side of this boundary.
 
 Symbols used in shapes: T tokens in the step, B sequences, M blocks per sequence (padded),
-L rows whose logits are needed, H rows whose hidden states are wanted, V vocabulary size,
-K alternatives asked for.
+L rows whose logits are needed, P ranges of tokens whose hidden states are wanted, V vocabulary
+size, K alternatives asked for.
 """
 
 from __future__ import annotations
@@ -126,9 +126,10 @@ class StepInput:
     block_table: Int32Array  # [B, M], padded with 0
     logit_rows: Int32Array  # [L], indices into the T tokens; may be empty
     sampling: SamplingBatch  # of L rows
-    # Tokens whose hidden state after the last norm is wanted. Only for backends with
+    # First token, and the one behind the last, of ranges whose hidden states after the last norm
+    # are wanted as a sum; at most one range of a sequence. Only for backends with
     # `RunnerInfo.hidden_size`.
-    hidden_rows: Int32Array = field(default_factory=lambda: np.zeros(0, np.int32))  # [H]
+    hidden_ranges: Int32Array = field(default_factory=lambda: np.zeros((0, 2), np.int32))  # [P, 2]
 
     @property
     def num_tokens(self) -> int:
@@ -157,7 +158,7 @@ class StepOutput:
     top_ids: Int32Array | None  # [L, K], most probable first; None if no row asked
     top_logprobs: Float32Array | None  # [L, K]
     device_ns: int  # time the device spent on the step
-    hidden: Float32Array | None = None  # [H, hidden_size]; None if no row asked
+    hidden: Float32Array | None = None  # [P, hidden_size], sums; None if there is no range
     host_processed_rows: int = 0  # whose logits went to the host, for want of a compiled processor
 
 

@@ -50,7 +50,7 @@ def build_step(
         block_table=block_table,
         logit_rows=rows.tokens,
         sampling=rows.sampling(positions, masks_later=masks_later),
-        hidden_rows=_hidden_rows(chunks, query_start),
+        hidden_ranges=_hidden_ranges(chunks, query_start),
     )
 
 
@@ -81,14 +81,14 @@ def build_masks(chunks: list[Chunk]) -> UInt32Array:
     return allowed
 
 
-def _hidden_rows(chunks: list[Chunk], query_start: Int32Array) -> Int32Array:
-    """The tokens of the step whose hidden states are wanted, [H]."""
+def _hidden_ranges(chunks: list[Chunk], query_start: Int32Array) -> Int32Array:
+    """The tokens of the step whose hidden states are wanted, [P, 2]."""
     ranges = []
     for chunk, offset in zip(chunks, query_start.tolist(), strict=False):
         if chunk.num_hidden:
             first = offset + chunk.hidden_start - chunk.start
-            ranges.append(np.arange(first, first + chunk.num_hidden, dtype=np.int32))
-    return _concatenate(ranges)
+            ranges.append((first, first + chunk.num_hidden))
+    return np.array(ranges, np.int32).reshape(-1, 2)
 
 
 def _offsets(counts: Int32Array) -> Int32Array:

@@ -54,7 +54,7 @@ class Chunk(NamedTuple):
     score_start: int  # position of the first token whose successor is scored
     num_scores: int
     samples: bool  # whether the last token's row draws the next token
-    first_hidden: int = 0  # row of the first hidden state
+    hidden_sum: int = 0  # row of the sum of its hidden states, if any are wanted
     hidden_start: int = 0  # position of the first token whose hidden state is wanted
     num_hidden: int = 0
     num_drafts: int = 0
@@ -93,7 +93,7 @@ class Plan:
         self._tokens_left = limits.max_batched_tokens
         self._score_rows_left = limits.max_score_rows
         self._num_rows = 0
-        self._num_hidden = 0
+        self._num_hidden_sums = 0
 
     def room_for(self, seq: Sequence) -> int:
         """How many tokens of the sequence may be computed in this step."""
@@ -129,7 +129,7 @@ class Plan:
             score_start=score_start,
             num_scores=num_scores,
             samples=samples,
-            first_hidden=self._num_hidden,
+            hidden_sum=self._num_hidden_sums,
             hidden_start=hidden_start,
             num_hidden=num_hidden,
             num_drafts=num_drafts,
@@ -138,7 +138,7 @@ class Plan:
         self._tokens_left -= chunk.num_tokens
         self._score_rows_left -= num_scores + num_drafts
         self._num_rows += chunk.num_rows
-        self._num_hidden += num_hidden
+        self._num_hidden_sums += num_hidden > 0
         seq.num_computed = end + num_drafts
         if samples:
             seq.num_tokens += 1

@@ -29,9 +29,8 @@ class Pool:
         self.next += count
         return first, count
 
-    def take(self, hidden: Float32Array) -> None:
-        """Adds the states of positions that were planned, [n, D]."""
-        total = hidden.sum(axis=0)
+    def take(self, total: Float32Array) -> None:
+        """Adds the sum of the states of positions that were planned, [D]."""
         self._total = total if self._total is None else self._total + total
 
     @property

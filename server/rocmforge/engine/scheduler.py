@@ -329,7 +329,7 @@ class Scheduler:
         seq = chunk.sequence
         if chunk.num_hidden:
             assert output.hidden is not None, "the step asked for hidden states"
-            pool.take(output.hidden[chunk.first_hidden : chunk.first_hidden + chunk.num_hidden])
+            pool.take(output.hidden[chunk.hidden_sum])
         if chunk.start + chunk.num_tokens < seq.compute_limit:
             return []
         if not np.isfinite(pool.result).all():
