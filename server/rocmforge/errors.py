@@ -27,6 +27,7 @@ RocmForgeError
 │   ├── BadTemplate
 │   ├── UnsupportedArchitecture
 │   ├── UnsupportedTensor
+│   ├── BadAdapter
 │   └── ModelFileNotFound
 └── ConfigurationError      flags, environment, backends that do not exist
 
@@ -225,6 +226,17 @@ class UnsupportedTensor(ModelLoadError):
         super().__init__(f"Tensor {tensor!r}: {reason}")
         self.tensor = tensor
         self.reason = reason
+
+
+class BadAdapter(ModelLoadError):
+    """A LoRA adapter is broken, or does not fit the model. `tensor` is the one it was seen at."""
+
+    def __init__(self, path: str, reason: str, *, tensor: str | None = None) -> None:
+        where = "" if tensor is None else f" tensor {tensor!r}:"
+        super().__init__(f"The LoRA adapter {path} cannot be used:{where} {reason}.")
+        self.path = path
+        self.reason = reason
+        self.tensor = tensor
 
 
 # --- how the program was started -------------------------------------------------------------

@@ -64,6 +64,7 @@ ERROR_TABLE: dict[type[Exception], ErrorRow] = {
     errors.BadTemplate: _INTERNAL,
     errors.UnsupportedArchitecture: _INTERNAL,
     errors.UnsupportedTensor: _INTERNAL,
+    errors.BadAdapter: _INTERNAL,
     errors.ConfigurationError: _INTERNAL,
 }
 

@@ -30,6 +30,8 @@ NO_SOURCE = -1
 """`StepInput.token_source` of a token whose id is known to the host."""
 SAMPLE = -1
 """`SamplingBatch.target_ids` of a row that draws a token (others score the given one)."""
+NO_ADAPTER = -1
+"""`StepInput.adapters` of a sequence that the model computes as it is."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -126,6 +128,8 @@ class StepInput:
     block_table: Int32Array  # [B, M], padded with 0
     logit_rows: Int32Array  # [L], indices into the T tokens; may be empty
     sampling: SamplingBatch  # of L rows
+    # Index in `LoadOptions.adapters` of each sequence's, NO_ADAPTER for none. Empty if none has one.
+    adapters: Int32Array = field(default_factory=lambda: np.zeros(0, np.int32))  # [B]
     # First token, and the one behind the last, of ranges whose hidden states after the last norm
     # are wanted as a sum; at most one range of a sequence. Only for backends with
     # `RunnerInfo.hidden_size`.
@@ -182,6 +186,15 @@ class ProbeResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterSpec:
+    """A LoRA adapter to load with a model: see `rocmforge.models.lora`."""
+
+    name: str
+    path: str  # of the GGUF file
+    scale: float = 1.0  # times that of the file
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LoadOptions:
     """Limits that the operator chose for one loaded model."""
 
@@ -193,6 +206,7 @@ class LoadOptions:
     kv_dtype: Literal["auto", "f32", "f16", "int8"]
     memory_utilization: float  # share of the device memory to use, 0..1
     tensor_parallel: int = 1  # devices that share each layer; `device` then lists as many
+    adapters: tuple[AdapterSpec, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,6 +227,8 @@ class RunnerInfo:
     hidden_size: int = 0  # width of the hidden states it can return; 0 = it cannot
     masks_tokens: bool = False  # whether sampling honours `SamplingBatch.allowed`
     logits_processors: tuple[str, ...] = ()  # names that sampling honours
+    adapters: tuple[str, ...] = ()  # names of those that were loaded, as `StepInput` numbers them
+    adapter_bytes: int = 0  # of all of them
 
 
 ProgressCallback = Callable[[str, float], None]
