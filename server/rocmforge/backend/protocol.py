@@ -128,7 +128,7 @@ class StepInput:
     block_table: Int32Array  # [B, M], padded with 0
     logit_rows: Int32Array  # [L], indices into the T tokens; may be empty
     sampling: SamplingBatch  # of L rows
-    # Index in `LoadOptions.adapters` of each sequence's, NO_ADAPTER for none. Empty if none has one.
+    # Index in `LoadOptions.adapters` of each sequence's, or NO_ADAPTER; empty if none has one.
     adapters: Int32Array = field(default_factory=lambda: np.zeros(0, np.int32))  # [B]
     # First token, and the one behind the last, of ranges whose hidden states after the last norm
     # are wanted as a sum; at most one range of a sequence. Only for backends with
@@ -144,6 +144,13 @@ class StepInput:
     def num_sequences(self) -> int:
         """B."""
         return len(self.context_len)
+
+    @property
+    def token_adapters(self) -> Int32Array:
+        """[T], the adapter of each token's sequence; empty if none has one."""
+        if not len(self.adapters):
+            return self.adapters
+        return np.repeat(self.adapters, np.diff(self.query_start))
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
