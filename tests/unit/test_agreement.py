@@ -70,6 +70,7 @@ def runners(model: Path) -> Iterator[tuple[ReferenceRunner, Runner]]:
         memory_utilization=0.9,
     )
     one, other = (create().load(model, options, lambda *_: None) for _ in range(2))
+    assert isinstance(one, ReferenceRunner)
     with closing(one), closing(other):
         yield one, other
 

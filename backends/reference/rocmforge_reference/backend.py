@@ -13,21 +13,28 @@ from rocmforge.backend.protocol import (
     LoadOptions,
     ProbeResult,
     ProgressCallback,
+    Runner,
     RunnerInfo,
 )
 from rocmforge.errors import ConfigurationError, OutOfMemory
-from rocmforge.gguf.reader import GgufTensor, open_gguf
+from rocmforge.gguf.reader import GgufFile, GgufTensor, open_gguf
 from rocmforge.logits.registry import load_processors
-from rocmforge.models.architectures import read_config
 from rocmforge.models.config import ModelConfig
+from rocmforge.models.encoder_config import EncoderConfig, encoder_context
+from rocmforge.models.encoder_weights import load_encoder_weights
 from rocmforge.models.memory import float32_weight_bytes, kv_bytes_per_token
-from rocmforge.models.rope import load_rope_tables
-from rocmforge.models.weights import check_tensors, load_weights
+from rocmforge.models.reading import read_model
+from rocmforge.models.rope import load_rope_tables, plain_rope_table
+from rocmforge.models.weights import load_weights
 from rocmforge_reference.decoder_ops import KvCache, ReferenceOps
+from rocmforge_reference.encoder_ops import ReferenceEncoderOps
+from rocmforge_reference.encoder_runner import ReferenceEncoderRunner
 from rocmforge_reference.host import describe_host
 from rocmforge_reference.runner import ReferenceRunner
 
+NAME: Final = "reference"
 BLOCK_SIZE: Final = 16
+_NOTE: Final = "NumPy reference backend: for verification, not for speed"
 _DEFAULT_KV_BYTES: Final = 512 << 20
 """Of the cache, unless one sequence of full length needs more: this backend is for verifying."""
 
@@ -42,14 +49,12 @@ class ReferenceBackend:
 
     @property
     def name(self) -> str:
-        return "reference"
+        return NAME
 
     def probe(self) -> ProbeResult:
         return ProbeResult(devices=(describe_host(),), reason=None)
 
-    def load(
-        self, model: Path, options: LoadOptions, progress: ProgressCallback
-    ) -> ReferenceRunner:
+    def load(self, model: Path, options: LoadOptions, progress: ProgressCallback) -> Runner:
         device = _choose_device(options.device)
         if options.kv_dtype not in ("auto", "f32"):
             raise ConfigurationError(
@@ -60,40 +65,85 @@ class ReferenceBackend:
                 "The reference backend runs on one processor; leave tensor_parallel at 1, not "
                 f"{options.tensor_parallel}."
             )
-        processors = load_processors()
         progress("reading the header", 0.0)
         with open_gguf(model) as file:
-            config = read_config(file)
-            check_tensors(config, file)
-            max_context = min(options.max_context, config.max_context)
-            weights_bytes = float32_weight_bytes(file)
-            num_blocks = _plan_blocks(config, options, max_context, weights_bytes, device)
-            weights = load_weights(
-                config,
-                file,
-                _to_weight,
-                lambda share: progress("loading weights", share),
-            )
-            tables = load_rope_tables(config, file, max_context)
-        caches = tuple(_new_cache(config, num_blocks) for _ in range(config.num_layers))
-        info = RunnerInfo(
-            backend=self.name,
-            device=device,
-            block_size=BLOCK_SIZE,
-            num_blocks=num_blocks,
-            max_context=max_context,
-            vocab_size=config.vocab_size,
-            pipeline_depth=1,
-            weights_bytes=weights_bytes,
-            kv_bytes=num_blocks * BLOCK_SIZE * kv_bytes_per_token(config, 4),
-            kv_dtype="f32",
-            hidden_size=config.dim,
-            masks_tokens=True,
-            logits_processors=tuple(processors),
-            notes=("NumPy reference backend: for verification, not for speed",),
+            config = read_model(file)
+            if isinstance(config, EncoderConfig):
+                return _load_encoder(config, file, options, device, progress)
+            return _load_decoder(config, file, options, device, progress)
+
+
+def _load_decoder(
+    config: ModelConfig,
+    file: GgufFile,
+    options: LoadOptions,
+    device: DeviceInfo,
+    progress: ProgressCallback,
+) -> ReferenceRunner:
+    processors = load_processors()
+    max_context = min(options.max_context, config.max_context)
+    weights_bytes = float32_weight_bytes(file)
+    num_blocks = _plan_blocks(config, options, max_context, weights_bytes, device)
+    weights = load_weights(
+        config, file, _to_weight, lambda share: progress("loading weights", share)
+    )
+    tables = load_rope_tables(config, file, max_context)
+    caches = tuple(_new_cache(config, num_blocks) for _ in range(config.num_layers))
+    info = RunnerInfo(
+        backend=NAME,
+        device=device,
+        block_size=BLOCK_SIZE,
+        num_blocks=num_blocks,
+        max_context=max_context,
+        vocab_size=config.vocab_size,
+        pipeline_depth=1,
+        weights_bytes=weights_bytes,
+        kv_bytes=num_blocks * BLOCK_SIZE * kv_bytes_per_token(config, 4),
+        kv_dtype="f32",
+        hidden_size=config.dim,
+        masks_tokens=True,
+        logits_processors=tuple(processors),
+        notes=(_NOTE,),
+    )
+    ops = ReferenceOps(config, tables, caches)
+    return ReferenceRunner(config, weights, ops, info, processors)
+
+
+def _load_encoder(
+    config: EncoderConfig,
+    file: GgufFile,
+    options: LoadOptions,
+    device: DeviceInfo,
+    progress: ProgressCallback,
+) -> ReferenceEncoderRunner:
+    weights_bytes = float32_weight_bytes(file)
+    allowed = int(device.memory_free * options.memory_utilization)
+    if weights_bytes > allowed:
+        raise OutOfMemory(
+            f"The model needs {_mib(weights_bytes)} as float32, but only {_mib(allowed)} may be "
+            f"used ({options.memory_utilization:.0%} of {_mib(device.memory_free)} free)."
         )
-        ops = ReferenceOps(config, tables, caches)
-        return ReferenceRunner(config, weights, ops, info, processors)
+    weights = load_encoder_weights(
+        config, file, _to_weight, lambda share: progress("loading weights", share)
+    )
+    max_context = encoder_context(config, options)
+    table = None if config.rope is None else plain_rope_table(config.rope, max_context)
+    info = RunnerInfo(
+        backend=NAME,
+        device=device,
+        block_size=BLOCK_SIZE,
+        num_blocks=0,
+        max_context=max_context,
+        vocab_size=config.vocab_size,
+        pipeline_depth=1,
+        weights_bytes=weights_bytes,
+        kv_bytes=0,
+        kv_dtype="none",
+        hidden_size=config.output_size,
+        is_encoder=True,
+        notes=(_NOTE,),
+    )
+    return ReferenceEncoderRunner(config, weights, ReferenceEncoderOps(config, table), info)
 
 
 def _choose_device(wanted: str | None) -> DeviceInfo:

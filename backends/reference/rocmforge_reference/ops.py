@@ -11,6 +11,8 @@ rows; and sums over keys run over tiles of KEY_TILE positions, counted from posi
 
 from __future__ import annotations
 
+import math
+from itertools import pairwise
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -42,6 +44,14 @@ def rms_norm(x: Array, weight: Array, eps: float) -> Array:
     return normalized
 
 
+def layer_norm(x: Array, weight: Array, bias: Array, eps: float) -> Array:
+    """`(x - mean) / sqrt(variance + eps) * weight + bias` over the last axis (Ba et al. 2016)."""
+    centered = x - np.mean(x, axis=-1, keepdims=True)
+    variance = np.mean(centered * centered, axis=-1, keepdims=True)
+    normalized: Array = centered / np.sqrt(variance + x.dtype.type(eps)) * weight + bias
+    return normalized
+
+
 def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
     """`x @ weight.T + bias`: [rows, in], [out, in] -> [rows, out]."""
     rows, features = x.shape
@@ -63,11 +73,15 @@ def gated_linear(
 
 
 def activate(x: Array, activation: Activation) -> Array:
-    """SiLU, `x * sigmoid(x)`, or the tanh form of GELU (Hendrycks and Gimpel 2016)."""
+    """SiLU, `x * sigmoid(x)`, or GELU, also in its tanh form (Hendrycks and Gimpel 2016)."""
     activated: Array
     if activation is Activation.SILU:
         with np.errstate(over="ignore"):  # exp(-x) = inf gives the right 0
             activated = x / (1 + np.exp(-x))
+    elif activation is Activation.GELU:
+        erf = np.frompyfunc(math.erf, 1, 1)  # NumPy has none
+        scaled = x * x.dtype.type(np.sqrt(0.5))
+        activated = x.dtype.type(0.5) * x * (1 + erf(scaled).astype(x.dtype))
     else:
         inner = x.dtype.type(np.sqrt(2 / np.pi)) * (x + x.dtype.type(0.044715) * x * x * x)
         activated = x.dtype.type(0.5) * x * (1 + np.tanh(inner))
@@ -169,6 +183,33 @@ def paged_attention(
                 softcap,
                 window,
             )
+    return out
+
+
+def attend_all(q: Array, k: Array, v: Array, query_start: Int, scale: float) -> Array:
+    """Attention of each token to all tokens of its sequence (Vaswani et al. 2017, section 3.2).
+
+    Args:
+        q: [T, heads, head_dim].
+        k: As q.
+        v: As q.
+        query_start: [B + 1]; sequence b owns tokens `query_start[b]:query_start[b + 1]`.
+        scale: Of the scores.
+
+    Returns:
+        [T, heads, head_dim].
+    """
+    out = np.empty_like(q)
+    for start, stop in pairwise(query_start.tolist()):
+        keys, values = k[start:stop].swapaxes(0, 1), v[start:stop].swapaxes(0, 1)
+        for first in range(start, stop, QUERY_CHUNK):
+            chunk = slice(first, min(first + QUERY_CHUNK, stop))
+            queries = q[chunk].swapaxes(0, 1) * q.dtype.type(scale)
+            scores = queries @ keys.swapaxes(-1, -2)  # [heads, queries, keys]
+            scores -= scores.max(axis=-1, keepdims=True)
+            weights = np.exp(scores, out=scores)
+            mixed = weights @ values / weights.sum(axis=-1, keepdims=True)
+            out[chunk] = mixed.swapaxes(0, 1)
     return out
 
 

@@ -43,16 +43,16 @@ class EncoderOps(Protocol[A, W, S]):
         """The layer_norm of residual + delta: [rows, dim]. The sum itself is not needed."""
         ...
 
-    def linear(self, x: A, weight: W, bias: W | None) -> A:
-        """x @ weight.T + bias for a [out, in] weight: [rows, out]."""
+    def linear(self, step: S, x: A, weight: W, bias: W | None) -> A:
+        """As `Ops.linear`: x @ weight.T + bias for a [out, in] weight, [rows, out]."""
         ...
 
     def gelu(self, x: A) -> A:
         """x * Phi(x), Phi the normal distribution function (`Activation.GELU`): [rows, ffn]."""
         ...
 
-    def gated_linear(self, x: A, gate: W, up: W, activation: Activation) -> A:
-        """activation(x @ gate.T) * (x @ up.T): [rows, ffn]."""
+    def gated_linear(self, step: S, x: A, gate: W, up: W, activation: Activation) -> A:
+        """As `Ops.gated_linear`: activation(x @ gate.T) * (x @ up.T), [rows, ffn]."""
         ...
 
     def rope(self, step: S, q: A, k: A) -> tuple[A, A]:

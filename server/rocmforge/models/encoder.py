@@ -22,7 +22,7 @@ def encode(
     of that sum, which is the state of one token there: the first.
     """
     sums = ops.sum_hidden(step, hidden_states(config, weights, ops, step))
-    return sums if weights.head is None else _scores(weights.head, ops, sums)
+    return sums if weights.head is None else _scores(weights.head, ops, step, sums)
 
 
 def hidden_states(
@@ -32,27 +32,29 @@ def hidden_states(
     x = ops.embed(step, weights.tokens, weights.positions, weights.types)
     x = ops.layer_norm(x, weights.norm, weights.norm_bias)
     for layer in weights.layers:
-        q = ops.linear(x, layer.q, layer.q_bias)
-        k = ops.linear(x, layer.k, layer.k_bias)
-        v = ops.linear(x, layer.v, layer.v_bias)
+        q = ops.linear(step, x, layer.q, layer.q_bias)
+        k = ops.linear(step, x, layer.k, layer.k_bias)
+        v = ops.linear(step, x, layer.v, layer.v_bias)
         if config.rope is not None:
             q, k = ops.rope(step, q, k)
         attended = ops.attend_all(step, q, k, v, config.attention_scale)
-        delta = ops.linear(attended, layer.output, layer.output_bias)
+        delta = ops.linear(step, attended, layer.output, layer.output_bias)
         x = ops.add_layer_norm(x, delta, layer.attn_norm, layer.attn_norm_bias)
-        delta = ops.linear(_inner(config, layer, ops, x), layer.down, layer.down_bias)
+        delta = ops.linear(step, _inner(config, layer, ops, step, x), layer.down, layer.down_bias)
         x = ops.add_layer_norm(x, delta, layer.ffn_norm, layer.ffn_norm_bias)
     return x
 
 
-def _inner(config: EncoderConfig, layer: EncoderLayer[W], ops: EncoderOps[A, W, S], x: A) -> A:
+def _inner(
+    config: EncoderConfig, layer: EncoderLayer[W], ops: EncoderOps[A, W, S], step: S, x: A
+) -> A:
     """The inner activations of the feed-forward network, `[T, ffn]`."""
     if layer.gate is not None:
-        return ops.gated_linear(x, layer.gate, layer.up, config.activation)
-    return ops.gelu(ops.linear(x, layer.up, layer.up_bias))
+        return ops.gated_linear(step, x, layer.gate, layer.up, config.activation)
+    return ops.gelu(ops.linear(step, x, layer.up, layer.up_bias))
 
 
-def _scores(head: ScoreHead[W], ops: EncoderOps[A, W, S], rows: A) -> A:
+def _scores(head: ScoreHead[W], ops: EncoderOps[A, W, S], step: S, rows: A) -> A:
     if head.dense is not None:
-        rows = ops.tanh(ops.linear(rows, head.dense, head.dense_bias))
-    return ops.linear(rows, head.scores, head.scores_bias)
+        rows = ops.tanh(ops.linear(step, rows, head.dense, head.dense_bias))
+    return ops.linear(step, rows, head.scores, head.scores_bias)

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Final
 
 from rocmforge.backend.ops import Activation
+from rocmforge.backend.protocol import LoadOptions
 from rocmforge.errors import BadGguf, UnsupportedArchitecture
 from rocmforge.gguf.reader import GgufFile
 from rocmforge.models.architectures import TensorRule
@@ -103,6 +104,11 @@ ENCODERS: Final[Mapping[str, EncoderArchitecture]] = MappingProxyType(
         ),
     }
 )
+
+
+def encoder_context(config: EncoderConfig, options: LoadOptions) -> int:
+    """Tokens that a prompt may have: a step computes it whole."""
+    return min(config.max_context, options.max_context, options.max_batched_tokens)
 
 
 def is_encoder(file: GgufFile) -> bool:

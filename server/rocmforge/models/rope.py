@@ -54,6 +54,11 @@ def load_rope_tables(config: ModelConfig, file: GgufFile, max_context: int) -> R
     return RopeTables(_table(frequencies, gain, max_context), local)
 
 
+def plain_rope_table(rope: RopeConfig, max_context: int) -> RopeTable:
+    """The table of an encoder, whose frequencies are not scaled."""
+    return _table(_frequencies(rope.theta, rope.dim), 1.0, max_context)
+
+
 def scaled_frequencies(rope: RopeConfig, factors: Float64Array | None) -> Float64Array:
     """Radians per position of each pair, `[dim / 2]`; `factors` divide them, if given."""
     frequencies = _frequencies(rope.theta, rope.dim)

@@ -1,0 +1,95 @@
+"""`rocmforge.backend.encoder_ops.EncoderOps` over the plain functions of `ops`."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rocmforge.backend.ops import Activation
+from rocmforge.backend.protocol import Float32Array, StepInput
+from rocmforge.models.encoder_config import EncoderConfig
+from rocmforge.models.rope import RopeTable
+from rocmforge_reference import ops
+
+
+class ReferenceEncoderOps:
+    """Implements `EncoderOps[Float32Array, Float32Array, StepInput]`."""
+
+    def __init__(self, config: EncoderConfig, table: RopeTable | None) -> None:
+        self._config = config
+        self._table = table
+
+    def embed(
+        self,
+        step: StepInput,
+        tokens: Float32Array,
+        positions: Float32Array | None,
+        types: Float32Array | None,
+    ) -> Float32Array:
+        x: Float32Array = tokens[step.token_ids]
+        if positions is not None:
+            x = x + positions[step.positions]
+        return x if types is None else x + types[0]
+
+    def layer_norm(self, x: Float32Array, weight: Float32Array, bias: Float32Array) -> Float32Array:
+        return ops.layer_norm(x, weight, bias, self._config.norm_eps)
+
+    def add_layer_norm(
+        self,
+        residual: Float32Array,
+        delta: Float32Array,
+        weight: Float32Array,
+        bias: Float32Array,
+    ) -> Float32Array:
+        return self.layer_norm(residual + delta, weight, bias)
+
+    def linear(
+        self, step: StepInput, x: Float32Array, weight: Float32Array, bias: Float32Array | None
+    ) -> Float32Array:
+        return ops.linear(x, weight, bias)
+
+    def gelu(self, x: Float32Array) -> Float32Array:
+        return ops.activate(x, Activation.GELU)
+
+    def gated_linear(
+        self,
+        step: StepInput,
+        x: Float32Array,
+        gate: Float32Array,
+        up: Float32Array,
+        activation: Activation,
+    ) -> Float32Array:
+        return ops.gated_linear(x, gate, up, activation)
+
+    def rope(
+        self, step: StepInput, q: Float32Array, k: Float32Array
+    ) -> tuple[Float32Array, Float32Array]:
+        rope = self._config.rope
+        assert rope is not None
+        assert self._table is not None
+        cos, sin = self._table.cos[step.positions], self._table.sin[step.positions]
+
+        def rotate(x: Float32Array) -> Float32Array:
+            return ops.rope(self._heads(x), cos, sin, rope.style).reshape(len(x), -1)
+
+        return rotate(q), rotate(k)
+
+    def attend_all(
+        self,
+        step: StepInput,
+        q: Float32Array,
+        k: Float32Array,
+        v: Float32Array,
+        scale: float,
+    ) -> Float32Array:
+        return ops.attend_all(
+            self._heads(q), self._heads(k), self._heads(v), step.query_start, scale
+        ).reshape(len(q), -1)
+
+    def sum_hidden(self, step: StepInput, x: Float32Array) -> Float32Array:
+        return np.stack([x[first:end].sum(axis=0) for first, end in step.hidden_ranges.tolist()])
+
+    def tanh(self, x: Float32Array) -> Float32Array:
+        return np.tanh(x)
+
+    def _heads(self, x: Float32Array) -> Float32Array:
+        return np.reshape(x, (len(x), -1, self._config.head_dim))
