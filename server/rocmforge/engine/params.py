@@ -85,6 +85,17 @@ class SamplingParams(Message, frozen=True):
     num_drafts: int = 0  # tokens to guess by prompt lookup in each step; changes no output
 
 
+class Share(Message, frozen=True):
+    """Whose a request is, and how much of the engine they get beside others who wait."""
+
+    key: int = 0  # index of the API key; its name stays with the HTTP side
+    weight: float = 1.0  # above 0; twice as much is twice the tokens
+
+
+NO_KEY = Share()
+"""Of all requests on a server without keys."""
+
+
 class GenerateRequest(Message, frozen=True):
     """One sequence to generate. `n` > 1 in the API is n of these with derived seeds."""
 
@@ -95,6 +106,7 @@ class GenerateRequest(Message, frozen=True):
     arrival_ns: int  # time.monotonic_ns() when the HTTP side took it
     deadline_ns: int | None = None  # on the same clock
     generated_ids: tuple[int, ...] = ()  # tokens that an engine before this one generated
+    share: Share = NO_KEY
 
 
 class TokenLogprob(Message, frozen=True):

@@ -1,10 +1,11 @@
 """Who runs in the next step, with how many tokens, and who has to give way.
 
-First come, first served. Every step first gives one token to each sequence that waits for its
-next one, then spends what is left of the token budget on prompts, in order of arrival. A
-sequence gets the blocks for all its known tokens when it is admitted and one more whenever it
-grows over a block's edge. When none is left, the newest running sequence gives all of its own
-back and is computed again later: the oldest always gets on, so everything ends.
+First come, first served, and between API keys by what each was served before (`fairness`). Every
+step first gives one token to each sequence that waits for its next one, then spends what is left of
+the token budget on prompts, in that order. A sequence gets the blocks for all its known tokens when
+it is admitted and one more whenever it grows over a block's edge. When none is left, the newest
+running sequence, of the key served most, gives all of its own back and is computed again later: the
+first in order always gets on, so everything ends.
 
 Nothing here does I/O or looks at a clock. Counters run ahead of the device: a planned step
 counts as computed, because steps run in the order in which they were planned.
@@ -12,7 +13,6 @@ counts as computed, because steps run in the order in which they were planned.
 
 from __future__ import annotations
 
-from collections import deque
 from heapq import heappop, heappush
 
 import numpy as np
@@ -21,6 +21,7 @@ from msgspec import structs
 from rocmforge.backend.protocol import RunnerInfo, StepOutput
 from rocmforge.engine.blocks import BlockAllocator
 from rocmforge.engine.constraint import Constraint
+from rocmforge.engine.fairness import FairQueue
 from rocmforge.engine.output import read_logprobs
 from rocmforge.engine.params import FinishReason, GenerateRequest, TokenEvent
 from rocmforge.engine.plan import Chunk, Plan, SchedulerLimits
@@ -56,8 +57,8 @@ class Scheduler:
         self._block_size = info.block_size
         self._allocator = BlockAllocator(info.num_blocks)
         self._live: dict[int, Sequence] = {}
-        self._waiting: deque[Sequence] = deque()
-        self._running: list[Sequence] = []  # oldest first
+        self._waiting = FairQueue()
+        self._running: list[Sequence] = []  # keys served least first, within them oldest first
         self._deadlines: list[tuple[int, int]] = []  # heap of (deadline_ns, request_id)
 
     # --- requests come and go ---
@@ -124,6 +125,7 @@ class Scheduler:
     def schedule(self, now_ns: int) -> list[Chunk]:
         """Decides the next step. No chunks: nothing can be computed before a result is known."""
         plan = Plan(self._limits)
+        self._waiting.sort(self._running)
         self._continue_decodes(plan)
         self._continue_prefills(plan)
         self._admit(plan, now_ns)
@@ -145,14 +147,16 @@ class Scheduler:
                     plan.add(seq, count)
 
     def _admit(self, plan: Plan, now_ns: int) -> None:
-        while self._waiting and len(self._running) < self._limits.max_sequences:
-            seq = self._waiting[0]
-            if plan.room_for(seq) <= 0 or not self._place(seq):
+        while len(self._running) < self._limits.max_sequences:
+            seq = self._waiting.head()
+            if seq is None or plan.room_for(seq) <= 0 or not self._place(seq):
                 return
-            self._waiting.popleft()
+            self._waiting.remove(seq)
             self._running.append(seq)
             seq.status = Status.RUNNING
-            seq.scheduled_ns = seq.scheduled_ns or now_ns
+            if not seq.scheduled_ns:  # what is computed again is not charged again
+                self._waiting.charge_prompt(seq, seq.num_new)
+                seq.scheduled_ns = now_ns
             count = plan.room_for(seq)  # less than before, if a part was cached
             if count > 0:
                 plan.add(seq, count)
@@ -184,7 +188,7 @@ class Scheduler:
     def _preempt(self, seq: Sequence) -> None:
         self._release(seq)
         self._running.remove(seq)
-        self._waiting.appendleft(seq)
+        self._waiting.put_back(seq)
         seq.status = Status.WAITING
         self.totals.preemptions += 1
 
@@ -343,6 +347,7 @@ class Scheduler:
         seq.append(token)
         seq.first_token_ns = seq.first_token_ns or now_ns
         self.totals.decode_tokens += 1
+        self._waiting.charge_output(seq)
         if token in seq.stop_ids:
             return FinishReason.STOP
         if seq.num_known == seq.max_length:
@@ -398,6 +403,7 @@ class Scheduler:
         return EngineStats(
             running=len(self._running),
             waiting=len(self._waiting),
+            waiting_by_key=self._waiting.by_key,
             blocks_total=self._allocator.num_blocks,
             blocks_used=self._allocator.num_used,
             blocks_cached=self._allocator.num_cached,

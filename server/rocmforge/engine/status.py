@@ -38,6 +38,7 @@ class EngineStats(Message, frozen=True):
     last_step_tokens: int = 0
     drafted_tokens_total: int = 0  # by prompt lookup
     accepted_tokens_total: int = 0  # of those, what the model drew too
+    waiting_by_key: tuple[tuple[int, int], ...] = ()  # (`Share.key`, sequences), if any wait
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
