@@ -22,6 +22,7 @@ from rocmforge.logits.registry import load_processors
 from rocmforge.models.config import ModelConfig
 from rocmforge.models.encoder_config import EncoderConfig, encoder_context
 from rocmforge.models.encoder_weights import load_encoder_weights
+from rocmforge.models.lora import read_adapters
 from rocmforge.models.memory import float32_weight_bytes, kv_bytes_per_token
 from rocmforge.models.reading import read_model
 from rocmforge.models.rope import load_rope_tables, plain_rope_table
@@ -31,6 +32,7 @@ from rocmforge_reference.encoder_ops import ReferenceEncoderOps
 from rocmforge_reference.encoder_runner import ReferenceEncoderRunner
 from rocmforge_reference.host import describe_host
 from rocmforge_reference.runner import ReferenceRunner
+from rocmforge_reference.weights import adapter_bytes, with_adapters
 
 NAME: Final = "reference"
 BLOCK_SIZE: Final = 16
@@ -81,11 +83,13 @@ def _load_decoder(
     progress: ProgressCallback,
 ) -> ReferenceRunner:
     processors = load_processors()
+    adapters = read_adapters(config, options.adapters)
     max_context = min(options.max_context, config.max_context)
     weights_bytes = float32_weight_bytes(file)
     num_blocks = _plan_blocks(config, options, max_context, weights_bytes, device)
-    weights = load_weights(
-        config, file, _to_weight, lambda share: progress("loading weights", share)
+    weights = with_adapters(
+        load_weights(config, file, _to_weight, lambda share: progress("loading weights", share)),
+        adapters,
     )
     tables = load_rope_tables(config, file, max_context)
     caches = tuple(_new_cache(config, num_blocks) for _ in range(config.num_layers))
@@ -103,6 +107,8 @@ def _load_decoder(
         hidden_size=config.dim,
         masks_tokens=True,
         logits_processors=tuple(processors),
+        adapters=tuple(adapter.name for adapter in adapters),
+        adapter_bytes=adapter_bytes(weights),
         notes=(_NOTE,),
     )
     ops = ReferenceOps(config, tables, caches)

@@ -1,4 +1,4 @@
-"""`rocmforge.backend.ops.Ops` over the plain functions of `ops`: adds the model and its caches."""
+"""`rocmforge.backend.ops.Ops` over the plain functions of `ops`: adds model, caches, adapters."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from rocmforge.backend.protocol import Float32Array, Int32Array, StepInput
 from rocmforge.models.config import ModelConfig
 from rocmforge.models.rope import RopeTables
 from rocmforge_reference import ops
+from rocmforge_reference.weights import Weight
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -19,6 +20,7 @@ class Step:
 
     input: StepInput
     token_ids: Int32Array  # [T]
+    adapters: Int32Array  # [T], as `StepInput.token_adapters`
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,7 +32,7 @@ class KvCache:
 
 
 class ReferenceOps:
-    """Implements `Ops[Float32Array, Float32Array, Step]`."""
+    """Implements `Ops[Float32Array, Weight, Step]`."""
 
     def __init__(
         self, config: ModelConfig, tables: RopeTables, caches: tuple[KvCache, ...]
@@ -39,32 +41,38 @@ class ReferenceOps:
         self._tables = tables
         self._caches = caches
 
-    def embed(self, step: Step, table: Float32Array, scale: float) -> Float32Array:
-        return ops.embed(table, step.token_ids, scale)
+    def embed(self, step: Step, table: Weight, scale: float) -> Float32Array:
+        return ops.embed(table.values, step.token_ids, scale)
 
-    def rms_norm(self, x: Float32Array, weight: Float32Array) -> Float32Array:
-        return ops.rms_norm(x, weight, self._config.norm_eps)
+    def rms_norm(self, x: Float32Array, weight: Weight) -> Float32Array:
+        return ops.rms_norm(x, weight.values, self._config.norm_eps)
 
     def add_rms_norm(
-        self, residual: Float32Array, delta: Float32Array, weight: Float32Array
+        self, residual: Float32Array, delta: Float32Array, weight: Weight
     ) -> tuple[Float32Array, Float32Array]:
         residual = residual + delta
         return residual, self.rms_norm(residual, weight)
 
     def linear(
-        self, step: Step, x: Float32Array, weight: Float32Array, bias: Float32Array | None
+        self, step: Step, x: Float32Array, weight: Weight, bias: Weight | None
     ) -> Float32Array:
-        return ops.linear(x, weight, bias)
+        y = ops.linear(x, weight.values, None if bias is None else bias.values)
+        for adapter, change in weight.changes.items():
+            tokens = np.flatnonzero(step.adapters == adapter)
+            if len(tokens):
+                y[tokens] += ops.linear(ops.linear(x[tokens], change.a), change.b)
+        return y
 
     def gated_linear(
         self,
         step: Step,
         x: Float32Array,
-        gate: Float32Array,
-        up: Float32Array,
+        gate: Weight,
+        up: Weight,
         activation: Activation,
     ) -> Float32Array:
-        return ops.gated_linear(x, gate, up, activation)
+        gates = ops.activate(self.linear(step, x, gate, None), activation)
+        return gates * self.linear(step, x, up, None)
 
     def rope_and_store(
         self,
@@ -72,8 +80,8 @@ class ReferenceOps:
         q: Float32Array,
         k: Float32Array,
         v: Float32Array,
-        q_norm: Float32Array | None,
-        k_norm: Float32Array | None,
+        q_norm: Weight | None,
+        k_norm: Weight | None,
         spec: AttentionSpec,
     ) -> Float32Array:
         q, k, v = self._heads(q), self._heads(k), self._heads(v)
@@ -110,8 +118,8 @@ class ReferenceOps:
     def take_logit_rows(self, step: Step, x: Float32Array) -> Float32Array:
         return x[step.input.logit_rows]
 
-    def logits(self, x: Float32Array, weight: Float32Array, softcap: float | None) -> Float32Array:
-        return ops.softcap(ops.linear(x, weight), softcap)
+    def logits(self, x: Float32Array, weight: Weight, softcap: float | None) -> Float32Array:
+        return ops.softcap(ops.linear(x, weight.values), softcap)
 
     def _heads(self, x: Float32Array) -> Float32Array:
         return np.reshape(x, (len(x), -1, self._config.head_dim))

@@ -23,6 +23,7 @@ from rocmforge.models.decoder import hidden_states, logits
 from rocmforge.models.weights import ModelWeights
 from rocmforge_reference.decoder_ops import ReferenceOps, Step
 from rocmforge_reference.sampling import NO_TOKEN, sample
+from rocmforge_reference.weights import Weight
 
 
 class ReferenceRunner:
@@ -36,12 +37,12 @@ class ReferenceRunner:
     def __init__(
         self,
         config: ModelConfig,
-        weights: ModelWeights[Float32Array],
+        weights: ModelWeights[Weight],
         ops: ReferenceOps,
         info: RunnerInfo,
         processors: Mapping[str, LogitsProcessor],
     ) -> None:
-        self._model: tuple[ModelConfig, ModelWeights[Float32Array], ReferenceOps] | None
+        self._model: tuple[ModelConfig, ModelWeights[Weight], ReferenceOps] | None
         self._model = config, weights, ops
         self._info = info
         self._processors = processors
@@ -80,7 +81,7 @@ class ReferenceRunner:
         assert self._model is not None, "the runner is closed"
         config, weights, ops = self._model
         token_ids = self._resolve(step)
-        resolved = Step(step, token_ids)
+        resolved = Step(step, token_ids, step.token_adapters)
         hidden = hidden_states(config, weights, ops, resolved)
         rows = logits(config, weights, ops, resolved, hidden)
         from_device = step.token_source[step.logit_rows] != NO_SOURCE

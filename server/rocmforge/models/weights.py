@@ -78,7 +78,7 @@ def load_weights(
     def take(name: str, slots: tuple[str, ...]) -> dict[str, W]:
         nonlocal done
         tensor = file.tensors[name]
-        parts = _split(tensor, [_slot_shape(config, slot)[0] for slot in slots])
+        parts = _split(tensor, [slot_shape(config, slot)[0] for slot in slots])
         converted = [convert(part) for part in parts]
         done += tensor.nbytes
         progress(done / total)
@@ -89,7 +89,7 @@ def load_weights(
     for index in range(config.num_layers):
         weights: dict[str, W] = {}
         for rule in ARCHITECTURES[config.architecture].layer:
-            name = _layer_name(index, rule)
+            name = layer_name(index, rule)
             if name in file.tensors:
                 weights |= take(name, rule.slots)
         layers.append(LayerWeights(**weights))
@@ -132,19 +132,19 @@ def _expected(config: ModelConfig) -> tuple[dict[str, tuple[int, ...]], list[str
     row = ARCHITECTURES[config.architecture]
     factors = (config.rope.dim // 2,)
     shapes: dict[str, tuple[int, ...]] = {
-        "token_embd.weight": _slot_shape(config, "embedding"),
-        "output_norm.weight": _slot_shape(config, "output_norm"),
+        "token_embd.weight": slot_shape(config, "embedding"),
+        "output_norm.weight": slot_shape(config, "output_norm"),
     }
     required = list(shapes)
     for index in range(config.num_layers):
         for rule in row.layer:
-            parts = [_slot_shape(config, slot) for slot in rule.slots]
+            parts = [slot_shape(config, slot) for slot in rule.slots]
             rows = sum(part[0] for part in parts)
-            shapes[_layer_name(index, rule)] = (rows, *parts[0][1:])
+            shapes[layer_name(index, rule)] = (rows, *parts[0][1:])
             if rule.required:
-                required.append(_layer_name(index, rule))
+                required.append(layer_name(index, rule))
     if row.separate_output:
-        shapes["output.weight"] = _slot_shape(config, "output_matrix")
+        shapes["output.weight"] = slot_shape(config, "output_matrix")
     scaling = config.rope.scaling
     if scaling is not None and scaling.kind is RopeScalingKind.LONGROPE:
         shapes[LONG_FACTORS] = shapes[SHORT_FACTORS] = factors
@@ -154,7 +154,8 @@ def _expected(config: ModelConfig) -> tuple[dict[str, tuple[int, ...]], list[str
     return shapes, required
 
 
-def _slot_shape(config: ModelConfig, slot: str) -> tuple[int, ...]:
+def slot_shape(config: ModelConfig, slot: str) -> tuple[int, ...]:
+    """Shape of a field of `LayerWeights`; also of "embedding" and "output_matrix"."""
     dim, ffn, head = config.dim, config.ffn_dim, config.head_dim
     queries, keys = config.num_heads * head, config.num_kv_heads * head
     match slot:
@@ -190,5 +191,6 @@ def _split(tensor: GgufTensor, rows: list[int]) -> list[GgufTensor]:
     return parts
 
 
-def _layer_name(index: int, rule: TensorRule) -> str:
+def layer_name(index: int, rule: TensorRule) -> str:
+    """Name in the file of a tensor of a layer."""
     return f"blk.{index}.{rule.name}"
