@@ -35,7 +35,10 @@ def build_step(
     owner = np.repeat(np.arange(len(chunks)), counts)  # [T], the sequence of each token
     positions = np.arange(len(owner), dtype=np.int32) + (starts - query_start[:-1])[owner]
     block_table = _block_table(chunks)
-    blocks = block_table[owner, positions // block_size].astype(np.int64)
+    slots = np.zeros(len(owner), np.int64)
+    if block_table.size:  # an encoder has no cache
+        blocks = block_table[owner, positions // block_size].astype(np.int64)
+        slots = blocks * block_size + positions % block_size
     token_source = np.full(len(owner), NO_SOURCE, np.int32)
     token_source[query_start[1:] - 1] = [chunk.source_row for chunk in chunks]
     rows = _Rows(chunks, query_start)
@@ -44,7 +47,7 @@ def build_step(
         token_ids=np.concatenate([chunk.tokens for chunk in chunks]),
         token_source=token_source,
         positions=positions,
-        slot_mapping=blocks * block_size + positions % block_size,
+        slot_mapping=slots,
         query_start=query_start,
         context_len=starts + counts,
         block_table=block_table,

@@ -86,9 +86,15 @@ class Chunk(NamedTuple):
 
 
 class Plan:
-    """Chunks chosen so far for one step, and the room that is left."""
+    """Chunks chosen so far for one step, and the room that is left.
 
-    def __init__(self, limits: SchedulerLimits) -> None:
+    Args:
+        limits: see `SchedulerLimits`.
+        whole_prompts: whether no prompt may be cut: tokens attend to those behind them, too.
+    """
+
+    def __init__(self, limits: SchedulerLimits, *, whole_prompts: bool = False) -> None:
+        self._whole_prompts = whole_prompts
         self.chunks: list[Chunk] = []
         self._tokens_left = limits.max_batched_tokens
         self._score_rows_left = limits.max_score_rows
@@ -98,6 +104,8 @@ class Plan:
     def room_for(self, seq: Sequence) -> int:
         """How many tokens of the sequence may be computed in this step."""
         count = min(seq.num_new, self._tokens_left)
+        if self._whole_prompts and count < seq.num_new:
+            return 0
         if seq.scores_prompt:
             unscored = max(seq.num_computed, seq.num_scored)
             if unscored + self._score_rows_left < seq.num_prompt - 1:

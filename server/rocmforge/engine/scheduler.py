@@ -13,6 +13,7 @@ counts as computed, because steps run in the order in which they were planned.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from heapq import heappop, heappush
 
 import numpy as np
@@ -29,7 +30,7 @@ from rocmforge.engine.pooling import Pool
 from rocmforge.engine.sequence import Sequence, Status
 from rocmforge.engine.status import EngineStats
 from rocmforge.engine.totals import Totals
-from rocmforge.errors import ContextLengthExceeded, QueueFull
+from rocmforge.errors import ContextLengthExceeded, QueueFull, UnsupportedFeature
 
 
 class Scheduler:
@@ -52,7 +53,12 @@ class Scheduler:
     ) -> None:
         self.totals = totals
         self._masks_late = masks_late
-        self.max_context = min(info.max_context, info.num_blocks * info.block_size)
+        self._is_encoder = info.is_encoder
+        if info.is_encoder:  # prompts are computed whole, and leave nothing behind
+            self.max_context = min(info.max_context, limits.max_batched_tokens)
+            limits = replace(limits, prefix_cache=False)
+        else:
+            self.max_context = min(info.max_context, info.num_blocks * info.block_size)
         self._limits = limits
         self._block_size = info.block_size
         self._allocator = BlockAllocator(info.num_blocks)
@@ -71,7 +77,10 @@ class Scheduler:
         Raises:
             QueueFull: `max_live` requests are unfinished.
             ContextLengthExceeded: prompt and output exceed the context.
+            UnsupportedFeature: an encoder is asked for tokens.
         """
+        if self._is_encoder and request.sampling.pooling is None:
+            raise UnsupportedFeature("The model is an encoder: it generates no text.")
         if len(self._live) >= self._limits.max_live:
             raise QueueFull(
                 f"{len(self._live)} requests are being served or waiting; try again later.",
@@ -124,7 +133,7 @@ class Scheduler:
 
     def schedule(self, now_ns: int) -> list[Chunk]:
         """Decides the next step. No chunks: nothing can be computed before a result is known."""
-        plan = Plan(self._limits)
+        plan = Plan(self._limits, whole_prompts=self._is_encoder)
         self._waiting.sort(self._running)
         self._continue_decodes(plan)
         self._continue_prefills(plan)
@@ -198,6 +207,8 @@ class Scheduler:
         One free block per running sequence is left alone, so that those do not have to throw
         the newcomer out again when they grow.
         """
+        if self._is_encoder:
+            return True
         reserve = len(self._running)
         cached = self._find_prefix(seq)
         for block in cached:
