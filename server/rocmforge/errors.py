@@ -15,6 +15,7 @@ RocmForgeError
 │   ├── QueueFull
 │   ├── RateLimited
 │   ├── NotReady            loading, restarting
+│   ├── ModelUnavailable    could not be loaded when a request came
 │   ├── Draining
 │   └── DeadlineExceeded
 ├── EngineError             our fault, or the device's
@@ -155,6 +156,18 @@ class DeadlineExceeded(CapacityError):
 
 
 # --- our fault -------------------------------------------------------------------------------
+
+class ModelUnavailable(CapacityError):
+    """The model that a request names could not be loaded for it."""
+
+    def __init__(self, model: str, reason: str, *, retry_after_s: float) -> None:
+        super().__init__(
+            f"The model {model!r} could not be loaded: {reason.rstrip('.')}.",
+            retry_after_s=retry_after_s,
+        )
+        self.model = model
+        self.reason = reason
+
 
 
 class EngineError(RocmForgeError):

@@ -50,6 +50,7 @@ ERROR_TABLE: dict[type[Exception], ErrorRow] = {
     errors.QueueFull: ErrorRow(429, "rate_limit_error", "rate_limit_exceeded"),
     errors.RateLimited: ErrorRow(429, "rate_limit_error", "rate_limit_exceeded"),
     errors.NotReady: ErrorRow(503, "server_error", "model_not_ready"),
+    errors.ModelUnavailable: ErrorRow(503, "server_error", "model_unavailable"),
     errors.Draining: ErrorRow(503, "server_error", "shutting_down"),
     errors.DeadlineExceeded: ErrorRow(504, "server_error", "deadline_exceeded"),
     errors.EngineDied: ErrorRow(503, "server_error", "engine_died"),
