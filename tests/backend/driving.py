@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
 import numpy as np
 
 from rocmforge.backend.protocol import (
+    NO_ADAPTER,
     NO_SOURCE,
     SAMPLE,
     Float32Array,
@@ -51,6 +52,7 @@ class Chunk:
     blocks: Sequence[int]  # of the whole sequence, in order
     wants: Sequence[Want] = GREEDY
     sources: Sequence[int] | None = None  # rows of the last output, instead of token ids
+    adapter: int = NO_ADAPTER
 
 
 class Driver:
@@ -74,9 +76,7 @@ class Driver:
             for row in rows
             for target in range(vocab)
         ]
-        output = self.run(
-            Chunk(tokens=chunk.tokens, start=chunk.start, blocks=chunk.blocks, wants=wants)
-        )
+        output = self.run(replace(chunk, wants=wants))
         assert output.logprobs is not None
         return output.logprobs.reshape(len(rows), vocab)
 
@@ -127,6 +127,7 @@ def make_step(step_id: int, chunks: Sequence[Chunk], block_size: int) -> StepInp
         block_table=table,
         logit_rows=np.array(logit_rows, np.int32),
         sampling=make_sampling([want for chunk in chunks for want in chunk.wants]),
+        adapters=np.array([chunk.adapter for chunk in chunks], np.int32),
     )
 
 

@@ -367,7 +367,7 @@ def hf_weights(model: TinyModel) -> Tensors:
     """Random weights by Hugging Face's names, the same for the same seed."""
     rng = np.random.default_rng(model.seed)
     weights: Tensors = {}
-    for name, shape in _hf_shapes(model).items():
+    for name, shape in hf_shapes(model).items():
         noise = rng.standard_normal(shape, dtype=np.float32)
         if name.endswith("norm.weight"):
             weights[name] = 0.2 * noise + (0 if model.is_gemma else 1)
@@ -379,7 +379,8 @@ def hf_weights(model: TinyModel) -> Tensors:
     return weights
 
 
-def _hf_shapes(model: TinyModel) -> dict[str, tuple[int, ...]]:
+def hf_shapes(model: TinyModel) -> dict[str, tuple[int, ...]]:
+    """Shapes of the weights by Hugging Face's names."""
     config = model.config
     dim, ffn, vocab = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
     q = config["num_attention_heads"] * model.head_dim
@@ -421,23 +422,36 @@ def _hf_shapes(model: TinyModel) -> dict[str, tuple[int, ...]]:
 
 
 def gguf_tensors(model: TinyModel) -> Tensors:
-    """The weights by GGUF's names (from the `gguf` package's own map) and in its layout."""
+    """The weights by GGUF's names and in its layout."""
+    tensors = {
+        gguf_name(model, name): gguf_layout(model, name, weight)
+        for name, weight in hf_weights(model).items()
+    }
+    return tensors | model.extra_tensors
+
+
+def gguf_name(model: TinyModel, name: str) -> str:
+    """GGUF's name of a weight, from the `gguf` package's own map."""
     names = gguf.get_tensor_name_map(
         next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == model.architecture),
         model.config["num_hidden_layers"],
     )
-    tensors: Tensors = {}
-    for name, weight in hf_weights(model).items():
-        if model.architecture == "llama" and "q_proj" in name:
-            weight = _interleave_halves(weight, model.config["num_attention_heads"])
-        elif model.architecture == "llama" and "k_proj" in name:
-            weight = _interleave_halves(weight, model.config["num_key_value_heads"])
-        elif model.is_gemma and name.endswith("norm.weight"):
-            weight = weight + 1
-        gguf_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        assert gguf_name is not None, name
-        tensors[gguf_name] = np.ascontiguousarray(weight, np.float32)
-    return tensors | model.extra_tensors
+    found = names.get_name(name, try_suffixes=(".weight", ".bias"))
+    assert found is not None, name
+    return found
+
+
+def gguf_layout(
+    model: TinyModel, name: str, weight: npt.NDArray[np.float32]
+) -> npt.NDArray[np.float32]:
+    """The rows of a weight of that name as GGUF has them."""
+    if model.architecture == "llama" and "q_proj" in name:
+        weight = _interleave_halves(weight, model.config["num_attention_heads"])
+    elif model.architecture == "llama" and "k_proj" in name:
+        weight = _interleave_halves(weight, model.config["num_key_value_heads"])
+    elif model.is_gemma and name.endswith("norm.weight"):
+        weight = weight + 1
+    return np.ascontiguousarray(weight, np.float32)
 
 
 def _interleave_halves(weight: npt.NDArray[np.float32], heads: int) -> npt.NDArray[np.float32]:

@@ -1,0 +1,84 @@
+"""Random LoRA adapters for the tiny models, in Hugging Face's layout and as GGUF files.
+
+As with `tiny_models`: `make_lora_goldens.py` loads them into PEFT and records logits; the tests
+write them as GGUF, the way `convert_lora_to_gguf.py` does, and compare.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+from gguf.constants import GGMLQuantizationType
+
+from tests.data.models.tiny_models import (
+    TinyModel,
+    gguf_layout,
+    gguf_name,
+    hf_shapes,
+)
+from tests.support.gguf_writer import Stored, Value, write_gguf
+
+Pair = tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]
+
+MODELS_WITH_GOLDENS: Final = ("llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "glm4")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TinyAdapter:
+    """A recipe: some projections of some layers of a model."""
+
+    seed: int = 1
+    rank: int = 4
+    alpha: float = 6.0
+    targets: tuple[str, ...] = ("_proj",)  # ends of the names of modules
+    strength: float = 0.4  # size of what is added, relative to a weight
+
+
+def hf_pairs(model: TinyModel, adapter: TinyAdapter) -> dict[str, Pair]:
+    """A, [rank, in], and B, [out, rank], by the name of the weight they change."""
+    rng = np.random.default_rng(adapter.seed)
+    pairs = {}
+    for name, shape in hf_shapes(model).items():
+        if not name.removesuffix(".weight").endswith(adapter.targets):
+            continue
+        a = rng.standard_normal((adapter.rank, shape[1])) / math.sqrt(shape[1])
+        b = rng.standard_normal((shape[0], adapter.rank)) / math.sqrt(adapter.rank)
+        pairs[name] = a.astype(np.float32), (adapter.strength * b).astype(np.float32)
+    return pairs
+
+
+def gguf_adapter(model: TinyModel, adapter: TinyAdapter) -> dict[str, npt.NDArray[np.float32]]:
+    """The tensors of the file. B has the rows of its weight, so it is permuted alike."""
+    tensors = {}
+    for name, (a, b) in hf_pairs(model, adapter).items():
+        tensors[f"{gguf_name(model, name)}.lora_a"] = a
+        tensors[f"{gguf_name(model, name)}.lora_b"] = gguf_layout(model, name, b)
+    return tensors
+
+
+def adapter_metadata(model: TinyModel, adapter: TinyAdapter) -> dict[str, Value]:
+    """The keys of the file."""
+    return {
+        "general.architecture": model.architecture,
+        "general.type": "adapter",
+        "adapter.type": "lora",
+        "adapter.lora.alpha": adapter.alpha,
+    }
+
+
+def write_adapter(
+    path: Path,
+    model: TinyModel,
+    adapter: TinyAdapter,
+    type: GGMLQuantizationType = GGMLQuantizationType.F32,
+) -> Path:
+    """Writes the adapter, its tensors in the given type, and returns the path."""
+    tensors: dict[str, Any] = dict(gguf_adapter(model, adapter))
+    if type is not GGMLQuantizationType.F32:
+        tensors = {name: Stored.quantized(values, type) for name, values in tensors.items()}
+    return write_gguf(path, adapter_metadata(model, adapter), tensors)
