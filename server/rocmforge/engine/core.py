@@ -9,11 +9,13 @@ from rocmforge.backend.protocol import MasksLate, Runner
 from rocmforge.engine.batch import build_masks, build_step, needs_masks
 from rocmforge.engine.compiling import CompilingRequests
 from rocmforge.engine.constraint import Constraint
+from rocmforge.engine.draft_model import DraftModel
 from rocmforge.engine.grammar import Grammars
 from rocmforge.engine.messages import Cancel, Command, Fatal, StepReport, Submit
 from rocmforge.engine.params import FinishReason, GenerateRequest, TokenEvent
 from rocmforge.engine.plan import Chunk, SchedulerLimits
 from rocmforge.engine.scheduler import Scheduler
+from rocmforge.engine.speculation import Speculation
 from rocmforge.engine.thinking import ThinkingConstraint
 from rocmforge.engine.totals import Totals
 from rocmforge.errors import EngineError, RocmForgeError
@@ -36,6 +38,7 @@ class EngineCore:
         clock: monotonic nanoseconds, on the clock of `GenerateRequest.arrival_ns`.
         totals: counters to go on counting with.
         grammars: makes matchers for constrained requests; None = there are none.
+        drafts: a smaller model that guesses tokens; None = only prompt lookup does.
     """
 
     def __init__(
@@ -45,14 +48,19 @@ class EngineCore:
         clock: Callable[[], int],
         totals: Totals | None = None,
         grammars: Grammars | None = None,
+        drafts: Runner | None = None,
     ) -> None:
+        totals = totals or Totals()
         self._runner = runner
         self._clock = clock
         self._grammars = grammars
         self._compiling = CompilingRequests(grammars) if grammars is not None else None
         self._late_masks = runner if isinstance(runner, MasksLate) else None
         self._scheduler = Scheduler(
-            runner.info, limits, totals or Totals(), masks_late=self._late_masks is not None
+            runner.info, limits, totals, masks_late=self._late_masks is not None
+        )
+        self._speculation = Speculation(
+            DraftModel(drafts, limits, runner.info.vocab_size, clock, totals) if drafts else None
         )
         self._block_size = runner.info.block_size
         self._depth = runner.info.pipeline_depth
@@ -76,6 +84,7 @@ class EngineCore:
             EngineError: the runner failed; only `fail` may be called after that.
         """
         events = self._apply(commands)
+        self._speculation.draft(self._scheduler.running)
         chunks = self._scheduler.schedule(self._clock())
         masks_later = self._late_masks is not None and needs_masks(chunks)
         if chunks:
@@ -86,11 +95,13 @@ class EngineCore:
         assert self._in_flight or not self._scheduler.has_work, "a request would wait for ever"
         is_full = len(self._in_flight) == self._depth
         if self._in_flight and (is_full or not chunks):
-            output = self._runner.collect()
-            events += self._scheduler.commit(self._in_flight.popleft(), output, self._clock())
+            output, done = self._runner.collect(), self._in_flight.popleft()
+            events += self._scheduler.commit(done, output, self._clock())
+            self._speculation.observe(done, output)
         if masks_later:
             assert self._late_masks is not None
             self._late_masks.constrain(build_masks(chunks))
+        self._speculation.release_ended()
         return StepReport(events=tuple(events), stats=self._scheduler.stats())
 
     def _apply(self, commands: Iterable[Command]) -> list[TokenEvent]:
@@ -171,3 +182,4 @@ class EngineCore:
     def check_integrity(self) -> None:
         """Asserts that every block is accounted for."""
         self._scheduler.check_integrity()
+        self._speculation.check_integrity()

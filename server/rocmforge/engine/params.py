@@ -10,6 +10,8 @@ from enum import StrEnum
 
 import msgspec
 
+from rocmforge.backend.protocol import NO_ADAPTER
+
 
 class FinishReason(StrEnum):
     """Why a sequence ended, in the engine's terms (the API has its own words)."""
@@ -83,6 +85,8 @@ class SamplingParams(Message, frozen=True):
     processors: tuple[ProcessorUse, ...] = ()  # in the order in which they apply
     thinking: Thinking | None = None  # goes before what `grammar` constrains; None = none may
     num_drafts: int = 0  # tokens to guess by prompt lookup in each step; changes no output
+    adapter: int = NO_ADAPTER  # index in `RunnerInfo.adapters`
+    num_model_drafts: int = 0  # the same with the draft model; of no effect without one
 
 
 class Share(Message, frozen=True):

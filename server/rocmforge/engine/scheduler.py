@@ -20,7 +20,7 @@ import numpy as np
 from msgspec import structs
 
 from rocmforge.backend.protocol import RunnerInfo, StepOutput
-from rocmforge.engine.blocks import BlockAllocator
+from rocmforge.engine.cache import KvCache
 from rocmforge.engine.constraint import Constraint
 from rocmforge.engine.fairness import FairQueue
 from rocmforge.engine.output import read_logprobs
@@ -61,7 +61,7 @@ class Scheduler:
             self.max_context = min(info.max_context, info.num_blocks * info.block_size)
         self._limits = limits
         self._block_size = info.block_size
-        self._allocator = BlockAllocator(info.num_blocks)
+        self._cache = KvCache(info.num_blocks, info.block_size, keeps_prefixes=limits.prefix_cache)
         self._live: dict[int, Sequence] = {}
         self._waiting = FairQueue()
         self._running: list[Sequence] = []  # keys served least first, within them oldest first
@@ -139,7 +139,7 @@ class Scheduler:
         self._continue_prefills(plan)
         self._admit(plan, now_ns)
         for chunk in plan.chunks:
-            self._publish(chunk.sequence)
+            self._cache.publish(chunk.sequence)
         return plan.chunks
 
     def _continue_decodes(self, plan: Plan) -> None:
@@ -172,10 +172,7 @@ class Scheduler:
 
     def _grow(self, seq: Sequence) -> bool:
         """Makes sure the next token has a slot; False if the sequence itself had to give way."""
-        while seq.num_computed == seq.num_blocks * self._block_size:
-            if self._allocator.num_free:
-                seq.hold(self._allocator.allocate())
-                break
+        while not self._cache.extend(seq, seq.num_computed + 1):
             victim = self._running[-1]
             self._preempt(victim)
             if victim is seq:
@@ -183,19 +180,14 @@ class Scheduler:
         return True
 
     def _draft(self, seq: Sequence, room: int) -> int:
-        """Guesses tokens to check in this step; nobody has to give way for them."""
-        if not seq.speculates:
-            return 0
-        count = min(seq.sampling.num_drafts, room, seq.compute_limit - seq.num_known)
-        count = seq.draft(count)
-        while seq.num_known + count > seq.num_blocks * self._block_size:
-            if self._allocator.num_free <= len(self._running):
-                return max(0, seq.num_blocks * self._block_size - seq.num_known)
-            seq.hold(self._allocator.allocate())
+        """Takes guesses to check in this step; nobody has to give way for them."""
+        count = seq.draft(min(room, seq.compute_limit - seq.num_known))
+        if count and not self._cache.extend(seq, seq.num_known + count, reserve=len(self._running)):
+            count = min(count, max(0, self._cache.room(seq) - seq.num_known))
         return count
 
     def _preempt(self, seq: Sequence) -> None:
-        self._release(seq)
+        self._cache.release(seq)
         self._running.remove(seq)
         self._waiting.put_back(seq)
         seq.status = Status.WAITING
@@ -209,43 +201,26 @@ class Scheduler:
         """
         if self._is_encoder:
             return True
-        reserve = len(self._running)
-        cached = self._find_prefix(seq)
-        for block in cached:
-            self._allocator.share(block)
-        fresh = -(-seq.num_new // self._block_size) - len(cached)
-        if self._allocator.num_free < fresh + reserve:
-            self._allocator.release(cached)
+        if not self._cache.place(
+            seq, seq.num_new, reusable=self._reusable(seq), reserve=len(self._running)
+        ):
             return False
-        for block in cached:
-            seq.hold(block)
-        for _ in range(fresh):
-            seq.hold(self._allocator.allocate())
-        self._count_prefix(seq, len(cached) * self._block_size)
-        seq.num_published = len(cached)
-        seq.num_computed = len(cached) * self._block_size
+        self._count_prefix(seq, seq.num_computed)
         return True
 
-    def _find_prefix(self, seq: Sequence) -> list[int]:
-        """Blocks that hold the beginning of the sequence; its last token is always computed.
+    @staticmethod
+    def _reusable(seq: Sequence) -> int:
+        """How many of its first tokens need not be computed; the last one always is.
 
         A sequence whose prompt is scored needs the logits of every token not scored yet, and one
         that is pooled the hidden states.
         """
-        blocks: list[int] = []
-        if not self._limits.prefix_cache:
-            return blocks
         reusable = min(seq.num_known, seq.compute_limit) - 1
         if seq.scores_prompt and seq.num_scored < seq.num_prompt - 1:
             reusable = min(reusable, seq.num_scored)
         if seq.pool is not None:
             reusable = min(reusable, seq.pool.next)
-        for i in range(reusable // self._block_size):
-            block = self._allocator.find(seq.block_key(i))
-            if block is None:
-                break
-            blocks.append(block)
-        return blocks
+        return reusable
 
     def _count_prefix(self, seq: Sequence, num_tokens: int) -> None:
         first_time = seq.scheduled_ns == 0
@@ -253,15 +228,6 @@ class Scheduler:
             seq.cached_tokens = num_tokens
         self.totals.prefix_query_tokens += seq.num_known
         self.totals.prefix_hit_tokens += num_tokens
-
-    def _publish(self, seq: Sequence) -> None:
-        """Offers blocks that are full of known tokens to whoever comes later."""
-        full = min(seq.num_computed, seq.num_known) // self._block_size
-        if not self._limits.prefix_cache:
-            return
-        for i in range(seq.num_published, full):
-            self._allocator.publish(int(seq.block_ids[i]), seq.block_key(i))
-        seq.num_published = max(full, seq.num_published)
 
     # --- after a step ---
 
@@ -310,10 +276,8 @@ class Scheduler:
             if sampling.num_logprobs >= 0:
                 end = first_draw + len(token_ids)
                 logprobs = read_logprobs(output, first_draw, end, sampling.num_logprobs)
-            if seq.speculates:
-                seq.settle_drafts()
-                self.totals.drafted_tokens += chunk.num_drafts
-                self.totals.accepted_tokens += len(token_ids) - 1
+            if chunk.num_drafts:
+                self._settle_drafts(seq, chunk.num_drafts, len(token_ids) - 1)
         elif chunk.start + chunk.num_tokens == seq.compute_limit:
             reason = FinishReason.LENGTH  # only scored: max_tokens is 0
         event = TokenEvent(
@@ -323,6 +287,12 @@ class Scheduler:
             prompt_logprobs=prompt_logprobs,
         )
         return event if reason is None else self._finish(seq, reason, now_ns, event)
+
+    def _settle_drafts(self, seq: Sequence, drafted: int, accepted: int) -> None:
+        assert seq.drafting is not None, "somebody has guessed"
+        seq.settle_drafts()
+        seq.drafting.settle(drafted, accepted)
+        self.totals.count_drafts(seq.drafting.guesser, drafted, accepted)
 
     @staticmethod
     def _right_draws(chunk: Chunk, ids: list[int]) -> list[int]:
@@ -366,9 +336,7 @@ class Scheduler:
         return None
 
     def _fail_nan(self, seq: Sequence, now_ns: int) -> TokenEvent:
-        for block in seq.blocks:
-            self._allocator.forget(block)
-        seq.num_published = seq.num_blocks  # nothing of it is worth keeping
+        self._cache.forget(seq)
         message = "The model produced NaN for this request; its output would be meaningless."
         return self._fail(seq, message, now_ns)
 
@@ -383,7 +351,7 @@ class Scheduler:
     ) -> TokenEvent:
         """Frees everything and returns the last event, which carries `news` too."""
         if seq.status is Status.RUNNING:
-            self._release(seq)
+            self._cache.release(seq)
             self._running.remove(seq)
         else:
             self._waiting.remove(seq)
@@ -396,12 +364,12 @@ class Scheduler:
             timing=seq.timing(now_ns),
         )
 
-    def _release(self, seq: Sequence) -> None:
-        self._publish(seq)
-        self._allocator.release(seq.blocks)
-        seq.drop_cache()
-
     # --- for whoever looks on ---
+
+    @property
+    def running(self) -> list[Sequence]:
+        """Sequences that hold blocks, those that go first at the front."""
+        return self._running
 
     @property
     def has_work(self) -> bool:
@@ -415,9 +383,9 @@ class Scheduler:
             running=len(self._running),
             waiting=len(self._waiting),
             waiting_by_key=self._waiting.by_key,
-            blocks_total=self._allocator.num_blocks,
-            blocks_used=self._allocator.num_used,
-            blocks_cached=self._allocator.num_cached,
+            blocks_total=self._cache.num_blocks,
+            blocks_used=self._cache.num_used,
+            blocks_cached=self._cache.num_cached,
             steps_total=totals.steps,
             prefill_tokens_total=totals.prefill_tokens,
             decode_tokens_total=totals.decode_tokens,
@@ -427,8 +395,13 @@ class Scheduler:
             device_ns_total=totals.device_ns,
             host_processed_rows_total=totals.host_processed_rows,
             last_step_tokens=totals.last_step_tokens,
+            drafts_total=totals.drafts,
             drafted_tokens_total=totals.drafted_tokens,
             accepted_tokens_total=totals.accepted_tokens,
+            model_drafts_total=totals.model_drafts,
+            model_drafted_tokens_total=totals.model_drafted_tokens,
+            model_accepted_tokens_total=totals.model_accepted_tokens,
+            model_draft_ns_total=totals.model_draft_ns,
         )
 
     def check_integrity(self) -> None:
@@ -436,4 +409,4 @@ class Scheduler:
         assert set(self._live.values()) == {*self._running, *self._waiting}
         assert len(self._live) == len(self._running) + len(self._waiting)
         assert all(seq.num_blocks == 0 for seq in self._waiting), "who waits holds no blocks"
-        self._allocator.check_integrity(seq.blocks for seq in self._running)
+        self._cache.check_integrity(self._running)

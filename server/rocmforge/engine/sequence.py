@@ -8,10 +8,10 @@ import numpy as np
 
 from rocmforge.backend.protocol import NO_SOURCE, Float32Array, Int32Array
 from rocmforge.engine.constraint import Constraint
-from rocmforge.engine.drafting import look_up
+from rocmforge.engine.drafting import Drafting, Guesser
 from rocmforge.engine.params import GenerateRequest, RequestTiming
 from rocmforge.engine.pooling import Pool
-from rocmforge.engine.prefix import ROOT, BlockKey, chain_key
+from rocmforge.engine.prefix import BlockKey, chain_key, root_key
 
 
 class Status(Enum):
@@ -48,12 +48,17 @@ class SeenTokens:
 
     def ahead(self, drafts: Int32Array) -> SeenTokens:
         """What would be seen if these tokens were produced next."""
-        copy = SeenTokens(self.tokens[:0], 0)
-        copy._size, copy._index = self._size, dict(self._index)
-        copy._tokens = np.concatenate([self.tokens, np.zeros(len(drafts), np.int32)])
-        copy._counts = np.concatenate([self.counts, np.zeros(len(drafts), np.int32)])
+        copy = self.copy(len(drafts))
         for token in drafts.tolist():
             copy.add(token)
+        return copy
+
+    def copy(self, capacity: int) -> SeenTokens:
+        """The same, with room for so many tokens more."""
+        copy = SeenTokens(self.tokens[:0], 0)
+        copy._size, copy._index = self._size, dict(self._index)
+        copy._tokens = np.concatenate([self.tokens, np.zeros(capacity, np.int32)])
+        copy._counts = np.concatenate([self.counts, np.zeros(capacity, np.int32)])
         return copy
 
     @property
@@ -103,9 +108,11 @@ class Sequence:
         self.sampling = sampling
         self.matcher = matcher  # what it may draw depends on every token before
         # Logits processors look at one history only, so they are not run for drafts.
-        self.speculates = sampling.num_drafts > 0 and not sampling.processors
-        # Whether its last token must be known before the next is planned.
-        self.waits = waits or self.speculates
+        guesses = {Guesser.LOOKUP: sampling.num_drafts, Guesser.MODEL: sampling.num_model_drafts}
+        is_drafted = any(guesses.values()) and not (sampling.processors or sampling.pooling)
+        self.drafting = Drafting(guesses) if is_drafted else None
+        # Whether its last token must be known before the next is planned. `Speculation` changes it.
+        self.waits = self.always_waits = waits
         self.status = Status.WAITING
         self.num_prompt = len(prompt)
         self.max_length = self.num_prompt + sampling.max_tokens
@@ -194,12 +201,14 @@ class Sequence:
         """Forgets all blocks and everything computed."""
         self.num_blocks = 0
         self.num_computed = 0
+        if self.drafting is not None:
+            self.drafting.take_guesses()
 
     def block_key(self, block: int) -> BlockKey:
         """Key of the block-th block, all of whose tokens are known."""
         size = self.block_size
         for i in range(len(self._keys), block + 1):
-            parent = self._keys[-1] if self._keys else ROOT
+            parent = self._keys[-1] if self._keys else root_key(self.sampling.adapter)
             self._keys.append(chain_key(parent, self.tokens[i * size : (i + 1) * size]))
         return self._keys[block]
 
@@ -211,8 +220,10 @@ class Sequence:
             self.seen.add(token)
 
     def draft(self, count: int) -> int:
-        """Guesses up to `count` tokens and puts them behind the known ones; returns how many."""
-        drafts = look_up(self.tokens[: self.num_known], count)
+        """Puts up to `count` of its guesses behind the known tokens; returns how many."""
+        if self.drafting is None:
+            return 0
+        drafts = self.drafting.take_guesses()[:count]
         stops = np.flatnonzero(np.isin(drafts, list(self.stop_ids)))
         drafts = drafts[: stops[0]] if len(stops) else drafts
         if self.matcher is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rocmforge.engine.drafting import Guesser
 from rocmforge.engine.status import EngineStats
 
 
@@ -20,8 +21,24 @@ class Totals:
     device_ns: int = 0
     host_processed_rows: int = 0
     last_step_tokens: int = 0
+    drafts: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+    model_drafts: int = 0
+    model_drafted_tokens: int = 0
+    model_accepted_tokens: int = 0
+    model_draft_ns: int = 0
+
+    def count_drafts(self, guesser: Guesser, drafted: int, accepted: int) -> None:
+        """Counts guesses of one sequence in one step, and how many of them were right."""
+        if guesser is Guesser.LOOKUP:
+            self.drafts += 1
+            self.drafted_tokens += drafted
+            self.accepted_tokens += accepted
+        else:
+            self.model_drafts += 1
+            self.model_drafted_tokens += drafted
+            self.model_accepted_tokens += accepted
 
     @classmethod
     def resume(cls, stats: EngineStats) -> Totals:
@@ -34,7 +51,12 @@ class Totals:
             prefix_query_tokens=stats.prefix_query_tokens_total,
             prefix_hit_tokens=stats.prefix_hit_tokens_total,
             device_ns=stats.device_ns_total,
+            drafts=stats.drafts_total,
             drafted_tokens=stats.drafted_tokens_total,
             accepted_tokens=stats.accepted_tokens_total,
+            model_drafts=stats.model_drafts_total,
+            model_drafted_tokens=stats.model_drafted_tokens_total,
+            model_accepted_tokens=stats.model_accepted_tokens_total,
+            model_draft_ns=stats.model_draft_ns_total,
             host_processed_rows=stats.host_processed_rows_total,
         )

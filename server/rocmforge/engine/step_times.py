@@ -1,0 +1,47 @@
+"""How long steps take, as seen lately."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from functools import partial
+from statistics import median_low
+
+import numpy as np
+import numpy.typing as npt
+
+Float64Array = npt.NDArray[np.float64]
+
+_REMEMBERED = 3
+_BELIEVED = 2
+"""Measurements. The first of its kind may have waited for something that happens only once."""
+
+
+class StepTimes:
+    """Times of steps by their size; between the sizes that were seen, a straight line."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, deque[float]] = defaultdict(partial(deque, maxlen=_REMEMBERED))
+
+    def take(self, size: int, time_ns: float) -> None:
+        """Learns what a step of this size took."""
+        self._seen[size].append(time_ns)
+
+    def forget(self, size: int) -> None:
+        """Doubts what is known of this size, so that it will be tried again."""
+        self._seen.pop(size, None)
+
+    def knows(self, size: int) -> bool:
+        """Whether steps of just this size were seen often enough."""
+        return len(self._seen.get(size, ())) >= _BELIEVED
+
+    def estimate(self, sizes: npt.NDArray[np.integer]) -> Float64Array:
+        """Nanoseconds of steps of these sizes; 0 if nothing is known.
+
+        Beyond the sizes that were seen it is what the nearest took: that is too little, so that
+        they are tried.
+        """
+        known = sorted(size for size in self._seen if self.knows(size))
+        if not known:
+            return np.zeros(len(sizes))
+        times: Float64Array = np.interp(sizes, known, [median_low(self._seen[n]) for n in known])
+        return times
