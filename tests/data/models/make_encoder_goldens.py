@@ -1,0 +1,100 @@
+"""Records what Transformers and llama.cpp compute for the tiny encoders.
+
+Run by hand from the root of the repository, with torch, transformers and llama-cpp-python:
+
+    python -m tests.data.models.make_encoder_goldens
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests.data.models.tiny_encoders import (
+    ENCODERS,
+    GOLDEN_ROWS,
+    PROMPT,
+    TinyEncoder,
+    hf_weights,
+    write_encoder,
+)
+
+# Not among the tools of this project, so type checking must not need them.
+torch = import_module("torch")
+transformers = import_module("transformers")
+llama_cpp = import_module("llama_cpp")
+
+GOLDENS = Path(__file__).with_name("encoder_goldens.json")
+
+
+def build(model: TinyEncoder) -> Any:
+    """Transformers' network with the recipe's weights."""
+    config = getattr(transformers, f"{model.hf_class}Config")(
+        **model.config, layer_norm_eps=1e-12, attn_implementation="eager"
+    )
+    network = getattr(transformers, model.network)(config).eval()
+    weights = {name: torch.from_numpy(value) for name, value in hf_weights(model).items()}
+    missing, unexpected = network.load_state_dict(weights, strict=False)
+    assert not unexpected, unexpected
+    assert all("pooler" in name for name in missing), missing
+    return network
+
+
+def golden(model: TinyEncoder, folder: Path) -> dict[str, Any]:
+    """States of some tokens, or the scores; and the prompt's embedding by llama.cpp."""
+    network = build(model)
+    with torch.no_grad():
+        output = network(torch.tensor([PROMPT]), attention_mask=torch.ones(1, len(PROMPT)))
+    found: dict[str, Any] = {"llama_cpp": rounded(embed(model, folder))}
+    if model.ranks:
+        found["scores"] = rounded(output.logits[0].numpy())
+    else:
+        states = output.last_hidden_state[0].numpy()
+        found["states"] = [rounded(states[row]) for row in GOLDEN_ROWS]
+        found["mean"] = rounded(states.mean(axis=0))
+    return found
+
+
+def embed(model: TinyEncoder, folder: Path) -> Any:
+    """The prompt's pooled state by llama.cpp, or its scores; not normalised."""
+    llama = llama_cpp.Llama(
+        str(write_encoder(model, folder)),
+        embedding=True,
+        n_ctx=64,
+        n_threads=1,
+        pooling_type=4 if model.ranks else -1,
+        verbose=False,
+    )
+    batch = llama._batch
+    batch.reset()
+    batch.add_sequence(list(PROMPT), 0, True)
+    llama._ctx.encode(batch)
+    pointer = llama_cpp.llama_get_embeddings_seq(llama._ctx.ctx, 0)
+    size = model.config["num_labels"] if model.ranks else model.config["hidden_size"]
+    return np.ctypeslib.as_array(pointer, (size,)).copy()
+
+
+def rounded(values: Iterable[float]) -> list[float]:
+    """Seven significant digits: what float32 holds."""
+    return [float(f"{value:.7g}") for value in values]
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        goldens = {model.name: golden(model, Path(folder)) for model in ENCODERS}
+    modules = (torch, transformers, llama_cpp, np)
+    versions = {module.__name__: module.__version__ for module in modules}
+    lines = [f"{json.dumps(name)}: {json.dumps(found)}" for name, found in goldens.items()]
+    lines.insert(0, f'"about": {json.dumps(versions)}')
+    GOLDENS.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    print(f"{GOLDENS}: {GOLDENS.stat().st_size} bytes")
+
+
+if __name__ == "__main__":
+    main()
