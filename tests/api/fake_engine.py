@@ -13,9 +13,11 @@ from rocmforge.api.service import Service
 from rocmforge.backend.protocol import DeviceInfo, RunnerInfo
 from rocmforge.engine.grammar_checker import GrammarChecker
 from rocmforge.engine.params import (
+    NO_KEY,
     FinishReason,
     RequestTiming,
     SamplingParams,
+    Share,
     TokenEvent,
     TokenLogprob,
 )
@@ -55,6 +57,7 @@ class Submitted:
     sampling: SamplingParams
     eos_ids: tuple[int, ...]
     deadline_s: float | None = None
+    share: Share = NO_KEY
 
 
 Script = Callable[[Submitted], Sequence[Batch | Exception]]
@@ -162,6 +165,7 @@ class FakeEngine:
         eos_ids: Sequence[int],
         *,
         deadline_s: float | None = None,
+        share: Share = NO_KEY,
     ) -> FakeHandle:
         """Starts a script."""
         if self.refuses is not None and len(self.submitted) >= self.refuses_after:
@@ -171,6 +175,7 @@ class FakeEngine:
             sampling=sampling,
             eos_ids=tuple(eos_ids),
             deadline_s=deadline_s,
+            share=share,
         )
         self.submitted.append(request)
         handle = FakeHandle(self, self.script(request))

@@ -198,6 +198,7 @@ class Generation:
         caller = service.origin.caller
         if caller is not None:
             caller.admit(number_of_choices, sum(len(prompt) for prompt in plan.prompts))
+            service.metrics.name_key(caller.index, caller.key.name)
         choices: list[Choice] = []
         try:
             for number in range(number_of_choices):
@@ -305,6 +306,7 @@ def _start_choice(service: Service, plan: Plan, number: int, arrival_ns: int) ->
         sampling,
         service.tokenizer.eos_ids,
         deadline_s=_seconds_left(service, plan, arrival_ns),
+        share=service.origin.share,
     )
     wants_logprobs = sampling.num_logprobs >= 0
     return Choice(

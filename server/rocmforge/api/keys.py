@@ -8,6 +8,7 @@ Keys come from `--api-key` and from a TOML file that is read again on SIGHUP:
     scope = "user"              # the default; metrics: only GET /metrics; admin: everything
     max_sequences = 4           # at once; a request with n = 4 is four
     tokens_per_minute = 60000   # prompt and completion tokens
+    weight = 2.0                # of its share while other keys wait too; the default is 1
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
+from rocmforge.engine.params import Share
 from rocmforge.errors import ConfigurationError, InvalidParameter, RateLimited
 
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
@@ -50,6 +52,7 @@ class KeyEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     scope: Scope = Scope.USER
     max_sequences: Annotated[int, Meta(ge=1)] | None = None
     tokens_per_minute: Annotated[int, Meta(ge=1)] | None = None
+    weight: Annotated[float, Meta(ge=0.01, le=100)] = 1.0
 
 
 class _KeyFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -65,6 +68,7 @@ class ApiKey:
     scope: Scope = Scope.USER
     max_sequences: int | None = None
     tokens_per_minute: int | None = None
+    weight: float = 1.0
 
 
 def given_keys(keys: Sequence[str]) -> tuple[ApiKey, ...]:
@@ -111,6 +115,7 @@ def _checked(entry: KeyEntry, path: Path) -> ApiKey:
         scope=entry.scope,
         max_sequences=entry.max_sequences,
         tokens_per_minute=entry.tokens_per_minute,
+        weight=entry.weight,
     )
 
 
@@ -128,14 +133,23 @@ class Caller:
     Args:
         key: its limits may be replaced by `limit` while requests run.
         clock: seconds, monotonic.
+        index: what the engine knows of it; at least 1.
     """
 
-    def __init__(self, key: ApiKey, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, key: ApiKey, clock: Callable[[], float] = time.monotonic, index: int = 1
+    ) -> None:
         self.key = key
+        self.index = index
         self.running = 0  # sequences
         self._clock = clock
         self._tokens_left = float(key.tokens_per_minute or 0)
         self._counted_at = clock()
+
+    @property
+    def share(self) -> Share:
+        """Of the engine."""
+        return Share(key=self.index, weight=self.key.weight)
 
     def limit(self, key: ApiKey) -> None:
         """Goes on under the limits of `key`."""
@@ -189,6 +203,7 @@ class Keyring:
 
     def __init__(self, keys: Iterable[ApiKey] = ()) -> None:
         self._callers: dict[str, Caller] = {}
+        self._indices: dict[str, int] = {}  # of all names there ever were
         self.replace(keys)
 
     def __bool__(self) -> bool:
@@ -200,7 +215,8 @@ class Keyring:
         for key in keys:
             caller = self._callers.get(key.name)
             if caller is None:
-                caller = Caller(key)
+                index = self._indices.setdefault(key.name, len(self._indices) + 1)
+                caller = Caller(key, index=index)
             else:
                 caller.limit(key)
             callers[key.name] = caller

@@ -8,7 +8,7 @@ servers in one process do not mix.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.exposition import choose_encoder
@@ -23,7 +23,7 @@ from prometheus_client.registry import Collector
 
 from rocmforge import __version__
 from rocmforge.engine.params import FinishReason, RequestTiming
-from rocmforge.engine.status import EngineState, EngineStatus
+from rocmforge.engine.status import EngineState, EngineStats, EngineStatus
 
 PREFIX = "rocmforge_"
 VLLM_PREFIX = "vllm:"
@@ -55,6 +55,7 @@ _CHOICES_BUCKETS = (1, 2, 5, 10, 20)
 _OURS_ONLY = {
     *("build", "engine_restarts", "engine_ready", "engine_steps", "engine_device_seconds"),
     *("host_processed_rows", "request_errors", "weights_bytes", "kv_cache_bytes", "key_tokens"),
+    *("key_requests_waiting",),
 }
 _COARSER_IN_VLLM = {"inter_token_latency_seconds", "request_time_per_output_token_seconds"}
 
@@ -69,7 +70,8 @@ class Metrics:
         self._registry = CollectorRegistry()
         self._model = model
         ProcessCollector(registry=self._registry)
-        self._registry.register(_EngineCollector(model, status))
+        self._key_names: dict[int, str] = {}
+        self._registry.register(_EngineCollector(model, status, self._key_names))
 
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens taken in.")
         self.generation_tokens = self._counter("generation_tokens", "Tokens generated.")
@@ -131,6 +133,10 @@ class Metrics:
     def refused(self, status: int) -> None:
         """Counts an answer with an error status."""
         self._errors.labels(self._model, _ENGINE, str(status)).inc()
+
+    def name_key(self, index: int, name: str) -> None:
+        """Tells what a key is called that the engine knows by its index."""
+        self._key_names[index] = name
 
     def used(self, key: str, *, prompt_tokens: int, completion_tokens: int) -> None:
         """Counts what a request of the key with this name has used."""
@@ -222,9 +228,12 @@ class SequenceMetrics:
 class _EngineCollector(Collector):
     """Turns the engine's own numbers into families at scrape time."""
 
-    def __init__(self, model: str, status: Callable[[], EngineStatus]) -> None:
+    def __init__(
+        self, model: str, status: Callable[[], EngineStatus], key_names: Mapping[int, str]
+    ) -> None:
         self._labels = (model, _ENGINE)
         self._status = status
+        self._key_names = key_names
 
     def describe(self) -> Iterator[Metric]:
         """Nothing: the registry would otherwise collect once at registration."""
@@ -238,6 +247,8 @@ class _EngineCollector(Collector):
         ready = status.state is EngineState.READY
         yield self._gauge("num_requests_running", "Sequences being computed.", stats.running)
         yield self._gauge("num_requests_waiting", "Sequences waiting.", stats.waiting)
+        if self._key_names:
+            yield self._waiting_by_key(stats)
         yield self._gauge("kv_cache_usage_perc", "Used share of the KV cache, 0 to 1.", usage)
         yield self._gauge("engine_ready", "Whether requests are taken.", int(ready))
         yield self._counter("num_preemptions", "Preemptions.", stats.preemptions_total)
@@ -287,6 +298,15 @@ class _EngineCollector(Collector):
                 "enable_prefix_caching": "True",
             }
             yield self._info("cache_config", "How the KV cache is laid out.", facts)
+
+    def _waiting_by_key(self, stats: EngineStats) -> Metric:
+        """Keys that have sent anything; how many there are is up to whoever gives them out."""
+        waiting = dict(stats.waiting_by_key)
+        text = "Sequences waiting, by API key."
+        family = GaugeMetricFamily(PREFIX + "key_requests_waiting", text, labels=(*_LABELS, "key"))
+        for index, name in self._key_names.items():
+            family.add_metric((*self._labels, name), waiting.get(index, 0))
+        return family
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:
         family = GaugeMetricFamily(PREFIX + name, text, labels=_LABELS)

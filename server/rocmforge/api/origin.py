@@ -10,6 +10,7 @@ from litestar import Request
 
 from rocmforge.api.auth import caller_of
 from rocmforge.api.keys import Caller
+from rocmforge.engine.params import NO_KEY, Share
 from rocmforge.errors import InvalidParameter
 
 TIMEOUT: Final = "x-request-timeout"
@@ -23,6 +24,11 @@ class Origin:
     path: str = ""  # the route, without what it is about
     traceparent: str | None = None  # the client's own trace: https://www.w3.org/TR/trace-context
     timeout_s: float | None = None  # what its X-Request-Timeout header says
+
+    @property
+    def share(self) -> Share:
+        """What share of the engine it has."""
+        return NO_KEY if self.caller is None else self.caller.share
 
     @classmethod
     def of(cls, request: Request[Any, Any, Any]) -> Origin:

@@ -18,7 +18,7 @@ from rocmforge.api.request_log import RequestLog
 from rocmforge.api.schema import GenerationRequest
 from rocmforge.backend.protocol import RunnerInfo
 from rocmforge.engine.grammar_checker import GrammarChecker
-from rocmforge.engine.params import ProcessorUse, SamplingParams, TokenEvent
+from rocmforge.engine.params import NO_KEY, ProcessorUse, SamplingParams, Share, TokenEvent
 from rocmforge.engine.status import EngineStatus
 from rocmforge.errors import ModelNotFound, NotReady
 from rocmforge.models.pooling import PoolingType
@@ -64,8 +64,9 @@ class Engine(Protocol):
         eos_ids: Sequence[int],
         *,
         deadline_s: float | None = None,
+        share: Share = NO_KEY,
     ) -> Handle:
-        """Queues one sequence.
+        """Queues one sequence of whoever has that share.
 
         Raises:
             CapacityError: the queue is full, or the engine is not ready or draining.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from itertools import count
 
@@ -28,7 +28,14 @@ from rocmforge.engine.messages import (
     Submit,
     rebuild_error,
 )
-from rocmforge.engine.params import FinishReason, GenerateRequest, SamplingParams, TokenEvent
+from rocmforge.engine.params import (
+    NO_KEY,
+    FinishReason,
+    GenerateRequest,
+    SamplingParams,
+    Share,
+    TokenEvent,
+)
 from rocmforge.engine.status import EngineState, EngineStats, EngineStatus
 from rocmforge.errors import (
     ContextLengthExceeded,
@@ -45,6 +52,12 @@ logger = logging.getLogger(__name__)
 
 _RETRY_AFTER_S = 1.0
 _RETRY_AFTER_LOAD_S = 5.0
+_PLACES_PER_FREE_PLACE = 3.0
+"""How many places of the queue a key may hold for each that is left to others, times its weight.
+
+One that floods the queue alone gets three quarters of it, two get three sevenths each, and there is
+always a place for one that comes later (Choudhury and Hahne's dynamic thresholds, 1998).
+"""
 
 
 class AsyncEngine:
@@ -71,6 +84,7 @@ class AsyncEngine:
         self._backoff_s = config.restart_backoff_s
         self._ids = count()
         self._live: dict[int, GenerationHandle] = {}
+        self._held: Counter[int] = Counter()  # live requests by key
         self._durations: deque[float] = deque(maxlen=16)  # seconds that requests took lately
         self._journal = Journal() if config.resume else None
         self._idle = asyncio.Event()
@@ -155,6 +169,7 @@ class AsyncEngine:
         eos_ids: Sequence[int],
         *,
         deadline_s: float | None = None,
+        share: Share = NO_KEY,
     ) -> GenerationHandle:
         """Sends a request to the engine.
 
@@ -163,6 +178,7 @@ class AsyncEngine:
             sampling: see `SamplingParams`.
             eos_ids: tokens that end the sequence, unless it ignores them.
             deadline_s: seconds from now after which it is ended.
+            share: whose it is; keys share the engine and its queue.
 
         Raises:
             Draining, NotReady, QueueFull: not now.
@@ -171,7 +187,7 @@ class AsyncEngine:
             UnsupportedFeature: a grammar, a logits processor or an embedding that the backend
                 has no means for.
         """
-        process, runner = self._admit()
+        process, runner = self._admit(share)
         _check(prompt_ids, sampling, runner)
         if sampling.grammar:
             self._check_constrains(runner)
@@ -199,32 +215,44 @@ class AsyncEngine:
             eos_ids=tuple(eos_ids),
             arrival_ns=arrival_ns,
             deadline_ns=None if deadline_s is None else arrival_ns + int(deadline_s * 1e9),
+            share=share,
         )
         if not self._live:
             self._last_news = asyncio.get_running_loop().time()
             self._idle.clear()
-        handle = GenerationHandle(request.request_id, self._cancel)
+        handle = GenerationHandle(request.request_id, self._cancel, share.key)
         self._live[request.request_id] = handle
+        self._held[share.key] += 1
         if self._journal is not None:
             self._journal.open(request)
         process.send(Submit(request=request))
         return handle
 
-    def _admit(self) -> tuple[EngineProcess, RunnerInfo]:
+    def _admit(self, share: Share) -> tuple[EngineProcess, RunnerInfo]:
         if self._is_draining:
             raise Draining("The server is shutting down.", retry_after_s=_RETRY_AFTER_LOAD_S)
         if self._phase is not EngineState.READY:
             raise NotReady(
                 f"The model is not ready: {self._phase}.", retry_after_s=_RETRY_AFTER_LOAD_S
             )
-        if len(self._live) >= self._config.options.max_sequences + self._config.max_waiting:
+        if not self._has_place(share):
+            held = self._held[share.key]
+            whose = f", {held} of them with this key" if share.key != NO_KEY.key else ""
             raise QueueFull(
-                f"{len(self._live)} requests are running or waiting; try again later.",
+                f"{len(self._live)} requests are running or waiting{whose}; try again later.",
                 retry_after_s=self._place_free_in_s(),
             )
         assert self._process is not None
         assert self._runner is not None
         return self._process, self._runner
+
+    def _has_place(self, share: Share) -> bool:
+        """Whether one more may come in: the queue has room, and its key leaves some to others."""
+        max_running = self._config.options.max_sequences
+        free = max_running + self._config.max_waiting - len(self._live)
+        if free <= 0 or share.key == NO_KEY.key or len(self._live) < max_running:
+            return free > 0
+        return self._held[share.key] < _PLACES_PER_FREE_PLACE * share.weight * free
 
     def _place_free_in_s(self) -> float:
         """When one of the requests held now will have ended, if they take as long as others did."""
@@ -253,6 +281,7 @@ class AsyncEngine:
         handle = self._live.pop(request_id, None)
         if handle is not None:
             self._durations.append(asyncio.get_running_loop().time() - handle.began)
+            self._held[handle.key] -= 1
         if self._journal is not None:
             self._journal.close(request_id)
         if not self._live:

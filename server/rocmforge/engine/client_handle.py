@@ -13,11 +13,13 @@ class GenerationHandle:
 
     Attributes:
         request_id: the id in its events.
+        key: index of the API key it came with.
         began: loop time of its submission.
     """
 
-    def __init__(self, request_id: int, on_close: Callable[[int], None]) -> None:
+    def __init__(self, request_id: int, on_close: Callable[[int], None], key: int) -> None:
         self.request_id = request_id
+        self.key = key
         self.began = asyncio.get_running_loop().time()
         self._on_close = on_close
         self._events: list[TokenEvent] = []
