@@ -73,7 +73,7 @@ class ContextLengthExceeded(RequestError):
         self, *, limit: int, prompt_tokens: int, max_tokens: int | None, param: str
     ) -> None:
         wanted = f"{prompt_tokens} in the prompt"
-        if max_tokens is not None:
+        if max_tokens:
             wanted += f" and {max_tokens} for the completion"
         super().__init__(
             f"This model's maximum context length is {limit} tokens, but {wanted} were requested. "
@@ -90,7 +90,8 @@ class ModelNotFound(RequestError):
 
     def __init__(self, model: str, available: tuple[str, ...]) -> None:
         super().__init__(
-            f"The model {model!r} does not exist. Available: {', '.join(available)}.", param="model"
+            f"The model {_short(model)!r} does not exist. Available: {', '.join(available)}.",
+            param="model",
         )
         self.model = model
         self.available = available
@@ -100,7 +101,11 @@ class ResponseNotFound(RequestError):
     """The request names a stored response that does not exist, or not any more."""
 
     def __init__(self, response_id: str) -> None:
-        super().__init__(f"Response with id {response_id!r} not found.", param="response_id")
+        super().__init__(
+            f"Response with id {_short(response_id)!r} not found. It may never have been stored; "
+            "the server keeps a limited number, and none across restarts.",
+            param="response_id",
+        )
         self.response_id = response_id
 
 
@@ -122,6 +127,11 @@ class RequestTooLarge(RequestError):
     def __init__(self, *, limit_bytes: int) -> None:
         super().__init__(f"The request body is larger than {limit_bytes} bytes.")
         self.limit_bytes = limit_bytes
+
+
+def _short(text: str, limit: int = 200) -> str:
+    """What a client wrote, short enough to be repeated to it."""
+    return text if len(text) <= limit else f"{text[:limit]}..."
 
 
 # --- not now ---------------------------------------------------------------------------------
@@ -147,16 +157,6 @@ class NotReady(CapacityError):
     """The model is still loading, or the engine is being restarted."""
 
 
-class Draining(CapacityError):
-    """The server is shutting down and finishes what it has."""
-
-
-class DeadlineExceeded(CapacityError):
-    """The request's deadline passed before it was finished."""
-
-
-# --- our fault -------------------------------------------------------------------------------
-
 class ModelUnavailable(CapacityError):
     """The model that a request names could not be loaded for it."""
 
@@ -168,6 +168,16 @@ class ModelUnavailable(CapacityError):
         self.model = model
         self.reason = reason
 
+
+class Draining(CapacityError):
+    """The server is shutting down and finishes what it has."""
+
+
+class DeadlineExceeded(CapacityError):
+    """The request's deadline passed before it was finished."""
+
+
+# --- our fault -------------------------------------------------------------------------------
 
 
 class EngineError(RocmForgeError):

@@ -10,6 +10,7 @@ from litestar import Request
 from litestar.exceptions import HTTPException, InternalServerException
 from litestar.exceptions.http_exceptions import RequestEntityTooLarge
 
+from rocmforge.api.allowed_values import allowed_values
 from rocmforge.api.disconnect import ClientLeft
 from rocmforge.errors import InvalidParameter, RequestTooLarge
 
@@ -19,6 +20,7 @@ T = TypeVar("T")
 # "Expected `int`, got `str` - at `$.stop[0]`", "... - at `key` in `$.logit_bias`".
 _PLACE = re.compile(r" - at (?:`key` in )?`\$(?P<path>[^`]*)`$")
 _MISSING = re.compile(r"missing required field `(?P<name>[^`]+)`")
+_NOT_ALLOWED = re.compile(r"^Invalid (?:enum )?value (?P<value>.+)$")
 
 
 async def read_json(request: Request[Any, Any, Any], decoder: msgspec.json.Decoder[T]) -> T:
@@ -64,7 +66,7 @@ def decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
-        raise _invalid_field(str(error)) from None
+        raise _invalid_field(str(error), decoder.type) from None
     except msgspec.DecodeError as error:
         raise InvalidParameter(f"The request body is not valid JSON: {error}.") from None
     except UnicodeDecodeError as error:
@@ -73,8 +75,13 @@ def decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
         raise InvalidParameter("The request body is nested too deeply.") from None
 
 
-def _invalid_field(message: str) -> InvalidParameter:
-    """From msgspec's message to one that reads well, and the field's path as OpenAI writes it."""
+def _invalid_field(message: str, kind: Any) -> InvalidParameter:
+    """From msgspec's message to one that reads well, and the field's path as OpenAI writes it.
+
+    Args:
+        message: as msgspec says it.
+        kind: the type that the body should have.
+    """
     place = _PLACE.search(message)
     path = place["path"].lstrip(".") if place else ""
     problem = message[: place.start()] if place else message
@@ -83,4 +90,7 @@ def _invalid_field(message: str) -> InvalidParameter:
         return InvalidParameter(f"Missing required parameter: '{path}'.", param=path)
     if not path:
         return InvalidParameter(f"The request body must be a JSON object. {problem}.")
+    if wrong := _NOT_ALLOWED.match(problem):
+        values = ", ".join(repr(value) for value in allowed_values(kind, path))
+        problem = f"{wrong['value']}. Supported values are: {values}"
     return InvalidParameter(f"Invalid value for '{path}': {problem}.", param=path)

@@ -88,7 +88,7 @@ def _grammars(request: GenerationRequest) -> Iterator[tuple[str, str, str]]:
         (f"{prefix}.regex", outputs.regex),
     ):
         if regex is not None:
-            yield param, param, regex_grammar(regex)
+            yield param, param, _regex(regex, param)
     for param, choices in (
         ("guided_choice", request.guided_choice),
         (f"{prefix}.choice", outputs.choice),
@@ -115,6 +115,14 @@ def _json_grammar(schema: Schema | str, param: str) -> str:
                 f"'{param}' is not a JSON schema: {error}.", param=param
             ) from None
     return json_schema_grammar(schema)
+
+
+def _regex(regex: str, param: str) -> str:
+    if (len(regex) - len(regex.rstrip("\\"))) % 2:
+        raise InvalidParameter(
+            f"'{param}' ends with a backslash that escapes nothing.", param=param
+        )
+    return regex_grammar(regex)
 
 
 def _choices(choices: list[str], param: str) -> str:

@@ -44,6 +44,15 @@ MAX_STOP_CHARACTERS = 512
 MAX_BIASED_TOKENS = 1024
 SEED_MASK = (1 << 64) - 1
 
+# What chat templates are given from other places than `chat_template_kwargs`.
+TEMPLATE_NAMES = (
+    "messages",
+    "tools",
+    "documents",
+    "add_generation_prompt",
+    "continue_final_message",
+)
+
 # Fields that ask for something we do not do, and the values with which they ask for nothing.
 NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "grammar": ("",),
@@ -176,6 +185,13 @@ def chat_prompt(
             "'continue_final_message' needs the last message to be the assistant's.",
             param="continue_final_message",
         )
+    for name in TEMPLATE_NAMES:
+        if name in (template_arguments or {}):
+            raise InvalidParameter(
+                f"'chat_template_kwargs' cannot set {name!r}: it is for what the template reads "
+                "besides the conversation, the tools and where the prompt ends.",
+                param=f"chat_template_kwargs.{name}",
+            )
     prepared = [_template_message(m, f"messages[{i}]") for i, m in enumerate(messages)]
     template = service.templates.select(with_tools=bool(tools))
     if tools and "tools" not in template.source:

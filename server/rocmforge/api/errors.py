@@ -134,8 +134,18 @@ def _framework_answer(error: HTTPException) -> ErrorAnswer:
     else:
         code = _HTTP_CODES.get(error.status_code, "bad_request")
         row = ErrorRow(error.status_code, "invalid_request_error", code)
-    message = _message(error, row) if row.hidden else error.detail
+    message = _message(error, row) if row.hidden else _framework_message(error)
     return ErrorAnswer(row.status, _detail(message, row, None), error.headers or {})
+
+
+def _framework_message(error: HTTPException) -> str:
+    match error.status_code:
+        case 404:
+            return "There is nothing at this path. GET /openapi.json lists the paths there are."
+        case 405:
+            return f"This path takes {(error.headers or {}).get('Allow', 'another method')} only."
+        case _:
+            return error.detail
 
 
 def _detail(message: str, row: ErrorRow, param: str | None) -> ErrorDetail:

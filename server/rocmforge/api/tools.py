@@ -8,7 +8,7 @@ import msgspec
 
 from rocmforge.api.constraints import check_grammar
 from rocmforge.api.plan import ToolUse
-from rocmforge.api.schema import ChatRequest, NamedTool
+from rocmforge.api.schema import ChatRequest, NamedTool, Tool
 from rocmforge.api.service import Service
 from rocmforge.errors import InvalidParameter
 from rocmforge.text.grammar import Schema, json_schema_grammar
@@ -31,6 +31,8 @@ def offered_tools(request: ChatRequest) -> list[dict[str, Any]]:
         )
     if len(set(names)) != len(names):
         raise InvalidParameter("'tools' has the same function name twice.", param="tools")
+    for number, tool in enumerate(tools):
+        _check_takes_object(tool, f"tools[{number}].function.parameters")
     choice = request.tool_choice
     if isinstance(choice, NamedTool) and choice.function.name not in names:
         raise InvalidParameter(
@@ -39,7 +41,7 @@ def offered_tools(request: ChatRequest) -> list[dict[str, Any]]:
         )
     if choice == "required" and not tools:
         raise InvalidParameter(
-            "'tool_choice' is 'required', but there are no 'tools'.", param="tool_choice"
+            "'tool_choice' asks for a call, but there are no 'tools'.", param="tool_choice"
         )
     if choice == "none":
         return []
@@ -96,6 +98,15 @@ def tool_use(
         raise InvalidParameter(f"'{param}' cannot be enforced: {error}.", param=param) from None
     check_grammar(service, grammar, "tools")
     return use, grammar
+
+
+def _check_takes_object(tool: Tool, param: str) -> None:
+    kind = (tool.function.parameters or {}).get("type", "object")
+    if kind != "object":
+        raise InvalidParameter(
+            f"'{param}' must be a JSON schema of type 'object', not {kind!r}: arguments are named.",
+            param=param,
+        )
 
 
 def _parameters(tool: dict[str, Any]) -> Schema:

@@ -76,6 +76,8 @@ def find_problem(grammar: str) -> str:
         _take_step(matcher)  # some limits are only found there
     if not matcher.is_error():
         return ""
+    if "NoExtensionBias" in matcher.get_error():
+        return "there is no text that matches it"
     # What follows the first quotation of the grammar only points at a place in it.
     return " ".join(re.split(r"\n\s+1 \|", matcher.get_error())[0].split())
 

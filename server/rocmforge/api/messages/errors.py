@@ -38,5 +38,7 @@ def anthropic_error(error: Exception) -> AnthropicError:
     if isinstance(error, ContextLengthExceeded):
         # Clients look for these words, and then shorten the conversation.
         message = f"prompt is too long: {error.prompt_tokens} tokens > {error.limit} maximum"
+    elif answer.detail.param is not None and answer.detail.param not in message:
+        message = f"{answer.detail.param}: {message}"  # there is no field for the place
     body = Error(error=ErrorDetail(type=kind, message=message))
     return AnthropicError(status=answer.status, body=body, headers=answer.headers)
