@@ -175,6 +175,21 @@ def test_each_step_may_start_before_the_one_before_it_is_read(
     assert all(device.info.name in notes for device in find_devices(select_platform())[:RANKS])
 
 
+def test_two_devices_give_the_hidden_states_of_one(stack: ExitStack, model: Path) -> None:
+    chunks = [Chunk(tokens=PROMPT[:17], blocks=[2], wants=[]), Chunk(tokens=PROMPT[:5], blocks=[4])]
+    found = []
+    for ranks in (1, RANKS):
+        runner = load(stack, model, tensor_parallel=ranks)
+        step = make_step(0, chunks, runner.info.block_size)
+        runner.submit(replace(step, hidden_ranges=np.array([(0, 17)], np.int32)))
+        hidden = runner.collect().hidden
+        assert hidden is not None
+        assert hidden.shape == (1, runner.info.hidden_size)
+        found.append(hidden)
+    np.testing.assert_allclose(found[1], found[0], atol=17 * TOLERANCE)
+    assert np.abs(found[0]).max() > 4 * 17 * TOLERANCE
+
+
 def masked_late(runner: Runner) -> list[int]:
     """A token that a late mask forces in a prefill, and what follows on the devices."""
     assert isinstance(runner, MasksLate)

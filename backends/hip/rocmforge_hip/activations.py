@@ -112,12 +112,12 @@ def _attention_input_widths(weights: ModelWeights[Planned]) -> dict[str, int]:
 
 
 def _sampling(config: ModelConfig, limits: StepLimits, geometry: Geometry) -> dict[str, ArraySpec]:
-    rows = limits.rows
+    rows, hidden = limits.rows, limits.sequences * config.dim
     parts = geometry.most_sampling_parts(rows)
     return {
         "scores": spec((rows, config.vocab_size), "f4"),
         "highest": spec((parts, 2), "f4"),
         "drawn": spec((parts, 2), "f4"),
         "limits": spec((rows,), "u4"),
-        "output": spec((rows * (2 + 2 * MAX_ALTERNATIVES) + 64,), "i4"),
+        "output": spec((rows * (2 + 2 * MAX_ALTERNATIVES) + 64 + hidden,), "i4"),
     }

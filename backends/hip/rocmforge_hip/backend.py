@@ -202,6 +202,7 @@ def _describe(
         kv_bytes=plan.kv_bytes,
         kv_dtype=_cache_type(plan),
         notes=(*str(plan).splitlines(), kernels.note),
+        hidden_size=config.dim,
         masks_tokens=True,
         logits_processors=tuple(kernels.processors),
     )

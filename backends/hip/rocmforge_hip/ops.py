@@ -36,6 +36,10 @@ _PREFILL_ROWS: Final = 128  # query rows of a block
 _ELEMENTS: Final = 1024  # of a block of the element-wise kernels
 _THREADS: Final = 256
 _EMBED_THREADS: Final = 64
+_SUM_COLUMNS: Final = 32  # of a block
+_SUM_THREADS: Final = 1024
+_FEW_ROWS: Final = 64  # are added up by fewer threads
+_FEW_SUM_THREADS: Final = 256
 MAX_NORM_DIM: Final = 16 * 1024
 
 HEAD_DIMS: Final = (64, 80, 96, 128, 256)
@@ -83,7 +87,8 @@ class HipOps:
         self._group = group
         names = [
             *("rf_rms_norm", "rf_add_rms_norm", "rf_take_rows", "rf_quantize_act", "rf_half_act"),
-            *("rf_softcap", "rf_gemm_sum", "rf_attention_decode_reduce", f"rf_rope_store_{cache}"),
+            *("rf_sum_rows", "rf_softcap", "rf_gemm_sum", "rf_attention_decode_reduce"),
+            f"rf_rope_store_{cache}",
             f"rf_attention_decode_{cache}_d{config.head_dim}_g{group}",
             f"rf_attention_prefill_{cache}_d{config.head_dim}",
         ]
@@ -342,6 +347,19 @@ class HipOps:
             width,
             grid=(ceil_div(width, _ELEMENTS), count, 1),
             block=_THREADS,
+        )
+
+    def sum_hidden(self, step: DeviceStep, x: Activation, out: DeviceArray) -> None:
+        """Sums of the rows of x in each range of the step: [sums, width], float32."""
+        assert out.shape == (step.shape.sums, x.width)
+        threads = _FEW_SUM_THREADS if step.shape.longest_prefill <= _FEW_ROWS else _SUM_THREADS
+        self._kernels["rf_sum_rows"].launch(
+            _f32(x),
+            step.inputs["hidden_ranges"],
+            out,
+            x.width,
+            grid=(ceil_div(x.width, _SUM_COLUMNS), step.shape.sums, 1),
+            block=threads,
         )
 
     def logits(self, x: Activation, weight: Weight, softcap: float | None) -> Activation:

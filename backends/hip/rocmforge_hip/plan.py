@@ -153,6 +153,7 @@ def _largest_input(config: ModelConfig, limits: StepLimits) -> int:
         decodes=limits.sequences,
         prefills=limits.sequences,
         longest_prefill=limits.tokens,
+        sums=limits.sequences,
     )
     lists = ListSizes(
         seen=limits.sequences * min(limits.context, config.vocab_size),

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from rocmforge.backend.protocol import RunnerInfo, StepInput, StepOutput, UInt32Array
 from rocmforge.errors import EngineError, OutOfMemory
 from rocmforge.models.config import ModelConfig
-from rocmforge.models.decoder import forward
+from rocmforge.models.decoder import hidden_states, logits
 from rocmforge.models.weights import ModelWeights
 from rocmforge_hip.activations import MAX_ALTERNATIVES, Activation, StepLimits
 from rocmforge_hip.driver import Driver, HipError
@@ -77,6 +77,13 @@ class _Lane:
     ended: int
 
 
+class _Forward(NamedTuple):
+    """What a forward pass left for the end of its step."""
+
+    hidden: Activation | None  # of all tokens, if sums of it are wanted
+    logits: Activation | None  # None if a graph has sampled them too
+
+
 @dataclass(frozen=True, slots=True)
 class _Unmasked:
     """A step that waits for its masks before it samples."""
@@ -84,7 +91,7 @@ class _Unmasked:
     lane: _Lane
     layout: StepLayout
     step: DeviceStep
-    logits: Activation
+    forward: _Forward
     output: OutputLayout
 
 
@@ -147,7 +154,7 @@ class HipRunner:
                 section.stop - section.offset,
                 stream,
             )
-            self._finish(waiting.lane, waiting.step, waiting.logits, waiting.output)
+            self._finish(waiting.lane, waiting.step, waiting.forward, waiting.output)
         except EngineError as error:
             self._failure = error
             raise
@@ -173,6 +180,7 @@ class HipRunner:
             top_ids=top_ids,
             top_logprobs=top_logprobs,
             device_ns=device_ns,
+            hidden=done.output.read_hidden(done.lane.outputs.bytes),
             host_processed_rows=done.host_rows,
         )
 
@@ -214,59 +222,66 @@ class HipRunner:
         size = layout.masks.offset if is_masked_later else layout.nbytes
         driver.copy_to_device(model.inputs.address, lane.inputs.address, size, stream)
         on_device = DeviceStep(shape, arrays, needs, step)
-        logits = self._compute(on_device, model, is_bucket=bucket is not None)
-        output = OutputLayout(shape.rows, needs.logprobs, needs.alternatives)
+        forward = self._compute(on_device, model, is_bucket=bucket is not None)
+        output = OutputLayout(
+            shape.rows, needs.logprobs, needs.alternatives, shape.sums, model.config.dim
+        )
         if is_masked_later:
-            assert logits is not None, "masks keep sampling out of graphs"
-            self._unmasked = _Unmasked(lane, layout, on_device, logits, output)
+            assert forward.logits is not None, "masks keep sampling out of graphs"
+            self._unmasked = _Unmasked(lane, layout, on_device, forward, output)
         else:
-            self._finish(lane, on_device, logits, output)
+            self._finish(lane, on_device, forward, output)
         processors = step.sampling.processors
         host_rows = model.sampler.processors.host_rows(processors) if processors else 0
         return _InFlight(lane, step.step_id, len(step.logit_rows), output, host_rows)
 
     def _finish(
-        self, lane: _Lane, step: DeviceStep, logits: Activation | None, output: OutputLayout
+        self, lane: _Lane, step: DeviceStep, forward: _Forward, output: OutputLayout
     ) -> None:
         """Samples, unless that was done with the forward pass, and brings the results."""
         assert self._model is not None
         driver, stream, sampler = self._device.driver, self._device.stream, self._model.sampler
-        if logits is not None:
-            sampler.sample(step, logits)
-        if step.shape.rows:
-            source = sampler.tokens.address
+        if forward.logits is not None:
+            sampler.sample(step, forward.logits)
+        source = sampler.tokens.address
+        if forward.hidden is not None:
+            # Only now, as sampling reads tokens of the step before, which may be overwritten.
+            self._model.ops.sum_hidden(step, forward.hidden, output.hidden(source))
+        if output.nbytes:
             driver.copy_to_host(lane.outputs.address, source, output.nbytes, stream)
         driver.record_event(lane.ended, stream)
 
-    def _compute(self, step: DeviceStep, model: Model, *, is_bucket: bool) -> Activation | None:
-        """The logits; None if a graph has sampled them too."""
+    def _compute(self, step: DeviceStep, model: Model, *, is_bucket: bool) -> _Forward:
         if not is_bucket:
-            return self._forward(step, model)
+            hidden, rows = self._forward(step, model)
+            return _Forward(hidden if step.shape.sums else None, rows)
         # Penalties, biases, processors and log-probabilities come with arrays whose sizes are not
         # the shape's.
         samples_in_graph = not (step.needs.adjusts or step.needs.logprobs)
 
         def record() -> None:
-            logits = self._forward(step, model)
+            _, rows = self._forward(step, model)
             if samples_in_graph:
-                model.sampler.sample(step, logits)
+                model.sampler.sample(step, rows)
 
         key = (step.shape, step.needs) if samples_in_graph else (step.shape, None)
         self._graphs.launch(key, record)
         if samples_in_graph:
-            return None
-        rows, vocab = step.shape.rows, model.config.vocab_size
-        array = model.arena[f"{LOGITS}.f32"].first(rows, vocab)
-        return Activation(LOGITS, rows, vocab, f32=array)
+            return _Forward(hidden=None, logits=None)
+        count, vocab = step.shape.rows, model.config.vocab_size
+        array = model.arena[f"{LOGITS}.f32"].first(count, vocab)
+        return _Forward(hidden=None, logits=Activation(LOGITS, count, vocab, f32=array))
 
-    def _forward(self, step: DeviceStep, model: Model) -> Activation:
+    def _forward(self, step: DeviceStep, model: Model) -> tuple[Activation, Activation]:
+        """Hidden states of all tokens, and logits."""
         model.sampler.resolve_tokens(step)
-        return forward(model.config, model.weights, model.ops, step)
+        hidden = hidden_states(model.config, model.weights, model.ops, step)
+        return hidden, logits(model.config, model.weights, model.ops, step, hidden)
 
     def _bucket(self, step: StepInput) -> StepShape | None:
         """The shape of the graph for a step of decodes, None for any other step."""
         count = step.num_sequences
-        if step.num_tokens != count or len(step.logit_rows) != count:
+        if step.num_tokens != count or len(step.logit_rows) != count or len(step.hidden_ranges):
             return None
         size = min(next(size for size in _BUCKETS if count <= size), self._limits.sequences)
         blocks = ceil_div(int(step.context_len.max()), BLOCK_TOKENS)
@@ -303,14 +318,16 @@ class HipRunner:
             step.num_tokens > limits.tokens
             or step.num_sequences > limits.sequences
             or len(step.logit_rows) > limits.rows
+            or len(step.hidden_ranges) > limits.sequences
             or layout.nbytes > model.inputs.nbytes
             or needs.alternatives > MAX_ALTERNATIVES
         ):
             raise OutOfMemory(
                 f"A step of {step.num_tokens} tokens, {step.num_sequences} sequences, "
-                f"{len(step.logit_rows)} rows of logits with {needs.alternatives} alternatives and "
-                f"{layout.nbytes:,} bytes of input exceeds what was planned at load: "
-                f"{limits.tokens} tokens, {limits.sequences} sequences, {limits.rows} rows, "
+                f"{len(step.hidden_ranges)} sums of hidden states, {len(step.logit_rows)} rows of "
+                f"logits with {needs.alternatives} alternatives and {layout.nbytes:,} bytes of "
+                f"input exceeds what was planned at load: {limits.tokens} tokens, "
+                f"{limits.sequences} sequences, {limits.rows} rows, "
                 f"{MAX_ALTERNATIVES} alternatives, {model.inputs.nbytes:,} bytes."
             )
 
@@ -345,4 +362,5 @@ def exact_shape(step: StepInput) -> StepShape:
         decodes=decodes,
         prefills=int((lengths > 1).sum()),
         longest_prefill=int(lengths.max()),
+        sums=len(step.hidden_ranges),
     )

@@ -36,6 +36,7 @@ class StepShape:
     decodes: int  # sequences with one new token
     prefills: int  # sequences with several
     longest_prefill: int  # new tokens of the longest of those
+    sums: int = 0  # ranges of hidden states
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +146,7 @@ class StepLayout:
         for name, dtype in _SAMPLING:
             self._add(name, rows, dtype)
         self._add("block_table", sequences * shape.blocks, "i4")
+        self._add("hidden_ranges", 2 * shape.sums, "i4")
         # Their sizes are not part of the shape: rows with lists are not sampled within a graph.
         self._add("seen_offsets", rows + 1, "i4")
         self._add("bias_offsets", rows + 1, "i4")
@@ -226,6 +228,7 @@ def _contents(
     yield "num_logprobs", batch.num_logprobs, -1
     yield "target", batch.target_ids, -1
     yield "row_source", step.token_source[step.logit_rows], HOST_KNOWS
+    yield "hidden_ranges", step.hidden_ranges.reshape(-1), 0
     yield "seen_offsets", batch.seen_offsets, int(batch.seen_offsets[-1])
     yield "bias_offsets", batch.bias_offsets, int(batch.bias_offsets[-1])
     if len(batch.seen_tokens):
@@ -254,12 +257,15 @@ class DeviceStep:
 class OutputLayout:
     """Where the results of `rows` rows with `alternatives` lie in the output buffer.
 
-    The tokens come first, wherever the others lie: the next step reads them there.
+    The tokens come first, wherever the others lie: the next step reads them there. Sums of hidden
+    states come last.
     """
 
     rows: int
     logprobs: bool
     alternatives: int
+    sums: int = 0
+    hidden_size: int = 0
 
     @cached_property
     def _offsets(self) -> tuple[int, int, int, int]:
@@ -271,7 +277,19 @@ class OutputLayout:
     @property
     def nbytes(self) -> int:
         """Bytes to copy."""
-        return self._offsets[3]
+        return self._offsets[3] + self.sums * self.hidden_size * 4
+
+    def hidden(self, base: int) -> DeviceArray:
+        """Sums of hidden states, on the device."""
+        shape = (self.sums, self.hidden_size)
+        return DeviceArray(base + self._offsets[3], shape, np.dtype("f4"))
+
+    def read_hidden(self, buffer: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32] | None:
+        """A copy of the sums, [sums, hidden_size]; None if there are none."""
+        if not self.sums:
+            return None
+        sums = buffer[self._offsets[3] : self.nbytes].view(np.float32)
+        return sums.reshape(self.sums, self.hidden_size).copy()
 
     def arrays(self, base: int) -> tuple[DeviceArray, DeviceArray, DeviceArray]:
         """Log-probabilities of the tokens, ids of the alternatives, and theirs; on the device."""

@@ -27,11 +27,6 @@ def attention_specs(config: ModelConfig) -> tuple[AttentionSpec, ...]:
     )
 
 
-def forward(config: ModelConfig, weights: ModelWeights[W], ops: Ops[A, W, S], step: S) -> A:
-    """Logits `[L, V]` of the step's logit rows; the caches hold its keys and values afterwards."""
-    return logits(config, weights, ops, step, hidden_states(config, weights, ops, step))
-
-
 def logits(
     config: ModelConfig, weights: ModelWeights[W], ops: Ops[A, W, S], step: S, hidden: A
 ) -> A:

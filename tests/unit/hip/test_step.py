@@ -124,3 +124,16 @@ def test_results_are_read_from_where_the_device_writes_them() -> None:
     tokens, *rest = layout.read(buffer, 3)
     assert tokens.tolist() == [1, 2, 3]
     assert [each.tolist() for each in rest] == [[5] * 3, [[6] * 2] * 3, [[7] * 2] * 3]
+
+
+def test_sums_of_hidden_states_lie_behind_everything_else() -> None:
+    without = OutputLayout(rows=3, logprobs=True, alternatives=2)
+    layout = OutputLayout(rows=3, logprobs=True, alternatives=2, sums=2, hidden_size=4)
+    array = layout.hidden(BASE)
+    assert array.address - BASE == without.nbytes
+    buffer = np.zeros(layout.nbytes, np.uint8)
+    buffer[without.nbytes :].view(np.float32)[:] = range(8)
+    hidden = layout.read_hidden(buffer)
+    assert hidden is not None
+    assert hidden.tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert without.read_hidden(buffer) is None

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rocmforge_hip.activations import NORMED, RESIDUAL, ROWS, Activation
+from rocmforge_hip.step import OutputLayout
 from rocmforge_hip.verify import oracle
 from rocmforge_hip.verify.cases import Case, Group, error
 from rocmforge_hip.verify.workbench import Recipe, Workbench
@@ -38,6 +39,7 @@ def groups() -> Iterator[Group]:
         Case("quantize_act", "3 rows", _INT8, _quantize),
         Case("half_act", "12 rows", _HALF, _half),
         Case("take_rows", "5 of 12 rows", 0.0, _take_rows),
+        Case("sum_rows", "a few rows and many", _FLOAT, _sum_rows),
         Case("resolve_tokens", "from the host and from the step before", 0.0, _resolve),
     )
     yield Group(Recipe(dim=160), others)
@@ -111,6 +113,16 @@ def _take_rows(bench: Workbench) -> float:
     got = bench.model.ops.take_logit_rows(step, bench.activation(NORMED, values))
     assert got.slot == ROWS
     return error(bench.result(got), values[rows].astype(np.float64))
+
+
+def _sum_rows(bench: Workbench) -> float:
+    values, ranges = _random(300, bench.config.dim), [(0, 7), (7, 300)]
+    step = bench.step([(7, 7, [0]), (293, 293, range(10))], ranges=ranges)
+    layout = OutputLayout(0, False, 0, len(ranges), bench.config.dim)
+    out = layout.hidden(bench.model.sampler.tokens.address)
+    bench.model.ops.sum_hidden(step, bench.activation(NORMED, values), out)
+    want = [values[first:end].astype(np.float64).sum(axis=0) for first, end in ranges]
+    return error(bench.get(out).astype(np.float64), np.array(want))
 
 
 def _resolve(bench: Workbench) -> float:

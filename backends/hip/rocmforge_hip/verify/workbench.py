@@ -140,6 +140,7 @@ class Workbench:
         sources: Sequence[int] | None = None,
         rows: Sequence[int] = (),
         sampling: SamplingBatch | None = None,
+        ranges: Sequence[tuple[int, int]] = (),
     ) -> DeviceStep:
         """A step on the device.
 
@@ -150,8 +151,9 @@ class Workbench:
             sources: Rows of the step before, for tokens that come from there.
             rows: The logit rows.
             sampling: For those rows; greedy if not given.
+            ranges: Whose hidden states are added up.
         """
-        step = _step_input(chunks, tokens, sources, rows, sampling or greedy(len(rows)))
+        step = _step_input(chunks, tokens, sources, rows, sampling or greedy(len(rows)), ranges)
         shape = exact_shape(step)
         layout = StepLayout(shape, ListSizes.of(step.sampling))
         packed = np.zeros(layout.nbytes, np.uint8)
@@ -198,6 +200,7 @@ def _step_input(
     sources: Sequence[int] | None,
     rows: Sequence[int],
     sampling: SamplingBatch,
+    ranges: Sequence[tuple[int, int]],
 ) -> StepInput:
     positions = [np.arange(context - new, context) for context, new, _ in chunks]
     slots = [
@@ -219,6 +222,7 @@ def _step_input(
         block_table=table,
         logit_rows=np.array(rows, np.int32),
         sampling=sampling,
+        hidden_ranges=np.array(ranges, np.int32).reshape(-1, 2),
     )
 
 
