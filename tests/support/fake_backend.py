@@ -31,6 +31,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rocmforge.backend.protocol import (
+    NO_ADAPTER,
     NO_SOURCE,
     SAMPLE,
     DeviceInfo,
@@ -72,6 +73,11 @@ def _context_sums(tokens: npt.NDArray[np.signedinteger]) -> UInt64Array:
     return np.cumsum(weighted, axis=-1, dtype=np.uint64)
 
 
+def _adapter_seeds(adapters: Int32Array) -> UInt64Array:
+    """What adapters add to the seeds; 0 for none."""
+    return _mix((adapters + 1).astype(np.uint64))
+
+
 def _logprob(state: UInt64Array, token: Int32Array) -> npt.NDArray[np.float32]:
     """A made-up log-probability of a token after a context; exact in float32."""
     mixed = _mix(state + token.astype(np.uint64) * _MULTIPLIER)
@@ -85,8 +91,10 @@ def continuation(
     vocab_size: int = 1000,
     seed: int = 0,
     forbidden: Sequence[int] = (),
+    adapter: int = NO_ADAPTER,
 ) -> list[int]:
     """The `count` tokens that follow `prompt`. `seed` counts for temperature above 0 only."""
+    seed ^= int(_adapter_seeds(np.array([adapter], np.int32))[0])
     tokens = list(prompt)
     for _ in range(count):
         state = _mix(_context_sums(np.array(tokens, np.int32))[-1:]) ^ np.uint64(seed)
@@ -130,6 +138,7 @@ class FakeConfig:
     hang_collect: int | None = None
     nan_token: int | None = None  # the last token of a context that gives a NaN
     masks_late: bool = False  # whether the runner is a `MasksLate`; with a depth of 2
+    adapters: tuple[str, ...] = ("fake-0", "fake-1")
 
 
 class FakeRunner:
@@ -142,6 +151,7 @@ class FakeRunner:
         num_slots = config.num_blocks * config.block_size
         self._tokens = np.full(num_slots, -1, np.int32)
         self._positions = np.full(num_slots, -1, np.int32)
+        self._adapters = np.full(num_slots, -1, np.int32)
         self._queue: deque[StepInput] = deque()
         self._previous = np.zeros(0, np.int32)
         self._submits = 0
@@ -160,6 +170,7 @@ class FakeRunner:
             kv_dtype="tokens",
             hidden_size=HIDDEN_SIZE,
             masks_tokens=True,
+            adapters=config.adapters,
             notes=("This backend makes tokens up.",),
         )
 
@@ -222,6 +233,9 @@ class FakeRunner:
         self._require(bool((step.logit_rows < step.num_tokens).all()), "logit rows")
         rows = step.sampling
         self._require(len(step.logit_rows) == rows.num_rows, "number of logit rows")
+        adapters = self._adapters_of(step)
+        self._require(len(adapters) == step.num_sequences, "number of adapters")
+        self._require(bool((adapters < len(self._config.adapters)).all()), "unknown adapter")
         drawn = step.positions[step.logit_rows] + 1
         self._require(bool((rows.position == drawn).all()), "position of the drawn token")
 
@@ -233,6 +247,9 @@ class FakeRunner:
         self._require(bool(((token_ids >= 0) & (token_ids < 1 << 30)).all()), "token ids")
         self._tokens[step.slot_mapping] = token_ids
         self._positions[step.slot_mapping] = step.positions
+        self._adapters[step.slot_mapping] = np.repeat(
+            self._adapters_of(step), np.diff(step.query_start)
+        )
         context = self._read_cache(step)
         rows = step.sampling
         sums = _context_sums(context)
@@ -268,6 +285,12 @@ class FakeRunner:
             totals.append(states.sum(axis=0))
         return np.stack(totals)
 
+    @staticmethod
+    def _adapters_of(step: StepInput) -> Int32Array:
+        """The adapter of each sequence, [B]."""
+        nobody = np.full(step.num_sequences, NO_ADAPTER, np.int32)
+        return step.adapters if len(step.adapters) else nobody
+
     def _read_cache(self, step: StepInput) -> Int32Array:
         """Tokens of all contexts, [B, longest], after a check that each slot is in its place."""
         size = self._config.block_size
@@ -278,6 +301,11 @@ class FakeRunner:
         if wrong.any():
             sequence, place = np.argwhere(wrong)[0]
             raise FakeMistake(f"sequence {sequence}: the cache does not hold position {place}")
+        other = self._adapters[slots] != self._adapters_of(step)[:, None]
+        self._require(
+            not (other & (places < step.context_len[:, None])).any(),
+            "the cache was filled under another adapter",
+        )
         context: Int32Array = self._tokens[slots]
         return context
 
@@ -285,6 +313,8 @@ class FakeRunner:
         """A token for each row, [L]."""
         rows, vocab_size = step.sampling, self._config.vocab_size
         seeds = np.where(rows.temperature > 0, rows.seed, np.uint64(0))
+        owners = np.searchsorted(step.query_start, step.logit_rows, side="right") - 1
+        seeds ^= _adapter_seeds(self._adapters_of(step)[owners])
         drawn = (_mix(states ^ seeds) % np.uint64(vocab_size)).astype(np.int32)
         for row in np.flatnonzero(np.diff(rows.bias_offsets)).tolist():
             bias = slice(rows.bias_offsets[row], rows.bias_offsets[row + 1])

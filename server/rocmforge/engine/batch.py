@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from rocmforge.backend.protocol import (
+    NO_ADAPTER,
     NO_SOURCE,
     SAMPLE,
     Float32Array,
@@ -54,6 +55,7 @@ def build_step(
         logit_rows=rows.tokens,
         sampling=rows.sampling(positions, masks_later=masks_later),
         hidden_ranges=_hidden_ranges(chunks, query_start),
+        adapters=_adapters(chunks),
     )
 
 
@@ -92,6 +94,12 @@ def _hidden_ranges(chunks: list[Chunk], query_start: Int32Array) -> Int32Array:
             first = offset + chunk.hidden_start - chunk.start
             ranges.append((first, first + chunk.num_hidden))
     return np.array(ranges, np.int32).reshape(-1, 2)
+
+
+def _adapters(chunks: list[Chunk]) -> Int32Array:
+    """The adapter of each sequence, [B]; empty if none has one."""
+    adapters = [chunk.sequence.sampling.adapter for chunk in chunks]
+    return np.array([] if set(adapters) == {NO_ADAPTER} else adapters, np.int32)
 
 
 def _offsets(counts: Int32Array) -> Int32Array:

@@ -184,8 +184,8 @@ class AsyncEngine:
             Draining, NotReady, QueueFull: not now.
             ContextLengthExceeded: prompt and max_tokens do not fit into the context.
             InvalidParameter: the prompt is empty, or a token id is not in the vocabulary.
-            UnsupportedFeature: a grammar, a logits processor or an embedding that the backend
-                has no means for.
+            UnsupportedFeature: a grammar, a logits processor, an embedding or an adapter that the
+                backend has no means for.
         """
         process, runner = self._admit(share)
         _check(prompt_ids, sampling, runner)
@@ -200,6 +200,10 @@ class AsyncEngine:
             raise UnsupportedFeature(
                 f"The backend {runner.backend!r} cannot return hidden states, so embeddings are "
                 "not available on this server."
+            )
+        if sampling.adapter >= len(runner.adapters):
+            raise UnsupportedFeature(
+                f"The backend {runner.backend!r} has not loaded the LoRA adapter.", param="model"
             )
         missing = {use.name for use in sampling.processors} - {*runner.logits_processors}
         if missing:

@@ -9,11 +9,16 @@ from __future__ import annotations
 
 from hashlib import blake2b
 
-from rocmforge.backend.protocol import Int32Array
+from rocmforge.backend.protocol import NO_ADAPTER, Int32Array
 
 BlockKey = bytes
 ROOT: BlockKey = b""
 """What stands for the key before the first block."""
+
+
+def root_key(adapter: int) -> BlockKey:
+    """The same for a sequence with an adapter: equal tokens have other keys and values under it."""
+    return ROOT if adapter == NO_ADAPTER else adapter.to_bytes(4, "little")
 
 
 def chain_key(parent: BlockKey, tokens: Int32Array) -> BlockKey:

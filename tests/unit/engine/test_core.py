@@ -47,6 +47,7 @@ SAMPLINGS = st.builds(
     prompt_logprobs=st.sampled_from([-1, -1, 0, 2]),
     num_logprobs=st.sampled_from([-1, -1, 0, 3]),
     num_drafts=st.sampled_from([0, 0, 1, 4, 9]),
+    adapter=st.sampled_from([-1, -1, 0, 1]),
 )
 ARRIVALS = st.lists(
     st.builds(Arrival, st.integers(0, 15), PROMPTS, SAMPLINGS), min_size=1, max_size=10
@@ -83,7 +84,11 @@ def check(arrival: Arrival, bench: Bench, request_id: int, vocab_size: int) -> N
     result, sampling = bench.results[request_id], arrival.sampling
     seed = sampling.seed if sampling.temperature > 0 else 0
     assert result.token_ids == continuation(
-        arrival.prompt, sampling.max_tokens, seed=seed, vocab_size=vocab_size
+        arrival.prompt,
+        sampling.max_tokens,
+        seed=seed,
+        vocab_size=vocab_size,
+        adapter=sampling.adapter,
     )
     assert result.last is not None
     assert result.last.finish_reason is FinishReason.LENGTH

@@ -1,0 +1,67 @@
+"""Sequences with different adapters in one engine."""
+
+from __future__ import annotations
+
+import numpy as np
+from msgspec import structs
+
+from rocmforge.engine.batch import build_step
+from rocmforge.engine.params import SamplingParams
+from rocmforge.engine.plan import Plan
+from rocmforge.engine.prefix import root_key
+from tests.support.fake_backend import FakeConfig, continuation
+from tests.unit.engine.helpers import Bench, limits, request
+from tests.unit.engine.test_batch import sequence
+
+PROMPT = [*range(40)]
+
+
+def with_adapter(adapter: int) -> SamplingParams:
+    return SamplingParams(max_tokens=3, temperature=0.0, adapter=adapter)
+
+
+def test_a_step_names_the_adapter_of_each_sequence() -> None:
+    plan = Plan(limits())
+    for block, adapter in enumerate((1, -1, 0)):
+        plan.add(sequence([1, 2, 3], [block], with_adapter(adapter)), 3)
+    step = build_step(0, plan.chunks, block_size=4)
+    assert step.adapters.dtype == np.int32
+    assert step.adapters.tolist() == [1, -1, 0]
+    assert step.token_adapters.tolist() == [1, 1, 1, -1, -1, -1, 0, 0, 0]
+
+
+def test_a_step_without_adapters_names_none() -> None:
+    plan = Plan(limits())
+    plan.add(sequence([1, 2, 3], [0]), 3)
+    step = build_step(0, plan.chunks, block_size=4)
+    assert len(step.adapters) == len(step.token_adapters) == 0
+
+
+def test_one_prompt_under_two_adapters_shares_no_blocks() -> None:
+    """The fake runner refuses to read what was stored under another adapter."""
+    bench = Bench(FakeConfig(block_size=4))
+    for number, adapter in enumerate((0, 1, -1)):
+        result = bench.run(request(number, PROMPT, with_adapter(adapter)))[number]
+        assert result.token_ids == continuation(PROMPT, 3, adapter=adapter)
+        assert result.last is not None
+        assert result.last.cached_tokens == 0
+
+
+def test_one_prompt_under_one_adapter_is_computed_once() -> None:
+    bench = Bench(FakeConfig(block_size=4))
+    for number in range(2):
+        result = bench.run(request(number, PROMPT, with_adapter(1)))[number]
+        assert result.token_ids == continuation(PROMPT, 3, adapter=1)
+        assert result.last is not None
+        assert result.last.cached_tokens == 36 * number
+
+
+def test_roots_of_prefixes_differ() -> None:
+    assert len({root_key(adapter) for adapter in (-1, 0, 1, 255, 256)}) == 5
+
+
+def test_a_resumed_request_keeps_its_adapter() -> None:
+    whole = request(0, PROMPT, with_adapter(0))
+    rest = structs.replace(whole, generated_ids=tuple(continuation(PROMPT, 1, adapter=0)))
+    result = Bench(FakeConfig(block_size=4)).run(rest)[0]
+    assert result.token_ids == continuation(PROMPT, 3, adapter=0)[1:]
