@@ -52,11 +52,11 @@ logger = logging.getLogger(__name__)
 
 _RETRY_AFTER_S = 1.0
 _RETRY_AFTER_LOAD_S = 5.0
-_PLACES_PER_FREE_PLACE = 3.0
-"""How many places of the queue a key may hold for each that is left to others, times its weight.
+_PLACES_PER_FREE_PLACE = 3
+"""How many places of the queue a key may hold for each one that is free.
 
-One that floods the queue alone gets three quarters of it, two get three sevenths each, and there is
-always a place for one that comes later (Choudhury and Hahne's dynamic thresholds, 1998).
+So one that floods the queue leaves a quarter of it to others, two leave a seventh (dynamic
+thresholds: Choudhury and Hahne, 1998).
 """
 
 
@@ -256,7 +256,7 @@ class AsyncEngine:
         free = max_running + self._config.max_waiting - len(self._live)
         if free <= 0 or share.key == NO_KEY.key or len(self._live) < max_running:
             return free > 0
-        return self._held[share.key] < _PLACES_PER_FREE_PLACE * share.weight * free
+        return self._held[share.key] < _PLACES_PER_FREE_PLACE * free
 
     def _place_free_in_s(self) -> float:
         """When one of the requests held now will have ended, if they take as long as others did."""

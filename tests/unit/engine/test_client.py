@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -23,7 +24,7 @@ from rocmforge.engine.client import AsyncEngine
 from rocmforge.engine.client_handle import GenerationHandle
 from rocmforge.engine.config import EngineConfig
 from rocmforge.engine.messages import Progress, Ready, Report, Shutdown, Start, StepReport, Submit
-from rocmforge.engine.params import FinishReason, SamplingParams, TokenEvent
+from rocmforge.engine.params import FinishReason, SamplingParams, Share, TokenEvent
 from rocmforge.engine.status import EngineState, EngineStats
 from rocmforge.engine.wire import FrameReader, encode
 from rocmforge.errors import (
@@ -283,6 +284,42 @@ def test_the_queue_is_bounded_and_opens_again() -> None:
             handles.append(submit(engine, 1))
             for handle in handles:
                 handle.close()
+
+    run(test())
+
+
+def test_a_key_that_fills_the_queue_leaves_places_to_others() -> None:
+    def submit_as(engine: AsyncEngine, key: int) -> GenerationHandle:
+        return engine.submit(PROMPT, SamplingParams(max_tokens=1000), (), share=Share(key=key))
+
+    def fill(engine: AsyncEngine, key: int) -> list[GenerationHandle]:
+        taken = []
+        try:
+            while True:
+                taken.append(submit_as(engine, key))
+        except QueueFull:
+            return taken
+
+    async def test() -> None:
+        chosen = replace(config("create_slow", max_sequences=8), max_waiting=56)
+        async with Engine(chosen) as engine:
+            handles = [fill(engine, key) for key in (1, 2, 3)]
+            assert [len(taken) for taken in handles] == [48, 12, 3]
+            handles.append([submit_as(engine, 4)])
+            for handle in chain(*handles):
+                handle.close()
+
+    run(test())
+
+
+def test_a_queue_that_is_not_needed_is_for_whoever_comes() -> None:
+    async def test() -> None:
+        chosen = replace(config("create_slow", max_sequences=8), max_waiting=0)
+        async with Engine(chosen) as engine:
+            for _ in range(8):
+                engine.submit(PROMPT, SamplingParams(max_tokens=1000), (), share=Share(key=1))
+            with pytest.raises(QueueFull):
+                engine.submit(PROMPT, SamplingParams(max_tokens=1000), (), share=Share(key=1))
 
     run(test())
 
