@@ -1,0 +1,284 @@
+"""One model's place in the server: the engine while it is loaded, who uses it, and who waits.
+
+A slot changes state only by what `Fleet` does to it, and counts for itself what uses it. Everything
+here belongs to one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Protocol
+
+from msgspec import structs
+
+from rocmforge.api.service import LOADING_RETRY_S, Engine, Handle
+from rocmforge.engine.params import NO_KEY, SamplingParams, Share, TokenEvent
+from rocmforge.engine.status import EngineState, EngineStats, EngineStatus
+from rocmforge.errors import ModelLoadError, ModelUnavailable, NotReady, RocmForgeError
+
+
+class ModelState(StrEnum):
+    """Where a model is in its life."""
+
+    UNLOADED = "unloaded"
+    LOADING = "loading"  # or waiting for its turn, or for room
+    READY = "ready"
+    RESTARTING = "restarting"  # its engine process died, and a new one loads it
+    DRAINING = "draining"  # finishes what it has before it is unloaded
+    FAILED = "failed"  # could not be loaded; a later request tries again
+
+
+_STATES = {
+    EngineState.LOADING: ModelState.LOADING,
+    EngineState.READY: ModelState.READY,
+    EngineState.RESTARTING: ModelState.RESTARTING,
+    EngineState.DRAINING: ModelState.DRAINING,
+    EngineState.STOPPED: ModelState.FAILED,
+}
+
+
+_GAUGES = ("running", "waiting", "blocks_total", "blocks_used", "blocks_cached")
+
+
+class LoadableEngine(Engine, Protocol):
+    """What a slot uses of `engine.client.AsyncEngine`. Lives once: loaded, used, stopped."""
+
+    async def start(self) -> None:
+        """Begins to load; returns at once."""
+        ...
+
+    async def wait_ready(self) -> None:
+        """Waits until requests are taken; raises why they never will be."""
+        ...
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Takes nothing new and waits for what is running; False if that took too long."""
+        ...
+
+    async def stop(self) -> None:
+        """Ends it; whatever still runs gets an error. Idempotent."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelPolicy:
+    """What the operator decided about when a model is loaded."""
+
+    at_start: bool = True  # or on the first request
+    pinned: bool = False  # never unloaded but by hand
+    idle_unload_s: float | None = None  # unloaded after so long without a request
+    devices: frozenset[str] = frozenset()  # as the backend knows them; empty = its own choice
+    max_waiting: int = 256  # requests that may wait while it is loaded
+
+    def shares_device(self, other: ModelPolicy) -> bool:
+        """Whether both may need memory of the same device."""
+        return not self.devices or not other.devices or bool(self.devices & other.devices)
+
+
+class ModelSlot:
+    """The engine of one model, through all of its lives; for a `Service` it is the engine.
+
+    Args:
+        name: what the model is called in logs.
+        make_engine: makes a new engine that counts on from such totals.
+        policy: when to load and unload it.
+
+    Attributes:
+        engine: None while the model is not in memory.
+        loading, unloading: the transition under way, if any.
+        failure: why the last attempt to load it failed.
+        failed_at: loop time of that.
+        users: requests between `enter` and `leave`, and sequences in the engine.
+        last_used: loop time at which `users` last became 0.
+        is_new: whether it still has to be loaded for the first time, at the server's start.
+        counts: how often what happened, for metrics.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        make_engine: Callable[[EngineStats], LoadableEngine],
+        policy: ModelPolicy | None = None,
+    ) -> None:
+        self.name = name
+        self.policy = policy or ModelPolicy()
+        self.make_engine = make_engine
+        self.engine: LoadableEngine | None = None
+        self.loading: asyncio.Task[None] | None = None
+        self.unloading: asyncio.Task[None] | None = None
+        self.failure: RocmForgeError | None = None
+        self.failed_at = 0.0
+        self.users = 0
+        self.last_used = 0.0
+        self.is_new = self.policy.at_start
+        self.counts: Counter[str] = Counter()
+        self.unused = asyncio.Event()
+        self.unused.set()
+        self.on_unused: Callable[[], None] = lambda: None
+        self._waiters: list[asyncio.Future[RocmForgeError | None]] = []
+        self._last_stats = EngineStats()
+
+    # --- state ---
+
+    @property
+    def state(self) -> ModelState:
+        """Where it is in its life."""
+        if self.unloading is not None:
+            return ModelState.DRAINING
+        if self.loading is not None:
+            return ModelState.LOADING
+        if self.engine is not None:
+            return _STATES[self.engine.status.state]
+        return ModelState.UNLOADED if self.failure is None else ModelState.FAILED
+
+    @property
+    def is_up(self) -> bool:
+        """Whether requests go to the engine, which may refuse them, or else wait."""
+        return self.engine is not None and self.loading is None and self.unloading is None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it is loaded and nobody would notice if it were not."""
+        return self.is_up and not self.users
+
+    @property
+    def status(self) -> EngineStatus:
+        """The engine's; while there is none, one that counts nothing but what has been."""
+        if self.engine is not None:
+            return self.engine.status
+        is_loading = self.loading is not None
+        return EngineStatus(
+            state=EngineState.LOADING if is_loading else EngineState.STOPPED,
+            stage="waiting for its turn" if is_loading else "",
+            progress=0.0 if is_loading else 1.0,
+            runner=None,
+            is_fallback=False,
+            fallback_reason="",
+            stats=self._last_stats,
+            restarts=0,
+            last_error=None if self.failure is None else self.failure.message,
+        )
+
+    def open(self) -> LoadableEngine:
+        """A new engine, which is not started yet."""
+        self.engine = self.make_engine(self._last_stats)
+        return self.engine
+
+    async def close(self) -> None:
+        """Stops the engine, if there is one, and forgets it."""
+        engine = self.engine
+        if engine is None:
+            return
+        await engine.stop()
+        self._last_stats = structs.replace(
+            engine.status.stats,
+            running=0,
+            waiting=0,
+            blocks_total=0,
+            blocks_used=0,
+            blocks_cached=0,
+        )
+        self.engine = None
+
+    # --- use ---
+
+    def submit(
+        self,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        eos_ids: Sequence[int],
+        *,
+        deadline_s: float | None = None,
+        share: Share = NO_KEY,
+    ) -> Handle:
+        """Queues one sequence; as `Engine.submit`. It counts as a user until it is closed."""
+        if self.engine is None:
+            raise NotReady(f"{self.name} is not loaded.", retry_after_s=LOADING_RETRY_S)
+        handle = self.engine.submit(
+            prompt_ids, sampling, eos_ids, deadline_s=deadline_s, share=share
+        )
+        self.enter()
+        return _UserHandle(handle, self.leave)
+
+    def enter(self) -> None:
+        """One user more; `leave` must follow."""
+        self.users += 1
+        self.unused.clear()
+
+    def leave(self) -> None:
+        """One user less."""
+        self.users -= 1
+        if not self.users:
+            self.last_used = asyncio.get_running_loop().time()
+            self.unused.set()
+            self.on_unused()
+
+    # --- waiting ---
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait until it is loaded."""
+        return len(self._waiters)
+
+    async def wait(self) -> None:
+        """Waits until it has been loaded, and has entered then.
+
+        Raises:
+            RocmForgeError: what `refuse_waiters` said.
+        """
+        waiter: asyncio.Future[RocmForgeError | None] = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        try:
+            refusal = await waiter
+        except BaseException:
+            if waiter in self._waiters:
+                self._waiters.remove(waiter)
+            elif waiter.result() is None:  # let in, and gone before it noticed
+                self.leave()
+            raise
+        if refusal is not None:
+            raise refusal
+
+    def admit_waiters(self) -> None:
+        """Lets in everybody who waits: what has just been loaded is used before it may go."""
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                self.enter()
+                waiter.set_result(None)
+
+    def refuse_waiters(self, refusal: Callable[[], RocmForgeError]) -> None:
+        """Sends away everybody who waits."""
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(refusal())
+
+    def unavailable(self) -> ModelUnavailable:
+        """What requests get after a failure. Where the file lies is not their business."""
+        assert self.failure is not None
+        reason = self.failure.message
+        if isinstance(self.failure, ModelLoadError):
+            reason = "its file cannot be used; the server's log says why"
+        return ModelUnavailable(self.name, reason, retry_after_s=LOADING_RETRY_S)
+
+
+class _UserHandle:
+    """A handle that says when it is closed. Reading costs what reading the other one does."""
+
+    def __init__(self, handle: Handle, on_close: Callable[[], None]) -> None:
+        self.next: Callable[[], Coroutine[Any, Any, tuple[TokenEvent, ...]]] = handle.next
+        self._handle = handle
+        self._on_close = on_close
+        self._is_closed = False
+
+    def close(self) -> None:
+        """Ends the sequence if it still runs and frees what it holds. Idempotent."""
+        self._handle.close()
+        if not self._is_closed:
+            self._is_closed = True
+            self._on_close()

@@ -1,0 +1,728 @@
+"""Loading, unloading and making room, with engines that only take time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rocmforge.api.fleet.fleet import Fleet, FleetSettings, Member
+from rocmforge.api.fleet.slot import ModelPolicy, ModelSlot
+from rocmforge.engine.params import NO_KEY, SamplingParams, Share, TokenEvent
+from rocmforge.engine.status import EngineState, EngineStats, EngineStatus
+from rocmforge.errors import (
+    CapacityError,
+    ConfigurationError,
+    DeadlineExceeded,
+    Draining,
+    EngineDied,
+    InvalidParameter,
+    ModelNotFound,
+    ModelUnavailable,
+    NotReady,
+    OutOfMemory,
+    QueueFull,
+    RocmForgeError,
+    UnsupportedArchitecture,
+)
+from tests.api.fake_engine import RUNNER, FakeEngine, make_service
+from tests.support.virtual_time import run_virtual
+
+LOAD_S = 10.0
+SAMPLING = SamplingParams(max_tokens=1)
+
+
+@dataclass
+class Device:
+    """What all engines of a test share, and what must never happen on it."""
+
+    memory: int = 100
+    load_s: float = LOAD_S
+    errors: list[RocmForgeError] = field(default_factory=list)  # of the next loads
+    alive: list[TimedEngine] = field(default_factory=list)
+    loads: list[str] = field(default_factory=list)
+    most_alive: int = 0
+    cut_off: int = 0  # sequences that an engine held when it was stopped
+
+    def admit(self, engine: TimedEngine) -> None:
+        assert engine.name not in [other.name for other in self.alive], "loaded twice"
+        assert all(other.is_loaded for other in self.alive), "two load at once"
+        self.alive.append(engine)
+        self.loads.append(engine.name)
+        self.most_alive = max(self.most_alive, len(self.alive))
+
+
+class TimedHandle:
+    """A sequence that runs until it is closed."""
+
+    def __init__(self, engine: TimedEngine) -> None:
+        self._engine = engine
+        engine.sequences.add(self)
+
+    async def next(self) -> tuple[TokenEvent, ...]:
+        """Never comes."""
+        await asyncio.Event().wait()
+        return ()
+
+    def close(self) -> None:
+        """Ends it."""
+        self._engine.sequences.discard(self)
+
+
+class TimedEngine:
+    """An engine that takes time to load and memory while it lives."""
+
+    def __init__(self, name: str, size: int, device: Device, stats: EngineStats) -> None:
+        self.name = name
+        self.size = size
+        self.device = device
+        self.stats = replace_steps(stats)
+        self.state = EngineState.LOADING
+        self.sequences: set[TimedHandle] = set()
+        self._stopped = asyncio.Event()
+
+    @property
+    def is_loaded(self) -> bool:
+        return self.state is not EngineState.LOADING
+
+    @property
+    def status(self) -> EngineStatus:
+        """A snapshot."""
+        return EngineStatus(
+            state=self.state,
+            stage="weights" if self.state is EngineState.LOADING else "",
+            progress=0.5 if self.state is EngineState.LOADING else 1.0,
+            runner=RUNNER if self.is_loaded else None,
+            is_fallback=False,
+            fallback_reason="",
+            stats=self.stats,
+            restarts=0,
+            last_error=None,
+        )
+
+    async def start(self) -> None:
+        """Begins to load."""
+        self.device.admit(self)
+
+    async def wait_ready(self) -> None:
+        """Takes its time; fails if there is no memory, or if a test says so."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.device.load_s):
+                await self._stopped.wait()
+        if self._stopped.is_set():
+            raise EngineDied("The engine was stopped.")
+        if self.device.errors:
+            raise self.device.errors.pop(0)
+        if sum(engine.size for engine in self.device.alive) > self.device.memory:
+            raise OutOfMemory(f"{self.name} does not fit.")
+        self.state = EngineState.READY
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Waits until nothing runs."""
+        self.state = EngineState.DRAINING
+        for _ in range(round(timeout_s)):
+            if not self.sequences:
+                return True
+            await asyncio.sleep(1.0)
+        return not self.sequences
+
+    async def stop(self) -> None:
+        """Ends; takes a moment."""
+        self._stopped.set()
+        self.device.cut_off += len(self.sequences)
+        self.state = EngineState.STOPPED
+        await asyncio.sleep(0.5)
+        if self in self.device.alive:
+            self.device.alive.remove(self)
+
+    def submit(
+        self,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        eos_ids: Sequence[int],
+        *,
+        deadline_s: float | None = None,
+        share: Share = NO_KEY,
+    ) -> TimedHandle:
+        """Starts a sequence."""
+        if self.state is not EngineState.READY:
+            raise NotReady(f"it is {self.state}", retry_after_s=1)
+        return TimedHandle(self)
+
+
+def replace_steps(stats: EngineStats) -> EngineStats:
+    """One step more, so that a test sees what a new engine begins with."""
+    return EngineStats(steps_total=stats.steps_total + 1, running=3, blocks_used=2)
+
+
+@dataclass
+class World:
+    """A fleet of models called a, b, c."""
+
+    fleet: Fleet
+    device: Device
+
+    def slot(self, name: str) -> ModelSlot:
+        return self.fleet.find(name).slot
+
+    def states(self) -> str:
+        """The first letters of all states, in order."""
+        return "".join(member.slot.state[0] for member in self.fleet.members)
+
+    async def use(self, name: str, hold_s: float, timeout_s: float | None = None) -> None:
+        """A request: plans for a moment, and then keeps a sequence for so long."""
+        slot = self.slot(name)
+        await self.fleet.acquire(slot, timeout_s)
+        try:
+            await asyncio.sleep(0.01)
+            handle = slot.submit([1], SAMPLING, [2])
+        finally:
+            slot.leave()
+        try:
+            await asyncio.sleep(hold_s)
+        finally:
+            handle.close()
+            handle.close()
+
+
+LAZY = ModelPolicy(at_start=False)
+
+
+def world(
+    policies: Sequence[ModelPolicy] = (LAZY, LAZY, LAZY),
+    *,
+    sizes: Sequence[int] = (10, 10, 10),
+    device: Device | None = None,
+    max_loaded: int | None = None,
+    load_timeout_s: float = 100.0,
+) -> World:
+    shared = device or Device()
+    members = []
+    for name, policy, size in zip("abc", policies, sizes, strict=False):
+
+        def make(stats: EngineStats, name: str = name, size: int = size) -> TimedEngine:
+            return TimedEngine(name, size, shared, stats)
+
+        slot = ModelSlot(name, make, policy)
+        service = replace(make_service(FakeEngine()), model=name, aliases=(), engine=slot)
+        members.append(Member(service, slot))
+    settings = FleetSettings(
+        max_loaded=max_loaded, load_timeout_s=load_timeout_s, drain_timeout_s=20.0
+    )
+    return World(Fleet(members, settings), shared)
+
+
+async def settle(*tasks: asyncio.Task[None]) -> list[BaseException | None]:
+    return list(await asyncio.gather(*tasks, return_exceptions=True))
+
+
+def spawn(*uses: object) -> list[asyncio.Task[None]]:
+    return [asyncio.ensure_future(use) for use in uses]  # type: ignore[call-overload]
+
+
+# --- names ---
+
+
+def test_names_must_differ() -> None:
+    members = world().fleet.members
+    with pytest.raises(ConfigurationError, match="called 'a'"):
+        Fleet([members[0], members[0]])
+
+
+def test_an_unknown_name_is_answered_with_those_there_are() -> None:
+    with pytest.raises(ModelNotFound, match="Available: a, b, c"):
+        world().fleet.find("d")
+
+
+def test_no_name_is_enough_for_one_model_only() -> None:
+    assert world([LAZY]).fleet.find(None).slot.name == "a"
+    with pytest.raises(InvalidParameter, match="one of: a, b, c"):
+        world().fleet.find(None)
+
+
+# --- loading ---
+
+
+def test_requests_that_come_together_cause_one_load() -> None:
+    here = world()
+
+    async def main() -> None:
+        assert await settle(*spawn(*[here.use("a", 1.0) for _ in range(5)])) == [None] * 5
+        assert here.device.loads == ["a"]
+        assert here.states() == "ruu"
+
+    run_virtual(main())
+
+
+def test_loads_take_turns() -> None:  # `Device` insists
+    here = world()
+
+    async def main() -> None:
+        await settle(*spawn(here.use("a", 1.0), here.use("b", 1.0), here.use("c", 1.0)))
+        assert here.device.loads == ["a", "b", "c"]
+
+    run_virtual(main())
+
+
+def test_a_failed_load_is_told_to_all_who_wait_and_tried_again_later() -> None:
+    here = world(device=Device(errors=[UnsupportedArchitecture("x", ("y",))]))
+
+    async def main() -> None:
+        outcomes = await settle(*spawn(here.use("a", 1.0), here.use("a", 1.0)))
+        assert [type(outcome) for outcome in outcomes] == [ModelUnavailable] * 2
+        assert here.states() == "fuu"
+        (again,) = await settle(*spawn(here.use("a", 1.0)))
+        assert isinstance(again, ModelUnavailable)
+        assert here.device.loads == ["a"]  # not so soon
+        await asyncio.sleep(6.0)
+        await here.use("a", 1.0)
+        assert here.device.loads == ["a", "a"]
+        assert here.states() == "ruu"
+
+    run_virtual(main())
+
+
+def test_a_deadline_ends_the_wait_and_the_load_goes_on() -> None:
+    here = world()
+
+    async def main() -> None:
+        (outcome,) = await settle(*spawn(here.use("a", 1.0, timeout_s=2.0)))
+        assert isinstance(outcome, DeadlineExceeded)
+        await asyncio.sleep(LOAD_S)
+        assert here.states() == "ruu"
+
+    run_virtual(main())
+
+
+def test_the_operators_limit_ends_the_wait_too() -> None:
+    here = world(load_timeout_s=3.0)
+
+    async def main() -> None:
+        (outcome,) = await settle(*spawn(here.use("a", 1.0, timeout_s=50.0)))
+        assert isinstance(outcome, ModelUnavailable)
+        assert "3 s" in outcome.message
+
+    run_virtual(main())
+
+
+def test_so_many_may_wait_and_no_more() -> None:
+    policy = ModelPolicy(at_start=False, max_waiting=2)
+    here = world([policy])
+
+    async def main() -> None:
+        outcomes = await settle(*spawn(*[here.use("a", 1.0) for _ in range(3)]))
+        assert [type(outcome) for outcome in outcomes] == [type(None), type(None), QueueFull]
+
+    run_virtual(main())
+
+
+def test_the_models_of_the_start_are_refused_until_they_are_there() -> None:
+    here = world([ModelPolicy(), LAZY])
+
+    async def main() -> None:
+        assert not here.fleet.is_ready
+        loading = asyncio.ensure_future(here.fleet.load_first(here.slot("a")))
+        await asyncio.sleep(1.0)
+        (outcome,) = await settle(*spawn(here.use("a", 1.0)))
+        assert isinstance(outcome, NotReady)
+        await loading
+        assert here.fleet.is_ready
+        await here.use("a", 1.0)
+
+    run_virtual(main())
+
+
+def test_a_start_that_fails_raises_the_reason() -> None:
+    here = world([ModelPolicy()], device=Device(errors=[UnsupportedArchitecture("x", ("y",))]))
+
+    async def main() -> None:
+        with pytest.raises(UnsupportedArchitecture):
+            await here.fleet.load_first(here.slot("a"))
+        assert here.device.alive == []
+
+    run_virtual(main())
+
+
+def test_nothing_is_unloaded_at_the_start_to_make_another_fit() -> None:
+    here = world([ModelPolicy(), ModelPolicy()], sizes=[60, 60])
+
+    async def main() -> None:
+        await here.fleet.load_first(here.slot("a"))
+        with pytest.raises(OutOfMemory):
+            await here.fleet.load_first(here.slot("b"))
+        assert here.states() == "rf"
+
+    run_virtual(main())
+
+
+# --- room ---
+
+
+def test_the_least_recently_used_model_makes_room() -> None:
+    here = world(max_loaded=2)
+
+    async def main() -> None:
+        for name in "abac":
+            await here.use(name, 1.0)
+        assert here.states() == "rur"
+        assert here.slot("b").counts["unload_room"] == 1
+
+    run_virtual(main())
+
+
+def test_a_model_in_use_is_waited_for() -> None:
+    here = world(max_loaded=1)
+
+    async def main() -> None:
+        long = asyncio.ensure_future(here.use("a", 50.0))
+        await asyncio.sleep(LOAD_S + 1.0)
+        began = asyncio.get_running_loop().time()
+        await here.use("b", 1.0)
+        assert asyncio.get_running_loop().time() - began > 40.0
+        assert await settle(long) == [None]
+        assert here.device.most_alive == 1
+        assert here.device.cut_off == 0
+
+    run_virtual(main())
+
+
+def test_nothing_is_unloaded_for_somebody_who_has_left() -> None:
+    here = world(max_loaded=1)
+
+    async def main() -> None:
+        long = asyncio.ensure_future(here.use("a", 50.0))
+        await asyncio.sleep(LOAD_S + 1.0)
+        (outcome,) = await settle(*spawn(here.use("b", 1.0, timeout_s=5.0)))
+        assert isinstance(outcome, DeadlineExceeded)
+        await long
+        await asyncio.sleep(100.0)
+        assert here.states() == "ruu"
+        assert here.device.loads == ["a"]
+
+    run_virtual(main())
+
+
+def test_what_has_been_loaded_is_used_before_it_makes_room_again() -> None:
+    here = world(max_loaded=1)
+
+    async def main() -> None:
+        outcomes = await settle(*spawn(*[here.use(name, 3.0) for name in "abcabc"]))
+        assert outcomes == [None] * 6
+        assert here.device.loads == ["a", "b", "c"]
+
+    run_virtual(main())
+
+
+def test_a_pinned_model_makes_no_room() -> None:
+    pinned = ModelPolicy(at_start=False, pinned=True)
+    here = world([pinned, LAZY], max_loaded=1)
+
+    async def main() -> None:
+        await here.use("a", 1.0)
+        (outcome,) = await settle(*spawn(here.use("b", 1.0)))
+        assert isinstance(outcome, ModelUnavailable)
+        assert "pinned" in outcome.message
+        assert here.states() == "rf"
+
+    run_virtual(main())
+
+
+def test_memory_that_does_not_suffice_is_freed() -> None:
+    here = world(sizes=[50, 40, 50])
+
+    async def main() -> None:
+        for name in "abc":
+            await here.use(name, 1.0)
+        assert here.states() == "urr"
+        assert here.device.loads == ["a", "b", "c", "c"]
+        assert here.slot("a").counts["unload_memory"] == 1
+
+    run_virtual(main())
+
+
+def test_a_model_that_does_not_fit_alone_fails_after_the_others_have_gone() -> None:
+    here = world(sizes=[50, 40, 500])
+
+    async def main() -> None:
+        for name in "ab":
+            await here.use(name, 1.0)
+        (outcome,) = await settle(*spawn(here.use("c", 1.0)))
+        assert isinstance(outcome, ModelUnavailable)
+        assert here.device.alive == []
+
+    run_virtual(main())
+
+
+def test_models_of_other_devices_stay_where_they_are() -> None:
+    first, second = (ModelPolicy(at_start=False, devices=frozenset(d)) for d in "01")
+    here = world([first, second], sizes=[60, 60])
+
+    async def main() -> None:
+        await here.use("a", 1.0)
+        (outcome,) = await settle(*spawn(here.use("b", 1.0)))
+        assert isinstance(outcome, ModelUnavailable)
+        assert here.states() == "rf"
+
+    run_virtual(main())
+
+
+# --- unloading ---
+
+
+def test_an_idle_model_is_unloaded_after_its_time_and_comes_back() -> None:
+    here = world([ModelPolicy(at_start=False, idle_unload_s=30.0)])
+
+    async def main() -> None:
+        for _ in range(5):
+            await here.use("a", 20.0)
+            await asyncio.sleep(20.0)
+        assert here.device.loads == ["a"]
+        await asyncio.sleep(40.0)
+        assert here.states() == "u"
+        await here.use("a", 1.0)
+        assert here.device.loads == ["a", "a"]
+
+    run_virtual(main())
+
+
+def test_unloading_lets_requests_end() -> None:
+    here = world()
+
+    async def main() -> None:
+        running = asyncio.ensure_future(here.use("a", 15.0))
+        await asyncio.sleep(LOAD_S + 1.0)
+        unloading = asyncio.ensure_future(here.fleet.unload(here.slot("a")))
+        await asyncio.sleep(1.0)
+        assert here.states() == "duu"
+        later = asyncio.ensure_future(here.use("a", 1.0))
+        await unloading
+        assert running.done()
+        assert await settle(running, later) == [None, None]
+        assert here.device.loads == ["a", "a"]
+        assert here.device.cut_off == 0
+
+    run_virtual(main())
+
+
+def test_unloading_has_a_bound() -> None:
+    here = world()
+
+    async def main() -> None:
+        running = asyncio.ensure_future(here.use("a", 500.0))
+        await asyncio.sleep(LOAD_S + 1.0)
+        await here.fleet.unload(here.slot("a"))
+        assert here.states() == "uuu"
+        assert here.device.cut_off == 1
+        running.cancel()
+        await settle(running)
+
+    run_virtual(main())
+
+
+def test_unloading_stops_a_load() -> None:
+    here = world()
+
+    async def main() -> None:
+        waiting = asyncio.ensure_future(here.use("a", 1.0))
+        await asyncio.sleep(1.0)
+        await here.fleet.unload(here.slot("a"))
+        (outcome,) = await settle(waiting)
+        assert isinstance(outcome, NotReady)
+        assert here.states() == "uuu"
+        assert here.device.alive == []
+
+    run_virtual(main())
+
+
+def test_unloading_twice_is_unloading_once() -> None:
+    here = world()
+
+    async def main() -> None:
+        await here.use("a", 1.0)
+        await settle(*spawn(*[here.fleet.unload(here.slot("a")) for _ in range(3)]))
+        await here.fleet.unload(here.slot("a"))
+        assert here.states() == "uuu"
+        assert here.slot("a").counts["unload_request"] == 1
+
+    run_virtual(main())
+
+
+def test_counters_go_on_in_the_next_engine_and_gauges_do_not_stay() -> None:
+    here = world()
+
+    async def main() -> None:
+        await here.use("a", 1.0)
+        await here.fleet.unload(here.slot("a"))
+        stats = here.slot("a").status.stats
+        assert (stats.steps_total, stats.running, stats.blocks_used) == (1, 0, 0)
+        await here.use("a", 1.0)
+        assert here.slot("a").status.stats.steps_total == 2
+
+    run_virtual(main())
+
+
+# --- moments that timers do not meet ---
+
+
+def test_who_leaves_in_the_moment_of_being_let_in_does_not_count_for_ever() -> None:
+    slot = world().slot("a")
+
+    async def main() -> None:
+        waiting = asyncio.ensure_future(slot.wait())
+        await asyncio.sleep(0)
+        slot.admit_waiters()
+        waiting.cancel()
+        await settle(waiting)
+        assert slot.users == 0
+        assert slot.unused.is_set()
+
+    run_virtual(main())
+
+
+def test_who_comes_in_the_moment_that_a_load_is_given_up_gets_another() -> None:
+    here = world(max_loaded=1)
+
+    async def main() -> None:
+        long = asyncio.ensure_future(here.use("a", 50.0))
+        await asyncio.sleep(LOAD_S + 1.0)
+        first = asyncio.ensure_future(here.use("b", 1.0))
+        await asyncio.sleep(1.0)
+        first.cancel()
+        await asyncio.sleep(0)  # the load has been told, and not yet heard of it
+        await here.use("b", 1.0)
+        assert await settle(long) == [None]
+
+    run_virtual(main())
+
+
+def test_an_engine_that_is_just_being_stopped_is_stopped_to_the_end() -> None:
+    here = world(device=Device(errors=[EngineDied("planted")]))
+
+    async def main() -> None:
+        waiting = asyncio.ensure_future(here.use("a", 1.0))
+        await asyncio.sleep(LOAD_S + 0.2)  # stopping takes half a second
+        await here.fleet.stop()
+        await settle(waiting)
+        assert here.device.alive == []
+        assert here.slot("a").engine is None
+
+    run_virtual(main())
+
+
+# --- the end ---
+
+
+def test_the_end_waits_for_what_runs_and_refuses_what_waits() -> None:
+    here = world()
+
+    async def main() -> None:
+        running = asyncio.ensure_future(here.use("a", 15.0))
+        await asyncio.sleep(LOAD_S + 1.0)
+        waiting = asyncio.ensure_future(here.use("b", 1.0))
+        await asyncio.sleep(1.0)
+        assert await here.fleet.drain(30.0)
+        await here.fleet.stop()
+        ran, refused = await settle(running, waiting)
+        assert ran is None
+        assert isinstance(refused, Draining)
+        assert here.device.alive == []
+
+    run_virtual(main())
+
+
+# --- all of it at once ---
+
+seconds = st.integers(0, 240).map(lambda quarters: quarters / 4)
+requests = st.tuples(
+    st.just("use"),
+    st.sampled_from("abc"),
+    seconds,
+    st.tuples(st.integers(0, 30).map(float), st.none() | seconds, st.none() | seconds),
+)
+others = st.tuples(
+    st.sampled_from(["load", "unload", "crash", "fail"]),
+    st.sampled_from("abc"),
+    seconds,
+    st.none(),
+)
+policies = st.builds(
+    ModelPolicy,
+    at_start=st.just(False),
+    pinned=st.booleans(),
+    idle_unload_s=st.none() | st.integers(1, 30).map(float),
+    devices=st.sampled_from([frozenset(), frozenset("0"), frozenset("1")]),
+    max_waiting=st.integers(1, 5),
+)
+
+
+@given(
+    events=st.lists(st.one_of(requests, requests, others), max_size=25),
+    policies=st.tuples(policies, policies, policies),
+    max_loaded=st.none() | st.integers(1, 3),
+    sizes=st.lists(st.integers(10, 60), min_size=3, max_size=3),
+    end_s=seconds,
+)
+def test_whatever_happens_nobody_hangs_and_nothing_is_left(
+    events: list[tuple[str, str, float, tuple[float, float | None, float | None] | None]],
+    policies: tuple[ModelPolicy, ...],
+    max_loaded: int | None,
+    sizes: list[int],
+    end_s: float,
+) -> None:
+    here = world(policies, sizes=sizes, max_loaded=max_loaded)
+
+    async def happen(
+        kind: str,
+        name: str,
+        at_s: float,
+        request: tuple[float, float | None, float | None] | None,
+    ) -> None:
+        await asyncio.sleep(at_s)
+        slot = here.slot(name)
+        match kind:
+            case "use":
+                assert request is not None
+                hold_s, timeout_s, leaves_after_s = request
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(leaves_after_s):
+                        await here.use(name, hold_s, timeout_s)
+            case "load":
+                await here.fleet.acquire(slot)
+                slot.leave()
+            case "unload":
+                await here.fleet.unload(slot)
+            case "crash":
+                engine = slot.engine
+                if isinstance(engine, TimedEngine) and engine.state is EngineState.READY:
+                    engine.state = EngineState.RESTARTING
+                    await asyncio.sleep(5.0)
+                    if engine.state is EngineState.RESTARTING:
+                        engine.state = EngineState.READY
+            case "fail":
+                here.device.errors.append(EngineDied("planted"))
+
+    async def main() -> None:
+        running = [asyncio.ensure_future(happen(*event)) for event in events]
+        await asyncio.sleep(end_s)
+        assert here.device.most_alive <= (max_loaded or 3)
+        await here.fleet.drain(30.0)
+        if "unload" not in [event[0] for event in events]:
+            assert here.device.cut_off == 0
+        await here.fleet.stop()
+        for task in running:
+            task.cancel()
+        for outcome in await settle(*running):
+            assert outcome is None or isinstance(outcome, CapacityError | asyncio.CancelledError), (
+                outcome
+            )
+        assert here.device.alive == []
+        assert [slot.users for slot in map(here.slot, "abc")] == [0, 0, 0]
+        assert [slot.num_waiting for slot in map(here.slot, "abc")] == [0, 0, 0]
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    run_virtual(main())
