@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Self
 
 from rocmforge.errors import BadTokenizer, InvalidParameter
-from rocmforge.text import bpe, spm
+from rocmforge.text import bpe, spm, unigram, wordpiece
 from rocmforge.text.infill import InfillTokens
 from rocmforge.text.pretokenizers import PreTokenizer, pretokenizer
 from rocmforge.text.specials import SpecialTokens
@@ -16,7 +16,7 @@ from rocmforge.text.vocabulary import Metadata, TokenType, Vocabulary, flag
 
 logger = logging.getLogger(__name__)
 
-_MODELS = ("gpt2", "gemma4", "llama")
+_MODELS = ("gpt2", "gemma4", "llama", "bert", "t5")
 
 # Whether the characters [start, end) may form a control token.
 Trust = Callable[[int, int], bool]
@@ -56,10 +56,19 @@ class Tokenizer:
 
     def __init__(self, vocabulary: Vocabulary, metadata: Metadata) -> None:
         """Use `from_metadata`."""
-        adds_bos = False
+        adds_bos = adds_eos = False
+        sentencepiece = True
+        # Token ids by the model's own, where these differ.
+        self._ids: tuple[int, ...] | None = None
         if vocabulary.model == "llama":
             self._model = spm.build(vocabulary)
-            sentencepiece, adds_bos = True, True
+            adds_bos = True
+        elif vocabulary.model == "bert":
+            self._model = wordpiece.build(vocabulary, metadata)
+            adds_bos = adds_eos = True
+        elif vocabulary.model == "t5":
+            self._model, self._ids = unigram.build(vocabulary, metadata)
+            adds_eos = True
         elif vocabulary.model in ("gpt2", "gemma4"):
             rules = _rules(vocabulary)
             self._model = bpe.build(vocabulary, metadata, rules)
@@ -73,7 +82,7 @@ class Tokenizer:
         self.bos_id = vocabulary.bos_id
         self.eos_ids = vocabulary.eos_ids
         self.adds_bos = flag(metadata, "add_bos_token", adds_bos) and self.bos_id is not None
-        self.adds_eos = flag(metadata, "add_eos_token", False)
+        self.adds_eos = flag(metadata, "add_eos_token", adds_eos)
         self.infill = InfillTokens.find(vocabulary.tokens, metadata)
         self.special_ids = frozenset(vocabulary.ids_of(TokenType.CONTROL, TokenType.UNKNOWN))
         self._tokens = vocabulary.tokens
@@ -86,6 +95,10 @@ class Tokenizer:
         self._space_prefix = vocabulary.model == "llama" and flag(
             metadata, "add_space_prefix", True
         )
+        self._has_leading_space = self._space_prefix or vocabulary.model in ("bert", "t5")
+        # RoBERTa and what comes of it was trained on pairs with two separators.
+        adds_separator = flag(metadata, "add_sep_token", vocabulary.model != "bert")
+        self._separator = vocabulary.separator_id if adds_separator else None
         self._strips_after = _ids_that_strip(vocabulary, metadata)
         user_defined = vocabulary.ids_of(TokenType.USER_DEFINED)
         self._user_defined = SpecialTokens({self._tokens[i]: i for i in user_defined})
@@ -121,6 +134,27 @@ class Tokenizer:
         parts = self._parts(text, (lambda start, end: True) if parse_special else None)
         return self._encode_parts(parts, add_bos=self.adds_bos if add_bos is None else add_bos)
 
+    def encode_whole(self, text: str) -> list[int]:
+        """Tokenise a text to be read, not continued: with EOS, where the model was trained so.
+
+        Nothing in it is a control token.
+        """
+        return self.encode(text, parse_special=False) + self._end
+
+    def encode_pair(self, first: str, second: str) -> list[int]:
+        """Tokenise two texts that a model is to compare, as `[CLS] first [SEP] second [SEP]`.
+
+        Nothing in them is a control token.
+        """
+        middle = self._end if self._separator is None else [*self._end, self._separator]
+        rest = self.encode(second, parse_special=False, add_bos=False)
+        return [*self.encode(first, parse_special=False), *middle, *rest, *self._end]
+
+    @property
+    def _end(self) -> list[int]:
+        """What `encode_whole` appends."""
+        return [self.eos_ids[0]] if self.adds_eos and self.eos_ids else []
+
     def encode_trusted(self, text: str, trust: Trust, *, add_bos: bool = False) -> list[int]:
         """Tokenise text of which only some characters may form control tokens.
 
@@ -137,7 +171,7 @@ class Tokenizer:
         The space that the model puts before a text is taken off again.
         """
         data = self.decode_bytes(ids, skip_special=skip_special)
-        if self._space_prefix and data.startswith(b" "):
+        if self._has_leading_space and data.startswith(b" "):
             data = data[1:]
         return data.decode(errors="replace")
 
@@ -220,7 +254,8 @@ class Tokenizer:
             if isinstance(part, int):
                 ids.append(part)
             else:
-                ids.extend(next(encoded).ids)
+                found = next(encoded).ids
+                ids.extend(found if self._ids is None else [self._ids[index] for index in found])
         return ids
 
 

@@ -67,8 +67,8 @@ _MESSAGE_FORMATS = (
 )
 
 
-# BOS and EOS of a model whose file does not name them.
-_DEFAULT_IDS = {"llama": (1, 2)}
+# BOS, EOS and unknown token of a model whose file does not name them.
+_DEFAULT_IDS = {"llama": (1, 2, None), "bert": (101, 102, 100), "t5": (None, 1, 2)}
 
 
 class TokenType(IntEnum):
@@ -87,7 +87,8 @@ class TokenType(IntEnum):
 class Vocabulary:
     """Tokens as the file spells them; index is the token id.
 
-    `scores` is empty where the file has none. `eos_ids` starts with the file's own EOS token.
+    `scores` is empty where the file has none. `eos_ids` starts with the file's own EOS token. What
+    BERT calls CLS and SEP are BOS and EOS here; `separator_id` stands between two texts.
     """
 
     model: str
@@ -97,6 +98,8 @@ class Vocabulary:
     scores: tuple[float, ...]
     bos_id: int | None
     eos_ids: tuple[int, ...]
+    unknown_id: int | None
+    separator_id: int | None
 
     @classmethod
     def from_metadata(cls, metadata: Metadata) -> Vocabulary:
@@ -116,7 +119,11 @@ class Vocabulary:
         if len(set(tokens)) != len(tokens):
             raise BadTokenizer(f"{_PREFIX}tokens has the same token twice.")
         types = _types(metadata, len(tokens))
-        default_bos, default_eos = _DEFAULT_IDS.get(model, (None, None))
+        default_bos, default_eos, default_unknown = _DEFAULT_IDS.get(model, (None, None, None))
+        separator = _token_id(metadata, "seperator_token_id", len(tokens), None)
+        if model == "bert":  # older converters wrote these names only
+            default_bos = _token_id(metadata, "cls_token_id", len(tokens), default_bos)
+            default_eos = default_eos if separator is None else separator
         bos = _token_id(metadata, "bos_token_id", len(tokens), default_bos)
         enders = _enders(tokens)
         named = (
@@ -137,11 +144,22 @@ class Vocabulary:
             scores=tuple(numbers(metadata, "scores", len(tokens))),
             bos_id=bos,
             eos_ids=tuple(dict.fromkeys([i for i in named if i is not None] + sorted(enders))),
+            unknown_id=_token_id(metadata, "unknown_token_id", len(tokens), default_unknown),
+            separator_id=separator,
         )
 
     def ids_of(self, *types: TokenType) -> tuple[int, ...]:
         """Ids of all tokens that have one of these types, ascending."""
         return tuple(index for index, type_ in enumerate(self.types) if type_ in types)
+
+    @property
+    def unknown_token(self) -> int:
+        """The token for what no other spells; raises BadTokenizer if there is none."""
+        if self.unknown_id is None:
+            raise BadTokenizer(
+                f"The file does not name its unknown token ({_PREFIX}unknown_token_id)."
+            )
+        return self.unknown_id
 
     def check_byte_tokens(self) -> None:
         """Raise BadTokenizer unless there is a token for every byte, spelled like `<0x0A>`."""
