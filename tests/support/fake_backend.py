@@ -139,6 +139,8 @@ class FakeConfig:
     nan_token: int | None = None  # the last token of a context that gives a NaN
     masks_late: bool = False  # whether the runner is a `MasksLate`; with a depth of 2
     adapters: tuple[str, ...] = ("fake-0", "fake-1")
+    wrong_one_in: int | None = None  # contexts after which it draws something else than it should
+    token_ns: int = 0  # what a token adds to the time of a step
 
 
 class FakeRunner:
@@ -268,7 +270,7 @@ class FakeRunner:
             logprobs=_logprob(states, ids) if num_top >= 0 else None,
             top_ids=tops if num_top > 0 else None,
             top_logprobs=_logprob(states[:, None], tops) if num_top > 0 else None,
-            device_ns=1000,
+            device_ns=1000 + step.num_tokens * self._config.token_ns,
             hidden=self._sum_hidden(step, sums),
         )
 
@@ -316,6 +318,9 @@ class FakeRunner:
         owners = np.searchsorted(step.query_start, step.logit_rows, side="right") - 1
         seeds ^= _adapter_seeds(self._adapters_of(step)[owners])
         drawn = (_mix(states ^ seeds) % np.uint64(vocab_size)).astype(np.int32)
+        if self._config.wrong_one_in is not None:
+            wrong = states % np.uint64(self._config.wrong_one_in) == 0
+            drawn[wrong] = (drawn[wrong] + 1) % vocab_size
         for row in np.flatnonzero(np.diff(rows.bias_offsets)).tolist():
             bias = slice(rows.bias_offsets[row], rows.bias_offsets[row + 1])
             forbidden = rows.bias_tokens[bias][np.isneginf(rows.bias_values[bias])]

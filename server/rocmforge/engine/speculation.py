@@ -51,7 +51,10 @@ class Speculation:
 
     def __init__(self, model: DraftModel | None) -> None:
         self._model = model
-        self._times = StepTimes()  # of steps that decode only, by number of tokens
+        # Of steps that read no prompts, by number of tokens. Without guesses a step may take
+        # another way through the backend (a captured graph): these are no points of one line.
+        self._plain = StepTimes()
+        self._checking = StepTimes()
 
     def draft(self, running: Iterable[Sequence]) -> None:
         """Guesses for those that will decode in the next step.
@@ -67,7 +70,7 @@ class Speculation:
                 offers.append(offer)
             else:
                 others += seq.num_new == 1
-        if not offers or not self._times.knows(len(offers) + others):
+        if not offers or not self._plain.knows(len(offers) + others):
             return
         length = self._best_length(offers, others)
         asked: list[_Offer] = []
@@ -89,7 +92,8 @@ class Speculation:
     def observe(self, chunks: list[Chunk], output: StepOutput) -> None:
         """Learns from the time of a step."""
         if all(chunk.num_tokens == 1 + chunk.num_drafts for chunk in chunks):
-            self._times.take(sum([chunk.num_tokens for chunk in chunks]), output.device_ns)
+            times = self._checking if any(chunk.num_drafts for chunk in chunks) else self._plain
+            times.take(sum([chunk.num_tokens for chunk in chunks]), output.device_ns)
 
     def release_ended(self) -> None:
         """Frees what is held for sequences that do not run any more."""
@@ -134,7 +138,9 @@ class Speculation:
         chances = np.where(lengths <= limits[:, None], rates[:, None] ** lengths, 0.0)
         tokens = others + np.cumsum(chances.sum(axis=0))
         sizes = others + len(offers) + counts.sum(axis=0)
-        times = self._times.estimate(sizes)
+        plain_ns = self._plain.estimate(sizes[:1])[0]
+        times = np.maximum(self._checking.estimate(sizes), plain_ns)
+        times[0] = plain_ns
         asks = np.array([offer.guesser is Guesser.MODEL for offer in offers])
         if self._model is not None and asks.any():
             step_ns = self._model.times.estimate(np.array([asks.sum()]))[0]
@@ -142,7 +148,7 @@ class Speculation:
         gains = tokens / np.maximum(times, 1)
         best = int(gains.argmax())
         if best == 0 and len(lengths) > 1:
-            self._times.forget(int(sizes[1 + gains[1:].argmax()]))
+            self._checking.forget(int(sizes[1 + gains[1:].argmax()]))
         return best
 
 

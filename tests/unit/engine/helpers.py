@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 
 from rocmforge.backend.protocol import LoadOptions
 from rocmforge.engine.core import EngineCore
+from rocmforge.engine.grammar import Grammars
 from rocmforge.engine.messages import Command, Submit
 from rocmforge.engine.params import GenerateRequest, SamplingParams, TokenEvent, TokenLogprob
 from rocmforge.engine.plan import SchedulerLimits
-from tests.support.fake_backend import FakeConfig, FakeRunner
+from tests.support.fake_backend import FakeConfig, make_runner
 
 
 def request(
@@ -79,17 +80,21 @@ class Bench:
     """A core over the fake runner, and what came out of it."""
 
     def __init__(
-        self, config: FakeConfig | None = None, scheduler_limits: SchedulerLimits | None = None
+        self,
+        config: FakeConfig | None = None,
+        scheduler_limits: SchedulerLimits | None = None,
+        *,
+        draft: FakeConfig | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
         chosen = scheduler_limits or limits()
+        sizes = (4096, chosen.max_sequences, chosen.max_batched_tokens)
         self.clock = Clock()
-        self.runner = FakeRunner(
-            config or FakeConfig(),
-            max_context=4096,
-            max_sequences=chosen.max_sequences,
-            max_tokens=chosen.max_batched_tokens,
+        self.runner = make_runner(config or FakeConfig(), *sizes)
+        self.draft = None if draft is None else make_runner(draft, *sizes)
+        self.core = EngineCore(
+            self.runner, chosen, self.clock, grammars=grammars, drafts=self.draft
         )
-        self.core = EngineCore(self.runner, chosen, self.clock)
         self.results: dict[int, Result] = {}
 
     def step(self, *commands: Command) -> None:

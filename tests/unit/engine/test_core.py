@@ -6,7 +6,7 @@ should be, so equality here means that every position, slot, block and source ro
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 import pytest
@@ -48,6 +48,7 @@ SAMPLINGS = st.builds(
     num_logprobs=st.sampled_from([-1, -1, 0, 3]),
     num_drafts=st.sampled_from([0, 0, 1, 4, 9]),
     adapter=st.sampled_from([-1, -1, 0, 1]),
+    num_model_drafts=st.sampled_from([0, 1, 3, 3, 5]),
 )
 ARRIVALS = st.lists(
     st.builds(Arrival, st.integers(0, 15), PROMPTS, SAMPLINGS), min_size=1, max_size=10
@@ -64,6 +65,22 @@ CONFIGS = st.builds(
     st.sampled_from([1, 4, 8]),
     st.sampled_from([0, 3, 500]),
     st.sampled_from([2, 3, 1000]),  # with few tokens, guesses are often right
+)
+DRAFTS = st.builds(
+    lambda depth, block_size, num_blocks, max_context, wrong, missing: FakeConfig(
+        pipeline_depth=depth,
+        block_size=block_size,
+        num_blocks=num_blocks,
+        max_context=max_context,
+        wrong_one_in=wrong,
+        vocab_size=1000 - missing,
+    ),
+    st.sampled_from([1, 2]),
+    st.sampled_from([1, 4, 8]),
+    st.sampled_from([16, 500, 500]),
+    st.sampled_from([30, 60, 60]),
+    st.sampled_from([None, None, 3]),
+    st.sampled_from([0, 0, 0, 500]),
 )
 LIMITS = st.builds(
     lambda sequences, more, rows, cache: SchedulerLimits(
@@ -106,11 +123,16 @@ def check(arrival: Arrival, bench: Bench, request_id: int, vocab_size: int) -> N
 
 
 @settings(max_examples=200, deadline=None)
-@given(ARRIVALS, CONFIGS, LIMITS)
+@given(ARRIVALS, CONFIGS, LIMITS, st.none() | DRAFTS)
 def test_output_does_not_depend_on_company_chunks_preemption_prefixes_drafts_or_depth(
-    arrivals: list[Arrival], config: FakeConfig, chosen: SchedulerLimits
+    arrivals: list[Arrival], config: FakeConfig, chosen: SchedulerLimits, draft: FakeConfig | None
 ) -> None:
-    bench = Bench(config, chosen)
+    if draft is not None and config.vocab_size < 1000:
+        draft = replace(draft, vocab_size=config.vocab_size)
+    bench = Bench(config, chosen, draft=draft)
+    for count in range(1, chosen.max_sequences + 1):  # guesses begin when decoding was timed
+        few = SamplingParams(max_tokens=4)
+        bench.run(*[request(100 * count + i, [7, i], few) for i in range(count)])
     for step in range(16):
         bench.submit(
             *[
@@ -123,6 +145,7 @@ def test_output_does_not_depend_on_company_chunks_preemption_prefixes_drafts_or_
     event(f"preempted: {bench.stats.preemptions_total > 0}")
     event(f"prefix hit: {bench.stats.prefix_hit_tokens_total > 0}")
     event(f"draft accepted: {bench.stats.accepted_tokens_total > 0}")
+    event(f"model's draft accepted: {bench.stats.model_accepted_tokens_total > 0}")
     for i, arrival in enumerate(arrivals):
         check(arrival, bench, i, config.vocab_size)
 

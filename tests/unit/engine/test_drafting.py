@@ -9,12 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocmforge.engine.core import EngineCore
 from rocmforge.engine.drafting import look_up
 from rocmforge.engine.grammar import Grammars
 from rocmforge.engine.params import FinishReason, SamplingParams
-from tests.support.fake_backend import FakeConfig, continuation, make_runner
-from tests.unit.engine.helpers import Bench, Clock, Result, limits, request
+from tests.support.fake_backend import FakeConfig, continuation
+from tests.unit.engine.helpers import Bench, Result, limits, request
 from tests.unit.engine.test_grammar import PIECES, VOCAB_SIZE, lark
 
 FEW = FakeConfig(vocab_size=2)  # a model of two tokens: guesses are often right
@@ -107,10 +106,7 @@ def test_drafts_follow_a_grammar(pipeline: FakeConfig) -> None:
     said: list[dict[int, list[int]]] = []
     accepted = 0
     for num_drafts in (0, 6):
-        made = Bench(config)
-        made.runner = make_runner(config, 4096, 8, 64)
-        grammars = Grammars(PIECES, VOCAB_SIZE)
-        made.core = EngineCore(made.runner, limits(), Clock(), grammars=grammars)
+        made = Bench(config, grammars=Grammars(PIECES, VOCAB_SIZE))
         results: dict[int, Result] = made.run(
             *[
                 request(
