@@ -99,6 +99,21 @@ def test_usage_comes_last_without_choices_and_only_if_asked_for(chat: Any) -> No
     assert found[-1]["usage"]["completion_tokens"] == 3
 
 
+def test_usage_so_far_is_in_every_chunk_if_asked_for(chat: Any, engine: FakeEngine) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    found = chunks(chat(stream=True, n=2, stream_options=options).text)
+    prompt_tokens = len(engine.submitted[0].prompt_ids)
+    counts = [chunk["usage"]["completion_tokens"] for chunk in found]
+    assert counts == sorted(counts)
+    assert set(counts) == set(range(1, 7))
+    for chunk in found:
+        assert chunk["usage"]["prompt_tokens"] == prompt_tokens
+        assert chunk["usage"]["total_tokens"] == prompt_tokens + chunk["usage"]["completion_tokens"]
+    assert contents(found[:-1], 1) == "hello world"
+    unasked = chunks(chat(stream=True, stream_options={"continuous_usage_stats": True}).text)
+    assert all("usage" not in chunk for chunk in unasked)
+
+
 def test_streamed_and_plain_answers_are_equal(chat: Any) -> None:
     plain = chat().json()["choices"][0]["message"]["content"]
     assert contents(chunks(chat(stream=True).text)) == plain
@@ -452,7 +467,7 @@ def test_choices_open_in_order_whichever_speaks_first() -> None:
     head = AnswerHead(id="x", created=0, model="tiny", system_fingerprint="f")
     plan = Plan(prompts=((1,),), sampling=SamplingParams(max_tokens=1), n=2, stop=())
     tokenizer, _ = tiny_text()
-    writer = ChatWriter(head, tokenizer, wants_logprobs=False, usage_in_chunks=False, plan=plan)
+    writer = ChatWriter(head, tokenizer, wants_logprobs=False, stream_options=None, plan=plan)
     piece = Piece(1, "hi", (), (), None, None, 1)
     found = events(writer.events(piece).decode())
     said = [(c["choices"][0]["index"], c["choices"][0]["delta"].get("content")) for c in found]

@@ -69,6 +69,14 @@ def test_a_stream_ends_with_reason_usage_and_done(complete: Any) -> None:
     assert all(c["object"] == "text_completion" for c in found)
 
 
+def test_usage_so_far_is_in_every_chunk_if_asked_for(complete: Any) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    found = chunks(complete(stream=True, stream_options=options).text)
+    assert [c["usage"]["completion_tokens"] for c in found] == [1, 2, 3, 3]
+    assert [c["usage"]["prompt_tokens"] for c in found] == [1, 1, 1, 1]
+    assert "".join(c["choices"][0]["text"] for c in found[:-1]) == "hello world"
+
+
 def test_sixteen_tokens_are_the_default(complete: Any, engine: FakeEngine) -> None:
     complete()
     assert engine.submitted[0].sampling.max_tokens == 16

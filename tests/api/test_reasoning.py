@@ -94,12 +94,14 @@ def thinker(template: str) -> tuple[FakeEngine, TestClient[Any]]:
     return engine, TestClient(build_app(service, ApiSettings()))
 
 
-def sampling_of(template: str, **fields: Any) -> SamplingParams:
+def sampling_of(
+    template: str, *, path: str = "/v1/chat/completions", **fields: Any
+) -> SamplingParams:
     """What the engine is asked for."""
     engine, client = thinker(template)
     with client:
-        body = {"model": "tiny", "messages": MESSAGES, **fields}
-        response = client.post("/v1/chat/completions", json=body)
+        body = {"model": "tiny", "messages": MESSAGES, "input": "hello", **fields}
+        response = client.post(path, json=body)
         assert response.status_code == 200, response.text
     return engine.submitted[0].sampling
 
@@ -121,6 +123,28 @@ def test_budgets_reach_the_engine(
     thinking = sampling_of(template, **fields).thinking
     is_begun = template == BEGINS
     assert thinking == Thinking(begin=998, end=999, is_begun=is_begun, budget=budget)
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "budget"),
+    [
+        ("/v1/messages", {"thinking": {"type": "enabled", "budget_tokens": 1500}}, 1500),
+        ("/v1/messages", {"thinking": {"type": "disabled"}}, 0),
+        ("/v1/responses", {"reasoning": {"effort": "low"}}, 2048),
+        ("/v1/responses", {"reasoning": {"effort": "none"}}, 0),
+    ],
+)
+def test_the_other_apis_have_budgets_too(path: str, fields: dict[str, Any], budget: int) -> None:
+    extra = {"max_tokens": 99} if path == "/v1/messages" else {}
+    thinking = sampling_of(ALLOWS, path=path, **fields, **extra).thinking
+    assert thinking is not None
+    assert thinking.budget == budget
+
+
+@pytest.mark.parametrize("thinking", [{"type": "enabled"}, {"type": "adaptive"}, None])
+def test_a_message_that_names_no_budget_has_none(thinking: dict[str, Any] | None) -> None:
+    fields = {"max_tokens": 99, "thinking": thinking}
+    assert sampling_of(ALLOWS, path="/v1/messages", **fields).thinking is None
 
 
 @pytest.mark.parametrize(

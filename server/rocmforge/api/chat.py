@@ -19,6 +19,7 @@ from rocmforge.api.generation import Piece, now_ns
 from rocmforge.api.logprobs import chat_logprobs, vllm_prompt_logprobs
 from rocmforge.api.parts import AnswerParts, Part, new_call_id
 from rocmforge.api.plan import Plan
+from rocmforge.api.running_usage import RunningUsage
 from rocmforge.api.schema import (
     AnswerMessage,
     ChatChoice,
@@ -30,6 +31,7 @@ from rocmforge.api.schema import (
     Delta,
     FunctionCall,
     FunctionDelta,
+    StreamOptions,
     ToolCall,
     ToolCallDelta,
     Usage,
@@ -50,15 +52,15 @@ async def create_chat_completion(
     """Answers a conversation."""
     arrival_ns = now_ns()
     wanted = await read_json(request, _decoder)
+    service = service.called(wanted.model)
     size = OFFLOAD_BYTES if is_constrained(wanted) else len(await request.body())
     plan = await service.offload(size, chat_plan, service, wanted)
-    include_usage = wanted.stream_options is not None and wanted.stream_options.include_usage
     writer = ChatWriter(
         AnswerHead.make(service, "chatcmpl-"),
         service.tokenizer,
         wants_logprobs=bool(wanted.logprobs),
         num_prompt_logprobs=wanted.prompt_logprobs,
-        usage_in_chunks=include_usage,
+        stream_options=wanted.stream_options,
         plan=plan,
     )
     return await answer(
@@ -82,7 +84,7 @@ class ChatWriter(Writer):
         *,
         wants_logprobs: bool,
         num_prompt_logprobs: int | None = None,
-        usage_in_chunks: bool,
+        stream_options: StreamOptions | None,
         plan: Plan,
     ) -> None:
         self.head = head
@@ -90,22 +92,25 @@ class ChatWriter(Writer):
         self._tokenizer = tokenizer
         self._wants_logprobs = wants_logprobs
         self._num_prompt_logprobs = num_prompt_logprobs
-        # With usage asked for, every chunk has the field: null in all but the last.
-        self._usage = None if usage_in_chunks else msgspec.UNSET
+        # With usage asked for, every chunk has the field: null in all but the last, or so far.
+        include_usage = stream_options is not None and stream_options.include_usage
+        self._usage: Usage | msgspec.UnsetType | None = None if include_usage else msgspec.UNSET
+        self._running_usage = RunningUsage.if_wanted(stream_options, plan)
         self._text_events: dict[int, TextEvent] = {}
         self._parts = AnswerParts(plan)
 
     def events(self, piece: Piece) -> bytes:
         """Chunks for what it says; before the first one the role, after the last one the end."""
+        if self._running_usage is not None:
+            self._usage = self._running_usage.after(piece)
         encoded = self._openings(piece.index)
-        text_event = self._text_events[piece.index]
         said = self._parts.split(piece)
         logprobs = self._logprobs([piece]) if piece.logprobs else None
         if logprobs is not None and not said:
             said = [""]
         for item in said:
             if isinstance(item, str) and logprobs is None:
-                encoded += text_event.fill(item)
+                encoded += self._text(piece.index, item)
             else:
                 encoded += self._chunk(piece.index, _delta(item), logprobs)
                 logprobs = None
@@ -123,6 +128,11 @@ class ChatWriter(Writer):
             encoded += self._chunk(new, Delta(role="assistant", content=""))
             self._text_events[new] = TextEvent(partial(self._text_struct, new))
         return encoded
+
+    def _text(self, index: int, text: str) -> bytes:
+        if self._running_usage is None:
+            return self._text_events[index].fill(text)
+        return event(self._text_struct(index, text))
 
     def _text_struct(self, index: int, text: str) -> ChatChunk:
         return self._struct(index, Delta(content=text))

@@ -22,6 +22,7 @@ from rocmforge.api.logprobs import (
     vllm_prompt_logprobs,
 )
 from rocmforge.api.plan import Plan
+from rocmforge.api.running_usage import RunningUsage
 from rocmforge.api.schema import (
     Completion,
     CompletionChoice,
@@ -43,6 +44,7 @@ async def create_completion(
     """Continues one or more prompts."""
     arrival_ns = now_ns()
     wanted = await read_json(request, _decoder)
+    service = service.called(wanted.model)
     size = OFFLOAD_BYTES if is_constrained(wanted) else len(await request.body())
     plan = await service.offload(size, completion_plan, service, wanted)
     writer = CompletionWriter(
@@ -92,12 +94,16 @@ class CompletionWriter(Writer):
         self._n = wanted.n or 1
         self._num_logprobs = wanted.logprobs
         self._num_prompt_logprobs = wanted.prompt_logprobs
-        usage_in_chunks = wanted.stream_options is not None and wanted.stream_options.include_usage
-        self._usage = None if usage_in_chunks else msgspec.UNSET
+        options = wanted.stream_options
+        include_usage = options is not None and options.include_usage
+        self._usage: Usage | msgspec.UnsetType | None = None if include_usage else msgspec.UNSET
+        self._running_usage = RunningUsage.if_wanted(options, plan)
         self._text_events: dict[int, TextEvent] = {}
 
     def events(self, piece: Piece) -> bytes:
         """A chunk for the text; before the first one the echo, after the last one the end."""
+        if self._running_usage is not None:
+            self._usage = self._running_usage.after(piece)
         index = piece.index
         text_event = self._text_events.get(index)
         encoded = b""
@@ -108,8 +114,10 @@ class CompletionWriter(Writer):
             self._text_events[index] = text_event
         if piece.logprobs:
             encoded += self._chunk(index, piece.text, self._logprobs([piece]))
-        elif piece.text:
+        elif piece.text and self._running_usage is None:
             encoded += text_event.fill(piece.text)
+        elif piece.text:
+            encoded += self._chunk(index, piece.text)
         if piece.finish_reason is not None:
             encoded += self._chunk(index, "", finish_reason=piece.finish_reason)
         return encoded

@@ -281,7 +281,7 @@ class Generation:
             outcomes=[str(choice.outcome) for choice in self.choices],
             tokens=(
                 usage.prompt_tokens,
-                usage.prompt_tokens_details.cached_tokens,
+                usage.cached_tokens,
                 usage.completion_tokens,
             ),
             times_ns=(

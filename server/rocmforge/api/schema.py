@@ -18,6 +18,10 @@ MAX_LOGPROBS = 20
 Probability = Annotated[float, Meta(ge=0, le=1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 TokenIds = list[int]
+Metadata = Annotated[
+    dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]],
+    Meta(max_length=16),
+]
 
 
 # --- requests --------------------------------------------------------------------------------
@@ -27,6 +31,7 @@ class StreamOptions(msgspec.Struct, kw_only=True):
     """What a stream carries besides the text."""
 
     include_usage: bool = False
+    continuous_usage_stats: bool = False  # vLLM's: usage so far in every chunk
 
 
 class JsonSchemaFormat(msgspec.Struct, kw_only=True):
@@ -52,7 +57,21 @@ class StructuredOutputs(msgspec.Struct, kw_only=True):
     json_object: bool | None = None
 
 
-class GenerationRequest(msgspec.Struct, kw_only=True):
+class Labels(msgspec.Struct, kw_only=True):
+    """What clients tell OpenAI about a request; no part of it changes the answer.
+
+    Prefixes are cached without a key, there is one tier, and only /v1/responses stores anything.
+    """
+
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = None
+    metadata: Metadata | None = None
+    store: bool | None = None
+
+
+class GenerationRequest(Labels, kw_only=True):
     """What /v1/chat/completions and /v1/completions have in common."""
 
     model: str
@@ -243,7 +262,12 @@ class Usage(msgspec.Struct, kw_only=True):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    prompt_tokens_details: PromptTokensDetails
+    prompt_tokens_details: PromptTokensDetails | None  # null while the answer is streamed
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens of the prompts that came from the prefix cache, as far as it is known."""
+        return 0 if self.prompt_tokens_details is None else self.prompt_tokens_details.cached_tokens
 
 
 class PromptLogprob(msgspec.Struct, kw_only=True):
@@ -392,12 +416,16 @@ class Completion(msgspec.Struct, kw_only=True):
 
 
 class ModelCard(msgspec.Struct, kw_only=True):
-    """One model as /v1/models lists it. `root` is the name behind an alias."""
+    """One model as /v1/models lists it.
+
+    `root` is the name behind an alias; a LoRA adapter has a `parent`, the model it changes.
+    """
 
     id: str
     object: Literal["model"] = "model"
     created: int
     root: str
+    parent: str | None = None
     max_model_len: int | None
     owned_by: str = "rocmforge"
 

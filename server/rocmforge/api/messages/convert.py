@@ -13,6 +13,7 @@ from rocmforge.api.messages.schema import (
     InputBlock,
     InputMessage,
     MessagesRequest,
+    Thinking,
     Tool,
 )
 from rocmforge.api.schema import ChatRequest, ContentPart, FunctionCall, ToolCall
@@ -23,6 +24,7 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {"container": (), "mcp_servers": ([
 # What the fields of a chat request are called here, for error messages.
 FIELD_NAMES = {
     "max_completion_tokens": "max_tokens",
+    "thinking_budget": "thinking.budget_tokens",
     "response_format.json_schema.schema": "output_config.format.schema",
     ".function.parameters": ".input_schema",
     "stop": "stop_sequences",
@@ -62,16 +64,23 @@ def chat_request(request: CountTokensRequest) -> ChatRequest:
         else schema.ResponseFormat(
             type="json_schema", json_schema=schema.JsonSchemaFormat(schema=form.schema)
         ),
-        chat_template_kwargs=None
-        if request.thinking is None
-        else {"enable_thinking": request.thinking.type != "disabled"},
     )
+    if request.thinking is not None:
+        _think(request.thinking, chat)
     if isinstance(request, MessagesRequest):
         chat.temperature = request.temperature
         chat.top_p = request.top_p
         chat.top_k = request.top_k
         chat.stop = request.stop_sequences
     return chat
+
+
+def _think(thinking: Thinking, chat: ChatRequest) -> None:
+    if thinking.type == "disabled":
+        chat.reasoning_effort = "none"
+    else:
+        chat.chat_template_kwargs = {"enable_thinking": True}
+        chat.thinking_budget = thinking.budget_tokens
 
 
 def _system(system: str | Sequence[InputBlock] | None) -> list[schema.Message]:

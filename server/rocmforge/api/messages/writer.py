@@ -98,7 +98,7 @@ def _encoded(events: list[Event]) -> bytes:
 
 
 def _usage(usage: schema.Usage) -> Usage:
-    cached = usage.prompt_tokens_details.cached_tokens
+    cached = usage.cached_tokens
     return Usage(
         input_tokens=usage.prompt_tokens - cached,
         output_tokens=usage.completion_tokens,

@@ -83,7 +83,7 @@ def chat_request(request: ResponsesRequest, conversation: Sequence[Message]) -> 
         tools=[_tool(tool) for tool in tools] or None,
         tool_choice=choice,
         parallel_tool_calls=request.parallel_tool_calls,
-        chat_template_kwargs=None if effort is None else _effort(effort),
+        reasoning_effort=effort,
     )
 
 
@@ -200,8 +200,3 @@ def _response_format(form: TextFormat) -> schema.ResponseFormat:
         if form.type == "json_schema"
         else None,
     )
-
-
-def _effort(effort: str) -> dict[str, Any]:
-    """Variables that chat templates read: gpt-oss's the first, Qwen's and others' the second."""
-    return {"reasoning_effort": effort, "enable_thinking": effort != "none"}

@@ -11,14 +11,15 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from rocmforge.api.schema import MAX_LOGPROBS, Probability, TokenLogprobs
+from rocmforge.api.schema import (
+    MAX_LOGPROBS,
+    Labels,
+    Metadata,
+    Probability,
+    ReasoningEffort,
+    TokenLogprobs,
+)
 
-MAX_METADATA = 16
-
-Metadata = Annotated[
-    dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]],
-    Meta(max_length=MAX_METADATA),
-]
 Role = Literal["system", "developer", "user", "assistant"]
 Status = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
 
@@ -98,27 +99,38 @@ class TextConfig(msgspec.Struct, kw_only=True):
 class ReasoningConfig(msgspec.Struct, kw_only=True):
     """How much to think; the model's chat template decides what it makes of it."""
 
-    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    effort: ReasoningEffort | None = None
     summary: str | None = None
 
 
-class ResponsesRequest(msgspec.Struct, kw_only=True):
+# Only log-probabilities are there to be included.
+Inclusion = Literal[
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+]
+
+
+class ResponsesRequest(Labels, kw_only=True):
     """Body of POST /v1/responses."""
 
     model: str
     input: str | list[InputItem]
     instructions: str | None = None
     previous_response_id: str | None = None
-    store: bool | None = None
     background: bool | None = None
     stream: bool | None = None
-    metadata: Metadata | None = None
 
     max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Probability | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
-    include: list[str] | None = None
+    include: list[Inclusion] | None = None
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
 
@@ -251,6 +263,10 @@ class Response(msgspec.Struct, kw_only=True):
     tools: list[FunctionTool]
     tool_choice: Literal["none", "auto", "required"] | ForcedTool | AllowedTools
     parallel_tool_calls: bool
+    user: str | None
+    safety_identifier: str | None
+    prompt_cache_key: str | None
+    service_tier: Literal["default"] = "default"
     truncation: Literal["disabled"] = "disabled"
 
 

@@ -151,15 +151,16 @@ def begun_response(head: AnswerHead, request: ResponsesRequest) -> Response:
         tools=request.tools or [],
         tool_choice=request.tool_choice or "auto",
         parallel_tool_calls=request.parallel_tool_calls is not False,
+        user=request.user,
+        safety_identifier=request.safety_identifier,
+        prompt_cache_key=request.prompt_cache_key,
     )
 
 
 def _usage(usage: Usage, reasoning_tokens: int) -> ResponseUsage:
     return ResponseUsage(
         input_tokens=usage.prompt_tokens,
-        input_tokens_details=InputTokensDetails(
-            cached_tokens=usage.prompt_tokens_details.cached_tokens
-        ),
+        input_tokens_details=InputTokensDetails(cached_tokens=usage.cached_tokens),
         output_tokens=usage.completion_tokens,
         output_tokens_details=OutputTokensDetails(reasoning_tokens=reasoning_tokens),
         total_tokens=usage.total_tokens,
