@@ -39,6 +39,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     chat_template: Annotated[
         str | None, Meta(description="Jinja file to use instead of the model's chat template")
     ] = None
+    lora: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="LoRA adapter that requests may name: name=path of a GGUF file, or "
+            "name=path:scale"
+        ),
+    ] = ()
     tool_format: Annotated[
         Literal[
             "auto",

@@ -16,7 +16,7 @@ from rocmforge.api.request_log import RequestLog
 from rocmforge.api.service import Service
 from rocmforge.api.settings import ApiSettings
 from rocmforge.api.tracing import Tracer
-from rocmforge.backend.protocol import LoadOptions
+from rocmforge.backend.protocol import AdapterSpec, LoadOptions
 from rocmforge.catalog import default_names, find_model
 from rocmforge.engine.client import AsyncEngine
 from rocmforge.engine.config import EngineConfig
@@ -25,6 +25,7 @@ from rocmforge.errors import ConfigurationError
 from rocmforge.gguf.reader import open_gguf
 from rocmforge.logits.registry import load_processors
 from rocmforge.models.architectures import read_config
+from rocmforge.models.lora import parse_adapters, read_adapters
 from rocmforge.models.pooling import PoolingType, declared_pooling
 from rocmforge.models.weights import check_tensors
 from rocmforge.settings import Settings
@@ -42,6 +43,7 @@ class ModelFront:
     templates: ChatTemplates
     max_context: int  # tokens, as trained
     pooling: PoolingType
+    adapters: tuple[str, ...]  # what clients may call the LoRA adapters
 
 
 def read_front(model: str, settings: Settings) -> ModelFront:
@@ -67,7 +69,11 @@ def read_front(model: str, settings: Settings) -> ModelFront:
         )
         pooling = declared_pooling(file)
     names = settings.served_model_name or default_names(model, path)
-    return ModelFront(path, names, tokenizer, templates, config.max_context, pooling)
+    adapters = tuple(adapter.name for adapter in read_adapters(config, adapter_specs(settings)))
+    for name in adapters:
+        if name in names:
+            raise ConfigurationError(f"--lora {name}=...: the model has that name. Give another.")
+    return ModelFront(path, names, tokenizer, templates, config.max_context, pooling, adapters)
 
 
 def build_engine(front: ModelFront, settings: Settings) -> AsyncEngine:
@@ -98,7 +104,13 @@ def load_options(settings: Settings, trained_context: int) -> LoadOptions:
         kv_dtype=settings.kv_dtype,
         memory_utilization=settings.memory_utilization,
         tensor_parallel=settings.tensor_parallel,
+        adapters=adapter_specs(settings),
     )
+
+
+def adapter_specs(settings: Settings) -> tuple[AdapterSpec, ...]:
+    """The LoRA adapters that the settings name; raises ConfigurationError as `parse_adapters`."""
+    return parse_adapters(settings.lora)
 
 
 def token_pieces(tokenizer: Tokenizer) -> TokenPieces | None:
@@ -124,6 +136,7 @@ def build_service(front: ModelFront, engine: AsyncEngine, settings: Settings) ->
     return Service(
         model=model,
         aliases=tuple(aliases),
+        adapters=front.adapters,
         tokenizer=front.tokenizer,
         templates=front.templates,
         processors=ProcessorCatalog(load_processors()),

@@ -39,7 +39,7 @@ class AnswerHead:
         return cls(
             id=f"{prefix}{uuid.uuid4().hex}",
             created=int(service.clock()),
-            model=service.model,
+            model=service.answers_as,
             system_fingerprint=service.fingerprint,
         )
 

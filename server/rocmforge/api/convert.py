@@ -334,6 +334,7 @@ def sampling_params(
         prompt_logprobs=-1 if request.prompt_logprobs is None else request.prompt_logprobs,
         grammar=output_grammar(service, request),
         processors=service.processor_uses(request),
+        adapter=service.adapter,
         num_drafts=(
             service.num_drafts
             if request.prompt_lookup_num_tokens is None

@@ -21,9 +21,9 @@ ANTHROPIC_VERSION = "anthropic-version"
 async def list_models(request: Request[Any, Any, Any], service: ServiceDep) -> Response[bytes]:
     """The served model under each of its names; Anthropic's clients get them in its format."""
     if ANTHROPIC_VERSION in request.headers:
-        infos = [_info(service, name) for name in service.names]
+        infos = [_info(service, name) for name in service.shown_names]
         return json_response(ModelPage(data=infos, first_id=infos[0].id, last_id=infos[-1].id))
-    return json_response(ModelList(data=[_card(service, name) for name in service.names]))
+    return json_response(ModelList(data=[_card(service, name) for name in service.shown_names]))
 
 
 @get("/v1/models/{model_id:path}")
@@ -40,10 +40,12 @@ async def get_model(
 
 def _card(service: Service, name: str) -> ModelCard:
     runner = service.engine.status.runner
+    adapter = service.adapter_names.get(name)
     return ModelCard(
         id=name,
         created=int(service.started),
-        root=service.model,
+        root=service.model if adapter is None else service.adapters[adapter],
+        parent=None if adapter is None else service.model,
         max_model_len=None if runner is None else runner.max_context,
     )
 

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import ParamSpec, Protocol, TypeVar
 
@@ -16,7 +16,7 @@ from rocmforge.api.origin import Origin
 from rocmforge.api.processors import ProcessorCatalog
 from rocmforge.api.request_log import RequestLog
 from rocmforge.api.schema import GenerationRequest
-from rocmforge.backend.protocol import RunnerInfo
+from rocmforge.backend.protocol import NO_ADAPTER, RunnerInfo
 from rocmforge.engine.grammar_checker import GrammarChecker
 from rocmforge.engine.params import NO_KEY, ProcessorUse, SamplingParams, Share, TokenEvent
 from rocmforge.engine.status import EngineStatus
@@ -78,8 +78,10 @@ class Engine(Protocol):
 class Service:
     """One model as it is served. Made once, in wiring."""
 
-    model: str  # the name answers carry
+    model: str  # the name that is shown
     aliases: tuple[str, ...]  # other names requests may use
+    adapters: tuple[str, ...] = ()  # LoRA adapters, as `RunnerInfo` numbers them
+    adapter: int = NO_ADAPTER  # of the request it is handed to
     tokenizer: Tokenizer
     templates: ChatTemplates
     engine: Engine
@@ -98,12 +100,37 @@ class Service:
     @property
     def names(self) -> tuple[str, ...]:
         """All names a request may use."""
-        return (self.model, *self.aliases)
+        return (self.model, *self.aliases, *self.adapter_names)
+
+    @property
+    def shown_names(self) -> tuple[str, ...]:
+        """Those that lists show: adapters under their own names only."""
+        return (self.model, *self.aliases, *self.adapters)
+
+    @property
+    def adapter_names(self) -> dict[str, int]:
+        """The number of an adapter by the names it has: its own, and `model:adapter`."""
+        return {
+            name: number
+            for number, adapter in enumerate(self.adapters)
+            for name in (adapter, *(f"{model}:{adapter}" for model in (self.model, *self.aliases)))
+        }
+
+    @property
+    def answers_as(self) -> str:
+        """The name that answers carry."""
+        return self.model if self.adapter == NO_ADAPTER else self.adapters[self.adapter]
 
     def check_model(self, name: str) -> None:
         """Raises ModelNotFound for a name that is not served."""
         if name not in self.names:
-            raise ModelNotFound(name, self.names)
+            raise ModelNotFound(name, self.shown_names)
+
+    def called(self, name: str) -> Service:
+        """The service as a request for this name gets it; raises ModelNotFound."""
+        self.check_model(name)
+        adapter = self.adapter_names.get(name)
+        return self if adapter is None else replace(self, adapter=adapter)
 
     @property
     def max_context(self) -> int:

@@ -44,6 +44,7 @@ async def create_embeddings(request: Request[Any, Any, Any], service: ServiceDep
     """Vectors of one or more texts."""
     arrival_ns = now_ns()
     wanted = await read_json(request, _embeddings_decoder)
+    service = service.called(wanted.model)
     prompts = await service.offload(len(await request.body()), _embedding_prompts, service, wanted)
     head = AnswerHead.make(service, "embd-")
     vectors = await unless_client_leaves(request, embed(service, head.id, prompts, arrival_ns))
@@ -60,6 +61,7 @@ async def rerank(request: Request[Any, Any, Any], service: ServiceDep) -> ASGIAp
     """Documents in the order in which they fit a query, by the cosine of their embeddings."""
     arrival_ns = now_ns()
     wanted = await read_json(request, _rerank_decoder)
+    service = service.called(wanted.model)
     prompts = await service.offload(len(await request.body()), _rerank_prompts, service, wanted)
     head = AnswerHead.make(service, "rerank-")
     query, *documents = await unless_client_leaves(

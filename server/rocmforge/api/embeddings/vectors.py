@@ -64,7 +64,9 @@ async def embed(
     Raises:
         CapacityError, EngineError: as `Generation`.
     """
-    sampling = SamplingParams(max_tokens=0, pooling=_POOLING[service.pooling])
+    sampling = SamplingParams(
+        max_tokens=0, pooling=_POOLING[service.pooling], adapter=service.adapter
+    )
     vectors: list[Vector] = []
     for first in range(0, len(prompts), AT_ONCE):
         some = tuple(prompts[first : first + AT_ONCE])

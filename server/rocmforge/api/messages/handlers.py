@@ -33,6 +33,7 @@ async def create_message(
     """Answers a conversation, in Anthropic's format."""
     arrival_ns = now_ns()
     wanted = await read_json(request, _decoder)
+    service = service.called(wanted.model)
     chat = chat_request(wanted)
     size = OFFLOAD_BYTES if is_constrained(chat) else len(await request.body())
     with renamed_fields(FIELD_NAMES):

@@ -46,6 +46,7 @@ async def create_response(
     """Answers a conversation, in items."""
     arrival_ns = now_ns()
     wanted = await read_json(request, _decoder)
+    service = service.called(wanted.model)
     if wanted.background and not api_settings.max_stored_responses:
         raise UnsupportedFeature(
             "'background' needs responses to be stored, which this server does not do.",
