@@ -44,6 +44,16 @@ class Origin:
             timeout_s=_seconds(request.headers.get(TIMEOUT)),
         )
 
+    def seconds_left(self, timeout_s: float | None, passed_ns: int) -> float | None:
+        """Until the earlier of the deadlines of body and header; None = there is none.
+
+        Args:
+            timeout_s: what the body says.
+            passed_ns: since the request arrived.
+        """
+        timeouts = [t for t in (timeout_s, self.timeout_s) if t is not None]
+        return max(0.0, min(timeouts) - passed_ns * 1e-9) if timeouts else None
+
 
 def _seconds(text: str | None) -> float | None:
     if text is None:

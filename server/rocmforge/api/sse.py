@@ -14,6 +14,12 @@ from starlette.types import Receive, Scope, Send
 
 DONE = b"data: [DONE]\n\n"
 
+EVENT_STREAM_HEADERS = {
+    "content-type": "text/event-stream; charset=utf-8",
+    "cache-control": "no-store",
+    "x-accel-buffering": "no",  # nginx would hold events back
+}
+
 _PLACEHOLDER = "\0"
 _ENCODED_PLACEHOLDER = msgspec.json.encode(_PLACEHOLDER)
 
@@ -31,6 +37,11 @@ def named_event(name: str, data: msgspec.Struct) -> bytes:
 def frame(data: bytes) -> bytes:
     """One event of JSON that is already encoded (and so holds no line break)."""
     return b"data: " + data + b"\n\n"
+
+
+def comment(text: str) -> bytes:
+    """What clients read and ignore."""
+    return b": " + text.replace("\n", " ").encode() + b"\n\n"
 
 
 class TextEvent:

@@ -1,0 +1,193 @@
+"""The way of a request to the model that it names, which may have to be loaded first.
+
+A plain request waits for that without a word, and a stream for as long as streams may be silent.
+Then the stream begins, says in comments how far loading is, and what goes wrong after that is its
+last event: the status has been sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
+from typing import Any, cast
+
+from litestar import Request
+from litestar.types import ASGIApp, Receive, Scope, Send
+from litestar.types.asgi_types import HTTPSendMessage
+
+from rocmforge.api.disconnect import ClientLeft, unless_client_leaves
+from rocmforge.api.errors import answer_for
+from rocmforge.api.fleet.fleet import Fleet, Member
+from rocmforge.api.fleet.slot import ModelSlot
+from rocmforge.api.generation import now_ns
+from rocmforge.api.origin import Origin
+from rocmforge.api.service import Service
+from rocmforge.api.sse import EVENT_STREAM_HEADERS, comment, frame
+
+MODEL = "model"
+"""Where a request's state holds the `Member` it has named, once it has."""
+
+Respond = Callable[[Service], Awaitable[ASGIApp]]
+
+
+def openai_failure(error: Exception) -> bytes:
+    """The last event of a stream that failed before it had anything to say."""
+    return frame(answer_for(error).body)
+
+
+class Dispatch:
+    """Models for one request.
+
+    Args:
+        fleet: all models.
+        request: whose state will say which model it was about.
+        keep_alive_s: how long a stream may be silent.
+    """
+
+    def __init__(self, fleet: Fleet, request: Request[Any, Any, Any], keep_alive_s: float) -> None:
+        self._fleet = fleet
+        self._request = request
+        self._keep_alive_s = keep_alive_s
+        self._origin = Origin.of(request)
+
+    def find(self, name: str | None) -> Service:
+        """The model of that name as it is, loaded or not; raises as `Fleet.find`."""
+        return self._service(self._find(name), name)
+
+    async def answer(
+        self,
+        name: str | None,
+        respond: Respond,
+        *,
+        arrival_ns: int,
+        timeout_s: float | None = None,
+        stream: bool = False,
+        failure: Callable[[Exception], bytes] = openai_failure,
+    ) -> ASGIApp:
+        """What `respond` makes of the model of that name, once it is loaded.
+
+        The model stays loaded until `respond` has returned, and until the sequences that it
+        submitted have ended.
+
+        Args:
+            name: as the request says it.
+            respond: makes the answer.
+            arrival_ns: when the request came.
+            timeout_s: how long it may take, if its body says so.
+            stream: whether the answer is a stream.
+            failure: events of a stream that fails before `respond` is called or in it.
+
+        Raises:
+            CapacityError: not now; see `Fleet.acquire`.
+            ClientLeft: nobody waits for the answer any more.
+        """
+        member = self._find(name)
+        service, slot = self._service(member, name), member.slot
+        if slot.is_up:
+            await self._fleet.acquire(slot)
+            return await _respond(slot, respond, service)
+        left_s = self._origin.seconds_left(timeout_s, now_ns() - arrival_ns)
+        entering = asyncio.create_task(self._fleet.acquire(slot, left_s))
+        patience_s = self._keep_alive_s if stream else None
+        try:
+            await unless_client_leaves(self._request, asyncio.wait((entering,), timeout=patience_s))
+        except BaseException:
+            await _give_up(entering, slot)
+            raise
+        if entering.done():
+            entering.result()
+            return await _respond(slot, respond, service)
+        late = _LateStream(
+            self._request,
+            slot,
+            entering,
+            lambda: _respond(slot, respond, service),
+            keep_alive_s=self._keep_alive_s,
+            failure=failure,
+        )
+        return cast("ASGIApp", late)
+
+    def _find(self, name: str | None) -> Member:
+        member = self._fleet.find(name)
+        self._request.state[MODEL] = member
+        return member
+
+    def _service(self, member: Member, name: str | None) -> Service:
+        service = replace(member.service, origin=self._origin)
+        return service if name is None else service.called(name)
+
+
+async def _respond(slot: ModelSlot, respond: Respond, service: Service) -> ASGIApp:
+    try:
+        return await respond(service)
+    finally:
+        slot.leave()
+
+
+async def _give_up(entering: asyncio.Task[None], slot: ModelSlot) -> None:
+    """Ends a wait; what has been entered all the same is left."""
+    entering.cancel()
+    await asyncio.wait((entering,))
+    if not entering.cancelled() and entering.exception() is None:
+        slot.leave()
+
+
+class _LateStream:
+    """A stream that begins while its model is still being loaded."""
+
+    def __init__(
+        self,
+        request: Request[Any, Any, Any],
+        slot: ModelSlot,
+        entering: asyncio.Task[None],
+        respond: Callable[[], Awaitable[ASGIApp]],
+        *,
+        keep_alive_s: float,
+        failure: Callable[[Exception], bytes],
+    ) -> None:
+        self._request = request
+        self._slot = slot
+        self._entering = entering
+        self._respond = respond
+        self._keep_alive_s = keep_alive_s
+        self._failure = failure
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Sends comments, and then what the answer itself sends."""
+        headers = [(k.encode(), v.encode()) for k, v in EVENT_STREAM_HEADERS.items()]
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            async for text in self._progress():
+                await send(_part(comment(text), more=True))
+        except ClientLeft:
+            await _give_up(self._entering, self._slot)
+            return
+        except BaseException:
+            await _give_up(self._entering, self._slot)
+            raise
+        try:
+            self._entering.result()
+            app = await self._respond()
+        except Exception as error:
+            await send(_part(self._failure(error), more=False))
+            return
+
+        async def send_on(message: Any) -> None:
+            if message["type"] != "http.response.start":
+                await send(message)
+
+        await app(scope, receive, send_on)
+
+    async def _progress(self) -> AsyncIterator[str]:
+        """How far loading is, each time that the stream would be silent for too long."""
+        while not self._entering.done():
+            status = self._slot.status
+            yield f"{self._slot.name} is {self._slot.state}: {status.stage} {status.progress:.0%}"
+            await unless_client_leaves(
+                self._request, asyncio.wait((self._entering,), timeout=self._keep_alive_s)
+            )
+
+
+def _part(body: bytes, *, more: bool) -> HTTPSendMessage:
+    return {"type": "http.response.body", "body": body, "more_body": more}
