@@ -95,6 +95,18 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             "decoding by prompt lookup); 0 = off",
         ),
     ] = 0
+    draft_model: Annotated[
+        str | None,
+        Meta(description="smaller GGUF model with the same vocabulary, to guess tokens with"),
+    ] = None
+    draft_tokens: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=32,
+            description="tokens that the draft model may guess in each step; fewer where that pays",
+        ),
+    ] = 5
     kv_blocks: Annotated[
         Annotated[int, Meta(ge=1)] | None,
         Meta(description="blocks in the KV cache (default: as many as fit)"),

@@ -22,15 +22,18 @@ from rocmforge.engine.client import AsyncEngine
 from rocmforge.engine.config import EngineConfig
 from rocmforge.engine.params import TokenPieces
 from rocmforge.errors import ConfigurationError
-from rocmforge.gguf.reader import open_gguf
+from rocmforge.gguf.reader import GgufFile, open_gguf
 from rocmforge.logits.registry import load_processors
 from rocmforge.models.architectures import read_config
+from rocmforge.models.encoder_config import EncoderConfig
 from rocmforge.models.lora import parse_adapters, read_adapters
 from rocmforge.models.pooling import PoolingType, declared_pooling
 from rocmforge.models.weights import check_tensors
 from rocmforge.settings import Settings
+from rocmforge.text.draft_vocabulary import check_draft_vocabulary
 from rocmforge.text.template import ChatTemplates
 from rocmforge.text.tokenizer import Tokenizer
+from rocmforge.text.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,7 @@ class ModelFront:
     max_context: int  # tokens, as trained
     pooling: PoolingType
     adapters: tuple[str, ...]  # what clients may call the LoRA adapters
+    draft: Path | None  # the model that guesses tokens
 
 
 def read_front(model: str, settings: Settings) -> ModelFront:
@@ -68,12 +72,14 @@ def read_front(model: str, settings: Settings) -> ModelFront:
             override=settings.chat_template and _read_template(settings.chat_template),
         )
         pooling = declared_pooling(file)
+        draft = find_draft(file, settings)
     names = settings.served_model_name or default_names(model, path)
     adapters = tuple(adapter.name for adapter in read_adapters(config, adapter_specs(settings)))
     for name in adapters:
         if name in names:
             raise ConfigurationError(f"--lora {name}=...: the model has that name. Give another.")
-    return ModelFront(path, names, tokenizer, templates, config.max_context, pooling, adapters)
+    context = config.max_context
+    return ModelFront(path, names, tokenizer, templates, context, pooling, adapters, draft)
 
 
 def build_engine(front: ModelFront, settings: Settings) -> AsyncEngine:
@@ -82,6 +88,7 @@ def build_engine(front: ModelFront, settings: Settings) -> AsyncEngine:
         EngineConfig(
             backend=settings.backend,
             model=front.path,
+            draft=front.draft,
             options=load_options(settings, front.max_context),
             vocabulary=token_pieces(front.tokenizer),
             max_waiting=settings.max_waiting,
@@ -91,6 +98,27 @@ def build_engine(front: ModelFront, settings: Settings) -> AsyncEngine:
             step_timeout_s=settings.step_timeout,
         )
     )
+
+
+def find_draft(model: GgufFile, settings: Settings) -> Path | None:
+    """The draft model that the settings name, if any.
+
+    Raises:
+        ModelLoadError: the file cannot be served.
+        ConfigurationError: it cannot guess for this model.
+    """
+    if settings.draft_model is None:
+        return None
+    path = find_model(settings.draft_model)
+    with open_gguf(path) as file:
+        config = read_config(file)
+        check_tensors(config, file)
+        if isinstance(config, EncoderConfig):
+            raise ConfigurationError(f"{path.name} is an encoder: it cannot guess what comes next.")
+        check_draft_vocabulary(
+            Vocabulary.from_metadata(model.metadata), Vocabulary.from_metadata(file.metadata)
+        )
+    return path
 
 
 def load_options(settings: Settings, trained_context: int) -> LoadOptions:
@@ -143,6 +171,7 @@ def build_service(front: ModelFront, engine: AsyncEngine, settings: Settings) ->
         pooling=front.pooling,
         tool_format=settings.tool_format,
         num_drafts=settings.prompt_lookup_tokens,
+        num_model_drafts=settings.draft_tokens if front.draft is not None else 0,
         engine=engine,
         request_log=build_request_log(settings),
         metrics=Metrics(model, lambda: engine.status),

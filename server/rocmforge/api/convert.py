@@ -340,7 +340,19 @@ def sampling_params(
             if request.prompt_lookup_num_tokens is None
             else request.prompt_lookup_num_tokens
         ),
+        num_model_drafts=_model_drafts(service, request),
     )
+
+
+def _model_drafts(service: Service, request: GenerationRequest) -> int:
+    wanted = request.num_assistant_tokens
+    if wanted and not service.num_model_drafts:
+        raise InvalidParameter(
+            "This server has no draft model (--draft-model), so 'num_assistant_tokens' must be 0 "
+            "or left out.",
+            param="num_assistant_tokens",
+        )
+    return service.num_model_drafts if wanted is None else wanted
 
 
 def _logit_bias(service: Service, bias: dict[int, float]) -> tuple[tuple[int, float], ...]:

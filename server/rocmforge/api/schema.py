@@ -105,8 +105,10 @@ class GenerationRequest(Labels, kw_only=True):
     ignore_eos: bool | None = None
     stop_token_ids: TokenIds | None = None
     prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
-    # Speculative decoding by prompt lookup, under the name that Transformers has for it.
+    # Speculative decoding, under the names that Transformers has for it: by prompt lookup, and by
+    # the draft model.
     prompt_lookup_num_tokens: Annotated[int, Meta(ge=0, le=32)] | None = None
+    num_assistant_tokens: Annotated[int, Meta(ge=0, le=32)] | None = None
 
     # The form of the answer: OpenAI's way, and vLLM's two.
     response_format: ResponseFormat | None = None

@@ -91,6 +91,7 @@ class Service:
     origin: Origin = field(default_factory=Origin)  # of the request it is handed to
     pooling: PoolingType = PoolingType.NONE  # what the model was trained for
     num_drafts: int = 0  # tokens to guess in each step, for requests that do not say
+    num_model_drafts: int = 0  # the same with the draft model; 0 = there is none
     tool_format: str = "auto"  # of `text.tool_calls.FORMATS`; auto = as the template says
     clock: Callable[[], float] = time.time  # seconds since the epoch
     started: float = field(default_factory=time.time)  # on that clock

@@ -396,6 +396,7 @@ class AsyncEngine:
         return Start(
             backend=config.backend,
             model=str(config.model),
+            draft=None if config.draft is None else str(config.draft),
             options=config.options,
             max_waiting=config.max_waiting,
             max_score_rows=config.max_score_rows,

@@ -18,6 +18,7 @@ class EngineConfig:
     model: Path
     options: LoadOptions
     vocabulary: TokenPieces | None = None  # None = requests cannot be constrained by a grammar
+    draft: Path | None = None  # the model that guesses tokens
     max_waiting: int = 256  # unfinished requests beyond options.max_sequences
     max_score_rows: int = 256  # prompt tokens scored in one step
     prefix_cache: bool = True

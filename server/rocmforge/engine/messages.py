@@ -23,6 +23,7 @@ class Start(Message, frozen=True, tag=True):
     log_format: LogFormat
     totals: EngineStats  # of the engine process before this one
     vocabulary: TokenPieces | None
+    draft: str | None = None  # path of the model that guesses tokens
 
 
 class Submit(Message, frozen=True, tag=True):

@@ -18,14 +18,11 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from threading import Thread
 
-from rocmforge.backend import registry
-from rocmforge.backend.protocol import Runner
-from rocmforge.backend.registry import Choice
 from rocmforge.engine.core import EngineCore
 from rocmforge.engine.grammar import Grammars
+from rocmforge.engine.loading import Loaded, load
 from rocmforge.engine.messages import (
     Command,
     Progress,
@@ -75,26 +72,12 @@ class Channel:
         self._sock.sendall(encode(report))
 
 
-def load(start: Start, channel: Channel) -> tuple[Choice, Runner]:
-    """Chooses the backend and loads the model.
-
-    Raises:
-        RocmForgeError: it cannot be loaded.
-    """
-    choice = registry.choose(start.backend)
-    runner = choice.backend.load(
-        Path(start.model),
-        start.options,
-        lambda stage, fraction: channel.send(Progress(stage=stage, fraction=fraction)),
-    )
-    return choice, runner
-
-
-def announce(choice: Choice, runner: Runner, core: EngineCore, channel: Channel) -> None:
+def announce(loaded: Loaded, core: EngineCore, channel: Channel) -> None:
     """Says what is being served."""
+    choice = loaded.choice
     channel.send(
         Ready(
-            runner=replace(runner.info, max_context=core.max_context),
+            runner=replace(loaded.info, max_context=core.max_context),
             is_fallback=choice.is_fallback,
             fallback_reason=choice.reason if choice.is_fallback else "",
         )
@@ -120,20 +103,23 @@ def run(start: Start, channel: Channel) -> int:
             max_score_rows=start.max_score_rows,
             prefix_cache=start.prefix_cache,
         )
-        choice, runner = load(start, channel)
+        loaded = load(
+            start, lambda stage, share: channel.send(Progress(stage=stage, fraction=share))
+        )
     except ConnectionError:
         raise
     except Exception as error:
         channel.send(describe_error(_typed(error, "load")))
         return 1
-    grammars = None
+    runner, grammars = loaded.runner, None
     if start.vocabulary is not None and runner.info.masks_tokens:
         grammars = Grammars(start.vocabulary, runner.info.vocab_size)
-    core = EngineCore(runner, limits, time.monotonic_ns, Totals.resume(start.totals), grammars)
+    totals = Totals.resume(start.totals)
+    core = EngineCore(runner, limits, time.monotonic_ns, totals, grammars, loaded.draft)
     gc.collect()
     gc.freeze()  # what loading made is here to stay: the collector need not look at it again
     try:
-        announce(choice, runner, core, channel)
+        announce(loaded, core, channel)
         serve(core, channel)
     except ConnectionError:
         raise
@@ -141,7 +127,7 @@ def run(start: Start, channel: Channel) -> int:
         channel.send(core.fail(_typed(error, "step").message))
         return 1
     finally:
-        runner.close()
+        loaded.close()
     return 0
 
 

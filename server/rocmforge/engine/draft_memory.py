@@ -1,0 +1,57 @@
+"""How a model and its draft model share the memory of a device."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rocmforge.backend.optional import MemoryEstimate
+from rocmforge.backend.protocol import LoadOptions
+from rocmforge.errors import OutOfMemory
+
+
+def draft_options(options: LoadOptions) -> LoadOptions:
+    """How a draft model is loaded beside a model: whole, on its first device, without adapters."""
+    device = None if options.device is None else options.device.split(",")[0]
+    return replace(options, device=device, tensor_parallel=1, adapters=())
+
+
+def shared_blocks(model: MemoryEstimate, draft: MemoryEstimate, options: LoadOptions) -> int:
+    """Blocks of the cache of each, so that whoever has room in one has it in the other too.
+
+    Args:
+        model: what it would take with these options.
+        draft: what it would take with its `draft_options`, of the same memory.
+        options: of the model.
+
+    Raises:
+        OutOfMemory: both together do not fit with one sequence of full length, or with the blocks
+            that were asked for.
+    """
+    assert model.block_size == draft.block_size, "one backend has one size of blocks"
+    per_sequence = -(-model.context // model.block_size)
+    left = model.left_for_kv - draft.weights - draft.activations
+    fitting = max(left, 0) // (model.kv_block + draft.kv_block)
+    if options.kv_blocks is not None:
+        blocks = least = options.kv_blocks
+    else:
+        blocks = min(fitting, options.max_sequences * per_sequence)
+        least = per_sequence
+    if blocks < least or blocks > fitting:
+        raise OutOfMemory(
+            f"The model and its draft model need {_mib(model.weights)} and {_mib(draft.weights)} "
+            f"for weights, {_mib(model.activations)} and {_mib(draft.activations)} for a step, and "
+            f"{_mib(least * model.kv_block)} and {_mib(least * draft.kv_block)} for caches of "
+            f"{least * model.block_size} tokens, but only {_mib(model.allowed)} may be used. Lower "
+            "max_context, max_batched_tokens, max_sequences or kv_blocks, or take a smaller draft "
+            "model or none."
+        )
+    return blocks
+
+
+def draft_blocks(blocks: int, draft: MemoryEstimate, options: LoadOptions) -> int:
+    """Of `shared_blocks`, those that a draft model with a shorter context can use."""
+    return min(blocks, options.max_sequences * -(-draft.context // draft.block_size))
+
+
+def _mib(size: int) -> str:
+    return f"{size / (1 << 20):,.0f} MiB"

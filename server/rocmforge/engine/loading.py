@@ -1,0 +1,91 @@
+"""Loads what an engine process serves: a model, and the draft model beside it."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rocmforge.backend import registry
+from rocmforge.backend.optional import Planning
+from rocmforge.backend.protocol import Backend, LoadOptions, ProgressCallback, Runner, RunnerInfo
+from rocmforge.backend.registry import Choice
+from rocmforge.engine.draft_memory import draft_blocks, draft_options, shared_blocks
+from rocmforge.engine.messages import Start
+from rocmforge.errors import RocmForgeError
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What is on the device."""
+
+    choice: Choice
+    runner: Runner
+    draft: Runner | None
+
+    @property
+    def info(self) -> RunnerInfo:
+        """The model's, with what an operator should know of the draft model."""
+        info = self.runner.info
+        if self.draft is None:
+            return info
+        draft = self.draft.info
+        notes = (
+            f"draft model  context of {draft.max_context} tokens, {draft.num_blocks} blocks",
+            *(f"draft model  {note}" for note in draft.notes),
+        )
+        return replace(info, notes=(*info.notes, *notes))
+
+    def close(self) -> None:
+        """Frees everything."""
+        if self.draft is not None:
+            with suppress(RocmForgeError):  # of a device that failed before; the model's says so
+                self.draft.close()
+        self.runner.close()
+
+
+def load(start: Start, progress: ProgressCallback) -> Loaded:
+    """Chooses the backend and loads the models.
+
+    Raises:
+        RocmForgeError: they cannot be loaded.
+    """
+    choice = registry.choose(start.backend)
+    model = Path(start.model)
+    if start.draft is None:
+        return Loaded(choice, choice.backend.load(model, start.options, progress), None)
+    draft = Path(start.draft)
+    options, for_draft = _share(choice.backend, model, draft, start.options)
+    runner = choice.backend.load(model, options, progress)
+    try:
+        if for_draft.kv_blocks is None:
+            for_draft = replace(for_draft, kv_blocks=runner.info.num_blocks)
+        drafting = choice.backend.load(
+            draft, for_draft, lambda stage, share: progress(f"draft model: {stage}", share)
+        )
+    except BaseException:
+        runner.close()
+        raise
+    return Loaded(choice, runner, drafting)
+
+
+def _share(
+    backend: Backend, model: Path, draft: Path, options: LoadOptions
+) -> tuple[LoadOptions, LoadOptions]:
+    """The options of both, with the blocks that both have room for.
+
+    A backend that does not plan decides of the model's cache alone; the draft model's is as large.
+    """
+    for_draft = draft_options(options)
+    if not isinstance(backend, Planning):
+        return options, for_draft
+    estimate = backend.estimate(model, options, None)
+    draft_estimate = backend.estimate(draft, for_draft, None)
+    blocks = shared_blocks(estimate, draft_estimate, options)
+    # The plan has left out what may not be used, of the memory that was free before the first.
+    for_draft = replace(
+        for_draft,
+        kv_blocks=draft_blocks(blocks, draft_estimate, options),
+        memory_utilization=1.0,
+    )
+    return replace(options, kv_blocks=blocks), for_draft
