@@ -168,7 +168,7 @@ def main(llama_cpp: Path, *models: Path) -> None:
     vocabularies = [
         path
         for path in sorted((llama_cpp / "models").glob("ggml-vocab-*.gguf"))
-        if "bert" not in path.name  # embedding models, which are not served
+        if "bert" not in path.name  # see make_encoder_goldens
     ]
     tokens = {path.name: _token_digests(path) for path in (*models, *vocabularies)}
     templates = {
