@@ -41,13 +41,13 @@ def test_pairs_are_joined_as_each_family_was_trained(llama_cpp_source: Path) -> 
     spelled = {}
     for name in DIGESTS:
         tokenizer = Tokenizer.from_metadata(open_gguf(llama_cpp_source / "models" / name).metadata)
-        ids = tokenizer.encode_pair("hello", "</s> [SEP]")
+        ids = tokenizer.encode_pair("hello", "rain </s>")
         spelled[name] = [tokenizer.token(index) for index in ids]
     assert spelled["ggml-vocab-bert-bge.gguf"] == [
         *("[CLS]", "▁hello", "[SEP]"),
-        *("▁<", "▁/", "▁s", "▁>", "▁[", "▁sep", "▁]", "[SEP]"),
+        *("▁rain", "▁<", "▁/", "▁s", "▁>", "[SEP]"),
     ]
     assert spelled["ggml-vocab-nomic-bert-moe.gguf"] == [
         *("<s>", "▁hell", "o", "</s>", "</s>"),
-        *("▁</", "s", ">", "▁[", "SEP", "]", "</s>"),
+        *("▁rain", "▁", "</", "s", ">", "</s>"),
     ]

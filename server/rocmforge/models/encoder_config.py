@@ -14,13 +14,14 @@ from typing import Final
 
 from rocmforge.backend.ops import Activation
 from rocmforge.backend.protocol import LoadOptions
-from rocmforge.errors import BadGguf, UnsupportedArchitecture
+from rocmforge.errors import BadGguf, UnsupportedArchitecture, UnsupportedTensor
 from rocmforge.gguf.reader import GgufFile
 from rocmforge.models.architectures import TensorRule
 from rocmforge.models.config import RopeConfig, RopeStyle
+from rocmforge.models.pooling import PoolingType, declared_pooling
 
 SCORES: Final = "cls.output.weight"
-"""The matrix [scores, dim] of a classification head; its presence makes a model a ranker."""
+"""The matrix [scores, dim] of a classification head."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +40,8 @@ class EncoderConfig:
     norm_eps: float
     activation: Activation  # GELU; or, with a gate, SILU
     rope: RopeConfig | None  # None: positions are rows of a table
-    num_scores: int  # of the classification head; 0 = there is none
+    pooling: PoolingType  # never NONE
+    num_scores: int  # of the classification head; 0 unless `pooling` is RANK
 
     @property
     def attention_scale(self) -> float:
@@ -121,9 +123,30 @@ def read_encoder_config(file: GgufFile) -> EncoderConfig:
 
     Raises:
         UnsupportedArchitecture: It uses a feature we do not have.
+        UnsupportedTensor: It is said to rank, but has no classification head.
         BadGguf: A key is missing, of the wrong type, or contradicts another; names the key.
     """
     return _Reader(file).read()
+
+
+def _pooling(file: GgufFile) -> PoolingType:
+    """What the model was trained for.
+
+    Files of rankers may not say so: then it is the head that tells. Sentence-Transformers takes
+    the mean of a model that says nothing (Reimers and Gurevych 2019).
+    """
+    declared = declared_pooling(file)
+    if declared is not PoolingType.NONE:
+        return declared
+    return PoolingType.RANK if SCORES in file.tensors else PoolingType.MEAN
+
+
+def _num_scores(file: GgufFile) -> int:
+    if SCORES not in file.tensors:
+        raise UnsupportedTensor(SCORES, "missing, although the file says that the model ranks")
+    # llama.cpp drops the first axis of a matrix with one row when it writes a file.
+    shape = file.tensors[SCORES].shape
+    return shape[0] if len(shape) == 2 else 1
 
 
 class _Reader:
@@ -151,7 +174,7 @@ class _Reader:
         norm_eps = file.get_float(key("attention.layer_norm_epsilon"))
         if not 0 < norm_eps < 1:
             raise self._bad("attention.layer_norm_epsilon", f"{norm_eps} is not in (0, 1)")
-        scores = file.tensors.get(SCORES)
+        pooling = _pooling(file)
         return EncoderConfig(
             architecture=self._name,
             name=file.get_str("general.name", self._name),
@@ -165,8 +188,8 @@ class _Reader:
             norm_eps=norm_eps,
             activation=self._row.activation,
             rope=self._rope(dim // num_heads) if self._row.has_rope else None,
-            # llama.cpp drops the first axis of a matrix with one row when it writes a file.
-            num_scores=0 if scores is None else scores.shape[0] if len(scores.shape) == 2 else 1,
+            pooling=pooling,
+            num_scores=_num_scores(file) if pooling is PoolingType.RANK else 0,
         )
 
     def _key(self, suffix: str) -> str:

@@ -169,9 +169,10 @@ def _expected(
             shapes[name] = (rows * len(rule.slots), *columns)
             if rule.required:
                 required.append(name)
-    if config.num_scores:
-        shapes[SCORES] = (config.num_scores, dim)
-        shapes["cls.output.bias"] = (config.num_scores,)
+    if (scores := file.tensors.get(SCORES)) is not None:
+        rows = _as_matrix(scores).shape[0]
+        shapes[SCORES] = (rows, dim)
+        shapes["cls.output.bias"] = (rows,)
         shapes["cls.weight"] = (dim, dim)
         shapes["cls.bias"] = (dim,)
     return shapes, required
