@@ -40,7 +40,7 @@ class Activation:
     f16: DeviceArray | None = None
     q: DeviceArray | None = None
     scale: DeviceArray | None = None
-    stride: int = 0  # elements between rows of f32; 0 = width
+    stride: int = 0  # elements between rows of f32 and f16; 0 = width
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,15 +23,13 @@ from rocmforge_hip.activations import (
     ROWS,
     Activation,
 )
-from rocmforge_hip.geometry import BLOCK_TOKENS, GEMM_COLUMNS, MAX_GEMV_ROWS, Geometry
+from rocmforge_hip.geometry import BLOCK_TOKENS, MAX_GEMV_ROWS, Geometry
 from rocmforge_hip.library import Kernel, KernelLibrary
+from rocmforge_hip.linear import GATES, LinearKernels, empty, f32_of, part_of, vector_of
 from rocmforge_hip.memory import Arena, DeviceArray
 from rocmforge_hip.step import DeviceStep
-from rocmforge_hip.weights import Matrix, MatrixPart, Vector, Weight, ceil_div, round_up
+from rocmforge_hip.weights import Weight, ceil_div, round_up
 
-_NOT_GATED: Final = 0
-_GATE: Final = {GateActivation.SILU: 1, GateActivation.GELU_TANH: 2}
-_GEMV_OUTPUTS: Final = 16  # stored rows of a block
 _PREFILL_ROWS: Final = 128  # query rows of a block
 _ELEMENTS: Final = 1024  # of a block of the element-wise kernels
 _THREADS: Final = 256
@@ -82,26 +80,22 @@ class HipOps:
         self._caches = caches
         self._tables = tables
         self._wave = library.wave_size
+        self.products = LinearKernels(library, geometry, arena, formats)
         cache = "int8" if caches[0].key_scale is not None else "f16"
         group = 4 if config.num_heads // config.num_kv_heads <= 4 else 8
         self._group = group
         names = [
-            *("rf_rms_norm", "rf_add_rms_norm", "rf_take_rows", "rf_quantize_act", "rf_half_act"),
-            *("rf_sum_rows", "rf_softcap", "rf_gemm_sum", "rf_attention_decode_reduce"),
-            f"rf_rope_store_{cache}",
+            *("rf_rms_norm", "rf_add_rms_norm", "rf_take_rows", "rf_sum_rows", "rf_softcap"),
+            *("rf_attention_decode_reduce", f"rf_rope_store_{cache}"),
             f"rf_attention_decode_{cache}_d{config.head_dim}_g{group}",
             f"rf_attention_prefill_{cache}_d{config.head_dim}",
         ]
-        for format_name in formats:
-            names.append(f"rf_embed_{format_name}")
-            names += [f"rf_gemv_{format_name}_r{rows}" for rows in (1, 2, 4, 8)]
-            names += [f"rf_gemm_{format_name}_m{rows}" for rows in (32, 64, 128)]
+        names += [f"rf_embed_{format_name}" for format_name in formats]
         # All are loaded now: a module must not be loaded while a graph is captured.
         self._kernels: dict[str, Kernel] = {name: library.kernel(name) for name in names}
         self._rope_store = self._kernels[f"rf_rope_store_{cache}"]
         self._decode = self._kernels[f"rf_attention_decode_{cache}_d{config.head_dim}_g{group}"]
         self._prefill = self._kernels[f"rf_attention_prefill_{cache}_d{config.head_dim}"]
-        self._multiplied: tuple[Matrix, Activation, Activation] | None = None
 
     @property
     def caches(self) -> tuple[LayerCache, ...]:
@@ -109,7 +103,7 @@ class HipOps:
         return self._caches
 
     def embed(self, step: DeviceStep, table: Weight, scale: float) -> Activation:
-        matrix = _part(table).matrix
+        matrix = part_of(table).matrix
         tokens = step.shape.tokens
         out = self._arena[f"{RESIDUAL}.f32"].first(tokens, matrix.columns)
         loads = int(matrix.units * matrix.format.loads_per_unit)
@@ -128,8 +122,8 @@ class HipOps:
     def rms_norm(self, x: Activation, weight: Weight) -> Activation:
         out = self._normed(NORMED if x.slot == RESIDUAL else POST_NORMED, x.rows, x.width)
         self._kernels["rf_rms_norm"].launch(
-            _f32(x),
-            _vector(weight, x.width),
+            f32_of(x),
+            vector_of(weight, x.width),
             out.f32,
             out.f16,
             out.q,
@@ -147,9 +141,9 @@ class HipOps:
         assert (residual.rows, residual.width) == (delta.rows, delta.width)
         out = self._normed(NORMED, residual.rows, residual.width)
         self._kernels["rf_add_rms_norm"].launch(
-            _f32(delta),
-            _f32(residual),
-            _vector(weight, residual.width),
+            f32_of(delta),
+            f32_of(residual),
+            vector_of(weight, residual.width),
             out.f32,
             out.f16,
             out.q,
@@ -164,16 +158,7 @@ class HipOps:
     def linear(
         self, step: DeviceStep, x: Activation, weight: Weight, bias: Weight | None
     ) -> Activation:
-        part = _part(weight)
-        if self._multiplied is None or self._multiplied[:2] != (part.matrix, x):
-            out = self._multiply(x, part, bias, _NOT_GATED)
-            self._multiplied = part.matrix, x, out
-        out = self._multiplied[2]
-        if part.width == out.width:
-            return out
-        # A stack of matrices is multiplied as a whole when the first of them is asked for.
-        columns = _f32(out).columns(part.first, part.first + part.width)
-        return Activation(out.slot, out.rows, part.width, f32=columns, stride=out.width)
+        return self.products.linear(x, weight, bias)
 
     def gated_linear(
         self,
@@ -183,8 +168,8 @@ class HipOps:
         up: Weight,
         activation: GateActivation,
     ) -> Activation:
-        assert _part(gate).matrix is _part(up).matrix, "gate and up are one matrix"
-        return self._multiply(x, _part(gate), None, _GATE[activation])
+        assert part_of(gate).matrix is part_of(up).matrix, "gate and up are one matrix"
+        return self.products.multiply(x, part_of(gate), None, GATES[activation])
 
     def rope_and_store(
         self,
@@ -209,12 +194,12 @@ class HipOps:
             stores += (cache.key_scale, cache.value_scale)  # type: ignore[assignment]
         waves = _THREADS // self._wave
         self._rope_store.launch(
-            _f32(q),
-            _f32(k),
-            _f32(v),
+            f32_of(q),
+            f32_of(k),
+            f32_of(v),
             *(None, None, None),  # biases, which `linear` has added
-            None if q_norm is None else _vector(q_norm, head_dim),
-            None if k_norm is None else _vector(k_norm, head_dim),
+            None if q_norm is None else vector_of(q_norm, head_dim),
+            None if k_norm is None else vector_of(k_norm, head_dim),
             table.cos,
             table.sin,
             step.inputs["positions"],
@@ -235,7 +220,7 @@ class HipOps:
 
     def attention(self, step: DeviceStep, q: Activation, spec: AttentionSpec) -> Activation:
         assert q.f16 is not None
-        out = self._empty(ATTENDED, q.rows, q.width, half=q.rows > MAX_GEMV_ROWS)
+        out = empty(self._arena, ATTENDED, q.rows, q.width, half=q.rows > MAX_GEMV_ROWS)
         cache = self._caches[spec.layer]
         caches: tuple[DeviceArray | None, ...] = (cache.keys, cache.values)
         if cache.key_scale is not None:
@@ -335,7 +320,7 @@ class HipOps:
         rows = step.shape.rows
         out = self._arena[f"{ROWS}.f32"].first(rows, x.width)
         if rows:
-            self._take_rows(_f32(x), step.inputs["logit_rows"], out)
+            self._take_rows(f32_of(x), step.inputs["logit_rows"], out)
         return Activation(ROWS, rows, x.width, f32=out)
 
     def _take_rows(self, x: DeviceArray, rows: DeviceArray, out: DeviceArray) -> None:
@@ -354,7 +339,7 @@ class HipOps:
         assert out.shape == (step.shape.sums, x.width)
         threads = _FEW_SUM_THREADS if step.shape.longest_prefill <= _FEW_ROWS else _SUM_THREADS
         self._kernels["rf_sum_rows"].launch(
-            _f32(x),
+            f32_of(x),
             step.inputs["hidden_ranges"],
             out,
             x.width,
@@ -363,24 +348,17 @@ class HipOps:
         )
 
     def logits(self, x: Activation, weight: Weight, softcap: float | None) -> Activation:
-        part = _part(weight)
+        part = part_of(weight)
         if x.rows == 0:
             empty = self._arena[f"{part.slot}.f32"].first(0, part.width)
             return Activation(part.slot, 0, part.width, f32=empty)
-        out = self._multiply(x, part, None, _NOT_GATED)
+        out = self.products.multiply(x, part, None)
         if softcap is not None:
             count = out.rows * out.width
             self._kernels["rf_softcap"].launch(
-                _f32(out), softcap, count, grid=(ceil_div(count, _THREADS), 1, 1), block=_THREADS
+                f32_of(out), softcap, count, grid=(ceil_div(count, _THREADS), 1, 1), block=_THREADS
             )
         return out
-
-    def _empty(self, slot: str, rows: int, width: int, *, half: bool) -> Activation:
-        """A result in one form."""
-        array = self._arena[f"{slot}.{'f16' if half else 'f32'}"].first(rows, width)
-        return Activation(
-            slot, rows, width, f32=None if half else array, f16=array if half else None
-        )
 
     def _normed(self, slot: str, rows: int, width: int) -> Activation:
         """A result of a norm, in the forms that a linear layer may read."""
@@ -392,128 +370,7 @@ class HipOps:
             out.f16 = arena[f"{slot}.f16"].first(rows, width)
         return out
 
-    def _multiply(
-        self, x: Activation, part: MatrixPart, bias: Weight | None, gate: int
-    ) -> Activation:
-        """The product with the whole matrix of a part."""
-        matrix = part.matrix
-        assert x.width == matrix.columns, (x.slot, x.width, matrix.columns)
-        offset = None if bias is None else _vector(bias, matrix.width)
-        if x.rows <= MAX_GEMV_ROWS:
-            return self._gemv(x, matrix, part.slot, offset, gate)
-        return self._gemm(x, matrix, part.slot, offset, gate)
-
-    def _gemv(
-        self, x: Activation, matrix: Matrix, slot: str, bias: DeviceArray | None, gate: int
-    ) -> Activation:
-        out = self._arena[f"{slot}.f32"].first(x.rows, matrix.width)
-        inputs = self.int8(x) if matrix.format.is_quantised else (_f32(x),)
-        rows = next(rows for rows in (1, 2, 4, 8) if x.rows <= rows)
-        self._kernels[f"rf_gemv_{matrix.format.name}_r{rows}"].launch(
-            matrix.data,
-            *inputs,
-            bias,
-            None,
-            out,
-            x.rows,
-            matrix.width,
-            matrix.units,
-            gate,
-            grid=(matrix.stored_rows // _GEMV_OUTPUTS, 1, 1),
-            block=_gemv_threads(matrix.units),
-        )
-        return Activation(slot, x.rows, matrix.width, f32=out)
-
-    def _gemm(
-        self, x: Activation, matrix: Matrix, slot: str, bias: DeviceArray | None, gate: int
-    ) -> Activation:
-        # What follows a gated layer is another GEMM, which reads halves.
-        out = self._empty(slot, x.rows, matrix.width, half=gate != _NOT_GATED)
-        shape = self._geometry.gemm(x.rows, matrix.stored_rows, matrix.units)
-        kernel = self._kernels[f"rf_gemm_{matrix.format.name}_m{shape.tile_rows}"]
-        partial = None if shape.splits == 1 else self._arena["gemm_partial"]
-        kernel.launch(
-            matrix.data,
-            self.half(x),
-            bias,
-            None,
-            out.f32,
-            out.f16,
-            partial,
-            x.rows,
-            matrix.width,
-            matrix.units,
-            gate,
-            shape.split_units,
-            grid=(
-                ceil_div(x.rows, shape.tile_rows),
-                ceil_div(matrix.stored_rows, GEMM_COLUMNS),
-                shape.splits,
-            ),
-            block=kernel.max_threads,
-        )
-        if partial is not None:
-            self._kernels["rf_gemm_sum"].launch(
-                partial,
-                bias,
-                None,
-                out.f32,
-                out.f16,
-                shape.splits,
-                matrix.width,
-                gate,
-                grid=(ceil_div(matrix.width, _THREADS), x.rows, 1),
-                block=_THREADS,
-            )
-        return out
-
-    def int8(self, x: Activation) -> tuple[DeviceArray, DeviceArray]:
-        """The int8 form, made now if there is none."""
-        if x.q is None or x.scale is None:
-            x.q, x.scale = self._arena[f"{x.slot}.q"], self._arena[f"{x.slot}.scale"]
-            count = x.rows * x.width
-            self._kernels["rf_quantize_act"].launch(
-                _f32(x),
-                x.q,
-                x.scale,
-                count,
-                grid=(ceil_div(count, _ELEMENTS), 1, 1),
-                block=_THREADS,
-            )
-        return x.q, x.scale
-
-    def half(self, x: Activation) -> DeviceArray:
-        """The float16 form, made now if there is none."""
-        if x.f16 is None:
-            x.f16 = self._arena[f"{x.slot}.f16"].first(x.rows, x.width)
-            count = x.rows * x.width
-            self._kernels["rf_half_act"].launch(
-                _f32(x), x.f16, count, grid=(ceil_div(count, _ELEMENTS), 1, 1), block=_THREADS
-            )
-        return x.f16
-
-
-def _part(weight: Weight) -> MatrixPart:
-    assert isinstance(weight, MatrixPart), "a matrix is needed here"
-    return weight
-
-
-def _vector(weight: Weight, length: int) -> DeviceArray:
-    assert isinstance(weight, Vector), "a vector is needed here"
-    assert weight.data.shape == (length,), (weight.data.shape, length)
-    return weight.data
-
-
-def _f32(x: Activation) -> DeviceArray:
-    assert x.f32 is not None, f"{x.slot} has no float32 form here"
-    return x.f32
-
 
 def _norm_threads(dim: int) -> int:
     assert dim <= MAX_NORM_DIM, dim
     return min(round_up(ceil_div(dim, 4), 64), 1024)
-
-
-def _gemv_threads(units: int) -> int:
-    """Enough that a block's lanes, eight to a row, take each row in a few steps."""
-    return 256 if units >= 64 else 128 if units >= 16 else 64

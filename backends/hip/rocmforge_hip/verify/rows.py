@@ -97,13 +97,13 @@ def _add_norm(bench: Workbench) -> float:
 def _quantize(bench: Workbench) -> float:
     values = _random(3, bench.config.dim)
     x = bench.activation(NORMED, values)
-    x.q, x.scale = bench.model.ops.int8(x)
+    x.q, x.scale = bench.model.ops.products.int8(x)
     return _int8_error(bench, x, values.astype(np.float64))
 
 
 def _half(bench: Workbench) -> float:
     values = _random(12, bench.config.dim)
-    got = bench.get(bench.model.ops.half(bench.activation(NORMED, values)))
+    got = bench.get(bench.model.ops.products.half(bench.activation(NORMED, values)))
     return error(got.astype(np.float64), values.astype(np.float64))
 
 
