@@ -36,6 +36,7 @@ from rocmforge_hip.parallel.shard import Shard
 from rocmforge_hip.plan import MemoryNeeds, MemoryPlan, make_plan, measure
 from rocmforge_hip.platform import cache_dir, select_platform
 from rocmforge_hip.runner import PIPELINE_DEPTH, HipRunner, release
+from rocmforge_hip.traffic import StepReads, copy_bandwidth
 from rocmforge_hip.verify import selfcheck
 from rocmforge_hip.weight_plan import Planned, plan_weights
 
@@ -101,8 +102,11 @@ class HipBackend:
                     device, config, plan, geometry, progress, kernels, group, file.locate
                 )
                 loaded = loading.load(weights, tables)
-                info = _describe(found, config, plan, kernels)
-                return HipRunner(device, loaded, plan.limits, info)
+                pairs = [(cache.keys, cache.values) for cache in loaded.ops.caches]
+                bandwidth = copy_bandwidth(device.driver, device.stream, pairs)
+                info = _describe(found, config, plan, kernels, bandwidth)
+                reads = StepReads(config, weights, plan)
+                return HipRunner(device, loaded, plan.limits, info, reads)
             except BaseException:
                 with suppress(HipError):
                     device.driver.synchronize_stream(device.stream)
@@ -188,7 +192,11 @@ def _check_supported(config: ModelConfig) -> None:
 
 
 def _describe(
-    found: FoundDevice, config: ModelConfig, plan: MemoryPlan, kernels: ProcessorKernels
+    found: FoundDevice,
+    config: ModelConfig,
+    plan: MemoryPlan,
+    kernels: ProcessorKernels,
+    bandwidth: float,
 ) -> RunnerInfo:
     return RunnerInfo(
         backend="hip",
@@ -201,6 +209,8 @@ def _describe(
         weights_bytes=plan.weights,
         kv_bytes=plan.kv_bytes,
         kv_dtype=_cache_type(plan),
+        copy_bandwidth=bandwidth,
+        bus_ids=(found.properties.pci_id,),
         notes=(*str(plan).splitlines(), kernels.note),
         hidden_size=config.dim,
         masks_tokens=True,

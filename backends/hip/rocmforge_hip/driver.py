@@ -132,8 +132,8 @@ class Driver:
     """Calls for one device. Used by the thread that made it.
 
     `copies_to_device` and `copies_to_host` count copies, `allocations` device and pinned
-    allocations, `waits` the times that the host waited for the device: tests compare them before
-    and after a step.
+    allocations, `waits` the times that the host waited for the device, `launches` the calls that
+    started kernels, a graph being one.
     """
 
     def __init__(self, device: int) -> None:
@@ -142,6 +142,7 @@ class Driver:
         self.copies_to_host = 0
         self.allocations = 0
         self.waits = 0
+        self.launches = 0
         self._call(hip.hipSetDevice(device), "hipSetDevice")
 
     def _call(self, result: tuple[Any, ...], call: str, context: str = "") -> Any:
@@ -197,6 +198,11 @@ class Driver:
         """Starts a copy; pinned `target` is defined once the stream has passed it."""
         self.copies_to_host += 1
         self._call(hip.hipMemcpyAsync(target, source, nbytes, _TO_HOST, stream), "hipMemcpyAsync")
+
+    def copy_on_device(self, target: int, source: int, nbytes: int, stream: int) -> None:
+        """Starts a copy between two places of the device that do not overlap."""
+        kind = hip.hipMemcpyKind.hipMemcpyDeviceToDevice
+        self._call(hip.hipMemcpyAsync(target, source, nbytes, kind, stream), "hipMemcpyAsync")
 
     def fill(self, address: int, byte: int, nbytes: int, stream: int) -> None:
         """Sets bytes, in the order of the stream."""
@@ -267,6 +273,7 @@ class Driver:
         arguments: ArgumentBuffer,
     ) -> None:
         """Starts a kernel; the caller describes it if this raises (see `library`)."""
+        self.launches += 1
         result = hip.hipModuleLaunchKernel(
             function, *grid, *block, lds_bytes, stream, None, arguments.extra_address
         )
@@ -286,6 +293,7 @@ class Driver:
 
     def launch_graph(self, graph: int, stream: int) -> None:
         """Starts a graph."""
+        self.launches += 1
         self._call(hip.hipGraphLaunch(graph, stream), "hipGraphLaunch")
 
     def destroy_graph(self, graph: int) -> None:

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from rocmforge.backend.protocol import RunnerInfo, StepInput, StepOutput, UInt32Array
+from rocmforge.backend.protocol import RunnerInfo, StepCost, StepInput, StepOutput, UInt32Array
 from rocmforge.errors import EngineError, OutOfMemory
 from rocmforge.models.config import ModelConfig
 from rocmforge.models.decoder import hidden_states, logits
@@ -37,6 +37,7 @@ from rocmforge_hip.step import (
     StepLayout,
     StepShape,
 )
+from rocmforge_hip.traffic import StepReads
 from rocmforge_hip.weight_plan import LOGITS
 from rocmforge_hip.weights import Weight, ceil_div
 
@@ -74,7 +75,6 @@ class _Lane:
     inputs: PinnedBuffer
     outputs: PinnedBuffer
     started: int
-    ended: int
 
 
 class _Forward(NamedTuple):
@@ -89,6 +89,7 @@ class _Unmasked:
     """A step that waits for its masks before it samples."""
 
     lane: _Lane
+    ended: int
     layout: StepLayout
     step: DeviceStep
     forward: _Forward
@@ -98,6 +99,8 @@ class _Unmasked:
 @dataclass(frozen=True, slots=True)
 class _InFlight:
     lane: _Lane
+    ended: int  # event
+    bytes_read: int
     step_id: int
     rows: int
     output: OutputLayout
@@ -107,13 +110,25 @@ class _InFlight:
 class HipRunner:
     """Implements `Runner`."""
 
-    def __init__(self, device: Device, model: Model, limits: StepLimits, info: RunnerInfo) -> None:
+    def __init__(
+        self,
+        device: Device,
+        model: Model,
+        limits: StepLimits,
+        info: RunnerInfo,
+        reads: StepReads,
+    ) -> None:
         self._device = device
         self._model: Model | None = model
         self._limits = limits
         self._info = info
         self._graphs = GraphCache(device.driver, device.stream)
+        self._reads = reads
         self._lanes = [self._new_lane(device, model) for _ in range(PIPELINE_DEPTH)]
+        # One more than lanes: when a step is collected, the one before has not lost its own.
+        self._ends = [device.driver.create_event(timed=True) for _ in range(PIPELINE_DEPTH + 1)]
+        self._ended_last: int | None = None
+        self._launches = device.driver.launches
         self._in_flight: deque[_InFlight] = deque()
         self._layouts: dict[StepShape, tuple[StepLayout, dict[str, DeviceArray]]] = {}
         self._unmasked: _Unmasked | None = None
@@ -154,7 +169,7 @@ class HipRunner:
                 section.stop - section.offset,
                 stream,
             )
-            self._finish(waiting.lane, waiting.step, waiting.forward, waiting.output)
+            self._finish(waiting.lane, waiting.ended, waiting.step, waiting.forward, waiting.output)
         except EngineError as error:
             self._failure = error
             raise
@@ -165,8 +180,9 @@ class HipRunner:
         done = self._in_flight.popleft()
         driver = self._device.driver
         try:
-            driver.synchronize_event(done.lane.ended)
-            device_ns = driver.elapsed_ns(done.lane.started, done.lane.ended)
+            driver.synchronize_event(done.ended)
+            device_ns = driver.elapsed_ns(done.lane.started, done.ended)
+            cost = self._cost(done)
         except EngineError as error:
             self._failure = error
             raise
@@ -182,6 +198,17 @@ class HipRunner:
             device_ns=device_ns,
             hidden=done.output.read_hidden(done.lane.outputs.bytes),
             host_processed_rows=done.host_rows,
+            cost=cost,
+        )
+
+    def _cost(self, done: _InFlight) -> StepCost:
+        driver, before = self._device.driver, self._ended_last
+        self._ended_last = done.ended
+        launches, self._launches = driver.launches - self._launches, driver.launches
+        return StepCost(
+            bytes_read=done.bytes_read,
+            launches=launches,
+            gap_ns=0 if before is None else driver.elapsed_ns(before, done.lane.started),
         )
 
     def close(self) -> None:
@@ -194,7 +221,8 @@ class HipRunner:
             self._graphs.close()
             for lane in self._lanes:
                 device.driver.destroy_event(lane.started)
-                device.driver.destroy_event(lane.ended)
+            for event in self._ends:
+                device.driver.destroy_event(event)
             release(device)
         except HipError:
             # A device that has failed answers every call with its error; the process ends next,
@@ -210,7 +238,8 @@ class HipRunner:
     def _start(self, step: StepInput) -> _InFlight:
         assert self._model is not None
         model, driver, stream = self._model, self._device.driver, self._device.stream
-        lane = self._lanes[step.step_id % PIPELINE_DEPTH]
+        lane = self._lanes[step.step_id % len(self._lanes)]
+        ended = self._ends[step.step_id % len(self._ends)]
         needs = SamplingNeeds.of(step.sampling)
         bucket = self._bucket(step)
         shape = bucket or exact_shape(step)
@@ -228,15 +257,23 @@ class HipRunner:
         )
         if is_masked_later:
             assert forward.logits is not None, "masks keep sampling out of graphs"
-            self._unmasked = _Unmasked(lane, layout, on_device, forward, output)
+            self._unmasked = _Unmasked(lane, ended, layout, on_device, forward, output)
         else:
-            self._finish(lane, on_device, forward, output)
+            self._finish(lane, ended, on_device, forward, output)
         processors = step.sampling.processors
         host_rows = model.sampler.processors.host_rows(processors) if processors else 0
-        return _InFlight(lane, step.step_id, len(step.logit_rows), output, host_rows)
+        return _InFlight(
+            lane,
+            ended,
+            self._reads.of(step),
+            step.step_id,
+            len(step.logit_rows),
+            output,
+            host_rows,
+        )
 
     def _finish(
-        self, lane: _Lane, step: DeviceStep, forward: _Forward, output: OutputLayout
+        self, lane: _Lane, ended: int, step: DeviceStep, forward: _Forward, output: OutputLayout
     ) -> None:
         """Samples, unless that was done with the forward pass, and brings the results."""
         assert self._model is not None
@@ -249,7 +286,7 @@ class HipRunner:
             self._model.ops.sum_hidden(step, forward.hidden, output.hidden(source))
         if output.nbytes:
             driver.copy_to_host(lane.outputs.address, source, output.nbytes, stream)
-        driver.record_event(lane.ended, stream)
+        driver.record_event(ended, stream)
 
     def _compute(self, step: DeviceStep, model: Model, *, is_bucket: bool) -> _Forward:
         if not is_bucket:
@@ -337,7 +374,6 @@ class HipRunner:
         return _Lane(
             memory.pinned(model.inputs.nbytes, "inputs of a step"),
             memory.pinned(model.sampler.tokens.nbytes, "results of a step"),
-            driver.create_event(timed=True),
             driver.create_event(timed=True),
         )
 

@@ -153,6 +153,15 @@ class StepInput:
         return np.repeat(self.adapters, np.diff(self.query_start))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCost:
+    """What a step cost besides time. With tensor parallelism: on the first device."""
+
+    bytes_read: int  # of weights and KV cache, each once: the least there is to read
+    launches: int  # calls that started kernels since the step before was collected
+    gap_ns: int  # device time from the end of the step before to the start of this one
+
+
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class StepOutput:
     """What a step produced, one entry for each of its L logit rows.
@@ -171,6 +180,7 @@ class StepOutput:
     device_ns: int  # time the device spent on the step
     hidden: Float32Array | None = None  # [P, hidden_size], sums; None if there is no range
     host_processed_rows: int = 0  # whose logits went to the host, for want of a compiled processor
+    cost: StepCost | None = None  # None = the backend does not measure it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,6 +240,8 @@ class RunnerInfo:
     weights_bytes: int
     kv_bytes: int
     kv_dtype: str
+    copy_bandwidth: float = 0.0  # bytes a second read and written in a copy; 0 = not measured
+    bus_ids: tuple[str, ...] = ()  # PCI addresses of its devices, "0000:03:00.0"
     notes: tuple[str, ...]  # anything an operator should know, shown at start and in /health
     hidden_size: int = 0  # width of the hidden states it can return; 0 = it cannot
     masks_tokens: bool = False  # whether sampling honours `SamplingBatch.allowed`

@@ -50,7 +50,7 @@ class EngineCore:
         grammars: Grammars | None = None,
         drafts: Runner | None = None,
     ) -> None:
-        totals = totals or Totals()
+        totals = self._totals = totals or Totals()
         self._runner = runner
         self._clock = clock
         self._grammars = grammars
@@ -66,6 +66,7 @@ class EngineCore:
         self._depth = runner.info.pipeline_depth
         self._in_flight: deque[list[Chunk]] = deque()
         self._next_step_id = 0
+        self._first_step_id = 0  # since there was nothing to do
 
     @property
     def max_context(self) -> int:
@@ -83,6 +84,8 @@ class EngineCore:
         Raises:
             EngineError: the runner failed; only `fail` may be called after that.
         """
+        if not self.has_work:
+            self._first_step_id = self._next_step_id
         events = self._apply(commands)
         self._speculation.draft(self._scheduler.running)
         chunks = self._scheduler.schedule(self._clock())
@@ -98,6 +101,9 @@ class EngineCore:
             output, done = self._runner.collect(), self._in_flight.popleft()
             events += self._scheduler.commit(done, output, self._clock())
             self._speculation.observe(done, output)
+            if output.cost is not None:
+                is_first = output.step_id == self._first_step_id
+                self._totals.count_cost(output.cost, after_rest=is_first)
         if masks_later:
             assert self._late_masks is not None
             self._late_masks.constrain(build_masks(chunks))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rocmforge.backend.protocol import StepCost
 from rocmforge.engine.drafting import Guesser
 from rocmforge.engine.status import EngineStats
 
@@ -19,6 +20,9 @@ class Totals:
     prefix_query_tokens: int = 0
     prefix_hit_tokens: int = 0
     device_ns: int = 0
+    read_bytes: int = 0
+    launches: int = 0
+    gap_ns: int = 0
     host_processed_rows: int = 0
     last_step_tokens: int = 0
     drafts: int = 0
@@ -40,6 +44,12 @@ class Totals:
             self.model_drafted_tokens += drafted
             self.model_accepted_tokens += accepted
 
+    def count_cost(self, cost: StepCost, *, after_rest: bool) -> None:
+        """Counts what a step cost; a gap in which nobody wanted anything is no loss."""
+        self.read_bytes += cost.bytes_read
+        self.launches += cost.launches
+        self.gap_ns += 0 if after_rest else cost.gap_ns
+
     @classmethod
     def resume(cls, stats: EngineStats) -> Totals:
         """Goes on where an earlier engine process stopped."""
@@ -51,6 +61,9 @@ class Totals:
             prefix_query_tokens=stats.prefix_query_tokens_total,
             prefix_hit_tokens=stats.prefix_hit_tokens_total,
             device_ns=stats.device_ns_total,
+            read_bytes=stats.read_bytes_total,
+            launches=stats.launches_total,
+            gap_ns=stats.gap_ns_total,
             drafts=stats.drafts_total,
             drafted_tokens=stats.drafted_tokens_total,
             accepted_tokens=stats.accepted_tokens_total,
