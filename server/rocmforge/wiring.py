@@ -24,11 +24,10 @@ from rocmforge.engine.params import TokenPieces
 from rocmforge.errors import ConfigurationError
 from rocmforge.gguf.reader import GgufFile, open_gguf
 from rocmforge.logits.registry import load_processors
-from rocmforge.models.architectures import read_config
 from rocmforge.models.encoder_config import EncoderConfig
 from rocmforge.models.lora import parse_adapters, read_adapters
 from rocmforge.models.pooling import PoolingType, declared_pooling
-from rocmforge.models.weights import check_tensors
+from rocmforge.models.reading import read_model
 from rocmforge.settings import Settings
 from rocmforge.text.draft_vocabulary import check_draft_vocabulary
 from rocmforge.text.template import ChatTemplates
@@ -36,7 +35,7 @@ from rocmforge.text.tokenizer import Tokenizer
 from rocmforge.text.vocabulary import Vocabulary
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFront:
     """What the server process itself needs of a model file; the weights stay in the engine's."""
 
@@ -45,6 +44,7 @@ class ModelFront:
     tokenizer: Tokenizer
     templates: ChatTemplates
     max_context: int  # tokens, as trained
+    is_encoder: bool  # it embeds or ranks, and generates nothing
     pooling: PoolingType
     adapters: tuple[str, ...]  # what clients may call the LoRA adapters
     draft: Path | None  # the model that guesses tokens
@@ -63,23 +63,46 @@ def read_front(model: str, settings: Settings) -> ModelFront:
     """
     path = find_model(model)
     with open_gguf(path) as file:
-        config = read_config(file)
-        check_tensors(config, file)
+        config = read_model(file)
         tokenizer = Tokenizer.from_metadata(file.metadata)
         templates = ChatTemplates.from_metadata(
             file.metadata,
             tokenizer,
             override=settings.chat_template and _read_template(settings.chat_template),
         )
-        pooling = declared_pooling(file)
+        if isinstance(config, EncoderConfig):
+            _refuse_for_encoders(settings)
+            pooling, found_adapters = config.pooling, ()
+        else:
+            pooling = declared_pooling(file)
+            found_adapters = read_adapters(config, adapter_specs(settings))
         draft = find_draft(file, settings)
     names = settings.served_model_name or default_names(model, path)
-    adapters = tuple(adapter.name for adapter in read_adapters(config, adapter_specs(settings)))
+    adapters = tuple(adapter.name for adapter in found_adapters)
     for name in adapters:
         if name in names:
             raise ConfigurationError(f"--lora {name}=...: the model has that name. Give another.")
-    context = config.max_context
-    return ModelFront(path, names, tokenizer, templates, context, pooling, adapters, draft)
+    return ModelFront(
+        path=path,
+        names=names,
+        tokenizer=tokenizer,
+        templates=templates,
+        max_context=config.max_context,
+        is_encoder=isinstance(config, EncoderConfig),
+        pooling=pooling,
+        adapters=adapters,
+        draft=draft,
+    )
+
+
+def _refuse_for_encoders(settings: Settings) -> None:
+    for flag, value in (
+        ("--lora", settings.lora),
+        ("--draft-model", settings.draft_model),
+        ("--chat-template", settings.chat_template),
+    ):
+        if value:
+            raise ConfigurationError(f"The model is an encoder: leave {flag} out.")
 
 
 def build_engine(front: ModelFront, settings: Settings) -> AsyncEngine:
@@ -89,8 +112,8 @@ def build_engine(front: ModelFront, settings: Settings) -> AsyncEngine:
             backend=settings.backend,
             model=front.path,
             draft=front.draft,
-            options=load_options(settings, front.max_context),
-            vocabulary=token_pieces(front.tokenizer),
+            options=load_options(settings, front.max_context, is_encoder=front.is_encoder),
+            vocabulary=None if front.is_encoder else token_pieces(front.tokenizer),
             max_waiting=settings.max_waiting,
             resume=settings.resume,
             log_level=settings.log_level.upper(),
@@ -111,9 +134,7 @@ def find_draft(model: GgufFile, settings: Settings) -> Path | None:
         return None
     path = find_model(settings.draft_model)
     with open_gguf(path) as file:
-        config = read_config(file)
-        check_tensors(config, file)
-        if isinstance(config, EncoderConfig):
+        if isinstance(read_model(file), EncoderConfig):
             raise ConfigurationError(f"{path.name} is an encoder: it cannot guess what comes next.")
         check_draft_vocabulary(
             Vocabulary.from_metadata(model.metadata), Vocabulary.from_metadata(file.metadata)
@@ -121,13 +142,18 @@ def find_draft(model: GgufFile, settings: Settings) -> Path | None:
     return path
 
 
-def load_options(settings: Settings, trained_context: int) -> LoadOptions:
-    """What the settings ask of a backend, for a model that was trained for so many tokens."""
+def load_options(settings: Settings, trained_context: int, *, is_encoder: bool) -> LoadOptions:
+    """What the settings ask of a backend, for a model that was trained for so many tokens.
+
+    A step of an encoder has room for the longest prompt, which cannot be cut.
+    """
+    context = min(settings.max_context or trained_context, trained_context)
+    least_tokens = max(settings.max_sequences, context if is_encoder else 0)
     return LoadOptions(
         device=settings.device,
-        max_context=min(settings.max_context or trained_context, trained_context),
+        max_context=context,
         max_sequences=settings.max_sequences,
-        max_batched_tokens=max(settings.max_batched_tokens, settings.max_sequences),
+        max_batched_tokens=max(settings.max_batched_tokens, least_tokens),
         kv_blocks=settings.kv_blocks,
         kv_dtype=settings.kv_dtype,
         memory_utilization=settings.memory_utilization,
@@ -168,6 +194,7 @@ def build_service(front: ModelFront, engine: AsyncEngine, settings: Settings) ->
         tokenizer=front.tokenizer,
         templates=front.templates,
         processors=ProcessorCatalog(load_processors()),
+        is_encoder=front.is_encoder,
         pooling=front.pooling,
         tool_format=settings.tool_format,
         num_drafts=settings.prompt_lookup_tokens,

@@ -89,6 +89,7 @@ class Service:
     processors: ProcessorCatalog = field(default_factory=ProcessorCatalog)
     request_log: RequestLog = field(default_factory=RequestLog)
     origin: Origin = field(default_factory=Origin)  # of the request it is handed to
+    is_encoder: bool = False  # the model embeds or ranks, and generates nothing
     pooling: PoolingType = PoolingType.NONE  # what the model was trained for
     num_drafts: int = 0  # tokens to guess in each step, for requests that do not say
     num_model_drafts: int = 0  # the same with the draft model; 0 = there is none

@@ -15,10 +15,10 @@ from rocmforge.catalog import find_model
 from rocmforge.commands.plan import show_plan, size_text
 from rocmforge.errors import ConfigurationError, RocmForgeError
 from rocmforge.gguf.reader import GgufFile, open_gguf
-from rocmforge.models.architectures import read_config
 from rocmforge.models.config import ModelConfig
+from rocmforge.models.encoder_config import EncoderConfig
 from rocmforge.models.memory import kv_bytes_per_token, stored_weight_bytes
-from rocmforge.models.weights import check_tensors
+from rocmforge.models.reading import read_model
 from rocmforge.settings import Settings
 
 KV_ELEMENT_BYTES = {"f32": 4, "f16": 2, "int8": 1}
@@ -44,7 +44,7 @@ class Report:
     name: str
     quantisation: tuple[TypeShare, ...]  # largest first
     weight_bytes: int
-    config: ModelConfig | None  # None: not supported
+    config: ModelConfig | EncoderConfig | None  # None: not supported
     not_supported: str | None  # why
     kv_bytes: dict[str, int]  # for one sequence of `context` tokens, by type of the cache
     context: int
@@ -73,8 +73,7 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
 def _report(file: GgufFile, max_context: int | None) -> Report:
     config, not_supported = None, None
     try:
-        config = read_config(file)
-        check_tensors(config, file)
+        config = read_model(file)
     except RocmForgeError as error:
         not_supported = error.message
     context = 0
@@ -90,12 +89,12 @@ def _report(file: GgufFile, max_context: int | None) -> Report:
         weight_bytes=stored_weight_bytes(file),
         config=config,
         not_supported=not_supported,
-        kv_bytes={}
-        if config is None
-        else {
+        kv_bytes={
             kind: context * kv_bytes_per_token(config, size)
             for kind, size in KV_ELEMENT_BYTES.items()
-        },
+        }
+        if isinstance(config, ModelConfig)
+        else {},
         context=context,
         tokenizer=f"{file.get_str('tokenizer.ggml.model', 'none')}"
         f"/{file.get_str('tokenizer.ggml.pre', 'default')}",
@@ -130,27 +129,10 @@ def _print(console: Console, report: Report) -> None:
         ),
         ("tokenizer", report.tokenizer),
     ]
-    config = report.config
-    if config is not None:
-        windows = sum(window is not None for window in config.windows)
-        rows += [
-            (
-                "shape",
-                f"{config.num_layers} layers, {config.dim} wide, feed-forward {config.ffn_dim}, "
-                f"{config.num_heads} heads of {config.head_dim} ({config.num_kv_heads} KV), "
-                f"vocabulary {config.vocab_size}",
-            ),
-            ("context", f"{config.max_context} tokens"),
-            ("sliding", f"{windows} of {config.num_layers} layers" if windows else "no"),
-            ("weights", f"{size_text(report.weight_bytes)} as stored"),
-            (
-                "KV cache",
-                f"one sequence of {report.context} tokens: "
-                + ", ".join(
-                    f"{size_text(size)} in {kind}" for kind, size in report.kv_bytes.items()
-                ),
-            ),
-        ]
+    if isinstance(report.config, ModelConfig):
+        rows += _decoder_rows(report, report.config)
+    elif report.config is not None:
+        rows += _encoder_rows(report, report.config)
     verdict = "yes" if report.not_supported is None else f"[red]no:[/red] {report.not_supported}"
     rows.append(("can be served", verdict))
     for label, text in rows:
@@ -158,6 +140,40 @@ def _print(console: Console, report: Report) -> None:
     console.print(table)
     console.print("\n[bold]chat template[/bold]")
     console.print(escape(report.chat_template or "none"), highlight=False)
+
+
+def _decoder_rows(report: Report, config: ModelConfig) -> list[tuple[str, str]]:
+    windows = sum(window is not None for window in config.windows)
+    caches = ", ".join(f"{size_text(size)} in {kind}" for kind, size in report.kv_bytes.items())
+    return [
+        (
+            "shape",
+            f"{config.num_layers} layers, {config.dim} wide, feed-forward {config.ffn_dim}, "
+            f"{config.num_heads} heads of {config.head_dim} ({config.num_kv_heads} KV), "
+            f"vocabulary {config.vocab_size}",
+        ),
+        ("context", f"{config.max_context} tokens"),
+        ("sliding", f"{windows} of {config.num_layers} layers" if windows else "no"),
+        ("weights", f"{size_text(report.weight_bytes)} as stored"),
+        ("KV cache", f"one sequence of {report.context} tokens: {caches}"),
+    ]
+
+
+def _encoder_rows(report: Report, config: EncoderConfig) -> list[tuple[str, str]]:
+    gives = f"embeddings of {config.dim} numbers (pooling: {config.pooling.name.lower()})"
+    if config.num_scores:
+        gives = f"{config.num_scores} score(s) of a query and a document"
+    return [
+        (
+            "shape",
+            f"encoder, {config.num_layers} layers, {config.dim} wide, feed-forward "
+            f"{config.ffn_dim}, {config.num_heads} heads of {config.head_dim}, "
+            f"vocabulary {config.vocab_size}",
+        ),
+        ("gives", gives),
+        ("context", f"{config.max_context} tokens"),
+        ("weights", f"{size_text(report.weight_bytes)} as stored"),
+    ]
 
 
 def _print_tensors(console: Console, file: GgufFile) -> None:

@@ -16,7 +16,8 @@ from rocmforge.backend import registry
 from rocmforge.backend.optional import MemoryEstimate, Planning
 from rocmforge.errors import ConfigurationError
 from rocmforge.gguf.reader import open_gguf
-from rocmforge.models.architectures import read_config
+from rocmforge.models.encoder_config import EncoderConfig
+from rocmforge.models.reading import read_model
 from rocmforge.settings import Settings
 from rocmforge.wiring import load_options
 
@@ -44,10 +45,11 @@ def show_plan(model: Path, settings: Settings, memory: str | None, as_json: bool
         ModelLoadError: The model cannot be served.
     """
     with open_gguf(model) as file:
-        trained = read_config(file).max_context
+        config = read_model(file)
+    trained, is_encoder = config.max_context, isinstance(config, EncoderConfig)
     stated = None if memory is None else parse_size(memory)
     backend = _choose(settings.backend, device_is_here=stated is None)
-    options = load_options(settings, trained)
+    options = load_options(settings, trained, is_encoder=is_encoder)
     plan = _plan(backend.name, backend.estimate(model, options, stated), settings, trained)
     if as_json:
         print(msgspec.json.encode(plan).decode())
@@ -74,6 +76,17 @@ def _choose(name: str, *, device_is_here: bool) -> Planning:
 
 def _plan(backend: str, estimate: MemoryEstimate, settings: Settings, trained: int) -> Plan:
     sequences, left = settings.max_sequences, max(estimate.left_for_kv, 0)
+    if not estimate.kv_block:
+        fits = estimate.left_for_kv >= 0
+        return Plan(
+            backend=backend,
+            estimate=estimate,
+            sequences=sequences,
+            kv_bytes=0,
+            fits=fits,
+            most_sequences=sequences if fits else 0,
+            longest_context=estimate.context if fits else 0,
+        )
     kv_bytes = sequences * estimate.kv_sequence
     if settings.kv_blocks is not None:
         kv_bytes = settings.kv_blocks * estimate.kv_block
@@ -94,13 +107,16 @@ def _print(console: Console, plan: Plan, settings: Settings) -> None:
     cache = f"{plan.sequences} sequences of {context} tokens"
     if settings.kv_blocks is not None:
         cache = f"{settings.kv_blocks} blocks of {estimate.block_size} tokens"
+    cache = f"{size_text(plan.kv_bytes)} in {estimate.kv_dtype} for {cache}"
+    if not estimate.kv_block:
+        cache = "none: an encoder keeps nothing of a prompt"
     share = f"{settings.memory_utilization:.0%}"
     rows = [
         ("device", f"{estimate.device} with {size_text(estimate.free)} free ({plan.backend})"),
         ("may be used", f"{size_text(estimate.allowed)} ({share})"),
         ("weights", size_text(estimate.weights)),
         ("activations", size_text(estimate.activations)),
-        ("KV cache", f"{size_text(plan.kv_bytes)} in {estimate.kv_dtype} for {cache}"),
+        ("KV cache", cache),
         ("all of it fits", "yes" if plan.fits else _shortfall(plan)),
         ("at most", _most(plan)),
     ]
