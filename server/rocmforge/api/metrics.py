@@ -55,7 +55,7 @@ _CHOICES_BUCKETS = (1, 2, 5, 10, 20)
 _OURS_ONLY = {
     *("build", "engine_restarts", "engine_ready", "engine_steps", "engine_device_seconds"),
     *("host_processed_rows", "request_errors", "weights_bytes", "kv_cache_bytes", "key_tokens"),
-    *("key_requests_waiting",),
+    *("key_requests_waiting", "draft_model_seconds"),
 }
 _COARSER_IN_VLLM = {"inter_token_latency_seconds", "request_time_per_output_token_seconds"}
 
@@ -252,15 +252,28 @@ class _EngineCollector(Collector):
         yield self._gauge("kv_cache_usage_perc", "Used share of the KV cache, 0 to 1.", usage)
         yield self._gauge("engine_ready", "Whether requests are taken.", int(ready))
         yield self._counter("num_preemptions", "Preemptions.", stats.preemptions_total)
-        yield self._counter(
-            "spec_decode_num_draft_tokens",
-            "Tokens guessed by prompt lookup.",
-            stats.drafted_tokens_total,
+        yield self._by_method(
+            "spec_decode_num_drafts",
+            "Times that guesses for a sequence were checked.",
+            stats.drafts_total,
+            stats.model_drafts_total,
         )
-        yield self._counter(
+        yield self._by_method(
+            "spec_decode_num_draft_tokens",
+            "Guessed tokens that were checked.",
+            stats.drafted_tokens_total,
+            stats.model_drafted_tokens_total,
+        )
+        yield self._by_method(
             "spec_decode_num_accepted_tokens",
             "Guessed tokens that the model drew too.",
             stats.accepted_tokens_total,
+            stats.model_accepted_tokens_total,
+        )
+        yield self._counter(
+            "draft_model_seconds",
+            "Time that guessing by the draft model took.",
+            stats.model_draft_ns_total * 1e-9,
         )
         yield self._counter(
             "prefix_cache_queries",
@@ -316,6 +329,13 @@ class _EngineCollector(Collector):
     def _counter(self, name: str, text: str, value: float) -> Metric:
         family = CounterMetricFamily(PREFIX + name, text, labels=_LABELS)
         family.add_metric(self._labels, value)
+        return family
+
+    def _by_method(self, name: str, text: str, lookup: int, model: int) -> Metric:
+        """A counter of speculative decoding, by who guessed."""
+        family = CounterMetricFamily(PREFIX + name, text, labels=(*_LABELS, "method"))
+        family.add_metric((*self._labels, "prompt_lookup"), lookup)
+        family.add_metric((*self._labels, "draft_model"), model)
         return family
 
     def _info(self, name: str, text: str, facts: dict[str, str]) -> Metric:
