@@ -14,6 +14,8 @@ from rich.table import Table
 
 from rocmforge.backend import registry
 from rocmforge.backend.optional import MemoryEstimate, Planning
+from rocmforge.catalog import find_model
+from rocmforge.engine.draft_memory import both, draft_options
 from rocmforge.errors import ConfigurationError
 from rocmforge.gguf.reader import open_gguf
 from rocmforge.models.encoder_config import EncoderConfig
@@ -29,7 +31,8 @@ class Plan:
     """Everything that is shown, so that --json shows the same. Sizes in bytes."""
 
     backend: str
-    estimate: MemoryEstimate
+    estimate: MemoryEstimate  # with a draft model: of both together
+    draft: MemoryEstimate | None  # its part of that
     sequences: int  # asked for
     kv_bytes: int  # of that many sequences, or of the blocks that were asked for
     fits: bool  # with a cache for all of them; the engine can do with less
@@ -50,7 +53,11 @@ def show_plan(model: Path, settings: Settings, memory: str | None, as_json: bool
     stated = None if memory is None else parse_size(memory)
     backend = _choose(settings.backend, device_is_here=stated is None)
     options = load_options(settings, trained, is_encoder=is_encoder)
-    plan = _plan(backend.name, backend.estimate(model, options, stated), settings, trained)
+    estimate, draft = backend.estimate(model, options, stated), None
+    if settings.draft_model is not None:
+        draft = backend.estimate(find_model(settings.draft_model), draft_options(options), stated)
+        estimate = both(estimate, draft)
+    plan = _plan(backend.name, estimate, draft, settings, trained)
     if as_json:
         print(msgspec.json.encode(plan).decode())
     else:
@@ -74,13 +81,20 @@ def _choose(name: str, *, device_is_here: bool) -> Planning:
     return backend
 
 
-def _plan(backend: str, estimate: MemoryEstimate, settings: Settings, trained: int) -> Plan:
+def _plan(
+    backend: str,
+    estimate: MemoryEstimate,
+    draft: MemoryEstimate | None,
+    settings: Settings,
+    trained: int,
+) -> Plan:
     sequences, left = settings.max_sequences, max(estimate.left_for_kv, 0)
     if not estimate.kv_block:
         fits = estimate.left_for_kv >= 0
         return Plan(
             backend=backend,
             estimate=estimate,
+            draft=draft,
             sequences=sequences,
             kv_bytes=0,
             fits=fits,
@@ -93,6 +107,7 @@ def _plan(backend: str, estimate: MemoryEstimate, settings: Settings, trained: i
     return Plan(
         backend=backend,
         estimate=estimate,
+        draft=draft,
         sequences=sequences,
         kv_bytes=kv_bytes,
         fits=kv_bytes <= estimate.left_for_kv,
@@ -120,12 +135,21 @@ def _print(console: Console, plan: Plan, settings: Settings) -> None:
         ("all of it fits", "yes" if plan.fits else _shortfall(plan)),
         ("at most", _most(plan)),
     ]
+    if plan.draft is not None:
+        rows.insert(-2, ("draft model", f"of these: {_draft_part(plan.draft, estimate)}"))
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold")
     table.add_column(overflow="fold")
     for label, text in rows:
         table.add_row(label, escape(text))
     console.print(table)
+
+
+def _draft_part(draft: MemoryEstimate, estimate: MemoryEstimate) -> str:
+    return (
+        f"{size_text(draft.weights)} weights, {size_text(draft.activations)} activations, "
+        f"{draft.kv_block / estimate.kv_block:.0%} of the cache"
+    )
 
 
 def _shortfall(plan: Plan) -> str:

@@ -15,6 +15,17 @@ def draft_options(options: LoadOptions) -> LoadOptions:
     return replace(options, device=device, tensor_parallel=1, adapters=())
 
 
+def both(model: MemoryEstimate, draft: MemoryEstimate) -> MemoryEstimate:
+    """What a model and its draft model take, as if they were one: its blocks are one of each."""
+    assert model.block_size == draft.block_size, "one backend has one size of blocks"
+    return replace(
+        model,
+        weights=model.weights + draft.weights,
+        activations=model.activations + draft.activations,
+        kv_block=model.kv_block + draft.kv_block,
+    )
+
+
 def shared_blocks(model: MemoryEstimate, draft: MemoryEstimate, options: LoadOptions) -> int:
     """Blocks of the cache of each, so that whoever has room in one has it in the other too.
 
@@ -27,10 +38,9 @@ def shared_blocks(model: MemoryEstimate, draft: MemoryEstimate, options: LoadOpt
         OutOfMemory: both together do not fit with one sequence of full length, or with the blocks
             that were asked for.
     """
-    assert model.block_size == draft.block_size, "one backend has one size of blocks"
+    together = both(model, draft)
     per_sequence = -(-model.context // model.block_size)
-    left = model.left_for_kv - draft.weights - draft.activations
-    fitting = max(left, 0) // (model.kv_block + draft.kv_block)
+    fitting = max(together.left_for_kv, 0) // together.kv_block
     if options.kv_blocks is not None:
         blocks = least = options.kv_blocks
     else:
