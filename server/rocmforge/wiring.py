@@ -72,13 +72,14 @@ def read_front(model: str, settings: Settings) -> ModelFront:
         )
         if isinstance(config, EncoderConfig):
             _refuse_for_encoders(settings)
-            pooling, found_adapters = config.pooling, ()
+            pooling = config.pooling
+            adapters: tuple[str, ...] = ()
         else:
             pooling = declared_pooling(file)
-            found_adapters = read_adapters(config, adapter_specs(settings))
+            found = read_adapters(config, adapter_specs(settings))
+            adapters = tuple(adapter.name for adapter in found)
         draft = find_draft(file, settings)
     names = settings.served_model_name or default_names(model, path)
-    adapters = tuple(adapter.name for adapter in found_adapters)
     for name in adapters:
         if name in names:
             raise ConfigurationError(f"--lora {name}=...: the model has that name. Give another.")
