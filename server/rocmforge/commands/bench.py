@@ -2,7 +2,8 @@
 
 It drives the engine process as the server does, without HTTP. Prompts are random tokens, so no
 run profits from the prefix cache of another. Timings of one run are noisy: each figure is the
-median of `--repeat` runs.
+median of `--repeat` runs. What follows random tokens is not what people ask for, so guesses
+(speculative decoding) are right more or less often here than they will be.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ import asyncio
 import random
 import statistics
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 import msgspec
 from rich.console import Console
@@ -23,9 +25,21 @@ from rocmforge.backend.protocol import RunnerInfo
 from rocmforge.commands.progress import wait_ready
 from rocmforge.engine.client import AsyncEngine
 from rocmforge.engine.params import SamplingParams
+from rocmforge.engine.status import EngineStats
 from rocmforge.errors import EngineError
 from rocmforge.settings import Settings
 from rocmforge.wiring import build_engine, read_front
+
+
+@dataclass(frozen=True, slots=True)
+class Drafts:
+    """Tokens to guess in each step, by prompt lookup and by the draft model."""
+
+    lookup: int
+    model: int
+
+
+NO_DRAFTS: Final = Drafts(0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +62,8 @@ class Row:
     decode_tokens_per_s: float  # tokens after the first of all streams, while any stream decodes
     ttft_ms: float  # median over the streams
     per_token_ms: float  # median over the streams, after the first token
+    drafted_tokens: int  # guesses that were checked, in all runs
+    accepted_tokens: int  # of those, right ones
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,8 +99,13 @@ async def _measure(arguments: argparse.Namespace, settings: Settings, console: C
         runner = engine.status.runner
         assert runner is not None
         await _run_streams(engine, runner, streams=1, prompt_tokens=8, output_tokens=4)  # warm up
+        drafts = Drafts(
+            lookup=settings.prompt_lookup_tokens,
+            model=settings.draft_tokens if front.draft is not None else 0,
+        )
         rows = []
         for streams in arguments.streams:
+            before = engine.status.stats
             runs = [
                 await _run_streams(
                     engine,
@@ -92,10 +113,12 @@ async def _measure(arguments: argparse.Namespace, settings: Settings, console: C
                     streams=streams,
                     prompt_tokens=arguments.prompt_tokens,
                     output_tokens=arguments.output_tokens,
+                    drafts=drafts,
                 )
                 for _ in range(arguments.repeat)
             ]
-            rows.append(_summarise(runs, arguments.prompt_tokens, arguments.output_tokens))
+            row = _summarise(runs, arguments.prompt_tokens, arguments.output_tokens)
+            rows.append(_with_drafts(row, before, engine.status.stats))
         assert engine.pid is not None
         return Report(
             model=front.path.name,
@@ -109,18 +132,30 @@ async def _measure(arguments: argparse.Namespace, settings: Settings, console: C
 
 
 async def _run_streams(
-    engine: AsyncEngine, runner: RunnerInfo, *, streams: int, prompt_tokens: int, output_tokens: int
+    engine: AsyncEngine,
+    runner: RunnerInfo,
+    *,
+    streams: int,
+    prompt_tokens: int,
+    output_tokens: int,
+    drafts: Drafts = NO_DRAFTS,
 ) -> list[StreamTiming]:
+    sampling = SamplingParams(
+        max_tokens=output_tokens,
+        temperature=0.0,
+        ignore_eos=True,
+        num_drafts=drafts.lookup,
+        num_model_drafts=drafts.model,
+    )
     return await asyncio.gather(
-        *(_run_stream(engine, runner, prompt_tokens, output_tokens) for _ in range(streams))
+        *(_run_stream(engine, runner, prompt_tokens, sampling) for _ in range(streams))
     )
 
 
 async def _run_stream(
-    engine: AsyncEngine, runner: RunnerInfo, prompt_tokens: int, output_tokens: int
+    engine: AsyncEngine, runner: RunnerInfo, prompt_tokens: int, sampling: SamplingParams
 ) -> StreamTiming:
     prompt = random.choices(range(runner.vocab_size), k=prompt_tokens)
-    sampling = SamplingParams(max_tokens=output_tokens, temperature=0.0, ignore_eos=True)
     started = time.perf_counter()
     first = 0.0
     handle = engine.submit(prompt, sampling, eos_ids=())
@@ -156,6 +191,24 @@ def _summarise(runs: list[list[StreamTiming]], prompt_tokens: int, output_tokens
         decode_tokens_per_s=statistics.median(decode),
         ttft_ms=1000 * statistics.median(ttft),
         per_token_ms=1000 * statistics.median(per_token),
+        drafted_tokens=0,
+        accepted_tokens=0,
+    )
+
+
+def _with_drafts(row: Row, before: EngineStats, after: EngineStats) -> Row:
+    """The row, with the guesses that were made between two snapshots."""
+    drafted, accepted = (
+        now - then for now, then in zip(_guesses(after), _guesses(before), strict=True)
+    )
+    return replace(row, drafted_tokens=drafted, accepted_tokens=accepted)
+
+
+def _guesses(stats: EngineStats) -> tuple[int, int]:
+    """Those that were checked, and the right ones."""
+    return (
+        stats.drafted_tokens_total + stats.model_drafted_tokens_total,
+        stats.accepted_tokens_total + stats.model_accepted_tokens_total,
     )
 
 
@@ -175,6 +228,8 @@ def _print(console: Console, report: Report) -> None:
         highlight=False,
     )
     table = Table("streams", "prompt", "output", "prefill tok/s", "decode tok/s", "TTFT", "a token")
+    if any(row.drafted_tokens for row in report.rows):
+        table.add_column("guesses right")
     for row in report.rows:
         table.add_row(
             str(row.streams),
@@ -184,5 +239,12 @@ def _print(console: Console, report: Report) -> None:
             f"{row.decode_tokens_per_s:.1f}",
             f"{row.ttft_ms:.0f} ms",
             f"{row.per_token_ms:.1f} ms",
+            *_drafts_cell(row),
         )
     console.print(table)
+
+
+def _drafts_cell(row: Row) -> tuple[str, ...]:
+    if not row.drafted_tokens:
+        return ()
+    return (f"{row.accepted_tokens} of {row.drafted_tokens}",)
