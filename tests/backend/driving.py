@@ -13,6 +13,7 @@ from rocmforge.backend.protocol import (
     NO_SOURCE,
     SAMPLE,
     Float32Array,
+    Int32Array,
     Runner,
     SamplingBatch,
     StepInput,
@@ -127,8 +128,13 @@ def make_step(step_id: int, chunks: Sequence[Chunk], block_size: int) -> StepInp
         block_table=table,
         logit_rows=np.array(logit_rows, np.int32),
         sampling=make_sampling([want for chunk in chunks for want in chunk.wants]),
-        adapters=np.array([chunk.adapter for chunk in chunks], np.int32),
+        adapters=_adapters(chunks),
     )
+
+
+def _adapters(chunks: Sequence[Chunk]) -> Int32Array:
+    adapters = np.array([chunk.adapter for chunk in chunks], np.int32)
+    return adapters if (adapters != NO_ADAPTER).any() else adapters[:0]
 
 
 def make_sampling(wants: Sequence[Want]) -> SamplingBatch:

@@ -50,6 +50,7 @@ class StepLimits:
     tokens: int
     sequences: int
     context: int  # tokens of one sequence
+    adapters: int = 0  # that a sequence may have one of
 
     @property
     def rows(self) -> int:

@@ -21,6 +21,7 @@ from rocmforge.gguf.tensor import GgufTensor
 from rocmforge.logits.registry import load_processors
 from rocmforge.models.architectures import read_config
 from rocmforge.models.config import ModelConfig
+from rocmforge.models.lora import Adapter, read_adapters
 from rocmforge.models.rope import load_rope_tables
 from rocmforge.models.weights import ModelWeights, load_weights
 from rocmforge_hip.device import FoundDevice, choose_device, choose_devices, find_devices
@@ -91,9 +92,10 @@ class HipBackend:
         kernels = prepare_processors(processors, found.properties.target, cache_dir())
         progress("reading the header", 0.0)
         with open_gguf(model) as file:
-            config, weights = _read(file, rank.shard if rank else None)
+            config, weights, adapters = _read(file, options, rank.shard if rank else None)
             geometry = Geometry(found.properties.compute_units)
-            plan = make_plan(config, weights, options, geometry, found.info.memory_free)
+            free = found.info.memory_free
+            plan = make_plan(config, weights, options, geometry, free, adapters)
             tables = load_rope_tables(config, file, plan.limits.context)
             device = open_device(found)
             try:
@@ -101,10 +103,10 @@ class HipBackend:
                 loading = ModelLoading(
                     device, config, plan, geometry, progress, kernels, group, file.locate
                 )
-                loaded = loading.load(weights, tables)
+                loaded = loading.load(weights, tables, adapters)
                 pairs = [(cache.keys, cache.values) for cache in loaded.ops.caches]
                 bandwidth = copy_bandwidth(device.driver, device.stream, pairs)
-                info = _describe(found, config, plan, kernels, bandwidth)
+                info = _describe(found, config, plan, kernels, bandwidth, options)
                 reads = StepReads(config, weights, plan)
                 return HipRunner(device, loaded, plan.limits, info, reads)
             except BaseException:
@@ -127,13 +129,13 @@ class HipBackend:
         _check_cache_type(options)
         with open_gguf(model) as file:
             shard = Shard(0, options.tensor_parallel) if options.tensor_parallel > 1 else None
-            config, weights = _read(file, shard)
-            needs = measure(config, weights, options, geometry, free)
+            config, weights, adapters = _read(file, options, shard)
+            needs = measure(config, weights, options, geometry, free, adapters)
         return MemoryEstimate(
             device=name,
             free=free,
             allowed=needs.allowed,
-            weights=needs.weights,
+            weights=needs.weights + needs.adapters,
             activations=needs.step_bytes,
             kv_block=needs.block_bytes,
             block_size=BLOCK_TOKENS,
@@ -154,15 +156,19 @@ class HipBackend:
         return selfcheck.check_ops(choose_device(find_devices(select_platform()), device), only)
 
 
-def _read(file: GgufFile, shard: Shard | None) -> tuple[ModelConfig, ModelWeights[Planned]]:
-    """What a device is to have of a model: all of it, or a part."""
+def _read(
+    file: GgufFile, options: LoadOptions, shard: Shard | None
+) -> tuple[ModelConfig, ModelWeights[Planned], tuple[Adapter, ...]]:
+    """What a device is to have of a model and its adapters: all of it, or a part."""
     config = read_config(file)
     _check_supported(config)
     tensors = load_weights(config, file, _keep)
+    adapters = read_adapters(config, options.adapters)
     if shard is not None:
         shard.check(config, tensors)
+        adapters = tuple(shard.adapter(adapter) for adapter in adapters)
         config, tensors = shard.config(config), shard.weights(tensors)
-    return config, plan_weights(tensors)
+    return config, plan_weights(tensors), adapters
 
 
 def _keep(tensor: GgufTensor) -> GgufTensor:
@@ -197,6 +203,7 @@ def _describe(
     plan: MemoryPlan,
     kernels: ProcessorKernels,
     bandwidth: float,
+    options: LoadOptions,
 ) -> RunnerInfo:
     return RunnerInfo(
         backend="hip",
@@ -210,6 +217,8 @@ def _describe(
         kv_bytes=plan.kv_bytes,
         kv_dtype=_cache_type(plan),
         copy_bandwidth=bandwidth,
+        adapters=tuple(adapter.name for adapter in options.adapters),
+        adapter_bytes=plan.adapters,
         bus_ids=(found.properties.pci_id,),
         notes=(*str(plan).splitlines(), kernels.note),
         hidden_size=config.dim,

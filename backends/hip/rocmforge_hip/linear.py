@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import MappingProxyType
 from typing import Final
 
@@ -36,15 +37,23 @@ class LinearKernels:
         self._multiplied: tuple[Matrix, Activation, Activation] | None = None
 
     def linear(
-        self, x: Activation, weight: Weight, bias: Weight | None, *, half: bool = False
+        self,
+        x: Activation,
+        weight: Weight,
+        bias: Weight | None,
+        *,
+        half: bool = False,
+        then: Callable[[Activation], None] = lambda product: None,
     ) -> Activation:
         """As `Ops.linear`; arguments as `multiply`.
 
-        A stack of matrices is multiplied as a whole when the first of them is asked for.
+        A stack of matrices is multiplied as a whole when the first of them is asked for, and `then`
+        called with all of the product.
         """
         part = part_of(weight)
         if self._multiplied is None or self._multiplied[:2] != (part.matrix, x):
             out = self.multiply(x, part, bias, half=half)
+            then(out)
             self._multiplied = part.matrix, x, out
         out = self._multiplied[2]
         if part.width == out.width:

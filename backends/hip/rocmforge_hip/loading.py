@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
-from rocmforge.backend.protocol import Float32Array, Int32Array, ProgressCallback
+import numpy.typing as npt
+
+from rocmforge.backend.protocol import ProgressCallback
 from rocmforge.models.config import ModelConfig
+from rocmforge.models.lora import Adapter
 from rocmforge.models.rope import RopeTables
 from rocmforge.models.weights import ModelWeights
 from rocmforge_hip.device import FoundDevice
@@ -22,6 +26,8 @@ from rocmforge_hip.jit.launch import (
 )
 from rocmforge_hip.library import KernelLibrary
 from rocmforge_hip.loader import Locate, WeightLoader
+from rocmforge_hip.lora import DeviceAdapters
+from rocmforge_hip.lora_plan import pack_stack, plan_adapters
 from rocmforge_hip.memory import Arena, DeviceArray, Memory, spec
 from rocmforge_hip.ops import DeviceRopeTable, HipOps, LayerCache
 from rocmforge_hip.parallel.collective import Communicator
@@ -30,7 +36,7 @@ from rocmforge_hip.plan import MemoryPlan, cache_arrays
 from rocmforge_hip.runner import Device, Model
 from rocmforge_hip.sampler import Sampler
 from rocmforge_hip.weight_plan import Planned, PlannedMatrix, storages
-from rocmforge_hip.weights import Weight
+from rocmforge_hip.weights import Matrix, Weight
 
 
 def open_device(found: FoundDevice) -> Device:
@@ -64,12 +70,19 @@ class ModelLoading:
         self._group = group
         self._locate = locate
 
-    def load(self, planned: ModelWeights[Planned], tables: RopeTables) -> Model:
+    def load(
+        self,
+        planned: ModelWeights[Planned],
+        tables: RopeTables,
+        adapters: Sequence[Adapter] = (),
+    ) -> Model:
         """The model, once everything is on the device."""
         device, config, plan = self._device, self._config, self._plan
         self._progress("loading kernels", 0.0)
         arena = Arena(device.memory, plan.activations, device.stream)
-        ops = self._make_ops(arena)(
+        make_ops = self._make_ops(arena)
+        weights = self._load_weights(planned)
+        ops = make_ops(
             config,
             device.library,
             self._geometry,
@@ -81,10 +94,11 @@ class ModelLoading:
                 for storage in storages(planned)
                 if isinstance(storage, PlannedMatrix)
             ),
+            adapters=self._load_adapters(weights, adapters),
         )
         sampler = Sampler(device.library, self._geometry, arena, self._load_processors())
         inputs = device.memory.device(spec((plan.input_bytes,), "u1"), "inputs of a step")
-        return Model(config, self._load_weights(planned), ops, sampler, arena, inputs.array)
+        return Model(config, weights, ops, sampler, arena, inputs.array)
 
     def _load_processors(self) -> Processors:
         device, vocab = self._device, self._config.vocab_size
@@ -113,6 +127,26 @@ class ModelLoading:
         finally:
             loader.close()
 
+    def _load_adapters(
+        self, weights: ModelWeights[Weight], adapters: Sequence[Adapter]
+    ) -> dict[Matrix, DeviceAdapters]:
+        """All adapters, by the matrix that they change."""
+        loaded = {}
+        stacks = plan_adapters(weights, adapters)
+        for number, stack in enumerate(stacks):
+            self._progress("loading adapters", number / len(stacks))
+            arrays = {
+                name: self._upload(values, f"{name} of {stack.name}")
+                for name, values in pack_stack(stack).items()
+            }
+            loaded[stack.matrix] = DeviceAdapters(
+                **arrays,
+                parts=len(stack.parts),
+                width=stack.width,
+                column_tiles=max(part.tiles for part in stack.parts),
+            )
+        return loaded
+
     def _new_cache(self, layer: int) -> LayerCache:
         return LayerCache(
             **{
@@ -133,7 +167,7 @@ class ModelLoading:
             for is_local, table in found.items()
         }
 
-    def _upload(self, values: Float32Array | Int32Array, name: str) -> DeviceArray:
+    def _upload(self, values: npt.NDArray[Any], name: str) -> DeviceArray:
         device = self._device
         array = device.memory.device(spec(values.shape, values.dtype), name).array
         device.driver.copy_to_device(

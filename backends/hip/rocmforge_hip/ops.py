@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from rocmforge.backend.ops import Activation as GateActivation
@@ -26,9 +27,10 @@ from rocmforge_hip.activations import (
 from rocmforge_hip.geometry import BLOCK_TOKENS, MAX_GEMV_ROWS, Geometry
 from rocmforge_hip.library import Kernel, KernelLibrary
 from rocmforge_hip.linear import GATES, LinearKernels, empty, f32_of, part_of, vector_of
+from rocmforge_hip.lora import DeviceAdapters, Lora
 from rocmforge_hip.memory import Arena, DeviceArray
 from rocmforge_hip.step import DeviceStep
-from rocmforge_hip.weights import Weight, ceil_div, round_up
+from rocmforge_hip.weights import Matrix, Weight, ceil_div, round_up
 
 _PREFILL_ROWS: Final = 128  # query rows of a block
 _ELEMENTS: Final = 1024  # of a block of the element-wise kernels
@@ -73,6 +75,7 @@ class HipOps:
         caches: tuple[LayerCache, ...],
         tables: Mapping[bool, DeviceRopeTable],
         formats: frozenset[str],
+        adapters: Mapping[Matrix, DeviceAdapters],
     ) -> None:
         self._config = config
         self._geometry = geometry
@@ -81,6 +84,7 @@ class HipOps:
         self._tables = tables
         self._wave = library.wave_size
         self.products = LinearKernels(library, geometry, arena, formats)
+        self._lora = Lora(library, arena, self.products, adapters)
         cache = "int8" if caches[0].key_scale is not None else "f16"
         group = 4 if config.num_heads // config.num_kv_heads <= 4 else 8
         self._group = group
@@ -158,7 +162,8 @@ class HipOps:
     def linear(
         self, step: DeviceStep, x: Activation, weight: Weight, bias: Weight | None
     ) -> Activation:
-        return self.products.linear(x, weight, bias)
+        matrix = part_of(weight).matrix
+        return self.products.linear(x, weight, bias, then=partial(self._lora.add, step, x, matrix))
 
     def gated_linear(
         self,
@@ -169,6 +174,8 @@ class HipOps:
         activation: GateActivation,
     ) -> Activation:
         assert part_of(gate).matrix is part_of(up).matrix, "gate and up are one matrix"
+        if self._lora.changes(step, part_of(gate).matrix):
+            return self._lora.gated(step, x, part_of(gate), GATES[activation])
         return self.products.multiply(x, part_of(gate), None, GATES[activation])
 
     def rope_and_store(

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Final
 
 from rocmforge.backend.protocol import LoadOptions
 from rocmforge.errors import OutOfMemory
 from rocmforge.models.config import ModelConfig
+from rocmforge.models.lora import Adapter
 from rocmforge.models.weights import ModelWeights
 from rocmforge_hip.activations import StepLimits, plan_activations
 from rocmforge_hip.geometry import BLOCK_TOKENS, Geometry
 from rocmforge_hip.jit.layout import UseSizes
+from rocmforge_hip.lora_plan import (
+    adapter_bytes,
+    most_tiles,
+    plan_adapters,
+    plan_lora_activations,
+)
 from rocmforge_hip.memory import ArraySpec, spec, total_bytes
 from rocmforge_hip.step import ListSizes, StepLayout, StepShape
 from rocmforge_hip.weight_plan import Planned, weight_bytes
@@ -27,6 +35,7 @@ class MemoryNeeds:
 
     allowed: int
     weights: int
+    adapters: int
     activations: dict[str, ArraySpec]
     input_bytes: int
     block_arrays: dict[str, ArraySpec]  # of one layer
@@ -41,7 +50,7 @@ class MemoryNeeds:
     @property
     def fixed_bytes(self) -> int:
         """Everything but the cache."""
-        return self.weights + self.step_bytes
+        return self.weights + self.adapters + self.step_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +69,7 @@ class MemoryPlan(MemoryNeeds):
         return "\n".join(
             (
                 f"weights      {_mib(self.weights)}",
+                *([f"adapters     {_mib(self.adapters)}"] if self.adapters else []),
                 f"activations  {_mib(self.step_bytes)}",
                 f"KV cache     {_mib(self.kv_bytes)}: {self.num_blocks} blocks, {tokens} tokens, "
                 f"{tokens // self.limits.context} sequences of {self.limits.context}",
@@ -74,18 +84,23 @@ def measure(
     options: LoadOptions,
     geometry: Geometry,
     memory_free: int,
+    adapters: Sequence[Adapter] = (),
 ) -> MemoryNeeds:
-    """What the model needs of a device with so much free memory."""
+    """What the model and its adapters need of a device with so much free memory."""
     limits = StepLimits(
         tokens=options.max_batched_tokens,
         sequences=options.max_sequences,
         context=min(options.max_context, config.max_context),
+        adapters=len(adapters),
     )
+    stacks = plan_adapters(weights, adapters)
     arrays = _block_arrays(config, options.kv_dtype)
     return MemoryNeeds(
         allowed=int(memory_free * options.memory_utilization),
         weights=weight_bytes(weights),
-        activations=plan_activations(config, weights, limits, geometry),
+        adapters=adapter_bytes(stacks),
+        activations=plan_activations(config, weights, limits, geometry)
+        | plan_lora_activations(stacks, limits.tokens, limits.adapters),
         input_bytes=_largest_input(config, limits),
         block_arrays=arrays,
         block_bytes=total_bytes(arrays) * config.num_layers,
@@ -99,13 +114,14 @@ def make_plan(
     options: LoadOptions,
     geometry: Geometry,
     memory_free: int,
+    adapters: Sequence[Adapter] = (),
 ) -> MemoryPlan:
     """The plan for a device with so much free memory.
 
     Raises:
         OutOfMemory: One sequence of full length, or the cache that was asked for, does not fit.
     """
-    needs = measure(config, weights, options, geometry, memory_free)
+    needs = measure(config, weights, options, geometry, memory_free, adapters)
     left = needs.allowed - needs.fixed_bytes
     per_sequence = ceil_div(needs.limits.context, BLOCK_TOKENS)
     if options.kv_blocks is not None:
@@ -117,7 +133,7 @@ def make_plan(
     if num_blocks < least or num_blocks * needs.block_bytes > left:
         raise OutOfMemory(
             f"The model needs {_mib(needs.weights)} for weights, "
-            f"{_mib(needs.step_bytes)} for a step and "
+            f"{_mib(needs.adapters)} for adapters, {_mib(needs.step_bytes)} for a step and "
             f"{_mib(least * needs.block_bytes)} for a cache of {least * BLOCK_TOKENS} tokens, but "
             f"only {_mib(needs.allowed)} may be used ({options.memory_utilization:.0%} of "
             f"{_mib(memory_free)} free). Lower max_context, max_batched_tokens, max_sequences or "
@@ -153,6 +169,7 @@ def _largest_input(config: ModelConfig, limits: StepLimits) -> int:
         decodes=limits.sequences,
         prefills=limits.sequences,
         longest_prefill=limits.tokens,
+        lora_tiles=most_tiles(limits.tokens, limits.adapters),
         sums=limits.sequences,
     )
     lists = ListSizes(

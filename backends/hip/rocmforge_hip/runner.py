@@ -25,6 +25,7 @@ from rocmforge_hip.driver import Driver, HipError
 from rocmforge_hip.geometry import BLOCK_TOKENS
 from rocmforge_hip.graphs import GraphCache
 from rocmforge_hip.library import KernelLibrary
+from rocmforge_hip.lora_plan import most_tiles, tile_rows
 from rocmforge_hip.memory import Arena, DeviceArray, Memory, PinnedBuffer
 from rocmforge_hip.ops import HipOps
 from rocmforge_hip.sampler import Sampler
@@ -332,6 +333,7 @@ class HipRunner:
             decodes=size,
             prefills=0,
             longest_prefill=0,
+            lora_tiles=most_tiles(size, self._limits.adapters) if len(step.adapters) else 0,
         )
 
     def _layout(
@@ -398,5 +400,6 @@ def exact_shape(step: StepInput) -> StepShape:
         decodes=decodes,
         prefills=int((lengths > 1).sum()),
         longest_prefill=int(lengths.max()),
+        lora_tiles=len(tile_rows(step.token_adapters)[0]) if len(step.adapters) else 0,
         sums=len(step.hidden_ranges),
     )

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from rocmforge.backend.protocol import SamplingBatch, StepInput
 from rocmforge_hip.jit.layout import NO_USES, UseSizes, use_contents
+from rocmforge_hip.lora_plan import tile_rows
 from rocmforge_hip.memory import DeviceArray
 from rocmforge_hip.weights import round_up
 
@@ -36,6 +37,7 @@ class StepShape:
     decodes: int  # sequences with one new token
     prefills: int  # sequences with several
     longest_prefill: int  # new tokens of the longest of those
+    lora_tiles: int = 0  # of rows with one adapter: see `lora_plan.tile_rows`
     sums: int = 0  # ranges of hidden states
 
 
@@ -147,6 +149,8 @@ class StepLayout:
             self._add(name, rows, dtype)
         self._add("block_table", sequences * shape.blocks, "i4")
         self._add("hidden_ranges", 2 * shape.sums, "i4")
+        self._add("lora_tiles", 3 * shape.lora_tiles, "i4")
+        self._add("lora_order", tokens if shape.lora_tiles else 0, "i4")
         # Their sizes are not part of the shape: rows with lists are not sampled within a graph.
         self._add("seen_offsets", rows + 1, "i4")
         self._add("bias_offsets", rows + 1, "i4")
@@ -215,6 +219,10 @@ def _contents(
     yield "decodes", np.concatenate((decodes, padding)), 0
     yield "prefills", np.flatnonzero(new_tokens > 1), 0
     yield "logit_rows", step.logit_rows, 0
+    if shape.lora_tiles:
+        tiles, order = tile_rows(step.token_adapters)
+        yield "lora_tiles", tiles.reshape(-1), 0
+        yield "lora_order", order, 0
     yield "temperature", batch.temperature, 0.0
     with np.errstate(divide="ignore"):
         yield "log_min_p", np.log(batch.min_p), -np.inf

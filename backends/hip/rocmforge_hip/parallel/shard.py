@@ -11,6 +11,7 @@ from gguf.constants import GGML_QUANT_SIZES
 from rocmforge.errors import ConfigurationError
 from rocmforge.gguf.tensor import GgufTensor
 from rocmforge.models.config import ModelConfig
+from rocmforge.models.lora import Adapter, LowRank
 from rocmforge.models.weights import LayerWeights, ModelWeights
 from rocmforge_hip.weights import UNIT
 
@@ -60,6 +61,19 @@ class Shard:
             layers=tuple(self._layer(layer) for layer in whole.layers),
             output=self._rows(whole.output),
         )
+
+    def adapter(self, whole: Adapter) -> Adapter:
+        """This rank's part of an adapter."""
+        layers = tuple(
+            {slot: self._low_rank(slot, low_rank) for slot, low_rank in layer.items()}
+            for layer in whole.layers
+        )
+        return replace(whole, layers=layers)
+
+    def _low_rank(self, slot: str, whole: LowRank) -> LowRank:
+        if slot in ("output", "down"):
+            return replace(whole, a=self._columns(whole.a))
+        return replace(whole, b=self._rows(whole.b))
 
     def _layer(self, layer: LayerWeights[GgufTensor]) -> LayerWeights[GgufTensor]:
         return replace(

@@ -1,0 +1,154 @@
+// LoRA adapters (Hu et al. 2021): y += factor * (x A^T) B^T, with an A and a B for each adapter.
+//
+// Rows of x with the same adapter come in tiles of up to 16 (Chen et al. 2023, Punica, gather them
+// alike), so that each tile meets one A and one B and rows without an adapter cost nothing. A row's
+// result does not depend on its tile.
+//
+// The matrix may be a stack of parts (query, key and value; gate and up), each with its own A and
+// B. `adapters` says where those are: for adapter i and part p, at index i parts + p,
+//   first row of A, place of B in units of 8 halves, rank; a rank of 0: this part is not changed
+// A has `columns` halves a row. B is [columns of y, rank rounded up to 8], padded with zeros.
+//
+// A tile is: adapter, first, count. Its rows are order[first] to order[first + count - 1]; the
+// tiles of a captured graph that are not needed have a count of 0.
+#include "rf/act.h"
+#include "rf/mma.h"
+
+namespace rf {
+
+inline constexpr int kTileRows = 16;
+inline constexpr int kShrinkWaves = 8;
+inline constexpr int kExpandWaves = 4;
+
+struct LoraTile {
+  int adapter, first, count;
+
+  static __device__ __forceinline__ LoraTile of(const int32_t* tiles, int index) {
+    return {tiles[3 * index], tiles[3 * index + 1], tiles[3 * index + 2]};
+  }
+};
+
+struct LoraPart {
+  int64_t a_row, b_chunk;
+  int rank;
+
+  static __device__ __forceinline__ LoraPart of(const int32_t* adapters, int index) {
+    return {adapters[3 * index], adapters[3 * index + 1], adapters[3 * index + 2]};
+  }
+};
+
+__device__ __forceinline__ Chunk8 half_chunk(const half* x) {
+  return *reinterpret_cast<const Chunk8*>(x);
+}
+__device__ __forceinline__ Chunk8 half_chunk(const float* x) {
+  const Vec<float, 4> low = load16(x), high = load16(x + 4);
+  Vec<half, 8> halves;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    halves[i] = act_half(low[i]);
+    halves[i + 4] = act_half(high[i]);
+  }
+  return __builtin_bit_cast(Chunk8, halves);
+}
+
+// 16 rows and 16 ranks a block, whose waves share K.
+template <class T>
+__device__ __forceinline__ void lora_shrink(const T* x, const half* a, const int32_t* tiles,
+                                            const int32_t* order, const int32_t* adapters,
+                                            half* shrunk, int columns, int parts, int width) {
+  __shared__ float sums[kShrinkWaves][kTileRows * 16];
+  const int part_tiles = width / parts / 16;
+  const int part = static_cast<int>(blockIdx.x) / part_tiles;
+  const int first_rank = static_cast<int>(blockIdx.x) % part_tiles * 16;
+  const LoraTile tile = LoraTile::of(tiles, blockIdx.y);
+  if (tile.count == 0) return;
+  const LoraPart low = LoraPart::of(adapters, tile.adapter * parts + part);
+  if (first_rank >= low.rank) return;
+
+  // Rows and ranks beyond the last are the last again; nobody reads what becomes of them.
+  const auto x_tile = [&](int row, int chunk) {
+    const int64_t from = order[tile.first + min(row, tile.count - 1)];
+    return half_chunk(x + from * columns + chunk * 8);
+  };
+  const auto a_tile = [&](int row, int chunk) {
+    const int64_t from = low.a_row + min(first_rank + row, low.rank - 1);
+    return half_chunk(a + from * columns + chunk * 8);
+  };
+  Mma::Acc sum{};
+  constexpr int kStep = Mma::kStepChunks;
+  for (int chunk = wave_id() * kStep; chunk < columns / 8; chunk += kShrinkWaves * kStep) {
+    Mma::multiply(sum, Mma::load_a(x_tile, 0, chunk), Mma::load_b(a_tile, 0, chunk));
+  }
+#pragma unroll
+  for (int i = 0; i < kAccValues; ++i) {
+    sums[wave_id()][Mma::row(i) * 16 + Mma::column(i)] = sum.value[i];
+  }
+  __syncthreads();
+
+  const int i = threadIdx.x;
+  if (i >= kTileRows * 16) return;
+  float total = 0.0f;
+#pragma unroll
+  for (int wave = 0; wave < kShrinkWaves; ++wave) total += sums[wave][i];
+  const int64_t row = static_cast<int64_t>(blockIdx.y) * kTileRows + i / 16;
+  shrunk[row * width + part * (width / parts) + first_rank + i % 16] = act_half(total);
+}
+
+}  // namespace rf
+
+// shrunk = x A^T for the rows of each tile.
+// x: [rows, columns], columns a multiple of 32. shrunk: halves [16 tiles, width]: for each part as
+// many as the largest rank of any adapter rounded up to 16, `width` together.
+// Grid: (width / 16, tiles), block: 8 waves.
+#define RF_LORA_SHRINK(name, T)                                                                    \
+  extern "C" __global__ __launch_bounds__(rf::kShrinkWaves* rf::kWave) void rf_lora_shrink_##name( \
+      const T* __restrict__ x, const rf::half* __restrict__ a, const int32_t* __restrict__ tiles,  \
+      const int32_t* __restrict__ order, const int32_t* __restrict__ adapters,                     \
+      rf::half* __restrict__ shrunk, int columns, int parts, int width) {                          \
+    rf::lora_shrink(x, a, tiles, order, adapters, shrunk, columns, parts, width);                  \
+  }
+
+RF_LORA_SHRINK(f32, float)
+RF_LORA_SHRINK(f16, rf::half)
+
+// y += factor * shrunk B^T for the rows of each tile.
+// factors: f32, indexed as `adapters`. columns: of each part, where in y its first 16 columns are,
+// how far it is from one 16 to the next, and how many there are. y: f32 [rows, y_width].
+// Grid: (most 16s of a part / 4, parts, tiles), block: 4 waves, each of which computes 16 columns.
+extern "C" __global__ __launch_bounds__(rf::kExpandWaves* rf::kWave) void rf_lora_expand(
+    const rf::half* __restrict__ shrunk, const rf::half* __restrict__ b,
+    const int32_t* __restrict__ tiles, const int32_t* __restrict__ order,
+    const int32_t* __restrict__ adapters, const float* __restrict__ factors,
+    const int32_t* __restrict__ columns, float* __restrict__ y, int width, int y_width) {
+  using rf::Mma;
+  const int parts = gridDim.y, part = blockIdx.y;
+  const rf::LoraTile tile = rf::LoraTile::of(tiles, blockIdx.z);
+  const int column_tile = static_cast<int>(blockIdx.x) * rf::kExpandWaves + rf::wave_id();
+  if (tile.count == 0 || column_tile >= columns[3 * part + 2]) return;
+  const int index = tile.adapter * parts + part;
+  const rf::LoraPart low = rf::LoraPart::of(adapters, index);
+  if (low.rank == 0) return;
+
+  const int chunks = (low.rank + 7) / 8;
+  const rf::half* own = shrunk + part * (width / parts);
+  const auto shrunk_tile = [&](int row, int chunk) {
+    const int64_t from = static_cast<int64_t>(blockIdx.z) * rf::kTileRows + row;
+    return chunk < chunks ? rf::half_chunk(own + from * width + chunk * 8) : rf::Chunk8{};
+  };
+  const auto b_tile = [&](int row, int chunk) {
+    const int64_t from = low.b_chunk + static_cast<int64_t>(column_tile * 16 + row) * chunks;
+    return chunk < chunks ? rf::half_chunk(b + (from + chunk) * 8) : rf::Chunk8{};
+  };
+  Mma::Acc sum{};
+  for (int chunk = 0; chunk < chunks; chunk += Mma::kStepChunks) {
+    Mma::multiply(sum, Mma::load_a(shrunk_tile, 0, chunk), Mma::load_b(b_tile, 0, chunk));
+  }
+  const float factor = factors[index];
+  const int first = columns[3 * part] + column_tile * columns[3 * part + 1];
+#pragma unroll
+  for (int i = 0; i < rf::kAccValues; ++i) {
+    if (Mma::row(i) >= tile.count) continue;
+    const int64_t row = order[tile.first + Mma::row(i)];
+    y[row * y_width + first + Mma::column(i)] += factor * sum.value[i];
+  }
+}
