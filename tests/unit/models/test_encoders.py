@@ -1,0 +1,180 @@
+"""Files of encoders: what is read of them, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rocmforge.backend.ops import Activation
+from rocmforge.errors import BadGguf, RocmForgeError, UnsupportedArchitecture, UnsupportedTensor
+from rocmforge.gguf.reader import GgufTensor, open_gguf
+from rocmforge.models.config import ModelConfig
+from rocmforge.models.encoder_config import EncoderConfig
+from rocmforge.models.encoder_weights import load_encoder_weights
+from rocmforge.models.pooling import PoolingType
+from rocmforge.models.reading import read_model
+from tests.data.models import tiny_models
+from tests.data.models.tiny_encoders import by_name, gguf_metadata, gguf_tensors
+from tests.support.gguf_writer import write_gguf
+
+
+def write(
+    folder: Path, name: str, *, keys: dict[str, Any] | None = None, tensors: Any = None
+) -> Path:
+    """A tiny encoder with changed keys and tensors; None leaves one out."""
+    model = by_name(name)
+    metadata = gguf_metadata(model) | (keys or {})
+    found = gguf_tensors(model) | (tensors or {})
+    return write_gguf(
+        folder / "model.gguf",
+        {key: value for key, value in metadata.items() if value is not None},
+        {key: value for key, value in found.items() if value is not None},
+    )
+
+
+def read(path: Path) -> EncoderConfig:
+    with open_gguf(path) as file:
+        config = read_model(file)
+    assert isinstance(config, EncoderConfig)
+    return config
+
+
+def test_the_metadata_of_bert(tmp_path: Path) -> None:
+    config = read(write(tmp_path, "bert"))
+    assert (config.num_layers, config.dim, config.ffn_dim) == (2, 48, 72)
+    assert (config.num_heads, config.head_dim, config.vocab_size) == (4, 12, 97)
+    assert (config.max_context, config.pooling) == (64, PoolingType.CLS)
+    assert config.activation is Activation.GELU
+    assert config.rope is None
+    assert config.output_size == 48
+    assert config.attention_scale == pytest.approx(12**-0.5)
+
+
+def test_the_metadata_of_nomic_bert(tmp_path: Path) -> None:
+    config = read(write(tmp_path, "nomic-bert"))
+    assert config.activation is Activation.SILU
+    assert config.rope is not None
+    assert (config.rope.theta, config.rope.dim) == (1000.0, 12)
+
+
+@pytest.mark.parametrize(
+    ("name", "declared", "pooling", "num_scores"),
+    [
+        ("bert", None, PoolingType.MEAN, 0),
+        ("bert", 0, PoolingType.MEAN, 0),
+        ("bert", 3, PoolingType.LAST, 0),
+        ("ranker", None, PoolingType.RANK, 1),
+        ("ranker", 4, PoolingType.RANK, 1),
+        ("ranker", 2, PoolingType.CLS, 0),
+    ],
+)
+def test_files_that_do_not_say_how_to_pool_show_it_by_their_head(
+    name: str, declared: int | None, pooling: PoolingType, num_scores: int, tmp_path: Path
+) -> None:
+    path = write(tmp_path, name, keys={"bert.pooling_type": declared})
+    config = read(path)
+    assert (config.pooling, config.num_scores) == (pooling, num_scores)
+    with open_gguf(path) as file:
+        weights = load_encoder_weights(config, file, GgufTensor.to_float32)
+    assert (weights.head is not None) == (pooling is PoolingType.RANK)
+
+
+def test_a_head_of_one_row_may_have_lost_an_axis(tmp_path: Path) -> None:
+    scores = gguf_tensors(by_name("ranker"))["cls.output.weight"]
+    path = write(tmp_path, "ranker", tensors={"cls.output.weight": scores.reshape(-1)})
+    config = read(path)
+    with open_gguf(path) as file:
+        weights = load_encoder_weights(config, file, GgufTensor.to_float32)
+    assert weights.head is not None
+    np.testing.assert_array_equal(weights.head.scores, scores)
+
+
+def test_fused_matrices_are_taken_apart(tmp_path: Path) -> None:
+    path = write(tmp_path, "nomic-bert")
+    config = read(path)
+    shares: list[float] = []
+    with open_gguf(path) as file:
+        weights = load_encoder_weights(config, file, GgufTensor.to_float32, shares.append)
+    fused = gguf_tensors(by_name("nomic-bert"))["blk.1.attn_qkv.weight"]
+    layer = weights.layers[1]
+    np.testing.assert_array_equal(np.concatenate([layer.q, layer.k, layer.v]), fused)
+    assert layer.gate is not None
+    assert weights.positions is None
+    assert shares == sorted(shares)
+    assert shares[-1] == 1
+
+
+@pytest.mark.parametrize(
+    ("keys", "error", "what"),
+    [
+        ({"bert.attention.causal": True}, UnsupportedArchitecture, "causal"),
+        ({"bert.pooling_type": 4}, UnsupportedTensor, "cls.output.weight"),
+        ({"bert.attention.head_count": 5}, BadGguf, "head_count"),
+        ({"bert.attention.head_count_kv": 2}, BadGguf, "head_count_kv"),
+        ({"bert.attention.key_length": 10}, BadGguf, "key_length"),
+        ({"bert.attention.layer_norm_epsilon": 0.0}, BadGguf, "layer_norm_epsilon"),
+        ({"bert.context_length": 0}, BadGguf, "context_length"),
+        ({"bert.context_length": 65}, UnsupportedTensor, "position_embd"),
+        ({"bert.vocab_size": 96}, BadGguf, "vocab_size"),
+        ({"bert.block_count": 3}, UnsupportedTensor, "blk.2"),
+        ({"bert.block_count": 1}, UnsupportedTensor, "blk.1"),
+        ({"tokenizer.ggml.token_type_count": 3}, UnsupportedTensor, "token_types"),
+        ({"general.architecture": "t5"}, UnsupportedArchitecture, "nomic-bert"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_by_name(
+    keys: dict[str, Any], error: type[RocmForgeError], what: str, tmp_path: Path
+) -> None:
+    with pytest.raises(error, match=what):
+        read(write(tmp_path, "bert", keys=keys))
+
+
+@pytest.mark.parametrize(
+    ("keys", "what"),
+    [
+        ({"rope.freq_base": 0.5}, "freq_base"),
+        ({"rope.dimension_count": 7}, "dimension_count"),
+        ({"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}, "scaling"),
+    ],
+)
+def test_ropes_that_cannot_be_served_are_refused(
+    keys: dict[str, Any], what: str, tmp_path: Path
+) -> None:
+    prefixed = {f"nomic-bert.{key}": value for key, value in keys.items()}
+    with pytest.raises(RocmForgeError, match=what):
+        read(write(tmp_path, "nomic-bert", keys=prefixed))
+
+
+@pytest.mark.parametrize(
+    ("tensors", "what"),
+    [
+        ({"blk.0.attn_q.weight": None}, "attn_q.weight"),
+        ({"blk.0.attn_q.weight": np.zeros((48, 40), np.float32)}, "attn_q.weight"),
+        ({"blk.0.ffn_gate.weight": np.zeros((72, 48), np.float32)}, "ffn_gate"),
+        ({"token_embd_norm.bias": None}, "token_embd_norm"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_refused(
+    tensors: dict[str, Any], what: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UnsupportedTensor, match=what):
+        read(write(tmp_path, "bert", tensors=tensors))
+
+
+def test_biases_and_token_types_may_be_missing(tmp_path: Path) -> None:
+    names = [name for name in gguf_tensors(by_name("bert")) if "attn_q.bias" in name]
+    path = write(tmp_path, "bert", tensors=dict.fromkeys([*names, "token_types.weight"]))
+    config = read(path)
+    with open_gguf(path) as file:
+        weights = load_encoder_weights(config, file, GgufTensor.to_float32)
+    assert weights.types is None
+    assert weights.layers[0].q_bias is None
+
+
+def test_decoders_are_read_as_before(tmp_path: Path) -> None:
+    path = tiny_models.write_model(tiny_models.by_name("llama"), tmp_path)
+    with open_gguf(path) as file:
+        assert isinstance(read_model(file), ModelConfig)
