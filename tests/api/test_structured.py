@@ -14,8 +14,6 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from tests.api.conftest import Client
-from tests.api.fake_engine import FakeEngine
 from tests.api.live import assert_settles
 from tests.support.json_schemas import RandomSchemas, with_recursion
 from tests.support.server import LiveServer
@@ -178,62 +176,3 @@ def test_the_sdk_streams_a_pydantic_model(sdk: openai.OpenAI) -> None:
         for _ in stream:
             pass
         assert isinstance(stream.get_final_completion().choices[0].message.parsed, Person)
-
-
-# Each object in the next: compiling this overflows the stack of a process.
-CHAIN: dict[str, Any] = {
-    "$defs": {
-        f"d{i}": {"type": "object", "properties": {"a": {"$ref": f"#/$defs/d{i + 1}"}}}
-        for i in range(1000)
-    }
-    | {"d1000": {"type": "null"}},
-    "$ref": "#/$defs/d0",
-}
-
-
-@pytest.mark.parametrize(
-    ("fields", "param", "names"),
-    [
-        (
-            {"response_format": json_schema({"not": {"type": "string"}})},
-            "response_format.json_schema.schema",
-            '"not"',
-        ),
-        (
-            {"response_format": json_schema({"properties": {"a": {"uniqueItems": True}}})},
-            "response_format.json_schema.schema",
-            '"uniqueItems"',
-        ),
-        (
-            {"response_format": json_schema({"type": "objekt"})},
-            "response_format.json_schema.schema",
-            "objekt",
-        ),
-        (
-            {"response_format": {"type": "json_schema"}},
-            "response_format.json_schema.schema",
-            "Missing",
-        ),
-        ({"response_format": {"type": "xml"}}, "response_format.type", "xml"),
-        ({"guided_json": "{"}, "guided_json", "not a JSON schema"),
-        ({"guided_json": {"properties": 3}}, "guided_json", "properties"),
-        ({"guided_regex": "(a"}, "guided_regex", "unclosed group"),
-        ({"guided_regex": "a{1000}{1000}{1000}"}, "guided_regex", "too many"),
-        ({"guided_json": CHAIN}, "guided_json", "too long a chain"),
-        ({"guided_choice": []}, "guided_choice", "entries"),
-        ({"guided_grammar": "start: foo"}, "guided_grammar", "foo"),
-        ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex", "group"),
-        ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice", "exclude"),
-        ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos", "guided_regex"),
-        ({"guided_regex": "a", "min_tokens": 1}, "min_tokens", "guided_regex"),
-    ],
-)
-def test_what_cannot_be_enforced_is_refused_by_name(
-    client: Client, engine: FakeEngine, fields: dict[str, Any], param: str, names: str
-) -> None:
-    response = client.post("/v1/chat/completions", json=BODY | fields)
-    assert response.status_code == 400
-    error = response.json()["error"]
-    assert error["param"] == param
-    assert names in error["message"]
-    assert engine.submitted == []

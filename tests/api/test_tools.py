@@ -11,7 +11,6 @@ import openai
 import pytest
 
 from tests.api import tiny
-from tests.api.conftest import Client
 from tests.api.fake_engine import FakeEngine, say, tiny_text
 from tests.api.live import assert_settles
 from tests.support.server import LiveServer
@@ -220,37 +219,3 @@ def test_a_forced_call_goes_before_the_form_of_the_answer(sdk: openai.OpenAI) ->
     wanted: Any = {"model": "tiny", "messages": MESSAGES, "tools": TOOLS, "seed": 3}
     completion = sdk.chat.completions.create(**wanted, response_format=FORM, tool_choice="required")
     assert completion.choices[0].finish_reason == "tool_calls"
-
-
-def with_parameters(schema: object) -> list[dict[str, Any]]:
-    return [{"type": "function", "function": {"name": "f", "parameters": schema}}]
-
-
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"tools": 3}, "tools"),
-        ({"tools": [{"type": "function"}]}, "tools[0].function"),
-        ({"tools": [{"type": "code", "function": {"name": "f"}}]}, "tools[0].type"),
-        ({"tools": [*TOOLS, TOOLS[0]]}, "tools"),
-        ({"tool_choice": "required"}, "tool_choice"),
-        ({"tool_choice": "often", "tools": TOOLS}, "tool_choice"),
-        (
-            {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "g"}}},
-            "tool_choice",
-        ),
-        (
-            {"tools": with_parameters({"not": {}}), "tool_choice": "required"},
-            "tools[0].function.parameters",
-        ),
-        ({"tools": TOOLS, "tool_choice": "required", "ignore_eos": True}, "ignore_eos"),
-    ],
-)
-def test_mistakes_are_refused_by_name(
-    client: Client, engine: FakeEngine, fields: dict[str, Any], param: str
-) -> None:
-    body = {"model": "tiny", "messages": MESSAGES, **fields}
-    response = client.post("/v1/chat/completions", json=body)
-    assert response.status_code == 400
-    assert response.json()["error"]["param"] == param
-    assert engine.submitted == []

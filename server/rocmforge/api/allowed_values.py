@@ -19,7 +19,7 @@ def allowed_values(kind: Any, path: str) -> list[Any]:
         path: the place as msgspec writes it, such as `messages[0].role` or `logit_bias[...]`.
 
     Returns:
-        In the order of their declaration; empty if any value of some type will do.
+        In alphabetical order; empty if any value of some type will do.
     """
     found = _values(inspect.type_info(kind), _STEP.findall(path))
     return list(dict.fromkeys(found))

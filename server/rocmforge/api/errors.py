@@ -143,7 +143,8 @@ def _framework_message(error: HTTPException) -> str:
         case 404:
             return "There is nothing at this path. GET /openapi.json lists the paths there are."
         case 405:
-            return f"This path takes {(error.headers or {}).get('Allow', 'another method')} only."
+            methods = {*(error.headers or {}).get("allow", "").split(", ")} - {"OPTIONS"}
+            return f"This path takes {', '.join(sorted(methods))} only."
         case _:
             return error.detail
 
