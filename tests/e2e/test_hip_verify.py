@@ -100,6 +100,7 @@ PLANTED = {
     "gated gemv": "rf_gemv_*",
     "gated gemm": "rf_repack_*",
     "split gemm": "rf_gemm_sum",
+    "lora": "rf_lora_expand",
     "logits": "rf_softcap",
     "rope_and_store": "rf_rope_store_*",
     "decode attention": "rf_attention_decode_*",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -16,6 +16,7 @@ from rocmforge.backend.protocol import LoadOptions, SamplingBatch, StepInput
 from rocmforge.gguf.tensor import GgufTensor
 from rocmforge.models.config import ModelConfig, RopeConfig, RopeStyle
 from rocmforge.models.decoder import attention_specs
+from rocmforge.models.lora import ADAPTABLE, Adapter, LowRank
 from rocmforge.models.rope import RopeTable, RopeTables
 from rocmforge.models.weights import LayerWeights, ModelWeights
 from rocmforge_hip.activations import Activation
@@ -57,6 +58,7 @@ class Recipe:
     kv_dtype: str = "f16"
     window: int | None = None
     attention_softcap: float | None = None
+    adapter_ranks: tuple[int, ...] = ()  # of LoRA adapters of all matrices
 
 
 class Workbench:
@@ -71,13 +73,15 @@ class Workbench:
         self.weights = _weights(recipe, self.config)
         self.table = _rope_table(recipe)
         self.spec = attention_specs(self.config)[0]
+        self.adapters = tuple(_adapter(rank, self.weights) for rank in recipe.adapter_ranks)
         planned = plan_weights(self.weights)
         geometry = Geometry(found.properties.compute_units)
-        plan = make_plan(self.config, planned, _options(recipe), geometry, found.info.memory_free)
+        free = found.info.memory_free
+        plan = make_plan(self.config, planned, _options(recipe), geometry, free, self.adapters)
         self._device = open_device(found)
         try:
             loading = ModelLoading(self._device, self.config, plan, geometry, lambda *_: None)
-            self.model: Model = loading.load(planned, RopeTables(self.table, None))
+            self.model: Model = loading.load(planned, RopeTables(self.table, None), self.adapters)
             self._up = self._device.memory.pinned(_STAGING_BYTES, "uploads")
             self._down = self._device.memory.pinned(_STAGING_BYTES, "downloads")
         except BaseException:
@@ -141,6 +145,7 @@ class Workbench:
         rows: Sequence[int] = (),
         sampling: SamplingBatch | None = None,
         ranges: Sequence[tuple[int, int]] = (),
+        adapters: Sequence[int] = (),
     ) -> DeviceStep:
         """A step on the device.
 
@@ -152,8 +157,13 @@ class Workbench:
             rows: The logit rows.
             sampling: For those rows; greedy if not given.
             ranges: Whose hidden states are added up.
+            adapters: Of each sequence, if any has one.
         """
-        step = _step_input(chunks, tokens, sources, rows, sampling or greedy(len(rows)), ranges)
+        sampling = sampling or greedy(len(rows))
+        step = replace(
+            _step_input(chunks, tokens, sources, rows, sampling, ranges),
+            adapters=np.array(adapters, np.int32),
+        )
         shape = exact_shape(step)
         layout = StepLayout(shape, ListSizes.of(step.sampling))
         packed = np.zeros(layout.nbytes, np.uint8)
@@ -300,6 +310,19 @@ def _weights(recipe: Recipe, config: ModelConfig) -> ModelWeights[GgufTensor]:
     return ModelWeights(
         embedding=embedding, layers=(layer,), output_norm=vector("norm", dim), output=embedding
     )
+
+
+def _adapter(rank: int, weights: ModelWeights[GgufTensor]) -> Adapter:
+    """An adapter of all matrices."""
+    rng = np.random.default_rng(rank)
+
+    def low_rank(slot: str) -> LowRank:
+        rows, columns = getattr(weights.layers[0], slot).shape
+        a = random_tensor(rng, "f32", f"{slot}.lora_a", rank, columns)
+        b = random_tensor(rng, "bf16", f"{slot}.lora_b", rows, rank)
+        return LowRank(a, b, 0.5 / rank, "verify")
+
+    return Adapter(f"rank {rank}", ({slot: low_rank(slot) for slot in sorted(ADAPTABLE)},))
 
 
 def _rope_table(recipe: Recipe) -> RopeTable:

@@ -1,0 +1,84 @@
+"""Checks of LoRA adapters: linear layers of steps whose sequences have different ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from rocmforge.backend.ops import Activation as GateActivation
+from rocmforge.backend.protocol import NO_ADAPTER
+from rocmforge.gguf.tensor import GgufTensor
+from rocmforge_hip.activations import NORMED
+from rocmforge_hip.verify import oracle
+from rocmforge_hip.verify.cases import Case, Group, error
+from rocmforge_hip.verify.matrices import exact_activation
+from rocmforge_hip.verify.workbench import Recipe, Workbench
+
+# A, B and what comes of A are halves, and so is a gated result. Relative to the largest value.
+_HALVES: Final = 2.0**-10
+_RANKS: Final = (40, 4)
+
+Float64 = npt.NDArray[np.float64]
+
+
+def groups() -> Iterator[Group]:
+    """Few rows, which GEMV takes, and many."""
+    cases = []
+    for rows in (3, 40):
+        cases += [
+            Case("lora", f"{rows} rows", _HALVES, partial(_linear, rows=rows)),
+            Case("lora", f"gated, {rows} rows", _HALVES, partial(_gated, rows=rows)),
+        ]
+    recipe = Recipe(format="f16", dim=256, ffn=96, heads=4, kv_heads=1, adapter_ranks=_RANKS)
+    yield Group(recipe, tuple(cases))
+
+
+def _adapters_of(rows: int) -> list[int]:
+    """The first adapter, none and the second one in turn."""
+    return [(0, NO_ADAPTER, 1)[row % 3] for row in range(rows)]
+
+
+def _product(bench: Workbench, slot: str, tensor: GgufTensor, x: Float64) -> Float64:
+    """The product of each row with what its adapter makes of a matrix."""
+    product = x @ tensor.to_float32().astype(np.float64).T
+    for row, adapter in enumerate(_adapters_of(len(x))):
+        if adapter != NO_ADAPTER:
+            low_rank = bench.adapters[adapter].layers[0][slot]
+            a, b = (values.astype(np.float64) for values in low_rank.factors())
+            product[row] += low_rank.scale * (b @ (a @ x[row]))
+    return product
+
+
+def _linear(bench: Workbench, rows: int) -> float:
+    """Query, key and value, which are one matrix on the device."""
+    values = exact_activation(rows, bench.config.dim)
+    x = bench.activation(NORMED, values)
+    step = bench.step([(1, 1, [0])] * rows, adapters=_adapters_of(rows))
+    stored, layer = bench.weights.layers[0], bench.model.weights.layers[0]
+    worst = 0.0
+    for slot, tensor, weight in (
+        ("q", stored.q, layer.q),
+        ("k", stored.k, layer.k),
+        ("v", stored.v, layer.v),
+    ):
+        bias = getattr(stored, f"{slot}_bias").to_float32().astype(np.float64)
+        got = bench.model.ops.linear(step, x, weight, getattr(layer, f"{slot}_bias"))
+        want = _product(bench, slot, tensor, values.astype(np.float64)) + bias
+        worst = max(worst, error(bench.result(got), want))
+    return worst
+
+
+def _gated(bench: Workbench, rows: int) -> float:
+    values = exact_activation(rows, bench.config.dim) / np.float32(16)
+    x = bench.activation(NORMED, values)
+    step = bench.step([(1, 1, [0])] * rows, adapters=_adapters_of(rows))
+    stored, layer = bench.weights.layers[0], bench.model.weights.layers[0]
+    kind = GateActivation.SILU
+    got = bench.result(bench.model.ops.gated_linear(step, x, layer.gate, layer.up, kind))
+    exact = values.astype(np.float64)
+    gate = _product(bench, "gate", stored.gate, exact)
+    return error(got, oracle.activate(gate, kind) * _product(bench, "up", stored.up, exact))
