@@ -55,8 +55,8 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     add_command = partial(commands.add_parser, allow_abbrev=False)
 
-    serve = add_command("serve", help="serve a model over HTTP")
-    serve.add_argument("model", help=MODEL_HELP)
+    serve = add_command("serve", help="serve models over HTTP")
+    serve.add_argument("models", nargs="*", metavar="model", help=MODEL_HELP)
     _add_settings(serve)
 
     run = add_command("run", help="chat with a model in the terminal")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
@@ -32,10 +32,31 @@ OTHER_PREFIXES = ("ROCMFORGE_TEST_", "ROCMFORGE_KERNEL_")
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything `rocmforge serve` can be told. Frozen; made once at start."""
 
-    # Model and device
+    # Models: which there are, and when they are in memory
+    model: Annotated[
+        tuple[str, ...], Meta(description="a further model to serve: name=path of a GGUF file")
+    ] = ()
+    models: dict[str, dict[str, Any]] = {}  # tables of the file only: see `ServedModel`
     served_model_name: Annotated[
         tuple[str, ...], Meta(description="names clients use for the model; the first is shown")
     ] = ()
+    load: Annotated[
+        Literal["start", "request"],
+        Meta(description="load models when the server starts, or when a request names them"),
+    ] = "start"
+    load_timeout: Annotated[
+        float, Meta(gt=0, description="seconds that a request waits for its model to be loaded")
+    ] = 600.0
+    idle_unload: Annotated[
+        Annotated[float, Meta(gt=0)] | None,
+        Meta(description="seconds without a request after which a model is unloaded"),
+    ] = None
+    max_loaded_models: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(description="models in memory at once; the least recently used makes room"),
+    ] = None
+
+    # Model and device
     chat_template: Annotated[
         str | None, Meta(description="Jinja file to use instead of the model's chat template")
     ] = None
@@ -183,6 +204,43 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = None
 
 
+PER_MODEL = frozenset(
+    (
+        *("load", "idle_unload", "chat_template", "lora", "tool_format", "backend", "device"),
+        *("tensor_parallel", "max_context", "max_sequences", "max_batched_tokens", "kv_blocks"),
+        *("kv_dtype", "memory_utilization", "max_waiting", "prompt_lookup_tokens"),
+        *("draft_model", "draft_tokens"),
+    )
+)
+"""Settings that a `[models.<name>]` table may have, for this model only."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModel:
+    """One model of the command line, or of a table of the file:
+
+    [models.chat]
+    path = "chat.gguf"
+    aliases = ["gpt-4o"]
+    pinned = true
+    max_context = 16384
+    """
+
+    path: str  # or the name of a packaged model
+    settings: Settings  # with what is said for this model, and its names
+    pinned: bool = False  # never unloaded but by hand
+    memory_share: float | None = None  # of the device's memory, 0..1; None = by its size
+
+
+class _ModelTable(msgspec.Struct, frozen=True, kw_only=True):
+    """What a table says besides settings."""
+
+    path: str
+    aliases: tuple[str, ...] = ()
+    pinned: bool = False
+    memory_share: Annotated[float, Meta(gt=0, le=1)] | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Option:
     """One field of `Settings` as flags and documentation see it."""
@@ -210,6 +268,8 @@ def options() -> tuple[Option, ...]:
     hints = get_type_hints(Settings, include_extras=True)
     found = []
     for field in msgspec.structs.fields(Settings):
+        if field.name == "models":
+            continue
         kind, meta = get_args(hints[field.name])
         is_list = get_origin(kind) is tuple
         item = get_args(kind)[0] if is_list else kind
@@ -238,6 +298,68 @@ def load(flags: Mapping[str, Any], config: Path | None = None) -> Settings:
     values |= _checked(_from_environment(os.environ), source="environment")
     values |= _checked(flags, source="command line")
     return msgspec.convert(values, Settings)
+
+
+def served_models(given: Sequence[str], settings: Settings) -> tuple[ServedModel, ...]:
+    """The models of the command line (`given` without a name, others with one) and of the file.
+
+    Raises:
+        ConfigurationError: there is none, or what is said of one makes no sense.
+    """
+    named = [_named(text) for text in settings.model]
+    if settings.served_model_name and (len(given), len(named) + len(settings.models)) != (1, 0):
+        raise ConfigurationError(
+            "--served-model-name names one model. Name several with --model NAME=PATH."
+        )
+    models = [
+        *(ServedModel(path=path, settings=settings) for path in given),
+        *(ServedModel(path=path, settings=_renamed(settings, (name,))) for name, path in named),
+        *(_from_table(name, table, settings) for name, table in settings.models.items()),
+    ]
+    if not models:
+        raise ConfigurationError(
+            "There is no model to serve: give the path of a .gguf file, --model NAME=PATH, or a "
+            "[models.<name>] table in the file of --config."
+        )
+    limit = settings.max_loaded_models
+    at_start = sum(model.settings.load == "start" for model in models)
+    if limit is not None and at_start > limit:
+        raise ConfigurationError(
+            f"{at_start} models would be loaded at the start, but --max-loaded-models allows "
+            f"{limit}. Raise it, or say --load request."
+        )
+    return tuple(models)
+
+
+def _named(text: str) -> tuple[str, str]:
+    name, separator, path = text.partition("=")
+    if not (name and separator and path):
+        raise ConfigurationError(f"--model {text}: write it as NAME=PATH.")
+    return name, path
+
+
+def _renamed(settings: Settings, names: tuple[str, ...]) -> Settings:
+    return msgspec.structs.replace(settings, served_model_name=names)
+
+
+def _from_table(name: str, values: Mapping[str, Any], settings: Settings) -> ServedModel:
+    source = f"[models.{name}]"
+    own = {field.name for field in msgspec.structs.fields(_ModelTable)}
+    unknown = values.keys() - own - PER_MODEL
+    if unknown:
+        raise ConfigurationError(
+            f"{source}: {min(unknown)!r} is not a setting of one model. Known: "
+            f"{', '.join(sorted(own | PER_MODEL))}."
+        )
+    try:
+        table = msgspec.convert({k: v for k, v in values.items() if k in own}, _ModelTable)
+    except msgspec.ValidationError as error:
+        raise ConfigurationError(f"{source}: {error}.") from error
+    said = _checked({k: v for k, v in values.items() if k in PER_MODEL}, source)
+    changed = msgspec.structs.replace(_renamed(settings, (name, *table.aliases)), **said)
+    return ServedModel(
+        path=table.path, settings=changed, pinned=table.pinned, memory_share=table.memory_share
+    )
 
 
 def gpu_environment() -> dict[str, str]:

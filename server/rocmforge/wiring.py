@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import string
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from litestar import Litestar
 
 from rocmforge.api.app import build_app
+from rocmforge.api.fleet.fleet import Fleet, FleetSettings, Member
+from rocmforge.api.fleet.sharing import Wish, memory_shares
+from rocmforge.api.fleet.slot import ModelPolicy, ModelSlot
 from rocmforge.api.keys import ApiKey, Keyring, given_keys, read_keys
 from rocmforge.api.metrics import Metrics
 from rocmforge.api.processors import ProcessorCatalog
 from rocmforge.api.request_log import RequestLog
-from rocmforge.api.service import Service
+from rocmforge.api.service import Engine, Service
 from rocmforge.api.settings import ApiSettings
 from rocmforge.api.tracing import Tracer
 from rocmforge.backend.protocol import AdapterSpec, LoadOptions
@@ -21,6 +25,7 @@ from rocmforge.catalog import default_names, find_model
 from rocmforge.engine.client import AsyncEngine
 from rocmforge.engine.config import EngineConfig
 from rocmforge.engine.params import TokenPieces
+from rocmforge.engine.status import EngineStats
 from rocmforge.errors import ConfigurationError
 from rocmforge.gguf.reader import GgufFile, open_gguf
 from rocmforge.logits.registry import load_processors
@@ -28,7 +33,7 @@ from rocmforge.models.encoder_config import EncoderConfig
 from rocmforge.models.lora import parse_adapters, read_adapters
 from rocmforge.models.pooling import PoolingType, declared_pooling
 from rocmforge.models.reading import read_model
-from rocmforge.settings import Settings
+from rocmforge.settings import ServedModel, Settings
 from rocmforge.text.draft_vocabulary import check_draft_vocabulary
 from rocmforge.text.template import ChatTemplates
 from rocmforge.text.tokenizer import Tokenizer
@@ -48,6 +53,7 @@ class ModelFront:
     pooling: PoolingType
     adapters: tuple[str, ...]  # what clients may call the LoRA adapters
     draft: Path | None  # the model that guesses tokens
+    weights_bytes: int  # as they are in the file
 
 
 def read_front(model: str, settings: Settings) -> ModelFront:
@@ -79,6 +85,7 @@ def read_front(model: str, settings: Settings) -> ModelFront:
             found = read_adapters(config, adapter_specs(settings))
             adapters = tuple(adapter.name for adapter in found)
         draft = find_draft(file, settings)
+        weights_bytes = sum(tensor.data.nbytes for tensor in file.tensors.values())
     names = settings.served_model_name or default_names(model, path)
     for name in adapters:
         if name in names:
@@ -93,6 +100,7 @@ def read_front(model: str, settings: Settings) -> ModelFront:
         pooling=pooling,
         adapters=adapters,
         draft=draft,
+        weights_bytes=weights_bytes,
     )
 
 
@@ -106,21 +114,84 @@ def _refuse_for_encoders(settings: Settings) -> None:
             raise ConfigurationError(f"The model is an encoder: leave {flag} out.")
 
 
+def build_fleet(models: Sequence[ServedModel], settings: Settings) -> Fleet:
+    """All models, none of them loaded yet.
+
+    Raises:
+        ModelLoadError: one of the files cannot be served.
+        ConfigurationError: names or shares of memory contradict each other.
+    """
+    fronts = [read_front(model.path, model.settings) for model in models]
+    policies = [_policy(model) for model in models]
+    shares = memory_shares(
+        [
+            Wish(
+                name=front.names[0],
+                weights=front.weights_bytes,
+                policy=policy,
+                share=model.memory_share,
+            )
+            for model, front, policy in zip(models, fronts, policies, strict=True)
+        ],
+        settings.max_loaded_models,
+    )
+    log = build_request_log(settings)
+    members = [
+        _build_member(front, model.settings, policy, share, log)
+        for model, front, policy, share in zip(models, fronts, policies, shares, strict=True)
+    ]
+    return Fleet(
+        members,
+        FleetSettings(
+            max_loaded=settings.max_loaded_models,
+            load_timeout_s=settings.load_timeout,
+            drain_timeout_s=settings.drain_timeout,
+        ),
+    )
+
+
+def _policy(model: ServedModel) -> ModelPolicy:
+    settings = model.settings
+    return ModelPolicy(
+        at_start=settings.load == "start",
+        pinned=model.pinned,
+        idle_unload_s=settings.idle_unload,
+        devices=frozenset((settings.device or "").split(",")) - {""},
+        max_waiting=settings.max_sequences + settings.max_waiting,
+    )
+
+
+def _build_member(
+    front: ModelFront, settings: Settings, policy: ModelPolicy, share: float, log: RequestLog
+) -> Member:
+    config = engine_config(front, settings)
+    config = replace(config, options=replace(config.options, memory_share=share))
+
+    def make_engine(totals: EngineStats) -> AsyncEngine:
+        return AsyncEngine(config, totals)
+
+    slot = ModelSlot(front.names[0], make_engine, policy)
+    return Member(build_service(front, slot, settings, log), slot)
+
+
 def build_engine(front: ModelFront, settings: Settings) -> AsyncEngine:
-    """The engine for that model; nothing is started yet."""
-    return AsyncEngine(
-        EngineConfig(
-            backend=settings.backend,
-            model=front.path,
-            draft=front.draft,
-            options=load_options(settings, front.max_context, is_encoder=front.is_encoder),
-            vocabulary=None if front.is_encoder else token_pieces(front.tokenizer),
-            max_waiting=settings.max_waiting,
-            resume=settings.resume,
-            log_level=settings.log_level.upper(),
-            log_format=settings.log_format,
-            step_timeout_s=settings.step_timeout,
-        )
+    """The engine for that model alone; nothing is started yet."""
+    return AsyncEngine(engine_config(front, settings))
+
+
+def engine_config(front: ModelFront, settings: Settings) -> EngineConfig:
+    """What the settings mean for an engine."""
+    return EngineConfig(
+        backend=settings.backend,
+        model=front.path,
+        draft=front.draft,
+        options=load_options(settings, front.max_context, is_encoder=front.is_encoder),
+        vocabulary=None if front.is_encoder else token_pieces(front.tokenizer),
+        max_waiting=settings.max_waiting,
+        resume=settings.resume,
+        log_level=settings.log_level.upper(),
+        log_format=settings.log_format,
+        step_timeout_s=settings.step_timeout,
     )
 
 
@@ -185,8 +256,10 @@ def token_pieces(tokenizer: Tokenizer) -> TokenPieces | None:
     )
 
 
-def build_service(front: ModelFront, engine: AsyncEngine, settings: Settings) -> Service:
-    """The model under the names clients use."""
+def build_service(
+    front: ModelFront, engine: Engine, settings: Settings, log: RequestLog | None = None
+) -> Service:
+    """The model under the names clients use; its requests go into `log`, or into one of its own."""
     model, *aliases = front.names
     return Service(
         model=model,
@@ -201,7 +274,10 @@ def build_service(front: ModelFront, engine: AsyncEngine, settings: Settings) ->
         num_drafts=settings.prompt_lookup_tokens,
         num_model_drafts=settings.draft_tokens if front.draft is not None else 0,
         engine=engine,
-        request_log=build_request_log(settings),
+        request_log=log or build_request_log(settings),
+        declared_context=load_options(
+            settings, front.max_context, is_encoder=front.is_encoder
+        ).max_context,
         metrics=Metrics(model, lambda: engine.status),
     )
 
@@ -229,10 +305,10 @@ def read_all_keys(settings: Settings) -> tuple[ApiKey, ...]:
     return (*keys, *read_keys(Path(settings.keys_file))) if settings.keys_file else keys
 
 
-def build_web_app(service: Service, settings: Settings, keys: Keyring) -> Litestar:
+def build_web_app(fleet: Fleet, settings: Settings, keys: Keyring) -> Litestar:
     """The HTTP application; it lets in holders of `keys`, or everybody if there are none."""
     return build_app(
-        service,
+        fleet,
         ApiSettings(
             cors_origins=settings.cors_origin,
             max_body_bytes=settings.max_body_bytes,

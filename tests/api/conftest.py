@@ -9,9 +9,8 @@ import pytest
 from litestar import Litestar
 from litestar.testing import TestClient
 
-from rocmforge.api.app import build_app
 from rocmforge.api.settings import ApiSettings
-from tests.api.fake_engine import FakeEngine, make_service
+from tests.api.fake_engine import FakeEngine, build_app, make_service
 from tests.api.live import live_server
 from tests.support.server import LiveServer
 

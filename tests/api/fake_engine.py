@@ -7,9 +7,17 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from typing import cast
 
+from litestar import Litestar
+
+from rocmforge.api.app import build_app as build_fleet_app
+from rocmforge.api.fleet.fleet import Fleet, Member
+from rocmforge.api.fleet.slot import LoadableEngine, ModelSlot
+from rocmforge.api.keys import Keyring
 from rocmforge.api.metrics import Metrics
 from rocmforge.api.service import Service
+from rocmforge.api.settings import ApiSettings
 from rocmforge.backend.protocol import DeviceInfo, RunnerInfo
 from rocmforge.engine.grammar_checker import GrammarChecker
 from rocmforge.engine.params import (
@@ -158,6 +166,20 @@ class FakeEngine:
             last_error=None,
         )
 
+    async def start(self) -> None:
+        """Nothing to load."""
+
+    async def wait_ready(self) -> None:
+        """It is."""
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Waits for nobody."""
+        return True
+
+    async def stop(self) -> None:
+        """Takes no requests any more."""
+        self.state = EngineState.STOPPED
+
     def submit(
         self,
         prompt_ids: Sequence[int],
@@ -212,3 +234,12 @@ def make_service(engine: FakeEngine, **changes: object) -> Service:
         started=1_600_000_000.0,
     )
     return replace(service, **changes)  # type: ignore[arg-type]
+
+
+def build_app(service: Service, settings: ApiSettings, keys: Keyring | None = None) -> Litestar:
+    """The application that serves one model, which is loaded."""
+    engine = cast("LoadableEngine", service.engine)
+    slot = ModelSlot(service.model, lambda stats: engine)
+    slot.open()
+    slot.is_new = False
+    return build_fleet_app(Fleet([Member(replace(service, engine=slot), slot)]), settings, keys)

@@ -6,6 +6,7 @@ python -m tests.api.live_app --port 8000
 from __future__ import annotations
 
 import argparse
+import asyncio
 import signal
 from pathlib import Path
 
@@ -13,6 +14,8 @@ import uvicorn
 import uvloop
 
 from rocmforge.api.app import build_app
+from rocmforge.api.fleet.fleet import Fleet, Member
+from rocmforge.api.fleet.slot import ModelSlot
 from rocmforge.api.keys import Keyring, given_keys
 from rocmforge.api.metrics import Metrics
 from rocmforge.api.service import Service
@@ -31,38 +34,38 @@ async def serve(arguments: argparse.Namespace) -> None:
     """Serves until SIGTERM."""
     data = tiny.metadata()
     tokenizer = Tokenizer.from_metadata(data)
-    engine = AsyncEngine(
-        EngineConfig(
-            backend=f"tests.support.fake_backend:{arguments.backend}",
-            model=Path("made-up.gguf"),
-            options=LoadOptions(
-                device=None,
-                max_context=32768,
-                max_sequences=arguments.max_sequences,
-                max_batched_tokens=2048,
-                kv_blocks=None,
-                kv_dtype="auto",
-                memory_utilization=0.9,
-            ),
-            vocabulary=token_pieces(tokenizer),
-            max_waiting=arguments.max_waiting,
-        )
+    config = EngineConfig(
+        backend=f"tests.support.fake_backend:{arguments.backend}",
+        model=Path("made-up.gguf"),
+        options=LoadOptions(
+            device=None,
+            max_context=32768,
+            max_sequences=arguments.max_sequences,
+            max_batched_tokens=2048,
+            kv_blocks=None,
+            kv_dtype="auto",
+            memory_utilization=0.9,
+        ),
+        vocabulary=token_pieces(tokenizer),
+        max_waiting=arguments.max_waiting,
     )
+    slot = ModelSlot("tiny", lambda totals: AsyncEngine(config, totals))
     service = Service(
         model="tiny",
         aliases=(),
         tokenizer=tokenizer,
         templates=ChatTemplates.from_metadata(data, tokenizer),
-        engine=engine,
-        metrics=Metrics("tiny", lambda: engine.status),
+        engine=slot,
+        metrics=Metrics("tiny", lambda: slot.status),
         num_drafts=arguments.prompt_lookup_tokens,
     )
     keys = Keyring(given_keys(arguments.api_key))
     limits = ApiSettings(vllm_metrics=True, receive_timeout_s=arguments.receive_timeout)
-    app = build_app(service, limits, keys)
-    await engine.start()
+    fleet = Fleet([Member(service, slot)])
+    app = build_app(fleet, limits, keys)
+    loading = asyncio.create_task(fleet.load_first(slot))
     try:
-        config = uvicorn.Config(
+        http = uvicorn.Config(
             app,
             http=bounded_protocol(arguments.receive_timeout),
             port=arguments.port,
@@ -70,9 +73,10 @@ async def serve(arguments: argparse.Namespace) -> None:
             access_log=False,
             lifespan="on",
         )
-        await uvicorn.Server(config).serve()
+        await uvicorn.Server(http).serve()
     finally:
-        await engine.stop()
+        await fleet.stop()
+        await asyncio.gather(loading, return_exceptions=True)
 
 
 def main() -> None:

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 from litestar.testing import TestClient
 
-from rocmforge.api.app import build_app
 from rocmforge.api.settings import ApiSettings
 from tests.api.conftest import Client
-from tests.api.fake_engine import FakeEngine, make_service
+from tests.api.fake_engine import FakeEngine, build_app, make_service
 from tests.api.test_embeddings import EMBEDDING_RUNNER, embeds
 
 BODIES: dict[str, dict[str, Any]] = {

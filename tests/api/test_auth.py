@@ -8,11 +8,10 @@ import pytest
 from litestar.routes import HTTPRoute
 from litestar.testing import TestClient
 
-from rocmforge.api.app import build_app
 from rocmforge.api.keys import Keyring, given_keys
 from rocmforge.api.settings import ApiSettings
 from tests.api.conftest import Client
-from tests.api.fake_engine import FakeEngine, make_service
+from tests.api.fake_engine import FakeEngine, build_app, make_service
 
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
 

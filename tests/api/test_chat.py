@@ -9,7 +9,6 @@ import pytest
 from litestar.testing import TestClient
 
 from rocmforge.api.answer import AnswerHead
-from rocmforge.api.app import build_app
 from rocmforge.api.chat import ChatWriter
 from rocmforge.api.generation import Piece
 from rocmforge.api.plan import Plan
@@ -23,6 +22,7 @@ from tests.api.fake_engine import (
     Batch,
     FakeEngine,
     Submitted,
+    build_app,
     make_service,
     say,
     score,

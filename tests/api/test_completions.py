@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 from litestar.testing import TestClient
 
-from rocmforge.api.app import build_app
 from rocmforge.api.settings import ApiSettings
 from rocmforge.engine.params import FinishReason, TokenEvent
 from rocmforge.text.tokenizer import Tokenizer
 from tests.api import tiny
-from tests.api.fake_engine import Batch, FakeEngine, Submitted, make_service, say, score
+from tests.api.fake_engine import Batch, FakeEngine, Submitted, build_app, make_service, say, score
 from tests.api.sse import chunks
 
 HELLO, WORLD, END = 262, 267, tiny.IM_END

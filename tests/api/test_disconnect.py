@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from litestar import Litestar
 
-from rocmforge.api.app import build_app
+from rocmforge.api.metrics import render
 from rocmforge.api.settings import ApiSettings
 from rocmforge.engine.params import TokenEvent
-from tests.api.fake_engine import RUNNER, Batch, FakeEngine, Submitted, make_service
+from tests.api.fake_engine import RUNNER, Batch, FakeEngine, Submitted, build_app, make_service
 
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
 HELLO = 262
@@ -230,7 +230,7 @@ def test_an_abandoned_sequence_counts_as_aborted() -> None:
         await until(lambda: engine.live)
         connection.gone.set()
         await running
-        text, _ = service.metrics.render("", vllm_names=False)
+        text, _ = render([service.metrics.registry], "", vllm_names=False)
         assert b'finished_reason="abort",model_name="tiny"} 1.0' in text
 
     finishing(steps())

@@ -12,10 +12,9 @@ import openai
 import pytest
 from litestar.testing import TestClient
 
-from rocmforge.api.app import build_app
 from rocmforge.api.settings import ApiSettings
 from rocmforge.engine.params import FinishReason, Pooling, TokenEvent
-from rocmforge.errors import EngineError
+from rocmforge.errors import EngineError, QueueFull
 from rocmforge.models.pooling import PoolingType
 from rocmforge.text.tokenizer import Tokenizer
 from tests.api import tiny
@@ -25,6 +24,7 @@ from tests.api.fake_engine import (
     FakeEngine,
     Script,
     Submitted,
+    build_app,
     make_service,
     tiny_text,
 )
@@ -105,14 +105,44 @@ def test_fewer_dimensions_are_the_first_ones_at_length_one(sdk: openai.OpenAI) -
     np.testing.assert_allclose(cut, whole[:2] / np.linalg.norm(whole[:2]), rtol=1e-5)
 
 
-def test_a_large_batch_does_not_fill_the_queue(slow: LiveServer) -> None:
+def test_a_batch_may_be_larger_than_the_queue(slow: LiveServer) -> None:
     with openai.OpenAI(base_url=f"{slow.url}/v1", api_key="none", max_retries=0) as client:
-        inputs = [[i % 900] for i in range(70)]
-        with pytest.raises(openai.RateLimitError):  # 16 run and 8 wait there
-            client.embeddings.create(model="tiny", input=inputs)
-        answer = client.embeddings.create(model="tiny", input=inputs[:20])
-    assert len(answer.data) == 20
+        inputs = [[i % 900] for i in range(70)]  # 16 run and 8 wait there
+        answer = client.embeddings.create(model="tiny", input=inputs)
+    for item, prompt in zip(answer.data, inputs, strict=True):
+        np.testing.assert_allclose(item.embedding, expected(prompt), rtol=1e-5)
     assert_settles(slow)
+
+
+class NarrowEngine(FakeEngine):
+    """Takes as many sequences at once as it has places."""
+
+    places = 3
+    most_live = 0
+
+    def submit(self, *args: Any, **options: Any) -> Any:
+        if len(self.live) >= self.places:
+            raise QueueFull("full", retry_after_s=1.0)
+        handle = super().submit(*args, **options)
+        self.most_live = max(self.most_live, len(self.live))
+        return handle
+
+
+def test_inputs_are_admitted_in_pieces_that_fit() -> None:
+    engine = NarrowEngine(script=embeds(), runner=EMBEDDING_RUNNER)
+    with TestClient(service_with(engine, PoolingType.LAST)) as client:
+        answer = client.post(PATH, json={"model": "tiny", "input": [[1] * n for n in range(1, 9)]})
+    lengths = [vector["embedding"] for vector in answer.json()["data"]]
+    assert [round(x / y) for x, y in lengths] == list(range(1, 9))
+    assert engine.most_live <= 3
+    assert engine.live == set()
+
+
+def test_a_queue_without_any_room_is_too_many_requests() -> None:
+    engine = NarrowEngine(script=embeds(), runner=EMBEDDING_RUNNER)
+    engine.places = 0
+    with TestClient(service_with(engine, PoolingType.LAST)) as client:
+        assert client.post(PATH, json={"model": "tiny", "input": ["a", "b"]}).status_code == 429
 
 
 @pytest.mark.parametrize(
@@ -164,14 +194,87 @@ def test_documents_come_in_the_order_of_their_cosines(engine: FakeEngine) -> Non
         assert answer["usage"]["total_tokens"] == 9
 
 
-@pytest.mark.parametrize("pooling", [PoolingType.NONE, PoolingType.RANK])
-def test_other_models_cannot_rank(engine: FakeEngine, pooling: PoolingType) -> None:
+def ranker(scores: list[float], num_scores: int = 1) -> tuple[FakeEngine, Any]:
+    """An engine with a head that gives these scores, and its application."""
+    left = iter(scores)
+
+    def script(request: Submitted) -> list[tuple[TokenEvent, ...] | Exception]:
+        score = np.array([next(left)] * num_scores, np.float32).tobytes()
+        event = TokenEvent(request_id=0, finish_reason=FinishReason.LENGTH, embedding=score)
+        return [(event,)]
+
+    engine = FakeEngine(script=script, runner=replace(RUNNER, hidden_size=num_scores))
+    service = make_service(engine, pooling=PoolingType.RANK, is_encoder=True)
+    return engine, build_app(service, ApiSettings())
+
+
+def test_a_head_scores_pairs_of_query_and_document() -> None:
+    engine, app = ranker([-1.5, 800.0, -800.0])
+    body = {"model": "tiny", "query": "hello", "documents": ["a", "b", "<|im_end|>"]}
+    with TestClient(app) as client:
+        answer = client.post("/v2/rerank", json=body).json()
+    found = [(result["index"], result["relevance_score"]) for result in answer["results"]]
+    assert found == [(1, 1.0), (0, pytest.approx(1 / (1 + np.exp(1.5)))), (2, 0.0)]
+    tokenizer = tiny_text()[0]
+    for request, text in zip(engine.submitted, body["documents"], strict=True):
+        assert list(request.prompt_ids) == tokenizer.encode_pair("hello", text)
+        assert tiny.IM_END not in request.prompt_ids
+        assert request.sampling.pooling is Pooling.CLS
+
+
+def test_a_model_that_was_trained_for_neither_cannot_rank(engine: FakeEngine) -> None:
     body = {"model": "tiny", "query": "a", "documents": ["b"]}
-    with TestClient(service_with(engine, pooling)) as client:
+    with TestClient(service_with(engine, PoolingType.NONE)) as client:
+        error = client.post("/v1/rerank", json=body).json()["error"]
+    assert (error["param"], error["code"]) == ("model", "unsupported_parameter")
+    assert "'tiny' cannot rank" in error["message"]
+
+
+def test_a_model_that_tells_classes_apart_cannot_rank() -> None:
+    engine, app = ranker([], num_scores=3)
+    with TestClient(app) as client:
+        body = {"model": "tiny", "query": "a", "documents": ["b"]}
+        error = client.post("/v1/rerank", json=body).json()["error"]
+    assert "3 classes" in error["message"]
+    assert engine.submitted == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"query": ""}, "query"),
+        ({"documents": ["a", ""]}, "documents"),
+        ({"documents": ["a " * MAX_CONTEXT]}, "documents"),
+    ],
+)
+def test_pairs_that_cannot_be_read_are_refused(fields: dict[str, Any], param: str) -> None:
+    engine, app = ranker([])
+    with TestClient(app) as client:
+        body = {"model": "tiny", "query": "a", "documents": ["b"], **fields}
         response = client.post("/v1/rerank", json=body)
     assert response.status_code == 400
-    assert response.json()["error"]["param"] == "model"
-    assert "'tiny' cannot rank" in response.json()["error"]["message"]
+    assert response.json()["error"]["param"] == param
+    assert engine.submitted == []
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}),
+        ("/v1/completions", {"prompt": "hi"}),
+        ("/v1/responses", {"input": "hi"}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}),
+    ],
+)
+def test_encoders_generate_nothing_and_say_what_to_use(path: str, body: dict[str, Any]) -> None:
+    engine, app = ranker([])
+    with TestClient(app) as client:
+        response = client.post(path, json={"model": "tiny", **body})
+    assert response.status_code == 400
+    message = response.json()["error"]["message"]
+    assert "encoder" in message
+    assert "/v1/rerank" in message
+    assert engine.submitted == []
 
 
 @pytest.mark.parametrize(
@@ -182,7 +285,9 @@ def test_what_cannot_embed_says_so(runner: Any, pooling: PoolingType) -> None:
     with TestClient(service_with(engine, pooling)) as client:
         response = client.post(PATH, json={"model": "tiny", "input": "a"})
     assert response.status_code == 400
-    assert response.json()["error"]["code"] == "unsupported_parameter"
+    error = response.json()["error"]
+    assert error["code"] == "unsupported_parameter"
+    assert ("/v1/rerank" in error["message"]) == (pooling is PoolingType.RANK)
     assert engine.submitted == []
 
 

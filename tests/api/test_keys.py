@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 from litestar.testing import TestClient
 
-from rocmforge.api.app import build_app
 from rocmforge.api.keys import ApiKey, Caller, Keyring, Scope, read_keys
 from rocmforge.api.settings import ApiSettings
 from rocmforge.errors import ConfigurationError, InvalidParameter, RateLimited
 from tests.api.conftest import Client
-from tests.api.fake_engine import FakeEngine, make_service
+from tests.api.fake_engine import FakeEngine, build_app, make_service
 
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
 PROMPT = {"model": "tiny", "prompt": "hello there"}

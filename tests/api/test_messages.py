@@ -12,14 +12,13 @@ import jsonschema
 import pytest
 from litestar.testing import TestClient
 
-from rocmforge.api.app import build_app
 from rocmforge.api.settings import ApiSettings
 from rocmforge.engine.params import FinishReason
 from rocmforge.errors import EngineError, QueueFull
 from rocmforge.text.template import ChatTemplates
 from tests.api import tiny
 from tests.api.conftest import Client
-from tests.api.fake_engine import MAX_CONTEXT, FakeEngine, make_service, say, tiny_text
+from tests.api.fake_engine import MAX_CONTEXT, FakeEngine, build_app, make_service, say, tiny_text
 from tests.api.live import assert_settles, live_server
 from tests.support.server import LiveServer
 
@@ -292,59 +291,6 @@ def test_sampling_and_choices_arrive(post: Any, engine: FakeEngine) -> None:
     assert "weather" not in prompt_of(engine)
     post(output_config={"format": {"type": "json_schema", "schema": CITY}})
     assert "city" in engine.submitted[-1].sampling.grammar
-
-
-@pytest.mark.parametrize(
-    ("fields", "name"),
-    [
-        ({"max_tokens": None}, "max_tokens"),
-        ({"max_tokens": 0}, "max_tokens"),
-        ({"messages": []}, "messages"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
-        ({"messages": [{"role": "user"}]}, "messages[0].content"),
-        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "'image'"),
-        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "content[0].text"),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]},
-            "content[0].tool_use_id",
-        ),
-        (
-            {
-                "messages": [
-                    *HELLO,
-                    {"role": "assistant", "content": [{"type": "tool_use"}]},
-                    *HELLO,
-                ]
-            },
-            "messages[1].content[0].input",
-        ),
-        ({"temperature": 1.5}, "temperature"),
-        ({"stop_sequences": [""]}, "stop_sequences"),
-        ({"tools": [{"name": "x"}]}, "tools[0].input_schema"),
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "web_search_20250305"),
-        (
-            {"tools": [TOOLS[0] | {"input_schema": {"not": {}}}], "tool_choice": {"type": "any"}},
-            "tools[0].input_schema",
-        ),
-        ({"tools": TOOLS, "tool_choice": {"type": "tool"}}, "tool_choice.name"),
-        ({"tools": TOOLS, "tool_choice": {"type": "tool", "name": "f"}}, "tool_choice"),
-        ({"mcp_servers": [{"url": "x"}]}, "mcp_servers"),
-        (
-            {"output_config": {"format": {"type": "json_schema", "schema": {"not": {}}}}},
-            "output_config.format.schema",
-        ),
-    ],
-)
-def test_mistakes_are_refused_in_anthropics_words(
-    post: Any, engine: FakeEngine, fields: dict[str, Any], name: str
-) -> None:
-    response = post(**fields)
-    assert response.status_code == 400, response.text
-    body = response.json()
-    assert body["type"] == "error"
-    assert body["error"]["type"] == "invalid_request_error"
-    assert name in body["error"]["message"]
-    assert engine.submitted == []
 
 
 def test_other_errors_have_anthropics_shape_too(client: Client, engine: FakeEngine) -> None:

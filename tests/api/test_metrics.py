@@ -15,11 +15,10 @@ from prometheus_client.openmetrics.parser import (
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 from prometheus_client.samples import Sample
 
-from rocmforge.api.app import build_app
 from rocmforge.api.settings import ApiSettings
 from rocmforge.engine.params import FinishReason
 from tests.api.conftest import Client
-from tests.api.fake_engine import FakeEngine, make_service, say
+from tests.api.fake_engine import FakeEngine, build_app, make_service, say
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}

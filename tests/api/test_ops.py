@@ -107,8 +107,19 @@ def test_models_are_listed_under_all_names(client: Client) -> None:
         "object": "model",
         "created": 1_600_000_000,
         "root": "tiny",
+        "parent": None,
         "max_model_len": MAX_CONTEXT,
         "owned_by": "rocmforge",
+        "aliases": ["tiny"],
+        "capabilities": ["chat", "completions", "embeddings"],
+        "state": "ready",
+        "status": {
+            "value": "loaded",
+            "failed": False,
+            "reason": None,
+            "stage": "",
+            "progress": 1.0,
+        },
     }
 
 

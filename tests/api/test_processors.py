@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from litestar.testing import TestClient
 
-from rocmforge.api.app import build_app
 from rocmforge.api.processors import ProcessorCatalog
 from rocmforge.api.settings import ApiSettings
 from rocmforge.engine.params import ProcessorUse
@@ -18,7 +17,7 @@ from rocmforge.logits.builtin import BUILTIN
 from rocmforge.logits.processor import Parameter, logits_processor
 from tests.api import tiny
 from tests.api.conftest import Client
-from tests.api.fake_engine import RUNNER, FakeEngine, make_service, tiny_text
+from tests.api.fake_engine import RUNNER, FakeEngine, build_app, make_service, tiny_text
 
 
 @logits_processor(

@@ -10,13 +10,12 @@ import openai
 import pytest
 from litestar.testing import TestClient
 
-from rocmforge.api.app import build_app
 from rocmforge.api.settings import ApiSettings
 from rocmforge.engine.params import SamplingParams, Thinking
 from rocmforge.text.template import ChatTemplates
 from rocmforge.text.tokenizer import Tokenizer
 from tests.api import tiny
-from tests.api.fake_engine import FakeEngine, make_service, say, tiny_text
+from tests.api.fake_engine import FakeEngine, build_app, make_service, say, tiny_text
 
 ALLOWS = tiny.CHATML + "{# <think> #}"
 BEGINS = tiny.CHATML.replace("assistant\n", "assistant\n<think>\n")

@@ -12,7 +12,6 @@ from litestar.testing import TestClient
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from rocmforge.api.app import build_app
 from rocmforge.api.keys import Keyring, given_keys
 from rocmforge.api.request_log import FIELDS, RequestLog
 from rocmforge.api.settings import ApiSettings
@@ -20,7 +19,7 @@ from rocmforge.api.tracing import Tracer
 from rocmforge.engine.params import FinishReason
 from rocmforge.logs import JsonFormatter, TextFormatter
 from tests.api.conftest import Client
-from tests.api.fake_engine import FakeEngine, make_service, say
+from tests.api.fake_engine import FakeEngine, build_app, make_service, say
 
 SECRET = "a very secret key"
 HEADERS = {"authorization": f"Bearer {SECRET}"}

@@ -15,10 +15,9 @@ import httpx
 import pytest
 from litestar.testing import TestClient
 
-from rocmforge.api.app import build_app
 from rocmforge.api.settings import ApiSettings
 from tests.api.conftest import Client
-from tests.api.fake_engine import FakeEngine, make_service
+from tests.api.fake_engine import FakeEngine, build_app, make_service
 from tests.api.live import assert_settles, live_server
 from tests.support.server import LiveServer
 

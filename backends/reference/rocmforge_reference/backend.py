@@ -123,11 +123,12 @@ def _load_encoder(
     progress: ProgressCallback,
 ) -> ReferenceEncoderRunner:
     weights_bytes = float32_weight_bytes(file)
-    allowed = int(device.memory_free * options.memory_utilization)
+    usable = options.memory_of(device)
+    allowed = int(usable * options.memory_utilization)
     if weights_bytes > allowed:
         raise OutOfMemory(
             f"The model needs {_mib(weights_bytes)} as float32, but only {_mib(allowed)} may be "
-            f"used ({options.memory_utilization:.0%} of {_mib(device.memory_free)} free)."
+            f"used ({options.memory_utilization:.0%} of {_mib(usable)} free)."
         )
     weights = load_encoder_weights(
         config, file, _to_weight, lambda share: progress("loading weights", share)
@@ -175,7 +176,8 @@ def _plan_blocks(
     """
     block_bytes = BLOCK_SIZE * kv_bytes_per_token(config, 4)
     blocks_per_sequence = -(-max_context // BLOCK_SIZE)
-    allowed = int(device.memory_free * options.memory_utilization)
+    usable = options.memory_of(device)
+    allowed = int(usable * options.memory_utilization)
     left = allowed - weights_bytes
     if options.kv_blocks is not None:
         num_blocks, least = options.kv_blocks, options.kv_blocks
@@ -188,7 +190,7 @@ def _plan_blocks(
         raise OutOfMemory(
             f"The model needs {_mib(weights_bytes)} as float32 and {_mib(least * block_bytes)} for "
             f"a cache of {least * BLOCK_SIZE} tokens, but only {_mib(allowed)} may be used "
-            f"({options.memory_utilization:.0%} of {_mib(device.memory_free)} free). Lower "
+            f"({options.memory_utilization:.0%} of {_mib(usable)} free). Lower "
             "max_context or kv_blocks, or take a smaller model."
         )
     return num_blocks

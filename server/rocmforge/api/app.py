@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -20,17 +19,24 @@ from rocmforge.api.completions import create_completion
 from rocmforge.api.disconnect import ClientLeft
 from rocmforge.api.embeddings.handlers import create_embeddings, rerank
 from rocmforge.api.errors import answer_for
+from rocmforge.api.fleet.dispatch import MODEL, Dispatch
+from rocmforge.api.fleet.fleet import Fleet
+from rocmforge.api.fleet.metrics import FleetMetrics
 from rocmforge.api.headers import security_headers
 from rocmforge.api.hosts import LocalNamesOnly
 from rocmforge.api.keys import Keyring
 from rocmforge.api.messages.errors import anthropic_error
 from rocmforge.api.messages.handlers import PATH as MESSAGES_PATH
 from rocmforge.api.messages.handlers import count_tokens, create_message
-from rocmforge.api.metrics import Metrics
-from rocmforge.api.models import get_model, list_models
+from rocmforge.api.models import (
+    command_model,
+    get_model,
+    list_models,
+    load_model,
+    unload_model,
+)
 from rocmforge.api.openapi import docs, openapi
 from rocmforge.api.ops import health, metrics, ready, version
-from rocmforge.api.origin import Origin
 from rocmforge.api.receive import ReceiveDeadline
 from rocmforge.api.responses.handlers import (
     cancel_response,
@@ -39,7 +45,6 @@ from rocmforge.api.responses.handlers import (
     get_response,
 )
 from rocmforge.api.responses.store import OwnResponses, ResponseStore
-from rocmforge.api.service import Service
 from rocmforge.api.settings import ApiSettings
 from rocmforge.api.tokens import detokenize, tokenize, tokenizer_info
 
@@ -56,6 +61,9 @@ HANDLERS = (
     rerank,
     list_models,
     get_model,
+    command_model,
+    load_model,
+    unload_model,
     tokenize,
     detokenize,
     tokenizer_info,
@@ -70,23 +78,26 @@ HANDLERS = (
 CLIENT_CLOSED_REQUEST = 499  # nginx's; nobody receives it
 
 
-def build_app(service: Service, settings: ApiSettings, keys: Keyring | None = None) -> Litestar:
-    """The application that serves one model, to holders of `keys` if there are any."""
+def build_app(fleet: Fleet, settings: ApiSettings, keys: Keyring | None = None) -> Litestar:
+    """The application that serves these models, to holders of `keys` if there are any."""
 
-    def service_for(request: Request[Any, Any, Any]) -> Service:
-        return replace(service, origin=Origin.of(request))
+    def dispatch_of(request: Request[Any, Any, Any]) -> Dispatch:
+        return Dispatch(fleet, request, settings.keep_alive_s)
 
     def responses_of(request: Request[Any, Any, Any]) -> OwnResponses:
         caller = caller_of(request)
         return OwnResponses(response_store, None if caller is None else caller.key.name)
 
+    fleet_metrics = FleetMetrics(fleet)
     response_store = ResponseStore(
         settings.max_stored_responses, settings.max_stored_response_bytes
     )
     return Litestar(
         route_handlers=HANDLERS,
         dependencies={
-            "service": Provide(service_for, sync_to_thread=False),
+            "fleet_metrics": Provide(lambda: fleet_metrics, sync_to_thread=False),
+            "fleet": Provide(lambda: fleet, sync_to_thread=False),
+            "dispatch": Provide(dispatch_of, sync_to_thread=False),
             "api_settings": Provide(lambda: settings, sync_to_thread=False),
             "response_store": Provide(responses_of, sync_to_thread=False),
         },
@@ -97,9 +108,9 @@ def build_app(service: Service, settings: ApiSettings, keys: Keyring | None = No
         ],
         before_send=[security_headers(has_tls=settings.has_tls)],
         exception_handlers={
-            HTTPException: partial(_answer_error, service.metrics),
+            HTTPException: partial(_answer_error, fleet),
             ClientLeft: _client_left,
-            Exception: partial(_answer_error, service.metrics),
+            Exception: partial(_answer_error, fleet),
         },
         cors_config=CORSConfig(allow_origins=list(settings.cors_origins))
         if settings.cors_origins
@@ -118,7 +129,7 @@ async def _load_anyio() -> None:
 
 
 def _answer_error(
-    metrics: Metrics, request: Request[Any, Any, Any], error: Exception
+    fleet: Fleet, request: Request[Any, Any, Any], error: Exception
 ) -> Response[bytes]:
     """The handler of all exceptions: answers as OpenAI would, or Anthropic on its own paths."""
     if request.scope["path"].startswith(MESSAGES_PATH):
@@ -127,7 +138,8 @@ def _answer_error(
     else:
         answer = answer_for(error)
         status, body, headers = answer.status, answer.body, answer.headers
-    metrics.refused(status)
+    # What names no model is counted with the first one's.
+    request.state.get(MODEL, fleet.members[0]).service.metrics.refused(status)
     return Response(body, status_code=status, headers=headers, media_type=MediaType.JSON)
 
 

@@ -14,7 +14,7 @@ from rocmforge.api.answer import AnswerHead, Writer, answer
 from rocmforge.api.body import read_json
 from rocmforge.api.constraints import is_constrained
 from rocmforge.api.convert import chat_plan
-from rocmforge.api.dependencies import ServiceDep, SettingsDep
+from rocmforge.api.dependencies import DispatchDep, SettingsDep
 from rocmforge.api.generation import Piece, now_ns
 from rocmforge.api.logprobs import chat_logprobs, vllm_prompt_logprobs
 from rocmforge.api.parts import AnswerParts, Part, new_call_id
@@ -36,7 +36,7 @@ from rocmforge.api.schema import (
     ToolCallDelta,
     Usage,
 )
-from rocmforge.api.service import OFFLOAD_BYTES
+from rocmforge.api.service import OFFLOAD_BYTES, Service
 from rocmforge.api.sse import DONE, TextEvent, event
 from rocmforge.text.reasoning import Reasoning
 from rocmforge.text.tokenizer import Tokenizer
@@ -47,29 +47,38 @@ _decoder = msgspec.json.Decoder(ChatRequest)
 
 @post("/v1/chat/completions", status_code=200)
 async def create_chat_completion(
-    request: Request[Any, Any, Any], service: ServiceDep, api_settings: SettingsDep
+    request: Request[Any, Any, Any], dispatch: DispatchDep, api_settings: SettingsDep
 ) -> ASGIApp:
     """Answers a conversation."""
     arrival_ns = now_ns()
     wanted = await read_json(request, _decoder)
-    service = service.called(wanted.model)
-    size = OFFLOAD_BYTES if is_constrained(wanted) else len(await request.body())
-    plan = await service.offload(size, chat_plan, service, wanted)
-    writer = ChatWriter(
-        AnswerHead.make(service, "chatcmpl-"),
-        service.tokenizer,
-        wants_logprobs=bool(wanted.logprobs),
-        num_prompt_logprobs=wanted.prompt_logprobs,
-        stream_options=wanted.stream_options,
-        plan=plan,
-    )
-    return await answer(
-        request,
-        service,
-        api_settings,
-        plan,
-        writer,
+
+    async def respond(service: Service) -> ASGIApp:
+        size = OFFLOAD_BYTES if is_constrained(wanted) else len(await request.body())
+        plan = await service.offload(size, chat_plan, service, wanted)
+        writer = ChatWriter(
+            AnswerHead.make(service, "chatcmpl-"),
+            service.tokenizer,
+            wants_logprobs=bool(wanted.logprobs),
+            num_prompt_logprobs=wanted.prompt_logprobs,
+            stream_options=wanted.stream_options,
+            plan=plan,
+        )
+        return await answer(
+            request,
+            service,
+            api_settings,
+            plan,
+            writer,
+            arrival_ns=arrival_ns,
+            stream=bool(wanted.stream),
+        )
+
+    return await dispatch.answer(
+        wanted.model,
+        respond,
         arrival_ns=arrival_ns,
+        timeout_s=wanted.timeout,
         stream=bool(wanted.stream),
     )
 

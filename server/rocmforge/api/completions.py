@@ -13,7 +13,7 @@ from rocmforge.api.answer import AnswerHead, Writer, answer
 from rocmforge.api.body import read_json
 from rocmforge.api.completion_plan import completion_plan
 from rocmforge.api.constraints import is_constrained
-from rocmforge.api.dependencies import ServiceDep, SettingsDep
+from rocmforge.api.dependencies import DispatchDep, SettingsDep
 from rocmforge.api.generation import Piece, now_ns
 from rocmforge.api.logprobs import (
     echoed_logprobs,
@@ -39,28 +39,37 @@ _decoder = msgspec.json.Decoder(CompletionRequest)
 
 @post("/v1/completions", status_code=200)
 async def create_completion(
-    request: Request[Any, Any, Any], service: ServiceDep, api_settings: SettingsDep
+    request: Request[Any, Any, Any], dispatch: DispatchDep, api_settings: SettingsDep
 ) -> ASGIApp:
     """Continues one or more prompts."""
     arrival_ns = now_ns()
     wanted = await read_json(request, _decoder)
-    service = service.called(wanted.model)
-    size = OFFLOAD_BYTES if is_constrained(wanted) else len(await request.body())
-    plan = await service.offload(size, completion_plan, service, wanted)
-    writer = CompletionWriter(
-        AnswerHead.make(service, "cmpl-"),
-        service.tokenizer,
-        plan,
-        wanted,
-        echoes=_echoes(service, wanted, plan.prompts) if wanted.echo else None,
-    )
-    return await answer(
-        request,
-        service,
-        api_settings,
-        plan,
-        writer,
+
+    async def respond(service: Service) -> ASGIApp:
+        size = OFFLOAD_BYTES if is_constrained(wanted) else len(await request.body())
+        plan = await service.offload(size, completion_plan, service, wanted)
+        writer = CompletionWriter(
+            AnswerHead.make(service, "cmpl-"),
+            service.tokenizer,
+            plan,
+            wanted,
+            echoes=_echoes(service, wanted, plan.prompts) if wanted.echo else None,
+        )
+        return await answer(
+            request,
+            service,
+            api_settings,
+            plan,
+            writer,
+            arrival_ns=arrival_ns,
+            stream=bool(wanted.stream),
+        )
+
+    return await dispatch.answer(
+        wanted.model,
+        respond,
         arrival_ns=arrival_ns,
+        timeout_s=wanted.timeout,
         stream=bool(wanted.stream),
     )
 

@@ -31,6 +31,7 @@ from rocmforge.errors import (
     RequestError,
     UnsupportedFeature,
 )
+from rocmforge.models.pooling import PoolingType
 from rocmforge.text.reasoning import BEGIN, END, reasons
 from rocmforge.text.template import encode_prompt
 from rocmforge.text.tool_calls import tools_as_text
@@ -262,7 +263,13 @@ def check_token_ids(service: Service, ids: Sequence[int], param: str) -> None:
 
 def check_common(service: Service, request: GenerationRequest) -> None:
     """Raises what any request for tokens can get wrong besides its prompt."""
-    service.check_model(request.model)
+    if service.is_encoder:
+        ranks = service.pooling is PoolingType.RANK
+        raise UnsupportedFeature(
+            f"The model {service.model!r} is an encoder and generates no text. "
+            f"Use {'/v1/rerank' if ranks else '/v1/embeddings'}.",
+            param="model",
+        )
     refuse_unsupported(request, NEUTRAL_VALUES)
     if request.prompt_logprobs is not None and request.stream:
         raise InvalidParameter("'prompt_logprobs' cannot be streamed.", param="prompt_logprobs")

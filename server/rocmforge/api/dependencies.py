@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from litestar.di import NamedDependency
 
-from rocmforge.api.service import Service
+from rocmforge.api.fleet.dispatch import Dispatch
+from rocmforge.api.fleet.fleet import Fleet
+from rocmforge.api.fleet.metrics import FleetMetrics
 from rocmforge.api.settings import ApiSettings
 
-ServiceDep = NamedDependency[Service]
+FleetMetricsDep = NamedDependency[FleetMetrics]
+FleetDep = NamedDependency[Fleet]
+DispatchDep = NamedDependency[Dispatch]
 SettingsDep = NamedDependency[ApiSettings]

@@ -305,7 +305,7 @@ def _start_choice(service: Service, plan: Plan, number: int, arrival_ns: int) ->
         prompt,
         sampling,
         service.tokenizer.eos_ids,
-        deadline_s=_seconds_left(service, plan, arrival_ns),
+        deadline_s=service.origin.seconds_left(plan.timeout_s, now_ns() - arrival_ns),
         share=service.origin.share,
     )
     wants_logprobs = sampling.num_logprobs >= 0
@@ -324,14 +324,6 @@ def _start_choice(service: Service, plan: Plan, number: int, arrival_ns: int) ->
         ),
         keeps_text=service.request_log.with_texts,
     )
-
-
-def _seconds_left(service: Service, plan: Plan, arrival_ns: int) -> float | None:
-    """Until the earlier of the deadlines of body and header; None = there is none."""
-    timeouts = [t for t in (plan.timeout_s, service.origin.timeout_s) if t is not None]
-    if not timeouts:
-        return None
-    return max(0.0, min(timeouts) - (now_ns() - arrival_ns) * 1e-9)
 
 
 def _shown(service: Service, plan: Plan) -> dict[int, str]:

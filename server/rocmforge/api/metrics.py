@@ -1,14 +1,14 @@
 """Prometheus metrics: vLLM's families under our prefix, and on request under its own names too.
 
 Requests are measured here, where clients see them; what happens inside the engine process is read
-from `EngineStatus` when somebody scrapes. The registry belongs to one `Metrics` object: two
-servers in one process do not mix.
+from `EngineStatus` when somebody scrapes. Each registry belongs to one model, or to the server;
+`render` makes one exposition of all.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.exposition import choose_encoder
@@ -18,7 +18,6 @@ from prometheus_client.metrics_core import (
     InfoMetricFamily,
     Metric,
 )
-from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
 from rocmforge import __version__
@@ -54,7 +53,9 @@ _CHOICES_BUCKETS = (1, 2, 5, 10, 20)
 # Families that vLLM does not have, or has with coarser buckets.
 _OURS_ONLY = {
     *("build", "engine_restarts", "engine_ready", "engine_steps", "engine_device_seconds"),
-    *("host_processed_rows", "request_errors", "weights_bytes", "kv_cache_bytes", "key_tokens"),
+    *("model_state", "model_loads", "model_load_failures", "model_unloads"),
+    *("model_requests_waiting", "host_processed_rows", "request_errors", "weights_bytes"),
+    *("kv_cache_bytes", "key_tokens"),
     *("key_requests_waiting", "draft_model_seconds"),
 }
 _COARSER_IN_VLLM = {"inter_token_latency_seconds", "request_time_per_output_token_seconds"}
@@ -67,11 +68,10 @@ class Metrics:
     """All metrics of one served model."""
 
     def __init__(self, model: str, status: Callable[[], EngineStatus]) -> None:
-        self._registry = CollectorRegistry()
+        self.registry = CollectorRegistry()
         self._model = model
-        ProcessCollector(registry=self._registry)
         self._key_names: dict[int, str] = {}
-        self._registry.register(_EngineCollector(model, status, self._key_names))
+        self.registry.register(_EngineCollector(model, status, self._key_names))
 
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens taken in.")
         self.generation_tokens = self._counter("generation_tokens", "Tokens generated.")
@@ -79,19 +79,19 @@ class Metrics:
             PREFIX + "request_success",
             "Sequences that ended, by how.",
             (*_LABELS, "finished_reason"),
-            registry=self._registry,
+            registry=self.registry,
         )
         self._errors = Counter(
             PREFIX + "request_errors",
             "Requests answered with an error status.",
             (*_LABELS, "status"),
-            registry=self._registry,
+            registry=self.registry,
         )
         self._key_tokens = Counter(
             PREFIX + "key_tokens",
             "Tokens used with each API key, of prompts and completions.",
             (*_LABELS, "key", "kind"),
-            registry=self._registry,
+            registry=self.registry,
         )
         self.first_token = self._histogram(
             "time_to_first_token_seconds",
@@ -143,23 +143,24 @@ class Metrics:
         for kind, count in (("prompt", prompt_tokens), ("completion", completion_tokens)):
             self._key_tokens.labels(self._model, _ENGINE, key, kind).inc(count)
 
-    def render(self, accept: str, *, vllm_names: bool) -> tuple[bytes, str]:
-        """The exposition in the format that the Accept header asks for, and its content type."""
-        encode, content_type = choose_encoder(accept)
-        return encode(_Exported(self._registry, vllm_names)), content_type
-
     def _counter(self, name: str, text: str) -> Counter:
-        counter = Counter(PREFIX + name, text, _LABELS, registry=self._registry)
+        counter = Counter(PREFIX + name, text, _LABELS, registry=self.registry)
         return counter.labels(self._model, _ENGINE)
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-        histogram = Histogram(
-            PREFIX + name, text, _LABELS, buckets=buckets, registry=self._registry
-        )
+        histogram = Histogram(PREFIX + name, text, _LABELS, buckets=buckets, registry=self.registry)
         return histogram.labels(self._model, _ENGINE)
 
     def _request_time(self, name: str, text: str) -> Histogram:
         return self._histogram(f"{name}_seconds", text, _REQUEST_BUCKETS)
+
+
+def render(
+    registries: Iterable[CollectorRegistry], accept: str, *, vllm_names: bool
+) -> tuple[bytes, str]:
+    """The exposition in the format that the Accept header asks for, and its content type."""
+    encode, content_type = choose_encoder(accept)
+    return encode(_Exported(registries, vllm_names)), content_type
 
 
 class SequenceMetrics:
@@ -358,15 +359,22 @@ def _build_facts(status: EngineStatus) -> dict[str, str]:
 class _Exported(CollectorRegistry):
     """What a scrape sees: no `_created` samples, and vLLM's names if wanted."""
 
-    def __init__(self, inner: CollectorRegistry, vllm_names: bool) -> None:
+    def __init__(self, inner: Iterable[CollectorRegistry], vllm_names: bool) -> None:
         super().__init__()
         self._inner = inner
         self._vllm_names = vllm_names
 
     def collect(self) -> Iterator[Metric]:
-        """The families of the inner registry, cleaned and doubled."""
-        for family in self._inner.collect():
-            family.samples = [s for s in family.samples if not s.name.endswith("_created")]
+        """The families of all registries, joined, cleaned and doubled."""
+        families: dict[str, Metric] = {}
+        for family in (family for registry in self._inner for family in registry.collect()):
+            samples = [s for s in family.samples if not s.name.endswith("_created")]
+            if family.name in families:
+                families[family.name].samples += samples
+            else:
+                family.samples = samples
+                families[family.name] = family
+        for family in families.values():
             yield family
             name = family.name.removeprefix(PREFIX)
             if self._vllm_names and name != family.name and name not in _OURS_ONLY:

@@ -1,52 +1,119 @@
-"""GET /v1/models and /v1/models/{id}."""
+"""GET /v1/models and /v1/models/{id}, and loading and unloading by hand.
+
+The latter is there in the words of llama.cpp's router too, which other programs know.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final, Literal
 
-from litestar import Request, Response, get
+import msgspec
+from litestar import Request, Response, get, post
 from litestar.params import FromPath
 
 from rocmforge.api.answer import json_response
-from rocmforge.api.dependencies import ServiceDep
+from rocmforge.api.auth import SCOPE
+from rocmforge.api.body import read_json
+from rocmforge.api.dependencies import DispatchDep, FleetDep
+from rocmforge.api.fleet.dispatch import Dispatch
+from rocmforge.api.fleet.fleet import Member
+from rocmforge.api.fleet.slot import ModelState
+from rocmforge.api.keys import Scope
 from rocmforge.api.messages.schema import ModelInfo, ModelPage
-from rocmforge.api.schema import ModelCard, ModelList
+from rocmforge.api.schema import LoadStatus, ModelCard, ModelChanged, ModelList, ModelName
 from rocmforge.api.service import Service
+from rocmforge.errors import ModelNotFound
 
 ANTHROPIC_VERSION = "anthropic-version"
 
+COMMANDS: Final[dict[str, Callable[[Dispatch, str], Awaitable[Member]]]] = {
+    "load": Dispatch.load,
+    "unload": Dispatch.unload,
+}
+"""What POST /v1/models/{id}/{command} can do."""
+
+_LOAD_VALUES: dict[ModelState, Literal["unloaded", "loading", "loaded"]] = {
+    ModelState.UNLOADED: "unloaded",
+    ModelState.FAILED: "unloaded",
+    ModelState.LOADING: "loading",
+    ModelState.RESTARTING: "loading",
+    ModelState.READY: "loaded",
+    ModelState.DRAINING: "loaded",
+    ModelState.STOPPED: "unloaded",
+}
+_ADMIN = {SCOPE: Scope.ADMIN}
+
+_name_decoder = msgspec.json.Decoder(ModelName)
+
 
 @get("/v1/models")
-async def list_models(request: Request[Any, Any, Any], service: ServiceDep) -> Response[bytes]:
-    """The served model under each of its names; Anthropic's clients get them in its format."""
+async def list_models(request: Request[Any, Any, Any], fleet: FleetDep) -> Response[bytes]:
+    """All models under each of their names; Anthropic's clients get them in its format."""
+    named = [(member, name) for member in fleet.members for name in member.service.shown_names]
     if ANTHROPIC_VERSION in request.headers:
-        infos = [_info(service, name) for name in service.shown_names]
+        infos = [_info(member.service, name) for member, name in named]
         return json_response(ModelPage(data=infos, first_id=infos[0].id, last_id=infos[-1].id))
-    return json_response(ModelList(data=[_card(service, name) for name in service.shown_names]))
+    return json_response(ModelList(data=[_card(member, name) for member, name in named]))
 
 
 @get("/v1/models/{model_id:path}")
 async def get_model(
-    request: Request[Any, Any, Any], service: ServiceDep, model_id: FromPath[str]
+    request: Request[Any, Any, Any], fleet: FleetDep, model_id: FromPath[str]
 ) -> Response[bytes]:
     """One name; ids may hold slashes, as those of Hugging Face do."""
     name = model_id.removeprefix("/")
-    service.check_model(name)
+    member = fleet.find(name)
     if ANTHROPIC_VERSION in request.headers:
-        return json_response(_info(service, name))
-    return json_response(_card(service, name))
+        return json_response(_info(member.service, name))
+    return json_response(_card(member, name))
 
 
-def _card(service: Service, name: str) -> ModelCard:
-    runner = service.engine.status.runner
+@post("/v1/models/{command:path}", status_code=200, opt=_ADMIN)
+async def command_model(
+    fleet: FleetDep, dispatch: DispatchDep, command: FromPath[str]
+) -> Response[bytes]:
+    """`MODEL/load` or `MODEL/unload`: answers with the model when that is done."""
+    name, _, verb = command.removeprefix("/").rpartition("/")
+    if verb not in COMMANDS:
+        raise ModelNotFound(command.removeprefix("/"), fleet.shown_names)
+    return json_response(_card(await COMMANDS[verb](dispatch, name), name))
+
+
+@post("/models/load", status_code=200, opt=_ADMIN)
+async def load_model(request: Request[Any, Any, Any], dispatch: DispatchDep) -> Response[bytes]:
+    """The same for programs that know llama.cpp's router."""
+    await dispatch.load((await read_json(request, _name_decoder)).model)
+    return json_response(ModelChanged())
+
+
+@post("/models/unload", status_code=200, opt=_ADMIN)
+async def unload_model(request: Request[Any, Any, Any], dispatch: DispatchDep) -> Response[bytes]:
+    """The same for programs that know llama.cpp's router."""
+    await dispatch.unload((await read_json(request, _name_decoder)).model)
+    return json_response(ModelChanged())
+
+
+def _card(member: Member, name: str) -> ModelCard:
+    service, slot = member.service, member.slot
     adapter = service.adapter_names.get(name)
     return ModelCard(
         id=name,
         created=int(service.started),
         root=service.model if adapter is None else service.adapters[adapter],
         parent=None if adapter is None else service.model,
-        max_model_len=None if runner is None else runner.max_context,
+        max_model_len=service.context_length,
+        aliases=() if adapter is not None else tuple(n for n in service.base_names if n != name),
+        capabilities=service.capabilities,
+        state=slot.state,
+        status=LoadStatus(
+            value=_LOAD_VALUES[slot.state],
+            failed=slot.failure is not None,
+            reason=None if slot.failure is None else slot.unavailable().reason,
+            stage=slot.status.stage,
+            progress=slot.status.progress,
+        ),
     )
 
 

@@ -19,12 +19,19 @@ from rocmforge import __version__
 from rocmforge.api.auth import PUBLIC
 from rocmforge.api.chat import create_chat_completion
 from rocmforge.api.completions import create_completion
-from rocmforge.api.dependencies import ServiceDep
+from rocmforge.api.dependencies import FleetDep
 from rocmforge.api.embeddings import schema as embeddings
 from rocmforge.api.embeddings.handlers import create_embeddings, rerank
 from rocmforge.api.messages import schema as messages
 from rocmforge.api.messages.handlers import count_tokens, create_message
-from rocmforge.api.models import get_model, list_models
+from rocmforge.api.models import (
+    COMMANDS,
+    command_model,
+    get_model,
+    list_models,
+    load_model,
+    unload_model,
+)
 from rocmforge.api.openapi_page import render_page
 from rocmforge.api.ops import health, metrics, ready, version
 from rocmforge.api.responses import schema as responses
@@ -45,7 +52,9 @@ from rocmforge.api.schema import (
     ErrorBody,
     Health,
     ModelCard,
+    ModelChanged,
     ModelList,
+    ModelName,
     Readiness,
     TokenizeRequest,
     TokenizerInfo,
@@ -143,6 +152,9 @@ def endpoints() -> tuple[Endpoint, ...]:
         Endpoint(handler=rerank, body=embeddings.RerankRequest, answer=embeddings.Ranking),
         Endpoint(handler=list_models, answer=ModelList, anthropic_answer=messages.ModelPage),
         Endpoint(handler=get_model, answer=ModelCard, anthropic_answer=messages.ModelInfo),
+        Endpoint(handler=command_model, answer=ModelCard),
+        Endpoint(handler=load_model, body=ModelName, answer=ModelChanged),
+        Endpoint(handler=unload_model, body=ModelName, answer=ModelChanged),
         Endpoint(handler=tokenize, body=TokenizeRequest, answer=Tokens),
         Endpoint(handler=detokenize, body=DetokenizeRequest, answer=DetokenizedText),
         Endpoint(handler=tokenizer_info, answer=TokenizerInfo),
@@ -154,24 +166,24 @@ def endpoints() -> tuple[Endpoint, ...]:
 
 
 @get("/openapi.json")
-async def openapi(service: ServiceDep) -> Response[bytes]:
+async def openapi(fleet: FleetDep) -> Response[bytes]:
     """This document."""
-    content = msgspec.json.encode(document(service.names))
+    content = msgspec.json.encode(document(fleet.names))
     return Response(content, media_type=MediaType.JSON)
 
 
 @get("/docs")
-async def docs(service: ServiceDep) -> Response[str]:
+async def docs(fleet: FleetDep) -> Response[str]:
     """The same to read, without anything from elsewhere."""
     return Response(
-        render_page(document(service.names)),
+        render_page(document(fleet.names)),
         media_type=MediaType.HTML,
         headers={"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"},
     )
 
 
 def document(model_names: tuple[str, ...]) -> dict[str, Any]:
-    """The OpenAPI 3.1 document of a server that serves a model under these names."""
+    """The OpenAPI 3.1 document of a server that serves models under these names."""
     described = endpoints()
     types = list(dict.fromkeys(each for endpoint in described for each in endpoint.types))
     schemas, components = msgspec.json.schema_components(types, ref_template=_REF)
@@ -191,8 +203,11 @@ def document(model_names: tuple[str, ...]) -> dict[str, Any]:
                     operation["operationId"] += "_alias"
                 if parameters:
                     operation["parameters"] = parameters
-                if endpoint.handler is get_model:
-                    parameters[0]["schema"] = {"type": "string", "enum": list(model_names)}
+                if endpoint.handler in (get_model, command_model):
+                    parameters[0]["schema"] = {
+                        "type": "string",
+                        "enum": _model_paths(endpoint.handler, model_names),
+                    }
                 paths.setdefault(plain, {})[method.lower()] = operation
     return {
         "openapi": "3.1.0",
@@ -221,6 +236,12 @@ def _name_models(body: dict[str, Any], names: tuple[str, ...]) -> None:
         body["properties"]["model"] = name
     elif "model" in body["properties"]:
         body["properties"]["model"] = {"anyOf": [name, {"type": "null"}], "default": None}
+
+
+def _model_paths(handler: HTTPRouteHandler, names: tuple[str, ...]) -> list[str]:
+    if handler is get_model:
+        return list(names)
+    return [f"{name}/{verb}" for name in names for verb in COMMANDS]
 
 
 def _operation(endpoint: Endpoint, by_type: dict[Any, Any]) -> dict[str, Any]:

@@ -10,41 +10,62 @@ from litestar import MediaType, Request, Response, get, route
 from rocmforge import __version__
 from rocmforge.api.answer import json_response
 from rocmforge.api.auth import PUBLIC, SCOPE
-from rocmforge.api.dependencies import ServiceDep, SettingsDep
+from rocmforge.api.dependencies import FleetDep, FleetMetricsDep, SettingsDep
+from rocmforge.api.fleet.fleet import Member
 from rocmforge.api.keys import Scope
-from rocmforge.api.schema import Health, Readiness, Version
+from rocmforge.api.schema import Health, ModelHealth, Readiness, Version
 from rocmforge.api.service import LOADING_RETRY_S
-from rocmforge.engine.status import EngineState
 
 _OPEN = {PUBLIC: True}
 
 
 @route("/health", http_method=["GET", "HEAD"], opt=_OPEN)
-async def health(service: ServiceDep) -> Response[bytes]:
-    """Liveness: answers as long as the HTTP side works, whatever the engine does."""
-    status = service.engine.status
+async def health(fleet: FleetDep) -> Response[bytes]:
+    """Liveness: answers as long as the HTTP side works, whatever the engines do.
+
+    What stands beside `models` is about the first of them.
+    """
+    first = fleet.members[0]
+    status = first.slot.status
     runner = status.runner
     return json_response(
         Health(
-            model=service.model,
-            engine=status.state.value,
+            model=first.service.model,
+            engine=first.slot.state,
             backend=None if runner is None else runner.backend,
             device=None if runner is None else runner.device.name,
             is_fallback=status.is_fallback,
             fallback_reason=status.fallback_reason,
             notes=() if runner is None else runner.notes,
+            models=[_health(member) for member in fleet.members],
         )
     )
 
 
+def _health(member: Member) -> ModelHealth:
+    status = member.slot.status
+    runner = status.runner
+    return ModelHealth(
+        model=member.service.model,
+        state=member.slot.state,
+        backend=None if runner is None else runner.backend,
+        device=None if runner is None else runner.device.name,
+        restarts=status.restarts,
+        last_error=status.last_error,
+    )
+
+
 @route("/ready", http_method=["GET", "HEAD"], opt=_OPEN)
-async def ready(service: ServiceDep) -> Response[bytes]:
-    """Readiness: 200 if requests are taken, else 503 with what is being done about it."""
-    status = service.engine.status
-    is_ready = status.state is EngineState.READY
+async def ready(fleet: FleetDep) -> Response[bytes]:
+    """Readiness: 200 if requests are taken, else 503 with what is being done about it.
+
+    Models that are loaded on request, or were unloaded, hold nothing up.
+    """
+    slot = fleet.held_up_by().slot
+    status, is_ready = slot.status, fleet.is_ready
     body = Readiness(
         ready=is_ready,
-        state=status.state.value,
+        state=slot.state,
         stage=status.stage,
         progress=status.progress,
         restarts=status.restarts,
@@ -65,10 +86,10 @@ async def version() -> Response[bytes]:
 
 @get("/metrics", opt={SCOPE: Scope.METRICS})
 async def metrics(
-    request: Request[Any, Any, Any], service: ServiceDep, api_settings: SettingsDep
+    request: Request[Any, Any, Any], fleet_metrics: FleetMetricsDep, api_settings: SettingsDep
 ) -> Response[bytes]:
     """Prometheus metrics."""
-    text, content_type = service.metrics.render(
+    text, content_type = fleet_metrics.render(
         request.headers.get("accept", ""), vllm_names=api_settings.vllm_metrics
     )
     return Response(text, headers={"Content-Type": content_type})

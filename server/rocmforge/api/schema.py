@@ -430,6 +430,32 @@ class ModelCard(msgspec.Struct, kw_only=True):
     parent: str | None = None
     max_model_len: int | None
     owned_by: str = "rocmforge"
+    aliases: tuple[str, ...] = ()  # other names of the same model
+    capabilities: tuple[str, ...] = ()  # what it can be asked for
+    state: str
+    status: LoadStatus
+
+
+class ModelName(msgspec.Struct, kw_only=True):
+    """Body of POST /models/load and /models/unload."""
+
+    model: str
+
+
+class ModelChanged(msgspec.Struct, kw_only=True):
+    """Their answer."""
+
+    success: Literal[True] = True
+
+
+class LoadStatus(msgspec.Struct, kw_only=True):
+    """How far loading a model is, as llama.cpp's router words it."""
+
+    value: Literal["unloaded", "loading", "loaded"]
+    failed: bool  # the last time that it was tried
+    reason: str | None  # why
+    stage: str  # what loading is doing now
+    progress: float  # of that stage, 0..1
 
 
 class ModelList(msgspec.Struct, kw_only=True):
@@ -474,7 +500,19 @@ class Health(msgspec.Struct, kw_only=True):
     is_fallback: bool
     fallback_reason: str
     notes: tuple[str, ...]
+    models: list[ModelHealth]
     status: Literal["ok"] = "ok"
+
+
+class ModelHealth(msgspec.Struct, kw_only=True):
+    """One of the models of a server, loaded or not."""
+
+    model: str
+    state: str
+    backend: str | None
+    device: str | None
+    restarts: int  # of its engine process
+    last_error: str | None  # why that last died, or why the model could not be loaded
 
 
 class Readiness(msgspec.Struct, kw_only=True):

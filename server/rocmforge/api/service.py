@@ -94,20 +94,34 @@ class Service:
     num_drafts: int = 0  # tokens to guess in each step, for requests that do not say
     num_model_drafts: int = 0  # the same with the draft model; 0 = there is none
     tool_format: str = "auto"  # of `text.tool_calls.FORMATS`; auto = as the template says
+    declared_context: int | None = None  # tokens, by the file and the settings
     clock: Callable[[], float] = time.time  # seconds since the epoch
     started: float = field(default_factory=time.time)  # on that clock
     grammars: GrammarChecker = field(default_factory=GrammarChecker)
     workers: Executor = field(default_factory=lambda: ThreadPoolExecutor(2, "text"))
 
     @property
+    def base_names(self) -> tuple[str, ...]:
+        """Those of the model itself."""
+        return (self.model, *self.aliases)
+
+    @property
     def names(self) -> tuple[str, ...]:
         """All names a request may use."""
-        return (self.model, *self.aliases, *self.adapter_names)
+        return (*self.base_names, *self.adapter_names)
 
     @property
     def shown_names(self) -> tuple[str, ...]:
         """Those that lists show: adapters under their own names only."""
-        return (self.model, *self.aliases, *self.adapters)
+        return (*self.base_names, *self.adapters)
+
+    @property
+    def capabilities(self) -> tuple[str, ...]:
+        """What the model can be asked for."""
+        if self.pooling is PoolingType.RANK:
+            return ()
+        ranks = ("rerank",) if self.pooling is not PoolingType.NONE else ()
+        return ("chat", "completions", "embeddings", *ranks)
 
     @property
     def adapter_names(self) -> dict[str, int]:
@@ -115,7 +129,7 @@ class Service:
         return {
             name: number
             for number, adapter in enumerate(self.adapters)
-            for name in (adapter, *(f"{model}:{adapter}" for model in (self.model, *self.aliases)))
+            for name in (adapter, *(f"{model}:{adapter}" for model in self.base_names))
         }
 
     @property
@@ -141,7 +155,14 @@ class Service:
         Raises:
             NotReady: known only once the model has been loaded.
         """
-        return self.runner.max_context
+        known = self.context_length
+        return self.runner.max_context if known is None else known
+
+    @property
+    def context_length(self) -> int | None:
+        """The same; before the model is loaded what is hoped for, None if that is not known."""
+        runner = self.engine.status.runner
+        return self.declared_context if runner is None else runner.max_context
 
     def processor_uses(self, request: GenerationRequest) -> tuple[ProcessorUse, ...]:
         """The logits processors of a request; raises as `ProcessorCatalog.uses` and NotReady."""

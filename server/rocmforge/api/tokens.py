@@ -6,11 +6,12 @@ from typing import Any
 
 import msgspec
 from litestar import Request, Response, get, post
+from litestar.params import FromQuery
 
 from rocmforge.api.answer import json_response
 from rocmforge.api.body import read_json
 from rocmforge.api.convert import chat_prompt, check_token_ids
-from rocmforge.api.dependencies import ServiceDep
+from rocmforge.api.dependencies import DispatchDep
 from rocmforge.api.schema import (
     DetokenizedText,
     DetokenizeRequest,
@@ -26,9 +27,10 @@ _detokenize_decoder = msgspec.json.Decoder(DetokenizeRequest)
 
 
 @post("/tokenize", status_code=200)
-async def tokenize(request: Request[Any, Any, Any], service: ServiceDep) -> Response[bytes]:
+async def tokenize(request: Request[Any, Any, Any], dispatch: DispatchDep) -> Response[bytes]:
     """Token ids of a text or of a conversation."""
     wanted = await read_json(request, _tokenize_decoder)
+    service = dispatch.find(wanted.model)
     ids = await service.offload(len(await request.body()), _token_ids, service, wanted)
     names = [service.tokenizer.token(i) for i in ids] if wanted.return_token_strs else None
     return json_response(
@@ -39,11 +41,10 @@ async def tokenize(request: Request[Any, Any, Any], service: ServiceDep) -> Resp
 
 
 @post("/detokenize", status_code=200)
-async def detokenize(request: Request[Any, Any, Any], service: ServiceDep) -> Response[bytes]:
+async def detokenize(request: Request[Any, Any, Any], dispatch: DispatchDep) -> Response[bytes]:
     """The text that token ids stand for, special tokens spelled out."""
     wanted = await read_json(request, _detokenize_decoder)
-    if wanted.model is not None:
-        service.check_model(wanted.model)
+    service = dispatch.find(wanted.model)
     check_token_ids(service, wanted.tokens, "tokens")
     return json_response(
         DetokenizedText(prompt=service.tokenizer.decode(wanted.tokens, skip_special=False))
@@ -51,8 +52,11 @@ async def detokenize(request: Request[Any, Any, Any], service: ServiceDep) -> Re
 
 
 @get("/tokenizer_info")
-async def tokenizer_info(service: ServiceDep) -> Response[bytes]:
+async def tokenizer_info(
+    dispatch: DispatchDep, model: FromQuery[str | None] = None
+) -> Response[bytes]:
     """What programs need that tokenise over HTTP, as lm-eval does."""
+    service = dispatch.find(model)
     tokenizer = service.tokenizer
     return json_response(
         TokenizerInfo(
@@ -66,8 +70,6 @@ async def tokenizer_info(service: ServiceDep) -> Response[bytes]:
 
 
 def _token_ids(service: Service, wanted: TokenizeRequest) -> tuple[int, ...]:
-    if wanted.model is not None:
-        service.check_model(wanted.model)
     if (wanted.prompt is None) == (wanted.messages is None):
         raise InvalidParameter("Give either 'prompt' or 'messages'.", param="prompt")
     if wanted.messages is not None:

@@ -224,6 +224,11 @@ class LoadOptions:
     memory_utilization: float  # share of the device memory to use, 0..1
     tensor_parallel: int = 1  # devices that share each layer; `device` then lists as many
     adapters: tuple[AdapterSpec, ...] = ()
+    memory_share: float = 1.0  # of the device's whole memory; other models may have the rest
+
+    def memory_of(self, device: DeviceInfo) -> int:
+        """The free bytes of a device that this model may count on."""
+        return min(device.memory_free, int(device.memory_total * self.memory_share))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

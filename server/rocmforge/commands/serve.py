@@ -1,4 +1,4 @@
-"""`rocmforge serve`: the HTTP server around one model, from start to drained end."""
+"""`rocmforge serve`: the HTTP server around its models, from start to drained end."""
 
 from __future__ import annotations
 
@@ -10,25 +10,23 @@ import logging
 import signal
 import socket
 import ssl
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
 import uvicorn
 from rich.console import Console
 
+from rocmforge.api.fleet.fleet import Fleet, Member
+from rocmforge.api.fleet.slot import ModelSlot
 from rocmforge.api.keys import Keyring
-from rocmforge.api.service import Service
-from rocmforge.commands.progress import wait_ready
+from rocmforge.commands.progress import wait_for
 from rocmforge.commands.protocol import bounded_protocol
-from rocmforge.engine.client import AsyncEngine
 from rocmforge.errors import ConfigurationError, EngineError
-from rocmforge.settings import Settings
+from rocmforge.settings import Settings, served_models
 from rocmforge.wiring import (
-    build_engine,
-    build_service,
+    build_fleet,
     build_web_app,
     read_all_keys,
-    read_front,
 )
 
 logger = logging.getLogger(__name__)
@@ -38,7 +36,7 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
     """Serves until SIGTERM or SIGINT; finishes what runs, then returns 0."""
     _check_exposure(settings)
     _check_tls(settings)
-    return asyncio.run(_serve(arguments.model, settings))
+    return asyncio.run(_serve(arguments.models, settings))
 
 
 def _check_exposure(settings: Settings) -> None:
@@ -72,47 +70,55 @@ class _Server(uvicorn.Server):
         yield
 
 
-async def _serve(model: str, settings: Settings) -> int:
+async def _serve(models: Sequence[str], settings: Settings) -> int:
     console = Console(stderr=True)
-    front = read_front(model, settings)
-    engine = build_engine(front, settings)
-    service = build_service(front, engine, settings)
+    fleet = build_fleet(served_models(models, settings), settings)
     keys = Keyring(read_all_keys(settings))
     listener = _listen(settings)
-    server = _Server(_http_config(service, settings, keys))
+    server = _Server(_http_config(fleet, settings, keys))
     stop = _stop_on_signals()
     if settings.keys_file or settings.tls_certificate:  # else SIGHUP means a closed terminal
         asyncio.get_running_loop().add_signal_handler(
             signal.SIGHUP, _reload, settings, keys, server.config.ssl
         )
-    await engine.start()
     serving = asyncio.create_task(server.serve([listener]), name="http")
-    loading = asyncio.create_task(wait_ready(engine, console), name="load")
+    loading = asyncio.create_task(_load(fleet, console), name="load")
     try:
         await _first_of(serving, loading, stop.wanted)
         if loading.done():
-            await loading  # raises what is wrong with the model
-            _announce(console, service.names, engine, listener, settings)
+            await loading  # raises what is wrong with a model
+            _announce(console, fleet, listener, settings)
             await _first_of(serving, stop.wanted)
         if serving.done():
             await serving
             raise EngineError("The HTTP server ended by itself.")
-        await _drain(engine, settings.drain_timeout, stop.now)
+        await _drain(fleet, settings.drain_timeout, stop.now)
         return 0
     finally:
-        await engine.stop()
+        await fleet.stop()
         server.should_exit = True
         await asyncio.gather(serving, loading, return_exceptions=True)
 
 
-def _http_config(service: Service, settings: Settings, keys: Keyring) -> uvicorn.Config:
+async def _load(fleet: Fleet, console: Console) -> None:
+    """Loads the models of the start, one after the other; raises what is wrong with one."""
+    for member in fleet.members:
+        if member.slot.is_new:
+            await _load_one(fleet, member.slot, console)
+
+
+async def _load_one(fleet: Fleet, slot: ModelSlot, console: Console) -> None:
+    await wait_for(fleet.load_first(slot), lambda: slot.status, console)
+
+
+def _http_config(fleet: Fleet, settings: Settings, keys: Keyring) -> uvicorn.Config:
     """uvicorn's settings, with the certificate loaded.
 
     Raises:
         ConfigurationError: the certificate or its key cannot be used.
     """
     config = uvicorn.Config(
-        build_web_app(service, settings, keys),
+        build_web_app(fleet, settings, keys),
         http=bounded_protocol(settings.receive_timeout),
         log_config=None,
         log_level="warning",
@@ -186,9 +192,9 @@ async def _first_of(*awaited: asyncio.Task[None] | asyncio.Event) -> None:
             waiter.cancel()
 
 
-async def _drain(engine: AsyncEngine, timeout_s: float, now: asyncio.Event) -> None:
+async def _drain(fleet: Fleet, timeout_s: float, now: asyncio.Event) -> None:
     logger.info("draining: what runs gets up to %g s; another signal ends it at once", timeout_s)
-    draining = asyncio.create_task(engine.drain(timeout_s))
+    draining = asyncio.create_task(fleet.drain(timeout_s))
     hurry = asyncio.create_task(now.wait())
     await asyncio.wait((draining, hurry), return_when=asyncio.FIRST_COMPLETED)
     if not (draining.done() and draining.result()):
@@ -197,20 +203,23 @@ async def _drain(engine: AsyncEngine, timeout_s: float, now: asyncio.Event) -> N
         task.cancel()
 
 
-def _announce(
-    console: Console,
-    names: tuple[str, ...],
-    engine: AsyncEngine,
-    listener: socket.socket,
-    settings: Settings,
-) -> None:
-    """Says where the server is and what it runs on; a stand-in for a GPU is said loudly."""
-    status = engine.status
-    runner = status.runner
-    assert runner is not None
+def _announce(console: Console, fleet: Fleet, listener: socket.socket, settings: Settings) -> None:
+    """Says where the server is and what it serves."""
+    for member in fleet.members:
+        _announce_model(console, member)
     host, port = listener.getsockname()[:2]
     scheme = "https" if settings.tls_certificate else "http"
     shown = f"[{host}]" if ":" in host else host
+    console.print(f"{scheme}://{shown}:{port}/v1", highlight=False)
+
+
+def _announce_model(console: Console, member: Member) -> None:
+    """Says what a model runs on; a stand-in for a GPU is said loudly."""
+    name, status = member.service.model, member.slot.status
+    runner = status.runner
+    if runner is None:
+        console.print(f"[bold]{name}[/] is loaded when it is asked for", highlight=False)
+        return
     if status.is_fallback:
         console.print(
             f"[bold yellow]No GPU is used.[/] The reference backend serves on the CPU, slowly. "
@@ -221,8 +230,7 @@ def _announce(
         console.print(note, highlight=False)
     cache_tokens = runner.num_blocks * runner.block_size
     console.print(
-        f"[bold]{names[0]}[/] on {runner.backend} ({runner.device.name}), "
-        f"context {runner.max_context}, KV cache {cache_tokens} tokens in {runner.kv_dtype}\n"
-        f"{scheme}://{shown}:{port}/v1",
+        f"[bold]{name}[/] on {runner.backend} ({runner.device.name}), "
+        f"context {runner.max_context}, KV cache {cache_tokens} tokens in {runner.kv_dtype}",
         highlight=False,
     )

@@ -65,9 +65,10 @@ class AsyncEngine:
 
     Args:
         config: what to run and how.
+        totals: what its counters begin with; None = at 0.
     """
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, totals: EngineStats | None = None) -> None:
         self._config = config
         self._phase = EngineState.LOADING  # of the process; draining is the server's business
         self._is_draining = False
@@ -79,7 +80,7 @@ class AsyncEngine:
         self._last_error: str | None = None
         self._ready: Ready | None = None
         self._progress = Progress(stage="starting", fraction=0.0)
-        self._stats = EngineStats()
+        self._stats = totals or EngineStats()
         self._restarts = 0
         self._backoff_s = config.restart_backoff_s
         self._ids = count()

@@ -14,9 +14,8 @@ from collections import Counter
 import pytest
 from litestar.testing import TestClient
 
-from rocmforge.api.app import build_app
 from rocmforge.api.settings import ApiSettings
-from tests.api.fake_engine import FakeEngine, make_service
+from tests.api.fake_engine import build_app, FakeEngine, make_service
 
 COUNT = int(os.environ.get("ROCMFORGE_TEST_MUTATIONS", "2000"))
 BODIES_OF_A_SEED = 500

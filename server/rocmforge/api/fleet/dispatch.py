@@ -89,12 +89,7 @@ class Dispatch:
             return await _respond(slot, respond, service)
         left_s = self._origin.seconds_left(timeout_s, now_ns() - arrival_ns)
         entering = asyncio.create_task(self._fleet.acquire(slot, left_s))
-        patience_s = self._keep_alive_s if stream else None
-        try:
-            await unless_client_leaves(self._request, asyncio.wait((entering,), timeout=patience_s))
-        except BaseException:
-            await _give_up(entering, slot)
-            raise
+        await self._wait_for(entering, slot, self._keep_alive_s if stream else None)
         if entering.done():
             entering.result()
             return await _respond(slot, respond, service)
@@ -107,6 +102,34 @@ class Dispatch:
             failure=failure,
         )
         return cast("ASGIApp", late)
+
+    async def load(self, name: str) -> Member:
+        """Loads a model, unless it is loaded; raises as `Fleet.acquire`."""
+        member = self._find(name)
+        entering = asyncio.create_task(
+            self._fleet.acquire(member.slot, self._origin.seconds_left(None, 0))
+        )
+        await self._wait_for(entering, member.slot)
+        entering.result()
+        member.slot.leave()
+        return member
+
+    async def unload(self, name: str) -> Member:
+        """Unloads a model, if it is loaded; requests that run get the operator's time to end."""
+        member = self._find(name)
+        await self._fleet.unload(member.slot)
+        return member
+
+    async def _wait_for(
+        self, entering: asyncio.Task[None], slot: ModelSlot, patience_s: float | None = None
+    ) -> None:
+        """Waits as long as the client does; raises ClientLeft."""
+        try:
+            await self._request.body()  # watching the connection would swallow it
+            await unless_client_leaves(self._request, asyncio.wait((entering,), timeout=patience_s))
+        except BaseException:
+            await _give_up(entering, slot)
+            raise
 
     def _find(self, name: str | None) -> Member:
         member = self._fleet.find(name)

@@ -87,6 +87,11 @@ class Fleet:
         """All names a request may use."""
         return tuple(self._by_name)
 
+    @property
+    def shown_names(self) -> tuple[str, ...]:
+        """Those that lists and messages show."""
+        return tuple(name for m in self.members for name in m.service.shown_names)
+
     def find(self, name: str | None) -> Member:
         """The model of that name; None = the only one there is.
 
@@ -97,12 +102,12 @@ class Fleet:
         if name is None:
             if len(self.members) > 1:
                 raise InvalidParameter(
-                    f"Name a model, one of: {', '.join(self.names)}.", param="model"
+                    f"Name a model, one of: {', '.join(self.shown_names)}.", param="model"
                 )
             return self.members[0]
         member = self._by_name.get(name)
         if member is None:
-            raise ModelNotFound(name, self.names)
+            raise ModelNotFound(name, self.shown_names)
         return member
 
     # --- use ---

@@ -30,6 +30,7 @@ class ModelState(StrEnum):
     RESTARTING = "restarting"  # its engine process died, and a new one loads it
     DRAINING = "draining"  # finishes what it has before it is unloaded
     FAILED = "failed"  # could not be loaded; a later request tries again
+    STOPPED = "stopped"  # the server ends
 
 
 _STATES = {
@@ -37,7 +38,7 @@ _STATES = {
     EngineState.READY: ModelState.READY,
     EngineState.RESTARTING: ModelState.RESTARTING,
     EngineState.DRAINING: ModelState.DRAINING,
-    EngineState.STOPPED: ModelState.FAILED,
+    EngineState.STOPPED: ModelState.STOPPED,
 }
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from rocmforge.api.errors import answer_for
 from rocmforge.api.messages.schema import Error, ErrorDetail
+from rocmforge.api.sse import named_event
 from rocmforge.errors import ContextLengthExceeded
 
 _TYPES = {
@@ -42,3 +43,8 @@ def anthropic_error(error: Exception) -> AnthropicError:
         message = f"{answer.detail.param}: {message}"  # there is no field for the place
     body = Error(error=ErrorDetail(type=kind, message=message))
     return AnthropicError(status=answer.status, body=body, headers=answer.headers)
+
+
+def error_event(error: Exception) -> bytes:
+    """The last event of a stream that failed before it had anything to say."""
+    return named_event("error", anthropic_error(error).body)

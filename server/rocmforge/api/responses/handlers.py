@@ -16,7 +16,7 @@ from rocmforge.api.answer import AnswerHead, answer, collect, json_answer, json_
 from rocmforge.api.body import read_json
 from rocmforge.api.constraints import is_constrained
 from rocmforge.api.convert import chat_plan, renamed_fields
-from rocmforge.api.dependencies import ServiceDep, SettingsDep
+from rocmforge.api.dependencies import DispatchDep, SettingsDep
 from rocmforge.api.generation import Generation, now_ns
 from rocmforge.api.responses.convert import (
     FIELD_NAMES,
@@ -28,7 +28,7 @@ from rocmforge.api.responses.schema import DeletedResponse, Response, ResponsesR
 from rocmforge.api.responses.store import OwnResponses, StoredResponse
 from rocmforge.api.responses.writer import ResponsesWriter
 from rocmforge.api.schema import Message
-from rocmforge.api.service import OFFLOAD_BYTES
+from rocmforge.api.service import OFFLOAD_BYTES, Service
 from rocmforge.errors import InvalidParameter, ResponseNotFound, UnsupportedFeature
 
 StoreDep = NamedDependency[OwnResponses]
@@ -39,14 +39,13 @@ _decoder = msgspec.json.Decoder(ResponsesRequest)
 @post("/v1/responses", status_code=200)
 async def create_response(
     request: Request[Any, Any, Any],
-    service: ServiceDep,
+    dispatch: DispatchDep,
     api_settings: SettingsDep,
     response_store: StoreDep,
 ) -> ASGIApp:
     """Answers a conversation, in items."""
     arrival_ns = now_ns()
     wanted = await read_json(request, _decoder)
-    service = service.called(wanted.model)
     if wanted.background and not api_settings.max_stored_responses:
         raise UnsupportedFeature(
             "'background' needs responses to be stored, which this server does not do.",
@@ -57,35 +56,43 @@ async def create_response(
     chat = chat_request(wanted, conversation)
     takes_long = bool(history) or is_constrained(chat)
     size = OFFLOAD_BYTES if takes_long else len(await request.body())
-    with renamed_fields(FIELD_NAMES):
-        plan = await service.offload(size, chat_plan, service, chat)
 
     def keep(response: Response) -> None:
         if response.store:
             said = output_messages(response.output)
             response_store.put(StoredResponse(response, [*conversation, *said]))
 
-    writer = ResponsesWriter(
-        AnswerHead.make(service, "resp_"),
-        wanted,
-        plan,
-        service.tokenizer,
-        now=service.clock,
-        keep=keep,
-    )
-    if wanted.background:
-        generation = Generation.start(service, writer.head.id, plan, arrival_ns)
-        task = asyncio.create_task(_run_in_background(generation, writer))
-        response_store.put(StoredResponse(writer.response, conversation, task))
-        return json_answer(writer.response, writer.head.id)
-    return await answer(
-        request,
-        service,
-        api_settings,
-        plan,
-        writer,
+    async def respond(service: Service) -> ASGIApp:
+        with renamed_fields(FIELD_NAMES):
+            plan = await service.offload(size, chat_plan, service, chat)
+        writer = ResponsesWriter(
+            AnswerHead.make(service, "resp_"),
+            wanted,
+            plan,
+            service.tokenizer,
+            now=service.clock,
+            keep=keep,
+        )
+        if wanted.background:
+            generation = Generation.start(service, writer.head.id, plan, arrival_ns)
+            task = asyncio.create_task(_run_in_background(generation, writer))
+            response_store.put(StoredResponse(writer.response, conversation, task))
+            return json_answer(writer.response, writer.head.id)
+        return await answer(
+            request,
+            service,
+            api_settings,
+            plan,
+            writer,
+            arrival_ns=arrival_ns,
+            stream=bool(wanted.stream),
+        )
+
+    return await dispatch.answer(
+        wanted.model,
+        respond,
         arrival_ns=arrival_ns,
-        stream=bool(wanted.stream),
+        stream=bool(wanted.stream) and not wanted.background,
     )
 
 

@@ -1,0 +1,80 @@
+"""Metrics of the server and of its models' comings and goings; those of each model are its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.registry import Collector
+
+from rocmforge.api.fleet.fleet import Fleet
+from rocmforge.api.fleet.slot import ModelState
+from rocmforge.api.metrics import PREFIX, render
+
+_UNLOADS = ("request", "idle", "room", "memory")
+
+
+class FleetMetrics:
+    """What /metrics shows of all models.
+
+    Args:
+        fleet: the models.
+    """
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)
+        self._registry.register(_FleetCollector(fleet))
+
+    def render(self, accept: str, *, vllm_names: bool) -> tuple[bytes, str]:
+        """The exposition in the format that the Accept header asks for, and its content type."""
+        models = [member.service.metrics.registry for member in self._fleet.members]
+        return render((self._registry, *models), accept, vllm_names=vllm_names)
+
+
+class _FleetCollector(Collector):
+    """Reads the slots at scrape time."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+
+    def describe(self) -> Iterator[Metric]:
+        """Nothing: the registry would otherwise collect once at registration."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        """States and counts of all models."""
+        state = GaugeMetricFamily(
+            PREFIX + "model_state", "1 for the state a model is in.", labels=("model_name", "state")
+        )
+        waiting = GaugeMetricFamily(
+            PREFIX + "model_requests_waiting",
+            "Requests that wait for the model to be loaded.",
+            labels=("model_name",),
+        )
+        loads = CounterMetricFamily(
+            PREFIX + "model_loads", "Times a model was loaded.", labels=("model_name",)
+        )
+        failures = CounterMetricFamily(
+            PREFIX + "model_load_failures",
+            "Times a model could not be loaded.",
+            labels=("model_name",),
+        )
+        unloads = CounterMetricFamily(
+            PREFIX + "model_unloads",
+            "Times a model was unloaded: on request, idle, or to make room or free memory.",
+            labels=("model_name", "reason"),
+        )
+        for member in self._fleet.members:
+            slot, name = member.slot, member.service.model
+            for each in ModelState:
+                state.add_metric((name, each), int(slot.state is each))
+            waiting.add_metric((name,), slot.num_waiting)
+            loads.add_metric((name,), slot.counts["load"])
+            failures.add_metric((name,), slot.counts["load_failed"])
+            for reason in _UNLOADS:
+                unloads.add_metric((name, reason), slot.counts[f"unload_{reason}"])
+        yield from (state, waiting, loads, failures, unloads)
