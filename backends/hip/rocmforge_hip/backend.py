@@ -94,7 +94,7 @@ class HipBackend:
         with open_gguf(model) as file:
             config, weights, adapters = _read(file, options, rank.shard if rank else None)
             geometry = Geometry(found.properties.compute_units)
-            free = found.info.memory_free
+            free = options.memory_of(found.info)
             plan = make_plan(config, weights, options, geometry, free, adapters)
             tables = load_rope_tables(config, file, plan.limits.context)
             device = open_device(found)
@@ -122,7 +122,7 @@ class HipBackend:
             )
             found = devices[0]
             name = found.info.name if len(devices) == 1 else f"each {found.info.name}"
-            free = min(device.info.memory_free for device in devices)
+            free = min(options.memory_of(device.info) for device in devices)
             geometry = Geometry(found.properties.compute_units)
         else:
             name, free, geometry = "a device", memory, Geometry(_MOST_COMPUTE_UNITS)

@@ -55,7 +55,7 @@ def load_sharded(
         RankFailed: It cannot be loaded on another device than the first.
     """
     group_id = new_group_id()  # fails at once without a library
-    free = min(device.info.memory_free for device in devices)
+    free = min(options.memory_of(device.info) for device in devices)
     devices = [replace(each, info=replace(each.info, memory_free=free)) for each in devices]
     first = _FirstRank(Shard(0, len(devices)), group_id, devices, model, options)
     try:
