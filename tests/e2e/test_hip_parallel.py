@@ -20,7 +20,14 @@ import numpy.typing as npt
 import pytest
 
 from kernels.builder import ROOT
-from rocmforge.backend.protocol import LoadOptions, MasksLate, Runner, StepOutput
+from rocmforge.backend.protocol import (
+    NO_ADAPTER,
+    AdapterSpec,
+    LoadOptions,
+    MasksLate,
+    Runner,
+    StepOutput,
+)
 from rocmforge.engine.client import AsyncEngine
 from rocmforge.engine.config import EngineConfig
 from rocmforge.engine.params import FinishReason, SamplingParams, TokenEvent
@@ -32,6 +39,7 @@ from rocmforge_hip.parallel import processes
 from rocmforge_hip.parallel.processes import RankFailed
 from rocmforge_hip.platform import select_platform
 from tests.backend.driving import Chunk, Driver, Want, make_step
+from tests.data.models.tiny_adapters import TinyAdapter, write_adapter
 from tests.data.models.tiny_models import PROMPT, TinyModel, by_name, write_model
 from tests.support.hip import (
     fitting,
@@ -163,6 +171,24 @@ def test_two_devices_split_quantised_matrices(
     sizes = {"vocab_size": 96, "intermediate_size": 512, "num_attention_heads": 8}
     path = write_quantized(replace(tiny, config=tiny.config | sizes), type_name, tmp_path)
     assert_agree(stack, path, kv_dtype="int8")
+
+
+@pytest.mark.parametrize("name", ["llama", "phi3"])
+def test_two_devices_share_adapters(name: str, stack: ExitStack, tmp_path: Path) -> None:
+    tiny = splittable(fitting(by_name(name)))
+    path = write_model(tiny, tmp_path)
+    adapter = write_adapter(tmp_path / "adapter.gguf", tiny, TinyAdapter())
+    adapters = (AdapterSpec(name="adapter", path=str(adapter)),)
+    found = []
+    for devices in (1, RANKS):
+        runner = load(stack, path, tensor_parallel=devices, adapters=adapters)
+        driver = Driver(runner)
+        chunk = Chunk(tokens=PROMPT[:20], blocks=[3, 1], adapter=0)
+        one = Chunk(tokens=PROMPT[20:21], start=20, blocks=[3, 1], adapter=0)
+        found.append(np.concatenate([driver.logprobs(chunk, [19]), driver.logprobs(one, [0])]))
+        plain = driver.logprobs(replace(chunk, adapter=NO_ADAPTER), [19])
+        assert np.abs(found[-1][0] - plain).max() > 10 * TOLERANCE
+    np.testing.assert_allclose(found[1], found[0], atol=TOLERANCE)
 
 
 def test_each_step_may_start_before_the_one_before_it_is_read(
