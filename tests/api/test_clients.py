@@ -131,6 +131,20 @@ def test_lm_eval_finds_the_likelihoods_that_the_backend_gave(live: LiveServer) -
             assert likelihood == pytest.approx(sum(expected))
 
 
+def test_guidellm_gets_as_many_tokens_as_it_asked_for(live: LiveServer, tmp_path: Path) -> None:
+    lengths = [1 + 7 * number % 40 for number in range(64)]
+    file = tmp_path / "lengths.json"
+    file.write_text(json.dumps(lengths))
+    found = seen("guidellm_load.py", live.url, "16", str(file))
+    for endpoint in ("text", "chat"):
+        run = found[endpoint]
+        assert run["made"] == {"successful": 64, "errored": 0, "incomplete": 0, "total": 64}
+        answers = [run["answers"][str(number)] for number in range(64)]
+        assert [output_tokens for _, output_tokens, _ in answers] == lengths
+        assert all(prompt_tokens > 0 and text for prompt_tokens, _, text in answers)
+    assert_settles(live)
+
+
 @pytest.mark.model
 def test_lm_eval_measures_what_a_real_model_knows(smollm2_path: Path, tmp_path: Path) -> None:
     command = ["-m", "rocmforge", "serve", str(smollm2_path), "--port", "{port}"]
