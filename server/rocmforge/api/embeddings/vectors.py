@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
 
 import numpy as np
 import numpy.typing as npt
 
 from rocmforge.api.answer import collect
+from rocmforge.api.convert import check_room
 from rocmforge.api.generation import Generation
 from rocmforge.api.plan import Plan
 from rocmforge.api.service import Service
 from rocmforge.engine.params import Pooling, SamplingParams
-from rocmforge.errors import UnsupportedFeature
+from rocmforge.errors import QueueFull, UnsupportedFeature
 from rocmforge.models.pooling import PoolingType
 
 Vector = npt.NDArray[np.float32]
+Prompts = tuple[tuple[int, ...], ...]
 
 AT_ONCE = 32
 """Inputs of one request that are in the engine at a time, so that it does not fill the queue."""
+_PAUSE_S = 0.05
+_PATIENCE_S = 30.0
+"""How long one that is half done waits for room in the queue: this in all, so long at a time."""
 
 _POOLING = {
     PoolingType.NONE: Pooling.LAST,  # a model that only speaks says most at the end
@@ -35,10 +40,16 @@ def check_embeds(service: Service) -> int:
         UnsupportedFeature: the model or the backend cannot give any.
         NotReady: that is not known yet.
     """
-    if service.pooling not in _POOLING:
+    if service.pooling is PoolingType.RANK:
         raise UnsupportedFeature(
-            f"The model {service.model!r} gives scores, not embeddings.", param="model"
+            f"The model {service.model!r} ranks documents and gives no embeddings. Use /v1/rerank.",
+            param="model",
         )
+    return check_hidden(service)
+
+
+def check_hidden(service: Service) -> int:
+    """How many numbers the model gives for a prompt; raises as `check_embeds`."""
     runner = service.runner
     if not runner.hidden_size:
         raise UnsupportedFeature(
@@ -49,37 +60,70 @@ def check_embeds(service: Service) -> int:
     return runner.hidden_size
 
 
-def tokenize(service: Service, text: str) -> list[int]:
-    """A text as the model was trained to embed it. Nothing in it is a control token."""
-    tokenizer = service.tokenizer
-    ids = tokenizer.encode(text, parse_special=False)
-    return [*ids, tokenizer.eos_ids[0]] if tokenizer.adds_eos and tokenizer.eos_ids else ids
+def check_fits(service: Service, prompts: Prompts, param: str) -> Prompts:
+    """The prompts; raises ContextLengthExceeded if one is too long."""
+    for prompt in prompts:
+        check_room(service, prompt, 0, param=param, prompt_param=param)
+    return prompts
 
 
 async def embed(
-    service: Service, request_id: str, prompts: Sequence[tuple[int, ...]], arrival_ns: int
+    service: Service, request_id: str, prompts: Prompts, arrival_ns: int
 ) -> list[Vector]:
-    """The vector of each prompt, [D].
+    """The embedding of each prompt, [D], of length 1.
 
     Raises:
         CapacityError, EngineError: as `Generation`.
     """
-    sampling = SamplingParams(
-        max_tokens=0, pooling=_POOLING[service.pooling], adapter=service.adapter
-    )
+    pooling = _POOLING[service.pooling]
+    vectors = await pooled(service, request_id, prompts, pooling, arrival_ns)
+    return [normalized(vector) for vector in vectors]
+
+
+async def pooled(
+    service: Service, request_id: str, prompts: Prompts, pooling: Pooling, arrival_ns: int
+) -> list[Vector]:
+    """What the model gives for each prompt.
+
+    The engine gets as many at a time as its queue and the caller's key let in. Once the first are
+    done, the others wait for room.
+
+    Raises:
+        CapacityError, EngineError: as `Generation`.
+    """
+    sampling = SamplingParams(max_tokens=0, pooling=pooling)
+    size = _at_once(service)
+    waited_s = 0.0
     vectors: list[Vector] = []
-    for first in range(0, len(prompts), AT_ONCE):
-        some = tuple(prompts[first : first + AT_ONCE])
+    while len(vectors) < len(prompts):
+        some = prompts[len(vectors) : len(vectors) + size]
         plan = Plan(prompts=some, sampling=sampling, n=1, stop=())
-        generation = Generation.start(service, request_id, plan, arrival_ns)
+        try:
+            generation = Generation.start(service, request_id, plan, arrival_ns)
+        except QueueFull:
+            if len(some) > 1:
+                size = len(some) // 2
+                continue
+            if not vectors or waited_s > _PATIENCE_S:
+                raise
+            await asyncio.sleep(_PAUSE_S)
+            waited_s += _PAUSE_S
+            continue
         try:
             pieces = await collect(generation)
         finally:
             generation.close()
         for piece in sorted(pieces, key=lambda piece: piece.index):
             assert piece.embedding is not None, "the engine was asked for an embedding"
-            vectors.append(normalized(np.frombuffer(piece.embedding, np.float32)))
+            vectors.append(np.frombuffer(piece.embedding, np.float32))
     return vectors
+
+
+def _at_once(service: Service) -> int:
+    caller = service.origin.caller
+    if caller is None or caller.key.max_sequences is None:
+        return AT_ONCE
+    return min(AT_ONCE, caller.key.max_sequences)
 
 
 def normalized(vector: Vector) -> Vector:

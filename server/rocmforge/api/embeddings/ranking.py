@@ -1,0 +1,84 @@
+"""How well documents fit a query: by a classification head, or by the cosine of embeddings."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+from rocmforge.api.completion_plan import token_prompts
+from rocmforge.api.convert import refuse_unsupported
+from rocmforge.api.embeddings.schema import RerankRequest
+from rocmforge.api.embeddings.vectors import (
+    Prompts,
+    check_embeds,
+    check_fits,
+    check_hidden,
+    embed,
+    pooled,
+)
+from rocmforge.api.service import Service
+from rocmforge.engine.params import Pooling
+from rocmforge.errors import UnsupportedFeature
+from rocmforge.models.pooling import PoolingType
+
+
+def rank_prompts(service: Service, wanted: RerankRequest) -> Prompts:
+    """What the model reads: pairs if it has a head, else the query, then each document.
+
+    Raises:
+        UnsupportedFeature: the model cannot rank, or the request asks for what we do not have.
+        InvalidParameter: a text is empty.
+        ContextLengthExceeded: a text, or a query with a document, is too long.
+    """
+    refuse_unsupported(wanted, {"rank_fields": (["text"],)})
+    texts = [given if isinstance(given, str) else given.text for given in wanted.documents]
+    encode = partial(service.tokenizer.encode, parse_special=False)
+    if service.pooling is PoolingType.RANK:
+        num_scores = check_hidden(service)
+        if num_scores != 1:
+            raise UnsupportedFeature(
+                f"The model {service.model!r} cannot rank: it tells {num_scores} classes apart.",
+                param="model",
+            )
+        # Refuses empty texts; what is read are pairs.
+        token_prompts(service, wanted.query, "query", encode=encode)
+        token_prompts(service, [*texts], "documents", encode=encode)
+        pair = service.tokenizer.encode_pair
+        pairs = tuple(tuple(pair(wanted.query, text)) for text in texts)
+        return check_fits(service, pairs, "documents")
+    if service.pooling is PoolingType.NONE:
+        raise UnsupportedFeature(
+            f"The model {service.model!r} cannot rank: its file declares no pooling, so it is "
+            "neither a ranking nor an embedding model.",
+            param="model",
+        )
+    check_embeds(service)
+    whole = service.tokenizer.encode_whole
+    query = token_prompts(service, wanted.query, "query", encode=whole)
+    documents = token_prompts(service, [*texts], "documents", encode=whole)
+    return check_fits(service, query, "query") + check_fits(service, documents, "documents")
+
+
+async def relevance(
+    service: Service, request_id: str, prompts: Prompts, arrival_ns: int
+) -> list[float]:
+    """The relevance of each document.
+
+    Of a head, the sigmoid of its score, 0 to 1: what clients of Cohere and Jina expect, and what
+    vLLM and text-embeddings-inference answer (llama.cpp answers the score itself). Without a head,
+    the cosine, -1 to 1.
+
+    Raises:
+        CapacityError, EngineError: as `Generation`.
+    """
+    if service.pooling is PoolingType.RANK:
+        scores = await pooled(service, request_id, prompts, Pooling.CLS, arrival_ns)
+        return [_sigmoid(float(score[0])) for score in scores]
+    query, *documents = await embed(service, request_id, prompts, arrival_ns)
+    return [float(query @ document) for document in documents]
+
+
+def _sigmoid(score: float) -> float:
+    if score < 0:  # the other form would overflow
+        return math.exp(score) / (1 + math.exp(score))
+    return 1 / (1 + math.exp(-score))
