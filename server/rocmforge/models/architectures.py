@@ -18,6 +18,7 @@ from rocmforge.backend.ops import Activation
 from rocmforge.errors import BadGguf, UnsupportedArchitecture
 from rocmforge.gguf.reader import GgufFile
 from rocmforge.models.config import (
+    MAX_LAYERS,
     ModelConfig,
     RopeConfig,
     RopeScaling,
@@ -158,7 +159,7 @@ class _ConfigReader:
         file, row, key = self._file, self._row, self._key
         self._refuse_unsupported()
         dim = self._positive("embedding_length")
-        num_layers = self._positive("block_count")
+        num_layers = self._num_layers()
         num_heads = self._positive("attention.head_count")
         num_kv_heads = self._positive("attention.head_count_kv", num_heads)
         if num_heads % num_kv_heads:
@@ -212,6 +213,12 @@ class _ConfigReader:
 
     def _bad(self, suffix: str, reason: str) -> BadGguf:
         return BadGguf(str(self._file.path), f"the key {self._key(suffix)!r}: {reason}")
+
+    def _num_layers(self) -> int:
+        count = self._positive("block_count")
+        if count > MAX_LAYERS:
+            raise self._bad("block_count", f"{count} layers; there may be {MAX_LAYERS}")
+        return count
 
     def _positive(self, suffix: str, default: int | None = None) -> int:
         key = self._key(suffix)

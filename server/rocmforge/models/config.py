@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from rocmforge.backend.ops import Activation
+
+MAX_LAYERS: Final = 1000
+"""More than any model has; a number from a file alone must not decide how much is computed."""
 
 
 class RopeStyle(StrEnum):

@@ -17,7 +17,7 @@ from rocmforge.backend.protocol import LoadOptions
 from rocmforge.errors import BadGguf, UnsupportedArchitecture, UnsupportedTensor
 from rocmforge.gguf.reader import GgufFile
 from rocmforge.models.architectures import TensorRule
-from rocmforge.models.config import RopeConfig, RopeStyle
+from rocmforge.models.config import MAX_LAYERS, RopeConfig, RopeStyle
 from rocmforge.models.pooling import PoolingType, declared_pooling
 
 SCORES: Final = "cls.output.weight"
@@ -178,7 +178,7 @@ class _Reader:
         return EncoderConfig(
             architecture=self._name,
             name=file.get_str("general.name", self._name),
-            num_layers=self._positive("block_count"),
+            num_layers=self._num_layers(),
             dim=dim,
             ffn_dim=self._positive("feed_forward_length"),
             num_heads=num_heads,
@@ -197,6 +197,12 @@ class _Reader:
 
     def _bad(self, suffix: str, reason: str) -> BadGguf:
         return BadGguf(str(self._file.path), f"the key {self._key(suffix)!r}: {reason}")
+
+    def _num_layers(self) -> int:
+        count = self._positive("block_count")
+        if count > MAX_LAYERS:
+            raise self._bad("block_count", f"{count} layers; there may be {MAX_LAYERS}")
+        return count
 
     def _positive(self, suffix: str, default: int | None = None) -> int:
         key = self._key(suffix)
