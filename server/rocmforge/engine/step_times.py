@@ -21,18 +21,23 @@ class StepTimes:
 
     def __init__(self) -> None:
         self._seen: dict[int, deque[float]] = defaultdict(partial(deque, maxlen=_REMEMBERED))
+        self._usual: dict[int, float] = {}  # of sizes that were seen often enough
 
     def take(self, size: int, time_ns: float) -> None:
         """Learns what a step of this size took."""
-        self._seen[size].append(time_ns)
+        seen = self._seen[size]
+        seen.append(time_ns)
+        if len(seen) >= _BELIEVED:
+            self._usual[size] = median_low(seen)
 
     def forget(self, size: int) -> None:
         """Doubts what is known of this size, so that it will be tried again."""
         self._seen.pop(size, None)
+        self._usual.pop(size, None)
 
     def knows(self, size: int) -> bool:
-        """Whether steps of just this size were seen often enough."""
-        return len(self._seen.get(size, ())) >= _BELIEVED
+        """Whether steps of this size were seen often enough, or smaller and larger ones."""
+        return bool(self._usual) and min(self._usual) <= size <= max(self._usual)
 
     def estimate(self, sizes: npt.NDArray[np.integer]) -> Float64Array:
         """Nanoseconds of steps of these sizes; 0 if nothing is known.
@@ -40,8 +45,8 @@ class StepTimes:
         Beyond the sizes that were seen it is what the nearest took: that is too little, so that
         they are tried.
         """
-        known = sorted(size for size in self._seen if self.knows(size))
-        if not known:
+        if not self._usual:
             return np.zeros(len(sizes))
-        times: Float64Array = np.interp(sizes, known, [median_low(self._seen[n]) for n in known])
+        known = sorted(self._usual)
+        times: Float64Array = np.interp(sizes, known, [self._usual[size] for size in known])
         return times

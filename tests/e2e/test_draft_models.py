@@ -1,0 +1,256 @@
+"""Speculative decoding with a draft model on real backends: the tokens are those without it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from rocmforge.backend import registry
+from rocmforge.backend.protocol import LoadOptions, Runner, StepOutput
+from rocmforge.engine.core import EngineCore
+from rocmforge.engine.messages import Submit
+from rocmforge.engine.params import GenerateRequest, SamplingParams, TokenEvent
+from rocmforge.engine.plan import SchedulerLimits
+from rocmforge.engine.status import EngineStats
+from tests.data.models.tiny_models import PROMPT, by_name, write_model
+from tests.support.hip import fitting
+from tests.support.host_platform import HostPlatform
+from tests.support.shallow import write_idle, write_shallow
+
+Float64Array = npt.NDArray[np.float64]
+
+OPTIONS = LoadOptions(
+    device=None,
+    max_context=128,
+    max_sequences=8,
+    max_batched_tokens=64,
+    kv_blocks=64,
+    kv_dtype="auto",
+    memory_utilization=0.9,
+)
+LIMITS = SchedulerLimits(max_sequences=8, max_batched_tokens=64, max_waiting=2000)
+PROMPTS = [PROMPT[:start] for start in (5, 9, 14, 3, 22, 17)]
+GREEDY = SamplingParams(max_tokens=40, temperature=0, num_model_drafts=4)
+SAMPLED = SamplingParams(max_tokens=40, temperature=0.9, top_p=0.95, seed=5, num_model_drafts=4)
+SAMPLINGS = pytest.mark.parametrize(
+    "sampling",
+    [
+        GREEDY,
+        SAMPLED,
+        msgspec.structs.replace(SAMPLED, repetition_penalty=1.2, top_k=20),
+        msgspec.structs.replace(SAMPLED, frequency_penalty=0.3, presence_penalty=0.2),
+    ],
+    ids=["greedy", "sampled", "repetition penalty", "frequency penalty"],
+)
+
+
+class Timeless:
+    """A runner whose steps take no time: guessing pays, whatever the machine is like."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self.info = runner.info
+        self.submit = runner.submit
+        self.close = runner.close
+
+    def collect(self) -> StepOutput:
+        return replace(self._runner.collect(), device_ns=0)
+
+
+@dataclass(frozen=True)
+class Models:
+    """A model, and drafts that guess well, seldom right, and always right."""
+
+    model: Path
+    shallow: Path
+    other: Path
+
+    @property
+    def itself(self) -> Path:
+        return self.model
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
+    folder = tmp_path_factory.mktemp("models")
+    recipe = fitting(by_name("llama"))
+    config = recipe.config | {"num_hidden_layers": 3}
+    deep = write_model(replace(recipe, config=config), folder)
+    model = write_idle(deep, 2, folder / "model.gguf")
+    return Models(
+        model=model,
+        shallow=write_shallow(model, 2, folder / "shallow.gguf"),
+        other=write_shallow(model, 1, folder / "other.gguf"),
+    )
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def load(stack: ExitStack, path: Path, backend: str = "reference") -> Runner:
+    runner = registry.create(backend).load(path, OPTIONS, lambda *_: None)
+    return stack.enter_context(closing(runner))
+
+
+def events_of(
+    runner: Runner,
+    draft: Runner | None,
+    requests: Sequence[tuple[Sequence[int], SamplingParams]],
+    note: Callable[[EngineStats], None] = lambda stats: None,
+) -> Iterator[TokenEvent]:
+    """Everything the engine says until the requests have ended. A runner is used once."""
+    core = EngineCore(Timeless(runner), LIMITS, lambda: 1, drafts=draft)
+    commands = [
+        Submit(
+            request=GenerateRequest(
+                request_id=i,
+                prompt_ids=tuple(prompt),
+                sampling=sampling,
+                eos_ids=(),
+                arrival_ns=0,
+            )
+        )
+        for i, (prompt, sampling) in enumerate(requests)
+    ]
+    while commands or core.has_work:
+        report = core.step(commands)
+        commands = []
+        note(report.stats)
+        yield from report.events
+        core.check_integrity()
+
+
+def generate(
+    runner: Runner, draft: Runner | None, requests: Sequence[tuple[Sequence[int], SamplingParams]]
+) -> tuple[list[list[int]], EngineStats]:
+    """The answers, and what the engine counted in the end."""
+    answers: list[list[int]] = [[] for _ in requests]
+    stats: list[EngineStats] = []
+    for event in events_of(runner, draft, requests, stats.append):
+        assert event.error is None
+        answers[event.request_id] += event.token_ids
+    assert stats[-1].blocks_used == 0
+    return answers, stats[-1]
+
+
+def rate(stats: EngineStats) -> float:
+    """The share of guesses that were right."""
+    assert stats.model_drafted_tokens_total > 0
+    return stats.model_accepted_tokens_total / stats.model_drafted_tokens_total
+
+
+@SAMPLINGS
+@pytest.mark.parametrize(
+    ("draft", "least", "most"),
+    [("itself", 1.0, 1.0), ("shallow", 0.99, 1.0), ("other", 0.01, 0.99)],
+)
+def test_the_tokens_are_those_without_a_draft_model(
+    sampling: SamplingParams,
+    draft: str,
+    least: float,
+    most: float,
+    models: Models,
+    stack: ExitStack,
+) -> None:
+    requests = [(p, msgspec.structs.replace(sampling, seed=i)) for i, p in enumerate(PROMPTS)]
+    plain, _ = generate(load(stack, models.model), None, requests)
+    guesser = load(stack, getattr(models, draft))
+    drafted, stats = generate(load(stack, models.model), guesser, requests)
+    assert drafted == plain
+    assert least <= rate(stats) <= most
+
+
+def test_sampled_tokens_have_the_distribution_they_have_without_a_draft_model(
+    stack: ExitStack, tmp_path: Path
+) -> None:
+    """The second and third token of an answer, against the model's exact probabilities.
+
+    Pearson's chi-square over all pairs, at five standard deviations.
+    """
+    vocab_size, count, prompt = 8, 1500, [1, 2, 3, 5]
+    recipe = fitting(by_name("llama"))
+    path = write_model(replace(recipe, config=recipe.config | {"vocab_size": vocab_size}), tmp_path)
+    shallow = write_shallow(path, 1, tmp_path / "draft.gguf")
+
+    contexts = [prompt]
+    contexts += [[*prompt, token] for token in range(vocab_size)]
+    contexts += [[*context, token] for context in contexts[1:] for token in range(vocab_size)]
+    probabilities = next_probabilities(load(stack, path), contexts)
+    first, second, third = np.split(probabilities, [1, 1 + vocab_size])
+    third = third.reshape(vocab_size, vocab_size, vocab_size)
+    expected = np.einsum("a,ab,abc->bc", first[0], second, third).ravel() * count
+
+    sampling = SamplingParams(max_tokens=3, num_model_drafts=2)
+    answers, stats = generate(
+        load(stack, path),
+        load(stack, shallow),
+        [(prompt, msgspec.structs.replace(sampling, seed=seed)) for seed in range(count)],
+    )
+    assert 0.05 < rate(stats) < 0.95
+    assert stats.model_drafts_total > count / 4
+    pairs = [answer[1] * vocab_size + answer[2] for answer in answers]
+    observed = np.bincount(pairs, minlength=vocab_size**2)
+    statistic = ((observed - expected) ** 2 / expected).sum()
+    freedom = vocab_size**2 - 1
+    assert statistic < freedom + 5 * np.sqrt(2 * freedom)
+
+
+def next_probabilities(runner: Runner, contexts: Sequence[Sequence[int]]) -> Float64Array:
+    """Probabilities of all tokens after each context, [contexts, V]."""
+    vocab_size = runner.info.vocab_size
+    sampling = SamplingParams(max_tokens=1, num_logprobs=vocab_size)
+    probabilities = np.zeros((len(contexts), vocab_size))
+    for event in events_of(runner, None, [(context, sampling) for context in contexts]):
+        (logprob,) = event.logprobs or ()
+        for token, value in logprob.top:
+            probabilities[event.request_id, token] = np.exp(value)
+    return probabilities
+
+
+def test_guesses_on_the_hip_backend_are_those_it_would_draw_itself(
+    host: HostPlatform | None, models: Models, stack: ExitStack
+) -> None:
+    """With two steps of the draft model in flight, and captured as graphs.
+
+    A step that checks guesses multiplies otherwise than one that decodes, so a near tie may end
+    otherwise; hardly any does.
+    """
+    requests = [
+        (prompt, msgspec.structs.replace(sampling, max_tokens=16, seed=i))
+        for i, (prompt, sampling) in enumerate(zip(PROMPTS, [GREEDY, SAMPLED] * 3, strict=True))
+    ]
+    plain, _ = generate(load(stack, models.model, "hip"), None, requests)
+    draft = load(stack, models.shallow, "hip")
+    drafted, stats = generate(load(stack, models.model, "hip"), draft, requests)
+    same = [ours == theirs for ours, theirs in zip(drafted, plain, strict=True)]
+    assert sum(same) >= len(same) - 1
+    assert rate(stats) > 0.95
+    if host is not None:
+        assert host.take_finding() == ""
+
+
+@pytest.mark.model
+def test_a_real_model_as_its_own_draft_is_always_right(
+    smollm2_path: Path, stack: ExitStack
+) -> None:
+    prompts = [(504, 3575, 282, 4649, 314), (33, 28, 216, 34, 28, 216, 35)]
+    requests = [
+        (prompt, msgspec.structs.replace(sampling, max_tokens=16))
+        for prompt, sampling in zip(prompts, (GREEDY, SAMPLED), strict=True)
+    ]
+    plain, _ = generate(load(stack, smollm2_path), None, requests)
+    draft = load(stack, smollm2_path)
+    drafted, stats = generate(load(stack, smollm2_path), draft, requests)
+    assert drafted == plain
+    assert rate(stats) == 1
+    assert stats.steps_total < 12
