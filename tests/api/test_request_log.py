@@ -56,7 +56,7 @@ def test_a_request_is_one_line_with_its_numbers(ask: Ask, lines: Any, stream: bo
     response = ask(stream=stream)
     (line,) = lines()
     assert line["request_id"] == response.headers["x-request-id"]
-    assert line["path"] == "/v1/completions"
+    assert (line["path"], line["model"]) == ("/v1/completions", "tiny")
     assert line["key"] == "api-key-1"
     assert line["finish_reason"] == "stop"
     assert line["output_tokens"] == 3

@@ -278,6 +278,7 @@ class Generation:
         return RequestRecord.make(
             self._request_id,
             self._service.origin,
+            model=self._service.answers_as,
             outcomes=[str(choice.outcome) for choice in self.choices],
             tokens=(
                 usage.prompt_tokens,

@@ -21,6 +21,7 @@ class RequestRecord:
 
     request_id: str
     path: str
+    model: str  # as in the answer
     key: str | None  # its name
     finish_reason: str  # of each choice, joined by commas
     prompt_tokens: int
@@ -37,6 +38,7 @@ class RequestRecord:
         request_id: str,
         origin: Origin,
         *,
+        model: str,
         outcomes: list[str],
         tokens: tuple[int, int, int],
         times_ns: tuple[int, int | None, int | None, int],
@@ -46,6 +48,7 @@ class RequestRecord:
         Args:
             request_id: as in the answer.
             origin: who asked.
+            model: who answered.
             outcomes: how each choice ended.
             tokens: in the prompt, of these cached, generated.
             times_ns: arrival, first scheduled, first token, end.
@@ -55,6 +58,7 @@ class RequestRecord:
         return cls(
             request_id=request_id,
             path=origin.path,
+            model=model,
             key=None if origin.caller is None else origin.caller.key.name,
             finish_reason=",".join(outcomes),
             prompt_tokens=tokens[0],

@@ -118,10 +118,14 @@ class Service:
     @property
     def capabilities(self) -> tuple[str, ...]:
         """What the model can be asked for."""
-        if self.pooling is PoolingType.RANK:
-            return ()
-        ranks = ("rerank",) if self.pooling is not PoolingType.NONE else ()
-        return ("chat", "completions", "embeddings", *ranks)
+        ranks = self.is_encoder or self.pooling is not PoolingType.NONE
+        found = {
+            "chat": not self.is_encoder,
+            "completions": not self.is_encoder,
+            "embeddings": self.pooling is not PoolingType.RANK,
+            "rerank": ranks,
+        }
+        return tuple(name for name, can in found.items() if can)
 
     @property
     def adapter_names(self) -> dict[str, int]:
