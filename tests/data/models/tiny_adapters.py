@@ -15,12 +15,8 @@ import numpy as np
 import numpy.typing as npt
 from gguf.constants import GGMLQuantizationType
 
-from tests.data.models.tiny_models import (
-    TinyModel,
-    gguf_layout,
-    gguf_name,
-    hf_shapes,
-)
+from rocmforge.gguf.reader import open_gguf
+from tests.data.models.tiny_models import TinyModel, by_name, gguf_layout, gguf_name, hf_shapes
 from tests.support.gguf_writer import Stored, Value, write_gguf
 
 Pair = tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]
@@ -82,3 +78,21 @@ def write_adapter(
     if type is not GGMLQuantizationType.F32:
         tensors = {name: Stored.quantized(values, type) for name, values in tensors.items()}
     return write_gguf(path, adapter_metadata(model, adapter), tensors)
+
+
+def write_random_adapter(path: Path, model: Path, seed: int, rank: int = 8) -> Path:
+    """Writes an adapter of all matrices of a model's layers, which changes what it says."""
+    rng = np.random.default_rng(seed)
+    tensors: dict[str, npt.NDArray[np.float32]] = {}
+    with open_gguf(model) as file:
+        architecture = file.get_str("general.architecture")
+        for name, tensor in file.tensors.items():
+            if not name.startswith("blk.") or len(tensor.shape) != 2:
+                continue
+            rows, columns = tensor.shape
+            a = rng.standard_normal((rank, columns)) / math.sqrt(columns)
+            b = 0.3 * rng.standard_normal((rows, rank)) / math.sqrt(rank)
+            tensors[f"{name}.lora_a"] = a.astype(np.float32)
+            tensors[f"{name}.lora_b"] = b.astype(np.float32)
+    keys = adapter_metadata(by_name("llama"), TinyAdapter(alpha=2.0 * rank))
+    return write_gguf(path, keys | {"general.architecture": architecture}, tensors)
