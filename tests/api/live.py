@@ -18,14 +18,14 @@ def live_server(log: Path, *arguments: str) -> LiveServer:
     return LiveServer(["-m", "tests.api.live_app", "--port", "{port}", *arguments], log)
 
 
-def metric(server: LiveServer, name: str) -> float:
-    """The value of a metric that has one sample."""
+def metric(server: LiveServer, name: str, **labels: str) -> float:
+    """The value of a metric that has one sample with these labels."""
     text = httpx.get(f"{server.url}/metrics").text
     (value,) = [
         sample.value
         for family in text_string_to_metric_families(text)
         for sample in family.samples
-        if sample.name == name
+        if sample.name == name and labels.items() <= sample.labels.items()
     ]
     return value
 
