@@ -30,12 +30,13 @@ from rocmforge_hip.geometry import BLOCK_TOKENS, Geometry
 from rocmforge_hip.jit.compiler import ProcessorKernels, prepare_processors
 from rocmforge_hip.library import NoKernelsForTarget, find_target
 from rocmforge_hip.loading import ModelLoading, open_device
-from rocmforge_hip.ops import HEAD_DIMS, MAX_NORM_DIM
+from rocmforge_hip.ops import HEAD_DIMS
 from rocmforge_hip.parallel.rank import Rank
 from rocmforge_hip.parallel.runner import load_sharded
 from rocmforge_hip.parallel.shard import Shard
 from rocmforge_hip.plan import MemoryNeeds, MemoryPlan, make_plan, measure
 from rocmforge_hip.platform import cache_dir, select_platform
+from rocmforge_hip.rows import MAX_NORM_DIM
 from rocmforge_hip.runner import PIPELINE_DEPTH, HipRunner, release
 from rocmforge_hip.traffic import StepReads, copy_bandwidth
 from rocmforge_hip.verify import selfcheck

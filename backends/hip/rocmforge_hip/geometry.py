@@ -91,14 +91,18 @@ class Geometry:
         """Arrays that hold the results of splits, for any number of sequences up to this one."""
         at_once = self._attention_splits_at_once(config.num_kv_heads)
         splits = _several_rounds(at_once) + sequences
-        # Rounding gives at most a third more blocks than there is room for.
-        rows = max(tile * blocks for tile, blocks in _GEMM_BLOCKS_PER_UNIT.items())
-        pieces = ceil_div(4 * self.compute_units * rows, 3) * GEMM_COLUMNS
         return {
             "attention_partial": spec((splits, config.num_heads, config.head_dim), "f4"),
             "attention_partial_ml": spec((splits, config.num_heads, 2), "f4"),
-            "gemm_partial": spec((pieces,), "f4"),
+            **self.gemm_scratch(),
         }
+
+    def gemm_scratch(self) -> dict[str, ArraySpec]:
+        """The same for matrix products alone, of any size."""
+        # Rounding gives at most a third more blocks than there is room for.
+        rows = max(tile * blocks for tile, blocks in _GEMM_BLOCKS_PER_UNIT.items())
+        pieces = ceil_div(4 * self.compute_units * rows, 3) * GEMM_COLUMNS
+        return {"gemm_partial": spec((pieces,), "f4")}
 
 
 def _several_rounds(at_once: int) -> int:

@@ -205,6 +205,16 @@ def f32_of(x: Activation) -> DeviceArray:
     return x.f32
 
 
+def normed(arena: Arena, slot: str, rows: int, width: int) -> Activation:
+    """A result of a norm, in the forms that a linear layer may read."""
+    out = empty(arena, slot, rows, width, half=False)
+    if rows <= MAX_GEMV_ROWS:
+        out.q, out.scale = arena[f"{slot}.q"], arena[f"{slot}.scale"]
+    else:
+        out.f16 = arena[f"{slot}.f16"].first(rows, width)
+    return out
+
+
 def empty(arena: Arena, slot: str, rows: int, width: int, *, half: bool) -> Activation:
     """A result in one form."""
     array = arena[f"{slot}.{'f16' if half else 'f32'}"].first(rows, width)

@@ -101,8 +101,13 @@ class WeightLoader:
             BadGguf: The file became shorter than it was.
             UnsupportedTensor: A vector cannot be dequantised.
         """
+        return convert(plan, self.load_storages(storages(plan), progress))
+
+    def load_storages(
+        self, wanted: list[PlannedMatrix | PlannedVector], progress: Callable[[float], None]
+    ) -> Callable[[Planned], Weight]:
+        """The same for these storages; returns what says what became of a planned weight."""
         progress(0.0)
-        wanted = storages(plan)
         self._chunk_bytes = _chunk_bytes(wanted)
         matrices: dict[int, Matrix] = {}
         vectors: dict[int, Vector] = {}
@@ -123,7 +128,7 @@ class WeightLoader:
             matrix = matrices[id(planned.matrix)]
             return MatrixPart(matrix, planned.first, planned.width, planned.slot)
 
-        return convert(plan, weight)
+        return weight
 
     def close(self) -> None:
         """Waits for the last copy and gives the ring back."""

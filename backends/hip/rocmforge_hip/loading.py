@@ -115,7 +115,7 @@ class ModelLoading:
             return HipOps
         warm_up(self._group, arena)
         orders = gather_orders(self._group.shard.size, self._plan.limits.rows)
-        return partial(ShardedOps, self._group, self._upload(orders, "orders of logits"))
+        return partial(ShardedOps, self._group, upload(self._device, orders, "orders of logits"))
 
     def _load_weights(self, planned: ModelWeights[Planned]) -> ModelWeights[Weight]:
         device = self._device
@@ -136,7 +136,7 @@ class ModelLoading:
         for number, stack in enumerate(stacks):
             self._progress("loading adapters", number / len(stacks))
             arrays = {
-                name: self._upload(values, f"{name} of {stack.name}")
+                name: upload(self._device, values, f"{name} of {stack.name}")
                 for name, values in pack_stack(stack).items()
             }
             loaded[stack.matrix] = DeviceAdapters(
@@ -162,16 +162,16 @@ class ModelLoading:
             found[True] = tables.local_table
         return {
             is_local: DeviceRopeTable(
-                self._upload(table.cos, "rope table"), self._upload(table.sin, "rope table")
+                upload(self._device, table.cos, "rope table"),
+                upload(self._device, table.sin, "rope table"),
             )
             for is_local, table in found.items()
         }
 
-    def _upload(self, values: npt.NDArray[Any], name: str) -> DeviceArray:
-        device = self._device
-        array = device.memory.device(spec(values.shape, values.dtype), name).array
-        device.driver.copy_to_device(
-            array.address, values.ctypes.data, values.nbytes, device.stream
-        )
-        device.driver.synchronize_stream(device.stream)
-        return array
+
+def upload(device: Device, values: npt.NDArray[Any], name: str) -> DeviceArray:
+    """A new array with these values, on the device when this returns."""
+    array = device.memory.device(spec(values.shape, values.dtype), name).array
+    device.driver.copy_to_device(array.address, values.ctypes.data, values.nbytes, device.stream)
+    device.driver.synchronize_stream(device.stream)
+    return array

@@ -26,21 +26,16 @@ from rocmforge_hip.activations import (
 )
 from rocmforge_hip.geometry import BLOCK_TOKENS, MAX_GEMV_ROWS, Geometry
 from rocmforge_hip.library import Kernel, KernelLibrary
-from rocmforge_hip.linear import GATES, LinearKernels, empty, f32_of, part_of, vector_of
+from rocmforge_hip.linear import GATES, LinearKernels, empty, f32_of, normed, part_of, vector_of
 from rocmforge_hip.lora import DeviceAdapters, Lora
 from rocmforge_hip.memory import Arena, DeviceArray
+from rocmforge_hip.rows import embed_rows, norm_threads, sum_rows
 from rocmforge_hip.step import DeviceStep
-from rocmforge_hip.weights import Matrix, Weight, ceil_div, round_up
+from rocmforge_hip.weights import Matrix, Weight, ceil_div
 
 _PREFILL_ROWS: Final = 128  # query rows of a block
 _ELEMENTS: Final = 1024  # of a block of the element-wise kernels
 _THREADS: Final = 256
-_EMBED_THREADS: Final = 64
-_SUM_COLUMNS: Final = 32  # of a block
-_SUM_THREADS: Final = 1024
-_FEW_ROWS: Final = 64  # are added up by fewer threads
-_FEW_SUM_THREADS: Final = 256
-MAX_NORM_DIM: Final = 16 * 1024
 
 HEAD_DIMS: Final = (64, 80, 96, 128, 256)
 
@@ -110,17 +105,8 @@ class HipOps:
         matrix = part_of(table).matrix
         tokens = step.shape.tokens
         out = self._arena[f"{RESIDUAL}.f32"].first(tokens, matrix.columns)
-        loads = int(matrix.units * matrix.format.loads_per_unit)
-        self._kernels[f"rf_embed_{matrix.format.name}"].launch(
-            matrix.data,
-            self._arena["tokens"],
-            out,
-            matrix.width,
-            matrix.units,
-            scale,
-            grid=(ceil_div(loads, _EMBED_THREADS), tokens, 1),
-            block=_EMBED_THREADS,
-        )
+        kernel = self._kernels[f"rf_embed_{matrix.format.name}"]
+        embed_rows(kernel, matrix, self._arena["tokens"], scale, out)
         return Activation(RESIDUAL, tokens, matrix.columns, f32=out)
 
     def rms_norm(self, x: Activation, weight: Weight) -> Activation:
@@ -135,7 +121,7 @@ class HipOps:
             x.width,
             self._config.norm_eps,
             grid=(x.rows, 1, 1),
-            block=_norm_threads(x.width),
+            block=norm_threads(x.width),
         )
         return out
 
@@ -155,7 +141,7 @@ class HipOps:
             residual.width,
             self._config.norm_eps,
             grid=(residual.rows, 1, 1),
-            block=_norm_threads(residual.width),
+            block=norm_threads(residual.width),
         )
         return residual, out
 
@@ -343,16 +329,7 @@ class HipOps:
 
     def sum_hidden(self, step: DeviceStep, x: Activation, out: DeviceArray) -> None:
         """Sums of the rows of x in each range of the step: [sums, width], float32."""
-        assert out.shape == (step.shape.sums, x.width)
-        threads = _FEW_SUM_THREADS if step.shape.longest_prefill <= _FEW_ROWS else _SUM_THREADS
-        self._kernels["rf_sum_rows"].launch(
-            f32_of(x),
-            step.inputs["hidden_ranges"],
-            out,
-            x.width,
-            grid=(ceil_div(x.width, _SUM_COLUMNS), step.shape.sums, 1),
-            block=threads,
-        )
+        sum_rows(self._kernels["rf_sum_rows"], step, f32_of(x), out)
 
     def logits(self, x: Activation, weight: Weight, softcap: float | None) -> Activation:
         part = part_of(weight)
@@ -368,16 +345,7 @@ class HipOps:
         return out
 
     def _normed(self, slot: str, rows: int, width: int) -> Activation:
-        """A result of a norm, in the forms that a linear layer may read."""
-        arena = self._arena
-        out = Activation(slot, rows, width, f32=arena[f"{slot}.f32"].first(rows, width))
-        if slot == NORMED and rows <= MAX_GEMV_ROWS:
-            out.q, out.scale = arena[f"{slot}.q"], arena[f"{slot}.scale"]
-        elif slot == NORMED:
-            out.f16 = arena[f"{slot}.f16"].first(rows, width)
-        return out
-
-
-def _norm_threads(dim: int) -> int:
-    assert dim <= MAX_NORM_DIM, dim
-    return min(round_up(ceil_div(dim, 4), 64), 1024)
+        """A result of a norm; only those before a linear layer have forms for it."""
+        if slot == NORMED:
+            return normed(self._arena, slot, rows, width)
+        return empty(self._arena, slot, rows, width, half=False)

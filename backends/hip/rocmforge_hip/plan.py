@@ -68,12 +68,12 @@ class MemoryPlan(MemoryNeeds):
         tokens = self.num_blocks * BLOCK_TOKENS
         return "\n".join(
             (
-                f"weights      {_mib(self.weights)}",
-                *([f"adapters     {_mib(self.adapters)}"] if self.adapters else []),
-                f"activations  {_mib(self.step_bytes)}",
-                f"KV cache     {_mib(self.kv_bytes)}: {self.num_blocks} blocks, {tokens} tokens, "
+                f"weights      {mib(self.weights)}",
+                *([f"adapters     {mib(self.adapters)}"] if self.adapters else []),
+                f"activations  {mib(self.step_bytes)}",
+                f"KV cache     {mib(self.kv_bytes)}: {self.num_blocks} blocks, {tokens} tokens, "
                 f"{tokens // self.limits.context} sequences of {self.limits.context}",
-                f"allowed      {_mib(self.allowed)}",
+                f"allowed      {mib(self.allowed)}",
             )
         )
 
@@ -132,11 +132,11 @@ def make_plan(
         least = per_sequence
     if num_blocks < least or num_blocks * needs.block_bytes > left:
         raise OutOfMemory(
-            f"The model needs {_mib(needs.weights)} for weights, "
-            f"{_mib(needs.adapters)} for adapters, {_mib(needs.step_bytes)} for a step and "
-            f"{_mib(least * needs.block_bytes)} for a cache of {least * BLOCK_TOKENS} tokens, but "
-            f"only {_mib(needs.allowed)} may be used ({options.memory_utilization:.0%} of "
-            f"{_mib(memory_free)} free). Lower max_context, max_batched_tokens, max_sequences or "
+            f"The model needs {mib(needs.weights)} for weights, "
+            f"{mib(needs.adapters)} for adapters, {mib(needs.step_bytes)} for a step and "
+            f"{mib(least * needs.block_bytes)} for a cache of {least * BLOCK_TOKENS} tokens, but "
+            f"only {mib(needs.allowed)} may be used ({options.memory_utilization:.0%} of "
+            f"{mib(memory_free)} free). Lower max_context, max_batched_tokens, max_sequences or "
             "kv_blocks, or take a smaller model."
         )
     values = {field.name: getattr(needs, field.name) for field in fields(needs)}
@@ -181,5 +181,6 @@ def _largest_input(config: ModelConfig, limits: StepLimits) -> int:
     return StepLayout(shape, lists).nbytes
 
 
-def _mib(size: int) -> str:
+def mib(size: int) -> str:
+    """A number of bytes, for people."""
     return f"{size / (1 << 20):,.0f} MiB"

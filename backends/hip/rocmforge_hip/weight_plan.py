@@ -12,6 +12,7 @@ from typing import Any, Final, TypeVar
 
 from rocmforge.errors import UnsupportedTensor
 from rocmforge.gguf.tensor import GgufTensor
+from rocmforge.models.encoder_weights import EncoderLayer
 from rocmforge.models.weights import LayerWeights, ModelWeights
 from rocmforge_hip.memory import ArraySpec, spec
 from rocmforge_hip.weights import GATE_ROWS, ROW_ALIGN, Format, format_of, round_up
@@ -91,8 +92,8 @@ def plan_weights(model: ModelWeights[GgufTensor]) -> ModelWeights[Planned]:
     Raises:
         UnsupportedTensor: There are no kernels for a tensor.
     """
-    embedding = _single(model.embedding, LOGITS)
-    output = embedding if model.output is model.embedding else _single(model.output, LOGITS)
+    embedding = single(model.embedding, LOGITS)
+    output = embedding if model.output is model.embedding else single(model.output, LOGITS)
     return ModelWeights(
         embedding=embedding,
         layers=tuple(_plan_layer(layer) for layer in model.layers),
@@ -103,15 +104,15 @@ def plan_weights(model: ModelWeights[GgufTensor]) -> ModelWeights[Planned]:
 
 def storages(plan: ModelWeights[Planned]) -> list[PlannedMatrix | PlannedVector]:
     """Everything to be allocated, each once, in the order of the model."""
-    found: dict[int, PlannedMatrix | PlannedVector] = {}
+    found: list[Planned] = []
+    convert(plan, found.append)
+    return distinct_storages(found)
 
-    def note(planned: Planned) -> Planned:
-        storage = planned.matrix if isinstance(planned, PlannedPart) else planned
-        found.setdefault(id(storage), storage)
-        return planned
 
-    convert(plan, note)
-    return list(found.values())
+def distinct_storages(found: Iterable[Planned]) -> list[PlannedMatrix | PlannedVector]:
+    """What these weights lie in, each once."""
+    each = (weight.matrix if isinstance(weight, PlannedPart) else weight for weight in found)
+    return list({id(storage): storage for storage in each}.values())
 
 
 def weight_bytes(plan: ModelWeights[Planned]) -> int:
@@ -138,8 +139,8 @@ def _convert_layer(layer: LayerWeights[W], function: Callable[[W], X]) -> LayerW
 
 
 def _plan_layer(layer: LayerWeights[GgufTensor]) -> LayerWeights[Planned]:
-    q, k, v, biases = _plan_attention_input(layer)
-    gate, up = _interleave(layer.gate, layer.up)
+    q, k, v, biases = attention_input(layer)
+    gate, up = interleave(layer.gate, layer.up)
     return LayerWeights(
         attn_norm=PlannedVector((layer.attn_norm,)),
         q=q,
@@ -148,24 +149,26 @@ def _plan_layer(layer: LayerWeights[GgufTensor]) -> LayerWeights[Planned]:
         q_bias=biases[0],
         k_bias=biases[1],
         v_bias=biases[2],
-        q_norm=_vector(layer.q_norm),
-        k_norm=_vector(layer.k_norm),
-        output=_single(layer.output, DELTA),
-        output_bias=_vector(layer.output_bias),
-        attn_post_norm=_vector(layer.attn_post_norm),
+        q_norm=vector(layer.q_norm),
+        k_norm=vector(layer.k_norm),
+        output=single(layer.output, DELTA),
+        output_bias=vector(layer.output_bias),
+        attn_post_norm=vector(layer.attn_post_norm),
         ffn_norm=PlannedVector((layer.ffn_norm,)),
         gate=gate,
         up=up,
-        down=_single(layer.down, DELTA),
-        ffn_post_norm=_vector(layer.ffn_post_norm),
+        down=single(layer.down, DELTA),
+        ffn_post_norm=vector(layer.ffn_post_norm),
     )
 
 
-def _vector(tensor: GgufTensor | None) -> PlannedVector | None:
+def vector(tensor: GgufTensor | None) -> PlannedVector | None:
+    """A vector on its own, if there is one."""
     return None if tensor is None else PlannedVector((tensor,))
 
 
-def _single(tensor: GgufTensor, slot: str) -> PlannedPart:
+def single(tensor: GgufTensor, slot: str) -> PlannedPart:
+    """A matrix on its own."""
     return _stack([tensor], slot)[0]
 
 
@@ -186,8 +189,8 @@ def _stack(tensors: Iterable[GgufTensor], slot: str) -> list[PlannedPart]:
     return [PlannedPart(matrix, first, tensor.shape[0], slot) for tensor, first, _ in parts]
 
 
-def _plan_attention_input(
-    layer: LayerWeights[GgufTensor],
+def attention_input(
+    layer: LayerWeights[GgufTensor] | EncoderLayer[GgufTensor],
 ) -> tuple[PlannedPart, PlannedPart, PlannedPart, tuple[PlannedVector | None, ...]]:
     """Query, key and value stacked by type, and their biases stacked alike."""
     matrices = (layer.q, layer.k, layer.v)
@@ -207,7 +210,8 @@ def _plan_attention_input(
     return planned[0], planned[1], planned[2], tuple(vectors)
 
 
-def _interleave(gate: GgufTensor, up: GgufTensor) -> tuple[PlannedPart, PlannedPart]:
+def interleave(gate: GgufTensor, up: GgufTensor) -> tuple[PlannedPart, PlannedPart]:
+    """Gate and up in one matrix."""
     if gate.type != up.type:
         raise UnsupportedTensor(
             up.name, f"it is {up.type.name}, but {gate.name} is {gate.type.name}"
