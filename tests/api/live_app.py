@@ -47,6 +47,7 @@ async def serve(arguments: argparse.Namespace) -> None:
             memory_utilization=0.9,
         ),
         vocabulary=token_pieces(tokenizer),
+        draft=Path("draft.gguf") if arguments.draft_tokens else None,
         max_waiting=arguments.max_waiting,
     )
     slot = ModelSlot("tiny", lambda totals: AsyncEngine(config, totals))
@@ -58,6 +59,7 @@ async def serve(arguments: argparse.Namespace) -> None:
         engine=slot,
         metrics=Metrics("tiny", lambda: slot.status),
         num_drafts=arguments.prompt_lookup_tokens,
+        num_model_drafts=arguments.draft_tokens,
     )
     keys = Keyring(given_keys(arguments.api_key))
     limits = ApiSettings(vllm_metrics=True, receive_timeout_s=arguments.receive_timeout)
@@ -88,6 +90,7 @@ def main() -> None:
     parser.add_argument("--receive-timeout", type=float, default=30.0)
     parser.add_argument("--max-sequences", type=int, default=64)
     parser.add_argument("--prompt-lookup-tokens", type=int, default=0)
+    parser.add_argument("--draft-tokens", type=int, default=0)
     parser.add_argument("--max-waiting", type=int, default=256)
     # The server acts on it, and raises it once more when it is done.
     signal.signal(signal.SIGTERM, lambda number, frame: None)

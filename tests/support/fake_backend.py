@@ -385,15 +385,19 @@ class FakeBackend:
         return ProbeResult(devices=(DEVICE,), reason=None)
 
     def load(self, model: Path, options: LoadOptions, progress: ProgressCallback) -> FakeRunner:
-        """Takes any file, and does not look into it."""
+        """Takes any file, and does not look into it. One called draft says what the others say,
+        but for one token in four."""
         progress("making weights up", 0.0)
         if self._config.load_s:
             time.sleep(self._config.load_s)
         if self._config.refuse:
             raise UnsupportedArchitecture("fake", ("llama", "qwen3"))
         progress("making weights up", 1.0)
+        config = self._config
+        if model.stem == "draft":
+            config = replace(config, wrong_one_in=4)
         return make_runner(
-            self._config, options.max_context, options.max_sequences, options.max_batched_tokens
+            config, options.max_context, options.max_sequences, options.max_batched_tokens
         )
 
 
