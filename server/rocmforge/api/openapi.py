@@ -200,7 +200,7 @@ def document(model_names: tuple[str, ...]) -> dict[str, Any]:
                 operation = _operation(endpoint, by_type)
                 operation["operationId"] = f"{endpoint.handler.handler_name}_{method.lower()}"
                 if path != min(endpoint.handler.paths):
-                    operation["operationId"] += "_alias"
+                    operation["operationId"] += "_at" + plain.replace("/", "_")
                 if parameters:
                     operation["parameters"] = parameters
                 if endpoint.handler in (get_model, command_model):

@@ -17,6 +17,7 @@ DONE = b"data: [DONE]\n\n"
 EVENT_STREAM_HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
     "cache-control": "no-store",
+    "connection": "keep-alive",
     "x-accel-buffering": "no",  # nginx would hold events back
 }
 

@@ -91,7 +91,7 @@ async def pooled(
     Raises:
         CapacityError, EngineError: as `Generation`.
     """
-    sampling = SamplingParams(max_tokens=0, pooling=pooling)
+    sampling = SamplingParams(max_tokens=0, pooling=pooling, adapter=service.adapter)
     size = _at_once(service)
     waited_s = 0.0
     vectors: list[Vector] = []

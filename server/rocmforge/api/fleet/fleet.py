@@ -223,11 +223,13 @@ class Fleet:
             try:
                 await engine.start()
                 await engine.wait_ready()
+                slot.is_too_large = False
                 return
             except OutOfMemory as error:
                 await _finish(slot.close())
                 neighbours = self._neighbours(slot)
-                if slot.is_new or not neighbours:
+                slot.is_too_large = slot.is_too_large or not neighbours
+                if slot.is_new or slot.is_too_large:
                     raise
                 logger.warning("%s does not fit next to others: %s", slot.name, error.message)
                 while len(self._neighbours(slot)) == len(neighbours):
@@ -291,7 +293,7 @@ class Fleet:
         if slot.engine is not None:
             await self._take_away(slot, "request")
         if slot.loading is None:
-            slot.failure = None
+            slot.failure, slot.is_too_large = None, False
 
     async def _take_away(self, slot: ModelSlot, reason: str) -> None:
         """Unloads, to the end even if whoever asked for it does not wait any more."""

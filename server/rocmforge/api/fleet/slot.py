@@ -93,6 +93,7 @@ class ModelSlot:
         loading, unloading: the transition under way, if any.
         failure: why the last attempt to load it failed.
         failed_at: loop time of that.
+        is_too_large: it did not fit with the others gone: nothing is unloaded for it again.
         users: requests between `enter` and `leave`, and sequences in the engine.
         last_used: loop time at which `users` last became 0.
         is_new: whether it still has to be loaded for the first time, at the server's start.
@@ -113,6 +114,7 @@ class ModelSlot:
         self.unloading: asyncio.Task[None] | None = None
         self.failure: RocmForgeError | None = None
         self.failed_at = 0.0
+        self.is_too_large = False
         self.users = 0
         self.last_used = 0.0
         self.is_new = self.policy.at_start

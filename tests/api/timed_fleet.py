@@ -1,0 +1,206 @@
+"""A fleet of engines that only take time and memory, on a device that watches them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from rocmforge.api.fleet.fleet import Fleet, FleetSettings, Member
+from rocmforge.api.fleet.slot import ModelPolicy, ModelSlot
+from rocmforge.engine.params import NO_KEY, SamplingParams, Share, TokenEvent
+from rocmforge.engine.status import EngineState, EngineStats, EngineStatus
+from rocmforge.errors import EngineDied, NotReady, OutOfMemory, RocmForgeError
+from tests.api.fake_engine import RUNNER, FakeEngine, make_service
+
+LOAD_S = 10.0
+SAMPLING = SamplingParams(max_tokens=1)
+
+
+@dataclass
+class Device:
+    """What all engines of a test share, and what must never happen on it."""
+
+    memory: int = 100
+    load_s: float = LOAD_S
+    errors: list[RocmForgeError] = field(default_factory=list)  # of the next loads
+    alive: list[TimedEngine] = field(default_factory=list)
+    loads: list[str] = field(default_factory=list)
+    most_alive: int = 0
+    cut_off: int = 0  # sequences that an engine held when it was stopped
+
+    def admit(self, engine: TimedEngine) -> None:
+        assert engine.name not in [other.name for other in self.alive], "loaded twice"
+        assert all(other.is_loaded for other in self.alive), "two load at once"
+        self.alive.append(engine)
+        self.loads.append(engine.name)
+        self.most_alive = max(self.most_alive, len(self.alive))
+
+
+class TimedHandle:
+    """A sequence that runs until it is closed."""
+
+    def __init__(self, engine: TimedEngine) -> None:
+        self._engine = engine
+        engine.sequences.add(self)
+
+    async def next(self) -> tuple[TokenEvent, ...]:
+        """Never comes."""
+        await asyncio.Event().wait()
+        return ()
+
+    def close(self) -> None:
+        """Ends it."""
+        self._engine.sequences.discard(self)
+
+
+class TimedEngine:
+    """An engine that takes time to load and memory while it lives."""
+
+    def __init__(self, name: str, size: int, device: Device, stats: EngineStats) -> None:
+        self.name = name
+        self.size = size
+        self.device = device
+        self.stats = replace_steps(stats)
+        self.state = EngineState.LOADING
+        self.sequences: set[TimedHandle] = set()
+        self._stopped = asyncio.Event()
+
+    @property
+    def is_loaded(self) -> bool:
+        return self.state is not EngineState.LOADING
+
+    @property
+    def status(self) -> EngineStatus:
+        """A snapshot."""
+        return EngineStatus(
+            state=self.state,
+            stage="weights" if self.state is EngineState.LOADING else "",
+            progress=0.5 if self.state is EngineState.LOADING else 1.0,
+            runner=RUNNER if self.is_loaded else None,
+            is_fallback=False,
+            fallback_reason="",
+            stats=self.stats,
+            restarts=0,
+            last_error=None,
+        )
+
+    async def start(self) -> None:
+        """Begins to load."""
+        self.device.admit(self)
+
+    async def wait_ready(self) -> None:
+        """Takes its time; fails if there is no memory, or if a test says so."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.device.load_s):
+                await self._stopped.wait()
+        if self._stopped.is_set():
+            raise EngineDied("The engine was stopped.")
+        if self.device.errors:
+            raise self.device.errors.pop(0)
+        if sum(engine.size for engine in self.device.alive) > self.device.memory:
+            raise OutOfMemory(f"{self.name} does not fit.")
+        self.state = EngineState.READY
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Waits until nothing runs."""
+        self.state = EngineState.DRAINING
+        for _ in range(round(timeout_s)):
+            if not self.sequences:
+                return True
+            await asyncio.sleep(1.0)
+        return not self.sequences
+
+    async def stop(self) -> None:
+        """Ends; takes a moment."""
+        self._stopped.set()
+        self.device.cut_off += len(self.sequences)
+        self.state = EngineState.STOPPED
+        await asyncio.sleep(0.5)
+        if self in self.device.alive:
+            self.device.alive.remove(self)
+
+    def submit(
+        self,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        eos_ids: Sequence[int],
+        *,
+        deadline_s: float | None = None,
+        share: Share = NO_KEY,
+    ) -> TimedHandle:
+        """Starts a sequence."""
+        if self.state is not EngineState.READY:
+            raise NotReady(f"it is {self.state}", retry_after_s=1)
+        return TimedHandle(self)
+
+
+def replace_steps(stats: EngineStats) -> EngineStats:
+    """One step more, so that a test sees what a new engine begins with."""
+    return EngineStats(steps_total=stats.steps_total + 1, running=3, blocks_used=2)
+
+
+@dataclass
+class World:
+    """A fleet of models called a, b, c."""
+
+    fleet: Fleet
+    device: Device
+
+    def slot(self, name: str) -> ModelSlot:
+        return self.fleet.find(name).slot
+
+    def states(self) -> str:
+        """The first letters of all states, in order."""
+        return "".join(member.slot.state[0] for member in self.fleet.members)
+
+    async def use(self, name: str, hold_s: float, timeout_s: float | None = None) -> None:
+        """A request: plans for a moment, and then keeps a sequence for so long."""
+        slot = self.slot(name)
+        await self.fleet.acquire(slot, timeout_s)
+        try:
+            await asyncio.sleep(0.01)
+            handle = slot.submit([1], SAMPLING, [2])
+        finally:
+            slot.leave()
+        try:
+            await asyncio.sleep(hold_s)
+        finally:
+            handle.close()
+            handle.close()
+
+
+LAZY = ModelPolicy(at_start=False)
+
+
+def world(
+    policies: Sequence[ModelPolicy] = (LAZY, LAZY, LAZY),
+    *,
+    sizes: Sequence[int] = (10, 10, 10),
+    device: Device | None = None,
+    max_loaded: int | None = None,
+    load_timeout_s: float = 100.0,
+) -> World:
+    shared = device or Device()
+    members = []
+    for name, policy, size in zip("abc", policies, sizes, strict=False):
+
+        def make(stats: EngineStats, name: str = name, size: int = size) -> TimedEngine:
+            return TimedEngine(name, size, shared, stats)
+
+        slot = ModelSlot(name, make, policy)
+        service = replace(make_service(FakeEngine()), model=name, aliases=(), engine=slot)
+        members.append(Member(service, slot))
+    settings = FleetSettings(
+        max_loaded=max_loaded, load_timeout_s=load_timeout_s, drain_timeout_s=20.0
+    )
+    return World(Fleet(members, settings), shared)
+
+
+async def settle(*tasks: asyncio.Task[None]) -> list[BaseException | None]:
+    return list(await asyncio.gather(*tasks, return_exceptions=True))
+
+
+def spawn(*uses: object) -> list[asyncio.Task[None]]:
+    return [asyncio.ensure_future(use) for use in uses]  # type: ignore[call-overload]
