@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
+from openai import OpenAI
 
 from tests.api.conftest import Client
 from tests.api.fake_engine import FakeEngine
@@ -24,11 +25,29 @@ BODY: dict[str, Any] = {
 }
 
 
+TALK: dict[str, Any] = {
+    "model": "tiny",
+    "messages": [{"role": "user", "content": "hello"}],
+    "max_tokens": 100,
+    "extra_body": {"ignore_eos": True},
+}
+DRAFTED = "rocmforge_spec_decode_num_draft_tokens_total"
+ACCEPTED = "rocmforge_spec_decode_num_accepted_tokens_total"
+
+
 @pytest.fixture(scope="module")
 def drafting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     """A server that drafts unless a request says otherwise."""
     log = tmp_path_factory.mktemp("drafting") / "log"
     with live_server(log, "--prompt-lookup-tokens", "6") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def guessing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    """A server with a draft model."""
+    log = tmp_path_factory.mktemp("guessing") / "log"
+    with live_server(log, "--draft-tokens", "4") as server:
         yield server
 
 
@@ -41,13 +60,46 @@ def choice(server: LiveServer, **fields: Any) -> Any:
 def test_answers_are_those_without_drafts(drafting: LiveServer) -> None:
     for seed in range(6):
         without = choice(drafting, seed=seed, prompt_lookup_num_tokens=0)
-        before = metric(drafting, "rocmforge_spec_decode_num_accepted_tokens_total")
+        before = metric(drafting, ACCEPTED, method="prompt_lookup")
         assert choice(drafting, seed=seed) == without
         assert choice(drafting, seed=seed, prompt_lookup_num_tokens=3) == without
-    assert metric(drafting, "rocmforge_spec_decode_num_accepted_tokens_total") > before
-    drafted = metric(drafting, "rocmforge_spec_decode_num_draft_tokens_total")
-    assert drafted >= metric(drafting, "rocmforge_spec_decode_num_accepted_tokens_total")
+    accepted = metric(drafting, ACCEPTED, method="prompt_lookup")
+    assert before < accepted <= metric(drafting, DRAFTED, method="prompt_lookup")
+    assert metric(drafting, DRAFTED, method="draft_model") == 0
     assert_settles(drafting)
+
+
+def test_a_draft_model_changes_no_answer_whoever_asks(guessing: LiveServer) -> None:
+    """Through the official SDK, streaming and not, several at once, ended early and cancelled."""
+    client = OpenAI(base_url=f"{guessing.url}/v1", api_key="unused", max_retries=0)
+
+    def ask(**fields: Any) -> list[str | None]:
+        answer = client.chat.completions.create(**TALK | fields)
+        assert answer.usage is not None
+        assert answer.usage.completion_tokens <= TALK["max_tokens"] * len(answer.choices)
+        return [choice.message.content for choice in answer.choices]
+
+    for fields in ({"temperature": 0}, {"seed": 1}, {"seed": 2, "n": 3}, {"seed": 3, "stop": "a"}):
+        without = ask(**fields, extra_body={"num_assistant_tokens": 0, "ignore_eos": True})
+        assert ask(**fields) == without
+        assert ask(**fields, extra_body={"num_assistant_tokens": 2, "ignore_eos": True}) == without
+    (plain,) = ask(seed=5)
+    parts = list(client.chat.completions.create(**TALK, seed=5, stream=True))
+    assert "".join(part.choices[0].delta.content or "" for part in parts) == plain
+    with client.chat.completions.create(**TALK, seed=5, stream=True) as stream:
+        next(iter(stream))
+    drafted = metric(guessing, DRAFTED, method="draft_model")
+    assert drafted / 2 < metric(guessing, ACCEPTED, method="draft_model") < drafted
+    assert metric(guessing, "vllm:spec_decode_num_drafts_total", method="draft_model") > 0
+    assert metric(guessing, "rocmforge_draft_model_seconds_total") > 0
+    assert_settles(guessing)
+
+
+def test_guesses_under_a_grammar_change_no_answer(guessing: LiveServer) -> None:
+    for seed in range(3):
+        without = choice(guessing, seed=seed, num_assistant_tokens=0)
+        assert choice(guessing, seed=seed) == without
+    assert_settles(guessing)
 
 
 def test_a_stream_says_the_same_and_counts_every_token(drafting: LiveServer) -> None:
@@ -74,3 +126,14 @@ def test_a_wrong_number_is_refused(client: Client, engine: FakeEngine, wrong: ob
     assert response.status_code == 400
     assert response.json()["error"]["param"] == "prompt_lookup_num_tokens"
     assert engine.submitted == []
+
+
+def test_asking_for_a_draft_model_that_is_not_there_is_refused(
+    client: Client, engine: FakeEngine
+) -> None:
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
+    refused = client.post("/v1/chat/completions", json=body | {"num_assistant_tokens": 4})
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "num_assistant_tokens"
+    assert engine.submitted == []
+    assert client.post("/v1/chat/completions", json=body | {"num_assistant_tokens": 0}).is_success
