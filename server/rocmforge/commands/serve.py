@@ -228,9 +228,9 @@ def _announce_model(console: Console, member: Member) -> None:
         )
     for note in runner.notes:
         console.print(note, highlight=False)
-    cache_tokens = runner.num_blocks * runner.block_size
+    cache = f"KV cache {runner.num_blocks * runner.block_size} tokens in {runner.kv_dtype}"
     console.print(
         f"[bold]{name}[/] on {runner.backend} ({runner.device.name}), "
-        f"context {runner.max_context}, KV cache {cache_tokens} tokens in {runner.kv_dtype}",
+        f"context {runner.max_context}, {'an encoder' if runner.is_encoder else cache}",
         highlight=False,
     )
