@@ -14,6 +14,7 @@ import uvicorn
 import uvloop
 
 from rocmforge.api.app import build_app
+from rocmforge.api.device_metrics import SYSFS
 from rocmforge.api.fleet.fleet import Fleet, Member
 from rocmforge.api.fleet.slot import ModelSlot
 from rocmforge.api.keys import Keyring, given_keys
@@ -57,7 +58,7 @@ async def serve(arguments: argparse.Namespace) -> None:
         tokenizer=tokenizer,
         templates=ChatTemplates.from_metadata(data, tokenizer),
         engine=slot,
-        metrics=Metrics("tiny", lambda: slot.status),
+        metrics=Metrics("tiny", lambda: slot.status, arguments.sysfs),
         num_drafts=arguments.prompt_lookup_tokens,
         num_model_drafts=arguments.draft_tokens,
     )
@@ -92,6 +93,7 @@ def main() -> None:
     parser.add_argument("--prompt-lookup-tokens", type=int, default=0)
     parser.add_argument("--draft-tokens", type=int, default=0)
     parser.add_argument("--max-waiting", type=int, default=256)
+    parser.add_argument("--sysfs", type=Path, default=SYSFS, help="with sensors of devices")
     # The server acts on it, and raises it once more when it is done.
     signal.signal(signal.SIGTERM, lambda number, frame: None)
     uvloop.run(serve(parser.parse_args()))

@@ -41,6 +41,7 @@ from rocmforge.backend.protocol import (
     ProbeResult,
     ProgressCallback,
     RunnerInfo,
+    StepCost,
     StepInput,
     StepOutput,
     UInt32Array,
@@ -48,6 +49,7 @@ from rocmforge.backend.protocol import (
 )
 from rocmforge.errors import BackendError, UnsupportedArchitecture
 
+BUS_ID = "0000:03:00.0"
 DEVICE = DeviceInfo(
     index=0, name="fake device", target="fake", memory_total=1 << 30, memory_free=1 << 30
 )
@@ -141,6 +143,7 @@ class FakeConfig:
     adapters: tuple[str, ...] = ("fake-0", "fake-1")
     wrong_one_in: int | None = None  # contexts after which it draws something else than it should
     token_ns: int = 0  # what a token adds to the time of a step
+    is_measured: bool = False  # whether steps say what they cost, and the device how fast it copies
 
 
 class FakeRunner:
@@ -170,6 +173,8 @@ class FakeRunner:
             weights_bytes=0,
             kv_bytes=num_slots * 8,
             kv_dtype="tokens",
+            copy_bandwidth=1e9 if config.is_measured else 0.0,
+            bus_ids=(BUS_ID,) if config.is_measured else (),
             hidden_size=HIDDEN_SIZE,
             masks_tokens=True,
             adapters=config.adapters,
@@ -271,8 +276,14 @@ class FakeRunner:
             top_ids=tops if num_top > 0 else None,
             top_logprobs=_logprob(states[:, None], tops) if num_top > 0 else None,
             device_ns=1000 + step.num_tokens * self._config.token_ns,
+            cost=self._cost(step),
             hidden=self._sum_hidden(step, sums),
         )
+
+    def _cost(self, step: StepInput) -> StepCost | None:
+        if not self._config.is_measured:
+            return None
+        return StepCost(bytes_read=1000 * int(step.context_len.sum()), launches=7, gap_ns=100)
 
     def _sum_hidden(self, step: StepInput, sums: UInt64Array) -> Float32Array | None:
         """Sums of the hidden states of each range, [P, HIDDEN_SIZE]; whole numbers."""
@@ -407,6 +418,7 @@ def create() -> FakeBackend:
 
 
 _VARIANTS = {
+    "create_measured": FakeConfig(pipeline_depth=2, is_measured=True),
     "create_pipelined": FakeConfig(pipeline_depth=2, masks_late=True),
     "create_slow": FakeConfig(step_s=0.02),
     "create_very_slow": FakeConfig(step_s=0.7),

@@ -33,7 +33,7 @@ LAYERS = (
     ("rocmforge.text", "rocmforge.models"),
     ("rocmforge.logits",),
     ("rocmforge.gguf", "rocmforge.backend"),
-    ("rocmforge.settings", "rocmforge.catalog", "rocmforge.logs"),
+    ("rocmforge.settings", "rocmforge.catalog", "rocmforge.logs", "rocmforge.sensors"),
     ("rocmforge.errors", "rocmforge"),
 )
 

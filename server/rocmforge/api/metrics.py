@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.exposition import choose_encoder
@@ -21,6 +22,7 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 
 from rocmforge import __version__
+from rocmforge.api.device_metrics import FAMILIES, SYSFS, DeviceCollector
 from rocmforge.engine.params import FinishReason, RequestTiming
 from rocmforge.engine.status import EngineState, EngineStats, EngineStatus
 
@@ -57,6 +59,7 @@ _OURS_ONLY = {
     *("model_requests_waiting", "host_processed_rows", "request_errors", "weights_bytes"),
     *("kv_cache_bytes", "key_tokens"),
     *("key_requests_waiting", "draft_model_seconds"),
+    *FAMILIES,
 }
 _COARSER_IN_VLLM = {"inter_token_latency_seconds", "request_time_per_output_token_seconds"}
 
@@ -65,13 +68,21 @@ _ENGINE = "0"
 
 
 class Metrics:
-    """All metrics of one served model."""
+    """All metrics of one served model.
 
-    def __init__(self, model: str, status: Callable[[], EngineStatus]) -> None:
+    Args:
+        model: its name.
+        status: of its engine.
+        sysfs: where the kernel shows the sensors of devices.
+    """
+
+    def __init__(self, model: str, status: Callable[[], EngineStatus], sysfs: Path = SYSFS) -> None:
         self.registry = CollectorRegistry()
         self._model = model
         self._key_names: dict[int, str] = {}
         self.registry.register(_EngineCollector(model, status, self._key_names))
+        labels = dict(zip(_LABELS, (model, _ENGINE), strict=True))
+        self.registry.register(DeviceCollector(PREFIX, labels, status, sysfs))
 
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens taken in.")
         self.generation_tokens = self._counter("generation_tokens", "Tokens generated.")

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from rocmforge.sensors import power_w
+
 AMD: Final = "0x1002"
 _DISPLAY_CLASSES: Final = ("0x03", "0x12")  # display controllers, processing accelerators
 
@@ -170,7 +172,7 @@ def _gpus(root: Path) -> list[Gpu]:
                 performance_level=_text(device / "power_dpm_force_performance_level"),
                 clock=_clock(current[0]) if current else None,
                 highest_clock=_clock(clocks[-1]) if clocks else None,
-                power_w=_power(device),
+                power_w=power_w(device),
             )
         )
     return found
@@ -185,15 +187,6 @@ def target_name(version: int) -> str:
 def _clock(line: str) -> str:
     """`2304Mhz` of `1: 2304Mhz *`."""
     return line.partition(":")[2].strip(" *")
-
-
-def _power(device: Path) -> float | None:
-    for name in ("power1_average", "power1_input"):
-        for file in sorted(device.glob(f"hwmon/hwmon*/{name}")):
-            microwatts = _number(file)
-            if microwatts is not None:
-                return microwatts / 1e6
-    return None
 
 
 def _libraries(root: Path, rocm: Path) -> tuple[str, ...]:

@@ -201,6 +201,7 @@ def test_a_missing_key_is_named(key: str, tmp_path: Path) -> None:
     [
         ("embedding_length", 0),
         ("block_count", 0),
+        ("block_count", 1001),
         ("attention.head_count_kv", 4),  # does not divide the six heads
         ("attention.head_count", 5),  # does not divide the width
         ("attention.value_length", 7),

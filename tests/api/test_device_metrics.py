@@ -1,0 +1,64 @@
+"""What /metrics says of devices: all that backend and driver tell, and nothing made up."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from prometheus_client.samples import Sample
+
+from rocmforge.api.metrics import Metrics
+from rocmforge.engine.status import EngineStats, EngineStatus
+from tests.api.fake_engine import RUNNER, FakeEngine
+from tests.api.test_metrics import value
+
+DEVICES = ("0000:03:00.0", "0000:43:00.0")
+COSTS = EngineStats(
+    launches_total=70, read_bytes_total=6_000_000, gap_ns_total=1_500_000, device_ns_total=3
+)
+
+
+@pytest.fixture
+def sysfs(tmp_path: Path) -> Path:
+    """Two devices of which one counts energy, too."""
+    for device, files in zip(
+        DEVICES,
+        ({"power1_average": 150_000_000}, {"power1_input": 80_000_000, "energy1_input": 7_000_000}),
+        strict=True,
+    ):
+        folder = tmp_path / "bus/pci/devices" / device / "hwmon/hwmon5"
+        folder.mkdir(parents=True)
+        for name, number in files.items():
+            (folder / name).write_text(f"{number}\n")
+    return tmp_path
+
+
+def samples(status: EngineStatus, sysfs: Path) -> list[Sample]:
+    metrics = Metrics("tiny", lambda: status, sysfs)
+    return [sample for family in metrics.registry.collect() for sample in family.samples]
+
+
+def test_what_a_backend_counts_is_exported(sysfs: Path) -> None:
+    runner = replace(RUNNER, copy_bandwidth=8.5e11, bus_ids=DEVICES)
+    found = samples(replace(FakeEngine(runner=runner).status, stats=COSTS), sysfs)
+    assert value(found, "rocmforge_engine_read_bytes_total") == 6_000_000
+    assert value(found, "rocmforge_engine_kernel_launches_total") == 70
+    assert value(found, "rocmforge_engine_step_gap_seconds_total") == pytest.approx(0.0015)
+    assert value(found, "rocmforge_device_copy_bytes_per_second") == 8.5e11
+
+
+def test_power_and_energy_are_told_for_each_device_that_tells_them(sysfs: Path) -> None:
+    runner = replace(RUNNER, bus_ids=(*DEVICES, "0000:63:00.0"))
+    found = samples(FakeEngine(runner=runner).status, sysfs)
+    power = {s.labels["device"]: s.value for s in found if s.name == "rocmforge_device_power_watts"}
+    assert power == {DEVICES[0]: 150.0, DEVICES[1]: 80.0}
+    energy = [s for s in found if s.name == "rocmforge_device_energy_joules_total"]
+    assert [(s.labels["device"], s.value) for s in energy] == [(DEVICES[1], 7.0)]
+
+
+def test_what_is_not_known_is_left_out(sysfs: Path) -> None:
+    names = {sample.name for sample in samples(FakeEngine().status, sysfs)}
+    assert "rocmforge_engine_steps_total" in names
+    told = ("rocmforge_device_", "rocmforge_engine_read_", "rocmforge_engine_kernel_")
+    assert not [name for name in names if name.startswith(told)]
