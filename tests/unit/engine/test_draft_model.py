@@ -9,7 +9,7 @@ import pytest
 
 from rocmforge.engine.grammar import Grammars
 from rocmforge.engine.messages import Cancel
-from rocmforge.engine.params import FinishReason, ProcessorUse, SamplingParams
+from rocmforge.engine.params import FinishReason, Pooling, ProcessorUse, SamplingParams
 from rocmforge.errors import BackendError
 from tests.support.fake_backend import FakeConfig, continuation
 from tests.unit.engine.helpers import Bench, limits, request
@@ -185,6 +185,35 @@ def test_penalties_and_biases_hold_in_guesses() -> None:
     assert answer == continuation([*PROMPT, 0], 60, seed=SAMPLED.seed, forbidden=(banned,))
     stats = bench.stats
     assert stats.model_accepted_tokens_total == stats.model_drafted_tokens_total > 0
+
+
+@pytest.mark.parametrize("done", [0, 1, 17])
+def test_a_request_that_goes_on_in_a_new_engine_is_guessed_for(done: int) -> None:
+    sampling = msgspec.structs.replace(SAMPLED, frequency_penalty=0.5)
+    whole = expected(sampling)
+    rest = msgspec.structs.replace(
+        request(0, [*PROMPT, 0], sampling), generated_ids=tuple(whole[:done])
+    )
+    bench = Bench(FakeConfig(block_size=4), draft=FakeConfig())
+    assert bench.run(rest)[0].token_ids == whole[done:]
+    stats = bench.stats
+    assert stats.model_accepted_tokens_total == stats.model_drafted_tokens_total > 20
+
+
+def test_embeddings_and_scored_prompts_go_along() -> None:
+    config = FakeConfig(pipeline_depth=2)
+    bench = Bench(config, draft=config)
+    pooled = SamplingParams(max_tokens=0, pooling=Pooling.MEAN, num_model_drafts=4)
+    scored = msgspec.structs.replace(GREEDY, prompt_logprobs=1, num_logprobs=2)
+    results = bench.run(
+        request(0, PROMPT, pooled), request(1, PROMPT, scored), request(2, PROMPT, GREEDY)
+    )
+    assert results[0].last is not None
+    assert results[0].last.embedding is not None
+    plain = Bench(config).run(request(1, PROMPT, scored))[1]
+    assert results[1].token_ids == results[2].token_ids == plain.token_ids
+    assert results[1].logprobs == plain.logprobs
+    assert results[1].prompt_logprobs == plain.prompt_logprobs
 
 
 def test_a_sequence_with_logits_processors_is_not_guessed_for() -> None:
