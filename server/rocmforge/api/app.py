@@ -29,6 +29,7 @@ from rocmforge.api.messages.errors import anthropic_error
 from rocmforge.api.messages.handlers import PATH as MESSAGES_PATH
 from rocmforge.api.messages.handlers import count_tokens, create_message
 from rocmforge.api.models import (
+    ANTHROPIC_VERSION,
     command_model,
     get_model,
     list_models,
@@ -132,7 +133,7 @@ def _answer_error(
     fleet: Fleet, request: Request[Any, Any, Any], error: Exception
 ) -> Response[bytes]:
     """The handler of all exceptions: answers as OpenAI would, or Anthropic on its own paths."""
-    if request.scope["path"].startswith(MESSAGES_PATH):
+    if _speaks_anthropic(request):
         worded = anthropic_error(error)
         status, body, headers = worded.status, msgspec.json.encode(worded.body), worded.headers
     else:
@@ -141,6 +142,14 @@ def _answer_error(
     # What names no model is counted with the first one's.
     request.state.get(MODEL, fleet.members[0]).service.metrics.refused(status)
     return Response(body, status_code=status, headers=headers, media_type=MediaType.JSON)
+
+
+def _speaks_anthropic(request: Request[Any, Any, Any]) -> bool:
+    """Whether a client of Anthropic's asks; those name a version on the path that we share."""
+    path = request.scope["path"]
+    return path.startswith(MESSAGES_PATH) or (
+        path.startswith("/v1/models") and ANTHROPIC_VERSION in request.headers
+    )
 
 
 def _client_left(request: Request, error: ClientLeft) -> Response[None]:  # type: ignore[type-arg]

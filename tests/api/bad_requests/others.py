@@ -65,6 +65,27 @@ SMALLER_ENDPOINTS = [
     wrong(DETOKENIZE, {"tokens": [1000]}, "tokens", "vocabulary of 1000 tokens"),
     wrong(DETOKENIZE, {"tokens": ["a"]}, "tokens[0]", "Expected `int`"),
     BadRequest(path="/v1/models/no", method="GET", param="model", says="tiny", **UNKNOWN),
+    BadRequest(
+        path="/v1/models/no",
+        method="GET",
+        param="model",
+        says="tiny",
+        headers={"anthropic-version": "2023-06-01"},
+        **UNKNOWN,
+    ),
+]
+
+MODELS = [
+    *(
+        BadRequest(path=f"/v1/models/{command}", param="model", says="Available: tiny", **UNKNOWN)
+        for command in ("no/load", "no/unload", "tiny/paint")
+    ),
+    *(
+        BadRequest(path=path, content={"model": "no"}, param="model", says="'no'", **UNKNOWN)
+        for path in ("/models/load", "/models/unload")
+    ),
+    BadRequest(path="/models/load", content={}, param="model", says="Missing"),
+    BadRequest(path="/models/unload", content={"model": 5}, param="model", says="got `int`"),
 ]
 
 
@@ -159,7 +180,7 @@ PATHS = [
     path("PATCH", COUNT_TOKENS, "takes POST only", 405, "method_not_allowed"),
     *(
         path("POST", where, "takes GET", 405, "method_not_allowed")
-        for where in ("/v1/models", "/v1/models/tiny", "/health", "/ready", "/metrics", "/version")
+        for where in ("/v1/models", "/health", "/ready", "/metrics", "/version")
     ),
     path("GET", "/v1/responses", "takes POST only", 405, "method_not_allowed"),
     path("GET", "/v1/responses/x/cancel", "takes POST only", 405, "method_not_allowed"),
@@ -170,4 +191,4 @@ PATHS = [
     path("POST", "/v1/messages/batches", "nothing at this path", 404, "unknown_url"),
 ]
 
-ROWS = [*SMALLER_ENDPOINTS, *BODIES, *HEADERS, *PATHS]
+ROWS = [*SMALLER_ENDPOINTS, *MODELS, *BODIES, *HEADERS, *PATHS]
