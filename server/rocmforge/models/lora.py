@@ -23,7 +23,6 @@ from rocmforge.errors import BadAdapter, BadGguf, ConfigurationError, Unsupporte
 from rocmforge.gguf.reader import GgufFile, GgufTensor, open_gguf
 from rocmforge.models.architectures import ARCHITECTURES
 from rocmforge.models.config import ModelConfig
-from rocmforge.models.encoder_config import EncoderConfig
 from rocmforge.models.weights import layer_name, slot_shape
 
 ADAPTABLE: Final = frozenset(("q", "k", "v", "output", "gate", "up", "down"))
@@ -111,9 +110,7 @@ def _scale(text: str) -> float | None:
     return scale if math.isfinite(scale) else None
 
 
-def read_adapters(
-    config: ModelConfig | EncoderConfig, specs: Iterable[AdapterSpec]
-) -> tuple[Adapter, ...]:
+def read_adapters(config: ModelConfig, specs: Iterable[AdapterSpec]) -> tuple[Adapter, ...]:
     """Reads the headers of adapters and compares them with the model.
 
     Raises:
@@ -123,9 +120,7 @@ def read_adapters(
     return tuple(_read(config, spec) for spec in specs)
 
 
-def _read(config: ModelConfig | EncoderConfig, spec: AdapterSpec) -> Adapter:
-    if isinstance(config, EncoderConfig):
-        raise BadAdapter(spec.path, "adapters of encoders are not supported")
+def _read(config: ModelConfig, spec: AdapterSpec) -> Adapter:
     try:
         with open_gguf(Path(spec.path)) as file:
             alpha = _check_kind(config, spec, file)
