@@ -55,6 +55,13 @@ class ModelFront:
     draft: Path | None  # the model that guesses tokens
     weights_bytes: int  # as they are in the file
 
+    def check_generates(self) -> None:
+        """Raises ConfigurationError for an encoder, which generates no text."""
+        if self.is_encoder:
+            raise ConfigurationError(
+                f"{self.names[0]} is an encoder: it generates no text. Use it with rocmforge serve."
+            )
+
 
 def read_front(model: str, settings: Settings) -> ModelFront:
     """Finds a model, reads tokenizer and templates, and refuses what the engine would refuse.

@@ -153,6 +153,16 @@ def test_what_only_decoders_have_is_refused(flags: tuple[str, str], folder: Path
     assert f"The model is an encoder: leave {flags[0]} out." in done.stderr.replace("\n", " ")
 
 
+@pytest.mark.parametrize("command", [("run", "hi"), ("bench",)])
+def test_commands_that_generate_refuse_encoders(command: tuple[str, ...], folder: Path) -> None:
+    path = write_encoder(by_name("bert"), folder)
+    name, *flags = command
+    arguments = [sys.executable, "-m", "rocmforge", name, str(path), *flags]
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=60)
+    assert done.returncode != 0
+    assert "it generates no text" in done.stderr.replace("\n", " ")
+
+
 def test_inspect_says_what_an_encoder_gives(folder: Path) -> None:
     path = write_encoder(by_name("bert"), folder)
     command = [sys.executable, "-m", "rocmforge", "inspect", str(path)]

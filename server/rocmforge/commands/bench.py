@@ -91,6 +91,7 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
 async def _measure(arguments: argparse.Namespace, settings: Settings, console: Console) -> Report:
     begin = time.perf_counter()
     front = read_front(arguments.model, settings)
+    front.check_generates()
     engine = build_engine(front, settings)
     await engine.start()
     try:

@@ -42,6 +42,7 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
         max_tokens=arguments.max_tokens,
     )
     front = read_front(arguments.model, settings)
+    front.check_generates()
     engine = build_engine(front, settings)
     service = build_service(front, engine, settings)
     # The loop runs only while there is something to wait for: input() belongs to the terminal.
