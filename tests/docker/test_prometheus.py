@@ -17,6 +17,7 @@ import yaml
 
 from tests.api.live import live_server
 from tests.docker.files import DOCKER, load
+from tests.support.fake_backend import BUS_ID
 from tests.support.server import LiveServer, free_port
 
 KEY = "a key for metrics"
@@ -123,9 +124,14 @@ class Prometheus:
 
 @pytest.fixture(scope="module")
 def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
-    """A Prometheus that has seen answers, errors and a reused prompt."""
+    """A Prometheus that has seen answers, errors, a reused prompt and a device with sensors."""
     folder = tmp_path_factory.mktemp("prometheus")
-    with live_server(folder / "log", "--api-key", KEY) as server:
+    sensors = folder / f"sys/bus/pci/devices/{BUS_ID}/hwmon/hwmon0"
+    sensors.mkdir(parents=True)
+    (sensors / "power1_average").write_text("150000000")
+    (sensors / "energy1_input").write_text("9000000")
+    device = ("--backend", "create_measured", "--sysfs", str(folder / "sys"))
+    with live_server(folder / "log", "--api-key", KEY, *device) as server:
         headers = {"authorization": f"Bearer {KEY}"}
         with Prometheus(server, folder) as running:
             running.wait_for('up{job="rocmforge"} == 1')
