@@ -1,20 +1,8 @@
 // Root mean square layer norm (Zhang and Sennrich 2019): x / sqrt(mean(x^2) + eps) * weight.
 // Gemma's weights need nothing special: GGUF files hold them with the 1 already added.
-#include "rf/act.h"
-#include "rf/wave.h"
+#include "rf/norm.h"
 
 namespace rf {
-
-// A row lies in the registers of its block: four values a thread and step.
-inline constexpr int kNormSteps = 4;
-
-// Where the normalised rows go. Any of them may be null, which leaves that form out.
-struct NormOutput {
-  float* f32;         // [rows, dim]
-  half* f16;          // [rows, dim]
-  int8_t* q;          // [rows, dim], see act.h; q_scale is given with it
-  ActScale* q_scale;  // [rows, dim / 32]
-};
 
 // One block a row; dim is a multiple of 4 (of 32 for int8) and at most 16 * blockDim.x.
 template <bool kAdd>
@@ -24,11 +12,11 @@ __device__ __forceinline__ void rms_norm(const float* x, float* residual, const 
   const int64_t row = static_cast<int64_t>(blockIdx.x) * dim;
 
   // The weights are asked for before the reduction, which hides their latency.
-  Vec<float, 4> values[kNormSteps], weights[kNormSteps];
+  NormRow values, weights;
   float squares = 0.0f;
 #pragma unroll
   for (int step = 0; step < kNormSteps; ++step) {
-    const int i = static_cast<int>(step * blockDim.x + threadIdx.x) * 4;
+    const int i = norm_index(step);
     values[step] = 0.0f;
     weights[step] = 0.0f;
     if (i >= dim) continue;
@@ -38,26 +26,14 @@ __device__ __forceinline__ void rms_norm(const float* x, float* residual, const 
       values[step] += load16(residual + row + i);
       store16(residual + row + i, values[step]);
     }
-    const Vec<float, 4> square = values[step] * values[step];
-    squares += (square[0] + square[1]) + (square[2] + square[3]);
+    squares += sum_four(values[step] * values[step]);
   }
   const float factor = rsqrt(block_sum(squares, partial) / static_cast<float>(dim) + eps);
 
 #pragma unroll
   for (int step = 0; step < kNormSteps; ++step) {
-    const int i = static_cast<int>(step * blockDim.x + threadIdx.x) * 4;
-    const bool inside = i < dim;
-    const Vec<float, 4> y = values[step] * factor * weights[step];
-    if (out.f32 && inside) store16(out.f32 + row + i, y);
-    if (out.f16 && inside) {
-      Vec<half, 4> halves;
-      for (int k = 0; k < 4; ++k) halves[k] = act_half(y[k]);
-      *reinterpret_cast<Vec<half, 4>*>(out.f16 + row + i) = halves;
-    }
-    if (out.q) {
-      const int64_t block = (row + i) / kActBlock;
-      act_store(y, inside, out.q + block * kActBlock, out.q_scale + block);
-    }
+    const int i = norm_index(step);
+    out.store(row, i, i < dim, values[step] * factor * weights[step]);
   }
 }
 

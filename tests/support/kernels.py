@@ -59,6 +59,13 @@ class PlatformOptions:
     lane_order: str  # forward, reverse, random
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What lies in an array from some element on."""
+
+    address: int
+
+
 class DeviceArray:
     """An array in device memory. Made by `Device`, which also frees it."""
 
@@ -89,6 +96,10 @@ class DeviceArray:
     def address(self) -> int:
         """The pointer, by the name that the backend's packer knows."""
         return self.pointer
+
+    def part(self, first: int) -> Part:
+        """What lies from this element on."""
+        return Part(self.pointer + first * self.dtype.itemsize)
 
     def set(self, values: Array) -> None:
         """Uploads values of the same shape and dtype."""
@@ -168,7 +179,7 @@ class Device:
     def launch(
         self,
         kernel: str,
-        *args: DeviceArray | Scalar | None,
+        *args: DeviceArray | Part | Scalar | None,
         grid: int | Sequence[int],
         block: int | Sequence[int],
         lds_bytes: int = 0,
@@ -184,7 +195,7 @@ class Device:
     def enqueue(
         self,
         kernel: str,
-        *args: DeviceArray | Scalar | None,
+        *args: DeviceArray | Part | Scalar | None,
         grid: int | Sequence[int],
         block: int | Sequence[int],
         lds_bytes: int = 0,

@@ -1,0 +1,95 @@
+// The softmax of attention with matrix instructions, tile by tile of keys (FlashAttention-2, Dao
+// 2023), and how many keys a tile has.
+#pragma once
+
+#include "rf/attention.h"
+#include "rf/cache_tiles.h"
+#include "rf/wave.h"
+
+namespace rf {
+
+inline constexpr int kAttentionRows = 128;  // query rows of a block
+inline constexpr int kAttentionWaves = kPrefillThreads / kWave;
+inline constexpr int kWaveTiles = kAttentionRows / kTile / kAttentionWaves;  // of 16 query rows
+
+// Registers of a lane that its queries and its output take. Where these would fill up, a step takes
+// fewer keys, and the queries are loaded again for every tile of keys, which costs a fraction of
+// the time of the products.
+constexpr int attention_registers(int head_dim) {
+  return head_dim / kTile * kWaveTiles *
+         static_cast<int>(sizeof(mma::Unit::B) + sizeof(TileValues)) / 4;
+}
+constexpr int attention_keys(int head_dim) {
+  return attention_registers(head_dim) < mma::Unit::kFullTileRegisters ? 64 : 32;
+}
+constexpr bool attention_keeps_queries(int head_dim) {
+  return attention_registers(head_dim) <= mma::Unit::kKeptQueryRegisters;
+}
+
+// The scores of kKeyTiles tiles of keys for one tile of queries of a wave, and then their weights.
+template <int kKeyTiles>
+using TileScores = TileValues[kKeyTiles];
+
+// The softmax of one tile of queries over the keys so far. Scores stay in units of the product:
+// exp2(factor * (score - highest)) is one fused multiply-add and one exp2.
+template <int kHeadDim>
+struct TileSoftmax {
+  static constexpr int kSlots = mma::Unit::kSlots;
+  float highest[kSlots];
+  float total[kSlots];  // of this lane's keys
+  TileValues output[kHeadDim / kTile];
+
+  __device__ __forceinline__ void reset() {
+    for (int slot = 0; slot < kSlots; ++slot) {
+      highest[slot] = kLowestScore;
+      total[slot] = 0.0f;
+    }
+    for (TileValues& tile : output) {
+      for (float& value : tile) value = 0.0f;
+    }
+  }
+
+  // Turns scores into weights relative to the new highest score.
+  template <int kKeyTiles>
+  __device__ __forceinline__ void add(TileScores<kKeyTiles>& scores, float factor) {
+    float shift[kSlots];  // of the exponent, per column
+    float raised[kSlots];
+    bool any_raised = false;
+#pragma unroll
+    for (int slot = 0; slot < kSlots; ++slot) {
+      float largest = highest[slot];
+#pragma unroll
+      for (int i = 0; i < kKeyTiles * kTileValues; ++i) {
+        const int value = i % kTileValues;
+        if (mma::Unit::slot(value) == slot) {
+          largest = max(largest, scores[i / kTileValues][value]);
+        }
+      }
+      largest = mma::Unit::over_column(largest, [](float a, float b) { return max(a, b); });
+      any_raised |= largest > highest[slot];
+      raised[slot] = exp2((highest[slot] - largest) * factor);
+      highest[slot] = largest;
+      shift[slot] = largest * factor;
+    }
+    if (ballot(any_raised) != 0) {
+#pragma unroll
+      for (int slot = 0; slot < kSlots; ++slot) total[slot] *= raised[slot];
+#pragma unroll
+      for (TileValues& tile : output) {
+#pragma unroll
+        for (int i = 0; i < kTileValues; ++i) tile[i] *= raised[mma::Unit::slot(i)];
+      }
+    }
+#pragma unroll
+    for (int tile = 0; tile < kKeyTiles; ++tile) {
+#pragma unroll
+      for (int i = 0; i < kTileValues; ++i) {
+        const int slot = mma::Unit::slot(i);
+        scores[tile][i] = exp2(fma(scores[tile][i], factor, -shift[slot]));
+        total[slot] += scores[tile][i];
+      }
+    }
+  }
+};
+
+}  // namespace rf

@@ -1,0 +1,195 @@
+// Attention of all tokens of a sequence to all of them, without a cache: what an encoder does.
+//
+// As attention_prefill.hip: a block takes 128 tokens of one head, walks over the keys in tiles that
+// all its waves read from LDS, and each wave keeps the output of its own rows in registers,
+// transposed (see mma_attention.h). K of the next tile travels during the second product, V during
+// the first. Nothing is masked but what follows the last token.
+#include "rf/online_softmax.h"
+
+namespace rf {
+
+// A half of the activations, where a kernel for the cache has the type that is stored.
+struct Activated {
+  half value;
+};
+
+// Where the keys or values of one sequence and head lie among the activations.
+template <int kHeadDim>
+struct HeadCache<Activated, kHeadDim> {
+  const half* data;  // of the first token
+  int64_t stride;    // halves between tokens
+  int tokens;
+
+  // Tokens beyond the last are the last one again.
+  __device__ __forceinline__ int64_t row(int token) const { return min(token, tokens - 1); }
+  __device__ __forceinline__ const half* address(int64_t row, int dim) const {
+    return data + row * stride + dim;
+  }
+  __device__ __forceinline__ Vec<half, 8> eight(int token, int dim) const {
+    return load16(address(row(token), dim));
+  }
+};
+
+struct FullInput {
+  const half *q, *k, *v;  // rows of tokens, these strides apart
+  int64_t q_stride, k_stride, v_stride;
+  const int32_t* query_start;  // [B + 1]
+  float scale;
+};
+
+inline constexpr int kFullReloadUnroll = 2;  // steps of the head whose queries are loaded ahead
+
+// Grid: (tiles of kAttentionRows tokens that the longest sequence needs, heads, sequences).
+template <int kHeadDim>
+__device__ __forceinline__ void attention_full(const FullInput& in, float* out_f32, half* out_f16) {
+  using Unit = mma::Unit;
+  constexpr int kKeys = attention_keys(kHeadDim);
+  constexpr int kKeyTiles = kKeys / kTile;
+  constexpr int kDimTiles = kHeadDim / kTile;
+  constexpr int kSlots = Unit::kSlots;
+  constexpr bool kKeepsQueries = attention_keeps_queries(kHeadDim);
+  constexpr int kScoreUnroll = kKeepsQueries ? kDimTiles : kFullReloadUnroll;
+  using KeyLoader = RowLoader<Activated, kHeadDim, kKeys>;
+  using ValueLoader = typename ValueLoaderOf<Unit::kTransposedV, Activated, kHeadDim, kKeys>::Type;
+
+  alignas(16) __shared__ half k_lds[KeyLoader::kHalves];
+  alignas(16) __shared__ half v_lds[ValueLoader::kHalves];
+  const typename KeyLoader::Tile k_tile{k_lds};
+  const typename ValueLoader::Tile v_tile{v_lds};
+
+  const int64_t start = in.query_start[blockIdx.z];
+  const int tokens = in.query_start[blockIdx.z + 1] - static_cast<int>(start);
+  const int block_row = static_cast<int>(blockIdx.x) * kAttentionRows;
+  if (block_row >= tokens) return;
+  const int head = blockIdx.y;
+  const int wave_row = block_row + uniform(wave_id()) * (kTile * kWaveTiles);
+  const bool has_rows = wave_row < tokens;
+
+  const half* query_rows[kWaveTiles][Unit::kQueryRows];
+  typename Unit::B queries[kWaveTiles][kKeepsQueries ? kDimTiles : 1];
+#pragma unroll
+  for (int tile = 0; tile < kWaveTiles; ++tile) {
+    for (int i = 0; i < Unit::kQueryRows; ++i) {
+      const int row = min(wave_row + tile * kTile + Unit::query_row(i), tokens - 1);
+      query_rows[tile][i] = in.q + (start + row) * in.q_stride + head * kHeadDim;
+    }
+#pragma unroll
+    for (int dim = 0; kKeepsQueries && dim < kDimTiles; ++dim) {
+      queries[tile][dim] = Unit::load_query(query_rows[tile], dim * kTile);
+    }
+  }
+
+  const HeadCache<Activated, kHeadDim> keys{in.k + start * in.k_stride + head * kHeadDim,
+                                            in.k_stride, tokens};
+  const HeadCache<Activated, kHeadDim> values{in.v + start * in.v_stride + head * kHeadDim,
+                                              in.v_stride, tokens};
+  KeyLoader key_loader;
+  ValueLoader value_loader;
+  TileSoftmax<kHeadDim> softmax[kWaveTiles];
+  for (auto& tile : softmax) tile.reset();
+  const float factor = in.scale * kLog2E;
+
+  key_loader.start(keys, 0, k_tile);
+  for (int base = 0; base < tokens; base += kKeys) {
+    key_loader.finish(k_tile);
+    __syncthreads();  // K is there; all waves are done with the last V
+    value_loader.start(values, base, v_tile);
+
+    typename Unit::B weights[kWaveTiles][kKeyTiles];
+    if (has_rows) {
+      TileScores<kKeyTiles> scores[kWaveTiles] = {};
+#pragma unroll kScoreUnroll
+      for (int dim = 0; dim < kDimTiles; ++dim) {
+        if constexpr (!kKeepsQueries) {
+#pragma unroll
+          for (int tile = 0; tile < kWaveTiles; ++tile) {
+            queries[tile][0] = Unit::load_query(query_rows[tile], dim * kTile);
+          }
+        }
+#pragma unroll
+        for (int key = 0; key < kKeyTiles; ++key) {
+          const typename Unit::A part = Unit::load(k_tile, key * kTile, dim * 2);
+#pragma unroll
+          for (int tile = 0; tile < kWaveTiles; ++tile) {
+            Unit::multiply(scores[tile][key], part, queries[tile][kKeepsQueries ? dim : 0]);
+          }
+        }
+      }
+#pragma unroll
+      for (int tile = 0; tile < kWaveTiles; ++tile) {
+        if (base + kKeys > tokens) {
+#pragma unroll
+          for (int i = 0; i < kKeyTiles * kTileValues; ++i) {
+            const int key = i / kTileValues, value = i % kTileValues;
+            if (base + key * kTile + Unit::row(value) >= tokens) {
+              scores[tile][key][value] = -kInfinity;
+            }
+          }
+        }
+        softmax[tile].add(scores[tile], factor);
+#pragma unroll
+        for (int key = 0; key < kKeyTiles; ++key)
+          weights[tile][key] = Unit::pack(scores[tile][key]);
+      }
+    }
+
+    value_loader.finish(v_tile);
+    __syncthreads();  // V is there; all waves are done with K
+    if (base + kKeys < tokens) key_loader.start(keys, base + kKeys, k_tile);
+
+    if (has_rows) {
+#pragma unroll
+      for (int dim = 0; dim < kDimTiles; ++dim) {
+#pragma unroll
+        for (int key = 0; key < kKeyTiles; ++key) {
+          const typename Unit::A part = load_values<Unit>(v_tile, dim * kTile, key * kTile);
+#pragma unroll
+          for (int tile = 0; tile < kWaveTiles; ++tile) {
+            Unit::multiply(softmax[tile].output[dim], part, weights[tile][key]);
+          }
+        }
+      }
+    }
+  }
+
+#pragma unroll
+  for (int tile = 0; tile < kWaveTiles; ++tile) {
+    float inverse[kSlots];
+    for (int slot = 0; slot < kSlots; ++slot) {
+      inverse[slot] = 1.0f / Unit::over_column(softmax[tile].total[slot],
+                                               [](float a, float b) { return a + b; });
+    }
+#pragma unroll
+    for (int i = 0; i < kTileValues; ++i) {
+      const int row = wave_row + tile * kTile + Unit::column(Unit::slot(i));
+      if (row >= tokens) continue;
+      const int64_t to = ((start + row) * gridDim.y + head) * kHeadDim + Unit::row(i);
+#pragma unroll
+      for (int dim = 0; dim < kDimTiles; ++dim) {
+        const float value = softmax[tile].output[dim][i] * inverse[Unit::slot(i)];
+        if (out_f32) out_f32[to + dim * kTile] = value;
+        if (out_f16) out_f16[to + dim * kTile] = to_half(value);
+      }
+    }
+  }
+}
+
+}  // namespace rf
+
+// q, k, v: halves, a row for each of T tokens with its heads one after the other; rows are so many
+// halves apart (multiples of 8). query_start: [B + 1], where each sequence begins. out: [T, heads *
+// head_dim] in f32 and in halves; either may be null. Grid: (ceil(longest / 128), heads, B), block
+// 256. RF_HEAD_DIM is the head size of this unit.
+#define RF_NAME(head_dim) rf_attention_full_d##head_dim
+
+#define RF_ATTENTION_FULL(head_dim)                                                           \
+  extern "C" __global__ __launch_bounds__(rf::kPrefillThreads) void RF_NAME(head_dim)(        \
+      const rf::half* __restrict__ q, const rf::half* __restrict__ k,                         \
+      const rf::half* __restrict__ v, const int32_t* __restrict__ query_start,                \
+      float* __restrict__ out_f32, rf::half* __restrict__ out_f16, int64_t q_stride,          \
+      int64_t k_stride, int64_t v_stride, float scale) {                                      \
+    rf::attention_full<head_dim>({q, k, v, q_stride, k_stride, v_stride, query_start, scale}, \
+                                 out_f32, out_f16);                                           \
+  }
+
+RF_ATTENTION_FULL(RF_HEAD_DIM)

@@ -1,0 +1,55 @@
+// GELU by its definition, x * Phi(x) with the normal distribution function (Hendrycks and Gimpel
+// 2016): the activation of BERT.
+#include "rf/act.h"
+
+namespace rf {
+
+inline constexpr int kGeluThreads = 256;
+
+// 1 - erf(x) for x >= 0, to 2e-7 (Abramowitz and Stegun 1964, formula 7.1.26). The term with the
+// exponential is the result itself, so that small ones keep their relative precision, nearly.
+__device__ __forceinline__ float erfc_positive(float x) {
+  const float t = rcp(1.0f + 0.3275911f * x);
+  float sum = 1.061405429f;
+  sum = fma(sum, t, -1.453152027f);
+  sum = fma(sum, t, 1.421413741f);
+  sum = fma(sum, t, -0.284496736f);
+  sum = fma(sum, t, 0.254829592f);
+  return sum * t * exp(-x * x);
+}
+
+__device__ __forceinline__ float gelu(float x) {
+  constexpr float kSqrtHalf = 0.70710678118654752440f;
+  const float tail = 0.5f * abs(x) * erfc_positive(abs(x) * kSqrtHalf);
+  return x > 0.0f ? x - tail : -tail;
+}
+
+}  // namespace rf
+
+// x f32 [count] (rows * K, a multiple of 32) to the forms that GEMV reads: f32, which may be x, and
+// the int8 of act.h. Grid: (ceil(count / 1024)), block 256.
+extern "C" __global__ __launch_bounds__(rf::kGeluThreads) void rf_gelu(
+    const float* x, float* out, int8_t* __restrict__ q, rf::ActScale* __restrict__ scale,
+    uint64_t count) {
+  const uint64_t index = (static_cast<uint64_t>(blockIdx.x) * rf::kGeluThreads + threadIdx.x) * 4;
+  const bool inside = index < count;
+  rf::Vec<float, 4> values{};
+  if (inside) {
+    values = rf::load16(x + index);
+    for (int i = 0; i < 4; ++i) values[i] = rf::gelu(values[i]);
+    rf::store16(out + index, values);
+  }
+  const uint64_t block = index / rf::kActBlock;
+  rf::act_store(values, inside, q + block * rf::kActBlock, scale + block);
+}
+
+// Halves [count] (a multiple of 8), in place, as GEMM reads and writes them.
+// Grid: (ceil(count / 2048)), block 256.
+extern "C" __global__ __launch_bounds__(rf::kGeluThreads) void rf_gelu_half(rf::half* x,
+                                                                            uint64_t count) {
+  const uint64_t index = (static_cast<uint64_t>(blockIdx.x) * rf::kGeluThreads + threadIdx.x) * 8;
+  if (index >= count) return;
+  rf::Vec<rf::half, 8> values = rf::load16(x + index);
+  for (int i = 0; i < 8; ++i) values[i] = rf::to_half(rf::gelu(rf::to_float(values[i])));
+  rf::store16(x + index, values);
+}

@@ -1,0 +1,100 @@
+"""rf_attention_full_*: every token sees all tokens of its sequence, against float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from rocmforge_reference import ops
+from tests.support.kernels import Device, check
+
+ROWS = 128  # queries of a block
+THREADS = 256
+
+# Lengths of the sequences. A tile of keys has 64 or 32.
+BATCHES = {
+    "one_token": [1],
+    "part_of_a_tile": [9],
+    "one_tile_of_keys": [64],
+    "tile_plus_one": [65],
+    "one_block_of_queries": [128],
+    "block_plus_one": [129],
+    "several_blocks": [300],
+    "mixed_lengths": [1, 130, 17, 64, 2],
+}
+
+
+def attend(
+    device: Device, lengths: list[int], head_dim: int, heads: int, scale: float
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float64]]:
+    """The kernel's answer, and the one in float64."""
+    rng = np.random.default_rng(sum(lengths))
+    tokens, width = sum(lengths), heads * head_dim
+    stacked = rng.standard_normal((tokens, 3 * width)).astype(np.float16)
+    starts = np.cumsum([0, *lengths], dtype=np.int32)
+    there = device.upload(stacked, "qkv")
+    out = device.empty((tokens, heads, head_dim), np.float32, "out")
+    out_f16 = device.empty((tokens, heads, head_dim), np.float16, "out_f16")
+    device.launch(
+        f"rf_attention_full_d{head_dim}",
+        *(there, there.part(width), there.part(2 * width)),
+        device.upload(starts, "query_start"),
+        *(out, out_f16, 3 * width, 3 * width, 3 * width, scale),
+        grid=(-(-max(lengths) // ROWS), heads, len(lengths)),
+        block=THREADS,
+    )
+    result = out.get()
+    check(out_f16.get(), result.astype(np.float16).astype(np.float64), rtol=1e-3, atol=1e-7)
+    q, k, v = (
+        part.reshape(tokens, heads, head_dim)
+        for part in np.split(stacked.astype(np.float64), 3, axis=1)
+    )
+    return result, ops.attend_all(q, k, v, starts, scale)
+
+
+@pytest.mark.parametrize("lengths", BATCHES.values(), ids=BATCHES.keys())
+def test_every_length(device: Device, lengths: list[int]) -> None:
+    got, expected = attend(device, lengths, head_dim=64, heads=2, scale=64**-0.5)
+    # The weights are rounded to float16 for the second product.
+    check(got, expected, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("head_dim", [32, 64, 128])
+def test_every_head_size(device: Device, head_dim: int) -> None:
+    got, expected = attend(device, [70, 3], head_dim=head_dim, heads=3, scale=head_dim**-0.5)
+    check(got, expected, rtol=2e-3, atol=2e-3)
+
+
+def test_sharp_scores_pick_single_keys(device: Device) -> None:
+    got, expected = attend(device, [150], head_dim=32, heads=1, scale=3.0)
+    check(got, expected, rtol=2e-3, atol=2e-3)
+
+
+def test_queries_keys_and_values_may_lie_apart(device: Device) -> None:
+    rng = np.random.default_rng(1)
+    q, k, v = (rng.standard_normal((20, 2, 32)).astype(np.float16) for _ in range(3))
+    wide = np.full((20, 96), np.nan, np.float16)
+    wide[:, :64] = k.reshape(20, 64)
+    starts = np.array([0, 20], np.int32)
+    out = device.empty(q.shape, np.float32, "out")
+    arrays = [device.upload(each) for each in (q, wide, v, starts)]
+    args = (*arrays, out, None, 64, 96, 64, 0.2)
+    device.launch("rf_attention_full_d32", *args, grid=(1, 2, 1), block=THREADS)
+    expected = ops.attend_all(q.astype(np.float64), k.astype(np.float64), v, starts, 0.2)
+    check(out.get(), expected, rtol=2e-3, atol=2e-3)
+
+
+def test_a_nan_stays_in_its_sequence_and_head(device: Device) -> None:
+    rng = np.random.default_rng(1)
+    q, k, v = (rng.standard_normal((40, 2, 32)).astype(np.float16) for _ in range(3))
+    k[5, 1, 3] = np.nan
+    starts = np.array([0, 20, 40], np.int32)
+    out = device.empty(q.shape, np.float32, "out")
+    arrays = [device.upload(each) for each in (q, k, v, starts)]
+    args = (*arrays, out, None, 64, 64, 64, 0.2)
+    device.launch("rf_attention_full_d32", *args, grid=(1, 2, 2), block=THREADS)
+    bad = np.asarray(np.isnan(out.get()).any(axis=2))
+    assert bad[:20, 1].all()
+    assert not bad[:, 0].any()
+    assert not bad[20:].any()

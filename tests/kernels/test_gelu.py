@@ -1,0 +1,65 @@
+"""rf_gelu and rf_gelu_half: x * Phi(x), against math.erf in float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from rocmforge.backend.ops import Activation
+from rocmforge_reference import ops
+from tests.support.activations import SCALE_DTYPE
+from tests.support.kernels import Device, check
+
+Array = npt.NDArray[Any]
+
+COUNTS = {
+    "one_block": 32,
+    "ragged_last_wave": 96,
+    "one_block_of_threads": 1024,
+    "two_and_a_tail": 2048 + 288,
+}
+
+
+def expected(x: Array) -> Array:
+    return ops.activate(x.astype(np.float64), Activation.GELU)
+
+
+def values(count: int) -> Array:
+    """From where the result is almost 0 to where it is almost x, in random order."""
+    return np.random.default_rng(1).permutation(np.linspace(-7, 7, count)).astype(np.float32)
+
+
+@pytest.mark.parametrize("count", COUNTS.values(), ids=COUNTS.keys())
+def test_float32_and_int8(device: Device, count: int) -> None:
+    x = values(count)
+    out = device.upload(x)  # in place
+    q, scale = device.empty((count,), np.int8), device.empty((count // 32,), SCALE_DTYPE)
+    device.launch(
+        "rf_gelu", out, out, q, scale, np.uint64(count), grid=-(-count // 1024), block=256
+    )
+    want = expected(x)
+    check(out.get(), want, rtol=2e-6, atol=5e-7)
+    scales = scale.get()["scale"].astype(np.float64)[:, None]
+    blocks = q.get().reshape(-1, 32) * scales
+    assert (np.abs(blocks - want.reshape(-1, 32)) <= 0.501 * scales).all()
+
+
+@pytest.mark.parametrize("count", COUNTS.values(), ids=COUNTS.keys())
+def test_halves_in_place(device: Device, count: int) -> None:
+    x = values(count).astype(np.float16)
+    there = device.upload(x)
+    device.launch("rf_gelu_half", there, np.uint64(count), grid=-(-count // 2048), block=256)
+    check(there.get(), expected(x), rtol=6e-4, atol=6e-7)
+
+
+def test_large_values_and_nans(device: Device) -> None:
+    x = np.zeros(32, np.float16)
+    x[:5] = [65504, -65504, 100, -100, np.nan]
+    there = device.upload(x)
+    device.launch("rf_gelu_half", there, np.uint64(32), grid=1, block=256)
+    got = there.get()
+    assert got[:4].tolist() == [65504, 0, 100, 0]
+    assert np.isnan(got).tolist() == [False] * 4 + [True] + [False] * 27
