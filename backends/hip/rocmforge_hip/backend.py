@@ -21,11 +21,13 @@ from rocmforge.gguf.tensor import GgufTensor
 from rocmforge.logits.registry import load_processors
 from rocmforge.models.architectures import read_config
 from rocmforge.models.config import ModelConfig
+from rocmforge.models.encoder_config import is_encoder
 from rocmforge.models.lora import Adapter, read_adapters
 from rocmforge.models.rope import load_rope_tables
 from rocmforge.models.weights import ModelWeights, load_weights
 from rocmforge_hip.device import FoundDevice, choose_device, choose_devices, find_devices
 from rocmforge_hip.driver import HipError, HipUnavailable
+from rocmforge_hip.encoder_loading import NO_CACHE, load_encoder, plan_encoder
 from rocmforge_hip.geometry import BLOCK_TOKENS, Geometry
 from rocmforge_hip.jit.compiler import ProcessorKernels, prepare_processors
 from rocmforge_hip.library import NoKernelsForTarget, find_target
@@ -34,10 +36,11 @@ from rocmforge_hip.ops import HEAD_DIMS
 from rocmforge_hip.parallel.rank import Rank
 from rocmforge_hip.parallel.runner import load_sharded
 from rocmforge_hip.parallel.shard import Shard
+from rocmforge_hip.pipeline import PIPELINE_DEPTH, release
 from rocmforge_hip.plan import MemoryNeeds, MemoryPlan, make_plan, measure
 from rocmforge_hip.platform import cache_dir, select_platform
 from rocmforge_hip.rows import MAX_NORM_DIM
-from rocmforge_hip.runner import PIPELINE_DEPTH, HipRunner, release
+from rocmforge_hip.runner import HipRunner
 from rocmforge_hip.traffic import StepReads, copy_bandwidth
 from rocmforge_hip.verify import selfcheck
 from rocmforge_hip.weight_plan import Planned, plan_weights
@@ -76,7 +79,11 @@ class HipBackend:
         )
         if len(devices) > 1:
             return load_sharded(devices, model, options, progress, self.load_on)
-        return self.load_on(devices[0], model, options, progress)
+        progress("reading the header", 0.0)
+        with open_gguf(model) as file:
+            if is_encoder(file):
+                return load_encoder(devices[0], file, options, progress)
+            return self._load_decoder(devices[0], file, options, progress)
 
     def load_on(
         self,
@@ -84,37 +91,56 @@ class HipBackend:
         model: Path,
         options: LoadOptions,
         progress: ProgressCallback,
+        rank: Rank,
+    ) -> HipRunner:
+        """Loads what of a decoder belongs to a rank.
+
+        Raises:
+            ConfigurationError: The model is not a decoder.
+        """
+        progress("reading the header", 0.0)
+        with open_gguf(model) as file:
+            if is_encoder(file):
+                raise ConfigurationError(
+                    "An encoder runs on one device; leave tensor_parallel at 1, not "
+                    f"{options.tensor_parallel}."
+                )
+            return self._load_decoder(found, file, options, progress, rank)
+
+    def _load_decoder(
+        self,
+        found: FoundDevice,
+        file: GgufFile,
+        options: LoadOptions,
+        progress: ProgressCallback,
         rank: Rank | None = None,
     ) -> HipRunner:
-        """Loads the model onto one device, or what of it belongs to a rank."""
         _check_cache_type(options)
         processors = load_processors()
         progress("compiling logits processors", 0.0)
         kernels = prepare_processors(processors, found.properties.target, cache_dir())
-        progress("reading the header", 0.0)
-        with open_gguf(model) as file:
-            config, weights, adapters = _read(file, options, rank.shard if rank else None)
-            geometry = Geometry(found.properties.compute_units)
-            free = options.memory_of(found.info)
-            plan = make_plan(config, weights, options, geometry, free, adapters)
-            tables = load_rope_tables(config, file, plan.limits.context)
-            device = open_device(found)
-            try:
-                group = rank.join(device, plan) if rank else None
-                loading = ModelLoading(
-                    device, config, plan, geometry, progress, kernels, group, file.locate
-                )
-                loaded = loading.load(weights, tables, adapters)
-                pairs = [(cache.keys, cache.values) for cache in loaded.ops.caches]
-                bandwidth = copy_bandwidth(device.driver, device.stream, pairs)
-                info = _describe(found, config, plan, kernels, bandwidth, options)
-                reads = StepReads(config, weights, plan)
-                return HipRunner(device, loaded, plan.limits, info, reads)
-            except BaseException:
-                with suppress(HipError):
-                    device.driver.synchronize_stream(device.stream)
-                release(device)
-                raise
+        config, weights, adapters = _read(file, options, rank.shard if rank else None)
+        geometry = Geometry(found.properties.compute_units)
+        free = options.memory_of(found.info)
+        plan = make_plan(config, weights, options, geometry, free, adapters)
+        tables = load_rope_tables(config, file, plan.limits.context)
+        device = open_device(found)
+        try:
+            group = rank.join(device, plan) if rank else None
+            loading = ModelLoading(
+                device, config, plan, geometry, progress, kernels, group, file.locate
+            )
+            loaded = loading.load(weights, tables, adapters)
+            pairs = [(cache.keys, cache.values) for cache in loaded.ops.caches]
+            bandwidth = copy_bandwidth(device.driver, device.stream, pairs)
+            info = _describe(found, config, plan, kernels, bandwidth, options)
+            reads = StepReads(config, weights, plan)
+            return HipRunner(device, loaded, plan.limits, info, reads)
+        except BaseException:
+            with suppress(HipError):
+                device.driver.synchronize_stream(device.stream)
+            release(device)
+            raise
 
     def estimate(self, model: Path, options: LoadOptions, memory: int | None) -> MemoryEstimate:
         if memory is None:
@@ -129,9 +155,12 @@ class HipBackend:
             name, free, geometry = "a device", memory, Geometry(_MOST_COMPUTE_UNITS)
         _check_cache_type(options)
         with open_gguf(model) as file:
-            shard = Shard(0, options.tensor_parallel) if options.tensor_parallel > 1 else None
-            config, weights, adapters = _read(file, options, shard)
-            needs = measure(config, weights, options, geometry, free, adapters)
+            if is_encoder(file):
+                _, _, needs = plan_encoder(file, options, geometry, free)
+            else:
+                shard = Shard(0, options.tensor_parallel) if options.tensor_parallel > 1 else None
+                config, weights, adapters = _read(file, options, shard)
+                needs = measure(config, weights, options, geometry, free, adapters)
         return MemoryEstimate(
             device=name,
             free=free,
@@ -182,6 +211,8 @@ def _check_cache_type(options: LoadOptions) -> None:
 
 
 def _cache_type(needs: MemoryNeeds) -> str:
+    if not needs.block_arrays:
+        return NO_CACHE
     return "int8" if "key_scale" in needs.block_arrays else "f16"
 
 

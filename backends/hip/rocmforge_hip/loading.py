@@ -32,8 +32,9 @@ from rocmforge_hip.memory import Arena, DeviceArray, Memory, spec
 from rocmforge_hip.ops import DeviceRopeTable, HipOps, LayerCache
 from rocmforge_hip.parallel.collective import Communicator
 from rocmforge_hip.parallel.ops import ShardedOps, gather_orders, warm_up
+from rocmforge_hip.pipeline import Device
 from rocmforge_hip.plan import MemoryPlan, cache_arrays
-from rocmforge_hip.runner import Device, Model
+from rocmforge_hip.runner import Model
 from rocmforge_hip.sampler import Sampler
 from rocmforge_hip.weight_plan import Planned, PlannedMatrix, storages
 from rocmforge_hip.weights import Matrix, Weight

@@ -2,32 +2,31 @@
 
 Masks may be an exception: they are copied when the forward pass runs already, and sampling waits.
 
-Two steps may be in flight. All work is in one stream, so a step begins when the one before it has
-ended, and may read the tokens that one sampled. The host has two sets of pinned buffers and events
-and waits for one event only, when a result is collected.
+Two steps may be in flight (`pipeline`), and a step may read the tokens that the one before it
+sampled.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, NamedTuple
 
 import numpy as np
 
 from rocmforge.backend.protocol import RunnerInfo, StepCost, StepInput, StepOutput, UInt32Array
-from rocmforge.errors import EngineError, OutOfMemory
+from rocmforge.errors import OutOfMemory
 from rocmforge.models.config import ModelConfig
 from rocmforge.models.decoder import hidden_states, logits
 from rocmforge.models.weights import ModelWeights
 from rocmforge_hip.activations import MAX_ALTERNATIVES, Activation, StepLimits
-from rocmforge_hip.driver import Driver, HipError
+from rocmforge_hip.driver import Driver
 from rocmforge_hip.geometry import BLOCK_TOKENS
 from rocmforge_hip.graphs import GraphCache
-from rocmforge_hip.library import KernelLibrary
 from rocmforge_hip.lora_plan import most_tiles, tile_rows
-from rocmforge_hip.memory import Arena, DeviceArray, Memory, PinnedBuffer
+from rocmforge_hip.memory import Arena, DeviceArray
 from rocmforge_hip.ops import HipOps
+from rocmforge_hip.pipeline import Device, Lane, Pipeline
 from rocmforge_hip.sampler import Sampler
 from rocmforge_hip.step import (
     NO_LISTS,
@@ -42,19 +41,8 @@ from rocmforge_hip.traffic import StepReads
 from rocmforge_hip.weight_plan import LOGITS
 from rocmforge_hip.weights import Weight, ceil_div
 
-PIPELINE_DEPTH: Final = 2
 _MIN_GRAPH_BLOCKS: Final = 8
 _BUCKETS: Final = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
-
-
-@dataclass(frozen=True, slots=True)
-class Device:
-    """What a loaded model holds of the device; freed in this order, from the last to the first."""
-
-    driver: Driver
-    stream: int
-    library: KernelLibrary
-    memory: Memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,15 +57,6 @@ class Model:
     inputs: DeviceArray  # bytes
 
 
-@dataclass(frozen=True, slots=True)
-class _Lane:
-    """Host buffers and events of one of the steps in flight."""
-
-    inputs: PinnedBuffer
-    outputs: PinnedBuffer
-    started: int
-
-
 class _Forward(NamedTuple):
     """What a forward pass left for the end of its step."""
 
@@ -89,7 +68,7 @@ class _Forward(NamedTuple):
 class _Unmasked:
     """A step that waits for its masks before it samples."""
 
-    lane: _Lane
+    lane: Lane
     ended: int
     layout: StepLayout
     step: DeviceStep
@@ -99,8 +78,6 @@ class _Unmasked:
 
 @dataclass(frozen=True, slots=True)
 class _InFlight:
-    lane: _Lane
-    ended: int  # event
     bytes_read: int
     step_id: int
     rows: int
@@ -125,15 +102,11 @@ class HipRunner:
         self._info = info
         self._graphs = GraphCache(device.driver, device.stream)
         self._reads = reads
-        self._lanes = [self._new_lane(device, model) for _ in range(PIPELINE_DEPTH)]
-        # One more than lanes: when a step is collected, the one before has not lost its own.
-        self._ends = [device.driver.create_event(timed=True) for _ in range(PIPELINE_DEPTH + 1)]
-        self._ended_last: int | None = None
-        self._launches = device.driver.launches
-        self._in_flight: deque[_InFlight] = deque()
+        self._pipeline: Pipeline[_InFlight] = Pipeline(
+            device, model.inputs.nbytes, model.sampler.tokens.nbytes
+        )
         self._layouts: dict[StepShape, tuple[StepLayout, dict[str, DeviceArray]]] = {}
         self._unmasked: _Unmasked | None = None
-        self._failure: EngineError | None = None
 
     @property
     def info(self) -> RunnerInfo:
@@ -145,25 +118,18 @@ class HipRunner:
         return self._device.driver
 
     def submit(self, step: StepInput) -> None:
-        assert len(self._in_flight) < PIPELINE_DEPTH, "too many steps in flight"
         assert self._unmasked is None, "the step before waits for its masks"
-        self._check_alive()
-        try:
-            self._in_flight.append(self._start(step))
-        except EngineError as error:
-            self._failure = error
-            raise
+        self._pipeline.submit(step.step_id, partial(self._start, step))
 
     def constrain(self, allowed: UInt32Array) -> None:
         assert self._unmasked is not None, "no step waits for masks"
-        self._check_alive()
         waiting, self._unmasked = self._unmasked, None
         driver, stream = self._device.driver, self._device.stream
         section = waiting.layout.masks
         # Rows beyond those of the step are padding, and keep the masks that they have.
         target = waiting.lane.inputs.bytes[section.offset : section.stop].view(np.uint32)
         target[: allowed.size] = allowed.reshape(-1)
-        try:
+        with self._pipeline.guarded():
             driver.copy_to_device(
                 waiting.step.inputs["allowed"].address,
                 waiting.lane.inputs.address + section.offset,
@@ -171,76 +137,33 @@ class HipRunner:
                 stream,
             )
             self._finish(waiting.lane, waiting.ended, waiting.step, waiting.forward, waiting.output)
-        except EngineError as error:
-            self._failure = error
-            raise
 
     def collect(self) -> StepOutput:
-        assert self._in_flight, "nothing was submitted"
-        self._check_alive()
-        done = self._in_flight.popleft()
-        driver = self._device.driver
-        try:
-            driver.synchronize_event(done.ended)
-            device_ns = driver.elapsed_ns(done.lane.started, done.ended)
-            cost = self._cost(done)
-        except EngineError as error:
-            self._failure = error
-            raise
-        tokens, logprobs, top_ids, top_logprobs = done.output.read(
-            done.lane.outputs.bytes, done.rows
-        )
+        lane, done, timing = self._pipeline.collect()
+        tokens, logprobs, top_ids, top_logprobs = done.output.read(lane.outputs.bytes, done.rows)
         return StepOutput(
             step_id=done.step_id,
             token_ids=tokens,
             logprobs=logprobs,
             top_ids=top_ids,
             top_logprobs=top_logprobs,
-            device_ns=device_ns,
-            hidden=done.output.read_hidden(done.lane.outputs.bytes),
+            device_ns=timing.device_ns,
+            hidden=done.output.read_hidden(lane.outputs.bytes),
             host_processed_rows=done.host_rows,
-            cost=cost,
-        )
-
-    def _cost(self, done: _InFlight) -> StepCost:
-        driver, before = self._device.driver, self._ended_last
-        self._ended_last = done.ended
-        launches, self._launches = driver.launches - self._launches, driver.launches
-        return StepCost(
-            bytes_read=done.bytes_read,
-            launches=launches,
-            gap_ns=0 if before is None else driver.elapsed_ns(before, done.lane.started),
+            cost=StepCost(
+                bytes_read=done.bytes_read, launches=timing.launches, gap_ns=timing.gap_ns
+            ),
         )
 
     def close(self) -> None:
         if self._model is None:
             return
         self._model = None
-        device = self._device
-        try:
-            device.driver.synchronize_stream(device.stream)
-            self._graphs.close()
-            for lane in self._lanes:
-                device.driver.destroy_event(lane.started)
-            for event in self._ends:
-                device.driver.destroy_event(event)
-            release(device)
-        except HipError:
-            # A device that has failed answers every call with its error; the process ends next,
-            # which gives everything back.
-            if self._failure is None:
-                raise
+        self._pipeline.close(self._graphs.close)
 
-    def _check_alive(self) -> None:
+    def _start(self, step: StepInput, lane: Lane, ended: int) -> _InFlight:
         assert self._model is not None, "the runner is closed"
-        if self._failure is not None:
-            raise self._failure
-
-    def _start(self, step: StepInput) -> _InFlight:
-        assert self._model is not None
         model, driver, stream = self._model, self._device.driver, self._device.stream
-        lane = self._lanes[step.step_id % len(self._lanes)]
-        ended = self._ends[step.step_id % len(self._ends)]
         needs = SamplingNeeds.of(step.sampling)
         bucket = self._bucket(step)
         shape = bucket or exact_shape(step)
@@ -264,8 +187,6 @@ class HipRunner:
         processors = step.sampling.processors
         host_rows = model.sampler.processors.host_rows(processors) if processors else 0
         return _InFlight(
-            lane,
-            ended,
             self._reads.of(step),
             step.step_id,
             len(step.logit_rows),
@@ -274,7 +195,7 @@ class HipRunner:
         )
 
     def _finish(
-        self, lane: _Lane, ended: int, step: DeviceStep, forward: _Forward, output: OutputLayout
+        self, lane: Lane, ended: int, step: DeviceStep, forward: _Forward, output: OutputLayout
     ) -> None:
         """Samples, unless that was done with the forward pass, and brings the results."""
         assert self._model is not None
@@ -369,23 +290,6 @@ class HipRunner:
                 f"{limits.sequences} sequences, {limits.rows} rows, "
                 f"{MAX_ALTERNATIVES} alternatives, {model.inputs.nbytes:,} bytes."
             )
-
-    @staticmethod
-    def _new_lane(device: Device, model: Model) -> _Lane:
-        driver, memory = device.driver, device.memory
-        return _Lane(
-            memory.pinned(model.inputs.nbytes, "inputs of a step"),
-            memory.pinned(model.sampler.tokens.nbytes, "results of a step"),
-            driver.create_event(timed=True),
-        )
-
-
-def release(device: Device) -> None:
-    """Gives back everything a model holds of a device that has nothing to do."""
-    for buffer in device.memory.release():
-        buffer.free()
-    device.library.close()
-    device.driver.destroy_stream(device.stream)
 
 
 def exact_shape(step: StepInput) -> StepShape:

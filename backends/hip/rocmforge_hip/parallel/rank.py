@@ -6,8 +6,8 @@ from typing import Protocol
 
 from rocmforge_hip.parallel.collective import Communicator
 from rocmforge_hip.parallel.shard import Shard
+from rocmforge_hip.pipeline import Device
 from rocmforge_hip.plan import MemoryPlan
-from rocmforge_hip.runner import Device
 
 
 class Rank(Protocol):

@@ -28,8 +28,9 @@ from rocmforge_hip.parallel.messages import Order, Start
 from rocmforge_hip.parallel.processes import Workers
 from rocmforge_hip.parallel.rank import Rank
 from rocmforge_hip.parallel.shard import Shard
+from rocmforge_hip.pipeline import Device
 from rocmforge_hip.plan import MemoryPlan
-from rocmforge_hip.runner import Device, HipRunner
+from rocmforge_hip.runner import HipRunner
 
 LoadOn = Callable[[FoundDevice, Path, LoadOptions, ProgressCallback, Rank], HipRunner]
 

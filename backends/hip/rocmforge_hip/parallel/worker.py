@@ -27,9 +27,10 @@ from rocmforge_hip.backend import create
 from rocmforge_hip.parallel.collective import Communicator
 from rocmforge_hip.parallel.messages import Failed, Order, Stage, Start
 from rocmforge_hip.parallel.shard import Shard
+from rocmforge_hip.pipeline import Device
 from rocmforge_hip.plan import MemoryPlan
 from rocmforge_hip.platform import select_platform
-from rocmforge_hip.runner import Device, HipRunner
+from rocmforge_hip.runner import HipRunner
 
 logger = logging.getLogger(__name__)
 

@@ -24,8 +24,9 @@ from rocmforge_hip.device import FoundDevice
 from rocmforge_hip.geometry import BLOCK_TOKENS, Geometry
 from rocmforge_hip.loading import ModelLoading, open_device
 from rocmforge_hip.memory import DeviceArray
+from rocmforge_hip.pipeline import release
 from rocmforge_hip.plan import make_plan
-from rocmforge_hip.runner import Model, exact_shape, release
+from rocmforge_hip.runner import Model, exact_shape
 from rocmforge_hip.step import DeviceStep, ListSizes, SamplingNeeds, StepLayout
 from rocmforge_hip.verify.random_weights import random_tensor
 from rocmforge_hip.weight_plan import plan_weights

@@ -1,0 +1,222 @@
+"""`rocmforge.backend.encoder_ops.EncoderOps` by launching kernels, as `ops.HipOps` for decoders.
+
+Where more rows than GEMV takes are multiplied, query, key and value and the inner activations are
+halves from one matrix product to the next; norms read and write float32.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from rocmforge.backend.ops import Activation as GateActivation
+from rocmforge.models.config import RopeStyle
+from rocmforge.models.encoder_config import EncoderConfig
+from rocmforge_hip.activations import ATTENDED, NORMED, Activation
+from rocmforge_hip.encoder_weights import POOLED
+from rocmforge_hip.geometry import MAX_GEMV_ROWS, Geometry
+from rocmforge_hip.library import Kernel, KernelLibrary
+from rocmforge_hip.linear import GATES, LinearKernels, empty, f32_of, normed, part_of, vector_of
+from rocmforge_hip.memory import Arena, DeviceArray
+from rocmforge_hip.ops import DeviceRopeTable
+from rocmforge_hip.rows import embed_rows, norm_threads, sum_rows
+from rocmforge_hip.step import DeviceStep
+from rocmforge_hip.weight_plan import HIDDEN, QKV_SLOTS
+from rocmforge_hip.weights import UNIT, Weight, ceil_div
+
+ENCODER_HEAD_DIMS: Final = (32, 64, 128)
+ROPE_MULTIPLE: Final = 16
+"""Rotating elements of a head: eight pairs at a time."""
+
+_ATTENTION_ROWS: Final = 128  # tokens of a block
+_ROPE_THREADS: Final = 128
+_EMBED_THREADS: Final = 64
+_ITEM_BYTES: Final = 16  # that a thread of `rf_embed_add` reads
+_ELEMENTS: Final = 1024  # of a block of the element-wise kernels, twice as many if halves
+_THREADS: Final = 256
+_UNCAPPED: Final = 1.0  # cap * tanh(x / cap) is tanh(x)
+
+
+class HipEncoderOps:
+    """Implements `EncoderOps[Activation, Weight, DeviceStep]`."""
+
+    def __init__(
+        self,
+        config: EncoderConfig,
+        library: KernelLibrary,
+        geometry: Geometry,
+        arena: Arena,
+        table: DeviceRopeTable | None,
+        formats: frozenset[str],
+    ) -> None:
+        self._config = config
+        self._arena = arena
+        self._table = table
+        self._products = LinearKernels(library, geometry, arena, formats)
+        names = [
+            *("rf_layer_norm", "rf_add_layer_norm", "rf_gelu", "rf_gelu_half", "rf_rope_half"),
+            *("rf_sum_rows", "rf_softcap", f"rf_attention_full_d{config.head_dim}"),
+            *(f"rf_embed_{name}" for name in formats),
+            *(f"rf_embed_add_{name}" for name in ("f32", "f16", "bf16")),
+        ]
+        self._kernels: dict[str, Kernel] = {name: library.kernel(name) for name in names}
+
+    def embed(
+        self, step: DeviceStep, tokens: Weight, positions: Weight | None, types: Weight | None
+    ) -> Activation:
+        matrix, rows = part_of(tokens).matrix, step.shape.tokens
+        out = self._arena[f"{NORMED}.f32"].first(rows, matrix.columns)
+        kernel = self._kernels[f"rf_embed_{matrix.format.name}"]
+        embed_rows(kernel, matrix, step.inputs["token_ids"], 1.0, out)
+        if positions is not None or types is not None:
+            self._add_rows(step, positions, types, out)
+        return Activation(NORMED, rows, matrix.columns, f32=out)
+
+    def _add_rows(
+        self, step: DeviceStep, positions: Weight | None, types: Weight | None, x: DeviceArray
+    ) -> None:
+        """Adds the embedding of positions and of the type to that of tokens."""
+        rows, width = x.shape
+        table = None if positions is None else part_of(positions).matrix
+        name = "f32" if table is None else table.format.name
+        items = width * (4 if name == "f32" else 2) // _ITEM_BYTES
+        self._kernels[f"rf_embed_add_{name}"].launch(
+            None if table is None else table.data,
+            step.inputs["positions"],
+            None if types is None else vector_of(types, width),
+            x,
+            0 if table is None else table.width,
+            width // UNIT,
+            grid=(ceil_div(items, _EMBED_THREADS), rows, 1),
+            block=_EMBED_THREADS,
+        )
+
+    def layer_norm(self, x: Activation, weight: Weight, bias: Weight) -> Activation:
+        return self._norm("rf_layer_norm", (f32_of(x),), x, weight, bias)
+
+    def add_layer_norm(
+        self, residual: Activation, delta: Activation, weight: Weight, bias: Weight
+    ) -> Activation:
+        assert (residual.rows, residual.width) == (delta.rows, delta.width)
+        inputs = (f32_of(delta), f32_of(residual))
+        return self._norm("rf_add_layer_norm", inputs, residual, weight, bias)
+
+    def _norm(
+        self,
+        kernel: str,
+        inputs: tuple[DeviceArray, ...],
+        like: Activation,
+        weight: Weight,
+        bias: Weight,
+    ) -> Activation:
+        """The norm takes the place of what it is made of, which nothing else reads."""
+        out = normed(self._arena, NORMED, like.rows, like.width)
+        self._kernels[kernel].launch(
+            *inputs,
+            vector_of(weight, like.width),
+            vector_of(bias, like.width),
+            out.f32,
+            out.f16,
+            out.q,
+            out.scale,
+            like.width,
+            self._config.norm_eps,
+            grid=(like.rows, 1, 1),
+            block=norm_threads(like.width),
+        )
+        return out
+
+    def linear(
+        self, step: DeviceStep, x: Activation, weight: Weight, bias: Weight | None
+    ) -> Activation:
+        part = part_of(weight)
+        if part.slot in QKV_SLOTS:
+            return self._products.linear(x, weight, bias, then=self._to_half, half=True)
+        return self._products.multiply(x, part, bias, half=part.slot == HIDDEN)
+
+    def _to_half(self, x: Activation) -> None:
+        """Attention reads halves only."""
+        self._products.half(x)
+
+    def gelu(self, x: Activation) -> Activation:
+        count = x.rows * x.width
+        if x.f16 is not None:
+            self._kernels["rf_gelu_half"].launch(
+                x.f16, count, grid=(ceil_div(count, 2 * _ELEMENTS), 1, 1), block=_THREADS
+            )
+            return x
+        x.q, x.scale = self._arena[f"{x.slot}.q"], self._arena[f"{x.slot}.scale"]
+        self._kernels["rf_gelu"].launch(
+            x.f32,
+            x.f32,
+            x.q,
+            x.scale,
+            count,
+            grid=(ceil_div(count, _ELEMENTS), 1, 1),
+            block=_THREADS,
+        )
+        return x
+
+    def gated_linear(
+        self,
+        step: DeviceStep,
+        x: Activation,
+        gate: Weight,
+        up: Weight,
+        activation: GateActivation,
+    ) -> Activation:
+        assert part_of(gate).matrix is part_of(up).matrix, "gate and up are one matrix"
+        return self._products.multiply(x, part_of(gate), None, GATES[activation])
+
+    def rope(self, step: DeviceStep, q: Activation, k: Activation) -> tuple[Activation, Activation]:
+        """In place."""
+        config, table = self._config, self._table
+        assert config.rope is not None
+        assert table is not None
+        assert config.rope.style is RopeStyle.NEOX
+        chunks = 2 * config.num_heads * (config.rope.dim // ROPE_MULTIPLE)
+        self._kernels["rf_rope_half"].launch(
+            q.f16,
+            k.f16,
+            table.cos,
+            table.sin,
+            step.inputs["positions"],
+            q.stride or q.width,
+            k.stride or k.width,
+            config.num_heads,
+            config.head_dim,
+            config.rope.dim,
+            grid=(q.rows, ceil_div(chunks, _ROPE_THREADS), 1),
+            block=_ROPE_THREADS,
+        )
+        return q, k
+
+    def attend_all(
+        self, step: DeviceStep, q: Activation, k: Activation, v: Activation, scale: float
+    ) -> Activation:
+        config, shape = self._config, step.shape
+        out = empty(self._arena, ATTENDED, q.rows, q.width, half=q.rows > MAX_GEMV_ROWS)
+        longest = max(shape.longest_prefill, 1)
+        self._kernels[f"rf_attention_full_d{config.head_dim}"].launch(
+            *(each.f16 for each in (q, k, v)),
+            step.inputs["query_start"],
+            out.f32,
+            out.f16,
+            *(each.stride or each.width for each in (q, k, v)),
+            scale,
+            grid=(ceil_div(longest, _ATTENTION_ROWS), config.num_heads, shape.sequences),
+            block=_THREADS,
+        )
+        return out
+
+    def sum_hidden(self, step: DeviceStep, x: Activation) -> Activation:
+        out = self._arena[f"{POOLED}.f32"].first(step.shape.sums, x.width)
+        sum_rows(self._kernels["rf_sum_rows"], step, f32_of(x), out)
+        return Activation(POOLED, step.shape.sums, x.width, f32=out)
+
+    def tanh(self, x: Activation) -> Activation:
+        """In place."""
+        count = x.rows * x.width
+        self._kernels["rf_softcap"].launch(
+            f32_of(x), _UNCAPPED, count, grid=(ceil_div(count, _THREADS), 1, 1), block=_THREADS
+        )
+        return x
