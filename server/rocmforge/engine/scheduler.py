@@ -138,22 +138,30 @@ class Scheduler:
         self._continue_decodes(plan)
         self._continue_prefills(plan)
         self._admit(plan, now_ns)
-        for chunk in plan.chunks:
-            self._cache.publish(chunk.sequence)
         return plan.chunks
+
+    def _compute(self, plan: Plan, seq: Sequence, count: int, num_drafts: int = 0) -> None:
+        """Puts tokens into the step.
+
+        The blocks that they fill can be shared at once, by sequences of the same step too: in each
+        layer, the keys and values of all tokens are stored before any of them attends.
+        """
+        plan.add(seq, count, num_drafts)
+        self._cache.publish(seq)
 
     def _continue_decodes(self, plan: Plan) -> None:
         running = tuple(self._running)
         for i, seq in enumerate(running):
             if seq.num_new == 1 and seq.status is Status.RUNNING and self._grow(seq):
-                plan.add(seq, 1, self._draft(seq, plan.room_for_drafts(len(running) - 1 - i)))
+                drafts = self._draft(seq, plan.room_for_drafts(len(running) - 1 - i))
+                self._compute(plan, seq, 1, drafts)
 
     def _continue_prefills(self, plan: Plan) -> None:
         for seq in self._running:
             if seq.num_new > 1:
                 count = plan.room_for(seq)
                 if count > 0:
-                    plan.add(seq, count)
+                    self._compute(plan, seq, count)
 
     def _admit(self, plan: Plan, now_ns: int) -> None:
         while len(self._running) < self._limits.max_sequences:
@@ -168,7 +176,7 @@ class Scheduler:
                 seq.scheduled_ns = now_ns
             count = plan.room_for(seq)  # less than before, if a part was cached
             if count > 0:
-                plan.add(seq, count)
+                self._compute(plan, seq, count)
 
     def _grow(self, seq: Sequence) -> bool:
         """Makes sure the next token has a slot; False if the sequence itself had to give way."""
