@@ -19,6 +19,7 @@ namespace rf {
 inline constexpr int kTileRows = 16;
 inline constexpr int kShrinkWaves = 8;
 inline constexpr int kExpandWaves = 4;
+inline constexpr int kAhead = Mma::kStepChunks == 1 ? 2 : 4;  // steps
 
 struct LoraTile {
   int adapter, first, count;
@@ -40,8 +41,7 @@ struct LoraPart {
 __device__ __forceinline__ Chunk8 half_chunk(const half* x) {
   return *reinterpret_cast<const Chunk8*>(x);
 }
-__device__ __forceinline__ Chunk8 half_chunk(const float* x) {
-  const Vec<float, 4> low = load16(x), high = load16(x + 4);
+__device__ __forceinline__ Chunk8 half_chunk(Vec<float, 4> low, Vec<float, 4> high) {
   Vec<half, 8> halves;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -50,12 +50,16 @@ __device__ __forceinline__ Chunk8 half_chunk(const float* x) {
   }
   return __builtin_bit_cast(Chunk8, halves);
 }
+__device__ __forceinline__ Chunk8 half_chunk(const float* x) {
+  return half_chunk(load16(x), load16(x + 4));
+}
 
-// 16 rows and 16 ranks a block, whose waves share K.
+// 16 rows and 16 ranks a block, whose waves share its piece of K.
 template <class T>
 __device__ __forceinline__ void lora_shrink(const T* x, const half* a, const int32_t* tiles,
                                             const int32_t* order, const int32_t* adapters,
-                                            half* shrunk, int columns, int parts, int width) {
+                                            float* shrunk, int columns, int split_columns,
+                                            int parts, int width) {
   __shared__ float sums[kShrinkWaves][kTileRows * 16];
   const int part_tiles = width / parts / 16;
   const int part = static_cast<int>(blockIdx.x) / part_tiles;
@@ -65,19 +69,30 @@ __device__ __forceinline__ void lora_shrink(const T* x, const half* a, const int
   const LoraPart low = LoraPart::of(adapters, tile.adapter * parts + part);
   if (first_rank >= low.rank) return;
 
+  const int begin = static_cast<int>(blockIdx.z) * split_columns / 8;
+  const int end = min(begin + split_columns / 8, columns / 8);
   // Rows and ranks beyond the last are the last again; nobody reads what becomes of them.
   const auto x_tile = [&](int row, int chunk) {
     const int64_t from = order[tile.first + min(row, tile.count - 1)];
-    return half_chunk(x + from * columns + chunk * 8);
+    return chunk < end ? half_chunk(x + from * columns + chunk * 8) : Chunk8{};
   };
   const auto a_tile = [&](int row, int chunk) {
     const int64_t from = low.a_row + min(first_rank + row, low.rank - 1);
-    return half_chunk(a + from * columns + chunk * 8);
+    return chunk < end ? half_chunk(a + from * columns + chunk * 8) : Chunk8{};
   };
+  // Several steps are loaded at once: with few rows, waiting is what takes the time.
+  constexpr int kStride = kShrinkWaves * Mma::kStepChunks;
   Mma::Acc sum{};
-  constexpr int kStep = Mma::kStepChunks;
-  for (int chunk = wave_id() * kStep; chunk < columns / 8; chunk += kShrinkWaves * kStep) {
-    Mma::multiply(sum, Mma::load_a(x_tile, 0, chunk), Mma::load_b(a_tile, 0, chunk));
+  for (int chunk = begin + wave_id() * Mma::kStepChunks; chunk < end; chunk += kAhead * kStride) {
+    decltype(Mma::load_a(x_tile, 0, 0)) x_part[kAhead];
+    decltype(Mma::load_b(a_tile, 0, 0)) a_part[kAhead];
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      x_part[i] = Mma::load_a(x_tile, 0, chunk + i * kStride);
+      a_part[i] = Mma::load_b(a_tile, 0, chunk + i * kStride);
+    }
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) Mma::multiply(sum, x_part[i], a_part[i]);
   }
 #pragma unroll
   for (int i = 0; i < kAccValues; ++i) {
@@ -90,22 +105,23 @@ __device__ __forceinline__ void lora_shrink(const T* x, const half* a, const int
   float total = 0.0f;
 #pragma unroll
   for (int wave = 0; wave < kShrinkWaves; ++wave) total += sums[wave][i];
-  const int64_t row = static_cast<int64_t>(blockIdx.y) * kTileRows + i / 16;
-  shrunk[row * width + part * (width / parts) + first_rank + i % 16] = act_half(total);
+  const int64_t tile_row = static_cast<int64_t>(blockIdx.z * gridDim.y + blockIdx.y) * kTileRows;
+  shrunk[(tile_row + i / 16) * width + part * (width / parts) + first_rank + i % 16] = total;
 }
 
 }  // namespace rf
 
-// shrunk = x A^T for the rows of each tile.
-// x: [rows, columns], columns a multiple of 32. shrunk: halves [16 tiles, width]: for each part as
-// many as the largest rank of any adapter rounded up to 16, `width` together.
-// Grid: (width / 16, tiles), block: 8 waves.
+// shrunk = x A^T for the rows of each tile, in pieces that are still to be added up.
+// x: [rows, columns], columns and split_columns multiples of 32. shrunk: f32 [splits, 16 tiles,
+// width]: for each part as many as the largest rank of any adapter rounded up to 16, `width`
+// together.
+// Grid: (width / 16, tiles, splits of the columns), block: 8 waves.
 #define RF_LORA_SHRINK(name, T)                                                                    \
   extern "C" __global__ __launch_bounds__(rf::kShrinkWaves* rf::kWave) void rf_lora_shrink_##name( \
       const T* __restrict__ x, const rf::half* __restrict__ a, const int32_t* __restrict__ tiles,  \
       const int32_t* __restrict__ order, const int32_t* __restrict__ adapters,                     \
-      rf::half* __restrict__ shrunk, int columns, int parts, int width) {                          \
-    rf::lora_shrink(x, a, tiles, order, adapters, shrunk, columns, parts, width);                  \
+      float* __restrict__ shrunk, int columns, int split_columns, int parts, int width) {          \
+    rf::lora_shrink(x, a, tiles, order, adapters, shrunk, columns, split_columns, parts, width);   \
   }
 
 RF_LORA_SHRINK(f32, float)
@@ -116,10 +132,11 @@ RF_LORA_SHRINK(f16, rf::half)
 // how far it is from one 16 to the next, and how many there are. y: f32 [rows, y_width].
 // Grid: (most 16s of a part / 4, parts, tiles), block: 4 waves, each of which computes 16 columns.
 extern "C" __global__ __launch_bounds__(rf::kExpandWaves* rf::kWave) void rf_lora_expand(
-    const rf::half* __restrict__ shrunk, const rf::half* __restrict__ b,
+    const float* __restrict__ shrunk, const rf::half* __restrict__ b,
     const int32_t* __restrict__ tiles, const int32_t* __restrict__ order,
     const int32_t* __restrict__ adapters, const float* __restrict__ factors,
-    const int32_t* __restrict__ columns, float* __restrict__ y, int width, int y_width) {
+    const int32_t* __restrict__ columns, float* __restrict__ y, int splits, int width,
+    int y_width) {
   using rf::Mma;
   const int parts = gridDim.y, part = blockIdx.y;
   const rf::LoraTile tile = rf::LoraTile::of(tiles, blockIdx.z);
@@ -130,10 +147,18 @@ extern "C" __global__ __launch_bounds__(rf::kExpandWaves* rf::kWave) void rf_lor
   if (low.rank == 0) return;
 
   const int chunks = (low.rank + 7) / 8;
-  const rf::half* own = shrunk + part * (width / parts);
+  const float* own = shrunk + part * (width / parts);
+  const int64_t split_stride = static_cast<int64_t>(gridDim.z) * rf::kTileRows * width;
   const auto shrunk_tile = [&](int row, int chunk) {
-    const int64_t from = static_cast<int64_t>(blockIdx.z) * rf::kTileRows + row;
-    return chunk < chunks ? rf::half_chunk(own + from * width + chunk * 8) : rf::Chunk8{};
+    if (chunk >= chunks) return rf::Chunk8{};
+    const int64_t place = static_cast<int64_t>(blockIdx.z) * rf::kTileRows + row;
+    const float* from = own + place * width + chunk * 8;
+    rf::Vec<float, 4> low = rf::load16(from), high = rf::load16(from + 4);
+    for (int split = 1; split < splits; ++split) {
+      low += rf::load16(from + split * split_stride);
+      high += rf::load16(from + split * split_stride + 4);
+    }
+    return rf::half_chunk(low, high);
   };
   const auto b_tile = [&](int row, int chunk) {
     const int64_t from = low.b_chunk + static_cast<int64_t>(column_tile * 16 + row) * chunks;

@@ -25,6 +25,7 @@ class Case:
     rows: tuple[int, ...] = (0,)  # adapter of each
     is_interleaved: bool = False  # 16 columns of one part, then 16 of the other
     spare_tiles: int = 0
+    split_columns: int = 1024
 
 
 CASES = {
@@ -35,6 +36,9 @@ CASES = {
     "many_tiles_of_ranks": Case(ranks=((40,),)),
     "largest_rank": Case(columns=32, ranks=((128,),)),
     "every_wave_has_work": Case(columns=288),
+    "every_wave_has_much_work": Case(columns=1312, split_columns=2048),
+    "split_columns": Case(columns=96, split_columns=32, rows=(0, -1, 0)),
+    "ragged_split": Case(columns=672, split_columns=384, ranks=((8,), (20,)), rows=(0, 1, 0)),
     "rows_without_an_adapter": Case(rows=(-1, 0, -1, 0, 0, -1)),
     "one_full_tile": Case(rows=(0,) * 16),
     "many_tiles_of_rows": Case(rows=(0,) * 37),
@@ -116,7 +120,8 @@ def test_adds_what_the_adapter_of_each_row_says(device: Device, case: Case, form
     parts = len(case.parts)
     width = parts * -(-max(max(ranks) for ranks in case.ranks) // 16) * 16
     a, b, places = (device.upload(array) for array in adapters.arrays)
-    shrunk = device.empty((TILE * len(tiles), width), np.float16, "shrunk")
+    splits = -(-case.columns // case.split_columns)
+    shrunk = device.empty((splits, TILE * len(tiles), width), np.float32, "shrunk")
     out = device.upload(y, "y")
     columns = columns_of(case)
     on_device: list[DeviceArray] = [device.upload(each) for each in (tiles, order)]
@@ -128,9 +133,10 @@ def test_adds_what_the_adapter_of_each_row_says(device: Device, case: Case, form
         places,
         shrunk,
         case.columns,
+        case.split_columns,
         parts,
         width,
-        grid=(width // 16, len(tiles)),
+        grid=(width // 16, len(tiles), splits),
         block=8 * device.wave,
     )
     device.launch(
@@ -142,6 +148,7 @@ def test_adds_what_the_adapter_of_each_row_says(device: Device, case: Case, form
         device.upload(adapters.factors),
         device.upload(columns),
         out,
+        splits,
         width,
         sum(case.parts),
         grid=(-(-int(columns[:, 2].max()) // 4), parts, len(tiles)),

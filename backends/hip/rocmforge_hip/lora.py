@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Final
 
 from rocmforge_hip.activations import Activation
 from rocmforge_hip.geometry import MAX_GEMV_ROWS
 from rocmforge_hip.library import KernelLibrary
 from rocmforge_hip.linear import LinearKernels, empty, f32_of
-from rocmforge_hip.lora_plan import GATE_UP, LORA_SHRUNK, TILE
+from rocmforge_hip.lora_plan import GATE_UP, LORA_SHRUNK, TILE, columns_of_split
 from rocmforge_hip.memory import Arena, DeviceArray
 from rocmforge_hip.step import DeviceStep
 from rocmforge_hip.weights import Matrix, MatrixPart, ceil_div
 
-_SHRINK_WAVES = 8
-_EXPAND_WAVES = 4
-_THREADS = 256
+_SHRINK_WAVES: Final = 8
+_EXPAND_WAVES: Final = 4
+_THREADS: Final = 256
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,7 +63,9 @@ class Lora:
             return
         adapters, tiles = self._adapters[matrix], step.shape.lora_tiles
         which = (step.inputs["lora_tiles"], step.inputs["lora_order"], adapters.places)
-        shrunk = self._arena[LORA_SHRUNK].first(tiles * TILE, adapters.width)
+        split_columns = columns_of_split(x.rows, x.width)
+        splits = ceil_div(x.width, split_columns)
+        shrunk = self._arena[LORA_SHRUNK].first(splits, tiles * TILE, adapters.width)
         shrink = self._shrink_f32 if x.f16 is None else self._shrink_f16
         shrink.launch(
             f32_of(x) if x.f16 is None else x.f16,
@@ -70,9 +73,10 @@ class Lora:
             *which,
             shrunk,
             x.width,
+            split_columns,
             adapters.parts,
             adapters.width,
-            grid=(adapters.width // TILE, tiles, 1),
+            grid=(adapters.width // TILE, tiles, splits),
             block=_SHRINK_WAVES * self._wave,
         )
         self._expand.launch(
@@ -82,6 +86,7 @@ class Lora:
             adapters.factors,
             adapters.columns,
             f32_of(product),
+            splits,
             adapters.width,
             product.width,
             grid=(ceil_div(adapters.column_tiles, _EXPAND_WAVES), adapters.parts, tiles),

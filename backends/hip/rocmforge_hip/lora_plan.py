@@ -18,11 +18,15 @@ from rocmforge.backend.protocol import Float32Array, Int32Array
 from rocmforge.models.lora import Adapter, LowRank
 from rocmforge.models.weights import LayerWeights, ModelWeights
 from rocmforge_hip.memory import ArraySpec, spec
-from rocmforge_hip.weights import ceil_div, round_up
+from rocmforge_hip.weights import UNIT, ceil_div, round_up
 
 TILE: Final = 16
 """Rows, ranks or columns of a block or wave of the kernels."""
 _CHUNK: Final = 8
+_SPLIT_ROWS: Final = 128
+"""Up to so many rows, there are too few tiles to keep a device busy: columns are split, too."""
+_SPLIT_COLUMNS: Final = 512
+_MOST_SPLITS: Final = 8
 _INTERLEAVED: Final = ("gate", "up")
 _SLOTS: Final = ("q", "k", "v", "output", *_INTERLEAVED, "down")
 
@@ -132,14 +136,23 @@ def most_tiles(rows: int, adapters: int) -> int:
     return min(rows, (rows + (TILE - 1) * min(adapters, rows)) // TILE)
 
 
+def columns_of_split(rows: int, columns: int) -> int:
+    """How many columns of so many rows a block of the first kernel takes."""
+    if rows > _SPLIT_ROWS:
+        return columns
+    return round_up(ceil_div(columns, min(_MOST_SPLITS, ceil_div(columns, _SPLIT_COLUMNS))), UNIT)
+
+
 def plan_lora_activations(
     stacks: Sequence[AdapterStack[Any]], tokens: int, adapters: int
 ) -> dict[str, ArraySpec]:
     """The arrays that a step writes for adapters."""
     if not stacks:
         return {}
-    rows = most_tiles(tokens, adapters) * TILE
-    plan = {LORA_SHRUNK: spec((rows * max(stack.width for stack in stacks),), "f2")}
+    few = min(tokens, _SPLIT_ROWS)
+    tiles = max(most_tiles(tokens, adapters), most_tiles(few, adapters) * _MOST_SPLITS)
+    width = max(stack.width for stack in stacks)
+    plan = {LORA_SHRUNK: spec((tiles * TILE * width,), "f4")}
     gated = [stack.matrix.stored_rows for stack in stacks if stack.is_gated]
     if gated:
         plan[f"{GATE_UP}.f32"] = spec((tokens, max(gated)), "f4")

@@ -33,7 +33,7 @@ def groups() -> Iterator[Group]:
             Case("lora", f"{rows} rows", _HALVES, partial(_linear, rows=rows)),
             Case("lora", f"gated, {rows} rows", _HALVES, partial(_gated, rows=rows)),
         ]
-    recipe = Recipe(format="f16", dim=256, ffn=96, heads=4, kv_heads=1, adapter_ranks=_RANKS)
+    recipe = Recipe(format="f16", dim=1056, ffn=96, heads=4, kv_heads=1, adapter_ranks=_RANKS)
     yield Group(recipe, tuple(cases))
 
 
