@@ -22,34 +22,28 @@ class Wish:
 def memory_shares(wishes: Sequence[Wish], max_loaded: int | None = None) -> tuple[float, ...]:
     """The share of its device that each model gets, 0..1.
 
-    What the operator has given away is taken off first. The rest is divided by the size of the
-    weights, so that everything fits that could be in memory together: of the models that may share
-    a device with this one, the largest, as many as may be loaded besides.
+    What the operator has given away is taken off first, and the rest is divided by the size of the
+    weights: among this model and the largest that may be in memory besides on the same device.
+    Then whatever may be loaded together has shares that add up to a device at most.
 
     Raises:
         ConfigurationError: more than a whole device has been given away.
     """
-    return tuple(_share(wish, _rivals(wish, wishes, max_loaded)) for wish in wishes)
+    return tuple(_share(wish, wishes, max_loaded or len(wishes)) for wish in wishes)
 
 
-def _rivals(wish: Wish, wishes: Sequence[Wish], max_loaded: int | None) -> list[Wish]:
+def _share(wish: Wish, wishes: Sequence[Wish], max_loaded: int) -> float:
     rivals = [w for w in wishes if w is not wish and w.policy.shares_device(wish.policy)]
-    rivals.sort(key=lambda w: (w.share or 0.0, w.weights), reverse=True)
-    return rivals if max_loaded is None else rivals[: max_loaded - 1]
-
-
-def _share(wish: Wish, rivals: list[Wish]) -> float:
-    given = sum(rival.share or 0.0 for rival in rivals)
+    given = sum(
+        sorted((w.share for w in rivals if w.share is not None), reverse=True)[: max_loaded - 1]
+    )
     if given + (wish.share or 0.0) > 1 + 1e-9 or (wish.share is None and given >= 1):
-        names = ", ".join(w.name for w in (wish, *rivals) if w.share is not None or w is wish)
         raise ConfigurationError(
-            f"The memory shares of {names} leave nothing for {wish.name}. Lower memory_share, "
-            "give the models devices of their own, or lower --max-loaded-models."
-            if wish.share is None
-            else f"The memory shares of {names} are more than a whole device. Lower them, give "
-            "the models devices of their own, or lower --max-loaded-models."
+            f"Next to the memory shares of other models ({given:.0%}) there is no room for "
+            f"{wish.name}. Lower memory_share or --max-loaded-models, or give the models devices "
+            "of their own."
         )
     if wish.share is not None:
         return wish.share
-    others = sum(rival.weights for rival in rivals if rival.share is None)
-    return (1 - given) * wish.weights / max(1, wish.weights + others)
+    largest = sorted((w.weights for w in rivals if w.share is None), reverse=True)
+    return (1 - given) * wish.weights / (wish.weights + sum(largest[: max_loaded - 1]))
