@@ -93,6 +93,18 @@ def test_a_shared_prefix_serves_two_sequences(load: Load) -> None:
     assert output.token_ids.tolist() == [tokens[0] for tokens in alone]
 
 
+@pytest.mark.parametrize("model", VARIED)
+def test_a_prefix_is_shared_in_the_very_step_that_computes_it(model: str, load: Load) -> None:
+    driver = load(model)
+    prefix, left, right = PROMPT[:32], [5, 6, 7], [8, 9]
+    alone = [driver.greedy([*prefix, *tail], [0, 1, 2], 1) for tail in (left, right)]
+    output = driver.run(
+        Chunk(tokens=right, start=32, blocks=[10, 11, 13]),
+        Chunk(tokens=[*prefix, *left], blocks=[10, 11, 12]),
+    )
+    assert output.token_ids.tolist() == [alone[1][0], alone[0][0]]
+
+
 def test_a_token_of_the_previous_step_can_be_the_input_of_the_next(load: Load) -> None:
     driver = load("qwen2")
     expected = [driver.greedy(PROMPT[:9], [0], 3), driver.greedy(PROMPT[:12], [1], 3)]

@@ -267,7 +267,9 @@ class Runner(Protocol):
     """A model on a device. Used by one thread only.
 
     Steps run in the order of submission, so a block freed by the engine when it schedules a
-    step may be written by that step although the step before it still reads it.
+    step may be written by that step although the step before it still reads it. Within a step,
+    a layer stores the keys and values of all tokens before any of them attends: sequences may
+    share blocks that one of them fills in the same step.
     After any call has raised, only `close` may be called.
     """
 
