@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.api.live import SETTLE_S, assert_settles, live_server
+from tests.api.live import SETTLE_S, assert_settles, live_server, metric
 from tests.api.sse import chunks, events
 from tests.support.server import LiveServer
 
@@ -91,6 +91,20 @@ def test_scoring_a_prompt_agrees_between_plain_and_streamed(live: LiveServer) ->
     assert None not in plain["logprobs"]["token_logprobs"][1:]
     assert found[0]["choices"][0]["logprobs"] == plain["logprobs"]
     assert found[-1]["choices"][0]["finish_reason"] == "length"
+
+
+def test_choices_share_one_prefill_of_their_prompt(live: LiveServer) -> None:
+    names = [f"rocmforge_prefix_cache_{what}_total" for what in ("queries", "hits")]
+    before = [metric(live, name) for name in names]
+    # 1000 tokens are 62 blocks of 16, and 8 tokens more, that each choice computes for itself.
+    content = body(prompt=list(range(999, -1, -1)), n=4, seed=1, ignore_eos=True)
+    answer = httpx.post(f"{live.url}/v1/completions", content=content, headers=JSON).json()
+    queries, hits = (metric(live, name) - b for name, b in zip(names, before, strict=True))
+    assert (queries, hits) == (4 * 1000, 3 * 62 * 16)
+    assert len({choice["text"] for choice in answer["choices"]}) == 4
+    assert answer["usage"]["prompt_tokens"] == 1000
+    assert answer["usage"]["completion_tokens"] == 4 * 3
+    assert_settles(live)
 
 
 def test_a_long_prompt_is_taken(live: LiveServer) -> None:
