@@ -29,6 +29,9 @@ def test_every_operation_keeps_the_dtype_of_its_input(kind: type[np.floating]) -
     results = [
         ops.embed(w, np.array([1, 2]), 3.0),
         ops.rms_norm(x, w[0], 1e-5),
+        ops.layer_norm(x, w[0], w[1], 1e-5),
+        ops.activate(x, Activation.GELU),
+        ops.attend_all(heads, heads, heads, np.array([0, 3]), 0.5),
         ops.linear(x, w, w[0]),
         ops.gated_linear(x, w, w, Activation.SILU),
         ops.gated_linear(x, w, w, Activation.GELU_TANH),
@@ -92,6 +95,7 @@ def test_rms_norm_divides_by_the_root_of_the_mean_square() -> None:
             Activation.GELU_TANH,
             lambda x: x / 2 * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
         ),
+        (Activation.GELU, lambda x: x / 2 * (1 + math.erf(x / math.sqrt(2)))),
     ],
 )
 def test_activations_follow_their_formulas(
@@ -101,6 +105,32 @@ def test_activations_follow_their_formulas(
     np.testing.assert_allclose(ops.activate(x, activation), [formula(value) for value in x])
     extremes = ops.activate(np.array([-1e4, 1e4], np.float32), activation)
     np.testing.assert_array_equal(extremes, [0, 1e4])
+
+
+def test_the_error_function_is_exact_to_13_digits() -> None:
+    x = np.concatenate([np.linspace(-7, 7, 30_001), [0.0, 1e300, -math.inf]])
+    expected = [math.erf(value) for value in x]
+    np.testing.assert_allclose(ops.erf(x), expected, rtol=0, atol=1e-13)
+    assert np.isnan(ops.erf(np.array([math.nan]))).all()
+
+
+def test_layer_norm_centres_and_divides_by_the_deviation() -> None:
+    x = np.array([[1.0, 5.0]])
+    expected = np.array([[-2.0, 2.0]]) / math.sqrt(4 + 0.5) * [2.0, 10.0] + [1.0, -1.0]
+    found = ops.layer_norm(x, np.array([2.0, 10.0]), np.array([1.0, -1.0]), 0.5)
+    np.testing.assert_allclose(found, expected)
+
+
+def test_every_token_attends_to_all_of_its_own_sequence() -> None:
+    rng = np.random.default_rng(5)
+    q, k, v = (random(rng, 90, 3, 8).astype(np.float64) for _ in range(3))
+    found = ops.attend_all(q, k, v, np.array([0, 40, 41, 90]), 0.3)
+    for start, stop in ((0, 40), (40, 41), (41, 90)):
+        for token in range(start, stop):
+            for head in range(3):
+                weights = np.exp(0.3 * k[start:stop, head] @ q[token, head])
+                expected = weights @ v[start:stop, head] / weights.sum()
+                np.testing.assert_allclose(found[token, head], expected)
 
 
 @pytest.mark.parametrize("style", list(RopeStyle))
