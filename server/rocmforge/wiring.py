@@ -31,6 +31,7 @@ from rocmforge.gguf.reader import GgufFile, open_gguf
 from rocmforge.logits.registry import load_processors
 from rocmforge.models.encoder_config import EncoderConfig
 from rocmforge.models.lora import parse_adapters, read_adapters
+from rocmforge.models.memory import stored_weight_bytes
 from rocmforge.models.pooling import PoolingType, declared_pooling
 from rocmforge.models.reading import read_model
 from rocmforge.settings import ServedModel, Settings
@@ -53,7 +54,7 @@ class ModelFront:
     pooling: PoolingType
     adapters: tuple[str, ...]  # what clients may call the LoRA adapters
     draft: Path | None  # the model that guesses tokens
-    weights_bytes: int  # as they are in the file
+    weights_bytes: int  # as they are in the files, with the draft model's
 
     def check_generates(self) -> None:
         """Raises ConfigurationError for an encoder, which generates no text."""
@@ -92,7 +93,10 @@ def read_front(model: str, settings: Settings) -> ModelFront:
             found = read_adapters(config, adapter_specs(settings))
             adapters = tuple(adapter.name for adapter in found)
         draft = find_draft(file, settings)
-        weights_bytes = sum(tensor.data.nbytes for tensor in file.tensors.values())
+        weights_bytes = stored_weight_bytes(file)
+    if draft is not None:
+        with open_gguf(draft) as file:
+            weights_bytes += stored_weight_bytes(file)
     names = settings.served_model_name or default_names(model, path)
     for name in adapters:
         if name in names:

@@ -10,7 +10,6 @@ already fill the device.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from math import log
 from typing import Final
@@ -56,21 +55,18 @@ class Speculation:
         self._plain = StepTimes()
         self._checking = StepTimes()
 
-    def draft(self, running: Iterable[Sequence]) -> None:
+    def draft(self, running: list[Sequence]) -> None:
         """Guesses for those that will decode in the next step.
 
         Raises:
             EngineError: the device of the draft model failed.
         """
-        offers: list[_Offer] = []
-        others = 0  # tokens of the step that nobody guesses behind
-        for seq in running:
-            offer = self._consider(seq)
-            if offer is not None:
-                offers.append(offer)
-            else:
-                others += seq.num_new == 1
-        if not offers or not self._plain.knows(len(offers) + others):
+        offers = [offer for seq in running if (offer := self._consider(seq)) is not None]
+        if not offers:
+            return
+        # Tokens of the step that nobody guesses behind; prompts are left out of the account.
+        others = sum(seq.num_new == 1 for seq in running) - len(offers)
+        if not self._plain.knows(len(offers) + others):
             return
         length = self._best_length(offers, others)
         asked: list[_Offer] = []
@@ -90,7 +86,9 @@ class Speculation:
                 offer.drafting.guesses = guesses
 
     def observe(self, chunks: list[Chunk], output: StepOutput) -> None:
-        """Learns from the time of a step."""
+        """Learns from the time of a step, if somebody could use that."""
+        if not any(chunk.sequence.drafting for chunk in chunks):
+            return
         if all(chunk.num_tokens == 1 + chunk.num_drafts for chunk in chunks):
             times = self._checking if any(chunk.num_drafts for chunk in chunks) else self._plain
             times.take(sum([chunk.num_tokens for chunk in chunks]), output.device_ns)
