@@ -93,6 +93,7 @@ PLANTED = {
     "quantize_act": "rf_quantize_act",
     "half_act": "rf_half_act",
     "take_rows": "rf_take_rows",
+    "sum_rows": "rf_sum_rows",
     "resolve_tokens": "rf_resolve_tokens",
     "embed": "rf_embed_*",
     "gemv": "rf_gemv_*",
@@ -111,6 +112,12 @@ PLANTED = {
     "sample: penalties and bias": "rf_sample_adjust",
     "sample: mask": "rf_sample_mask",
     "logprobs": "rf_logprobs",
+    "layer_norm": "rf_layer_norm",
+    "add_layer_norm": "rf_add_layer_norm",
+    "gelu": "rf_gelu*",
+    "embed_add": "rf_embed_add_*",
+    "rope": "rf_rope_half",
+    "full attention": "rf_attention_full_*",
 }
 
 
@@ -132,6 +139,7 @@ def test_a_kernel_without_effect_fails_its_check(
         ("logits", "rf_softcap"),
         ("decode attention", "rf_attention_decode_*"),
         ("prefill attention", "rf_attention_prefill_*"),
+        ("full attention", "rf_attention_full_*"),
     ],
 )
 def test_a_factor_that_is_a_little_wrong_fails_its_check(

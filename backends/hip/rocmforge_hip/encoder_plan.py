@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from rocmforge.backend.protocol import LoadOptions
 from rocmforge.errors import OutOfMemory
 from rocmforge.models.encoder_config import EncoderConfig, encoder_context
@@ -33,7 +35,9 @@ def measure_encoder(
         allowed=int(memory_free * options.memory_utilization),
         weights=sum(storage.storage.nbytes for storage in encoder_storages(weights)),
         adapters=0,
-        activations=_plan_activations(config, weights, limits, geometry),
+        activations=plan_encoder_activations(
+            config, _attention_input_widths(weights), limits, geometry
+        ),
         input_bytes=_largest_input(limits),
         block_arrays={},
         block_bytes=0,
@@ -42,9 +46,10 @@ def measure_encoder(
 
 
 def check_fits(needs: MemoryNeeds, memory_free: int) -> None:
-    """
+    """Refuses what does not fit into what may be used.
+
     Raises:
-        OutOfMemory: It does not fit into what may be used.
+        OutOfMemory: Says what it needs.
     """
     if needs.fixed_bytes > needs.allowed:
         raise OutOfMemory(
@@ -64,13 +69,20 @@ def describe_needs(needs: MemoryNeeds) -> tuple[str, ...]:
     )
 
 
-def _plan_activations(
+def plan_encoder_activations(
     config: EncoderConfig,
-    weights: EncoderWeights[Planned],
+    attention_inputs: Mapping[str, int],
     limits: StepLimits,
     geometry: Geometry,
 ) -> dict[str, ArraySpec]:
-    """Every array that a step writes, by slot and form as in `activations.plan_activations`."""
+    """Every array that a step writes, by slot and form as in `activations.plan_activations`.
+
+    Args:
+        config: The model.
+        attention_inputs: Width of each slot that query, key and value go to.
+        limits: The largest step.
+        geometry: For the device.
+    """
     tokens, pools, few = limits.tokens, limits.sequences, MAX_GEMV_ROWS
     dim, ffn = config.dim, config.ffn_dim
     plan: dict[str, ArraySpec] = {
@@ -89,7 +101,7 @@ def _plan_activations(
         plan[f"{slot}.f16"] = spec((rows, width), "f2")
         plan[f"{slot}.q"] = spec((few, width), "i1")
         plan[f"{slot}.scale"] = spec((few, width // UNIT), "u8")
-    for slot, width in _attention_input_widths(weights).items():
+    for slot, width in attention_inputs.items():
         plan[f"{slot}.f32"] = spec((few, width), "f4")
         plan[f"{slot}.f16"] = spec((tokens, width), "f2")
     return plan | geometry.gemm_scratch()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
@@ -24,6 +25,21 @@ def rms_norm(x: Float64, weight: Float64, eps: float) -> Float64:
     """Of each row: `x / sqrt(mean(x^2) + eps) * weight`."""
     normed: Float64 = x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + eps) * weight
     return normed
+
+
+def layer_norm(x: Float64, weight: Float64, bias: Float64, eps: float) -> Float64:
+    """Of each row: `(x - mean) / sqrt(variance + eps) * weight + bias`."""
+    centred = x - x.mean(axis=-1, keepdims=True)
+    variance = (centred * centred).mean(axis=-1, keepdims=True)
+    normed: Float64 = centred / np.sqrt(variance + eps) * weight + bias
+    return normed
+
+
+def gelu(x: Float64) -> Float64:
+    """`x * Phi(x)`, Phi the normal distribution function."""
+    phi = np.vectorize(lambda value: 0.5 * math.erfc(-value * math.sqrt(0.5)))
+    activated: Float64 = x * phi(x)
+    return activated
 
 
 def activate(x: Float64, kind: Activation) -> Float64:
@@ -78,6 +94,15 @@ def attention(
     if window is not None:
         hidden |= other <= own - window
     scores = np.where(hidden, -np.inf, scores)
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    weights /= weights.sum(axis=-1, keepdims=True)
+    mixed: Float64 = np.einsum("hqk,khd->qhd", weights, values)
+    return mixed
+
+
+def full_attention(q: Float64, keys: Float64, values: Float64, scale: float) -> Float64:
+    """Of one sequence whose tokens all see each other; all are [tokens, heads, head_dim]."""
+    scores = scale * np.einsum("qhd,khd->hqk", q, keys)
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)
     mixed: Float64 = np.einsum("hqk,khd->qhd", weights, values)

@@ -45,11 +45,12 @@ def groups() -> Iterator[Group]:
     yield Group(Recipe(dim=160), others)
 
 
-def _random(rows: int, columns: int) -> npt.NDArray[np.float32]:
+def random_values(rows: int, columns: int) -> npt.NDArray[np.float32]:
+    """Normally distributed ones, the same for the same number of rows."""
     return np.random.default_rng(rows).standard_normal((rows, columns)).astype(np.float32)
 
 
-def _int8_error(bench: Workbench, x: Activation, want: Float64) -> float:
+def int8_error(bench: Workbench, x: Activation, want: Float64) -> float:
     """Of the int8 form, relative to the largest value of each block."""
     assert x.q is not None
     assert x.scale is not None
@@ -65,21 +66,21 @@ def _int8_error(bench: Workbench, x: Activation, want: Float64) -> float:
 
 
 def _norm(bench: Workbench, rows: int, form: str) -> float:
-    values = _random(rows, bench.config.dim)
+    values = random_values(rows, bench.config.dim)
     x = bench.activation(RESIDUAL, values)
     norm, layer = bench.weights.layers[0].attn_norm, bench.model.weights.layers[0]
     got = bench.model.ops.rms_norm(x, layer.attn_norm)
     weight = norm.to_float32().astype(np.float64)
     want = oracle.rms_norm(values.astype(np.float64), weight, bench.config.norm_eps)
     if form == "q":
-        return _int8_error(bench, got, want)
+        return int8_error(bench, got, want)
     array = got.f16 if form == "f16" else got.f32
     assert array is not None
     return error(bench.get(array).astype(np.float64), want)
 
 
 def _add_norm(bench: Workbench) -> float:
-    old, delta = _random(5, bench.config.dim), _random(7, bench.config.dim)[:5]
+    old, delta = random_values(5, bench.config.dim), random_values(7, bench.config.dim)[:5]
     residual, normed = bench.model.ops.add_rms_norm(
         bench.activation(RESIDUAL, old),
         bench.activation(DELTA, delta),
@@ -95,20 +96,20 @@ def _add_norm(bench: Workbench) -> float:
 
 
 def _quantize(bench: Workbench) -> float:
-    values = _random(3, bench.config.dim)
+    values = random_values(3, bench.config.dim)
     x = bench.activation(NORMED, values)
     x.q, x.scale = bench.model.ops.products.int8(x)
-    return _int8_error(bench, x, values.astype(np.float64))
+    return int8_error(bench, x, values.astype(np.float64))
 
 
 def _half(bench: Workbench) -> float:
-    values = _random(12, bench.config.dim)
+    values = random_values(12, bench.config.dim)
     got = bench.get(bench.model.ops.products.half(bench.activation(NORMED, values)))
     return error(got.astype(np.float64), values.astype(np.float64))
 
 
 def _take_rows(bench: Workbench) -> float:
-    values, rows = _random(12, bench.config.dim), [11, 0, 3, 3, 7]
+    values, rows = random_values(12, bench.config.dim), [11, 0, 3, 3, 7]
     step = bench.step([(12, 12, [0])], rows=rows)
     got = bench.model.ops.take_logit_rows(step, bench.activation(NORMED, values))
     assert got.slot == ROWS
@@ -116,7 +117,7 @@ def _take_rows(bench: Workbench) -> float:
 
 
 def _sum_rows(bench: Workbench) -> float:
-    values, ranges = _random(300, bench.config.dim), [(0, 7), (7, 300)]
+    values, ranges = random_values(300, bench.config.dim), [(0, 7), (7, 300)]
     step = bench.step([(7, 7, [0]), (293, 293, range(10))], ranges=ranges)
     layout = OutputLayout(0, False, 0, len(ranges), bench.config.dim)
     out = layout.hidden(bench.model.sampler.tokens.address)

@@ -15,7 +15,7 @@ from rocmforge_hip.device import FoundDevice
 from rocmforge_hip.driver import Driver
 from rocmforge_hip.library import find_target, read_manifest
 from rocmforge_hip.memory import Memory, spec
-from rocmforge_hip.verify import adapters, attention, matrices, rows, sampling
+from rocmforge_hip.verify import adapters, attention, encoders, matrices, rows, sampling
 from rocmforge_hip.verify.cases import Case, Group
 from rocmforge_hip.verify.workbench import Workbench
 
@@ -45,7 +45,7 @@ def check_ops(found: FoundDevice, only: str) -> Iterator[OpCheck]:
 
 def all_groups() -> Iterator[Group]:
     """Everything there is to check."""
-    for module in (rows, matrices, adapters, attention, sampling):
+    for module in (rows, matrices, adapters, attention, sampling, encoders):
         yield from module.groups()
 
 

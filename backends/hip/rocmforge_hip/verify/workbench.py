@@ -24,7 +24,7 @@ from rocmforge_hip.device import FoundDevice
 from rocmforge_hip.geometry import BLOCK_TOKENS, Geometry
 from rocmforge_hip.loading import ModelLoading, open_device
 from rocmforge_hip.memory import DeviceArray
-from rocmforge_hip.pipeline import release
+from rocmforge_hip.pipeline import Device, release
 from rocmforge_hip.plan import make_plan
 from rocmforge_hip.runner import Model, exact_shape
 from rocmforge_hip.step import DeviceStep, ListSizes, SamplingNeeds, StepLayout
@@ -88,6 +88,11 @@ class Workbench:
         except BaseException:
             release(self._device)
             raise
+
+    @property
+    def device(self) -> Device:
+        """For operations beside those of the model; it owns what they allocate."""
+        return self._device
 
     def __enter__(self) -> Self:
         return self

@@ -1,0 +1,234 @@
+"""Checks of the operations that only encoders have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from rocmforge.backend.ops import Activation as GateActivation
+from rocmforge.models.config import RopeStyle
+from rocmforge.models.encoder_config import EncoderConfig
+from rocmforge.models.pooling import PoolingType
+from rocmforge_hip.activations import NORMED, Activation, StepLimits
+from rocmforge_hip.encoder_ops import ENCODER_HEAD_DIMS, HipEncoderOps
+from rocmforge_hip.encoder_plan import plan_encoder_activations
+from rocmforge_hip.geometry import MAX_GEMV_ROWS, Geometry
+from rocmforge_hip.linear import part_of
+from rocmforge_hip.loading import upload
+from rocmforge_hip.memory import Arena
+from rocmforge_hip.ops import DeviceRopeTable
+from rocmforge_hip.verify import oracle
+from rocmforge_hip.verify.cases import Case, Group, error
+from rocmforge_hip.verify.rows import int8_error, random_values
+from rocmforge_hip.verify.workbench import (
+    CONTEXT,
+    MAX_SEQUENCES,
+    MAX_TOKENS,
+    Recipe,
+    Workbench,
+    blocks_of,
+)
+from rocmforge_hip.weight_plan import DELTA, HIDDEN, QKV_SLOTS
+
+_FLOAT: Final = 4e-6  # relative to the largest value
+_HALF: Final = 2.0**-11
+_INT8: Final = 0.51 / 127  # relative to the largest value of a block of 32
+_ATTENTION: Final = 4e-3  # weights are rounded to halves
+_HEADS: Final = 2
+_LENGTHS: Final = (1, 140, 64, 33)
+
+Array = npt.NDArray[Any]
+Float64 = npt.NDArray[np.float64]
+
+
+def groups() -> Iterator[Group]:
+    """Norms of several widths, then what depends on the stored type and on the head size."""
+    for dim in (96, 4160):
+        norms = [
+            Case("layer_norm", f"width {dim}, to int8", _INT8, partial(_norm, rows=3)),
+            Case("layer_norm", f"width {dim}, to f16", _HALF, partial(_norm, rows=12)),
+            Case("add_layer_norm", f"width {dim}", _FLOAT, _add_norm),
+        ]
+        yield Group(Recipe(dim=dim), tuple(norms))
+    yield Group(
+        Recipe(ffn=160),
+        (
+            Case("gelu", "3 rows, to int8", _INT8, partial(_gelu, rows=3)),
+            Case("gelu", "12 rows of halves", _HALF, partial(_gelu, rows=12)),
+        ),
+    )
+    for format in ("f32", "f16", "bf16"):
+        cases = (Case("embed_add", f"{format} positions", _FLOAT, _embed_add),)
+        yield Group(Recipe(format=format, dim=160), cases)
+    for head_dim in ENCODER_HEAD_DIMS:
+        yield Group(
+            Recipe(dim=_HEADS * head_dim, rope_dim=32),
+            (
+                Case("rope", f"heads of {head_dim}", 2 * _HALF, partial(_rope, head_dim=head_dim)),
+                Case(
+                    "full attention",
+                    f"heads of {head_dim}, sequences of {_LENGTHS} tokens",
+                    _ATTENTION,
+                    partial(_attention, head_dim=head_dim),
+                ),
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Encoder:
+    """The operations of an encoder and their arrays, on the device of a workbench."""
+
+    ops: HipEncoderOps
+    arena: Arena
+
+    def activation(self, bench: Workbench, slot: str, values: Array, form: str) -> Activation:
+        """An activation with these values, in one form."""
+        array = bench.put(values, self.arena[f"{slot}.{form}"])
+        f32, f16 = (array, None) if form == "f32" else (None, array)
+        rows, width = values.shape
+        return Activation(slot, rows, width, f32=f32, f16=f16)
+
+
+def _encoder(bench: Workbench, head_dim: int = ENCODER_HEAD_DIMS[0]) -> _Encoder:
+    """As wide as the model of the workbench, whose weights it may use."""
+    model, device = bench.config, bench.device
+    config = EncoderConfig(
+        architecture="verify",
+        name="verify",
+        num_layers=1,
+        dim=model.dim,
+        ffn_dim=model.ffn_dim,
+        num_heads=_HEADS,
+        head_dim=head_dim,
+        vocab_size=model.vocab_size,
+        max_context=CONTEXT,
+        norm_eps=model.norm_eps,
+        activation=GateActivation.GELU,
+        rope=model.rope,
+        num_scores=0,
+        pooling=PoolingType.MEAN,
+    )
+    limits = StepLimits(tokens=MAX_TOKENS, sequences=MAX_SEQUENCES, context=CONTEXT)
+    geometry = Geometry(compute_units=1)  # nothing here is split
+    widths = {QKV_SLOTS[0]: 3 * model.dim}
+    plan = plan_encoder_activations(config, widths, limits, geometry)
+    arena = Arena(device.memory, plan, device.stream)
+    table = DeviceRopeTable(
+        upload(device, bench.table.cos, "rope table"), upload(device, bench.table.sin, "rope table")
+    )
+    formats = frozenset([part_of(bench.model.weights.embedding).matrix.format.name])
+    return _Encoder(HipEncoderOps(config, device.library, geometry, arena, table, formats), arena)
+
+
+def _norm(bench: Workbench, rows: int) -> float:
+    """A few rows become int8 for GEMV, more of them halves for GEMM."""
+    encoder, values = _encoder(bench), random_values(rows, bench.config.dim) + 1
+    x = encoder.activation(bench, NORMED, values, "f32")
+    layer = bench.model.weights.layers[0]
+    got = encoder.ops.layer_norm(x, layer.attn_norm, layer.ffn_norm)
+    want = _normed(bench, values)
+    if got.f16 is None:
+        return int8_error(bench, got, want)
+    return error(bench.get(got.f16).astype(np.float64), want)
+
+
+def _add_norm(bench: Workbench) -> float:
+    encoder = _encoder(bench)
+    old, delta = random_values(9, bench.config.dim), random_values(10, bench.config.dim)[:9]
+    layer = bench.model.weights.layers[0]
+    got = encoder.ops.add_layer_norm(
+        encoder.activation(bench, NORMED, old, "f32"),
+        encoder.activation(bench, DELTA, delta, "f32"),
+        layer.attn_norm,
+        layer.ffn_norm,
+    )
+    return error(bench.result(got), _normed(bench, old + delta))
+
+
+def _normed(bench: Workbench, x: Array) -> Float64:
+    """With the weights of one norm of the model, and those of another as the bias."""
+    layer = bench.weights.layers[0]
+    weight, bias = (
+        norm.to_float32().astype(np.float64) for norm in (layer.attn_norm, layer.ffn_norm)
+    )
+    return oracle.layer_norm(x.astype(np.float64), weight, bias, bench.config.norm_eps)
+
+
+def _gelu(bench: Workbench, rows: int) -> float:
+    encoder, values = _encoder(bench), 2 * random_values(rows, bench.config.ffn_dim)
+    if rows <= MAX_GEMV_ROWS:
+        got = encoder.ops.gelu(encoder.activation(bench, HIDDEN, values, "f32"))
+        return int8_error(bench, got, oracle.gelu(values.astype(np.float64)))
+    halves = values.astype(np.float16)
+    got = encoder.ops.gelu(encoder.activation(bench, HIDDEN, halves, "f16"))
+    return error(bench.result(got), oracle.gelu(halves.astype(np.float64)))
+
+
+def _embed_add(bench: Workbench) -> float:
+    """The table of tokens is that of positions, too."""
+    encoder, tokens = _encoder(bench), [5, 63, 0, 5]
+    step = bench.step([(4, 4, [0])], tokens=tokens)
+    weights = bench.model.weights
+    got = encoder.ops.embed(step, weights.embedding, weights.embedding, weights.layers[0].attn_norm)
+    table, type_row = (
+        tensor.to_float32().astype(np.float64)
+        for tensor in (bench.weights.embedding, bench.weights.layers[0].attn_norm)
+    )
+    return error(bench.result(got), table[tokens] + table[:4] + type_row)
+
+
+def _rope(bench: Workbench, head_dim: int) -> float:
+    encoder = _encoder(bench, head_dim)
+    step = bench.step([(40, 30, [0, 1])])
+    stacked, parts = _stacked(bench, encoder, 30)
+    q, k = encoder.ops.rope(step, parts[0], parts[1])
+    cos, sin = (half[10:40].astype(np.float64) for half in (bench.table.cos, bench.table.sin))
+    errors = []
+    for got, values in zip((q, k), stacked, strict=False):
+        want = oracle.rope(values, cos, sin, RopeStyle.NEOX)
+        found = bench.result(Activation(got.slot, 30, got.width, f16=got.f16, stride=got.stride))
+        errors.append(error(found.reshape(want.shape), want))
+    return max(errors)
+
+
+def _attention(bench: Workbench, head_dim: int) -> float:
+    encoder = _encoder(bench, head_dim)
+    count = sum(_LENGTHS)
+    blocks = blocks_of(_LENGTHS)
+    step = bench.step([(n, n, own) for n, own in zip(_LENGTHS, blocks, strict=True)])
+    (q, k, v), parts = _stacked(bench, encoder, count)
+    scale = 2.0 * head_dim**-0.5  # sharper than usual, so that a wrong key shows
+    got = bench.result(encoder.ops.attend_all(step, parts[0], parts[1], parts[2], scale))
+    starts = np.cumsum([0, *_LENGTHS])
+    want = [
+        oracle.full_attention(q[start:stop], k[start:stop], v[start:stop], scale)
+        for start, stop in pairwise(starts)
+    ]
+    return error(got, np.concatenate(want).reshape(count, -1))
+
+
+def _stacked(
+    bench: Workbench, encoder: _Encoder, tokens: int
+) -> tuple[tuple[Float64, ...], tuple[Activation, ...]]:
+    """Query, key and value in one matrix of halves: [tokens, heads, head_dim] each."""
+    width = bench.config.dim
+    values = random_values(tokens, 3 * width).astype(np.float16)
+    whole = bench.put(values, encoder.arena[f"{QKV_SLOTS[0]}.f16"])
+    columns = [(first, first + width) for first in (0, width, 2 * width)]
+    return (
+        tuple(
+            values[:, slice(*part)].astype(np.float64).reshape(tokens, _HEADS, -1)
+            for part in columns
+        ),
+        tuple(
+            Activation(QKV_SLOTS[0], tokens, width, f16=whole.columns(*part), stride=3 * width)
+            for part in columns
+        ),
+    )
