@@ -222,6 +222,25 @@ def test_a_head_scores_pairs_of_query_and_document() -> None:
         assert request.sampling.pooling is Pooling.CLS
 
 
+@pytest.mark.parametrize("pooling", [PoolingType.RANK, PoolingType.MEAN])
+def test_documents_are_cut_where_the_request_says(pooling: PoolingType) -> None:
+    engine = FakeEngine(script=embeds(), runner=replace(RUNNER, hidden_size=1))
+    body = {
+        "model": "tiny",
+        "query": "hello world hello",
+        "documents": ["hello world " * MAX_CONTEXT, "hello"],
+        "max_tokens_per_doc": 2,
+    }
+    with TestClient(service_with(engine, pooling)) as client:
+        assert client.post("/v1/rerank", json=body).status_code == 200
+    tokenizer = tiny_text()[0]
+    found = [request.prompt_ids for request in engine.submitted][-2:]
+    for ids, text in zip(found, ("hello world", "hello"), strict=True):
+        pair = tokenizer.encode_pair("hello world hello", text)
+        whole = tokenizer.encode_whole(text)
+        assert list(ids) == (pair if pooling is PoolingType.RANK else whole)
+
+
 def test_a_model_that_was_trained_for_neither_cannot_rank(engine: FakeEngine) -> None:
     body = {"model": "tiny", "query": "a", "documents": ["b"]}
     with TestClient(service_with(engine, PoolingType.NONE)) as client:

@@ -134,21 +134,28 @@ class Tokenizer:
         parts = self._parts(text, (lambda start, end: True) if parse_special else None)
         return self._encode_parts(parts, add_bos=self.adds_bos if add_bos is None else add_bos)
 
-    def encode_whole(self, text: str) -> list[int]:
+    def encode_whole(self, text: str, limit: int | None = None) -> list[int]:
         """Tokenise a text to be read, not continued: with EOS, where the model was trained so.
 
         Nothing in it is a control token.
-        """
-        return self.encode(text, parse_special=False) + self._end
 
-    def encode_pair(self, first: str, second: str) -> list[int]:
+        Args:
+            text: Any text.
+            limit: How many of its own tokens to keep; None for all.
+        """
+        begin = [self.bos_id] if self.adds_bos and self.bos_id is not None else []
+        return [*begin, *self._plain(text, limit), *self._end]
+
+    def encode_pair(self, first: str, second: str, limit: int | None = None) -> list[int]:
         """Tokenise two texts that a model is to compare, as `[CLS] first [SEP] second [SEP]`.
 
-        Nothing in them is a control token.
+        Nothing in them is a control token. `limit` is for the second text.
         """
-        middle = self._end if self._separator is None else [*self._end, self._separator]
-        rest = self.encode(second, parse_special=False, add_bos=False)
-        return [*self.encode(first, parse_special=False), *middle, *rest, *self._end]
+        middle = [] if self._separator is None else [self._separator]
+        return [*self.encode_whole(first), *middle, *self._plain(second, limit), *self._end]
+
+    def _plain(self, text: str, limit: int | None) -> list[int]:
+        return self.encode(text, parse_special=False, add_bos=False)[:limit]
 
     @property
     def _end(self) -> list[int]:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rocmforge.errors import BadTokenizer
 from rocmforge.text.tokenizer import Tokenizer
-from tests.unit.text.vocabularies import CONTROL, NORMAL, UNKNOWN
+from tests.unit.text.vocabularies import CONTROL, NORMAL, UNKNOWN, byte_level
 
 WORDS = ["▁rain", "▁hello", "fall", "s", "▁über", "▁uber", "▁Rain", "▁,", "▁]", "▁[", "▁cls"]
 
@@ -92,6 +92,16 @@ def test_pairs_have_a_second_separator_unless_the_file_says_otherwise() -> None:
     one = Tokenizer.from_metadata(unigram(add_sep_token=False)).encode_pair("a", "b")
     assert one == [0, 5, 2, 4, 6, 2]
     assert Tokenizer.from_metadata(wordpiece()).encode_pair("hello", ",") == [1, 5, 2, 11, 2]
+
+
+def test_byte_level_vocabularies_of_encoders_join_pairs_as_roberta_does() -> None:
+    tokenizer = Tokenizer.from_metadata(
+        byte_level(add_bos_token=True, add_eos_token=True, seperator_token_id=9)
+    )
+    begin, end = tokenizer.bos_id, tokenizer.eos_ids[0]
+    hello, world = (tokenizer.encode(text, parse_special=False, add_bos=False) for text in "hw")
+    assert tokenizer.encode_pair("h", "w") == [begin, *hello, end, 9, *world, end]
+    assert tokenizer.encode_whole("hhhh", limit=2) == [begin, *hello, *hello, end]
 
 
 @given(st.text(), st.sampled_from([wordpiece(), unigram()]))

@@ -18,7 +18,7 @@ from rocmforge.api.embeddings.vectors import (
 )
 from rocmforge.api.service import Service
 from rocmforge.engine.params import Pooling
-from rocmforge.errors import UnsupportedFeature
+from rocmforge.errors import InvalidParameter, UnsupportedFeature
 from rocmforge.models.pooling import PoolingType
 
 
@@ -32,7 +32,7 @@ def rank_prompts(service: Service, wanted: RerankRequest) -> Prompts:
     """
     refuse_unsupported(wanted, {"rank_fields": (["text"],)})
     texts = [given if isinstance(given, str) else given.text for given in wanted.documents]
-    encode = partial(service.tokenizer.encode, parse_special=False)
+    limit = wanted.max_tokens_per_doc
     if service.pooling is PoolingType.RANK:
         num_scores = check_hidden(service)
         if num_scores != 1:
@@ -40,11 +40,11 @@ def rank_prompts(service: Service, wanted: RerankRequest) -> Prompts:
                 f"The model {service.model!r} cannot rank: it tells {num_scores} classes apart.",
                 param="model",
             )
-        # Refuses empty texts; what is read are pairs.
-        token_prompts(service, wanted.query, "query", encode=encode)
-        token_prompts(service, [*texts], "documents", encode=encode)
+        for param, text in (("query", wanted.query), *(("documents", text) for text in texts)):
+            if not text:
+                raise InvalidParameter(f"'{param}' must not be empty.", param=param)
         pair = service.tokenizer.encode_pair
-        pairs = tuple(tuple(pair(wanted.query, text)) for text in texts)
+        pairs = tuple(tuple(pair(wanted.query, text, limit)) for text in texts)
         return check_fits(service, pairs, "documents")
     if service.pooling is PoolingType.NONE:
         raise UnsupportedFeature(
@@ -55,7 +55,8 @@ def rank_prompts(service: Service, wanted: RerankRequest) -> Prompts:
     check_embeds(service)
     whole = service.tokenizer.encode_whole
     query = token_prompts(service, wanted.query, "query", encode=whole)
-    documents = token_prompts(service, [*texts], "documents", encode=whole)
+    encode = partial(whole, limit=limit)
+    documents = token_prompts(service, [*texts], "documents", encode=encode)
     return check_fits(service, query, "query") + check_fits(service, documents, "documents")
 
 

@@ -59,6 +59,7 @@ class RerankRequest(msgspec.Struct, kw_only=True):
     documents: Annotated[list[str | Document], Meta(min_length=1, max_length=MAX_INPUTS)]
     top_n: Annotated[int, Meta(ge=1)] | None = None
     return_documents: bool | None = None
+    max_tokens_per_doc: Annotated[int, Meta(ge=1)] | None = None  # the rest is left out
     rank_fields: Any = None  # known and not supported
 
 
