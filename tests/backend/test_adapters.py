@@ -14,7 +14,12 @@ from rocmforge.errors import BadAdapter
 from tests.backend.conftest import Load
 from tests.backend.driving import Chunk, Want
 from tests.data.models import tiny_adapters
-from tests.data.models.tiny_adapters import MODELS_WITH_GOLDENS, TinyAdapter, write_adapter
+from tests.data.models.tiny_adapters import (
+    MODELS_WITH_GOLDENS,
+    TinyAdapter,
+    gguf_adapter,
+    write_adapter,
+)
 from tests.data.models.tiny_models import GOLDEN_ROWS, PROMPT, by_name, goldens
 
 TOLERANCE = 3e-5
@@ -127,3 +132,12 @@ def test_values_that_are_not_finite_are_refused(load: Load, tmp_path: Path) -> N
         load("llama", adapters=(spec(path),))
     assert caught.value.tensor == "blk.0.attn_output.weight.lora_b"
     assert caught.value.path == str(path)
+
+
+def test_what_adapters_take_is_counted(load: Load, tmp_path: Path) -> None:
+    model, recipe = by_name("llama"), TinyAdapter(rank=8)
+    path = write_adapter(tmp_path / "a.gguf", model, recipe)
+    info = load("llama", adapters=(spec(path), spec(path))).runner.info
+    values = sum(tensor.size for tensor in gguf_adapter(model, recipe).values())
+    assert info.adapters == ("a", "a")
+    assert info.adapter_bytes == 2 * 4 * values

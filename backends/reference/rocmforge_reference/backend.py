@@ -32,7 +32,7 @@ from rocmforge_reference.encoder_ops import ReferenceEncoderOps
 from rocmforge_reference.encoder_runner import ReferenceEncoderRunner
 from rocmforge_reference.host import describe_host
 from rocmforge_reference.runner import ReferenceRunner
-from rocmforge_reference.weights import adapter_bytes, with_adapters
+from rocmforge_reference.weights import with_adapters
 
 NAME: Final = "reference"
 BLOCK_SIZE: Final = 16
@@ -86,7 +86,9 @@ def _load_decoder(
     adapters = read_adapters(config, options.adapters)
     max_context = min(options.max_context, config.max_context)
     weights_bytes = float32_weight_bytes(file)
-    num_blocks = _plan_blocks(config, options, max_context, weights_bytes, device)
+    adapter_bytes = 4 * sum(adapter.num_values for adapter in adapters)
+    needed = weights_bytes + adapter_bytes
+    num_blocks = _plan_blocks(config, options, max_context, needed, device)
     weights = with_adapters(
         load_weights(config, file, _to_weight, lambda share: progress("loading weights", share)),
         adapters,
@@ -108,7 +110,7 @@ def _load_decoder(
         masks_tokens=True,
         logits_processors=tuple(processors),
         adapters=tuple(adapter.name for adapter in adapters),
-        adapter_bytes=adapter_bytes(weights),
+        adapter_bytes=adapter_bytes,
         notes=(_NOTE,),
     )
     ops = ReferenceOps(config, tables, caches)

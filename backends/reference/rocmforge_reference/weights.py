@@ -28,11 +28,6 @@ class Weight:
     values: Float32Array
     changes: Mapping[int, Change] = field(default_factory=dict)  # by number of the adapter
 
-    @property
-    def change_bytes(self) -> int:
-        """Bytes that the adapters of this weight take."""
-        return sum(change.a.nbytes + change.b.nbytes for change in self.changes.values())
-
 
 def with_adapters(
     weights: ModelWeights[Float32Array], adapters: Sequence[Adapter]
@@ -68,13 +63,3 @@ def _changes(index: int, slot: str, adapters: Sequence[Adapter]) -> dict[int, Ch
             a, b = low_rank.factors()
             changes[number] = Change(a, b * np.float32(low_rank.scale))
     return changes
-
-
-def adapter_bytes(weights: ModelWeights[Weight]) -> int:
-    """Bytes that all adapters take."""
-    return sum(
-        weight.change_bytes
-        for layer in weights.layers
-        for weight in (getattr(layer, each.name) for each in fields(layer))
-        if weight is not None
-    )

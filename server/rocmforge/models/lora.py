@@ -49,6 +49,11 @@ class LowRank:
         """Rows of a, columns of b."""
         return self.a.shape[0]
 
+    @property
+    def num_values(self) -> int:
+        """Elements of a and b."""
+        return math.prod(self.a.shape) + math.prod(self.b.shape)
+
     def factors(self) -> tuple[Float32Array, Float32Array]:
         """The values of a and b, without the scale.
 
@@ -71,6 +76,11 @@ class Adapter:
 
     name: str
     layers: tuple[Mapping[str, LowRank], ...]  # by field of `LayerWeights`
+
+    @property
+    def num_values(self) -> int:
+        """Elements of all of it; what several matrices share is counted for each."""
+        return sum(low_rank.num_values for layer in self.layers for low_rank in layer.values())
 
 
 def parse_adapters(texts: Iterable[str]) -> tuple[AdapterSpec, ...]:
