@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+import httpx
 import msgspec
 import numpy as np
 import numpy.typing as npt
 import pytest
+from openai import OpenAI
 
 from rocmforge.backend import registry
 from rocmforge.backend.protocol import LoadOptions, Runner, StepOutput
@@ -19,9 +23,14 @@ from rocmforge.engine.messages import Submit
 from rocmforge.engine.params import GenerateRequest, SamplingParams, TokenEvent
 from rocmforge.engine.plan import SchedulerLimits
 from rocmforge.engine.status import EngineStats
+from rocmforge.errors import ConfigurationError
+from rocmforge.settings import Settings
+from rocmforge.wiring import read_front
 from tests.data.models.tiny_models import PROMPT, by_name, write_model
+from tests.e2e.conftest import SMOLLM2_NAME, serve_command
 from tests.support.hip import fitting
 from tests.support.host_platform import HostPlatform
+from tests.support.server import LiveServer
 from tests.support.shallow import write_idle, write_shallow
 
 Float64Array = npt.NDArray[np.float64]
@@ -254,3 +263,35 @@ def test_a_real_model_as_its_own_draft_is_always_right(
     assert drafted == plain
     assert rate(stats) == 1
     assert stats.steps_total < 12
+
+
+@pytest.mark.model
+def test_a_server_with_a_draft_model_answers_as_without(smollm2_path: Path, tmp_path: Path) -> None:
+    draft = write_shallow(smollm2_path, 4, tmp_path / "draft.gguf")
+    command = serve_command(smollm2_path, "--draft-model", str(draft), "--draft-tokens", "3")
+    with LiveServer(command, tmp_path / "log") as server:
+        client = OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0)
+
+        def ask(**fields: Any) -> str:
+            answer = client.completions.create(
+                model=SMOLLM2_NAME, prompt="1, 2, 3, 4, 5,", max_tokens=12, **fields
+            )
+            text: str = answer.choices[0].text
+            return text
+
+        for fields in ({"temperature": 0}, {"seed": 4}):
+            assert ask(**fields) == ask(**fields, extra_body={"num_assistant_tokens": 0})
+        health = httpx.get(f"{server.url}/health").text
+        assert "draft model" in health
+        scraped = httpx.get(f"{server.url}/metrics").text
+        (drafted,) = re.findall(r'num_draft_tokens_total{.*method="draft_model".*} (\d+)', scraped)
+        assert int(drafted) > 0
+
+
+@pytest.mark.model
+def test_a_draft_model_of_another_family_is_refused_by_name(
+    smollm2_path: Path, gemma3_path: Path
+) -> None:
+    settings = Settings(draft_model=str(gemma3_path))
+    with pytest.raises(ConfigurationError, match=r"its token 0 is '<pad>', but the model's is"):
+        read_front(str(smollm2_path), settings)

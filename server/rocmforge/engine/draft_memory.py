@@ -11,7 +11,7 @@ from rocmforge.errors import OutOfMemory
 
 def draft_options(options: LoadOptions) -> LoadOptions:
     """How a draft model is loaded beside a model: whole, on its first device, without adapters."""
-    device = None if options.device is None else options.device.split(",")[0]
+    device = None if options.device is None else options.device.split(",")[0].strip()
     return replace(options, device=device, tensor_parallel=1, adapters=())
 
 
