@@ -49,6 +49,7 @@ test-gpu platform="rocm" *arguments:
 bench-kernels platform="rocm":
     python -m benchmarks.kernels.linear --platform {{ platform }}
     python -m benchmarks.kernels.attention --platform {{ platform }}
+    python -m benchmarks.kernels.encoder --platform {{ platform }}
 
 # Kernels without a GPU: the code of all AMD targets, and the tests in all lane orders and waves.
 check-kernels: (build-kernels "amd")

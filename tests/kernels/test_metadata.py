@@ -83,14 +83,14 @@ def test_quantised_gemv_uses_int8_dot_products(target: Target) -> None:
         assert report.instructions["dot"] > 0, report.kernel
 
 
-def test_gemm_prefill_attention_and_adapters_use_matrix_instructions(target: Target) -> None:
-    for report in named(target, r"rf_(gemm_(?!sum).*|attention_prefill_.*|lora_.*)"):
+def test_gemm_long_attention_and_adapters_use_matrix_instructions(target: Target) -> None:
+    for report in named(target, r"rf_(gemm_(?!sum).*|attention_(prefill|full)_.*|lora_.*)"):
         used = report.instructions["matrix"] > 0
         assert used == has_matrix_instructions(target), report.kernel
 
 
 def test_inner_loops_load_sixteen_bytes_at_a_time(target: Target) -> None:
-    for report in named(
-        target, r"rf_((gemv|gemm|attention_decode|attention_prefill_f16)_.*\d|lora_.*)"
-    ):
+    inner = r"(gemv|gemm|attention_decode|attention_prefill_f16|attention_full)_.*\d|lora_.*"
+    rows = r"(add_)?(layer|rms)_norm|gelu(_half)?|rope_half|sum_rows|embed_add_.*"
+    for report in named(target, rf"rf_({inner}|{rows})"):
         assert report.instructions["load16"] > 0, report.kernel
