@@ -104,7 +104,16 @@ def measure_decode(watch: Stopwatch, layer: Layer, batch: int, splits: list[int]
                 for ids in sequences:
                     device.enqueue(
                         f"rf_attention_decode_{shape.kind}_d{shape.head_dim}_g{tile}",
-                        *(q, *layer.cache, layer.table, ids, starts, layer.contexts, out, None),
+                        *(
+                            q,
+                            *layer.cache,
+                            layer.table,
+                            ids,
+                            starts,
+                            layer.contexts,
+                            out,
+                            *(None,) * 3,
+                        ),
                         *(partial, partial_ml, layer.blocks, shape.heads, shape.kv_heads),
                         *(0, tokens, shape.head_dim**-0.5, 0.0),
                         grid=(shape.kv_heads * tiles, count, batch),
@@ -115,7 +124,7 @@ def measure_decode(watch: Stopwatch, layer: Layer, batch: int, splits: list[int]
                         continue
                     device.enqueue(
                         "rf_attention_decode_reduce",
-                        *(partial, partial_ml, ids, starts, layer.contexts, out, None),
+                        *(partial, partial_ml, ids, starts, layer.contexts, out, *(None,) * 3),
                         *(count, shape.head_dim, 0, tokens),
                         grid=(shape.heads, batch),
                         block=THREADS,

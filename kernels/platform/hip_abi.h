@@ -37,6 +37,8 @@ typedef int hipError_t;
   X(ErrorLaunchOutOfResources, 701, "too many resources requested for launch")                 \
   X(ErrorLaunchTimeOut, 702, "the launch timed out and was terminated")                        \
   X(ErrorPeerAccessAlreadyEnabled, 704, "peer access is already enabled")                      \
+  X(ErrorHostMemoryAlreadyRegistered, 712, "part or all of the memory is registered already")  \
+  X(ErrorHostMemoryNotRegistered, 713, "pointer does not correspond to a registered region")   \
   X(ErrorLaunchFailure, 719, "unspecified launch failure")                                     \
   X(ErrorNotSupported, 801, "operation not supported")                                         \
   X(ErrorStreamCaptureUnsupported, 900, "operation not permitted when stream is capturing")    \

@@ -8,6 +8,7 @@
 // holds several tokens. The products of a step, kUnroll tokens times kGroup heads, are partial sums
 // in every lane. Instead of a full butterfly for each, every exchange halves how many a lane holds,
 // until lane c of a token's lanes has the finished scores c, c + 1, ...: one shuffle a score.
+#include "rf/act_output.h"
 #include "rf/attention.h"
 #include "rf/wave.h"
 
@@ -114,12 +115,10 @@ struct DecodeInput {
   ScoreRule rule;
 };
 
-// Any of the final outputs may be null.
 struct DecodeOutput {
-  float* f32;         // [T, heads * head_dim]
-  half* f16;          // [T, heads * head_dim]
-  float* partial;     // [sequences, heads, splits, head_dim], relative to their maximum
-  float* partial_ml;  // [sequences, heads, splits, 2]: maximum and sum
+  ActOutput attended;  // [T, heads * head_dim]
+  float* partial;      // [sequences, heads, splits, head_dim], relative to their maximum
+  float* partial_ml;   // [sequences, heads, splits, 2]: maximum and sum
 };
 
 // Grid: (kv_heads * ceil(group / kGroup), splits, sequences), kDecodeWaves waves a block.
@@ -271,7 +270,7 @@ __device__ __forceinline__ void attention_decode(const DecodeInput& in, const Ca
   state.total = wave_sum<Shape::kLanesPerHead>(state.total) * (1.0f / Shape::kCopies);
   merge_lanes<Shape, kGroup>(state);
 
-  __shared__ float wave_output[kDecodeWaves][kGroup][kHeadDim];
+  alignas(16) __shared__ float wave_output[kDecodeWaves][kGroup][kHeadDim];
   __shared__ float wave_highest[kDecodeWaves][kGroup];
   __shared__ float wave_total[kDecodeWaves][kGroup];
   if (token_lane == 0) {
@@ -290,28 +289,29 @@ __device__ __forceinline__ void attention_decode(const DecodeInput& in, const Ca
   }
   __syncthreads();
 
-  for (int i = threadIdx.x; i < kGroup * kHeadDim; i += kDecodeThreads) {
-    const int head = i / kHeadDim;
-    if (first_head + head >= group) break;
+  // Four elements a lane; whole waves stay together, as ActOutput wants.
+  constexpr int kElements = kGroup * kHeadDim;
+  for (int from = 0; from < kElements; from += 4 * kDecodeThreads) {
+    const int i = from + 4 * static_cast<int>(threadIdx.x);
+    const int head = min(i / kHeadDim, kGroup - 1);
+    const bool valid = i < kElements && first_head + head < group;
     float highest = wave_highest[0][head];
     for (int w = 1; w < kDecodeWaves; ++w) highest = max(highest, wave_highest[w][head]);
     float total = 0.0f;
-    float sum = 0.0f;
+    Vec<float, 4> sum{};
     for (int w = 0; w < kDecodeWaves; ++w) {
       const float factor = exp2(wave_highest[w][head] - highest);
       total += factor * wave_total[w][head];
-      sum += factor * wave_output[w][head][i % kHeadDim];
+      sum += factor * load16(&wave_output[w][head][i % kHeadDim]);
     }
     if (range.only) {
-      const int64_t element = query_row * kHeadDim + i;
-      if (out.f32) out.f32[element] = sum / total;
-      if (out.f16) out.f16[element] = to_half(sum / total);
-    } else {
+      out.attended.store(query_row * kHeadDim + i, sum * (1.0f / total), valid);
+    } else if (valid) {
       const int64_t split =
           (static_cast<int64_t>(blockIdx.z) * in.heads + kv_head * group + first_head + head) *
               gridDim.y +
           blockIdx.y;
-      out.partial[split * kHeadDim + i % kHeadDim] = sum;
+      store16(out.partial + split * kHeadDim + i % kHeadDim, sum);
       if (i % kHeadDim == 0) {
         out.partial_ml[2 * split] = highest;
         out.partial_ml[2 * split + 1] = total;
@@ -325,19 +325,20 @@ __device__ __forceinline__ void attention_decode(const DecodeInput& in, const Ca
 // RF_HEAD_DIM is the head size of this unit.
 #define RF_NAME(kind, head_dim, group) rf_attention_decode_##kind##_d##head_dim##_g##group
 
-#define RF_ATTENTION_DECODE_F16(head_dim, group)                                                   \
-  extern "C" __global__ __launch_bounds__(rf::kDecodeThreads) void RF_NAME(f16, head_dim, group)(  \
-      const rf::half* __restrict__ q, const rf::half* __restrict__ k_cache,                        \
-      const rf::half* __restrict__ v_cache, const int32_t* __restrict__ block_table,               \
-      const int32_t* __restrict__ sequences, const int32_t* __restrict__ query_start,              \
-      const int32_t* __restrict__ context_len, float* __restrict__ out_f32,                        \
-      rf::half* __restrict__ out_f16, float* __restrict__ partial, float* __restrict__ partial_ml, \
-      int32_t blocks_per_sequence, int32_t heads, int32_t kv_heads, int32_t window,                \
-      int32_t split_tokens, float scale, float softcap) {                                          \
-    rf::attention_decode<rf::half, head_dim, group>(                                               \
-        {q, sequences, query_start, context_len, heads, window, split_tokens, {scale, softcap}},   \
-        {k_cache, v_cache, nullptr, nullptr, block_table, blocks_per_sequence, kv_heads},          \
-        {out_f32, out_f16, partial, partial_ml});                                                  \
+#define RF_ATTENTION_DECODE_F16(head_dim, group)                                                  \
+  extern "C" __global__ __launch_bounds__(rf::kDecodeThreads) void RF_NAME(f16, head_dim, group)( \
+      const rf::half* __restrict__ q, const rf::half* __restrict__ k_cache,                       \
+      const rf::half* __restrict__ v_cache, const int32_t* __restrict__ block_table,              \
+      const int32_t* __restrict__ sequences, const int32_t* __restrict__ query_start,             \
+      const int32_t* __restrict__ context_len, float* __restrict__ out_f32,                       \
+      rf::half* __restrict__ out_f16, int8_t* __restrict__ out_q,                                 \
+      rf::ActScale* __restrict__ out_q_scale, float* __restrict__ partial,                        \
+      float* __restrict__ partial_ml, int32_t blocks_per_sequence, int32_t heads,                 \
+      int32_t kv_heads, int32_t window, int32_t split_tokens, float scale, float softcap) {       \
+    rf::attention_decode<rf::half, head_dim, group>(                                              \
+        {q, sequences, query_start, context_len, heads, window, split_tokens, {scale, softcap}},  \
+        {k_cache, v_cache, nullptr, nullptr, block_table, blocks_per_sequence, kv_heads},         \
+        {{out_f32, out_f16, out_q, out_q_scale}, partial, partial_ml});                           \
   }
 
 #define RF_ATTENTION_DECODE_INT8(head_dim, group)                                                  \
@@ -347,13 +348,14 @@ __device__ __forceinline__ void attention_decode(const DecodeInput& in, const Ca
       const float* __restrict__ v_scale, const int32_t* __restrict__ block_table,                  \
       const int32_t* __restrict__ sequences, const int32_t* __restrict__ query_start,              \
       const int32_t* __restrict__ context_len, float* __restrict__ out_f32,                        \
-      rf::half* __restrict__ out_f16, float* __restrict__ partial, float* __restrict__ partial_ml, \
-      int32_t blocks_per_sequence, int32_t heads, int32_t kv_heads, int32_t window,                \
-      int32_t split_tokens, float scale, float softcap) {                                          \
+      rf::half* __restrict__ out_f16, int8_t* __restrict__ out_q,                                  \
+      rf::ActScale* __restrict__ out_q_scale, float* __restrict__ partial,                         \
+      float* __restrict__ partial_ml, int32_t blocks_per_sequence, int32_t heads,                  \
+      int32_t kv_heads, int32_t window, int32_t split_tokens, float scale, float softcap) {        \
     rf::attention_decode<int8_t, head_dim, group>(                                                 \
         {q, sequences, query_start, context_len, heads, window, split_tokens, {scale, softcap}},   \
         {k_cache, v_cache, k_scale, v_scale, block_table, blocks_per_sequence, kv_heads},          \
-        {out_f32, out_f16, partial, partial_ml});                                                  \
+        {{out_f32, out_f16, out_q, out_q_scale}, partial, partial_ml});                            \
   }
 
 RF_ATTENTION_DECODE_F16(RF_HEAD_DIM, 4)

@@ -3,6 +3,7 @@
 // Short and in the way of everything after it, so made of few loads that wait for each other: every
 // wave finds the maximum and the sum of all splits for itself, and the threads of a block share the
 // outputs, four elements each, by splits.
+#include "rf/act_output.h"
 #include "rf/attention.h"
 #include "rf/wave.h"
 
@@ -19,7 +20,8 @@ extern "C" __global__ __launch_bounds__(rf::kReduceThreads) void rf_attention_de
     const float* __restrict__ partial, const float* __restrict__ partial_ml,
     const int32_t* __restrict__ sequences, const int32_t* __restrict__ query_start,
     const int32_t* __restrict__ context_len, float* __restrict__ out_f32,
-    rf::half* __restrict__ out_f16, int32_t splits, int32_t head_dim, int32_t window,
+    rf::half* __restrict__ out_f16, int8_t* __restrict__ out_q,
+    rf::ActScale* __restrict__ out_q_scale, int32_t splits, int32_t head_dim, int32_t window,
     int32_t split_tokens) {
   using Four = rf::Vec<float, 4>;
   __shared__ Four sums[rf::kReduceThreads];
@@ -59,15 +61,10 @@ extern "C" __global__ __launch_bounds__(rf::kReduceThreads) void rf_attention_de
   }
   sums[thread] = sum;
   __syncthreads();
-  if (part != 0) return;
+  if (rf::uniform(rf::wave_id()) * rf::kWave >= columns) return;
   for (int other = 1; other < parts; ++other) sum += sums[other * columns + column];
-  sum *= 1.0f / total;
   const int64_t element =
       (static_cast<int64_t>(row) * gridDim.x + blockIdx.x) * head_dim + 4 * column;
-  if (out_f32) rf::store16(out_f32 + element, sum);
-  if (out_f16) {
-    rf::Vec<rf::half, 4> halves;
-    for (int i = 0; i < 4; ++i) halves[i] = rf::to_half(sum[i]);
-    *reinterpret_cast<rf::Vec<rf::half, 4>*>(out_f16 + element) = halves;
-  }
+  rf::ActOutput{out_f32, out_f16, out_q, out_q_scale}.store(element, sum * (1.0f / total),
+                                                            part == 0);
 }

@@ -15,7 +15,7 @@ struct LayerNormInput {
 // One block a row; dim is a multiple of 4 (of 32 for int8) and at most 16 * blockDim.x. The row is
 // read once: the variance is computed from what lies in registers, around the mean, as squares of
 // values far from zero would lose it. The result may lie where x or the residual lies.
-__device__ __forceinline__ void layer_norm(const LayerNormInput& in, const NormOutput& out) {
+__device__ __forceinline__ void layer_norm(const LayerNormInput& in, const ActOutput& out) {
   __shared__ float partial[kMaxWaves];
   const int64_t row = static_cast<int64_t>(blockIdx.x) * in.dim;
 
@@ -51,7 +51,7 @@ __device__ __forceinline__ void layer_norm(const LayerNormInput& in, const NormO
 #pragma unroll
   for (int step = 0; step < kNormSteps; ++step) {
     const int i = norm_index(step);
-    out.store(row, i, i < in.dim, values[step] * factor * weights[step] + biases[step]);
+    out.store(row + i, values[step] * factor * weights[step] + biases[step], i < in.dim);
   }
 }
 

@@ -7,7 +7,7 @@ namespace rf {
 // One block a row; dim is a multiple of 4 (of 32 for int8) and at most 16 * blockDim.x.
 template <bool kAdd>
 __device__ __forceinline__ void rms_norm(const float* x, float* residual, const float* weight,
-                                         const NormOutput& out, int dim, float eps) {
+                                         const ActOutput& out, int dim, float eps) {
   __shared__ float partial[kMaxWaves];
   const int64_t row = static_cast<int64_t>(blockIdx.x) * dim;
 
@@ -33,7 +33,7 @@ __device__ __forceinline__ void rms_norm(const float* x, float* residual, const 
 #pragma unroll
   for (int step = 0; step < kNormSteps; ++step) {
     const int i = norm_index(step);
-    out.store(row, i, i < dim, values[step] * factor * weights[step]);
+    out.store(row + i, values[step] * factor * weights[step], i < dim);
   }
 }
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 
 from rocmforge.errors import OutOfMemory
 from rocmforge_hip.device import FoundDevice, find_devices
 from rocmforge_hip.driver import Driver, HipError
 from rocmforge_hip.library import KernelArgumentError, KernelLibrary
-from rocmforge_hip.memory import DeviceBuffer, PinnedBuffer, spec
+from rocmforge_hip.memory import DeviceBuffer, HugePages, PinnedBuffer, spec
 from rocmforge_hip.platform import select_platform
 from tests.support.host_platform import HostPlatform
 
@@ -59,6 +61,31 @@ def test_bytes_go_to_the_device_and_back(driver: Driver, stream: int) -> None:
     assert target.bytes.tolist() == source.bytes.tolist()
     for buffer in (there, source, target):
         buffer.free()
+
+
+def test_huge_pages_go_to_the_device(driver: Driver, stream: int) -> None:
+    there = DeviceBuffer(driver, spec((5000,), "u1"), "there")
+    target = PinnedBuffer(driver, 5000, "target")
+    with ThreadPoolExecutor(2) as threads:
+        source = HugePages(driver, 5000, "source", threads)
+    source.bytes[:] = np.arange(5000) % 251
+    driver.copy_to_device(there.array.address, source.address, 5000, stream)
+    driver.copy_to_host(target.address, there.array.address, 5000, stream)
+    driver.synchronize_stream(stream)
+    np.testing.assert_array_equal(target.bytes, source.bytes)
+    for buffer in (there, source, target):
+        buffer.free()
+
+
+def test_memory_is_pinned_and_given_back_once(driver: Driver) -> None:
+    memory = np.zeros(64, np.uint8)
+    address = memory.ctypes.data
+    driver.pin(address, 64, "a test")
+    with pytest.raises(HipError, match=r"hipHostRegister failed: .*AlreadyRegistered.*a test"):
+        driver.pin(address, 64, "a test")
+    driver.unpin(address)
+    with pytest.raises(HipError, match=r"hipHostUnregister failed: .*NotRegistered"):
+        driver.unpin(address)
 
 
 def test_too_much_memory_is_refused_with_a_size(driver: Driver) -> None:

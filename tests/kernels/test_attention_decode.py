@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from tests.support.activations import BLOCK, SCALE_DTYPE, quantise
 from tests.support.kernels import Device, check
 from tests.support.paged_cache import BLOCK_TOKENS, AttentionCase, PagedBatch
 
@@ -31,6 +32,12 @@ def decode(
     contexts = device.upload(batch.context_len, "context_len")
     out = device.empty(batch.q.shape, np.float32, "out")
     out_f16 = device.empty(batch.q.shape, np.float16, "out_f16")
+    q, q_scale = None, None
+    if case.head_dim % BLOCK == 0:
+        columns = int(np.prod(batch.q.shape[1:]))
+        q = device.empty((len(batch.q), columns), np.int8, "q")
+        q_scale = device.empty((len(batch.q), columns // BLOCK), SCALE_DTYPE, "q_scale")
+    outputs = (out, out_f16, q, q_scale)
     shape = (len(sequences), case.heads, splits)
     partial = device.empty((*shape, case.head_dim), np.float32, "partial")
     partial_ml = device.empty((*shape, 2), np.float32, "partial_ml")
@@ -39,7 +46,7 @@ def decode(
         device.upload(batch.q, "q"),
         *(device.upload(part, "cache") for part in batch.cache),
         device.upload(batch.block_table, "block_table"),
-        *(ids, starts, contexts, out, out_f16, partial, partial_ml),
+        *(ids, starts, contexts, *outputs, partial, partial_ml),
         batch.block_table.shape[1],
         *(case.heads, case.kv_heads, window, split_tokens, case.scale, case.softcap or 0.0),
         grid=(case.kv_heads * tiles, splits, len(sequences)),
@@ -48,13 +55,19 @@ def decode(
     if splits > 1:
         device.launch(
             "rf_attention_decode_reduce",
-            *(partial, partial_ml, ids, starts, contexts, out, out_f16),
+            *(partial, partial_ml, ids, starts, contexts, *outputs),
             *(splits, case.head_dim, window, split_tokens),
             grid=(case.heads, len(sequences)),
             block=REDUCE_THREADS,
         )
     result = out.get()
     check(out_f16.get(), result.astype(np.float16).astype(np.float64), rtol=1e-3, atol=1e-7)
+    if q is not None and q_scale is not None:
+        rows = batch.query_start[sequences[batch.context_len[sequences] > 0]]
+        expected = quantise(result.reshape(q.shape)[rows])
+        # A value that lies next to a half may round either way.
+        assert np.abs(q.get()[rows].astype(int) - expected.q).max() <= 1
+        check(q_scale.get()["scale"][rows], expected.scales["scale"], rtol=1e-6)
     return result
 
 

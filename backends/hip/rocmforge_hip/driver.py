@@ -174,6 +174,21 @@ class Driver:
         """
         return self._allocated(hip.hipHostMalloc(nbytes, 0), "hipHostMalloc", nbytes, what)
 
+    def pin(self, address: int, nbytes: int, what: str) -> None:
+        """Lets the device copy from and to host memory that is there already.
+
+        Raises:
+            OutOfMemory: So much cannot be pinned.
+        """
+        result = hip.hipHostRegister(address, nbytes, 0)
+        if result[0] == _OUT_OF_MEMORY:
+            raise OutOfMemory(f"hipHostRegister of {nbytes:,} bytes for {what}.")
+        self._call(result, "hipHostRegister", f"{nbytes} bytes for {what}")
+
+    def unpin(self, address: int) -> None:
+        """Ends that; no copy may be running."""
+        self._call(hip.hipHostUnregister(address), "hipHostUnregister")
+
     def _allocated(self, result: tuple[Any, ...], call: str, nbytes: int, what: str) -> int:
         assert nbytes > 0, what
         if result[0] == _OUT_OF_MEMORY:

@@ -22,7 +22,7 @@ _GEMM_ROWS: Final = (32, 64, 128)
 # Blocks of each tile that a compute unit runs at once, as far as LDS and registers go.
 _GEMM_BLOCKS_PER_UNIT: Final = {32: 2, 64: 2, 128: 1}
 _SPLIT_UNITS: Final = 8
-_MIN_SPLIT_TOKENS: Final = 128
+_MIN_SPLIT_TOKENS: Final = BLOCK_TOKENS
 _ATTENTION_BLOCKS_PER_UNIT: Final = 3
 _SAMPLING_BLOCKS_PER_UNIT: Final = 2
 _MIN_PART_TOKENS: Final = 1024

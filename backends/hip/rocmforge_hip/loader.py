@@ -24,7 +24,7 @@ from rocmforge.errors import BadGguf
 from rocmforge.models.weights import ModelWeights
 from rocmforge_hip.driver import Driver
 from rocmforge_hip.library import KernelLibrary
-from rocmforge_hip.memory import DeviceArray, DeviceBuffer, Memory, PinnedBuffer, spec
+from rocmforge_hip.memory import DeviceArray, DeviceBuffer, Memory, spec
 from rocmforge_hip.weight_plan import (
     Planned,
     PlannedMatrix,
@@ -32,24 +32,26 @@ from rocmforge_hip.weight_plan import (
     convert,
     storages,
 )
-from rocmforge_hip.weights import Matrix, MatrixPart, Vector, Weight, ceil_div
+from rocmforge_hip.weights import Matrix, MatrixPart, Vector, Weight, ceil_div, round_up
 
 Bytes = npt.NDArray[np.uint8]
 Locate = Callable[[Bytes], tuple[Path, int] | None]
 """File and offset of some bytes, as `GgufFile.locate`; None = they are only in memory."""
 
 READERS: Final = 8
-_AHEAD: Final = READERS + 1  # pieces being read; those before them are still being copied
-_RING: Final = _AHEAD + 2
+_AHEAD: Final = READERS + 3  # pieces being read; those before them are still being copied
+_RING: Final = _AHEAD + 3
 _CHUNK_BYTES: Final = 8 << 20
 _REPACK_THREADS: Final = 256
+_VECTOR_ALIGN: Final = 64  # elements
 
 
 @dataclass(frozen=True, slots=True)
 class _Stage:
-    """One place of the ring: a pinned buffer, a device buffer, and what happened to them."""
+    """One place of the ring: pinned memory, a device buffer, and what happened to them."""
 
-    host: PinnedBuffer
+    host: Bytes
+    host_address: int
     device: DeviceBuffer
     arrived: int  # event: the copy is done
     is_free: int  # event: both may be written again
@@ -109,6 +111,7 @@ class WeightLoader:
         """The same for these storages; returns what says what became of a planned weight."""
         progress(0.0)
         self._chunk_bytes = _chunk_bytes(wanted)
+        self._make_ring()
         matrices: dict[int, Matrix] = {}
         vectors: dict[int, Vector] = {}
         total, done = sum(_file_bytes(storage) for storage in wanted), 0
@@ -143,23 +146,24 @@ class WeightLoader:
         for buffer in self._ring_memory.release():
             buffer.free()
 
-    def _place(self, number: int) -> _Stage:
-        """The ring's place for the number-th piece, free. Made when it is first needed.
-
-        Pinning memory takes as long as copying it, and this way others are read to meanwhile.
-        """
-        if number < _RING:
-            nbytes, driver = self._chunk_bytes, self._driver
+    def _make_ring(self) -> None:
+        nbytes, memory, name = self._chunk_bytes, self._ring_memory, "loading weights"
+        host = memory.huge_pages(_RING * nbytes, name, self._pool)
+        for start in range(0, _RING * nbytes, nbytes):
             stage = _Stage(
-                self._ring_memory.pinned(nbytes, "loading weights"),
-                self._ring_memory.device(spec((nbytes,), "u1"), "loading weights"),
-                driver.create_event(timed=False),
-                driver.create_event(timed=False),
+                host.bytes[start : start + nbytes],
+                host.address + start,
+                memory.device(spec((nbytes,), "u1"), name),
+                self._driver.create_event(timed=False),
+                self._driver.create_event(timed=False),
             )
             self._ring.append(stage)
-            return stage
+
+    def _place(self, number: int) -> _Stage:
+        """The ring's place for the number-th piece, free."""
         stage = self._ring[number % _RING]
-        self._driver.synchronize_event(stage.is_free)
+        if number >= _RING:
+            self._driver.synchronize_event(stage.is_free)
         return stage
 
     def _pieces(
@@ -169,14 +173,17 @@ class WeightLoader:
         vectors: dict[int, Vector],
     ) -> Iterator[_Piece]:
         """All pieces in order; what they are for is allocated when they are asked for."""
-        for storage in wanted:
-            if isinstance(storage, PlannedMatrix):
-                matrices[id(storage)] = matrix = self._new_matrix(storage)
-                yield from self._matrix_pieces(storage, matrix)
-            else:
-                array = self._memory.device(storage.storage, storage.name).array
-                vectors[id(storage)] = Vector(array)
-                yield self._vector_piece(storage, array)
+        for group in self._vector_groups([s for s in wanted if isinstance(s, PlannedVector)]):
+            array, piece = self._vectors_piece(group)
+            for storage, first in group:
+                address = array.address + first * array.dtype.itemsize
+                what = storage.storage
+                vectors[id(storage)] = Vector(DeviceArray(address, what.shape, what.dtype))
+            yield piece
+        for planned in wanted:
+            if isinstance(planned, PlannedMatrix):
+                matrices[id(planned)] = matrix = self._new_matrix(planned)
+                yield from self._matrix_pieces(planned, matrix)
 
     def _read_ahead(self, pieces: Iterator[_Piece]) -> Iterator[tuple[_Piece, _Stage]]:
         """The pieces in order, each in the place of the ring that it was read to."""
@@ -185,7 +192,7 @@ class WeightLoader:
             if len(reading) == _AHEAD:
                 yield _when_read(*reading.popleft())
             stage = self._place(number)
-            target = stage.host.bytes[: piece.nbytes]
+            target = stage.host[: piece.nbytes]
             reading.append((piece, stage, self._pool.submit(piece.read, target)))
         while reading:
             yield _when_read(*reading.popleft())
@@ -222,14 +229,39 @@ class WeightLoader:
             block=_REPACK_THREADS,
         )
 
-    def _vector_piece(self, plan: PlannedVector, target: DeviceArray) -> _Piece:
-        def read(host: Bytes) -> None:
-            host.view(np.float32)[:] = np.concatenate([t.to_float32() for t in plan.tensors])
+    def _vector_groups(
+        self, wanted: list[PlannedVector]
+    ) -> Iterator[list[tuple[PlannedVector, int]]]:
+        """The vectors that travel together, each with its first element."""
+        group: list[tuple[PlannedVector, int]] = []
+        length = 0
+        for storage in wanted:
+            size = round_up(storage.storage.shape[0], _VECTOR_ALIGN)
+            if group and (length + size) * np.dtype(np.float32).itemsize > self._chunk_bytes:
+                yield group
+                group, length = [], 0
+            group.append((storage, length))
+            length += size
+        if group:
+            yield group
 
-        return _Piece(read, target.nbytes, lambda stage: self._copy(stage, target, target.nbytes))
+    def _vectors_piece(self, group: list[tuple[PlannedVector, int]]) -> tuple[DeviceArray, _Piece]:
+        last, length = group[-1]
+        what = spec((length + last.storage.shape[0],), np.float32)
+        target = self._memory.device(what, f"{group[0][0].name} to {last.name}").array
+
+        def read(host: Bytes) -> None:
+            values = host.view(np.float32)
+            for storage, first in group:
+                for tensor in storage.tensors:
+                    values[first : first + tensor.shape[0]] = tensor.to_float32()
+                    first += tensor.shape[0]
+
+        finish = partial(self._copy, target=target, nbytes=target.nbytes)
+        return target, _Piece(read, target.nbytes, finish)
 
     def _copy(self, stage: _Stage, target: DeviceArray, nbytes: int) -> None:
-        self._driver.copy_to_device(target.address, stage.host.address, nbytes, self._copies)
+        self._driver.copy_to_device(target.address, stage.host_address, nbytes, self._copies)
         self._driver.record_event(stage.arrived, self._copies)
         self._driver.wait_for_event(self._stream, stage.arrived)
 

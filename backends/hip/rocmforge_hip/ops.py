@@ -31,7 +31,7 @@ from rocmforge_hip.lora import DeviceAdapters, Lora
 from rocmforge_hip.memory import Arena, DeviceArray
 from rocmforge_hip.rows import embed_rows, norm_threads, sum_rows
 from rocmforge_hip.step import DeviceStep
-from rocmforge_hip.weights import Matrix, Weight, ceil_div
+from rocmforge_hip.weights import UNIT, Matrix, Weight, ceil_div
 
 _PREFILL_ROWS: Final = 128  # query rows of a block
 _ELEMENTS: Final = 1024  # of a block of the element-wise kernels
@@ -213,7 +213,7 @@ class HipOps:
 
     def attention(self, step: DeviceStep, q: Activation, spec: AttentionSpec) -> Activation:
         assert q.f16 is not None
-        out = empty(self._arena, ATTENDED, q.rows, q.width, half=q.rows > MAX_GEMV_ROWS)
+        out = self._attended(step, q)
         cache = self._caches[spec.layer]
         caches: tuple[DeviceArray | None, ...] = (cache.keys, cache.values)
         if cache.key_scale is not None:
@@ -249,6 +249,8 @@ class HipOps:
             *which,
             out.f32,
             out.f16,
+            out.q,
+            out.scale,
             partial,
             partial_ml,
             shape.blocks,
@@ -268,6 +270,8 @@ class HipOps:
                 *which,
                 out.f32,
                 out.f16,
+                out.q,
+                out.scale,
                 split.count,
                 config.head_dim,
                 window,
@@ -342,6 +346,14 @@ class HipOps:
             self._kernels["rf_softcap"].launch(
                 f32_of(out), softcap, count, grid=(ceil_div(count, _THREADS), 1, 1), block=_THREADS
             )
+        return out
+
+    def _attended(self, step: DeviceStep, q: Activation) -> Activation:
+        """The result of attention, in the forms that a linear layer may read."""
+        out = empty(self._arena, ATTENDED, q.rows, q.width, half=q.rows > MAX_GEMV_ROWS)
+        # The kernels of decodes can write int8, where the blocks do not straddle heads.
+        if out.f32 is not None and not step.shape.prefills and self._config.head_dim % UNIT == 0:
+            out.q, out.scale = self._arena[f"{ATTENDED}.q"], self._arena[f"{ATTENDED}.scale"]
         return out
 
     def _normed(self, slot: str, rows: int, width: int) -> Activation:

@@ -51,6 +51,9 @@ def sum_rows(kernel: Kernel, step: DeviceStep, x: DeviceArray, out: DeviceArray)
 
 
 def norm_threads(dim: int) -> int:
-    """Threads of a block for a row of a norm."""
+    """Threads of a block for a row of a norm, which hold up to 16 elements each.
+
+    Few waves have little to wait for each other.
+    """
     assert dim <= MAX_NORM_DIM, dim
-    return min(round_up(ceil_div(dim, 4), 64), 1024)
+    return max(min(round_up(ceil_div(dim, 4), 64), 256), round_up(ceil_div(dim, 16), 64))

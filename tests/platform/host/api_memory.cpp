@@ -157,6 +157,22 @@ HIP_API hipError_t hipHostFree(void* pointer) {
   return free_now("hipHostFree", pointer, true);
 }
 
+// Copies take any host memory here; what is checked is that registering comes in pairs.
+HIP_API hipError_t hipHostRegister(void* pointer, size_t bytes, unsigned) {
+  ENTER();
+  NOT_WHILE_CAPTURING("hipHostRegister");
+  if (!pointer || bytes == 0) return answer(hipErrorInvalidValue);
+  return answer(memory().add_registered(pointer) ? hipSuccess
+                                                 : hipErrorHostMemoryAlreadyRegistered);
+}
+
+HIP_API hipError_t hipHostUnregister(void* pointer) {
+  ENTER();
+  NOT_WHILE_CAPTURING("hipHostUnregister");
+  streams().synchronize_all();
+  return answer(memory().remove_registered(pointer) ? hipSuccess : hipErrorHostMemoryNotRegistered);
+}
+
 HIP_API hipError_t hipHostGetDevicePointer(void** device, void* pointer, unsigned) {
   ENTER();
   if (!memory().find_live(pointer, 1)) return answer(hipErrorInvalidValue);

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -92,6 +93,10 @@ class Memory {
   // Hands over the allocations touched since the last call, with what was touched of them.
   std::vector<Allocation*> take_touched();
 
+  // Host memory that was pinned where it lies; false if it was, or was not, already.
+  bool add_registered(const void* pointer) { return registered_.insert(pointer).second; }
+  bool remove_registered(const void* pointer) { return registered_.erase(pointer) == 1; }
+
   size_t used() const { return used_; }
   size_t live_bytes() const;
   size_t live_count() const;
@@ -106,6 +111,7 @@ class Memory {
   size_t used_ = 0;
   uint64_t next_id_ = 1;
   std::map<uintptr_t, std::unique_ptr<Allocation>> allocations_;
+  std::set<const void*> registered_;
   std::vector<Allocation*> touched_;
   Allocation* recent_ = nullptr;
 };
