@@ -356,6 +356,22 @@ def test_unloading_stops_a_load() -> None:
     run_virtual(main())
 
 
+def test_who_comes_while_a_load_is_being_stopped_gets_another() -> None:
+    here = world()
+
+    async def main() -> None:
+        first = asyncio.ensure_future(here.use("a", 1.0))
+        await asyncio.sleep(1.0)
+        unloading = spawn(*[here.fleet.unload(here.slot("a")) for _ in range(2)])
+        await asyncio.sleep(0.2)  # stopping takes half a second
+        second = asyncio.ensure_future(here.use("a", 1.0))
+        await settle(*unloading)
+        outcomes = await settle(first, second)
+        assert [type(outcome) for outcome in outcomes] == [NotReady, type(None)]
+
+    run_virtual(main())
+
+
 def test_unloading_twice_is_unloading_once() -> None:
     here = world()
 

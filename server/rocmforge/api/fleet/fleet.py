@@ -290,9 +290,9 @@ class Fleet:
             )
             _cancel_once(loading)
             await asyncio.wait((loading,))
-        if slot.engine is not None:
+        if slot.is_up or slot.unloading is not None:
             await self._take_away(slot, "request")
-        if slot.loading is None:
+        if slot.loading is None:  # else somebody has come since who wants it
             slot.failure, slot.is_too_large = None, False
 
     async def _take_away(self, slot: ModelSlot, reason: str) -> None:
