@@ -148,6 +148,9 @@ class FakeEngine:
     runner: RunnerInfo | None = RUNNER
     restarts: int = 0
     is_fallback: bool = False
+    last_error: str | None = None
+    silence_s: float = 0.0
+    is_wedged: bool = False
 
     @property
     def status(self) -> EngineStatus:
@@ -163,7 +166,10 @@ class FakeEngine:
                 running=len(self.live), blocks_total=BLOCKS, blocks_used=len(self.live)
             ),
             restarts=self.restarts,
-            last_error=None,
+            last_error=self.last_error,
+            last_error_at=None if self.last_error is None else 1_700_000_000.25,
+            silence_s=self.silence_s,
+            is_wedged=self.is_wedged,
         )
 
     async def start(self) -> None:

@@ -51,6 +51,29 @@ def test_the_http_side_is_alive_whatever_the_engine_does(
     assert response.json()["engine"] == state.value
 
 
+def test_health_says_what_went_wrong_when_and_how_often(client: Client, engine: FakeEngine) -> None:
+    assert client.get("/health").json()["last_error"] is None
+    engine.last_error, engine.restarts = "The engine process was killed by SIGKILL.", 2
+    engine.state, engine.silence_s = EngineState.RESTARTING, 12.5
+    response = client.get("/health")
+    assert response.status_code == 200, "it is being repaired"
+    body = response.json()
+    for told in (body, body["models"][0]):
+        assert told["last_error"] == engine.last_error
+        assert (told["last_error_at"], told["restarts"]) == (1_700_000_000.25, 2)
+        assert told["silent_s"] == 12.5
+    assert body["status"] == "degraded"
+
+
+def test_a_device_that_hangs_for_good_is_not_alive(client: Client, engine: FakeEngine) -> None:
+    assert client.get("/health").json()["status"] == "ok"
+    engine.is_wedged, engine.state = True, EngineState.RESTARTING
+    response = client.get("/health")
+    assert response.status_code == 503
+    assert response.json()["status"] == "wedged"
+    assert client.get("/ready").status_code == 503
+
+
 def test_health_names_the_backend_and_owns_up_to_a_fallback(
     client: Client, engine: FakeEngine
 ) -> None:

@@ -59,7 +59,7 @@ _OURS_ONLY = {
     *("model_requests_waiting", "host_processed_rows", "request_errors", "weights_bytes"),
     *("kv_cache_bytes", "key_tokens"),
     *("key_requests_waiting", "draft_model_seconds"),
-    *FAMILIES,
+    *("engine_silence_seconds", *FAMILIES),
 }
 _COARSER_IN_VLLM = {"inter_token_latency_seconds", "request_time_per_output_token_seconds"}
 
@@ -263,6 +263,11 @@ class _EngineCollector(Collector):
             yield self._waiting_by_key(stats)
         yield self._gauge("kv_cache_usage_perc", "Used share of the KV cache, 0 to 1.", usage)
         yield self._gauge("engine_ready", "Whether requests are taken.", int(ready))
+        yield self._gauge(
+            "engine_silence_seconds",
+            "Since the engine gave news although requests are there.",
+            status.silence_s,
+        )
         yield self._counter("num_preemptions", "Preemptions.", stats.preemptions_total)
         yield self._by_method(
             "spec_decode_num_drafts",

@@ -12,33 +12,45 @@ from rocmforge.api.answer import json_response
 from rocmforge.api.auth import PUBLIC, SCOPE
 from rocmforge.api.dependencies import FleetDep, FleetMetricsDep, SettingsDep
 from rocmforge.api.fleet.fleet import Member
+from rocmforge.api.fleet.slot import ModelState
 from rocmforge.api.keys import Scope
 from rocmforge.api.schema import Health, ModelHealth, Readiness, Version
 from rocmforge.api.service import LOADING_RETRY_S
 
 _OPEN = {PUBLIC: True}
+_TROUBLED = (ModelState.RESTARTING, ModelState.FAILED)
 
 
 @route("/health", http_method=["GET", "HEAD"], opt=_OPEN)
 async def health(fleet: FleetDep) -> Response[bytes]:
-    """Liveness: answers as long as the HTTP side works, whatever the engines do.
+    """Liveness: 200 as long as the HTTP side works and can start engines anew.
 
-    What stands beside `models` is about the first of them.
+    It is 503 if the process of one was killed and does not end, which nothing here can repair.
     """
-    first = fleet.members[0]
+    first, models = fleet.members[0], [_health(member) for member in fleet.members]
     status = first.slot.status
-    runner = status.runner
-    return json_response(
-        Health(
-            model=first.service.model,
-            engine=first.slot.state,
-            backend=None if runner is None else runner.backend,
-            device=None if runner is None else runner.device.name,
-            is_fallback=status.is_fallback,
-            fallback_reason=status.fallback_reason,
-            notes=() if runner is None else runner.notes,
-            models=[_health(member) for member in fleet.members],
-        )
+    told = models[0]
+    is_wedged = any(member.slot.status.is_wedged for member in fleet.members)
+    is_degraded = any(model.state in _TROUBLED for model in models)
+    body = Health(
+        model=told.model,
+        engine=told.state,
+        backend=told.backend,
+        device=told.device,
+        is_fallback=status.is_fallback,
+        fallback_reason=status.fallback_reason,
+        notes=() if status.runner is None else status.runner.notes,
+        restarts=told.restarts,
+        last_error=told.last_error,
+        last_error_at=told.last_error_at,
+        silent_s=told.silent_s,
+        models=models,
+        status="wedged" if is_wedged else "degraded" if is_degraded else "ok",
+    )
+    return Response(
+        msgspec.json.encode(body),
+        status_code=503 if is_wedged else 200,
+        media_type=MediaType.JSON,
     )
 
 
@@ -52,6 +64,8 @@ def _health(member: Member) -> ModelHealth:
         device=None if runner is None else runner.device.name,
         restarts=status.restarts,
         last_error=status.last_error,
+        last_error_at=status.last_error_at,
+        silent_s=round(status.silence_s, 3),
     )
 
 

@@ -491,7 +491,10 @@ class TokenizerInfo(msgspec.Struct, kw_only=True):
 
 
 class Health(msgspec.Struct, kw_only=True):
-    """Answer of GET /health: the HTTP side is alive; what it serves, and on what."""
+    """Answer of GET /health: the HTTP side is alive; what it serves, on what, and what went wrong.
+
+    What stands beside `models` and `status` is about the first of them.
+    """
 
     model: str
     engine: str
@@ -500,8 +503,12 @@ class Health(msgspec.Struct, kw_only=True):
     is_fallback: bool
     fallback_reason: str
     notes: tuple[str, ...]
+    restarts: int
+    last_error: str | None
+    last_error_at: float | None
+    silent_s: float
     models: list[ModelHealth]
-    status: Literal["ok"] = "ok"
+    status: Literal["ok", "degraded", "wedged"]  # of the worst of them
 
 
 class ModelHealth(msgspec.Struct, kw_only=True):
@@ -513,6 +520,8 @@ class ModelHealth(msgspec.Struct, kw_only=True):
     device: str | None
     restarts: int  # of its engine process
     last_error: str | None  # why that last died, or why the model could not be loaded
+    last_error_at: float | None  # seconds since the epoch
+    silent_s: float  # since the engine gave news although requests are there
 
 
 class Readiness(msgspec.Struct, kw_only=True):

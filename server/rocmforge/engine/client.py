@@ -78,6 +78,9 @@ class AsyncEngine:
         self._load_error: RocmForgeError | None = None
         self._failure: RocmForgeError | None = None  # what this process said before it ended
         self._last_error: str | None = None
+        self._last_error_at: float | None = None
+        self._killed_at: float | None = None  # loop time
+        self._is_wedged = False
         self._ready: Ready | None = None
         self._progress = Progress(stage="starting", fraction=0.0)
         self._stats = totals or EngineStats()
@@ -150,6 +153,9 @@ class AsyncEngine:
             stats=self._stats,
             restarts=self._restarts,
             last_error=self._last_error,
+            last_error_at=self._last_error_at,
+            silence_s=self._silence_s(),
+            is_wedged=self._is_wedged,
         )
 
     @property
@@ -360,7 +366,7 @@ class AsyncEngine:
             self._fail_live(error.message, keep_resumable=was_ready)
             if self._phase is EngineState.STOPPED:
                 return
-            self._last_error = error.message
+            self._note_error(error.message)
             if self._ready is None:
                 self._give_up(error)
                 return
@@ -372,6 +378,8 @@ class AsyncEngine:
     async def _live_once(self) -> tuple[RocmForgeError, bool]:
         """Runs one process to its end; says why it ended, and whether it was ready before."""
         self._failure = None
+        self._killed_at = None
+        self._is_wedged = False
         try:
             self._process = await EngineProcess.spawn(self._start_message(), self._on_report)
         except OSError as error:
@@ -408,6 +416,17 @@ class AsyncEngine:
             vocabulary=config.vocabulary,
         )
 
+    def _note_error(self, message: str) -> None:
+        self._last_error = message
+        self._last_error_at = time.time()
+
+    def _silence_s(self) -> float:
+        """Seconds since there was news of the requests that the engine has."""
+        if self._phase is not EngineState.READY or not self._live:
+            return 0.0
+        # Not asked of the loop, whose clock is the same: worker threads read the status too.
+        return time.monotonic() - self._last_news
+
     def _give_up(self, error: RocmForgeError) -> None:
         self._phase = EngineState.STOPPED
         self._load_error = self._load_error or error
@@ -420,14 +439,30 @@ class AsyncEngine:
         while True:
             await asyncio.sleep(min(config.step_timeout_s, config.client_stall_s) / 4)
             now = loop.time()
-            if self._phase is EngineState.READY and self._process is not None and self._live:
-                silence_s = now - self._last_news
-                if silence_s > config.step_timeout_s:
-                    self._process.kill(f"was killed: it gave no news for {silence_s:.1f} s")
+            silence_s = self._silence_s()
+            if silence_s > config.step_timeout_s and self._process is not None:
+                self._process.kill(f"was killed: it gave no news for {silence_s:.1f} s")
+                self._killed_at = self._killed_at or now
+            if self._killed_at is not None and now - self._killed_at > config.stop_grace_s:
+                self._give_up_on_wedged()
             for handle in list(self._live.values()):
                 if handle.is_stalled(now, config.client_stall_s):
                     logger.warning("request %d is not being read: cancelled", handle.request_id)
                     handle.close()
+
+    def _give_up_on_wedged(self) -> None:
+        """The process was killed, but it is still there: the kernel waits for the device."""
+        if self._is_wedged:
+            return
+        message = (
+            f"The engine process {self.pid} gave no news and does not end, though it was killed: "
+            "its device or driver hangs. See dmesg; the machine may have to be restarted."
+        )
+        logger.error("%s", message)
+        self._is_wedged = True
+        self._note_error(message)
+        self._begin_restart()
+        self._fail_live(message)
 
 
 def _check(prompt_ids: Sequence[int], sampling: SamplingParams, runner: RunnerInfo) -> None:

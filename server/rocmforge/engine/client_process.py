@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import socket
 import sys
@@ -13,6 +14,8 @@ from typing import cast
 from rocmforge.engine.messages import Command, Report, Shutdown, Start
 from rocmforge.engine.wire import FrameReader, encode
 from rocmforge.errors import EngineError
+
+logger = logging.getLogger(__name__)
 
 
 class EngineProcess(asyncio.Protocol):
@@ -102,14 +105,22 @@ class EngineProcess(asyncio.Protocol):
         return f"exited with status {status}"
 
     async def shut_down(self, grace_s: float) -> None:
-        """Asks the process to end, and ends it after `grace_s`."""
+        """Asks the process to end, and ends it after `grace_s`.
+
+        One that hangs in the driver outlives that: it is left behind.
+        """
         self.send(Shutdown())
         try:
             async with asyncio.timeout(grace_s):
                 await self.wait(grace_s)
+            return
         except TimeoutError:
             self.kill("did not stop when asked to")
-            await self.wait(grace_s)
+        try:
+            async with asyncio.timeout(grace_s):
+                await self.wait(grace_s)
+        except TimeoutError:
+            logger.error("the engine process %d was killed and does not end: left behind", self.pid)
 
     # --- asyncio.Protocol ---
 

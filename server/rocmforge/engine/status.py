@@ -62,3 +62,6 @@ class EngineStatus:
     stats: EngineStats
     restarts: int
     last_error: str | None  # why the engine last died
+    last_error_at: float | None = None  # seconds since the epoch
+    silence_s: float = 0.0  # since the engine gave news although requests are there
+    is_wedged: bool = False  # the process was killed and does not end: its device or driver hangs

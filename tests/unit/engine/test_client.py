@@ -22,6 +22,7 @@ import uvloop
 
 from rocmforge.engine.client import AsyncEngine
 from rocmforge.engine.client_handle import GenerationHandle
+from rocmforge.engine.client_process import EngineProcess
 from rocmforge.engine.config import EngineConfig
 from rocmforge.engine.messages import Progress, Ready, Report, Shutdown, Start, StepReport, Submit
 from rocmforge.engine.params import FinishReason, SamplingParams, Share, TokenEvent
@@ -470,6 +471,49 @@ def test_a_step_that_never_ends_is_noticed_and_the_process_replaced() -> None:
     run(test())
 
 
+def test_a_process_that_cannot_be_killed_is_told_of_and_replaced_once_it_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def hang_in_the_driver(self: EngineProcess, verdict: str) -> None:
+        """What SIGKILL does to a process that waits for a device without a way to interrupt it."""
+
+    async def test() -> None:
+        chosen = replace(config("create_hanging_2"), step_timeout_s=0.3, stop_grace_s=0.3)
+        async with Engine(chosen) as engine:
+            with monkeypatch.context() as patch:
+                patch.setattr(EngineProcess, "kill", hang_in_the_driver)
+                pid = engine.pid
+                events = await read(submit(engine))
+                assert events[-1].finish_reason is FinishReason.DIED
+                status = engine.status
+                assert (status.is_wedged, status.state) == (True, EngineState.RESTARTING)
+                assert "does not end" in (status.last_error or "")
+                assert status.last_error_at is not None
+                assert engine.pid == pid, "it is still there"
+                with pytest.raises(NotReady):
+                    submit(engine)
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            await engine.wait_ready()
+            assert not engine.status.is_wedged
+            assert tokens(await read(submit(engine, 1))) == continuation(PROMPT, 1)
+
+    run(test())
+
+
+def test_silence_is_told_while_requests_are_there() -> None:
+    async def test() -> None:
+        async with Engine(replace(config("create_hanging_2"), stop_grace_s=1.0)) as engine:
+            assert engine.status.silence_s == 0
+            handle = submit(engine)
+            while engine.status.silence_s < 0.3:  # noqa: ASYNC110 - a status is polled
+                await asyncio.sleep(0.05)
+            handle.close()
+            assert engine.status.silence_s == 0
+
+    run(test())
+
+
 def test_an_idle_engine_is_not_taken_for_a_stuck_one() -> None:
     async def test() -> None:
         async with Engine(replace(config("create_very_slow"), step_timeout_s=2.0)) as engine:
@@ -491,24 +535,40 @@ def start_process(variant: str) -> tuple[subprocess.Popen[bytes], socket.socket]
             [sys.executable, "-m", "rocmforge.engine.process", "--fd", str(theirs.fileno())],
             pass_fds=(theirs.fileno(),),
         )
-    chosen = config(variant)
-    ours.sendall(
-        encode(
-            Start(
-                backend=chosen.backend,
-                model=str(chosen.model),
-                options=chosen.options,
-                max_waiting=1,
-                max_score_rows=1,
-                prefix_cache=True,
-                log_level="WARNING",
-                log_format="text",
-                totals=EngineStats(),
-                vocabulary=None,
-            )
-        )
-    )
+    ours.sendall(encode(start_message(variant)))
     return process, ours
+
+
+def start_message(variant: str) -> Start:
+    """What tells a process to load this backend."""
+    chosen = config(variant)
+    return Start(
+        backend=chosen.backend,
+        model=str(chosen.model),
+        options=chosen.options,
+        max_waiting=1,
+        max_score_rows=1,
+        prefix_cache=True,
+        log_level="WARNING",
+        log_format="text",
+        totals=EngineStats(),
+        vocabulary=None,
+    )
+
+
+def test_stopping_does_not_wait_for_a_process_that_does_not_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def test() -> None:
+        process = await EngineProcess.spawn(start_message("create"), lambda report: None)
+        os.kill(process.pid, signal.SIGSTOP)
+        with monkeypatch.context() as patch:
+            patch.setattr(EngineProcess, "kill", lambda self, verdict: None)
+            await process.shut_down(0.2)
+        process.kill("is let go")
+        assert await process.wait(TIMEOUT_S) == "is let go"
+
+    run(test())
 
 
 @pytest.mark.parametrize("variant", ["create", "create_stuck_load"])
