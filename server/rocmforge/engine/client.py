@@ -378,8 +378,6 @@ class AsyncEngine:
     async def _live_once(self) -> tuple[RocmForgeError, bool]:
         """Runs one process to its end; says why it ended, and whether it was ready before."""
         self._failure = None
-        self._killed_at = None
-        self._is_wedged = False
         try:
             self._process = await EngineProcess.spawn(self._start_message(), self._on_report)
         except OSError as error:
@@ -389,6 +387,8 @@ class AsyncEngine:
         self._begin_restart()
         verdict = await self._process.wait(self._config.stop_grace_s)
         self._process = None
+        self._killed_at = None
+        self._is_wedged = False
         return self._failure or EngineDied(f"The engine process {verdict}."), was_ready
 
     def _begin_restart(self) -> None:
