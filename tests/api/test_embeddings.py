@@ -12,6 +12,7 @@ import openai
 import pytest
 from litestar.testing import TestClient
 
+from rocmforge.api.keys import Keyring, given_keys
 from rocmforge.api.settings import ApiSettings
 from rocmforge.engine.params import FinishReason, Pooling, TokenEvent
 from rocmforge.errors import EngineError, QueueFull
@@ -136,6 +137,23 @@ def test_inputs_are_admitted_in_pieces_that_fit() -> None:
     assert [round(x / y) for x, y in lengths] == list(range(1, 9))
     assert engine.most_live <= 3
     assert engine.live == set()
+
+
+@pytest.mark.parametrize(("sequences", "tokens"), [(2, None), (None, 40)])
+def test_a_key_may_send_more_inputs_than_it_may_run_at_once(
+    sequences: int | None, tokens: int | None
+) -> None:
+    engine = NarrowEngine(script=embeds(), runner=EMBEDDING_RUNNER)
+    (key,) = given_keys(["secret"])
+    key = replace(key, max_sequences=sequences, tokens_per_minute=tokens)
+    service = make_service(engine, pooling=PoolingType.LAST)
+    inputs = [[1] * n for n in range(1, 9)]  # 36 tokens, which count once
+    with TestClient(build_app(service, ApiSettings(), Keyring([key]))) as client:
+        client.headers["authorization"] = "Bearer secret"
+        answer = client.post(PATH, json={"model": "tiny", "input": inputs})
+    assert answer.status_code == 200, answer.text
+    assert len(answer.json()["data"]) == 8
+    assert engine.most_live <= (sequences or 3)
 
 
 def test_a_queue_without_any_room_is_too_many_requests() -> None:

@@ -195,9 +195,10 @@ class Generation:
         """
         service.metrics.request_n.observe(plan.n)
         number_of_choices = len(plan.prompts) * plan.n
+        num_tokens = sum(len(prompt) for prompt in plan.prompts)
         caller = service.origin.caller
         if caller is not None:
-            caller.admit(number_of_choices, sum(len(prompt) for prompt in plan.prompts))
+            caller.admit(number_of_choices, num_tokens)
             service.metrics.name_key(caller.index, caller.key.name)
         choices: list[Choice] = []
         try:
@@ -207,7 +208,7 @@ class Generation:
             for choice in choices:
                 choice.close()
             if caller is not None:
-                caller.release(number_of_choices, 0)
+                caller.release(number_of_choices, -num_tokens)  # none of them was computed
             raise
         return cls(service, request_id, plan, tuple(choices), arrival_ns)
 

@@ -13,7 +13,7 @@ from rocmforge.api.generation import Generation
 from rocmforge.api.plan import Plan
 from rocmforge.api.service import Service
 from rocmforge.engine.params import Pooling, SamplingParams
-from rocmforge.errors import QueueFull, UnsupportedFeature
+from rocmforge.errors import QueueFull, RateLimited, UnsupportedFeature
 from rocmforge.models.pooling import PoolingType
 
 Vector = npt.NDArray[np.float32]
@@ -100,7 +100,7 @@ async def pooled(
         plan = Plan(prompts=some, sampling=sampling, n=1, stop=())
         try:
             generation = Generation.start(service, request_id, plan, arrival_ns)
-        except QueueFull:
+        except (QueueFull, RateLimited):
             if len(some) > 1:
                 size = len(some) // 2
                 continue
