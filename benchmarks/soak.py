@@ -1,10 +1,12 @@
 """Many clients of every kind against a server, for a long time: does it stay as it was?
 
     python benchmarks/soak.py --minutes 20 -- smollm2 --backend reference --max-sequences 16
+    python benchmarks/soak.py --minutes 20 -- model.gguf --backend hip --max-sequences 32
 
-It starts `rocmforge serve` with what follows `--`, waits until it is warm, and then compares: the
-memory of both processes, open files, the time to the first token. It fails (status 1) if memory
-grew by more than 5%, if a server error was seen, or if something is left running at the end.
+It starts `rocmforge serve` with what follows `--`. The first quarter of the time warms it up; then
+the last third of the rest is compared with the first. It fails (status 1) if memory grew by more
+than 5%, if latencies drifted (see `DRIFT`), if a server error was seen, if a kind of request was
+never answered, or if something is left running at the end.
 """
 
 from __future__ import annotations
@@ -24,11 +26,20 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 
 GROWTH = 1.05
+DRIFT = {50: (1.25, 0.005), 95: (1.5, 0.02)}
+"""By percentile: how much longer it may get, as a factor and in seconds on top.
+
+Thirds of a steady run of some minutes lie within a tenth of each other. A queue, cache or list that
+grows with the number of requests makes the last third several times as slow.
+"""
+FEWEST = 20
+"""Latencies in a third from which percentiles can be told."""
+KINDS = ("plain", "stream", "leaves", "reads_slowly", "schema", "tools")
 SAMPLE_S = 10.0
 WORDS = ("one", "two", "three", "river", "stone", "light", "under", "seven", "glass", "paper")
 SCHEMA = {
@@ -59,13 +70,21 @@ BAD = (
 )
 
 
+class Latency(NamedTuple):
+    """When it was seen, and how long it was; in seconds."""
+
+    at: float
+    took: float
+
+
 @dataclass
 class Seen:
     """What the clients saw."""
 
     answers: Counter[str] = field(default_factory=Counter)  # "stream 200", ...
     failures: list[str] = field(default_factory=list)
-    first_tokens: list[tuple[float, float]] = field(default_factory=list)  # (when, seconds)
+    first_tokens: list[Latency] = field(default_factory=list)
+    between_tokens: list[Latency] = field(default_factory=list)
 
 
 @dataclass
@@ -144,11 +163,15 @@ class Soak:
             self.seen.answers[f"{kind} {answer.status_code}"] += 1
             if answer.status_code == 429:
                 return
-            last, is_first = "", True
+            last, before = "", None
             async for line in answer.aiter_lines():
-                if is_first and '"content":"' in line and '"content":""' not in line:
-                    is_first = False
-                    self.seen.first_tokens.append((begin, time.monotonic() - begin))
+                if '"content":"' in line and '"content":""' not in line:
+                    now = time.monotonic()
+                    if before is None:
+                        self.seen.first_tokens.append(Latency(now, now - begin))
+                    elif read is None:
+                        self.seen.between_tokens.append(Latency(now, now - before))
+                    before = now
                 if read is not None and not await read(time.monotonic() - begin):
                     return
                 last = line or last
@@ -233,6 +256,21 @@ async def idle(url: str) -> str:
     return "; ".join(left)
 
 
+def drift(name: str, before: list[float], after: list[float]) -> list[str]:
+    """Prints percentiles of latencies at the beginning and at the end; what got worse."""
+    if min(len(before), len(after)) < FEWEST:
+        return [f"{name}: too few to compare, {len(before)} and {len(after)}"]
+    worse = []
+    early, late = (statistics.quantiles(values, n=100) for values in (before, after))
+    for percent, (factor, slack_s) in DRIFT.items():
+        was, now = early[percent - 1], late[percent - 1]
+        said = f"{name}, {percent}%: {was * 1e3:.1f} -> {now * 1e3:.1f} ms"
+        print(said)
+        if now > was * factor + slack_s:
+            worse.append(f"drifted: {said}")
+    return worse
+
+
 async def run(options: argparse.Namespace, url: str, pid: int) -> int:
     """All clients until the time is over; prints the verdict."""
     async with httpx.AsyncClient() as http:
@@ -247,8 +285,9 @@ async def run(options: argparse.Namespace, url: str, pid: int) -> int:
     left = await idle(url)
 
     warm = begin + options.minutes * 60 * 0.25
-    early = [s for s in samples if warm <= s.at < warm + (until - warm) / 3]
-    late = [s for s in samples if s.at >= until - (until - warm) / 3]
+    third = (until - warm) / 3
+    early = [s for s in samples if warm <= s.at < warm + third]
+    late = [s for s in samples if s.at >= until - third]
     problems = [f"left at the end: {left}"] if left else []
     for name in ("server_kib", "engine_kib", "files"):
         before = statistics.median(getattr(s, name) for s in early)
@@ -256,13 +295,16 @@ async def run(options: argparse.Namespace, url: str, pid: int) -> int:
         print(f"{name}: {before:.0f} -> {after:.0f} ({100 * (after / before - 1):+.1f}%)")
         if name != "files" and after > before * GROWTH:
             problems.append(f"{name} grew by {100 * (after / before - 1):.1f}%")
-    for label, chosen in (
-        ("early", [t for at, t in soak.seen.first_tokens if warm <= at < early[-1].at]),
-        ("late", [t for at, t in soak.seen.first_tokens if at >= late[0].at]),
+    for name, latencies in (
+        ("first token", soak.seen.first_tokens),
+        ("between tokens", soak.seen.between_tokens),
     ):
-        cuts = statistics.quantiles(chosen, n=20)
-        print(f"first token, {label}: median {cuts[9]:.2f} s, 95% {cuts[18]:.2f} s")
-    print(f"answers: {dict(sorted(soak.seen.answers.items()))}")
+        before = [took for at, took in latencies if warm <= at < warm + third]
+        after = [took for at, took in latencies if until - third <= at < until]
+        problems += drift(name, before, after)
+    answers = soak.seen.answers
+    print(f"answers: {dict(sorted(answers.items()))}")
+    problems += [f"no {kind} was answered" for kind in KINDS if not answers[f"{kind} 200"]]
     problems += sorted({*soak.seen.failures})[:20]
     print("\n".join(problems) if problems else "nothing grew, nothing failed, nothing is left")
     return int(bool(problems))
