@@ -59,6 +59,7 @@ async def serve(arguments: argparse.Namespace) -> None:
         templates=ChatTemplates.from_metadata(data, tokenizer),
         engine=slot,
         metrics=Metrics("tiny", lambda: slot.status, arguments.sysfs),
+        declared_context=config.options.max_context,
         num_drafts=arguments.prompt_lookup_tokens,
         num_model_drafts=arguments.draft_tokens,
     )

@@ -553,6 +553,7 @@ def test_whatever_happens_nobody_hangs_and_nothing_is_left(
             assert outcome is None or isinstance(outcome, CapacityError | asyncio.CancelledError), (
                 outcome
             )
+            assert "was stopped" not in str(outcome), "somebody else stopped what it waited for"
         assert here.device.alive == []
         assert [slot.users for slot in map(here.slot, "abc")] == [0, 0, 0]
         assert [slot.num_waiting for slot in map(here.slot, "abc")] == [0, 0, 0]
