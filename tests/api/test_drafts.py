@@ -47,7 +47,7 @@ def drafting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
 def guessing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     """A server with a draft model."""
     log = tmp_path_factory.mktemp("guessing") / "log"
-    with live_server(log, "--draft-tokens", "4") as server:
+    with live_server(log, "--draft-tokens", "4", "--backend", "create_costly") as server:
         yield server
 
 

@@ -142,7 +142,8 @@ class FakeConfig:
     masks_late: bool = False  # whether the runner is a `MasksLate`; with a depth of 2
     adapters: tuple[str, ...] = ("fake-0", "fake-1")
     wrong_one_in: int | None = None  # contexts after which it draws something else than it should
-    token_ns: int = 0  # what a token adds to the time of a step
+    step_ns: int = 1000  # what it says that a step takes
+    token_ns: int = 0  # what a token adds to that
     is_measured: bool = False  # whether steps say what they cost, and the device how fast it copies
 
 
@@ -275,7 +276,7 @@ class FakeRunner:
             logprobs=_logprob(states, ids) if num_top >= 0 else None,
             top_ids=tops if num_top > 0 else None,
             top_logprobs=_logprob(states[:, None], tops) if num_top > 0 else None,
-            device_ns=1000 + step.num_tokens * self._config.token_ns,
+            device_ns=self._config.step_ns + step.num_tokens * self._config.token_ns,
             cost=self._cost(step),
             hidden=self._sum_hidden(step, sums),
         )
@@ -420,6 +421,8 @@ def create() -> FakeBackend:
 _VARIANTS = {
     "create_measured": FakeConfig(pipeline_depth=2, is_measured=True),
     "create_pipelined": FakeConfig(pipeline_depth=2, masks_late=True),
+    # So that guessing pays, however busy the machine is.
+    "create_costly": FakeConfig(pipeline_depth=2, masks_late=True, step_ns=10**12),
     "create_slow": FakeConfig(step_s=0.02),
     "create_very_slow": FakeConfig(step_s=0.7),
     "create_slow_load": FakeConfig(load_s=5.0),
