@@ -299,9 +299,9 @@ async def run(options: argparse.Namespace, url: str, pid: int) -> int:
         ("first token", soak.seen.first_tokens),
         ("between tokens", soak.seen.between_tokens),
     ):
-        before = [took for at, took in latencies if warm <= at < warm + third]
-        after = [took for at, took in latencies if until - third <= at < until]
-        problems += drift(name, before, after)
+        first = [took for at, took in latencies if warm <= at < warm + third]
+        last = [took for at, took in latencies if until - third <= at < until]
+        problems += drift(name, first, last)
     answers = soak.seen.answers
     print(f"answers: {dict(sorted(answers.items()))}")
     problems += [f"no {kind} was answered" for kind in KINDS if not answers[f"{kind} 200"]]
