@@ -314,7 +314,7 @@ def test_the_store_forgets_what_was_not_used_longest(engine: FakeEngine) -> None
 
 
 def test_the_store_is_bounded_in_bytes_too(engine: FakeEngine) -> None:
-    settings = ApiSettings(max_stored_response_bytes=5000)
+    settings = ApiSettings(max_stored_response_bytes=7000)
     with TestClient(build_app(make_service(engine), settings)) as client:
 
         def create(text: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
@@ -93,19 +93,31 @@ async def answer(
     """
     generation = Generation.start(service, writer.head.id, plan, arrival_ns)
     if stream:
-        events = EventStream(
-            stream_events(generation, writer),
-            close=generation.close,
-            keep_alive_s=settings.keep_alive_s,
-            drain_timeout_s=settings.drain_timeout_s,
-            headers=_headers(writer.head.id),
-        )
-        return cast("ASGIApp", events)  # Starlette declares the same interface with its own types
+        events = stream_events(generation, writer)
+        return event_stream(events, settings, writer.head.id, close=generation.close)
     try:
         pieces = await unless_client_leaves(request, collect(generation))
     finally:
         generation.close()
     return json_answer(writer.body(pieces, generation.usage()), writer.head.id)
+
+
+def event_stream(
+    events: AsyncIterator[bytes],
+    settings: ApiSettings,
+    request_id: str,
+    *,
+    close: Callable[[], None] = lambda: None,
+) -> ASGIApp:
+    """A stream of encoded events; `close` is called on every way out."""
+    stream = EventStream(
+        events,
+        close=close,
+        keep_alive_s=settings.keep_alive_s,
+        drain_timeout_s=settings.drain_timeout_s,
+        headers=_headers(request_id),
+    )
+    return cast("ASGIApp", stream)  # Starlette declares the same interface with its own types
 
 
 async def stream_events(generation: Generation, writer: Writer) -> AsyncIterator[bytes]:

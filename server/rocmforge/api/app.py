@@ -44,6 +44,7 @@ from rocmforge.api.responses.handlers import (
     create_response,
     delete_response,
     get_response,
+    list_input_items,
 )
 from rocmforge.api.responses.store import OwnResponses, ResponseStore
 from rocmforge.api.settings import ApiSettings
@@ -54,6 +55,7 @@ HANDLERS = (
     create_completion,
     create_response,
     get_response,
+    list_input_items,
     cancel_response,
     delete_response,
     create_message,

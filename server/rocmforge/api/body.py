@@ -75,6 +75,18 @@ def decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
         raise InvalidParameter("The request body is nested too deeply.") from None
 
 
+def read_query(request: Request[Any, Any, Any], kind: type[T]) -> T:
+    """The parameters behind the path; others than those of the type are ignored.
+
+    Raises:
+        InvalidParameter: one does not fit.
+    """
+    try:
+        return msgspec.convert(dict(request.query_params), kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise _invalid_field(str(error), kind) from None
+
+
 def _invalid_field(message: str, kind: Any) -> InvalidParameter:
     """From msgspec's message to one that reads well, and the field's path as OpenAI writes it.
 

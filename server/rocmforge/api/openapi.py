@@ -40,7 +40,9 @@ from rocmforge.api.responses.handlers import (
     create_response,
     delete_response,
     get_response,
+    list_input_items,
 )
+from rocmforge.api.responses.input_items import InputItemPage, InputItemsQuery
 from rocmforge.api.schema import (
     ChatChunk,
     ChatCompletion,
@@ -102,6 +104,7 @@ class Endpoint:
     answer: Any
     anthropic_answer: Any = None  # for requests with the header anthropic-version
     body: Any = None
+    query: Any = None  # the parameters behind the path
     event: Any = None  # data of each event, if the answer may be a stream
     error: Any = ErrorBody
     media_type: str = "application/json"
@@ -109,7 +112,10 @@ class Endpoint:
     @property
     def types(self) -> tuple[Any, ...]:
         """All of them."""
-        given = (self.body, self.answer, self.anthropic_answer, self.event, self.error)
+        given = (
+            *(self.body, self.query, self.answer, self.anthropic_answer, self.event, self.error),
+            *(() if self.anthropic_answer is None else (messages.Error,)),
+        )
         return tuple(each for each in given if each is not None)
 
 
@@ -128,7 +134,13 @@ def endpoints() -> tuple[Endpoint, ...]:
             answer=responses.Response,
             event=ResponseEvent,
         ),
-        Endpoint(handler=get_response, answer=responses.Response),
+        Endpoint(
+            handler=get_response,
+            query=responses.RetrieveQuery,
+            answer=responses.Response,
+            event=ResponseEvent,
+        ),
+        Endpoint(handler=list_input_items, query=InputItemsQuery, answer=InputItemPage),
         Endpoint(handler=cancel_response, answer=responses.Response),
         Endpoint(handler=delete_response, answer=responses.DeletedResponse),
         Endpoint(
@@ -196,6 +208,9 @@ def document(model_names: tuple[str, ...]) -> dict[str, Any]:
     for endpoint in described:
         for path in sorted(endpoint.handler.paths):
             plain, parameters = _path(path)
+            if endpoint.query is not None:
+                name = by_type[endpoint.query]["$ref"].rpartition("/")[2]
+                parameters += _query(components[name])
             for method in sorted(endpoint.handler.http_methods):
                 operation = _operation(endpoint, by_type)
                 operation["operationId"] = f"{endpoint.handler.handler_name}_{method.lower()}"
@@ -245,9 +260,10 @@ def _model_paths(handler: HTTPRouteHandler, names: tuple[str, ...]) -> list[str]
 
 
 def _operation(endpoint: Endpoint, by_type: dict[Any, Any]) -> dict[str, Any]:
-    answer = by_type[endpoint.answer]
+    answer, error = by_type[endpoint.answer], by_type[endpoint.error]
     if endpoint.anthropic_answer is not None:
         answer = {"anyOf": [answer, by_type[endpoint.anthropic_answer]]}
+        error = {"anyOf": [error, by_type[messages.Error]]}
     content = {endpoint.media_type: {"schema": answer}}
     if endpoint.event is not None:
         content["text/event-stream"] = {"schema": _event_schema(by_type[endpoint.event])}
@@ -257,7 +273,7 @@ def _operation(endpoint: Endpoint, by_type: dict[Any, Any]) -> dict[str, Any]:
             "200": {"description": "The answer.", "content": content},
             "default": {
                 "description": "What went wrong.",
-                "content": {"application/json": {"schema": by_type[endpoint.error]}},
+                "content": {"application/json": {"schema": error}},
             },
         },
     }
@@ -298,3 +314,11 @@ def _path(path: str) -> tuple[str, list[dict[str, Any]]]:
             )
         parts.append(part)
     return "/".join(parts), parameters
+
+
+def _query(component: dict[str, Any]) -> list[dict[str, Any]]:
+    """The parameters of a query, of the schema of its type; none has to be there."""
+    return [
+        {"name": name, "in": "query", "required": False, "schema": schema}
+        for name, schema in component["properties"].items()
+    ]

@@ -56,10 +56,6 @@ def chat_request(request: ResponsesRequest, conversation: Sequence[Message]) -> 
         UnsupportedFeature: it asks for something we do not do.
     """
     refuse_unsupported(request, NEUTRAL_VALUES)
-    if request.background and request.stream:
-        raise UnsupportedFeature(
-            "'background' cannot be combined with 'stream' on this server.", param="background"
-        )
     if request.background and request.store is False:
         raise InvalidParameter("'background' needs 'store' to be true.", param="background")
     messages = list(conversation)

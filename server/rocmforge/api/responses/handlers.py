@@ -11,9 +11,18 @@ from litestar import Response as HttpResponse
 from litestar.di import NamedDependency
 from litestar.params import FromPath
 from litestar.types import ASGIApp
+from msgspec import UNSET
 
-from rocmforge.api.answer import AnswerHead, answer, collect, json_answer, json_response
-from rocmforge.api.body import read_json
+from rocmforge.api.answer import (
+    AnswerHead,
+    answer,
+    collect,
+    event_stream,
+    json_answer,
+    json_response,
+    stream_events,
+)
+from rocmforge.api.body import read_json, read_query
 from rocmforge.api.constraints import is_constrained
 from rocmforge.api.convert import chat_plan, renamed_fields
 from rocmforge.api.dependencies import DispatchDep, SettingsDep
@@ -24,7 +33,14 @@ from rocmforge.api.responses.convert import (
     input_messages,
     output_messages,
 )
-from rocmforge.api.responses.schema import DeletedResponse, Response, ResponsesRequest
+from rocmforge.api.responses.event_log import EventLog
+from rocmforge.api.responses.input_items import InputItemsQuery, listed_items, page
+from rocmforge.api.responses.schema import (
+    DeletedResponse,
+    Response,
+    ResponsesRequest,
+    RetrieveQuery,
+)
 from rocmforge.api.responses.store import OwnResponses, StoredResponse
 from rocmforge.api.responses.writer import ResponsesWriter
 from rocmforge.api.schema import Message
@@ -57,10 +73,13 @@ async def create_response(
     takes_long = bool(history) or is_constrained(chat)
     size = OFFLOAD_BYTES if takes_long else len(await request.body())
 
+    items = listed_items(wanted.input)
+    events = EventLog() if wanted.background and wanted.stream else None
+
     def keep(response: Response) -> None:
         if response.store:
             said = output_messages(response.output)
-            response_store.put(StoredResponse(response, [*conversation, *said]))
+            response_store.put(StoredResponse(response, [*conversation, *said], items, events))
 
     async def respond(service: Service) -> ASGIApp:
         with renamed_fields(FIELD_NAMES):
@@ -75,8 +94,10 @@ async def create_response(
         )
         if wanted.background:
             generation = Generation.start(service, writer.head.id, plan, arrival_ns)
-            task = asyncio.create_task(_run_in_background(generation, writer))
-            response_store.put(StoredResponse(writer.response, conversation, task))
+            task = _begin_in_background(generation, writer, events)
+            response_store.put(StoredResponse(writer.response, conversation, items, events, task))
+            if events is not None:
+                return event_stream(events.read(0), api_settings, writer.head.id)
             return json_answer(writer.response, writer.head.id)
         return await answer(
             request,
@@ -92,14 +113,40 @@ async def create_response(
         wanted.model,
         respond,
         arrival_ns=arrival_ns,
-        stream=bool(wanted.stream) and not wanted.background,
+        stream=bool(wanted.stream),
     )
 
 
 @get("/v1/responses/{response_id:str}")
-async def get_response(response_store: StoreDep, response_id: FromPath[str]) -> HttpResponse[bytes]:
-    """A response that was stored."""
-    return json_response(response_store.get(response_id).response)
+async def get_response(
+    request: Request[Any, Any, Any],
+    api_settings: SettingsDep,
+    response_store: StoreDep,
+    response_id: FromPath[str],
+) -> ASGIApp:
+    """A response that was stored, or the stream of one that was begun in the background."""
+    query = read_query(request, RetrieveQuery)
+    stored = response_store.get(response_id)
+    if not query.stream:
+        if query.starting_after is not UNSET:
+            raise InvalidParameter("'starting_after' needs 'stream'.", param="starting_after")
+        return json_answer(stored.response, response_id)
+    if stored.events is None:
+        raise InvalidParameter(
+            "Only responses that were created with 'background' and 'stream' can be streamed.",
+            param="stream",
+        )
+    start = 0 if query.starting_after is UNSET else query.starting_after + 1
+    return event_stream(stored.events.read(start), api_settings, response_id)
+
+
+@get("/v1/responses/{response_id:str}/input_items")
+async def list_input_items(
+    request: Request[Any, Any, Any], response_store: StoreDep, response_id: FromPath[str]
+) -> HttpResponse[bytes]:
+    """The input of a response that was stored, without what came before it."""
+    query = read_query(request, InputItemsQuery)
+    return json_response(page(response_store.get(response_id).input_items, query))
 
 
 @post("/v1/responses/{response_id:str}/cancel", status_code=200)
@@ -144,10 +191,27 @@ def _history(store: OwnResponses, previous_id: str | None) -> list[Message]:
     return previous.conversation
 
 
-async def _run_in_background(generation: Generation, writer: ResponsesWriter) -> None:
+def _begin_in_background(
+    generation: Generation, writer: ResponsesWriter, events: EventLog | None
+) -> asyncio.Task[None]:
+    """Works on a response whoever waits for it; ends the generation and the log on any way out."""
+
+    def close(task: asyncio.Task[None]) -> None:
+        generation.close()
+        if events is not None:
+            events.close()
+
+    task = asyncio.create_task(_run(generation, writer, events))
+    task.add_done_callback(close)  # is called for one that was cancelled before it began, too
+    return task
+
+
+async def _run(generation: Generation, writer: ResponsesWriter, events: EventLog | None) -> None:
+    if events is not None:
+        async for encoded in stream_events(generation, writer):
+            events.append(encoded)
+        return
     try:
         writer.body(await collect(generation), generation.usage())
     except Exception as error:
         writer.fail(error)
-    finally:
-        generation.close()

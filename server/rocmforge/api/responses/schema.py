@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from rocmforge.api.schema import (
     MAX_LOGPROBS,
@@ -27,7 +27,7 @@ Status = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"
 # --- requests --------------------------------------------------------------------------------
 
 
-class InputPart(msgspec.Struct, kw_only=True):
+class InputPart(msgspec.Struct, kw_only=True, omit_defaults=True):
     """A piece of content: `input_text` or `output_text`; other types are refused by name."""
 
     type: str
@@ -149,6 +149,13 @@ class ResponsesRequest(Labels, kw_only=True):
     prompt: Any = None
     context_management: Any = None
     moderation: Any = None
+
+
+class RetrieveQuery(msgspec.Struct, kw_only=True):
+    """How a stored response is wanted."""
+
+    stream: bool = False
+    starting_after: Annotated[int, Meta(ge=0)] | UnsetType = UNSET  # number of an event
 
 
 # --- answers ---------------------------------------------------------------------------------

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
+from rocmforge.api.responses.event_log import EventLog
 from rocmforge.api.responses.schema import Response
 from rocmforge.api.schema import Message
 from rocmforge.errors import ResponseNotFound
@@ -20,12 +22,17 @@ class StoredResponse:
 
     response: Response
     conversation: list[Message]  # without instructions; once finished, with the answer
+    input_items: list[dict[str, Any]]  # of the request itself, as they are listed
+    events: EventLog | None = None  # if it was streamed from the background
     task: asyncio.Task[None] | None = None  # while it runs in the background
     owner: str | None = None  # name of the key it was made with; None on a server without keys
     size: int = field(init=False)  # bytes, about
 
     def __post_init__(self) -> None:
-        self.size = len(msgspec.msgpack.encode((self.response, self.conversation)))
+        parts = (self.response, self.conversation, self.input_items)
+        self.size = len(msgspec.msgpack.encode(parts))
+        if self.events is not None:
+            self.size += self.events.size
 
 
 class ResponseStore:
