@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from rocmforge.api.fleet.sharing import Wish, memory_shares
 from rocmforge.api.fleet.slot import ModelPolicy
+from rocmforge.backend.protocol import DeviceInfo, LoadOptions
 from rocmforge.errors import ConfigurationError
 
 
@@ -46,6 +47,24 @@ def test_what_is_given_away_is_taken_off_first() -> None:
 def test_more_than_a_device_cannot_be_given_away(rest: float | None) -> None:
     with pytest.raises(ConfigurationError, match="no room for"):
         memory_shares([wish("a", 30, 1.0), wish("b", 10, rest)])
+
+
+@pytest.mark.parametrize(("share", "usable"), [(1.0, 700), (0.7, 700), (0.25, 250)])
+def test_a_share_is_of_the_whole_device_and_never_more_than_is_free(
+    share: float, usable: int
+) -> None:
+    device = DeviceInfo(index=0, name="d", target="t", memory_total=1000, memory_free=700)
+    options = LoadOptions(
+        device=None,
+        max_context=16,
+        max_sequences=1,
+        max_batched_tokens=16,
+        kv_blocks=None,
+        kv_dtype="auto",
+        memory_utilization=0.9,
+        memory_share=share,
+    )
+    assert options.memory_of(device) == usable
 
 
 @given(
