@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from rocmforge.errors import UnsupportedArchitecture
+from gguf.constants import GGUFType, Keys
+
+from rocmforge.errors import BadAdapter, UnsupportedArchitecture
 from rocmforge.gguf.reader import GgufFile
 from rocmforge.models.architectures import ARCHITECTURES, read_config
 from rocmforge.models.config import ModelConfig
@@ -22,8 +24,13 @@ def read_model(file: GgufFile) -> ModelConfig | EncoderConfig:
     Raises:
         UnsupportedArchitecture: There is no row for it, or it uses a feature we do not have.
         UnsupportedTensor: A tensor is missing, unexpected or of the wrong shape.
+        BadAdapter: It is a LoRA adapter.
         BadGguf: A key is missing, of the wrong type, or contradicts another.
     """
+    if file.get_str(Keys.General.TYPE, GGUFType.MODEL) == GGUFType.ADAPTER:
+        raise BadAdapter(
+            str(file.path), f"it is no model; serve its model with --lora name={file.path}"
+        )
     architecture = file.get_str("general.architecture")
     if is_encoder(file):
         encoder = read_encoder_config(file)

@@ -15,6 +15,7 @@ from rocmforge.gguf.reader import open_gguf
 from rocmforge.models.architectures import read_config
 from rocmforge.models.config import ModelConfig
 from rocmforge.models.lora import Adapter, parse_adapters, read_adapters
+from rocmforge.models.reading import read_model
 from tests.data.models.tiny_adapters import (
     TinyAdapter,
     adapter_metadata,
@@ -168,6 +169,12 @@ def test_a_file_that_is_not_gguf_is_refused(tmp_path: Path) -> None:
     path.write_bytes(b"{}" * 50)
     with pytest.raises(BadAdapter, match="not a valid GGUF file"):
         read(config_of(by_name("llama"), tmp_path), path)
+
+
+def test_an_adapter_in_the_place_of_a_model_is_told_where_it_belongs(tmp_path: Path) -> None:
+    path = write_adapter(tmp_path / "a.gguf", by_name("llama"), TinyAdapter())
+    with open_gguf(path) as file, pytest.raises(BadAdapter, match=r"with --lora name=.*a\.gguf"):
+        read_model(file)
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
