@@ -187,4 +187,7 @@ def test_no_file_stays_open_when_a_model_has_gone(server: LiveServer, sdk: opena
     files = held()
     for _ in range(2):
         stream(sdk, "lazy")
-    assert held() <= files
+    deadline = time.monotonic() + PATIENCE_S
+    while held() > files:  # connections of clients that have just left
+        assert time.monotonic() < deadline, f"{held() - files} files more than before"
+        time.sleep(0.05)
