@@ -40,6 +40,7 @@ from rocmforge_hip.parallel.processes import RankFailed
 from rocmforge_hip.platform import select_platform
 from tests.backend.driving import Chunk, Driver, Want, make_step
 from tests.data.models.tiny_adapters import TinyAdapter, write_adapter
+from tests.data.models.tiny_encoders import ENCODERS, write_encoder
 from tests.data.models.tiny_models import PROMPT, TinyModel, by_name, write_model
 from tests.support.hip import (
     fitting,
@@ -324,6 +325,12 @@ def test_wrong_numbers_of_devices_are_refused(
 ) -> None:
     with pytest.raises(ConfigurationError, match=message):
         load(stack, model, **changes)
+
+
+def test_an_encoder_is_refused_on_several_devices(stack: ExitStack, tmp_path: Path) -> None:
+    path = write_encoder(ENCODERS[0], tmp_path)
+    with pytest.raises(ConfigurationError, match="encoder runs on one device"):
+        load(stack, path, tensor_parallel=RANKS)
 
 
 def engine_config(model: Path) -> EngineConfig:
