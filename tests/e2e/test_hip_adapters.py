@@ -114,7 +114,7 @@ def test_a_quantised_model_gives_the_references_logits(stack: ExitStack, tmp_pat
 def test_a_mixed_batch_gives_what_each_gives_alone(
     length: int, stack: ExitStack, tmp_path: Path
 ) -> None:
-    """Alone among others without an adapter, as what kernels round depends on the number of rows."""
+    """Alone among others without an adapter: what kernels round depends on the number of rows."""
     model = fitting(by_name("llama"))
     driver, _ = drivers(stack, model, write_model(model, tmp_path), tmp_path)
     wants = tuple(Want(target=target, num_logprobs=0) for target in range(12))
