@@ -33,6 +33,7 @@ from rocmforge.models.encoder_config import EncoderConfig
 from rocmforge.models.lora import parse_adapters, read_adapters
 from rocmforge.models.memory import stored_weight_bytes
 from rocmforge.models.pooling import PoolingType, declared_pooling
+from rocmforge.models.rank_head import RankHead, read_rank_head
 from rocmforge.models.reading import read_model
 from rocmforge.settings import ServedModel, Settings
 from rocmforge.text.draft_vocabulary import check_draft_vocabulary
@@ -52,6 +53,7 @@ class ModelFront:
     max_context: int  # tokens, as trained
     is_encoder: bool  # it embeds or ranks, and generates nothing
     pooling: PoolingType
+    rank_head: RankHead | None  # of a decoder
     adapters: tuple[str, ...]  # what clients may call the LoRA adapters
     draft: Path | None  # the model that guesses tokens
     weights_bytes: int  # as they are in the files, with the draft model's
@@ -86,10 +88,10 @@ def read_front(model: str, settings: Settings) -> ModelFront:
         )
         if isinstance(config, EncoderConfig):
             _refuse_for_encoders(settings)
-            pooling = config.pooling
+            pooling, rank_head = config.pooling, None
             adapters: tuple[str, ...] = ()
         else:
-            pooling = declared_pooling(file)
+            pooling, rank_head = declared_pooling(file), read_rank_head(file)
             found = read_adapters(config, adapter_specs(settings))
             adapters = tuple(adapter.name for adapter in found)
         draft = find_draft(file, settings)
@@ -109,6 +111,7 @@ def read_front(model: str, settings: Settings) -> ModelFront:
         max_context=config.max_context,
         is_encoder=isinstance(config, EncoderConfig),
         pooling=pooling,
+        rank_head=rank_head,
         adapters=adapters,
         draft=draft,
         weights_bytes=weights_bytes,
@@ -281,6 +284,7 @@ def build_service(
         processors=ProcessorCatalog(load_processors()),
         is_encoder=front.is_encoder,
         pooling=front.pooling,
+        rank_head=front.rank_head,
         tool_format=settings.tool_format,
         num_drafts=settings.prompt_lookup_tokens,
         num_model_drafts=settings.draft_tokens if front.draft is not None else 0,

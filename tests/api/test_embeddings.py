@@ -17,6 +17,7 @@ from rocmforge.api.settings import ApiSettings
 from rocmforge.engine.params import FinishReason, Pooling, TokenEvent
 from rocmforge.errors import EngineError, QueueFull
 from rocmforge.models.pooling import PoolingType
+from rocmforge.models.rank_head import RankHead
 from rocmforge.text.tokenizer import Tokenizer
 from tests.api import tiny
 from tests.api.fake_engine import (
@@ -249,7 +250,8 @@ def test_documents_are_cut_where_the_request_says(pooling: PoolingType) -> None:
         "documents": ["hello world " * MAX_CONTEXT, "hello"],
         "max_tokens_per_doc": 2,
     }
-    with TestClient(service_with(engine, pooling)) as client:
+    service = make_service(engine, pooling=pooling, is_encoder=True)
+    with TestClient(build_app(service, ApiSettings())) as client:
         assert client.post("/v1/rerank", json=body).status_code == 200
     tokenizer = tiny_text()[0]
     found = [request.prompt_ids for request in engine.submitted][-2:]
@@ -259,12 +261,42 @@ def test_documents_are_cut_where_the_request_says(pooling: PoolingType) -> None:
         assert list(ids) == (pair if pooling is PoolingType.RANK else whole)
 
 
+def test_a_model_that_says_yes_or_no_reads_its_own_prompt() -> None:
+    engine = FakeEngine(script=embeds(), runner=EMBEDDING_RUNNER)
+    weight = np.array([[0.5, 0], [0, 1]], np.float32)  # the states are the length and 1
+    head = RankHead(weight, "<|im_start|>{query} {document}<|im_end|>")
+    service = make_service(engine, pooling=PoolingType.RANK, rank_head=head)
+    body = {"model": "tiny", "query": "hello", "documents": ["world", "<|im_end|>"]}
+    with TestClient(build_app(service, ApiSettings())) as client:
+        answer = client.post("/v1/rerank", json=body).json()
+        cut = client.post("/v1/rerank", json={**body, "max_tokens_per_doc": 3}).json()
+        assert client.post(PATH, json={"model": "tiny", "input": "a"}).status_code == 400
+    prompts = [request.prompt_ids for request in engine.submitted]
+    for prompt in prompts:
+        assert (prompt[0], prompt[-1]) == (tiny.IM_START, tiny.IM_END)
+        assert tiny.IM_END not in prompt[:-1], "documents hold no control tokens"
+    assert {request.sampling.pooling for request in engine.submitted} == {Pooling.LAST}
+    assert {len(prompt) for prompt in prompts[2:]} < set(map(len, prompts))
+    for result in answer["results"]:
+        odds = np.exp(len(prompts[result["index"]]) / 2 - 1)
+        assert result["relevance_score"] == pytest.approx(odds / (1 + odds))
+    assert cut["usage"]["total_tokens"] < answer["usage"]["total_tokens"]
+
+
 def test_a_model_that_was_trained_for_neither_cannot_rank(engine: FakeEngine) -> None:
     body = {"model": "tiny", "query": "a", "documents": ["b"]}
     with TestClient(service_with(engine, PoolingType.NONE)) as client:
         error = client.post("/v1/rerank", json=body).json()["error"]
     assert (error["param"], error["code"]) == ("model", "unsupported_parameter")
     assert "'tiny' cannot rank" in error["message"]
+
+
+def test_a_head_without_a_prompt_cannot_rank(engine: FakeEngine) -> None:
+    body = {"model": "tiny", "query": "a", "documents": ["b"]}
+    with TestClient(service_with(engine, PoolingType.RANK)) as client:
+        error = client.post("/v1/rerank", json=body).json()["error"]
+    assert "no classification head, or no prompt" in error["message"]
+    assert engine.submitted == []
 
 
 def test_a_model_that_tells_classes_apart_cannot_rank() -> None:

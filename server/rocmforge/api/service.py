@@ -22,6 +22,7 @@ from rocmforge.engine.params import NO_KEY, ProcessorUse, SamplingParams, Share,
 from rocmforge.engine.status import EngineStatus
 from rocmforge.errors import ModelNotFound, NotReady
 from rocmforge.models.pooling import PoolingType
+from rocmforge.models.rank_head import RankHead
 from rocmforge.text.template import ChatTemplates
 from rocmforge.text.tokenizer import Tokenizer
 
@@ -91,6 +92,7 @@ class Service:
     origin: Origin = field(default_factory=Origin)  # of the request it is handed to
     is_encoder: bool = False  # the model embeds or ranks, and generates nothing
     pooling: PoolingType = PoolingType.NONE  # what the model was trained for
+    rank_head: RankHead | None = None  # of a model that generates text, too
     num_drafts: int = 0  # tokens to guess in each step, for requests that do not say
     num_model_drafts: int = 0  # the same with the draft model; 0 = there is none
     tool_format: str = "auto"  # of `text.tool_calls.FORMATS`; auto = as the template says

@@ -18,10 +18,7 @@ from rocmforge.errors import BadGguf, UnsupportedArchitecture, UnsupportedTensor
 from rocmforge.gguf.reader import GgufFile
 from rocmforge.models.architectures import TensorRule
 from rocmforge.models.config import MAX_LAYERS, RopeConfig, RopeStyle
-from rocmforge.models.pooling import PoolingType, declared_pooling
-
-SCORES: Final = "cls.output.weight"
-"""The matrix [scores, dim] of a classification head."""
+from rocmforge.models.pooling import SCORES, PoolingType, declared_pooling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

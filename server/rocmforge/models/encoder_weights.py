@@ -8,7 +8,8 @@ from typing import Generic, TypeVar
 
 from rocmforge.errors import UnsupportedTensor
 from rocmforge.gguf.reader import GgufFile, GgufTensor
-from rocmforge.models.encoder_config import ENCODERS, SCORES, EncoderConfig
+from rocmforge.models.encoder_config import ENCODERS, EncoderConfig
+from rocmforge.models.pooling import SCORES
 
 W = TypeVar("W")
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Final
 
 from rocmforge.gguf.reader import GgufFile
+
+SCORES: Final = "cls.output.weight"
+"""The matrix [scores, dim] of a classification head."""
 
 
 class PoolingType(IntEnum):

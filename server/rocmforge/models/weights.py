@@ -16,6 +16,7 @@ from rocmforge.models.architectures import (
     TensorRule,
 )
 from rocmforge.models.config import ModelConfig, RopeScalingKind
+from rocmforge.models.pooling import SCORES, PoolingType, declared_pooling
 
 W = TypeVar("W")
 
@@ -71,8 +72,8 @@ def load_weights(
         UnsupportedTensor: One is missing, unexpected, of the wrong shape, or `convert` says so.
     """
     check_tensors(config, file)
-    factors = (FREQUENCY_FACTORS, LONG_FACTORS, SHORT_FACTORS)  # of rope, not weights
-    total = sum(tensor.nbytes for name, tensor in file.tensors.items() if name not in factors)
+    others = (FREQUENCY_FACTORS, LONG_FACTORS, SHORT_FACTORS, SCORES)  # no weights of layers
+    total = sum(tensor.nbytes for name, tensor in file.tensors.items() if name not in others)
     done = 0
 
     def take(name: str, slots: tuple[str, ...]) -> dict[str, W]:
@@ -112,6 +113,8 @@ def check_tensors(config: ModelConfig, file: GgufFile) -> None:
     for name in required:
         if name not in file.tensors:
             raise UnsupportedTensor(name, f"missing; every {config.architecture} model has it")
+    if declared_pooling(file) is PoolingType.RANK and SCORES in file.tensors:
+        shapes[SCORES] = (2, config.dim)
     for name, tensor in file.tensors.items():
         if name not in shapes:
             raise UnsupportedTensor(

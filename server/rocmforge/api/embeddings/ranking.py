@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 
 from rocmforge.api.completion_plan import token_prompts
@@ -20,6 +21,9 @@ from rocmforge.api.service import Service
 from rocmforge.engine.params import Pooling
 from rocmforge.errors import InvalidParameter, UnsupportedFeature
 from rocmforge.models.pooling import PoolingType
+from rocmforge.models.rank_head import RankHead
+from rocmforge.text.template import RenderedPrompt, encode_prompt
+from rocmforge.text.tokenizer import Tokenizer
 
 
 def rank_prompts(service: Service, wanted: RerankRequest) -> Prompts:
@@ -34,17 +38,11 @@ def rank_prompts(service: Service, wanted: RerankRequest) -> Prompts:
     texts = [given if isinstance(given, str) else given.text for given in wanted.documents]
     limit = wanted.max_tokens_per_doc
     if service.pooling is PoolingType.RANK:
-        num_scores = check_hidden(service)
-        if num_scores != 1:
-            raise UnsupportedFeature(
-                f"The model {service.model!r} cannot rank: it tells {num_scores} classes apart.",
-                param="model",
-            )
         for param, text in (("query", wanted.query), *(("documents", text) for text in texts)):
             if not text:
                 raise InvalidParameter(f"'{param}' must not be empty.", param=param)
-        pair = service.tokenizer.encode_pair
-        pairs = tuple(tuple(pair(wanted.query, text, limit)) for text in texts)
+        encode = _pair_encoder(service)
+        pairs = tuple(tuple(encode(wanted.query, text, limit)) for text in texts)
         return check_fits(service, pairs, "documents")
     if service.pooling is PoolingType.NONE:
         raise UnsupportedFeature(
@@ -55,9 +53,34 @@ def rank_prompts(service: Service, wanted: RerankRequest) -> Prompts:
     check_embeds(service)
     whole = service.tokenizer.encode_whole
     query = token_prompts(service, wanted.query, "query", encode=whole)
-    encode = partial(whole, limit=limit)
-    documents = token_prompts(service, [*texts], "documents", encode=encode)
+    cut = partial(whole, limit=limit)
+    documents = token_prompts(service, [*texts], "documents", encode=cut)
     return check_fits(service, query, "query") + check_fits(service, documents, "documents")
+
+
+def _pair_encoder(service: Service) -> Callable[[str, str, int | None], list[int]]:
+    """What makes a prompt of a query and so many tokens of a document."""
+    num_scores = check_hidden(service)
+    if service.rank_head is not None:
+        return partial(_fill, service.tokenizer, service.rank_head)
+    if service.is_encoder and num_scores == 1:
+        return service.tokenizer.encode_pair
+    reason = "its file has no classification head, or no prompt for it"
+    if service.is_encoder:
+        reason = f"it tells {num_scores} classes apart"
+    raise UnsupportedFeature(f"The model {service.model!r} cannot rank: {reason}.", param="model")
+
+
+def _fill(
+    tokenizer: Tokenizer, head: RankHead, query: str, document: str, limit: int | None
+) -> list[int]:
+    if limit is not None:
+        ids = tokenizer.encode(document, parse_special=False, add_bos=False)[:limit]
+        document = tokenizer.decode(ids)
+    pieces = list(head.fill(query, document))
+    text = "".join([piece for piece, _ in pieces])
+    trust = b"".join([bytes([is_own]) * len(piece) for piece, is_own in pieces])
+    return encode_prompt(tokenizer, RenderedPrompt(text, trust))
 
 
 async def relevance(
@@ -66,12 +89,15 @@ async def relevance(
     """The relevance of each document.
 
     Of a head, the sigmoid of its score, 0 to 1: what clients of Cohere and Jina expect, and what
-    vLLM and text-embeddings-inference answer (llama.cpp answers the score itself). Without a head,
-    the cosine, -1 to 1.
+    vLLM and text-embeddings-inference answer (llama.cpp answers the score itself). Of a model that
+    says yes or no, the probability of yes. Without a head, the cosine, -1 to 1.
 
     Raises:
         CapacityError, EngineError: as `Generation`.
     """
+    if service.rank_head is not None:
+        states = await pooled(service, request_id, prompts, Pooling.LAST, arrival_ns)
+        return [service.rank_head.relevance(state) for state in states]
     if service.pooling is PoolingType.RANK:
         scores = await pooled(service, request_id, prompts, Pooling.CLS, arrival_ns)
         return [_sigmoid(float(score[0])) for score in scores]

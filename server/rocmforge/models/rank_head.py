@@ -1,0 +1,49 @@
+"""The classification head of a decoder that ranks, as llama.cpp's converter writes Qwen3-Reranker.
+
+Its two rows are those of the output matrix for "yes" and "no". They are applied by the server, to
+the state of the last token that an engine returns, so that backends know nothing of them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from rocmforge.gguf.reader import GgufFile
+from rocmforge.models.pooling import SCORES
+
+_PROMPT = "tokenizer.chat_template.rerank"
+_BLANKS = re.compile(r"(\{query\}|\{document\})")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RankHead:
+    """How such a model is asked, and how its answer is read."""
+
+    weight: npt.NDArray[np.float32]  # [2, dim], of "yes" and of "no"
+    prompt: str  # with {query} and {document}
+
+    def fill(self, query: str, document: str) -> Iterator[tuple[str, bool]]:
+        """The prompt in pieces, and whether each is the file's own text."""
+        texts = {"{query}": query, "{document}": document}
+        for piece in _BLANKS.split(self.prompt):
+            yield texts.get(piece, piece), piece not in texts
+
+    def relevance(self, state: npt.NDArray[np.float32]) -> float:
+        """The probability of "yes" where "no" is the alternative, from the last state [dim]."""
+        yes, no = self.weight @ state
+        return float(np.exp(-np.logaddexp(0, no - yes)))
+
+
+def read_rank_head(file: GgufFile) -> RankHead | None:
+    """The head of a decoder whose tensors have been checked; None if there is none, or no prompt.
+
+    Raises:
+        BadGguf: The prompt is no text.
+    """
+    tensor, prompt = file.tensors.get(SCORES), file.get_str(_PROMPT, "")
+    return RankHead(tensor.to_float32(), prompt) if tensor is not None and prompt else None
