@@ -10,22 +10,33 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 # Both cache types, every group of architectures, every family of stored types.
-CASES = (
+DECODERS = (
     "test_every_architecture_gives_the_references_tokens and (llama] or gemma3] or phi3]) or "
     "test_every_stored_type_gives_the_references_logits and (q8_0 or q4_1 or q4_k or q6_k) or "
     "test_an_int8_cache or test_so_do_all_steps or test_sampling_settings"
+)
+ENCODERS = (
+    "test_every_architecture_gives_the_references_states or test_so_do_larger_heads or "
+    "test_quantised_matrices_give_the_references_states and q8_0"
 )
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # the kernels are compiled first
-def test_whole_models_on_waves_of_64_lanes(request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize(
+    ("file", "cases", "count"),
+    [("test_hip_models.py", DECODERS, 11), ("test_hip_encoders.py", ENCODERS, 8)],
+    ids=["decoders", "encoders"],
+)
+def test_whole_models_on_waves_of_64_lanes(
+    file: str, cases: str, count: int, request: pytest.FixtureRequest
+) -> None:
     """In a process of its own: the checking library has one wave size."""
     options = request.config
     if options.getoption("--platform") != "host" or options.getoption("--wave") == 64:
         pytest.skip("for the host platform, where the other tests run waves of 32 lanes")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--wave", "64"]
-    command += ["tests/e2e/test_hip_models.py", "-k", CASES]
+    command += [f"tests/e2e/{file}", "-k", cases]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout[-4000:]
-    assert "11 passed" in result.stdout, result.stdout[-500:]
+    assert f"{count} passed" in result.stdout, result.stdout[-500:]
