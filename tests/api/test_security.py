@@ -220,6 +220,17 @@ def test_a_model_name_is_never_a_path(http: httpx.Client, name: str) -> None:
     assert http.get(f"/v1/models/{quoted}").status_code == 404
 
 
+@pytest.mark.parametrize("name", [*TRAVERSALS, __file__])
+def test_no_file_is_loaded_by_name(http: httpx.Client, name: str) -> None:
+    """Commands of administrators, too, know only the models that the server was started with."""
+    quoted = name.replace("/", "%2f")
+    for command in ("load", "unload"):
+        assert http.post(f"/v1/models/{quoted}/{command}").status_code == 404
+        answer = http.post(f"/models/{command}", json={"model": name})
+        assert answer.status_code == 404
+        assert answer.json()["error"]["code"] == "model_not_found"
+
+
 @pytest.mark.parametrize("path", ["/../../etc/passwd", "/static/%2e%2e/x", "//etc/passwd"])
 def test_no_file_is_served(http: httpx.Client, path: str) -> None:
     assert http.get(path).status_code == 404
