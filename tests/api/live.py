@@ -43,3 +43,10 @@ def complete(server: LiveServer) -> httpx.Response:
     """One token."""
     body = {"model": "tiny", "prompt": "hello", "max_tokens": 1}
     return httpx.post(f"{server.url}/v1/completions", json=body)
+
+
+def engine_pid(server: LiveServer) -> int:
+    """The process of its one engine."""
+    pid = server.process.pid
+    (child,) = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
+    return int(child)

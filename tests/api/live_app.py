@@ -33,7 +33,7 @@ from tests.api import tiny
 
 async def serve(arguments: argparse.Namespace) -> None:
     """Serves until SIGTERM."""
-    data = tiny.metadata()
+    data = tiny.thinking_metadata() if arguments.thinks else tiny.metadata()
     tokenizer = Tokenizer.from_metadata(data)
     config = EngineConfig(
         backend=f"tests.support.fake_backend:{arguments.backend}",
@@ -50,6 +50,7 @@ async def serve(arguments: argparse.Namespace) -> None:
         vocabulary=token_pieces(tokenizer),
         draft=Path("draft.gguf") if arguments.draft_tokens else None,
         max_waiting=arguments.max_waiting,
+        resume=arguments.resume,
     )
     slot = ModelSlot("tiny", lambda totals: AsyncEngine(config, totals))
     service = Service(
@@ -94,6 +95,8 @@ def main() -> None:
     parser.add_argument("--prompt-lookup-tokens", type=int, default=0)
     parser.add_argument("--draft-tokens", type=int, default=0)
     parser.add_argument("--max-waiting", type=int, default=256)
+    parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--thinks", action="store_true", help="have a model that reasons")
     parser.add_argument("--sysfs", type=Path, default=SYSFS, help="with sensors of devices")
     # The server acts on it, and raises it once more when it is done.
     signal.signal(signal.SIGTERM, lambda number, frame: None)

@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.api.live import SETTLE_S, assert_settles, live_server, metric
+from tests.api.live import SETTLE_S, assert_settles, engine_pid, live_server, metric
 from tests.api.sse import chunks, events
 from tests.support.server import LiveServer
 
@@ -117,12 +117,6 @@ def test_a_long_prompt_is_taken(live: LiveServer) -> None:
 def fragile(tmp_path: Path) -> Iterator[LiveServer]:
     with live_server(tmp_path / "log", "--backend", "create_slow") as server:
         yield server
-
-
-def engine_pid(server: LiveServer) -> int:
-    pid = server.process.pid
-    (child,) = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
-    return int(child)
 
 
 def test_a_killed_engine_fails_its_requests_and_comes_back(fragile: LiveServer) -> None:

@@ -18,7 +18,7 @@ from tests.api import tiny
 from tests.api.fake_engine import FakeEngine, build_app, make_service, say, tiny_text
 
 ALLOWS = tiny.CHATML + "{# <think> #}"
-BEGINS = tiny.CHATML.replace("assistant\n", "assistant\n<think>\n")
+BEGINS = tiny.THINKS
 MESSAGES: Any = [{"role": "user", "content": "hello"}]
 TOOLS: Any = [{"type": "function", "function": {"name": "now"}}]
 
@@ -83,11 +83,9 @@ def test_calls_in_reasoning_are_thoughts() -> None:
 
 def thinker(template: str) -> tuple[FakeEngine, TestClient[Any]]:
     """A server whose model has tokens for both marks."""
-    data = tiny.metadata()
-    data["tokenizer.ggml.tokens"][-2:] = ["<think>", "</think>"]
-    data["tokenizer.ggml.token_type"][-2:] = [4, 4]  # user-defined
+    data = tiny.thinking_metadata(template)
     tokenizer = Tokenizer.from_metadata(data)
-    templates = ChatTemplates.from_metadata(data, tokenizer, override=template)
+    templates = ChatTemplates.from_metadata(data, tokenizer)
     engine = FakeEngine()
     service = make_service(engine, tokenizer=tokenizer, templates=templates)
     return engine, TestClient(build_app(service, ApiSettings()))

@@ -8,7 +8,7 @@ VOCAB_SIZE = 1000
 
 IM_START, IM_END, BOS = 256, 257, 258
 SPECIAL = ("<|im_start|>", "<|im_end|>", "<|bos|>")
-_NORMAL, _CONTROL = 1, 3
+_NORMAL, _CONTROL, _USER_DEFINED = 1, 3, 4
 
 # What merges build, longest last; each is made of two parts that exist before it.
 _MERGES = (
@@ -22,6 +22,9 @@ CHATML = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
+
+THINKS = CHATML.replace("assistant\n", "assistant\n<think>\n")
+"""The prompt opens a section of reasoning."""
 
 
 def metadata() -> dict[str, Any]:
@@ -47,3 +50,12 @@ def metadata() -> dict[str, Any]:
         "tokenizer.ggml.add_bos_token": False,
         "tokenizer.chat_template": CHATML,
     }
+
+
+def thinking_metadata(template: str = THINKS) -> dict[str, Any]:
+    """The same with tokens that open and close a section of reasoning: 998 and 999."""
+    data = metadata()
+    data["tokenizer.ggml.tokens"][-2:] = ["<think>", "</think>"]
+    data["tokenizer.ggml.token_type"][-2:] = [_USER_DEFINED, _USER_DEFINED]
+    data["tokenizer.chat_template"] = template
+    return data

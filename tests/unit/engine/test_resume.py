@@ -11,12 +11,19 @@ import pytest
 from msgspec import structs
 
 from rocmforge.engine.journal import Journal
-from rocmforge.engine.params import FinishReason, GenerateRequest, SamplingParams, TokenEvent
+from rocmforge.engine.params import (
+    FinishReason,
+    GenerateRequest,
+    SamplingParams,
+    Thinking,
+    TokenEvent,
+)
 from rocmforge.engine.status import EngineState
 from tests.support.fake_backend import FakeConfig, continuation
 from tests.unit.engine import test_client as live
 from tests.unit.engine.helpers import Bench, request
 from tests.unit.engine.test_grammar import LETTERS, bench
+from tests.unit.engine.test_thinking import BEGIN, END
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5]
 LENGTH = 12
@@ -56,6 +63,21 @@ def test_so_does_one_that_is_bound_to_a_grammar(done: int) -> None:
     config = FakeConfig(vocab_size=270)
     undisturbed = bench(config).run(whole)[0]
     assert len(undisturbed.token_ids) > 11
+    rest = bench(config).run(resumed(whole, undisturbed.token_ids[:done]))[0]
+    assert rest.token_ids == undisturbed.token_ids[done:]
+
+
+@pytest.mark.parametrize("done", range(14))
+@pytest.mark.parametrize("budget", [4, 9, None])
+@pytest.mark.parametrize("grammar", ["", LETTERS])
+def test_so_does_one_that_thinks_first(grammar: str, budget: int | None, done: int) -> None:
+    """Cut within the thoughts, at their end, and behind it."""
+    thinking = Thinking(begin=BEGIN, end=END, is_begun=True, budget=budget)
+    wanted = SamplingParams(max_tokens=60, seed=4, grammar=grammar, thinking=thinking)
+    whole = structs.replace(request(0, PROMPT, wanted), eos_ids=(262,))
+    config = FakeConfig(vocab_size=270)
+    undisturbed = bench(config).run(whole)[0]
+    assert len(undisturbed.token_ids) > done
     rest = bench(config).run(resumed(whole, undisturbed.token_ids[:done]))[0]
     assert rest.token_ids == undisturbed.token_ids[done:]
 

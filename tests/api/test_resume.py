@@ -1,0 +1,108 @@
+"""With `resume`, a client does not notice that the engine was killed in the middle of its answer.
+
+That the tokens are the same is shown in tests/unit/engine/test_resume.py; here, that the answer is
+taken apart in the same way: thoughts, calls and text of a form go on where they were.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.api.live import assert_settles, engine_pid, live_server, metric
+from tests.support.server import LiveServer
+
+NAME = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "minLength": 40, "maxLength": 60}},
+    "required": ["name"],
+    "additionalProperties": False,
+}
+FORM = {"type": "json_schema", "json_schema": {"name": "n", "schema": NAME}}
+TOOLS = [{"type": "function", "function": {"name": "call", "parameters": NAME}}]
+THOUGHTS = 12  # tokens
+REQUESTS: dict[str, dict[str, Any]] = {
+    "text": {"thinking_budget": 0, "max_tokens": 40, "ignore_eos": True},
+    "schema": {"thinking_budget": 0, "response_format": FORM},
+    "calls": {"thinking_budget": 0, "tools": TOOLS, "tool_choice": "required"},
+    "thoughts": {"thinking_budget": 30, "max_tokens": 60, "ignore_eos": True},
+    "thoughts, then a schema": {"thinking_budget": THOUGHTS, "response_format": FORM},
+    "thoughts, then a call": {
+        "thinking_budget": THOUGHTS,
+        "tools": TOOLS,
+        "tool_choice": {"type": "function", "function": {"name": "call"}},
+    },
+}
+KILLS = (4, 20)  # after so many events
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    log = tmp_path_factory.mktemp("resuming") / "log"
+    with live_server(log, "--backend", "create_slow", "--resume", "--thinks") as server:
+        yield server
+
+
+def deltas(server: LiveServer, fields: dict[str, Any], on_event: Callable[[int], None]) -> Any:
+    """The choices of all chunks; `on_event` learns how many events there were."""
+    body = {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": "hello"}],
+        "seed": 7,
+        "temperature": 1.2,
+        "stream": True,
+        "max_tokens": 400,
+        **fields,
+    }
+    found = []
+    url = f"{server.url}/v1/chat/completions"
+    with httpx.stream("POST", url, json=body, timeout=60) as response:
+        for line in response.iter_lines():
+            if line.startswith("data: {"):
+                event = json.loads(line.removeprefix("data: "))
+                assert "error" not in event, event
+                found.append(event["choices"][0])
+                on_event(len(found))
+    return found
+
+
+def answer(choices: Any) -> dict[str, Any]:
+    """What the chunks add up to."""
+    calls = [call for choice in choices for call in choice["delta"].get("tool_calls", ())]
+    return {
+        "thoughts": "".join(c["delta"].get("reasoning_content", "") for c in choices),
+        "text": "".join(c["delta"].get("content", "") for c in choices),
+        "names": [c["function"]["name"] for c in calls if "name" in c["function"]],
+        "arguments": "".join(c["function"]["arguments"] for c in calls),
+        "reasons": [c["finish_reason"] for c in choices if c["finish_reason"]],
+    }
+
+
+@pytest.mark.parametrize("kind", REQUESTS)
+def test_an_answer_goes_on_where_it_was_twice(server: LiveServer, kind: str) -> None:
+    undisturbed = answer(deltas(server, REQUESTS[kind], lambda count: None))
+    restarts = metric(server, "rocmforge_engine_restarts_total")
+
+    def kill(count: int) -> None:
+        if count in KILLS:
+            os.kill(engine_pid(server), signal.SIGKILL)
+
+    assert answer(deltas(server, REQUESTS[kind], kill)) == undisturbed
+    assert metric(server, "rocmforge_engine_restarts_total") == restarts + len(KILLS)
+    assert_settles(server)
+
+
+def test_the_answers_are_of_every_kind(server: LiveServer) -> None:
+    seen = {kind: answer(deltas(server, REQUESTS[kind], lambda n: None)) for kind in REQUESTS}
+    assert [bool(seen[kind]["thoughts"]) for kind in REQUESTS] == [False] * 3 + [True] * 3
+    for kind in ("schema", "thoughts, then a schema"):
+        assert 40 <= len(json.loads(seen[kind]["text"])["name"]) <= 60
+    for kind in ("calls", "thoughts, then a call"):
+        assert set(seen[kind]["names"]) == {"call"}
+        assert seen[kind]["reasons"] == ["tool_calls"]
