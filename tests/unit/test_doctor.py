@@ -277,6 +277,39 @@ def test_an_integrated_gpu_beside_a_discrete_one_is_told_apart(tree: Tree) -> No
     assert [gpu.is_integrated for gpu in tree.read().gpus] == [False, True]
 
 
+def with_two_equal_gpus(tree: Tree) -> None:
+    tree.gpu(2, "0000:43:00.0", 110000, 129, vram=24 * GIB)
+    devices = tree.runtime.devices * 2
+    tree.runtime = Runtime(devices=devices, library=LIBRARY, kernels=tree.runtime.kernels)
+
+
+def test_equal_gpus_can_share_a_model_where_there_is_rccl(tree: Tree) -> None:
+    with_two_equal_gpus(tree)
+    tree.write("opt/rocm/lib/librccl.so.1", "")
+    findings = tree.findings()
+    assert {f.level for f in findings} == {Level.OK}
+    (told,) = [f.message for f in findings if f.check == "rccl"]
+    assert "--tensor-parallel 2" in told
+    assert "/opt/rocm/lib/librccl.so.1" in told
+
+
+def test_equal_gpus_without_rccl_are_a_warning_and_unequal_ones_are_not(tree: Tree) -> None:
+    tree.gpu(2, "0000:43:00.0", 120001, 129, vram=16 * GIB)
+    assert not [f for f in tree.findings() if f.check == "rccl"]
+    with_two_equal_gpus(tree)
+    (found,) = [f for f in tree.findings() if f.check == "rccl"]
+    assert found.level is Level.WARNING
+    assert "librccl1" in (found.repair or "")
+
+
+def test_a_gpu_that_hip_does_not_list_is_missed_unless_it_is_hidden(tree: Tree) -> None:
+    tree.gpu(2, "0000:43:00.0", 120001, 129, vram=16 * GIB)
+    (found,) = [f for f in tree.findings() if f.level is Level.WARNING]
+    assert "2 GPUs; HIP lists only 1" in found.message
+    tree.environment["HIP_VISIBLE_DEVICES"] = "0"
+    assert not [f for f in tree.findings() if f.level is Level.WARNING]
+
+
 def test_kernels_of_the_family_are_named(tree: Tree) -> None:
     tree.runtime = Runtime(
         devices=tree.runtime.devices, library=LIBRARY, kernels={"gfx1100": "gfx11-generic"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -11,6 +12,7 @@ from rocmforge.commands.machine import DeviceNode, Gpu, Machine
 from rocmforge.commands.runtime_probe import Runtime
 
 _GIB: Final = 2**30
+_HIDING: Final = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
 _MIN_SHARED: Final = 0.5  # of the main memory, before an APU is told that it may have more
 
 
@@ -40,6 +42,7 @@ def diagnose(machine: Machine, runtime: Runtime) -> tuple[Finding, ...]:
         *_hardware(machine),
         *_nodes(machine),
         *_gpus(machine, runtime),
+        *_several_gpus(machine, runtime),
         *_runtime(machine, runtime),
         *_environment(machine),
     )
@@ -162,6 +165,34 @@ def _gpus(machine: Machine, runtime: Runtime) -> Iterator[Finding]:
         )
 
 
+def _several_gpus(machine: Machine, runtime: Runtime) -> Iterator[Finding]:
+    """What a model on several devices needs: that HIP lists them, and RCCL."""
+    hidden = len(machine.gpus) - len(runtime.devices)
+    if runtime.devices and hidden > 0 and not _hiding(machine):
+        yield _warning(
+            "devices",
+            f"The driver has {len(machine.gpus)} GPUs; HIP lists only {len(runtime.devices)}.",
+            "see the findings about render nodes above; else: AMD_LOG_LEVEL=3 rocmforge backends",
+        )
+    for target, count in Counter(gpu.target for gpu in machine.gpus).items():
+        if count < 2:
+            continue
+        shared = f"{count} {target} can share a model with --tensor-parallel {count}"
+        if machine.collectives:
+            yield _ok("rccl", f"{shared}; RCCL is {', '.join(machine.collectives)}.")
+        else:
+            yield _warning(
+                "rccl",
+                f"{shared}, but RCCL (librccl.so) was not found. Without it each serves alone.",
+                "sudo apt install librccl1  # Debian; or AMD's package rccl: "
+                "https://rocm.docs.amd.com",
+            )
+
+
+def _hiding(machine: Machine) -> list[str]:
+    return [name for name in _HIDING if name in machine.environment]
+
+
 def _memory(machine: Machine, gpu: Gpu) -> Iterator[Finding]:
     if gpu.vram_total is None or gpu.gtt_total is None:
         return
@@ -238,9 +269,9 @@ def _environment(machine: Machine) -> Iterator[Finding]:
             "for every RDNA2, RDNA3 and RDNA4 chip here: it can only do harm.",
             "unset HSA_OVERRIDE_GFX_VERSION",
         )
-    for name in ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"):
-        value = machine.environment.get(name)
-        if value is not None and value.strip() in ("", "-1"):
+    for name in _hiding(machine):
+        value = machine.environment[name]
+        if value.strip() in ("", "-1"):
             yield _error("environment", f"{name}={value!r} hides every GPU.", f"unset {name}")
-        elif value is not None:
+        else:
             yield _ok("environment", f"{name}={value} hides all other GPUs.")

@@ -93,6 +93,7 @@ class Machine:
     pci_gpus: tuple[PciGpu, ...]
     gpus: tuple[Gpu, ...]
     libraries: tuple[str, ...]  # every libamdhip64 where one is looked for
+    collectives: tuple[str, ...]  # every librccl there
     environment: Mapping[str, str]  # variables that change what HIP does
 
 
@@ -130,7 +131,8 @@ def read_machine(
         render_nodes=tuple(map(node, sorted((root / "dev/dri").glob("renderD*")))),
         pci_gpus=tuple(_pci_gpus(root / "sys/bus/pci/devices")),
         gpus=tuple(_gpus(root)),
-        libraries=_libraries(root, rocm),
+        libraries=_libraries(root, rocm, "libamdhip64"),
+        collectives=_libraries(root, rocm, "librccl"),
         environment=environment,
     )
 
@@ -189,7 +191,7 @@ def _clock(line: str) -> str:
     return line.partition(":")[2].strip(" *")
 
 
-def _libraries(root: Path, rocm: Path) -> tuple[str, ...]:
+def _libraries(root: Path, rocm: Path, name: str) -> tuple[str, ...]:
     folders = (
         rocm / "lib",
         Path("/usr/lib/x86_64-linux-gnu"),
@@ -199,7 +201,7 @@ def _libraries(root: Path, rocm: Path) -> tuple[str, ...]:
     found = {
         f"/{file.resolve().relative_to(root.resolve())}"
         for folder in folders
-        for file in (root / f".{folder}").glob("libamdhip64.so*")
+        for file in (root / f".{folder}").glob(f"{name}.so*")
     }
     return tuple(sorted(found))
 
