@@ -102,7 +102,22 @@ RESPONSES_ROWS = [
             says="'nope' not found. It may never have been stored",
             **NOT_FOUND,
         )
-        for method, path in (("GET", "nope"), ("DELETE", "nope"), ("POST", "nope/cancel"))
+        for method, path in (
+            ("GET", "nope"),
+            ("GET", "nope?stream=true&starting_after=3"),
+            ("GET", "nope/input_items"),
+            ("DELETE", "nope"),
+            ("POST", "nope/cancel"),
+        )
+    ),
+    *(
+        BadRequest(path=f"{RESPONSES}/{path}", method="GET", param=param, says=says)
+        for path, param, says in (
+            ("nope?stream=perhaps", "stream", "Expected `bool`"),
+            ("nope?starting_after=-1", "starting_after", ">= 0"),
+            ("nope/input_items?limit=101", "limit", "<= 100"),
+            ("nope/input_items?order=up", "order", "'asc', 'desc'"),
+        )
     ),
 ]
 
