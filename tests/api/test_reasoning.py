@@ -172,6 +172,20 @@ def test_the_template_learns_of_the_effort() -> None:
     assert prompts[1].endswith("none mine")
 
 
+def test_thoughts_of_the_history_are_the_templates_to_keep_or_drop() -> None:
+    said = {"role": "assistant", "content": "world", "reasoning_content": "hello?"}
+    for template, shown in (
+        ("{% for m in messages %}{{ m.reasoning_content }}{{ m.content }}{% endfor %}", "hello?"),
+        ("{% for m in messages %}{{ m.content }}{% endfor %}", ""),
+    ):
+        engine, client = thinker(template)
+        with client:
+            body = {"model": "tiny", "messages": [*MESSAGES, said, *MESSAGES]}
+            assert client.post("/v1/chat/completions", json=body).status_code == 200
+        prompt = tiny_text()[0].decode(engine.submitted[0].prompt_ids)
+        assert prompt == f"hello{shown}worldhello"
+
+
 def test_a_budget_needs_a_token_that_closes_the_section() -> None:
     with sdk(BEGINS, "hello") as client, pytest.raises(openai.BadRequestError, match="no token"):
         client.chat.completions.create(
