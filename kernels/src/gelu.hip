@@ -1,6 +1,6 @@
 // GELU by its definition, x * Phi(x) with the normal distribution function (Hendrycks and Gimpel
 // 2016): the activation of BERT.
-#include "rf/act.h"
+#include "rf/platform.h"
 
 namespace rf {
 
@@ -25,23 +25,6 @@ __device__ __forceinline__ float gelu(float x) {
 }
 
 }  // namespace rf
-
-// x f32 [count] (rows * K, a multiple of 32) to the forms that GEMV reads: f32, which may be x, and
-// the int8 of act.h. Grid: (ceil(count / 1024)), block 256.
-extern "C" __global__ __launch_bounds__(rf::kGeluThreads) void rf_gelu(
-    const float* x, float* out, int8_t* __restrict__ q, rf::ActScale* __restrict__ scale,
-    uint64_t count) {
-  const uint64_t index = (static_cast<uint64_t>(blockIdx.x) * rf::kGeluThreads + threadIdx.x) * 4;
-  const bool inside = index < count;
-  rf::Vec<float, 4> values{};
-  if (inside) {
-    values = rf::load16(x + index);
-    for (int i = 0; i < 4; ++i) values[i] = rf::gelu(values[i]);
-    rf::store16(out + index, values);
-  }
-  const uint64_t block = index / rf::kActBlock;
-  rf::act_store(values, inside, q + block * rf::kActBlock, scale + block);
-}
 
 // Halves [count] (a multiple of 8), in place, as GEMM reads and writes them.
 // Grid: (ceil(count / 2048)), block 256.

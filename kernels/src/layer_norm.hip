@@ -12,7 +12,7 @@ struct LayerNormInput {
   float eps;
 };
 
-// One block a row; dim is a multiple of 4 (of 32 for int8) and at most 16 * blockDim.x. The row is
+// One block a row; dim is a multiple of 4 and at most 16 * blockDim.x. The row is
 // read once: the variance is computed from what lies in registers, around the mean, as squares of
 // values far from zero would lose it. The result may lie where x or the residual lies.
 __device__ __forceinline__ void layer_norm(const LayerNormInput& in, const ActOutput& out) {
@@ -57,18 +57,17 @@ __device__ __forceinline__ void layer_norm(const LayerNormInput& in, const ActOu
 
 }  // namespace rf
 
-// Grid: (rows). The results that are not null: f32, halves, and int8 with its scales.
+// Grid: (rows). The results that are not null: f32 and halves.
 extern "C" __global__ __launch_bounds__(1024) void rf_layer_norm(
     const float* x, const float* __restrict__ weight, const float* __restrict__ bias,
-    float* out_f32, rf::half* __restrict__ out_f16, int8_t* __restrict__ out_q,
-    rf::ActScale* __restrict__ out_q_scale, int32_t dim, float eps) {
-  rf::layer_norm({x, nullptr, weight, bias, dim, eps}, {out_f32, out_f16, out_q, out_q_scale});
+    float* out_f32, rf::half* __restrict__ out_f16, int32_t dim, float eps) {
+  rf::layer_norm({x, nullptr, weight, bias, dim, eps}, {out_f32, out_f16, nullptr, nullptr});
 }
 
 // The norm of residual + delta. Grid: (rows).
 extern "C" __global__ __launch_bounds__(1024) void rf_add_layer_norm(
     const float* __restrict__ delta, const float* residual, const float* __restrict__ weight,
-    const float* __restrict__ bias, float* out_f32, rf::half* __restrict__ out_f16,
-    int8_t* __restrict__ out_q, rf::ActScale* __restrict__ out_q_scale, int32_t dim, float eps) {
-  rf::layer_norm({delta, residual, weight, bias, dim, eps}, {out_f32, out_f16, out_q, out_q_scale});
+    const float* __restrict__ bias, float* out_f32, rf::half* __restrict__ out_f16, int32_t dim,
+    float eps) {
+  rf::layer_norm({delta, residual, weight, bias, dim, eps}, {out_f32, out_f16, nullptr, nullptr});
 }

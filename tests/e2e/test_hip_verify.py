@@ -114,7 +114,7 @@ PLANTED = {
     "logprobs": "rf_logprobs",
     "layer_norm": "rf_layer_norm",
     "add_layer_norm": "rf_add_layer_norm",
-    "gelu": "rf_gelu*",
+    "gelu": "rf_gelu_half",
     "embed_add": "rf_embed_add_*",
     "rope": "rf_rope_half",
     "full attention": "rf_attention_full_*",

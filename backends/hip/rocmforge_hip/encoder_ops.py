@@ -1,7 +1,8 @@
 """`rocmforge.backend.encoder_ops.EncoderOps` by launching kernels, as `ops.HipOps` for decoders.
 
-Where more rows than GEMV takes are multiplied, query, key and value and the inner activations are
-halves from one matrix product to the next; norms read and write float32.
+All rows go through GEMM with halves, however few they are: so a text has the same vector alone and
+in a batch. Query, key and value and the inner activations are halves from one matrix product to the
+next; norms read and write float32, too.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from rocmforge.models.config import RopeStyle
 from rocmforge.models.encoder_config import EncoderConfig
 from rocmforge_hip.activations import ATTENDED, NORMED, Activation
 from rocmforge_hip.encoder_weights import POOLED
-from rocmforge_hip.geometry import MAX_GEMV_ROWS, Geometry
+from rocmforge_hip.geometry import Geometry
 from rocmforge_hip.library import Kernel, KernelLibrary
-from rocmforge_hip.linear import GATES, LinearKernels, empty, f32_of, normed, part_of, vector_of
+from rocmforge_hip.linear import GATES, LinearKernels, empty, f32_of, part_of, vector_of
 from rocmforge_hip.memory import Arena, DeviceArray
 from rocmforge_hip.ops import DeviceRopeTable
 from rocmforge_hip.rows import embed_rows, norm_threads, sum_rows
@@ -31,7 +32,7 @@ _ATTENTION_ROWS: Final = 128  # tokens of a block
 _ROPE_THREADS: Final = 128
 _EMBED_THREADS: Final = 64
 _ITEM_BYTES: Final = 16  # that a thread of `rf_embed_add` reads
-_ELEMENTS: Final = 1024  # of a block of the element-wise kernels, twice as many if halves
+_HALVES: Final = 2048  # of a block of GELU
 _THREADS: Final = 256
 _UNCAPPED: Final = 1.0  # cap * tanh(x / cap) is tanh(x)
 
@@ -51,9 +52,9 @@ class HipEncoderOps:
         self._config = config
         self._arena = arena
         self._table = table
-        self._products = LinearKernels(library, geometry, arena, formats)
+        self._products = LinearKernels(library, geometry, arena, formats, gemv_rows=0)
         names = [
-            *("rf_layer_norm", "rf_add_layer_norm", "rf_gelu", "rf_gelu_half", "rf_rope_half"),
+            *("rf_layer_norm", "rf_add_layer_norm", "rf_gelu_half", "rf_rope_half"),
             *("rf_sum_rows", "rf_softcap", f"rf_attention_full_d{config.head_dim}"),
             *(f"rf_embed_{name}" for name in formats),
             *(f"rf_embed_add_{name}" for name in ("f32", "f16", "bf16")),
@@ -109,15 +110,14 @@ class HipEncoderOps:
         bias: Weight,
     ) -> Activation:
         """The norm takes the place of what it is made of, which nothing else reads."""
-        out = normed(self._arena, NORMED, like.rows, like.width)
+        out = empty(self._arena, NORMED, like.rows, like.width, half=False)
+        out.f16 = self._arena[f"{NORMED}.f16"].first(like.rows, like.width)
         self._kernels[kernel].launch(
             *inputs,
             vector_of(weight, like.width),
             vector_of(bias, like.width),
             out.f32,
             out.f16,
-            out.q,
-            out.scale,
             like.width,
             self._config.norm_eps,
             grid=(like.rows, 1, 1),
@@ -128,31 +128,15 @@ class HipEncoderOps:
     def linear(
         self, step: DeviceStep, x: Activation, weight: Weight, bias: Weight | None
     ) -> Activation:
-        part = part_of(weight)
-        if part.slot in QKV_SLOTS:
-            return self._products.linear(x, weight, bias, then=self._to_half, half=True)
-        return self._products.multiply(x, part, bias, half=part.slot == HIDDEN)
-
-    def _to_half(self, x: Activation) -> None:
-        """Attention reads halves only."""
-        self._products.half(x)
+        is_half = part_of(weight).slot in (*QKV_SLOTS, HIDDEN)  # what attention and GELU read
+        return self._products.linear(x, weight, bias, half=is_half)
 
     def gelu(self, x: Activation) -> Activation:
+        """In place."""
+        assert x.f16 is not None
         count = x.rows * x.width
-        if x.f16 is not None:
-            self._kernels["rf_gelu_half"].launch(
-                x.f16, count, grid=(ceil_div(count, 2 * _ELEMENTS), 1, 1), block=_THREADS
-            )
-            return x
-        x.q, x.scale = self._arena[f"{x.slot}.q"], self._arena[f"{x.slot}.scale"]
-        self._kernels["rf_gelu"].launch(
-            x.f32,
-            x.f32,
-            x.q,
-            x.scale,
-            count,
-            grid=(ceil_div(count, _ELEMENTS), 1, 1),
-            block=_THREADS,
+        self._kernels["rf_gelu_half"].launch(
+            x.f16, count, grid=(ceil_div(count, _HALVES), 1, 1), block=_THREADS
         )
         return x
 
@@ -194,7 +178,7 @@ class HipEncoderOps:
         self, step: DeviceStep, q: Activation, k: Activation, v: Activation, scale: float
     ) -> Activation:
         config, shape = self._config, step.shape
-        out = empty(self._arena, ATTENDED, q.rows, q.width, half=q.rows > MAX_GEMV_ROWS)
+        out = empty(self._arena, ATTENDED, q.rows, q.width, half=True)
         longest = max(shape.longest_prefill, 1)
         self._kernels[f"rf_attention_full_d{config.head_dim}"].launch(
             *(each.f16 for each in (q, k, v)),

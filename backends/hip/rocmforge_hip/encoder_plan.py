@@ -10,12 +10,11 @@ from rocmforge.models.encoder_config import EncoderConfig, encoder_context
 from rocmforge.models.encoder_weights import EncoderWeights
 from rocmforge_hip.activations import ATTENDED, NORMED, StepLimits
 from rocmforge_hip.encoder_weights import DENSE, POOLED, SCORES, encoder_storages
-from rocmforge_hip.geometry import MAX_GEMV_ROWS, Geometry
+from rocmforge_hip.geometry import Geometry
 from rocmforge_hip.memory import ArraySpec, spec
 from rocmforge_hip.plan import MemoryNeeds, mib
 from rocmforge_hip.step import StepLayout, StepShape
 from rocmforge_hip.weight_plan import DELTA, HIDDEN, Planned, PlannedPart
-from rocmforge_hip.weights import UNIT
 
 
 def measure_encoder(
@@ -83,13 +82,11 @@ def plan_encoder_activations(
         limits: The largest step.
         geometry: For the device.
     """
-    tokens, pools, few = limits.tokens, limits.sequences, MAX_GEMV_ROWS
+    tokens, pools = limits.tokens, limits.sequences
     dim, ffn = config.dim, config.ffn_dim
     plan: dict[str, ArraySpec] = {
         f"{NORMED}.f32": spec((tokens, dim), "f4"),
         f"{DELTA}.f32": spec((tokens, dim), "f4"),
-        f"{ATTENDED}.f32": spec((few, dim), "f4"),
-        f"{HIDDEN}.f32": spec((few, ffn), "f4"),
         f"{POOLED}.f32": spec((pools, dim), "f4"),
     }
     multiplied = [(NORMED, tokens, dim), (ATTENDED, tokens, dim), (HIDDEN, tokens, ffn)]
@@ -99,10 +96,7 @@ def plan_encoder_activations(
         multiplied += [(POOLED, pools, dim), (DENSE, pools, dim)]
     for slot, rows, width in multiplied:
         plan[f"{slot}.f16"] = spec((rows, width), "f2")
-        plan[f"{slot}.q"] = spec((few, width), "i1")
-        plan[f"{slot}.scale"] = spec((few, width // UNIT), "u8")
     for slot, width in attention_inputs.items():
-        plan[f"{slot}.f32"] = spec((few, width), "f4")
         plan[f"{slot}.f16"] = spec((tokens, width), "f2")
     return plan | geometry.gemm_scratch()
 

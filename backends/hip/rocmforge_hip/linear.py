@@ -22,16 +22,31 @@ _THREADS: Final = 256
 
 
 class LinearKernels:
-    """Multiplies activations with matrices of these formats."""
+    """Multiplies activations with matrices of these formats.
+
+    Args:
+        library: Where the kernels are.
+        geometry: For the device.
+        arena: Of the activations.
+        formats: Stored types of the matrices.
+        gemv_rows: Up to so many rows are rounded to int8 and go through GEMV: 0 or MAX_GEMV_ROWS.
+    """
 
     def __init__(
-        self, library: KernelLibrary, geometry: Geometry, arena: Arena, formats: frozenset[str]
+        self,
+        library: KernelLibrary,
+        geometry: Geometry,
+        arena: Arena,
+        formats: frozenset[str],
+        gemv_rows: int = MAX_GEMV_ROWS,
     ) -> None:
+        self._gemv_rows = gemv_rows
         self._geometry = geometry
         self._arena = arena
         names = ["rf_quantize_act", "rf_half_act", "rf_gemm_sum"]
         for format_name in formats:
-            names += [f"rf_gemv_{format_name}_r{rows}" for rows in (1, 2, 4, 8)]
+            if gemv_rows:
+                names += [f"rf_gemv_{format_name}_r{rows}" for rows in (1, 2, 4, 8)]
             names += [f"rf_gemm_{format_name}_m{rows}" for rows in (32, 64, 128)]
         self._kernels: dict[str, Kernel] = {name: library.kernel(name) for name in names}
         self._multiplied: tuple[Matrix, Activation, Activation] | None = None
@@ -85,7 +100,7 @@ class LinearKernels:
         matrix = part.matrix
         assert x.width == matrix.columns, (x.slot, x.width, matrix.columns)
         offset = None if bias is None else vector_of(bias, matrix.width)
-        if x.rows <= MAX_GEMV_ROWS:
+        if x.rows <= self._gemv_rows:
             return self._gemv(x, matrix, part.slot, offset, gate)
         return self._gemm(x, matrix, part.slot, offset, gate, half=half)
 
