@@ -6,11 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from litestar.testing import TestClient
+from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from rocmforge.api.metrics import Metrics
+from rocmforge.api.settings import ApiSettings
 from rocmforge.engine.status import EngineStats, EngineStatus
-from tests.api.fake_engine import RUNNER, FakeEngine
+from tests.api.fake_engine import RUNNER, FakeEngine, build_app, make_service
 from tests.api.test_metrics import value
 
 DEVICES = ("0000:03:00.0", "0000:43:00.0")
@@ -62,3 +65,16 @@ def test_what_is_not_known_is_left_out(sysfs: Path) -> None:
     assert "rocmforge_engine_steps_total" in names
     told = ("rocmforge_device_", "rocmforge_engine_read_", "rocmforge_engine_kernel_")
     assert not [name for name in names if name.startswith(told)]
+
+
+def test_every_family_is_in_the_documentation(sysfs: Path) -> None:
+    text = (Path(__file__).parents[2] / "docs/monitoring.md").read_text(encoding="utf-8")
+    engine = FakeEngine(runner=replace(RUNNER, copy_bandwidth=1.0, bus_ids=DEVICES))
+    metrics = Metrics("tiny", lambda: replace(engine.status, stats=COSTS), sysfs)
+    metrics.name_key(1, "alice")
+    service = replace(make_service(engine), metrics=metrics)
+    with TestClient(build_app(service, ApiSettings())) as client:
+        families = text_string_to_metric_families(client.get("/metrics").text)
+        names = {family.name for family in families if family.name.startswith("rocmforge_")}
+    assert len(names) > 40
+    assert [name for name in names if f"`{name.removeprefix('rocmforge_')}`" not in text] == []
