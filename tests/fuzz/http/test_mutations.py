@@ -15,7 +15,7 @@ import pytest
 from litestar.testing import TestClient
 
 from rocmforge.api.settings import ApiSettings
-from tests.api.fake_engine import build_app, FakeEngine, make_service
+from tests.api.fake_engine import FakeEngine, build_app, make_service
 
 COUNT = int(os.environ.get("ROCMFORGE_TEST_MUTATIONS", "2000"))
 BODIES_OF_A_SEED = 500
