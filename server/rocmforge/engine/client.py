@@ -397,7 +397,12 @@ class AsyncEngine:
             self._phase = EngineState.RESTARTING
             self._settled.clear()
             self._stats = structs.replace(
-                self._stats, running=0, waiting=0, blocks_used=0, blocks_cached=0
+                self._stats,
+                running=0,
+                waiting=0,
+                waiting_by_key=(),
+                blocks_used=0,
+                blocks_cached=0,
             )
 
     def _start_message(self) -> Start:

@@ -181,6 +181,7 @@ class ModelSlot:
             engine.status.stats,
             running=0,
             waiting=0,
+            waiting_by_key=(),
             blocks_total=0,
             blocks_used=0,
             blocks_cached=0,
