@@ -50,7 +50,6 @@ with tempfile.TemporaryDirectory() as folder:
                 int(answer["prompt"].split()[-1]): [
                     answer["prompt_tokens"],
                     answer["output_tokens"],
-                    answer["output"],
                 ]
                 for answer in requests["successful"]
             },
