@@ -62,7 +62,7 @@ class HipEncoderRunner:
         return self._device.driver
 
     def submit(self, step: StepInput) -> None:
-        self._pipeline.submit(step.step_id, partial(self._start, step))
+        self._pipeline.submit(partial(self._start, step))
 
     def collect(self) -> StepOutput:
         lane, done, timing = self._pipeline.collect()

@@ -80,23 +80,24 @@ class Pipeline(Generic[T]):
         # One more than lanes: when a step is collected, the one before has not lost its own.
         self._ends = [device.driver.create_event(timed=True) for _ in range(PIPELINE_DEPTH + 1)]
         self._ended_last: int | None = None
+        self._submitted = 0
         self._launches = device.driver.launches
         self._in_flight: deque[tuple[Lane, int, T]] = deque()
         self._failure: EngineError | None = None
 
-    def submit(self, step_id: int, start: Callable[[Lane, int], T]) -> None:
+    def submit(self, start: Callable[[Lane, int], T]) -> None:
         """Starts a step.
 
         Args:
-            step_id: Counts up by one.
             start: Is given the step's lane and the event to record when it has ended.
 
         Raises:
             EngineError: The device failed, now or before.
         """
         assert len(self._in_flight) < PIPELINE_DEPTH, "too many steps in flight"
-        lane = self._lanes[step_id % len(self._lanes)]
-        ended = self._ends[step_id % len(self._ends)]
+        lane = self._lanes[self._submitted % len(self._lanes)]
+        ended = self._ends[self._submitted % len(self._ends)]
+        self._submitted += 1
         with self.guarded():
             self._in_flight.append((lane, ended, start(lane, ended)))
 

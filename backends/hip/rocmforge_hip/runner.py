@@ -119,7 +119,7 @@ class HipRunner:
 
     def submit(self, step: StepInput) -> None:
         assert self._unmasked is None, "the step before waits for its masks"
-        self._pipeline.submit(step.step_id, partial(self._start, step))
+        self._pipeline.submit(partial(self._start, step))
 
     def constrain(self, allowed: UInt32Array) -> None:
         assert self._unmasked is not None, "no step waits for masks"
