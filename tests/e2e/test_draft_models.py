@@ -17,7 +17,7 @@ import pytest
 from openai import OpenAI
 
 from rocmforge.backend import registry
-from rocmforge.backend.protocol import LoadOptions, Runner, StepOutput
+from rocmforge.backend.protocol import LoadOptions, Runner
 from rocmforge.engine.core import EngineCore
 from rocmforge.engine.messages import Submit
 from rocmforge.engine.params import GenerateRequest, SamplingParams, TokenEvent
@@ -32,6 +32,7 @@ from tests.support.hip import fitting
 from tests.support.host_platform import HostPlatform
 from tests.support.server import LiveServer
 from tests.support.shallow import write_idle, write_shallow
+from tests.support.timeless import Timeless
 
 Float64Array = npt.NDArray[np.float64]
 
@@ -58,19 +59,6 @@ SAMPLINGS = pytest.mark.parametrize(
     ],
     ids=["greedy", "sampled", "repetition penalty", "frequency penalty"],
 )
-
-
-class Timeless:
-    """A runner whose steps take no time: guessing pays, whatever the machine is like."""
-
-    def __init__(self, runner: Runner) -> None:
-        self._runner = runner
-        self.info = runner.info
-        self.submit = runner.submit
-        self.close = runner.close
-
-    def collect(self) -> StepOutput:
-        return replace(self._runner.collect(), device_ns=0)
 
 
 @dataclass(frozen=True)

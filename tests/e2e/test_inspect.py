@@ -34,5 +34,5 @@ def test_the_table_shows_the_chat_template_as_it_is(
 def test_an_unsupported_architecture_is_shown_with_the_reason(
     llama_cpp_source: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["inspect", str(llama_cpp_source / "models/ggml-vocab-bert-bge.gguf")]) == 0
-    assert "Architecture 'bert' is not supported" in " ".join(capsys.readouterr().out.split())
+    assert main(["inspect", str(llama_cpp_source / "models/ggml-vocab-falcon.gguf")]) == 0
+    assert "Architecture 'falcon' is not supported" in " ".join(capsys.readouterr().out.split())
