@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -121,6 +122,9 @@ def test_what_does_not_fit_into_the_store_ends(engine: FakeEngine) -> None:
         for stream in (False, True):
             body = HELLO | {"background": True, "stream": stream}
             assert client.post(PATH, json=body).status_code == 200
+            deadline = time.monotonic() + 10
+            while engine.live and time.monotonic() < deadline:
+                client.get("/health")  # its task ends when it has been told to
             assert engine.live == set()
 
 
