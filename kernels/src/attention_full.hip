@@ -37,8 +37,6 @@ struct FullInput {
   float scale;
 };
 
-inline constexpr int kFullReloadUnroll = 2;  // steps of the head whose queries are loaded ahead
-
 // Grid: (tiles of kAttentionRows tokens that the longest sequence needs, heads, sequences).
 template <int kHeadDim>
 __device__ __forceinline__ void attention_full(const FullInput& in, float* out_f32, half* out_f16) {
@@ -48,7 +46,7 @@ __device__ __forceinline__ void attention_full(const FullInput& in, float* out_f
   constexpr int kDimTiles = kHeadDim / kTile;
   constexpr int kSlots = Unit::kSlots;
   constexpr bool kKeepsQueries = attention_keeps_queries(kHeadDim);
-  constexpr int kScoreUnroll = kKeepsQueries ? kDimTiles : kFullReloadUnroll;
+  constexpr int kScoreUnroll = kKeepsQueries ? kDimTiles : kReloadUnroll;
   using KeyLoader = RowLoader<Activated, kHeadDim, kKeys>;
   using ValueLoader = typename ValueLoaderOf<Unit::kTransposedV, Activated, kHeadDim, kKeys>::Type;
 

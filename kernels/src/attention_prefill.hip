@@ -1,35 +1,14 @@
 // Attention of several new tokens a sequence over the paged cache, with matrix instructions
 // (FlashAttention-2, Dao 2023). The new tokens are the last ones of their context.
 //
-// A block takes kRows query rows of one kv head. A row is a token and one of the query heads that
-// share the kv head: row r is token r / group, head r % group. It walks over the keys in tiles that
-// all its waves read from LDS; each wave keeps the output of its own rows in registers, transposed
-// (see mma_attention.h). K of the next tile travels during the second product, V during the first.
-#include "rf/attention.h"
-#include "rf/cache_tiles.h"
-#include "rf/wave.h"
+// A block takes kAttentionRows query rows of one kv head. A row is a token and one of the query
+// heads that share the kv head: row r is token r / group, head r % group. It walks over the keys in
+// tiles that all its waves read from LDS; each wave keeps the output of its own rows in registers,
+// transposed (see mma_attention.h). K of the next tile travels during the second product, V during
+// the first.
+#include "rf/online_softmax.h"
 
 namespace rf {
-
-inline constexpr int kRows = 128;
-inline constexpr int kPrefillWaves = kPrefillThreads / kWave;
-inline constexpr int kQueryTiles = kRows / kTile / kPrefillWaves;  // of each wave
-
-// Registers of a lane that its queries and its output take. Where these would fill up, a step takes
-// fewer keys, and the queries are loaded again for every tile of keys, which costs a fraction of
-// the time of the products.
-constexpr int head_registers(int head_dim) {
-  return head_dim / kTile * kQueryTiles *
-         static_cast<int>(sizeof(mma::Unit::B) + sizeof(TileValues)) / 4;
-}
-constexpr int tile_keys(int head_dim) {
-  if (head_dim > 128) return mma::Unit::kLargeHeadKeys;
-  return head_registers(head_dim) < mma::Unit::kFullTileRegisters ? 64 : 32;
-}
-constexpr bool keeps_queries(int head_dim) {
-  return head_registers(head_dim) <= mma::Unit::kKeptQueryRegisters;
-}
-inline constexpr int kReloadUnroll = 2;  // steps of the head whose queries are loaded ahead
 
 struct PrefillInput {
   const half* q;               // [T, heads * head_dim]
@@ -41,13 +20,9 @@ struct PrefillInput {
   ScoreRule rule;
 };
 
-// The scores of kKeyTiles tiles of keys for one tile of queries of a wave, and then their weights.
-template <int kKeyTiles>
-using Scores = TileValues[kKeyTiles];
-
 // Caps the scores; they stay in units of the product.
 template <int kKeyTiles>
-__device__ __forceinline__ void cap_scores(Scores<kKeyTiles>& scores, const ScoreRule& rule) {
+__device__ __forceinline__ void cap_scores(TileScores<kKeyTiles>& scores, const ScoreRule& rule) {
 #pragma unroll
   for (TileValues& tile : scores) {
 #pragma unroll
@@ -57,7 +32,7 @@ __device__ __forceinline__ void cap_scores(Scores<kKeyTiles>& scores, const Scor
 
 // Hides the keys after a query's own position, and those before its window.
 template <int kKeyTiles>
-__device__ __forceinline__ void mask_scores(Scores<kKeyTiles>& scores,
+__device__ __forceinline__ void mask_scores(TileScores<kKeyTiles>& scores,
                                             const int (&position)[mma::Unit::kSlots], int first_key,
                                             int window) {
 #pragma unroll
@@ -71,79 +46,17 @@ __device__ __forceinline__ void mask_scores(Scores<kKeyTiles>& scores,
   }
 }
 
-// The softmax of one tile of queries over the keys so far. Scores stay in units of the product:
-// exp2(factor * (score - highest)) is one fused multiply-add and one exp2.
-template <int kHeadDim>
-struct OnlineSoftmax {
-  static constexpr int kSlots = mma::Unit::kSlots;
-  float highest[kSlots];
-  float total[kSlots];  // of this lane's keys
-  TileValues output[kHeadDim / kTile];
-
-  __device__ __forceinline__ void reset() {
-    for (int slot = 0; slot < kSlots; ++slot) {
-      highest[slot] = kLowestScore;
-      total[slot] = 0.0f;
-    }
-    for (TileValues& tile : output) {
-      for (float& value : tile) value = 0.0f;
-    }
-  }
-
-  // Turns scores into weights relative to the new highest score.
-  template <int kKeyTiles>
-  __device__ __forceinline__ void add(Scores<kKeyTiles>& scores, float factor) {
-    float shift[kSlots];  // of the exponent, per column
-    float raised[kSlots];
-    bool any_raised = false;
-#pragma unroll
-    for (int slot = 0; slot < kSlots; ++slot) {
-      float largest = highest[slot];
-#pragma unroll
-      for (int i = 0; i < kKeyTiles * kTileValues; ++i) {
-        const int value = i % kTileValues;
-        if (mma::Unit::slot(value) == slot) {
-          largest = max(largest, scores[i / kTileValues][value]);
-        }
-      }
-      largest = mma::Unit::over_column(largest, [](float a, float b) { return max(a, b); });
-      any_raised |= largest > highest[slot];
-      raised[slot] = exp2((highest[slot] - largest) * factor);
-      highest[slot] = largest;
-      shift[slot] = largest * factor;
-    }
-    if (ballot(any_raised) != 0) {
-#pragma unroll
-      for (int slot = 0; slot < kSlots; ++slot) total[slot] *= raised[slot];
-#pragma unroll
-      for (TileValues& tile : output) {
-#pragma unroll
-        for (int i = 0; i < kTileValues; ++i) tile[i] *= raised[mma::Unit::slot(i)];
-      }
-    }
-#pragma unroll
-    for (int tile = 0; tile < kKeyTiles; ++tile) {
-#pragma unroll
-      for (int i = 0; i < kTileValues; ++i) {
-        const int slot = mma::Unit::slot(i);
-        scores[tile][i] = exp2(fma(scores[tile][i], factor, -shift[slot]));
-        total[slot] += scores[tile][i];
-      }
-    }
-  }
-};
-
-// Grid: (tiles of kRows rows that the longest sequence needs, kv_heads, sequences).
+// Grid: (tiles of kAttentionRows rows that the longest sequence needs, kv_heads, sequences).
 template <class Stored, int kHeadDim>
 __device__ __forceinline__ void attention_prefill(const PrefillInput& in,
                                                   const Cache<Stored>& cache, float* out_f32,
                                                   half* out_f16) {
   using Unit = mma::Unit;
-  constexpr int kKeys = tile_keys(kHeadDim);
+  constexpr int kKeys = attention_keys(kHeadDim);
   constexpr int kKeyTiles = kKeys / kTile;
   constexpr int kDimTiles = kHeadDim / kTile;
   constexpr int kSlots = Unit::kSlots;
-  constexpr bool kKeepsQueries = keeps_queries(kHeadDim);
+  constexpr bool kKeepsQueries = attention_keeps_queries(kHeadDim);
   constexpr int kScoreUnroll = kKeepsQueries ? kDimTiles : kReloadUnroll;
   using KeyLoader = RowLoader<Stored, kHeadDim, kKeys>;
   using ValueLoader = typename ValueLoaderOf<Unit::kTransposedV, Stored, kHeadDim, kKeys>::Type;
@@ -160,11 +73,11 @@ __device__ __forceinline__ void attention_prefill(const PrefillInput& in,
   const int group = in.heads / cache.kv_heads;
   const int rows = tokens * group;
   // The last rows see most keys: they come first.
-  const int block_row = static_cast<int>(gridDim.x - 1 - blockIdx.x) * kRows;
+  const int block_row = static_cast<int>(gridDim.x - 1 - blockIdx.x) * kAttentionRows;
   if (block_row >= rows) return;
 
   const int kv_head = blockIdx.y;
-  const int wave_row = block_row + uniform(wave_id()) * (kTile * kQueryTiles);
+  const int wave_row = block_row + uniform(wave_id()) * (kTile * kWaveTiles);
   const int first_position = context - tokens;
   const auto position_of = [&](int row) { return first_position + min(row, rows - 1) / group; };
   const auto output_of = [&](int row) {
@@ -174,16 +87,16 @@ __device__ __forceinline__ void attention_prefill(const PrefillInput& in,
 
   // What this wave's rows, and this block's, can see at all: [begin, end).
   const int wave_first = position_of(wave_row);
-  const int wave_last = position_of(wave_row + kTile * kQueryTiles - 1);
+  const int wave_last = position_of(wave_row + kTile * kWaveTiles - 1);
   const int wave_end = wave_row < rows ? wave_last + 1 : 0;
-  const int end = position_of(block_row + kRows - 1) + 1;
+  const int end = position_of(block_row + kAttentionRows - 1) + 1;
   const int begin = first_visible(position_of(block_row), in.window) / kKeys * kKeys;
 
-  const half* query_rows[kQueryTiles][Unit::kQueryRows];
-  typename Unit::B queries[kQueryTiles][kKeepsQueries ? kDimTiles : 1];
-  int position[kQueryTiles][kSlots];
+  const half* query_rows[kWaveTiles][Unit::kQueryRows];
+  typename Unit::B queries[kWaveTiles][kKeepsQueries ? kDimTiles : 1];
+  int position[kWaveTiles][kSlots];
 #pragma unroll
-  for (int tile = 0; tile < kQueryTiles; ++tile) {
+  for (int tile = 0; tile < kWaveTiles; ++tile) {
     for (int i = 0; i < Unit::kQueryRows; ++i) {
       const int row = min(wave_row + tile * kTile + Unit::query_row(i), rows - 1);
       query_rows[tile][i] = in.q + output_of(row);
@@ -204,7 +117,7 @@ __device__ __forceinline__ void attention_prefill(const PrefillInput& in,
                                            kv_head, cache.kv_heads, context};
   KeyLoader key_loader;
   ValueLoader value_loader;
-  OnlineSoftmax<kHeadDim> softmax[kQueryTiles];
+  TileSoftmax<kHeadDim> softmax[kWaveTiles];
   for (auto& tile : softmax) tile.reset();
   const float factor = in.rule.scale * kLog2E;
 
@@ -215,14 +128,14 @@ __device__ __forceinline__ void attention_prefill(const PrefillInput& in,
     value_loader.start(values, base, v_tile);
 
     const bool visible = base < wave_end && base + kKeys > first_visible(wave_first, in.window);
-    typename Unit::B weights[kQueryTiles][kKeyTiles];
+    typename Unit::B weights[kWaveTiles][kKeyTiles];
     if (visible) {
-      Scores<kKeyTiles> scores[kQueryTiles] = {};
+      TileScores<kKeyTiles> scores[kWaveTiles] = {};
 #pragma unroll kScoreUnroll
       for (int dim = 0; dim < kDimTiles; ++dim) {
         if constexpr (!kKeepsQueries) {
 #pragma unroll
-          for (int tile = 0; tile < kQueryTiles; ++tile) {
+          for (int tile = 0; tile < kWaveTiles; ++tile) {
             queries[tile][0] = Unit::load_query(query_rows[tile], dim * kTile);
           }
         }
@@ -230,7 +143,7 @@ __device__ __forceinline__ void attention_prefill(const PrefillInput& in,
         for (int key = 0; key < kKeyTiles; ++key) {
           const typename Unit::A part = Unit::load(k_tile, key * kTile, dim * 2);
 #pragma unroll
-          for (int tile = 0; tile < kQueryTiles; ++tile) {
+          for (int tile = 0; tile < kWaveTiles; ++tile) {
             Unit::multiply(scores[tile][key], part, queries[tile][kKeepsQueries ? dim : 0]);
           }
         }
@@ -239,7 +152,7 @@ __device__ __forceinline__ void attention_prefill(const PrefillInput& in,
       const bool masked =
           base + kKeys > wave_first + 1 || base < first_visible(wave_last, in.window);
 #pragma unroll
-      for (int tile = 0; tile < kQueryTiles; ++tile) {
+      for (int tile = 0; tile < kWaveTiles; ++tile) {
         if (in.rule.softcap > 0.0f) cap_scores(scores[tile], in.rule);
         if (masked) mask_scores(scores[tile], position[tile], base, in.window);
         softmax[tile].add(scores[tile], factor);
@@ -260,7 +173,7 @@ __device__ __forceinline__ void attention_prefill(const PrefillInput& in,
         for (int key = 0; key < kKeyTiles; ++key) {
           const typename Unit::A part = load_values<Unit>(v_tile, dim * kTile, key * kTile);
 #pragma unroll
-          for (int tile = 0; tile < kQueryTiles; ++tile) {
+          for (int tile = 0; tile < kWaveTiles; ++tile) {
             Unit::multiply(softmax[tile].output[dim], part, weights[tile][key]);
           }
         }
@@ -269,7 +182,7 @@ __device__ __forceinline__ void attention_prefill(const PrefillInput& in,
   }
 
 #pragma unroll
-  for (int tile = 0; tile < kQueryTiles; ++tile) {
+  for (int tile = 0; tile < kWaveTiles; ++tile) {
     float inverse[kSlots];
     for (int slot = 0; slot < kSlots; ++slot) {
       inverse[slot] = 1.0f / Unit::over_column(softmax[tile].total[slot],

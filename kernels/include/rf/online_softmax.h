@@ -20,11 +20,14 @@ constexpr int attention_registers(int head_dim) {
          static_cast<int>(sizeof(mma::Unit::B) + sizeof(TileValues)) / 4;
 }
 constexpr int attention_keys(int head_dim) {
+  if (head_dim > 128) return mma::Unit::kLargeHeadKeys;
   return attention_registers(head_dim) < mma::Unit::kFullTileRegisters ? 64 : 32;
 }
 constexpr bool attention_keeps_queries(int head_dim) {
   return attention_registers(head_dim) <= mma::Unit::kKeptQueryRegisters;
 }
+
+inline constexpr int kReloadUnroll = 2;  // steps of the head whose queries are loaded ahead
 
 // The scores of kKeyTiles tiles of keys for one tile of queries of a wave, and then their weights.
 template <int kKeyTiles>
