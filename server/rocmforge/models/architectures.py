@@ -15,16 +15,16 @@ from typing import Final
 import numpy as np
 
 from rocmforge.backend.ops import Activation
-from rocmforge.errors import BadGguf, UnsupportedArchitecture
+from rocmforge.errors import UnsupportedArchitecture
 from rocmforge.gguf.reader import GgufFile
 from rocmforge.models.config import (
-    MAX_LAYERS,
     ModelConfig,
     RopeConfig,
     RopeScaling,
     RopeScalingKind,
     RopeStyle,
 )
+from rocmforge.models.keys import KeyReader
 
 FREQUENCY_FACTORS: Final = "rope_freqs.weight"
 LONG_FACTORS: Final = "rope_factors_long.weight"
@@ -145,12 +145,11 @@ def read_config(file: GgufFile) -> ModelConfig:
     return _ConfigReader(file).read()
 
 
-class _ConfigReader:
-    """Reads `<architecture>.*` keys; exists to hold the file and its architecture."""
+class _ConfigReader(KeyReader):
+    """Knows the architecture's row."""
 
     def __init__(self, file: GgufFile) -> None:
-        self._file = file
-        self._name = file.get_str("general.architecture")
+        super().__init__(file)
         if self._name not in ARCHITECTURES:
             raise UnsupportedArchitecture(self._name, tuple(ARCHITECTURES))
         self._row = ARCHITECTURES[self._name]
@@ -178,9 +177,7 @@ class _ConfigReader:
                 "attention.value_length",
                 f"{value_dim} differs from the key length {head_dim}, which is not supported",
             )
-        norm_eps = file.get_float(key("attention.layer_norm_rms_epsilon"))
-        if not 0 < norm_eps < 1:
-            raise self._bad("attention.layer_norm_rms_epsilon", f"{norm_eps} is not in (0, 1)")
+        norm_eps = self._norm_eps("attention.layer_norm_rms_epsilon")
         context = self._positive("context_length")
         rope = self._rope(head_dim, context)
         scaling = rope.scaling
@@ -208,25 +205,6 @@ class _ConfigReader:
             windows=self._windows(num_layers),
         )
 
-    def _key(self, suffix: str) -> str:
-        return f"{self._name}.{suffix}"
-
-    def _bad(self, suffix: str, reason: str) -> BadGguf:
-        return BadGguf(str(self._file.path), f"the key {self._key(suffix)!r}: {reason}")
-
-    def _num_layers(self) -> int:
-        count = self._positive("block_count")
-        if count > MAX_LAYERS:
-            raise self._bad("block_count", f"{count} layers; there may be {MAX_LAYERS}")
-        return count
-
-    def _positive(self, suffix: str, default: int | None = None) -> int:
-        key = self._key(suffix)
-        value = self._file.get_int(key) if default is None else self._file.get_int(key, default)
-        if value < 1:
-            raise self._bad(suffix, f"{value} is not positive")
-        return value
-
     def _refuse_unsupported(self) -> None:
         for suffix, what in (
             ("expert_count", "experts"),
@@ -245,14 +223,9 @@ class _ConfigReader:
             )
 
     def _vocab_size(self) -> int:
-        tokens = self._file.metadata.get("tokenizer.ggml.tokens")
-        if tokens is None:
+        if "tokenizer.ggml.tokens" not in self._file.metadata:
             return self._positive("vocab_size")
-        count = len(self._file.get_strs("tokenizer.ggml.tokens"))
-        stated = self._positive("vocab_size", count)
-        if stated != count:
-            raise self._bad("vocab_size", f"{stated}, but the tokenizer has {count} tokens")
-        return count
+        return super()._vocab_size()
 
     def _softcap(self, suffix: str) -> float | None:
         cap = self._file.get_float(self._key(suffix), 0.0)
@@ -286,9 +259,7 @@ class _ConfigReader:
 
     def _rope(self, head_dim: int, context: int) -> RopeConfig:
         file, key = self._file, self._key
-        dim = self._positive("rope.dimension_count", head_dim)
-        if dim > head_dim or dim % 2:
-            raise self._bad("rope.dimension_count", f"{dim} of {head_dim} elements cannot rotate")
+        dim = self._rope_dim(head_dim)
         theta = self._theta("rope.freq_base", 10000.0)
         local_theta = None
         if self._row.local_theta_default is not None:
@@ -302,12 +273,6 @@ class _ConfigReader:
             local_theta=local_theta,
             scaling=self._rope_scaling(context),
         )
-
-    def _theta(self, suffix: str, default: float) -> float:
-        theta = self._file.get_float(self._key(suffix), default)
-        if not 1 < theta < math.inf:
-            raise self._bad(suffix, f"{theta} is not a rope base")
-        return theta
 
     def _rope_scaling(self, context: int) -> RopeScaling | None:
         file, key = self._file, self._key

@@ -6,7 +6,6 @@ The facts of each are those of the converter and the graphs of llama.cpp (`conve
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -14,10 +13,11 @@ from typing import Final
 
 from rocmforge.backend.ops import Activation
 from rocmforge.backend.protocol import LoadOptions
-from rocmforge.errors import BadGguf, UnsupportedArchitecture, UnsupportedTensor
+from rocmforge.errors import UnsupportedArchitecture, UnsupportedTensor
 from rocmforge.gguf.reader import GgufFile
 from rocmforge.models.architectures import TensorRule
-from rocmforge.models.config import MAX_LAYERS, RopeConfig, RopeStyle
+from rocmforge.models.config import RopeConfig, RopeStyle
+from rocmforge.models.keys import KeyReader
 from rocmforge.models.pooling import SCORES, PoolingType, declared_pooling
 
 
@@ -146,12 +146,11 @@ def _num_scores(file: GgufFile) -> int:
     return shape[0] if len(shape) == 2 else 1
 
 
-class _Reader:
-    """Reads `<architecture>.*` keys; exists to hold the file and its architecture."""
+class _Reader(KeyReader):
+    """Knows the architecture's row."""
 
     def __init__(self, file: GgufFile) -> None:
-        self._file = file
-        self._name = file.get_str("general.architecture")
+        super().__init__(file)
         self._row = ENCODERS[self._name]
 
     def read(self) -> EncoderConfig:
@@ -168,9 +167,7 @@ class _Reader:
             raise UnsupportedArchitecture(
                 f"{self._name} with causal attention ({key('attention.causal')})", tuple(ENCODERS)
             )
-        norm_eps = file.get_float(key("attention.layer_norm_epsilon"))
-        if not 0 < norm_eps < 1:
-            raise self._bad("attention.layer_norm_epsilon", f"{norm_eps} is not in (0, 1)")
+        norm_eps = self._norm_eps("attention.layer_norm_epsilon")
         pooling = _pooling(file)
         return EncoderConfig(
             architecture=self._name,
@@ -189,32 +186,6 @@ class _Reader:
             num_scores=_num_scores(file) if pooling is PoolingType.RANK else 0,
         )
 
-    def _key(self, suffix: str) -> str:
-        return f"{self._name}.{suffix}"
-
-    def _bad(self, suffix: str, reason: str) -> BadGguf:
-        return BadGguf(str(self._file.path), f"the key {self._key(suffix)!r}: {reason}")
-
-    def _num_layers(self) -> int:
-        count = self._positive("block_count")
-        if count > MAX_LAYERS:
-            raise self._bad("block_count", f"{count} layers; there may be {MAX_LAYERS}")
-        return count
-
-    def _positive(self, suffix: str, default: int | None = None) -> int:
-        key = self._key(suffix)
-        value = self._file.get_int(key) if default is None else self._file.get_int(key, default)
-        if value < 1:
-            raise self._bad(suffix, f"{value} is not positive")
-        return value
-
-    def _vocab_size(self) -> int:
-        count = len(self._file.get_strs("tokenizer.ggml.tokens"))
-        stated = self._positive("vocab_size", count)
-        if stated != count:
-            raise self._bad("vocab_size", f"{stated}, but the tokenizer has {count} tokens")
-        return count
-
     def _rope(self, head_dim: int) -> RopeConfig:
         scaling = self._file.get_str(self._key("rope.scaling.type"), "none")
         if scaling != "none" and self._file.get_float(self._key("rope.scaling.factor"), 1.0) != 1:
@@ -222,12 +193,8 @@ class _Reader:
                 f"{self._name} with rope scaling ({self._key('rope.scaling.type')})",
                 tuple(ENCODERS),
             )
-        dim = self._positive("rope.dimension_count", head_dim)
-        if dim > head_dim or dim % 2:
-            raise self._bad("rope.dimension_count", f"{dim} of {head_dim} elements cannot rotate")
-        theta = self._file.get_float(self._key("rope.freq_base"), 10000.0)
-        if not 1 < theta < math.inf:
-            raise self._bad("rope.freq_base", f"{theta} is not a rope base")
+        dim = self._rope_dim(head_dim)
+        theta = self._theta("rope.freq_base", 10000.0)
         return RopeConfig(
             style=RopeStyle.NEOX, dim=dim, theta=theta, local_theta=None, scaling=None
         )

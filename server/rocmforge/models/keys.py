@@ -1,0 +1,65 @@
+"""Keys that decoders and encoders have alike, read from a file's metadata and checked."""
+
+from __future__ import annotations
+
+import math
+
+from rocmforge.errors import BadGguf
+from rocmforge.gguf.reader import GgufFile
+from rocmforge.models.config import MAX_LAYERS
+
+
+class KeyReader:
+    """Reads `<architecture>.*` keys; exists to hold the file and its architecture.
+
+    Raises:
+        BadGguf: A key is missing, of the wrong type, or contradicts another; names the key.
+    """
+
+    def __init__(self, file: GgufFile) -> None:
+        self._file = file
+        self._name = file.get_str("general.architecture")
+
+    def _key(self, suffix: str) -> str:
+        return f"{self._name}.{suffix}"
+
+    def _bad(self, suffix: str, reason: str) -> BadGguf:
+        return BadGguf(str(self._file.path), f"the key {self._key(suffix)!r}: {reason}")
+
+    def _positive(self, suffix: str, default: int | None = None) -> int:
+        key = self._key(suffix)
+        value = self._file.get_int(key) if default is None else self._file.get_int(key, default)
+        if value < 1:
+            raise self._bad(suffix, f"{value} is not positive")
+        return value
+
+    def _num_layers(self) -> int:
+        count = self._positive("block_count")
+        if count > MAX_LAYERS:
+            raise self._bad("block_count", f"{count} layers; there may be {MAX_LAYERS}")
+        return count
+
+    def _vocab_size(self) -> int:
+        count = len(self._file.get_strs("tokenizer.ggml.tokens"))
+        stated = self._positive("vocab_size", count)
+        if stated != count:
+            raise self._bad("vocab_size", f"{stated}, but the tokenizer has {count} tokens")
+        return count
+
+    def _norm_eps(self, suffix: str) -> float:
+        norm_eps = self._file.get_float(self._key(suffix))
+        if not 0 < norm_eps < 1:
+            raise self._bad(suffix, f"{norm_eps} is not in (0, 1)")
+        return norm_eps
+
+    def _rope_dim(self, head_dim: int) -> int:
+        dim = self._positive("rope.dimension_count", head_dim)
+        if dim > head_dim or dim % 2:
+            raise self._bad("rope.dimension_count", f"{dim} of {head_dim} elements cannot rotate")
+        return dim
+
+    def _theta(self, suffix: str, default: float) -> float:
+        theta = self._file.get_float(self._key(suffix), default)
+        if not 1 < theta < math.inf:
+            raise self._bad(suffix, f"{theta} is not a rope base")
+        return theta
