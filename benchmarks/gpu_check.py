@@ -4,7 +4,7 @@
 
 Three answers are compared with tests/data/models/oracle: the first token's alternatives, tokens
 forced one by one through decode, and the same tokens in one prefill. Where the recorded lead of a
-token over the runner-up is smaller than NEAR_TIE, int8 activations may choose the runner-up.
+token over the runner-up is smaller than NEAR_TIE, 8-bit activations may choose the runner-up.
 Exit status 1 if the model is wrong. Without `--oracle` it only measures.
 """
 
@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -37,10 +37,14 @@ def main() -> int:
     parser.add_argument("--batches", default="1,8,16,64", help="batch sizes to measure")
     parser.add_argument("--context", type=int, default=4608)
     parser.add_argument("--steps", type=int, default=64, help="decode steps of a measurement")
+    parser.add_argument("--activation-bits", choices=("auto", "8", "16"), default="auto")
     options = parser.parse_args()
     batches = [int(size) for size in options.batches.split(",")]
     started = time.perf_counter()
-    with closing(load_runner(options.model, max(batches), options.context)) as runner:
+    loaded = load_runner(
+        options.model, max(batches), options.context, activation_bits=options.activation_bits
+    )
+    with closing(loaded) as runner:
         info = runner.info
         seconds = time.perf_counter() - started
         rate = info.weights_bytes / seconds / 1e9
@@ -51,7 +55,13 @@ def main() -> int:
     return 0 if is_right else 1
 
 
-def load_runner(model: Path, sequences: int, context: int, devices: int = 1) -> Runner:
+def load_runner(
+    model: Path,
+    sequences: int,
+    context: int,
+    devices: int = 1,
+    activation_bits: Literal["auto", "8", "16"] = "auto",
+) -> Runner:
     """The model, for so many sequences at once."""
     load = LoadOptions(
         device=None,
@@ -60,6 +70,7 @@ def load_runner(model: Path, sequences: int, context: int, devices: int = 1) -> 
         max_batched_tokens=4096,
         kv_blocks=None,
         kv_dtype="auto",
+        activation_bits=activation_bits,
         memory_utilization=0.8,
         tensor_parallel=devices,
     )

@@ -112,7 +112,7 @@ def measure_decode(watch: Stopwatch, layer: Layer, batch: int, splits: list[int]
                             starts,
                             layer.contexts,
                             out,
-                            *(None,) * 3,
+                            *(None, None, None, 0),
                         ),
                         *(partial, partial_ml, layer.blocks, shape.heads, shape.kv_heads),
                         *(0, tokens, shape.head_dim**-0.5, 0.0),
@@ -124,7 +124,15 @@ def measure_decode(watch: Stopwatch, layer: Layer, batch: int, splits: list[int]
                         continue
                     device.enqueue(
                         "rf_attention_decode_reduce",
-                        *(partial, partial_ml, ids, starts, layer.contexts, out, *(None,) * 3),
+                        *(
+                            partial,
+                            partial_ml,
+                            ids,
+                            starts,
+                            layer.contexts,
+                            out,
+                            *(None, None, None, 0),
+                        ),
                         *(count, shape.head_dim, 0, tokens),
                         grid=(shape.heads, batch),
                         block=THREADS,

@@ -30,7 +30,7 @@ def weight_copies(device: Device, layer: Layer) -> list[DeviceArray]:
 
 
 def measure_gemv(watch: Stopwatch, layer: Layer, rows: int, blocks: list[int]) -> Measurement:
-    """The best block size for `rows` rows."""
+    """The best block size for `rows` rows with one term."""
     device = watch.device
     name = layer.weights[0].name
     columns = layer.units * 32
@@ -41,7 +41,8 @@ def measure_gemv(watch: Stopwatch, layer: Layer, rows: int, blocks: list[int]) -
         scales = np.zeros((rows, layer.units), SCALE_DTYPE)
         activation = [device.upload(np.ones((rows, columns), np.int8)), device.upload(scales)]
     out = device.empty((rows, layer.width), np.float32)
-    shape = (rows, layer.width, layer.units, layer.activation)
+    counts = (rows,) if name in FLOAT_TYPES else (rows, 1)
+    shape = (*counts, layer.width, layer.units, layer.activation)
     variant = 1 << (rows - 1).bit_length()
 
     def cases() -> Iterator[Measurement]:

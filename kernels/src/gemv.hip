@@ -9,11 +9,12 @@
 
 namespace rf {
 
-// An int8 activation [rows, K] (act.h).
+// An int8 activation (act.h), all terms of which are rows here.
 struct Activations {
   const int8_t* q;
   const ActScale* scale;
-  int rows;
+  int rows;   // of a term
+  int terms;  // 1 or 2
   int units;  // K / 32
 
   struct Unit {
@@ -22,7 +23,7 @@ struct Activations {
   };
   // Unit `unit` of row m; rows beyond the last are the last again.
   __device__ __forceinline__ Unit load(int m, int unit) const {
-    const int index = min(m, rows - 1) * units + unit;
+    const int index = min(m, terms * rows - 1) * units + unit;
     const U4* values = reinterpret_cast<const U4*>(q) + 2 * static_cast<int64_t>(index);
     return {{values[0], values[1]}, scale[index]};
   }
@@ -101,23 +102,24 @@ __device__ __forceinline__ void gemv(const uint8_t* weight, const Activations& x
       }
     }
   }
-  Tile::finish(sums, outputs, result, x.rows);
+  Tile::finish(sums, outputs, result, x.rows, x.terms);
 }
 
 }  // namespace rf
 
-// weight: a matrix of weights.h. q, scale: an activation [rows, 32 units] of act.h, 1 to kRows
-// rows. out: f32 [rows, width] = activation @ weight.T, gated if `activation` says so (gate.h),
-// plus bias [width] and residual [rows, width] where these are not null.
-// Grid: stored rows / 16, block 64 to 256.
+// weight: a matrix of weights.h. q, scale: an activation [rows, 32 units] of act.h, with 1 to kRows
+// rows in all terms together. out: f32 [rows, width] = activation @ weight.T, gated if `activation`
+// says so (gate.h), plus bias [width] and residual [rows, width] where these are not null. Grid:
+// stored rows / 16, block 64 to 256.
 #define RF_GEMV_NAME(name, rows) rf_gemv_##name##_r##rows
-#define RF_GEMV(name, kRows)                                                                \
-  extern "C" __global__ __launch_bounds__(rf::kGemvThreads) void RF_GEMV_NAME(name, kRows)( \
-      const uint8_t* __restrict__ weight, const int8_t* __restrict__ q,                     \
-      const rf::ActScale* __restrict__ scale, const float* __restrict__ bias,               \
-      const float* residual, float* out, int rows, int width, int units, int activation) {  \
-    rf::gemv<rf::RF_FORMAT, kRows>(weight, {q, scale, rows, units}, {width, activation},    \
-                                   {bias, residual, out, nullptr});                         \
+#define RF_GEMV(name, kRows)                                                                    \
+  extern "C" __global__ __launch_bounds__(rf::kGemvThreads) void RF_GEMV_NAME(name, kRows)(     \
+      const uint8_t* __restrict__ weight, const int8_t* __restrict__ q,                         \
+      const rf::ActScale* __restrict__ scale, const float* __restrict__ bias,                   \
+      const float* residual, float* out, int rows, int terms, int width, int units,             \
+      int activation) {                                                                         \
+    rf::gemv<rf::RF_FORMAT, kRows>(weight, {q, scale, rows, terms, units}, {width, activation}, \
+                                   {bias, residual, out, nullptr});                             \
   }
 
 RF_GEMV(RF_NAME, 1)

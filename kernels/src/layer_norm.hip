@@ -61,7 +61,7 @@ __device__ __forceinline__ void layer_norm(const LayerNormInput& in, const ActOu
 extern "C" __global__ __launch_bounds__(1024) void rf_layer_norm(
     const float* x, const float* __restrict__ weight, const float* __restrict__ bias,
     float* out_f32, rf::half* __restrict__ out_f16, int32_t dim, float eps) {
-  rf::layer_norm({x, nullptr, weight, bias, dim, eps}, {out_f32, out_f16, nullptr, nullptr});
+  rf::layer_norm({x, nullptr, weight, bias, dim, eps}, {out_f32, out_f16, nullptr, nullptr, 0});
 }
 
 // The norm of residual + delta. Grid: (rows).
@@ -69,5 +69,6 @@ extern "C" __global__ __launch_bounds__(1024) void rf_add_layer_norm(
     const float* __restrict__ delta, const float* residual, const float* __restrict__ weight,
     const float* __restrict__ bias, float* out_f32, rf::half* __restrict__ out_f16, int32_t dim,
     float eps) {
-  rf::layer_norm({delta, residual, weight, bias, dim, eps}, {out_f32, out_f16, nullptr, nullptr});
+  rf::layer_norm({delta, residual, weight, bias, dim, eps},
+                 {out_f32, out_f16, nullptr, nullptr, 0});
 }

@@ -43,14 +43,16 @@ __device__ __forceinline__ void rms_norm(const float* x, float* residual, const 
 extern "C" __global__ __launch_bounds__(1024) void rf_rms_norm(
     const float* __restrict__ x, const float* __restrict__ weight, float* __restrict__ out_f32,
     rf::half* __restrict__ out_f16, int8_t* __restrict__ out_q,
-    rf::ActScale* __restrict__ out_q_scale, int32_t dim, float eps) {
-  rf::rms_norm<false>(x, nullptr, weight, {out_f32, out_f16, out_q, out_q_scale}, dim, eps);
+    rf::ActScale* __restrict__ out_q_scale, int32_t out_q_second, int32_t dim, float eps) {
+  rf::rms_norm<false>(x, nullptr, weight, {out_f32, out_f16, out_q, out_q_scale, out_q_second}, dim,
+                      eps);
 }
 
 // residual += delta, then the norm of residual. Grid: (rows).
 extern "C" __global__ __launch_bounds__(1024) void rf_add_rms_norm(
     const float* __restrict__ delta, float* __restrict__ residual, const float* __restrict__ weight,
     float* __restrict__ out_f32, rf::half* __restrict__ out_f16, int8_t* __restrict__ out_q,
-    rf::ActScale* __restrict__ out_q_scale, int32_t dim, float eps) {
-  rf::rms_norm<true>(delta, residual, weight, {out_f32, out_f16, out_q, out_q_scale}, dim, eps);
+    rf::ActScale* __restrict__ out_q_scale, int32_t out_q_second, int32_t dim, float eps) {
+  rf::rms_norm<true>(delta, residual, weight, {out_f32, out_f16, out_q, out_q_scale, out_q_second},
+                     dim, eps);
 }

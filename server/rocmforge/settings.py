@@ -135,6 +135,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     kv_dtype: Annotated[
         Literal["auto", "f32", "f16", "int8"], Meta(description="type of the KV cache")
     ] = "auto"
+    activation_bits: Annotated[
+        Literal["auto", "8", "16"],
+        Meta(description="bits of activations that meet quantised weights in decode"),
+    ] = "auto"
     memory_utilization: Annotated[
         float, Meta(gt=0, le=1, description="share of the device's memory to use")
     ] = 0.9
@@ -208,8 +212,8 @@ PER_MODEL = frozenset(
     (
         *("load", "idle_unload", "chat_template", "lora", "tool_format", "backend", "device"),
         *("tensor_parallel", "max_context", "max_sequences", "max_batched_tokens", "kv_blocks"),
-        *("kv_dtype", "memory_utilization", "max_waiting", "prompt_lookup_tokens"),
-        *("draft_model", "draft_tokens"),
+        *("kv_dtype", "activation_bits", "memory_utilization", "max_waiting"),
+        *("prompt_lookup_tokens", "draft_model", "draft_tokens"),
     )
 )
 """Settings that a `[models.<name>]` table may have, for this model only."""

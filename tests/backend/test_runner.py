@@ -186,6 +186,11 @@ def test_there_is_one_processor_to_run_on(load: Load) -> None:
         load("llama", tensor_parallel=2)
 
 
+def test_activations_are_never_rounded(load: Load) -> None:
+    with pytest.raises(ConfigurationError, match="activation_bits at auto, not 8"):
+        load("llama", activation_bits="8")
+
+
 def test_close_can_be_called_twice(load: Load) -> None:
     runner: Runner = load("llama").runner
     runner.close()

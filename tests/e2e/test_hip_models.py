@@ -11,7 +11,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -52,7 +52,7 @@ OPTIONS = LoadOptions(
 )
 # Of log-probabilities, relative to the spread of the logits.
 FLOAT_TOLERANCE = 0.03  # halves in the cache and in prefills
-INT8_TOLERANCE = 0.08  # int8 activations too
+INT8_TOLERANCE = 0.08  # 8-bit activations too
 MAX_TOKENS = 32
 # Two begin alike for more than a block, and the cache has no room for four at full length.
 PROMPTS = (PROMPT[:34], PROMPT[7:9], PROMPT[20:39], PROMPT[:3], PROMPT[:37])
@@ -197,14 +197,20 @@ def test_every_architecture_gives_the_references_tokens(
     assert_same_until_a_near_tie(got, expected, 4 * FLOAT_TOLERANCE)
 
 
+@pytest.mark.parametrize(("bits", "tolerance"), [("8", INT8_TOLERANCE), ("16", FLOAT_TOLERANCE)])
 @pytest.mark.parametrize("type_name", ALL_TYPES)
 def test_every_stored_type_gives_the_references_logits(
-    type_name: str, stack: ExitStack, tmp_path: Path
+    type_name: str,
+    bits: Literal["8", "16"],
+    tolerance: float,
+    stack: ExitStack,
+    tmp_path: Path,
 ) -> None:
     model = quantized(by_name("llama"), type_name)
     path = write_quantized(model, type_name, tmp_path)
-    runner, reference = load_hip(stack, path), load_reference(stack, path)
-    assert_logprobs_agree(Driver(runner), Driver(reference), INT8_TOLERANCE)
+    reference = Driver(load_reference(stack, path))
+    runner = load_hip(stack, path, replace(OPTIONS, activation_bits=bits))
+    assert_logprobs_agree(Driver(runner), reference, tolerance)
 
 
 def read_int8_cache(runner: HipRunner, layer: int, kind: str, block: int) -> list[Float32Array]:

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from tests.support.activations import BLOCK, SCALE_DTYPE, quantise
+from tests.support.activations import BLOCK, SCALE_DTYPE, QuantisedActivation, quantise
 from tests.support.kernels import Device, check
 from tests.support.paged_cache import BLOCK_TOKENS, AttentionCase, PagedBatch
 
@@ -35,9 +35,9 @@ def decode(
     q, q_scale = None, None
     if case.head_dim % BLOCK == 0:
         columns = int(np.prod(batch.q.shape[1:]))
-        q = device.empty((len(batch.q), columns), np.int8, "q")
-        q_scale = device.empty((len(batch.q), columns // BLOCK), SCALE_DTYPE, "q_scale")
-    outputs = (out, out_f16, q, q_scale)
+        q = device.empty((2, len(batch.q), columns), np.int8, "q")
+        q_scale = device.empty((2, len(batch.q), columns // BLOCK), SCALE_DTYPE, "q_scale")
+    outputs = (out, out_f16, q, q_scale, batch.q.size)  # with two terms
     shape = (len(sequences), case.heads, splits)
     partial = device.empty((*shape, case.head_dim), np.float32, "partial")
     partial_ml = device.empty((*shape, 2), np.float32, "partial_ml")
@@ -64,10 +64,13 @@ def decode(
     check(out_f16.get(), result.astype(np.float16).astype(np.float64), rtol=1e-3, atol=1e-7)
     if q is not None and q_scale is not None:
         rows = batch.query_start[sequences[batch.context_len[sequences] > 0]]
-        expected = quantise(result.reshape(q.shape)[rows])
+        written = QuantisedActivation(q.get()[:, rows], q_scale.get()[:, rows])
+        values = result.reshape(len(result), -1)[rows]
+        expected = quantise(values)
         # A value that lies next to a half may round either way.
-        assert np.abs(q.get()[rows].astype(int) - expected.q).max() <= 1
-        check(q_scale.get()["scale"][rows], expected.scales["scale"], rtol=1e-6)
+        assert np.abs(written.q[0].astype(int) - expected.q[0]).max() <= 1
+        check(written.scales["scale"][0], expected.scales["scale"][0], rtol=1e-6)
+        check(written.values(), values.astype(np.float64), atol=float(np.abs(values).max()) * 2e-5)
     return result
 
 

@@ -33,6 +33,7 @@ def _gemv(
     layer: Layer,
     x: Float32,
     *,
+    terms: int = 1,
     variant: int = 0,
     block: int = 64,
     bias: Float32 | None = None,
@@ -42,20 +43,20 @@ def _gemv(
     rows = x.shape[0]
     name = layer.weights[0].name
     out = out or device.empty((rows, layer.width), np.float32, "out")
-    activations: tuple[DeviceArray, ...]
-    if name in FLOAT_TYPES:
-        activations = (device.upload(x, "x"),)
-    else:
-        quantised = quantise(x)
+    activations: tuple[DeviceArray, ...] = (device.upload(x, "x"),)
+    counts: tuple[int, ...] = (rows,)
+    if name not in FLOAT_TYPES:
+        quantised = quantise(x, terms)
         activations = (device.upload(quantised.q, "q"), device.upload(quantised.scales, "scale"))
+        counts = (rows, terms)
     device.launch(
-        f"rf_gemv_{name}_r{variant or rows}",
+        f"rf_gemv_{name}_r{variant or rows * terms}",
         device.upload(layer.packed(), "weight"),
         *activations,
         device.upload(bias, "bias") if bias is not None else None,
         residual,
         out,
-        rows,
+        *counts,
         layer.width,
         layer.units,
         layer.activation,
@@ -65,16 +66,24 @@ def _gemv(
     return out.get()
 
 
-def _seen(layer: Layer, x: Float32) -> npt.NDArray[np.float64]:
+def _seen(layer: Layer, x: Float32, terms: int = 1) -> npt.NDArray[np.float64]:
     """The activation that the kernel multiplies with."""
     if layer.weights[0].name in FLOAT_TYPES:
         return x.astype(np.float64)
-    return quantise(x).values()
+    return quantise(x, terms).values()
 
 
-def _check(device: Device, layer: Layer, x: Float32, *, variant: int = 0, block: int = 64) -> None:
-    actual = _gemv(device, layer, x, variant=variant, block=block)
-    seen = _seen(layer, x)
+def _check(
+    device: Device,
+    layer: Layer,
+    x: Float32,
+    *,
+    terms: int = 1,
+    variant: int = 0,
+    block: int = 64,
+) -> None:
+    actual = _gemv(device, layer, x, terms=terms, variant=variant, block=block)
+    seen = _seen(layer, x, terms)
     assert worst_error(actual, layer.apply(seen), layer.magnitude(seen)) < _ROUNDING
 
 
@@ -91,6 +100,32 @@ def test_multiplies(
     columns = blocks * (256 if name in SUPER_BLOCK_TYPES else 32)
     layer = random_layer(rng, name, width, columns)
     _check(device, layer, random_activation(rng, rows, columns), variant=variant)
+
+
+@pytest.mark.parametrize("name", ["q4_1", "q6_k"])
+@pytest.mark.parametrize(
+    ("rows", "variant"), [(1, 2), (2, 4), (3, 8), (4, 8)], ids=["one", "two", "absent", "four"]
+)
+def test_multiplies_both_terms(device: Device, name: str, rows: int, variant: int) -> None:
+    rng = np.random.default_rng(7)
+    layer = random_layer(rng, name, 40, 512)
+    _check(device, layer, random_activation(rng, rows, 512), terms=2, variant=variant, block=128)
+
+
+def test_gates_what_both_terms_make_together(device: Device) -> None:
+    rng = np.random.default_rng(8)
+    layer = random_layer(rng, "q4_k", 24, 512, SILU)
+    _check(device, layer, random_activation(rng, 3, 512), terms=2, variant=8)
+
+
+@pytest.mark.parametrize("name", ["q4_k", "q8_0"])
+def test_two_terms_are_nearly_exact(device: Device, name: str) -> None:
+    rng = np.random.default_rng(5)
+    layer = random_layer(rng, name, 64, 1024)
+    x = random_activation(rng, 2, 1024)
+    exact = layer.apply(x.astype(np.float64))
+    error = _gemv(device, layer, x, terms=2) - exact
+    assert np.mean(error**2) < 1e-9 * np.mean(exact**2)
 
 
 @pytest.mark.parametrize("name", ["f16", "q8_0", "q4_k"])

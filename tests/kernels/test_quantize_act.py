@@ -16,15 +16,19 @@ SIZES = pytest.mark.parametrize(
 )
 
 
-def _quantize(device: Device, x: npt.NDArray[np.float32]) -> tuple[np.ndarray, np.ndarray]:
+def _quantize(
+    device: Device, x: npt.NDArray[np.float32], terms: int = 1
+) -> tuple[np.ndarray, np.ndarray]:
+    """Codes [terms, rows, K] and their scales."""
     rows, columns = x.shape
-    q = device.empty((rows, columns), np.int8, "q")
-    scales = device.empty((rows, columns // BLOCK), SCALE_DTYPE, "scale")
+    q = device.empty((terms, rows, columns), np.int8, "q")
+    scales = device.empty((terms, rows, columns // BLOCK), SCALE_DTYPE, "scale")
     device.launch(
         "rf_quantize_act",
         device.upload(x, "x"),
         q,
         scales,
+        x.size if terms == 2 else 0,
         x.size,
         grid=-(-x.size // 1024),
         block=256,
@@ -36,11 +40,12 @@ def _quantize(device: Device, x: npt.NDArray[np.float32]) -> tuple[np.ndarray, n
 def test_quantises_blocks_of_32(device: Device, rows: int, columns: int) -> None:
     x = np.random.default_rng(0).standard_normal((rows, columns)).astype(np.float32)
     q, scales = _quantize(device, x)
+    q, scales = q[0], scales[0]
     expected = quantise(x)
     # A product that lies next to a half may round either way.
-    assert np.abs(q.astype(int) - expected.q).max() <= 1
-    assert np.count_nonzero(q != expected.q) <= x.size // 1000
-    check(scales["scale"], expected.scales["scale"], rtol=1e-6)
+    assert np.abs(q.astype(int) - expected.q[0]).max() <= 1
+    assert np.count_nonzero(q != expected.q[0]) <= x.size // 1000
+    check(scales["scale"], expected.scales["scale"][0], rtol=1e-6)
     sums = q.reshape(rows, -1, 2, 16).sum(axis=-1, dtype=np.int64)
     np.testing.assert_array_equal(scales["sum_low"], sums[..., 0])
     np.testing.assert_array_equal(scales["sum_high"], sums[..., 1])
@@ -50,9 +55,25 @@ def test_a_block_of_zeros_has_scale_zero(device: Device) -> None:
     x = np.zeros((1, 64), np.float32)
     x[0, 40] = -2.0
     q, scales = _quantize(device, x)
-    np.testing.assert_array_equal(q[0, :32], 0)
-    assert q[0, 40] == -127
-    check(scales["scale"][0], np.array([0.0, 2.0 / 127]), rtol=1e-6)
+    np.testing.assert_array_equal(q[0, 0, :32], 0)
+    assert q[0, 0, 40] == -127
+    check(scales["scale"][0, 0], np.array([0.0, 2.0 / 127]), rtol=1e-6)
+
+
+@SIZES
+def test_a_second_term_holds_what_the_first_has_left(
+    device: Device, rows: int, columns: int
+) -> None:
+    x = np.random.default_rng(2).standard_normal((rows, columns)).astype(np.float32)
+    q, scales = _quantize(device, x, terms=2)
+    sums = q.reshape(2, rows, -1, 2, 16).sum(axis=-1, dtype=np.int64)
+    np.testing.assert_array_equal(scales["sum_low"], sums[..., 0])
+    np.testing.assert_array_equal(scales["sum_high"], sums[..., 1])
+    largest = np.abs(x.reshape(rows, -1, BLOCK)).max(axis=-1, keepdims=True)
+    steps = np.repeat(scales["scale"], BLOCK, axis=-1).astype(np.float64)
+    error = np.abs((q * steps).sum(axis=0) - x).reshape(rows, -1, BLOCK)
+    # Half a step of a step, with what float32 loses of the difference.
+    assert (error <= largest * (0.51 / 127 / 254 + 2e-7)).all()
 
 
 @SIZES

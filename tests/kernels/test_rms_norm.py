@@ -9,10 +9,11 @@ import numpy.typing as npt
 import pytest
 
 from rocmforge_reference import ops
+from tests.support.activations import SCALE_DTYPE as ACT_SCALE
+from tests.support.activations import QuantisedActivation
 from tests.support.kernels import Device, check
 
 EPS = 1e-5
-ACT_SCALE = np.dtype([("scale", np.float32), ("sum_low", np.int16), ("sum_high", np.int16)])
 
 # rows, dim, threads of a block. A thread holds up to four groups of four values.
 CASES = {
@@ -42,7 +43,7 @@ def test_norm_in_float32_and_float16(device: Device, rows: int, dim: int, thread
     x, weight = random_rows(rows, dim), random_rows(1, dim, seed=2)[0]
     f32, f16 = device.empty((rows, dim), np.float32), device.empty((rows, dim), np.float16)
     if rows:
-        args = (device.upload(x), device.upload(weight), f32, f16, None, None, dim, EPS)
+        args = (device.upload(x), device.upload(weight), f32, f16, None, None, 0, dim, EPS)
         device.launch("rf_rms_norm", *args, grid=rows, block=threads)
     expected = expected_norm(x, weight)
     check(f32.get(), expected, rtol=2e-6, inputs={"x": x})
@@ -57,7 +58,7 @@ def test_residual_is_added_before_the_norm(
     weight = random_rows(1, dim, seed=2)[0]
     residual, f32 = device.upload(old), device.empty((rows, dim), np.float32)
     if rows:
-        args = (device.upload(delta), residual, device.upload(weight), f32, None, None, None)
+        args = (device.upload(delta), residual, device.upload(weight), f32, None, None, None, 0)
         device.launch("rf_add_rms_norm", *args, dim, EPS, grid=rows, block=threads)
     check(residual.get(), delta + old)
     check(f32.get(), expected_norm(delta + old, weight), rtol=2e-6)
@@ -71,7 +72,7 @@ def test_int8_blocks(device: Device, rows: int, dim: int, threads: int) -> None:
     x[0, :32] = 0  # a block without a largest value
     q = device.empty((rows, dim), np.int8)
     scale = device.empty((rows, dim // 32), ACT_SCALE)
-    args = (device.upload(x), device.upload(weight), None, None, q, scale, dim, EPS)
+    args = (device.upload(x), device.upload(weight), None, None, q, scale, 0, dim, EPS)
     device.launch("rf_rms_norm", *args, grid=rows, block=threads)
 
     blocks = q.get().reshape(rows, dim // 32, 32).astype(np.float64)
@@ -85,11 +86,22 @@ def test_int8_blocks(device: Device, rows: int, dim: int, threads: int) -> None:
     np.testing.assert_array_equal(info["sum_high"], blocks[..., 16:].sum(axis=-1))
 
 
+def test_int8_blocks_with_two_terms(device: Device) -> None:
+    x, weight = random_rows(3, 576), random_rows(1, 576, seed=2)[0]
+    q = device.empty((2, 3, 576), np.int8)
+    scale = device.empty((2, 3, 18), ACT_SCALE)
+    args = (device.upload(x), device.upload(weight), None, None, q, scale, x.size, 576, EPS)
+    device.launch("rf_rms_norm", *args, grid=3, block=64)
+    expected = expected_norm(x, weight)
+    values = QuantisedActivation(q.get(), scale.get()).values()
+    check(values, expected, rtol=3e-6, atol=float(np.abs(expected).max()) * 0.51 / 127 / 254)
+
+
 def test_all_outputs_at_once(device: Device) -> None:
     x, weight = random_rows(2, 128), random_rows(1, 128, seed=2)[0]
     f32, f16 = device.empty(x.shape, np.float32), device.empty(x.shape, np.float16)
     q, scale = device.empty(x.shape, np.int8), device.empty((2, 4), ACT_SCALE)
-    args = (device.upload(x), device.upload(weight), f32, f16, q, scale, 128, EPS)
+    args = (device.upload(x), device.upload(weight), f32, f16, q, scale, 0, 128, EPS)
     device.launch("rf_rms_norm", *args, grid=2, block=64)
     check(f16.get(), f32.get().astype(np.float16).astype(np.float64))
     scales = np.repeat(scale.get()["scale"], 32, axis=1).astype(np.float64)
@@ -99,7 +111,7 @@ def test_all_outputs_at_once(device: Device) -> None:
 def test_values_beyond_float16_saturate(device: Device) -> None:
     x, weight = np.ones((1, 32), np.float32), np.full(32, 1e6, np.float32)
     f16 = device.empty(x.shape, np.float16)
-    args = (device.upload(x), device.upload(weight), None, f16, None, None, 32, EPS)
+    args = (device.upload(x), device.upload(weight), None, f16, None, None, 0, 32, EPS)
     device.launch("rf_rms_norm", *args, grid=1, block=64)
     check(f16.get(), np.full((1, 32), 65504.0))
 
@@ -108,6 +120,6 @@ def test_a_nan_stays_in_its_row(device: Device) -> None:
     x, weight = random_rows(3, 64), np.ones(64, np.float32)
     x[1, 7] = np.nan
     f32 = device.empty(x.shape, np.float32)
-    args = (device.upload(x), device.upload(weight), f32, None, None, None, 64, EPS)
+    args = (device.upload(x), device.upload(weight), f32, None, None, None, 0, 64, EPS)
     device.launch("rf_rms_norm", *args, grid=3, block=64)
     assert np.isnan(f32.get()).all(axis=1).tolist() == [False, True, False]

@@ -1,4 +1,4 @@
-"""Activations for kernel tests, quantised as kernels/include/rf/act.h says."""
+"""Activations for kernel tests, quantised as kernels/include/rf/act.h says, with 1 or 2 terms."""
 
 from __future__ import annotations
 
@@ -15,19 +15,29 @@ SCALE_DTYPE = np.dtype([("scale", np.float32), ("sum_low", np.int16), ("sum_high
 
 @dataclass(frozen=True, slots=True)
 class QuantisedActivation:
-    """An int8 activation [rows, K]."""
+    """An int8 activation."""
 
-    q: npt.NDArray[np.int8]
-    scales: np.ndarray[tuple[int, ...], np.dtype[np.void]]  # [rows, K / 32] of SCALE_DTYPE
+    q: npt.NDArray[np.int8]  # [terms, rows, K]
+    scales: np.ndarray[tuple[int, ...], np.dtype[np.void]]  # [terms, rows, K / 32] of SCALE_DTYPE
 
     def values(self) -> npt.NDArray[np.float64]:
-        """What it stands for."""
-        scale = np.repeat(self.scales["scale"].astype(np.float64), BLOCK, axis=1)
-        return self.q.astype(np.float64) * scale
+        """What it stands for, [rows, K]."""
+        scale = np.repeat(self.scales["scale"].astype(np.float64), BLOCK, axis=-1)
+        return (self.q * scale).sum(axis=0)  # type: ignore[no-any-return]
 
 
-def quantise(x: npt.NDArray[np.float32]) -> QuantisedActivation:
+def quantise(x: npt.NDArray[np.float32], terms: int = 1) -> QuantisedActivation:
     """Quantises [rows, K] in float32, as the kernels do."""
+    first = _one_term(x)
+    if terms == 1:
+        return first
+    second = _one_term((x - first.values()).astype(np.float32))
+    return QuantisedActivation(
+        np.concatenate((first.q, second.q)), np.concatenate((first.scales, second.scales))
+    )
+
+
+def _one_term(x: npt.NDArray[np.float32]) -> QuantisedActivation:
     rows, columns = x.shape
     blocks = x.reshape(rows, columns // BLOCK, BLOCK)
     largest = np.abs(blocks).max(axis=-1)
@@ -37,4 +47,4 @@ def quantise(x: npt.NDArray[np.float32]) -> QuantisedActivation:
     scales["scale"] = largest * np.float32(1 / 127)
     scales["sum_low"] = q[..., :16].sum(axis=-1, dtype=np.int16)
     scales["sum_high"] = q[..., 16:].sum(axis=-1, dtype=np.int16)
-    return QuantisedActivation(q.reshape(rows, columns), scales)
+    return QuantisedActivation(q.reshape(1, rows, columns), scales[None])

@@ -30,7 +30,7 @@ MAX_ALTERNATIVES: Final = 32
 class Activation:
     """A [rows, width] matrix in one or several forms, those not None.
 
-    `q` and `scale` are the int8 form of kernels/include/rf/act.h.
+    `q`, `scale` and `second` are the int8 form of kernels/include/rf/act.h.
     """
 
     slot: str
@@ -40,6 +40,7 @@ class Activation:
     f16: DeviceArray | None = None
     q: DeviceArray | None = None
     scale: DeviceArray | None = None
+    second: int = 0  # elements of q from the first term to the second; 0 = it has one
     stride: int = 0  # elements between rows of f32 and f16; 0 = width
 
 
@@ -64,7 +65,7 @@ def plan_activations(
     """Every array that a step of this model writes, by name.
 
     The name is that of a slot and a form, "normed.f16". Int8 forms exist for the few rows that
-    GEMV takes; matrices that are not quantised are multiplied with float32 there.
+    GEMV takes, terms included; matrices that are not quantised are multiplied with float32 there.
     """
     tokens, rows = limits.tokens, limits.rows
     few = MAX_GEMV_ROWS

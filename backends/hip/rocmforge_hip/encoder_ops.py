@@ -52,7 +52,7 @@ class HipEncoderOps:
         self._config = config
         self._arena = arena
         self._table = table
-        self._products = LinearKernels(library, geometry, arena, formats, gemv_rows=0)
+        self._products = LinearKernels(library, geometry, arena, formats, terms=0)
         names = [
             *("rf_layer_norm", "rf_add_layer_norm", "rf_gelu_half", "rf_rope_half"),
             *("rf_sum_rows", "rf_softcap", f"rf_attention_full_d{config.head_dim}"),

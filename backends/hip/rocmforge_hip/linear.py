@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 from types import MappingProxyType
 from typing import Final
 
@@ -29,7 +30,8 @@ class LinearKernels:
         geometry: For the device.
         arena: Of the activations.
         formats: Stored types of the matrices.
-        gemv_rows: Up to so many rows are rounded to int8 and go through GEMV: 0 or MAX_GEMV_ROWS.
+        terms: Of the int8 activations (kernels/include/rf/act.h) that a few rows are rounded to and
+            GEMV reads: 1 or 2. 0 = all rows go through GEMM.
     """
 
     def __init__(
@@ -38,14 +40,15 @@ class LinearKernels:
         geometry: Geometry,
         arena: Arena,
         formats: frozenset[str],
-        gemv_rows: int = MAX_GEMV_ROWS,
+        terms: int,
     ) -> None:
-        self._gemv_rows = gemv_rows
+        self._terms = terms
+        self.gemv_rows: Final = MAX_GEMV_ROWS // terms if terms else 0
         self._geometry = geometry
         self._arena = arena
         names = ["rf_quantize_act", "rf_half_act", "rf_gemm_sum"]
         for format_name in formats:
-            if gemv_rows:
+            if terms:
                 names += [f"rf_gemv_{format_name}_r{rows}" for rows in (1, 2, 4, 8)]
             names += [f"rf_gemm_{format_name}_m{rows}" for rows in (32, 64, 128)]
         self._kernels: dict[str, Kernel] = {name: library.kernel(name) for name in names}
@@ -100,7 +103,7 @@ class LinearKernels:
         matrix = part.matrix
         assert x.width == matrix.columns, (x.slot, x.width, matrix.columns)
         offset = None if bias is None else vector_of(bias, matrix.width)
-        if x.rows <= self._gemv_rows:
+        if x.rows <= self.gemv_rows:
             return self._gemv(x, matrix, part.slot, offset, gate)
         return self._gemm(x, matrix, part.slot, offset, gate, half=half)
 
@@ -108,15 +111,18 @@ class LinearKernels:
         self, x: Activation, matrix: Matrix, slot: str, bias: DeviceArray | None, gate: int
     ) -> Activation:
         out = self._arena[f"{slot}.f32"].first(x.rows, matrix.width)
-        inputs = self.int8(x) if matrix.format.is_quantised else (f32_of(x),)
-        rows = next(rows for rows in (1, 2, 4, 8) if x.rows <= rows)
+        inputs: tuple[DeviceArray, ...] = (f32_of(x),)
+        counts: tuple[int, ...] = (x.rows,)
+        if matrix.format.is_quantised:
+            inputs, counts = self.int8(x), (x.rows, self._terms)
+        rows = next(rows for rows in (1, 2, 4, 8) if prod(counts) <= rows)
         self._kernels[f"rf_gemv_{matrix.format.name}_r{rows}"].launch(
             matrix.data,
             *inputs,
             bias,
             None,
             out,
-            x.rows,
+            *counts,
             matrix.width,
             matrix.units,
             gate,
@@ -178,17 +184,25 @@ class LinearKernels:
     def int8(self, x: Activation) -> tuple[DeviceArray, DeviceArray]:
         """The int8 form, made now if there is none."""
         if x.q is None or x.scale is None:
-            x.q, x.scale = self._arena[f"{x.slot}.q"], self._arena[f"{x.slot}.scale"]
+            self.give_int8(x)
             count = x.rows * x.width
             self._kernels["rf_quantize_act"].launch(
                 f32_of(x),
                 x.q,
                 x.scale,
+                x.second,
                 count,
                 grid=(ceil_div(count, _ELEMENTS), 1, 1),
                 block=_THREADS,
             )
+        assert x.q is not None
+        assert x.scale is not None
         return x.q, x.scale
+
+    def give_int8(self, x: Activation) -> None:
+        """Arrays for the int8 form, which whoever computes the activation then writes."""
+        x.q, x.scale = self._arena[f"{x.slot}.q"], self._arena[f"{x.slot}.scale"]
+        x.second = x.rows * x.width if self._terms > 1 else 0
 
     def half(self, x: Activation) -> DeviceArray:
         """The float16 form, made now if there is none."""
@@ -218,16 +232,6 @@ def f32_of(x: Activation) -> DeviceArray:
     """The float32 form, which there must be."""
     assert x.f32 is not None, f"{x.slot} has no float32 form here"
     return x.f32
-
-
-def normed(arena: Arena, slot: str, rows: int, width: int) -> Activation:
-    """A result of a norm, in the forms that a linear layer may read."""
-    out = empty(arena, slot, rows, width, half=False)
-    if rows <= MAX_GEMV_ROWS:
-        out.q, out.scale = arena[f"{slot}.q"], arena[f"{slot}.scale"]
-    else:
-        out.f16 = arena[f"{slot}.f16"].first(rows, width)
-    return out
 
 
 def empty(arena: Arena, slot: str, rows: int, width: int, *, half: bool) -> Activation:

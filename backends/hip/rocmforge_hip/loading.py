@@ -96,6 +96,7 @@ class ModelLoading:
                 if isinstance(storage, PlannedMatrix)
             ),
             adapters=self._load_adapters(weights, adapters),
+            terms=plan.activation_terms,
         )
         sampler = Sampler(device.library, self._geometry, arena, self._load_processors())
         inputs = device.memory.device(spec((plan.input_bytes,), "u1"), "inputs of a step")

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from rocmforge_hip.activations import Activation
-from rocmforge_hip.geometry import MAX_GEMV_ROWS
 from rocmforge_hip.library import KernelLibrary
 from rocmforge_hip.linear import LinearKernels, empty, f32_of
 from rocmforge_hip.lora_plan import GATE_UP, LORA_SHRUNK, TILE, columns_of_split
@@ -103,7 +102,9 @@ class Lora:
         stored = replace(matrix, width=matrix.stored_rows)
         product = self._products.multiply(x, MatrixPart(stored, 0, stored.width, GATE_UP), None)
         self.add(step, x, matrix, product)
-        out = empty(self._arena, part.slot, x.rows, matrix.width, half=x.rows > MAX_GEMV_ROWS)
+        out = empty(
+            self._arena, part.slot, x.rows, matrix.width, half=x.rows > self._products.gemv_rows
+        )
         self._gate.launch(
             f32_of(product),
             None,

@@ -24,9 +24,9 @@ from rocmforge_hip.activations import (
     ROWS,
     Activation,
 )
-from rocmforge_hip.geometry import BLOCK_TOKENS, MAX_GEMV_ROWS, Geometry
+from rocmforge_hip.geometry import BLOCK_TOKENS, Geometry
 from rocmforge_hip.library import Kernel, KernelLibrary
-from rocmforge_hip.linear import GATES, LinearKernels, empty, f32_of, normed, part_of, vector_of
+from rocmforge_hip.linear import GATES, LinearKernels, empty, f32_of, part_of, vector_of
 from rocmforge_hip.lora import DeviceAdapters, Lora
 from rocmforge_hip.memory import Arena, DeviceArray
 from rocmforge_hip.rows import embed_rows, norm_threads, sum_rows
@@ -71,6 +71,7 @@ class HipOps:
         tables: Mapping[bool, DeviceRopeTable],
         formats: frozenset[str],
         adapters: Mapping[Matrix, DeviceAdapters],
+        terms: int,
     ) -> None:
         self._config = config
         self._geometry = geometry
@@ -78,7 +79,7 @@ class HipOps:
         self._caches = caches
         self._tables = tables
         self._wave = library.wave_size
-        self.products = LinearKernels(library, geometry, arena, formats)
+        self.products = LinearKernels(library, geometry, arena, formats, terms)
         self._lora = Lora(library, arena, self.products, adapters)
         cache = "int8" if caches[0].key_scale is not None else "f16"
         group = 4 if config.num_heads // config.num_kv_heads <= 4 else 8
@@ -118,6 +119,7 @@ class HipOps:
             out.f16,
             out.q,
             out.scale,
+            out.second,
             x.width,
             self._config.norm_eps,
             grid=(x.rows, 1, 1),
@@ -138,6 +140,7 @@ class HipOps:
             out.f16,
             out.q,
             out.scale,
+            out.second,
             residual.width,
             self._config.norm_eps,
             grid=(residual.rows, 1, 1),
@@ -251,6 +254,7 @@ class HipOps:
             out.f16,
             out.q,
             out.scale,
+            out.second,
             partial,
             partial_ml,
             shape.blocks,
@@ -272,6 +276,7 @@ class HipOps:
                 out.f16,
                 out.q,
                 out.scale,
+                out.second,
                 split.count,
                 config.head_dim,
                 window,
@@ -350,14 +355,17 @@ class HipOps:
 
     def _attended(self, step: DeviceStep, q: Activation) -> Activation:
         """The result of attention, in the forms that a linear layer may read."""
-        out = empty(self._arena, ATTENDED, q.rows, q.width, half=q.rows > MAX_GEMV_ROWS)
+        out = empty(self._arena, ATTENDED, q.rows, q.width, half=q.rows > self.products.gemv_rows)
         # The kernels of decodes can write int8, where the blocks do not straddle heads.
         if out.f32 is not None and not step.shape.prefills and self._config.head_dim % UNIT == 0:
-            out.q, out.scale = self._arena[f"{ATTENDED}.q"], self._arena[f"{ATTENDED}.scale"]
+            self.products.give_int8(out)
         return out
 
     def _normed(self, slot: str, rows: int, width: int) -> Activation:
         """A result of a norm; only those before a linear layer have forms for it."""
-        if slot == NORMED:
-            return normed(self._arena, slot, rows, width)
-        return empty(self._arena, slot, rows, width, half=False)
+        out = empty(self._arena, slot, rows, width, half=False)
+        if slot == NORMED and rows <= self.products.gemv_rows:
+            self.products.give_int8(out)
+        elif slot == NORMED:
+            out.f16 = self._arena[f"{slot}.f16"].first(rows, width)
+        return out

@@ -27,6 +27,9 @@ from rocmforge_hip.weights import ceil_div
 
 _MAX_BIASES: Final = 4096
 """Biased tokens of a row."""
+SMALL_MODEL: Final = 1 << 30
+"""Bytes of weights up to which launches bound decode more than products do. There 16 bits of
+activations cost little, and 8 bits, whose errors average out in wide models, choose other tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +44,7 @@ class MemoryNeeds:
     block_arrays: dict[str, ArraySpec]  # of one layer
     block_bytes: int  # of all layers
     limits: StepLimits
+    activation_terms: int = 0  # of int8 activations in decode: kernels/include/rf/act.h
 
     @property
     def step_bytes(self) -> int:
@@ -69,6 +73,7 @@ class MemoryPlan(MemoryNeeds):
         return "\n".join(
             (
                 f"weights      {mib(self.weights)}",
+                f"decode       {8 * self.activation_terms}-bit activations",
                 *([f"adapters     {mib(self.adapters)}"] if self.adapters else []),
                 f"activations  {mib(self.step_bytes)}",
                 f"KV cache     {mib(self.kv_bytes)}: {self.num_blocks} blocks, {tokens} tokens, "
@@ -95,9 +100,10 @@ def measure(
     )
     stacks = plan_adapters(weights, adapters)
     arrays = _block_arrays(config, options.kv_dtype)
+    size = weight_bytes(weights)
     return MemoryNeeds(
         allowed=int(memory_free * options.memory_utilization),
-        weights=weight_bytes(weights),
+        weights=size,
         adapters=adapter_bytes(stacks),
         activations=plan_activations(config, weights, limits, geometry)
         | plan_lora_activations(stacks, limits.tokens, limits.adapters),
@@ -105,6 +111,7 @@ def measure(
         block_arrays=arrays,
         block_bytes=total_bytes(arrays) * config.num_layers,
         limits=limits,
+        activation_terms=_activation_terms(options.activation_bits, size),
     )
 
 
@@ -149,6 +156,12 @@ def cache_arrays(plan: MemoryPlan) -> dict[str, ArraySpec]:
         name: spec((plan.num_blocks, *block.shape), block.dtype)
         for name, block in plan.block_arrays.items()
     }
+
+
+def _activation_terms(bits: str, weights: int) -> int:
+    if bits == "auto":
+        return 2 if weights <= SMALL_MODEL else 1
+    return int(bits) // 8
 
 
 def _block_arrays(config: ModelConfig, kv_dtype: str) -> dict[str, ArraySpec]:

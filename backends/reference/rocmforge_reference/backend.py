@@ -62,6 +62,11 @@ class ReferenceBackend:
             raise ConfigurationError(
                 f"The reference backend has no {options.kv_dtype} cache; use kv_dtype auto or f32."
             )
+        if options.activation_bits != "auto":
+            raise ConfigurationError(
+                "The reference backend rounds no activations; leave activation_bits at auto, not "
+                f"{options.activation_bits}."
+            )
         if options.tensor_parallel != 1:
             raise ConfigurationError(
                 "The reference backend runs on one processor; leave tensor_parallel at 1, not "

@@ -11,6 +11,7 @@ struct ActOutput {
   half* f16;          // clamped to the range of finite halves
   int8_t* q;          // see act.h; q_scale is given with it, and width is a multiple of kActBlock
   ActScale* q_scale;  // [rows, width / kActBlock]
+  int32_t q_second;   // elements from the first term of q to the second; 0 = one term
 
   // Writes elements `element` to element + 3 where `inside` is true. Every lane of the wave takes
   // part; for the int8 form lane i has the four elements from 4 * (i % kActLanes) of a block on.
@@ -23,7 +24,7 @@ struct ActOutput {
     }
     if (q) {
       const int64_t block = element / kActBlock;
-      act_store(values, inside, q + block * kActBlock, q_scale + block);
+      act_store(values, inside, q + block * kActBlock, q_scale + block, q_second);
     }
   }
 };

@@ -23,10 +23,11 @@ class GemvTile {
   static __device__ __forceinline__ int first_piece() { return threadIdx.x / kGroupRows; }
   static __device__ __forceinline__ int piece_step() { return blockDim.x / kGroupRows; }
 
-  // Adds up what the lanes found and writes the columns of this block.
+  // Adds up what the lanes found and writes the columns of this block: a row of the result is the
+  // sum of that row of each term.
   static __device__ __forceinline__ void finish(float (&sums)[kRows][kGroups],
                                                 const Outputs& outputs, const Result& result,
-                                                int rows) {
+                                                int rows, int terms) {
     __shared__ float parts[kGemvThreads / kWave][kRows][kGroups][kGroupRows];
 #pragma unroll
     for (int m = 0; m < kRows; ++m) {
@@ -39,9 +40,11 @@ class GemvTile {
     __syncthreads();
 
     const auto total = [&](int m, int j, int r) {
-      float sum = parts[0][m][j][r];
-      for (int wave = 1; wave < static_cast<int>(blockDim.x) / kWave; ++wave) {
-        sum += parts[wave][m][j][r];
+      float sum = 0.0f;
+      for (int term = 0; term < terms; ++term) {
+        for (int wave = 0; wave < static_cast<int>(blockDim.x) / kWave; ++wave) {
+          sum += parts[wave][term * rows + m][j][r];
+        }
       }
       return sum;
     };

@@ -225,6 +225,8 @@ class LoadOptions:
     tensor_parallel: int = 1  # devices that share each layer; `device` then lists as many
     adapters: tuple[AdapterSpec, ...] = ()
     memory_share: float = 1.0  # of the device's whole memory; other models may have the rest
+    # Kept of activations that are rounded to meet quantised weights; auto = the backend's choice.
+    activation_bits: Literal["auto", "8", "16"] = "auto"
 
     def memory_of(self, device: DeviceInfo) -> int:
         """The free bytes of a device that this model may count on."""

@@ -6,7 +6,7 @@ import copy
 import pickle
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Literal, cast
 
 import numpy as np
 import pytest
@@ -16,6 +16,7 @@ from rocmforge.errors import OutOfMemory, UnsupportedTensor
 from rocmforge.gguf.reader import open_gguf
 from rocmforge.models.architectures import read_config
 from rocmforge.models.weights import load_weights
+from rocmforge_hip import plan
 from rocmforge_hip.driver import Driver
 from rocmforge_hip.geometry import Geometry
 from rocmforge_hip.memory import DeviceBuffer, Memory, spec
@@ -131,6 +132,26 @@ def test_an_int8_cache_is_smaller(tmp_path: Path) -> None:
     half = plan_for(model, tmp_path, 4096 * MIB, OPTIONS)
     eighth = plan_for(model, tmp_path, 4096 * MIB, replace(OPTIONS, kv_dtype="int8"))
     assert eighth.block_bytes / half.block_bytes == pytest.approx(0.5 + 4 / 64 / 2)
+
+
+def test_small_models_keep_16_bits_of_activations_and_large_ones_8(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, free = fitting(by_name("llama")), 4096 * MIB
+    chosen = plan_for(model, tmp_path, free, OPTIONS)
+    assert chosen.activation_terms == 2
+    monkeypatch.setattr(plan, "SMALL_MODEL", chosen.weights - 1)
+    assert plan_for(model, tmp_path, free, OPTIONS).activation_terms == 1
+
+
+@pytest.mark.parametrize(("bits", "terms"), [("8", 1), ("16", 2)])
+def test_bits_of_activations_are_what_was_asked_for(
+    bits: Literal["8", "16"], terms: int, tmp_path: Path
+) -> None:
+    options = replace(OPTIONS, activation_bits=bits)
+    plan = plan_for(fitting(by_name("llama")), tmp_path, 4096 * MIB, options)
+    assert plan.activation_terms == terms
+    assert f" {bits}-bit activations" in str(plan)
 
 
 def test_a_plan_can_be_read(tmp_path: Path) -> None:

@@ -15,11 +15,13 @@ from rocmforge_hip.activations import NORMED, ROWS
 from rocmforge_hip.geometry import MAX_GEMV_ROWS
 from rocmforge_hip.verify import oracle
 from rocmforge_hip.verify.cases import Case, Group, error
+from rocmforge_hip.verify.rows import random_values
 from rocmforge_hip.verify.workbench import Recipe, Workbench, blocks_of
 from rocmforge_hip.weights import FORMATS
 
 # Relative to the sum of the absolute values of what is added up.
 _FLOAT_SUM: Final = 4e-6  # float32
+_TWO_TERMS: Final = 2.0**-14  # what is left of a value by two terms
 _HALF_WEIGHTS: Final = 2.0**-11  # GEMM rounds weights to halves
 _HALF_RESULT: Final = 2.0**-10  # and a gated one its result too
 _EMBEDDING: Final = 1e-5
@@ -34,6 +36,9 @@ def groups() -> Iterator[Group]:
     for format in FORMATS.values():
         recipe = Recipe(format=format.name, dim=256, ffn=256, vocab=96, heads=4, kv_heads=1)
         yield Group(recipe, tuple(_cases(format.name)))
+    for name in ("q4_1", "q6_k"):
+        recipe = Recipe(format=name, dim=256, ffn=256, heads=4, kv_heads=1, activation_bits="16")
+        yield Group(recipe, tuple(_two_term_cases(name)))
     # Long rows and few of them: several blocks share the columns of a result.
     recipe = Recipe(format="q8_0", dim=1024, ffn=64, heads=2, kv_heads=1)
     kind = GateActivation.SILU
@@ -62,6 +67,14 @@ def _cases(format: str) -> Iterator[Case]:
     yield Case("logits", f"{format}, capped", _FLOAT_SUM, _logits)
 
 
+def _two_term_cases(format: str) -> Iterator[Case]:
+    for rows in (1, 3, 4):
+        name = f"{format}, two terms, {_rows(rows)}"
+        yield Case("gemv", name, _TWO_TERMS, partial(_linear, rows=rows, exact=False))
+    name, kind = f"{format}, two terms, 2 rows", GateActivation.SILU
+    yield Case("gated gemv", name, _TWO_TERMS, partial(_gated, rows=2, kind=kind, exact=False))
+
+
 def _rows(count: int) -> str:
     return "1 row" if count == 1 else f"{count} rows"
 
@@ -88,9 +101,13 @@ def _embed(bench: Workbench) -> float:
     return error(bench.result(got), want)
 
 
-def _linear(bench: Workbench, rows: int) -> float:
+def _activation(rows: int, columns: int, exact: bool) -> npt.NDArray[np.float32]:
+    return exact_activation(rows, columns) if exact else random_values(rows, columns)
+
+
+def _linear(bench: Workbench, rows: int, exact: bool = True) -> float:
     """All matrices of the stack of query, key and value: each must be found in it."""
-    values = exact_activation(rows, bench.config.dim)
+    values = _activation(rows, bench.config.dim, exact)
     x = bench.activation(NORMED, values)
     step = bench.step([(rows, rows, blocks_of([rows])[0])])
     stored, layer = bench.weights.layers[0], bench.model.weights.layers[0]
@@ -101,22 +118,22 @@ def _linear(bench: Workbench, rows: int) -> float:
         (stored.v, stored.v_bias, layer.v, layer.v_bias),
     ):
         got = bench.result(bench.model.ops.linear(step, x, weight, offset))
-        matrix, exact = _values(tensor), values.astype(np.float64)
-        magnitude = np.abs(exact) @ np.abs(matrix).T + np.abs(_values(bias))
-        worst = max(worst, error(got, exact @ matrix.T + _values(bias), magnitude))
+        matrix, wide = _values(tensor), values.astype(np.float64)
+        magnitude = np.abs(wide) @ np.abs(matrix).T + np.abs(_values(bias))
+        worst = max(worst, error(got, wide @ matrix.T + _values(bias), magnitude))
     return worst
 
 
-def _gated(bench: Workbench, rows: int, kind: GateActivation) -> float:
-    values = exact_activation(rows, bench.config.dim) / np.float32(16)
+def _gated(bench: Workbench, rows: int, kind: GateActivation, exact: bool = True) -> float:
+    values = _activation(rows, bench.config.dim, exact) / np.float32(16)
     x = bench.activation(NORMED, values)
     step = bench.step([(rows, rows, blocks_of([rows])[0])])
     stored, layer = bench.weights.layers[0], bench.model.weights.layers[0]
     got = bench.result(bench.model.ops.gated_linear(step, x, layer.gate, layer.up, kind))
-    exact, gate, up = values.astype(np.float64), _values(stored.gate), _values(stored.up)
-    want = oracle.activate(exact @ gate.T, kind) * (exact @ up.T)
+    wide, gate, up = values.astype(np.float64), _values(stored.gate), _values(stored.up)
+    want = oracle.activate(wide @ gate.T, kind) * (wide @ up.T)
     # Both activations have slopes below 1.2, so errors of gate and up add up to less than:
-    sizes = [np.abs(exact) @ np.abs(matrix).T for matrix in (gate, up)]
+    sizes = [np.abs(wide) @ np.abs(matrix).T for matrix in (gate, up)]
     return error(got, want, 2.4 * sizes[0] * sizes[1])
 
 

@@ -20,6 +20,7 @@ from rocmforge_hip.weights import UNIT
 _FLOAT: Final = 4e-6  # relative to the largest value
 _HALF: Final = 2.0**-11
 _INT8: Final = 0.51 / 127  # relative to the largest value of a block of 32
+_TWO_TERMS: Final = 0.51 / 127 / 254 + 4e-6
 _SCALE: Final = np.dtype([("scale", "f4"), ("sum_low", "i2"), ("sum_high", "i2")])
 
 Float64 = npt.NDArray[np.float64]
@@ -43,6 +44,11 @@ def groups() -> Iterator[Group]:
         Case("resolve_tokens", "from the host and from the step before", 0.0, _resolve),
     )
     yield Group(Recipe(dim=160), others)
+    two_terms = (
+        Case("rms_norm", "to two terms", _TWO_TERMS, partial(_norm, rows=3, form="q")),
+        Case("quantize_act", "to two terms", _TWO_TERMS, _quantize),
+    )
+    yield Group(Recipe(dim=160, activation_bits="16"), two_terms)
 
 
 def random_values(rows: int, columns: int) -> npt.NDArray[np.float32]:
@@ -54,15 +60,17 @@ def int8_error(bench: Workbench, x: Activation, want: Float64) -> float:
     """Of the int8 form, relative to the largest value of each block."""
     assert x.q is not None
     assert x.scale is not None
-    units = x.width // UNIT
-    codes = bench.get(x.q.first(x.rows, x.width)).reshape(x.rows, units, UNIT)
-    scales = bench.get(x.scale.first(x.rows, units)).view(_SCALE)
-    sums = codes.astype(np.int64).reshape(x.rows, units, 2, UNIT // 2).sum(axis=-1)
+    terms, units = 2 if x.second else 1, x.width // UNIT
+    rows = terms * x.rows
+    codes = bench.get(x.q.first(rows, x.width)).reshape(rows, units, UNIT)
+    scales = bench.get(x.scale.first(rows, units)).view(_SCALE)
+    sums = codes.astype(np.int64).reshape(rows, units, 2, UNIT // 2).sum(axis=-1)
     if (sums[..., 0] != scales["sum_low"]).any() or (sums[..., 1] != scales["sum_high"]).any():
         return float("inf")
-    blocks = want.reshape(codes.shape)
+    values = codes * scales["scale"][..., None].astype(np.float64)
+    blocks = want.reshape(x.rows, units, UNIT)
     largest = np.abs(blocks).max(axis=-1, keepdims=True)
-    return error(codes * scales["scale"][..., None].astype(np.float64), blocks, largest)
+    return error(values.reshape(terms, *blocks.shape).sum(axis=0), blocks, largest)
 
 
 def _norm(bench: Workbench, rows: int, form: str) -> float:

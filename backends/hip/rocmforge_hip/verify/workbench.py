@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -57,6 +57,7 @@ class Recipe:
     rope_style: RopeStyle = RopeStyle.NEOX
     head_norms: bool = False
     kv_dtype: str = "f16"
+    activation_bits: Literal["8", "16"] = "8"
     window: int | None = None
     attention_softcap: float | None = None
     adapter_ranks: tuple[int, ...] = ()  # of LoRA adapters of all matrices
@@ -250,6 +251,7 @@ def _options(recipe: Recipe) -> LoadOptions:
         max_batched_tokens=MAX_TOKENS,
         kv_blocks=NUM_BLOCKS,
         kv_dtype="int8" if recipe.kv_dtype == "int8" else "f16",
+        activation_bits=recipe.activation_bits,
         memory_utilization=0.9,
     )
 
