@@ -53,6 +53,7 @@ class ModelFront:
     max_context: int  # tokens, as trained
     is_encoder: bool  # it embeds or ranks, and generates nothing
     pooling: PoolingType
+    hidden_size: int  # numbers it gives for a prompt: the width of its states, or its scores
     rank_head: RankHead | None  # of a decoder
     adapters: tuple[str, ...]  # what clients may call the LoRA adapters
     draft: Path | None  # the model that guesses tokens
@@ -88,10 +89,11 @@ def read_front(model: str, settings: Settings) -> ModelFront:
         )
         if isinstance(config, EncoderConfig):
             _refuse_for_encoders(settings)
-            pooling, rank_head = config.pooling, None
+            pooling, hidden_size, rank_head = config.pooling, config.output_size, None
             adapters: tuple[str, ...] = ()
         else:
-            pooling, rank_head = declared_pooling(file), read_rank_head(file)
+            pooling, hidden_size = declared_pooling(file), config.dim
+            rank_head = read_rank_head(file)
             found = read_adapters(config, adapter_specs(settings))
             adapters = tuple(adapter.name for adapter in found)
         draft = find_draft(file, settings)
@@ -111,6 +113,7 @@ def read_front(model: str, settings: Settings) -> ModelFront:
         max_context=config.max_context,
         is_encoder=isinstance(config, EncoderConfig),
         pooling=pooling,
+        hidden_size=hidden_size,
         rank_head=rank_head,
         adapters=adapters,
         draft=draft,
@@ -242,6 +245,7 @@ def load_options(settings: Settings, trained_context: int, *, is_encoder: bool) 
         max_batched_tokens=max(settings.max_batched_tokens, least_tokens),
         kv_blocks=settings.kv_blocks,
         kv_dtype=settings.kv_dtype,
+        activation_bits=settings.activation_bits,
         memory_utilization=settings.memory_utilization,
         tensor_parallel=settings.tensor_parallel,
         adapters=adapter_specs(settings),
@@ -293,6 +297,7 @@ def build_service(
         declared_context=load_options(
             settings, front.max_context, is_encoder=front.is_encoder
         ).max_context,
+        declared_hidden_size=front.hidden_size,
         metrics=Metrics(model, lambda: engine.status),
     )
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from litestar.testing import TestClient
 
-from rocmforge.api.answer import AnswerHead
 from rocmforge.api.chat import ChatWriter
 from rocmforge.api.generation import Piece
 from rocmforge.api.plan import Plan
+from rocmforge.api.schema import ChatRequest
 from rocmforge.api.settings import ApiSettings
 from rocmforge.engine.params import FinishReason, SamplingParams, TokenEvent
 from rocmforge.errors import EngineDied, QueueFull
@@ -26,7 +26,6 @@ from tests.api.fake_engine import (
     make_service,
     say,
     score,
-    tiny_text,
 )
 from tests.api.sse import chunks, events
 
@@ -464,10 +463,9 @@ def test_a_fallback_backend_shows_in_the_fingerprint(chat: Any, engine: FakeEngi
 
 
 def test_choices_open_in_order_whichever_speaks_first() -> None:
-    head = AnswerHead(id="x", created=0, model="tiny", system_fingerprint="f")
     plan = Plan(prompts=((1,),), sampling=SamplingParams(max_tokens=1), n=2, stop=())
-    tokenizer, _ = tiny_text()
-    writer = ChatWriter(head, tokenizer, wants_logprobs=False, stream_options=None, plan=plan)
+    request = ChatRequest(model="tiny", messages=[])
+    writer = ChatWriter(make_service(FakeEngine()), plan, request)
     piece = Piece(1, "hi", (), (), None, None, 1)
     found = events(writer.events(piece).decode())
     said = [(c["choices"][0]["index"], c["choices"][0]["delta"].get("content")) for c in found]

@@ -72,6 +72,7 @@ class Models:
             aliases=aliases,
             engine=slot,
             declared_context=512,
+            declared_hidden_size=8,
             metrics=Metrics(name, lambda: slot.status),
         )
         return Member(service, slot)
@@ -245,10 +246,10 @@ def test_a_stream_that_waited_in_vain_ends_with_the_reason(waiting: Models, path
 
 def test_a_mistake_that_shows_after_the_wait_is_the_last_event(waiting: Models) -> None:
     opened_later(waiting)
-    body = {"model": "org/lazy", "stream": True, "prompt": "hello", "max_tokens": 10**6}
+    body = {"model": "org/lazy", "stream": True, "prompt": "hello", "typical_p": 0.5}
     response = waiting.client.post("/v1/completions", json=body)
     (event,) = data_of(response.text)
-    assert event["error"]["code"] == "context_length_exceeded"
+    assert "The backend 'fake' has no logits processor" in event["error"]["message"]
     assert waiting.fleet.find("org/lazy").slot.users == 0
 
 

@@ -81,7 +81,6 @@ async def answer(
     plan: Plan,
     writer: Writer,
     *,
-    arrival_ns: int,
     stream: bool,
 ) -> ASGIApp:
     """Runs `plan` and answers `request` with what comes of it.
@@ -91,7 +90,7 @@ async def answer(
         EngineError: it failed, before a byte of the answer was sent.
         ClientLeft: nobody waits for the answer any more.
     """
-    generation = Generation.start(service, writer.head.id, plan, arrival_ns)
+    generation = Generation.start(service, writer.head.id, plan)
     if stream:
         events = stream_events(generation, writer)
         return event_stream(events, settings, writer.head.id, close=generation.close)

@@ -10,12 +10,12 @@ import msgspec
 from litestar import Request, post
 from litestar.types import ASGIApp
 
-from rocmforge.api.answer import AnswerHead, Writer, answer
+from rocmforge.api.answer import AnswerHead, Writer
 from rocmforge.api.body import read_json
 from rocmforge.api.constraints import is_constrained
 from rocmforge.api.convert import chat_plan
 from rocmforge.api.dependencies import DispatchDep, SettingsDep
-from rocmforge.api.generation import Piece, now_ns
+from rocmforge.api.generation import Piece
 from rocmforge.api.logprobs import chat_logprobs, vllm_prompt_logprobs
 from rocmforge.api.parts import AnswerParts, Part, new_call_id
 from rocmforge.api.plan import Plan
@@ -31,15 +31,14 @@ from rocmforge.api.schema import (
     Delta,
     FunctionCall,
     FunctionDelta,
-    StreamOptions,
     ToolCall,
     ToolCallDelta,
     Usage,
 )
-from rocmforge.api.service import OFFLOAD_BYTES, Service
+from rocmforge.api.service import Service
 from rocmforge.api.sse import DONE, TextEvent, event
+from rocmforge.api.task import Task, perform
 from rocmforge.text.reasoning import Reasoning
-from rocmforge.text.tokenizer import Tokenizer
 from rocmforge.text.tool_calls import CallArguments, CallBegin
 
 _decoder = msgspec.json.Decoder(ChatRequest)
@@ -50,61 +49,32 @@ async def create_chat_completion(
     request: Request[Any, Any, Any], dispatch: DispatchDep, api_settings: SettingsDep
 ) -> ASGIApp:
     """Answers a conversation."""
-    arrival_ns = now_ns()
     wanted = await read_json(request, _decoder)
-
-    async def respond(service: Service) -> ASGIApp:
-        size = OFFLOAD_BYTES if is_constrained(wanted) else len(await request.body())
-        plan = await service.offload(size, chat_plan, service, wanted)
-        writer = ChatWriter(
-            AnswerHead.make(service, "chatcmpl-"),
-            service.tokenizer,
-            wants_logprobs=bool(wanted.logprobs),
-            num_prompt_logprobs=wanted.prompt_logprobs,
-            stream_options=wanted.stream_options,
-            plan=plan,
-        )
-        return await answer(
-            request,
-            service,
-            api_settings,
-            plan,
-            writer,
-            arrival_ns=arrival_ns,
-            stream=bool(wanted.stream),
-        )
-
-    return await dispatch.answer(
-        wanted.model,
-        respond,
-        arrival_ns=arrival_ns,
-        timeout_s=wanted.timeout,
+    task = Task(
+        model=wanted.model,
+        plan=lambda service: chat_plan(service, wanted),
+        writer=lambda service, plan: ChatWriter(service, plan, wanted),
         stream=bool(wanted.stream),
+        takes_long=is_constrained(wanted),
+        timeout_s=wanted.timeout,
     )
+    return await perform(request, dispatch, api_settings, task)
 
 
 class ChatWriter(Writer):
     """Says pieces as chat completions."""
 
-    def __init__(
-        self,
-        head: AnswerHead,
-        tokenizer: Tokenizer,
-        *,
-        wants_logprobs: bool,
-        num_prompt_logprobs: int | None = None,
-        stream_options: StreamOptions | None,
-        plan: Plan,
-    ) -> None:
-        self.head = head
-        self._common = asdict(head)
-        self._tokenizer = tokenizer
-        self._wants_logprobs = wants_logprobs
-        self._num_prompt_logprobs = num_prompt_logprobs
+    def __init__(self, service: Service, plan: Plan, request: ChatRequest) -> None:
+        self.head = AnswerHead.make(service, "chatcmpl-")
+        self._common = asdict(self.head)
+        self._tokenizer = service.tokenizer
+        self._wants_logprobs = bool(request.logprobs)
+        self._num_prompt_logprobs = request.prompt_logprobs
         # With usage asked for, every chunk has the field: null in all but the last, or so far.
-        include_usage = stream_options is not None and stream_options.include_usage
+        options = request.stream_options
+        include_usage = options is not None and options.include_usage
         self._usage: Usage | msgspec.UnsetType | None = None if include_usage else msgspec.UNSET
-        self._running_usage = RunningUsage.if_wanted(stream_options, plan)
+        self._running_usage = RunningUsage.if_wanted(options, plan)
         self._text_events: dict[int, TextEvent] = {}
         self._parts = AnswerParts(plan)
 

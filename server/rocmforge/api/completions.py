@@ -9,12 +9,12 @@ import msgspec
 from litestar import Request, post
 from litestar.types import ASGIApp
 
-from rocmforge.api.answer import AnswerHead, Writer, answer
+from rocmforge.api.answer import AnswerHead, Writer
 from rocmforge.api.body import read_json
 from rocmforge.api.completion_plan import completion_plan
 from rocmforge.api.constraints import is_constrained
 from rocmforge.api.dependencies import DispatchDep, SettingsDep
-from rocmforge.api.generation import Piece, now_ns
+from rocmforge.api.generation import Piece
 from rocmforge.api.logprobs import (
     echoed_logprobs,
     joined,
@@ -30,9 +30,9 @@ from rocmforge.api.schema import (
     LegacyLogprobs,
     Usage,
 )
-from rocmforge.api.service import OFFLOAD_BYTES, Service
+from rocmforge.api.service import Service
 from rocmforge.api.sse import DONE, TextEvent, event
-from rocmforge.text.tokenizer import Tokenizer
+from rocmforge.api.task import Task, perform
 
 _decoder = msgspec.json.Decoder(CompletionRequest)
 
@@ -42,68 +42,31 @@ async def create_completion(
     request: Request[Any, Any, Any], dispatch: DispatchDep, api_settings: SettingsDep
 ) -> ASGIApp:
     """Continues one or more prompts."""
-    arrival_ns = now_ns()
     wanted = await read_json(request, _decoder)
-
-    async def respond(service: Service) -> ASGIApp:
-        size = OFFLOAD_BYTES if is_constrained(wanted) else len(await request.body())
-        plan = await service.offload(size, completion_plan, service, wanted)
-        writer = CompletionWriter(
-            AnswerHead.make(service, "cmpl-"),
-            service.tokenizer,
-            plan,
-            wanted,
-            echoes=_echoes(service, wanted, plan.prompts) if wanted.echo else None,
-        )
-        return await answer(
-            request,
-            service,
-            api_settings,
-            plan,
-            writer,
-            arrival_ns=arrival_ns,
-            stream=bool(wanted.stream),
-        )
-
-    return await dispatch.answer(
-        wanted.model,
-        respond,
-        arrival_ns=arrival_ns,
-        timeout_s=wanted.timeout,
+    task = Task(
+        model=wanted.model,
+        plan=lambda service: completion_plan(service, wanted),
+        writer=lambda service, plan: CompletionWriter(service, plan, wanted),
         stream=bool(wanted.stream),
+        takes_long=is_constrained(wanted),
+        timeout_s=wanted.timeout,
     )
-
-
-def _echoes(
-    service: Service, wanted: CompletionRequest, prompts: tuple[tuple[int, ...], ...]
-) -> list[str]:
-    """Each prompt as text: as it came, or spelled out from token ids."""
-    given = [wanted.prompt] if isinstance(wanted.prompt, str) else wanted.prompt
-    texts = [entry for entry in given if isinstance(entry, str)]
-    return texts or [service.tokenizer.decode(prompt) for prompt in prompts]
+    return await perform(request, dispatch, api_settings, task)
 
 
 class CompletionWriter(Writer):
     """Says pieces as text completions."""
 
-    def __init__(
-        self,
-        head: AnswerHead,
-        tokenizer: Tokenizer,
-        plan: Plan,
-        wanted: CompletionRequest,
-        *,
-        echoes: list[str] | None,
-    ) -> None:
-        self.head = head
-        self._common = asdict(head)
-        self._tokenizer = tokenizer
+    def __init__(self, service: Service, plan: Plan, request: CompletionRequest) -> None:
+        self.head = AnswerHead.make(service, "cmpl-")
+        self._common = asdict(self.head)
+        self._tokenizer = service.tokenizer
         self._plan = plan
-        self._echoes = echoes
-        self._n = wanted.n or 1
-        self._num_logprobs = wanted.logprobs
-        self._num_prompt_logprobs = wanted.prompt_logprobs
-        options = wanted.stream_options
+        self._echoes = _echoes(service, plan, request) if request.echo else None
+        self._n = request.n or 1
+        self._num_logprobs = request.logprobs
+        self._num_prompt_logprobs = request.prompt_logprobs
+        options = request.stream_options
         include_usage = options is not None and options.include_usage
         self._usage: Usage | msgspec.UnsetType | None = None if include_usage else msgspec.UNSET
         self._running_usage = RunningUsage.if_wanted(options, plan)
@@ -206,6 +169,13 @@ class CompletionWriter(Writer):
             index=index, text=text, logprobs=logprobs, finish_reason=finish_reason
         )
         return Completion(choices=[choice], usage=self._usage, **self._common)
+
+
+def _echoes(service: Service, plan: Plan, request: CompletionRequest) -> list[str]:
+    """Each prompt as text: as it came, or spelled out from token ids."""
+    given = [request.prompt] if isinstance(request.prompt, str) else request.prompt
+    texts = [entry for entry in given if isinstance(entry, str)]
+    return texts or [service.tokenizer.decode(prompt) for prompt in plan.prompts]
 
 
 def _mean_logprob(pieces: list[Piece]) -> float:

@@ -6,12 +6,12 @@ Streams and plain answers are both made from `Generation.batches`, so there is o
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
 from rocmforge.api.logprobs import LogprobAligner, ScoredToken
 from rocmforge.api.metrics import SequenceMetrics
+from rocmforge.api.origin import now_ns
 from rocmforge.api.plan import Plan
 from rocmforge.api.request_log import RequestRecord
 from rocmforge.api.schema import PromptTokensDetails, Usage
@@ -177,17 +177,15 @@ class Generation:
         request_id: str,
         plan: Plan,
         choices: tuple[Choice, ...],
-        arrival_ns: int,
     ) -> None:
         self.plan = plan
         self.choices = choices
         self._service = service
         self._request_id = request_id
-        self._arrival_ns = arrival_ns
         self._is_closed = False
 
     @classmethod
-    def start(cls, service: Service, request_id: str, plan: Plan, arrival_ns: int) -> Generation:
+    def start(cls, service: Service, request_id: str, plan: Plan) -> Generation:
         """Submits every sequence, or none.
 
         Raises:
@@ -203,14 +201,14 @@ class Generation:
         choices: list[Choice] = []
         try:
             for number in range(number_of_choices):
-                choices.append(_start_choice(service, plan, number, arrival_ns))
+                choices.append(_start_choice(service, plan, number))
         except BaseException:
             for choice in choices:
                 choice.close()
             if caller is not None:
                 caller.release(number_of_choices, -num_tokens)  # none of them was computed
             raise
-        return cls(service, request_id, plan, tuple(choices), arrival_ns)
+        return cls(service, request_id, plan, tuple(choices))
 
     async def batches(self) -> AsyncIterator[Sequence[Piece]]:
         """Pieces of all choices as they come, those of one wake-up together.
@@ -287,7 +285,7 @@ class Generation:
                 usage.completion_tokens,
             ),
             times_ns=(
-                self._arrival_ns,
+                self._service.origin.arrival_ns,
                 min(scheduled, default=None),
                 min(first_tokens, default=None),
                 end_ns,
@@ -300,14 +298,14 @@ class Generation:
         return [*prompts, *("".join(choice.texts) for choice in self.choices)]
 
 
-def _start_choice(service: Service, plan: Plan, number: int, arrival_ns: int) -> Choice:
+def _start_choice(service: Service, plan: Plan, number: int) -> Choice:
     prompt = plan.prompts[number // plan.n]
     sampling = plan.sampling_of(number % plan.n)
     handle = service.engine.submit(
         prompt,
         sampling,
         service.tokenizer.eos_ids,
-        deadline_s=service.origin.seconds_left(plan.timeout_s, now_ns() - arrival_ns),
+        deadline_s=service.origin.seconds_left(plan.timeout_s),
         share=service.origin.share,
     )
     wants_logprobs = sampling.num_logprobs >= 0
@@ -320,7 +318,7 @@ def _start_choice(service: Service, plan: Plan, number: int, arrival_ns: int) ->
         aligner=LogprobAligner() if wants_logprobs else None,
         metrics=SequenceMetrics(
             service.metrics,
-            arrival_ns=arrival_ns,
+            arrival_ns=service.origin.arrival_ns,
             prompt_tokens=len(prompt),
             max_tokens=sampling.max_tokens,
         ),
@@ -335,8 +333,3 @@ def _shown(service: Service, plan: Plan) -> dict[int, str]:
         markers += [BEGIN, END]
     ids = {service.tokenizer.control_token(marker): marker for marker in markers}
     return {token_id: marker for token_id, marker in ids.items() if token_id is not None}
-
-
-def now_ns() -> int:
-    """When a request arrived, on the clock of the engine's timings."""
-    return time.monotonic_ns()

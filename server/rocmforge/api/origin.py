@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from litestar import Request
@@ -16,10 +17,16 @@ from rocmforge.errors import InvalidParameter
 TIMEOUT: Final = "x-request-timeout"
 
 
+def now_ns() -> int:
+    """The time on the clock of the engine's timings."""
+    return time.monotonic_ns()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
     """What is known of a request besides its body."""
 
+    arrival_ns: int = field(default_factory=now_ns)  # when it was taken up
     caller: Caller | None = None  # None on a server without keys
     path: str = ""  # the route, without what it is about
     traceparent: str | None = None  # the client's own trace: https://www.w3.org/TR/trace-context
@@ -44,15 +51,15 @@ class Origin:
             timeout_s=_seconds(request.headers.get(TIMEOUT)),
         )
 
-    def seconds_left(self, timeout_s: float | None, passed_ns: int) -> float | None:
+    def seconds_left(self, timeout_s: float | None = None) -> float | None:
         """Until the earlier of the deadlines of body and header; None = there is none.
 
         Args:
             timeout_s: what the body says.
-            passed_ns: since the request arrived.
         """
         timeouts = [t for t in (timeout_s, self.timeout_s) if t is not None]
-        return max(0.0, min(timeouts) - passed_ns * 1e-9) if timeouts else None
+        passed_s = (now_ns() - self.arrival_ns) * 1e-9
+        return max(0.0, min(timeouts) - passed_s) if timeouts else None
 
 
 def _seconds(text: str | None) -> float | None:

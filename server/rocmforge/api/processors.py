@@ -47,14 +47,15 @@ class ProcessorCatalog:
         self._token_set = lru_cache(maxsize=64)(_token_set)
 
     def uses(
-        self, request: GenerationRequest, tokenizer: Tokenizer, runner: RunnerInfo
+        self, request: GenerationRequest, tokenizer: Tokenizer, runner: RunnerInfo | None
     ) -> tuple[ProcessorUse, ...]:
         """What a request uses: by fields of their own first, then in the order it names them.
 
         Args:
             request: with checked types.
             tokenizer: of the model; always the same.
-            runner: what the backend says of the loaded model.
+            runner: what the backend says of the loaded model; None before it is loaded, when it
+                counts as one that can do everything.
 
         Raises:
             InvalidParameter: an unknown processor or parameter, or a bad value.
@@ -79,13 +80,14 @@ class ProcessorCatalog:
                 f"A request may use at most {MAX_PROCESSORS} logits processors.", param=FIELD
             )
         for name in wanted:
-            if name not in runner.logits_processors:
+            if runner is not None and name not in runner.logits_processors:
                 raise UnsupportedFeature(
                     f"The backend {runner.backend!r} has no logits processor {name!r}.",
                     param=_FIELDS[name][0][0] if name in _FIELDS else f"{FIELD}.{name}",
                 )
+        vocab_size = tokenizer.vocab_size if runner is None else runner.vocab_size
         return tuple(
-            self._use(self._processors[name], settings, prefix, tokenizer, runner.vocab_size)
+            self._use(self._processors[name], settings, prefix, tokenizer, vocab_size)
             for name, (settings, prefix) in wanted.items()
         )
 

@@ -97,6 +97,7 @@ class Service:
     num_model_drafts: int = 0  # the same with the draft model; 0 = there is none
     tool_format: str = "auto"  # of `text.tool_calls.FORMATS`; auto = as the template says
     declared_context: int | None = None  # tokens, by the file and the settings
+    declared_hidden_size: int | None = None  # by the file
     clock: Callable[[], float] = time.time  # seconds since the epoch
     started: float = field(default_factory=time.time)  # on that clock
     grammars: GrammarChecker = field(default_factory=GrammarChecker)
@@ -170,9 +171,23 @@ class Service:
         runner = self.engine.status.runner
         return self.declared_context if runner is None else runner.max_context
 
+    @property
+    def hidden_size(self) -> int:
+        """How many numbers the model gives for a prompt; 0 = its backend cannot give them.
+
+        Before the model is loaded: as many as its file says.
+
+        Raises:
+            NotReady: it does not say.
+        """
+        runner = self.engine.status.runner
+        if runner is None and self.declared_hidden_size is not None:
+            return self.declared_hidden_size
+        return self.runner.hidden_size
+
     def processor_uses(self, request: GenerationRequest) -> tuple[ProcessorUse, ...]:
-        """The logits processors of a request; raises as `ProcessorCatalog.uses` and NotReady."""
-        return self.processors.uses(request, self.tokenizer, self.runner)
+        """The logits processors of a request; raises as `ProcessorCatalog.uses`."""
+        return self.processors.uses(request, self.tokenizer, self.engine.status.runner)
 
     @property
     def runner(self) -> RunnerInfo:

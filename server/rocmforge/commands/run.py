@@ -5,13 +5,15 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from rich.console import Console
+from rich.markup import escape
 
 from rocmforge.api.convert import chat_plan
-from rocmforge.api.generation import Generation, now_ns
+from rocmforge.api.generation import Generation
+from rocmforge.api.origin import Origin
 from rocmforge.api.schema import ChatRequest, Message
 from rocmforge.api.service import Service
 from rocmforge.commands.progress import wait_ready
@@ -66,7 +68,7 @@ async def _start(engine: AsyncEngine) -> None:
     await engine.start()
     await wait_ready(engine, console)
     if engine.status.is_fallback:
-        console.print(f"[yellow]No GPU is used:[/] {engine.status.fallback_reason}")
+        console.print(f"[yellow]No GPU is used:[/] {escape(engine.status.fallback_reason)}")
 
 
 def _converse(
@@ -99,7 +101,8 @@ async def _answer(service: Service, messages: list[Message], options: Options) -
         seed=options.seed,
         max_completion_tokens=options.max_tokens,
     )
-    generation = Generation.start(service, "run", chat_plan(service, request), now_ns())
+    service = replace(service, origin=Origin())  # it arrives now
+    generation = Generation.start(service, "run", chat_plan(service, request))
     written: list[str] = []
     try:
         async for pieces in generation.batches():

@@ -34,7 +34,6 @@ from rocmforge.api.embeddings.vectors import (
     embed,
     normalized,
 )
-from rocmforge.api.generation import now_ns
 from rocmforge.api.service import Service
 from rocmforge.errors import InvalidParameter
 
@@ -45,15 +44,15 @@ _rerank_decoder = msgspec.json.Decoder(RerankRequest)
 @post("/v1/embeddings", status_code=200)
 async def create_embeddings(request: Request[Any, Any, Any], dispatch: DispatchDep) -> ASGIApp:
     """Vectors of one or more texts."""
-    arrival_ns = now_ns()
     wanted = await read_json(request, _embeddings_decoder)
+    size = len(await request.body())
 
-    async def respond(service: Service) -> ASGIApp:
-        prompts = await service.offload(
-            len(await request.body()), _embedding_prompts, service, wanted
-        )
+    async def prepare(service: Service) -> Prompts:
+        return await service.offload(size, _embedding_prompts, service, wanted)
+
+    async def respond(service: Service, prompts: Prompts) -> ASGIApp:
         head = AnswerHead.make(service, "embd-")
-        vectors = await unless_client_leaves(request, embed(service, head.id, prompts, arrival_ns))
+        vectors = await unless_client_leaves(request, embed(service, head.id, prompts))
         data = [
             Embedding(index=index, embedding=_encoded(vector, wanted))
             for index, vector in enumerate(vectors)
@@ -61,21 +60,21 @@ async def create_embeddings(request: Request[Any, Any, Any], dispatch: DispatchD
         body = EmbeddingList(data=data, model=head.model, usage=_usage(prompts))
         return json_answer(body, head.id)
 
-    return await dispatch.answer(wanted.model, respond, arrival_ns=arrival_ns)
+    return await dispatch.answer(wanted.model, prepare, respond)
 
 
 @post(["/v1/rerank", "/v2/rerank", "/rerank"], status_code=200)
 async def rerank(request: Request[Any, Any, Any], dispatch: DispatchDep) -> ASGIApp:
     """Documents in the order in which they fit a query; see `ranking.relevance`."""
-    arrival_ns = now_ns()
     wanted = await read_json(request, _rerank_decoder)
+    size = len(await request.body())
 
-    async def respond(service: Service) -> ASGIApp:
-        prompts = await service.offload(len(await request.body()), rank_prompts, service, wanted)
+    async def prepare(service: Service) -> Prompts:
+        return await service.offload(size, rank_prompts, service, wanted)
+
+    async def respond(service: Service, prompts: Prompts) -> ASGIApp:
         head = AnswerHead.make(service, "rerank-")
-        scores = await unless_client_leaves(
-            request, relevance(service, head.id, prompts, arrival_ns)
-        )
+        scores = await unless_client_leaves(request, relevance(service, head.id, prompts))
         results = [Ranked(index=index, relevance_score=score) for index, score in enumerate(scores)]
         if wanted.return_documents:
             for result, given in zip(results, wanted.documents, strict=True):
@@ -86,7 +85,7 @@ async def rerank(request: Request[Any, Any, Any], dispatch: DispatchDep) -> ASGI
         )
         return json_answer(body, head.id)
 
-    return await dispatch.answer(wanted.model, respond, arrival_ns=arrival_ns)
+    return await dispatch.answer(wanted.model, prepare, respond)
 
 
 def _embedding_prompts(service: Service, wanted: EmbeddingsRequest) -> Prompts:

@@ -83,9 +83,7 @@ def _fill(
     return encode_prompt(tokenizer, RenderedPrompt(text, trust))
 
 
-async def relevance(
-    service: Service, request_id: str, prompts: Prompts, arrival_ns: int
-) -> list[float]:
+async def relevance(service: Service, request_id: str, prompts: Prompts) -> list[float]:
     """The relevance of each document.
 
     Of a head, the sigmoid of its score, 0 to 1: what clients of Cohere and Jina expect, and what
@@ -96,12 +94,12 @@ async def relevance(
         CapacityError, EngineError: as `Generation`.
     """
     if service.rank_head is not None:
-        states = await pooled(service, request_id, prompts, Pooling.LAST, arrival_ns)
+        states = await pooled(service, request_id, prompts, Pooling.LAST)
         return [service.rank_head.relevance(state) for state in states]
     if service.pooling is PoolingType.RANK:
-        scores = await pooled(service, request_id, prompts, Pooling.CLS, arrival_ns)
+        scores = await pooled(service, request_id, prompts, Pooling.CLS)
         return [_sigmoid(float(score[0])) for score in scores]
-    query, *documents = await embed(service, request_id, prompts, arrival_ns)
+    query, *documents = await embed(service, request_id, prompts)
     return [float(query @ document) for document in documents]
 
 

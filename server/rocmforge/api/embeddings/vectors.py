@@ -50,14 +50,14 @@ def check_embeds(service: Service) -> int:
 
 def check_hidden(service: Service) -> int:
     """How many numbers the model gives for a prompt; raises as `check_embeds`."""
-    runner = service.runner
-    if not runner.hidden_size:
+    size = service.hidden_size
+    if not size:
         raise UnsupportedFeature(
-            f"The backend {runner.backend!r} cannot return hidden states, so embeddings are not "
-            "available on this server.",
+            f"The backend {service.runner.backend!r} cannot return hidden states, so embeddings "
+            "are not available on this server.",
             param="model",
         )
-    return runner.hidden_size
+    return size
 
 
 def check_fits(service: Service, prompts: Prompts, param: str) -> Prompts:
@@ -67,21 +67,19 @@ def check_fits(service: Service, prompts: Prompts, param: str) -> Prompts:
     return prompts
 
 
-async def embed(
-    service: Service, request_id: str, prompts: Prompts, arrival_ns: int
-) -> list[Vector]:
+async def embed(service: Service, request_id: str, prompts: Prompts) -> list[Vector]:
     """The embedding of each prompt, [D], of length 1.
 
     Raises:
         CapacityError, EngineError: as `Generation`.
     """
     pooling = _POOLING[service.pooling]
-    vectors = await pooled(service, request_id, prompts, pooling, arrival_ns)
+    vectors = await pooled(service, request_id, prompts, pooling)
     return [normalized(vector) for vector in vectors]
 
 
 async def pooled(
-    service: Service, request_id: str, prompts: Prompts, pooling: Pooling, arrival_ns: int
+    service: Service, request_id: str, prompts: Prompts, pooling: Pooling
 ) -> list[Vector]:
     """What the model gives for each prompt.
 
@@ -99,7 +97,7 @@ async def pooled(
         some = prompts[len(vectors) : len(vectors) + size]
         plan = Plan(prompts=some, sampling=sampling, n=1, stop=())
         try:
-            generation = Generation.start(service, request_id, plan, arrival_ns)
+            generation = Generation.start(service, request_id, plan)
         except (QueueFull, RateLimited):
             if len(some) > 1:
                 size = len(some) // 2

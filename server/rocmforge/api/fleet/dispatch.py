@@ -1,8 +1,9 @@
 """The way of a request to the model that it names, which may have to be loaded first.
 
-A plain request waits for that without a word, and a stream for as long as streams may be silent.
-Then the stream begins, says in comments how far loading is, and what goes wrong after that is its
-last event: the status has been sent.
+What the model's file says is known before: a request that it cannot serve is refused at once.
+Another one waits without a word if it is plain, and for as long as streams may be silent if it is a
+stream. Then the stream begins, says in comments how far loading is, and what goes wrong after that
+is its last event: the status has been sent.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from litestar import Request
 from litestar.types import ASGIApp, Receive, Scope, Send
@@ -20,7 +21,6 @@ from rocmforge.api.disconnect import ClientLeft, unless_client_leaves
 from rocmforge.api.errors import answer_for
 from rocmforge.api.fleet.fleet import Fleet, Member
 from rocmforge.api.fleet.slot import ModelSlot
-from rocmforge.api.generation import now_ns
 from rocmforge.api.origin import Origin
 from rocmforge.api.service import Service
 from rocmforge.api.sse import EVENT_STREAM_HEADERS, comment, frame
@@ -28,7 +28,7 @@ from rocmforge.api.sse import EVENT_STREAM_HEADERS, comment, frame
 MODEL = "model"
 """Where a request's state holds the `Member` it has named, once it has."""
 
-Respond = Callable[[Service], Awaitable[ASGIApp]]
+T = TypeVar("T")
 
 
 def openai_failure(error: Exception) -> bytes:
@@ -58,9 +58,9 @@ class Dispatch:
     async def answer(
         self,
         name: str | None,
-        respond: Respond,
+        prepare: Callable[[Service], Awaitable[T]],
+        respond: Callable[[Service, T], Awaitable[ASGIApp]],
         *,
-        arrival_ns: int,
         timeout_s: float | None = None,
         stream: bool = False,
         failure: Callable[[Exception], bytes] = openai_failure,
@@ -72,32 +72,44 @@ class Dispatch:
 
         Args:
             name: as the request says it.
-            respond: makes the answer.
-            arrival_ns: when the request came.
+            prepare: checks the request. For a model that is not loaded it is called twice: before,
+                so that nothing is loaded or unloaded for a request that must be refused, and after,
+                as only the loaded model knows how large its context is and what its backend can.
+            respond: makes the answer of what `prepare` returned.
             timeout_s: how long it may take, if its body says so.
             stream: whether the answer is a stream.
-            failure: events of a stream that fails before `respond` is called or in it.
+            failure: events of a stream that fails while it waits, or after that in `prepare` or
+                `respond`.
 
         Raises:
+            RequestError: what `prepare` says.
             CapacityError: not now; see `Fleet.acquire`.
             ClientLeft: nobody waits for the answer any more.
         """
         member = self._find(name)
         service, slot = self._service(member, name), member.slot
+
+        async def finish() -> ASGIApp:
+            try:
+                return await respond(service, await prepare(service))
+            finally:
+                slot.leave()
+
         if slot.is_up:
             await self._fleet.acquire(slot)
-            return await _respond(slot, respond, service)
-        left_s = self._origin.seconds_left(timeout_s, now_ns() - arrival_ns)
+            return await finish()
+        await prepare(service)
+        left_s = self._origin.seconds_left(timeout_s)
         entering = asyncio.create_task(self._fleet.acquire(slot, left_s))
         await self._wait_for(entering, slot, self._keep_alive_s if stream else None)
         if entering.done():
             entering.result()
-            return await _respond(slot, respond, service)
+            return await finish()
         late = _LateStream(
             self._request,
             slot,
             entering,
-            lambda: _respond(slot, respond, service),
+            finish,
             keep_alive_s=self._keep_alive_s,
             failure=failure,
         )
@@ -107,7 +119,7 @@ class Dispatch:
         """Loads a model, unless it is loaded; raises as `Fleet.acquire`."""
         member = self._find(name)
         entering = asyncio.create_task(
-            self._fleet.acquire(member.slot, self._origin.seconds_left(None, 0))
+            self._fleet.acquire(member.slot, self._origin.seconds_left())
         )
         await self._wait_for(entering, member.slot)
         entering.result()
@@ -141,13 +153,6 @@ class Dispatch:
         return service if name is None else service.called(name)
 
 
-async def _respond(slot: ModelSlot, respond: Respond, service: Service) -> ASGIApp:
-    try:
-        return await respond(service)
-    finally:
-        slot.leave()
-
-
 async def _give_up(entering: asyncio.Task[None], slot: ModelSlot) -> None:
     """Ends a wait; what has been entered all the same is left."""
     entering.cancel()
@@ -164,7 +169,7 @@ class _LateStream:
         request: Request[Any, Any, Any],
         slot: ModelSlot,
         entering: asyncio.Task[None],
-        respond: Callable[[], Awaitable[ASGIApp]],
+        finish: Callable[[], Awaitable[ASGIApp]],
         *,
         keep_alive_s: float,
         failure: Callable[[Exception], bytes],
@@ -172,7 +177,7 @@ class _LateStream:
         self._request = request
         self._slot = slot
         self._entering = entering
-        self._respond = respond
+        self._finish = finish
         self._keep_alive_s = keep_alive_s
         self._failure = failure
 
@@ -191,7 +196,7 @@ class _LateStream:
             raise
         try:
             self._entering.result()
-            app = await self._respond()
+            app = await self._finish()
         except Exception as error:
             await send(_part(self._failure(error), more=False))
             return

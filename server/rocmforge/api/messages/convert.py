@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+from msgspec import structs
+
 from rocmforge.api import schema
-from rocmforge.api.convert import refuse_unsupported, required
+from rocmforge.api.convert import chat_plan, refuse_unsupported, renamed_fields, required
 from rocmforge.api.messages.schema import (
     CountTokensRequest,
     InputBlock,
@@ -16,7 +19,9 @@ from rocmforge.api.messages.schema import (
     Thinking,
     Tool,
 )
+from rocmforge.api.plan import Plan
 from rocmforge.api.schema import ChatRequest, ContentPart, FunctionCall, ToolCall
+from rocmforge.api.service import Service
 from rocmforge.errors import UnsupportedFeature
 
 NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {"container": (), "mcp_servers": ([],)}
@@ -73,6 +78,18 @@ def chat_request(request: CountTokensRequest) -> ChatRequest:
         chat.top_k = request.top_k
         chat.stop = request.stop_sequences
     return chat
+
+
+def message_plan(service: Service, chat: ChatRequest, max_tokens: int) -> Plan:
+    """The plan of a message of at most so many tokens. Raises like `chat_plan`.
+
+    Clients must name a limit, and name what the model they know could give: one beyond the context
+    is no mistake.
+    """
+    with renamed_fields(FIELD_NAMES):
+        plan = chat_plan(service, chat)
+    room = plan.sampling.max_tokens
+    return replace(plan, sampling=structs.replace(plan.sampling, max_tokens=min(room, max_tokens)))
 
 
 def _think(thinking: Thinking, chat: ChatRequest) -> None:

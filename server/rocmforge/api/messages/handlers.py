@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import msgspec
 from litestar import Request, Response, post
 from litestar.types import ASGIApp
 
-from rocmforge.api.answer import AnswerHead, answer, json_response
+from rocmforge.api.answer import json_response
 from rocmforge.api.body import read_json
 from rocmforge.api.constraints import is_constrained
-from rocmforge.api.convert import chat_plan, renamed_fields, request_prompt
+from rocmforge.api.convert import renamed_fields, request_prompt
 from rocmforge.api.dependencies import DispatchDep, SettingsDep
-from rocmforge.api.generation import now_ns
-from rocmforge.api.messages.convert import FIELD_NAMES, chat_request
+from rocmforge.api.messages.convert import FIELD_NAMES, chat_request, message_plan
 from rocmforge.api.messages.errors import error_event
 from rocmforge.api.messages.schema import CountTokensRequest, MessagesRequest, TokenCount
 from rocmforge.api.messages.writer import MessagesWriter
-from rocmforge.api.service import OFFLOAD_BYTES, Service
+from rocmforge.api.task import Task, perform
 
 PATH = "/v1/messages"
 
@@ -32,39 +30,17 @@ async def create_message(
     request: Request[Any, Any, Any], dispatch: DispatchDep, api_settings: SettingsDep
 ) -> ASGIApp:
     """Answers a conversation, in Anthropic's format."""
-    arrival_ns = now_ns()
     wanted = await read_json(request, _decoder)
     chat = chat_request(wanted)
-
-    async def respond(service: Service) -> ASGIApp:
-        size = OFFLOAD_BYTES if is_constrained(chat) else len(await request.body())
-        with renamed_fields(FIELD_NAMES):
-            plan = await service.offload(size, chat_plan, service, chat)
-        # Clients must name a limit, and name what the model they know could give. One beyond the
-        # context is no mistake.
-        room = plan.sampling.max_tokens
-        sampling = msgspec.structs.replace(plan.sampling, max_tokens=min(room, wanted.max_tokens))
-        plan = dataclasses.replace(plan, sampling=sampling)
-        writer = MessagesWriter(
-            AnswerHead.make(service, "msg_"), plan, fills_context=room < wanted.max_tokens
-        )
-        return await answer(
-            request,
-            service,
-            api_settings,
-            plan,
-            writer,
-            arrival_ns=arrival_ns,
-            stream=bool(wanted.stream),
-        )
-
-    return await dispatch.answer(
-        wanted.model,
-        respond,
-        arrival_ns=arrival_ns,
+    task = Task(
+        model=wanted.model,
+        plan=lambda service: message_plan(service, chat, wanted.max_tokens),
+        writer=lambda service, plan: MessagesWriter(service, plan, wanted.max_tokens),
         stream=bool(wanted.stream),
+        takes_long=is_constrained(chat),
         failure=error_event,
     )
+    return await perform(request, dispatch, api_settings, task)
 
 
 @post(f"{PATH}/count_tokens", status_code=200)

@@ -20,6 +20,7 @@ from rocmforge.api.messages.schema import (
 )
 from rocmforge.api.parts import AnswerParts
 from rocmforge.api.plan import Plan
+from rocmforge.api.service import Service
 from rocmforge.api.sse import named_event
 
 
@@ -27,15 +28,15 @@ class MessagesWriter(Writer):
     """Says pieces as blocks of content.
 
     Args:
-        head: id of the answer.
+        service: the model that says it.
         plan: what is generated.
-        fills_context: whether the context ends before the tokens that the client has allowed.
+        max_tokens: that the client has allowed; the context may end before.
     """
 
-    def __init__(self, head: AnswerHead, plan: Plan, *, fills_context: bool) -> None:
-        self.head = head
+    def __init__(self, service: Service, plan: Plan, max_tokens: int) -> None:
+        self.head = AnswerHead.make(service, "msg_")
         self._prompt_tokens = sum(map(len, plan.prompts))
-        self._fills_context = fills_context
+        self._fills_context = plan.sampling.max_tokens < max_tokens
         self._parts = AnswerParts(plan)
         self._content = ContentBlocks(self._parts)
         self._last: Piece | None = None

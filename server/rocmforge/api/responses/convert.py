@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 
 from rocmforge.api import schema
-from rocmforge.api.convert import refuse_unsupported, required
+from rocmforge.api.convert import chat_plan, refuse_unsupported, renamed_fields, required
+from rocmforge.api.plan import Plan
 from rocmforge.api.responses.schema import (
     AllowedTools,
     ForcedTool,
@@ -21,6 +22,7 @@ from rocmforge.api.responses.schema import (
     TextFormat,
 )
 from rocmforge.api.schema import ChatRequest, FunctionCall, Message, ToolCall
+from rocmforge.api.service import Service
 from rocmforge.errors import InvalidParameter, UnsupportedFeature
 
 NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
@@ -81,6 +83,12 @@ def chat_request(request: ResponsesRequest, conversation: Sequence[Message]) -> 
         parallel_tool_calls=request.parallel_tool_calls,
         reasoning_effort=effort,
     )
+
+
+def response_plan(service: Service, chat: ChatRequest) -> Plan:
+    """The plan of a response. Raises like `chat_plan`."""
+    with renamed_fields(FIELD_NAMES):
+        return chat_plan(service, chat)
 
 
 def input_messages(given: str | Sequence[InputItem]) -> list[Message]:

@@ -14,8 +14,6 @@ from litestar.types import ASGIApp
 from msgspec import UNSET
 
 from rocmforge.api.answer import (
-    AnswerHead,
-    answer,
     collect,
     event_stream,
     json_answer,
@@ -24,14 +22,14 @@ from rocmforge.api.answer import (
 )
 from rocmforge.api.body import read_json, read_query
 from rocmforge.api.constraints import is_constrained
-from rocmforge.api.convert import chat_plan, renamed_fields
 from rocmforge.api.dependencies import DispatchDep, SettingsDep
-from rocmforge.api.generation import Generation, now_ns
+from rocmforge.api.generation import Generation
+from rocmforge.api.plan import Plan
 from rocmforge.api.responses.convert import (
-    FIELD_NAMES,
     chat_request,
     input_messages,
     output_messages,
+    response_plan,
 )
 from rocmforge.api.responses.event_log import EventLog
 from rocmforge.api.responses.input_items import InputItemsQuery, listed_items, page
@@ -44,7 +42,8 @@ from rocmforge.api.responses.schema import (
 from rocmforge.api.responses.store import OwnResponses, StoredResponse
 from rocmforge.api.responses.writer import ResponsesWriter
 from rocmforge.api.schema import Message
-from rocmforge.api.service import OFFLOAD_BYTES, Service
+from rocmforge.api.service import Service
+from rocmforge.api.task import Task, perform, perform_with
 from rocmforge.errors import InvalidParameter, ResponseNotFound, UnsupportedFeature
 
 StoreDep = NamedDependency[OwnResponses]
@@ -60,7 +59,6 @@ async def create_response(
     response_store: StoreDep,
 ) -> ASGIApp:
     """Answers a conversation, in items."""
-    arrival_ns = now_ns()
     wanted = await read_json(request, _decoder)
     if wanted.background and not api_settings.max_stored_responses:
         raise UnsupportedFeature(
@@ -70,9 +68,6 @@ async def create_response(
     history = _history(response_store, wanted.previous_response_id)
     conversation = [*history, *input_messages(wanted.input)]
     chat = chat_request(wanted, conversation)
-    takes_long = bool(history) or is_constrained(chat)
-    size = OFFLOAD_BYTES if takes_long else len(await request.body())
-
     items = listed_items(wanted.input)
     events = EventLog() if wanted.background and wanted.stream else None
 
@@ -81,40 +76,24 @@ async def create_response(
             said = output_messages(response.output)
             response_store.put(StoredResponse(response, [*conversation, *said], items, events))
 
-    async def respond(service: Service) -> ASGIApp:
-        with renamed_fields(FIELD_NAMES):
-            plan = await service.offload(size, chat_plan, service, chat)
-        writer = ResponsesWriter(
-            AnswerHead.make(service, "resp_"),
-            wanted,
-            plan,
-            service.tokenizer,
-            now=service.clock,
-            keep=keep,
-        )
-        if wanted.background:
-            generation = Generation.start(service, writer.head.id, plan, arrival_ns)
-            task = _begin_in_background(generation, writer, events)
-            response_store.put(StoredResponse(writer.response, conversation, items, events, task))
-            if events is not None:
-                return event_stream(events.read(0), api_settings, writer.head.id)
-            return json_answer(writer.response, writer.head.id)
-        return await answer(
-            request,
-            service,
-            api_settings,
-            plan,
-            writer,
-            arrival_ns=arrival_ns,
-            stream=bool(wanted.stream),
-        )
+    async def begin_in_background(service: Service, plan: Plan, writer: ResponsesWriter) -> ASGIApp:
+        generation = Generation.start(service, writer.head.id, plan)
+        running = _run_in_background(generation, writer, events)
+        response_store.put(StoredResponse(writer.response, conversation, items, events, running))
+        if events is not None:
+            return event_stream(events.read(0), api_settings, writer.head.id)
+        return json_answer(writer.response, writer.head.id)
 
-    return await dispatch.answer(
-        wanted.model,
-        respond,
-        arrival_ns=arrival_ns,
+    task = Task(
+        model=wanted.model,
+        plan=lambda service: response_plan(service, chat),
+        writer=lambda service, plan: ResponsesWriter(service, plan, wanted, keep),
         stream=bool(wanted.stream),
+        takes_long=bool(history) or is_constrained(chat),
     )
+    if wanted.background:
+        return await perform_with(begin_in_background, request, dispatch, task)
+    return await perform(request, dispatch, api_settings, task)
 
 
 @get("/v1/responses/{response_id:str}")
@@ -191,7 +170,7 @@ def _history(store: OwnResponses, previous_id: str | None) -> list[Message]:
     return previous.conversation
 
 
-def _begin_in_background(
+def _run_in_background(
     generation: Generation, writer: ResponsesWriter, events: EventLog | None
 ) -> asyncio.Task[None]:
     """Works on a response whoever waits for it; ends the generation and the log on any way out."""

@@ -30,37 +30,32 @@ from rocmforge.api.responses.schema import (
     TextConfig,
 )
 from rocmforge.api.schema import Usage
+from rocmforge.api.service import Service
 from rocmforge.api.sse import named_event
-from rocmforge.text.tokenizer import Tokenizer
 
 
 class ResponsesWriter(Writer):
     """Says pieces as items, and hands the finished response to `keep`.
 
     Args:
-        head: id and time of the answer.
+        service: the model that says it.
+        plan: what was made of the request.
         request: is repeated in the answer.
-        plan: what was made of it.
-        tokenizer: spells tokens in log-probabilities.
-        now: seconds since the epoch.
         keep: called with the whole response when the answer has ended, well or not.
     """
 
     def __init__(
         self,
-        head: AnswerHead,
-        request: ResponsesRequest,
+        service: Service,
         plan: Plan,
-        tokenizer: Tokenizer,
-        *,
-        now: Callable[[], float],
+        request: ResponsesRequest,
         keep: Callable[[Response], None],
     ) -> None:
-        self.head = head
-        self.response = begun_response(head, request)
+        self.head = AnswerHead.make(service, "resp_")
+        self.response = begun_response(self.head, request)
         self._parts = AnswerParts(plan)
-        self._output = OutputItems(self._parts, tokenizer)
-        self._now = now
+        self._output = OutputItems(self._parts, service.tokenizer)
+        self._now = service.clock
         self._keep = keep
         self._finish_reason: str | None = None
         self._sent = 0  # events
