@@ -162,7 +162,8 @@ def test_every_kernel_that_serves_is_checked_and_right(monkeypatch: pytest.Monke
         real(self, *arguments, **how)
 
     monkeypatch.setattr(Kernel, "launch", launch)
-    checks = list(create().check_ops(None, "*"))
+    (device,) = create().devices(None, 1)
+    checks = list(create().check_ops(device, "*"))
     assert [check for check in checks if not check.passed] == []
     target = find_devices(select_platform())[0].properties.target
     assert set(read_manifest(find_target(target))["kernels"]) - launched <= NOT_SERVING
@@ -177,9 +178,31 @@ def test_the_report_names_device_checks_and_model(
     lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
     assert {"device", "target", "wave", "HIP", "take_rows", "model", "load"} <= lines.keys()
     assert lines["prefill"].startswith("ok")
-    assert lines["greedy,"].startswith("batch of 4")
+    assert "100.0% of 16 generated tokens; mean KL" in lines["decode,"]
+    assert "ok     the first 4, 4, 4, 4 of 4 tokens are" in lines["greedy,"]
     assert lines["result"].startswith("PASSED")
     assert "tokens/s" in lines["decode"]
+
+
+@pytest.mark.usefixtures("host")
+def test_two_devices_are_checked_each_and_then_together(
+    synthetic: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = find_devices(select_platform())
+    if len(found) < 2:
+        pytest.skip("there is one device")
+    command = ["verify", str(synthetic), "--backend", "hip", "--only", "take_rows", "--tokens", "4"]
+    assert main([*command, "--tensor-parallel", "2", "--device", "1,0"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    addresses = [found[index].properties.pci_id for index in (1, 0)]
+    devices = [line for line in lines if line.startswith("device ")]
+    assert [address in line for address, line in zip(addresses, devices, strict=True)] == [True] * 2
+    assert sum(line.startswith("take_rows") for line in lines) == 2
+    (load,) = (line for line in lines if line.startswith("load "))
+    assert load.endswith(f"on 2 devices together: {', '.join(addresses)}")
+    for way in ("prefill", "decode, token by token", "decode, batch of 4", "greedy, batch of 4"):
+        assert any(line.startswith(f"{way:<29}ok ") for line in lines)
+    assert lines[-1].split()[1] == "PASSED"
 
 
 @pytest.mark.usefixtures("host")
@@ -218,9 +241,19 @@ def test_a_pattern_that_matches_nothing_is_refused(capsys: pytest.CaptureFixture
     assert "No operation is called 'gevm'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("tokens", ["0", "129"])
+@pytest.mark.parametrize("tokens", ["0", "224"])
 def test_a_length_that_the_context_cannot_hold_is_refused(
-    tokens: str, capsys: pytest.CaptureFixture[str]
+    tokens: str, synthetic: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["verify", "--tokens", tokens]) == 2
-    assert "--tokens must be from 1 to 128" in capsys.readouterr().err
+    assert main(["verify", str(synthetic), "--backend", "hip", "--tokens", tokens]) == 2
+    shown = capsys.readouterr()
+    assert "--tokens must be from 1 to 223: of a context of 256 tokens" in shown.err
+    assert shown.out == ""
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("host")
+def test_answers_may_fill_the_context(synthetic: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["verify", str(synthetic), "--backend", "hip", "--only", "take_rows"]
+    assert main([*command, "--tokens", "223"]) == 0
+    assert "of 892 generated tokens" in capsys.readouterr().out

@@ -25,7 +25,13 @@ from rocmforge.models.encoder_config import is_encoder
 from rocmforge.models.lora import Adapter, read_adapters
 from rocmforge.models.rope import load_rope_tables
 from rocmforge.models.weights import ModelWeights, load_weights
-from rocmforge_hip.device import FoundDevice, choose_device, choose_devices, find_devices
+from rocmforge_hip.device import (
+    FoundDevice,
+    choose_device,
+    choose_devices,
+    find_devices,
+    list_names,
+)
 from rocmforge_hip.driver import HipError, HipUnavailable
 from rocmforge_hip.encoder_loading import NO_CACHE, load_encoder, plan_encoder
 from rocmforge_hip.geometry import BLOCK_TOKENS, Geometry
@@ -148,7 +154,7 @@ class HipBackend:
                 find_devices(select_platform()), options.device, options.tensor_parallel
             )
             found = devices[0]
-            name = found.info.name if len(devices) == 1 else f"each {found.info.name}"
+            name = found.info.name if len(devices) == 1 else f"each of {list_names(devices)}"
             free = min(options.memory_of(device.info) for device in devices)
             geometry = Geometry(found.properties.compute_units)
         else:
@@ -179,10 +185,14 @@ class HipBackend:
         except NoKernelsForTarget:
             return None
 
-    def describe(self, device: str | None) -> tuple[tuple[str, str], ...]:
+    def devices(self, device: str | None, count: int) -> tuple[str, ...]:
+        found = choose_devices(find_devices(select_platform()), device, count)
+        return tuple(str(each.properties.index) for each in found)
+
+    def describe(self, device: str) -> tuple[tuple[str, str], ...]:
         return selfcheck.describe(choose_device(find_devices(select_platform()), device))
 
-    def check_ops(self, device: str | None, only: str) -> Iterator[OpCheck]:
+    def check_ops(self, device: str, only: str) -> Iterator[OpCheck]:
         return selfcheck.check_ops(choose_device(find_devices(select_platform()), device), only)
 
 

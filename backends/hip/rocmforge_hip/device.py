@@ -50,11 +50,15 @@ def choose_device(devices: Sequence[FoundDevice], wanted: str | None) -> FoundDe
         matches = [device for device in devices if wanted.lower() in device.info.name.lower()]
     if len(matches) == 1:
         return matches[0]
-    known = ", ".join(
+    problem = "stands for several devices" if matches else "is not a device"
+    raise ConfigurationError(f"{wanted!r} {problem}. There are: {list_names(devices)}.")
+
+
+def list_names(devices: Sequence[FoundDevice]) -> str:
+    """Index, name and PCI id of each, for people."""
+    return ", ".join(
         f"{d.properties.index} ({d.info.name}, {d.properties.pci_id})" for d in devices
     )
-    problem = "stands for several devices" if matches else "is not a device"
-    raise ConfigurationError(f"{wanted!r} {problem}. There are: {known}.")
 
 
 def _names(device: FoundDevice) -> tuple[str, ...]:

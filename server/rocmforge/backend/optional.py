@@ -30,7 +30,19 @@ class OpCheck:
 class SelfChecking(Backend, Protocol):
     """A backend that can check its own operations: what `rocmforge verify` shows first."""
 
-    def describe(self, device: str | None) -> tuple[tuple[str, str], ...]:
+    def devices(self, device: str | None, count: int) -> tuple[str, ...]:
+        """The devices that a model would be loaded onto, as the other methods take them.
+
+        Args:
+            device: as in `LoadOptions`.
+            count: `tensor_parallel` of those.
+
+        Raises:
+            ConfigurationError: no such devices.
+        """
+        ...
+
+    def describe(self, device: str) -> tuple[tuple[str, str], ...]:
         """What someone far away must know of the device and its software: label and text.
 
         Raises:
@@ -39,11 +51,11 @@ class SelfChecking(Backend, Protocol):
         """
         ...
 
-    def check_ops(self, device: str | None, only: str) -> Iterator[OpCheck]:
+    def check_ops(self, device: str, only: str) -> Iterator[OpCheck]:
         """Runs each operation on small random inputs; an operation that fails is a result.
 
         Args:
-            device: as in `LoadOptions`.
+            device: one of `devices`.
             only: a pattern of `fnmatch`; operations whose name does not match are left out.
 
         Raises:

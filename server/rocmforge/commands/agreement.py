@@ -1,15 +1,18 @@
-"""How far a runner agrees with the reference: the same tokens, computed in three ways."""
+"""How far a runner agrees with the reference: the same tokens, computed in several ways."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import Final
+from typing import Final, NamedTuple
 
-from rocmforge.backend.protocol import Runner
+import numpy as np
+from msgspec import structs
+
+from rocmforge.backend.protocol import Int32Array, Runner, StepInput, StepOutput
 from rocmforge.engine.core import EngineCore
 from rocmforge.engine.messages import Submit
 from rocmforge.engine.params import GenerateRequest, SamplingParams, TokenLogprob
@@ -19,24 +22,38 @@ from rocmforge.errors import EngineError
 NEAR_TIE: Final = 0.5
 """Nats: where the reference prefers a token by less, rounding may choose another."""
 MAX_KL: Final = 0.02
-"""Nats, the mean over all tokens."""
+"""Nats, the mean over all places."""
 ALTERNATIVES: Final = 20
 """Tokens at each place whose log-probabilities are compared."""
 
 _BATCH: Final = SchedulerLimits(max_sequences=4, max_batched_tokens=32, max_waiting=64)
 _ONE_BY_ONE: Final = SchedulerLimits(max_sequences=1, max_batched_tokens=1, max_waiting=64)
+_APART: Final = 3
+"""Steps between the arrivals of prompts that are continued, so that prefills join decodes."""
 _SMALLEST: Final = 1e-9
 
 Prompts = Sequence[Sequence[int]]
 
 
+class TopOne(NamedTuple):
+    """At how many places of a kind the most probable token is the reference's."""
+
+    kind: str
+    same: int
+    places: int
+
+    @property
+    def share(self) -> float:
+        """Between 0 and 1."""
+        return self.same / self.places
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreement:
-    """One way of computing some tokens, compared with the reference."""
+    """One way of computing given tokens, compared with the reference at every place."""
 
     way: str
-    tokens: int
-    top1: float  # share of places with the reference's most probable token
+    top1: tuple[TopOne, ...]  # kinds of places that this way has
     mean_kl: float  # nats, of the reference relative to this
     wrong: tuple[str, ...]  # places where the tokens differ and the reference was sure
 
@@ -44,6 +61,33 @@ class Agreement:
     def passed(self) -> bool:
         """Whether rounding explains every difference; NaN is none of its results."""
         return not self.wrong and self.mean_kl <= MAX_KL
+
+    def __str__(self) -> str:
+        shares = ", ".join(f"{one.share:.1%} of {one.places} {one.kind}" for one in self.top1)
+        return f"top-1 {shares}; mean KL {self.mean_kl:.5f} of {MAX_KL}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Continuation:
+    """Answers that each side made of its own tokens.
+
+    Behind the first token that differs the inputs differ too, so the lengths are a matter of luck:
+    only that first one can be wrong.
+    """
+
+    way: str
+    same: tuple[int, ...]  # tokens before it, by prompt
+    length: int
+    wrong: tuple[str, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether rounding explains the first difference of each answer."""
+        return not self.wrong
+
+    def __str__(self) -> str:
+        lengths = ", ".join(map(str, self.same))
+        return f"the first {lengths} of {self.length} tokens are the reference's"
 
 
 @dataclass(slots=True)
@@ -55,10 +99,61 @@ class Generated:
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
 
 
+class _Place(NamedTuple):
+    """A token that both sides predict after the same tokens."""
+
+    name: str
+    kind: str
+    ours: TokenLogprob
+    theirs: TokenLogprob
+
+    @property
+    def agrees(self) -> bool:
+        return self.ours.top[0][0] == self.theirs.top[0][0]
+
+    @property
+    def wrong(self) -> str | None:
+        """What is wrong here, unless rounding explains it."""
+        token, wanted = self.ours.top[0][0], self.theirs.top[0][0]
+        lead = self.theirs.top[0][1] - dict(self.theirs.top).get(token, -math.inf)
+        if self.agrees or lead < NEAR_TIE:
+            return None
+        return f"{self.name}: {token} instead of {wanted}, which leads by {lead:.2f} nats"
+
+
+class _Forced:
+    """A runner that draws the tokens of given texts, whatever it finds most probable.
+
+    The number of a row's text is its seed. A token that is drawn on the device would be the
+    runner's own, so steps do not overlap.
+    """
+
+    def __init__(self, runner: Runner, texts: Prompts) -> None:
+        self._runner = runner
+        self._texts = texts
+        self._tokens: Int32Array = np.zeros(0, np.int32)
+        self.info = replace(runner.info, pipeline_depth=1)
+        self.close = runner.close
+
+    def submit(self, step: StepInput) -> None:
+        rows = zip(step.sampling.seed.tolist(), step.sampling.position.tolist(), strict=True)
+        self._tokens = np.array([self._texts[text][at] for text, at in rows], np.int32)
+        self._runner.submit(step)
+
+    def collect(self) -> StepOutput:
+        output = self._runner.collect()
+        is_token = output.token_ids >= 0
+        return replace(output, token_ids=np.where(is_token, self._tokens, output.token_ids))
+
+
 def compare(
     candidate: Runner, reference: Runner, prompts: Prompts, max_tokens: int
-) -> Iterator[Agreement]:
+) -> Iterator[Agreement | Continuation]:
     """Lets the reference continue the prompts greedily, and the candidate follow.
+
+    Both predict every token of the prompts and answers: the candidate in prefills, alone token by
+    token, and, of the answers, in decodes of four sequences that prefills join. Last, it answers
+    by itself.
 
     Raises:
         EngineError: A runner failed.
@@ -66,9 +161,11 @@ def compare(
     expected = generate(reference, prompts, max_tokens)
     texts = [[*prompt, *one.tokens] for prompt, one in zip(prompts, expected, strict=True)]
     wanted = _score(reference, texts, _BATCH)
-    yield _scored("prefill", _score(candidate, texts, _BATCH), wanted)
-    yield _scored("decode, token by token", _score(candidate, texts, _ONE_BY_ONE), wanted)
-    yield _continued(generate(candidate, prompts, max_tokens), expected)
+    for way, limits in (("prefill", _BATCH), ("decode, token by token", _ONE_BY_ONE)):
+        yield _agreement(way, _scored(prompts, _score(candidate, texts, limits), wanted))
+    forced = generate(_Forced(candidate, texts), prompts, max_tokens)
+    yield _agreement("decode, batch of 4", _generated(forced, expected))
+    yield _continuation("greedy, batch of 4", generate(candidate, prompts, max_tokens), expected)
 
 
 def generate(runner: Runner, prompts: Prompts, max_tokens: int) -> list[Generated]:
@@ -80,7 +177,7 @@ def generate(runner: Runner, prompts: Prompts, max_tokens: int) -> list[Generate
     sampling = SamplingParams(
         max_tokens=max_tokens, temperature=0.0, ignore_eos=True, num_logprobs=ALTERNATIVES
     )
-    return _run(runner, prompts, sampling, _BATCH)
+    return _run(runner, prompts, sampling, _BATCH, apart=_APART)
 
 
 def decode_speed(runner: Runner, prompt: Sequence[int], tokens: int) -> float:
@@ -88,13 +185,13 @@ def decode_speed(runner: Runner, prompt: Sequence[int], tokens: int) -> float:
     sampling = SamplingParams(max_tokens=tokens + 1, temperature=0.0, ignore_eos=True)
     _run(runner, [prompt], sampling, _BATCH)  # graphs are made the first time
     times: list[float] = []
-    _run(runner, [prompt], sampling, _BATCH, times)
+    _run(runner, [prompt], sampling, _BATCH, times=times)
     return tokens / (times[-1] - times[-1 - tokens])
 
 
 def _score(runner: Runner, texts: Prompts, limits: SchedulerLimits) -> list[list[TokenLogprob]]:
     """Of every token but the first: its log-probability, and the most probable alternatives."""
-    sampling = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=ALTERNATIVES)
+    sampling = SamplingParams(max_tokens=0, temperature=0.0, prompt_logprobs=ALTERNATIVES)
     return [one.prompt_logprobs for one in _run(runner, texts, sampling, limits)]
 
 
@@ -103,25 +200,31 @@ def _run(
     prompts: Prompts,
     sampling: SamplingParams,
     limits: SchedulerLimits,
+    *,
+    apart: int = 0,
     times: list[float] | None = None,
 ) -> list[Generated]:
-    """Everything through the engine; `times` gets the seconds at which tokens arrived."""
+    """Everything through the engine.
+
+    Args:
+        runner: computes.
+        prompts: of the requests.
+        sampling: of each of them; its seed becomes the prompt's number.
+        limits: of a step.
+        apart: steps between the arrivals of two requests.
+        times: gets the seconds at which tokens arrived.
+    """
     clock = count(1)
     core = EngineCore(runner, limits, lambda: next(clock))
     results = [Generated() for _ in prompts]
-    commands: Sequence[Submit] = [
-        Submit(
-            request=GenerateRequest(
-                request_id=index,
-                prompt_ids=tuple(prompt),
-                sampling=sampling,
-                eos_ids=(),
-                arrival_ns=0,
-            )
-        )
-        for index, prompt in enumerate(prompts)
-    ]
-    while commands or core.has_work:
+    number = 0
+    while number <= apart * (len(prompts) - 1) or core.has_work:
+        commands = [
+            Submit(request=_request(index, prompt, sampling))
+            for index, prompt in enumerate(prompts)
+            if apart * index == number
+        ]
+        number += 1
         for event in core.step(commands).events:
             if event.error is not None:
                 raise EngineError(event.error)
@@ -131,51 +234,80 @@ def _run(
             result.prompt_logprobs.extend(event.prompt_logprobs or ())
             if times is not None:
                 times.extend(time.perf_counter() for _ in event.token_ids)
-        commands = ()
     return results
 
 
+def _request(number: int, prompt: Sequence[int], sampling: SamplingParams) -> GenerateRequest:
+    return GenerateRequest(
+        request_id=number,
+        prompt_ids=tuple(prompt),
+        sampling=structs.replace(sampling, seed=number),
+        eos_ids=(),
+        arrival_ns=0,
+    )
+
+
 def _scored(
-    way: str, got: Sequence[Sequence[TokenLogprob]], wanted: Sequence[Sequence[TokenLogprob]]
-) -> Agreement:
-    places = [
-        (f"prompt {prompt}, token {index + 1}", ours, theirs)
-        for prompt, (our_list, their_list) in enumerate(zip(got, wanted, strict=True))
-        for index, (ours, theirs) in enumerate(zip(our_list, their_list, strict=True))
+    prompts: Prompts,
+    got: Sequence[Sequence[TokenLogprob]],
+    wanted: Sequence[Sequence[TokenLogprob]],
+) -> list[_Place]:
+    """Every token but the first of each text."""
+    return [
+        _Place(
+            f"prompt {number}, token {index}",
+            "prompt tokens" if index < len(prompt) else "generated tokens",
+            ours,
+            theirs,
+        )
+        for number, (prompt, our_list, their_list) in enumerate(
+            zip(prompts, got, wanted, strict=True)
+        )
+        for index, (ours, theirs) in enumerate(zip(our_list, their_list, strict=True), start=1)
     ]
-    return _agreement(way, places)
 
 
-def _continued(got: Sequence[Generated], expected: Sequence[Generated]) -> Agreement:
-    """Each continuation up to the first token that differs: behind it the inputs differ too."""
-    places = []
-    for prompt, (ours, theirs) in enumerate(zip(got, expected, strict=True)):
-        for index, (token, wanted) in enumerate(zip(ours.tokens, theirs.tokens, strict=True)):
-            name = f"prompt {prompt}, output {index}"
-            places.append((name, ours.logprobs[index], theirs.logprobs[index]))
-            if token != wanted:
-                break
-    return _agreement("greedy, batch of 4", places)
+def _generated(got: Sequence[Generated], expected: Sequence[Generated]) -> list[_Place]:
+    """Every token of the answers."""
+    return [
+        _output(number, index, ours, theirs)
+        for number, (ours, theirs) in enumerate(zip(got, expected, strict=True))
+        for index in range(len(theirs.tokens))
+    ]
 
 
-def _agreement(way: str, places: Sequence[tuple[str, TokenLogprob, TokenLogprob]]) -> Agreement:
-    agreed = 0
-    divergence = 0.0
-    wrong = []
-    for name, ours, theirs in places:
-        divergence += kl_divergence(theirs, ours)
-        token, wanted = ours.top[0][0], theirs.top[0][0]
-        lead = theirs.top[0][1] - dict(theirs.top).get(token, -math.inf)
-        if token == wanted:
-            agreed += 1
-        elif lead >= NEAR_TIE:
-            wrong.append(f"{name}: {token} instead of {wanted}, which leads by {lead:.2f} nats")
+def _output(number: int, index: int, ours: Generated, theirs: Generated) -> _Place:
+    name = f"prompt {number}, output {index}"
+    return _Place(name, "generated tokens", ours.logprobs[index], theirs.logprobs[index])
+
+
+def _agreement(way: str, places: Sequence[_Place]) -> Agreement:
+    kinds = dict.fromkeys(place.kind for place in places)
+    of_kind = {kind: [place.agrees for place in places if place.kind == kind] for kind in kinds}
     return Agreement(
         way=way,
-        tokens=len(places),
-        top1=agreed / len(places),
-        mean_kl=divergence / len(places),
-        wrong=tuple(wrong),
+        top1=tuple(TopOne(kind, sum(agree), len(agree)) for kind, agree in of_kind.items()),
+        mean_kl=sum(kl_divergence(place.theirs, place.ours) for place in places) / len(places),
+        wrong=tuple(wrong for place in places if (wrong := place.wrong) is not None),
+    )
+
+
+def _continuation(
+    way: str, got: Sequence[Generated], expected: Sequence[Generated]
+) -> Continuation:
+    same, wrong = [], []
+    for number, (ours, theirs) in enumerate(zip(got, expected, strict=True)):
+        length = len(theirs.tokens)
+        differ = (i for i in range(length) if ours.tokens[i] != theirs.tokens[i])
+        first = next(differ, length)
+        same.append(first)
+        if first < length:
+            wrong.append(_output(number, first, ours, theirs).wrong)
+    return Continuation(
+        way=way,
+        same=tuple(same),
+        length=len(expected[0].tokens),
+        wrong=tuple(each for each in wrong if each is not None),
     )
 
 

@@ -10,8 +10,8 @@ import argparse
 import platform
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -21,9 +21,9 @@ from rich.console import Console
 from rocmforge import __version__
 from rocmforge.backend import registry
 from rocmforge.backend.optional import OpCheck, SelfChecking
-from rocmforge.backend.protocol import Backend, LoadOptions, Runner
+from rocmforge.backend.protocol import Backend, LoadOptions, RunnerInfo
 from rocmforge.catalog import find_model
-from rocmforge.commands.agreement import MAX_KL, Agreement, compare, decode_speed
+from rocmforge.commands.agreement import Agreement, Continuation, compare, decode_speed
 from rocmforge.commands.synthetic import write_synthetic_model
 from rocmforge.errors import ConfigurationError, EngineError, ModelFileNotFound
 from rocmforge.gguf.reader import open_gguf
@@ -33,7 +33,6 @@ from rocmforge.text.tokenizer import Tokenizer
 
 DEMO_MODEL: Final = "smollm2"
 MAX_CONTEXT: Final = 256
-MAX_TOKENS: Final = 128
 TEXTS: Final = (
     "The capital of France is",
     "Once upon a time, in a small village by the sea, there lived an old fisherman who",
@@ -50,22 +49,34 @@ class _Model:
     path: Path
     title: str
     prompts: list[list[int]]
+    context: int  # tokens that it is loaded for
+
+    def check_length(self, tokens: int) -> None:
+        """Raises ConfigurationError for answers that do not fit, with a token more to time them."""
+        longest = max(map(len, self.prompts))
+        most = self.context - longest - 1
+        if not 1 <= tokens <= most:
+            raise ConfigurationError(
+                f"--tokens must be from 1 to {most}: of a context of {self.context} tokens, the "
+                f"longest prompt takes {longest}."
+            )
 
 
 def run(arguments: argparse.Namespace, settings: Settings) -> int:
     """Prints the report."""
     started = time.perf_counter()
-    if not 1 <= arguments.tokens <= MAX_TOKENS:
-        raise ConfigurationError(f"--tokens must be from 1 to {MAX_TOKENS}.")
-    backend = _choose(settings.backend)
     console = Console(stderr=True)
-    print(f"ROCmForge {__version__} verification, backend {backend.name}")
-    _show("python", f"{platform.python_version()}, {platform.machine()}")
-    is_right = True
-    if isinstance(backend, SelfChecking):
-        is_right = _verify_ops(backend, settings.device, arguments.only, console)
-    if is_right and not arguments.ops_only:
-        with _find_model(arguments.model) as model:
+    with ExitStack() as stack:
+        model = None if arguments.ops_only else stack.enter_context(_find_model(arguments.model))
+        if model is not None:
+            model.check_length(arguments.tokens)
+        backend = _choose(settings.backend)
+        print(f"ROCmForge {__version__} verification, backend {backend.name}")
+        _show("python", f"{platform.python_version()}, {platform.machine()}")
+        is_right = True
+        if isinstance(backend, SelfChecking):
+            is_right = _verify_devices(backend, settings, arguments.only, console)
+        if is_right and model is not None:
             is_right = _verify_model(backend, model, settings, arguments.tokens, console)
     seconds = time.perf_counter() - started
     _show("result", f"{'PASSED' if is_right else 'FAILED'} after {seconds:.0f} s")
@@ -87,7 +98,14 @@ def _show(label: str, text: str) -> None:
     print(f"{label:<29}{text}", flush=True)
 
 
-def _verify_ops(backend: SelfChecking, device: str | None, only: str, console: Console) -> bool:
+def _verify_devices(backend: SelfChecking, settings: Settings, only: str, console: Console) -> bool:
+    """Each device that the model will be loaded onto."""
+    devices = backend.devices(settings.device, settings.tensor_parallel)
+    are_right = [_verify_ops(backend, device, only, console) for device in devices]
+    return all(are_right)
+
+
+def _verify_ops(backend: SelfChecking, device: str, only: str, console: Console) -> bool:
     for label, text in backend.describe(device):
         _show(label, text)
     checks: list[OpCheck] = []
@@ -135,67 +153,61 @@ def _find_model(name: str | None) -> Iterator[_Model]:
                 lengths = (5, 18, 7, 32)
                 vocab = config.vocab_size
                 prompts = [[(7 * i + 31 * n) % vocab for i in range(n)] for n in lengths]
-        yield _Model(path, f"{path.name}, {config.architecture}", prompts)
+        context = min(MAX_CONTEXT, config.max_context)
+        yield _Model(path, f"{path.name}, {config.architecture}", prompts, context)
 
 
 def _verify_model(
     backend: Backend, model: _Model, settings: Settings, tokens: int, console: Console
 ) -> bool:
     _show("model", f"{model.title}, {len(model.prompts)} prompts, {tokens} tokens each")
-    is_right = True
     with console.status("loading") as status:
         started = time.perf_counter()
-        candidate = backend.load(model.path, _options(settings), _ignore_progress)
+        candidate = backend.load(model.path, _options(model, settings), _ignore_progress)
         seconds = time.perf_counter() - started
         with closing(candidate):
             info = candidate.info
-            _show("load", f"{info.weights_bytes / 2**20:,.0f} MiB in {seconds:.1f} s")
+            _show("load", f"{info.weights_bytes / 2**20:,.0f} MiB in {seconds:.1f} s{_on(info)}")
             reference = registry.create(registry.REFERENCE).load(
-                model.path, _options(Settings()), _ignore_progress
+                model.path, _options(model, Settings()), _ignore_progress
             )
+            is_right = True
             with closing(reference):
                 status.update("comparing with the reference, which is slow")
-                for agreement in _compare(candidate, reference, model.prompts, tokens):
-                    is_right = is_right and agreement.passed
+                try:
+                    for found in compare(candidate, reference, model.prompts, tokens):
+                        _show_comparison(found)
+                        is_right = is_right and found.passed
+                except EngineError as error:
+                    _show("run", f"FAILED {error.message}")
+                    return False
             if is_right:
                 speed = decode_speed(candidate, model.prompts[0], tokens)
                 _show("decode", f"{speed:,.1f} tokens/s, one sequence, {info.kv_dtype} cache")
     return is_right
 
 
-def _compare(
-    candidate: Runner, reference: Runner, prompts: Sequence[Sequence[int]], tokens: int
-) -> Iterator[Agreement]:
-    """Shows each result; a device that fails is one."""
-    try:
-        for agreement in compare(candidate, reference, prompts, tokens):
-            _show_agreement(agreement)
-            yield agreement
-    except EngineError as error:
-        problem = Agreement(way="run", tokens=0, top1=0, mean_kl=0, wrong=(error.message,))
-        _show_agreement(problem)
-        yield problem
+def _on(info: RunnerInfo) -> str:
+    """Where several devices share the model: their addresses, in the order of the ranks."""
+    devices = info.bus_ids
+    return f" on {len(devices)} devices together: {', '.join(devices)}" if len(devices) > 1 else ""
 
 
-def _show_agreement(agreement: Agreement) -> None:
-    verdict = "ok" if agreement.passed else "FAILED"
-    _show(
-        agreement.way,
-        f"{verdict:<7}{agreement.tokens} tokens, top-1 {agreement.top1:.1%}, "
-        f"mean KL {agreement.mean_kl:.5f} of {MAX_KL}",
-    )
-    for place in agreement.wrong:
+def _show_comparison(found: Agreement | Continuation) -> None:
+    _show(found.way, f"{'ok' if found.passed else 'FAILED':<7}{found}")
+    for place in found.wrong:
         _show("  FAILED", place)
 
 
-def _options(settings: Settings) -> LoadOptions:
+def _options(model: _Model, settings: Settings) -> LoadOptions:
     return LoadOptions(
         device=settings.device,
-        max_context=MAX_CONTEXT,
+        max_context=model.context,
         max_sequences=4,
         max_batched_tokens=64,
         kv_blocks=None,
         kv_dtype=settings.kv_dtype,
+        activation_bits=settings.activation_bits,
         memory_utilization=settings.memory_utilization,
         tensor_parallel=settings.tensor_parallel,
     )

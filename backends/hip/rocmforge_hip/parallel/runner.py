@@ -22,7 +22,7 @@ from rocmforge.backend.protocol import (
     UInt32Array,
 )
 from rocmforge.errors import EngineError
-from rocmforge_hip.device import FoundDevice
+from rocmforge_hip.device import FoundDevice, list_names
 from rocmforge_hip.parallel.collective import Communicator, new_group_id
 from rocmforge_hip.parallel.messages import Order, Start
 from rocmforge_hip.parallel.processes import Workers
@@ -191,15 +191,14 @@ class ShardedRunner:
 def _describe(info: RunnerInfo, devices: Sequence[FoundDevice]) -> RunnerInfo:
     """What rank 0 says of its part, as what is to be said of the whole."""
     size = len(devices)
-    names = ", ".join(
-        f"{device.properties.index} ({device.info.name}, {device.properties.pci_id})"
-        for device in devices
-    )
     return replace(
         info,
         weights_bytes=info.weights_bytes * size,
         kv_bytes=info.kv_bytes * size,
         adapter_bytes=info.adapter_bytes * size,
         bus_ids=tuple(device.properties.pci_id for device in devices),
-        notes=(f"tensor parallel over devices {names}; on each of them:", *info.notes),
+        notes=(
+            f"tensor parallel over devices {list_names(devices)}; on each of them:",
+            *info.notes,
+        ),
     )
