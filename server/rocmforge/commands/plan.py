@@ -136,7 +136,7 @@ def _print(console: Console, plan: Plan, settings: Settings) -> None:
         ("at most", _most(plan)),
     ]
     if plan.draft is not None:
-        rows.insert(-2, ("draft model", f"of these: {_draft_part(plan.draft, estimate)}"))
+        rows.insert(-2, ("draft model", _draft_part(plan.draft, estimate, settings)))
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold")
     table.add_column(overflow="fold")
@@ -145,10 +145,11 @@ def _print(console: Console, plan: Plan, settings: Settings) -> None:
     console.print(table)
 
 
-def _draft_part(draft: MemoryEstimate, estimate: MemoryEstimate) -> str:
+def _draft_part(draft: MemoryEstimate, estimate: MemoryEstimate, settings: Settings) -> str:
+    where = ", on the first device alone" if settings.tensor_parallel > 1 else ""
     return (
-        f"{size_text(draft.weights)} weights, {size_text(draft.activations)} activations, "
-        f"{draft.kv_block / estimate.kv_block:.0%} of the cache"
+        f"of these{where}: {size_text(draft.weights)} weights, {size_text(draft.activations)} "
+        f"activations, {draft.kv_block / estimate.kv_block:.0%} of the cache"
     )
 
 

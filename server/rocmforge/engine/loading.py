@@ -30,8 +30,10 @@ class Loaded:
         if self.draft is None:
             return info
         draft = self.draft.info
+        device = f"device {draft.device.index} ({draft.device.name})"
         notes = (
-            f"draft model  context of {draft.max_context} tokens, {draft.num_blocks} blocks",
+            f"draft model  on {device}, context of {draft.max_context} tokens, "
+            f"{draft.num_blocks} blocks",
             *(f"draft model  {note}" for note in draft.notes),
         )
         return replace(info, notes=(*info.notes, *notes))
