@@ -9,11 +9,12 @@
 
 namespace rf {
 
-// An int8 activation (act.h), all terms of which are rows here.
+// An int8 activation (act.h). Here its terms are rows that follow each other: with two terms, rows
+// 2 i and 2 i + 1 are those of row i of the result.
 struct Activations {
   const int8_t* q;
   const ActScale* scale;
-  int rows;   // of a term
+  int rows;   // of the result
   int terms;  // 1 or 2
   int units;  // K / 32
 
@@ -23,7 +24,9 @@ struct Activations {
   };
   // Unit `unit` of row m; rows beyond the last are the last again.
   __device__ __forceinline__ Unit load(int m, int unit) const {
-    const int index = min(m, terms * rows - 1) * units + unit;
+    const int second = terms - 1;  // 0 or 1
+    const int row = min(m >> second, rows - 1) + (m & second) * rows;
+    const int index = row * units + unit;
     const U4* values = reinterpret_cast<const U4*>(q) + 2 * static_cast<int64_t>(index);
     return {{values[0], values[1]}, scale[index]};
   }
@@ -102,7 +105,15 @@ __device__ __forceinline__ void gemv(const uint8_t* weight, const Activations& x
       }
     }
   }
-  Tile::finish(sums, outputs, result, x.rows, x.terms);
+  if constexpr (kRows > 1) {
+    if (x.terms == 2) {
+#pragma unroll
+      for (int m = 0; m < kRows / 2; ++m) {
+        for (int j = 0; j < kGroups; ++j) sums[m][j] = sums[2 * m][j] + sums[2 * m + 1][j];
+      }
+    }
+  }
+  Tile::finish(sums, outputs, result, x.rows);
 }
 
 }  // namespace rf

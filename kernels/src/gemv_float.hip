@@ -64,7 +64,7 @@ __device__ __forceinline__ void gemv_float(const uint8_t* weight, const FloatAct
       }
     }
   }
-  Tile::finish(sums, outputs, result, x.rows, 1);
+  Tile::finish(sums, outputs, result, x.rows);
 }
 
 }  // namespace rf

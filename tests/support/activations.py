@@ -28,23 +28,18 @@ class QuantisedActivation:
 
 def quantise(x: npt.NDArray[np.float32], terms: int = 1) -> QuantisedActivation:
     """Quantises [rows, K] in float32, as the kernels do."""
-    first = _one_term(x)
-    if terms == 1:
-        return first
-    second = _one_term((x - first.values()).astype(np.float32))
-    return QuantisedActivation(
-        np.concatenate((first.q, second.q)), np.concatenate((first.scales, second.scales))
-    )
-
-
-def _one_term(x: npt.NDArray[np.float32]) -> QuantisedActivation:
     rows, columns = x.shape
-    blocks = x.reshape(rows, columns // BLOCK, BLOCK)
-    largest = np.abs(blocks).max(axis=-1)
+    q = np.zeros((terms, rows, columns // BLOCK, BLOCK), np.int8)
+    scales = np.zeros((terms, rows, columns // BLOCK), SCALE_DTYPE)
+    rest = x.reshape(q.shape[1:])
+    largest = np.abs(rest).max(axis=-1)
     inverse = np.divide(np.float32(127), largest, out=np.zeros_like(largest), where=largest > 0)
-    q = np.rint(blocks * inverse[..., None]).astype(np.int8)
-    scales = np.zeros((rows, columns // BLOCK), SCALE_DTYPE)
-    scales["scale"] = largest * np.float32(1 / 127)
+    step = largest * np.float32(1 / 127)
+    for term in range(terms):
+        q[term] = np.rint(rest * inverse[..., None])
+        scales[term]["scale"] = step
+        rest = rest - step[..., None] * q[term]
+        step, inverse = step / np.float32(254), inverse * np.float32(254)
     scales["sum_low"] = q[..., :16].sum(axis=-1, dtype=np.int16)
     scales["sum_high"] = q[..., 16:].sum(axis=-1, dtype=np.int16)
-    return QuantisedActivation(q.reshape(1, rows, columns), scales[None])
+    return QuantisedActivation(q.reshape(terms, rows, columns), scales)

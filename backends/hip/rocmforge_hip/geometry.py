@@ -14,6 +14,7 @@ from rocmforge_hip.memory import ArraySpec, spec
 from rocmforge_hip.weights import ceil_div, round_up
 
 MAX_GEMV_ROWS: Final = 8
+"""Of activations, with each of their terms (kernels/include/rf/act.h) counted as a row."""
 GEMM_COLUMNS: Final = 128
 BLOCK_TOKENS: Final = 32
 """Of a block of the cache: kernels/include/rf/kv_cache.h."""
@@ -103,6 +104,14 @@ class Geometry:
         rows = max(tile * blocks for tile, blocks in _GEMM_BLOCKS_PER_UNIT.items())
         pieces = ceil_div(4 * self.compute_units * rows, 3) * GEMM_COLUMNS
         return {"gemm_partial": spec((pieces,), "f4")}
+
+
+def gemv_rows(terms: int) -> int:
+    """Up to so many rows with int8 activations of so many terms go through GEMV; 0 terms: none.
+
+    Two terms cost GEMV as much as twice the rows; from three rows on GEMM takes less time.
+    """
+    return {0: 0, 1: MAX_GEMV_ROWS, 2: 2}[terms]
 
 
 def _several_rounds(at_once: int) -> int:

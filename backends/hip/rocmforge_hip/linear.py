@@ -9,13 +9,15 @@ from typing import Final
 
 from rocmforge.backend.ops import Activation as GateActivation
 from rocmforge_hip.activations import Activation
-from rocmforge_hip.geometry import GEMM_COLUMNS, MAX_GEMV_ROWS, Geometry
+from rocmforge_hip.geometry import GEMM_COLUMNS, Geometry, gemv_rows
 from rocmforge_hip.library import Kernel, KernelLibrary
 from rocmforge_hip.memory import Arena, DeviceArray
 from rocmforge_hip.weights import Matrix, MatrixPart, Vector, Weight, ceil_div
 
 NOT_GATED: Final = 0
-GATES: Final = MappingProxyType({GateActivation.SILU: 1, GateActivation.GELU_TANH: 2})
+GATES: Final = MappingProxyType(
+    {GateActivation.SILU: 1, GateActivation.GELU_TANH: 2, GateActivation.GELU: 3}
+)
 """As in kernels/include/rf/gate.h."""
 _GEMV_OUTPUTS: Final = 16  # stored rows of a block
 _ELEMENTS: Final = 1024  # of a block of the kernels that convert
@@ -43,7 +45,7 @@ class LinearKernels:
         terms: int,
     ) -> None:
         self._terms = terms
-        self.gemv_rows: Final = MAX_GEMV_ROWS // terms if terms else 0
+        self.gemv_rows: Final = gemv_rows(terms)
         self._geometry = geometry
         self._arena = arena
         names = ["rf_quantize_act", "rf_half_act", "rf_gemm_sum"]

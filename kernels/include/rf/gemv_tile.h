@@ -23,14 +23,14 @@ class GemvTile {
   static __device__ __forceinline__ int first_piece() { return threadIdx.x / kGroupRows; }
   static __device__ __forceinline__ int piece_step() { return blockDim.x / kGroupRows; }
 
-  // Adds up what the lanes found and writes the columns of this block: a row of the result is the
-  // sum of that row of each term.
+  // Adds up what the lanes found and writes the columns of this block.
   static __device__ __forceinline__ void finish(float (&sums)[kRows][kGroups],
                                                 const Outputs& outputs, const Result& result,
-                                                int rows, int terms) {
+                                                int rows) {
     __shared__ float parts[kGemvThreads / kWave][kRows][kGroups][kGroupRows];
 #pragma unroll
     for (int m = 0; m < kRows; ++m) {
+      if (m >= rows) break;
 #pragma unroll
       for (int j = 0; j < kGroups; ++j) {
         const float sum = wave_sum_of_row(sums[m][j]);
@@ -40,11 +40,9 @@ class GemvTile {
     __syncthreads();
 
     const auto total = [&](int m, int j, int r) {
-      float sum = 0.0f;
-      for (int term = 0; term < terms; ++term) {
-        for (int wave = 0; wave < static_cast<int>(blockDim.x) / kWave; ++wave) {
-          sum += parts[wave][term * rows + m][j][r];
-        }
+      float sum = parts[0][m][j][r];
+      for (int wave = 1; wave < static_cast<int>(blockDim.x) / kWave; ++wave) {
+        sum += parts[wave][m][j][r];
       }
       return sum;
     };
