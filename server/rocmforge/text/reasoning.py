@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum, auto
+
+from rocmforge.text.incoming import Incoming
 
 BEGIN = "<think>"
 END = "</think>"
@@ -20,6 +23,12 @@ class Reasoning:
     text: str
 
 
+class _State(Enum):
+    START = auto()  # reasoning may begin
+    REASONING = auto()
+    ANSWER = auto()
+
+
 class ReasoningSplitter:
     """Takes the section of reasoning off the front of one answer. Mutable.
 
@@ -31,54 +40,41 @@ class ReasoningSplitter:
     """
 
     def __init__(self, *, is_inside: bool) -> None:
-        self._marker: str | None = END if is_inside else BEGIN  # looked for; None = none any more
-        self._strips = True
-        self._held = ""
+        self._incoming = Incoming()
+        self._state = _State.REASONING if is_inside else _State.START
+        self._strips = is_inside  # white space that comes now
 
     def push(self, text: str) -> list[str | Reasoning]:
         """Takes more of the answer."""
-        self._held += text
-        said: list[str | Reasoning] = []
-        if self._marker == BEGIN:
-            start = self._held.lstrip()
-            if BEGIN.startswith(start) and start != BEGIN:
+        incoming, said = self._incoming, list[str | Reasoning]()
+        incoming.add(text)
+        if self._state is _State.START:
+            incoming.skip_space()
+            if incoming.may_become(BEGIN):
                 return []
-            if start.startswith(BEGIN):
-                self._held, self._marker = start.removeprefix(BEGIN), END
+            if incoming.take_mark(BEGIN):
+                incoming.forget_skipped()
+                self._state, self._strips = _State.REASONING, True
             else:
-                self._marker, self._strips = None, False
-        if self._marker == END:
-            thought, end, rest = self._held.partition(END)
-            if end:
-                self._say(thought, said, is_reasoning=True)
-                self._held, self._marker, self._strips = rest, None, True
-            else:
-                held = _overlap(self._held)
-                thought = self._held[: len(self._held) - held]
-                self._held = self._held[len(thought) :]
-                self._say(thought, said, is_reasoning=True)
-        if self._marker is None:
-            self._say(self._held, said, is_reasoning=False)
-            self._held = ""
+                self._state = _State.ANSWER
+                self._say(incoming.take_skipped(), said)
+        if self._state is _State.REASONING:
+            self._say(incoming.take_until(END), said)
+            if incoming.take_mark(END):
+                self._state, self._strips = _State.ANSWER, True
+        if self._state is _State.ANSWER:
+            self._say(incoming.take(), said)
         return said
 
     def finish(self) -> list[str | Reasoning]:
         """The end of the answer: what was held back is no marker."""
         said: list[str | Reasoning] = []
-        self._strips = self._strips and self._marker == END
-        self._say(self._held, said, is_reasoning=self._marker == END)
-        self._held = ""
+        self._say(self._incoming.take_skipped() + self._incoming.take(), said)
         return said
 
-    def _say(self, text: str, said: list[str | Reasoning], *, is_reasoning: bool) -> None:
+    def _say(self, text: str, said: list[str | Reasoning]) -> None:
         if self._strips:
             text = text.lstrip()
             self._strips = not text
         if text:
-            said.append(Reasoning(text) if is_reasoning else text)
-
-
-def _overlap(text: str) -> int:
-    """How much of the text's end could become the closing marker."""
-    longest = min(len(END) - 1, len(text))
-    return next((n for n in range(longest, 0, -1) if END.startswith(text[-n:])), 0)
+            said.append(Reasoning(text) if self._state is _State.REASONING else text)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import typing
+from dataclasses import asdict
 from itertools import pairwise
 from random import Random
 
 import jsonschema
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rocmforge.engine.grammar import Grammars, Matcher
@@ -243,6 +244,47 @@ def test_no_split_matters(case: tuple[str, str, Outcome], cuts: list[int]) -> No
     places = [0, *sorted(cuts), len(answer)]
     pieces = [answer[a:b] for a, b in pairwise(places)]
     assert read(form, [*pieces[:-1], answer[sum(map(len, pieces[:-1])) :]]) == expected
+
+
+LIKELY = (
+    *("add", "weather", "other", "city", "x", "True", "1", "hello", "é", "\n", " ", ", ", ";"),
+    *('"', "'", "\\", "{", "}", "[", "]", "(", ")", "=", ":", "<", "|", "/", '{"name": "add"', ">"),
+    *('{"name": "add", "arguments": {"x": 1}}', '{"name": "add", "parameters": {"x": 1}}'),
+    *('{"name": "other", "arguments": {}}', '{"arguments": {}, "name": "add"}', "add()"),
+    *("add(x=1)", "call:add{x:1}", 'add[ARGS]{"x": 1}', "<function=add>", "<parameter=city>\n"),
+)
+
+
+@st.composite
+def answers_and_cuts(draw: st.DrawFn) -> tuple[str, str, list[str]]:
+    """A format, an answer that has much of what it is spelled with, and the answer in pieces."""
+    form = draw(st.sampled_from(list(FORMATS)))
+    spellings = [part for part in asdict(FORMATS[form]).values() if isinstance(part, str)]  # type: ignore[call-overload]
+    calls = [answer for name, answer, _ in ANSWERS if name == form]
+    parts = st.one_of(st.sampled_from([*spellings, *calls]), st.sampled_from(LIKELY), st.text())
+    answer = "".join(draw(st.lists(parts, max_size=12)))
+    cuts = draw(st.lists(st.integers(0, len(answer)), max_size=8))
+    return form, answer, [answer[a:b] for a, b in pairwise([0, *sorted(cuts), len(answer)])]
+
+
+ADD = "<tool_call>\n<function=add>\n</function>\n</tool_call>"
+
+
+@settings(max_examples=400)
+@example(("qwen3-coder", f"{ADD} so \n{ADD}", [ADD, " ", "so ", "\n", ADD]))
+@given(answers_and_cuts())
+def test_a_stream_says_what_the_whole_answer_says(case: tuple[str, str, list[str]]) -> None:
+    form, answer, pieces = case
+    assert read(form, pieces) == read(form, [answer]) == read(form, list(answer))
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_text_behind_a_call_is_kept_and_the_space_between_them_is_not(form: str) -> None:
+    call = next(answer for name, answer, (_, calls) in ANSWERS if name == form and calls).rstrip()
+    text, calls = read(form, [f"{call}\n And \n so on. \n"])
+    assert calls
+    assert text.endswith("And \n so on. \n")
+    assert "\n And" not in text
 
 
 def test_arguments_are_passed_on_as_they_come() -> None:

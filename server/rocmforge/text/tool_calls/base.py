@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from rocmforge.text.grammar import Schema
+from rocmforge.text.incoming import Incoming
 from rocmforge.text.tokenizer import Tokenizer
 
 MAX_FORCED_CALLS = 16
@@ -37,8 +38,9 @@ Said = str | CallBegin | CallArguments
 class CallParser(ABC):
     """Splits one answer into text and calls as it arrives. Mutable.
 
-    What looks like a call but is none, or calls a function that was not offered, is text. For any
-    split into pieces the texts, concatenated, and the calls are the same.
+    What looks like a call but is none, or calls a function that was not offered, is text. White
+    space next to a call is markup, but what stands before the first call has been said by then. For
+    any split into pieces the texts, concatenated, and the calls are the same.
 
     Args:
         schemas: The functions that were offered, and the schemas of their parameters.
@@ -48,14 +50,16 @@ class CallParser(ABC):
     def __init__(self, schemas: Mapping[str, Schema], max_calls: int | None) -> None:
         self._schemas = schemas
         self._max_calls = max_calls
-        self._held = ""
+        self._incoming = Incoming()
         self._said: list[Said] = []
+        self._has_said_text = False  # behind the last call
+        self._space = ""  # behind text that stands behind a call: text, too, if more comes
         self._num_arguments = 0  # of the call being read
         self.num_calls = 0
 
     def push(self, text: str) -> list[Said]:
         """Takes more of the answer; returns what it is certain to be."""
-        self._held += text
+        self._incoming.add(text)
         while self._step():
             pass
         said, self._said = self._said, []
@@ -64,6 +68,8 @@ class CallParser(ABC):
     def finish(self) -> list[Said]:
         """The end of the answer: what was held back is text, unless it is only markup."""
         self._end()
+        if self._space:
+            self._said.append(self._space)
         said, self._said = self._said, []
         return said
 
@@ -73,11 +79,14 @@ class CallParser(ABC):
 
     @abstractmethod
     def _end(self) -> None:
-        """Says what is still held."""
+        """Says what has not been understood."""
 
     def _open(self, name: str) -> None:
-        self.num_calls += 1
+        """A call begins; what has been skipped was its markup."""
+        self._incoming.forget_skipped()
+        self._has_said_text, self._space = False, ""
         self._num_arguments = 0
+        self.num_calls += 1
         if self._is_wanted:
             self._said.append(CallBegin(self.num_calls - 1, name))
 
@@ -94,8 +103,17 @@ class CallParser(ABC):
         self._say_arguments("}" if self._num_arguments else "{}")
 
     def _say_text(self, text: str) -> None:
-        if text and not (self.num_calls and text.isspace()):  # that is markup
+        if self.num_calls:
+            text = self._space + text if self._has_said_text else text.lstrip()
+            self._space = text[len(text.rstrip()) :]
+            text = text.rstrip()
+        if text:
             self._said.append(text)
+            self._has_said_text = True
+
+    def _say_skipped(self) -> None:
+        """What looked like markup was text."""
+        self._say_text(self._incoming.take_skipped())
 
     @property
     def _is_wanted(self) -> bool:
@@ -163,9 +181,3 @@ def repeated(call: str, separator: str, *, parallel: bool) -> str:
     if not parallel:
         return call
     return f"{call} ({literal(separator)} {call}){{0,{MAX_FORCED_CALLS - 1}}}"
-
-
-def overlap(text: str, mark: str) -> int:
-    """How many characters at the end of the text could become the mark."""
-    longest = min(len(mark) - 1, len(text))
-    return next((n for n in range(longest, 0, -1) if mark.startswith(text[-n:])), 0)

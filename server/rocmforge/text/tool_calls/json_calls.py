@@ -17,7 +17,6 @@ from rocmforge.text.tool_calls.base import (
     Rules,
     literal,
     marker,
-    overlap,
     repeated,
 )
 
@@ -70,7 +69,7 @@ class JsonFormat:
 
 class _State(Enum):
     TEXT = auto()
-    BETWEEN = auto()  # behind a marker or a call: markers, separators, or the next call
+    BETWEEN = auto()  # behind a mark or a call: marks, separators, or the next call
     HEAD = auto()  # in a call, before its arguments
     ARGUMENTS = auto()
     TAIL = auto()  # behind the arguments, before the call's last brace
@@ -83,8 +82,8 @@ class JsonCallParser(CallParser):
         self, form: JsonFormat, schemas: Mapping[str, Schema], max_calls: int | None
     ) -> None:
         super().__init__(schemas, max_calls)
-        self._markers = tuple(mark for mark in (form.begin, form.end) if mark)
         self._begin = form.begin
+        self._marks = tuple(mark for mark in (form.begin, form.end) if mark)
         self._has_object = not form.name_end
         call_id = rf"(?:{re.escape(form.id_begin)}\w+)?" if form.id_begin else ""
         self._head = re.compile(
@@ -92,24 +91,11 @@ class JsonCallParser(CallParser):
             if self._has_object
             else rf"([\w.-]+)\s*{call_id}{re.escape(form.name_end)}\s*(?=\{{)"
         )
-        self._between = " \t\r\n,;[]" if self._has_object else " \t\r\n"
+        self._separators = " \t\r\n,;[]" if self._has_object else " \t\r\n"
         self._arguments_key = form.arguments
         self._state = _State.TEXT if form.begin else _State.BETWEEN
-        self._skipped = ""  # what was taken for markup, in case it was text
-        self._is_marked = False  # whether a call was announced, and has not come yet
+        self._is_announced = False  # whether a marker stands before what comes now
         self._scan = _ObjectScan()
-
-    def _end(self) -> None:
-        rest = self._held if self.num_calls else self._skipped + self._held
-        begun = self._held.strip()
-        is_markup = self._state is _State.TAIL or (
-            self._state is _State.BETWEEN
-            and self.num_calls > 0
-            and (not begun or any(mark.startswith(begun) for mark in self._markers))
-        )
-        if rest and not is_markup:
-            self._said.append(rest)
-        self._held = self._skipped = ""
 
     def _step(self) -> bool:
         match self._state:
@@ -118,112 +104,113 @@ class JsonCallParser(CallParser):
             case _State.BETWEEN:
                 return self._read_between()
             case _State.HEAD if self._has_object:
-                return self._read_head()
+                return self._read_object()
             case _State.HEAD:
                 return self._read_name()
             case _State.ARGUMENTS:
                 return self._read_arguments()
             case _State.TAIL:
-                _, brace, rest = self._held.partition("}")
-                if brace:
-                    self._held, self._state = rest, _State.BETWEEN
-                return bool(brace)
+                return self._read_tail()
+
+    def _end(self) -> None:
+        incoming = self._incoming
+        is_between = self._state is _State.BETWEEN and self.num_calls > 0
+        is_markup = is_between and (not incoming.text or incoming.may_become(*self._marks))
+        if not is_markup and self._state is not _State.TAIL:
+            self._say_skipped()
+            self._say_text(incoming.take())
 
     def _read_text(self) -> bool:
-        found = self._held.find(self._begin) if self._begin else -1
-        end = found if found >= 0 else len(self._held) - overlap(self._held, self._begin)
-        if end:
-            self._said.append(self._held[:end])
-        self._held = self._held[end:]
-        if found < 0:
+        marks = (self._begin,) if self._begin else ()
+        self._say_text(self._incoming.take_until(*marks))
+        if not self._incoming.skip_mark(*marks):
             return False
-        self._skip(len(self._begin))
-        self._state, self._is_marked = _State.BETWEEN, True
+        self._state, self._is_announced = _State.BETWEEN, True
         return True
 
     def _read_between(self) -> bool:
-        rest = self._held.lstrip(self._between)
-        self._skip(len(self._held) - len(rest))
-        if not rest:
+        incoming = self._incoming
+        incoming.skip_space(self._separators)
+        if self.num_calls and not self._is_announced:
+            incoming.forget_skipped()  # whatever comes, it stands behind a call
+        if not incoming.text:
             return False
-        if rest[0] == "{" if self._has_object else self._is_marked:
+        if incoming.text[0] == "{" if self._has_object else self._is_announced:
             self._state, self._scan = _State.HEAD, _ObjectScan()
-            return True
-        for mark in self._markers:
-            if rest.startswith(mark):
-                self._skip(len(mark))
-                self._is_marked = mark == self._begin
-                return True
-            if mark.startswith(rest):
-                return False
-        self._as_text()
+        elif mark := incoming.skip_mark(*self._marks):
+            self._is_announced = mark == self._begin
+        elif incoming.may_become(*self._marks):
+            return False
+        else:
+            self._give_up()
         return True
 
-    def _skip(self, count: int) -> None:
-        self._skipped += self._held[:count]
-        self._held = self._held[count:]
-
-    def _as_text(self) -> None:
-        """Gives up on a call. Markup behind an earlier call is not worth showing."""
-        self._held = ("" if self.num_calls else self._skipped) + self._held
-        self._skipped = ""
-        self._state = _State.TEXT
-        # The marker that has misled is not to be found again.
-        if self._begin and self._held.startswith(self._begin):
-            self._begin = ""
-
-    def _read_head(self) -> bool:
-        head = self._head.match(self._held)
+    def _read_object(self) -> bool:
+        text = self._incoming.text
+        head = self._head.match(text)
         if head is not None:
-            name = _decoded(head[1])
-            if name not in self._schemas:
-                self._as_text()
-                return True
-            self._held = self._held[head.end() :]
-            self._open(name)
-            self._state, self._scan = _State.ARGUMENTS, _ObjectScan()
+            self._begin_arguments(_decoded(head[1]), head.end())
             return True
-        end = self._scan.end(self._held)
+        end = self._scan.end(text)
         if end is None:
             return False
-        call = _decoded(self._held[:end])
+        call = _decoded(text[:end])
         name = call.get("name") if isinstance(call, dict) else None
         arguments = call.get(self._arguments_key, {}) if isinstance(call, dict) else None
-        if name not in self._schemas or not isinstance(arguments, dict):
-            self._as_text()
-            return True
-        self._held = self._held[end:]
-        self._open(str(name))
-        self._say_arguments(json.dumps(arguments, ensure_ascii=False))
-        self._state = _State.BETWEEN
+        if isinstance(name, str) and name in self._schemas and isinstance(arguments, dict):
+            self._incoming.take(end)
+            self._open(name)
+            self._say_arguments(json.dumps(arguments, ensure_ascii=False))
+            self._state = _State.BETWEEN
+        else:
+            self._give_up()
         return True
 
     def _read_name(self) -> bool:
-        head = self._head.match(self._held, 0, LONGEST_HEAD)
-        if head is not None and head[1] in self._schemas:
-            self._held = self._held[head.end() :]
-            self._open(head[1])
-            self._state = _State.ARGUMENTS
-            return True
-        if head is None and len(self._held) < LONGEST_HEAD:
+        text = self._incoming.text
+        head = self._head.match(text, 0, LONGEST_HEAD)
+        if head is None and len(text) < LONGEST_HEAD:
             return False
-        self._as_text()
+        if head is None:
+            self._give_up()
+        else:
+            self._begin_arguments(head[1], head.end())
         return True
 
-    def _open(self, name: str) -> None:
-        self._skipped, self._is_marked = "", False
-        super()._open(name)
+    def _begin_arguments(self, name: str, length: int) -> None:
+        """A call of that name begins with so many characters, if there is such a function."""
+        if name not in self._schemas:
+            self._give_up()
+            return
+        self._incoming.take(length)
+        self._open(name)
+        self._state, self._scan = _State.ARGUMENTS, _ObjectScan()
 
     def _read_arguments(self) -> bool:
-        end = self._scan.end(self._held)
-        taken = len(self._held) if end is None else end
-        self._say_arguments(self._held[:taken])
-        self._held = self._held[taken:]
-        self._scan.forget(taken)
+        end = self._scan.end(self._incoming.text)
+        arguments = self._incoming.take(end)
+        self._say_arguments(arguments)
+        self._scan.forget(len(arguments))
         if end is None:
             return False
         self._state = _State.TAIL if self._has_object else _State.BETWEEN
         return True
+
+    def _read_tail(self) -> bool:
+        self._incoming.take_until("}")
+        if not self._incoming.take_mark("}"):
+            return False
+        self._state = _State.BETWEEN
+        return True
+
+    def _open(self, name: str) -> None:
+        self._is_announced = False
+        super()._open(name)
+
+    def _give_up(self) -> None:
+        """What has been announced, or looked like a call, is none."""
+        self._say_skipped()
+        self._state, self._is_announced = _State.TEXT, False
 
 
 class _ObjectScan:

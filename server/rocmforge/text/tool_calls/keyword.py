@@ -11,6 +11,7 @@ from enum import Enum, auto
 from typing import Any
 
 from rocmforge.text.grammar import Schema
+from rocmforge.text.incoming import overlap
 from rocmforge.text.tokenizer import Tokenizer
 from rocmforge.text.tool_calls.base import (
     LONGEST_HEAD,
@@ -18,7 +19,6 @@ from rocmforge.text.tool_calls.base import (
     Rules,
     literal,
     marker,
-    overlap,
     repeated,
 )
 from rocmforge.text.tool_calls.parameters import is_text, json_rule, ordered, text_terminal
@@ -88,6 +88,7 @@ def _with_commas(arguments: list[tuple[str, bool]]) -> str:
 
 
 class _State(Enum):
+    START = auto()  # of an answer that may be a list of calls
     TEXT = auto()
     NAME = auto()
     ARGUMENT = auto()  # or the end of the call
@@ -106,12 +107,12 @@ class KeywordParser(CallParser):
         self._name = re.compile(name)
         self._key = re.compile(rf"\s*([\w.-]+)\s*{re.escape(form.assign)}(.*)", re.DOTALL)
         self._scan = _ArgumentScan(form.quote)
-        self._state = _State.TEXT
-        self._skipped = ""  # what was taken for markup, in case it was text
-        self._may_begin = True
+        self._state = _State.START if form.is_list else _State.TEXT
 
     def _step(self) -> bool:
         match self._state:
+            case _State.START:
+                return self._read_start()
             case _State.TEXT:
                 return self._read_text()
             case _State.NAME:
@@ -122,57 +123,53 @@ class KeywordParser(CallParser):
                 return self._read_after()
 
     def _end(self) -> None:
-        is_cut = self._state is _State.ARGUMENT or self._form.end.startswith(self._held.strip())
-        if not (self.num_calls and is_cut):
-            self._say_text(self._skipped + self._held)
-        self._held = self._skipped = ""
+        rest = self._incoming.text.strip()
+        match self._state:
+            case _State.ARGUMENT:
+                pass  # the call was cut, and so are its arguments
+            case _State.NAME | _State.AFTER if self.num_calls and self._form.end.startswith(rest):
+                pass  # the list was cut, or what marks the call's end
+            case _:
+                self._say_skipped()
+                self._say_text(self._incoming.take())
 
-    def _read_text(self) -> bool:
-        form = self._form
-        if form.is_list and self._may_begin:
-            rest = self._held.lstrip()
-            if not rest:
-                return False
-            if rest.startswith(form.begin):
-                self._skip(len(self._held) - len(rest) + len(form.begin), _State.NAME)
-                return True
-            self._may_begin = False
-        text, begin, _ = self._held.partition(form.begin)
-        is_begun = bool(begin) and not form.is_list
-        kept = 0 if is_begun or form.is_list else overlap(self._held, form.begin)
-        end = len(text) if is_begun else len(self._held) - kept
-        self._say_text(self._held[:end])
-        self._held = self._held[end:]
-        if is_begun:
-            self._skip(len(begin), _State.NAME)
-        return is_begun
-
-    def _skip(self, count: int, state: _State) -> None:
-        self._skipped += self._held[:count]
-        self._held, self._state = self._held[count:], state
-
-    def _read_name(self) -> bool:
-        head = self._name.match(self._held, 0, LONGEST_HEAD)
-        if head is not None and head[1] in self._schemas:
-            self._held, self._skipped = self._held[head.end() :], ""
-            self._open(head[1])
-            self._state, self._scan = _State.ARGUMENT, _ArgumentScan(self._form.quote)
-            return True
-        if head is None and len(self._held) < LONGEST_HEAD:
+    def _read_start(self) -> bool:
+        self._incoming.skip_space()
+        if self._incoming.may_become(self._form.begin):
             return False
-        self._as_text()
+        if self._incoming.skip_mark(self._form.begin):
+            self._state = _State.NAME
+        else:
+            self._give_up()
         return True
 
-    def _as_text(self) -> None:
-        self._say_text(self._skipped)
-        self._skipped, self._state, self._may_begin = "", _State.TEXT, False
+    def _read_text(self) -> bool:
+        marks = () if self._form.is_list else (self._form.begin,)
+        self._say_text(self._incoming.take_until(*marks))
+        if not self._incoming.skip_mark(*marks):
+            return False
+        self._state = _State.NAME
+        return True
+
+    def _read_name(self) -> bool:
+        text = self._incoming.text
+        head = self._name.match(text, 0, LONGEST_HEAD)
+        if head is None and len(text) < LONGEST_HEAD:
+            return False
+        if head is not None and head[1] in self._schemas:
+            self._incoming.take(head.end())
+            self._open(head[1])
+            self._state, self._scan = _State.ARGUMENT, _ArgumentScan(self._form.quote)
+        else:
+            self._give_up()
+        return True
 
     def _read_argument(self) -> bool:
-        end = self._scan.end(self._held)
+        end = self._scan.end(self._incoming.text)
         if end is None:
             return False
-        argument, closing = self._held[:end], self._held[end]
-        self._held, self._scan = self._held[end + 1 :], _ArgumentScan(self._form.quote)
+        argument, closing = self._incoming.take(end), self._incoming.take(1)
+        self._scan = _ArgumentScan(self._form.quote)
         if (found := self._key.fullmatch(argument)) is not None:
             self._say_key(found[1])
             self._say_arguments(_as_json(found[2].strip(), self._form.quote))
@@ -182,18 +179,22 @@ class KeywordParser(CallParser):
         return True
 
     def _read_after(self) -> bool:
-        rest = self._held.lstrip()
-        if self._form.end.startswith(rest) and rest != self._form.end:
+        self._incoming.skip_space()
+        if self._incoming.may_become(self._form.end):
             return False
-        count = len(self._held) - len(rest)
-        if rest.startswith(self._form.end):
-            self._held = rest[len(self._form.end) :]
-            self._state, self._may_begin = _State.TEXT, False
-        elif self._form.is_list and rest[0] == ",":
-            self._skip(count + 1, _State.NAME)
+        if self._incoming.take_mark(self._form.end):
+            self._incoming.forget_skipped()
+            self._state = _State.TEXT
+        elif self._form.is_list and self._incoming.skip_mark(","):
+            self._state = _State.NAME
         else:
-            self._as_text()
+            self._give_up()
         return True
+
+    def _give_up(self) -> None:
+        """What looked like a call is none."""
+        self._say_skipped()
+        self._state = _State.TEXT
 
 
 class _ArgumentScan:

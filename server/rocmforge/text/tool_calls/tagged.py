@@ -16,7 +16,6 @@ from rocmforge.text.tool_calls.base import (
     Rules,
     literal,
     marker,
-    overlap,
     repeated,
 )
 from rocmforge.text.tool_calls.parameters import (
@@ -93,13 +92,13 @@ class TaggedParser(CallParser):
         super().__init__(schemas, max_calls)
         self._begin = form.begin
         self._value_end = form.value_end.strip()
-        self._has_lines = form.value_end.startswith("\n")
+        self._has_lines = form.value_end.startswith("\n")  # around strings
+        self._string_ends = (f"\n{self._value_end}", self._value_end)[not self._has_lines :]
         name_end = re.escape(form.name_end.strip()) or r"(?=[\n<])"
         self._name = re.compile(rf"{_tag(form.name_begin)}([\w.-]+)\s*{name_end}")
         self._key = re.compile(rf"{_tag(form.key_begin)}([^<>\n]*){_tag(form.key_end)}")
         self._call_end = re.compile(rf"(?:{_tag(form.tail)})?{_tag(form.end)}")
         self._state = _State.TEXT
-        self._skipped = ""  # what was taken for markup, in case it was text
         self._function = ""
         self._is_text = False  # the value being read
         self._is_begun = False  # whether some of it has been said
@@ -120,69 +119,61 @@ class TaggedParser(CallParser):
     def _end(self) -> None:
         match self._state:
             case _State.TEXT | _State.NAME:
-                self._say_text(self._skipped + self._held)
+                self._say_skipped()
+                self._say_text(self._incoming.take())
             case _State.VALUE if self._is_text:
-                self._say_string(self._held)
+                self._say_string(self._incoming.take())
             case _:
                 pass  # the call was cut, and so are its arguments
-        self._held = self._skipped = ""
 
     def _read_text(self) -> bool:
-        text, begin, rest = self._held.partition(self._begin)
-        if begin:
-            self._say_text(text)
-            self._held, self._skipped, self._state = rest, begin, _State.NAME
-            return True
-        kept = overlap(text, self._begin)
-        if self.num_calls:  # white space around calls is markup
-            kept = len(text) - len(text[: len(text) - kept].rstrip())
-        self._say_text(text[: len(text) - kept])
-        self._held = text[len(text) - kept :]
-        return False
+        self._say_text(self._incoming.take_until(self._begin))
+        if not self._incoming.skip_mark(self._begin):
+            return False
+        self._state = _State.NAME
+        return True
 
     def _read_name(self) -> bool:
-        head = self._name.match(self._held, 0, LONGEST_HEAD)
+        text = self._incoming.text
+        head = self._name.match(text, 0, LONGEST_HEAD)
+        if head is None and len(text) < LONGEST_HEAD:
+            return False
         if head is not None and head[1] in self._schemas:
+            self._incoming.take(head.end())
             self._function = head[1]
-            self._held, self._skipped = self._held[head.end() :], ""
             self._open(self._function)
             self._state = _State.KEY
-            return True
-        if head is None and len(self._held) < LONGEST_HEAD:
-            return False
-        self._say_text(self._skipped)
-        self._skipped, self._state = "", _State.TEXT
+        else:
+            self._say_skipped()
+            self._state = _State.TEXT
         return True
 
     def _read_key(self) -> bool:
-        if (head := self._key.match(self._held, 0, LONGEST_HEAD)) is not None:
+        text = self._incoming.text
+        if (head := self._key.match(text, 0, LONGEST_HEAD)) is not None:
+            self._incoming.take(head.end())
             self._say_key(head[1])
             self._is_text = is_text(parameter(self._schemas[self._function], head[1]))
             self._is_begun = False
-            self._held, self._state = self._held[head.end() :], _State.VALUE
+            self._state = _State.VALUE
             return True
-        close = self._call_end.match(self._held, 0, LONGEST_HEAD)
-        if close is None and len(self._held) < LONGEST_HEAD:
+        end = self._call_end.match(text, 0, LONGEST_HEAD)
+        if end is None and len(text) < LONGEST_HEAD:
             return False
+        self._incoming.take(0 if end is None else end.end())
         self._close()
-        self._held = self._held[0 if close is None else close.end() :]
         self._state = _State.TEXT
         return True
 
     def _read_string(self) -> bool:
-        text, end, rest = self._held.partition(self._value_end)
+        text = self._incoming.take_until(*self._string_ends)
+        end = self._incoming.take_mark(*self._string_ends)
+        if text or end:
+            self._say_string(text)
         if end:
-            self._say_string(text.removesuffix("\n") if self._has_lines else text)
             self._say_arguments('"')
-            self._held, self._state = rest, _State.KEY
-            return True
-        kept = overlap(text, self._value_end)
-        if self._has_lines:
-            kept = max(kept, overlap(text, f"\n{self._value_end}"))
-        if len(text) > kept:
-            self._say_string(text[: len(text) - kept])
-            self._held = text[len(text) - kept :]
-        return False
+            self._state = _State.KEY
+        return bool(end)
 
     def _say_string(self, text: str) -> None:
         opening = ""
@@ -192,11 +183,12 @@ class TaggedParser(CallParser):
         self._say_arguments(opening + json.dumps(text, ensure_ascii=False)[1:-1])
 
     def _read_value(self) -> bool:
-        text, end, rest = self._held.partition(self._value_end)
+        value, end, _ = self._incoming.text.partition(self._value_end)
         if not end:
             return False
-        self._say_arguments(_as_json(text.strip()))
-        self._held, self._state = rest, _State.KEY
+        self._incoming.take(len(value) + len(end))
+        self._say_arguments(_as_json(value.strip()))
+        self._state = _State.KEY
         return True
 
 
