@@ -28,8 +28,10 @@ from rocmforge_hip.weights import ceil_div
 _MAX_BIASES: Final = 4096
 """Biased tokens of a row."""
 SMALL_MODEL: Final = 512 << 20
-"""Bytes of weights up to which launches bound decode more than products do. There 16 bits of
-activations cost little, and 8 bits, whose errors average out in wide models, choose other tokens."""
+"""Bytes of weights up to which 16 bits of activations are kept by default.
+
+The errors of 8 bits average out in wide models; in narrow ones they choose other tokens.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
