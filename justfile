@@ -2,7 +2,7 @@
 
 cpp := "kernels tests/platform -name '*.h' -o -name '*.hip' -o -name '*.c' -o -name '*.cpp'"
 
-# Everything that CI runs.
+# What CI runs, but with the kernels of two AMD targets instead of all.
 check: lint types test
 
 # Style of Python and C++.

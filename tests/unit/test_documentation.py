@@ -1,0 +1,194 @@
+"""What the documents name exists: files, tests, flags, variables, endpoints, commands."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from functools import cache
+from importlib.util import find_spec
+from io import StringIO
+from pathlib import Path
+
+import pytest
+
+from rocmforge import settings
+from rocmforge.api.app import HANDLERS
+from rocmforge.cli import main
+
+ROOT = Path(__file__).parents[2]
+PAGES = (
+    *sorted(ROOT.glob("*.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+    *(ROOT / folder / "README.md" for folder in ("docker", "kernels")),
+)
+# Where the name of a file may start, besides the root and the folder of the page.
+HOMES = (
+    *("server/rocmforge", "backends/hip/rocmforge_hip"),
+    *("kernels", "kernels/include", "kernels/include/rf"),
+)
+OTHERS_FILES = {"convert_lora_to_gguf.py", "test/mockgpu/amd/emu.py"}
+# Paths that are no endpoints.
+FILE_SYSTEM = ("/dev", "/models/", "/opt", "/sys", "/tmp", "/usr")
+
+_FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
+
+
+def read(page: Path) -> str:
+    return page.read_text(encoding="utf-8")
+
+
+def spans(page: Path) -> list[str]:
+    """What stands in backticks within the text."""
+    return re.findall(r"`([^`\n]+)`", _FENCE.sub("", read(page)))
+
+
+def commands(page: Path) -> Iterator[str]:
+    """The lines of indented and shell blocks, and spans; continued lines are joined."""
+    text = read(page).replace("\\\n", " ")
+    for language, block in _FENCE.findall(text):
+        if language in ("", "sh", "bash"):
+            yield from block.splitlines()
+    yield from re.findall(r"^ {4}(\S.*)$", _FENCE.sub("", text), re.MULTILINE)
+    yield from spans(page)
+
+
+def in_pages(pattern: str) -> set[tuple[str, str]]:
+    """Every match, with the name of its page."""
+    return {(page.name, match) for page in PAGES for match in re.findall(pattern, read(page))}
+
+
+@cache
+def names_of_files() -> frozenset[str]:
+    folders = ("server", "backends", "kernels", "tests", "benchmarks", "docker", "docs")
+    return frozenset(path.name for folder in folders for path in (ROOT / folder).rglob("*.*"))
+
+
+def is_file(name: str, page: Path) -> bool:
+    homes = (ROOT, page.parent, *(ROOT / home for home in HOMES))
+    if any((home / name).exists() for home in homes):
+        return True
+    return "/" not in name and name in names_of_files()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_page_names_files_that_exist(page: Path) -> None:
+    links = {
+        link.partition("#")[0]
+        for link in re.findall(r"\]\(([^)\s]+)\)", read(page))
+        if "://" not in link
+    }
+    named = {
+        word.partition("::")[0]
+        for text in (*spans(page), *commands(page))
+        for word in text.split()
+        if re.fullmatch(r"[\w.][\w./-]*\.(py|md|hip|h|cpp|c|ya?ml|json)(::\w+)?", word)
+    }
+    assert [link for link in links if not (page.parent / link).exists()] == []
+    assert [name for name in named - OTHERS_FILES if not is_file(name, page)] == []
+
+
+def test_every_named_test_exists() -> None:
+    named = in_pages(r"`(tests/[\w/]+\.py::\w+)`")
+    assert len(named) > 60
+    missing = []
+    for page, name in named:
+        path, _, function = name.partition("::")
+        tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+        if function not in {n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)}:
+            missing.append((page, name))
+    assert missing == []
+
+
+@cache
+def help_of(command: str) -> str:
+    """What `rocmforge COMMAND --help` prints; nothing for a command that is not there."""
+    printed = StringIO()
+    with redirect_stdout(printed), redirect_stderr(StringIO()), pytest.raises(SystemExit):
+        main([command, "--help"])
+    return printed.getvalue()
+
+
+def test_commands_of_rocmforge_take_the_flags_that_are_shown() -> None:
+    wrong = []
+    shown = 0
+    for page in PAGES:
+        for line in commands(page):
+            found = re.search(r"(?:^|\s|/)rocmforge ([a-z]+)(?=\s|$)(.*)", line)
+            if found is None:
+                continue
+            shown += 1
+            known = set(_FLAG.findall(help_of(found[1])))
+            wrong += [(page.name, found[1], f) for f in _FLAG.findall(found[2]) if f not in known]
+            if not known:
+                wrong.append((page.name, found[1], "no such command"))
+    assert shown > 30
+    assert wrong == []
+
+
+@cache
+def flags_of_ours() -> frozenset[str]:
+    """Flags of all commands of `rocmforge`, of our other programs, and of our tests."""
+    commands_of_ours = ("serve", "run", "inspect", "backends", "doctor", "bench", "verify")
+    found = {flag for command in commands_of_ours for flag in _FLAG.findall(help_of(command))}
+    for folder in ("kernels", "benchmarks", "tests"):
+        for path in (ROOT / folder).rglob("*.py"):
+            found |= set(re.findall(r'add_argument\(\s*"(--[a-z-]+)"', read(path)))
+            found |= set(re.findall(r'addoption\(\s*"(--[a-z-]+)"', read(path)))
+    return frozenset(found)
+
+
+def test_flags_in_the_text_exist() -> None:
+    named = {
+        (page.name, flag)
+        for page in PAGES
+        for span in spans(page)
+        if span.startswith("--")
+        for flag in _FLAG.findall(span)
+    }
+    assert len(named) > 40
+    assert [name for name in named if name[1] not in flags_of_ours()] == []
+
+
+def test_variables_exist() -> None:
+    sources = "".join(
+        read(path)
+        for folder in ("kernels", "tests", "server", "backends")
+        for path in (ROOT / folder).rglob("*.py")
+        if path != Path(__file__)
+    )
+    known = {option.variable for option in settings.options()}
+    named = in_pages(r"\bROCMFORGE_[A-Z_]+\b")
+    assert len(named) >= 4
+    other = {name for name in named if name[1] not in known}
+    assert [name for name in other if not name[1].startswith(settings.OTHER_PREFIXES)] == []
+    assert [name for name in other if name[1] not in sources] == []
+
+
+def test_endpoints_exist() -> None:
+    routes = {re.sub(r"\{[^}]+\}", "{}", path) for handler in HANDLERS for path in handler.paths}
+    named = in_pages(r"`(?:GET |POST |DELETE )?(/[a-z0-9/_{}]+)`")
+    assert len(named) > 25
+    wrong = {
+        (page, path)
+        for page, path in named
+        if not path.startswith(FILE_SYSTEM) and re.sub(r"\{[^}]+\}", "{}", path) not in routes
+    }
+    assert wrong == set()
+
+
+def test_modules_and_recipes_exist() -> None:
+    modules = in_pages(r"python -m ((?:kernels|benchmarks|tests|rocmforge)[\w.]*)")
+    assert len(modules) > 5
+    assert [name for name in modules if find_spec(name[1]) is None] == []
+    lines = read(ROOT / "justfile").splitlines()
+    recipes = {found[1] for line in lines if (found := re.match(r"([a-z][\w-]*)[^:]*:(?!=)", line))}
+    named = in_pages(r"`(?:uv run )?just ([\w-]+)")
+    assert len(named) > 3
+    assert [name for name in named if name[1] not in recipes] == []
+
+
+def test_every_setting_of_one_model_is_listed() -> None:
+    assert settings.PER_MODEL - set(spans(ROOT / "docs/models.md")) == set()
