@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import uvicorn
@@ -21,7 +22,6 @@ from rocmforge.api.keys import Keyring, given_keys
 from rocmforge.api.metrics import Metrics
 from rocmforge.api.service import Service
 from rocmforge.api.settings import ApiSettings
-from rocmforge.backend.protocol import LoadOptions
 from rocmforge.commands.protocol import bounded_protocol
 from rocmforge.engine.client import AsyncEngine
 from rocmforge.engine.config import EngineConfig
@@ -29,6 +29,7 @@ from rocmforge.text.template import ChatTemplates
 from rocmforge.text.tokenizer import Tokenizer
 from rocmforge.wiring import token_pieces
 from tests.api import tiny
+from tests.support.options import SMALL
 
 
 async def serve(arguments: argparse.Namespace) -> None:
@@ -38,14 +39,12 @@ async def serve(arguments: argparse.Namespace) -> None:
     config = EngineConfig(
         backend=f"tests.support.fake_backend:{arguments.backend}",
         model=Path("made-up.gguf"),
-        options=LoadOptions(
-            device=None,
+        options=replace(
+            SMALL,
             max_context=32768,
             max_sequences=arguments.max_sequences,
             max_batched_tokens=2048,
             kv_blocks=None,
-            kv_dtype="auto",
-            memory_utilization=0.9,
         ),
         vocabulary=token_pieces(tokenizer),
         draft=Path("draft.gguf") if arguments.draft_tokens else None,

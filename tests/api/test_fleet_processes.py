@@ -6,16 +6,17 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rocmforge.api.fleet.fleet import Fleet, Member
 from rocmforge.api.fleet.slot import ModelPolicy, ModelSlot, ModelState
-from rocmforge.backend.protocol import LoadOptions
 from rocmforge.engine.client import AsyncEngine
 from rocmforge.engine.config import EngineConfig
 from rocmforge.engine.params import FinishReason, SamplingParams
 from tests.api.fake_engine import FakeEngine, make_service
+from tests.support.options import SMALL
 
 PATIENCE_S = 60.0
 SAMPLING = SamplingParams(max_tokens=4, ignore_eos=True)
@@ -26,15 +27,7 @@ def make_fleet(backend: str) -> tuple[Fleet, ModelSlot]:
     config = EngineConfig(
         backend=f"tests.support.fake_backend:{backend}",
         model=Path("made-up.gguf"),
-        options=LoadOptions(
-            device=None,
-            max_context=1024,
-            max_sequences=4,
-            max_batched_tokens=64,
-            kv_blocks=None,
-            kv_dtype="auto",
-            memory_utilization=0.9,
-        ),
+        options=replace(SMALL, max_context=1024, max_batched_tokens=64, kv_blocks=None),
         restart_backoff_s=0.01,
     )
     policy = ModelPolicy(at_start=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
@@ -10,8 +11,9 @@ from hypothesis import strategies as st
 
 from rocmforge.api.fleet.sharing import Wish, memory_shares
 from rocmforge.api.fleet.slot import ModelPolicy
-from rocmforge.backend.protocol import DeviceInfo, LoadOptions
+from rocmforge.backend.protocol import DeviceInfo
 from rocmforge.errors import ConfigurationError
+from tests.support.options import SMALL
 
 
 def wish(
@@ -54,16 +56,7 @@ def test_a_share_is_of_the_whole_device_and_never_more_than_is_free(
     share: float, usable: int
 ) -> None:
     device = DeviceInfo(index=0, name="d", target="t", memory_total=1000, memory_free=700)
-    options = LoadOptions(
-        device=None,
-        max_context=16,
-        max_sequences=1,
-        max_batched_tokens=16,
-        kv_blocks=None,
-        kv_dtype="auto",
-        memory_utilization=0.9,
-        memory_share=share,
-    )
+    options = replace(SMALL, memory_share=share)
     assert options.memory_of(device) == usable
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -38,3 +39,12 @@ def host(request: pytest.FixtureRequest) -> Iterator[HostPlatform | None]:
     """The platform under test; the checking library if it is the host."""
     with pytest.MonkeyPatch.context() as patch:
         yield start_platform(platform_options(request), patch)
+
+
+@pytest.fixture
+def stack(host: HostPlatform | None) -> Iterator[ExitStack]:
+    """Closes runners at the end of a test, and then asks the checking library what it saw."""
+    with ExitStack() as stack:
+        yield stack
+    if host:
+        assert host.take_finding() == ""

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rocmforge.backend.protocol import NO_ADAPTER, AdapterSpec, LoadOptions
+from rocmforge.backend.protocol import NO_ADAPTER, AdapterSpec
 from rocmforge_reference.backend import create
 from tests.backend.driving import Chunk, Driver, Want
 from tests.data.models.tiny_adapters import write_random_adapter
+from tests.support.options import SMALL
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(900)]
 
@@ -34,16 +36,7 @@ def driver(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
         )
         for seed in SEEDS
     )
-    options = LoadOptions(
-        device=None,
-        max_context=64,
-        max_sequences=3,
-        max_batched_tokens=64,
-        kv_blocks=12,
-        kv_dtype="f32",
-        memory_utilization=0.9,
-        adapters=adapters,
-    )
+    options = replace(SMALL, max_batched_tokens=64, kv_blocks=12, kv_dtype="f32", adapters=adapters)
     with closing(create().load(smollm2_path, options, lambda *_: None)) as runner:
         yield Driver(runner)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -11,14 +10,13 @@ import msgspec
 import pytest
 
 from rocmforge.backend import registry
-from rocmforge.backend.protocol import LoadOptions
-from rocmforge.engine.core import EngineCore
-from rocmforge.engine.messages import Submit
-from rocmforge.engine.params import GenerateRequest, SamplingParams
-from rocmforge.engine.plan import SchedulerLimits
+from rocmforge.engine.params import SamplingParams
 from tests.data.models.tiny_models import by_name, write_model
+from tests.support.core import make_core, tokens_of
+from tests.support.options import SMALL
 from tests.support.timeless import Timeless
 
+OPTIONS = replace(SMALL, max_sequences=8, max_batched_tokens=64, kv_blocks=64)
 MAX_TOKENS = 60
 PROMPTS = [tuple((7 * i * k) % 12 for i in range(20)) for k in range(1, 9)]
 
@@ -33,37 +31,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def generate(model: Path, sampling: SamplingParams) -> tuple[list[list[int]], int]:
     """The answers to all prompts, and how many guesses were right."""
-    options = LoadOptions(
-        device=None,
-        max_context=128,
-        max_sequences=8,
-        max_batched_tokens=64,
-        kv_blocks=64,
-        kv_dtype="auto",
-        memory_utilization=0.9,
-    )
-    limits = SchedulerLimits(max_sequences=8, max_batched_tokens=64, max_waiting=8)
-    runner = registry.create("reference").load(model, options, lambda stage, share: None)
-    answers: list[list[int]] = [[] for _ in PROMPTS]
-    accepted = 0
+    runner = registry.create("reference").load(model, OPTIONS, lambda stage, share: None)
     with closing(runner):
-        core = EngineCore(Timeless(runner), limits, time.monotonic_ns)
-        commands = [
-            Submit(
-                request=GenerateRequest(
-                    request_id=i, prompt_ids=prompt, sampling=sampling, eos_ids=(), arrival_ns=0
-                )
-            )
-            for i, prompt in enumerate(PROMPTS)
-        ]
-        while commands or core.has_work:
-            report = core.step(commands)
-            commands = []
-            for event in report.events:
-                assert event.error is None
-                answers[event.request_id] += event.token_ids
-            accepted = report.stats.accepted_tokens_total
-    return answers, accepted
+        core = make_core(Timeless(runner), OPTIONS)
+        answers, stats = tokens_of(core, [(prompt, sampling) for prompt in PROMPTS])
+    return answers, stats.accepted_tokens_total
 
 
 @pytest.mark.parametrize(

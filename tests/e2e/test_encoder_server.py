@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,13 @@ import numpy as np
 import pytest
 from openai import BadRequestError, OpenAI
 
-from rocmforge.backend.protocol import LoadOptions
 from rocmforge.engine.params import Pooling
 from rocmforge.gguf.reader import open_gguf
 from rocmforge.text.tokenizer import Tokenizer
 from rocmforge_reference.backend import create
 from tests.data.models.tiny_encoders import PROMPT, by_name, goldens, write_encoder
 from tests.support.encoder_steps import encoder_step, run
+from tests.support.options import SMALL
 from tests.support.server import LiveServer
 
 
@@ -116,15 +117,7 @@ def scores(path: Path, query: str, documents: list[str]) -> list[float]:
     """What the head says of each pair, without engine and server."""
     with open_gguf(path) as file:
         tokenizer = Tokenizer.from_metadata(file.metadata)
-    options = LoadOptions(
-        device=None,
-        max_context=64,
-        max_sequences=1,
-        max_batched_tokens=64,
-        kv_blocks=None,
-        kv_dtype="auto",
-        memory_utilization=0.9,
-    )
+    options = replace(SMALL, max_context=64, max_batched_tokens=64)
     with closing(create().load(path, options, lambda stage, share: None)) as runner:
         pairs = [tokenizer.encode_pair(query, document) for document in documents]
         return [float(run(runner, encoder_step(0, [pair], Pooling.CLS))[0, 0]) for pair in pairs]

@@ -2,34 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from rocmforge.backend.protocol import NO_ADAPTER, AdapterSpec, LoadOptions
+from rocmforge.backend.protocol import NO_ADAPTER, AdapterSpec
 from rocmforge.errors import BadAdapter
 from rocmforge_hip.backend import create as create_hip
-from rocmforge_hip.runner import HipRunner
-from rocmforge_reference.backend import create as create_reference
 from tests.backend.driving import Chunk, Driver, Want
 from tests.data.models.tiny_adapters import TinyAdapter, gguf_adapter, write_adapter
 from tests.data.models.tiny_models import PROMPT, TinyModel, by_name, write_model
 from tests.support.hip import fitting, quantized, write_quantized
-from tests.support.host_platform import HostPlatform
+from tests.support.options import SMALL
+from tests.support.runners import load_hip, load_reference
 
-OPTIONS = LoadOptions(
-    device=None,
-    max_context=128,
-    max_sequences=4,
-    max_batched_tokens=40,
-    kv_blocks=16,
-    kv_dtype="auto",
-    memory_utilization=0.9,
-)
+OPTIONS = replace(SMALL, max_batched_tokens=40)
 # Of log-probabilities, relative to the spread of the logits, as in test_hip_models.py.
 FLOAT_TOLERANCE = 0.03
 INT8_TOLERANCE = 0.08
@@ -40,21 +31,6 @@ RECIPES = (
     TinyAdapter(seed=2, rank=20, targets=("q_proj", "v_proj", "qkv_proj")),
     TinyAdapter(seed=3, rank=1, targets=("up_proj", "down_proj")),
 )
-
-
-@pytest.fixture
-def stack(host: HostPlatform | None) -> Iterator[ExitStack]:
-    """Closes runners at the end of a test, and then asks the checking library what it saw."""
-    with ExitStack() as stack:
-        yield stack
-    if host:
-        assert host.take_finding() == ""
-
-
-def load_hip(stack: ExitStack, model: Path, options: LoadOptions) -> HipRunner:
-    runner = create_hip().load(model, options, lambda *_: None)
-    assert isinstance(runner, HipRunner)
-    return stack.enter_context(closing(runner))
 
 
 def write_adapters(model: TinyModel, folder: Path) -> tuple[AdapterSpec, ...]:
@@ -68,11 +44,7 @@ def write_adapters(model: TinyModel, folder: Path) -> tuple[AdapterSpec, ...]:
 def drivers(stack: ExitStack, model: TinyModel, path: Path, folder: Path) -> tuple[Driver, Driver]:
     """The HIP backend's and the reference's, with the adapters loaded."""
     options = replace(OPTIONS, adapters=write_adapters(model, folder))
-    reference = create_reference().load(path, options, lambda *_: None)
-    return (
-        Driver(load_hip(stack, path, options)),
-        Driver(stack.enter_context(closing(reference))),
-    )
+    return Driver(load_hip(stack, path, options)), Driver(load_reference(stack, path, options))
 
 
 def assert_adapters_agree(

@@ -11,6 +11,7 @@ import ast
 import threading
 from collections.abc import Iterator
 from contextlib import closing, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ import numpy as np
 import pytest
 
 import rocmforge_hip
-from rocmforge.backend.protocol import LoadOptions
 from rocmforge.errors import EngineError
 from rocmforge_hip.activations import Activation
 from rocmforge_hip.backend import create
@@ -31,16 +31,9 @@ from tests.backend.driving import Chunk, Driver
 from tests.data.models.tiny_models import PROMPT, by_name, write_model
 from tests.support.hip import fitting, platform_options, start_platform
 from tests.support.host_platform import HostPlatform
+from tests.support.options import SMALL
 
-OPTIONS = LoadOptions(
-    device=None,
-    max_context=128,
-    max_sequences=4,
-    max_batched_tokens=64,
-    kv_blocks=8,
-    kv_dtype="auto",
-    memory_utilization=0.9,
-)
+OPTIONS = replace(SMALL, max_batched_tokens=64, kv_blocks=8)
 TOKENS = 6
 BLOCKS = [1, 2]
 

@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
-from typing import Any
 
-import httpx
 import numpy as np
-import numpy.typing as npt
 import pytest
 
-from rocmforge.backend.protocol import Float32Array, LoadOptions, Runner
-from rocmforge.engine.core import EngineCore
-from rocmforge.engine.messages import Submit
-from rocmforge.engine.params import GenerateRequest, Pooling, SamplingParams
-from rocmforge.engine.plan import SchedulerLimits
-from rocmforge_hip.backend import create as create_hip
+from rocmforge.backend.protocol import Float32Array, Runner
+from rocmforge.engine.params import Pooling, SamplingParams
 from rocmforge_hip.runner import HipRunner
-from rocmforge_reference.backend import create as create_reference
 from tests.api.tiny import VOCAB_SIZE, metadata
 from tests.backend.driving import Chunk, Driver, Want, make_step
 from tests.data.models.tiny_models import (
@@ -31,42 +22,22 @@ from tests.data.models.tiny_models import (
     gguf_tensors,
     write_model,
 )
+from tests.support.core import make_core, vectors_of
 from tests.support.gguf_writer import write_gguf
 from tests.support.hip import fitting, quantized, write_quantized
-from tests.support.host_platform import HostPlatform
-from tests.support.server import LiveServer
+from tests.support.options import SMALL
+from tests.support.runners import load_hip, load_reference
+from tests.support.served_vectors import assert_served_vectors_are_the_references
 
-OPTIONS = LoadOptions(
-    device=None,
-    max_context=128,
-    max_sequences=4,
-    max_batched_tokens=24,
-    kv_blocks=8,
-    kv_dtype="auto",
-    memory_utilization=0.9,
-)
+OPTIONS = replace(SMALL, kv_blocks=8)
 FLOAT_TOLERANCE = 0.01  # of a sum, relative to its largest element: halves in the cache
 INT8_TOLERANCE = 0.05  # int8 activations too
 TEXTS = ["hello world", "stop", "user hello hello world stop", "w"]
 
-Array = npt.NDArray[Any]
-
-
-@pytest.fixture
-def stack(host: HostPlatform | None) -> Iterator[ExitStack]:
-    """Closes runners at the end of a test, and then asks the checking library what it saw."""
-    with ExitStack() as stack:
-        yield stack
-    if host:
-        assert host.take_finding() == ""
-
 
 def load(stack: ExitStack, model: Path) -> tuple[HipRunner, Runner]:
     """The model on the backend under test and on the reference."""
-    runner = create_hip().load(model, OPTIONS, lambda *_: None)
-    assert isinstance(runner, HipRunner)
-    reference = create_reference().load(model, OPTIONS, lambda *_: None)
-    return stack.enter_context(closing(runner)), stack.enter_context(closing(reference))
+    return load_hip(stack, model, OPTIONS), load_reference(stack, model, OPTIONS)
 
 
 def sums(
@@ -138,37 +109,11 @@ def test_states_do_not_overwrite_tokens_that_sampling_still_reads(
     assert runner.collect().token_ids.tolist() == [last]
 
 
-def pooled(runner: Runner, requests: Sequence[tuple[Sequence[int], Pooling]]) -> list[Array]:
+def pooled(runner: Runner, requests: Sequence[tuple[Sequence[int], Pooling]]) -> list[Float32Array]:
     """Vectors from the engine, which cuts prompts, beside a sequence that generates."""
-    clock = count(1)
-    limits = SchedulerLimits(
-        max_sequences=OPTIONS.max_sequences,
-        max_batched_tokens=OPTIONS.max_batched_tokens,
-        max_waiting=len(requests),
-    )
-    core = EngineCore(runner, limits, lambda: next(clock))
-    samplings = [SamplingParams(max_tokens=0, pooling=kind) for _, kind in requests]
-    samplings.append(SamplingParams(max_tokens=24, temperature=0.0))
-    prompts = [*(prompt for prompt, _ in requests), PROMPT[:3]]
-    commands = [
-        Submit(
-            request=GenerateRequest(
-                request_id=index,
-                prompt_ids=tuple(prompt),
-                sampling=sampling,
-                eos_ids=(),
-                arrival_ns=0,
-            )
-        )
-        for index, (prompt, sampling) in enumerate(zip(prompts, samplings, strict=True))
-    ]
-    events = list(core.step(commands).events)
-    while core.has_work:
-        events += core.step().events
-    found: Mapping[int, bytes] = {
-        event.request_id: event.embedding for event in events if event.embedding is not None
-    }
-    return [np.frombuffer(found[index], np.float32) for index in range(len(requests))]
+    embedded = [(prompt, SamplingParams(max_tokens=0, pooling=kind)) for prompt, kind in requests]
+    speaker = (PROMPT[:3], SamplingParams(max_tokens=24, temperature=0.0))
+    return vectors_of(make_core(runner, OPTIONS), [*embedded, speaker])
 
 
 def test_vectors_of_the_engine_are_the_references(stack: ExitStack, tmp_path: Path) -> None:
@@ -184,31 +129,12 @@ def test_vectors_of_the_engine_are_the_references(stack: ExitStack, tmp_path: Pa
         np.testing.assert_allclose(got, expected, atol=FLOAT_TOLERANCE * np.abs(expected).max())
 
 
-def served_vectors(model: Path, backend: str, log: Path) -> Array:
-    command = (
-        *("-m", "rocmforge", "serve", str(model), "--port", "{port}", "--backend", backend),
-        *("--max-context", "64", "--max-sequences", "4", "--max-batched-tokens", "32"),
-    )
-    with LiveServer(command, log) as server:
-        answer = httpx.post(
-            f"{server.url}/v1/embeddings",
-            json={"model": "tiny", "input": TEXTS},
-            timeout=60.0,
-        )
-    assert answer.status_code == 200, answer.text
-    return np.array([row["embedding"] for row in answer.json()["data"]])
-
-
-def test_the_endpoint_gives_the_references_vectors(stack: ExitStack, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("stack")
+def test_the_endpoint_gives_the_references_vectors(tmp_path: Path) -> None:
     recipe = fitting(by_name("llama"))
     recipe = replace(recipe, config=recipe.config | {"vocab_size": VOCAB_SIZE})
     tokenizer = metadata()
     tokenizer["tokenizer.ggml.token_type"] = np.array(tokenizer["tokenizer.ggml.token_type"], "i4")
     keys = gguf_metadata(recipe) | tokenizer | {"general.name": "tiny"}
     model = write_gguf(tmp_path / "tiny.gguf", keys, gguf_tensors(recipe))
-    got, expected = (
-        served_vectors(model, backend, tmp_path / backend) for backend in ("hip", "reference")
-    )
-    np.testing.assert_allclose(np.linalg.norm(got, axis=1), 1.0, atol=1e-5)
-    assert (got * expected).sum(axis=1).min() > 0.9999
-    assert (got @ expected.T)[~np.eye(len(TEXTS), dtype=bool)].max() < 0.99
+    assert_served_vectors_are_the_references(model, TEXTS, tmp_path)

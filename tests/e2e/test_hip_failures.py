@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from rocmforge.backend.protocol import LoadOptions
 from rocmforge.engine.client import AsyncEngine
 from rocmforge.engine.client_handle import GenerationHandle
 from rocmforge.engine.config import EngineConfig
@@ -18,6 +17,7 @@ from rocmforge.engine.status import EngineState
 from tests.data.models.tiny_models import PROMPT, by_name, write_model
 from tests.support.failing_hip import FAILING_STEP
 from tests.support.hip import fitting, platform_options, start_platform
+from tests.support.options import SMALL
 
 TIMEOUT_S = 120.0  # for what takes a few seconds on an idle machine
 STEP_TIMEOUT_S = 5.0
@@ -44,19 +44,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @asynccontextmanager
 async def running(model: Path, kind: str) -> AsyncIterator[AsyncEngine]:
     """A ready engine whose device fails in a certain way."""
-    options = LoadOptions(
-        device=None,
-        max_context=128,
-        max_sequences=4,
-        max_batched_tokens=64,
-        kv_blocks=16,
-        kv_dtype="auto",
-        memory_utilization=0.9,
-    )
     config = EngineConfig(
         backend=f"tests.support.failing_hip:create_{kind}",
         model=model,
-        options=options,
+        options=SMALL,
         step_timeout_s=STEP_TIMEOUT_S,
         restart_backoff_s=0.01,
     )

@@ -8,38 +8,28 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from rocmforge.backend.protocol import LoadOptions, Runner
-from rocmforge.engine.core import EngineCore
-from rocmforge.engine.messages import Submit
-from rocmforge.engine.params import GenerateRequest, ProcessorUse, SamplingParams
-from rocmforge.engine.plan import SchedulerLimits
+from rocmforge.backend.protocol import Runner
+from rocmforge.engine.params import ProcessorUse, SamplingParams
+from rocmforge.engine.status import EngineStats
 from rocmforge.logits.builtin import typical_p
 from rocmforge_hip.backend import create as create_hip
 from rocmforge_hip.runner import HipRunner
 from rocmforge_reference.backend import create as create_reference
 from tests.backend.driving import Chunk, Want, make_step
 from tests.data.models.tiny_models import PROMPT, by_name, write_model
+from tests.support.core import make_core, tokens_of
 from tests.support.distribution import WALK, install
 from tests.support.hip import fitting, platform_options, start_platform
 from tests.support.host_platform import HostPlatform
+from tests.support.options import SMALL
 from tests.support.processors import one_use
 
-OPTIONS = LoadOptions(
-    device=None,
-    max_context=128,
-    max_sequences=4,
-    max_batched_tokens=24,
-    kv_blocks=16,
-    kv_dtype="auto",
-    memory_utilization=0.9,
-)
 VOCAB = 97
 TYPICAL = ProcessorUse(name="typical_p", numbers=(0.6,))
 XTC = ProcessorUse(name="xtc", numbers=(0.5, 0.05))
@@ -75,7 +65,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def runner(platform: HostPlatform | None, model: Path) -> Iterator[HipRunner]:
-    with closing(create_hip().load(model, OPTIONS, lambda *_: None)) as runner:
+    with closing(create_hip().load(model, SMALL, lambda *_: None)) as runner:
         assert isinstance(runner, HipRunner)
         yield runner
     if platform:
@@ -84,36 +74,15 @@ def runner(platform: HostPlatform | None, model: Path) -> Iterator[HipRunner]:
 
 @pytest.fixture
 def reference(installed: Path, model: Path) -> Iterator[Runner]:
-    with closing(create_reference().load(model, OPTIONS, lambda *_: None)) as runner:
+    with closing(create_reference().load(model, SMALL, lambda *_: None)) as runner:
         yield runner
 
 
 def generate(
     runner: Runner, requests: Sequence[tuple[Sequence[int], SamplingParams]]
-) -> tuple[list[list[int]], EngineCore]:
+) -> tuple[list[list[int]], EngineStats]:
     """Tokens of each request, through the engine, with two steps in flight."""
-    clock = count(1)
-    limits = SchedulerLimits(max_sequences=4, max_batched_tokens=24, max_waiting=100)
-    core = EngineCore(runner, limits, lambda: next(clock))
-    commands: Sequence[Submit] = [
-        Submit(
-            request=GenerateRequest(
-                request_id=index,
-                prompt_ids=tuple(prompt),
-                sampling=sampling,
-                eos_ids=(),
-                arrival_ns=0,
-            )
-        )
-        for index, (prompt, sampling) in enumerate(requests)
-    ]
-    tokens: list[list[int]] = [[] for _ in requests]
-    while commands or core.has_work:
-        for event in core.step(commands).events:
-            assert event.error is None
-            tokens[event.request_id].extend(event.token_ids)
-        commands = ()
-    return tokens, core
+    return tokens_of(make_core(runner, SMALL), requests)
 
 
 def params(*uses: ProcessorUse, max_tokens: int = 12, **settings: Any) -> SamplingParams:
@@ -133,8 +102,7 @@ def test_a_processor_of_the_users_sees_every_token_in_time(runner: HipRunner) ->
 
 
 def test_what_runs_on_the_host_is_counted_and_noted(runner: HipRunner) -> None:
-    _, core = generate(runner, [(PROMPT[:5], params(walk(2))), (PROMPT[:5], params())])
-    stats = core.step().stats
+    _, stats = generate(runner, [(PROMPT[:5], params(walk(2))), (PROMPT[:5], params())])
     if any("compiled for" in note for note in runner.info.notes):
         assert stats.host_processed_rows_total == 0
     else:

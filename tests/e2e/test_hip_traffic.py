@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from rocmforge.backend.protocol import LoadOptions, StepCost
+from rocmforge.backend.protocol import StepCost
 from rocmforge_hip.backend import create
 from rocmforge_hip.driver import Driver as HipDriver
 from rocmforge_hip.memory import DeviceBuffer, spec
@@ -18,16 +19,9 @@ from tests.backend.driving import Chunk, Driver
 from tests.data.models.tiny_models import by_name, write_model
 from tests.support.hip import HEAD_DIM, fitting
 from tests.support.host_platform import HostPlatform
+from tests.support.options import SMALL
 
-OPTIONS = LoadOptions(
-    device=None,
-    max_context=128,
-    max_sequences=4,
-    max_batched_tokens=64,
-    kv_blocks=8,
-    kv_dtype="f16",
-    memory_utilization=0.9,
-)
+OPTIONS = replace(SMALL, max_batched_tokens=64, kv_blocks=8, kv_dtype="f16")
 PROMPT = range(5, 25)
 
 

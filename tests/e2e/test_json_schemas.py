@@ -19,7 +19,6 @@ import jsonschema
 import pytest
 
 from rocmforge.backend import registry
-from rocmforge.backend.protocol import LoadOptions
 from rocmforge.engine.core import EngineCore
 from rocmforge.engine.grammar import Grammars
 from rocmforge.engine.messages import Submit
@@ -31,6 +30,7 @@ from rocmforge.wiring import token_pieces
 from tests.api import tiny
 from tests.data.models.tiny_models import by_name, write_model
 from tests.support.json_schemas import RandomSchemas, with_recursion
+from tests.support.options import SMALL
 
 NUM_SCHEMAS = 500
 MAX_TOKENS = 400
@@ -77,14 +77,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
     recipe = by_name("llama")
     config = recipe.config | {"vocab_size": tiny.VOCAB_SIZE, "max_position_embeddings": 512}
     path = write_model(replace(recipe, config=config), tmp_path_factory.mktemp("model"))
-    options = LoadOptions(
-        device=None,
+    options = replace(
+        SMALL,
         max_context=512,
         max_sequences=STREAMS,
         max_batched_tokens=256,
         kv_blocks=STREAMS * 32,
-        kv_dtype="auto",
-        memory_utilization=0.9,
     )
     pieces = token_pieces(Tokenizer.from_metadata(tiny.metadata()))
     assert pieces is not None

@@ -6,15 +6,16 @@ import json
 import math
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from rocmforge.backend.protocol import LoadOptions
 from rocmforge_reference.backend import create
 from tests.backend.driving import Chunk, Driver, Want
+from tests.support.options import SMALL
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(900)]  # about a minute on two idle cores
 
@@ -30,14 +31,13 @@ def oracle(name: str) -> dict[str, Any]:
 
 @contextmanager
 def running(path: Path) -> Iterator[Driver]:
-    options = LoadOptions(
-        device=None,
+    options = replace(
+        SMALL,
         max_context=2560,
         max_sequences=1,
         max_batched_tokens=512,
         kv_blocks=len(BLOCKS),
         kv_dtype="f32",
-        memory_utilization=0.9,
     )
     with closing(create().load(path, options, lambda stage, share: None)) as runner:
         yield Driver(runner)

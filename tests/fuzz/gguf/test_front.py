@@ -26,7 +26,6 @@ import numpy as np
 import pytest
 from gguf.constants import GGUFValueType as V
 
-from rocmforge.backend.protocol import LoadOptions
 from rocmforge.commands import inspect
 from rocmforge.errors import BadTemplate, RequestError, RocmForgeError
 from rocmforge.settings import Settings
@@ -37,6 +36,7 @@ from tests.data.models import tiny_encoders
 from tests.data.models.tiny_adapters import write_random_adapter
 from tests.data.models.tiny_models import by_name, gguf_metadata, gguf_tensors
 from tests.support.gguf_writer import write_gguf
+from tests.support.options import SMALL
 from tests.unit.text.vocabularies import byte_level, sentencepiece
 
 COUNT = int(os.environ.get("ROCMFORGE_TEST_MUTATIONS", "1500"))
@@ -48,15 +48,7 @@ GROWTH_KIB = 150 * 1024
 ADDRESS_SPACE = 4 << 30
 """Beyond what the process has. Who asks for more gets a MemoryError, which is no refusal."""
 
-OPTIONS = LoadOptions(
-    device=None,
-    max_context=64,
-    max_sequences=1,
-    max_batched_tokens=16,
-    kv_blocks=4,
-    kv_dtype="auto",
-    memory_utilization=0.9,
-)
+OPTIONS = replace(SMALL, max_context=64, max_sequences=1, max_batched_tokens=16, kv_blocks=4)
 NUMBERS = (
     *(0, 1, 2, 3, 7, 13, 31, 32, 255, 256, 65535, 2**31 - 1, 2**31, 2**32 - 1),
     *(2**61, 2**62, 2**63 - 1, 2**63, 2**64 - 1),

@@ -1,0 +1,75 @@
+"""Requests through an engine core, handed in at once, until the last one has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import count
+
+import numpy as np
+
+from rocmforge.backend.protocol import Float32Array, LoadOptions, Runner
+from rocmforge.engine.core import EngineCore
+from rocmforge.engine.messages import StepReport, Submit
+from rocmforge.engine.params import GenerateRequest, SamplingParams
+from rocmforge.engine.plan import SchedulerLimits
+from rocmforge.engine.status import EngineStats
+
+Request = tuple[Sequence[int], SamplingParams]
+
+
+def make_core(runner: Runner, options: LoadOptions, max_waiting: int = 1000) -> EngineCore:
+    """A core with the limits of these options, and a clock that moves when it is looked at."""
+    clock = count(1)
+    limits = SchedulerLimits(
+        max_sequences=options.max_sequences,
+        max_batched_tokens=options.max_batched_tokens,
+        max_waiting=max_waiting,
+    )
+    return EngineCore(runner, limits, lambda: next(clock))
+
+
+def submits(requests: Iterable[Request]) -> list[Submit]:
+    """Requests, numbered from 0 on, that no token ends."""
+    return [
+        Submit(
+            request=GenerateRequest(
+                request_id=number,
+                prompt_ids=tuple(prompt),
+                sampling=sampling,
+                eos_ids=(),
+                arrival_ns=0,
+            )
+        )
+        for number, (prompt, sampling) in enumerate(requests)
+    ]
+
+
+def reports(core: EngineCore, requests: Iterable[Request]) -> Iterator[StepReport]:
+    """What the core reports of each step."""
+    yield core.step(submits(requests))
+    while core.has_work:
+        yield core.step()
+    core.check_integrity()
+
+
+def tokens_of(core: EngineCore, requests: Sequence[Request]) -> tuple[list[list[int]], EngineStats]:
+    """The tokens of each request, none of which fails, and what the core has counted."""
+    tokens: list[list[int]] = [[] for _ in requests]
+    stats = EngineStats()
+    for report in reports(core, requests):
+        stats = report.stats
+        for event in report.events:
+            assert event.error is None
+            tokens[event.request_id] += event.token_ids
+    return tokens, stats
+
+
+def vectors_of(core: EngineCore, requests: Iterable[Request]) -> list[Float32Array]:
+    """The vectors of those requests that ask for one, in their order."""
+    found = {
+        event.request_id: np.frombuffer(event.embedding, np.float32)
+        for report in reports(core, requests)
+        for event in report.events
+        if event.embedding is not None
+    }
+    return [found[number] for number in sorted(found)]
