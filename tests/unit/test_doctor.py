@@ -39,6 +39,7 @@ class Tree:
         self.write("proc/meminfo", f"MemTotal: {64 * GIB // 1024} kB")
         self.write("etc/group", f"root:x:0:\nvideo:x:{VIDEO}:\nrender:x:{RENDER}:")
         self.write("opt/rocm/lib/libamdhip64.so.6", "")
+        self.link("opt/rocm/lib/libamdhip64.so", "libamdhip64.so.6")
         self.write("opt/rocm/.info/version", "6.4.3-1")
         self.folder("sys/module/amdgpu")
         self.node("dev/kfd")
@@ -49,6 +50,9 @@ class Tree:
         file = self.root / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
+
+    def link(self, path: str, target: str) -> None:
+        (self.root / path).symlink_to(target)
 
     def folder(self, path: str) -> None:
         (self.root / path).mkdir(parents=True, exist_ok=True)
@@ -176,9 +180,18 @@ def no_runtime(tree: Tree) -> None:
     tree.runtime = Runtime(reason="libamdhip64.so was not found")
 
 
-def runtime_in_another_place(tree: Tree) -> None:
+def runtime_without_the_name_that_is_opened(tree: Tree) -> None:
     tree.remove("opt")
     tree.write("usr/lib64/libamdhip64.so.6", "")
+    tree.runtime = Runtime(reason="libamdhip64.so was not found")
+
+
+def runtime_of_a_release(tree: Tree) -> None:
+    (tree.root / "opt/rocm").rename(tree.root / "opt/rocm-6.4.3")
+    tree.runtime = Runtime(reason="libamdhip64.so was not found")
+
+
+def runtime_without_what_it_needs(tree: Tree) -> None:
     tree.runtime = Runtime(reason="libamdhip64.so was not found")
 
 
@@ -224,8 +237,20 @@ def hip_crashes(tree: Tree) -> None:
         (container_without_kfd, "error", "/dev/kfd does not exist", "--device /dev/kfd"),
         (container_with_names_instead_of_numbers, "error", "group 105", "--group-add 105"),
         (nodes_of_root, "error", "no group of users may open it", "udev"),
-        (no_runtime, "error", "No HIP runtime", "apt install libamdhip64-6"),
-        (runtime_in_another_place, "error", "/usr/lib64/libamdhip64.so.6", "export ROCM_PATH"),
+        (no_runtime, "error", "No HIP runtime", "apt install libamdhip64-dev"),
+        (
+            runtime_without_the_name_that_is_opened,
+            "error",
+            "/usr/lib64/libamdhip64.so.6",
+            "ln --symbolic /usr/lib64/libamdhip64.so.6 /usr/lib64/libamdhip64.so",
+        ),
+        (
+            runtime_of_a_release,
+            "error",
+            "/opt/rocm-6.4.3/lib/libamdhip64.so.6",
+            "export ROCM_PATH=/opt/rocm-6.4.3",
+        ),
+        (runtime_without_what_it_needs, "error", LIBRARY, "ldd /opt/rocm/lib/libamdhip64.so"),
         (
             no_kernels_for_the_chip,
             "error",
@@ -285,12 +310,12 @@ def with_two_equal_gpus(tree: Tree) -> None:
 
 def test_equal_gpus_can_share_a_model_where_there_is_rccl(tree: Tree) -> None:
     with_two_equal_gpus(tree)
-    tree.write("opt/rocm/lib/librccl.so.1", "")
+    tree.write("opt/rocm/lib/librccl.so", "")
     findings = tree.findings()
     assert {f.level for f in findings} == {Level.OK}
     (told,) = [f.message for f in findings if f.check == "rccl"]
     assert "--tensor-parallel 2" in told
-    assert "/opt/rocm/lib/librccl.so.1" in told
+    assert "/opt/rocm/lib/librccl.so" in told
 
 
 def test_equal_gpus_without_rccl_are_a_warning_and_unequal_ones_are_not(tree: Tree) -> None:
@@ -299,7 +324,10 @@ def test_equal_gpus_without_rccl_are_a_warning_and_unequal_ones_are_not(tree: Tr
     with_two_equal_gpus(tree)
     (found,) = [f for f in tree.findings() if f.check == "rccl"]
     assert found.level is Level.WARNING
-    assert "librccl1" in (found.repair or "")
+    assert "apt install rccl-dev" in (found.repair or "")
+    tree.write("usr/lib64/librccl.so.1", "")  # hip-python does not open that name
+    (found,) = [f for f in tree.findings() if f.check == "rccl"]
+    assert "ln --symbolic /usr/lib64/librccl.so.1 /usr/lib64/librccl.so" in (found.repair or "")
 
 
 def test_a_gpu_that_hip_does_not_list_is_missed_unless_it_is_hidden(tree: Tree) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from rocmforge.commands.machine import DeviceNode, Gpu, Machine
+from rocmforge.commands.machine import DeviceNode, Gpu, Library, Machine
 from rocmforge.commands.runtime_probe import Runtime
 
 _GIB: Final = 2**30
@@ -178,15 +178,24 @@ def _several_gpus(machine: Machine, runtime: Runtime) -> Iterator[Finding]:
         if count < 2:
             continue
         shared = f"{count} {target} can share a model with --tensor-parallel {count}"
-        if machine.collectives:
-            yield _ok("rccl", f"{shared}; RCCL is {', '.join(machine.collectives)}.")
+        if machine.rccl.opened is not None:
+            yield _ok("rccl", f"{shared}; RCCL is {machine.rccl.opened}.")
         else:
             yield _warning(
                 "rccl",
                 f"{shared}, but RCCL (librccl.so) was not found. Without it each serves alone.",
-                "sudo apt install librccl1  # Debian; or AMD's package rccl: "
-                "https://rocm.docs.amd.com",
+                _link(machine.rccl, "librccl.so")
+                or "sudo apt install rccl-dev  # from AMD's repository, of HIP's own release; "
+                "Debian 14 has none: https://rocm.docs.amd.com",
             )
+
+
+def _link(library: Library, name: str) -> str | None:
+    """How to give a library that is there the name that hip-python opens."""
+    if not library.files:
+        return None
+    folder = library.files[-1].rpartition("/")[0]
+    return f"sudo ln --symbolic {library.files[-1]} {folder}/{name}"
 
 
 def _hiding(machine: Machine) -> list[str]:
@@ -236,16 +245,14 @@ def _power(gpu: Gpu) -> Iterator[Finding]:
 
 
 def _runtime(machine: Machine, runtime: Runtime) -> Iterator[Finding]:
-    others = [library for library in machine.libraries if library != runtime.library]
+    others = [library for library in machine.hip.files if library != runtime.library]
     found = f" Also found: {', '.join(others)}." if others else ""
     rocm = "" if machine.rocm_version is None else f" ROCm {machine.rocm_version}."
     if runtime.library is None:
         yield _error(
             "runtime",
             f"No HIP runtime (libamdhip64.so) could be loaded: {runtime.reason}.{found}",
-            "sudo apt install libamdhip64-6  # Debian 14; or AMD's packages: https://rocm.docs.amd.com"
-            if not machine.libraries
-            else "export ROCM_PATH=...  # the folder above lib/libamdhip64.so",
+            _repair_runtime(machine),
         )
         return
     yield _ok("runtime", f"The HIP runtime is {runtime.library}.{rocm}{found}")
@@ -258,6 +265,21 @@ def _runtime(machine: Machine, runtime: Runtime) -> Iterator[Finding]:
             f"HIP finds no device: {runtime.reason}.",
             "see the findings above; else: AMD_LOG_LEVEL=3 rocmforge backends",
         )
+
+
+def _repair_runtime(machine: Machine) -> str:
+    """The library is opened as $ROCM_PATH/lib/libamdhip64.so, or found by the loader."""
+    opened = machine.hip.opened
+    if opened is None:
+        # Debian's runtime package, libamdhip64-6, lacks the name without a version.
+        return _link(machine.hip, "libamdhip64.so") or (
+            "sudo apt install libamdhip64-dev  # Debian 14; or AMD's packages: "
+            "https://rocm.docs.amd.com"
+        )
+    home = opened.removesuffix("/lib/libamdhip64.so")
+    if home in (opened, machine.rocm, "/usr"):
+        return f"ldd {opened}  # what it needs and does not find"
+    return f"export ROCM_PATH={home}"
 
 
 def _environment(machine: Machine) -> Iterator[Finding]:

@@ -77,6 +77,14 @@ class PciGpu:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Library:
+    """A shared library where one is looked for."""
+
+    files: tuple[str, ...]  # every version, by the name of the file itself
+    opened: str | None  # the path without a version, which hip-python opens; None = there is none
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
     """Everything the diagnosis goes by."""
 
@@ -92,8 +100,9 @@ class Machine:
     render_nodes: tuple[DeviceNode, ...]
     pci_gpus: tuple[PciGpu, ...]
     gpus: tuple[Gpu, ...]
-    libraries: tuple[str, ...]  # every libamdhip64 where one is looked for
-    collectives: tuple[str, ...]  # every librccl there
+    rocm: str  # $ROCM_PATH, or /opt/rocm
+    hip: Library
+    rccl: Library
     environment: Mapping[str, str]  # variables that change what HIP does
 
 
@@ -131,8 +140,9 @@ def read_machine(
         render_nodes=tuple(map(node, sorted((root / "dev/dri").glob("renderD*")))),
         pci_gpus=tuple(_pci_gpus(root / "sys/bus/pci/devices")),
         gpus=tuple(_gpus(root)),
-        libraries=_libraries(root, rocm, "libamdhip64"),
-        collectives=_libraries(root, rocm, "librccl"),
+        rocm=str(rocm),
+        hip=_library(root, rocm, "libamdhip64"),
+        rccl=_library(root, rocm, "librccl"),
         environment=environment,
     )
 
@@ -191,19 +201,22 @@ def _clock(line: str) -> str:
     return line.partition(":")[2].strip(" *")
 
 
-def _libraries(root: Path, rocm: Path, name: str) -> tuple[str, ...]:
-    folders = (
-        rocm / "lib",
-        Path("/usr/lib/x86_64-linux-gnu"),
-        Path("/usr/lib64"),
-        Path("/usr/lib"),
-    )
-    found = {
+def _library(root: Path, rocm: Path, name: str) -> Library:
+    others = [f"/{path.relative_to(root)}" for path in sorted((root / "opt").glob("rocm*"))]
+    loaders = ("/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib")
+    folders = [
+        root / f".{path}" for path in (rocm / "lib", *(f"{o}/lib" for o in others), *loaders)
+    ]
+    files = {
         f"/{file.resolve().relative_to(root.resolve())}"
         for folder in folders
-        for file in (root / f".{folder}").glob(f"{name}.so*")
+        for file in folder.glob(f"{name}.so*")
     }
-    return tuple(sorted(found))
+    opened = [path for folder in folders if (path := folder / f"{name}.so").exists()]
+    return Library(
+        files=tuple(sorted(files)),
+        opened=f"/{opened[0].relative_to(root)}" if opened else None,
+    )
 
 
 def _groups(file: Path) -> dict[int, str]:
