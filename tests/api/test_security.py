@@ -299,6 +299,7 @@ def test_a_message_is_data_for_the_template(client: Client, engine: FakeEngine) 
         ("localhost", 200),
         ("LOCALHOST:8000", 200),
         ("127.0.0.1:8000", 200),
+        ("127.0.0.2:8000", 200),
         ("[::1]:8000", 200),
         ("[::1]", 200),
         ("evil.example", 403),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+import ipaddress
 
 from litestar.datastructures import Headers
 from litestar.middleware import ASGIMiddleware
@@ -10,7 +10,13 @@ from litestar.types import ASGIApp, Receive, Scope, Send
 
 from rocmforge.errors import NotAuthorized
 
-_LOCAL: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
+
+def is_loopback(host: str) -> bool:
+    """Whether a name or an address, without brackets, is one that only this machine can reach."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
 
 
 class LocalNamesOnly(ASGIMiddleware):
@@ -25,7 +31,7 @@ class LocalNamesOnly(ASGIMiddleware):
         """Passes on what asks for a local name."""
         host = Headers.from_scope(scope).get("host", "")
         name = host if host.endswith("]") else host.rpartition(":")[0] or host
-        if name.lower() not in _LOCAL:
+        if not is_loopback(name.removeprefix("[").removesuffix("]")):
             raise NotAuthorized(
                 f"This server has no key and answers to localhost only, not to {name!r}. For other "
                 "names, start it with --api-key or --insecure."
