@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from rocmforge.cli import main
+from tests.support.gguf_writer import write_gguf
 
 
 @pytest.mark.model
@@ -21,6 +22,17 @@ def test_json_names_architecture_quantisation_and_memory(
     # 30 layers, keys and values, 3 KV heads of 64
     assert report["kv_bytes"]["f16"] == 1024 * 30 * 2 * 3 * 64 * 2
     assert report["not_supported"] is None
+
+
+def test_a_name_that_looks_like_markup_is_shown_as_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "model.gguf"
+    write_gguf(path, {"general.architecture": "[/red]", "general.name": "[bold]"}, {})
+    assert main(["inspect", str(path)]) == 0
+    shown = capsys.readouterr().out
+    assert "Architecture '[/red]' is not supported" in " ".join(shown.split())
+    assert "[bold]" in shown
 
 
 @pytest.mark.model

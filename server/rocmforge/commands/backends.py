@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from rocmforge.backend import registry
@@ -33,11 +34,11 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
     table = Table("backend", "device", "target", "memory", "free")
     for row in rows:
         if not row.devices:
-            table.add_row(row.backend, f"[dim]none: {row.reason}[/dim]")
+            table.add_row(row.backend, f"[dim]none: {escape(str(row.reason))}[/dim]")
         for device in row.devices:
             table.add_row(
                 row.backend,
-                f"{device.index}: {device.name}",
+                f"{device.index}: {escape(device.name)}",
                 device.target,
                 f"{device.memory_total / 2**30:.1f} GiB",
                 f"{device.memory_free / 2**30:.1f} GiB",

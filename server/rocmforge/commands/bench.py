@@ -19,6 +19,7 @@ from typing import Final
 
 import msgspec
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from rocmforge.backend.protocol import RunnerInfo
@@ -224,7 +225,7 @@ def _resident_bytes(pid: int) -> int:
 def _print(console: Console, report: Report) -> None:
     runner = report.runner
     console.print(
-        f"{report.model} on {runner.backend}, {runner.device.name}: ready after "
+        f"{escape(report.model)} on {runner.backend}, {escape(runner.device.name)}: ready after "
         f"{report.start_to_ready_s:.1f} s, {report.engine_memory_bytes / 2**20:.0f} MiB resident",
         highlight=False,
     )

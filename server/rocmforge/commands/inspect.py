@@ -133,10 +133,10 @@ def _print(console: Console, report: Report) -> None:
         rows += _decoder_rows(report, report.config)
     elif report.config is not None:
         rows += _encoder_rows(report, report.config)
-    verdict = "yes" if report.not_supported is None else f"[red]no:[/red] {report.not_supported}"
-    rows.append(("can be served", verdict))
     for label, text in rows:
-        table.add_row(label, text if label == "can be served" else escape(text))
+        table.add_row(label, escape(text))
+    reason = escape(report.not_supported or "")
+    table.add_row("can be served", f"[red]no:[/red] {reason}" if reason else "yes")
     console.print(table)
     console.print("\n[bold]chat template[/bold]")
     console.print(escape(report.chat_template or "none"), highlight=False)

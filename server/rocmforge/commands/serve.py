@@ -5,19 +5,21 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import ipaddress
 import logging
 import signal
 import socket
 import ssl
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 
 import uvicorn
 from rich.console import Console
+from rich.markup import escape
+from rich.text import Text
 
 from rocmforge.api.fleet.fleet import Fleet, Member
 from rocmforge.api.fleet.slot import ModelSlot
+from rocmforge.api.hosts import is_loopback
 from rocmforge.api.keys import Keyring
 from rocmforge.commands.progress import wait_for
 from rocmforge.commands.protocol import bounded_protocol
@@ -41,7 +43,7 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
 
 def _check_exposure(settings: Settings) -> None:
     """A server without a key that others can reach must be asked for by name."""
-    if settings.api_key or settings.keys_file or settings.insecure or _is_loopback(settings.host):
+    if settings.api_key or settings.keys_file or settings.insecure or is_loopback(settings.host):
         return
     raise ConfigurationError(
         f"Listening on {settings.host} without a key would let anyone who can reach it use this "
@@ -53,13 +55,6 @@ def _check_exposure(settings: Settings) -> None:
 def _check_tls(settings: Settings) -> None:
     if (settings.tls_certificate is None) != (settings.tls_key is None):
         raise ConfigurationError("--tls-certificate and --tls-key need each other: give both.")
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 class _Server(uvicorn.Server):
@@ -205,32 +200,32 @@ async def _drain(fleet: Fleet, timeout_s: float, now: asyncio.Event) -> None:
 
 def _announce(console: Console, fleet: Fleet, listener: socket.socket, settings: Settings) -> None:
     """Says where the server is and what it serves."""
-    for member in fleet.members:
-        _announce_model(console, member)
     host, port = listener.getsockname()[:2]
     scheme = "https" if settings.tls_certificate else "http"
     shown = f"[{host}]" if ":" in host else host
-    console.print(f"{scheme}://{shown}:{port}/v1", highlight=False)
+    lines = [line for member in fleet.members for line in _about_model(member)]
+    for line in (*lines, escape(f"{scheme}://{shown}:{port}/v1")):
+        if settings.log_format == "json":  # for programs that read nothing else
+            logger.info("%s", Text.from_markup(line).plain)
+        else:
+            console.print(line, highlight=False, soft_wrap=True)
 
 
-def _announce_model(console: Console, member: Member) -> None:
-    """Says what a model runs on; a stand-in for a GPU is said loudly."""
-    name, status = member.service.model, member.slot.status
+def _about_model(member: Member) -> Iterator[str]:
+    """What a model runs on, as markup; a stand-in for a GPU is said loudly."""
+    name, status = escape(member.service.model), member.slot.status
     runner = status.runner
     if runner is None:
-        console.print(f"[bold]{name}[/] is loaded when it is asked for", highlight=False)
+        yield f"[bold]{name}[/] is loaded when it is asked for"
         return
     if status.is_fallback:
-        console.print(
-            f"[bold yellow]No GPU is used.[/] The reference backend serves on the CPU, slowly. "
-            f"Reason: {status.fallback_reason}",
-            highlight=False,
+        yield (
+            "[bold yellow]No GPU is used.[/] The reference backend serves on the CPU, slowly. "
+            f"Reason: {escape(status.fallback_reason)}"
         )
-    for note in runner.notes:
-        console.print(note, highlight=False)
+    yield from map(escape, runner.notes)
     cache = f"KV cache {runner.num_blocks * runner.block_size} tokens in {runner.kv_dtype}"
-    console.print(
-        f"[bold]{name}[/] on {runner.backend} ({runner.device.name}), "
-        f"context {runner.max_context}, {'an encoder' if runner.is_encoder else cache}",
-        highlight=False,
+    yield (
+        f"[bold]{name}[/] on {runner.backend} ({escape(runner.device.name)}), "
+        f"context {runner.max_context}, {'an encoder' if runner.is_encoder else cache}"
     )
