@@ -32,11 +32,16 @@ def find_model(name: str) -> Path:
     """The GGUF file of that path or name.
 
     Raises:
-        ModelFileNotFound: neither; the message lists the names that exist.
+        ModelFileNotFound: neither; the message lists the names that exist. Or it cannot be told.
     """
     path = Path(name)
-    if path.is_file():
-        return path.resolve()
+    try:
+        if path.is_file():
+            # Links are not followed: the name that the user sees is what the model is called, and
+            # the parts of a split model lie beside it.
+            return path.absolute()
+    except OSError as error:  # a folder that may not be searched, a name that is too long
+        raise ModelFileNotFound(f"{name} cannot be read: {error.strerror}.") from error
     packaged = PACKAGED.get(name)
     if packaged is None:
         kind = "is a folder, not a file" if path.is_dir() else "does not exist"

@@ -8,6 +8,9 @@ turns errors into exit codes: 0 success, 1 failure, 2 wrong usage, 130 interrupt
 from __future__ import annotations
 
 import argparse
+import logging
+import math
+import os
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -19,29 +22,58 @@ from rocmforge import __version__, settings
 from rocmforge.errors import ConfigurationError, RocmForgeError
 from rocmforge.logs import set_up_logging
 
+logger = logging.getLogger(__name__)
+
 MODEL_HELP = "path of a .gguf file, or a packaged model such as smollm2"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code."""
     arguments = _parser().parse_args(argv)
+    say = _say
     try:
         configured = settings.load(_given_settings(arguments), arguments.config)
         set_up_logging(configured.log_level, configured.log_format)
+        if configured.log_format == "json":  # for programs that read nothing else
+            say = logger.error
         command = import_module(f"rocmforge.commands.{arguments.command}")
         code: int = command.run(arguments, configured)
+        if sys.stdout is not None:  # it is None if the shell has closed it
+            sys.stdout.flush()
         return code
-    except ConfigurationError as error:
-        return _fail(error, 2)
     except RocmForgeError as error:
-        return _fail(error, 1)
+        say(error.message)
+        return 2 if isinstance(error, ConfigurationError) else 1
     except KeyboardInterrupt:
         return 130
+    except OSError as error:  # a full disk, too many open files, ...
+        logger.debug("where it happened", exc_info=error)
+        if not isinstance(error, BrokenPipeError):  # whoever reads, such as `head`, has seen enough
+            say(f"The operating system refuses: {error}.")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python flushes what is left at the end
+        return 1
 
 
-def _fail(error: RocmForgeError, code: int) -> int:
-    print(f"rocmforge: error: {error.message}", file=sys.stderr)
-    return code
+def _say(message: str) -> None:
+    print(f"rocmforge: error: {message}", file=sys.stderr)
+
+
+def _count(text: str) -> int:
+    """How many; at least one."""
+    if not (text.isascii() and text.isdigit() and int(text)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
+def _temperature(text: str) -> float:
+    """As in requests; 0 = greedy."""
+    try:
+        temperature = float(text)
+    except ValueError:
+        temperature = math.nan
+    if not 0 <= temperature <= 2:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to 2")
+    return temperature
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -63,9 +95,9 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("model", help=MODEL_HELP)
     run.add_argument("prompt", nargs="?", help="answer this and exit (default: a conversation)")
     run.add_argument("--system", help="system message")
-    run.add_argument("--temperature", type=float, default=0.7)
+    run.add_argument("--temperature", type=_temperature, default=0.7)
     run.add_argument("--seed", type=int)
-    run.add_argument("--max-tokens", type=int, help="longest answer (default: what fits)")
+    run.add_argument("--max-tokens", type=_count, help="longest answer (default: what fits)")
     _add_settings(run)
 
     inspect = add_command("inspect", help="show what is in a GGUF file")
@@ -88,12 +120,12 @@ def _parser() -> argparse.ArgumentParser:
 
     bench = add_command("bench", help="measure a model on this machine")
     bench.add_argument("model", help=MODEL_HELP)
-    bench.add_argument("--prompt-tokens", type=int, default=128, help="length of each prompt")
-    bench.add_argument("--output-tokens", type=int, default=64, help="length of each answer")
+    bench.add_argument("--prompt-tokens", type=_count, default=128, help="length of each prompt")
+    bench.add_argument("--output-tokens", type=_count, default=64, help="length of each answer")
     bench.add_argument(
-        "--streams", type=int, nargs="+", default=[1, 8], help="how many requests run at once"
+        "--streams", type=_count, nargs="+", default=[1, 8], help="how many requests run at once"
     )
-    bench.add_argument("--repeat", type=int, default=3, help="runs of each, the median counts")
+    bench.add_argument("--repeat", type=_count, default=3, help="runs of each, the median counts")
     bench.add_argument("--json", action="store_true", help="print JSON")
     _add_settings(bench)
 

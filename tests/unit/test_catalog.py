@@ -42,6 +42,19 @@ def test_a_folder_is_called_a_folder(tmp_path: Path) -> None:
         catalog.find_model(str(tmp_path))
 
 
+def test_a_link_is_called_what_it_is_called(tmp_path: Path) -> None:
+    blob = tmp_path / "0123abcd"
+    blob.touch()
+    link = tmp_path / "Qwen3-8B-Q4_K_M.gguf"
+    link.symlink_to(blob)
+    assert catalog.default_names(str(link), catalog.find_model(str(link))) == (link.stem,)
+
+
+def test_what_cannot_even_be_looked_for_is_no_crash() -> None:
+    with pytest.raises(ModelFileNotFound, match=r"cannot be read: File name too long"):
+        catalog.find_model("x" * 5000)
+
+
 @pytest.mark.parametrize(
     ("typed", "file", "names"),
     [
