@@ -1,9 +1,10 @@
-// Attention of all tokens of a sequence to all of them, without a cache: what an encoder does.
+// Attention of all tokens of a sequence to all of them, or to those within reach, without a cache:
+// what an encoder does.
 //
 // As attention_prefill.hip: a block takes 128 tokens of one head, walks over the keys in tiles that
 // all its waves read from LDS, and each wave keeps the output of its own rows in registers,
 // transposed (see mma_attention.h). K of the next tile travels during the second product, V during
-// the first. Nothing is masked but what follows the last token.
+// the first. Tiles that no row sees are left out; what follows the last token is masked.
 #include "rf/online_softmax.h"
 
 namespace rf {
@@ -35,7 +36,54 @@ struct FullInput {
   int64_t q_stride, k_stride, v_stride;
   const int32_t* query_start;  // [B + 1]
   float scale;
+  int reach;            // a token sees so many before and after it; 0 = all
+  const float* slopes;  // [heads], what a score loses for each token of distance; null = nothing
 };
+
+// The keys [begin, end) that rows [first, last] of a sequence can see at all.
+struct KeyRange {
+  int begin, end;
+
+  __device__ __forceinline__ KeyRange(const FullInput& in, int first, int last, int tokens)
+      : begin(in.reach > 0 ? max(0, first - in.reach) : 0),
+        end(in.reach > 0 ? min(tokens, last + in.reach + 1) : tokens) {}
+};
+
+// Between a row and a key, those of value i of a tile.
+__device__ __forceinline__ int key_distance(int first_row, int first_key, int i) {
+  const int after =
+      first_key + mma::Unit::row(i) - first_row - mma::Unit::column(mma::Unit::slot(i));
+  return max(after, -after);
+}
+
+// Takes from the scores of 16 rows what the distance of the keys costs (ALiBi, Press et al. 2022).
+template <int kKeyTiles>
+__device__ __forceinline__ void bias_scores(TileScores<kKeyTiles>& scores, int first_row,
+                                            int first_key, float slope) {
+#pragma unroll
+  for (int tile = 0; tile < kKeyTiles; ++tile) {
+#pragma unroll
+    for (int i = 0; i < kTileValues; ++i) {
+      const int distance = key_distance(first_row, first_key + tile * kTile, i);
+      scores[tile][i] -= slope * static_cast<float>(distance);
+    }
+  }
+}
+
+// Hides the keys that the 16 rows from first_row on cannot see.
+template <int kKeyTiles>
+__device__ __forceinline__ void mask_scores(TileScores<kKeyTiles>& scores, int first_row,
+                                            int first_key, int tokens, int reach) {
+#pragma unroll
+  for (int tile = 0; tile < kKeyTiles; ++tile) {
+#pragma unroll
+    for (int i = 0; i < kTileValues; ++i) {
+      const int first = first_key + tile * kTile;
+      const bool is_far = reach > 0 && key_distance(first_row, first, i) > reach;
+      if (first + mma::Unit::row(i) >= tokens || is_far) scores[tile][i] = -kInfinity;
+    }
+  }
+}
 
 // Grid: (tiles of kAttentionRows tokens that the longest sequence needs, heads, sequences).
 template <int kHeadDim>
@@ -61,7 +109,13 @@ __device__ __forceinline__ void attention_full(const FullInput& in, float* out_f
   if (block_row >= tokens) return;
   const int head = blockIdx.y;
   const int wave_row = block_row + uniform(wave_id()) * (kTile * kWaveTiles);
-  const bool has_rows = wave_row < tokens;
+  const int wave_last = min(wave_row + kTile * kWaveTiles, tokens) - 1;
+
+  // What this wave's rows, and this block's, can see at all. Rows beyond the last see nothing.
+  const KeyRange seen(in, wave_row, wave_last, tokens);
+  const KeyRange range(in, block_row, min(block_row + kAttentionRows, tokens) - 1, tokens);
+  const int seen_end = wave_row < tokens ? seen.end : 0;
+  const int begin = range.begin / kKeys * kKeys;
 
   const half* query_rows[kWaveTiles][Unit::kQueryRows];
   typename Unit::B queries[kWaveTiles][kKeepsQueries ? kDimTiles : 1];
@@ -86,15 +140,17 @@ __device__ __forceinline__ void attention_full(const FullInput& in, float* out_f
   TileSoftmax<kHeadDim> softmax[kWaveTiles];
   for (auto& tile : softmax) tile.reset();
   const float factor = in.scale * kLog2E;
+  const float slope = in.slopes ? in.slopes[head] / in.scale : 0.0f;  // scores are of the product
 
-  key_loader.start(keys, 0, k_tile);
-  for (int base = 0; base < tokens; base += kKeys) {
+  key_loader.start(keys, begin, k_tile);
+  for (int base = begin; base < range.end; base += kKeys) {
     key_loader.finish(k_tile);
     __syncthreads();  // K is there; all waves are done with the last V
     value_loader.start(values, base, v_tile);
 
+    const bool visible = base < seen_end && base + kKeys > seen.begin;
     typename Unit::B weights[kWaveTiles][kKeyTiles];
-    if (has_rows) {
+    if (visible) {
       TileScores<kKeyTiles> scores[kWaveTiles] = {};
 #pragma unroll kScoreUnroll
       for (int dim = 0; dim < kDimTiles; ++dim) {
@@ -113,17 +169,15 @@ __device__ __forceinline__ void attention_full(const FullInput& in, float* out_f
           }
         }
       }
+      // Tiles that all rows see in full need no mask.
+      const bool masked =
+          base + kKeys > tokens ||
+          (in.reach > 0 && (base + kKeys > wave_row + in.reach + 1 || base < wave_last - in.reach));
 #pragma unroll
       for (int tile = 0; tile < kWaveTiles; ++tile) {
-        if (base + kKeys > tokens) {
-#pragma unroll
-          for (int i = 0; i < kKeyTiles * kTileValues; ++i) {
-            const int key = i / kTileValues, value = i % kTileValues;
-            if (base + key * kTile + Unit::row(value) >= tokens) {
-              scores[tile][key][value] = -kInfinity;
-            }
-          }
-        }
+        const int tile_row = wave_row + tile * kTile;
+        if (in.slopes) bias_scores(scores[tile], tile_row, base, slope);
+        if (masked) mask_scores(scores[tile], tile_row, base, tokens, in.reach);
         softmax[tile].add(scores[tile], factor);
 #pragma unroll
         for (int key = 0; key < kKeyTiles; ++key)
@@ -133,9 +187,9 @@ __device__ __forceinline__ void attention_full(const FullInput& in, float* out_f
 
     value_loader.finish(v_tile);
     __syncthreads();  // V is there; all waves are done with K
-    if (base + kKeys < tokens) key_loader.start(keys, base + kKeys, k_tile);
+    if (base + kKeys < range.end) key_loader.start(keys, base + kKeys, k_tile);
 
-    if (has_rows) {
+    if (visible) {
 #pragma unroll
       for (int dim = 0; dim < kDimTiles; ++dim) {
 #pragma unroll
@@ -176,18 +230,22 @@ __device__ __forceinline__ void attention_full(const FullInput& in, float* out_f
 
 // q, k, v: halves, a row for each of T tokens with its heads one after the other; rows are so many
 // halves apart (multiples of 8). query_start: [B + 1], where each sequence begins. out: [T, heads *
-// head_dim] in f32 and in halves; either may be null. Grid: (ceil(longest / 128), heads, B), block
-// 256. RF_HEAD_DIM is the head size of this unit.
+// head_dim] in f32 and in halves; either may be null. reach: a token sees so many tokens before and
+// after it; 0 = all. slopes: f32 [heads], what a score (scale * product) loses for each token of
+// distance, or null. Grid: (ceil(longest / 128), heads, B), block 256. RF_HEAD_DIM is the head size
+// of this unit.
 #define RF_NAME(head_dim) rf_attention_full_d##head_dim
 
-#define RF_ATTENTION_FULL(head_dim)                                                           \
-  extern "C" __global__ __launch_bounds__(rf::kPrefillThreads) void RF_NAME(head_dim)(        \
-      const rf::half* __restrict__ q, const rf::half* __restrict__ k,                         \
-      const rf::half* __restrict__ v, const int32_t* __restrict__ query_start,                \
-      float* __restrict__ out_f32, rf::half* __restrict__ out_f16, int64_t q_stride,          \
-      int64_t k_stride, int64_t v_stride, float scale) {                                      \
-    rf::attention_full<head_dim>({q, k, v, q_stride, k_stride, v_stride, query_start, scale}, \
-                                 out_f32, out_f16);                                           \
+#define RF_ATTENTION_FULL(head_dim)                                                          \
+  extern "C" __global__ __launch_bounds__(rf::kPrefillThreads) void RF_NAME(head_dim)(       \
+      const rf::half* __restrict__ q, const rf::half* __restrict__ k,                        \
+      const rf::half* __restrict__ v, const int32_t* __restrict__ query_start,               \
+      float* __restrict__ out_f32, rf::half* __restrict__ out_f16, int64_t q_stride,         \
+      int64_t k_stride, int64_t v_stride, float scale, int32_t reach,                        \
+      const float* __restrict__ slopes) {                                                    \
+    rf::attention_full<head_dim>(                                                            \
+        {q, k, v, q_stride, k_stride, v_stride, query_start, scale, reach, slopes}, out_f32, \
+        out_f16);                                                                            \
   }
 
 RF_ATTENTION_FULL(RF_HEAD_DIM)

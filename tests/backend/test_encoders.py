@@ -64,6 +64,7 @@ def test_scores_equal_those_of_transformers_and_llama_cpp(runner: Runner) -> Non
         ("bert", "bert", Pooling.CLS),
         ("xlm-roberta", "xlm-roberta", Pooling.MEAN),
         ("nomic-bert", "nomic-bert", Pooling.MEAN),
+        ("modern-bert", "modern-bert", Pooling.CLS),
     ],
     indirect=["runner"],
 )

@@ -26,7 +26,13 @@ BATCHES = {
 
 
 def attend(
-    device: Device, lengths: list[int], head_dim: int, heads: int, scale: float
+    device: Device,
+    lengths: list[int],
+    head_dim: int,
+    heads: int,
+    scale: float,
+    reach: int = 0,
+    slopes: tuple[float, ...] | None = None,
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float64]]:
     """The kernel's answer, and the one in float64."""
     rng = np.random.default_rng(sum(lengths))
@@ -40,7 +46,8 @@ def attend(
         f"rf_attention_full_d{head_dim}",
         *(there, there.part(width), there.part(2 * width)),
         device.upload(starts, "query_start"),
-        *(out, out_f16, 3 * width, 3 * width, 3 * width, scale),
+        *(out, out_f16, 3 * width, 3 * width, 3 * width, scale, reach),
+        None if slopes is None else device.upload(np.array(slopes, np.float32), "slopes"),
         grid=(-(-max(lengths) // ROWS), heads, len(lengths)),
         block=THREADS,
     )
@@ -50,7 +57,12 @@ def attend(
         part.reshape(tokens, heads, head_dim)
         for part in np.split(stacked.astype(np.float64), 3, axis=1)
     )
-    return result, ops.attend_all(q, k, v, starts, scale)
+    expected = ops.attend_all(
+        *(q, k, v, starts, scale),
+        reach=reach or None,
+        slopes=None if slopes is None else np.array(slopes),
+    )
+    return result, expected
 
 
 @pytest.mark.parametrize("lengths", BATCHES.values(), ids=BATCHES.keys())
@@ -63,6 +75,43 @@ def test_every_length(device: Device, lengths: list[int]) -> None:
 @pytest.mark.parametrize("head_dim", [32, 64, 128])
 def test_every_head_size(device: Device, head_dim: int) -> None:
     got, expected = attend(device, [70, 3], head_dim=head_dim, heads=3, scale=head_dim**-0.5)
+    check(got, expected, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("lengths", BATCHES.values(), ids=BATCHES.keys())
+@pytest.mark.parametrize("reach", [1, 9, 64])
+def test_a_token_sees_those_within_reach(device: Device, lengths: list[int], reach: int) -> None:
+    got, expected = attend(device, lengths, head_dim=64, heads=1, scale=0.5, reach=reach)
+    check(got, expected, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("head_dim", [32, 64, 128])
+@pytest.mark.parametrize("reach", [3, 130])
+def test_reach_for_every_head_size(device: Device, head_dim: int, reach: int) -> None:
+    got, expected = attend(device, [290, 5], head_dim, heads=1, scale=0.3, reach=reach)
+    check(got, expected, rtol=2e-3, atol=2e-3)
+
+
+def test_tiles_beyond_the_reach_of_a_block_are_left_out(device: Device) -> None:
+    """Weights of zero would not hide what is no number."""
+    q, k, v = (np.ones((300, 1, 64), np.float16) for _ in range(3))
+    k[200:], v[200:] = np.nan, np.nan
+    out = device.empty(q.shape, np.float32, "out")
+    arrays = [device.upload(each) for each in (q, k, v, np.array([0, 300], np.int32))]
+    args = (*arrays, out, None, 64, 64, 64, 0.2, 8, None)
+    device.launch("rf_attention_full_d64", *args, grid=(3, 1, 1), block=THREADS)
+    np.testing.assert_array_equal(out.get()[:ROWS], 1)
+
+
+@pytest.mark.parametrize("lengths", BATCHES.values(), ids=BATCHES.keys())
+def test_distance_costs_what_the_slope_of_the_head_says(device: Device, lengths: list[int]) -> None:
+    got, expected = attend(device, lengths, 64, 3, scale=0.2, slopes=(0.5, 0.004, 0.0))
+    check(got, expected, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("head_dim", [32, 64, 128])
+def test_slopes_and_reach_together(device: Device, head_dim: int) -> None:
+    got, expected = attend(device, [150], head_dim, 2, scale=0.2, reach=20, slopes=(0.25, 0.1))
     check(got, expected, rtol=2e-3, atol=2e-3)
 
 
@@ -79,7 +128,7 @@ def test_queries_keys_and_values_may_lie_apart(device: Device) -> None:
     starts = np.array([0, 20], np.int32)
     out = device.empty(q.shape, np.float32, "out")
     arrays = [device.upload(each) for each in (q, wide, v, starts)]
-    args = (*arrays, out, None, 64, 96, 64, 0.2)
+    args = (*arrays, out, None, 64, 96, 64, 0.2, 0, None)
     device.launch("rf_attention_full_d32", *args, grid=(1, 2, 1), block=THREADS)
     expected = ops.attend_all(q.astype(np.float64), k.astype(np.float64), v, starts, 0.2)
     check(out.get(), expected, rtol=2e-3, atol=2e-3)
@@ -92,7 +141,7 @@ def test_a_nan_stays_in_its_sequence_and_head(device: Device) -> None:
     starts = np.array([0, 20, 40], np.int32)
     out = device.empty(q.shape, np.float32, "out")
     arrays = [device.upload(each) for each in (q, k, v, starts)]
-    args = (*arrays, out, None, 64, 64, 64, 0.2)
+    args = (*arrays, out, None, 64, 64, 64, 0.2, 0, None)
     device.launch("rf_attention_full_d32", *args, grid=(1, 2, 2), block=THREADS)
     bad = np.asarray(np.isnan(out.get()).any(axis=2))
     assert bad[:20, 1].all()

@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.kernels import Device, DeviceArray, check
 from tests.support.linear import (
+    GELU,
     GELU_TANH,
     SILU,
     Layer,
@@ -117,7 +118,7 @@ def test_tiles_of_few_rows(device: Device, rows: int) -> None:
 
 @pytest.mark.parametrize("name", ["bf16", "q4_k"])
 @pytest.mark.parametrize("tile", [32, 64, 128])
-@pytest.mark.parametrize("activation", [SILU, GELU_TANH], ids=["silu", "gelu_tanh"])
+@pytest.mark.parametrize("activation", [SILU, GELU_TANH, GELU], ids=["silu", "gelu_tanh", "gelu"])
 def test_gates(device: Device, name: str, tile: int, activation: int) -> None:
     rng = np.random.default_rng(3)
     layer = random_layer(rng, name, 72, 256, activation)

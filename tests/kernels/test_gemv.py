@@ -14,6 +14,7 @@ import pytest
 from tests.support.activations import quantise
 from tests.support.kernels import Device, DeviceArray, check
 from tests.support.linear import (
+    GELU,
     GELU_TANH,
     NOT_GATED,
     SILU,
@@ -137,7 +138,7 @@ def test_waves_of_a_block_share_k(device: Device, name: str, block: int) -> None
 
 
 @pytest.mark.parametrize("name", ["bf16", "q6_k", "mxfp4"])
-@pytest.mark.parametrize("activation", [SILU, GELU_TANH], ids=["silu", "gelu_tanh"])
+@pytest.mark.parametrize("activation", [SILU, GELU_TANH, GELU], ids=["silu", "gelu_tanh", "gelu"])
 @pytest.mark.parametrize("width", [16, 72], ids=["one_tile", "ragged_tail"])
 def test_gates(device: Device, name: str, activation: int, width: int) -> None:
     rng = np.random.default_rng(2)

@@ -58,9 +58,33 @@ def test_the_sum_is_normalised_in_the_place_of_the_residual(
     residual = device.upload(old)
     if rows:
         args = (device.upload(delta), residual, device.upload(weight), device.upload(bias))
-        outputs = (residual, None)
+        outputs = (None, residual, None)
         device.launch("rf_add_layer_norm", *args, *outputs, dim, EPS, grid=rows, block=threads)
     check(residual.get(), expected_norm(delta + old, weight, bias), rtol=3e-6, atol=3e-6)
+
+
+@pytest.mark.parametrize(("rows", "dim", "threads"), CASES.values(), ids=CASES.keys())
+def test_the_sum_may_be_kept_in_the_place_of_the_residual(
+    device: Device, rows: int, dim: int, threads: int
+) -> None:
+    delta, old = random_rows(rows, dim), random_rows(rows, dim, seed=3)
+    weight = random_rows(1, dim, seed=2)[0]
+    residual, f16 = device.upload(old), device.empty((rows, dim), np.float16)
+    if rows:
+        args = (device.upload(delta), residual, device.upload(weight), None)
+        outputs = (residual, None, f16)
+        device.launch("rf_add_layer_norm", *args, *outputs, dim, EPS, grid=rows, block=threads)
+    np.testing.assert_array_equal(residual.get(), delta + old)
+    expected = expected_norm(delta + old, weight, np.zeros(dim))
+    check(f16.get(), expected, rtol=6e-4, atol=3e-6)
+
+
+def test_there_may_be_no_bias(device: Device) -> None:
+    x, weight = random_rows(3, 96), random_rows(1, 96, seed=2)[0]
+    f32 = device.empty(x.shape, np.float32)
+    inputs = (device.upload(x), device.upload(weight), None)
+    device.launch("rf_layer_norm", *inputs, f32, None, 96, EPS, grid=3, block=64)
+    check(f32.get(), expected_norm(x, weight, np.zeros(96)), rtol=2e-6, atol=2e-6)
 
 
 def test_a_mean_far_from_zero_costs_no_precision(device: Device) -> None:

@@ -7,9 +7,16 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from rocmforge.backend.ops import Activation
+from rocmforge_reference import ops
 from tests.support.weights import Bytes, Matrix, gated_rows, random_matrix, round_up
 
-NOT_GATED, SILU, GELU_TANH = 0, 1, 2
+NOT_GATED, SILU, GELU_TANH, GELU = 0, 1, 2, 3
+_ACTIVATIONS = {
+    SILU: Activation.SILU,
+    GELU_TANH: Activation.GELU_TANH,
+    GELU: Activation.GELU,
+}
 
 Float32 = npt.NDArray[np.float32]
 Float64 = npt.NDArray[np.float64]
@@ -53,13 +60,8 @@ class Layer:
         if self.activation == NOT_GATED:
             return products[0]
         gate, up = products
-        inner = np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3)
-        activated: Float64 = (
-            gate / (1 + np.exp(-gate))
-            if self.activation == SILU
-            else 0.5 * gate * (1 + np.tanh(inner))
-        )
-        return activated * up
+        product: Float64 = ops.activate(gate, _ACTIVATIONS[self.activation]) * up
+        return product
 
     def magnitude(self, x: Float64) -> Float64:
         """The sums of absolute values behind the result: what rounding errors are relative to."""

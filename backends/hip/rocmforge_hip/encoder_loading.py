@@ -11,7 +11,7 @@ from rocmforge.gguf.reader import GgufFile
 from rocmforge.gguf.tensor import GgufTensor
 from rocmforge.models.encoder_config import EncoderConfig, read_encoder_config
 from rocmforge.models.encoder_weights import EncoderWeights, load_encoder_weights
-from rocmforge.models.rope import plain_rope_table
+from rocmforge.models.rope import plain_rope_tables
 from rocmforge_hip.device import FoundDevice
 from rocmforge_hip.driver import HipError
 from rocmforge_hip.encoder_ops import ENCODER_HEAD_DIMS, ROPE_MULTIPLE, HipEncoderOps
@@ -24,9 +24,8 @@ from rocmforge_hip.encoder_weights import (
 )
 from rocmforge_hip.geometry import BLOCK_TOKENS, Geometry
 from rocmforge_hip.loader import WeightLoader
-from rocmforge_hip.loading import open_device, upload
+from rocmforge_hip.loading import open_device, upload_tables
 from rocmforge_hip.memory import Arena, spec
-from rocmforge_hip.ops import DeviceRopeTable
 from rocmforge_hip.pipeline import PIPELINE_DEPTH, Device, release
 from rocmforge_hip.plan import MemoryNeeds
 from rocmforge_hip.rows import MAX_NORM_DIM
@@ -112,18 +111,14 @@ def _load(
     progress("loading kernels", 0.0)
     arena = Arena(device.memory, needs.activations, device.stream)
     storages = encoder_storages(planned)
-    table = None
+    tables = {}
     if config.rope is not None:
-        host_table = plain_rope_table(config.rope, needs.limits.context)
-        table = DeviceRopeTable(
-            upload(device, host_table.cos, "rope table"),
-            upload(device, host_table.sin, "rope table"),
-        )
+        tables = upload_tables(device, plain_rope_tables(config.rope, needs.limits.context))
     formats = frozenset(
         storage.format.name for storage in storages if isinstance(storage, PlannedMatrix)
     )
     geometry = Geometry(found.properties.compute_units)
-    ops = HipEncoderOps(config, device.library, geometry, arena, table, formats)
+    ops = HipEncoderOps(config, device.library, geometry, arena, tables, formats)
     inputs = device.memory.device(spec((needs.input_bytes,), "u1"), "inputs of a step")
     loader = WeightLoader(device.driver, device.library, device.stream, device.memory, file.locate)
     try:

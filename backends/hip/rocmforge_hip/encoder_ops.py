@@ -7,8 +7,10 @@ next; norms read and write float32, too.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
+from rocmforge.backend.encoder_ops import EncoderAttentionSpec
 from rocmforge.backend.ops import Activation as GateActivation
 from rocmforge.models.config import RopeStyle
 from rocmforge.models.encoder_config import EncoderConfig
@@ -46,12 +48,12 @@ class HipEncoderOps:
         library: KernelLibrary,
         geometry: Geometry,
         arena: Arena,
-        table: DeviceRopeTable | None,
+        tables: Mapping[bool, DeviceRopeTable],
         formats: frozenset[str],
     ) -> None:
         self._config = config
         self._arena = arena
-        self._table = table
+        self._tables = tables
         self._products = LinearKernels(library, geometry, arena, formats, terms=0)
         names = [
             *("rf_layer_norm", "rf_add_layer_norm", "rf_gelu_half", "rf_rope_half"),
@@ -91,39 +93,64 @@ class HipEncoderOps:
             block=_EMBED_THREADS,
         )
 
-    def layer_norm(self, x: Activation, weight: Weight, bias: Weight) -> Activation:
-        return self._norm("rf_layer_norm", (f32_of(x),), x, weight, bias)
+    def layer_norm(self, x: Activation, weight: Weight, bias: Weight | None) -> Activation:
+        out = self._normed(x)
+        self._norm("rf_layer_norm", (f32_of(x),), weight, bias, (out.f32, out.f16), x)
+        return out
 
     def add_layer_norm(
-        self, residual: Activation, delta: Activation, weight: Weight, bias: Weight
+        self, residual: Activation, delta: Activation, weight: Weight, bias: Weight | None
     ) -> Activation:
+        out = self._normed(residual)
+        self._add_norm(residual, delta, weight, bias, (None, out.f32, out.f16))
+        return out
+
+    def add_then_norm(
+        self, residual: Activation, delta: Activation, weight: Weight
+    ) -> tuple[Activation, Activation]:
+        """The sum takes the place of the residual."""
+        total = f32_of(residual)
+        out = empty(self._arena, NORMED, residual.rows, residual.width, half=True)
+        self._add_norm(residual, delta, weight, None, (total, None, out.f16))
+        return residual, out
+
+    def _normed(self, like: Activation) -> Activation:
+        """Where a norm goes: to the place of what it is made of, which nothing else reads."""
+        out = empty(self._arena, NORMED, like.rows, like.width, half=False)
+        out.f16 = self._arena[f"{NORMED}.f16"].first(like.rows, like.width)
+        return out
+
+    def _add_norm(
+        self,
+        residual: Activation,
+        delta: Activation,
+        weight: Weight,
+        bias: Weight | None,
+        outputs: tuple[DeviceArray | None, ...],
+    ) -> None:
         assert (residual.rows, residual.width) == (delta.rows, delta.width)
         inputs = (f32_of(delta), f32_of(residual))
-        return self._norm("rf_add_layer_norm", inputs, residual, weight, bias)
+        self._norm("rf_add_layer_norm", inputs, weight, bias, outputs, residual)
 
     def _norm(
         self,
         kernel: str,
         inputs: tuple[DeviceArray, ...],
-        like: Activation,
         weight: Weight,
-        bias: Weight,
-    ) -> Activation:
-        """The norm takes the place of what it is made of, which nothing else reads."""
-        out = empty(self._arena, NORMED, like.rows, like.width, half=False)
-        out.f16 = self._arena[f"{NORMED}.f16"].first(like.rows, like.width)
+        bias: Weight | None,
+        outputs: tuple[DeviceArray | None, ...],
+        like: Activation,
+    ) -> None:
         self._kernels[kernel].launch(
             *inputs,
             vector_of(weight, like.width),
-            vector_of(bias, like.width),
-            out.f32,
-            out.f16,
+            None if bias is None else vector_of(bias, like.width),
+            *outputs,
             like.width,
             self._config.norm_eps,
             grid=(like.rows, 1, 1),
             block=norm_threads(like.width),
         )
-        return out
 
     def linear(
         self, step: DeviceStep, x: Activation, weight: Weight, bias: Weight | None
@@ -151,11 +178,12 @@ class HipEncoderOps:
         assert part_of(gate).matrix is part_of(up).matrix, "gate and up are one matrix"
         return self._products.multiply(x, part_of(gate), None, GATES[activation])
 
-    def rope(self, step: DeviceStep, q: Activation, k: Activation) -> tuple[Activation, Activation]:
+    def rope(
+        self, step: DeviceStep, q: Activation, k: Activation, spec: EncoderAttentionSpec
+    ) -> tuple[Activation, Activation]:
         """In place."""
-        config, table = self._config, self._table
+        config, table = self._config, self._tables[spec.local_rope]
         assert config.rope is not None
-        assert table is not None
         assert config.rope.style is RopeStyle.NEOX
         chunks = 2 * config.num_heads * (config.rope.dim // ROPE_MULTIPLE)
         self._kernels["rf_rope_half"].launch(
@@ -175,7 +203,12 @@ class HipEncoderOps:
         return q, k
 
     def attend_all(
-        self, step: DeviceStep, q: Activation, k: Activation, v: Activation, scale: float
+        self,
+        step: DeviceStep,
+        q: Activation,
+        k: Activation,
+        v: Activation,
+        spec: EncoderAttentionSpec,
     ) -> Activation:
         config, shape = self._config, step.shape
         out = empty(self._arena, ATTENDED, q.rows, q.width, half=True)
@@ -186,7 +219,9 @@ class HipEncoderOps:
             out.f32,
             out.f16,
             *(each.stride or each.width for each in (q, k, v)),
-            scale,
+            spec.scale,
+            0 if spec.reach is None else spec.reach,
+            None,  # slopes
             grid=(ceil_div(longest, _ATTENTION_ROWS), config.num_heads, shape.sequences),
             block=_THREADS,
         )

@@ -45,8 +45,9 @@ def plan_encoder_weights(
         positions=_positions(model.positions, context),
         types=None if model.types is None else PlannedVector((_first_row(model.types),)),
         norm=PlannedVector((model.norm,)),
-        norm_bias=PlannedVector((model.norm_bias,)),
+        norm_bias=vector(model.norm_bias),
         layers=tuple(_plan_layer(layer) for layer in model.layers),
+        output_norm=vector(model.output_norm),
         head=None if model.head is None else _plan_head(model.head),
     )
 
@@ -62,7 +63,7 @@ def convert_encoder(model: EncoderWeights[W], function: Callable[[W], X]) -> Enc
     """The same weights, each replaced by what the function makes of it."""
     own: dict[str, Any] = {
         name: _apply(function, getattr(model, name))
-        for name in ("tokens", "positions", "types", "norm", "norm_bias")
+        for name in ("tokens", "positions", "types", "norm", "norm_bias", "output_norm")
     }
     return EncoderWeights(
         **own,
@@ -93,15 +94,15 @@ def _plan_layer(layer: EncoderLayer[GgufTensor]) -> EncoderLayer[Planned]:
         v_bias=biases[2],
         output=single(layer.output, DELTA),
         output_bias=vector(layer.output_bias),
-        attn_norm=PlannedVector((layer.attn_norm,)),
-        attn_norm_bias=PlannedVector((layer.attn_norm_bias,)),
+        attn_norm=vector(layer.attn_norm),
+        attn_norm_bias=vector(layer.attn_norm_bias),
         gate=gate,
         up=up,
         up_bias=vector(layer.up_bias),
         down=single(layer.down, DELTA),
         down_bias=vector(layer.down_bias),
         ffn_norm=PlannedVector((layer.ffn_norm,)),
-        ffn_norm_bias=PlannedVector((layer.ffn_norm_bias,)),
+        ffn_norm_bias=vector(layer.ffn_norm_bias),
     )
 
 

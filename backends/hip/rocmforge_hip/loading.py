@@ -89,7 +89,7 @@ class ModelLoading:
             self._geometry,
             arena,
             caches=tuple(self._new_cache(layer) for layer in range(config.num_layers)),
-            tables=self._upload_tables(tables),
+            tables=upload_tables(device, tables),
             formats=frozenset(
                 storage.format.name
                 for storage in storages(planned)
@@ -157,18 +157,18 @@ class ModelLoading:
             }
         )
 
-    def _upload_tables(self, tables: RopeTables) -> dict[bool, DeviceRopeTable]:
-        """The tables, by whether they are the local one."""
-        found = {False: tables.table}
-        if tables.local_table is not None:
-            found[True] = tables.local_table
-        return {
-            is_local: DeviceRopeTable(
-                upload(self._device, table.cos, "rope table"),
-                upload(self._device, table.sin, "rope table"),
-            )
-            for is_local, table in found.items()
-        }
+
+def upload_tables(device: Device, tables: RopeTables) -> dict[bool, DeviceRopeTable]:
+    """The tables, by whether they are the local one."""
+    found = {False: tables.table}
+    if tables.local_table is not None:
+        found[True] = tables.local_table
+    return {
+        is_local: DeviceRopeTable(
+            upload(device, table.cos, "rope table"), upload(device, table.sin, "rope table")
+        )
+        for is_local, table in found.items()
+    }
 
 
 def upload(device: Device, values: npt.NDArray[Any], name: str) -> DeviceArray:

@@ -25,7 +25,7 @@ from rocmforge.models.encoder_weights import load_encoder_weights
 from rocmforge.models.lora import read_adapters
 from rocmforge.models.memory import float32_weight_bytes, kv_bytes_per_token
 from rocmforge.models.reading import read_model
-from rocmforge.models.rope import load_rope_tables, plain_rope_table
+from rocmforge.models.rope import load_rope_tables, plain_rope_tables
 from rocmforge.models.weights import load_weights
 from rocmforge_reference.decoder_ops import KvCache, ReferenceOps
 from rocmforge_reference.encoder_ops import ReferenceEncoderOps
@@ -141,7 +141,7 @@ def _load_encoder(
         config, file, _to_weight, lambda share: progress("loading weights", share)
     )
     max_context = encoder_context(config, options)
-    table = None if config.rope is None else plain_rope_table(config.rope, max_context)
+    tables = None if config.rope is None else plain_rope_tables(config.rope, max_context)
     info = RunnerInfo(
         backend=NAME,
         device=device,
@@ -157,7 +157,7 @@ def _load_encoder(
         is_encoder=True,
         notes=(_NOTE,),
     )
-    return ReferenceEncoderRunner(config, weights, ReferenceEncoderOps(config, table), info)
+    return ReferenceEncoderRunner(config, weights, ReferenceEncoderOps(config, tables), info)
 
 
 def _choose_device(wanted: str | None) -> DeviceInfo:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import numpy as np
 
+from rocmforge.backend.encoder_ops import EncoderAttentionSpec
 from rocmforge.backend.ops import Activation
 from rocmforge.backend.protocol import Float32Array, StepInput
 from rocmforge.models.encoder_config import EncoderConfig
-from rocmforge.models.rope import RopeTable
+from rocmforge.models.rope import RopeTables
 from rocmforge_reference import ops
 
 
 class ReferenceEncoderOps:
     """Implements `EncoderOps[Float32Array, Float32Array, StepInput]`."""
 
-    def __init__(self, config: EncoderConfig, table: RopeTable | None) -> None:
+    def __init__(self, config: EncoderConfig, tables: RopeTables | None) -> None:
         self._config = config
-        self._table = table
+        self._tables = tables
 
     def embed(
         self,
@@ -30,7 +31,9 @@ class ReferenceEncoderOps:
             x = x + positions[step.positions]
         return x if types is None else x + types[0]
 
-    def layer_norm(self, x: Float32Array, weight: Float32Array, bias: Float32Array) -> Float32Array:
+    def layer_norm(
+        self, x: Float32Array, weight: Float32Array, bias: Float32Array | None
+    ) -> Float32Array:
         return ops.layer_norm(x, weight, bias, self._config.norm_eps)
 
     def add_layer_norm(
@@ -38,9 +41,15 @@ class ReferenceEncoderOps:
         residual: Float32Array,
         delta: Float32Array,
         weight: Float32Array,
-        bias: Float32Array,
+        bias: Float32Array | None,
     ) -> Float32Array:
         return self.layer_norm(residual + delta, weight, bias)
+
+    def add_then_norm(
+        self, residual: Float32Array, delta: Float32Array, weight: Float32Array
+    ) -> tuple[Float32Array, Float32Array]:
+        total = residual + delta
+        return total, self.layer_norm(total, weight, None)
 
     def linear(
         self, step: StepInput, x: Float32Array, weight: Float32Array, bias: Float32Array | None
@@ -61,12 +70,14 @@ class ReferenceEncoderOps:
         return ops.gated_linear(x, gate, up, activation)
 
     def rope(
-        self, step: StepInput, q: Float32Array, k: Float32Array
+        self, step: StepInput, q: Float32Array, k: Float32Array, spec: EncoderAttentionSpec
     ) -> tuple[Float32Array, Float32Array]:
-        rope = self._config.rope
+        rope, tables = self._config.rope, self._tables
         assert rope is not None
-        assert self._table is not None
-        cos, sin = self._table.cos[step.positions], self._table.sin[step.positions]
+        assert tables is not None
+        table = tables.local_table if spec.local_rope else tables.table
+        assert table is not None
+        cos, sin = table.cos[step.positions], table.sin[step.positions]
 
         def rotate(x: Float32Array) -> Float32Array:
             return ops.rope(self._heads(x), cos, sin, rope.style).reshape(len(x), -1)
@@ -79,11 +90,17 @@ class ReferenceEncoderOps:
         q: Float32Array,
         k: Float32Array,
         v: Float32Array,
-        scale: float,
+        spec: EncoderAttentionSpec,
     ) -> Float32Array:
-        return ops.attend_all(
-            self._heads(q), self._heads(k), self._heads(v), step.query_start, scale
-        ).reshape(len(q), -1)
+        attended = ops.attend_all(
+            self._heads(q),
+            self._heads(k),
+            self._heads(v),
+            step.query_start,
+            spec.scale,
+            reach=spec.reach,
+        )
+        return attended.reshape(len(q), -1)
 
     def sum_hidden(self, step: StepInput, x: Float32Array) -> Float32Array:
         return np.stack([x[first:end].sum(axis=0) for first, end in step.hidden_ranges.tolist()])

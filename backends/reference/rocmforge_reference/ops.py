@@ -48,12 +48,12 @@ def rms_norm(x: Array, weight: Array, eps: float) -> Array:
     return normalized
 
 
-def layer_norm(x: Array, weight: Array, bias: Array, eps: float) -> Array:
+def layer_norm(x: Array, weight: Array, bias: Array | None, eps: float) -> Array:
     """`(x - mean) / sqrt(variance + eps) * weight + bias` over the last axis (Ba et al. 2016)."""
     centered = x - np.mean(x, axis=-1, keepdims=True)
     variance = np.mean(centered * centered, axis=-1, keepdims=True)
-    normalized: Array = centered / np.sqrt(variance + x.dtype.type(eps)) * weight + bias
-    return normalized
+    normalized: Array = centered / np.sqrt(variance + x.dtype.type(eps)) * weight
+    return normalized if bias is None else normalized + bias
 
 
 def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
@@ -210,8 +210,17 @@ def paged_attention(
     return out
 
 
-def attend_all(q: Array, k: Array, v: Array, query_start: Int, scale: float) -> Array:
-    """Attention of each token to all tokens of its sequence (Vaswani et al. 2017, section 3.2).
+def attend_all(
+    q: Array,
+    k: Array,
+    v: Array,
+    query_start: Int,
+    scale: float,
+    *,
+    reach: int | None = None,
+    slopes: Array | None = None,
+) -> Array:
+    """Attention of each token to the tokens of its sequence (Vaswani et al. 2017, section 3.2).
 
     Args:
         q: [T, heads, head_dim].
@@ -219,6 +228,10 @@ def attend_all(q: Array, k: Array, v: Array, query_start: Int, scale: float) -> 
         v: As q.
         query_start: [B + 1]; sequence b owns tokens `query_start[b]:query_start[b + 1]`.
         scale: Of the scores.
+        reach: A token sees itself and so many before and after it (Beltagy et al. 2020); None for
+            all.
+        slopes: [heads], what a score loses for each token of distance (ALiBi, Press et al. 2022);
+            None for nothing.
 
     Returns:
         [T, heads, head_dim].
@@ -230,6 +243,11 @@ def attend_all(q: Array, k: Array, v: Array, query_start: Int, scale: float) -> 
             chunk = slice(first, min(first + QUERY_CHUNK, stop))
             queries = q[chunk].swapaxes(0, 1) * q.dtype.type(scale)
             scores = queries @ keys.swapaxes(-1, -2)  # [heads, queries, keys]
+            distance = np.abs(np.arange(first, chunk.stop)[:, None] - np.arange(start, stop))
+            if slopes is not None:
+                scores -= slopes[:, None, None] * distance.astype(q.dtype)
+            if reach is not None:
+                scores = np.where(distance <= reach, scores, -np.inf)
             scores -= scores.max(axis=-1, keepdims=True)
             weights = np.exp(scores, out=scores)
             mixed = weights @ values / weights.sum(axis=-1, keepdims=True)

@@ -1,7 +1,7 @@
 // What a gated feed-forward applies to its gate.
 #pragma once
 
-#include "rf/platform.h"
+#include "rf/gelu.h"
 
 namespace rf {
 
@@ -9,10 +9,12 @@ namespace rf {
 inline constexpr int kNotGated = 0;
 inline constexpr int kSilu = 1;
 inline constexpr int kGeluTanh = 2;
+inline constexpr int kGelu = 3;
 
 // activation(gate) * up.
 __device__ __forceinline__ float gated(float gate, float up, int activation) {
   if (activation == kSilu) return gate * rcp(1.0f + exp(-gate)) * up;
+  if (activation == kGelu) return gelu(gate) * up;
   constexpr float kSqrt2OverPi = 0.797884560802865355880f;
   const float inner = kSqrt2OverPi * (gate + 0.044715f * gate * gate * gate);
   return 0.5f * gate * (1.0f + tanh(inner)) * up;

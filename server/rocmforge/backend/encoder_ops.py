@@ -8,6 +8,7 @@ step's own keys and values.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from rocmforge.backend.ops import Activation
@@ -15,6 +16,15 @@ from rocmforge.backend.ops import Activation
 A = TypeVar("A")
 W = TypeVar("W", contravariant=True)
 S = TypeVar("S", contravariant=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderAttentionSpec:
+    """How one layer of an encoder attends."""
+
+    scale: float  # of query times key
+    reach: int | None  # a token sees itself and so many before and after it; None = all
+    local_rope: bool  # uses the second rope table (ModernBERT's layers with a window)
 
 
 class EncoderOps(Protocol[A, W, S]):
@@ -32,15 +42,22 @@ class EncoderOps(Protocol[A, W, S]):
         """
         ...
 
-    def layer_norm(self, x: A, weight: W, bias: W) -> A:
+    def layer_norm(self, x: A, weight: W, bias: W | None) -> A:
         """(x - mean) / sqrt(variance + eps) * weight + bias over the last axis: [rows, dim].
 
         The variance is the mean of squares of x - mean.
         """
         ...
 
-    def add_layer_norm(self, residual: A, delta: A, weight: W, bias: W) -> A:
+    def add_layer_norm(self, residual: A, delta: A, weight: W, bias: W | None) -> A:
         """The layer_norm of residual + delta: [rows, dim]. The sum itself is not needed."""
+        ...
+
+    def add_then_norm(self, residual: A, delta: A, weight: W) -> tuple[A, A]:
+        """residual + delta, and its layer_norm: ([rows, dim], [rows, dim]).
+
+        The norm is read by matrix products only.
+        """
         ...
 
     def linear(self, step: S, x: A, weight: W, bias: W | None) -> A:
@@ -55,14 +72,14 @@ class EncoderOps(Protocol[A, W, S]):
         """As `Ops.gated_linear`: activation(x @ gate.T) * (x @ up.T), [rows, ffn]."""
         ...
 
-    def rope(self, step: S, q: A, k: A) -> tuple[A, A]:
+    def rope(self, step: S, q: A, k: A, spec: EncoderAttentionSpec) -> tuple[A, A]:
         """Rotation of q and k, both [T, heads * head_dim], by the positions of the tokens."""
         ...
 
-    def attend_all(self, step: S, q: A, k: A, v: A, scale: float) -> A:
-        """Attention of each token to all tokens of its sequence: [T, heads * head_dim].
+    def attend_all(self, step: S, q: A, k: A, v: A, spec: EncoderAttentionSpec) -> A:
+        """Attention of each token to the tokens of its sequence within reach.
 
-        q, k and v are [T, heads * head_dim] each; scores are scale * (query times key).
+        q, k, v and the result are [T, heads * head_dim] each; scores are scale * (query times key).
         """
         ...
 

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-import numpy as np
-
 from rocmforge.backend.ops import Activation
 from rocmforge.errors import UnsupportedArchitecture
 from rocmforge.gguf.reader import GgufFile
@@ -247,11 +245,9 @@ class _ConfigReader(KeyReader):
     def _window_pattern(self, num_layers: int) -> list[bool]:
         """For each layer, whether it has the window. The key may hold a list or a period."""
         suffix = "attention.sliding_window_pattern"
-        value = self._file.metadata.get(self._key(suffix), self._row.window_period)
-        if isinstance(value, np.ndarray):
-            if len(value) < num_layers:
-                raise self._bad(suffix, f"{len(value)} flags for {num_layers} layers")
-            return [bool(flag) for flag in value[:num_layers]]
+        flags = self._layer_flags(suffix, num_layers)
+        if flags is not None:
+            return flags
         period = self._positive(suffix, self._row.window_period)
         if period == 1:
             return [True] * num_layers

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from rocmforge.backend.encoder_ops import EncoderOps
+from rocmforge.backend.encoder_ops import EncoderAttentionSpec, EncoderOps
 from rocmforge.models.encoder_config import EncoderConfig
 from rocmforge.models.encoder_weights import EncoderLayer, EncoderWeights, ScoreHead
 
@@ -25,33 +25,87 @@ def encode(
     return sums if weights.head is None else _scores(weights.head, ops, step, sums)
 
 
+def attention_specs(config: EncoderConfig) -> tuple[EncoderAttentionSpec, ...]:
+    """How each layer attends."""
+    return tuple(
+        EncoderAttentionSpec(
+            scale=config.attention_scale,
+            reach=reach,
+            local_rope=reach is not None,
+        )
+        for reach in config.reaches
+    )
+
+
 def hidden_states(
     config: EncoderConfig, weights: EncoderWeights[W], ops: EncoderOps[A, W, S], step: S
 ) -> A:
-    """Hidden states `[T, D]` of the step's tokens after the last norm (Devlin et al. 2019)."""
+    """Hidden states `[T, D]` of the step's tokens after the last norm."""
     x = ops.embed(step, weights.tokens, weights.positions, weights.types)
     x = ops.layer_norm(x, weights.norm, weights.norm_bias)
-    for layer in weights.layers:
-        q = ops.linear(step, x, layer.q, layer.q_bias)
-        k = ops.linear(step, x, layer.k, layer.k_bias)
-        v = ops.linear(step, x, layer.v, layer.v_bias)
-        if config.rope is not None:
-            q, k = ops.rope(step, q, k)
-        attended = ops.attend_all(step, q, k, v, config.attention_scale)
-        delta = ops.linear(step, attended, layer.output, layer.output_bias)
+    layers = _pre_norm_layers if config.pre_norm else _post_norm_layers
+    return layers(config, weights, ops, step, x)
+
+
+def _post_norm_layers(
+    config: EncoderConfig, weights: EncoderWeights[W], ops: EncoderOps[A, W, S], step: S, x: A
+) -> A:
+    """A norm of each sum, with which the next one begins (Devlin et al. 2019)."""
+    for spec, layer in zip(attention_specs(config), weights.layers, strict=True):
+        assert layer.attn_norm is not None
+        delta = _attend(config, layer, ops, step, x, spec)
         x = ops.add_layer_norm(x, delta, layer.attn_norm, layer.attn_norm_bias)
-        delta = ops.linear(step, _inner(config, layer, ops, step, x), layer.down, layer.down_bias)
+        delta = _feed_forward(config, layer, ops, step, x)
         x = ops.add_layer_norm(x, delta, layer.ffn_norm, layer.ffn_norm_bias)
     return x
 
 
-def _inner(
+def _pre_norm_layers(
+    config: EncoderConfig, weights: EncoderWeights[W], ops: EncoderOps[A, W, S], step: S, x: A
+) -> A:
+    """A norm for each part of a layer, of a sum that goes on as it is (Warner et al. 2024).
+
+    As in a decoder, each addition is done together with the norm that reads its result. The first
+    layer has no norm for its attention: what it reads is the embedding's.
+    """
+    residual, delta = x, None
+    for spec, layer in zip(attention_specs(config), weights.layers, strict=True):
+        if delta is not None:
+            assert layer.attn_norm is not None
+            residual, x = ops.add_then_norm(residual, delta, layer.attn_norm)
+        delta = _attend(config, layer, ops, step, x, spec)
+        residual, x = ops.add_then_norm(residual, delta, layer.ffn_norm)
+        delta = _feed_forward(config, layer, ops, step, x)
+    assert delta is not None
+    assert weights.output_norm is not None
+    return ops.add_layer_norm(residual, delta, weights.output_norm, None)
+
+
+def _attend(
+    config: EncoderConfig,
+    layer: EncoderLayer[W],
+    ops: EncoderOps[A, W, S],
+    step: S,
+    x: A,
+    spec: EncoderAttentionSpec,
+) -> A:
+    q = ops.linear(step, x, layer.q, layer.q_bias)
+    k = ops.linear(step, x, layer.k, layer.k_bias)
+    v = ops.linear(step, x, layer.v, layer.v_bias)
+    if config.rope is not None:
+        q, k = ops.rope(step, q, k, spec)
+    attended = ops.attend_all(step, q, k, v, spec)
+    return ops.linear(step, attended, layer.output, layer.output_bias)
+
+
+def _feed_forward(
     config: EncoderConfig, layer: EncoderLayer[W], ops: EncoderOps[A, W, S], step: S, x: A
 ) -> A:
-    """The inner activations of the feed-forward network, `[T, ffn]`."""
     if layer.gate is not None:
-        return ops.gated_linear(step, x, layer.gate, layer.up, config.activation)
-    return ops.gelu(ops.linear(step, x, layer.up, layer.up_bias))
+        inner = ops.gated_linear(step, x, layer.gate, layer.up, config.activation)
+    else:
+        inner = ops.gelu(ops.linear(step, x, layer.up, layer.up_bias))
+    return ops.linear(step, inner, layer.down, layer.down_bias)
 
 
 def _scores(head: ScoreHead[W], ops: EncoderOps[A, W, S], step: S, rows: A) -> A:

@@ -20,6 +20,17 @@ from rocmforge.models.config import RopeConfig, RopeStyle
 from rocmforge.models.keys import KeyReader
 from rocmforge.models.pooling import SCORES, PoolingType, declared_pooling
 
+ACTIVATIONS: Final[Mapping[str, Activation]] = MappingProxyType(
+    {
+        "gelu": Activation.GELU,
+        "gelu_pytorch_tanh": Activation.GELU_TANH,
+        "gelu_new": Activation.GELU_TANH,
+        "silu": Activation.SILU,
+        "swish": Activation.SILU,
+    }
+)
+"""By the names of Transformers, which files repeat."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderConfig:
@@ -35,8 +46,10 @@ class EncoderConfig:
     vocab_size: int
     max_context: int  # tokens, as trained
     norm_eps: float
-    activation: Activation  # GELU; or, with a gate, SILU
+    activation: Activation  # GELU, unless there is a gate
+    pre_norm: bool  # a norm before each part of a layer and after the last, not after each part
     rope: RopeConfig | None  # None: positions are rows of a table
+    reaches: tuple[int | None, ...]  # per layer: how far a token sees to either side; None = all
     pooling: PoolingType  # never NONE
     num_scores: int  # of the classification head; 0 unless `pooling` is RANK
 
@@ -53,14 +66,43 @@ class EncoderConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderArchitecture:
-    """One row of the table: what the metadata does not say."""
+    """One row of the table: what the metadata does not say.
 
+    `model` are the tensors outside the layers, with the fields of `EncoderWeights` that they fill.
+    """
+
+    model: tuple[TensorRule, ...]
     layer: tuple[TensorRule, ...]
-    activation: Activation
-    has_rope: bool
+    not_in_first_layer: frozenset[str] = frozenset()  # names of rules
+    activation: Activation  # where the file does not name another
+    pre_norm: bool = False
+    has_rope: bool = False
+    window_period: int | None = None  # of so many layers the first sees all; None = every layer
+    local_theta_default: float = 10000.0  # of layers with a window
+    has_head: bool = True  # may rank
+
+    @property
+    def has_gate(self) -> bool:
+        """Whether the feed-forward network is gated."""
+        return any("gate" in rule.slots for rule in self.layer)
+
+    def layer_rules(self, layer: int) -> tuple[TensorRule, ...]:
+        """Tensors of the layer with this index."""
+        if layer > 0:
+            return self.layer
+        return tuple(rule for rule in self.layer if rule.name not in self.not_in_first_layer)
 
 
-_NORMS: Final = (
+_TOKENS: Final = (
+    TensorRule("token_embd.weight", ("tokens",)),
+    TensorRule("token_embd_norm.weight", ("norm",)),
+)
+_BERT_TOKENS: Final = (
+    *_TOKENS,
+    TensorRule("token_embd_norm.bias", ("norm_bias",)),
+    TensorRule("token_types.weight", ("types",), required=False),
+)
+_POST_NORMS: Final = (
     TensorRule("attn_output_norm.weight", ("attn_norm",)),
     TensorRule("attn_output_norm.bias", ("attn_norm_bias",)),
     TensorRule("layer_output_norm.weight", ("ffn_norm",)),
@@ -71,6 +113,7 @@ ENCODERS: Final[Mapping[str, EncoderArchitecture]] = MappingProxyType(
     {
         # BERT, and RoBERTa and XLM-RoBERTa, whose position table starts where theirs is used.
         "bert": EncoderArchitecture(
+            model=(*_BERT_TOKENS, TensorRule("position_embd.weight", ("positions",))),
             layer=(
                 TensorRule("attn_q.weight", ("q",)),
                 TensorRule("attn_q.bias", ("q_bias",), required=False),
@@ -84,22 +127,40 @@ ENCODERS: Final[Mapping[str, EncoderArchitecture]] = MappingProxyType(
                 TensorRule("ffn_up.bias", ("up_bias",), required=False),
                 TensorRule("ffn_down.weight", ("down",)),
                 TensorRule("ffn_down.bias", ("down_bias",), required=False),
-                *_NORMS,
+                *_POST_NORMS,
             ),
             activation=Activation.GELU,
-            has_rope=False,
         ),
         "nomic-bert": EncoderArchitecture(
+            model=_BERT_TOKENS,
             layer=(
                 TensorRule("attn_qkv.weight", ("q", "k", "v")),
                 TensorRule("attn_output.weight", ("output",)),
                 TensorRule("ffn_gate.weight", ("gate",)),
                 TensorRule("ffn_up.weight", ("up",)),
                 TensorRule("ffn_down.weight", ("down",)),
-                *_NORMS,
+                *_POST_NORMS,
             ),
             activation=Activation.SILU,
             has_rope=True,
+        ),
+        # Warner et al. 2024, arXiv:2412.13663.
+        "modern-bert": EncoderArchitecture(
+            model=(*_TOKENS, TensorRule("output_norm.weight", ("output_norm",))),
+            layer=(
+                TensorRule("attn_norm.weight", ("attn_norm",)),
+                TensorRule("attn_qkv.weight", ("q", "k", "v")),
+                TensorRule("attn_output.weight", ("output",)),
+                TensorRule("ffn_norm.weight", ("ffn_norm",)),
+                TensorRule("ffn_up.weight", ("gate", "up")),
+                TensorRule("ffn_down.weight", ("down",)),
+            ),
+            not_in_first_layer=frozenset({"attn_norm.weight"}),  # the embedding's norm is there
+            activation=Activation.GELU,
+            pre_norm=True,
+            has_rope=True,
+            window_period=3,
+            has_head=False,
         ),
     }
 )
@@ -169,19 +230,27 @@ class _Reader(KeyReader):
             )
         norm_eps = self._norm_eps("attention.layer_norm_epsilon")
         pooling = _pooling(file)
+        if pooling is PoolingType.RANK and not self._row.has_head:
+            raise UnsupportedArchitecture(
+                f"{self._name} with a classification head ({SCORES})",
+                tuple(name for name, row in ENCODERS.items() if row.has_head),
+            )
+        num_layers, max_context = self._num_layers(), self._positive("context_length")
         return EncoderConfig(
             architecture=self._name,
             name=file.get_str("general.name", self._name),
-            num_layers=self._num_layers(),
+            num_layers=num_layers,
             dim=dim,
             ffn_dim=self._positive("feed_forward_length"),
             num_heads=num_heads,
             head_dim=dim // num_heads,
             vocab_size=self._vocab_size(),
-            max_context=self._positive("context_length"),
+            max_context=max_context,
             norm_eps=norm_eps,
-            activation=self._row.activation,
+            activation=self._activation(),
+            pre_norm=self._row.pre_norm,
             rope=self._rope(dim // num_heads) if self._row.has_rope else None,
+            reaches=self._reaches(num_layers, max_context),
             pooling=pooling,
             num_scores=_num_scores(file) if pooling is PoolingType.RANK else 0,
         )
@@ -193,8 +262,46 @@ class _Reader(KeyReader):
                 f"{self._name} with rope scaling ({self._key('rope.scaling.type')})",
                 tuple(ENCODERS),
             )
-        dim = self._rope_dim(head_dim)
-        theta = self._theta("rope.freq_base", 10000.0)
+        local_theta = None
+        if self._row.window_period is not None:
+            local_theta = self._theta("rope.freq_base_swa", self._row.local_theta_default)
         return RopeConfig(
-            style=RopeStyle.NEOX, dim=dim, theta=theta, local_theta=None, scaling=None
+            style=RopeStyle.NEOX,
+            dim=self._rope_dim(head_dim),
+            theta=self._theta("rope.freq_base", 10000.0),
+            local_theta=local_theta,
+            scaling=None,
         )
+
+    def _activation(self) -> Activation:
+        """Of the gate, which the file may name."""
+        row, suffix = self._row, "hidden_activation"
+        if self._key(suffix) not in self._file.metadata or not row.has_gate:
+            return row.activation
+        name = self._file.get_str(self._key(suffix))
+        if name not in ACTIVATIONS:
+            raise UnsupportedArchitecture(
+                f"{self._name} with the activation {name!r} ({self._key(suffix)})",
+                tuple(f"{self._name} with {known}" for known in ACTIVATIONS),
+            )
+        return ACTIVATIONS[name]
+
+    def _reaches(self, num_layers: int, max_context: int) -> tuple[int | None, ...]:
+        """A window counts the tokens to both sides."""
+        period = self._row.window_period
+        window = self._file.get_int(self._key("attention.sliding_window"), 0) if period else 0
+        if window < 0 or window == 1:
+            raise self._bad("attention.sliding_window", f"{window} is not a window")
+        if period is None or window == 0:
+            return (None,) * num_layers
+        reach = min(window // 2, max_context)
+        return tuple(reach if local else None for local in self._is_local(num_layers, period))
+
+    def _is_local(self, num_layers: int, period: int) -> list[bool]:
+        """For each layer, whether it has the window. The key may hold a list or a period."""
+        suffix = "attention.sliding_window_pattern"
+        flags = self._layer_flags(suffix, num_layers)
+        if flags is not None:
+            return flags
+        period = self._positive(suffix, period)
+        return [layer % period != 0 for layer in range(num_layers)]

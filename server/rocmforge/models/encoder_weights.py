@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
@@ -26,15 +26,15 @@ class EncoderLayer(Generic[W]):
     v_bias: W | None = None  # [dim]
     output: W  # [dim, dim]
     output_bias: W | None = None  # [dim]
-    attn_norm: W  # [dim], after the attention
-    attn_norm_bias: W  # [dim]
+    attn_norm: W | None = None  # [dim], after the attention or before it
+    attn_norm_bias: W | None = None  # [dim]
     gate: W | None = None  # [ffn, dim]
     up: W  # [ffn, dim]
     up_bias: W | None = None  # [ffn]; never with a gate
     down: W  # [dim, ffn]
     down_bias: W | None = None  # [dim]
-    ffn_norm: W  # [dim], after the feed-forward network
-    ffn_norm_bias: W  # [dim]
+    ffn_norm: W  # [dim], after the feed-forward network or before it
+    ffn_norm_bias: W | None = None  # [dim]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,19 +55,13 @@ class EncoderWeights(Generic[W]):
     positions: W | None = None  # [max_context, dim]; None if the model rotates
     types: W | None = None  # [types, dim]
     norm: W  # [dim], of the embedding
-    norm_bias: W  # [dim]
+    norm_bias: W | None = None  # [dim]
     layers: tuple[EncoderLayer[W], ...]
+    output_norm: W | None = None  # [dim], after the last layer
     head: ScoreHead[W] | None = None
 
 
-# Tensors outside the layers by the fields that they fill.
-_MODEL = {
-    "tokens": "token_embd.weight",
-    "positions": "position_embd.weight",
-    "types": "token_types.weight",
-    "norm": "token_embd_norm.weight",
-    "norm_bias": "token_embd_norm.bias",
-}
+# Tensors of the head by the fields that they fill.
 _HEAD = {
     "dense": "cls.weight",
     "dense_bias": "cls.bias",
@@ -104,22 +98,26 @@ def load_encoder_weights(
         progress(done / total)
         return dict(zip(slots, converted, strict=True))
 
-    def take_all(names: dict[str, str]) -> dict[str, W]:
+    def take_all(names: Iterable[tuple[str, tuple[str, ...]]]) -> dict[str, W]:
         taken: dict[str, W] = {}
-        for slot, name in names.items():
+        for name, slots in names:
             if name in file.tensors:
-                taken |= take(name, (slot,))
+                taken |= take(name, slots)
         return taken
 
-    layers = []
-    for index in range(config.num_layers):
-        weights: dict[str, W] = {}
-        for rule in ENCODERS[config.architecture].layer:
-            if (name := f"blk.{index}.{rule.name}") in file.tensors:
-                weights |= take(name, rule.slots)
-        layers.append(EncoderLayer(**weights))
-    head = ScoreHead(**take_all(_HEAD)) if config.num_scores else None
-    return EncoderWeights(**take_all(_MODEL), layers=tuple(layers), head=head)
+    row = ENCODERS[config.architecture]
+    layers = [
+        EncoderLayer(
+            **take_all((f"blk.{index}.{rule.name}", rule.slots) for rule in row.layer_rules(index))
+        )
+        for index in range(config.num_layers)
+    ]
+    head = None
+    if config.num_scores:
+        head = ScoreHead(**take_all((name, (slot,)) for slot, name in _HEAD.items()))
+    return EncoderWeights(
+        **take_all((rule.name, rule.slots) for rule in row.model), layers=tuple(layers), head=head
+    )
 
 
 def check_encoder_tensors(config: EncoderConfig, file: GgufFile) -> None:
@@ -150,27 +148,16 @@ def _expected(
     config: EncoderConfig, file: GgufFile
 ) -> tuple[dict[str, tuple[int, ...]], list[str]]:
     """Shapes of all tensors the model may have, and the names of those it must have."""
-    dim = config.dim
-    shapes: dict[str, tuple[int, ...]] = {
-        "token_embd.weight": (config.vocab_size, dim),
-        "token_embd_norm.weight": (dim,),
-        "token_embd_norm.bias": (dim,),
-    }
-    if config.rope is None:
-        shapes["position_embd.weight"] = (config.max_context, dim)
-    required = list(shapes)
-    shapes["token_types.weight"] = (
-        file.get_int("tokenizer.ggml.token_type_count", 1),
-        dim,
-    )
+    dim, row = config.dim, ENCODERS[config.architecture]
+    rules = [(rule.name, rule) for rule in row.model]
     for index in range(config.num_layers):
-        for rule in ENCODERS[config.architecture].layer:
-            name = f"blk.{index}.{rule.name}"
-            rows, *columns = _slot_shape(config, rule.slots[0])
-            shapes[name] = (rows * len(rule.slots), *columns)
-            if rule.required:
-                required.append(name)
-    if (scores := file.tensors.get(SCORES)) is not None:
+        rules += [(f"blk.{index}.{rule.name}", rule) for rule in row.layer_rules(index)]
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, rule in rules:
+        rows, *columns = _slot_shape(config, file, rule.slots[0])
+        shapes[name] = (rows * len(rule.slots), *columns)
+    required = [name for name, rule in rules if rule.required]
+    if row.has_head and (scores := file.tensors.get(SCORES)) is not None:
         rows = _as_matrix(scores).shape[0]
         shapes[SCORES] = (rows, dim)
         shapes["cls.output.bias"] = (rows,)
@@ -179,9 +166,15 @@ def _expected(
     return shapes, required
 
 
-def _slot_shape(config: EncoderConfig, slot: str) -> tuple[int, ...]:
+def _slot_shape(config: EncoderConfig, file: GgufFile, slot: str) -> tuple[int, ...]:
     dim, ffn = config.dim, config.ffn_dim
     match slot:
+        case "tokens":
+            return config.vocab_size, dim
+        case "positions":
+            return config.max_context, dim
+        case "types":
+            return file.get_int("tokenizer.ggml.token_type_count", 1), dim
         case "q" | "k" | "v" | "output":
             return dim, dim
         case "gate" | "up":

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from rocmforge.errors import BadGguf
 from rocmforge.gguf.reader import GgufFile
 from rocmforge.models.config import MAX_LAYERS
@@ -63,3 +65,12 @@ class KeyReader:
         if not 1 < theta < math.inf:
             raise self._bad(suffix, f"{theta} is not a rope base")
         return theta
+
+    def _layer_flags(self, suffix: str, num_layers: int) -> list[bool] | None:
+        """A flag for each layer; None if the key does not hold a list."""
+        value = self._file.metadata.get(self._key(suffix))
+        if not isinstance(value, np.ndarray):
+            return None
+        if len(value) < num_layers:
+            raise self._bad(suffix, f"{len(value)} flags for {num_layers} layers")
+        return [bool(flag) for flag in value[:num_layers]]

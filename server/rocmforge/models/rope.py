@@ -54,9 +54,14 @@ def load_rope_tables(config: ModelConfig, file: GgufFile, max_context: int) -> R
     return RopeTables(_table(frequencies, gain, max_context), local)
 
 
-def plain_rope_table(rope: RopeConfig, max_context: int) -> RopeTable:
-    """The table of an encoder, whose frequencies are not scaled."""
-    return _table(_frequencies(rope.theta, rope.dim), 1.0, max_context)
+def plain_rope_tables(rope: RopeConfig, max_context: int) -> RopeTables:
+    """The tables of an encoder, whose frequencies are not scaled."""
+
+    def table(theta: float) -> RopeTable:
+        return _table(_frequencies(theta, rope.dim), 1.0, max_context)
+
+    local = None if rope.local_theta is None else table(rope.local_theta)
+    return RopeTables(table(rope.theta), local)
 
 
 def scaled_frequencies(rope: RopeConfig, factors: Float64Array | None) -> Float64Array:

@@ -35,8 +35,9 @@ GOLDENS = Path(__file__).with_name("encoder_goldens.json")
 
 def build(model: TinyEncoder) -> Any:
     """Transformers' network with the recipe's weights."""
+    eps = {"norm_eps" if model.hf_class == "ModernBert" else "layer_norm_eps": 1e-12}
     config = getattr(transformers, f"{model.hf_class}Config")(
-        **model.config, layer_norm_eps=1e-12, attn_implementation="eager"
+        **model.config, **eps, attn_implementation="eager"
     )
     network = getattr(transformers, model.network)(config).eval()
     weights = {name: torch.from_numpy(value) for name, value in hf_weights(model).items()}

@@ -100,6 +100,31 @@ ENCODERS: Final = (
         seed=23,
     ),
     TinyEncoder(
+        name="modern-bert",
+        architecture="modern-bert",
+        hf_class="ModernBert",
+        config=_COMMON
+        | {
+            "num_hidden_layers": 5,
+            "local_attention": 18,
+            "global_attn_every_n_layers": 3,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "default", "rope_theta": 1000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            },
+        },
+        keys={
+            "pooling_type": 2,
+            "attention.sliding_window": 18,
+            "attention.sliding_window_pattern": 3,
+            "rope.freq_base": 1000.0,
+            "rope.freq_base_swa": 100.0,
+            "rope.scaling.type": "none",
+            "hidden_activation": "gelu",
+        },
+        seed=25,
+    ),
+    TinyEncoder(
         name="ranker",
         architecture="bert",
         hf_class="XLMRoberta",
@@ -127,6 +152,8 @@ def hf_weights(model: TinyEncoder) -> Tensors:
 
 
 def _hf_shapes(model: TinyEncoder) -> dict[str, tuple[int, ...]]:
+    if model.hf_class == "ModernBert":
+        return _modern_shapes(model.config)
     config = model.config
     dim, ffn = config["hidden_size"], config["intermediate_size"]
     shapes: dict[str, tuple[int, ...]] = {
@@ -170,6 +197,28 @@ def _bert_layer(dim: int, ffn: int) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+def _modern_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    dim, ffn = config["hidden_size"], config["intermediate_size"]
+    shapes: dict[str, tuple[int, ...]] = {
+        "embeddings.tok_embeddings.weight": (config["vocab_size"], dim),
+        "embeddings.norm.weight": (dim,),
+        "final_norm.weight": (dim,),
+    }
+    for index in range(config["num_hidden_layers"]):
+        layer: dict[str, tuple[int, ...]] = {
+            "attn_norm": (dim,),
+            "attn.Wqkv": (3 * dim, dim),
+            "attn.Wo": (dim, dim),
+            "mlp_norm": (dim,),
+            "mlp.Wi": (2 * ffn, dim),
+            "mlp.Wo": (dim, ffn),
+        }
+        if index == 0:
+            del layer["attn_norm"]
+        shapes |= {f"layers.{index}.{name}.weight": shape for name, shape in layer.items()}
+    return shapes
+
+
 def _nomic_layer(dim: int, ffn: int) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {
         f"self_attn.{name}_proj.weight": (dim, dim) for name in ("q", "k", "v", "o")
@@ -202,7 +251,7 @@ def gguf_tensors(model: TinyEncoder) -> Tensors:
     tensors: Tensors = {}
     for name, weight in _fused(hf_weights(model)).items():
         bare = name.removeprefix("roberta.")
-        if bare.startswith("layers."):
+        if model.hf_class == "NomicBert" and bare.startswith("layers."):
             _, index, rest = bare.split(".", 2)
             part, kind = rest.rsplit(".", 1)
             found = f"blk.{index}.{_NOMIC_NAMES[part]}.{kind}"

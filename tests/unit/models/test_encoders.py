@@ -20,6 +20,8 @@ from tests.data.models import tiny_models
 from tests.data.models.tiny_encoders import by_name, gguf_metadata, gguf_tensors
 from tests.support.gguf_writer import write_gguf
 
+PATTERN = (9, 9, None, None, 9)
+
 
 def write(
     folder: Path, name: str, *, keys: dict[str, Any] | None = None, tensors: Any = None
@@ -58,6 +60,91 @@ def test_the_metadata_of_nomic_bert(tmp_path: Path) -> None:
     assert config.activation is Activation.SILU
     assert config.rope is not None
     assert (config.rope.theta, config.rope.dim) == (1000.0, 12)
+
+
+def test_the_metadata_of_modern_bert(tmp_path: Path) -> None:
+    config = read(write(tmp_path, "modern-bert"))
+    assert config.activation is Activation.GELU
+    assert config.pre_norm
+    assert config.rope is not None
+    assert (config.rope.theta, config.rope.local_theta) == (1000.0, 100.0)
+    assert config.reaches == (None, 9, 9, None, 9)
+
+
+@pytest.mark.parametrize(
+    ("keys", "reaches"),
+    [
+        ({"attention.sliding_window": None}, (None,) * 5),
+        ({"attention.sliding_window": 0}, (None,) * 5),
+        ({"attention.sliding_window": 7}, (None, 3, 3, None, 3)),
+        ({"attention.sliding_window": np.uint64(2**40)}, (None, 64, 64, None, 64)),
+        ({"attention.sliding_window_pattern": None}, (None, 9, 9, None, 9)),
+        ({"attention.sliding_window_pattern": 1}, (None,) * 5),
+        ({"attention.sliding_window_pattern": 2}, (None, 9, None, 9, None)),
+        ({"attention.sliding_window_pattern": np.array([1, 1, 0, 0, 1], np.bool_)}, PATTERN),
+    ],
+)
+def test_layers_with_a_window_are_those_the_file_names(
+    keys: dict[str, Any], reaches: tuple[int | None, ...], tmp_path: Path
+) -> None:
+    prefixed = {f"modern-bert.{key}": value for key, value in keys.items()}
+    assert read(write(tmp_path, "modern-bert", keys=prefixed)).reaches == reaches
+
+
+@pytest.mark.parametrize(
+    ("name", "activation"),
+    [
+        ("gelu", Activation.GELU),
+        ("silu", Activation.SILU),
+        ("gelu_pytorch_tanh", Activation.GELU_TANH),
+        (None, Activation.GELU),
+    ],
+)
+def test_the_file_may_name_the_activation(
+    name: str | None, activation: Activation, tmp_path: Path
+) -> None:
+    path = write(tmp_path, "modern-bert", keys={"modern-bert.hidden_activation": name})
+    assert read(path).activation is activation
+
+
+@pytest.mark.parametrize(
+    ("keys", "tensors", "error", "what"),
+    [
+        ({"attention.sliding_window": 1}, {}, BadGguf, "sliding_window"),
+        ({"attention.sliding_window": np.int32(-2)}, {}, BadGguf, "sliding_window"),
+        ({"attention.sliding_window_pattern": 0}, {}, BadGguf, "sliding_window_pattern"),
+        (
+            {"attention.sliding_window_pattern": np.ones(1, np.bool_)},
+            {},
+            BadGguf,
+            "1 flags for 5 layers",
+        ),
+        ({"rope.freq_base_swa": 0.1}, {}, BadGguf, "freq_base_swa"),
+        ({"hidden_activation": "relu"}, {}, UnsupportedArchitecture, "'relu'"),
+        ({"pooling_type": 4}, {}, UnsupportedArchitecture, "classification head"),
+        ({}, {"blk.0.attn_norm.weight": np.ones(48, np.float32)}, UnsupportedTensor, "blk.0"),
+        ({}, {"blk.1.attn_norm.weight": None}, UnsupportedTensor, "blk.1.attn_norm"),
+        ({}, {"output_norm.weight": None}, UnsupportedTensor, "output_norm"),
+    ],
+)
+def test_modern_bert_that_cannot_be_served_is_refused_by_name(
+    keys: dict[str, Any],
+    tensors: dict[str, Any],
+    error: type[RocmForgeError],
+    what: str,
+    tmp_path: Path,
+) -> None:
+    prefixed = {f"modern-bert.{key}": value for key, value in keys.items()}
+    with pytest.raises(error, match=what):
+        read(write(tmp_path, "modern-bert", keys=prefixed, tensors=tensors))
+
+
+@pytest.mark.parametrize(
+    "architecture", ["jina-bert-v3", "nomic-bert-moe", "neo-bert", "eurobert", "t5encoder"]
+)
+def test_encoders_without_a_row_are_refused_by_name(architecture: str, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedArchitecture, match=f"'{architecture}' is not .* modern-bert"):
+        read(write(tmp_path, "bert", keys={"general.architecture": architecture}))
 
 
 @pytest.mark.parametrize(

@@ -11,18 +11,19 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from rocmforge.backend.encoder_ops import EncoderAttentionSpec
 from rocmforge.backend.ops import Activation as GateActivation
 from rocmforge.models.config import RopeStyle
 from rocmforge.models.encoder_config import EncoderConfig
 from rocmforge.models.pooling import PoolingType
+from rocmforge.models.rope import RopeTables
 from rocmforge_hip.activations import NORMED, Activation, StepLimits
 from rocmforge_hip.encoder_ops import ENCODER_HEAD_DIMS, HipEncoderOps
 from rocmforge_hip.encoder_plan import plan_encoder_activations
 from rocmforge_hip.geometry import Geometry
 from rocmforge_hip.linear import part_of
-from rocmforge_hip.loading import upload
+from rocmforge_hip.loading import upload_tables
 from rocmforge_hip.memory import Arena
-from rocmforge_hip.ops import DeviceRopeTable
 from rocmforge_hip.verify import oracle
 from rocmforge_hip.verify.cases import Case, Group, error
 from rocmforge_hip.verify.rows import random_values
@@ -52,6 +53,7 @@ def groups() -> Iterator[Group]:
         norms = [
             Case("layer_norm", f"width {dim}", _HALF, _norm),
             Case("add_layer_norm", f"width {dim}", _FLOAT, _add_norm),
+            Case("add_then_norm", f"width {dim}", _HALF, _add_then_norm),
         ]
         yield Group(Recipe(dim=dim), tuple(norms))
     yield Group(Recipe(ffn=160), (Case("gelu", "12 rows", _HALF, _gelu),))
@@ -63,11 +65,14 @@ def groups() -> Iterator[Group]:
             Recipe(dim=_HEADS * head_dim, rope_dim=32),
             (
                 Case("rope", f"heads of {head_dim}", 2 * _HALF, partial(_rope, head_dim=head_dim)),
-                Case(
-                    "full attention",
-                    f"heads of {head_dim}, sequences of {_LENGTHS} tokens",
-                    _ATTENTION,
-                    partial(_attention, head_dim=head_dim),
+                *(
+                    Case(
+                        "full attention",
+                        f"heads of {head_dim}, sequences of {_LENGTHS} tokens, {name}",
+                        _ATTENTION,
+                        partial(_attention, head_dim=head_dim, reach=reach),
+                    )
+                    for name, reach in (("all", None), ("within reach", 20))
                 ),
             ),
         )
@@ -103,7 +108,9 @@ def _encoder(bench: Workbench, head_dim: int = ENCODER_HEAD_DIMS[0]) -> _Encoder
         max_context=CONTEXT,
         norm_eps=model.norm_eps,
         activation=GateActivation.GELU,
+        pre_norm=False,
         rope=model.rope,
+        reaches=(None,),
         num_scores=0,
         pooling=PoolingType.MEAN,
     )
@@ -112,11 +119,9 @@ def _encoder(bench: Workbench, head_dim: int = ENCODER_HEAD_DIMS[0]) -> _Encoder
     widths = {QKV_SLOTS[0]: 3 * model.dim}
     plan = plan_encoder_activations(config, widths, limits, geometry)
     arena = Arena(device.memory, plan, device.stream)
-    table = DeviceRopeTable(
-        upload(device, bench.table.cos, "rope table"), upload(device, bench.table.sin, "rope table")
-    )
+    tables = upload_tables(device, RopeTables(bench.table, None))
     formats = frozenset([part_of(bench.model.weights.embedding).matrix.format.name])
-    return _Encoder(HipEncoderOps(config, device.library, geometry, arena, table, formats), arena)
+    return _Encoder(HipEncoderOps(config, device.library, geometry, arena, tables, formats), arena)
 
 
 def _norm(bench: Workbench) -> float:
@@ -139,6 +144,20 @@ def _add_norm(bench: Workbench) -> float:
         layer.ffn_norm,
     )
     return error(bench.result(got), _normed(bench, old + delta))
+
+
+def _add_then_norm(bench: Workbench) -> float:
+    encoder = _encoder(bench)
+    old, delta = random_values(9, bench.config.dim), random_values(10, bench.config.dim)[:9]
+    total, got = encoder.ops.add_then_norm(
+        encoder.activation(bench, NORMED, old, "f32"),
+        encoder.activation(bench, DELTA, delta, "f32"),
+        bench.model.weights.layers[0].attn_norm,
+    )
+    weight = bench.weights.layers[0].attn_norm.to_float32().astype(np.float64)
+    added = (old + delta).astype(np.float64)
+    want = oracle.layer_norm(added, weight, np.zeros_like(weight), bench.config.norm_eps)
+    return max(error(bench.result(total), added), error(bench.result(got), want))
 
 
 def _normed(bench: Workbench, x: Array) -> Float64:
@@ -174,7 +193,7 @@ def _rope(bench: Workbench, head_dim: int) -> float:
     encoder = _encoder(bench, head_dim)
     step = bench.step([(40, 30, [0, 1])])
     stacked, parts = _stacked(bench, encoder, 30)
-    q, k = encoder.ops.rope(step, parts[0], parts[1])
+    q, k = encoder.ops.rope(step, parts[0], parts[1], _spec())
     cos, sin = (half[10:40].astype(np.float64) for half in (bench.table.cos, bench.table.sin))
     errors = []
     for got, values in zip((q, k), stacked, strict=False):
@@ -184,17 +203,21 @@ def _rope(bench: Workbench, head_dim: int) -> float:
     return max(errors)
 
 
-def _attention(bench: Workbench, head_dim: int) -> float:
+def _spec(reach: int | None = None, scale: float = 1.0) -> EncoderAttentionSpec:
+    return EncoderAttentionSpec(scale=scale, reach=reach, local_rope=False)
+
+
+def _attention(bench: Workbench, head_dim: int, reach: int | None) -> float:
     encoder = _encoder(bench, head_dim)
     count = sum(_LENGTHS)
     blocks = blocks_of(_LENGTHS)
     step = bench.step([(n, n, own) for n, own in zip(_LENGTHS, blocks, strict=True)])
     (q, k, v), parts = _stacked(bench, encoder, count)
     scale = 2.0 * head_dim**-0.5  # sharper than usual, so that a wrong key shows
-    got = bench.result(encoder.ops.attend_all(step, parts[0], parts[1], parts[2], scale))
+    got = bench.result(encoder.ops.attend_all(step, *parts, _spec(reach, scale)))
     starts = np.cumsum([0, *_LENGTHS])
     want = [
-        oracle.full_attention(q[start:stop], k[start:stop], v[start:stop], scale)
+        oracle.full_attention(q[start:stop], k[start:stop], v[start:stop], scale, reach)
         for start, stop in pairwise(starts)
     ]
     return error(got, np.concatenate(want).reshape(count, -1))
@@ -202,19 +225,15 @@ def _attention(bench: Workbench, head_dim: int) -> float:
 
 def _stacked(
     bench: Workbench, encoder: _Encoder, tokens: int
-) -> tuple[tuple[Float64, ...], tuple[Activation, ...]]:
+) -> tuple[tuple[Float64, ...], tuple[Activation, Activation, Activation]]:
     """Query, key and value in one matrix of halves: [tokens, heads, head_dim] each."""
     width = bench.config.dim
     values = random_values(tokens, 3 * width).astype(np.float16)
     whole = bench.put(values, encoder.arena[f"{QKV_SLOTS[0]}.f16"])
     columns = [(first, first + width) for first in (0, width, 2 * width)]
-    return (
-        tuple(
-            values[:, slice(*part)].astype(np.float64).reshape(tokens, _HEADS, -1)
-            for part in columns
-        ),
-        tuple(
-            Activation(QKV_SLOTS[0], tokens, width, f16=whole.columns(*part), stride=3 * width)
-            for part in columns
-        ),
+    q, k, v = (
+        Activation(QKV_SLOTS[0], tokens, width, f16=whole.columns(*part), stride=3 * width)
+        for part in columns
     )
+    wide = (values[:, slice(*part)].astype(np.float64) for part in columns)
+    return tuple(each.reshape(tokens, _HEADS, -1) for each in wide), (q, k, v)

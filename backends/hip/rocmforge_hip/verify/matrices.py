@@ -41,12 +41,11 @@ def groups() -> Iterator[Group]:
         yield Group(recipe, tuple(_two_term_cases(name)))
     # Long rows and few of them: several blocks share the columns of a result.
     recipe = Recipe(format="q8_0", dim=1024, ffn=64, heads=2, kv_heads=1)
-    kind = GateActivation.SILU
-    cases = (
-        Case("split gemm", "9 rows", _HALF_WEIGHTS, partial(_linear, rows=9)),
-        Case("split gemm", "gated, 12 rows", _HALF_RESULT, partial(_gated, rows=12, kind=kind)),
-    )
-    yield Group(recipe, cases)
+    cases = [Case("split gemm", "9 rows", _HALF_WEIGHTS, partial(_linear, rows=9))]
+    for kind in (GateActivation.SILU, GateActivation.GELU):
+        gated = partial(_gated, rows=12, kind=kind)
+        cases.append(Case("split gemm", f"gated, {kind}, 12 rows", _HALF_RESULT, gated))
+    yield Group(recipe, tuple(cases))
 
 
 def _cases(format: str) -> Iterator[Case]:

@@ -43,7 +43,9 @@ def gelu(x: Float64) -> Float64:
 
 
 def activate(x: Float64, kind: Activation) -> Float64:
-    """SiLU, or GELU's tanh form."""
+    """SiLU, or GELU, also in its tanh form."""
+    if kind is Activation.GELU:
+        return gelu(x)
     activated: Float64 = (
         x / (1 + np.exp(-x))
         if kind is Activation.SILU
@@ -100,9 +102,14 @@ def attention(
     return mixed
 
 
-def full_attention(q: Float64, keys: Float64, values: Float64, scale: float) -> Float64:
-    """Of one sequence whose tokens all see each other; all are [tokens, heads, head_dim]."""
+def full_attention(
+    q: Float64, keys: Float64, values: Float64, scale: float, reach: int | None
+) -> Float64:
+    """Of one sequence whose tokens see each other, within reach; [tokens, heads, head_dim] each."""
     scores = scale * np.einsum("qhd,khd->hqk", q, keys)
+    if reach is not None:
+        index = np.arange(len(q))
+        scores[:, np.abs(index[:, None] - index) > reach] = -np.inf
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)
     mixed: Float64 = np.einsum("hqk,khd->qhd", weights, values)
