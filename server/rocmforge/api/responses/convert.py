@@ -12,10 +12,13 @@ from rocmforge.api.convert import chat_plan, refuse_unsupported, renamed_fields,
 from rocmforge.api.plan import Plan
 from rocmforge.api.responses.schema import (
     AllowedTools,
+    AnyText,
     ForcedTool,
     FunctionTool,
     InputItem,
     InputPart,
+    JsonObject,
+    JsonOfSchema,
     OutputItem,
     ResponsesRequest,
     Role,
@@ -198,9 +201,12 @@ def _tool(tool: FunctionTool) -> schema.Tool:
 
 
 def _response_format(form: TextFormat) -> schema.ResponseFormat:
-    return schema.ResponseFormat(
-        type=form.type,
-        json_schema=schema.JsonSchemaFormat(schema=form.schema)
-        if form.type == "json_schema"
-        else None,
-    )
+    match form:
+        case AnyText():
+            return schema.ResponseFormat(type="text")
+        case JsonObject():
+            return schema.ResponseFormat(type="json_object")
+        case JsonOfSchema(schema=wanted):
+            return schema.ResponseFormat(
+                type="json_schema", json_schema=schema.JsonSchemaFormat(schema=wanted)
+            )

@@ -81,19 +81,30 @@ class AllowedTools(msgspec.Struct, kw_only=True, tag_field="type", tag="allowed_
     tools: list[AllowedTool]
 
 
-class TextFormat(msgspec.Struct, kw_only=True):
-    """What the answer has to be: any text, a JSON object, or JSON of a schema."""
+class AnyText(msgspec.Struct, kw_only=True, tag_field="type", tag="text"):
+    """The answer may be any text."""
 
-    type: Literal["text", "json_object", "json_schema"] = "text"
-    name: str | None = None
-    schema: dict[str, Any] | bool | None = None
+
+class JsonObject(msgspec.Struct, kw_only=True, tag_field="type", tag="json_object"):
+    """The answer has to be a JSON object."""
+
+
+class JsonOfSchema(msgspec.Struct, kw_only=True, tag_field="type", tag="json_schema"):
+    """The answer has to validate against a schema; always enforced, `strict` or not."""
+
+    schema: dict[str, Any] | bool
+    name: str = "answer"
+    description: str | None = None
     strict: bool | None = None
+
+
+TextFormat = AnyText | JsonObject | JsonOfSchema
 
 
 class TextConfig(msgspec.Struct, kw_only=True):
     """How the text of the answer looks."""
 
-    format: TextFormat = msgspec.field(default_factory=TextFormat)
+    format: TextFormat = msgspec.field(default_factory=AnyText)
 
 
 class ReasoningConfig(msgspec.Struct, kw_only=True):
@@ -230,9 +241,9 @@ class ResponseUsage(msgspec.Struct, kw_only=True):
 
 
 class ResponseError(msgspec.Struct, kw_only=True):
-    """Why a response failed."""
+    """Why a response failed; the code is one of those that OpenAI's clients know."""
 
-    code: str
+    code: Literal["server_error", "rate_limit_exceeded", "invalid_prompt"]
     message: str
 
 

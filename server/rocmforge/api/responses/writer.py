@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 from msgspec.structs import replace
 
@@ -89,12 +90,12 @@ class ResponsesWriter(Writer):
 
     def fail(self, error: Exception) -> Response:
         """The response as far as it got."""
-        detail = answer_for(error).detail
+        answer = answer_for(error)
         response = replace(
             self.response,
             status="failed",
             output=self._output.items,
-            error=ResponseError(code=detail.code or detail.type, message=detail.message),
+            error=ResponseError(code=_error_code(answer.status), message=answer.detail.message),
         )
         self._keep(response)
         return response
@@ -150,6 +151,12 @@ def begun_response(head: AnswerHead, request: ResponsesRequest) -> Response:
         safety_identifier=request.safety_identifier,
         prompt_cache_key=request.prompt_cache_key,
     )
+
+
+def _error_code(status: int) -> Literal["server_error", "rate_limit_exceeded", "invalid_prompt"]:
+    if status == 429:
+        return "rate_limit_exceeded"
+    return "server_error" if status >= 500 else "invalid_prompt"
 
 
 def _usage(usage: Usage, reasoning_tokens: int) -> ResponseUsage:
