@@ -2,58 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import numpy.typing as npt
 import pytest
 
-from rocmforge.backend.protocol import LoadOptions, Runner
-from rocmforge.engine.core import EngineCore
-from rocmforge.engine.messages import Submit
-from rocmforge.engine.params import GenerateRequest, Pooling, SamplingParams
-from rocmforge.engine.plan import SchedulerLimits
+from rocmforge.backend.protocol import Runner
+from rocmforge.engine.params import Pooling, SamplingParams
 from rocmforge.errors import OutOfMemory, UnsupportedArchitecture, UnsupportedTensor
 from rocmforge_hip.backend import create as create_hip
 from rocmforge_hip.encoder_runner import HipEncoderRunner
-from rocmforge_reference.backend import create as create_reference
 from tests.data.models.tiny_encoders import ENCODERS, PROMPT, TinyEncoder, by_name, write_encoder
+from tests.support.core import make_core, vectors_of
 from tests.support.encoder_steps import encoder_step, run
 from tests.support.gguf_writer import Stored
 from tests.support.host_platform import HostPlatform
-from tests.support.server import LiveServer
+from tests.support.options import SMALL
+from tests.support.runners import load_reference
+from tests.support.served_vectors import assert_served_vectors_are_the_references
 from tests.support.weights import ggml_type, random_matrix
 
-OPTIONS = LoadOptions(
-    device=None,
-    max_context=64,
-    max_sequences=12,
-    max_batched_tokens=200,
-    kv_blocks=None,
-    kv_dtype="auto",
-    memory_utilization=0.9,
-)
+OPTIONS = replace(SMALL, max_context=64, max_sequences=12, max_batched_tokens=200, kv_blocks=None)
 NAMES = [model.name for model in ENCODERS]
 TOLERANCE = 0.01  # relative to the largest element: halves between matrix products
 MANY = (PROMPT, PROMPT[:1], PROMPT[3:20], PROMPT[::-1], PROMPT[:33])
 FEW = (PROMPT[:5], PROMPT[7:9])
 
 Array = npt.NDArray[Any]
-
-
-@pytest.fixture
-def stack(host: HostPlatform | None) -> Iterator[ExitStack]:
-    """Closes runners at the end of a test, and then asks the checking library what it saw."""
-    with ExitStack() as stack:
-        yield stack
-    if host:
-        assert host.take_finding() == ""
 
 
 def fitting(model: TinyEncoder, dim: int = 64, heads: int = 2) -> TinyEncoder:
@@ -65,11 +44,6 @@ def fitting(model: TinyEncoder, dim: int = 64, heads: int = 2) -> TinyEncoder:
 def load(stack: ExitStack, model: Path, **changes: Any) -> HipEncoderRunner:
     runner = create_hip().load(model, replace(OPTIONS, **changes), lambda *_: None)
     assert isinstance(runner, HipEncoderRunner)
-    return stack.enter_context(closing(runner))
-
-
-def load_reference(stack: ExitStack, model: Path) -> Runner:
-    runner = create_reference().load(model, OPTIONS, lambda *_: None)
     return stack.enter_context(closing(runner))
 
 
@@ -88,13 +62,13 @@ def test_every_architecture_gives_the_references_states(
     name: str, stack: ExitStack, tmp_path: Path
 ) -> None:
     path = write_encoder(fitting(by_name(name)), tmp_path)
-    assert_agree(load(stack, path), load_reference(stack, path))
+    assert_agree(load(stack, path), load_reference(stack, path, OPTIONS))
 
 
 @pytest.mark.parametrize("heads", [1, 2])
 def test_so_do_larger_heads(heads: int, stack: ExitStack, tmp_path: Path) -> None:
     path = write_encoder(fitting(by_name("bert"), dim=128, heads=heads), tmp_path)
-    assert_agree(load(stack, path), load_reference(stack, path))
+    assert_agree(load(stack, path), load_reference(stack, path, OPTIONS))
 
 
 @pytest.mark.parametrize("name", ["xlm-roberta", "nomic-bert"])
@@ -116,7 +90,7 @@ def test_quantised_matrices_give_the_references_states(
     model = fitting(by_name(name), dim=256, heads=4)
     model = replace(model, config=model.config | {"intermediate_size": 512})
     path = write_encoder(model, tmp_path, store)
-    assert_agree(load(stack, path), load_reference(stack, path))
+    assert_agree(load(stack, path), load_reference(stack, path, OPTIONS))
 
 
 @pytest.fixture
@@ -140,7 +114,7 @@ def test_a_step_copies_once_each_way_waits_once_and_allocates_nothing(
 
 
 def test_two_steps_may_be_in_flight(stack: ExitStack, bert: Path) -> None:
-    runner, reference = load(stack, bert), load_reference(stack, bert)
+    runner, reference = load(stack, bert), load_reference(stack, bert, OPTIONS)
     steps = [encoder_step(i, [PROMPT[i:]], Pooling.CLS) for i in range(4)]
     expected = [run(reference, step) for step in steps]
     runner.submit(steps[0])
@@ -216,67 +190,20 @@ def test_a_quantised_table_of_positions_is_refused(stack: ExitStack, tmp_path: P
         load(stack, path)
 
 
-def pooled(runner: Runner, prompts: Sequence[Sequence[int]], kind: Pooling) -> Array:
-    """Vectors from the engine."""
-    clock = count(1)
-    limits = SchedulerLimits(
-        max_sequences=OPTIONS.max_sequences,
-        max_batched_tokens=OPTIONS.max_batched_tokens,
-        max_waiting=len(prompts),
-    )
-    core = EngineCore(runner, limits, lambda: next(clock))
-    commands = [
-        Submit(
-            request=GenerateRequest(
-                request_id=index,
-                prompt_ids=tuple(prompt),
-                sampling=SamplingParams(max_tokens=0, pooling=kind),
-                eos_ids=(),
-                arrival_ns=0,
-            )
-        )
-        for index, prompt in enumerate(prompts)
-    ]
-    events = list(core.step(commands).events)
-    while core.has_work:
-        events += core.step().events
-    found = {event.request_id: event.embedding or b"" for event in events}
-    return np.array([np.frombuffer(found[index], np.float32) for index in range(len(prompts))])
-
-
 @pytest.mark.parametrize(("name", "kind"), [("bert", Pooling.MEAN), ("ranker", Pooling.CLS)])
 def test_the_engine_gives_the_references_vectors_and_scores(
     name: str, kind: Pooling, stack: ExitStack, tmp_path: Path
 ) -> None:
     path = write_encoder(fitting(by_name(name)), tmp_path)
-    prompts = [PROMPT[: 1 + 3 * index % 40] for index in range(30)]
-    got, expected = (
-        pooled(runner, prompts, kind) for runner in (load(stack, path), load_reference(stack, path))
-    )
+    sampling = SamplingParams(max_tokens=0, pooling=kind)
+    requests = [(PROMPT[: 1 + 3 * index % 40], sampling) for index in range(30)]
+    runners = load(stack, path), load_reference(stack, path, OPTIONS)
+    got, expected = (np.stack(vectors_of(make_core(each, OPTIONS), requests)) for each in runners)
     assert got.shape == (30, 1 if name == "ranker" else 64)
     np.testing.assert_allclose(got, expected, atol=TOLERANCE * np.abs(expected).max())
 
 
-def served_vectors(model: Path, backend: str, log: Path) -> Array:
-    command = (
-        *("-m", "rocmforge", "serve", str(model), "--port", "{port}", "--backend", backend),
-        *("--max-context", "64", "--max-sequences", "4", "--max-batched-tokens", "64"),
-    )
-    with LiveServer(command, log) as server:
-        answer = httpx.post(
-            f"{server.url}/v1/embeddings",
-            json={"model": "bert", "input": ["the cat sat", "rainfall", "on the mat."]},
-            timeout=60.0,
-        )
-    assert answer.status_code == 200, answer.text
-    return np.array([row["embedding"] for row in answer.json()["data"]])
-
-
-def test_the_endpoint_gives_the_references_vectors(
-    stack: ExitStack, bert: Path, tmp_path: Path
-) -> None:
-    got, expected = (
-        served_vectors(bert, backend, tmp_path / backend) for backend in ("hip", "reference")
-    )
-    assert (got * expected).sum(axis=1).min() > 0.9999
-    assert (got @ expected.T)[~np.eye(3, dtype=bool)].max() < 0.99
+@pytest.mark.usefixtures("stack")
+def test_the_endpoint_gives_the_references_vectors(bert: Path, tmp_path: Path) -> None:
+    texts = ["the cat sat", "rainfall", "on the mat."]
+    assert_served_vectors_are_the_references(bert, texts, tmp_path)

@@ -6,8 +6,8 @@ On the host platform, which is the default, every kernel runs under the checking
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
@@ -18,10 +18,7 @@ import numpy.typing as npt
 import pytest
 
 from rocmforge.backend.protocol import Float32Array, LoadOptions, Runner, StepOutput
-from rocmforge.engine.core import EngineCore
-from rocmforge.engine.messages import Submit
-from rocmforge.engine.params import GenerateRequest, SamplingParams, TokenLogprob
-from rocmforge.engine.plan import SchedulerLimits
+from rocmforge.engine.params import SamplingParams, TokenLogprob
 from rocmforge.engine.status import EngineStats
 from rocmforge.errors import BadGguf, EngineError
 from rocmforge_hip.backend import create as create_hip
@@ -29,9 +26,9 @@ from rocmforge_hip.loader import read_exactly
 from rocmforge_hip.memory import PinnedBuffer
 from rocmforge_hip.runner import HipRunner
 from rocmforge_reference import ops as reference_ops
-from rocmforge_reference.backend import create as create_reference
 from tests.backend.driving import Chunk, Driver, Want, make_step
 from tests.data.models.tiny_models import PROMPT, by_name, write_model
+from tests.support.core import make_core, reports
 from tests.support.hip import (
     FLOAT_MODELS,
     fitting,
@@ -39,17 +36,10 @@ from tests.support.hip import (
     write_quantized,
 )
 from tests.support.host_platform import HostPlatform
+from tests.support.options import SMALL
+from tests.support.runners import load_hip, load_reference
 from tests.support.weights import ALL_TYPES
 
-OPTIONS = LoadOptions(
-    device=None,
-    max_context=128,
-    max_sequences=4,
-    max_batched_tokens=24,
-    kv_blocks=16,
-    kv_dtype="auto",
-    memory_utilization=0.9,
-)
 # Of log-probabilities, relative to the spread of the logits.
 FLOAT_TOLERANCE = 0.03  # halves in the cache and in prefills
 INT8_TOLERANCE = 0.08  # 8-bit activations too
@@ -59,26 +49,6 @@ PROMPTS = (PROMPT[:34], PROMPT[7:9], PROMPT[20:39], PROMPT[:3], PROMPT[:37])
 TIGHT_BLOCKS = 6
 CAPITAL_OF_FRANCE = (504, 3575, 282, 4649, 314)  # SmolLM2's tokens of "The capital of France is"
 CONTINUATION = [7042, 30, 198, 198]  # llama.cpp's, in float32
-
-
-@pytest.fixture
-def stack(host: HostPlatform | None) -> Iterator[ExitStack]:
-    """Closes runners at the end of a test, and then asks the checking library what it saw."""
-    with ExitStack() as stack:
-        yield stack
-    if host:
-        assert host.take_finding() == ""
-
-
-def load_hip(stack: ExitStack, model: Path, options: LoadOptions = OPTIONS) -> HipRunner:
-    runner = create_hip().load(model, options, lambda *_: None)
-    assert isinstance(runner, HipRunner)
-    return stack.enter_context(closing(runner))
-
-
-def load_reference(stack: ExitStack, model: Path) -> Runner:
-    runner = create_reference().load(model, OPTIONS, lambda *_: None)
-    return stack.enter_context(closing(runner))
 
 
 @dataclass
@@ -95,7 +65,7 @@ def generate(
     *,
     num_logprobs: int = -1,
     max_tokens: int = MAX_TOKENS,
-    options: LoadOptions = OPTIONS,
+    options: LoadOptions = SMALL,
 ) -> list[Generated]:
     """Greedy continuations through the engine: mixed steps, two in flight where that is possible.
 
@@ -114,42 +84,20 @@ def generate_and_count(
     num_logprobs: int = -1,
     max_tokens: int = MAX_TOKENS,
     num_drafts: int = 0,
-    options: LoadOptions = OPTIONS,
+    options: LoadOptions = SMALL,
 ) -> tuple[list[Generated], EngineStats]:
     """The same, with what the engine counted."""
-    clock = count(1)
-    limits = SchedulerLimits(
-        max_sequences=options.max_sequences,
-        max_batched_tokens=options.max_batched_tokens,
-        max_waiting=len(prompts),
-    )
-    core = EngineCore(runner, limits, lambda: next(clock))
     sampling = SamplingParams(
         max_tokens=max_tokens, temperature=0.0, num_logprobs=num_logprobs, num_drafts=num_drafts
     )
-    submits = [
-        Submit(
-            request=GenerateRequest(
-                request_id=index,
-                prompt_ids=tuple(prompt),
-                sampling=sampling,
-                eos_ids=(),
-                arrival_ns=0,
-            )
-        )
-        for index, prompt in enumerate(prompts)
-    ]
     results = [Generated() for _ in prompts]
-    commands: Sequence[Submit] = submits
     stats = EngineStats()
-    while commands or core.has_work:
-        report = core.step(commands)
+    core = make_core(runner, options)
+    for report in reports(core, [(prompt, sampling) for prompt in prompts]):
         stats = report.stats
         for event in report.events:
             results[event.request_id].tokens.extend(event.token_ids)
             results[event.request_id].logprobs.extend(event.logprobs or ())
-        commands = ()
-    core.check_integrity()
     return results, stats
 
 
@@ -187,7 +135,7 @@ def test_every_architecture_gives_the_references_tokens(
 ) -> None:
     """In chunks, in mixed batches, from shared blocks, and computed again after giving way."""
     path = write_model(fitting(by_name(name)), tmp_path)
-    runner = load_hip(stack, path, replace(OPTIONS, kv_blocks=TIGHT_BLOCKS))
+    runner = load_hip(stack, path, replace(SMALL, kv_blocks=TIGHT_BLOCKS))
     reference = load_reference(stack, path)
     assert_logprobs_agree(Driver(runner), Driver(reference), FLOAT_TOLERANCE)
     expected = generate(reference, PROMPTS, num_logprobs=2)
@@ -209,7 +157,7 @@ def test_every_stored_type_gives_the_references_logits(
     model = quantized(by_name("llama"), type_name)
     path = write_quantized(model, type_name, tmp_path)
     reference = Driver(load_reference(stack, path))
-    runner = load_hip(stack, path, replace(OPTIONS, activation_bits=bits))
+    runner = load_hip(stack, path, replace(SMALL, activation_bits=bits))
     assert_logprobs_agree(Driver(runner), reference, tolerance)
 
 
@@ -240,7 +188,7 @@ def test_an_int8_cache_holds_the_nearest_values_and_is_read_as_it_is(
     if the reference rounded by itself, values in the middle between two steps would fall elsewhere.
     """
     path = write_model(fitting(by_name(name)), tmp_path)
-    runner = load_hip(stack, path, replace(OPTIONS, kv_dtype="int8"))
+    runner = load_hip(stack, path, replace(SMALL, kv_dtype="int8"))
     ours, theirs = Driver(runner), Driver(load_reference(stack, path))
     real_store = reference_ops.store
     calls = count()
@@ -339,7 +287,7 @@ def test_a_load_that_fails_halfway_gives_everything_back(
     before = host.live_bytes
     monkeypatch.setattr("rocmforge_hip.loader.read_exactly", fail_later)
     with pytest.raises(BadGguf, match="became shorter"):
-        create_hip().load(path, OPTIONS, lambda *_: None)
+        create_hip().load(path, SMALL, lambda *_: None)
     assert host.live_bytes == before
     assert host.take_finding() == ""
 
@@ -349,7 +297,7 @@ def test_a_thousand_requests_leave_no_memory_behind(
 ) -> None:
     if host is None:
         pytest.skip("only the host platform counts what is allocated")
-    options = replace(OPTIONS, max_sequences=64, max_batched_tokens=160, kv_blocks=64)
+    options = replace(SMALL, max_sequences=64, max_batched_tokens=160, kv_blocks=64)
     runner = load_hip(stack, write_model(fitting(by_name("llama")), tmp_path), options)
     prompts = [PROMPT[: 1 + index % 3] for index in range(1000)]
     generate(runner, prompts[:200], max_tokens=2, options=options)  # makes the graphs
