@@ -15,11 +15,10 @@ from rocmforge.api.body import read_json
 from rocmforge.api.constraints import is_constrained
 from rocmforge.api.convert import chat_plan
 from rocmforge.api.dependencies import DispatchDep, SettingsDep
-from rocmforge.api.generation import Piece
+from rocmforge.api.generation import Piece, by_choice
 from rocmforge.api.logprobs import chat_logprobs, vllm_prompt_logprobs
 from rocmforge.api.parts import AnswerParts, Part, new_call_id
 from rocmforge.api.plan import Plan
-from rocmforge.api.running_usage import RunningUsage
 from rocmforge.api.schema import (
     AnswerMessage,
     ChatChoice,
@@ -37,6 +36,7 @@ from rocmforge.api.schema import (
 )
 from rocmforge.api.service import Service
 from rocmforge.api.sse import DONE, TextEvent, event
+from rocmforge.api.stream_usage import StreamUsage
 from rocmforge.api.task import Task, perform
 from rocmforge.text.reasoning import Reasoning
 from rocmforge.text.tool_calls import CallArguments, CallBegin
@@ -70,18 +70,13 @@ class ChatWriter(Writer):
         self._tokenizer = service.tokenizer
         self._wants_logprobs = bool(request.logprobs)
         self._num_prompt_logprobs = request.prompt_logprobs
-        # With usage asked for, every chunk has the field: null in all but the last, or so far.
-        options = request.stream_options
-        include_usage = options is not None and options.include_usage
-        self._usage: Usage | msgspec.UnsetType | None = None if include_usage else msgspec.UNSET
-        self._running_usage = RunningUsage.if_wanted(options, plan)
+        self._usage = StreamUsage(request.stream_options, plan)
         self._text_events: dict[int, TextEvent] = {}
         self._parts = AnswerParts(plan)
 
     def events(self, piece: Piece) -> bytes:
         """Chunks for what it says; before the first one the role, after the last one the end."""
-        if self._running_usage is not None:
-            self._usage = self._running_usage.after(piece)
+        self._usage.count(piece)
         encoded = self._openings(piece.index)
         said = self._parts.split(piece)
         logprobs = self._logprobs([piece]) if piece.logprobs else None
@@ -109,9 +104,9 @@ class ChatWriter(Writer):
         return encoded
 
     def _text(self, index: int, text: str) -> bytes:
-        if self._running_usage is None:
-            return self._text_events[index].fill(text)
-        return event(self._text_struct(index, text))
+        if self._usage.is_running:
+            return event(self._text_struct(index, text))
+        return self._text_events[index].fill(text)
 
     def _text_struct(self, index: int, text: str) -> ChatChunk:
         return self._struct(index, Delta(content=text))
@@ -123,20 +118,17 @@ class ChatWriter(Writer):
 
     def closing(self, usage: Usage) -> bytes:
         """A chunk with usage and without choices, if it was asked for; the end."""
-        if self._usage is msgspec.UNSET:
+        if not self._usage.is_wanted:
             return DONE
         return event(ChatChunk(choices=[], usage=usage, **self._common)) + DONE
 
     def body(self, pieces: list[Piece], usage: Usage) -> ChatCompletion:
         """The whole answer."""
-        by_index: dict[int, list[Piece]] = {}
-        for piece in pieces:
-            by_index.setdefault(piece.index, []).append(piece)
-        choices = [self._choice(index, by_index[index]) for index in sorted(by_index)]
+        choices = [self._choice(index, said) for index, said in enumerate(by_choice(pieces))]
         completion = ChatCompletion(choices=choices, usage=usage, **self._common)
         if self._num_prompt_logprobs is not None:
             completion.prompt_logprobs = vllm_prompt_logprobs(
-                self._tokenizer, by_index[0][0].prompt_logprobs, self._num_prompt_logprobs
+                self._tokenizer, pieces[0].prompt_logprobs, self._num_prompt_logprobs
             )
         return completion
 
@@ -191,7 +183,7 @@ class ChatWriter(Writer):
         choice = ChatChunkChoice(
             index=index, delta=delta, logprobs=logprobs, finish_reason=finish_reason
         )
-        return ChatChunk(choices=[choice], usage=self._usage, **self._common)
+        return ChatChunk(choices=[choice], usage=self._usage.field, **self._common)
 
 
 def _delta(item: Part) -> Delta:

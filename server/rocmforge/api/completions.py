@@ -14,7 +14,7 @@ from rocmforge.api.body import read_json
 from rocmforge.api.completion_plan import completion_plan
 from rocmforge.api.constraints import is_constrained
 from rocmforge.api.dependencies import DispatchDep, SettingsDep
-from rocmforge.api.generation import Piece
+from rocmforge.api.generation import Piece, by_choice
 from rocmforge.api.logprobs import (
     echoed_logprobs,
     joined,
@@ -22,7 +22,6 @@ from rocmforge.api.logprobs import (
     vllm_prompt_logprobs,
 )
 from rocmforge.api.plan import Plan
-from rocmforge.api.running_usage import RunningUsage
 from rocmforge.api.schema import (
     Completion,
     CompletionChoice,
@@ -32,6 +31,7 @@ from rocmforge.api.schema import (
 )
 from rocmforge.api.service import Service
 from rocmforge.api.sse import DONE, TextEvent, event
+from rocmforge.api.stream_usage import StreamUsage
 from rocmforge.api.task import Task, perform
 
 _decoder = msgspec.json.Decoder(CompletionRequest)
@@ -66,16 +66,12 @@ class CompletionWriter(Writer):
         self._n = request.n or 1
         self._num_logprobs = request.logprobs
         self._num_prompt_logprobs = request.prompt_logprobs
-        options = request.stream_options
-        include_usage = options is not None and options.include_usage
-        self._usage: Usage | msgspec.UnsetType | None = None if include_usage else msgspec.UNSET
-        self._running_usage = RunningUsage.if_wanted(options, plan)
+        self._usage = StreamUsage(request.stream_options, plan)
         self._text_events: dict[int, TextEvent] = {}
 
     def events(self, piece: Piece) -> bytes:
         """A chunk for the text; before the first one the echo, after the last one the end."""
-        if self._running_usage is not None:
-            self._usage = self._running_usage.after(piece)
+        self._usage.count(piece)
         index = piece.index
         text_event = self._text_events.get(index)
         encoded = b""
@@ -86,33 +82,31 @@ class CompletionWriter(Writer):
             self._text_events[index] = text_event
         if piece.logprobs:
             encoded += self._chunk(index, piece.text, self._logprobs([piece]))
-        elif piece.text and self._running_usage is None:
-            encoded += text_event.fill(piece.text)
-        elif piece.text:
+        elif piece.text and self._usage.is_running:
             encoded += self._chunk(index, piece.text)
+        elif piece.text:
+            encoded += text_event.fill(piece.text)
         if piece.finish_reason is not None:
             encoded += self._chunk(index, "", finish_reason=piece.finish_reason)
         return encoded
 
     def closing(self, usage: Usage) -> bytes:
         """A chunk with usage and without choices, if it was asked for; the end."""
-        if self._usage is msgspec.UNSET:
+        if not self._usage.is_wanted:
             return DONE
         return event(Completion(choices=[], usage=usage, **self._common)) + DONE
 
     def body(self, pieces: list[Piece], usage: Usage) -> Completion:
         """The whole answer."""
-        by_index: dict[int, list[Piece]] = {}
-        for piece in pieces:
-            by_index.setdefault(piece.index, []).append(piece)
-        choices = [self._choice(index, pieces) for index, pieces in enumerate(self._best(by_index))]
+        best = self._best(by_choice(pieces))
+        choices = [self._choice(index, said) for index, said in enumerate(best)]
         return Completion(choices=choices, usage=usage, **self._common)
 
-    def _best(self, by_index: dict[int, list[Piece]]) -> list[list[Piece]]:
+    def _best(self, choices: list[list[Piece]]) -> list[list[Piece]]:
         """The pieces of the sequences to show: for each prompt, the most probable ones."""
         best = []
-        for first in range(0, len(by_index), self._plan.n):
-            sequences = [by_index[first + number] for number in range(self._plan.n)]
+        for first in range(0, len(choices), self._plan.n):
+            sequences = choices[first : first + self._plan.n]
             if self._n < self._plan.n:
                 sequences.sort(key=_mean_logprob, reverse=True)
             best += sequences[: self._n]
@@ -142,7 +136,13 @@ class CompletionWriter(Writer):
         if self._echoes is None or self._num_logprobs is None:
             return None
         prompt = self._plan.prompts[first.index // self._plan.n]
-        return echoed_logprobs(self._tokenizer, prompt, first.prompt_logprobs, self._num_logprobs)
+        return echoed_logprobs(
+            self._tokenizer,
+            prompt,
+            self._echo(first.index),
+            first.prompt_logprobs,
+            self._num_logprobs,
+        )
 
     def _logprobs(self, pieces: list[Piece]) -> LegacyLogprobs:
         tokens = [token for piece in pieces for token in piece.logprobs]
@@ -168,7 +168,7 @@ class CompletionWriter(Writer):
         choice = CompletionChoice(
             index=index, text=text, logprobs=logprobs, finish_reason=finish_reason
         )
-        return Completion(choices=[choice], usage=self._usage, **self._common)
+        return Completion(choices=[choice], usage=self._usage.field, **self._common)
 
 
 def _echoes(service: Service, plan: Plan, request: CompletionRequest) -> list[str]:

@@ -38,6 +38,14 @@ class Piece:
     embedding: bytes | None = None  # float32, if the plan asks for one
 
 
+def by_choice(pieces: Sequence[Piece]) -> list[list[Piece]]:
+    """The pieces of each choice, of which every one has at least its last."""
+    found: dict[int, list[Piece]] = {}
+    for piece in pieces:
+        found.setdefault(piece.index, []).append(piece)
+    return [found[index] for index in sorted(found)]
+
+
 class Choice:
     """One sequence in the engine and what has come of it so far."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -54,7 +55,8 @@ class CallParser(ABC):
         self._said: list[Said] = []
         self._has_said_text = False  # behind the last call
         self._space = ""  # behind text that stands behind a call: text, too, if more comes
-        self._num_arguments = 0  # of the call being read
+        self._function = ""  # that is being called
+        self._num_arguments = 0  # of it, so far
         self.num_calls = 0
 
     def push(self, text: str) -> list[Said]:
@@ -81,9 +83,35 @@ class CallParser(ABC):
     def _end(self) -> None:
         """Says what has not been understood."""
 
+    def _skip_to(self, *marks: str) -> bool:
+        """Says the text before a mark, and skips the mark; False if none has come."""
+        self._say_text(self._incoming.take_until(*marks))
+        return bool(self._incoming.skip_mark(*marks))
+
+    def _open_at(self, head: re.Pattern[str]) -> bool | None:
+        """Opens the call that begins here, or says what looked like one.
+
+        Args:
+            head: Ends where the arguments begin; its first group is the name.
+
+        Returns:
+            Whether there is a call; None if more text is needed.
+        """
+        text = self._incoming.text
+        found = head.match(text, 0, LONGEST_HEAD)
+        if found is None and len(text) < LONGEST_HEAD:
+            return None
+        if found is None or found[1] not in self._schemas:
+            self._say_skipped()
+            return False
+        self._incoming.take(found.end())
+        self._open(found[1])
+        return True
+
     def _open(self, name: str) -> None:
         """A call begins; what has been skipped was its markup."""
         self._incoming.forget_skipped()
+        self._function = name
         self._has_said_text, self._space = False, ""
         self._num_arguments = 0
         self.num_calls += 1

@@ -12,7 +12,6 @@ from typing import Any
 from rocmforge.text.grammar import Schema, with_bounded_whitespace
 from rocmforge.text.tokenizer import Tokenizer
 from rocmforge.text.tool_calls.base import (
-    LONGEST_HEAD,
     CallParser,
     Rules,
     literal,
@@ -82,7 +81,7 @@ class JsonCallParser(CallParser):
         self, form: JsonFormat, schemas: Mapping[str, Schema], max_calls: int | None
     ) -> None:
         super().__init__(schemas, max_calls)
-        self._begin = form.begin
+        self._begin = (form.begin,) if form.begin else ()
         self._marks = tuple(mark for mark in (form.begin, form.end) if mark)
         self._has_object = not form.name_end
         call_id = rf"(?:{re.escape(form.id_begin)}\w+)?" if form.id_begin else ""
@@ -121,9 +120,7 @@ class JsonCallParser(CallParser):
             self._say_text(incoming.take())
 
     def _read_text(self) -> bool:
-        marks = (self._begin,) if self._begin else ()
-        self._say_text(self._incoming.take_until(*marks))
-        if not self._incoming.skip_mark(*marks):
+        if not self._skip_to(*self._begin):
             return False
         self._state, self._is_announced = _State.BETWEEN, True
         return True
@@ -138,7 +135,7 @@ class JsonCallParser(CallParser):
         if incoming.text[0] == "{" if self._has_object else self._is_announced:
             self._state, self._scan = _State.HEAD, _ObjectScan()
         elif mark := incoming.skip_mark(*self._marks):
-            self._is_announced = mark == self._begin
+            self._is_announced = mark in self._begin
         elif incoming.may_become(*self._marks):
             return False
         else:
@@ -148,8 +145,13 @@ class JsonCallParser(CallParser):
     def _read_object(self) -> bool:
         text = self._incoming.text
         head = self._head.match(text)
+        if head is not None and (name := _decoded(head[1])) in self._schemas:
+            self._incoming.take(head.end())
+            self._open(name)
+            self._state, self._scan = _State.ARGUMENTS, _ObjectScan()
+            return True
         if head is not None:
-            self._begin_arguments(_decoded(head[1]), head.end())
+            self._give_up()
             return True
         end = self._scan.end(text)
         if end is None:
@@ -167,24 +169,12 @@ class JsonCallParser(CallParser):
         return True
 
     def _read_name(self) -> bool:
-        text = self._incoming.text
-        head = self._head.match(text, 0, LONGEST_HEAD)
-        if head is None and len(text) < LONGEST_HEAD:
+        is_call = self._open_at(self._head)
+        if is_call is None:
             return False
-        if head is None:
-            self._give_up()
-        else:
-            self._begin_arguments(head[1], head.end())
+        self._state = _State.ARGUMENTS if is_call else _State.TEXT
+        self._is_announced = False
         return True
-
-    def _begin_arguments(self, name: str, length: int) -> None:
-        """A call of that name begins with so many characters, if there is such a function."""
-        if name not in self._schemas:
-            self._give_up()
-            return
-        self._incoming.take(length)
-        self._open(name)
-        self._state, self._scan = _State.ARGUMENTS, _ObjectScan()
 
     def _read_arguments(self) -> bool:
         end = self._scan.end(self._incoming.text)

@@ -14,7 +14,6 @@ from rocmforge.text.grammar import Schema
 from rocmforge.text.incoming import overlap
 from rocmforge.text.tokenizer import Tokenizer
 from rocmforge.text.tool_calls.base import (
-    LONGEST_HEAD,
     CallParser,
     Rules,
     literal,
@@ -103,6 +102,7 @@ class KeywordParser(CallParser):
     ) -> None:
         super().__init__(schemas, max_calls)
         self._form = form
+        self._begin = () if form.is_list else (form.begin,)  # of a call, within text
         name = rf"\s*{re.escape(form.name_begin)}([\w.-]+)\s*{re.escape(form.open)}"
         self._name = re.compile(name)
         self._key = re.compile(rf"\s*([\w.-]+)\s*{re.escape(form.assign)}(.*)", re.DOTALL)
@@ -114,7 +114,9 @@ class KeywordParser(CallParser):
             case _State.START:
                 return self._read_start()
             case _State.TEXT:
-                return self._read_text()
+                is_begun = self._skip_to(*self._begin)
+                self._state = _State.NAME if is_begun else _State.TEXT
+                return is_begun
             case _State.NAME:
                 return self._read_name()
             case _State.ARGUMENT:
@@ -143,25 +145,12 @@ class KeywordParser(CallParser):
             self._give_up()
         return True
 
-    def _read_text(self) -> bool:
-        marks = () if self._form.is_list else (self._form.begin,)
-        self._say_text(self._incoming.take_until(*marks))
-        if not self._incoming.skip_mark(*marks):
-            return False
-        self._state = _State.NAME
-        return True
-
     def _read_name(self) -> bool:
-        text = self._incoming.text
-        head = self._name.match(text, 0, LONGEST_HEAD)
-        if head is None and len(text) < LONGEST_HEAD:
+        is_call = self._open_at(self._name)
+        if is_call is None:
             return False
-        if head is not None and head[1] in self._schemas:
-            self._incoming.take(head.end())
-            self._open(head[1])
-            self._state, self._scan = _State.ARGUMENT, _ArgumentScan(self._form.quote)
-        else:
-            self._give_up()
+        self._state = _State.ARGUMENT if is_call else _State.TEXT
+        self._scan = _ArgumentScan(self._form.quote)
         return True
 
     def _read_argument(self) -> bool:

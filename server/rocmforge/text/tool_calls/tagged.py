@@ -99,14 +99,15 @@ class TaggedParser(CallParser):
         self._key = re.compile(rf"{_tag(form.key_begin)}([^<>\n]*){_tag(form.key_end)}")
         self._call_end = re.compile(rf"(?:{_tag(form.tail)})?{_tag(form.end)}")
         self._state = _State.TEXT
-        self._function = ""
         self._is_text = False  # the value being read
         self._is_begun = False  # whether some of it has been said
 
     def _step(self) -> bool:
         match self._state:
             case _State.TEXT:
-                return self._read_text()
+                is_begun = self._skip_to(self._begin)
+                self._state = _State.NAME if is_begun else _State.TEXT
+                return is_begun
             case _State.NAME:
                 return self._read_name()
             case _State.KEY:
@@ -126,26 +127,11 @@ class TaggedParser(CallParser):
             case _:
                 pass  # the call was cut, and so are its arguments
 
-    def _read_text(self) -> bool:
-        self._say_text(self._incoming.take_until(self._begin))
-        if not self._incoming.skip_mark(self._begin):
-            return False
-        self._state = _State.NAME
-        return True
-
     def _read_name(self) -> bool:
-        text = self._incoming.text
-        head = self._name.match(text, 0, LONGEST_HEAD)
-        if head is None and len(text) < LONGEST_HEAD:
+        is_call = self._open_at(self._name)
+        if is_call is None:
             return False
-        if head is not None and head[1] in self._schemas:
-            self._incoming.take(head.end())
-            self._function = head[1]
-            self._open(self._function)
-            self._state = _State.KEY
-        else:
-            self._say_skipped()
-            self._state = _State.TEXT
+        self._state = _State.KEY if is_call else _State.TEXT
         return True
 
     def _read_key(self) -> bool:
