@@ -53,6 +53,26 @@ def test_a_connection_is_kept_open_after_every_kind_of_answer(
     connection.close()
 
 
+def test_a_connection_that_the_client_closes_is_not_said_to_be_kept(live: LiveServer) -> None:
+    headers = {**JSON, "connection": "close"}
+    url = f"{live.url}/v1/completions"
+    response = httpx.post(url, content=body(stream=True), headers=headers)
+    assert response.headers.get_list("connection") == ["close"]
+
+
+def test_an_offer_to_go_on_in_http_2_is_ignored(live: LiveServer) -> None:
+    headers = {
+        **JSON,  # as Java's HttpClient sends it
+        "Connection": "Upgrade, HTTP2-Settings",
+        "Upgrade": "h2c",
+        "HTTP2-Settings": "AAEAAEAAAAIAAAABAAMAAABkAAQBAAAAAAUAAEAA",
+    }
+    with httpx.Client(base_url=live.url, headers=headers) as client:
+        for stream in (False, True, False):
+            answer = client.post("/v1/completions", content=body(stream=stream))
+            assert answer.status_code == 200, answer.text
+
+
 def test_a_stream_can_not_be_cached_or_buffered_on_its_way(live: LiveServer) -> None:
     response = httpx.post(f"{live.url}/v1/completions", content=body(stream=True), headers=JSON)
     assert response.headers["content-type"].startswith("text/event-stream")

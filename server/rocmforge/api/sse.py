@@ -17,7 +17,6 @@ DONE = b"data: [DONE]\n\n"
 EVENT_STREAM_HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
     "cache-control": "no-store",
-    "connection": "keep-alive",
     "x-accel-buffering": "no",  # nginx would hold events back
 }
 
@@ -86,6 +85,7 @@ class EventStream(EventSourceResponse):
             # The library ends streams as soon as the server is asked to stop; ours may finish.
             shutdown_grace_period=drain_timeout_s,
         )
+        del self.headers["connection"]  # whether it is kept is the HTTP server's business
         self._close = close
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any, Final
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 MAX_HEADER_BYTES: Final = 64 * 1024
+
+_H2C: Final = re.compile(rb"\r\nupgrade(?=:[ \t]*h2c[ \t]*(?:\r\n|$))", re.IGNORECASE)
+_IGNORED: Final = b"\r\nignored"  # as long: nothing that is counted in bytes may move
 
 
 def bounded_protocol(headers_timeout_s: float) -> type[asyncio.Protocol]:
@@ -31,6 +35,8 @@ def bounded_protocol(headers_timeout_s: float) -> type[asyncio.Protocol]:
             self._expect_headers()
 
         def data_received(self, data: bytes) -> None:
+            if self.cycle is None or self.cycle.response_complete:
+                data = _without_h2c(data)
             super().data_received(data)
             if self._deadline is not None:
                 self._received += len(data)
@@ -75,3 +81,13 @@ def bounded_protocol(headers_timeout_s: float) -> type[asyncio.Protocol]:
                 self._deadline = None
 
     return BoundedProtocol
+
+
+def _without_h2c(data: bytes) -> bytes:
+    """What begins with a request, without its offer to go on in HTTP/2.
+
+    A server may ignore it (RFC 9110, 7.8), and Java's HttpClient offers it with each request. But
+    uvicorn's parser stops behind such headers, and the body would be lost.
+    """
+    head, blank, rest = data.partition(b"\r\n\r\n")
+    return _H2C.sub(_IGNORED, head) + blank + rest
