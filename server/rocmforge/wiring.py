@@ -17,7 +17,7 @@ from rocmforge.api.keys import ApiKey, Keyring, given_keys, read_keys
 from rocmforge.api.metrics import Metrics
 from rocmforge.api.processors import ProcessorCatalog
 from rocmforge.api.request_log import RequestLog
-from rocmforge.api.service import Engine, Service
+from rocmforge.api.service import MAX_AT_ONCE, Engine, Service
 from rocmforge.api.settings import ApiSettings
 from rocmforge.api.tracing import Tracer
 from rocmforge.backend.protocol import AdapterSpec, LoadOptions
@@ -298,6 +298,7 @@ def build_service(
             settings, front.max_context, is_encoder=front.is_encoder
         ).max_context,
         declared_hidden_size=front.hidden_size,
+        max_at_once=min(MAX_AT_ONCE, settings.max_sequences + settings.max_waiting),
         metrics=Metrics(model, lambda: engine.status),
     )
 

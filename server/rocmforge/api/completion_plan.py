@@ -8,6 +8,7 @@ from functools import partial
 import msgspec
 
 from rocmforge.api.convert import (
+    check_at_once,
     check_common,
     check_room,
     check_token_ids,
@@ -20,7 +21,6 @@ from rocmforge.api.service import Service
 from rocmforge.errors import InvalidParameter, UnsupportedFeature
 
 DEFAULT_TOKENS = 16  # OpenAI's
-MAX_SEQUENCES = 1024
 
 
 def completion_plan(service: Service, request: CompletionRequest) -> Plan:
@@ -36,11 +36,7 @@ def completion_plan(service: Service, request: CompletionRequest) -> Plan:
     prompts = token_prompts(service, request.prompt, "prompt", encode=encode)
     if request.suffix:
         prompts = tuple(_infill(service, request, prompt) for prompt in prompts)
-    if len(prompts) * n > MAX_SEQUENCES:
-        raise InvalidParameter(
-            f"The number of entries in 'prompt' times 'n' must not be more than {MAX_SEQUENCES}.",
-            param="prompt",
-        )
+    check_at_once(service, len(prompts) * n, "prompt" if n == 1 else "n")
     for prompt in prompts:
         check_room(service, prompt, max_tokens, param="max_tokens", prompt_param="prompt")
     sampling = sampling_params(service, request, max_tokens=max_tokens, num_logprobs=num_logprobs)

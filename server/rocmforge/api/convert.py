@@ -78,6 +78,7 @@ def chat_plan(service: Service, request: ChatRequest) -> Plan:
         NotReady: the model's limits are not known yet.
     """
     check_common(service, request)
+    check_at_once(service, request.n or 1, "n")
     if request.best_of is not None and request.best_of != (request.n or 1):
         raise UnsupportedFeature("'best_of' is supported only if equal to 'n'.", param="best_of")
     if request.top_logprobs is not None and not request.logprobs:
@@ -276,6 +277,16 @@ def check_common(service: Service, request: GenerationRequest) -> None:
     if request.stream_options is not None and not request.stream:
         raise InvalidParameter(
             "'stream_options' is only allowed when 'stream' is true.", param="stream_options"
+        )
+
+
+def check_at_once(service: Service, sequences: int, param: str) -> None:
+    """Raises InvalidParameter for more sequences than there is ever room for."""
+    if sequences > service.max_at_once:
+        raise InvalidParameter(
+            f"The request asks for {sequences} sequences (prompts times 'n'), but this server "
+            f"takes {service.max_at_once} at once.",
+            param=param,
         )
 
 

@@ -200,7 +200,8 @@ class ChatRequest(GenerationRequest, kw_only=True):
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: ReasoningEffort | None = None
-    thinking_budget: Annotated[int, Meta(ge=0)] | None = None  # tokens, then it has to answer
+    # Tokens, then it has to answer.
+    thinking_budget: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
 

@@ -29,6 +29,9 @@ from rocmforge.text.tokenizer import Tokenizer
 P = ParamSpec("P")
 T = TypeVar("T")
 
+MAX_AT_ONCE = 1024
+"""Sequences of one request, where the queue has room for more."""
+
 OFFLOAD_BYTES = 8 * 1024
 """Bodies from this size on are rendered and tokenised in a worker thread, not on the event loop.
 
@@ -98,6 +101,7 @@ class Service:
     tool_format: str = "auto"  # of `text.tool_calls.FORMATS`; auto = as the template says
     declared_context: int | None = None  # tokens, by the file and the settings
     declared_hidden_size: int | None = None  # by the file
+    max_at_once: int = MAX_AT_ONCE  # sequences of one request
     clock: Callable[[], float] = time.time  # seconds since the epoch
     started: float = field(default_factory=time.time)  # on that clock
     grammars: GrammarChecker = field(default_factory=GrammarChecker)

@@ -50,6 +50,8 @@ from rocmforge.errors import (
 
 logger = logging.getLogger(__name__)
 
+_LONGEST_S = 1e9
+"""30 years: a deadline beyond that is none, and would not fit into a message."""
 _RETRY_AFTER_S = 1.0
 _RETRY_AFTER_LOAD_S = 5.0
 _PLACES_PER_FREE_PLACE = 3
@@ -225,9 +227,12 @@ class AsyncEngine:
             sampling=sampling,
             eos_ids=tuple(eos_ids),
             arrival_ns=arrival_ns,
-            deadline_ns=None if deadline_s is None else arrival_ns + int(deadline_s * 1e9),
+            deadline_ns=None
+            if deadline_s is None or deadline_s > _LONGEST_S
+            else arrival_ns + int(deadline_s * 1e9),
             share=share,
         )
+        process.send(Submit(request=request))  # first: what cannot be sent must not be waited for
         if not self._live:
             self._last_news = asyncio.get_running_loop().time()
             self._idle.clear()
@@ -236,7 +241,6 @@ class AsyncEngine:
         self._held[share.key] += 1
         if self._journal is not None:
             self._journal.open(request)
-        process.send(Submit(request=request))
         return handle
 
     def _admit(self, share: Share) -> tuple[EngineProcess, RunnerInfo]:

@@ -135,6 +135,7 @@ SAMPLING = [
     wrong(CHAT, {"timeout": 0}, "timeout", "> 0.0"),
     wrong(CHAT, {"reasoning_effort": "lots"}, "reasoning_effort", "'medium', 'minimal', 'none'"),
     wrong(CHAT, {"thinking_budget": -1}, "thinking_budget", ">= 0"),
+    wrong(CHAT, {"thinking_budget": 2**31}, "thinking_budget", "<= 2147483647"),
 ]
 
 FORM = [
@@ -291,7 +292,8 @@ TEXT = [
     wrong(COMPLETIONS, {"prompt": [1000]}, "prompt", "Token id 1000"),
     wrong(COMPLETIONS, {"prompt": [-1]}, "prompt", "Token id -1"),
     wrong(COMPLETIONS, {"prompt": [[1], [10**25]]}, "prompt", "vocabulary of 1000 tokens"),
-    wrong(COMPLETIONS, {"prompt": ["a"] * 9, "n": 128}, "prompt", "not be more than 1024"),
+    wrong(COMPLETIONS, {"prompt": ["a"] * 9, "n": 128}, "n", "takes 1024 at once"),
+    wrong(COMPLETIONS, {"prompt": ["a"] * 1025}, "prompt", "takes 1024 at once"),
     wrong(COMPLETIONS, {"prompt": [1] * (CONTEXT + 5)}, "prompt", str(CONTEXT + 5), **TOO_LONG),
     wrong(
         COMPLETIONS,

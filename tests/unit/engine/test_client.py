@@ -273,6 +273,26 @@ def test_what_cannot_be_computed_is_refused_before_it_is_sent() -> None:
     run(test())
 
 
+@pytest.mark.parametrize("seconds", [1e10, 1e300])
+def test_a_deadline_beyond_all_clocks_is_none(seconds: float) -> None:
+    async def test() -> None:
+        async with Engine() as engine:
+            handle = engine.submit(PROMPT, SamplingParams(max_tokens=2), (), deadline_s=seconds)
+            assert len(tokens(await read(handle))) == 2
+
+    run(test())
+
+
+def test_what_cannot_be_sent_is_not_waited_for() -> None:
+    async def test() -> None:
+        async with Engine() as engine:
+            with pytest.raises(OverflowError):
+                engine.submit(PROMPT, SamplingParams(max_tokens=2, seed=2**64), ())
+            assert await engine.drain(0.0), "nothing was admitted"
+
+    run(test())
+
+
 def test_the_queue_is_bounded_and_opens_again() -> None:
     async def test() -> None:
         chosen = replace(config("create_slow", max_sequences=2), max_waiting=1)

@@ -56,7 +56,7 @@ class Thinking(msgspec.Struct, kw_only=True):
     """Whether to think; the model's chat template decides what it makes of it."""
 
     type: Literal["enabled", "adaptive", "between_tools", "disabled"]
-    budget_tokens: Annotated[int, Meta(ge=1)] | None = None
+    budget_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
 
 
 class OutputFormat(msgspec.Struct, kw_only=True):
