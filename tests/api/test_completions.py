@@ -171,6 +171,17 @@ def test_echo_with_log_probabilities_scores_the_prompt(
     }
 
 
+def test_offsets_count_special_tokens_that_a_prompt_spells_out(
+    complete: Any, engine: FakeEngine
+) -> None:
+    engine.script = scoring_prompt
+    prompt = "<|im_start|>hello world<|im_end|>"
+    body = complete(prompt=prompt, echo=True, logprobs=1, max_tokens=0).json()
+    logprobs = body["choices"][0]["logprobs"]
+    assert logprobs["tokens"] == ["<|im_start|>", "hello", " world", "<|im_end|>"]
+    assert logprobs["text_offset"] == [prompt.index(token) for token in logprobs["tokens"]]
+
+
 def test_a_prompt_can_be_scored_without_generating(complete: Any, engine: FakeEngine) -> None:
     engine.script = scoring_prompt
     body = complete(prompt="hello world\n", echo=True, logprobs=1, max_tokens=0).json()

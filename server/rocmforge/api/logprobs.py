@@ -125,17 +125,35 @@ def _prompt_logprob(
 
 
 def echoed_logprobs(
-    tokenizer: Tokenizer, ids: Sequence[int], scores: Sequence[TokenLogprob], num_top: int
+    tokenizer: Tokenizer,
+    ids: Sequence[int],
+    text: str,
+    scores: Sequence[TokenLogprob],
+    num_top: int,
 ) -> LegacyLogprobs:
     """An echoed prompt; `scores` has its tokens from the second on, the first has none."""
     scores = [replace(score, top=score.top[:num_top]) for score in scores]
-    offsets = IncrementalDetokenizer(tokenizer).push(ids).offsets
+    offsets = _offsets_in(text, tokenizer, ids)
     first = TokenLogprob(token_id=ids[0], logprob=0.0, top=())
     tokens = [*map(ScoredToken, (first, *scores), offsets)]
     legacy = legacy_logprobs(tokenizer, tokens, start=0)
     legacy.token_logprobs[0] = None
     legacy.top_logprobs[0] = None
     return legacy
+
+
+def _offsets_in(text: str, tokenizer: Tokenizer, ids: Sequence[int]) -> Sequence[int]:
+    """Where each token of a prompt begins in its text, which came from a client or is made of ids.
+
+    A client's text may spell control tokens out, and what is made of ids leaves them out. Before
+    both the tokenizer may have put BOS, or a space.
+    """
+    for skip_special in (False, True):
+        decoded = IncrementalDetokenizer(tokenizer, skip_special=skip_special).push(ids)
+        if decoded.text.endswith(text):
+            break
+    ahead = max(0, len(decoded.text) - len(text))
+    return [max(0, offset - ahead) for offset in decoded.offsets]
 
 
 def joined(first: LegacyLogprobs, then: LegacyLogprobs) -> LegacyLogprobs:
