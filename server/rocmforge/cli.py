@@ -12,7 +12,7 @@ import logging
 import math
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -30,7 +30,7 @@ MODEL_HELP = "path of a .gguf file, or a packaged model such as smollm2"
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code."""
     arguments = _parser().parse_args(argv)
-    say = _say
+    say: Callable[[str], None] = _say
     try:
         configured = settings.load(_given_settings(arguments), arguments.config)
         set_up_logging(configured.log_level, configured.log_format)

@@ -409,5 +409,7 @@ def _checked(values: Mapping[str, Any], source: str) -> dict[str, Any]:
         try:
             result[name] = msgspec.convert(value, hints[name], strict=False)
         except msgspec.ValidationError as error:
-            raise ConfigurationError(f"{source}: {name} = {value!r}: {error}.") from error
+            choices = next((o.choices for o in options() if o.name == name), ())
+            one_of = f" It must be one of: {', '.join(map(str, choices))}." if choices else ""
+            raise ConfigurationError(f"{source}: {name} = {value!r}: {error}.{one_of}") from error
     return result

@@ -107,3 +107,8 @@ def test_loading_leaves_the_environment_alone() -> None:
     before = dict(os.environ)
     settings.load({})
     assert dict(os.environ) == before
+
+
+def test_a_wrong_choice_is_answered_with_the_right_ones() -> None:
+    with pytest.raises(ConfigurationError, match="must be one of: auto, f32, f16, int8"):
+        settings.load({"kv_dtype": "f99"})

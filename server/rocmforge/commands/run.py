@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import io
+import logging
 import sys
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -43,6 +45,10 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
         seed=arguments.seed,
         max_tokens=arguments.max_tokens,
     )
+    logging.getLogger("rocmforge.request").setLevel(logging.WARNING)  # no line between answers
+    for stream in (sys.stdin, sys.stdout):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # what is not in its encoding ends nothing
     front = read_front(arguments.model, settings)
     front.check_generates()
     engine = build_engine(front, settings)
