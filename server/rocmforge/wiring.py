@@ -27,6 +27,7 @@ from rocmforge.engine.config import EngineConfig
 from rocmforge.engine.params import TokenPieces
 from rocmforge.engine.status import EngineStats
 from rocmforge.errors import ConfigurationError
+from rocmforge.gguf.identity import FileIdentity
 from rocmforge.gguf.reader import GgufFile, open_gguf
 from rocmforge.logits.registry import load_processors
 from rocmforge.models.encoder_config import EncoderConfig
@@ -47,6 +48,7 @@ class ModelFront:
     """What the server process itself needs of a model file; the weights stay in the engine's."""
 
     path: Path
+    identity: FileIdentity
     names: tuple[str, ...]  # what clients may call it; the first is shown
     tokenizer: Tokenizer
     templates: ChatTemplates
@@ -80,6 +82,7 @@ def read_front(model: str, settings: Settings) -> ModelFront:
     """
     path = find_model(model)
     with open_gguf(path) as file:
+        identity = FileIdentity.of(file)
         config = read_model(file)
         tokenizer = Tokenizer.from_metadata(file.metadata)
         templates = ChatTemplates.from_metadata(
@@ -107,6 +110,7 @@ def read_front(model: str, settings: Settings) -> ModelFront:
             raise ConfigurationError(f"--lora {name}=...: the model has that name. Give another.")
     return ModelFront(
         path=path,
+        identity=identity,
         names=names,
         tokenizer=tokenizer,
         templates=templates,
@@ -201,6 +205,7 @@ def engine_config(front: ModelFront, settings: Settings) -> EngineConfig:
     return EngineConfig(
         backend=settings.backend,
         model=front.path,
+        identity=front.identity,
         draft=front.draft,
         options=load_options(settings, front.max_context, is_encoder=front.is_encoder),
         vocabulary=None if front.is_encoder else token_pieces(front.tokenizer),

@@ -414,6 +414,7 @@ class AsyncEngine:
         return Start(
             backend=config.backend,
             model=str(config.model),
+            identity=config.identity,
             draft=None if config.draft is None else str(config.draft),
             options=config.options,
             max_waiting=config.max_waiting,

@@ -54,6 +54,8 @@ def load(start: Start, progress: ProgressCallback) -> Loaded:
     """
     choice = registry.choose(start.backend)
     model = Path(start.model)
+    if start.identity is not None:
+        start.identity.check(model)
     if start.draft is None:
         return Loaded(choice, choice.backend.load(model, start.options, progress), None)
     draft = Path(start.draft)

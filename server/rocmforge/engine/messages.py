@@ -7,6 +7,7 @@ from rocmforge.backend.protocol import LoadOptions, RunnerInfo
 from rocmforge.engine.params import GenerateRequest, Message, TokenEvent, TokenPieces
 from rocmforge.engine.status import EngineStats
 from rocmforge.errors import EngineError, RocmForgeError
+from rocmforge.gguf.identity import FileIdentity
 from rocmforge.logs import LogFormat
 
 
@@ -24,6 +25,7 @@ class Start(Message, frozen=True, tag=True):
     totals: EngineStats  # of the engine process before this one
     vocabulary: TokenPieces | None
     draft: str | None = None  # path of the model that guesses tokens
+    identity: FileIdentity | None = None  # what the model's file should be; None = whatever it is
 
 
 class Submit(Message, frozen=True, tag=True):
