@@ -74,7 +74,9 @@ def test_our_own_failures_are_logged_with_an_id_and_hidden_from_clients(
     assert answer.status == 500
     assert "secret" not in message
     (record,) = caplog.records
-    assert record.getMessage().removeprefix("error ") in message
+    error_id = record.getMessage().removeprefix("error ")
+    assert error_id in message
+    assert answer.headers == {"x-request-id": error_id, "request-id": error_id}
     assert record.exc_info is not None
     assert "secret" in str(record.exc_info[1])
 

@@ -70,6 +70,22 @@ def test_a_form_for_the_whole_answer_leaves_no_room_for_reasoning() -> None:
     assert answers(BEGINS, "[1]", extra_body={"guided_regex": r"\[1\]"}) == (None, "[1]")
 
 
+def test_usage_tells_the_tokens_of_reasoning() -> None:
+    answer = "<think>hello?</think>world"
+    wanted: Any = {"model": "tiny", "messages": MESSAGES}
+    with sdk(ALLOWS, answer) as client:
+        plain = client.chat.completions.create(**wanted).usage
+        options: Any = {"include_usage": True}
+        *_, last = client.chat.completions.create(**wanted, stream=True, stream_options=options)
+    assert plain == last.usage
+    assert plain is not None
+    assert plain.completion_tokens_details is not None
+    thoughts = tiny_text()[0].encode("<think>hello?</think>", parse_special=False)
+    found = plain.completion_tokens_details.reasoning_tokens
+    assert found is not None
+    assert len(thoughts) - len("</think>") <= found <= len(thoughts)
+
+
 def test_calls_in_reasoning_are_thoughts() -> None:
     call = '<tool_call>{"name": "now", "arguments": {}}</tool_call>'
     with sdk(ALLOWS, f"<think>{call}</think>{call}") as client:

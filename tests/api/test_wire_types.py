@@ -107,6 +107,8 @@ def test_chat(http: httpx.Client, kind: str) -> None:
     stream = http.post("/v1/chat/completions", json=body)
     chunks = [strictly(ChatCompletionChunk, line) for line in data_of(stream)]
     assert chunks[-1].usage.completion_tokens == completion.usage.completion_tokens
+    tier = "default" if "service_tier" in body else None
+    assert {completion.service_tier, *(chunk.service_tier for chunk in chunks)} == {tier}
 
 
 @pytest.mark.parametrize("fields", [{}, {"n": 2}, {"logprobs": 2}], ids=str)

@@ -15,13 +15,12 @@ from litestar.types import ASGIApp
 from rocmforge.api.disconnect import unless_client_leaves
 from rocmforge.api.errors import answer_for
 from rocmforge.api.generation import Generation, Piece
+from rocmforge.api.headers import request_id_headers
 from rocmforge.api.plan import Plan
 from rocmforge.api.schema import Usage
 from rocmforge.api.service import Service
 from rocmforge.api.settings import ApiSettings
 from rocmforge.api.sse import EventStream, frame
-
-REQUEST_ID_HEADERS = ("x-request-id", "request-id")  # OpenAI's and Anthropic's
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +113,7 @@ def event_stream(
         close=close,
         keep_alive_s=settings.keep_alive_s,
         drain_timeout_s=settings.drain_timeout_s,
-        headers=_headers(request_id),
+        headers=request_id_headers(request_id),
     )
     return cast("ASGIApp", stream)  # Starlette declares the same interface with its own types
 
@@ -142,12 +141,10 @@ async def collect(generation: Generation) -> list[Piece]:
 def json_answer(body: msgspec.Struct, request_id: str) -> ASGIResponse:
     """An answer that a generation gave."""
     return ASGIResponse(
-        body=msgspec.json.encode(body), media_type=MediaType.JSON, headers=_headers(request_id)
+        body=msgspec.json.encode(body),
+        media_type=MediaType.JSON,
+        headers=request_id_headers(request_id),
     )
-
-
-def _headers(request_id: str) -> dict[str, str]:
-    return dict.fromkeys(REQUEST_ID_HEADERS, request_id)
 
 
 def json_response(body: msgspec.Struct) -> Response[bytes]:

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 from litestar import Request, post
 from litestar.types import ASGIApp
+from msgspec.structs import replace
 
 from rocmforge.api.answer import AnswerHead, Writer
 from rocmforge.api.body import read_json
@@ -27,6 +28,7 @@ from rocmforge.api.schema import (
     ChatCompletion,
     ChatLogprobs,
     ChatRequest,
+    CompletionTokensDetails,
     Delta,
     FunctionCall,
     FunctionDelta,
@@ -66,13 +68,16 @@ class ChatWriter(Writer):
 
     def __init__(self, service: Service, plan: Plan, request: ChatRequest) -> None:
         self.head = AnswerHead.make(service, "chatcmpl-")
-        self._common = asdict(self.head)
+        self._common: dict[str, Any] = asdict(self.head)
+        if request.service_tier is not None:
+            self._common["service_tier"] = "default"
         self._tokenizer = service.tokenizer
         self._wants_logprobs = bool(request.logprobs)
         self._num_prompt_logprobs = request.prompt_logprobs
         self._usage = StreamUsage(request.stream_options, plan)
         self._text_events: dict[int, TextEvent] = {}
         self._parts = AnswerParts(plan)
+        self._may_reason = plan.reasoning is not None
 
     def events(self, piece: Piece) -> bytes:
         """Chunks for what it says; before the first one the role, after the last one the end."""
@@ -120,17 +125,23 @@ class ChatWriter(Writer):
         """A chunk with usage and without choices, if it was asked for; the end."""
         if not self._usage.is_wanted:
             return DONE
-        return event(ChatChunk(choices=[], usage=usage, **self._common)) + DONE
+        return event(ChatChunk(choices=[], usage=self._detailed(usage), **self._common)) + DONE
 
     def body(self, pieces: list[Piece], usage: Usage) -> ChatCompletion:
         """The whole answer."""
         choices = [self._choice(index, said) for index, said in enumerate(by_choice(pieces))]
-        completion = ChatCompletion(choices=choices, usage=usage, **self._common)
+        completion = ChatCompletion(choices=choices, usage=self._detailed(usage), **self._common)
         if self._num_prompt_logprobs is not None:
             completion.prompt_logprobs = vllm_prompt_logprobs(
                 self._tokenizer, pieces[0].prompt_logprobs, self._num_prompt_logprobs
             )
         return completion
+
+    def _detailed(self, usage: Usage) -> Usage:
+        if not self._may_reason:
+            return usage
+        details = CompletionTokensDetails(reasoning_tokens=self._parts.reasoning_tokens)
+        return replace(usage, completion_tokens_details=details)
 
     def _choice(self, index: int, pieces: list[Piece]) -> ChatChoice:
         texts: list[str] = []

@@ -14,6 +14,7 @@ import msgspec
 from litestar.exceptions import HTTPException
 
 from rocmforge import errors
+from rocmforge.api.headers import request_id_headers
 from rocmforge.api.schema import ErrorBody, ErrorDetail
 
 log = logging.getLogger(__name__)
@@ -100,20 +101,18 @@ def answer_for(error: Exception) -> ErrorAnswer:
     if isinstance(error, HTTPException):
         return _framework_answer(error)
     row = next((ERROR_TABLE[c] for c in type(error).__mro__ if c in ERROR_TABLE), _INTERNAL)
-    return ErrorAnswer(
-        status=row.status,
-        detail=_detail(_message(error, row), row, getattr(error, "param", None)),
-        headers=_headers(error),
-    )
+    if row.hidden:
+        return _hidden_answer(error, row)
+    assert isinstance(error, errors.RocmForgeError)
+    detail = _detail(error.message, row, getattr(error, "param", None))
+    return ErrorAnswer(row.status, detail, _headers(error))
 
 
-def _message(error: Exception, row: ErrorRow) -> str:
-    if not row.hidden:
-        assert isinstance(error, errors.RocmForgeError)
-        return error.message
+def _hidden_answer(error: Exception, row: ErrorRow) -> ErrorAnswer:
     error_id = uuid.uuid4().hex
     log.error("error %s", error_id, exc_info=error)
-    return f"The server failed to handle this request. Its log has the details under {error_id}."
+    message = f"The server failed to handle this request. Its log has the details under {error_id}."
+    return ErrorAnswer(row.status, _detail(message, row, None), request_id_headers(error_id))
 
 
 def _headers(error: Exception) -> dict[str, str]:
@@ -130,12 +129,12 @@ def _headers(error: Exception) -> dict[str, str]:
 
 def _framework_answer(error: HTTPException) -> ErrorAnswer:
     if error.status_code >= 500:
-        row = _INTERNAL
-    else:
-        code = _HTTP_CODES.get(error.status_code, "bad_request")
-        row = ErrorRow(error.status_code, "invalid_request_error", code)
-    message = _message(error, row) if row.hidden else _framework_message(error)
-    return ErrorAnswer(row.status, _detail(message, row, None), error.headers or {})
+        return _hidden_answer(error, _INTERNAL)
+    code = _HTTP_CODES.get(error.status_code, "bad_request")
+    row = ErrorRow(error.status_code, "invalid_request_error", code)
+    return ErrorAnswer(
+        row.status, _detail(_framework_message(error), row, None), error.headers or {}
+    )
 
 
 def _framework_message(error: HTTPException) -> str:

@@ -1,4 +1,4 @@
-"""Headers that every answer carries, errors included."""
+"""Headers that answers carry, errors included."""
 
 from __future__ import annotations
 
@@ -12,7 +12,13 @@ _ALWAYS: Final = (
     (b"referrer-policy", b"no-referrer"),
     (b"cache-control", b"no-store"),  # answers are personal
 )
+_REQUEST_ID: Final = ("x-request-id", "request-id")  # OpenAI's and Anthropic's
 _WITH_TLS: Final = (b"strict-transport-security", b"max-age=31536000")
+
+
+def request_id_headers(request_id: str) -> dict[str, str]:
+    """By what clients can name a request when they ask about it, and logs name it, too."""
+    return dict.fromkeys(_REQUEST_ID, request_id)
 
 
 def security_headers(*, has_tls: bool) -> BeforeMessageSendHookHandler:

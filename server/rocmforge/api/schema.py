@@ -253,10 +253,20 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True):
 # --- answers ---------------------------------------------------------------------------------
 
 
+ServiceTier = Literal["default"]
+"""The one there is."""
+
+
 class PromptTokensDetails(msgspec.Struct, kw_only=True):
     """Where prompt tokens came from."""
 
     cached_tokens: int
+
+
+class CompletionTokensDetails(msgspec.Struct, kw_only=True):
+    """What completion tokens were for."""
+
+    reasoning_tokens: int
 
 
 class Usage(msgspec.Struct, kw_only=True):
@@ -266,6 +276,7 @@ class Usage(msgspec.Struct, kw_only=True):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails | None  # null while the answer is streamed
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET  # of models that reason
 
     @property
     def cached_tokens(self) -> int:
@@ -335,6 +346,7 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     system_fingerprint: str
     choices: list[ChatChoice]
     usage: Usage
+    service_tier: ServiceTier | UnsetType = UNSET  # if the request names one
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
@@ -382,6 +394,7 @@ class ChatChunk(msgspec.Struct, kw_only=True):
     system_fingerprint: str
     choices: list[ChatChunkChoice]
     usage: Usage | UnsetType | None = UNSET
+    service_tier: ServiceTier | UnsetType = UNSET  # if the request names one
 
 
 class LegacyLogprobs(msgspec.Struct, kw_only=True):
