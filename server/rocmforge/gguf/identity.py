@@ -9,7 +9,7 @@ from typing import Any, Self
 import msgspec
 import numpy as np
 
-from rocmforge.errors import BadGguf, ModelFileNotFound
+from rocmforge.errors import ModelFileNotFound, ModelLoadError
 from rocmforge.gguf.reader import GgufFile, open_gguf
 
 
@@ -35,7 +35,8 @@ class FileIdentity(msgspec.Struct, frozen=True):
 
         Raises:
             ModelFileNotFound: There is no such file any more.
-            BadGguf: It is a broken one now, or another model.
+            BadGguf: It is a broken one now.
+            ModelLoadError: It is another model.
         """
         try:
             stat = path.stat()
@@ -45,10 +46,9 @@ class FileIdentity(msgspec.Struct, frozen=True):
             return
         with open_gguf(path) as file:
             if _digest(file) != self.digest:
-                raise BadGguf(
-                    str(path),
-                    "it has another tokenizer or architecture than when the server started; "
-                    "restart the server to serve it",
+                raise ModelLoadError(
+                    f"{path} has another tokenizer or architecture than when the server started. "
+                    "Restart the server to serve it."
                 )
 
 

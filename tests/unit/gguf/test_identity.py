@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rocmforge.errors import BadGguf, ModelFileNotFound
+from rocmforge.errors import ModelFileNotFound, ModelLoadError
 from rocmforge.gguf.identity import FileIdentity
 from rocmforge.gguf.reader import open_gguf
 from tests.support.gguf_writer import write_gguf
@@ -58,7 +58,7 @@ def test_other_weights_under_another_name_are_the_same_model(path: Path) -> None
 def test_what_the_server_has_read_must_stay(path: Path, changed: dict[str, Any]) -> None:
     identity = write(path)
     write(path, rows=2, **changed)
-    with pytest.raises(BadGguf, match="restart the server"):
+    with pytest.raises(ModelLoadError, match="Restart the server"):
         identity.check(path)
 
 
