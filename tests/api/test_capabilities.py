@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from litestar import Litestar
 from litestar.testing import TestClient
@@ -19,6 +21,8 @@ from rocmforge.errors import OutOfMemory
 from rocmforge.models.pooling import PoolingType
 from rocmforge.text.template import ChatTemplates
 from tests.api.fake_engine import MAX_CONTEXT, RUNNER, FakeEngine, make_service
+from tests.data.models.tiny_encoders import by_name, write_encoder
+from tests.support.server import LiveServer
 
 MESSAGES = [{"role": "user", "content": "hello"}]
 CHAT = {"messages": MESSAGES}
@@ -30,6 +34,7 @@ GENERATE: dict[str, dict[str, Any]] = {
 }
 EMBED = ("/v1/embeddings", {"input": "hello"})
 RERANK = ("/v1/rerank", {"query": "hello", "documents": ["world"]})
+FILES = {"embed": "xlm-roberta", "rank": "ranker"}
 DECODER: dict[str, Any] = {"hidden_size": 8}
 EMBEDDER: dict[str, Any] = {"is_encoder": True, "pooling": PoolingType.MEAN, "hidden_size": 8}
 RANKER: dict[str, Any] = {"is_encoder": True, "pooling": PoolingType.RANK, "hidden_size": 1}
@@ -180,3 +185,46 @@ def test_what_a_model_can_do_loads_it(
         response = models.client.post(path, json={"model": "lazy", **body})
         assert response.status_code == 503
         assert "it was loaded" in response.text
+
+
+CONFIG = """
+backend = "reference"
+max_loaded_models = 1
+
+[models.embed]
+path = "{embed}"
+
+[models.rank]
+path = "{rank}"
+load = "request"
+"""
+
+
+def test_what_files_say_is_what_loaded_models_say(tmp_path: Path) -> None:
+    """With real files and engines: the same questions before a model is loaded and after."""
+    config = tmp_path / "models.toml"
+    paths = {name: write_encoder(by_name(of), tmp_path) for name, of in FILES.items()}
+    config.write_text(CONFIG.format(**paths), encoding="utf-8")
+    questions = [
+        *GENERATE.items(),
+        EMBED,
+        ("/v1/rerank", {"query": "a", "documents": ["the " * 200]}),
+    ]
+
+    def answers(http: httpx.Client) -> list[Any]:
+        return [http.post(path, json={"model": "rank", **body}).json() for path, body in questions]
+
+    command = ["-m", "rocmforge", "serve", "--config", str(config), "--port", "{port}"]
+    with (
+        LiveServer(command, tmp_path / "log") as server,
+        httpx.Client(base_url=server.url, timeout=60) as http,
+    ):
+        before = answers(http)
+        states = [card["state"] for card in http.get("/v1/models").json()["data"]]
+        assert states == ["ready", "unloaded"]
+        good = {"model": "rank", "query": "cat", "documents": ["dog"]}
+        assert http.post("/v1/rerank", json=good).status_code == 200
+        states = [card["state"] for card in http.get("/v1/models").json()["data"]]
+        assert states == ["unloaded", "ready"]
+        assert answers(http) == before
+    assert all("error" in answer for answer in before)
