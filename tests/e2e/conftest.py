@@ -8,12 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from rocmforge_hip.device import find_devices
+from rocmforge_hip.platform import select_platform
 from tests.support.hip import platform_options, start_platform
 from tests.support.host_platform import HostPlatform
 from tests.support.server import LiveServer
 
 SMOLLM2_NAME = "smollm2-135m"
 CONTEXT = 2048
+RANKS = 2  # devices that share a model
 
 
 def serve_command(model: Path, *flags: str) -> tuple[str, ...]:
@@ -48,3 +51,15 @@ def stack(host: HostPlatform | None) -> Iterator[ExitStack]:
         yield stack
     if host:
         assert host.take_finding() == ""
+
+
+@pytest.fixture
+def ranks(host: HostPlatform | None, capfd: pytest.CaptureFixture[str]) -> Iterator[int]:
+    """How many devices share a model. Of a test's models none may leave anything behind."""
+    if len(find_devices(select_platform())) < RANKS:
+        pytest.skip(f"there are not {RANKS} devices")
+    before = host.live_bytes if host else 0
+    yield RANKS
+    if host:
+        assert host.live_bytes == before
+        assert "host platform:" not in capfd.readouterr().err  # found by other ranks

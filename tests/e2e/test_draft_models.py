@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,34 +18,30 @@ from openai import OpenAI
 
 from rocmforge.backend import registry
 from rocmforge.backend.protocol import LoadOptions, Runner
-from rocmforge.engine.core import EngineCore
-from rocmforge.engine.messages import Submit
-from rocmforge.engine.params import GenerateRequest, SamplingParams, TokenEvent
-from rocmforge.engine.plan import SchedulerLimits
-from rocmforge.engine.status import EngineStats
+from rocmforge.engine.params import SamplingParams
 from rocmforge.errors import ConfigurationError
 from rocmforge.settings import Settings
 from rocmforge.wiring import read_front
 from tests.data.models.tiny_models import PROMPT, by_name, write_model
 from tests.e2e.conftest import SMOLLM2_NAME, serve_command
+from tests.support.core import reports, tokens_of
+from tests.support.drafting import LIMITS, make_drafting_core, rate
 from tests.support.hip import fitting
 from tests.support.host_platform import HostPlatform
 from tests.support.server import LiveServer
 from tests.support.shallow import write_idle, write_shallow
-from tests.support.timeless import Timeless
 
 Float64Array = npt.NDArray[np.float64]
 
 OPTIONS = LoadOptions(
     device=None,
     max_context=128,
-    max_sequences=8,
-    max_batched_tokens=64,
+    max_sequences=LIMITS.max_sequences,
+    max_batched_tokens=LIMITS.max_batched_tokens,
     kv_blocks=64,
     kv_dtype="auto",
     memory_utilization=0.9,
 )
-LIMITS = SchedulerLimits(max_sequences=8, max_batched_tokens=64, max_waiting=2000)
 PROMPTS = [PROMPT[:start] for start in (5, 9, 14, 3, 22, 17)]
 GREEDY = SamplingParams(max_tokens=40, temperature=0, num_model_drafts=4)
 SAMPLED = SamplingParams(max_tokens=40, temperature=0.9, top_p=0.95, seed=5, num_model_drafts=4)
@@ -99,53 +95,6 @@ def load(stack: ExitStack, path: Path, backend: str = "reference") -> Runner:
     return stack.enter_context(closing(runner))
 
 
-def events_of(
-    runner: Runner,
-    draft: Runner | None,
-    requests: Sequence[tuple[Sequence[int], SamplingParams]],
-    note: Callable[[EngineStats], None] = lambda stats: None,
-) -> Iterator[TokenEvent]:
-    """Everything the engine says until the requests have ended. A runner is used once."""
-    core = EngineCore(Timeless(runner), LIMITS, lambda: 1, drafts=draft)
-    commands = [
-        Submit(
-            request=GenerateRequest(
-                request_id=i,
-                prompt_ids=tuple(prompt),
-                sampling=sampling,
-                eos_ids=(),
-                arrival_ns=0,
-            )
-        )
-        for i, (prompt, sampling) in enumerate(requests)
-    ]
-    while commands or core.has_work:
-        report = core.step(commands)
-        commands = []
-        note(report.stats)
-        yield from report.events
-        core.check_integrity()
-
-
-def generate(
-    runner: Runner, draft: Runner | None, requests: Sequence[tuple[Sequence[int], SamplingParams]]
-) -> tuple[list[list[int]], EngineStats]:
-    """The answers, and what the engine counted in the end."""
-    answers: list[list[int]] = [[] for _ in requests]
-    stats: list[EngineStats] = []
-    for event in events_of(runner, draft, requests, stats.append):
-        assert event.error is None
-        answers[event.request_id] += event.token_ids
-    assert stats[-1].blocks_used == 0
-    return answers, stats[-1]
-
-
-def rate(stats: EngineStats) -> float:
-    """The share of guesses that were right."""
-    assert stats.model_drafted_tokens_total > 0
-    return stats.model_accepted_tokens_total / stats.model_drafted_tokens_total
-
-
 @SAMPLINGS
 @pytest.mark.parametrize(
     ("draft", "least", "most"),
@@ -160,9 +109,9 @@ def test_the_tokens_are_those_without_a_draft_model(
     stack: ExitStack,
 ) -> None:
     requests = [(p, msgspec.structs.replace(sampling, seed=i)) for i, p in enumerate(PROMPTS)]
-    plain, _ = generate(load(stack, models.model), None, requests)
+    plain, _ = tokens_of(make_drafting_core(load(stack, models.model), None), requests)
     guesser = load(stack, getattr(models, draft))
-    drafted, stats = generate(load(stack, models.model), guesser, requests)
+    drafted, stats = tokens_of(make_drafting_core(load(stack, models.model), guesser), requests)
     assert drafted == plain
     assert least <= rate(stats) <= most
 
@@ -188,9 +137,8 @@ def test_sampled_tokens_have_the_distribution_they_have_without_a_draft_model(
     expected = np.einsum("a,ab,abc->bc", first[0], second, third).ravel() * count
 
     sampling = SamplingParams(max_tokens=3, num_model_drafts=2)
-    answers, stats = generate(
-        load(stack, path),
-        load(stack, shallow),
+    answers, stats = tokens_of(
+        make_drafting_core(load(stack, path), load(stack, shallow)),
         [(prompt, msgspec.structs.replace(sampling, seed=seed)) for seed in range(count)],
     )
     assert 0.05 < rate(stats) < 0.95
@@ -207,10 +155,12 @@ def next_probabilities(runner: Runner, contexts: Sequence[Sequence[int]]) -> Flo
     vocab_size = runner.info.vocab_size
     sampling = SamplingParams(max_tokens=1, num_logprobs=vocab_size)
     probabilities = np.zeros((len(contexts), vocab_size))
-    for event in events_of(runner, None, [(context, sampling) for context in contexts]):
-        (logprob,) = event.logprobs or ()
-        for token, value in logprob.top:
-            probabilities[event.request_id, token] = np.exp(value)
+    core = make_drafting_core(runner, None)
+    for report in reports(core, [(context, sampling) for context in contexts]):
+        for event in report.events:
+            (logprob,) = event.logprobs or ()
+            for token, value in logprob.top:
+                probabilities[event.request_id, token] = np.exp(value)
     return probabilities
 
 
@@ -226,9 +176,11 @@ def test_guesses_on_the_hip_backend_are_those_it_would_draw_itself(
         (prompt, msgspec.structs.replace(sampling, max_tokens=16, seed=i))
         for i, (prompt, sampling) in enumerate(zip(PROMPTS, [GREEDY, SAMPLED] * 3, strict=True))
     ]
-    plain, _ = generate(load(stack, models.model, "hip"), None, requests)
+    plain, _ = tokens_of(make_drafting_core(load(stack, models.model, "hip"), None), requests)
     draft = load(stack, models.shallow, "hip")
-    drafted, stats = generate(load(stack, models.model, "hip"), draft, requests)
+    drafted, stats = tokens_of(
+        make_drafting_core(load(stack, models.model, "hip"), draft), requests
+    )
     same = [ours == theirs for ours, theirs in zip(drafted, plain, strict=True)]
     assert sum(same) >= len(same) - 1
     assert rate(stats) > 0.95
@@ -245,9 +197,9 @@ def test_a_real_model_as_its_own_draft_is_always_right(
         (prompt, msgspec.structs.replace(sampling, max_tokens=16))
         for prompt, sampling in zip(prompts, (GREEDY, SAMPLED), strict=True)
     ]
-    plain, _ = generate(load(stack, smollm2_path), None, requests)
+    plain, _ = tokens_of(make_drafting_core(load(stack, smollm2_path), None), requests)
     draft = load(stack, smollm2_path)
-    drafted, stats = generate(load(stack, smollm2_path), draft, requests)
+    drafted, stats = tokens_of(make_drafting_core(load(stack, smollm2_path), draft), requests)
     assert drafted == plain
     assert rate(stats) == 1
     assert stats.steps_total < 12

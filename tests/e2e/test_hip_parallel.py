@@ -9,7 +9,6 @@ import asyncio
 import os
 import select
 import signal
-from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -42,15 +41,9 @@ from tests.backend.driving import Chunk, Driver, Want, make_step
 from tests.data.models.tiny_adapters import TinyAdapter, write_adapter
 from tests.data.models.tiny_encoders import ENCODERS, write_encoder
 from tests.data.models.tiny_models import PROMPT, TinyModel, by_name, write_model
-from tests.support.hip import (
-    fitting,
-    platform_options,
-    quantized,
-    splittable,
-    start_platform,
-    write_quantized,
-)
-from tests.support.host_platform import HostPlatform
+from tests.e2e.conftest import RANKS
+from tests.support.children import RANK, children
+from tests.support.hip import fitting, quantized, splittable, write_quantized
 
 OPTIONS = LoadOptions(
     device=None,
@@ -61,32 +54,11 @@ OPTIONS = LoadOptions(
     kv_dtype="auto",
     memory_utilization=0.5,
 )
-RANKS = 2
 # Of log-probabilities: sums are made in another order, and rounded to halves for the next layer.
 TOLERANCE = 0.02
 TIMEOUT_S = 120.0  # for what takes a few seconds on an idle machine
 
-
-@pytest.fixture(scope="module")
-def host(request: pytest.FixtureRequest) -> Iterator[HostPlatform | None]:
-    """The platform under test; the checking library if it is the host."""
-    with pytest.MonkeyPatch.context() as patch:
-        platform = start_platform(platform_options(request), patch)
-        if len(find_devices(select_platform())) < RANKS:
-            pytest.skip(f"there are not {RANKS} devices")
-        yield platform
-
-
-@pytest.fixture
-def stack(host: HostPlatform | None, capfd: pytest.CaptureFixture[str]) -> Iterator[ExitStack]:
-    """Closes runners at the end of a test, and then asks the checking libraries what they saw."""
-    before = host.live_bytes if host else 0
-    with ExitStack() as stack:
-        yield stack
-    if host:
-        assert host.take_finding() == ""
-        assert host.live_bytes == before
-        assert "host platform:" not in capfd.readouterr().err  # of the other rank
+pytestmark = pytest.mark.usefixtures("ranks")
 
 
 def load(stack: ExitStack, model: Path, **changes: Any) -> Runner:
@@ -242,24 +214,16 @@ def test_masks_that_come_late_reach_every_rank(stack: ExitStack, model: Path) ->
     assert masked_late(load(stack, model, tensor_parallel=RANKS)) == expected
 
 
-def children(pid: int) -> list[int]:
-    """The worker processes that this process has started."""
-    files = Path(f"/proc/{pid}/task").glob("*/children")
-    pids = [int(pid) for file in files for pid in file.read_text().split()]
-    lines = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in pids}
-    return [pid for pid, line in lines.items() if b"rocmforge_hip.parallel.worker" in line]
-
-
 def test_a_killed_rank_fails_the_step_by_name(stack: ExitStack, model: Path) -> None:
     runner = load(stack, model, tensor_parallel=RANKS, device="1,0")
     driver = Driver(runner)
-    (worker,) = children(os.getpid())
+    (worker,) = children(os.getpid(), RANK)
     os.kill(worker, signal.SIGKILL)
     with pytest.raises(RankFailed, match="ended with status -9") as caught:
         driver.run(Chunk(tokens=PROMPT[:20], blocks=[0]))
     assert (caught.value.rank, caught.value.device) == (1, 0)
     runner.close()
-    assert children(os.getpid()) == []
+    assert children(os.getpid(), RANK) == []
 
 
 def test_a_rank_that_cannot_start_fails_the_load_and_leaves_nothing(
@@ -268,7 +232,7 @@ def test_a_rank_that_cannot_start_fails_the_load_and_leaves_nothing(
     monkeypatch.setattr("sys.executable", "/bin/false")
     with pytest.raises(RankFailed, match="ended with status 1"):
         load(stack, model, tensor_parallel=RANKS)
-    assert children(os.getpid()) == []
+    assert children(os.getpid(), RANK) == []
 
 
 def test_an_error_that_a_rank_reports_is_passed_on(
@@ -283,7 +247,7 @@ def test_an_error_that_a_rank_reports_is_passed_on(
     with pytest.raises(RankFailed, match=model.name) as caught:
         load(stack, model, tensor_parallel=RANKS)
     assert (caught.value.rank, caught.value.device) == (1, 1)
-    assert children(os.getpid()) == []
+    assert children(os.getpid(), RANK) == []
 
 
 @pytest.fixture
@@ -354,9 +318,7 @@ async def generate(engine: AsyncEngine, max_tokens: int) -> TokenEvent:
                 return event
 
 
-def test_the_engine_starts_anew_after_a_killed_rank_and_ranks_end_with_it(
-    host: HostPlatform | None, model: Path
-) -> None:
+def test_the_engine_starts_anew_after_a_killed_rank_and_ranks_end_with_it(model: Path) -> None:
     async def test() -> None:
         engine = AsyncEngine(engine_config(model))
         async with asyncio.timeout(TIMEOUT_S):
@@ -364,7 +326,7 @@ def test_the_engine_starts_anew_after_a_killed_rank_and_ranks_end_with_it(
             try:
                 await engine.wait_ready()
                 assert engine.pid is not None
-                (worker,) = children(engine.pid)
+                (worker,) = children(engine.pid, RANK)
                 os.kill(worker, signal.SIGKILL)
                 event = await generate(engine, 100)
                 assert event.finish_reason is FinishReason.DIED
@@ -372,7 +334,7 @@ def test_the_engine_starts_anew_after_a_killed_rank_and_ranks_end_with_it(
                 await engine.wait_ready()
                 assert (await generate(engine, 2)).finish_reason is FinishReason.LENGTH
 
-                (worker,) = children(engine.pid)
+                (worker,) = children(engine.pid, RANK)
                 ended = os.pidfd_open(worker)
                 os.kill(engine.pid, signal.SIGKILL)
                 ready, _, _ = await asyncio.to_thread(select.select, [ended], [], [], TIMEOUT_S)

@@ -1,0 +1,24 @@
+"""Engines in which guessing tokens always pays, and how good the guesses were."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from rocmforge.backend.protocol import Runner
+from rocmforge.engine.core import EngineCore
+from rocmforge.engine.plan import SchedulerLimits
+from rocmforge.engine.status import EngineStats
+from tests.support.timeless import Timeless
+
+LIMITS: Final = SchedulerLimits(max_sequences=8, max_batched_tokens=64, max_waiting=2000)
+
+
+def make_drafting_core(runner: Runner, draft: Runner | None) -> EngineCore:
+    """A core for which no step takes any time, of the draft model neither."""
+    return EngineCore(Timeless(runner), LIMITS, lambda: 1, drafts=draft)
+
+
+def rate(stats: EngineStats) -> float:
+    """The share of a draft model's guesses that were right."""
+    assert stats.model_drafted_tokens_total > 0
+    return stats.model_accepted_tokens_total / stats.model_drafted_tokens_total
