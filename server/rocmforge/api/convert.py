@@ -7,36 +7,27 @@ parameter; nothing has been submitted or sent by then.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, Literal, TypeVar
+from collections.abc import Sequence
+from typing import Literal
 
 import msgspec
 
+from rocmforge.api.checks import check_at_once, check_common, check_room, check_token_ids
 from rocmforge.api.constraints import output_grammar
 from rocmforge.api.plan import Plan
+from rocmforge.api.prompts import request_prompt
 from rocmforge.api.schema import (
     ChatRequest,
-    ContentPart,
     GenerationRequest,
-    Message,
 )
 from rocmforge.api.service import Service
 from rocmforge.api.tools import offered_tools, tool_use
 from rocmforge.engine.params import SamplingParams, Thinking
 from rocmforge.errors import (
-    BadTemplate,
-    ContextLengthExceeded,
     InvalidParameter,
-    RequestError,
     UnsupportedFeature,
 )
-from rocmforge.models.pooling import PoolingType
 from rocmforge.text.reasoning import BEGIN, END, reasons
-from rocmforge.text.template import encode_prompt
-from rocmforge.text.tool_calls import tools_as_text
-
-T = TypeVar("T")
 
 # Tokens of reasoning by effort; those that are not here may think as long as they want.
 THINKING_BUDGETS = {"none": 0, "minimal": 512, "low": 2048, "medium": 8192}
@@ -44,30 +35,6 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 512
 MAX_BIASED_TOKENS = 1024
 SEED_MASK = (1 << 64) - 1
-
-# What chat templates are given from other places than `chat_template_kwargs`.
-TEMPLATE_NAMES = (
-    "messages",
-    "tools",
-    "documents",
-    "add_generation_prompt",
-    "continue_final_message",
-)
-
-# Fields that ask for something we do not do, and the values with which they ask for nothing.
-NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
-    "grammar": ("",),
-    "json_schema": (),
-    "mirostat": (0,),
-    "use_beam_search": (False,),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "modalities": (["text"],),
-    "audio": (),
-    "prediction": (),
-    "web_search_options": (),
-    "chat_template": (),
-}
 
 
 def chat_plan(service: Service, request: ChatRequest) -> Plan:
@@ -140,175 +107,6 @@ def _thinking(
         return None
     ((begin,), (end,)) = marks
     return Thinking(begin=begin, end=end, is_begun=reasoning == "begun", budget=budget)
-
-
-def request_prompt(service: Service, request: ChatRequest) -> tuple[int, ...]:
-    """The token ids of a chat's conversation and tools. Raises like `chat_plan`."""
-    return chat_prompt(
-        service,
-        request.messages,
-        tools=offered_tools(request),
-        template_arguments=_template_arguments(request),
-        add_generation_prompt=request.add_generation_prompt,
-        continue_final_message=request.continue_final_message,
-    )
-
-
-def _template_arguments(request: ChatRequest) -> dict[str, Any]:
-    """Variables for the template: gpt-oss reads the effort, most others whether to think."""
-    given = request.chat_template_kwargs or {}
-    if request.reasoning_effort is None:
-        return given
-    effort = request.reasoning_effort
-    return {"reasoning_effort": effort, "enable_thinking": effort != "none", **given}
-
-
-def chat_prompt(
-    service: Service,
-    messages: Sequence[Message],
-    *,
-    template_arguments: dict[str, Any] | None,
-    add_generation_prompt: bool | None,
-    continue_final_message: bool | None,
-    tools: Sequence[dict[str, Any]] = (),
-) -> tuple[int, ...]:
-    """A conversation as token ids, through the model's chat template."""
-    if not messages:
-        raise InvalidParameter("'messages' must not be empty.", param="messages")
-    if add_generation_prompt is None:
-        add_generation_prompt = not continue_final_message
-    if continue_final_message and add_generation_prompt:
-        raise InvalidParameter(
-            "'continue_final_message' and 'add_generation_prompt' exclude each other.",
-            param="continue_final_message",
-        )
-    if continue_final_message and messages[-1].role != "assistant":
-        raise InvalidParameter(
-            "'continue_final_message' needs the last message to be the assistant's.",
-            param="continue_final_message",
-        )
-    for name in TEMPLATE_NAMES:
-        if name in (template_arguments or {}):
-            raise InvalidParameter(
-                f"'chat_template_kwargs' cannot set {name!r}: it is for what the template reads "
-                "besides the conversation, the tools and where the prompt ends.",
-                param=f"chat_template_kwargs.{name}",
-            )
-    prepared = [_template_message(m, f"messages[{i}]") for i, m in enumerate(messages)]
-    template = service.templates.select(with_tools=bool(tools))
-    if tools and "tools" not in template.source:
-        prepared.insert(0, {"role": "system", "content": tools_as_text(tools)})
-    try:
-        rendered = template.render(
-            prepared,
-            tools=tools or None,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=bool(continue_final_message),
-            variables=template_arguments,
-        )
-    except BadTemplate as error:  # it worked when the model was loaded: this input is too much
-        raise InvalidParameter(error.message, param="messages") from error
-    return tuple(encode_prompt(service.tokenizer, rendered))
-
-
-def refuse_unsupported(
-    request: msgspec.Struct, neutral_values: Mapping[str, tuple[Any, ...]]
-) -> None:
-    """Raises UnsupportedFeature if a field that we cannot honour asks for something.
-
-    Args:
-        request: may have the fields.
-        neutral_values: for each field, the values besides null with which it asks for nothing.
-    """
-    for name, neutral in neutral_values.items():
-        value = getattr(request, name, None)
-        if value is not None and value not in neutral:
-            raise UnsupportedFeature(f"'{name}' is not supported by this server.", param=name)
-
-
-@contextmanager
-def renamed_fields(names: Mapping[str, str]) -> Iterator[None]:
-    """Lets errors about a converted request name the fields of the request that came.
-
-    Args:
-        names: what a field is called there, by (a part of) its name here; the first one counts.
-    """
-    try:
-        yield
-    except RequestError as error:
-        old = next((name for name in names if name in (error.param or "")), None)
-        if old is not None and error.param is not None:
-            param = error.param.replace(old, names[old])
-            error.message = error.message.replace(f"'{error.param}'", f"'{param}'")
-            error.param = param
-        raise
-
-
-def required(value: T | None, path: str) -> T:
-    """Raises InvalidParameter for a value that is missing."""
-    if value is None:
-        raise InvalidParameter(f"Missing required parameter: '{path}'.", param=path)
-    return value
-
-
-def check_token_ids(service: Service, ids: Sequence[int], param: str) -> None:
-    """Raises InvalidParameter for an id that is not in the vocabulary."""
-    size = service.tokenizer.vocab_size
-    if ids and (min(ids) < 0 or max(ids) >= size):
-        wrong = next(i for i in ids if not 0 <= i < size)
-        raise InvalidParameter(
-            f"Token id {wrong} in '{param}' is not in the vocabulary of {size} tokens.",
-            param=param,
-        )
-
-
-def check_common(service: Service, request: GenerationRequest) -> None:
-    """Raises what any request for tokens can get wrong besides its prompt."""
-    if service.is_encoder:
-        ranks = service.pooling is PoolingType.RANK
-        raise UnsupportedFeature(
-            f"The model {service.model!r} is an encoder and generates no text. "
-            f"Use {'/v1/rerank' if ranks else '/v1/embeddings'}.",
-            param="model",
-        )
-    refuse_unsupported(request, NEUTRAL_VALUES)
-    if request.prompt_logprobs is not None and request.stream:
-        raise InvalidParameter("'prompt_logprobs' cannot be streamed.", param="prompt_logprobs")
-    if request.stream_options is not None and not request.stream:
-        raise InvalidParameter(
-            "'stream_options' is only allowed when 'stream' is true.", param="stream_options"
-        )
-
-
-def check_at_once(service: Service, sequences: int, param: str) -> None:
-    """Raises InvalidParameter for more sequences than there is ever room for."""
-    if sequences > service.max_at_once:
-        raise InvalidParameter(
-            f"The request asks for {sequences} sequences (prompts times 'n'), but this server "
-            f"takes {service.max_at_once} at once.",
-            param=param,
-        )
-
-
-def check_room(
-    service: Service,
-    prompt: Sequence[int],
-    max_tokens: int | None,
-    *,
-    param: str,
-    prompt_param: str,
-) -> int:
-    """How many tokens may follow `prompt`; raises if that is none, or fewer than wanted."""
-    limit = service.max_context
-    room = limit - len(prompt)
-    if room < (1 if max_tokens is None else max_tokens):
-        raise ContextLengthExceeded(
-            limit=limit,
-            prompt_tokens=len(prompt),
-            max_tokens=max_tokens,
-            param=prompt_param if room < 1 or max_tokens is None else param,
-        )
-    return room
 
 
 def sampling_params(
@@ -394,36 +192,3 @@ def stop_strings(request: GenerationRequest) -> tuple[str, ...]:
             f"Entries of 'stop' must have 1 to {MAX_STOP_CHARACTERS} characters.", param="stop"
         )
     return stop
-
-
-def _template_message(message: Message, path: str) -> dict[str, Any]:
-    """A message as chat templates know it: plain values, absent fields left out."""
-    if message.content is None and message.role != "assistant":
-        raise InvalidParameter(f"'{path}.content' must not be null.", param=f"{path}.content")
-    # `developer` is what OpenAI calls a system message for its reasoning models.
-    role = "system" if message.role == "developer" else message.role
-    result: dict[str, Any] = {"role": role, "content": _content(message.content, path)}
-    if message.tool_calls:
-        # Arguments stay JSON text, valid or not: a model wrote them, and the client only repeats.
-        result["tool_calls"] = msgspec.to_builtins(message.tool_calls)
-    for name in ("name", "tool_call_id", "reasoning_content"):
-        value = getattr(message, name)
-        if value is not None:
-            result[name] = value
-    return result
-
-
-def _content(content: str | list[ContentPart] | None, path: str) -> str | list[dict[str, str]]:
-    if content is None or isinstance(content, str):
-        return content or ""
-    parts = []
-    for i, part in enumerate(content):
-        where = f"{path}.content[{i}]"
-        if part.type != "text":
-            raise UnsupportedFeature(
-                f"Content of type {part.type!r} is not supported; only 'text' is.", param=where
-            )
-        if part.text is None:
-            raise InvalidParameter(f"'{where}.text' is missing.", param=f"{where}.text")
-        parts.append({"type": "text", "text": part.text})
-    return parts

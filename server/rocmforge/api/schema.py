@@ -2,7 +2,7 @@
 
 Types and ranges here are checked while a body is decoded, so that an error can name the field.
 Fields that requests carry and we do not know are accepted and ignored; those that we know and
-cannot honour are declared here, so that `convert` sees and refuses them.
+cannot honour are declared here, so that `checks` sees and refuses them.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class GenerationRequest(Labels, kw_only=True):
     guided_grammar: str | None = None
     structured_outputs: StructuredOutputs | None = None
 
-    # Known and not supported (`convert.NEUTRAL_VALUES` lists what is let through).
+    # Known and not supported (`checks.NEUTRAL_VALUES` lists what is let through).
     grammar: Any = None
     json_schema: Any = None
     mirostat: Any = None

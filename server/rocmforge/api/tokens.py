@@ -10,8 +10,9 @@ from litestar.params import FromQuery
 
 from rocmforge.api.answer import json_response
 from rocmforge.api.body import read_json
-from rocmforge.api.convert import chat_prompt, check_token_ids
+from rocmforge.api.checks import check_token_ids
 from rocmforge.api.dependencies import DispatchDep
+from rocmforge.api.prompts import chat_prompt
 from rocmforge.api.schema import (
     DetokenizedText,
     DetokenizeRequest,

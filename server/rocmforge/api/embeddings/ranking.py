@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable
 from functools import partial
 
+from rocmforge.api.checks import refuse_unsupported
 from rocmforge.api.completion_plan import token_prompts
-from rocmforge.api.convert import refuse_unsupported
 from rocmforge.api.embeddings.schema import RerankRequest
 from rocmforge.api.embeddings.vectors import (
     Prompts,

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rocmforge.api.answer import collect
-from rocmforge.api.convert import check_room
+from rocmforge.api.checks import check_room
 from rocmforge.api.generation import Generation
 from rocmforge.api.plan import Plan
 from rocmforge.api.service import Service

@@ -10,7 +10,8 @@ from typing import Any
 from msgspec import structs
 
 from rocmforge.api import schema
-from rocmforge.api.convert import chat_plan, refuse_unsupported, renamed_fields, required
+from rocmforge.api.checks import refuse_unsupported, renamed_fields, required
+from rocmforge.api.convert import chat_plan
 from rocmforge.api.messages.schema import (
     CountTokensRequest,
     InputBlock,

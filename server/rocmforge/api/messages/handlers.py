@@ -10,13 +10,14 @@ from litestar.types import ASGIApp
 
 from rocmforge.api.answer import json_response
 from rocmforge.api.body import read_json
+from rocmforge.api.checks import renamed_fields
 from rocmforge.api.constraints import is_constrained
-from rocmforge.api.convert import renamed_fields, request_prompt
 from rocmforge.api.dependencies import DispatchDep, SettingsDep
 from rocmforge.api.messages.convert import FIELD_NAMES, chat_request, message_plan
 from rocmforge.api.messages.errors import error_event
 from rocmforge.api.messages.schema import CountTokensRequest, MessagesRequest, TokenCount
 from rocmforge.api.messages.writer import MessagesWriter
+from rocmforge.api.prompts import request_prompt
 from rocmforge.api.task import Task, perform
 
 PATH = "/v1/messages"

@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 
 from rocmforge.api import schema
-from rocmforge.api.convert import chat_plan, refuse_unsupported, renamed_fields, required
+from rocmforge.api.checks import refuse_unsupported, renamed_fields, required
+from rocmforge.api.convert import chat_plan
 from rocmforge.api.plan import Plan
 from rocmforge.api.responses.schema import (
     AllowedTools,

@@ -1,0 +1,137 @@
+"""Mistakes that requests of several endpoints can have; all raise `RequestError`s."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import msgspec
+
+from rocmforge.api.schema import GenerationRequest
+from rocmforge.api.service import Service
+from rocmforge.errors import (
+    ContextLengthExceeded,
+    InvalidParameter,
+    RequestError,
+    UnsupportedFeature,
+)
+from rocmforge.models.pooling import PoolingType
+
+T = TypeVar("T")
+
+
+# Fields that ask for something we do not do, and the values with which they ask for nothing.
+NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
+    "grammar": ("",),
+    "json_schema": (),
+    "mirostat": (0,),
+    "use_beam_search": (False,),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "modalities": (["text"],),
+    "audio": (),
+    "prediction": (),
+    "web_search_options": (),
+    "chat_template": (),
+}
+
+
+def refuse_unsupported(
+    request: msgspec.Struct, neutral_values: Mapping[str, tuple[Any, ...]]
+) -> None:
+    """Raises UnsupportedFeature if a field that we cannot honour asks for something.
+
+    Args:
+        request: may have the fields.
+        neutral_values: for each field, the values besides null with which it asks for nothing.
+    """
+    for name, neutral in neutral_values.items():
+        value = getattr(request, name, None)
+        if value is not None and value not in neutral:
+            raise UnsupportedFeature(f"'{name}' is not supported by this server.", param=name)
+
+
+@contextmanager
+def renamed_fields(names: Mapping[str, str]) -> Iterator[None]:
+    """Lets errors about a converted request name the fields of the request that came.
+
+    Args:
+        names: what a field is called there, by (a part of) its name here; the first one counts.
+    """
+    try:
+        yield
+    except RequestError as error:
+        old = next((name for name in names if name in (error.param or "")), None)
+        if old is not None and error.param is not None:
+            param = error.param.replace(old, names[old])
+            error.message = error.message.replace(f"'{error.param}'", f"'{param}'")
+            error.param = param
+        raise
+
+
+def required(value: T | None, path: str) -> T:
+    """Raises InvalidParameter for a value that is missing."""
+    if value is None:
+        raise InvalidParameter(f"Missing required parameter: '{path}'.", param=path)
+    return value
+
+
+def check_token_ids(service: Service, ids: Sequence[int], param: str) -> None:
+    """Raises InvalidParameter for an id that is not in the vocabulary."""
+    size = service.tokenizer.vocab_size
+    if ids and (min(ids) < 0 or max(ids) >= size):
+        wrong = next(i for i in ids if not 0 <= i < size)
+        raise InvalidParameter(
+            f"Token id {wrong} in '{param}' is not in the vocabulary of {size} tokens.",
+            param=param,
+        )
+
+
+def check_common(service: Service, request: GenerationRequest) -> None:
+    """Raises what any request for tokens can get wrong besides its prompt."""
+    if service.is_encoder:
+        ranks = service.pooling is PoolingType.RANK
+        raise UnsupportedFeature(
+            f"The model {service.model!r} is an encoder and generates no text. "
+            f"Use {'/v1/rerank' if ranks else '/v1/embeddings'}.",
+            param="model",
+        )
+    refuse_unsupported(request, NEUTRAL_VALUES)
+    if request.prompt_logprobs is not None and request.stream:
+        raise InvalidParameter("'prompt_logprobs' cannot be streamed.", param="prompt_logprobs")
+    if request.stream_options is not None and not request.stream:
+        raise InvalidParameter(
+            "'stream_options' is only allowed when 'stream' is true.", param="stream_options"
+        )
+
+
+def check_at_once(service: Service, sequences: int, param: str) -> None:
+    """Raises InvalidParameter for more sequences than there is ever room for."""
+    if sequences > service.max_at_once:
+        raise InvalidParameter(
+            f"The request asks for {sequences} sequences (prompts times 'n'), but this server "
+            f"takes {service.max_at_once} at once.",
+            param=param,
+        )
+
+
+def check_room(
+    service: Service,
+    prompt: Sequence[int],
+    max_tokens: int | None,
+    *,
+    param: str,
+    prompt_param: str,
+) -> int:
+    """How many tokens may follow `prompt`; raises if that is none, or fewer than wanted."""
+    limit = service.max_context
+    room = limit - len(prompt)
+    if room < (1 if max_tokens is None else max_tokens):
+        raise ContextLengthExceeded(
+            limit=limit,
+            prompt_tokens=len(prompt),
+            max_tokens=max_tokens,
+            param=prompt_param if room < 1 or max_tokens is None else param,
+        )
+    return room

@@ -1,0 +1,126 @@
+"""Conversations as token ids, through the model's chat template."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from rocmforge.api.schema import ChatRequest, ContentPart, Message
+from rocmforge.api.service import Service
+from rocmforge.api.tools import offered_tools
+from rocmforge.errors import BadTemplate, InvalidParameter, UnsupportedFeature
+from rocmforge.text.template import encode_prompt
+from rocmforge.text.tool_calls import tools_as_text
+
+# What chat templates are given from other places than `chat_template_kwargs`.
+TEMPLATE_NAMES = (
+    "messages",
+    "tools",
+    "documents",
+    "add_generation_prompt",
+    "continue_final_message",
+)
+
+
+def request_prompt(service: Service, request: ChatRequest) -> tuple[int, ...]:
+    """The token ids of a chat's conversation and tools. Raises like `chat_plan`."""
+    return chat_prompt(
+        service,
+        request.messages,
+        tools=offered_tools(request),
+        template_arguments=_template_arguments(request),
+        add_generation_prompt=request.add_generation_prompt,
+        continue_final_message=request.continue_final_message,
+    )
+
+
+def _template_arguments(request: ChatRequest) -> dict[str, Any]:
+    """Variables for the template: gpt-oss reads the effort, most others whether to think."""
+    given = request.chat_template_kwargs or {}
+    if request.reasoning_effort is None:
+        return given
+    effort = request.reasoning_effort
+    return {"reasoning_effort": effort, "enable_thinking": effort != "none", **given}
+
+
+def chat_prompt(
+    service: Service,
+    messages: Sequence[Message],
+    *,
+    template_arguments: dict[str, Any] | None,
+    add_generation_prompt: bool | None,
+    continue_final_message: bool | None,
+    tools: Sequence[dict[str, Any]] = (),
+) -> tuple[int, ...]:
+    """A conversation as token ids, through the model's chat template."""
+    if not messages:
+        raise InvalidParameter("'messages' must not be empty.", param="messages")
+    if add_generation_prompt is None:
+        add_generation_prompt = not continue_final_message
+    if continue_final_message and add_generation_prompt:
+        raise InvalidParameter(
+            "'continue_final_message' and 'add_generation_prompt' exclude each other.",
+            param="continue_final_message",
+        )
+    if continue_final_message and messages[-1].role != "assistant":
+        raise InvalidParameter(
+            "'continue_final_message' needs the last message to be the assistant's.",
+            param="continue_final_message",
+        )
+    for name in TEMPLATE_NAMES:
+        if name in (template_arguments or {}):
+            raise InvalidParameter(
+                f"'chat_template_kwargs' cannot set {name!r}: it is for what the template reads "
+                "besides the conversation, the tools and where the prompt ends.",
+                param=f"chat_template_kwargs.{name}",
+            )
+    prepared = [_template_message(m, f"messages[{i}]") for i, m in enumerate(messages)]
+    template = service.templates.select(with_tools=bool(tools))
+    if tools and "tools" not in template.source:
+        prepared.insert(0, {"role": "system", "content": tools_as_text(tools)})
+    try:
+        rendered = template.render(
+            prepared,
+            tools=tools or None,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=bool(continue_final_message),
+            variables=template_arguments,
+        )
+    except BadTemplate as error:  # it worked when the model was loaded: this input is too much
+        raise InvalidParameter(error.message, param="messages") from error
+    return tuple(encode_prompt(service.tokenizer, rendered))
+
+
+def _template_message(message: Message, path: str) -> dict[str, Any]:
+    """A message as chat templates know it: plain values, absent fields left out."""
+    if message.content is None and message.role != "assistant":
+        raise InvalidParameter(f"'{path}.content' must not be null.", param=f"{path}.content")
+    # `developer` is what OpenAI calls a system message for its reasoning models.
+    role = "system" if message.role == "developer" else message.role
+    result: dict[str, Any] = {"role": role, "content": _content(message.content, path)}
+    if message.tool_calls:
+        # Arguments stay JSON text, valid or not: a model wrote them, and the client only repeats.
+        result["tool_calls"] = msgspec.to_builtins(message.tool_calls)
+    for name in ("name", "tool_call_id", "reasoning_content"):
+        value = getattr(message, name)
+        if value is not None:
+            result[name] = value
+    return result
+
+
+def _content(content: str | list[ContentPart] | None, path: str) -> str | list[dict[str, str]]:
+    if content is None or isinstance(content, str):
+        return content or ""
+    parts = []
+    for i, part in enumerate(content):
+        where = f"{path}.content[{i}]"
+        if part.type != "text":
+            raise UnsupportedFeature(
+                f"Content of type {part.type!r} is not supported; only 'text' is.", param=where
+            )
+        if part.text is None:
+            raise InvalidParameter(f"'{where}.text' is missing.", param=f"{where}.text")
+        parts.append({"type": "text", "text": part.text})
+    return parts
