@@ -1,4 +1,4 @@
-"""rf_layer_norm and rf_add_layer_norm against the reference in float64."""
+"""rf_layer_norm, rf_add_layer_norm and rf_layer_norm_half against the reference in float64."""
 
 from __future__ import annotations
 
@@ -85,6 +85,36 @@ def test_there_may_be_no_bias(device: Device) -> None:
     inputs = (device.upload(x), device.upload(weight), None)
     device.launch("rf_layer_norm", *inputs, f32, None, 96, EPS, grid=3, block=64)
     check(f32.get(), expected_norm(x, weight, np.zeros(96)), rtol=2e-6, atol=2e-6)
+
+
+def test_the_sum_may_be_normalised_in_the_place_of_the_delta(device: Device) -> None:
+    delta, old = random_rows(3, 576), random_rows(3, 576, seed=3)
+    weight, bias = random_rows(2, 576, seed=2)
+    there, residual = device.upload(delta), device.upload(old)
+    args = (there, residual, device.upload(weight), device.upload(bias), None, there, None)
+    device.launch("rf_add_layer_norm", *args, 576, EPS, grid=3, block=192)
+    check(there.get(), expected_norm(delta + old, weight, bias), rtol=3e-6, atol=3e-6)
+    np.testing.assert_array_equal(residual.get(), old)
+
+
+@pytest.mark.parametrize(("rows", "dim", "threads"), CASES.values(), ids=CASES.keys())
+@pytest.mark.parametrize("has_bias", [True, False], ids=["bias", "no_bias"])
+def test_halves_are_normalised_in_place_among_others(
+    device: Device, rows: int, dim: int, threads: int, has_bias: bool
+) -> None:
+    whole = (random_rows(rows, 2 * dim + 4) + 1).astype(np.float16)
+    weight, bias = random_rows(2, dim, seed=2)
+    there = device.upload(whole)
+    if rows:
+        args = (device.upload(weight), device.upload(bias) if has_bias else None)
+        sizes = (2 * dim + 4, dim, EPS)
+        device.launch(
+            "rf_layer_norm_half", there.part(dim), *args, *sizes, grid=rows, block=threads
+        )
+    found, own = there.get(), slice(dim, 2 * dim)
+    expected = expected_norm(whole[:, own], weight, bias if has_bias else np.zeros(dim))
+    check(found[:, own], expected, rtol=6e-4, atol=1e-5)
+    np.testing.assert_array_equal(np.delete(found, own, 1), np.delete(whole, own, 1))
 
 
 def test_a_mean_far_from_zero_costs_no_precision(device: Device) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Final
 
+import numpy as np
+
 from rocmforge.backend.protocol import LoadOptions, ProgressCallback, RunnerInfo
 from rocmforge.errors import UnsupportedArchitecture
 from rocmforge.gguf.reader import GgufFile
@@ -24,7 +26,7 @@ from rocmforge_hip.encoder_weights import (
 )
 from rocmforge_hip.geometry import BLOCK_TOKENS, Geometry
 from rocmforge_hip.loader import WeightLoader
-from rocmforge_hip.loading import open_device, upload_tables
+from rocmforge_hip.loading import open_device, upload, upload_tables
 from rocmforge_hip.memory import Arena, spec
 from rocmforge_hip.pipeline import PIPELINE_DEPTH, Device, release
 from rocmforge_hip.plan import MemoryNeeds
@@ -114,11 +116,14 @@ def _load(
     tables = {}
     if config.rope is not None:
         tables = upload_tables(device, plain_rope_tables(config.rope, needs.limits.context))
+    slopes = None
+    if config.slopes:
+        slopes = upload(device, np.array(config.slopes, np.float32), "slopes")
     formats = frozenset(
         storage.format.name for storage in storages if isinstance(storage, PlannedMatrix)
     )
     geometry = Geometry(found.properties.compute_units)
-    ops = HipEncoderOps(config, device.library, geometry, arena, tables, formats)
+    ops = HipEncoderOps(config, device.library, geometry, arena, tables, slopes, formats)
     inputs = device.memory.device(spec((needs.input_bytes,), "u1"), "inputs of a step")
     loader = WeightLoader(device.driver, device.library, device.stream, device.memory, file.locate)
     try:

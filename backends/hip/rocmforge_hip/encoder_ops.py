@@ -49,15 +49,18 @@ class HipEncoderOps:
         geometry: Geometry,
         arena: Arena,
         tables: Mapping[bool, DeviceRopeTable],
+        slopes: DeviceArray | None,
         formats: frozenset[str],
     ) -> None:
         self._config = config
         self._arena = arena
         self._tables = tables
+        self._slopes = slopes
         self._products = LinearKernels(library, geometry, arena, formats, terms=0)
         names = [
-            *("rf_layer_norm", "rf_add_layer_norm", "rf_gelu_half", "rf_rope_half"),
-            *("rf_sum_rows", "rf_softcap", f"rf_attention_full_d{config.head_dim}"),
+            *("rf_layer_norm", "rf_add_layer_norm", "rf_layer_norm_half", "rf_gelu_half"),
+            *("rf_rope_half", "rf_sum_rows", "rf_softcap"),
+            f"rf_attention_full_d{config.head_dim}",
             *(f"rf_embed_{name}" for name in formats),
             *(f"rf_embed_add_{name}" for name in ("f32", "f16", "bf16")),
         ]
@@ -104,6 +107,17 @@ class HipEncoderOps:
         out = self._normed(residual)
         self._add_norm(residual, delta, weight, bias, (None, out.f32, out.f16))
         return out
+
+    def add_two_norms(
+        self,
+        residual: Activation,
+        delta: Activation,
+        first: tuple[Weight, Weight | None],
+        second: tuple[Weight, Weight | None],
+    ) -> Activation:
+        """The first norm takes the place of delta."""
+        self._add_norm(residual, delta, *first, (None, f32_of(delta), None))
+        return self.add_layer_norm(residual, delta, *second)
 
     def add_then_norm(
         self, residual: Activation, delta: Activation, weight: Weight
@@ -178,6 +192,20 @@ class HipEncoderOps:
         assert part_of(gate).matrix is part_of(up).matrix, "gate and up are one matrix"
         return self._products.multiply(x, part_of(gate), None, GATES[activation])
 
+    def norm_projection(self, x: Activation, weight: Weight, bias: Weight | None) -> Activation:
+        """In place."""
+        self._kernels["rf_layer_norm_half"].launch(
+            x.f16,
+            vector_of(weight, x.width),
+            None if bias is None else vector_of(bias, x.width),
+            x.stride or x.width,
+            x.width,
+            self._config.norm_eps,
+            grid=(x.rows, 1, 1),
+            block=norm_threads(x.width),
+        )
+        return x
+
     def rope(
         self, step: DeviceStep, q: Activation, k: Activation, spec: EncoderAttentionSpec
     ) -> tuple[Activation, Activation]:
@@ -221,7 +249,7 @@ class HipEncoderOps:
             *(each.stride or each.width for each in (q, k, v)),
             spec.scale,
             0 if spec.reach is None else spec.reach,
-            None,  # slopes
+            self._slopes,
             grid=(ceil_div(longest, _ATTENTION_ROWS), config.num_heads, shape.sequences),
             block=_THREADS,
         )

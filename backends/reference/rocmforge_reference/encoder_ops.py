@@ -18,6 +18,7 @@ class ReferenceEncoderOps:
     def __init__(self, config: EncoderConfig, tables: RopeTables | None) -> None:
         self._config = config
         self._tables = tables
+        self._slopes = np.array(config.slopes, np.float32) if config.slopes else None
 
     def embed(
         self,
@@ -45,6 +46,15 @@ class ReferenceEncoderOps:
     ) -> Float32Array:
         return self.layer_norm(residual + delta, weight, bias)
 
+    def add_two_norms(
+        self,
+        residual: Float32Array,
+        delta: Float32Array,
+        first: tuple[Float32Array, Float32Array | None],
+        second: tuple[Float32Array, Float32Array | None],
+    ) -> Float32Array:
+        return self.add_layer_norm(residual, self.add_layer_norm(residual, delta, *first), *second)
+
     def add_then_norm(
         self, residual: Float32Array, delta: Float32Array, weight: Float32Array
     ) -> tuple[Float32Array, Float32Array]:
@@ -68,6 +78,11 @@ class ReferenceEncoderOps:
         activation: Activation,
     ) -> Float32Array:
         return ops.gated_linear(x, gate, up, activation)
+
+    def norm_projection(
+        self, x: Float32Array, weight: Float32Array, bias: Float32Array | None
+    ) -> Float32Array:
+        return self.layer_norm(x, weight, bias)
 
     def rope(
         self, step: StepInput, q: Float32Array, k: Float32Array, spec: EncoderAttentionSpec
@@ -99,6 +114,7 @@ class ReferenceEncoderOps:
             step.query_start,
             spec.scale,
             reach=spec.reach,
+            slopes=self._slopes,
         )
         return attended.reshape(len(q), -1)
 

@@ -53,6 +53,15 @@ class EncoderOps(Protocol[A, W, S]):
         """The layer_norm of residual + delta: [rows, dim]. The sum itself is not needed."""
         ...
 
+    def add_two_norms(
+        self, residual: A, delta: A, first: tuple[W, W | None], second: tuple[W, W | None]
+    ) -> A:
+        """The second norm of residual + (the first norm of residual + delta): [rows, dim].
+
+        Each is a layer_norm with its weight and bias.
+        """
+        ...
+
     def add_then_norm(self, residual: A, delta: A, weight: W) -> tuple[A, A]:
         """residual + delta, and its layer_norm: ([rows, dim], [rows, dim]).
 
@@ -72,6 +81,10 @@ class EncoderOps(Protocol[A, W, S]):
         """As `Ops.gated_linear`: activation(x @ gate.T) * (x @ up.T), [rows, ffn]."""
         ...
 
+    def norm_projection(self, x: A, weight: W, bias: W | None) -> A:
+        """The layer_norm of queries or keys, [T, heads * head_dim], which x need not outlive."""
+        ...
+
     def rope(self, step: S, q: A, k: A, spec: EncoderAttentionSpec) -> tuple[A, A]:
         """Rotation of q and k, both [T, heads * head_dim], by the positions of the tokens."""
         ...
@@ -79,7 +92,8 @@ class EncoderOps(Protocol[A, W, S]):
     def attend_all(self, step: S, q: A, k: A, v: A, spec: EncoderAttentionSpec) -> A:
         """Attention of each token to the tokens of its sequence within reach.
 
-        q, k, v and the result are [T, heads * head_dim] each; scores are scale * (query times key).
+        q, k, v and the result are [T, heads * head_dim] each; scores are scale * (query times key),
+        less the distance of the two times the slope of the head, where the model has slopes.
         """
         ...
 

@@ -54,7 +54,11 @@ def _post_norm_layers(
     for spec, layer in zip(attention_specs(config), weights.layers, strict=True):
         assert layer.attn_norm is not None
         delta = _attend(config, layer, ops, step, x, spec)
-        x = ops.add_layer_norm(x, delta, layer.attn_norm, layer.attn_norm_bias)
+        norm = layer.attn_norm, layer.attn_norm_bias
+        if layer.attn_norm_2 is None:
+            x = ops.add_layer_norm(x, delta, *norm)
+        else:
+            x = ops.add_two_norms(x, delta, norm, (layer.attn_norm_2, layer.attn_norm_2_bias))
         delta = _feed_forward(config, layer, ops, step, x)
         x = ops.add_layer_norm(x, delta, layer.ffn_norm, layer.ffn_norm_bias)
     return x
@@ -92,6 +96,10 @@ def _attend(
     q = ops.linear(step, x, layer.q, layer.q_bias)
     k = ops.linear(step, x, layer.k, layer.k_bias)
     v = ops.linear(step, x, layer.v, layer.v_bias)
+    if layer.q_norm is not None:
+        q = ops.norm_projection(q, layer.q_norm, layer.q_norm_bias)
+    if layer.k_norm is not None:
+        k = ops.norm_projection(k, layer.k_norm, layer.k_norm_bias)
     if config.rope is not None:
         q, k = ops.rope(step, q, k, spec)
     attended = ops.attend_all(step, q, k, v, spec)

@@ -48,8 +48,10 @@ class EncoderConfig:
     norm_eps: float
     activation: Activation  # GELU, unless there is a gate
     pre_norm: bool  # a norm before each part of a layer and after the last, not after each part
-    rope: RopeConfig | None  # None: positions are rows of a table
+    rope: RopeConfig | None  # None: positions are rows of a table, or distances
     reaches: tuple[int | None, ...]  # per layer: how far a token sees to either side; None = all
+    # Per head: what a score loses for each token between query and key (ALiBi); empty = nothing.
+    slopes: tuple[float, ...]
     pooling: PoolingType  # never NONE
     num_scores: int  # of the classification head; 0 unless `pooling` is RANK
 
@@ -69,28 +71,37 @@ class EncoderArchitecture:
     """One row of the table: what the metadata does not say.
 
     `model` are the tensors outside the layers, with the fields of `EncoderWeights` that they fill.
+    Files of one architecture may have them in several ways: `variants` are rules that come on top
+    of `layer`, each set with the tensor of the first layer that tells it; the first found is taken.
     """
 
     model: tuple[TensorRule, ...]
     layer: tuple[TensorRule, ...]
+    variants: tuple[tuple[str, tuple[TensorRule, ...]], ...] = ()
     not_in_first_layer: frozenset[str] = frozenset()  # names of rules
     activation: Activation  # where the file does not name another
     pre_norm: bool = False
     has_rope: bool = False
     window_period: int | None = None  # of so many layers the first sees all; None = every layer
     local_theta_default: float = 10000.0  # of layers with a window
+    has_alibi: bool = False
     has_head: bool = True  # may rank
 
     @property
     def has_gate(self) -> bool:
         """Whether the feed-forward network is gated."""
-        return any("gate" in rule.slots for rule in self.layer)
+        rules = [*self.layer, *(rule for _, variant in self.variants for rule in variant)]
+        return any("gate" in rule.slots for rule in rules)
 
-    def layer_rules(self, layer: int) -> tuple[TensorRule, ...]:
+    def layer_rules(self, file: GgufFile, layer: int) -> tuple[TensorRule, ...]:
         """Tensors of the layer with this index."""
+        rules = self.layer
+        if self.variants:
+            found = [own for name, own in self.variants if f"blk.0.{name}" in file.tensors]
+            rules += (found or [self.variants[-1][1]])[0]
         if layer > 0:
-            return self.layer
-        return tuple(rule for rule in self.layer if rule.name not in self.not_in_first_layer)
+            return rules
+        return tuple(rule for rule in rules if rule.name not in self.not_in_first_layer)
 
 
 _TOKENS: Final = (
@@ -101,6 +112,24 @@ _BERT_TOKENS: Final = (
     *_TOKENS,
     TensorRule("token_embd_norm.bias", ("norm_bias",)),
     TensorRule("token_types.weight", ("types",), required=False),
+)
+_BERT_ATTENTION: Final = (
+    TensorRule("attn_q.weight", ("q",)),
+    TensorRule("attn_q.bias", ("q_bias",), required=False),
+    TensorRule("attn_k.weight", ("k",)),
+    TensorRule("attn_k.bias", ("k_bias",), required=False),
+    TensorRule("attn_v.weight", ("v",)),
+    TensorRule("attn_v.bias", ("v_bias",), required=False),
+    TensorRule("attn_output.weight", ("output",)),
+    TensorRule("attn_output.bias", ("output_bias",), required=False),
+)
+_JINA_CODE_NORMS: Final = (
+    TensorRule("attn_q_norm.weight", ("q_norm",), required=False),
+    TensorRule("attn_q_norm.bias", ("q_norm_bias",), required=False),
+    TensorRule("attn_k_norm.weight", ("k_norm",), required=False),
+    TensorRule("attn_k_norm.bias", ("k_norm_bias",), required=False),
+    TensorRule("attn_norm_2.weight", ("attn_norm_2",), required=False),
+    TensorRule("attn_norm_2.bias", ("attn_norm_2_bias",), required=False),
 )
 _POST_NORMS: Final = (
     TensorRule("attn_output_norm.weight", ("attn_norm",)),
@@ -115,14 +144,7 @@ ENCODERS: Final[Mapping[str, EncoderArchitecture]] = MappingProxyType(
         "bert": EncoderArchitecture(
             model=(*_BERT_TOKENS, TensorRule("position_embd.weight", ("positions",))),
             layer=(
-                TensorRule("attn_q.weight", ("q",)),
-                TensorRule("attn_q.bias", ("q_bias",), required=False),
-                TensorRule("attn_k.weight", ("k",)),
-                TensorRule("attn_k.bias", ("k_bias",), required=False),
-                TensorRule("attn_v.weight", ("v",)),
-                TensorRule("attn_v.bias", ("v_bias",), required=False),
-                TensorRule("attn_output.weight", ("output",)),
-                TensorRule("attn_output.bias", ("output_bias",), required=False),
+                *_BERT_ATTENTION,
                 TensorRule("ffn_up.weight", ("up",)),
                 TensorRule("ffn_up.bias", ("up_bias",), required=False),
                 TensorRule("ffn_down.weight", ("down",)),
@@ -162,8 +184,45 @@ ENCODERS: Final[Mapping[str, EncoderArchitecture]] = MappingProxyType(
             window_period=3,
             has_head=False,
         ),
+        # Günther et al. 2023, arXiv:2310.19923.
+        "jina-bert-v2": EncoderArchitecture(
+            model=_BERT_TOKENS,
+            layer=(
+                *_BERT_ATTENTION,
+                *_JINA_CODE_NORMS,
+                TensorRule("ffn_down.weight", ("down",)),
+                TensorRule("ffn_down.bias", ("down_bias",), required=False),
+                *_POST_NORMS,
+            ),
+            variants=(
+                (
+                    "ffn_gate.weight",  # files of older converters
+                    (
+                        TensorRule("ffn_gate.weight", ("gate",)),
+                        TensorRule("ffn_up.weight", ("up",)),
+                    ),
+                ),
+                # The model for code has the gate last; llama.cpp takes it to be first there, too.
+                ("attn_q_norm.weight", (TensorRule("ffn_up.weight", ("up", "gate")),)),
+                ("ffn_up.weight", (TensorRule("ffn_up.weight", ("gate", "up")),)),
+            ),
+            activation=Activation.GELU,
+            has_alibi=True,
+            has_head=False,
+        ),
     }
 )
+
+
+def alibi_slopes(num_heads: int) -> tuple[float, ...]:
+    """Of each head (Press et al. 2022): 2^(-8/n), 2^(-16/n), ... for a power of two n of heads.
+
+    Heads beyond such a power have every other slope of twice as many.
+    """
+    power = 1 << (num_heads.bit_length() - 1)
+    slopes = [2.0 ** (-8 * (head + 1) / power) for head in range(power)]
+    between = [2.0 ** (-4 * (2 * head + 1) / power) for head in range(num_heads - power)]
+    return (*slopes, *between)
 
 
 def encoder_context(config: EncoderConfig, options: LoadOptions) -> int:
@@ -251,6 +310,7 @@ class _Reader(KeyReader):
             pre_norm=self._row.pre_norm,
             rope=self._rope(dim // num_heads) if self._row.has_rope else None,
             reaches=self._reaches(num_layers, max_context),
+            slopes=alibi_slopes(num_heads) if self._row.has_alibi else (),
             pooling=pooling,
             num_scores=_num_scores(file) if pooling is PoolingType.RANK else 0,
         )

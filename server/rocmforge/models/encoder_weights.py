@@ -24,10 +24,16 @@ class EncoderLayer(Generic[W]):
     q_bias: W | None = None  # [dim]
     k_bias: W | None = None  # [dim]
     v_bias: W | None = None  # [dim]
+    q_norm: W | None = None  # [dim], of all heads together
+    q_norm_bias: W | None = None  # [dim]
+    k_norm: W | None = None  # [dim]
+    k_norm_bias: W | None = None  # [dim]
     output: W  # [dim, dim]
     output_bias: W | None = None  # [dim]
     attn_norm: W | None = None  # [dim], after the attention or before it
     attn_norm_bias: W | None = None  # [dim]
+    attn_norm_2: W | None = None  # [dim], of what the layer reads plus the other norm
+    attn_norm_2_bias: W | None = None  # [dim]
     gate: W | None = None  # [ffn, dim]
     up: W  # [ffn, dim]
     up_bias: W | None = None  # [ffn]; never with a gate
@@ -52,7 +58,7 @@ class EncoderWeights(Generic[W]):
     """All weights."""
 
     tokens: W  # [vocab, dim]
-    positions: W | None = None  # [max_context, dim]; None if the model rotates
+    positions: W | None = None  # [max_context, dim]; None if it has no such table
     types: W | None = None  # [types, dim]
     norm: W  # [dim], of the embedding
     norm_bias: W | None = None  # [dim]
@@ -108,7 +114,9 @@ def load_encoder_weights(
     row = ENCODERS[config.architecture]
     layers = [
         EncoderLayer(
-            **take_all((f"blk.{index}.{rule.name}", rule.slots) for rule in row.layer_rules(index))
+            **take_all(
+                (f"blk.{index}.{rule.name}", rule.slots) for rule in row.layer_rules(file, index)
+            )
         )
         for index in range(config.num_layers)
     ]
@@ -151,7 +159,7 @@ def _expected(
     dim, row = config.dim, ENCODERS[config.architecture]
     rules = [(rule.name, rule) for rule in row.model]
     for index in range(config.num_layers):
-        rules += [(f"blk.{index}.{rule.name}", rule) for rule in row.layer_rules(index)]
+        rules += [(f"blk.{index}.{rule.name}", rule) for rule in row.layer_rules(file, index)]
     shapes: dict[str, tuple[int, ...]] = {}
     for name, rule in rules:
         rows, *columns = _slot_shape(config, file, rule.slots[0])

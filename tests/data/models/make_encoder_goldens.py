@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Iterable
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,8 @@ def build(model: TinyEncoder) -> Any:
 
 def golden(model: TinyEncoder, folder: Path) -> dict[str, Any]:
     """States of some tokens, or the scores; and the prompt's embedding by llama.cpp."""
+    if model.is_jina:
+        return {"llama_cpp": rounded(embed(model, folder))}
     network = build(model)
     with torch.no_grad():
         output = network(torch.tensor([PROMPT]), attention_mask=torch.ones(1, len(PROMPT)))
@@ -65,7 +68,7 @@ def golden(model: TinyEncoder, folder: Path) -> dict[str, Any]:
 def embed(model: TinyEncoder, folder: Path) -> Any:
     """The prompt's pooled state by llama.cpp, or its scores; not normalised."""
     llama = llama_cpp.Llama(
-        str(write_encoder(model, folder)),
+        str(write_encoder(model, folder, partial(as_llama_cpp_reads, model))),
         embedding=True,
         n_ctx=64,
         n_threads=1,
@@ -79,6 +82,15 @@ def embed(model: TinyEncoder, folder: Path) -> Any:
     pointer = llama_cpp.llama_get_embeddings_seq(llama._ctx.ctx, 0)
     size = model.config["num_labels"] if model.ranks else model.config["hidden_size"]
     return np.ctypeslib.as_array(pointer, (size,)).copy()
+
+
+def as_llama_cpp_reads(model: TinyEncoder, name: str, weight: Any) -> Any:
+    """The weight, with the gate first: there llama.cpp looks for it, but Jina's code model has it
+    behind the other half (`JinaBertGLUMLP` of jinaai/jina-bert-v2-qk-post-norm)."""
+    if model.hf_class != "JinaBertCode" or "ffn_up" not in name:
+        return weight
+    up, gate = np.split(weight, 2)
+    return np.concatenate([gate, up])
 
 
 def rounded(values: Iterable[float]) -> list[float]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -42,7 +42,7 @@ class TinyEncoder:
 
     name: str
     architecture: str  # GGUF's
-    hf_class: str
+    hf_class: str  # of Transformers, or of code that comes with a model
     config: dict[str, Any]
     # What the converter writes besides the common keys, without "<architecture>.".
     keys: dict[str, Value] = field(default_factory=dict)
@@ -53,6 +53,11 @@ class TinyEncoder:
     def position_offset(self) -> int:
         """Rows of the position table before that of position 0."""
         return 2 if self.hf_class == "XLMRoberta" else 0
+
+    @property
+    def is_jina(self) -> bool:
+        """Whether Transformers does not have the class."""
+        return self.hf_class.startswith("Jina")
 
     @property
     def network(self) -> str:
@@ -125,6 +130,22 @@ ENCODERS: Final = (
         seed=25,
     ),
     TinyEncoder(
+        name="jina-bert-v2",
+        architecture="jina-bert-v2",
+        hf_class="JinaBert",
+        config=_COMMON | {"num_attention_heads": 6},
+        keys={"pooling_type": 1},
+        seed=26,
+    ),
+    TinyEncoder(
+        name="jina-bert-v2-code",
+        architecture="jina-bert-v2",
+        hf_class="JinaBertCode",
+        config=_COMMON,
+        keys={"pooling_type": 1},
+        seed=27,
+    ),
+    TinyEncoder(
         name="ranker",
         architecture="bert",
         hf_class="XLMRoberta",
@@ -162,11 +183,14 @@ def _hf_shapes(model: TinyEncoder) -> dict[str, tuple[int, ...]]:
         "embeddings.LayerNorm.weight": (dim,),
         "embeddings.LayerNorm.bias": (dim,),
     }
-    if model.hf_class != "NomicBert":
+    if model.hf_class in ("Bert", "XLMRoberta"):
         positions = config["max_position_embeddings"]
         shapes["embeddings.position_embeddings.weight"] = (positions, dim)
-    layer = _nomic_layer(dim, ffn) if model.hf_class == "NomicBert" else _bert_layer(dim, ffn)
-    folder = "layers" if model.hf_class == "NomicBert" else "encoder.layer"
+    layer, folder = _bert_layer(dim, ffn), "encoder.layer"
+    if model.hf_class == "NomicBert":
+        layer, folder = _nomic_layer(dim, ffn), "layers"
+    elif model.is_jina:
+        layer = _jina_layer(dim, ffn, is_code=model.hf_class == "JinaBertCode")
     for index in range(config["num_hidden_layers"]):
         shapes |= {f"{folder}.{index}.{name}": shape for name, shape in layer.items()}
     if not model.ranks:
@@ -181,19 +205,36 @@ def _hf_shapes(model: TinyEncoder) -> dict[str, tuple[int, ...]]:
 
 
 def _bert_layer(dim: int, ffn: int) -> dict[str, tuple[int, ...]]:
-    matrices = {
-        "attention.self.query": (dim, dim),
-        "attention.self.key": (dim, dim),
-        "attention.self.value": (dim, dim),
-        "attention.output.dense": (dim, dim),
+    matrices = _bert_attention(dim) | {
         "intermediate.dense": (ffn, dim),
         "output.dense": (dim, ffn),
     }
+    return _with_biases(matrices, ("attention.output.LayerNorm", "output.LayerNorm"), dim)
+
+
+def _jina_layer(dim: int, ffn: int, *, is_code: bool) -> dict[str, tuple[int, ...]]:
+    up, down = ("up_gated_layer", "down_layer") if is_code else ("gated_layers", "wo")
+    norms = ["attention.output.LayerNorm"]
+    if is_code:
+        norms += ["attention.self.layer_norm_q", "attention.self.layer_norm_k"]
+        norms += ["layer_norm_1", "layer_norm_2"]
+    else:
+        norms.append("mlp.layernorm")
+    matrices = _bert_attention(dim) | {f"mlp.{down}": (dim, ffn)}
+    return _with_biases(matrices, norms, dim) | {f"mlp.{up}.weight": (2 * ffn, dim)}
+
+
+def _bert_attention(dim: int) -> dict[str, tuple[int, ...]]:
+    names = ("self.query", "self.key", "self.value", "output.dense")
+    return {f"attention.{name}": (dim, dim) for name in names}
+
+
+def _with_biases(
+    matrices: dict[str, tuple[int, ...]], norms: Sequence[str], dim: int
+) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {}
-    for name, shape in matrices.items():
+    for name, shape in (matrices | dict.fromkeys(norms, (dim,))).items():
         shapes |= {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
-    for name in ("attention.output.LayerNorm", "output.LayerNorm"):
-        shapes |= {f"{name}.weight": (dim,), f"{name}.bias": (dim,)}
     return shapes
 
 

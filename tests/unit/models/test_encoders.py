@@ -12,7 +12,7 @@ from rocmforge.backend.ops import Activation
 from rocmforge.errors import BadGguf, RocmForgeError, UnsupportedArchitecture, UnsupportedTensor
 from rocmforge.gguf.reader import GgufTensor, open_gguf
 from rocmforge.models.config import ModelConfig
-from rocmforge.models.encoder_config import EncoderConfig
+from rocmforge.models.encoder_config import EncoderConfig, alibi_slopes
 from rocmforge.models.encoder_weights import load_encoder_weights
 from rocmforge.models.pooling import PoolingType
 from rocmforge.models.reading import read_model
@@ -137,6 +137,69 @@ def test_modern_bert_that_cannot_be_served_is_refused_by_name(
     prefixed = {f"modern-bert.{key}": value for key, value in keys.items()}
     with pytest.raises(error, match=what):
         read(write(tmp_path, "modern-bert", keys=prefixed, tensors=tensors))
+
+
+def test_the_metadata_of_jina_bert(tmp_path: Path) -> None:
+    config = read(write(tmp_path, "jina-bert-v2"))
+    assert config.activation is Activation.GELU
+    assert config.rope is None
+    assert not config.pre_norm
+    assert config.reaches == (None, None)
+    assert config.slopes == alibi_slopes(6)
+
+
+@pytest.mark.parametrize(
+    ("heads", "exponents"),
+    [
+        (1, [8]),
+        (2, [4, 8]),
+        (8, [1, 2, 3, 4, 5, 6, 7, 8]),
+        (6, [2, 4, 6, 8, 1, 3]),  # those of four, and every other one of eight
+        (12, [1, 2, 3, 4, 5, 6, 7, 8, 0.5, 1.5, 2.5, 3.5]),
+    ],
+)
+def test_slopes_are_powers_of_two(heads: int, exponents: list[float]) -> None:
+    assert alibi_slopes(heads) == pytest.approx([2**-exponent for exponent in exponents])
+
+
+@pytest.mark.parametrize(
+    ("name", "up_is_first"), [("jina-bert-v2", False), ("jina-bert-v2-code", True)]
+)
+def test_gate_and_up_of_jina_bert_may_be_one_matrix_or_two(
+    name: str, up_is_first: bool, tmp_path: Path
+) -> None:
+    tensors = gguf_tensors(by_name(name))
+    apart: dict[str, Any] = {}
+    for tensor, weight in tensors.items():
+        if tensor.endswith("ffn_up.weight"):
+            first, second = np.split(weight, 2)
+            up, gate = (first, second) if up_is_first else (second, first)
+            apart |= {tensor: up, tensor.replace("ffn_up", "ffn_gate"): gate}
+    for changed in ({}, apart):
+        path = write(tmp_path, name, tensors=changed)
+        with open_gguf(path) as file:
+            weights = load_encoder_weights(read(path), file, GgufTensor.to_float32)
+        for index, layer in enumerate(weights.layers):
+            np.testing.assert_array_equal(layer.up, apart[f"blk.{index}.ffn_up.weight"])
+            np.testing.assert_array_equal(layer.gate, apart[f"blk.{index}.ffn_gate.weight"])
+
+
+@pytest.mark.parametrize(
+    ("tensors", "what"),
+    [
+        ({"blk.0.ffn_up.weight": None}, "blk.0.ffn_up.weight"),
+        ({"blk.1.ffn_up.weight": None}, "blk.1.ffn_up.weight"),
+        ({"blk.0.ffn_up.weight": np.zeros((72, 48), np.float32)}, "asks for .144, 48."),
+        ({"blk.0.attn_q_norm.weight": np.zeros(8, np.float32)}, "attn_q_norm"),
+        ({"position_embd.weight": np.zeros((64, 48), np.float32)}, "position_embd"),
+        ({"cls.weight": np.zeros((1, 48), np.float32)}, "cls.weight"),
+    ],
+)
+def test_jina_bert_that_cannot_be_served_is_refused_by_name(
+    tensors: dict[str, Any], what: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UnsupportedTensor, match=what):
+        read(write(tmp_path, "jina-bert-v2", tensors=tensors))
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from rocmforge_hip.encoder_ops import ENCODER_HEAD_DIMS, HipEncoderOps
 from rocmforge_hip.encoder_plan import plan_encoder_activations
 from rocmforge_hip.geometry import Geometry
 from rocmforge_hip.linear import part_of
-from rocmforge_hip.loading import upload_tables
+from rocmforge_hip.loading import upload, upload_tables
 from rocmforge_hip.memory import Arena
 from rocmforge_hip.verify import oracle
 from rocmforge_hip.verify.cases import Case, Group, error
@@ -53,6 +53,8 @@ def groups() -> Iterator[Group]:
         norms = [
             Case("layer_norm", f"width {dim}", _HALF, _norm),
             Case("add_layer_norm", f"width {dim}", _FLOAT, _add_norm),
+            Case("add_two_norms", f"width {dim}", _FLOAT, _add_two_norms),
+            Case("norm_projection", f"width {dim}", _HALF, _norm_projection),
             Case("add_then_norm", f"width {dim}", _HALF, _add_then_norm),
         ]
         yield Group(Recipe(dim=dim), tuple(norms))
@@ -70,9 +72,13 @@ def groups() -> Iterator[Group]:
                         "full attention",
                         f"heads of {head_dim}, sequences of {_LENGTHS} tokens, {name}",
                         _ATTENTION,
-                        partial(_attention, head_dim=head_dim, reach=reach),
+                        partial(_attention, head_dim=head_dim, reach=reach, slopes=slopes),
                     )
-                    for name, reach in (("all", None), ("within reach", 20))
+                    for name, reach, slopes in (
+                        ("all", None, ()),
+                        ("within reach", 20, ()),
+                        ("with slopes", None, (0.5, 0.03)),
+                    )
                 ),
             ),
         )
@@ -93,7 +99,9 @@ class _Encoder:
         return Activation(slot, rows, width, f32=f32, f16=f16)
 
 
-def _encoder(bench: Workbench, head_dim: int = ENCODER_HEAD_DIMS[0]) -> _Encoder:
+def _encoder(
+    bench: Workbench, head_dim: int = ENCODER_HEAD_DIMS[0], slopes: tuple[float, ...] = ()
+) -> _Encoder:
     """As wide as the model of the workbench, whose weights it may use."""
     model, device = bench.config, bench.device
     config = EncoderConfig(
@@ -111,6 +119,7 @@ def _encoder(bench: Workbench, head_dim: int = ENCODER_HEAD_DIMS[0]) -> _Encoder
         pre_norm=False,
         rope=model.rope,
         reaches=(None,),
+        slopes=slopes,
         num_scores=0,
         pooling=PoolingType.MEAN,
     )
@@ -121,7 +130,9 @@ def _encoder(bench: Workbench, head_dim: int = ENCODER_HEAD_DIMS[0]) -> _Encoder
     arena = Arena(device.memory, plan, device.stream)
     tables = upload_tables(device, RopeTables(bench.table, None))
     formats = frozenset([part_of(bench.model.weights.embedding).matrix.format.name])
-    return _Encoder(HipEncoderOps(config, device.library, geometry, arena, tables, formats), arena)
+    on_device = upload(device, np.array(slopes, np.float32), "slopes") if slopes else None
+    ops = HipEncoderOps(config, device.library, geometry, arena, tables, on_device, formats)
+    return _Encoder(ops, arena)
 
 
 def _norm(bench: Workbench) -> float:
@@ -158,6 +169,31 @@ def _add_then_norm(bench: Workbench) -> float:
     added = (old + delta).astype(np.float64)
     want = oracle.layer_norm(added, weight, np.zeros_like(weight), bench.config.norm_eps)
     return max(error(bench.result(total), added), error(bench.result(got), want))
+
+
+def _add_two_norms(bench: Workbench) -> float:
+    encoder = _encoder(bench)
+    old, delta = random_values(9, bench.config.dim), random_values(10, bench.config.dim)[:9]
+    layer = bench.model.weights.layers[0]
+    norm = layer.attn_norm, layer.ffn_norm
+    got = encoder.ops.add_two_norms(
+        encoder.activation(bench, NORMED, old, "f32"),
+        encoder.activation(bench, DELTA, delta, "f32"),
+        norm,
+        norm,
+    )
+    return error(bench.result(got), _normed(bench, old + _normed(bench, old + delta)))
+
+
+def _norm_projection(bench: Workbench) -> float:
+    """Of columns of a wider matrix."""
+    encoder, width = _encoder(bench), bench.config.dim
+    values = random_values(5, 3 * width).astype(np.float16)
+    whole = bench.put(values, encoder.arena[f"{QKV_SLOTS[0]}.f16"])
+    x = Activation(QKV_SLOTS[0], 5, width, f16=whole.columns(width, 2 * width), stride=3 * width)
+    layer = bench.model.weights.layers[0]
+    got = bench.result(encoder.ops.norm_projection(x, layer.attn_norm, layer.ffn_norm))
+    return error(got, _normed(bench, values[:, width : 2 * width]))
 
 
 def _normed(bench: Workbench, x: Array) -> Float64:
@@ -207,8 +243,10 @@ def _spec(reach: int | None = None, scale: float = 1.0) -> EncoderAttentionSpec:
     return EncoderAttentionSpec(scale=scale, reach=reach, local_rope=False)
 
 
-def _attention(bench: Workbench, head_dim: int, reach: int | None) -> float:
-    encoder = _encoder(bench, head_dim)
+def _attention(
+    bench: Workbench, head_dim: int, reach: int | None, slopes: tuple[float, ...]
+) -> float:
+    encoder = _encoder(bench, head_dim, slopes)
     count = sum(_LENGTHS)
     blocks = blocks_of(_LENGTHS)
     step = bench.step([(n, n, own) for n, own in zip(_LENGTHS, blocks, strict=True)])
@@ -217,7 +255,7 @@ def _attention(bench: Workbench, head_dim: int, reach: int | None) -> float:
     got = bench.result(encoder.ops.attend_all(step, *parts, _spec(reach, scale)))
     starts = np.cumsum([0, *_LENGTHS])
     want = [
-        oracle.full_attention(q[start:stop], k[start:stop], v[start:stop], scale, reach)
+        oracle.full_attention(q[start:stop], k[start:stop], v[start:stop], scale, reach, slopes)
         for start, stop in pairwise(starts)
     ]
     return error(got, np.concatenate(want).reshape(count, -1))

@@ -103,13 +103,20 @@ def attention(
 
 
 def full_attention(
-    q: Float64, keys: Float64, values: Float64, scale: float, reach: int | None
+    q: Float64,
+    keys: Float64,
+    values: Float64,
+    scale: float,
+    reach: int | None,
+    slopes: Sequence[float],
 ) -> Float64:
     """Of one sequence whose tokens see each other, within reach; [tokens, heads, head_dim] each."""
     scores = scale * np.einsum("qhd,khd->hqk", q, keys)
+    distance = np.abs(np.arange(len(q))[:, None] - np.arange(len(q)))
+    for head, slope in enumerate(slopes):
+        scores[head] -= slope * distance
     if reach is not None:
-        index = np.arange(len(q))
-        scores[:, np.abs(index[:, None] - index) > reach] = -np.inf
+        scores[:, distance > reach] = -np.inf
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)
     mixed: Float64 = np.einsum("hqk,khd->qhd", weights, values)
