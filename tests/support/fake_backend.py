@@ -428,6 +428,7 @@ _VARIANTS = {
     "create_slow_load": FakeConfig(load_s=5.0),
     "create_stuck_load": FakeConfig(load_s=3600.0),
     "create_unloadable": FakeConfig(refuse=True),
+    "create_huge": FakeConfig(num_blocks=1 << 44),
     "create_tiny": FakeConfig(block_size=4, num_blocks=12, max_context=48),
 }
 

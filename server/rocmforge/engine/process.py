@@ -35,7 +35,7 @@ from rocmforge.engine.messages import (
 from rocmforge.engine.plan import SchedulerLimits
 from rocmforge.engine.totals import Totals
 from rocmforge.engine.wire import FrameReader, encode
-from rocmforge.errors import BackendError, RocmForgeError
+from rocmforge.errors import BackendError, OutOfMemory, RocmForgeError
 from rocmforge.logs import set_up_logging
 
 logger = logging.getLogger(__name__)
@@ -135,6 +135,11 @@ def _typed(error: Exception, call: str) -> RocmForgeError:
     """The error itself if it was raised on purpose; else a mistake in the code, which is logged."""
     if isinstance(error, RocmForgeError):
         return error
+    if isinstance(error, MemoryError):
+        return OutOfMemory(
+            f"The {call} needs more memory than this machine gives the process ({error}). Lower "
+            "max_context, max_sequences or kv_blocks, or take a smaller model."
+        )
     logger.error("%s failed", call, exc_info=error)
     return BackendError(call, f"{type(error).__name__}: {error}")
 

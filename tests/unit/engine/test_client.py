@@ -34,6 +34,7 @@ from rocmforge.errors import (
     EngineDied,
     InvalidParameter,
     NotReady,
+    OutOfMemory,
     QueueFull,
     UnsupportedArchitecture,
 )
@@ -600,6 +601,17 @@ def test_the_process_ends_when_the_connection_does(variant: str) -> None:
         assert isinstance(first, Progress)
         ours.close()
         assert process.wait(TIMEOUT_S) == 1
+
+
+def test_memory_that_the_machine_does_not_give_is_an_error_that_says_so() -> None:
+    async def test() -> None:
+        engine = AsyncEngine(config("create_huge"))
+        await engine.start()
+        with pytest.raises(OutOfMemory, match="Unable to allocate"):
+            await engine.wait_ready()
+        await engine.stop()
+
+    run(test())
 
 
 def test_the_process_leaves_interrupt_and_termination_to_the_server() -> None:
