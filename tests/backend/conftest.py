@@ -7,25 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rocmforge.backend import registry
-from rocmforge.backend.protocol import Backend, LoadOptions
+from rocmforge.backend.protocol import Backend
 from tests.backend.driving import Driver
 from tests.data.models.tiny_models import by_name, write_model
+from tests.support.options import SMALL
 
-DEFAULTS: dict[str, Any] = {
-    "device": None,
-    "max_context": 128,
-    "max_sequences": 16,
-    "max_batched_tokens": 256,
-    "kv_blocks": 64,
-    "kv_dtype": "auto",
-    "memory_utilization": 0.9,
-}
+DEFAULTS = replace(SMALL, max_sequences=16, max_batched_tokens=256, kv_blocks=64)
 
 Load = Callable[..., Driver]
 
@@ -43,7 +37,7 @@ def load(backend: Backend, tmp_path: Path) -> Iterator[Load]:
 
         def load_model(model: str | Path, **changes: Any) -> Driver:
             path = model if isinstance(model, Path) else write_model(by_name(model), tmp_path)
-            options = LoadOptions(**(DEFAULTS | changes))
+            options = replace(DEFAULTS, **changes)
             runner = backend.load(path, options, lambda stage, share: None)
             return Driver(stack.enter_context(closing(runner)))
 

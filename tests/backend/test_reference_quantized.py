@@ -9,7 +9,7 @@ import pytest
 from gguf import quants
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
-from rocmforge.backend.protocol import Float32Array, LoadOptions
+from rocmforge.backend.protocol import Float32Array
 from rocmforge_reference.backend import create
 from tests.backend.conftest import DEFAULTS
 from tests.backend.driving import Chunk, Driver
@@ -61,7 +61,7 @@ def random_blocks(rows: int, kind: GGMLQuantizationType, rng: np.random.Generato
 
 
 def logprobs(path: Path) -> Float32Array:
-    runner = create().load(path, LoadOptions(**DEFAULTS), lambda stage, share: None)
+    runner = create().load(path, DEFAULTS, lambda stage, share: None)
     return Driver(runner).logprobs(Chunk(tokens=[3, 1, 4, 1, 5], blocks=[1]), range(5))
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rocmforge.backend.protocol import Backend, Float32Array, LoadOptions, Runner
+from rocmforge.backend.protocol import Backend, Float32Array, Runner
 from rocmforge.errors import ConfigurationError, OutOfMemory
 from tests.backend.conftest import DEFAULTS, Load
 from tests.backend.driving import Chunk, Driver, Want
@@ -201,7 +201,7 @@ def test_loading_reports_growing_shares(backend: Backend, tmp_path: Path) -> Non
     seen: list[tuple[str, float]] = []
     runner = backend.load(
         write_model(by_name("llama"), tmp_path),
-        LoadOptions(**DEFAULTS),
+        DEFAULTS,
         lambda stage, share: seen.append((stage, share)),
     )
     runner.close()

@@ -24,16 +24,9 @@ from rocmforge_hip.plan import MemoryPlan, make_plan
 from rocmforge_hip.weight_plan import PlannedPart, plan_weights, storages, weight_bytes
 from tests.data.models.tiny_models import TinyModel, by_name, write_model
 from tests.support.hip import fitting
+from tests.support.options import SMALL
 
-OPTIONS = LoadOptions(
-    device=None,
-    max_context=128,
-    max_sequences=4,
-    max_batched_tokens=64,
-    kv_blocks=None,
-    kv_dtype="auto",
-    memory_utilization=0.5,
-)
+OPTIONS = replace(SMALL, max_batched_tokens=64, kv_blocks=None, memory_utilization=0.5)
 MIB = 1 << 20
 
 
