@@ -1,4 +1,7 @@
-"""Two real models in one server: side by side, unloaded under load, killed, idle, and gone."""
+"""Two models in one server: side by side, unloaded under load, killed, idle, and gone.
+
+Real models on the reference backend, and tiny ones that share a device of the HIP backend.
+"""
 
 from __future__ import annotations
 
@@ -7,43 +10,87 @@ import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import httpx
+import numpy as np
 import openai
 import pytest
 
+from tests.api import tiny
+from tests.data.models.tiny_models import by_name, gguf_metadata, gguf_tensors
+from tests.support.children import ENGINE, children
+from tests.support.gguf_writer import write_gguf
+from tests.support.hip import fitting
 from tests.support.server import LiveServer
 
-pytestmark = [pytest.mark.model, pytest.mark.slow]
-
 PATIENCE_S = 240.0
-TOKENS = 16
 PROMPT = "1, 2, 3, 4,"
 CONFIG = """
-backend = "reference"
-max_context = 256
+backend = "{backend}"
+max_context = {context}
 max_sequences = 4
 drain_timeout = 120
 
 [models.chat]
-path = "{smollm2}"
+path = "{chat}"
 aliases = ["gpt-4o"]
 
 [models.lazy]
-path = "{gemma3}"
+path = "{lazy}"
 load = "request"
 idle_unload = 3
 """
 
 
+@dataclass(frozen=True)
+class Pair:
+    """Two models, and how long an answer must be for something to happen meanwhile."""
+
+    backend: str
+    chat: Path
+    lazy: Path
+    tokens: int
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param("reference", marks=[pytest.mark.model, pytest.mark.slow]), "hip"],
+)
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    if request.param == "reference":
+        smollm2, gemma3 = map(request.getfixturevalue, ("smollm2_path", "gemma3_path"))
+        return Pair("reference", chat=smollm2, lazy=gemma3, tokens=16)
+    is_host = request.getfixturevalue("host") is not None
+    folder = tmp_path_factory.mktemp("models")
+    return Pair(
+        "hip",
+        chat=write_speaking(folder, "llama"),
+        lazy=write_speaking(folder, "gemma3"),
+        tokens=32 if is_host else 2000,
+    )
+
+
+def write_speaking(folder: Path, name: str) -> Path:
+    """A tiny model with a tokenizer and a long context."""
+    model = fitting(by_name(name))
+    sizes = {"vocab_size": tiny.VOCAB_SIZE, "max_position_embeddings": 4096}
+    model = replace(model, config=model.config | sizes)
+    text: dict[str, Any] = tiny.metadata()
+    text["tokenizer.ggml.token_type"] = np.array(text["tokenizer.ggml.token_type"], np.int32)
+    return write_gguf(folder / f"{name}.gguf", gguf_metadata(model) | text, gguf_tensors(model))
+
+
 @pytest.fixture(scope="module")
-def server(
-    smollm2_path: Path, gemma3_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[LiveServer]:
+def server(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     folder = tmp_path_factory.mktemp("server")
     config = folder / "rocmforge.toml"
-    config.write_text(CONFIG.format(smollm2=smollm2_path, gemma3=gemma3_path))
+    context = max(256, 2 * pair.tokens)
+    config.write_text(
+        CONFIG.format(backend=pair.backend, context=context, chat=pair.chat, lazy=pair.lazy)
+    )
     command = ("-m", "rocmforge", "serve", "--config", str(config), "--port", "{port}")
     shared = set(os.listdir("/dev/shm"))
     with LiveServer(command, folder / "log") as server:
@@ -52,42 +99,50 @@ def server(
         assert server.stop(PATIENCE_S) == 0
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
     assert set(os.listdir("/dev/shm")) <= shared
+    assert "host platform:" not in server.log  # what it finds wrong
+
+
+class Asker:
+    """Asks for streams of one length."""
+
+    def __init__(self, sdk: openai.OpenAI, tokens: int) -> None:
+        self._sdk = sdk
+        self._tokens = tokens
+
+    def stream(self, model: str, begun: Future[None] | None = None) -> tuple[str, str | None]:
+        """The text of a stream, and the code of the error that ended it."""
+        text = ""
+        chunks = self._sdk.completions.create(
+            model=model,
+            prompt=PROMPT,
+            max_tokens=self._tokens,
+            temperature=0,
+            stream=True,
+            extra_body={"ignore_eos": True},
+        )
+        try:
+            for chunk in chunks:
+                text += chunk.choices[0].text
+                if begun is not None and not begun.done():
+                    begun.set_result(None)
+        except openai.APIError as error:
+            return text, error.code
+        return text, None
 
 
 @pytest.fixture(scope="module")
-def sdk(server: LiveServer) -> openai.OpenAI:
-    return openai.OpenAI(
-        base_url=f"{server.url}/v1", api_key="unused", max_retries=0, timeout=PATIENCE_S
-    )
+def asker(server: LiveServer, pair: Pair) -> Iterator[Asker]:
+    url = f"{server.url}/v1"
+    with openai.OpenAI(base_url=url, api_key="unused", max_retries=0, timeout=PATIENCE_S) as sdk:
+        yield Asker(sdk, pair.tokens)
 
 
 @pytest.fixture(scope="module")
-def alone(sdk: openai.OpenAI) -> dict[str, str]:
+def alone(asker: Asker) -> dict[str, str]:
     """What each model says when nobody else asks."""
-    return {model: stream(sdk, model)[0] for model in ("chat", "lazy")}
-
-
-def stream(
-    sdk: openai.OpenAI, model: str, begun: Future[None] | None = None
-) -> tuple[str, str | None]:
-    """The text of a stream, and the code of the error that ended it."""
-    text = ""
-    chunks = sdk.completions.create(
-        model=model,
-        prompt=PROMPT,
-        max_tokens=TOKENS,
-        temperature=0,
-        stream=True,
-        extra_body={"ignore_eos": True},
-    )
-    try:
-        for chunk in chunks:
-            text += chunk.choices[0].text
-            if begun is not None and not begun.done():
-                begun.set_result(None)
-    except openai.APIError as error:
-        return text, error.code
-    return text, None
+    said = {model: asker.stream(model)[0] for model in ("chat", "lazy")}
+    assert said["chat"] != said["lazy"]
+    return said
 
 
 def state(server: LiveServer, model: str) -> str:
@@ -108,39 +163,33 @@ def unload(server: LiveServer, model: str) -> httpx.Response:
 
 def engines(server: LiveServer) -> list[int]:
     """The processes that run engines."""
-    folder = Path(f"/proc/{server.process.pid}/task")
-    children = [pid for file in folder.glob("*/children") for pid in file.read_text().split()]
-    return [
-        int(pid)
-        for pid in children
-        if b"rocmforge.engine.process" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    ]
+    return children(server.process.pid, ENGINE)
 
 
-def test_both_speak_at_once_as_they_do_alone(sdk: openai.OpenAI, alone: dict[str, str]) -> None:
+def test_both_speak_at_once_as_they_do_alone(asker: Asker, alone: dict[str, str]) -> None:
     models = ["chat", "lazy"] * 3
     with ThreadPoolExecutor(len(models)) as pool:
-        told = list(pool.map(lambda model: stream(sdk, model), models))
+        told = list(pool.map(asker.stream, models))
     assert told == [(alone[model], None) for model in models]
 
 
 def test_requests_that_come_together_wait_for_one_load(
-    server: LiveServer, sdk: openai.OpenAI, alone: dict[str, str]
+    server: LiveServer, asker: Asker, alone: dict[str, str]
 ) -> None:
     unload(server, "lazy")
     before = server.log.count("lazy was loaded")
     with ThreadPoolExecutor(4) as pool:
-        told = list(pool.map(lambda model: stream(sdk, model), ["lazy"] * 4))
+        told = list(pool.map(asker.stream, ["lazy"] * 4))
     assert told == [(alone["lazy"], None)] * 4
     assert server.log.count("lazy was loaded") == before + 1
 
 
 def test_unloading_lets_streams_end_and_disturbs_nobody_else(
-    server: LiveServer, sdk: openai.OpenAI, alone: dict[str, str]
+    server: LiveServer, asker: Asker, alone: dict[str, str]
 ) -> None:
     begun: dict[str, Future[None]] = {"chat": Future(), "lazy": Future()}
     with ThreadPoolExecutor(2) as pool:
-        running = {model: pool.submit(stream, sdk, model, begun[model]) for model in begun}
+        running = {model: pool.submit(asker.stream, model, begun[model]) for model in begun}
         for speaks in begun.values():
             speaks.result(PATIENCE_S)
         answer = unload(server, "lazy")
@@ -150,15 +199,15 @@ def test_unloading_lets_streams_end_and_disturbs_nobody_else(
 
 
 def test_a_killed_engine_takes_only_its_own_streams_along(
-    server: LiveServer, sdk: openai.OpenAI, alone: dict[str, str]
+    server: LiveServer, asker: Asker, alone: dict[str, str]
 ) -> None:
     unload(server, "lazy")
     (chat_pid,) = engines(server)
     begun: dict[str, Future[None]] = {"chat": Future(), "lazy": Future()}
     with ThreadPoolExecutor(2) as pool:
-        lazy = pool.submit(stream, sdk, "lazy", begun["lazy"])
+        lazy = pool.submit(asker.stream, "lazy", begun["lazy"])
         begun["lazy"].result(PATIENCE_S)
-        chat = pool.submit(stream, sdk, "chat", begun["chat"])
+        chat = pool.submit(asker.stream, "chat", begun["chat"])
         begun["chat"].result(PATIENCE_S)
         os.kill(chat_pid, signal.SIGKILL)
         text, code = chat.result()
@@ -166,27 +215,27 @@ def test_a_killed_engine_takes_only_its_own_streams_along(
         assert alone["chat"].startswith(text)
         assert lazy.result() == (alone["lazy"], None)
     until(server, "chat", "ready")
-    assert stream(sdk, "chat") == (alone["chat"], None)
+    assert asker.stream("chat") == (alone["chat"], None)
 
 
 def test_an_idle_model_goes_and_comes_back_when_asked_for(
-    server: LiveServer, sdk: openai.OpenAI, alone: dict[str, str]
+    server: LiveServer, asker: Asker, alone: dict[str, str]
 ) -> None:
-    stream(sdk, "lazy")
+    asker.stream("lazy")
     until(server, "lazy", "unloaded")
     assert len(engines(server)) == 1
-    assert stream(sdk, "lazy") == (alone["lazy"], None)
+    assert asker.stream("lazy") == (alone["lazy"], None)
 
 
-def test_no_file_stays_open_when_a_model_has_gone(server: LiveServer, sdk: openai.OpenAI) -> None:
+def test_no_file_stays_open_when_a_model_has_gone(server: LiveServer, asker: Asker) -> None:
     def held() -> int:
         unload(server, "lazy")
         return len(os.listdir(f"/proc/{server.process.pid}/fd"))
 
-    stream(sdk, "lazy")
+    asker.stream("lazy")
     files = held()
     for _ in range(2):
-        stream(sdk, "lazy")
+        asker.stream("lazy")
     deadline = time.monotonic() + PATIENCE_S
     while held() > files:  # connections of clients that have just left
         assert time.monotonic() < deadline, f"{held() - files} files more than before"
