@@ -22,7 +22,7 @@ from rocmforge.api.fleet.fleet import Member
 from rocmforge.api.fleet.slot import ModelState
 from rocmforge.api.keys import Scope
 from rocmforge.api.messages.schema import ModelInfo, ModelPage
-from rocmforge.api.schema import LoadStatus, ModelCard, ModelChanged, ModelList, ModelName
+from rocmforge.api.ops_schema import LoadStatus, ModelCard, ModelChanged, ModelList, ModelName
 from rocmforge.api.service import Service
 from rocmforge.errors import ModelNotFound
 

@@ -34,7 +34,22 @@ from rocmforge.api.models import (
 )
 from rocmforge.api.openapi_page import render_page
 from rocmforge.api.ops import health, metrics, ready, version
+from rocmforge.api.ops_schema import (
+    DetokenizedText,
+    DetokenizeRequest,
+    Health,
+    ModelCard,
+    ModelChanged,
+    ModelList,
+    ModelName,
+    Readiness,
+    TokenizeRequest,
+    TokenizerInfo,
+    Tokens,
+    Version,
+)
 from rocmforge.api.responses import schema as responses
+from rocmforge.api.responses.events import ResponseEvent
 from rocmforge.api.responses.handlers import (
     cancel_response,
     create_response,
@@ -49,41 +64,12 @@ from rocmforge.api.schema import (
     ChatRequest,
     Completion,
     CompletionRequest,
-    DetokenizedText,
-    DetokenizeRequest,
     ErrorBody,
-    Health,
-    ModelCard,
-    ModelChanged,
-    ModelList,
-    ModelName,
-    Readiness,
-    TokenizeRequest,
-    TokenizerInfo,
-    Tokens,
-    Version,
 )
 from rocmforge.api.tokens import detokenize, tokenize, tokenizer_info
 
 _REF = "#/components/schemas/{name}"
 
-ResponseEvent = (
-    responses.ResponseCreated
-    | responses.ResponseInProgress
-    | responses.ResponseCompleted
-    | responses.ResponseIncomplete
-    | responses.ResponseFailed
-    | responses.ItemAdded
-    | responses.ItemDone
-    | responses.PartAdded
-    | responses.PartDone
-    | responses.TextDelta
-    | responses.TextDone
-    | responses.ReasoningDelta
-    | responses.ReasoningDone
-    | responses.ArgumentsDelta
-    | responses.ArgumentsDone
-)
 MessageEvent = (
     messages.MessageStart
     | messages.Ping

@@ -14,7 +14,7 @@ from rocmforge.api.dependencies import FleetDep, FleetMetricsDep, SettingsDep
 from rocmforge.api.fleet.fleet import Member
 from rocmforge.api.fleet.slot import ModelState
 from rocmforge.api.keys import Scope
-from rocmforge.api.schema import Health, ModelHealth, Readiness, Version
+from rocmforge.api.ops_schema import Health, ModelHealth, Readiness, Version
 from rocmforge.api.service import LOADING_RETRY_S
 
 _OPEN = {PUBLIC: True}

@@ -12,14 +12,14 @@ from rocmforge.api.answer import json_response
 from rocmforge.api.body import read_json
 from rocmforge.api.checks import check_token_ids
 from rocmforge.api.dependencies import DispatchDep
-from rocmforge.api.prompts import chat_prompt
-from rocmforge.api.schema import (
+from rocmforge.api.ops_schema import (
     DetokenizedText,
     DetokenizeRequest,
     TokenizeRequest,
     TokenizerInfo,
     Tokens,
 )
+from rocmforge.api.prompts import chat_prompt
 from rocmforge.api.service import Service
 from rocmforge.errors import InvalidParameter
 

@@ -11,24 +11,26 @@ from msgspec.structs import replace
 from rocmforge.api.generation import Piece
 from rocmforge.api.logprobs import ScoredToken, chat_logprobs
 from rocmforge.api.parts import AnswerParts, Part, new_call_id
-from rocmforge.api.responses.schema import (
+from rocmforge.api.responses.events import (
     ArgumentsDelta,
     ArgumentsDone,
     Event,
-    FunctionCallItem,
     ItemAdded,
     ItemDone,
-    MessageItem,
-    OutputItem,
-    OutputText,
     PartAdded,
     PartDone,
     ReasoningDelta,
     ReasoningDone,
-    ReasoningItem,
-    ReasoningText,
     TextDelta,
     TextDone,
+)
+from rocmforge.api.responses.schema import (
+    FunctionCallItem,
+    MessageItem,
+    OutputItem,
+    OutputText,
+    ReasoningItem,
+    ReasoningText,
 )
 from rocmforge.api.schema import TokenLogprobs
 from rocmforge.text.reasoning import Reasoning

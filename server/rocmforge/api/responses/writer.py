@@ -12,20 +12,22 @@ from rocmforge.api.errors import answer_for
 from rocmforge.api.generation import Piece
 from rocmforge.api.parts import AnswerParts
 from rocmforge.api.plan import Plan
+from rocmforge.api.responses.events import (
+    Event,
+    ResponseCompleted,
+    ResponseCreated,
+    ResponseFailed,
+    ResponseIncomplete,
+    ResponseInProgress,
+)
 from rocmforge.api.responses.items import OutputItems
 from rocmforge.api.responses.schema import (
-    Event,
     IncompleteDetails,
     InputTokensDetails,
     OutputTokensDetails,
     ReasoningConfig,
     Response,
-    ResponseCompleted,
-    ResponseCreated,
     ResponseError,
-    ResponseFailed,
-    ResponseIncomplete,
-    ResponseInProgress,
     ResponsesRequest,
     ResponseUsage,
     TextConfig,

@@ -1,0 +1,152 @@
+"""The wire format of what generates nothing: models, their tokenizers, and the server's health."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from rocmforge.api.schema import Message, TokenIds
+
+
+class TokenizeRequest(msgspec.Struct, kw_only=True):
+    """Body of POST /tokenize: a text, or a conversation to run through the chat template."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+
+
+class DetokenizeRequest(msgspec.Struct, kw_only=True):
+    """Body of POST /detokenize."""
+
+    tokens: TokenIds
+    model: str | None = None
+
+
+class ModelCard(msgspec.Struct, kw_only=True):
+    """One model as /v1/models lists it.
+
+    `root` is the name behind an alias; a LoRA adapter has a `parent`, the model it changes.
+    """
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    root: str
+    parent: str | None = None
+    max_model_len: int | None
+    owned_by: str = "rocmforge"
+    aliases: tuple[str, ...] = ()  # other names of the same model
+    capabilities: tuple[str, ...] = ()  # what it can be asked for
+    state: str
+    status: LoadStatus
+
+
+class ModelName(msgspec.Struct, kw_only=True):
+    """Body of POST /models/load and /models/unload."""
+
+    model: str
+
+
+class ModelChanged(msgspec.Struct, kw_only=True):
+    """Their answer."""
+
+    success: Literal[True] = True
+
+
+class LoadStatus(msgspec.Struct, kw_only=True):
+    """How far loading a model is, as llama.cpp's router words it."""
+
+    value: Literal["unloaded", "loading", "loaded"]
+    failed: bool  # the last time that it was tried
+    reason: str | None  # why
+    stage: str  # what loading is doing now
+    progress: float  # of that stage, 0..1
+
+
+class ModelList(msgspec.Struct, kw_only=True):
+    """Answer of GET /v1/models."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelCard]
+
+
+class Tokens(msgspec.Struct, kw_only=True):
+    """Answer of POST /tokenize."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class DetokenizedText(msgspec.Struct, kw_only=True):
+    """Answer of POST /detokenize."""
+
+    prompt: str
+
+
+class TokenizerInfo(msgspec.Struct, kw_only=True):
+    """Answer of GET /tokenizer_info."""
+
+    tokenizer_class: str
+    vocab_size: int
+    bos_token: str | None
+    eos_token: str | None
+    chat_template: str
+
+
+class Health(msgspec.Struct, kw_only=True):
+    """Answer of GET /health: the HTTP side is alive; what it serves, on what, and what went wrong.
+
+    What stands beside `models` and `status` is about the first of them.
+    """
+
+    model: str
+    engine: str
+    backend: str | None
+    device: str | None
+    is_fallback: bool
+    fallback_reason: str
+    notes: tuple[str, ...]
+    restarts: int
+    last_error: str | None
+    last_error_at: float | None
+    silent_s: float
+    models: list[ModelHealth]
+    status: Literal["ok", "degraded", "wedged"]  # of the worst of them
+
+
+class ModelHealth(msgspec.Struct, kw_only=True):
+    """One of the models of a server, loaded or not."""
+
+    model: str
+    state: str
+    backend: str | None
+    device: str | None
+    restarts: int  # of its engine process
+    last_error: str | None  # why that last died, or why the model could not be loaded
+    last_error_at: float | None  # seconds since the epoch
+    silent_s: float  # since the engine gave news although requests are there
+
+
+class Readiness(msgspec.Struct, kw_only=True):
+    """Answer of GET /ready: whether requests would be taken now, and how far loading is."""
+
+    ready: bool
+    state: str
+    stage: str
+    progress: float
+    restarts: int
+
+
+class Version(msgspec.Struct, kw_only=True):
+    """Answer of GET /version."""
+
+    version: str
