@@ -22,13 +22,14 @@ struct Activations {
     U4 q[2];
     ActScale scale;
   };
-  // Unit `unit` of row m; rows beyond the last are the last again.
-  __device__ __forceinline__ Unit load(int m, int unit) const {
+  // Where row m begins; rows beyond the last are the last again.
+  __device__ __forceinline__ int first_unit(int m) const {
     const int second = terms - 1;  // 0 or 1
-    const int row = min(m >> second, rows - 1) + (m & second) * rows;
-    const int index = row * units + unit;
-    const U4* values = reinterpret_cast<const U4*>(q) + 2 * static_cast<int64_t>(index);
-    return {{values[0], values[1]}, scale[index]};
+    return (min(m >> second, rows - 1) + (m & second) * rows) * units;
+  }
+  __device__ __forceinline__ Unit load(int unit) const {
+    const U4* values = reinterpret_cast<const U4*>(q) + 2 * static_cast<int64_t>(unit);
+    return {{values[0], values[1]}, scale[unit]};
   }
 };
 
@@ -61,6 +62,8 @@ __device__ __forceinline__ void gemv(const uint8_t* weight, const Activations& x
     rows[j] = Format::of(Planes(weight, outputs.stored_rows(), Tile::row(j)), x.units);
   }
 
+  int first_units[kRows];
+  for (int m = 0; m < kRows; ++m) first_units[m] = x.first_unit(m);
   constexpr int kUnits = Format::kUnits;
   const int chunks = x.units / kUnits;
   const int step = Tile::piece_step();
@@ -90,7 +93,7 @@ __device__ __forceinline__ void gemv(const uint8_t* weight, const Activations& x
     for (int m = 0; m < kRows; ++m) {
       Activations::Unit values[kUnits];
 #pragma unroll
-      for (int u = 0; u < kUnits; ++u) values[u] = x.load(m, i * kUnits + u);
+      for (int u = 0; u < kUnits; ++u) values[u] = x.load(first_units[m] + i * kUnits + u);
       if (m == kRows - 1) {
         issue_loads();
         load_next(i + step);

@@ -52,14 +52,14 @@ __device__ __forceinline__ void act_store(Vec<float, 4> x, bool store, int8_t* q
   const float inverse = max_abs > 0.0f ? kActSteps / max_abs : 0.0f;
   const float step = max_abs * (1.0f / kActSteps);
   const int packed = act_pack(x, inverse);
+  // Both terms' sums are made at once, as the halves of a word: none leaves the range of 16 bits.
+  int sums = dot4(packed, 0x01010101, 0);
   int rest = 0;
   if (second) {
     for (int i = 0; i < 4; ++i) x[i] -= step * static_cast<int8_t>(packed >> (8 * i));
     rest = act_pack(x, inverse * kActFinerSteps);
+    sums += dot4(rest, 0x01010101, 0) * 0x10000;
   }
-
-  // Both terms' sums at once, as the halves of a word: none of them leaves the range of 16 bits.
-  int sums = dot4(packed, 0x01010101, 0) + dot4(rest, 0x01010101, 0) * 0x10000;
   sums += shfl_xor<1>(sums);
   sums += shfl_xor<2>(sums);
   const int other_sums = shfl_xor<4>(sums);
