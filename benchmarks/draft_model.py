@@ -1,10 +1,14 @@
-"""What a draft model saves at best: one that is always right, on any device.
+"""Tokens per second with and without a draft model, on any device.
 
+    HIP_PLATFORM=nvidia python -m benchmarks.draft_model MODEL.gguf --draft DRAFT.gguf
+    HIP_PLATFORM=nvidia python -m benchmarks.draft_model MODEL.gguf --layers 4
     python -m benchmarks.draft_model MODEL.gguf --layers 5 --backend reference --clock cpu
 
-The model's layers behind the first few are made to add nothing, and those few are the draft model.
-So both say the same, whatever nonsense it is, and only time is different. Where other programs
-share the processor, its time says more than the time on the wall.
+With `--layers` the draft model is made of the model, and is always right but for rounding: the
+layers behind the first few are made to add nothing, and those few are the draft model. So both say
+the same, whatever nonsense it is, and what is measured is the machinery. `synthetic_model` makes
+models for that. Prompts are random tokens. Where other programs share the processor, its time says
+more than the time on the wall.
 """
 
 from __future__ import annotations
@@ -14,13 +18,15 @@ import random
 import time
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
 
 from rocmforge.backend import registry
 from rocmforge.backend.protocol import LoadOptions, Runner, StepInput, StepOutput
 from rocmforge.engine.core import EngineCore
+from rocmforge.engine.draft_memory import draft_options
 from rocmforge.engine.messages import Submit
 from rocmforge.engine.params import GenerateRequest, SamplingParams
 from rocmforge.engine.plan import SchedulerLimits
@@ -51,34 +57,44 @@ class CpuTimed:
         return replace(self._runner.collect(), device_ns=self._took_ns)
 
 
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What one run of the engine gave."""
+
+    tokens: list[list[int]]  # by stream
+    rate: float  # tokens a second after the first step
+    stats: EngineStats
+
+
 def main() -> None:
     """Prints a line for each number of streams."""
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model", type=Path)
-    parser.add_argument("--layers", type=int, required=True, help="of the draft model")
+    pair = parser.add_mutually_exclusive_group(required=True)
+    pair.add_argument("--draft", type=Path, help="a smaller model of the same vocabulary")
+    pair.add_argument("--layers", type=int, help="of a draft model that is made of the model")
     parser.add_argument("--backend", default="hip")
+    parser.add_argument("--tensor-parallel", type=int, default=1)
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 4, 16])
     parser.add_argument("--drafts", type=int, default=5, help="tokens to guess at most")
-    parser.add_argument("--tokens", type=int, default=64, help="length of each answer")
+    parser.add_argument("--tokens", type=int, default=256, help="length of each answer")
+    parser.add_argument("--repeat", type=int, default=3, help="runs of each, the median counts")
     arguments = parser.parse_args()
-    print("streams  tok/s without  with  guesses right", flush=True)
+    print("streams  tok/s without     with  ratio  guesses right     as without", flush=True)
     with TemporaryDirectory() as folder:
-        model = write_idle(arguments.model, arguments.layers, Path(folder, "model.gguf"))
-        draft = write_shallow(arguments.model, arguments.layers, Path(folder, "draft.gguf"))
+        model, draft = arguments.model, arguments.draft
+        if draft is None:
+            model = write_idle(arguments.model, arguments.layers, Path(folder, "model.gguf"))
+            draft = write_shallow(arguments.model, arguments.layers, Path(folder, "draft.gguf"))
         for streams in arguments.streams:
-            without, _ = measure(arguments, model, None, streams)
-            with_draft, stats = measure(arguments, model, draft, streams)
-            drafted, accepted = stats.model_drafted_tokens_total, stats.model_accepted_tokens_total
-            print(
-                f"{streams:7}{without:15.1f}{with_draft:6.1f}  {accepted} of {drafted}", flush=True
-            )
+            _measure(arguments, model, draft, streams)
 
 
-def measure(
-    arguments: argparse.Namespace, model: Path, draft: Path | None, streams: int
-) -> tuple[float, EngineStats]:
-    """Tokens a second after the first step, and what the engine counted."""
+def _measure(arguments: argparse.Namespace, model: Path, draft: Path, streams: int) -> None:
+    """Prints the line of one number of streams."""
     options = LoadOptions(
         device=None,
         max_context=PROMPT_TOKENS + arguments.tokens,
@@ -87,26 +103,46 @@ def measure(
         kv_blocks=None,
         kv_dtype="auto",
         memory_utilization=0.4,
-    )
-    limits = SchedulerLimits(
-        max_sequences=streams, max_batched_tokens=options.max_batched_tokens, max_waiting=0
+        tensor_parallel=arguments.tensor_parallel,
     )
     backend = registry.create(arguments.backend)
+
+    def load(path: Path, options: LoadOptions) -> Runner:
+        return backend.load(path, options, lambda stage, share: None)
+
+    with closing(load(model, options)) as runner:
+        without = _runs(arguments, runner, None, streams)
+        with closing(load(draft, draft_options(options))) as guesser:
+            with_draft = _runs(arguments, runner, guesser, streams)
+    stats = with_draft[-1].stats
+    drafted, accepted = stats.model_drafted_tokens_total, stats.model_accepted_tokens_total
+    slow, fast = (median(run.rate for run in runs) for runs in (without, with_draft))
+    pairs = zip(without[-1].tokens, with_draft[-1].tokens, strict=True)
+    same = sum(ours == theirs for ours, theirs in pairs)
+    guesses = f"{accepted} of {drafted}"
+    print(
+        f"{streams:7}{slow:15.1f}{fast:9.1f}{fast / slow:7.2f}  {guesses:<17} {same} of {streams}",
+        flush=True,
+    )
+
+
+def _runs(
+    arguments: argparse.Namespace, runner: Runner, draft: Runner | None, streams: int
+) -> list[Run]:
+    """Runs with new engines, behind one that warms up."""
     clock: Clock = time.perf_counter_ns if arguments.clock == "wall" else time.process_time_ns
-
-    def load(path: Path) -> Runner:
-        runner = backend.load(path, options, lambda stage, share: None)
-        return runner if arguments.clock == "wall" else CpuTimed(runner)
-
-    with closing(load(model)) as runner:
-        guesser = None if draft is None else load(draft)
-        try:
-            core = EngineCore(runner, limits, clock, drafts=guesser)
-            requests = [_request(i, arguments, runner.info.vocab_size) for i in range(streams)]
-            return _run(core, [Submit(request=request) for request in requests], clock)
-        finally:
-            if guesser is not None:
-                guesser.close()
+    if arguments.clock == "cpu":
+        runner, draft = CpuTimed(runner), None if draft is None else CpuTimed(draft)
+    limits = SchedulerLimits(
+        max_sequences=streams,
+        max_batched_tokens=max(256, streams * PROMPT_TOKENS),
+        max_waiting=0,
+    )
+    requests = [_request(i, arguments, runner.info.vocab_size) for i in range(streams)]
+    return [
+        _run(EngineCore(runner, limits, clock, drafts=draft), requests, clock)
+        for _ in range(1 + arguments.repeat)
+    ][1:]
 
 
 def _request(number: int, arguments: argparse.Namespace, vocab_size: int) -> GenerateRequest:
@@ -119,17 +155,20 @@ def _request(number: int, arguments: argparse.Namespace, vocab_size: int) -> Gen
     )
 
 
-def _run(core: EngineCore, commands: list[Submit], clock: Clock) -> tuple[float, EngineStats]:
-    begin = tokens = 0
+def _run(core: EngineCore, requests: list[GenerateRequest], clock: Clock) -> Run:
+    commands = [Submit(request=request) for request in requests]
+    tokens: list[list[int]] = [[] for _ in requests]
+    begin = before = 0
     stats = EngineStats()
     while commands or core.has_work:
         report = core.step(commands)
         commands, stats = [], report.stats
-        if begin:
-            tokens += sum(len(event.token_ids) for event in report.events)
-        elif report.events:
-            begin = clock()
-    return tokens / (clock() - begin) * 1e9, stats
+        for event in report.events:
+            tokens[event.request_id] += event.token_ids
+        if not begin and report.events:
+            begin, before = clock(), sum(map(len, tokens))
+    count = sum(map(len, tokens)) - before
+    return Run(tokens, count / (clock() - begin) * 1e9, stats)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,8 @@ import numpy.typing as npt
 import pytest
 from openai import OpenAI
 
+from benchmarks import draft_model
+from benchmarks.synthetic_model import SHAPES, write_synthetic
 from rocmforge.backend import registry
 from rocmforge.backend.protocol import LoadOptions, Runner
 from rocmforge.engine.params import SamplingParams
@@ -186,6 +188,18 @@ def test_guesses_on_the_hip_backend_are_those_it_would_draw_itself(
     assert rate(stats) > 0.95
     if host is not None:
         assert host.take_finding() == ""
+
+
+def test_the_benchmark_gives_the_tokens_without_a_draft_model_in_both_ways(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = write_synthetic(tmp_path / "model.gguf", SHAPES["tiny"], "q8_0")
+    shallow = write_shallow(model, 2, tmp_path / "draft.gguf")
+    for draft in (("--layers", "2"), ("--draft", str(shallow))):
+        flags = ("--backend", "reference", "--tokens", "12", "--streams", "3", "--repeat", "1")
+        monkeypatch.setattr("sys.argv", ["draft_model", str(model), *draft, *flags])
+        draft_model.main()
+        assert capsys.readouterr().out.endswith(" 3 of 3\n")
 
 
 @pytest.mark.model
