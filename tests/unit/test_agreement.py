@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rocmforge.backend.protocol import SAMPLE, LoadOptions, Runner, StepInput, StepOutput
+from rocmforge.backend.protocol import SAMPLE, Runner, StepInput, StepOutput
 from rocmforge.commands.agreement import (
     Agreement,
     Continuation,
@@ -23,6 +23,7 @@ from rocmforge.commands.synthetic import write_synthetic_model
 from rocmforge.engine.params import TokenLogprob
 from rocmforge_reference.backend import create
 from rocmforge_reference.runner import ReferenceRunner
+from tests.support.options import SMALL
 
 PROMPTS = ([1, 2, 3, 4, 5], [400, 30, 20])
 TOKENS = 4
@@ -67,15 +68,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def runners(model: Path) -> Iterator[tuple[ReferenceRunner, Runner]]:
     """The reference twice: one to be spoilt."""
-    options = LoadOptions(
-        device=None,
-        max_context=64,
-        max_sequences=4,
-        max_batched_tokens=64,
-        kv_blocks=None,
-        kv_dtype="auto",
-        memory_utilization=0.9,
-    )
+    options = replace(SMALL, max_context=64, max_batched_tokens=64)
     one, other = (create().load(model, options, lambda *_: None) for _ in range(2))
     assert isinstance(one, ReferenceRunner)
     with closing(one), closing(other):
