@@ -6,6 +6,7 @@ OpenAI's specification: no wrong type, no field missing, none that they do not h
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,9 +19,17 @@ from openai.types.responses import Response, ResponseItemList, ResponseStreamEve
 from openai.types.shared import ErrorObject
 from pydantic import TypeAdapter
 
-from rocmforge.errors import ContextLengthExceeded, Draining, EngineDied, EngineError, QueueFull
+from rocmforge.errors import (
+    ContextLengthExceeded,
+    Draining,
+    EngineDied,
+    EngineError,
+    OutOfMemory,
+    QueueFull,
+)
 from tests.api.conftest import Client
 from tests.api.fake_engine import FakeEngine
+from tests.api.test_models import Models
 from tests.support.server import LiveServer
 
 SCHEMA = {
@@ -156,6 +165,18 @@ def test_responses_that_fail(client: Client, engine: FakeEngine, error: Exceptio
     begun = client.post("/v1/responses", json=RESPONSE | {"background": True})
     stored = client.get(f"/v1/responses/{begun.json()['id']}")
     assert strictly(Response, stored.content).status == "failed"
+
+
+def test_a_stream_that_waits_in_vain() -> None:
+    models = Models(keep_alive_s=0.01)
+    models.failure = OutOfMemory("It needs 9 GiB.")
+    opening = threading.Timer(0.2, models.gate.set)
+    opening.start()
+    with models.client as client:
+        body = RESPONSE | {"model": "org/lazy", "stream": True}
+        (line,) = data_of(client.post("/v1/responses", json=body))
+    event = strictly(ResponseStreamEvent, line)
+    assert (event.type, event.code, event.sequence_number) == ("error", "model_unavailable", 0)
 
 
 def test_errors(client: Client) -> None:

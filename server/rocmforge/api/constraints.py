@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
 
 import msgspec
 
@@ -79,30 +79,16 @@ def _grammars(request: GenerationRequest) -> Iterator[tuple[str, str, str]]:
             raise InvalidParameter(f"Missing required parameter: '{param}'.", param=param)
         yield "response_format", param, json_schema_grammar(form.json_schema.schema)
     outputs = request.structured_outputs or StructuredOutputs()
-    prefix = "structured_outputs"
-    for param, schema in (("guided_json", request.guided_json), (f"{prefix}.json", outputs.json)):
-        if schema is not None:
-            yield param, param, _json_grammar(schema, param)
-    for param, regex in (
-        ("guided_regex", request.guided_regex),
-        (f"{prefix}.regex", outputs.regex),
-    ):
-        if regex is not None:
-            yield param, param, _regex(regex, param)
-    for param, choices in (
-        ("guided_choice", request.guided_choice),
-        (f"{prefix}.choice", outputs.choice),
-    ):
-        if choices is not None:
-            yield param, param, _choices(choices, param)
-    for param, lark in (
-        ("guided_grammar", request.guided_grammar),
-        (f"{prefix}.grammar", outputs.grammar),
-    ):
-        if lark is not None:
-            yield param, param, lark_grammar(lark)
+    for name, make in _MAKERS.items():
+        for param, wanted in (
+            (f"guided_{name}", getattr(request, f"guided_{name}")),
+            (f"structured_outputs.{name}", getattr(outputs, name)),
+        ):
+            if wanted is not None:
+                yield param, param, make(wanted, param)
     if outputs.json_object:
-        yield f"{prefix}.json_object", f"{prefix}.json_object", json_schema_grammar(ANY_OBJECT)
+        param = "structured_outputs.json_object"
+        yield param, param, json_schema_grammar(ANY_OBJECT)
 
 
 def _json_grammar(schema: Schema | str, param: str) -> str:
@@ -129,3 +115,12 @@ def _choices(choices: list[str], param: str) -> str:
     if not 0 < len(choices) <= MAX_CHOICES:
         raise InvalidParameter(f"'{param}' must have 1 to {MAX_CHOICES} entries.", param=param)
     return choice_grammar(choices)
+
+
+# What vLLM calls the kinds of forms, and what makes a grammar of a value and its parameter.
+_MAKERS: Final[Mapping[str, Callable[[Any, str], str]]] = {
+    "json": _json_grammar,
+    "regex": _regex,
+    "choice": _choices,
+    "grammar": lambda lark, param: lark_grammar(lark),
+}

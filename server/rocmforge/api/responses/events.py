@@ -49,6 +49,14 @@ class ResponseFailed(Event, kw_only=True, tag="response.failed"):
     response: Response
 
 
+class ErrorEvent(Event, kw_only=True, tag="error"):
+    """The only event of a stream that failed before there was a response."""
+
+    code: str | None
+    message: str
+    param: str | None
+
+
 class ItemAdded(Event, kw_only=True, tag="response.output_item.added"):
     """An item begins."""
 
@@ -133,6 +141,7 @@ ResponseEvent = (
     | ResponseCompleted
     | ResponseIncomplete
     | ResponseFailed
+    | ErrorEvent
     | ItemAdded
     | ItemDone
     | PartAdded

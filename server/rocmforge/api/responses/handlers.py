@@ -40,7 +40,7 @@ from rocmforge.api.responses.schema import (
     RetrieveQuery,
 )
 from rocmforge.api.responses.store import OwnResponses, StoredResponse
-from rocmforge.api.responses.writer import ResponsesWriter
+from rocmforge.api.responses.writer import ResponsesWriter, error_event
 from rocmforge.api.schema import Message
 from rocmforge.api.service import Service
 from rocmforge.api.task import Task, perform, perform_with
@@ -90,6 +90,7 @@ async def create_response(
         writer=lambda service, plan: ResponsesWriter(service, plan, wanted, keep),
         stream=bool(wanted.stream),
         takes_long=bool(history) or is_constrained(chat),
+        failure=error_event,
     )
     if wanted.background:
         return await perform_with(begin_in_background, request, dispatch, task)

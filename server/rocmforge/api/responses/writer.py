@@ -13,6 +13,7 @@ from rocmforge.api.generation import Piece
 from rocmforge.api.parts import AnswerParts
 from rocmforge.api.plan import Plan
 from rocmforge.api.responses.events import (
+    ErrorEvent,
     Event,
     ResponseCompleted,
     ResponseCreated,
@@ -126,6 +127,13 @@ class ResponsesWriter(Writer):
             self._sent += 1
             encoded.append(named_event(event.type, event))
         return b"".join(encoded)
+
+
+def error_event(error: Exception) -> bytes:
+    """The event of a stream that failed before there was a response."""
+    detail = answer_for(error).detail
+    event = ErrorEvent(code=detail.code, message=detail.message, param=detail.param)
+    return named_event(event.type, event)
 
 
 def begun_response(head: AnswerHead, request: ResponsesRequest) -> Response:
