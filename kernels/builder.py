@@ -149,6 +149,7 @@ class _Scratch:
 
 def _resources(metadata: dict[str, Any]) -> dict[str, int]:
     return {
+        "max_threads": metadata[".max_flat_workgroup_size"],
         "wave_size": metadata[".wavefront_size"],
         "lds_bytes": metadata[".group_segment_fixed_size"],
         "vgprs": metadata[".vgpr_count"],
@@ -161,7 +162,7 @@ def _resources(metadata: dict[str, Any]) -> dict[str, int]:
 
 
 def _launch_bounds(ptx: str) -> dict[str, int]:
-    """Threads a block may have, by kernel: a bound may depend on the platform."""
+    """Threads a block may have, by kernel: a bound may depend on the target."""
     entries = re.findall(r"\.entry (\w+)\([^)]*\)\s*\.maxntid (\d+)", ptx)
     return {name: int(threads) for name, threads in entries}
 

@@ -52,7 +52,9 @@ class KernelReport:
 
     def _waves_by_registers(self) -> int:
         # AMDGPUUsage, "VGPR allocation granularity"; sizes from the ISA documents.
-        if self.target.wave == 64:
+        if self.target.cpu in ("gfx906", "gfx908"):
+            registers, granularity, most = 256, 4, 10
+        elif self.target.wave == 64:
             registers, granularity, most = 512, 8, 8
         elif _family(self.target) == 10 or self.target.cpu in ("gfx1102", "gfx1103", "gfx1150"):
             registers, granularity, most = 1024, 16, 16

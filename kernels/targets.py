@@ -40,6 +40,8 @@ def _amd(name: str, wave: int) -> Target:
 
 
 TARGETS = (
+    _amd("gfx906", 64),  # MI50, MI60, Radeon VII
+    _amd("gfx908", 64),  # MI100
     _amd("gfx90a", 64),  # MI200
     _amd("gfx942", 64),  # MI300
     _amd("gfx950", 64),  # MI350
@@ -54,6 +56,7 @@ TARGETS = (
     _amd("gfx1201", 32),  # RX 9070
     # For the chips of a family that have no line above.
     _amd("gfx9-4-generic", 64),
+    _amd("gfx10-1-generic", 32),  # RX 5000
     _amd("gfx10-3-generic", 32),
     _amd("gfx11-generic", 32),
     _amd("gfx12-generic", 32),

@@ -11,7 +11,7 @@
 
 namespace rf {
 
-inline constexpr int kGemmWaves = Mma::kWideTiles ? 4 : 8;
+inline constexpr int kGemmWaves = Mma::kWideTiles || kWave == 64 ? 4 : 8;
 inline constexpr int kGemmThreads = kGemmWaves * kWave;
 
 // The waves of a block share the weights of a step through LDS.

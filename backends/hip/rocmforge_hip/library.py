@@ -21,6 +21,7 @@ from rocmforge_hip.platform import LIB_DIR
 
 _GENERIC: Final = {
     "gfx9-4-generic": ("gfx940", "gfx941", "gfx942", "gfx950"),
+    "gfx10-1-generic": tuple(f"gfx101{digit}" for digit in range(4)),
     "gfx10-3-generic": tuple(f"gfx103{digit}" for digit in range(7)),
     "gfx11-generic": tuple(f"gfx110{digit}" for digit in range(4))
     + tuple(f"gfx115{digit}" for digit in range(4)),

@@ -165,7 +165,7 @@ struct Mma {
   }
 };
 
-#elif RF_GFX9 || (RF_HOST && RF_WAVE == 64)
+#elif RF_MFMA || (RF_HOST && RF_WAVE == 64)
 
 // v_mfma_f32_16x16x16_f16, wave64 (CDNA3 ISA, 7.1.4):
 //   A  lane l: row l % 16, k 4 (l / 16) .. + 3
@@ -252,29 +252,32 @@ struct Mma {
 
 #else
 
-// No matrix instructions: each lane computes a 4x2 piece of C with dot products.
+// No matrix instructions: each lane computes a piece of C with dot products, 4x2 in waves of 32
+// lanes and 2x2 in waves of 64.
 struct Mma {
   static constexpr int kStepChunks = 1;
   static constexpr bool kWideTiles = false;
   static constexpr int kDirectWaves = 0;
+  static constexpr int kRows = 128 / kWave;  // of a lane
   struct Acc {
-    float value[8];
+    float value[2 * kRows];
   };
   struct A {
-    Chunk8 rows[4];
+    Chunk8 rows[kRows];
   };
   struct B {
     Chunk8 rows[2];
   };
-  static_assert(kWave == 32);
 
-  static __device__ __forceinline__ int row(int i) { return lane_id() / 8 * 4 + i / 2; }
+  static __device__ __forceinline__ int row(int i) { return lane_id() / 8 * kRows + i / 2; }
   static __device__ __forceinline__ int column(int i) { return lane_id() % 8 * 2 + i % 2; }
 
   template <class Tile>
   static __device__ __forceinline__ A load_a(const Tile& tile, int first_row, int chunk) {
-    const int row = first_row + lane_id() / 8 * 4;
-    return {{tile(row, chunk), tile(row + 1, chunk), tile(row + 2, chunk), tile(row + 3, chunk)}};
+    const int row = first_row + lane_id() / 8 * kRows;
+    A a;
+    for (int i = 0; i < kRows; ++i) a.rows[i] = tile(row + i, chunk);
+    return a;
   }
   template <class Tile>
   static __device__ __forceinline__ B load_b(const Tile& tile, int first_row, int chunk) {
@@ -284,7 +287,7 @@ struct Mma {
 
   static __device__ __forceinline__ void multiply(Acc& c, const A& a, const B& b) {
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
+    for (int i = 0; i < 2 * kRows; ++i) {
 #pragma unroll
       for (int word = 0; word < 4; ++word) {
         c.value[i] =

@@ -70,6 +70,7 @@ struct OneColumn {
   static constexpr bool kTransposedV = true;  // V^T has to lie in LDS as such
   static constexpr int kSlots = 1;            // columns of C in a lane
   static constexpr int kQueryRows = 1;        // columns of B in a lane
+  static constexpr int kReloadUnroll = 2;     // steps of the head whose queries are loaded ahead
 
   static __device__ __forceinline__ constexpr int slot(int) { return 0; }
   static __device__ __forceinline__ int column(int) { return lane_id() % kTile; }
@@ -87,7 +88,7 @@ struct OneColumn {
   }
 };
 
-#if RF_GFX9 || (RF_HOST && RF_WAVE == 64)
+#if RF_MFMA || (RF_HOST && RF_WAVE == 64)
 
 struct Unit : OneColumn {
   static constexpr int kFullTileRegisters = 90;
@@ -219,6 +220,7 @@ struct Unit {
   static constexpr bool kTransposedV = false;  // ldmatrix transposes
   static constexpr int kSlots = 4;
   static constexpr int kQueryRows = 2;
+  static constexpr int kReloadUnroll = 2;
 
   static __device__ __forceinline__ constexpr int slot(int i) { return i / 4 * 2 + i % 2; }
   static __device__ __forceinline__ int column(int slot) {
@@ -313,6 +315,7 @@ struct Unit : OneColumn {
   static constexpr int kFullTileRegisters = 0;
   static constexpr int kLargeHeadKeys = 16;
   static constexpr int kKeptQueryRegisters = 0;
+  static constexpr int kReloadUnroll = kWave == 64 ? 1 : 2;
   struct A {
     const half *low, *high;  // k 0..7 and 8..15 of the lane's first row
     int stride;
@@ -353,11 +356,13 @@ struct Unit : OneColumn {
 
   static __device__ __forceinline__ void multiply(TileValues& c, A a, const B& b) {
     for (int i = 0; i < kTileValues; ++i) {
-      const Vec<half, 8> low = load16(a.low + i * a.stride);
-      const Vec<half, 8> high = load16(a.high + i * a.stride);
-      for (int k = 0; k < 4; ++k) {
-        c[i] = dot2(Pair{low[2 * k], low[2 * k + 1]}, b.pair[k], c[i]);
-        c[i] = dot2(Pair{high[2 * k], high[2 * k + 1]}, b.pair[4 + k], c[i]);
+      for (int part = 0; part < 2; ++part) {
+        // A wave of 64 lanes has two tiles, and no registers for many loads on their way together.
+        if constexpr (kWave == 64) asm volatile("" ::: "memory");
+        const Vec<half, 8> left = load16((part ? a.high : a.low) + i * a.stride);
+        for (int k = 0; k < 4; ++k) {
+          c[i] = dot2(Pair{left[2 * k], left[2 * k + 1]}, b.pair[4 * part + k], c[i]);
+        }
       }
     }
   }

@@ -27,7 +27,7 @@ constexpr bool attention_keeps_queries(int head_dim) {
   return attention_registers(head_dim) <= mma::Unit::kKeptQueryRegisters;
 }
 
-inline constexpr int kReloadUnroll = 2;  // steps of the head whose queries are loaded ahead
+inline constexpr int kReloadUnroll = mma::Unit::kReloadUnroll;
 
 // The scores of kKeyTiles tiles of keys for one tile of queries of a wave, and then their weights.
 template <int kKeyTiles>

@@ -39,7 +39,15 @@ X = Somewhere(0x7000_0000_1000)
 @pytest.fixture
 def lib(tmp_path: Path) -> Path:
     """Kernels for some targets."""
-    for name in ("gfx1100", "gfx11-generic", "gfx942", "sm_80", "sm_90", "host-w32"):
+    for name in (
+        "gfx1100",
+        "gfx11-generic",
+        "gfx10-1-generic",
+        "gfx942",
+        "sm_80",
+        "sm_90",
+        "host-w32",
+    ):
         folder = tmp_path / name
         folder.mkdir()
         (folder / "manifest.json").write_text("{}")
@@ -52,6 +60,7 @@ def lib(tmp_path: Path) -> Path:
         ("gfx1100", "gfx1100"),
         ("gfx1102", "gfx11-generic"),
         ("gfx1153", "gfx11-generic"),
+        ("gfx1012", "gfx10-1-generic"),
         ("sm_86", "sm_80"),
         ("sm_120", "sm_90"),
         ("host-w32", "host-w32"),
@@ -63,7 +72,7 @@ def test_the_exact_target_comes_before_that_of_the_family(
     assert find_target(device, lib) == target
 
 
-@pytest.mark.parametrize("device", ["gfx906", "gfx950", "gfx1300", "sm_75", "host-w64"])
+@pytest.mark.parametrize("device", ["gfx908", "gfx950", "gfx1300", "sm_75", "host-w64"])
 def test_a_device_without_kernels_is_named_and_so_are_the_kernels(device: str, lib: Path) -> None:
     with pytest.raises(NoKernelsForTarget, match=f"no kernels for {device}.*gfx1100") as caught:
         find_target(device, lib)

@@ -15,6 +15,9 @@
 
 #if defined(__GFX9__)
 #define RF_GFX9 1
+#if !defined(__gfx906__)
+#define RF_MFMA 1
+#endif
 #elif defined(__GFX10__)
 #define RF_GFX10 1
 #elif defined(__GFX11__)
@@ -23,6 +26,11 @@
 #define RF_GFX12 1
 #else
 #error "unknown family of AMD GPUs: add it here, in mma.h and in build.py"
+#endif
+
+// RX 5000 cannot add up products of bytes or of halves.
+#if !defined(__gfx10_1_generic__)
+#define RF_DOT 1
 #endif
 
 namespace rf::amd {
@@ -141,14 +149,25 @@ __device__ __forceinline__ uint32_t shfl_xor_word(uint32_t value) {
 __device__ __forceinline__ int dot4(int a, int b, int sum) {
 #if RF_GFX11 || RF_GFX12
   return __builtin_amdgcn_sudot4(true, a, true, b, sum, false);
-#else
+#elif RF_DOT
   return __builtin_amdgcn_sdot4(a, b, sum, false);
+#else
+#pragma unroll
+  for (int shift = 0; shift < 32; shift += 8) {
+    sum += static_cast<int8_t>(a >> shift) * static_cast<int8_t>(b >> shift);
+  }
+  return sum;
 #endif
 }
 
 // sum + the dot product of two halves, in float32.
 __device__ __forceinline__ float dot2(Vec<half, 2> a, Vec<half, 2> b, float sum) {
+#if RF_DOT
   return __builtin_amdgcn_fdot2(a, b, sum, false);
+#else
+  sum += static_cast<float>(a[0]) * static_cast<float>(b[0]);
+  return sum + static_cast<float>(a[1]) * static_cast<float>(b[1]);
+#endif
 }
 
 // Byte i of the result is byte `selectors`.i (0 to 7) of high:low.
