@@ -20,7 +20,6 @@ from rocmforge.models.pooling import PoolingType
 
 T = TypeVar("T")
 
-
 # Fields that ask for something we do not do, and the values with which they ask for nothing.
 NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "grammar": ("",),

@@ -8,25 +8,20 @@ from `EngineStatus` when somebody scrapes. Each registry belongs to one model, o
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    InfoMetricFamily,
     Metric,
 )
-from prometheus_client.registry import Collector
 
-from rocmforge import __version__
 from rocmforge.api.device_metrics import FAMILIES, SYSFS, DeviceCollector
+from rocmforge.api.engine_metrics import ENGINE, LABELS, PREFIX, EngineCollector
 from rocmforge.engine.params import FinishReason, RequestTiming
-from rocmforge.engine.status import EngineState, EngineStats, EngineStatus
+from rocmforge.engine.status import EngineStatus
 
-PREFIX = "rocmforge_"
 VLLM_PREFIX = "vllm:"
 
 # Bucket edges of vLLM (vllm/v1/metrics/loggers.py), in seconds, so that its dashboards fit.
@@ -63,9 +58,6 @@ _OURS_ONLY = {
 }
 _COARSER_IN_VLLM = {"inter_token_latency_seconds", "request_time_per_output_token_seconds"}
 
-_LABELS = ("model_name", "engine")
-_ENGINE = "0"
-
 
 class Metrics:
     """All metrics of one served model.
@@ -80,8 +72,8 @@ class Metrics:
         self.registry = CollectorRegistry()
         self._model = model
         self._key_names: dict[int, str] = {}
-        self.registry.register(_EngineCollector(model, status, self._key_names))
-        labels = dict(zip(_LABELS, (model, _ENGINE), strict=True))
+        self.registry.register(EngineCollector(model, status, self._key_names))
+        labels = dict(zip(LABELS, (model, ENGINE), strict=True))
         self.registry.register(DeviceCollector(PREFIX, labels, status, sysfs))
 
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens taken in.")
@@ -89,19 +81,19 @@ class Metrics:
         self._finished = Counter(
             PREFIX + "request_success",
             "Sequences that ended, by how.",
-            (*_LABELS, "finished_reason"),
+            (*LABELS, "finished_reason"),
             registry=self.registry,
         )
         self._errors = Counter(
             PREFIX + "request_errors",
             "Requests answered with an error status.",
-            (*_LABELS, "status"),
+            (*LABELS, "status"),
             registry=self.registry,
         )
         self._key_tokens = Counter(
             PREFIX + "key_tokens",
             "Tokens used with each API key, of prompts and completions.",
-            (*_LABELS, "key", "kind"),
+            (*LABELS, "key", "kind"),
             registry=self.registry,
         )
         self.first_token = self._histogram(
@@ -139,11 +131,11 @@ class Metrics:
 
     def finished(self, reason: str) -> None:
         """Counts a sequence that ended: stop, length, abort or error."""
-        self._finished.labels(self._model, _ENGINE, reason).inc()
+        self._finished.labels(self._model, ENGINE, reason).inc()
 
     def refused(self, status: int) -> None:
         """Counts an answer with an error status."""
-        self._errors.labels(self._model, _ENGINE, str(status)).inc()
+        self._errors.labels(self._model, ENGINE, str(status)).inc()
 
     def name_key(self, index: int, name: str) -> None:
         """Tells what a key is called that the engine knows by its index."""
@@ -152,15 +144,15 @@ class Metrics:
     def used(self, key: str, *, prompt_tokens: int, completion_tokens: int) -> None:
         """Counts what a request of the key with this name has used."""
         for kind, count in (("prompt", prompt_tokens), ("completion", completion_tokens)):
-            self._key_tokens.labels(self._model, _ENGINE, key, kind).inc(count)
+            self._key_tokens.labels(self._model, ENGINE, key, kind).inc(count)
 
     def _counter(self, name: str, text: str) -> Counter:
-        counter = Counter(PREFIX + name, text, _LABELS, registry=self.registry)
-        return counter.labels(self._model, _ENGINE)
+        counter = Counter(PREFIX + name, text, LABELS, registry=self.registry)
+        return counter.labels(self._model, ENGINE)
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-        histogram = Histogram(PREFIX + name, text, _LABELS, buckets=buckets, registry=self.registry)
-        return histogram.labels(self._model, _ENGINE)
+        histogram = Histogram(PREFIX + name, text, LABELS, buckets=buckets, registry=self.registry)
+        return histogram.labels(self._model, ENGINE)
 
     def _request_time(self, name: str, text: str) -> Histogram:
         return self._histogram(f"{name}_seconds", text, _REQUEST_BUCKETS)
@@ -235,141 +227,6 @@ class SequenceMetrics:
     def _observe_end(self) -> None:
         self._metrics.request_generation_tokens.observe(self._tokens)
         self._metrics.end_to_end.observe((time.monotonic_ns() - self._arrival_ns) * 1e-9)
-
-
-class _EngineCollector(Collector):
-    """Turns the engine's own numbers into families at scrape time."""
-
-    def __init__(
-        self, model: str, status: Callable[[], EngineStatus], key_names: Mapping[int, str]
-    ) -> None:
-        self._labels = (model, _ENGINE)
-        self._status = status
-        self._key_names = key_names
-
-    def describe(self) -> Iterator[Metric]:
-        """Nothing: the registry would otherwise collect once at registration."""
-        return iter(())
-
-    def collect(self) -> Iterator[Metric]:
-        """All families the engine knows numbers for."""
-        status = self._status()
-        stats = status.stats
-        usage = stats.blocks_used / stats.blocks_total if stats.blocks_total else 0.0
-        ready = status.state is EngineState.READY
-        yield self._gauge("num_requests_running", "Sequences being computed.", stats.running)
-        yield self._gauge("num_requests_waiting", "Sequences waiting.", stats.waiting)
-        if self._key_names:
-            yield self._waiting_by_key(stats)
-        yield self._gauge("kv_cache_usage_perc", "Used share of the KV cache, 0 to 1.", usage)
-        yield self._gauge("engine_ready", "Whether requests are taken.", int(ready))
-        yield self._gauge(
-            "engine_silence_seconds",
-            "Since the engine gave news although requests are there.",
-            status.silence_s,
-        )
-        yield self._counter("num_preemptions", "Preemptions.", stats.preemptions_total)
-        yield self._by_method(
-            "spec_decode_num_drafts",
-            "Times that guesses for a sequence were checked.",
-            stats.drafts_total,
-            stats.model_drafts_total,
-        )
-        yield self._by_method(
-            "spec_decode_num_draft_tokens",
-            "Guessed tokens that were checked.",
-            stats.drafted_tokens_total,
-            stats.model_drafted_tokens_total,
-        )
-        yield self._by_method(
-            "spec_decode_num_accepted_tokens",
-            "Guessed tokens that the model drew too.",
-            stats.accepted_tokens_total,
-            stats.model_accepted_tokens_total,
-        )
-        yield self._counter(
-            "draft_model_seconds",
-            "Time that guessing by the draft model took.",
-            stats.model_draft_ns_total * 1e-9,
-        )
-        yield self._counter(
-            "prefix_cache_queries",
-            "Prompt tokens looked up in the prefix cache.",
-            stats.prefix_query_tokens_total,
-        )
-        yield self._counter(
-            "prefix_cache_hits",
-            "Prompt tokens found in the prefix cache.",
-            stats.prefix_hit_tokens_total,
-        )
-        yield self._counter("engine_steps", "Forward passes.", stats.steps_total)
-        yield self._counter(
-            "engine_device_seconds", "Time the device was busy.", stats.device_ns_total * 1e-9
-        )
-        yield self._counter(
-            "host_processed_rows",
-            "Rows of logits that went to the host, because a processor is not compiled.",
-            stats.host_processed_rows_total,
-        )
-        yield self._counter("engine_restarts", "Restarts of the engine process.", status.restarts)
-        yield self._info("build", "The program and its backend.", _build_facts(status))
-        if status.runner is not None:
-            runner = status.runner
-            yield self._gauge(
-                "weights_bytes", "Size of the weights on the device.", runner.weights_bytes
-            )
-            yield self._gauge(
-                "kv_cache_bytes", "Size of the KV cache on the device.", runner.kv_bytes
-            )
-            facts = {
-                "block_size": str(status.runner.block_size),
-                "num_gpu_blocks": str(status.runner.num_blocks),
-                "cache_dtype": status.runner.kv_dtype,
-                "enable_prefix_caching": "True",
-            }
-            yield self._info("cache_config", "How the KV cache is laid out.", facts)
-
-    def _waiting_by_key(self, stats: EngineStats) -> Metric:
-        """Keys that have sent anything; how many there are is up to whoever gives them out."""
-        waiting = dict(stats.waiting_by_key)
-        text = "Sequences waiting, by API key."
-        family = GaugeMetricFamily(PREFIX + "key_requests_waiting", text, labels=(*_LABELS, "key"))
-        for index, name in self._key_names.items():
-            family.add_metric((*self._labels, name), waiting.get(index, 0))
-        return family
-
-    def _gauge(self, name: str, text: str, value: float) -> Metric:
-        family = GaugeMetricFamily(PREFIX + name, text, labels=_LABELS)
-        family.add_metric(self._labels, value)
-        return family
-
-    def _counter(self, name: str, text: str, value: float) -> Metric:
-        family = CounterMetricFamily(PREFIX + name, text, labels=_LABELS)
-        family.add_metric(self._labels, value)
-        return family
-
-    def _by_method(self, name: str, text: str, lookup: int, model: int) -> Metric:
-        """A counter of speculative decoding, by who guessed."""
-        family = CounterMetricFamily(PREFIX + name, text, labels=(*_LABELS, "method"))
-        family.add_metric((*self._labels, "prompt_lookup"), lookup)
-        family.add_metric((*self._labels, "draft_model"), model)
-        return family
-
-    def _info(self, name: str, text: str, facts: dict[str, str]) -> Metric:
-        family = InfoMetricFamily(PREFIX + name, text, labels=_LABELS)
-        family.add_metric(self._labels, facts)
-        return family
-
-
-def _build_facts(status: EngineStatus) -> dict[str, str]:
-    runner = status.runner
-    return {
-        "version": __version__,
-        "backend": "" if runner is None else runner.backend,
-        "device": "" if runner is None else runner.device.name,
-        "target": "" if runner is None else runner.device.target,
-        "fallback": str(status.is_fallback).lower(),
-    }
 
 
 class _Exported(CollectorRegistry):

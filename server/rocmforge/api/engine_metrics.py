@@ -1,0 +1,155 @@
+"""Metrics of what happens inside an engine process, read from its status when somebody scrapes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from rocmforge import __version__
+from rocmforge.engine.status import EngineState, EngineStats, EngineStatus
+
+PREFIX = "rocmforge_"
+LABELS = ("model_name", "engine")
+ENGINE = "0"  # vLLM numbers its engines; there is one for each model
+
+
+class EngineCollector(Collector):
+    """Turns the engine's own numbers into families at scrape time."""
+
+    def __init__(
+        self, model: str, status: Callable[[], EngineStatus], key_names: Mapping[int, str]
+    ) -> None:
+        self._labels = (model, ENGINE)
+        self._status = status
+        self._key_names = key_names
+
+    def describe(self) -> Iterator[Metric]:
+        """Nothing: the registry would otherwise collect once at registration."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        """All families the engine knows numbers for."""
+        status = self._status()
+        stats = status.stats
+        usage = stats.blocks_used / stats.blocks_total if stats.blocks_total else 0.0
+        ready = status.state is EngineState.READY
+        yield self._gauge("num_requests_running", "Sequences being computed.", stats.running)
+        yield self._gauge("num_requests_waiting", "Sequences waiting.", stats.waiting)
+        if self._key_names:
+            yield self._waiting_by_key(stats)
+        yield self._gauge("kv_cache_usage_perc", "Used share of the KV cache, 0 to 1.", usage)
+        yield self._gauge("engine_ready", "Whether requests are taken.", int(ready))
+        yield self._gauge(
+            "engine_silence_seconds",
+            "Since the engine gave news although requests are there.",
+            status.silence_s,
+        )
+        yield self._counter("num_preemptions", "Preemptions.", stats.preemptions_total)
+        yield self._by_method(
+            "spec_decode_num_drafts",
+            "Times that guesses for a sequence were checked.",
+            stats.drafts_total,
+            stats.model_drafts_total,
+        )
+        yield self._by_method(
+            "spec_decode_num_draft_tokens",
+            "Guessed tokens that were checked.",
+            stats.drafted_tokens_total,
+            stats.model_drafted_tokens_total,
+        )
+        yield self._by_method(
+            "spec_decode_num_accepted_tokens",
+            "Guessed tokens that the model drew too.",
+            stats.accepted_tokens_total,
+            stats.model_accepted_tokens_total,
+        )
+        yield self._counter(
+            "draft_model_seconds",
+            "Time that guessing by the draft model took.",
+            stats.model_draft_ns_total * 1e-9,
+        )
+        yield self._counter(
+            "prefix_cache_queries",
+            "Prompt tokens looked up in the prefix cache.",
+            stats.prefix_query_tokens_total,
+        )
+        yield self._counter(
+            "prefix_cache_hits",
+            "Prompt tokens found in the prefix cache.",
+            stats.prefix_hit_tokens_total,
+        )
+        yield self._counter("engine_steps", "Forward passes.", stats.steps_total)
+        yield self._counter(
+            "engine_device_seconds", "Time the device was busy.", stats.device_ns_total * 1e-9
+        )
+        yield self._counter(
+            "host_processed_rows",
+            "Rows of logits that went to the host, because a processor is not compiled.",
+            stats.host_processed_rows_total,
+        )
+        yield self._counter("engine_restarts", "Restarts of the engine process.", status.restarts)
+        yield self._info("build", "The program and its backend.", _build_facts(status))
+        if status.runner is not None:
+            runner = status.runner
+            yield self._gauge(
+                "weights_bytes", "Size of the weights on the device.", runner.weights_bytes
+            )
+            yield self._gauge(
+                "kv_cache_bytes", "Size of the KV cache on the device.", runner.kv_bytes
+            )
+            facts = {
+                "block_size": str(status.runner.block_size),
+                "num_gpu_blocks": str(status.runner.num_blocks),
+                "cache_dtype": status.runner.kv_dtype,
+                "enable_prefix_caching": "True",
+            }
+            yield self._info("cache_config", "How the KV cache is laid out.", facts)
+
+    def _waiting_by_key(self, stats: EngineStats) -> Metric:
+        """Keys that have sent anything; how many there are is up to whoever gives them out."""
+        waiting = dict(stats.waiting_by_key)
+        text = "Sequences waiting, by API key."
+        family = GaugeMetricFamily(PREFIX + "key_requests_waiting", text, labels=(*LABELS, "key"))
+        for index, name in self._key_names.items():
+            family.add_metric((*self._labels, name), waiting.get(index, 0))
+        return family
+
+    def _gauge(self, name: str, text: str, value: float) -> Metric:
+        family = GaugeMetricFamily(PREFIX + name, text, labels=LABELS)
+        family.add_metric(self._labels, value)
+        return family
+
+    def _counter(self, name: str, text: str, value: float) -> Metric:
+        family = CounterMetricFamily(PREFIX + name, text, labels=LABELS)
+        family.add_metric(self._labels, value)
+        return family
+
+    def _by_method(self, name: str, text: str, lookup: int, model: int) -> Metric:
+        """A counter of speculative decoding, by who guessed."""
+        family = CounterMetricFamily(PREFIX + name, text, labels=(*LABELS, "method"))
+        family.add_metric((*self._labels, "prompt_lookup"), lookup)
+        family.add_metric((*self._labels, "draft_model"), model)
+        return family
+
+    def _info(self, name: str, text: str, facts: dict[str, str]) -> Metric:
+        family = InfoMetricFamily(PREFIX + name, text, labels=LABELS)
+        family.add_metric(self._labels, facts)
+        return family
+
+
+def _build_facts(status: EngineStatus) -> dict[str, str]:
+    runner = status.runner
+    return {
+        "version": __version__,
+        "backend": "" if runner is None else runner.backend,
+        "device": "" if runner is None else runner.device.name,
+        "target": "" if runner is None else runner.device.target,
+        "fallback": str(status.is_fallback).lower(),
+    }
