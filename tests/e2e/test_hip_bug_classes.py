@@ -108,7 +108,6 @@ def test_a_buffer_that_is_freed_while_steps_still_use_it_is_seen(
     with closing(load(model)) as runner:
         driver = Driver(runner)
         driver.run(Chunk(tokens=PROMPT[:20], blocks=BLOCKS))
-        assert runner._model is not None
         runner.driver.free(runner._model.ops.caches[0].keys.address)
         with pytest.raises(EngineError):
             driver.run(Chunk(tokens=PROMPT[:20], blocks=BLOCKS))
@@ -253,7 +252,7 @@ def test_no_structure_of_hip_is_written_by_hand() -> None:
 def test_an_error_says_call_code_device_kernel_and_shapes(host: HostPlatform, model: Path) -> None:
     with closing(load(model)) as runner:
         kernel = runner._device.library.kernel("rf_softcap")
-        array = runner._model.inputs if runner._model else None
+        array = runner._model.inputs
         with pytest.raises(EngineError) as caught:
             kernel.launch(array, 1.0, 4, grid=(1, 1, 1), block=256, lds_bytes=1 << 30)
     message = caught.value.message

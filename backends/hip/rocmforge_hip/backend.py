@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -15,7 +14,7 @@ from rocmforge.backend.protocol import (
     Runner,
     RunnerInfo,
 )
-from rocmforge.errors import BackendError, ConfigurationError, UnsupportedArchitecture
+from rocmforge.errors import BackendError, ConfigurationError
 from rocmforge.gguf.reader import GgufFile, open_gguf
 from rocmforge.gguf.tensor import GgufTensor
 from rocmforge.logits.registry import load_processors
@@ -32,21 +31,21 @@ from rocmforge_hip.device import (
     find_devices,
     list_names,
 )
-from rocmforge_hip.driver import HipError, HipUnavailable
+from rocmforge_hip.driver import HipUnavailable
 from rocmforge_hip.encoder_loading import NO_CACHE, load_encoder, plan_encoder
 from rocmforge_hip.geometry import BLOCK_TOKENS, Geometry
 from rocmforge_hip.jit.compiler import ProcessorKernels, prepare_processors
 from rocmforge_hip.library import NoKernelsForTarget, find_target
-from rocmforge_hip.loading import ModelLoading, open_device
+from rocmforge_hip.loading import ModelLoading, opened
 from rocmforge_hip.ops import HEAD_DIMS
 from rocmforge_hip.parallel.rank import Rank
 from rocmforge_hip.parallel.runner import load_sharded
 from rocmforge_hip.parallel.shard import Shard
-from rocmforge_hip.pipeline import PIPELINE_DEPTH, release
+from rocmforge_hip.pipeline import PIPELINE_DEPTH
 from rocmforge_hip.plan import MemoryNeeds, MemoryPlan, make_plan, measure
 from rocmforge_hip.platform import cache_dir, select_platform
-from rocmforge_hip.rows import MAX_NORM_DIM
 from rocmforge_hip.runner import HipRunner
+from rocmforge_hip.supported import check_sizes
 from rocmforge_hip.traffic import StepReads, copy_bandwidth
 from rocmforge_hip.verify import selfcheck
 from rocmforge_hip.weight_plan import Planned, plan_weights
@@ -130,8 +129,7 @@ class HipBackend:
         free = options.memory_of(found.info)
         plan = make_plan(config, weights, options, geometry, free, adapters)
         tables = load_rope_tables(config, file, plan.limits.context)
-        device = open_device(found)
-        try:
+        with opened(found) as device:
             group = rank.join(device, plan) if rank else None
             loading = ModelLoading(
                 device, config, plan, geometry, progress, kernels, group, file.locate
@@ -142,11 +140,6 @@ class HipBackend:
             info = _describe(found, config, plan, kernels, bandwidth, options)
             reads = StepReads(config, weights, plan)
             return HipRunner(device, loaded, plan.limits, info, reads)
-        except BaseException:
-            with suppress(HipError):
-                device.driver.synchronize_stream(device.stream)
-            release(device)
-            raise
 
     def estimate(self, model: Path, options: LoadOptions, memory: int | None) -> MemoryEstimate:
         if memory is None:
@@ -201,7 +194,7 @@ def _read(
 ) -> tuple[ModelConfig, ModelWeights[Planned], tuple[Adapter, ...]]:
     """What a device is to have of a model and its adapters: all of it, or a part."""
     config = read_config(file)
-    _check_supported(config)
+    check_sizes(config, HEAD_DIMS)
     tensors = load_weights(config, file, _keep)
     adapters = read_adapters(config, options.adapters)
     if shard is not None:
@@ -224,19 +217,6 @@ def _cache_type(needs: MemoryNeeds) -> str:
     if not needs.block_arrays:
         return NO_CACHE
     return "int8" if "key_scale" in needs.block_arrays else "f16"
-
-
-def _check_supported(config: ModelConfig) -> None:
-    if config.head_dim not in HEAD_DIMS:
-        sizes = ", ".join(map(str, HEAD_DIMS))
-        raise UnsupportedArchitecture(
-            f"{config.architecture} with heads of {config.head_dim} elements",
-            (f"heads of {sizes} elements",),
-        )
-    if config.dim > MAX_NORM_DIM:
-        raise UnsupportedArchitecture(
-            f"{config.architecture} with a width of {config.dim}", (f"up to {MAX_NORM_DIM}",)
-        )
 
 
 def _describe(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import Final
 
 import numpy as np
@@ -15,7 +14,6 @@ from rocmforge.models.encoder_config import EncoderConfig, read_encoder_config
 from rocmforge.models.encoder_weights import EncoderWeights, load_encoder_weights
 from rocmforge.models.rope import plain_rope_tables
 from rocmforge_hip.device import FoundDevice
-from rocmforge_hip.driver import HipError
 from rocmforge_hip.encoder_ops import ENCODER_HEAD_DIMS, ROPE_MULTIPLE, HipEncoderOps
 from rocmforge_hip.encoder_plan import check_fits, describe_needs, measure_encoder
 from rocmforge_hip.encoder_runner import Encoder, HipEncoderRunner
@@ -26,11 +24,11 @@ from rocmforge_hip.encoder_weights import (
 )
 from rocmforge_hip.geometry import BLOCK_TOKENS, Geometry
 from rocmforge_hip.loader import WeightLoader
-from rocmforge_hip.loading import open_device, upload, upload_tables
+from rocmforge_hip.loading import opened, upload, upload_tables
 from rocmforge_hip.memory import Arena, spec
-from rocmforge_hip.pipeline import PIPELINE_DEPTH, Device, release
+from rocmforge_hip.pipeline import PIPELINE_DEPTH, Device
 from rocmforge_hip.plan import MemoryNeeds
-from rocmforge_hip.rows import MAX_NORM_DIM
+from rocmforge_hip.supported import check_sizes
 from rocmforge_hip.weight_plan import Planned, PlannedMatrix
 from rocmforge_hip.weights import Weight
 
@@ -48,8 +46,7 @@ def load_encoder(
         OutOfMemory: It does not fit.
     """
     config, weights, needs = _read(file, options, found)
-    device = open_device(found)
-    try:
+    with opened(found) as device:
         model = _load(device, config, weights, needs, file, found, progress)
         info = RunnerInfo(
             backend="hip",
@@ -68,11 +65,6 @@ def load_encoder(
             notes=describe_needs(needs),
         )
         return HipEncoderRunner(device, model, needs.limits, info)
-    except BaseException:
-        with suppress(HipError):
-            device.driver.synchronize_stream(device.stream)
-        release(device)
-        raise
 
 
 def plan_encoder(
@@ -139,16 +131,7 @@ def _keep(tensor: GgufTensor) -> GgufTensor:
 
 
 def _check_supported(config: EncoderConfig) -> None:
-    if config.head_dim not in ENCODER_HEAD_DIMS:
-        sizes = ", ".join(map(str, ENCODER_HEAD_DIMS))
-        raise UnsupportedArchitecture(
-            f"{config.architecture} with heads of {config.head_dim} elements",
-            (f"heads of {sizes} elements",),
-        )
-    if config.dim > MAX_NORM_DIM:
-        raise UnsupportedArchitecture(
-            f"{config.architecture} with a width of {config.dim}", (f"up to {MAX_NORM_DIM}",)
-        )
+    check_sizes(config, ENCODER_HEAD_DIMS)
     if config.rope is not None and config.rope.dim % ROPE_MULTIPLE:
         raise UnsupportedArchitecture(
             f"{config.architecture} with {config.rope.dim} rotating elements of a head",

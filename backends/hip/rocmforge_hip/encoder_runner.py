@@ -13,11 +13,11 @@ from rocmforge.models.encoder import encode
 from rocmforge.models.encoder_config import EncoderConfig
 from rocmforge.models.encoder_weights import EncoderWeights
 from rocmforge_hip.activations import StepLimits
-from rocmforge_hip.driver import Driver
+from rocmforge_hip.base_runner import BaseRunner
 from rocmforge_hip.encoder_ops import HipEncoderOps
 from rocmforge_hip.linear import f32_of
 from rocmforge_hip.memory import DeviceArray
-from rocmforge_hip.pipeline import Device, Lane, Pipeline
+from rocmforge_hip.pipeline import Device, Lane
 from rocmforge_hip.runner import exact_shape
 from rocmforge_hip.step import DeviceStep, SamplingNeeds, StepLayout
 from rocmforge_hip.weights import Weight
@@ -39,27 +39,14 @@ class _InFlight:
     sums: int
 
 
-class HipEncoderRunner:
+class HipEncoderRunner(BaseRunner[Encoder, _InFlight]):
     """Implements `Runner`."""
 
     def __init__(
         self, device: Device, model: Encoder, limits: StepLimits, info: RunnerInfo
     ) -> None:
-        self._device = device
-        self._model: Encoder | None = model
-        self._limits = limits
-        self._info = info
         output_bytes = limits.sequences * model.config.output_size * 4
-        self._pipeline: Pipeline[_InFlight] = Pipeline(device, model.inputs.nbytes, output_bytes)
-
-    @property
-    def info(self) -> RunnerInfo:
-        return self._info
-
-    @property
-    def driver(self) -> Driver:
-        """For its counters."""
-        return self._device.driver
+        super().__init__(device, model, limits, info, output_bytes)
 
     def submit(self, step: StepInput) -> None:
         self._pipeline.submit(partial(self._start, step))
@@ -78,14 +65,7 @@ class HipEncoderRunner:
             hidden=hidden.reshape(done.sums, -1) if done.sums else None,
         )
 
-    def close(self) -> None:
-        if self._model is None:
-            return
-        self._model = None
-        self._pipeline.close()
-
     def _start(self, step: StepInput, lane: Lane, ended: int) -> _InFlight:
-        assert self._model is not None, "the runner is closed"
         model, driver, stream = self._model, self._device.driver, self._device.stream
         self._check_size(step)
         shape = replace(exact_shape(step), blocks=0)  # there is no cache

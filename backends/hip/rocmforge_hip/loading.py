@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -14,7 +15,7 @@ from rocmforge.models.lora import Adapter
 from rocmforge.models.rope import RopeTables
 from rocmforge.models.weights import ModelWeights
 from rocmforge_hip.device import FoundDevice
-from rocmforge_hip.driver import Driver
+from rocmforge_hip.driver import Driver, HipError
 from rocmforge_hip.geometry import Geometry
 from rocmforge_hip.jit.compiler import NO_KERNELS, ProcessorKernels
 from rocmforge_hip.jit.launch import (
@@ -32,7 +33,7 @@ from rocmforge_hip.memory import Arena, DeviceArray, Memory, spec
 from rocmforge_hip.ops import DeviceRopeTable, HipOps, LayerCache
 from rocmforge_hip.parallel.collective import Communicator
 from rocmforge_hip.parallel.ops import ShardedOps, gather_orders, warm_up
-from rocmforge_hip.pipeline import Device
+from rocmforge_hip.pipeline import Device, release
 from rocmforge_hip.plan import MemoryPlan, cache_arrays
 from rocmforge_hip.runner import Model
 from rocmforge_hip.sampler import Sampler
@@ -40,8 +41,21 @@ from rocmforge_hip.weight_plan import Planned, PlannedMatrix, storages
 from rocmforge_hip.weights import Matrix, Weight
 
 
+@contextmanager
+def opened(found: FoundDevice) -> Iterator[Device]:
+    """A device to load a model onto, whose runner then owns it; given back if that fails."""
+    device = open_device(found)
+    try:
+        yield device
+    except BaseException:
+        with suppress(HipError):
+            device.driver.synchronize_stream(device.stream)
+        release(device)
+        raise
+
+
 def open_device(found: FoundDevice) -> Device:
-    """The device of the calling thread from now on; `runner.release` gives it back."""
+    """The device of the calling thread from now on; `pipeline.release` gives it back."""
     driver = Driver(found.properties.index)
     stream = driver.create_stream()
     library = KernelLibrary(driver, stream, found.properties.target)

@@ -20,13 +20,13 @@ from rocmforge.models.config import ModelConfig
 from rocmforge.models.decoder import hidden_states, logits
 from rocmforge.models.weights import ModelWeights
 from rocmforge_hip.activations import MAX_ALTERNATIVES, Activation, StepLimits
-from rocmforge_hip.driver import Driver
+from rocmforge_hip.base_runner import BaseRunner
 from rocmforge_hip.geometry import BLOCK_TOKENS
 from rocmforge_hip.graphs import GraphCache
 from rocmforge_hip.lora_plan import most_tiles, tile_rows
 from rocmforge_hip.memory import Arena, DeviceArray
 from rocmforge_hip.ops import HipOps
-from rocmforge_hip.pipeline import Device, Lane, Pipeline
+from rocmforge_hip.pipeline import Device, Lane
 from rocmforge_hip.sampler import Sampler
 from rocmforge_hip.step import (
     NO_LISTS,
@@ -85,7 +85,7 @@ class _InFlight:
     host_rows: int
 
 
-class HipRunner:
+class HipRunner(BaseRunner[Model, _InFlight]):
     """Implements `Runner`."""
 
     def __init__(
@@ -96,26 +96,11 @@ class HipRunner:
         info: RunnerInfo,
         reads: StepReads,
     ) -> None:
-        self._device = device
-        self._model: Model | None = model
-        self._limits = limits
-        self._info = info
+        super().__init__(device, model, limits, info, model.sampler.tokens.nbytes)
         self._graphs = GraphCache(device.driver, device.stream)
         self._reads = reads
-        self._pipeline: Pipeline[_InFlight] = Pipeline(
-            device, model.inputs.nbytes, model.sampler.tokens.nbytes
-        )
         self._layouts: dict[StepShape, tuple[StepLayout, dict[str, DeviceArray]]] = {}
         self._unmasked: _Unmasked | None = None
-
-    @property
-    def info(self) -> RunnerInfo:
-        return self._info
-
-    @property
-    def driver(self) -> Driver:
-        """For its counters."""
-        return self._device.driver
 
     def submit(self, step: StepInput) -> None:
         assert self._unmasked is None, "the step before waits for its masks"
@@ -155,14 +140,10 @@ class HipRunner:
             ),
         )
 
-    def close(self) -> None:
-        if self._model is None:
-            return
-        self._model = None
-        self._pipeline.close(self._graphs.close)
+    def _free(self) -> None:
+        self._graphs.close()
 
     def _start(self, step: StepInput, lane: Lane, ended: int) -> _InFlight:
-        assert self._model is not None, "the runner is closed"
         model, driver, stream = self._model, self._device.driver, self._device.stream
         needs = SamplingNeeds.of(step.sampling)
         bucket = self._bucket(step)
@@ -198,7 +179,6 @@ class HipRunner:
         self, lane: Lane, ended: int, step: DeviceStep, forward: _Forward, output: OutputLayout
     ) -> None:
         """Samples, unless that was done with the forward pass, and brings the results."""
-        assert self._model is not None
         driver, stream, sampler = self._device.driver, self._device.stream, self._model.sampler
         if forward.logits is not None:
             sampler.sample(step, forward.logits)
