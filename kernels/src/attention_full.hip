@@ -40,47 +40,51 @@ struct FullInput {
   const float* slopes;  // [heads], what a score loses for each token of distance; null = nothing
 };
 
-// The keys [begin, end) that rows [first, last] of a sequence can see at all.
 struct KeyRange {
   int begin, end;
-
-  __device__ __forceinline__ KeyRange(const FullInput& in, int first, int last, int tokens)
-      : begin(in.reach > 0 ? max(0, first - in.reach) : 0),
-        end(in.reach > 0 ? min(tokens, last + in.reach + 1) : tokens) {}
 };
 
-// Between a row and a key, those of value i of a tile.
-__device__ __forceinline__ int key_distance(int first_row, int first_key, int i) {
-  const int after =
-      first_key + mma::Unit::row(i) - first_row - mma::Unit::column(mma::Unit::slot(i));
-  return max(after, -after);
+// The keys that a row of a sequence can see.
+__device__ __forceinline__ KeyRange keys_seen(int row, int tokens, int reach) {
+  if (reach == 0) return {0, tokens};
+  return {max(0, row - reach), min(tokens, row + reach + 1)};
 }
 
 // Takes from the scores of 16 rows what the distance of the keys costs (ALiBi, Press et al. 2022).
+// Distances are sums of floats, which are exact here: sums of integers the compiler would keep in
+// registers for all values.
 template <int kKeyTiles>
 __device__ __forceinline__ void bias_scores(TileScores<kKeyTiles>& scores, int first_row,
                                             int first_key, float slope) {
+  using Unit = mma::Unit;
+  const int lane_row = first_row + Unit::column(0), lane_key = first_key + Unit::row(0);
+  const auto ahead = static_cast<float>(lane_key - lane_row);  // of value 0
 #pragma unroll
   for (int tile = 0; tile < kKeyTiles; ++tile) {
 #pragma unroll
     for (int i = 0; i < kTileValues; ++i) {
-      const int distance = key_distance(first_row, first_key + tile * kTile, i);
-      scores[tile][i] -= slope * static_cast<float>(distance);
+      const int keys = tile * kTile + Unit::row(i) - Unit::row(0);
+      const int rows = Unit::column(Unit::slot(i)) - Unit::column(0);
+      scores[tile][i] -= slope * abs(ahead + static_cast<float>(keys - rows));
     }
   }
 }
 
-// Hides the keys that the 16 rows from first_row on cannot see.
+// Hides the keys that each of 16 rows cannot see.
 template <int kKeyTiles>
 __device__ __forceinline__ void mask_scores(TileScores<kKeyTiles>& scores, int first_row,
                                             int first_key, int tokens, int reach) {
+  KeyRange seen[mma::Unit::kSlots];
+  for (int slot = 0; slot < mma::Unit::kSlots; ++slot) {
+    seen[slot] = keys_seen(first_row + mma::Unit::column(slot), tokens, reach);
+  }
 #pragma unroll
   for (int tile = 0; tile < kKeyTiles; ++tile) {
 #pragma unroll
     for (int i = 0; i < kTileValues; ++i) {
-      const int first = first_key + tile * kTile;
-      const bool is_far = reach > 0 && key_distance(first_row, first, i) > reach;
-      if (first + mma::Unit::row(i) >= tokens || is_far) scores[tile][i] = -kInfinity;
+      const KeyRange& own = seen[mma::Unit::slot(i)];
+      const int key = first_key + tile * kTile + mma::Unit::row(i);
+      if (key < own.begin || key >= own.end) scores[tile][i] = -kInfinity;
     }
   }
 }
@@ -111,11 +115,13 @@ __device__ __forceinline__ void attention_full(const FullInput& in, float* out_f
   const int wave_row = block_row + uniform(wave_id()) * (kTile * kWaveTiles);
   const int wave_last = min(wave_row + kTile * kWaveTiles, tokens) - 1;
 
-  // What this wave's rows, and this block's, can see at all. Rows beyond the last see nothing.
-  const KeyRange seen(in, wave_row, wave_last, tokens);
-  const KeyRange range(in, block_row, min(block_row + kAttentionRows, tokens) - 1, tokens);
-  const int seen_end = wave_row < tokens ? seen.end : 0;
-  const int begin = range.begin / kKeys * kKeys;
+  // What rows of this wave can see at all, what all of them can, and what this block can.
+  const KeyRange first = keys_seen(wave_row, tokens, in.reach);
+  const KeyRange last = keys_seen(wave_last, tokens, in.reach);
+  const KeyRange seen{first.begin, wave_row < tokens ? last.end : 0};
+  const KeyRange common{last.begin, first.end};
+  const int end = keys_seen(block_row + kAttentionRows - 1, tokens, in.reach).end;
+  const int begin = keys_seen(block_row, tokens, in.reach).begin / kKeys * kKeys;
 
   const half* query_rows[kWaveTiles][Unit::kQueryRows];
   typename Unit::B queries[kWaveTiles][kKeepsQueries ? kDimTiles : 1];
@@ -143,12 +149,12 @@ __device__ __forceinline__ void attention_full(const FullInput& in, float* out_f
   const float slope = in.slopes ? in.slopes[head] / in.scale : 0.0f;  // scores are of the product
 
   key_loader.start(keys, begin, k_tile);
-  for (int base = begin; base < range.end; base += kKeys) {
+  for (int base = begin; base < end; base += kKeys) {
     key_loader.finish(k_tile);
     __syncthreads();  // K is there; all waves are done with the last V
     value_loader.start(values, base, v_tile);
 
-    const bool visible = base < seen_end && base + kKeys > seen.begin;
+    const bool visible = base < seen.end && base + kKeys > seen.begin;
     typename Unit::B weights[kWaveTiles][kKeyTiles];
     if (visible) {
       TileScores<kKeyTiles> scores[kWaveTiles] = {};
@@ -170,14 +176,12 @@ __device__ __forceinline__ void attention_full(const FullInput& in, float* out_f
         }
       }
       // Tiles that all rows see in full need no mask.
-      const bool masked =
-          base + kKeys > tokens ||
-          (in.reach > 0 && (base + kKeys > wave_row + in.reach + 1 || base < wave_last - in.reach));
+      const bool masked = base < common.begin || base + kKeys > common.end;
 #pragma unroll
       for (int tile = 0; tile < kWaveTiles; ++tile) {
-        const int tile_row = wave_row + tile * kTile;
-        if (in.slopes) bias_scores(scores[tile], tile_row, base, slope);
-        if (masked) mask_scores(scores[tile], tile_row, base, tokens, in.reach);
+        const int first_row = wave_row + tile * kTile;
+        if (in.slopes) bias_scores(scores[tile], first_row, base, slope);
+        if (masked) mask_scores(scores[tile], first_row, base, tokens, in.reach);
         softmax[tile].add(scores[tile], factor);
 #pragma unroll
         for (int key = 0; key < kKeyTiles; ++key)
@@ -187,7 +191,7 @@ __device__ __forceinline__ void attention_full(const FullInput& in, float* out_f
 
     value_loader.finish(v_tile);
     __syncthreads();  // V is there; all waves are done with K
-    if (base + kKeys < range.end) key_loader.start(keys, base + kKeys, k_tile);
+    if (base + kKeys < end) key_loader.start(keys, base + kKeys, k_tile);
 
     if (visible) {
 #pragma unroll

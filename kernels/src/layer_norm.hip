@@ -16,29 +16,24 @@ struct LayerNormRule {
 };
 
 // Normalises the row that the block holds. The variance is computed from what lies in registers,
-// around the mean, as squares of values far from zero would lose it. Weights and biases are asked
-// for before a reduction each, which hides their latency.
+// around the mean, as squares of values far from zero would lose it. The weights are asked for
+// before the last reduction, which hides their latency; registers for the biases, too, some GPUs
+// lack.
 __device__ __forceinline__ void normalise(NormRow& values, const LayerNormRule& rule) {
   __shared__ float partial[kMaxWaves];
-  NormRow weights, biases;
+  NormRow weights;
   float sum = 0.0f;
 #pragma unroll
-  for (int step = 0; step < kNormSteps; ++step) {
-    const int i = norm_index(step);
-    weights[step] = 0.0f;
-    if (i >= rule.dim) continue;
-    weights[step] = load16(rule.weight + i);
-    sum += sum_four(values[step]);
-  }
+  for (const auto& four : values) sum += sum_four(four);
   const float mean = block_sum(sum, partial) / static_cast<float>(rule.dim);
 
   float squares = 0.0f;
 #pragma unroll
   for (int step = 0; step < kNormSteps; ++step) {
     const int i = norm_index(step);
-    biases[step] = 0.0f;
+    weights[step] = 0.0f;
     if (i >= rule.dim) continue;
-    if (rule.bias) biases[step] = load16(rule.bias + i);
+    weights[step] = load16(rule.weight + i);
     values[step] -= mean;
     squares += sum_four(values[step] * values[step]);
   }
@@ -46,7 +41,10 @@ __device__ __forceinline__ void normalise(NormRow& values, const LayerNormRule& 
   const float factor = rsqrt(variance + rule.eps);
 #pragma unroll
   for (int step = 0; step < kNormSteps; ++step) {
-    values[step] = values[step] * factor * weights[step] + biases[step];
+    values[step] *= factor * weights[step];
+    if (rule.bias && norm_index(step) < rule.dim) {
+      values[step] += load16(rule.bias + norm_index(step));
+    }
   }
 }
 
