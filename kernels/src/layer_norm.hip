@@ -79,7 +79,7 @@ __device__ __forceinline__ void layer_norm(const LayerNormInput& in, const Layer
 }  // namespace rf
 
 // Grid: (rows). The results that are not null: f32 and halves.
-extern "C" __global__ __launch_bounds__(512) void rf_layer_norm(
+extern "C" __global__ __launch_bounds__(1024) void rf_layer_norm(
     const float* x, const float* __restrict__ weight, const float* __restrict__ bias,
     float* out_f32, rf::half* __restrict__ out_f16, int32_t dim, float eps) {
   rf::layer_norm({x, nullptr}, {weight, bias, dim, eps}, nullptr,
@@ -87,7 +87,7 @@ extern "C" __global__ __launch_bounds__(512) void rf_layer_norm(
 }
 
 // The norm of residual + delta, and that sum if out_sum is not null. Grid: (rows).
-extern "C" __global__ __launch_bounds__(512) void rf_add_layer_norm(
+extern "C" __global__ __launch_bounds__(1024) void rf_add_layer_norm(
     const float* delta, const float* residual, const float* __restrict__ weight,
     const float* __restrict__ bias, float* out_sum, float* out_f32, rf::half* __restrict__ out_f16,
     int32_t dim, float eps) {
@@ -96,7 +96,7 @@ extern "C" __global__ __launch_bounds__(512) void rf_add_layer_norm(
 }
 
 // x: halves [rows, dim], rows stride apart (a multiple of 4), in place. Grid: (rows).
-extern "C" __global__ __launch_bounds__(512) void rf_layer_norm_half(
+extern "C" __global__ __launch_bounds__(1024) void rf_layer_norm_half(
     rf::half* __restrict__ x, const float* __restrict__ weight, const float* __restrict__ bias,
     int64_t stride, int32_t dim, float eps) {
   using Four = rf::Vec<rf::half, 4>;
