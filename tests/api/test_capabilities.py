@@ -136,6 +136,12 @@ def test_a_model_without_a_template_cannot_chat(path: str) -> None:
         assert "no chat template" in assert_refused_alike(models, path, GENERATE[path])
 
 
+def test_a_model_without_a_template_is_not_said_to_chat() -> None:
+    with pair(**DECODER, templates=ChatTemplates({})) as models:
+        (card, _) = models.client.get("/v1/models").json()["data"]
+        assert card["capabilities"] == ["completions", "embeddings"]
+
+
 @pytest.mark.parametrize(
     ("path", "fields"),
     [

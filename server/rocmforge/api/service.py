@@ -127,7 +127,7 @@ class Service:
         """What the model can be asked for."""
         ranks = self.is_encoder or self.pooling is not PoolingType.NONE
         found = {
-            "chat": not self.is_encoder,
+            "chat": bool(self.templates.names) and not self.is_encoder,
             "completions": not self.is_encoder,
             "embeddings": self.pooling is not PoolingType.RANK,
             "rerank": ranks,

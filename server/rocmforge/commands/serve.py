@@ -9,7 +9,7 @@ import logging
 import signal
 import socket
 import ssl
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 
 import uvicorn
@@ -38,7 +38,10 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
     """Serves until SIGTERM or SIGINT; finishes what runs, then returns 0."""
     _check_exposure(settings)
     _check_tls(settings)
-    return asyncio.run(_serve(arguments.models, settings))
+    keys = Keyring(read_all_keys(settings))
+    # Reads the files. It may take seconds, in which a running loop would not hear of ^C.
+    fleet = build_fleet(served_models(arguments.models, settings), settings)
+    return asyncio.run(_serve(fleet, keys, settings))
 
 
 def _check_exposure(settings: Settings) -> None:
@@ -65,10 +68,8 @@ class _Server(uvicorn.Server):
         yield
 
 
-async def _serve(models: Sequence[str], settings: Settings) -> int:
+async def _serve(fleet: Fleet, keys: Keyring, settings: Settings) -> int:
     console = Console(stderr=True)
-    fleet = build_fleet(served_models(models, settings), settings)
-    keys = Keyring(read_all_keys(settings))
     listener = _listen(settings)
     server = _Server(_http_config(fleet, settings, keys))
     stop = _stop_on_signals()

@@ -1,0 +1,22 @@
+"""`rocmforge serve` before its event loop runs."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+
+import pytest
+
+from rocmforge import settings
+from rocmforge.api.fleet.fleet import Fleet
+from rocmforge.commands import serve
+
+
+def test_an_interrupt_while_files_are_read_ends_it_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(*_: object) -> Fleet:
+        signal.raise_signal(signal.SIGINT)
+        raise AssertionError("the interrupt is waiting for something")
+
+    monkeypatch.setattr(serve, "build_fleet", read)
+    with pytest.raises(KeyboardInterrupt):
+        serve.run(argparse.Namespace(models=["model"]), settings.load({}))
