@@ -29,6 +29,9 @@ GPU_VARIABLES = (
 OTHER_PREFIXES = ("ROCMFORGE_TEST_", "ROCMFORGE_KERNEL_")
 
 
+_Name = Annotated[str, Meta(min_length=1)]
+
+
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything `rocmforge serve` can be told. Frozen; made once at start."""
 
@@ -38,7 +41,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = ()
     models: dict[str, dict[str, Any]] = {}  # tables of the file only: see `ServedModel`
     served_model_name: Annotated[
-        tuple[str, ...], Meta(description="names clients use for the model; the first is shown")
+        tuple[_Name, ...], Meta(description="names clients use for the model; the first is shown")
     ] = ()
     load: Annotated[
         Literal["start", "request"],
@@ -203,7 +206,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         float, Meta(gt=0, description="seconds after which a request is logged as a warning")
     ] = 60.0
     otlp_endpoint: Annotated[
-        str | None,
+        Annotated[str, Meta(pattern="^https?://")] | None,
         Meta(description="send a trace of each request to this OTLP/HTTP address (extra otel)"),
     ] = None
 
@@ -240,7 +243,7 @@ class _ModelTable(msgspec.Struct, frozen=True, kw_only=True):
     """What a table says besides settings."""
 
     path: str
-    aliases: tuple[str, ...] = ()
+    aliases: tuple[_Name, ...] = ()
     pinned: bool = False
     memory_share: Annotated[float, Meta(gt=0, le=1)] | None = None
 

@@ -112,3 +112,13 @@ def test_loading_leaves_the_environment_alone() -> None:
 def test_a_wrong_choice_is_answered_with_the_right_ones() -> None:
     with pytest.raises(ConfigurationError, match="must be one of: auto, f32, f16, int8"):
         settings.load({"kv_dtype": "f99"})
+
+
+def test_an_address_that_is_none_is_refused_at_the_start() -> None:
+    with pytest.raises(ConfigurationError, match="otlp_endpoint = 'collector:4318'"):
+        settings.load({"otlp_endpoint": "collector:4318"})
+
+
+def test_a_model_has_a_name() -> None:
+    with pytest.raises(ConfigurationError, match="served_model_name"):
+        settings.load({"served_model_name": [""]})
