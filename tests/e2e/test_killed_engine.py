@@ -20,6 +20,7 @@ import pytest
 
 from tests.api.live import metric
 from tests.e2e.conftest import SMOLLM2_NAME, serve_command
+from tests.support.children import ENGINE, children
 from tests.support.server import LiveServer
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]
@@ -32,14 +33,7 @@ TOKENS = 16
 
 def engine_pid(server: LiveServer) -> int:
     """The one child that runs the engine."""
-    folder = Path(f"/proc/{server.process.pid}/task")
-    children = [pid for file in folder.glob("*/children") for pid in file.read_text().split()]
-    engines = [
-        int(pid)
-        for pid in children
-        if b"rocmforge.engine.process" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    ]
-    (pid,) = engines
+    (pid,) = children(server.process.pid, ENGINE)
     return pid
 
 

@@ -17,6 +17,7 @@ from rocmforge.commands.agreement import (
     Continuation,
     TopOne,
     compare,
+    decode_speed,
     kl_divergence,
 )
 from rocmforge.commands.synthetic import write_synthetic_model
@@ -27,6 +28,7 @@ from tests.support.options import SMALL
 
 PROMPTS = ([1, 2, 3, 4, 5], [400, 30, 20])
 TOKENS = 4
+CONTEXT = 64
 
 
 def known(probabilities: Mapping[int, float]) -> TokenLogprob:
@@ -68,7 +70,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def runners(model: Path) -> Iterator[tuple[ReferenceRunner, Runner]]:
     """The reference twice: one to be spoilt."""
-    options = replace(SMALL, max_context=64, max_batched_tokens=64)
+    options = replace(SMALL, max_context=CONTEXT, max_batched_tokens=64)
     one, other = (create().load(model, options, lambda *_: None) for _ in range(2))
     assert isinstance(one, ReferenceRunner)
     with closing(one), closing(other):
@@ -185,3 +187,13 @@ def test_forced_decodes_have_prefills_beside_them(
     next(results)
     assert any(1 in shape and max(shape) > 1 for shape in shapes)
     assert (1, 1, 1, 1) in shapes
+
+
+def test_answers_may_fill_the_context_but_for_a_token(
+    runners: tuple[ReferenceRunner, Runner],
+) -> None:
+    length = CONTEXT - max(map(len, PROMPTS)) - 1
+    *_, free = compare(*runners, PROMPTS, length)
+    assert isinstance(free, Continuation)
+    assert free.same == (length, length)
+    assert decode_speed(runners[0], PROMPTS[0], length) > 0
