@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,6 +18,7 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 
+from rocmforge.gguf.reader import open_gguf
 from tests.support.gguf_writer import Stored, Value, write_gguf
 
 Tensors = dict[str, npt.NDArray[np.float32]]
@@ -360,6 +361,37 @@ def write_encoder(
     """Writes the model as a GGUF file, each tensor as `store` makes it, and returns its path."""
     tensors = {name: store(name, weight) for name, weight in gguf_tensors(model).items()}
     return write_gguf(folder / f"{model.name}.gguf", gguf_metadata(model), tensors)
+
+
+def write_with_byte_level_bpe(model: TinyEncoder, pre: str, gpt2: Path, folder: Path) -> Path:
+    """Writes the model for text: with GPT-2's vocabulary, and the tokens that encoders put around.
+
+    Args:
+        model: The recipe; its vocabulary is replaced.
+        pre: The file's name for its pre-tokenizer.
+        gpt2: A file with GPT-2's vocabulary, from llama.cpp's tests.
+        folder: Where to write.
+    """
+    with open_gguf(gpt2) as file:
+        taken = {key: file.metadata[f"tokenizer.ggml.{key}"] for key in ("tokens", "merges")}
+        types = np.array(file.metadata["tokenizer.ggml.token_type"], np.int32)
+    size = {"vocab_size": len(types), "max_position_embeddings": 128}
+    grown = replace(model, config=model.config | size)
+    tokenizer: dict[str, Value] = {
+        "model": "gpt2",
+        "pre": pre,
+        **taken,
+        "token_type": types,
+        "token_type_count": 2,
+        "add_bos_token": True,
+        "add_eos_token": True,
+        "bos_token_id": len(types) - 1,
+        "eos_token_id": len(types) - 1,
+    }
+    metadata = {
+        key: value for key, value in gguf_metadata(grown).items() if "tokenizer." not in key
+    } | {f"tokenizer.ggml.{key}": value for key, value in tokenizer.items()}
+    return write_gguf(folder / f"{model.name}.gguf", metadata, gguf_tensors(grown))
 
 
 def goldens(name: str) -> dict[str, Any]:
