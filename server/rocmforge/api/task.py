@@ -12,7 +12,7 @@ from litestar.types import ASGIApp
 from rocmforge.api.answer import Writer, answer
 from rocmforge.api.fleet.dispatch import Dispatch, openai_failure
 from rocmforge.api.plan import Plan
-from rocmforge.api.service import OFFLOAD_BYTES, Service
+from rocmforge.api.service import Service
 from rocmforge.api.settings import ApiSettings
 
 W = TypeVar("W", bound=Writer)
@@ -42,28 +42,24 @@ async def perform(
     async def begin(service: Service, plan: Plan, writer: W) -> ASGIApp:
         return await answer(request, service, settings, plan, writer, stream=task.stream)
 
-    return await perform_with(begin, request, dispatch, task)
+    return await perform_with(begin, dispatch, task)
 
 
 async def perform_with(
     begin: Callable[[Service, Plan, W], Awaitable[ASGIApp]],
-    request: Request[Any, Any, Any],
     dispatch: Dispatch,
     task: Task[W],
 ) -> ASGIApp:
     """The same, but for `begin`, which runs the plan."""
-    size = OFFLOAD_BYTES if task.takes_long else len(await request.body())
-
-    async def prepare(service: Service) -> Plan:
-        return await service.offload(size, task.plan, service)
 
     async def respond(service: Service, plan: Plan) -> ASGIApp:
         return await begin(service, plan, task.writer(service, plan))
 
     return await dispatch.answer(
         task.model,
-        prepare,
+        task.plan,
         respond,
+        takes_long=task.takes_long,
         timeout_s=task.timeout_s,
         stream=task.stream,
         failure=task.failure,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -45,10 +46,6 @@ _rerank_decoder = msgspec.json.Decoder(RerankRequest)
 async def create_embeddings(request: Request[Any, Any, Any], dispatch: DispatchDep) -> ASGIApp:
     """Vectors of one or more texts."""
     wanted = await read_json(request, _embeddings_decoder)
-    size = len(await request.body())
-
-    async def prepare(service: Service) -> Prompts:
-        return await service.offload(size, _embedding_prompts, service, wanted)
 
     async def respond(service: Service, prompts: Prompts) -> ASGIApp:
         head = AnswerHead.make(service, "embd-")
@@ -60,17 +57,14 @@ async def create_embeddings(request: Request[Any, Any, Any], dispatch: DispatchD
         body = EmbeddingList(data=data, model=head.model, usage=_usage(prompts))
         return json_answer(body, head.id)
 
-    return await dispatch.answer(wanted.model, prepare, respond)
+    plan = partial(_embedding_prompts, wanted=wanted)
+    return await dispatch.answer(wanted.model, plan, respond)
 
 
 @post(["/v1/rerank", "/v2/rerank", "/rerank"], status_code=200)
 async def rerank(request: Request[Any, Any, Any], dispatch: DispatchDep) -> ASGIApp:
     """Documents in the order in which they fit a query; see `ranking.relevance`."""
     wanted = await read_json(request, _rerank_decoder)
-    size = len(await request.body())
-
-    async def prepare(service: Service) -> Prompts:
-        return await service.offload(size, rank_prompts, service, wanted)
 
     async def respond(service: Service, prompts: Prompts) -> ASGIApp:
         head = AnswerHead.make(service, "rerank-")
@@ -85,7 +79,7 @@ async def rerank(request: Request[Any, Any, Any], dispatch: DispatchDep) -> ASGI
         )
         return json_answer(body, head.id)
 
-    return await dispatch.answer(wanted.model, prepare, respond)
+    return await dispatch.answer(wanted.model, partial(rank_prompts, wanted=wanted), respond)
 
 
 def _embedding_prompts(service: Service, wanted: EmbeddingsRequest) -> Prompts:

@@ -22,7 +22,7 @@ from rocmforge.api.errors import answer_for
 from rocmforge.api.fleet.fleet import Fleet, Member
 from rocmforge.api.fleet.slot import ModelSlot
 from rocmforge.api.origin import Origin
-from rocmforge.api.service import Service
+from rocmforge.api.service import OFFLOAD_BYTES, Service
 from rocmforge.api.sse import EVENT_STREAM_HEADERS, comment, frame
 
 MODEL = "model"
@@ -58,9 +58,10 @@ class Dispatch:
     async def answer(
         self,
         name: str | None,
-        prepare: Callable[[Service], Awaitable[T]],
+        plan: Callable[[Service], T],
         respond: Callable[[Service, T], Awaitable[ASGIApp]],
         *,
+        takes_long: bool = False,
         timeout_s: float | None = None,
         stream: bool = False,
         failure: Callable[[Exception], bytes] = openai_failure,
@@ -72,33 +73,36 @@ class Dispatch:
 
         Args:
             name: as the request says it.
-            prepare: checks the request. For a model that is not loaded it is called twice: before,
-                so that nothing is loaded or unloaded for a request that must be refused, and after,
-                as only the loaded model knows how large its context is and what its backend can.
-            respond: makes the answer of what `prepare` returned.
+            plan: checks the request; in any thread. For a model that is not loaded it is called
+                twice: before, so that nothing is loaded or unloaded for a request that must be
+                refused, and after, as only the loaded model knows how large its context is and what
+                its backend can.
+            respond: makes the answer of what `plan` returned.
+            takes_long: whether `plan` does, however small the body is.
             timeout_s: how long it may take, if its body says so.
             stream: whether the answer is a stream.
-            failure: events of a stream that fails while it waits, or after that in `prepare` or
+            failure: events of a stream that fails while it waits, or after that in `plan` or
                 `respond`.
 
         Raises:
-            RequestError: what `prepare` says.
+            RequestError: what `plan` says.
             CapacityError: not now; see `Fleet.acquire`.
             ClientLeft: nobody waits for the answer any more.
         """
         member = self._find(name)
         service, slot = self._service(member, name), member.slot
+        size = OFFLOAD_BYTES if takes_long else len(await self._request.body())
 
         async def finish() -> ASGIApp:
             try:
-                return await respond(service, await prepare(service))
+                return await respond(service, await service.offload(size, plan, service))
             finally:
                 slot.leave()
 
         if slot.is_up:
             await self._fleet.acquire(slot)
             return await finish()
-        await prepare(service)
+        await service.offload(size, plan, service)
         left_s = self._origin.seconds_left(timeout_s)
         entering = asyncio.create_task(self._fleet.acquire(slot, left_s))
         await self._wait_for(entering, slot, self._keep_alive_s if stream else None)

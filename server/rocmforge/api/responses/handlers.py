@@ -93,7 +93,7 @@ async def create_response(
         failure=error_event,
     )
     if wanted.background:
-        return await perform_with(begin_in_background, request, dispatch, task)
+        return await perform_with(begin_in_background, dispatch, task)
     return await perform(request, dispatch, api_settings, task)
 
 
