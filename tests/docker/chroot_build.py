@@ -4,7 +4,8 @@
     python -m tests.docker.chroot_build /tmp/base /tmp/images --target rocm
 
 It needs root, and knows no more of the format than docker/Dockerfile uses. Each stage becomes a
-folder; the environment of the last one is written next to it, as `<target>.env`.
+folder; the environment of the last one is written next to it, as `<target>.env`, and its size is
+printed. A file that $PIP_CERT names must be in the base, too.
 """
 
 from __future__ import annotations
@@ -25,6 +26,11 @@ DOCKERFILE = ROOT / "docker/Dockerfile"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # Where packages come from is the machine's business, not the image's.
 PASSED_ON = ("PIP_INDEX_URL", "PIP_CERT", "HTTPS_PROXY", "HTTP_PROXY")
+# What Debian's slim images leave out, or delete after each call of apt.
+NOT_COUNTED = (
+    *("proc", "var/cache", "var/lib/apt/lists"),
+    *(f"usr/share/{kind}" for kind in ("doc", "groff", "info", "lintian", "locale", "man")),
+)
 
 
 @dataclass
@@ -143,6 +149,19 @@ def _assignments(arguments: str, known: dict[str, str]) -> dict[str, str]:
     }
 
 
+def image_bytes(root: Path) -> int:
+    """The bytes of an image's files, each once however many names it has."""
+    left_out = {root / path for path in NOT_COUNTED}
+    sizes: dict[int, int] = {}
+    for folder, folders, files in os.walk(root):
+        here = Path(folder)
+        folders[:] = [name for name in folders if here / name not in left_out]
+        for file in map(here.joinpath, files):
+            status = file.lstat()
+            sizes[status.st_ino] = status.st_size
+    return sum(sizes.values())
+
+
 def main() -> None:
     """Reads the command line."""
     parser = argparse.ArgumentParser()
@@ -154,6 +173,7 @@ def main() -> None:
     stages = read_stages(DOCKERFILE.read_text(encoding="utf-8"))
     image = Builder(stages, options.base, options.folder).build(options.target)
     (options.folder / f"{options.target}.env").write_text(json.dumps(image.environment, indent=2))
+    print(f"{options.target}: {image_bytes(options.folder / options.target) / 1e6:.0f} MB")
 
 
 if __name__ == "__main__":
