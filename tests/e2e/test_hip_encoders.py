@@ -71,7 +71,7 @@ def test_so_do_larger_heads(heads: int, stack: ExitStack, tmp_path: Path) -> Non
     assert_agree(load(stack, path), load_reference(stack, path, OPTIONS))
 
 
-@pytest.mark.parametrize("name", ["xlm-roberta", "nomic-bert"])
+@pytest.mark.parametrize("name", ["xlm-roberta", "nomic-bert", "modern-bert"])
 @pytest.mark.parametrize("type_name", ["f16", "q8_0", "q4_k"])
 def test_quantised_matrices_give_the_references_states(
     name: str, type_name: str, stack: ExitStack, tmp_path: Path
