@@ -50,8 +50,7 @@ class EncoderConfig:
     pre_norm: bool  # a norm before each part of a layer and after the last, not after each part
     rope: RopeConfig | None  # None: positions are rows of a table, or distances
     reaches: tuple[int | None, ...]  # per layer: how far a token sees to either side; None = all
-    # Per head: what a score loses for each token between query and key (ALiBi); empty = nothing.
-    slopes: tuple[float, ...]
+    has_alibi: bool  # scores lose something for each token between query and key
     pooling: PoolingType  # never NONE
     num_scores: int  # of the classification head; 0 unless `pooling` is RANK
 
@@ -59,6 +58,11 @@ class EncoderConfig:
     def attention_scale(self) -> float:
         """Of query times key."""
         return float(self.head_dim**-0.5)
+
+    @property
+    def slopes(self) -> tuple[float, ...]:
+        """Of each head: what a score loses for a token of distance; empty for nothing."""
+        return alibi_slopes(self.num_heads) if self.has_alibi else ()
 
     @property
     def output_size(self) -> int:
@@ -310,7 +314,7 @@ class _Reader(KeyReader):
             pre_norm=self._row.pre_norm,
             rope=self._rope(dim // num_heads) if self._row.has_rope else None,
             reaches=self._reaches(num_layers, max_context),
-            slopes=alibi_slopes(num_heads) if self._row.has_alibi else (),
+            has_alibi=self._row.has_alibi,
             pooling=pooling,
             num_scores=_num_scores(file) if pooling is PoolingType.RANK else 0,
         )

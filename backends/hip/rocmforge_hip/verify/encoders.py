@@ -119,7 +119,7 @@ def _encoder(
         pre_norm=False,
         rope=model.rope,
         reaches=(None,),
-        slopes=slopes,
+        has_alibi=bool(slopes),
         num_scores=0,
         pooling=PoolingType.MEAN,
     )
