@@ -57,7 +57,7 @@ def test_sigterm_lets_a_running_stream_finish_and_exits_with_0(
             model=SMOLLM2_NAME,
             prompt="1, 2, 3, 4, 5,",
             temperature=0,
-            max_tokens=60,
+            max_tokens=24,
             stream=True,
             extra_body={"ignore_eos": True},
         )

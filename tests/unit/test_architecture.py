@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -85,9 +86,15 @@ def module_files() -> dict[str, Path]:
     return found
 
 
+@cache
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    """The syntax tree of a module; several tests look at each."""
+    return tuple(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+
+
 def imports(path: Path) -> Iterator[str]:
     """Dotted names a module imports, wherever in the file; type-checking imports count too."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -153,10 +160,9 @@ def test_confined_libraries_stay_where_they_belong(module: str) -> None:
 
 @pytest.mark.parametrize("module", MODULES)
 def test_only_settings_and_the_choice_of_hip_library_touch_the_environment(module: str) -> None:
-    tree = ast.parse(MODULES[module].read_text(encoding="utf-8"))
     reads = [
         node.lineno
-        for node in ast.walk(tree)
+        for node in nodes(MODULES[module])
         if isinstance(node, ast.Attribute) and node.attr in {"environ", "getenv", "environb"}
     ]
     assert reads == [] or module in {"rocmforge.settings", "rocmforge_hip.platform"}
@@ -164,8 +170,7 @@ def test_only_settings_and_the_choice_of_hip_library_touch_the_environment(modul
 
 @pytest.mark.parametrize("module", MODULES)
 def test_no_module_rebinds_its_globals(module: str) -> None:
-    tree = ast.parse(MODULES[module].read_text(encoding="utf-8"))
-    assert [node.lineno for node in ast.walk(tree) if isinstance(node, ast.Global)] == []
+    assert [node.lineno for node in nodes(MODULES[module]) if isinstance(node, ast.Global)] == []
 
 
 def test_no_file_is_longer_than_a_reader_can_hold() -> None:
