@@ -28,7 +28,7 @@ from rocmforge_hip.weights import ceil_div
 _MAX_BIASES: Final = 4096
 """Biased tokens of a row."""
 SMALL_MODEL: Final = 512 << 20
-"""Bytes of weights up to which 16 bits of activations are kept by default.
+"""Bytes of weights, on all devices, up to which 16 bits of activations are kept by default.
 
 The errors of 8 bits average out in wide models; in narrow ones they choose other tokens.
 """
@@ -113,7 +113,7 @@ def measure(
         block_arrays=arrays,
         block_bytes=total_bytes(arrays) * config.num_layers,
         limits=limits,
-        activation_terms=_activation_terms(options.activation_bits, size),
+        activation_terms=_activation_terms(options.activation_bits, size * options.tensor_parallel),
     )
 
 

@@ -37,7 +37,7 @@ def groups() -> Iterator[Group]:
         ]
         yield Group(Recipe(dim=dim), tuple(norms))
     others = (
-        Case("quantize_act", "3 rows", _INT8, _quantize),
+        Case("quantize_act", "3 rows", _INT8, partial(_quantize, rows=3)),
         Case("half_act", "12 rows", _HALF, _half),
         Case("take_rows", "5 of 12 rows", 0.0, _take_rows),
         Case("sum_rows", "a few rows and many", _FLOAT, _sum_rows),
@@ -45,8 +45,8 @@ def groups() -> Iterator[Group]:
     )
     yield Group(Recipe(dim=160), others)
     two_terms = (
-        Case("rms_norm", "to two terms", _TWO_TERMS, partial(_norm, rows=3, form="q")),
-        Case("quantize_act", "to two terms", _TWO_TERMS, _quantize),
+        Case("rms_norm", "to two terms", _TWO_TERMS, partial(_norm, rows=2, form="q")),
+        Case("quantize_act", "2 rows to two terms", _TWO_TERMS, partial(_quantize, rows=2)),
     )
     yield Group(Recipe(dim=160, activation_bits="16"), two_terms)
 
@@ -103,8 +103,8 @@ def _add_norm(bench: Workbench) -> float:
     )
 
 
-def _quantize(bench: Workbench) -> float:
-    values = random_values(3, bench.config.dim)
+def _quantize(bench: Workbench, rows: int) -> float:
+    values = random_values(rows, bench.config.dim)
     x = bench.activation(NORMED, values)
     x.q, x.scale = bench.model.ops.products.int8(x)
     return int8_error(bench, x, values.astype(np.float64))
