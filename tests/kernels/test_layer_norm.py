@@ -10,33 +10,18 @@ import pytest
 
 from rocmforge_reference import ops
 from tests.support.kernels import Device, check
+from tests.support.norms import ALL_SHAPES, random_rows
 
 EPS = 1e-12
 
-# rows, dim, threads of a block. A thread holds up to four groups of four values.
-CASES = {
-    "one_row_part_of_one_wave": (1, 32, 64),
-    "one_group_a_thread": (2, 256, 64),
-    "ragged_second_group": (3, 576, 128),
-    "four_groups_a_thread": (2, 1024, 64),
-    "not_a_multiple_of_32": (2, 132, 64),
-    "wave_plus_one": (1, 4 * 65, 128),
-    "many_rows": (9, 384, 128),
-    "zero_rows": (0, 64, 64),
-}
-
 Array = npt.NDArray[Any]
-
-
-def random_rows(rows: int, dim: int, seed: int = 1) -> npt.NDArray[np.float32]:
-    return np.random.default_rng(seed).standard_normal((rows, dim)).astype(np.float32)
 
 
 def expected_norm(x: Array, weight: Array, bias: Array) -> Array:
     return ops.layer_norm(x.astype(np.float64), weight, bias, EPS)
 
 
-@pytest.mark.parametrize(("rows", "dim", "threads"), CASES.values(), ids=CASES.keys())
+@ALL_SHAPES
 def test_norm_in_float32_and_float16(device: Device, rows: int, dim: int, threads: int) -> None:
     x = random_rows(rows, dim) + 3
     weight, bias = random_rows(2, dim, seed=2)
@@ -49,7 +34,7 @@ def test_norm_in_float32_and_float16(device: Device, rows: int, dim: int, thread
     check(f16.get(), expected, rtol=6e-4, atol=2e-6, inputs={"x": x})
 
 
-@pytest.mark.parametrize(("rows", "dim", "threads"), CASES.values(), ids=CASES.keys())
+@ALL_SHAPES
 def test_the_sum_is_normalised_in_the_place_of_the_residual(
     device: Device, rows: int, dim: int, threads: int
 ) -> None:
@@ -63,7 +48,7 @@ def test_the_sum_is_normalised_in_the_place_of_the_residual(
     check(residual.get(), expected_norm(delta + old, weight, bias), rtol=3e-6, atol=3e-6)
 
 
-@pytest.mark.parametrize(("rows", "dim", "threads"), CASES.values(), ids=CASES.keys())
+@ALL_SHAPES
 def test_the_sum_may_be_kept_in_the_place_of_the_residual(
     device: Device, rows: int, dim: int, threads: int
 ) -> None:
@@ -97,7 +82,7 @@ def test_the_sum_may_be_normalised_in_the_place_of_the_delta(device: Device) -> 
     np.testing.assert_array_equal(residual.get(), old)
 
 
-@pytest.mark.parametrize(("rows", "dim", "threads"), CASES.values(), ids=CASES.keys())
+@ALL_SHAPES
 @pytest.mark.parametrize("has_bias", [True, False], ids=["bias", "no_bias"])
 def test_halves_are_normalised_in_place_among_others(
     device: Device, rows: int, dim: int, threads: int, has_bias: bool

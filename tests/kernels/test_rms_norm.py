@@ -12,33 +12,18 @@ from rocmforge_reference import ops
 from tests.support.activations import SCALE_DTYPE as ACT_SCALE
 from tests.support.activations import QuantisedActivation
 from tests.support.kernels import Device, check
+from tests.support.norms import ALL_SHAPES, random_rows
 
 EPS = 1e-5
 
-# rows, dim, threads of a block. A thread holds up to four groups of four values.
-CASES = {
-    "one_row_part_of_one_wave": (1, 32, 64),
-    "one_group_a_thread": (2, 256, 64),
-    "ragged_second_group": (3, 576, 128),
-    "four_groups_a_thread": (2, 1024, 64),
-    "not_a_multiple_of_32": (2, 132, 64),
-    "wave_plus_one": (1, 4 * 65, 128),
-    "many_rows": (9, 64, 64),
-    "zero_rows": (0, 64, 64),
-}
-
 Array = npt.NDArray[Any]
-
-
-def random_rows(rows: int, dim: int, seed: int = 1) -> npt.NDArray[np.float32]:
-    return np.random.default_rng(seed).standard_normal((rows, dim)).astype(np.float32)
 
 
 def expected_norm(x: npt.NDArray[np.float32], weight: npt.NDArray[np.float32]) -> Array:
     return ops.rms_norm(x.astype(np.float64), weight.astype(np.float64), EPS)
 
 
-@pytest.mark.parametrize(("rows", "dim", "threads"), CASES.values(), ids=CASES.keys())
+@ALL_SHAPES
 def test_norm_in_float32_and_float16(device: Device, rows: int, dim: int, threads: int) -> None:
     x, weight = random_rows(rows, dim), random_rows(1, dim, seed=2)[0]
     f32, f16 = device.empty((rows, dim), np.float32), device.empty((rows, dim), np.float16)
@@ -50,7 +35,7 @@ def test_norm_in_float32_and_float16(device: Device, rows: int, dim: int, thread
     check(f16.get(), expected, rtol=6e-4, atol=1e-7, inputs={"x": x})
 
 
-@pytest.mark.parametrize(("rows", "dim", "threads"), CASES.values(), ids=CASES.keys())
+@ALL_SHAPES
 def test_residual_is_added_before_the_norm(
     device: Device, rows: int, dim: int, threads: int
 ) -> None:
