@@ -57,9 +57,9 @@ def bandwidths(watch: Stopwatch, shape: Shape) -> Iterator[Bandwidth]:
     weight, bias = (floats(device, 1, dim) for _ in range(2))
     half = device.empty((tokens, dim), np.float16)
     norm_threads = min(-(-dim // 256) * 64, 1024)
-    outputs = (x, half, dim, EPS)
-    args = (delta, x, weight, bias, *outputs)
-    launch = enqueue("rf_add_layer_norm", *args, grid=tokens, block=norm_threads)
+    inputs = (delta, x, weight, bias)
+    outputs = (None, x, half, dim, EPS)
+    launch = enqueue("rf_add_layer_norm", *inputs, *outputs, grid=tokens, block=norm_threads)
     yield "add_layer_norm", tokens * dim * (4 + 4 + 4 + 2), launch
 
     inner = halves(device, tokens, shape.ffn)
@@ -72,16 +72,16 @@ def bandwidths(watch: Stopwatch, shape: Shape) -> Iterator[Bandwidth]:
     table = floats(device, CONTEXT, shape.head_dim // 2)
     strides = (3 * dim, 3 * dim, shape.heads, shape.head_dim, shape.head_dim)
     chunks = 2 * shape.heads * (shape.head_dim // 16)
-    args = (qkv, qkv.part(dim), table, table, positions, *strides)
-    launch = enqueue("rf_rope_half", *args, grid=(tokens, -(-chunks // 128)), block=128)
+    rotated = (qkv, qkv.part(dim), table, table, positions, *strides)
+    launch = enqueue("rf_rope_half", *rotated, grid=(tokens, -(-chunks // 128)), block=128)
     yield "rope_half", 2 * 2 * 2 * tokens * dim, launch
 
     for sequences in (1, tokens // CONTEXT):
         edges = np.linspace(0, tokens, sequences + 1).astype(np.int32)
         ranges = device.upload(np.stack([edges[:-1], edges[1:]], axis=1))
-        args = (x, ranges, floats(device, sequences, dim), dim)
+        sums = (x, ranges, floats(device, sequences, dim), dim)
         grid = (-(-dim // SUM_COLUMNS), sequences)
-        launch = enqueue("rf_sum_rows", *args, grid=grid, block=SUM_THREADS)
+        launch = enqueue("rf_sum_rows", *sums, grid=grid, block=SUM_THREADS)
         yield f"sum_rows, {sequences} sequences", 4 * tokens * dim, launch
 
 
@@ -97,7 +97,7 @@ def attention(watch: Stopwatch, shape: Shape, length: int) -> tuple[float, float
         device.enqueue(
             f"rf_attention_full_d{shape.head_dim}",
             *(qkv, qkv.part(dim), qkv.part(2 * dim), starts, None, out),
-            *(3 * dim, 3 * dim, 3 * dim, shape.head_dim**-0.5),
+            *(3 * dim, 3 * dim, 3 * dim, shape.head_dim**-0.5, 0, None),
             grid=(-(-length // ATTENTION_ROWS), shape.heads, sequences),
             block=THREADS,
             stream=watch.stream,
