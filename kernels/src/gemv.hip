@@ -110,10 +110,13 @@ __device__ __forceinline__ void gemv(const uint8_t* weight, const Activations& x
   }
   if constexpr (kRows > 1) {
     if (x.terms == 2) {
+      float both[kRows / 2][kGroups];
 #pragma unroll
       for (int m = 0; m < kRows / 2; ++m) {
-        for (int j = 0; j < kGroups; ++j) sums[m][j] = sums[2 * m][j] + sums[2 * m + 1][j];
+        for (int j = 0; j < kGroups; ++j) both[m][j] = sums[2 * m][j] + sums[2 * m + 1][j];
       }
+      GemvTile<kRows / 2>::finish(both, outputs, result, x.rows);
+      return;
     }
   }
   Tile::finish(sums, outputs, result, x.rows);

@@ -30,7 +30,6 @@ class GemvTile {
     __shared__ float parts[kGemvThreads / kWave][kRows][kGroups][kGroupRows];
 #pragma unroll
     for (int m = 0; m < kRows; ++m) {
-      if (m > 0 && m >= rows) break;
 #pragma unroll
       for (int j = 0; j < kGroups; ++j) {
         const float sum = wave_sum_of_row(sums[m][j]);

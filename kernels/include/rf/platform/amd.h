@@ -145,6 +145,15 @@ __device__ __forceinline__ uint32_t shfl_xor_word(uint32_t value) {
 
 }  // namespace platform
 
+#if !RF_DOT
+// What a value consists of is taken apart again where it is used next, instead of being kept: that
+// takes more registers than there are.
+template <class T>
+__device__ __forceinline__ void forget(T& value) {
+  asm volatile("" : "+v"(value));
+}
+#endif
+
 // sum + the dot product of four signed bytes.
 __device__ __forceinline__ int dot4(int a, int b, int sum) {
 #if RF_GFX11 || RF_GFX12
@@ -152,6 +161,7 @@ __device__ __forceinline__ int dot4(int a, int b, int sum) {
 #elif RF_DOT
   return __builtin_amdgcn_sdot4(a, b, sum, false);
 #else
+  forget(b);
 #pragma unroll
   for (int shift = 0; shift < 32; shift += 8) {
     sum += static_cast<int8_t>(a >> shift) * static_cast<int8_t>(b >> shift);
@@ -165,6 +175,7 @@ __device__ __forceinline__ float dot2(Vec<half, 2> a, Vec<half, 2> b, float sum)
 #if RF_DOT
   return __builtin_amdgcn_fdot2(a, b, sum, false);
 #else
+  forget(b);
   sum += static_cast<float>(a[0]) * static_cast<float>(b[0]);
   return sum + static_cast<float>(a[1]) * static_cast<float>(b[1]);
 #endif
