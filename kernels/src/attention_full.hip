@@ -234,22 +234,33 @@ __device__ __forceinline__ void attention_full(const FullInput& in, float* out_f
 
 // q, k, v: halves, a row for each of T tokens with its heads one after the other; rows are so many
 // halves apart (multiples of 8). query_start: [B + 1], where each sequence begins. out: [T, heads *
-// head_dim] in f32 and in halves; either may be null. reach: a token sees so many tokens before and
+// head_dim] in f32 and in halves; either may be null. Grid: (ceil(longest / 128), heads, B), block
+// 256. RF_HEAD_DIM is the head size of this unit.
+//
+// The second kernel takes distance into account. reach: a token sees so many tokens before and
 // after it; 0 = all. slopes: f32 [heads], what a score (scale * product) loses for each token of
-// distance, or null. Grid: (ceil(longest / 128), heads, B), block 256. RF_HEAD_DIM is the head size
-// of this unit.
-#define RF_NAME(head_dim) rf_attention_full_d##head_dim
+// distance, or null. It is one of its own as the first is faster without the registers for that.
+#define RF_NAME(kind, head_dim) rf_attention_##kind##_d##head_dim
 
-#define RF_ATTENTION_FULL(head_dim)                                                          \
-  extern "C" __global__ __launch_bounds__(rf::kPrefillThreads) void RF_NAME(head_dim)(       \
-      const rf::half* __restrict__ q, const rf::half* __restrict__ k,                        \
-      const rf::half* __restrict__ v, const int32_t* __restrict__ query_start,               \
-      float* __restrict__ out_f32, rf::half* __restrict__ out_f16, int64_t q_stride,         \
-      int64_t k_stride, int64_t v_stride, float scale, int32_t reach,                        \
-      const float* __restrict__ slopes) {                                                    \
-    rf::attention_full<head_dim>(                                                            \
-        {q, k, v, q_stride, k_stride, v_stride, query_start, scale, reach, slopes}, out_f32, \
-        out_f16);                                                                            \
+#define RF_ATTENTION_FULL(head_dim)                                                               \
+  extern "C" __global__ __launch_bounds__(rf::kPrefillThreads) void RF_NAME(full, head_dim)(      \
+      const rf::half* __restrict__ q, const rf::half* __restrict__ k,                             \
+      const rf::half* __restrict__ v, const int32_t* __restrict__ query_start,                    \
+      float* __restrict__ out_f32, rf::half* __restrict__ out_f16, int64_t q_stride,              \
+      int64_t k_stride, int64_t v_stride, float scale) {                                          \
+    rf::attention_full<head_dim>(                                                                 \
+        {q, k, v, q_stride, k_stride, v_stride, query_start, scale, 0, nullptr}, out_f32,         \
+        out_f16);                                                                                 \
+  }                                                                                               \
+  extern "C" __global__ __launch_bounds__(rf::kPrefillThreads) void RF_NAME(full_near, head_dim)( \
+      const rf::half* __restrict__ q, const rf::half* __restrict__ k,                             \
+      const rf::half* __restrict__ v, const int32_t* __restrict__ query_start,                    \
+      float* __restrict__ out_f32, rf::half* __restrict__ out_f16, int64_t q_stride,              \
+      int64_t k_stride, int64_t v_stride, float scale, int32_t reach,                             \
+      const float* __restrict__ slopes) {                                                         \
+    rf::attention_full<head_dim>(                                                                 \
+        {q, k, v, q_stride, k_stride, v_stride, query_start, scale, reach, slopes}, out_f32,      \
+        out_f16);                                                                                 \
   }
 
 RF_ATTENTION_FULL(RF_HEAD_DIM)

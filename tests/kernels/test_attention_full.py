@@ -7,7 +7,7 @@ import numpy.typing as npt
 import pytest
 
 from rocmforge_reference import ops
-from tests.support.kernels import Device, check
+from tests.support.kernels import Device, DeviceArray, check
 
 ROWS = 128  # queries of a block
 THREADS = 256
@@ -42,12 +42,16 @@ def attend(
     there = device.upload(stacked, "qkv")
     out = device.empty((tokens, heads, head_dim), np.float32, "out")
     out_f16 = device.empty((tokens, heads, head_dim), np.float16, "out_f16")
+    kind = "full"
+    distance: tuple[int | DeviceArray | None, ...] = ()
+    if reach or slopes is not None:
+        costs = None if slopes is None else device.upload(np.array(slopes, np.float32), "slopes")
+        kind, distance = "full_near", (reach, costs)
     device.launch(
-        f"rf_attention_full_d{head_dim}",
+        f"rf_attention_{kind}_d{head_dim}",
         *(there, there.part(width), there.part(2 * width)),
         device.upload(starts, "query_start"),
-        *(out, out_f16, 3 * width, 3 * width, 3 * width, scale, reach),
-        None if slopes is None else device.upload(np.array(slopes, np.float32), "slopes"),
+        *(out, out_f16, 3 * width, 3 * width, 3 * width, scale, *distance),
         grid=(-(-max(lengths) // ROWS), heads, len(lengths)),
         block=THREADS,
     )
@@ -99,7 +103,7 @@ def test_tiles_beyond_the_reach_of_a_block_are_left_out(device: Device) -> None:
     out = device.empty(q.shape, np.float32, "out")
     arrays = [device.upload(each) for each in (q, k, v, np.array([0, 300], np.int32))]
     args = (*arrays, out, None, 64, 64, 64, 0.2, 8, None)
-    device.launch("rf_attention_full_d64", *args, grid=(3, 1, 1), block=THREADS)
+    device.launch("rf_attention_full_near_d64", *args, grid=(3, 1, 1), block=THREADS)
     np.testing.assert_array_equal(out.get()[:ROWS], 1)
 
 
@@ -128,7 +132,7 @@ def test_queries_keys_and_values_may_lie_apart(device: Device) -> None:
     starts = np.array([0, 20], np.int32)
     out = device.empty(q.shape, np.float32, "out")
     arrays = [device.upload(each) for each in (q, wide, v, starts)]
-    args = (*arrays, out, None, 64, 96, 64, 0.2, 0, None)
+    args = (*arrays, out, None, 64, 96, 64, 0.2)
     device.launch("rf_attention_full_d32", *args, grid=(1, 2, 1), block=THREADS)
     expected = ops.attend_all(q.astype(np.float64), k.astype(np.float64), v, starts, 0.2)
     check(out.get(), expected, rtol=2e-3, atol=2e-3)
@@ -141,7 +145,7 @@ def test_a_nan_stays_in_its_sequence_and_head(device: Device) -> None:
     starts = np.array([0, 20, 40], np.int32)
     out = device.empty(q.shape, np.float32, "out")
     arrays = [device.upload(each) for each in (q, k, v, starts)]
-    args = (*arrays, out, None, 64, 64, 64, 0.2, 0, None)
+    args = (*arrays, out, None, 64, 64, 64, 0.2)
     device.launch("rf_attention_full_d32", *args, grid=(1, 2, 2), block=THREADS)
     bad = np.asarray(np.isnan(out.get()).any(axis=2))
     assert bad[:20, 1].all()

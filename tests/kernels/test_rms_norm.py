@@ -71,12 +71,14 @@ def test_int8_blocks(device: Device, rows: int, dim: int, threads: int) -> None:
     np.testing.assert_array_equal(info["sum_high"], blocks[..., 16:].sum(axis=-1))
 
 
-def test_int8_blocks_with_two_terms(device: Device) -> None:
+@pytest.mark.parametrize("adds", [False, True], ids=["norm", "sum_and_norm"])
+def test_int8_blocks_with_two_terms(device: Device, adds: bool) -> None:
     x, weight = random_rows(3, 576), random_rows(1, 576, seed=2)[0]
     q = device.empty((2, 3, 576), np.int8)
     scale = device.empty((2, 3, 18), ACT_SCALE)
-    args = (device.upload(x), device.upload(weight), None, None, q, scale, x.size, 576, EPS)
-    device.launch("rf_rms_norm", *args, grid=3, block=64)
+    residual = (device.upload(np.zeros_like(x)),) if adds else ()
+    args = (device.upload(x), *residual, device.upload(weight), None, None, q, scale, x.size)
+    device.launch(f"rf_{'add_' * adds}rms_norm", *args, 576, EPS, grid=3, block=64)
     expected = expected_norm(x, weight)
     values = QuantisedActivation(q.get(), scale.get()).values()
     check(values, expected, rtol=3e-6, atol=float(np.abs(expected).max()) * 0.51 / 127 / 254)

@@ -61,6 +61,7 @@ class HipEncoderOps:
             *("rf_layer_norm", "rf_add_layer_norm", "rf_layer_norm_half", "rf_gelu_half"),
             *("rf_rope_half", "rf_sum_rows", "rf_softcap"),
             f"rf_attention_full_d{config.head_dim}",
+            f"rf_attention_full_near_d{config.head_dim}",
             *(f"rf_embed_{name}" for name in formats),
             *(f"rf_embed_add_{name}" for name in ("f32", "f16", "bf16")),
         ]
@@ -241,15 +242,18 @@ class HipEncoderOps:
         config, shape = self._config, step.shape
         out = empty(self._arena, ATTENDED, q.rows, q.width, half=True)
         longest = max(shape.longest_prefill, 1)
-        self._kernels[f"rf_attention_full_d{config.head_dim}"].launch(
+        kind = "full"
+        distance: tuple[int | DeviceArray | None, ...] = ()
+        if spec.reach is not None or self._slopes is not None:
+            kind, distance = "full_near", (spec.reach or 0, self._slopes)
+        self._kernels[f"rf_attention_{kind}_d{config.head_dim}"].launch(
             *(each.f16 for each in (q, k, v)),
             step.inputs["query_start"],
             out.f32,
             out.f16,
             *(each.stride or each.width for each in (q, k, v)),
             spec.scale,
-            0 if spec.reach is None else spec.reach,
-            self._slopes,
+            *distance,
             grid=(ceil_div(longest, _ATTENTION_ROWS), config.num_heads, shape.sequences),
             block=_THREADS,
         )
