@@ -145,6 +145,7 @@ def test_what_adapters_take_is_planned(stack: ExitStack, tmp_path: Path) -> None
     assert load_hip(stack, path, OPTIONS).info.adapter_bytes == 0
 
 
+@pytest.mark.usefixtures("stack")
 def test_a_bad_adapter_never_gets_to_the_device(tmp_path: Path) -> None:
     path = write_model(fitting(by_name("llama")), tmp_path)
     other = write_adapter(tmp_path / "a.gguf", fitting(by_name("qwen2")), TinyAdapter())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from pathlib import Path
 from typing import Any, Self
 
@@ -55,10 +56,11 @@ class FileIdentity(msgspec.Struct, frozen=True):
 def _digest(file: GgufFile) -> str:
     prefixes = ("tokenizer.", f"{file.get_str('general.architecture')}.")
     described = {key: value for key, value in file.metadata.items() if key.startswith(prefixes)}
-    encoded = msgspec.msgpack.encode([*prefixes, described], enc_hook=_plain)
-    return hashlib.sha256(encoded).hexdigest()
+    # In ASCII: strings of a file need not be valid UTF-8, which is refused elsewhere.
+    encoded = json.dumps([*prefixes, described], default=_plain)
+    return hashlib.sha256(encoded.encode()).hexdigest()
 
 
-def _plain(value: Any) -> bytes:
+def _plain(value: Any) -> str:
     assert isinstance(value, np.ndarray | np.generic), "all else in metadata is plain"
-    return value.tobytes()
+    return value.tobytes().hex()
