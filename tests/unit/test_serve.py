@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import signal
+from collections.abc import Iterator
 
 import pytest
 
@@ -12,6 +13,15 @@ from rocmforge.api.fleet.fleet import Fleet
 from rocmforge.commands import serve
 
 
+@pytest.fixture
+def interrupts() -> Iterator[None]:
+    """SIGINT raises KeyboardInterrupt, also where the tests were started in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interrupts")
 def test_an_interrupt_while_files_are_read_ends_it_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     def read(*_: object) -> Fleet:
         signal.raise_signal(signal.SIGINT)
