@@ -29,7 +29,7 @@ from tests.support.server import LiveServer
 PATIENCE_S = 240.0
 COMPARED = 200
 """Characters of an answer: some thirty tokens."""
-PROMPT = "1, 2, 3, 4,"
+PROMPT = "Once upon a time,"
 ADDING = ("attn_output.weight", "ffn_down.weight")
 SHY = np.float32(0.01)
 CONFIG = """
