@@ -29,9 +29,18 @@ def event(data: msgspec.Struct) -> bytes:
     return frame(msgspec.json.encode(data))
 
 
-def named_event(name: str, data: msgspec.Struct) -> bytes:
+class NamedEvent(msgspec.Struct, kw_only=True, tag_field="type"):
+    """Base of the events of one stream that have each a name of their own, their tag."""
+
+    @property
+    def type(self) -> str:
+        """The name of the event."""
+        return str(type(self).__struct_config__.tag)
+
+
+def named_event(data: NamedEvent) -> bytes:
     """One event that says what it is outside its data too."""
-    return b"event: " + name.encode() + b"\n" + event(data)
+    return b"event: " + data.type.encode() + b"\n" + event(data)
 
 
 def frame(data: bytes) -> bytes:

@@ -47,4 +47,4 @@ def anthropic_error(error: Exception) -> AnthropicError:
 
 def error_event(error: Exception) -> bytes:
     """The last event of a stream that failed before it had anything to say."""
-    return named_event("error", anthropic_error(error).body)
+    return named_event(anthropic_error(error).body)

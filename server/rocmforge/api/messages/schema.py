@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from rocmforge.api.schema import Probability
+from rocmforge.api.sse import NamedEvent
 
 # --- requests --------------------------------------------------------------------------------
 
@@ -179,13 +180,8 @@ class ModelPage(msgspec.Struct, kw_only=True):
 # --- events ----------------------------------------------------------------------------------
 
 
-class Event(msgspec.Struct, kw_only=True, tag_field="type"):
+class Event(NamedEvent, kw_only=True):
     """Base of all events."""
-
-    @property
-    def type(self) -> str:
-        """The name of the event."""
-        return str(type(self).__struct_config__.tag)
 
 
 class MessageStart(Event, kw_only=True, tag="message_start"):

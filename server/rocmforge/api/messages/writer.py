@@ -95,7 +95,7 @@ class MessagesWriter(Writer):
 
 
 def _encoded(events: list[Event]) -> bytes:
-    return b"".join([named_event(event.type, event) for event in events])
+    return b"".join([named_event(event) for event in events])
 
 
 def _usage(usage: schema.Usage) -> Usage:

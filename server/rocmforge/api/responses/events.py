@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from rocmforge.api.responses.schema import OutputItem, OutputText, ReasoningText, Response
 from rocmforge.api.schema import TokenLogprobs
+from rocmforge.api.sse import NamedEvent
 
 
-class Event(msgspec.Struct, kw_only=True, tag_field="type"):
+class Event(NamedEvent, kw_only=True):
     """Base of all events; their number in the stream is given as they are sent."""
 
     sequence_number: int = 0
-
-    @property
-    def type(self) -> str:
-        """The name of the event."""
-        return str(type(self).__struct_config__.tag)
 
 
 class ResponseCreated(Event, kw_only=True, tag="response.created"):

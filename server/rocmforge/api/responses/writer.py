@@ -125,7 +125,7 @@ class ResponsesWriter(Writer):
         for event in events:
             event.sequence_number = self._sent
             self._sent += 1
-            encoded.append(named_event(event.type, event))
+            encoded.append(named_event(event))
         return b"".join(encoded)
 
 
@@ -133,7 +133,7 @@ def error_event(error: Exception) -> bytes:
     """The event of a stream that failed before there was a response."""
     detail = answer_for(error).detail
     event = ErrorEvent(code=detail.code, message=detail.message, param=detail.param)
-    return named_event(event.type, event)
+    return named_event(event)
 
 
 def begun_response(head: AnswerHead, request: ResponsesRequest) -> Response:
