@@ -23,7 +23,6 @@ from rocmforge.cli import main
 from rocmforge.engine.client import AsyncEngine
 from rocmforge.engine.config import EngineConfig
 from rocmforge.engine.loading import Loaded, load
-from rocmforge.engine.messages import Start
 from rocmforge.engine.params import FinishReason, SamplingParams, TokenEvent, TokenLogprob
 from rocmforge.engine.status import EngineStats
 from rocmforge_hip.device import find_devices
@@ -36,6 +35,7 @@ from tests.support.drafting import LIMITS, make_drafting_core, rate
 from tests.support.hip import fitting, splittable
 from tests.support.options import SMALL
 from tests.support.shallow import write_idle, write_shallow
+from tests.support.start import start_message
 
 pytestmark = pytest.mark.usefixtures("ranks")
 
@@ -81,19 +81,8 @@ def load_both(
     stack: ExitStack, model: Path, draft: Path | None, *, ranks: int, device: str | None = None
 ) -> Loaded:
     """A model and its draft as the engine process loads them."""
-    start = Start(
-        backend="hip",
-        model=str(model),
-        draft=None if draft is None else str(draft),
-        options=replace(OPTIONS, tensor_parallel=ranks, device=device),
-        max_waiting=1,
-        max_score_rows=1,
-        prefix_cache=True,
-        log_level="INFO",
-        log_format="text",
-        totals=EngineStats(),
-        vocabulary=None,
-    )
+    options = replace(OPTIONS, tensor_parallel=ranks, device=device)
+    start = start_message("hip", str(model), options, None if draft is None else str(draft))
     return stack.enter_context(closing(load(start, lambda *_: None)))
 
 

@@ -26,7 +26,7 @@ from rocmforge.engine.client_process import EngineProcess
 from rocmforge.engine.config import EngineConfig
 from rocmforge.engine.messages import Progress, Ready, Report, Shutdown, Start, StepReport, Submit
 from rocmforge.engine.params import FinishReason, SamplingParams, Share, TokenEvent
-from rocmforge.engine.status import EngineState, EngineStats
+from rocmforge.engine.status import EngineState
 from rocmforge.engine.wire import FrameReader, encode
 from rocmforge.errors import (
     ContextLengthExceeded,
@@ -39,6 +39,7 @@ from rocmforge.errors import (
     UnsupportedArchitecture,
 )
 from tests.support.fake_backend import continuation
+from tests.support.start import start_message
 from tests.unit.engine.helpers import options, request
 
 PROMPT = [3, 1, 4, 1, 5]
@@ -556,32 +557,21 @@ def start_process(variant: str) -> tuple[subprocess.Popen[bytes], socket.socket]
             [sys.executable, "-m", "rocmforge.engine.process", "--fd", str(theirs.fileno())],
             pass_fds=(theirs.fileno(),),
         )
-    ours.sendall(encode(start_message(variant)))
+    ours.sendall(encode(start_of(variant)))
     return process, ours
 
 
-def start_message(variant: str) -> Start:
+def start_of(variant: str) -> Start:
     """What tells a process to load this backend."""
     chosen = config(variant)
-    return Start(
-        backend=chosen.backend,
-        model=str(chosen.model),
-        options=chosen.options,
-        max_waiting=1,
-        max_score_rows=1,
-        prefix_cache=True,
-        log_level="WARNING",
-        log_format="text",
-        totals=EngineStats(),
-        vocabulary=None,
-    )
+    return start_message(chosen.backend, str(chosen.model), chosen.options)
 
 
 def test_stopping_does_not_wait_for_a_process_that_does_not_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def test() -> None:
-        process = await EngineProcess.spawn(start_message("create"), lambda report: None)
+        process = await EngineProcess.spawn(start_of("create"), lambda report: None)
         os.kill(process.pid, signal.SIGSTOP)
         with monkeypatch.context() as patch:
             patch.setattr(EngineProcess, "kill", lambda self, verdict: None)

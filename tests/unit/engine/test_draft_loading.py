@@ -13,10 +13,9 @@ from rocmforge.backend.optional import MemoryEstimate
 from rocmforge.backend.protocol import LoadOptions, ProgressCallback
 from rocmforge.engine.draft_memory import draft_blocks, draft_options, shared_blocks
 from rocmforge.engine.loading import load
-from rocmforge.engine.messages import Start
-from rocmforge.engine.status import EngineStats
 from rocmforge.errors import OutOfMemory
 from tests.support.fake_backend import FakeBackend, FakeConfig, FakeRunner
+from tests.support.start import start_message
 from tests.unit.engine.helpers import options
 
 MODEL: Final = MemoryEstimate(
@@ -32,18 +31,8 @@ MODEL: Final = MemoryEstimate(
 )
 DRAFT: Final = replace(MODEL, weights=400, activations=100, kv_block=10)
 FEW: Final = options(max_sequences=4)
-START: Final = Start(
-    backend="tests.unit.engine.test_draft_loading:planning",
-    model="model.gguf",
-    draft="draft.gguf",
-    options=FEW,
-    max_waiting=1,
-    max_score_rows=1,
-    prefix_cache=True,
-    log_level="INFO",
-    log_format="text",
-    totals=EngineStats(),
-    vocabulary=None,
+START: Final = start_message(
+    "tests.unit.engine.test_draft_loading:planning", "model.gguf", FEW, draft="draft.gguf"
 )
 
 

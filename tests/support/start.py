@@ -1,0 +1,26 @@
+"""The first command to an engine process, as tests send it."""
+
+from __future__ import annotations
+
+from rocmforge.backend.protocol import LoadOptions
+from rocmforge.engine.messages import Start
+from rocmforge.engine.status import EngineStats
+
+
+def start_message(
+    backend: str, model: str, options: LoadOptions, draft: str | None = None
+) -> Start:
+    """What tells a process to load a model and, if it is to guess tokens with one, a draft."""
+    return Start(
+        backend=backend,
+        model=model,
+        draft=draft,
+        options=options,
+        max_waiting=1,
+        max_score_rows=1,
+        prefix_cache=True,
+        log_level="WARNING",
+        log_format="text",
+        totals=EngineStats(),
+        vocabulary=None,
+    )
