@@ -98,7 +98,7 @@ __device__ __forceinline__ void attention_full(const FullInput& in, float* out_f
   constexpr int kDimTiles = kHeadDim / kTile;
   constexpr int kSlots = Unit::kSlots;
   constexpr bool kKeepsQueries = attention_keeps_queries(kHeadDim);
-  constexpr int kScoreUnroll = kKeepsQueries ? kDimTiles : kReloadUnroll;
+  constexpr int kScoreUnroll = kKeepsQueries ? kDimTiles : Unit::kReloadUnroll;
   using KeyLoader = RowLoader<Activated, kHeadDim, kKeys>;
   using ValueLoader = typename ValueLoaderOf<Unit::kTransposedV, Activated, kHeadDim, kKeys>::Type;
 

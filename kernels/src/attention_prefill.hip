@@ -57,7 +57,7 @@ __device__ __forceinline__ void attention_prefill(const PrefillInput& in,
   constexpr int kDimTiles = kHeadDim / kTile;
   constexpr int kSlots = Unit::kSlots;
   constexpr bool kKeepsQueries = attention_keeps_queries(kHeadDim);
-  constexpr int kScoreUnroll = kKeepsQueries ? kDimTiles : kReloadUnroll;
+  constexpr int kScoreUnroll = kKeepsQueries ? kDimTiles : Unit::kReloadUnroll;
   using KeyLoader = RowLoader<Stored, kHeadDim, kKeys>;
   using ValueLoader = typename ValueLoaderOf<Unit::kTransposedV, Stored, kHeadDim, kKeys>::Type;
 

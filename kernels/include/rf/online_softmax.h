@@ -27,8 +27,6 @@ constexpr bool attention_keeps_queries(int head_dim) {
   return attention_registers(head_dim) <= mma::Unit::kKeptQueryRegisters;
 }
 
-inline constexpr int kReloadUnroll = mma::Unit::kReloadUnroll;
-
 // The scores of kKeyTiles tiles of keys for one tile of queries of a wave, and then their weights.
 template <int kKeyTiles>
 using TileScores = TileValues[kKeyTiles];
