@@ -33,7 +33,7 @@ RocmForgeError
 └── ConfigurationError      flags, environment, backends that do not exist
 
 Errors carry fields; `str(error)` is one sentence that says what was wrong and what to do.
-Nothing here knows HTTP: `api/errors.py` holds the one table that turns these into responses.
+Nothing here knows HTTP: `api/http/errors.py` holds the one table that turns these into responses.
 """
 
 from __future__ import annotations

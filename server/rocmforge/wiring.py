@@ -13,13 +13,13 @@ from rocmforge.api.app import build_app
 from rocmforge.api.fleet.fleet import Fleet, FleetSettings, Member
 from rocmforge.api.fleet.sharing import Wish, memory_shares
 from rocmforge.api.fleet.slot import ModelPolicy, ModelSlot
-from rocmforge.api.keys import ApiKey, Keyring, given_keys, read_keys
-from rocmforge.api.metrics import Metrics
-from rocmforge.api.processors import ProcessorCatalog
-from rocmforge.api.request_log import RequestLog
+from rocmforge.api.generate.processors import ProcessorCatalog
+from rocmforge.api.http.keys import ApiKey, Keyring, given_keys, read_keys
+from rocmforge.api.http.settings import ApiSettings
+from rocmforge.api.metrics.request_log import RequestLog
+from rocmforge.api.metrics.requests import Metrics
+from rocmforge.api.metrics.tracing import Tracer
 from rocmforge.api.service import MAX_AT_ONCE, Engine, Service
-from rocmforge.api.settings import ApiSettings
-from rocmforge.api.tracing import Tracer
 from rocmforge.backend.protocol import AdapterSpec, LoadOptions
 from rocmforge.catalog import default_names, find_model
 from rocmforge.engine.client import AsyncEngine

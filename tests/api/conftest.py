@@ -9,7 +9,7 @@ import pytest
 from litestar import Litestar
 from litestar.testing import TestClient
 
-from rocmforge.api.settings import ApiSettings
+from rocmforge.api.http.settings import ApiSettings
 from tests.api.fake_engine import FakeEngine, build_app, make_service
 from tests.api.live import live_server
 from tests.support.server import LiveServer

@@ -14,10 +14,10 @@ from litestar import Litestar
 from rocmforge.api.app import build_app as build_fleet_app
 from rocmforge.api.fleet.fleet import Fleet, Member
 from rocmforge.api.fleet.slot import LoadableEngine, ModelSlot
-from rocmforge.api.keys import Keyring
-from rocmforge.api.metrics import Metrics
+from rocmforge.api.http.keys import Keyring
+from rocmforge.api.http.settings import ApiSettings
+from rocmforge.api.metrics.requests import Metrics
 from rocmforge.api.service import Service
-from rocmforge.api.settings import ApiSettings
 from rocmforge.backend.protocol import DeviceInfo, RunnerInfo
 from rocmforge.engine.grammar_checker import GrammarChecker
 from rocmforge.engine.params import (

@@ -15,13 +15,13 @@ import uvicorn
 import uvloop
 
 from rocmforge.api.app import build_app
-from rocmforge.api.device_metrics import SYSFS
 from rocmforge.api.fleet.fleet import Fleet, Member
 from rocmforge.api.fleet.slot import ModelSlot
-from rocmforge.api.keys import Keyring, given_keys
-from rocmforge.api.metrics import Metrics
+from rocmforge.api.http.keys import Keyring, given_keys
+from rocmforge.api.http.settings import ApiSettings
+from rocmforge.api.metrics.devices import SYSFS
+from rocmforge.api.metrics.requests import Metrics
 from rocmforge.api.service import Service
-from rocmforge.api.settings import ApiSettings
 from rocmforge.commands.protocol import bounded_protocol
 from rocmforge.engine.client import AsyncEngine
 from rocmforge.engine.config import EngineConfig

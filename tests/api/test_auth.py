@@ -8,8 +8,8 @@ import pytest
 from litestar.routes import HTTPRoute
 from litestar.testing import TestClient
 
-from rocmforge.api.keys import Keyring, given_keys
-from rocmforge.api.settings import ApiSettings
+from rocmforge.api.http.keys import Keyring, given_keys
+from rocmforge.api.http.settings import ApiSettings
 from tests.api.conftest import Client
 from tests.api.fake_engine import FakeEngine, build_app, make_service
 

@@ -16,7 +16,7 @@ from litestar.testing import TestClient
 from rocmforge.api.app import build_app
 from rocmforge.api.fleet.fleet import Fleet, FleetSettings, Member
 from rocmforge.api.fleet.slot import ModelPolicy, ModelSlot, ModelState
-from rocmforge.api.settings import ApiSettings
+from rocmforge.api.http.settings import ApiSettings
 from rocmforge.errors import OutOfMemory
 from rocmforge.models.pooling import PoolingType
 from rocmforge.text.template import ChatTemplates

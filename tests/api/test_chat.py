@@ -9,10 +9,10 @@ import pytest
 from litestar.testing import TestClient
 
 from rocmforge.api.chat import ChatWriter
-from rocmforge.api.generation import Piece
-from rocmforge.api.plan import Plan
-from rocmforge.api.schema import ChatRequest
-from rocmforge.api.settings import ApiSettings
+from rocmforge.api.generate.generation import Piece
+from rocmforge.api.generate.plan import Plan
+from rocmforge.api.generate.schema import ChatRequest
+from rocmforge.api.http.settings import ApiSettings
 from rocmforge.engine.params import FinishReason, SamplingParams, TokenEvent
 from rocmforge.errors import EngineDied, QueueFull
 from rocmforge.text.template import ChatTemplates

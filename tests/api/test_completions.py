@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from litestar.testing import TestClient
 
-from rocmforge.api.settings import ApiSettings
+from rocmforge.api.http.settings import ApiSettings
 from rocmforge.engine.params import FinishReason, TokenEvent
 from rocmforge.text.tokenizer import Tokenizer
 from tests.api import tiny

@@ -11,8 +11,8 @@ from litestar.testing import TestClient
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from rocmforge.api.metrics import Metrics
-from rocmforge.api.settings import ApiSettings
+from rocmforge.api.http.settings import ApiSettings
+from rocmforge.api.metrics.requests import Metrics
 from rocmforge.engine.status import EngineStats, EngineStatus
 from tests.api.fake_engine import RUNNER, FakeEngine, build_app, make_service
 from tests.api.test_metrics import value

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from litestar import Litestar
 
-from rocmforge.api.metrics import render
-from rocmforge.api.settings import ApiSettings
+from rocmforge.api.http.settings import ApiSettings
+from rocmforge.api.metrics.requests import render
 from rocmforge.engine.params import TokenEvent
 from tests.api.fake_engine import RUNNER, Batch, FakeEngine, Submitted, build_app, make_service
 

@@ -12,8 +12,8 @@ import openai
 import pytest
 from litestar.testing import TestClient
 
-from rocmforge.api.keys import Keyring, given_keys
-from rocmforge.api.settings import ApiSettings
+from rocmforge.api.http.keys import Keyring, given_keys
+from rocmforge.api.http.settings import ApiSettings
 from rocmforge.engine.params import FinishReason, Pooling, TokenEvent
 from rocmforge.errors import EngineError, QueueFull
 from rocmforge.models.pooling import PoolingType

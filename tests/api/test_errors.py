@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from rocmforge import errors
-from rocmforge.api.errors import ERROR_TABLE, answer_for
+from rocmforge.api.http.errors import ERROR_TABLE, answer_for
 
 
 def subclasses(root: type[Exception]) -> Iterator[type[Exception]]:

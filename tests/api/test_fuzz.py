@@ -10,10 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rocmforge.api.embeddings.schema import EmbeddingsRequest, RerankRequest
+from rocmforge.api.generate.schema import ChatRequest, CompletionRequest
 from rocmforge.api.messages.schema import MessagesRequest
 from rocmforge.api.ops_schema import DetokenizeRequest, TokenizeRequest
 from rocmforge.api.responses.schema import ResponsesRequest
-from rocmforge.api.schema import ChatRequest, CompletionRequest
 from tests.api.conftest import Client
 from tests.api.fake_engine import FakeEngine
 

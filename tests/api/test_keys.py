@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from litestar.testing import TestClient
 
-from rocmforge.api.keys import ApiKey, Caller, Keyring, Scope, read_keys
-from rocmforge.api.settings import ApiSettings
+from rocmforge.api.http.keys import ApiKey, Caller, Keyring, Scope, read_keys
+from rocmforge.api.http.settings import ApiSettings
 from rocmforge.errors import ConfigurationError, InvalidParameter, RateLimited
 from tests.api.conftest import Client
 from tests.api.fake_engine import FakeEngine, build_app, make_service

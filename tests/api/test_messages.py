@@ -12,7 +12,7 @@ import jsonschema
 import pytest
 from litestar.testing import TestClient
 
-from rocmforge.api.settings import ApiSettings
+from rocmforge.api.http.settings import ApiSettings
 from rocmforge.engine.params import FinishReason
 from rocmforge.errors import EngineError, QueueFull
 from rocmforge.text.template import ChatTemplates

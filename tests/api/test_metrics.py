@@ -15,7 +15,7 @@ from prometheus_client.openmetrics.parser import (
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 from prometheus_client.samples import Sample
 
-from rocmforge.api.settings import ApiSettings
+from rocmforge.api.http.settings import ApiSettings
 from rocmforge.engine.params import FinishReason
 from tests.api.conftest import Client
 from tests.api.fake_engine import FakeEngine, build_app, make_service, say

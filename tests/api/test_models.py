@@ -16,9 +16,9 @@ from litestar.testing import TestClient
 from rocmforge.api.app import build_app
 from rocmforge.api.fleet.fleet import Fleet, FleetSettings, Member
 from rocmforge.api.fleet.slot import ModelPolicy, ModelSlot
-from rocmforge.api.keys import ApiKey, Keyring, Scope, given_keys
-from rocmforge.api.metrics import Metrics
-from rocmforge.api.settings import ApiSettings
+from rocmforge.api.http.keys import ApiKey, Keyring, Scope, given_keys
+from rocmforge.api.http.settings import ApiSettings
+from rocmforge.api.metrics.requests import Metrics
 from rocmforge.engine.status import EngineState, EngineStats
 from rocmforge.errors import EngineDied, OutOfMemory, RocmForgeError
 from tests.api.fake_engine import RUNNER, FakeEngine, make_service

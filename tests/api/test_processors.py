@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from litestar.testing import TestClient
 
-from rocmforge.api.processors import ProcessorCatalog
-from rocmforge.api.settings import ApiSettings
+from rocmforge.api.generate.processors import ProcessorCatalog
+from rocmforge.api.http.settings import ApiSettings
 from rocmforge.engine.params import ProcessorUse
 from rocmforge.logits.builtin import BUILTIN
 from rocmforge.logits.processor import Parameter, logits_processor

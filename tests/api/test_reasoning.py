@@ -10,7 +10,7 @@ import openai
 import pytest
 from litestar.testing import TestClient
 
-from rocmforge.api.settings import ApiSettings
+from rocmforge.api.http.settings import ApiSettings
 from rocmforge.engine.params import SamplingParams, Thinking
 from rocmforge.text.template import ChatTemplates
 from rocmforge.text.tokenizer import Tokenizer

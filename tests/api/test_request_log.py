@@ -12,10 +12,10 @@ from litestar.testing import TestClient
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from rocmforge.api.keys import Keyring, given_keys
-from rocmforge.api.request_log import FIELDS, RequestLog
-from rocmforge.api.settings import ApiSettings
-from rocmforge.api.tracing import Tracer
+from rocmforge.api.http.keys import Keyring, given_keys
+from rocmforge.api.http.settings import ApiSettings
+from rocmforge.api.metrics.request_log import FIELDS, RequestLog
+from rocmforge.api.metrics.tracing import Tracer
 from rocmforge.engine.params import FinishReason
 from rocmforge.logs import JsonFormatter, TextFormatter
 from tests.api.conftest import Client

@@ -17,7 +17,7 @@ from openai.types.responses import (
     ResponseReasoningItem,
 )
 
-from rocmforge.api.settings import ApiSettings
+from rocmforge.api.http.settings import ApiSettings
 from rocmforge.errors import EngineError
 from rocmforge.text.template import ChatTemplates
 from tests.api import tiny

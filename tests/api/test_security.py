@@ -15,7 +15,7 @@ import httpx
 import pytest
 from litestar.testing import TestClient
 
-from rocmforge.api.settings import ApiSettings
+from rocmforge.api.http.settings import ApiSettings
 from tests.api.conftest import Client
 from tests.api.fake_engine import FakeEngine, build_app, make_service
 from tests.api.live import assert_settles, live_server

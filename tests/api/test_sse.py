@@ -7,8 +7,8 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocmforge.api.schema import ChatChunk, ChatChunkChoice, Delta
-from rocmforge.api.sse import TextEvent, event
+from rocmforge.api.generate.schema import ChatChunk, ChatChunkChoice, Delta
+from rocmforge.api.http.sse import TextEvent, event
 
 
 def chunk(text: str) -> ChatChunk:

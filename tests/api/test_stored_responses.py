@@ -11,7 +11,7 @@ import openai
 import pytest
 from openai.types.responses import Response
 
-from rocmforge.api.settings import ApiSettings
+from rocmforge.api.http.settings import ApiSettings
 from rocmforge.errors import EngineError
 from tests.api.conftest import Client
 from tests.api.fake_engine import FakeEngine, build_app, make_service

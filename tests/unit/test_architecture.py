@@ -50,8 +50,8 @@ BACKEND_MAY_IMPORT = (
 # Modules that only these places may import (prefixes of module names).
 CONFINED = {
     "litestar": ("rocmforge.api", "rocmforge.wiring"),
-    "sse_starlette": ("rocmforge.api",),
-    "prometheus_client": ("rocmforge.api",),
+    "sse_starlette": ("rocmforge.api.http",),
+    "prometheus_client": ("rocmforge.api.metrics",),
     "uvicorn": ("rocmforge.commands",),
     "asyncio": (
         "rocmforge.api",

@@ -13,21 +13,23 @@ from litestar.config.cors import CORSConfig
 from litestar.di import Provide
 from litestar.exceptions import HTTPException
 
-from rocmforge.api.auth import caller_of, key_guard
 from rocmforge.api.chat import create_chat_completion
 from rocmforge.api.completions import create_completion
-from rocmforge.api.disconnect import ClientLeft
 from rocmforge.api.embeddings.handlers import create_embeddings, rerank
-from rocmforge.api.errors import answer_for
 from rocmforge.api.fleet.dispatch import MODEL, Dispatch
 from rocmforge.api.fleet.fleet import Fleet
-from rocmforge.api.fleet.metrics import FleetMetrics
-from rocmforge.api.headers import security_headers
-from rocmforge.api.hosts import LocalNamesOnly
-from rocmforge.api.keys import Keyring
+from rocmforge.api.http.auth import caller_of, key_guard
+from rocmforge.api.http.disconnect import ClientLeft
+from rocmforge.api.http.errors import answer_for
+from rocmforge.api.http.headers import security_headers
+from rocmforge.api.http.hosts import LocalNamesOnly
+from rocmforge.api.http.keys import Keyring
+from rocmforge.api.http.receive import ReceiveDeadline
+from rocmforge.api.http.settings import ApiSettings
 from rocmforge.api.messages.errors import anthropic_error
 from rocmforge.api.messages.handlers import PATH as MESSAGES_PATH
 from rocmforge.api.messages.handlers import count_tokens, create_message
+from rocmforge.api.metrics.fleet import FleetMetrics
 from rocmforge.api.models import (
     ANTHROPIC_VERSION,
     command_model,
@@ -38,7 +40,6 @@ from rocmforge.api.models import (
 )
 from rocmforge.api.openapi import docs, openapi
 from rocmforge.api.ops import health, metrics, ready, version
-from rocmforge.api.receive import ReceiveDeadline
 from rocmforge.api.responses.handlers import (
     cancel_response,
     create_response,
@@ -47,7 +48,6 @@ from rocmforge.api.responses.handlers import (
     list_input_items,
 )
 from rocmforge.api.responses.store import OwnResponses, ResponseStore
-from rocmforge.api.settings import ApiSettings
 from rocmforge.api.tokens import detokenize, tokenize, tokenizer_info
 
 HANDLERS = (

@@ -11,16 +11,15 @@ from litestar import Request, post
 from litestar.types import ASGIApp
 from msgspec.structs import replace
 
-from rocmforge.api.answer import AnswerHead, Writer
-from rocmforge.api.body import read_json
-from rocmforge.api.constraints import is_constrained
-from rocmforge.api.convert import chat_plan
 from rocmforge.api.dependencies import DispatchDep, SettingsDep
-from rocmforge.api.generation import Piece, by_choice
-from rocmforge.api.logprobs import chat_logprobs, vllm_prompt_logprobs
-from rocmforge.api.parts import AnswerParts, Part, new_call_id
-from rocmforge.api.plan import Plan
-from rocmforge.api.schema import (
+from rocmforge.api.generate.answer import AnswerHead, Writer
+from rocmforge.api.generate.constraints import is_constrained
+from rocmforge.api.generate.convert import chat_plan
+from rocmforge.api.generate.generation import Piece, by_choice
+from rocmforge.api.generate.logprobs import chat_logprobs, vllm_prompt_logprobs
+from rocmforge.api.generate.parts import AnswerParts, Part, new_call_id
+from rocmforge.api.generate.plan import Plan
+from rocmforge.api.generate.schema import (
     AnswerMessage,
     ChatChoice,
     ChatChunk,
@@ -36,10 +35,11 @@ from rocmforge.api.schema import (
     ToolCallDelta,
     Usage,
 )
+from rocmforge.api.generate.stream_usage import StreamUsage
+from rocmforge.api.generate.task import Task, perform
+from rocmforge.api.http.body import read_json
+from rocmforge.api.http.sse import DONE, TextEvent, event
 from rocmforge.api.service import Service
-from rocmforge.api.sse import DONE, TextEvent, event
-from rocmforge.api.stream_usage import StreamUsage
-from rocmforge.api.task import Task, perform
 from rocmforge.text.reasoning import Reasoning
 from rocmforge.text.tool_calls import CallArguments, CallBegin
 

@@ -9,30 +9,30 @@ import msgspec
 from litestar import Request, post
 from litestar.types import ASGIApp
 
-from rocmforge.api.answer import AnswerHead, Writer
-from rocmforge.api.body import read_json
-from rocmforge.api.completion_plan import completion_plan
-from rocmforge.api.constraints import is_constrained
 from rocmforge.api.dependencies import DispatchDep, SettingsDep
-from rocmforge.api.generation import Piece, by_choice
-from rocmforge.api.logprobs import (
+from rocmforge.api.generate.answer import AnswerHead, Writer
+from rocmforge.api.generate.completion_plan import completion_plan
+from rocmforge.api.generate.constraints import is_constrained
+from rocmforge.api.generate.generation import Piece, by_choice
+from rocmforge.api.generate.logprobs import (
     echoed_logprobs,
     joined,
     legacy_logprobs,
     vllm_prompt_logprobs,
 )
-from rocmforge.api.plan import Plan
-from rocmforge.api.schema import (
+from rocmforge.api.generate.plan import Plan
+from rocmforge.api.generate.schema import (
     Completion,
     CompletionChoice,
     CompletionRequest,
     LegacyLogprobs,
     Usage,
 )
+from rocmforge.api.generate.stream_usage import StreamUsage
+from rocmforge.api.generate.task import Task, perform
+from rocmforge.api.http.body import read_json
+from rocmforge.api.http.sse import DONE, TextEvent, event
 from rocmforge.api.service import Service
-from rocmforge.api.sse import DONE, TextEvent, event
-from rocmforge.api.stream_usage import StreamUsage
-from rocmforge.api.task import Task, perform
 
 _decoder = msgspec.json.Decoder(CompletionRequest)
 

@@ -6,8 +6,8 @@ from litestar.di import NamedDependency
 
 from rocmforge.api.fleet.dispatch import Dispatch
 from rocmforge.api.fleet.fleet import Fleet
-from rocmforge.api.fleet.metrics import FleetMetrics
-from rocmforge.api.settings import ApiSettings
+from rocmforge.api.http.settings import ApiSettings
+from rocmforge.api.metrics.fleet import FleetMetrics
 
 FleetMetricsDep = NamedDependency[FleetMetrics]
 FleetDep = NamedDependency[Fleet]

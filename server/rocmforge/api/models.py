@@ -13,14 +13,14 @@ import msgspec
 from litestar import Request, Response, get, post
 from litestar.params import FromPath
 
-from rocmforge.api.answer import json_response
-from rocmforge.api.auth import SCOPE
-from rocmforge.api.body import read_json
 from rocmforge.api.dependencies import DispatchDep, FleetDep
 from rocmforge.api.fleet.dispatch import Dispatch
 from rocmforge.api.fleet.fleet import Member
 from rocmforge.api.fleet.slot import ModelState
-from rocmforge.api.keys import Scope
+from rocmforge.api.generate.answer import json_response
+from rocmforge.api.http.auth import SCOPE
+from rocmforge.api.http.body import read_json
+from rocmforge.api.http.keys import Scope
 from rocmforge.api.messages.schema import ModelInfo, ModelPage
 from rocmforge.api.ops_schema import LoadStatus, ModelCard, ModelChanged, ModelList, ModelName
 from rocmforge.api.service import Service

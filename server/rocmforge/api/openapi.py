@@ -16,12 +16,20 @@ from litestar import MediaType, Response, get
 from litestar.handlers import HTTPRouteHandler
 
 from rocmforge import __version__
-from rocmforge.api.auth import PUBLIC
 from rocmforge.api.chat import create_chat_completion
 from rocmforge.api.completions import create_completion
 from rocmforge.api.dependencies import FleetDep
 from rocmforge.api.embeddings import schema as embeddings
 from rocmforge.api.embeddings.handlers import create_embeddings, rerank
+from rocmforge.api.generate.schema import (
+    ChatChunk,
+    ChatCompletion,
+    ChatRequest,
+    Completion,
+    CompletionRequest,
+)
+from rocmforge.api.http.auth import PUBLIC
+from rocmforge.api.http.errors import ErrorBody
 from rocmforge.api.messages import schema as messages
 from rocmforge.api.messages.handlers import count_tokens, create_message
 from rocmforge.api.models import (
@@ -58,14 +66,6 @@ from rocmforge.api.responses.handlers import (
     list_input_items,
 )
 from rocmforge.api.responses.input_items import InputItemPage, InputItemsQuery
-from rocmforge.api.schema import (
-    ChatChunk,
-    ChatCompletion,
-    ChatRequest,
-    Completion,
-    CompletionRequest,
-    ErrorBody,
-)
 from rocmforge.api.tokens import detokenize, tokenize, tokenizer_info
 
 _REF = "#/components/schemas/{name}"

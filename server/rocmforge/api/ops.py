@@ -8,12 +8,12 @@ import msgspec
 from litestar import MediaType, Request, Response, get, route
 
 from rocmforge import __version__
-from rocmforge.api.answer import json_response
-from rocmforge.api.auth import PUBLIC, SCOPE
 from rocmforge.api.dependencies import FleetDep, FleetMetricsDep, SettingsDep
 from rocmforge.api.fleet.fleet import Member
 from rocmforge.api.fleet.slot import ModelState
-from rocmforge.api.keys import Scope
+from rocmforge.api.generate.answer import json_response
+from rocmforge.api.http.auth import PUBLIC, SCOPE
+from rocmforge.api.http.keys import Scope
 from rocmforge.api.ops_schema import Health, ModelHealth, Readiness, Version
 from rocmforge.api.service import LOADING_RETRY_S
 

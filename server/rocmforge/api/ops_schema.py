@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from rocmforge.api.schema import Message, TokenIds
+from rocmforge.api.generate.schema import Message, TokenIds
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):

@@ -11,11 +11,11 @@ from functools import partial
 from typing import ParamSpec, Protocol, TypeVar
 
 from rocmforge import __version__
-from rocmforge.api.metrics import Metrics
-from rocmforge.api.origin import Origin
-from rocmforge.api.processors import ProcessorCatalog
-from rocmforge.api.request_log import RequestLog
-from rocmforge.api.schema import GenerationRequest
+from rocmforge.api.generate.processors import ProcessorCatalog
+from rocmforge.api.generate.schema import GenerationRequest
+from rocmforge.api.http.origin import Origin
+from rocmforge.api.metrics.request_log import RequestLog
+from rocmforge.api.metrics.requests import Metrics
 from rocmforge.backend.protocol import NO_ADAPTER, RunnerInfo
 from rocmforge.engine.grammar_checker import GrammarChecker
 from rocmforge.engine.params import NO_KEY, ProcessorUse, SamplingParams, Share, TokenEvent

@@ -8,10 +8,11 @@ import msgspec
 from litestar import Request, Response, get, post
 from litestar.params import FromQuery
 
-from rocmforge.api.answer import json_response
-from rocmforge.api.body import read_json
-from rocmforge.api.checks import check_token_ids
 from rocmforge.api.dependencies import DispatchDep
+from rocmforge.api.generate.answer import json_response
+from rocmforge.api.generate.checks import check_token_ids
+from rocmforge.api.generate.prompts import chat_prompt
+from rocmforge.api.http.body import read_json
 from rocmforge.api.ops_schema import (
     DetokenizedText,
     DetokenizeRequest,
@@ -19,7 +20,6 @@ from rocmforge.api.ops_schema import (
     TokenizerInfo,
     Tokens,
 )
-from rocmforge.api.prompts import chat_prompt
 from rocmforge.api.service import Service
 from rocmforge.errors import InvalidParameter
 

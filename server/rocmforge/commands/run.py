@@ -13,10 +13,10 @@ from typing import Literal
 from rich.console import Console
 from rich.markup import escape
 
-from rocmforge.api.convert import chat_plan
-from rocmforge.api.generation import Generation
-from rocmforge.api.origin import Origin
-from rocmforge.api.schema import ChatRequest, Message
+from rocmforge.api.generate.convert import chat_plan
+from rocmforge.api.generate.generation import Generation
+from rocmforge.api.generate.schema import ChatRequest, Message
+from rocmforge.api.http.origin import Origin
 from rocmforge.api.service import Service
 from rocmforge.commands.progress import wait_ready
 from rocmforge.engine.client import AsyncEngine

@@ -19,8 +19,8 @@ from rich.text import Text
 
 from rocmforge.api.fleet.fleet import Fleet, Member
 from rocmforge.api.fleet.slot import ModelSlot
-from rocmforge.api.hosts import is_loopback
-from rocmforge.api.keys import Keyring
+from rocmforge.api.http.hosts import is_loopback
+from rocmforge.api.http.keys import Keyring
 from rocmforge.commands.progress import wait_for
 from rocmforge.commands.protocol import bounded_protocol
 from rocmforge.errors import ConfigurationError, EngineError

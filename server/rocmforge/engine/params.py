@@ -63,7 +63,7 @@ class Thinking(Message, frozen=True):
 
 
 class SamplingParams(Message, frozen=True):
-    """What one request wants. Ranges are checked where requests enter, in `api/convert.py`."""
+    """What one request wants. `api/generate/convert.py` checks the ranges."""
 
     max_tokens: int  # output tokens; 0 only with prompt_logprobs or echo
     temperature: float = 1.0  # 0 = greedy

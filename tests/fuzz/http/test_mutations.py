@@ -14,7 +14,7 @@ from collections import Counter
 import pytest
 from litestar.testing import TestClient
 
-from rocmforge.api.settings import ApiSettings
+from rocmforge.api.http.settings import ApiSettings
 from tests.api.fake_engine import FakeEngine, build_app, make_service
 
 COUNT = int(os.environ.get("ROCMFORGE_TEST_MUTATIONS", "2000"))

@@ -10,11 +10,7 @@ import msgspec
 from litestar import Request, post
 from litestar.types import ASGIApp
 
-from rocmforge.api.answer import AnswerHead, json_answer
-from rocmforge.api.body import read_json
-from rocmforge.api.completion_plan import token_prompts
 from rocmforge.api.dependencies import DispatchDep
-from rocmforge.api.disconnect import unless_client_leaves
 from rocmforge.api.embeddings.ranking import rank_prompts, relevance
 from rocmforge.api.embeddings.schema import (
     MAX_INPUTS,
@@ -35,6 +31,10 @@ from rocmforge.api.embeddings.vectors import (
     embed,
     normalized,
 )
+from rocmforge.api.generate.answer import AnswerHead, json_answer
+from rocmforge.api.generate.completion_plan import token_prompts
+from rocmforge.api.http.body import read_json
+from rocmforge.api.http.disconnect import unless_client_leaves
 from rocmforge.api.service import Service
 from rocmforge.errors import InvalidParameter
 

@@ -6,8 +6,6 @@ import math
 from collections.abc import Callable
 from functools import partial
 
-from rocmforge.api.checks import refuse_unsupported
-from rocmforge.api.completion_plan import token_prompts
 from rocmforge.api.embeddings.schema import RerankRequest
 from rocmforge.api.embeddings.vectors import (
     Prompts,
@@ -17,6 +15,8 @@ from rocmforge.api.embeddings.vectors import (
     embed,
     pooled,
 )
+from rocmforge.api.generate.checks import refuse_unsupported
+from rocmforge.api.generate.completion_plan import token_prompts
 from rocmforge.api.service import Service
 from rocmforge.engine.params import Pooling
 from rocmforge.errors import InvalidParameter, UnsupportedFeature

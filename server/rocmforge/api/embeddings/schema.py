@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from rocmforge.api.schema import TokenIds
+from rocmforge.api.generate.schema import TokenIds
 
 MAX_INPUTS = 2048
 

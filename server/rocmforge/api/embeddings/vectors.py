@@ -7,10 +7,10 @@ import asyncio
 import numpy as np
 import numpy.typing as npt
 
-from rocmforge.api.answer import collect
-from rocmforge.api.checks import check_room
-from rocmforge.api.generation import Generation
-from rocmforge.api.plan import Plan
+from rocmforge.api.generate.answer import collect
+from rocmforge.api.generate.checks import check_room
+from rocmforge.api.generate.generation import Generation
+from rocmforge.api.generate.plan import Plan
 from rocmforge.api.service import Service
 from rocmforge.engine.params import Pooling, SamplingParams
 from rocmforge.errors import QueueFull, RateLimited, UnsupportedFeature

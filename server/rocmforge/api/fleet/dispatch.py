@@ -17,13 +17,13 @@ from litestar import Request
 from litestar.types import ASGIApp, Receive, Scope, Send
 from litestar.types.asgi_types import HTTPSendMessage
 
-from rocmforge.api.disconnect import ClientLeft, unless_client_leaves
-from rocmforge.api.errors import answer_for
 from rocmforge.api.fleet.fleet import Fleet, Member
 from rocmforge.api.fleet.slot import ModelSlot
-from rocmforge.api.origin import Origin
+from rocmforge.api.http.disconnect import ClientLeft, unless_client_leaves
+from rocmforge.api.http.errors import answer_for
+from rocmforge.api.http.origin import Origin
+from rocmforge.api.http.sse import EVENT_STREAM_HEADERS, comment, frame
 from rocmforge.api.service import OFFLOAD_BYTES, Service
-from rocmforge.api.sse import EVENT_STREAM_HEADERS, comment, frame
 
 MODEL = "model"
 """Where a request's state holds the `Member` it has named, once it has."""

@@ -6,7 +6,8 @@ import json
 import uuid
 from typing import Any
 
-from rocmforge.api.generation import Piece
+from rocmforge.api.generate.generation import Piece
+from rocmforge.api.generate.parts import AnswerParts, Part
 from rocmforge.api.messages.schema import (
     Block,
     BlockDelta,
@@ -20,7 +21,6 @@ from rocmforge.api.messages.schema import (
     ThinkingDelta,
     ToolUseBlock,
 )
-from rocmforge.api.parts import AnswerParts, Part
 from rocmforge.text.reasoning import Reasoning
 from rocmforge.text.tool_calls import CallArguments, CallBegin
 

@@ -9,9 +9,11 @@ from typing import Any
 
 from msgspec import structs
 
-from rocmforge.api import schema
-from rocmforge.api.checks import refuse_unsupported, renamed_fields, required
-from rocmforge.api.convert import chat_plan
+from rocmforge.api.generate import schema
+from rocmforge.api.generate.checks import refuse_unsupported, renamed_fields, required
+from rocmforge.api.generate.convert import chat_plan
+from rocmforge.api.generate.plan import Plan
+from rocmforge.api.generate.schema import ChatRequest, ContentPart, FunctionCall, ToolCall
 from rocmforge.api.messages.schema import (
     CountTokensRequest,
     InputBlock,
@@ -20,8 +22,6 @@ from rocmforge.api.messages.schema import (
     Thinking,
     Tool,
 )
-from rocmforge.api.plan import Plan
-from rocmforge.api.schema import ChatRequest, ContentPart, FunctionCall, ToolCall
 from rocmforge.api.service import Service
 from rocmforge.errors import UnsupportedFeature
 

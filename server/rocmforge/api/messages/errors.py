@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rocmforge.api.errors import answer_for
+from rocmforge.api.http.errors import answer_for
+from rocmforge.api.http.sse import named_event
 from rocmforge.api.messages.schema import Error, ErrorDetail
-from rocmforge.api.sse import named_event
 from rocmforge.errors import ContextLengthExceeded
 
 _TYPES = {

@@ -8,17 +8,17 @@ import msgspec
 from litestar import Request, Response, post
 from litestar.types import ASGIApp
 
-from rocmforge.api.answer import json_response
-from rocmforge.api.body import read_json
-from rocmforge.api.checks import renamed_fields
-from rocmforge.api.constraints import is_constrained
 from rocmforge.api.dependencies import DispatchDep, SettingsDep
+from rocmforge.api.generate.answer import json_response
+from rocmforge.api.generate.checks import renamed_fields
+from rocmforge.api.generate.constraints import is_constrained
+from rocmforge.api.generate.prompts import request_prompt
+from rocmforge.api.generate.task import Task, perform
+from rocmforge.api.http.body import read_json
 from rocmforge.api.messages.convert import FIELD_NAMES, chat_request, message_plan
 from rocmforge.api.messages.errors import error_event
 from rocmforge.api.messages.schema import CountTokensRequest, MessagesRequest, TokenCount
 from rocmforge.api.messages.writer import MessagesWriter
-from rocmforge.api.prompts import request_prompt
-from rocmforge.api.task import Task, perform
 
 PATH = "/v1/messages"
 

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from rocmforge.api.schema import Probability
-from rocmforge.api.sse import NamedEvent
+from rocmforge.api.generate.schema import Probability
+from rocmforge.api.http.sse import NamedEvent
 
 # --- requests --------------------------------------------------------------------------------
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from rocmforge.api import schema
-from rocmforge.api.answer import AnswerHead, Writer
-from rocmforge.api.generation import Piece
+from rocmforge.api.generate import schema
+from rocmforge.api.generate.answer import AnswerHead, Writer
+from rocmforge.api.generate.generation import Piece
+from rocmforge.api.generate.parts import AnswerParts
+from rocmforge.api.generate.plan import Plan
+from rocmforge.api.http.sse import named_event
 from rocmforge.api.messages.blocks import ContentBlocks
 from rocmforge.api.messages.errors import anthropic_error
 from rocmforge.api.messages.schema import (
@@ -18,10 +21,7 @@ from rocmforge.api.messages.schema import (
     StopReason,
     Usage,
 )
-from rocmforge.api.parts import AnswerParts
-from rocmforge.api.plan import Plan
 from rocmforge.api.service import Service
-from rocmforge.api.sse import named_event
 
 
 class MessagesWriter(Writer):

@@ -7,10 +7,11 @@ from typing import Any
 
 import msgspec
 
-from rocmforge.api import schema
-from rocmforge.api.checks import refuse_unsupported, renamed_fields, required
-from rocmforge.api.convert import chat_plan
-from rocmforge.api.plan import Plan
+from rocmforge.api.generate import schema
+from rocmforge.api.generate.checks import refuse_unsupported, renamed_fields, required
+from rocmforge.api.generate.convert import chat_plan
+from rocmforge.api.generate.plan import Plan
+from rocmforge.api.generate.schema import ChatRequest, FunctionCall, Message, ToolCall
 from rocmforge.api.responses.schema import (
     AllowedTools,
     AnyText,
@@ -25,7 +26,6 @@ from rocmforge.api.responses.schema import (
     Role,
     TextFormat,
 )
-from rocmforge.api.schema import ChatRequest, FunctionCall, Message, ToolCall
 from rocmforge.api.service import Service
 from rocmforge.errors import InvalidParameter, UnsupportedFeature
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from rocmforge.api.generate.schema import TokenLogprobs
+from rocmforge.api.http.sse import NamedEvent
 from rocmforge.api.responses.schema import OutputItem, OutputText, ReasoningText, Response
-from rocmforge.api.schema import TokenLogprobs
-from rocmforge.api.sse import NamedEvent
 
 
 class Event(NamedEvent, kw_only=True):

@@ -13,18 +13,20 @@ from litestar.params import FromPath
 from litestar.types import ASGIApp
 from msgspec import UNSET
 
-from rocmforge.api.answer import (
+from rocmforge.api.dependencies import DispatchDep, SettingsDep
+from rocmforge.api.generate.answer import (
     collect,
     event_stream,
     json_answer,
     json_response,
     stream_events,
 )
-from rocmforge.api.body import read_json, read_query
-from rocmforge.api.constraints import is_constrained
-from rocmforge.api.dependencies import DispatchDep, SettingsDep
-from rocmforge.api.generation import Generation
-from rocmforge.api.plan import Plan
+from rocmforge.api.generate.constraints import is_constrained
+from rocmforge.api.generate.generation import Generation
+from rocmforge.api.generate.plan import Plan
+from rocmforge.api.generate.schema import Message
+from rocmforge.api.generate.task import Task, perform, perform_with
+from rocmforge.api.http.body import read_json, read_query
 from rocmforge.api.responses.convert import (
     chat_request,
     input_messages,
@@ -41,9 +43,7 @@ from rocmforge.api.responses.schema import (
 )
 from rocmforge.api.responses.store import OwnResponses, StoredResponse
 from rocmforge.api.responses.writer import ResponsesWriter, error_event
-from rocmforge.api.schema import Message
 from rocmforge.api.service import Service
-from rocmforge.api.task import Task, perform, perform_with
 from rocmforge.errors import InvalidParameter, ResponseNotFound, UnsupportedFeature
 
 StoreDep = NamedDependency[OwnResponses]

@@ -8,9 +8,10 @@ from typing import Literal, TypedDict
 
 from msgspec.structs import replace
 
-from rocmforge.api.generation import Piece
-from rocmforge.api.logprobs import ScoredToken, chat_logprobs
-from rocmforge.api.parts import AnswerParts, Part, new_call_id
+from rocmforge.api.generate.generation import Piece
+from rocmforge.api.generate.logprobs import ScoredToken, chat_logprobs
+from rocmforge.api.generate.parts import AnswerParts, Part, new_call_id
+from rocmforge.api.generate.schema import TokenLogprobs
 from rocmforge.api.responses.events import (
     ArgumentsDelta,
     ArgumentsDone,
@@ -32,7 +33,6 @@ from rocmforge.api.responses.schema import (
     ReasoningItem,
     ReasoningText,
 )
-from rocmforge.api.schema import TokenLogprobs
 from rocmforge.text.reasoning import Reasoning
 from rocmforge.text.tokenizer import Tokenizer
 from rocmforge.text.tool_calls import CallArguments, CallBegin

@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from rocmforge.api.generate.schema import Message
 from rocmforge.api.responses.event_log import EventLog
 from rocmforge.api.responses.schema import Response
-from rocmforge.api.schema import Message
 from rocmforge.errors import ResponseNotFound
 
 

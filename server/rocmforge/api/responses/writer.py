@@ -7,11 +7,13 @@ from typing import Literal
 
 from msgspec.structs import replace
 
-from rocmforge.api.answer import AnswerHead, Writer
-from rocmforge.api.errors import answer_for
-from rocmforge.api.generation import Piece
-from rocmforge.api.parts import AnswerParts
-from rocmforge.api.plan import Plan
+from rocmforge.api.generate.answer import AnswerHead, Writer
+from rocmforge.api.generate.generation import Piece
+from rocmforge.api.generate.parts import AnswerParts
+from rocmforge.api.generate.plan import Plan
+from rocmforge.api.generate.schema import Usage
+from rocmforge.api.http.errors import answer_for
+from rocmforge.api.http.sse import named_event
 from rocmforge.api.responses.events import (
     ErrorEvent,
     Event,
@@ -33,9 +35,7 @@ from rocmforge.api.responses.schema import (
     ResponseUsage,
     TextConfig,
 )
-from rocmforge.api.schema import Usage
 from rocmforge.api.service import Service
-from rocmforge.api.sse import named_event
 
 
 class ResponsesWriter(Writer):

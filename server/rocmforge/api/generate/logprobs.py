@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from rocmforge.api.schema import (
+from rocmforge.api.generate.schema import (
     ChatLogprobs,
     LegacyLogprobs,
     PromptLogprob,

@@ -12,15 +12,15 @@ from litestar import MediaType, Request, Response
 from litestar.response.base import ASGIResponse
 from litestar.types import ASGIApp
 
-from rocmforge.api.disconnect import unless_client_leaves
-from rocmforge.api.errors import answer_for
-from rocmforge.api.generation import Generation, Piece
-from rocmforge.api.headers import request_id_headers
-from rocmforge.api.plan import Plan
-from rocmforge.api.schema import Usage
+from rocmforge.api.generate.generation import Generation, Piece
+from rocmforge.api.generate.plan import Plan
+from rocmforge.api.generate.schema import Usage
+from rocmforge.api.http.disconnect import unless_client_leaves
+from rocmforge.api.http.errors import answer_for
+from rocmforge.api.http.headers import request_id_headers
+from rocmforge.api.http.settings import ApiSettings
+from rocmforge.api.http.sse import EventStream, frame
 from rocmforge.api.service import Service
-from rocmforge.api.settings import ApiSettings
-from rocmforge.api.sse import EventStream, frame
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,16 +12,16 @@ from typing import Literal
 
 import msgspec
 
-from rocmforge.api.checks import check_at_once, check_common, check_room, check_token_ids
-from rocmforge.api.constraints import output_grammar
-from rocmforge.api.plan import Plan
-from rocmforge.api.prompts import request_prompt
-from rocmforge.api.schema import (
+from rocmforge.api.generate.checks import check_at_once, check_common, check_room, check_token_ids
+from rocmforge.api.generate.constraints import output_grammar
+from rocmforge.api.generate.plan import Plan
+from rocmforge.api.generate.prompts import request_prompt
+from rocmforge.api.generate.schema import (
     ChatRequest,
     GenerationRequest,
 )
+from rocmforge.api.generate.tools import offered_tools, tool_use
 from rocmforge.api.service import Service
-from rocmforge.api.tools import offered_tools, tool_use
 from rocmforge.engine.params import SamplingParams, Thinking
 from rocmforge.errors import (
     InvalidParameter,

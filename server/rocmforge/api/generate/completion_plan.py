@@ -7,10 +7,10 @@ from functools import partial
 
 import msgspec
 
-from rocmforge.api.checks import check_at_once, check_common, check_room, check_token_ids
-from rocmforge.api.convert import sampling_params, stop_strings
-from rocmforge.api.plan import Plan
-from rocmforge.api.schema import CompletionRequest
+from rocmforge.api.generate.checks import check_at_once, check_common, check_room, check_token_ids
+from rocmforge.api.generate.convert import sampling_params, stop_strings
+from rocmforge.api.generate.plan import Plan
+from rocmforge.api.generate.schema import CompletionRequest
 from rocmforge.api.service import Service
 from rocmforge.errors import InvalidParameter, UnsupportedFeature
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-from rocmforge.api.schema import ChatRequest, ContentPart, Message
+from rocmforge.api.generate.schema import ChatRequest, ContentPart, Message
+from rocmforge.api.generate.tools import offered_tools
 from rocmforge.api.service import Service
-from rocmforge.api.tools import offered_tools
 from rocmforge.errors import BadTemplate, InvalidParameter, UnsupportedFeature
 from rocmforge.text.template import encode_prompt
 from rocmforge.text.tool_calls import tools_as_text

@@ -10,8 +10,8 @@ from litestar import Request
 from litestar.exceptions import HTTPException, InternalServerException
 from litestar.exceptions.http_exceptions import RequestEntityTooLarge
 
-from rocmforge.api.allowed_values import allowed_values
-from rocmforge.api.disconnect import ClientLeft
+from rocmforge.api.http.allowed_values import allowed_values
+from rocmforge.api.http.disconnect import ClientLeft
 from rocmforge.errors import InvalidParameter, RequestTooLarge
 
 T = TypeVar("T")

@@ -12,7 +12,7 @@ from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler
 from litestar.types import Guard
 
-from rocmforge.api.keys import Caller, Keyring, Scope
+from rocmforge.api.http.keys import Caller, Keyring, Scope
 from rocmforge.errors import NotAuthenticated, NotAuthorized
 
 PUBLIC: Final = "public"

@@ -17,8 +17,8 @@ from prometheus_client.metrics_core import (
     Metric,
 )
 
-from rocmforge.api.device_metrics import FAMILIES, SYSFS, DeviceCollector
-from rocmforge.api.engine_metrics import ENGINE, LABELS, PREFIX, EngineCollector
+from rocmforge.api.metrics.devices import FAMILIES, SYSFS, DeviceCollector
+from rocmforge.api.metrics.engine import ENGINE, LABELS, PREFIX, EngineCollector
 from rocmforge.engine.params import FinishReason, RequestTiming
 from rocmforge.engine.status import EngineStatus
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import uuid
 
-from rocmforge.api.generation import Piece
-from rocmforge.api.plan import Plan
+from rocmforge.api.generate.generation import Piece
+from rocmforge.api.generate.plan import Plan
 from rocmforge.text.reasoning import Reasoning, ReasoningSplitter
 from rocmforge.text.tool_calls import CallParser, Said
 

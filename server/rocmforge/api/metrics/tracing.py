@@ -7,8 +7,8 @@ from importlib import import_module
 from typing import Any, Final
 
 from rocmforge import __version__
-from rocmforge.api.origin import Origin
-from rocmforge.api.request_log import RequestRecord
+from rocmforge.api.http.origin import Origin
+from rocmforge.api.metrics.request_log import RequestRecord
 from rocmforge.errors import ConfigurationError
 
 _FAILURES: Final = {"error", "died", "deadline"}

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from rocmforge.api.schema import GenerationRequest
+from rocmforge.api.generate.schema import GenerationRequest
 from rocmforge.backend.protocol import RunnerInfo
 from rocmforge.engine.params import ProcessorUse
 from rocmforge.errors import InvalidParameter, UnsupportedFeature

@@ -12,7 +12,7 @@ class ApiSettings:
     cors_origins: tuple[str, ...] = ()  # browser origins that may call; "*" = all
     max_body_bytes: int = 16 * 1024 * 1024
     receive_timeout_s: float = 30.0  # for a request's body to arrive
-    local_names_only: bool = False  # answer to localhost only; see `api.hosts`
+    local_names_only: bool = False  # answer to localhost only; see `api.http.hosts`
     has_tls: bool = False
     vllm_metrics: bool = False  # export metrics under vLLM's names too
     keep_alive_s: float = 15.0  # a silent stream gets a comment this often

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
-from rocmforge.api.schema import GenerationRequest, StructuredOutputs
+from rocmforge.api.generate.schema import GenerationRequest, StructuredOutputs
 from rocmforge.api.service import Service
 from rocmforge.errors import InvalidParameter
 from rocmforge.text.grammar import (

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Final
 
-from rocmforge.api.origin import Origin
+from rocmforge.api.http.origin import Origin
 
 log = logging.getLogger("rocmforge.request")
 
@@ -79,7 +79,7 @@ class RequestLog:
 
     slow_s: float = 60.0  # requests that take longer are warnings
     with_texts: bool = False  # log prompts and answers, too
-    trace: Callable[[RequestRecord, Origin, int], None] | None = None  # see `api.tracing`
+    trace: Callable[[RequestRecord, Origin, int], None] | None = None  # see `api.metrics.tracing`
 
     def write(self, record: RequestRecord, origin: Origin, end_ns: int, texts: list[str]) -> None:
         """Logs a request that has ended.

@@ -409,18 +409,3 @@ class Completion(msgspec.Struct, kw_only=True):
     system_fingerprint: str
     choices: list[CompletionChoice]
     usage: Usage | UnsetType | None = UNSET
-
-
-class ErrorDetail(msgspec.Struct, kw_only=True):
-    """What went wrong."""
-
-    message: str
-    type: str
-    param: str | None
-    code: str | None
-
-
-class ErrorBody(msgspec.Struct, kw_only=True):
-    """Every answer with a status of 400 or more, and the last event of a failed stream."""
-
-    error: ErrorDetail

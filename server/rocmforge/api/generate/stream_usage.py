@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from msgspec import UNSET, UnsetType
 
-from rocmforge.api.generation import Piece
-from rocmforge.api.plan import Plan
-from rocmforge.api.schema import StreamOptions, Usage
+from rocmforge.api.generate.generation import Piece
+from rocmforge.api.generate.plan import Plan
+from rocmforge.api.generate.schema import StreamOptions, Usage
 
 
 class StreamUsage:

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from litestar import Request
 
-from rocmforge.api.auth import caller_of
-from rocmforge.api.keys import Caller
+from rocmforge.api.http.auth import caller_of
+from rocmforge.api.http.keys import Caller
 from rocmforge.engine.params import NO_KEY, Share
 from rocmforge.errors import InvalidParameter
 

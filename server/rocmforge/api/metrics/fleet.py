@@ -9,10 +9,10 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
-from rocmforge.api.engine_metrics import PREFIX
 from rocmforge.api.fleet.fleet import Fleet
 from rocmforge.api.fleet.slot import ModelState
-from rocmforge.api.metrics import render
+from rocmforge.api.metrics.engine import PREFIX
+from rocmforge.api.metrics.requests import render
 
 _UNLOADS = ("request", "idle", "room", "memory")
 

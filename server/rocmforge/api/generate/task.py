@@ -9,11 +9,11 @@ from typing import Any, Generic, TypeVar
 from litestar import Request
 from litestar.types import ASGIApp
 
-from rocmforge.api.answer import Writer, answer
 from rocmforge.api.fleet.dispatch import Dispatch, openai_failure
-from rocmforge.api.plan import Plan
+from rocmforge.api.generate.answer import Writer, answer
+from rocmforge.api.generate.plan import Plan
+from rocmforge.api.http.settings import ApiSettings
 from rocmforge.api.service import Service
-from rocmforge.api.settings import ApiSettings
 
 W = TypeVar("W", bound=Writer)
 

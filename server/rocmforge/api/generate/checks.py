@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from rocmforge.api.schema import GenerationRequest
+from rocmforge.api.generate.schema import GenerationRequest
 from rocmforge.api.service import Service
 from rocmforge.errors import (
     ContextLengthExceeded,

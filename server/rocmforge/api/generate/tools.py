@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 
-from rocmforge.api.constraints import check_grammar
-from rocmforge.api.plan import ToolUse
-from rocmforge.api.schema import ChatRequest, NamedTool, Tool
+from rocmforge.api.generate.constraints import check_grammar
+from rocmforge.api.generate.plan import ToolUse
+from rocmforge.api.generate.schema import ChatRequest, NamedTool, Tool
 from rocmforge.api.service import Service
 from rocmforge.errors import InvalidParameter
 from rocmforge.text.grammar import Schema, json_schema_grammar

@@ -14,10 +14,24 @@ import msgspec
 from litestar.exceptions import HTTPException
 
 from rocmforge import errors
-from rocmforge.api.headers import request_id_headers
-from rocmforge.api.schema import ErrorBody, ErrorDetail
+from rocmforge.api.http.headers import request_id_headers
 
 log = logging.getLogger(__name__)
+
+
+class ErrorDetail(msgspec.Struct, kw_only=True):
+    """What went wrong."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(msgspec.Struct, kw_only=True):
+    """Every answer with a status of 400 or more, and the last event of a failed stream."""
+
+    error: ErrorDetail
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,12 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
-from rocmforge.api.logprobs import LogprobAligner, ScoredToken
-from rocmforge.api.metrics import SequenceMetrics
-from rocmforge.api.origin import now_ns
-from rocmforge.api.plan import Plan
-from rocmforge.api.request_log import RequestRecord
-from rocmforge.api.schema import PromptTokensDetails, Usage
+from rocmforge.api.generate.logprobs import LogprobAligner, ScoredToken
+from rocmforge.api.generate.plan import Plan
+from rocmforge.api.generate.schema import PromptTokensDetails, Usage
+from rocmforge.api.http.origin import now_ns
+from rocmforge.api.metrics.request_log import RequestRecord
+from rocmforge.api.metrics.requests import SequenceMetrics
 from rocmforge.api.service import Handle, Service
 from rocmforge.engine.params import FinishReason, TokenEvent, TokenLogprob
 from rocmforge.errors import DeadlineExceeded, Draining, EngineDied, EngineError
