@@ -26,8 +26,8 @@ class Shape:
     """The numbers that are needed to compute what such a model computes."""
 
     layers: int
-    dim: int
-    ffn_dim: int
+    hidden_size: int
+    intermediate_size: int
     heads: int
     kv_heads: int
     vocab: int
@@ -60,32 +60,32 @@ def write_synthetic(path: Path, shape: Shape, kind: str) -> Path:
         random = random_matrix(rng, kind, rows, columns, magnitude=1 / sqrt(columns))
         return Stored(random.raw, ggml_type(kind))
 
-    head_dim = shape.dim // shape.heads
+    head_dim = shape.hidden_size // shape.heads
     kv_dim = shape.kv_heads * head_dim
-    norm = np.ones(shape.dim, np.float32)
+    norm = np.ones(shape.hidden_size, np.float32)
     tensors: dict[str, npt.NDArray[np.float32] | Stored] = {
-        "token_embd.weight": matrix(shape.vocab, shape.dim),
-        "output.weight": matrix(shape.vocab, shape.dim),
+        "token_embd.weight": matrix(shape.vocab, shape.hidden_size),
+        "output.weight": matrix(shape.vocab, shape.hidden_size),
         "output_norm.weight": norm,
     }
     for layer in range(shape.layers):
         parts: dict[str, npt.NDArray[np.float32] | Stored] = {
             "attn_norm": norm,
-            "attn_q": matrix(shape.dim, shape.dim),
-            "attn_k": matrix(kv_dim, shape.dim),
-            "attn_v": matrix(kv_dim, shape.dim),
-            "attn_output": matrix(shape.dim, shape.dim),
+            "attn_q": matrix(shape.hidden_size, shape.hidden_size),
+            "attn_k": matrix(kv_dim, shape.hidden_size),
+            "attn_v": matrix(kv_dim, shape.hidden_size),
+            "attn_output": matrix(shape.hidden_size, shape.hidden_size),
             "ffn_norm": norm,
-            "ffn_gate": matrix(shape.ffn_dim, shape.dim),
-            "ffn_up": matrix(shape.ffn_dim, shape.dim),
-            "ffn_down": matrix(shape.dim, shape.ffn_dim),
+            "ffn_gate": matrix(shape.intermediate_size, shape.hidden_size),
+            "ffn_up": matrix(shape.intermediate_size, shape.hidden_size),
+            "ffn_down": matrix(shape.hidden_size, shape.intermediate_size),
         }
         tensors |= {f"blk.{layer}.{name}.weight": values for name, values in parts.items()}
     metadata: dict[str, Value] = {
         "general.name": path.stem,
         "llama.context_length": 8192,
-        "llama.embedding_length": shape.dim,
-        "llama.feed_forward_length": shape.ffn_dim,
+        "llama.embedding_length": shape.hidden_size,
+        "llama.feed_forward_length": shape.intermediate_size,
         "llama.block_count": shape.layers,
         "llama.attention.head_count": shape.heads,
         "llama.attention.head_count_kv": shape.kv_heads,

@@ -95,7 +95,7 @@ def read_front(model: str, settings: Settings) -> ModelFront:
             pooling, hidden_size, rank_head = config.pooling, config.output_size, None
             adapters: tuple[str, ...] = ()
         else:
-            pooling, hidden_size = declared_pooling(file), config.dim
+            pooling, hidden_size = declared_pooling(file), config.hidden_size
             rank_head = read_rank_head(file)
             found = read_adapters(config, adapter_specs(settings))
             adapters = tuple(adapter.name for adapter in found)

@@ -72,22 +72,22 @@ def plan_activations(
     attended = config.num_heads * config.head_dim
     plan: dict[str, ArraySpec] = {
         "tokens": spec((tokens,), "i4"),
-        f"{RESIDUAL}.f32": spec((tokens, config.dim), "f4"),
-        f"{DELTA}.f32": spec((tokens, config.dim), "f4"),
+        f"{RESIDUAL}.f32": spec((tokens, config.hidden_size), "f4"),
+        f"{DELTA}.f32": spec((tokens, config.hidden_size), "f4"),
         f"{ROTATED}.f16": spec((tokens, attended), "f2"),
-        f"{HIDDEN}.f32": spec((few, config.ffn_dim), "f4"),
+        f"{HIDDEN}.f32": spec((few, config.intermediate_size), "f4"),
         f"{ATTENDED}.f32": spec((few, attended), "f4"),
-        f"{ROWS}.f32": spec((rows, config.dim), "f4"),
-        f"{NORMED}.f32": spec((tokens, config.dim), "f4"),
+        f"{ROWS}.f32": spec((rows, config.hidden_size), "f4"),
+        f"{NORMED}.f32": spec((tokens, config.hidden_size), "f4"),
         f"{LOGITS}.f32": spec((rows, config.vocab_size), "f4"),
     }
     if weights.layers[0].attn_post_norm is not None:
-        plan[f"{POST_NORMED}.f32"] = spec((tokens, config.dim), "f4")
+        plan[f"{POST_NORMED}.f32"] = spec((tokens, config.hidden_size), "f4")
     for slot, count, width in (
-        (NORMED, tokens, config.dim),
+        (NORMED, tokens, config.hidden_size),
         (ATTENDED, tokens, attended),
-        (HIDDEN, tokens, config.ffn_dim),
-        (ROWS, rows, config.dim),
+        (HIDDEN, tokens, config.intermediate_size),
+        (ROWS, rows, config.hidden_size),
     ):
         plan[f"{slot}.f16"] = spec((count, width), "f2")
         plan[f"{slot}.q"] = spec((few, width), "i1")
@@ -114,7 +114,7 @@ def _attention_input_widths(weights: ModelWeights[Planned]) -> dict[str, int]:
 
 
 def _sampling(config: ModelConfig, limits: StepLimits, geometry: Geometry) -> dict[str, ArraySpec]:
-    rows, hidden = limits.rows, limits.sequences * config.dim
+    rows, hidden = limits.rows, limits.sequences * config.hidden_size
     parts = geometry.most_sampling_parts(rows)
     return {
         "scores": spec((rows, config.vocab_size), "f4"),

@@ -243,7 +243,7 @@ def _describe(
         adapter_bytes=plan.adapters,
         bus_ids=(found.properties.pci_id,),
         notes=(*str(plan).splitlines(), kernels.note),
-        hidden_size=config.dim,
+        hidden_size=config.hidden_size,
         masks_tokens=True,
         logits_processors=tuple(kernels.processors),
     )

@@ -132,8 +132,8 @@ def _keep(tensor: GgufTensor) -> GgufTensor:
 
 def _check_supported(config: EncoderConfig) -> None:
     check_sizes(config, ENCODER_HEAD_DIMS)
-    if config.rope is not None and config.rope.dim % ROPE_MULTIPLE:
+    if config.rope is not None and config.rope.rotary_dim % ROPE_MULTIPLE:
         raise UnsupportedArchitecture(
-            f"{config.architecture} with {config.rope.dim} rotating elements of a head",
+            f"{config.architecture} with {config.rope.rotary_dim} rotating elements of a head",
             (f"multiples of {ROPE_MULTIPLE}",),
         )

@@ -214,7 +214,7 @@ class HipEncoderOps:
         config, table = self._config, self._tables[spec.local_rope]
         assert config.rope is not None
         assert config.rope.style is RopeStyle.NEOX
-        chunks = 2 * config.num_heads * (config.rope.dim // ROPE_MULTIPLE)
+        chunks = 2 * config.num_heads * (config.rope.rotary_dim // ROPE_MULTIPLE)
         self._kernels["rf_rope_half"].launch(
             q.f16,
             k.f16,
@@ -225,7 +225,7 @@ class HipEncoderOps:
             k.stride or k.width,
             config.num_heads,
             config.head_dim,
-            config.rope.dim,
+            config.rope.rotary_dim,
             grid=(q.rows, ceil_div(chunks, _ROPE_THREADS), 1),
             block=_ROPE_THREADS,
         )

@@ -83,7 +83,7 @@ def plan_encoder_activations(
         geometry: For the device.
     """
     tokens, pools = limits.tokens, limits.sequences
-    dim, ffn = config.dim, config.ffn_dim
+    dim, ffn = config.hidden_size, config.intermediate_size
     plan: dict[str, ArraySpec] = {
         f"{NORMED}.f32": spec((tokens, dim), "f4"),
         f"{DELTA}.f32": spec((tokens, dim), "f4"),

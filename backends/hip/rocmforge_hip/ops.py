@@ -206,7 +206,7 @@ class HipOps:
             heads,
             kv_heads,
             head_dim,
-            config.rope.dim,
+            config.rope.rotary_dim,
             int(config.rope.style is RopeStyle.NEOX),
             config.norm_eps,
             grid=(q.rows, ceil_div(heads + 2 * kv_heads, waves), 1),

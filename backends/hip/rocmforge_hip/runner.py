@@ -158,7 +158,7 @@ class HipRunner(BaseRunner[Model, _InFlight]):
         on_device = DeviceStep(shape, arrays, needs, step)
         forward = self._compute(on_device, model, is_bucket=bucket is not None)
         output = OutputLayout(
-            shape.rows, needs.logprobs, needs.alternatives, shape.sums, model.config.dim
+            shape.rows, needs.logprobs, needs.alternatives, shape.sums, model.config.hidden_size
         )
         if is_masked_later:
             assert forward.logits is not None, "masks keep sampling out of graphs"

@@ -26,7 +26,8 @@ def check_sizes(config: ModelConfig | EncoderConfig, head_dims: Sequence[int]) -
             f"{config.architecture} with heads of {config.head_dim} elements",
             (f"heads of {sizes} elements",),
         )
-    if config.dim > MAX_NORM_DIM:
+    if config.hidden_size > MAX_NORM_DIM:
         raise UnsupportedArchitecture(
-            f"{config.architecture} with a width of {config.dim}", (f"up to {MAX_NORM_DIM}",)
+            f"{config.architecture} with a width of {config.hidden_size}",
+            (f"up to {MAX_NORM_DIM}",),
         )

@@ -57,7 +57,7 @@ def layer_norm(x: Array, weight: Array, bias: Array | None, eps: float) -> Array
 
 
 def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
-    """`x @ weight.T + bias`: [rows, in], [out, in] -> [rows, out]."""
+    """`x @ weight.T + bias`: [rows, in], [out_features, in_features] -> [rows, out]."""
     rows, features = x.shape
     padded = np.zeros((_round_up(rows, ROW_TILE), features), x.dtype)
     padded[:rows] = x

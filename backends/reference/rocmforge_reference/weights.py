@@ -17,8 +17,8 @@ from rocmforge.models.weights import LayerWeights, ModelWeights
 class Change:
     """What an adapter adds to a matrix: `b @ a`."""
 
-    a: Float32Array  # [rank, in]
-    b: Float32Array  # [out, rank], times the scale
+    a: Float32Array  # [rank, in_features]
+    b: Float32Array  # [out_features, rank], times the scale
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,16 +49,16 @@ def _layer(
     index: int, layer: LayerWeights[Float32Array], adapters: Sequence[Adapter]
 ) -> LayerWeights[Weight]:
     found: dict[str, Any] = {}
-    for slot in (each.name for each in fields(layer)):
-        values = getattr(layer, slot)
-        found[slot] = None if values is None else Weight(values, _changes(index, slot, adapters))
+    for role in (each.name for each in fields(layer)):
+        values = getattr(layer, role)
+        found[role] = None if values is None else Weight(values, _changes(index, role, adapters))
     return LayerWeights(**found)
 
 
-def _changes(index: int, slot: str, adapters: Sequence[Adapter]) -> dict[int, Change]:
+def _changes(index: int, role: str, adapters: Sequence[Adapter]) -> dict[int, Change]:
     changes = {}
     for number, adapter in enumerate(adapters):
-        low_rank = adapter.layers[index].get(slot)
+        low_rank = adapter.layers[index].get(role)
         if low_rank is not None:
             a, b = low_rank.factors()
             changes[number] = Change(a, b * np.float32(low_rank.scale))

@@ -1,9 +1,11 @@
-"""The operations an encoder (the BERT family) is made of, as `models.encoder` calls them.
+"""The operations of an encoder (the BERT family), as `models.encoder` calls them.
 
 As with `backend.ops`: the forward pass is written once over this protocol, arrays hold activations
 as [rows, features], and no method waits for the device. There is no KV cache. Each sequence of the
 step's flat batch is whole (`StepInput.query_start` says where it lies), so that attention reads the
 step's own keys and values.
+
+Symbols used in shapes: T tokens in the step, P ranges of tokens, V vocabulary size.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ S = TypeVar("S", contravariant=True)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderAttentionSpec:
-    """How one layer of an encoder attends."""
+    """The rules of one encoder layer's attention."""
 
     scale: float  # of query times key
     reach: int | None  # a token sees itself and so many before and after it; None = all
@@ -28,79 +30,89 @@ class EncoderAttentionSpec:
 
 
 class EncoderOps(Protocol[A, W, S]):
-    """Implemented by each backend; see `rocmforge_reference.ops` for exact meanings.
+    """Implemented by each backend; `rocmforge_reference.ops` has the exact definitions.
 
-    Vectors (norms and biases) and the tables `positions` and `types` are float32 or halves in the
+    Vectors (norms and biases) and the tables `positions` and `types` are float32 or float16 in the
     files there are; `tokens` and the matrices of `linear` may be quantised.
     """
 
     def embed(self, step: S, tokens: W, positions: W | None, types: W | None) -> A:
-        """Sum of the rows of tables for the step's T tokens: [T, dim].
+        """Returns the sum of the embeddings of the step's tokens: [T, hidden_size].
 
-        Of `tokens` [V, dim] the row of the token, of `positions` [max_context, dim] that of its
-        position, of `types` [n, dim] always row 0: all text is "sentence A".
+        Args:
+            step: Gives the token ids and positions.
+            tokens: [V, hidden_size]; adds the row of the token.
+            positions: [max_context, hidden_size]; adds the row of its position. None adds nothing.
+            types: [n, hidden_size]; adds row 0, as all text is "sentence A". None adds nothing.
         """
         ...
 
     def layer_norm(self, x: A, weight: W, bias: W | None) -> A:
-        """(x - mean) / sqrt(variance + eps) * weight + bias over the last axis: [rows, dim].
+        """Returns (x - mean) / sqrt(variance + eps) * weight + bias: [rows, hidden_size].
 
-        The variance is the mean of squares of x - mean.
+        Mean and variance are of the last axis; the variance is the mean of squares of x - mean.
         """
         ...
 
     def add_layer_norm(self, residual: A, delta: A, weight: W, bias: W | None) -> A:
-        """The layer_norm of residual + delta: [rows, dim]. The sum itself is not needed."""
+        """Returns the layer_norm of residual + delta: [rows, hidden_size]."""
         ...
 
     def add_two_norms(
         self, residual: A, delta: A, first: tuple[W, W | None], second: tuple[W, W | None]
     ) -> A:
-        """The second norm of residual + (the first norm of residual + delta): [rows, dim].
+        """Returns second_norm(residual + first_norm(residual + delta)): [rows, hidden_size].
 
         Each is a layer_norm with its weight and bias.
         """
         ...
 
     def add_then_norm(self, residual: A, delta: A, weight: W) -> tuple[A, A]:
-        """residual + delta, and its layer_norm: ([rows, dim], [rows, dim]).
+        """Returns residual + delta and its layer_norm, each [rows, hidden_size].
 
-        The norm is read by matrix products only.
+        Only matrix products read the norm.
         """
         ...
 
     def linear(self, step: S, x: A, weight: W, bias: W | None) -> A:
-        """As `Ops.linear`: x @ weight.T + bias for a [out, in] weight, [rows, out]."""
+        """Returns x @ weight.T + bias: [rows, out_features].
+
+        Args:
+            step: Not needed; decoders find adapters in it.
+            x: [rows, in_features].
+            weight: [out_features, in_features].
+            bias: [out_features], or None.
+        """
         ...
 
     def gelu(self, x: A) -> A:
-        """x * Phi(x), Phi the normal distribution function (`Activation.GELU`): [rows, ffn]."""
+        """Returns x * Phi(x), Phi the normal distribution function: [rows, intermediate_size]."""
         ...
 
     def gated_linear(self, step: S, x: A, gate: W, up: W, activation: Activation) -> A:
-        """As `Ops.gated_linear`: activation(x @ gate.T) * (x @ up.T), [rows, ffn]."""
+        """Returns activation(x @ gate.T) * (x @ up.T): [rows, intermediate_size]."""
         ...
 
     def norm_projection(self, x: A, weight: W, bias: W | None) -> A:
-        """The layer_norm of queries or keys, [T, heads * head_dim], which x need not outlive."""
+        """Returns the layer_norm of queries or keys, [T, num_heads * head_dim]; may overwrite x."""
         ...
 
     def rope(self, step: S, q: A, k: A, spec: EncoderAttentionSpec) -> tuple[A, A]:
-        """Rotation of q and k, both [T, heads * head_dim], by the positions of the tokens."""
+        """Returns q and k, [T, num_heads * head_dim] each, rotated by the tokens' positions."""
         ...
 
     def attend_all(self, step: S, q: A, k: A, v: A, spec: EncoderAttentionSpec) -> A:
-        """Attention of each token to the tokens of its sequence within reach.
+        """Returns the attention of each token to the tokens of its sequence within reach.
 
-        q, k, v and the result are [T, heads * head_dim] each; scores are scale * (query times key),
-        less the distance of the two times the slope of the head, where the model has slopes.
+        q, k, v and the result are [T, num_heads * head_dim] each. A score is scale * (query times
+        key), less the distance of the two times the slope of the head where the model has slopes.
         """
         ...
 
     def sum_hidden(self, step: S, x: A) -> A:
-        """Sums of the rows of x in each of `StepInput.hidden_ranges`: [P, dim]."""
+        """Returns the sum of x's rows in each of `StepInput.hidden_ranges`: [P, hidden_size]."""
         ...
 
     def tanh(self, x: A) -> A:
-        """Of each element: [rows, dim]."""
+        """Returns tanh of each element: [rows, hidden_size]."""
         ...

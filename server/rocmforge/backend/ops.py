@@ -1,4 +1,4 @@
-"""The operations a transformer is made of, as `models.decoder` calls them.
+"""The operations of a decoder-only transformer, as `models.decoder` calls them.
 
 The decoder's forward pass is written once over this protocol; a backend supplies the
 operations. They are as coarse as a good GPU kernel is (norm with residual add, gate and up
@@ -8,6 +8,8 @@ backend is an oracle of the same shape for the fast version of any other.
 `A` is the backend's array (NumPy array, device buffer), `W` its weight (which may stay
 quantised), `S` its view of the running step (block table, positions, ... on the device).
 Arrays hold activations as [rows, features]. No method waits for the device.
+
+Symbols used in shapes: T tokens in the step, L rows whose logits are needed, V vocabulary size.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ S = TypeVar("S", contravariant=True)
 
 
 class Activation(StrEnum):
-    """What a gated feed-forward applies to its gate."""
+    """The function that a gated feed-forward network applies to its gate."""
 
     SILU = "silu"
     GELU_TANH = "gelu_tanh"
@@ -31,7 +33,7 @@ class Activation(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionSpec:
-    """How one layer attends."""
+    """The rules of one layer's attention."""
 
     layer: int  # index of its cache
     scale: float  # of query times key
@@ -41,48 +43,73 @@ class AttentionSpec:
 
 
 class Ops(Protocol[A, W, S]):
-    """Implemented by each backend; see `rocmforge_reference.ops` for exact meanings."""
+    """Implemented by each backend; `rocmforge_reference.ops` has the exact definitions."""
 
     def embed(self, step: S, table: W, scale: float) -> A:
-        """Rows of the [V, dim] table for the step's T tokens, times scale: [T, dim]."""
+        """Returns the table's rows for the step's tokens, times scale: [T, hidden_size].
+
+        Args:
+            step: Gives the token ids.
+            table: [V, hidden_size].
+            scale: Multiplies each element.
+        """
         ...
 
     def rms_norm(self, x: A, weight: W) -> A:
-        """x / sqrt(mean(x^2) + eps) * weight over the last axis: [rows, dim]."""
+        """Returns x / sqrt(mean(x^2) + eps) * weight over the last axis: [rows, hidden_size]."""
         ...
 
     def add_rms_norm(self, residual: A, delta: A, weight: W) -> tuple[A, A]:
-        """residual + delta, and its rms_norm: ([rows, dim], [rows, dim])."""
+        """Returns residual + delta and its rms_norm, each [rows, hidden_size]."""
         ...
 
     def linear(self, step: S, x: A, weight: W, bias: W | None) -> A:
-        """x @ weight.T + bias for a [out, in] weight, by the step's T tokens: [T, out].
+        """Returns x @ weight.T + bias: [T, out_features].
 
-        A token whose sequence has an adapter multiplies with what that makes of the weight.
+        A token whose sequence has an adapter is multiplied with the adapted weight.
+
+        Args:
+            step: Says which adapter each token's sequence has.
+            x: [T, in_features].
+            weight: [out_features, in_features].
+            bias: [out_features], or None.
         """
         ...
 
     def rope_and_store(
         self, step: S, q: A, k: A, v: A, q_norm: W | None, k_norm: W | None, spec: AttentionSpec
     ) -> A:
-        """Per-head norm (where given) and rotation of q and k; k and v go to their cache slots.
+        """Applies norms, if given, and rope to q and k; stores k and v in their cache slots.
 
-        q is [T, heads * head_dim], k and v [T, kv_heads * head_dim]; returns the rotated q.
+        Args:
+            step: Gives the positions and the slots of its tokens.
+            q: [T, num_heads * head_dim].
+            k: [T, num_kv_heads * head_dim].
+            v: [T, num_kv_heads * head_dim].
+            q_norm: [head_dim], or None.
+            k_norm: [head_dim], or None.
+            spec: Names the layer and its rope table.
+
+        Returns:
+            The rotated q, [T, num_heads * head_dim].
         """
         ...
 
     def attention(self, step: S, q: A, spec: AttentionSpec) -> A:
-        """Paged causal attention: [T, heads * head_dim]."""
+        """Returns the causal attention of q over the paged cache: [T, num_heads * head_dim]."""
         ...
 
     def gated_linear(self, step: S, x: A, gate: W, up: W, activation: Activation) -> A:
-        """activation(x @ gate.T) * (x @ up.T), with adapters as in `linear`: [T, ffn]."""
+        """Returns activation(x @ gate.T) * (x @ up.T): [T, intermediate_size].
+
+        Adapters change gate and up as in `linear`.
+        """
         ...
 
     def take_logit_rows(self, step: S, x: A) -> A:
-        """The L rows whose logits are needed: [L, dim]."""
+        """Returns the rows of x whose logits are needed: [L, hidden_size]."""
         ...
 
     def logits(self, x: A, weight: W, softcap: float | None) -> A:
-        """x @ weight.T, capped where the model does so, in float32: [L, V]."""
+        """Returns x @ weight.T, soft-capped if softcap is given: float32 [L, V]."""
         ...

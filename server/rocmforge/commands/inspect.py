@@ -148,9 +148,9 @@ def _decoder_rows(report: Report, config: ModelConfig) -> list[tuple[str, str]]:
     return [
         (
             "shape",
-            f"{config.num_layers} layers, {config.dim} wide, feed-forward {config.ffn_dim}, "
-            f"{config.num_heads} heads of {config.head_dim} ({config.num_kv_heads} KV), "
-            f"vocabulary {config.vocab_size}",
+            f"{config.num_layers} layers, {config.hidden_size} wide, feed-forward "
+            f"{config.intermediate_size}, {config.num_heads} heads of {config.head_dim} "
+            f"({config.num_kv_heads} KV), vocabulary {config.vocab_size}",
         ),
         ("context", f"{config.max_context} tokens"),
         ("sliding", f"{windows} of {config.num_layers} layers" if windows else "no"),
@@ -160,14 +160,14 @@ def _decoder_rows(report: Report, config: ModelConfig) -> list[tuple[str, str]]:
 
 
 def _encoder_rows(report: Report, config: EncoderConfig) -> list[tuple[str, str]]:
-    gives = f"embeddings of {config.dim} numbers (pooling: {config.pooling.name.lower()})"
+    gives = f"embeddings of {config.hidden_size} numbers (pooling: {config.pooling.name.lower()})"
     if config.num_scores:
         gives = f"{config.num_scores} score(s) of a query and a document"
     return [
         (
             "shape",
-            f"encoder, {config.num_layers} layers, {config.dim} wide, feed-forward "
-            f"{config.ffn_dim}, {config.num_heads} heads of {config.head_dim}, "
+            f"encoder, {config.num_layers} layers, {config.hidden_size} wide, feed-forward "
+            f"{config.intermediate_size}, {config.num_heads} heads of {config.head_dim}, "
             f"vocabulary {config.vocab_size}",
         ),
         ("gives", gives),

@@ -35,7 +35,7 @@ class TensorRule:
     """A tensor of a layer, and the fields of `LayerWeights` its rows fill, in this order."""
 
     name: str  # in the file, after "blk.N."
-    slots: tuple[str, ...]
+    roles: tuple[str, ...]
     required: bool = True
 
 
@@ -86,12 +86,12 @@ class Architecture:
     rope_style: RopeStyle
     activation: Activation = Activation.SILU
     separate_output: bool = True  # may have output.weight; otherwise always the embedding
-    scales_embedding: bool = False  # by sqrt(dim)
+    scales_embedding: bool = False  # by sqrt(hidden_size)
     has_windows: bool = False  # honours attention.sliding_window
     window_default: int | None = None  # where the key is missing
     window_period: int = 1  # of so many layers the last is full; 1 = every layer has the window
     local_theta_default: float | None = None  # of layers with a window, where the key is missing
-    # Layer count of the one size whose scores are scaled by dim / heads, not by head_dim.
+    # Layer count of the one size whose scores are scaled by hidden_size / heads, not by head_dim.
     layers_scaled_by_dim: int | None = None
 
 
@@ -155,7 +155,7 @@ class _ConfigReader(KeyReader):
     def read(self) -> ModelConfig:
         file, row, key = self._file, self._row, self._key
         self._refuse_unsupported()
-        dim = self._positive("embedding_length")
+        hidden_size = self._positive("embedding_length")
         num_layers = self._num_layers()
         num_heads = self._positive("attention.head_count")
         num_kv_heads = self._positive("attention.head_count_kv", num_heads)
@@ -163,12 +163,12 @@ class _ConfigReader(KeyReader):
             raise self._bad(
                 "attention.head_count_kv", f"{num_kv_heads} does not divide the {num_heads} heads"
             )
-        if dim % num_heads and key("attention.key_length") not in file.metadata:
+        if hidden_size % num_heads and key("attention.key_length") not in file.metadata:
             raise self._bad(
                 "attention.head_count",
-                f"{num_heads} does not divide the width {dim}, and there is no head size",
+                f"{num_heads} does not divide the width {hidden_size}, and there is no head size",
             )
-        head_dim = self._positive("attention.key_length", dim // num_heads)
+        head_dim = self._positive("attention.key_length", hidden_size // num_heads)
         value_dim = self._positive("attention.value_length", head_dim)
         if value_dim != head_dim:
             raise self._bad(
@@ -186,8 +186,8 @@ class _ConfigReader(KeyReader):
             architecture=self._name,
             name=file.get_str("general.name", self._name),
             num_layers=num_layers,
-            dim=dim,
-            ffn_dim=self._positive("feed_forward_length"),
+            hidden_size=hidden_size,
+            intermediate_size=self._positive("feed_forward_length"),
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
@@ -196,10 +196,10 @@ class _ConfigReader(KeyReader):
             norm_eps=norm_eps,
             rope=rope,
             activation=row.activation,
-            attention_scale=(dim / num_heads if wide else head_dim) ** -0.5,
+            attention_scale=(hidden_size / num_heads if wide else head_dim) ** -0.5,
             attention_softcap=self._softcap("attn_logit_softcapping"),
             logit_softcap=self._softcap("final_logit_softcapping"),
-            embedding_scale=math.sqrt(dim) if row.scales_embedding else 1.0,
+            embedding_scale=math.sqrt(hidden_size) if row.scales_embedding else 1.0,
             windows=self._windows(num_layers),
         )
 
@@ -255,7 +255,6 @@ class _ConfigReader(KeyReader):
 
     def _rope(self, head_dim: int, context: int) -> RopeConfig:
         file, key = self._file, self._key
-        dim = self._rope_dim(head_dim)
         theta = self._theta("rope.freq_base", 10000.0)
         local_theta = None
         if self._row.local_theta_default is not None:
@@ -264,7 +263,7 @@ class _ConfigReader(KeyReader):
             raise self._bad("rope.freq_base_swa", "the architecture has no second rope base")
         return RopeConfig(
             style=self._row.rope_style,
-            dim=dim,
+            rotary_dim=self._rotary_dim(head_dim),
             theta=theta,
             local_theta=local_theta,
             scaling=self._rope_scaling(context),

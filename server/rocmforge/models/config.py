@@ -16,7 +16,7 @@ class RopeStyle(StrEnum):
     """Which elements of a head form the pairs that rotate together."""
 
     NORMAL = "normal"  # (0, 1), (2, 3), ...: GGUF's layout for Llama
-    NEOX = "neox"  # (i, i + dim / 2)
+    NEOX = "neox"  # (i, i + rotary_dim / 2)
 
 
 class RopeScalingKind(StrEnum):
@@ -45,7 +45,7 @@ class RopeConfig:
     """Rotary position embedding (Su et al. 2021)."""
 
     style: RopeStyle
-    dim: int  # leading elements of each head that rotate; the rest pass through
+    rotary_dim: int  # leading elements of each head that rotate; the rest pass through
     theta: float
     local_theta: float | None  # of layers with a sliding window, where it differs (Gemma 3)
     scaling: RopeScaling | None  # of theta; local_theta is never scaled
@@ -58,8 +58,8 @@ class ModelConfig:
     architecture: str  # GGUF's general.architecture
     name: str
     num_layers: int
-    dim: int
-    ffn_dim: int
+    hidden_size: int
+    intermediate_size: int
     num_heads: int
     num_kv_heads: int
     head_dim: int

@@ -39,8 +39,8 @@ class EncoderConfig:
     architecture: str  # GGUF's general.architecture
     name: str
     num_layers: int
-    dim: int
-    ffn_dim: int
+    hidden_size: int
+    intermediate_size: int
     num_heads: int
     head_dim: int
     vocab_size: int
@@ -67,7 +67,7 @@ class EncoderConfig:
     @property
     def output_size(self) -> int:
         """Numbers that a step returns for each range of tokens."""
-        return self.num_scores or self.dim
+        return self.num_scores or self.hidden_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +95,7 @@ class EncoderArchitecture:
     def has_gate(self) -> bool:
         """Whether the feed-forward network is gated."""
         rules = [*self.layer, *(rule for _, variant in self.variants for rule in variant)]
-        return any("gate" in rule.slots for rule in rules)
+        return any("gate" in rule.roles for rule in rules)
 
     def layer_rules(self, file: GgufFile, layer: int) -> tuple[TensorRule, ...]:
         """Tensors of the layer with this index."""
@@ -279,12 +279,16 @@ class _Reader(KeyReader):
 
     def read(self) -> EncoderConfig:
         file, key = self._file, self._key
-        dim = self._positive("embedding_length")
+        hidden_size = self._positive("embedding_length")
         num_heads = self._positive("attention.head_count")
-        if dim % num_heads:
-            raise self._bad("attention.head_count", f"{num_heads} does not divide the width {dim}")
+        if hidden_size % num_heads:
+            raise self._bad(
+                "attention.head_count", f"{num_heads} does not divide the width {hidden_size}"
+            )
         for suffix in ("attention.head_count_kv", "attention.key_length", "attention.value_length"):
-            expected = num_heads if suffix == "attention.head_count_kv" else dim // num_heads
+            expected = (
+                num_heads if suffix == "attention.head_count_kv" else hidden_size // num_heads
+            )
             if (value := self._positive(suffix, expected)) != expected:
                 raise self._bad(suffix, f"{value} where encoders have {expected}")
         if file.get_bool(key("attention.causal"), False):
@@ -303,16 +307,16 @@ class _Reader(KeyReader):
             architecture=self._name,
             name=file.get_str("general.name", self._name),
             num_layers=num_layers,
-            dim=dim,
-            ffn_dim=self._positive("feed_forward_length"),
+            hidden_size=hidden_size,
+            intermediate_size=self._positive("feed_forward_length"),
             num_heads=num_heads,
-            head_dim=dim // num_heads,
+            head_dim=hidden_size // num_heads,
             vocab_size=self._vocab_size(),
             max_context=max_context,
             norm_eps=norm_eps,
             activation=self._activation(),
             pre_norm=self._row.pre_norm,
-            rope=self._rope(dim // num_heads) if self._row.has_rope else None,
+            rope=self._rope(hidden_size // num_heads) if self._row.has_rope else None,
             reaches=self._reaches(num_layers, max_context),
             has_alibi=self._row.has_alibi,
             pooling=pooling,
@@ -331,7 +335,7 @@ class _Reader(KeyReader):
             local_theta = self._theta("rope.freq_base_swa", self._row.local_theta_default)
         return RopeConfig(
             style=RopeStyle.NEOX,
-            dim=self._rope_dim(head_dim),
+            rotary_dim=self._rotary_dim(head_dim),
             theta=self._theta("rope.freq_base", 10000.0),
             local_theta=local_theta,
             scaling=None,

@@ -1,4 +1,4 @@
-"""From the tensors of a file to the weights of an encoder."""
+"""The weights of an encoder, and how they are taken from a file's tensors."""
 
 from __future__ import annotations
 
@@ -16,54 +16,54 @@ W = TypeVar("W")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderLayer(Generic[W]):
-    """One layer. Matrices are [out, in]; what an architecture does not have is None."""
+    """One layer's weights; None where the architecture has no such weight."""
 
-    q: W  # [dim, dim]
-    k: W  # [dim, dim]
-    v: W  # [dim, dim]
-    q_bias: W | None = None  # [dim]
-    k_bias: W | None = None  # [dim]
-    v_bias: W | None = None  # [dim]
-    q_norm: W | None = None  # [dim], of all heads together
-    q_norm_bias: W | None = None  # [dim]
-    k_norm: W | None = None  # [dim]
-    k_norm_bias: W | None = None  # [dim]
-    output: W  # [dim, dim]
-    output_bias: W | None = None  # [dim]
-    attn_norm: W | None = None  # [dim], after the attention or before it
-    attn_norm_bias: W | None = None  # [dim]
-    attn_norm_2: W | None = None  # [dim], of what the layer reads plus the other norm
-    attn_norm_2_bias: W | None = None  # [dim]
-    gate: W | None = None  # [ffn, dim]
-    up: W  # [ffn, dim]
-    up_bias: W | None = None  # [ffn]; never with a gate
-    down: W  # [dim, ffn]
-    down_bias: W | None = None  # [dim]
-    ffn_norm: W  # [dim], after the feed-forward network or before it
-    ffn_norm_bias: W | None = None  # [dim]
+    q: W  # [hidden_size, hidden_size]
+    k: W  # [hidden_size, hidden_size]
+    v: W  # [hidden_size, hidden_size]
+    q_bias: W | None = None  # [hidden_size]
+    k_bias: W | None = None  # [hidden_size]
+    v_bias: W | None = None  # [hidden_size]
+    q_norm: W | None = None  # [hidden_size], of all heads together
+    q_norm_bias: W | None = None  # [hidden_size]
+    k_norm: W | None = None  # [hidden_size]
+    k_norm_bias: W | None = None  # [hidden_size]
+    output: W  # [hidden_size, hidden_size]
+    output_bias: W | None = None  # [hidden_size]
+    attn_norm: W | None = None  # [hidden_size], after the attention or before it
+    attn_norm_bias: W | None = None  # [hidden_size]
+    attn_norm_2: W | None = None  # [hidden_size], of what the layer reads plus the other norm
+    attn_norm_2_bias: W | None = None  # [hidden_size]
+    gate: W | None = None  # [intermediate_size, hidden_size]
+    up: W  # [intermediate_size, hidden_size]
+    up_bias: W | None = None  # [intermediate_size]; never with a gate
+    down: W  # [hidden_size, intermediate_size]
+    down_bias: W | None = None  # [hidden_size]
+    ffn_norm: W  # [hidden_size], after the feed-forward network or before it
+    ffn_norm_bias: W | None = None  # [hidden_size]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreHead(Generic[W]):
-    """What makes scores of the first token's state: scores(tanh(dense(state)))."""
+    """The classification head: scores(tanh(dense(state))) of the first token's hidden state."""
 
-    dense: W | None = None  # [dim, dim]
-    dense_bias: W | None = None  # [dim]
-    scores: W  # [num_scores, dim]
+    dense: W | None = None  # [hidden_size, hidden_size]
+    dense_bias: W | None = None  # [hidden_size]
+    scores: W  # [num_scores, hidden_size]
     scores_bias: W | None = None  # [num_scores]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderWeights(Generic[W]):
-    """All weights."""
+    """All weights of an encoder."""
 
-    tokens: W  # [vocab, dim]
-    positions: W | None = None  # [max_context, dim]; None if it has no such table
-    types: W | None = None  # [types, dim]
-    norm: W  # [dim], of the embedding
-    norm_bias: W | None = None  # [dim]
+    tokens: W  # [vocab_size, hidden_size]
+    positions: W | None = None  # [max_context, hidden_size]; None if it has no such table
+    types: W | None = None  # [types, hidden_size]
+    norm: W  # [hidden_size], of the embedding
+    norm_bias: W | None = None  # [hidden_size]
     layers: tuple[EncoderLayer[W], ...]
-    output_norm: W | None = None  # [dim], after the last layer
+    output_norm: W | None = None  # [hidden_size], after the last layer
     head: ScoreHead[W] | None = None
 
 
@@ -82,7 +82,13 @@ def load_encoder_weights(
     convert: Callable[[GgufTensor], W],
     progress: Callable[[float], None] = lambda share: None,
 ) -> EncoderWeights[W]:
-    """Converts every tensor of the model once; arguments as `models.weights.load_weights`.
+    """Converts every tensor of the encoder once.
+
+    Args:
+        config: Describes the expected tensors.
+        file: Holds the tensors. Its memory is referenced only if `convert` does so.
+        convert: Makes the backend's weight of a matrix [out_features, in_features] or a vector.
+        progress: Called with the share of bytes converted, 0..1.
 
     Raises:
         UnsupportedTensor: One is missing, unexpected, of the wrong shape, or `convert` says so.
@@ -91,40 +97,40 @@ def load_encoder_weights(
     total = sum(tensor.nbytes for tensor in file.tensors.values())
     done = 0
 
-    def take(name: str, slots: tuple[str, ...]) -> dict[str, W]:
+    def take(name: str, roles: tuple[str, ...]) -> dict[str, W]:
         nonlocal done
         tensor = file.tensors[name]
-        if len(slots) > 1:
-            rows = tensor.shape[0] // len(slots)
-            parts = [tensor.rows(i * rows, (i + 1) * rows) for i in range(len(slots))]
+        if len(roles) > 1:
+            rows = tensor.shape[0] // len(roles)
+            parts = [tensor.rows(i * rows, (i + 1) * rows) for i in range(len(roles))]
         else:
             parts = [_as_matrix(tensor) if name == SCORES else tensor]
         converted = [convert(part) for part in parts]
         done += tensor.nbytes
         progress(done / total)
-        return dict(zip(slots, converted, strict=True))
+        return dict(zip(roles, converted, strict=True))
 
     def take_all(names: Iterable[tuple[str, tuple[str, ...]]]) -> dict[str, W]:
         taken: dict[str, W] = {}
-        for name, slots in names:
+        for name, roles in names:
             if name in file.tensors:
-                taken |= take(name, slots)
+                taken |= take(name, roles)
         return taken
 
     row = ENCODERS[config.architecture]
     layers = [
         EncoderLayer(
             **take_all(
-                (f"blk.{index}.{rule.name}", rule.slots) for rule in row.layer_rules(file, index)
+                (f"blk.{index}.{rule.name}", rule.roles) for rule in row.layer_rules(file, index)
             )
         )
         for index in range(config.num_layers)
     ]
     head = None
     if config.num_scores:
-        head = ScoreHead(**take_all((name, (slot,)) for slot, name in _HEAD.items()))
+        head = ScoreHead(**take_all((name, (role,)) for role, name in _HEAD.items()))
     return EncoderWeights(
-        **take_all((rule.name, rule.slots) for rule in row.model), layers=tuple(layers), head=head
+        **take_all((rule.name, rule.roles) for rule in row.model), layers=tuple(layers), head=head
     )
 
 
@@ -155,48 +161,48 @@ def check_encoder_tensors(config: EncoderConfig, file: GgufFile) -> None:
 def _expected(
     config: EncoderConfig, file: GgufFile
 ) -> tuple[dict[str, tuple[int, ...]], list[str]]:
-    """Shapes of all tensors the model may have, and the names of those it must have."""
-    dim, row = config.dim, ENCODERS[config.architecture]
+    """Returns the shapes of all tensors that may be there and the names of those that must be."""
+    hidden_size, row = config.hidden_size, ENCODERS[config.architecture]
     rules = [(rule.name, rule) for rule in row.model]
     for index in range(config.num_layers):
         rules += [(f"blk.{index}.{rule.name}", rule) for rule in row.layer_rules(file, index)]
     shapes: dict[str, tuple[int, ...]] = {}
     for name, rule in rules:
-        rows, *columns = _slot_shape(config, file, rule.slots[0])
-        shapes[name] = (rows * len(rule.slots), *columns)
+        rows, *columns = _role_shape(config, file, rule.roles[0])
+        shapes[name] = (rows * len(rule.roles), *columns)
     required = [name for name, rule in rules if rule.required]
     if row.has_head and (scores := file.tensors.get(SCORES)) is not None:
         rows = _as_matrix(scores).shape[0]
-        shapes[SCORES] = (rows, dim)
+        shapes[SCORES] = (rows, hidden_size)
         shapes["cls.output.bias"] = (rows,)
-        shapes["cls.weight"] = (dim, dim)
-        shapes["cls.bias"] = (dim,)
+        shapes["cls.weight"] = (hidden_size, hidden_size)
+        shapes["cls.bias"] = (hidden_size,)
     return shapes, required
 
 
-def _slot_shape(config: EncoderConfig, file: GgufFile, slot: str) -> tuple[int, ...]:
-    dim, ffn = config.dim, config.ffn_dim
-    match slot:
+def _role_shape(config: EncoderConfig, file: GgufFile, role: str) -> tuple[int, ...]:
+    hidden_size, intermediate_size = config.hidden_size, config.intermediate_size
+    match role:
         case "tokens":
-            return config.vocab_size, dim
+            return config.vocab_size, hidden_size
         case "positions":
-            return config.max_context, dim
+            return config.max_context, hidden_size
         case "types":
-            return file.get_int("tokenizer.ggml.token_type_count", 1), dim
+            return file.get_int("tokenizer.ggml.token_type_count", 1), hidden_size
         case "q" | "k" | "v" | "output":
-            return dim, dim
+            return hidden_size, hidden_size
         case "gate" | "up":
-            return ffn, dim
+            return intermediate_size, hidden_size
         case "down":
-            return dim, ffn
+            return hidden_size, intermediate_size
         case "up_bias":
-            return (ffn,)
+            return (intermediate_size,)
         case _:  # norms and the other biases
-            return (dim,)
+            return (hidden_size,)
 
 
 def _as_matrix(tensor: GgufTensor) -> GgufTensor:
-    """A matrix of one row, if llama.cpp has dropped its first axis."""
+    """Returns a vector, of which llama.cpp has dropped the first axis, as a matrix of one row."""
     if len(tensor.shape) != 1:
         return tensor
     return replace(tensor, shape=(1, *tensor.shape), data=tensor.data.reshape(1, -1))

@@ -54,7 +54,7 @@ class KeyReader:
             raise self._bad(suffix, f"{norm_eps} is not in (0, 1)")
         return norm_eps
 
-    def _rope_dim(self, head_dim: int) -> int:
+    def _rotary_dim(self, head_dim: int) -> int:
         dim = self._positive("rope.dimension_count", head_dim)
         if dim > head_dim or dim % 2:
             raise self._bad("rope.dimension_count", f"{dim} of {head_dim} elements cannot rotate")

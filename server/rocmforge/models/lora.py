@@ -2,8 +2,8 @@
 
 An adapter adds `scale * b @ a`, a matrix of low rank, to some matrices of the layers. Its file is
 what llama.cpp's `convert_lora_to_gguf.py` makes: for a tensor NAME of the model it has
-`NAME.lora_a`, [rank, in], and `NAME.lora_b`, [out, rank]. Their rows and columns have the order of
-the model's own file, so nothing has to be permuted here.
+`NAME.lora_a`, [rank, in_features], and `NAME.lora_b`, [out_features, rank]. Features have the
+order of the model's own file, so nothing has to be permuted here.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rocmforge.errors import BadAdapter, BadGguf, ConfigurationError, Unsupporte
 from rocmforge.gguf.reader import GgufFile, GgufTensor, open_gguf
 from rocmforge.models.architectures import ARCHITECTURES
 from rocmforge.models.config import ModelConfig
-from rocmforge.models.weights import layer_name, slot_shape
+from rocmforge.models.weights import layer_name, role_shape
 
 ADAPTABLE: Final = frozenset(("q", "k", "v", "output", "gate", "up", "down"))
 """Fields of `LayerWeights` that an adapter may change."""
@@ -37,25 +37,25 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LowRank:
-    """What is added to a [out, in] matrix: `scale * b @ a`."""
+    """The change of one matrix [out_features, in_features]: `scale * b @ a` is added to it."""
 
-    a: GgufTensor  # [rank, in]
-    b: GgufTensor  # [out, rank]
+    a: GgufTensor  # [rank, in_features]
+    b: GgufTensor  # [out_features, rank]
     scale: float
     path: str  # of the adapter, for errors
 
     @property
     def rank(self) -> int:
-        """Rows of a, columns of b."""
+        """Returns the rows of a, which are the columns of b."""
         return self.a.shape[0]
 
     @property
     def num_values(self) -> int:
-        """Elements of a and b."""
+        """Returns the number of elements of a and b."""
         return math.prod(self.a.shape) + math.prod(self.b.shape)
 
     def factors(self) -> tuple[Float32Array, Float32Array]:
-        """The values of a and b, without the scale.
+        """Returns a and b as float32, without the scale.
 
         Raises:
             BadAdapter: Some are not finite.
@@ -79,12 +79,12 @@ class Adapter:
 
     @property
     def num_values(self) -> int:
-        """Elements of all of it; what several matrices share is counted for each."""
+        """Returns the number of elements; what several matrices share is counted for each."""
         return sum(low_rank.num_values for layer in self.layers for low_rank in layer.values())
 
 
 def parse_adapters(texts: Iterable[str]) -> tuple[AdapterSpec, ...]:
-    """Adapters as an operator writes them, `name=path` or `name=path:scale`.
+    """Parses adapters as an operator writes them, `name=path` or `name=path:scale`.
 
     Raises:
         ConfigurationError: One is not of this form, or a name is there twice.
@@ -112,7 +112,7 @@ def parse_adapters(texts: Iterable[str]) -> tuple[AdapterSpec, ...]:
 
 
 def _scale(text: str) -> float | None:
-    """The number that a text is; None if it is none, but the end of a path."""
+    """Returns the number that a text is; None for the end of a path."""
     try:
         scale = float(text)
     except ValueError:
@@ -172,12 +172,12 @@ class _Pairs:
         self._config = config
         self._spec = spec
         self._alpha = alpha
-        # Layer and slots of each tensor that an adapter may change.
+        # Layer and roles of each tensor that an adapter may change.
         self._places = {
-            layer_name(index, rule): (index, rule.slots)
+            layer_name(index, rule): (index, rule.roles)
             for index in range(config.num_layers)
             for rule in ARCHITECTURES[config.architecture].layer
-            if ADAPTABLE.issuperset(rule.slots)
+            if ADAPTABLE.issuperset(rule.roles)
         }
 
     def read(self, tensors: Mapping[str, GgufTensor]) -> tuple[Mapping[str, LowRank], ...]:
@@ -189,12 +189,12 @@ class _Pairs:
             for suffix in (_A, _B):
                 if target + suffix not in tensors:
                     raise BadAdapter(self._spec.path, "it is missing", tensor=target + suffix)
-            index, slots = self._places[target]
-            layers[index].update(self._pair(tensors[target + _A], tensors[target + _B], slots))
+            index, roles = self._places[target]
+            layers[index].update(self._pair(tensors[target + _A], tensors[target + _B], roles))
         return layers
 
     def _target(self, name: str) -> str:
-        """The tensor of the model that a tensor belongs to."""
+        """Returns the name of the model's tensor that an adapter's tensor changes."""
         target, suffix = name[: -len(_A)], name[-len(_A) :]
         if suffix not in (_A, _B):
             raise self._bad(name, f"its name ends neither in {_A} nor in {_B}")
@@ -210,22 +210,22 @@ class _Pairs:
             )
         return target
 
-    def _pair(self, a: GgufTensor, b: GgufTensor, slots: tuple[str, ...]) -> dict[str, LowRank]:
-        """What is added to each of the matrices that a tensor of the model holds."""
-        shapes = [slot_shape(self._config, slot) for slot in slots]
-        rows, columns = sum(shape[0] for shape in shapes), shapes[0][1]
-        if len(a.shape) != 2 or a.shape[1] != columns or not 0 < a.shape[0] <= MAX_RANK:
+    def _pair(self, a: GgufTensor, b: GgufTensor, roles: tuple[str, ...]) -> dict[str, LowRank]:
+        """Returns the change of each role that the model's tensor fills."""
+        shapes = [role_shape(self._config, role) for role in roles]
+        out_features, in_features = sum(shape[0] for shape in shapes), shapes[0][1]
+        if len(a.shape) != 2 or a.shape[1] != in_features or not 0 < a.shape[0] <= MAX_RANK:
             raise self._bad(
                 a.name,
-                f"its shape is {a.shape}, not (rank, {columns}) with a rank up to {MAX_RANK}",
+                f"its shape is {a.shape}, not (rank, {in_features}) with a rank up to {MAX_RANK}",
             )
-        if b.shape != (rows, rank := a.shape[0]):
-            raise self._bad(b.name, f"its shape is {b.shape}, not {(rows, rank)}")
+        if b.shape != (out_features, rank := a.shape[0]):
+            raise self._bad(b.name, f"its shape is {b.shape}, not {(out_features, rank)}")
         scale = self._spec.scale * (self._alpha / rank if self._alpha else 1.0)
         found, first = {}, 0
-        for slot, (count, _) in zip(slots, shapes, strict=True):
-            part = b if len(slots) == 1 else b.rows(first, first + count)
-            found[slot] = LowRank(a, part, scale, self._spec.path)
+        for role, (count, _) in zip(roles, shapes, strict=True):
+            part = b if len(roles) == 1 else b.rows(first, first + count)
+            found[role] = LowRank(a, part, scale, self._spec.path)
             first += count
         return found
 

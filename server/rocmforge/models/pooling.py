@@ -8,7 +8,7 @@ from typing import Final
 from rocmforge.gguf.reader import GgufFile
 
 SCORES: Final = "cls.output.weight"
-"""The matrix [scores, dim] of a classification head."""
+"""The matrix [scores, hidden_size] of a classification head."""
 
 
 class PoolingType(IntEnum):

@@ -22,25 +22,29 @@ _BLANKS = re.compile(r"(\{query\}|\{document\})")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankHead:
-    """How such a model is asked, and how its answer is read."""
+    """The prompt of a decoder that ranks, and the matrix that scores its answer."""
 
-    weight: npt.NDArray[np.float32]  # [2, dim], of "yes" and of "no"
+    weight: npt.NDArray[np.float32]  # [2, hidden_size], of "yes" and of "no"
     prompt: str  # with {query} and {document}
 
     def fill(self, query: str, document: str) -> Iterator[tuple[str, bool]]:
-        """The prompt in pieces, and whether each is the file's own text."""
+        """Yields the prompt in pieces, and whether each is the file's own text."""
         texts = {"{query}": query, "{document}": document}
         for piece in _BLANKS.split(self.prompt):
             yield texts.get(piece, piece), piece not in texts
 
     def relevance(self, state: npt.NDArray[np.float32]) -> float:
-        """The probability of "yes" where "no" is the alternative, from the last state [dim]."""
+        """Returns the probability of "yes" against "no".
+
+        Args:
+            state: [hidden_size], the last token's hidden state.
+        """
         yes, no = self.weight @ state
         return float(np.exp(-np.logaddexp(0, no - yes)))
 
 
 def read_rank_head(file: GgufFile) -> RankHead | None:
-    """The head of a decoder whose tensors have been checked; None if there is none, or no prompt.
+    """Reads the head of a decoder whose tensors have been checked; None without head or prompt.
 
     Raises:
         BadGguf: The prompt is no text.

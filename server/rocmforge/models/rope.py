@@ -22,7 +22,7 @@ Float64Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RopeTable:
-    """Cosine and sine by position, float32 `[max_context, rope dim / 2]` each."""
+    """Cosine and sine by position, float32 `[max_context, rotary_dim / 2]` each."""
 
     cos: npt.NDArray[np.float32]
     sin: npt.NDArray[np.float32]
@@ -48,7 +48,7 @@ def load_rope_tables(config: ModelConfig, file: GgufFile, max_context: int) -> R
     rope = config.rope
     local = None
     if rope.local_theta is not None:
-        local = _table(_frequencies(rope.local_theta, rope.dim), 1.0, max_context)
+        local = _table(_frequencies(rope.local_theta, rope.rotary_dim), 1.0, max_context)
     frequencies = scaled_frequencies(rope, _factors(rope, file, max_context))
     gain = rope.scaling.attention_factor if rope.scaling else 1.0
     return RopeTables(_table(frequencies, gain, max_context), local)
@@ -58,15 +58,15 @@ def plain_rope_tables(rope: RopeConfig, max_context: int) -> RopeTables:
     """The tables of an encoder, whose frequencies are not scaled."""
 
     def table(theta: float) -> RopeTable:
-        return _table(_frequencies(theta, rope.dim), 1.0, max_context)
+        return _table(_frequencies(theta, rope.rotary_dim), 1.0, max_context)
 
     local = None if rope.local_theta is None else table(rope.local_theta)
     return RopeTables(table(rope.theta), local)
 
 
 def scaled_frequencies(rope: RopeConfig, factors: Float64Array | None) -> Float64Array:
-    """Radians per position of each pair, `[dim / 2]`; `factors` divide them, if given."""
-    frequencies = _frequencies(rope.theta, rope.dim)
+    """Radians per position of each pair, `[rotary_dim / 2]`; `factors` divide them, if given."""
+    frequencies = _frequencies(rope.theta, rope.rotary_dim)
     if factors is not None:
         frequencies = frequencies / factors
     scaling = rope.scaling
@@ -79,8 +79,8 @@ def scaled_frequencies(rope: RopeConfig, factors: Float64Array | None) -> Float6
     return interpolated * (1 - keep) + frequencies * keep
 
 
-def _frequencies(theta: float, dim: int) -> Float64Array:
-    return theta ** (-np.arange(0, dim, 2, dtype=np.float64) / dim)
+def _frequencies(theta: float, rotary_dim: int) -> Float64Array:
+    return theta ** (-np.arange(0, rotary_dim, 2, dtype=np.float64) / rotary_dim)
 
 
 def _yarn_ramp(rope: RopeConfig, scaling: RopeScaling) -> Float64Array:
@@ -88,11 +88,11 @@ def _yarn_ramp(rope: RopeConfig, scaling: RopeScaling) -> Float64Array:
 
     def pair_turning(times: float) -> float:
         turns = scaling.original_context / (times * 2 * math.pi)
-        return rope.dim * math.log(turns) / (2 * math.log(rope.theta))
+        return rope.rotary_dim * math.log(turns) / (2 * math.log(rope.theta))
 
     low = max(math.floor(pair_turning(scaling.beta_fast)), 0)
-    high = min(math.ceil(pair_turning(scaling.beta_slow)), rope.dim - 1)
-    pairs = np.arange(rope.dim // 2, dtype=np.float64)
+    high = min(math.ceil(pair_turning(scaling.beta_slow)), rope.rotary_dim - 1)
+    pairs = np.arange(rope.rotary_dim // 2, dtype=np.float64)
     return 1 - np.clip((pairs - low) / max(high - low, 0.001), 0, 1)
 
 
@@ -107,8 +107,8 @@ def _factors(rope: RopeConfig, file: GgufFile, max_context: int) -> Float64Array
     else:
         return None
     tensor = file.tensors[name]
-    if tensor.shape != (rope.dim // 2,):
-        raise UnsupportedTensor(name, f"its shape is {tensor.shape}, not {(rope.dim // 2,)}")
+    if tensor.shape != (rope.rotary_dim // 2,):
+        raise UnsupportedTensor(name, f"its shape is {tensor.shape}, not {(rope.rotary_dim // 2,)}")
     factors = tensor.to_float32().astype(np.float64)
     if not (factors > 0).all():
         raise UnsupportedTensor(name, "a factor is not positive")

@@ -1,4 +1,7 @@
-"""From the tensors of a file to the weights of a model: names, shapes, fused tensors, ties."""
+"""The weights of a decoder, and how they are taken from a file's tensors.
+
+A file may fuse several weights in one tensor, and may have one matrix for two of them.
+"""
 
 from __future__ import annotations
 
@@ -23,35 +26,35 @@ W = TypeVar("W")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerWeights(Generic[W]):
-    """One layer. Matrices are [out, in]; what an architecture does not have is None."""
+    """One layer's weights; None where the architecture has no such weight."""
 
-    attn_norm: W  # [dim]
-    q: W  # [heads * head_dim, dim]
-    k: W  # [kv_heads * head_dim, dim]
-    v: W  # [kv_heads * head_dim, dim]
+    attn_norm: W  # [hidden_size]
+    q: W  # [num_heads * head_dim, hidden_size]
+    k: W  # [num_kv_heads * head_dim, hidden_size]
+    v: W  # [num_kv_heads * head_dim, hidden_size]
     q_bias: W | None = None
     k_bias: W | None = None
     v_bias: W | None = None
     q_norm: W | None = None  # [head_dim]
     k_norm: W | None = None  # [head_dim]
-    output: W  # [dim, heads * head_dim]
-    output_bias: W | None = None  # [dim]
-    attn_post_norm: W | None = None  # [dim]
-    ffn_norm: W  # [dim]
-    gate: W  # [ffn, dim]
-    up: W  # [ffn, dim]
-    down: W  # [dim, ffn]
-    ffn_post_norm: W | None = None  # [dim]
+    output: W  # [hidden_size, num_heads * head_dim]
+    output_bias: W | None = None  # [hidden_size]
+    attn_post_norm: W | None = None  # [hidden_size]
+    ffn_norm: W  # [hidden_size]
+    gate: W  # [intermediate_size, hidden_size]
+    up: W  # [intermediate_size, hidden_size]
+    down: W  # [hidden_size, intermediate_size]
+    ffn_post_norm: W | None = None  # [hidden_size]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelWeights(Generic[W]):
-    """All weights. `output` is `embedding` itself where the file has no matrix of its own."""
+    """All weights of a decoder; `output` is `embedding` itself where the file has no other."""
 
-    embedding: W  # [vocab, dim]
+    embedding: W  # [vocab_size, hidden_size]
     layers: tuple[LayerWeights[W], ...]
-    output_norm: W  # [dim]
-    output: W  # [vocab, dim]
+    output_norm: W  # [hidden_size]
+    output: W  # [vocab_size, hidden_size]
 
 
 def load_weights(
@@ -60,12 +63,12 @@ def load_weights(
     convert: Callable[[GgufTensor], W],
     progress: Callable[[float], None] = lambda share: None,
 ) -> ModelWeights[W]:
-    """Converts every tensor of the model once.
+    """Converts every tensor of the decoder once.
 
     Args:
-        config: What the file should contain.
-        file: The tensors. None of their memory is referenced unless `convert` does so.
-        convert: Makes the backend's weight of a [out, in] matrix or a [n] vector.
+        config: Describes the expected tensors.
+        file: Holds the tensors. Its memory is referenced only if `convert` does so.
+        convert: Makes the backend's weight of a matrix [out_features, in_features] or a vector.
         progress: Called with the share of bytes converted, 0..1.
 
     Raises:
@@ -76,14 +79,14 @@ def load_weights(
     total = sum(tensor.nbytes for name, tensor in file.tensors.items() if name not in others)
     done = 0
 
-    def take(name: str, slots: tuple[str, ...]) -> dict[str, W]:
+    def take(name: str, roles: tuple[str, ...]) -> dict[str, W]:
         nonlocal done
         tensor = file.tensors[name]
-        parts = _split(tensor, [slot_shape(config, slot)[0] for slot in slots])
+        parts = _split(tensor, [role_shape(config, role)[0] for role in roles])
         converted = [convert(part) for part in parts]
         done += tensor.nbytes
         progress(done / total)
-        return dict(zip(slots, converted, strict=True))
+        return dict(zip(roles, converted, strict=True))
 
     embedding = take("token_embd.weight", ("embedding",))["embedding"]
     layers = []
@@ -92,7 +95,7 @@ def load_weights(
         for rule in ARCHITECTURES[config.architecture].layer:
             name = layer_name(index, rule)
             if name in file.tensors:
-                weights |= take(name, rule.slots)
+                weights |= take(name, rule.roles)
         layers.append(LayerWeights(**weights))
     output_norm = take("output_norm.weight", ("output_norm",))["output_norm"]
     output = embedding
@@ -114,7 +117,7 @@ def check_tensors(config: ModelConfig, file: GgufFile) -> None:
         if name not in file.tensors:
             raise UnsupportedTensor(name, f"missing; every {config.architecture} model has it")
     if declared_pooling(file) is PoolingType.RANK and SCORES in file.tensors:
-        shapes[SCORES] = (2, config.dim)
+        shapes[SCORES] = (2, config.hidden_size)
     for name, tensor in file.tensors.items():
         if name not in shapes:
             raise UnsupportedTensor(
@@ -131,23 +134,23 @@ def check_tensors(config: ModelConfig, file: GgufFile) -> None:
 
 
 def _expected(config: ModelConfig) -> tuple[dict[str, tuple[int, ...]], list[str]]:
-    """Shapes of all tensors the model may have, and the names of those it must have."""
+    """Returns the shapes of all tensors that may be there and the names of those that must be."""
     row = ARCHITECTURES[config.architecture]
-    factors = (config.rope.dim // 2,)
+    factors = (config.rope.rotary_dim // 2,)
     shapes: dict[str, tuple[int, ...]] = {
-        "token_embd.weight": slot_shape(config, "embedding"),
-        "output_norm.weight": slot_shape(config, "output_norm"),
+        "token_embd.weight": role_shape(config, "embedding"),
+        "output_norm.weight": role_shape(config, "output_norm"),
     }
     required = list(shapes)
     for index in range(config.num_layers):
         for rule in row.layer:
-            parts = [slot_shape(config, slot) for slot in rule.slots]
+            parts = [role_shape(config, role) for role in rule.roles]
             rows = sum(part[0] for part in parts)
             shapes[layer_name(index, rule)] = (rows, *parts[0][1:])
             if rule.required:
                 required.append(layer_name(index, rule))
     if row.separate_output:
-        shapes["output.weight"] = slot_shape(config, "output_matrix")
+        shapes["output.weight"] = role_shape(config, "output_matrix")
     scaling = config.rope.scaling
     if scaling is not None and scaling.kind is RopeScalingKind.LONGROPE:
         shapes[LONG_FACTORS] = shapes[SHORT_FACTORS] = factors
@@ -157,31 +160,35 @@ def _expected(config: ModelConfig) -> tuple[dict[str, tuple[int, ...]], list[str
     return shapes, required
 
 
-def slot_shape(config: ModelConfig, slot: str) -> tuple[int, ...]:
-    """Shape of a field of `LayerWeights`; also of "embedding" and "output_matrix"."""
-    dim, ffn, head = config.dim, config.ffn_dim, config.head_dim
-    queries, keys = config.num_heads * head, config.num_kv_heads * head
-    match slot:
+def role_shape(config: ModelConfig, role: str) -> tuple[int, ...]:
+    """Returns the shape of a role: a field of `LayerWeights`, "embedding" or "output_matrix"."""
+    hidden_size, intermediate_size, head_dim = (
+        config.hidden_size,
+        config.intermediate_size,
+        config.head_dim,
+    )
+    queries, keys = config.num_heads * head_dim, config.num_kv_heads * head_dim
+    match role:
         case "embedding" | "output_matrix":
-            return config.vocab_size, dim
+            return config.vocab_size, hidden_size
         case "q":
-            return queries, dim
+            return queries, hidden_size
         case "k" | "v":
-            return keys, dim
+            return keys, hidden_size
         case "q_bias":
             return (queries,)
         case "k_bias" | "v_bias":
             return (keys,)
         case "q_norm" | "k_norm":
-            return (head,)
+            return (head_dim,)
         case "output":
-            return dim, queries
+            return hidden_size, queries
         case "gate" | "up":
-            return ffn, dim
+            return intermediate_size, hidden_size
         case "down":
-            return dim, ffn
+            return hidden_size, intermediate_size
         case _:  # norms and the bias of the output projection
-            return (dim,)
+            return (hidden_size,)
 
 
 def _split(tensor: GgufTensor, rows: list[int]) -> list[GgufTensor]:
@@ -195,5 +202,5 @@ def _split(tensor: GgufTensor, rows: list[int]) -> list[GgufTensor]:
 
 
 def layer_name(index: int, rule: TensorRule) -> str:
-    """Name in the file of a tensor of a layer."""
+    """Returns a layer's tensor's name in the file."""
     return f"blk.{index}.{rule.name}"

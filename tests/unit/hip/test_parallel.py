@@ -66,8 +66,12 @@ def test_a_rank_computes_whole_heads_and_all_of_the_width(
 ) -> None:
     config, _ = whole
     part = Shard(1, 2).config(config)
-    assert (part.num_heads, part.num_kv_heads, part.ffn_dim) == (3, 1, 64)
-    assert (part.dim, part.head_dim, part.vocab_size) == (config.dim, config.head_dim, 96)
+    assert (part.num_heads, part.num_kv_heads, part.intermediate_size) == (3, 1, 64)
+    assert (part.hidden_size, part.head_dim, part.vocab_size) == (
+        config.hidden_size,
+        config.head_dim,
+        96,
+    )
 
 
 @pytest.mark.parametrize(

@@ -42,8 +42,8 @@ def test_sizes_are_those_of_the_file(model: TinyModel, tmp_path: Path) -> None:
         config = read_config(file)
     assert config.architecture == model.architecture
     assert config.name == model.name
-    assert config.dim == model.config["hidden_size"]
-    assert config.ffn_dim == model.config["intermediate_size"]
+    assert config.hidden_size == model.config["hidden_size"]
+    assert config.intermediate_size == model.config["intermediate_size"]
     assert config.num_layers == model.config["num_hidden_layers"] == len(config.windows)
     assert config.num_heads == model.config["num_attention_heads"]
     assert config.num_kv_heads == model.config["num_key_value_heads"]
@@ -129,7 +129,7 @@ def test_kv_heads_default_to_heads_and_head_size_to_its_share(tmp_path: Path) ->
 
 def test_rope_defaults(tmp_path: Path) -> None:
     rope = config_of(tmp_path, drop=("rope.freq_base", "rope.dimension_count")).rope
-    assert (rope.theta, rope.dim, rope.local_theta, rope.scaling) == (10000.0, 8, None, None)
+    assert (rope.theta, rope.rotary_dim, rope.local_theta, rope.scaling) == (10000.0, 8, None, None)
 
 
 def test_yarn_gain_defaults_to_the_papers_and_extends_the_context(tmp_path: Path) -> None:

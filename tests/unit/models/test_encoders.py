@@ -46,7 +46,7 @@ def read(path: Path) -> EncoderConfig:
 
 def test_the_metadata_of_bert(tmp_path: Path) -> None:
     config = read(write(tmp_path, "bert"))
-    assert (config.num_layers, config.dim, config.ffn_dim) == (2, 48, 72)
+    assert (config.num_layers, config.hidden_size, config.intermediate_size) == (2, 48, 72)
     assert (config.num_heads, config.head_dim, config.vocab_size) == (4, 12, 97)
     assert (config.max_context, config.pooling) == (64, PoolingType.CLS)
     assert config.activation is Activation.GELU
@@ -59,7 +59,7 @@ def test_the_metadata_of_nomic_bert(tmp_path: Path) -> None:
     config = read(write(tmp_path, "nomic-bert"))
     assert config.activation is Activation.SILU
     assert config.rope is not None
-    assert (config.rope.theta, config.rope.dim) == (1000.0, 12)
+    assert (config.rope.theta, config.rope.rotary_dim) == (1000.0, 12)
 
 
 def test_the_metadata_of_modern_bert(tmp_path: Path) -> None:

@@ -55,10 +55,10 @@ def test_a_fused_tensor_is_cut_into_its_matrices(tmp_path: Path) -> None:
     model, recipe = by_name("phi3"), TinyAdapter()
     adapter = read(config_of(model, tmp_path), write_adapter(tmp_path / "a.gguf", model, recipe))
     a, b = hf_pairs(model, recipe)["model.layers.1.self_attn.qkv_proj.weight"]
-    q, k, v = (adapter.layers[1][slot].factors() for slot in ("q", "k", "v"))
+    q, k, v = (adapter.layers[1][role].factors() for role in ("q", "k", "v"))
     np.testing.assert_array_equal(np.concatenate([q[1], k[1], v[1]]), b)
     assert all((part == a).all() for part, _ in (q, k, v))
-    gate, up = (adapter.layers[0][slot].factors()[1] for slot in ("gate", "up"))
+    gate, up = (adapter.layers[0][role].factors()[1] for role in ("gate", "up"))
     _, b = hf_pairs(model, recipe)["model.layers.0.mlp.gate_up_proj.weight"]
     np.testing.assert_array_equal(np.concatenate([gate, up]), b)
 

@@ -51,7 +51,7 @@ class Shard:
             whole,
             num_heads=whole.num_heads // self.size,
             num_kv_heads=whole.num_kv_heads // self.size,
-            ffn_dim=whole.ffn_dim // self.size,
+            intermediate_size=whole.intermediate_size // self.size,
         )
 
     def weights(self, whole: ModelWeights[GgufTensor]) -> ModelWeights[GgufTensor]:
@@ -65,13 +65,13 @@ class Shard:
     def adapter(self, whole: Adapter) -> Adapter:
         """This rank's part of an adapter."""
         layers = tuple(
-            {slot: self._low_rank(slot, low_rank) for slot, low_rank in layer.items()}
+            {role: self._low_rank(role, low_rank) for role, low_rank in layer.items()}
             for layer in whole.layers
         )
         return replace(whole, layers=layers)
 
-    def _low_rank(self, slot: str, whole: LowRank) -> LowRank:
-        if slot in ("output", "down"):
+    def _low_rank(self, role: str, whole: LowRank) -> LowRank:
+        if role in ("output", "down"):
             return replace(whole, a=self._columns(whole.a))
         return replace(whole, b=self._rows(whole.b))
 
@@ -111,7 +111,7 @@ def _problems(config: ModelConfig, weights: ModelWeights[GgufTensor], size: int)
     for count, what, multiple in (
         (config.num_kv_heads, "key-value heads", 1),
         (config.num_heads, "heads", 1),
-        (config.ffn_dim, "features of the feed-forward", 1),
+        (config.intermediate_size, "features of the feed-forward", 1),
         (config.vocab_size, "tokens of the vocabulary", VOCAB_ALIGN),
     ):
         if count % (size * multiple):

@@ -33,7 +33,14 @@ def groups() -> Iterator[Group]:
             Case("lora", f"{rows} rows", _HALVES, partial(_linear, rows=rows)),
             Case("lora", f"gated, {rows} rows", _HALVES, partial(_gated, rows=rows)),
         ]
-    recipe = Recipe(format="f16", dim=1056, ffn=96, heads=4, kv_heads=1, adapter_ranks=_RANKS)
+    recipe = Recipe(
+        format="f16",
+        hidden_size=1056,
+        intermediate_size=96,
+        heads=4,
+        kv_heads=1,
+        adapter_ranks=_RANKS,
+    )
     yield Group(recipe, tuple(cases))
 
 
@@ -55,7 +62,7 @@ def _product(bench: Workbench, slot: str, tensor: GgufTensor, x: Float64) -> Flo
 
 def _linear(bench: Workbench, rows: int) -> float:
     """Query, key and value, which are one matrix on the device."""
-    values = exact_activation(rows, bench.config.dim)
+    values = exact_activation(rows, bench.config.hidden_size)
     x = bench.activation(NORMED, values)
     step = bench.step([(1, 1, [0])] * rows, adapters=_adapters_of(rows))
     stored, layer = bench.weights.layers[0], bench.model.weights.layers[0]
@@ -73,7 +80,7 @@ def _linear(bench: Workbench, rows: int) -> float:
 
 
 def _gated(bench: Workbench, rows: int) -> float:
-    values = exact_activation(rows, bench.config.dim) / np.float32(16)
+    values = exact_activation(rows, bench.config.hidden_size) / np.float32(16)
     x = bench.activation(NORMED, values)
     step = bench.step([(1, 1, [0])] * rows, adapters=_adapters_of(rows))
     stored, layer = bench.weights.layers[0], bench.model.weights.layers[0]

@@ -49,22 +49,22 @@ Float64 = npt.NDArray[np.float64]
 
 def groups() -> Iterator[Group]:
     """Norms of several widths, then what depends on the stored type and on the head size."""
-    for dim in (96, 4160):
+    for width in (96, 4160):
         norms = [
-            Case("layer_norm", f"width {dim}", _HALF, _norm),
-            Case("add_layer_norm", f"width {dim}", _FLOAT, _add_norm),
-            Case("add_two_norms", f"width {dim}", _FLOAT, _add_two_norms),
-            Case("norm_projection", f"width {dim}", _HALF, _norm_projection),
-            Case("add_then_norm", f"width {dim}", _HALF, _add_then_norm),
+            Case("layer_norm", f"width {width}", _HALF, _norm),
+            Case("add_layer_norm", f"width {width}", _FLOAT, _add_norm),
+            Case("add_two_norms", f"width {width}", _FLOAT, _add_two_norms),
+            Case("norm_projection", f"width {width}", _HALF, _norm_projection),
+            Case("add_then_norm", f"width {width}", _HALF, _add_then_norm),
         ]
-        yield Group(Recipe(dim=dim), tuple(norms))
-    yield Group(Recipe(ffn=160), (Case("gelu", "12 rows", _HALF, _gelu),))
+        yield Group(Recipe(hidden_size=width), tuple(norms))
+    yield Group(Recipe(intermediate_size=160), (Case("gelu", "12 rows", _HALF, _gelu),))
     for format in ("f32", "f16", "bf16"):
         cases = (Case("embed_add", f"{format} positions", _FLOAT, _embed_add),)
-        yield Group(Recipe(format=format, dim=160), cases)
+        yield Group(Recipe(format=format, hidden_size=160), cases)
     for head_dim in ENCODER_HEAD_DIMS:
         yield Group(
-            Recipe(dim=_HEADS * head_dim, rope_dim=32),
+            Recipe(hidden_size=_HEADS * head_dim, rotary_dim=32),
             (
                 Case("rope", f"heads of {head_dim}", 2 * _HALF, partial(_rope, head_dim=head_dim)),
                 *(
@@ -108,8 +108,8 @@ def _encoder(
         architecture="verify",
         name="verify",
         num_layers=1,
-        dim=model.dim,
-        ffn_dim=model.ffn_dim,
+        hidden_size=model.hidden_size,
+        intermediate_size=model.intermediate_size,
         num_heads=_HEADS,
         head_dim=head_dim,
         vocab_size=model.vocab_size,
@@ -125,7 +125,7 @@ def _encoder(
     )
     limits = StepLimits(tokens=MAX_TOKENS, sequences=MAX_SEQUENCES, context=CONTEXT)
     geometry = Geometry(compute_units=1)  # nothing here is split
-    widths = {QKV_SLOTS[0]: 3 * model.dim}
+    widths = {QKV_SLOTS[0]: 3 * model.hidden_size}
     plan = plan_encoder_activations(config, widths, limits, geometry)
     arena = Arena(device.memory, plan, device.stream)
     tables = upload_tables(device, RopeTables(bench.table, None))
@@ -136,7 +136,7 @@ def _encoder(
 
 
 def _norm(bench: Workbench) -> float:
-    encoder, values = _encoder(bench), random_values(12, bench.config.dim) + 1
+    encoder, values = _encoder(bench), random_values(12, bench.config.hidden_size) + 1
     x = encoder.activation(bench, NORMED, values, "f32")
     layer = bench.model.weights.layers[0]
     got = encoder.ops.layer_norm(x, layer.attn_norm, layer.ffn_norm)
@@ -146,7 +146,10 @@ def _norm(bench: Workbench) -> float:
 
 def _add_norm(bench: Workbench) -> float:
     encoder = _encoder(bench)
-    old, delta = random_values(9, bench.config.dim), random_values(10, bench.config.dim)[:9]
+    old, delta = (
+        random_values(9, bench.config.hidden_size),
+        random_values(10, bench.config.hidden_size)[:9],
+    )
     layer = bench.model.weights.layers[0]
     got = encoder.ops.add_layer_norm(
         encoder.activation(bench, NORMED, old, "f32"),
@@ -159,7 +162,10 @@ def _add_norm(bench: Workbench) -> float:
 
 def _add_then_norm(bench: Workbench) -> float:
     encoder = _encoder(bench)
-    old, delta = random_values(9, bench.config.dim), random_values(10, bench.config.dim)[:9]
+    old, delta = (
+        random_values(9, bench.config.hidden_size),
+        random_values(10, bench.config.hidden_size)[:9],
+    )
     total, got = encoder.ops.add_then_norm(
         encoder.activation(bench, NORMED, old, "f32"),
         encoder.activation(bench, DELTA, delta, "f32"),
@@ -173,7 +179,10 @@ def _add_then_norm(bench: Workbench) -> float:
 
 def _add_two_norms(bench: Workbench) -> float:
     encoder = _encoder(bench)
-    old, delta = random_values(9, bench.config.dim), random_values(10, bench.config.dim)[:9]
+    old, delta = (
+        random_values(9, bench.config.hidden_size),
+        random_values(10, bench.config.hidden_size)[:9],
+    )
     layer = bench.model.weights.layers[0]
     norm = layer.attn_norm, layer.ffn_norm
     got = encoder.ops.add_two_norms(
@@ -187,7 +196,7 @@ def _add_two_norms(bench: Workbench) -> float:
 
 def _norm_projection(bench: Workbench) -> float:
     """Of columns of a wider matrix."""
-    encoder, width = _encoder(bench), bench.config.dim
+    encoder, width = _encoder(bench), bench.config.hidden_size
     values = random_values(5, 3 * width).astype(np.float16)
     whole = bench.put(values, encoder.arena[f"{QKV_SLOTS[0]}.f16"])
     x = Activation(QKV_SLOTS[0], 5, width, f16=whole.columns(width, 2 * width), stride=3 * width)
@@ -206,7 +215,7 @@ def _normed(bench: Workbench, x: Array) -> Float64:
 
 
 def _gelu(bench: Workbench) -> float:
-    encoder, values = _encoder(bench), 2 * random_values(12, bench.config.ffn_dim)
+    encoder, values = _encoder(bench), 2 * random_values(12, bench.config.intermediate_size)
     halves = values.astype(np.float16)
     got = encoder.ops.gelu(encoder.activation(bench, HIDDEN, halves, "f16"))
     return error(bench.result(got), oracle.gelu(halves.astype(np.float64)))
@@ -265,7 +274,7 @@ def _stacked(
     bench: Workbench, encoder: _Encoder, tokens: int
 ) -> tuple[tuple[Float64, ...], tuple[Activation, Activation, Activation]]:
     """Query, key and value in one matrix of halves: [tokens, heads, head_dim] each."""
-    width = bench.config.dim
+    width = bench.config.hidden_size
     values = random_values(tokens, 3 * width).astype(np.float16)
     whole = bench.put(values, encoder.arena[f"{QKV_SLOTS[0]}.f16"])
     columns = [(first, first + width) for first in (0, width, 2 * width)]

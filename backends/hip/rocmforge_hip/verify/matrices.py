@@ -34,13 +34,27 @@ Float64 = npt.NDArray[np.float64]
 def groups() -> Iterator[Group]:
     """One for each stored type."""
     for format in FORMATS.values():
-        recipe = Recipe(format=format.name, dim=256, ffn=256, vocab=96, heads=4, kv_heads=1)
+        recipe = Recipe(
+            format=format.name,
+            hidden_size=256,
+            intermediate_size=256,
+            vocab=96,
+            heads=4,
+            kv_heads=1,
+        )
         yield Group(recipe, tuple(_cases(format.name)))
     for name in ("q4_1", "q6_k"):
-        recipe = Recipe(format=name, dim=256, ffn=256, heads=4, kv_heads=1, activation_bits="16")
+        recipe = Recipe(
+            format=name,
+            hidden_size=256,
+            intermediate_size=256,
+            heads=4,
+            kv_heads=1,
+            activation_bits="16",
+        )
         yield Group(recipe, tuple(_two_term_cases(name)))
     # Long rows and few of them: several blocks share the columns of a result.
-    recipe = Recipe(format="q8_0", dim=1024, ffn=64, heads=2, kv_heads=1)
+    recipe = Recipe(format="q8_0", hidden_size=1024, intermediate_size=64, heads=2, kv_heads=1)
     cases = [Case("split gemm", "9 rows", _HALF_WEIGHTS, partial(_linear, rows=9))]
     for kind in (GateActivation.SILU, GateActivation.GELU):
         gated = partial(_gated, rows=12, kind=kind)
@@ -106,7 +120,7 @@ def _activation(rows: int, columns: int, exact: bool) -> npt.NDArray[np.float32]
 
 def _linear(bench: Workbench, rows: int, exact: bool = True) -> float:
     """All matrices of the stack of query, key and value: each must be found in it."""
-    values = _activation(rows, bench.config.dim, exact)
+    values = _activation(rows, bench.config.hidden_size, exact)
     x = bench.activation(NORMED, values)
     step = bench.step([(rows, rows, blocks_of([rows])[0])])
     stored, layer = bench.weights.layers[0], bench.model.weights.layers[0]
@@ -124,7 +138,7 @@ def _linear(bench: Workbench, rows: int, exact: bool = True) -> float:
 
 
 def _gated(bench: Workbench, rows: int, kind: GateActivation, exact: bool = True) -> float:
-    values = _activation(rows, bench.config.dim, exact) / np.float32(16)
+    values = _activation(rows, bench.config.hidden_size, exact) / np.float32(16)
     x = bench.activation(NORMED, values)
     step = bench.step([(rows, rows, blocks_of([rows])[0])])
     stored, layer = bench.weights.layers[0], bench.model.weights.layers[0]
@@ -137,7 +151,7 @@ def _gated(bench: Workbench, rows: int, kind: GateActivation, exact: bool = True
 
 
 def _logits(bench: Workbench) -> float:
-    values = exact_activation(3, bench.config.dim)
+    values = exact_activation(3, bench.config.hidden_size)
     x = bench.activation(ROWS, values)
     got = bench.result(bench.model.ops.logits(x, bench.model.weights.output, _SOFTCAP))
     matrix, exact = _values(bench.weights.output), values.astype(np.float64)

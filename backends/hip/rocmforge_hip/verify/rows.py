@@ -28,14 +28,14 @@ Float64 = npt.NDArray[np.float64]
 
 def groups() -> Iterator[Group]:
     """Widths below and above what a block of threads covers at once."""
-    for dim in (96, 4160):
+    for width in (96, 4160):
         norms = [
-            Case("rms_norm", f"width {dim}, to int8", _INT8, partial(_norm, rows=3, form="q")),
-            Case("rms_norm", f"width {dim}, to f16", _HALF, partial(_norm, rows=12, form="f16")),
-            Case("rms_norm", f"width {dim}, to f32", _FLOAT, partial(_norm, rows=12, form="f32")),
-            Case("add_rms_norm", f"width {dim}", _FLOAT, _add_norm),
+            Case("rms_norm", f"width {width}, to int8", _INT8, partial(_norm, rows=3, form="q")),
+            Case("rms_norm", f"width {width}, to f16", _HALF, partial(_norm, rows=12, form="f16")),
+            Case("rms_norm", f"width {width}, to f32", _FLOAT, partial(_norm, rows=12, form="f32")),
+            Case("add_rms_norm", f"width {width}", _FLOAT, _add_norm),
         ]
-        yield Group(Recipe(dim=dim), tuple(norms))
+        yield Group(Recipe(hidden_size=width), tuple(norms))
     others = (
         Case("quantize_act", "3 rows", _INT8, partial(_quantize, rows=3)),
         Case("half_act", "12 rows", _HALF, _half),
@@ -43,12 +43,12 @@ def groups() -> Iterator[Group]:
         Case("sum_rows", "a few rows and many", _FLOAT, _sum_rows),
         Case("resolve_tokens", "from the host and from the step before", 0.0, _resolve),
     )
-    yield Group(Recipe(dim=160), others)
+    yield Group(Recipe(hidden_size=160), others)
     two_terms = (
         Case("rms_norm", "to two terms", _TWO_TERMS, partial(_norm, rows=2, form="q")),
         Case("quantize_act", "2 rows to two terms", _TWO_TERMS, partial(_quantize, rows=2)),
     )
-    yield Group(Recipe(dim=160, activation_bits="16"), two_terms)
+    yield Group(Recipe(hidden_size=160, activation_bits="16"), two_terms)
 
 
 def random_values(rows: int, columns: int) -> npt.NDArray[np.float32]:
@@ -74,7 +74,7 @@ def int8_error(bench: Workbench, x: Activation, want: Float64) -> float:
 
 
 def _norm(bench: Workbench, rows: int, form: str) -> float:
-    values = random_values(rows, bench.config.dim)
+    values = random_values(rows, bench.config.hidden_size)
     x = bench.activation(RESIDUAL, values)
     norm, layer = bench.weights.layers[0].attn_norm, bench.model.weights.layers[0]
     got = bench.model.ops.rms_norm(x, layer.attn_norm)
@@ -88,7 +88,10 @@ def _norm(bench: Workbench, rows: int, form: str) -> float:
 
 
 def _add_norm(bench: Workbench) -> float:
-    old, delta = random_values(5, bench.config.dim), random_values(7, bench.config.dim)[:5]
+    old, delta = (
+        random_values(5, bench.config.hidden_size),
+        random_values(7, bench.config.hidden_size)[:5],
+    )
     residual, normed = bench.model.ops.add_rms_norm(
         bench.activation(RESIDUAL, old),
         bench.activation(DELTA, delta),
@@ -104,20 +107,20 @@ def _add_norm(bench: Workbench) -> float:
 
 
 def _quantize(bench: Workbench, rows: int) -> float:
-    values = random_values(rows, bench.config.dim)
+    values = random_values(rows, bench.config.hidden_size)
     x = bench.activation(NORMED, values)
     x.q, x.scale = bench.model.ops.products.int8(x)
     return int8_error(bench, x, values.astype(np.float64))
 
 
 def _half(bench: Workbench) -> float:
-    values = random_values(12, bench.config.dim)
+    values = random_values(12, bench.config.hidden_size)
     got = bench.get(bench.model.ops.products.half(bench.activation(NORMED, values)))
     return error(got.astype(np.float64), values.astype(np.float64))
 
 
 def _take_rows(bench: Workbench) -> float:
-    values, rows = random_values(12, bench.config.dim), [11, 0, 3, 3, 7]
+    values, rows = random_values(12, bench.config.hidden_size), [11, 0, 3, 3, 7]
     step = bench.step([(12, 12, [0])], rows=rows)
     got = bench.model.ops.take_logit_rows(step, bench.activation(NORMED, values))
     assert got.slot == ROWS
@@ -125,9 +128,9 @@ def _take_rows(bench: Workbench) -> float:
 
 
 def _sum_rows(bench: Workbench) -> float:
-    values, ranges = random_values(300, bench.config.dim), [(0, 7), (7, 300)]
+    values, ranges = random_values(300, bench.config.hidden_size), [(0, 7), (7, 300)]
     step = bench.step([(7, 7, [0]), (293, 293, range(10))], ranges=ranges)
-    layout = OutputLayout(0, False, 0, len(ranges), bench.config.dim)
+    layout = OutputLayout(0, False, 0, len(ranges), bench.config.hidden_size)
     out = layout.hidden(bench.model.sampler.tokens.address)
     bench.model.ops.sum_hidden(step, bench.activation(NORMED, values), out)
     want = [values[first:end].astype(np.float64).sum(axis=0) for first, end in ranges]

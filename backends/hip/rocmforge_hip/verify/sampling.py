@@ -35,7 +35,7 @@ def groups() -> Iterator[Group]:
         for name, settings in _settings().items()
     ]
     cases.append(Case("logprobs", f"{_ALTERNATIVES} alternatives", _NATS, _logprobs))
-    yield Group(Recipe(dim=32, vocab=_VOCAB), tuple(cases))
+    yield Group(Recipe(hidden_size=32, vocab=_VOCAB), tuple(cases))
 
 
 def _settings() -> dict[str, dict[str, Any]]:

@@ -47,13 +47,13 @@ class Recipe:
     """The model: one layer, whose matrices all have one stored type."""
 
     format: str = "f32"
-    dim: int = 64
-    ffn: int = 64
+    hidden_size: int = 64
+    intermediate_size: int = 64
     vocab: int = 64
     heads: int = 4
     kv_heads: int = 2
     head_dim: int = 64
-    rope_dim: int = 64
+    rotary_dim: int = 64
     rope_style: RopeStyle = RopeStyle.NEOX
     head_norms: bool = False
     kv_dtype: str = "f16"
@@ -261,8 +261,8 @@ def _config(recipe: Recipe) -> ModelConfig:
         architecture="verify",
         name="verify",
         num_layers=1,
-        dim=recipe.dim,
-        ffn_dim=recipe.ffn,
+        hidden_size=recipe.hidden_size,
+        intermediate_size=recipe.intermediate_size,
         num_heads=recipe.heads,
         num_kv_heads=recipe.kv_heads,
         head_dim=recipe.head_dim,
@@ -271,7 +271,7 @@ def _config(recipe: Recipe) -> ModelConfig:
         norm_eps=1e-5,
         rope=RopeConfig(
             style=recipe.rope_style,
-            dim=recipe.rope_dim,
+            rotary_dim=recipe.rotary_dim,
             theta=100.0,
             local_theta=None,
             scaling=None,
@@ -296,27 +296,30 @@ def _weights(recipe: Recipe, config: ModelConfig) -> ModelWeights[GgufTensor]:
         values = (1 + 0.2 * rng.standard_normal(size)).astype(np.float32)
         return GgufTensor(name, (size,), GGMLQuantizationType.F32, values.view(np.uint8))
 
-    dim, attended = config.dim, config.num_heads * config.head_dim
+    hidden_size, attended = config.hidden_size, config.num_heads * config.head_dim
     kv_width = config.num_kv_heads * config.head_dim
     layer = LayerWeights(
-        attn_norm=vector("attn_norm", dim),
-        q=matrix("q", attended, dim),
-        k=matrix("k", kv_width, dim),
-        v=matrix("v", kv_width, dim),
+        attn_norm=vector("attn_norm", hidden_size),
+        q=matrix("q", attended, hidden_size),
+        k=matrix("k", kv_width, hidden_size),
+        v=matrix("v", kv_width, hidden_size),
         q_bias=vector("q_bias", attended),
         k_bias=vector("k_bias", kv_width),
         v_bias=vector("v_bias", kv_width),
         q_norm=vector("q_norm", config.head_dim) if recipe.head_norms else None,
         k_norm=vector("k_norm", config.head_dim) if recipe.head_norms else None,
-        output=matrix("output", dim, attended),
-        ffn_norm=vector("ffn_norm", dim),
-        gate=matrix("gate", config.ffn_dim, dim),
-        up=matrix("up", config.ffn_dim, dim),
-        down=matrix("down", dim, config.ffn_dim),
+        output=matrix("output", hidden_size, attended),
+        ffn_norm=vector("ffn_norm", hidden_size),
+        gate=matrix("gate", config.intermediate_size, hidden_size),
+        up=matrix("up", config.intermediate_size, hidden_size),
+        down=matrix("down", hidden_size, config.intermediate_size),
     )
-    embedding = matrix("embedding", config.vocab_size, dim)
+    embedding = matrix("embedding", config.vocab_size, hidden_size)
     return ModelWeights(
-        embedding=embedding, layers=(layer,), output_norm=vector("norm", dim), output=embedding
+        embedding=embedding,
+        layers=(layer,),
+        output_norm=vector("norm", hidden_size),
+        output=embedding,
     )
 
 
@@ -334,7 +337,7 @@ def _adapter(rank: int, weights: ModelWeights[GgufTensor]) -> Adapter:
 
 
 def _rope_table(recipe: Recipe) -> RopeTable:
-    frequencies = 100.0 ** (-np.arange(0, recipe.rope_dim, 2) / recipe.rope_dim)
+    frequencies = 100.0 ** (-np.arange(0, recipe.rotary_dim, 2) / recipe.rotary_dim)
     angles = np.arange(CONTEXT)[:, None] * frequencies
     return RopeTable(np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32))
 
