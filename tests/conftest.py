@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+pytest_plugins = ("tests.support.memory",)
+
 # How long an example takes says more about the machine than about the code.
 settings.register_profile("rocmforge", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("rocmforge")

@@ -10,6 +10,7 @@ from hip import hip as _hip_bindings
 
 from tests.support.host_platform import Access, HostPlatform
 from tests.support.kernels import Device, KernelFault, check, hip
+from tests.support.memory import memory_of_process
 
 
 def test_right_kernel_is_let_through(device: Device) -> None:
@@ -153,3 +154,20 @@ def test_fault_answers_every_later_call(device: Device, host: HostPlatform) -> N
     assert hip.hipMalloc(16)[0] == illegal
     host.clear()
     device.synchronize()
+
+
+def test_freed_memory_is_given_back(device: Device) -> None:
+    """With what was known of each byte, which weighs nine times as much."""
+    elements = 1 << 18
+
+    def use_and_free() -> None:
+        device.launch(
+            "rf_fill", device.empty(elements, np.float32), 0, elements, grid=1024, block=256
+        )
+        device.release()
+
+    use_and_free()
+    before = memory_of_process("VmRSS")
+    for _ in range(4):
+        use_and_free()
+    assert memory_of_process("VmRSS") - before < 4 * elements

@@ -1,0 +1,59 @@
+"""A pytest plugin: how much memory a process that runs tests may take.
+
+The suite has to pass on a laptop, beside a browser. Without a limit a process once reached 11.7 GB,
+and nobody saw it on a large machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+LIMIT_MB = 2048
+
+
+def memory_of_process(field: str) -> int:
+    """Reads a size of this process, in bytes: VmRSS is what it holds, VmHWM the most it held."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1]) << 10
+    raise ValueError(f"/proc/self/status has no {field}")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds the option that moves the limit."""
+    parser.addoption(
+        "--memory-limit",
+        type=int,
+        default=LIMIT_MB,
+        metavar="MB",
+        help="the most memory that a process of the test run may take, %(default)s by default",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Watches this process, which is one worker if there are several."""
+    config.pluginmanager.register(_Guard(config.getoption("--memory-limit") << 20))
+
+
+class _Guard:
+    """Fails the test during which the process first takes more than it may."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._failed = False
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_teardown(self) -> Iterator[None]:
+        before = memory_of_process("VmRSS")
+        yield
+        peak = memory_of_process("VmHWM")
+        if peak > self._limit and not self._failed:
+            self._failed = True  # the peak stays: later tests are not to blame
+            pytest.fail(
+                f"this process has taken {peak >> 20} MB, where {self._limit >> 20} MB is allowed; "
+                f"it held {before >> 20} MB at the end of this test",
+                pytrace=False,
+            )
