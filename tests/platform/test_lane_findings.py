@@ -185,3 +185,13 @@ def test_integer_division_by_zero(device: Device) -> None:
     y = device.empty(64, np.int32)
     with pytest.raises(KernelFault, match=r"divides an integer by zero \(.*faulty\.hip"):
         device.launch("rf_divide", y, 0, grid=1, block=64)
+
+
+def test_a_write_65536_launches_ago_is_not_taken_for_one_of_this_launch(device: Device) -> None:
+    """A byte holds 16 bits of the number of the launch that wrote it."""
+    y, elsewhere = device.empty(512, np.float32), device.empty(1, np.float32)
+    device.launch("rf_fill", y, 256, 256, grid=1, block=256)
+    for _ in range((1 << 16) - 1):
+        device.enqueue("rf_fill", elsewhere, 0, 1, grid=1, block=device.wave)
+        device.synchronize()
+    device.launch("rf_fill", y, 0, 512, grid=2, block=256)  # block 1 writes what block 0 wrote then

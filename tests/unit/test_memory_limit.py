@@ -21,13 +21,11 @@ def test_takes_little():
 def test_the_limit_is_held(tmp_path: Path, limit: int, status: int) -> None:
     hungry = tmp_path / "test_hungry.py"
     hungry.write_text(HUNGRY)
+    command = (sys.executable, "-m", "pytest", "-c", "/dev/null", "--rootdir", str(tmp_path))
     plugins = ("-p", "tests.support.memory", "-p", "no:cacheprovider", "-p", "no:randomly")
+    limits = ("--memory-limit", str(limit))
     done = subprocess.run(
-        (sys.executable, "-m", "pytest", "-c", "/dev/null", *plugins, "--rootdir", str(tmp_path))
-        + ("--memory-limit", str(limit), str(hungry)),
-        capture_output=True,
-        text=True,
-        check=False,
+        (*command, *plugins, *limits, str(hungry)), capture_output=True, text=True, check=False
     )
     assert done.returncode == status, done.stdout
     if status:

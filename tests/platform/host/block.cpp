@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "fault.h"
+#include "memory.h"
 #include "module.h"
 #include "options.h"
 #include "report.h"
@@ -34,7 +35,12 @@ hipError_t BlockRunner::run(const Launch& launch) {
   wave_size_ = static_cast<unsigned>(options().wave);
   threads_ = static_cast<int>(launch.block[0] * launch.block[1] * launch.block[2]);
   error_ = hipSuccess;
-  launch_number_++;
+  // Bytes know 16 bits of the number of the launch that wrote them, and zero for none. Before the
+  // numbers begin again, no byte may hold an old one.
+  if (++launch_number_ % kLaunchNumbers == 0) {
+    memory().forget_writers();
+    launch_number_++;
+  }
   random_.seed(options().seed);
   for (int i = 0; i < threads_; i++) {
     make_stack(lanes_[i], i);

@@ -26,6 +26,7 @@ struct Launch {
 class BlockRunner {
  public:
   static constexpr int kMaxThreads = 1024;
+  static constexpr uint32_t kLaunchNumbers = 1 << 16;  // as many as bytes of memory tell apart
 
   // Runs all blocks, or those up to the first finding.
   hipError_t run(const Launch& launch);

@@ -148,6 +148,8 @@ void Memory::note_use(uintptr_t address, size_t size, bool writes) {
   (writes ? a.written : a.read).include(offset, offset + size);
 }
 
+void Memory::forget_writers() { discard(writers_, (next_ - arena_) * sizeof(*writers_)); }
+
 std::vector<Allocation*> Memory::take_touched() { return std::exchange(touched_, {}); }
 
 size_t Memory::live_bytes() const {

@@ -84,6 +84,9 @@ class Memory {
   uint64_t* writer(uintptr_t address) { return writers_ + (address - arena_); }
   uint32_t* page_writer(uintptr_t address) { return &page_writers_[(address - arena_) >> 12]; }
 
+  // No byte was written by any launch.
+  void forget_writers();
+
   void set_access(uintptr_t address, size_t bytes, uint8_t access);
   void set_initialised(uintptr_t address, size_t bytes);
   void copy_initialised(uintptr_t to, uintptr_t from, size_t bytes);
