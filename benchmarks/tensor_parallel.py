@@ -1,6 +1,6 @@
-"""Compares a model on several GPUs with the same model on one, and measures both.
+r"""Compares a model on several GPUs with the same model on one, and measures both.
 
-    HIP_PLATFORM=nvidia HIP_NCCL_LIBRARY=.../libnccl.so.2 \\
+    HIP_PLATFORM=nvidia HIP_NCCL_LIBRARY=.../libnccl.so.2 \
         python -m benchmarks.tensor_parallel MODEL.gguf --devices 1,2
 
 The first number of devices generates greedily; the others generate too, and score what the first

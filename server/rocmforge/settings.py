@@ -224,7 +224,7 @@ PER_MODEL = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
-    """One model of the command line, or of a table of the file:
+    """One model of the command line, or of a table of the file.
 
     [models.chat]
     path = "chat.gguf"

@@ -269,7 +269,7 @@ _LOG_COEFFICIENTS: Final = tuple(
 
 
 def _log_polynomial(f: Float32Array, k: Float32Array | np.float32) -> Float32Array:
-    """log(1 + f) + k * log(2), in exactly this order:
+    """Returns log(1 + f) + k * log(2), computed in a fixed order.
 
     p = c0; then p = p * f + c for each further coefficient c; z = f * f; y = (f * z) * p;
     y = y + k * -2.12194440e-4; y = y - 0.5 * z; result = (f + y) + k * 0.693359375.

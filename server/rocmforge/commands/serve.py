@@ -108,7 +108,7 @@ async def _load_one(fleet: Fleet, slot: ModelSlot, console: Console) -> None:
 
 
 def _http_config(fleet: Fleet, settings: Settings, keys: Keyring) -> uvicorn.Config:
-    """uvicorn's settings, with the certificate loaded.
+    """Returns the settings of uvicorn, with the certificate loaded.
 
     Raises:
         ConfigurationError: the certificate or its key cannot be used.

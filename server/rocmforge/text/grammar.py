@@ -43,9 +43,9 @@ def with_bounded_whitespace(schema: Schema) -> Schema:
 
 
 def regex_grammar(regex: str) -> str:
-    """Text that a regular expression matches as a whole.
+    r"""Text that a regular expression matches as a whole.
 
-    The syntax is Rust's, which has no look-around; `\\d` and `\\w` are ASCII, as in JavaScript.
+    The syntax is Rust's, which has no look-around; `\d` and `\w` are ASCII, as in JavaScript.
     """
     return lark_grammar(f"start: /{regex_in_lark(regex)}/")
 

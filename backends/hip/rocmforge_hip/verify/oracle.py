@@ -177,8 +177,11 @@ def _kept(scores: Float64, batch: SamplingBatch, row: int) -> npt.NDArray[np.boo
 
 
 def gumbel_noise(seed: int, position: int, vocab: int) -> Float64:
-    """Gumbel noise of every token: Philox4x32-10 with the key `seed` and the counter
-    (token // 4, position, 0, 0); word token % 4 is a number in (0, 1)."""
+    """Returns the Gumbel noise of every token: float64 [vocab].
+
+    It comes of Philox4x32-10 with the key `seed` and the counter (token // 4, position, 0, 0), of
+    which word token % 4 is a number in (0, 1).
+    """
     words = _philox(seed, np.arange((vocab + 3) // 4, dtype=np.uint64), position)
     bits = np.stack(words, axis=1).reshape(-1)[:vocab]
     # Rounded as the definition says; the logarithms need no care in float64.
