@@ -26,11 +26,11 @@ from tempfile import TemporaryDirectory
 from rocmforge.backend import registry
 from rocmforge.backend.protocol import LoadOptions, Runner, StepInput, StepOutput
 from rocmforge.engine.core import EngineCore
-from rocmforge.engine.draft_memory import draft_options
-from rocmforge.engine.messages import Submit
-from rocmforge.engine.params import GenerateRequest, SamplingParams
-from rocmforge.engine.plan import SchedulerLimits
-from rocmforge.engine.status import EngineStats
+from rocmforge.engine.draft.draft_memory import draft_options
+from rocmforge.engine.ipc.messages import Submit
+from rocmforge.engine.ipc.params import GenerateRequest, SamplingParams
+from rocmforge.engine.ipc.status import EngineStats
+from rocmforge.engine.schedule.limits import SchedulerLimits
 from tests.support.shallow import write_idle, write_shallow
 
 Clock = Callable[[], int]

@@ -16,14 +16,14 @@ from pathlib import Path
 import numpy as np
 
 from rocmforge.backend.protocol import Int32Array, StepInput, StepOutput, UInt64Array
+from rocmforge.engine.constraint.grammar import Grammars
 from rocmforge.engine.core import EngineCore
-from rocmforge.engine.grammar import Grammars
-from rocmforge.engine.messages import Submit
-from rocmforge.engine.params import GenerateRequest, SamplingParams
-from rocmforge.engine.plan import SchedulerLimits
+from rocmforge.engine.ipc.messages import Submit
+from rocmforge.engine.ipc.params import GenerateRequest, SamplingParams
+from rocmforge.engine.schedule.limits import SchedulerLimits
 from rocmforge.gguf.reader import open_gguf
-from rocmforge.text.grammar import json_schema_grammar
-from rocmforge.text.tokenizer import Tokenizer
+from rocmforge.text.output.grammar import json_schema_grammar
+from rocmforge.text.tokenizer.tokenizer import Tokenizer
 from rocmforge.wiring import token_pieces
 from tests.support.fake_backend import FakeConfig, FakeRunner, LateMaskingRunner
 

@@ -22,10 +22,10 @@ from rocmforge.api.metrics.tracing import Tracer
 from rocmforge.api.service import MAX_AT_ONCE, Engine, Service
 from rocmforge.backend.protocol import AdapterSpec, LoadOptions
 from rocmforge.catalog import default_names, find_model
-from rocmforge.engine.client import AsyncEngine
-from rocmforge.engine.config import EngineConfig
-from rocmforge.engine.params import TokenPieces
-from rocmforge.engine.status import EngineStats
+from rocmforge.engine.client.client import AsyncEngine
+from rocmforge.engine.client.config import EngineConfig
+from rocmforge.engine.ipc.params import TokenPieces
+from rocmforge.engine.ipc.status import EngineStats
 from rocmforge.errors import ConfigurationError
 from rocmforge.gguf.identity import FileIdentity
 from rocmforge.gguf.reader import GgufFile, open_gguf
@@ -37,10 +37,10 @@ from rocmforge.models.pooling import PoolingType, declared_pooling
 from rocmforge.models.rank_head import RankHead, read_rank_head
 from rocmforge.models.reading import read_model
 from rocmforge.settings import ServedModel, Settings
-from rocmforge.text.draft_vocabulary import check_draft_vocabulary
-from rocmforge.text.template import ChatTemplates
-from rocmforge.text.tokenizer import Tokenizer
-from rocmforge.text.vocabulary import Vocabulary
+from rocmforge.text.template.template import ChatTemplates
+from rocmforge.text.tokenizer.draft_vocabulary import check_draft_vocabulary
+from rocmforge.text.tokenizer.tokenizer import Tokenizer
+from rocmforge.text.tokenizer.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

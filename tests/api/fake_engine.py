@@ -19,8 +19,8 @@ from rocmforge.api.http.settings import ApiSettings
 from rocmforge.api.metrics.requests import Metrics
 from rocmforge.api.service import Service
 from rocmforge.backend.protocol import DeviceInfo, RunnerInfo
-from rocmforge.engine.grammar_checker import GrammarChecker
-from rocmforge.engine.params import (
+from rocmforge.engine.constraint.grammar_checker import GrammarChecker
+from rocmforge.engine.ipc.params import (
     NO_KEY,
     FinishReason,
     RequestTiming,
@@ -29,10 +29,10 @@ from rocmforge.engine.params import (
     TokenEvent,
     TokenLogprob,
 )
-from rocmforge.engine.status import EngineState, EngineStats, EngineStatus
+from rocmforge.engine.ipc.status import EngineState, EngineStats, EngineStatus
 from rocmforge.errors import RocmForgeError
-from rocmforge.text.template import ChatTemplates
-from rocmforge.text.tokenizer import Tokenizer
+from rocmforge.text.template.template import ChatTemplates
+from rocmforge.text.tokenizer.tokenizer import Tokenizer
 from tests.api import tiny
 
 BLOCKS = 64

@@ -23,10 +23,10 @@ from rocmforge.api.metrics.devices import SYSFS
 from rocmforge.api.metrics.requests import Metrics
 from rocmforge.api.service import Service
 from rocmforge.commands.protocol import bounded_protocol
-from rocmforge.engine.client import AsyncEngine
-from rocmforge.engine.config import EngineConfig
-from rocmforge.text.template import ChatTemplates
-from rocmforge.text.tokenizer import Tokenizer
+from rocmforge.engine.client.client import AsyncEngine
+from rocmforge.engine.client.config import EngineConfig
+from rocmforge.text.template.template import ChatTemplates
+from rocmforge.text.tokenizer.tokenizer import Tokenizer
 from rocmforge.wiring import token_pieces
 from tests.api import tiny
 from tests.support.options import SMALL

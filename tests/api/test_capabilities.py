@@ -19,7 +19,7 @@ from rocmforge.api.fleet.slot import ModelPolicy, ModelSlot, ModelState
 from rocmforge.api.http.settings import ApiSettings
 from rocmforge.errors import OutOfMemory
 from rocmforge.models.pooling import PoolingType
-from rocmforge.text.template import ChatTemplates
+from rocmforge.text.template.template import ChatTemplates
 from tests.api.fake_engine import MAX_CONTEXT, RUNNER, FakeEngine, make_service
 from tests.data.models.tiny_encoders import by_name, write_encoder
 from tests.support.server import LiveServer

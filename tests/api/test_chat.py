@@ -13,9 +13,9 @@ from rocmforge.api.generate.generation import Piece
 from rocmforge.api.generate.plan import Plan
 from rocmforge.api.generate.schema import ChatRequest
 from rocmforge.api.http.settings import ApiSettings
-from rocmforge.engine.params import FinishReason, SamplingParams, TokenEvent
+from rocmforge.engine.ipc.params import FinishReason, SamplingParams, TokenEvent
 from rocmforge.errors import EngineDied, QueueFull
-from rocmforge.text.template import ChatTemplates
+from rocmforge.text.template.template import ChatTemplates
 from tests.api import tiny
 from tests.api.fake_engine import (
     MAX_CONTEXT,

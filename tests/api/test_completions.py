@@ -9,8 +9,8 @@ import pytest
 from litestar.testing import TestClient
 
 from rocmforge.api.http.settings import ApiSettings
-from rocmforge.engine.params import FinishReason, TokenEvent
-from rocmforge.text.tokenizer import Tokenizer
+from rocmforge.engine.ipc.params import FinishReason, TokenEvent
+from rocmforge.text.tokenizer.tokenizer import Tokenizer
 from tests.api import tiny
 from tests.api.fake_engine import Batch, FakeEngine, Submitted, build_app, make_service, say, score
 from tests.api.sse import chunks

@@ -13,7 +13,7 @@ from prometheus_client.samples import Sample
 
 from rocmforge.api.http.settings import ApiSettings
 from rocmforge.api.metrics.requests import Metrics
-from rocmforge.engine.status import EngineStats, EngineStatus
+from rocmforge.engine.ipc.status import EngineStats, EngineStatus
 from tests.api.fake_engine import RUNNER, FakeEngine, build_app, make_service
 from tests.api.test_metrics import value
 

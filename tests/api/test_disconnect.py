@@ -13,7 +13,7 @@ from litestar import Litestar
 
 from rocmforge.api.http.settings import ApiSettings
 from rocmforge.api.metrics.requests import render
-from rocmforge.engine.params import TokenEvent
+from rocmforge.engine.ipc.params import TokenEvent
 from tests.api.fake_engine import RUNNER, Batch, FakeEngine, Submitted, build_app, make_service
 
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}

@@ -14,11 +14,11 @@ from litestar.testing import TestClient
 
 from rocmforge.api.http.keys import Keyring, given_keys
 from rocmforge.api.http.settings import ApiSettings
-from rocmforge.engine.params import FinishReason, Pooling, TokenEvent
+from rocmforge.engine.ipc.params import FinishReason, Pooling, TokenEvent
 from rocmforge.errors import EngineError, QueueFull
 from rocmforge.models.pooling import PoolingType
 from rocmforge.models.rank_head import RankHead
-from rocmforge.text.tokenizer import Tokenizer
+from rocmforge.text.tokenizer.tokenizer import Tokenizer
 from tests.api import tiny
 from tests.api.fake_engine import (
     MAX_CONTEXT,

@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from rocmforge.api.http.keys import Keyring
 from rocmforge.api.http.settings import ApiSettings
-from rocmforge.engine.params import NO_KEY, Share
+from rocmforge.engine.ipc.params import NO_KEY, Share
 from tests.api.fake_engine import FakeEngine, build_app, make_service
 from tests.api.live import live_server
 from tests.api.test_keys import PROMPT, a_key, bearer

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rocmforge.api.fleet.fleet import Fleet
 from rocmforge.api.fleet.slot import ModelPolicy
-from rocmforge.engine.status import EngineState
+from rocmforge.engine.ipc.status import EngineState
 from rocmforge.errors import (
     CapacityError,
     ConfigurationError,

@@ -12,9 +12,9 @@ from typing import Any
 
 from rocmforge.api.fleet.fleet import Fleet, Member
 from rocmforge.api.fleet.slot import ModelPolicy, ModelSlot, ModelState
-from rocmforge.engine.client import AsyncEngine
-from rocmforge.engine.config import EngineConfig
-from rocmforge.engine.params import FinishReason, SamplingParams
+from rocmforge.engine.client.client import AsyncEngine
+from rocmforge.engine.client.config import EngineConfig
+from rocmforge.engine.ipc.params import FinishReason, SamplingParams
 from tests.api.fake_engine import FakeEngine, make_service
 from tests.support.options import SMALL
 

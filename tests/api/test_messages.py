@@ -13,9 +13,9 @@ import pytest
 from litestar.testing import TestClient
 
 from rocmforge.api.http.settings import ApiSettings
-from rocmforge.engine.params import FinishReason
+from rocmforge.engine.ipc.params import FinishReason
 from rocmforge.errors import EngineError, QueueFull
-from rocmforge.text.template import ChatTemplates
+from rocmforge.text.template.template import ChatTemplates
 from tests.api import tiny
 from tests.api.conftest import Client
 from tests.api.fake_engine import MAX_CONTEXT, FakeEngine, build_app, make_service, say, tiny_text

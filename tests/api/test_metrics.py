@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from prometheus_client.samples import Sample
 
 from rocmforge.api.http.settings import ApiSettings
-from rocmforge.engine.params import FinishReason
+from rocmforge.engine.ipc.params import FinishReason
 from tests.api.conftest import Client
 from tests.api.fake_engine import FakeEngine, build_app, make_service, say
 

@@ -19,7 +19,7 @@ from rocmforge.api.fleet.slot import ModelPolicy, ModelSlot
 from rocmforge.api.http.keys import ApiKey, Keyring, Scope, given_keys
 from rocmforge.api.http.settings import ApiSettings
 from rocmforge.api.metrics.requests import Metrics
-from rocmforge.engine.status import EngineState, EngineStats
+from rocmforge.engine.ipc.status import EngineState, EngineStats
 from rocmforge.errors import EngineDied, OutOfMemory, RocmForgeError
 from tests.api.fake_engine import RUNNER, FakeEngine, make_service
 

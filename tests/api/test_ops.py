@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rocmforge import __version__
-from rocmforge.engine.status import EngineState
+from rocmforge.engine.ipc.status import EngineState
 from rocmforge.errors import Draining, NotReady
 from tests.api.conftest import Client
 from tests.api.fake_engine import MAX_CONTEXT, FakeEngine

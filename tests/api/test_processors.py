@@ -12,7 +12,7 @@ from litestar.testing import TestClient
 
 from rocmforge.api.generate.processors import ProcessorCatalog
 from rocmforge.api.http.settings import ApiSettings
-from rocmforge.engine.params import ProcessorUse
+from rocmforge.engine.ipc.params import ProcessorUse
 from rocmforge.logits.builtin import BUILTIN
 from rocmforge.logits.processor import Parameter, logits_processor
 from tests.api import tiny

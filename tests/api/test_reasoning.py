@@ -11,9 +11,9 @@ import pytest
 from litestar.testing import TestClient
 
 from rocmforge.api.http.settings import ApiSettings
-from rocmforge.engine.params import SamplingParams, Thinking
-from rocmforge.text.template import ChatTemplates
-from rocmforge.text.tokenizer import Tokenizer
+from rocmforge.engine.ipc.params import SamplingParams, Thinking
+from rocmforge.text.template.template import ChatTemplates
+from rocmforge.text.tokenizer.tokenizer import Tokenizer
 from tests.api import tiny
 from tests.api.fake_engine import FakeEngine, build_app, make_service, say, tiny_text
 

@@ -16,7 +16,7 @@ from rocmforge.api.http.keys import Keyring, given_keys
 from rocmforge.api.http.settings import ApiSettings
 from rocmforge.api.metrics.request_log import FIELDS, RequestLog
 from rocmforge.api.metrics.tracing import Tracer
-from rocmforge.engine.params import FinishReason
+from rocmforge.engine.ipc.params import FinishReason
 from rocmforge.logs import JsonFormatter, TextFormatter
 from tests.api.conftest import Client
 from tests.api.fake_engine import FakeEngine, build_app, make_service, say

@@ -19,7 +19,7 @@ from openai.types.responses import (
 
 from rocmforge.api.http.settings import ApiSettings
 from rocmforge.errors import EngineError
-from rocmforge.text.template import ChatTemplates
+from rocmforge.text.template.template import ChatTemplates
 from tests.api import tiny
 from tests.api.conftest import Client
 from tests.api.fake_engine import FakeEngine, build_app, make_service, say, tiny_text

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 
 from rocmforge.api.fleet.fleet import Fleet, FleetSettings, Member
 from rocmforge.api.fleet.slot import ModelPolicy, ModelSlot
-from rocmforge.engine.params import NO_KEY, SamplingParams, Share, TokenEvent
-from rocmforge.engine.status import EngineState, EngineStats, EngineStatus
+from rocmforge.engine.ipc.params import NO_KEY, SamplingParams, Share, TokenEvent
+from rocmforge.engine.ipc.status import EngineState, EngineStats, EngineStatus
 from rocmforge.errors import EngineDied, NotReady, OutOfMemory, RocmForgeError
 from tests.api.fake_engine import RUNNER, FakeEngine, make_service
 

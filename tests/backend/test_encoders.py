@@ -11,7 +11,7 @@ import pytest
 from gguf.constants import GGMLQuantizationType
 
 from rocmforge.backend.protocol import Runner
-from rocmforge.engine.params import Pooling
+from rocmforge.engine.ipc.params import Pooling
 from tests.backend.conftest import Load
 from tests.data.models.tiny_encoders import (
     ENCODERS,

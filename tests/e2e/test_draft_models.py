@@ -20,7 +20,7 @@ from benchmarks import draft_model
 from benchmarks.synthetic_model import SHAPES, write_synthetic
 from rocmforge.backend import registry
 from rocmforge.backend.protocol import LoadOptions, Runner
-from rocmforge.engine.params import SamplingParams
+from rocmforge.engine.ipc.params import SamplingParams
 from rocmforge.errors import ConfigurationError
 from rocmforge.settings import Settings
 from rocmforge.wiring import read_front

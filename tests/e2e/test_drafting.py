@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from rocmforge.backend import registry
-from rocmforge.engine.params import SamplingParams
+from rocmforge.engine.ipc.params import SamplingParams
 from tests.data.models.tiny_models import by_name, write_model
 from tests.support.core import make_core, tokens_of
 from tests.support.options import SMALL

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pytest
 
 from rocmforge.backend.protocol import Float32Array
-from rocmforge.engine.params import Pooling, SamplingParams
+from rocmforge.engine.ipc.params import Pooling, SamplingParams
 from rocmforge_reference.backend import create
 from tests.support.core import Request, make_core, vectors_of
 from tests.support.options import SMALL

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 from openai import BadRequestError, OpenAI
 
-from rocmforge.engine.params import Pooling
+from rocmforge.engine.ipc.params import Pooling
 from rocmforge.gguf.reader import open_gguf
-from rocmforge.text.tokenizer import Tokenizer
+from rocmforge.text.tokenizer.tokenizer import Tokenizer
 from rocmforge_reference.backend import create
 from tests.data.models.tiny_encoders import PROMPT, by_name, goldens, write_encoder
 from tests.support.encoder_steps import encoder_step, run

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from rocmforge.backend.protocol import LoadOptions
-from rocmforge.engine.params import Pooling
+from rocmforge.engine.ipc.params import Pooling
 from rocmforge.gguf.reader import open_gguf
 from rocmforge.models.pooling import PoolingType
-from rocmforge.text.tokenizer import Tokenizer
+from rocmforge.text.tokenizer.tokenizer import Tokenizer
 from rocmforge_reference.backend import create
 from tests.data.models.tiny_encoders import by_name, write_with_byte_level_bpe
 from tests.data.text.make_encoder_goldens import LINES, PRE_TOKENIZERS

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from rocmforge.backend.protocol import Float32Array, Runner
-from rocmforge.engine.params import Pooling, SamplingParams
+from rocmforge.engine.ipc.params import Pooling, SamplingParams
 from rocmforge_hip.runner import HipRunner
 from tests.api.tiny import VOCAB_SIZE, metadata
 from tests.backend.driving import Chunk, Driver, Want, make_step

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pytest
 
 from rocmforge.backend.protocol import Runner
-from rocmforge.engine.params import Pooling, SamplingParams
+from rocmforge.engine.ipc.params import Pooling, SamplingParams
 from rocmforge.errors import OutOfMemory, UnsupportedArchitecture, UnsupportedTensor
 from rocmforge_hip.backend import create as create_hip
 from rocmforge_hip.encoder_runner import HipEncoderRunner

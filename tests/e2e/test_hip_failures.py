@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from rocmforge.engine.client import AsyncEngine
-from rocmforge.engine.client_handle import GenerationHandle
-from rocmforge.engine.config import EngineConfig
-from rocmforge.engine.params import FinishReason, SamplingParams, TokenEvent
-from rocmforge.engine.status import EngineState
+from rocmforge.engine.client.client import AsyncEngine
+from rocmforge.engine.client.config import EngineConfig
+from rocmforge.engine.client.handle import GenerationHandle
+from rocmforge.engine.ipc.params import FinishReason, SamplingParams, TokenEvent
+from rocmforge.engine.ipc.status import EngineState
 from tests.data.models.tiny_models import PROMPT, by_name, write_model
 from tests.support.failing_hip import FAILING_STEP
 from tests.support.hip import fitting, platform_options, start_platform

@@ -18,8 +18,8 @@ import numpy.typing as npt
 import pytest
 
 from rocmforge.backend.protocol import Float32Array, LoadOptions, Runner, StepOutput
-from rocmforge.engine.params import SamplingParams, TokenLogprob
-from rocmforge.engine.status import EngineStats
+from rocmforge.engine.ipc.params import SamplingParams, TokenLogprob
+from rocmforge.engine.ipc.status import EngineStats
 from rocmforge.errors import BadGguf, EngineError
 from rocmforge_hip.backend import create as create_hip
 from rocmforge_hip.loader import read_exactly

@@ -27,9 +27,9 @@ from rocmforge.backend.protocol import (
     Runner,
     StepOutput,
 )
-from rocmforge.engine.client import AsyncEngine
-from rocmforge.engine.config import EngineConfig
-from rocmforge.engine.params import FinishReason, SamplingParams, TokenEvent
+from rocmforge.engine.client.client import AsyncEngine
+from rocmforge.engine.client.config import EngineConfig
+from rocmforge.engine.ipc.params import FinishReason, SamplingParams, TokenEvent
 from rocmforge.errors import ConfigurationError
 from rocmforge.models.rope import RopeTables, load_rope_tables
 from rocmforge_hip.backend import create

@@ -20,11 +20,11 @@ import pytest
 
 from rocmforge.backend.protocol import Runner
 from rocmforge.cli import main
-from rocmforge.engine.client import AsyncEngine
-from rocmforge.engine.config import EngineConfig
+from rocmforge.engine.client.client import AsyncEngine
+from rocmforge.engine.client.config import EngineConfig
+from rocmforge.engine.ipc.params import FinishReason, SamplingParams, TokenEvent, TokenLogprob
+from rocmforge.engine.ipc.status import EngineStats
 from rocmforge.engine.loading import Loaded, load
-from rocmforge.engine.params import FinishReason, SamplingParams, TokenEvent, TokenLogprob
-from rocmforge.engine.status import EngineStats
 from rocmforge_hip.device import find_devices
 from rocmforge_hip.platform import select_platform
 from tests.data.models.tiny_models import PROMPT, by_name, write_model

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from rocmforge.backend.protocol import Runner
-from rocmforge.engine.params import ProcessorUse, SamplingParams
-from rocmforge.engine.status import EngineStats
+from rocmforge.engine.ipc.params import ProcessorUse, SamplingParams
+from rocmforge.engine.ipc.status import EngineStats
 from rocmforge.logits.builtin import typical_p
 from rocmforge_hip.backend import create as create_hip
 from rocmforge_hip.runner import HipRunner

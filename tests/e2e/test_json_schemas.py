@@ -19,13 +19,13 @@ import jsonschema
 import pytest
 
 from rocmforge.backend import registry
+from rocmforge.engine.constraint.grammar import Grammars
 from rocmforge.engine.core import EngineCore
-from rocmforge.engine.grammar import Grammars
-from rocmforge.engine.messages import Submit
-from rocmforge.engine.params import FinishReason, GenerateRequest, SamplingParams, TokenPieces
-from rocmforge.engine.plan import SchedulerLimits
-from rocmforge.text.grammar import Schema, find_problem, json_schema_grammar
-from rocmforge.text.tokenizer import Tokenizer
+from rocmforge.engine.ipc.messages import Submit
+from rocmforge.engine.ipc.params import FinishReason, GenerateRequest, SamplingParams, TokenPieces
+from rocmforge.engine.schedule.limits import SchedulerLimits
+from rocmforge.text.output.grammar import Schema, find_problem, json_schema_grammar
+from rocmforge.text.tokenizer.tokenizer import Tokenizer
 from rocmforge.wiring import token_pieces
 from tests.api import tiny
 from tests.data.models.tiny_models import by_name, write_model

@@ -11,7 +11,7 @@ import httpx
 import numpy as np
 import pytest
 
-from rocmforge.text.tokenizer import Tokenizer
+from rocmforge.text.tokenizer.tokenizer import Tokenizer
 from tests.api import tiny
 from tests.data.models.tiny_models import by_name, gguf_metadata, gguf_tensors
 from tests.support.distribution import WALK, install

@@ -12,8 +12,8 @@ import pytest
 
 from rocmforge.errors import BadTemplate, InvalidParameter
 from rocmforge.gguf.reader import open_gguf
-from rocmforge.text.template import ChatTemplate, ChatTemplates, encode_prompt
-from rocmforge.text.tokenizer import Tokenizer
+from rocmforge.text.template.template import ChatTemplate, ChatTemplates, encode_prompt
+from rocmforge.text.tokenizer.tokenizer import Tokenizer
 from tests.data.text.make_goldens import (
     CONVERSATIONS,
     NOW,

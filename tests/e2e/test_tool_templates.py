@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rocmforge.text.template import ChatTemplate
+from rocmforge.text.template.template import ChatTemplate
 from rocmforge.text.tool_calls import FORMATS, CallArguments, CallBegin, format_for
 
 PARAMETERS: dict[str, Any] = {

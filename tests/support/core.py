@@ -9,10 +9,10 @@ import numpy as np
 
 from rocmforge.backend.protocol import Float32Array, LoadOptions, Runner
 from rocmforge.engine.core import EngineCore
-from rocmforge.engine.messages import StepReport, Submit
-from rocmforge.engine.params import GenerateRequest, SamplingParams
-from rocmforge.engine.plan import SchedulerLimits
-from rocmforge.engine.status import EngineStats
+from rocmforge.engine.ipc.messages import StepReport, Submit
+from rocmforge.engine.ipc.params import GenerateRequest, SamplingParams
+from rocmforge.engine.ipc.status import EngineStats
+from rocmforge.engine.schedule.limits import SchedulerLimits
 
 Request = tuple[Sequence[int], SamplingParams]
 

@@ -6,8 +6,8 @@ from typing import Final
 
 from rocmforge.backend.protocol import Runner
 from rocmforge.engine.core import EngineCore
-from rocmforge.engine.plan import SchedulerLimits
-from rocmforge.engine.status import EngineStats
+from rocmforge.engine.ipc.status import EngineStats
+from rocmforge.engine.schedule.limits import SchedulerLimits
 from tests.support.timeless import Timeless
 
 LIMITS: Final = SchedulerLimits(max_sequences=8, max_batched_tokens=64, max_waiting=2000)

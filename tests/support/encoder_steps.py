@@ -8,10 +8,11 @@ from dataclasses import replace
 import numpy as np
 
 from rocmforge.backend.protocol import Float32Array, Runner, StepInput
-from rocmforge.engine import sequence
-from rocmforge.engine.batch import build_step
-from rocmforge.engine.params import GenerateRequest, Pooling, SamplingParams
-from rocmforge.engine.plan import Plan, SchedulerLimits
+from rocmforge.engine.ipc.params import GenerateRequest, Pooling, SamplingParams
+from rocmforge.engine.schedule.batch import build_step
+from rocmforge.engine.schedule.chunks import Plan
+from rocmforge.engine.schedule.limits import SchedulerLimits
+from rocmforge.engine.sequence import sequence
 
 LIMITS = SchedulerLimits(max_sequences=64, max_batched_tokens=8192, max_waiting=0)
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from rocmforge.backend.protocol import LoadOptions
-from rocmforge.engine.messages import Start
-from rocmforge.engine.status import EngineStats
+from rocmforge.engine.ipc.messages import Start
+from rocmforge.engine.ipc.status import EngineStats
 
 
 def start_message(

@@ -21,7 +21,7 @@ from rocmforge.commands.agreement import (
     kl_divergence,
 )
 from rocmforge.commands.synthetic import write_synthetic_model
-from rocmforge.engine.params import TokenLogprob
+from rocmforge.engine.ipc.params import TokenLogprob
 from rocmforge_reference.backend import create
 from rocmforge_reference.runner import ReferenceRunner
 from tests.support.options import SMALL

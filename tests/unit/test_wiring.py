@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rocmforge.text.tokenizer import Tokenizer
+from rocmforge.text.tokenizer.tokenizer import Tokenizer
 from rocmforge.wiring import token_pieces
 from tests.unit.text.vocabularies import byte_level, sentencepiece
 

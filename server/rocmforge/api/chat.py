@@ -40,7 +40,7 @@ from rocmforge.api.generate.task import Task, perform
 from rocmforge.api.http.body import read_json
 from rocmforge.api.http.sse import DONE, TextEvent, event
 from rocmforge.api.service import Service
-from rocmforge.text.reasoning import Reasoning
+from rocmforge.text.output.reasoning import Reasoning
 from rocmforge.text.tool_calls import CallArguments, CallBegin
 
 _decoder = msgspec.json.Decoder(ChatRequest)

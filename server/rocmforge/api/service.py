@@ -17,14 +17,14 @@ from rocmforge.api.http.origin import Origin
 from rocmforge.api.metrics.request_log import RequestLog
 from rocmforge.api.metrics.requests import Metrics
 from rocmforge.backend.protocol import NO_ADAPTER, RunnerInfo
-from rocmforge.engine.grammar_checker import GrammarChecker
-from rocmforge.engine.params import NO_KEY, ProcessorUse, SamplingParams, Share, TokenEvent
-from rocmforge.engine.status import EngineStatus
+from rocmforge.engine.constraint.grammar_checker import GrammarChecker
+from rocmforge.engine.ipc.params import NO_KEY, ProcessorUse, SamplingParams, Share, TokenEvent
+from rocmforge.engine.ipc.status import EngineStatus
 from rocmforge.errors import ModelNotFound, NotReady
 from rocmforge.models.pooling import PoolingType
 from rocmforge.models.rank_head import RankHead
-from rocmforge.text.template import ChatTemplates
-from rocmforge.text.tokenizer import Tokenizer
+from rocmforge.text.template.template import ChatTemplates
+from rocmforge.text.tokenizer.tokenizer import Tokenizer
 
 P = ParamSpec("P")
 T = TypeVar("T")

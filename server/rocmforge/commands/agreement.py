@@ -14,9 +14,9 @@ from msgspec import structs
 
 from rocmforge.backend.protocol import Int32Array, Runner, StepInput, StepOutput
 from rocmforge.engine.core import EngineCore
-from rocmforge.engine.messages import Submit
-from rocmforge.engine.params import GenerateRequest, SamplingParams, TokenLogprob
-from rocmforge.engine.plan import SchedulerLimits
+from rocmforge.engine.ipc.messages import Submit
+from rocmforge.engine.ipc.params import GenerateRequest, SamplingParams, TokenLogprob
+from rocmforge.engine.schedule.limits import SchedulerLimits
 from rocmforge.errors import EngineError
 
 NEAR_TIE: Final = 0.5

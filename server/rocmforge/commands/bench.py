@@ -24,9 +24,9 @@ from rich.table import Table
 
 from rocmforge.backend.protocol import RunnerInfo
 from rocmforge.commands.progress import wait_ready
-from rocmforge.engine.client import AsyncEngine
-from rocmforge.engine.params import SamplingParams
-from rocmforge.engine.status import EngineStats
+from rocmforge.engine.client.client import AsyncEngine
+from rocmforge.engine.ipc.params import SamplingParams
+from rocmforge.engine.ipc.status import EngineStats
 from rocmforge.errors import EngineError
 from rocmforge.settings import Settings
 from rocmforge.wiring import build_engine, read_front

@@ -15,7 +15,7 @@ from rich.table import Table
 from rocmforge.backend import registry
 from rocmforge.backend.optional import MemoryEstimate, Planning
 from rocmforge.catalog import find_model
-from rocmforge.engine.draft_memory import both, draft_options
+from rocmforge.engine.draft.draft_memory import both, draft_options
 from rocmforge.errors import ConfigurationError
 from rocmforge.gguf.reader import open_gguf
 from rocmforge.models.encoder_config import EncoderConfig

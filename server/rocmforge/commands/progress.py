@@ -9,8 +9,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from rocmforge.engine.client import AsyncEngine
-from rocmforge.engine.status import EngineStatus
+from rocmforge.engine.client.client import AsyncEngine
+from rocmforge.engine.ipc.status import EngineStatus
 
 REFRESH_S = 0.1
 

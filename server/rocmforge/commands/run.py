@@ -19,7 +19,7 @@ from rocmforge.api.generate.schema import ChatRequest, Message
 from rocmforge.api.http.origin import Origin
 from rocmforge.api.service import Service
 from rocmforge.commands.progress import wait_ready
-from rocmforge.engine.client import AsyncEngine
+from rocmforge.engine.client.client import AsyncEngine
 from rocmforge.errors import RequestError
 from rocmforge.settings import Settings
 from rocmforge.wiring import build_engine, build_service, read_front

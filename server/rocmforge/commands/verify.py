@@ -29,7 +29,7 @@ from rocmforge.errors import ConfigurationError, EngineError, ModelFileNotFound
 from rocmforge.gguf.reader import open_gguf
 from rocmforge.models.architectures import read_config
 from rocmforge.settings import Settings
-from rocmforge.text.tokenizer import Tokenizer
+from rocmforge.text.tokenizer.tokenizer import Tokenizer
 
 DEMO_MODEL: Final = "smollm2"
 MAX_CONTEXT: Final = 256

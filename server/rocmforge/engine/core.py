@@ -6,18 +6,19 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from rocmforge.backend.protocol import MasksLate, Runner
-from rocmforge.engine.batch import build_masks, build_step, needs_masks
-from rocmforge.engine.compiling import CompilingRequests
-from rocmforge.engine.constraint import Constraint
-from rocmforge.engine.draft_model import DraftModel
-from rocmforge.engine.grammar import Grammars
-from rocmforge.engine.messages import Cancel, Command, Fatal, StepReport, Submit
-from rocmforge.engine.params import FinishReason, GenerateRequest, TokenEvent
-from rocmforge.engine.plan import Chunk, SchedulerLimits
-from rocmforge.engine.scheduler import Scheduler
-from rocmforge.engine.speculation import Speculation
-from rocmforge.engine.thinking import ThinkingConstraint
-from rocmforge.engine.totals import Totals
+from rocmforge.engine.constraint.compiling import CompilingRequests
+from rocmforge.engine.constraint.constraint import Constraint
+from rocmforge.engine.constraint.grammar import Grammars
+from rocmforge.engine.constraint.thinking import ThinkingConstraint
+from rocmforge.engine.draft.draft_model import DraftModel
+from rocmforge.engine.draft.speculation import Speculation
+from rocmforge.engine.ipc.messages import Cancel, Command, Fatal, StepReport, Submit
+from rocmforge.engine.ipc.params import FinishReason, GenerateRequest, TokenEvent
+from rocmforge.engine.schedule.batch import build_masks, build_step, needs_masks
+from rocmforge.engine.schedule.chunks import Chunk
+from rocmforge.engine.schedule.limits import SchedulerLimits
+from rocmforge.engine.schedule.scheduler import Scheduler
+from rocmforge.engine.schedule.totals import Totals
 from rocmforge.errors import EngineError, RocmForgeError
 
 _IDLE_WAIT_S = 0.005  # for a grammar to be compiled, before commands are looked at again

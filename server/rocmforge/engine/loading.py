@@ -10,8 +10,8 @@ from rocmforge.backend import registry
 from rocmforge.backend.optional import Planning
 from rocmforge.backend.protocol import Backend, LoadOptions, ProgressCallback, Runner, RunnerInfo
 from rocmforge.backend.registry import Choice
-from rocmforge.engine.draft_memory import draft_blocks, draft_options, shared_blocks
-from rocmforge.engine.messages import Start
+from rocmforge.engine.draft.draft_memory import draft_blocks, draft_options, shared_blocks
+from rocmforge.engine.ipc.messages import Start
 from rocmforge.errors import RocmForgeError
 
 

@@ -1,6 +1,6 @@
 """The engine process: `python -m rocmforge.engine.process --fd N`.
 
-Started by `engine/client_process.py` with one end of a socket pair. It owns the device, and
+Started by `engine/client/engine_process.py` with one end of a socket pair. It owns the device, and
 lives exactly as long as the other end is open.
 """
 
@@ -20,10 +20,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from threading import Thread
 
+from rocmforge.engine.constraint.grammar import Grammars
 from rocmforge.engine.core import EngineCore
-from rocmforge.engine.grammar import Grammars
-from rocmforge.engine.loading import Loaded, load
-from rocmforge.engine.messages import (
+from rocmforge.engine.ipc.messages import (
     Command,
     Progress,
     Ready,
@@ -32,9 +31,10 @@ from rocmforge.engine.messages import (
     Start,
     describe_error,
 )
-from rocmforge.engine.plan import SchedulerLimits
-from rocmforge.engine.totals import Totals
-from rocmforge.engine.wire import FrameReader, encode
+from rocmforge.engine.ipc.wire import FrameReader, encode
+from rocmforge.engine.loading import Loaded, load
+from rocmforge.engine.schedule.limits import SchedulerLimits
+from rocmforge.engine.schedule.totals import Totals
 from rocmforge.errors import BackendError, OutOfMemory, RocmForgeError
 from rocmforge.logs import set_up_logging
 

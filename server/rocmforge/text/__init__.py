@@ -1,0 +1,1 @@
+"""Text to tokens, conversations to prompts, and tokens back to text."""

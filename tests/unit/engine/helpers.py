@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from rocmforge.backend.protocol import LoadOptions
+from rocmforge.engine.constraint.grammar import Grammars
 from rocmforge.engine.core import EngineCore
-from rocmforge.engine.grammar import Grammars
-from rocmforge.engine.messages import Command, Submit
-from rocmforge.engine.params import GenerateRequest, SamplingParams, TokenEvent, TokenLogprob
-from rocmforge.engine.plan import SchedulerLimits
+from rocmforge.engine.ipc.messages import Command, Submit
+from rocmforge.engine.ipc.params import GenerateRequest, SamplingParams, TokenEvent, TokenLogprob
+from rocmforge.engine.schedule.limits import SchedulerLimits
 from tests.support.fake_backend import FakeConfig, make_runner
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 from msgspec import structs
 
-from rocmforge.engine.batch import build_step
-from rocmforge.engine.params import SamplingParams
-from rocmforge.engine.plan import Plan
-from rocmforge.engine.prefix import root_key
+from rocmforge.engine.ipc.params import SamplingParams
+from rocmforge.engine.schedule.batch import build_step
+from rocmforge.engine.schedule.chunks import Plan
+from rocmforge.engine.sequence.block_keys import root_key
 from tests.support.fake_backend import FakeConfig, continuation
 from tests.unit.engine.helpers import Bench, limits, request
-from tests.unit.engine.test_batch import sequence
+from tests.unit.engine.schedule.test_batch import sequence
 
 PROMPT = [*range(40)]
 

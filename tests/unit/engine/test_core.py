@@ -13,9 +13,9 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from rocmforge.engine.messages import Cancel, Submit
-from rocmforge.engine.params import FinishReason, GenerateRequest, SamplingParams
-from rocmforge.engine.plan import SchedulerLimits
+from rocmforge.engine.ipc.messages import Cancel, Submit
+from rocmforge.engine.ipc.params import FinishReason, GenerateRequest, SamplingParams
+from rocmforge.engine.schedule.limits import SchedulerLimits
 from tests.support.fake_backend import FakeConfig, continuation, prompt_logprobs
 from tests.unit.engine.helpers import Bench, limits, request
 

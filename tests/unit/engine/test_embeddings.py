@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocmforge.engine.params import FinishReason, Pooling, SamplingParams
+from rocmforge.engine.ipc.params import FinishReason, Pooling, SamplingParams
 from tests.support.fake_backend import FakeConfig, hidden_states
 from tests.unit.engine.helpers import Bench, limits, request
 

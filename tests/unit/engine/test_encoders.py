@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocmforge.engine.core import EngineCore
-from rocmforge.engine.messages import Cancel, Submit
-from rocmforge.engine.params import FinishReason, Pooling, SamplingParams, TokenEvent
+from rocmforge.engine.ipc.messages import Cancel, Submit
+from rocmforge.engine.ipc.params import FinishReason, Pooling, SamplingParams, TokenEvent
 from tests.support.fake_encoder import FakeEncoder, encoder_states
 from tests.unit.engine.helpers import limits, request
 

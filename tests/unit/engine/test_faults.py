@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rocmforge.engine.params import FinishReason, GenerateRequest, SamplingParams
+from rocmforge.engine.ipc.params import FinishReason, GenerateRequest, SamplingParams
 from rocmforge.errors import BackendError
 from tests.support.fake_backend import FakeConfig, continuation
 from tests.unit.engine.helpers import Bench, limits, request

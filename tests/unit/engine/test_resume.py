@@ -10,20 +10,20 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
-from rocmforge.engine.journal import Journal
-from rocmforge.engine.params import (
+from rocmforge.engine.client.journal import Journal
+from rocmforge.engine.ipc.params import (
     FinishReason,
     GenerateRequest,
     SamplingParams,
     Thinking,
     TokenEvent,
 )
-from rocmforge.engine.status import EngineState
+from rocmforge.engine.ipc.status import EngineState
 from tests.support.fake_backend import FakeConfig, continuation
-from tests.unit.engine import test_client as live
+from tests.unit.engine.client import test_client as live
+from tests.unit.engine.constraint.test_grammar import LETTERS, bench
+from tests.unit.engine.constraint.test_thinking import BEGIN, END
 from tests.unit.engine.helpers import Bench, request
-from tests.unit.engine.test_grammar import LETTERS, bench
-from tests.unit.engine.test_thinking import BEGIN, END
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5]
 LENGTH = 12

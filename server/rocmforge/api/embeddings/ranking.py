@@ -18,12 +18,12 @@ from rocmforge.api.embeddings.vectors import (
 from rocmforge.api.generate.checks import refuse_unsupported
 from rocmforge.api.generate.completion_plan import token_prompts
 from rocmforge.api.service import Service
-from rocmforge.engine.params import Pooling
+from rocmforge.engine.ipc.params import Pooling
 from rocmforge.errors import InvalidParameter, UnsupportedFeature
 from rocmforge.models.pooling import PoolingType
 from rocmforge.models.rank_head import RankHead
-from rocmforge.text.template import RenderedPrompt, encode_prompt
-from rocmforge.text.tokenizer import Tokenizer
+from rocmforge.text.template.template import RenderedPrompt, encode_prompt
+from rocmforge.text.tokenizer.tokenizer import Tokenizer
 
 
 def rank_prompts(service: Service, wanted: RerankRequest) -> Prompts:

@@ -12,7 +12,7 @@ from rocmforge.api.generate.checks import check_room
 from rocmforge.api.generate.generation import Generation
 from rocmforge.api.generate.plan import Plan
 from rocmforge.api.service import Service
-from rocmforge.engine.params import Pooling, SamplingParams
+from rocmforge.engine.ipc.params import Pooling, SamplingParams
 from rocmforge.errors import QueueFull, RateLimited, UnsupportedFeature
 from rocmforge.models.pooling import PoolingType
 

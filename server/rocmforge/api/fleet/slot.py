@@ -16,8 +16,8 @@ from typing import Any, Protocol
 from msgspec import structs
 
 from rocmforge.api.service import LOADING_RETRY_S, Engine, Handle
-from rocmforge.engine.params import NO_KEY, SamplingParams, Share, TokenEvent
-from rocmforge.engine.status import EngineState, EngineStats, EngineStatus
+from rocmforge.engine.ipc.params import NO_KEY, SamplingParams, Share, TokenEvent
+from rocmforge.engine.ipc.status import EngineState, EngineStats, EngineStatus
 from rocmforge.errors import ModelLoadError, ModelUnavailable, NotReady, RocmForgeError
 
 

@@ -10,7 +10,7 @@ import msgspec
 from rocmforge.api.generate.schema import GenerationRequest, StructuredOutputs
 from rocmforge.api.service import Service
 from rocmforge.errors import InvalidParameter
-from rocmforge.text.grammar import (
+from rocmforge.text.output.grammar import (
     ANY_OBJECT,
     Schema,
     choice_grammar,

@@ -22,12 +22,12 @@ from rocmforge.api.generate.schema import (
 )
 from rocmforge.api.generate.tools import offered_tools, tool_use
 from rocmforge.api.service import Service
-from rocmforge.engine.params import SamplingParams, Thinking
+from rocmforge.engine.ipc.params import SamplingParams, Thinking
 from rocmforge.errors import (
     InvalidParameter,
     UnsupportedFeature,
 )
-from rocmforge.text.reasoning import BEGIN, END, reasons
+from rocmforge.text.output.reasoning import BEGIN, END, reasons
 
 # Tokens of reasoning by effort; those that are not here may think as long as they want.
 THINKING_BUDGETS = {"none": 0, "minimal": 512, "low": 2048, "medium": 8192}

@@ -16,10 +16,10 @@ from rocmforge.api.http.origin import now_ns
 from rocmforge.api.metrics.request_log import RequestRecord
 from rocmforge.api.metrics.requests import SequenceMetrics
 from rocmforge.api.service import Handle, Service
-from rocmforge.engine.params import FinishReason, TokenEvent, TokenLogprob
+from rocmforge.engine.ipc.params import FinishReason, TokenEvent, TokenLogprob
 from rocmforge.errors import DeadlineExceeded, Draining, EngineDied, EngineError
-from rocmforge.text.detokenizer import Delta, IncrementalDetokenizer
-from rocmforge.text.reasoning import BEGIN, END
+from rocmforge.text.output.detokenizer import Delta, IncrementalDetokenizer
+from rocmforge.text.output.reasoning import BEGIN, END
 
 RETRY_S = 1.0
 

@@ -16,9 +16,9 @@ from rocmforge.api.generate.schema import (
     TokenLogprobs,
     TopLogprob,
 )
-from rocmforge.engine.params import TokenLogprob
-from rocmforge.text.detokenizer import IncrementalDetokenizer
-from rocmforge.text.tokenizer import Tokenizer
+from rocmforge.engine.ipc.params import TokenLogprob
+from rocmforge.text.output.detokenizer import IncrementalDetokenizer
+from rocmforge.text.tokenizer.tokenizer import Tokenizer
 
 
 class ScoredToken(NamedTuple):

@@ -6,7 +6,7 @@ import uuid
 
 from rocmforge.api.generate.generation import Piece
 from rocmforge.api.generate.plan import Plan
-from rocmforge.text.reasoning import Reasoning, ReasoningSplitter
+from rocmforge.text.output.reasoning import Reasoning, ReasoningSplitter
 from rocmforge.text.tool_calls import CallParser, Said
 
 Part = Said | Reasoning

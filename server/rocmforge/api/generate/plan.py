@@ -8,8 +8,8 @@ from typing import Literal
 
 import msgspec
 
-from rocmforge.engine.params import SamplingParams
-from rocmforge.text.grammar import Schema
+from rocmforge.engine.ipc.params import SamplingParams
+from rocmforge.text.output.grammar import Schema
 from rocmforge.text.tool_calls import CallFormat
 
 _MASK = (1 << 64) - 1

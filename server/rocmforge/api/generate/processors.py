@@ -10,11 +10,11 @@ import numpy as np
 
 from rocmforge.api.generate.schema import GenerationRequest
 from rocmforge.backend.protocol import RunnerInfo
-from rocmforge.engine.params import ProcessorUse
+from rocmforge.engine.ipc.params import ProcessorUse
 from rocmforge.errors import InvalidParameter, UnsupportedFeature
 from rocmforge.logits.builtin import BUILTIN
 from rocmforge.logits.processor import MAX_PROCESSORS, LogitsProcessor, Parameter
-from rocmforge.text.tokenizer import Tokenizer
+from rocmforge.text.tokenizer.tokenizer import Tokenizer
 
 FIELD: Final = "logits_processors"
 MAX_TEXTS: Final = 32

@@ -11,7 +11,7 @@ from rocmforge.api.generate.schema import ChatRequest, ContentPart, Message
 from rocmforge.api.generate.tools import offered_tools
 from rocmforge.api.service import Service
 from rocmforge.errors import BadTemplate, InvalidParameter, UnsupportedFeature
-from rocmforge.text.template import encode_prompt
+from rocmforge.text.template.template import encode_prompt
 from rocmforge.text.tool_calls import tools_as_text
 
 # What chat templates are given from other places than `chat_template_kwargs`.

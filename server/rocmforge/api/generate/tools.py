@@ -11,7 +11,7 @@ from rocmforge.api.generate.plan import ToolUse
 from rocmforge.api.generate.schema import ChatRequest, NamedTool, Tool
 from rocmforge.api.service import Service
 from rocmforge.errors import InvalidParameter
-from rocmforge.text.grammar import Schema, json_schema_grammar
+from rocmforge.text.output.grammar import Schema, json_schema_grammar
 from rocmforge.text.tool_calls import FORMATS, CannotEnforce, format_for, tool_grammar
 
 MAX_TOOLS = 128

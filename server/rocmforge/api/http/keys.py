@@ -27,7 +27,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-from rocmforge.engine.params import Share
+from rocmforge.engine.ipc.params import Share
 from rocmforge.errors import ConfigurationError, InvalidParameter, RateLimited
 
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")

@@ -11,7 +11,7 @@ from litestar import Request
 
 from rocmforge.api.http.auth import caller_of
 from rocmforge.api.http.keys import Caller
-from rocmforge.engine.params import NO_KEY, Share
+from rocmforge.engine.ipc.params import NO_KEY, Share
 from rocmforge.errors import InvalidParameter
 
 TIMEOUT: Final = "x-request-timeout"

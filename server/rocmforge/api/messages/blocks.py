@@ -21,7 +21,7 @@ from rocmforge.api.messages.schema import (
     ThinkingDelta,
     ToolUseBlock,
 )
-from rocmforge.text.reasoning import Reasoning
+from rocmforge.text.output.reasoning import Reasoning
 from rocmforge.text.tool_calls import CallArguments, CallBegin
 
 

@@ -13,7 +13,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from rocmforge.backend.protocol import RunnerInfo
-from rocmforge.engine.status import EngineStats, EngineStatus
+from rocmforge.engine.ipc.status import EngineStats, EngineStatus
 from rocmforge.sensors import energy_j, power_w
 
 SYSFS: Final = Path("/sys")

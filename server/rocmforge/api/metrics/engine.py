@@ -13,7 +13,7 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 
 from rocmforge import __version__
-from rocmforge.engine.status import EngineState, EngineStats, EngineStatus
+from rocmforge.engine.ipc.status import EngineState, EngineStats, EngineStatus
 
 PREFIX = "rocmforge_"
 LABELS = ("model_name", "engine")

@@ -19,8 +19,8 @@ from prometheus_client.metrics_core import (
 
 from rocmforge.api.metrics.devices import FAMILIES, SYSFS, DeviceCollector
 from rocmforge.api.metrics.engine import ENGINE, LABELS, PREFIX, EngineCollector
-from rocmforge.engine.params import FinishReason, RequestTiming
-from rocmforge.engine.status import EngineStatus
+from rocmforge.engine.ipc.params import FinishReason, RequestTiming
+from rocmforge.engine.ipc.status import EngineStatus
 
 VLLM_PREFIX = "vllm:"
 

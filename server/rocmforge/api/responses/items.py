@@ -33,8 +33,8 @@ from rocmforge.api.responses.schema import (
     ReasoningItem,
     ReasoningText,
 )
-from rocmforge.text.reasoning import Reasoning
-from rocmforge.text.tokenizer import Tokenizer
+from rocmforge.text.output.reasoning import Reasoning
+from rocmforge.text.tokenizer.tokenizer import Tokenizer
 from rocmforge.text.tool_calls import CallArguments, CallBegin
 
 

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from rocmforge.text.grammar import Schema
-from rocmforge.text.incoming import Incoming
-from rocmforge.text.tokenizer import Tokenizer
+from rocmforge.text.output.grammar import Schema
+from rocmforge.text.output.incoming import Incoming
+from rocmforge.text.tokenizer.tokenizer import Tokenizer
 
 MAX_FORCED_CALLS = 16
 LONGEST_HEAD = 512  # characters, of what stands before a value or a call's first argument

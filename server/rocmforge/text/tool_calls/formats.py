@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rocmforge.text.grammar import Schema
-from rocmforge.text.tokenizer import Tokenizer
+from rocmforge.text.output.grammar import Schema
+from rocmforge.text.tokenizer.tokenizer import Tokenizer
 from rocmforge.text.tool_calls.base import CallFormat
 from rocmforge.text.tool_calls.json_calls import JsonFormat
 from rocmforge.text.tool_calls.keyword import KeywordFormat

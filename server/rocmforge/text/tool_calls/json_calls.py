@@ -9,15 +9,9 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
-from rocmforge.text.grammar import Schema, with_bounded_whitespace
-from rocmforge.text.tokenizer import Tokenizer
-from rocmforge.text.tool_calls.base import (
-    CallParser,
-    Rules,
-    literal,
-    marker,
-    repeated,
-)
+from rocmforge.text.output.grammar import Schema, with_bounded_whitespace
+from rocmforge.text.tokenizer.tokenizer import Tokenizer
+from rocmforge.text.tool_calls.base import CallParser, Rules, literal, marker, repeated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,16 +10,10 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
-from rocmforge.text.grammar import Schema
-from rocmforge.text.incoming import overlap
-from rocmforge.text.tokenizer import Tokenizer
-from rocmforge.text.tool_calls.base import (
-    CallParser,
-    Rules,
-    literal,
-    marker,
-    repeated,
-)
+from rocmforge.text.output.grammar import Schema
+from rocmforge.text.output.incoming import overlap
+from rocmforge.text.tokenizer.tokenizer import Tokenizer
+from rocmforge.text.tool_calls.base import CallParser, Rules, literal, marker, repeated
 from rocmforge.text.tool_calls.parameters import is_text, json_rule, ordered, text_terminal
 
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from rocmforge.text.grammar import Schema, regex_in_lark, with_bounded_whitespace
+from rocmforge.text.output.grammar import Schema, regex_in_lark, with_bounded_whitespace
 from rocmforge.text.tool_calls.base import CannotEnforce, literal
 
 _ANNOTATIONS = frozenset(

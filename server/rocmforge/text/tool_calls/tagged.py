@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from rocmforge.text.grammar import Schema
-from rocmforge.text.tokenizer import Tokenizer
+from rocmforge.text.output.grammar import Schema
+from rocmforge.text.tokenizer.tokenizer import Tokenizer
 from rocmforge.text.tool_calls.base import (
     LONGEST_HEAD,
     CallParser,

@@ -1,0 +1,1 @@
+"""Blocks of the KV cache: who holds them, and which prefixes they keep."""

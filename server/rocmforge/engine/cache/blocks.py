@@ -1,0 +1,96 @@
+"""Hands out the blocks of the KV cache and keeps count of who uses them."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Sequence
+
+from rocmforge.engine.cache.prefix_index import PrefixIndex
+from rocmforge.engine.sequence.block_keys import BlockKey
+
+
+class BlockAllocator:
+    """Reference counts over `num_blocks` blocks, and the prefixes that free blocks still hold.
+
+    A block is in exactly one place: used (count above zero), empty (free, content worthless) or
+    cached (free, content in the prefix index). Empty blocks are handed out first, then the
+    cached one that was released longest ago.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self._index = PrefixIndex()
+        self._counts = [0] * num_blocks
+        self._empty = list(range(num_blocks - 1, -1, -1))
+        self._cached: OrderedDict[int, None] = OrderedDict()  # oldest first
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that `allocate` could hand out now."""
+        return len(self._empty) + len(self._cached)
+
+    @property
+    def num_used(self) -> int:
+        """Blocks that someone refers to."""
+        return self.num_blocks - self.num_free
+
+    @property
+    def num_cached(self) -> int:
+        """Free blocks that still hold a reusable prefix."""
+        return len(self._cached)
+
+    def allocate(self) -> int:
+        """Takes one block, with a count of one. The caller has checked `num_free`."""
+        if self._empty:
+            block = self._empty.pop()
+        else:
+            block, _ = self._cached.popitem(last=False)
+            self._index.discard(block)
+        self._counts[block] = 1
+        return block
+
+    def find(self, key: BlockKey) -> int | None:
+        """The block that holds a prefix; it stays as it is until `share` takes it."""
+        return self._index.find(key)
+
+    def share(self, block: int) -> None:
+        """Adds a reference to a block that `find` returned."""
+        if self._counts[block] == 0:
+            del self._cached[block]
+        self._counts[block] += 1
+
+    def publish(self, block: int, key: BlockKey) -> None:
+        """Makes a full block findable by its content."""
+        self._index.add(key, block)
+
+    def forget(self, block: int) -> None:
+        """Takes a block that is in use out of the prefix index."""
+        self._index.discard(block)
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """Drops one reference to each block of a sequence, given in order of position.
+
+        The last ones become the oldest of the cache: a prefix loses its tail first.
+        """
+        for block in reversed(blocks):
+            self._counts[block] -= 1
+            if self._counts[block] > 0:
+                continue
+            if block in self._index:
+                self._cached[block] = None
+            else:
+                self._empty.append(block)
+
+    def check_integrity(self, tables: Iterable[Sequence[int]]) -> None:
+        """Asserts that `tables`, the blocks of every live sequence, explain every count."""
+        self._index.check_integrity()
+        references = Counter(block for table in tables for block in table)
+        for block, count in enumerate(self._counts):
+            assert count == references[block], f"block {block}: {count} != {references[block]}"
+        used = {block for block, count in enumerate(self._counts) if count}
+        empty = set(self._empty)
+        cached = set(self._cached)
+        assert len(used) + len(self._empty) + len(cached) == self.num_blocks, "a block is lost"
+        assert used | empty | cached == set(range(self.num_blocks)), "a block is in two places"
+        assert all(block in self._index for block in cached), "a cached block has no content"
+        assert not any(block in self._index for block in empty), "an empty block has content"

@@ -1,0 +1,110 @@
+"""The blocks of one KV cache, as the sequences that are computed in it hold them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rocmforge.engine.cache.blocks import BlockAllocator
+from rocmforge.engine.sequence.sequence import Sequence
+
+
+class KvCache:
+    """Gives blocks to sequences and takes them back; equal prefixes share theirs.
+
+    Args:
+        num_blocks: of the cache.
+        block_size: tokens of a block.
+        keeps_prefixes: whether blocks are found again by what they hold.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, *, keeps_prefixes: bool) -> None:
+        self._allocator = BlockAllocator(num_blocks)
+        self._block_size = block_size
+        self._keeps_prefixes = keeps_prefixes
+
+    @property
+    def num_blocks(self) -> int:
+        """All of them."""
+        return self._allocator.num_blocks
+
+    @property
+    def num_used(self) -> int:
+        """Blocks that sequences hold."""
+        return self._allocator.num_used
+
+    @property
+    def num_cached(self) -> int:
+        """Free blocks that still hold a reusable prefix."""
+        return self._allocator.num_cached
+
+    def room(self, seq: Sequence) -> int:
+        """How many tokens fit into the blocks that the sequence holds."""
+        return seq.num_blocks * self._block_size
+
+    def place(self, seq: Sequence, end: int, *, reusable: int, reserve: int = 0) -> bool:
+        """Gives a sequence without blocks room for `end` tokens: cached blocks, then fresh ones.
+
+        Args:
+            seq: what the found blocks hold counts as computed afterwards.
+            end: at least one token.
+            reusable: how many of its first tokens need not be computed, if they are found.
+            reserve: blocks that have to stay free.
+        """
+        cached = self._find_prefix(seq, reusable)
+        for block in cached:
+            self._allocator.share(block)
+        fresh = -(-end // self._block_size) - len(cached)
+        if self._allocator.num_free < fresh + reserve:
+            self._allocator.release(cached)
+            return False
+        for block in cached:
+            seq.hold(block)
+        for _ in range(fresh):
+            seq.hold(self._allocator.allocate())
+        seq.num_published = len(cached)
+        seq.num_computed = len(cached) * self._block_size
+        return True
+
+    def extend(self, seq: Sequence, end: int, *, reserve: int = 0) -> bool:
+        """Makes room for `end` tokens; False if that leaves less than `reserve` blocks free."""
+        missing = -(-end // self._block_size) - seq.num_blocks
+        if missing > 0 and self._allocator.num_free < missing + reserve:
+            return False
+        for _ in range(missing):
+            seq.hold(self._allocator.allocate())
+        return True
+
+    def publish(self, seq: Sequence) -> None:
+        """Offers blocks that are full of known tokens to whoever comes later."""
+        if not self._keeps_prefixes:
+            return
+        full = min(seq.num_computed, seq.num_known) // self._block_size
+        for i in range(seq.num_published, full):
+            self._allocator.publish(int(seq.block_ids[i]), seq.block_key(i))
+        seq.num_published = max(full, seq.num_published)
+
+    def forget(self, seq: Sequence) -> None:
+        """Takes what a sequence has computed out of the prefix index."""
+        for block in seq.blocks:
+            self._allocator.forget(block)
+        seq.num_published = seq.num_blocks  # nothing of it is worth keeping
+
+    def release(self, seq: Sequence) -> None:
+        """Takes back all blocks of a sequence; what they hold can be found still."""
+        self.publish(seq)
+        self._allocator.release(seq.blocks)
+        seq.drop_cache()
+
+    def check_integrity(self, sequences: Iterable[Sequence]) -> None:
+        """Asserts that the blocks of these sequences explain every count."""
+        self._allocator.check_integrity(seq.blocks for seq in sequences)
+
+    def _find_prefix(self, seq: Sequence, reusable: int) -> list[int]:
+        """Blocks that hold the beginning of the sequence, within its `reusable` tokens."""
+        blocks: list[int] = []
+        for i in range(reusable // self._block_size if self._keeps_prefixes else 0):
+            block = self._allocator.find(seq.block_key(i))
+            if block is None:
+                break
+            blocks.append(block)
+        return blocks

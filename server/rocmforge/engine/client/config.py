@@ -1,0 +1,34 @@
+"""What the operator decides about the engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from rocmforge.backend.protocol import LoadOptions
+from rocmforge.engine.ipc.params import TokenPieces
+from rocmforge.gguf.identity import FileIdentity
+from rocmforge.logs import LogFormat
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Settings of one engine, on both sides of the process boundary."""
+
+    backend: str  # a name, "auto", or package.module:function
+    model: Path
+    options: LoadOptions
+    identity: FileIdentity | None = None  # of the model's file, which must not become another model
+    vocabulary: TokenPieces | None = None  # None = requests cannot be constrained by a grammar
+    draft: Path | None = None  # the model that guesses tokens
+    max_waiting: int = 256  # unfinished requests beyond options.max_sequences
+    max_score_rows: int = 256  # prompt tokens scored in one step
+    prefix_cache: bool = True
+    resume: bool = False  # go on with requests in a new process when one dies
+    log_level: str = "WARNING"  # of the engine process, which logs to stderr
+    log_format: LogFormat = "text"
+    step_timeout_s: float = 300.0  # without news while work is pending: the engine is killed
+    client_stall_s: float = 60.0  # a handle that is not read for so long is cancelled
+    restart_backoff_s: float = 0.5  # before the first restart; doubles until one serves a step
+    restart_backoff_max_s: float = 30.0
+    stop_grace_s: float = 10.0  # for the engine process to end by itself

@@ -1,0 +1,127 @@
+"""Constrained sampling: which tokens a sequence may draw next.
+
+The work is llguidance's: an Earley parser over lexemes, run against a trie of the vocabulary. This
+module gives it the vocabulary and hands out one matcher per sequence.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import llguidance
+
+from rocmforge.backend.protocol import Int32Array, UInt32Array
+from rocmforge.engine.ipc.params import TokenPieces
+from rocmforge.errors import EngineError
+from rocmforge.text.output.grammar import parser_limits
+
+_CACHED_GRAMMARS = 64
+
+_Compiled = Future[llguidance.LLMatcher]
+
+
+class _Vocabulary:
+    """What llguidance wants to know of a tokenizer."""
+
+    def __init__(self, pieces: TokenPieces, vocab_size: int) -> None:
+        self.tokens = list(pieces.pieces[:vocab_size])
+        self.special_token_ids = list(pieces.special_ids)
+        self.eos_token_id = pieces.eos_ids[0]
+        self.bos_token_id = None
+        self._tokenizer: llguidance.LLTokenizer | None = None
+
+    def build(self, vocab_size: int, eos_ids: tuple[int, ...]) -> llguidance.LLTokenizer:
+        wrapper = llguidance.TokenizerWrapper(self)
+        self._tokenizer = llguidance.LLTokenizer(
+            wrapper, n_vocab=vocab_size, eos_token=list(eos_ids)
+        )
+        return self._tokenizer
+
+    def __call__(self, text: bytes) -> list[int]:
+        """Tokenises text that the grammar leaves no choice about: the longest pieces, greedily."""
+        if self._tokenizer is None:
+            return []  # asked for while it is built, to see whether this takes bytes
+        return self._tokenizer.greedy_tokenize(text.decode())
+
+
+class Matcher:
+    """Where one sequence is in its grammar. Advanced by committed tokens only."""
+
+    def __init__(self, matcher: llguidance.LLMatcher, num_words: int) -> None:
+        self._matcher = matcher
+        self.num_words = num_words
+
+    def fill(self, mask: UInt32Array) -> None:
+        """Sets bit t % 32 of word t // 32 if token t may come next; `mask` is [ceil(V / 32)].
+
+        Once the grammar is complete, only tokens that end a sequence may.
+        """
+        self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+
+    def fill_ahead(self, masks: UInt32Array, tokens: Int32Array) -> None:
+        """Fills a mask for each of these tokens, and one for what follows them, [1 + N, words].
+
+        The tokens are allowed. The place in the grammar stays as it is.
+        """
+        self.fill(masks[0])
+        for mask, token in zip(masks[1:], tokens.tolist(), strict=True):
+            self._matcher.consume_token(token)
+            self.fill(mask)
+        if len(tokens):
+            self._matcher.rollback(len(tokens))
+
+    def count_allowed(self, tokens: Int32Array) -> int:
+        """How many of these tokens, from the first on, may come next."""
+        return self._matcher.validate_tokens(tokens.tolist())
+
+    def advance(self, token: int) -> bool:
+        """Takes the next token; False if the grammar is at an impasse, and `error` says why."""
+        return self._matcher.consume_token(token)
+
+    @property
+    def error(self) -> str:
+        """What went wrong: a limit of the parser, or a token that was not allowed."""
+        return self._matcher.get_error()
+
+
+class Grammars:
+    """Compiles grammars for one vocabulary, in a thread of its own, and makes matchers.
+
+    Args:
+        pieces: the vocabulary.
+        vocab_size: tokens in the model's logits; those without a piece are never allowed.
+    """
+
+    def __init__(self, pieces: TokenPieces, vocab_size: int) -> None:
+        self._tokenizer = _Vocabulary(pieces, vocab_size).build(vocab_size, pieces.eos_ids)
+        self._num_words = -(-vocab_size // 32)
+        self._compiled: OrderedDict[str, _Compiled] = OrderedDict()  # latest use last
+        self._compiler = ThreadPoolExecutor(1, "grammar")
+
+    def compile(self, grammar: str) -> _Compiled:
+        """Begins to compile a grammar in llguidance's serialised form, if that is not done yet."""
+        compiled = self._compiled.get(grammar)
+        if compiled is None:
+            compiled = self._compiled[grammar] = self._compiler.submit(self._compile, grammar)
+            if len(self._compiled) > _CACHED_GRAMMARS:
+                self._compiled.popitem(last=False)
+        self._compiled.move_to_end(grammar)
+        return compiled
+
+    def matcher(self, grammar: str) -> Matcher:
+        """A matcher at the beginning of a grammar; waits until it is compiled.
+
+        Raises:
+            EngineError: it does not compile; the HTTP side checks grammars before it sends them.
+        """
+        return Matcher(self.compile(grammar).result().deep_copy(), self._num_words)
+
+    def _compile(self, grammar: str) -> llguidance.LLMatcher:
+        # Without the interpreter's lock: the engine's steps go on meanwhile.
+        compiled = llguidance.LLMatcher(
+            self._tokenizer, grammar, log_level=0, limits=parser_limits()
+        )
+        if compiled.is_error():
+            raise EngineError(f"The grammar does not compile: {compiled.get_error()}")
+        return compiled

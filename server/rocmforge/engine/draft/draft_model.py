@@ -1,0 +1,257 @@
+"""Guesses by a second, smaller model with the same vocabulary (Leviathan et al., 2023).
+
+It draws with the seeds, positions and settings of the sequences it guesses for. Noise depends on
+nothing else, so where both models see alike, they draw alike, at any temperature; what is wrong is
+found out when the first model draws for itself.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from rocmforge.backend.protocol import Int32Array, Runner, StepOutput, UInt32Array
+from rocmforge.engine.cache.kv_cache import KvCache
+from rocmforge.engine.draft.step_times import StepTimes
+from rocmforge.engine.ipc.params import GenerateRequest, SamplingParams
+from rocmforge.engine.schedule.batch import build_step
+from rocmforge.engine.schedule.chunks import Chunk, Plan
+from rocmforge.engine.schedule.limits import SchedulerLimits
+from rocmforge.engine.schedule.totals import Totals
+from rocmforge.engine.sequence.sequence import Sequence, Status
+
+
+@dataclass(slots=True, eq=False)
+class _Shadow:
+    """What the draft model knows of a sequence.
+
+    The copy has its tokens, and counts what the draft model has computed of them. Behind the
+    settled ones stand guesses, which are compared with what came when the next ones are wanted.
+    """
+
+    sequence: Sequence
+    copy: Sequence
+    settled: int = 0
+    is_guessing: bool = False  # in the round at hand
+
+    @property
+    def guesses(self) -> Int32Array:
+        return self.copy.tokens[self.settled : self.copy.num_known]
+
+    def settle(self) -> None:
+        """Takes over the sequence's tokens; what was computed for wrong guesses is void."""
+        copy, known = self.copy, self.sequence.num_known
+        tokens = self.sequence.tokens[self.settled : known]
+        wrong = np.flatnonzero(copy.tokens[self.settled : known] != tokens)
+        right = self.settled + int(wrong[0]) if len(wrong) else known
+        copy.tokens[self.settled : known] = tokens
+        copy.num_computed = min(copy.num_computed, right, known - 1)
+        copy.num_known = copy.num_tokens = self.settled = known
+
+
+class DraftModel:
+    """The draft model, its cache, and its shadows of the sequences.
+
+    Sequences are followed lazily: what they have is computed when guesses are first wanted, a
+    chunk in each round, so that no first token waits for it. One that finds no room in the cache
+    goes without guesses.
+
+    Args:
+        runner: the loaded model.
+        limits: of a step, as for the model that checks the guesses.
+        vocab_size: tokens of that model; there are none beyond in a guess.
+        clock: monotonic nanoseconds.
+        totals: counters to go on counting with.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        limits: SchedulerLimits,
+        vocab_size: int,
+        clock: Callable[[], int],
+        totals: Totals,
+    ) -> None:
+        info = runner.info
+        self._runner = runner
+        self._limits = limits
+        self._clock = clock
+        self._totals = totals
+        self._vocab_size = min(vocab_size, info.vocab_size)
+        self._block_size = info.block_size
+        self._max_context = min(info.max_context, info.num_blocks * info.block_size)
+        self._cache = KvCache(info.num_blocks, info.block_size, keeps_prefixes=limits.prefix_cache)
+        self._shadows: dict[int, _Shadow] = {}  # by request
+        self._next_step_id = 0
+        self.times = StepTimes()
+        """Of its steps while it guesses, by how many sequences it guesses for."""
+
+    def room(self, seq: Sequence) -> int:
+        """How many tokens it could guess: the last one guessed is never computed."""
+        return self._max_context - seq.num_known + 1
+
+    def guess(self, wanted: list[tuple[Sequence, int]]) -> list[Int32Array]:
+        """Guesses what comes next.
+
+        Args:
+            wanted: sequences whose tokens are all known, and how many guesses there is `room` for.
+
+        Returns:
+            As many guesses as were wanted of each sequence, or fewer.
+
+        Raises:
+            EngineError: the device failed.
+        """
+        started = self._clock()
+        nothing = np.zeros(0, np.int32)
+        shadows = [self._follow(seq, count) for seq, count in wanted]
+        counts = {
+            shadow: count
+            for shadow, (_, count) in zip(shadows, wanted, strict=True)
+            if shadow is not None
+        }
+        num_steps = self._run(counts) if counts else 0
+        took_ns = self._clock() - started
+        self._totals.model_draft_ns += took_ns
+        if num_steps and all(len(shadow.guesses) for shadow in counts):
+            self.times.take(len(counts), took_ns / num_steps)
+        return [nothing if shadow is None else shadow.guesses.copy() for shadow in shadows]
+
+    def release_ended(self) -> None:
+        """Gives back the blocks of sequences that do not run any more."""
+        for request_id, shadow in list(self._shadows.items()):
+            if shadow.sequence.status is not Status.RUNNING:
+                shadow.settle()
+                self._cache.release(shadow.copy)
+                del self._shadows[request_id]
+
+    def check_integrity(self) -> None:
+        """Asserts that every block is accounted for, and none held for sequences that are gone."""
+        assert all(s.sequence.status is Status.RUNNING for s in self._shadows.values())
+        self._cache.check_integrity(shadow.copy for shadow in self._shadows.values())
+
+    def _follow(self, seq: Sequence, count: int) -> _Shadow | None:
+        """The shadow of a sequence, with room for so many guesses; None if there is no room."""
+        request_id = seq.request.request_id
+        shadow = self._shadows.get(request_id)
+        if shadow is None:
+            shadow = self._shadows[request_id] = _Shadow(seq, _copy(seq, self._block_size))
+        if seq.tokens[shadow.settled : seq.num_known].max(initial=0) >= self._vocab_size:
+            return None  # and none from now on: it is not settled
+        shadow.settle()
+        copy, end = shadow.copy, seq.num_known + count - 1
+        copy.seen = None if seq.seen is None else seq.seen.copy(count)
+        if copy.num_blocks:
+            self._cache.publish(copy)
+            has_room = self._cache.extend(copy, end)
+        else:
+            has_room = self._cache.place(copy, end, reusable=copy.num_known - 1)
+        return shadow if has_room else None
+
+    def _run(self, counts: dict[_Shadow, int]) -> int:
+        """Runs steps until all have their guesses; returns how many.
+
+        The first one takes in what is new, and with what is left of its tokens parts of sequences
+        that are far behind; those do not guess in this round. With a runner of depth 2, no
+        step waits for the host to know the tokens of the one before, except under grammars.
+        """
+        shadow_of = {shadow.copy: shadow for shadow in counts}
+        plan = Plan(self._limits)
+        for copy in sorted(shadow_of, key=lambda copy: copy.num_new):
+            room = plan.room_for(copy)
+            if room > 0:
+                plan.add(copy, room)
+        chunks = plan.chunks
+        for shadow in counts:
+            shadow.is_guessing = False
+        for chunk in chunks:
+            shadow_of[chunk.sequence].is_guessing = chunk.samples
+        is_masked = any(shadow.sequence.matcher is not None for shadow in counts)
+        depth = 1 if is_masked else self._runner.info.pipeline_depth
+        in_flight: deque[list[Chunk]] = deque()
+        guessed = 0
+        while chunks:
+            step = build_step(self._next_step_id, chunks, self._block_size)
+            if is_masked and self._runner.info.masks_tokens:
+                allowed = self._allowed(chunks, shadow_of)
+                step = replace(step, sampling=replace(step.sampling, allowed=allowed))
+            self._runner.submit(step)
+            self._next_step_id += 1
+            guessed += 1
+            in_flight.append(chunks)
+            if len(in_flight) == depth:
+                self._take(in_flight.popleft(), self._runner.collect(), shadow_of)
+            plan = Plan(self._limits)
+            for shadow, count in counts.items():
+                if shadow.is_guessing and guessed < count:
+                    plan.add(shadow.copy, 1)
+            chunks = plan.chunks
+        while in_flight:
+            self._take(in_flight.popleft(), self._runner.collect(), shadow_of)
+        for copy in shadow_of:  # a step may have been underway when the guesses ended
+            copy.num_computed = min(copy.num_computed, copy.num_known)
+        return guessed
+
+    def _allowed(self, chunks: list[Chunk], shadow_of: dict[Sequence, _Shadow]) -> UInt32Array:
+        """Which tokens each row may draw, [L, ceil(V / 32)]."""
+        num_words = -(-self._runner.info.vocab_size // 32)
+        num_rows = sum(chunk.num_rows for chunk in chunks)
+        allowed = np.full((num_rows, num_words), 0xFFFFFFFF, np.uint32)
+        for chunk in chunks:
+            shadow = shadow_of[chunk.sequence]
+            matcher = shadow.sequence.matcher
+            if matcher is not None and chunk.samples:
+                ahead = np.zeros((len(shadow.guesses) + 1, matcher.num_words), np.uint32)
+                matcher.fill_ahead(ahead, shadow.guesses)
+                width = min(num_words, matcher.num_words)
+                allowed[chunk.first_row, :width] = ahead[-1, :width]
+        return allowed
+
+    def _take(
+        self, chunks: list[Chunk], output: StepOutput, shadow_of: dict[Sequence, _Shadow]
+    ) -> None:
+        """Appends what was drawn, unless it could not be a guess or is behind one of those."""
+        ids: list[int] = output.token_ids.tolist()
+        for chunk in chunks:
+            copy = chunk.sequence
+            shadow = shadow_of[copy]
+            if not chunk.samples or not shadow.is_guessing:
+                continue
+            token = ids[chunk.first_row]
+            if not 0 <= token < self._vocab_size or token in copy.stop_ids:
+                shadow.is_guessing = False
+                continue
+            copy.append(token)
+            matcher = shadow.sequence.matcher
+            if matcher is not None and matcher.count_allowed(shadow.guesses) < len(shadow.guesses):
+                shadow.is_guessing = False
+
+
+def _copy(seq: Sequence, block_size: int) -> Sequence:
+    """A sequence that draws as this one does; everything else it may be asked for is left out."""
+    sampling = seq.sampling
+    request = GenerateRequest(
+        request_id=seq.request.request_id,
+        prompt_ids=seq.request.prompt_ids,
+        sampling=SamplingParams(
+            max_tokens=sampling.max_tokens,
+            temperature=sampling.temperature,
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+            min_p=sampling.min_p,
+            repetition_penalty=sampling.repetition_penalty,
+            presence_penalty=sampling.presence_penalty,
+            frequency_penalty=sampling.frequency_penalty,
+            seed=sampling.seed,
+            min_tokens=sampling.min_tokens,
+            ignore_eos=sampling.ignore_eos,
+            stop_token_ids=sampling.stop_token_ids,
+            logit_bias=sampling.logit_bias,
+        ),
+        eos_ids=seq.request.eos_ids,
+        arrival_ns=seq.request.arrival_ns,
+    )
+    return Sequence(request, block_size)

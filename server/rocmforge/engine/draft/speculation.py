@@ -1,0 +1,158 @@
+"""Speculative decoding: whose tokens are guessed, by whom and how many, before each step.
+
+Guesses are exact whatever is decided here: the step draws every token anew (`Scheduler.commit`). So
+this is about time only. Of a sequence whose guesses are right at a rate r, k of them bring
+1 + r + ... + r^k tokens in one step; that step takes as long as one of so many tokens took lately,
+and the draft model a step for each guess. The k is taken that gives the most tokens per time of all
+that run, which is 0 where checking costs more than it saves: when many sequences run, their tokens
+already fill the device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import log
+from typing import Final
+
+import numpy as np
+
+from rocmforge.backend.protocol import Int32Array, StepOutput
+from rocmforge.engine.draft.draft_model import DraftModel
+from rocmforge.engine.draft.lookup import look_up
+from rocmforge.engine.draft.step_times import StepTimes
+from rocmforge.engine.schedule.chunks import Chunk
+from rocmforge.engine.sequence.drafting import Drafting, Guesser
+from rocmforge.engine.sequence.sequence import Sequence
+
+_WORTH_CHECKING: Final = 1 / 8
+"""How probably right a guess has to be."""
+_PAUSE: Final = 64
+"""Tokens after which a sequence that goes without guesses is looked at again. Meanwhile it does not
+wait for its last token to be known, so it loses nothing where two steps are in flight."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Offer:
+    """Guesses that one sequence could have."""
+
+    sequence: Sequence
+    drafting: Drafting
+    guesser: Guesser
+    guesses: Int32Array  # all there are, if nobody has to be asked
+    limit: int  # how many are worth checking
+
+
+class Speculation:
+    """Decides for all sequences, and remembers how long steps take.
+
+    Args:
+        model: None = there is only prompt lookup.
+    """
+
+    def __init__(self, model: DraftModel | None) -> None:
+        self._model = model
+        # Of steps that read no prompts, by number of tokens. Without guesses a step may take
+        # another way through the backend (a captured graph): these are no points of one line.
+        self._plain = StepTimes()
+        self._checking = StepTimes()
+
+    def draft(self, running: list[Sequence]) -> None:
+        """Guesses for those that will decode in the next step.
+
+        Raises:
+            EngineError: the device of the draft model failed.
+        """
+        offers = [offer for seq in running if (offer := self._consider(seq)) is not None]
+        if not offers:
+            return
+        # Tokens of the step that nobody guesses behind; prompts are left out of the account.
+        others = sum(seq.num_new == 1 for seq in running) - len(offers)
+        if not self._plain.knows(len(offers) + others):
+            return
+        length = self._best_length(offers, others)
+        asked: list[_Offer] = []
+        for offer in offers:
+            if not min(offer.limit, length):
+                offer.drafting.pause(offer.sequence.num_known + _PAUSE)
+                continue
+            offer.drafting.guesser = offer.guesser
+            if offer.guesser is Guesser.LOOKUP:
+                offer.drafting.guesses = offer.guesses[: min(offer.limit, length)]
+            else:
+                asked.append(offer)
+        if asked:
+            assert self._model is not None, "it has made an offer"
+            wanted = [(offer.sequence, min(offer.limit, length)) for offer in asked]
+            for offer, guesses in zip(asked, self._model.guess(wanted), strict=True):
+                offer.drafting.guesses = guesses
+
+    def observe(self, chunks: list[Chunk], output: StepOutput) -> None:
+        """Learns from the time of a step, if somebody could use that."""
+        if not any(chunk.sequence.drafting for chunk in chunks):
+            return
+        if all(chunk.num_tokens == 1 + chunk.num_drafts for chunk in chunks):
+            times = self._checking if any(chunk.num_drafts for chunk in chunks) else self._plain
+            times.take(sum([chunk.num_tokens for chunk in chunks]), output.device_ns)
+
+    def release_ended(self) -> None:
+        """Frees what is held for sequences that do not run any more."""
+        if self._model is not None:
+            self._model.release_ended()
+
+    def check_integrity(self) -> None:
+        """Asserts that every block of the draft model is accounted for."""
+        if self._model is not None:
+            self._model.check_integrity()
+
+    def _consider(self, seq: Sequence) -> _Offer | None:
+        """What could be guessed for a sequence; makes it wait for its last token if need be."""
+        drafting = seq.drafting
+        if drafting is None:
+            return None
+        num_model = drafting.limits[Guesser.MODEL] if self._model is not None else 0
+        num_lookup = drafting.limits[Guesser.LOOKUP]
+        is_paused = seq.num_known < drafting.paused_until
+        seq.waits = seq.always_waits or not (is_paused or num_model == num_lookup == 0)
+        if is_paused or seq.num_new != 1 or seq.num_known < seq.num_tokens:
+            return None
+        room = seq.compute_limit - seq.num_known
+        rates = {guesser: each.rate for guesser, each in drafting.acceptance.items()}
+        found = look_up(seq.tokens[: seq.num_known], min(num_lookup, room))
+        if self._model is not None:
+            num_model = min(num_model, room, self._model.room(seq))
+        if len(found) and (num_model <= 0 or rates[Guesser.LOOKUP] >= rates[Guesser.MODEL]):
+            limit = min(len(found), _worth_checking(rates[Guesser.LOOKUP]))
+            return _Offer(seq, drafting, Guesser.LOOKUP, found, limit)
+        if num_model > 0:
+            limit = min(num_model, _worth_checking(rates[Guesser.MODEL]))
+            return _Offer(seq, drafting, Guesser.MODEL, found, limit)
+        return None
+
+    def _best_length(self, offers: list[_Offer], others: int) -> int:
+        """The number of guesses, for those that can have so many, that pays best."""
+        limits = np.array([offer.limit for offer in offers])
+        rates = np.array([offer.drafting.acceptance[offer.guesser].rate for offer in offers])
+        lengths = np.arange(limits.max(initial=0) + 1)
+        counts = np.minimum(limits[:, None], lengths)  # [offers, lengths]
+        chances = np.where(lengths <= limits[:, None], rates[:, None] ** lengths, 0.0)
+        tokens = others + np.cumsum(chances.sum(axis=0))
+        sizes = others + len(offers) + counts.sum(axis=0)
+        plain_ns = self._plain.estimate(sizes[:1])[0]
+        times = np.maximum(self._checking.estimate(sizes), plain_ns)
+        times[0] = plain_ns
+        asks = np.array([offer.guesser is Guesser.MODEL for offer in offers])
+        if self._model is not None and asks.any():
+            step_ns = self._model.times.estimate(np.array([asks.sum()]))[0]
+            times = times + step_ns * counts[asks].max(axis=0)
+        gains = tokens / np.maximum(times, 1)
+        best = int(gains.argmax())
+        if best == 0 and len(lengths) > 1:
+            self._checking.forget(int(sizes[1 + gains[1:].argmax()]))
+        return best
+
+
+def _worth_checking(rate: float) -> int:
+    """How many guesses in a row are right often enough."""
+    if rate >= 1:
+        return 1 << 16
+    return int(log(_WORTH_CHECKING) / log(rate)) if rate > 0 else 0

@@ -1,0 +1,105 @@
+"""What the HTTP side and the engine process say to each other."""
+
+from __future__ import annotations
+
+from rocmforge import errors
+from rocmforge.backend.protocol import LoadOptions, RunnerInfo
+from rocmforge.engine.ipc.params import GenerateRequest, Message, TokenEvent, TokenPieces
+from rocmforge.engine.ipc.status import EngineStats
+from rocmforge.errors import EngineError, RocmForgeError
+from rocmforge.gguf.identity import FileIdentity
+from rocmforge.logs import LogFormat
+
+
+class Start(Message, frozen=True, tag=True):
+    """The first command: what to load, and how to run it."""
+
+    backend: str  # a name, "auto", or package.module:function
+    model: str  # path
+    options: LoadOptions
+    max_waiting: int
+    max_score_rows: int
+    prefix_cache: bool
+    log_level: str
+    log_format: LogFormat
+    totals: EngineStats  # of the engine process before this one
+    vocabulary: TokenPieces | None
+    draft: str | None = None  # path of the model that guesses tokens
+    identity: FileIdentity | None = None  # what the model's file should be; None = whatever it is
+
+
+class Submit(Message, frozen=True, tag=True):
+    """A new request."""
+
+    request: GenerateRequest
+
+
+class Cancel(Message, frozen=True, tag=True):
+    """Nobody waits for this request any more."""
+
+    request_id: int
+
+
+class Shutdown(Message, frozen=True, tag=True):
+    """Free the device and exit."""
+
+
+class Progress(Message, frozen=True, tag=True):
+    """Loading gets on."""
+
+    stage: str
+    fraction: float  # 0..1
+
+
+class Ready(Message, frozen=True, tag=True):
+    """Loading is done."""
+
+    runner: RunnerInfo
+    is_fallback: bool
+    fallback_reason: str
+
+
+class LoadFailed(Message, frozen=True, tag=True):
+    """Loading failed; see `describe_error`."""
+
+    kind: str
+    message: str
+    fields: dict[str, str | int | float | list[str] | None]
+
+
+class StepReport(Message, frozen=True, tag=True):
+    """What one step brought."""
+
+    events: tuple[TokenEvent, ...]
+    stats: EngineStats
+
+
+class Fatal(Message, frozen=True, tag=True):
+    """The engine process ends, because of this; `events` are the last ones of all requests."""
+
+    message: str
+    events: tuple[TokenEvent, ...]
+
+
+Command = Start | Submit | Cancel | Shutdown
+Report = Progress | Ready | LoadFailed | StepReport | Fatal
+
+
+def describe_error(error: RocmForgeError) -> LoadFailed:
+    """An error as a message: class name, text and fields."""
+    fields = {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in vars(error).items()
+        if name != "message"
+    }
+    return LoadFailed(kind=type(error).__name__, message=error.message, fields=fields)
+
+
+def rebuild_error(failure: LoadFailed) -> RocmForgeError:
+    """The error that `describe_error` was given, with its class and fields."""
+    kind = getattr(errors, failure.kind, EngineError)
+    error: RocmForgeError = kind.__new__(kind)
+    RocmForgeError.__init__(error, failure.message)
+    for name, value in failure.fields.items():
+        setattr(error, name, tuple(value) if isinstance(value, list) else value)
+    return error

@@ -1,0 +1,1 @@
+"""The choice of each step's tokens, and their layout for the backend."""

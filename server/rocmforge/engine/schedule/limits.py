@@ -1,0 +1,34 @@
+"""The limits that the scheduler decides under."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rocmforge.errors import ConfigurationError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerLimits:
+    """What the operator allows.
+
+    Raises:
+        ConfigurationError: the limits contradict each other.
+    """
+
+    max_sequences: int  # computed in one step
+    max_batched_tokens: int  # computed in one step; at least max_sequences
+    max_waiting: int  # unfinished requests beyond max_sequences
+    max_score_rows: int = 256  # prompt tokens scored in one step: each costs a row of logits
+    prefix_cache: bool = True
+
+    def __post_init__(self) -> None:
+        if not 0 < self.max_sequences <= self.max_batched_tokens:
+            raise ConfigurationError(
+                f"The token budget of a step ({self.max_batched_tokens}) must not be below the "
+                f"number of concurrent sequences ({self.max_sequences}), which must be positive."
+            )
+
+    @property
+    def max_live(self) -> int:
+        """Unfinished requests held at once."""
+        return self.max_sequences + self.max_waiting

@@ -1,0 +1,26 @@
+"""Reads log-probabilities out of a step's result."""
+
+from __future__ import annotations
+
+from rocmforge.backend.protocol import StepOutput
+from rocmforge.engine.ipc.params import TokenLogprob
+
+
+def read_logprobs(
+    output: StepOutput, start: int, stop: int, num_top: int
+) -> tuple[TokenLogprob, ...]:
+    """Log-probabilities of rows `start..stop`, with the `num_top` most probable alternatives."""
+    assert output.logprobs is not None, "the step asked for log-probabilities"
+    ids = output.token_ids[start:stop].tolist()
+    logprobs = output.logprobs[start:stop].tolist()
+    tops: list[tuple[tuple[int, float], ...]] = [()] * len(ids)
+    if num_top > 0:
+        assert output.top_ids is not None, "the step asked for alternatives"
+        assert output.top_logprobs is not None, "the step asked for alternatives"
+        top_ids = output.top_ids[start:stop, :num_top].tolist()
+        top_logprobs = output.top_logprobs[start:stop, :num_top].tolist()
+        tops = [tuple(zip(*row, strict=True)) for row in zip(top_ids, top_logprobs, strict=True)]
+    return tuple(
+        TokenLogprob(token_id=token, logprob=logprob, top=top)
+        for token, logprob, top in zip(ids, logprobs, tops, strict=True)
+    )

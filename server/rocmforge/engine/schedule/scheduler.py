@@ -1,0 +1,424 @@
+"""Who runs in the next step, with how many tokens, and who has to give way.
+
+First come, first served, and between API keys by what each was served before (`fairness`). Every
+step first gives one token to each sequence that waits for its next one, then spends what is left of
+the token budget on prompts, in that order. A sequence gets the blocks for all its known tokens when
+it is admitted and one more whenever it grows over a block's edge. When none is left, the newest
+running sequence, of the key served most, gives all of its own back and is computed again later: the
+first in order always gets on, so everything ends.
+
+Nothing here does I/O or looks at a clock. Counters run ahead of the device: a planned step
+counts as computed, because steps run in the order in which they were planned.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from heapq import heappop, heappush
+
+import numpy as np
+from msgspec import structs
+
+from rocmforge.backend.protocol import RunnerInfo, StepOutput
+from rocmforge.engine.cache.kv_cache import KvCache
+from rocmforge.engine.constraint.constraint import Constraint
+from rocmforge.engine.ipc.params import FinishReason, GenerateRequest, TokenEvent
+from rocmforge.engine.ipc.status import EngineStats
+from rocmforge.engine.schedule.chunks import Chunk, Plan
+from rocmforge.engine.schedule.fairness import FairQueue
+from rocmforge.engine.schedule.limits import SchedulerLimits
+from rocmforge.engine.schedule.logprobs import read_logprobs
+from rocmforge.engine.schedule.totals import Totals
+from rocmforge.engine.sequence.pooling import Pool
+from rocmforge.engine.sequence.sequence import Sequence, Status
+from rocmforge.errors import ContextLengthExceeded, QueueFull, UnsupportedFeature
+
+
+class Scheduler:
+    """Owns all sequences and all blocks.
+
+    Args:
+        info: block size and count, and the context limit.
+        limits: see `SchedulerLimits`.
+        totals: counters to go on counting with.
+        masks_late: whether the mask of a token may follow when its step already runs.
+    """
+
+    def __init__(
+        self,
+        info: RunnerInfo,
+        limits: SchedulerLimits,
+        totals: Totals,
+        *,
+        masks_late: bool = False,
+    ) -> None:
+        self.totals = totals
+        self._masks_late = masks_late
+        self._is_encoder = info.is_encoder
+        if info.is_encoder:  # prompts are computed whole, and leave nothing behind
+            self.max_context = min(info.max_context, limits.max_batched_tokens)
+            limits = replace(limits, prefix_cache=False)
+        else:
+            self.max_context = min(info.max_context, info.num_blocks * info.block_size)
+        self._limits = limits
+        self._block_size = info.block_size
+        self._cache = KvCache(info.num_blocks, info.block_size, keeps_prefixes=limits.prefix_cache)
+        self._live: dict[int, Sequence] = {}
+        self._waiting = FairQueue()
+        self._running: list[Sequence] = []  # keys served least first, within them oldest first
+        self._deadlines: list[tuple[int, int]] = []  # heap of (deadline_ns, request_id)
+
+    # --- requests come and go ---
+
+    def add(
+        self, request: GenerateRequest, now_ns: int, matcher: Constraint | None = None
+    ) -> TokenEvent | None:
+        """Queues a request; returns its last event at once if there is nothing to compute.
+
+        Raises:
+            QueueFull: `max_live` requests are unfinished.
+            ContextLengthExceeded: prompt and output exceed the context.
+            UnsupportedFeature: an encoder is asked for tokens.
+        """
+        if self._is_encoder and request.sampling.pooling is None:
+            raise UnsupportedFeature("The model is an encoder: it generates no text.")
+        if len(self._live) >= self._limits.max_live:
+            raise QueueFull(
+                f"{len(self._live)} requests are being served or waiting; try again later.",
+                retry_after_s=1.0,
+            )
+        num_prompt, max_tokens = len(request.prompt_ids), request.sampling.max_tokens
+        if num_prompt + max_tokens > self.max_context:
+            raise ContextLengthExceeded(
+                limit=self.max_context,
+                prompt_tokens=num_prompt,
+                max_tokens=max_tokens,
+                param="prompt",
+            )
+        waits = matcher is not None and not self._masks_late
+        seq = Sequence(request, self._block_size, matcher, waits=waits)
+        assert request.request_id not in self._live, "request ids are unique"
+        self._live[request.request_id] = seq
+        self._waiting.append(seq)
+        if max_tokens == 0 and not seq.pool and (not seq.scores_prompt or num_prompt == 1):
+            return self._finish(seq, FinishReason.LENGTH, now_ns)
+        if request.deadline_ns is not None:
+            heappush(self._deadlines, (request.deadline_ns, request.request_id))
+        return None
+
+    def cancel(self, request_id: int, now_ns: int) -> TokenEvent | None:
+        """Ends a request, if it is unfinished; its blocks are free when this returns."""
+        seq = self._live.get(request_id)
+        return self._finish(seq, FinishReason.CANCELLED, now_ns) if seq is not None else None
+
+    def expire(self, now_ns: int) -> list[TokenEvent]:
+        """Ends the requests whose deadline has passed."""
+        events = []
+        while self._deadlines and self._deadlines[0][0] <= now_ns:
+            _, request_id = heappop(self._deadlines)
+            seq = self._live.get(request_id)
+            if seq is not None:
+                events.append(self._finish(seq, FinishReason.DEADLINE, now_ns))
+        return events
+
+    def fail_all(self, message: str, now_ns: int) -> list[TokenEvent]:
+        """Ends everything, because the engine does."""
+        return [
+            self._finish(
+                seq, FinishReason.DIED, now_ns, TokenEvent(request_id=request_id, error=message)
+            )
+            for request_id, seq in list(self._live.items())
+        ]
+
+    # --- before a step ---
+
+    def schedule(self, now_ns: int) -> list[Chunk]:
+        """Decides the next step. No chunks: nothing can be computed before a result is known."""
+        plan = Plan(self._limits, whole_prompts=self._is_encoder)
+        self._waiting.sort(self._running)
+        self._continue_decodes(plan)
+        self._continue_prefills(plan)
+        self._admit(plan, now_ns)
+        return plan.chunks
+
+    def _compute(self, plan: Plan, seq: Sequence, count: int, num_drafts: int = 0) -> None:
+        """Puts tokens into the step.
+
+        The blocks that they fill can be shared at once, by sequences of the same step too: in each
+        layer, the keys and values of all tokens are stored before any of them attends.
+        """
+        plan.add(seq, count, num_drafts)
+        self._cache.publish(seq)
+
+    def _continue_decodes(self, plan: Plan) -> None:
+        running = tuple(self._running)
+        for i, seq in enumerate(running):
+            if seq.num_new == 1 and seq.status is Status.RUNNING and self._grow(seq):
+                drafts = self._draft(seq, plan.room_for_drafts(len(running) - 1 - i))
+                self._compute(plan, seq, 1, drafts)
+
+    def _continue_prefills(self, plan: Plan) -> None:
+        for seq in self._running:
+            if seq.num_new > 1:
+                count = plan.room_for(seq)
+                if count > 0:
+                    self._compute(plan, seq, count)
+
+    def _admit(self, plan: Plan, now_ns: int) -> None:
+        while len(self._running) < self._limits.max_sequences:
+            seq = self._waiting.head()
+            if seq is None or plan.room_for(seq) <= 0 or not self._place(seq):
+                return
+            self._waiting.remove(seq)
+            self._running.append(seq)
+            seq.status = Status.RUNNING
+            if not seq.scheduled_ns:  # what is computed again is not charged again
+                self._waiting.charge_prompt(seq, seq.num_new)
+                seq.scheduled_ns = now_ns
+            count = plan.room_for(seq)  # less than before, if a part was cached
+            if count > 0:
+                self._compute(plan, seq, count)
+
+    def _grow(self, seq: Sequence) -> bool:
+        """Makes sure the next token has a slot; False if the sequence itself had to give way."""
+        while not self._cache.extend(seq, seq.num_computed + 1):
+            victim = self._running[-1]
+            self._preempt(victim)
+            if victim is seq:
+                return False
+        return True
+
+    def _draft(self, seq: Sequence, room: int) -> int:
+        """Takes guesses to check in this step; nobody has to give way for them."""
+        count = seq.draft(min(room, seq.compute_limit - seq.num_known))
+        if count and not self._cache.extend(seq, seq.num_known + count, reserve=len(self._running)):
+            count = min(count, max(0, self._cache.room(seq) - seq.num_known))
+        return count
+
+    def _preempt(self, seq: Sequence) -> None:
+        self._cache.release(seq)
+        self._running.remove(seq)
+        self._waiting.put_back(seq)
+        seq.status = Status.WAITING
+        self.totals.preemptions += 1
+
+    def _place(self, seq: Sequence) -> bool:
+        """Gives a sequence blocks for all its tokens: cached ones first, then fresh ones.
+
+        One free block per running sequence is left alone, so that those do not have to throw
+        the newcomer out again when they grow.
+        """
+        if self._is_encoder:
+            return True
+        if not self._cache.place(
+            seq, seq.num_new, reusable=self._reusable(seq), reserve=len(self._running)
+        ):
+            return False
+        self._count_prefix(seq, seq.num_computed)
+        return True
+
+    @staticmethod
+    def _reusable(seq: Sequence) -> int:
+        """How many of its first tokens need not be computed; the last one always is.
+
+        A sequence whose prompt is scored needs the logits of every token not scored yet, and one
+        that is pooled the hidden states.
+        """
+        reusable = min(seq.num_known, seq.compute_limit) - 1
+        if seq.scores_prompt and seq.num_scored < seq.num_prompt - 1:
+            reusable = min(reusable, seq.num_scored)
+        if seq.pool is not None:
+            reusable = min(reusable, seq.pool.next)
+        return reusable
+
+    def _count_prefix(self, seq: Sequence, num_tokens: int) -> None:
+        first_time = seq.scheduled_ns == 0
+        if first_time:
+            seq.cached_tokens = num_tokens
+        self.totals.prefix_query_tokens += seq.num_known
+        self.totals.prefix_hit_tokens += num_tokens
+
+    # --- after a step ---
+
+    def commit(self, chunks: list[Chunk], output: StepOutput, now_ns: int) -> list[TokenEvent]:
+        """Takes in the results of a step that `schedule` planned.
+
+        Rows of sequences that ended in the meantime are dropped.
+        """
+        ids: list[int] = output.token_ids.tolist()
+        events = []
+        for chunk in chunks:
+            num_known = chunk.num_tokens - chunk.num_drafts
+            if chunk.start < chunk.sequence.num_prompt or num_known > 1:
+                self.totals.prefill_tokens += num_known
+            if chunk.sequence.status is Status.FINISHED:
+                continue
+            if chunk.sequence.pool is not None:
+                events += self._commit_hidden(chunk, chunk.sequence.pool, output, now_ns)
+            elif chunk.num_rows:
+                events.append(self._commit_rows(chunk, ids, output, now_ns))
+        self.totals.steps += 1
+        self.totals.device_ns += output.device_ns
+        self.totals.host_processed_rows += output.host_processed_rows
+        self.totals.last_step_tokens = sum([chunk.num_tokens for chunk in chunks])
+        return events
+
+    def _commit_rows(
+        self, chunk: Chunk, ids: list[int], output: StepOutput, now_ns: int
+    ) -> TokenEvent:
+        seq, sampling = chunk.sequence, chunk.sequence.sampling
+        first, first_draw = chunk.first_row, chunk.first_row + chunk.num_scores
+        token_ids = self._right_draws(chunk, ids)
+        if -1 in ids[first:first_draw] or -1 in token_ids:
+            return self._fail_nan(seq, now_ns)
+        logprobs = prompt_logprobs = reason = None
+        if chunk.num_scores:
+            prompt_logprobs = read_logprobs(output, first, first_draw, sampling.prompt_logprobs)
+        if chunk.samples:
+            for number, token in enumerate(token_ids, start=1):
+                if seq.matcher is not None and not seq.matcher.advance(token):
+                    problem = f"The output left its grammar: {seq.matcher.error}"
+                    return self._fail(seq, problem, now_ns)
+                reason = self._take_token(seq, token, now_ns)
+                if reason is not None:  # drafts have no token that ends a sequence
+                    assert number == len(token_ids), "nothing follows the last token"
+            if sampling.num_logprobs >= 0:
+                end = first_draw + len(token_ids)
+                logprobs = read_logprobs(output, first_draw, end, sampling.num_logprobs)
+            if chunk.num_drafts:
+                self._settle_drafts(seq, chunk.num_drafts, len(token_ids) - 1)
+        elif chunk.start + chunk.num_tokens == seq.compute_limit:
+            reason = FinishReason.LENGTH  # only scored: max_tokens is 0
+        event = TokenEvent(
+            request_id=seq.request.request_id,
+            token_ids=tuple(token_ids),
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+        )
+        return event if reason is None else self._finish(seq, reason, now_ns, event)
+
+    def _settle_drafts(self, seq: Sequence, drafted: int, accepted: int) -> None:
+        assert seq.drafting is not None, "somebody has guessed"
+        seq.settle_drafts()
+        seq.drafting.settle(drafted, accepted)
+        self.totals.count_drafts(seq.drafting.guesser, drafted, accepted)
+
+    @staticmethod
+    def _right_draws(chunk: Chunk, ids: list[int]) -> list[int]:
+        """What the rows have drawn, up to the first that differs from the draft in its place.
+
+        Draws depend on seed, position and what stands before: with drafts that are right, those
+        are the tokens that would have been drawn one at a time.
+        """
+        draws = ids[chunk.draw_rows.start : chunk.draw_rows.stop]
+        for i, (draft, draw) in enumerate(zip(chunk.drafts.tolist(), draws, strict=False)):
+            if draw != draft:
+                return draws[: i + 1]
+        return draws
+
+    def _commit_hidden(
+        self, chunk: Chunk, pool: Pool, output: StepOutput, now_ns: int
+    ) -> list[TokenEvent]:
+        """Takes hidden states in; the last event when there are no more to come."""
+        seq = chunk.sequence
+        if chunk.num_hidden:
+            assert output.hidden is not None, "the step asked for hidden states"
+            pool.take(output.hidden[chunk.hidden_sum])
+        if chunk.start + chunk.num_tokens < seq.compute_limit:
+            return []
+        if not np.isfinite(pool.result).all():
+            return [self._fail_nan(seq, now_ns)]
+        event = TokenEvent(
+            request_id=seq.request.request_id, embedding=pool.result.astype(np.float32).tobytes()
+        )
+        return [self._finish(seq, FinishReason.LENGTH, now_ns, event)]
+
+    def _take_token(self, seq: Sequence, token: int, now_ns: int) -> FinishReason | None:
+        seq.append(token)
+        seq.first_token_ns = seq.first_token_ns or now_ns
+        self.totals.decode_tokens += 1
+        self._waiting.charge_output(seq)
+        if token in seq.stop_ids:
+            return FinishReason.STOP
+        if seq.num_known == seq.max_length:
+            return FinishReason.LENGTH
+        return None
+
+    def _fail_nan(self, seq: Sequence, now_ns: int) -> TokenEvent:
+        self._cache.forget(seq)
+        message = "The model produced NaN for this request; its output would be meaningless."
+        return self._fail(seq, message, now_ns)
+
+    def _fail(self, seq: Sequence, message: str, now_ns: int) -> TokenEvent:
+        event = TokenEvent(request_id=seq.request.request_id, error=message)
+        return self._finish(seq, FinishReason.ERROR, now_ns, event)
+
+    # --- the end of a sequence ---
+
+    def _finish(
+        self, seq: Sequence, reason: FinishReason, now_ns: int, news: TokenEvent | None = None
+    ) -> TokenEvent:
+        """Frees everything and returns the last event, which carries `news` too."""
+        if seq.status is Status.RUNNING:
+            self._cache.release(seq)
+            self._running.remove(seq)
+        else:
+            self._waiting.remove(seq)
+        seq.status = Status.FINISHED
+        del self._live[seq.request.request_id]
+        return structs.replace(
+            news or TokenEvent(request_id=seq.request.request_id),
+            finish_reason=reason,
+            cached_tokens=seq.cached_tokens,
+            timing=seq.timing(now_ns),
+        )
+
+    # --- for whoever looks on ---
+
+    @property
+    def running(self) -> list[Sequence]:
+        """Sequences that hold blocks, those that go first at the front."""
+        return self._running
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any request is unfinished."""
+        return bool(self._live)
+
+    def stats(self) -> EngineStats:
+        """A snapshot of gauges and counters."""
+        totals = self.totals
+        return EngineStats(
+            running=len(self._running),
+            waiting=len(self._waiting),
+            waiting_by_key=self._waiting.by_key,
+            blocks_total=self._cache.num_blocks,
+            blocks_used=self._cache.num_used,
+            blocks_cached=self._cache.num_cached,
+            steps_total=totals.steps,
+            prefill_tokens_total=totals.prefill_tokens,
+            decode_tokens_total=totals.decode_tokens,
+            preemptions_total=totals.preemptions,
+            prefix_query_tokens_total=totals.prefix_query_tokens,
+            prefix_hit_tokens_total=totals.prefix_hit_tokens,
+            device_ns_total=totals.device_ns,
+            read_bytes_total=totals.read_bytes,
+            launches_total=totals.launches,
+            gap_ns_total=totals.gap_ns,
+            host_processed_rows_total=totals.host_processed_rows,
+            last_step_tokens=totals.last_step_tokens,
+            drafts_total=totals.drafts,
+            drafted_tokens_total=totals.drafted_tokens,
+            accepted_tokens_total=totals.accepted_tokens,
+            model_drafts_total=totals.model_drafts,
+            model_drafted_tokens_total=totals.model_drafted_tokens,
+            model_accepted_tokens_total=totals.model_accepted_tokens,
+            model_draft_ns_total=totals.model_draft_ns,
+        )
+
+    def check_integrity(self) -> None:
+        """Asserts that queues, tables and block counts agree."""
+        assert set(self._live.values()) == {*self._running, *self._waiting}
+        assert len(self._live) == len(self._running) + len(self._waiting)
+        assert all(seq.num_blocks == 0 for seq in self._waiting), "who waits holds no blocks"
+        self._cache.check_integrity(self._running)

@@ -1,0 +1,1 @@
+"""One request within the engine: its tokens, its blocks and what it counts."""

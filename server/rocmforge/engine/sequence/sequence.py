@@ -1,0 +1,251 @@
+"""One request on its way through the engine."""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+
+import numpy as np
+
+from rocmforge.backend.protocol import NO_SOURCE, Float32Array, Int32Array
+from rocmforge.engine.constraint.constraint import Constraint
+from rocmforge.engine.ipc.params import GenerateRequest, RequestTiming
+from rocmforge.engine.sequence.block_keys import BlockKey, chain_key, root_key
+from rocmforge.engine.sequence.drafting import Drafting, Guesser
+from rocmforge.engine.sequence.pooling import Pool
+
+
+class Status(Enum):
+    """Where a sequence is."""
+
+    WAITING = auto()  # holds no blocks
+    RUNNING = auto()
+    FINISHED = auto()
+
+
+class SeenTokens:
+    """Which tokens a sequence holds and how often it produced them, for the penalties.
+
+    Args:
+        prompt: tokens that count as seen but not as produced.
+        capacity: how many tokens may follow.
+    """
+
+    def __init__(self, prompt: Int32Array, capacity: int) -> None:
+        distinct = np.unique(prompt)
+        self._size = len(distinct)
+        self._tokens = np.zeros(self._size + capacity, np.int32)
+        self._tokens[: self._size] = distinct
+        self._counts = np.zeros(self._size + capacity, np.int32)
+        self._index = {token: i for i, token in enumerate(distinct.tolist())}
+
+    def add(self, token: int) -> None:
+        """Counts one produced token."""
+        i = self._index.setdefault(token, self._size)
+        if i == self._size:
+            self._tokens[i] = token
+            self._size += 1
+        self._counts[i] += 1
+
+    def ahead(self, drafts: Int32Array) -> SeenTokens:
+        """What would be seen if these tokens were produced next."""
+        copy = self.copy(len(drafts))
+        for token in drafts.tolist():
+            copy.add(token)
+        return copy
+
+    def copy(self, capacity: int) -> SeenTokens:
+        """The same, with room for so many tokens more."""
+        copy = SeenTokens(self.tokens[:0], 0)
+        copy._size, copy._index = self._size, dict(self._index)
+        copy._tokens = np.concatenate([self.tokens, np.zeros(capacity, np.int32)])
+        copy._counts = np.concatenate([self.counts, np.zeros(capacity, np.int32)])
+        return copy
+
+    @property
+    def tokens(self) -> Int32Array:
+        """Distinct tokens, [U]."""
+        return self._tokens[: self._size]
+
+    @property
+    def counts(self) -> Int32Array:
+        """How often each was produced, [U]."""
+        return self._counts[: self._size]
+
+
+class LogitBias:
+    """Token ids and what to add to their logits, as the backend wants them."""
+
+    def __init__(self, values: dict[int, float]) -> None:
+        self.tokens: Int32Array = np.array(list(values.keys()), np.int32)
+        self.values: Float32Array = np.array(list(values.values()), np.float32)
+
+
+class Sequence:
+    """Counters of one request. Only the scheduler changes them.
+
+    Tokens `0..num_known` have ids known to the host; with steps in flight there may be one more
+    token, still on the device, at index `num_known == num_tokens - 1`. The keys and values of
+    tokens `0..num_computed` are in the cache, or will be once the submitted steps have run.
+    What is left to do is `num_new`; whether that is a prompt, a part of one, a recomputation or
+    the next token makes no difference to anyone.
+
+    Drafts stand in `tokens` behind those that are known, and count as computed while their step is
+    in flight. A sequence with drafts waits for its results, and `settle_drafts` takes the wrong
+    ones back.
+    """
+
+    def __init__(
+        self,
+        request: GenerateRequest,
+        block_size: int,
+        matcher: Constraint | None = None,
+        *,
+        waits: bool = False,
+    ) -> None:
+        sampling = request.sampling
+        prompt = np.array(request.prompt_ids, np.int32)
+        self.request = request
+        self.sampling = sampling
+        self.matcher = matcher  # what it may draw depends on every token before
+        # Logits processors look at one history only, so they are not run for drafts.
+        guesses = {Guesser.LOOKUP: sampling.num_drafts, Guesser.MODEL: sampling.num_model_drafts}
+        is_drafted = any(guesses.values()) and not (sampling.processors or sampling.pooling)
+        self.drafting = Drafting(guesses) if is_drafted else None
+        # Whether its last token must be known before the next is planned. `Speculation` changes it.
+        self.waits = self.always_waits = waits
+        self.status = Status.WAITING
+        self.num_prompt = len(prompt)
+        self.max_length = self.num_prompt + sampling.max_tokens
+        # The last token is never computed: nothing follows it. Without any output (scoring), the
+        # last prompt token is that one.
+        # All of a prompt is computed for its embedding.
+        self.pool = Pool(sampling.pooling, self.num_prompt) if sampling.pooling else None
+        self.compute_limit = self.max_length - (self.pool is None)
+        self.tokens: Int32Array = np.zeros(self.max_length, np.int32)
+        self.tokens[: self.num_prompt] = prompt
+        self.num_known = self.num_prompt
+        self.num_tokens = self.num_prompt
+        self.num_computed = 0
+        self.num_scored = 0  # prompt positions whose successor has been scored
+        self.source_row = NO_SOURCE  # where the token on the device will come from
+
+        self.block_size = block_size
+        self.block_ids: Int32Array = np.zeros(-(-self.compute_limit // block_size), np.int32)
+        self.num_blocks = 0
+        self.num_published = 0  # blocks offered to the prefix index
+        self._keys: list[BlockKey] = []
+
+        self.stop_ids = frozenset(sampling.stop_token_ids) | (
+            frozenset() if sampling.ignore_eos else frozenset(request.eos_ids)
+        )
+        bias = dict(sampling.logit_bias)
+        self._bias = LogitBias(bias) if bias else None
+        self._early_bias = self._bias
+        if sampling.min_tokens > 0 and self.stop_ids:
+            self._early_bias = LogitBias(bias | dict.fromkeys(self.stop_ids, -np.inf))
+        self.has_bias = self._early_bias is not None
+        self.settings = (
+            sampling.temperature,
+            float(sampling.top_k),
+            sampling.top_p,
+            sampling.min_p,
+            sampling.repetition_penalty,
+            sampling.presence_penalty,
+            sampling.frequency_penalty,
+        )
+        self.seen: SeenTokens | None = None
+        if (
+            sampling.repetition_penalty != 1.0
+            or sampling.presence_penalty != 0.0
+            or sampling.frequency_penalty != 0.0
+        ):
+            self.seen = SeenTokens(prompt, sampling.max_tokens)
+
+        if request.generated_ids:
+            self._resume(request.generated_ids)
+
+        self.cached_tokens = 0
+        self.scheduled_ns = 0
+        self.first_token_ns = 0
+
+    def _resume(self, generated_ids: tuple[int, ...]) -> None:
+        """Learns what an earlier engine generated; all of it is computed again."""
+        for token in generated_ids:
+            self.append(token)
+        self.num_tokens = self.num_known
+        self.num_scored = self.num_prompt - 1
+
+    @property
+    def num_new(self) -> int:
+        """Tokens to compute before this sequence has to wait for a result."""
+        end = self.num_known if self.waits else self.num_tokens
+        return min(end, self.compute_limit) - self.num_computed
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether log-probabilities of the prompt's own tokens are wanted."""
+        return self.sampling.prompt_logprobs >= 0
+
+    @property
+    def blocks(self) -> list[int]:
+        """The blocks held, in order of position."""
+        held: list[int] = self.block_ids[: self.num_blocks].tolist()
+        return held
+
+    def hold(self, block: int) -> None:
+        """Appends a block to the table."""
+        self.block_ids[self.num_blocks] = block
+        self.num_blocks += 1
+
+    def drop_cache(self) -> None:
+        """Forgets all blocks and everything computed."""
+        self.num_blocks = 0
+        self.num_computed = 0
+        if self.drafting is not None:
+            self.drafting.take_guesses()
+
+    def block_key(self, block: int) -> BlockKey:
+        """Key of the block-th block, all of whose tokens are known."""
+        size = self.block_size
+        for i in range(len(self._keys), block + 1):
+            parent = self._keys[-1] if self._keys else root_key(self.sampling.adapter)
+            self._keys.append(chain_key(parent, self.tokens[i * size : (i + 1) * size]))
+        return self._keys[block]
+
+    def append(self, token: int) -> None:
+        """Learns the id of the token that was on the device."""
+        self.tokens[self.num_known] = token
+        self.num_known += 1
+        if self.seen is not None:
+            self.seen.add(token)
+
+    def draft(self, count: int) -> int:
+        """Puts up to `count` of its guesses behind the known tokens; returns how many."""
+        if self.drafting is None:
+            return 0
+        drafts = self.drafting.take_guesses()[:count]
+        stops = np.flatnonzero(np.isin(drafts, list(self.stop_ids)))
+        drafts = drafts[: stops[0]] if len(stops) else drafts
+        if self.matcher is not None:
+            drafts = drafts[: self.matcher.count_allowed(drafts)]
+        self.tokens[self.num_known : self.num_known + len(drafts)] = drafts
+        return len(drafts)
+
+    def settle_drafts(self) -> None:
+        """Takes back what was computed for drafts that turned out to be wrong."""
+        self.num_tokens = self.num_known
+        self.num_computed = min(self.num_computed, self.num_known - 1)
+
+    def bias_at(self, position: int) -> LogitBias | None:
+        """The bias on drawing the token at `position`; before min_tokens, nothing may end it."""
+        early = position - self.num_prompt < self.sampling.min_tokens
+        return self._early_bias if early else self._bias
+
+    def timing(self, finished_ns: int) -> RequestTiming:
+        """When things happened, once it is over."""
+        return RequestTiming(
+            arrival_ns=self.request.arrival_ns,
+            scheduled_ns=self.scheduled_ns,
+            first_token_ns=self.first_token_ns,
+            finished_ns=finished_ns,
+        )

@@ -1,0 +1,1 @@
+"""Text of an answer while it arrives: whole characters, stop strings, reasoning, grammars."""

@@ -1,0 +1,58 @@
+"""The making of text in compiled templates, bounded by the rendering's budget."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from rocmforge.text.template.budget import Budget
+from rocmforge.text.template.tracked import TrackedText, joined
+
+
+class BoundedEnvironment(ImmutableSandboxedEnvironment):
+    """What compiled templates and filters call to make text and containers.
+
+    Attributes:
+        budget: The rendering's budget.
+    """
+
+    budget: Budget
+
+    def literal(self, text: str) -> TrackedText:
+        """A string literal of the template."""
+        return TrackedText.trusted(text)
+
+    def weighed(self, value: Any) -> Any:
+        """A list, tuple or dict that the template has written."""
+        self.budget.size(value)
+        return value
+
+    def text_of(self, value: Any) -> str:
+        """Any value as text."""
+        if isinstance(value, str):
+            return value
+        self.budget.size(value)
+        return str(value)
+
+    def concatenated(self, values: Iterable[Any]) -> str:
+        """The operator `~`."""
+        self.budget.tick()
+        return self.joined([self.text_of(value) for value in values], "")
+
+    def joined(self, parts: list[str], between: str) -> str:
+        """`between.join(parts)`."""
+        self.budget.text(sum(map(len, parts)) + len(between) * len(parts))
+        return joined(parts, between)
+
+    def concat(self, chunks: Iterable[str]) -> str:
+        """What a template, macro or block puts out: plain strings are its own literal text."""
+        parts: list[str] = []
+        length = 0
+        for chunk in self.budget.each(chunks):
+            length += len(chunk)
+            if length > self.budget.limits.chars:
+                self.budget.text(length)
+            parts.append(TrackedText.trusted(chunk) if type(chunk) is str else chunk)
+        return self.joined(parts, "")

@@ -1,0 +1,317 @@
+"""Text to token ids and back, from nothing but a GGUF file's metadata."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, Self
+
+from rocmforge.errors import BadTokenizer, InvalidParameter
+from rocmforge.text.tokenizer import bpe, spm, unigram, wordpiece
+from rocmforge.text.tokenizer.infill import InfillTokens
+from rocmforge.text.tokenizer.pretokenizers import PreTokenizer, pretokenizer
+from rocmforge.text.tokenizer.specials import SpecialTokens
+from rocmforge.text.tokenizer.vocabulary import Metadata, TokenType, Vocabulary, flag
+
+logger = logging.getLogger(__name__)
+
+_MODELS = ("gpt2", "gemma4", "llama", "bert", "t5")
+
+# Whether the characters [start, end) may form a control token.
+Trust = Callable[[int, int], bool]
+
+
+class PieceTables(NamedTuple):
+    """What tokens stand for, by id.
+
+    Attributes:
+        text: The token's text; None if its bytes are no UTF-8 text of their own.
+        data: The token's bytes.
+    """
+
+    text: tuple[str | None, ...]
+    data: tuple[bytes, ...]
+
+    @classmethod
+    def of(cls, pieces: Sequence[bytes]) -> Self:
+        """Both tables."""
+        return cls(tuple(_text_or_none(piece) for piece in pieces), tuple(pieces))
+
+
+class Tokenizer:
+    """One model's tokenizer. Immutable, and safe to use from several threads.
+
+    Attributes:
+        vocab_size: Number of tokens in the vocabulary.
+        bos_id: Begin-of-sequence token, if the model has one.
+        eos_ids: Tokens that end a generation; the file's own EOS token first.
+        special_ids: Control tokens: never the result of tokenising plain text, and left out of
+            decoded text unless asked for.
+        adds_bos: Whether prompts start with BOS.
+        infill: Tokens of fill-in-the-middle prompts, if the model has them.
+        adds_eos: Whether training sequences ended with EOS; `encode` never appends it, because a
+            prompt is there to be continued.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, metadata: Metadata) -> None:
+        """Use `from_metadata`."""
+        adds_bos = adds_eos = False
+        sentencepiece = True
+        # Token ids by the model's own, where these differ.
+        self._ids: tuple[int, ...] | None = None
+        if vocabulary.model == "llama":
+            self._model = spm.build(vocabulary)
+            adds_bos = True
+        elif vocabulary.model == "bert":
+            self._model = wordpiece.build(vocabulary, metadata)
+            adds_bos = adds_eos = True
+        elif vocabulary.model == "t5":
+            self._model, self._ids = unigram.build(vocabulary, metadata)
+            adds_eos = True
+        elif vocabulary.model in ("gpt2", "gemma4"):
+            rules = _rules(vocabulary)
+            self._model = bpe.build(vocabulary, metadata, rules)
+            sentencepiece, adds_bos = rules.sentencepiece, rules.adds_bos
+        else:
+            raise BadTokenizer(
+                f"The tokenizer model {vocabulary.model!r} (tokenizer.ggml.model) is not "
+                f"supported. Supported: {', '.join(_MODELS)}."
+            )
+        self.vocab_size = len(vocabulary.tokens)
+        self.bos_id = vocabulary.bos_id
+        self.eos_ids = vocabulary.eos_ids
+        self.adds_bos = flag(metadata, "add_bos_token", adds_bos) and self.bos_id is not None
+        self.adds_eos = flag(metadata, "add_eos_token", adds_eos)
+        self.infill = InfillTokens.find(vocabulary.tokens, metadata)
+        self.special_ids = frozenset(vocabulary.ids_of(TokenType.CONTROL, TokenType.UNKNOWN))
+        self._tokens = vocabulary.tokens
+        self._control = {self._tokens[index]: index for index in self.special_ids}
+        pieces = _pieces(vocabulary, sentencepiece=sentencepiece)
+        self._all_pieces = PieceTables.of(pieces)
+        self._shown_pieces = PieceTables.of(
+            [b"" if index in self.special_ids else piece for index, piece in enumerate(pieces)]
+        )
+        self._space_prefix = vocabulary.model == "llama" and flag(
+            metadata, "add_space_prefix", True
+        )
+        self._has_leading_space = self._space_prefix or vocabulary.model in ("bert", "t5")
+        # RoBERTa and what comes of it was trained on pairs with two separators.
+        adds_separator = flag(metadata, "add_sep_token", vocabulary.model != "bert")
+        self._separator = vocabulary.separator_id if adds_separator else None
+        self._strips_after = _ids_that_strip(vocabulary, metadata)
+        user_defined = vocabulary.ids_of(TokenType.USER_DEFINED)
+        self._user_defined = SpecialTokens({self._tokens[i]: i for i in user_defined})
+        self._all_special = SpecialTokens(
+            {self._tokens[i]: i for i in (*self.special_ids, *user_defined)}
+        )
+
+    @classmethod
+    def from_metadata(cls, metadata: Metadata) -> Self:
+        """Build the tokenizer that a GGUF file describes.
+
+        Args:
+            metadata: The file's key-value pairs.
+
+        Raises:
+            BadTokenizer: something is missing, contradictory, or of a kind we do not have.
+        """
+        return cls(Vocabulary.from_metadata(metadata), metadata)
+
+    def encode(self, text: str, *, parse_special: bool, add_bos: bool | None = None) -> list[int]:
+        """Tokenise; the long part runs without the GIL.
+
+        Args:
+            text: Any text.
+            parse_special: Whether spellings of control tokens become those tokens. Leave it off
+                for text that anyone but the operator wrote. User-defined tokens are ordinary
+                vocabulary and are always found.
+            add_bos: Whether to put BOS in front; None for the model's own rule.
+
+        Raises:
+            InvalidParameter: the text has lone surrogates, so it has no UTF-8 form.
+        """
+        parts = self._parts(text, (lambda start, end: True) if parse_special else None)
+        return self._encode_parts(parts, add_bos=self.adds_bos if add_bos is None else add_bos)
+
+    def encode_whole(self, text: str, limit: int | None = None) -> list[int]:
+        """Tokenise a text to be read, not continued: with EOS, where the model was trained so.
+
+        Nothing in it is a control token.
+
+        Args:
+            text: Any text.
+            limit: How many of its own tokens to keep; None for all.
+        """
+        begin = [self.bos_id] if self.adds_bos and self.bos_id is not None else []
+        return [*begin, *self._plain(text, limit), *self._end]
+
+    def encode_pair(self, first: str, second: str, limit: int | None = None) -> list[int]:
+        """Tokenise two texts that a model is to compare, as `[CLS] first [SEP] second [SEP]`.
+
+        Nothing in them is a control token. `limit` is for the second text.
+        """
+        middle = [] if self._separator is None else [self._separator]
+        return [*self.encode_whole(first), *middle, *self._plain(second, limit), *self._end]
+
+    def _plain(self, text: str, limit: int | None) -> list[int]:
+        return self.encode(text, parse_special=False, add_bos=False)[:limit]
+
+    @property
+    def _end(self) -> list[int]:
+        """What `encode_whole` appends."""
+        return [self.eos_ids[0]] if self.adds_eos and self.eos_ids else []
+
+    def encode_trusted(self, text: str, trust: Trust, *, add_bos: bool = False) -> list[int]:
+        """Tokenise text of which only some characters may form control tokens.
+
+        Args:
+            text: Any text.
+            trust: Called with the start and the end of each spelling of a control token.
+            add_bos: Whether to put BOS in front.
+        """
+        return self._encode_parts(self._parts(text, trust), add_bos=add_bos)
+
+    def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
+        """The text of a whole sequence. Bytes that are not UTF-8 become U+FFFD.
+
+        The space that the model puts before a text is taken off again.
+        """
+        data = self.decode_bytes(ids, skip_special=skip_special)
+        if self._has_leading_space and data.startswith(b" "):
+            data = data[1:]
+        return data.decode(errors="replace")
+
+    def decode_bytes(self, ids: Iterable[int], *, skip_special: bool = True) -> bytes:
+        """The bytes of tokens wherever in a text they stand."""
+        pieces = self.piece_tables(skip_special=skip_special).data
+        return b"".join([pieces[self._checked(index)] for index in ids])
+
+    def piece_bytes(self, token_id: int) -> bytes:
+        """The bytes of one token; for a control token, its spelling."""
+        return self._all_pieces.data[self._checked(token_id)]
+
+    def piece_tables(self, *, skip_special: bool) -> PieceTables:
+        """Text and bytes of every token by id; empty for control tokens if `skip_special`."""
+        return self._shown_pieces if skip_special else self._all_pieces
+
+    def special_tokens(self) -> dict[str, str]:
+        """What chat templates know as `bos_token` and `eos_token`."""
+        named = {"bos_token": self.bos_id, "eos_token": next(iter(self.eos_ids), None)}
+        return {name: self._tokens[index] for name, index in named.items() if index is not None}
+
+    def control_token(self, text: str) -> int | None:
+        """The control token with this spelling, if there is one."""
+        return self._control.get(text)
+
+    def token(self, token_id: int) -> str:
+        """A token as the file spells it."""
+        return self._tokens[self._checked(token_id)]
+
+    def _checked(self, token_id: int) -> int:
+        if not 0 <= token_id < self.vocab_size:
+            raise InvalidParameter(
+                f"Token id {token_id} is outside the vocabulary of {self.vocab_size} tokens."
+            )
+        return token_id
+
+    def _parts(self, text: str, trust: Trust | None) -> list[str | int]:
+        """Cut text into special tokens and the runs of text between them."""
+        matcher = self._user_defined if trust is None else self._all_special
+        parts: list[str | int] = []
+        begin = position = 0
+        while (found := matcher.search(text, position)) is not None:
+            start, end, token_id = found
+            if trust is not None and token_id in self.special_ids and not trust(start, end):
+                shorter = self._user_defined.match(text, start)
+                if shorter is None:
+                    position = start + 1
+                    continue
+                start, end, token_id = shorter
+            if start > begin:
+                parts.append(text[begin:start])
+            parts.append(token_id)
+            begin = position = end
+            if token_id in self._strips_after:
+                begin = position = _after_space(text, end)
+        if begin < len(text):
+            parts.append(text[begin:])
+        return parts
+
+    def _encode_parts(self, parts: list[str | int], *, add_bos: bool) -> list[int]:
+        texts = []
+        after_special = True
+        for part in parts:
+            if isinstance(part, int):
+                after_special = True
+                continue
+            texts.append(" " + part if self._space_prefix and after_special else part)
+            after_special = False
+        try:
+            encoded = iter(self._model.encode_batch_fast(texts, add_special_tokens=False))
+        except (UnicodeEncodeError, TypeError) as error:
+            raise InvalidParameter(
+                "The text holds a lone surrogate (half of a UTF-16 pair), so it is not Unicode "
+                "text. Send it as UTF-8."
+            ) from error
+        ids: list[int] = []
+        if add_bos and self.bos_id is not None:
+            ids.append(self.bos_id)
+        for part in parts:
+            if isinstance(part, int):
+                ids.append(part)
+            else:
+                found = next(encoded).ids
+                ids.extend(found if self._ids is None else [self._ids[index] for index in found])
+        return ids
+
+
+def _text_or_none(piece: bytes) -> str | None:
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+_SPACE = re.compile(r"[ \t\n\v\f\r]*")
+
+
+def _after_space(text: str, start: int) -> int:
+    match = _SPACE.match(text, start)
+    assert match is not None
+    return match.end()
+
+
+def _rules(vocabulary: Vocabulary) -> PreTokenizer:
+    if vocabulary.model == "gpt2" and not vocabulary.pre:
+        logger.warning(
+            "The file does not say which pre-tokenizer its vocabulary needs (tokenizer.ggml.pre). "
+            "The default splits text in a way that may cost quality: convert the model anew."
+        )
+    return pretokenizer("gemma4" if vocabulary.model == "gemma4" else vocabulary.pre)
+
+
+def _pieces(vocabulary: Vocabulary, *, sentencepiece: bool) -> list[bytes]:
+    raw = (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED)
+    pieces = []
+    for token, type_ in zip(vocabulary.tokens, vocabulary.types, strict=True):
+        if type_ in raw:
+            pieces.append(token.encode())
+        elif sentencepiece:
+            pieces.append(spm.piece_bytes(token, type_))
+        else:
+            pieces.append(bpe.piece_bytes(token))
+    return pieces
+
+
+def _ids_that_strip(vocabulary: Vocabulary, metadata: Metadata) -> frozenset[int]:
+    """Special tokens that swallow the white space after them.
+
+    GGUF has no key for it. Phi-3 is the one family of chat models that needs it.
+    """
+    name = str(metadata.get("general.name", "")).lower()
+    if "phi-3" not in name and "phi3" not in name:
+        return frozenset()
+    special = vocabulary.ids_of(TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED)
+    keep = {"<unk>", "<s>", "<|endoftext|>"}
+    return frozenset(index for index in special if vocabulary.tokens[index] not in keep)

@@ -1,0 +1,134 @@
+"""How a model and its draft model are loaded beside each other, and share the memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from rocmforge.backend.optional import MemoryEstimate
+from rocmforge.backend.protocol import LoadOptions, ProgressCallback
+from rocmforge.engine.draft.draft_memory import draft_blocks, draft_options, shared_blocks
+from rocmforge.engine.loading import load
+from rocmforge.errors import OutOfMemory
+from tests.support.fake_backend import FakeBackend, FakeConfig, FakeRunner
+from tests.support.start import start_message
+from tests.unit.engine.helpers import options
+
+MODEL: Final = MemoryEstimate(
+    device="a device",
+    free=10_000,
+    allowed=9_000,
+    weights=4_000,
+    activations=500,
+    kv_block=30,
+    block_size=16,
+    kv_dtype="f16",
+    context=256,  # 16 blocks
+)
+DRAFT: Final = replace(MODEL, weights=400, activations=100, kv_block=10)
+FEW: Final = options(max_sequences=4)
+START: Final = start_message(
+    "tests.unit.engine.draft.test_draft_loading:planning", "model.gguf", FEW, draft="draft.gguf"
+)
+
+
+class PlanningFake(FakeBackend):
+    """A backend that plans its memory; notes go to what it loads."""
+
+    name = "planning"
+
+    def estimate(self, model: Path, options: LoadOptions, memory: int | None) -> MemoryEstimate:
+        return DRAFT if model.stem == "draft" else MODEL
+
+    def load(self, model: Path, options: LoadOptions, progress: ProgressCallback) -> FakeRunner:
+        runner = super().load(model, options, progress)
+        note = f"{options.kv_blocks} blocks, {options.memory_utilization:.1f}"
+        runner.info = replace(runner.info, notes=(note,))
+        return runner
+
+
+def planning() -> PlanningFake:
+    return PlanningFake()
+
+
+class FailingDraft(FakeBackend):
+    """A backend that loads models, but no draft models."""
+
+    loaded: FakeRunner | None = None
+
+    def load(self, model: Path, options: LoadOptions, progress: ProgressCallback) -> FakeRunner:
+        if model.stem == "draft":
+            raise OutOfMemory("no room for it")
+        self.loaded = super().load(model, options, progress)
+        return self.loaded
+
+
+def test_each_sequence_has_room_in_both_caches() -> None:
+    assert shared_blocks(MODEL, DRAFT, replace(FEW, max_sequences=64)) == 4_000 // 40
+    assert shared_blocks(MODEL, DRAFT, FEW) == 4 * 16
+    assert shared_blocks(MODEL, DRAFT, replace(FEW, kv_blocks=77)) == 77
+    assert draft_blocks(64, replace(DRAFT, context=64), FEW) == 4 * 4
+
+
+@pytest.mark.parametrize(
+    ("draft", "wanted"),
+    [
+        (replace(DRAFT, weights=5_000), FEW),
+        (DRAFT, replace(FEW, kv_blocks=101)),
+        (replace(DRAFT, kv_block=400), FEW),
+    ],
+)
+def test_what_does_not_fit_together_is_refused(draft: MemoryEstimate, wanted: LoadOptions) -> None:
+    with pytest.raises(OutOfMemory, match="The model and its draft model need"):
+        shared_blocks(MODEL, draft, wanted)
+
+
+def test_a_draft_model_is_loaded_whole_onto_the_first_device() -> None:
+    split = replace(FEW, device="2,3", tensor_parallel=2)
+    assert draft_options(split) == replace(FEW, device="2")
+
+
+def test_both_are_loaded_as_planned_and_closed_together() -> None:
+    stages: list[str] = []
+    loaded = load(START, lambda stage, share: stages.append(stage))
+    assert loaded.info.notes[0] == "64 blocks, 0.9"
+    assert loaded.info.notes[-1] == "draft model  64 blocks, 1.0"
+    assert any(stage.startswith("draft model: ") for stage in stages)
+    loaded.close()
+    assert isinstance(loaded.runner, FakeRunner)
+    assert isinstance(loaded.draft, FakeRunner)
+    assert loaded.runner.closed
+    assert loaded.draft.closed
+
+
+def test_without_a_plan_the_drafts_cache_is_as_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int | None] = []
+
+    class Noting(FakeBackend):
+        def load(self, model: Path, options: LoadOptions, progress: ProgressCallback) -> FakeRunner:
+            seen.append(options.kv_blocks)
+            return super().load(model, options, progress)
+
+    use(monkeypatch, Noting)
+    load(START, lambda stage, share: None)
+    assert seen == [None, FakeConfig().num_blocks]
+
+
+def test_a_draft_that_cannot_be_loaded_takes_the_model_with_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    backend = FailingDraft()
+    use(monkeypatch, lambda: backend)
+    with pytest.raises(OutOfMemory, match="no room"):
+        load(START, lambda stage, share: None)
+    assert backend.loaded is not None
+    assert backend.loaded.closed
+
+
+def use(monkeypatch: pytest.MonkeyPatch, create: Callable[[], FakeBackend]) -> None:
+    """Makes `load` find this backend."""
+    monkeypatch.setattr("tests.unit.engine.draft.test_draft_loading.planning", create)

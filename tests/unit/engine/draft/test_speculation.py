@@ -1,0 +1,66 @@
+"""What times of steps are remembered, and how many guesses follow from them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from rocmforge.engine.draft.step_times import StepTimes
+from rocmforge.engine.ipc.params import SamplingParams
+from rocmforge.engine.sequence.drafting import Acceptance
+from tests.support.fake_backend import FakeConfig
+from tests.unit.engine.helpers import Bench, request
+
+
+def times(**seen: list[float]) -> StepTimes:
+    made = StepTimes()
+    for size, values in seen.items():
+        for value in values:
+            made.take(int(size[1:]), value)
+    return made
+
+
+def estimate(made: StepTimes, *sizes: int) -> list[float]:
+    found: list[float] = made.estimate(np.array(sizes)).tolist()
+    return found
+
+
+def test_one_measurement_is_not_believed() -> None:
+    made = times(n4=[100.0])
+    assert not made.knows(4)
+    assert estimate(made, 4) == [0.0]
+
+
+def test_what_happened_once_is_left_out() -> None:
+    assert estimate(times(n4=[900.0, 10.0]), 4) == [10.0]
+    assert estimate(times(n4=[10.0, 900.0, 12.0]), 4) == [12.0]
+    assert estimate(times(n4=[1.0, 10.0, 10.0, 11.0]), 4) == [10.0]
+
+
+def test_between_sizes_it_is_a_line_and_beyond_them_the_nearest() -> None:
+    made = times(n4=[10.0, 10.0], n8=[30.0, 30.0])
+    assert estimate(made, 1, 4, 6, 8, 99) == [10.0, 10.0, 20.0, 30.0, 30.0]
+    assert [made.knows(size) for size in (3, 4, 6, 8, 9)] == [False, True, True, True, False]
+    made.forget(8)
+    assert not made.knows(8)
+
+
+def test_the_rate_is_of_guesses_behind_right_ones() -> None:
+    acceptance = Acceptance()
+    for _ in range(100):
+        acceptance.take(drafted=4, accepted=2)  # two right ones, a wrong one, one nobody knows of
+    assert acceptance.rate == pytest.approx(2 / 3, abs=0.01)
+    acceptance.take(drafted=4, accepted=4)
+    assert acceptance.rate > 2 / 3
+
+
+@pytest.mark.parametrize(("token_ns", "least", "most"), [(0, 3.5, 4.0), (400, 0.0, 2.0)])
+def test_the_costlier_a_token_is_to_check_the_fewer_are_guessed(
+    token_ns: int, least: float, most: float
+) -> None:
+    bench = Bench(FakeConfig(token_ns=token_ns), draft=FakeConfig(wrong_one_in=5))
+    sampling = SamplingParams(max_tokens=300, num_model_drafts=4)
+    bench.run(*[request(i, [i, 5], sampling) for i in range(4)])
+    stats = bench.stats
+    at_once = stats.model_drafted_tokens_total / max(stats.model_drafts_total, 1)
+    assert least <= at_once <= most

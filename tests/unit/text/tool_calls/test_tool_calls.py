@@ -1,0 +1,438 @@
+"""Reading tool calls as they arrive, in each family's spelling."""
+
+from __future__ import annotations
+
+import json
+import typing
+from dataclasses import asdict
+from itertools import pairwise
+from random import Random
+
+import jsonschema
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from rocmforge.engine.constraint.grammar import Grammars, Matcher
+from rocmforge.engine.ipc.params import TokenPieces
+from rocmforge.settings import Settings
+from rocmforge.text.output.grammar import Schema, json_schema_grammar
+from rocmforge.text.tokenizer.tokenizer import Tokenizer
+from rocmforge.text.tool_calls import (
+    FORMATS,
+    CallArguments,
+    CallBegin,
+    CannotEnforce,
+    format_for,
+    tool_grammar,
+)
+from tests.api import tiny
+
+SCHEMAS: dict[str, Schema] = {
+    "weather": {
+        "type": "object",
+        "properties": {
+            "city": {"type": "string", "minLength": 1, "maxLength": 20},
+            "days": {"type": "integer", "minimum": 1},
+            "unit": {"enum": ["c", "f"]},
+            "deep": {"type": "object", "properties": {"a": {"type": "array"}}},
+        },
+        "required": ["city"],
+        "additionalProperties": False,
+    },
+    "add": {"type": "object"},
+}
+NO_ARGUMENTS: dict[str, Schema] = {
+    "now": {"type": "object", "properties": {}, "additionalProperties": False}
+}
+Outcome = tuple[str, list[tuple[str, str]]]
+
+
+def read(form: str, pieces: list[str], max_calls: int | None = None) -> Outcome:
+    """All text, and all calls."""
+    parser = FORMATS[form].parser(SCHEMAS, max_calls)
+    said = [item for piece in pieces for item in parser.push(piece)] + parser.finish()
+    text = ""
+    calls: list[tuple[str, str]] = []
+    for item in said:
+        match item:
+            case str():
+                text += item
+            case CallBegin():
+                assert item.index == len(calls)
+                calls.append((item.name, ""))
+            case CallArguments():
+                name, arguments = calls[item.index]
+                assert item.index == len(calls) - 1
+                calls[item.index] = (name, arguments + item.text)
+    return text, calls
+
+
+TRICKY = '{"city": "}\\"{\\\\", "deep": {"a": [1, {"b": "</tool_call>"}]}}'
+ANSWERS: list[tuple[str, str, Outcome]] = [
+    ("hermes", "no call at all", ("no call at all", [])),
+    ("hermes", "1 < 2 <tool", ("1 < 2 <tool", [])),
+    (
+        "hermes",
+        f'Let me see.<tool_call>\n{{"name": "weather", "arguments": {TRICKY}}}\n</tool_call>',
+        ("Let me see.", [("weather", TRICKY)]),
+    ),
+    (
+        "hermes",
+        '<tool_call>{"name":"add","arguments":{}}</tool_call>\n'
+        '<tool_call>{ "name" : "weather" , "arguments" : {"x":1} }</tool_call>',
+        ("", [("add", "{}"), ("weather", '{"x":1}')]),
+    ),
+    (
+        "hermes",
+        '<tool_call>{"arguments": {"x":1}, "name": "add"}</tool_call>',
+        ("", [("add", '{"x": 1}')]),
+    ),
+    (
+        "hermes",
+        '<tool_call>{"name": "unknown", "arguments": {}}</tool_call>',
+        ('<tool_call>{"name": "unknown", "arguments": {}}</tool_call>', []),
+    ),
+    ("hermes", "<tool_call>\nnot JSON", ("<tool_call>\nnot JSON", [])),
+    ("hermes", '<tool_call>{"name": "ad', ('<tool_call>{"name": "ad', [])),
+    (
+        "hermes",
+        '<tool_call>{"name": "add", "arguments": {"x": "cut',
+        ("", [("add", '{"x": "cut')]),
+    ),
+    (
+        "mistral",
+        '[TOOL_CALLS] [{"name": "add", "arguments": {"a": 1}}, '
+        '{"name": "weather", "arguments": {}}]',
+        ("", [("add", '{"a": 1}'), ("weather", "{}")]),
+    ),
+    ("mistral", "plain [TOOL", ("plain [TOOL", [])),
+    (
+        "llama3",
+        '{"name": "add", "parameters": {"a": 1}}; {"name": "weather", "parameters": {}}',
+        ("", [("add", '{"a": 1}'), ("weather", "{}")]),
+    ),
+    ("llama3", '{"answer": 42}', ('{"answer": 42}', [])),
+    ("llama3", "[1, 2] is a list", ("[1, 2] is a list", [])),
+    (
+        "mistral-v11",
+        'Hm.[TOOL_CALLS]weather[ARGS]{"city": "Oslo]["}[TOOL_CALLS]add[ARGS]{}',
+        ("Hm.", [("weather", '{"city": "Oslo]["}'), ("add", "{}")]),
+    ),
+    ("mistral-v11", "[TOOL_CALLS]other[ARGS]{}", ("[TOOL_CALLS]other[ARGS]{}", [])),
+    (
+        "mistral-v11",
+        '[TOOL_CALLS]add[CALL_ID]abc123def[ARGS]{"x": 1}',
+        ("", [("add", '{"x": 1}')]),
+    ),
+    (
+        "functionary",
+        '<function=weather>{"city": "Oslo"}</function>\n<function=add>{}</function>',
+        ("", [("weather", '{"city": "Oslo"}'), ("add", "{}")]),
+    ),
+    (
+        "phi4",
+        'functools[{"name": "add", "arguments": {"a": 1}}, {"name": "add", "arguments": {}}]',
+        ("", [("add", '{"a": 1}'), ("add", "{}")]),
+    ),
+    (
+        "phi4-mini",
+        '<|tool_call|>[{"name": "add", "arguments": {"a": 1}}]<|/tool_call|>',
+        ("", [("add", '{"a": 1}')]),
+    ),
+    (
+        "granite",
+        '<|tool_call|>[{"name": "add", "arguments": {"a": 1}}]',
+        ("", [("add", '{"a": 1}')]),
+    ),
+    (
+        "qwen3-coder",
+        'I\'ll look.\n<tool_call>\n<function=weather>\n<parameter=city>\nNew "York"\n</par\n'
+        "</parameter>\n<parameter=days>\n3\n</parameter>\n<parameter=deep>\n"
+        '{"a": [1, "</tool_call>"]}\n</parameter>\n</function>\n</tool_call>\n'
+        "<tool_call>\n<function=add>\n</function>\n</tool_call>\n",
+        (
+            "I'll look.\n",
+            [
+                (
+                    "weather",
+                    '{"city": "New \\"York\\"\\n</par", "days": 3, '
+                    '"deep": {"a": [1, "</tool_call>"]}}',
+                ),
+                ("add", "{}"),
+            ],
+        ),
+    ),
+    (
+        "qwen3-coder",
+        "<tool_call><function=add><parameter=x>True</parameter><parameter=y>a b</parameter>"
+        "</function></tool_call>",
+        ("", [("add", '{"x": true, "y": "a b"}')]),
+    ),
+    (
+        "qwen3-coder",
+        "<tool_call>\n<function=weather>\n<parameter=city>\nOs",
+        ("", [("weather", '{"city": "Os')]),
+    ),
+    ("qwen3-coder", "<tool_call>\n<function=other>", ("<tool_call>\n<function=other>", [])),
+    (
+        "seed-oss",
+        "<seed:tool_call>\n<function=weather>\n<parameter=city>Oslo\n</parameter>\n</function>\n"
+        "</seed:tool_call>",
+        ("", [("weather", '{"city": "Oslo\\n"}')]),
+    ),
+    (
+        "glm4",
+        "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Oslo\n</arg_value>\n"
+        "<arg_key>days</arg_key>\n<arg_value>2</arg_value>\n</tool_call>",
+        ("", [("weather", '{"city": "Oslo\\n", "days": 2}')]),
+    ),
+    (
+        "glm4",
+        "\n<tool_call>add</tool_call><tool_call>add\n</tool_call>",
+        ("\n", [("add", "{}"), ("add", "{}")]),
+    ),
+    (
+        "pythonic",
+        "[weather(city='O\\'Neill, \"x\"', deep={'a': [1, None, -2.5]}), "
+        'add(x=True, y=")"), add()]',
+        (
+            "",
+            [
+                ("weather", '{"city": "O\'Neill, \\"x\\"", "deep": {"a": [1, null, -2.5]}}'),
+                ("add", '{"x": true, "y": ")"}'),
+                ("add", "{}"),
+            ],
+        ),
+    ),
+    ("pythonic", "[1, 2] is a list", ("[1, 2] is a list", [])),
+    ("pythonic", "Say [add(x=1)]", ("Say [add(x=1)]", [])),
+    (
+        "gemma4",
+        'Ok<|tool_call>call:weather{city:<|"|>a "b", {c}<|"|>,deep:{a:[1,<|"|>k:v<|"|>]}}'
+        "<tool_call|><|tool_call>call:add{}<tool_call|>",
+        (
+            "Ok",
+            [
+                ("weather", '{"city": "a \\"b\\", {c}", "deep": {"a":[1,"k:v"]}}'),
+                ("add", "{}"),
+            ],
+        ),
+    ),
+    (
+        "llama3",
+        'Like {"name": "add", "parameters": {}}',
+        ('Like {"name": "add", "parameters": {}}', []),
+    ),
+]
+
+
+@pytest.mark.parametrize(("form", "answer", "expected"), ANSWERS)
+def test_calls_and_text_are_told_apart(form: str, answer: str, expected: Outcome) -> None:
+    assert read(form, [answer]) == expected
+
+
+@pytest.mark.parametrize(("form", "answer", "expected"), ANSWERS)
+def test_the_split_into_pieces_does_not_matter(form: str, answer: str, expected: Outcome) -> None:
+    assert read(form, list(answer)) == expected
+
+
+@given(st.sampled_from(ANSWERS), st.lists(st.integers(0, 150), max_size=8))
+def test_no_split_matters(case: tuple[str, str, Outcome], cuts: list[int]) -> None:
+    form, answer, expected = case
+    places = [0, *sorted(cuts), len(answer)]
+    pieces = [answer[a:b] for a, b in pairwise(places)]
+    assert read(form, [*pieces[:-1], answer[sum(map(len, pieces[:-1])) :]]) == expected
+
+
+LIKELY = (
+    *("add", "weather", "other", "city", "x", "True", "1", "hello", "é", "\n", " ", ", ", ";"),
+    *('"', "'", "\\", "{", "}", "[", "]", "(", ")", "=", ":", "<", "|", "/", '{"name": "add"', ">"),
+    *('{"name": "add", "arguments": {"x": 1}}', '{"name": "add", "parameters": {"x": 1}}'),
+    *('{"name": "other", "arguments": {}}', '{"arguments": {}, "name": "add"}', "add()"),
+    *("add(x=1)", "call:add{x:1}", 'add[ARGS]{"x": 1}', "<function=add>", "<parameter=city>\n"),
+)
+
+
+@st.composite
+def answers_and_cuts(draw: st.DrawFn) -> tuple[str, str, list[str]]:
+    """A format, an answer that has much of what it is spelled with, and the answer in pieces."""
+    form = draw(st.sampled_from(list(FORMATS)))
+    spellings = [part for part in asdict(FORMATS[form]).values() if isinstance(part, str)]  # type: ignore[call-overload]
+    calls = [answer for name, answer, _ in ANSWERS if name == form]
+    parts = st.one_of(st.sampled_from([*spellings, *calls]), st.sampled_from(LIKELY), st.text())
+    answer = "".join(draw(st.lists(parts, max_size=12)))
+    cuts = draw(st.lists(st.integers(0, len(answer)), max_size=8))
+    return form, answer, [answer[a:b] for a, b in pairwise([0, *sorted(cuts), len(answer)])]
+
+
+ADD = "<tool_call>\n<function=add>\n</function>\n</tool_call>"
+
+
+@settings(max_examples=400)
+@example(("qwen3-coder", f"{ADD} so \n{ADD}", [ADD, " ", "so ", "\n", ADD]))
+@given(answers_and_cuts())
+def test_a_stream_says_what_the_whole_answer_says(case: tuple[str, str, list[str]]) -> None:
+    form, answer, pieces = case
+    assert read(form, pieces) == read(form, [answer]) == read(form, list(answer))
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_text_behind_a_call_is_kept_and_the_space_between_them_is_not(form: str) -> None:
+    call = next(answer for name, answer, (_, calls) in ANSWERS if name == form and calls).rstrip()
+    text, calls = read(form, [f"{call}\n And \n so on. \n"])
+    assert calls
+    assert text.endswith("And \n so on. \n")
+    assert "\n And" not in text
+
+
+def test_arguments_are_passed_on_as_they_come() -> None:
+    parser = FORMATS["hermes"].parser(SCHEMAS, None)
+    begun = parser.push('<tool_call>{"name": "add", "arguments": {"a"')
+    assert begun == [CallBegin(0, "add"), CallArguments(0, '{"a"')]
+    assert parser.push(": 1") == [CallArguments(0, ": 1")]
+
+
+def test_calls_beyond_the_limit_are_dropped() -> None:
+    one = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
+    assert read("hermes", [one * 3], max_calls=1) == ("", [("add", "{}")])
+
+
+@given(st.sampled_from(list(FORMATS)), st.text(alphabet='{}[]"\\:,<>/ntolc_aame', max_size=60))
+def test_whatever_is_no_call_comes_back_as_text(form: str, answer: str) -> None:
+    assert read(form, [answer]) == (answer, [])
+
+
+def test_arguments_read_back_as_what_was_written() -> None:
+    _, calls = read("hermes", [ANSWERS[2][1]])
+    assert json.loads(calls[0][1]) == json.loads(TRICKY)
+
+
+@pytest.mark.parametrize(
+    ("template", "name"),
+    [
+        ("{{ '<tool_call>\\n' }}", "hermes"),
+        ("[TOOL_CALLS] {{ x }}", "mistral"),
+        ("[TOOL_CALLS]{{ name }}[ARGS]{{ x }}", "mistral-v11"),
+        ('{"name": function, "parameters": dictionary}', "llama3"),
+        ("<tool_call>\\n<function=f>\\n<parameter=p>", "qwen3-coder"),
+        ("<tool_call>{function-name}\\n<arg_key>", "glm4"),
+        ("functools[{'name': 'f'}]", "phi4"),
+        ("<|tool|>{{ tools }}<|/tool|> then <|tool_call|>[]<|/tool_call|>", "phi4-mini"),
+        ("'<|tool_call>call:' + name", "gemma4"),
+        ("[func_name1(params_name1=params_value1)]", "pythonic"),
+        ("knows no tools", "hermes"),
+    ],
+)
+def test_the_template_tells_the_format(template: str, name: str) -> None:
+    assert format_for(template) is FORMATS[name]
+
+
+def test_the_operator_can_choose_every_format() -> None:
+    hint = typing.get_type_hints(Settings)["tool_format"]
+    choices = typing.get_args(hint)
+    assert {*choices} == {"auto", *FORMATS}
+
+
+def matcher_of(tokenizer: Tokenizer, grammar: str) -> Matcher:
+    pieces = TokenPieces(
+        pieces=tokenizer.piece_tables(skip_special=False).data,
+        special_ids=tuple(sorted(tokenizer.special_ids)),
+        eos_ids=tokenizer.eos_ids,
+    )
+    return Grammars(pieces, tokenizer.vocab_size).matcher(grammar)
+
+
+def tokenizer_with(control: str) -> Tokenizer:
+    """A tokenizer that has this control token, unless it is empty."""
+    data = tiny.metadata()
+    if control:
+        data["tokenizer.ggml.tokens"][tiny.BOS] = control
+    return Tokenizer.from_metadata(data)
+
+
+def drawn(tokenizer: Tokenizer, matcher: Matcher, random: Random, limit: int = 3000) -> str | None:
+    """A random text of a grammar; None if it does not end."""
+    ids: list[int] = []
+    mask = np.zeros(-(-tokenizer.vocab_size // 32), np.uint32)
+    for _ in range(limit):
+        matcher.fill(mask)
+        allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+        token = int(random.choice(allowed))
+        assert matcher.advance(token), matcher.error
+        if token in tokenizer.eos_ids:
+            return tokenizer.decode(ids, skip_special=False)
+        ids.append(token)
+    return None
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("is_control", [False, True])
+def test_forced_calls_are_read_back_and_validate(name: str, is_control: bool) -> None:
+    form = FORMATS[name]
+    tokenizer = tokenizer_with(form.markers[0] if is_control and form.markers else "")
+    schemas = {"weather": SCHEMAS["weather"], "now": {"type": "object", "properties": {}}}
+    grammar = tool_grammar(form, tokenizer, schemas, parallel=True)
+    num_calls = 0
+    for seed in range(12):
+        answer = drawn(tokenizer, matcher_of(tokenizer, grammar), Random(seed))
+        if answer is None:
+            continue
+        parser = form.parser(schemas, None)
+        arguments: list[str] = []
+        names: list[str] = []
+        for item in [item for c in answer for item in parser.push(c)] + parser.finish():
+            match item:
+                case CallBegin():
+                    names.append(item.name)
+                    arguments.append("")
+                case CallArguments():
+                    arguments[item.index] += item.text
+                case str():
+                    pytest.fail(f"{item!r} is text in {answer!r}")
+        assert names, answer
+        for function, text in zip(names, arguments, strict=True):
+            jsonschema.validate(json.loads(text), schemas[function])
+        num_calls += len(names)
+    assert num_calls > 3
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_one_call_only_unless_they_may_be_parallel(name: str) -> None:
+    tokenizer = tokenizer_with("")
+    grammar = tool_grammar(FORMATS[name], tokenizer, NO_ARGUMENTS, parallel=False)
+    answer = drawn(tokenizer, matcher_of(tokenizer, grammar), Random(1))
+    assert answer is not None
+    assert answer.count("now") == 1
+
+
+@pytest.mark.parametrize("name", ["qwen3-coder", "glm4", "gemma4"])
+@pytest.mark.parametrize(
+    ("parameters", "reason"),
+    [
+        ({"type": "object", "minProperties": 1}, "minProperties"),
+        ({"properties": {"a": {"type": "string", "not": {"const": "x"}}}}, "not"),
+        ({"properties": {}, "required": ["a"]}, "'a'"),
+    ],
+)
+def test_what_a_format_cannot_express_is_refused(
+    name: str, parameters: Schema, reason: str
+) -> None:
+    with pytest.raises(CannotEnforce, match=reason) as refused:
+        tool_grammar(FORMATS[name], tokenizer_with(""), {"f": parameters}, parallel=False)
+    assert refused.value.function == "f"
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_an_answer_may_be_a_call_or_something_else(name: str) -> None:
+    form, tokenizer = FORMATS[name], tokenizer_with("")
+    other = json_schema_grammar({"const": "nothing"})
+    forced = tool_grammar(form, tokenizer, NO_ARGUMENTS, parallel=False)
+    either = tool_grammar(form, tokenizer, NO_ARGUMENTS, parallel=False, otherwise=other)
+    call = drawn(tokenizer, matcher_of(tokenizer, forced), Random(0))
+    assert call is not None
+    for answer in ('"nothing"', call):
+        matcher = matcher_of(tokenizer, either)
+        for token in [*tokenizer.encode(answer, parse_special=True), *tokenizer.eos_ids[:1]]:
+            assert matcher.advance(token), (answer, matcher.error)
