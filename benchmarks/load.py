@@ -20,11 +20,11 @@ from typing import Final
 
 from rocmforge.backend.protocol import LoadOptions
 from rocmforge_hip.backend import create
-from rocmforge_hip.device import choose_device, find_devices
-from rocmforge_hip.driver import Driver
-from rocmforge_hip.loader import READERS, read_exactly
-from rocmforge_hip.memory import Memory, spec
-from rocmforge_hip.platform import select_platform
+from rocmforge_hip.device.discovery import choose_device, find_devices
+from rocmforge_hip.device.driver import Driver
+from rocmforge_hip.device.memory import Memory, spec
+from rocmforge_hip.device.platform import select_platform
+from rocmforge_hip.weights.upload import READERS, read_exactly
 
 CHUNK: Final = 8 << 20
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from benchmarks.kernels.timing import Measurement, Stopwatch, copy_bandwidth, open_gpu
-from rocmforge_hip.driver import list_devices
-from rocmforge_hip.geometry import Geometry
+from rocmforge_hip.device.driver import list_devices
+from rocmforge_hip.ops.geometry import Geometry
 from tests.support.kernels import Device, DeviceArray
 
 BLOCK_TOKENS = 32

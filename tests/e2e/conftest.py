@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rocmforge_hip.device import find_devices
-from rocmforge_hip.platform import select_platform
+from rocmforge_hip.device.discovery import find_devices
+from rocmforge_hip.device.platform import select_platform
 from tests.support.hip import platform_options, start_platform
 from tests.support.host_platform import HostPlatform
 from tests.support.server import LiveServer

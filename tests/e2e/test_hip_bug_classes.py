@@ -20,13 +20,13 @@ import pytest
 
 import rocmforge_hip
 from rocmforge.errors import EngineError
-from rocmforge_hip.activations import Activation
 from rocmforge_hip.backend import create
-from rocmforge_hip.driver import ArgumentBuffer
-from rocmforge_hip.driver import Driver as HipDriver
-from rocmforge_hip.memory import ArraySpec, DeviceBuffer, PinnedBuffer, spec
-from rocmforge_hip.ops import HipOps
-from rocmforge_hip.runner import HipRunner
+from rocmforge_hip.device.driver import ArgumentBuffer
+from rocmforge_hip.device.driver import Driver as HipDriver
+from rocmforge_hip.device.memory import ArraySpec, DeviceBuffer, PinnedBuffer, spec
+from rocmforge_hip.ops.activations import Activation
+from rocmforge_hip.ops.decoder import HipOps
+from rocmforge_hip.run.decoder import HipRunner
 from tests.backend.driving import Chunk, Driver
 from tests.data.models.tiny_models import PROMPT, by_name, write_model
 from tests.support.hip import fitting, platform_options, start_platform

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from rocmforge.errors import OutOfMemory
-from rocmforge_hip.device import FoundDevice, find_devices
-from rocmforge_hip.driver import Driver, HipError
-from rocmforge_hip.library import KernelArgumentError, KernelLibrary
-from rocmforge_hip.memory import DeviceBuffer, HugePages, PinnedBuffer, spec
-from rocmforge_hip.platform import select_platform
+from rocmforge_hip.device.discovery import FoundDevice, find_devices
+from rocmforge_hip.device.driver import Driver, HipError
+from rocmforge_hip.device.library import KernelArgumentError, KernelLibrary
+from rocmforge_hip.device.memory import DeviceBuffer, HugePages, PinnedBuffer, spec
+from rocmforge_hip.device.platform import select_platform
 from tests.support.host_platform import HostPlatform
 
 

@@ -15,7 +15,7 @@ from rocmforge.backend.protocol import Runner
 from rocmforge.engine.ipc.params import Pooling, SamplingParams
 from rocmforge.errors import OutOfMemory, UnsupportedArchitecture, UnsupportedTensor
 from rocmforge_hip.backend import create as create_hip
-from rocmforge_hip.encoder_runner import HipEncoderRunner
+from rocmforge_hip.run.encoder import HipEncoderRunner
 from tests.data.models.tiny_encoders import ENCODERS, PROMPT, TinyEncoder, by_name, write_encoder
 from tests.support.core import make_core, vectors_of
 from tests.support.encoder_steps import encoder_step, run

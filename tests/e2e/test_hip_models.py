@@ -22,9 +22,9 @@ from rocmforge.engine.ipc.params import SamplingParams, TokenLogprob
 from rocmforge.engine.ipc.status import EngineStats
 from rocmforge.errors import BadGguf, EngineError
 from rocmforge_hip.backend import create as create_hip
-from rocmforge_hip.loader import read_exactly
-from rocmforge_hip.memory import PinnedBuffer
-from rocmforge_hip.runner import HipRunner
+from rocmforge_hip.device.memory import PinnedBuffer
+from rocmforge_hip.run.decoder import HipRunner
+from rocmforge_hip.weights.upload import read_exactly
 from rocmforge_reference import ops as reference_ops
 from tests.backend.driving import Chunk, Driver, Want, make_step
 from tests.data.models.tiny_models import PROMPT, by_name, write_model
@@ -284,7 +284,7 @@ def test_a_load_that_fails_halfway_gives_everything_back(
         read_exactly(*arguments)
 
     before = host.live_bytes
-    monkeypatch.setattr("rocmforge_hip.loader.read_exactly", fail_later)
+    monkeypatch.setattr("rocmforge_hip.weights.upload.read_exactly", fail_later)
     with pytest.raises(BadGguf, match="became shorter"):
         create_hip().load(path, SMALL, lambda *_: None)
     assert host.live_bytes == before

@@ -33,10 +33,10 @@ from rocmforge.engine.ipc.params import FinishReason, SamplingParams, TokenEvent
 from rocmforge.errors import ConfigurationError
 from rocmforge.models.rope import RopeTables, load_rope_tables
 from rocmforge_hip.backend import create
-from rocmforge_hip.device import find_devices
+from rocmforge_hip.device.discovery import find_devices
+from rocmforge_hip.device.platform import select_platform
 from rocmforge_hip.parallel import processes
 from rocmforge_hip.parallel.processes import RankFailed
-from rocmforge_hip.platform import select_platform
 from tests.backend.driving import Chunk, Driver, Want, make_step
 from tests.data.models.tiny_adapters import TinyAdapter, write_adapter
 from tests.data.models.tiny_encoders import ENCODERS, write_encoder
@@ -243,7 +243,7 @@ def test_an_error_that_a_rank_reports_is_passed_on(
         model.unlink()  # the other rank opens it after this one has read what it needs
         return tables
 
-    monkeypatch.setattr("rocmforge_hip.backend.load_rope_tables", load_and_remove)
+    monkeypatch.setattr("rocmforge_hip.load.decoder.load_rope_tables", load_and_remove)
     with pytest.raises(RankFailed, match=model.name) as caught:
         load(stack, model, tensor_parallel=RANKS)
     assert (caught.value.rank, caught.value.device) == (1, 1)

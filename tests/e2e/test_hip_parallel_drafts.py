@@ -25,8 +25,8 @@ from rocmforge.engine.client.config import EngineConfig
 from rocmforge.engine.ipc.params import FinishReason, SamplingParams, TokenEvent, TokenLogprob
 from rocmforge.engine.ipc.status import EngineStats
 from rocmforge.engine.loading import Loaded, load
-from rocmforge_hip.device import find_devices
-from rocmforge_hip.platform import select_platform
+from rocmforge_hip.device.discovery import find_devices
+from rocmforge_hip.device.platform import select_platform
 from tests.data.models.tiny_models import PROMPT, by_name, write_model
 from tests.e2e.conftest import RANKS
 from tests.support.children import RANK, children

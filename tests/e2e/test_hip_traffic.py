@@ -11,10 +11,10 @@ import pytest
 
 from rocmforge.backend.protocol import StepCost
 from rocmforge_hip.backend import create
-from rocmforge_hip.driver import Driver as HipDriver
-from rocmforge_hip.memory import DeviceBuffer, spec
-from rocmforge_hip.runner import HipRunner
-from rocmforge_hip.traffic import copy_bandwidth
+from rocmforge_hip.device.driver import Driver as HipDriver
+from rocmforge_hip.device.memory import DeviceBuffer, spec
+from rocmforge_hip.run.decoder import HipRunner
+from rocmforge_hip.run.traffic import copy_bandwidth
 from tests.backend.driving import Chunk, Driver
 from tests.data.models.tiny_models import by_name, write_model
 from tests.support.hip import HEAD_DIM, fitting

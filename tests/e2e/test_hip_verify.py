@@ -13,9 +13,9 @@ from rocmforge.backend.optional import OpCheck
 from rocmforge.cli import main
 from rocmforge.commands.synthetic import write_synthetic_model
 from rocmforge_hip.backend import create
-from rocmforge_hip.device import find_devices
-from rocmforge_hip.library import Argument, Kernel, find_target, read_manifest
-from rocmforge_hip.platform import select_platform
+from rocmforge_hip.device.discovery import find_devices
+from rocmforge_hip.device.library import Argument, Kernel, find_target, read_manifest
+from rocmforge_hip.device.platform import select_platform
 from rocmforge_hip.verify.cases import Group
 from rocmforge_hip.verify.selfcheck import all_groups, run_group
 from tests.support.hip import platform_options, start_platform

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from rocmforge.errors import BackendError
-from rocmforge_hip.driver import Driver
-from rocmforge_hip.memory import Memory, spec
-from rocmforge_hip.parallel.collective import Communicator
-from rocmforge_hip.parallel.shard import Shard
+from rocmforge_hip.device.driver import Driver
+from rocmforge_hip.device.memory import Memory, spec
+from rocmforge_hip.ops.collective import Communicator
+from rocmforge_hip.weights.shard import Shard
 from tests.support.host_platform import HostPlatform
 from tests.support.kernels import PlatformOptions
 

@@ -15,7 +15,7 @@ import pytest
 
 from kernels.build import NVIDIA_SOURCES
 from kernels.builder import ROOT, build_library
-from rocmforge_hip.parallel.collective import new_group_id
+from rocmforge_hip.ops.collective import new_group_id
 from tests.support.host_platform import LIBRARY, ROCM_PATH, HostPlatform
 from tests.support.kernels import PlatformOptions
 

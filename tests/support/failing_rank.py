@@ -10,9 +10,9 @@ import sys
 from typing import Any, NoReturn
 
 from rocmforge.errors import BackendError, OutOfMemory
-from rocmforge_hip.loading import ModelLoading
+from rocmforge_hip.load.model import ModelLoading
 from rocmforge_hip.parallel import worker
-from rocmforge_hip.runner import HipRunner
+from rocmforge_hip.run.decoder import HipRunner
 
 
 def fail_in_load(*_: Any) -> NoReturn:

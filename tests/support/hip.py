@@ -13,7 +13,7 @@ import pytest
 from kernels.build import LIB_DIR, build
 from kernels.compiler import find_compiler
 from kernels.targets import select
-from rocmforge_hip.platform import VARIABLE
+from rocmforge_hip.device.platform import VARIABLE
 from tests.data.models.tiny_models import MODELS, TinyModel, gguf_metadata, gguf_tensors
 from tests.support.gguf_writer import Stored, write_gguf
 from tests.support.host_platform import HostPlatform

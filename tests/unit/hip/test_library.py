@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rocmforge_hip.library import (
+from rocmforge_hip.device.library import (
     ArgumentPacker,
     KernelArgumentError,
     NoKernelsForTarget,

@@ -16,12 +16,12 @@ from rocmforge.errors import OutOfMemory, UnsupportedTensor
 from rocmforge.gguf.reader import open_gguf
 from rocmforge.models.architectures import read_config
 from rocmforge.models.weights import load_weights
-from rocmforge_hip import plan
-from rocmforge_hip.driver import Driver
-from rocmforge_hip.geometry import Geometry
-from rocmforge_hip.memory import DeviceBuffer, Memory, spec
-from rocmforge_hip.plan import MemoryPlan, make_plan
-from rocmforge_hip.weight_plan import PlannedPart, plan_weights, storages, weight_bytes
+from rocmforge_hip.device.driver import Driver
+from rocmforge_hip.device.memory import DeviceBuffer, Memory, spec
+from rocmforge_hip.load import memory_budget
+from rocmforge_hip.load.memory_budget import MemoryPlan, make_plan
+from rocmforge_hip.ops.geometry import Geometry
+from rocmforge_hip.weights.placement import PlannedPart, plan_weights, storages, weight_bytes
 from tests.data.models.tiny_models import TinyModel, by_name, write_model
 from tests.support.hip import fitting
 from tests.support.options import SMALL
@@ -133,7 +133,7 @@ def test_small_models_keep_16_bits_of_activations_and_large_ones_8(
     model, free = fitting(by_name("llama")), 4096 * MIB
     chosen = plan_for(model, tmp_path, free, OPTIONS)
     assert chosen.activation_terms == 2
-    monkeypatch.setattr(plan, "SMALL_MODEL", chosen.weights - 1)
+    monkeypatch.setattr(memory_budget, "SMALL_MODEL", chosen.weights - 1)
     assert plan_for(model, tmp_path, free, OPTIONS).activation_terms == 1
 
 

@@ -16,9 +16,9 @@ from rocmforge.gguf.tensor import GgufTensor
 from rocmforge.models.architectures import read_config
 from rocmforge.models.config import ModelConfig
 from rocmforge.models.weights import ModelWeights, load_weights
-from rocmforge_hip.parallel.collective import new_group_id
-from rocmforge_hip.parallel.ops import gather_orders
-from rocmforge_hip.parallel.shard import Shard
+from rocmforge_hip.ops.collective import new_group_id
+from rocmforge_hip.ops.sharded import gather_orders
+from rocmforge_hip.weights.shard import Shard
 from tests.data.models.tiny_models import by_name, write_model
 from tests.support.hip import fitting, quantized, splittable, write_quantized
 

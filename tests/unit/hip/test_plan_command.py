@@ -13,8 +13,8 @@ from rocmforge.cli import main
 from rocmforge.commands.plan import parse_size
 from rocmforge.commands.synthetic import write_synthetic_model
 from rocmforge.errors import ConfigurationError
-from rocmforge_hip.device import FoundDevice
-from rocmforge_hip.driver import DeviceProperties
+from rocmforge_hip.device.discovery import FoundDevice
+from rocmforge_hip.device.driver import DeviceProperties
 
 MIB, GIB = 1 << 20, 1 << 30
 SEQUENCE_BYTES = 512 * 2 * 2 * 2 * 64 * 2  # tokens, layers, keys and values, heads, elements, bytes

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from rocmforge.errors import ConfigurationError
-from rocmforge_hip.platform import LIB_DIR, VARIABLE, Platform, select_platform
+from rocmforge_hip.device.platform import LIB_DIR, VARIABLE, Platform, select_platform
 
 
 @pytest.mark.parametrize(

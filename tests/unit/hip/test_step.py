@@ -7,13 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rocmforge_hip.step import (
-    ListSizes,
-    OutputLayout,
-    SamplingNeeds,
-    StepLayout,
-    StepShape,
-)
+from rocmforge_hip.ops.step import ListSizes, OutputLayout, SamplingNeeds, StepLayout, StepShape
 from tests.backend.driving import Chunk, Want, make_sampling, make_step
 
 BASE = 1 << 32

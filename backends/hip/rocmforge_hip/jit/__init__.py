@@ -3,8 +3,8 @@
     source     writes the kernel of a processor, as Python that numba compiles
     worker     the child process that imports numba and compiles, for one target
     compiler   runs the worker when the backend loads, and keeps what it made on disk
-    launch     launches the kernels between the mask and the draw; or, where nothing can be
-               compiled, brings the rows that need it to the host and back
+
+`ops.processors` launches the kernels between the mask and the draw.
 
 Numba is never imported into the engine's process: it takes seconds, and numba-hip loads another
 LLVM. What the worker makes are code objects (or PTX) like those of the prebuilt kernels.

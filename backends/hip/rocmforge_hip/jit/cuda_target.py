@@ -8,7 +8,7 @@ from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
-from rocmforge_hip.jit.worker import THREADS, Unavailable
+from rocmforge_hip.jit.toolchain import THREADS, Unavailable
 
 
 class CudaToolchain:

@@ -7,7 +7,7 @@ from importlib import import_module
 from types import SimpleNamespace
 from typing import Any, Final
 
-from rocmforge_hip.jit.worker import Unavailable
+from rocmforge_hip.jit.toolchain import Unavailable
 
 _SYMBOL: Final = "rf_logits_processor"
 

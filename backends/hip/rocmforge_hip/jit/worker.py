@@ -11,7 +11,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -21,9 +21,8 @@ from rocmforge.logits.processor import LogitsProcessor
 from rocmforge.logits.registry import load_processors
 from rocmforge_hip.jit.binding import ON_DEVICE, bind
 from rocmforge_hip.jit.source import ARGUMENTS, HELPERS, KernelSource, kernel_source
+from rocmforge_hip.jit.toolchain import THREADS, Toolchain, Unavailable
 
-THREADS: Final = 1024
-"""Of a block; a power of two."""
 _MESSAGE_LINES: Final = 8
 UNAVAILABLE_STATUS: Final = 3
 """Exit status that says: there is no compiler for the target here."""
@@ -43,27 +42,6 @@ class Made(msgspec.Struct, frozen=True):
     symbol: str = ""
     code: bytes = b""  # a code object, or PTX
     problem: str = ""
-
-
-class Unavailable(Exception):
-    """There is no compiler for the target here."""
-
-
-class Toolchain(Protocol):
-    """A target of numba."""
-
-    @property
-    def gpu(self) -> Any:
-        """The module that a kernel knows as `gpu`."""
-        ...
-
-    def device_function(self, function: Callable[..., Any]) -> Any:
-        """What a kernel can call."""
-        ...
-
-    def compile(self, kernel: Callable[..., Any], types: list[Any]) -> tuple[str, bytes]:
-        """Symbol and code of a kernel with arguments of these numba types."""
-        ...
 
 
 def main() -> None:

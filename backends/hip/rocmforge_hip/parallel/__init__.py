@@ -5,5 +5,6 @@ value, gate and up by rows, so that each rank has whole heads and whole features
 read those by columns, after which the ranks add up their results; the output matrix by rows, after
 which each rank collects all logits. Every rank samples, and all draw the same tokens.
 
-Rank 0 is the process that asked for the model. Read `runner`, then `worker`.
+Rank 0 is the process that asked for the model. Read `runner`, then `worker`. What a rank computes
+with is in `ops.sharded` and `ops.collective`, its part of the weights in `weights.shard`.
 """

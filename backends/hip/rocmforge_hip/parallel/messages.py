@@ -12,8 +12,8 @@ from enum import Enum, auto
 from pathlib import Path
 
 from rocmforge.backend.protocol import LoadOptions
-from rocmforge_hip.device import FoundDevice
-from rocmforge_hip.parallel.shard import Shard
+from rocmforge_hip.device.discovery import FoundDevice
+from rocmforge_hip.weights.shard import Shard
 
 
 @dataclass(frozen=True, slots=True)

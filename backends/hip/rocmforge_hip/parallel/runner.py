@@ -8,7 +8,7 @@ communicator is aborted, which ends that wait.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -22,17 +22,14 @@ from rocmforge.backend.protocol import (
     UInt32Array,
 )
 from rocmforge.errors import EngineError
-from rocmforge_hip.device import FoundDevice, list_names
-from rocmforge_hip.parallel.collective import Communicator, new_group_id
+from rocmforge_hip.device.discovery import FoundDevice, list_names
+from rocmforge_hip.device.opening import Device
+from rocmforge_hip.load.decoder import load_rank
+from rocmforge_hip.ops.collective import Communicator, new_group_id
 from rocmforge_hip.parallel.messages import Order, Start
 from rocmforge_hip.parallel.processes import Workers
-from rocmforge_hip.parallel.rank import Rank
-from rocmforge_hip.parallel.shard import Shard
-from rocmforge_hip.pipeline import Device
-from rocmforge_hip.plan import MemoryPlan
-from rocmforge_hip.runner import HipRunner
-
-LoadOn = Callable[[FoundDevice, Path, LoadOptions, ProgressCallback, Rank], HipRunner]
+from rocmforge_hip.run.decoder import HipRunner
+from rocmforge_hip.weights.shard import Shard
 
 
 def load_sharded(
@@ -40,7 +37,6 @@ def load_sharded(
     model: Path,
     options: LoadOptions,
     progress: ProgressCallback,
-    load_on: LoadOn,
 ) -> ShardedRunner:
     """Loads a model onto equal devices, with a process for each but the first.
 
@@ -49,7 +45,6 @@ def load_sharded(
         model: The GGUF file.
         options: For all of them.
         progress: Told about rank 0, which has as much to do as the others.
-        load_on: Loads a rank's part in this process.
 
     Raises:
         RocmForgeError: It cannot be loaded.
@@ -60,7 +55,7 @@ def load_sharded(
     devices = [replace(each, info=replace(each.info, memory_free=free)) for each in devices]
     first = _FirstRank(Shard(0, len(devices)), group_id, devices, model, options)
     try:
-        runner = load_on(devices[0], model, options, progress, first)
+        runner = load_rank(devices[0], model, options, progress, first)
     except BaseException as error:
         first.give_up()
         if first.workers.failure is None:
@@ -95,7 +90,7 @@ class _FirstRank:
         self.workers = Workers([device.properties.index for device in devices[1:]])
         self._communicator: Communicator | None = None
 
-    def join(self, device: Device, plan: MemoryPlan) -> Communicator:
+    def join(self, device: Device) -> Communicator:
         size = self.shard.size
         self.workers.send_each(
             lambda rank: Start(self._devices[rank], self._model, self._options, Shard(rank, size))

@@ -23,14 +23,13 @@ import numpy as np
 
 from rocmforge.backend.protocol import StepInput
 from rocmforge.errors import RocmForgeError
-from rocmforge_hip.backend import create
-from rocmforge_hip.parallel.collective import Communicator
+from rocmforge_hip.device.opening import Device
+from rocmforge_hip.device.platform import select_platform
+from rocmforge_hip.load.decoder import load_rank
+from rocmforge_hip.ops.collective import Communicator
 from rocmforge_hip.parallel.messages import Failed, Order, Stage, Start
-from rocmforge_hip.parallel.shard import Shard
-from rocmforge_hip.pipeline import Device
-from rocmforge_hip.plan import MemoryPlan
-from rocmforge_hip.platform import select_platform
-from rocmforge_hip.runner import HipRunner
+from rocmforge_hip.run.decoder import HipRunner
+from rocmforge_hip.weights.shard import Shard
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +44,7 @@ class Joining:
         self._connection = connection
         self._communicator: Communicator | None = None
 
-    def join(self, device: Device, plan: MemoryPlan) -> Communicator:
+    def join(self, device: Device) -> Communicator:
         self._connection.send(Stage.OPENED)
         self._communicator = Communicator(self._connection.recv(), self.shard, device.stream)
         return self._communicator
@@ -67,7 +66,7 @@ def run(start: Start, connection: Connection[Any, Any]) -> None:
     """
     select_platform()
     rank = Joining(start.shard, connection)
-    runner = create().load_on(start.device, start.model, start.options, lambda *_: None, rank)
+    runner = load_rank(start.device, start.model, start.options, lambda *_: None, rank)
     gc.collect()
     gc.freeze()  # as in the engine's process
     connection.send(Stage.LOADED)

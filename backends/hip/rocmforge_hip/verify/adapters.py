@@ -12,11 +12,11 @@ import numpy.typing as npt
 from rocmforge.backend.ops import Activation as GateActivation
 from rocmforge.backend.protocol import NO_ADAPTER
 from rocmforge.gguf.tensor import GgufTensor
-from rocmforge_hip.activations import NORMED
 from rocmforge_hip.verify import oracle
 from rocmforge_hip.verify.cases import Case, Group, error
 from rocmforge_hip.verify.matrices import exact_activation
 from rocmforge_hip.verify.workbench import Recipe, Workbench
+from rocmforge_hip.weights.slots import NORMED
 
 # A, B and what comes of A are halves, and so is a gated result. Relative to the largest value.
 _HALVES: Final = 2.0**-10

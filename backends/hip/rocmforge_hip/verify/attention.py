@@ -11,14 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from rocmforge.models.config import RopeStyle
-from rocmforge_hip.activations import ROTATED, Activation
-from rocmforge_hip.geometry import BLOCK_TOKENS
-from rocmforge_hip.memory import DeviceArray
-from rocmforge_hip.ops import HEAD_DIMS
+from rocmforge_hip.device.memory import DeviceArray
+from rocmforge_hip.ops.activations import Activation
+from rocmforge_hip.ops.decoder import HEAD_DIMS
+from rocmforge_hip.ops.geometry import BLOCK_TOKENS
 from rocmforge_hip.verify import oracle
 from rocmforge_hip.verify.cases import Case, Group, error
 from rocmforge_hip.verify.workbench import Recipe, Workbench, blocks_of
-from rocmforge_hip.weight_plan import QKV_SLOTS
+from rocmforge_hip.weights.slots import QKV_SLOTS, ROTATED
 
 # Relative to the largest value of a head of a token.
 _HALF: Final = 2.0**-10

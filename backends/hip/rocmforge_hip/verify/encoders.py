@@ -17,13 +17,13 @@ from rocmforge.models.config import RopeStyle
 from rocmforge.models.encoder_config import EncoderConfig
 from rocmforge.models.pooling import PoolingType
 from rocmforge.models.rope import RopeTables
-from rocmforge_hip.activations import NORMED, Activation, StepLimits
-from rocmforge_hip.encoder_ops import ENCODER_HEAD_DIMS, HipEncoderOps
-from rocmforge_hip.encoder_plan import plan_encoder_activations
-from rocmforge_hip.geometry import Geometry
-from rocmforge_hip.linear import part_of
-from rocmforge_hip.loading import upload, upload_tables
-from rocmforge_hip.memory import Arena
+from rocmforge_hip.device.memory import Arena
+from rocmforge_hip.load.encoder_budget import plan_encoder_activations
+from rocmforge_hip.load.model import upload, upload_tables
+from rocmforge_hip.ops.activations import Activation, StepLimits
+from rocmforge_hip.ops.encoder import ENCODER_HEAD_DIMS, HipEncoderOps
+from rocmforge_hip.ops.geometry import Geometry
+from rocmforge_hip.ops.linear import part_of
 from rocmforge_hip.verify import oracle
 from rocmforge_hip.verify.cases import Case, Group, error
 from rocmforge_hip.verify.rows import random_values
@@ -35,7 +35,7 @@ from rocmforge_hip.verify.workbench import (
     Workbench,
     blocks_of,
 )
-from rocmforge_hip.weight_plan import DELTA, HIDDEN, QKV_SLOTS
+from rocmforge_hip.weights.slots import DELTA, HIDDEN, NORMED, QKV_SLOTS
 
 _FLOAT: Final = 4e-6  # relative to the largest value
 _HALF: Final = 2.0**-11

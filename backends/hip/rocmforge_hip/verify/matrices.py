@@ -11,13 +11,13 @@ import numpy.typing as npt
 
 from rocmforge.backend.ops import Activation as GateActivation
 from rocmforge.gguf.tensor import GgufTensor
-from rocmforge_hip.activations import NORMED, ROWS
-from rocmforge_hip.geometry import MAX_GEMV_ROWS
+from rocmforge_hip.ops.geometry import MAX_GEMV_ROWS
 from rocmforge_hip.verify import oracle
 from rocmforge_hip.verify.cases import Case, Group, error
 from rocmforge_hip.verify.rows import random_values
 from rocmforge_hip.verify.workbench import Recipe, Workbench, blocks_of
-from rocmforge_hip.weights import FORMATS
+from rocmforge_hip.weights.formats import FORMATS
+from rocmforge_hip.weights.slots import NORMED, ROWS
 
 # Relative to the sum of the absolute values of what is added up.
 _FLOAT_SUM: Final = 4e-6  # float32

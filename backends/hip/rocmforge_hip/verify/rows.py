@@ -9,13 +9,13 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from rocmforge_hip.activations import NORMED, RESIDUAL, ROWS, Activation
-from rocmforge_hip.step import OutputLayout
+from rocmforge_hip.ops.activations import Activation
+from rocmforge_hip.ops.step import OutputLayout
 from rocmforge_hip.verify import oracle
 from rocmforge_hip.verify.cases import Case, Group, error
 from rocmforge_hip.verify.workbench import Recipe, Workbench
-from rocmforge_hip.weight_plan import DELTA
-from rocmforge_hip.weights import UNIT
+from rocmforge_hip.weights.formats import UNIT
+from rocmforge_hip.weights.slots import DELTA, NORMED, RESIDUAL, ROWS
 
 _FLOAT: Final = 4e-6  # relative to the largest value
 _HALF: Final = 2.0**-11

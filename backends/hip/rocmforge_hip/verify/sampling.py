@@ -11,13 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from rocmforge.backend.protocol import SamplingBatch
-from rocmforge_hip.activations import Activation
-from rocmforge_hip.step import OutputLayout
+from rocmforge_hip.ops.activations import Activation
+from rocmforge_hip.ops.step import OutputLayout
 from rocmforge_hip.verify import oracle
 from rocmforge_hip.verify.cases import Case, Group, error
 from rocmforge_hip.verify.workbench import Recipe, Workbench, greedy
-from rocmforge_hip.weight_plan import LOGITS
-from rocmforge_hip.weights import ceil_div
+from rocmforge_hip.weights.formats import ceil_div
+from rocmforge_hip.weights.slots import LOGITS
 
 _VOCAB: Final = 5003
 _ROWS: Final = 6

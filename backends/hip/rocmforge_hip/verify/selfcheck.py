@@ -11,10 +11,10 @@ from typing import Final
 
 from rocmforge.backend.optional import OpCheck
 from rocmforge.errors import EngineError, RocmForgeError
-from rocmforge_hip.device import FoundDevice
-from rocmforge_hip.driver import Driver
-from rocmforge_hip.library import find_target, read_manifest
-from rocmforge_hip.memory import Memory, spec
+from rocmforge_hip.device.discovery import FoundDevice
+from rocmforge_hip.device.driver import Driver
+from rocmforge_hip.device.library import find_target, read_manifest
+from rocmforge_hip.device.memory import Memory, spec
 from rocmforge_hip.verify import adapters, attention, encoders, matrices, rows, sampling
 from rocmforge_hip.verify.cases import Case, Group
 from rocmforge_hip.verify.workbench import Workbench

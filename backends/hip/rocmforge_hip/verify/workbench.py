@@ -19,18 +19,18 @@ from rocmforge.models.decoder import attention_specs
 from rocmforge.models.lora import ADAPTABLE, Adapter, LowRank
 from rocmforge.models.rope import RopeTable, RopeTables
 from rocmforge.models.weights import LayerWeights, ModelWeights
-from rocmforge_hip.activations import Activation
-from rocmforge_hip.device import FoundDevice
-from rocmforge_hip.geometry import BLOCK_TOKENS, Geometry
-from rocmforge_hip.loading import ModelLoading, open_device
-from rocmforge_hip.memory import DeviceArray
-from rocmforge_hip.pipeline import Device, release
-from rocmforge_hip.plan import make_plan
-from rocmforge_hip.runner import Model, exact_shape
-from rocmforge_hip.step import DeviceStep, ListSizes, SamplingNeeds, StepLayout
+from rocmforge_hip.device.discovery import FoundDevice
+from rocmforge_hip.device.memory import DeviceArray
+from rocmforge_hip.device.opening import Device, open_device, release
+from rocmforge_hip.load.memory_budget import make_plan
+from rocmforge_hip.load.model import ModelLoading
+from rocmforge_hip.ops.activations import Activation
+from rocmforge_hip.ops.geometry import BLOCK_TOKENS, Geometry
+from rocmforge_hip.ops.step import DeviceStep, ListSizes, SamplingNeeds, StepLayout
+from rocmforge_hip.run.decoder import Model, exact_shape
 from rocmforge_hip.verify.random_weights import random_tensor
-from rocmforge_hip.weight_plan import plan_weights
-from rocmforge_hip.weights import ceil_div
+from rocmforge_hip.weights.formats import ceil_div
+from rocmforge_hip.weights.placement import plan_weights
 
 Array = npt.NDArray[Any]
 Float64 = npt.NDArray[np.float64]

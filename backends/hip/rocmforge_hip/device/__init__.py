@@ -1,0 +1,1 @@
+"""A device: the libraries beneath it, the driver, memory, kernels and their launch."""

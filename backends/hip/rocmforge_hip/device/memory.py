@@ -1,0 +1,221 @@
+"""Device and pinned memory with owners.
+
+A `DeviceBuffer` is made from a shape and a dtype and frees its memory once, when it is told to;
+it cannot be copied. Everything else refers to memory through `DeviceArray`, which owns nothing.
+Byte counts are computed here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import mmap
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Executor
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from rocmforge_hip.device.driver import Driver
+
+Shape = tuple[int, ...]
+
+_HUGE_PAGE: Final = 2 << 20
+_TOUCHED_AT_ONCE: Final = 8  # parts
+
+
+@dataclass(frozen=True, slots=True)
+class ArraySpec:
+    """Shape and dtype of an array that is to be made."""
+
+    shape: Shape
+    dtype: np.dtype[Any]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its elements."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def spec(shape: Shape, dtype: npt.DTypeLike) -> ArraySpec:
+    """The specification of an array of this shape and dtype."""
+    return ArraySpec(shape, np.dtype(dtype))
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceArray:
+    """An array in device memory that something else owns."""
+
+    address: int
+    shape: Shape
+    dtype: np.dtype[Any]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its elements."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def first(self, *shape: int) -> DeviceArray:
+        """The array of this shape at the start of this one's memory."""
+        assert math.prod(shape) <= math.prod(self.shape), (shape, self.shape)
+        return DeviceArray(self.address, shape, self.dtype)
+
+    def columns(self, start: int, stop: int) -> DeviceArray:
+        """Columns of a matrix: rows stay as far apart as they are, which the user must know."""
+        assert 0 <= start < stop <= self.shape[-1]
+        address = self.address + start * self.dtype.itemsize
+        return DeviceArray(address, (*self.shape[:-1], stop - start), self.dtype)
+
+
+class DeviceBuffer:
+    """Owns the memory of one array on a device."""
+
+    def __init__(self, driver: Driver, what: ArraySpec, name: str) -> None:
+        self._driver = driver
+        self.name = name
+        address = driver.allocate(max(what.nbytes, 1), f"{name} {what.shape} {what.dtype}")
+        self.array = DeviceArray(address, what.shape, what.dtype)
+        self._is_freed = False
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its elements."""
+        return self.array.nbytes
+
+    def fill(self, byte: int, stream: int) -> None:
+        """Sets every byte, in the order of the stream."""
+        if self.nbytes:
+            self._driver.fill(self.array.address, byte, self.nbytes, stream)
+
+    def free(self) -> None:
+        """Gives the memory back. Nothing that uses it may be running."""
+        assert not self._is_freed, f"{self.name} is freed twice"
+        self._is_freed = True
+        self._driver.free(self.array.address)
+
+    def __copy__(self) -> NoReturn:
+        raise TypeError("a DeviceBuffer owns its memory and cannot be copied")
+
+    def __deepcopy__(self, memo: dict[int, object]) -> NoReturn:
+        self.__copy__()
+
+    def __reduce__(self) -> NoReturn:
+        self.__copy__()
+
+
+class PinnedBuffer:
+    """Owns host memory that copies run from and to without the processor; `bytes` is its view."""
+
+    def __init__(self, driver: Driver, nbytes: int, name: str) -> None:
+        self._driver = driver
+        self.address = driver.allocate_pinned(nbytes, name)
+        memory = (ctypes.c_uint8 * nbytes).from_address(self.address)
+        self.bytes: npt.NDArray[np.uint8] = np.ctypeslib.as_array(memory)
+
+    def free(self) -> None:
+        """Gives the memory back. No copy may be running, and no view may be used any more."""
+        self.bytes = np.empty(0, np.uint8)
+        self._driver.free_pinned(self.address)
+
+
+class HugePages:
+    """Owns much host memory that copies run from and to without the processor; `bytes` is its view.
+
+    Pinning small pages takes ten times as long as copying them, huge ones a fraction of that. The
+    kernel clears pages when they are first touched, which is done by all threads.
+
+    Args:
+        driver: Of the device.
+        nbytes: How much.
+        name: What it is for.
+        threads: Touch the pages.
+    """
+
+    def __init__(self, driver: Driver, nbytes: int, name: str, threads: Executor) -> None:
+        self._driver = driver
+        pages = mmap.mmap(-1, nbytes + _HUGE_PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        with suppress(OSError):  # a kernel without huge pages: it takes longer
+            pages.madvise(mmap.MADV_HUGEPAGE)
+        whole = np.frombuffer(pages, np.uint8)  # and with the last view the pages are given back
+        start = -whole.ctypes.data % _HUGE_PAGE
+        self.bytes: npt.NDArray[np.uint8] = whole[start : start + nbytes]
+        self.address = self.bytes.ctypes.data
+        list(threads.map(lambda part: part.fill(0), np.array_split(self.bytes, _TOUCHED_AT_ONCE)))
+        driver.pin(self.address, nbytes, name)
+
+    def free(self) -> None:
+        """Gives the memory back. No copy may be running, and no view may be used any more."""
+        self._driver.unpin(self.address)
+        self.bytes = np.empty(0, np.uint8)
+
+
+Buffer = DeviceBuffer | PinnedBuffer | HugePages
+
+
+class Memory:
+    """All buffers of a loaded model, freed together in reverse order."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._buffers: list[Buffer] = []
+
+    def device(self, what: ArraySpec, name: str) -> DeviceBuffer:
+        """A new device buffer.
+
+        Raises:
+            OutOfMemory: It does not fit.
+        """
+        buffer = DeviceBuffer(self._driver, what, name)
+        self._buffers.append(buffer)
+        return buffer
+
+    def pinned(self, nbytes: int, name: str) -> PinnedBuffer:
+        """A new pinned host buffer.
+
+        Raises:
+            OutOfMemory: It does not fit.
+        """
+        buffer = PinnedBuffer(self._driver, nbytes, name)
+        self._buffers.append(buffer)
+        return buffer
+
+    def huge_pages(self, nbytes: int, name: str, threads: Executor) -> HugePages:
+        """New pinned host memory, much of it.
+
+        Raises:
+            OutOfMemory: It does not fit.
+        """
+        buffer = HugePages(self._driver, nbytes, name, threads)
+        self._buffers.append(buffer)
+        return buffer
+
+    def release(self) -> Iterator[Buffer]:
+        """Hands out the buffers, last first; the caller frees them."""
+        while self._buffers:
+            yield self._buffers.pop()
+
+
+class Arena:
+    """Activations: allocated once when a model is loaded, for the largest step there can be.
+
+    Each array is an allocation of its own, so that the host platform's guard pages lie between
+    them. They start as zeros: rows that only pad a batch are computed on whatever is there.
+    """
+
+    def __init__(self, memory: Memory, plan: Mapping[str, ArraySpec], stream: int) -> None:
+        self._arrays: dict[str, DeviceArray] = {}
+        for name, what in plan.items():
+            buffer = memory.device(what, f"activation {name}")
+            buffer.fill(0, stream)
+            self._arrays[name] = buffer.array
+
+    def __getitem__(self, name: str) -> DeviceArray:
+        return self._arrays[name]
+
+
+def total_bytes(plan: Mapping[str, ArraySpec]) -> int:
+    """Bytes of all arrays of a plan."""
+    return sum(what.nbytes for what in plan.values())

@@ -1,0 +1,51 @@
+"""A device that is open: what a model holds of it, and how that is given back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+from rocmforge_hip.device.discovery import FoundDevice
+from rocmforge_hip.device.driver import Driver, HipError
+from rocmforge_hip.device.library import KernelLibrary
+from rocmforge_hip.device.memory import Memory
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """What a loaded model holds of the device; freed in this order, from the last to the first."""
+
+    driver: Driver
+    stream: int
+    library: KernelLibrary
+    memory: Memory
+
+
+def release(device: Device) -> None:
+    """Gives back everything a model holds of a device that has nothing to do."""
+    for buffer in device.memory.release():
+        buffer.free()
+    device.library.close()
+    device.driver.destroy_stream(device.stream)
+
+
+@contextmanager
+def opened(found: FoundDevice) -> Iterator[Device]:
+    """A device to load a model onto, whose runner then owns it; given back if that fails."""
+    device = open_device(found)
+    try:
+        yield device
+    except BaseException:
+        with suppress(HipError):
+            device.driver.synchronize_stream(device.stream)
+        release(device)
+        raise
+
+
+def open_device(found: FoundDevice) -> Device:
+    """The device of the calling thread from now on; `release` gives it back."""
+    driver = Driver(found.properties.index)
+    stream = driver.create_stream()
+    library = KernelLibrary(driver, stream, found.properties.target)
+    return Device(driver, stream, library, Memory(driver))

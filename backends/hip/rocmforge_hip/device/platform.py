@@ -1,0 +1,74 @@
+"""Which HIP library drives the device: ROCm's, or one that forwards HIP to something else.
+
+hip-python opens `libamdhip64.so` at the first call, below `$ROCM_PATH` if that is set. So a
+platform is a library directory, and it has to be chosen before the first call. This is the one
+module of the backend that touches the environment.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from enum import StrEnum
+from pathlib import Path
+from typing import Final
+
+from rocmforge.errors import ConfigurationError
+
+VARIABLE: Final = "HIP_PLATFORM"
+NCCL_VARIABLE: Final = "HIP_NCCL_LIBRARY"
+"""Path of libnccl.so.2, where the loader does not find it: for several NVIDIA GPUs only."""
+LIB_DIR: Final = Path(__file__).parents[1] / "lib"
+"""Code objects by target, and the forwarding library: what `kernels/build.py` makes."""
+
+
+class Platform(StrEnum):
+    """What lies beneath HIP. HIP itself calls the first two `amd` and `nvidia`."""
+
+    ROCM = "rocm"
+    NVIDIA = "nvidia"  # the CUDA driver, through the library this package ships
+    HOST = "host"  # the processor, through a checking library that tests name by ROCM_PATH
+
+    def drives(self, target: str) -> bool:
+        """Whether a device with this target belongs to this platform."""
+        return target.startswith(_TARGET_PREFIXES[self])
+
+
+_TARGET_PREFIXES: Final = {Platform.ROCM: "gfx", Platform.NVIDIA: "sm_", Platform.HOST: "host"}
+
+
+def cache_dir() -> Path:
+    """Where compiled logits processors are kept: below `$XDG_CACHE_HOME`, or ~/.cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rocmforge/jit"
+
+
+def select_platform() -> Platform:
+    """The platform that `$HIP_PLATFORM` names, ROCm without it; prepares its library.
+
+    Raises:
+        ConfigurationError: The variable names no platform.
+    """
+    name = os.environ.get(VARIABLE, "")
+    if name in ("", "amd", Platform.ROCM):
+        return Platform.ROCM
+    if name == Platform.HOST:
+        return Platform.HOST
+    if name == Platform.NVIDIA:
+        os.environ["ROCM_PATH"] = str(LIB_DIR / "platform/nvidia")
+        # Kernels are loaded with their module, not at their first launch: that may be a capture.
+        os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
+        _load_nccl(os.environ.get(NCCL_VARIABLE, ""))
+        return Platform.NVIDIA
+    raise ConfigurationError(
+        f"{VARIABLE} is {name!r}; it must be one of amd, {', '.join(Platform)}, or unset."
+    )
+
+
+def _load_nccl(path: str) -> None:
+    """Decides which NCCL the platform's librccl.so forwards to."""
+    if not path:
+        return
+    try:
+        ctypes.CDLL(path)
+    except OSError as error:
+        raise ConfigurationError(f"{NCCL_VARIABLE} is {path!r}: {error}.") from error

@@ -1,0 +1,160 @@
+"""Brings a decoder onto a device, or a rank's part of one; or says what it would take there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rocmforge.backend.protocol import LoadOptions, ProgressCallback, RunnerInfo
+from rocmforge.errors import ConfigurationError
+from rocmforge.gguf.reader import GgufFile, open_gguf
+from rocmforge.gguf.tensor import GgufTensor
+from rocmforge.logits.registry import load_processors
+from rocmforge.models.architectures import read_config
+from rocmforge.models.config import ModelConfig
+from rocmforge.models.encoder_config import is_encoder
+from rocmforge.models.lora import Adapter, read_adapters
+from rocmforge.models.rope import load_rope_tables
+from rocmforge.models.weights import ModelWeights, load_weights
+from rocmforge_hip.device.discovery import FoundDevice
+from rocmforge_hip.device.memory import total_bytes
+from rocmforge_hip.device.opening import opened
+from rocmforge_hip.device.platform import cache_dir
+from rocmforge_hip.jit.compiler import ProcessorKernels, prepare_processors
+from rocmforge_hip.load.memory_budget import MemoryNeeds, MemoryPlan, cache_type, make_plan, measure
+from rocmforge_hip.load.model import ModelLoading
+from rocmforge_hip.load.rank import Rank
+from rocmforge_hip.load.supported import check_sizes
+from rocmforge_hip.ops.decoder import HEAD_DIMS
+from rocmforge_hip.ops.geometry import BLOCK_TOKENS, Geometry
+from rocmforge_hip.run.decoder import HipRunner
+from rocmforge_hip.run.pipeline import PIPELINE_DEPTH
+from rocmforge_hip.run.traffic import StepReads, copy_bandwidth
+from rocmforge_hip.weights.placement import Planned, plan_weights
+from rocmforge_hip.weights.shard import Shard
+
+
+def load_decoder(
+    found: FoundDevice,
+    file: GgufFile,
+    options: LoadOptions,
+    progress: ProgressCallback,
+    rank: Rank | None = None,
+) -> HipRunner:
+    """Loads the decoder, or what of it belongs to a rank, onto one device.
+
+    Raises:
+        ModelLoadError: The file cannot be served.
+        OutOfMemory: It does not fit.
+    """
+    _check_cache_type(options)
+    processors = load_processors()
+    progress("compiling logits processors", 0.0)
+    kernels = prepare_processors(processors, found.properties.target, cache_dir())
+    config, weights, adapters = _read(file, options, rank.shard if rank else None)
+    geometry = Geometry(found.properties.compute_units)
+    free = options.memory_of(found.info)
+    plan = make_plan(config, weights, options, geometry, free, adapters)
+    tables = load_rope_tables(config, file, plan.limits.context)
+    with opened(found) as device:
+        group = rank.join(device) if rank else None
+        loading = ModelLoading(
+            device, config, plan, geometry, progress, kernels, group, file.locate
+        )
+        loaded = loading.load(weights, tables, adapters)
+        pairs = [(cache.keys, cache.values) for cache in loaded.ops.caches]
+        bandwidth = copy_bandwidth(device.driver, device.stream, pairs)
+        info = _describe(found, config, plan, kernels, bandwidth, options)
+        reads = StepReads(config, weights, total_bytes(plan.block_arrays))
+        return HipRunner(device, loaded, plan.limits, info, reads)
+
+
+def load_rank(
+    found: FoundDevice,
+    model: Path,
+    options: LoadOptions,
+    progress: ProgressCallback,
+    rank: Rank,
+) -> HipRunner:
+    """Loads what of a decoder's file belongs to a rank.
+
+    Raises:
+        ConfigurationError: The model is not a decoder.
+        ModelLoadError: The file cannot be served.
+        OutOfMemory: It does not fit.
+    """
+    progress("reading the header", 0.0)
+    with open_gguf(model) as file:
+        if is_encoder(file):
+            raise ConfigurationError(
+                "An encoder runs on one device; leave tensor_parallel at 1, not "
+                f"{options.tensor_parallel}."
+            )
+        return load_decoder(found, file, options, progress, rank)
+
+
+def measure_decoder(
+    file: GgufFile, options: LoadOptions, geometry: Geometry, memory_free: int
+) -> MemoryNeeds:
+    """Returns what the decoder needs of each device, which has so many free bytes.
+
+    Raises:
+        ModelLoadError: The file cannot be served.
+    """
+    _check_cache_type(options)
+    shard = Shard(0, options.tensor_parallel) if options.tensor_parallel > 1 else None
+    config, weights, adapters = _read(file, options, shard)
+    return measure(config, weights, options, geometry, memory_free, adapters)
+
+
+def _read(
+    file: GgufFile, options: LoadOptions, shard: Shard | None
+) -> tuple[ModelConfig, ModelWeights[Planned], tuple[Adapter, ...]]:
+    """What a device is to have of a model and its adapters: all of it, or a part."""
+    config = read_config(file)
+    check_sizes(config, HEAD_DIMS)
+    tensors = load_weights(config, file, _keep)
+    adapters = read_adapters(config, options.adapters)
+    if shard is not None:
+        shard.check(config, tensors)
+        adapters = tuple(shard.adapter(adapter) for adapter in adapters)
+        config, tensors = shard.config(config), shard.weights(tensors)
+    return config, plan_weights(tensors), adapters
+
+
+def _keep(tensor: GgufTensor) -> GgufTensor:
+    return tensor
+
+
+def _check_cache_type(options: LoadOptions) -> None:
+    if options.kv_dtype == "f32":
+        raise ConfigurationError("The HIP backend has no f32 cache; use kv_dtype f16 or int8.")
+
+
+def _describe(
+    found: FoundDevice,
+    config: ModelConfig,
+    plan: MemoryPlan,
+    kernels: ProcessorKernels,
+    bandwidth: float,
+    options: LoadOptions,
+) -> RunnerInfo:
+    return RunnerInfo(
+        backend="hip",
+        device=found.info,
+        block_size=BLOCK_TOKENS,
+        num_blocks=plan.num_blocks,
+        max_context=plan.limits.context,
+        vocab_size=config.vocab_size,
+        pipeline_depth=PIPELINE_DEPTH,
+        weights_bytes=plan.weights,
+        kv_bytes=plan.kv_bytes,
+        kv_dtype=cache_type(plan),
+        copy_bandwidth=bandwidth,
+        adapters=tuple(adapter.name for adapter in options.adapters),
+        adapter_bytes=plan.adapters,
+        bus_ids=(found.properties.pci_id,),
+        notes=(*str(plan).splitlines(), kernels.note),
+        hidden_size=config.hidden_size,
+        masks_tokens=True,
+        logits_processors=tuple(kernels.processors),
+    )

@@ -1,0 +1,135 @@
+"""Brings an encoder onto a device, or says what it would take there."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rocmforge.backend.protocol import LoadOptions, ProgressCallback, RunnerInfo
+from rocmforge.errors import UnsupportedArchitecture
+from rocmforge.gguf.reader import GgufFile
+from rocmforge.gguf.tensor import GgufTensor
+from rocmforge.models.encoder_config import EncoderConfig, read_encoder_config
+from rocmforge.models.encoder_weights import EncoderWeights, load_encoder_weights
+from rocmforge.models.rope import plain_rope_tables
+from rocmforge_hip.device.discovery import FoundDevice
+from rocmforge_hip.device.memory import Arena, spec
+from rocmforge_hip.device.opening import Device, opened
+from rocmforge_hip.load.encoder_budget import check_fits, describe_needs, measure_encoder
+from rocmforge_hip.load.memory_budget import NO_CACHE, MemoryNeeds
+from rocmforge_hip.load.model import upload, upload_tables
+from rocmforge_hip.load.supported import check_sizes
+from rocmforge_hip.ops.encoder import ENCODER_HEAD_DIMS, ROPE_MULTIPLE, HipEncoderOps
+from rocmforge_hip.ops.geometry import BLOCK_TOKENS, Geometry
+from rocmforge_hip.run.encoder import Encoder, HipEncoderRunner
+from rocmforge_hip.run.pipeline import PIPELINE_DEPTH
+from rocmforge_hip.weights.encoder_placement import (
+    convert_encoder,
+    encoder_storages,
+    plan_encoder_weights,
+)
+from rocmforge_hip.weights.formats import Weight
+from rocmforge_hip.weights.placement import Planned, PlannedMatrix
+from rocmforge_hip.weights.upload import WeightLoader
+
+
+def load_encoder(
+    found: FoundDevice, file: GgufFile, options: LoadOptions, progress: ProgressCallback
+) -> HipEncoderRunner:
+    """Loads the encoder onto one device.
+
+    Raises:
+        ModelLoadError: The file cannot be served.
+        OutOfMemory: It does not fit.
+    """
+    config, weights, needs = _read(file, options, found)
+    with opened(found) as device:
+        model = _load(device, config, weights, needs, file, found, progress)
+        info = RunnerInfo(
+            backend="hip",
+            device=found.info,
+            block_size=BLOCK_TOKENS,
+            num_blocks=0,
+            max_context=needs.limits.context,
+            vocab_size=config.vocab_size,
+            pipeline_depth=PIPELINE_DEPTH,
+            weights_bytes=needs.weights,
+            kv_bytes=0,
+            kv_dtype=NO_CACHE,
+            hidden_size=config.output_size,
+            is_encoder=True,
+            bus_ids=(found.properties.pci_id,),
+            notes=describe_needs(needs),
+        )
+        return HipEncoderRunner(device, model, needs.limits, info)
+
+
+def plan_encoder(
+    file: GgufFile, options: LoadOptions, geometry: Geometry, memory_free: int
+) -> tuple[EncoderConfig, EncoderWeights[Planned], MemoryNeeds]:
+    """What the encoder is, and what it needs of a device with so much free memory.
+
+    Raises:
+        ModelLoadError: The file cannot be served.
+    """
+    config = read_encoder_config(file)
+    _check_supported(config)
+    tensors = load_encoder_weights(config, file, _keep)
+    weights = plan_encoder_weights(tensors, min(config.max_context, options.max_context))
+    return config, weights, measure_encoder(config, weights, options, geometry, memory_free)
+
+
+def _read(
+    file: GgufFile, options: LoadOptions, found: FoundDevice
+) -> tuple[EncoderConfig, EncoderWeights[Planned], MemoryNeeds]:
+    free = options.memory_of(found.info)
+    geometry = Geometry(found.properties.compute_units)
+    config, weights, needs = plan_encoder(file, options, geometry, free)
+    check_fits(needs, free)
+    return config, weights, needs
+
+
+def _load(
+    device: Device,
+    config: EncoderConfig,
+    planned: EncoderWeights[Planned],
+    needs: MemoryNeeds,
+    file: GgufFile,
+    found: FoundDevice,
+    progress: ProgressCallback,
+) -> Encoder:
+    """The model, once everything is on the device."""
+    progress("loading kernels", 0.0)
+    arena = Arena(device.memory, needs.activations, device.stream)
+    storages = encoder_storages(planned)
+    tables = {}
+    if config.rope is not None:
+        tables = upload_tables(device, plain_rope_tables(config.rope, needs.limits.context))
+    slopes = None
+    if config.slopes:
+        slopes = upload(device, np.array(config.slopes, np.float32), "slopes")
+    formats = frozenset(
+        storage.format.name for storage in storages if isinstance(storage, PlannedMatrix)
+    )
+    geometry = Geometry(found.properties.compute_units)
+    ops = HipEncoderOps(config, device.library, geometry, arena, tables, slopes, formats)
+    inputs = device.memory.device(spec((needs.input_bytes,), "u1"), "inputs of a step")
+    loader = WeightLoader(device.driver, device.library, device.stream, device.memory, file.locate)
+    try:
+        loaded = loader.load_storages(storages, lambda share: progress("loading weights", share))
+        weights: EncoderWeights[Weight] = convert_encoder(planned, loaded)
+    finally:
+        loader.close()
+    return Encoder(config, weights, ops, inputs.array)
+
+
+def _keep(tensor: GgufTensor) -> GgufTensor:
+    return tensor
+
+
+def _check_supported(config: EncoderConfig) -> None:
+    check_sizes(config, ENCODER_HEAD_DIMS)
+    if config.rope is not None and config.rope.rotary_dim % ROPE_MULTIPLE:
+        raise UnsupportedArchitecture(
+            f"{config.architecture} with {config.rope.rotary_dim} rotating elements of a head",
+            (f"multiples of {ROPE_MULTIPLE}",),
+        )

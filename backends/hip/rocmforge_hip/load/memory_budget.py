@@ -1,0 +1,210 @@
+"""What a model will take of a device's memory: computed before anything is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Final
+
+from rocmforge.backend.protocol import LoadOptions
+from rocmforge.errors import OutOfMemory
+from rocmforge.models.config import ModelConfig
+from rocmforge.models.lora import Adapter
+from rocmforge.models.weights import ModelWeights
+from rocmforge_hip.device.memory import ArraySpec, spec, total_bytes
+from rocmforge_hip.ops.activations import StepLimits, plan_activations
+from rocmforge_hip.ops.geometry import BLOCK_TOKENS, Geometry
+from rocmforge_hip.ops.processor_arrays import UseSizes
+from rocmforge_hip.ops.step import ListSizes, StepLayout, StepShape
+from rocmforge_hip.weights.adapters import (
+    adapter_bytes,
+    most_tiles,
+    plan_adapters,
+    plan_lora_activations,
+)
+from rocmforge_hip.weights.formats import ceil_div
+from rocmforge_hip.weights.placement import Planned, weight_bytes
+
+NO_CACHE: Final = "none"
+"""The stored type of an encoder's cache."""
+_MAX_BIASES: Final = 4096
+"""Biased tokens of a row."""
+SMALL_MODEL: Final = 512 << 20
+"""Bytes of weights, on all devices, up to which 16 bits of activations are kept by default.
+
+The errors of 8 bits average out in wide models; in narrow ones they choose other tokens.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryNeeds:
+    """Sizes in bytes, and the arrays they are for; the cache has no size yet."""
+
+    allowed: int
+    weights: int
+    adapters: int
+    activations: dict[str, ArraySpec]
+    input_bytes: int
+    block_arrays: dict[str, ArraySpec]  # of one layer
+    block_bytes: int  # of all layers
+    limits: StepLimits
+    activation_terms: int = 0  # of int8 activations in decode: kernels/include/rf/act.h
+
+    @property
+    def step_bytes(self) -> int:
+        """What a step needs beside weights and cache."""
+        return total_bytes(self.activations) + self.input_bytes
+
+    @property
+    def fixed_bytes(self) -> int:
+        """Everything but the cache."""
+        return self.weights + self.adapters + self.step_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPlan(MemoryNeeds):
+    """The same with a cache. `str()` is for people."""
+
+    num_blocks: int
+
+    @property
+    def kv_bytes(self) -> int:
+        """The cache."""
+        return self.num_blocks * self.block_bytes
+
+    def __str__(self) -> str:
+        tokens = self.num_blocks * BLOCK_TOKENS
+        return "\n".join(
+            (
+                f"weights      {mib(self.weights)}",
+                f"decode       {8 * self.activation_terms}-bit activations",
+                *([f"adapters     {mib(self.adapters)}"] if self.adapters else []),
+                f"activations  {mib(self.step_bytes)}",
+                f"KV cache     {mib(self.kv_bytes)}: {self.num_blocks} blocks, {tokens} tokens, "
+                f"{tokens // self.limits.context} sequences of {self.limits.context}",
+                f"allowed      {mib(self.allowed)}",
+            )
+        )
+
+
+def measure(
+    config: ModelConfig,
+    weights: ModelWeights[Planned],
+    options: LoadOptions,
+    geometry: Geometry,
+    memory_free: int,
+    adapters: Sequence[Adapter] = (),
+) -> MemoryNeeds:
+    """What the model and its adapters need of a device with so much free memory."""
+    limits = StepLimits(
+        tokens=options.max_batched_tokens,
+        sequences=options.max_sequences,
+        context=min(options.max_context, config.max_context),
+        adapters=len(adapters),
+    )
+    stacks = plan_adapters(weights, adapters)
+    arrays = _block_arrays(config, options.kv_dtype)
+    size = weight_bytes(weights)
+    return MemoryNeeds(
+        allowed=int(memory_free * options.memory_utilization),
+        weights=size,
+        adapters=adapter_bytes(stacks),
+        activations=plan_activations(config, weights, limits, geometry)
+        | plan_lora_activations(stacks, limits.tokens, limits.adapters),
+        input_bytes=_largest_input(config, limits),
+        block_arrays=arrays,
+        block_bytes=total_bytes(arrays) * config.num_layers,
+        limits=limits,
+        activation_terms=_activation_terms(options.activation_bits, size * options.tensor_parallel),
+    )
+
+
+def make_plan(
+    config: ModelConfig,
+    weights: ModelWeights[Planned],
+    options: LoadOptions,
+    geometry: Geometry,
+    memory_free: int,
+    adapters: Sequence[Adapter] = (),
+) -> MemoryPlan:
+    """The plan for a device with so much free memory.
+
+    Raises:
+        OutOfMemory: One sequence of full length, or the cache that was asked for, does not fit.
+    """
+    needs = measure(config, weights, options, geometry, memory_free, adapters)
+    left = needs.allowed - needs.fixed_bytes
+    per_sequence = ceil_div(needs.limits.context, BLOCK_TOKENS)
+    if options.kv_blocks is not None:
+        num_blocks = least = options.kv_blocks
+    else:
+        fitting = max(left, 0) // needs.block_bytes
+        num_blocks = min(fitting, needs.limits.sequences * per_sequence)
+        least = per_sequence
+    if num_blocks < least or num_blocks * needs.block_bytes > left:
+        raise OutOfMemory(
+            f"The model needs {mib(needs.weights)} for weights, "
+            f"{mib(needs.adapters)} for adapters, {mib(needs.step_bytes)} for a step and "
+            f"{mib(least * needs.block_bytes)} for a cache of {least * BLOCK_TOKENS} tokens, but "
+            f"only {mib(needs.allowed)} may be used ({options.memory_utilization:.0%} of "
+            f"{mib(memory_free)} free). Lower max_context, max_batched_tokens, max_sequences or "
+            "kv_blocks, or take a smaller model."
+        )
+    values = {field.name: getattr(needs, field.name) for field in fields(needs)}
+    return MemoryPlan(**values, num_blocks=num_blocks)
+
+
+def cache_arrays(plan: MemoryPlan) -> dict[str, ArraySpec]:
+    """The arrays of one layer's cache, [num_blocks, kv_heads, BLOCK_TOKENS(, head_dim)]."""
+    return {
+        name: spec((plan.num_blocks, *block.shape), block.dtype)
+        for name, block in plan.block_arrays.items()
+    }
+
+
+def cache_type(needs: MemoryNeeds) -> str:
+    """The stored type of a model's cache; `NO_CACHE` of an encoder, which has none."""
+    if not needs.block_arrays:
+        return NO_CACHE
+    return "int8" if "key_scale" in needs.block_arrays else "f16"
+
+
+def _activation_terms(bits: str, weights: int) -> int:
+    if bits == "auto":
+        return 2 if weights <= SMALL_MODEL else 1
+    return int(bits) // 8
+
+
+def _block_arrays(config: ModelConfig, kv_dtype: str) -> dict[str, ArraySpec]:
+    shape = (config.num_kv_heads, BLOCK_TOKENS, config.head_dim)
+    if kv_dtype == "int8":
+        arrays = {name: spec(shape, "i1") for name in ("keys", "values")}
+        scales = {name: spec(shape[:2], "f4") for name in ("key_scale", "value_scale")}
+        return arrays | scales
+    return {name: spec(shape, "f2") for name in ("keys", "values")}
+
+
+def _largest_input(config: ModelConfig, limits: StepLimits) -> int:
+    shape = StepShape(
+        tokens=limits.tokens,
+        sequences=limits.sequences,
+        rows=limits.rows,
+        blocks=ceil_div(limits.context, BLOCK_TOKENS),
+        decodes=limits.sequences,
+        prefills=limits.sequences,
+        longest_prefill=limits.tokens,
+        lora_tiles=most_tiles(limits.tokens, limits.adapters),
+        sums=limits.sequences,
+    )
+    lists = ListSizes(
+        seen=limits.sequences * min(limits.context, config.vocab_size),
+        biases=limits.sequences * min(_MAX_BIASES, config.vocab_size),
+        mask_words=ceil_div(config.vocab_size, 32),
+        uses=UseSizes.most(limits.sequences, limits.context, words=ceil_div(config.vocab_size, 32)),
+    )
+    return StepLayout(shape, lists).nbytes
+
+
+def mib(size: int) -> str:
+    """A number of bytes, for people."""
+    return f"{size / (1 << 20):,.0f} MiB"

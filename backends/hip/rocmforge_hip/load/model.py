@@ -1,0 +1,168 @@
+"""Brings one model onto a device: weights, caches, activations, tables and kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy.typing as npt
+
+from rocmforge.backend.protocol import ProgressCallback
+from rocmforge.models.config import ModelConfig
+from rocmforge.models.lora import Adapter
+from rocmforge.models.rope import RopeTables
+from rocmforge.models.weights import ModelWeights
+from rocmforge_hip.device.memory import Arena, DeviceArray, spec
+from rocmforge_hip.device.opening import Device
+from rocmforge_hip.jit.compiler import NO_KERNELS, ProcessorKernels
+from rocmforge_hip.load.memory_budget import MemoryPlan, cache_arrays
+from rocmforge_hip.ops.collective import Communicator
+from rocmforge_hip.ops.decoder import DeviceRopeTable, HipOps, LayerCache
+from rocmforge_hip.ops.geometry import Geometry
+from rocmforge_hip.ops.lora import DeviceAdapters
+from rocmforge_hip.ops.processors import (
+    CompiledProcessors,
+    HostProcessors,
+    Processors,
+    scratch_spec,
+    staging_bytes,
+)
+from rocmforge_hip.ops.sampler import Sampler
+from rocmforge_hip.ops.sharded import ShardedOps, gather_orders, warm_up
+from rocmforge_hip.run.decoder import Model
+from rocmforge_hip.weights.adapters import pack_stack, plan_adapters
+from rocmforge_hip.weights.formats import Matrix, Weight
+from rocmforge_hip.weights.placement import Planned, PlannedMatrix, storages
+from rocmforge_hip.weights.upload import Locate, WeightLoader
+
+
+class ModelLoading:
+    """Brings one model onto a device."""
+
+    def __init__(
+        self,
+        device: Device,
+        config: ModelConfig,
+        plan: MemoryPlan,
+        geometry: Geometry,
+        progress: ProgressCallback,
+        kernels: ProcessorKernels = NO_KERNELS,
+        group: Communicator | None = None,
+        locate: Locate | None = None,
+    ) -> None:
+        self._device = device
+        self._config = config
+        self._plan = plan
+        self._geometry = geometry
+        self._kernels = kernels
+        self._progress = progress
+        self._group = group
+        self._locate = locate
+
+    def load(
+        self,
+        planned: ModelWeights[Planned],
+        tables: RopeTables,
+        adapters: Sequence[Adapter] = (),
+    ) -> Model:
+        """The model, once everything is on the device."""
+        device, config, plan = self._device, self._config, self._plan
+        self._progress("loading kernels", 0.0)
+        arena = Arena(device.memory, plan.activations, device.stream)
+        make_ops = self._make_ops(arena)
+        weights = self._load_weights(planned)
+        ops = make_ops(
+            config,
+            device.library,
+            self._geometry,
+            arena,
+            caches=tuple(self._new_cache(layer) for layer in range(config.num_layers)),
+            tables=upload_tables(device, tables),
+            formats=frozenset(
+                storage.format.name
+                for storage in storages(planned)
+                if isinstance(storage, PlannedMatrix)
+            ),
+            adapters=self._load_adapters(weights, adapters),
+            terms=plan.activation_terms,
+        )
+        sampler = Sampler(device.library, self._geometry, arena, self._load_processors())
+        inputs = device.memory.device(spec((plan.input_bytes,), "u1"), "inputs of a step")
+        return Model(config, weights, ops, sampler, arena, inputs.array)
+
+    def _load_processors(self) -> Processors:
+        device, vocab = self._device, self._config.vocab_size
+        if self._kernels.made is None:
+            staging = device.memory.pinned(staging_bytes(vocab), "a row for logits processors")
+            return HostProcessors(device.driver, device.stream, self._kernels.processors, staging)
+        what = scratch_spec(vocab, self._plan.limits.sequences)
+        scratch = device.memory.device(what, "scratch of logits processors")
+        return CompiledProcessors(device.library, self._kernels.made, scratch.array)
+
+    def _make_ops(self, arena: Arena) -> Callable[..., HipOps]:
+        """The operations of this device alone, or those of a rank."""
+        if self._group is None:
+            return HipOps
+        warm_up(self._group, arena)
+        orders = gather_orders(self._group.shard.size, self._plan.limits.rows)
+        return partial(ShardedOps, self._group, upload(self._device, orders, "orders of logits"))
+
+    def _load_weights(self, planned: ModelWeights[Planned]) -> ModelWeights[Weight]:
+        device = self._device
+        loader = WeightLoader(
+            device.driver, device.library, device.stream, device.memory, self._locate
+        )
+        try:
+            return loader.load(planned, lambda share: self._progress("loading weights", share))
+        finally:
+            loader.close()
+
+    def _load_adapters(
+        self, weights: ModelWeights[Weight], adapters: Sequence[Adapter]
+    ) -> dict[Matrix, DeviceAdapters]:
+        """All adapters, by the matrix that they change."""
+        loaded = {}
+        stacks = plan_adapters(weights, adapters)
+        for number, stack in enumerate(stacks):
+            self._progress("loading adapters", number / len(stacks))
+            arrays = {
+                name: upload(self._device, values, f"{name} of {stack.name}")
+                for name, values in pack_stack(stack).items()
+            }
+            loaded[stack.matrix] = DeviceAdapters(
+                **arrays,
+                parts=len(stack.parts),
+                width=stack.width,
+                column_tiles=max(part.tiles for part in stack.parts),
+            )
+        return loaded
+
+    def _new_cache(self, layer: int) -> LayerCache:
+        return LayerCache(
+            **{
+                name: self._device.memory.device(what, f"{name} of layer {layer}").array
+                for name, what in cache_arrays(self._plan).items()
+            }
+        )
+
+
+def upload_tables(device: Device, tables: RopeTables) -> dict[bool, DeviceRopeTable]:
+    """The tables, by whether they are the local one."""
+    found = {False: tables.table}
+    if tables.local_table is not None:
+        found[True] = tables.local_table
+    return {
+        is_local: DeviceRopeTable(
+            upload(device, table.cos, "rope table"), upload(device, table.sin, "rope table")
+        )
+        for is_local, table in found.items()
+    }
+
+
+def upload(device: Device, values: npt.NDArray[Any], name: str) -> DeviceArray:
+    """A new array with these values, on the device when this returns."""
+    array = device.memory.device(spec(values.shape, values.dtype), name).array
+    device.driver.copy_to_device(array.address, values.ctypes.data, values.nbytes, device.stream)
+    device.driver.synchronize_stream(device.stream)
+    return array

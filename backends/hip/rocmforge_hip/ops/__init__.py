@@ -1,0 +1,1 @@
+"""The operations of models, as launches of kernels, and the arrays that they read and write."""

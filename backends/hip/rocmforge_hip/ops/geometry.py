@@ -1,0 +1,118 @@
+"""How work is cut into blocks: grids and splits, for a device with so many compute units.
+
+Everything here depends on shapes only, never on values, so that a captured graph has the geometry
+of its bucket.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from rocmforge.models.config import ModelConfig
+from rocmforge_hip.device.memory import ArraySpec, spec
+from rocmforge_hip.weights.formats import ceil_div, round_up
+
+MAX_GEMV_ROWS: Final = 8
+"""Of activations, with each of their terms (kernels/include/rf/act.h) counted as a row."""
+GEMM_COLUMNS: Final = 128
+BLOCK_TOKENS: Final = 32
+"""Of a block of the cache: kernels/include/rf/kv_cache.h."""
+
+_GEMM_ROWS: Final = (32, 64, 128)
+# Blocks of each tile that a compute unit runs at once, as far as LDS and registers go.
+_GEMM_BLOCKS_PER_UNIT: Final = {32: 2, 64: 2, 128: 1}
+_SPLIT_UNITS: Final = 8
+_MIN_SPLIT_TOKENS: Final = BLOCK_TOKENS
+_ATTENTION_BLOCKS_PER_UNIT: Final = 3
+_SAMPLING_BLOCKS_PER_UNIT: Final = 2
+_MIN_PART_TOKENS: Final = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSplit:
+    """How the context of a decoding sequence is cut."""
+
+    tokens: int  # of a split, a multiple of BLOCK_TOKENS
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class GemmShape:
+    """The tile of a GEMM and how its K is cut."""
+
+    tile_rows: int
+    splits: int
+    split_units: int
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """The rules for one device."""
+
+    compute_units: int
+
+    def attention(
+        self, context: int, window: int | None, kv_heads: int, sequences: int
+    ) -> AttentionSplit:
+        """Splits that fill the device, for sequences of at most `context` tokens.
+
+        Blocks that nearly fill it all run at once. Where that does not come out even, there are
+        several rounds of them instead, as a second round of a few would leave the device idle.
+        """
+        visible = context if window is None else min(context, window + BLOCK_TOKENS)
+        at_once = self._attention_splits_at_once(kv_heads)
+        wanted = at_once // sequences
+        if 4 * wanted * sequences < 3 * at_once:
+            wanted = ceil_div(_several_rounds(at_once), sequences)
+        tokens = round_up(max(ceil_div(visible, wanted), _MIN_SPLIT_TOKENS), BLOCK_TOKENS)
+        return AttentionSplit(tokens, ceil_div(visible, tokens))
+
+    def _attention_splits_at_once(self, kv_heads: int) -> int:
+        return max(1, _ATTENTION_BLOCKS_PER_UNIT * self.compute_units // kv_heads)
+
+    def gemm(self, rows: int, stored_rows: int, units: int) -> GemmShape:
+        """The smallest tile that holds the rows, and splits of K while units are idle."""
+        tile = next((tile for tile in _GEMM_ROWS if rows <= tile), _GEMM_ROWS[-1])
+        blocks = ceil_div(rows, tile) * ceil_div(stored_rows, GEMM_COLUMNS)
+        wanted = max(1, round(_GEMM_BLOCKS_PER_UNIT[tile] * self.compute_units / blocks))
+        split_units = round_up(ceil_div(units, wanted), _SPLIT_UNITS)
+        return GemmShape(tile, ceil_div(units, split_units), split_units)
+
+    def sampling_parts(self, rows: int, vocab: int) -> int:
+        """Blocks that share a row of logits."""
+        wanted = _SAMPLING_BLOCKS_PER_UNIT * self.compute_units // rows
+        return max(1, min(wanted, vocab // _MIN_PART_TOKENS))
+
+    def most_sampling_parts(self, rows: int) -> int:
+        """Parts of all rows together, for any number of rows up to `rows`."""
+        return max(rows, _SAMPLING_BLOCKS_PER_UNIT * self.compute_units)
+
+    def scratch(self, config: ModelConfig, sequences: int) -> dict[str, ArraySpec]:
+        """Arrays that hold the results of splits, for any number of sequences up to this one."""
+        at_once = self._attention_splits_at_once(config.num_kv_heads)
+        splits = _several_rounds(at_once) + sequences
+        return {
+            "attention_partial": spec((splits, config.num_heads, config.head_dim), "f4"),
+            "attention_partial_ml": spec((splits, config.num_heads, 2), "f4"),
+            **self.gemm_scratch(),
+        }
+
+    def gemm_scratch(self) -> dict[str, ArraySpec]:
+        """The same for matrix products alone, of any size."""
+        # Rounding gives at most a third more blocks than there is room for.
+        rows = max(tile * blocks for tile, blocks in _GEMM_BLOCKS_PER_UNIT.items())
+        pieces = ceil_div(4 * self.compute_units * rows, 3) * GEMM_COLUMNS
+        return {"gemm_partial": spec((pieces,), "f4")}
+
+
+def gemv_rows(terms: int) -> int:
+    """Up to so many rows with int8 activations of so many terms go through GEMV; 0 terms: none.
+
+    Two terms cost GEMV as much as twice the rows; from three rows on GEMM takes less time.
+    """
+    return {0: 0, 1: MAX_GEMV_ROWS, 2: 2}[terms]
+
+
+def _several_rounds(at_once: int) -> int:
+    return ceil_div(5 * at_once, 2)

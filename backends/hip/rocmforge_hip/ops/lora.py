@@ -1,0 +1,120 @@
+"""LoRA adapters on the device: what they add to the products of linear layers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from rocmforge_hip.device.library import KernelLibrary
+from rocmforge_hip.device.memory import Arena, DeviceArray
+from rocmforge_hip.ops.activations import Activation
+from rocmforge_hip.ops.linear import LinearKernels, empty, f32_of
+from rocmforge_hip.ops.step import DeviceStep
+from rocmforge_hip.weights.adapters import GATE_UP, LORA_SHRUNK, TILE, columns_of_split
+from rocmforge_hip.weights.formats import Matrix, MatrixPart, ceil_div
+
+_SHRINK_WAVES: Final = 8
+_EXPAND_WAVES: Final = 4
+_THREADS: Final = 256
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeviceAdapters:
+    """All adapters of one matrix: kernels/src/lora.hip."""
+
+    a: DeviceArray
+    b: DeviceArray
+    places: DeviceArray
+    factors: DeviceArray
+    columns: DeviceArray
+    parts: int
+    width: int  # of a shrunk row
+    column_tiles: int  # of the widest part
+
+
+class Lora:
+    """Adds to products what the adapters of a step's sequences make of them."""
+
+    def __init__(
+        self,
+        library: KernelLibrary,
+        arena: Arena,
+        products: LinearKernels,
+        adapters: Mapping[Matrix, DeviceAdapters],
+    ) -> None:
+        self._arena = arena
+        self._products = products
+        self._adapters = adapters
+        self._wave = library.wave_size
+        self._shrink_f32 = library.kernel("rf_lora_shrink_f32")
+        self._shrink_f16 = library.kernel("rf_lora_shrink_f16")
+        self._expand = library.kernel("rf_lora_expand")
+        self._gate = library.kernel("rf_gemm_sum")
+
+    def changes(self, step: DeviceStep, matrix: Matrix) -> bool:
+        """Whether a sequence of the step may have an adapter that changes the matrix."""
+        return step.shape.lora_tiles > 0 and matrix in self._adapters
+
+    def add(self, step: DeviceStep, x: Activation, matrix: Matrix, product: Activation) -> None:
+        """Adds to the product of x with the whole matrix, in float32."""
+        if not self.changes(step, matrix):
+            return
+        adapters, tiles = self._adapters[matrix], step.shape.lora_tiles
+        which = (step.inputs["lora_tiles"], step.inputs["lora_order"], adapters.places)
+        split_columns = columns_of_split(x.rows, x.width)
+        splits = ceil_div(x.width, split_columns)
+        shrunk = self._arena[LORA_SHRUNK].first(splits, tiles * TILE, adapters.width)
+        shrink = self._shrink_f32 if x.f16 is None else self._shrink_f16
+        shrink.launch(
+            f32_of(x) if x.f16 is None else x.f16,
+            adapters.a,
+            *which,
+            shrunk,
+            x.width,
+            split_columns,
+            adapters.parts,
+            adapters.width,
+            grid=(adapters.width // TILE, tiles, splits),
+            block=_SHRINK_WAVES * self._wave,
+        )
+        self._expand.launch(
+            shrunk,
+            adapters.b,
+            *which,
+            adapters.factors,
+            adapters.columns,
+            f32_of(product),
+            splits,
+            adapters.width,
+            product.width,
+            grid=(ceil_div(adapters.column_tiles, _EXPAND_WAVES), adapters.parts, tiles),
+            block=_EXPAND_WAVES * self._wave,
+        )
+
+    def gated(self, step: DeviceStep, x: Activation, part: MatrixPart, gate: int) -> Activation:
+        """As `LinearKernels.multiply` with a gate, which is applied to what adapters have changed.
+
+        A product with gate and up rows as they are stored is what a GEMM with a split K leaves,
+        with one split: the same kernel finishes both.
+        """
+        matrix = part.matrix
+        stored = replace(matrix, width=matrix.stored_rows)
+        product = self._products.multiply(x, MatrixPart(stored, 0, stored.width, GATE_UP), None)
+        self.add(step, x, matrix, product)
+        out = empty(
+            self._arena, part.slot, x.rows, matrix.width, half=x.rows > self._products.gemv_rows
+        )
+        self._gate.launch(
+            f32_of(product),
+            None,
+            None,
+            out.f32,
+            out.f16,
+            1,
+            matrix.width,
+            gate,
+            grid=(ceil_div(matrix.width, _THREADS), x.rows, 1),
+            block=_THREADS,
+        )
+        return out

@@ -1,0 +1,92 @@
+"""The operations of a rank: those of one device, and what the ranks then do together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from rocmforge.backend.protocol import Int32Array
+from rocmforge_hip.device.memory import Arena, DeviceArray
+from rocmforge_hip.ops.activations import Activation
+from rocmforge_hip.ops.collective import Communicator
+from rocmforge_hip.ops.decoder import HipOps
+from rocmforge_hip.ops.step import DeviceStep
+from rocmforge_hip.weights.formats import Weight
+from rocmforge_hip.weights.slots import DELTA, GATHERED, LOGITS
+
+
+class ShardedOps(HipOps):
+    """Implements `Ops` with a rank's part of the weights.
+
+    Args:
+        communicator: The ranks.
+        orders: What `gather_orders` makes, on the device.
+        args, kwargs: Of `HipOps`.
+    """
+
+    def __init__(
+        self, communicator: Communicator, orders: DeviceArray, *args: Any, **kwargs: Any
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self._communicator = communicator
+        self._orders = orders
+
+    def linear(
+        self, step: DeviceStep, x: Activation, weight: Weight, bias: Weight | None
+    ) -> Activation:
+        out = super().linear(step, x, weight, bias)
+        if out.slot == DELTA:  # of a matrix that is cut by columns
+            assert out.f32 is not None
+            self._communicator.all_reduce(out.f32)
+        return out
+
+    def logits(self, x: Activation, weight: Weight, softcap: float | None) -> Activation:
+        part = super().logits(x, weight, softcap)
+        assert part.f32 is not None
+        ranks, rows = self._communicator.shard.size, part.rows
+        whole = self._arena[f"{LOGITS}.f32"].first(rows, ranks * part.width)
+        if rows:
+            # All rows of the first rank, all of the second ... become all ranks of the first row,
+            # all of the second ...; in the place of the part, which is not needed any more.
+            gathered = self._arena[f"{GATHERED}.f32"].first(ranks * rows, part.width)
+            self._communicator.all_gather(part.f32, gathered)
+            self._take_rows(gathered, self._order(rows), whole.first(ranks * rows, part.width))
+        return Activation(LOGITS, rows, ranks * part.width, f32=whole)
+
+    def _order(self, rows: int) -> DeviceArray:
+        first = self._communicator.shard.size * rows * (rows - 1) // 2
+        count = self._communicator.shard.size * rows
+        orders = self._orders
+        return DeviceArray(orders.address + first * 4, (count,), orders.dtype)
+
+
+def gather_orders(ranks: int, most_rows: int) -> Int32Array:
+    """For 1, 2 ... rows of logits: where in what was gathered each part of a row lies.
+
+    A kernel takes rows by their numbers, and a captured graph needs those on the device.
+    """
+    return np.concatenate(
+        [
+            (np.arange(rows)[:, None] + rows * np.arange(ranks)).reshape(-1)
+            for rows in range(1, most_rows + 1)
+        ]
+    ).astype(np.int32)
+
+
+def warm_up(communicator: Communicator, arena: Arena) -> None:
+    """Makes each call once for every magnitude of size, on the zeros of a new arena.
+
+    RCCL makes connections and allocates when it first uses an algorithm, which it chooses by size:
+    that must not happen while a graph is captured.
+    """
+    sums, gathered = arena[f"{DELTA}.f32"], arena[f"{GATHERED}.f32"]
+    rows = 1
+    while rows <= sums.shape[0]:
+        communicator.all_reduce(sums.first(rows, sums.shape[1]))
+        rows *= 2
+    rows = 1
+    while rows <= gathered.shape[0]:
+        part = arena[f"{LOGITS}.f32"].first(rows, gathered.shape[1] // communicator.shard.size)
+        communicator.all_gather(part, gathered.first(rows, gathered.shape[1]))
+        rows *= 2

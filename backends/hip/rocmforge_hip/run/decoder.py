@@ -1,0 +1,290 @@
+"""Executes steps on the device: one copy up, kernels or a graph of them, one copy down.
+
+Masks may be an exception: they are copied when the forward pass runs already, and sampling waits.
+
+Two steps may be in flight (`pipeline`), and a step may read the tokens that the one before it
+sampled.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from rocmforge.backend.protocol import RunnerInfo, StepCost, StepInput, StepOutput, UInt32Array
+from rocmforge.errors import OutOfMemory
+from rocmforge.models.config import ModelConfig
+from rocmforge.models.decoder import hidden_states, logits
+from rocmforge.models.weights import ModelWeights
+from rocmforge_hip.device.graphs import GraphCache
+from rocmforge_hip.device.memory import Arena, DeviceArray
+from rocmforge_hip.device.opening import Device
+from rocmforge_hip.ops.activations import MAX_ALTERNATIVES, Activation, StepLimits
+from rocmforge_hip.ops.decoder import HipOps
+from rocmforge_hip.ops.geometry import BLOCK_TOKENS
+from rocmforge_hip.ops.sampler import Sampler
+from rocmforge_hip.ops.step import (
+    NO_LISTS,
+    DeviceStep,
+    ListSizes,
+    OutputLayout,
+    SamplingNeeds,
+    StepLayout,
+    StepShape,
+)
+from rocmforge_hip.run.base import BaseRunner
+from rocmforge_hip.run.pipeline import Lane
+from rocmforge_hip.run.traffic import StepReads
+from rocmforge_hip.weights.adapters import most_tiles, tile_rows
+from rocmforge_hip.weights.formats import Weight, ceil_div
+from rocmforge_hip.weights.slots import LOGITS
+
+_MIN_GRAPH_BLOCKS: Final = 8
+_BUCKETS: Final = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """The model on the device."""
+
+    config: ModelConfig
+    weights: ModelWeights[Weight]
+    ops: HipOps
+    sampler: Sampler
+    arena: Arena
+    inputs: DeviceArray  # bytes
+
+
+class _Forward(NamedTuple):
+    """What a forward pass left for the end of its step."""
+
+    hidden: Activation | None  # of all tokens, if sums of it are wanted
+    logits: Activation | None  # None if a graph has sampled them too
+
+
+@dataclass(frozen=True, slots=True)
+class _Unmasked:
+    """A step that waits for its masks before it samples."""
+
+    lane: Lane
+    ended: int
+    layout: StepLayout
+    step: DeviceStep
+    forward: _Forward
+    output: OutputLayout
+
+
+@dataclass(frozen=True, slots=True)
+class _InFlight:
+    bytes_read: int
+    step_id: int
+    rows: int
+    output: OutputLayout
+    host_rows: int
+
+
+class HipRunner(BaseRunner[Model, _InFlight]):
+    """Implements `Runner`."""
+
+    def __init__(
+        self,
+        device: Device,
+        model: Model,
+        limits: StepLimits,
+        info: RunnerInfo,
+        reads: StepReads,
+    ) -> None:
+        super().__init__(device, model, limits, info, model.sampler.tokens.nbytes)
+        self._graphs = GraphCache(device.driver, device.stream)
+        self._reads = reads
+        self._layouts: dict[StepShape, tuple[StepLayout, dict[str, DeviceArray]]] = {}
+        self._unmasked: _Unmasked | None = None
+
+    def submit(self, step: StepInput) -> None:
+        assert self._unmasked is None, "the step before waits for its masks"
+        self._pipeline.submit(partial(self._start, step))
+
+    def constrain(self, allowed: UInt32Array) -> None:
+        assert self._unmasked is not None, "no step waits for masks"
+        waiting, self._unmasked = self._unmasked, None
+        driver, stream = self._device.driver, self._device.stream
+        section = waiting.layout.masks
+        # Rows beyond those of the step are padding, and keep the masks that they have.
+        target = waiting.lane.inputs.bytes[section.offset : section.stop].view(np.uint32)
+        target[: allowed.size] = allowed.reshape(-1)
+        with self._pipeline.guarded():
+            driver.copy_to_device(
+                waiting.step.inputs["allowed"].address,
+                waiting.lane.inputs.address + section.offset,
+                section.stop - section.offset,
+                stream,
+            )
+            self._finish(waiting.lane, waiting.ended, waiting.step, waiting.forward, waiting.output)
+
+    def collect(self) -> StepOutput:
+        lane, done, timing = self._pipeline.collect()
+        tokens, logprobs, top_ids, top_logprobs = done.output.read(lane.outputs.bytes, done.rows)
+        return StepOutput(
+            step_id=done.step_id,
+            token_ids=tokens,
+            logprobs=logprobs,
+            top_ids=top_ids,
+            top_logprobs=top_logprobs,
+            device_ns=timing.device_ns,
+            hidden=done.output.read_hidden(lane.outputs.bytes),
+            host_processed_rows=done.host_rows,
+            cost=StepCost(
+                bytes_read=done.bytes_read, launches=timing.launches, gap_ns=timing.gap_ns
+            ),
+        )
+
+    def _free(self) -> None:
+        self._graphs.close()
+
+    def _start(self, step: StepInput, lane: Lane, ended: int) -> _InFlight:
+        model, driver, stream = self._model, self._device.driver, self._device.stream
+        needs = SamplingNeeds.of(step.sampling)
+        bucket = self._bucket(step)
+        shape = bucket or exact_shape(step)
+        layout, arrays = self._layout(shape, step, model, is_bucket=bucket is not None)
+        self._check_size(step, layout, needs, model)
+        layout.pack(step, lane.inputs.bytes)
+        driver.record_event(lane.started, stream)
+        is_masked_later = step.sampling.is_masked_later
+        size = layout.masks.offset if is_masked_later else layout.nbytes
+        driver.copy_to_device(model.inputs.address, lane.inputs.address, size, stream)
+        on_device = DeviceStep(shape, arrays, needs, step)
+        forward = self._compute(on_device, model, is_bucket=bucket is not None)
+        output = OutputLayout(
+            shape.rows, needs.logprobs, needs.alternatives, shape.sums, model.config.hidden_size
+        )
+        if is_masked_later:
+            assert forward.logits is not None, "masks keep sampling out of graphs"
+            self._unmasked = _Unmasked(lane, ended, layout, on_device, forward, output)
+        else:
+            self._finish(lane, ended, on_device, forward, output)
+        processors = step.sampling.processors
+        host_rows = model.sampler.processors.host_rows(processors) if processors else 0
+        return _InFlight(
+            self._reads.of(step),
+            step.step_id,
+            len(step.logit_rows),
+            output,
+            host_rows,
+        )
+
+    def _finish(
+        self, lane: Lane, ended: int, step: DeviceStep, forward: _Forward, output: OutputLayout
+    ) -> None:
+        """Samples, unless that was done with the forward pass, and brings the results."""
+        driver, stream, sampler = self._device.driver, self._device.stream, self._model.sampler
+        if forward.logits is not None:
+            sampler.sample(step, forward.logits)
+        source = sampler.tokens.address
+        if forward.hidden is not None:
+            # Only now, as sampling reads tokens of the step before, which may be overwritten.
+            self._model.ops.sum_hidden(step, forward.hidden, output.hidden(source))
+        if output.nbytes:
+            driver.copy_to_host(lane.outputs.address, source, output.nbytes, stream)
+        driver.record_event(ended, stream)
+
+    def _compute(self, step: DeviceStep, model: Model, *, is_bucket: bool) -> _Forward:
+        if not is_bucket:
+            hidden, rows = self._forward(step, model)
+            return _Forward(hidden if step.shape.sums else None, rows)
+        # Penalties, biases, processors and log-probabilities come with arrays whose sizes are not
+        # the shape's.
+        samples_in_graph = not (step.needs.adjusts or step.needs.logprobs)
+
+        def record() -> None:
+            _, rows = self._forward(step, model)
+            if samples_in_graph:
+                model.sampler.sample(step, rows)
+
+        key = (step.shape, step.needs) if samples_in_graph else (step.shape, None)
+        self._graphs.launch(key, record)
+        if samples_in_graph:
+            return _Forward(hidden=None, logits=None)
+        count, vocab = step.shape.rows, model.config.vocab_size
+        array = model.arena[f"{LOGITS}.f32"].first(count, vocab)
+        return _Forward(hidden=None, logits=Activation(LOGITS, count, vocab, f32=array))
+
+    def _forward(self, step: DeviceStep, model: Model) -> tuple[Activation, Activation]:
+        """Hidden states of all tokens, and logits."""
+        model.sampler.resolve_tokens(step)
+        hidden = hidden_states(model.config, model.weights, model.ops, step)
+        return hidden, logits(model.config, model.weights, model.ops, step, hidden)
+
+    def _bucket(self, step: StepInput) -> StepShape | None:
+        """The shape of the graph for a step of decodes, None for any other step."""
+        count = step.num_sequences
+        if step.num_tokens != count or len(step.logit_rows) != count or len(step.hidden_ranges):
+            return None
+        size = min(next(size for size in _BUCKETS if count <= size), self._limits.sequences)
+        blocks = ceil_div(int(step.context_len.max()), BLOCK_TOKENS)
+        most = ceil_div(self._limits.context, BLOCK_TOKENS)
+        blocks = min(max(1 << (blocks - 1).bit_length(), _MIN_GRAPH_BLOCKS), most)
+        return StepShape(
+            tokens=size,
+            sequences=size,
+            rows=size,
+            blocks=blocks,
+            decodes=size,
+            prefills=0,
+            longest_prefill=0,
+            lora_tiles=most_tiles(size, self._limits.adapters) if len(step.adapters) else 0,
+        )
+
+    def _layout(
+        self, shape: StepShape, step: StepInput, model: Model, *, is_bucket: bool
+    ) -> tuple[StepLayout, dict[str, DeviceArray]]:
+        """The layout of a step and its arrays; those of buckets are kept."""
+        lists = ListSizes.of(step.sampling)
+        if is_bucket and lists == NO_LISTS and shape in self._layouts:
+            return self._layouts[shape]
+        layout = StepLayout(shape, lists)
+        found = layout, layout.arrays(model.inputs.address)
+        if is_bucket and lists == NO_LISTS:
+            self._layouts[shape] = found
+        return found
+
+    def _check_size(
+        self, step: StepInput, layout: StepLayout, needs: SamplingNeeds, model: Model
+    ) -> None:
+        limits = self._limits
+        if (
+            step.num_tokens > limits.tokens
+            or step.num_sequences > limits.sequences
+            or len(step.logit_rows) > limits.rows
+            or len(step.hidden_ranges) > limits.sequences
+            or layout.nbytes > model.inputs.nbytes
+            or needs.alternatives > MAX_ALTERNATIVES
+        ):
+            raise OutOfMemory(
+                f"A step of {step.num_tokens} tokens, {step.num_sequences} sequences, "
+                f"{len(step.hidden_ranges)} sums of hidden states, {len(step.logit_rows)} rows of "
+                f"logits with {needs.alternatives} alternatives and {layout.nbytes:,} bytes of "
+                f"input exceeds what was planned at load: {limits.tokens} tokens, "
+                f"{limits.sequences} sequences, {limits.rows} rows, "
+                f"{MAX_ALTERNATIVES} alternatives, {model.inputs.nbytes:,} bytes."
+            )
+
+
+def exact_shape(step: StepInput) -> StepShape:
+    """The shape without padding, of a step that is not a graph's."""
+    lengths = step.query_start[1:] - step.query_start[:-1]
+    decodes = int((lengths == 1).sum())
+    return StepShape(
+        tokens=step.num_tokens,
+        sequences=step.num_sequences,
+        rows=len(step.logit_rows),
+        blocks=max(1, ceil_div(int(step.context_len.max()), BLOCK_TOKENS)),
+        decodes=decodes,
+        prefills=int((lengths > 1).sum()),
+        longest_prefill=int(lengths.max()),
+        lora_tiles=len(tile_rows(step.token_adapters)[0]) if len(step.adapters) else 0,
+        sums=len(step.hidden_ranges),
+    )

@@ -1,0 +1,101 @@
+"""How much a step reads, and how fast the device copies: the two sides of a metric."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Final
+
+import numpy as np
+
+from rocmforge.backend.protocol import StepInput
+from rocmforge.models.config import ModelConfig
+from rocmforge.models.weights import ModelWeights
+from rocmforge_hip.device.driver import Driver
+from rocmforge_hip.device.memory import DeviceArray
+from rocmforge_hip.ops.geometry import BLOCK_TOKENS
+from rocmforge_hip.weights.placement import Planned, PlannedPart, weight_bytes
+
+LEAST_COPY: Final = 512 << 20
+"""Bytes to copy at least: less might lie in a cache, which is several times as fast."""
+_ENOUGH: Final = 1 << 30
+_REPEATS: Final = 3
+
+
+class StepReads:
+    """Bytes that a step reads of weights and cache if it reads each of them once.
+
+    That is the least it can do, and what its time is to be compared with where memory is the limit.
+    Activations and adapters are not counted: they are small beside the rest.
+
+    Args:
+        config: Of the model.
+        weights: As placed on the device.
+        block_bytes: Of a block of one layer's cache.
+    """
+
+    def __init__(
+        self, config: ModelConfig, weights: ModelWeights[Planned], block_bytes: int
+    ) -> None:
+        self._embedding_row = _nbytes(weights.embedding) // config.vocab_size
+        self._output = _nbytes(weights.output)
+        is_tied = weights.output is weights.embedding
+        outside = self._output if is_tied else self._output + _nbytes(weights.embedding)
+        self._layers = weight_bytes(weights) - outside
+        self._token = block_bytes // BLOCK_TOKENS  # of one layer's cache
+        self._windows = Counter(config.windows)
+
+    def of(self, step: StepInput) -> int:
+        """Of one step."""
+        weights = self._layers + self._embedding_row * step.num_tokens
+        if len(step.logit_rows):
+            weights += self._output
+        tokens = 0
+        for window, layers in self._windows.items():
+            context = step.context_len
+            if window is not None:
+                context = np.minimum(context, np.diff(step.query_start) + (window - 1))
+            tokens += layers * int(context.sum())
+        return weights + tokens * self._token
+
+
+def _nbytes(planned: Planned) -> int:
+    storage = planned.matrix if isinstance(planned, PlannedPart) else planned
+    return storage.storage.nbytes
+
+
+def copy_bandwidth(
+    driver: Driver,
+    stream: int,
+    arrays: Iterable[tuple[DeviceArray, DeviceArray]],
+    least: int = LEAST_COPY,
+) -> float:
+    """Bytes a second that the device reads and writes while it copies; 0 if there is too little.
+
+    Args:
+        driver: of the device.
+        stream: with nothing to do.
+        arrays: pairs of one size each; the first are copied over the second.
+        least: bytes that the first must have together.
+    """
+    copies: list[tuple[int, int, int]] = []
+    size = 0
+    for source, target in arrays:
+        if size >= _ENOUGH:
+            break
+        copies.append((target.address, source.address, source.nbytes))
+        size += source.nbytes
+    if size < least:
+        return 0.0
+    begin, end = (driver.create_event(timed=True) for _ in range(2))
+    times = []
+    for _ in range(1 + _REPEATS):  # the first wakes the device up
+        driver.record_event(begin, stream)
+        for copy in copies:
+            driver.copy_on_device(*copy, stream)
+        driver.record_event(end, stream)
+        driver.synchronize_event(end)
+        times.append(driver.elapsed_ns(begin, end))
+    for event in (begin, end):
+        driver.destroy_event(event)
+    return 2 * size / (min(times[1:]) * 1e-9)

@@ -1,0 +1,216 @@
+"""What becomes of LoRA adapters on the device; nothing is allocated yet.
+
+All adapters of a matrix, which may itself be a stack of matrices of the model, lie together in the
+layout of kernels/src/lora.hip: one launch serves the rows of all of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from rocmforge.backend.protocol import Float32Array, Int32Array
+from rocmforge.models.lora import Adapter, LowRank
+from rocmforge.models.weights import LayerWeights, ModelWeights
+from rocmforge_hip.device.memory import ArraySpec, spec
+from rocmforge_hip.weights.formats import UNIT, ceil_div, round_up
+
+TILE: Final = 16
+"""Rows, ranks or columns of a block or wave of the kernels."""
+_CHUNK: Final = 8
+_SPLIT_ROWS: Final = 128
+"""Up to so many rows, there are too few tiles to keep a device busy: columns are split, too."""
+_SPLIT_COLUMNS: Final = 512
+_MOST_SPLITS: Final = 8
+_INTERLEAVED: Final = ("gate", "up")
+_SLOTS: Final = ("q", "k", "v", "output", *_INTERLEAVED, "down")
+
+LORA_SHRUNK: Final = "lora_shrunk"
+GATE_UP: Final = "gate_up"
+
+M = TypeVar("M")
+
+
+@dataclass(frozen=True, slots=True)
+class StackPart:
+    """A matrix of the model and where its outputs lie in those of the stack."""
+
+    first: int  # of the first TILE outputs
+    step: int  # from each TILE outputs to the next
+    tiles: int  # of TILE outputs
+    changes: tuple[LowRank | None, ...]  # by adapter
+
+    @property
+    def rank(self) -> int:
+        """The largest."""
+        return max((low.rank for low in self.changes if low is not None), default=0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AdapterStack(Generic[M]):
+    """The adapters of one matrix on the device, at least one of which changes it."""
+
+    matrix: M
+    name: str
+    columns: int  # of A
+    parts: tuple[StackPart, ...]
+    is_gated: bool
+
+    @property
+    def width(self) -> int:
+        """Elements of a shrunk row: the same number for each part."""
+        return len(self.parts) * round_up(max(part.rank for part in self.parts), TILE)
+
+    @property
+    def low_ranks(self) -> Iterator[tuple[StackPart, LowRank | None]]:
+        """By adapter, and then by part."""
+        for changes in zip(*(part.changes for part in self.parts), strict=True):
+            yield from zip(self.parts, changes, strict=True)
+
+    @property
+    def arrays(self) -> dict[str, ArraySpec]:
+        """What the kernels read."""
+        a_rows = b_chunks = pairs = 0
+        for part, low_rank in self.low_ranks:
+            pairs += 1
+            if low_rank is not None:
+                a_rows += low_rank.rank
+                b_chunks += part.tiles * TILE * ceil_div(low_rank.rank, _CHUNK)
+        return {
+            "a": spec((a_rows, self.columns), "f2"),
+            "b": spec((b_chunks, _CHUNK), "f2"),
+            "places": spec((pairs, 3), "i4"),
+            "factors": spec((pairs,), "f4"),
+            "columns": spec((len(self.parts), 3), "i4"),
+        }
+
+
+def plan_adapters(
+    weights: ModelWeights[Any], adapters: Sequence[Adapter]
+) -> list[AdapterStack[Any]]:
+    """What the adapters add to the matrices of a model, planned or on the device."""
+    return [
+        stack
+        for index, layer in enumerate(weights.layers)
+        for stack in _plan_layer(index, layer, adapters)
+    ]
+
+
+def _plan_layer(
+    index: int, layer: LayerWeights[Any], adapters: Sequence[Adapter]
+) -> Iterator[AdapterStack[Any]]:
+    slots_of: dict[int, list[str]] = {}
+    for slot in _SLOTS:
+        slots_of.setdefault(id(getattr(layer, slot).matrix), []).append(slot)
+    for slots in slots_of.values():
+        parts = []
+        for slot in slots:
+            where = getattr(layer, slot)
+            is_gated = slot in _INTERLEAVED
+            parts.append(
+                StackPart(
+                    first=where.first + (TILE if slot == "up" else 0),
+                    step=2 * TILE if is_gated else TILE,
+                    tiles=where.width // TILE,
+                    changes=tuple(adapter.layers[index].get(slot) for adapter in adapters),
+                )
+            )
+        if any(part.rank for part in parts):
+            matrix = getattr(layer, slots[0]).matrix
+            name = f"adapters of {'+'.join(slots)} of layer {index}"
+            yield AdapterStack(matrix, name, matrix.columns, tuple(parts), is_gated)
+
+
+def adapter_bytes(stacks: Sequence[AdapterStack[Any]]) -> int:
+    """Bytes of device memory that they take."""
+    return sum(what.nbytes for stack in stacks for what in stack.arrays.values())
+
+
+def most_tiles(rows: int, adapters: int) -> int:
+    """Into how many tiles so many rows may fall, each of them with one of the adapters."""
+    return min(rows, (rows + (TILE - 1) * min(adapters, rows)) // TILE)
+
+
+def columns_of_split(rows: int, columns: int) -> int:
+    """How many columns of so many rows a block of the first kernel takes."""
+    if rows > _SPLIT_ROWS:
+        return columns
+    return round_up(ceil_div(columns, min(_MOST_SPLITS, ceil_div(columns, _SPLIT_COLUMNS))), UNIT)
+
+
+def plan_lora_activations(
+    stacks: Sequence[AdapterStack[Any]], tokens: int, adapters: int
+) -> dict[str, ArraySpec]:
+    """The arrays that a step writes for adapters."""
+    if not stacks:
+        return {}
+    few = min(tokens, _SPLIT_ROWS)
+    tiles = max(most_tiles(tokens, adapters), most_tiles(few, adapters) * _MOST_SPLITS)
+    width = max(stack.width for stack in stacks)
+    plan = {LORA_SHRUNK: spec((tiles * TILE * width,), "f4")}
+    gated = [stack.matrix.stored_rows for stack in stacks if stack.is_gated]
+    if gated:
+        plan[f"{GATE_UP}.f32"] = spec((tokens, max(gated)), "f4")
+    return plan
+
+
+def pack_stack(stack: AdapterStack[Any]) -> dict[str, npt.NDArray[Any]]:
+    """The values of `AdapterStack.arrays`.
+
+    A and B are multiplied by powers of two such that float16 holds them, and what comes of A, well;
+    the factors make up for that.
+
+    Raises:
+        BadAdapter: A value is not finite.
+        UnsupportedTensor: The type of a tensor cannot be dequantised.
+    """
+    values = {name: np.zeros(what.shape, what.dtype) for name, what in stack.arrays.items()}
+    a_row = b_chunk = 0
+    for index, (_, low_rank) in enumerate(stack.low_ranks):
+        if low_rank is None:
+            continue
+        a, b = low_rank.factors()
+        a, a_exponent = _scaled(a, float(np.sqrt(np.square(a).sum(axis=1).max())))
+        b, b_exponent = _scaled(b, float(np.abs(b).max()))
+        chunks = len(b) * ceil_div(low_rank.rank, _CHUNK)
+        values["a"][a_row : a_row + len(a)] = a
+        rows = values["b"][b_chunk : b_chunk + chunks].reshape(len(b), -1)
+        rows[:, : low_rank.rank] = b
+        values["places"][index] = a_row, b_chunk, low_rank.rank
+        values["factors"][index] = math.ldexp(low_rank.scale, a_exponent + b_exponent)
+        a_row += len(a)
+        b_chunk += chunks
+    values["columns"][:] = [(part.first, part.step, part.tiles) for part in stack.parts]
+    return values
+
+
+def _scaled(values: Float32Array, size: float) -> tuple[Float32Array, int]:
+    """The values times a power of two that makes `size` at most 1, and the exponent taken out."""
+    exponent = math.frexp(size)[1]
+    return np.ldexp(values, -exponent), exponent
+
+
+def tile_rows(adapters: Int32Array) -> tuple[Int32Array, Int32Array]:
+    """Rows with an adapter, in tiles of at most TILE rows with the same one.
+
+    Args:
+        adapters: [T], the adapter of each row, or a negative number.
+
+    Returns:
+        The tiles, [n, 3]: adapter, first and number of its rows; and the order of all rows that
+        have an adapter, to which `first` refers.
+    """
+    order = np.argsort(adapters, kind="stable").astype(np.int32)
+    order = order[np.count_nonzero(adapters < 0) :]
+    found, starts, counts = np.unique(adapters[order], return_index=True, return_counts=True)
+    tiles = [
+        (adapter, first, min(TILE, start + count - first))
+        for adapter, start, count in zip(found, starts, counts, strict=True)
+        for first in range(start, start + count, TILE)
+    ]
+    return np.array(tiles, np.int32).reshape(-1, 3), order

@@ -1,0 +1,125 @@
+"""Weights on the device: which formats there are kernels for, and how matrices lie in memory.
+
+A matrix is stored as kernels/include/rf/weights.h says. It may be a stack of several matrices of
+the file that are always multiplied with the same input (query, key and value), or gate and up rows
+interleaved; a `Weight` is the part of it that one of them became.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
+from rocmforge.errors import UnsupportedTensor
+from rocmforge.gguf.tensor import GgufTensor
+from rocmforge_hip.device.memory import DeviceArray
+
+UNIT: Final = 32
+"""Weights of a row that lie together; the width of a matrix is a multiple."""
+ROW_ALIGN: Final = 32
+"""Rows are padded to a multiple with zeros."""
+GATE_ROWS: Final = 16
+"""Rows of gate, then as many of up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A stored type that the kernels can multiply with."""
+
+    name: str  # in the names of kernels
+    type: GGMLQuantizationType
+    loads_per_unit: float  # of the embedding kernel: 16-byte items, or parts of a block
+    is_quantised: bool = True
+
+    def row_bytes(self, columns: int) -> int:
+        """Bytes of a row, the same as in the file."""
+        block, size = GGML_QUANT_SIZES[self.type]
+        return columns // block * size
+
+
+def _formats() -> Mapping[GGMLQuantizationType, Format]:
+    found = {}
+    for name, loads in (("f32", 8.0), ("f16", 4.0), ("bf16", 4.0)):
+        kind = GGMLQuantizationType[name.upper()]
+        found[kind] = Format(name, kind, loads, is_quantised=False)
+    for name in ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl", "mxfp4"):
+        kind = GGMLQuantizationType[name.upper()]
+        found[kind] = Format(name, kind, 1.0)
+    for name in ("q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_xs"):
+        kind = GGMLQuantizationType[name.upper()]
+        found[kind] = Format(name, kind, 0.5)
+    return MappingProxyType(found)
+
+
+FORMATS: Final = _formats()
+
+
+def format_of(tensor: GgufTensor) -> Format:
+    """The format of a matrix of the file.
+
+    Raises:
+        UnsupportedTensor: There are no kernels for its type or width.
+    """
+    if tensor.type not in FORMATS:
+        names = ", ".join(known.type.name for known in FORMATS.values())
+        raise UnsupportedTensor(
+            tensor.name, f"the HIP backend has no kernels for {tensor.type.name}; it has: {names}"
+        )
+    if tensor.shape[1] % UNIT:
+        raise UnsupportedTensor(
+            tensor.name, f"its width {tensor.shape[1]} is not a multiple of {UNIT}"
+        )
+    return FORMATS[tensor.type]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Matrix:
+    """A matrix on the device, `[stored_rows, columns]`."""
+
+    data: DeviceArray
+    format: Format
+    width: int  # columns of the product with an activation
+    columns: int
+    stored_rows: int
+
+    @property
+    def units(self) -> int:
+        """Pieces of 32 weights in a row."""
+        return self.columns // UNIT
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MatrixPart:
+    """A matrix of the model: outputs `first:first + width` of a matrix on the device.
+
+    `slot` names the activation that products with the matrix are written to.
+    """
+
+    matrix: Matrix
+    first: int
+    width: int
+    slot: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Vector:
+    """A norm or a bias, float32. Biases of stacked matrices are stacked, and each has them all."""
+
+    data: DeviceArray
+
+
+Weight = MatrixPart | Vector
+
+
+def round_up(count: int, multiple: int) -> int:
+    """The least multiple that is not below `count`."""
+    return -(-count // multiple) * multiple
+
+
+def ceil_div(count: int, size: int) -> int:
+    """How many pieces of `size` hold `count`."""
+    return -(-count // size)

@@ -1,0 +1,126 @@
+"""Which part of a model is a rank's: its configuration and its rows and columns of the tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Final
+
+from gguf.constants import GGML_QUANT_SIZES
+
+from rocmforge.errors import ConfigurationError
+from rocmforge.gguf.tensor import GgufTensor
+from rocmforge.models.config import ModelConfig
+from rocmforge.models.lora import Adapter, LowRank
+from rocmforge.models.weights import LayerWeights, ModelWeights
+from rocmforge_hip.weights.formats import UNIT
+
+VOCAB_ALIGN: Final = 4
+"""Logits of a rank are moved four at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Part `rank` of `size` equal ones."""
+
+    rank: int
+    size: int
+
+    def check(self, config: ModelConfig, weights: ModelWeights[GgufTensor]) -> None:
+        """Refuses what cannot be cut.
+
+        Raises:
+            ConfigurationError: Says which number does not divide, and what would work.
+        """
+        problem = next(_problems(config, weights, self.size), None)
+        if problem is None:
+            return
+        fitting = [
+            str(size)
+            for size in range(1, self.size)
+            if next(_problems(config, weights, size), None) is None
+        ]
+        raise ConfigurationError(
+            f"{config.name} cannot be split over {self.size} devices: {problem}. "
+            f"Use --tensor-parallel {' or '.join(fitting)}."
+        )
+
+    def config(self, whole: ModelConfig) -> ModelConfig:
+        """The model as this rank computes it. Width and vocabulary stay as they are."""
+        return replace(
+            whole,
+            num_heads=whole.num_heads // self.size,
+            num_kv_heads=whole.num_kv_heads // self.size,
+            intermediate_size=whole.intermediate_size // self.size,
+        )
+
+    def weights(self, whole: ModelWeights[GgufTensor]) -> ModelWeights[GgufTensor]:
+        """This rank's part of every tensor, sharing the memory of the file."""
+        return replace(
+            whole,
+            layers=tuple(self._layer(layer) for layer in whole.layers),
+            output=self._rows(whole.output),
+        )
+
+    def adapter(self, whole: Adapter) -> Adapter:
+        """This rank's part of an adapter."""
+        layers = tuple(
+            {role: self._low_rank(role, low_rank) for role, low_rank in layer.items()}
+            for layer in whole.layers
+        )
+        return replace(whole, layers=layers)
+
+    def _low_rank(self, role: str, whole: LowRank) -> LowRank:
+        if role in ("output", "down"):
+            return replace(whole, a=self._columns(whole.a))
+        return replace(whole, b=self._rows(whole.b))
+
+    def _layer(self, layer: LayerWeights[GgufTensor]) -> LayerWeights[GgufTensor]:
+        return replace(
+            layer,
+            q=self._rows(layer.q),
+            k=self._rows(layer.k),
+            v=self._rows(layer.v),
+            q_bias=self._elements(layer.q_bias),
+            k_bias=self._elements(layer.k_bias),
+            v_bias=self._elements(layer.v_bias),
+            output=self._columns(layer.output),
+            # The ranks' results are added up: one of them has the bias.
+            output_bias=layer.output_bias if self.rank == 0 else None,
+            gate=self._rows(layer.gate),
+            up=self._rows(layer.up),
+            down=self._columns(layer.down),
+        )
+
+    def _rows(self, tensor: GgufTensor) -> GgufTensor:
+        return tensor.rows(*self._range(tensor.shape[0]))
+
+    def _columns(self, tensor: GgufTensor) -> GgufTensor:
+        return tensor.columns(*self._range(tensor.shape[1]))
+
+    def _elements(self, bias: GgufTensor | None) -> GgufTensor | None:
+        return None if bias is None else bias.columns(*self._range(bias.shape[0]))
+
+    def _range(self, count: int) -> tuple[int, int]:
+        size = count // self.size
+        return self.rank * size, (self.rank + 1) * size
+
+
+def _problems(config: ModelConfig, weights: ModelWeights[GgufTensor], size: int) -> Iterator[str]:
+    """Why the model cannot be cut into so many parts."""
+    for count, what, multiple in (
+        (config.num_kv_heads, "key-value heads", 1),
+        (config.num_heads, "heads", 1),
+        (config.intermediate_size, "features of the feed-forward", 1),
+        (config.vocab_size, "tokens of the vocabulary", VOCAB_ALIGN),
+    ):
+        if count % (size * multiple):
+            yield f"its {count} {what} are not a multiple of {size * multiple}"
+    for layer in weights.layers:
+        for tensor in (layer.output, layer.down):
+            block = max(GGML_QUANT_SIZES[tensor.type][0], UNIT)
+            if tensor.shape[1] % (size * block):
+                yield (
+                    f"the {tensor.shape[1]} columns of {tensor.name} are not a multiple of "
+                    f"{size * block}: {size} parts in blocks of {block} ({tensor.type.name})"
+                )
