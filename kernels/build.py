@@ -1,8 +1,8 @@
 """Compiles the kernels: `python -m kernels.build --targets gfx1100,sm_90` from the repository root.
 
-Every unit of kernels.toml becomes one file per target, lib/<target>/<unit>.{co,ptx,so}. Units are
-not linked together: a model uses the kernels of two or three weight types, so the backend loads
-only those (PTX, which the driver compiles at load, makes that matter), and a changed source
+Every translation unit of kernels.toml becomes one file per target, lib/<target>/<unit>.{co,ptx,so}.
+They are not linked together: a model uses the kernels of two or three weight types, so the backend
+loads only those (PTX, which the driver compiles at load, makes that matter), and a changed source
 recompiles alone. lib/<target>/manifest.json tells the backend what is in the files.
 """
 
@@ -66,7 +66,7 @@ def check_table(sources: Iterable[Source], builder: Builder) -> None:
         narrow, wide = (
             {
                 name: interface.args
-                for unit in source.units
+                for unit in source.translation_units
                 for name, interface in builder.interfaces(unit, wave).items()
             }
             for wave in (32, 64)
@@ -95,7 +95,7 @@ def build(
     targets = tuple(targets)
     builder = Builder(compiler)
     sources = read_table()
-    units = [unit for source in sources for unit in source.units]
+    units = [unit for source in sources for unit in source.translation_units]
     with ThreadPoolExecutor(jobs) as pool:
         waves = (32, 64) * len(units)
         list(pool.map(builder.interfaces, [unit for unit in units for _ in (32, 64)], waves))
@@ -118,13 +118,13 @@ def build(
 
 
 def targets_from_environment(default: tuple[Target, ...] = SHIPPED) -> tuple[Target, ...]:
-    """The targets named by $ROCMFORGE_KERNEL_TARGETS, if it is set."""
+    """Returns the targets named by $ROCMFORGE_KERNEL_TARGETS, if it is set."""
     names = os.environ.get(TARGETS_VARIABLE)
     return default if names is None else select(names)
 
 
 def main() -> int:
-    """The command line; returns the exit status."""
+    """Runs the command line; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m kernels.build", description=__doc__)
     parser.add_argument("--targets", help=f"comma-separated; default ${TARGETS_VARIABLE} or all")
     parser.add_argument("--compiler", help="a ROCm clang instead of the ziglang package")

@@ -1,4 +1,4 @@
-"""Compiles units through a cache.
+"""Compiles translation units through a cache.
 
 Products are kept in build/kernels under a hash of everything that went into them, so a build
 with nothing changed only compares hashes, and an interrupted one leaves nothing half-made.
@@ -20,7 +20,7 @@ from typing import Any
 from kernels.code_object import kernel_metadata
 from kernels.compiler import Compiler, compile_library
 from kernels.interface import Interface, InterfaceError, check_code_object, parse_ir
-from kernels.table import KERNELS_DIR, Unit
+from kernels.table import KERNELS_DIR, TranslationUnit
 from kernels.targets import Platform, Target
 
 ROOT = KERNELS_DIR.parent
@@ -31,9 +31,9 @@ _RECIPE = ("builder.py", "code_object.py", "compiler.py", "interface.py")
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """What compiling one unit for one target left in the cache."""
+    """The files that compiling one translation unit for one target left in the cache."""
 
-    unit: Unit
+    unit: TranslationUnit
     target: Target
     directory: Path
 
@@ -49,13 +49,13 @@ class Product:
         return self.directory / (self.unit.name + suffix)
 
     def kernels(self) -> dict[str, Any]:
-        """The manifest's entries for the kernels of this unit, by name."""
+        """Returns the manifest's entries for the kernels of this unit, by name."""
         entries: dict[str, Any] = json.loads((self.directory / "kernels.json").read_text())
         return entries
 
 
 class Builder:
-    """Compiles units for targets, through the cache."""
+    """Compiles translation units for targets, through the cache."""
 
     def __init__(self, compiler: Compiler, cache: Path = CACHE_DIR) -> None:
         self._compiler = compiler
@@ -63,8 +63,8 @@ class Builder:
         recipe = b"".join((KERNELS_DIR / name).read_bytes() for name in _RECIPE)
         self._recipe = hashlib.sha256(recipe + compiler.version.encode()).hexdigest()
 
-    def product(self, unit: Unit, target: Target) -> Product:
-        """The product, compiled now unless nothing that goes into it has changed.
+    def product(self, unit: TranslationUnit, target: Target) -> Product:
+        """Returns the product, compiled now unless nothing that goes into it has changed.
 
         Raises:
             CompileError: the compiler rejects the source.
@@ -76,8 +76,8 @@ class Builder:
                 self._compile(unit, target, scratch)
         return Product(unit, target, directory)
 
-    def interfaces(self, unit: Unit, wave: int) -> dict[str, Interface]:
-        """How the kernels of a unit are launched where a wave has this many lanes, by name."""
+    def interfaces(self, unit: TranslationUnit, wave: int) -> dict[str, Interface]:
+        """Returns the interfaces of a unit's kernels by name, where a wave has this many lanes."""
         directory = self._directory(unit, Platform.AMD, f"interface-w{wave}", {"wave": wave})
         if not directory.exists():
             with _Scratch(directory) as scratch:
@@ -85,7 +85,7 @@ class Builder:
         return parse_ir((directory / "unit.ll").read_text())
 
     def _directory(
-        self, unit: Unit, platform: Platform, group: str, options: dict[str, Any]
+        self, unit: TranslationUnit, platform: Platform, group: str, options: dict[str, Any]
     ) -> Path:
         files = unit.files(platform)
         if platform is Platform.HOST:
@@ -95,7 +95,7 @@ class Builder:
             key.update(path.name.encode() + b"\0" + path.read_bytes())
         return self._cache / group / f"{unit.name}-{key.hexdigest()[:16]}"
 
-    def _compile(self, unit: Unit, target: Target, scratch: Path) -> None:
+    def _compile(self, unit: TranslationUnit, target: Target, scratch: Path) -> None:
         interfaces = self.interfaces(unit, target.wave)
         output = scratch / unit.name
         resources: dict[str, dict[str, int]] = {}
@@ -162,7 +162,7 @@ def _resources(metadata: dict[str, Any]) -> dict[str, int]:
 
 
 def _launch_bounds(ptx: str) -> dict[str, int]:
-    """Threads a block may have, by kernel: a bound may depend on the target."""
+    """Returns the threads that a block may have, by kernel: a bound may depend on the target."""
     entries = re.findall(r"\.entry (\w+)\([^)]*\)\s*\.maxntid (\d+)", ptx)
     return {name: int(threads) for name, threads in entries}
 

@@ -15,7 +15,7 @@ _NT_AMDGPU_METADATA = 32
 
 
 def kernel_metadata(code: bytes) -> dict[str, dict[str, Any]]:
-    """The metadata map of each kernel in the code object, by the kernel's name.
+    """Returns the metadata map of each kernel in the code object, by the kernel's name.
 
     Raises:
         ValueError: not an AMD code object.
@@ -65,7 +65,7 @@ _CONSTANTS = {0xC0: None, 0xC2: False, 0xC3: True}
 
 
 def _unpack(data: memoryview) -> tuple[Any, memoryview]:
-    """The MessagePack value at the start of `data`, and what follows it."""
+    """Returns the MessagePack value at the start of `data`, and what follows it."""
     first, rest = data[0], data[1:]
     if first < 0x80:
         return first, rest

@@ -1,4 +1,4 @@
-"""The command lines that turn a unit into what a GPU, or the host, loads.
+"""The command lines that turn a translation unit into what a GPU, or the host, loads.
 
 All kernels are compiled by calling clang's front end (`-cc1`) and lld directly: clang's driver
 would look for a ROCm or CUDA installation, which nothing here needs.
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kernels.table import INCLUDE_DIR, Unit
+from kernels.table import INCLUDE_DIR, TranslationUnit
 from kernels.targets import Platform, Target
 
 _HOST_TRIPLE = "x86_64-unknown-linux-gnu"
@@ -65,13 +65,13 @@ class Compiler:
     lld: tuple[str, ...]
     version: str
 
-    def interface(self, unit: Unit, wave: int, output: Path) -> None:
-        """Writes the LLVM IR of the unoptimised unit, which tells the types of arguments."""
+    def interface(self, unit: TranslationUnit, wave: int, output: Path) -> None:
+        """Writes a unit's unoptimised LLVM IR, which tells the types of arguments."""
         cpu = {32: "gfx1100", 64: "gfx942"}[wave]
         reference = Target(cpu, Platform.AMD, wave, cpu)
         self._front_end(unit, reference, ("-emit-llvm", "-O0"), output)
 
-    def amd(self, unit: Unit, target: Target, output: Path) -> None:
+    def amd(self, unit: TranslationUnit, target: Target, output: Path) -> None:
         """Writes `output`.s and the code object `output`.co."""
         assembly, obj = output.with_suffix(".s"), output.with_suffix(".o")
         # Version 6 is what generic targets need; 5 loads on older ROCm releases too.
@@ -84,11 +84,11 @@ class Compiler:
         _run((*self.lld, "-shared", "--no-undefined", "-s", str(obj), "-o", code))
         obj.unlink()
 
-    def nvidia(self, unit: Unit, target: Target, output: Path) -> None:
+    def nvidia(self, unit: TranslationUnit, target: Target, output: Path) -> None:
         """Writes `output`.ptx."""
         self._front_end(unit, target, ("-S", "-O3"), output.with_suffix(".ptx"))
 
-    def host(self, unit: Unit, target: Target, entries: str, output: Path) -> None:
+    def host(self, unit: TranslationUnit, target: Target, entries: str, output: Path) -> None:
         """Writes the shared library `output`.so; `entries` is C++ that follows the source."""
         wrapper, obj = output.with_suffix(".cc"), output.with_suffix(".o")
         wrapper.write_text(
@@ -111,7 +111,9 @@ class Compiler:
         _run((*self.lld, "-shared", str(obj), "-o", str(output.with_suffix(".so"))))
         obj.unlink()
 
-    def _front_end(self, unit: Unit, target: Target, mode: tuple[str, ...], output: Path) -> None:
+    def _front_end(
+        self, unit: TranslationUnit, target: Target, mode: tuple[str, ...], output: Path
+    ) -> None:
         triple = "amdgcn-amd-amdhsa" if target.platform is Platform.AMD else "nvptx64-nvidia-cuda"
         features = [flag for name in target.features for flag in ("-target-feature", name)]
         command = (
@@ -127,13 +129,13 @@ class Compiler:
         _run(command)
 
 
-def _defines(unit: Unit, target: Target) -> tuple[str, ...]:
+def _defines(unit: TranslationUnit, target: Target) -> tuple[str, ...]:
     defines = (f"RF_WAVE={target.wave}", *unit.defines)
     return (f"-I{INCLUDE_DIR}", *(f"-D{define}" for define in defines))
 
 
 def find_zig() -> str:
-    """Path of the `zig` program of the `ziglang` package.
+    """Returns the path of the `zig` program of the `ziglang` package.
 
     Raises:
         CompileError: the package is not installed.
@@ -147,7 +149,7 @@ def find_zig() -> str:
 
 
 def find_compiler(clang: str | None) -> Compiler:
-    """The compiler at `clang`, or that of $ROCMFORGE_HIP_CLANG, or the one in `ziglang`.
+    """Returns the compiler at `clang`, or that of $ROCMFORGE_HIP_CLANG, or the one in `ziglang`.
 
     Raises:
         CompileError: there is none.
@@ -168,7 +170,7 @@ def find_compiler(clang: str | None) -> Compiler:
 
 
 def _version(clang: tuple[str, ...]) -> str:
-    """What the compiler says of itself but for its place, which changes nothing it writes.
+    """Returns what the compiler says of itself but for its place, which changes no output.
 
     pip builds with a compiler that it has just installed in a folder of a random name.
     """

@@ -25,7 +25,7 @@ class KernelBuildHook(BuildHookInterface):  # type: ignore[type-arg, misc, unuse
     PLUGIN_NAME = "custom"
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Called by hatchling before it packs a wheel, or makes an editable one."""
+        """Compiles the kernels; hatchling calls it before it packs a wheel or an editable one."""
         root = Path(self.root)
         sys.path.insert(0, self.root)
         try:

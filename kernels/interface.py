@@ -2,8 +2,8 @@
 
 Offsets and sizes are in the metadata of every AMD code object, but not whether four bytes are an
 integer or a float, and neither PTX nor a host library has such metadata at all. So the interface is
-read once from the LLVM IR of the unit, and each AMD code object is checked against it when it is
-built. Its launch bounds are those of host libraries; other targets have their own.
+read once from the LLVM IR of the translation unit, and each AMD code object is checked against it
+when it is built. Its launch bounds are those of host libraries; other targets have their own.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class Interface:
-    """How one kernel is launched."""
+    """The arguments and launch bounds of one kernel."""
 
     kernel: str
     args: tuple[Argument, ...]
@@ -55,7 +55,7 @@ class Interface:
 
 
 def parse_ir(text: str) -> dict[str, Interface]:
-    """The kernels defined in LLVM IR compiled for an AMD target, by name."""
+    """Returns the kernels defined in LLVM IR compiled for an AMD target, by name."""
     interfaces = {}
     for name, arguments, attributes in _KERNEL.findall(text):
         bounds = re.search(_LAUNCH_BOUNDS.format(attributes), text, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""What the GPUs of this machine need, so that an installation for development builds no more."""
+"""The targets of this machine's GPUs: an installation for development builds no others."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ KFD_NODES = Path("/sys/class/kfd/kfd/topology/nodes")
 
 
 def local_targets(nodes: Path = KFD_NODES) -> tuple[Target, ...]:
-    """Targets of the AMD GPUs that the kernel driver lists; empty without a driver.
+    """Returns the targets of the AMD GPUs that the kernel driver lists; empty without a driver.
 
     A chip without a target of its own gets all generic ones: which of them serves it is for the
     backend to decide.
@@ -25,7 +25,7 @@ def local_targets(nodes: Path = KFD_NODES) -> tuple[Target, ...]:
 
 
 def _chip(properties: str) -> str | None:
-    """`gfx90a` for gfx_target_version 90010; None for a node that is a CPU (version 0)."""
+    """Returns `gfx90a` for gfx_target_version 90010; None for a node that is a CPU (version 0)."""
     fields = dict(line.split() for line in properties.splitlines() if len(line.split()) == 2)
     version = int(fields.get("gfx_target_version", 0))
     if version == 0:

@@ -1,4 +1,4 @@
-"""What the compiler made of the kernels: `python -m kernels.report --targets gfx1100,gfx942`.
+"""Reports what the compiler made of kernels: `python -m kernels.report --targets gfx1100,gfx942`.
 
 One line per kernel and target: registers, LDS, how many waves that lets run at once, and which
 instructions the code consists of. tests/kernels/test_metadata.py holds the same numbers to limits.
@@ -16,7 +16,7 @@ from typing import Any
 
 from kernels.builder import Builder
 from kernels.compiler import find_compiler
-from kernels.table import Unit, read_table
+from kernels.table import TranslationUnit, read_table
 from kernels.targets import Platform, Target, select
 
 _FUNCTION = re.compile(r"^(\w+): +; @\1$(.*?)^\.Lfunc_end", re.MULTILINE | re.DOTALL)
@@ -80,12 +80,12 @@ def _family(target: Target) -> int:
 
 
 def kernel_code(assembly: str) -> dict[str, list[str]]:
-    """The instructions of each function in the assembly of a unit, by the function's name."""
+    """Returns the instructions of each function in some assembly, by the function's name."""
     return {name: _INSTRUCTION.findall(body) for name, body in _FUNCTION.findall(assembly)}
 
 
-def report_unit(builder: Builder, unit: Unit, target: Target) -> Iterator[KernelReport]:
-    """The reports of all kernels of a unit, compiled now if need be."""
+def report_unit(builder: Builder, unit: TranslationUnit, target: Target) -> Iterator[KernelReport]:
+    """Yields the reports of all kernels of a translation unit, compiled now if need be."""
     product = builder.product(unit, target)
     code = kernel_code(product.assembly.read_text())
     for kernel, resources in product.kernels().items():
@@ -97,7 +97,7 @@ def report_unit(builder: Builder, unit: Unit, target: Target) -> Iterator[Kernel
 
 
 def main() -> int:
-    """The command line; returns the exit status."""
+    """Runs the command line; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m kernels.report", description=__doc__)
     parser.add_argument("--targets", default="gfx942,gfx1100,gfx1201")
     parser.add_argument("--kernels", default="*", help="pattern of names, e.g. rf_gemv_q4_*")
@@ -108,7 +108,7 @@ def main() -> int:
     for source in read_table():
         if not fnmatch.filter(source.kernels, options.kernels):
             continue
-        for unit in source.units:
+        for unit in source.translation_units:
             for target in select(options.targets):
                 if target.platform is not Platform.AMD:
                     continue

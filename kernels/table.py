@@ -16,15 +16,15 @@ _INCLUDE = re.compile(r'^\s*#include "(rf/[^"]+)"', re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
-class Unit:
-    """One compilation: a source with the defines of one of its variants."""
+class TranslationUnit:
+    """A translation unit: a source with the defines of one of its variants, compiled at once."""
 
     name: str
     source: Path
     defines: tuple[str, ...]
 
     def files(self, platform: Platform) -> tuple[Path, ...]:
-        """The source and the headers it includes on a platform, directly or not, in fixed order."""
+        """Returns the source and all headers it includes on a platform, in fixed order."""
         foreign = {f"rf/platform/{other}.h" for other in Platform if other is not platform}
         found: dict[Path, None] = {}
         waiting = [self.source]
@@ -43,12 +43,12 @@ class Source:
     """One row of the table."""
 
     name: str
-    units: tuple[Unit, ...]
+    translation_units: tuple[TranslationUnit, ...]
     kernels: frozenset[str]
 
 
 def read_table(directory: Path = KERNELS_DIR) -> tuple[Source, ...]:
-    """The rows of `directory`/kernels.toml.
+    """Returns the rows of `directory`/kernels.toml.
 
     Raises:
         ValueError: a row has an unknown key, or its source does not exist.
@@ -58,25 +58,30 @@ def read_table(directory: Path = KERNELS_DIR) -> tuple[Source, ...]:
 
 
 def _source(directory: Path, name: str, row: dict[str, object]) -> Source:
-    unknown = row.keys() - {"kernels", "units"}
+    unknown = row.keys() - {"kernels", "translation_units"}
     if unknown:
         raise ValueError(f"kernels.toml: [{name}] has unknown keys: {', '.join(sorted(unknown))}")
     path = directory / "src" / f"{name}.hip"
     if not path.is_file():
         raise ValueError(f"kernels.toml: [{name}] needs the file {path}")
-    patterns, units = row.get("kernels", []), row.get("units", {})
-    if not isinstance(patterns, list) or not isinstance(units, dict):
-        raise ValueError(f"kernels.toml: [{name}] needs a list of kernels and a table of units")
+    patterns, variants = row.get("kernels", []), row.get("translation_units", {})
+    if not isinstance(patterns, list) or not isinstance(variants, dict):
+        raise ValueError(
+            f"kernels.toml: [{name}] needs a list of kernels and a table of translation_units"
+        )
     return Source(
         name,
-        units=tuple(Unit(f"{name}-{unit}", path, tuple(defs)) for unit, defs in units.items())
-        or (Unit(name, path, ()),),
+        translation_units=tuple(
+            TranslationUnit(f"{name}-{variant}", path, tuple(defines))
+            for variant, defines in variants.items()
+        )
+        or (TranslationUnit(name, path, ()),),
         kernels=frozenset(itertools.chain.from_iterable(map(expand_braces, patterns))),
     )
 
 
 def expand_braces(pattern: str) -> list[str]:
-    """`a_{x,y}_b` -> `a_x_b`, `a_y_b`; several groups give all combinations."""
+    """Expands `a_{x,y}_b` to `a_x_b`, `a_y_b`; several groups give all combinations."""
     literal_and_choices = re.split(r"\{([^}]*)\}", pattern)
     choices = [
         part.split(",") if index % 2 else [part] for index, part in enumerate(literal_and_choices)

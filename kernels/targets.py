@@ -1,4 +1,4 @@
-"""What kernels are compiled for: the table of GPU targets, and how names select from it."""
+"""The targets that kernels are compiled for, and how names select from them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Platform(StrEnum):
-    """Which compiler back end and runtime a target belongs to."""
+    """The compiler back end and the runtime of a target."""
 
     AMD = "amd"
     NVIDIA = "nvidia"
@@ -69,11 +69,11 @@ TARGETS = (
 )
 
 SHIPPED = tuple(target for target in TARGETS if target.platform is not Platform.HOST)
-"""What a wheel carries."""
+"""The targets whose kernels a wheel carries."""
 
 
 def select(names: str) -> tuple[Target, ...]:
-    """Targets named by a comma-separated list of names, platforms, `generic`, `shipped` or `all`.
+    """Selects targets by a list, with commas, of names, platforms, `generic`, `shipped` or `all`.
 
     Raises:
         ValueError: a name stands for no target.

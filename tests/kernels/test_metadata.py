@@ -35,7 +35,7 @@ def reports(target: Target) -> tuple[KernelReport, ...]:
     return tuple(
         report
         for source in read_table()
-        for unit in source.units
+        for unit in source.translation_units
         for report in report_unit(builder, unit, target)
     )
 

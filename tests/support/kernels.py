@@ -30,7 +30,7 @@ from hip import hip as _hip_bindings
 from kernels.build import LIB_DIR
 from kernels.builder import Builder
 from kernels.compiler import find_compiler
-from kernels.table import KERNELS_DIR, Source, Unit, read_table
+from kernels.table import KERNELS_DIR, Source, TranslationUnit, read_table
 from kernels.targets import TARGETS, Platform, Target
 from rocmforge_hip.device.library import ArgumentPacker, KernelArgumentError
 from tests.support.host_platform import HostPlatform
@@ -296,16 +296,16 @@ class _BuiltImages:
         product = self._builder.product(self._unit(kernel), self._target)
         return product.code, product.kernels()[kernel]
 
-    def _unit(self, kernel: str) -> Unit:
+    def _unit(self, kernel: str) -> TranslationUnit:
         for source in self._sources:
             if kernel in source.kernels:
                 return self._unit_of(source, kernel)
         raise KernelFault(f"kernels.toml lists no kernel {kernel!r}")
 
-    def _unit_of(self, source: Source, kernel: str) -> Unit:
-        if len(source.units) == 1:
-            return source.units[0]
-        for unit in source.units:
+    def _unit_of(self, source: Source, kernel: str) -> TranslationUnit:
+        if len(source.translation_units) == 1:
+            return source.translation_units[0]
+        for unit in source.translation_units:
             if kernel in self._builder.interfaces(unit, self._target.wave):
                 return unit
         raise KernelFault(f"no unit of {source.name}.hip defines {kernel}")
