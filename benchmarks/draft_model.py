@@ -83,7 +83,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=256, help="length of each answer")
     parser.add_argument("--repeat", type=int, default=3, help="runs of each, the median counts")
     arguments = parser.parse_args()
-    print("streams  tok/s without     with  ratio  guesses right     as without", flush=True)
+    print("streams  tok/s without     with  ratio  accepted drafts   as without", flush=True)
     with TemporaryDirectory() as folder:
         model, draft = arguments.model, arguments.draft
         if draft is None:

@@ -1,8 +1,9 @@
 """The command line: arguments -> `Settings` -> one of the commands.
 
-Flags of `serve`, `run` and `bench` are made from the table in `settings`, so a setting exists
-as flag, variable and file key or not at all. This is the only place that sets up logging and
-turns errors into exit codes: 0 success, 1 failure, 2 wrong usage, 130 interrupted.
+Flags of settings are made from the table in `settings`, so a setting exists as flag, variable
+and file key or not at all; a command has the flags of the settings that it uses. This is the only
+place that sets up logging and turns errors into exit codes: 0 success, 1 failure, 2 wrong usage,
+130 interrupted.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import logging
 import math
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -24,6 +25,26 @@ from rocmforge.logs import set_up_logging
 
 logger = logging.getLogger(__name__)
 
+_LOGS = ("log_level", "log_format")
+_DEVICE = ("backend", "device", "tensor_parallel", "memory_utilization")
+_TYPES = ("kv_dtype", "activation_bits")
+_PLAN = (
+    *(*_DEVICE, *_TYPES, "max_context", "max_sequences", "max_batched_tokens", "kv_blocks"),
+    "draft_model",
+)
+_ENGINE = (*_PLAN, "prompt_lookup_tokens", "draft_tokens", "step_timeout")
+_USED: Mapping[str, Sequence[str]] = {
+    "serve": tuple(option.name for option in settings.options()),
+    "run": (*_ENGINE, "chat_template", *_LOGS),
+    "inspect": (*_PLAN, "lora", *_LOGS),
+    "backends": _LOGS,
+    "doctor": ("host", "port", *_LOGS),
+    "bench": (*_ENGINE, "max_waiting", *_LOGS),
+    "verify": (*_DEVICE, *_TYPES, *_LOGS),
+}
+"""Settings that each command uses. It has flags for these and no others; environment and file may
+hold more, as they are written for the server."""
+
 MODEL_HELP = "path of a .gguf file, or a packaged model such as smollm2"
 
 
@@ -32,7 +53,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     say: Callable[[str], None] = _say
     try:
-        configured = settings.load(_given_settings(arguments), arguments.config)
+        given = _given_settings(arguments)
+        if arguments.command == "inspect" and not arguments.plan:
+            _refuse_plan_settings(given)
+        configured = settings.load(given, arguments.config)
         set_up_logging(configured.log_level, configured.log_format)
         if configured.log_format == "json":  # for programs that read nothing else
             say = logger.error
@@ -76,6 +100,22 @@ def _temperature(text: str) -> float:
     return temperature
 
 
+class _CommandParser(argparse.ArgumentParser):
+    """Takes positional arguments wherever they stand, also behind options."""
+
+    _is_inside = False
+
+    def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]
+        """As its base does, except that options may stand between positional arguments."""
+        if self._is_inside:  # Python 3.11's parse_known_intermixed_args calls this
+            return super().parse_known_args(args, namespace)
+        self._is_inside = True
+        try:
+            return self.parse_known_intermixed_args(args, namespace)
+        finally:
+            self._is_inside = False
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="rocmforge",
@@ -84,21 +124,32 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"rocmforge {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(
+        dest="command", required=True, metavar="COMMAND", parser_class=_CommandParser
+    )
     add_command = partial(commands.add_parser, allow_abbrev=False)
 
     serve = add_command("serve", help="serve models over HTTP")
     serve.add_argument("models", nargs="*", metavar="model", help=MODEL_HELP)
-    _add_settings(serve)
+    _add_settings(serve, _USED["serve"])
 
     run = add_command("run", help="chat with a model in the terminal")
     run.add_argument("model", help=MODEL_HELP)
     run.add_argument("prompt", nargs="?", help="answer this and exit (default: a conversation)")
-    run.add_argument("--system", help="system message")
-    run.add_argument("--temperature", type=_temperature, default=0.7)
-    run.add_argument("--seed", type=int)
-    run.add_argument("--max-tokens", type=_count, help="longest answer (default: what fits)")
-    _add_settings(run)
+    run.add_argument("--system", metavar="TEXT", help="system message")
+    run.add_argument(
+        "--temperature",
+        type=_temperature,
+        default=0.7,
+        metavar="N",
+        help="how random answers are, from 0 to 2; 0 = always the most probable token "
+        "(default: %(default)s)",
+    )
+    run.add_argument("--seed", type=int, metavar="N", help="the same seed gives the same answer")
+    run.add_argument(
+        "--max-tokens", type=_count, metavar="N", help="longest answer (default: what fits)"
+    )
+    _add_settings(run, _USED["run"])
 
     inspect = add_command("inspect", help="show what is in a GGUF file")
     inspect.add_argument("model", help=MODEL_HELP)
@@ -108,26 +159,36 @@ def _parser() -> argparse.ArgumentParser:
     inspect.add_argument(
         "--memory", metavar="SIZE", help="plan for a device with so much free, such as 24GiB"
     )
-    _add_settings(inspect)
+    _add_settings(inspect, _USED["inspect"])
 
     backends = add_command("backends", help="list backends and the devices they find")
     backends.add_argument("--json", action="store_true", help="print JSON")
-    _add_settings(backends)
+    _add_settings(backends, _USED["backends"])
 
     doctor = add_command("doctor", help="find out why a GPU is not used, and how to repair it")
     doctor.add_argument("--json", action="store_true", help="print JSON")
-    _add_settings(doctor)
+    _add_settings(doctor, _USED["doctor"])
 
     bench = add_command("bench", help="measure a model on this machine")
     bench.add_argument("model", help=MODEL_HELP)
-    bench.add_argument("--prompt-tokens", type=_count, default=128, help="length of each prompt")
-    bench.add_argument("--output-tokens", type=_count, default=64, help="length of each answer")
+    for flag, default, text in (
+        ("--prompt-tokens", 128, "length of each prompt"),
+        ("--output-tokens", 64, "length of each answer"),
+        ("--repeat", 3, "runs of each, the median counts"),
+    ):
+        bench.add_argument(
+            flag, type=_count, default=default, metavar="N", help=f"{text} (default: {default})"
+        )
     bench.add_argument(
-        "--streams", type=_count, nargs="+", default=[1, 8], help="how many requests run at once"
+        "--streams",
+        type=_count,
+        nargs="+",
+        default=[1, 8],
+        metavar="N",
+        help="how many requests run at once (default: 1 8)",
     )
-    bench.add_argument("--repeat", type=_count, default=3, help="runs of each, the median counts")
     bench.add_argument("--json", action="store_true", help="print JSON")
-    _add_settings(bench)
+    _add_settings(bench, _USED["bench"])
 
     verify = add_command("verify", help="check a device against the reference")
     verify.add_argument(
@@ -135,24 +196,30 @@ def _parser() -> argparse.ArgumentParser:
     )
     verify.add_argument("--only", default="*", metavar="PATTERN", help="operations, such as gemv*")
     verify.add_argument("--ops-only", action="store_true", help="do not run a model")
-    verify.add_argument("--tokens", type=int, default=32, help="length of each continuation")
-    _add_settings(verify)
+    verify.add_argument(
+        "--tokens",
+        type=int,
+        default=32,
+        metavar="N",
+        help="length of each continuation (default: 32)",
+    )
+    _add_settings(verify, _USED["verify"])
     return parser
 
 
-def _add_settings(parser: argparse.ArgumentParser) -> None:
+def _add_settings(parser: argparse.ArgumentParser, used: Sequence[str]) -> None:
     group = parser.add_argument_group(
         "settings", f"also read from {settings.ENV_PREFIX}<NAME> and from the file of --config"
     )
     group.add_argument("--config", type=Path, metavar="FILE", help="TOML file with settings")
     for option in settings.options():
-        kind: dict[str, Any] = {"metavar": option.name.rpartition("_")[2].upper()}
+        if option.name not in used:
+            continue
+        kind: dict[str, Any] = {"metavar": option.metavar}
         if option.is_flag:
             kind = {"action": "store_true"}
         elif option.is_list:
             kind["action"] = "append"
-        if option.choices and not option.is_flag:
-            kind["metavar"] = "|".join(option.choices)
         shown = "" if option.default in (None, (), False) else f" (default: {option.default})"
         group.add_argument(
             option.flag,
@@ -161,6 +228,13 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
             help=(option.description + shown).replace("%", "%%"),
             **kind,
         )
+
+
+def _refuse_plan_settings(given: Iterable[str]) -> None:
+    """Raises ConfigurationError for settings that change nothing without --plan."""
+    for name in given:
+        if name not in ("max_context", *_LOGS):
+            raise ConfigurationError(f"{settings.flag_of(name)} needs --plan.")
 
 
 def _given_settings(arguments: argparse.Namespace) -> dict[str, Any]:

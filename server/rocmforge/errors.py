@@ -72,11 +72,14 @@ class ContextLengthExceeded(RequestError):
     def __init__(
         self, *, limit: int, prompt_tokens: int, max_tokens: int | None, param: str
     ) -> None:
-        wanted = f"{prompt_tokens} in the prompt"
+        needed = f"the prompt has {prompt_tokens}"
         if max_tokens:
-            wanted += f" and {max_tokens} for the completion"
+            needed = (
+                f"{prompt_tokens + max_tokens} are needed: {prompt_tokens} for the prompt and "
+                f"{max_tokens} for the completion"
+            )
         super().__init__(
-            f"This model's maximum context length is {limit} tokens, but {wanted} were requested. "
+            f"This model's maximum context length is {limit} tokens, but {needed}. "
             "Shorten the prompt or ask for fewer tokens.",
             param=param,
         )

@@ -7,9 +7,11 @@ environment variable (`ROCMFORGE_MAX_CONTEXT`) and a key of the TOML file that `
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
@@ -18,6 +20,7 @@ import msgspec
 from msgspec import Meta
 
 from rocmforge.errors import ConfigurationError
+from rocmforge.expected import expected
 from rocmforge.logs import LogFormat
 
 ENV_PREFIX = "ROCMFORGE_"
@@ -32,27 +35,44 @@ OTHER_PREFIXES = ("ROCMFORGE_TEST_", "ROCMFORGE_KERNEL_")
 _Name = Annotated[str, Meta(min_length=1)]
 
 
+def _value(metavar: str) -> dict[str, str]:
+    """What stands for a setting's value in the help; without it N, or its choices."""
+    return {"metavar": metavar}
+
+
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything `rocmforge serve` can be told. Frozen; made once at start."""
 
     # Models: which there are, and when they are in memory
     model: Annotated[
-        tuple[str, ...], Meta(description="a further model to serve: name=path of a GGUF file")
+        tuple[str, ...],
+        Meta(description="a further model to serve, under that name", extra=_value("NAME=FILE")),
     ] = ()
     models: dict[str, dict[str, Any]] = {}  # tables of the file only: see `ServedModel`
     served_model_name: Annotated[
-        tuple[_Name, ...], Meta(description="names clients use for the model; the first is shown")
+        tuple[_Name, ...],
+        Meta(
+            description="names clients use for the model; the first is shown", extra=_value("NAME")
+        ),
     ] = ()
     load: Annotated[
         Literal["start", "request"],
         Meta(description="load models when the server starts, or when a request names them"),
     ] = "start"
     load_timeout: Annotated[
-        float, Meta(gt=0, description="seconds that a request waits for its model to be loaded")
+        float,
+        Meta(
+            gt=0,
+            description="seconds that a request waits for its model to be loaded",
+            extra=_value("SECONDS"),
+        ),
     ] = 600.0
     idle_unload: Annotated[
         Annotated[float, Meta(gt=0)] | None,
-        Meta(description="seconds without a request after which a model is unloaded"),
+        Meta(
+            description="seconds without a request after which a model is unloaded",
+            extra=_value("SECONDS"),
+        ),
     ] = None
     max_loaded_models: Annotated[
         Annotated[int, Meta(ge=1)] | None,
@@ -61,14 +81,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     # Model and device
     chat_template: Annotated[
-        str | None, Meta(description="Jinja file to use instead of the model's chat template")
+        str | None,
+        Meta(
+            description="Jinja file to use instead of the model's chat template",
+            extra=_value("FILE"),
+        ),
     ] = None
     lora: Annotated[
         tuple[str, ...],
-        Meta(
-            description="LoRA adapter that requests may name: name=path of a GGUF file, or "
-            "name=path:scale"
-        ),
+        Meta(description="LoRA adapter that requests may name", extra=_value("NAME=FILE[:SCALE]")),
     ] = ()
     tool_format: Annotated[
         Literal[
@@ -89,12 +110,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         ],
         Meta(description="how the model writes tool calls; auto = as its chat template says"),
     ] = "auto"
-    backend: Annotated[str, Meta(description="auto, or a name that `rocmforge backends` lists")] = (
-        "auto"
-    )
+    backend: Annotated[
+        str,
+        Meta(description="auto, or a name that `rocmforge backends` lists", extra=_value("NAME")),
+    ] = "auto"
     device: Annotated[
         str | None,
-        Meta(description="device of the backend: index, name or bus id; several with commas"),
+        Meta(
+            description="device of the backend: index, name or bus id; several with commas",
+            extra=_value("DEVICE"),
+        ),
     ] = None
     tensor_parallel: Annotated[
         int, Meta(ge=1, description="equal devices of this host that share each layer of the model")
@@ -115,20 +140,23 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         Meta(
             ge=0,
             le=32,
-            description="tokens to guess in each step from what the text repeats (speculative "
+            description="draft tokens in each step, from what the text repeats (speculative "
             "decoding by prompt lookup); 0 = off",
         ),
     ] = 0
     draft_model: Annotated[
         str | None,
-        Meta(description="smaller GGUF model with the same vocabulary, to guess tokens with"),
+        Meta(
+            description="smaller GGUF model with the same vocabulary, which drafts tokens",
+            extra=_value("FILE"),
+        ),
     ] = None
     draft_tokens: Annotated[
         int,
         Meta(
             ge=1,
             le=32,
-            description="tokens that the draft model may guess in each step; fewer where that pays",
+            description="most draft tokens of the draft model in each step; fewer where that pays",
         ),
     ] = 5
     kv_blocks: Annotated[
@@ -143,40 +171,60 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         Meta(description="bits of activations that meet quantised weights in decode"),
     ] = "auto"
     memory_utilization: Annotated[
-        float, Meta(gt=0, le=1, description="share of the device's memory to use")
+        float,
+        Meta(gt=0, le=1, description="share of the device's memory to use", extra=_value("SHARE")),
     ] = 0.9
     max_waiting: Annotated[
         int, Meta(ge=0, description="requests that may wait; more get status 429")
     ] = 256
 
     # HTTP
-    host: Annotated[str, Meta(description="address to listen on")] = "127.0.0.1"
-    port: Annotated[int, Meta(ge=0, le=65535, description="port to listen on; 0 = any free")] = 8000
+    host: Annotated[str, Meta(description="address to listen on", extra=_value("ADDRESS"))] = (
+        "127.0.0.1"
+    )
+    port: Annotated[
+        int,
+        Meta(ge=0, le=65535, description="port to listen on; 0 = any free", extra=_value("PORT")),
+    ] = 8000
     api_key: Annotated[
-        tuple[str, ...], Meta(description="keys that open everything; none = no authentication")
+        tuple[str, ...],
+        Meta(
+            description="keys that open everything; none = no authentication", extra=_value("KEY")
+        ),
     ] = ()
     keys_file: Annotated[
         str | None,
-        Meta(description="TOML file of named keys with scopes and limits; SIGHUP reads it again"),
+        Meta(
+            description="TOML file of named keys with scopes and limits; SIGHUP reads it again",
+            extra=_value("FILE"),
+        ),
     ] = None
     insecure: Annotated[
         bool, Meta(description="allow listening on other than loopback without a key")
     ] = False
     cors_origin: Annotated[
-        tuple[str, ...], Meta(description="browser origins that may call; * = all")
+        tuple[str, ...],
+        Meta(description="browser origins that may call; * = all", extra=_value("ORIGIN")),
     ] = ()
     tls_certificate: Annotated[
-        str | None, Meta(description="PEM file: serve HTTPS; SIGHUP reads it again")
+        str | None,
+        Meta(description="PEM file: serve HTTPS; SIGHUP reads it again", extra=_value("FILE")),
     ] = None
-    tls_key: Annotated[str | None, Meta(description="PEM file of the certificate's key")] = None
+    tls_key: Annotated[
+        str | None, Meta(description="PEM file of the certificate's key", extra=_value("FILE"))
+    ] = None
     receive_timeout: Annotated[
-        float, Meta(gt=0, description="seconds a client may take to send a request")
+        float,
+        Meta(
+            gt=0, description="seconds a client may take to send a request", extra=_value("SECONDS")
+        ),
     ] = 30.0
     max_stored_responses: Annotated[
         int, Meta(ge=0, description="responses of /v1/responses that are kept, in memory")
     ] = 1000
     max_body_bytes: Annotated[
-        int, Meta(ge=1024, description="largest request body that is accepted")
+        int,
+        Meta(ge=1024, description="largest request body that is accepted", extra=_value("BYTES")),
     ] = 16 * 1024 * 1024
     metrics_compat: Annotated[
         tuple[Literal["vllm"], ...],
@@ -185,13 +233,23 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     # Life cycle
     drain_timeout: Annotated[
-        float, Meta(ge=0, description="seconds that running requests get after SIGTERM")
+        float,
+        Meta(
+            ge=0,
+            description="seconds that running requests get after SIGTERM",
+            extra=_value("SECONDS"),
+        ),
     ] = 30.0
     resume: Annotated[
-        bool, Meta(description="go on with running requests when the engine had to be restarted")
+        bool, Meta(description="continue running requests after the engine had to be restarted")
     ] = False
     step_timeout: Annotated[
-        float, Meta(gt=0, description="seconds after which a silent engine counts as hung")
+        float,
+        Meta(
+            gt=0,
+            description="seconds after which a silent engine counts as hung",
+            extra=_value("SECONDS"),
+        ),
     ] = 120.0
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], Meta(description="how much is logged")
@@ -203,11 +261,19 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         bool, Meta(description="log prompts and answers, which are private, with each request")
     ] = False
     slow_request: Annotated[
-        float, Meta(gt=0, description="seconds after which a request is logged as a warning")
+        float,
+        Meta(
+            gt=0,
+            description="seconds after which a request is logged as a warning",
+            extra=_value("SECONDS"),
+        ),
     ] = 60.0
     otlp_endpoint: Annotated[
         Annotated[str, Meta(pattern="^https?://")] | None,
-        Meta(description="send a trace of each request to this OTLP/HTTP address (extra otel)"),
+        Meta(
+            description="send a trace of each request to this OTLP/HTTP address (extra otel)",
+            extra=_value("URL"),
+        ),
     ] = None
 
 
@@ -235,7 +301,7 @@ class ServedModel:
 
     path: str  # or the name of a packaged model
     settings: Settings  # with what is said for this model, and its names
-    pinned: bool = False  # never unloaded but by hand
+    pinned: bool = False  # unloaded only manually
     memory_share: float | None = None  # of the device's memory, 0..1; None = by its size
 
 
@@ -258,16 +324,27 @@ class Option:
     is_flag: bool  # takes no value
     is_list: bool  # may be given several times; commas separate in the environment
     choices: tuple[str, ...]  # of one value; () = free
+    metavar: str  # what stands for its value in the help
 
     @property
     def flag(self) -> str:
         """Its name on the command line."""
-        return "--" + self.name.replace("_", "-")
+        return flag_of(self.name)
 
     @property
     def variable(self) -> str:
         """Its name in the environment."""
-        return ENV_PREFIX + self.name.upper()
+        return variable_of(self.name)
+
+
+def flag_of(name: str) -> str:
+    """What a setting is called on the command line."""
+    return "--" + name.replace("_", "-")
+
+
+def variable_of(name: str) -> str:
+    """What a setting is called in the environment."""
+    return ENV_PREFIX + name.upper()
 
 
 def options() -> tuple[Option, ...]:
@@ -288,9 +365,18 @@ def options() -> tuple[Option, ...]:
                 is_flag=kind is bool,
                 is_list=is_list,
                 choices=get_args(item) if get_origin(item) is Literal else (),
+                metavar=_metavar(meta, item),
             )
         )
     return tuple(found)
+
+
+def _metavar(meta: Meta, kind: Any) -> str:
+    if meta.extra is not None:
+        return str(meta.extra["metavar"])
+    if get_origin(kind) is Literal:
+        return "|".join(get_args(kind))
+    return "N"
 
 
 def load(flags: Mapping[str, Any], config: Path | None = None) -> Settings:
@@ -301,9 +387,9 @@ def load(flags: Mapping[str, Any], config: Path | None = None) -> Settings:
     """
     values: dict[str, Any] = {}
     if config is not None:
-        values |= _checked(_read_file(config), source=str(config))
-    values |= _checked(_from_environment(os.environ), source="environment")
-    values |= _checked(flags, source="command line")
+        values |= _checked(_read_file(config), str(config), _as_key(str(config)))
+    values |= _checked(_from_environment(os.environ), "environment", _as_variable)
+    values |= _checked(flags, "command line", _as_flag)
     return msgspec.convert(values, Settings)
 
 
@@ -358,11 +444,14 @@ def _from_table(name: str, values: Mapping[str, Any], settings: Settings) -> Ser
             f"{source}: {min(unknown)!r} is not a setting of one model. Known: "
             f"{', '.join(sorted(own | PER_MODEL))}."
         )
-    try:
-        table = msgspec.convert({k: v for k, v in values.items() if k in own}, _ModelTable)
-    except msgspec.ValidationError as error:
-        raise ConfigurationError(f"{source}: {error}.") from error
-    said = _checked({k: v for k, v in values.items() if k in PER_MODEL}, source)
+    if "path" not in values:
+        raise ConfigurationError(f"{source}: `path` is missing: the model's GGUF file.")
+    said = _checked({k: v for k, v in values.items() if k in PER_MODEL}, source, _as_key(source))
+    table = _ModelTable(
+        **_checked(
+            {k: v for k, v in values.items() if k in own}, source, _as_key(source), _ModelTable
+        )
+    )
     changed = msgspec.structs.replace(_renamed(settings, (name, *table.aliases)), **said)
     return ServedModel(
         path=table.path, settings=changed, pinned=table.pinned, memory_share=table.memory_share
@@ -400,9 +489,24 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
     return values
 
 
-def _checked(values: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """Converts each value to its field's type, so that a message can name where it came from."""
-    hints = get_type_hints(Settings, include_extras=True)
+def _checked(
+    values: Mapping[str, Any],
+    source: str,
+    spelled: Callable[[str, Any], str],
+    table: type[msgspec.Struct] = Settings,
+) -> dict[str, Any]:
+    """Converts each value to its field's type.
+
+    Args:
+        values: by the names of fields.
+        source: where they come from.
+        spelled: how a setting and its value are written there, for messages.
+        table: the type that has these fields.
+
+    Raises:
+        ConfigurationError: an unknown name, or a value that does not fit.
+    """
+    hints = get_type_hints(table, include_extras=True)
     result: dict[str, Any] = {}
     for name, value in values.items():
         if name not in hints:
@@ -413,6 +517,22 @@ def _checked(values: Mapping[str, Any], source: str) -> dict[str, Any]:
             result[name] = msgspec.convert(value, hints[name], strict=False)
         except msgspec.ValidationError as error:
             choices = next((o.choices for o in options() if o.name == name), ())
-            one_of = f" It must be one of: {', '.join(map(str, choices))}." if choices else ""
-            raise ConfigurationError(f"{source}: {name} = {value!r}: {error}.{one_of}") from error
+            wanted = f"one of: {', '.join(choices)}" if choices else expected(hints[name])
+            raise ConfigurationError(
+                f"{spelled(name, value)}: the value must be {wanted}."
+            ) from error
     return result
+
+
+def _as_flag(name: str, value: Any) -> str:
+    values = [value] if isinstance(value, str) else value
+    return shlex.join([flag_of(name), *map(str, values)])
+
+
+def _as_variable(name: str, value: Any) -> str:
+    text = value if isinstance(value, str) else ",".join(value)
+    return f"{variable_of(name)}={text}"
+
+
+def _as_key(source: str) -> Callable[[str, Any], str]:
+    return lambda name, value: f"{source}: {name} = {json.dumps(value, default=str)}"

@@ -38,6 +38,7 @@ LAYERS = (
     ("rocmforge.logits",),
     ("rocmforge.gguf", "rocmforge.backend"),
     ("rocmforge.settings", "rocmforge.catalog", "rocmforge.logs", "rocmforge.sensors"),
+    ("rocmforge.expected",),
     ("rocmforge.errors", "rocmforge"),
 )
 

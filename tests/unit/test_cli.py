@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from importlib import import_module
@@ -14,7 +15,7 @@ import pytest
 from rocmforge import cli, settings
 from rocmforge.cli import main
 
-COMMANDS = ("serve", "run", "inspect", "backends", "bench", "verify")
+COMMANDS = ("serve", "run", "inspect", "backends", "doctor", "bench", "verify")
 
 
 def rocmforge(*arguments: str, stdout: int = subprocess.PIPE) -> subprocess.CompletedProcess[str]:
@@ -28,14 +29,75 @@ def test_every_command_has_a_module_with_a_run_function(command: str) -> None:
     assert callable(import_module(f"rocmforge.commands.{command}").run)
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_setting_is_a_flag_of_every_command(
-    command: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def flags_in_help(command: str, capsys: pytest.CaptureFixture[str]) -> set[str]:
     with pytest.raises(SystemExit, match="0"):
         main([command, "--help"])
+    return set(re.findall(r"--[a-z][a-z-]+", capsys.readouterr().out))
+
+
+def test_every_setting_is_a_flag_of_serve(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = flags_in_help("serve", capsys)
+    assert {option.flag for option in settings.options()} - shown == set()
+
+
+@pytest.mark.parametrize("command", [each for each in COMMANDS if each != "serve"])
+def test_a_command_takes_no_settings_of_the_http_server_that_it_does_not_use(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = flags_in_help(command, capsys)
+    assert shown & {"--api-key", "--cors-origin", "--drain-timeout", "--tls-key"} == set()
+    with pytest.raises(SystemExit, match="2"):
+        main([command, "model", "--api-key", "secret-key"])
+    assert "--api-key" in capsys.readouterr().err
+
+
+def test_an_address_is_a_setting_of_serve_and_doctor_alone(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    takers = {each for each in COMMANDS if "--port" in flags_in_help(each, capsys)}
+    assert takers == {"serve", "doctor"}
+
+
+def test_settings_of_the_server_in_the_environment_disturb_no_other_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ROCMFORGE_PORT", "8001")
+    assert main(["backends", "--json"]) == 0
+
+
+def test_a_setting_that_only_a_plan_uses_is_refused_without_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["inspect", "model", "--kv-blocks", "4"]) == 2
+    assert "--kv-blocks needs --plan" in capsys.readouterr().err
+
+
+def test_help_says_what_kind_of_value_a_setting_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["serve", "--help"])
     shown = capsys.readouterr().out
-    assert [option.flag for option in settings.options() if option.flag not in shown] == []
+    for wanted in (
+        *("--idle-unload SECONDS", "--slow-request SECONDS", "--port PORT", "--max-context N"),
+        *("--model NAME=FILE", "--memory-utilization SHARE", "--kv-dtype auto|f32|f16|int8"),
+    ):
+        assert wanted in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "positional"),
+    [
+        (["run", "smollm2", "--seed", "1", "a prompt"], {"prompt": "a prompt"}),
+        (["run", "--seed", "1", "smollm2", "a prompt"], {"prompt": "a prompt"}),
+        (["serve", "a.gguf", "--load", "request", "b.gguf"], {"models": ["a.gguf", "b.gguf"]}),
+        (["verify", "--ops-only", "smollm2"], {"model": "smollm2"}),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_positional_arguments_may_stand_behind_options(
+    arguments: list[str], positional: dict[str, object]
+) -> None:
+    parsed = vars(cli._parser().parse_args(arguments))
+    assert {name: parsed[name] for name in positional} == positional
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -45,8 +107,9 @@ def test_flags_are_not_guessed_from_their_beginning(command: str) -> None:
 
 
 def test_a_wrong_setting_exits_with_2_and_names_it(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["backends", "--port", "http"]) == 2
-    assert "command line: port = 'http'" in capsys.readouterr().err
+    assert main(["doctor", "--port", "http"]) == 2
+    shown = capsys.readouterr().err
+    assert "--port http: the value must be a whole number from 0 to 65535." in shown
 
 
 def test_a_missing_model_exits_with_1_and_names_it(capsys: pytest.CaptureFixture[str]) -> None:
@@ -108,7 +171,7 @@ def test_programs_that_read_json_get_errors_as_json() -> None:
 
 
 def test_a_repeated_flag_makes_a_list() -> None:
-    arguments = cli._parser().parse_args(["backends", "--api-key", "a", "--api-key", "b"])
+    arguments = cli._parser().parse_args(["serve", "--api-key", "a", "--api-key", "b"])
     assert cli._given_settings(arguments) == {"api_key": ["a", "b"]}
 
 

@@ -46,21 +46,31 @@ def test_a_flag_without_value_is_read_from_the_environment(
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
+    ("name", "value", "wanted"),
     [
-        ("port", "70000"),
-        ("port", "eighty"),
-        ("memory_utilization", "0"),
-        ("kv_dtype", "f8"),
-        ("max_context", "1"),
-        ("insecure", "perhaps"),
+        ("port", "70000", "a whole number from 0 to 65535"),
+        ("port", "eighty", "a whole number from 0 to 65535"),
+        ("max_context", "1", "a whole number, at least 16"),
+        ("max_body_bytes", "1", "a whole number, at least 1024"),
+        ("memory_utilization", "0", "a number, above 0 and at most 1"),
+        ("idle_unload", "0", "a number, above 0"),
+        ("kv_dtype", "f8", "one of: auto, f32, f16, int8"),
+        ("metrics_compat", "tgi", "one of: vllm"),
+        ("insecure", "perhaps", "true or false"),
     ],
 )
-def test_a_value_that_does_not_fit_is_named(
-    name: str, value: str, monkeypatch: pytest.MonkeyPatch
+def test_a_value_that_does_not_fit_is_answered_with_what_fits(
+    name: str, value: str, wanted: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv(f"ROCMFORGE_{name.upper()}", value)
-    with pytest.raises(ConfigurationError, match=f"environment: {name} = '{value}'"):
+    option = next(each for each in settings.options() if each.name == name)
+    with pytest.raises(ConfigurationError, match=f"^{option.flag} {value}: .*{wanted}"):
+        settings.load({name: [value] if option.is_list else value})
+    config = tmp_path / "bad.toml"
+    config.write_text(f'{name} = "{value}"')
+    with pytest.raises(ConfigurationError, match=rf'bad\.toml: {name} = "{value}": .*{wanted}'):
+        settings.load({}, config)
+    monkeypatch.setenv(option.variable, value)
+    with pytest.raises(ConfigurationError, match=f"^{option.variable}={value}: .*{wanted}"):
         settings.load({})
 
 
@@ -115,10 +125,10 @@ def test_a_wrong_choice_is_answered_with_the_right_ones() -> None:
 
 
 def test_an_address_that_is_none_is_refused_at_the_start() -> None:
-    with pytest.raises(ConfigurationError, match="otlp_endpoint = 'collector:4318'"):
+    with pytest.raises(ConfigurationError, match="--otlp-endpoint collector:4318"):
         settings.load({"otlp_endpoint": "collector:4318"})
 
 
 def test_a_model_has_a_name() -> None:
-    with pytest.raises(ConfigurationError, match="served_model_name"):
+    with pytest.raises(ConfigurationError, match=r"--served-model-name '': .* not empty"):
         settings.load({"served_model_name": [""]})

@@ -1,4 +1,4 @@
-"""GET /v1/models and /v1/models/{id}, and loading and unloading by hand.
+"""GET /v1/models and /v1/models/{id}, and loading and unloading manually.
 
 The latter is there in the words of llama.cpp's router too, which other programs know.
 """

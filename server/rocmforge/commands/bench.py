@@ -2,8 +2,8 @@
 
 It drives the engine process as the server does, without HTTP. Prompts are random tokens, so no
 run profits from the prefix cache of another. Timings of one run are noisy: each figure is the
-median of `--repeat` runs. What follows random tokens is not what people ask for, so guesses
-(speculative decoding) are right more or less often here than they will be.
+median of `--repeat` runs. What follows random tokens is not what people ask for, so draft tokens
+(speculative decoding) are accepted more or less often here than they will be.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from rocmforge.wiring import build_engine, read_front
 
 @dataclass(frozen=True, slots=True)
 class Drafts:
-    """Tokens to guess in each step, by prompt lookup and by the draft model."""
+    """Draft tokens in each step, by prompt lookup and by the draft model."""
 
     lookup: int
     model: int
@@ -63,8 +63,8 @@ class Row:
     decode_tokens_per_s: float  # tokens after the first of all streams, while any stream decodes
     ttft_ms: float  # median over the streams
     per_token_ms: float  # median over the streams, after the first token
-    drafted_tokens: int  # guesses that were checked, in all runs
-    accepted_tokens: int  # of those, right ones
+    drafted_tokens: int  # drafts that were checked, in all runs
+    accepted_tokens: int  # of those
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,15 +199,15 @@ def _summarise(runs: list[list[StreamTiming]], prompt_tokens: int, output_tokens
 
 
 def _with_drafts(row: Row, before: EngineStats, after: EngineStats) -> Row:
-    """The row, with the guesses that were made between two snapshots."""
+    """Returns the row with the draft tokens of the time between two snapshots."""
     drafted, accepted = (
-        now - then for now, then in zip(_guesses(after), _guesses(before), strict=True)
+        now - then for now, then in zip(_draft_counts(after), _draft_counts(before), strict=True)
     )
     return replace(row, drafted_tokens=drafted, accepted_tokens=accepted)
 
 
-def _guesses(stats: EngineStats) -> tuple[int, int]:
-    """Those that were checked, and the right ones."""
+def _draft_counts(stats: EngineStats) -> tuple[int, int]:
+    """Returns how many were checked, and how many accepted."""
     return (
         stats.drafted_tokens_total + stats.model_drafted_tokens_total,
         stats.accepted_tokens_total + stats.model_accepted_tokens_total,
@@ -231,7 +231,7 @@ def _print(console: Console, report: Report) -> None:
     )
     table = Table("streams", "prompt", "output", "prefill tok/s", "decode tok/s", "TTFT", "a token")
     if any(row.drafted_tokens for row in report.rows):
-        table.add_column("guesses right")
+        table.add_column("accepted draft tokens")
     for row in report.rows:
         table.add_row(
             str(row.streams),

@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
     if arguments.plan:
         return show_plan(find_model(arguments.model), settings, arguments.memory, arguments.json)
     if arguments.memory is not None:
-        raise ConfigurationError("--memory is for --plan.")
+        raise ConfigurationError("--memory needs --plan.")
     with open_gguf(find_model(arguments.model)) as file:
         report = _report(file, settings.max_context)
         if arguments.json:

@@ -144,7 +144,7 @@ def _reload(settings: Settings, keys: Keyring, tls: ssl.SSLContext | None) -> No
     except (ConfigurationError, OSError) as error:
         logger.error("nothing was reloaded: %s", error)
     else:
-        logger.warning("keys and certificate were read again")
+        logger.info("keys and certificate were read again")
 
 
 def _listen(settings: Settings) -> socket.socket:
@@ -189,12 +189,16 @@ async def _first_of(*awaited: asyncio.Task[None] | asyncio.Event) -> None:
 
 
 async def _drain(fleet: Fleet, timeout_s: float, now: asyncio.Event) -> None:
-    logger.info("draining: what runs gets up to %g s; another signal ends it at once", timeout_s)
+    logger.info(
+        "shutting down: running requests get up to %g s to finish; "
+        "a second signal stops them at once",
+        timeout_s,
+    )
     draining = asyncio.create_task(fleet.drain(timeout_s))
     hurry = asyncio.create_task(now.wait())
     await asyncio.wait((draining, hurry), return_when=asyncio.FIRST_COMPLETED)
     if not (draining.done() and draining.result()):
-        logger.warning("requests were still running and are ended with an error")
+        logger.warning("requests that were still running got an error")
     for task in (draining, hurry):
         task.cancel()
 

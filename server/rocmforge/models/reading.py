@@ -29,7 +29,7 @@ def read_model(file: GgufFile) -> ModelConfig | EncoderConfig:
     """
     if file.get_str(Keys.General.TYPE, GGUFType.MODEL) == GGUFType.ADAPTER:
         raise BadAdapter(
-            str(file.path), f"it is no model; serve its model with --lora name={file.path}"
+            str(file.path), f"it is not a model. Serve its base model with --lora NAME={file.path}"
         )
     architecture = file.get_str("general.architecture")
     if is_encoder(file):

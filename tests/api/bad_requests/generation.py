@@ -299,7 +299,7 @@ TEXT = [
         COMPLETIONS,
         {"prompt": [1] * 9, "max_tokens": CONTEXT - 8},
         "max_tokens",
-        f"9 in the prompt and {CONTEXT - 8}",
+        f"9 for the prompt and {CONTEXT - 8}",
         **TOO_LONG,
     ),
     wrong(COMPLETIONS, {"max_tokens": 0}, "max_tokens", "needs 'echo'"),

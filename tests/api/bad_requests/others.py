@@ -40,7 +40,7 @@ SMALLER_ENDPOINTS = [
         EMBEDDINGS,
         {"input": "x" * 40_000},
         "input",
-        "but 40000 in the prompt were requested",
+        "but the prompt has 40000",
         code="context_length_exceeded",
     ),
     wrong(EMBEDDINGS, {"encoding_format": "int8"}, "encoding_format", "'base64', 'float'"),
@@ -188,7 +188,7 @@ PATHS = [
         path("GET", where, "GET /openapi.json lists", 404, "unknown_url")
         for where in ("/", "/v1", "/v1/nothing", "/v2/models", "/v1/chat", "/v1/responses/a%2fb")
     ),
-    path("POST", "/v1/messages/batches", "nothing at this path", 404, "unknown_url"),
+    path("POST", "/v1/messages/batches", "This path does not exist", 404, "unknown_url"),
 ]
 
 ROWS = [*SMALLER_ENDPOINTS, *MODELS, *BODIES, *HEADERS, *PATHS]

@@ -173,7 +173,7 @@ def test_a_file_that_is_not_gguf_is_refused(tmp_path: Path) -> None:
 
 def test_an_adapter_in_the_place_of_a_model_is_told_where_it_belongs(tmp_path: Path) -> None:
     path = write_adapter(tmp_path / "a.gguf", by_name("llama"), TinyAdapter())
-    with open_gguf(path) as file, pytest.raises(BadAdapter, match=r"with --lora name=.*a\.gguf"):
+    with open_gguf(path) as file, pytest.raises(BadAdapter, match=r"with --lora NAME=.*a\.gguf"):
         read_model(file)
 
 

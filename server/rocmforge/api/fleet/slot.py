@@ -70,7 +70,7 @@ class ModelPolicy:
     """What the operator decided about when a model is loaded."""
 
     at_start: bool = True  # or on the first request
-    pinned: bool = False  # never unloaded but by hand
+    pinned: bool = False  # unloaded only manually
     idle_unload_s: float | None = None  # unloaded after so long without a request
     devices: frozenset[str] = frozenset()  # as the backend knows them; empty = its own choice
     max_waiting: int = 256  # requests that may wait while it is loaded

@@ -154,7 +154,7 @@ def _framework_answer(error: HTTPException) -> ErrorAnswer:
 def _framework_message(error: HTTPException) -> str:
     match error.status_code:
         case 404:
-            return "There is nothing at this path. GET /openapi.json lists the paths there are."
+            return "This path does not exist. GET /openapi.json lists the paths."
         case 405:
             methods = {*(error.headers or {}).get("allow", "").split(", ")} - {"OPTIONS"}
             return f"This path takes {', '.join(sorted(methods))} only."

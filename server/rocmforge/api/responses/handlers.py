@@ -58,7 +58,7 @@ async def create_response(
     api_settings: SettingsDep,
     response_store: StoreDep,
 ) -> ASGIApp:
-    """Answers a conversation, in items."""
+    """Generates a response to a conversation that is given as a list of items."""
     wanted = await read_json(request, _decoder)
     if wanted.background and not api_settings.max_stored_responses:
         raise UnsupportedFeature(

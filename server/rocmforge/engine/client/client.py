@@ -357,7 +357,7 @@ class AsyncEngine:
         assert self._process is not None
         self._last_news = asyncio.get_running_loop().time()
         requests = self._journal.resume()
-        logger.warning("%d requests go on in the new engine process", len(requests))
+        logger.warning("requests continued in the new engine process: %d", len(requests))
         for request in requests:
             self._process.send(Submit(request=request))
 
