@@ -271,8 +271,11 @@ def test_top_k_is_off_where_it_leaves_everything(chat: Any, engine: FakeEngine, 
     assert engine.submitted[0].sampling.top_k == 0
 
 
-def test_top_p_of_zero_means_the_best_token(chat: Any, engine: FakeEngine) -> None:
-    chat(top_p=0)
+@pytest.mark.parametrize("top_p", [0, 1e-300])
+def test_top_p_of_zero_in_float32_means_the_best_token(
+    top_p: float, chat: Any, engine: FakeEngine
+) -> None:
+    chat(top_p=top_p)
     assert (engine.submitted[0].sampling.top_k, engine.submitted[0].sampling.top_p) == (1, 1.0)
 
 

@@ -76,6 +76,19 @@ def test_a_row_with_nan_gives_no_token_and_leaves_others_alone() -> None:
     assert np.isfinite(samples.logprobs[[0, 3]]).all()
 
 
+def test_a_row_that_cannot_be_sampled_leaves_others_alone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    logits = np.zeros((3, 9), np.float32)
+    logits[:, 4] = 1
+    beyond_the_vocabulary = Want(bias={9: 1.0})
+    batch = make_sampling([Want(), beyond_the_vocabulary, Want(temperature=1e-30)])
+    samples = sample(logits, batch, np.full(3, NO_TOKEN, np.int32))
+    assert samples.token_ids.tolist() == [4, NO_TOKEN, 4]
+    assert "row 1" in caplog.text
+    assert "IndexError" in caplog.text
+
+
 def test_scoring_a_row_with_nan_gives_no_token() -> None:
     logits = np.full((1, 5), np.nan, np.float32)
     samples = sample(logits, make_sampling([Want(target=2)]), np.array([NO_TOKEN], np.int32))

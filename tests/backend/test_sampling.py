@@ -135,10 +135,25 @@ def test_top_p_counts_the_mass_that_top_k_left(driver: Driver) -> None:
     assert set(draw(driver, wants)) == set(order[:size].tolist())
 
 
-def test_a_tiny_temperature_is_greedy(driver: Driver) -> None:
+@pytest.mark.parametrize("temperature", [1e-30, 1e-45, 1e-300])
+def test_a_tiny_temperature_is_greedy(temperature: float, driver: Driver) -> None:
     best = int(driver.logprobs(CHUNK, [-1])[0].argmax())
-    wants = [Want(temperature=1e-30, seed=seed) for seed in range(20)]
+    wants = [Want(temperature=temperature, seed=seed) for seed in range(20)]
     assert draw(driver, wants) == [best] * 20
+
+
+@pytest.mark.parametrize("mass", [1e-45, 1e-300])
+def test_a_tiny_top_p_draws_the_most_probable(mass: float, driver: Driver) -> None:
+    best = int(driver.logprobs(CHUNK, [-1])[0].argmax())
+    wants = [Want(temperature=1.0, top_p=mass, seed=seed) for seed in range(20)]
+    assert draw(driver, wants) == [best] * 20
+
+
+@pytest.mark.parametrize("share", [1e-45, 1e-300])
+def test_a_tiny_min_p_is_none(share: float, driver: Driver) -> None:
+    wants = [Want(temperature=1.0, seed=seed) for seed in range(20)]
+    with_min_p = [Want(temperature=1.0, min_p=share, seed=seed) for seed in range(20)]
+    assert draw(driver, with_min_p) == draw(driver, wants)
 
 
 def penalised(

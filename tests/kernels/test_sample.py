@@ -226,8 +226,17 @@ FILTERS = {
 }
 
 
+# Numbers that float32 has as 0, or hardly has.
+TINY = {
+    "top_p_of_zero": dict(top_p=1e-300),
+    "smallest_top_p": dict(top_p=1e-45),
+    "min_p_of_zero": dict(min_p=1e-300),
+    "smallest_min_p": dict(min_p=1e-45),
+}
+
+
 @pytest.mark.parametrize("spread", [1.0, 6.0], ids=["flat", "peaked"])
-@pytest.mark.parametrize("filters", FILTERS.values(), ids=FILTERS.keys())
+@pytest.mark.parametrize("filters", (FILTERS | TINY).values(), ids=(FILTERS | TINY).keys())
 def test_filters(device: Device, filters: dict[str, float], spread: float) -> None:
     wants = [
         Want(temperature=temperature, seed=seed, **filters)  # type: ignore[arg-type]
@@ -279,7 +288,8 @@ def test_ties_at_the_border_all_stay(device: Device) -> None:
 
 def test_a_tiny_temperature_leaves_the_largest(device: Device) -> None:
     wants = [Want(temperature=1e-30, seed=1, top_k=20), Want(temperature=1e-6, seed=1, top_p=0.9)]
-    assert_as_reference(device, random_logits(2, 400), wants)
+    wants += [Want(temperature=1e-45, seed=1, top_p=0.9), Want(temperature=1e-300, seed=1)]
+    assert_as_reference(device, random_logits(4, 400), wants)
 
 
 PENALTIES = [

@@ -343,7 +343,7 @@ class FakeRunner:
             bits = np.unpackbits(rows.allowed.view(np.uint8), axis=1, bitorder="little")
             for row in np.flatnonzero(bits[np.arange(len(drawn)), drawn] == 0).tolist():
                 choices = np.flatnonzero(bits[row, :vocab_size])
-                drawn[row] = choices[drawn[row] % len(choices)]
+                drawn[row] = choices[drawn[row] % len(choices)] if len(choices) else -1
         return drawn
 
     def _check_seen(

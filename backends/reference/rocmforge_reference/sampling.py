@@ -14,8 +14,9 @@ The steps, for one row of V logits `l` (float32), in this order:
     Otherwise `l = (l - max(l)) / temperature`.
 5.  Min-p keeps tokens with `l >= log(min_p)`.
 6.  Top-k keeps tokens with `l >=` the k-th largest of those kept; ties at the border all stay.
-7.  Top-p keeps tokens for which the kept tokens with a larger `l` have together a probability
-    `< top_p`, with probabilities normalised over those kept so far; ties share one fate.
+7.  Top-p keeps the largest `l`, and tokens for which the kept tokens with a larger `l` have
+    together a probability `< top_p`, with probabilities normalised over those kept so far; ties
+    share one fate.
 8.  Draw: the smallest token id among the largest `l + noise`, over those kept.
 
 The noise is Gumbel distributed, so step 8 draws from softmax(l) (Gumbel 1954; Yellott 1977). It
@@ -24,6 +25,7 @@ is a pure function of (seed, position, token id), defined by `gumbel_noise` to t
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -34,6 +36,8 @@ import numpy.typing as npt
 from rocmforge.backend.protocol import SAMPLE, Float32Array, Int32Array, SamplingBatch
 from rocmforge.logits.host import apply_processors
 from rocmforge.logits.processor import LogitsProcessor
+
+logger = logging.getLogger(__name__)
 
 NO_TOKEN: Final = -1
 """The token of a row that cannot be sampled."""
@@ -63,7 +67,7 @@ def sample(
     pending: Int32Array,
     processors: Mapping[str, LogitsProcessor] = NO_PROCESSORS,
 ) -> Samples:
-    """Draws, or scores, one token per row.
+    """Draws, or scores, one token per row. A row that cannot be sampled costs no other its token.
 
     Args:
         logits: [L, V]; overwritten.
@@ -83,12 +87,13 @@ def sample(
         if not np.isfinite(logits[row].max()):
             continue
         model_logprobs = _log_softmax(logits[row]) if wants_logprobs[row] else None
-        target = int(batch.target_ids[row])
-        token = (
-            target
-            if target != SAMPLE
-            else _draw(logits[row], batch, row, int(pending[row]), processors)
-        )
+        token = int(batch.target_ids[row])
+        if token == SAMPLE:
+            try:
+                token = _draw(logits[row], batch, row, int(pending[row]), processors)
+            except Exception:
+                logger.exception("row %d of a step cannot be sampled", row)
+                token = NO_TOKEN
         tokens[row] = token
         if model_logprobs is not None and token != NO_TOKEN:
             logprobs[row] = model_logprobs[token]
@@ -165,7 +170,9 @@ def _kept(
         values, inverse = np.unique(-logits[kept], return_inverse=True)
         mass = np.bincount(inverse, weights=np.exp(logits[kept].astype(np.float64) + values[0]))
         before = np.concatenate(([0.0], np.cumsum(mass)[:-1])) / mass.sum()
-        kept = kept[(before < top_p)[inverse]]
+        is_kept = before < top_p
+        is_kept[0] = True  # a top_p may be 0 in float32
+        kept = kept[is_kept[inverse]]
     return kept
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Iterable
 
@@ -9,6 +10,7 @@ from rocmforge.backend.protocol import MasksLate, Runner
 from rocmforge.engine.constraint.compiling import CompilingRequests
 from rocmforge.engine.constraint.constraint import Constraint
 from rocmforge.engine.constraint.grammar import Grammars
+from rocmforge.engine.constraint.guarded import GuardedConstraint
 from rocmforge.engine.constraint.thinking import ThinkingConstraint
 from rocmforge.engine.draft.draft_model import DraftModel
 from rocmforge.engine.draft.speculation import Speculation
@@ -20,6 +22,8 @@ from rocmforge.engine.schedule.limits import SchedulerLimits
 from rocmforge.engine.schedule.scheduler import Scheduler
 from rocmforge.engine.schedule.totals import Totals
 from rocmforge.errors import EngineError, RocmForgeError
+
+logger = logging.getLogger(__name__)
 
 _IDLE_WAIT_S = 0.005  # for a grammar to be compiled, before commands are looked at again
 
@@ -152,11 +156,13 @@ class EngineCore:
         try:
             return self._scheduler.add(request, now_ns, self._constraint(request))
         except RocmForgeError as error:
-            return TokenEvent(
-                request_id=request.request_id,
-                finish_reason=FinishReason.ERROR,
-                error=error.message,
-            )
+            message = error.message
+        except Exception as error:  # a mistake in the code, met by this request's values alone
+            logger.exception("request %d cannot be taken", request.request_id)
+            message = f"The request cannot be taken: {type(error).__name__}: {error}"
+        return TokenEvent(
+            request_id=request.request_id, finish_reason=FinishReason.ERROR, error=message
+        )
 
     def _constraint(self, request: GenerateRequest) -> Constraint | None:
         """What limits its tokens, at the place that the ones generated before have led to."""
@@ -172,6 +178,7 @@ class EngineCore:
             )
         if constraint is None:
             return None
+        constraint = GuardedConstraint(constraint)
         for token in request.generated_ids:
             if not constraint.advance(token):
                 raise EngineError(f"The output left its grammar: {constraint.error}")

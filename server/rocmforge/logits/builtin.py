@@ -127,8 +127,12 @@ def typical_p(logit: Any, is_typical: Any) -> Any:
 
 @reduction(over="vocabulary", by="min")
 def least_choice(logit: Any, highest: Any, mass: Any, threshold: Any) -> Any:
-    """The smallest logit of those whose probability reaches the threshold."""
-    return where(exp(logit - highest) >= threshold * mass, logit, INF)
+    """The smallest logit of those whose probability reaches the threshold.
+
+    A forbidden token is no choice, though its probability of 0 reaches a threshold of 0.
+    """
+    is_choice = (exp(logit - highest) >= threshold * mass) & (logit > -INF)
+    return where(is_choice, logit, INF)
 
 
 @logits_processor(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,8 @@ from rocmforge.logits.processor import (
     Reduction,
     arguments_of,
 )
+
+logger = logging.getLogger(__name__)
 
 _COMBINE: Mapping[str, Any] = {"sum": np.add, "max": np.maximum, "min": np.minimum}
 _NOTHING = {"sum": 0.0, "max": -np.inf, "min": np.inf}
@@ -41,6 +44,8 @@ def apply_processors(
 ) -> None:
     """Changes the logits [V] of a row by all of its processors, in their order.
 
+    A processor that raises is logged and leaves NaN behind, so that its row alone gives no token.
+
     Args:
         processors: by name.
         batch: the uses of all rows.
@@ -57,7 +62,13 @@ def apply_processors(
         position=position, history=history, prompt_length=int(batch.prompt_lengths[row])
     )
     for use in np.flatnonzero(batch.rows == row).tolist():
-        apply_processor(processors[batch.names[use]], batch, use, logits, context)
+        name = batch.names[use]
+        try:
+            apply_processor(processors[name], batch, use, logits, context)
+        except Exception:
+            logger.exception("the logits processor %r failed", name)
+            logits.fill(np.nan)
+            return
 
 
 def apply_processor(

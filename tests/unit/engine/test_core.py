@@ -286,6 +286,17 @@ def test_nan_ends_its_own_sequence_only_and_leaves_nothing_in_the_cache(depth: i
     assert again.cached_tokens == 0
 
 
+def test_a_request_that_cannot_be_taken_fails_alone() -> None:
+    too_large = SamplingParams(max_tokens=5, logit_bias=((2**40, 1.0),))
+    results = Bench().run(
+        request(0, [1, 2], SamplingParams(max_tokens=5)), request(1, [1, 2], too_large)
+    )
+    assert results[0].token_ids == continuation([1, 2], 5)
+    assert results[1].last is not None
+    assert results[1].last.finish_reason is FinishReason.ERROR
+    assert "OverflowError" in (results[1].last.error or "")
+
+
 @DEPTHS
 def test_a_cancelled_request_frees_its_blocks_within_the_step(depth: int) -> None:
     bench = Bench(FakeConfig(pipeline_depth=depth))

@@ -156,3 +156,8 @@ def test_a_nan_stays_for_the_sampler_to_find(processor: Any) -> None:
     row = ROWS["normal"].copy()
     row[7] = np.nan
     assert np.isnan(process(processor, row, history=[1, 2])[7])
+
+
+def test_xtc_never_takes_a_forbidden_token_for_a_choice() -> None:
+    logits = np.array([2, -np.inf, 1, 0], np.float32)
+    assert kept(process(xtc, logits, probability=1.0, threshold=0.0)) == [3]

@@ -292,3 +292,16 @@ def test_uniform_numbers_are_uniform_and_differ_by_seed_position_and_name() -> N
 def test_helpers_work_on_numbers_and_rows_alike() -> None:
     assert minimum(3.0, 2.0) == 2.0
     assert where(1 > 2, 1.0, -INF) == -np.inf
+
+
+def test_a_processor_that_raises_leaves_nan_and_a_line_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    @logits_processor("divider", parameters=(Parameter("by", 1),))
+    def divider(logit: Any, by: Any) -> Any:
+        return logit * (1 // by)
+
+    assert np.isfinite(process(divider, row(), by=1)).all()
+    assert np.isnan(process(divider, row(), by=0)).all()
+    assert "'divider' failed" in caplog.text
+    assert "ZeroDivisionError" in caplog.text

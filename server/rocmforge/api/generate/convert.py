@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
+import numpy as np
 
 from rocmforge.api.generate.checks import check_at_once, check_common, check_room, check_token_ids
 from rocmforge.api.generate.constraints import output_grammar
@@ -129,7 +130,7 @@ def sampling_params(
     if top_k >= service.tokenizer.vocab_size:
         top_k = 0
     top_p = 1.0 if request.top_p is None else request.top_p
-    if top_p == 0:  # the smallest set that reaches a share of nothing: the best token
+    if np.float32(top_p) == 0:  # the smallest set that reaches a share of nothing: the best token
         top_k, top_p = 1, 1.0
     seed = secrets.randbits(63) if request.seed is None else request.seed & SEED_MASK
     return SamplingParams(

@@ -17,6 +17,9 @@ from rocmforge.logits.processor import MAX_PROCESSORS, LogitsProcessor, Paramete
 from rocmforge.text.tokenizer.tokenizer import Tokenizer
 
 FIELD: Final = "logits_processors"
+MAX_INTEGER: Final = 2**24
+"""Numbers reach processors as float32, which has every integer up to here."""
+MAX_NUMBER: Final = float(np.finfo(np.float32).max)
 MAX_TEXTS: Final = 32
 MAX_TEXT_CHARACTERS: Final = 40
 
@@ -157,20 +160,26 @@ def _checked(parameter: Parameter, value: Any, field: str) -> Any:
     if isinstance(value, bool) or not isinstance(value, int if is_int else int | float):
         kind = "an integer" if is_int else "a number"
         raise InvalidParameter(f"'{field}' must be {kind}, not {value!r}.", param=field)
-    if not parameter.least <= value <= parameter.most:
+    least, most = _bounds(parameter)
+    if not least <= value <= most:
         raise InvalidParameter(
-            f"'{field}' is {value}, but must be {_range(parameter)}.", param=field
+            f"'{field}' is {_shortened(value)}, but must be at least {least:.8g} and "
+            f"at most {most:.8g}.",
+            param=field,
         )
     return value
 
 
-def _range(parameter: Parameter) -> str:
-    bounds = []
-    if parameter.least > -np.inf:
-        bounds.append(f"at least {parameter.least:g}")
-    if parameter.most < np.inf:
-        bounds.append(f"at most {parameter.most:g}")
-    return " and ".join(bounds) or "a finite number"
+def _bounds(parameter: Parameter) -> tuple[float, float]:
+    """The smallest and the largest number that a parameter may be."""
+    limit = MAX_INTEGER if isinstance(parameter.default, int) else MAX_NUMBER
+    return max(parameter.least, -limit), min(parameter.most, limit)
+
+
+def _shortened(value: float) -> str:
+    """A number as an error quotes it; integers may have thousands of digits."""
+    text = str(value)
+    return text if len(text) <= 24 else f"{text[:20]}..."
 
 
 def _checked_entries(value: Any, field: str) -> tuple[int | str, ...]:

@@ -90,7 +90,8 @@ class GenerationRequest(Labels, kw_only=True):
     # Not OpenAI's, but common among servers of open models.
     top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
     min_p: Probability | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
+    # Logits are divided by it: below that they would leave the range of float32.
+    repetition_penalty: Annotated[float, Meta(ge=1e-6, le=10)] | None = None
     typical_p: float | None = None
     xtc_probability: float | None = None
     xtc_threshold: float | None = None

@@ -270,7 +270,7 @@ class Scheduler:
         first, first_draw = chunk.first_row, chunk.first_row + chunk.num_scores
         token_ids = self._right_draws(chunk, ids)
         if -1 in ids[first:first_draw] or -1 in token_ids:
-            return self._fail_nan(seq, now_ns)
+            return self._fail_without_token(seq, now_ns)
         logprobs = prompt_logprobs = reason = None
         if chunk.num_scores:
             prompt_logprobs = read_logprobs(output, first, first_draw, sampling.prompt_logprobs)
@@ -327,7 +327,7 @@ class Scheduler:
         if chunk.start + chunk.num_tokens < seq.compute_limit:
             return []
         if not np.isfinite(pool.result).all():
-            return [self._fail_nan(seq, now_ns)]
+            return [self._fail_without_token(seq, now_ns)]
         event = TokenEvent(
             request_id=seq.request.request_id, embedding=pool.result.astype(np.float32).tobytes()
         )
@@ -344,9 +344,14 @@ class Scheduler:
             return FinishReason.LENGTH
         return None
 
-    def _fail_nan(self, seq: Sequence, now_ns: int) -> TokenEvent:
+    def _fail_without_token(self, seq: Sequence, now_ns: int) -> TokenEvent:
         self._cache.forget(seq)
-        message = "The model produced NaN for this request; its output would be meaningless."
+        message = (
+            "No token can be drawn for this request: the model produced NaN, or what it asks for "
+            "left no token allowed."
+        )
+        if seq.matcher is not None and seq.matcher.error:
+            message = f"The output cannot be constrained: {seq.matcher.error}"
         return self._fail(seq, message, now_ns)
 
     def _fail(self, seq: Sequence, message: str, now_ns: int) -> TokenEvent:

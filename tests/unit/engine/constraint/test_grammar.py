@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import string
 from dataclasses import replace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from rocmforge.backend.protocol import UInt32Array
 from rocmforge.engine.constraint.grammar import Grammars, Matcher
@@ -175,3 +177,32 @@ def test_matchers_of_one_grammar_are_independent() -> None:
     assert first.advance(ord("a"))
     assert not first.advance(ord("!"))
     assert (mask(second) == before).all()
+
+
+@PIPELINES
+@pytest.mark.parametrize("call", ["fill", "count_allowed", "advance"])
+def test_a_matcher_that_raises_fails_its_own_request_only(
+    call: str, pipeline: FakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = lark("start: /[a-z]{12,30}!/")
+    made = Grammars.matcher
+    others = [request(i, [1, 2, i], sampling(LETTERS, i), eos_ids=(262,)) for i in range(3)]
+    alone = bench(pipeline).run(*others)
+
+    def matcher(self: Grammars, grammar: str) -> Matcher:
+        found = made(self, grammar)
+        if grammar == broken:
+            monkeypatch.setattr(found, call, Mock(side_effect=RuntimeError("planted")))
+        return found
+
+    monkeypatch.setattr(Grammars, "matcher", matcher)
+    drafted = structs.replace(sampling(broken), num_drafts=4)
+    repeats = [97, 98, 97, 98, 97, 98]
+    together = bench(pipeline).run(*others, request(9, repeats, drafted, eos_ids=(262,)))
+    failed = together.pop(9).last
+    assert failed is not None
+    assert failed.finish_reason is FinishReason.ERROR
+    assert "RuntimeError: planted" in (failed.error or "")
+    for number, result in together.items():
+        assert_letters(result)
+        assert result.token_ids == alone[number].token_ids
