@@ -79,7 +79,7 @@ def main() -> None:
     parser.add_argument("--tensor-parallel", type=int, default=1)
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 4, 16])
-    parser.add_argument("--drafts", type=int, default=5, help="tokens to guess at most")
+    parser.add_argument("--drafts", type=int, default=5, help="draft tokens of a step at most")
     parser.add_argument("--tokens", type=int, default=256, help="length of each answer")
     parser.add_argument("--repeat", type=int, default=3, help="runs of each, the median counts")
     arguments = parser.parse_args()
@@ -112,16 +112,16 @@ def _measure(arguments: argparse.Namespace, model: Path, draft: Path, streams: i
 
     with closing(load(model, options)) as runner:
         without = _runs(arguments, runner, None, streams)
-        with closing(load(draft, draft_options(options))) as guesser:
-            with_draft = _runs(arguments, runner, guesser, streams)
+        with closing(load(draft, draft_options(options))) as draft_model:
+            with_draft = _runs(arguments, runner, draft_model, streams)
     stats = with_draft[-1].stats
     drafted, accepted = stats.model_drafted_tokens_total, stats.model_accepted_tokens_total
     slow, fast = (median(run.rate for run in runs) for runs in (without, with_draft))
     pairs = zip(without[-1].tokens, with_draft[-1].tokens, strict=True)
     same = sum(ours == theirs for ours, theirs in pairs)
-    guesses = f"{accepted} of {drafted}"
+    share = f"{accepted} of {drafted}"
     print(
-        f"{streams:7}{slow:15.1f}{fast:9.1f}{fast / slow:7.2f}  {guesses:<17} {same} of {streams}",
+        f"{streams:7}{slow:15.1f}{fast:9.1f}{fast / slow:7.2f}  {share:<17} {same} of {streams}",
         flush=True,
     )
 
@@ -140,14 +140,14 @@ def _runs(
     )
     requests = [_request(i, arguments, runner.info.vocab_size) for i in range(streams)]
     return [
-        _run(EngineCore(runner, limits, clock, drafts=draft), requests, clock)
+        _run(EngineCore(runner, limits, clock, draft_runner=draft), requests, clock)
         for _ in range(1 + arguments.repeat)
     ][1:]
 
 
 def _request(number: int, arguments: argparse.Namespace, vocab_size: int) -> GenerateRequest:
     sampling = SamplingParams(
-        max_tokens=arguments.tokens, temperature=0, num_model_drafts=arguments.drafts
+        max_tokens=arguments.tokens, temperature=0, draft_model_tokens=arguments.drafts
     )
     prompt = random.Random(number).choices(range(vocab_size), k=PROMPT_TOKENS)
     return GenerateRequest(

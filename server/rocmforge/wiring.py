@@ -58,7 +58,7 @@ class ModelFront:
     hidden_size: int  # numbers it gives for a prompt: the width of its states, or its scores
     rank_head: RankHead | None  # of a decoder
     adapters: tuple[str, ...]  # what clients may call the LoRA adapters
-    draft: Path | None  # the model that guesses tokens
+    draft: Path | None  # the draft model
     weights_bytes: int  # as they are in the files, with the draft model's
 
     def check_generates(self) -> None:
@@ -222,14 +222,14 @@ def find_draft(model: GgufFile, settings: Settings) -> Path | None:
 
     Raises:
         ModelLoadError: the file cannot be served.
-        ConfigurationError: it cannot guess for this model.
+        ConfigurationError: it cannot draft for this model.
     """
     if settings.draft_model is None:
         return None
     path = find_model(settings.draft_model)
     with open_gguf(path) as file:
         if isinstance(read_model(file), EncoderConfig):
-            raise ConfigurationError(f"{path.name} is an encoder: it cannot guess what comes next.")
+            raise ConfigurationError(f"{path.name} is an encoder: it cannot draft the next tokens.")
         check_draft_vocabulary(
             Vocabulary.from_metadata(model.metadata), Vocabulary.from_metadata(file.metadata)
         )
@@ -295,8 +295,8 @@ def build_service(
         pooling=front.pooling,
         rank_head=front.rank_head,
         tool_format=settings.tool_format,
-        num_drafts=settings.prompt_lookup_tokens,
-        num_model_drafts=settings.draft_tokens if front.draft is not None else 0,
+        prompt_lookup_tokens=settings.prompt_lookup_tokens,
+        draft_model_tokens=settings.draft_tokens if front.draft is not None else 0,
         engine=engine,
         request_log=log or build_request_log(settings),
         declared_context=load_options(

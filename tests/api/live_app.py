@@ -60,8 +60,8 @@ async def serve(arguments: argparse.Namespace) -> None:
         engine=slot,
         metrics=Metrics("tiny", lambda: slot.status, arguments.sysfs),
         declared_context=config.options.max_context,
-        num_drafts=arguments.prompt_lookup_tokens,
-        num_model_drafts=arguments.draft_tokens,
+        prompt_lookup_tokens=arguments.prompt_lookup_tokens,
+        draft_model_tokens=arguments.draft_tokens,
     )
     keys = Keyring(given_keys(arguments.api_key))
     limits = ApiSettings(vllm_metrics=True, receive_timeout_s=arguments.receive_timeout)

@@ -15,7 +15,7 @@ from tests.api.fake_engine import FakeEngine
 from tests.api.live import assert_settles, live_server, metric
 from tests.support.server import LiveServer
 
-# Under this grammar guesses from the answer so far are often right.
+# Under this grammar draft tokens from the answer so far are often accepted.
 BODY: dict[str, Any] = {
     "model": "tiny",
     "messages": [{"role": "user", "content": "hello"}],
@@ -44,9 +44,9 @@ def drafting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
 
 
 @pytest.fixture(scope="module")
-def guessing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+def with_draft_model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     """A server with a draft model."""
-    log = tmp_path_factory.mktemp("guessing") / "log"
+    log = tmp_path_factory.mktemp("draft") / "log"
     with live_server(log, "--draft-tokens", "4", "--backend", "create_costly") as server:
         yield server
 
@@ -69,9 +69,9 @@ def test_answers_are_those_without_drafts(drafting: LiveServer) -> None:
     assert_settles(drafting)
 
 
-def test_a_draft_model_changes_no_answer_whoever_asks(guessing: LiveServer) -> None:
+def test_a_draft_model_changes_no_answer_whoever_asks(with_draft_model: LiveServer) -> None:
     """Through the official SDK, streaming and not, several at once, ended early and cancelled."""
-    client = OpenAI(base_url=f"{guessing.url}/v1", api_key="unused", max_retries=0)
+    client = OpenAI(base_url=f"{with_draft_model.url}/v1", api_key="unused", max_retries=0)
 
     def ask(**fields: Any) -> list[str | None]:
         answer = client.chat.completions.create(**TALK | fields)
@@ -88,18 +88,18 @@ def test_a_draft_model_changes_no_answer_whoever_asks(guessing: LiveServer) -> N
     assert "".join(part.choices[0].delta.content or "" for part in parts) == plain
     with client.chat.completions.create(**TALK, seed=5, stream=True) as stream:
         next(iter(stream))
-    drafted = metric(guessing, DRAFTED, method="draft_model")
-    assert drafted / 2 < metric(guessing, ACCEPTED, method="draft_model") < drafted
-    assert metric(guessing, "vllm:spec_decode_num_drafts_total", method="draft_model") > 0
-    assert metric(guessing, "rocmforge_draft_model_seconds_total") > 0
-    assert_settles(guessing)
+    drafted = metric(with_draft_model, DRAFTED, method="draft_model")
+    assert drafted / 2 < metric(with_draft_model, ACCEPTED, method="draft_model") < drafted
+    assert metric(with_draft_model, "vllm:spec_decode_num_drafts_total", method="draft_model") > 0
+    assert metric(with_draft_model, "rocmforge_draft_model_seconds_total") > 0
+    assert_settles(with_draft_model)
 
 
-def test_guesses_under_a_grammar_change_no_answer(guessing: LiveServer) -> None:
+def test_draft_tokens_under_a_grammar_change_no_answer(with_draft_model: LiveServer) -> None:
     for seed in range(3):
-        without = choice(guessing, seed=seed, num_assistant_tokens=0)
-        assert choice(guessing, seed=seed) == without
-    assert_settles(guessing)
+        without = choice(with_draft_model, seed=seed, num_assistant_tokens=0)
+        assert choice(with_draft_model, seed=seed) == without
+    assert_settles(with_draft_model)
 
 
 def test_a_stream_says_the_same_and_counts_every_token(drafting: LiveServer) -> None:

@@ -45,8 +45,8 @@ OPTIONS = LoadOptions(
     memory_utilization=0.9,
 )
 PROMPTS = [PROMPT[:start] for start in (5, 9, 14, 3, 22, 17)]
-GREEDY = SamplingParams(max_tokens=40, temperature=0, num_model_drafts=4)
-SAMPLED = SamplingParams(max_tokens=40, temperature=0.9, top_p=0.95, seed=5, num_model_drafts=4)
+GREEDY = SamplingParams(max_tokens=40, temperature=0, draft_model_tokens=4)
+SAMPLED = SamplingParams(max_tokens=40, temperature=0.9, top_p=0.95, seed=5, draft_model_tokens=4)
 SAMPLINGS = pytest.mark.parametrize(
     "sampling",
     [
@@ -61,7 +61,7 @@ SAMPLINGS = pytest.mark.parametrize(
 
 @dataclass(frozen=True)
 class Models:
-    """A model, and drafts that guess well, seldom right, and always right."""
+    """A model, and draft models whose tokens are accepted often, seldom and always."""
 
     model: Path
     shallow: Path
@@ -112,8 +112,8 @@ def test_the_tokens_are_those_without_a_draft_model(
 ) -> None:
     requests = [(p, msgspec.structs.replace(sampling, seed=i)) for i, p in enumerate(PROMPTS)]
     plain, _ = tokens_of(make_drafting_core(load(stack, models.model), None), requests)
-    guesser = load(stack, getattr(models, draft))
-    drafted, stats = tokens_of(make_drafting_core(load(stack, models.model), guesser), requests)
+    draft_model = load(stack, getattr(models, draft))
+    drafted, stats = tokens_of(make_drafting_core(load(stack, models.model), draft_model), requests)
     assert drafted == plain
     assert least <= rate(stats) <= most
 
@@ -138,7 +138,7 @@ def test_sampled_tokens_have_the_distribution_they_have_without_a_draft_model(
     third = third.reshape(vocab_size, vocab_size, vocab_size)
     expected = np.einsum("a,ab,abc->bc", first[0], second, third).ravel() * count
 
-    sampling = SamplingParams(max_tokens=3, num_model_drafts=2)
+    sampling = SamplingParams(max_tokens=3, draft_model_tokens=2)
     answers, stats = tokens_of(
         make_drafting_core(load(stack, path), load(stack, shallow)),
         [(prompt, msgspec.structs.replace(sampling, seed=seed)) for seed in range(count)],
@@ -166,13 +166,13 @@ def next_probabilities(runner: Runner, contexts: Sequence[Sequence[int]]) -> Flo
     return probabilities
 
 
-def test_guesses_on_the_hip_backend_are_those_it_would_draw_itself(
+def test_draft_tokens_on_the_hip_backend_are_those_it_would_draw_itself(
     host: HostPlatform | None, models: Models, stack: ExitStack
 ) -> None:
     """With two steps of the draft model in flight, and captured as graphs.
 
-    A step that checks guesses multiplies otherwise than one that decodes, so a near tie may end
-    otherwise; hardly any does.
+    A step that checks draft tokens multiplies otherwise than one that decodes, so a near tie may
+    end otherwise; hardly any does.
     """
     requests = [
         (prompt, msgspec.structs.replace(sampling, max_tokens=16, seed=i))

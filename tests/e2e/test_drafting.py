@@ -30,7 +30,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def generate(model: Path, sampling: SamplingParams) -> tuple[list[list[int]], int]:
-    """The answers to all prompts, and how many guesses were right."""
+    """Returns the answers to all prompts, and how many draft tokens were accepted."""
     runner = registry.create("reference").load(model, OPTIONS, lambda stage, share: None)
     with closing(runner):
         core = make_core(Timeless(runner), OPTIONS)
@@ -52,7 +52,7 @@ def test_greedy_and_sampled_tokens_are_those_without_drafts(
     model: Path, sampling: SamplingParams
 ) -> None:
     plain, _ = generate(model, sampling)
-    drafted, accepted = generate(model, msgspec.structs.replace(sampling, num_drafts=5))
+    drafted, accepted = generate(model, msgspec.structs.replace(sampling, prompt_lookup_tokens=5))
     assert drafted == plain
-    # How many guesses are made is decided by how many were right (`speculation`).
-    assert accepted > 0, "without right guesses this shows nothing"
+    # How many tokens are drafted depends on how many were accepted (`speculation`).
+    assert accepted > 0, "without accepted tokens this shows nothing"

@@ -83,12 +83,15 @@ def generate_and_count(
     *,
     num_logprobs: int = -1,
     max_tokens: int = MAX_TOKENS,
-    num_drafts: int = 0,
+    prompt_lookup_tokens: int = 0,
     options: LoadOptions = SMALL,
 ) -> tuple[list[Generated], EngineStats]:
     """The same, with what the engine counted."""
     sampling = SamplingParams(
-        max_tokens=max_tokens, temperature=0.0, num_logprobs=num_logprobs, num_drafts=num_drafts
+        max_tokens=max_tokens,
+        temperature=0.0,
+        num_logprobs=num_logprobs,
+        prompt_lookup_tokens=prompt_lookup_tokens,
     )
     results = [Generated() for _ in prompts]
     stats = EngineStats()
@@ -133,7 +136,7 @@ def assert_logprobs_agree(ours: Driver, theirs: Driver, tolerance: float) -> Non
 def test_every_architecture_gives_the_references_tokens(
     name: str, stack: ExitStack, tmp_path: Path
 ) -> None:
-    """In chunks, in mixed batches, from shared blocks, and computed again after giving way."""
+    """In chunks, in mixed batches, from shared blocks, and recomputed after preemption."""
     path = write_model(fitting(by_name(name)), tmp_path)
     runner = load_hip(stack, path, replace(SMALL, kv_blocks=TIGHT_BLOCKS))
     reference = load_reference(stack, path)
@@ -406,7 +409,7 @@ def test_a_mask_acts_on_the_device_in_prefills_and_in_captured_decodes(
         assert tiny.collect().token_ids.tolist() == [token]
 
 
-def test_guesses_that_are_checked_together_give_the_references_tokens(
+def test_draft_tokens_that_are_checked_together_give_the_references_tokens(
     stack: ExitStack, tmp_path: Path
 ) -> None:
     recipe = by_name("llama")
@@ -414,7 +417,7 @@ def test_guesses_that_are_checked_together_give_the_references_tokens(
     path = write_model(fitting(few), tmp_path)
     prompts = [[token % 16 for token in prompt] for prompt in PROMPTS]
     expected = generate(load_reference(stack, path), prompts, num_logprobs=2)
-    got, stats = generate_and_count(load_hip(stack, path), prompts, num_drafts=4)
+    got, stats = generate_and_count(load_hip(stack, path), prompts, prompt_lookup_tokens=4)
     assert stats.accepted_tokens_total > 0
     assert_same_until_a_near_tie(got, expected, 4 * FLOAT_TOLERANCE)
 

@@ -1,4 +1,4 @@
-"""Guessed tokens and one model on two devices: the draft model is on the first of them.
+"""Draft tokens and one model on two devices: the draft model is on the first of them.
 
 On the host platform, which is the default, the ranks are checked as in `test_hip_parallel`.
 """
@@ -47,17 +47,17 @@ OPTIONS: Final = replace(
     memory_utilization=0.5,
 )
 PROMPTS: Final = [PROMPT[:end] for end in (5, 9, 14, 3, 22, 17)]
-GREEDY: Final = SamplingParams(max_tokens=16, temperature=0, num_logprobs=2, num_model_drafts=4)
+GREEDY: Final = SamplingParams(max_tokens=16, temperature=0, num_logprobs=2, draft_model_tokens=4)
 DRAWN: Final = msgspec.structs.replace(GREEDY, temperature=0.9)
 NEAR_TIE: Final = 0.02
-"""Nats. A step that checks guesses multiplies otherwise than one that decodes, and two devices add
-up in another order than one, so where a greedy token leads by less another may come."""
+"""Nats. A step that checks draft tokens multiplies otherwise than one that decodes, and two devices
+add up in another order than one, so where a greedy token leads by less another may come."""
 TIMEOUT_S: Final = 120.0  # for what takes a few seconds on an idle machine
 
 
 @dataclass(frozen=True)
 class Models:
-    """A model, a draft that guesses what it says, and one that is seldom right."""
+    """A model, a draft model that says the same, and one whose tokens are seldom accepted."""
 
     model: Path
     draft: Path
@@ -147,9 +147,11 @@ def test_two_devices_with_prompt_lookup_give_the_tokens_of_one_without(
     few_tokens = replace(recipe, config=recipe.config | {"vocab_size": 16})
     model = write_model(few_tokens, tmp_path)
     prompts = [tuple((7 * i * k) % 12 for i in range(20)) for k in range(1, 7)]
-    plain = msgspec.structs.replace(GREEDY, max_tokens=40, num_model_drafts=0)
+    plain = msgspec.structs.replace(GREEDY, max_tokens=40, draft_model_tokens=0)
     without = [(prompt, plain) for prompt in prompts]
-    requests = [(prompt, msgspec.structs.replace(plain, num_drafts=5)) for prompt in prompts]
+    requests = [
+        (prompt, msgspec.structs.replace(plain, prompt_lookup_tokens=5)) for prompt in prompts
+    ]
     alone = load_both(stack, model, None, ranks=1)
     expected, _ = answer(alone.runner, None, without)
     both = load_both(stack, model, None, ranks=RANKS)
@@ -197,7 +199,7 @@ def test_the_plan_counts_the_draft_model_on_the_first_device(
 
 
 async def ask(engine: AsyncEngine, max_tokens: int) -> list[TokenEvent]:
-    """The events of a request whose tokens are guessed."""
+    """The events of a request with draft tokens."""
     sampling = msgspec.structs.replace(GREEDY, max_tokens=max_tokens)
     handle = engine.submit(PROMPT[:5], sampling, ())
     events: list[TokenEvent] = []

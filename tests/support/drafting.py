@@ -1,4 +1,4 @@
-"""Engines in which guessing tokens always pays, and how good the guesses were."""
+"""Engines in which drafting always pays, and how many draft tokens were accepted."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ LIMITS: Final = SchedulerLimits(max_sequences=8, max_batched_tokens=64, max_wait
 
 def make_drafting_core(runner: Runner, draft: Runner | None) -> EngineCore:
     """A core for which no step takes any time, of the draft model neither."""
-    return EngineCore(Timeless(runner), LIMITS, lambda: 1, drafts=draft)
+    return EngineCore(Timeless(runner), LIMITS, lambda: 1, draft_runner=draft)
 
 
 def rate(stats: EngineStats) -> float:
-    """The share of a draft model's guesses that were right."""
+    """Returns the share of a draft model's tokens that were accepted."""
     assert stats.model_drafted_tokens_total > 0
     return stats.model_accepted_tokens_total / stats.model_drafted_tokens_total

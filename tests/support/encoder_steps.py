@@ -10,7 +10,7 @@ import numpy as np
 from rocmforge.backend.protocol import Float32Array, Runner, StepInput
 from rocmforge.engine.ipc.params import GenerateRequest, Pooling, SamplingParams
 from rocmforge.engine.schedule.batch import build_step
-from rocmforge.engine.schedule.chunks import Plan
+from rocmforge.engine.schedule.chunks import StepBuilder
 from rocmforge.engine.schedule.limits import SchedulerLimits
 from rocmforge.engine.sequence import sequence
 
@@ -19,7 +19,7 @@ LIMITS = SchedulerLimits(max_sequences=64, max_batched_tokens=8192, max_waiting=
 
 def encoder_step(step_id: int, prompts: Sequence[Sequence[int]], pooling: Pooling) -> StepInput:
     """A step that computes whole prompts, and the sum of states that this kind of pooling wants."""
-    plan = Plan(LIMITS, whole_prompts=True)
+    step = StepBuilder(LIMITS, whole_prompts=True)
     for number, prompt in enumerate(prompts):
         request = GenerateRequest(
             request_id=number,
@@ -28,8 +28,8 @@ def encoder_step(step_id: int, prompts: Sequence[Sequence[int]], pooling: Poolin
             eos_ids=(),
             arrival_ns=0,
         )
-        plan.add(sequence.Sequence(request, 16), len(prompt))
-    return build_step(step_id, plan.chunks, 16)
+        step.add(sequence.Sequence(request, 16), len(prompt))
+    return build_step(step_id, step.chunks, 16)
 
 
 def run(runner: Runner, step: StepInput) -> Float32Array:

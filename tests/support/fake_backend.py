@@ -421,7 +421,7 @@ def create() -> FakeBackend:
 _VARIANTS = {
     "create_measured": FakeConfig(pipeline_depth=2, is_measured=True),
     "create_pipelined": FakeConfig(pipeline_depth=2, masks_late=True),
-    # So that guessing pays, however busy the machine is.
+    # So that drafting pays, however busy the machine is.
     "create_costly": FakeConfig(pipeline_depth=2, masks_late=True, step_ns=10**12),
     "create_slow": FakeConfig(step_s=0.02),
     "create_very_slow": FakeConfig(step_s=0.7),

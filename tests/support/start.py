@@ -10,7 +10,7 @@ from rocmforge.engine.ipc.status import EngineStats
 def start_message(
     backend: str, model: str, options: LoadOptions, draft: str | None = None
 ) -> Start:
-    """What tells a process to load a model and, if it is to guess tokens with one, a draft."""
+    """Returns the command to load a model and, if one is given, a draft model."""
     return Start(
         backend=backend,
         model=model,

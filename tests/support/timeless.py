@@ -1,4 +1,4 @@
-"""A runner whose steps take no time: guessing tokens pays, whatever the machine is like."""
+"""A runner whose steps take no time: drafting pays, whatever the machine is like."""
 
 from __future__ import annotations
 

@@ -96,8 +96,8 @@ class Service:
     is_encoder: bool = False  # the model embeds or ranks, and generates nothing
     pooling: PoolingType = PoolingType.NONE  # what the model was trained for
     rank_head: RankHead | None = None  # of a model that generates text, too
-    num_drafts: int = 0  # tokens to guess in each step, for requests that do not say
-    num_model_drafts: int = 0  # the same with the draft model; 0 = there is none
+    prompt_lookup_tokens: int = 0  # draft tokens of a step, for requests that do not say
+    draft_model_tokens: int = 0  # the same with the draft model; 0 = there is none
     tool_format: str = "auto"  # of `text.tool_calls.FORMATS`; auto = as the template says
     declared_context: int | None = None  # tokens, by the file and the settings
     declared_hidden_size: int | None = None  # by the file

@@ -146,8 +146,8 @@ async def _run_streams(
         max_tokens=output_tokens,
         temperature=0.0,
         ignore_eos=True,
-        num_drafts=drafts.lookup,
-        num_model_drafts=drafts.model,
+        prompt_lookup_tokens=drafts.lookup,
+        draft_model_tokens=drafts.model,
     )
     return await asyncio.gather(
         *(_run_stream(engine, runner, prompt_tokens, sampling) for _ in range(streams))

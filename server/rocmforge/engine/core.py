@@ -41,9 +41,9 @@ class EngineCore:
         runner: the loaded model.
         limits: what the operator allows.
         clock: monotonic nanoseconds, on the clock of `GenerateRequest.arrival_ns`.
-        totals: counters to go on counting with.
+        totals: counters to continue.
         grammars: makes matchers for constrained requests; None = there are none.
-        drafts: a smaller model that guesses tokens; None = only prompt lookup does.
+        draft_runner: the loaded draft model; None = there is only prompt lookup.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class EngineCore:
         clock: Callable[[], int],
         totals: Totals | None = None,
         grammars: Grammars | None = None,
-        drafts: Runner | None = None,
+        draft_runner: Runner | None = None,
     ) -> None:
         totals = self._totals = totals or Totals()
         self._runner = runner
@@ -65,7 +65,9 @@ class EngineCore:
             runner.info, limits, totals, masks_late=self._late_masks is not None
         )
         self._speculation = Speculation(
-            DraftModel(drafts, limits, runner.info.vocab_size, clock, totals) if drafts else None
+            DraftModel(draft_runner, limits, runner.info.vocab_size, clock, totals)
+            if draft_runner
+            else None
         )
         self._block_size = runner.info.block_size
         self._depth = runner.info.pipeline_depth

@@ -93,7 +93,7 @@ class Bench:
         self.runner = make_runner(config or FakeConfig(), *sizes)
         self.draft = None if draft is None else make_runner(draft, *sizes)
         self.core = EngineCore(
-            self.runner, chosen, self.clock, grammars=grammars, drafts=self.draft
+            self.runner, chosen, self.clock, grammars=grammars, draft_runner=self.draft
         )
         self.results: dict[int, Result] = {}
 

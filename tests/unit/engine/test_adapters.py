@@ -7,7 +7,7 @@ from msgspec import structs
 
 from rocmforge.engine.ipc.params import SamplingParams
 from rocmforge.engine.schedule.batch import build_step
-from rocmforge.engine.schedule.chunks import Plan
+from rocmforge.engine.schedule.chunks import StepBuilder
 from rocmforge.engine.sequence.block_keys import root_key
 from tests.support.fake_backend import FakeConfig, continuation
 from tests.unit.engine.helpers import Bench, limits, request
@@ -21,19 +21,19 @@ def with_adapter(adapter: int) -> SamplingParams:
 
 
 def test_a_step_names_the_adapter_of_each_sequence() -> None:
-    plan = Plan(limits())
+    builder = StepBuilder(limits())
     for block, adapter in enumerate((1, -1, 0)):
-        plan.add(sequence([1, 2, 3], [block], with_adapter(adapter)), 3)
-    step = build_step(0, plan.chunks, block_size=4)
+        builder.add(sequence([1, 2, 3], [block], with_adapter(adapter)), 3)
+    step = build_step(0, builder.chunks, block_size=4)
     assert step.adapters.dtype == np.int32
     assert step.adapters.tolist() == [1, -1, 0]
     assert step.token_adapters.tolist() == [1, 1, 1, -1, -1, -1, 0, 0, 0]
 
 
 def test_a_step_without_adapters_names_none() -> None:
-    plan = Plan(limits())
-    plan.add(sequence([1, 2, 3], [0]), 3)
-    step = build_step(0, plan.chunks, block_size=4)
+    builder = StepBuilder(limits())
+    builder.add(sequence([1, 2, 3], [0]), 3)
+    step = build_step(0, builder.chunks, block_size=4)
     assert len(step.adapters) == len(step.token_adapters) == 0
 
 

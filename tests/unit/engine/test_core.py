@@ -46,9 +46,9 @@ SAMPLINGS = st.builds(
     presence_penalty=st.sampled_from([0.0, 0.5]),
     prompt_logprobs=st.sampled_from([-1, -1, 0, 2]),
     num_logprobs=st.sampled_from([-1, -1, 0, 3]),
-    num_drafts=st.sampled_from([0, 0, 1, 4, 9]),
+    prompt_lookup_tokens=st.sampled_from([0, 0, 1, 4, 9]),
     adapter=st.sampled_from([-1, -1, 0, 1]),
-    num_model_drafts=st.sampled_from([0, 1, 3, 3, 5]),
+    draft_model_tokens=st.sampled_from([0, 1, 3, 3, 5]),
 )
 ARRIVALS = st.lists(
     st.builds(Arrival, st.integers(0, 15), PROMPTS, SAMPLINGS), min_size=1, max_size=10
@@ -64,7 +64,7 @@ CONFIGS = st.builds(
     st.sampled_from([1, 2]),
     st.sampled_from([1, 4, 8]),
     st.sampled_from([0, 3, 500]),
-    st.sampled_from([2, 3, 1000]),  # with few tokens, guesses are often right
+    st.sampled_from([2, 3, 1000]),  # with few tokens, draft tokens are often accepted
 )
 DRAFTS = st.builds(
     lambda depth, block_size, num_blocks, max_context, wrong, missing: FakeConfig(
@@ -130,7 +130,7 @@ def test_output_does_not_depend_on_company_chunks_preemption_prefixes_drafts_or_
     if draft is not None and config.vocab_size < 1000:
         draft = replace(draft, vocab_size=config.vocab_size)
     bench = Bench(config, chosen, draft=draft)
-    for count in range(1, chosen.max_sequences + 1):  # guesses begin when decoding was timed
+    for count in range(1, chosen.max_sequences + 1):  # drafting begins when decoding was timed
         few = SamplingParams(max_tokens=4)
         bench.run(*[request(100 * count + i, [7, i], few) for i in range(count)])
     for step in range(16):

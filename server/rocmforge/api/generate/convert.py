@@ -152,24 +152,24 @@ def sampling_params(
         grammar=output_grammar(service, request),
         processors=service.processor_uses(request),
         adapter=service.adapter,
-        num_drafts=(
-            service.num_drafts
+        prompt_lookup_tokens=(
+            service.prompt_lookup_tokens
             if request.prompt_lookup_num_tokens is None
             else request.prompt_lookup_num_tokens
         ),
-        num_model_drafts=_model_drafts(service, request),
+        draft_model_tokens=_model_drafts(service, request),
     )
 
 
 def _model_drafts(service: Service, request: GenerationRequest) -> int:
     wanted = request.num_assistant_tokens
-    if wanted and not service.num_model_drafts:
+    if wanted and not service.draft_model_tokens:
         raise InvalidParameter(
             "This server has no draft model (--draft-model), so 'num_assistant_tokens' must be 0 "
             "or left out.",
             param="num_assistant_tokens",
         )
-    return service.num_model_drafts if wanted is None else wanted
+    return service.draft_model_tokens if wanted is None else wanted
 
 
 def _logit_bias(service: Service, bias: dict[int, float]) -> tuple[tuple[int, float], ...]:

@@ -54,25 +54,25 @@ class EngineCollector(Collector):
         yield self._counter("num_preemptions", "Preemptions.", stats.preemptions_total)
         yield self._by_method(
             "spec_decode_num_drafts",
-            "Times that guesses for a sequence were checked.",
+            "Times that draft tokens of a sequence were checked.",
             stats.drafts_total,
             stats.model_drafts_total,
         )
         yield self._by_method(
             "spec_decode_num_draft_tokens",
-            "Guessed tokens that were checked.",
+            "Draft tokens that were checked.",
             stats.drafted_tokens_total,
             stats.model_drafted_tokens_total,
         )
         yield self._by_method(
             "spec_decode_num_accepted_tokens",
-            "Guessed tokens that the model drew too.",
+            "Draft tokens that were accepted: the model drew them too.",
             stats.accepted_tokens_total,
             stats.model_accepted_tokens_total,
         )
         yield self._counter(
             "draft_model_seconds",
-            "Time that guessing by the draft model took.",
+            "Time that the draft model took.",
             stats.model_draft_ns_total * 1e-9,
         )
         yield self._counter(
@@ -132,7 +132,7 @@ class EngineCollector(Collector):
         return family
 
     def _by_method(self, name: str, text: str, lookup: int, model: int) -> Metric:
-        """A counter of speculative decoding, by who guessed."""
+        """Makes a counter of speculative decoding, by method."""
         family = CounterMetricFamily(PREFIX + name, text, labels=(*LABELS, "method"))
         family.add_metric((*self._labels, "prompt_lookup"), lookup)
         family.add_metric((*self._labels, "draft_model"), model)

@@ -1,8 +1,8 @@
-"""Guesses by a second, smaller model with the same vocabulary (Leviathan et al., 2023).
+"""Draft tokens by a second, smaller model with the same vocabulary (Leviathan et al., 2023).
 
-It draws with the seeds, positions and settings of the sequences it guesses for. Noise depends on
-nothing else, so where both models see alike, they draw alike, at any temperature; what is wrong is
-found out when the first model draws for itself.
+It draws with the seeds, positions and settings of the sequences that it drafts for. Noise depends
+on nothing else, so where both models agree, they draw the same token at any temperature. A wrong
+draft token is found out when the first model draws for itself.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rocmforge.engine.cache.kv_cache import KvCache
 from rocmforge.engine.draft.step_times import StepTimes
 from rocmforge.engine.ipc.params import GenerateRequest, SamplingParams
 from rocmforge.engine.schedule.batch import build_step
-from rocmforge.engine.schedule.chunks import Chunk, Plan
+from rocmforge.engine.schedule.chunks import Chunk, StepBuilder
 from rocmforge.engine.schedule.limits import SchedulerLimits
 from rocmforge.engine.schedule.totals import Totals
 from rocmforge.engine.sequence.sequence import Sequence, Status
@@ -26,45 +26,46 @@ from rocmforge.engine.sequence.sequence import Sequence, Status
 
 @dataclass(slots=True, eq=False)
 class _Shadow:
-    """What the draft model knows of a sequence.
+    """A sequence as the draft model has it.
 
     The copy has its tokens, and counts what the draft model has computed of them. Behind the
-    settled ones stand guesses, which are compared with what came when the next ones are wanted.
+    `num_synced` tokens stand draft tokens. They are compared with the sequence's own when the next
+    ones are wanted.
     """
 
     sequence: Sequence
     copy: Sequence
-    settled: int = 0
-    is_guessing: bool = False  # in the round at hand
+    num_synced: int = 0
+    is_drafting: bool = False  # in the current round
 
     @property
-    def guesses(self) -> Int32Array:
-        return self.copy.tokens[self.settled : self.copy.num_known]
+    def draft_tokens(self) -> Int32Array:
+        return self.copy.tokens[self.num_synced : self.copy.num_known]
 
-    def settle(self) -> None:
-        """Takes over the sequence's tokens; what was computed for wrong guesses is void."""
+    def sync(self) -> None:
+        """Takes over the sequence's tokens; what was computed for rejected ones is void."""
         copy, known = self.copy, self.sequence.num_known
-        tokens = self.sequence.tokens[self.settled : known]
-        wrong = np.flatnonzero(copy.tokens[self.settled : known] != tokens)
-        right = self.settled + int(wrong[0]) if len(wrong) else known
-        copy.tokens[self.settled : known] = tokens
-        copy.num_computed = min(copy.num_computed, right, known - 1)
-        copy.num_known = copy.num_tokens = self.settled = known
+        tokens = self.sequence.tokens[self.num_synced : known]
+        rejected = np.flatnonzero(copy.tokens[self.num_synced : known] != tokens)
+        accepted = self.num_synced + int(rejected[0]) if len(rejected) else known
+        copy.tokens[self.num_synced : known] = tokens
+        copy.num_computed = min(copy.num_computed, accepted, known - 1)
+        copy.num_known = copy.num_tokens = self.num_synced = known
 
 
 class DraftModel:
     """The draft model, its cache, and its shadows of the sequences.
 
-    Sequences are followed lazily: what they have is computed when guesses are first wanted, a
-    chunk in each round, so that no first token waits for it. One that finds no room in the cache
-    goes without guesses.
+    Sequences are followed lazily: their tokens are computed when draft tokens are first wanted, a
+    chunk in each round, so that no first token waits for it. A sequence that finds no room in the
+    cache gets no draft tokens.
 
     Args:
         runner: the loaded model.
-        limits: of a step, as for the model that checks the guesses.
-        vocab_size: tokens of that model; there are none beyond in a guess.
+        limits: of a step, as for the model that checks the draft tokens.
+        vocab_size: tokens of that model; draft tokens are below this.
         clock: monotonic nanoseconds.
-        totals: counters to go on counting with.
+        totals: counters to continue.
     """
 
     def __init__(
@@ -87,20 +88,21 @@ class DraftModel:
         self._shadows: dict[int, _Shadow] = {}  # by request
         self._next_step_id = 0
         self.times = StepTimes()
-        """Of its steps while it guesses, by how many sequences it guesses for."""
+        """Times of its steps, by the number of sequences that it drafts for."""
 
     def room(self, seq: Sequence) -> int:
-        """How many tokens it could guess: the last one guessed is never computed."""
+        """Returns how many tokens it could draft: the last draft token is never computed."""
         return self._max_context - seq.num_known + 1
 
-    def guess(self, wanted: list[tuple[Sequence, int]]) -> list[Int32Array]:
-        """Guesses what comes next.
+    def draft(self, wanted: list[tuple[Sequence, int]]) -> list[Int32Array]:
+        """Drafts the next tokens.
 
         Args:
-            wanted: sequences whose tokens are all known, and how many guesses there is `room` for.
+            wanted: sequences whose tokens are all known, and how many draft tokens each gets at
+                most; there is `room` for them.
 
         Returns:
-            As many guesses as were wanted of each sequence, or fewer.
+            The draft tokens of each sequence, [K], K at most as wanted.
 
         Raises:
             EngineError: the device failed.
@@ -116,15 +118,15 @@ class DraftModel:
         num_steps = self._run(counts) if counts else 0
         took_ns = self._clock() - started
         self._totals.model_draft_ns += took_ns
-        if num_steps and all(len(shadow.guesses) for shadow in counts):
+        if num_steps and all(len(shadow.draft_tokens) for shadow in counts):
             self.times.take(len(counts), took_ns / num_steps)
-        return [nothing if shadow is None else shadow.guesses.copy() for shadow in shadows]
+        return [nothing if shadow is None else shadow.draft_tokens.copy() for shadow in shadows]
 
     def release_ended(self) -> None:
         """Gives back the blocks of sequences that do not run any more."""
         for request_id, shadow in list(self._shadows.items()):
             if shadow.sequence.status is not Status.RUNNING:
-                shadow.settle()
+                shadow.sync()
                 self._cache.release(shadow.copy)
                 del self._shadows[request_id]
 
@@ -134,14 +136,14 @@ class DraftModel:
         self._cache.check_integrity(shadow.copy for shadow in self._shadows.values())
 
     def _follow(self, seq: Sequence, count: int) -> _Shadow | None:
-        """The shadow of a sequence, with room for so many guesses; None if there is no room."""
+        """Returns the shadow of a sequence, with room for `count` draft tokens; None without."""
         request_id = seq.request.request_id
         shadow = self._shadows.get(request_id)
         if shadow is None:
             shadow = self._shadows[request_id] = _Shadow(seq, _copy(seq, self._block_size))
-        if seq.tokens[shadow.settled : seq.num_known].max(initial=0) >= self._vocab_size:
-            return None  # and none from now on: it is not settled
-        shadow.settle()
+        if seq.tokens[shadow.num_synced : seq.num_known].max(initial=0) >= self._vocab_size:
+            return None  # and none from now on: it is not synced
+        shadow.sync()
         copy, end = shadow.copy, seq.num_known + count - 1
         copy.seen = None if seq.seen is None else seq.seen.copy(count)
         if copy.num_blocks:
@@ -152,27 +154,27 @@ class DraftModel:
         return shadow if has_room else None
 
     def _run(self, counts: dict[_Shadow, int]) -> int:
-        """Runs steps until all have their guesses; returns how many.
+        """Runs steps until all have their draft tokens; returns the number of steps.
 
-        The first one takes in what is new, and with what is left of its tokens parts of sequences
-        that are far behind; those do not guess in this round. With a runner of depth 2, no
-        step waits for the host to know the tokens of the one before, except under grammars.
+        The first step takes in what is new. The rest of its token budget goes to sequences that
+        are far behind; those get no draft tokens in this round. With a runner of depth 2, no step
+        waits for the host to know the tokens of the one before, except under grammars.
         """
         shadow_of = {shadow.copy: shadow for shadow in counts}
-        plan = Plan(self._limits)
+        builder = StepBuilder(self._limits)
         for copy in sorted(shadow_of, key=lambda copy: copy.num_new):
-            room = plan.room_for(copy)
+            room = builder.room_for(copy)
             if room > 0:
-                plan.add(copy, room)
-        chunks = plan.chunks
+                builder.add(copy, room)
+        chunks = builder.chunks
         for shadow in counts:
-            shadow.is_guessing = False
+            shadow.is_drafting = False
         for chunk in chunks:
-            shadow_of[chunk.sequence].is_guessing = chunk.samples
+            shadow_of[chunk.sequence].is_drafting = chunk.samples
         is_masked = any(shadow.sequence.matcher is not None for shadow in counts)
         depth = 1 if is_masked else self._runner.info.pipeline_depth
         in_flight: deque[list[Chunk]] = deque()
-        guessed = 0
+        num_steps = 0
         while chunks:
             step = build_step(self._next_step_id, chunks, self._block_size)
             if is_masked and self._runner.info.masks_tokens:
@@ -180,23 +182,23 @@ class DraftModel:
                 step = replace(step, sampling=replace(step.sampling, allowed=allowed))
             self._runner.submit(step)
             self._next_step_id += 1
-            guessed += 1
+            num_steps += 1
             in_flight.append(chunks)
             if len(in_flight) == depth:
                 self._take(in_flight.popleft(), self._runner.collect(), shadow_of)
-            plan = Plan(self._limits)
+            builder = StepBuilder(self._limits)
             for shadow, count in counts.items():
-                if shadow.is_guessing and guessed < count:
-                    plan.add(shadow.copy, 1)
-            chunks = plan.chunks
+                if shadow.is_drafting and num_steps < count:
+                    builder.add(shadow.copy, 1)
+            chunks = builder.chunks
         while in_flight:
             self._take(in_flight.popleft(), self._runner.collect(), shadow_of)
-        for copy in shadow_of:  # a step may have been underway when the guesses ended
+        for copy in shadow_of:  # a step may have been underway when the draft tokens ended
             copy.num_computed = min(copy.num_computed, copy.num_known)
-        return guessed
+        return num_steps
 
     def _allowed(self, chunks: list[Chunk], shadow_of: dict[Sequence, _Shadow]) -> UInt32Array:
-        """Which tokens each row may draw, [L, ceil(V / 32)]."""
+        """Returns which tokens each row may draw, as bits, uint32 [L, ceil(V / 32)]."""
         num_words = -(-self._runner.info.vocab_size // 32)
         num_rows = sum(chunk.num_rows for chunk in chunks)
         allowed = np.full((num_rows, num_words), 0xFFFFFFFF, np.uint32)
@@ -204,8 +206,8 @@ class DraftModel:
             shadow = shadow_of[chunk.sequence]
             matcher = shadow.sequence.matcher
             if matcher is not None and chunk.samples:
-                ahead = np.zeros((len(shadow.guesses) + 1, matcher.num_words), np.uint32)
-                matcher.fill_ahead(ahead, shadow.guesses)
+                ahead = np.zeros((len(shadow.draft_tokens) + 1, matcher.num_words), np.uint32)
+                matcher.fill_ahead(ahead, shadow.draft_tokens)
                 width = min(num_words, matcher.num_words)
                 allowed[chunk.first_row, :width] = ahead[-1, :width]
         return allowed
@@ -213,25 +215,27 @@ class DraftModel:
     def _take(
         self, chunks: list[Chunk], output: StepOutput, shadow_of: dict[Sequence, _Shadow]
     ) -> None:
-        """Appends what was drawn, unless it could not be a guess or is behind one of those."""
+        """Appends the drawn tokens, up to the first that cannot be a draft token."""
         ids: list[int] = output.token_ids.tolist()
         for chunk in chunks:
             copy = chunk.sequence
             shadow = shadow_of[copy]
-            if not chunk.samples or not shadow.is_guessing:
+            if not chunk.samples or not shadow.is_drafting:
                 continue
             token = ids[chunk.first_row]
             if not 0 <= token < self._vocab_size or token in copy.stop_ids:
-                shadow.is_guessing = False
+                shadow.is_drafting = False
                 continue
             copy.append(token)
             matcher = shadow.sequence.matcher
-            if matcher is not None and matcher.count_allowed(shadow.guesses) < len(shadow.guesses):
-                shadow.is_guessing = False
+            if matcher is not None and matcher.count_allowed(shadow.draft_tokens) < len(
+                shadow.draft_tokens
+            ):
+                shadow.is_drafting = False
 
 
 def _copy(seq: Sequence, block_size: int) -> Sequence:
-    """A sequence that draws as this one does; everything else it may be asked for is left out."""
+    """Copies what a sequence draws with; everything else that it may be asked for is left out."""
     sampling = seq.sampling
     request = GenerateRequest(
         request_id=seq.request.request_id,

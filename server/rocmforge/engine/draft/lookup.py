@@ -14,14 +14,17 @@ _LONGEST, _SHORTEST = 4, 2
 
 
 def look_up(tokens: Int32Array, count: int) -> Int32Array:
-    """Up to `count` tokens that may follow; none if the last tokens stood nowhere before.
+    """Finds up to `count` tokens that may follow; none if the last tokens stood nowhere before.
 
-    The longest end of the sequence that stands in it once more decides, and of its places the
+    The longest end of the sequence that occurs in it twice decides, and of its places the
     last one that is followed by enough tokens.
 
     Args:
         tokens: the whole sequence, [N].
         count: how many tokens are wanted.
+
+    Returns:
+        The draft tokens, [K], K <= count.
     """
     if count <= 0:
         return tokens[:0]
@@ -35,7 +38,7 @@ def look_up(tokens: Int32Array, count: int) -> Int32Array:
 
 
 def _places(tokens: Int32Array, length: int) -> Int32Array:
-    """Where the tokens go on behind earlier copies of the last `length` ones."""
+    """Returns where the tokens go on behind earlier copies of the last `length` ones, [M]."""
     end = len(tokens) - length
     matches = np.ones(end, np.bool_)
     for i in range(length):

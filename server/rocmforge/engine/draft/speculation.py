@@ -1,11 +1,11 @@
-"""Speculative decoding: whose tokens are guessed, by whom and how many, before each step.
+"""Speculative decoding: which sequences get draft tokens, from where and how many, in each step.
 
-Guesses are exact whatever is decided here: the step draws every token anew (`Scheduler.commit`). So
-this is about time only. Of a sequence whose guesses are right at a rate r, k of them bring
-1 + r + ... + r^k tokens in one step; that step takes as long as one of so many tokens took lately,
-and the draft model a step for each guess. The k is taken that gives the most tokens per time of all
-that run, which is 0 where checking costs more than it saves: when many sequences run, their tokens
-already fill the device.
+Outputs stay exact whatever is decided here, because the step draws every token anew
+(`Scheduler.commit`). This is about time only. For a sequence whose draft tokens are accepted at a
+rate r, k of them bring 1 + r + ... + r^k tokens in one step. That step takes as long as steps of so
+many tokens took lately, and the draft model takes one step for each draft token. The k is chosen
+that gives the most tokens per time of all running sequences. It is 0 where checking costs more than
+it saves: when many sequences run, their tokens fill the device already.
 """
 
 from __future__ import annotations
@@ -21,43 +21,43 @@ from rocmforge.engine.draft.draft_model import DraftModel
 from rocmforge.engine.draft.lookup import look_up
 from rocmforge.engine.draft.step_times import StepTimes
 from rocmforge.engine.schedule.chunks import Chunk
-from rocmforge.engine.sequence.drafting import Drafting, Guesser
+from rocmforge.engine.sequence.drafting import Drafting, DraftMethod
 from rocmforge.engine.sequence.sequence import Sequence
 
 _WORTH_CHECKING: Final = 1 / 8
-"""How probably right a guess has to be."""
+"""The least probability with which a draft token has to be accepted."""
 _PAUSE: Final = 64
-"""Tokens after which a sequence that goes without guesses is looked at again. Meanwhile it does not
-wait for its last token to be known, so it loses nothing where two steps are in flight."""
+"""Tokens after which drafting is tried again for a sequence. Meanwhile it does not wait until its
+last token is known, so it loses nothing where two steps are in flight."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Offer:
-    """Guesses that one sequence could have."""
+    """Draft tokens that one sequence could have."""
 
     sequence: Sequence
     drafting: Drafting
-    guesser: Guesser
-    guesses: Int32Array  # all there are, if nobody has to be asked
+    method: DraftMethod
+    found: Int32Array  # by prompt lookup, [K]
     limit: int  # how many are worth checking
 
 
 class Speculation:
-    """Decides for all sequences, and remembers how long steps take.
+    """The decision for all sequences, and how long steps take.
 
     Args:
-        model: None = there is only prompt lookup.
+        model: the draft model; None = there is only prompt lookup.
     """
 
     def __init__(self, model: DraftModel | None) -> None:
         self._model = model
-        # Of steps that read no prompts, by number of tokens. Without guesses a step may take
+        # Of steps that read no prompts, by number of tokens. Without draft tokens a step may take
         # another way through the backend (a captured graph): these are no points of one line.
         self._plain = StepTimes()
         self._checking = StepTimes()
 
     def draft(self, running: list[Sequence]) -> None:
-        """Guesses for those that will decode in the next step.
+        """Chooses draft tokens for the sequences that will decode in the next step.
 
         Raises:
             EngineError: the device of the draft model failed.
@@ -65,7 +65,7 @@ class Speculation:
         offers = [offer for seq in running if (offer := self._consider(seq)) is not None]
         if not offers:
             return
-        # Tokens of the step that nobody guesses behind; prompts are left out of the account.
+        # Sequences of the step without draft tokens; prompts are left out of the account.
         others = sum(seq.num_new == 1 for seq in running) - len(offers)
         if not self._plain.knows(len(offers) + others):
             return
@@ -75,27 +75,29 @@ class Speculation:
             if not min(offer.limit, length):
                 offer.drafting.pause(offer.sequence.num_known + _PAUSE)
                 continue
-            offer.drafting.guesser = offer.guesser
-            if offer.guesser is Guesser.LOOKUP:
-                offer.drafting.guesses = offer.guesses[: min(offer.limit, length)]
+            offer.drafting.method = offer.method
+            if offer.method is DraftMethod.LOOKUP:
+                offer.drafting.tokens = offer.found[: min(offer.limit, length)]
             else:
                 asked.append(offer)
         if asked:
             assert self._model is not None, "it has made an offer"
             wanted = [(offer.sequence, min(offer.limit, length)) for offer in asked]
-            for offer, guesses in zip(asked, self._model.guess(wanted), strict=True):
-                offer.drafting.guesses = guesses
+            for offer, tokens in zip(asked, self._model.draft(wanted), strict=True):
+                offer.drafting.tokens = tokens
 
     def observe(self, chunks: list[Chunk], output: StepOutput) -> None:
-        """Learns from the time of a step, if somebody could use that."""
+        """Learns from the time of a step, if a sequence of it can have draft tokens."""
         if not any(chunk.sequence.drafting for chunk in chunks):
             return
-        if all(chunk.num_tokens == 1 + chunk.num_drafts for chunk in chunks):
-            times = self._checking if any(chunk.num_drafts for chunk in chunks) else self._plain
+        if all(chunk.num_tokens == 1 + chunk.num_draft_tokens for chunk in chunks):
+            times = (
+                self._checking if any(chunk.num_draft_tokens for chunk in chunks) else self._plain
+            )
             times.take(sum([chunk.num_tokens for chunk in chunks]), output.device_ns)
 
     def release_ended(self) -> None:
-        """Frees what is held for sequences that do not run any more."""
+        """Frees blocks of the draft model held for sequences that do not run any more."""
         if self._model is not None:
             self._model.release_ended()
 
@@ -105,33 +107,33 @@ class Speculation:
             self._model.check_integrity()
 
     def _consider(self, seq: Sequence) -> _Offer | None:
-        """What could be guessed for a sequence; makes it wait for its last token if need be."""
+        """Returns what a sequence could have; makes it wait for its last token if need be."""
         drafting = seq.drafting
         if drafting is None:
             return None
-        num_model = drafting.limits[Guesser.MODEL] if self._model is not None else 0
-        num_lookup = drafting.limits[Guesser.LOOKUP]
+        num_model = drafting.limits[DraftMethod.MODEL] if self._model is not None else 0
+        num_lookup = drafting.limits[DraftMethod.LOOKUP]
         is_paused = seq.num_known < drafting.paused_until
         seq.waits = seq.always_waits or not (is_paused or num_model == num_lookup == 0)
         if is_paused or seq.num_new != 1 or seq.num_known < seq.num_tokens:
             return None
         room = seq.compute_limit - seq.num_known
-        rates = {guesser: each.rate for guesser, each in drafting.acceptance.items()}
+        rates = {method: each.rate for method, each in drafting.acceptance.items()}
         found = look_up(seq.tokens[: seq.num_known], min(num_lookup, room))
         if self._model is not None:
             num_model = min(num_model, room, self._model.room(seq))
-        if len(found) and (num_model <= 0 or rates[Guesser.LOOKUP] >= rates[Guesser.MODEL]):
-            limit = min(len(found), _worth_checking(rates[Guesser.LOOKUP]))
-            return _Offer(seq, drafting, Guesser.LOOKUP, found, limit)
+        if len(found) and (num_model <= 0 or rates[DraftMethod.LOOKUP] >= rates[DraftMethod.MODEL]):
+            limit = min(len(found), _worth_checking(rates[DraftMethod.LOOKUP]))
+            return _Offer(seq, drafting, DraftMethod.LOOKUP, found, limit)
         if num_model > 0:
-            limit = min(num_model, _worth_checking(rates[Guesser.MODEL]))
-            return _Offer(seq, drafting, Guesser.MODEL, found, limit)
+            limit = min(num_model, _worth_checking(rates[DraftMethod.MODEL]))
+            return _Offer(seq, drafting, DraftMethod.MODEL, found, limit)
         return None
 
     def _best_length(self, offers: list[_Offer], others: int) -> int:
-        """The number of guesses, for those that can have so many, that pays best."""
+        """Returns the number of draft tokens, for those that can have so many, that pays best."""
         limits = np.array([offer.limit for offer in offers])
-        rates = np.array([offer.drafting.acceptance[offer.guesser].rate for offer in offers])
+        rates = np.array([offer.drafting.acceptance[offer.method].rate for offer in offers])
         lengths = np.arange(limits.max(initial=0) + 1)
         counts = np.minimum(limits[:, None], lengths)  # [offers, lengths]
         chances = np.where(lengths <= limits[:, None], rates[:, None] ** lengths, 0.0)
@@ -140,10 +142,10 @@ class Speculation:
         plain_ns = self._plain.estimate(sizes[:1])[0]
         times = np.maximum(self._checking.estimate(sizes), plain_ns)
         times[0] = plain_ns
-        asks = np.array([offer.guesser is Guesser.MODEL for offer in offers])
-        if self._model is not None and asks.any():
-            step_ns = self._model.times.estimate(np.array([asks.sum()]))[0]
-            times = times + step_ns * counts[asks].max(axis=0)
+        by_model = np.array([offer.method is DraftMethod.MODEL for offer in offers])
+        if self._model is not None and by_model.any():
+            step_ns = self._model.times.estimate(np.array([by_model.sum()]))[0]
+            times = times + step_ns * counts[by_model].max(axis=0)
         gains = tokens / np.maximum(times, 1)
         best = int(gains.argmax())
         if best == 0 and len(lengths) > 1:
@@ -152,7 +154,7 @@ class Speculation:
 
 
 def _worth_checking(rate: float) -> int:
-    """How many guesses in a row are right often enough."""
+    """Returns how many draft tokens in a row are accepted often enough."""
     if rate >= 1:
         return 1 << 16
     return int(log(_WORTH_CHECKING) / log(rate)) if rate > 0 else 0

@@ -24,7 +24,7 @@ class Start(Message, frozen=True, tag=True):
     log_format: LogFormat
     totals: EngineStats  # of the engine process before this one
     vocabulary: TokenPieces | None
-    draft: str | None = None  # path of the model that guesses tokens
+    draft: str | None = None  # path of the draft model
     identity: FileIdentity | None = None  # what the model's file should be; None = whatever it is
 
 

@@ -78,15 +78,15 @@ class SamplingParams(Message, frozen=True):
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
     logit_bias: tuple[tuple[int, float], ...] = ()
-    num_logprobs: int = -1  # alternatives per token; 0 = the chosen token's only; -1 = none
+    num_logprobs: int = -1  # top_logprobs per token; 0 = the chosen token's only; -1 = none
     prompt_logprobs: int = -1  # the same for the prompt's own tokens
     pooling: Pooling | None = None  # asks for an embedding instead of tokens; max_tokens is 0
     grammar: str = ""  # what the output must match, in llguidance's serialised form; "" = anything
     processors: tuple[ProcessorUse, ...] = ()  # in the order in which they apply
     thinking: Thinking | None = None  # goes before what `grammar` constrains; None = none may
-    num_drafts: int = 0  # tokens to guess by prompt lookup in each step; changes no output
+    prompt_lookup_tokens: int = 0  # draft tokens of a step by prompt lookup; changes no output
     adapter: int = NO_ADAPTER  # index in `RunnerInfo.adapters`
-    num_model_drafts: int = 0  # the same with the draft model; of no effect without one
+    draft_model_tokens: int = 0  # draft tokens of a step by the draft model, if there is one
 
 
 class Share(Message, frozen=True):

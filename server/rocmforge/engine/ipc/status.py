@@ -39,13 +39,13 @@ class EngineStats(Message, frozen=True):
     gap_ns_total: int = 0  # between steps, while there was something to do
     host_processed_rows_total: int = 0  # see `StepOutput.host_processed_rows`
     last_step_tokens: int = 0
-    drafts_total: int = 0  # times that guesses by prompt lookup were checked
-    drafted_tokens_total: int = 0  # guessed tokens of those
-    accepted_tokens_total: int = 0  # of those, what the model drew too
-    model_drafts_total: int = 0  # the same for guesses by the draft model
+    drafts_total: int = 0  # times that draft tokens by prompt lookup were checked
+    drafted_tokens_total: int = 0  # draft tokens of those
+    accepted_tokens_total: int = 0  # of those, accepted ones
+    model_drafts_total: int = 0  # the same for draft tokens by the draft model
     model_drafted_tokens_total: int = 0
     model_accepted_tokens_total: int = 0
-    model_draft_ns_total: int = 0  # time that guessing by the draft model took
+    model_draft_ns_total: int = 0  # time that the draft model took
     waiting_by_key: tuple[tuple[int, int], ...] = ()  # (`Share.key`, sequences), if any wait
 
 

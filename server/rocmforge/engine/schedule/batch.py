@@ -82,7 +82,7 @@ def build_masks(chunks: list[Chunk]) -> UInt32Array:
     for matcher, chunk in matchers:
         if chunk.sequence.status is not Status.FINISHED:
             rows = chunk.draw_rows
-            matcher.fill_ahead(allowed[rows.start : rows.stop], chunk.drafts)
+            matcher.fill_ahead(allowed[rows.start : rows.stop], chunk.draft_tokens)
     return allowed
 
 
@@ -194,7 +194,7 @@ class _Rows:
             if seen is None:
                 continue
             for i, row in enumerate(chunk.draw_rows):
-                ahead = seen.ahead(chunk.drafts[:i]) if i else seen
+                ahead = seen.ahead(chunk.draft_tokens[:i]) if i else seen
                 lengths[row] = len(ahead.tokens)
                 parts.append(ahead)
         return (

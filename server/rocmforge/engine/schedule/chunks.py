@@ -14,8 +14,8 @@ class Chunk(NamedTuple):
     """Consecutive tokens of one sequence to compute in a step.
 
     Its logit rows are `first_row` and following: first those that score prompt tokens, in
-    order, then the one that draws the next token. With drafts, which are the last of its tokens,
-    there is one more of those for each: the row of a draft draws what follows if that was right.
+    order, then the one that draws the next token. Draft tokens are the last of its tokens; each has
+    one more of those rows, which draws what follows if the draft token is accepted.
     """
 
     sequence: Sequence
@@ -29,35 +29,35 @@ class Chunk(NamedTuple):
     hidden_sum: int = 0  # row of the sum of its hidden states, if any are wanted
     hidden_start: int = 0  # position of the first token whose hidden state is wanted
     num_hidden: int = 0
-    num_drafts: int = 0
+    num_draft_tokens: int = 0
 
     @property
     def tokens(self) -> Int32Array:
-        """Its token ids, [num_tokens]; the last is undefined if it has a source row."""
+        """The token ids, [num_tokens]; the last is undefined if it has a source row."""
         return self.sequence.tokens[self.start : self.start + self.num_tokens]
 
     @property
     def matcher(self) -> Constraint | None:
-        """What constrains the token it draws."""
+        """The constraint on the token it draws."""
         return self.sequence.matcher if self.samples else None
 
     @property
-    def drafts(self) -> Int32Array:
-        """The tokens that are only guesses, [num_drafts]."""
-        return self.tokens[self.num_tokens - self.num_drafts :]
+    def draft_tokens(self) -> Int32Array:
+        """The draft tokens, [num_draft_tokens]."""
+        return self.tokens[self.num_tokens - self.num_draft_tokens :]
 
     @property
     def num_rows(self) -> int:
-        """Logit rows of this chunk."""
-        return self.num_scores + (1 + self.num_drafts if self.samples else 0)
+        """The number of logit rows of this chunk."""
+        return self.num_scores + (1 + self.num_draft_tokens if self.samples else 0)
 
     @property
     def draw_rows(self) -> range:
-        """Those that draw tokens, in order of position."""
+        """The logit rows that draw tokens, in order of position."""
         return range(self.first_row + self.num_scores, self.first_row + self.num_rows)
 
 
-class Plan:
+class StepBuilder:
     """Chunks chosen so far for one step, and the room that is left.
 
     Args:
@@ -74,7 +74,7 @@ class Plan:
         self._num_hidden_sums = 0
 
     def room_for(self, seq: Sequence) -> int:
-        """How many tokens of the sequence may be computed in this step."""
+        """Returns how many tokens of the sequence may be computed in this step."""
         count = min(seq.num_new, self._tokens_left)
         if self._whole_prompts and count < seq.num_new:
             return 0
@@ -84,12 +84,12 @@ class Plan:
                 count = min(count, unscored + self._score_rows_left - seq.num_computed)
         return count
 
-    def room_for_drafts(self, reserved: int) -> int:
-        """How many drafts may be computed, if `reserved` other sequences get a token each."""
+    def room_for_draft_tokens(self, reserved: int) -> int:
+        """Returns the room for draft tokens if `reserved` other sequences get a token each."""
         return max(0, min(self._tokens_left - 1 - reserved, self._score_rows_left))
 
-    def add(self, seq: Sequence, count: int, num_drafts: int = 0) -> None:
-        """Puts the next `count` tokens of the sequence, and drafts behind them, into the step."""
+    def add(self, seq: Sequence, count: int, num_draft_tokens: int = 0) -> None:
+        """Puts the next `count` tokens of a sequence and draft tokens behind them into the step."""
         start = seq.num_computed
         end = start + count
         score_start, num_scores = end, 0
@@ -98,12 +98,12 @@ class Plan:
             num_scores = max(0, min(end, seq.num_prompt - 1) - score_start)
             seq.num_scored += num_scores
         samples = end == seq.num_tokens and seq.pool is None
-        hidden_start, num_hidden = (end, 0) if seq.pool is None else seq.pool.plan(start, end)
+        hidden_start, num_hidden = (end, 0) if seq.pool is None else seq.pool.claim(start, end)
         on_device = samples and seq.num_known < seq.num_tokens
         chunk = Chunk(
             sequence=seq,
             start=start,
-            num_tokens=count + num_drafts,
+            num_tokens=count + num_draft_tokens,
             source_row=seq.source_row if on_device else NO_SOURCE,
             first_row=self._num_rows,
             score_start=score_start,
@@ -112,14 +112,14 @@ class Plan:
             hidden_sum=self._num_hidden_sums,
             hidden_start=hidden_start,
             num_hidden=num_hidden,
-            num_drafts=num_drafts,
+            num_draft_tokens=num_draft_tokens,
         )
         self.chunks.append(chunk)
         self._tokens_left -= chunk.num_tokens
-        self._score_rows_left -= num_scores + num_drafts
+        self._score_rows_left -= num_scores + num_draft_tokens
         self._num_rows += chunk.num_rows
         self._num_hidden_sums += num_hidden > 0
-        seq.num_computed = end + num_drafts
+        seq.num_computed = end + num_draft_tokens
         if samples:
             seq.num_tokens += 1
             seq.source_row = self._num_rows - 1

@@ -48,7 +48,7 @@ class FairQueue:
         self._queue_of(seq).append(seq)
 
     def put_back(self, seq: Sequence) -> None:
-        """Puts a sequence that had to give way before the others of its key."""
+        """Puts a preempted sequence before the others of its key."""
         self._queue_of(seq).appendleft(seq)
 
     def head(self) -> Sequence | None:
@@ -84,8 +84,8 @@ class FairQueue:
         """The counter of the sequence's key."""
         return self._charged[seq.request.share.key]
 
-    def sort(self, running: list[Sequence]) -> None:
-        """Puts sequences of keys charged less first, and leaves those of one key in order."""
+    def sort_by_charge(self, running: list[Sequence]) -> None:
+        """Sorts running sequences in place: keys charged less first, within a key as they are."""
         if len(self._charged) > 1:
             running.sort(key=self.charged)
 

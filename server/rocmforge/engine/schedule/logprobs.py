@@ -1,4 +1,4 @@
-"""Reads log-probabilities out of a step's result."""
+"""Reads log-probabilities from the result of a step."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from rocmforge.engine.ipc.params import TokenLogprob
 def read_logprobs(
     output: StepOutput, start: int, stop: int, num_top: int
 ) -> tuple[TokenLogprob, ...]:
-    """Log-probabilities of rows `start..stop`, with the `num_top` most probable alternatives."""
+    """Returns log-probabilities of rows `start..stop`, each with its `num_top` top_logprobs."""
     assert output.logprobs is not None, "the step asked for log-probabilities"
     ids = output.token_ids[start:stop].tolist()
     logprobs = output.logprobs[start:stop].tolist()
     tops: list[tuple[tuple[int, float], ...]] = [()] * len(ids)
     if num_top > 0:
-        assert output.top_ids is not None, "the step asked for alternatives"
-        assert output.top_logprobs is not None, "the step asked for alternatives"
+        assert output.top_ids is not None, "the step asked for top_logprobs"
+        assert output.top_logprobs is not None, "the step asked for top_logprobs"
         top_ids = output.top_ids[start:stop, :num_top].tolist()
         top_logprobs = output.top_logprobs[start:stop, :num_top].tolist()
         tops = [tuple(zip(*row, strict=True)) for row in zip(top_ids, top_logprobs, strict=True)]

@@ -1,14 +1,14 @@
-"""Who runs in the next step, with how many tokens, and who has to give way.
+"""Decides which sequences run in the next step, with how many tokens, and which are preempted.
 
-First come, first served, and between API keys by what each was served before (`fairness`). Every
-step first gives one token to each sequence that waits for its next one, then spends what is left of
-the token budget on prompts, in that order. A sequence gets the blocks for all its known tokens when
-it is admitted and one more whenever it grows over a block's edge. When none is left, the newest
-running sequence, of the key served most, gives all of its own back and is computed again later: the
-first in order always gets on, so everything ends.
+The order is first come, first served; between API keys, the key that was served least comes first
+(`fairness`). Every step first gives one token to each sequence that decodes, then spends what is
+left of the token budget on prompts, in that order. A sequence gets the blocks for all its known
+tokens when it is admitted, and one more whenever it grows over the edge of a block. When no block
+is left, the newest running sequence of the key served most is preempted: it gives all its blocks
+back and is recomputed later. The first in order always gets on, so everything ends.
 
-Nothing here does I/O or looks at a clock. Counters run ahead of the device: a planned step
-counts as computed, because steps run in the order in which they were planned.
+Nothing here does I/O or looks at a clock. Counters run ahead of the device: a scheduled step counts
+as computed, because steps run in the order in which they were scheduled.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rocmforge.engine.cache.kv_cache import KvCache
 from rocmforge.engine.constraint.constraint import Constraint
 from rocmforge.engine.ipc.params import FinishReason, GenerateRequest, TokenEvent
 from rocmforge.engine.ipc.status import EngineStats
-from rocmforge.engine.schedule.chunks import Chunk, Plan
+from rocmforge.engine.schedule.chunks import Chunk, StepBuilder
 from rocmforge.engine.schedule.fairness import FairQueue
 from rocmforge.engine.schedule.limits import SchedulerLimits
 from rocmforge.engine.schedule.logprobs import read_logprobs
@@ -35,12 +35,12 @@ from rocmforge.errors import ContextLengthExceeded, QueueFull, UnsupportedFeatur
 
 
 class Scheduler:
-    """Owns all sequences and all blocks.
+    """The owner of all sequences and all blocks.
 
     Args:
         info: block size and count, and the context limit.
         limits: see `SchedulerLimits`.
-        totals: counters to go on counting with.
+        totals: counters to continue.
         masks_late: whether the mask of a token may follow when its step already runs.
     """
 
@@ -134,53 +134,55 @@ class Scheduler:
 
     def schedule(self, now_ns: int) -> list[Chunk]:
         """Decides the next step. No chunks: nothing can be computed before a result is known."""
-        plan = Plan(self._limits, whole_prompts=self._is_encoder)
-        self._waiting.sort(self._running)
-        self._continue_decodes(plan)
-        self._continue_prefills(plan)
-        self._admit(plan, now_ns)
-        return plan.chunks
+        step = StepBuilder(self._limits, whole_prompts=self._is_encoder)
+        self._waiting.sort_by_charge(self._running)
+        self._continue_decodes(step)
+        self._continue_prefills(step)
+        self._admit(step, now_ns)
+        return step.chunks
 
-    def _compute(self, plan: Plan, seq: Sequence, count: int, num_drafts: int = 0) -> None:
+    def _compute(
+        self, step: StepBuilder, seq: Sequence, count: int, num_draft_tokens: int = 0
+    ) -> None:
         """Puts tokens into the step.
 
         The blocks that they fill can be shared at once, by sequences of the same step too: in each
         layer, the keys and values of all tokens are stored before any of them attends.
         """
-        plan.add(seq, count, num_drafts)
+        step.add(seq, count, num_draft_tokens)
         self._cache.publish(seq)
 
-    def _continue_decodes(self, plan: Plan) -> None:
+    def _continue_decodes(self, step: StepBuilder) -> None:
         running = tuple(self._running)
         for i, seq in enumerate(running):
             if seq.num_new == 1 and seq.status is Status.RUNNING and self._grow(seq):
-                drafts = self._draft(seq, plan.room_for_drafts(len(running) - 1 - i))
-                self._compute(plan, seq, 1, drafts)
+                room = step.room_for_draft_tokens(len(running) - 1 - i)
+                self._compute(step, seq, 1, self._add_draft_tokens(seq, room))
 
-    def _continue_prefills(self, plan: Plan) -> None:
+    def _continue_prefills(self, step: StepBuilder) -> None:
         for seq in self._running:
             if seq.num_new > 1:
-                count = plan.room_for(seq)
+                count = step.room_for(seq)
                 if count > 0:
-                    self._compute(plan, seq, count)
+                    self._compute(step, seq, count)
 
-    def _admit(self, plan: Plan, now_ns: int) -> None:
+    def _admit(self, step: StepBuilder, now_ns: int) -> None:
         while len(self._running) < self._limits.max_sequences:
             seq = self._waiting.head()
-            if seq is None or plan.room_for(seq) <= 0 or not self._place(seq):
+            if seq is None or step.room_for(seq) <= 0 or not self._place(seq):
                 return
             self._waiting.remove(seq)
             self._running.append(seq)
             seq.status = Status.RUNNING
-            if not seq.scheduled_ns:  # what is computed again is not charged again
+            if not seq.scheduled_ns:  # what is recomputed is not charged again
                 self._waiting.charge_prompt(seq, seq.num_new)
                 seq.scheduled_ns = now_ns
-            count = plan.room_for(seq)  # less than before, if a part was cached
+            count = step.room_for(seq)  # less than before, if a part was cached
             if count > 0:
-                self._compute(plan, seq, count)
+                self._compute(step, seq, count)
 
     def _grow(self, seq: Sequence) -> bool:
-        """Makes sure the next token has a slot; False if the sequence itself had to give way."""
+        """Makes room for the next token; False if the sequence itself was preempted for that."""
         while not self._cache.extend(seq, seq.num_computed + 1):
             victim = self._running[-1]
             self._preempt(victim)
@@ -188,9 +190,9 @@ class Scheduler:
                 return False
         return True
 
-    def _draft(self, seq: Sequence, room: int) -> int:
-        """Takes guesses to check in this step; nobody has to give way for them."""
-        count = seq.draft(min(room, seq.compute_limit - seq.num_known))
+    def _add_draft_tokens(self, seq: Sequence, room: int) -> int:
+        """Puts draft tokens behind the known ones; no sequence is preempted for them."""
+        count = seq.add_draft_tokens(min(room, seq.compute_limit - seq.num_known))
         if count and not self._cache.extend(seq, seq.num_known + count, reserve=len(self._running)):
             count = min(count, max(0, self._cache.room(seq) - seq.num_known))
         return count
@@ -205,8 +207,8 @@ class Scheduler:
     def _place(self, seq: Sequence) -> bool:
         """Gives a sequence blocks for all its tokens: cached ones first, then fresh ones.
 
-        One free block per running sequence is left alone, so that those do not have to throw
-        the newcomer out again when they grow.
+        One free block per running sequence stays free, so that the newcomer is not preempted when
+        those grow.
         """
         if self._is_encoder:
             return True
@@ -219,7 +221,7 @@ class Scheduler:
 
     @staticmethod
     def _reusable(seq: Sequence) -> int:
-        """How many of its first tokens need not be computed; the last one always is.
+        """Returns how many of its first tokens need not be computed; the last one always is.
 
         A sequence whose prompt is scored needs the logits of every token not scored yet, and one
         that is pooled the hidden states.
@@ -241,14 +243,14 @@ class Scheduler:
     # --- after a step ---
 
     def commit(self, chunks: list[Chunk], output: StepOutput, now_ns: int) -> list[TokenEvent]:
-        """Takes in the results of a step that `schedule` planned.
+        """Takes in the results of a step that `schedule` decided.
 
         Rows of sequences that ended in the meantime are dropped.
         """
         ids: list[int] = output.token_ids.tolist()
         events = []
         for chunk in chunks:
-            num_known = chunk.num_tokens - chunk.num_drafts
+            num_known = chunk.num_tokens - chunk.num_draft_tokens
             if chunk.start < chunk.sequence.num_prompt or num_known > 1:
                 self.totals.prefill_tokens += num_known
             if chunk.sequence.status is Status.FINISHED:
@@ -268,7 +270,7 @@ class Scheduler:
     ) -> TokenEvent:
         seq, sampling = chunk.sequence, chunk.sequence.sampling
         first, first_draw = chunk.first_row, chunk.first_row + chunk.num_scores
-        token_ids = self._right_draws(chunk, ids)
+        token_ids = self._accepted_draws(chunk, ids)
         if -1 in ids[first:first_draw] or -1 in token_ids:
             return self._fail_without_token(seq, now_ns)
         logprobs = prompt_logprobs = reason = None
@@ -280,13 +282,13 @@ class Scheduler:
                     problem = f"The output left its grammar: {seq.matcher.error}"
                     return self._fail(seq, problem, now_ns)
                 reason = self._take_token(seq, token, now_ns)
-                if reason is not None:  # drafts have no token that ends a sequence
+                if reason is not None:  # draft tokens end no sequence
                     assert number == len(token_ids), "nothing follows the last token"
             if sampling.num_logprobs >= 0:
                 end = first_draw + len(token_ids)
                 logprobs = read_logprobs(output, first_draw, end, sampling.num_logprobs)
-            if chunk.num_drafts:
-                self._settle_drafts(seq, chunk.num_drafts, len(token_ids) - 1)
+            if chunk.num_draft_tokens:
+                self._count_accepted(seq, chunk.num_draft_tokens, len(token_ids) - 1)
         elif chunk.start + chunk.num_tokens == seq.compute_limit:
             reason = FinishReason.LENGTH  # only scored: max_tokens is 0
         event = TokenEvent(
@@ -297,21 +299,21 @@ class Scheduler:
         )
         return event if reason is None else self._finish(seq, reason, now_ns, event)
 
-    def _settle_drafts(self, seq: Sequence, drafted: int, accepted: int) -> None:
-        assert seq.drafting is not None, "somebody has guessed"
-        seq.settle_drafts()
-        seq.drafting.settle(drafted, accepted)
-        self.totals.count_drafts(seq.drafting.guesser, drafted, accepted)
+    def _count_accepted(self, seq: Sequence, drafted: int, accepted: int) -> None:
+        assert seq.drafting is not None, "there were draft tokens"
+        seq.drop_rejected()
+        seq.drafting.count(drafted, accepted)
+        self.totals.count_drafts(seq.drafting.method, drafted, accepted)
 
     @staticmethod
-    def _right_draws(chunk: Chunk, ids: list[int]) -> list[int]:
-        """What the rows have drawn, up to the first that differs from the draft in its place.
+    def _accepted_draws(chunk: Chunk, ids: list[int]) -> list[int]:
+        """Returns what the rows have drawn, up to the first that differs from its draft token.
 
-        Draws depend on seed, position and what stands before: with drafts that are right, those
-        are the tokens that would have been drawn one at a time.
+        Draws depend on seed, position and what stands before: behind accepted tokens, they are the
+        tokens that would have been drawn one at a time.
         """
         draws = ids[chunk.draw_rows.start : chunk.draw_rows.stop]
-        for i, (draft, draw) in enumerate(zip(chunk.drafts.tolist(), draws, strict=False)):
+        for i, (draft, draw) in enumerate(zip(chunk.draft_tokens.tolist(), draws, strict=False)):
             if draw != draft:
                 return draws[: i + 1]
         return draws
@@ -319,7 +321,7 @@ class Scheduler:
     def _commit_hidden(
         self, chunk: Chunk, pool: Pool, output: StepOutput, now_ns: int
     ) -> list[TokenEvent]:
-        """Takes hidden states in; the last event when there are no more to come."""
+        """Takes hidden states in; returns the last event when there are no more to come."""
         seq = chunk.sequence
         if chunk.num_hidden:
             assert output.hidden is not None, "the step asked for hidden states"
@@ -378,7 +380,7 @@ class Scheduler:
             timing=seq.timing(now_ns),
         )
 
-    # --- for whoever looks on ---
+    # --- observation ---
 
     @property
     def running(self) -> list[Sequence]:
@@ -391,7 +393,7 @@ class Scheduler:
         return bool(self._live)
 
     def stats(self) -> EngineStats:
-        """A snapshot of gauges and counters."""
+        """Returns a snapshot of gauges and counters."""
         totals = self.totals
         return EngineStats(
             running=len(self._running),
@@ -425,5 +427,5 @@ class Scheduler:
         """Asserts that queues, tables and block counts agree."""
         assert set(self._live.values()) == {*self._running, *self._waiting}
         assert len(self._live) == len(self._running) + len(self._waiting)
-        assert all(seq.num_blocks == 0 for seq in self._waiting), "who waits holds no blocks"
+        assert all(seq.num_blocks == 0 for seq in self._waiting), "waiting sequences hold no blocks"
         self._cache.check_integrity(self._running)

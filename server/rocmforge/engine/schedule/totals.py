@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from rocmforge.backend.protocol import StepCost
 from rocmforge.engine.ipc.status import EngineStats
-from rocmforge.engine.sequence.drafting import Guesser
+from rocmforge.engine.sequence.drafting import DraftMethod
 
 
 @dataclass(slots=True)
@@ -33,9 +33,9 @@ class Totals:
     model_accepted_tokens: int = 0
     model_draft_ns: int = 0
 
-    def count_drafts(self, guesser: Guesser, drafted: int, accepted: int) -> None:
-        """Counts guesses of one sequence in one step, and how many of them were right."""
-        if guesser is Guesser.LOOKUP:
+    def count_drafts(self, method: DraftMethod, drafted: int, accepted: int) -> None:
+        """Counts draft tokens of one sequence in one step, and how many of them were accepted."""
+        if method is DraftMethod.LOOKUP:
             self.drafts += 1
             self.drafted_tokens += drafted
             self.accepted_tokens += accepted

@@ -1,4 +1,4 @@
-"""Draft tokens of one sequence, for speculative decoding, and how often they were accepted."""
+"""The draft tokens of one sequence, for speculative decoding, and how many were accepted."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import numpy as np
 
 from rocmforge.backend.protocol import Int32Array
 
-_NO_GUESSES: Final = np.zeros(0, np.int32)
+_NO_TOKENS: Final = np.zeros(0, np.int32)
 _FADING: Final = 0.9
-"""What an old guess counts when the next ones have been checked."""
+"""The weight of an old draft token after each later check."""
 
 
-class Guesser(Enum):
-    """Who guesses."""
+class DraftMethod(Enum):
+    """Where draft tokens come from."""
 
     LOOKUP = auto()
     MODEL = auto()
@@ -24,51 +24,54 @@ class Guesser(Enum):
 
 @dataclass(slots=True)
 class Acceptance:
-    """How often a guess is right if all before it were right. Begins well, to be tried at all."""
+    """The share of draft tokens that are accepted, given that all before them were.
 
-    right: float = 1.5
+    It begins high, so that drafting is tried at all.
+    """
+
+    accepted: float = 1.5
     checked: float = 2.0
 
-    def take(self, drafted: int, accepted: int) -> None:
-        """Counts the guesses of one step; those behind the first wrong one say nothing."""
-        self.right = _FADING * self.right + accepted
+    def count(self, drafted: int, accepted: int) -> None:
+        """Counts the draft tokens of one step; those behind the first rejected one tell nothing."""
+        self.accepted = _FADING * self.accepted + accepted
         self.checked = _FADING * self.checked + min(accepted + 1, drafted)
 
     def forgive(self) -> None:
         """Goes half of the way back to the beginning."""
-        self.right, self.checked = (self.right + 1.5) / 2, (self.checked + 2) / 2
+        self.accepted, self.checked = (self.accepted + 1.5) / 2, (self.checked + 2) / 2
 
     @property
     def rate(self) -> float:
-        """Between 0 and 1."""
-        return min(self.right / self.checked, 1.0)
+        """The share, from 0 to 1."""
+        return min(self.accepted / self.checked, 1.0)
 
 
 class Drafting:
-    """The guesses for one sequence.
+    """The draft tokens of one sequence.
 
     Args:
-        limits: how many tokens each may guess in a step.
+        limits: by method, the draft tokens of one step at most.
     """
 
-    def __init__(self, limits: dict[Guesser, int]) -> None:
+    def __init__(self, limits: dict[DraftMethod, int]) -> None:
         self.limits = limits
-        self.acceptance = {guesser: Acceptance() for guesser in Guesser}
-        self.guesses: Int32Array = _NO_GUESSES  # for the next step
-        self.guesser = Guesser.LOOKUP  # whose they are
-        self.paused_until = 0  # the sequence has so many tokens
+        self.acceptance = {method: Acceptance() for method in DraftMethod}
+        self.tokens: Int32Array = _NO_TOKENS  # for the next step
+        self.method = DraftMethod.LOOKUP  # where they come from
+        self.paused_until = 0  # until the sequence has so many tokens
 
-    def take_guesses(self) -> Int32Array:
-        """The guesses, once."""
-        guesses, self.guesses = self.guesses, _NO_GUESSES
-        return guesses
+    def take_tokens(self) -> Int32Array:
+        """Returns the draft tokens, [K], and forgets them."""
+        tokens, self.tokens = self.tokens, _NO_TOKENS
+        return tokens
 
-    def settle(self, drafted: int, accepted: int) -> None:
-        """Learns how many of the last guesses were right."""
-        self.acceptance[self.guesser].take(drafted, accepted)
+    def count(self, drafted: int, accepted: int) -> None:
+        """Counts how many of the last draft tokens were accepted."""
+        self.acceptance[self.method].count(drafted, accepted)
 
     def pause(self, until: int) -> None:
-        """Lets the sequence go on without guesses, and then try again with less prejudice."""
+        """Stops drafting until the sequence has `until` tokens, then tries again with more hope."""
         self.paused_until = until
         for acceptance in self.acceptance.values():
             acceptance.forgive()

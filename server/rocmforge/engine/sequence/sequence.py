@@ -10,7 +10,7 @@ from rocmforge.backend.protocol import NO_SOURCE, Float32Array, Int32Array
 from rocmforge.engine.constraint.constraint import Constraint
 from rocmforge.engine.ipc.params import GenerateRequest, RequestTiming
 from rocmforge.engine.sequence.block_keys import BlockKey, chain_key, root_key
-from rocmforge.engine.sequence.drafting import Drafting, Guesser
+from rocmforge.engine.sequence.drafting import Drafting, DraftMethod
 from rocmforge.engine.sequence.pooling import Pool
 
 
@@ -46,10 +46,10 @@ class SeenTokens:
             self._size += 1
         self._counts[i] += 1
 
-    def ahead(self, drafts: Int32Array) -> SeenTokens:
+    def ahead(self, tokens: Int32Array) -> SeenTokens:
         """What would be seen if these tokens were produced next."""
-        copy = self.copy(len(drafts))
-        for token in drafts.tolist():
+        copy = self.copy(len(tokens))
+        for token in tokens.tolist():
             copy.add(token)
         return copy
 
@@ -89,9 +89,9 @@ class Sequence:
     What is left to do is `num_new`; whether that is a prompt, a part of one, a recomputation or
     the next token makes no difference to anyone.
 
-    Drafts stand in `tokens` behind those that are known, and count as computed while their step is
-    in flight. A sequence with drafts waits for its results, and `settle_drafts` takes the wrong
-    ones back.
+    Draft tokens stand in `tokens` behind those that are known, and count as computed while their
+    step is in flight. A sequence with draft tokens waits for its results, and `drop_rejected` takes
+    back those that were not accepted.
     """
 
     def __init__(
@@ -107,10 +107,13 @@ class Sequence:
         self.request = request
         self.sampling = sampling
         self.matcher = matcher  # what it may draw depends on every token before
-        # Logits processors look at one history only, so they are not run for drafts.
-        guesses = {Guesser.LOOKUP: sampling.num_drafts, Guesser.MODEL: sampling.num_model_drafts}
-        is_drafted = any(guesses.values()) and not (sampling.processors or sampling.pooling)
-        self.drafting = Drafting(guesses) if is_drafted else None
+        # Logits processors look at one history only, so they are not run for draft tokens.
+        limits = {
+            DraftMethod.LOOKUP: sampling.prompt_lookup_tokens,
+            DraftMethod.MODEL: sampling.draft_model_tokens,
+        }
+        has_drafts = any(limits.values()) and not (sampling.processors or sampling.pooling)
+        self.drafting = Drafting(limits) if has_drafts else None
         # Whether its last token must be known before the next is planned. `Speculation` changes it.
         self.waits = self.always_waits = waits
         self.status = Status.WAITING
@@ -202,7 +205,7 @@ class Sequence:
         self.num_blocks = 0
         self.num_computed = 0
         if self.drafting is not None:
-            self.drafting.take_guesses()
+            self.drafting.take_tokens()
 
     def block_key(self, block: int) -> BlockKey:
         """Key of the block-th block, all of whose tokens are known."""
@@ -219,20 +222,20 @@ class Sequence:
         if self.seen is not None:
             self.seen.add(token)
 
-    def draft(self, count: int) -> int:
-        """Puts up to `count` of its guesses behind the known tokens; returns how many."""
+    def add_draft_tokens(self, count: int) -> int:
+        """Puts up to `count` draft tokens behind the known tokens; returns how many."""
         if self.drafting is None:
             return 0
-        drafts = self.drafting.take_guesses()[:count]
-        stops = np.flatnonzero(np.isin(drafts, list(self.stop_ids)))
-        drafts = drafts[: stops[0]] if len(stops) else drafts
+        added = self.drafting.take_tokens()[:count]
+        stops = np.flatnonzero(np.isin(added, list(self.stop_ids)))
+        added = added[: stops[0]] if len(stops) else added
         if self.matcher is not None:
-            drafts = drafts[: self.matcher.count_allowed(drafts)]
-        self.tokens[self.num_known : self.num_known + len(drafts)] = drafts
-        return len(drafts)
+            added = added[: self.matcher.count_allowed(added)]
+        self.tokens[self.num_known : self.num_known + len(added)] = added
+        return len(added)
 
-    def settle_drafts(self) -> None:
-        """Takes back what was computed for drafts that turned out to be wrong."""
+    def drop_rejected(self) -> None:
+        """Takes back what was computed for draft tokens that were not accepted."""
         self.num_tokens = self.num_known
         self.num_computed = min(self.num_computed, self.num_known - 1)
 

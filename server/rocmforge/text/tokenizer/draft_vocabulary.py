@@ -1,4 +1,4 @@
-"""Whether a draft model's tokens are those of the model that checks its guesses."""
+"""Checks that a draft model has the tokens of the model that it drafts for."""
 
 from __future__ import annotations
 

@@ -84,6 +84,10 @@ def check_charsmap(charsmap: bytes) -> None:
     replacements = charsmap[4 + size :]
     if not replacements.endswith(b"\0"):
         raise _broken("its last replacement has no end")
+    try:
+        replacements.decode()
+    except UnicodeDecodeError as error:
+        raise _broken("its replacements are no UTF-8") from error
     characters = np.arange(1, 256)
     nodes = _children(units[:1], np.zeros(1, np.int64))
     is_new = np.ones(len(units), np.bool_)  # prefixes share what follows them

@@ -196,7 +196,7 @@ def test_a_matcher_that_raises_fails_its_own_request_only(
         return found
 
     monkeypatch.setattr(Grammars, "matcher", matcher)
-    drafted = structs.replace(sampling(broken), num_drafts=4)
+    drafted = structs.replace(sampling(broken), prompt_lookup_tokens=4)
     repeats = [97, 98, 97, 98, 97, 98]
     together = bench(pipeline).run(*others, request(9, repeats, drafted, eos_ids=(262,)))
     failed = together.pop(9).last

@@ -38,23 +38,25 @@ def run(config: FakeConfig, **fields: object) -> list[list[int]]:
 
 
 @PIPELINES
-@pytest.mark.parametrize("num_drafts", [0, 4])
+@pytest.mark.parametrize("prompt_lookup_tokens", [0, 4])
 def test_a_section_is_closed_when_its_budget_is_spent(
-    pipeline: FakeConfig, num_drafts: int
+    pipeline: FakeConfig, prompt_lookup_tokens: int
 ) -> None:
     thinking = Thinking(begin=BEGIN, end=END, is_begun=True, budget=7)
-    for tokens in run(pipeline, thinking=thinking, num_drafts=num_drafts):
+    for tokens in run(pipeline, thinking=thinking, prompt_lookup_tokens=prompt_lookup_tokens):
         assert END in tokens[:8] or EOS in tokens[:8]
 
 
 @PIPELINES
-@pytest.mark.parametrize("num_drafts", [0, 4])
+@pytest.mark.parametrize("prompt_lookup_tokens", [0, 4])
 @pytest.mark.parametrize("budget", [0, 1, 9])
 def test_the_answer_behind_a_section_follows_its_grammar(
-    pipeline: FakeConfig, num_drafts: int, budget: int
+    pipeline: FakeConfig, prompt_lookup_tokens: int, budget: int
 ) -> None:
     thinking = Thinking(begin=BEGIN, end=END, is_begun=True, budget=budget)
-    for tokens in run(pipeline, thinking=thinking, grammar=DIGITS, num_drafts=num_drafts):
+    for tokens in run(
+        pipeline, thinking=thinking, grammar=DIGITS, prompt_lookup_tokens=prompt_lookup_tokens
+    ):
         end = tokens.index(END)
         assert end <= budget
         answer = b"".join(PIECES.pieces[token] for token in tokens[end + 1 : -1])

@@ -21,8 +21,8 @@ from tests.unit.engine.constraint.test_grammar import PIECES, VOCAB_SIZE, lark
 from tests.unit.engine.helpers import Bench, Clock, limits, request
 
 PROMPT = [3, 1, 4, 1, 5]
-GREEDY = SamplingParams(max_tokens=60, temperature=0, num_model_drafts=4)
-SAMPLED = SamplingParams(max_tokens=60, seed=7, num_model_drafts=4)
+GREEDY = SamplingParams(max_tokens=60, temperature=0, draft_model_tokens=4)
+SAMPLED = SamplingParams(max_tokens=60, seed=7, draft_model_tokens=4)
 DEPTHS = pytest.mark.parametrize("depth", [1, 2])
 
 
@@ -48,14 +48,14 @@ def test_a_draft_that_sees_alike_draws_alike(depth: int, sampling: SamplingParam
 
 
 @DEPTHS
-def test_wrong_guesses_cost_steps_and_nothing_else(depth: int) -> None:
+def test_rejected_tokens_cost_steps_and_nothing_else(depth: int) -> None:
     config = FakeConfig(pipeline_depth=depth, block_size=4)
     bench = Bench(config, draft=replace(config, wrong_one_in=4))
     samplings = [msgspec.structs.replace(SAMPLED, seed=seed) for seed in range(6)]
     assert run(bench, *samplings) == [expected(each, i) for i, each in enumerate(samplings)]
     stats = bench.stats
-    # After a wrong guess the draft model is as good as before: three of four are right, if all
-    # before them were.
+    # After a rejected token the draft model is as good as before: three of four are accepted,
+    # if all before them were.
     assert 0.45 < stats.model_accepted_tokens_total / stats.model_drafted_tokens_total < 0.8
     assert stats.model_accepted_tokens_total > stats.decode_tokens_total / 3
 
@@ -68,19 +68,19 @@ def test_wrong_guesses_cost_steps_and_nothing_else(depth: int) -> None:
     st.sampled_from([1, 2]),
     st.sampled_from([1, 4]),
 )
-def test_it_guesses_from_what_came_whatever_it_guessed_before(
+def test_it_drafts_from_what_came_whatever_it_drafted_before(
     rounds: list[tuple[int, int, list[int]]], depth: int, block_size: int
 ) -> None:
-    """Some of the guesses turn out right, and other tokens follow that it did not see coming."""
+    """Some draft tokens are accepted, and other tokens follow that it did not see coming."""
     runner = make_runner(FakeConfig(pipeline_depth=depth, block_size=block_size), 400, 8, 64)
     model = DraftModel(runner, limits(), 1000, Clock(), Totals())
     sequence = Sequence(request(0, PROMPT, msgspec.structs.replace(GREEDY, max_tokens=200)), 16)
     sequence.status = Status.RUNNING
     tokens = list(PROMPT)
     for count, right, others in rounds:
-        (guesses,) = model.guess([(sequence, count)])
-        assert guesses.tolist() == continuation(tokens, count)
-        for token in [*guesses.tolist()[:right], *others]:
+        (drafted,) = model.draft([(sequence, count)])
+        assert drafted.tolist() == continuation(tokens, count)
+        for token in [*drafted.tolist()[:right], *others]:
             sequence.append(token)
             tokens.append(token)
     model.check_integrity()
@@ -95,7 +95,7 @@ def test_a_draft_that_is_always_wrong_is_given_up() -> None:
     assert bench.stats.model_drafted_tokens_total < 60
 
 
-def test_nothing_is_guessed_where_checking_costs_more_than_it_saves() -> None:
+def test_nothing_is_drafted_where_checking_costs_more_than_it_saves() -> None:
     filled = FakeConfig(token_ns=1_000_000)  # each token adds its full time to a step
     bench = Bench(filled, draft=FakeConfig(wrong_one_in=2))
     assert run(bench, *[GREEDY] * 8) == [expected(GREEDY, i) for i in range(8)]
@@ -105,7 +105,7 @@ def test_nothing_is_guessed_where_checking_costs_more_than_it_saves() -> None:
     assert drafted < bench.stats.model_drafted_tokens_total / 4
 
 
-def test_who_goes_without_guesses_keeps_two_steps_in_flight() -> None:
+def test_a_sequence_without_draft_tokens_keeps_two_steps_in_flight() -> None:
     calls = []
     for draft in (None, FakeConfig(wrong_one_in=1)):
         bench = Bench(FakeConfig(pipeline_depth=2), draft=draft)
@@ -120,7 +120,7 @@ def test_who_goes_without_guesses_keeps_two_steps_in_flight() -> None:
     assert with_bad_draft < without * 1.2
 
 
-def test_guesses_end_before_a_stop_token_and_the_last_token() -> None:
+def test_draft_tokens_end_before_a_stop_token_and_the_last_token() -> None:
     stop = expected(GREEDY)[17]
     sampling = msgspec.structs.replace(GREEDY, stop_token_ids=(stop,))
     bench = Bench(draft=FakeConfig())
@@ -135,10 +135,12 @@ def test_the_drafts_follow_a_grammar(depth: int) -> None:
     grammar = lark('start: ("ab" | "ba" | "1"){20,40} ";"')
     config = FakeConfig(pipeline_depth=depth, vocab_size=VOCAB_SIZE)
     answers, rates = [], []
-    for num_drafts in (0, 4):
+    for prompt_lookup_tokens in (0, 4):
         bench = Bench(config, grammars=Grammars(PIECES, VOCAB_SIZE), draft=config)
         sampling = [
-            SamplingParams(max_tokens=90, seed=i, grammar=grammar, num_model_drafts=num_drafts)
+            SamplingParams(
+                max_tokens=90, seed=i, grammar=grammar, draft_model_tokens=prompt_lookup_tokens
+            )
             for i in range(5)
         ]
         results = bench.run(
@@ -148,7 +150,7 @@ def test_the_drafts_follow_a_grammar(depth: int) -> None:
         stats = bench.stats
         rates.append(stats.model_accepted_tokens_total / max(stats.model_drafted_tokens_total, 1))
     assert answers[0] == answers[1]
-    assert rates[1] > 0.9  # without masks, nearly all guesses would be wrong
+    assert rates[1] > 0.9  # without masks, nearly all draft tokens would be rejected
 
 
 def test_a_prompt_is_read_in_chunks_while_the_sequence_goes_on() -> None:
@@ -180,7 +182,7 @@ def test_who_finds_no_room_in_the_drafts_cache_goes_without() -> None:
     [FakeConfig(max_context=20), FakeConfig(vocab_size=400), FakeConfig(nan_token=44)],
     ids=["a shorter context", "fewer tokens", "NaN"],
 )
-def test_a_draft_that_cannot_go_on_guesses_no_more(draft: FakeConfig) -> None:
+def test_a_draft_model_that_cannot_go_on_drafts_no_more(draft: FakeConfig) -> None:
     bench = Bench(FakeConfig(), draft=draft)
     assert run(bench, *[SAMPLED] * 3) == [expected(SAMPLED, i) for i in range(3)]
 
@@ -201,7 +203,7 @@ def test_sequences_that_end_early_leave_no_block_in_the_drafts_cache() -> None:
     assert reasons == [FinishReason.LENGTH, FinishReason.DEADLINE, FinishReason.CANCELLED]
 
 
-def test_whoever_gives_way_is_guessed_for_again_later() -> None:
+def test_a_preempted_sequence_gets_draft_tokens_again_later() -> None:
     tight = FakeConfig(block_size=4, num_blocks=24, max_context=80)
     bench = Bench(tight, draft=replace(tight, num_blocks=1000))
     assert run(bench, *[SAMPLED] * 4) == [expected(SAMPLED, i) for i in range(4)]
@@ -209,7 +211,7 @@ def test_whoever_gives_way_is_guessed_for_again_later() -> None:
     assert bench.stats.model_accepted_tokens_total > 0
 
 
-def test_penalties_and_biases_hold_in_guesses() -> None:
+def test_penalties_and_biases_hold_in_drafted() -> None:
     banned = expected(SAMPLED)[3]
     sampling = msgspec.structs.replace(
         SAMPLED, presence_penalty=0.5, logit_bias=((banned, float("-inf")),)
@@ -222,7 +224,7 @@ def test_penalties_and_biases_hold_in_guesses() -> None:
 
 
 @pytest.mark.parametrize("done", [0, 1, 17])
-def test_a_request_that_goes_on_in_a_new_engine_is_guessed_for(done: int) -> None:
+def test_a_request_that_goes_on_in_a_new_engine_gets_draft_tokens(done: int) -> None:
     sampling = msgspec.structs.replace(SAMPLED, frequency_penalty=0.5)
     whole = expected(sampling)
     rest = msgspec.structs.replace(
@@ -237,7 +239,7 @@ def test_a_request_that_goes_on_in_a_new_engine_is_guessed_for(done: int) -> Non
 def test_embeddings_and_scored_prompts_go_along() -> None:
     config = FakeConfig(pipeline_depth=2)
     bench = Bench(config, draft=config)
-    pooled = SamplingParams(max_tokens=0, pooling=Pooling.MEAN, num_model_drafts=4)
+    pooled = SamplingParams(max_tokens=0, pooling=Pooling.MEAN, draft_model_tokens=4)
     scored = msgspec.structs.replace(GREEDY, prompt_logprobs=1, num_logprobs=2)
     results = bench.run(
         request(0, PROMPT, pooled), request(1, PROMPT, scored), request(2, PROMPT, GREEDY)
@@ -250,7 +252,7 @@ def test_embeddings_and_scored_prompts_go_along() -> None:
     assert results[1].prompt_logprobs == plain.prompt_logprobs
 
 
-def test_a_sequence_with_logits_processors_is_not_guessed_for() -> None:
+def test_a_sequence_with_logits_processors_gets_no_draft_tokens() -> None:
     use = ProcessorUse(name="walk", numbers=(1.0,))
     bench = Bench(draft=FakeConfig())
     run(bench, msgspec.structs.replace(GREEDY, processors=(use,)))
@@ -259,7 +261,7 @@ def test_a_sequence_with_logits_processors_is_not_guessed_for() -> None:
 
 def test_prompt_lookup_goes_first_until_the_model_is_right_more_often() -> None:
     few = FakeConfig(vocab_size=2)
-    both = msgspec.structs.replace(GREEDY, num_drafts=4, max_tokens=200)
+    both = msgspec.structs.replace(GREEDY, prompt_lookup_tokens=4, max_tokens=200)
     bench = Bench(few, draft=few)
     result = bench.run(request(0, [0, 1, 1, 0], both))[0]
     assert result.token_ids == continuation([0, 1, 1, 0], 200, vocab_size=2)

@@ -1,4 +1,4 @@
-"""Prompt lookup: what it guesses, and that guesses change nothing but the number of steps."""
+"""Prompt lookup: what it finds, and that draft tokens change only the number of steps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.fake_backend import FakeConfig, continuation
 from tests.unit.engine.constraint.test_grammar import PIECES, VOCAB_SIZE, lark
 from tests.unit.engine.helpers import Bench, Result, limits, request
 
-FEW = FakeConfig(vocab_size=2)  # a model of two tokens: guesses are often right
+FEW = FakeConfig(vocab_size=2)  # of two tokens: draft tokens are often accepted
 PIPELINES = pytest.mark.parametrize(
     "pipeline",
     [FakeConfig(), FakeConfig(pipeline_depth=2), FakeConfig(pipeline_depth=2, masks_late=True)],
@@ -24,7 +24,7 @@ PIPELINES = pytest.mark.parametrize(
 )
 
 
-def guess(tokens: list[int], count: int) -> list[int]:
+def find(tokens: list[int], count: int) -> list[int]:
     found: list[int] = look_up(np.array(tokens, np.int32), count).tolist()
     return found
 
@@ -42,29 +42,27 @@ def guess(tokens: list[int], count: int) -> list[int]:
         ([1, 2, 1, 2], 0, []),
     ],
 )
-def test_what_followed_before_is_guessed(
-    tokens: list[int], count: int, expected: list[int]
-) -> None:
-    assert guess(tokens, count) == expected
+def test_what_followed_before_is_found(tokens: list[int], count: int, expected: list[int]) -> None:
+    assert find(tokens, count) == expected
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.integers(0, 9))
-def test_a_guess_follows_an_earlier_copy_of_the_end(tokens: list[int], count: int) -> None:
-    guessed = guess(tokens, count)
-    assert len(guessed) <= count
-    if guessed:
+def test_what_is_found_follows_an_earlier_copy_of_the_end(tokens: list[int], count: int) -> None:
+    found = find(tokens, count)
+    assert len(found) <= count
+    if found:
         text = "".join(map(str, tokens))
-        assert text[-2:] + "".join(map(str, guessed)) in text
+        assert text[-2:] + "".join(map(str, found)) in text
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_right_guesses_save_steps(depth: int) -> None:
+def test_accepted_tokens_save_steps(depth: int) -> None:
     config = replace(FEW, pipeline_depth=depth)
     prompt = [0, 1, 1, 0]
     steps = []
-    for num_drafts in (0, 4):
+    for prompt_lookup_tokens in (0, 4):
         bench = Bench(config)
-        sampling = SamplingParams(max_tokens=60, num_drafts=num_drafts)
+        sampling = SamplingParams(max_tokens=60, prompt_lookup_tokens=prompt_lookup_tokens)
         result = bench.run(request(0, prompt, sampling))[0]
         assert result.token_ids == continuation(prompt, 60, vocab_size=2)
         steps.append(bench.stats.steps_total)
@@ -80,7 +78,7 @@ def test_a_stop_token_ends_it_where_it_would_have(pipeline: FakeConfig) -> None:
     config = replace(pipeline, vocab_size=3)
     expected = continuation(prompt, 40, vocab_size=3)
     for stop in (0, 1, 2):
-        sampling = SamplingParams(max_tokens=40, num_drafts=5, stop_token_ids=(stop,))
+        sampling = SamplingParams(max_tokens=40, prompt_lookup_tokens=5, stop_token_ids=(stop,))
         result = Bench(config).run(request(0, prompt, sampling))[0]
         assert result.token_ids == expected[: expected.index(stop) + 1]
         assert result.last is not None
@@ -90,9 +88,12 @@ def test_a_stop_token_ends_it_where_it_would_have(pipeline: FakeConfig) -> None:
 def test_min_tokens_holds_within_a_draft() -> None:
     prompt = [0, 1, 0, 1, 1]
     results = []
-    for num_drafts in (0, 6):
+    for prompt_lookup_tokens in (0, 6):
         sampling = SamplingParams(
-            max_tokens=40, min_tokens=9, num_drafts=num_drafts, stop_token_ids=(2,)
+            max_tokens=40,
+            min_tokens=9,
+            prompt_lookup_tokens=prompt_lookup_tokens,
+            stop_token_ids=(2,),
         )
         results.append(Bench(FakeConfig(vocab_size=3)).run(request(0, prompt, sampling))[0])
     assert results[0].token_ids == results[1].token_ids
@@ -105,14 +106,19 @@ def test_drafts_follow_a_grammar(pipeline: FakeConfig) -> None:
     config = replace(pipeline, vocab_size=VOCAB_SIZE, block_size=4, num_blocks=40)
     said: list[dict[int, list[int]]] = []
     accepted = 0
-    for num_drafts in (0, 6):
+    for prompt_lookup_tokens in (0, 6):
         made = Bench(config, grammars=Grammars(PIECES, VOCAB_SIZE))
         results: dict[int, Result] = made.run(
             *[
                 request(
                     i,
                     [1, 2, i],
-                    SamplingParams(max_tokens=90, seed=i, grammar=grammar, num_drafts=num_drafts),
+                    SamplingParams(
+                        max_tokens=90,
+                        seed=i,
+                        grammar=grammar,
+                        prompt_lookup_tokens=prompt_lookup_tokens,
+                    ),
                     eos_ids=(262,),
                 )
                 for i in range(6)
@@ -128,17 +134,23 @@ def test_drafts_leave_room_for_everybody_else() -> None:
     config = replace(FEW, block_size=4, num_blocks=40)
     bench = Bench(config, limits(max_sequences=8, max_batched_tokens=8))
     results = bench.run(
-        *[request(i, [0, 1, 0], SamplingParams(max_tokens=20, num_drafts=9)) for i in range(8)]
+        *[
+            request(i, [0, 1, 0], SamplingParams(max_tokens=20, prompt_lookup_tokens=9))
+            for i in range(8)
+        ]
     )
     for result in results.values():
         assert result.token_ids == continuation([0, 1, 0], 20, vocab_size=2)
 
 
-def test_a_nan_counts_only_where_the_guess_before_it_was_right() -> None:
+def test_a_nan_counts_only_where_the_draft_token_before_it_was_accepted() -> None:
     outcomes = []
-    for num_drafts in (0, 5):
+    for prompt_lookup_tokens in (0, 5):
         bench = Bench(FakeConfig(vocab_size=4, nan_token=2))
-        sampling = [SamplingParams(max_tokens=30, num_drafts=num_drafts, seed=i) for i in range(40)]
+        sampling = [
+            SamplingParams(max_tokens=30, prompt_lookup_tokens=prompt_lookup_tokens, seed=i)
+            for i in range(40)
+        ]
         results = bench.run(*[request(i, [0, 1, 2, 3, 0, 1], s) for i, s in enumerate(sampling)])
         outcomes.append(
             [(r.token_ids, r.last.finish_reason) for r in results.values() if r.last is not None]

@@ -1,4 +1,4 @@
-"""What times of steps are remembered, and how many guesses follow from them."""
+"""Which times of steps are remembered, and how many draft tokens follow from them."""
 
 from __future__ import annotations
 
@@ -45,21 +45,21 @@ def test_between_sizes_it_is_a_line_and_beyond_them_the_nearest() -> None:
     assert not made.knows(8)
 
 
-def test_the_rate_is_of_guesses_behind_right_ones() -> None:
+def test_the_rate_is_of_draft_tokens_behind_accepted_ones() -> None:
     acceptance = Acceptance()
     for _ in range(100):
-        acceptance.take(drafted=4, accepted=2)  # two right ones, a wrong one, one nobody knows of
+        acceptance.count(drafted=4, accepted=2)  # two accepted, one rejected, one unknown
     assert acceptance.rate == pytest.approx(2 / 3, abs=0.01)
-    acceptance.take(drafted=4, accepted=4)
+    acceptance.count(drafted=4, accepted=4)
     assert acceptance.rate > 2 / 3
 
 
 @pytest.mark.parametrize(("token_ns", "least", "most"), [(0, 3.5, 4.0), (400, 0.0, 2.0)])
-def test_the_costlier_a_token_is_to_check_the_fewer_are_guessed(
+def test_the_costlier_a_token_is_to_check_the_fewer_are_drafted(
     token_ns: int, least: float, most: float
 ) -> None:
     bench = Bench(FakeConfig(token_ns=token_ns), draft=FakeConfig(wrong_one_in=5))
-    sampling = SamplingParams(max_tokens=300, num_model_drafts=4)
+    sampling = SamplingParams(max_tokens=300, draft_model_tokens=4)
     bench.run(*[request(i, [i, 5], sampling) for i in range(4)])
     stats = bench.stats
     at_once = stats.model_drafted_tokens_total / max(stats.model_drafts_total, 1)

@@ -6,7 +6,7 @@ import numpy as np
 
 from rocmforge.engine.ipc.params import SamplingParams
 from rocmforge.engine.schedule.batch import build_step
-from rocmforge.engine.schedule.chunks import Chunk, Plan
+from rocmforge.engine.schedule.chunks import Chunk, StepBuilder
 from rocmforge.engine.schedule.limits import SchedulerLimits
 from rocmforge.engine.sequence.sequence import Sequence
 from tests.unit.engine.helpers import request
@@ -28,7 +28,7 @@ def sequence(
 
 
 def plan(*parts: tuple[Sequence, int]) -> list[Chunk]:
-    chosen = Plan(LIMITS)
+    chosen = StepBuilder(LIMITS)
     for seq, num_tokens in parts:
         chosen.add(seq, num_tokens)
     return chosen.chunks

@@ -193,7 +193,7 @@ def test_no_place_stays_free_while_anybody_waits(arrivals: list[list[Job]]) -> N
 def test_everything_ends_in_order_within_its_key(
     arrivals: list[list[Job]], num_blocks: int, data: st.DataObject
 ) -> None:
-    """Also with so few blocks that sequences have to give way, and when some are cancelled."""
+    """Also with so few blocks that sequences are preempted, and when some are cancelled."""
     world = World(num_blocks)
     added = []
     cancelled: set[int] = set()

@@ -1,4 +1,4 @@
-"""Which draft models may guess for a model: those with its tokens, but for padding."""
+"""Which draft models may draft for a model: those with its tokens, but for padding."""
 
 from __future__ import annotations
 

@@ -162,6 +162,7 @@ def test_text_is_normalised_by_the_files_own_table() -> None:
         (charsmap(root=1 << 20), "a prefix leads out"),
         (charsmap(child=1 << 19), "leads out of it"),
         (charsmap(end=b"x"), "has no end"),
+        (charsmap(end=b"\xff\0"), "no UTF-8"),
         (charsmap()[:3], "sizes"),
         (charsmap()[:4000], "sizes"),
     ],
