@@ -2,7 +2,7 @@
 
     HIP_PLATFORM=nvidia python -m benchmarks.gpu_check MODEL.gguf --oracle smollm2
 
-Three answers are compared with tests/data/models/oracle: the first token's alternatives, tokens
+Three answers are compared with tests/data/models/oracle: the first token's top_logprobs, tokens
 forced one by one through decode, and the same tokens in one prefill. Where the recorded lead of a
 token over the runner-up is smaller than NEAR_TIE, 8-bit activations may choose the runner-up.
 Exit status 1 if the model is wrong. Without `--oracle` it only measures.
@@ -26,7 +26,7 @@ from tests.backend.driving import Chunk, Driver, Want, make_step
 
 ORACLE = Path(__file__).parents[1] / "tests/data/models/oracle"
 NEAR_TIE = 0.5  # nats
-LOGPROB_TOLERANCE = 0.5  # nats, of the recorded alternatives
+LOGPROB_TOLERANCE = 0.5  # nats, of the recorded top_logprobs
 
 
 def main() -> int:

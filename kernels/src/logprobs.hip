@@ -19,13 +19,13 @@ __device__ __forceinline__ Best next_best(const float* logits, int vocab, Best l
 }  // namespace rf
 
 // Rows with num_logprobs >= 0 get the logarithm of the probability of their token, and the first
-// num_logprobs of top_ids and top_logprobs [L, alternatives], most probable first, smaller id
+// num_logprobs of top_ids and top_logprobs [L, num_top], most probable first, smaller id
 // first among equals. The rest is NaN, -1 and minus infinity. Grid: (L).
 extern "C" __global__ __launch_bounds__(rf::kLogprobThreads) void rf_logprobs(
     const float* __restrict__ logits, const int32_t* __restrict__ tokens,
     const int32_t* __restrict__ num_logprobs, float* __restrict__ logprobs,
     int32_t* __restrict__ top_ids, float* __restrict__ top_logprobs, int32_t vocab,
-    int32_t alternatives) {
+    int32_t num_top) {
   __shared__ rf::Best best_of_wave[rf::kMaxWaves];
   __shared__ float scratch[rf::kMaxWaves];
   const int row = blockIdx.x;
@@ -52,8 +52,8 @@ extern "C" __global__ __launch_bounds__(rf::kLogprobThreads) void rf_logprobs(
     logprobs[row] = wanted >= 0 ? (own[token] - highest) - log_total : __builtin_nanf("");
   }
 
-  const int found = rf::min(rf::min(wanted, alternatives), vocab);
-  const int64_t first = static_cast<int64_t>(row) * alternatives;
+  const int found = rf::min(rf::min(wanted, num_top), vocab);
+  const int64_t first = static_cast<int64_t>(row) * num_top;
   for (int i = 0; i < found; ++i) {
     const rf::Best best = rf::best_of(best_of_wave, waves);
     if (threadIdx.x == 0) {
@@ -68,8 +68,7 @@ extern "C" __global__ __launch_bounds__(rf::kLogprobThreads) void rf_logprobs(
     }
     __syncthreads();
   }
-  for (int i = rf::max(found, 0) + threadIdx.x; i < alternatives;
-       i += static_cast<int>(blockDim.x)) {
+  for (int i = rf::max(found, 0) + threadIdx.x; i < num_top; i += static_cast<int>(blockDim.x)) {
     top_ids[first + i] = rf::kNoToken;
     top_logprobs[first + i] = -rf::kInfinity;
   }

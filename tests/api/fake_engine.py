@@ -86,9 +86,9 @@ def say(*steps: Sequence[int], finish: FinishReason = FinishReason.STOP) -> Scri
     return script
 
 
-def score(token: int, alternatives: int) -> TokenLogprob:
+def score(token: int, num_top: int) -> TokenLogprob:
     """A log-probability that a test can predict: -1/8 of the token id's last digit."""
-    top = tuple((token + i, -(token % 10) / 8 - i) for i in range(alternatives))
+    top = tuple((token + i, -(token % 10) / 8 - i) for i in range(num_top))
     return TokenLogprob(token_id=token, logprob=-(token % 10) / 8, top=top)
 
 

@@ -371,7 +371,7 @@ def test_a_stop_string_ends_the_answer_and_the_sequence(
     assert engine.live == set()
 
 
-def test_log_probabilities_come_with_bytes_and_alternatives(chat: Any, engine: FakeEngine) -> None:
+def test_log_probabilities_come_with_bytes_and_top_logprobs(chat: Any, engine: FakeEngine) -> None:
     content = chat(logprobs=True, top_logprobs=2).json()["choices"][0]["logprobs"]["content"]
     assert [c["token"] for c in content] == ["hello", " world"]
     assert content[1] == {

@@ -233,7 +233,7 @@ def test_prompt_log_probabilities_as_vllm_has_them(complete: Any, engine: FakeEn
     assert choice["logprobs"] is None
 
 
-def test_an_echo_has_as_many_alternatives_as_were_asked_for(
+def test_an_echo_has_as_many_top_logprobs_as_were_asked_for(
     complete: Any, engine: FakeEngine
 ) -> None:
     engine.script = scoring_prompt

@@ -115,7 +115,7 @@ def test_ties_at_the_border_share_one_fate(truncation: dict[str, float]) -> None
     assert drawn == {1, 2, 4}
 
 
-def test_alternatives_list_equals_by_id() -> None:
+def test_top_logprobs_list_equals_by_id() -> None:
     logits = np.array([[2, 7, 7, 1, 7]], np.float32)
     batch = make_sampling([Want(num_logprobs=4)])
     samples = sample(logits, batch, np.array([NO_TOKEN], np.int32))

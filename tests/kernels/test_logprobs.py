@@ -16,29 +16,29 @@ Logits = npt.NDArray[np.float32]
 def assert_as_reference(
     device: Device, logits: Logits, targets: list[int], counts: list[int], threads: int = 256
 ) -> None:
-    """Scores the targets, and lists as many alternatives as each row asks for."""
+    """Scores the targets, and lists as many top_logprobs as each row asks for."""
     rows, vocab = logits.shape
     wants = [
         Want(target=target, num_logprobs=count)
         for target, count in zip(targets, counts, strict=True)
     ]
     expected = sample(logits.copy(), make_sampling(wants), np.full(rows, NO_TOKEN, np.int32))
-    alternatives = max(0, *counts)
+    num_top = max(0, *counts)
     logprobs = device.empty(rows, np.float32, "logprobs")
-    top_ids = device.empty((rows, alternatives), np.int32, "top_ids")
-    top_logprobs = device.empty((rows, alternatives), np.float32, "top_logprobs")
+    top_ids = device.empty((rows, num_top), np.int32, "top_ids")
+    top_logprobs = device.empty((rows, num_top), np.float32, "top_logprobs")
     device.launch(
         "rf_logprobs",
         device.upload(logits, "logits"),
         device.upload(expected.token_ids, "tokens"),
         device.upload(np.array(counts, np.int32)),
-        *(logprobs, top_ids, top_logprobs, vocab, alternatives),
+        *(logprobs, top_ids, top_logprobs, vocab, num_top),
         grid=rows,
         block=threads,
     )
     assert expected.logprobs is not None
     check(logprobs.get(), expected.logprobs.astype(np.float64), rtol=2e-6, atol=2e-6)
-    if alternatives:
+    if num_top:
         assert expected.top_ids is not None
         assert expected.top_logprobs is not None
         np.testing.assert_array_equal(top_ids.get(), expected.top_ids)
@@ -60,7 +60,7 @@ def test_only_chosen_tokens(device: Device) -> None:
     assert_as_reference(device, random_logits(2, 100), [3, 99], [0, -1])
 
 
-def test_more_alternatives_than_tokens(device: Device) -> None:
+def test_more_top_logprobs_than_tokens(device: Device) -> None:
     assert_as_reference(device, random_logits(1, 6), [2], [20])
 
 

@@ -268,8 +268,8 @@ class FakeRunner:
         if self._config.nan_token is not None:
             ids[token_ids[step.logit_rows] == self._config.nan_token] = -1
         num_top = int(rows.num_logprobs.max(initial=-1))
-        alternatives = np.arange(max(num_top, 0), dtype=np.int32)
-        tops: Int32Array = (ids[:, None] + alternatives) % np.int32(self._config.vocab_size)
+        ranks = np.arange(max(num_top, 0), dtype=np.int32)
+        tops: Int32Array = (ids[:, None] + ranks) % np.int32(self._config.vocab_size)
         return StepOutput(
             step_id=step.step_id,
             token_ids=ids,

@@ -32,7 +32,7 @@ CONTEXT = 64
 
 
 def known(probabilities: Mapping[int, float]) -> TokenLogprob:
-    """Alternatives with these probabilities."""
+    """Top_logprobs with these probabilities."""
     top = tuple((token, math.log(p)) for token, p in probabilities.items())
     return TokenLogprob(token_id=top[0][0], logprob=top[0][1], top=top)
 

@@ -79,10 +79,10 @@ def sample(
     rows = len(logits)
     tokens = np.full(rows, NO_TOKEN, np.int32)
     wants_logprobs = batch.num_logprobs >= 0
-    alternatives = int(batch.num_logprobs.max(initial=0))
+    num_top = int(batch.num_logprobs.max(initial=0))
     logprobs = np.full(rows, np.nan, np.float32)
-    top_ids = np.full((rows, alternatives), NO_TOKEN, np.int32)
-    top_logprobs = np.full((rows, alternatives), -np.inf, np.float32)
+    top_ids = np.full((rows, num_top), NO_TOKEN, np.int32)
+    top_logprobs = np.full((rows, num_top), -np.inf, np.float32)
     for row in range(rows):
         if not np.isfinite(logits[row].max()):
             continue
@@ -100,7 +100,7 @@ def sample(
             best = _largest(model_logprobs, int(batch.num_logprobs[row]))
             top_ids[row, : len(best)] = best
             top_logprobs[row, : len(best)] = model_logprobs[best]
-    any_top = alternatives > 0
+    any_top = num_top > 0
     return Samples(
         token_ids=tokens,
         logprobs=logprobs if wants_logprobs.any() else None,

@@ -7,7 +7,7 @@ and prefix reuse are bookkeeping on the engine's side of this boundary.
 
 Symbols used in shapes: T tokens in the step, B sequences, M blocks per sequence (padded),
 L rows whose logits are needed, P ranges of tokens whose hidden states are wanted, V vocabulary
-size, K alternatives asked for.
+size, K top_logprobs asked for.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class SamplingBatch:
     frequency_penalty: Float32Array  # [L], 0 = off
     seed: UInt64Array  # [L]
     position: Int32Array  # [L], index in its sequence of the token being drawn
-    num_logprobs: Int32Array  # [L], alternatives to report; -1 = not even the chosen one's
+    num_logprobs: Int32Array  # [L], top_logprobs to report; -1 = not even the chosen one's
     target_ids: Int32Array  # [L], SAMPLE, or the token to score instead of drawing
 
     # Tokens seen so far, for rows with a penalty only (others have an empty range): compressed

@@ -23,7 +23,7 @@ NEAR_TIE: Final = 0.5
 """Nats: where the reference prefers a token by less, rounding may choose another."""
 MAX_KL: Final = 0.02
 """Nats, the mean over all places."""
-ALTERNATIVES: Final = 20
+TOP_LOGPROBS: Final = 20
 """Tokens at each place whose log-probabilities are compared."""
 
 _BATCH: Final = SchedulerLimits(max_sequences=4, max_batched_tokens=32, max_waiting=64)
@@ -175,7 +175,7 @@ def generate(runner: Runner, prompts: Prompts, max_tokens: int) -> list[Generate
         EngineError: The runner failed.
     """
     sampling = SamplingParams(
-        max_tokens=max_tokens, temperature=0.0, ignore_eos=True, num_logprobs=ALTERNATIVES
+        max_tokens=max_tokens, temperature=0.0, ignore_eos=True, num_logprobs=TOP_LOGPROBS
     )
     return _run(runner, prompts, sampling, _BATCH, apart=_APART)
 
@@ -190,8 +190,8 @@ def decode_speed(runner: Runner, prompt: Sequence[int], tokens: int) -> float:
 
 
 def _score(runner: Runner, texts: Prompts, limits: SchedulerLimits) -> list[list[TokenLogprob]]:
-    """Of every token but the first: its log-probability, and the most probable alternatives."""
-    sampling = SamplingParams(max_tokens=0, temperature=0.0, prompt_logprobs=ALTERNATIVES)
+    """Of every token but the first: its log-probability, and the top_logprobs."""
+    sampling = SamplingParams(max_tokens=0, temperature=0.0, prompt_logprobs=TOP_LOGPROBS)
     return [one.prompt_logprobs for one in _run(runner, texts, sampling, limits)]
 
 

@@ -108,7 +108,7 @@ def test_a_step_needs_the_kernels_its_rows_ask_for(
 
 
 def test_results_are_read_from_where_the_device_writes_them() -> None:
-    layout = OutputLayout(rows=4, logprobs=True, alternatives=2)
+    layout = OutputLayout(rows=4, logprobs=True, num_top=2)
     buffer = np.zeros(layout.nbytes, np.uint8)
     logprobs, top_ids, top_logprobs = layout.arrays(BASE)
     buffer[:16].view(np.int32)[:] = [1, 2, 3, 4]
@@ -121,8 +121,8 @@ def test_results_are_read_from_where_the_device_writes_them() -> None:
 
 
 def test_sums_of_hidden_states_lie_behind_everything_else() -> None:
-    without = OutputLayout(rows=3, logprobs=True, alternatives=2)
-    layout = OutputLayout(rows=3, logprobs=True, alternatives=2, sums=2, hidden_size=4)
+    without = OutputLayout(rows=3, logprobs=True, num_top=2)
+    layout = OutputLayout(rows=3, logprobs=True, num_top=2, sums=2, hidden_size=4)
     array = layout.hidden(BASE)
     assert array.address - BASE == without.nbytes
     buffer = np.zeros(layout.nbytes, np.uint8)

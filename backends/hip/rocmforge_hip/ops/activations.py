@@ -27,8 +27,8 @@ from rocmforge_hip.weights.slots import (
 
 SCORED_ROWS: Final = 256
 """Rows of logits beyond one for each sequence: prompt tokens that are scored."""
-MAX_ALTERNATIVES: Final = 32
-"""Log-probabilities of alternatives that a row may ask for."""
+MAX_TOP_LOGPROBS: Final = 32
+"""The most top_logprobs that a row may ask for."""
 
 
 @dataclass(slots=True, eq=False)
@@ -126,5 +126,5 @@ def _sampling(config: ModelConfig, limits: StepLimits, geometry: Geometry) -> di
         "highest": spec((parts, 2), "f4"),
         "drawn": spec((parts, 2), "f4"),
         "limits": spec((rows,), "u4"),
-        "output": spec((rows * (2 + 2 * MAX_ALTERNATIVES) + 64 + hidden,), "i4"),
+        "output": spec((rows * (2 + 2 * MAX_TOP_LOGPROBS) + 64 + hidden,), "i4"),
     }

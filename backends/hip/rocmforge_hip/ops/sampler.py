@@ -127,7 +127,7 @@ class Sampler:
             block=_FINISH_THREADS,
         )
         if needs.logprobs:
-            layout = OutputLayout(rows, True, needs.alternatives)
+            layout = OutputLayout(rows, True, needs.num_top)
             logprobs, top_ids, top_logprobs = layout.arrays(self.tokens.address)
             self._logprobs.launch(
                 logits.f32,
@@ -137,7 +137,7 @@ class Sampler:
                 top_ids,
                 top_logprobs,
                 vocab,
-                needs.alternatives,
+                needs.num_top,
                 grid=(rows, 1, 1),
                 block=self._logprobs.max_threads,
             )

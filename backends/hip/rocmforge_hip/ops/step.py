@@ -50,7 +50,7 @@ class SamplingNeeds:
     draws: bool  # a row has a temperature
     filters: bool  # a drawing row has min-p, top-k or top-p
     logprobs: bool
-    alternatives: int
+    num_top: int
     processes: bool  # a row has logits processors
 
     @classmethod
@@ -75,7 +75,7 @@ class SamplingNeeds:
             draws=bool(draws.any()),
             filters=bool(filters.any()),
             logprobs=most >= 0,
-            alternatives=max(most, 0),
+            num_top=max(most, 0),
             processes=processes,
         )
 
@@ -263,7 +263,7 @@ class DeviceStep:
 
 @dataclass(frozen=True, eq=False)
 class OutputLayout:
-    """Where the results of `rows` rows with `alternatives` lie in the output buffer.
+    """Where the results of `rows` rows with `num_top` top_logprobs lie in the output buffer.
 
     The tokens come first, wherever the others lie: the next step reads them there. Sums of hidden
     states come last.
@@ -271,7 +271,7 @@ class OutputLayout:
 
     rows: int
     logprobs: bool
-    alternatives: int
+    num_top: int
     sums: int = 0
     hidden_size: int = 0
 
@@ -279,8 +279,8 @@ class OutputLayout:
     def _offsets(self) -> tuple[int, int, int, int]:
         chosen = round_up(self.rows * 4, _ALIGN)
         ids = chosen + round_up(self.rows * 4, _ALIGN) * self.logprobs
-        values = ids + round_up(self.rows * self.alternatives * 4, _ALIGN)
-        return chosen, ids, values, values + round_up(self.rows * self.alternatives * 4, _ALIGN)
+        values = ids + round_up(self.rows * self.num_top * 4, _ALIGN)
+        return chosen, ids, values, values + round_up(self.rows * self.num_top * 4, _ALIGN)
 
     @property
     def nbytes(self) -> int:
@@ -300,9 +300,9 @@ class OutputLayout:
         return sums.reshape(self.sums, self.hidden_size).copy()
 
     def arrays(self, base: int) -> tuple[DeviceArray, DeviceArray, DeviceArray]:
-        """Log-probabilities of the tokens, ids of the alternatives, and theirs; on the device."""
+        """Log-probabilities of the tokens, ids of the top_logprobs, and those; on the device."""
         chosen, ids, values, _ = self._offsets
-        shape = (self.rows, self.alternatives)
+        shape = (self.rows, self.num_top)
         return (
             DeviceArray(base + chosen, (self.rows,), np.dtype("f4")),
             DeviceArray(base + ids, shape, np.dtype("i4")),
@@ -318,9 +318,9 @@ class OutputLayout:
         logprobs = top_ids = top_logprobs = None
         if self.logprobs:
             logprobs = buffer[chosen : chosen + self.rows * 4].view(np.float32)[:rows].copy()
-        if self.alternatives:
-            shape = (self.rows, self.alternatives)
-            size = self.rows * self.alternatives * 4
+        if self.num_top:
+            shape = (self.rows, self.num_top)
+            size = self.rows * self.num_top * 4
             top_ids = buffer[ids : ids + size].view(np.int32).reshape(shape)[:rows].copy()
             top_logprobs = buffer[values : values + size].view(np.float32)
             top_logprobs = top_logprobs.reshape(shape)[:rows].copy()

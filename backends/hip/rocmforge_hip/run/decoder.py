@@ -22,7 +22,7 @@ from rocmforge.models.weights import ModelWeights
 from rocmforge_hip.device.graphs import GraphCache
 from rocmforge_hip.device.memory import Arena, DeviceArray
 from rocmforge_hip.device.opening import Device
-from rocmforge_hip.ops.activations import MAX_ALTERNATIVES, Activation, StepLimits
+from rocmforge_hip.ops.activations import MAX_TOP_LOGPROBS, Activation, StepLimits
 from rocmforge_hip.ops.decoder import HipOps
 from rocmforge_hip.ops.geometry import BLOCK_TOKENS
 from rocmforge_hip.ops.sampler import Sampler
@@ -159,7 +159,7 @@ class HipRunner(BaseRunner[Model, _InFlight]):
         on_device = DeviceStep(shape, arrays, needs, step)
         forward = self._compute(on_device, model, is_bucket=bucket is not None)
         output = OutputLayout(
-            shape.rows, needs.logprobs, needs.alternatives, shape.sums, model.config.hidden_size
+            shape.rows, needs.logprobs, needs.num_top, shape.sums, model.config.hidden_size
         )
         if is_masked_later:
             assert forward.logits is not None, "masks keep sampling out of graphs"
@@ -261,15 +261,15 @@ class HipRunner(BaseRunner[Model, _InFlight]):
             or len(step.logit_rows) > limits.rows
             or len(step.hidden_ranges) > limits.sequences
             or layout.nbytes > model.inputs.nbytes
-            or needs.alternatives > MAX_ALTERNATIVES
+            or needs.num_top > MAX_TOP_LOGPROBS
         ):
             raise OutOfMemory(
                 f"A step of {step.num_tokens} tokens, {step.num_sequences} sequences, "
                 f"{len(step.hidden_ranges)} sums of hidden states, {len(step.logit_rows)} rows of "
-                f"logits with {needs.alternatives} alternatives and {layout.nbytes:,} bytes of "
+                f"logits with {needs.num_top} top_logprobs and {layout.nbytes:,} bytes of "
                 f"input exceeds what was planned at load: {limits.tokens} tokens, "
                 f"{limits.sequences} sequences, {limits.rows} rows, "
-                f"{MAX_ALTERNATIVES} alternatives, {model.inputs.nbytes:,} bytes."
+                f"{MAX_TOP_LOGPROBS} top_logprobs, {model.inputs.nbytes:,} bytes."
             )
 
 

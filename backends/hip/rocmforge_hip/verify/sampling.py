@@ -21,7 +21,7 @@ from rocmforge_hip.weights.slots import LOGITS
 
 _VOCAB: Final = 5003
 _ROWS: Final = 6
-_ALTERNATIVES: Final = 5
+_TOP_LOGPROBS: Final = 5
 _NEAR_TIE: Final = 1e-4  # nats, by which the chosen token may be short of the best
 _NATS: Final = 1e-5
 
@@ -34,7 +34,7 @@ def groups() -> Iterator[Group]:
         Case(f"sample: {name}", f"{_ROWS} rows", _NEAR_TIE, partial(_sample, settings=settings))
         for name, settings in _settings().items()
     ]
-    cases.append(Case("logprobs", f"{_ALTERNATIVES} alternatives", _NATS, _logprobs))
+    cases.append(Case("logprobs", f"{_TOP_LOGPROBS} top_logprobs", _NATS, _logprobs))
     yield Group(Recipe(hidden_size=32, vocab=_VOCAB), tuple(cases))
 
 
@@ -105,14 +105,14 @@ def _sample(bench: Workbench, settings: dict[str, Any]) -> float:
 
 def _logprobs(bench: Workbench) -> float:
     targets = np.array([-1, 17, -1, 4000, -1, 5002], np.int32)
-    asked = np.full(_ROWS, _ALTERNATIVES, np.int32)
+    asked = np.full(_ROWS, _TOP_LOGPROBS, np.int32)
     values, logits = _make_logits(bench)
     _run(bench, replace(greedy(_ROWS), num_logprobs=asked, target_ids=targets), logits)
-    layout = OutputLayout(_ROWS, True, _ALTERNATIVES)
+    layout = OutputLayout(_ROWS, True, _TOP_LOGPROBS)
     raw = bench.get(bench.model.sampler.tokens.first(ceil_div(layout.nbytes, 4)))
     tokens, logprobs, top_ids, top_logprobs = layout.read(raw.view(np.uint8), _ROWS)
     wanted = oracle.log_softmax(values.astype(np.float64))
-    best = np.argsort(-wanted, axis=1, kind="stable")[:, :_ALTERNATIVES]
+    best = np.argsort(-wanted, axis=1, kind="stable")[:, :_TOP_LOGPROBS]
     chosen = np.where(targets >= 0, targets, best[:, 0])
     if (tokens != chosen).any() or (top_ids != best).any():
         return float("inf")
