@@ -5,6 +5,7 @@
 
 It speaks HTTP/1.1 over bare sockets, because at thousands of events a second a full HTTP client
 would measure itself. One SSE event with text counts as one token; the server sends one a token.
+Connections are kept, as all SDKs keep them, and have answered once before anything is measured.
 With --lag-prompt N it instead sends one prompt of about N tokens beside the streams and reports
 the longest silence of the server's event loop as seen through GET /health.
 """
@@ -17,6 +18,8 @@ import json
 import statistics
 import time
 from dataclasses import dataclass, field
+
+LAST_CHUNK = b"\r\n0\r\n\r\n"
 
 
 @dataclass
@@ -31,27 +34,48 @@ class Stream:
         return sum(count for _, count in self.arrivals)
 
 
-async def stream(host: str, port: int, body: dict[str, object], key: str | None) -> Stream:
-    """Runs one streaming completion to its end.
+@dataclass(frozen=True)
+class Connection:
+    """A connection that is used again and again."""
 
-    Raises:
-        RuntimeError: the server did not answer 200 or the stream did not end with [DONE].
-    """
-    payload = json.dumps(body).encode()
-    authorization = f"Authorization: Bearer {key}\r\n" if key else ""
-    head = (
-        f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n{authorization}"
-        f"Content-Type: application/json\r\nContent-Length: {len(payload)}\r\n\r\n"
-    )
-    result = Stream(started=time.perf_counter())
-    reader, writer = await asyncio.open_connection(host, port)
-    try:
-        writer.write(head.encode() + payload)
-        status = await reader.readline()
+    host: str
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    @classmethod
+    async def open(cls, host: str, port: int) -> Connection:
+        """Connects, and has one request answered."""
+        connection = cls(host, *await asyncio.open_connection(host, port))
+        await connection.get("/health")
+        return connection
+
+    async def get(self, path: str) -> None:
+        """One request that is answered without chunks."""
+        self.writer.write(f"GET {path} HTTP/1.1\r\nHost: {self.host}\r\n\r\n".encode())
+        header = await self.reader.readuntil(b"\r\n\r\n")
+        length = int(header.lower().split(b"content-length:")[1].split(b"\r\n")[0])
+        await self.reader.readexactly(length)
+
+    async def stream(self, body: dict[str, object], key: str | None) -> Stream:
+        """Runs one streaming completion to its end.
+
+        Raises:
+            RuntimeError: the server did not answer 200 or the stream did not end with [DONE].
+        """
+        payload = json.dumps(body).encode()
+        authorization = f"Authorization: Bearer {key}\r\n" if key else ""
+        head = (
+            f"POST /v1/completions HTTP/1.1\r\nHost: {self.host}\r\n{authorization}"
+            f"Content-Type: application/json\r\nContent-Length: {len(payload)}\r\n\r\n"
+        )
+        result = Stream(started=time.perf_counter())
+        self.writer.write(head.encode() + payload)
+        status = await self.reader.readline()
         if b" 200 " not in status:
-            raise RuntimeError(f"{status.decode().strip()}: {(await reader.read(2000)).decode()}")
+            answer = (await self.reader.read(2000)).decode()
+            raise RuntimeError(f"{status.decode().strip()}: {answer}")
         tail = b""
-        while data := await reader.read(65536):
+        while not tail.endswith(LAST_CHUNK) and (data := await self.reader.read(65536)):
             # A chunk with text has "text":"..." and a null finish reason.
             count = data.count(b'"finish_reason":null')
             if count:
@@ -59,13 +83,11 @@ async def stream(host: str, port: int, body: dict[str, object], key: str | None)
             tail = (tail + data)[-64:]
         if b"[DONE]" not in tail:
             raise RuntimeError(f"the stream ended without [DONE]: {tail!r}")
-    finally:
-        writer.close()
-    return result
+        return result
 
 
-async def measure(options: argparse.Namespace) -> dict[str, float]:
-    """All streams at once; returns rates and medians."""
+async def measure(options: argparse.Namespace, connections: list[Connection]) -> dict[str, float]:
+    """All streams at once, each on a connection of its own; returns rates and medians."""
     body: dict[str, object] = {
         "model": options.model,
         "prompt": options.prompt,
@@ -76,7 +98,7 @@ async def measure(options: argparse.Namespace) -> dict[str, float]:
     }
     begin = time.perf_counter()
     streams = await asyncio.gather(
-        *(stream(options.host, options.port, body, options.key) for _ in range(options.streams))
+        *(connection.stream(body, options.key) for connection in connections)
     )
     seconds = time.perf_counter() - begin
     gaps = [
@@ -95,27 +117,24 @@ async def measure(options: argparse.Namespace) -> dict[str, float]:
     }
 
 
-async def health_gaps(options: argparse.Namespace, stop: asyncio.Event) -> list[float]:
+async def health_gaps(connection: Connection, stop: asyncio.Event) -> list[float]:
     """Round trips of GET /health on one connection, as fast as they go, until told to stop."""
-    reader, writer = await asyncio.open_connection(options.host, options.port)
-    request = f"GET /health HTTP/1.1\r\nHost: {options.host}\r\n\r\n".encode()
     trips = []
     while not stop.is_set():
         begin = time.perf_counter()
-        writer.write(request)
-        header = await reader.readuntil(b"\r\n\r\n")
-        length = int(header.lower().split(b"content-length:")[1].split(b"\r\n")[0])
-        await reader.readexactly(length)
+        await connection.get("/health")
         trips.append(time.perf_counter() - begin)
         await asyncio.sleep(0.001)
-    writer.close()
     return trips
 
 
-async def measure_lag(options: argparse.Namespace) -> dict[str, float]:
+async def measure_lag(
+    options: argparse.Namespace, connections: list[Connection]
+) -> dict[str, float]:
     """How long /health had to wait while one very long prompt was taken in."""
+    asking, probing = connections[:2]
     stop = asyncio.Event()
-    probe = asyncio.create_task(health_gaps(options, stop))
+    probe = asyncio.create_task(health_gaps(probing, stop))
     await asyncio.sleep(0.5)
     body: dict[str, object] = {
         "model": options.model,
@@ -123,7 +142,7 @@ async def measure_lag(options: argparse.Namespace) -> dict[str, float]:
         "max_tokens": 1,
         "stream": True,
     }
-    await stream(options.host, options.port, body, options.key)
+    await asking.stream(body, options.key)
     stop.set()
     trips = sorted(await probe)
     return {
@@ -133,8 +152,19 @@ async def measure_lag(options: argparse.Namespace) -> dict[str, float]:
     }
 
 
+async def run(options: argparse.Namespace) -> None:
+    """Measures as often as wanted, on the same connections; prints one JSON line per run."""
+    count = 2 if options.lag_prompt else options.streams
+    connections = [await Connection.open(options.host, options.port) for _ in range(count)]
+    for _ in range(options.repeat):
+        result = await (measure_lag if options.lag_prompt else measure)(options, connections)
+        print(json.dumps({name: round(value, 3) for name, value in result.items()}))
+    for connection in connections:
+        connection.writer.close()
+
+
 def main() -> None:
-    """Parses arguments, measures, prints one JSON line per run."""
+    """Parses arguments and measures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000)
@@ -145,10 +175,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=200)
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--lag-prompt", type=int, default=0)
-    options = parser.parse_args()
-    for _ in range(options.repeat):
-        result = asyncio.run(measure_lag(options) if options.lag_prompt else measure(options))
-        print(json.dumps({name: round(value, 3) for name, value in result.items()}))
+    asyncio.run(run(parser.parse_args()))
 
 
 if __name__ == "__main__":
