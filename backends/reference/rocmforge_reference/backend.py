@@ -42,7 +42,7 @@ _DEFAULT_KV_BYTES: Final = 512 << 20
 
 
 def create() -> ReferenceBackend:
-    """Entry point."""
+    """Makes the backend; the entry point of the plugin."""
     return ReferenceBackend()
 
 
@@ -176,7 +176,7 @@ def _plan_blocks(
     weights_bytes: int,
     device: DeviceInfo,
 ) -> int:
-    """Blocks of the cache.
+    """Returns the number of blocks of the cache.
 
     Raises:
         OutOfMemory: Weights and cache do not fit into the share of memory that may be used.
@@ -204,7 +204,7 @@ def _plan_blocks(
 
 
 def _to_weight(tensor: GgufTensor) -> Float32Array:
-    """Column-major: BLAS multiplies a tile of a few rows by it up to a third faster."""
+    """Returns the tensor in column order: BLAS multiplies a few rows by it a third faster."""
     return np.asfortranarray(tensor.to_float32())
 
 

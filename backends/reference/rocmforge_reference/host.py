@@ -1,4 +1,4 @@
-"""What this machine is: its processor and its memory."""
+"""The host as a device: its processor and its memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def describe_host() -> DeviceInfo:
-    """The processor as a device. Memory is what this process may use, container limits included."""
+    """Returns the processor as a device, with the memory that a container's limits allow."""
     total, free = _memory()
     return DeviceInfo(
         index=0,
@@ -35,7 +35,7 @@ def _processor_name() -> str:
 
 
 def _memory() -> tuple[int, int]:
-    """Bytes in all, and bytes that can be had without swapping."""
+    """Returns the bytes in all, and those that can be had without swapping."""
     kibibytes = {}
     for line in _MEMINFO.read_text().splitlines():
         key, _, value = line.partition(":")
@@ -49,7 +49,7 @@ def _memory() -> tuple[int, int]:
 
 
 def _cgroup_bytes(name: str) -> int | None:
-    """A value of the control group (version 2), None where there is none or no limit."""
+    """Returns a value of the control group (version 2), None where there is none or no limit."""
     path = _CGROUP / name
     if not path.is_file():
         return None

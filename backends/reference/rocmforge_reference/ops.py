@@ -30,26 +30,26 @@ ROW_TILE: Final = 8
 KEY_TILE: Final = 128
 _ERF_END: Final = 6
 _ERF_PLACES: Final = 1024
-"""Places in a unit."""
+"""Places between two integers."""
 QUERY_CHUNK: Final = 32
 """Tokens of a sequence whose scores are in memory at once."""
 
 
 def embed(table: Array, token_ids: Int, scale: float) -> Array:
-    """`table[token_ids] * scale`: [V, dim], [T] -> [T, dim]."""
+    """Returns `table[token_ids] * scale`: [V, hidden_size], [T] -> [T, hidden_size]."""
     rows: Array = table[token_ids] * table.dtype.type(scale)
     return rows
 
 
 def rms_norm(x: Array, weight: Array, eps: float) -> Array:
-    """`x / sqrt(mean(x^2) + eps) * weight` over the last axis (Zhang and Sennrich 2019)."""
+    """Returns `x / sqrt(mean(x^2) + eps) * weight` over the last axis (Zhang and Sennrich 2019)."""
     mean_square = np.mean(x * x, axis=-1, keepdims=True)
     normalized: Array = x / np.sqrt(mean_square + x.dtype.type(eps)) * weight
     return normalized
 
 
 def layer_norm(x: Array, weight: Array, bias: Array | None, eps: float) -> Array:
-    """`(x - mean) / sqrt(variance + eps) * weight + bias` over the last axis (Ba et al. 2016)."""
+    """Returns `(x - mean) / sqrt(variance + eps) * weight + bias` of rows (Ba et al. 2016)."""
     centered = x - np.mean(x, axis=-1, keepdims=True)
     variance = np.mean(centered * centered, axis=-1, keepdims=True)
     normalized: Array = centered / np.sqrt(variance + x.dtype.type(eps)) * weight
@@ -57,7 +57,7 @@ def layer_norm(x: Array, weight: Array, bias: Array | None, eps: float) -> Array
 
 
 def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
-    """`x @ weight.T + bias`: [rows, in], [out_features, in_features] -> [rows, out]."""
+    """Returns `x @ weight.T + bias`: [rows, in_features] -> [rows, out_features]."""
     rows, features = x.shape
     padded = np.zeros((_round_up(rows, ROW_TILE), features), x.dtype)
     padded[:rows] = x
@@ -72,12 +72,12 @@ def gated_linear(
     up: Array,
     activation: Activation,
 ) -> Array:
-    """`activation(x @ gate.T) * (x @ up.T)` (Shazeer 2020): [rows, dim] -> [rows, ffn]."""
+    """Returns `activation(x @ gate.T) * (x @ up.T)` (Shazeer 2020): [rows, out_features]."""
     return activate(linear(x, gate), activation) * linear(x, up)
 
 
 def activate(x: Array, activation: Activation) -> Array:
-    """SiLU, `x * sigmoid(x)`, or GELU, also in its tanh form (Hendrycks and Gimpel 2016)."""
+    """Applies SiLU, `x * sigmoid(x)`, or GELU or its tanh form (Hendrycks and Gimpel 2016)."""
     activated: Array
     if activation is Activation.SILU:
         with np.errstate(over="ignore"):  # exp(-x) = inf gives the right 0
@@ -91,7 +91,7 @@ def activate(x: Array, activation: Activation) -> Array:
 
 
 def erf(x: Array) -> Array:
-    """The error function, which NumPy lacks; to 13 digits.
+    """Returns the error function, which NumPy lacks; to 13 digits.
 
     A Taylor series of degree 3 around the nearest of the places where the exact value is at hand.
     """
@@ -113,7 +113,7 @@ def _erf_values() -> npt.NDArray[np.float64]:
 
 
 def softcap(x: Array, cap: float | None) -> Array:
-    """`cap * tanh(x / cap)`; None leaves x as it is."""
+    """Returns `cap * tanh(x / cap)`; None leaves x as it is."""
     return x if cap is None else x.dtype.type(cap) * np.tanh(x / x.dtype.type(cap))
 
 
@@ -142,7 +142,7 @@ def store(cache: Array, values: Array, slots: Int) -> None:
     """Writes keys or values to their slots of a paged cache.
 
     Args:
-        cache: [blocks, kv_heads, block_size, head_dim], changed in place.
+        cache: [blocks, num_kv_heads, block_size, head_dim], changed in place.
         values: [T, kv_heads, head_dim].
         slots: [T], each `block * block_size + offset`.
     """
@@ -163,14 +163,14 @@ def paged_attention(
     softcap: float | None,
     window: int | None,
 ) -> Array:
-    """Causal attention of a flat token batch over a paged cache (Kwon et al. 2023).
+    """Returns causal attention of a flat token batch over a paged cache (Kwon et al. 2023).
 
     Each token attends to positions `max(0, p - window + 1)..p` of its sequence, p its own.
     Query head h reads key-value head `h // (heads / kv_heads)`.
 
     Args:
-        q: [T, heads, head_dim].
-        k_cache: [blocks, kv_heads, block_size, head_dim], holding these tokens' keys too.
+        q: [T, num_heads, head_dim].
+        k_cache: [blocks, num_kv_heads, block_size, head_dim], holding these tokens' keys too.
         v_cache: As k_cache.
         positions: [T].
         query_start: [B + 1]; sequence b owns tokens `query_start[b]:query_start[b + 1]`.
@@ -220,10 +220,10 @@ def attend_all(
     reach: int | None = None,
     slopes: Array | None = None,
 ) -> Array:
-    """Attention of each token to the tokens of its sequence (Vaswani et al. 2017, section 3.2).
+    """Returns each token's attention to its sequence (Vaswani et al. 2017, section 3.2).
 
     Args:
-        q: [T, heads, head_dim].
+        q: [T, num_heads, head_dim].
         k: As q.
         v: As q.
         query_start: [B + 1]; sequence b owns tokens `query_start[b]:query_start[b + 1]`.
@@ -256,7 +256,7 @@ def attend_all(
 
 
 def _gather(cache: Array, blocks: Int, count: int) -> Array:
-    """The first `count` positions of these blocks as [kv_heads, tiles, KEY_TILE, head_dim].
+    """Returns the first `count` positions of these blocks as [kv_heads, tiles, KEY_TILE, head_dim].
 
     What lies behind them, in a block or a tile, is zero: a slot may hold what an earlier owner
     left there, and not even a NaN of it may be multiplied by a probability of zero.
@@ -278,7 +278,7 @@ def _attend(
     cap: float | None,
     window: int | None,
 ) -> Array:
-    """Attention of [T, heads, head_dim] over keys [kv_heads, tiles, KEY_TILE, head_dim].
+    """Returns attention of [T, heads, head_dim] over [kv_heads, tiles, KEY_TILE, head_dim].
 
     Rows are (token, query head of the group), cut into tiles; scores have the axes
     [kv_head, row tile, key tile, row, key].

@@ -99,7 +99,7 @@ class ReferenceRunner:
         )
 
     def _resolve(self, step: StepInput) -> Int32Array:
-        """Token ids, with those of the previous step filled in.
+        """Returns the token ids, with those of the previous step filled in.
 
         A row that could not be sampled stands for token 0: its sequence is about to be ended.
         """

@@ -1,4 +1,4 @@
-"""From logits to tokens: the definition that every backend follows.
+"""The step from logits to tokens: the definition that every backend follows.
 
 The steps, for one row of V logits `l` (float32), in this order:
 
@@ -160,7 +160,7 @@ def _penalize(logits: Float32Array, batch: SamplingBatch, row: int, pending: int
 def _kept(
     logits: Float32Array, min_p: np.float32, top_k: int, top_p: np.float32
 ) -> npt.NDArray[np.intp]:
-    """Ids of the tokens that may be drawn, ascending."""
+    """Returns the ids of the tokens that may be drawn, ascending."""
     threshold = np.log(min_p) if min_p > 0 else np.float32(-np.inf)
     if 0 < top_k < len(logits):
         threshold = max(threshold, np.partition(logits, -top_k)[-top_k])
@@ -183,7 +183,7 @@ def _log_softmax(logits: Float32Array) -> npt.NDArray[np.float64]:
 
 
 def _largest(values: npt.NDArray[np.float64], count: int) -> npt.NDArray[np.intp]:
-    """Indices of the largest values, largest first, smaller index first among equals."""
+    """Returns the indices of the largest values in falling order, smaller first among equals."""
     if count < 1:
         return np.empty(0, np.intp)
     count = min(count, len(values))
@@ -193,7 +193,7 @@ def _largest(values: npt.NDArray[np.float64], count: int) -> npt.NDArray[np.intp
 
 
 def gumbel_noise(seed: int, position: int, vocab_size: int) -> Float32Array:
-    """Standard Gumbel noise of every token id, `[vocab_size]`.
+    """Returns standard Gumbel noise of every token id, float32 [vocab_size].
 
     All operations are IEEE float32, rounded to nearest, one at a time (no fused multiply-add),
     so that any backend can reproduce the result exactly:
@@ -213,7 +213,7 @@ def gumbel_noise(seed: int, position: int, vocab_size: int) -> Float32Array:
 
 
 def philox4x32(key: tuple[int, int], counter: tuple[Any, Any, Any, Any]) -> tuple[UInt32Array, ...]:
-    """Philox4x32-10: four random words for each counter (words may be arrays of one shape)."""
+    """Returns four random words for each counter, by Philox4x32-10; words may be arrays."""
     x0, x1, x2, x3 = np.broadcast_arrays(*counter)
     key0, key1 = key
     for _ in range(10):
@@ -233,7 +233,7 @@ def philox4x32(key: tuple[int, int], counter: tuple[Any, Any, Any, Any]) -> tupl
 
 
 def _log(x: Float32Array) -> Float32Array:
-    """log(x) for positive normal x, within 2 units in the last place.
+    """Returns log(x) for positive normal x, within 2 units in the last place.
 
     x = m * 2^k with m in [sqrt(1/2), sqrt(2)): with `bits` of x as a signed integer,
     k = (bits - 0x3f3504f3) >> 23 and m has the bits `bits - (k << 23)`.
@@ -246,7 +246,7 @@ def _log(x: Float32Array) -> Float32Array:
 
 
 def _log1p_of_minus(v: Float32Array) -> Float32Array:
-    """log(1 - v) for v in (0, 1), precise for small v.
+    """Returns log(1 - v) for v in (0, 1), precise for small v.
 
     `_log_polynomial(-v, 0)` where v < 0.25, which loses nothing to the subtraction; elsewhere
     `_log(1 - v)`.

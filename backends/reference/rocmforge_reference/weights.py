@@ -15,7 +15,7 @@ from rocmforge.models.weights import LayerWeights, ModelWeights
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Change:
-    """What an adapter adds to a matrix: `b @ a`."""
+    """The change that an adapter makes to a matrix: `b @ a` is added."""
 
     a: Float32Array  # [rank, in_features]
     b: Float32Array  # [out_features, rank], times the scale
@@ -32,7 +32,7 @@ class Weight:
 def with_adapters(
     weights: ModelWeights[Float32Array], adapters: Sequence[Adapter]
 ) -> ModelWeights[Weight]:
-    """The weights together with what each of the adapters adds.
+    """Returns the weights, each with what the adapters add to it.
 
     Raises:
         BadAdapter: A value is not finite.

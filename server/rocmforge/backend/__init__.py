@@ -1,1 +1,1 @@
-"""What a backend is (`protocol`, `ops`) and how one is found (`registry`)."""
+"""The definition of a backend (`protocol`, `ops`), and how one is found (`registry`)."""

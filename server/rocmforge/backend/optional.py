@@ -1,4 +1,4 @@
-"""What a backend may offer beyond `protocol.Backend`; who wants it asks with `isinstance`."""
+"""The abilities that a backend may have beyond `protocol.Backend`; `isinstance` finds them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class SelfChecking(Backend, Protocol):
     """A backend that can check its own operations: what `rocmforge verify` shows first."""
 
     def devices(self, device: str | None, count: int) -> tuple[str, ...]:
-        """The devices that a model would be loaded onto, as the other methods take them.
+        """Returns the devices that a model would be loaded onto, as the other methods take them.
 
         Args:
             device: as in `LoadOptions`.
@@ -43,7 +43,7 @@ class SelfChecking(Backend, Protocol):
         ...
 
     def describe(self, device: str) -> tuple[tuple[str, str], ...]:
-        """What someone far away must know of the device and its software: label and text.
+        """Describes the device and its software for someone far away, as labels and texts.
 
         Raises:
             ConfigurationError: no such device.
@@ -70,13 +70,13 @@ class KnowsTargets(Backend, Protocol):
     """A backend with compiled kernels: `rocmforge doctor` asks for which chips."""
 
     def kernels_for(self, target: str) -> str | None:
-        """The target whose kernels a chip would run, its own or its family's; None = none."""
+        """Returns the target whose kernels a chip runs, its own or its family's; None = none."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryEstimate:
-    """What a model would take of a device's memory, in bytes."""
+    """The bytes of a device's memory that a model would take."""
 
     device: str  # a name, or what was assumed instead
     free: int
@@ -95,7 +95,7 @@ class MemoryEstimate:
 
     @property
     def left_for_kv(self) -> int:
-        """What the cache may take; negative if not even the rest fits."""
+        """Bytes that the cache may take; negative if not even the rest fits."""
         return self.allowed - self.weights - self.activations
 
 
@@ -104,7 +104,7 @@ class Planning(Backend, Protocol):
     """A backend that knows what a model needs before it loads it: `rocmforge inspect --plan`."""
 
     def estimate(self, model: Path, options: LoadOptions, memory: int | None) -> MemoryEstimate:
-        """The plan that `load` would follow; reads the header of the file only.
+        """Returns the plan that `load` would follow; reads the header of the file only.
 
         Args:
             model: the GGUF file.

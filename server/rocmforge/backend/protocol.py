@@ -56,7 +56,7 @@ class ProcessorBatch:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class SamplingBatch:
-    """How each of the L logit rows becomes a token. Structure of arrays, one entry a row.
+    """The sampling parameters of the L logit rows: a structure of arrays, one entry a row.
 
     The order of operations, the same in every backend (see docs in `sampling` of the reference):
     repetition, presence and frequency penalties; logit bias; `allowed`; `processors`; temperature;
@@ -104,7 +104,7 @@ class SamplingBatch:
 
     @property
     def num_rows(self) -> int:
-        """L."""
+        """Rows of logits, L."""
         return len(self.temperature)
 
 
@@ -137,17 +137,17 @@ class StepInput:
 
     @property
     def num_tokens(self) -> int:
-        """T."""
+        """Tokens, T."""
         return len(self.token_ids)
 
     @property
     def num_sequences(self) -> int:
-        """B."""
+        """Sequences, B."""
         return len(self.context_len)
 
     @property
     def token_adapters(self) -> Int32Array:
-        """[T], the adapter of each token's sequence; empty if none has one."""
+        """The adapter of each token's sequence, [T]; empty if none has one."""
         if not len(self.adapters):
             return self.adapters
         return np.repeat(self.adapters, np.diff(self.query_start))
@@ -155,7 +155,7 @@ class StepInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCost:
-    """What a step cost besides time. With tensor parallelism: on the first device."""
+    """The costs of a step besides time. With tensor parallelism: on the first device."""
 
     bytes_read: int  # of weights and KV cache, each once: the least there is to read
     launches: int  # calls that started kernels since the step before was collected
@@ -164,7 +164,7 @@ class StepCost:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class StepOutput:
-    """What a step produced, one entry for each of its L logit rows.
+    """The results of a step, one entry for each of its L logit rows.
 
     A row whose model output holds a NaN gives token -1: the engine ends that sequence with an
     error instead of sending nonsense. With two steps in flight the next step may already name
@@ -196,7 +196,7 @@ class DeviceInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeResult:
-    """What a backend found. No devices is not an error: `reason` says why there are none."""
+    """The devices that a backend found. None is not an error: `reason` says why."""
 
     devices: tuple[DeviceInfo, ...]
     reason: str | None
@@ -229,13 +229,13 @@ class LoadOptions:
     activation_bits: Literal["auto", "8", "16"] = "auto"
 
     def memory_of(self, device: DeviceInfo) -> int:
-        """The free bytes of a device that this model may count on."""
+        """Returns the free bytes of a device that this model may count on."""
         return min(device.memory_free, int(device.memory_total * self.memory_share))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerInfo:
-    """What a loaded model turned out to be."""
+    """The facts of a loaded model."""
 
     backend: str
     device: DeviceInfo

@@ -36,11 +36,11 @@ class Cursor:
         return self._end - self.position
 
     def bad(self, reason: str, offset: int) -> BadGguf:
-        """The error for what stands at `offset`."""
+        """Returns the error for what stands at `offset`."""
         return BadGguf(str(self.path), reason, offset=offset)
 
     def advance(self, count: int, what: str) -> int:
-        """Step over `count` bytes and return where they begin."""
+        """Steps over `count` bytes and returns where they begin."""
         if count > self.remaining:
             raise self._too_long(count, what)
         start = self.position
@@ -48,7 +48,7 @@ class Cursor:
         return start
 
     def numbers(self, dtype: np.dtype[Any], count: int, what: str) -> npt.NDArray[Any]:
-        """`count` numbers, copied out of the file so that they do not keep it mapped."""
+        """Reads `count` numbers, copied out of the file so that they do not keep it mapped."""
         start = self.advance(count * dtype.itemsize, what)
         if dtype.kind == "b":
             return self._bools(start, count, what)
@@ -66,11 +66,11 @@ class Cursor:
         return values
 
     def integer(self, dtype: str, what: str) -> int:
-        """One integer."""
+        """Reads one integer."""
         return int(self.numbers(np.dtype(dtype), 1, what)[0])
 
     def string(self, what: str) -> bytes:
-        """A string: its length as uint64, then its bytes."""
+        """Reads a string: its length as uint64, then its bytes."""
         start = self.position
         length = self.integer("<u8", f"the length of {what}")
         if length > self.remaining:
@@ -80,7 +80,7 @@ class Cursor:
         return self.buffer[start : start + length]
 
     def name(self, what: str, max_bytes: int) -> str:
-        """A string that identifies something: not empty, valid UTF-8, bounded."""
+        """Reads a string that identifies something: not empty, valid UTF-8, bounded."""
         start = self.position
         raw = self.string(what)
         if not 0 < len(raw) <= max_bytes:
@@ -91,7 +91,7 @@ class Cursor:
             raise self.bad(f"{what}, {raw[:80]!r}, is not UTF-8", start) from None
 
     def strings(self, count: int, what: str) -> list[str]:
-        """`count` strings. A loop without calls into this class: vocabularies have 256k of them."""
+        """Reads `count` strings, in a loop without calls: vocabularies have 256k of them."""
         if count * 8 > self.remaining:
             raise self._too_long(count * 8, what)
         buffer, position, end = self.buffer, self.position, self._end

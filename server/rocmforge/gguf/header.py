@@ -69,7 +69,7 @@ class TensorInfo:
 
 
 class Header(TypedMetadata):
-    """What stands before the tensor data."""
+    """Everything that stands before the tensor data."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class Header(TypedMetadata):
 
 
 def parse_header(buffer: Buffer, path: Path) -> Header:
-    """Read and check everything before the tensor data, and that the data is there.
+    """Reads and checks everything before the tensor data, and that the data is there.
 
     Args:
         buffer: The whole file.
@@ -144,7 +144,7 @@ def _read_version(cursor: Cursor) -> int:
 
 
 def _read_metadata(cursor: Cursor, count: int) -> tuple[dict[str, MetadataValue], int]:
-    """All keys and values, and the alignment they ask for."""
+    """Reads all keys and values, and the alignment they ask for."""
     metadata: dict[str, MetadataValue] = {}
     alignment = GGUF_DEFAULT_ALIGNMENT
     for index in range(count):
@@ -253,7 +253,7 @@ def _read_tensor_info(cursor: Cursor, index: int) -> TensorInfo:
 def _check_placement(
     tensors: tuple[TensorInfo, ...], data_start: int, file_size: int, path: Path
 ) -> None:
-    """Every tensor lies inside the file, and no two share a byte."""
+    """Checks that every tensor lies inside the file, and that no two share a byte."""
     end, previous = 0, ""
     for tensor in sorted(tensors, key=lambda tensor: tensor.offset):
         if tensor.offset < end:
@@ -274,5 +274,5 @@ def _check_placement(
 
 
 def _quote(name: str) -> str:
-    """A name from the file, safe and short enough for a message."""
+    """Returns a name from the file, safe and short enough for a message."""
     return repr(name if len(name) <= 100 else name[:100] + "...")

@@ -1,4 +1,4 @@
-"""Whether a model file still says what the server read in it when it started."""
+"""The check that a model file still says what the server read in it when it started."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rocmforge.gguf.reader import GgufFile, open_gguf
 
 
 class FileIdentity(msgspec.Struct, frozen=True):
-    """What is remembered of a file.
+    """The facts that are remembered of a file.
 
     The server reads a model's tokenizer, template and limits once, an engine process its weights
     each time that it starts. A file may be replaced in between, by one with other weights only.
@@ -27,7 +27,7 @@ class FileIdentity(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, file: GgufFile) -> Self:
-        """The identity of an open file; of a split model, that of the first part."""
+        """Returns the identity of an open file; of a split model, that of the first part."""
         stat = file.path.stat()
         return cls(stat.st_size, stat.st_mtime_ns, _digest(file))
 

@@ -39,7 +39,7 @@ class TypedMetadata:
         self.metadata = metadata
 
     def get_bool(self, key: str, default: D | _Required = REQUIRED) -> bool | D:
-        """The bool under `key`."""
+        """Returns the bool under `key`."""
         value = self._find(key, default)
         if value is None:
             return _given(default)
@@ -48,7 +48,7 @@ class TypedMetadata:
         return value
 
     def get_int(self, key: str, default: D | _Required = REQUIRED) -> int | D:
-        """The integer under `key`."""
+        """Returns the integer under `key`."""
         value = self._find(key, default)
         if value is None:
             return _given(default)
@@ -57,7 +57,7 @@ class TypedMetadata:
         return value
 
     def get_float(self, key: str, default: D | _Required = REQUIRED) -> float | D:
-        """The float under `key`."""
+        """Returns the float under `key`."""
         value = self._find(key, default)
         if value is None:
             return _given(default)
@@ -66,7 +66,7 @@ class TypedMetadata:
         return value
 
     def get_str(self, key: str, default: D | _Required = REQUIRED) -> str | D:
-        """The string under `key`; it must be valid UTF-8."""
+        """Returns the string under `key`; it must be valid UTF-8."""
         value = self._find(key, default)
         if value is None:
             return _given(default)
@@ -79,7 +79,7 @@ class TypedMetadata:
     def get_ints(
         self, key: str, default: D | _Required = REQUIRED
     ) -> npt.NDArray[np.integer[Any]] | D:
-        """The array of integers under `key`, of the file's own width, read-only."""
+        """Returns the array of integers under `key`, of the file's own width, read-only."""
         value = self._find(key, default)
         if value is None:
             return _given(default)
@@ -90,7 +90,7 @@ class TypedMetadata:
     def get_floats(
         self, key: str, default: D | _Required = REQUIRED
     ) -> npt.NDArray[np.floating[Any]] | D:
-        """The array of floats under `key`, of the file's own width, read-only."""
+        """Returns the array of floats under `key`, of the file's own width, read-only."""
         value = self._find(key, default)
         if value is None:
             return _given(default)
@@ -99,7 +99,7 @@ class TypedMetadata:
         return value
 
     def get_strs(self, key: str, default: D | _Required = REQUIRED) -> list[str] | D:
-        """The array of strings under `key`; each must be valid UTF-8."""
+        """Returns the array of strings under `key`; each must be valid UTF-8."""
         value = self._find(key, default)
         if value is None:
             return _given(default)
@@ -126,7 +126,7 @@ def _given(default: D | _Required) -> D:
 
 
 def _is_utf8(text: str) -> bool:
-    """False where decoding left surrogate escapes behind."""
+    """Returns False where decoding left surrogate escapes behind."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -32,7 +32,7 @@ _FIRST_SHARD_NAME = re.compile(r"(?P<prefix>.+)-00001-of-(?P<count>\d{5})\.gguf"
 
 
 def open_gguf(path: Path) -> GgufFile:
-    """Open a GGUF file, or all shards of a model given its first.
+    """Opens a GGUF file, or all shards of a model given its first.
 
     Raises:
         ModelFileNotFound: The file or one of its shards is not there or cannot be read.
@@ -85,7 +85,7 @@ class GgufFile(TypedMetadata):
         self.tensors: Mapping[str, GgufTensor] = MappingProxyType(_merge_tensors(shards))
 
     def locate(self, data: npt.NDArray[np.uint8]) -> tuple[Path, int] | None:
-        """Where bytes of a tensor lie: the file and the offset in it, for who would rather read.
+        """Returns the file that bytes of a tensor lie in and their offset, to read them there.
 
         None if they are not consecutive bytes of this file.
         """
@@ -98,7 +98,7 @@ class GgufFile(TypedMetadata):
         return None
 
     def close(self) -> None:
-        """Let go of the tensors. The files are unmapped once no view of their data is left."""
+        """Lets go of the tensors. The files are unmapped once no view of their data is left."""
         self.tensors = MappingProxyType({})
 
     def __enter__(self) -> GgufFile:
@@ -129,7 +129,7 @@ def _map_shard(path: Path) -> _Shard:
 
 
 def _map_siblings(first: Header) -> list[_Shard]:
-    """The other shards of a split model, in order; none if it is not split."""
+    """Maps the other shards of a split model, in order; none if it is not split."""
     count = first.get_int(Keys.Split.LLM_KV_SPLIT_COUNT, default=1)
     if count <= 1:
         return []

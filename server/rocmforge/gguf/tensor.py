@@ -50,7 +50,7 @@ class GgufTensor:
         return self.data.nbytes
 
     def rows(self, start: int, stop: int) -> GgufTensor:
-        """Rows `start:stop` of a 2-D tensor, sharing its memory.
+        """Returns rows `start:stop` of a 2-D tensor, sharing its memory.
 
         Raises:
             UnsupportedTensor: The tensor is not 2-D or does not have these rows.
@@ -67,7 +67,7 @@ class GgufTensor:
         )
 
     def columns(self, start: int, stop: int) -> GgufTensor:
-        """Elements `start:stop` of the last axis, sharing its memory: rows are then not adjacent.
+        """Returns elements `start:stop` of the last axis, sharing memory: rows are not adjacent.
 
         Raises:
             UnsupportedTensor: The tensor does not have them, or they are not whole blocks.
@@ -88,7 +88,7 @@ class GgufTensor:
         )
 
     def to_float32(self) -> npt.NDArray[np.float32]:
-        """The elements as float32 `[*shape]`, in new memory.
+        """Returns the elements as float32 `[*shape]`, in new memory.
 
         Raises:
             UnsupportedTensor: The `gguf` package cannot dequantise this type.

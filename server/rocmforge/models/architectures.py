@@ -134,7 +134,7 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = MappingProxyType(
 
 
 def read_config(file: GgufFile) -> ModelConfig:
-    """The configuration that the file's metadata describes.
+    """Returns the configuration that the file's metadata describes.
 
     Raises:
         UnsupportedArchitecture: There is no row for it, or it uses a feature we do not have.
@@ -243,7 +243,7 @@ class _ConfigReader(KeyReader):
         return tuple(window if is_local else None for is_local in self._window_pattern(num_layers))
 
     def _window_pattern(self, num_layers: int) -> list[bool]:
-        """For each layer, whether it has the window. The key may hold a list or a period."""
+        """Returns whether each layer has the window. The key may hold a list or a period."""
         suffix = "attention.sliding_window_pattern"
         flags = self._layer_flags(suffix, num_layers)
         if flags is not None:

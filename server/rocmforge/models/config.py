@@ -1,4 +1,4 @@
-"""What a model is, as data. Made once from a GGUF file, read by everything else."""
+"""The configuration of a decoder: made once from a file's metadata, read by everything else."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ MAX_LAYERS: Final = 1000
 
 
 class RopeStyle(StrEnum):
-    """Which elements of a head form the pairs that rotate together."""
+    """The choice of the elements of a head that rotate together in pairs."""
 
     NORMAL = "normal"  # (0, 1), (2, 3), ...: GGUF's layout for Llama
     NEOX = "neox"  # (i, i + rotary_dim / 2)
 
 
 class RopeScalingKind(StrEnum):
-    """How positions beyond the training context are mapped."""
+    """The method by which a model reaches beyond its training context."""
 
     LINEAR = "linear"
     YARN = "yarn"  # Peng et al. 2023, arXiv:2309.00071

@@ -14,7 +14,7 @@ S = TypeVar("S")
 
 
 def attention_specs(config: ModelConfig) -> tuple[AttentionSpec, ...]:
-    """How each layer attends."""
+    """Returns the rules of each layer's attention."""
     return tuple(
         AttentionSpec(
             layer=layer,
@@ -30,12 +30,14 @@ def attention_specs(config: ModelConfig) -> tuple[AttentionSpec, ...]:
 def logits(
     config: ModelConfig, weights: ModelWeights[W], ops: Ops[A, W, S], step: S, hidden: A
 ) -> A:
-    """Logits `[L, V]` of the step's logit rows, from the hidden states of all its tokens."""
+    """Returns the logits of the step's logit rows, [L, V], from all tokens' hidden states."""
     return ops.logits(ops.take_logit_rows(step, hidden), weights.output, config.logit_softcap)
 
 
 def hidden_states(config: ModelConfig, weights: ModelWeights[W], ops: Ops[A, W, S], step: S) -> A:
-    """Hidden states `[T, D]` of the step's tokens after the last norm; fills the caches.
+    """Returns the hidden states of the step's tokens, [T, hidden_size]; fills the caches.
+
+    They are those after the last norm.
 
     Each residual addition is done together with the norm that reads its result, so the last
     norm of a layer is the first of the next one (or the output norm).

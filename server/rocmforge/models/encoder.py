@@ -16,7 +16,7 @@ S = TypeVar("S")
 def encode(
     config: EncoderConfig, weights: EncoderWeights[W], ops: EncoderOps[A, W, S], step: S
 ) -> A:
-    """What the step returns for its hidden ranges, `[P, config.output_size]`.
+    """Returns what the step gives for its hidden ranges, [P, config.output_size].
 
     That is the sum of the hidden states after the last norm; or, of a model with a head, the scores
     of that sum, which is the state of one token there: the first.
@@ -26,7 +26,7 @@ def encode(
 
 
 def attention_specs(config: EncoderConfig) -> tuple[EncoderAttentionSpec, ...]:
-    """How each layer attends."""
+    """Returns the rules of each layer's attention."""
     return tuple(
         EncoderAttentionSpec(
             scale=config.attention_scale,
@@ -40,7 +40,7 @@ def attention_specs(config: EncoderConfig) -> tuple[EncoderAttentionSpec, ...]:
 def hidden_states(
     config: EncoderConfig, weights: EncoderWeights[W], ops: EncoderOps[A, W, S], step: S
 ) -> A:
-    """Hidden states `[T, D]` of the step's tokens after the last norm."""
+    """Returns the hidden states of the step's tokens after the last norm, [T, hidden_size]."""
     x = ops.embed(step, weights.tokens, weights.positions, weights.types)
     x = ops.layer_norm(x, weights.norm, weights.norm_bias)
     layers = _pre_norm_layers if config.pre_norm else _post_norm_layers
@@ -50,7 +50,7 @@ def hidden_states(
 def _post_norm_layers(
     config: EncoderConfig, weights: EncoderWeights[W], ops: EncoderOps[A, W, S], step: S, x: A
 ) -> A:
-    """A norm of each sum, with which the next one begins (Devlin et al. 2019)."""
+    """Runs layers that norm each sum, with which the next one begins (Devlin et al. 2019)."""
     for spec, layer in zip(attention_specs(config), weights.layers, strict=True):
         assert layer.attn_norm is not None
         delta = _attend(config, layer, ops, step, x, spec)
@@ -67,7 +67,7 @@ def _post_norm_layers(
 def _pre_norm_layers(
     config: EncoderConfig, weights: EncoderWeights[W], ops: EncoderOps[A, W, S], step: S, x: A
 ) -> A:
-    """A norm for each part of a layer, of a sum that goes on as it is (Warner et al. 2024).
+    """Runs layers that norm what each part reads; the sum goes on as it is (Warner et al. 2024).
 
     As in a decoder, each addition is done together with the norm that reads its result. The first
     layer has no norm for its attention: what it reads is the embedding's.

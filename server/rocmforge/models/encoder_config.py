@@ -56,12 +56,12 @@ class EncoderConfig:
 
     @property
     def attention_scale(self) -> float:
-        """Of query times key."""
+        """The factor of query times key."""
         return float(self.head_dim**-0.5)
 
     @property
     def slopes(self) -> tuple[float, ...]:
-        """Of each head: what a score loses for a token of distance; empty for nothing."""
+        """What each head's scores lose for a token of distance; empty for nothing."""
         return alibi_slopes(self.num_heads) if self.has_alibi else ()
 
     @property
@@ -98,7 +98,7 @@ class EncoderArchitecture:
         return any("gate" in rule.roles for rule in rules)
 
     def layer_rules(self, file: GgufFile, layer: int) -> tuple[TensorRule, ...]:
-        """Tensors of the layer with this index."""
+        """Returns the rules of the tensors of the layer with this index."""
         rules = self.layer
         if self.variants:
             found = [own for name, own in self.variants if f"blk.0.{name}" in file.tensors]
@@ -219,9 +219,10 @@ ENCODERS: Final[Mapping[str, EncoderArchitecture]] = MappingProxyType(
 
 
 def alibi_slopes(num_heads: int) -> tuple[float, ...]:
-    """Of each head (Press et al. 2022): 2^(-8/n), 2^(-16/n), ... for a power of two n of heads.
+    """Returns the slope of each head (Press et al. 2022).
 
-    Heads beyond such a power have every other slope of twice as many.
+    Those of a power of two n of heads are 2^(-8/n), 2^(-16/n), ... Heads beyond such a power have
+    every other slope of twice as many.
     """
     power = 1 << (num_heads.bit_length() - 1)
     slopes = [2.0 ** (-8 * (head + 1) / power) for head in range(power)]
@@ -230,17 +231,17 @@ def alibi_slopes(num_heads: int) -> tuple[float, ...]:
 
 
 def encoder_context(config: EncoderConfig, options: LoadOptions) -> int:
-    """Tokens that a prompt may have: a step computes it whole."""
+    """Returns how many tokens a prompt may have: a step computes it whole."""
     return min(config.max_context, options.max_context, options.max_batched_tokens)
 
 
 def is_encoder(file: GgufFile) -> bool:
-    """Whether the file's architecture is in the table."""
+    """Returns whether the file's architecture is in the table."""
     return file.metadata.get("general.architecture") in ENCODERS
 
 
 def read_encoder_config(file: GgufFile) -> EncoderConfig:
-    """The configuration that the metadata of an encoder describes.
+    """Returns the configuration that the metadata of an encoder describes.
 
     Raises:
         UnsupportedArchitecture: It uses a feature we do not have.
@@ -251,7 +252,7 @@ def read_encoder_config(file: GgufFile) -> EncoderConfig:
 
 
 def _pooling(file: GgufFile) -> PoolingType:
-    """What the model was trained for.
+    """Returns what the model was trained for.
 
     Files of rankers may not say so: then it is the head that tells. Sentence-Transformers takes
     the mean of a model that says nothing (Reimers and Gurevych 2019).
@@ -342,7 +343,7 @@ class _Reader(KeyReader):
         )
 
     def _activation(self) -> Activation:
-        """Of the gate, which the file may name."""
+        """Returns the activation of the gate, which the file may name."""
         row, suffix = self._row, "hidden_activation"
         if self._key(suffix) not in self._file.metadata or not row.has_gate:
             return row.activation
@@ -355,7 +356,7 @@ class _Reader(KeyReader):
         return ACTIVATIONS[name]
 
     def _reaches(self, num_layers: int, max_context: int) -> tuple[int | None, ...]:
-        """A window counts the tokens to both sides."""
+        """Returns each layer's reach: a window counts the tokens to both sides."""
         period = self._row.window_period
         window = self._file.get_int(self._key("attention.sliding_window"), 0) if period else 0
         if window < 0 or window == 1:
@@ -366,7 +367,7 @@ class _Reader(KeyReader):
         return tuple(reach if local else None for local in self._is_local(num_layers, period))
 
     def _is_local(self, num_layers: int, period: int) -> list[bool]:
-        """For each layer, whether it has the window. The key may hold a list or a period."""
+        """Returns whether each layer has the window. The key may hold a list or a period."""
         suffix = "attention.sliding_window_pattern"
         flags = self._layer_flags(suffix, num_layers)
         if flags is not None:

@@ -67,7 +67,7 @@ class KeyReader:
         return theta
 
     def _layer_flags(self, suffix: str, num_layers: int) -> list[bool] | None:
-        """A flag for each layer; None if the key does not hold a list."""
+        """Returns a flag for each layer; None if the key does not hold a list."""
         value = self._file.metadata.get(self._key(suffix))
         if not isinstance(value, np.ndarray):
             return None

@@ -9,15 +9,15 @@ from rocmforge.models.config import ModelConfig
 
 
 def stored_weight_bytes(file: GgufFile) -> int:
-    """Bytes of all tensors as the file stores them."""
+    """Returns the bytes of all tensors as the file stores them."""
     return sum(tensor.nbytes for tensor in file.tensors.values())
 
 
 def float32_weight_bytes(file: GgufFile) -> int:
-    """Bytes of all tensors once they are float32."""
+    """Returns the bytes of all tensors once they are float32."""
     return 4 * sum(prod(tensor.shape) for tensor in file.tensors.values())
 
 
 def kv_bytes_per_token(config: ModelConfig, element_bytes: int) -> int:
-    """Bytes of keys and values that one token occupies in the caches of all layers."""
+    """Returns the bytes of keys and values that one token occupies in the caches of all layers."""
     return 2 * config.num_layers * config.num_kv_heads * config.head_dim * element_bytes

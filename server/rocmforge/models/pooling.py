@@ -1,4 +1,4 @@
-"""What a GGUF file says about turning hidden states into one result."""
+"""The pooling that a GGUF file declares: how hidden states become one result."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class PoolingType(IntEnum):
 
 
 def declared_pooling(file: GgufFile) -> PoolingType:
-    """What the model was trained for; NONE if the file does not say, or says something unknown."""
+    """Returns what the model was trained for; NONE if the file does not say, or it is unknown."""
     architecture = file.metadata.get("general.architecture")
     value = file.metadata.get(f"{architecture}.pooling_type")
     if isinstance(value, int) and value in {*PoolingType}:

@@ -1,4 +1,4 @@
-"""What a model file holds, whatever kind of model it is."""
+"""Reads what a model file holds, whatever kind of model it is."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rocmforge.models.weights import check_tensors
 
 
 def read_model(file: GgufFile) -> ModelConfig | EncoderConfig:
-    """The configuration of a decoder or an encoder, whose tensors are all there.
+    """Reads the configuration of a decoder or an encoder, and checks that its tensors are there.
 
     Raises:
         UnsupportedArchitecture: There is no row for it, or it uses a feature we do not have.

@@ -37,7 +37,7 @@ class RopeTables:
 
 
 def load_rope_tables(config: ModelConfig, file: GgufFile, max_context: int) -> RopeTables:
-    """Tables for positions `0..max_context - 1`.
+    """Makes the tables for positions `0..max_context - 1`.
 
     LongRoPE has two sets of factors. A table is made for a whole run of the server, so the long
     ones are taken when the served context exceeds the original one, whatever a request's length.
@@ -55,7 +55,7 @@ def load_rope_tables(config: ModelConfig, file: GgufFile, max_context: int) -> R
 
 
 def plain_rope_tables(rope: RopeConfig, max_context: int) -> RopeTables:
-    """The tables of an encoder, whose frequencies are not scaled."""
+    """Makes the tables of an encoder, whose frequencies are not scaled."""
 
     def table(theta: float) -> RopeTable:
         return _table(_frequencies(theta, rope.rotary_dim), 1.0, max_context)
@@ -65,7 +65,7 @@ def plain_rope_tables(rope: RopeConfig, max_context: int) -> RopeTables:
 
 
 def scaled_frequencies(rope: RopeConfig, factors: Float64Array | None) -> Float64Array:
-    """Radians per position of each pair, `[rotary_dim / 2]`; `factors` divide them, if given."""
+    """Returns each pair's radians per position, [rotary_dim / 2], divided by factors if given."""
     frequencies = _frequencies(rope.theta, rope.rotary_dim)
     if factors is not None:
         frequencies = frequencies / factors
@@ -84,7 +84,7 @@ def _frequencies(theta: float, rotary_dim: int) -> Float64Array:
 
 
 def _yarn_ramp(rope: RopeConfig, scaling: RopeScaling) -> Float64Array:
-    """1 for pairs that turn often within the original context, 0 for slow ones, linear between."""
+    """Returns 1 for pairs that turn often in the original context, 0 for slow ones, or between."""
 
     def pair_turning(times: float) -> float:
         turns = scaling.original_context / (times * 2 * math.pi)
