@@ -29,7 +29,7 @@ PACKAGED = {
 
 
 def find_model(name: str) -> Path:
-    """The GGUF file of that path or name.
+    """Finds the GGUF file of that path or name.
 
     Raises:
         ModelFileNotFound: neither; the message lists the names that exist. Or it cannot be told.
@@ -57,6 +57,6 @@ def find_model(name: str) -> Path:
 
 
 def default_names(name: str, path: Path) -> tuple[str, ...]:
-    """What clients may call a model that was given no name: what the user typed, and the file's."""
+    """Returns names for a model that was given none: what the user typed, and the file's."""
     stem = re.sub(r"-\d{5}-of-\d{5}$", "", path.stem)
     return (name, stem) if name in PACKAGED else (stem,)

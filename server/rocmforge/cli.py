@@ -83,14 +83,14 @@ def _say(message: str) -> None:
 
 
 def _count(text: str) -> int:
-    """How many; at least one."""
+    """Parses a number of at least one."""
     if not (text.isascii() and text.isdigit() and int(text)):
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return int(text)
 
 
 def _temperature(text: str) -> float:
-    """As in requests; 0 = greedy."""
+    """Parses a temperature as in requests; 0 = greedy."""
     try:
         temperature = float(text)
     except ValueError:
@@ -106,7 +106,7 @@ class _CommandParser(argparse.ArgumentParser):
     _is_inside = False
 
     def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]
-        """As its base does, except that options may stand between positional arguments."""
+        """Parses as its base does, except that options may stand between positional arguments."""
         if self._is_inside:  # Python 3.11's parse_known_intermixed_args calls this
             return super().parse_known_args(args, namespace)
         self._is_inside = True

@@ -133,7 +133,7 @@ class RequestTooLarge(RequestError):
 
 
 def _short(text: str, limit: int = 200) -> str:
-    """What a client wrote, short enough to be repeated to it."""
+    """Shortens what a client wrote, so that it can be repeated to it."""
     return text if len(text) <= limit else f"{text[:limit]}..."
 
 
@@ -149,7 +149,7 @@ class CapacityError(RocmForgeError):
 
 
 class QueueFull(CapacityError):
-    """As many requests wait as the server is willing to hold."""
+    """The queue holds as many requests as the server is willing to keep waiting."""
 
 
 class RateLimited(CapacityError):

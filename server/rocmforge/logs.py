@@ -1,4 +1,4 @@
-"""How log lines look: for people, or as JSON for programs.
+"""The look of log lines: for people, or as JSON for programs.
 
 Records may carry values in the attribute `fields`; both formats escape them, so that nothing a
 client sends can begin a line of its own.
@@ -19,7 +19,7 @@ class JsonFormatter(logging.Formatter):
     """One JSON object a line: time (UTC), level, logger, message, the record's fields."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line."""
+        """Formats a record as a line."""
         seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         line = {
             "time": f"{seconds}.{int(record.msecs):03d}Z",
@@ -40,7 +40,7 @@ class TextFormatter(logging.Formatter):
         super().__init__("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
-        """The line without the traceback."""
+        """Formats the line without the traceback."""
         fields: dict[str, object] = getattr(record, "fields", {})
         shown = [f"{name}={json.dumps(v)}" for name, v in fields.items() if v is not None]
         line = super().formatMessage(record).replace("\r", "\\r").replace("\n", "\\n")

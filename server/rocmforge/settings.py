@@ -1,4 +1,4 @@
-"""What an operator can set, and where it comes from: file < environment < flags.
+"""Every setting of an operator, and where it comes from: file < environment < flags.
 
 `Settings` is the one table. Each field is at once a command-line flag (`--max-context`), an
 environment variable (`ROCMFORGE_MAX_CONTEXT`) and a key of the TOML file that `--config` names
@@ -36,7 +36,7 @@ _Name = Annotated[str, Meta(min_length=1)]
 
 
 def _value(metavar: str) -> dict[str, str]:
-    """What stands for a setting's value in the help; without it N, or its choices."""
+    """Names a setting's value in the help; without it N, or its choices."""
     return {"metavar": metavar}
 
 
@@ -306,7 +306,7 @@ class ServedModel:
 
 
 class _ModelTable(msgspec.Struct, frozen=True, kw_only=True):
-    """What a table says besides settings."""
+    """The keys of a model's table besides settings."""
 
     path: str
     aliases: tuple[_Name, ...] = ()
@@ -338,17 +338,17 @@ class Option:
 
 
 def flag_of(name: str) -> str:
-    """What a setting is called on the command line."""
+    """Returns a setting's name on the command line."""
     return "--" + name.replace("_", "-")
 
 
 def variable_of(name: str) -> str:
-    """What a setting is called in the environment."""
+    """Returns a setting's name in the environment."""
     return ENV_PREFIX + name.upper()
 
 
 def options() -> tuple[Option, ...]:
-    """All settings, in the order of the table above."""
+    """Returns all settings, in the order of the table above."""
     hints = get_type_hints(Settings, include_extras=True)
     found = []
     for field in msgspec.structs.fields(Settings):
@@ -394,7 +394,7 @@ def load(flags: Mapping[str, Any], config: Path | None = None) -> Settings:
 
 
 def served_models(given: Sequence[str], settings: Settings) -> tuple[ServedModel, ...]:
-    """The models of the command line (`given` without a name, others with one) and of the file.
+    """Returns the models of the command line (`given` has no name, others do) and of the file.
 
     Raises:
         ConfigurationError: there is none, or what is said of one makes no sense.

@@ -45,7 +45,7 @@ from rocmforge.text.tokenizer.vocabulary import Vocabulary
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFront:
-    """What the server process itself needs of a model file; the weights stay in the engine's."""
+    """The parts of a model file that the server process needs; the weights stay in the engine's."""
 
     path: Path
     identity: FileIdentity
@@ -136,7 +136,7 @@ def _refuse_for_encoders(settings: Settings) -> None:
 
 
 def build_fleet(models: Sequence[ServedModel], settings: Settings) -> Fleet:
-    """All models, none of them loaded yet.
+    """Builds all models, none of them loaded yet.
 
     Raises:
         ModelLoadError: one of the files cannot be served.
@@ -196,12 +196,12 @@ def _build_member(
 
 
 def build_engine(front: ModelFront, settings: Settings) -> AsyncEngine:
-    """The engine for that model alone; nothing is started yet."""
+    """Builds the engine for that model alone; nothing is started yet."""
     return AsyncEngine(engine_config(front, settings))
 
 
 def engine_config(front: ModelFront, settings: Settings) -> EngineConfig:
-    """What the settings mean for an engine."""
+    """Derives an engine's configuration from the settings."""
     return EngineConfig(
         backend=settings.backend,
         model=front.path,
@@ -218,7 +218,7 @@ def engine_config(front: ModelFront, settings: Settings) -> EngineConfig:
 
 
 def find_draft(model: GgufFile, settings: Settings) -> Path | None:
-    """The draft model that the settings name, if any.
+    """Finds the draft model that the settings name, if any.
 
     Raises:
         ModelLoadError: the file cannot be served.
@@ -237,7 +237,7 @@ def find_draft(model: GgufFile, settings: Settings) -> Path | None:
 
 
 def load_options(settings: Settings, trained_context: int, *, is_encoder: bool) -> LoadOptions:
-    """What the settings ask of a backend, for a model that was trained for so many tokens.
+    """Derives load options, for a model trained with a context of `trained_context` tokens.
 
     A step of an encoder has room for the longest prompt, which cannot be cut.
     """
@@ -258,12 +258,12 @@ def load_options(settings: Settings, trained_context: int, *, is_encoder: bool) 
 
 
 def adapter_specs(settings: Settings) -> tuple[AdapterSpec, ...]:
-    """The LoRA adapters that the settings name; raises ConfigurationError as `parse_adapters`."""
+    """Parses the LoRA adapters of the settings; raises ConfigurationError as `parse_adapters`."""
     return parse_adapters(settings.lora)
 
 
 def token_pieces(tokenizer: Tokenizer) -> TokenPieces | None:
-    """The vocabulary for constrained sampling.
+    """Returns the vocabulary for constrained sampling.
 
     None if no token could end an answer, or if there is a character that no token spells alone: a
     grammar may leave no other choice than that character.
@@ -282,7 +282,7 @@ def token_pieces(tokenizer: Tokenizer) -> TokenPieces | None:
 def build_service(
     front: ModelFront, engine: Engine, settings: Settings, log: RequestLog | None = None
 ) -> Service:
-    """The model under the names clients use; its requests go into `log`, or into one of its own."""
+    """Builds the service of a model under the names of clients; logs into `log`, or its own."""
     model, *aliases = front.names
     return Service(
         model=model,
@@ -309,7 +309,7 @@ def build_service(
 
 
 def build_request_log(settings: Settings) -> RequestLog:
-    """Where requests are written down when they have ended.
+    """Opens the log of ended requests.
 
     Raises:
         ConfigurationError: traces are wanted, but OpenTelemetry is not installed.
@@ -322,7 +322,7 @@ def build_request_log(settings: Settings) -> RequestLog:
 
 
 def read_all_keys(settings: Settings) -> tuple[ApiKey, ...]:
-    """The keys of flags and file.
+    """Reads the keys of flags and file.
 
     Raises:
         ConfigurationError: the file cannot be used.
@@ -332,7 +332,7 @@ def read_all_keys(settings: Settings) -> tuple[ApiKey, ...]:
 
 
 def build_web_app(fleet: Fleet, settings: Settings, keys: Keyring) -> Litestar:
-    """The HTTP application; it lets in holders of `keys`, or everybody if there are none."""
+    """Builds the HTTP application; it admits holders of `keys`, or everybody if there are none."""
     return build_app(
         fleet,
         ApiSettings(

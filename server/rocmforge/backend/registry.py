@@ -25,7 +25,7 @@ class Choice:
 
 
 def names() -> tuple[str, ...]:
-    """Names of all installed backends, sorted, the reference last."""
+    """Returns the names of all installed backends, sorted, the reference last."""
     found = {point.name for point in entry_points(group=GROUP)}
     return tuple(sorted(found, key=lambda name: (name == REFERENCE, name)))
 

@@ -1,4 +1,4 @@
-"""How far a runner agrees with the reference: the same tokens, computed in several ways."""
+"""Agreement of a runner with the reference: the same tokens, computed in several ways."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Continuation:
 
 @dataclass(slots=True)
 class Generated:
-    """What a request got."""
+    """The answer to a request."""
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
@@ -113,7 +113,7 @@ class _Place(NamedTuple):
 
     @property
     def wrong(self) -> str | None:
-        """What is wrong here, unless rounding explains it."""
+        """The failures here that rounding does not explain."""
         token, wanted = self.ours.top[0][0], self.theirs.top[0][0]
         lead = self.theirs.top[0][1] - dict(self.theirs.top).get(token, -math.inf)
         if self.agrees or lead < NEAR_TIE:
@@ -169,7 +169,7 @@ def compare(
 
 
 def generate(runner: Runner, prompts: Prompts, max_tokens: int) -> list[Generated]:
-    """Greedy continuations: prompts in chunks, mixed with decodes.
+    """Generates greedy continuations: prompts in chunks, mixed with decodes.
 
     Raises:
         EngineError: The runner failed.
@@ -181,7 +181,7 @@ def generate(runner: Runner, prompts: Prompts, max_tokens: int) -> list[Generate
 
 
 def decode_speed(runner: Runner, prompt: Sequence[int], tokens: int) -> float:
-    """Tokens per second of one sequence."""
+    """Measures tokens per second of one sequence."""
     sampling = SamplingParams(max_tokens=tokens + 1, temperature=0.0, ignore_eos=True)
     _run(runner, [prompt], sampling, _BATCH)  # graphs are made the first time
     times: list[float] = []
@@ -190,7 +190,7 @@ def decode_speed(runner: Runner, prompt: Sequence[int], tokens: int) -> float:
 
 
 def _score(runner: Runner, texts: Prompts, limits: SchedulerLimits) -> list[list[TokenLogprob]]:
-    """Of every token but the first: its log-probability, and the top_logprobs."""
+    """Scores every token but the first: its log-probability, and the top_logprobs."""
     sampling = SamplingParams(max_tokens=0, temperature=0.0, prompt_logprobs=TOP_LOGPROBS)
     return [one.prompt_logprobs for one in _run(runner, texts, sampling, limits)]
 
@@ -204,7 +204,7 @@ def _run(
     apart: int = 0,
     times: list[float] | None = None,
 ) -> list[Generated]:
-    """Everything through the engine.
+    """Runs all requests through the engine.
 
     Args:
         runner: computes.
@@ -252,7 +252,7 @@ def _scored(
     got: Sequence[Sequence[TokenLogprob]],
     wanted: Sequence[Sequence[TokenLogprob]],
 ) -> list[_Place]:
-    """Every token but the first of each text."""
+    """Yields every token but the first of each text."""
     return [
         _Place(
             f"prompt {number}, token {index}",
@@ -268,7 +268,7 @@ def _scored(
 
 
 def _generated(got: Sequence[Generated], expected: Sequence[Generated]) -> list[_Place]:
-    """Every token of the answers."""
+    """Yields every token of the answers."""
     return [
         _output(number, index, ours, theirs)
         for number, (ours, theirs) in enumerate(zip(got, expected, strict=True))
@@ -312,7 +312,7 @@ def _continuation(
 
 
 def kl_divergence(wanted: TokenLogprob, got: TokenLogprob) -> float:
-    """Of two distributions of which the most probable tokens are known, in nats.
+    """Computes the KL divergence, in nats, of two distributions with known top_logprobs.
 
     The tokens that stand in only one of the lists, or in neither, are taken together. That is a
     lower bound, and close: what is rare in both adds little (the log-sum inequality).

@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
 
 
 def _look(name: str) -> Row:
-    """A backend that cannot even be imported is a row, not the end of the listing."""
+    """Probes a backend; one that cannot even be imported is a row, not the end of the listing."""
     try:
         probe = registry.create(name).probe()
     except RocmForgeError as error:

@@ -215,7 +215,7 @@ def _draft_counts(stats: EngineStats) -> tuple[int, int]:
 
 
 def _resident_bytes(pid: int) -> int:
-    """VmRSS of a process (proc(5))."""
+    """Reads VmRSS of a process (proc(5)), in bytes."""
     for line in Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines():
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) * 1024

@@ -17,7 +17,7 @@ _MIN_SHARED: Final = 0.5  # of the main memory, before an APU is told that it ma
 
 
 class Level(StrEnum):
-    """How much a finding matters."""
+    """The severity of a finding."""
 
     OK = "ok"
     WARNING = "warning"  # it works, but not as it should
@@ -35,7 +35,7 @@ class Finding:
 
 
 def diagnose(machine: Machine, runtime: Runtime) -> tuple[Finding, ...]:
-    """Everything about GPUs, in the order in which it has to work."""
+    """Checks everything about GPUs, in the order in which it has to work."""
     if machine.environment.get("HIP_PLATFORM") == "nvidia":
         return tuple(_runtime(machine, runtime))
     return (
@@ -166,7 +166,7 @@ def _gpus(machine: Machine, runtime: Runtime) -> Iterator[Finding]:
 
 
 def _several_gpus(machine: Machine, runtime: Runtime) -> Iterator[Finding]:
-    """What a model on several devices needs: that HIP lists them, and RCCL."""
+    """Checks what a model on several devices needs: that HIP lists them, and RCCL."""
     hidden = len(machine.gpus) - len(runtime.devices)
     if runtime.devices and hidden > 0 and not _hiding(machine):
         yield _warning(
@@ -191,7 +191,7 @@ def _several_gpus(machine: Machine, runtime: Runtime) -> Iterator[Finding]:
 
 
 def _link(library: Library, name: str) -> str | None:
-    """How to give a library that is there the name that hip-python opens."""
+    """Returns how to give a present library the name that hip-python opens."""
     if not library.files:
         return None
     folder = library.files[-1].rpartition("/")[0]
@@ -268,7 +268,7 @@ def _runtime(machine: Machine, runtime: Runtime) -> Iterator[Finding]:
 
 
 def _repair_runtime(machine: Machine) -> str:
-    """The library is opened as $ROCM_PATH/lib/libamdhip64.so, or found by the loader."""
+    """Names the repair: HIP is opened as $ROCM_PATH/lib/libamdhip64.so, or by the loader."""
     opened = machine.hip.opened
     if opened is None:
         # Debian's runtime package, libamdhip64-6, lacks the name without a version.

@@ -26,7 +26,7 @@ KV_ELEMENT_BYTES = {"f32": 4, "f16": 2, "int8": 1}
 
 @dataclass(frozen=True, slots=True)
 class TypeShare:
-    """How much of the file one quantisation makes up."""
+    """The share of the file of one quantised type."""
 
     type: str
     tensors: int

@@ -1,4 +1,4 @@
-"""What the kernel says about a machine's AMD GPUs, and about who may use them.
+"""The machine's AMD GPUs as the kernel describes them, and who may use them.
 
 Everything is read below a root folder, so that machines that are broken in known ways can be kept
 as test data. Sources: https://docs.kernel.org/gpu/amdgpu/ and the KFD's topology in sysfs
@@ -27,7 +27,7 @@ _INTEGRATED: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """Who runs the program."""
+    """The user who runs the program."""
 
     uid: int
     groups: frozenset[int]
@@ -44,7 +44,7 @@ class DeviceNode:
     uid: int
 
     def opens_for(self, user: User) -> bool:
-        """Whether the user may read and write it."""
+        """Returns whether the user may read and write it."""
         if user.uid == 0:
             return True
         shift = 6 if user.uid == self.uid else 3 if self.gid in user.groups else 0
@@ -191,13 +191,13 @@ def _gpus(root: Path) -> list[Gpu]:
 
 
 def target_name(version: int) -> str:
-    """`gfx90a` for the KFD's gfx_target_version 90010."""
+    """Returns `gfx90a` for the KFD's gfx_target_version 90010."""
     major, minor, stepping = version // 10000, version // 100 % 100, version % 100
     return f"gfx{major}{minor:x}{stepping:x}"
 
 
 def _clock(line: str) -> str:
-    """`2304Mhz` of `1: 2304Mhz *`."""
+    """Returns `2304Mhz` of `1: 2304Mhz *`."""
     return line.partition(":")[2].strip(" *")
 
 
@@ -237,7 +237,7 @@ def _number(file: Path) -> int | None:
 
 
 def _text(file: Path) -> str | None:
-    """What is in a small file; None if it cannot be read, as some of sysfs cannot."""
+    """Reads a small file; None if it cannot be read, as some of sysfs cannot."""
     try:
         return file.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:

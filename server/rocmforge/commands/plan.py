@@ -170,7 +170,7 @@ def _most(plan: Plan) -> str:
 
 
 def parse_size(text: str) -> int:
-    """Bytes of "24GiB", "24G", "512 MiB" or "1000000"; units are powers of 1024.
+    """Parses bytes of "24GiB", "24G", "512 MiB" or "1000000"; units are powers of 1024.
 
     Raises:
         ConfigurationError: It is no such size.
@@ -183,7 +183,7 @@ def parse_size(text: str) -> int:
 
 
 def size_text(count: int) -> str:
-    """Bytes for people."""
+    """Formats bytes for people."""
     if count < 2**20:
         return f"{count / 2**10:.1f} KiB"
     return f"{count / 2**20:.1f} MiB" if count < 2**30 else f"{count / 2**30:.2f} GiB"

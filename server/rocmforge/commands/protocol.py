@@ -15,7 +15,7 @@ _IGNORED: Final = b"\r\nignored"  # as long: nothing that is counted in bytes ma
 
 
 def bounded_protocol(headers_timeout_s: float) -> type[asyncio.Protocol]:
-    """The protocol class for `uvicorn.Config.http`.
+    """Makes the protocol class for `uvicorn.Config.http`.
 
     uvicorn bounds the pause between two requests of a connection, but neither the wait for the
     first nor the time that headers take. A few thousand such connections would use up the
@@ -84,7 +84,7 @@ def bounded_protocol(headers_timeout_s: float) -> type[asyncio.Protocol]:
 
 
 def _without_h2c(data: bytes) -> bytes:
-    """What begins with a request, without its offer to go on in HTTP/2.
+    """Removes the offer to go on in HTTP/2 from what begins with a request.
 
     A server may ignore it (RFC 9110, 7.8), and Java's HttpClient offers it with each request. But
     uvicorn's parser stops behind such headers, and the body would be lost.

@@ -29,7 +29,7 @@ PROMPT = "> "
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How answers are drawn."""
+    """The sampling settings of answers."""
 
     system: str | None
     temperature: float

@@ -1,4 +1,4 @@
-"""What the HIP backend says when it is really asked, in a process of its own.
+"""Asks the HIP backend itself about devices, in a process of its own.
 
 A broken driver can crash whoever talks to it, or hang it; `rocmforge doctor` must not.
 
@@ -23,7 +23,7 @@ TIMEOUT_S = 60.0
 
 
 class Runtime(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of it."""
+    """The answer of the HIP backend."""
 
     devices: tuple[DeviceInfo, ...] = ()
     reason: str | None = None  # why there are no devices

@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
 
 
 def _check_exposure(settings: Settings) -> None:
-    """A server without a key that others can reach must be asked for by name."""
+    """Refuses an address that others reach without a key, unless it is asked for by name."""
     if settings.api_key or settings.keys_file or settings.insecure or is_loopback(settings.host):
         return
     raise ConfigurationError(
@@ -134,7 +134,7 @@ def _http_config(fleet: Fleet, settings: Settings, keys: Keyring) -> uvicorn.Con
 
 
 def _reload(settings: Settings, keys: Keyring, tls: ssl.SSLContext | None) -> None:
-    """On SIGHUP: reads keys and certificate again. What is wrong is logged, and the old stay."""
+    """Reads keys and certificate again, on SIGHUP. Errors are logged, and the old ones stay."""
     try:
         read = read_all_keys(settings)
         if tls is not None:
@@ -217,7 +217,7 @@ def _announce(console: Console, fleet: Fleet, listener: socket.socket, settings:
 
 
 def _about_model(member: Member) -> Iterator[str]:
-    """What a model runs on, as markup; a stand-in for a GPU is said loudly."""
+    """Describes what a model runs on, as markup; a stand-in for a GPU is said loudly."""
     name, status = escape(member.service.model), member.slot.status
     runner = status.runner
     if runner is None:

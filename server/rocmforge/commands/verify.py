@@ -44,7 +44,7 @@ TEXTS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class _Model:
-    """What is run, and on which prompts."""
+    """The model that is run, and its prompts."""
 
     path: Path
     title: str
@@ -99,7 +99,7 @@ def _show(label: str, text: str) -> None:
 
 
 def _verify_devices(backend: SelfChecking, settings: Settings, only: str, console: Console) -> bool:
-    """Each device that the model will be loaded onto."""
+    """Verifies each device that the model will be loaded onto."""
     devices = backend.devices(settings.device, settings.tensor_parallel)
     are_right = [_verify_ops(backend, device, only, console) for device in devices]
     return all(are_right)
@@ -135,7 +135,7 @@ def _verify_ops(backend: SelfChecking, device: str, only: str, console: Console)
 
 @contextmanager
 def _find_model(name: str | None) -> Iterator[_Model]:
-    """The model of that name; without one the demo model, or else one made of random numbers."""
+    """Finds the model of that name; without one the demo model, or one of random numbers."""
     with tempfile.TemporaryDirectory() as folder:
         try:
             path = find_model(name or DEMO_MODEL)
@@ -188,7 +188,7 @@ def _verify_model(
 
 
 def _on(info: RunnerInfo) -> str:
-    """Where several devices share the model: their addresses, in the order of the ranks."""
+    """Returns the addresses of the devices that share the model, in the order of the ranks."""
     devices = info.bus_ids
     return f" on {len(devices)} devices together: {', '.join(devices)}" if len(devices) > 1 else ""
 
@@ -214,4 +214,4 @@ def _options(model: _Model, settings: Settings) -> LoadOptions:
 
 
 def _ignore_progress(stage: str, share: float) -> None:
-    """Loading for a check shows no bar of its own."""
+    """Ignores progress: loading for a check shows no bar of its own."""

@@ -167,7 +167,7 @@ class EngineCore:
         )
 
     def _constraint(self, request: GenerateRequest) -> Constraint | None:
-        """What limits its tokens, at the place that the ones generated before have led to."""
+        """Makes the constraint of a request, advanced over the tokens generated before."""
         sampling = request.sampling
         constraint: Constraint | None = None
         if sampling.grammar:

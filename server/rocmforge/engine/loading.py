@@ -17,7 +17,7 @@ from rocmforge.errors import RocmForgeError
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What is on the device."""
+    """The loaded models."""
 
     choice: Choice
     runner: Runner
@@ -76,7 +76,7 @@ def load(start: Start, progress: ProgressCallback) -> Loaded:
 def _share(
     backend: Backend, model: Path, draft: Path, options: LoadOptions
 ) -> tuple[LoadOptions, LoadOptions]:
-    """The options of both, with the blocks that both have room for.
+    """Returns the options of both, with the blocks that both have room for.
 
     A backend that does not plan decides of the model's cache alone; the draft model's is as large.
     """

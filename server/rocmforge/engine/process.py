@@ -55,7 +55,7 @@ class Channel:
         self._reader: FrameReader[Command] = FrameReader(Command)
 
     def receive(self, *, wait: bool) -> list[Command]:
-        """All commands that have arrived; with `wait`, at least one."""
+        """Returns all commands that have arrived; with `wait`, at least one."""
         commands: list[Command] = []
         while True:
             flags = 0 if wait and not commands else socket.MSG_DONTWAIT
@@ -132,7 +132,7 @@ def run(start: Start, channel: Channel) -> int:
 
 
 def _typed(error: Exception, call: str) -> RocmForgeError:
-    """The error itself if it was raised on purpose; else a mistake in the code, which is logged."""
+    """Returns an error raised on purpose as it is; wraps and logs any other."""
     if isinstance(error, RocmForgeError):
         return error
     if isinstance(error, MemoryError):
@@ -162,7 +162,7 @@ def end_with_server(sock: socket.socket) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point of the process."""
+    """Runs the process; returns its exit status."""
     # A terminal's ^C or a service manager's SIGTERM to the whole group is for the server, which
     # drains first and then ends this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

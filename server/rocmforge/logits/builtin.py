@@ -25,13 +25,13 @@ from rocmforge.logits.processor import (
 
 @reduction(over="vocabulary", by="max")
 def highest(logit: Any) -> Any:
-    """The largest logit."""
+    """Returns the largest logit."""
     return logit
 
 
 @reduction(over="vocabulary", by="sum")
 def mass(logit: Any, highest: Any) -> Any:
-    """Of the softmax, relative to its largest term."""
+    """Sums a term of the softmax, relative to its largest."""
     return exp(logit - highest)
 
 
@@ -40,13 +40,13 @@ def mass(logit: Any, highest: Any) -> Any:
 
 @reduction(over="history", by="min")
 def unbroken(history: Any, index: Any, length: Any, sequence_breakers: Any) -> Any:
-    """Tokens behind the last sequence breaker: no repetition is longer."""
+    """Counts tokens behind the last sequence breaker: no repetition is longer."""
     return length - 1 - index if contains(sequence_breakers, history[index]) else length
 
 
 @reduction(over="history", by="max", per_token=True, missing=-1.0)
 def repeated(history: Any, index: Any, length: Any, unbroken: Any) -> Any:
-    """How many tokens before this one are also the last tokens of the history."""
+    """Counts the tokens before this one that are also the last tokens of the history."""
     if index == 0:
         return -1  # nothing stands before it
     count = 0
@@ -80,7 +80,7 @@ def dry(
     allowed_length: Any,
     sequence_breakers: Any,
 ) -> Any:
-    """Don't Repeat Yourself (p-e-w 2024, text-generation-webui pull request 5677).
+    """Applies Don't Repeat Yourself (p-e-w 2024, text-generation-webui pull request 5677).
 
     A token that would make a repetition of n tokens longer loses multiplier * base **
     (n - allowed_length), for n of at least allowed_length. Repetitions end at sequence breakers.
@@ -96,14 +96,14 @@ def dry(
 
 @reduction(over="vocabulary", by="sum")
 def entropy(logit: Any, highest: Any, mass: Any) -> Any:
-    """Of the row's distribution, in nats."""
+    """Sums a term of the entropy of the row's distribution, in nats."""
     surprise = log(mass) - (logit - highest)
     return exp(-surprise) * minimum(surprise, 1e30)  # 0, not NaN, for a forbidden token
 
 
 @nucleus(share="p")
 def is_typical(logit: Any, highest: Any, mass: Any, entropy: Any) -> Any:
-    """How far a token's surprise is from the expected one, and its probability."""
+    """Returns how far a token's surprise is from the expected one, and its probability."""
     surprise = log(mass) - (logit - highest)
     return abs(surprise - entropy), exp(-surprise)
 
@@ -114,7 +114,7 @@ def is_typical(logit: Any, highest: Any, mass: Any, entropy: Any) -> Any:
     needs=(highest, mass, entropy, is_typical),
 )
 def typical_p(logit: Any, is_typical: Any) -> Any:
-    """Locally typical sampling (Meister et al. 2023).
+    """Applies locally typical sampling (Meister et al. 2023).
 
     Keeps the tokens whose surprise is closest to the entropy, until they have more than the
     probability p together; ties share one fate.
@@ -127,7 +127,7 @@ def typical_p(logit: Any, is_typical: Any) -> Any:
 
 @reduction(over="vocabulary", by="min")
 def least_choice(logit: Any, highest: Any, mass: Any, threshold: Any) -> Any:
-    """The smallest logit of those whose probability reaches the threshold.
+    """Finds the smallest logit of those whose probability reaches the threshold.
 
     A forbidden token is no choice, though its probability of 0 reaches a threshold of 0.
     """
@@ -149,7 +149,7 @@ def xtc(
     uniform: Any,
     probability: Any,
 ) -> Any:
-    """Exclude Top Choices (p-e-w 2024, text-generation-webui pull request 6335).
+    """Applies Exclude Top Choices (p-e-w 2024, text-generation-webui pull request 6335).
 
     With this probability, removes all tokens that reach the threshold but the least probable one
     of them.

@@ -27,7 +27,7 @@ _NOTHING = {"sum": 0.0, "max": -np.inf, "min": np.inf}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowContext:
-    """What a row's processors see besides its logits."""
+    """The inputs of a row's processors besides its logits."""
 
     position: int  # of the token to be drawn
     history: Int32Array  # token ids, the latest last

@@ -1,4 +1,4 @@
-"""What a logits processor is: parameters, reductions, and the function that gives new logits."""
+"""Logits processors: parameters, reductions, and the function that gives new logits."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ Function = Callable[..., Any]
 
 
 def contains(tokens: Any, token: Any) -> Any:
-    """Whether a token set (a parameter whose default is a tuple) holds a token."""
+    """Returns whether a token set (a parameter whose default is a tuple) holds a token."""
     return (tokens[token >> 5] >> (token & 31)) & 1 != 0
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """What a request may set. The type is that of the default.
+    """A number or token set that a request may set. The type is that of the default.
 
     A tuple is a token set: requests give token ids, and texts that stand for every token
     containing them. Functions look into it with `contains`.
@@ -80,7 +80,7 @@ class Reduction:
 
     @property
     def name(self) -> str:
-        """How other functions ask for the result."""
+        """The name by which other functions ask for the result."""
         return self.function.__name__
 
 
@@ -97,7 +97,7 @@ class Nucleus:
 
     @property
     def name(self) -> str:
-        """How other functions ask for the result."""
+        """The name by which other functions ask for the result."""
         return self.function.__name__
 
 
@@ -195,18 +195,18 @@ def logits_processor(
 
 
 def arguments_of(function: Function) -> tuple[str, ...]:
-    """The names of a function's arguments."""
+    """Returns the names of a function's arguments."""
     return tuple(inspect.signature(function).parameters)
 
 
 def location(function: Function) -> str:
-    """Name, file and line of a function."""
+    """Returns name, file and line of a function."""
     code = function.__code__
     return f"{function.__name__} ({code.co_filename}:{code.co_firstlineno})"
 
 
 def uniform_number(seed: int, position: int, name: str) -> float:
-    """A number in [0, 1) with 24 random bits: SplitMix64 (Steele et al. 2014) of what is given.
+    """Draws a number in [0, 1) with 24 random bits: SplitMix64 (Steele et al. 2014).
 
     It has nothing in common with the noise of the draw, whose generator is another.
     """

@@ -14,7 +14,7 @@ GROUP: Final = "rocmforge.logits_processors"
 
 
 def load_processors() -> Mapping[str, LogitsProcessor]:
-    """All processors by name.
+    """Loads all processors, by name.
 
     Raises:
         ConfigurationError: an entry point cannot be imported, is no processor, or takes a name

@@ -50,7 +50,7 @@ class BlockAllocator:
         return block
 
     def find(self, key: BlockKey) -> int | None:
-        """The block that holds a prefix; it stays as it is until `share` takes it."""
+        """Finds the block that holds a prefix; it stays as it is until `share` takes it."""
         return self._index.find(key)
 
     def share(self, block: int) -> None:

@@ -38,7 +38,7 @@ class KvCache:
         return self._allocator.num_cached
 
     def room(self, seq: Sequence) -> int:
-        """How many tokens fit into the blocks that the sequence holds."""
+        """Returns how many tokens fit into the blocks that the sequence holds."""
         return seq.num_blocks * self._block_size
 
     def place(self, seq: Sequence, end: int, *, reusable: int, reserve: int = 0) -> bool:
@@ -100,7 +100,7 @@ class KvCache:
         self._allocator.check_integrity(seq.blocks for seq in sequences)
 
     def _find_prefix(self, seq: Sequence, reusable: int) -> list[int]:
-        """Blocks that hold the beginning of the sequence, within its `reusable` tokens."""
+        """Finds blocks that hold the beginning of the sequence, within `reusable` tokens."""
         blocks: list[int] = []
         for i in range(reusable // self._block_size if self._keeps_prefixes else 0):
             block = self._allocator.find(seq.block_key(i))

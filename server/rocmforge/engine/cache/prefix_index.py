@@ -19,7 +19,7 @@ class PrefixIndex:
         return block in self._key_of
 
     def find(self, key: BlockKey) -> int | None:
-        """The block with that content, if any."""
+        """Returns the block with that content, if any."""
         return self._block_of.get(key)
 
     def add(self, key: BlockKey, block: int) -> None:

@@ -262,7 +262,7 @@ class AsyncEngine:
         return self._process, self._runner
 
     def _has_place(self, share: Share) -> bool:
-        """Whether one more may come in: the queue has room, and its key leaves some to others."""
+        """Checks that the queue has room, and that the request's key leaves some to others."""
         max_running = self._config.options.max_sequences
         free = max_running + self._config.max_waiting - len(self._live)
         if free <= 0 or share.key == NO_KEY.key or len(self._live) < max_running:
@@ -270,7 +270,7 @@ class AsyncEngine:
         return self._held[share.key] < _PLACES_PER_FREE_PLACE * free
 
     def _place_free_in_s(self) -> float:
-        """When one of the requests held now will have ended, if they take as long as others did."""
+        """Estimates seconds until a request ends, if those held now take as long as others did."""
         if not self._durations:
             return _RETRY_AFTER_S
         took_s = sum(self._durations) / len(self._durations)
@@ -431,7 +431,7 @@ class AsyncEngine:
         self._last_error_at = time.time()
 
     def _silence_s(self) -> float:
-        """Seconds since there was news of the requests that the engine has."""
+        """Returns the seconds since there was news of the requests that the engine has."""
         if self._phase is not EngineState.READY or not self._live:
             return 0.0
         # Not asked of the loop, whose clock is the same: worker threads read the status too.
@@ -461,7 +461,7 @@ class AsyncEngine:
                     handle.close()
 
     def _give_up_on_wedged(self) -> None:
-        """The process was killed, but it is still there: the kernel waits for the device."""
+        """Gives up on a killed process that does not end: the kernel waits for the device."""
         if self._is_wedged:
             return
         message = (

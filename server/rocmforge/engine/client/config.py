@@ -1,4 +1,4 @@
-"""What the operator decides about the engine."""
+"""The operator's settings of one engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a request's handler holds while its tokens come in."""
+"""The handle of one request: its events while they come in."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class GenerationHandle:
         self._unread_since: float | None = None
 
     async def next(self) -> tuple[TokenEvent, ...]:
-        """Everything that has come in, at least one event; the very last has a finish_reason.
+        """Returns all events that have come in, at least one; the very last has a finish_reason.
 
         Always lets other tasks run. Not to be called again after the last event.
         """
@@ -69,5 +69,5 @@ class GenerationHandle:
             self._waiter.set_result(None)
 
     def is_stalled(self, now: float, limit_s: float) -> bool:
-        """Whether events have been lying here unread for longer than `limit_s`."""
+        """Returns whether events have been unread for longer than `limit_s` seconds."""
         return self._unread_since is not None and now - self._unread_since > limit_s

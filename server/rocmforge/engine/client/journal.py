@@ -1,4 +1,4 @@
-"""What it takes to go on with requests in another engine process."""
+"""The tokens of unfinished requests, with which another engine process can go on."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Journal:
         self._entries.pop(request_id, None)
 
     def can_resume(self, request_id: int) -> bool:
-        """Whether it makes sense to submit a request again.
+        """Returns whether it makes sense to submit a request again.
 
         Not if it got no further since the last time: it may be what the process dies of. Nor if
         parts of its prompt have been scored: they would come twice.
@@ -51,7 +51,7 @@ class Journal:
         return bool(entry.tokens) or entry.request.sampling.prompt_logprobs < 0
 
     def resume(self) -> list[GenerateRequest]:
-        """All requests, to be submitted again, oldest first."""
+        """Returns all requests, oldest first, to be submitted again."""
         requests = []
         for entry in self._entries.values():
             entry.tokens_before = len(entry.tokens)

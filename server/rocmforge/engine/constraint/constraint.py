@@ -1,4 +1,4 @@
-"""What limits the tokens that a sequence may draw next."""
+"""The protocol of whatever limits the tokens that a sequence may draw next."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rocmforge.backend.protocol import Int32Array, UInt32Array
 
 
 class Constraint(Protocol):
-    """Where one sequence is in what it has to follow. Advanced by committed tokens only."""
+    """The state of one sequence in what it has to follow. Committed tokens alone advance it."""
 
     @property
     def num_words(self) -> int:
@@ -27,7 +27,7 @@ class Constraint(Protocol):
         ...
 
     def count_allowed(self, tokens: Int32Array) -> int:
-        """How many of these tokens, from the first on, may certainly come next."""
+        """Returns how many of these tokens, from the first on, may certainly come next."""
         ...
 
     def advance(self, token: int) -> bool:
@@ -36,5 +36,5 @@ class Constraint(Protocol):
 
     @property
     def error(self) -> str:
-        """What went wrong."""
+        """The error message."""
         ...

@@ -22,7 +22,7 @@ _Compiled = Future[llguidance.LLMatcher]
 
 
 class _Vocabulary:
-    """What llguidance wants to know of a tokenizer."""
+    """The vocabulary as llguidance wants it."""
 
     def __init__(self, pieces: TokenPieces, vocab_size: int) -> None:
         self.tokens = list(pieces.pieces[:vocab_size])
@@ -46,7 +46,7 @@ class _Vocabulary:
 
 
 class Matcher:
-    """Where one sequence is in its grammar. Advanced by committed tokens only."""
+    """The state of one sequence in its grammar. Committed tokens alone advance it."""
 
     def __init__(self, matcher: llguidance.LLMatcher, num_words: int) -> None:
         self._matcher = matcher
@@ -72,7 +72,7 @@ class Matcher:
             self._matcher.rollback(len(tokens))
 
     def count_allowed(self, tokens: Int32Array) -> int:
-        """How many of these tokens, from the first on, may come next."""
+        """Returns how many of these tokens, from the first on, may come next."""
         return self._matcher.validate_tokens(tokens.tolist())
 
     def advance(self, token: int) -> bool:
@@ -81,7 +81,7 @@ class Matcher:
 
     @property
     def error(self) -> str:
-        """What went wrong: a limit of the parser, or a token that was not allowed."""
+        """The error message: a limit of the parser, or a token that was not allowed."""
         return self._matcher.get_error()
 
 
@@ -110,7 +110,7 @@ class Grammars:
         return compiled
 
     def matcher(self, grammar: str) -> Matcher:
-        """A matcher at the beginning of a grammar; waits until it is compiled.
+        """Returns a matcher at the beginning of a grammar; waits until it is compiled.
 
         Raises:
             EngineError: it does not compile; the HTTP side checks grammars before it sends them.

@@ -37,7 +37,7 @@ class GrammarChecker:
         self._known: OrderedDict[str, str] = OrderedDict()  # latest use last
 
     def problem(self, grammar: str) -> str:
-        """Why a grammar in llguidance's serialised form cannot be used; "" if it can."""
+        """Returns why a grammar in llguidance's serialised form cannot be used; "" if it can."""
         with self._lock:
             if grammar not in self._known:
                 self._known[grammar] = self._ask(grammar)
@@ -95,7 +95,7 @@ class GrammarChecker:
 
 
 def answer_all(cpu_s: float) -> None:
-    """The helper process: a grammar a line in, what is wrong with it a line out."""
+    """Serves the helper process: reads a grammar a line, writes its problem a line."""
     for line in sys.stdin:
         signal.setitimer(signal.ITIMER_PROF, cpu_s)  # its signal ends the process
         problem = find_problem(json.loads(line))
@@ -104,7 +104,7 @@ def answer_all(cpu_s: float) -> None:
 
 
 def main() -> None:
-    """Entry point of the helper process."""
+    """Runs the helper process."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
     threading.stack_size(_STACK_BYTES)

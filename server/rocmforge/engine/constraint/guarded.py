@@ -48,7 +48,7 @@ class GuardedConstraint:
 
     @property
     def error(self) -> str:
-        """What went wrong."""
+        """The error message."""
         return self._failure or self._constraint.error
 
     def _call(self, call: Callable[[], T], otherwise: T) -> T:

@@ -1,4 +1,4 @@
-"""How a model and its draft model share the memory of a device."""
+"""The memory of a device, shared by a model and its draft model."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from rocmforge.errors import OutOfMemory
 
 
 def draft_options(options: LoadOptions) -> LoadOptions:
-    """How a draft model is loaded beside a model: whole, on its first device, without adapters."""
+    """Returns the options of a draft model: whole, on the first device, without adapters."""
     device = None if options.device is None else options.device.split(",")[0].strip()
     return replace(options, device=device, tensor_parallel=1, adapters=())
 
 
 def both(model: MemoryEstimate, draft: MemoryEstimate) -> MemoryEstimate:
-    """What a model and its draft model take, as if they were one: its blocks are one of each."""
+    """Adds the estimates of a model and its draft model; a block is one of each."""
     assert model.block_size == draft.block_size, "one backend has one size of blocks"
     return replace(
         model,
@@ -27,7 +27,7 @@ def both(model: MemoryEstimate, draft: MemoryEstimate) -> MemoryEstimate:
 
 
 def shared_blocks(model: MemoryEstimate, draft: MemoryEstimate, options: LoadOptions) -> int:
-    """Blocks of the cache of each, so that whoever has room in one has it in the other too.
+    """Returns the blocks of each cache, so that room in one is room in the other too.
 
     Args:
         model: what it would take with these options.
@@ -59,7 +59,7 @@ def shared_blocks(model: MemoryEstimate, draft: MemoryEstimate, options: LoadOpt
 
 
 def draft_blocks(blocks: int, draft: MemoryEstimate, options: LoadOptions) -> int:
-    """Of `shared_blocks`, those that a draft model with a shorter context can use."""
+    """Returns how many of `shared_blocks` a draft model with a shorter context can use."""
     return min(blocks, options.max_sequences * -(-draft.context // draft.block_size))
 
 

@@ -1,4 +1,4 @@
-"""How long steps take, as seen lately."""
+"""Times that steps took lately."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class StepTimes:
         self._usual.pop(size, None)
 
     def knows(self, size: int) -> bool:
-        """Whether steps of this size were seen often enough, or smaller and larger ones."""
+        """Returns whether steps of this size were seen often enough, or smaller and larger ones."""
         return bool(self._usual) and min(self._usual) <= size <= max(self._usual)
 
     def estimate(self, sizes: npt.NDArray[np.integer]) -> Float64Array:
-        """Nanoseconds of steps of these sizes; 0 if nothing is known.
+        """Estimates the nanoseconds of steps of these sizes, float64 [N]; 0 if nothing is known.
 
         Beyond the sizes that were seen it is what the nearest took: that is too little, so that
         they are tried.

@@ -1,4 +1,4 @@
-"""What the HTTP side and the engine process say to each other."""
+"""Messages between the server process and the engine process."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class LoadFailed(Message, frozen=True, tag=True):
 
 
 class StepReport(Message, frozen=True, tag=True):
-    """What one step brought."""
+    """The events and counters of one step."""
 
     events: tuple[TokenEvent, ...]
     stats: EngineStats
@@ -86,7 +86,7 @@ Report = Progress | Ready | LoadFailed | StepReport | Fatal
 
 
 def describe_error(error: RocmForgeError) -> LoadFailed:
-    """An error as a message: class name, text and fields."""
+    """Puts an error into a message: class name, text and fields."""
     fields = {
         name: list(value) if isinstance(value, tuple) else value
         for name, value in vars(error).items()
@@ -96,7 +96,7 @@ def describe_error(error: RocmForgeError) -> LoadFailed:
 
 
 def rebuild_error(failure: LoadFailed) -> RocmForgeError:
-    """The error that `describe_error` was given, with its class and fields."""
+    """Rebuilds the error that `describe_error` was given, with its class and fields."""
     kind = getattr(errors, failure.kind, EngineError)
     error: RocmForgeError = kind.__new__(kind)
     RocmForgeError.__init__(error, failure.message)

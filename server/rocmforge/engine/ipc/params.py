@@ -25,7 +25,7 @@ class FinishReason(StrEnum):
 
 
 class Pooling(StrEnum):
-    """How the hidden states of a prompt become its embedding."""
+    """The way from the hidden states of a prompt to its embedding."""
 
     MEAN = "mean"
     CLS = "cls"  # of the first token
@@ -37,7 +37,7 @@ class Message(msgspec.Struct, frozen=True, array_like=True, gc=False, kw_only=Tr
 
 
 class TokenPieces(Message, frozen=True):
-    """What the engine needs to know of a tokenizer to constrain sampling."""
+    """The parts of a tokenizer that constrained sampling needs."""
 
     pieces: tuple[bytes, ...]  # bytes of each token, by id
     special_ids: tuple[int, ...]  # control tokens: no grammar of text matches them
@@ -63,7 +63,7 @@ class Thinking(Message, frozen=True):
 
 
 class SamplingParams(Message, frozen=True):
-    """What one request wants. `api/generate/convert.py` checks the ranges."""
+    """The settings of one request. `api/generate/convert.py` checks the ranges."""
 
     max_tokens: int  # output tokens; 0 only with prompt_logprobs or echo
     temperature: float = 1.0  # 0 = greedy
@@ -122,7 +122,7 @@ class TokenLogprob(Message, frozen=True):
 
 
 class RequestTiming(Message, frozen=True):
-    """When things happened to a request, on time.monotonic_ns()'s clock."""
+    """The times of a request, on time.monotonic_ns()'s clock."""
 
     arrival_ns: int
     scheduled_ns: int  # first computed; 0 = never

@@ -1,4 +1,4 @@
-"""What the engine tells the HTTP side about itself: for /ready, /health and /metrics."""
+"""State and counters of an engine, for /ready, /health and /metrics."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rocmforge.engine.ipc.params import Message
 
 
 class EngineState(StrEnum):
-    """Where the engine process is in its life."""
+    """The stage of an engine process."""
 
     LOADING = "loading"
     READY = "ready"

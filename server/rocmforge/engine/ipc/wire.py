@@ -21,7 +21,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def encode(message: msgspec.Struct) -> bytes:
-    """One message as one frame.
+    """Encodes one message as one frame.
 
     Raises:
         EngineError: it is larger than a frame may be.

@@ -60,7 +60,7 @@ def build_step(
 
 
 def needs_masks(chunks: list[Chunk]) -> bool:
-    """Whether a row of the step is constrained by a grammar."""
+    """Returns whether a row of the step is constrained by a grammar."""
     return any([chunk.matcher is not None for chunk in chunks])
 
 
@@ -72,7 +72,7 @@ def _no_masks(chunks: list[Chunk]) -> UInt32Array:
 
 
 def build_masks(chunks: list[Chunk]) -> UInt32Array:
-    """Which tokens each row may draw, [L, ceil(V / 32)]. At least one row is constrained.
+    """Builds the masks of allowed tokens, uint32 [L, ceil(V / 32)]; one row at least has one.
 
     The host knows the tokens before every row now. A sequence may have ended meanwhile: what its
     row draws is dropped.
@@ -87,7 +87,7 @@ def build_masks(chunks: list[Chunk]) -> UInt32Array:
 
 
 def _hidden_ranges(chunks: list[Chunk], query_start: Int32Array) -> Int32Array:
-    """The tokens of the step whose hidden states are wanted, [P, 2]."""
+    """Returns the tokens of the step whose hidden states are wanted, int32 [P, 2]."""
     ranges = []
     for chunk, offset in zip(chunks, query_start.tolist(), strict=False):
         if chunk.num_hidden:
@@ -97,7 +97,7 @@ def _hidden_ranges(chunks: list[Chunk], query_start: Int32Array) -> Int32Array:
 
 
 def _adapters(chunks: list[Chunk]) -> Int32Array:
-    """The adapter of each sequence, [B]; empty if none has one."""
+    """Returns the adapter of each sequence, int32 [B]; empty if none has one."""
     adapters = [chunk.sequence.sampling.adapter for chunk in chunks]
     return np.array([] if set(adapters) == {NO_ADAPTER} else adapters, np.int32)
 
@@ -148,7 +148,7 @@ class _Rows:
         self._num_logprobs = np.array(num_logprobs, np.int32)
 
     def sampling(self, positions: Int32Array, *, masks_later: bool) -> SamplingBatch:
-        """The sampling parameters of every row, given the positions of all tokens."""
+        """Builds the sampling parameters of every row, given the positions of all tokens, [T]."""
         settings = np.array([chunk.sequence.settings for chunk in self._chunks], np.float32)
         temperature, top_k, top_p, min_p, repetition, presence, frequency = np.ascontiguousarray(
             settings[self._owners].T

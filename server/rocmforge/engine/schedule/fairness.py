@@ -1,4 +1,4 @@
-"""Who is next, when several API keys have requests waiting.
+"""Decides which API key is next, when several have requests waiting.
 
 A virtual token counter per key (Sheng et al., "Fairness in Serving Large Language Models", 2023):
 each key is charged for the tokens it is served, divided by its weight, and the key charged least
@@ -52,7 +52,7 @@ class FairQueue:
         self._queue_of(seq).appendleft(seq)
 
     def head(self) -> Sequence | None:
-        """The next one: the oldest of the key charged least; None if nobody waits.
+        """Returns the next one: the oldest of the key charged least; None if none waits.
 
         Of keys charged alike, it is the one whose oldest came first.
         """
@@ -73,15 +73,15 @@ class FairQueue:
             self._left_last = key
 
     def charge_prompt(self, seq: Sequence, count: int) -> None:
-        """Tokens of a prompt are going to be computed."""
+        """Charges for `count` tokens of a prompt."""
         self._charge(seq.request.share, PROMPT_COST * count)
 
     def charge_output(self, seq: Sequence) -> None:
-        """A token has been generated."""
+        """Charges for a generated token."""
         self._charge(seq.request.share, OUTPUT_COST)
 
     def charged(self, seq: Sequence) -> float:
-        """The counter of the sequence's key."""
+        """Returns the counter of the sequence's key."""
         return self._charged[seq.request.share.key]
 
     def sort_by_charge(self, running: list[Sequence]) -> None:

@@ -9,7 +9,7 @@ from rocmforge.errors import ConfigurationError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerLimits:
-    """What the operator allows.
+    """The operator's limits.
 
     Raises:
         ConfigurationError: the limits contradict each other.

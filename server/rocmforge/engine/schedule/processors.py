@@ -18,7 +18,7 @@ UNKNOWN = -1
 
 
 def build_processors(chunks: list[Chunk], drawn: Int32Array) -> ProcessorBatch | None:
-    """The uses of the rows that draw a token; None if there are none.
+    """Lays out the uses of the rows that draw a token; None if there are none.
 
     Args:
         chunks: of the step.
@@ -68,7 +68,7 @@ def _window(use: ProcessorUse, position: int) -> int:
 
 
 def _padded(rows: list[npt.NDArray[T]]) -> npt.NDArray[T]:
-    """Rows of different lengths as a matrix, with zeros behind them."""
+    """Stacks rows of different lengths into a matrix, with zeros behind them."""
     padded = np.zeros((len(rows), max(map(len, rows))), rows[0].dtype)
     for target, row in zip(padded, rows, strict=True):
         target[: len(row)] = row

@@ -11,7 +11,7 @@ from rocmforge.engine.sequence.drafting import DraftMethod
 
 @dataclass(slots=True)
 class Totals:
-    """What the scheduler counts; see `EngineStats` for the meaning of each."""
+    """The scheduler's counters; `EngineStats` says what each of them means."""
 
     steps: int = 0
     prefill_tokens: int = 0

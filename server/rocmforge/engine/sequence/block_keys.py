@@ -17,10 +17,10 @@ ROOT: BlockKey = b""
 
 
 def root_key(adapter: int) -> BlockKey:
-    """The same for a sequence with an adapter: equal tokens have other keys and values under it."""
+    """Returns the key before the first block; each adapter has its own keys and values."""
     return ROOT if adapter == NO_ADAPTER else adapter.to_bytes(4, "little")
 
 
 def chain_key(parent: BlockKey, tokens: Int32Array) -> BlockKey:
-    """Key of the block that holds `tokens` and follows the block with key `parent`."""
+    """Returns the key of the block that holds `tokens`, [block_size], behind block `parent`."""
     return blake2b(parent + tokens.tobytes(), digest_size=16).digest()

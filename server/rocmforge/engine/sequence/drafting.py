@@ -16,7 +16,7 @@ _FADING: Final = 0.9
 
 
 class DraftMethod(Enum):
-    """Where draft tokens come from."""
+    """The source of draft tokens."""
 
     LOOKUP = auto()
     MODEL = auto()

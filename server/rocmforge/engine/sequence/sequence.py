@@ -15,7 +15,7 @@ from rocmforge.engine.sequence.pooling import Pool
 
 
 class Status(Enum):
-    """Where a sequence is."""
+    """The stage of a sequence."""
 
     WAITING = auto()  # holds no blocks
     RUNNING = auto()
@@ -23,7 +23,7 @@ class Status(Enum):
 
 
 class SeenTokens:
-    """Which tokens a sequence holds and how often it produced them, for the penalties.
+    """The tokens that a sequence holds and how often it produced each, for the penalties.
 
     Args:
         prompt: tokens that count as seen but not as produced.
@@ -47,14 +47,14 @@ class SeenTokens:
         self._counts[i] += 1
 
     def ahead(self, tokens: Int32Array) -> SeenTokens:
-        """What would be seen if these tokens were produced next."""
+        """Returns what would be seen if these tokens were produced next."""
         copy = self.copy(len(tokens))
         for token in tokens.tolist():
             copy.add(token)
         return copy
 
     def copy(self, capacity: int) -> SeenTokens:
-        """The same, with room for so many tokens more."""
+        """Copies, with room for `capacity` more tokens."""
         copy = SeenTokens(self.tokens[:0], 0)
         copy._size, copy._index = self._size, dict(self._index)
         copy._tokens = np.concatenate([self.tokens, np.zeros(capacity, np.int32)])
@@ -63,12 +63,12 @@ class SeenTokens:
 
     @property
     def tokens(self) -> Int32Array:
-        """Distinct tokens, [U]."""
+        """Distinct tokens, int32 [U]."""
         return self._tokens[: self._size]
 
     @property
     def counts(self) -> Int32Array:
-        """How often each was produced, [U]."""
+        """The number of times that each was produced, int32 [U]."""
         return self._counts[: self._size]
 
 
@@ -208,7 +208,7 @@ class Sequence:
             self.drafting.take_tokens()
 
     def block_key(self, block: int) -> BlockKey:
-        """Key of the block-th block, all of whose tokens are known."""
+        """Returns the key of the block-th block, all of whose tokens are known."""
         size = self.block_size
         for i in range(len(self._keys), block + 1):
             parent = self._keys[-1] if self._keys else root_key(self.sampling.adapter)
@@ -240,12 +240,12 @@ class Sequence:
         self.num_computed = min(self.num_computed, self.num_known - 1)
 
     def bias_at(self, position: int) -> LogitBias | None:
-        """The bias on drawing the token at `position`; before min_tokens, nothing may end it."""
+        """Returns the bias on the token at `position`; before min_tokens, no token may end it."""
         early = position - self.num_prompt < self.sampling.min_tokens
         return self._early_bias if early else self._bias
 
     def timing(self, finished_ns: int) -> RequestTiming:
-        """When things happened, once it is over."""
+        """Returns the times of an ended sequence."""
         return RequestTiming(
             arrival_ns=self.request.arrival_ns,
             scheduled_ns=self.scheduled_ns,

@@ -13,7 +13,7 @@ _decoder = codecs.getincrementaldecoder("utf-8")
 
 
 class Delta(NamedTuple):
-    """What some tokens have added to the text.
+    """The text that some tokens have added.
 
     Attributes:
         text: Text that is safe to show. May be empty: an unfinished character or the beginning of

@@ -27,7 +27,7 @@ _LEXER_FUEL = 200_000  # with the default of 1,000,000, `a{1000}{1000}{1000}` ta
 
 
 def json_schema_grammar(schema: Schema) -> str:
-    """JSON that validates against a schema."""
+    """Makes a grammar of JSON that validates against a schema."""
     if isinstance(schema, bool):  # `true` is the schema of everything
         schema = {} if schema else {"not": {}}
     return LLMatcher.grammar_from_json_schema(
@@ -36,14 +36,14 @@ def json_schema_grammar(schema: Schema) -> str:
 
 
 def with_bounded_whitespace(schema: Schema) -> Schema:
-    """The schema with our rule for white space, for use inside another grammar."""
+    """Returns the schema with our rule for white space, for use inside another grammar."""
     if isinstance(schema, bool):
         return schema
     return {**schema, "x-guidance": {"whitespace_pattern": _WHITESPACE}}
 
 
 def regex_grammar(regex: str) -> str:
-    r"""Text that a regular expression matches as a whole.
+    r"""Makes a grammar of text that a regular expression matches as a whole.
 
     The syntax is Rust's, which has no look-around; `\d` and `\w` are ASCII, as in JavaScript.
     """
@@ -51,23 +51,23 @@ def regex_grammar(regex: str) -> str:
 
 
 def regex_in_lark(regex: str) -> str:
-    """A regular expression as it may stand between slashes in a grammar."""
+    """Writes a regular expression as it may stand between slashes in a grammar."""
     return llguidance.regex_to_lark(regex, "dw")
 
 
 def choice_grammar(choices: Sequence[str]) -> str:
-    """One of several texts."""
+    """Makes a grammar of several texts, one of which comes."""
     alternatives = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
     return lark_grammar(f"start: {alternatives}")
 
 
 def lark_grammar(lark: str) -> str:
-    """Text that a grammar in Lark's notation produces, with llguidance's extensions."""
+    """Makes a grammar from Lark's notation, with llguidance's extensions."""
     return json.dumps({"grammars": [{"lark_grammar": lark}]})
 
 
 def find_problem(grammar: str) -> str:
-    """Why a grammar cannot be enforced: a mistake in it, or an unknown keyword; "" if it can.
+    """Returns why a grammar cannot be enforced: a mistake or an unknown keyword; "" if it can.
 
     A grammar may also be too much: see `engine.grammar_checker`.
     """
@@ -89,7 +89,7 @@ def _take_step(matcher: LLMatcher) -> None:
 
 
 def parser_limits() -> llguidance.LLParserLimits:
-    """What a grammar may cost: the library's limits, but a lexer that is built in milliseconds."""
+    """Returns the library's limits, but for a lexer that is built in milliseconds."""
     return llguidance.LLParserLimits(initial_lexer_fuel=_LEXER_FUEL, verbose_errors=False)
 
 

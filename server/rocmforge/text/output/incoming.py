@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class Incoming:
-    """What has come of a text and is not understood yet. Mutable.
+    """The part of a text that has come and is not understood yet. Mutable.
 
     What is certain is taken off the front. What looks like markup is skipped: it is off the front,
     too, and remembered until that is certain, or until it turns out to be text.
@@ -18,7 +18,7 @@ class Incoming:
         self._skipped = ""
 
     def add(self, text: str) -> None:
-        """More has come."""
+        """Appends text that has come."""
         self.text += text
 
     def take(self, count: int | None = None) -> str:
@@ -42,7 +42,7 @@ class Incoming:
         return self.take(len(found))
 
     def may_become(self, *marks: str) -> bool:
-        """Whether all there is is the beginning of a mark, so that more has to come."""
+        """Returns whether all there is is the beginning of a mark, so that more has to come."""
         return any(len(self.text) < len(mark) and mark.startswith(self.text) for mark in marks)
 
     def skip(self, count: int) -> None:
@@ -60,16 +60,16 @@ class Incoming:
         return mark
 
     def forget_skipped(self) -> None:
-        """What has been skipped was markup."""
+        """Forgets what has been skipped: it was markup."""
         self._skipped = ""
 
     def take_skipped(self) -> str:
-        """What has been skipped was text: takes it."""
+        """Takes what has been skipped: it was text."""
         skipped, self._skipped = self._skipped, ""
         return skipped
 
 
 def overlap(text: str, mark: str) -> int:
-    """How many characters at the end of the text could become the mark."""
+    """Counts the characters at the end of the text that could become the mark."""
     longest = min(len(mark) - 1, len(text))
     return next((n for n in range(longest, 0, -1) if mark.startswith(text[-n:])), 0)

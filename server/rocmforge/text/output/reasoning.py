@@ -12,7 +12,7 @@ END = "</think>"
 
 
 def reasons(template: str) -> bool:
-    """Whether a chat template knows sections of reasoning."""
+    """Returns whether a chat template knows sections of reasoning."""
     return BEGIN in template or END in template
 
 
@@ -67,7 +67,7 @@ class ReasoningSplitter:
         return said
 
     def finish(self) -> list[str | Reasoning]:
-        """The end of the answer: what was held back is no marker."""
+        """Ends the answer: what was held back is no marker."""
         said: list[str | Reasoning] = []
         self._say(self._incoming.take_skipped() + self._incoming.take(), said)
         return said

@@ -30,7 +30,7 @@ class StopStrings:
         self.first = frozenset(self._next[0])
 
     def step(self, state: int, character: str) -> int:
-        """The state after one more character; 0 is the state of the empty text."""
+        """Returns the state after one more character; 0 is the state of the empty text."""
         while True:
             following = self._next[state].get(character)
             if following is not None:

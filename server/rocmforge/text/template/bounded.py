@@ -12,7 +12,7 @@ from rocmforge.text.template.tracked import TrackedText, joined
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
-    """What compiled templates and filters call to make text and containers.
+    """The calls of compiled templates and filters that make text and containers.
 
     Attributes:
         budget: The rendering's budget.
@@ -21,33 +21,33 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     budget: Budget
 
     def literal(self, text: str) -> TrackedText:
-        """A string literal of the template."""
+        """Makes a string literal of the template."""
         return TrackedText.trusted(text)
 
     def weighed(self, value: Any) -> Any:
-        """A list, tuple or dict that the template has written."""
+        """Checks a list, tuple or dict that the template has written."""
         self.budget.size(value)
         return value
 
     def text_of(self, value: Any) -> str:
-        """Any value as text."""
+        """Converts any value to text."""
         if isinstance(value, str):
             return value
         self.budget.size(value)
         return str(value)
 
     def concatenated(self, values: Iterable[Any]) -> str:
-        """The operator `~`."""
+        """Applies the operator `~`."""
         self.budget.tick()
         return self.joined([self.text_of(value) for value in values], "")
 
     def joined(self, parts: list[str], between: str) -> str:
-        """`between.join(parts)`."""
+        """Returns `between.join(parts)`."""
         self.budget.text(sum(map(len, parts)) + len(between) * len(parts))
         return joined(parts, between)
 
     def concat(self, chunks: Iterable[str]) -> str:
-        """What a template, macro or block puts out: plain strings are its own literal text."""
+        """Joins the output of a template, macro or block: plain strings are its literal text."""
         parts: list[str] = []
         length = 0
         for chunk in self.budget.each(chunks):

@@ -1,4 +1,4 @@
-"""What one rendering of a chat template may cost.
+"""The budget of one rendering of a chat template.
 
 A template comes with a model file, and so from strangers; what it renders comes from clients. A
 thread that runs away cannot be stopped, so every operation is bounded where it happens: each loop
@@ -68,13 +68,13 @@ class Budget:
             raise LimitReached(f"it took more than {self.limits.seconds:g} seconds")
 
     def each(self, items: Iterable[T]) -> Iterator[T]:
-        """The items of a loop."""
+        """Yields the items of a loop."""
         for item in items:
             self.tick()
             yield item
 
     def listed(self, items: Iterable[T]) -> list[T]:
-        """A list of items that may come from a generator."""
+        """Lists items that may come from a generator."""
         made: list[T] = []
         for item in self.each(items):
             made.append(item)
@@ -82,7 +82,7 @@ class Budget:
         return made
 
     def text(self, length: int) -> None:
-        """Account for a string that is about to be made."""
+        """Checks the length of a string that is about to be made, and charges for it."""
         self._work += length
         if length > self.limits.chars or self._work > self.limits.work_chars:
             raise LimitReached(f"its text grew beyond {self.limits.chars} characters")
@@ -98,7 +98,7 @@ class Budget:
             raise LimitReached(f"it used {value} as a width; the limit is {self.limits.width}")
 
     def size(self, value: object) -> int:
-        """About how many characters a value has when it is written out.
+        """Returns about how many characters a value has when it is written out.
 
         Counts everything inside it as often as it occurs: references may be shared, so that a
         short template can build a value that is larger than memory once it is written out.

@@ -18,7 +18,7 @@ _CONTINUE_HERE = "CONTINUE_FINAL_MESSAGE_TAG "
 
 
 def with_reasoning(message: Message) -> Message:
-    """The reasoning of an earlier answer, under the names that templates look for."""
+    """Returns a message with its reasoning under the names that templates look for."""
     given = (message[name] for name in _REASONING_FIELDS if message.get(name) is not None)
     reasoning = next(given, None)
     if reasoning is None:
@@ -27,7 +27,7 @@ def with_reasoning(message: Message) -> Message:
 
 
 def flattened(parts: list[Any]) -> str:
-    """Text parts, joined by newlines.
+    """Joins text parts by newlines.
 
     Raises:
         UnsupportedFeature: a part is something else.
@@ -46,7 +46,7 @@ def flattened(parts: list[Any]) -> str:
 
 
 def with_parsed_arguments(message: Message) -> Message:
-    """The arguments of tool calls as objects, where they are the JSON text that the API has."""
+    """Returns a message with the arguments of tool calls as objects, where they are JSON text."""
     calls = message.get("tool_calls")
     if not isinstance(calls, list):
         return message

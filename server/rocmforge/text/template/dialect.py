@@ -238,7 +238,7 @@ class RenderEnvironment(BoundedEnvironment):
         return _tracked(self.text_of(value))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """An arithmetic operator."""
+        """Applies an arithmetic operator."""
         self.budget.tick()
         self.budget.operator(operator, left, right)
         return super().call_binop(context, operator, left, right)
@@ -250,7 +250,7 @@ class RenderEnvironment(BoundedEnvironment):
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        """A call of a function or method."""
+        """Calls a function or method."""
         __self.budget.tick()
         owner = getattr(__obj, "__self__", None)
         if isinstance(__obj, LoopContext):
@@ -267,14 +267,14 @@ class RenderEnvironment(BoundedEnvironment):
         return _tracked(result) if isinstance(result, str) else result
 
     def is_safe_callable(self, obj: Any) -> bool:
-        """Only what is listed may be called."""
+        """Returns whether the object is listed as callable."""
         if id(obj) in self._functions or isinstance(obj, _CALLABLE_TYPES):
             return True
         owner, name = getattr(obj, "__self__", None), getattr(obj, "__name__", "")
         return any(isinstance(owner, type_) and name in names for type_, names in _METHODS.items())
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        """`str.format`, checked and tracked, in place of the method."""
+        """Returns a checked and tracked `str.format` in place of the method."""
         owner = getattr(value, "__self__", None)
         if isinstance(owner, str) and getattr(value, "__name__", "") == "format":
             return _Format(self, owner)
@@ -287,5 +287,5 @@ class RenderEnvironment(BoundedEnvironment):
 
 
 def _tracked(text: str) -> TrackedText:
-    """Text in which every character has its flag; plain text is not trusted."""
+    """Gives every character its flag; plain text is not trusted."""
     return text if isinstance(text, TrackedText) else TrackedText(text, bytes(len(text)))

@@ -75,7 +75,7 @@ _LONGEST_NUMERAL = 10_000
 
 
 def _checked(name: str) -> Filter:
-    """A filter of Jinja's, with its arguments checked before and its result after."""
+    """Wraps a filter of Jinja's: checks its arguments before and its result after."""
     function = JINJA_FILTERS[name]
     pass_arg = _PassArg.from_obj(function)
 
@@ -183,7 +183,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON as Transformers writes it: no HTML escapes."""
+    """Writes JSON as Transformers does: without HTML escapes."""
     environment: BoundedEnvironment = context.environment  # type: ignore[assignment]
     budget = environment.budget
     budget.tick()

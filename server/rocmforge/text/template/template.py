@@ -62,7 +62,7 @@ class RenderedPrompt:
     trust: bytes
 
     def segments(self) -> Iterator[tuple[str, bool]]:
-        """The prompt cut into (text, written by the template)."""
+        """Cuts the prompt into (text, whether the template wrote it)."""
         start = 0
         while start < len(self.text):
             flag = self.trust[start]
@@ -253,7 +253,7 @@ class ChatTemplate:
             ) from error
 
     def _shows(self, content: object) -> bool:
-        """Whether content of this form reaches the prompt as text."""
+        """Checks whether content of this form reaches the prompt as text."""
         message = {"role": TrackedText.trusted("user"), "content": content}
         variables = {"messages": [message], "tools": None, "documents": None}
         try:
@@ -312,7 +312,7 @@ class ChatTemplates:
         return tuple(self._templates)
 
     def select(self, *, with_tools: bool = False) -> ChatTemplate:
-        """The template for a conversation: with tools, the one named `tool_use` if there is one.
+        """Selects the template: with tools, the one named `tool_use` if there is one.
 
         Raises:
             UnsupportedFeature: there is no template.

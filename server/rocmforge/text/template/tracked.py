@@ -24,7 +24,7 @@ class TrackedText(str):
     _trust: bytes
 
     def __new__(cls, text: str, trust: bytes) -> Self:
-        """Attach flags to text of the same length."""
+        """Attaches flags to text of the same length."""
         assert len(text) == len(trust)
         tracked = super().__new__(cls, text)
         tracked._trust = trust
@@ -32,7 +32,7 @@ class TrackedText(str):
 
     @classmethod
     def trusted(cls, text: str) -> Self:
-        """Text that the template wrote."""
+        """Makes text that the template wrote."""
         return cls(text, _TRUSTED * len(text))
 
     def __str__(self) -> TrackedText:
@@ -129,7 +129,7 @@ class TrackedText(str):
         return type(self)(text, self._trust) if len(text) == len(self) else text
 
     def _locate(self, pieces: Sequence[str], sep: str | None) -> list[str]:
-        """The same pieces of this text, given in order, with their flags."""
+        """Returns these pieces of the text, given in order, with their flags."""
         located: list[str] = []
         position = 0
         for piece in pieces:
@@ -147,7 +147,7 @@ class TrackedText(str):
 
 
 class TrackedMarkup(TrackedText):
-    """What the filter `safe` gives: a text that escapes HTML in whatever it is joined with.
+    """The result of the filter `safe`: text that escapes HTML in whatever it is joined with.
 
     Chat templates are not HTML, but some use `safe`, and Jinja then escapes.
     """
@@ -178,7 +178,7 @@ def _markup(text: str) -> TrackedMarkup:
 
 
 def escaped(text: str) -> str:
-    """Text in which the characters that mean something in HTML are written as entities."""
+    """Escapes the characters that mean something in HTML."""
     if isinstance(text, TrackedMarkup):
         return text
     for character, entity in _ENTITIES:
@@ -190,12 +190,12 @@ _ENTITIES = (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ("'", "&#39;"), ('"',
 
 
 def trust_of(text: str) -> bytes:
-    """The flags of any string; a plain one is not trusted."""
+    """Returns the flags of any string, a byte for each character; a plain one is not trusted."""
     return text._trust if isinstance(text, TrackedText) else _UNTRUSTED * len(text)
 
 
 def joined(items: Iterable[str], between: str = "") -> str:
-    """`between.join(items)`, with flags."""
+    """Returns `between.join(items)`, with flags."""
     parts = list(items)
     text = str.join(between, parts)
     if type(between) is str and all(type(part) is str for part in parts):
@@ -204,7 +204,7 @@ def joined(items: Iterable[str], between: str = "") -> str:
 
 
 def formatted(template: TrackedText, field: Callable[[str], Any]) -> str | None:
-    """`template.format(...)` with flags; None where they cannot be followed.
+    """Returns `template.format(...)` with flags; None where they cannot be followed.
 
     Args:
         template: The format string.

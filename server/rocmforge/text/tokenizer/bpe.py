@@ -71,7 +71,7 @@ _BYTE_OF_CHARACTER = _byte_of_character()
 
 
 def piece_bytes(token: str) -> bytes:
-    """The bytes that a token of a byte-level vocabulary stands for."""
+    """Returns the bytes that a token of a byte-level vocabulary stands for."""
     try:
         return bytes([_BYTE_OF_CHARACTER[character] for character in token])
     except KeyError:

@@ -34,7 +34,7 @@ class InfillTokens:
 
     @classmethod
     def find(cls, tokens: Sequence[str], metadata: Metadata) -> InfillTokens | None:
-        """The tokens that the file names, or else those with a known spelling.
+        """Finds the tokens that the file names, or else those with a known spelling.
 
         Args:
             tokens: the vocabulary.
@@ -55,5 +55,5 @@ class InfillTokens:
         return cls(*found)
 
     def prompt(self, before: Sequence[int], behind: Sequence[int]) -> tuple[int, ...]:
-        """Token ids after which the model writes what is missing."""
+        """Returns the token ids after which the model writes what is missing."""
         return (self.prefix, *before, self.suffix, *behind, self.middle)

@@ -1,4 +1,4 @@
-r"""How byte-level BPE vocabularies cut text into words before merging: one table row per kind.
+r"""Rules by which byte-level BPE vocabularies cut text into words: one table row per kind.
 
 A kind is named by the GGUF key `tokenizer.ggml.pre`. The patterns are facts of the models'
 published `tokenizer.json` files; the names and their grouping follow llama.cpp. A row's patterns
@@ -26,7 +26,7 @@ def _llama3(digits: str) -> str:
 
 
 def _cased(contractions: str, digits: str) -> str:
-    """Words split at a change from lower to upper case (the o200k family)."""
+    """Returns the pattern that splits words where lower case turns upper (the o200k family)."""
     upper, lower = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
     before = r"[^\r\n\p{L}\p{N}]?"
     return (
@@ -214,7 +214,7 @@ _BY_NAME = {name: kind for names, kind in _KINDS.items() for name in names}
 
 
 def pretokenizer(name: str) -> PreTokenizer:
-    """The row for `tokenizer.ggml.pre`.
+    """Returns the row for `tokenizer.ggml.pre`.
 
     Raises:
         BadTokenizer: there is no such row. Guessing would silently cost quality.
@@ -229,5 +229,5 @@ def pretokenizer(name: str) -> PreTokenizer:
 
 
 def known_kinds() -> tuple[str, ...]:
-    """The values of `tokenizer.ggml.pre` that there are rows for."""
+    """Returns the values of `tokenizer.ggml.pre` that there are rows for."""
     return tuple(sorted(name for name in _BY_NAME if name))

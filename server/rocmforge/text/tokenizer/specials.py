@@ -18,11 +18,11 @@ class SpecialTokens:
         self._pattern = re.compile(_tree_pattern(list(self._ids))) if self._ids else None
 
     def search(self, text: str, start: int) -> tuple[int, int, int] | None:
-        """The first match at or after `start`, as (start, end, token id)."""
+        """Returns the first match at or after `start`, as (start, end, token id)."""
         return self._result(self._pattern.search(text, start) if self._pattern else None)
 
     def match(self, text: str, start: int) -> tuple[int, int, int] | None:
-        """The match that begins exactly at `start`, as (start, end, token id)."""
+        """Returns the match that begins exactly at `start`, as (start, end, token id)."""
         return self._result(self._pattern.match(text, start) if self._pattern else None)
 
     def _result(self, found: re.Match[str] | None) -> tuple[int, int, int] | None:

@@ -49,7 +49,7 @@ def build(vocabulary: Vocabulary) -> Tokenizer:
 
 
 def _merges(ids: dict[str, int], scores: tuple[float, ...]) -> list[tuple[str, str]]:
-    """All merges, best first.
+    """Returns all merges, best first.
 
     Merges of equal score are ordered by the length of their left part, longest first: then a run
     of one character grows from its left end, as it does when ties go to the leftmost pair.
@@ -66,7 +66,7 @@ def _merges(ids: dict[str, int], scores: tuple[float, ...]) -> list[tuple[str, s
 
 
 def piece_bytes(token: str, type_: TokenType) -> bytes:
-    """The bytes that a token stands for: `▁` is a space, `<0xNN>` a byte."""
+    """Returns the bytes that a token stands for: `▁` is a space, `<0xNN>` a byte."""
     if type_ is TokenType.BYTE:
         match = _BYTE_TOKEN.fullmatch(token)
         if match is None:

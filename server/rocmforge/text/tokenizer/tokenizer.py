@@ -23,7 +23,7 @@ Trust = Callable[[int, int], bool]
 
 
 class PieceTables(NamedTuple):
-    """What tokens stand for, by id.
+    """Text and bytes of all tokens, by id.
 
     Attributes:
         text: The token's text; None if its bytes are no UTF-8 text of their own.
@@ -35,7 +35,7 @@ class PieceTables(NamedTuple):
 
     @classmethod
     def of(cls, pieces: Sequence[bytes]) -> Self:
-        """Both tables."""
+        """Makes both tables."""
         return cls(tuple(_text_or_none(piece) for piece in pieces), tuple(pieces))
 
 
@@ -159,7 +159,7 @@ class Tokenizer:
 
     @property
     def _end(self) -> list[int]:
-        """What `encode_whole` appends."""
+        """The ids that `encode_whole` appends."""
         return [self.eos_ids[0]] if self.adds_eos and self.eos_ids else []
 
     def encode_trusted(self, text: str, trust: Trust, *, add_bos: bool = False) -> list[int]:
@@ -173,7 +173,7 @@ class Tokenizer:
         return self._encode_parts(self._parts(text, trust), add_bos=add_bos)
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
-        """The text of a whole sequence. Bytes that are not UTF-8 become U+FFFD.
+        """Decodes a whole sequence. Bytes that are not UTF-8 become U+FFFD.
 
         The space that the model puts before a text is taken off again.
         """
@@ -183,29 +183,29 @@ class Tokenizer:
         return data.decode(errors="replace")
 
     def decode_bytes(self, ids: Iterable[int], *, skip_special: bool = True) -> bytes:
-        """The bytes of tokens wherever in a text they stand."""
+        """Returns the bytes of tokens, wherever in a text they stand."""
         pieces = self.piece_tables(skip_special=skip_special).data
         return b"".join([pieces[self._checked(index)] for index in ids])
 
     def piece_bytes(self, token_id: int) -> bytes:
-        """The bytes of one token; for a control token, its spelling."""
+        """Returns the bytes of one token; for a control token, its spelling."""
         return self._all_pieces.data[self._checked(token_id)]
 
     def piece_tables(self, *, skip_special: bool) -> PieceTables:
-        """Text and bytes of every token by id; empty for control tokens if `skip_special`."""
+        """Returns text and bytes of tokens by id; empty for control tokens if `skip_special`."""
         return self._shown_pieces if skip_special else self._all_pieces
 
     def special_tokens(self) -> dict[str, str]:
-        """What chat templates know as `bos_token` and `eos_token`."""
+        """Returns the spellings of `bos_token`, `eos_token` and so on, for chat templates."""
         named = {"bos_token": self.bos_id, "eos_token": next(iter(self.eos_ids), None)}
         return {name: self._tokens[index] for name, index in named.items() if index is not None}
 
     def control_token(self, text: str) -> int | None:
-        """The control token with this spelling, if there is one."""
+        """Returns the control token with this spelling, if there is one."""
         return self._control.get(text)
 
     def token(self, token_id: int) -> str:
-        """A token as the file spells it."""
+        """Returns a token as the file spells it."""
         return self._tokens[self._checked(token_id)]
 
     def _checked(self, token_id: int) -> int:
@@ -305,7 +305,7 @@ def _pieces(vocabulary: Vocabulary, *, sentencepiece: bool) -> list[bytes]:
 
 
 def _ids_that_strip(vocabulary: Vocabulary, metadata: Metadata) -> frozenset[int]:
-    """Special tokens that swallow the white space after them.
+    """Returns special tokens that swallow the white space after them.
 
     GGUF has no key for it. Phi-3 is the one family of chat models that needs it.
     """

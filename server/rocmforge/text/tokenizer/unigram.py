@@ -59,7 +59,7 @@ def build(vocabulary: Vocabulary, metadata: Metadata) -> Unigram:
 
 
 def _charsmap(metadata: Metadata) -> bytes:
-    """The table of `tokenizer.ggml.precompiled_charsmap`; empty if there is none."""
+    """Reads the table of `tokenizer.ggml.precompiled_charsmap`; empty if there is none."""
     value = metadata.get("tokenizer.ggml.precompiled_charsmap", np.zeros(0, np.uint8))
     if not isinstance(value, np.ndarray) or value.dtype not in (np.uint8, np.int8):
         raise BadTokenizer("tokenizer.ggml.precompiled_charsmap is not an array of bytes.")
@@ -109,7 +109,7 @@ def check_charsmap(charsmap: bytes) -> None:
 
 
 def _children(units: npt.NDArray[np.int64], places: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Where the children of units at these places begin, before XOR with a character."""
+    """Returns where the children of units at these places begin, before XOR with a character."""
     return places ^ (units >> 10 << ((units & 1 << 9) >> 6))
 
 

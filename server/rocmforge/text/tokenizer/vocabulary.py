@@ -172,7 +172,7 @@ class Vocabulary:
 
 
 def string(metadata: Metadata, key: str) -> str | None:
-    """The string `tokenizer.ggml.<key>`, if there is one."""
+    """Returns the string `tokenizer.ggml.<key>`, if there is one."""
     value = metadata.get(_PREFIX + key)
     if value is not None and not isinstance(value, str):
         raise _wrong_type(key, value, "a string")
@@ -180,7 +180,7 @@ def string(metadata: Metadata, key: str) -> str | None:
 
 
 def flag(metadata: Metadata, key: str, default: bool) -> bool:
-    """The boolean `tokenizer.ggml.<key>`."""
+    """Returns the boolean `tokenizer.ggml.<key>`."""
     value = metadata.get(_PREFIX + key, default)
     if not isinstance(value, bool):
         raise _wrong_type(key, value, "a boolean")
@@ -188,7 +188,7 @@ def flag(metadata: Metadata, key: str, default: bool) -> bool:
 
 
 def strings(metadata: Metadata, key: str) -> list[str]:
-    """The array of strings `tokenizer.ggml.<key>`; empty if there is none."""
+    """Returns the array of strings `tokenizer.ggml.<key>`; empty if there is none."""
     value = metadata.get(_PREFIX + key, [])
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         raise _wrong_type(key, value, "an array of strings")
@@ -200,7 +200,7 @@ def strings(metadata: Metadata, key: str) -> list[str]:
 
 
 def numbers(metadata: Metadata, key: str, size: int) -> list[Any]:
-    """The array of numbers `tokenizer.ggml.<key>`, one per token; empty if there is none."""
+    """Returns the numbers `tokenizer.ggml.<key>`, one per token; empty if there are none."""
     value = metadata.get(_PREFIX + key, ())
     values = value.tolist() if isinstance(value, np.ndarray) else value
     if not isinstance(values, list | tuple) or not all(isinstance(n, int | float) for n in values):
@@ -234,7 +234,7 @@ def _token_id(metadata: Metadata, key: str, size: int, default: int | None) -> i
 
 
 def _enders(tokens: tuple[str, ...]) -> frozenset[int]:
-    """Tokens that end a generation because of how they are spelled."""
+    """Returns tokens that end a generation because of how they are spelled."""
     ids = {token: index for index, token in enumerate(tokens) if token in _END_OF_GENERATION}
     for together in _MESSAGE_FORMATS:
         if together <= ids.keys():

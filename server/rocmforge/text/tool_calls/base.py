@@ -1,4 +1,4 @@
-"""What all formats of tool calls have in common."""
+"""The common parts of all formats of tool calls."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class CallParser(ABC):
         return said
 
     def finish(self) -> list[Said]:
-        """The end of the answer: what was held back is text, unless it is only markup."""
+        """Ends the answer: what was held back is text, unless it is only markup."""
         self._end()
         if self._space:
             self._said.append(self._space)
@@ -109,7 +109,7 @@ class CallParser(ABC):
         return True
 
     def _open(self, name: str) -> None:
-        """A call begins; what has been skipped was its markup."""
+        """Begins a call; what has been skipped was its markup."""
         self._incoming.forget_skipped()
         self._function = name
         self._has_said_text, self._space = False, ""
@@ -140,7 +140,7 @@ class CallParser(ABC):
             self._has_said_text = True
 
     def _say_skipped(self) -> None:
-        """What looked like markup was text."""
+        """Says what has been skipped: it looked like markup, but was text."""
         self._say_text(self._incoming.take_skipped())
 
     @property
@@ -157,7 +157,7 @@ class Rules:
 
 
 class CallFormat(Protocol):
-    """How a family of models writes calls."""
+    """The way in which a family of models writes calls."""
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -194,18 +194,18 @@ class CannotEnforce(Exception):
 
 
 def literal(text: str) -> str:
-    """A text in Lark's notation; nothing for the empty one."""
+    """Writes a text in Lark's notation; nothing for the empty one."""
     return json.dumps(text, ensure_ascii=False) if text else ""
 
 
 def marker(text: str, tokenizer: Tokenizer) -> str:
-    """A text that may be a control token of the vocabulary, in Lark's notation."""
+    """Writes a text that may be a control token of the vocabulary, in Lark's notation."""
     token_id = tokenizer.control_token(text)
     return literal(text) if token_id is None else f"<[{token_id}]>"
 
 
 def repeated(call: str, separator: str, *, parallel: bool) -> str:
-    """A call, or several, in Lark's notation."""
+    """Writes one call or several, in Lark's notation."""
     if not parallel:
         return call
     return f"{call} ({literal(separator)} {call}){{0,{MAX_FORCED_CALLS - 1}}}"

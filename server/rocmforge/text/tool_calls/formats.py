@@ -88,12 +88,12 @@ _SIGNS = (
 
 
 def format_for(template: str) -> CallFormat:
-    """The format that a chat template speaks of; Hermes for one that knows no tools."""
+    """Returns the format that a chat template speaks of; Hermes for one that knows no tools."""
     return FORMATS[next((name for name, sign in _SIGNS if sign in template), "hermes")]
 
 
 def tools_as_text(tools: Sequence[Mapping[str, Any]]) -> str:
-    """What to tell a model whose template knows no tools."""
+    """Tells a model whose template knows no tools about them."""
     return (
         "You may call these functions:\n"
         + "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)

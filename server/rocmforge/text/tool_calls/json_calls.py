@@ -16,7 +16,7 @@ from rocmforge.text.tool_calls.base import CallParser, Rules, literal, marker, r
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JsonFormat:
-    """How a family of models writes that.
+    """The way in which a family of models writes JSON calls.
 
     `begin` may be empty: the whole answer is then a call, or none is.
     """
@@ -192,7 +192,7 @@ class JsonCallParser(CallParser):
         super()._open(name)
 
     def _give_up(self) -> None:
-        """What has been announced, or looked like a call, is none."""
+        """Gives up what has been announced, or looked like a call, as none."""
         self._say_skipped()
         self._state, self._is_announced = _State.TEXT, False
 
@@ -209,7 +209,7 @@ class _ObjectScan:
         self._escaped = False
 
     def end(self, text: str) -> int | None:
-        """The place behind the brace; None if it is yet to come."""
+        """Returns the place behind the brace; None if it is yet to come."""
         if self._escaped and self._position < len(text):
             self._position += 1
             self._escaped = False
@@ -231,7 +231,7 @@ class _ObjectScan:
         return None
 
     def forget(self, count: int) -> None:
-        """The first `count` characters have been taken away."""
+        """Forgets the first `count` characters, which have been taken away."""
         self._position -= count
 
 

@@ -19,7 +19,7 @@ from rocmforge.text.tool_calls.parameters import is_text, json_rule, ordered, te
 
 @dataclass(frozen=True, slots=True)
 class KeywordFormat:
-    """How a family writes that: `name_begin` NAME `open` KEY `assign` VALUE, ... `close`."""
+    """The spelling of one family: `name_begin` NAME `open` KEY `assign` VALUE, ... `close`."""
 
     begin: str
     end: str
@@ -175,7 +175,7 @@ class KeywordParser(CallParser):
         return True
 
     def _give_up(self) -> None:
-        """What looked like a call is none."""
+        """Gives up what looked like a call as none."""
         self._say_skipped()
         self._state = _State.TEXT
 
@@ -192,7 +192,7 @@ class _ArgumentScan:
         self._quote = ""  # that is open
 
     def end(self, text: str) -> int | None:
-        """The place of what ends the argument; None if it is yet to come."""
+        """Returns the place of what ends the argument; None if it is yet to come."""
         stop = len(text) - (overlap(text, self._quote_mark) if self._quote_mark else 0)
         while (found := self._special.search(text, self._position, stop)) is not None:
             mark = found[0]
@@ -220,7 +220,7 @@ _CONSTANTS = {"true": True, "false": False, "null": None}
 
 
 def _as_json(text: str, quote: str) -> str:
-    """A value as JSON; what cannot be read is a string."""
+    """Writes a value as JSON; what cannot be read is a string."""
     for candidate in (text, _unquoted(text, quote)) if quote else (text,):
         try:
             json.loads(candidate)
@@ -234,7 +234,7 @@ def _as_json(text: str, quote: str) -> str:
 
 
 def _unquoted(text: str, quote: str) -> str:
-    """Values with their own quotes and bare keys, as JSON."""
+    """Converts values with the format's quotes and bare keys to JSON."""
     parts = text.split(quote)
     for i, part in enumerate(parts):
         if i % 2:
@@ -245,7 +245,7 @@ def _unquoted(text: str, quote: str) -> str:
 
 
 def _value(node: ast.expr) -> Any:
-    """What a Python expression of literals stands for; JSON's constants count as such.
+    """Evaluates a Python expression of literals; JSON's constants count as such.
 
     Raises:
         ValueError: it is something else.

@@ -19,7 +19,7 @@ _STRING = _ANNOTATIONS | {"type", "enum", "const", "minLength", "maxLength", "pa
 
 
 def parameter(schema: Schema, name: str) -> Schema:
-    """The schema of one parameter, with the definitions that it may refer to."""
+    """Returns the schema of one parameter, with the definitions that it may refer to."""
     if isinstance(schema, bool):
         return {}
     properties = schema.get("properties")
@@ -30,7 +30,7 @@ def parameter(schema: Schema, name: str) -> Schema:
 
 
 def is_text(schema: Schema) -> bool:
-    """Whether a parameter is a string and nothing else, so that it can be written as it is."""
+    """Returns whether a parameter is a string and nothing else, so that it is written as it is."""
     if isinstance(schema, bool):
         return False
     found = _resolved(schema)
@@ -41,7 +41,7 @@ def is_text(schema: Schema) -> bool:
 
 
 def _resolved(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a reference to a definition stands for."""
+    """Resolves a reference to a definition."""
     for key in _DEFINITIONS:
         place = str(schema.get("$ref", "")).removeprefix(f"#/{key}/")
         found = schema.get(key, {}).get(place)
@@ -51,7 +51,7 @@ def _resolved(schema: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def ordered(function: str, schema: Schema) -> list[tuple[str, Schema, bool]]:
-    """Name, schema and whether it is required, of each parameter.
+    """Returns name, schema and whether it is required, of each parameter.
 
     Raises:
         CannotEnforce: the schema says more than that.
@@ -72,7 +72,7 @@ def ordered(function: str, schema: Schema) -> list[tuple[str, Schema, bool]]:
 def text_terminal(
     function: str, schema: Schema, end: str, name: str, *, takes_end: bool = True
 ) -> str:
-    """A terminal of that name: a string as it is, up to the text that ends it.
+    """Writes a terminal of that name: a string as it is, up to the text that ends it.
 
     Args:
         function: The function that has the parameter.
@@ -108,12 +108,12 @@ def text_terminal(
 
 
 def json_rule(schema: Schema) -> str:
-    """The right side of a rule: a value as JSON."""
+    """Writes the right side of a rule: a value as JSON."""
     return f"%json {json.dumps(with_bounded_whitespace(schema))}"
 
 
 def _anywhere(pattern: str) -> str:
-    """A JSON schema's pattern, which matches anywhere in a string, as one for all of it."""
+    """Extends a JSON schema's pattern, which matches anywhere in a string, to all of it."""
     before = "" if pattern.startswith("^") else "(?s:.*)"
     after = "" if pattern.endswith("$") else "(?s:.*)"
     inner = pattern.removeprefix("^").removesuffix("$")

@@ -179,12 +179,12 @@ class TaggedParser(CallParser):
 
 
 def _tag(text: str) -> str:
-    """A pattern for some tags, with any white space before each of them."""
+    """Makes a pattern for some tags, with any white space before each of them."""
     return "".join(rf"\s*{re.escape(line)}" for line in text.split("\n") if line)
 
 
 def _as_json(text: str) -> str:
-    """A value that is not declared a string, as JSON; what is not JSON is a string after all."""
+    """Writes a value that is not declared a string as JSON; what is not JSON is a string."""
     try:
         json.loads(text)
     except (ValueError, RecursionError):
