@@ -28,11 +28,15 @@ GPU_VARIABLES = (
     *("ROCM_PATH", "HIP_PLATFORM", "HSA_OVERRIDE_GFX_VERSION"),
     *("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"),
 )
+_SECRET = "api_key"  # is not repeated in messages; an empty one counts
 # Variables of the test suite and of the kernel build; not settings.
 OTHER_PREFIXES = ("ROCMFORGE_TEST_", "ROCMFORGE_KERNEL_")
 
 
 _Name = Annotated[str, Meta(min_length=1)]
+# An empty one is a shell variable that was not set. Taken for none, it would leave the door open.
+_File = Annotated[str, Meta(min_length=1)]
+_Key = Annotated[str, Meta(min_length=8)]  # as in the file of keys
 
 
 def _value(metavar: str) -> dict[str, str]:
@@ -81,7 +85,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     # Model and device
     chat_template: Annotated[
-        str | None,
+        _File | None,
         Meta(
             description="Jinja file to use instead of the model's chat template",
             extra=_value("FILE"),
@@ -145,7 +149,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         ),
     ] = 0
     draft_model: Annotated[
-        str | None,
+        _File | None,
         Meta(
             description="smaller GGUF model with the same vocabulary, which drafts tokens",
             extra=_value("FILE"),
@@ -187,13 +191,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         Meta(ge=0, le=65535, description="port to listen on; 0 = any free", extra=_value("PORT")),
     ] = 8000
     api_key: Annotated[
-        tuple[str, ...],
+        tuple[_Key, ...],
         Meta(
             description="keys that open everything; none = no authentication", extra=_value("KEY")
         ),
     ] = ()
     keys_file: Annotated[
-        str | None,
+        _File | None,
         Meta(
             description="TOML file of named keys with scopes and limits; SIGHUP reads it again",
             extra=_value("FILE"),
@@ -207,11 +211,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         Meta(description="browser origins that may call; * = all", extra=_value("ORIGIN")),
     ] = ()
     tls_certificate: Annotated[
-        str | None,
+        _File | None,
         Meta(description="PEM file: serve HTTPS; SIGHUP reads it again", extra=_value("FILE")),
     ] = None
     tls_key: Annotated[
-        str | None, Meta(description="PEM file of the certificate's key", extra=_value("FILE"))
+        _File | None, Meta(description="PEM file of the certificate's key", extra=_value("FILE"))
     ] = None
     receive_timeout: Annotated[
         float,
@@ -484,9 +488,13 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
                 f"{variable} is not a setting. Known: {', '.join(sorted(by_variable))}."
             )
         values[option.name] = (
-            [part.strip() for part in text.split(",") if part.strip()] if option.is_list else text
+            _parts(text, keep_empty=option.name == _SECRET) if option.is_list else text
         )
     return values
+
+
+def _parts(text: str, *, keep_empty: bool) -> list[str]:
+    return [part for part in map(str.strip, text.split(",")) if part or keep_empty]
 
 
 def _checked(
@@ -518,8 +526,9 @@ def _checked(
         except msgspec.ValidationError as error:
             choices = next((o.choices for o in options() if o.name == name), ())
             wanted = f"one of: {', '.join(choices)}" if choices else expected(hints[name])
+            shown = "..." if name == _SECRET else value
             raise ConfigurationError(
-                f"{spelled(name, value)}: the value must be {wanted}."
+                f"{spelled(name, shown)}: the value must be {wanted}."
             ) from error
     return result
 

@@ -69,6 +69,7 @@ def test_a_key_stands_in_the_clear_or_as_its_digest(write: Callable[[str], Path]
         ('[[key]]\nname = "a"', "either `key` or `sha256`"),
         ('[[key]]\nname = "a"\nkey = "12345678"\nsha256 = "12"', "either `key` or `sha256`"),
         ('[[key]]\nname = "a"\nsha256 = "12"', "64 hexadecimal digits"),
+        (f'[[key]]\nname = "a"\nsha256 = "{hashlib.sha256().hexdigest()}"', "an empty key"),
         ('[[key]]\nname = "a b"\nkey = "12345678"', "\\$.key\\[0\\].name"),
         ('[[key]]\nname = "a"\nkey = "short"', "\\$.key\\[0\\].key"),
         ('[[key]]\nname = "a"\nkey = "12345678"\nscope = "root"', "scope"),
@@ -146,6 +147,27 @@ def test_saved_tokens_never_exceed_one_minute() -> None:
     caller.admit(1, 61)
     with pytest.raises(RateLimited):
         caller.admit(1, 0)
+
+
+def test_what_an_unlimited_key_has_used_does_not_count_against_its_first_limit() -> None:
+    clock = Clock()
+    caller = Caller(a_key("alice"), clock)
+    caller.admit(1, 30_000)
+    caller.release(1, 2_000)
+    caller.limit(a_key("alice", tokens_per_minute=1000))
+    caller.admit(1, 1000)
+    with pytest.raises(RateLimited) as raised:
+        caller.admit(1, 1)
+    assert raised.value.retry_after_s == pytest.approx(0.06)
+
+
+def test_what_a_limited_key_has_used_counts_against_its_next_limit() -> None:
+    clock = Clock()
+    caller = Caller(a_key("alice", tokens_per_minute=100), clock)
+    caller.admit(1, 700)
+    caller.limit(a_key("alice", tokens_per_minute=200))
+    with pytest.raises(RateLimited, match="200 tokens a minute"):
+        caller.admit(1, 1)
 
 
 # --- over HTTP ---

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import pytest
+from litestar.testing import TestClient
 
 from rocmforge import __version__
+from rocmforge.api.http.keys import Keyring, given_keys
+from rocmforge.api.http.settings import ApiSettings
 from rocmforge.engine.ipc.status import EngineState
 from rocmforge.errors import Draining, NotReady
 from tests.api.conftest import Client
-from tests.api.fake_engine import MAX_CONTEXT, FakeEngine
+from tests.api.fake_engine import MAX_CONTEXT, FakeEngine, build_app, make_service
 
 
 def test_a_ready_server_says_so(client: Client) -> None:
@@ -63,6 +66,26 @@ def test_health_says_what_went_wrong_when_and_how_often(client: Client, engine: 
         assert (told["last_error_at"], told["restarts"]) == (1_700_000_000.25, 2)
         assert told["silent_s"] == 12.5
     assert body["status"] == "degraded"
+
+
+def test_health_gives_strangers_a_code_and_holders_of_a_key_the_text(engine: FakeEngine) -> None:
+    engine.last_error, engine.is_fallback = "Cannot open /opt/secret/model.gguf.", True
+    with TestClient(
+        build_app(make_service(engine), ApiSettings(), Keyring(given_keys(["a-long-key"])))
+    ) as client:
+        by_key = {
+            key: client.get("/health", headers={"x-api-key": key})
+            for key in ("", "wrong-key", "a-long-key")
+        }
+    for key, answer in by_key.items():
+        is_known = key == "a-long-key"
+        body = answer.json()
+        assert (answer.status_code, body["is_fallback"]) == (200, True)
+        assert bool(body["fallback_reason"]) is is_known
+        for told in (body, body["models"][0]):
+            assert told["last_error_code"] == "engine_died"
+            assert told["last_error"] == (engine.last_error if is_known else None)
+        assert ("secret" in answer.text) is is_known
 
 
 def test_a_device_that_hangs_for_good_is_not_alive(client: Client, engine: FakeEngine) -> None:

@@ -34,8 +34,40 @@ def test_flags_win_over_environment_and_environment_over_file(
 
 
 def test_a_list_is_separated_by_commas_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ROCMFORGE_API_KEY", "one, two")
-    assert settings.load({}).api_key == ("one", "two")
+    monkeypatch.setenv("ROCMFORGE_API_KEY", "first-key, second-key")
+    assert settings.load({}).api_key == ("first-key", "second-key")
+    monkeypatch.setenv("ROCMFORGE_CORS_ORIGIN", "")
+    assert settings.load({}).cors_origin == ()
+
+
+@pytest.mark.parametrize("key", ["", "s3cret", " "])
+def test_a_short_key_is_refused_wherever_it_comes_from_and_never_repeated(
+    key: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    config = tmp_path / "keys.toml"
+    config.write_text(f'api_key = ["long-enough", "{key}"]')
+    refused = pytest.raises(ConfigurationError, match="at least 8 characters")
+    with refused as by_flag:
+        settings.load({"api_key": [key]})
+    with refused as by_file:
+        settings.load({}, config)
+    monkeypatch.setenv("ROCMFORGE_API_KEY", key)
+    with refused as by_variable:
+        settings.load({})
+    for raised in (by_flag, by_file, by_variable):
+        assert "long-enough" not in str(raised.value)
+        assert "s3cret" not in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["keys_file", "tls_certificate", "tls_key"])
+def test_an_empty_name_of_a_file_is_not_taken_for_none(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigurationError, match="not empty"):
+        settings.load({name: ""})
+    monkeypatch.setenv(settings.variable_of(name), "")
+    with pytest.raises(ConfigurationError, match="not empty"):
+        settings.load({})
 
 
 def test_a_flag_without_value_is_read_from_the_environment(

@@ -12,9 +12,9 @@ from rocmforge.api.dependencies import FleetDep, FleetMetricsDep, SettingsDep
 from rocmforge.api.fleet.fleet import Member
 from rocmforge.api.fleet.slot import ModelState
 from rocmforge.api.generate.answer import json_response
-from rocmforge.api.http.auth import PUBLIC, SCOPE
+from rocmforge.api.http.auth import PUBLIC, SCOPE, is_stranger
 from rocmforge.api.http.keys import Scope
-from rocmforge.api.ops_schema import Health, ModelHealth, Readiness, Version
+from rocmforge.api.ops_schema import ErrorCode, Health, ModelHealth, Readiness, Version
 from rocmforge.api.service import LOADING_RETRY_S
 
 _OPEN = {PUBLIC: True}
@@ -22,12 +22,14 @@ _TROUBLED = (ModelState.RESTARTING, ModelState.FAILED)
 
 
 @route("/health", http_method=["GET", "HEAD"], opt=_OPEN)
-async def health(fleet: FleetDep) -> Response[bytes]:
+async def health(request: Request[Any, Any, Any], fleet: FleetDep) -> Response[bytes]:
     """Liveness: 200 as long as the HTTP side works and can start engines anew.
 
     It is 503 if the process of one was killed and does not end, which nothing here can repair.
     """
-    first, models = fleet.members[0], [_health(member) for member in fleet.members]
+    tells_why = not is_stranger(request)
+    models = [_health(member, tells_why=tells_why) for member in fleet.members]
+    first = fleet.members[0]
     status = first.slot.status
     told = models[0]
     is_wedged = any(member.slot.status.is_wedged for member in fleet.members)
@@ -38,9 +40,10 @@ async def health(fleet: FleetDep) -> Response[bytes]:
         backend=told.backend,
         device=told.device,
         is_fallback=status.is_fallback,
-        fallback_reason=status.fallback_reason,
+        fallback_reason=status.fallback_reason if tells_why else "",
         notes=() if status.runner is None else status.runner.notes,
         restarts=told.restarts,
+        last_error_code=told.last_error_code,
         last_error=told.last_error,
         last_error_at=told.last_error_at,
         silent_s=told.silent_s,
@@ -54,8 +57,9 @@ async def health(fleet: FleetDep) -> Response[bytes]:
     )
 
 
-def _health(member: Member) -> ModelHealth:
+def _health(member: Member, *, tells_why: bool) -> ModelHealth:
     status = member.slot.status
+    code: ErrorCode = "engine_died" if member.slot.failure is None else "model_unavailable"
     runner = status.runner
     return ModelHealth(
         model=member.service.model,
@@ -63,7 +67,8 @@ def _health(member: Member) -> ModelHealth:
         backend=None if runner is None else runner.backend,
         device=None if runner is None else runner.device.name,
         restarts=status.restarts,
-        last_error=status.last_error,
+        last_error_code=None if status.last_error is None else code,
+        last_error=status.last_error if tells_why else None,
         last_error_at=status.last_error_at,
         silent_s=round(status.silence_s, 3),
     )

@@ -102,10 +102,14 @@ class TokenizerInfo(msgspec.Struct, kw_only=True):
     chat_template: str
 
 
+ErrorCode = Literal["engine_died", "model_unavailable"]
+
+
 class Health(msgspec.Struct, kw_only=True):
     """Answer of GET /health: the HTTP side is alive; what it serves, on what, and what went wrong.
 
-    What stands beside `models` and `status` is about the first of them.
+    What stands beside `models` and `status` is about the first of them. On a server with keys,
+    texts of errors (they may name files) are for requests with a key; others get null or "".
     """
 
     model: str
@@ -116,6 +120,7 @@ class Health(msgspec.Struct, kw_only=True):
     fallback_reason: str
     notes: tuple[str, ...]
     restarts: int
+    last_error_code: ErrorCode | None
     last_error: str | None
     last_error_at: float | None
     silent_s: float
@@ -131,7 +136,8 @@ class ModelHealth(msgspec.Struct, kw_only=True):
     backend: str | None
     device: str | None
     restarts: int  # of its engine process
-    last_error: str | None  # why that last died, or why the model could not be loaded
+    last_error_code: ErrorCode | None
+    last_error: str | None  # why that last died, or why the model could not be loaded; see `Health`
     last_error_at: float | None  # seconds since the epoch
     silent_s: float  # since the engine gave news although requests are there
 

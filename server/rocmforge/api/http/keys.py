@@ -109,6 +109,8 @@ def _checked(entry: KeyEntry, path: Path) -> ApiKey:
         raise ConfigurationError(
             f"{path}: sha256 of {entry.name} must be 64 hexadecimal digits in lower case."
         )
+    if entry.sha256 == _digest("").hex():
+        raise ConfigurationError(f"{path}: sha256 of {entry.name} is that of an empty key.")
     return ApiKey(
         name=entry.name,
         digest=bytes.fromhex(entry.sha256) if entry.key is None else _digest(entry.key),  # type: ignore[arg-type]
@@ -152,9 +154,12 @@ class Caller:
         return Share(key=self.index, weight=self.key.weight)
 
     def limit(self, key: ApiKey) -> None:
-        """Goes on under the limits of `key`."""
+        """Goes on under the limits of `key`; tokens count from now on if they did not before."""
+        was_counted = self.key.tokens_per_minute is not None
         self._refill()
         self.key = key
+        if not was_counted:
+            self._tokens_left = float(key.tokens_per_minute or 0)
         self._refill()
 
     def admit(self, sequences: int, prompt_tokens: int) -> None:
