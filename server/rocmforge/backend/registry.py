@@ -15,7 +15,7 @@ REFERENCE = "reference"
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class BackendChoice:
     """A backend and why it was taken."""
 
     backend: Backend
@@ -51,7 +51,7 @@ def create(name: str) -> Backend:
     return cast(Backend, factory())
 
 
-def choose(name: str) -> Choice:
+def choose(name: str) -> BackendChoice:
     """Resolves `--backend`: a name is taken as it is, `auto` takes the first with a device.
 
     Raises:
@@ -62,7 +62,7 @@ def choose(name: str) -> Choice:
         probe = backend.probe()
         if not probe.devices:
             raise ConfigurationError(f"The backend {name!r} found no device: {probe.reason}")
-        return Choice(backend, probe, is_fallback=False, reason="chosen by name")
+        return BackendChoice(backend, probe, is_fallback=False, reason="chosen by name")
     missing: list[str] = []
     for candidate in names():
         backend = create(candidate)
@@ -74,5 +74,5 @@ def choose(name: str) -> Choice:
         reason = "; ".join(missing) if missing else "first backend with a device"
         if is_fallback and not missing:
             reason = "no other backend is installed"
-        return Choice(backend, probe, is_fallback=is_fallback, reason=reason)
+        return BackendChoice(backend, probe, is_fallback=is_fallback, reason=reason)
     raise ConfigurationError(f"No backend has a device. {'; '.join(missing)}")

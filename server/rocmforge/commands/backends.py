@@ -17,7 +17,7 @@ from rocmforge.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class BackendRow:
     """A backend and what it found."""
 
     backend: str
@@ -47,10 +47,10 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
     return 0
 
 
-def _look(name: str) -> Row:
+def _look(name: str) -> BackendRow:
     """Probes a backend; one that cannot even be imported is a row, not the end of the listing."""
     try:
         probe = registry.create(name).probe()
     except RocmForgeError as error:
-        return Row(name, (), error.message)
-    return Row(name, probe.devices, probe.reason)
+        return BackendRow(name, (), error.message)
+    return BackendRow(name, probe.devices, probe.reason)

@@ -53,7 +53,7 @@ class StreamTiming:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class BenchRow:
     """One number of concurrent streams; medians over the runs."""
 
     streams: int
@@ -68,14 +68,14 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class BenchReport:
     """Everything that is shown, so that --json shows the same."""
 
     model: str
     runner: RunnerInfo
     start_to_ready_s: float
     engine_memory_bytes: int  # resident, after the runs
-    rows: tuple[Row, ...]
+    rows: tuple[BenchRow, ...]
 
 
 def run(arguments: argparse.Namespace, settings: Settings) -> int:
@@ -89,7 +89,9 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
     return 0
 
 
-async def _measure(arguments: argparse.Namespace, settings: Settings, console: Console) -> Report:
+async def _measure(
+    arguments: argparse.Namespace, settings: Settings, console: Console
+) -> BenchReport:
     begin = time.perf_counter()
     front = read_front(arguments.model, settings)
     front.check_generates()
@@ -122,7 +124,7 @@ async def _measure(arguments: argparse.Namespace, settings: Settings, console: C
             row = _summarise(runs, arguments.prompt_tokens, arguments.output_tokens)
             rows.append(_with_drafts(row, before, engine.status.stats))
         assert engine.pid is not None
-        return Report(
+        return BenchReport(
             model=front.path.name,
             runner=runner,
             start_to_ready_s=start_to_ready_s,
@@ -173,7 +175,7 @@ async def _run_stream(
         handle.close()
 
 
-def _summarise(runs: list[list[StreamTiming]], prompt_tokens: int, output_tokens: int) -> Row:
+def _summarise(runs: list[list[StreamTiming]], prompt_tokens: int, output_tokens: int) -> BenchRow:
     prefill, decode, ttft, per_token = [], [], [], []  # one figure per run
     for timings in runs:
         begin = min(t.started for t in timings)
@@ -185,7 +187,7 @@ def _summarise(runs: list[list[StreamTiming]], prompt_tokens: int, output_tokens
         decode.append(len(timings) * (output_tokens - 1) / max(end - first, 1e-9))
         ttft.append(statistics.median([t.first - t.started for t in timings]))
         per_token.append(statistics.median([(t.finished - t.first) / after_first for t in timings]))
-    return Row(
+    return BenchRow(
         streams=len(runs[0]),
         prompt_tokens=prompt_tokens,
         output_tokens=output_tokens,
@@ -198,7 +200,7 @@ def _summarise(runs: list[list[StreamTiming]], prompt_tokens: int, output_tokens
     )
 
 
-def _with_drafts(row: Row, before: EngineStats, after: EngineStats) -> Row:
+def _with_drafts(row: BenchRow, before: EngineStats, after: EngineStats) -> BenchRow:
     """Returns the row with the draft tokens of the time between two snapshots."""
     drafted, accepted = (
         now - then for now, then in zip(_draft_counts(after), _draft_counts(before), strict=True)
@@ -222,7 +224,7 @@ def _resident_bytes(pid: int) -> int:
     raise EngineError(f"process {pid} reports no resident memory")
 
 
-def _print(console: Console, report: Report) -> None:
+def _print(console: Console, report: BenchReport) -> None:
     runner = report.runner
     console.print(
         f"{escape(report.model)} on {runner.backend}, {escape(runner.device.name)}: ready after "
@@ -246,7 +248,7 @@ def _print(console: Console, report: Report) -> None:
     console.print(table)
 
 
-def _drafts_cell(row: Row) -> tuple[str, ...]:
+def _drafts_cell(row: BenchRow) -> tuple[str, ...]:
     if not row.drafted_tokens:
         return ()
     return (f"{row.accepted_tokens} of {row.drafted_tokens}",)

@@ -34,7 +34,7 @@ class TypeShare:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class InspectReport:
     """Everything that is shown, so that --json shows the same."""
 
     path: str
@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
     return 0
 
 
-def _report(file: GgufFile, max_context: int | None) -> Report:
+def _report(file: GgufFile, max_context: int | None) -> InspectReport:
     config, not_supported = None, None
     try:
         config = read_model(file)
@@ -79,7 +79,7 @@ def _report(file: GgufFile, max_context: int | None) -> Report:
     context = 0
     if config is not None:
         context = min(max_context or config.max_context, config.max_context)
-    return Report(
+    return InspectReport(
         path=str(file.path),
         file_bytes=file.size_bytes,
         gguf_version=file.version,
@@ -111,7 +111,7 @@ def _quantisation(file: GgufFile) -> tuple[TypeShare, ...]:
     return tuple(TypeShare(kind, counts[kind], size) for kind, size in sizes.most_common())
 
 
-def _print(console: Console, report: Report) -> None:
+def _print(console: Console, report: InspectReport) -> None:
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold")
     table.add_column(overflow="fold")
@@ -142,7 +142,7 @@ def _print(console: Console, report: Report) -> None:
     console.print(escape(report.chat_template or "none"), highlight=False)
 
 
-def _decoder_rows(report: Report, config: ModelConfig) -> list[tuple[str, str]]:
+def _decoder_rows(report: InspectReport, config: ModelConfig) -> list[tuple[str, str]]:
     windows = sum(window is not None for window in config.windows)
     caches = ", ".join(f"{size_text(size)} in {kind}" for kind, size in report.kv_bytes.items())
     return [
@@ -159,7 +159,7 @@ def _decoder_rows(report: Report, config: ModelConfig) -> list[tuple[str, str]]:
     ]
 
 
-def _encoder_rows(report: Report, config: EncoderConfig) -> list[tuple[str, str]]:
+def _encoder_rows(report: InspectReport, config: EncoderConfig) -> list[tuple[str, str]]:
     gives = f"embeddings of {config.hidden_size} numbers (pooling: {config.pooling.name.lower()})"
     if config.num_scores:
         gives = f"{config.num_scores} score(s) of a query and a document"

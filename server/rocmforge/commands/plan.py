@@ -27,7 +27,7 @@ _UNITS: Final = {"K": 10, "M": 20, "G": 30, "T": 40}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class PlanReport:
     """Everything that is shown, so that --json shows the same. Sizes in bytes."""
 
     backend: str
@@ -87,11 +87,11 @@ def _plan(
     draft: MemoryEstimate | None,
     settings: Settings,
     trained: int,
-) -> Plan:
+) -> PlanReport:
     sequences, left = settings.max_sequences, max(estimate.left_for_kv, 0)
     if not estimate.kv_block:
         fits = estimate.left_for_kv >= 0
-        return Plan(
+        return PlanReport(
             backend=backend,
             estimate=estimate,
             draft=draft,
@@ -104,7 +104,7 @@ def _plan(
     kv_bytes = sequences * estimate.kv_sequence
     if settings.kv_blocks is not None:
         kv_bytes = settings.kv_blocks * estimate.kv_block
-    return Plan(
+    return PlanReport(
         backend=backend,
         estimate=estimate,
         draft=draft,
@@ -116,7 +116,7 @@ def _plan(
     )
 
 
-def _print(console: Console, plan: Plan, settings: Settings) -> None:
+def _print(console: Console, plan: PlanReport, settings: Settings) -> None:
     estimate = plan.estimate
     context = estimate.context
     cache = f"{plan.sequences} sequences of {context} tokens"
@@ -153,14 +153,14 @@ def _draft_part(draft: MemoryEstimate, estimate: MemoryEstimate, settings: Setti
     )
 
 
-def _shortfall(plan: Plan) -> str:
+def _shortfall(plan: PlanReport) -> str:
     missing = size_text(plan.kv_bytes - plan.estimate.left_for_kv)
     if not plan.most_sequences:
         return f"no: {missing} are missing, and not even one sequence fits"
     return f"no: {missing} are missing; sequences beyond that would wait or be computed again"
 
 
-def _most(plan: Plan) -> str:
+def _most(plan: PlanReport) -> str:
     if not plan.longest_context:
         return "nothing: weights and activations alone do not fit"
     return (

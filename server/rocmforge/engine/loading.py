@@ -9,7 +9,7 @@ from pathlib import Path
 from rocmforge.backend import registry
 from rocmforge.backend.optional import Planning
 from rocmforge.backend.protocol import Backend, LoadOptions, ProgressCallback, Runner, RunnerInfo
-from rocmforge.backend.registry import Choice
+from rocmforge.backend.registry import BackendChoice
 from rocmforge.engine.draft.draft_memory import draft_blocks, draft_options, shared_blocks
 from rocmforge.engine.ipc.messages import Start
 from rocmforge.errors import RocmForgeError
@@ -19,7 +19,7 @@ from rocmforge.errors import RocmForgeError
 class Loaded:
     """The loaded models."""
 
-    choice: Choice
+    choice: BackendChoice
     runner: Runner
     draft: Runner | None
 

@@ -1,7 +1,7 @@
 """What rank 0 and the other ranks tell each other: pickled, between processes of one program.
 
-A worker is sent `Start`, then the group's id as bytes; from then on each call that rank 0 makes of
-its own runner: a `StepInput` to submit, the masks for one as an array, or an `Order`. It answers
+A worker is sent `StartRank`, then the group's id as bytes; from then on each call that rank 0 makes
+of its own runner: a `StepInput` to submit, the masks for one as an array, or an `Order`. It answers
 while it loads, and if it fails.
 """
 
@@ -17,7 +17,7 @@ from rocmforge_hip.weights.shard import Shard
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class StartRank:
     """What to load."""
 
     device: FoundDevice  # with the least free memory of all: then all plan alike

@@ -26,7 +26,7 @@ from rocmforge_hip.device.discovery import FoundDevice, list_names
 from rocmforge_hip.device.opening import Device
 from rocmforge_hip.load.decoder import load_rank
 from rocmforge_hip.ops.collective import Communicator, new_group_id
-from rocmforge_hip.parallel.messages import Order, Start
+from rocmforge_hip.parallel.messages import Order, StartRank
 from rocmforge_hip.parallel.processes import Workers
 from rocmforge_hip.run.decoder import HipRunner
 from rocmforge_hip.weights.shard import Shard
@@ -93,7 +93,9 @@ class _FirstRank:
     def join(self, device: Device) -> Communicator:
         size = self.shard.size
         self.workers.send_each(
-            lambda rank: Start(self._devices[rank], self._model, self._options, Shard(rank, size))
+            lambda rank: StartRank(
+                self._devices[rank], self._model, self._options, Shard(rank, size)
+            )
         )
         self.workers.wait_opened()
         self.workers.send(self._group_id)

@@ -27,7 +27,7 @@ from rocmforge_hip.device.opening import Device
 from rocmforge_hip.device.platform import select_platform
 from rocmforge_hip.load.decoder import load_rank
 from rocmforge_hip.ops.collective import Communicator
-from rocmforge_hip.parallel.messages import Failed, Order, Stage, Start
+from rocmforge_hip.parallel.messages import Failed, Order, Stage, StartRank
 from rocmforge_hip.run.decoder import HipRunner
 from rocmforge_hip.weights.shard import Shard
 
@@ -55,7 +55,7 @@ class Joining:
         self._communicator.close()
 
 
-def run(start: Start, connection: Connection[Any, Any]) -> None:
+def run(start: StartRank, connection: Connection[Any, Any]) -> None:
     """Loads and then does as rank 0 does, until told to close.
 
     After an error nothing is closed, as that may wait for other ranks: the process ends next.

@@ -18,7 +18,7 @@ from rocmforge.api.metrics.requests import SequenceMetrics
 from rocmforge.api.service import Handle, Service
 from rocmforge.engine.ipc.params import FinishReason, TokenEvent, TokenLogprob
 from rocmforge.errors import DeadlineExceeded, Draining, EngineDied, EngineError
-from rocmforge.text.output.detokenizer import Delta, IncrementalDetokenizer
+from rocmforge.text.output.detokenizer import DecodedText, IncrementalDetokenizer
 from rocmforge.text.output.reasoning import BEGIN, END
 
 RETRY_S = 1.0
@@ -141,7 +141,7 @@ class Choice:
 
     @staticmethod
     def _align(
-        aligner: LogprobAligner, event: TokenEvent, delta: Delta, text: str
+        aligner: LogprobAligner, event: TokenEvent, delta: DecodedText, text: str
     ) -> tuple[ScoredToken, ...]:
         tokens = aligner.push(event.logprobs or (), delta.offsets, text)
         if delta.stop is None and event.finish_reason is not None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rocmforge.backend.protocol import Int32Array, Runner, StepOutput, UInt32Array
-from rocmforge.engine.cache.kv_cache import KvCache
+from rocmforge.engine.cache.block_manager import BlockManager
 from rocmforge.engine.draft.step_times import StepTimes
 from rocmforge.engine.ipc.params import GenerateRequest, SamplingParams
 from rocmforge.engine.schedule.batch import build_step
@@ -84,7 +84,9 @@ class DraftModel:
         self._vocab_size = min(vocab_size, info.vocab_size)
         self._block_size = info.block_size
         self._max_context = min(info.max_context, info.num_blocks * info.block_size)
-        self._cache = KvCache(info.num_blocks, info.block_size, keeps_prefixes=limits.prefix_cache)
+        self._cache = BlockManager(
+            info.num_blocks, info.block_size, keeps_prefixes=limits.prefix_cache
+        )
         self._shadows: dict[int, _Shadow] = {}  # by request
         self._next_step_id = 0
         self.times = StepTimes()

@@ -20,7 +20,7 @@ import numpy as np
 from msgspec import structs
 
 from rocmforge.backend.protocol import RunnerInfo, StepOutput
-from rocmforge.engine.cache.kv_cache import KvCache
+from rocmforge.engine.cache.block_manager import BlockManager
 from rocmforge.engine.constraint.constraint import Constraint
 from rocmforge.engine.ipc.params import FinishReason, GenerateRequest, TokenEvent
 from rocmforge.engine.ipc.status import EngineStats
@@ -62,7 +62,9 @@ class Scheduler:
             self.max_context = min(info.max_context, info.num_blocks * info.block_size)
         self._limits = limits
         self._block_size = info.block_size
-        self._cache = KvCache(info.num_blocks, info.block_size, keeps_prefixes=limits.prefix_cache)
+        self._cache = BlockManager(
+            info.num_blocks, info.block_size, keeps_prefixes=limits.prefix_cache
+        )
         self._live: dict[int, Sequence] = {}
         self._waiting = FairQueue()
         self._running: list[Sequence] = []  # keys served least first, within them oldest first

@@ -12,7 +12,7 @@ from rocmforge.text.tokenizer.tokenizer import Tokenizer
 _decoder = codecs.getincrementaldecoder("utf-8")
 
 
-class Delta(NamedTuple):
+class DecodedText(NamedTuple):
     """The text that some tokens have added.
 
     Attributes:
@@ -69,7 +69,7 @@ class IncrementalDetokenizer:
         self._held = ""
         self._include_stop = include_stop
 
-    def push(self, token_ids: Sequence[int]) -> Delta:
+    def push(self, token_ids: Sequence[int]) -> DecodedText:
         """Take the next tokens of the answer.
 
         Args:
@@ -90,13 +90,13 @@ class IncrementalDetokenizer:
                 continue
             stop = self._scan(text, texts)
             if stop is not None:
-                return Delta("".join(texts), count, stop, tuple(offsets))
-        return Delta("".join(texts), len(token_ids), None, tuple(offsets))
+                return DecodedText("".join(texts), count, stop, tuple(offsets))
+        return DecodedText("".join(texts), len(token_ids), None, tuple(offsets))
 
-    def finish(self) -> Delta:
+    def finish(self) -> DecodedText:
         """End the answer without a stop string: give out what was held back for one."""
         held, self._held, self._state = self._held, "", 0
-        return Delta(held, 0, None, ())
+        return DecodedText(held, 0, None, ())
 
     def _decode(self, piece: bytes) -> str:
         text = self._decoder.decode(piece)

@@ -7,7 +7,7 @@ import codecs
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocmforge.text.output.detokenizer import Delta, IncrementalDetokenizer
+from rocmforge.text.output.detokenizer import DecodedText, IncrementalDetokenizer
 from rocmforge.text.tokenizer.tokenizer import Tokenizer
 from tests.unit.text.vocabularies import byte_level
 
@@ -28,7 +28,7 @@ def split(data: st.DataObject, items: list[int]) -> list[list[int]]:
     return [items[a:b] for a, b in zip([0, *cuts], [*cuts, len(items)], strict=True)]
 
 
-def push_all(detokenizer: IncrementalDetokenizer, chunks: list[list[int]]) -> list[Delta]:
+def push_all(detokenizer: IncrementalDetokenizer, chunks: list[list[int]]) -> list[DecodedText]:
     deltas = []
     for chunk in chunks:
         deltas.append(detokenizer.push(chunk))
@@ -157,14 +157,14 @@ def test_finishing_gives_out_what_was_held_back() -> None:
 def test_tokens_after_the_stop_string_are_not_counted() -> None:
     detokenizer = IncrementalDetokenizer(TOKENIZER, ["b"])
     delta = detokenizer.push(tokens("abcd"))
-    assert delta == Delta(text="a", tokens=2, stop="b", offsets=(0, 1))
+    assert delta == DecodedText(text="a", tokens=2, stop="b", offsets=(0, 1))
 
 
 def test_a_stop_string_may_lie_within_one_token() -> None:
     detokenizer = IncrementalDetokenizer(TOKENIZER, ["el"])
     token_ids = tokens("hello")
     assert len(token_ids) == 1
-    assert detokenizer.push(token_ids) == Delta(text="h", tokens=1, stop="el", offsets=(0,))
+    assert detokenizer.push(token_ids) == DecodedText(text="h", tokens=1, stop="el", offsets=(0,))
 
 
 def test_empty_stop_strings_stop_nothing() -> None:

@@ -8,7 +8,7 @@ from rocmforge.engine.cache.blocks import BlockAllocator
 from rocmforge.engine.sequence.sequence import Sequence
 
 
-class KvCache:
+class BlockManager:
     """Gives blocks to sequences and takes them back; equal prefixes share theirs.
 
     Args:
