@@ -32,7 +32,7 @@ _PLAN = (
     *(*_DEVICE, *_TYPES, "max_context", "max_sequences", "max_batched_tokens", "kv_blocks"),
     "draft_model",
 )
-_ENGINE = (*_PLAN, "prompt_lookup_tokens", "draft_tokens", "step_timeout")
+_ENGINE = (*_PLAN, "prompt_lookup_tokens", "draft_tokens", "step_timeout", "load_timeout")
 _USED: Mapping[str, Sequence[str]] = {
     "serve": tuple(option.name for option in settings.options()),
     "run": (*_ENGINE, "chat_template", *_LOGS),

@@ -67,7 +67,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         float,
         Meta(
             gt=0,
-            description="seconds that a request waits for its model to be loaded",
+            description="seconds that a request waits for its model to be loaded, "
+            "and that loading may go without progress",
             extra=_value("SECONDS"),
         ),
     ] = 600.0

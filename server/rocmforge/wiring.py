@@ -214,6 +214,7 @@ def engine_config(front: ModelFront, settings: Settings) -> EngineConfig:
         log_level=settings.log_level.upper(),
         log_format=settings.log_format,
         step_timeout_s=settings.step_timeout,
+        load_timeout_s=settings.load_timeout,
     )
 
 

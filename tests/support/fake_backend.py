@@ -13,6 +13,7 @@ For `--backend`: `tests.support.fake_backend:create`, or one of
     create_slow_load            five seconds to load
     create_stuck_load           an hour to load
     create_unloadable           the file is refused
+    create_told_how_to_load     the model's file has a word for each load: serve, hang or die
     create_tiny                 twelve blocks of four tokens
     create_failing_submit_<k>   `submit` raises at its k-th call, counted from 0
     create_failing_collect_<k>  the same for `collect`
@@ -21,6 +22,7 @@ For `--backend`: `tests.support.fake_backend:create`, or one of
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -134,6 +136,7 @@ class FakeConfig:
     vocab_size: int = 1000
     step_s: float = 0.0
     load_s: float = 0.0
+    is_told_how_to_load: bool = False
     refuse: bool = False
     fail_submit: int | None = None
     fail_collect: int | None = None
@@ -402,6 +405,8 @@ class FakeBackend:
         progress("making weights up", 0.0)
         if self._config.load_s:
             time.sleep(self._config.load_s)
+        if self._config.is_told_how_to_load:
+            _load_as_told(model)
         if self._config.refuse:
             raise UnsupportedArchitecture("fake", ("llama", "qwen3"))
         progress("making weights up", 1.0)
@@ -411,6 +416,18 @@ class FakeBackend:
         return make_runner(
             config, options.max_context, options.max_sequences, options.max_batched_tokens
         )
+
+
+def _load_as_told(model: Path) -> None:
+    word, _, rest = model.read_text(encoding="ascii").partition(" ")
+    model.write_text(rest, encoding="ascii")
+    match word:
+        case "hang":
+            time.sleep(3600.0)
+        case "die":
+            os._exit(3)
+        case _:
+            assert word == "serve", word
 
 
 def create() -> FakeBackend:
@@ -428,6 +445,7 @@ _VARIANTS = {
     "create_slow_load": FakeConfig(load_s=5.0),
     "create_stuck_load": FakeConfig(load_s=3600.0),
     "create_unloadable": FakeConfig(refuse=True),
+    "create_told_how_to_load": FakeConfig(is_told_how_to_load=True, step_s=0.02),
     "create_huge": FakeConfig(num_blocks=1 << 44),
     "create_tiny": FakeConfig(block_size=4, num_blocks=12, max_context=48),
 }

@@ -139,7 +139,7 @@ class ModelHealth(msgspec.Struct, kw_only=True):
     last_error_code: ErrorCode | None
     last_error: str | None  # why that last died, or why the model could not be loaded; see `Health`
     last_error_at: float | None  # seconds since the epoch
-    silent_s: float  # since the engine gave news although requests are there
+    silent_s: float  # since there was news of loading, or of the requests there are
 
 
 class Readiness(msgspec.Struct, kw_only=True):

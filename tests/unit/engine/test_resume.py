@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from msgspec import structs
@@ -118,6 +119,29 @@ def test_streams_survive_a_killed_process() -> None:
                 assert events[-1].finish_reason is FinishReason.LENGTH
             assert engine.status.restarts == 1
             assert await engine.drain(live.TIMEOUT_S)
+
+    live.run(test())
+
+
+@pytest.mark.parametrize(
+    ("loads", "restarts"), [("serve die die serve", 3), ("serve hang serve", 2)]
+)
+def test_streams_survive_processes_that_die_or_hang_while_they_load(
+    loads: str, restarts: int, tmp_path: Path
+) -> None:
+    model = tmp_path / "loads"
+    model.write_text(loads, encoding="ascii")
+    chosen = replace(live.config("create_told_how_to_load"), model=model, load_timeout_s=3.0)
+
+    async def test() -> None:
+        async with live.Engine(replace(chosen, resume=True)) as engine:
+            handle = live.submit(engine, 12, PROMPT)
+            events = list(await handle.next())
+            assert engine.pid is not None
+            os.kill(engine.pid, signal.SIGKILL)
+            events += await live.read(handle)
+            assert live.tokens(events) == continuation(PROMPT, 12)
+            assert engine.status.restarts == restarts
 
     live.run(test())
 

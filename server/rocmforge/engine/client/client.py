@@ -52,6 +52,8 @@ logger = logging.getLogger(__name__)
 
 _LONGEST_S = 1e9
 """30 years: a deadline beyond that is none, and would not fit into a message."""
+_DEADLINE_GRACE_S = 0.1
+"""For the engine to end a request by itself, which then tells more of it."""
 _RETRY_AFTER_S = 1.0
 _RETRY_AFTER_LOAD_S = 5.0
 _PLACES_PER_FREE_PLACE = 3
@@ -237,6 +239,11 @@ class AsyncEngine:
             self._last_news = asyncio.get_running_loop().time()
             self._idle.clear()
         handle = GenerationHandle(request.request_id, self._cancel, share.key)
+        if request.deadline_ns is not None:
+            assert deadline_s is not None
+            handle.expires = asyncio.get_running_loop().call_later(
+                deadline_s + _DEADLINE_GRACE_S, self._expire, request.request_id
+            )
         self._live[request.request_id] = handle
         self._held[share.key] += 1
         if self._journal is not None:
@@ -292,9 +299,17 @@ class AsyncEngine:
         if self._forget(request_id) and self._process is not None:
             self._process.send(Cancel(request_id=request_id))
 
+    def _expire(self, request_id: int) -> None:
+        """Ends a request whose deadline has passed, whatever the engine is doing."""
+        handle = self._live[request_id]
+        self._cancel(request_id)
+        event = TokenEvent(request_id=request_id, finish_reason=FinishReason.DEADLINE)
+        handle.deliver(event, asyncio.get_running_loop().time())
+
     def _forget(self, request_id: int) -> bool:
         handle = self._live.pop(request_id, None)
         if handle is not None:
+            handle.stop_clock()
             self._durations.append(asyncio.get_running_loop().time() - handle.began)
             self._held[handle.key] -= 1
         if self._journal is not None:
@@ -314,6 +329,7 @@ class AsyncEngine:
                 self._stats = report.stats
                 self._deliver(report.events)
             case Progress():
+                self._last_news = asyncio.get_running_loop().time()
                 self._progress = report
             case Ready():
                 self._ready = report
@@ -366,8 +382,8 @@ class AsyncEngine:
     async def _supervise(self) -> None:
         """Starts the process, and again whenever it dies. Only the first load fails for good."""
         while True:
-            error, was_ready = await self._live_once()
-            self._fail_live(error.message, keep_resumable=was_ready)
+            error = await self._live_once()
+            self._fail_live(error.message, keep_resumable=True)
             if self._phase is EngineState.STOPPED:
                 return
             self._note_error(error.message)
@@ -379,21 +395,22 @@ class AsyncEngine:
             await asyncio.sleep(self._backoff_s)
             self._backoff_s = min(2 * self._backoff_s, self._config.restart_backoff_max_s)
 
-    async def _live_once(self) -> tuple[RocmForgeError, bool]:
-        """Runs one process to its end; says why it ended, and whether it was ready before."""
+    async def _live_once(self) -> RocmForgeError:
+        """Runs one process to its end; says why it ended."""
         self._failure = None
+        self._last_news = asyncio.get_running_loop().time()
+        self._progress = Progress(stage="starting", fraction=0.0)
         try:
             self._process = await EngineProcess.spawn(self._start_message(), self._on_report)
         except OSError as error:
-            return EngineDied(f"The engine process could not be started: {error}."), False
+            return EngineDied(f"The engine process could not be started: {error}.")
         await self._process.disconnected()
-        was_ready = self._settled.is_set() or isinstance(self._failure, EngineDied)
         self._begin_restart()
         verdict = await self._process.wait(self._config.stop_grace_s)
         self._process = None
         self._killed_at = None
         self._is_wedged = False
-        return self._failure or EngineDied(f"The engine process {verdict}."), was_ready
+        return self._failure or EngineDied(f"The engine process {verdict}.")
 
     def _begin_restart(self) -> None:
         """Takes no more requests once the process is known to end, before it has ended."""
@@ -431,8 +448,9 @@ class AsyncEngine:
         self._last_error_at = time.time()
 
     def _silence_s(self) -> float:
-        """Returns the seconds since there was news of the requests that the engine has."""
-        if self._phase is not EngineState.READY or not self._live:
+        """Returns the seconds since there was news of loading, or of the engine's requests."""
+        is_idle = self._phase is EngineState.READY and not self._live
+        if self._process is None or is_idle or self._phase is EngineState.STOPPED:
             return 0.0
         # Not asked of the loop, whose clock is the same: worker threads read the status too.
         return time.monotonic() - self._last_news
@@ -447,11 +465,15 @@ class AsyncEngine:
         config = self._config
         loop = asyncio.get_running_loop()
         while True:
-            await asyncio.sleep(min(config.step_timeout_s, config.client_stall_s) / 4)
+            limits_s = config.step_timeout_s, config.load_timeout_s, config.client_stall_s
+            await asyncio.sleep(min(limits_s) / 4)
             now = loop.time()
             silence_s = self._silence_s()
-            if silence_s > config.step_timeout_s and self._process is not None:
-                self._process.kill(f"was killed: it gave no news for {silence_s:.1f} s")
+            is_loading = self._phase is not EngineState.READY
+            limit_s = config.load_timeout_s if is_loading else config.step_timeout_s
+            if silence_s > limit_s and self._process is not None:
+                where = f" while loading ({self._progress.stage})" if is_loading else ""
+                self._process.kill(f"was killed: it gave no news for {silence_s:.1f} s{where}")
                 self._killed_at = self._killed_at or now
             if self._killed_at is not None and now - self._killed_at > config.stop_grace_s:
                 self._give_up_on_wedged()

@@ -28,6 +28,7 @@ class EngineConfig:
     log_level: str = "WARNING"  # of the engine process, which logs to stderr
     log_format: LogFormat = "text"
     step_timeout_s: float = 300.0  # without news while work is pending: the engine is killed
+    load_timeout_s: float = 600.0  # without news while the model is loaded: the same
     client_stall_s: float = 60.0  # a handle that is not read for so long is cancelled
     restart_backoff_s: float = 0.5  # before the first restart; doubles until one serves a step
     restart_backoff_max_s: float = 30.0

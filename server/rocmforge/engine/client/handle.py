@@ -15,12 +15,14 @@ class GenerationHandle:
         request_id: the id in its events.
         key: index of the API key it came with.
         began: loop time of its submission.
+        expires: ends it when its deadline has passed; None = it has none.
     """
 
     def __init__(self, request_id: int, on_close: Callable[[int], None], key: int) -> None:
         self.request_id = request_id
         self.key = key
         self.began = asyncio.get_running_loop().time()
+        self.expires: asyncio.TimerHandle | None = None
         self._on_close = on_close
         self._events: list[TokenEvent] = []
         self._waiter: asyncio.Future[None] | None = None
@@ -56,6 +58,11 @@ class GenerationHandle:
             self.deliver(
                 TokenEvent(request_id=self.request_id, finish_reason=FinishReason.CANCELLED), 0.0
             )
+
+    def stop_clock(self) -> None:
+        """Forgets the deadline: the request has ended."""
+        if self.expires is not None:
+            self.expires.cancel()
 
     def deliver(self, event: TokenEvent, now: float) -> None:
         """Takes in an event; for the engine client only. `now` is in seconds of its loop."""

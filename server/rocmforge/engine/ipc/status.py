@@ -63,5 +63,5 @@ class EngineStatus:
     restarts: int
     last_error: str | None  # why the engine last died
     last_error_at: float | None = None  # seconds since the epoch
-    silence_s: float = 0.0  # since the engine gave news although requests are there
+    silence_s: float = 0.0  # since there was news of loading, or of the requests there are
     is_wedged: bool = False  # the process was killed and does not end: its device or driver hangs
