@@ -24,6 +24,7 @@ from rocmforge_hip.backend import create
 from rocmforge_hip.device.driver import ArgumentBuffer
 from rocmforge_hip.device.driver import Driver as HipDriver
 from rocmforge_hip.device.memory import ArraySpec, DeviceBuffer, PinnedBuffer, spec
+from rocmforge_hip.kernels.rows import rf_softcap
 from rocmforge_hip.ops.activations import Activation
 from rocmforge_hip.ops.decoder import HipOps
 from rocmforge_hip.run.decoder import HipRunner
@@ -251,10 +252,10 @@ def test_no_structure_of_hip_is_written_by_hand() -> None:
 
 def test_an_error_says_call_code_device_kernel_and_shapes(host: HostPlatform, model: Path) -> None:
     with closing(load(model)) as runner:
-        kernel = runner._device.library.kernel("rf_softcap")
+        kernel = runner._device.library.kernel("rf_softcap", rf_softcap)
         array = runner._model.inputs
         with pytest.raises(EngineError) as caught:
-            kernel.launch(array, 1.0, 4, grid=(1, 1, 1), block=256, lds_bytes=1 << 30)
+            kernel.launch((1, 1, 1), 256, 1 << 30, x=array, cap=1.0, count=4)
     message = caught.value.message
     for part in ("hipModuleLaunchKernel", "hipError", "device 0", "rf_softcap", "grid (1, 1, 1)"):
         assert part in message

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
 from rocmforge.errors import OutOfMemory
+from rocmforge_hip.device.arguments import KernelArgumentError
 from rocmforge_hip.device.discovery import FoundDevice, find_devices
 from rocmforge_hip.device.driver import Driver, HipError
-from rocmforge_hip.device.library import KernelArgumentError, KernelLibrary
-from rocmforge_hip.device.memory import DeviceBuffer, HugePages, PinnedBuffer, spec
+from rocmforge_hip.device.library import KernelLibrary
+from rocmforge_hip.device.memory import DeviceArray, DeviceBuffer, HugePages, PinnedBuffer, spec
 from rocmforge_hip.device.platform import select_platform
+from rocmforge_hip.kernels.attention import rf_attention_decode
+from rocmforge_hip.kernels.rows import rf_softcap, rf_take_rows
+from tests.support.declarations import swapped
 from tests.support.host_platform import HostPlatform
+
+NOWHERE = DeviceArray(0, (0,), np.dtype("f4"))
 
 
 @pytest.fixture
@@ -95,24 +101,45 @@ def test_too_much_memory_is_refused_with_a_size(driver: Driver) -> None:
 
 def test_an_unknown_kernel_is_named(library: KernelLibrary) -> None:
     with pytest.raises(KernelArgumentError, match="rf_missing failed: there is no such kernel"):
-        library.kernel("rf_missing")
+        library.kernel("rf_missing", rf_softcap)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "declaration", "first", "second"),
+    [
+        ("rf_take_rows", rf_take_rows, "rows", "out"),
+        ("rf_attention_decode_f16_d64_g4", rf_attention_decode, "k_cache", "v_cache"),
+        ("rf_attention_decode_f16_d64_g4", rf_attention_decode, "heads", "kv_heads"),
+    ],
+)
+def test_two_arguments_of_one_type_in_each_others_place_are_refused_at_load(
+    library: KernelLibrary,
+    kernel: str,
+    declaration: Callable[..., None],
+    first: str,
+    second: str,
+) -> None:
+    library.kernel(kernel, declaration)
+    message = f"{kernel} failed: argument [0-9]+ is {first}, but {second} in its declaration"
+    with pytest.raises(KernelArgumentError, match=message):
+        library.kernel(kernel, swapped(declaration, first, second))
 
 
 def test_a_launch_that_is_too_large_is_refused_before_hip_sees_it(library: KernelLibrary) -> None:
-    kernel = library.kernel("rf_softcap")
+    kernel = library.kernel("rf_softcap", rf_softcap)
     with pytest.raises(KernelArgumentError, match=r"block 257 is out of bounds \(at most 256"):
-        kernel.launch(None, 1.0, 1, grid=(1, 1, 1), block=257)
+        kernel.launch((1, 1, 1), 257, x=NOWHERE, cap=1.0, count=1)
     with pytest.raises(KernelArgumentError, match=r"grid \(0, 1, 1\)"):
-        kernel.launch(None, 1.0, 1, grid=(0, 1, 1), block=256)
+        kernel.launch((0, 1, 1), 256, x=NOWHERE, cap=1.0, count=1)
 
 
 def test_hips_refusal_carries_kernel_and_arguments(
     driver: Driver, library: KernelLibrary, host: HostPlatform | None
 ) -> None:
-    kernel = library.kernel("rf_softcap")
+    kernel = library.kernel("rf_softcap", rf_softcap)
     there = DeviceBuffer(driver, spec((4,), "f4"), "there")
     with pytest.raises(HipError, match=r"rf_softcap.*grid \(1, 1, 1\).*cap=1.0, count=4") as caught:
-        kernel.launch(there.array, 1.0, 4, grid=(1, 1, 1), block=256, lds_bytes=1 << 30)
+        kernel.launch((1, 1, 1), 256, 1 << 30, x=there.array, cap=1.0, count=4)
     assert (caught.value.call, caught.value.device) == ("hipModuleLaunchKernel", driver.device)
     if host:
         host.clear()

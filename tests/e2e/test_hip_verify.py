@@ -14,7 +14,9 @@ from rocmforge.cli import main
 from rocmforge.commands.synthetic import write_synthetic_model
 from rocmforge_hip.backend import create
 from rocmforge_hip.device.discovery import find_devices
-from rocmforge_hip.device.library import Argument, Kernel, find_target, read_manifest
+from rocmforge_hip.device.driver import Dim3
+from rocmforge_hip.device.kernel import Kernel
+from rocmforge_hip.device.library import find_target, read_manifest
 from rocmforge_hip.device.platform import select_platform
 from rocmforge_hip.verify.cases import Group
 from rocmforge_hip.verify.selfcheck import all_groups, run_group
@@ -51,30 +53,38 @@ def synthetic(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def change_launches(
-    patch: pytest.MonkeyPatch, kernels: str, change: Callable[[Launch, tuple[Any, ...]], None]
+    patch: pytest.MonkeyPatch, kernels: str, change: Callable[[Launch, dict[str, Any]], None]
 ) -> None:
     """Lets `change` do the launches of the kernels whose names match."""
     real = Kernel.launch
 
-    def launch(self: Kernel, *arguments: Argument, **how: Any) -> None:
-        def go(*changed: Argument) -> None:
-            real(self, *changed, **how)
+    def launch(self: Kernel[...], grid: Dim3, block: int, **arguments: Any) -> None:
+        def go(**changed: Any) -> None:
+            real(self, grid, block, **changed)
 
         if fnmatchcase(self.name, kernels):
             change(go, arguments)
         else:
-            go(*arguments)
+            go(**arguments)
 
     patch.setattr(Kernel, "launch", launch)
 
 
-def do_nothing(launch: Launch, arguments: tuple[Any, ...]) -> None:
+def do_nothing(launch: Launch, arguments: dict[str, Any]) -> None:
     """A kernel that has no effect."""
 
 
-def scale_numbers(launch: Launch, arguments: tuple[Any, ...]) -> None:
+def scale_numbers(launch: Launch, arguments: dict[str, Any]) -> None:
     """A kernel whose factors are 2% too large."""
-    launch(*(1.02 * value if isinstance(value, float) else value for value in arguments))
+    launch(**scaled(arguments, 1.02))
+
+
+def scaled(arguments: dict[str, Any], factor: float) -> dict[str, Any]:
+    """The arguments with all float numbers times a factor."""
+    return {
+        name: factor * value if isinstance(value, float) else value
+        for name, value in arguments.items()
+    }
 
 
 def check_first(op: str) -> list[OpCheck]:
@@ -160,9 +170,9 @@ def test_every_kernel_that_serves_is_checked_and_right(monkeypatch: pytest.Monke
     launched: set[str] = set()
     real = Kernel.launch
 
-    def launch(self: Kernel, *arguments: Argument, **how: Any) -> None:
+    def launch(self: Kernel[...], grid: Dim3, block: int, **arguments: Any) -> None:
         launched.add(self.name)
-        real(self, *arguments, **how)
+        real(self, grid, block, **arguments)
 
     monkeypatch.setattr(Kernel, "launch", launch)
     (device,) = create().devices(None, 1)
@@ -223,8 +233,8 @@ def test_a_wrong_operation_ends_with_status_1_and_is_named(
 def test_a_wrong_model_ends_with_status_1_although_what_was_checked_is_right(
     synthetic: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def attend_elsewhere(launch: Launch, arguments: tuple[Any, ...]) -> None:
-        launch(*(3 * value if isinstance(value, float) else value for value in arguments))
+    def attend_elsewhere(launch: Launch, arguments: dict[str, Any]) -> None:
+        launch(**scaled(arguments, 3))
 
     change_launches(monkeypatch, "rf_attention_decode_f16*", attend_elsewhere)
     command = ["verify", str(synthetic), "--backend", "hip", "--only", "take_rows", "--tokens", "4"]

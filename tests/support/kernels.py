@@ -32,7 +32,7 @@ from kernels.builder import Builder
 from kernels.compiler import find_compiler
 from kernels.table import KERNELS_DIR, Source, TranslationUnit, read_table
 from kernels.targets import TARGETS, Platform, Target
-from rocmforge_hip.device.library import ArgumentPacker, KernelArgumentError
+from rocmforge_hip.device.arguments import ArgumentPacker, KernelArgumentError
 from tests.support.host_platform import HostPlatform
 from tests.support.source_lines import with_source_lines
 

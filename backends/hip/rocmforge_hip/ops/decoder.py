@@ -15,13 +15,15 @@ from typing import Final
 from rocmforge.backend.ops import Activation as GateActivation
 from rocmforge.backend.ops import AttentionSpec
 from rocmforge.models.config import ModelConfig, RopeStyle
-from rocmforge_hip.device.library import Kernel, KernelLibrary
+from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import Arena, DeviceArray
+from rocmforge_hip.kernels import attention
+from rocmforge_hip.kernels import rows as row_kernels
 from rocmforge_hip.ops.activations import Activation
 from rocmforge_hip.ops.geometry import BLOCK_TOKENS, Geometry
 from rocmforge_hip.ops.linear import GATES, LinearKernels, empty, f32_of, part_of, vector_of
 from rocmforge_hip.ops.lora import DeviceAdapters, Lora
-from rocmforge_hip.ops.rows import embed_rows, norm_threads, sum_rows
+from rocmforge_hip.ops.rows import RowKernels, norm_threads
 from rocmforge_hip.ops.step import DeviceStep
 from rocmforge_hip.weights.formats import UNIT, Matrix, Weight, ceil_div
 from rocmforge_hip.weights.slots import ATTENDED, NORMED, POST_NORMED, RESIDUAL, ROTATED, ROWS
@@ -77,18 +79,22 @@ class HipOps:
         cache = "int8" if caches[0].key_scale is not None else "f16"
         group = 4 if config.num_heads // config.num_kv_heads <= 4 else 8
         self._group = group
-        names = [
-            *("rf_rms_norm", "rf_add_rms_norm", "rf_take_rows", "rf_sum_rows", "rf_softcap"),
-            *("rf_attention_decode_reduce", f"rf_rope_store_{cache}"),
-            f"rf_attention_decode_{cache}_d{config.head_dim}_g{group}",
-            f"rf_attention_prefill_{cache}_d{config.head_dim}",
-        ]
-        names += [f"rf_embed_{format_name}" for format_name in formats]
         # All are loaded now: a module must not be loaded while a graph is captured.
-        self._kernels: dict[str, Kernel] = {name: library.kernel(name) for name in names}
-        self._rope_store = self._kernels[f"rf_rope_store_{cache}"]
-        self._decode = self._kernels[f"rf_attention_decode_{cache}_d{config.head_dim}_g{group}"]
-        self._prefill = self._kernels[f"rf_attention_prefill_{cache}_d{config.head_dim}"]
+        self._rows = RowKernels(library, formats)
+        self._rms_norm = library.kernel("rf_rms_norm", row_kernels.rf_rms_norm)
+        self._add_rms_norm = library.kernel("rf_add_rms_norm", row_kernels.rf_add_rms_norm)
+        self._take = library.kernel("rf_take_rows", row_kernels.rf_take_rows)
+        self._rope_store = library.kernel(f"rf_rope_store_{cache}", attention.rf_rope_store)
+        self._decode = library.kernel(
+            f"rf_attention_decode_{cache}_d{config.head_dim}_g{group}",
+            attention.rf_attention_decode,
+        )
+        self._reduce = library.kernel(
+            "rf_attention_decode_reduce", attention.rf_attention_decode_reduce
+        )
+        self._prefill = library.kernel(
+            f"rf_attention_prefill_{cache}_d{config.head_dim}", attention.rf_attention_prefill
+        )
 
     @property
     def caches(self) -> tuple[LayerCache, ...]:
@@ -99,24 +105,23 @@ class HipOps:
         matrix = part_of(table).matrix
         tokens = step.shape.tokens
         out = self._arena[f"{RESIDUAL}.f32"].first(tokens, matrix.columns)
-        kernel = self._kernels[f"rf_embed_{matrix.format.name}"]
-        embed_rows(kernel, matrix, self._arena["tokens"], scale, out)
+        self._rows.embed(matrix, self._arena["tokens"], scale, out)
         return Activation(RESIDUAL, tokens, matrix.columns, f32=out)
 
     def rms_norm(self, x: Activation, weight: Weight) -> Activation:
         out = self._normed(NORMED if x.slot == RESIDUAL else POST_NORMED, x.rows, x.width)
-        self._kernels["rf_rms_norm"].launch(
-            f32_of(x),
-            vector_of(weight, x.width),
-            out.f32,
-            out.f16,
-            out.q,
-            out.scale,
-            out.second,
-            x.width,
-            self._config.norm_eps,
-            grid=(x.rows, 1, 1),
-            block=norm_threads(x.width),
+        self._rms_norm.launch(
+            (x.rows, 1, 1),
+            norm_threads(x.width),
+            x=f32_of(x),
+            weight=vector_of(weight, x.width),
+            out_f32=out.f32,
+            out_f16=out.f16,
+            out_q=out.q,
+            out_q_scale=out.scale,
+            out_q_second=out.second,
+            dim=x.width,
+            eps=self._config.norm_eps,
         )
         return out
 
@@ -125,19 +130,19 @@ class HipOps:
     ) -> tuple[Activation, Activation]:
         assert (residual.rows, residual.width) == (delta.rows, delta.width)
         out = self._normed(NORMED, residual.rows, residual.width)
-        self._kernels["rf_add_rms_norm"].launch(
-            f32_of(delta),
-            f32_of(residual),
-            vector_of(weight, residual.width),
-            out.f32,
-            out.f16,
-            out.q,
-            out.scale,
-            out.second,
-            residual.width,
-            self._config.norm_eps,
-            grid=(residual.rows, 1, 1),
-            block=norm_threads(residual.width),
+        self._add_rms_norm.launch(
+            (residual.rows, 1, 1),
+            norm_threads(residual.width),
+            delta=f32_of(delta),
+            residual=f32_of(residual),
+            weight=vector_of(weight, residual.width),
+            out_f32=out.f32,
+            out_f16=out.f16,
+            out_q=out.q,
+            out_q_scale=out.scale,
+            out_q_second=out.second,
+            dim=residual.width,
+            eps=self._config.norm_eps,
         )
         return residual, out
 
@@ -178,137 +183,138 @@ class HipOps:
             kv_heads * head_dim,
         )
         out = self._arena[f"{ROTATED}.f16"].first(q.rows, q.width)
-        stores = (cache.keys, cache.values)
-        if cache.key_scale is not None:
-            stores += (cache.key_scale, cache.value_scale)  # type: ignore[assignment]
         waves = _THREADS // self._wave
         self._rope_store.launch(
-            f32_of(q),
-            f32_of(k),
-            f32_of(v),
-            *(None, None, None),  # biases, which `linear` has added
-            None if q_norm is None else vector_of(q_norm, head_dim),
-            None if k_norm is None else vector_of(k_norm, head_dim),
-            table.cos,
-            table.sin,
-            step.inputs["positions"],
-            step.inputs["slots"],
-            out,
-            *stores,
-            *(x.stride or x.width for x in (q, k, v)),
-            heads,
-            kv_heads,
-            head_dim,
-            config.rope.rotary_dim,
-            int(config.rope.style is RopeStyle.NEOX),
-            config.norm_eps,
-            grid=(q.rows, ceil_div(heads + 2 * kv_heads, waves), 1),
-            block=_THREADS,
+            (q.rows, ceil_div(heads + 2 * kv_heads, waves), 1),
+            _THREADS,
+            q=f32_of(q),
+            k=f32_of(k),
+            v=f32_of(v),
+            q_bias=None,  # `linear` has added the biases
+            k_bias=None,
+            v_bias=None,
+            q_norm=None if q_norm is None else vector_of(q_norm, head_dim),
+            k_norm=None if k_norm is None else vector_of(k_norm, head_dim),
+            cosine=table.cos,
+            sine=table.sin,
+            positions=step.inputs["positions"],
+            slots=step.inputs["slots"],
+            q_out=out,
+            k_cache=cache.keys,
+            v_cache=cache.values,
+            k_scale=cache.key_scale,
+            v_scale=cache.value_scale,
+            q_stride=q.stride or q.width,
+            k_stride=k.stride or k.width,
+            v_stride=v.stride or v.width,
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            rope_dim=config.rope.rotary_dim,
+            neox=int(config.rope.style is RopeStyle.NEOX),
+            eps=config.norm_eps,
         )
         return Activation(ROTATED, q.rows, q.width, f16=out)
 
     def attention(self, step: DeviceStep, q: Activation, spec: AttentionSpec) -> Activation:
         assert q.f16 is not None
         out = self._attended(step, q)
-        cache = self._caches[spec.layer]
-        caches: tuple[DeviceArray | None, ...] = (cache.keys, cache.values)
-        if cache.key_scale is not None:
-            caches += (cache.key_scale, cache.value_scale)
         if step.shape.decodes:
-            self._attend_decodes(step, q.f16, caches, out, spec)
+            self._attend_decodes(step, q.f16, out, spec)
         if step.shape.prefills:
-            self._attend_prefills(step, q.f16, caches, out, spec)
+            self._attend_prefills(step, q.f16, out, spec)
         return out
 
     def _attend_decodes(
-        self,
-        step: DeviceStep,
-        q: DeviceArray,
-        caches: tuple[DeviceArray | None, ...],
-        out: Activation,
-        spec: AttentionSpec,
+        self, step: DeviceStep, q: DeviceArray, out: Activation, spec: AttentionSpec
     ) -> None:
         config, shape, inputs = self._config, step.shape, step.inputs
+        cache = self._caches[spec.layer]
         kv_heads = config.num_kv_heads
         split = self._geometry.attention(
             shape.blocks * BLOCK_TOKENS, spec.window, kv_heads, shape.decodes
         )
         partial, partial_ml = self._arena["attention_partial"], self._arena["attention_partial_ml"]
         assert shape.decodes * split.count <= partial.shape[0] or split.count == 1
-        which = (inputs["decodes"], inputs["query_start"], inputs["context_len"])
         window = spec.window or 0
         tiles = ceil_div(config.num_heads // kv_heads, self._group)
         self._decode.launch(
-            q,
-            *caches,
-            inputs["block_table"],
-            *which,
-            out.f32,
-            out.f16,
-            out.q,
-            out.scale,
-            out.second,
-            partial,
-            partial_ml,
-            shape.blocks,
-            config.num_heads,
-            kv_heads,
-            window,
-            split.tokens,
-            spec.scale,
-            spec.softcap or 0.0,
-            grid=(kv_heads * tiles, split.count, shape.decodes),
-            block=4 * self._wave,
+            (kv_heads * tiles, split.count, shape.decodes),
+            4 * self._wave,
+            q=q,
+            k_cache=cache.keys,
+            v_cache=cache.values,
+            k_scale=cache.key_scale,
+            v_scale=cache.value_scale,
+            block_table=inputs["block_table"],
+            sequences=inputs["decodes"],
+            query_start=inputs["query_start"],
+            context_len=inputs["context_len"],
+            out_f32=out.f32,
+            out_f16=out.f16,
+            out_q=out.q,
+            out_q_scale=out.scale,
+            out_q_second=out.second,
+            partial=partial,
+            partial_ml=partial_ml,
+            blocks_per_sequence=shape.blocks,
+            heads=config.num_heads,
+            kv_heads=kv_heads,
+            window=window,
+            split_tokens=split.tokens,
+            scale=spec.scale,
+            softcap=spec.softcap or 0.0,
         )
         if split.count > 1:
-            self._kernels["rf_attention_decode_reduce"].launch(
-                partial,
-                partial_ml,
-                *which,
-                out.f32,
-                out.f16,
-                out.q,
-                out.scale,
-                out.second,
-                split.count,
-                config.head_dim,
-                window,
-                split.tokens,
-                grid=(config.num_heads, shape.decodes, 1),
-                block=_THREADS,
+            self._reduce.launch(
+                (config.num_heads, shape.decodes, 1),
+                _THREADS,
+                partial=partial,
+                partial_ml=partial_ml,
+                sequences=inputs["decodes"],
+                query_start=inputs["query_start"],
+                context_len=inputs["context_len"],
+                out_f32=out.f32,
+                out_f16=out.f16,
+                out_q=out.q,
+                out_q_scale=out.scale,
+                out_q_second=out.second,
+                splits=split.count,
+                head_dim=config.head_dim,
+                window=window,
+                split_tokens=split.tokens,
             )
 
     def _attend_prefills(
-        self,
-        step: DeviceStep,
-        q: DeviceArray,
-        caches: tuple[DeviceArray | None, ...],
-        out: Activation,
-        spec: AttentionSpec,
+        self, step: DeviceStep, q: DeviceArray, out: Activation, spec: AttentionSpec
     ) -> None:
         config, shape, inputs = self._config, step.shape, step.inputs
+        cache = self._caches[spec.layer]
         group = config.num_heads // config.num_kv_heads
         self._prefill.launch(
-            q,
-            *caches,
-            inputs["block_table"],
-            inputs["prefills"],
-            inputs["query_start"],
-            inputs["context_len"],
-            out.f32,
-            out.f16,
-            shape.blocks,
-            config.num_heads,
-            config.num_kv_heads,
-            spec.window or 0,
-            spec.scale,
-            spec.softcap or 0.0,
-            grid=(
+            (
                 ceil_div(shape.longest_prefill * group, _PREFILL_ROWS),
                 config.num_kv_heads,
                 shape.prefills,
             ),
-            block=_THREADS,
+            _THREADS,
+            q=q,
+            k_cache=cache.keys,
+            v_cache=cache.values,
+            k_scale=cache.key_scale,
+            v_scale=cache.value_scale,
+            block_table=inputs["block_table"],
+            sequences=inputs["prefills"],
+            query_start=inputs["query_start"],
+            context_len=inputs["context_len"],
+            out_f32=out.f32,
+            out_f16=out.f16,
+            blocks_per_sequence=shape.blocks,
+            heads=config.num_heads,
+            kv_heads=config.num_kv_heads,
+            window=spec.window or 0,
+            scale=spec.scale,
+            softcap=spec.softcap or 0.0,
         )
 
     def take_logit_rows(self, step: DeviceStep, x: Activation) -> Activation:
@@ -320,18 +326,18 @@ class HipOps:
 
     def _take_rows(self, x: DeviceArray, rows: DeviceArray, out: DeviceArray) -> None:
         count, width = out.shape
-        self._kernels["rf_take_rows"].launch(
-            x,
-            rows,
-            out,
-            width,
-            grid=(ceil_div(width, _ELEMENTS), count, 1),
-            block=_THREADS,
+        self._take.launch(
+            (ceil_div(width, _ELEMENTS), count, 1),
+            _THREADS,
+            x=x,
+            rows=rows,
+            out=out,
+            dim=width,
         )
 
     def sum_hidden(self, step: DeviceStep, x: Activation, out: DeviceArray) -> None:
         """Sums of the rows of x in each range of the step: [sums, width], float32."""
-        sum_rows(self._kernels["rf_sum_rows"], step, f32_of(x), out)
+        self._rows.sum(step, f32_of(x), out)
 
     def logits(self, x: Activation, weight: Weight, softcap: float | None) -> Activation:
         part = part_of(weight)
@@ -340,10 +346,7 @@ class HipOps:
             return Activation(part.slot, 0, part.width, f32=empty)
         out = self.products.multiply(x, part, None)
         if softcap is not None:
-            count = out.rows * out.width
-            self._kernels["rf_softcap"].launch(
-                f32_of(out), softcap, count, grid=(ceil_div(count, _THREADS), 1, 1), block=_THREADS
-            )
+            self._rows.softcap(f32_of(out), softcap)
         return out
 
     def _attended(self, step: DeviceStep, q: Activation) -> Activation:

@@ -14,15 +14,16 @@ from rocmforge.backend.encoder_ops import EncoderAttentionSpec
 from rocmforge.backend.ops import Activation as GateActivation
 from rocmforge.models.config import RopeStyle
 from rocmforge.models.encoder_config import EncoderConfig
-from rocmforge_hip.device.library import Kernel, KernelLibrary
+from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import Arena, DeviceArray
+from rocmforge_hip.kernels import encoders
 from rocmforge_hip.ops.activations import Activation
 from rocmforge_hip.ops.decoder import DeviceRopeTable
 from rocmforge_hip.ops.geometry import Geometry
-from rocmforge_hip.ops.linear import GATES, LinearKernels, empty, f32_of, part_of, vector_of
-from rocmforge_hip.ops.rows import embed_rows, norm_threads, sum_rows
+from rocmforge_hip.ops.linear import GATES, LinearKernels, empty, f16_of, f32_of, part_of, vector_of
+from rocmforge_hip.ops.rows import RowKernels, norm_threads
 from rocmforge_hip.ops.step import DeviceStep
-from rocmforge_hip.weights.formats import UNIT, Weight, ceil_div
+from rocmforge_hip.weights.formats import FLOAT_FORMATS, UNIT, Weight, ceil_div
 from rocmforge_hip.weights.slots import ATTENDED, HIDDEN, NORMED, POOLED, QKV_SLOTS
 
 ENCODER_HEAD_DIMS: Final = (32, 64, 128)
@@ -56,23 +57,27 @@ class HipEncoderOps:
         self._tables = tables
         self._slopes = slopes
         self._products = LinearKernels(library, geometry, arena, formats, terms=0)
-        names = [
-            *("rf_layer_norm", "rf_add_layer_norm", "rf_layer_norm_half", "rf_gelu_half"),
-            *("rf_rope_half", "rf_sum_rows", "rf_softcap"),
-            f"rf_attention_full_d{config.head_dim}",
-            f"rf_attention_full_near_d{config.head_dim}",
-            *(f"rf_embed_{name}" for name in formats),
-            *(f"rf_embed_add_{name}" for name in ("f32", "f16", "bf16")),
-        ]
-        self._kernels: dict[str, Kernel] = {name: library.kernel(name) for name in names}
+        self._rows = RowKernels(library, formats)
+        self._layer_norm = library.kernel("rf_layer_norm", encoders.rf_layer_norm)
+        self._add_layer_norm = library.kernel("rf_add_layer_norm", encoders.rf_add_layer_norm)
+        self._layer_norm_half = library.kernel("rf_layer_norm_half", encoders.rf_layer_norm_half)
+        self._gelu_half = library.kernel("rf_gelu_half", encoders.rf_gelu_half)
+        self._rope_half = library.kernel("rf_rope_half", encoders.rf_rope_half)
+        self._full, self._near = (
+            library.kernel(f"rf_attention_{kind}_d{config.head_dim}", encoders.rf_attention_full)
+            for kind in ("full", "full_near")
+        )
+        self._embed_add = {
+            name: library.kernel(f"rf_embed_add_{name}", encoders.rf_embed_add)
+            for name in FLOAT_FORMATS
+        }
 
     def embed(
         self, step: DeviceStep, tokens: Weight, positions: Weight | None, types: Weight | None
     ) -> Activation:
         matrix, rows = part_of(tokens).matrix, step.shape.tokens
         out = self._arena[f"{NORMED}.f32"].first(rows, matrix.columns)
-        kernel = self._kernels[f"rf_embed_{matrix.format.name}"]
-        embed_rows(kernel, matrix, step.inputs["token_ids"], 1.0, out)
+        self._rows.embed(matrix, step.inputs["token_ids"], 1.0, out)
         if positions is not None or types is not None:
             self._add_rows(step, positions, types, out)
         return Activation(NORMED, rows, matrix.columns, f32=out)
@@ -85,27 +90,37 @@ class HipEncoderOps:
         table = None if positions is None else part_of(positions).matrix
         name = "f32" if table is None else table.format.name
         items = width * (4 if name == "f32" else 2) // _ITEM_BYTES
-        self._kernels[f"rf_embed_add_{name}"].launch(
-            None if table is None else table.data,
-            step.inputs["positions"],
-            None if types is None else vector_of(types, width),
-            x,
-            0 if table is None else table.width,
-            width // UNIT,
-            grid=(ceil_div(items, _EMBED_THREADS), rows, 1),
-            block=_EMBED_THREADS,
+        self._embed_add[name].launch(
+            (ceil_div(items, _EMBED_THREADS), rows, 1),
+            _EMBED_THREADS,
+            table=None if table is None else table.data,
+            positions=step.inputs["positions"],
+            type=None if types is None else vector_of(types, width),
+            x=x,
+            table_rows=0 if table is None else table.width,
+            units=width // UNIT,
         )
 
     def layer_norm(self, x: Activation, weight: Weight, bias: Weight | None) -> Activation:
         out = self._normed(x)
-        self._norm("rf_layer_norm", (f32_of(x),), weight, bias, (out.f32, out.f16), x)
+        self._layer_norm.launch(
+            (x.rows, 1, 1),
+            norm_threads(x.width),
+            x=f32_of(x),
+            weight=vector_of(weight, x.width),
+            bias=None if bias is None else vector_of(bias, x.width),
+            out_f32=out.f32,
+            out_f16=out.f16,
+            dim=x.width,
+            eps=self._config.norm_eps,
+        )
         return out
 
     def add_layer_norm(
         self, residual: Activation, delta: Activation, weight: Weight, bias: Weight | None
     ) -> Activation:
         out = self._normed(residual)
-        self._add_norm(residual, delta, weight, bias, (None, out.f32, out.f16))
+        self._add_norm(residual, delta, weight, bias, out)
         return out
 
     def add_two_norms(
@@ -116,16 +131,16 @@ class HipEncoderOps:
         second: tuple[Weight, Weight | None],
     ) -> Activation:
         """The first norm takes the place of delta."""
-        self._add_norm(residual, delta, *first, (None, f32_of(delta), None))
+        out = Activation(delta.slot, delta.rows, delta.width, f32=f32_of(delta))
+        self._add_norm(residual, delta, *first, out)
         return self.add_layer_norm(residual, delta, *second)
 
     def add_then_norm(
         self, residual: Activation, delta: Activation, weight: Weight
     ) -> tuple[Activation, Activation]:
         """The sum takes the place of the residual."""
-        total = f32_of(residual)
         out = empty(self._arena, NORMED, residual.rows, residual.width, half=True)
-        self._add_norm(residual, delta, weight, None, (total, None, out.f16))
+        self._add_norm(residual, delta, weight, None, out, total=f32_of(residual))
         return residual, out
 
     def _normed(self, like: Activation) -> Activation:
@@ -140,30 +155,23 @@ class HipEncoderOps:
         delta: Activation,
         weight: Weight,
         bias: Weight | None,
-        outputs: tuple[DeviceArray | None, ...],
+        out: Activation,
+        total: DeviceArray | None = None,
     ) -> None:
+        """Norms the sum to the forms that out has; total: where the sum itself goes."""
         assert (residual.rows, residual.width) == (delta.rows, delta.width)
-        inputs = (f32_of(delta), f32_of(residual))
-        self._norm("rf_add_layer_norm", inputs, weight, bias, outputs, residual)
-
-    def _norm(
-        self,
-        kernel: str,
-        inputs: tuple[DeviceArray, ...],
-        weight: Weight,
-        bias: Weight | None,
-        outputs: tuple[DeviceArray | None, ...],
-        like: Activation,
-    ) -> None:
-        self._kernels[kernel].launch(
-            *inputs,
-            vector_of(weight, like.width),
-            None if bias is None else vector_of(bias, like.width),
-            *outputs,
-            like.width,
-            self._config.norm_eps,
-            grid=(like.rows, 1, 1),
-            block=norm_threads(like.width),
+        self._add_layer_norm.launch(
+            (residual.rows, 1, 1),
+            norm_threads(residual.width),
+            delta=f32_of(delta),
+            residual=f32_of(residual),
+            weight=vector_of(weight, residual.width),
+            bias=None if bias is None else vector_of(bias, residual.width),
+            out_sum=total,
+            out_f32=out.f32,
+            out_f16=out.f16,
+            dim=residual.width,
+            eps=self._config.norm_eps,
         )
 
     def linear(
@@ -174,11 +182,8 @@ class HipEncoderOps:
 
     def gelu(self, x: Activation) -> Activation:
         """In place."""
-        assert x.f16 is not None
         count = x.rows * x.width
-        self._kernels["rf_gelu_half"].launch(
-            x.f16, count, grid=(ceil_div(count, _HALVES), 1, 1), block=_THREADS
-        )
+        self._gelu_half.launch((ceil_div(count, _HALVES), 1, 1), _THREADS, x=f16_of(x), count=count)
         return x
 
     def gated_linear(
@@ -194,15 +199,15 @@ class HipEncoderOps:
 
     def norm_projection(self, x: Activation, weight: Weight, bias: Weight | None) -> Activation:
         """In place."""
-        self._kernels["rf_layer_norm_half"].launch(
-            x.f16,
-            vector_of(weight, x.width),
-            None if bias is None else vector_of(bias, x.width),
-            x.stride or x.width,
-            x.width,
-            self._config.norm_eps,
-            grid=(x.rows, 1, 1),
-            block=norm_threads(x.width),
+        self._layer_norm_half.launch(
+            (x.rows, 1, 1),
+            norm_threads(x.width),
+            x=f16_of(x),
+            weight=vector_of(weight, x.width),
+            bias=None if bias is None else vector_of(bias, x.width),
+            stride=x.stride or x.width,
+            dim=x.width,
+            eps=self._config.norm_eps,
         )
         return x
 
@@ -214,19 +219,19 @@ class HipEncoderOps:
         assert config.rope is not None
         assert config.rope.style is RopeStyle.NEOX
         chunks = 2 * config.num_heads * (config.rope.rotary_dim // ROPE_MULTIPLE)
-        self._kernels["rf_rope_half"].launch(
-            q.f16,
-            k.f16,
-            table.cos,
-            table.sin,
-            step.inputs["positions"],
-            q.stride or q.width,
-            k.stride or k.width,
-            config.num_heads,
-            config.head_dim,
-            config.rope.rotary_dim,
-            grid=(q.rows, ceil_div(chunks, _ROPE_THREADS), 1),
-            block=_ROPE_THREADS,
+        self._rope_half.launch(
+            (q.rows, ceil_div(chunks, _ROPE_THREADS), 1),
+            _ROPE_THREADS,
+            q=f16_of(q),
+            k=f16_of(k),
+            cosine=table.cos,
+            sine=table.sin,
+            positions=step.inputs["positions"],
+            q_stride=q.stride or q.width,
+            k_stride=k.stride or k.width,
+            heads=config.num_heads,
+            head_dim=config.head_dim,
+            rope_dim=config.rope.rotary_dim,
         )
         return q, k
 
@@ -241,32 +246,32 @@ class HipEncoderOps:
         config, shape = self._config, step.shape
         out = empty(self._arena, ATTENDED, q.rows, q.width, half=True)
         longest = max(shape.longest_prefill, 1)
-        kind = "full"
-        distance: tuple[int | DeviceArray | None, ...] = ()
-        if spec.reach is not None or self._slopes is not None:
-            kind, distance = "full_near", (spec.reach or 0, self._slopes)
-        self._kernels[f"rf_attention_{kind}_d{config.head_dim}"].launch(
-            *(each.f16 for each in (q, k, v)),
-            step.inputs["query_start"],
-            out.f32,
-            out.f16,
-            *(each.stride or each.width for each in (q, k, v)),
-            spec.scale,
-            *distance,
-            grid=(ceil_div(longest, _ATTENTION_ROWS), config.num_heads, shape.sequences),
-            block=_THREADS,
+        is_near = spec.reach is not None or self._slopes is not None
+        kernel = self._near if is_near else self._full
+        kernel.launch(
+            (ceil_div(longest, _ATTENTION_ROWS), config.num_heads, shape.sequences),
+            _THREADS,
+            q=f16_of(q),
+            k=f16_of(k),
+            v=f16_of(v),
+            query_start=step.inputs["query_start"],
+            out_f32=out.f32,
+            out_f16=out.f16,
+            q_stride=q.stride or q.width,
+            k_stride=k.stride or k.width,
+            v_stride=v.stride or v.width,
+            scale=spec.scale,
+            reach=(spec.reach or 0) if is_near else None,
+            slopes=self._slopes,
         )
         return out
 
     def sum_hidden(self, step: DeviceStep, x: Activation) -> Activation:
         out = self._arena[f"{POOLED}.f32"].first(step.shape.sums, x.width)
-        sum_rows(self._kernels["rf_sum_rows"], step, f32_of(x), out)
+        self._rows.sum(step, f32_of(x), out)
         return Activation(POOLED, step.shape.sums, x.width, f32=out)
 
     def tanh(self, x: Activation) -> Activation:
         """In place."""
-        count = x.rows * x.width
-        self._kernels["rf_softcap"].launch(
-            f32_of(x), _UNCAPPED, count, grid=(ceil_div(count, _THREADS), 1, 1), block=_THREADS
-        )
+        self._rows.softcap(f32_of(x), _UNCAPPED)
         return x

@@ -19,7 +19,7 @@ GEMM_COLUMNS: Final = 128
 BLOCK_TOKENS: Final = 32
 """Of a block of the cache: kernels/include/rf/kv_cache.h."""
 
-_GEMM_ROWS: Final = (32, 64, 128)
+GEMM_ROWS: Final = (32, 64, 128)
 # Blocks of each tile that a compute unit runs at once, as far as LDS and registers go.
 _GEMM_BLOCKS_PER_UNIT: Final = {32: 2, 64: 2, 128: 1}
 _SPLIT_UNITS: Final = 8
@@ -73,7 +73,7 @@ class Geometry:
 
     def gemm(self, rows: int, stored_rows: int, units: int) -> GemmShape:
         """The smallest tile that holds the rows, and splits of K while units are idle."""
-        tile = next((tile for tile in _GEMM_ROWS if rows <= tile), _GEMM_ROWS[-1])
+        tile = next((tile for tile in GEMM_ROWS if rows <= tile), GEMM_ROWS[-1])
         blocks = ceil_div(rows, tile) * ceil_div(stored_rows, GEMM_COLUMNS)
         wanted = max(1, round(_GEMM_BLOCKS_PER_UNIT[tile] * self.compute_units / blocks))
         split_units = round_up(ceil_div(units, wanted), _SPLIT_UNITS)

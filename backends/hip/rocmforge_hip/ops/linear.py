@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import prod
 from types import MappingProxyType
 from typing import Final
 
 from rocmforge.backend.ops import Activation as GateActivation
-from rocmforge_hip.device.library import Kernel, KernelLibrary
+from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import Arena, DeviceArray
+from rocmforge_hip.kernels import products
+from rocmforge_hip.kernels import rows as row_kernels
 from rocmforge_hip.ops.activations import Activation
-from rocmforge_hip.ops.geometry import GEMM_COLUMNS, Geometry, gemv_rows
-from rocmforge_hip.weights.formats import Matrix, MatrixPart, Vector, Weight, ceil_div
+from rocmforge_hip.ops.geometry import GEMM_COLUMNS, GEMM_ROWS, Geometry, gemv_rows
+from rocmforge_hip.weights.formats import (
+    FLOAT_FORMATS,
+    Matrix,
+    MatrixPart,
+    Vector,
+    Weight,
+    ceil_div,
+)
 
 NOT_GATED: Final = 0
 GATES: Final = MappingProxyType(
     {GateActivation.SILU: 1, GateActivation.GELU_TANH: 2, GateActivation.GELU: 3}
 )
 """As in kernels/include/rf/gate.h."""
+_GEMV_ROWS: Final = (1, 2, 4, 8)
 _GEMV_OUTPUTS: Final = 16  # stored rows of a block
 _ELEMENTS: Final = 1024  # of a block of the kernels that convert
 _THREADS: Final = 256
@@ -48,12 +57,25 @@ class LinearKernels:
         self.gemv_rows: Final = gemv_rows(terms)
         self._geometry = geometry
         self._arena = arena
-        names = ["rf_quantize_act", "rf_half_act", "rf_gemm_sum"]
-        for format_name in formats:
-            if terms:
-                names += [f"rf_gemv_{format_name}_r{rows}" for rows in (1, 2, 4, 8)]
-            names += [f"rf_gemm_{format_name}_m{rows}" for rows in (32, 64, 128)]
-        self._kernels: dict[str, Kernel] = {name: library.kernel(name) for name in names}
+        self._quantize = library.kernel("rf_quantize_act", row_kernels.rf_quantize_act)
+        self._halve = library.kernel("rf_half_act", row_kernels.rf_half_act)
+        self._sum = library.kernel("rf_gemm_sum", products.rf_gemm_sum)
+        self._gemms = {
+            (name, tile): library.kernel(f"rf_gemm_{name}_m{tile}", products.rf_gemm)
+            for name in formats
+            for tile in GEMM_ROWS
+        }
+        of_gemv = formats if terms else frozenset[str]()
+        self._float_gemvs = {
+            (name, most): library.kernel(f"rf_gemv_{name}_r{most}", products.rf_gemv_float)
+            for name in of_gemv & FLOAT_FORMATS
+            for most in _GEMV_ROWS
+        }
+        self._gemvs = {
+            (name, most): library.kernel(f"rf_gemv_{name}_r{most}", products.rf_gemv)
+            for name in of_gemv - FLOAT_FORMATS
+            for most in _GEMV_ROWS
+        }
         self._multiplied: tuple[Matrix, Activation, Activation] | None = None
 
     def linear(
@@ -113,24 +135,39 @@ class LinearKernels:
         self, x: Activation, matrix: Matrix, slot: str, bias: DeviceArray | None, gate: int
     ) -> Activation:
         out = self._arena[f"{slot}.f32"].first(x.rows, matrix.width)
-        inputs: tuple[DeviceArray, ...] = (f32_of(x),)
-        counts: tuple[int, ...] = (x.rows,)
+        grid = (matrix.stored_rows // _GEMV_OUTPUTS, 1, 1)
+        threads, name = _gemv_threads(matrix.units), matrix.format.name
         if matrix.format.is_quantised:
-            inputs, counts = self.int8(x), (x.rows, self._terms)
-        rows = next(rows for rows in (1, 2, 4, 8) if prod(counts) <= rows)
-        self._kernels[f"rf_gemv_{matrix.format.name}_r{rows}"].launch(
-            matrix.data,
-            *inputs,
-            bias,
-            None,
-            out,
-            *counts,
-            matrix.width,
-            matrix.units,
-            gate,
-            grid=(matrix.stored_rows // _GEMV_OUTPUTS, 1, 1),
-            block=_gemv_threads(matrix.units),
-        )
+            q, scale = self.int8(x)
+            self._gemvs[name, _most_rows(x.rows * self._terms)].launch(
+                grid,
+                threads,
+                weight=matrix.data,
+                q=q,
+                scale=scale,
+                bias=bias,
+                residual=None,
+                out=out,
+                rows=x.rows,
+                terms=self._terms,
+                width=matrix.width,
+                units=matrix.units,
+                activation=gate,
+            )
+        else:
+            self._float_gemvs[name, _most_rows(x.rows)].launch(
+                grid,
+                threads,
+                weight=matrix.data,
+                x=f32_of(x),
+                bias=bias,
+                residual=None,
+                out=out,
+                rows=x.rows,
+                width=matrix.width,
+                units=matrix.units,
+                activation=gate,
+            )
         return Activation(slot, x.rows, matrix.width, f32=out)
 
     def _gemm(
@@ -146,73 +183,74 @@ class LinearKernels:
         # What follows a gated layer is another GEMM, which reads halves.
         out = empty(self._arena, slot, x.rows, matrix.width, half=half or gate != NOT_GATED)
         shape = self._geometry.gemm(x.rows, matrix.stored_rows, matrix.units)
-        kernel = self._kernels[f"rf_gemm_{matrix.format.name}_m{shape.tile_rows}"]
+        kernel = self._gemms[matrix.format.name, shape.tile_rows]
         partial = None if shape.splits == 1 else self._arena["gemm_partial"]
         kernel.launch(
-            matrix.data,
-            self.half(x),
-            bias,
-            None,
-            out.f32,
-            out.f16,
-            partial,
-            x.rows,
-            matrix.width,
-            matrix.units,
-            gate,
-            shape.split_units,
-            grid=(
+            (
                 ceil_div(x.rows, shape.tile_rows),
                 ceil_div(matrix.stored_rows, GEMM_COLUMNS),
                 shape.splits,
             ),
-            block=kernel.max_threads,
+            kernel.max_threads,
+            weight=matrix.data,
+            x=self.half(x),
+            bias=bias,
+            residual=None,
+            out=out.f32,
+            out_half=out.f16,
+            partial=partial,
+            rows=x.rows,
+            width=matrix.width,
+            units=matrix.units,
+            activation=gate,
+            split_units=shape.split_units,
         )
         if partial is not None:
-            self._kernels["rf_gemm_sum"].launch(
-                partial,
-                bias,
-                None,
-                out.f32,
-                out.f16,
-                shape.splits,
-                matrix.width,
-                gate,
-                grid=(ceil_div(matrix.width, _THREADS), x.rows, 1),
-                block=_THREADS,
+            self._sum.launch(
+                (ceil_div(matrix.width, _THREADS), x.rows, 1),
+                _THREADS,
+                partial=partial,
+                bias=bias,
+                residual=None,
+                out=out.f32,
+                out_half=out.f16,
+                splits=shape.splits,
+                width=matrix.width,
+                activation=gate,
             )
         return out
 
     def int8(self, x: Activation) -> tuple[DeviceArray, DeviceArray]:
         """The int8 form, made now if there is none."""
         if x.q is None or x.scale is None:
-            self.give_int8(x)
+            q, scale = self.give_int8(x)
             count = x.rows * x.width
-            self._kernels["rf_quantize_act"].launch(
-                f32_of(x),
-                x.q,
-                x.scale,
-                x.second,
-                count,
-                grid=(ceil_div(count, _ELEMENTS), 1, 1),
-                block=_THREADS,
+            self._quantize.launch(
+                (ceil_div(count, _ELEMENTS), 1, 1),
+                _THREADS,
+                x=f32_of(x),
+                q=q,
+                scale=scale,
+                q_second=x.second,
+                count=count,
             )
-        assert x.q is not None
-        assert x.scale is not None
+            return q, scale
         return x.q, x.scale
 
-    def give_int8(self, x: Activation) -> None:
-        """Arrays for the int8 form, which whoever computes the activation then writes."""
-        x.q, x.scale = self._arena[f"{x.slot}.q"], self._arena[f"{x.slot}.scale"]
+    def give_int8(self, x: Activation) -> tuple[DeviceArray, DeviceArray]:
+        """Gives x arrays for the int8 form, which whoever computes the activation then writes."""
+        q, scale = self._arena[f"{x.slot}.q"], self._arena[f"{x.slot}.scale"]
+        x.q, x.scale = q, scale
         x.second = x.rows * x.width if self._terms > 1 else 0
+        return q, scale
 
     def half(self, x: Activation) -> DeviceArray:
         """The float16 form, made now if there is none."""
         if x.f16 is None:
             x.f16 = self._arena[f"{x.slot}.f16"].first(x.rows, x.width)
             count = x.rows * x.width
-            self._kernels["rf_half_act"].launch(
-                f32_of(x), x.f16, count, grid=(ceil_div(count, _ELEMENTS), 1, 1), block=_THREADS
+            self._halve.launch(
+                (ceil_div(count, _ELEMENTS), 1, 1), _THREADS, x=f32_of(x), out=x.f16, count=count
             )
         return x.f16
 
@@ -236,10 +274,21 @@ def f32_of(x: Activation) -> DeviceArray:
     return x.f32
 
 
+def f16_of(x: Activation) -> DeviceArray:
+    """The float16 form, which there must be."""
+    assert x.f16 is not None, f"{x.slot} has no float16 form here"
+    return x.f16
+
+
 def empty(arena: Arena, slot: str, rows: int, width: int, *, half: bool) -> Activation:
     """A result in one form."""
     array = arena[f"{slot}.{'f16' if half else 'f32'}"].first(rows, width)
     return Activation(slot, rows, width, f32=None if half else array, f16=array if half else None)
+
+
+def _most_rows(rows: int) -> int:
+    """Rows that the smallest GEMV has which takes so many."""
+    return next(most for most in _GEMV_ROWS if rows <= most)
 
 
 def _gemv_threads(units: int) -> int:

@@ -8,6 +8,7 @@ from typing import Final
 
 from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import Arena, DeviceArray
+from rocmforge_hip.kernels import products as kernels
 from rocmforge_hip.ops.activations import Activation
 from rocmforge_hip.ops.linear import LinearKernels, empty, f32_of
 from rocmforge_hip.ops.step import DeviceStep
@@ -47,10 +48,10 @@ class Lora:
         self._products = products
         self._adapters = adapters
         self._wave = library.wave_size
-        self._shrink_f32 = library.kernel("rf_lora_shrink_f32")
-        self._shrink_f16 = library.kernel("rf_lora_shrink_f16")
-        self._expand = library.kernel("rf_lora_expand")
-        self._gate = library.kernel("rf_gemm_sum")
+        self._shrink_f32 = library.kernel("rf_lora_shrink_f32", kernels.rf_lora_shrink)
+        self._shrink_f16 = library.kernel("rf_lora_shrink_f16", kernels.rf_lora_shrink)
+        self._expand = library.kernel("rf_lora_expand", kernels.rf_lora_expand)
+        self._gate = library.kernel("rf_gemm_sum", kernels.rf_gemm_sum)
 
     def changes(self, step: DeviceStep, matrix: Matrix) -> bool:
         """Whether a sequence of the step may have an adapter that changes the matrix."""
@@ -60,36 +61,39 @@ class Lora:
         """Adds to the product of x with the whole matrix, in float32."""
         if not self.changes(step, matrix):
             return
-        adapters, tiles = self._adapters[matrix], step.shape.lora_tiles
-        which = (step.inputs["lora_tiles"], step.inputs["lora_order"], adapters.places)
+        adapters, tiles, inputs = self._adapters[matrix], step.shape.lora_tiles, step.inputs
         split_columns = columns_of_split(x.rows, x.width)
         splits = ceil_div(x.width, split_columns)
         shrunk = self._arena[LORA_SHRUNK].first(splits, tiles * TILE, adapters.width)
         shrink = self._shrink_f32 if x.f16 is None else self._shrink_f16
         shrink.launch(
-            f32_of(x) if x.f16 is None else x.f16,
-            adapters.a,
-            *which,
-            shrunk,
-            x.width,
-            split_columns,
-            adapters.parts,
-            adapters.width,
-            grid=(adapters.width // TILE, tiles, splits),
-            block=_SHRINK_WAVES * self._wave,
+            (adapters.width // TILE, tiles, splits),
+            _SHRINK_WAVES * self._wave,
+            x=f32_of(x) if x.f16 is None else x.f16,
+            a=adapters.a,
+            tiles=inputs["lora_tiles"],
+            order=inputs["lora_order"],
+            adapters=adapters.places,
+            shrunk=shrunk,
+            columns=x.width,
+            split_columns=split_columns,
+            parts=adapters.parts,
+            width=adapters.width,
         )
         self._expand.launch(
-            shrunk,
-            adapters.b,
-            *which,
-            adapters.factors,
-            adapters.columns,
-            f32_of(product),
-            splits,
-            adapters.width,
-            product.width,
-            grid=(ceil_div(adapters.column_tiles, _EXPAND_WAVES), adapters.parts, tiles),
-            block=_EXPAND_WAVES * self._wave,
+            (ceil_div(adapters.column_tiles, _EXPAND_WAVES), adapters.parts, tiles),
+            _EXPAND_WAVES * self._wave,
+            shrunk=shrunk,
+            b=adapters.b,
+            tiles=inputs["lora_tiles"],
+            order=inputs["lora_order"],
+            adapters=adapters.places,
+            factors=adapters.factors,
+            columns=adapters.columns,
+            y=f32_of(product),
+            splits=splits,
+            width=adapters.width,
+            y_width=product.width,
         )
 
     def gated(self, step: DeviceStep, x: Activation, part: MatrixPart, gate: int) -> Activation:
@@ -106,15 +110,15 @@ class Lora:
             self._arena, part.slot, x.rows, matrix.width, half=x.rows > self._products.gemv_rows
         )
         self._gate.launch(
-            f32_of(product),
-            None,
-            None,
-            out.f32,
-            out.f16,
-            1,
-            matrix.width,
-            gate,
-            grid=(ceil_div(matrix.width, _THREADS), x.rows, 1),
-            block=_THREADS,
+            (ceil_div(matrix.width, _THREADS), x.rows, 1),
+            _THREADS,
+            partial=f32_of(product),
+            bias=None,
+            residual=None,
+            out=out.f32,
+            out_half=out.f16,
+            splits=1,
+            width=matrix.width,
+            activation=gate,
         )
         return out

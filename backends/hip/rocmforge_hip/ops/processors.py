@@ -17,6 +17,7 @@ from rocmforge_hip.device.memory import ArraySpec, DeviceArray, PinnedBuffer, sp
 from rocmforge_hip.jit.source import ARGUMENTS, MAX_SLOTS
 from rocmforge_hip.jit.toolchain import THREADS
 from rocmforge_hip.jit.worker import Made
+from rocmforge_hip.kernels.sampling import rf_logits_processor
 from rocmforge_hip.ops.processor_arrays import launches
 from rocmforge_hip.ops.step import DeviceStep
 
@@ -50,7 +51,9 @@ class CompiledProcessors:
     ) -> None:
         entry = _manifest_entry()
         self._kernels = {
-            name: library.add(f"logits processor {name}", each.symbol, each.code, entry)
+            name: library.add(
+                f"logits processor {name}", each.symbol, each.code, entry, rf_logits_processor
+            )
             for name, each in made.items()
         }
         self._scratch = scratch
@@ -66,27 +69,27 @@ class CompiledProcessors:
             for start in range(0, len(uses), at_once):
                 count = min(at_once, len(uses) - start)
                 self._kernels[name].launch(
-                    scores,
-                    inputs["use_order"],
-                    inputs["use_rows"],
-                    inputs["use_numbers"],
-                    inputs["use_token_sets"],
-                    inputs["use_windows"],
-                    inputs["use_uniforms"],
-                    inputs["draw_position"],
-                    inputs["history_offsets"],
-                    inputs["histories"],
-                    inputs["prompt_lengths"],
-                    inputs["row_source"],
-                    sampled,
-                    self._scratch,
-                    self._scratch,
-                    vocab,
-                    first + start,
-                    batch.numbers.shape[1],
-                    batch.token_sets.shape[1],
-                    grid=(count, 1, 1),
-                    block=THREADS,
+                    (count, 1, 1),
+                    THREADS,
+                    scores=scores,
+                    order=inputs["use_order"],
+                    rows=inputs["use_rows"],
+                    numbers=inputs["use_numbers"],
+                    token_sets=inputs["use_token_sets"],
+                    windows=inputs["use_windows"],
+                    uniforms=inputs["use_uniforms"],
+                    positions=inputs["draw_position"],
+                    history_offsets=inputs["history_offsets"],
+                    histories=inputs["histories"],
+                    prompt_lengths=inputs["prompt_lengths"],
+                    row_source=inputs["row_source"],
+                    sampled=sampled,
+                    scratch=self._scratch,
+                    scratch_bits=self._scratch,
+                    vocab=vocab,
+                    first=first + start,
+                    num_numbers=batch.numbers.shape[1],
+                    num_words=batch.token_sets.shape[1],
                 )
             first += len(uses)
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
-from rocmforge_hip.device.library import Kernel
+from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import DeviceArray
+from rocmforge_hip.kernels import rows as row_kernels
 from rocmforge_hip.ops.step import DeviceStep
 from rocmforge_hip.weights.formats import Matrix, ceil_div, round_up
 
@@ -15,39 +17,63 @@ _SUM_COLUMNS: Final = 32  # of a block
 _SUM_THREADS: Final = 1024
 _FEW_ROWS: Final = 64  # are added up by fewer threads
 _FEW_SUM_THREADS: Final = 256
+_SOFTCAP_THREADS: Final = 256
 
 
-def embed_rows(
-    kernel: Kernel, table: Matrix, tokens: DeviceArray, scale: float, out: DeviceArray
-) -> None:
-    """Rows of the table, times scale: int32 tokens, float32 out [rows, columns of the table]."""
-    rows, columns = out.shape
-    assert columns == table.columns
-    loads = int(table.units * table.format.loads_per_unit)
-    kernel.launch(
-        table.data,
-        tokens,
-        out,
-        table.width,
-        table.units,
-        scale,
-        grid=(ceil_div(loads, _EMBED_THREADS), rows, 1),
-        block=_EMBED_THREADS,
-    )
+class RowKernels:
+    """Launches them.
 
+    Args:
+        library: Where the kernels are.
+        formats: Stored types of the tables to embed with.
+    """
 
-def sum_rows(kernel: Kernel, step: DeviceStep, x: DeviceArray, out: DeviceArray) -> None:
-    """Sums of the rows of x in each range of the step: float32 out [sums, width]."""
-    sums, width = out.shape
-    assert (sums, width) == (step.shape.sums, x.shape[1])
-    kernel.launch(
-        x,
-        step.inputs["hidden_ranges"],
-        out,
-        width,
-        grid=(ceil_div(width, _SUM_COLUMNS), sums, 1),
-        block=_FEW_SUM_THREADS if step.shape.longest_prefill <= _FEW_ROWS else _SUM_THREADS,
-    )
+    def __init__(self, library: KernelLibrary, formats: frozenset[str]) -> None:
+        self._embed = {
+            name: library.kernel(f"rf_embed_{name}", row_kernels.rf_embed) for name in formats
+        }
+        self._sum = library.kernel("rf_sum_rows", row_kernels.rf_sum_rows)
+        self._softcap = library.kernel("rf_softcap", row_kernels.rf_softcap)
+
+    def embed(self, table: Matrix, tokens: DeviceArray, scale: float, out: DeviceArray) -> None:
+        """Takes rows of the table, times scale: int32 tokens, float32 out [rows, columns]."""
+        count, columns = out.shape
+        assert columns == table.columns
+        loads = int(table.units * table.format.loads_per_unit)
+        self._embed[table.format.name].launch(
+            (ceil_div(loads, _EMBED_THREADS), count, 1),
+            _EMBED_THREADS,
+            table=table.data,
+            tokens=tokens,
+            out=out,
+            vocabulary=table.width,
+            units=table.units,
+            scale=scale,
+        )
+
+    def sum(self, step: DeviceStep, x: DeviceArray, out: DeviceArray) -> None:
+        """Adds up the rows of x in each range of the step: float32 out [sums, width]."""
+        sums, width = out.shape
+        assert (sums, width) == (step.shape.sums, x.shape[1])
+        self._sum.launch(
+            (ceil_div(width, _SUM_COLUMNS), sums, 1),
+            _FEW_SUM_THREADS if step.shape.longest_prefill <= _FEW_ROWS else _SUM_THREADS,
+            x=x,
+            ranges=step.inputs["hidden_ranges"],
+            out=out,
+            dim=width,
+        )
+
+    def softcap(self, x: DeviceArray, cap: float) -> None:
+        """Makes x cap * tanh(x / cap), in place."""
+        count = math.prod(x.shape)
+        self._softcap.launch(
+            (ceil_div(count, _SOFTCAP_THREADS), 1, 1),
+            _SOFTCAP_THREADS,
+            x=x,
+            cap=cap,
+            count=count,
+        )
 
 
 def norm_threads(dim: int) -> int:

@@ -6,6 +6,8 @@ from typing import Final
 
 from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import Arena, DeviceArray
+from rocmforge_hip.kernels import rows as row_kernels
+from rocmforge_hip.kernels import sampling
 from rocmforge_hip.ops.activations import Activation
 from rocmforge_hip.ops.geometry import Geometry
 from rocmforge_hip.ops.processors import Processors
@@ -25,14 +27,14 @@ class Sampler:
         self.processors = processors
         self._geometry = geometry
         self._arena = arena
-        self._resolve = library.kernel("rf_resolve_tokens")
-        self._adjust = library.kernel("rf_sample_adjust")
-        self._mask = library.kernel("rf_sample_mask")
-        self._max = library.kernel("rf_sample_max")
-        self._filter = library.kernel("rf_sample_filter")
-        self._draw = library.kernel("rf_sample_draw")
-        self._finish = library.kernel("rf_sample_finish")
-        self._logprobs = library.kernel("rf_logprobs")
+        self._resolve = library.kernel("rf_resolve_tokens", row_kernels.rf_resolve_tokens)
+        self._adjust = library.kernel("rf_sample_adjust", sampling.rf_sample_adjust)
+        self._mask = library.kernel("rf_sample_mask", sampling.rf_sample_mask)
+        self._max = library.kernel("rf_sample_max", sampling.rf_sample_max)
+        self._filter = library.kernel("rf_sample_filter", sampling.rf_sample_filter)
+        self._draw = library.kernel("rf_sample_draw", sampling.rf_sample_draw)
+        self._finish = library.kernel("rf_sample_finish", sampling.rf_sample_finish)
+        self._logprobs = library.kernel("rf_logprobs", sampling.rf_logprobs)
 
     @property
     def tokens(self) -> DeviceArray:
@@ -43,13 +45,13 @@ class Sampler:
         """Token ids of the step, with those of the previous step filled in."""
         count = step.shape.tokens
         self._resolve.launch(
-            step.inputs["token_ids"],
-            step.inputs["token_source"],
-            self.tokens,
-            self._arena["tokens"],
-            count,
-            grid=(ceil_div(count, _THREADS), 1, 1),
-            block=_THREADS,
+            (ceil_div(count, _THREADS), 1, 1),
+            _THREADS,
+            token_ids=step.inputs["token_ids"],
+            source=step.inputs["token_source"],
+            previous_tokens=self.tokens,
+            tokens=self._arena["tokens"],
+            count=count,
         )
 
     def sample(self, step: DeviceStep, logits: Activation) -> None:
@@ -65,79 +67,79 @@ class Sampler:
         if needs.adjusts:
             scores = arena["scores"].first(rows, vocab)
             self._adjust.launch(
-                logits.f32,
-                scores,
-                inputs["repetition"],
-                inputs["presence"],
-                inputs["frequency"],
-                inputs["seen_offsets"],
-                inputs["seen_tokens"],
-                inputs["seen_counts"],
-                inputs["bias_offsets"],
-                inputs["bias_tokens"],
-                inputs["bias_values"],
-                inputs["row_source"],
-                self.tokens,
-                vocab,
-                grid=grid,
-                block=_THREADS,
+                grid,
+                _THREADS,
+                logits=logits.f32,
+                scores=scores,
+                repetition=inputs["repetition"],
+                presence=inputs["presence"],
+                frequency=inputs["frequency"],
+                seen_offsets=inputs["seen_offsets"],
+                seen_tokens=inputs["seen_tokens"],
+                seen_counts=inputs["seen_counts"],
+                bias_offsets=inputs["bias_offsets"],
+                bias_tokens=inputs["bias_tokens"],
+                bias_values=inputs["bias_values"],
+                source=inputs["row_source"],
+                previous_tokens=self.tokens,
+                vocab=vocab,
             )
         if needs.masks:
-            self._mask.launch(scores, inputs["allowed"], vocab, grid=grid, block=_THREADS)
+            self._mask.launch(grid, _THREADS, scores=scores, allowed=inputs["allowed"], vocab=vocab)
         if needs.processes:
             self.processors.apply(step, scores, self.tokens)
         highest, temperature = arena["highest"], inputs["temperature"]
-        self._max.launch(scores, highest, vocab, grid=grid, block=_THREADS)
+        self._max.launch(grid, _THREADS, scores=scores, highest=highest, vocab=vocab)
         if needs.filters:
             self._filter.launch(
-                scores,
-                highest,
-                temperature,
-                inputs["log_min_p"],
-                inputs["top_k"],
-                inputs["top_p"],
-                arena["limits"],
-                vocab,
-                parts,
-                grid=(rows, 1, 1),
-                block=self._filter.max_threads,
+                (rows, 1, 1),
+                self._filter.max_threads,
+                scores=scores,
+                highest=highest,
+                temperature=temperature,
+                log_min_p=inputs["log_min_p"],
+                top_k=inputs["top_k"],
+                top_p=inputs["top_p"],
+                limits=arena["limits"],
+                vocab=vocab,
+                parts=parts,
             )
         if needs.draws:
             self._draw.launch(
-                scores,
-                highest,
-                temperature,
-                arena["limits"] if needs.filters else None,
-                inputs["seed"],
-                inputs["draw_position"],
-                arena["drawn"],
-                vocab,
-                grid=grid,
-                block=_THREADS,
+                grid,
+                _THREADS,
+                scores=scores,
+                highest=highest,
+                temperature=temperature,
+                limits=arena["limits"] if needs.filters else None,
+                seed=inputs["seed"],
+                position=inputs["draw_position"],
+                drawn=arena["drawn"],
+                vocab=vocab,
             )
         self._finish.launch(
-            highest,
-            arena["drawn"] if needs.draws else None,
-            temperature,
-            inputs["target"],
-            self.tokens,
-            rows,
-            parts,
-            grid=(ceil_div(rows, _FINISH_THREADS), 1, 1),
-            block=_FINISH_THREADS,
+            (ceil_div(rows, _FINISH_THREADS), 1, 1),
+            _FINISH_THREADS,
+            highest=highest,
+            drawn=arena["drawn"] if needs.draws else None,
+            temperature=temperature,
+            target=inputs["target"],
+            tokens=self.tokens,
+            rows=rows,
+            parts=parts,
         )
         if needs.logprobs:
             layout = OutputLayout(rows, True, needs.num_top)
             logprobs, top_ids, top_logprobs = layout.arrays(self.tokens.address)
             self._logprobs.launch(
-                logits.f32,
-                self.tokens,
-                inputs["num_logprobs"],
-                logprobs,
-                top_ids,
-                top_logprobs,
-                vocab,
-                needs.num_top,
-                grid=(rows, 1, 1),
-                block=self._logprobs.max_threads,
+                (rows, 1, 1),
+                self._logprobs.max_threads,
+                logits=logits.f32,
+                tokens=self.tokens,
+                num_logprobs=inputs["num_logprobs"],
+                logprobs=logprobs,
+                top_ids=top_ids,
+                top_logprobs=top_logprobs,
+                vocab=vocab,
+                num_top=needs.num_top,
             )

@@ -56,6 +56,7 @@ def _formats() -> Mapping[GGMLQuantizationType, Format]:
 
 
 FORMATS: Final = _formats()
+FLOAT_FORMATS: Final = frozenset(each.name for each in FORMATS.values() if not each.is_quantised)
 
 
 def format_of(tensor: GgufTensor) -> Format:

@@ -25,6 +25,7 @@ from rocmforge.models.weights import ModelWeights
 from rocmforge_hip.device.driver import Driver
 from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import DeviceArray, DeviceBuffer, Memory, spec
+from rocmforge_hip.kernels.products import rf_repack
 from rocmforge_hip.weights.formats import Matrix, MatrixPart, Vector, Weight, ceil_div, round_up
 from rocmforge_hip.weights.placement import Planned, PlannedMatrix, PlannedVector, convert, storages
 
@@ -211,16 +212,16 @@ class WeightLoader:
     ) -> None:
         nbytes = rows * matrix.format.row_bytes(matrix.columns)
         self._copy(stage, stage.device.array, nbytes)
-        self._library.kernel(f"rf_repack_{matrix.format.name}").launch(
-            stage.device.array,
-            matrix.data,
-            rows,
-            matrix.units,
-            matrix.stored_rows,
-            first_row,
-            placing,
-            grid=(ceil_div(rows * matrix.units, _REPACK_THREADS), 1, 1),
-            block=_REPACK_THREADS,
+        self._library.kernel(f"rf_repack_{matrix.format.name}", rf_repack).launch(
+            (ceil_div(rows * matrix.units, _REPACK_THREADS), 1, 1),
+            _REPACK_THREADS,
+            blocks=stage.device.array,
+            weight=matrix.data,
+            rows=rows,
+            units=matrix.units,
+            stored_rows=matrix.stored_rows,
+            first_row=first_row,
+            placing=placing,
         )
 
     def _vector_groups(

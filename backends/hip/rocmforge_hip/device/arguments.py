@@ -1,0 +1,196 @@
+"""Arguments of kernels: how they are declared, and how they are packed for a launch.
+
+A declaration is a function that is never called: its name is that of a kernel, or the beginning of
+those of its variants, and it has a keyword for each argument, named and ordered as in the kernel's
+source. `check_declaration` compares it with the manifest when a kernel is loaded, so that a launch,
+which names its arguments, cannot mean other ones than the kernel does.
+"""
+
+from __future__ import annotations
+
+import inspect
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
+from typing import Annotated, Any, Final, Protocol, get_args, get_type_hints
+
+import numpy as np
+
+from rocmforge.errors import BackendError
+from rocmforge_hip.device.driver import ArgumentBuffer
+
+_CODES: Final = {"pointer": "Q", "i8": "b", "i16": "h", "i32": "i", "i64": "q"} | {
+    "f16": "e",
+    "f32": "f",
+    "f64": "d",
+}
+_FLOATS: Final = ("f16", "f32", "f64")
+
+
+class Pointer(Protocol):
+    """Anything that lies in device memory. `Pointer | None`: the kernel looks for null."""
+
+    @property
+    def address(self) -> int:
+        """Where it lies in device memory."""
+        ...
+
+
+I32 = Annotated[int, "i32"]
+I64 = Annotated[int, "i64"]
+F32 = Annotated[float, "f32"]
+
+Argument = Pointer | int | float | np.number[Any] | None
+
+
+class KernelArgumentError(BackendError):
+    """A launch does not fit its kernel: a mistake in this package, or kernels from elsewhere."""
+
+
+def check_declaration(
+    kernel: str, declaration: Callable[..., None], arguments: Sequence[Mapping[str, Any]]
+) -> tuple[str, ...]:
+    """Compares a declaration with what the manifest says about the arguments of a kernel.
+
+    A keyword with a default is one that some variants of the kernel lack.
+
+    Args:
+        kernel: Its name.
+        declaration: Of its arguments.
+        arguments: Name, type and offset of each, in the kernel's order.
+
+    Returns:
+        The names with a default that the kernel lacks.
+
+    Raises:
+        KernelArgumentError: Names, order or types differ; says which.
+    """
+    parameters = inspect.signature(declaration).parameters.values()
+    types = get_type_hints(declaration, include_extras=True)
+    taken = {argument["name"]: argument["type"] for argument in arguments}
+    declared = [each for each in parameters if each.name in taken or each.default is each.empty]
+    names = [each.name for each in declared]
+    what = f"its declaration {declaration.__name__}"
+    for name in taken:
+        if name not in names:
+            raise KernelArgumentError(kernel, f"it takes {name}, which {what} lacks")
+    for name in names:
+        if name not in taken:
+            raise KernelArgumentError(kernel, f"{what} has {name}, which it does not take")
+    for number, (name, there) in enumerate(zip(names, taken, strict=True), 1):
+        if name != there:
+            raise KernelArgumentError(kernel, f"argument {number} is {there}, but {name} in {what}")
+        if taken[name] != _kind(types[name]):
+            raise KernelArgumentError(
+                kernel, f"{name} is of type {taken[name]}, but {_kind(types[name])} in {what}"
+            )
+    return tuple(each.name for each in parameters if each.name not in taken)
+
+
+def _kind(hint: Any) -> str:
+    """The manifest's name of an annotated type."""
+    for each in (hint, *get_args(hint)):
+        for kind in getattr(each, "__metadata__", ()):
+            return str(kind)
+    return "pointer"
+
+
+class ArgumentPacker:
+    """Packs the arguments of one kernel where its manifest entry says they lie.
+
+    hip-python packs Python objects by their own size and says nothing when there are too few or
+    when a host address is passed by mistake, so it is only given the finished bytes.
+
+    Args:
+        kernel: Its name, for errors.
+        arguments: Name, type and offset of each, in the kernel's order.
+        lacking: Names that a launch may give as None, as the kernel does not take them.
+    """
+
+    def __init__(
+        self, kernel: str, arguments: Sequence[Mapping[str, Any]], lacking: Sequence[str] = ()
+    ) -> None:
+        self.kernel = kernel
+        self._names = tuple(argument["name"] for argument in arguments)
+        self._select = _selector(self._names)
+        self._lacking = tuple(lacking)
+        kinds = [argument["type"] for argument in arguments]
+        self._are_pointers = tuple(kind == "pointer" for kind in kinds)
+        self._floats = tuple(place for place, kind in enumerate(kinds) if kind in _FLOATS)
+        self._kinds = tuple(kinds)
+        self._format = _format(arguments)
+        self._buffer = ArgumentBuffer(self._format.size)
+
+    def pack_named(self, arguments: dict[str, Any]) -> ArgumentBuffer:
+        """Packs arguments by their names, and may take some out of the dictionary.
+
+        Raises:
+            KernelArgumentError: One is missing or too many, or as in `pack`.
+        """
+        for name in self._lacking:
+            if arguments.pop(name, None) is not None:
+                raise KernelArgumentError(self.kernel, f"it does not take {name}")
+        try:
+            values = self._select(arguments)
+        except KeyError as missing:
+            raise KernelArgumentError(self.kernel, f"{missing.args[0]} is missing") from None
+        if len(arguments) != len(values):
+            extra = [name for name in arguments if name not in self._names]
+            raise KernelArgumentError(self.kernel, f"it does not take {', '.join(extra)}")
+        return self.pack(values)
+
+    def pack(self, arguments: Sequence[Argument]) -> ArgumentBuffer:
+        """Packs arguments in the kernel's order; what it returns is valid until the next call.
+
+        Raises:
+            KernelArgumentError: Their number, a kind or a size is wrong.
+        """
+        if len(arguments) != len(self._names):
+            raise KernelArgumentError(
+                self.kernel,
+                f"it takes {len(self._names)} arguments ({', '.join(self._names)}), "
+                f"not {len(arguments)}",
+            )
+        # struct turns an integer into a float without a word, but not the other way round.
+        for place in self._floats:
+            if not isinstance(arguments[place], (float, np.floating)):
+                raise self._misfit(place, arguments)
+        pairs = zip(self._are_pointers, arguments, strict=True)
+        try:
+            values = [
+                value if not is_pointer else 0 if value is None else value.address  # type: ignore[union-attr]
+                for is_pointer, value in pairs
+            ]
+        except AttributeError:
+            wrong = (
+                place
+                for place, value in enumerate(arguments)
+                if self._are_pointers[place] and value is not None and not hasattr(value, "address")
+            )
+            raise self._misfit(next(wrong), arguments) from None
+        try:
+            self._format.pack_into(self._buffer.data, 0, *values)
+        except (struct.error, OverflowError) as error:
+            pairs_of_all = ", ".join(map("{}={}".format, self._names, arguments))
+            raise KernelArgumentError(self.kernel, f"{error}; got {pairs_of_all}") from error
+        return self._buffer
+
+    def _misfit(self, place: int, arguments: Sequence[Argument]) -> KernelArgumentError:
+        what = f"{self._names[place]} is a {self._kinds[place]}, got {arguments[place]!r}"
+        return KernelArgumentError(self.kernel, what)
+
+
+def _selector(names: Sequence[str]) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
+    if len(names) > 1:  # of one name, it would give the value and no tuple
+        return itemgetter(*names)
+    return lambda arguments: tuple(arguments[name] for name in names)
+
+
+def _format(arguments: Sequence[Mapping[str, Any]]) -> struct.Struct:
+    """The layout of the arguments, with the manifest's offsets."""
+    text, end = "<", 0
+    for argument in arguments:
+        code = _CODES[argument["type"]]
+        text += f"{argument['offset'] - end}x{code}"
+        end = argument["offset"] + struct.calcsize("<" + code)
+    return struct.Struct(text)

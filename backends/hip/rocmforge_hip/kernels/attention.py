@@ -1,0 +1,109 @@
+"""Declarations of the kernels around attention."""
+
+from __future__ import annotations
+
+from rocmforge_hip.device.arguments import F32, I32, I64, Pointer
+
+
+def rf_rope_store(
+    *,
+    q: Pointer,
+    k: Pointer,
+    v: Pointer,
+    q_bias: Pointer | None,
+    k_bias: Pointer | None,
+    v_bias: Pointer | None,
+    q_norm: Pointer | None,
+    k_norm: Pointer | None,
+    cosine: Pointer,
+    sine: Pointer,
+    positions: Pointer,
+    slots: Pointer,
+    q_out: Pointer,
+    k_cache: Pointer,
+    v_cache: Pointer,
+    k_scale: Pointer | None = None,
+    v_scale: Pointer | None = None,
+    q_stride: I64,
+    k_stride: I64,
+    v_stride: I64,
+    heads: I32,
+    kv_heads: I32,
+    head_dim: I32,
+    rope_dim: I32,
+    neox: I32,
+    eps: F32,
+) -> None:
+    """Rotates queries and keys, and stores keys and values in the cache."""
+
+
+def rf_attention_decode(
+    *,
+    q: Pointer,
+    k_cache: Pointer,
+    v_cache: Pointer,
+    k_scale: Pointer | None = None,
+    v_scale: Pointer | None = None,
+    block_table: Pointer,
+    sequences: Pointer,
+    query_start: Pointer,
+    context_len: Pointer,
+    out_f32: Pointer | None,
+    out_f16: Pointer | None,
+    out_q: Pointer | None,
+    out_q_scale: Pointer | None,
+    out_q_second: I32,
+    partial: Pointer,
+    partial_ml: Pointer,
+    blocks_per_sequence: I32,
+    heads: I32,
+    kv_heads: I32,
+    window: I32,
+    split_tokens: I32,
+    scale: F32,
+    softcap: F32,
+) -> None:
+    """Attends from sequences with one new token."""
+
+
+def rf_attention_decode_reduce(
+    *,
+    partial: Pointer,
+    partial_ml: Pointer,
+    sequences: Pointer,
+    query_start: Pointer,
+    context_len: Pointer,
+    out_f32: Pointer | None,
+    out_f16: Pointer | None,
+    out_q: Pointer | None,
+    out_q_scale: Pointer | None,
+    out_q_second: I32,
+    splits: I32,
+    head_dim: I32,
+    window: I32,
+    split_tokens: I32,
+) -> None:
+    """Puts the splits of `rf_attention_decode` together."""
+
+
+def rf_attention_prefill(
+    *,
+    q: Pointer,
+    k_cache: Pointer,
+    v_cache: Pointer,
+    k_scale: Pointer | None = None,
+    v_scale: Pointer | None = None,
+    block_table: Pointer,
+    sequences: Pointer,
+    query_start: Pointer,
+    context_len: Pointer,
+    out_f32: Pointer | None,
+    out_f16: Pointer | None,
+    blocks_per_sequence: I32,
+    heads: I32,
+    kv_heads: I32,
+    window: I32,
+    scale: F32,
+    softcap: F32,
+) -> None:
+    """Attends from sequences with several new tokens."""

@@ -1,0 +1,115 @@
+"""Declarations of kernels that multiply with weights, and of the one that stores those."""
+
+from __future__ import annotations
+
+from rocmforge_hip.device.arguments import I32, Pointer
+
+
+def rf_repack(
+    *,
+    blocks: Pointer,
+    weight: Pointer,
+    rows: I32,
+    units: I32,
+    stored_rows: I32,
+    first_row: I32,
+    placing: I32,
+) -> None:
+    """Places rows of a file's tensor in a matrix of kernels/include/rf/weights.h."""
+
+
+def rf_gemv(
+    *,
+    weight: Pointer,
+    q: Pointer,
+    scale: Pointer,
+    bias: Pointer | None,
+    residual: Pointer | None,
+    out: Pointer,
+    rows: I32,
+    terms: I32,
+    width: I32,
+    units: I32,
+    activation: I32,
+) -> None:
+    """Multiplies a few int8 rows with a quantised matrix."""
+
+
+def rf_gemv_float(
+    *,
+    weight: Pointer,
+    x: Pointer,
+    bias: Pointer | None,
+    residual: Pointer | None,
+    out: Pointer,
+    rows: I32,
+    width: I32,
+    units: I32,
+    activation: I32,
+) -> None:
+    """Multiplies a few float32 rows with a matrix of floats: `rf_gemv` of those formats."""
+
+
+def rf_gemm(
+    *,
+    weight: Pointer,
+    x: Pointer,
+    bias: Pointer | None,
+    residual: Pointer | None,
+    out: Pointer | None,
+    out_half: Pointer | None,
+    partial: Pointer | None,
+    rows: I32,
+    width: I32,
+    units: I32,
+    activation: I32,
+    split_units: I32,
+) -> None:
+    """Multiplies rows of halves with a matrix; partial: K is split."""
+
+
+def rf_gemm_sum(
+    *,
+    partial: Pointer,
+    bias: Pointer | None,
+    residual: Pointer | None,
+    out: Pointer | None,
+    out_half: Pointer | None,
+    splits: I32,
+    width: I32,
+    activation: I32,
+) -> None:
+    """Adds up what a split GEMM left."""
+
+
+def rf_lora_shrink(
+    *,
+    x: Pointer,
+    a: Pointer,
+    tiles: Pointer,
+    order: Pointer,
+    adapters: Pointer,
+    shrunk: Pointer,
+    columns: I32,
+    split_columns: I32,
+    parts: I32,
+    width: I32,
+) -> None:
+    """Multiplies rows with A of their adapters."""
+
+
+def rf_lora_expand(
+    *,
+    shrunk: Pointer,
+    b: Pointer,
+    tiles: Pointer,
+    order: Pointer,
+    adapters: Pointer,
+    factors: Pointer,
+    columns: Pointer,
+    y: Pointer,
+    splits: I32,
+    width: I32,
+    y_width: I32,
+) -> None:
+    """Adds to y what B of the adapters makes of shrunk rows."""

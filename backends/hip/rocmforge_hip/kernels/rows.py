@@ -1,0 +1,108 @@
+"""Declarations of kernels on rows, which decoders and encoders have in common."""
+
+from __future__ import annotations
+
+from rocmforge_hip.device.arguments import F32, I32, I64, Pointer
+
+
+def rf_embed(
+    *,
+    table: Pointer,
+    tokens: Pointer,
+    out: Pointer,
+    vocabulary: I32,
+    units: I32,
+    scale: F32,
+) -> None:
+    """Takes rows of a table of weights, times scale."""
+
+
+def rf_take_rows(
+    *,
+    x: Pointer,
+    rows: Pointer,
+    out: Pointer,
+    dim: I32,
+) -> None:
+    """Takes rows by their numbers."""
+
+
+def rf_sum_rows(
+    *,
+    x: Pointer,
+    ranges: Pointer,
+    out: Pointer,
+    dim: I32,
+) -> None:
+    """Adds up the rows of ranges."""
+
+
+def rf_rms_norm(
+    *,
+    x: Pointer,
+    weight: Pointer,
+    out_f32: Pointer | None,
+    out_f16: Pointer | None,
+    out_q: Pointer | None,
+    out_q_scale: Pointer | None,
+    out_q_second: I32,
+    dim: I32,
+    eps: F32,
+) -> None:
+    """Norms rows by their root mean square, in those forms that are not null."""
+
+
+def rf_add_rms_norm(
+    *,
+    delta: Pointer,
+    residual: Pointer,
+    weight: Pointer,
+    out_f32: Pointer | None,
+    out_f16: Pointer | None,
+    out_q: Pointer | None,
+    out_q_scale: Pointer | None,
+    out_q_second: I32,
+    dim: I32,
+    eps: F32,
+) -> None:
+    """Adds delta to the residual, and norms the sum."""
+
+
+def rf_softcap(
+    *,
+    x: Pointer,
+    cap: F32,
+    count: I64,
+) -> None:
+    """Makes x cap * tanh(x / cap), in place."""
+
+
+def rf_quantize_act(
+    *,
+    x: Pointer,
+    q: Pointer,
+    scale: Pointer,
+    q_second: I32,
+    count: I64,
+) -> None:
+    """Rounds to the int8 form of kernels/include/rf/act.h."""
+
+
+def rf_half_act(
+    *,
+    x: Pointer,
+    out: Pointer,
+    count: I64,
+) -> None:
+    """Rounds to halves."""
+
+
+def rf_resolve_tokens(
+    *,
+    token_ids: Pointer,
+    source: Pointer,
+    previous_tokens: Pointer,
+    tokens: Pointer,
+    count: I32,
+) -> None:
+    """Fills in the tokens that the step before sampled."""

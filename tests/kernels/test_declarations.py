@@ -1,0 +1,72 @@
+"""What the backend declares of each kernel is what its source says."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from functools import cache
+from importlib import import_module
+from pkgutil import iter_modules
+
+import pytest
+
+from kernels.builder import Builder
+from kernels.compiler import find_compiler
+from kernels.interface import Interface
+from kernels.table import read_table
+from rocmforge_hip import kernels as declarations
+from rocmforge_hip.device.arguments import KernelArgumentError, check_declaration
+
+Declaration = Callable[..., None]
+NOT_LAUNCHED = {"rf_mma_check", "rf_copy_blocks"}
+
+
+@cache
+def interfaces() -> dict[str, Interface]:
+    """All kernels, as compiled."""
+    builder = Builder(find_compiler(None))
+    units = [unit for source in read_table() for unit in source.translation_units]
+    return {
+        name: interface
+        for unit in units
+        for name, interface in builder.interfaces(unit, 32).items()
+    }
+
+
+def declared() -> Iterator[Declaration]:
+    """All declarations but that of kernels that are compiled while the server starts."""
+    for module in iter_modules(declarations.__path__):
+        found = import_module(f"{declarations.__name__}.{module.name}")
+        for name, function in inspect.getmembers(found, inspect.isfunction):
+            if name != "rf_logits_processor":
+                yield function
+
+
+def fits(declaration: Declaration, kernel: Interface) -> bool:
+    """Whether a library would load the kernel with it."""
+    arguments = [{"name": a.name, "type": a.type} for a in kernel.args]
+    try:
+        check_declaration(kernel.kernel, declaration, arguments)
+    except KernelArgumentError:
+        return False
+    return True
+
+
+def family(declaration: Declaration) -> str:
+    """What the names of its kernels begin with."""
+    return declaration.__name__.removesuffix("_float")
+
+
+@pytest.mark.parametrize("declaration", list(declared()), ids=lambda each: each.__name__)
+def test_a_declaration_fits_a_kernel(declaration: Declaration) -> None:
+    named = [each for name, each in interfaces().items() if name.startswith(family(declaration))]
+    assert any(fits(declaration, kernel) for kernel in named)
+
+
+def test_every_kernel_is_declared() -> None:
+    undeclared = {
+        name
+        for name, kernel in interfaces().items()
+        if not any(fits(each, kernel) for each in declared() if name.startswith(family(each)))
+    }
+    assert undeclared == NOT_LAUNCHED
