@@ -10,6 +10,7 @@ RocmForgeError
 │   ├── NotAuthenticated
 │   ├── NotAuthorized
 │   ├── RequestTimeout
+│   ├── HeadersTooLarge
 │   └── RequestTooLarge
 ├── CapacityError           not now; `retry_after_s` says when to come back
 │   ├── QueueFull
@@ -122,6 +123,14 @@ class NotAuthorized(RequestError):
 
 class RequestTimeout(RequestError):
     """The client took too long to send its request."""
+
+
+class HeadersTooLarge(RequestError):
+    """The request line and headers, or the trailers, are larger than the server accepts."""
+
+    def __init__(self, *, limit_bytes: int) -> None:
+        super().__init__(f"The headers of the request are larger than {limit_bytes} bytes.")
+        self.limit_bytes = limit_bytes
 
 
 class RequestTooLarge(RequestError):

@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import uvicorn
-import uvloop
 
 from rocmforge.api.app import build_app
 from rocmforge.api.fleet.fleet import Fleet, Member
@@ -22,7 +21,7 @@ from rocmforge.api.http.settings import ApiSettings
 from rocmforge.api.metrics.devices import SYSFS
 from rocmforge.api.metrics.requests import Metrics
 from rocmforge.api.service import Service
-from rocmforge.commands.protocol import bounded_protocol
+from rocmforge.commands.http.server import http_config, listen
 from rocmforge.engine.client.client import AsyncEngine
 from rocmforge.engine.client.config import EngineConfig
 from rocmforge.text.template.template import ChatTemplates
@@ -69,15 +68,8 @@ async def serve(arguments: argparse.Namespace) -> None:
     app = build_app(fleet, limits, keys)
     loading = asyncio.create_task(fleet.load_first(slot))
     try:
-        http = uvicorn.Config(
-            app,
-            http=bounded_protocol(arguments.receive_timeout),
-            port=arguments.port,
-            log_level="warning",
-            access_log=False,
-            lifespan="on",
-        )
-        await uvicorn.Server(http).serve()
+        http = http_config(app, receive_timeout_s=arguments.receive_timeout)
+        await uvicorn.Server(http).serve([listen(arguments.host, arguments.port)])
     finally:
         await fleet.stop()
         await asyncio.gather(loading, return_exceptions=True)
@@ -86,6 +78,7 @@ async def serve(arguments: argparse.Namespace) -> None:
 def main() -> None:
     """Reads the command line."""
     parser = argparse.ArgumentParser()
+    parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--backend", default="create_pipelined", help="of tests.support")
     parser.add_argument("--api-key", action="append", default=[])
@@ -99,7 +92,7 @@ def main() -> None:
     parser.add_argument("--sysfs", type=Path, default=SYSFS, help="with sensors of devices")
     # The server acts on it, and raises it once more when it is done.
     signal.signal(signal.SIGTERM, lambda number, frame: None)
-    uvloop.run(serve(parser.parse_args()))
+    asyncio.run(serve(parser.parse_args()))
 
 
 if __name__ == "__main__":

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import logging
 import signal
 import socket
-import ssl
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-import uvicorn
 from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
@@ -21,8 +18,8 @@ from rocmforge.api.fleet.fleet import Fleet, Member
 from rocmforge.api.fleet.slot import ModelSlot
 from rocmforge.api.http.hosts import is_loopback
 from rocmforge.api.http.keys import Keyring
+from rocmforge.commands.http.server import Certificate, HttpServer, http_config, listen
 from rocmforge.commands.progress import wait_for
-from rocmforge.commands.protocol import bounded_protocol
 from rocmforge.errors import ConfigurationError, EngineError
 from rocmforge.settings import Settings, served_models
 from rocmforge.wiring import (
@@ -60,22 +57,21 @@ def _check_tls(settings: Settings) -> None:
         raise ConfigurationError("--tls-certificate and --tls-key need each other: give both.")
 
 
-class _Server(uvicorn.Server):
-    """uvicorn, except that signals are ours: it would cut streams off before they are drained."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Generator[None, None, None]:
-        yield
-
-
 async def _serve(fleet: Fleet, keys: Keyring, settings: Settings) -> int:
     console = Console(stderr=True)
-    listener = _listen(settings)
-    server = _Server(_http_config(fleet, settings, keys))
+    # Before anything is loaded: a taken port should not cost a minute to find out.
+    listener = listen(settings.host, settings.port)
+    config = http_config(
+        build_web_app(fleet, settings, keys),
+        receive_timeout_s=settings.receive_timeout,
+        tls_certificate=settings.tls_certificate,
+        tls_key=settings.tls_key,
+    )
+    server = HttpServer(config)
     stop = _stop_on_signals()
     if settings.keys_file or settings.tls_certificate:  # else SIGHUP means a closed terminal
         asyncio.get_running_loop().add_signal_handler(
-            signal.SIGHUP, _reload, settings, keys, server.config.ssl
+            signal.SIGHUP, _reload, settings, keys, Certificate(config)
         )
     serving = asyncio.create_task(server.serve([listener]), name="http")
     loading = asyncio.create_task(_load(fleet, console), name="load")
@@ -107,55 +103,16 @@ async def _load_one(fleet: Fleet, slot: ModelSlot, console: Console) -> None:
     await wait_for(fleet.load_first(slot), lambda: slot.status, console)
 
 
-def _http_config(fleet: Fleet, settings: Settings, keys: Keyring) -> uvicorn.Config:
-    """Returns the settings of uvicorn, with the certificate loaded.
-
-    Raises:
-        ConfigurationError: the certificate or its key cannot be used.
-    """
-    config = uvicorn.Config(
-        build_web_app(fleet, settings, keys),
-        http=bounded_protocol(settings.receive_timeout),
-        log_config=None,
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        lifespan="on",
-        ssl_certfile=settings.tls_certificate,
-        ssl_keyfile=settings.tls_key,
-    )
-    try:
-        config.load()
-    except OSError as error:  # ssl.SSLError is one
-        raise ConfigurationError(
-            f"Cannot use the certificate {settings.tls_certificate}: {error}."
-        ) from error
-    return config
-
-
-def _reload(settings: Settings, keys: Keyring, tls: ssl.SSLContext | None) -> None:
+def _reload(settings: Settings, keys: Keyring, certificate: Certificate) -> None:
     """Reads keys and certificate again, on SIGHUP. Errors are logged, and the old ones stay."""
     try:
-        read = read_all_keys(settings)
-        if tls is not None:
-            assert settings.tls_certificate is not None
-            tls.load_cert_chain(settings.tls_certificate, settings.tls_key)
-        keys.replace(read)
-    except (ConfigurationError, OSError) as error:
+        read, context = read_all_keys(settings), certificate.read()
+    except ConfigurationError as error:
         logger.error("nothing was reloaded: %s", error)
     else:
+        keys.replace(read)
+        certificate.use(context)
         logger.info("keys and certificate were read again")
-
-
-def _listen(settings: Settings) -> socket.socket:
-    """Binds before anything is loaded: a taken port should not cost a minute to find out."""
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    try:
-        return socket.create_server((settings.host, settings.port), family=family, backlog=2048)
-    except OSError as error:
-        raise ConfigurationError(
-            f"Cannot listen on {settings.host} port {settings.port}: {error.strerror}."
-        ) from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,6 +60,7 @@ ERROR_TABLE: dict[type[Exception], ErrorRow] = {
     errors.RequestTimeout: ErrorRow(408, "invalid_request_error", "request_timeout"),
     errors.ModelNotFound: ErrorRow(404, "invalid_request_error", "model_not_found"),
     errors.ResponseNotFound: ErrorRow(404, "invalid_request_error", "response_not_found"),
+    errors.HeadersTooLarge: ErrorRow(431, "invalid_request_error", "headers_too_large"),
     errors.RequestTooLarge: ErrorRow(413, "invalid_request_error", "request_too_large"),
     errors.CapacityError: ErrorRow(503, "server_error", "unavailable"),
     errors.QueueFull: ErrorRow(429, "rate_limit_error", "rate_limit_exceeded"),

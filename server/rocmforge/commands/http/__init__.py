@@ -1,0 +1,1 @@
+"""The HTTP server below the application: its listener, protocol and certificate."""
