@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from rocmforge.backend.ops import Activation
+from rocmforge.backend.ops import ActivationFunction
 from rocmforge.models.config import RopeStyle
 from rocmforge_reference import ops
 
@@ -30,11 +30,11 @@ def test_every_operation_keeps_the_dtype_of_its_input(kind: type[np.floating]) -
         ops.embed(w, np.array([1, 2]), 3.0),
         ops.rms_norm(x, w[0], 1e-5),
         ops.layer_norm(x, w[0], w[1], 1e-5),
-        ops.activate(x, Activation.GELU),
+        ops.activate(x, ActivationFunction.GELU),
         ops.attend_all(heads, heads, heads, np.array([0, 3]), 0.5),
         ops.linear(x, w, w[0]),
-        ops.gated_linear(x, w, w, Activation.SILU),
-        ops.gated_linear(x, w, w, Activation.GELU_TANH),
+        ops.gated_linear(x, w, w, ActivationFunction.SILU),
+        ops.gated_linear(x, w, w, ActivationFunction.GELU_TANH),
         ops.softcap(x, 2.0),
         ops.rope(heads, cos, cos, RopeStyle.NEOX),
         ops.paged_attention(
@@ -90,16 +90,16 @@ def test_rms_norm_divides_by_the_root_of_the_mean_square() -> None:
 @pytest.mark.parametrize(
     ("activation", "formula"),
     [
-        (Activation.SILU, lambda x: x / (1 + math.exp(-x))),
+        (ActivationFunction.SILU, lambda x: x / (1 + math.exp(-x))),
         (
-            Activation.GELU_TANH,
+            ActivationFunction.GELU_TANH,
             lambda x: x / 2 * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
         ),
-        (Activation.GELU, lambda x: x / 2 * (1 + math.erf(x / math.sqrt(2)))),
+        (ActivationFunction.GELU, lambda x: x / 2 * (1 + math.erf(x / math.sqrt(2)))),
     ],
 )
 def test_activations_follow_their_formulas(
-    activation: Activation, formula: Callable[[float], float]
+    activation: ActivationFunction, formula: Callable[[float], float]
 ) -> None:
     x = np.linspace(-20, 20, 41)
     np.testing.assert_allclose(ops.activate(x, activation), [formula(value) for value in x])

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from rocmforge.backend.ops import Activation
+from rocmforge.backend.ops import ActivationFunction
 from rocmforge_reference import ops
 from tests.support.kernels import Device, check
 
@@ -23,7 +23,7 @@ COUNTS = {
 
 
 def expected(x: Array) -> Array:
-    return ops.activate(x.astype(np.float64), Activation.GELU)
+    return ops.activate(x.astype(np.float64), ActivationFunction.GELU)
 
 
 def values(count: int) -> Array:

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from rocmforge.backend.ops import Activation
+from rocmforge.backend.ops import ActivationFunction
 from rocmforge_reference import ops
 from tests.support.weights import Bytes, Matrix, gated_rows, random_matrix, round_up
 
 NOT_GATED, SILU, GELU_TANH, GELU = 0, 1, 2, 3
 _ACTIVATIONS = {
-    SILU: Activation.SILU,
-    GELU_TANH: Activation.GELU_TANH,
-    GELU: Activation.GELU,
+    SILU: ActivationFunction.SILU,
+    GELU_TANH: ActivationFunction.GELU_TANH,
+    GELU: ActivationFunction.GELU,
 }
 
 Float32 = npt.NDArray[np.float32]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rocmforge.backend.ops import Activation, AttentionSpec
+from rocmforge.backend.ops import ActivationFunction, AttentionSpec
 from rocmforge.backend.protocol import Float32Array, Int32Array, StepInput
 from rocmforge.models.config import ModelConfig
 from rocmforge.models.rope import RopeTables
@@ -69,7 +69,7 @@ class ReferenceOps:
         x: Float32Array,
         gate: Weight,
         up: Weight,
-        activation: Activation,
+        activation: ActivationFunction,
     ) -> Float32Array:
         gates = ops.activate(self.linear(step, x, gate, None), activation)
         return gates * self.linear(step, x, up, None)

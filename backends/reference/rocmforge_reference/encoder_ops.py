@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from rocmforge.backend.encoder_ops import EncoderAttentionSpec
-from rocmforge.backend.ops import Activation
+from rocmforge.backend.ops import ActivationFunction
 from rocmforge.backend.protocol import Float32Array, StepInput
 from rocmforge.models.encoder_config import EncoderConfig
 from rocmforge.models.rope import RopeTables
@@ -67,7 +67,7 @@ class ReferenceEncoderOps:
         return ops.linear(x, weight, bias)
 
     def gelu(self, x: Float32Array) -> Float32Array:
-        return ops.activate(x, Activation.GELU)
+        return ops.activate(x, ActivationFunction.GELU)
 
     def gated_linear(
         self,
@@ -75,7 +75,7 @@ class ReferenceEncoderOps:
         x: Float32Array,
         gate: Float32Array,
         up: Float32Array,
-        activation: Activation,
+        activation: ActivationFunction,
     ) -> Float32Array:
         return ops.gated_linear(x, gate, up, activation)
 

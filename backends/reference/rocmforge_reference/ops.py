@@ -19,7 +19,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from rocmforge.backend.ops import Activation
+from rocmforge.backend.ops import ActivationFunction
 from rocmforge.models.config import RopeStyle
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -70,19 +70,19 @@ def gated_linear(
     x: Array,
     gate: Array,
     up: Array,
-    activation: Activation,
+    activation: ActivationFunction,
 ) -> Array:
     """Returns `activation(x @ gate.T) * (x @ up.T)` (Shazeer 2020): [rows, out_features]."""
     return activate(linear(x, gate), activation) * linear(x, up)
 
 
-def activate(x: Array, activation: Activation) -> Array:
+def activate(x: Array, activation: ActivationFunction) -> Array:
     """Applies SiLU, `x * sigmoid(x)`, or GELU or its tanh form (Hendrycks and Gimpel 2016)."""
     activated: Array
-    if activation is Activation.SILU:
+    if activation is ActivationFunction.SILU:
         with np.errstate(over="ignore"):  # exp(-x) = inf gives the right 0
             activated = x / (1 + np.exp(-x))
-    elif activation is Activation.GELU:
+    elif activation is ActivationFunction.GELU:
         activated = x.dtype.type(0.5) * x * (1 + erf(x * x.dtype.type(np.sqrt(0.5))))
     else:
         inner = x.dtype.type(np.sqrt(2 / np.pi)) * (x + x.dtype.type(0.044715) * x * x * x)

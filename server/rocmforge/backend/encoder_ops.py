@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from rocmforge.backend.ops import Activation
+from rocmforge.backend.ops import ActivationFunction
 
 A = TypeVar("A")
 W = TypeVar("W", contravariant=True)
@@ -89,7 +89,7 @@ class EncoderOps(Protocol[A, W, S]):
         """Returns x * Phi(x), Phi the normal distribution function: [rows, intermediate_size]."""
         ...
 
-    def gated_linear(self, step: S, x: A, gate: W, up: W, activation: Activation) -> A:
+    def gated_linear(self, step: S, x: A, gate: W, up: W, activation: ActivationFunction) -> A:
         """Returns activation(x @ gate.T) * (x @ up.T): [rows, intermediate_size]."""
         ...
 

@@ -23,7 +23,7 @@ W = TypeVar("W", contravariant=True)
 S = TypeVar("S", contravariant=True)
 
 
-class Activation(StrEnum):
+class ActivationFunction(StrEnum):
     """The function that a gated feed-forward network applies to its gate."""
 
     SILU = "silu"
@@ -99,7 +99,7 @@ class Ops(Protocol[A, W, S]):
         """Returns the causal attention of q over the paged cache: [T, num_heads * head_dim]."""
         ...
 
-    def gated_linear(self, step: S, x: A, gate: W, up: W, activation: Activation) -> A:
+    def gated_linear(self, step: S, x: A, gate: W, up: W, activation: ActivationFunction) -> A:
         """Returns activation(x @ gate.T) * (x @ up.T): [T, intermediate_size].
 
         Adapters change gate and up as in `linear`.

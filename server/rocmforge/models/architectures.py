@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-from rocmforge.backend.ops import Activation
+from rocmforge.backend.ops import ActivationFunction
 from rocmforge.errors import UnsupportedArchitecture
 from rocmforge.gguf.reader import GgufFile
 from rocmforge.models.config import (
@@ -84,7 +84,7 @@ class Architecture:
 
     layer: tuple[TensorRule, ...]
     rope_style: RopeStyle
-    activation: Activation = Activation.SILU
+    activation: ActivationFunction = ActivationFunction.SILU
     separate_output: bool = True  # may have output.weight; otherwise always the embedding
     scales_embedding: bool = False  # by sqrt(hidden_size)
     has_windows: bool = False  # honours attention.sliding_window
@@ -105,7 +105,7 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = MappingProxyType(
         "gemma2": Architecture(
             layer=_ATTENTION + _POST_NORMS + _FFN,
             rope_style=RopeStyle.NEOX,
-            activation=Activation.GELU_TANH,
+            activation=ActivationFunction.GELU_TANH,
             separate_output=False,
             scales_embedding=True,
             has_windows=True,
@@ -116,7 +116,7 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = MappingProxyType(
         "gemma3": Architecture(
             layer=_ATTENTION + _HEAD_NORMS + _POST_NORMS + _FFN,
             rope_style=RopeStyle.NEOX,
-            activation=Activation.GELU_TANH,
+            activation=ActivationFunction.GELU_TANH,
             scales_embedding=True,
             has_windows=True,
             window_period=6,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from rocmforge.backend.ops import Activation
+from rocmforge.backend.ops import ActivationFunction
 
 MAX_LAYERS: Final = 1000
 """More than any model has; a number from a file alone must not decide how much is computed."""
@@ -67,7 +67,7 @@ class ModelConfig:
     max_context: int  # tokens, as trained (or as extended by rope scaling)
     norm_eps: float
     rope: RopeConfig
-    activation: Activation
+    activation: ActivationFunction
     attention_scale: float
     attention_softcap: float | None
     logit_softcap: float | None

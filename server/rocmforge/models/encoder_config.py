@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-from rocmforge.backend.ops import Activation
+from rocmforge.backend.ops import ActivationFunction
 from rocmforge.backend.protocol import LoadOptions
 from rocmforge.errors import UnsupportedArchitecture, UnsupportedTensor
 from rocmforge.gguf.reader import GgufFile
@@ -20,13 +20,13 @@ from rocmforge.models.config import RopeConfig, RopeStyle
 from rocmforge.models.keys import KeyReader
 from rocmforge.models.pooling import SCORES, PoolingType, declared_pooling
 
-ACTIVATIONS: Final[Mapping[str, Activation]] = MappingProxyType(
+ACTIVATIONS: Final[Mapping[str, ActivationFunction]] = MappingProxyType(
     {
-        "gelu": Activation.GELU,
-        "gelu_pytorch_tanh": Activation.GELU_TANH,
-        "gelu_new": Activation.GELU_TANH,
-        "silu": Activation.SILU,
-        "swish": Activation.SILU,
+        "gelu": ActivationFunction.GELU,
+        "gelu_pytorch_tanh": ActivationFunction.GELU_TANH,
+        "gelu_new": ActivationFunction.GELU_TANH,
+        "silu": ActivationFunction.SILU,
+        "swish": ActivationFunction.SILU,
     }
 )
 """By the names of Transformers, which files repeat."""
@@ -46,7 +46,7 @@ class EncoderConfig:
     vocab_size: int
     max_context: int  # tokens, as trained
     norm_eps: float
-    activation: Activation  # GELU, unless there is a gate
+    activation: ActivationFunction  # GELU, unless there is a gate
     pre_norm: bool  # a norm before each part of a layer and after the last, not after each part
     rope: RopeConfig | None  # None: positions are rows of a table, or distances
     reaches: tuple[int | None, ...]  # per layer: how far a token sees to either side; None = all
@@ -83,7 +83,7 @@ class EncoderArchitecture:
     layer: tuple[TensorRule, ...]
     variants: tuple[tuple[str, tuple[TensorRule, ...]], ...] = ()
     not_in_first_layer: frozenset[str] = frozenset()  # names of rules
-    activation: Activation  # where the file does not name another
+    activation: ActivationFunction  # where the file does not name another
     pre_norm: bool = False
     has_rope: bool = False
     window_period: int | None = None  # of so many layers the first sees all; None = every layer
@@ -155,7 +155,7 @@ ENCODERS: Final[Mapping[str, EncoderArchitecture]] = MappingProxyType(
                 TensorRule("ffn_down.bias", ("down_bias",), required=False),
                 *_POST_NORMS,
             ),
-            activation=Activation.GELU,
+            activation=ActivationFunction.GELU,
         ),
         "nomic-bert": EncoderArchitecture(
             model=_BERT_TOKENS,
@@ -167,7 +167,7 @@ ENCODERS: Final[Mapping[str, EncoderArchitecture]] = MappingProxyType(
                 TensorRule("ffn_down.weight", ("down",)),
                 *_POST_NORMS,
             ),
-            activation=Activation.SILU,
+            activation=ActivationFunction.SILU,
             has_rope=True,
         ),
         # Warner et al. 2024, arXiv:2412.13663.
@@ -182,7 +182,7 @@ ENCODERS: Final[Mapping[str, EncoderArchitecture]] = MappingProxyType(
                 TensorRule("ffn_down.weight", ("down",)),
             ),
             not_in_first_layer=frozenset({"attn_norm.weight"}),  # the embedding's norm is there
-            activation=Activation.GELU,
+            activation=ActivationFunction.GELU,
             pre_norm=True,
             has_rope=True,
             window_period=3,
@@ -210,7 +210,7 @@ ENCODERS: Final[Mapping[str, EncoderArchitecture]] = MappingProxyType(
                 ("attn_q_norm.weight", (TensorRule("ffn_up.weight", ("up", "gate")),)),
                 ("ffn_up.weight", (TensorRule("ffn_up.weight", ("gate", "up")),)),
             ),
-            activation=Activation.GELU,
+            activation=ActivationFunction.GELU,
             has_alibi=True,
             has_head=False,
         ),
@@ -342,7 +342,7 @@ class _Reader(KeyReader):
             scaling=None,
         )
 
-    def _activation(self) -> Activation:
+    def _activation(self) -> ActivationFunction:
         """Returns the activation of the gate, which the file may name."""
         row, suffix = self._row, "hidden_activation"
         if self._key(suffix) not in self._file.metadata or not row.has_gate:

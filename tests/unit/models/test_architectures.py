@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rocmforge.backend.ops import Activation
+from rocmforge.backend.ops import ActivationFunction
 from rocmforge.errors import BadGguf, UnsupportedArchitecture
 from rocmforge.gguf.reader import open_gguf
 from rocmforge.models.architectures import ARCHITECTURES, read_config
@@ -76,7 +76,7 @@ def test_gemma2_alternates_windows_and_caps_scores(tmp_path: Path) -> None:
     config = config_of(tmp_path, "gemma2", drop=("attention.sliding_window",))
     assert config.windows == (4096, None, 4096)
     assert (config.attention_softcap, config.logit_softcap) == (5.0, 3.0)
-    assert config.activation is Activation.GELU_TANH
+    assert config.activation is ActivationFunction.GELU_TANH
     assert config.embedding_scale == pytest.approx(math.sqrt(48))
     assert not any(spec.local_rope for spec in attention_specs(config))
 

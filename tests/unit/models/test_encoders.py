@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rocmforge.backend.ops import Activation
+from rocmforge.backend.ops import ActivationFunction
 from rocmforge.errors import BadGguf, RocmForgeError, UnsupportedArchitecture, UnsupportedTensor
 from rocmforge.gguf.reader import GgufTensor, open_gguf
 from rocmforge.models.config import ModelConfig
@@ -49,7 +49,7 @@ def test_the_metadata_of_bert(tmp_path: Path) -> None:
     assert (config.num_layers, config.hidden_size, config.intermediate_size) == (2, 48, 72)
     assert (config.num_heads, config.head_dim, config.vocab_size) == (4, 12, 97)
     assert (config.max_context, config.pooling) == (64, PoolingType.CLS)
-    assert config.activation is Activation.GELU
+    assert config.activation is ActivationFunction.GELU
     assert config.rope is None
     assert config.output_size == 48
     assert config.attention_scale == pytest.approx(12**-0.5)
@@ -57,14 +57,14 @@ def test_the_metadata_of_bert(tmp_path: Path) -> None:
 
 def test_the_metadata_of_nomic_bert(tmp_path: Path) -> None:
     config = read(write(tmp_path, "nomic-bert"))
-    assert config.activation is Activation.SILU
+    assert config.activation is ActivationFunction.SILU
     assert config.rope is not None
     assert (config.rope.theta, config.rope.rotary_dim) == (1000.0, 12)
 
 
 def test_the_metadata_of_modern_bert(tmp_path: Path) -> None:
     config = read(write(tmp_path, "modern-bert"))
-    assert config.activation is Activation.GELU
+    assert config.activation is ActivationFunction.GELU
     assert config.pre_norm
     assert config.rope is not None
     assert (config.rope.theta, config.rope.local_theta) == (1000.0, 100.0)
@@ -94,14 +94,14 @@ def test_layers_with_a_window_are_those_the_file_names(
 @pytest.mark.parametrize(
     ("name", "activation"),
     [
-        ("gelu", Activation.GELU),
-        ("silu", Activation.SILU),
-        ("gelu_pytorch_tanh", Activation.GELU_TANH),
-        (None, Activation.GELU),
+        ("gelu", ActivationFunction.GELU),
+        ("silu", ActivationFunction.SILU),
+        ("gelu_pytorch_tanh", ActivationFunction.GELU_TANH),
+        (None, ActivationFunction.GELU),
     ],
 )
 def test_the_file_may_name_the_activation(
-    name: str | None, activation: Activation, tmp_path: Path
+    name: str | None, activation: ActivationFunction, tmp_path: Path
 ) -> None:
     path = write(tmp_path, "modern-bert", keys={"modern-bert.hidden_activation": name})
     assert read(path).activation is activation
@@ -141,7 +141,7 @@ def test_modern_bert_that_cannot_be_served_is_refused_by_name(
 
 def test_the_metadata_of_jina_bert(tmp_path: Path) -> None:
     config = read(write(tmp_path, "jina-bert-v2"))
-    assert config.activation is Activation.GELU
+    assert config.activation is ActivationFunction.GELU
     assert config.rope is None
     assert not config.pre_norm
     assert config.reaches == (None, None)

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from rocmforge.backend.ops import Activation as GateActivation
-from rocmforge.backend.ops import AttentionSpec
+from rocmforge.backend.ops import ActivationFunction, AttentionSpec
 from rocmforge.models.config import ModelConfig, RopeStyle
 from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import Arena, DeviceArray
@@ -158,7 +157,7 @@ class HipOps:
         x: Activation,
         gate: Weight,
         up: Weight,
-        activation: GateActivation,
+        activation: ActivationFunction,
     ) -> Activation:
         assert part_of(gate).matrix is part_of(up).matrix, "gate and up are one matrix"
         if self._lora.changes(step, part_of(gate).matrix):

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from rocmforge.backend.encoder_ops import EncoderAttentionSpec
-from rocmforge.backend.ops import Activation as GateActivation
+from rocmforge.backend.ops import ActivationFunction
 from rocmforge.models.config import RopeStyle
 from rocmforge.models.encoder_config import EncoderConfig
 from rocmforge_hip.device.library import KernelLibrary
@@ -192,7 +192,7 @@ class HipEncoderOps:
         x: Activation,
         gate: Weight,
         up: Weight,
-        activation: GateActivation,
+        activation: ActivationFunction,
     ) -> Activation:
         assert part_of(gate).matrix is part_of(up).matrix, "gate and up are one matrix"
         return self._products.multiply(x, part_of(gate), None, GATES[activation])

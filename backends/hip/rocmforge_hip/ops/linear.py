@@ -6,7 +6,7 @@ from collections.abc import Callable
 from types import MappingProxyType
 from typing import Final
 
-from rocmforge.backend.ops import Activation as GateActivation
+from rocmforge.backend.ops import ActivationFunction
 from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import Arena, DeviceArray
 from rocmforge_hip.kernels import products
@@ -24,7 +24,7 @@ from rocmforge_hip.weights.formats import (
 
 NOT_GATED: Final = 0
 GATES: Final = MappingProxyType(
-    {GateActivation.SILU: 1, GateActivation.GELU_TANH: 2, GateActivation.GELU: 3}
+    {ActivationFunction.SILU: 1, ActivationFunction.GELU_TANH: 2, ActivationFunction.GELU: 3}
 )
 """As in kernels/include/rf/gate.h."""
 _GEMV_ROWS: Final = (1, 2, 4, 8)

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from rocmforge.backend.ops import Activation as GateActivation
+from rocmforge.backend.ops import ActivationFunction
 from rocmforge.backend.protocol import NO_ADAPTER
 from rocmforge.gguf.tensor import GgufTensor
 from rocmforge_hip.verify import oracle
@@ -84,7 +84,7 @@ def _gated(bench: Workbench, rows: int) -> float:
     x = bench.activation(NORMED, values)
     step = bench.step([(1, 1, [0])] * rows, adapters=_adapters_of(rows))
     stored, layer = bench.weights.layers[0], bench.model.weights.layers[0]
-    kind = GateActivation.SILU
+    kind = ActivationFunction.SILU
     got = bench.result(bench.model.ops.gated_linear(step, x, layer.gate, layer.up, kind))
     exact = values.astype(np.float64)
     gate = _product(bench, "gate", stored.gate, exact)

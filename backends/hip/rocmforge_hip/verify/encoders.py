@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rocmforge.backend.encoder_ops import EncoderAttentionSpec
-from rocmforge.backend.ops import Activation as GateActivation
+from rocmforge.backend.ops import ActivationFunction
 from rocmforge.models.config import RopeStyle
 from rocmforge.models.encoder_config import EncoderConfig
 from rocmforge.models.pooling import PoolingType
@@ -115,7 +115,7 @@ def _encoder(
         vocab_size=model.vocab_size,
         max_context=CONTEXT,
         norm_eps=model.norm_eps,
-        activation=GateActivation.GELU,
+        activation=ActivationFunction.GELU,
         pre_norm=False,
         rope=model.rope,
         reaches=(None,),

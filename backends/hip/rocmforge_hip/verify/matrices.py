@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from rocmforge.backend.ops import Activation as GateActivation
+from rocmforge.backend.ops import ActivationFunction
 from rocmforge.gguf.tensor import GgufTensor
 from rocmforge_hip.ops.geometry import MAX_GEMV_ROWS
 from rocmforge_hip.verify import oracle
@@ -56,7 +56,7 @@ def groups() -> Iterator[Group]:
     # Long rows and few of them: several blocks share the columns of a result.
     recipe = Recipe(format="q8_0", hidden_size=1024, intermediate_size=64, heads=2, kv_heads=1)
     cases = [Case("split gemm", "9 rows", _HALF_WEIGHTS, partial(_linear, rows=9))]
-    for kind in (GateActivation.SILU, GateActivation.GELU):
+    for kind in (ActivationFunction.SILU, ActivationFunction.GELU):
         gated = partial(_gated, rows=12, kind=kind)
         cases.append(Case("split gemm", f"gated, {kind}, 12 rows", _HALF_RESULT, gated))
     yield Group(recipe, tuple(cases))
@@ -67,7 +67,7 @@ def _cases(format: str) -> Iterator[Case]:
     for rows in (1, 2, 3, 8, 9, 40, 100):
         op, limit = ("gemv", _FLOAT_SUM) if rows <= MAX_GEMV_ROWS else ("gemm", _HALF_WEIGHTS)
         yield Case(op, f"{format}, {_rows(rows)}", limit, partial(_linear, rows=rows))
-    for rows, kind in ((2, GateActivation.SILU), (12, GateActivation.GELU_TANH)):
+    for rows, kind in ((2, ActivationFunction.SILU), (12, ActivationFunction.GELU_TANH)):
         op, limit = (
             ("gated gemv", _FLOAT_SUM) if rows <= MAX_GEMV_ROWS else ("gated gemm", _HALF_RESULT)
         )
@@ -84,7 +84,7 @@ def _two_term_cases(format: str) -> Iterator[Case]:
     for rows in (1, 2):
         name = f"{format}, two terms, {_rows(rows)}"
         yield Case("gemv", name, _TWO_TERMS, partial(_linear, rows=rows, exact=False))
-    name, kind = f"{format}, two terms, 2 rows", GateActivation.SILU
+    name, kind = f"{format}, two terms, 2 rows", ActivationFunction.SILU
     yield Case("gated gemv", name, _TWO_TERMS, partial(_gated, rows=2, kind=kind, exact=False))
 
 
@@ -137,7 +137,7 @@ def _linear(bench: Workbench, rows: int, exact: bool = True) -> float:
     return worst
 
 
-def _gated(bench: Workbench, rows: int, kind: GateActivation, exact: bool = True) -> float:
+def _gated(bench: Workbench, rows: int, kind: ActivationFunction, exact: bool = True) -> float:
     values = _activation(rows, bench.config.hidden_size, exact) / np.float32(16)
     x = bench.activation(NORMED, values)
     step = bench.step([(rows, rows, blocks_of([rows])[0])])

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from rocmforge.backend.ops import Activation
+from rocmforge.backend.ops import ActivationFunction
 from rocmforge.backend.protocol import SamplingBatch
 from rocmforge.models.config import RopeStyle
 
@@ -42,13 +42,13 @@ def gelu(x: Float64) -> Float64:
     return activated
 
 
-def activate(x: Float64, kind: Activation) -> Float64:
+def activate(x: Float64, kind: ActivationFunction) -> Float64:
     """SiLU, or GELU, also in its tanh form."""
-    if kind is Activation.GELU:
+    if kind is ActivationFunction.GELU:
         return gelu(x)
     activated: Float64 = (
         x / (1 + np.exp(-x))
-        if kind is Activation.SILU
+        if kind is ActivationFunction.SILU
         else 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
     )
     return activated

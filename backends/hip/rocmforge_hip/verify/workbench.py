@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from gguf.constants import GGMLQuantizationType
 
-from rocmforge.backend.ops import Activation as GateActivation
+from rocmforge.backend.ops import ActivationFunction
 from rocmforge.backend.protocol import LoadOptions, SamplingBatch, StepInput
 from rocmforge.gguf.tensor import GgufTensor
 from rocmforge.models.config import ModelConfig, RopeConfig, RopeStyle
@@ -276,7 +276,7 @@ def _config(recipe: Recipe) -> ModelConfig:
             local_theta=None,
             scaling=None,
         ),
-        activation=GateActivation.SILU,
+        activation=ActivationFunction.SILU,
         # Sharper than usual, so that a wrong key shows in the result.
         attention_scale=2.0 * recipe.head_dim**-0.5,
         attention_softcap=recipe.attention_softcap,

@@ -57,8 +57,8 @@ def regex_in_lark(regex: str) -> str:
 
 def choice_grammar(choices: Sequence[str]) -> str:
     """Makes a grammar of several texts, one of which comes."""
-    alternatives = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
-    return lark_grammar(f"start: {alternatives}")
+    texts = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
+    return lark_grammar(f"start: {texts}")
 
 
 def lark_grammar(lark: str) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 class SpecialTokens:
     """Matches token spellings in text: leftmost first, the longest at each place.
 
-    The alternatives are compiled into one pattern shaped like their prefix tree, so that a
+    The spellings are compiled into one pattern shaped like their prefix tree, so that a
     vocabulary with thousands of special tokens costs no more per character than one with ten.
     """
 
@@ -35,7 +35,7 @@ def _tree_pattern(spellings: list[str]) -> str:
     groups: dict[str, list[str]] = {}
     for spelling in spellings:
         groups.setdefault(spelling[0], []).append(spelling)
-    alternatives = []
+    branches = []
     for group in groups.values():
         prefix = _common_prefix(group)
         rests = [spelling[len(prefix) :] for spelling in group]
@@ -43,8 +43,8 @@ def _tree_pattern(spellings: list[str]) -> str:
         pattern = re.escape(prefix)
         if longer:
             pattern += f"(?:{_tree_pattern(longer)})" + ("?" if len(longer) < len(rests) else "")
-        alternatives.append(pattern)
-    return "|".join(alternatives)
+        branches.append(pattern)
+    return "|".join(branches)
 
 
 def _common_prefix(strings: list[str]) -> str:

@@ -1,0 +1,95 @@
+"""The glossary of ARCHITECTURE.md is about names that are in the code, and no other names are."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = (ROOT / "server", ROOT / "backends")
+
+# Words that names do not hold, since the field has others: see the glossary.
+FORMER = {
+    r"guess": "draft tokens, drafting",
+    r"alternative": "top_logprobs, num_top",
+    r"give_way|gives_way": "preempt",
+    r"right_draws|wrong_drafts": "accepted, rejected",
+}
+
+# Structs of wire formats have the names that those formats have.
+WIRE = {"schema.py", "events.py"}
+
+
+@cache
+def modules() -> dict[Path, ast.Module]:
+    paths = (path for folder in PACKAGES for path in sorted(folder.rglob("*.py")))
+    return {path: ast.parse(path.read_text(encoding="utf-8")) for path in paths}
+
+
+@cache
+def names_in(path: Path) -> frozenset[str]:
+    """Every name that a module defines or uses."""
+    return frozenset(_names(modules()[path]))
+
+
+def _names(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=name) | ast.Attribute(attr=name) | ast.arg(arg=name):
+                yield name
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                yield name
+            case ast.ClassDef(name=name):
+                yield name
+            case ast.keyword(arg=str(name)):
+                yield name
+
+
+def rows() -> list[tuple[str, str]]:
+    """Word and meaning of each row."""
+    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    glossary = text.split("## Glossary")[1].split("\n## ")[0]
+    found = re.findall(r"^\| (.+?) \| (.+) \|$", glossary, re.MULTILINE)
+    return [row for row in found if row != ("word", "meaning")]
+
+
+def test_every_name_in_the_glossary_is_in_the_code() -> None:
+    known = frozenset[str]().union(*map(names_in, modules()))
+    named = {name for _, meaning in rows() for name in re.findall(r"`([A-Za-z_]\w*)`", meaning)} - {
+        "n"
+    }
+    assert len(named) > 20
+    assert named - known == set()
+
+
+def test_no_word_has_two_rows() -> None:
+    words = [word for cell, _ in rows() for word in cell.split(", ")]
+    assert len(words) > 20
+    assert sorted({word for word in words if words.count(word) > 1}) == []
+
+
+@pytest.mark.parametrize("former", FORMER)
+def test_no_name_holds_a_word_that_was_replaced(former: str) -> None:
+    pattern = re.compile(former, re.IGNORECASE)
+    found = {
+        (str(path.relative_to(ROOT)), name)
+        for path in modules()
+        for name in names_in(path)
+        if pattern.search(name)
+    }
+    assert found == set(), f"the word is now {FORMER[former]}"
+
+
+def test_no_two_public_classes_have_one_name() -> None:
+    homes = defaultdict(list)
+    for path, tree in modules().items():
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef) and path.name not in WIRE:
+                homes[node.name].append(str(path.relative_to(ROOT)))
+    assert {name: found for name, found in homes.items() if len(found) > 1 and name[0] != "_"} == {}
