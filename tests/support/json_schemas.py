@@ -67,13 +67,13 @@ class RandomSchemas:
         return self._random.choice([{"const": chosen[0]}, {"enum": chosen}])
 
     def object(self, depth: int) -> dict[str, Any]:
-        """A schema of an object."""
+        """A schema of an object; some of them do not say whether there may be other fields."""
         names = self._random.sample(["a", "b c", "ключ", 'q"', "long_property_name"], 3)
         return {
             "type": "object",
             "properties": {name: self.schema(depth) for name in names},
             "required": self._random.sample(names, self._random.randrange(4)),
-            "additionalProperties": False,
+            **self._random.choice([{}, {"additionalProperties": False}]),
         }
 
     def _array(self, depth: int) -> dict[str, Any]:

@@ -15,6 +15,8 @@ from typing import Any
 import llguidance
 from llguidance import LLMatcher
 
+from rocmforge.text.output.closed_schema import close_objects
+
 Schema = dict[str, Any] | bool
 
 ANY_OBJECT: Schema = {"type": "object"}
@@ -27,19 +29,22 @@ _LEXER_FUEL = 200_000  # with the default of 1,000,000, `a{1000}{1000}{1000}` ta
 
 
 def json_schema_grammar(schema: Schema) -> str:
-    """Makes a grammar of JSON that validates against a schema."""
+    """Returns the grammar of JSON that fits a schema, with the fields that it names only.
+
+    See `close_objects` for what that means.
+    """
     if isinstance(schema, bool):  # `true` is the schema of everything
         schema = {} if schema else {"not": {}}
     return LLMatcher.grammar_from_json_schema(
-        schema, overrides={"whitespace_pattern": _WHITESPACE, "lenient": False}
+        close_objects(schema), overrides={"whitespace_pattern": _WHITESPACE, "lenient": False}
     )
 
 
-def with_bounded_whitespace(schema: Schema) -> Schema:
-    """Returns the schema with our rule for white space, for use inside another grammar."""
+def embedded_schema(schema: Schema) -> Schema:
+    """Returns the schema with closed objects and our rule for white space, for another grammar."""
     if isinstance(schema, bool):
         return schema
-    return {**schema, "x-guidance": {"whitespace_pattern": _WHITESPACE}}
+    return {**close_objects(schema), "x-guidance": {"whitespace_pattern": _WHITESPACE}}
 
 
 def regex_grammar(regex: str) -> str:

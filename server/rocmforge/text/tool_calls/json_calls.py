@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
-from rocmforge.text.output.grammar import Schema, with_bounded_whitespace
+from rocmforge.text.output.grammar import Schema, embedded_schema
 from rocmforge.text.tokenizer.tokenizer import Tokenizer
 from rocmforge.text.tool_calls.base import CallParser, Rules, literal, marker, repeated
 
@@ -52,7 +52,7 @@ class JsonFormat:
                 head = literal(f'{{"name": {quoted}, "{self.arguments}": ')
                 tail = literal("}")
             rules.append(f"call{number}: {head} args{number} {tail}")
-            rules.append(f"args{number}: %json {json.dumps(with_bounded_whitespace(schema))}")
+            rules.append(f"args{number}: %json {json.dumps(embedded_schema(schema))}")
         call = "(" + " | ".join(f"call{number}" for number in range(len(schemas))) + ")"
         begin, end = marker(self.begin, tokenizer), marker(self.end, tokenizer)
         one = call if self.is_list else f"{begin} {call} {end}"

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from rocmforge.text.output.grammar import Schema, regex_in_lark, with_bounded_whitespace
+from rocmforge.text.output.grammar import Schema, embedded_schema, regex_in_lark
 from rocmforge.text.tool_calls.base import CannotEnforce, literal
 
 _ANNOTATIONS = frozenset(
@@ -109,7 +109,7 @@ def text_terminal(
 
 def json_rule(schema: Schema) -> str:
     """Writes the right side of a rule: a value as JSON."""
-    return f"%json {json.dumps(with_bounded_whitespace(schema))}"
+    return f"%json {json.dumps(embedded_schema(schema))}"
 
 
 def _anywhere(pattern: str) -> str:
