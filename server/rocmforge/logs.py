@@ -1,6 +1,6 @@
 """The look of log lines: for people, or as JSON for programs.
 
-Records may carry values in the attribute `fields`; both formats escape them, so that nothing a
+Records may carry values in the attribute `FIELDS`; both formats escape them, so that nothing a
 client sends can begin a line of its own.
 """
 
@@ -10,9 +10,12 @@ import json
 import logging
 import sys
 import time
-from typing import Literal
+from typing import Final, Literal
 
 LogFormat = Literal["text", "json"]
+
+FIELDS: Final = "fields"
+"""The attribute of a log record that holds its values."""
 
 
 class JsonFormatter(logging.Formatter):
@@ -26,7 +29,7 @@ class JsonFormatter(logging.Formatter):
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
-            **getattr(record, "fields", {}),
+            **getattr(record, FIELDS, {}),
         }
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
@@ -41,7 +44,7 @@ class TextFormatter(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
         """Formats the line without the traceback."""
-        fields: dict[str, object] = getattr(record, "fields", {})
+        fields: dict[str, object] = getattr(record, FIELDS, {})
         shown = [f"{name}={json.dumps(v)}" for name, v in fields.items() if v is not None]
         line = super().formatMessage(record).replace("\r", "\\r").replace("\n", "\\n")
         return " ".join([line, *shown])

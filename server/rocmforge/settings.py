@@ -231,6 +231,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         int,
         Meta(ge=1024, description="largest request body that is accepted", extra=_value("BYTES")),
     ] = 16 * 1024 * 1024
+    strict_requests: Annotated[
+        bool, Meta(description="refuse requests with unknown fields, which are ignored otherwise")
+    ] = False
     metrics_compat: Annotated[
         tuple[Literal["vllm"], ...],
         Meta(description="also export metrics under another server's names: vllm"),

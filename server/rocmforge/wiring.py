@@ -342,6 +342,7 @@ def build_web_app(fleet: Fleet, settings: Settings, keys: Keyring) -> Litestar:
             max_stored_responses=settings.max_stored_responses,
             receive_timeout_s=settings.receive_timeout,
             local_names_only=not keys and not settings.insecure,
+            strict_requests=settings.strict_requests,
             has_tls=settings.tls_certificate is not None,
             vllm_metrics="vllm" in settings.metrics_compat,
             drain_timeout_s=settings.drain_timeout,

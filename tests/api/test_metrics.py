@@ -185,3 +185,16 @@ def test_answers_with_an_error_status_are_counted(client: Client, complete: Any)
     samples = scrape(client)
     assert value(samples, "rocmforge_request_errors_total", status="400") == 2
     assert value(samples, "rocmforge_request_errors_total", status="404") == 1
+
+
+def test_an_error_is_a_models_only_if_the_request_names_it(client: Client, complete: Any) -> None:
+    complete(temperature=-1)  # refused before the model is looked for
+    complete(prompt=[10**6])
+    client.get("/favicon.ico")
+    text = client.get("/metrics").text
+    errors = {line for line in text.splitlines() if line.startswith("rocmforge_request_errors_t")}
+    assert errors == {
+        'rocmforge_request_errors_total{engine="",model_name="",status="400"} 1.0',
+        'rocmforge_request_errors_total{engine="",model_name="",status="404"} 1.0',
+        'rocmforge_request_errors_total{engine="0",model_name="tiny",status="400"} 1.0',
+    }

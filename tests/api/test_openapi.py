@@ -9,10 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from litestar.testing import TestClient
 
+from rocmforge import __version__
 from rocmforge.api.app import HANDLERS
-from rocmforge.api.openapi import docs, openapi
+from rocmforge.api.http.keys import Keyring, given_keys
+from rocmforge.api.http.settings import ApiSettings
+from rocmforge.api.openapi import docs, index, openapi
 from tests.api.conftest import Client
+from tests.api.fake_engine import FakeEngine, build_app, make_service
 from tests.api.live import assert_settles
 from tests.support.server import LiveServer
 
@@ -33,7 +38,7 @@ def test_every_handler_is_in_it(document: Any) -> None:
     served = {
         (re.sub(r":\w+\}", "}", path), method)
         for handler in HANDLERS
-        if handler not in (openapi, docs)
+        if handler not in (openapi, docs, index)
         for path in handler.paths
         for method in handler.http_methods
     }
@@ -74,6 +79,28 @@ def test_the_page_needs_nothing_from_elsewhere(client: Client, document: Any) ->
     targets = set(re.findall(r'href="#([^"]+)"', response.text))
     assert targets <= set(re.findall(r'id="([^"]+)"', response.text))
     assert {"ChatRequest", "ResponseCreated"} <= targets
+
+
+@pytest.mark.parametrize("path", ["/", "/v1"])
+def test_the_servers_address_leads_to_the_description(client: Client, path: str) -> None:
+    response = client.get(path)
+    assert [each.status_code for each in response.history] == [307]
+    assert response.url.path == "/docs"
+    assert response.status_code == 200
+
+
+def test_the_page_opens_without_a_key_and_tells_nothing_about_the_server(
+    engine: FakeEngine,
+) -> None:
+    app = build_app(make_service(engine), ApiSettings(), Keyring(given_keys(["some-secret-key"])))
+    with TestClient(app) as client:
+        page = client.get("/")
+        assert page.url.path == "/docs"
+        assert page.status_code == 200
+        assert "ChatRequest" in page.text
+        assert "tiny" not in page.text
+        assert __version__ not in page.text
+        assert client.get("/openapi.json").status_code == 401
 
 
 @pytest.mark.timeout(600)

@@ -14,10 +14,10 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from rocmforge.api.http.keys import Keyring, given_keys
 from rocmforge.api.http.settings import ApiSettings
-from rocmforge.api.metrics.request_log import FIELDS, RequestLog
+from rocmforge.api.metrics.request_log import RequestLog
 from rocmforge.api.metrics.tracing import Tracer
 from rocmforge.engine.ipc.params import FinishReason
-from rocmforge.logs import JsonFormatter, TextFormatter
+from rocmforge.logs import FIELDS, JsonFormatter, TextFormatter
 from tests.api.conftest import Client
 from tests.api.fake_engine import FakeEngine, build_app, make_service, say
 
@@ -187,3 +187,32 @@ def test_a_span_belongs_to_the_clients_trace(
     (span,) = spans(exporter, tracer)
     assert span.context is not None
     assert f"{span.context.trace_id:032x}" == parent.split("-")[1]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "headers", "body", "line"),
+    [
+        ("GET", "/nowhere", HEADERS, None, {"status": 404, "code": "unknown_url"}),
+        ("GET", "/v1/completions", HEADERS, None, {"status": 405, "code": "method_not_allowed"}),
+        ("POST", "/v1/completions", {}, BODY, {"status": 401, "code": "invalid_api_key"}),
+        (
+            *("POST", "/v1/completions", HEADERS, BODY | {"n": 0}),
+            {"status": 400, "code": "invalid_value", "param": "n", "key": "api-key-1"},
+        ),
+        (
+            *("POST", "/v1/messages", HEADERS, BODY),
+            {"status": 400, "param": "messages", "key": "api-key-1"},
+        ),
+    ],
+    ids=["path", "method", "key", "value", "Anthropic"],
+)
+def test_a_refused_request_is_one_line_without_what_it_says(
+    lines: Any, engine: FakeEngine, method: str, path: str, headers: Any, body: Any, line: Any
+) -> None:
+    app = build_app(make_service(engine), ApiSettings(), Keyring(given_keys([SECRET])))
+    with TestClient(app) as client:
+        client.request(method, path, json=body, headers=headers)
+    (logged,) = lines()
+    assert (logged["method"], logged["path"]) == (method, path)
+    assert logged | line == logged
+    assert "private words" not in str(logged)

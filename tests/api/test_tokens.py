@@ -21,6 +21,25 @@ def test_a_text_becomes_token_ids(client: Client) -> None:
     }
 
 
+def test_special_tokens_are_text_where_the_request_says_so(client: Client) -> None:
+    def tokens(**fields: bool) -> list[int]:
+        body = {"prompt": "<|im_end|>", **fields}
+        found: list[int] = client.post("/tokenize", json=body).json()["tokens"]
+        return found
+
+    assert tokens() == tokens(parse_special=True) == [tiny.IM_END]
+    as_text = tokens(parse_special=False)
+    assert tiny.IM_END not in as_text
+    assert client.post("/detokenize", json={"tokens": as_text}).json()["prompt"] == "<|im_end|>"
+
+
+def test_parsing_special_tokens_is_no_choice_for_conversations(client: Client) -> None:
+    body = {"messages": [{"role": "user", "content": "x"}], "parse_special": False}
+    response = client.post("/tokenize", json=body)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "parse_special"
+
+
 def test_token_strings_come_as_the_vocabulary_spells_them(client: Client) -> None:
     body = {"prompt": "hello world", "return_token_strs": True}
     assert client.post("/tokenize", json=body).json()["token_strs"] == ["hello", "Ġworld"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import shutil
 import socket
 import ssl
@@ -20,6 +21,7 @@ import pytest
 from rocmforge.commands.http.protocol import MAX_HEADER_BYTES
 from rocmforge.commands.http.server import Certificate, HttpServer, http_config, listen
 from rocmforge.errors import ConfigurationError
+from rocmforge.logs import FIELDS
 
 TLS = Path(__file__).parents[1] / "data/tls"
 HOST = b"Host: localhost\r\n"
@@ -131,9 +133,14 @@ def get(*lines: bytes, path: bytes = b"/", version: bytes = b"1.1") -> bytes:
 # --- headers and trailers ---
 
 
-def test_complete_headers_above_the_limit_are_a_431(server: Running) -> None:
+def test_complete_headers_above_the_limit_are_a_431(
+    server: Running, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
     filler = b"X-Filler: " + b"a" * MAX_HEADER_BYTES
     answer = server.talk(get(HOST.strip(), filler))
+    (fields,) = [getattr(r, FIELDS) for r in caplog.records if r.name == "rocmforge.request"]
+    assert (fields["path"], fields["status"]) == ("/", 431)
     assert answer.startswith(b"HTTP/1.1 431 Request Header Fields Too Large\r\n")
     assert b'"code":"headers_too_large"' in answer
 

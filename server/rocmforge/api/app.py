@@ -17,7 +17,7 @@ from rocmforge.api.chat import create_chat_completion
 from rocmforge.api.completions import create_completion
 from rocmforge.api.embeddings.handlers import create_embeddings, rerank
 from rocmforge.api.fleet.dispatch import MODEL, Dispatch
-from rocmforge.api.fleet.fleet import Fleet
+from rocmforge.api.fleet.fleet import Fleet, Member
 from rocmforge.api.http.auth import caller_of, key_guard
 from rocmforge.api.http.disconnect import ClientLeft
 from rocmforge.api.http.errors import answer_for
@@ -26,10 +26,12 @@ from rocmforge.api.http.hosts import LocalNamesOnly
 from rocmforge.api.http.keys import Keyring
 from rocmforge.api.http.receive import ReceiveDeadline
 from rocmforge.api.http.settings import ApiSettings
+from rocmforge.api.http.unknown_fields import STRICT, named_in_header
 from rocmforge.api.messages.errors import anthropic_error
 from rocmforge.api.messages.handlers import PATH as MESSAGES_PATH
 from rocmforge.api.messages.handlers import count_tokens, create_message
 from rocmforge.api.metrics.fleet import FleetMetrics
+from rocmforge.api.metrics.request_log import log_refusal
 from rocmforge.api.models import (
     ANTHROPIC_VERSION,
     command_model,
@@ -38,7 +40,7 @@ from rocmforge.api.models import (
     load_model,
     unload_model,
 )
-from rocmforge.api.openapi import docs, openapi
+from rocmforge.api.openapi import docs, index, openapi
 from rocmforge.api.ops import health, metrics, ready, version
 from rocmforge.api.responses.handlers import (
     cancel_response,
@@ -76,6 +78,7 @@ HANDLERS = (
     metrics,
     openapi,
     docs,
+    index,
 )
 
 CLIENT_CLOSED_REQUEST = 499  # nginx's; nobody receives it
@@ -109,11 +112,12 @@ def build_app(fleet: Fleet, settings: ApiSettings, keys: Keyring | None = None) 
             *([LocalNamesOnly()] if settings.local_names_only else []),
             ReceiveDeadline(settings.receive_timeout_s),
         ],
-        before_send=[security_headers(has_tls=settings.has_tls)],
+        before_send=[security_headers(has_tls=settings.has_tls), named_in_header()],
+        opt={STRICT: settings.strict_requests},
         exception_handlers={
-            HTTPException: partial(_answer_error, fleet),
+            HTTPException: partial(_answer_error, fleet_metrics),
             ClientLeft: _client_left,
-            Exception: partial(_answer_error, fleet),
+            Exception: partial(_answer_error, fleet_metrics),
         },
         cors_config=CORSConfig(allow_origins=list(settings.cors_origins))
         if settings.cors_origins
@@ -132,18 +136,27 @@ async def _load_anyio() -> None:
 
 
 def _answer_error(
-    fleet: Fleet, request: Request[Any, Any, Any], error: Exception
+    metrics: FleetMetrics, request: Request[Any, Any, Any], error: Exception
 ) -> Response[bytes]:
     """The handler of all exceptions: answers as OpenAI would, or Anthropic on its own paths."""
+    answer = answer_for(error)
+    body = answer.body
     if _speaks_anthropic(request):
-        worded = anthropic_error(error)
-        status, body, headers = worded.status, msgspec.json.encode(worded.body), worded.headers
-    else:
-        answer = answer_for(error)
-        status, body, headers = answer.status, answer.body, answer.headers
-    # What names no model is counted with the first one's.
-    request.state.get(MODEL, fleet.members[0]).service.metrics.refused(status)
-    return Response(body, status_code=status, headers=headers, media_type=MediaType.JSON)
+        body = msgspec.json.encode(anthropic_error(error, answer))
+    member: Member | None = request.state.get(MODEL)
+    (metrics if member is None else member.service.metrics).refused(answer.status)
+    caller = caller_of(request)
+    log_refusal(
+        method=request.method,
+        path=request.scope["path"],
+        status=answer.status,
+        code=answer.detail.code,
+        param=answer.detail.param,
+        key=None if caller is None else caller.key.name,
+    )
+    return Response(
+        body, status_code=answer.status, headers=answer.headers, media_type=MediaType.JSON
+    )
 
 
 def _speaks_anthropic(request: Request[Any, Any, Any]) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from litestar import MediaType, Response, get
+from litestar import MediaType, Response, get, route
 from litestar.handlers import HTTPRouteHandler
 
 from rocmforge import __version__
@@ -170,18 +170,28 @@ async def openapi(fleet: FleetDep) -> Response[bytes]:
     return Response(content, media_type=MediaType.JSON)
 
 
-@get("/docs")
-async def docs(fleet: FleetDep) -> Response[str]:
-    """The same to read, without anything from elsewhere."""
+@get("/docs", opt={PUBLIC: True})
+async def docs() -> Response[str]:
+    """The same as a page, which needs no key: browsers send none, and it names no model."""
     return Response(
-        render_page(document(fleet.names)),
+        render_page(document(())),
         media_type=MediaType.HTML,
         headers={"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"},
     )
 
 
+@route(["/", "/v1"], http_method=["GET", "HEAD"], opt={PUBLIC: True})
+async def index() -> Response[None]:
+    """Leads those who open the server's address in a browser to the description."""
+    return Response(None, status_code=307, headers={"Location": "docs"})
+
+
 def document(model_names: tuple[str, ...]) -> dict[str, Any]:
-    """The OpenAPI 3.1 document of a server that serves models under these names."""
+    """Returns the OpenAPI 3.1 document of a server.
+
+    Args:
+        model_names: what its models are called; () leaves them out.
+    """
     described = endpoints()
     types = list(dict.fromkeys(each for endpoint in described for each in endpoint.types))
     schemas, components = msgspec.json.schema_components(types, ref_template=_REF)
@@ -189,7 +199,8 @@ def document(model_names: tuple[str, ...]) -> dict[str, Any]:
     for endpoint in described:
         if endpoint.body is not None:
             component = components[by_type[endpoint.body]["$ref"].rpartition("/")[2]]
-            _name_models(component, model_names)
+            if model_names:
+                _name_models(component, model_names)
     paths: dict[str, Any] = {}
     for endpoint in described:
         for path in sorted(endpoint.handler.paths):
@@ -204,7 +215,7 @@ def document(model_names: tuple[str, ...]) -> dict[str, Any]:
                     operation["operationId"] += "_at" + plain.replace("/", "_")
                 if parameters:
                     operation["parameters"] = parameters
-                if endpoint.handler in (get_model, command_model):
+                if model_names and endpoint.handler in (get_model, command_model):
                     parameters[0]["schema"] = {
                         "type": "string",
                         "enum": _model_paths(endpoint.handler, model_names),

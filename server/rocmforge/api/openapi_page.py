@@ -29,9 +29,9 @@ def render_page(document: dict[str, Any]) -> str:
             "<!doctype html>",
             '<html lang="en"><head><meta charset="utf-8">',
             f"<title>{escape(info['title'])}</title><style>{_STYLE}</style></head><body>",
-            f"<h1>{escape(info['title'])} {escape(info['version'])}</h1>",
-            f"<p>{escape(info['description'])} As a file: "
-            '<a href="openapi.json">openapi.json</a>.</p>',
+            f"<h1>{escape(info['title'])}</h1>",
+            f"<p>{escape(info['description'])} As a file, with the names of the models: "
+            '<a href="openapi.json">openapi.json</a>, which takes a key if the server has any.</p>',
             *operations,
             "<h2>Schemas</h2>",
             *schemas,

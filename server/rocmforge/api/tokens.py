@@ -74,6 +74,12 @@ def _token_ids(service: Service, wanted: TokenizeRequest) -> tuple[int, ...]:
     if (wanted.prompt is None) == (wanted.messages is None):
         raise InvalidParameter("Give either 'prompt' or 'messages'.", param="prompt")
     if wanted.messages is not None:
+        if wanted.parse_special is not None:
+            raise InvalidParameter(
+                "'parse_special' belongs to 'prompt': the template's special tokens are always "
+                "parsed, those inside messages never.",
+                param="parse_special",
+            )
         return chat_prompt(
             service,
             wanted.messages,
@@ -83,4 +89,6 @@ def _token_ids(service: Service, wanted: TokenizeRequest) -> tuple[int, ...]:
         )
     assert wanted.prompt is not None
     add_bos = None if wanted.add_special_tokens is not False else False
-    return tuple(service.tokenizer.encode(wanted.prompt, parse_special=True, add_bos=add_bos))
+    parse_special = wanted.parse_special is not False
+    ids = service.tokenizer.encode(wanted.prompt, parse_special=parse_special, add_bos=add_bos)
+    return tuple(ids)

@@ -165,29 +165,36 @@ def _announce(console: Console, fleet: Fleet, listener: socket.socket, settings:
     host, port = listener.getsockname()[:2]
     scheme = "https" if settings.tls_certificate else "http"
     shown = f"[{host}]" if ":" in host else host
+    address = escape(f"{scheme}://{shown}:{port}")
     lines = [line for member in fleet.members for line in _about_model(member)]
-    for line in (*lines, escape(f"{scheme}://{shown}:{port}/v1")):
+    lines += [
+        (logging.INFO, f"{address}/docs describes the API"),
+        (logging.INFO, f"{address}/v1"),
+    ]
+    for level, line in lines:
         if settings.log_format == "json":  # for programs that read nothing else
-            logger.info("%s", Text.from_markup(line).plain)
+            logger.log(level, "%s", Text.from_markup(line).plain)
         else:
             console.print(line, highlight=False, soft_wrap=True)
 
 
-def _about_model(member: Member) -> Iterator[str]:
-    """Describes what a model runs on, as markup; a stand-in for a GPU is said loudly."""
+def _about_model(member: Member) -> Iterator[tuple[int, str]]:
+    """Describes what a model runs on, as levels and markup; says loudly that no GPU is used."""
     name, status = escape(member.service.model), member.slot.status
     runner = status.runner
     if runner is None:
-        yield f"[bold]{name}[/] is loaded when it is asked for"
+        yield logging.INFO, f"[bold]{name}[/] is loaded when a request names it"
         return
     if status.is_fallback:
         yield (
+            logging.WARNING,
             "[bold yellow]No GPU is used.[/] The reference backend serves on the CPU, slowly. "
-            f"Reason: {escape(status.fallback_reason)}"
+            f"Reason: {escape(status.fallback_reason)}",
         )
-    yield from map(escape, runner.notes)
+    yield from ((logging.INFO, escape(note)) for note in runner.notes)
     cache = f"KV cache {runner.num_blocks * runner.block_size} tokens in {runner.kv_dtype}"
     yield (
+        logging.INFO,
         f"[bold]{name}[/] on {runner.backend} ({escape(runner.device.name)}), "
-        f"context {runner.max_context}, {'an encoder' if runner.is_encoder else cache}"
+        f"context {runner.max_context}, {'an encoder' if runner.is_encoder else cache}",
     )

@@ -1,8 +1,9 @@
 """The OpenAI wire format: what requests and answers look like as JSON, and nothing else.
 
 Types and ranges here are checked while a body is decoded, so that an error can name the field.
-Fields that requests carry and we do not know are accepted and ignored; those that we know and
-cannot honour are declared here, so that `checks` sees and refuses them.
+Fields that requests carry and we do not know are ignored, and named in a header of the answer (see
+`api.http.unknown_fields`); those that we know and cannot honour are declared here, so that `checks`
+sees and refuses them.
 """
 
 from __future__ import annotations
@@ -38,6 +39,9 @@ class JsonSchemaFormat(msgspec.Struct, kw_only=True):
     """A schema that the answer must validate against; always enforced, `strict` or not."""
 
     schema: dict[str, Any] | bool | None = None
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
 
 
 class ResponseFormat(msgspec.Struct, kw_only=True):

@@ -12,6 +12,7 @@ from litestar.exceptions.http_exceptions import RequestEntityTooLarge
 
 from rocmforge.api.http.allowed_values import allowed_values
 from rocmforge.api.http.disconnect import ClientLeft
+from rocmforge.api.http.unknown_fields import check_fields, check_query
 from rocmforge.errors import InvalidParameter, RequestTooLarge
 
 T = TypeVar("T")
@@ -34,6 +35,7 @@ async def read_json(request: Request[Any, Any, Any], decoder: msgspec.json.Decod
         RequestTimeout: it did not arrive in time.
         RequestTooLarge: it exceeds the limit of the application.
         InvalidParameter: it is not JSON, or does not have the right shape.
+        UnsupportedFeature: it has fields that are not known, and the server is strict.
     """
     if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise HTTPException(
@@ -47,7 +49,10 @@ async def read_json(request: Request[Any, Any, Any], decoder: msgspec.json.Decod
             status_code=415,
             detail="The body must be JSON in UTF-8, sent with Content-Type: application/json.",
         )
-    return decode(await _read(request), decoder)
+    body = await _read(request)
+    wanted = decode(body, decoder)
+    check_fields(request, body, decoder.type)
+    return wanted
 
 
 async def _read(request: Request[Any, Any, Any]) -> bytes:
@@ -76,11 +81,13 @@ def decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
 
 
 def read_query(request: Request[Any, Any, Any], kind: type[T]) -> T:
-    """The parameters behind the path; others than those of the type are ignored.
+    """Reads the parameters behind the path.
 
     Raises:
         InvalidParameter: one does not fit.
+        UnsupportedFeature: one is not known, and the server is strict.
     """
+    check_query(request, kind)
     try:
         return msgspec.convert(dict(request.query_params), kind, strict=False)
     except msgspec.ValidationError as error:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from rocmforge.api.http.errors import answer_for
+from rocmforge.api.http.errors import ErrorAnswer, answer_for
 from rocmforge.api.http.sse import named_event
 from rocmforge.api.messages.schema import Error, ErrorDetail
 from rocmforge.errors import ContextLengthExceeded
@@ -20,18 +18,14 @@ _TYPES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class AnthropicError:
-    """An exception, ready to be sent."""
+def anthropic_error(error: Exception, answer: ErrorAnswer | None = None) -> Error:
+    """Returns the body of an error with Anthropic's type and words.
 
-    status: int
-    body: Error
-    headers: dict[str, str]
-
-
-def anthropic_error(error: Exception) -> AnthropicError:
-    """The same status as everywhere, with Anthropic's type and body."""
-    answer = answer_for(error)
+    Args:
+        error: what went wrong.
+        answer: what `answer_for` made of it, if it was asked already.
+    """
+    answer = answer or answer_for(error)
     kind = _TYPES.get(
         answer.status, "invalid_request_error" if answer.status < 500 else "api_error"
     )
@@ -41,10 +35,9 @@ def anthropic_error(error: Exception) -> AnthropicError:
         message = f"prompt is too long: {error.prompt_tokens} tokens > {error.limit} maximum"
     elif answer.detail.param is not None and answer.detail.param not in message:
         message = f"{answer.detail.param}: {message}"  # there is no field for the place
-    body = Error(error=ErrorDetail(type=kind, message=message))
-    return AnthropicError(status=answer.status, body=body, headers=answer.headers)
+    return Error(error=ErrorDetail(type=kind, message=message))
 
 
 def error_event(error: Exception) -> bytes:
     """The last event of a stream that failed before it had anything to say."""
-    return named_event(anthropic_error(error).body)
+    return named_event(anthropic_error(error))

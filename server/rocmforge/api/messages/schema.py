@@ -95,6 +95,7 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     temperature: Annotated[float, Meta(ge=0, le=1)] | None = None
     top_p: Probability | None = None
     top_k: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+    metadata: dict[str, Any] | None = None  # what clients tell Anthropic; it changes nothing
 
     # Known and not supported; see `convert.NEUTRAL_VALUES`.
     container: Any = None

@@ -65,7 +65,7 @@ class MessagesWriter(Writer):
 
     def failure(self, error: Exception) -> bytes:
         """The error."""
-        return _encoded([anthropic_error(error).body])
+        return _encoded([anthropic_error(error)])
 
     def body(self, pieces: list[Piece], usage: schema.Usage) -> Message:
         """The whole message."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
 from rocmforge.api.fleet.fleet import Fleet
 from rocmforge.api.fleet.slot import ModelState
-from rocmforge.api.metrics.engine import PREFIX
+from rocmforge.api.metrics.engine import LABELS, PREFIX
 from rocmforge.api.metrics.requests import render
 
 _UNLOADS = ("request", "idle", "room", "memory")
@@ -29,6 +29,16 @@ class FleetMetrics:
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
         self._registry.register(_FleetCollector(fleet))
+        self._errors = Counter(
+            PREFIX + "request_errors",
+            "Requests answered with an error status.",
+            (*LABELS, "status"),
+            registry=self._registry,
+        )
+
+    def refused(self, status: int) -> None:
+        """Counts an answer with an error status to a request that has named no model."""
+        self._errors.labels("", "", str(status)).inc()
 
     def render(self, accept: str, *, vllm_names: bool) -> tuple[bytes, str]:
         """The exposition in the format that the Accept header asks for, and its content type."""

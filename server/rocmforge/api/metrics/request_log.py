@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Final
 
 from rocmforge.api.http.origin import Origin
+from rocmforge.logs import FIELDS
 
 log = logging.getLogger("rocmforge.request")
 
-FIELDS: Final = "fields"
-"""The attribute of a log record that holds its values; see `rocmforge.logs`."""
+_LONGEST = 200
+_SERVER_ERROR = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +101,32 @@ class RequestLog:
         )
         if self.trace is not None:
             self.trace(record, origin, end_ns)
+
+
+def log_refusal(
+    *,
+    method: str,
+    path: str,
+    status: int,
+    code: str | None,
+    param: str | None = None,
+    key: str | None = None,
+) -> None:
+    """Logs a request that is answered with an error, without what it says: that is private.
+
+    Args:
+        method: of the request.
+        path: as the client wrote it.
+        status: of the answer.
+        code: of the error, for programs.
+        param: the field that is wrong.
+        key: the name of the API key.
+    """
+    fields = {"method": method, "path": path[:_LONGEST], "status": status, "code": code}
+    fields |= {"param": param and param[:_LONGEST], "key": key}
+    level = logging.WARNING if status >= _SERVER_ERROR else logging.INFO
+    text = "request refused" if level == logging.INFO else "request failed"
+    log.log(level, text, extra={FIELDS: fields})
 
 
 def _seconds(duration_ns: int) -> float:

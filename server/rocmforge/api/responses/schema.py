@@ -1,7 +1,7 @@
 """The wire format of /v1/responses: requests, answers and the events of a stream.
 
-As in `api.generate.schema`, fields that are not known are ignored, and those that are known and
-cannot be honoured are declared, so that they can be refused.
+As in `api.generate.schema`, fields that are not known are ignored and named, and those that are
+known and cannot be honoured are declared, so that they can be refused.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from typing import Any, Final
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from rocmforge.api.http.errors import answer_for
+from rocmforge.api.metrics.request_log import log_refusal
 from rocmforge.errors import HeadersTooLarge, InvalidParameter, RequestError
 
 MAX_HEADER_BYTES: Final = 64 * 1024
@@ -139,6 +140,12 @@ def bounded_protocol(headers_timeout_s: float) -> type[asyncio.Protocol]:
 
         def _answer(self, error: RequestError) -> None:
             answer = answer_for(error)
+            log_refusal(
+                method=self.parser.get_method().decode(),
+                path=getattr(self, "url", b"").decode(errors="replace"),
+                status=answer.status,
+                code=answer.detail.code,
+            )
             head = (
                 f"HTTP/1.1 {answer.status} {HTTPStatus(answer.status).phrase}\r\n"
                 f"content-type: application/json\r\ncontent-length: {len(answer.body)}\r\n"
