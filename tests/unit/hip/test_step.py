@@ -7,7 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rocmforge_hip.ops.step import ListSizes, OutputLayout, SamplingNeeds, StepLayout, StepShape
+from rocmforge_hip.device.memory import DeviceArray
+from rocmforge_hip.device.records import named_leaves
+from rocmforge_hip.ops.step import ListSizes, SamplingNeeds, StepLayout, StepShape
+from rocmforge_hip.ops.step_output import OutputLayout
 from tests.backend.driving import Chunk, Want, make_sampling, make_step
 
 BASE = 1 << 32
@@ -24,10 +27,11 @@ def packed(chunks: list[Chunk], shape: StepShape) -> dict[str, list[Any]]:
     buffer = np.full(layout.nbytes, 0xAA, np.uint8)
     layout.pack(step, buffer)
     found = {}
-    for name, array in layout.arrays(BASE).items():
+    for name, array in named_leaves(layout.arrays(BASE), DeviceArray):
         start = array.address - BASE
         assert start % 16 == 0
-        found[name] = buffer[start : start + array.nbytes].view(array.dtype).tolist()
+        values = buffer[start : start + array.nbytes].view(array.dtype)
+        found[name] = values.reshape(array.shape).tolist()
     return found
 
 
@@ -43,8 +47,8 @@ def test_decodes_are_filled_up_with_sequences_that_store_and_see_nothing() -> No
     assert arrays["context_len"] == [41, 8, 0, 0]
     assert arrays["decodes"] == [0, 1, 2, 3]
     assert arrays["query_start"] == [0, 1, 2, 2, 2]
-    assert arrays["block_table"][:2] == [2, 3]
-    assert arrays["block_table"][8] == 6
+    assert arrays["block_table"][0][:2] == [2, 3]
+    assert arrays["block_table"][1][0] == 6
     assert arrays["row_source"] == [-1, 1, -1, -1]
     assert arrays["temperature"] == [0, 0, 0, 0]
 
@@ -74,8 +78,9 @@ def test_lists_are_packed_behind_everything_else() -> None:
 
 
 def test_arrays_of_a_shape_lie_where_they_lay_whatever_lists_come_with_it() -> None:
-    plain = StepLayout(DECODES).arrays(BASE)
-    with_lists = StepLayout(DECODES, ListSizes(100, 50, 4)).arrays(BASE)
+    plain = dict(named_leaves(StepLayout(DECODES).arrays(BASE), DeviceArray))
+    lists = ListSizes(100, 50, 4)
+    with_lists = dict(named_leaves(StepLayout(DECODES, lists).arrays(BASE), DeviceArray))
     of_varying_size = {"seen_tokens", "seen_counts", "bias_tokens", "bias_values", "allowed"}
     assert {name: with_lists[name] for name in plain.keys() - of_varying_size} == {
         name: plain[name] for name in plain.keys() - of_varying_size

@@ -196,8 +196,8 @@ class HipOps:
             k_norm=None if k_norm is None else vector_of(k_norm, head_dim),
             cosine=table.cos,
             sine=table.sin,
-            positions=step.inputs["positions"],
-            slots=step.inputs["slots"],
+            positions=step.inputs.positions,
+            slots=step.inputs.slots,
             q_out=out,
             k_cache=cache.keys,
             v_cache=cache.values,
@@ -245,10 +245,10 @@ class HipOps:
             v_cache=cache.values,
             k_scale=cache.key_scale,
             v_scale=cache.value_scale,
-            block_table=inputs["block_table"],
-            sequences=inputs["decodes"],
-            query_start=inputs["query_start"],
-            context_len=inputs["context_len"],
+            block_table=inputs.block_table,
+            sequences=inputs.decodes,
+            query_start=inputs.query_start,
+            context_len=inputs.context_len,
             out_f32=out.f32,
             out_f16=out.f16,
             out_q=out.q,
@@ -270,9 +270,9 @@ class HipOps:
                 _THREADS,
                 partial=partial,
                 partial_ml=partial_ml,
-                sequences=inputs["decodes"],
-                query_start=inputs["query_start"],
-                context_len=inputs["context_len"],
+                sequences=inputs.decodes,
+                query_start=inputs.query_start,
+                context_len=inputs.context_len,
                 out_f32=out.f32,
                 out_f16=out.f16,
                 out_q=out.q,
@@ -302,10 +302,10 @@ class HipOps:
             v_cache=cache.values,
             k_scale=cache.key_scale,
             v_scale=cache.value_scale,
-            block_table=inputs["block_table"],
-            sequences=inputs["prefills"],
-            query_start=inputs["query_start"],
-            context_len=inputs["context_len"],
+            block_table=inputs.block_table,
+            sequences=inputs.prefills,
+            query_start=inputs.query_start,
+            context_len=inputs.context_len,
             out_f32=out.f32,
             out_f16=out.f16,
             blocks_per_sequence=shape.blocks,
@@ -320,7 +320,7 @@ class HipOps:
         rows = step.shape.rows
         out = self._arena[f"{ROWS}.f32"].first(rows, x.width)
         if rows:
-            self._take_rows(f32_of(x), step.inputs["logit_rows"], out)
+            self._take_rows(f32_of(x), step.inputs.logit_rows, out)
         return Activation(ROWS, rows, x.width, f32=out)
 
     def _take_rows(self, x: DeviceArray, rows: DeviceArray, out: DeviceArray) -> None:

@@ -77,7 +77,7 @@ class HipEncoderOps:
     ) -> Activation:
         matrix, rows = part_of(tokens).matrix, step.shape.tokens
         out = self._arena[f"{NORMED}.f32"].first(rows, matrix.columns)
-        self._rows.embed(matrix, step.inputs["token_ids"], 1.0, out)
+        self._rows.embed(matrix, step.inputs.token_ids, 1.0, out)
         if positions is not None or types is not None:
             self._add_rows(step, positions, types, out)
         return Activation(NORMED, rows, matrix.columns, f32=out)
@@ -94,7 +94,7 @@ class HipEncoderOps:
             (ceil_div(items, _EMBED_THREADS), rows, 1),
             _EMBED_THREADS,
             table=None if table is None else table.data,
-            positions=step.inputs["positions"],
+            positions=step.inputs.positions,
             type=None if types is None else vector_of(types, width),
             x=x,
             table_rows=0 if table is None else table.width,
@@ -226,7 +226,7 @@ class HipEncoderOps:
             k=f16_of(k),
             cosine=table.cos,
             sine=table.sin,
-            positions=step.inputs["positions"],
+            positions=step.inputs.positions,
             q_stride=q.stride or q.width,
             k_stride=k.stride or k.width,
             heads=config.num_heads,
@@ -254,7 +254,7 @@ class HipEncoderOps:
             q=f16_of(q),
             k=f16_of(k),
             v=f16_of(v),
-            query_start=step.inputs["query_start"],
+            query_start=step.inputs.query_start,
             out_f32=out.f32,
             out_f16=out.f16,
             q_stride=q.stride or q.width,

@@ -63,6 +63,8 @@ class CompiledProcessors:
         batch = step.host.sampling.processors
         assert batch is not None
         inputs, vocab = step.inputs, scores.shape[1]
+        arrays = inputs.processors
+        assert arrays is not None
         at_once = self._scratch.shape[0]
         first = 0
         for name, uses in launches(batch):
@@ -72,17 +74,17 @@ class CompiledProcessors:
                     (count, 1, 1),
                     THREADS,
                     scores=scores,
-                    order=inputs["use_order"],
-                    rows=inputs["use_rows"],
-                    numbers=inputs["use_numbers"],
-                    token_sets=inputs["use_token_sets"],
-                    windows=inputs["use_windows"],
-                    uniforms=inputs["use_uniforms"],
-                    positions=inputs["draw_position"],
-                    history_offsets=inputs["history_offsets"],
-                    histories=inputs["histories"],
-                    prompt_lengths=inputs["prompt_lengths"],
-                    row_source=inputs["row_source"],
+                    order=arrays.order,
+                    rows=arrays.rows,
+                    numbers=arrays.numbers,
+                    token_sets=arrays.token_sets,
+                    windows=arrays.windows,
+                    uniforms=arrays.uniforms,
+                    positions=inputs.draw_position,
+                    history_offsets=arrays.history_offsets,
+                    histories=arrays.histories,
+                    prompt_lengths=arrays.prompt_lengths,
+                    row_source=inputs.row_source,
                     sampled=sampled,
                     scratch=self._scratch,
                     scratch_bits=self._scratch,

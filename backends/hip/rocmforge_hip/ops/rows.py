@@ -59,7 +59,7 @@ class RowKernels:
             (ceil_div(width, _SUM_COLUMNS), sums, 1),
             _FEW_SUM_THREADS if step.shape.longest_prefill <= _FEW_ROWS else _SUM_THREADS,
             x=x,
-            ranges=step.inputs["hidden_ranges"],
+            ranges=step.inputs.hidden_ranges,
             out=out,
             dim=width,
         )

@@ -11,7 +11,8 @@ from rocmforge_hip.kernels import sampling
 from rocmforge_hip.ops.activations import Activation
 from rocmforge_hip.ops.geometry import Geometry
 from rocmforge_hip.ops.processors import Processors
-from rocmforge_hip.ops.step import DeviceStep, OutputLayout
+from rocmforge_hip.ops.step import DeviceStep
+from rocmforge_hip.ops.step_output import OutputLayout
 from rocmforge_hip.weights.formats import ceil_div
 
 _THREADS: Final = 256
@@ -47,8 +48,8 @@ class Sampler:
         self._resolve.launch(
             (ceil_div(count, _THREADS), 1, 1),
             _THREADS,
-            token_ids=step.inputs["token_ids"],
-            source=step.inputs["token_source"],
+            token_ids=step.inputs.token_ids,
+            source=step.inputs.token_source,
             previous_tokens=self.tokens,
             tokens=self._arena["tokens"],
             count=count,
@@ -71,24 +72,24 @@ class Sampler:
                 _THREADS,
                 logits=logits.f32,
                 scores=scores,
-                repetition=inputs["repetition"],
-                presence=inputs["presence"],
-                frequency=inputs["frequency"],
-                seen_offsets=inputs["seen_offsets"],
-                seen_tokens=inputs["seen_tokens"],
-                seen_counts=inputs["seen_counts"],
-                bias_offsets=inputs["bias_offsets"],
-                bias_tokens=inputs["bias_tokens"],
-                bias_values=inputs["bias_values"],
-                source=inputs["row_source"],
+                repetition=inputs.repetition,
+                presence=inputs.presence,
+                frequency=inputs.frequency,
+                seen_offsets=inputs.seen_offsets,
+                seen_tokens=inputs.seen_tokens,
+                seen_counts=inputs.seen_counts,
+                bias_offsets=inputs.bias_offsets,
+                bias_tokens=inputs.bias_tokens,
+                bias_values=inputs.bias_values,
+                source=inputs.row_source,
                 previous_tokens=self.tokens,
                 vocab=vocab,
             )
         if needs.masks:
-            self._mask.launch(grid, _THREADS, scores=scores, allowed=inputs["allowed"], vocab=vocab)
+            self._mask.launch(grid, _THREADS, scores=scores, allowed=inputs.allowed, vocab=vocab)
         if needs.processes:
             self.processors.apply(step, scores, self.tokens)
-        highest, temperature = arena["highest"], inputs["temperature"]
+        highest, temperature = arena["highest"], inputs.temperature
         self._max.launch(grid, _THREADS, scores=scores, highest=highest, vocab=vocab)
         if needs.filters:
             self._filter.launch(
@@ -97,9 +98,9 @@ class Sampler:
                 scores=scores,
                 highest=highest,
                 temperature=temperature,
-                log_min_p=inputs["log_min_p"],
-                top_k=inputs["top_k"],
-                top_p=inputs["top_p"],
+                log_min_p=inputs.log_min_p,
+                top_k=inputs.top_k,
+                top_p=inputs.top_p,
                 limits=arena["limits"],
                 vocab=vocab,
                 parts=parts,
@@ -112,8 +113,8 @@ class Sampler:
                 highest=highest,
                 temperature=temperature,
                 limits=arena["limits"] if needs.filters else None,
-                seed=inputs["seed"],
-                position=inputs["draw_position"],
+                seed=inputs.seed,
+                position=inputs.draw_position,
                 drawn=arena["drawn"],
                 vocab=vocab,
             )
@@ -123,7 +124,7 @@ class Sampler:
             highest=highest,
             drawn=arena["drawn"] if needs.draws else None,
             temperature=temperature,
-            target=inputs["target"],
+            target=inputs.target,
             tokens=self.tokens,
             rows=rows,
             parts=parts,
@@ -136,7 +137,7 @@ class Sampler:
                 self._logprobs.max_threads,
                 logits=logits.f32,
                 tokens=self.tokens,
-                num_logprobs=inputs["num_logprobs"],
+                num_logprobs=inputs.num_logprobs,
                 logprobs=logprobs,
                 top_ids=top_ids,
                 top_logprobs=top_logprobs,

@@ -1,22 +1,28 @@
-"""A step on the device: one pinned buffer up, one down, and arrays at known places in them.
+"""The inputs of a step on the device: arrays at known places in one pinned buffer.
 
-All inputs of a step are packed into one buffer and travel in one copy; so do all results. Where
-each array lies follows from the `StepShape` alone, so a captured graph finds it there again.
+They travel in one copy. The place of each array follows from the `StepShape` alone, so a captured
+graph finds it there again. `step_output` has the way back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from rocmforge.backend.protocol import SamplingBatch, StepInput
-from rocmforge_hip.device.memory import DeviceArray
-from rocmforge_hip.ops.processor_arrays import NO_USES, UseSizes, use_contents
+from rocmforge_hip.device.memory import ArraySpec, DeviceArray, spec
+from rocmforge_hip.device.records import leaves, mapped
+from rocmforge_hip.ops.processor_arrays import (
+    NO_USES,
+    Content,
+    ProcessorArrays,
+    UseSizes,
+    processor_contents,
+)
 from rocmforge_hip.weights.adapters import tile_rows
 from rocmforge_hip.weights.formats import round_up
 
@@ -24,6 +30,8 @@ _ALIGN: Final = 16
 PADDING_SLOT: Final = -1
 """Slot of a token that only fills up a batch: nothing is stored for it."""
 HOST_KNOWS: Final = -1
+
+X = TypeVar("X")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,65 +110,109 @@ NO_LISTS: Final = ListSizes(0, 0, 0)
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One array in the input buffer."""
+    """The place of one array in the input buffer."""
 
     offset: int  # bytes
-    count: int
+    stop: int  # byte behind it
+    shape: tuple[int, ...]
+    count: int  # elements
     dtype: np.dtype[Any]
 
-    @property
-    def stop(self) -> int:
-        """Byte behind it."""
-        return self.offset + self.count * self.dtype.itemsize
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepArrays(Generic[X]):
+    """The arrays of a step's inputs, in the order in which they lie in the buffer.
+
+    T tokens, S sequences with up to M blocks of the cache, L rows of logits. `X` is what is known
+    of each array: its `ArraySpec`, its `Section` of the buffer, its `Content`, or its place on the
+    device.
+    """
+
+    token_ids: X  # int32 [T]
+    token_source: X  # int32 [T], HOST_KNOWS or a row of the step before
+    positions: X  # int32 [T]
+    slots: X  # int64 [T], where keys and values go, or PADDING_SLOT
+    query_start: X  # int32 [S + 1]
+    context_len: X  # int32 [S]
+    decodes: X  # int32 [S], the sequences with one new token
+    prefills: X  # int32 [S], the sequences with several
+    logit_rows: X  # int32 [L]
+    temperature: X  # float32 [L]
+    log_min_p: X  # float32 [L]
+    top_k: X  # int32 [L]
+    top_p: X  # float32 [L]
+    repetition: X  # float32 [L]
+    presence: X  # float32 [L]
+    frequency: X  # float32 [L]
+    seed: X  # uint64 [L]
+    draw_position: X  # int32 [L]
+    num_logprobs: X  # int32 [L]
+    target: X  # int32 [L]
+    row_source: X  # int32 [L], token_source of the row's token
+    block_table: X  # int32 [S, M]
+    hidden_ranges: X  # int32 [sums, 2]
+    lora_tiles: X  # int32 [lora_tiles, 3]
+    lora_order: X  # int32 [T]; empty if no sequence has an adapter
+    # The sizes of the others are not part of the shape: rows with lists are not sampled in a graph.
+    seen_offsets: X  # int32 [L + 1]
+    bias_offsets: X  # int32 [L + 1]
+    seen_tokens: X  # int32 [seen]
+    seen_counts: X  # int32 [seen]
+    bias_tokens: X  # int32 [biases]
+    bias_values: X  # float32 [biases]
+    processors: ProcessorArrays[X] | None
+    allowed: X  # uint32 [L, mask_words]; the last, as masks may come later
 
 
-_SAMPLING: Final = (
-    ("temperature", "f4"),
-    ("log_min_p", "f4"),
-    ("top_k", "i4"),
-    ("top_p", "f4"),
-    ("repetition", "f4"),
-    ("presence", "f4"),
-    ("frequency", "f4"),
-    ("seed", "u8"),
-    ("draw_position", "i4"),
-    ("num_logprobs", "i4"),
-    ("target", "i4"),
-    ("row_source", "i4"),
-)
+def _specs(shape: StepShape, lists: ListSizes) -> StepArrays[ArraySpec]:
+    tokens, sequences, rows = shape.tokens, shape.sequences, shape.rows
+    a_token, a_sequence = spec((tokens,), "i4"), spec((sequences,), "i4")
+    floats, ints, offsets = spec((rows,), "f4"), spec((rows,), "i4"), spec((rows + 1,), "i4")
+    return StepArrays(
+        token_ids=a_token,
+        token_source=a_token,
+        positions=a_token,
+        slots=spec((tokens,), "i8"),
+        query_start=spec((sequences + 1,), "i4"),
+        context_len=a_sequence,
+        decodes=a_sequence,
+        prefills=a_sequence,
+        logit_rows=ints,
+        temperature=floats,
+        log_min_p=floats,
+        top_k=ints,
+        top_p=floats,
+        repetition=floats,
+        presence=floats,
+        frequency=floats,
+        seed=spec((rows,), "u8"),
+        draw_position=ints,
+        num_logprobs=ints,
+        target=ints,
+        row_source=ints,
+        block_table=spec((sequences, shape.blocks), "i4"),
+        hidden_ranges=spec((shape.sums, 2), "i4"),
+        lora_tiles=spec((shape.lora_tiles, 3), "i4"),
+        lora_order=spec((tokens if shape.lora_tiles else 0,), "i4"),
+        seen_offsets=offsets,
+        bias_offsets=offsets,
+        seen_tokens=spec((lists.seen,), "i4"),
+        seen_counts=spec((lists.seen,), "i4"),
+        bias_tokens=spec((lists.biases,), "i4"),
+        bias_values=spec((lists.biases,), "f4"),
+        processors=lists.uses.specs(rows),
+        allowed=spec((rows, lists.mask_words), "u4"),
+    )
 
 
 class StepLayout:
-    """Where the arrays of a step of some shape lie in its buffer."""
+    """The places of a step's arrays in its buffer, for steps of one shape."""
 
     def __init__(self, shape: StepShape, lists: ListSizes = NO_LISTS) -> None:
         self.shape = shape
-        self._sections: dict[str, Section] = {}
         self._end = 0
-        tokens, sequences, rows = shape.tokens, shape.sequences, shape.rows
-        for name in ("token_ids", "token_source", "positions"):
-            self._add(name, tokens, "i4")
-        self._add("slots", tokens, "i8")
-        self._add("query_start", sequences + 1, "i4")
-        for name in ("context_len", "decodes", "prefills"):
-            self._add(name, sequences, "i4")
-        self._add("logit_rows", rows, "i4")
-        for name, dtype in _SAMPLING:
-            self._add(name, rows, dtype)
-        self._add("block_table", sequences * shape.blocks, "i4")
-        self._add("hidden_ranges", 2 * shape.sums, "i4")
-        self._add("lora_tiles", 3 * shape.lora_tiles, "i4")
-        self._add("lora_order", tokens if shape.lora_tiles else 0, "i4")
-        # Their sizes are not part of the shape: rows with lists are not sampled within a graph.
-        self._add("seen_offsets", rows + 1, "i4")
-        self._add("bias_offsets", rows + 1, "i4")
-        self._add("seen_tokens", lists.seen, "i4")
-        self._add("seen_counts", lists.seen, "i4")
-        self._add("bias_tokens", lists.biases, "i4")
-        self._add("bias_values", lists.biases, "f4")
-        for name, count, dtype in lists.uses.sections(rows):
-            self._add(name, count, dtype)
-        self._add("allowed", rows * lists.mask_words, "u4")
+        self._sections: StepArrays[Section] = mapped(_specs(shape, lists), ArraySpec, self._place)
+        self._in_order = leaves(self._sections, Section)
 
     @property
     def nbytes(self) -> int:
@@ -170,85 +222,85 @@ class StepLayout:
     @property
     def masks(self) -> Section:
         """The masks of all rows, the last of the arrays."""
-        return self._sections["allowed"]
+        return self._sections.allowed
 
-    def _add(self, name: str, count: int, dtype: npt.DTypeLike) -> None:
-        section = Section(round_up(self._end, _ALIGN), count, np.dtype(dtype))
-        self._sections[name] = section
-        self._end = section.stop
+    def _place(self, name: str, what: ArraySpec) -> Section:
+        offset = round_up(self._end, _ALIGN)
+        self._end = offset + what.nbytes
+        return Section(offset, self._end, what.shape, math.prod(what.shape), what.dtype)
 
-    def arrays(self, base: int) -> dict[str, DeviceArray]:
-        """All arrays, of a buffer at this address in device memory."""
-        return {
-            name: DeviceArray(base + section.offset, (section.count,), section.dtype)
-            for name, section in self._sections.items()
-        }
+    def arrays(self, base: int) -> StepArrays[DeviceArray]:
+        """Returns all arrays of a buffer at this address in device memory."""
+
+        def there(name: str, section: Section) -> DeviceArray:
+            return DeviceArray(base + section.offset, section.shape, section.dtype)
+
+        found: StepArrays[DeviceArray] = mapped(self._sections, Section, there)
+        return found
 
     def pack(self, step: StepInput, buffer: npt.NDArray[np.uint8]) -> None:
         """Writes a step that is not larger than the shape; what is left over becomes padding."""
-        for name, values, padding in _contents(step, self.shape):
-            section = self._sections[name]
+        contents = leaves(_contents(step, self.shape), tuple)
+        for section, (values, padding) in zip(self._in_order, contents, strict=True):
+            if not section.count:
+                continue
             target = buffer[section.offset : section.stop].view(section.dtype)
-            count = len(values)
-            target[:count] = values
-            if count < section.count:
+            count = values.size
+            target[:count] = values if values.ndim == 1 else values.reshape(-1)
+            if count < section.count and padding is not None:
                 target[count:] = padding
-        table = self._sections["block_table"]
-        target = buffer[table.offset : table.stop].view(table.dtype)
-        target = target.reshape(self.shape.sequences, self.shape.blocks)
+        table = self._sections.block_table
+        target = buffer[table.offset : table.stop].view(table.dtype).reshape(table.shape)
         rows, columns = step.block_table.shape
         columns = min(columns, self.shape.blocks)
         target[:rows, :columns] = step.block_table[:, :columns]
 
 
-def _contents(
-    step: StepInput, shape: StepShape
-) -> Iterator[tuple[str, npt.NDArray[Any], int | float]]:
-    """Name, values and padding of every array but the block table."""
+def _contents(step: StepInput, shape: StepShape) -> StepArrays[Content]:
+    """Returns the values and the padding of every array but the block table."""
     new_tokens = np.diff(step.query_start)
-    batch = step.sampling
-    yield "token_ids", step.token_ids, 0
-    yield "token_source", step.token_source, HOST_KNOWS
-    yield "positions", step.positions, 0
-    yield "slots", step.slot_mapping, PADDING_SLOT
-    yield "query_start", step.query_start, int(step.query_start[-1])
-    yield "context_len", step.context_len, 0
+    batch, nothing = step.sampling, np.zeros(0, np.int32)
     # The decodes of a graph stand first, so its padding is the sequences behind them.
     decodes = np.flatnonzero(new_tokens == 1)
     padding = np.arange(len(decodes), shape.decodes)
-    yield "decodes", np.concatenate((decodes, padding)), 0
-    yield "prefills", np.flatnonzero(new_tokens > 1), 0
-    yield "logit_rows", step.logit_rows, 0
-    if shape.lora_tiles:
-        tiles, order = tile_rows(step.token_adapters)
-        yield "lora_tiles", tiles.reshape(-1), 0
-        yield "lora_order", order, 0
-    yield "temperature", batch.temperature, 0.0
+    tiles, order = tile_rows(step.token_adapters) if shape.lora_tiles else (nothing, nothing)
     with np.errstate(divide="ignore"):
-        yield "log_min_p", np.log(batch.min_p), -np.inf
-    yield "top_k", batch.top_k, 0
-    yield "top_p", batch.top_p, 1.0
-    yield "repetition", batch.repetition_penalty, 1.0
-    yield "presence", batch.presence_penalty, 0.0
-    yield "frequency", batch.frequency_penalty, 0.0
-    yield "seed", batch.seed, 0
-    yield "draw_position", batch.position, 0
-    yield "num_logprobs", batch.num_logprobs, -1
-    yield "target", batch.target_ids, -1
-    yield "row_source", step.token_source[step.logit_rows], HOST_KNOWS
-    yield "hidden_ranges", step.hidden_ranges.reshape(-1), 0
-    yield "seen_offsets", batch.seen_offsets, int(batch.seen_offsets[-1])
-    yield "bias_offsets", batch.bias_offsets, int(batch.bias_offsets[-1])
-    if len(batch.seen_tokens):
-        yield "seen_tokens", batch.seen_tokens, 0
-        yield "seen_counts", batch.seen_counts, 0
-    if len(batch.bias_tokens):
-        yield "bias_tokens", batch.bias_tokens, 0
-        yield "bias_values", batch.bias_values, 0.0
-    if batch.allowed is not None:
-        yield "allowed", batch.allowed.reshape(-1), 0xFFFFFFFF
-    if batch.processors is not None:
-        yield from use_contents(batch.processors)
+        log_min_p = np.log(batch.min_p)
+    return StepArrays(
+        token_ids=(step.token_ids, 0),
+        token_source=(step.token_source, HOST_KNOWS),
+        positions=(step.positions, 0),
+        slots=(step.slot_mapping, PADDING_SLOT),
+        query_start=(step.query_start, int(step.query_start[-1])),
+        context_len=(step.context_len, 0),
+        decodes=(np.concatenate((decodes, padding)), 0),
+        prefills=(np.flatnonzero(new_tokens > 1), 0),
+        logit_rows=(step.logit_rows, 0),
+        temperature=(batch.temperature, 0),
+        log_min_p=(log_min_p, -np.inf),
+        top_k=(batch.top_k, 0),
+        top_p=(batch.top_p, 1.0),
+        repetition=(batch.repetition_penalty, 1.0),
+        presence=(batch.presence_penalty, 0),
+        frequency=(batch.frequency_penalty, 0),
+        seed=(batch.seed, 0),
+        draw_position=(batch.position, 0),
+        num_logprobs=(batch.num_logprobs, -1),
+        target=(batch.target_ids, -1),
+        row_source=(step.token_source[step.logit_rows], HOST_KNOWS),
+        block_table=(nothing, None),
+        hidden_ranges=(step.hidden_ranges, 0),
+        lora_tiles=(tiles, 0),
+        lora_order=(order, 0),
+        seen_offsets=(batch.seen_offsets, int(batch.seen_offsets[-1])),
+        bias_offsets=(batch.bias_offsets, int(batch.bias_offsets[-1])),
+        seen_tokens=(batch.seen_tokens, 0),
+        seen_counts=(batch.seen_counts, 0),
+        bias_tokens=(batch.bias_tokens, 0),
+        bias_values=(batch.bias_values, 0),
+        processors=None if batch.processors is None else processor_contents(batch.processors),
+        allowed=(nothing if batch.allowed is None else batch.allowed, 0xFFFFFFFF),
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -256,72 +308,6 @@ class DeviceStep:
     """What the operations see of a step: its sizes, and its arrays on the device."""
 
     shape: StepShape
-    inputs: dict[str, DeviceArray]
+    inputs: StepArrays[DeviceArray]
     needs: SamplingNeeds
     host: StepInput | None = None  # for logits processors, which need no other operation
-
-
-@dataclass(frozen=True, eq=False)
-class OutputLayout:
-    """Where the results of `rows` rows with `num_top` top_logprobs lie in the output buffer.
-
-    The tokens come first, wherever the others lie: the next step reads them there. Sums of hidden
-    states come last.
-    """
-
-    rows: int
-    logprobs: bool
-    num_top: int
-    sums: int = 0
-    hidden_size: int = 0
-
-    @cached_property
-    def _offsets(self) -> tuple[int, int, int, int]:
-        chosen = round_up(self.rows * 4, _ALIGN)
-        ids = chosen + round_up(self.rows * 4, _ALIGN) * self.logprobs
-        values = ids + round_up(self.rows * self.num_top * 4, _ALIGN)
-        return chosen, ids, values, values + round_up(self.rows * self.num_top * 4, _ALIGN)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes to copy."""
-        return self._offsets[3] + self.sums * self.hidden_size * 4
-
-    def hidden(self, base: int) -> DeviceArray:
-        """Sums of hidden states, on the device."""
-        shape = (self.sums, self.hidden_size)
-        return DeviceArray(base + self._offsets[3], shape, np.dtype("f4"))
-
-    def read_hidden(self, buffer: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32] | None:
-        """A copy of the sums, [sums, hidden_size]; None if there are none."""
-        if not self.sums:
-            return None
-        sums = buffer[self._offsets[3] : self.nbytes].view(np.float32)
-        return sums.reshape(self.sums, self.hidden_size).copy()
-
-    def arrays(self, base: int) -> tuple[DeviceArray, DeviceArray, DeviceArray]:
-        """Log-probabilities of the tokens, ids of the top_logprobs, and those; on the device."""
-        chosen, ids, values, _ = self._offsets
-        shape = (self.rows, self.num_top)
-        return (
-            DeviceArray(base + chosen, (self.rows,), np.dtype("f4")),
-            DeviceArray(base + ids, shape, np.dtype("i4")),
-            DeviceArray(base + values, shape, np.dtype("f4")),
-        )
-
-    def read(
-        self, buffer: npt.NDArray[np.uint8], rows: int
-    ) -> tuple[npt.NDArray[np.int32], Any, Any, Any]:
-        """Copies of the first rows of: tokens, log-probabilities, ids, their log-probabilities."""
-        chosen, ids, values, _ = self._offsets
-        tokens = buffer[: self.rows * 4].view(np.int32)[:rows].copy()
-        logprobs = top_ids = top_logprobs = None
-        if self.logprobs:
-            logprobs = buffer[chosen : chosen + self.rows * 4].view(np.float32)[:rows].copy()
-        if self.num_top:
-            shape = (self.rows, self.num_top)
-            size = self.rows * self.num_top * 4
-            top_ids = buffer[ids : ids + size].view(np.int32).reshape(shape)[:rows].copy()
-            top_logprobs = buffer[values : values + size].view(np.float32)
-            top_logprobs = top_logprobs.reshape(shape)[:rows].copy()
-        return tokens, logprobs, top_ids, top_logprobs

@@ -30,11 +30,12 @@ from rocmforge_hip.ops.step import (
     NO_LISTS,
     DeviceStep,
     ListSizes,
-    OutputLayout,
     SamplingNeeds,
+    StepArrays,
     StepLayout,
     StepShape,
 )
+from rocmforge_hip.ops.step_output import OutputLayout
 from rocmforge_hip.run.base import BaseRunner
 from rocmforge_hip.run.pipeline import Lane
 from rocmforge_hip.run.traffic import StepReads
@@ -100,7 +101,7 @@ class HipRunner(BaseRunner[Model, _InFlight]):
         super().__init__(device, model, limits, info, model.sampler.tokens.nbytes)
         self._graphs = GraphCache(device.driver, device.stream)
         self._reads = reads
-        self._layouts: dict[StepShape, tuple[StepLayout, dict[str, DeviceArray]]] = {}
+        self._layouts: dict[StepShape, tuple[StepLayout, StepArrays[DeviceArray]]] = {}
         self._unmasked: _Unmasked | None = None
 
     def submit(self, step: StepInput) -> None:
@@ -117,7 +118,7 @@ class HipRunner(BaseRunner[Model, _InFlight]):
         target[: allowed.size] = allowed.reshape(-1)
         with self._pipeline.guarded():
             driver.copy_to_device(
-                waiting.step.inputs["allowed"].address,
+                waiting.step.inputs.allowed.address,
                 waiting.lane.inputs.address + section.offset,
                 section.stop - section.offset,
                 stream,
@@ -240,7 +241,7 @@ class HipRunner(BaseRunner[Model, _InFlight]):
 
     def _layout(
         self, shape: StepShape, step: StepInput, model: Model, *, is_bucket: bool
-    ) -> tuple[StepLayout, dict[str, DeviceArray]]:
+    ) -> tuple[StepLayout, StepArrays[DeviceArray]]:
         """The layout of a step and its arrays; those of buckets are kept."""
         lists = ListSizes.of(step.sampling)
         if is_bucket and lists == NO_LISTS and shape in self._layouts:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rocmforge_hip.ops.activations import Activation
-from rocmforge_hip.ops.step import OutputLayout
+from rocmforge_hip.ops.step_output import OutputLayout
 from rocmforge_hip.verify import oracle
 from rocmforge_hip.verify.cases import Case, Group, error
 from rocmforge_hip.verify.workbench import Recipe, Workbench

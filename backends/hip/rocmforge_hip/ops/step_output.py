@@ -1,0 +1,81 @@
+"""The results of a step: arrays at known places in one pinned buffer, which travel in one copy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from rocmforge_hip.device.memory import DeviceArray
+from rocmforge_hip.weights.formats import round_up
+
+_ALIGN: Final = 16
+
+
+@dataclass(frozen=True, eq=False)
+class OutputLayout:
+    """Where the results of `rows` rows with `num_top` top_logprobs lie in the output buffer.
+
+    The tokens come first, wherever the others lie: the next step reads them there. Sums of hidden
+    states come last.
+    """
+
+    rows: int
+    logprobs: bool
+    num_top: int
+    sums: int = 0
+    hidden_size: int = 0
+
+    @cached_property
+    def _offsets(self) -> tuple[int, int, int, int]:
+        chosen = round_up(self.rows * 4, _ALIGN)
+        ids = chosen + round_up(self.rows * 4, _ALIGN) * self.logprobs
+        values = ids + round_up(self.rows * self.num_top * 4, _ALIGN)
+        return chosen, ids, values, values + round_up(self.rows * self.num_top * 4, _ALIGN)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes to copy."""
+        return self._offsets[3] + self.sums * self.hidden_size * 4
+
+    def hidden(self, base: int) -> DeviceArray:
+        """Sums of hidden states, on the device."""
+        shape = (self.sums, self.hidden_size)
+        return DeviceArray(base + self._offsets[3], shape, np.dtype("f4"))
+
+    def read_hidden(self, buffer: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32] | None:
+        """A copy of the sums, [sums, hidden_size]; None if there are none."""
+        if not self.sums:
+            return None
+        sums = buffer[self._offsets[3] : self.nbytes].view(np.float32)
+        return sums.reshape(self.sums, self.hidden_size).copy()
+
+    def arrays(self, base: int) -> tuple[DeviceArray, DeviceArray, DeviceArray]:
+        """Log-probabilities of the tokens, ids of the top_logprobs, and those; on the device."""
+        chosen, ids, values, _ = self._offsets
+        shape = (self.rows, self.num_top)
+        return (
+            DeviceArray(base + chosen, (self.rows,), np.dtype("f4")),
+            DeviceArray(base + ids, shape, np.dtype("i4")),
+            DeviceArray(base + values, shape, np.dtype("f4")),
+        )
+
+    def read(
+        self, buffer: npt.NDArray[np.uint8], rows: int
+    ) -> tuple[npt.NDArray[np.int32], Any, Any, Any]:
+        """Copies of the first rows of: tokens, log-probabilities, ids, their log-probabilities."""
+        chosen, ids, values, _ = self._offsets
+        tokens = buffer[: self.rows * 4].view(np.int32)[:rows].copy()
+        logprobs = top_ids = top_logprobs = None
+        if self.logprobs:
+            logprobs = buffer[chosen : chosen + self.rows * 4].view(np.float32)[:rows].copy()
+        if self.num_top:
+            shape = (self.rows, self.num_top)
+            size = self.rows * self.num_top * 4
+            top_ids = buffer[ids : ids + size].view(np.int32).reshape(shape)[:rows].copy()
+            top_logprobs = buffer[values : values + size].view(np.float32)
+            top_logprobs = top_logprobs.reshape(shape)[:rows].copy()
+        return tokens, logprobs, top_ids, top_logprobs
