@@ -57,7 +57,13 @@ def test_one_prompt_under_one_adapter_is_computed_once() -> None:
 
 
 def test_roots_of_prefixes_differ() -> None:
-    assert len({root_key(adapter) for adapter in (-1, 0, 1, 255, 256)}) == 5
+    roots = {
+        root_key(adapter, api_key, salt)
+        for adapter in (-1, 0, 1, 255, 256)
+        for api_key in (0, 1, 255, 256)
+        for salt in ("", "a", "\0a")
+    }
+    assert len(roots) == 5 * 4 * 3
 
 
 def test_a_resumed_request_keeps_its_adapter() -> None:

@@ -152,6 +152,7 @@ def sampling_params(
         grammar=output_grammar(service, request),
         processors=service.processor_uses(request),
         adapter=service.adapter,
+        cache_salt=request.cache_salt or "",
         prompt_lookup_tokens=(
             service.prompt_lookup_tokens
             if request.prompt_lookup_num_tokens is None

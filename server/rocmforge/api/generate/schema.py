@@ -19,6 +19,8 @@ MAX_LOGPROBS = 20
 Probability = Annotated[float, Meta(ge=0, le=1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 TokenIds = list[int]
+CacheSalt = Annotated[str, Meta(min_length=1, max_length=256)]
+"""Requests share cached prefixes only with those that have the same one, and the same API key."""
 Metadata = Annotated[
     dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]],
     Meta(max_length=16),
@@ -64,7 +66,8 @@ class StructuredOutputs(msgspec.Struct, kw_only=True):
 class Labels(msgspec.Struct, kw_only=True):
     """What clients tell OpenAI about a request; no part of it changes the answer.
 
-    Prefixes are cached without a key, there is one tier, and only /v1/responses stores anything.
+    Prefixes are cached for each API key anyway, there is one tier, and only /v1/responses stores
+    anything.
     """
 
     user: str | None = None
@@ -105,6 +108,7 @@ class GenerationRequest(Labels, kw_only=True):
     dry_penalty_last_n: int | None = None
     dry_sequence_breakers: list[str] | None = None
     logits_processors: dict[str, dict[str, Any]] | None = None  # ranges: as each declares them
+    cache_salt: CacheSalt | None = None  # vLLM's
     min_tokens: Annotated[int, Meta(ge=0)] | None = None
     timeout: Annotated[float, Meta(gt=0)] | None = None  # seconds until it is ended with an error
     ignore_eos: bool | None = None

@@ -78,6 +78,7 @@ def chat_request(request: ResponsesRequest, conversation: Sequence[Message]) -> 
         top_p=request.top_p,
         top_k=request.top_k,
         min_p=request.min_p,
+        cache_salt=request.cache_salt,
         seed=request.seed,
         logprobs=wants_logprobs,
         top_logprobs=request.top_logprobs if wants_logprobs else None,

@@ -13,6 +13,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from rocmforge.api.generate.schema import (
     MAX_LOGPROBS,
+    CacheSalt,
     Labels,
     Metadata,
     Probability,
@@ -153,6 +154,7 @@ class ResponsesRequest(Labels, kw_only=True):
     seed: int | None = None
     top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
     min_p: Probability | None = None
+    cache_salt: CacheSalt | None = None  # vLLM's
 
     # Known and not supported; see `convert.NEUTRAL_VALUES`.
     truncation: Any = None

@@ -256,8 +256,10 @@ def _copy(seq: Sequence, block_size: int) -> Sequence:
             ignore_eos=sampling.ignore_eos,
             stop_token_ids=sampling.stop_token_ids,
             logit_bias=sampling.logit_bias,
+            cache_salt=sampling.cache_salt,
         ),
         eos_ids=seq.request.eos_ids,
         arrival_ns=seq.request.arrival_ns,
+        share=seq.request.share,
     )
     return Sequence(request, block_size)

@@ -87,6 +87,7 @@ class SamplingParams(Message, frozen=True):
     prompt_lookup_tokens: int = 0  # draft tokens of a step by prompt lookup; changes no output
     adapter: int = NO_ADAPTER  # index in `RunnerInfo.adapters`
     draft_model_tokens: int = 0  # draft tokens of a step by the draft model, if there is one
+    cache_salt: str = ""  # only requests with the same one share cached prefixes
 
 
 class Share(Message, frozen=True):

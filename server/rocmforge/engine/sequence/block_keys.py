@@ -3,6 +3,10 @@
 A full block is known by a key that covers its own tokens and, through the key of the block
 before it, everything that precedes it. Keys are 128 bits of BLAKE2b: two different prefixes
 with one key are not expected within the life of any server, so tokens are not compared again.
+
+The root of the chain holds whatever else decides who may find a block: the LoRA adapter, whose
+keys and values are its own, and the API key and `cache_salt` of the request. Otherwise a caller
+could guess what others have sent: `cached_tokens`, or the time, tells whether a prefix was found.
 """
 
 from __future__ import annotations
@@ -10,15 +14,25 @@ from __future__ import annotations
 from hashlib import blake2b
 
 from rocmforge.backend.protocol import NO_ADAPTER, Int32Array
+from rocmforge.engine.ipc.params import NO_KEY
 
 BlockKey = bytes
 ROOT: BlockKey = b""
 """What stands for the key before the first block."""
 
 
-def root_key(adapter: int) -> BlockKey:
-    """Returns the key before the first block; each adapter has its own keys and values."""
-    return ROOT if adapter == NO_ADAPTER else adapter.to_bytes(4, "little")
+def root_key(adapter: int, api_key: int, cache_salt: str) -> BlockKey:
+    """Returns what stands for the key before the first block: `ROOT`, or 16 bytes.
+
+    Args:
+        adapter: index of the LoRA adapter, or `NO_ADAPTER`.
+        api_key: `Share.key` of the request.
+        cache_salt: of the request; "" = none.
+    """
+    if (adapter, api_key, cache_salt) == (NO_ADAPTER, NO_KEY.key, ""):
+        return ROOT
+    numbers = adapter.to_bytes(4, "little", signed=True) + api_key.to_bytes(8, "little")
+    return blake2b(numbers + cache_salt.encode(), digest_size=16).digest()
 
 
 def chain_key(parent: BlockKey, tokens: Int32Array) -> BlockKey:

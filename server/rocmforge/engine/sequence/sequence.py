@@ -211,9 +211,13 @@ class Sequence:
         """Returns the key of the block-th block, all of whose tokens are known."""
         size = self.block_size
         for i in range(len(self._keys), block + 1):
-            parent = self._keys[-1] if self._keys else root_key(self.sampling.adapter)
+            parent = self._keys[-1] if self._keys else self._root_key()
             self._keys.append(chain_key(parent, self.tokens[i * size : (i + 1) * size]))
         return self._keys[block]
+
+    def _root_key(self) -> BlockKey:
+        sampling, share = self.sampling, self.request.share
+        return root_key(sampling.adapter, share.key, sampling.cache_salt)
 
     def append(self, token: int) -> None:
         """Learns the id of the token that was on the device."""
