@@ -77,9 +77,14 @@ async def create_response(
             response_store.put(StoredResponse(response, [*conversation, *said], items, events))
 
     async def begin_in_background(service: Service, plan: Plan, writer: ResponsesWriter) -> ASGIApp:
-        generation = Generation.start(service, writer.head.id, plan)
-        running = _run_in_background(generation, writer, events)
-        response_store.put(StoredResponse(writer.response, conversation, items, events, running))
+        stored = StoredResponse(writer.response, conversation, items, events)
+        response_store.put(stored)
+        try:
+            generation = Generation.start(service, writer.head.id, plan)
+        except BaseException:
+            response_store.delete(writer.head.id)
+            raise
+        stored.task = _run_in_background(generation, writer, events)
         if events is not None:
             return event_stream(events.read(0), api_settings, writer.head.id)
         return json_answer(writer.response, writer.head.id)
