@@ -33,16 +33,16 @@ def measure_gemv(watch: Stopwatch, layer: Layer, rows: int, blocks: list[int]) -
     """The best block size for `rows` rows with one term."""
     device = watch.device
     name = layer.weights[0].name
-    columns = layer.units * 32
+    in_features = layer.quant_blocks * 32
     weights = weight_copies(device, layer)
     if name in FLOAT_TYPES:
-        activation = [device.upload(np.zeros((rows, columns), np.float32))]
+        activation = [device.upload(np.zeros((rows, in_features), np.float32))]
     else:
-        scales = np.zeros((rows, layer.units), SCALE_DTYPE)
-        activation = [device.upload(np.ones((rows, columns), np.int8)), device.upload(scales)]
-    out = device.empty((rows, layer.width), np.float32)
+        scales = np.zeros((rows, layer.quant_blocks), SCALE_DTYPE)
+        activation = [device.upload(np.ones((rows, in_features), np.int8)), device.upload(scales)]
+    out = device.empty((rows, layer.out_features), np.float32)
     counts = (rows,) if name in FLOAT_TYPES else (rows, 1)
-    shape = (*counts, layer.width, layer.units, layer.activation)
+    shape = (*counts, layer.out_features, layer.quant_blocks, layer.activation)
     variant = 1 << (rows - 1).bit_length()
 
     def cases() -> Iterator[Measurement]:
@@ -76,22 +76,22 @@ def measure_gemm(watch: Stopwatch, layer: Layer, rows: int) -> Measurement:
     name = layer.weights[0].name
     weights = weight_copies(device, layer)
     rng = np.random.default_rng(0)
-    x = device.upload(rng.standard_normal((rows, layer.units * 32)).astype(np.float16))
-    out = device.empty((rows, layer.width), np.float32)
+    x = device.upload(rng.standard_normal((rows, layer.quant_blocks * 32)).astype(np.float16))
+    out = device.empty((rows, layer.out_features), np.float32)
 
     def cases() -> Iterator[Measurement]:
         for tile, splits in geometries(layer, rows):
             partial = None
-            split_units = layer.units
+            split_quant_blocks = layer.quant_blocks
             if splits > 1:
-                split_units = -(-layer.units // (8 * splits)) * 8
+                split_quant_blocks = -(-layer.quant_blocks // (8 * splits)) * 8
                 partial = device.empty((splits, rows, layer.stored_rows), np.float32)
 
             def enqueue(
                 tile: int = tile,
                 splits: int = splits,
                 partial: DeviceArray | None = partial,
-                split_units: int = split_units,
+                split_quant_blocks: int = split_quant_blocks,
             ) -> None:
                 for weight in weights:
                     device.enqueue(
@@ -104,10 +104,10 @@ def measure_gemm(watch: Stopwatch, layer: Layer, rows: int) -> Measurement:
                         None,
                         partial,
                         rows,
-                        layer.width,
-                        layer.units,
+                        layer.out_features,
+                        layer.quant_blocks,
                         layer.activation,
-                        split_units,
+                        split_quant_blocks,
                         grid=(-(-rows // tile), -(-layer.stored_rows // 128), splits),
                         block=device.max_threads(f"rf_gemm_{name}_m{tile}"),
                         stream=watch.stream,
@@ -122,9 +122,9 @@ def measure_gemm(watch: Stopwatch, layer: Layer, rows: int) -> Measurement:
                         out,
                         None,
                         splits,
-                        layer.width,
+                        layer.out_features,
                         layer.activation,
-                        grid=(-(-layer.width // 256), rows),
+                        grid=(-(-layer.out_features // 256), rows),
                         block=256,
                         stream=watch.stream,
                     )
@@ -138,12 +138,12 @@ def measure_gemm(watch: Stopwatch, layer: Layer, rows: int) -> Measurement:
 
 
 def geometries(layer: Layer, rows: int) -> Iterator[tuple[int, int]]:
-    """Tiles that fit the rows, and splits that leave each block at least 16 units."""
+    """Tiles that fit the rows, and splits that leave each block at least 16 quant blocks."""
     for tile in (32, 64, 128):
         if tile > 32 and tile >= 2 * rows:
             continue
         for splits in (1, 2, 4, 8):
-            if splits == 1 or (rows <= 256 and layer.units // splits >= 16):
+            if splits == 1 or (rows <= 256 and layer.quant_blocks // splits >= 16):
                 yield tile, splits
 
 
@@ -167,9 +167,9 @@ def main() -> None:
     print(f"{device.arch}: copies {copy / 1e9:.0f} GB/s (read and write)")
     rng = np.random.default_rng(0)
     for shape in options.shapes.split(","):
-        width, columns = (int(n) for n in shape.split("x"))
+        out_features, in_features = (int(n) for n in shape.split("x"))
         for name in options.types.split(","):
-            layer = random_layer(rng, name, width, columns)
+            layer = random_layer(rng, name, out_features, in_features)
             weight_bytes = layer.packed().nbytes
             for rows in numbers["gemv_rows"]:
                 best = measure_gemv(watch, layer, rows, numbers["blocks"])
@@ -181,7 +181,7 @@ def main() -> None:
                 )
             for rows in numbers["gemm_rows"]:
                 best = measure_gemm(watch, layer, rows)
-                rate = 2 * rows * width * columns / best.seconds
+                rate = 2 * rows * out_features * in_features / best.seconds
                 print(
                     f"gemm {name:6} {shape:12} {rows:5} rows {best.seconds * 1e6:9.1f} us"
                     f" {rate / 1e12:7.1f} TFLOP/s      {best.geometry}",

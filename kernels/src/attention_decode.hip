@@ -322,7 +322,7 @@ __device__ __forceinline__ void attention_decode(const DecodeInput& in, const Ca
 
 }  // namespace rf
 
-// RF_HEAD_DIM is the head size of this unit.
+// RF_HEAD_DIM is the head size of this translation unit.
 #define RF_NAME(kind, head_dim, group) rf_attention_decode_##kind##_d##head_dim##_g##group
 
 #define RF_ATTENTION_DECODE_F16(head_dim, group)                                                  \
@@ -332,13 +332,14 @@ __device__ __forceinline__ void attention_decode(const DecodeInput& in, const Ca
       const int32_t* __restrict__ sequences, const int32_t* __restrict__ query_start,             \
       const int32_t* __restrict__ context_len, float* __restrict__ out_f32,                       \
       rf::half* __restrict__ out_f16, int8_t* __restrict__ out_q,                                 \
-      rf::ActScale* __restrict__ out_q_scale, int32_t out_q_second, float* __restrict__ partial,  \
-      float* __restrict__ partial_ml, int32_t blocks_per_sequence, int32_t heads,                 \
-      int32_t kv_heads, int32_t window, int32_t split_tokens, float scale, float softcap) {       \
+      rf::ActScale* __restrict__ out_q_scale, int32_t out_q_lo_offset,                            \
+      float* __restrict__ partial, float* __restrict__ partial_ml, int32_t blocks_per_sequence,   \
+      int32_t heads, int32_t kv_heads, int32_t window, int32_t split_tokens, float scale,         \
+      float softcap) {                                                                            \
     rf::attention_decode<rf::half, head_dim, group>(                                              \
         {q, sequences, query_start, context_len, heads, window, split_tokens, {scale, softcap}},  \
         {k_cache, v_cache, nullptr, nullptr, block_table, blocks_per_sequence, kv_heads},         \
-        {{out_f32, out_f16, out_q, out_q_scale, out_q_second}, partial, partial_ml});             \
+        {{out_f32, out_f16, out_q, out_q_scale, out_q_lo_offset}, partial, partial_ml});          \
   }
 
 #define RF_ATTENTION_DECODE_INT8(head_dim, group)                                                  \
@@ -349,13 +350,14 @@ __device__ __forceinline__ void attention_decode(const DecodeInput& in, const Ca
       const int32_t* __restrict__ sequences, const int32_t* __restrict__ query_start,              \
       const int32_t* __restrict__ context_len, float* __restrict__ out_f32,                        \
       rf::half* __restrict__ out_f16, int8_t* __restrict__ out_q,                                  \
-      rf::ActScale* __restrict__ out_q_scale, int32_t out_q_second, float* __restrict__ partial,   \
-      float* __restrict__ partial_ml, int32_t blocks_per_sequence, int32_t heads,                  \
-      int32_t kv_heads, int32_t window, int32_t split_tokens, float scale, float softcap) {        \
+      rf::ActScale* __restrict__ out_q_scale, int32_t out_q_lo_offset,                             \
+      float* __restrict__ partial, float* __restrict__ partial_ml, int32_t blocks_per_sequence,    \
+      int32_t heads, int32_t kv_heads, int32_t window, int32_t split_tokens, float scale,          \
+      float softcap) {                                                                             \
     rf::attention_decode<int8_t, head_dim, group>(                                                 \
         {q, sequences, query_start, context_len, heads, window, split_tokens, {scale, softcap}},   \
         {k_cache, v_cache, k_scale, v_scale, block_table, blocks_per_sequence, kv_heads},          \
-        {{out_f32, out_f16, out_q, out_q_scale, out_q_second}, partial, partial_ml});              \
+        {{out_f32, out_f16, out_q, out_q_scale, out_q_lo_offset}, partial, partial_ml});           \
   }
 
 RF_ATTENTION_DECODE_F16(RF_HEAD_DIM, 4)

@@ -56,15 +56,15 @@ __device__ __forceinline__ KeyRange keys_seen(int row, int tokens, int reach) {
 template <int kKeyTiles>
 __device__ __forceinline__ void bias_scores(TileScores<kKeyTiles>& scores, int first_row,
                                             int first_key, float slope) {
-  using Unit = mma::Unit;
-  const int lane_row = first_row + Unit::column(0), lane_key = first_key + Unit::row(0);
+  using MatrixUnit = mma::MatrixUnit;
+  const int lane_row = first_row + MatrixUnit::column(0), lane_key = first_key + MatrixUnit::row(0);
   const auto ahead = static_cast<float>(lane_key - lane_row);  // of value 0
 #pragma unroll
   for (int tile = 0; tile < kKeyTiles; ++tile) {
 #pragma unroll
     for (int i = 0; i < kTileValues; ++i) {
-      const int keys = tile * kTile + Unit::row(i) - Unit::row(0);
-      const int rows = Unit::column(Unit::slot(i)) - Unit::column(0);
+      const int keys = tile * kTile + MatrixUnit::row(i) - MatrixUnit::row(0);
+      const int rows = MatrixUnit::column(MatrixUnit::slot(i)) - MatrixUnit::column(0);
       scores[tile][i] -= slope * abs(ahead + static_cast<float>(keys - rows));
     }
   }
@@ -74,16 +74,16 @@ __device__ __forceinline__ void bias_scores(TileScores<kKeyTiles>& scores, int f
 template <int kKeyTiles>
 __device__ __forceinline__ void mask_scores(TileScores<kKeyTiles>& scores, int first_row,
                                             int first_key, int tokens, int reach) {
-  KeyRange seen[mma::Unit::kSlots];
-  for (int slot = 0; slot < mma::Unit::kSlots; ++slot) {
-    seen[slot] = keys_seen(first_row + mma::Unit::column(slot), tokens, reach);
+  KeyRange seen[mma::MatrixUnit::kSlots];
+  for (int slot = 0; slot < mma::MatrixUnit::kSlots; ++slot) {
+    seen[slot] = keys_seen(first_row + mma::MatrixUnit::column(slot), tokens, reach);
   }
 #pragma unroll
   for (int tile = 0; tile < kKeyTiles; ++tile) {
 #pragma unroll
     for (int i = 0; i < kTileValues; ++i) {
-      const KeyRange& own = seen[mma::Unit::slot(i)];
-      const int key = first_key + tile * kTile + mma::Unit::row(i);
+      const KeyRange& own = seen[mma::MatrixUnit::slot(i)];
+      const int key = first_key + tile * kTile + mma::MatrixUnit::row(i);
       if (key < own.begin || key >= own.end) scores[tile][i] = -kInfinity;
     }
   }
@@ -92,15 +92,16 @@ __device__ __forceinline__ void mask_scores(TileScores<kKeyTiles>& scores, int f
 // Grid: (tiles of kAttentionRows tokens that the longest sequence needs, heads, sequences).
 template <int kHeadDim>
 __device__ __forceinline__ void attention_full(const FullInput& in, float* out_f32, half* out_f16) {
-  using Unit = mma::Unit;
+  using MatrixUnit = mma::MatrixUnit;
   constexpr int kKeys = attention_keys(kHeadDim);
   constexpr int kKeyTiles = kKeys / kTile;
   constexpr int kDimTiles = kHeadDim / kTile;
-  constexpr int kSlots = Unit::kSlots;
+  constexpr int kSlots = MatrixUnit::kSlots;
   constexpr bool kKeepsQueries = attention_keeps_queries(kHeadDim);
-  constexpr int kScoreUnroll = kKeepsQueries ? kDimTiles : Unit::kReloadUnroll;
+  constexpr int kScoreUnroll = kKeepsQueries ? kDimTiles : MatrixUnit::kReloadUnroll;
   using KeyLoader = RowLoader<Activated, kHeadDim, kKeys>;
-  using ValueLoader = typename ValueLoaderOf<Unit::kTransposedV, Activated, kHeadDim, kKeys>::Type;
+  using ValueLoader =
+      typename ValueLoaderOf<MatrixUnit::kTransposedV, Activated, kHeadDim, kKeys>::Type;
 
   alignas(16) __shared__ half k_lds[KeyLoader::kHalves];
   alignas(16) __shared__ half v_lds[ValueLoader::kHalves];
@@ -123,17 +124,17 @@ __device__ __forceinline__ void attention_full(const FullInput& in, float* out_f
   const int end = keys_seen(block_row + kAttentionRows - 1, tokens, in.reach).end;
   const int begin = keys_seen(block_row, tokens, in.reach).begin / kKeys * kKeys;
 
-  const half* query_rows[kWaveTiles][Unit::kQueryRows];
-  typename Unit::B queries[kWaveTiles][kKeepsQueries ? kDimTiles : 1];
+  const half* query_rows[kWaveTiles][MatrixUnit::kQueryRows];
+  typename MatrixUnit::B queries[kWaveTiles][kKeepsQueries ? kDimTiles : 1];
 #pragma unroll
   for (int tile = 0; tile < kWaveTiles; ++tile) {
-    for (int i = 0; i < Unit::kQueryRows; ++i) {
-      const int row = min(wave_row + tile * kTile + Unit::query_row(i), tokens - 1);
+    for (int i = 0; i < MatrixUnit::kQueryRows; ++i) {
+      const int row = min(wave_row + tile * kTile + MatrixUnit::query_row(i), tokens - 1);
       query_rows[tile][i] = in.q + (start + row) * in.q_stride + head * kHeadDim;
     }
 #pragma unroll
     for (int dim = 0; kKeepsQueries && dim < kDimTiles; ++dim) {
-      queries[tile][dim] = Unit::load_query(query_rows[tile], dim * kTile);
+      queries[tile][dim] = MatrixUnit::load_query(query_rows[tile], dim * kTile);
     }
   }
 
@@ -155,7 +156,7 @@ __device__ __forceinline__ void attention_full(const FullInput& in, float* out_f
     value_loader.start(values, base, v_tile);
 
     const bool visible = base < seen.end && base + kKeys > seen.begin;
-    typename Unit::B weights[kWaveTiles][kKeyTiles];
+    typename MatrixUnit::B weights[kWaveTiles][kKeyTiles];
     if (visible) {
       TileScores<kKeyTiles> scores[kWaveTiles] = {};
 #pragma unroll kScoreUnroll
@@ -163,15 +164,15 @@ __device__ __forceinline__ void attention_full(const FullInput& in, float* out_f
         if constexpr (!kKeepsQueries) {
 #pragma unroll
           for (int tile = 0; tile < kWaveTiles; ++tile) {
-            queries[tile][0] = Unit::load_query(query_rows[tile], dim * kTile);
+            queries[tile][0] = MatrixUnit::load_query(query_rows[tile], dim * kTile);
           }
         }
 #pragma unroll
         for (int key = 0; key < kKeyTiles; ++key) {
-          const typename Unit::A part = Unit::load(k_tile, key * kTile, dim * 2);
+          const typename MatrixUnit::A part = MatrixUnit::load(k_tile, key * kTile, dim * 2);
 #pragma unroll
           for (int tile = 0; tile < kWaveTiles; ++tile) {
-            Unit::multiply(scores[tile][key], part, queries[tile][kKeepsQueries ? dim : 0]);
+            MatrixUnit::multiply(scores[tile][key], part, queries[tile][kKeepsQueries ? dim : 0]);
           }
         }
       }
@@ -185,7 +186,7 @@ __device__ __forceinline__ void attention_full(const FullInput& in, float* out_f
         softmax[tile].add(scores[tile], factor);
 #pragma unroll
         for (int key = 0; key < kKeyTiles; ++key)
-          weights[tile][key] = Unit::pack(scores[tile][key]);
+          weights[tile][key] = MatrixUnit::pack(scores[tile][key]);
       }
     }
 
@@ -198,10 +199,11 @@ __device__ __forceinline__ void attention_full(const FullInput& in, float* out_f
       for (int dim = 0; dim < kDimTiles; ++dim) {
 #pragma unroll
         for (int key = 0; key < kKeyTiles; ++key) {
-          const typename Unit::A part = load_values<Unit>(v_tile, dim * kTile, key * kTile);
+          const typename MatrixUnit::A part =
+              load_values<MatrixUnit>(v_tile, dim * kTile, key * kTile);
 #pragma unroll
           for (int tile = 0; tile < kWaveTiles; ++tile) {
-            Unit::multiply(softmax[tile].output[dim], part, weights[tile][key]);
+            MatrixUnit::multiply(softmax[tile].output[dim], part, weights[tile][key]);
           }
         }
       }
@@ -212,17 +214,17 @@ __device__ __forceinline__ void attention_full(const FullInput& in, float* out_f
   for (int tile = 0; tile < kWaveTiles; ++tile) {
     float inverse[kSlots];
     for (int slot = 0; slot < kSlots; ++slot) {
-      inverse[slot] = 1.0f / Unit::over_column(softmax[tile].total[slot],
-                                               [](float a, float b) { return a + b; });
+      inverse[slot] = 1.0f / MatrixUnit::over_column(softmax[tile].total[slot],
+                                                     [](float a, float b) { return a + b; });
     }
 #pragma unroll
     for (int i = 0; i < kTileValues; ++i) {
-      const int row = wave_row + tile * kTile + Unit::column(Unit::slot(i));
+      const int row = wave_row + tile * kTile + MatrixUnit::column(MatrixUnit::slot(i));
       if (row >= tokens) continue;
-      const int64_t to = ((start + row) * gridDim.y + head) * kHeadDim + Unit::row(i);
+      const int64_t to = ((start + row) * gridDim.y + head) * kHeadDim + MatrixUnit::row(i);
 #pragma unroll
       for (int dim = 0; dim < kDimTiles; ++dim) {
-        const float value = softmax[tile].output[dim][i] * inverse[Unit::slot(i)];
+        const float value = softmax[tile].output[dim][i] * inverse[MatrixUnit::slot(i)];
         if (out_f32) out_f32[to + dim * kTile] = value;
         if (out_f16) out_f16[to + dim * kTile] = to_half(value);
       }
@@ -235,7 +237,7 @@ __device__ __forceinline__ void attention_full(const FullInput& in, float* out_f
 // q, k, v: halves, a row for each of T tokens with its heads one after the other; rows are so many
 // halves apart (multiples of 8). query_start: [B + 1], where each sequence begins. out: [T, heads *
 // head_dim] in f32 and in halves; either may be null. Grid: (ceil(longest / 128), heads, B), block
-// 256. RF_HEAD_DIM is the head size of this unit.
+// 256. RF_HEAD_DIM is the head size of this translation unit.
 //
 // The second kernel takes distance into account. reach: a token sees so many tokens before and
 // after it; 0 = all. slopes: f32 [heads], what a score (scale * product) loses for each token of

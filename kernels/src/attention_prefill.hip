@@ -33,14 +33,14 @@ __device__ __forceinline__ void cap_scores(TileScores<kKeyTiles>& scores, const 
 // Hides the keys after a query's own position, and those before its window.
 template <int kKeyTiles>
 __device__ __forceinline__ void mask_scores(TileScores<kKeyTiles>& scores,
-                                            const int (&position)[mma::Unit::kSlots], int first_key,
-                                            int window) {
+                                            const int (&position)[mma::MatrixUnit::kSlots],
+                                            int first_key, int window) {
 #pragma unroll
   for (int tile = 0; tile < kKeyTiles; ++tile) {
 #pragma unroll
     for (int i = 0; i < kTileValues; ++i) {
-      const int own = position[mma::Unit::slot(i)];
-      const int key = first_key + tile * kTile + mma::Unit::row(i);
+      const int own = position[mma::MatrixUnit::slot(i)];
+      const int key = first_key + tile * kTile + mma::MatrixUnit::row(i);
       if (key > own || key < first_visible(own, window)) scores[tile][i] = -kInfinity;
     }
   }
@@ -51,15 +51,16 @@ template <class Stored, int kHeadDim>
 __device__ __forceinline__ void attention_prefill(const PrefillInput& in,
                                                   const Cache<Stored>& cache, float* out_f32,
                                                   half* out_f16) {
-  using Unit = mma::Unit;
+  using MatrixUnit = mma::MatrixUnit;
   constexpr int kKeys = attention_keys(kHeadDim);
   constexpr int kKeyTiles = kKeys / kTile;
   constexpr int kDimTiles = kHeadDim / kTile;
-  constexpr int kSlots = Unit::kSlots;
+  constexpr int kSlots = MatrixUnit::kSlots;
   constexpr bool kKeepsQueries = attention_keeps_queries(kHeadDim);
-  constexpr int kScoreUnroll = kKeepsQueries ? kDimTiles : Unit::kReloadUnroll;
+  constexpr int kScoreUnroll = kKeepsQueries ? kDimTiles : MatrixUnit::kReloadUnroll;
   using KeyLoader = RowLoader<Stored, kHeadDim, kKeys>;
-  using ValueLoader = typename ValueLoaderOf<Unit::kTransposedV, Stored, kHeadDim, kKeys>::Type;
+  using ValueLoader =
+      typename ValueLoaderOf<MatrixUnit::kTransposedV, Stored, kHeadDim, kKeys>::Type;
 
   alignas(16) __shared__ half k_lds[KeyLoader::kHalves];
   alignas(16) __shared__ half v_lds[ValueLoader::kHalves];
@@ -92,21 +93,21 @@ __device__ __forceinline__ void attention_prefill(const PrefillInput& in,
   const int end = position_of(block_row + kAttentionRows - 1) + 1;
   const int begin = first_visible(position_of(block_row), in.window) / kKeys * kKeys;
 
-  const half* query_rows[kWaveTiles][Unit::kQueryRows];
-  typename Unit::B queries[kWaveTiles][kKeepsQueries ? kDimTiles : 1];
+  const half* query_rows[kWaveTiles][MatrixUnit::kQueryRows];
+  typename MatrixUnit::B queries[kWaveTiles][kKeepsQueries ? kDimTiles : 1];
   int position[kWaveTiles][kSlots];
 #pragma unroll
   for (int tile = 0; tile < kWaveTiles; ++tile) {
-    for (int i = 0; i < Unit::kQueryRows; ++i) {
-      const int row = min(wave_row + tile * kTile + Unit::query_row(i), rows - 1);
+    for (int i = 0; i < MatrixUnit::kQueryRows; ++i) {
+      const int row = min(wave_row + tile * kTile + MatrixUnit::query_row(i), rows - 1);
       query_rows[tile][i] = in.q + output_of(row);
     }
 #pragma unroll
     for (int dim = 0; kKeepsQueries && dim < kDimTiles; ++dim) {
-      queries[tile][dim] = Unit::load_query(query_rows[tile], dim * kTile);
+      queries[tile][dim] = MatrixUnit::load_query(query_rows[tile], dim * kTile);
     }
     for (int slot = 0; slot < kSlots; ++slot) {
-      position[tile][slot] = position_of(wave_row + tile * kTile + Unit::column(slot));
+      position[tile][slot] = position_of(wave_row + tile * kTile + MatrixUnit::column(slot));
     }
   }
 
@@ -128,7 +129,7 @@ __device__ __forceinline__ void attention_prefill(const PrefillInput& in,
     value_loader.start(values, base, v_tile);
 
     const bool visible = base < wave_end && base + kKeys > first_visible(wave_first, in.window);
-    typename Unit::B weights[kWaveTiles][kKeyTiles];
+    typename MatrixUnit::B weights[kWaveTiles][kKeyTiles];
     if (visible) {
       TileScores<kKeyTiles> scores[kWaveTiles] = {};
 #pragma unroll kScoreUnroll
@@ -136,15 +137,15 @@ __device__ __forceinline__ void attention_prefill(const PrefillInput& in,
         if constexpr (!kKeepsQueries) {
 #pragma unroll
           for (int tile = 0; tile < kWaveTiles; ++tile) {
-            queries[tile][0] = Unit::load_query(query_rows[tile], dim * kTile);
+            queries[tile][0] = MatrixUnit::load_query(query_rows[tile], dim * kTile);
           }
         }
 #pragma unroll
         for (int key = 0; key < kKeyTiles; ++key) {
-          const typename Unit::A part = Unit::load(k_tile, key * kTile, dim * 2);
+          const typename MatrixUnit::A part = MatrixUnit::load(k_tile, key * kTile, dim * 2);
 #pragma unroll
           for (int tile = 0; tile < kWaveTiles; ++tile) {
-            Unit::multiply(scores[tile][key], part, queries[tile][kKeepsQueries ? dim : 0]);
+            MatrixUnit::multiply(scores[tile][key], part, queries[tile][kKeepsQueries ? dim : 0]);
           }
         }
       }
@@ -158,7 +159,7 @@ __device__ __forceinline__ void attention_prefill(const PrefillInput& in,
         softmax[tile].add(scores[tile], factor);
 #pragma unroll
         for (int key = 0; key < kKeyTiles; ++key)
-          weights[tile][key] = Unit::pack(scores[tile][key]);
+          weights[tile][key] = MatrixUnit::pack(scores[tile][key]);
       }
     }
 
@@ -171,10 +172,11 @@ __device__ __forceinline__ void attention_prefill(const PrefillInput& in,
       for (int dim = 0; dim < kDimTiles; ++dim) {
 #pragma unroll
         for (int key = 0; key < kKeyTiles; ++key) {
-          const typename Unit::A part = load_values<Unit>(v_tile, dim * kTile, key * kTile);
+          const typename MatrixUnit::A part =
+              load_values<MatrixUnit>(v_tile, dim * kTile, key * kTile);
 #pragma unroll
           for (int tile = 0; tile < kWaveTiles; ++tile) {
-            Unit::multiply(softmax[tile].output[dim], part, weights[tile][key]);
+            MatrixUnit::multiply(softmax[tile].output[dim], part, weights[tile][key]);
           }
         }
       }
@@ -185,18 +187,18 @@ __device__ __forceinline__ void attention_prefill(const PrefillInput& in,
   for (int tile = 0; tile < kWaveTiles; ++tile) {
     float inverse[kSlots];
     for (int slot = 0; slot < kSlots; ++slot) {
-      inverse[slot] = 1.0f / Unit::over_column(softmax[tile].total[slot],
-                                               [](float a, float b) { return a + b; });
+      inverse[slot] = 1.0f / MatrixUnit::over_column(softmax[tile].total[slot],
+                                                     [](float a, float b) { return a + b; });
     }
 #pragma unroll
     for (int i = 0; i < kTileValues; ++i) {
-      const int row = wave_row + tile * kTile + Unit::column(Unit::slot(i));
+      const int row = wave_row + tile * kTile + MatrixUnit::column(MatrixUnit::slot(i));
       if (row >= rows) continue;
-      const int64_t start = output_of(row) + Unit::row(i);
+      const int64_t start = output_of(row) + MatrixUnit::row(i);
       const auto store = [&]<class Element>(Element* out) {
 #pragma unroll
         for (int dim = 0; dim < kDimTiles; ++dim) {
-          const float value = softmax[tile].output[dim][i] * inverse[Unit::slot(i)];
+          const float value = softmax[tile].output[dim][i] * inverse[MatrixUnit::slot(i)];
           out[start + dim * kTile] = static_cast<Element>(value);
         }
       };
@@ -208,7 +210,7 @@ __device__ __forceinline__ void attention_prefill(const PrefillInput& in,
 
 }  // namespace rf
 
-// RF_HEAD_DIM is the head size of this unit.
+// RF_HEAD_DIM is the head size of this translation unit.
 #define RF_NAME(kind, head_dim) rf_attention_prefill_##kind##_d##head_dim
 
 #define RF_ATTENTION_PREFILL_F16(head_dim)                                                         \

@@ -21,8 +21,8 @@ extern "C" __global__ __launch_bounds__(rf::kReduceThreads) void rf_attention_de
     const int32_t* __restrict__ sequences, const int32_t* __restrict__ query_start,
     const int32_t* __restrict__ context_len, float* __restrict__ out_f32,
     rf::half* __restrict__ out_f16, int8_t* __restrict__ out_q,
-    rf::ActScale* __restrict__ out_q_scale, int32_t out_q_second, int32_t splits, int32_t head_dim,
-    int32_t window, int32_t split_tokens) {
+    rf::ActScale* __restrict__ out_q_scale, int32_t out_q_lo_offset, int32_t splits,
+    int32_t head_dim, int32_t window, int32_t split_tokens) {
   using Four = rf::Vec<float, 4>;
   __shared__ Four sums[rf::kReduceThreads];
   const int thread = threadIdx.x;
@@ -65,6 +65,6 @@ extern "C" __global__ __launch_bounds__(rf::kReduceThreads) void rf_attention_de
   for (int other = 1; other < parts; ++other) sum += sums[other * columns + column];
   const int64_t element =
       (static_cast<int64_t>(row) * gridDim.x + blockIdx.x) * head_dim + 4 * column;
-  rf::ActOutput{out_f32, out_f16, out_q, out_q_scale, out_q_second}.store(
+  rf::ActOutput{out_f32, out_f16, out_q, out_q_scale, out_q_lo_offset}.store(
       element, sum * (1.0f / total), part == 0);
 }

@@ -26,41 +26,41 @@ class Gemm {
     const int stored_rows = arguments.outputs.stored_rows();
     const int first_row = blockIdx.x * kTileRows;
     const int first_column = blockIdx.y * kTileColumns;
-    const int begin = blockIdx.z * arguments.split_units;
-    const int end = min(begin + arguments.split_units, arguments.units);
+    const int begin = blockIdx.z * arguments.split_quant_blocks;
+    const int end = min(begin + arguments.split_quant_blocks, arguments.quant_blocks);
 
     const int w_row = threadIdx.x % kTileColumns;
     const int w_stored_row = min(first_column + w_row, stored_rows - 1);
     WeightRow<Format, kGemmThreads / kTileColumns> weights(
-        Planes(arguments.weight, stored_rows, w_stored_row), arguments.units,
+        Planes(arguments.weight, stored_rows, w_stored_row), arguments.quant_blocks,
         uniform(threadIdx.x / kTileColumns));
     ActivationTile<kTileRows, kGemmThreads> x(arguments.x, first_row, arguments.rows,
-                                              arguments.units);
+                                              arguments.quant_blocks);
 
     weights.load(begin);
     x.start(begin, x_tile[0]);
     weights.template put<0>(begin, w_tile[0], w_row);
     x.finish(x_tile[0]);
-    if constexpr (kUnits == 1) weights.load(begin + 1);
+    if constexpr (kQuantBlocks == 1) weights.load(begin + 1);
     lds_barrier();
 
     Accumulators sums{};
-    // Two steps at a time, so that buffers and units of a chunk are known to the compiler.
-    for (int unit = begin; unit < end; unit += 2) {
+    // Two steps at a time, so that buffers and quant blocks of a chunk are known to the compiler.
+    for (int quant_block = begin; quant_block < end; quant_block += 2) {
 #pragma unroll
       for (int odd = 0; odd < 2; ++odd) {
-        const int next = unit + odd + 1;
+        const int next = quant_block + odd + 1;
         if (next > end) break;
         if (next < end) x.start(next, x_tile[1 - odd]);
         multiply(sums, x_tile[odd], w_tile[odd]);
         if (next < end) {
           if (odd == 0) {
-            weights.template put<kUnits - 1>(next, w_tile[1], w_row);
+            weights.template put<kQuantBlocks - 1>(next, w_tile[1], w_row);
           } else {
             weights.template put<0>(next, w_tile[0], w_row);
           }
           x.finish(x_tile[1 - odd]);
-          if (kUnits == 1 || odd == 0) weights.load(next + 1);
+          if (kQuantBlocks == 1 || odd == 0) weights.load(next + 1);
         }
         lds_barrier();
       }
@@ -69,7 +69,7 @@ class Gemm {
   }
 
  private:
-  static constexpr int kUnits = WeightRow<Format, 1>::kUnits;
+  static constexpr int kQuantBlocks = WeightRow<Format, 1>::kQuantBlocks;
   using Block = GemmBlock<kTileRows, kGemmWaves, Mma::kWideTiles && kTileRows >= 64 ? 2 : 4>;
   using Accumulators = Block::Accumulators;
 
@@ -102,7 +102,7 @@ class Gemm {
 
 template <class Format, int kTileRows>
 inline constexpr bool kIsDirect =
-    kTileRows == 32 && Mma::kDirectWaves > 0 && requires { Format::kUnits; };
+    kTileRows == 32 && Mma::kDirectWaves > 0 && requires { Format::kQuantBlocks; };
 template <class Format, int kTileRows>
 inline constexpr int kThreadsFor =
     (kIsDirect<Format, kTileRows> ? Mma::kDirectWaves : kGemmWaves) * kWave;
@@ -118,12 +118,12 @@ __device__ __forceinline__ void gemm(const GemmArguments& arguments) {
 
 }  // namespace rf
 
-// weight: a matrix of weights.h. x: halves [rows, 32 units]. With partial null, writes out (f32)
-// and out_half, those that are not null, [rows, width] = x @ weight.T, gated if `activation` says
-// so (gate.h), plus bias [width] and residual [rows, width] where these are not null. Otherwise K
-// is split into pieces of split_units (a multiple of 8), and rf_gemm_sum adds up the pieces. Grid:
-// (ceil(rows / tile rows), ceil(stored rows / 128), splits), block: the most threads that the
-// kernel is compiled for.
+// weight: a matrix of weights.h. x: halves [rows, 32 * quant_blocks]. With partial null, writes out
+// (f32) and out_half, those that are not null, [rows, out_features] = x @ weight.T, gated if
+// `activation` says so (gate.h), plus bias [out_features] and residual [rows, out_features] where
+// these are not null. Otherwise K is split into pieces of split_quant_blocks (a multiple of 8), and
+// rf_gemm_sum adds up the pieces. Grid: (ceil(rows / tile rows), ceil(stored rows / 128), splits),
+// block: the most threads that the kernel is compiled for.
 #define RF_GEMM_NAME(name, rows) rf_gemm_##name##_m##rows
 #define RF_GEMM(name, kTileRows)                                                             \
   extern "C" __global__ __launch_bounds__(                                                   \
@@ -131,10 +131,17 @@ __device__ __forceinline__ void gemm(const GemmArguments& arguments) {
                                                                      kTileRows)(             \
       const uint8_t* __restrict__ weight, const rf::half* __restrict__ x,                    \
       const float* __restrict__ bias, const float* residual, float* out, rf::half* out_half, \
-      float* partial, int rows, int width, int units, int activation, int split_units) {     \
+      float* partial, int rows, int out_features, int quant_blocks, int activation,          \
+      int split_quant_blocks) {                                                              \
     const rf::Result result{bias, residual, out, out_half};                                  \
-    rf::gemm<rf::RF_FORMAT, kTileRows>(                                                      \
-        {weight, x, rows, units, {width, activation}, result, partial, split_units});        \
+    rf::gemm<rf::RF_FORMAT, kTileRows>({weight,                                              \
+                                        x,                                                   \
+                                        rows,                                                \
+                                        quant_blocks,                                        \
+                                        {out_features, activation},                          \
+                                        result,                                              \
+                                        partial,                                             \
+                                        split_quant_blocks});                                \
   }
 
 RF_GEMM(RF_NAME, 32)

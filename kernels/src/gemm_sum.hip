@@ -9,13 +9,13 @@ inline constexpr int kThreads = 256;
 
 // partial: f32 [splits, gridDim.y, stored rows]. The result and the other arguments are those of
 // rf_gemm_*. Always in the same order, so the same input gives the same bits.
-// Grid: (ceil(width / 256), rows), block 256.
+// Grid: (ceil(out_features / 256), rows), block 256.
 extern "C" __global__ __launch_bounds__(kThreads) void rf_gemm_sum(
     const float* __restrict__ partial, const float* __restrict__ bias, const float* residual,
-    float* out, rf::half* out_half, int splits, int width, int activation) {
-  const rf::Outputs outputs{width, activation};
+    float* out, rf::half* out_half, int splits, int out_features, int activation) {
+  const rf::Outputs outputs{out_features, activation};
   const int column = blockIdx.x * kThreads + threadIdx.x;
-  if (column >= width) return;
+  if (column >= out_features) return;
   const int64_t stored_rows = outputs.stored_rows();
   const float* row = partial + blockIdx.y * stored_rows;
   const int64_t split_stride = gridDim.y * stored_rows;
@@ -31,5 +31,5 @@ extern "C" __global__ __launch_bounds__(kThreads) void rf_gemm_sum(
     const int gate = outputs.gate_row(column);
     value = rf::gated(total(gate), total(gate + rf::kGateRows), activation);
   }
-  rf::Result{bias, residual, out, out_half}.store(blockIdx.y, column, width, value);
+  rf::Result{bias, residual, out, out_half}.store(blockIdx.y, column, out_features, value);
 }

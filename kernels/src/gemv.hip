@@ -9,35 +9,35 @@
 
 namespace rf {
 
-// An int8 activation (act.h). Here its terms are rows that follow each other: with two terms, rows
-// 2 i and 2 i + 1 are those of row i of the result.
+// An int8 activation (act.h). Here its slices are rows that follow each other: with two slices,
+// rows 2 i and 2 i + 1 are those of row i of the result.
 struct Activations {
   const int8_t* q;
   const ActScale* scale;
-  int rows;   // of the result
-  int terms;  // 1 or 2
-  int units;  // K / 32
+  int rows;          // of the result
+  int slices;        // 1 or 2
+  int quant_blocks;  // K / 32
 
-  struct Unit {
+  struct Block {
     U4 q[2];
     ActScale scale;
   };
   // Where row m begins; rows beyond the last are the last again.
-  __device__ __forceinline__ int first_unit(int m) const {
-    const int second = terms - 1;  // 0 or 1
-    return (min(m >> second, rows - 1) + (m & second) * rows) * units;
+  __device__ __forceinline__ int first_quant_block(int m) const {
+    const int lo = slices - 1;  // 0 or 1
+    return (min(m >> lo, rows - 1) + (m & lo) * rows) * quant_blocks;
   }
-  __device__ __forceinline__ Unit load(int unit) const {
-    const U4* values = reinterpret_cast<const U4*>(q) + 2 * static_cast<int64_t>(unit);
-    return {{values[0], values[1]}, scale[unit]};
+  __device__ __forceinline__ Block load(int quant_block) const {
+    const U4* values = reinterpret_cast<const U4*>(q) + 2 * static_cast<int64_t>(quant_block);
+    return {{values[0], values[1]}, scale[quant_block]};
   }
 };
 
-// The product of a unit of weights and one of activations.
+// The product of a quant block of weights and one of activations.
 template <class Format>
 __device__ __forceinline__ float unit_dot(const uint32_t (&code)[8],
                                           const Scales<Format::kScales>& scales,
-                                          const Activations::Unit& x) {
+                                          const Activations::Block& x) {
   constexpr int kParts = Format::kScales;
   const int halves[2] = {x.scale.sum_low, x.scale.sum_high};
   float result = 0.0f;
@@ -59,13 +59,13 @@ __device__ __forceinline__ void gemv(const uint8_t* weight, const Activations& x
   using Tile = GemvTile<kRows>;
   Format rows[kGroups];
   for (int j = 0; j < kGroups; ++j) {
-    rows[j] = Format::of(Planes(weight, outputs.stored_rows(), Tile::row(j)), x.units);
+    rows[j] = Format::of(Planes(weight, outputs.stored_rows(), Tile::row(j)), x.quant_blocks);
   }
 
-  int first_units[kRows];
-  for (int m = 0; m < kRows; ++m) first_units[m] = x.first_unit(m);
-  constexpr int kUnits = Format::kUnits;
-  const int chunks = x.units / kUnits;
+  int first_quant_blocks[kRows];
+  for (int m = 0; m < kRows; ++m) first_quant_blocks[m] = x.first_quant_block(m);
+  constexpr int kQuantBlocks = Format::kQuantBlocks;
+  const int chunks = x.quant_blocks / kQuantBlocks;
   const int step = Tile::piece_step();
   const int place = Tile::first_piece() % 4;  // the same in every step, as step is a multiple of 8
   typename Format::Chunk next[kGroups];
@@ -79,10 +79,10 @@ __device__ __forceinline__ void gemv(const uint8_t* weight, const Activations& x
   float sums[kRows][kGroups] = {};
   load_next(Tile::first_piece());
   for (int i = Tile::first_piece(); i < chunks; i += step) {
-    uint32_t code[kUnits][kGroups][8];
-    Scales<Format::kScales> scales[kUnits][kGroups];
+    uint32_t code[kQuantBlocks][kGroups][8];
+    Scales<Format::kScales> scales[kQuantBlocks][kGroups];
 #pragma unroll
-    for (int u = 0; u < kUnits; ++u) {
+    for (int u = 0; u < kQuantBlocks; ++u) {
 #pragma unroll
       for (int j = 0; j < kGroups; ++j) {
         for (int k = 0; k < 8; ++k) code[u][j][k] = Format::code(next[j], u, k);
@@ -91,16 +91,17 @@ __device__ __forceinline__ void gemv(const uint8_t* weight, const Activations& x
     }
 #pragma unroll
     for (int m = 0; m < kRows; ++m) {
-      Activations::Unit values[kUnits];
+      Activations::Block values[kQuantBlocks];
 #pragma unroll
-      for (int u = 0; u < kUnits; ++u) values[u] = x.load(first_units[m] + i * kUnits + u);
+      for (int u = 0; u < kQuantBlocks; ++u)
+        values[u] = x.load(first_quant_blocks[m] + i * kQuantBlocks + u);
       if (m == kRows - 1) {
         issue_loads();
         load_next(i + step);
         issue_loads();
       }
 #pragma unroll
-      for (int u = 0; u < kUnits; ++u) {
+      for (int u = 0; u < kQuantBlocks; ++u) {
 #pragma unroll
         for (int j = 0; j < kGroups; ++j) {
           sums[m][j] += unit_dot<Format>(code[u][j], scales[u][j], values[u]);
@@ -109,7 +110,7 @@ __device__ __forceinline__ void gemv(const uint8_t* weight, const Activations& x
     }
   }
   if constexpr (kRows > 1) {
-    if (x.terms == 2) {
+    if (x.slices == 2) {
       float both[kRows / 2][kGroups];
 #pragma unroll
       for (int m = 0; m < kRows / 2; ++m) {
@@ -124,19 +125,19 @@ __device__ __forceinline__ void gemv(const uint8_t* weight, const Activations& x
 
 }  // namespace rf
 
-// weight: a matrix of weights.h. q, scale: an activation [rows, 32 units] of act.h, with 1 to kRows
-// rows in all terms together. out: f32 [rows, width] = activation @ weight.T, gated if `activation`
-// says so (gate.h), plus bias [width] and residual [rows, width] where these are not null. Grid:
-// stored rows / 16, block 64 to 256.
+// weight: a matrix of weights.h. q, scale: an activation [rows, 32 * quant_blocks] of act.h, with 1
+// to kRows rows in all slices together. out: f32 [rows, out_features] = activation @ weight.T,
+// gated if `activation` says so (gate.h), plus bias [out_features] and residual [rows,
+// out_features] where these are not null. Grid: stored rows / 16, block 64 to 256.
 #define RF_GEMV_NAME(name, rows) rf_gemv_##name##_r##rows
-#define RF_GEMV(name, kRows)                                                                    \
-  extern "C" __global__ __launch_bounds__(rf::kGemvThreads) void RF_GEMV_NAME(name, kRows)(     \
-      const uint8_t* __restrict__ weight, const int8_t* __restrict__ q,                         \
-      const rf::ActScale* __restrict__ scale, const float* __restrict__ bias,                   \
-      const float* residual, float* out, int rows, int terms, int width, int units,             \
-      int activation) {                                                                         \
-    rf::gemv<rf::RF_FORMAT, kRows>(weight, {q, scale, rows, terms, units}, {width, activation}, \
-                                   {bias, residual, out, nullptr});                             \
+#define RF_GEMV(name, kRows)                                                                       \
+  extern "C" __global__ __launch_bounds__(rf::kGemvThreads) void RF_GEMV_NAME(name, kRows)(        \
+      const uint8_t* __restrict__ weight, const int8_t* __restrict__ q,                            \
+      const rf::ActScale* __restrict__ scale, const float* __restrict__ bias,                      \
+      const float* residual, float* out, int rows, int slices, int out_features, int quant_blocks, \
+      int activation) {                                                                            \
+    rf::gemv<rf::RF_FORMAT, kRows>(weight, {q, scale, rows, slices, quant_blocks},                 \
+                                   {out_features, activation}, {bias, residual, out, nullptr});    \
   }
 
 RF_GEMV(RF_NAME, 1)

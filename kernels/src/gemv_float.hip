@@ -10,13 +10,13 @@ namespace rf {
 struct FloatActivations {
   const float* values;
   int rows;
-  int units;  // K / 32
+  int quant_blocks;  // K / 32
 
   // kCount values of row m from column `column`; rows beyond the last are the last again.
   template <int kCount>
   __device__ __forceinline__ void load(int m, int column, float (&out)[kCount]) const {
     const int64_t row = min(m, rows - 1);
-    const float* from = values + row * units * kUnit + column;
+    const float* from = values + row * quant_blocks * kQuantBlock + column;
     for (int i = 0; i < kCount; i += 4) {
       const Vec<float, 4> four = load16(from + i);
       for (int k = 0; k < 4; ++k) out[i + k] = four[k];
@@ -31,10 +31,10 @@ __device__ __forceinline__ void gemv_float(const uint8_t* weight, const FloatAct
   constexpr int kPerItem = Format::kPerItem;
   Format rows[kGroups];
   for (int j = 0; j < kGroups; ++j) {
-    rows[j] = Format::of(Planes(weight, outputs.stored_rows(), Tile::row(j)), x.units);
+    rows[j] = Format::of(Planes(weight, outputs.stored_rows(), Tile::row(j)), x.quant_blocks);
   }
 
-  const int items = x.units * (kUnit / kPerItem);
+  const int items = x.quant_blocks * (kQuantBlock / kPerItem);
   const int step = Tile::piece_step();
   U4 next[kGroups];
   const auto load_next = [&](int i) {
@@ -69,14 +69,14 @@ __device__ __forceinline__ void gemv_float(const uint8_t* weight, const FloatAct
 
 }  // namespace rf
 
-// As rf_gemv_<format>_r<rows> of gemv.hip, with x f32 [rows, 32 units].
-#define RF_GEMV(name, Format, kRows)                                                          \
-  extern "C" __global__ __launch_bounds__(rf::kGemvThreads) void rf_gemv_##name##_r##kRows(   \
-      const uint8_t* __restrict__ weight, const float* __restrict__ x,                        \
-      const float* __restrict__ bias, const float* residual, float* out, int rows, int width, \
-      int units, int activation) {                                                            \
-    rf::gemv_float<rf::Format, kRows>(weight, {x, rows, units}, {width, activation},          \
-                                      {bias, residual, out, nullptr});                        \
+// As rf_gemv_<format>_r<rows> of gemv.hip, with x f32 [rows, 32 * quant_blocks].
+#define RF_GEMV(name, Format, kRows)                                                               \
+  extern "C" __global__ __launch_bounds__(rf::kGemvThreads) void rf_gemv_##name##_r##kRows(        \
+      const uint8_t* __restrict__ weight, const float* __restrict__ x,                             \
+      const float* __restrict__ bias, const float* residual, float* out, int rows,                 \
+      int out_features, int quant_blocks, int activation) {                                        \
+    rf::gemv_float<rf::Format, kRows>(weight, {x, rows, quant_blocks}, {out_features, activation}, \
+                                      {bias, residual, out, nullptr});                             \
   }
 
 RF_GEMV(f32, F32, 1)

@@ -4,14 +4,14 @@
 namespace rf {
 
 struct LayerNormInput {
-  const float* x;         // [rows, dim]
-  const float* residual;  // [rows, dim], added to x first; null = nothing
+  const float* x;         // [rows, hidden_size]
+  const float* residual;  // [rows, hidden_size], added to x first; null = nothing
 };
 
 struct LayerNormRule {
-  const float* weight;  // [dim]
-  const float* bias;    // [dim]; null = zeros
-  int dim;
+  const float* weight;  // [hidden_size]
+  const float* bias;    // [hidden_size]; null = zeros
+  int hidden_size;
   float eps;
 };
 
@@ -25,54 +25,54 @@ __device__ __forceinline__ void normalise(NormRow& values, const LayerNormRule& 
   float sum = 0.0f;
 #pragma unroll
   for (const auto& four : values) sum += sum_four(four);
-  const float mean = block_sum(sum, partial) / static_cast<float>(rule.dim);
+  const float mean = block_sum(sum, partial) / static_cast<float>(rule.hidden_size);
 
   float squares = 0.0f;
 #pragma unroll
   for (int step = 0; step < kNormSteps; ++step) {
     const int i = norm_index(step);
     weights[step] = 0.0f;
-    if (i >= rule.dim) continue;
+    if (i >= rule.hidden_size) continue;
     weights[step] = load16(rule.weight + i);
     values[step] -= mean;
     squares += sum_four(values[step] * values[step]);
   }
-  const float variance = block_sum(squares, partial) / static_cast<float>(rule.dim);
+  const float variance = block_sum(squares, partial) / static_cast<float>(rule.hidden_size);
   const float factor = rsqrt(variance + rule.eps);
 #pragma unroll
   for (int step = 0; step < kNormSteps; ++step) {
     values[step] *= factor * weights[step];
-    if (rule.bias && norm_index(step) < rule.dim) {
+    if (rule.bias && norm_index(step) < rule.hidden_size) {
       values[step] += load16(rule.bias + norm_index(step));
     }
   }
 }
 
-// One block a row; dim is a multiple of 4 and at most 16 * blockDim.x. The row is read once. The
-// result, or the sum with the residual where out_sum is not null, may lie where x or the residual
-// lies.
+// One block a row; hidden_size is a multiple of 4 and at most 16 * blockDim.x. The row is read
+// once. The result, or the sum with the residual where out_sum is not null, may lie where x or the
+// residual lies.
 __device__ __forceinline__ void layer_norm(const LayerNormInput& in, const LayerNormRule& rule,
                                            float* out_sum, const ActOutput& out) {
-  const int64_t row = static_cast<int64_t>(blockIdx.x) * rule.dim;
+  const int64_t row = static_cast<int64_t>(blockIdx.x) * rule.hidden_size;
   NormRow values;
 #pragma unroll
   for (int step = 0; step < kNormSteps; ++step) {
     const int i = norm_index(step);
     values[step] = 0.0f;
-    if (i >= rule.dim) continue;
+    if (i >= rule.hidden_size) continue;
     values[step] = load16(in.x + row + i);
     if (in.residual) values[step] += load16(in.residual + row + i);
   }
 #pragma unroll
   for (int step = 0; step < kNormSteps && out_sum; ++step) {
     const int i = norm_index(step);
-    if (i < rule.dim) store16(out_sum + row + i, values[step]);
+    if (i < rule.hidden_size) store16(out_sum + row + i, values[step]);
   }
   normalise(values, rule);
 #pragma unroll
   for (int step = 0; step < kNormSteps; ++step) {
     const int i = norm_index(step);
-    out.store(row + i, values[step], i < rule.dim);
+    out.store(row + i, values[step], i < rule.hidden_size);
   }
 }
 
@@ -81,8 +81,8 @@ __device__ __forceinline__ void layer_norm(const LayerNormInput& in, const Layer
 // Grid: (rows). The results that are not null: f32 and halves.
 extern "C" __global__ __launch_bounds__(1024) void rf_layer_norm(
     const float* x, const float* __restrict__ weight, const float* __restrict__ bias,
-    float* out_f32, rf::half* __restrict__ out_f16, int32_t dim, float eps) {
-  rf::layer_norm({x, nullptr}, {weight, bias, dim, eps}, nullptr,
+    float* out_f32, rf::half* __restrict__ out_f16, int32_t hidden_size, float eps) {
+  rf::layer_norm({x, nullptr}, {weight, bias, hidden_size, eps}, nullptr,
                  {out_f32, out_f16, nullptr, nullptr, 0});
 }
 
@@ -90,15 +90,15 @@ extern "C" __global__ __launch_bounds__(1024) void rf_layer_norm(
 extern "C" __global__ __launch_bounds__(1024) void rf_add_layer_norm(
     const float* delta, const float* residual, const float* __restrict__ weight,
     const float* __restrict__ bias, float* out_sum, float* out_f32, rf::half* __restrict__ out_f16,
-    int32_t dim, float eps) {
-  rf::layer_norm({delta, residual}, {weight, bias, dim, eps}, out_sum,
+    int32_t hidden_size, float eps) {
+  rf::layer_norm({delta, residual}, {weight, bias, hidden_size, eps}, out_sum,
                  {out_f32, out_f16, nullptr, nullptr, 0});
 }
 
-// x: halves [rows, dim], rows stride apart (a multiple of 4), in place. Grid: (rows).
+// x: halves [rows, hidden_size], rows stride apart (a multiple of 4), in place. Grid: (rows).
 extern "C" __global__ __launch_bounds__(1024) void rf_layer_norm_half(
     rf::half* __restrict__ x, const float* __restrict__ weight, const float* __restrict__ bias,
-    int64_t stride, int32_t dim, float eps) {
+    int64_t stride, int32_t hidden_size, float eps) {
   using Four = rf::Vec<rf::half, 4>;
   rf::half* row = x + static_cast<int64_t>(blockIdx.x) * stride;
   rf::NormRow values;
@@ -106,15 +106,15 @@ extern "C" __global__ __launch_bounds__(1024) void rf_layer_norm_half(
   for (int step = 0; step < rf::kNormSteps; ++step) {
     const int i = rf::norm_index(step);
     values[step] = 0.0f;
-    if (i >= dim) continue;
+    if (i >= hidden_size) continue;
     const Four four = *reinterpret_cast<const Four*>(row + i);
     for (int k = 0; k < 4; ++k) values[step][k] = rf::to_float(four[k]);
   }
-  rf::normalise(values, {weight, bias, dim, eps});
+  rf::normalise(values, {weight, bias, hidden_size, eps});
 #pragma unroll
   for (int step = 0; step < rf::kNormSteps; ++step) {
     const int i = rf::norm_index(step);
-    if (i >= dim) continue;
+    if (i >= hidden_size) continue;
     Four four;
     for (int k = 0; k < 4; ++k) four[k] = rf::to_half(values[step][k]);
     *reinterpret_cast<Four*>(row + i) = four;

@@ -12,17 +12,17 @@ __device__ rf::Vec<float, 4> load_four(const float* x, uint64_t index, bool insi
 
 }  // namespace
 
-// x f32 [count] (count = rows * K, a multiple of 32) to the two arrays of rf/act.h, with two terms
-// if q_second is not 0 but count.
+// x f32 [count] (count = rows * K, a multiple of 32) to the two arrays of rf/act.h, with two slices
+// if q_lo_offset is not 0 but count.
 // Grid: (ceil(count / 1024)), block 256.
 extern "C" __global__ __launch_bounds__(kThreads) void rf_quantize_act(
     const float* __restrict__ x, int8_t* __restrict__ q, rf::ActScale* __restrict__ scale,
-    int32_t q_second, uint64_t count) {
+    int32_t q_lo_offset, uint64_t count) {
   const uint64_t index = (static_cast<uint64_t>(blockIdx.x) * kThreads + threadIdx.x) * 4;
   const bool inside = index < count;
   const uint64_t block = index / rf::kActBlock;
   rf::act_store(load_four(x, index, inside), inside, q + block * rf::kActBlock, scale + block,
-                q_second);
+                q_lo_offset);
 }
 
 // x f32 [count] (a multiple of 4) to halves; values beyond the range of a half become +-65504.

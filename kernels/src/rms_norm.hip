@@ -4,12 +4,12 @@
 
 namespace rf {
 
-// One block a row; dim is a multiple of 4 (of 32 for int8) and at most 16 * blockDim.x.
+// One block a row; hidden_size is a multiple of 4 (of 32 for int8) and at most 16 * blockDim.x.
 template <bool kAdd>
 __device__ __forceinline__ void rms_norm(const float* x, float* residual, const float* weight,
-                                         const ActOutput& out, int dim, float eps) {
+                                         const ActOutput& out, int hidden_size, float eps) {
   __shared__ float partial[kMaxWaves];
-  const int64_t row = static_cast<int64_t>(blockIdx.x) * dim;
+  const int64_t row = static_cast<int64_t>(blockIdx.x) * hidden_size;
 
   // The weights are asked for before the reduction, which hides their latency.
   NormRow values, weights;
@@ -19,7 +19,7 @@ __device__ __forceinline__ void rms_norm(const float* x, float* residual, const 
     const int i = norm_index(step);
     values[step] = 0.0f;
     weights[step] = 0.0f;
-    if (i >= dim) continue;
+    if (i >= hidden_size) continue;
     weights[step] = load16(weight + i);
     values[step] = load16(x + row + i);
     if constexpr (kAdd) {
@@ -28,12 +28,12 @@ __device__ __forceinline__ void rms_norm(const float* x, float* residual, const 
     }
     squares += sum_four(values[step] * values[step]);
   }
-  const float factor = rsqrt(block_sum(squares, partial) / static_cast<float>(dim) + eps);
+  const float factor = rsqrt(block_sum(squares, partial) / static_cast<float>(hidden_size) + eps);
 
 #pragma unroll
   for (int step = 0; step < kNormSteps; ++step) {
     const int i = norm_index(step);
-    out.store(row + i, values[step] * factor * weights[step], i < dim);
+    out.store(row + i, values[step] * factor * weights[step], i < hidden_size);
   }
 }
 
@@ -43,16 +43,18 @@ __device__ __forceinline__ void rms_norm(const float* x, float* residual, const 
 extern "C" __global__ __launch_bounds__(1024) void rf_rms_norm(
     const float* __restrict__ x, const float* __restrict__ weight, float* __restrict__ out_f32,
     rf::half* __restrict__ out_f16, int8_t* __restrict__ out_q,
-    rf::ActScale* __restrict__ out_q_scale, int32_t out_q_second, int32_t dim, float eps) {
-  rf::rms_norm<false>(x, nullptr, weight, {out_f32, out_f16, out_q, out_q_scale, out_q_second}, dim,
-                      eps);
+    rf::ActScale* __restrict__ out_q_scale, int32_t out_q_lo_offset, int32_t hidden_size,
+    float eps) {
+  rf::rms_norm<false>(x, nullptr, weight, {out_f32, out_f16, out_q, out_q_scale, out_q_lo_offset},
+                      hidden_size, eps);
 }
 
 // residual += delta, then the norm of residual. Grid: (rows).
 extern "C" __global__ __launch_bounds__(1024) void rf_add_rms_norm(
     const float* __restrict__ delta, float* __restrict__ residual, const float* __restrict__ weight,
     float* __restrict__ out_f32, rf::half* __restrict__ out_f16, int8_t* __restrict__ out_q,
-    rf::ActScale* __restrict__ out_q_scale, int32_t out_q_second, int32_t dim, float eps) {
-  rf::rms_norm<true>(delta, residual, weight, {out_f32, out_f16, out_q, out_q_scale, out_q_second},
-                     dim, eps);
+    rf::ActScale* __restrict__ out_q_scale, int32_t out_q_lo_offset, int32_t hidden_size,
+    float eps) {
+  rf::rms_norm<true>(delta, residual, weight,
+                     {out_f32, out_f16, out_q, out_q_scale, out_q_lo_offset}, hidden_size, eps);
 }

@@ -25,14 +25,14 @@ __device__ __forceinline__ void rotate_eight(half* head, int first, int pairs, c
 }  // namespace rf
 
 // q, k: halves [T, heads * head_dim] with rows q_stride and k_stride apart, rotated in place; pairs
-// lie rope_dim / 2 apart, as in GPT-NeoX. head_dim, the strides and rope_dim / 2 are multiples
-// of 8. cosine, sine: f32 [max_context, rope_dim / 2]. positions: [T]. Grid: (T, ceil(2 * heads *
-// rope_dim / 16 / 128)), block 128.
+// lie rotary_dim / 2 apart, as in GPT-NeoX. head_dim, the strides and rotary_dim / 2 are multiples
+// of 8. cosine, sine: f32 [max_context, rotary_dim / 2]. positions: [T]. Grid: (T, ceil(2 * heads *
+// rotary_dim / 16 / 128)), block 128.
 extern "C" __global__ __launch_bounds__(rf::kRopeHalfThreads) void rf_rope_half(
     rf::half* __restrict__ q, rf::half* __restrict__ k, const float* __restrict__ cosine,
     const float* __restrict__ sine, const int32_t* __restrict__ positions, int64_t q_stride,
-    int64_t k_stride, int32_t heads, int32_t head_dim, int32_t rope_dim) {
-  const int pairs = rope_dim / 2;
+    int64_t k_stride, int32_t heads, int32_t head_dim, int32_t rotary_dim) {
+  const int pairs = rotary_dim / 2;
   const int chunks = pairs / 8;  // of a head
   const int i = static_cast<int>(blockIdx.y) * rf::kRopeHalfThreads + threadIdx.x;
   const int head = i / chunks;

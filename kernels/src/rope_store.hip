@@ -9,25 +9,25 @@ inline constexpr int kMaxHeadDim = 256;
 inline constexpr int kPairsPerLane = kMaxHeadDim / 2 / kWave;
 
 // One head of one token, spread over a wave as pairs of elements. Pair j lies in lane j % kWave.
-// Pairs below rope_dim / 2 rotate; the others hold the elements behind rope_dim, two by two.
+// Pairs below rotary_dim / 2 rotate; the others hold the elements behind rotary_dim, two by two.
 struct HeadPairs {
   float x[kPairsPerLane], y[kPairsPerLane];
 };
 
 struct HeadShape {
   int head_dim;
-  int rope_dim;
+  int rotary_dim;
   bool neox;
 };
 
 __device__ __forceinline__ int pair_index(int i) { return i * kWave + lane_id(); }
 
 __device__ __forceinline__ int first_of(const HeadShape& shape, int pair) {
-  return shape.neox && pair < shape.rope_dim / 2 ? pair : 2 * pair;
+  return shape.neox && pair < shape.rotary_dim / 2 ? pair : 2 * pair;
 }
 
 __device__ __forceinline__ int second_of(const HeadShape& shape, int pair) {
-  return shape.neox && pair < shape.rope_dim / 2 ? pair + shape.rope_dim / 2 : 2 * pair + 1;
+  return shape.neox && pair < shape.rotary_dim / 2 ? pair + shape.rotary_dim / 2 : 2 * pair + 1;
 }
 
 // Calls visit(i, pair) for the pairs this lane holds.
@@ -66,11 +66,11 @@ __device__ __forceinline__ void normalise(const HeadShape& shape, HeadPairs& hea
   });
 }
 
-// cosine and sine are this position's rows of the tables, [rope_dim / 2].
+// cosine and sine are this position's rows of the tables, [rotary_dim / 2].
 __device__ __forceinline__ void rotate(const HeadShape& shape, HeadPairs& head, const float* cosine,
                                        const float* sine) {
   for_each_pair(shape, [&](int i, int pair) {
-    if (pair >= shape.rope_dim / 2) return;
+    if (pair >= shape.rotary_dim / 2) return;
     const float x = head.x[i];
     const float y = head.y[i];
     head.x[i] = x * cosine[pair] - y * sine[pair];
@@ -112,7 +112,7 @@ struct RopeStoreInput {
   const float *q, *k, *v;                 // rows q_stride, k_stride, v_stride apart
   const float *q_bias, *k_bias, *v_bias;  // [heads * head_dim]; null = none
   const float *q_norm, *k_norm;           // [head_dim]; null = none
-  const float *cosine, *sine;             // [max_context, rope_dim / 2]
+  const float *cosine, *sine;             // [max_context, rotary_dim / 2]
   const int32_t* positions;               // [T]
   const int64_t* slots;                   // [T]; negative = a row of padding
   int64_t q_stride, k_stride, v_stride;
@@ -140,7 +140,7 @@ __device__ __forceinline__ void rope_store(const RopeStoreInput& in,
   if (index >= in.heads + 2 * in.kv_heads || slot < 0) return;
 
   const int head_dim = in.shape.head_dim;
-  const int64_t table_row = static_cast<int64_t>(in.positions[token]) * (in.shape.rope_dim / 2);
+  const int64_t table_row = static_cast<int64_t>(in.positions[token]) * (in.shape.rotary_dim / 2);
   const float* cosine = in.cosine + table_row;
   const float* sine = in.sine + table_row;
 
@@ -182,7 +182,8 @@ extern "C" __global__ __launch_bounds__(256) void rf_rope_store_f16(
     const float* __restrict__ sine, const int32_t* __restrict__ positions,
     const int64_t* __restrict__ slots, rf::half* __restrict__ q_out, rf::half* __restrict__ k_cache,
     rf::half* __restrict__ v_cache, int64_t q_stride, int64_t k_stride, int64_t v_stride,
-    int32_t heads, int32_t kv_heads, int32_t head_dim, int32_t rope_dim, int32_t neox, float eps) {
+    int32_t heads, int32_t kv_heads, int32_t head_dim, int32_t rotary_dim, int32_t neox,
+    float eps) {
   rf::rope_store<rf::half>({q,
                             k,
                             v,
@@ -200,7 +201,7 @@ extern "C" __global__ __launch_bounds__(256) void rf_rope_store_f16(
                             v_stride,
                             heads,
                             kv_heads,
-                            {head_dim, rope_dim, neox != 0},
+                            {head_dim, rotary_dim, neox != 0},
                             eps},
                            {q_out, k_cache, v_cache, nullptr, nullptr});
 }
@@ -214,7 +215,7 @@ extern "C" __global__ __launch_bounds__(256) void rf_rope_store_int8(
     const int64_t* __restrict__ slots, rf::half* __restrict__ q_out, int8_t* __restrict__ k_cache,
     int8_t* __restrict__ v_cache, float* __restrict__ k_scale, float* __restrict__ v_scale,
     int64_t q_stride, int64_t k_stride, int64_t v_stride, int32_t heads, int32_t kv_heads,
-    int32_t head_dim, int32_t rope_dim, int32_t neox, float eps) {
+    int32_t head_dim, int32_t rotary_dim, int32_t neox, float eps) {
   rf::rope_store<int8_t>({q,
                           k,
                           v,
@@ -232,7 +233,7 @@ extern "C" __global__ __launch_bounds__(256) void rf_rope_store_int8(
                           v_stride,
                           heads,
                           kv_heads,
-                          {head_dim, rope_dim, neox != 0},
+                          {head_dim, rotary_dim, neox != 0},
                           eps},
                          {q_out, k_cache, v_cache, k_scale, v_scale});
 }

@@ -37,7 +37,7 @@ def decode(
         columns = int(np.prod(batch.q.shape[1:]))
         q = device.empty((2, len(batch.q), columns), np.int8, "q")
         q_scale = device.empty((2, len(batch.q), columns // BLOCK), SCALE_DTYPE, "q_scale")
-    outputs = (out, out_f16, q, q_scale, batch.q.size)  # with two terms
+    outputs = (out, out_f16, q, q_scale, batch.q.size)  # with two slices
     shape = (len(sequences), case.heads, splits)
     partial = device.empty((*shape, case.head_dim), np.float32, "partial")
     partial_ml = device.empty((*shape, 2), np.float32, "partial_ml")

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from tests.support.kernels import Device, check
-from tests.support.weights import ALL_TYPES, BLOCK_TYPES, FLOAT_TYPES, UNIT, random_matrix
+from tests.support.weights import ALL_TYPES, BLOCK_TYPES, FLOAT_TYPES, QUANT_BLOCK, random_matrix
 
 # How many elements of a row one lane takes.
 _LANE = {
     "f32": 4,
     "f16": 8,
     "bf16": 8,
-    **dict.fromkeys(BLOCK_TYPES, UNIT),
+    **dict.fromkeys(BLOCK_TYPES, QUANT_BLOCK),
 }
 
 
@@ -28,14 +28,14 @@ def test_gives_the_scaled_rows(
 ) -> None:
     table = random_matrix(np.random.default_rng(0), name, vocabulary, columns)
     out = device.empty((len(tokens), columns), np.float32, "out")
-    lanes = columns // _LANE.get(name, 2 * UNIT)
+    lanes = columns // _LANE.get(name, 2 * QUANT_BLOCK)
     device.launch(
         f"rf_embed_{name}",
         device.upload(table.packed(), "table"),
         device.upload(np.array(tokens, np.int32), "tokens"),
         out,
         vocabulary,
-        table.units,
+        table.quant_blocks,
         2.5,
         grid=(-(-lanes // 64), len(tokens)),
         block=64,

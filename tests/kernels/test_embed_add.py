@@ -35,7 +35,7 @@ def test_adds_rows(
         device.upload(type_row, "type") if typed else None,
         there,
         rows,
-        table.units,
+        table.quant_blocks,
         grid=(-(-items // 64), len(positions)),
         block=64,
     )

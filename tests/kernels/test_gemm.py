@@ -48,10 +48,10 @@ def _gemm(
         out,
         out_half,
     )
-    split_units = layer.units
+    split_quant_blocks = layer.quant_blocks
     partial = None
     if splits > 1:
-        split_units = -(-layer.units // (8 * splits)) * 8
+        split_quant_blocks = -(-layer.quant_blocks // (8 * splits)) * 8
         partial = device.empty((splits, rows, layer.stored_rows), np.float32, "partial")
     kernel = f"rf_gemm_{layer.weights[0].name}_m{tile}"
     device.launch(
@@ -61,22 +61,22 @@ def _gemm(
         *shared,
         partial,
         rows,
-        layer.width,
-        layer.units,
+        layer.out_features,
+        layer.quant_blocks,
         layer.activation,
-        split_units,
+        split_quant_blocks,
         grid=(-(-rows // tile), -(-layer.stored_rows // 128), splits),
         block=device.max_threads(kernel),
     )
     if partial is not None:
-        arguments = (*shared, splits, layer.width, layer.activation)
-        grid = (-(-layer.width // 256), rows)
+        arguments = (*shared, splits, layer.out_features, layer.activation)
+        grid = (-(-layer.out_features // 256), rows)
         device.launch("rf_gemm_sum", partial, *arguments, grid=grid, block=256)
 
 
 def _check(device: Device, layer: Layer, x: Float32, *, tile: int = 32, splits: int = 1) -> None:
     halves = x.astype(np.float16)
-    out = device.empty((x.shape[0], layer.width), np.float32, "out")
+    out = device.empty((x.shape[0], layer.out_features), np.float32, "out")
     _gemm(device, layer, halves, tile=tile, splits=splits, out=out)
     seen = halves.astype(np.float64)
     assert worst_error(out.get(), layer.apply(seen), layer.magnitude(seen)) < _ROUNDING
@@ -84,13 +84,13 @@ def _check(device: Device, layer: Layer, x: Float32, *, tile: int = 32, splits: 
 
 @pytest.mark.parametrize("name", ALL_TYPES)
 @pytest.mark.parametrize(
-    ("rows", "width", "blocks"), [(32, 32, 1), (5, 37, 3)], ids=["one_block", "ragged_tails"]
+    ("rows", "out_features", "blocks"), [(32, 32, 1), (5, 37, 3)], ids=["one_block", "ragged_tails"]
 )
-def test_multiplies(device: Device, name: str, rows: int, width: int, blocks: int) -> None:
+def test_multiplies(device: Device, name: str, rows: int, out_features: int, blocks: int) -> None:
     rng = np.random.default_rng(0)
-    columns = blocks * (256 if name in SUPER_BLOCK_TYPES else 32)
-    layer = random_layer(rng, name, width, columns)
-    _check(device, layer, random_activation(rng, rows, columns))
+    in_features = blocks * (256 if name in SUPER_BLOCK_TYPES else 32)
+    layer = random_layer(rng, name, out_features, in_features)
+    _check(device, layer, random_activation(rng, rows, in_features))
 
 
 @pytest.mark.parametrize("tile", [32, 64, 128])
@@ -100,13 +100,15 @@ def test_tiles_cover_rows_and_columns(device: Device, tile: int) -> None:
     _check(device, layer, random_activation(rng, tile + 3, 64), tile=tile)
 
 
-@pytest.mark.parametrize("units", [2, 3, 8, 17], ids=["even", "odd", "eight", "many_and_odd"])
+@pytest.mark.parametrize(
+    "quant_blocks", [2, 3, 8, 17], ids=["even", "odd", "eight", "many_and_odd"]
+)
 @pytest.mark.parametrize("name", ["f16", "q4_0"])
 @pytest.mark.parametrize("rows", [3, 17], ids=["half_a_tile", "a_tile"])
-def test_steps_through_k(device: Device, name: str, units: int, rows: int) -> None:
+def test_steps_through_k(device: Device, name: str, quant_blocks: int, rows: int) -> None:
     rng = np.random.default_rng(2)
-    layer = random_layer(rng, name, 32, 32 * units)
-    _check(device, layer, random_activation(rng, rows, 32 * units))
+    layer = random_layer(rng, name, 32, 32 * quant_blocks)
+    _check(device, layer, random_activation(rng, rows, 32 * quant_blocks))
 
 
 @pytest.mark.parametrize("rows", [16, 32, 33, 49])
@@ -127,13 +129,13 @@ def test_gates(device: Device, name: str, tile: int, activation: int) -> None:
 
 @pytest.mark.parametrize("splits", [2, 3])
 @pytest.mark.parametrize("activation", [0, SILU], ids=["plain", "gated"])
-@pytest.mark.parametrize(("name", "units"), [("q5_1", 19), ("q6_k", 24)])
+@pytest.mark.parametrize(("name", "quant_blocks"), [("q5_1", 19), ("q6_k", 24)])
 def test_blocks_may_share_k(
-    device: Device, name: str, units: int, splits: int, activation: int
+    device: Device, name: str, quant_blocks: int, splits: int, activation: int
 ) -> None:
     rng = np.random.default_rng(4)
-    layer = random_layer(rng, name, 40, 32 * units, activation)
-    _check(device, layer, random_activation(rng, 2, 32 * units), splits=splits)
+    layer = random_layer(rng, name, 40, 32 * quant_blocks, activation)
+    _check(device, layer, random_activation(rng, 2, 32 * quant_blocks), splits=splits)
 
 
 @pytest.mark.parametrize("splits", [1, 2])

@@ -34,7 +34,7 @@ def _gemv(
     layer: Layer,
     x: Float32,
     *,
-    terms: int = 1,
+    slices: int = 1,
     variant: int = 0,
     block: int = 64,
     bias: Float32 | None = None,
@@ -43,23 +43,23 @@ def _gemv(
 ) -> Float32:
     rows = x.shape[0]
     name = layer.weights[0].name
-    out = out or device.empty((rows, layer.width), np.float32, "out")
+    out = out or device.empty((rows, layer.out_features), np.float32, "out")
     activations: tuple[DeviceArray, ...] = (device.upload(x, "x"),)
     counts: tuple[int, ...] = (rows,)
     if name not in FLOAT_TYPES:
-        quantised = quantise(x, terms)
+        quantised = quantise(x, slices)
         activations = (device.upload(quantised.q, "q"), device.upload(quantised.scales, "scale"))
-        counts = (rows, terms)
+        counts = (rows, slices)
     device.launch(
-        f"rf_gemv_{name}_r{variant or rows * terms}",
+        f"rf_gemv_{name}_r{variant or rows * slices}",
         device.upload(layer.packed(), "weight"),
         *activations,
         device.upload(bias, "bias") if bias is not None else None,
         residual,
         out,
         *counts,
-        layer.width,
-        layer.units,
+        layer.out_features,
+        layer.quant_blocks,
         layer.activation,
         grid=layer.stored_rows // 16,
         block=block,
@@ -67,11 +67,11 @@ def _gemv(
     return out.get()
 
 
-def _seen(layer: Layer, x: Float32, terms: int = 1) -> npt.NDArray[np.float64]:
+def _seen(layer: Layer, x: Float32, slices: int = 1) -> npt.NDArray[np.float64]:
     """The activation that the kernel multiplies with."""
     if layer.weights[0].name in FLOAT_TYPES:
         return x.astype(np.float64)
-    return quantise(x, terms).values()
+    return quantise(x, slices).values()
 
 
 def _check(
@@ -79,53 +79,53 @@ def _check(
     layer: Layer,
     x: Float32,
     *,
-    terms: int = 1,
+    slices: int = 1,
     variant: int = 0,
     block: int = 64,
 ) -> None:
-    actual = _gemv(device, layer, x, terms=terms, variant=variant, block=block)
-    seen = _seen(layer, x, terms)
+    actual = _gemv(device, layer, x, slices=slices, variant=variant, block=block)
+    seen = _seen(layer, x, slices)
     assert worst_error(actual, layer.apply(seen), layer.magnitude(seen)) < _ROUNDING
 
 
 @pytest.mark.parametrize("name", FLOAT_TYPES + QUANTISED_TYPES)
 @pytest.mark.parametrize(
-    ("rows", "variant", "width", "blocks"),
+    ("rows", "variant", "out_features", "blocks"),
     [(1, 1, 32, 1), (2, 2, 37, 3), (3, 4, 16, 11), (8, 8, 40, 2)],
     ids=["one_block", "ragged_width", "many_blocks_and_an_absent_row", "eight_rows"],
 )
 def test_multiplies(
-    device: Device, name: str, rows: int, variant: int, width: int, blocks: int
+    device: Device, name: str, rows: int, variant: int, out_features: int, blocks: int
 ) -> None:
     rng = np.random.default_rng(0)
-    columns = blocks * (256 if name in SUPER_BLOCK_TYPES else 32)
-    layer = random_layer(rng, name, width, columns)
-    _check(device, layer, random_activation(rng, rows, columns), variant=variant)
+    in_features = blocks * (256 if name in SUPER_BLOCK_TYPES else 32)
+    layer = random_layer(rng, name, out_features, in_features)
+    _check(device, layer, random_activation(rng, rows, in_features), variant=variant)
 
 
 @pytest.mark.parametrize("name", ["q4_1", "q6_k"])
 @pytest.mark.parametrize(
     ("rows", "variant"), [(1, 2), (2, 4), (3, 8), (4, 8)], ids=["one", "two", "absent", "four"]
 )
-def test_multiplies_both_terms(device: Device, name: str, rows: int, variant: int) -> None:
+def test_multiplies_both_slices(device: Device, name: str, rows: int, variant: int) -> None:
     rng = np.random.default_rng(7)
     layer = random_layer(rng, name, 40, 512)
-    _check(device, layer, random_activation(rng, rows, 512), terms=2, variant=variant, block=128)
+    _check(device, layer, random_activation(rng, rows, 512), slices=2, variant=variant, block=128)
 
 
-def test_gates_what_both_terms_make_together(device: Device) -> None:
+def test_gates_what_both_slices_make_together(device: Device) -> None:
     rng = np.random.default_rng(8)
     layer = random_layer(rng, "q4_k", 24, 512, SILU)
-    _check(device, layer, random_activation(rng, 3, 512), terms=2, variant=8)
+    _check(device, layer, random_activation(rng, 3, 512), slices=2, variant=8)
 
 
 @pytest.mark.parametrize("name", ["q4_k", "q8_0"])
-def test_two_terms_are_nearly_exact(device: Device, name: str) -> None:
+def test_two_slices_are_nearly_exact(device: Device, name: str) -> None:
     rng = np.random.default_rng(5)
     layer = random_layer(rng, name, 64, 1024)
     x = random_activation(rng, 2, 1024)
     exact = layer.apply(x.astype(np.float64))
-    error = _gemv(device, layer, x, terms=2) - exact
+    error = _gemv(device, layer, x, slices=2) - exact
     assert np.mean(error**2) < 1e-9 * np.mean(exact**2)
 
 
@@ -139,10 +139,10 @@ def test_waves_of_a_block_share_k(device: Device, name: str, block: int) -> None
 
 @pytest.mark.parametrize("name", ["bf16", "q6_k", "mxfp4"])
 @pytest.mark.parametrize("activation", [SILU, GELU_TANH, GELU], ids=["silu", "gelu_tanh", "gelu"])
-@pytest.mark.parametrize("width", [16, 72], ids=["one_tile", "ragged_tail"])
-def test_gates(device: Device, name: str, activation: int, width: int) -> None:
+@pytest.mark.parametrize("out_features", [16, 72], ids=["one_tile", "ragged_tail"])
+def test_gates(device: Device, name: str, activation: int, out_features: int) -> None:
     rng = np.random.default_rng(2)
-    layer = random_layer(rng, name, width, 512, activation)
+    layer = random_layer(rng, name, out_features, 512, activation)
     _check(device, layer, random_activation(rng, 2, 512))
 
 

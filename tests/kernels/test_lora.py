@@ -19,13 +19,13 @@ HALF = 2.0**-11
 class Case:
     """Some rows of x, their adapters, and the ranks of those by part."""
 
-    columns: int = 64
+    in_features: int = 64
     parts: tuple[int, ...] = (32,)  # columns of y
     ranks: tuple[tuple[int, ...], ...] = ((8,),)  # of each adapter, by part
     rows: tuple[int, ...] = (0,)  # adapter of each
     is_interleaved: bool = False  # 16 columns of one part, then 16 of the other
     spare_tiles: int = 0
-    split_columns: int = 1024
+    split_features: int = 1024
 
 
 CASES = {
@@ -34,11 +34,11 @@ CASES = {
     "rank_between_chunks": Case(ranks=((13,),)),
     "one_tile_of_ranks": Case(ranks=((16,),)),
     "many_tiles_of_ranks": Case(ranks=((40,),)),
-    "largest_rank": Case(columns=32, ranks=((128,),)),
-    "every_wave_has_work": Case(columns=288),
-    "every_wave_has_much_work": Case(columns=1312, split_columns=2048),
-    "split_columns": Case(columns=96, split_columns=32, rows=(0, -1, 0)),
-    "ragged_split": Case(columns=672, split_columns=384, ranks=((8,), (20,)), rows=(0, 1, 0)),
+    "largest_rank": Case(in_features=32, ranks=((128,),)),
+    "every_wave_has_work": Case(in_features=288),
+    "every_wave_has_much_work": Case(in_features=1312, split_features=2048),
+    "split_features": Case(in_features=96, split_features=32, rows=(0, -1, 0)),
+    "ragged_split": Case(in_features=672, split_features=384, ranks=((8,), (20,)), rows=(0, 1, 0)),
     "rows_without_an_adapter": Case(rows=(-1, 0, -1, 0, 0, -1)),
     "one_full_tile": Case(rows=(0,) * 16),
     "many_tiles_of_rows": Case(rows=(0,) * 37),
@@ -85,7 +85,7 @@ def stack(case: Case) -> Stack:
     for adapter, ranks in enumerate(case.ranks):
         for part, rank in enumerate(ranks):
             places.append((a_rows, b_chunks, rank))
-            own_a = rng.standard_normal((rank, case.columns)).astype(np.float16)
+            own_a = rng.standard_normal((rank, case.in_features)).astype(np.float16)
             own_b = rng.standard_normal((case.parts[part], rank)).astype(np.float16)
             a[adapter, part], b[adapter, part] = own_a, own_b
             padded = np.pad(own_b, ((0, 0), (0, -rank % 8)))
@@ -98,7 +98,7 @@ def stack(case: Case) -> Stack:
     return Stack(a, b, factors, (flat_a, flat_b, np.array(places, np.int32)))
 
 
-def columns_of(case: Case) -> npt.NDArray[Any]:
+def outputs_of(case: Case) -> npt.NDArray[Any]:
     """First 16, step and number of 16s of each part."""
     if case.is_interleaved:
         return np.array([(16 * p, 32, width // 16) for p, width in enumerate(case.parts)], np.int32)
@@ -115,15 +115,15 @@ def test_adds_what_the_adapter_of_each_row_says(device: Device, case: Case, form
     rng = np.random.default_rng(5)
     tiles, order = tiles_of(case.rows, case.spare_tiles)
     adapters = stack(case)
-    x = rng.standard_normal((len(case.rows), case.columns)).astype(np.float16)
+    x = rng.standard_normal((len(case.rows), case.in_features)).astype(np.float16)
     y = rng.standard_normal((len(case.rows), sum(case.parts))).astype(np.float32)
     parts = len(case.parts)
-    width = parts * -(-max(max(ranks) for ranks in case.ranks) // 16) * 16
+    padded_ranks = parts * -(-max(max(ranks) for ranks in case.ranks) // 16) * 16
     a, b, places = (device.upload(array) for array in adapters.arrays)
-    splits = -(-case.columns // case.split_columns)
-    shrunk = device.empty((splits, TILE * len(tiles), width), np.float32, "shrunk")
+    splits = -(-case.in_features // case.split_features)
+    shrunk = device.empty((splits, TILE * len(tiles), padded_ranks), np.float32, "shrunk")
     out = device.upload(y, "y")
-    columns = columns_of(case)
+    outputs = outputs_of(case)
     on_device: list[DeviceArray] = [device.upload(each) for each in (tiles, order)]
     device.launch(
         f"rf_lora_shrink_{form}",
@@ -132,11 +132,11 @@ def test_adds_what_the_adapter_of_each_row_says(device: Device, case: Case, form
         *on_device,
         places,
         shrunk,
-        case.columns,
-        case.split_columns,
+        case.in_features,
+        case.split_features,
         parts,
-        width,
-        grid=(width // 16, len(tiles), splits),
+        padded_ranks,
+        grid=(padded_ranks // 16, len(tiles), splits),
         block=8 * device.wave,
     )
     device.launch(
@@ -146,12 +146,12 @@ def test_adds_what_the_adapter_of_each_row_says(device: Device, case: Case, form
         *on_device,
         places,
         device.upload(adapters.factors),
-        device.upload(columns),
+        device.upload(outputs),
         out,
         splits,
-        width,
+        padded_ranks,
         sum(case.parts),
-        grid=(-(-int(columns[:, 2].max()) // 4), parts, len(tiles)),
+        grid=(-(-int(outputs[:, 2].max()) // 4), parts, len(tiles)),
         block=4 * device.wave,
     )
     expected, slack = expectation(case, adapters, x, y)
@@ -165,12 +165,12 @@ def expectation(
     """The result in float64, and what rounding what was shrunk to halves may make of it."""
     expected = y.astype(np.float64)
     slack = np.abs(expected) * 1e-6 + 1e-6
-    columns = columns_of(case)
+    outputs = outputs_of(case)
     for row, adapter in enumerate(case.rows):
         for part in range(len(case.parts) if adapter >= 0 else 0):
             a, b = (each[adapter, part].astype(np.float64) for each in (adapters.a, adapters.b))
             factor = float(adapters.factors[adapter * len(case.parts) + part])
-            first, step, count = columns[part]
+            first, step, count = outputs[part]
             where = (first + step * np.arange(count)[:, None] + np.arange(16)).reshape(-1)
             low = x[row].astype(np.float64) @ a.T
             size = np.abs(x[row].astype(np.float64)) @ np.abs(a).T

@@ -10,25 +10,25 @@ from tests.support.activations import BLOCK, SCALE_DTYPE, quantise
 from tests.support.kernels import Device, check
 
 SIZES = pytest.mark.parametrize(
-    ("rows", "columns"),
+    ("rows", "in_features"),
     [(1, 32), (1, 1024), (1, 1056), (3, 96), (5, 448)],
     ids=["one_block", "one_thread_block", "ragged_tail", "few_rows", "many_thread_blocks"],
 )
 
 
 def _quantize(
-    device: Device, x: npt.NDArray[np.float32], terms: int = 1
+    device: Device, x: npt.NDArray[np.float32], slices: int = 1
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Codes [terms, rows, K] and their scales."""
-    rows, columns = x.shape
-    q = device.empty((terms, rows, columns), np.int8, "q")
-    scales = device.empty((terms, rows, columns // BLOCK), SCALE_DTYPE, "scale")
+    """Codes [slices, rows, K] and their scales."""
+    rows, in_features = x.shape
+    q = device.empty((slices, rows, in_features), np.int8, "q")
+    scales = device.empty((slices, rows, in_features // BLOCK), SCALE_DTYPE, "scale")
     device.launch(
         "rf_quantize_act",
         device.upload(x, "x"),
         q,
         scales,
-        x.size if terms == 2 else 0,
+        x.size if slices == 2 else 0,
         x.size,
         grid=-(-x.size // 1024),
         block=256,
@@ -37,8 +37,8 @@ def _quantize(
 
 
 @SIZES
-def test_quantises_blocks_of_32(device: Device, rows: int, columns: int) -> None:
-    x = np.random.default_rng(0).standard_normal((rows, columns)).astype(np.float32)
+def test_quantises_blocks_of_32(device: Device, rows: int, in_features: int) -> None:
+    x = np.random.default_rng(0).standard_normal((rows, in_features)).astype(np.float32)
     q, scales = _quantize(device, x)
     q, scales = q[0], scales[0]
     expected = quantise(x)
@@ -62,10 +62,10 @@ def test_a_block_of_zeros_has_scale_zero(device: Device) -> None:
 
 @SIZES
 def test_a_second_term_holds_what_the_first_has_left(
-    device: Device, rows: int, columns: int
+    device: Device, rows: int, in_features: int
 ) -> None:
-    x = np.random.default_rng(2).standard_normal((rows, columns)).astype(np.float32)
-    q, scales = _quantize(device, x, terms=2)
+    x = np.random.default_rng(2).standard_normal((rows, in_features)).astype(np.float32)
+    q, scales = _quantize(device, x, slices=2)
     sums = q.reshape(2, rows, -1, 2, 16).sum(axis=-1, dtype=np.int64)
     np.testing.assert_array_equal(scales["sum_low"], sums[..., 0])
     np.testing.assert_array_equal(scales["sum_high"], sums[..., 1])
@@ -77,9 +77,9 @@ def test_a_second_term_holds_what_the_first_has_left(
 
 
 @SIZES
-def test_halves_round_to_nearest(device: Device, rows: int, columns: int) -> None:
-    x = np.random.default_rng(1).standard_normal((rows, columns)).astype(np.float32)
-    out = device.empty((rows, columns), np.float16, "out")
+def test_halves_round_to_nearest(device: Device, rows: int, in_features: int) -> None:
+    x = np.random.default_rng(1).standard_normal((rows, in_features)).astype(np.float32)
+    out = device.empty((rows, in_features), np.float16, "out")
     device.launch(
         "rf_half_act", device.upload(x, "x"), out, x.size, grid=-(-x.size // 1024), block=256
     )

@@ -26,17 +26,25 @@ def _repack(
     weight = device.upload(np.zeros(first.raw.shape[1] * stored_rows, np.uint8), "weight")
     for matrix, first_row, placing in parts:
         blocks = device.upload(matrix.raw, "blocks")
-        threads = matrix.rows * matrix.units
-        arguments = (blocks, weight, matrix.rows, matrix.units, stored_rows, first_row, placing)
+        threads = matrix.rows * matrix.quant_blocks
+        arguments = (
+            blocks,
+            weight,
+            matrix.rows,
+            matrix.quant_blocks,
+            stored_rows,
+            first_row,
+            placing,
+        )
         kernel = f"rf_repack_{matrix.name}"
         device.launch(kernel, *arguments, grid=-(-threads // 256), block=256)
     return weight.get()
 
 
 @pytest.mark.parametrize("name", ALL_TYPES)
-@pytest.mark.parametrize("columns", [256, 768], ids=["one_block", "many_blocks"])
-def test_writes_the_planes_of_weights_h(device: Device, name: str, columns: int) -> None:
-    matrix = random_matrix(np.random.default_rng(0), name, 11, columns)
+@pytest.mark.parametrize("in_features", [256, 768], ids=["one_block", "many_blocks"])
+def test_writes_the_planes_of_weights_h(device: Device, name: str, in_features: int) -> None:
+    matrix = random_matrix(np.random.default_rng(0), name, 11, in_features)
     weight = _repack(device, [(matrix, 0, AS_IS)], round_up(matrix.rows, ROW_ALIGN))
     np.testing.assert_array_equal(weight, matrix.packed())
 

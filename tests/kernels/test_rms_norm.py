@@ -72,7 +72,7 @@ def test_int8_blocks(device: Device, rows: int, dim: int, threads: int) -> None:
 
 
 @pytest.mark.parametrize("adds", [False, True], ids=["norm", "sum_and_norm"])
-def test_int8_blocks_with_two_terms(device: Device, adds: bool) -> None:
+def test_int8_blocks_with_two_slices(device: Device, adds: bool) -> None:
     x, weight = random_rows(3, 576), random_rows(1, 576, seed=2)[0]
     q = device.empty((2, 3, 576), np.int8)
     scale = device.empty((2, 3, 18), ACT_SCALE)

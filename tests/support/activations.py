@@ -1,4 +1,4 @@
-"""Activations for kernel tests, quantised as kernels/include/rf/act.h says, with 1 or 2 terms."""
+"""Activations for kernel tests, quantised as kernels/include/rf/act.h says, with 1 or 2 slices."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ SCALE_DTYPE = np.dtype([("scale", np.float32), ("sum_low", np.int16), ("sum_high
 class QuantisedActivation:
     """An int8 activation."""
 
-    q: npt.NDArray[np.int8]  # [terms, rows, K]
-    scales: np.ndarray[tuple[int, ...], np.dtype[np.void]]  # [terms, rows, K / 32] of SCALE_DTYPE
+    q: npt.NDArray[np.int8]  # [slices, rows, K]
+    scales: np.ndarray[tuple[int, ...], np.dtype[np.void]]  # [slices, rows, K / 32] of SCALE_DTYPE
 
     def values(self) -> npt.NDArray[np.float64]:
         """What it stands for, [rows, K]."""
@@ -26,20 +26,20 @@ class QuantisedActivation:
         return (self.q * scale).sum(axis=0)  # type: ignore[no-any-return]
 
 
-def quantise(x: npt.NDArray[np.float32], terms: int = 1) -> QuantisedActivation:
+def quantise(x: npt.NDArray[np.float32], slices: int = 1) -> QuantisedActivation:
     """Quantises [rows, K] in float32, as the kernels do."""
     rows, columns = x.shape
-    q = np.zeros((terms, rows, columns // BLOCK, BLOCK), np.int8)
-    scales = np.zeros((terms, rows, columns // BLOCK), SCALE_DTYPE)
+    q = np.zeros((slices, rows, columns // BLOCK, BLOCK), np.int8)
+    scales = np.zeros((slices, rows, columns // BLOCK), SCALE_DTYPE)
     rest = x.reshape(q.shape[1:])
     largest = np.abs(rest).max(axis=-1)
     inverse = np.divide(np.float32(127), largest, out=np.zeros_like(largest), where=largest > 0)
     step = largest * np.float32(1 / 127)
-    for term in range(terms):
-        q[term] = np.rint(rest * inverse[..., None])
-        scales[term]["scale"] = step
-        rest = rest - step[..., None] * q[term]
+    for each in range(slices):
+        q[each] = np.rint(rest * inverse[..., None])
+        scales[each]["scale"] = step
+        rest = rest - step[..., None] * q[each]
         step, inverse = step / np.float32(254), inverse * np.float32(254)
     scales["sum_low"] = q[..., :16].sum(axis=-1, dtype=np.int16)
     scales["sum_high"] = q[..., 16:].sum(axis=-1, dtype=np.int16)
-    return QuantisedActivation(q.reshape(terms, rows, columns), scales)
+    return QuantisedActivation(q.reshape(slices, rows, columns), scales)

@@ -30,28 +30,28 @@ class Layer:
     activation: int
 
     @property
-    def width(self) -> int:
-        """Columns of the result."""
+    def out_features(self) -> int:
+        """Features of the result."""
         return self.weights[0].rows
 
     @property
-    def units(self) -> int:
-        """Pieces of 32 in K."""
-        return self.weights[0].units
+    def quant_blocks(self) -> int:
+        """Quant blocks in K."""
+        return self.weights[0].quant_blocks
 
     @property
     def stored_rows(self) -> int:
         """Rows of the matrix on the device."""
         if self.activation == NOT_GATED:
-            return round_up(self.width, 32)
-        return round_up(self.width, 16) * 2
+            return round_up(self.out_features, 32)
+        return round_up(self.out_features, 16) * 2
 
     def packed(self) -> Bytes:
         """The matrix on the device."""
         if self.activation == NOT_GATED:
             return self.weights[0].packed()
         gate, up = self.weights
-        both = Matrix(gate.name, np.concatenate((gate.raw, up.raw)), gate.columns)
+        both = Matrix(gate.name, np.concatenate((gate.raw, up.raw)), gate.in_features)
         return both.packed(np.concatenate(gated_rows(gate.rows)), self.stored_rows)
 
     def apply(self, x: Float64) -> Float64:
@@ -73,18 +73,22 @@ class Layer:
 
 
 def random_layer(
-    rng: np.random.Generator, name: str, width: int, columns: int, activation: int = NOT_GATED
+    rng: np.random.Generator,
+    name: str,
+    out_features: int,
+    in_features: int,
+    activation: int = NOT_GATED,
 ) -> Layer:
     """A layer whose results are of the order of 1 for activations of the order of 1."""
     count = 1 if activation == NOT_GATED else 2
-    weights = tuple(random_matrix(rng, name, width, columns) for _ in range(count))
+    weights = tuple(random_matrix(rng, name, out_features, in_features) for _ in range(count))
     return Layer(weights, activation)
 
 
-def random_activation(rng: np.random.Generator, rows: int, columns: int) -> Float32:
-    """[rows, columns], scaled so that sums over the columns stay of the order of 1."""
-    values = rng.standard_normal((rows, columns), np.float32)
-    values /= np.float32(np.sqrt(columns))
+def random_activation(rng: np.random.Generator, rows: int, in_features: int) -> Float32:
+    """[rows, in_features], scaled so that sums over the features stay of the order of 1."""
+    values = rng.standard_normal((rows, in_features), np.float32)
+    values /= np.float32(np.sqrt(in_features))
     return values
 
 

@@ -18,7 +18,7 @@ from gguf.quants import dequantize
 Array = npt.NDArray[Any]
 Bytes = npt.NDArray[Any]  # uint8
 
-UNIT = 32  # weights
+QUANT_BLOCK = 32  # weights
 GROUP_ROWS = 8
 ROW_ALIGN = 32
 GATE_ROWS = 16
@@ -53,11 +53,11 @@ def ggml_type(name: str) -> GGMLQuantizationType:
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """A [rows, columns] matrix as a GGUF file stores it."""
+    """A [out_features, in_features] matrix as a GGUF file stores it."""
 
     name: str
     raw: Bytes  # [rows, bytes of a row]
-    columns: int
+    in_features: int  # columns
 
     @property
     def rows(self) -> int:
@@ -65,9 +65,9 @@ class Matrix:
         return int(self.raw.shape[0])
 
     @property
-    def units(self) -> int:
-        """Pieces of 32 weights in a row."""
-        return self.columns // UNIT
+    def quant_blocks(self) -> int:
+        """Quant blocks in a row."""
+        return self.in_features // QUANT_BLOCK
 
     def values(self) -> npt.NDArray[np.float64]:
         """The weights, by the gguf package."""
@@ -88,21 +88,21 @@ class Matrix:
 
 
 def random_matrix(
-    rng: np.random.Generator, name: str, rows: int, columns: int, *, magnitude: float = 1.0
+    rng: np.random.Generator, name: str, rows: int, in_features: int, *, magnitude: float = 1.0
 ) -> Matrix:
     """A matrix whose weights are of the order of `magnitude`; their codes use every bit."""
     block, size = GGML_QUANT_SIZES[ggml_type(name)]
     if name in FLOAT_TYPES:
-        values = (magnitude * rng.standard_normal((rows, columns))).astype(np.float32)
-        return Matrix(name, _float_bytes(name, values), columns)
-    raw = rng.integers(0, 256, (rows, columns // block, size), dtype=np.uint8)
+        values = (magnitude * rng.standard_normal((rows, in_features))).astype(np.float32)
+        return Matrix(name, _float_bytes(name, values), in_features)
+    raw = rng.integers(0, 256, (rows, in_features // block, size), dtype=np.uint8)
     for position in _HALVES.get(name, ()):
         scale = rng.uniform(0.25, 1.0, raw.shape[:2]) * _typical_scale(name) * magnitude
         scale *= rng.choice([-1.0, 1.0], raw.shape[:2])
         raw[:, :, position : position + 2] = _bytes_of(scale[:, :, None].astype(np.float16))
     if name == "mxfp4":
         raw[:, :, 0] = rng.integers(122, 128, raw.shape[:2]) + round(np.log2(magnitude))
-    return Matrix(name, raw.reshape(rows, -1), columns)
+    return Matrix(name, raw.reshape(rows, -1), in_features)
 
 
 def gated_rows(rows: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
@@ -146,13 +146,13 @@ def _planes(name: str, raw: Bytes) -> Iterator[Bytes]:
 
 
 def _nibbles(codes: Bytes) -> Bytes:
-    """[rows, blocks, weights] -> [rows, units, 16]."""
-    units = codes.reshape(codes.shape[0], -1, 2, 16) & 15
-    return units[:, :, 0] | units[:, :, 1] << 4
+    """[rows, blocks, weights] -> [rows, quant_blocks, 16]."""
+    quant_blocks = codes.reshape(codes.shape[0], -1, 2, 16) & 15
+    return quant_blocks[:, :, 0] | quant_blocks[:, :, 1] << 4
 
 
 def _pairs(codes: Bytes) -> Bytes:
-    """Two bits a weight: [rows, pairs of units, 16]."""
+    """Two bits a weight: [rows, pairs of quant_blocks, 16]."""
     fields = (codes & 3).reshape(codes.shape[0], -1, 2, 4, 4)
     shifts = np.arange(0, 8, 2, dtype=np.uint8)[:, None]
     words: Bytes = np.bitwise_or.reduce(fields << shifts, axis=3)

@@ -1,13 +1,14 @@
 // Activations as GEMV reads them: signed bytes in blocks of 32 with one scale.
 //
-// A [rows, K] activation (K a multiple of 32) has one term or two, and two arrays:
-//   q      int8      [terms][rows][K]       the quantised values
-//   scale  ActScale  [terms][rows][K / 32]  per block: the scale and the sums of its halves
-// It stands for the sum of its terms, each x[r][k] = scale[r][k / 32].scale * q[r][k].
+// A [rows, K] activation (K a multiple of 32) is one int8 slice or two, a high and a low one (as in
+// Ozaki et al. 2012), and has two arrays:
+//   q      int8      [slices][rows][K]       the quantised values
+//   scale  ActScale  [slices][rows][K / 32]  per block: the scale and the sums of its halves
+// It stands for the sum of its slices, each x[r][k] = scale[r][k / 32].scale * q[r][k].
 //
 // A block's scale is max|x| / 127 and q = round to nearest even of x * (127 / max|x|); a block of
-// zeros has scale 0. The second term is what this rounding left, at most half a step, in steps of
-// 1/254 of the first one's: together the terms have about 16 bits.
+// zeros has scale 0. The low slice is what this rounding left, at most half a step, in steps of
+// 1/254 of the high one's: together the slices have about 16 bits.
 //
 // The sums let a weight with an offset or a zero point be multiplied without touching the bytes
 // again: sum((code - zero) * q) = dot4(code, q) - zero * sum(q).
@@ -27,7 +28,7 @@ struct alignas(8) ActScale {
 static_assert(sizeof(ActScale) == 8);
 
 inline constexpr float kActSteps = 127.0f;       // of a block's largest value
-inline constexpr float kActFinerSteps = 254.0f;  // of one of these, in the second term
+inline constexpr float kActFinerSteps = 254.0f;  // of one of these, in the low slice
 inline constexpr int kActLanes = 8;              // lanes that share a block, four values each
 
 // Four multiples of 1 / inverse as four signed bytes (the first in the lowest byte).
@@ -40,11 +41,11 @@ __device__ __forceinline__ int act_pack(Vec<float, 4> x, float inverse) {
 }
 
 // Quantises a block with `kActLanes` consecutive lanes: lane i (lane_id() % 8) passes elements 4 i
-// to 4 i + 3. Writes 32 bytes at `q` and the block's scale, and those of the second term `second`
+// to 4 i + 3. Writes 32 bytes at `q` and the block's scale, and those of the low slice `lo_offset`
 // elements further, unless that is 0. Every lane of the wave takes part, those with `store` false
-// write nothing; `second` is the same in all.
+// write nothing; `lo_offset` is the same in all.
 __device__ __forceinline__ void act_store(Vec<float, 4> x, bool store, int8_t* q, ActScale* scale,
-                                          int32_t second) {
+                                          int32_t lo_offset) {
   float max_abs = max(max(abs(x[0]), abs(x[1])), max(abs(x[2]), abs(x[3])));
   max_abs = max(max_abs, shfl_xor<1>(max_abs));
   max_abs = max(max_abs, shfl_xor<2>(max_abs));
@@ -52,10 +53,10 @@ __device__ __forceinline__ void act_store(Vec<float, 4> x, bool store, int8_t* q
   const float inverse = max_abs > 0.0f ? kActSteps / max_abs : 0.0f;
   const float step = max_abs * (1.0f / kActSteps);
   const int packed = act_pack(x, inverse);
-  // Both terms' sums are made at once, as the halves of a word: none leaves the range of 16 bits.
+  // Both slices' sums are made at once, as the halves of a word: none leaves the range of 16 bits.
   int sums = dot4(packed, 0x01010101, 0);
   int rest = 0;
-  if (second) {
+  if (lo_offset) {
     for (int i = 0; i < 4; ++i) x[i] -= step * static_cast<int8_t>(packed >> (8 * i));
     rest = act_pack(x, inverse * kActFinerSteps);
     sums += dot4(rest, 0x01010101, 0) * 0x10000;
@@ -72,11 +73,11 @@ __device__ __forceinline__ void act_store(Vec<float, 4> x, bool store, int8_t* q
   const int part = lane_id() % kActLanes;
   reinterpret_cast<int*>(q)[part] = packed;
   if (part == 0) *scale = {step, first_of(sums), first_of(other_sums)};
-  if (!second) return;
-  reinterpret_cast<int*>(q + second)[part] = rest;
+  if (!lo_offset) return;
+  reinterpret_cast<int*>(q + lo_offset)[part] = rest;
   if (part == 0) {
-    scale[second / kActBlock] = {step * (1.0f / kActFinerSteps), second_of(sums),
-                                 second_of(other_sums)};
+    scale[lo_offset / kActBlock] = {step * (1.0f / kActFinerSteps), second_of(sums),
+                                    second_of(other_sums)};
   }
 }
 

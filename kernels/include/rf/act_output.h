@@ -1,4 +1,4 @@
-// Where a kernel writes an activation [rows, width], in the forms that its readers want.
+// Where a kernel writes an activation [rows, features], in the forms that its readers want.
 #pragma once
 
 #include "rf/act.h"
@@ -8,10 +8,10 @@ namespace rf {
 // Any of them may be null, which leaves that form out.
 struct ActOutput {
   float* f32;
-  half* f16;          // clamped to the range of finite halves
-  int8_t* q;          // see act.h; q_scale is given with it, and width is a multiple of kActBlock
-  ActScale* q_scale;  // [rows, width / kActBlock]
-  int32_t q_second;   // elements from the first term of q to the second; 0 = one term
+  half* f16;  // clamped to the range of finite halves
+  int8_t* q;  // see act.h; q_scale is given with it, and features is a multiple of kActBlock
+  ActScale* q_scale;    // [rows, features / kActBlock]
+  int32_t q_lo_offset;  // elements from the high slice of q to the low one; 0 = one slice
 
   // Writes elements `element` to element + 3 where `inside` is true. Every lane of the wave takes
   // part; for the int8 form lane i has the four elements from 4 * (i % kActLanes) of a block on.
@@ -24,7 +24,7 @@ struct ActOutput {
     }
     if (q) {
       const int64_t block = element / kActBlock;
-      act_store(values, inside, q + block * kActBlock, q_scale + block, q_second);
+      act_store(values, inside, q + block * kActBlock, q_scale + block, q_lo_offset);
     }
   }
 };

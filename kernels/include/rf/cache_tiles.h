@@ -102,7 +102,7 @@ class TransposingLoader {
       if (!in_tile(i)) continue;
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
-        const int token = first_token + mma::Unit::key_at(quad_of(i) * 4 + k);
+        const int token = first_token + mma::MatrixUnit::key_at(quad_of(i) * 4 + k);
         copied_[i][k] = cache.eight(token, chunk_of(i) * 8);
       }
     }
@@ -123,12 +123,12 @@ class TransposingLoader {
   }
 
  private:
-  static constexpr int kUnits = kKeys / 4 * kHeadDim / 8;
-  static constexpr int kCopies = (kUnits + kPrefillThreads - 1) / kPrefillThreads;
+  static constexpr int kItems = kKeys / 4 * kHeadDim / 8;
+  static constexpr int kCopies = (kItems + kPrefillThreads - 1) / kPrefillThreads;
 
   static __device__ __forceinline__ int index(int i) { return i * kPrefillThreads + threadIdx.x; }
   static __device__ __forceinline__ bool in_tile(int i) {
-    return kUnits % kPrefillThreads == 0 || index(i) < kUnits;
+    return kItems % kPrefillThreads == 0 || index(i) < kItems;
   }
   static __device__ __forceinline__ int quad_of(int i) { return index(i) / (kHeadDim / 8); }
   static __device__ __forceinline__ int chunk_of(int i) { return index(i) % (kHeadDim / 8); }
@@ -146,12 +146,12 @@ struct ValueLoaderOf<true, Stored, kHeadDim, kKeys> {
 };
 
 // A part of V^T, dims as rows, whichever way V lies in LDS.
-template <class Unit, class Tile>
-__device__ __forceinline__ typename Unit::A load_values(const Tile& tile, int dim, int key) {
-  if constexpr (Unit::kTransposedV) {
-    return Unit::load(tile, dim, key / 8);
+template <class MatrixUnit, class Tile>
+__device__ __forceinline__ typename MatrixUnit::A load_values(const Tile& tile, int dim, int key) {
+  if constexpr (MatrixUnit::kTransposedV) {
+    return MatrixUnit::load(tile, dim, key / 8);
   } else {
-    return Unit::load_transposed(tile, key, dim / 8);
+    return MatrixUnit::load_transposed(tile, key, dim / 8);
   }
 }
 

@@ -5,7 +5,7 @@
 
 namespace rf {
 
-// What turns codes into weights: one value for each 32 / kCount elements of a unit.
+// What turns codes into weights: one value for each 32 / kCount elements of a quant block.
 template <int kCount>
 struct Scales {
   float scale[kCount];
@@ -14,7 +14,7 @@ struct Scales {
 
 namespace unpack {
 
-// Elements 4 k to 4 k + 3 of a unit, one to a byte. k is known after unrolling.
+// Elements 4 k to 4 k + 3 of a quant block, one to a byte. k is known after unrolling.
 __device__ __forceinline__ uint32_t nibbles(U4 plane, int k) {
   return plane[k % 4] >> (k / 4 * 4) & 0x0f0f0f0fu;
 }
@@ -64,10 +64,10 @@ __device__ __forceinline__ Half2 as_halves(uint32_t word) {
   return __builtin_bit_cast(Half2, word);
 }
 
-// Scale and minimum of units 2 p and 2 p + 1 of a Q4_K or Q5_K super-block, from its header
+// Scale and minimum of quant blocks 2 p and 2 p + 1 of a Q4_K or Q5_K super-block, from its header
 // {d, dmin, scales[12]}. Bytes of the 6-bit fields: scales[0..3] and [4..7] hold the low four
 // scales and minima; [8..11] the low four bits of the others, whose high bits lie above the former.
-__device__ __forceinline__ Scales<1> k_scales(U4 header, int p, int unit) {
+__device__ __forceinline__ Scales<1> k_scales(U4 header, int p, int quant_block) {
   const bool low = p < 2;
   const int shift = (p & 1) * 16;
   const uint32_t own = low ? 0x3f3fu : 0x3030u;  // bits of words 1 and 2
@@ -76,26 +76,28 @@ __device__ __forceinline__ Scales<1> k_scales(U4 header, int p, int unit) {
   const uint32_t scale = (header[1] >> own_shift & own) | (header[3] >> shift & rest);
   const uint32_t minimum = (header[2] >> own_shift & own) | (header[3] >> (shift + 4) & rest);
   const Half2 d = as_halves(header[0]);
-  return {{to_float(d[0]) * byte_of(scale, unit)}, {-to_float(d[1]) * byte_of(minimum, unit)}};
+  return {{to_float(d[0]) * byte_of(scale, quant_block)},
+          {-to_float(d[1]) * byte_of(minimum, quant_block)}};
 }
 
 }  // namespace unpack
 
-// A format is the planes of a row; it names a Chunk of kUnits units and offers
-//   of(planes, units)   the row that `planes` stands at, of so many units
-//   load(i)             chunk i of the row, as registers
-//   code(chunk, u, k)   elements 4 k to 4 k + 3 of its unit u, one to a byte
-//   scales(chunk, p, u) for that unit; p is the chunk's place in its block of eight units
+// A format is the planes of a row; it names a Chunk of kQuantBlocks quant blocks and offers
+//   of(planes, quant_blocks)  the row that `planes` stands at, of so many quant blocks
+//   load(i)                   chunk i of the row, as registers
+//   code(chunk, u, k)         elements 4 k to 4 k + 3 of its quant block u, one to a byte
+//   scales(chunk, p, u)       for that quant block; p is the chunk's place in
+//                             its super-block
 // with weight = scale * (code - kZero) + offset. Codes are below 128, or signed bytes (kSigned).
 
 struct Q8_0 {
-  static constexpr int kUnits = 1, kScales = 1, kZero = 0;
+  static constexpr int kQuantBlocks = 1, kScales = 1, kZero = 0;
   static constexpr bool kOffset = false, kSigned = true;
-  Items<const U4> codes;  // two a unit: elements 0 to 15, 16 to 31
+  Items<const U4> codes;  // two a quant block: elements 0 to 15, 16 to 31
   Items<const half> d;
 
-  static __device__ __forceinline__ Q8_0 of(Planes planes, int units) {
-    return {planes.take<U4>(2 * units), planes.take<half>(units)};
+  static __device__ __forceinline__ Q8_0 of(Planes planes, int quant_blocks) {
+    return {planes.take<U4>(2 * quant_blocks), planes.take<half>(quant_blocks)};
   }
 
   struct Chunk {
@@ -114,13 +116,13 @@ struct Q8_0 {
 };
 
 struct Q4_0 {
-  static constexpr int kUnits = 1, kScales = 1, kZero = 8;
+  static constexpr int kQuantBlocks = 1, kScales = 1, kZero = 8;
   static constexpr bool kOffset = false, kSigned = false;
   Items<const U4> nibbles;
   Items<const half> d;
 
-  static __device__ __forceinline__ Q4_0 of(Planes planes, int units) {
-    return {planes.take<U4>(units), planes.take<half>(units)};
+  static __device__ __forceinline__ Q4_0 of(Planes planes, int quant_blocks) {
+    return {planes.take<U4>(quant_blocks), planes.take<half>(quant_blocks)};
   }
 
   struct Chunk {
@@ -137,13 +139,13 @@ struct Q4_0 {
 };
 
 struct Q4_1 {
-  static constexpr int kUnits = 1, kScales = 1, kZero = 0;
+  static constexpr int kQuantBlocks = 1, kScales = 1, kZero = 0;
   static constexpr bool kOffset = true, kSigned = false;
   Items<const U4> nibbles;
   Items<const Half2> dm;
 
-  static __device__ __forceinline__ Q4_1 of(Planes planes, int units) {
-    return {planes.take<U4>(units), planes.take<Half2>(units)};
+  static __device__ __forceinline__ Q4_1 of(Planes planes, int quant_blocks) {
+    return {planes.take<U4>(quant_blocks), planes.take<Half2>(quant_blocks)};
   }
 
   struct Chunk {
@@ -160,14 +162,15 @@ struct Q4_1 {
 };
 
 struct Q5_0 {
-  static constexpr int kUnits = 1, kScales = 1, kZero = 16;
+  static constexpr int kQuantBlocks = 1, kScales = 1, kZero = 16;
   static constexpr bool kOffset = false, kSigned = false;
   Items<const U4> nibbles;
   Items<const uint32_t> bits;
   Items<const half> d;
 
-  static __device__ __forceinline__ Q5_0 of(Planes planes, int units) {
-    return {planes.take<U4>(units), planes.take<uint32_t>(units), planes.take<half>(units)};
+  static __device__ __forceinline__ Q5_0 of(Planes planes, int quant_blocks) {
+    return {planes.take<U4>(quant_blocks), planes.take<uint32_t>(quant_blocks),
+            planes.take<half>(quant_blocks)};
   }
 
   struct Chunk {
@@ -185,14 +188,15 @@ struct Q5_0 {
 };
 
 struct Q5_1 {
-  static constexpr int kUnits = 1, kScales = 1, kZero = 0;
+  static constexpr int kQuantBlocks = 1, kScales = 1, kZero = 0;
   static constexpr bool kOffset = true, kSigned = false;
   Items<const U4> nibbles;
   Items<const uint32_t> bits;
   Items<const Half2> dm;
 
-  static __device__ __forceinline__ Q5_1 of(Planes planes, int units) {
-    return {planes.take<U4>(units), planes.take<uint32_t>(units), planes.take<Half2>(units)};
+  static __device__ __forceinline__ Q5_1 of(Planes planes, int quant_blocks) {
+    return {planes.take<U4>(quant_blocks), planes.take<uint32_t>(quant_blocks),
+            planes.take<Half2>(quant_blocks)};
   }
 
   struct Chunk {
@@ -210,13 +214,13 @@ struct Q5_1 {
 };
 
 struct IQ4_NL {
-  static constexpr int kUnits = 1, kScales = 1, kZero = 0;
+  static constexpr int kQuantBlocks = 1, kScales = 1, kZero = 0;
   static constexpr bool kOffset = false, kSigned = true;
   Items<const U4> nibbles;
   Items<const half> d;
 
-  static __device__ __forceinline__ IQ4_NL of(Planes planes, int units) {
-    return {planes.take<U4>(units), planes.take<half>(units)};
+  static __device__ __forceinline__ IQ4_NL of(Planes planes, int quant_blocks) {
+    return {planes.take<U4>(quant_blocks), planes.take<half>(quant_blocks)};
   }
 
   struct Chunk {
@@ -233,13 +237,13 @@ struct IQ4_NL {
 };
 
 struct MXFP4 {
-  static constexpr int kUnits = 1, kScales = 1, kZero = 0;
+  static constexpr int kQuantBlocks = 1, kScales = 1, kZero = 0;
   static constexpr bool kOffset = false, kSigned = true;
   Items<const U4> nibbles;
   Items<const uint8_t> exponent;
 
-  static __device__ __forceinline__ MXFP4 of(Planes planes, int units) {
-    return {planes.take<U4>(units), planes.take<uint8_t>(units)};
+  static __device__ __forceinline__ MXFP4 of(Planes planes, int quant_blocks) {
+    return {planes.take<U4>(quant_blocks), planes.take<uint8_t>(quant_blocks)};
   }
 
   struct Chunk {
@@ -260,15 +264,15 @@ struct MXFP4 {
 };
 
 struct Q2_K {
-  static constexpr int kUnits = 2, kScales = 2, kZero = 0;
+  static constexpr int kQuantBlocks = 2, kScales = 2, kZero = 0;
   static constexpr bool kOffset = true, kSigned = false;
-  Items<const U4> pairs;            // of two units
-  Items<const uint32_t> scale_min;  // of two units: scales[16] of the file's block
-  Items<const Half2> d;             // of eight units: d, dmin
+  Items<const U4> pairs;            // of two quant blocks
+  Items<const uint32_t> scale_min;  // of two quant blocks: scales[16] of the super-block
+  Items<const Half2> d;             // of eight quant blocks: d, dmin
 
-  static __device__ __forceinline__ Q2_K of(Planes planes, int units) {
-    return {planes.take<U4>(units / 2), planes.take<uint32_t>(units / 2),
-            planes.take<Half2>(units / 8)};
+  static __device__ __forceinline__ Q2_K of(Planes planes, int quant_blocks) {
+    return {planes.take<U4>(quant_blocks / 2), planes.take<uint32_t>(quant_blocks / 2),
+            planes.take<Half2>(quant_blocks / 8)};
   }
 
   struct Chunk {
@@ -291,19 +295,19 @@ struct Q2_K {
 };
 
 struct Q3_K {
-  static constexpr int kUnits = 2, kScales = 2, kZero = 4;
+  static constexpr int kQuantBlocks = 2, kScales = 2, kZero = 4;
   static constexpr bool kOffset = false, kSigned = false;
   struct PackedScales {
-    uint32_t word[3];  // scales[12] of the file's block
+    uint32_t word[3];  // scales[12] of the super-block
   };
-  Items<const U4> pairs;             // of two units
-  Items<const U2> bits;              // of two units
-  Items<const PackedScales> packed;  // of eight units
-  Items<const half> d;               // of eight units
+  Items<const U4> pairs;             // of two quant blocks
+  Items<const U2> bits;              // of two quant blocks
+  Items<const PackedScales> packed;  // of eight quant blocks
+  Items<const half> d;               // of eight quant blocks
 
-  static __device__ __forceinline__ Q3_K of(Planes planes, int units) {
-    return {planes.take<U4>(units / 2), planes.take<U2>(units / 2),
-            planes.take<PackedScales>(units / 8), planes.take<half>(units / 8)};
+  static __device__ __forceinline__ Q3_K of(Planes planes, int quant_blocks) {
+    return {planes.take<U4>(quant_blocks / 2), planes.take<U2>(quant_blocks / 2),
+            planes.take<PackedScales>(quant_blocks / 8), planes.take<half>(quant_blocks / 8)};
   }
 
   struct Chunk {
@@ -333,13 +337,13 @@ struct Q3_K {
 };
 
 struct Q4_K {
-  static constexpr int kUnits = 2, kScales = 1, kZero = 0;
+  static constexpr int kQuantBlocks = 2, kScales = 1, kZero = 0;
   static constexpr bool kOffset = true, kSigned = false;
   Items<const U4> nibbles;
-  Items<const U4> header;  // of eight units: d, dmin, scales[12] of the file's block
+  Items<const U4> header;  // of eight quant blocks: d, dmin, scales[12] of the super-block
 
-  static __device__ __forceinline__ Q4_K of(Planes planes, int units) {
-    return {planes.take<U4>(units), planes.take<U4>(units / 8)};
+  static __device__ __forceinline__ Q4_K of(Planes planes, int quant_blocks) {
+    return {planes.take<U4>(quant_blocks), planes.take<U4>(quant_blocks / 8)};
   }
 
   struct Chunk {
@@ -358,14 +362,15 @@ struct Q4_K {
 };
 
 struct Q5_K {
-  static constexpr int kUnits = 2, kScales = 1, kZero = 0;
+  static constexpr int kQuantBlocks = 2, kScales = 1, kZero = 0;
   static constexpr bool kOffset = true, kSigned = false;
   Items<const U4> nibbles;
-  Items<const U2> bits;    // of two units
+  Items<const U2> bits;    // of two quant blocks
   Items<const U4> header;  // as in Q4_K
 
-  static __device__ __forceinline__ Q5_K of(Planes planes, int units) {
-    return {planes.take<U4>(units), planes.take<U2>(units / 2), planes.take<U4>(units / 8)};
+  static __device__ __forceinline__ Q5_K of(Planes planes, int quant_blocks) {
+    return {planes.take<U4>(quant_blocks), planes.take<U2>(quant_blocks / 2),
+            planes.take<U4>(quant_blocks / 8)};
   }
 
   struct Chunk {
@@ -385,16 +390,16 @@ struct Q5_K {
 };
 
 struct Q6_K {
-  static constexpr int kUnits = 2, kScales = 2, kZero = 32;
+  static constexpr int kQuantBlocks = 2, kScales = 2, kZero = 32;
   static constexpr bool kOffset = false, kSigned = false;
   Items<const U4> nibbles;
-  Items<const U4> pairs;        // of two units: the high bits
-  Items<const uint32_t> scale;  // of two units: four signed bytes
-  Items<const half> d;          // of eight units
+  Items<const U4> pairs;        // of two quant blocks: the high bits
+  Items<const uint32_t> scale;  // of two quant blocks: four signed bytes
+  Items<const half> d;          // of eight quant blocks
 
-  static __device__ __forceinline__ Q6_K of(Planes planes, int units) {
-    return {planes.take<U4>(units), planes.take<U4>(units / 2), planes.take<uint32_t>(units / 2),
-            planes.take<half>(units / 8)};
+  static __device__ __forceinline__ Q6_K of(Planes planes, int quant_blocks) {
+    return {planes.take<U4>(quant_blocks), planes.take<U4>(quant_blocks / 2),
+            planes.take<uint32_t>(quant_blocks / 2), planes.take<half>(quant_blocks / 8)};
   }
 
   struct Chunk {
@@ -419,13 +424,13 @@ struct Q6_K {
 };
 
 struct IQ4_XS {
-  static constexpr int kUnits = 2, kScales = 1, kZero = 0;
+  static constexpr int kQuantBlocks = 2, kScales = 1, kZero = 0;
   static constexpr bool kOffset = false, kSigned = true;
   Items<const U4> nibbles;
-  Items<const U2> header;  // of eight units: d, scales_h, scales_l[4] of the file's block
+  Items<const U2> header;  // of eight quant blocks: d, scales_h, scales_l[4] of the super-block
 
-  static __device__ __forceinline__ IQ4_XS of(Planes planes, int units) {
-    return {planes.take<U4>(units), planes.take<U2>(units / 8)};
+  static __device__ __forceinline__ IQ4_XS of(Planes planes, int quant_blocks) {
+    return {planes.take<U4>(quant_blocks), planes.take<U2>(quant_blocks / 8)};
   }
 
   struct Chunk {
@@ -438,7 +443,8 @@ struct IQ4_XS {
   static __device__ __forceinline__ uint32_t code(const Chunk& chunk, int u, int k) {
     return unpack::lookup(unpack::iq4_table(), unpack::nibbles(chunk.nibbles[u], k));
   }
-  // Unit j of a super-block: low four bits are nibble j of scales_l, high two bits 2 j of scales_h.
+  // Quant block j of a super-block: low four bits are nibble j of scales_l, high two bits 2 j of
+  // scales_h.
   static __device__ __forceinline__ Scales<1> scales(const Chunk& chunk, int p, int u) {
     const int j = 2 * p + u;
     const uint32_t low = chunk.header[1] >> (4 * j) & 15u;
@@ -448,7 +454,7 @@ struct IQ4_XS {
   }
 };
 
-// Elements 4 k to 4 k + 3 of unit u of a chunk, as weights.
+// Elements 4 k to 4 k + 3 of quant block u of a chunk, as weights.
 template <class Format>
 __device__ __forceinline__ Vec<float, 4> four_weights(const typename Format::Chunk& chunk,
                                                       const Scales<Format::kScales>& scales, int u,
@@ -471,8 +477,8 @@ struct Plain {
   static constexpr int kPerItem = 16 / sizeof(T);
   Items<const U4> items;
 
-  static __device__ __forceinline__ Plain of(Planes planes, int units) {
-    return {planes.take<U4>(units * (kUnit / kPerItem))};
+  static __device__ __forceinline__ Plain of(Planes planes, int quant_blocks) {
+    return {planes.take<U4>(quant_blocks * (kQuantBlock / kPerItem))};
   }
 
   static __device__ __forceinline__ float value(U4 item, int i) {

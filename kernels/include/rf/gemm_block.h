@@ -11,13 +11,13 @@ inline constexpr int kTileColumns = 1 << kTileColumnsBits;
 
 struct GemmArguments {
   const uint8_t* weight;
-  const half* x;  // [rows, 32 units]
+  const half* x;  // [rows, 32 * quant_blocks]
   int rows;
-  int units;
+  int quant_blocks;
   Outputs outputs;
   Result result;
   float* partial;  // [splits, rows, stored rows], or null if one block takes all of K
-  int split_units;
+  int split_quant_blocks;
 };
 
 // The waves of a block form a grid over its tile, kWaveColumns wide. If kTransposed, the
@@ -84,12 +84,12 @@ struct GemmBlock {
       if (is_gated) {
         const int gate = Outputs::gate_row(four);
         const int column = first_column / 2 + four;
-        if (column >= outputs.width) continue;
+        if (column >= outputs.out_features) continue;
         const auto gates = load16(&staged.values[r][gate]);
         const auto ups = load16(&staged.values[r][gate + kGateRows]);
         Vec<float, 4> values;
         for (int k = 0; k < 4; ++k) values[k] = gated(gates[k], ups[k], outputs.activation);
-        arguments.result.store_four(row, column, outputs.width, values);
+        arguments.result.store_four(row, column, outputs.out_features, values);
         continue;
       }
       const int column = first_column + four;
@@ -97,8 +97,8 @@ struct GemmBlock {
       if (arguments.partial && column < stored_rows) {
         const int64_t split_row = static_cast<int64_t>(blockIdx.z) * arguments.rows + row;
         store16(arguments.partial + split_row * stored_rows + column, values);
-      } else if (!arguments.partial && column < outputs.width) {
-        arguments.result.store_four(row, column, outputs.width, values);
+      } else if (!arguments.partial && column < outputs.out_features) {
+        arguments.result.store_four(row, column, outputs.out_features, values);
       }
     }
   }

@@ -3,7 +3,8 @@
 // Every weight meets one tile of rows only, so nothing is gained by sharing it: a lane loads the
 // weights of its own row and unpacks them straight into the fragment of a matrix instruction. The
 // fragment wants other weights of a row in other lanes; as any order of K serves, lane group c
-// takes chunk c of a step whole (its units, 16 bytes a load), and x is read from LDS in that order.
+// takes chunk c of a step whole (its quant blocks, 16 bytes a load), and x is read from LDS in that
+// order.
 #pragma once
 
 #include "rf/formats.h"
@@ -12,30 +13,34 @@
 
 namespace rf {
 
-// A tile of x in LDS: kTileRows rows, kTileUnits units of K. A chunk of weights has kChunkUnits.
-template <int kTileRows, int kTileUnits, int kChunkUnits, int kThreads>
+// A tile of x in LDS: kTileRows rows, kTileQuantBlocks quant blocks of K. A chunk of weights has
+// kChunkQuantBlocks.
+template <int kTileRows, int kTileQuantBlocks, int kChunkQuantBlocks, int kThreads>
 class DirectActivations {
  public:
-  static constexpr int kPieces = kTileRows * kTileUnits * kTileChunks;  // of 16 bytes
+  static constexpr int kPieces = kTileRows * kTileQuantBlocks * kTileChunks;  // of 16 bytes
 
   __device__ __forceinline__ DirectActivations(const GemmArguments& arguments, int first_row)
-      : from_(arguments.x + static_cast<int64_t>(first_row) * arguments.units * kUnit) {
+      : from_(arguments.x +
+              static_cast<int64_t>(first_row) * arguments.quant_blocks * kQuantBlock) {
     const int present = arguments.rows - first_row;
 #pragma unroll
     for (int i = 0; i < kCopies; ++i) {
-      offset_[i] =
-          row_of(i) < present ? row_of(i) * arguments.units * kUnit + piece_of(i) * 8 : kAbsent;
+      offset_[i] = row_of(i) < present
+                       ? row_of(i) * arguments.quant_blocks * kQuantBlock + piece_of(i) * 8
+                       : kAbsent;
     }
   }
 
-  // Begins to bring units `unit` and following; those from `end` on are zeros, like rows beyond the
-  // last. (To load the last row again instead would send all blocks to the same memory at once.)
-  __device__ __forceinline__ void start(int unit, int end, U4* tile) {
+  // Begins to bring quant blocks `quant_block` and following; those from `end` on are zeros, like
+  // rows beyond the last. (To load the last row again instead would send all blocks to the same
+  // memory at once.)
+  __device__ __forceinline__ void start(int quant_block, int end, U4* tile) {
 #pragma unroll
     for (int i = 0; i < kCopies; ++i) {
       if (!in_tile(i)) continue;
-      const bool present = offset_[i] != kAbsent && unit + piece_of(i) / kTileChunks < end;
-      const half* from = from_ + offset_[i] + unit * kUnit;
+      const bool present = offset_[i] != kAbsent && quant_block + piece_of(i) / kTileChunks < end;
+      const half* from = from_ + offset_[i] + quant_block * kQuantBlock;
       if constexpr (kHasAsyncCopy) {
         U4* to = tile + place(row_of(i), piece_of(i) / kTileChunks, piece_of(i) % kTileChunks);
         if (present) {
@@ -62,18 +67,18 @@ class DirectActivations {
     }
   }
 
-  // Where piece `piece` of a unit lies. Neither the lanes that write consecutive pieces of a row
-  // nor those that read one piece of several rows and chunks meet a bank conflict.
-  static __device__ __forceinline__ int place(int row, int unit, int piece) {
-    const int chunk = unit / kChunkUnits;
-    const int spread =
-        piece % 2 | (unit % kChunkUnits ^ chunk % 2) << 1 | (piece / 2 ^ chunk / 2 % 2) << 2;
-    return (unit * kTileChunks + piece) * kTileRows + (row ^ spread);
+  // Where piece `piece` of a quant block lies. Neither the lanes that write consecutive pieces of a
+  // row nor those that read one piece of several rows and chunks meet a bank conflict.
+  static __device__ __forceinline__ int place(int row, int quant_block, int piece) {
+    const int chunk = quant_block / kChunkQuantBlocks;
+    const int spread = piece % 2 | (quant_block % kChunkQuantBlocks ^ chunk % 2) << 1 |
+                       (piece / 2 ^ chunk / 2 % 2) << 2;
+    return (quant_block * kTileChunks + piece) * kTileRows + (row ^ spread);
   }
 
  private:
   static constexpr int kCopies = (kPieces + kThreads - 1) / kThreads;
-  static constexpr int kRowPieces = kTileUnits * kTileChunks;
+  static constexpr int kRowPieces = kTileQuantBlocks * kTileChunks;
 
   static __device__ __forceinline__ int index(int i) { return threadIdx.x + i * kThreads; }
   static __device__ __forceinline__ int row_of(int i) { return index(i) / kRowPieces; }
@@ -93,11 +98,11 @@ class DirectActivations {
 template <class Format, int kTileRows, class Matrix>
 class DirectGemm {
   using Block = GemmBlock<kTileRows, Matrix::kDirectWaves, Matrix::kDirectWaves, true>;
-  static constexpr int kUnits = Format::kUnits;
+  static constexpr int kQuantBlocks = Format::kQuantBlocks;
   static constexpr int kGroupChunks = Matrix::kStepChunks;  // that a wave multiplies at once
-  static constexpr int kGroupUnits = kGroupChunks * kUnits;
-  static constexpr int kTileUnits = kGroupUnits < 4 ? 4 : kGroupUnits;
-  using Activations = DirectActivations<kTileRows, kTileUnits, kUnits, Block::kThreads>;
+  static constexpr int kGroupQuantBlocks = kGroupChunks * kQuantBlocks;
+  static constexpr int kTileQuantBlocks = kGroupQuantBlocks < 4 ? 4 : kGroupQuantBlocks;
+  using Activations = DirectActivations<kTileRows, kTileQuantBlocks, kQuantBlocks, Block::kThreads>;
 
  public:
   union Lds {
@@ -108,26 +113,26 @@ class DirectGemm {
   static __device__ __forceinline__ void run(const GemmArguments& arguments, int first_row,
                                              Lds& lds) {
     const int first_column = blockIdx.y * kTileColumns;
-    const int begin = blockIdx.z * arguments.split_units;
-    const int end = min(begin + arguments.split_units, arguments.units);
+    const int begin = blockIdx.z * arguments.split_quant_blocks;
+    const int end = min(begin + arguments.split_quant_blocks, arguments.quant_blocks);
 
     Weights weights(arguments, first_column + Block::wave_column());
     Activations x(arguments, first_row);
     x.start(begin, end, lds.x[0]);
-    weights.load(begin / kUnits);
+    weights.load(begin / kQuantBlocks);
     x.finish(lds.x[0]);
     lds_barrier();
 
     typename Block::Accumulators sums{};
     int buffer = 0;
-    for (int unit = begin; unit < end; unit += kTileUnits) {
-      const int next = unit + kTileUnits;
+    for (int quant_block = begin; quant_block < end; quant_block += kTileQuantBlocks) {
+      const int next = quant_block + kTileQuantBlocks;
       if (next < end) x.start(next, end, lds.x[1 - buffer]);
 #pragma unroll
-      for (int group = 0; group < kTileUnits / kGroupUnits; ++group) {
+      for (int group = 0; group < kTileQuantBlocks / kGroupQuantBlocks; ++group) {
         // The next weights travel while these are used. They are asked for after x: AMD's loads
         // complete in order, so that waiting for x would be waiting for the weights too.
-        const int chunk = unit / kUnits + group * kGroupChunks;
+        const int chunk = quant_block / kQuantBlocks + group * kGroupChunks;
         const typename Weights::Held held = weights.held();
         issue_loads();
         weights.load(chunk + kGroupChunks);
@@ -150,14 +155,15 @@ class DirectGemm {
     };
 
     __device__ __forceinline__ Weights(const GemmArguments& arguments, int first_column)
-        : last_(arguments.units / kUnits - 1) {
+        : last_(arguments.quant_blocks / kQuantBlocks - 1) {
       const int stored_rows = arguments.outputs.stored_rows();
 #pragma unroll
       for (int j = 0; j < Block::kColumnTiles; ++j) {
 #pragma unroll
         for (int r = 0; r < Matrix::kLaneRows; ++r) {
           const int row = min(first_column + 16 * j + Matrix::lane_row(r), stored_rows - 1);
-          rows_[j][r] = Format::of(Planes(arguments.weight, stored_rows, row), arguments.units);
+          rows_[j][r] =
+              Format::of(Planes(arguments.weight, stored_rows, row), arguments.quant_blocks);
         }
       }
     }
@@ -187,12 +193,12 @@ class DirectGemm {
                                                   const typename Weights::Held& held, int chunk,
                                                   int group, const U4* x) {
 #pragma unroll
-    for (int u = 0; u < kUnits; ++u) {
+    for (int u = 0; u < kQuantBlocks; ++u) {
 #pragma unroll
       for (int piece = 0; piece < kTileChunks; ++piece) {
         const auto x_tile = [&](int row, int c) {
-          const int unit = (group * kGroupChunks + c) * kUnits + u;
-          return x[Activations::place(row, unit, piece)];
+          const int quant_block = (group * kGroupChunks + c) * kQuantBlocks + u;
+          return x[Activations::place(row, quant_block, piece)];
         };
         decltype(Matrix::load_b(x_tile, 0, 0)) b[Block::kRowTiles];
 #pragma unroll

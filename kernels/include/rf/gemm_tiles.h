@@ -10,7 +10,7 @@
 
 namespace rf {
 
-inline constexpr int kTileK = kUnit;
+inline constexpr int kTileK = kQuantBlock;
 inline constexpr int kTileChunks = kTileK / 8;
 
 struct HalfTile {
@@ -27,19 +27,20 @@ template <int kRows, int kThreads>
 class ActivationTile {
  public:
   // The tile of rows first_row ..; rows beyond the last are the last again.
-  __device__ __forceinline__ ActivationTile(const half* x, int first_row, int rows, int units) {
+  __device__ __forceinline__ ActivationTile(const half* x, int first_row, int rows,
+                                            int quant_blocks) {
 #pragma unroll
     for (int i = 0; i < kCopies; ++i) {
       const int64_t row = min(first_row + row_of(i), rows - 1);
-      from_[i] = x + row * units * kUnit + chunk_of(i) * 8;
+      from_[i] = x + row * quant_blocks * kQuantBlock + chunk_of(i) * 8;
     }
   }
 
-  __device__ __forceinline__ void start(int unit, HalfTile tile) {
+  __device__ __forceinline__ void start(int quant_block, HalfTile tile) {
 #pragma unroll
     for (int i = 0; i < kCopies; ++i) {
       if (!in_tile(i)) continue;
-      const half* from = from_[i] + static_cast<int64_t>(unit) * kUnit;
+      const half* from = from_[i] + static_cast<int64_t>(quant_block) * kQuantBlock;
       if constexpr (kHasAsyncCopy) {
         async_copy16(&tile(row_of(i), chunk_of(i)), from);
       } else {
@@ -75,7 +76,7 @@ class ActivationTile {
   U4 copied_[kCopies];
 };
 
-// Eight weights of a quantised unit as halves: elements 8 c to 8 c + 7 of unit u.
+// Eight weights of a quantised quant block as halves: elements 8 c to 8 c + 7 of quant block u.
 template <class Format>
 __device__ __forceinline__ U4 half_weights(const typename Format::Chunk& chunk,
                                            const Scales<Format::kScales>& scales, int u, int c) {
@@ -116,22 +117,28 @@ __device__ __forceinline__ void for_chunks_of_part(int part, Write write) {
   }
 }
 
-// Brings the weights of one stored row to LDS, a unit at a time; kParts threads share the row.
+// Brings the weights of one stored row to LDS, a quant block at a time; kParts threads share the
+// row.
 template <class Format, int kParts>
 class WeightRow {
  public:
-  static constexpr int kUnits = Format::kUnits;
+  static constexpr int kQuantBlocks = Format::kQuantBlocks;
 
-  __device__ __forceinline__ WeightRow(Planes planes, int units, int part)
-      : row_(Format::of(planes, units)), last_(units / kUnits - 1), part_(part) {}
+  __device__ __forceinline__ WeightRow(Planes planes, int quant_blocks, int part)
+      : row_(Format::of(planes, quant_blocks)),
+        last_(quant_blocks / kQuantBlocks - 1),
+        part_(part) {}
 
-  // Loads `unit`, which is even if a chunk has two units; the one after comes with it then.
-  __device__ __forceinline__ void load(int unit) { chunk_ = row_.load(min(unit / kUnits, last_)); }
+  // Loads `quant_block`, which is even if a chunk has two quant blocks; the one after comes with it
+  // then.
+  __device__ __forceinline__ void load(int quant_block) {
+    chunk_ = row_.load(min(quant_block / kQuantBlocks, last_));
+  }
 
-  // Writes unit kU of what was loaded last. `unit` is its place in the row.
+  // Writes quant block kU of what was loaded last. `quant_block` is its place in the row.
   template <int kU>
-  __device__ __forceinline__ void put(int unit, HalfTile tile, int tile_row) const {
-    const auto scales = Format::scales(chunk_, unit / kUnits % 4, kU);
+  __device__ __forceinline__ void put(int quant_block, HalfTile tile, int tile_row) const {
+    const auto scales = Format::scales(chunk_, quant_block / kQuantBlocks % 4, kU);
     for_chunks_of_part<kParts>(
         part_, [&](int c) { tile(tile_row, c) = half_weights<Format>(chunk_, scales, kU, c); });
   }
@@ -146,13 +153,13 @@ class WeightRow {
 template <class T, int kParts>
 class WeightRow<Plain<T>, kParts> {
  public:
-  static constexpr int kUnits = 1;
+  static constexpr int kQuantBlocks = 1;
 
-  __device__ __forceinline__ WeightRow(Planes planes, int units, int part)
-      : row_(Plain<T>::of(planes, units)), last_(units - 1), part_(part) {}
+  __device__ __forceinline__ WeightRow(Planes planes, int quant_blocks, int part)
+      : row_(Plain<T>::of(planes, quant_blocks)), last_(quant_blocks - 1), part_(part) {}
 
-  __device__ __forceinline__ void load(int unit) {
-    const int first = min(unit, last_) * kUnitItems;
+  __device__ __forceinline__ void load(int quant_block) {
+    const int first = min(quant_block, last_) * kQuantBlockItems;
     for_chunks_of_part<kParts>(part_, [&](int c) {
       for (int i = 0; i < kChunkItems; ++i) {
         items_[c * kChunkItems + i] = row_.items[first + c * kChunkItems + i];
@@ -175,12 +182,12 @@ class WeightRow<Plain<T>, kParts> {
  private:
   static constexpr int kPerItem = Plain<T>::kPerItem;
   static constexpr int kChunkItems = 8 / kPerItem;
-  static constexpr int kUnitItems = kUnit / kPerItem;
+  static constexpr int kQuantBlockItems = kQuantBlock / kPerItem;
 
   Plain<T> row_;
   int last_;
   int part_;
-  U4 items_[kUnitItems];
+  U4 items_[kQuantBlockItems];
 };
 
 }  // namespace rf

@@ -53,10 +53,10 @@ class GemvTile {
       const int j = i / kGroupRows & group_bits;
       const int m = i / kGroupRows >> group_bits;
       const int column = outputs.column(group(j) * kGroupRows + r);
-      if (column >= outputs.width) continue;
+      if (column >= outputs.out_features) continue;
       float value = total(m, j, r);
       if (is_gated) value = gated(value, total(m, 1, r), outputs.activation);
-      result.store(m, column, outputs.width, value);
+      result.store(m, column, outputs.out_features, value);
     }
   }
 

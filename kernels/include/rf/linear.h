@@ -13,12 +13,12 @@ __device__ __forceinline__ void issue_loads() { asm volatile("" ::: "memory"); }
 
 // Outputs of a layer and the stored rows of its matrix (weights.h).
 struct Outputs {
-  int width;       // columns of the result
+  int out_features;
   int activation;  // kNotGated, or of gate and up rows that make one column together
 
   __device__ __forceinline__ int stored_rows() const {
-    return activation == kNotGated ? (width + kRowAlign - 1) / kRowAlign * kRowAlign
-                                   : (width + kGateRows - 1) / kGateRows * kRowAlign;
+    return activation == kNotGated ? (out_features + kRowAlign - 1) / kRowAlign * kRowAlign
+                                   : (out_features + kGateRows - 1) / kGateRows * kRowAlign;
   }
   // Column that stored row `row` belongs to.
   __device__ __forceinline__ int column(int row) const {
@@ -30,15 +30,16 @@ struct Outputs {
   }
 };
 
-// Pointers of a result [rows, width]; null where a launch does without.
+// Pointers of a result [rows, out_features]; null where a launch does without.
 struct Result {
-  const float* bias;      // [width]
-  const float* residual;  // [rows, width], may be `out`
+  const float* bias;      // [out_features]
+  const float* residual;  // [rows, out_features], may be `out`
   float* out;
   half* out_half;  // clamped to the range of finite halves
 
-  __device__ __forceinline__ void store(int64_t row, int column, int width, float value) const {
-    const int64_t index = row * width + column;
+  __device__ __forceinline__ void store(int64_t row, int column, int out_features,
+                                        float value) const {
+    const int64_t index = row * out_features + column;
     if (bias) value += bias[column];
     if (residual) value += residual[index];
     if (out) out[index] = value;
@@ -46,16 +47,16 @@ struct Result {
   }
 
   // Columns `column` (a multiple of 4) to column + 3, as far as there are so many.
-  __device__ __forceinline__ void store_four(int64_t row, int column, int width,
+  __device__ __forceinline__ void store_four(int64_t row, int column, int out_features,
                                              Vec<float, 4> values) const {
-    if (width % 4 != 0) {
+    if (out_features % 4 != 0) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        if (column + i < width) store(row, column + i, width, values[i]);
+        if (column + i < out_features) store(row, column + i, out_features, values[i]);
       }
       return;
     }
-    const int64_t index = row * width + column;
+    const int64_t index = row * out_features + column;
     if (bias) values += load16(bias + column);
     if (residual) values += load16(residual + index);
     if (out) store16(out + index, values);

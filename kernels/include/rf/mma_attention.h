@@ -14,7 +14,7 @@
 // result C [16 x 16] lie in registers. How the lanes of a wave hold them, with "row of A", "k" and
 // "column of B" as in C[row][column] = sum over k of A[row][k] * B[k][column]:
 //
-// | unit        | A: a lane has           | B: a lane has              | C: value i of a lane |
+// | matrix unit | A: a lane has           | B: a lane has              | C: value i of a lane |
 // |-------------|-------------------------|----------------------------|----------------------|
 // | gfx9 MFMA   | row l%16, k 4(l/16)..+3 | column l%16, k 4(l/16)..+3 | (4(l/16) + i, l%16)  |
 // | gfx11 WMMA  | row l%16, k 0..15       | column l%16, k 0..15       | (2i + l/16, l%16)    |
@@ -65,7 +65,7 @@ struct TransposedTile {
 
 namespace mma {
 
-// What units with one column per lane have in common.
+// What matrix units with one column per lane have in common.
 struct OneColumn {
   static constexpr bool kTransposedV = true;  // V^T has to lie in LDS as such
   static constexpr int kSlots = 1;            // columns of C in a lane
@@ -90,7 +90,7 @@ struct OneColumn {
 
 #if RF_MFMA || (RF_HOST && RF_WAVE == 64)
 
-struct Unit : OneColumn {
+struct MatrixUnit : OneColumn {
   static constexpr int kFullTileRegisters = 90;
   static constexpr int kLargeHeadKeys = 32;
   static constexpr int kKeptQueryRegisters = 200;
@@ -123,7 +123,7 @@ struct Unit : OneColumn {
 
 #elif RF_GFX11
 
-struct Unit : OneColumn {
+struct MatrixUnit : OneColumn {
   static constexpr int kFullTileRegisters = 80;
   static constexpr int kLargeHeadKeys = 32;
   static constexpr int kKeptQueryRegisters = 130;
@@ -169,7 +169,7 @@ struct Unit : OneColumn {
 
 #elif RF_GFX12
 
-struct Unit : OneColumn {
+struct MatrixUnit : OneColumn {
   static constexpr int kFullTileRegisters = 100;
   static constexpr int kLargeHeadKeys = 32;
   static constexpr int kKeptQueryRegisters = 100;
@@ -207,7 +207,7 @@ struct Unit : OneColumn {
 //   A, four pairs of halves: (row g, k 2t..), (g + 8, 2t..), (g, 2t + 8..), (g + 8, 2t + 8..)
 //   B, two pairs for each n: (k 2t.., column 8n + g), (k 2t + 8.., column 8n + g)
 //   C, four values of each n: (g, 8n + 2t), (g, 8n + 2t + 1), (g + 8, 8n + 2t), (g + 8, ...)
-struct Unit {
+struct MatrixUnit {
   struct A {
     uint32_t word[4];
   };
@@ -311,7 +311,7 @@ struct Unit {
 #else
 
 // No matrix instructions: dot products, with A read from LDS where it is needed.
-struct Unit : OneColumn {
+struct MatrixUnit : OneColumn {
   static constexpr int kFullTileRegisters = 0;
   static constexpr int kLargeHeadKeys = 16;
   static constexpr int kKeptQueryRegisters = 0;

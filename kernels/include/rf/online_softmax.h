@@ -17,14 +17,14 @@ inline constexpr int kWaveTiles = kAttentionRows / kTile / kAttentionWaves;  // 
 // the time of the products.
 constexpr int attention_registers(int head_dim) {
   return head_dim / kTile * kWaveTiles *
-         static_cast<int>(sizeof(mma::Unit::B) + sizeof(TileValues)) / 4;
+         static_cast<int>(sizeof(mma::MatrixUnit::B) + sizeof(TileValues)) / 4;
 }
 constexpr int attention_keys(int head_dim) {
-  if (head_dim > 128) return mma::Unit::kLargeHeadKeys;
-  return attention_registers(head_dim) < mma::Unit::kFullTileRegisters ? 64 : 32;
+  if (head_dim > 128) return mma::MatrixUnit::kLargeHeadKeys;
+  return attention_registers(head_dim) < mma::MatrixUnit::kFullTileRegisters ? 64 : 32;
 }
 constexpr bool attention_keeps_queries(int head_dim) {
-  return attention_registers(head_dim) <= mma::Unit::kKeptQueryRegisters;
+  return attention_registers(head_dim) <= mma::MatrixUnit::kKeptQueryRegisters;
 }
 
 // The scores of kKeyTiles tiles of keys for one tile of queries of a wave, and then their weights.
@@ -35,7 +35,7 @@ using TileScores = TileValues[kKeyTiles];
 // exp2(factor * (score - highest)) is one fused multiply-add and one exp2.
 template <int kHeadDim>
 struct TileSoftmax {
-  static constexpr int kSlots = mma::Unit::kSlots;
+  static constexpr int kSlots = mma::MatrixUnit::kSlots;
   float highest[kSlots];
   float total[kSlots];  // of this lane's keys
   TileValues output[kHeadDim / kTile];
@@ -62,11 +62,11 @@ struct TileSoftmax {
 #pragma unroll
       for (int i = 0; i < kKeyTiles * kTileValues; ++i) {
         const int value = i % kTileValues;
-        if (mma::Unit::slot(value) == slot) {
+        if (mma::MatrixUnit::slot(value) == slot) {
           largest = max(largest, scores[i / kTileValues][value]);
         }
       }
-      largest = mma::Unit::over_column(largest, [](float a, float b) { return max(a, b); });
+      largest = mma::MatrixUnit::over_column(largest, [](float a, float b) { return max(a, b); });
       any_raised |= largest > highest[slot];
       raised[slot] = exp2((highest[slot] - largest) * factor);
       highest[slot] = largest;
@@ -78,14 +78,14 @@ struct TileSoftmax {
 #pragma unroll
       for (TileValues& tile : output) {
 #pragma unroll
-        for (int i = 0; i < kTileValues; ++i) tile[i] *= raised[mma::Unit::slot(i)];
+        for (int i = 0; i < kTileValues; ++i) tile[i] *= raised[mma::MatrixUnit::slot(i)];
       }
     }
 #pragma unroll
     for (int tile = 0; tile < kKeyTiles; ++tile) {
 #pragma unroll
       for (int i = 0; i < kTileValues; ++i) {
-        const int slot = mma::Unit::slot(i);
+        const int slot = mma::MatrixUnit::slot(i);
         scores[tile][i] = exp2(fma(scores[tile][i], factor, -shift[slot]));
         total[slot] += scores[tile][i];
       }

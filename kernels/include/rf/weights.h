@@ -10,10 +10,11 @@
 // memory, aligned, and up to 16 bytes a lane, whatever the block size in the file; eight lanes
 // share the activation they multiply with. The planes together have the size of the file's blocks.
 //
-// A unit is 32 weights of a row. Codes are packed alike for all types, byte b of word w holding
-//   nibbles  U4  per unit   low nibble: element 4 w + b, high nibble: element 16 + 4 w + b
-//   pairs    U2  per unit   bits 2 f, 2 f + 1: element 16 w + 4 f + b
-//   bits     u32 per unit   bit f: element 4 f + b
+// A quant block is 32 weights of a row; the 256 weights that k-quants store together in the file
+// are a super-block of eight. Codes are packed alike for all types, byte b of word w holding
+//   nibbles  U4  per quant block   low nibble: element 4 w + b, high nibble: element 16 + 4 w + b
+//   pairs    U2  per quant block   bits 2 f, 2 f + 1: element 16 w + 4 f + b
+//   bits     u32 per quant block   bit f: element 4 f + b
 // and planes follow in the order of the members of each format of formats.h. A matrix for a gated
 // layer holds gate and up: stored row 32 i + j is gate row 16 i + j, row 32 i + 16 + j is up row
 // 16 i + j.
@@ -23,10 +24,10 @@
 
 namespace rf {
 
-inline constexpr int kUnit = 32;      // weights
-inline constexpr int kGroupRows = 8;  // rows whose items are interleaved
-inline constexpr int kRowAlign = 32;  // stored rows are a multiple of this
-inline constexpr int kGateRows = 16;  // rows of gate, then as many of up
+inline constexpr int kQuantBlock = 32;  // weights
+inline constexpr int kGroupRows = 8;    // rows whose items are interleaved
+inline constexpr int kRowAlign = 32;    // stored rows are a multiple of this
+inline constexpr int kGateRows = 16;    // rows of gate, then as many of up
 
 using U2 = Vec<uint32_t, 2>;
 using U4 = Vec<uint32_t, 4>;

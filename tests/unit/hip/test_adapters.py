@@ -15,7 +15,7 @@ from rocmforge_hip.weights.adapters import (
     TILE,
     AdapterStack,
     StackPart,
-    columns_of_split,
+    features_of_split,
     most_tiles,
     pack_stack,
     tile_rows,
@@ -42,11 +42,11 @@ def test_rows_of_one_adapter_fill_tiles() -> None:
     assert most_tiles(2, 30) == 2
 
 
-@given(st.integers(1, 2048), st.integers(1, 1000).map(lambda units: 32 * units))
-def test_columns_are_split_in_a_few_pieces_of_whole_units(rows: int, columns: int) -> None:
-    split = columns_of_split(rows, columns)
+@given(st.integers(1, 2048), st.integers(1, 1000).map(lambda blocks: 32 * blocks))
+def test_features_are_split_in_a_few_pieces_of_whole_quant_blocks(rows: int, features: int) -> None:
+    split = features_of_split(rows, features)
     assert split % 32 == 0
-    assert -(-columns // split) <= (8 if rows <= 128 else 1)
+    assert -(-features // split) <= (8 if rows <= 128 else 1)
 
 
 def tensor(name: str, values: Float32Array) -> GgufTensor:
@@ -62,9 +62,9 @@ def test_values_of_any_size_survive_in_float16(a_size: float, b_size: float) -> 
     parts = (StackPart(0, TILE, 1, (None,)), StackPart(TILE, TILE, 2, (low_rank,)))
     stack = AdapterStack(None, "a stack", 64, parts, is_gated=False)
     packed = pack_stack(stack)
-    assert stack.width == 2 * TILE
+    assert stack.ranks == 2 * TILE
     assert packed["places"].tolist() == [[0, 0, 0], [0, 0, 5]]
-    assert packed["columns"].tolist() == [[0, TILE, 1], [TILE, TILE, 2]]
+    assert packed["outputs"].tolist() == [[0, TILE, 1], [TILE, TILE, 2]]
     stored_b = packed["b"].reshape(32, 8)
     assert not stored_b[:, 5:].any()
     found = packed["factors"][1] * (stored_b[:, :5].astype(float) @ packed["a"].astype(float))

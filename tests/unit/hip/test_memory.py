@@ -132,18 +132,18 @@ def test_small_models_keep_16_bits_of_activations_and_large_ones_8(
 ) -> None:
     model, free = fitting(by_name("llama")), 4096 * MIB
     chosen = plan_for(model, tmp_path, free, OPTIONS)
-    assert chosen.activation_terms == 2
+    assert chosen.activation_slices == 2
     monkeypatch.setattr(memory_budget, "SMALL_MODEL", chosen.weights - 1)
-    assert plan_for(model, tmp_path, free, OPTIONS).activation_terms == 1
+    assert plan_for(model, tmp_path, free, OPTIONS).activation_slices == 1
 
 
-@pytest.mark.parametrize(("bits", "terms"), [("8", 1), ("16", 2)])
+@pytest.mark.parametrize(("bits", "slices"), [("8", 1), ("16", 2)])
 def test_bits_of_activations_are_what_was_asked_for(
-    bits: Literal["8", "16"], terms: int, tmp_path: Path
+    bits: Literal["8", "16"], slices: int, tmp_path: Path
 ) -> None:
     options = replace(OPTIONS, activation_bits=bits)
     plan = plan_for(fitting(by_name("llama")), tmp_path, 4096 * MIB, options)
-    assert plan.activation_terms == terms
+    assert plan.activation_slices == slices
     assert f" {bits}-bit activations" in str(plan)
 
 
@@ -165,7 +165,7 @@ def test_query_key_and_value_are_one_matrix_and_so_are_gate_and_up(
         q, k, v, gate, up = (part for part in parts if isinstance(part, PlannedPart))
         assert q.matrix is k.matrix is v.matrix
         assert gate.matrix is up.matrix
-        assert (q.first, k.first, v.first) == (0, q.width, q.width + k.width)
+        assert (q.first, k.first, v.first) == (0, q.out_features, q.out_features + k.out_features)
     assert len({id(storage) for storage in storages(plan)}) == len(storages(plan))
     padding = weight_bytes(plan) / sizes
     assert 1 <= padding < 1.2
@@ -174,7 +174,7 @@ def test_query_key_and_value_are_one_matrix_and_so_are_gate_and_up(
 def test_a_width_the_kernels_cannot_read_is_refused(tmp_path: Path) -> None:
     with open_gguf(write_model(by_name("llama"), tmp_path)) as file:
         weights = load_weights(read_config(file), file, lambda tensor: tensor)
-        with pytest.raises(UnsupportedTensor, match="width 48 is not a multiple of 32"):
+        with pytest.raises(UnsupportedTensor, match="its 48 in_features are not a multiple of 32"):
             plan_weights(weights)
 
 
@@ -196,10 +196,14 @@ def test_splits_of_a_context_cover_it_and_fit_the_scratch(
 @pytest.mark.parametrize("rows", [9, 33, 512, 4096])
 @pytest.mark.parametrize("stored_rows", [64, 4096, 128256])
 def test_splits_of_a_product_cover_it_and_fit_the_scratch(rows: int, stored_rows: int) -> None:
-    units = 128
-    shape = Geometry(132).gemm(rows, stored_rows, units)
-    assert shape.split_units % 8 == 0
-    assert shape.split_units * shape.splits >= units > shape.split_units * (shape.splits - 1)
+    quant_blocks = 128
+    shape = Geometry(132).gemm(rows, stored_rows, quant_blocks)
+    assert shape.split_quant_blocks % 8 == 0
+    assert (
+        shape.split_quant_blocks * shape.splits
+        >= quant_blocks
+        > shape.split_quant_blocks * (shape.splits - 1)
+    )
     if shape.splits > 1:
         assert shape.splits * rows * stored_rows <= 4 / 3 * 132 * 128 * 128
     assert np.isin(shape.tile_rows, (32, 64, 128))

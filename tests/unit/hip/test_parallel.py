@@ -81,8 +81,8 @@ def test_a_rank_computes_whole_heads_and_all_of_the_width(
         ({"vocab_size": 100}, "its 100 tokens of the vocabulary are not a multiple of 8"),
         (
             {"intermediate_size": 96},
-            r"the 96 columns of blk.0.ffn_down.weight are not a multiple of 64: 2 parts in blocks "
-            r"of 32 \(F32\)",
+            r"the 96 in_features of blk.0.ffn_down.weight are not a multiple of 64: 2 parts in "
+            r"blocks of 32 \(F32\)",
         ),
     ],
 )

@@ -12,7 +12,7 @@ def rf_embed_add(
     type: Pointer | None,
     x: Pointer,
     table_rows: I32,
-    units: I32,
+    quant_blocks: I32,
 ) -> None:
     """Adds rows of positions, and the one of the type, to embedded tokens."""
 
@@ -24,7 +24,7 @@ def rf_layer_norm(
     bias: Pointer | None,
     out_f32: Pointer | None,
     out_f16: Pointer | None,
-    dim: I32,
+    hidden_size: I32,
     eps: F32,
 ) -> None:
     """Norms rows by mean and variance."""
@@ -39,7 +39,7 @@ def rf_add_layer_norm(
     out_sum: Pointer | None,
     out_f32: Pointer | None,
     out_f16: Pointer | None,
-    dim: I32,
+    hidden_size: I32,
     eps: F32,
 ) -> None:
     """Adds delta to the residual, and norms the sum."""
@@ -51,7 +51,7 @@ def rf_layer_norm_half(
     weight: Pointer,
     bias: Pointer | None,
     stride: I64,
-    dim: I32,
+    hidden_size: I32,
     eps: F32,
 ) -> None:
     """Norms rows of halves, in place."""
@@ -76,7 +76,7 @@ def rf_rope_half(
     k_stride: I64,
     heads: I32,
     head_dim: I32,
-    rope_dim: I32,
+    rotary_dim: I32,
 ) -> None:
     """Rotates queries and keys, in place."""
 

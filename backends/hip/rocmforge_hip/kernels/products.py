@@ -10,7 +10,7 @@ def rf_repack(
     blocks: Pointer,
     weight: Pointer,
     rows: I32,
-    units: I32,
+    quant_blocks: I32,
     stored_rows: I32,
     first_row: I32,
     placing: I32,
@@ -27,9 +27,9 @@ def rf_gemv(
     residual: Pointer | None,
     out: Pointer,
     rows: I32,
-    terms: I32,
-    width: I32,
-    units: I32,
+    slices: I32,
+    out_features: I32,
+    quant_blocks: I32,
     activation: I32,
 ) -> None:
     """Multiplies a few int8 rows with a quantised matrix."""
@@ -43,8 +43,8 @@ def rf_gemv_float(
     residual: Pointer | None,
     out: Pointer,
     rows: I32,
-    width: I32,
-    units: I32,
+    out_features: I32,
+    quant_blocks: I32,
     activation: I32,
 ) -> None:
     """Multiplies a few float32 rows with a matrix of floats: `rf_gemv` of those formats."""
@@ -60,10 +60,10 @@ def rf_gemm(
     out_half: Pointer | None,
     partial: Pointer | None,
     rows: I32,
-    width: I32,
-    units: I32,
+    out_features: I32,
+    quant_blocks: I32,
     activation: I32,
-    split_units: I32,
+    split_quant_blocks: I32,
 ) -> None:
     """Multiplies rows of halves with a matrix; partial: K is split."""
 
@@ -76,7 +76,7 @@ def rf_gemm_sum(
     out: Pointer | None,
     out_half: Pointer | None,
     splits: I32,
-    width: I32,
+    out_features: I32,
     activation: I32,
 ) -> None:
     """Adds up what a split GEMM left."""
@@ -90,10 +90,10 @@ def rf_lora_shrink(
     order: Pointer,
     adapters: Pointer,
     shrunk: Pointer,
-    columns: I32,
-    split_columns: I32,
+    in_features: I32,
+    split_features: I32,
     parts: I32,
-    width: I32,
+    ranks: I32,
 ) -> None:
     """Multiplies rows with A of their adapters."""
 
@@ -106,10 +106,10 @@ def rf_lora_expand(
     order: Pointer,
     adapters: Pointer,
     factors: Pointer,
-    columns: Pointer,
+    outputs: Pointer,
     y: Pointer,
     splits: I32,
-    width: I32,
-    y_width: I32,
+    ranks: I32,
+    out_features: I32,
 ) -> None:
     """Adds to y what B of the adapters makes of shrunk rows."""

@@ -10,8 +10,8 @@ def rf_embed(
     table: Pointer,
     tokens: Pointer,
     out: Pointer,
-    vocabulary: I32,
-    units: I32,
+    vocab_size: I32,
+    quant_blocks: I32,
     scale: F32,
 ) -> None:
     """Takes rows of a table of weights, times scale."""
@@ -22,7 +22,7 @@ def rf_take_rows(
     x: Pointer,
     rows: Pointer,
     out: Pointer,
-    dim: I32,
+    hidden_size: I32,
 ) -> None:
     """Takes rows by their numbers."""
 
@@ -32,7 +32,7 @@ def rf_sum_rows(
     x: Pointer,
     ranges: Pointer,
     out: Pointer,
-    dim: I32,
+    hidden_size: I32,
 ) -> None:
     """Adds up the rows of ranges."""
 
@@ -45,8 +45,8 @@ def rf_rms_norm(
     out_f16: Pointer | None,
     out_q: Pointer | None,
     out_q_scale: Pointer | None,
-    out_q_second: I32,
-    dim: I32,
+    out_q_lo_offset: I32,
+    hidden_size: I32,
     eps: F32,
 ) -> None:
     """Norms rows by their root mean square, in those forms that are not null."""
@@ -61,8 +61,8 @@ def rf_add_rms_norm(
     out_f16: Pointer | None,
     out_q: Pointer | None,
     out_q_scale: Pointer | None,
-    out_q_second: I32,
-    dim: I32,
+    out_q_lo_offset: I32,
+    hidden_size: I32,
     eps: F32,
 ) -> None:
     """Adds delta to the residual, and norms the sum."""
@@ -82,7 +82,7 @@ def rf_quantize_act(
     x: Pointer,
     q: Pointer,
     scale: Pointer,
-    q_second: I32,
+    q_lo_offset: I32,
     count: I64,
 ) -> None:
     """Rounds to the int8 form of kernels/include/rf/act.h."""

@@ -36,7 +36,7 @@ def measure_encoder(
         weights=sum(storage.storage.nbytes for storage in encoder_storages(weights)),
         adapters=0,
         activations=plan_encoder_activations(
-            config, _attention_input_widths(weights), limits, geometry
+            config, _attention_input_features(weights), limits, geometry
         ),
         input_bytes=_largest_input(limits),
         block_arrays={},
@@ -79,37 +79,41 @@ def plan_encoder_activations(
 
     Args:
         config: The model.
-        attention_inputs: Width of each slot that query, key and value go to.
+        attention_inputs: Features of each slot that query, key and value go to.
         limits: The largest step.
         geometry: For the device.
     """
     tokens, pools = limits.tokens, limits.sequences
-    dim, ffn = config.hidden_size, config.intermediate_size
+    hidden_size, intermediate_size = config.hidden_size, config.intermediate_size
     plan: dict[str, ArraySpec] = {
-        f"{NORMED}.f32": spec((tokens, dim), "f4"),
-        f"{DELTA}.f32": spec((tokens, dim), "f4"),
-        f"{POOLED}.f32": spec((pools, dim), "f4"),
+        f"{NORMED}.f32": spec((tokens, hidden_size), "f4"),
+        f"{DELTA}.f32": spec((tokens, hidden_size), "f4"),
+        f"{POOLED}.f32": spec((pools, hidden_size), "f4"),
     }
-    multiplied = [(NORMED, tokens, dim), (ATTENDED, tokens, dim), (HIDDEN, tokens, ffn)]
+    multiplied = [
+        (NORMED, tokens, hidden_size),
+        (ATTENDED, tokens, hidden_size),
+        (HIDDEN, tokens, intermediate_size),
+    ]
     if config.num_scores:
-        plan[f"{DENSE}.f32"] = spec((pools, dim), "f4")
+        plan[f"{DENSE}.f32"] = spec((pools, hidden_size), "f4")
         plan[f"{SCORES}.f32"] = spec((pools, config.num_scores), "f4")
-        multiplied += [(POOLED, pools, dim), (DENSE, pools, dim)]
-    for slot, rows, width in multiplied:
-        plan[f"{slot}.f16"] = spec((rows, width), "f2")
-    for slot, width in attention_inputs.items():
-        plan[f"{slot}.f16"] = spec((tokens, width), "f2")
+        multiplied += [(POOLED, pools, hidden_size), (DENSE, pools, hidden_size)]
+    for slot, rows, features in multiplied:
+        plan[f"{slot}.f16"] = spec((rows, features), "f2")
+    for slot, features in attention_inputs.items():
+        plan[f"{slot}.f16"] = spec((tokens, features), "f2")
     return plan | geometry.gemm_scratch()
 
 
-def _attention_input_widths(weights: EncoderWeights[Planned]) -> dict[str, int]:
-    """Width of each slot that query, key and value go to."""
-    widths: dict[str, int] = {}
+def _attention_input_features(weights: EncoderWeights[Planned]) -> dict[str, int]:
+    """Features of each slot that query, key and value go to."""
+    features: dict[str, int] = {}
     for layer in weights.layers:
         for part in (layer.q, layer.k, layer.v):
             assert isinstance(part, PlannedPart)
-            widths[part.slot] = max(widths.get(part.slot, 0), part.matrix.width)
-    return widths
+            features[part.slot] = max(features.get(part.slot, 0), part.matrix.out_features)
+    return features
 
 
 def _largest_input(limits: StepLimits) -> int:

@@ -48,7 +48,7 @@ class MemoryNeeds:
     block_arrays: dict[str, ArraySpec]  # of one layer
     block_bytes: int  # of all layers
     limits: StepLimits
-    activation_terms: int = 0  # of int8 activations in decode: kernels/include/rf/act.h
+    activation_slices: int = 0  # of int8 activations in decode: kernels/include/rf/act.h
 
     @property
     def step_bytes(self) -> int:
@@ -77,7 +77,7 @@ class MemoryPlan(MemoryNeeds):
         return "\n".join(
             (
                 f"weights      {mib(self.weights)}",
-                f"decode       {8 * self.activation_terms}-bit activations",
+                f"decode       {8 * self.activation_slices}-bit activations",
                 *([f"adapters     {mib(self.adapters)}"] if self.adapters else []),
                 f"activations  {mib(self.step_bytes)}",
                 f"KV cache     {mib(self.kv_bytes)}: {self.num_blocks} blocks, {tokens} tokens, "
@@ -115,7 +115,9 @@ def measure(
         block_arrays=arrays,
         block_bytes=total_bytes(arrays) * config.num_layers,
         limits=limits,
-        activation_terms=_activation_terms(options.activation_bits, size * options.tensor_parallel),
+        activation_slices=_activation_slices(
+            options.activation_bits, size * options.tensor_parallel
+        ),
     )
 
 
@@ -169,7 +171,7 @@ def cache_type(needs: MemoryNeeds) -> str:
     return "int8" if "key_scale" in needs.block_arrays else "f16"
 
 
-def _activation_terms(bits: str, weights: int) -> int:
+def _activation_slices(bits: str, weights: int) -> int:
     if bits == "auto":
         return 2 if weights <= SMALL_MODEL else 1
     return int(bits) // 8

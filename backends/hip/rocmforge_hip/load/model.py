@@ -85,7 +85,7 @@ class ModelLoading:
                 if isinstance(storage, PlannedMatrix)
             ),
             adapters=self._load_adapters(weights, adapters),
-            terms=plan.activation_terms,
+            slices=plan.activation_slices,
         )
         sampler = Sampler(device.library, self._geometry, arena, self._load_processors())
         inputs = device.memory.device(spec((plan.input_bytes,), "u1"), "inputs of a step")
@@ -133,8 +133,8 @@ class ModelLoading:
             loaded[stack.matrix] = DeviceAdapters(
                 **arrays,
                 parts=len(stack.parts),
-                width=stack.width,
-                column_tiles=max(part.tiles for part in stack.parts),
+                ranks=stack.ranks,
+                output_tiles=max(part.tiles for part in stack.parts),
             )
         return loaded
 

@@ -28,6 +28,6 @@ def check_sizes(config: ModelConfig | EncoderConfig, head_dims: Sequence[int]) -
         )
     if config.hidden_size > MAX_NORM_DIM:
         raise UnsupportedArchitecture(
-            f"{config.architecture} with a width of {config.hidden_size}",
+            f"{config.architecture} with a hidden size of {config.hidden_size}",
             (f"up to {MAX_NORM_DIM}",),
         )

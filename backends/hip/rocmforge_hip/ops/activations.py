@@ -9,7 +9,7 @@ from rocmforge.models.config import ModelConfig
 from rocmforge.models.weights import ModelWeights
 from rocmforge_hip.device.memory import ArraySpec, DeviceArray, spec
 from rocmforge_hip.ops.geometry import MAX_GEMV_ROWS, Geometry
-from rocmforge_hip.weights.formats import UNIT
+from rocmforge_hip.weights.formats import QUANT_BLOCK
 from rocmforge_hip.weights.placement import Planned, PlannedPart
 from rocmforge_hip.weights.slots import (
     ATTENDED,
@@ -33,20 +33,20 @@ MAX_TOP_LOGPROBS: Final = 32
 
 @dataclass(slots=True, eq=False)
 class Activation:
-    """A [rows, width] matrix in one or several forms, those not None.
+    """A [rows, features] matrix in one or several forms, those not None.
 
-    `q`, `scale` and `second` are the int8 form of kernels/include/rf/act.h.
+    `q`, `scale` and `lo_offset` are the int8 form of kernels/include/rf/act.h.
     """
 
     slot: str
     rows: int
-    width: int
+    features: int
     f32: DeviceArray | None = None
     f16: DeviceArray | None = None
     q: DeviceArray | None = None
     scale: DeviceArray | None = None
-    second: int = 0  # elements of q from the first term to the second; 0 = it has one
-    stride: int = 0  # elements between rows of f32 and f16; 0 = width
+    lo_offset: int = 0  # elements of q from the high slice to the low one; 0 = one slice
+    stride: int = 0  # elements between rows of f32 and f16; 0 = features
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ def plan_activations(
     """Every array that a step of this model writes, by name.
 
     The name is that of a slot and a form, "normed.f16". Int8 forms exist for the few rows that
-    GEMV takes, terms included; matrices that are not quantised are multiplied with float32 there.
+    GEMV takes, slices included; matrices that are not quantised are multiplied with float32 there.
     """
     tokens, rows = limits.tokens, limits.rows
     few = MAX_GEMV_ROWS
@@ -88,34 +88,34 @@ def plan_activations(
     }
     if weights.layers[0].attn_post_norm is not None:
         plan[f"{POST_NORMED}.f32"] = spec((tokens, config.hidden_size), "f4")
-    for slot, count, width in (
+    for slot, count, features in (
         (NORMED, tokens, config.hidden_size),
         (ATTENDED, tokens, attended),
         (HIDDEN, tokens, config.intermediate_size),
         (ROWS, rows, config.hidden_size),
     ):
-        plan[f"{slot}.f16"] = spec((count, width), "f2")
-        plan[f"{slot}.q"] = spec((few, width), "i1")
-        plan[f"{slot}.scale"] = spec((few, width // UNIT), "u8")
-    for slot, width in _attention_input_widths(weights).items():
-        plan[f"{slot}.f32"] = spec((tokens, width), "f4")
+        plan[f"{slot}.f16"] = spec((count, features), "f2")
+        plan[f"{slot}.q"] = spec((few, features), "i1")
+        plan[f"{slot}.scale"] = spec((few, features // QUANT_BLOCK), "u8")
+    for slot, features in _attention_input_features(weights).items():
+        plan[f"{slot}.f32"] = spec((tokens, features), "f4")
     assert isinstance(weights.output, PlannedPart)
-    if weights.output.width < config.vocab_size:  # the rest is computed on other devices
+    if weights.output.out_features < config.vocab_size:  # the rest is computed on other devices
         plan[f"{GATHERED}.f32"] = spec((rows, config.vocab_size), "f4")
     plan |= geometry.scratch(config, limits.sequences)
     plan |= _sampling(config, limits, geometry)
     return plan
 
 
-def _attention_input_widths(weights: ModelWeights[Planned]) -> dict[str, int]:
-    """Width of each slot that query, key and value go to."""
-    widths: dict[str, int] = {}
+def _attention_input_features(weights: ModelWeights[Planned]) -> dict[str, int]:
+    """Features of each slot that query, key and value go to."""
+    features: dict[str, int] = {}
     for layer in weights.layers:
         for part in (layer.q, layer.k, layer.v):
             assert isinstance(part, PlannedPart)
             assert part.slot in QKV_SLOTS
-            widths[part.slot] = max(widths.get(part.slot, 0), part.matrix.width)
-    return widths
+            features[part.slot] = max(features.get(part.slot, 0), part.matrix.out_features)
+    return features
 
 
 def _sampling(config: ModelConfig, limits: StepLimits, geometry: Geometry) -> dict[str, ArraySpec]:

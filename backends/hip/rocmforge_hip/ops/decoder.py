@@ -24,7 +24,7 @@ from rocmforge_hip.ops.linear import GATES, LinearKernels, empty, f32_of, part_o
 from rocmforge_hip.ops.lora import DeviceAdapters, Lora
 from rocmforge_hip.ops.rows import RowKernels, norm_threads
 from rocmforge_hip.ops.step import DeviceStep
-from rocmforge_hip.weights.formats import UNIT, Matrix, Weight, ceil_div
+from rocmforge_hip.weights.formats import QUANT_BLOCK, Matrix, Weight, ceil_div
 from rocmforge_hip.weights.slots import ATTENDED, NORMED, POST_NORMED, RESIDUAL, ROTATED, ROWS
 
 _PREFILL_ROWS: Final = 128  # query rows of a block
@@ -46,7 +46,7 @@ class LayerCache:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeviceRopeTable:
-    """Cosine and sine by position, float32 `[max_context, rope dim / 2]` each."""
+    """Cosine and sine by position, float32 `[max_context, rotary_dim / 2]` each."""
 
     cos: DeviceArray
     sin: DeviceArray
@@ -65,7 +65,7 @@ class HipOps:
         tables: Mapping[bool, DeviceRopeTable],
         formats: frozenset[str],
         adapters: Mapping[Matrix, DeviceAdapters],
-        terms: int,
+        slices: int,
     ) -> None:
         self._config = config
         self._geometry = geometry
@@ -73,7 +73,7 @@ class HipOps:
         self._caches = caches
         self._tables = tables
         self._wave = library.wave_size
-        self.products = LinearKernels(library, geometry, arena, formats, terms)
+        self.products = LinearKernels(library, geometry, arena, formats, slices)
         self._lora = Lora(library, arena, self.products, adapters)
         cache = "int8" if caches[0].key_scale is not None else "f16"
         group = 4 if config.num_heads // config.num_kv_heads <= 4 else 8
@@ -103,23 +103,23 @@ class HipOps:
     def embed(self, step: DeviceStep, table: Weight, scale: float) -> Activation:
         matrix = part_of(table).matrix
         tokens = step.shape.tokens
-        out = self._arena[f"{RESIDUAL}.f32"].first(tokens, matrix.columns)
+        out = self._arena[f"{RESIDUAL}.f32"].first(tokens, matrix.in_features)
         self._rows.embed(matrix, self._arena["tokens"], scale, out)
-        return Activation(RESIDUAL, tokens, matrix.columns, f32=out)
+        return Activation(RESIDUAL, tokens, matrix.in_features, f32=out)
 
     def rms_norm(self, x: Activation, weight: Weight) -> Activation:
-        out = self._normed(NORMED if x.slot == RESIDUAL else POST_NORMED, x.rows, x.width)
+        out = self._normed(NORMED if x.slot == RESIDUAL else POST_NORMED, x.rows, x.features)
         self._rms_norm.launch(
             (x.rows, 1, 1),
-            norm_threads(x.width),
+            norm_threads(x.features),
             x=f32_of(x),
-            weight=vector_of(weight, x.width),
+            weight=vector_of(weight, x.features),
             out_f32=out.f32,
             out_f16=out.f16,
             out_q=out.q,
             out_q_scale=out.scale,
-            out_q_second=out.second,
-            dim=x.width,
+            out_q_lo_offset=out.lo_offset,
+            hidden_size=x.features,
             eps=self._config.norm_eps,
         )
         return out
@@ -127,20 +127,20 @@ class HipOps:
     def add_rms_norm(
         self, residual: Activation, delta: Activation, weight: Weight
     ) -> tuple[Activation, Activation]:
-        assert (residual.rows, residual.width) == (delta.rows, delta.width)
-        out = self._normed(NORMED, residual.rows, residual.width)
+        assert (residual.rows, residual.features) == (delta.rows, delta.features)
+        out = self._normed(NORMED, residual.rows, residual.features)
         self._add_rms_norm.launch(
             (residual.rows, 1, 1),
-            norm_threads(residual.width),
+            norm_threads(residual.features),
             delta=f32_of(delta),
             residual=f32_of(residual),
-            weight=vector_of(weight, residual.width),
+            weight=vector_of(weight, residual.features),
             out_f32=out.f32,
             out_f16=out.f16,
             out_q=out.q,
             out_q_scale=out.scale,
-            out_q_second=out.second,
-            dim=residual.width,
+            out_q_lo_offset=out.lo_offset,
+            hidden_size=residual.features,
             eps=self._config.norm_eps,
         )
         return residual, out
@@ -176,12 +176,12 @@ class HipOps:
     ) -> Activation:
         config, cache, table = self._config, self._caches[spec.layer], self._tables[spec.local_rope]
         heads, kv_heads, head_dim = config.num_heads, config.num_kv_heads, config.head_dim
-        assert (q.width, k.width, v.width) == (
+        assert (q.features, k.features, v.features) == (
             heads * head_dim,
             kv_heads * head_dim,
             kv_heads * head_dim,
         )
-        out = self._arena[f"{ROTATED}.f16"].first(q.rows, q.width)
+        out = self._arena[f"{ROTATED}.f16"].first(q.rows, q.features)
         waves = _THREADS // self._wave
         self._rope_store.launch(
             (q.rows, ceil_div(heads + 2 * kv_heads, waves), 1),
@@ -203,17 +203,17 @@ class HipOps:
             v_cache=cache.values,
             k_scale=cache.key_scale,
             v_scale=cache.value_scale,
-            q_stride=q.stride or q.width,
-            k_stride=k.stride or k.width,
-            v_stride=v.stride or v.width,
+            q_stride=q.stride or q.features,
+            k_stride=k.stride or k.features,
+            v_stride=v.stride or v.features,
             heads=heads,
             kv_heads=kv_heads,
             head_dim=head_dim,
-            rope_dim=config.rope.rotary_dim,
+            rotary_dim=config.rope.rotary_dim,
             neox=int(config.rope.style is RopeStyle.NEOX),
             eps=config.norm_eps,
         )
-        return Activation(ROTATED, q.rows, q.width, f16=out)
+        return Activation(ROTATED, q.rows, q.features, f16=out)
 
     def attention(self, step: DeviceStep, q: Activation, spec: AttentionSpec) -> Activation:
         assert q.f16 is not None
@@ -253,7 +253,7 @@ class HipOps:
             out_f16=out.f16,
             out_q=out.q,
             out_q_scale=out.scale,
-            out_q_second=out.second,
+            out_q_lo_offset=out.lo_offset,
             partial=partial,
             partial_ml=partial_ml,
             blocks_per_sequence=shape.blocks,
@@ -277,7 +277,7 @@ class HipOps:
                 out_f16=out.f16,
                 out_q=out.q,
                 out_q_scale=out.scale,
-                out_q_second=out.second,
+                out_q_lo_offset=out.lo_offset,
                 splits=split.count,
                 head_dim=config.head_dim,
                 window=window,
@@ -318,31 +318,31 @@ class HipOps:
 
     def take_logit_rows(self, step: DeviceStep, x: Activation) -> Activation:
         rows = step.shape.rows
-        out = self._arena[f"{ROWS}.f32"].first(rows, x.width)
+        out = self._arena[f"{ROWS}.f32"].first(rows, x.features)
         if rows:
             self._take_rows(f32_of(x), step.inputs.logit_rows, out)
-        return Activation(ROWS, rows, x.width, f32=out)
+        return Activation(ROWS, rows, x.features, f32=out)
 
     def _take_rows(self, x: DeviceArray, rows: DeviceArray, out: DeviceArray) -> None:
-        count, width = out.shape
+        count, features = out.shape
         self._take.launch(
-            (ceil_div(width, _ELEMENTS), count, 1),
+            (ceil_div(features, _ELEMENTS), count, 1),
             _THREADS,
             x=x,
             rows=rows,
             out=out,
-            dim=width,
+            hidden_size=features,
         )
 
     def sum_hidden(self, step: DeviceStep, x: Activation, out: DeviceArray) -> None:
-        """Sums of the rows of x in each range of the step: [sums, width], float32."""
+        """Sums of the rows of x in each range of the step: [sums, hidden_size], float32."""
         self._rows.sum(step, f32_of(x), out)
 
     def logits(self, x: Activation, weight: Weight, softcap: float | None) -> Activation:
         part = part_of(weight)
         if x.rows == 0:
-            empty = self._arena[f"{part.slot}.f32"].first(0, part.width)
-            return Activation(part.slot, 0, part.width, f32=empty)
+            empty = self._arena[f"{part.slot}.f32"].first(0, part.out_features)
+            return Activation(part.slot, 0, part.out_features, f32=empty)
         out = self.products.multiply(x, part, None)
         if softcap is not None:
             self._rows.softcap(f32_of(out), softcap)
@@ -350,17 +350,23 @@ class HipOps:
 
     def _attended(self, step: DeviceStep, q: Activation) -> Activation:
         """The result of attention, in the forms that a linear layer may read."""
-        out = empty(self._arena, ATTENDED, q.rows, q.width, half=q.rows > self.products.gemv_rows)
+        out = empty(
+            self._arena, ATTENDED, q.rows, q.features, half=q.rows > self.products.gemv_rows
+        )
         # The kernels of decodes can write int8, where the blocks do not straddle heads.
-        if out.f32 is not None and not step.shape.prefills and self._config.head_dim % UNIT == 0:
+        if (
+            out.f32 is not None
+            and not step.shape.prefills
+            and self._config.head_dim % QUANT_BLOCK == 0
+        ):
             self.products.give_int8(out)
         return out
 
-    def _normed(self, slot: str, rows: int, width: int) -> Activation:
+    def _normed(self, slot: str, rows: int, features: int) -> Activation:
         """A result of a norm; only those before a linear layer have forms for it."""
-        out = empty(self._arena, slot, rows, width, half=False)
+        out = empty(self._arena, slot, rows, features, half=False)
         if slot == NORMED and rows <= self.products.gemv_rows:
             self.products.give_int8(out)
         elif slot == NORMED:
-            out.f16 = self._arena[f"{slot}.f16"].first(rows, width)
+            out.f16 = self._arena[f"{slot}.f16"].first(rows, features)
         return out

@@ -23,7 +23,7 @@ from rocmforge_hip.ops.geometry import Geometry
 from rocmforge_hip.ops.linear import GATES, LinearKernels, empty, f16_of, f32_of, part_of, vector_of
 from rocmforge_hip.ops.rows import RowKernels, norm_threads
 from rocmforge_hip.ops.step import DeviceStep
-from rocmforge_hip.weights.formats import FLOAT_FORMATS, UNIT, Weight, ceil_div
+from rocmforge_hip.weights.formats import FLOAT_FORMATS, QUANT_BLOCK, Weight, ceil_div
 from rocmforge_hip.weights.slots import ATTENDED, HIDDEN, NORMED, POOLED, QKV_SLOTS
 
 ENCODER_HEAD_DIMS: Final = (32, 64, 128)
@@ -56,7 +56,7 @@ class HipEncoderOps:
         self._arena = arena
         self._tables = tables
         self._slopes = slopes
-        self._products = LinearKernels(library, geometry, arena, formats, terms=0)
+        self._products = LinearKernels(library, geometry, arena, formats, slices=0)
         self._rows = RowKernels(library, formats)
         self._layer_norm = library.kernel("rf_layer_norm", encoders.rf_layer_norm)
         self._add_layer_norm = library.kernel("rf_add_layer_norm", encoders.rf_add_layer_norm)
@@ -76,42 +76,42 @@ class HipEncoderOps:
         self, step: DeviceStep, tokens: Weight, positions: Weight | None, types: Weight | None
     ) -> Activation:
         matrix, rows = part_of(tokens).matrix, step.shape.tokens
-        out = self._arena[f"{NORMED}.f32"].first(rows, matrix.columns)
+        out = self._arena[f"{NORMED}.f32"].first(rows, matrix.in_features)
         self._rows.embed(matrix, step.inputs.token_ids, 1.0, out)
         if positions is not None or types is not None:
             self._add_rows(step, positions, types, out)
-        return Activation(NORMED, rows, matrix.columns, f32=out)
+        return Activation(NORMED, rows, matrix.in_features, f32=out)
 
     def _add_rows(
         self, step: DeviceStep, positions: Weight | None, types: Weight | None, x: DeviceArray
     ) -> None:
         """Adds the embedding of positions and of the type to that of tokens."""
-        rows, width = x.shape
+        rows, features = x.shape
         table = None if positions is None else part_of(positions).matrix
         name = "f32" if table is None else table.format.name
-        items = width * (4 if name == "f32" else 2) // _ITEM_BYTES
+        items = features * (4 if name == "f32" else 2) // _ITEM_BYTES
         self._embed_add[name].launch(
             (ceil_div(items, _EMBED_THREADS), rows, 1),
             _EMBED_THREADS,
             table=None if table is None else table.data,
             positions=step.inputs.positions,
-            type=None if types is None else vector_of(types, width),
+            type=None if types is None else vector_of(types, features),
             x=x,
-            table_rows=0 if table is None else table.width,
-            units=width // UNIT,
+            table_rows=0 if table is None else table.out_features,
+            quant_blocks=features // QUANT_BLOCK,
         )
 
     def layer_norm(self, x: Activation, weight: Weight, bias: Weight | None) -> Activation:
         out = self._normed(x)
         self._layer_norm.launch(
             (x.rows, 1, 1),
-            norm_threads(x.width),
+            norm_threads(x.features),
             x=f32_of(x),
-            weight=vector_of(weight, x.width),
-            bias=None if bias is None else vector_of(bias, x.width),
+            weight=vector_of(weight, x.features),
+            bias=None if bias is None else vector_of(bias, x.features),
             out_f32=out.f32,
             out_f16=out.f16,
-            dim=x.width,
+            hidden_size=x.features,
             eps=self._config.norm_eps,
         )
         return out
@@ -131,7 +131,7 @@ class HipEncoderOps:
         second: tuple[Weight, Weight | None],
     ) -> Activation:
         """The first norm takes the place of delta."""
-        out = Activation(delta.slot, delta.rows, delta.width, f32=f32_of(delta))
+        out = Activation(delta.slot, delta.rows, delta.features, f32=f32_of(delta))
         self._add_norm(residual, delta, *first, out)
         return self.add_layer_norm(residual, delta, *second)
 
@@ -139,14 +139,14 @@ class HipEncoderOps:
         self, residual: Activation, delta: Activation, weight: Weight
     ) -> tuple[Activation, Activation]:
         """The sum takes the place of the residual."""
-        out = empty(self._arena, NORMED, residual.rows, residual.width, half=True)
+        out = empty(self._arena, NORMED, residual.rows, residual.features, half=True)
         self._add_norm(residual, delta, weight, None, out, total=f32_of(residual))
         return residual, out
 
     def _normed(self, like: Activation) -> Activation:
         """Where a norm goes: to the place of what it is made of, which nothing else reads."""
-        out = empty(self._arena, NORMED, like.rows, like.width, half=False)
-        out.f16 = self._arena[f"{NORMED}.f16"].first(like.rows, like.width)
+        out = empty(self._arena, NORMED, like.rows, like.features, half=False)
+        out.f16 = self._arena[f"{NORMED}.f16"].first(like.rows, like.features)
         return out
 
     def _add_norm(
@@ -159,18 +159,18 @@ class HipEncoderOps:
         total: DeviceArray | None = None,
     ) -> None:
         """Norms the sum to the forms that out has; total: where the sum itself goes."""
-        assert (residual.rows, residual.width) == (delta.rows, delta.width)
+        assert (residual.rows, residual.features) == (delta.rows, delta.features)
         self._add_layer_norm.launch(
             (residual.rows, 1, 1),
-            norm_threads(residual.width),
+            norm_threads(residual.features),
             delta=f32_of(delta),
             residual=f32_of(residual),
-            weight=vector_of(weight, residual.width),
-            bias=None if bias is None else vector_of(bias, residual.width),
+            weight=vector_of(weight, residual.features),
+            bias=None if bias is None else vector_of(bias, residual.features),
             out_sum=total,
             out_f32=out.f32,
             out_f16=out.f16,
-            dim=residual.width,
+            hidden_size=residual.features,
             eps=self._config.norm_eps,
         )
 
@@ -182,7 +182,7 @@ class HipEncoderOps:
 
     def gelu(self, x: Activation) -> Activation:
         """In place."""
-        count = x.rows * x.width
+        count = x.rows * x.features
         self._gelu_half.launch((ceil_div(count, _HALVES), 1, 1), _THREADS, x=f16_of(x), count=count)
         return x
 
@@ -201,12 +201,12 @@ class HipEncoderOps:
         """In place."""
         self._layer_norm_half.launch(
             (x.rows, 1, 1),
-            norm_threads(x.width),
+            norm_threads(x.features),
             x=f16_of(x),
-            weight=vector_of(weight, x.width),
-            bias=None if bias is None else vector_of(bias, x.width),
-            stride=x.stride or x.width,
-            dim=x.width,
+            weight=vector_of(weight, x.features),
+            bias=None if bias is None else vector_of(bias, x.features),
+            stride=x.stride or x.features,
+            hidden_size=x.features,
             eps=self._config.norm_eps,
         )
         return x
@@ -227,11 +227,11 @@ class HipEncoderOps:
             cosine=table.cos,
             sine=table.sin,
             positions=step.inputs.positions,
-            q_stride=q.stride or q.width,
-            k_stride=k.stride or k.width,
+            q_stride=q.stride or q.features,
+            k_stride=k.stride or k.features,
             heads=config.num_heads,
             head_dim=config.head_dim,
-            rope_dim=config.rope.rotary_dim,
+            rotary_dim=config.rope.rotary_dim,
         )
         return q, k
 
@@ -244,7 +244,7 @@ class HipEncoderOps:
         spec: EncoderAttentionSpec,
     ) -> Activation:
         config, shape = self._config, step.shape
-        out = empty(self._arena, ATTENDED, q.rows, q.width, half=True)
+        out = empty(self._arena, ATTENDED, q.rows, q.features, half=True)
         longest = max(shape.longest_prefill, 1)
         is_near = spec.reach is not None or self._slopes is not None
         kernel = self._near if is_near else self._full
@@ -257,9 +257,9 @@ class HipEncoderOps:
             query_start=step.inputs.query_start,
             out_f32=out.f32,
             out_f16=out.f16,
-            q_stride=q.stride or q.width,
-            k_stride=k.stride or k.width,
-            v_stride=v.stride or v.width,
+            q_stride=q.stride or q.features,
+            k_stride=k.stride or k.features,
+            v_stride=v.stride or v.features,
             scale=spec.scale,
             reach=(spec.reach or 0) if is_near else None,
             slopes=self._slopes,
@@ -267,9 +267,9 @@ class HipEncoderOps:
         return out
 
     def sum_hidden(self, step: DeviceStep, x: Activation) -> Activation:
-        out = self._arena[f"{POOLED}.f32"].first(step.shape.sums, x.width)
+        out = self._arena[f"{POOLED}.f32"].first(step.shape.sums, x.features)
         self._rows.sum(step, f32_of(x), out)
-        return Activation(POOLED, step.shape.sums, x.width, f32=out)
+        return Activation(POOLED, step.shape.sums, x.features, f32=out)
 
     def tanh(self, x: Activation) -> Activation:
         """In place."""

@@ -14,18 +14,18 @@ from rocmforge_hip.device.memory import ArraySpec, spec
 from rocmforge_hip.weights.formats import ceil_div, round_up
 
 MAX_GEMV_ROWS: Final = 8
-"""Of activations, with each of their terms (kernels/include/rf/act.h) counted as a row."""
+"""Of activations, with each of their slices (kernels/include/rf/act.h) counted as a row."""
 GEMM_COLUMNS: Final = 128
 BLOCK_TOKENS: Final = 32
 """Of a block of the cache: kernels/include/rf/kv_cache.h."""
 
 GEMM_ROWS: Final = (32, 64, 128)
 # Blocks of each tile that a compute unit runs at once, as far as LDS and registers go.
-_GEMM_BLOCKS_PER_UNIT: Final = {32: 2, 64: 2, 128: 1}
-_SPLIT_UNITS: Final = 8
+_GEMM_BLOCKS_PER_CU: Final = {32: 2, 64: 2, 128: 1}
+_SPLIT_QUANT_BLOCKS: Final = 8
 _MIN_SPLIT_TOKENS: Final = BLOCK_TOKENS
-_ATTENTION_BLOCKS_PER_UNIT: Final = 3
-_SAMPLING_BLOCKS_PER_UNIT: Final = 2
+_ATTENTION_BLOCKS_PER_CU: Final = 3
+_SAMPLING_BLOCKS_PER_CU: Final = 2
 _MIN_PART_TOKENS: Final = 1024
 
 
@@ -43,7 +43,7 @@ class GemmShape:
 
     tile_rows: int
     splits: int
-    split_units: int
+    split_quant_blocks: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,24 +69,24 @@ class Geometry:
         return AttentionSplit(tokens, ceil_div(visible, tokens))
 
     def _attention_splits_at_once(self, kv_heads: int) -> int:
-        return max(1, _ATTENTION_BLOCKS_PER_UNIT * self.compute_units // kv_heads)
+        return max(1, _ATTENTION_BLOCKS_PER_CU * self.compute_units // kv_heads)
 
-    def gemm(self, rows: int, stored_rows: int, units: int) -> GemmShape:
-        """The smallest tile that holds the rows, and splits of K while units are idle."""
+    def gemm(self, rows: int, stored_rows: int, quant_blocks: int) -> GemmShape:
+        """The smallest tile that holds the rows, and splits of K while compute units are idle."""
         tile = next((tile for tile in GEMM_ROWS if rows <= tile), GEMM_ROWS[-1])
         blocks = ceil_div(rows, tile) * ceil_div(stored_rows, GEMM_COLUMNS)
-        wanted = max(1, round(_GEMM_BLOCKS_PER_UNIT[tile] * self.compute_units / blocks))
-        split_units = round_up(ceil_div(units, wanted), _SPLIT_UNITS)
-        return GemmShape(tile, ceil_div(units, split_units), split_units)
+        wanted = max(1, round(_GEMM_BLOCKS_PER_CU[tile] * self.compute_units / blocks))
+        split_quant_blocks = round_up(ceil_div(quant_blocks, wanted), _SPLIT_QUANT_BLOCKS)
+        return GemmShape(tile, ceil_div(quant_blocks, split_quant_blocks), split_quant_blocks)
 
     def sampling_parts(self, rows: int, vocab: int) -> int:
         """Blocks that share a row of logits."""
-        wanted = _SAMPLING_BLOCKS_PER_UNIT * self.compute_units // rows
+        wanted = _SAMPLING_BLOCKS_PER_CU * self.compute_units // rows
         return max(1, min(wanted, vocab // _MIN_PART_TOKENS))
 
     def most_sampling_parts(self, rows: int) -> int:
         """Parts of all rows together, for any number of rows up to `rows`."""
-        return max(rows, _SAMPLING_BLOCKS_PER_UNIT * self.compute_units)
+        return max(rows, _SAMPLING_BLOCKS_PER_CU * self.compute_units)
 
     def scratch(self, config: ModelConfig, sequences: int) -> dict[str, ArraySpec]:
         """Arrays that hold the results of splits, for any number of sequences up to this one."""
@@ -101,17 +101,17 @@ class Geometry:
     def gemm_scratch(self) -> dict[str, ArraySpec]:
         """The same for matrix products alone, of any size."""
         # Rounding gives at most a third more blocks than there is room for.
-        rows = max(tile * blocks for tile, blocks in _GEMM_BLOCKS_PER_UNIT.items())
+        rows = max(tile * blocks for tile, blocks in _GEMM_BLOCKS_PER_CU.items())
         pieces = ceil_div(4 * self.compute_units * rows, 3) * GEMM_COLUMNS
         return {"gemm_partial": spec((pieces,), "f4")}
 
 
-def gemv_rows(terms: int) -> int:
-    """Up to so many rows with int8 activations of so many terms go through GEMV; 0 terms: none.
+def gemv_rows(slices: int) -> int:
+    """Returns how many rows of int8 activations with so many slices may go through GEMV.
 
-    Two terms cost GEMV as much as twice the rows; from three rows on GEMM takes less time.
+    None without slices. Two cost GEMV as much as twice the rows; from three rows on GEMM is faster.
     """
-    return {0: 0, 1: MAX_GEMV_ROWS, 2: 2}[terms]
+    return {0: 0, 1: MAX_GEMV_ROWS, 2: 2}[slices]
 
 
 def _several_rounds(at_once: int) -> int:

@@ -41,8 +41,8 @@ class LinearKernels:
         geometry: For the device.
         arena: Of the activations.
         formats: Stored types of the matrices.
-        terms: Of the int8 activations (kernels/include/rf/act.h) that a few rows are rounded to and
-            GEMV reads: 1 or 2. 0 = all rows go through GEMM.
+        slices: Of the int8 activations (kernels/include/rf/act.h) that GEMV reads, 1 or 2; 0 = all
+            rows go through GEMM.
     """
 
     def __init__(
@@ -51,10 +51,10 @@ class LinearKernels:
         geometry: Geometry,
         arena: Arena,
         formats: frozenset[str],
-        terms: int,
+        slices: int,
     ) -> None:
-        self._terms = terms
-        self.gemv_rows: Final = gemv_rows(terms)
+        self._slices = slices
+        self.gemv_rows: Final = gemv_rows(slices)
         self._geometry = geometry
         self._arena = arena
         self._quantize = library.kernel("rf_quantize_act", row_kernels.rf_quantize_act)
@@ -65,7 +65,7 @@ class LinearKernels:
             for name in formats
             for tile in GEMM_ROWS
         }
-        of_gemv = formats if terms else frozenset[str]()
+        of_gemv = formats if slices else frozenset[str]()
         self._float_gemvs = {
             (name, most): library.kernel(f"rf_gemv_{name}_r{most}", products.rf_gemv_float)
             for name in of_gemv & FLOAT_FORMATS
@@ -98,13 +98,15 @@ class LinearKernels:
             then(out)
             self._multiplied = part.matrix, x, out
         out = self._multiplied[2]
-        if part.width == out.width:
+        if part.out_features == out.features:
             return out
         f32, f16 = (
-            array and array.columns(part.first, part.first + part.width)
+            array and array.columns(part.first, part.first + part.out_features)
             for array in (out.f32, out.f16)
         )
-        return Activation(out.slot, out.rows, part.width, f32=f32, f16=f16, stride=out.width)
+        return Activation(
+            out.slot, out.rows, part.out_features, f32=f32, f16=f16, stride=out.features
+        )
 
     def multiply(
         self,
@@ -118,15 +120,15 @@ class LinearKernels:
         """The product with the whole matrix of a part, plus the bias.
 
         Args:
-            x: [rows, columns of the matrix].
+            x: [rows, in_features of the matrix].
             part: Any part of the matrix.
             bias: Of all its outputs, or None.
             gate: NOT_GATED, or the activation of kernels/include/rf/gate.h.
             half: Whether the result shall be in float16, if there are many rows.
         """
         matrix = part.matrix
-        assert x.width == matrix.columns, (x.slot, x.width, matrix.columns)
-        offset = None if bias is None else vector_of(bias, matrix.width)
+        assert x.features == matrix.in_features, (x.slot, x.features, matrix.in_features)
+        offset = None if bias is None else vector_of(bias, matrix.out_features)
         if x.rows <= self.gemv_rows:
             return self._gemv(x, matrix, part.slot, offset, gate)
         return self._gemm(x, matrix, part.slot, offset, gate, half=half)
@@ -134,12 +136,12 @@ class LinearKernels:
     def _gemv(
         self, x: Activation, matrix: Matrix, slot: str, bias: DeviceArray | None, gate: int
     ) -> Activation:
-        out = self._arena[f"{slot}.f32"].first(x.rows, matrix.width)
+        out = self._arena[f"{slot}.f32"].first(x.rows, matrix.out_features)
         grid = (matrix.stored_rows // _GEMV_OUTPUTS, 1, 1)
-        threads, name = _gemv_threads(matrix.units), matrix.format.name
+        threads, name = _gemv_threads(matrix.quant_blocks), matrix.format.name
         if matrix.format.is_quantised:
             q, scale = self.int8(x)
-            self._gemvs[name, _most_rows(x.rows * self._terms)].launch(
+            self._gemvs[name, _most_rows(x.rows * self._slices)].launch(
                 grid,
                 threads,
                 weight=matrix.data,
@@ -149,9 +151,9 @@ class LinearKernels:
                 residual=None,
                 out=out,
                 rows=x.rows,
-                terms=self._terms,
-                width=matrix.width,
-                units=matrix.units,
+                slices=self._slices,
+                out_features=matrix.out_features,
+                quant_blocks=matrix.quant_blocks,
                 activation=gate,
             )
         else:
@@ -164,11 +166,11 @@ class LinearKernels:
                 residual=None,
                 out=out,
                 rows=x.rows,
-                width=matrix.width,
-                units=matrix.units,
+                out_features=matrix.out_features,
+                quant_blocks=matrix.quant_blocks,
                 activation=gate,
             )
-        return Activation(slot, x.rows, matrix.width, f32=out)
+        return Activation(slot, x.rows, matrix.out_features, f32=out)
 
     def _gemm(
         self,
@@ -181,8 +183,8 @@ class LinearKernels:
         half: bool,
     ) -> Activation:
         # What follows a gated layer is another GEMM, which reads halves.
-        out = empty(self._arena, slot, x.rows, matrix.width, half=half or gate != NOT_GATED)
-        shape = self._geometry.gemm(x.rows, matrix.stored_rows, matrix.units)
+        out = empty(self._arena, slot, x.rows, matrix.out_features, half=half or gate != NOT_GATED)
+        shape = self._geometry.gemm(x.rows, matrix.stored_rows, matrix.quant_blocks)
         kernel = self._gemms[matrix.format.name, shape.tile_rows]
         partial = None if shape.splits == 1 else self._arena["gemm_partial"]
         kernel.launch(
@@ -200,14 +202,14 @@ class LinearKernels:
             out_half=out.f16,
             partial=partial,
             rows=x.rows,
-            width=matrix.width,
-            units=matrix.units,
+            out_features=matrix.out_features,
+            quant_blocks=matrix.quant_blocks,
             activation=gate,
-            split_units=shape.split_units,
+            split_quant_blocks=shape.split_quant_blocks,
         )
         if partial is not None:
             self._sum.launch(
-                (ceil_div(matrix.width, _THREADS), x.rows, 1),
+                (ceil_div(matrix.out_features, _THREADS), x.rows, 1),
                 _THREADS,
                 partial=partial,
                 bias=bias,
@@ -215,7 +217,7 @@ class LinearKernels:
                 out=out.f32,
                 out_half=out.f16,
                 splits=shape.splits,
-                width=matrix.width,
+                out_features=matrix.out_features,
                 activation=gate,
             )
         return out
@@ -224,14 +226,14 @@ class LinearKernels:
         """The int8 form, made now if there is none."""
         if x.q is None or x.scale is None:
             q, scale = self.give_int8(x)
-            count = x.rows * x.width
+            count = x.rows * x.features
             self._quantize.launch(
                 (ceil_div(count, _ELEMENTS), 1, 1),
                 _THREADS,
                 x=f32_of(x),
                 q=q,
                 scale=scale,
-                q_second=x.second,
+                q_lo_offset=x.lo_offset,
                 count=count,
             )
             return q, scale
@@ -241,14 +243,14 @@ class LinearKernels:
         """Gives x arrays for the int8 form, which whoever computes the activation then writes."""
         q, scale = self._arena[f"{x.slot}.q"], self._arena[f"{x.slot}.scale"]
         x.q, x.scale = q, scale
-        x.second = x.rows * x.width if self._terms > 1 else 0
+        x.lo_offset = x.rows * x.features if self._slices > 1 else 0
         return q, scale
 
     def half(self, x: Activation) -> DeviceArray:
         """The float16 form, made now if there is none."""
         if x.f16 is None:
-            x.f16 = self._arena[f"{x.slot}.f16"].first(x.rows, x.width)
-            count = x.rows * x.width
+            x.f16 = self._arena[f"{x.slot}.f16"].first(x.rows, x.features)
+            count = x.rows * x.features
             self._halve.launch(
                 (ceil_div(count, _ELEMENTS), 1, 1), _THREADS, x=f32_of(x), out=x.f16, count=count
             )
@@ -280,10 +282,12 @@ def f16_of(x: Activation) -> DeviceArray:
     return x.f16
 
 
-def empty(arena: Arena, slot: str, rows: int, width: int, *, half: bool) -> Activation:
+def empty(arena: Arena, slot: str, rows: int, features: int, *, half: bool) -> Activation:
     """A result in one form."""
-    array = arena[f"{slot}.{'f16' if half else 'f32'}"].first(rows, width)
-    return Activation(slot, rows, width, f32=None if half else array, f16=array if half else None)
+    array = arena[f"{slot}.{'f16' if half else 'f32'}"].first(rows, features)
+    return Activation(
+        slot, rows, features, f32=None if half else array, f16=array if half else None
+    )
 
 
 def _most_rows(rows: int) -> int:
@@ -291,6 +295,6 @@ def _most_rows(rows: int) -> int:
     return next(most for most in _GEMV_ROWS if rows <= most)
 
 
-def _gemv_threads(units: int) -> int:
+def _gemv_threads(quant_blocks: int) -> int:
     """Enough that a block's lanes, eight to a row, take each row in a few steps."""
-    return 256 if units >= 64 else 128 if units >= 16 else 64
+    return 256 if quant_blocks >= 64 else 128 if quant_blocks >= 16 else 64

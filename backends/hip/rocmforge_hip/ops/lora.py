@@ -12,7 +12,7 @@ from rocmforge_hip.kernels import products as kernels
 from rocmforge_hip.ops.activations import Activation
 from rocmforge_hip.ops.linear import LinearKernels, empty, f32_of
 from rocmforge_hip.ops.step import DeviceStep
-from rocmforge_hip.weights.adapters import GATE_UP, LORA_SHRUNK, TILE, columns_of_split
+from rocmforge_hip.weights.adapters import GATE_UP, LORA_SHRUNK, TILE, features_of_split
 from rocmforge_hip.weights.formats import Matrix, MatrixPart, ceil_div
 
 _SHRINK_WAVES: Final = 8
@@ -28,10 +28,10 @@ class DeviceAdapters:
     b: DeviceArray
     places: DeviceArray
     factors: DeviceArray
-    columns: DeviceArray
+    outputs: DeviceArray
     parts: int
-    width: int  # of a shrunk row
-    column_tiles: int  # of the widest part
+    ranks: int  # elements of a shrunk row
+    output_tiles: int  # of the widest part
 
 
 class Lora:
@@ -62,12 +62,12 @@ class Lora:
         if not self.changes(step, matrix):
             return
         adapters, tiles, inputs = self._adapters[matrix], step.shape.lora_tiles, step.inputs
-        split_columns = columns_of_split(x.rows, x.width)
-        splits = ceil_div(x.width, split_columns)
-        shrunk = self._arena[LORA_SHRUNK].first(splits, tiles * TILE, adapters.width)
+        split_features = features_of_split(x.rows, x.features)
+        splits = ceil_div(x.features, split_features)
+        shrunk = self._arena[LORA_SHRUNK].first(splits, tiles * TILE, adapters.ranks)
         shrink = self._shrink_f32 if x.f16 is None else self._shrink_f16
         shrink.launch(
-            (adapters.width // TILE, tiles, splits),
+            (adapters.ranks // TILE, tiles, splits),
             _SHRINK_WAVES * self._wave,
             x=f32_of(x) if x.f16 is None else x.f16,
             a=adapters.a,
@@ -75,13 +75,13 @@ class Lora:
             order=inputs.lora_order,
             adapters=adapters.places,
             shrunk=shrunk,
-            columns=x.width,
-            split_columns=split_columns,
+            in_features=x.features,
+            split_features=split_features,
             parts=adapters.parts,
-            width=adapters.width,
+            ranks=adapters.ranks,
         )
         self._expand.launch(
-            (ceil_div(adapters.column_tiles, _EXPAND_WAVES), adapters.parts, tiles),
+            (ceil_div(adapters.output_tiles, _EXPAND_WAVES), adapters.parts, tiles),
             _EXPAND_WAVES * self._wave,
             shrunk=shrunk,
             b=adapters.b,
@@ -89,11 +89,11 @@ class Lora:
             order=inputs.lora_order,
             adapters=adapters.places,
             factors=adapters.factors,
-            columns=adapters.columns,
+            outputs=adapters.outputs,
             y=f32_of(product),
             splits=splits,
-            width=adapters.width,
-            y_width=product.width,
+            ranks=adapters.ranks,
+            out_features=product.features,
         )
 
     def gated(self, step: DeviceStep, x: Activation, part: MatrixPart, gate: int) -> Activation:
@@ -103,14 +103,20 @@ class Lora:
         with one split: the same kernel finishes both.
         """
         matrix = part.matrix
-        stored = replace(matrix, width=matrix.stored_rows)
-        product = self._products.multiply(x, MatrixPart(stored, 0, stored.width, GATE_UP), None)
+        stored = replace(matrix, out_features=matrix.stored_rows)
+        product = self._products.multiply(
+            x, MatrixPart(stored, 0, stored.out_features, GATE_UP), None
+        )
         self.add(step, x, matrix, product)
         out = empty(
-            self._arena, part.slot, x.rows, matrix.width, half=x.rows > self._products.gemv_rows
+            self._arena,
+            part.slot,
+            x.rows,
+            matrix.out_features,
+            half=x.rows > self._products.gemv_rows,
         )
         self._gate.launch(
-            (ceil_div(matrix.width, _THREADS), x.rows, 1),
+            (ceil_div(matrix.out_features, _THREADS), x.rows, 1),
             _THREADS,
             partial=f32_of(product),
             bias=None,
@@ -118,7 +124,7 @@ class Lora:
             out=out.f32,
             out_half=out.f16,
             splits=1,
-            width=matrix.width,
+            out_features=matrix.out_features,
             activation=gate,
         )
         return out

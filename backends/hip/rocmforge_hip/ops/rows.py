@@ -36,32 +36,32 @@ class RowKernels:
         self._softcap = library.kernel("rf_softcap", row_kernels.rf_softcap)
 
     def embed(self, table: Matrix, tokens: DeviceArray, scale: float, out: DeviceArray) -> None:
-        """Takes rows of the table, times scale: int32 tokens, float32 out [rows, columns]."""
-        count, columns = out.shape
-        assert columns == table.columns
-        loads = int(table.units * table.format.loads_per_unit)
+        """Takes rows of the table, times scale: int32 tokens, float32 out [rows, in_features]."""
+        count, features = out.shape
+        assert features == table.in_features
+        loads = int(table.quant_blocks * table.format.loads_per_quant_block)
         self._embed[table.format.name].launch(
             (ceil_div(loads, _EMBED_THREADS), count, 1),
             _EMBED_THREADS,
             table=table.data,
             tokens=tokens,
             out=out,
-            vocabulary=table.width,
-            units=table.units,
+            vocab_size=table.out_features,
+            quant_blocks=table.quant_blocks,
             scale=scale,
         )
 
     def sum(self, step: DeviceStep, x: DeviceArray, out: DeviceArray) -> None:
-        """Adds up the rows of x in each range of the step: float32 out [sums, width]."""
-        sums, width = out.shape
-        assert (sums, width) == (step.shape.sums, x.shape[1])
+        """Adds up the rows of x in each range of the step: float32 out [sums, features]."""
+        sums, features = out.shape
+        assert (sums, features) == (step.shape.sums, x.shape[1])
         self._sum.launch(
-            (ceil_div(width, _SUM_COLUMNS), sums, 1),
+            (ceil_div(features, _SUM_COLUMNS), sums, 1),
             _FEW_SUM_THREADS if step.shape.longest_prefill <= _FEW_ROWS else _SUM_THREADS,
             x=x,
             ranges=step.inputs.hidden_ranges,
             out=out,
-            dim=width,
+            hidden_size=features,
         )
 
     def softcap(self, x: DeviceArray, cap: float) -> None:
@@ -76,10 +76,10 @@ class RowKernels:
         )
 
 
-def norm_threads(dim: int) -> int:
+def norm_threads(features: int) -> int:
     """Threads of a block for a row of a norm, which hold up to 16 elements each.
 
     Few waves have little to wait for each other.
     """
-    assert dim <= MAX_NORM_DIM, dim
-    return max(min(round_up(ceil_div(dim, 4), 64), 256), round_up(ceil_div(dim, 16), 64))
+    assert features <= MAX_NORM_DIM, features
+    return max(min(round_up(ceil_div(features, 4), 64), 256), round_up(ceil_div(features, 16), 64))

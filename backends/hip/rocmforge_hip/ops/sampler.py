@@ -57,7 +57,7 @@ class Sampler:
 
     def sample(self, step: DeviceStep, logits: Activation) -> None:
         """Draws or scores a token for each row, and takes its log-probability where asked."""
-        rows, vocab = logits.rows, logits.width
+        rows, vocab = logits.rows, logits.features
         if not rows:
             return
         assert logits.f32 is not None

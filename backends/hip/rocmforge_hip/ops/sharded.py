@@ -45,14 +45,14 @@ class ShardedOps(HipOps):
         part = super().logits(x, weight, softcap)
         assert part.f32 is not None
         ranks, rows = self._communicator.shard.size, part.rows
-        whole = self._arena[f"{LOGITS}.f32"].first(rows, ranks * part.width)
+        whole = self._arena[f"{LOGITS}.f32"].first(rows, ranks * part.features)
         if rows:
             # All rows of the first rank, all of the second ... become all ranks of the first row,
             # all of the second ...; in the place of the part, which is not needed any more.
-            gathered = self._arena[f"{GATHERED}.f32"].first(ranks * rows, part.width)
+            gathered = self._arena[f"{GATHERED}.f32"].first(ranks * rows, part.features)
             self._communicator.all_gather(part.f32, gathered)
-            self._take_rows(gathered, self._order(rows), whole.first(ranks * rows, part.width))
-        return Activation(LOGITS, rows, ranks * part.width, f32=whole)
+            self._take_rows(gathered, self._order(rows), whole.first(ranks * rows, part.features))
+        return Activation(LOGITS, rows, ranks * part.features, f32=whole)
 
     def _order(self, rows: int) -> DeviceArray:
         first = self._communicator.shard.size * rows * (rows - 1) // 2

@@ -243,7 +243,7 @@ def _rope(bench: Workbench, head_dim: int) -> float:
     errors = []
     for got, values in zip((q, k), stacked, strict=False):
         want = oracle.rope(values, cos, sin, RopeStyle.NEOX)
-        found = bench.result(Activation(got.slot, 30, got.width, f16=got.f16, stride=got.stride))
+        found = bench.result(Activation(got.slot, 30, got.features, f16=got.f16, stride=got.stride))
         errors.append(error(found.reshape(want.shape), want))
     return max(errors)
 

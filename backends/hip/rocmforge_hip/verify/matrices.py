@@ -21,7 +21,7 @@ from rocmforge_hip.weights.slots import NORMED, ROWS
 
 # Relative to the sum of the absolute values of what is added up.
 _FLOAT_SUM: Final = 4e-6  # float32
-_TWO_TERMS: Final = 2.0**-14  # what is left of a value by two terms
+_TWO_SLICES: Final = 2.0**-14  # what is left of a value by two slices
 _HALF_WEIGHTS: Final = 2.0**-11  # GEMM rounds weights to halves
 _HALF_RESULT: Final = 2.0**-10  # and a gated one its result too
 _EMBEDDING: Final = 1e-5
@@ -82,10 +82,10 @@ def _cases(format: str) -> Iterator[Case]:
 
 def _two_term_cases(format: str) -> Iterator[Case]:
     for rows in (1, 2):
-        name = f"{format}, two terms, {_rows(rows)}"
-        yield Case("gemv", name, _TWO_TERMS, partial(_linear, rows=rows, exact=False))
-    name, kind = f"{format}, two terms, 2 rows", ActivationFunction.SILU
-    yield Case("gated gemv", name, _TWO_TERMS, partial(_gated, rows=2, kind=kind, exact=False))
+        name = f"{format}, two slices, {_rows(rows)}"
+        yield Case("gemv", name, _TWO_SLICES, partial(_linear, rows=rows, exact=False))
+    name, kind = f"{format}, two slices, 2 rows", ActivationFunction.SILU
+    yield Case("gated gemv", name, _TWO_SLICES, partial(_gated, rows=2, kind=kind, exact=False))
 
 
 def _rows(count: int) -> str:

@@ -14,13 +14,13 @@ from rocmforge_hip.ops.step_output import OutputLayout
 from rocmforge_hip.verify import oracle
 from rocmforge_hip.verify.cases import Case, Group, error
 from rocmforge_hip.verify.workbench import Recipe, Workbench
-from rocmforge_hip.weights.formats import UNIT
+from rocmforge_hip.weights.formats import QUANT_BLOCK
 from rocmforge_hip.weights.slots import DELTA, NORMED, RESIDUAL, ROWS
 
 _FLOAT: Final = 4e-6  # relative to the largest value
 _HALF: Final = 2.0**-11
 _INT8: Final = 0.51 / 127  # relative to the largest value of a block of 32
-_TWO_TERMS: Final = 0.51 / 127 / 254 + 4e-6
+_TWO_SLICES: Final = 0.51 / 127 / 254 + 4e-6
 _SCALE: Final = np.dtype([("scale", "f4"), ("sum_low", "i2"), ("sum_high", "i2")])
 
 Float64 = npt.NDArray[np.float64]
@@ -44,11 +44,11 @@ def groups() -> Iterator[Group]:
         Case("resolve_tokens", "from the host and from the step before", 0.0, _resolve),
     )
     yield Group(Recipe(hidden_size=160), others)
-    two_terms = (
-        Case("rms_norm", "to two terms", _TWO_TERMS, partial(_norm, rows=2, form="q")),
-        Case("quantize_act", "2 rows to two terms", _TWO_TERMS, partial(_quantize, rows=2)),
+    two_slices = (
+        Case("rms_norm", "to two slices", _TWO_SLICES, partial(_norm, rows=2, form="q")),
+        Case("quantize_act", "2 rows to two slices", _TWO_SLICES, partial(_quantize, rows=2)),
     )
-    yield Group(Recipe(hidden_size=160, activation_bits="16"), two_terms)
+    yield Group(Recipe(hidden_size=160, activation_bits="16"), two_slices)
 
 
 def random_values(rows: int, columns: int) -> npt.NDArray[np.float32]:
@@ -60,17 +60,17 @@ def int8_error(bench: Workbench, x: Activation, want: Float64) -> float:
     """Of the int8 form, relative to the largest value of each block."""
     assert x.q is not None
     assert x.scale is not None
-    terms, units = 2 if x.second else 1, x.width // UNIT
-    rows = terms * x.rows
-    codes = bench.get(x.q.first(rows, x.width)).reshape(rows, units, UNIT)
-    scales = bench.get(x.scale.first(rows, units)).view(_SCALE)
-    sums = codes.astype(np.int64).reshape(rows, units, 2, UNIT // 2).sum(axis=-1)
+    slices, quant_blocks = 2 if x.lo_offset else 1, x.features // QUANT_BLOCK
+    rows = slices * x.rows
+    codes = bench.get(x.q.first(rows, x.features)).reshape(rows, quant_blocks, QUANT_BLOCK)
+    scales = bench.get(x.scale.first(rows, quant_blocks)).view(_SCALE)
+    sums = codes.astype(np.int64).reshape(rows, quant_blocks, 2, QUANT_BLOCK // 2).sum(axis=-1)
     if (sums[..., 0] != scales["sum_low"]).any() or (sums[..., 1] != scales["sum_high"]).any():
         return float("inf")
     values = codes * scales["scale"][..., None].astype(np.float64)
-    blocks = want.reshape(x.rows, units, UNIT)
+    blocks = want.reshape(x.rows, quant_blocks, QUANT_BLOCK)
     largest = np.abs(blocks).max(axis=-1, keepdims=True)
-    return error(values.reshape(terms, *blocks.shape).sum(axis=0), blocks, largest)
+    return error(values.reshape(slices, *blocks.shape).sum(axis=0), blocks, largest)
 
 
 def _norm(bench: Workbench, rows: int, form: str) -> float:
@@ -102,7 +102,7 @@ def _add_norm(bench: Workbench) -> float:
     want = oracle.rms_norm(total, weight, bench.config.norm_eps)
     return max(
         error(bench.result(residual), total),
-        error(bench.result(Activation(NORMED, 5, normed.width, f32=normed.f32)), want),
+        error(bench.result(Activation(NORMED, 5, normed.features, f32=normed.f32)), want),
     )
 
 

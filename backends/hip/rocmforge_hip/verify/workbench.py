@@ -128,12 +128,12 @@ class Workbench:
         assert array is not None
         if x.stride:  # columns of a wider matrix: the row behind the last one is not there
             first = DeviceArray(
-                array.address, (x.rows * x.stride - x.stride + x.width,), array.dtype
+                array.address, (x.rows * x.stride - x.stride + x.features,), array.dtype
             )
             flat = np.zeros(x.rows * x.stride, array.dtype)
             flat[: first.shape[0]] = self.get(first)
-            return flat.reshape(x.rows, x.stride)[:, : x.width].astype(np.float64)
-        return self.get(array).astype(np.float64).reshape(x.rows, x.width)
+            return flat.reshape(x.rows, x.stride)[:, : x.features].astype(np.float64)
+        return self.get(array).astype(np.float64).reshape(x.rows, x.features)
 
     def activation(self, slot: str, values: Array, form: str = "f32") -> Activation:
         """An activation with these values, in one form."""

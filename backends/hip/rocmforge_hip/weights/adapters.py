@@ -18,14 +18,14 @@ from rocmforge.backend.protocol import Float32Array, Int32Array
 from rocmforge.models.lora import Adapter, LowRank
 from rocmforge.models.weights import LayerWeights, ModelWeights
 from rocmforge_hip.device.memory import ArraySpec, spec
-from rocmforge_hip.weights.formats import UNIT, ceil_div, round_up
+from rocmforge_hip.weights.formats import QUANT_BLOCK, ceil_div, round_up
 
 TILE: Final = 16
 """Rows, ranks or columns of a block or wave of the kernels."""
 _CHUNK: Final = 8
 _SPLIT_ROWS: Final = 128
-"""Up to so many rows, there are too few tiles to keep a device busy: columns are split, too."""
-_SPLIT_COLUMNS: Final = 512
+"""Up to so many rows, there are too few tiles to keep a device busy: in_features are split, too."""
+_SPLIT_FEATURES: Final = 512
 _MOST_SPLITS: Final = 8
 _INTERLEAVED: Final = ("gate", "up")
 _SLOTS: Final = ("q", "k", "v", "output", *_INTERLEAVED, "down")
@@ -57,12 +57,12 @@ class AdapterStack(Generic[M]):
 
     matrix: M
     name: str
-    columns: int  # of A
+    in_features: int
     parts: tuple[StackPart, ...]
     is_gated: bool
 
     @property
-    def width(self) -> int:
+    def ranks(self) -> int:
         """Elements of a shrunk row: the same number for each part."""
         return len(self.parts) * round_up(max(part.rank for part in self.parts), TILE)
 
@@ -82,11 +82,11 @@ class AdapterStack(Generic[M]):
                 a_rows += low_rank.rank
                 b_chunks += part.tiles * TILE * ceil_div(low_rank.rank, _CHUNK)
         return {
-            "a": spec((a_rows, self.columns), "f2"),
+            "a": spec((a_rows, self.in_features), "f2"),
             "b": spec((b_chunks, _CHUNK), "f2"),
             "places": spec((pairs, 3), "i4"),
             "factors": spec((pairs,), "f4"),
-            "columns": spec((len(self.parts), 3), "i4"),
+            "outputs": spec((len(self.parts), 3), "i4"),
         }
 
 
@@ -116,14 +116,14 @@ def _plan_layer(
                 StackPart(
                     first=where.first + (TILE if slot == "up" else 0),
                     step=2 * TILE if is_gated else TILE,
-                    tiles=where.width // TILE,
+                    tiles=where.out_features // TILE,
                     changes=tuple(adapter.layers[index].get(slot) for adapter in adapters),
                 )
             )
         if any(part.rank for part in parts):
             matrix = getattr(layer, slots[0]).matrix
             name = f"adapters of {'+'.join(slots)} of layer {index}"
-            yield AdapterStack(matrix, name, matrix.columns, tuple(parts), is_gated)
+            yield AdapterStack(matrix, name, matrix.in_features, tuple(parts), is_gated)
 
 
 def adapter_bytes(stacks: Sequence[AdapterStack[Any]]) -> int:
@@ -136,11 +136,14 @@ def most_tiles(rows: int, adapters: int) -> int:
     return min(rows, (rows + (TILE - 1) * min(adapters, rows)) // TILE)
 
 
-def columns_of_split(rows: int, columns: int) -> int:
-    """How many columns of so many rows a block of the first kernel takes."""
+def features_of_split(rows: int, in_features: int) -> int:
+    """Returns how many in_features of so many rows a block of the first kernel takes."""
     if rows > _SPLIT_ROWS:
-        return columns
-    return round_up(ceil_div(columns, min(_MOST_SPLITS, ceil_div(columns, _SPLIT_COLUMNS))), UNIT)
+        return in_features
+    return round_up(
+        ceil_div(in_features, min(_MOST_SPLITS, ceil_div(in_features, _SPLIT_FEATURES))),
+        QUANT_BLOCK,
+    )
 
 
 def plan_lora_activations(
@@ -151,8 +154,8 @@ def plan_lora_activations(
         return {}
     few = min(tokens, _SPLIT_ROWS)
     tiles = max(most_tiles(tokens, adapters), most_tiles(few, adapters) * _MOST_SPLITS)
-    width = max(stack.width for stack in stacks)
-    plan = {LORA_SHRUNK: spec((tiles * TILE * width,), "f4")}
+    ranks = max(stack.ranks for stack in stacks)
+    plan = {LORA_SHRUNK: spec((tiles * TILE * ranks,), "f4")}
     gated = [stack.matrix.stored_rows for stack in stacks if stack.is_gated]
     if gated:
         plan[f"{GATE_UP}.f32"] = spec((tokens, max(gated)), "f4")
@@ -185,7 +188,7 @@ def pack_stack(stack: AdapterStack[Any]) -> dict[str, npt.NDArray[Any]]:
         values["factors"][index] = math.ldexp(low_rank.scale, a_exponent + b_exponent)
         a_row += len(a)
         b_chunk += chunks
-    values["columns"][:] = [(part.first, part.step, part.tiles) for part in stack.parts]
+    values["outputs"][:] = [(part.first, part.step, part.tiles) for part in stack.parts]
     return values
 
 

@@ -18,8 +18,8 @@ from rocmforge.errors import UnsupportedTensor
 from rocmforge.gguf.tensor import GgufTensor
 from rocmforge_hip.device.memory import DeviceArray
 
-UNIT: Final = 32
-"""Weights of a row that lie together; the width of a matrix is a multiple."""
+QUANT_BLOCK: Final = 32
+"""Weights of a row that lie together; the in_features of a matrix are a multiple."""
 ROW_ALIGN: Final = 32
 """Rows are padded to a multiple with zeros."""
 GATE_ROWS: Final = 16
@@ -32,13 +32,13 @@ class Format:
 
     name: str  # in the names of kernels
     type: GGMLQuantizationType
-    loads_per_unit: float  # of the embedding kernel: 16-byte items, or parts of a block
+    loads_per_quant_block: float  # of the embedding kernel: 16-byte items, or parts of a block
     is_quantised: bool = True
 
-    def row_bytes(self, columns: int) -> int:
+    def row_bytes(self, in_features: int) -> int:
         """Bytes of a row, the same as in the file."""
         block, size = GGML_QUANT_SIZES[self.type]
-        return columns // block * size
+        return in_features // block * size
 
 
 def _formats() -> Mapping[GGMLQuantizationType, Format]:
@@ -63,46 +63,46 @@ def format_of(tensor: GgufTensor) -> Format:
     """The format of a matrix of the file.
 
     Raises:
-        UnsupportedTensor: There are no kernels for its type or width.
+        UnsupportedTensor: There are no kernels for its type or in_features.
     """
     if tensor.type not in FORMATS:
         names = ", ".join(known.type.name for known in FORMATS.values())
         raise UnsupportedTensor(
             tensor.name, f"the HIP backend has no kernels for {tensor.type.name}; it has: {names}"
         )
-    if tensor.shape[1] % UNIT:
+    if tensor.shape[1] % QUANT_BLOCK:
         raise UnsupportedTensor(
-            tensor.name, f"its width {tensor.shape[1]} is not a multiple of {UNIT}"
+            tensor.name, f"its {tensor.shape[1]} in_features are not a multiple of {QUANT_BLOCK}"
         )
     return FORMATS[tensor.type]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Matrix:
-    """A matrix on the device, `[stored_rows, columns]`."""
+    """A matrix on the device, [stored_rows, in_features]."""
 
     data: DeviceArray
     format: Format
-    width: int  # columns of the product with an activation
-    columns: int
+    out_features: int
+    in_features: int
     stored_rows: int
 
     @property
-    def units(self) -> int:
-        """Pieces of 32 weights in a row."""
-        return self.columns // UNIT
+    def quant_blocks(self) -> int:
+        """Quant blocks of a row."""
+        return self.in_features // QUANT_BLOCK
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MatrixPart:
-    """A matrix of the model: outputs `first:first + width` of a matrix on the device.
+    """A matrix of the model: outputs `first:first + out_features` of a matrix on the device.
 
     `slot` names the activation that products with the matrix are written to.
     """
 
     matrix: Matrix
     first: int
-    width: int
+    out_features: int
     slot: str
 
 

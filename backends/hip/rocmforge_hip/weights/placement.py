@@ -31,8 +31,8 @@ class PlannedMatrix:
     """A matrix to be made of tensors, each with its first row and how its rows are placed."""
 
     format: Format
-    columns: int
-    width: int
+    in_features: int
+    out_features: int
     stored_rows: int
     parts: tuple[tuple[GgufTensor, int, int], ...]
 
@@ -44,7 +44,7 @@ class PlannedMatrix:
     @property
     def storage(self) -> ArraySpec:
         """The bytes it takes."""
-        return spec((self.stored_rows, self.format.row_bytes(self.columns)), "u1")
+        return spec((self.stored_rows, self.format.row_bytes(self.in_features)), "u1")
 
     @property
     def is_padded(self) -> bool:
@@ -58,7 +58,7 @@ class PlannedPart:
 
     matrix: PlannedMatrix
     first: int
-    width: int
+    out_features: int
     slot: str
 
 
@@ -169,7 +169,7 @@ def single(tensor: GgufTensor, slot: str) -> PlannedPart:
 
 
 def _stack(tensors: Iterable[GgufTensor], slot: str) -> list[PlannedPart]:
-    """One matrix with the rows of several tensors of one type and width."""
+    """One matrix with the rows of several tensors of one type and in_features."""
     tensors = list(tensors)
     parts, row = [], 0
     for tensor in tensors:
@@ -177,8 +177,8 @@ def _stack(tensors: Iterable[GgufTensor], slot: str) -> list[PlannedPart]:
         row += tensor.shape[0]
     matrix = PlannedMatrix(
         format=format_of(tensors[0]),
-        columns=tensors[0].shape[1],
-        width=row,
+        in_features=tensors[0].shape[1],
+        out_features=row,
         stored_rows=round_up(row, ROW_ALIGN),
         parts=tuple(parts),
     )
@@ -215,8 +215,8 @@ def interleave(gate: GgufTensor, up: GgufTensor) -> tuple[PlannedPart, PlannedPa
     rows = gate.shape[0]
     matrix = PlannedMatrix(
         format=format_of(gate),
-        columns=gate.shape[1],
-        width=rows,
+        in_features=gate.shape[1],
+        out_features=rows,
         stored_rows=round_up(rows, GATE_ROWS) * 2,
         parts=((gate, 0, AS_GATE), (up, 0, AS_UP)),
     )

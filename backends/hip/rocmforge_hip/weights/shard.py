@@ -13,7 +13,7 @@ from rocmforge.gguf.tensor import GgufTensor
 from rocmforge.models.config import ModelConfig
 from rocmforge.models.lora import Adapter, LowRank
 from rocmforge.models.weights import LayerWeights, ModelWeights
-from rocmforge_hip.weights.formats import UNIT
+from rocmforge_hip.weights.formats import QUANT_BLOCK
 
 VOCAB_ALIGN: Final = 4
 """Logits of a rank are moved four at a time."""
@@ -46,7 +46,7 @@ class Shard:
         )
 
     def config(self, whole: ModelConfig) -> ModelConfig:
-        """The model as this rank computes it. Width and vocabulary stay as they are."""
+        """The model as this rank computes it. Hidden size and vocabulary stay as they are."""
         return replace(
             whole,
             num_heads=whole.num_heads // self.size,
@@ -118,9 +118,9 @@ def _problems(config: ModelConfig, weights: ModelWeights[GgufTensor], size: int)
             yield f"its {count} {what} are not a multiple of {size * multiple}"
     for layer in weights.layers:
         for tensor in (layer.output, layer.down):
-            block = max(GGML_QUANT_SIZES[tensor.type][0], UNIT)
+            block = max(GGML_QUANT_SIZES[tensor.type][0], QUANT_BLOCK)
             if tensor.shape[1] % (size * block):
                 yield (
-                    f"the {tensor.shape[1]} columns of {tensor.name} are not a multiple of "
+                    f"the {tensor.shape[1]} in_features of {tensor.name} are not a multiple of "
                     f"{size * block}: {size} parts in blocks of {block} ({tensor.type.name})"
                 )

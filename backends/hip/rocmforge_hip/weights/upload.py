@@ -124,7 +124,7 @@ class WeightLoader:
             if isinstance(planned, PlannedVector):
                 return vectors[id(planned)]
             matrix = matrices[id(planned.matrix)]
-            return MatrixPart(matrix, planned.first, planned.width, planned.slot)
+            return MatrixPart(matrix, planned.first, planned.out_features, planned.slot)
 
         return weight
 
@@ -196,7 +196,9 @@ class WeightLoader:
         buffer = self._memory.device(plan.storage, plan.name)
         if plan.is_padded:
             buffer.fill(0, self._stream)
-        return Matrix(buffer.array, plan.format, plan.width, plan.columns, plan.stored_rows)
+        return Matrix(
+            buffer.array, plan.format, plan.out_features, plan.in_features, plan.stored_rows
+        )
 
     def _matrix_pieces(self, plan: PlannedMatrix, matrix: Matrix) -> Iterator[_Piece]:
         """Runs of rows that fit the ring."""
@@ -210,15 +212,15 @@ class WeightLoader:
     def _repack(
         self, matrix: Matrix, rows: int, first_row: int, placing: int, stage: _Stage
     ) -> None:
-        nbytes = rows * matrix.format.row_bytes(matrix.columns)
+        nbytes = rows * matrix.format.row_bytes(matrix.in_features)
         self._copy(stage, stage.device.array, nbytes)
         self._library.kernel(f"rf_repack_{matrix.format.name}", rf_repack).launch(
-            (ceil_div(rows * matrix.units, _REPACK_THREADS), 1, 1),
+            (ceil_div(rows * matrix.quant_blocks, _REPACK_THREADS), 1, 1),
             _REPACK_THREADS,
             blocks=stage.device.array,
             weight=matrix.data,
             rows=rows,
-            units=matrix.units,
+            quant_blocks=matrix.quant_blocks,
             stored_rows=matrix.stored_rows,
             first_row=first_row,
             placing=placing,
