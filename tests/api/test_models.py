@@ -1,4 +1,4 @@
-"""Several models behind one HTTP side: by name, loaded when asked for, and by hand."""
+"""Several models behind one HTTP side: by name, loaded when asked for, and manually."""
 
 from __future__ import annotations
 
@@ -254,7 +254,7 @@ def test_a_mistake_that_shows_after_the_wait_is_the_last_event(waiting: Models) 
     assert waiting.fleet.find("org/lazy").slot.users == 0
 
 
-# --- by hand ---
+# --- manually ---
 
 
 def test_loading_and_unloading_answer_with_the_model_and_may_be_repeated(models: Models) -> None:

@@ -14,6 +14,12 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGES = (ROOT / "server", ROOT / "backends")
 
+PAGES = (
+    *sorted(ROOT.glob("*.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+    *(ROOT / folder / "README.md" for folder in ("docker", "kernels")),
+)
+
 # Words that names do not hold, since the field has others: see the glossary.
 FORMER = {
     r"guess": "draft tokens, drafting",
@@ -21,6 +27,18 @@ FORMER = {
     r"give_way|gives_way": "preempt",
     r"right_draws|wrong_drafts": "accepted, rejected",
 }
+
+# What the pages do not say any more, for the same reason or for plain English.
+FORMER_IN_PAGES = (
+    *(
+        r"\bguess(?:ed|ing)? tokens?\b",
+        r"\bguessers?\b",
+        r"\bgiv(?:es?|ing) way\b",
+        r"\balternatives?\b",
+        r"\bright ones\b",
+    ),
+    *(r"\blikewise\b", r"\bby hand\b", r"\bso it is (?:for|with)\b", r"\banew\b"),
+)
 
 # Structs of wire formats have the names that those formats have.
 WIRE = {"schema.py", "events.py"}
@@ -84,6 +102,12 @@ def test_no_name_holds_a_word_that_was_replaced(former: str) -> None:
         if pattern.search(name)
     }
     assert found == set(), f"the word is now {FORMER[former]}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_no_page_says_what_was_replaced(page: Path) -> None:
+    text = re.sub(r"`[^`]*`", "", page.read_text(encoding="utf-8"))
+    assert [f for f in FORMER_IN_PAGES if re.search(f, text, re.IGNORECASE)] == []
 
 
 def test_no_two_public_classes_have_one_name() -> None:

@@ -94,7 +94,7 @@ struct Mma {
 
 // v_wmma_f32_16x16x16_f16, wave32 (RDNA3 ISA, 7.9):
 //   A  lane l: row l % 16, all 16 k (lanes 16 to 31 repeat lanes 0 to 15)
-//   B  lane l: column l % 16, all 16 k, repeated likewise
+//   B  lane l: column l % 16, all 16 k, repeated too
 //   C  lane l, register i: row 2i + l / 16, column l % 16
 struct Mma {
   static constexpr int kStepChunks = 2;

@@ -1,6 +1,6 @@
 """Records what llama.cpp says with random adapters of SmolLM2.
 
-Run by hand from the root of the repository, with llama-cpp-python installed. The weights are
+Run manually from the root of the repository, with llama-cpp-python installed. The weights are
 written as float32 first, so that llama.cpp does not round activations.
 
     python -m tests.data.models.make_adapter_oracle SmolLM2-135M-Instruct.Q4_1.gguf

@@ -1,6 +1,6 @@
 """Records what Transformers and llama.cpp compute for the tiny encoders.
 
-Run by hand from the root of the repository, with torch, transformers and llama-cpp-python:
+Run manually from the root of the repository, with torch, transformers and llama-cpp-python:
 
     python -m tests.data.models.make_encoder_goldens
 """

@@ -1,6 +1,6 @@
 """Records what Transformers computes for the tiny models: logits, and rope frequencies.
 
-Run by hand from the root of the repository, with torch and transformers installed:
+Run manually from the root of the repository, with torch and transformers installed:
 
     python -m tests.data.models.make_goldens
 """

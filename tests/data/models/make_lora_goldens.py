@@ -1,6 +1,6 @@
 """Records what PEFT computes for the tiny models with an adapter.
 
-Run by hand from the root of the repository, with torch, transformers and peft installed:
+Run manually from the root of the repository, with torch, transformers and peft installed:
 
     python -m tests.data.models.make_lora_goldens
 """

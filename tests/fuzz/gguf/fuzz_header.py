@@ -1,4 +1,4 @@
-"""Coverage-guided fuzzing of the header parser, run by hand.
+"""Coverage-guided fuzzing of the header parser, run manually.
 
     uv pip install atheris
     python tests/fuzz/gguf/fuzz_header.py -max_len=4096 -max_total_time=600 CORPUS

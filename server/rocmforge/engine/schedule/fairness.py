@@ -1,12 +1,12 @@
 """Decides which API key is next, when several have requests waiting.
 
-A virtual token counter per key (Sheng et al., "Fairness in Serving Large Language Models", 2023):
-each key is charged for the tokens it is served, divided by its weight, and the key charged least
-comes next. A key that had nothing waiting does not bank the time: its counter is lifted to the
+Each key has a virtual token counter (Sheng et al., "Fairness in Serving Large Language Models",
+2023): it is charged for the tokens it is served, divided by its weight, and the key charged least
+comes next. A key that had nothing waiting does not save up the time: its counter is lifted to the
 least of those that wait. So keys that always have something waiting are served alike, up to a
 constant, however many requests each of them sends, and nothing is left idle while anything waits.
 
-Within a key it is first come, first served; so it is for everybody where there are no keys.
+Within a key, and on a server without keys, the order is first come, first served.
 """
 
 from __future__ import annotations
