@@ -1,9 +1,36 @@
 # One list of commands, the same here and in CI. `just` comes with the development tools.
 
+export PATH := justfile_directory() / ".venv/bin:" + env("PATH")
+
 cpp := "kernels tests/platform -name '*.h' -o -name '*.hip' -o -name '*.c' -o -name '*.cpp'"
+# Tests of one file share fixtures that take long, so they go to the same worker.
+parallel := "-n auto --dist loadfile"
+
+# What your changes since main concern: style, types, and the tests of the changed files.
+check base="main":
+    #!/usr/bin/env bash
+    set -euo pipefail
+    changed() { python -m tests.choose --changed "{{ base }}" "$@"; }
+    matching() { grep -E "$1" <<< "$files" || true; }
+    files=$(changed --files)
+    matching '\.py$' | xargs -r ruff check
+    matching '\.py$' | xargs -r ruff format --check
+    matching '^(kernels|tests/platform)/.*\.(h|hip|c|cpp)$' | xargs -r clang-format --dry-run -Werror
+    mypy
+    changed | xargs -r pytest -q
+
+# Unit tests that need no kernels, no processes and no real models: ten seconds.
+fast *arguments:
+    pytest -q {{ parallel }} -m "not slow and not model" --hypothesis-profile fast tests/unit {{ arguments }}
+
+# The tests of files or folders, wherever they are: `just test-of server/rocmforge/engine/core.py`.
+test-of +paths:
+    #!/usr/bin/env bash
+    set -euo pipefail
+    python -m tests.choose {{ paths }} | xargs -r pytest -q
 
 # What CI runs, but with the kernels of two AMD targets instead of all.
-check: lint types test
+all: lint types test
 
 # Style of Python and C++.
 lint:
@@ -15,15 +42,32 @@ lint:
 types:
     mypy
 
-# The test suite; extra arguments go to pytest.
+# The test suite, on all cores; extra arguments go to pytest.
 test *arguments:
-    pytest {{ arguments }}
+    pytest {{ parallel }} {{ arguments }}
 
 # Rewrites files in the project's style.
 format:
     ruff check --fix
     ruff format
     find {{ cpp }} | xargs clang-format -i
+
+# Installs exactly what requirements.lock names, and this checkout.
+install:
+    uv pip sync --require-hashes requirements.lock
+    uv pip install --no-deps --no-build-isolation --editable .
+
+# Writes requirements.lock after pyproject.toml has changed; with --upgrade, the newest versions.
+lock *arguments:
+    UV_CUSTOM_COMPILE_COMMAND="just lock" uv pip compile --quiet --universal --generate-hashes \
+      --no-emit-index-url --no-annotate --output-file requirements.lock \
+      --extra demo --extra otel --extra multi --group dev {{ arguments }} pyproject.toml
+
+# The test suite with the newest versions of everything, in an environment of its own.
+latest *arguments:
+    uv venv --clear build/latest
+    uv pip install --python build/latest --upgrade --editable '.[demo]' --group dev
+    build/latest/bin/pytest {{ parallel }} {{ arguments }}
 
 # Serves the demo model.
 serve *arguments:
@@ -36,6 +80,10 @@ bench *arguments:
 # Compiles kernels for the HIP backend: names of targets, or amd, nvidia, host, shipped.
 build-kernels targets="amd":
     python -m kernels.build --targets {{ targets }}
+
+# Tells editors (clangd) how the kernels are compiled: for an AMD target.
+compile-commands target="gfx1100":
+    python -m kernels.compile_commands --target {{ target }}
 
 # Registers, LDS, occupancy and instruction mix of each kernel: --targets, --kernels.
 kernel-report *arguments:

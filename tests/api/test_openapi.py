@@ -21,6 +21,8 @@ from tests.api.fake_engine import FakeEngine, build_app, make_service
 from tests.api.live import assert_settles
 from tests.support.server import LiveServer
 
+pytestmark = pytest.mark.slow
+
 SCHEMATHESIS = "schemathesis==4.32.5"
 # They end what others wait for, so they are tried by themselves.
 UNLOADING = ("command_model_post", "unload_model_post")

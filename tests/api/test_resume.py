@@ -18,6 +18,8 @@ import pytest
 from tests.api.live import assert_settles, engine_pid, live_server, metric
 from tests.support.server import LiveServer
 
+pytestmark = pytest.mark.slow
+
 NAME = {
     "type": "object",
     "properties": {"name": {"type": "string", "minLength": 40, "maxLength": 60}},

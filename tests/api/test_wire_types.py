@@ -32,6 +32,8 @@ from tests.api.fake_engine import FakeEngine
 from tests.api.test_models import Models
 from tests.support.server import LiveServer
 
+pytestmark = pytest.mark.slow
+
 SCHEMA = {
     "type": "object",
     "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 9}},

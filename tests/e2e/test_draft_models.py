@@ -33,6 +33,8 @@ from tests.support.host_platform import HostPlatform
 from tests.support.server import LiveServer
 from tests.support.shallow import write_idle, write_shallow
 
+pytestmark = pytest.mark.slow
+
 Float64Array = npt.NDArray[np.float64]
 
 OPTIONS = LoadOptions(

@@ -26,6 +26,8 @@ from tests.support.runners import load_reference
 from tests.support.served_vectors import assert_served_vectors_are_the_references
 from tests.support.weights import ggml_type, random_matrix
 
+pytestmark = pytest.mark.slow
+
 OPTIONS = replace(SMALL, max_context=64, max_sequences=12, max_batched_tokens=200, kv_blocks=None)
 NAMES = [model.name for model in ENCODERS]
 TOLERANCE = 0.01  # relative to the largest element: halves between matrix products

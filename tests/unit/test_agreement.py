@@ -26,6 +26,8 @@ from rocmforge_reference.backend import create
 from rocmforge_reference.runner import ReferenceRunner
 from tests.support.options import SMALL
 
+pytestmark = pytest.mark.slow
+
 PROMPTS = ([1, 2, 3, 4, 5], [400, 30, 20])
 TOKENS = 4
 CONTEXT = 64

@@ -143,6 +143,7 @@ def test_a_number_that_makes_no_sense_is_refused_with_its_flag(
     assert values[-1] in shown
 
 
+@pytest.mark.slow
 def test_a_reader_that_has_seen_enough_is_no_error() -> None:
     read_end, write_end = os.pipe()
     os.close(read_end)
@@ -153,6 +154,7 @@ def test_a_reader_that_has_seen_enough_is_no_error() -> None:
     assert (result.returncode, result.stderr) == (1, "")
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_an_error_that_says_so() -> None:
     with Path("/dev/full").open("w") as full:
         result = rocmforge("backends", "--json", stdout=full.fileno())
@@ -162,6 +164,7 @@ def test_a_full_disk_is_an_error_that_says_so() -> None:
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.slow
 def test_programs_that_read_json_get_errors_as_json() -> None:
     result = rocmforge("inspect", "no-such.gguf", "--log-format", "json")
     assert result.returncode == 1

@@ -353,6 +353,7 @@ def test_a_file_of_the_driver_that_cannot_be_read_is_no_end(tree: Tree) -> None:
     assert {f.level for f in tree.findings()} == {Level.OK}
 
 
+@pytest.mark.slow
 def test_the_command_prints_json_and_fails_without_a_gpu() -> None:
     environment = {k: v for k, v in os.environ.items() if k != "HIP_PLATFORM"}
     if Path("/dev/kfd").exists():

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = (
     *sorted(ROOT.glob("*.md")),
     *sorted((ROOT / "docs").glob("*.md")),
-    *(ROOT / folder / "README.md" for folder in ("docker", "kernels")),
+    *(ROOT / folder / "README.md" for folder in ("docker", "kernels", "tests")),
 )
 # Where the name of a file may start, besides the root and the folder of the page.
 HOMES = (

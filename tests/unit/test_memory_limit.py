@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 HUNGRY = """
 def test_takes_a_lot():
     assert len(b"1" * (300 << 20))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -432,13 +433,16 @@ def gguf_tensors(model: TinyModel) -> Tensors:
 
 def gguf_name(model: TinyModel, name: str) -> str:
     """GGUF's name of a weight, from the `gguf` package's own map."""
-    names = gguf.get_tensor_name_map(
-        next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == model.architecture),
-        model.config["num_hidden_layers"],
-    )
+    names = _name_map(model.architecture, model.config["num_hidden_layers"])
     found = names.get_name(name, try_suffixes=(".weight", ".bias"))
     assert found is not None, name
     return found
+
+
+@cache
+def _name_map(architecture: str, layers: int) -> gguf.TensorNameMap:
+    arch = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    return gguf.get_tensor_name_map(arch, layers)
 
 
 def gguf_layout(

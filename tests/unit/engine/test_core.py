@@ -122,6 +122,7 @@ def check(arrival: Arrival, bench: Bench, request_id: int, vocab_size: int) -> N
         assert all(len(entry.top) == sampling.num_logprobs for entry in result.logprobs)
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(ARRIVALS, CONFIGS, LIMITS, st.none() | DRAFTS)
 def test_output_does_not_depend_on_company_chunks_preemption_prefixes_drafts_or_depth(
@@ -345,6 +346,7 @@ def test_timing_says_when_a_request_was_scheduled_first_answered_and_done(depth:
     assert last.timing.finished_ns == 3 + depth
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from([1, 2]), st.sampled_from([24, 400]))
 def test_random_submits_cancels_and_deadlines_leave_no_block_behind(
@@ -382,6 +384,7 @@ def test_random_submits_cancels_and_deadlines_leave_no_block_behind(
         assert produced == continuation(each.prompt_ids, len(produced))
 
 
+@pytest.mark.slow
 def test_two_hundred_cancels_under_load_leave_zero_blocks_and_clean_books() -> None:
     random = Random(3)
     bench = Bench(FakeConfig(pipeline_depth=2, block_size=4, num_blocks=300, max_context=300))

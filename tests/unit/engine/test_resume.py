@@ -26,6 +26,8 @@ from tests.unit.engine.constraint.test_grammar import LETTERS, bench
 from tests.unit.engine.constraint.test_thinking import BEGIN, END
 from tests.unit.engine.helpers import Bench, request
 
+pytestmark = pytest.mark.slow
+
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5]
 LENGTH = 12
 

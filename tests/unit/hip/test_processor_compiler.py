@@ -20,6 +20,8 @@ from rocmforge_hip.jit.compiler import CannotCompile, compile_processors, prepar
 from rocmforge_hip.jit.source import ARGUMENTS
 from tests.support.distribution import WALK, install
 
+pytestmark = pytest.mark.slow
+
 TARGET = "sm_90"
 PROCESSORS = {processor.name: processor for processor in BUILTIN}
 

@@ -14,6 +14,8 @@ from rocmforge.errors import ConfigurationError
 from rocmforge.logits import Parameter, logits_processor, nucleus
 from rocmforge_hip.jit.source import kernel_source
 
+pytestmark = pytest.mark.slow
+
 UNCHANGED = {"dry, 0 tokens", "dry, 1 tokens", "typical 1.0", "xtc, never"}
 
 

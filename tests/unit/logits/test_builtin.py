@@ -110,6 +110,7 @@ def test_a_long_repetition_stays_finite() -> None:
     assert logits[1] < -1e30
 
 
+@pytest.mark.slow
 def test_xtc_acts_as_often_as_its_probability_says() -> None:
     row = ROWS["two heads"]
     acts = [

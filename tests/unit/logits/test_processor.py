@@ -162,6 +162,7 @@ def test_a_bias_written_as_a_processor_equals_that_of_the_sampler() -> None:
     assert greedy_ranking(native, logits) == np.argsort(-changed, kind="stable").tolist()
 
 
+@pytest.mark.slow
 def test_min_p_written_as_a_processor_equals_that_of_the_sampler() -> None:
     logits = row(4)
     kept = set(np.flatnonzero(process(cutoff, logits, min_p=0.05) > -np.inf).tolist())

@@ -92,5 +92,5 @@ class BlockAllocator:
         cached = set(self._cached)
         assert len(used) + len(self._empty) + len(cached) == self.num_blocks, "a block is lost"
         assert used | empty | cached == set(range(self.num_blocks)), "a block is in two places"
-        assert all(block in self._index for block in cached), "a cached block has no content"
-        assert not any(block in self._index for block in empty), "an empty block has content"
+        assert cached <= self._index.blocks, "a cached block has no content"
+        assert self._index.blocks.isdisjoint(empty), "an empty block has content"

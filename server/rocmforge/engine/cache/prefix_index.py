@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 from rocmforge.engine.sequence.block_keys import BlockKey
 
 
@@ -17,6 +19,11 @@ class PrefixIndex:
 
     def __contains__(self, block: int) -> bool:
         return block in self._key_of
+
+    @property
+    def blocks(self) -> Set[int]:
+        """The blocks whose content is known."""
+        return self._key_of.keys()
 
     def find(self, key: BlockKey) -> int | None:
         """Returns the block with that content, if any."""

@@ -79,7 +79,7 @@ class AllocatorMachine(RuleBasedStateMachine):
         assert self.allocator.num_free == NUM_BLOCKS - len(used)
 
 
-TestAllocatorMachine = AllocatorMachine.TestCase
+TestAllocatorMachine = pytest.mark.slow(AllocatorMachine.TestCase)
 TestAllocatorMachine.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
 
 

@@ -50,6 +50,8 @@ from tests.support.fake_backend import continuation
 from tests.support.start import start_message
 from tests.unit.engine.helpers import options, request
 
+pytestmark = pytest.mark.slow
+
 PROMPT = [3, 1, 4, 1, 5]
 TIMEOUT_S = 60.0  # for what takes well under a second on an idle machine
 

@@ -30,6 +30,7 @@ def checker() -> Iterator[GrammarChecker]:
     checker.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("grammar", "problem"),
     [

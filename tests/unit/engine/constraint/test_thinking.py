@@ -15,6 +15,8 @@ from tests.support.fake_backend import FakeConfig, make_runner
 from tests.unit.engine.constraint.test_grammar import PIECES, PIPELINES, VOCAB_SIZE, lark
 from tests.unit.engine.helpers import Bench, Clock, limits, request
 
+pytestmark = pytest.mark.slow
+
 BEGIN, END, EOS = 264, 265, 262  # no text has these
 BEGUN = Thinking(begin=BEGIN, end=END, is_begun=True)
 POSSIBLE = Thinking(begin=BEGIN, end=END, is_begun=False)

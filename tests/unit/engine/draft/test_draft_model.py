@@ -20,6 +20,8 @@ from tests.support.fake_backend import FakeConfig, continuation, make_runner
 from tests.unit.engine.constraint.test_grammar import PIECES, VOCAB_SIZE, lark
 from tests.unit.engine.helpers import Bench, Clock, limits, request
 
+pytestmark = pytest.mark.slow
+
 PROMPT = [3, 1, 4, 1, 5]
 GREEDY = SamplingParams(max_tokens=60, temperature=0, draft_model_tokens=4)
 SAMPLED = SamplingParams(max_tokens=60, seed=7, draft_model_tokens=4)

@@ -54,6 +54,7 @@ def test_the_rate_is_of_draft_tokens_behind_accepted_ones() -> None:
     assert acceptance.rate > 2 / 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("token_ns", "least", "most"), [(0, 3.5, 4.0), (400, 0.0, 2.0)])
 def test_the_costlier_a_token_is_to_check_the_fewer_are_drafted(
     token_ns: int, least: float, most: float

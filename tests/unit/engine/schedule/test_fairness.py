@@ -19,6 +19,8 @@ from tests.support.fake_backend import FakeConfig, FakeRunner
 from tests.unit.engine.helpers import limits, request
 from tests.unit.engine.schedule.test_scheduler import answer
 
+pytestmark = pytest.mark.slow
+
 SLOTS = 4
 BUDGET = 32
 MAX_PROMPT = 20

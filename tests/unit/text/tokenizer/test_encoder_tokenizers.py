@@ -172,6 +172,7 @@ def test_tables_that_lead_out_of_themselves_are_refused(table: Any, what: str) -
         Tokenizer.from_metadata(unigram(precompiled_charsmap=table))
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_a_table_with_changed_bytes_is_refused_or_works(data: st.DataObject) -> None:
     table = charsmap().copy()

@@ -38,6 +38,7 @@ def test_the_order_of_a_prompt() -> None:
     assert InfillTokens(7, 8, 9).prompt([1, 2], [3]) == (7, 1, 2, 8, 3, 9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "ids"),
     [

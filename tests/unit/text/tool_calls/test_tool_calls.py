@@ -270,6 +270,7 @@ def answers_and_cuts(draw: st.DrawFn) -> tuple[str, str, list[str]]:
 ADD = "<tool_call>\n<function=add>\n</function>\n</tool_call>"
 
 
+@pytest.mark.slow
 @settings(max_examples=400)
 @example(("qwen3-coder", f"{ADD} so \n{ADD}", [ADD, " ", "so ", "\n", ADD]))
 @given(answers_and_cuts())
@@ -367,6 +368,7 @@ def drawn(tokenizer: Tokenizer, matcher: Matcher, random: Random, limit: int = 3
     return None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("is_control", [False, True])
 def test_forced_calls_are_read_back_and_validate(name: str, is_control: bool) -> None:
