@@ -14,6 +14,9 @@ from typing import Final, Literal
 
 LogFormat = Literal["text", "json"]
 
+ERASE_REST: Final = "\x1b[K"
+"""What ends a line on a terminal, where a longer one may have stood, such as a bar."""
+
 FIELDS: Final = "fields"
 """The attribute of a log record that holds its values."""
 
@@ -54,4 +57,6 @@ def set_up_logging(level: str, form: LogFormat) -> None:
     """Sends all log lines of this process to standard error."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
+    if form == "text" and sys.stderr.isatty():
+        handler.terminator = ERASE_REST + handler.terminator
     logging.basicConfig(level=level.upper(), handlers=[handler])

@@ -98,7 +98,7 @@ async def _measure(
     engine = build_engine(front, settings)
     await engine.start()
     try:
-        await wait_ready(engine, console)
+        await wait_ready(engine, console, settings.log_format)
         start_to_ready_s = time.perf_counter() - begin
         runner = engine.status.runner
         assert runner is not None

@@ -8,23 +8,32 @@ import io
 import logging
 import sys
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Final, TextIO
 
 from rich.console import Console
 from rich.markup import escape
 
 from rocmforge.api.generate.convert import chat_plan
 from rocmforge.api.generate.generation import Generation
+from rocmforge.api.generate.parts import AnswerParts, Part
 from rocmforge.api.generate.schema import ChatRequest, Message
 from rocmforge.api.http.origin import Origin
 from rocmforge.api.service import Service
 from rocmforge.commands.progress import wait_ready
+from rocmforge.commands.questions import (
+    MessageReader,
+    answer_to_command,
+    is_interactive,
+    whole_prompt,
+)
 from rocmforge.engine.client.client import AsyncEngine
 from rocmforge.errors import RequestError
 from rocmforge.settings import Settings
+from rocmforge.text.output.reasoning import Reasoning
 from rocmforge.wiring import build_engine, build_service, read_front
 
-PROMPT = "> "
+_DIM: Final = "\x1b[2m"
+_NORMAL: Final = "\x1b[0m"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,75 +60,138 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
             stream.reconfigure(errors="replace")  # what is not in its encoding ends nothing
     front = read_front(arguments.model, settings)
     front.check_generates()
+    front.check_chats()
+    prompt = None
+    if arguments.prompt is not None or not is_interactive():
+        prompt = whole_prompt(arguments.prompt)
     engine = build_engine(front, settings)
-    service = build_service(front, engine, settings)
+    conversation = Conversation(build_service(front, engine, settings), options)
     # The loop runs only while there is something to wait for: input() belongs to the terminal.
     with asyncio.Runner() as runner:
         try:
-            runner.run(_start(engine))
-            history = [] if options.system is None else [_message("system", options.system)]
-            if arguments.prompt is not None:
-                runner.run(
-                    _answer(service, [*history, _message("user", arguments.prompt)], options)
-                )
+            runner.run(_start(engine, settings))
+            if prompt is not None:
+                runner.run(conversation.ask(prompt))
             else:
-                _converse(runner, service, history, options)
+                _converse(runner, conversation)
         finally:
             runner.run(engine.stop())
     return 0
 
 
-async def _start(engine: AsyncEngine) -> None:
+async def _start(engine: AsyncEngine, settings: Settings) -> None:
     console = Console(stderr=True)
     await engine.start()
-    await wait_ready(engine, console)
+    await wait_ready(engine, console, settings.log_format)
     if engine.status.is_fallback:
         console.print(f"[yellow]No GPU is used:[/] {escape(engine.status.fallback_reason)}")
 
 
-def _converse(
-    runner: asyncio.Runner, service: Service, history: list[Message], options: Options
-) -> None:
+def _converse(runner: asyncio.Runner, conversation: Conversation) -> None:
+    reader = MessageReader()
     while True:
         try:
-            line = input(PROMPT if sys.stdin.isatty() else "")
+            message = reader.read()
         except EOFError:
             return
-        if not line.strip():
+        if not message.strip():
             continue
-        asked = [*history, _message("user", line)]
+        reply = answer_to_command(message)
+        if reply is not None:
+            print(reply, file=sys.stderr)
+            continue
         try:
-            answer = runner.run(_answer(service, asked, options))
+            runner.run(conversation.ask(message))
         except RequestError as error:
             print(f"rocmforge: {error.message}", file=sys.stderr)
         except KeyboardInterrupt:
             continue
+
+
+class Conversation:
+    """What has been said so far.
+
+    Args:
+        service: the model.
+        options: how answers are drawn.
+    """
+
+    def __init__(self, service: Service, options: Options) -> None:
+        self.messages: list[Message] = []
+        if options.system is not None:
+            self.messages.append(Message(role="system", content=options.system))
+        self._service = service
+        self._options = options
+
+    async def ask(self, question: str) -> None:
+        """Prints the answer as it comes, and keeps it without the thoughts.
+
+        An answer that is interrupted is kept as far as it came, unless nothing came at all.
+
+        Raises:
+            RequestError: the question does not fit; it is forgotten.
+        """
+        asked = [*self.messages, Message(role="user", content=question)]
+        request = ChatRequest(
+            model=self._service.model,
+            messages=asked,
+            temperature=self._options.temperature,
+            seed=self._options.seed,
+            max_completion_tokens=self._options.max_tokens,
+        )
+        service = replace(self._service, origin=Origin())  # it arrives now
+        plan = chat_plan(service, request)
+        generation = Generation.start(service, "run", plan)
+        parts, printer = AnswerParts(plan), Printer()
+        try:
+            async for pieces in generation.batches():
+                for part in (part for piece in pieces for part in parts.split(piece)):
+                    printer.show(part)
+        finally:
+            generation.close()
+            printer.end()
+            if printer.answer:
+                self.messages = [*asked, Message(role="assistant", content=printer.answer)]
+
+
+class Printer:
+    """Shows one answer: its text on standard output, and thoughts dimmed on a terminal.
+
+    Elsewhere thoughts go to standard error, so that a program gets the answer alone.
+    """
+
+    def __init__(self) -> None:
+        self.answer = ""
+        self._is_terminal = sys.stdout.isatty()
+        self._thinks = False
+
+    def show(self, part: Part) -> None:
+        """Prints a part of the answer."""
+        if isinstance(part, Reasoning):
+            self._begin_thoughts()
+            print(part.text, end="", flush=True, file=self._aside)
+        elif isinstance(part, str):
+            self._end_thoughts()
+            self.answer += part
+            print(part, end="", flush=True)
+
+    def end(self) -> None:
+        """Ends the last line."""
+        if self._thinks:
+            self._end_thoughts()
         else:
-            history = [*asked, _message("assistant", answer)]
+            print()
 
+    @property
+    def _aside(self) -> TextIO:
+        return sys.stdout if self._is_terminal else sys.stderr
 
-async def _answer(service: Service, messages: list[Message], options: Options) -> str:
-    """Prints the answer as it comes, and returns it."""
-    request = ChatRequest(
-        model=service.model,
-        messages=messages,
-        temperature=options.temperature,
-        seed=options.seed,
-        max_completion_tokens=options.max_tokens,
-    )
-    service = replace(service, origin=Origin())  # it arrives now
-    generation = Generation.start(service, "run", chat_plan(service, request))
-    written: list[str] = []
-    try:
-        async for pieces in generation.batches():
-            for piece in pieces:
-                written.append(piece.text)
-                print(piece.text, end="", flush=True)
-    finally:
-        generation.close()
-        print()
-    return "".join(written)
+    def _begin_thoughts(self) -> None:
+        if not self._thinks and self._is_terminal:
+            print(_DIM, end="")
+        self._thinks = True
 
-
-def _message(role: Literal["system", "user", "assistant"], content: str) -> Message:
-    return Message(role=role, content=content)
+    def _end_thoughts(self) -> None:
+        if self._thinks:
+            print(_NORMAL if self._is_terminal else "", flush=True, file=self._aside)
+        self._thinks = False

@@ -21,6 +21,7 @@ from rocmforge.api.http.keys import Keyring
 from rocmforge.commands.http.server import Certificate, HttpServer, http_config, listen
 from rocmforge.commands.progress import wait_for
 from rocmforge.errors import ConfigurationError, EngineError
+from rocmforge.logs import LogFormat
 from rocmforge.settings import Settings, served_models
 from rocmforge.wiring import (
     build_fleet,
@@ -74,7 +75,7 @@ async def _serve(fleet: Fleet, keys: Keyring, settings: Settings) -> int:
             signal.SIGHUP, _reload, settings, keys, Certificate(config)
         )
     serving = asyncio.create_task(server.serve([listener]), name="http")
-    loading = asyncio.create_task(_load(fleet, console), name="load")
+    loading = asyncio.create_task(_load(fleet, console, settings.log_format), name="load")
     try:
         await _first_of(serving, loading, stop.wanted)
         if loading.done():
@@ -92,15 +93,15 @@ async def _serve(fleet: Fleet, keys: Keyring, settings: Settings) -> int:
         await asyncio.gather(serving, loading, return_exceptions=True)
 
 
-async def _load(fleet: Fleet, console: Console) -> None:
+async def _load(fleet: Fleet, console: Console, log_format: LogFormat) -> None:
     """Loads the models of the start, one after the other; raises what is wrong with one."""
     for member in fleet.members:
         if member.slot.is_new:
-            await _load_one(fleet, member.slot, console)
+            await _load_one(fleet, member.slot, console, log_format)
 
 
-async def _load_one(fleet: Fleet, slot: ModelSlot, console: Console) -> None:
-    await wait_for(fleet.load_first(slot), lambda: slot.status, console)
+async def _load_one(fleet: Fleet, slot: ModelSlot, console: Console, log_format: LogFormat) -> None:
+    await wait_for(fleet.load_first(slot), lambda: slot.status, console, log_format)
 
 
 def _reload(settings: Settings, keys: Keyring, certificate: Certificate) -> None:
