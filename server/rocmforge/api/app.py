@@ -19,6 +19,7 @@ from rocmforge.api.embeddings.handlers import create_embeddings, rerank
 from rocmforge.api.fleet.dispatch import MODEL, Dispatch
 from rocmforge.api.fleet.fleet import Fleet, Member
 from rocmforge.api.http.auth import caller_of, key_guard
+from rocmforge.api.http.browsers import browser_guard
 from rocmforge.api.http.disconnect import ClientLeft
 from rocmforge.api.http.errors import answer_for
 from rocmforge.api.http.headers import security_headers
@@ -107,7 +108,7 @@ def build_app(fleet: Fleet, settings: ApiSettings, keys: Keyring | None = None) 
             "api_settings": Provide(lambda: settings, sync_to_thread=False),
             "response_store": Provide(responses_of, sync_to_thread=False),
         },
-        guards=[key_guard(keys or Keyring())],
+        guards=[key_guard(keys or Keyring()), browser_guard(settings.cors_origins)],
         middleware=[
             *([LocalNamesOnly()] if settings.local_names_only else []),
             ReceiveDeadline(settings.receive_timeout_s),

@@ -19,7 +19,7 @@ from rocmforge.api.fleet.fleet import Member
 from rocmforge.api.fleet.slot import ModelState
 from rocmforge.api.generate.answer import json_response
 from rocmforge.api.http.auth import SCOPE
-from rocmforge.api.http.body import read_json
+from rocmforge.api.http.body import MAX_BODY, read_json
 from rocmforge.api.http.keys import Scope
 from rocmforge.api.messages.schema import ModelInfo, ModelPage
 from rocmforge.api.ops_schema import LoadStatus, ModelCard, ModelChanged, ModelList, ModelName
@@ -43,7 +43,7 @@ _LOAD_VALUES: dict[ModelState, Literal["unloaded", "loading", "loaded"]] = {
     ModelState.DRAINING: "loaded",
     ModelState.STOPPED: "unloaded",
 }
-_ADMIN = {SCOPE: Scope.ADMIN}
+_ADMIN = {SCOPE: Scope.ADMIN, MAX_BODY: 64 * 1024}
 
 _name_decoder = msgspec.json.Decoder(ModelName)
 

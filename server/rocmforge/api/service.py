@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import ParamSpec, Protocol, TypeVar
@@ -16,6 +14,7 @@ from rocmforge.api.generate.schema import GenerationRequest
 from rocmforge.api.http.origin import Origin
 from rocmforge.api.metrics.request_log import RequestLog
 from rocmforge.api.metrics.requests import Metrics
+from rocmforge.api.text_workers import TextWorkers
 from rocmforge.backend.protocol import NO_ADAPTER, RunnerInfo
 from rocmforge.engine.constraint.grammar_checker import GrammarChecker
 from rocmforge.engine.ipc.params import NO_KEY, ProcessorUse, SamplingParams, Share, TokenEvent
@@ -105,7 +104,7 @@ class Service:
     clock: Callable[[], float] = time.time  # seconds since the epoch
     started: float = field(default_factory=time.time)  # on that clock
     grammars: GrammarChecker = field(default_factory=GrammarChecker)
-    workers: Executor = field(default_factory=lambda: ThreadPoolExecutor(2, "text"))
+    workers: TextWorkers = field(default_factory=TextWorkers)
 
     @property
     def base_names(self) -> tuple[str, ...]:
@@ -215,5 +214,4 @@ class Service:
         """Calls `function` here, or in a worker thread if the input of `size` bytes is large."""
         if size < OFFLOAD_BYTES:
             return function(*args, **kwargs)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self.workers, partial(function, *args, **kwargs))
+        return await self.workers.run(self.origin.share.key, partial(function, *args, **kwargs))

@@ -12,7 +12,7 @@ from rocmforge.api.dependencies import DispatchDep
 from rocmforge.api.generate.answer import json_response
 from rocmforge.api.generate.checks import check_token_ids
 from rocmforge.api.generate.prompts import chat_prompt
-from rocmforge.api.http.body import read_json
+from rocmforge.api.http.body import MAX_BODY, read_json
 from rocmforge.api.ops_schema import (
     DetokenizedText,
     DetokenizeRequest,
@@ -27,29 +27,25 @@ _tokenize_decoder = msgspec.json.Decoder(TokenizeRequest)
 _detokenize_decoder = msgspec.json.Decoder(DetokenizeRequest)
 
 
-@post("/tokenize", status_code=200)
+# A million tokens, and more than most models have in a context. Longer texts would keep threads
+# busy for seconds.
+_TEXT_SIZE = {MAX_BODY: 4 * 1024 * 1024}
+
+
+@post("/tokenize", status_code=200, opt=_TEXT_SIZE)
 async def tokenize(request: Request[Any, Any, Any], dispatch: DispatchDep) -> Response[bytes]:
     """Token ids of a text or of a conversation."""
     wanted = await read_json(request, _tokenize_decoder)
     service = dispatch.find(wanted.model)
-    ids = await service.offload(len(await request.body()), _token_ids, service, wanted)
-    names = [service.tokenizer.token(i) for i in ids] if wanted.return_token_strs else None
-    return json_response(
-        Tokens(
-            count=len(ids), max_model_len=service.max_context, tokens=list(ids), token_strs=names
-        )
-    )
+    return await service.offload(len(await request.body()), _tokens, service, wanted)
 
 
-@post("/detokenize", status_code=200)
+@post("/detokenize", status_code=200, opt=_TEXT_SIZE)
 async def detokenize(request: Request[Any, Any, Any], dispatch: DispatchDep) -> Response[bytes]:
     """The text that token ids stand for, special tokens spelled out."""
     wanted = await read_json(request, _detokenize_decoder)
     service = dispatch.find(wanted.model)
-    check_token_ids(service, wanted.tokens, "tokens")
-    return json_response(
-        DetokenizedText(prompt=service.tokenizer.decode(wanted.tokens, skip_special=False))
-    )
+    return await service.offload(len(await request.body()), _text, service, wanted)
 
 
 @get("/tokenizer_info")
@@ -68,6 +64,22 @@ async def tokenizer_info(
             chat_template=service.templates.select().source,
         )
     )
+
+
+def _tokens(service: Service, wanted: TokenizeRequest) -> Response[bytes]:
+    ids = _token_ids(service, wanted)
+    names = [service.tokenizer.token(i) for i in ids] if wanted.return_token_strs else None
+    return json_response(
+        Tokens(
+            count=len(ids), max_model_len=service.max_context, tokens=list(ids), token_strs=names
+        )
+    )
+
+
+def _text(service: Service, wanted: DetokenizeRequest) -> Response[bytes]:
+    check_token_ids(service, wanted.tokens, "tokens")
+    text = service.tokenizer.decode(wanted.tokens, skip_special=False)
+    return json_response(DetokenizedText(prompt=text))
 
 
 def _token_ids(service: Service, wanted: TokenizeRequest) -> tuple[int, ...]:

@@ -132,6 +132,7 @@ SAMPLING = [
     wrong(CHAT, {"logit_bias": {str(10**25): 1}}, "logit_bias", "not in the vocabulary"),
     wrong(CHAT, {"logit_bias": dict.fromkeys(range(1025), 1)}, "logit_bias", "more than 1024"),
     wrong(CHAT, {"stop_token_ids": [1000]}, "stop_token_ids", "vocabulary of 1000 tokens"),
+    wrong(CHAT, {"stop_token_ids": [1] * 1025}, "stop_token_ids", "more than 1024"),
     wrong(CHAT, {"prompt_lookup_num_tokens": 33}, "prompt_lookup_num_tokens", "<= 32"),
     wrong(CHAT, {"logits_processors": {"nope": {}}}, "logits_processors.nope", "There are: dry"),
     unsupported(CHAT, {"typical_p": 0.5}, "typical_p", "has no logits processor"),

@@ -90,12 +90,15 @@ def _embedding_prompts(service: Service, wanted: EmbeddingsRequest) -> Prompts:
             param="dimensions",
         )
     encode = service.tokenizer.encode_whole
-    prompts = token_prompts(service, wanted.input, "input", encode=encode)
-    if len(prompts) > MAX_INPUTS:
+    prompts = token_prompts(service, wanted.input, "input", encode=encode, check_count=_check_count)
+    return check_fits(service, prompts, "input")
+
+
+def _check_count(entries: int) -> None:
+    if entries > MAX_INPUTS:
         raise InvalidParameter(
             f"'input' must not have more than {MAX_INPUTS} entries.", param="input"
         )
-    return check_fits(service, prompts, "input")
 
 
 def _encoded(vector: Vector, wanted: EmbeddingsRequest) -> list[float] | str:

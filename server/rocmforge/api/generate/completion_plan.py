@@ -27,10 +27,15 @@ def completion_plan(service: Service, request: CompletionRequest) -> Plan:
     num_logprobs = -1 if request.logprobs is None else request.logprobs
     # The whole prompt is the client's: it may spell out a template with special tokens.
     encode = partial(service.tokenizer.encode, parse_special=True)
-    prompts = token_prompts(service, request.prompt, "prompt", encode=encode)
+    prompts = token_prompts(
+        service,
+        request.prompt,
+        "prompt",
+        encode=encode,
+        check_count=lambda count: check_at_once(service, count * n, "prompt" if n == 1 else "n"),
+    )
     if request.suffix:
         prompts = tuple(_infill(service, request, prompt) for prompt in prompts)
-    check_at_once(service, len(prompts) * n, "prompt" if n == 1 else "n")
     for prompt in prompts:
         check_room(service, prompt, max_tokens, param="max_tokens", prompt_param="prompt")
     sampling = sampling_params(service, request, max_tokens=max_tokens, num_logprobs=num_logprobs)
@@ -70,6 +75,7 @@ def token_prompts(
     param: str,
     *,
     encode: Callable[[str], Sequence[int]],
+    check_count: Callable[[int], None] = lambda count: None,
 ) -> tuple[tuple[int, ...], ...]:
     """All entries as token ids: a text, token ids, or a list of either.
 
@@ -78,6 +84,7 @@ def token_prompts(
         given: the entries.
         param: what the field is called.
         encode: makes token ids of a text.
+        check_count: raises if there are too many entries, before any of them is looked at.
 
     Raises:
         InvalidParameter: there are none, they are empty or mixed, or no token ids.
@@ -94,6 +101,7 @@ def token_prompts(
                 "of lists of token ids.",
                 param=param,
             )
+    check_count(len(entries))
     return tuple(_token_prompt(service, entry, param, encode) for entry in entries)
 
 

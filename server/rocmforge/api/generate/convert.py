@@ -34,6 +34,7 @@ from rocmforge.text.output.reasoning import BEGIN, END, reasons
 THINKING_BUDGETS = {"none": 0, "minimal": 512, "low": 2048, "medium": 8192}
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 512
+MAX_STOP_TOKENS = 1024
 MAX_BIASED_TOKENS = 1024
 SEED_MASK = (1 << 64) - 1
 
@@ -125,6 +126,11 @@ def sampling_params(
             param="min_tokens",
         )
     stop_token_ids = tuple(request.stop_token_ids or ())
+    if len(stop_token_ids) > MAX_STOP_TOKENS:
+        raise InvalidParameter(
+            f"'stop_token_ids' must not name more than {MAX_STOP_TOKENS} tokens.",
+            param="stop_token_ids",
+        )
     check_token_ids(service, stop_token_ids, "stop_token_ids")
     top_k = max(0, request.top_k or 0)
     if top_k >= service.tokenizer.vocab_size:

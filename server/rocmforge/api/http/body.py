@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import re
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 from litestar import Request
-from litestar.exceptions import HTTPException, InternalServerException
+from litestar.exceptions import InternalServerException
 from litestar.exceptions.http_exceptions import RequestEntityTooLarge
 
 from rocmforge.api.http.allowed_values import allowed_values
+from rocmforge.api.http.browsers import check_json
 from rocmforge.api.http.disconnect import ClientLeft
 from rocmforge.api.http.unknown_fields import check_fields, check_query
 from rocmforge.errors import InvalidParameter, RequestTooLarge
 
 T = TypeVar("T")
+
+MAX_BODY: Final = "max_body"
+"""The key of a route's `opt` for how many bytes its body may have, if not as many as all others."""
 
 # msgspec puts the place of an error into its message and nowhere else:
 # "Expected `int`, got `str` - at `$.stop[0]`", "... - at `key` in `$.logit_bias`".
@@ -27,28 +31,14 @@ _NOT_ALLOWED = re.compile(r"^Invalid (?:enum )?value (?P<value>.+)$")
 async def read_json(request: Request[Any, Any, Any], decoder: msgspec.json.Decoder[T]) -> T:
     """Decodes the body.
 
-    Browsers may send a form or plain text to any address without asking first, but not JSON:
-    insisting on the content type keeps foreign web pages from using a server on loopback.
-
     Raises:
         HTTPException: with status 415: the body is compressed, or not declared as JSON.
         RequestTimeout: it did not arrive in time.
-        RequestTooLarge: it exceeds the limit of the application.
+        RequestTooLarge: it exceeds the limit of the route or of the application.
         InvalidParameter: it is not JSON, or does not have the right shape.
         UnsupportedFeature: it has fields that are not known, and the server is strict.
     """
-    if request.headers.get("content-encoding", "identity").lower() != "identity":
-        raise HTTPException(
-            status_code=415,
-            detail="Compressed bodies are not accepted: send it without Content-Encoding.",
-        )
-    content_type, parameters = request.content_type
-    charset = parameters.get("charset", "utf-8").lower()
-    if content_type.lower() != "application/json" or charset not in {"utf-8", "utf8"}:
-        raise HTTPException(
-            status_code=415,
-            detail="The body must be JSON in UTF-8, sent with Content-Type: application/json.",
-        )
+    check_json(request)
     body = await _read(request)
     wanted = decode(body, decoder)
     check_fields(request, body, decoder.type)
@@ -56,14 +46,20 @@ async def read_json(request: Request[Any, Any, Any], decoder: msgspec.json.Decod
 
 
 async def _read(request: Request[Any, Any, Any]) -> bytes:
+    limit: int | None = request.route_handler.opt.get(MAX_BODY)
+    if limit is not None and int(request.headers.get("content-length", 0)) > limit:
+        raise RequestTooLarge(limit_bytes=limit)
     try:
-        return await request.body()
+        body = await request.body()
     except RequestEntityTooLarge:
         limit = request.route_handler.resolve_request_max_body_size()
         assert limit is not None, "only a limit can be exceeded"
         raise RequestTooLarge(limit_bytes=limit) from None
     except InternalServerException:
         raise ClientLeft from None  # in the middle of its own request
+    if limit is not None and len(body) > limit:
+        raise RequestTooLarge(limit_bytes=limit)
+    return body
 
 
 def decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
