@@ -96,7 +96,7 @@ def attention(watch: Stopwatch, shape: Shape, length: int) -> tuple[float, float
     def enqueue() -> None:
         device.enqueue(
             f"rf_attention_full_d{shape.head_dim}",
-            *(qkv, qkv.part(dim), qkv.part(2 * dim), starts, None, out),
+            *(qkv, qkv.part(dim), qkv.part(2 * dim), starts, out),
             *(3 * dim, 3 * dim, 3 * dim, shape.head_dim**-0.5),
             grid=(-(-length // ATTENTION_ROWS), shape.heads, sequences),
             block=THREADS,

@@ -55,7 +55,6 @@ def measure_gemv(watch: Stopwatch, layer: Layer, rows: int, blocks: list[int]) -
                         weight,
                         *activation,
                         None,
-                        None,
                         out,
                         *shape,
                         grid=layer.stored_rows // 16,
@@ -99,7 +98,6 @@ def measure_gemm(watch: Stopwatch, layer: Layer, rows: int) -> Measurement:
                         weight,
                         x,
                         None,
-                        None,
                         out,
                         None,
                         partial,
@@ -117,7 +115,6 @@ def measure_gemm(watch: Stopwatch, layer: Layer, rows: int) -> Measurement:
                     device.enqueue(
                         "rf_gemm_sum",
                         partial,
-                        None,
                         None,
                         out,
                         None,

@@ -91,7 +91,7 @@ __device__ __forceinline__ void mask_scores(TileScores<kKeyTiles>& scores, int f
 
 // Grid: (tiles of kAttentionRows tokens that the longest sequence needs, heads, sequences).
 template <int kHeadDim>
-__device__ __forceinline__ void attention_full(const FullInput& in, float* out_f32, half* out_f16) {
+__device__ __forceinline__ void attention_full(const FullInput& in, half* out) {
   using MatrixUnit = mma::MatrixUnit;
   constexpr int kKeys = attention_keys(kHeadDim);
   constexpr int kKeyTiles = kKeys / kTile;
@@ -224,9 +224,8 @@ __device__ __forceinline__ void attention_full(const FullInput& in, float* out_f
       const int64_t to = ((start + row) * gridDim.y + head) * kHeadDim + MatrixUnit::row(i);
 #pragma unroll
       for (int dim = 0; dim < kDimTiles; ++dim) {
-        const float value = softmax[tile].output[dim][i] * inverse[MatrixUnit::slot(i)];
-        if (out_f32) out_f32[to + dim * kTile] = value;
-        if (out_f16) out_f16[to + dim * kTile] = to_half(value);
+        out[to + dim * kTile] =
+            to_half(softmax[tile].output[dim][i] * inverse[MatrixUnit::slot(i)]);
       }
     }
   }
@@ -235,9 +234,9 @@ __device__ __forceinline__ void attention_full(const FullInput& in, float* out_f
 }  // namespace rf
 
 // q, k, v: halves, a row for each of T tokens with its heads one after the other; rows are so many
-// halves apart (multiples of 8). query_start: [B + 1], where each sequence begins. out: [T, heads *
-// head_dim] in f32 and in halves; either may be null. Grid: (ceil(longest / 128), heads, B), block
-// 256. RF_HEAD_DIM is the head size of this translation unit.
+// halves apart (multiples of 8). query_start: [B + 1], where each sequence begins. out: halves
+// [T, heads * head_dim]. Grid: (ceil(longest / 128), heads, B), block 256. RF_HEAD_DIM is the head
+// size of this translation unit.
 //
 // The second kernel takes distance into account. reach: a token sees so many tokens before and
 // after it; 0 = all. slopes: f32 [heads], what a score (scale * product) loses for each token of
@@ -248,21 +247,18 @@ __device__ __forceinline__ void attention_full(const FullInput& in, float* out_f
   extern "C" __global__ __launch_bounds__(rf::kPrefillThreads) void RF_NAME(full, head_dim)(      \
       const rf::half* __restrict__ q, const rf::half* __restrict__ k,                             \
       const rf::half* __restrict__ v, const int32_t* __restrict__ query_start,                    \
-      float* __restrict__ out_f32, rf::half* __restrict__ out_f16, int64_t q_stride,              \
-      int64_t k_stride, int64_t v_stride, float scale) {                                          \
+      rf::half* __restrict__ out, int64_t q_stride, int64_t k_stride, int64_t v_stride,           \
+      float scale) {                                                                              \
     rf::attention_full<head_dim>(                                                                 \
-        {q, k, v, q_stride, k_stride, v_stride, query_start, scale, 0, nullptr}, out_f32,         \
-        out_f16);                                                                                 \
+        {q, k, v, q_stride, k_stride, v_stride, query_start, scale, 0, nullptr}, out);            \
   }                                                                                               \
   extern "C" __global__ __launch_bounds__(rf::kPrefillThreads) void RF_NAME(full_near, head_dim)( \
       const rf::half* __restrict__ q, const rf::half* __restrict__ k,                             \
       const rf::half* __restrict__ v, const int32_t* __restrict__ query_start,                    \
-      float* __restrict__ out_f32, rf::half* __restrict__ out_f16, int64_t q_stride,              \
-      int64_t k_stride, int64_t v_stride, float scale, int32_t reach,                             \
-      const float* __restrict__ slopes) {                                                         \
+      rf::half* __restrict__ out, int64_t q_stride, int64_t k_stride, int64_t v_stride,           \
+      float scale, int32_t reach, const float* __restrict__ slopes) {                             \
     rf::attention_full<head_dim>(                                                                 \
-        {q, k, v, q_stride, k_stride, v_stride, query_start, scale, reach, slopes}, out_f32,      \
-        out_f16);                                                                                 \
+        {q, k, v, q_stride, k_stride, v_stride, query_start, scale, reach, slopes}, out);         \
   }
 
 RF_ATTENTION_FULL(RF_HEAD_DIM)

@@ -120,28 +120,27 @@ __device__ __forceinline__ void gemm(const GemmArguments& arguments) {
 
 // weight: a matrix of weights.h. x: halves [rows, 32 * quant_blocks]. With partial null, writes out
 // (f32) and out_half, those that are not null, [rows, out_features] = x @ weight.T, gated if
-// `activation` says so (gate.h), plus bias [out_features] and residual [rows, out_features] where
-// these are not null. Otherwise K is split into pieces of split_quant_blocks (a multiple of 8), and
-// rf_gemm_sum adds up the pieces. Grid: (ceil(rows / tile rows), ceil(stored rows / 128), splits),
-// block: the most threads that the kernel is compiled for.
+// `activation` says so (gate.h), plus bias [out_features] where that is not null. Otherwise K is
+// split into pieces of split_quant_blocks (a multiple of 8), and rf_gemm_sum adds up the pieces.
+// Grid: (ceil(rows / tile rows), ceil(stored rows / 128), splits), block: the most threads that the
+// kernel is compiled for.
 #define RF_GEMM_NAME(name, rows) rf_gemm_##name##_m##rows
-#define RF_GEMM(name, kTileRows)                                                             \
-  extern "C" __global__ __launch_bounds__(                                                   \
-      (rf::kThreadsFor<rf::RF_FORMAT, kTileRows>)) void RF_GEMM_NAME(name,                   \
-                                                                     kTileRows)(             \
-      const uint8_t* __restrict__ weight, const rf::half* __restrict__ x,                    \
-      const float* __restrict__ bias, const float* residual, float* out, rf::half* out_half, \
-      float* partial, int rows, int out_features, int quant_blocks, int activation,          \
-      int split_quant_blocks) {                                                              \
-    const rf::Result result{bias, residual, out, out_half};                                  \
-    rf::gemm<rf::RF_FORMAT, kTileRows>({weight,                                              \
-                                        x,                                                   \
-                                        rows,                                                \
-                                        quant_blocks,                                        \
-                                        {out_features, activation},                          \
-                                        result,                                              \
-                                        partial,                                             \
-                                        split_quant_blocks});                                \
+#define RF_GEMM(name, kTileRows)                                                                \
+  extern "C" __global__ __launch_bounds__(                                                      \
+      (rf::kThreadsFor<rf::RF_FORMAT, kTileRows>)) void RF_GEMM_NAME(name,                      \
+                                                                     kTileRows)(                \
+      const uint8_t* __restrict__ weight, const rf::half* __restrict__ x,                       \
+      const float* __restrict__ bias, float* out, rf::half* out_half, float* partial, int rows, \
+      int out_features, int quant_blocks, int activation, int split_quant_blocks) {             \
+    const rf::Result result{bias, out, out_half};                                               \
+    rf::gemm<rf::RF_FORMAT, kTileRows>({weight,                                                 \
+                                        x,                                                      \
+                                        rows,                                                   \
+                                        quant_blocks,                                           \
+                                        {out_features, activation},                             \
+                                        result,                                                 \
+                                        partial,                                                \
+                                        split_quant_blocks});                                   \
   }
 
 RF_GEMM(RF_NAME, 32)

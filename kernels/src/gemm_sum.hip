@@ -11,8 +11,8 @@ inline constexpr int kThreads = 256;
 // rf_gemm_*. Always in the same order, so the same input gives the same bits.
 // Grid: (ceil(out_features / 256), rows), block 256.
 extern "C" __global__ __launch_bounds__(kThreads) void rf_gemm_sum(
-    const float* __restrict__ partial, const float* __restrict__ bias, const float* residual,
-    float* out, rf::half* out_half, int splits, int out_features, int activation) {
+    const float* __restrict__ partial, const float* __restrict__ bias, float* out,
+    rf::half* out_half, int splits, int out_features, int activation) {
   const rf::Outputs outputs{out_features, activation};
   const int column = blockIdx.x * kThreads + threadIdx.x;
   if (column >= out_features) return;
@@ -31,5 +31,5 @@ extern "C" __global__ __launch_bounds__(kThreads) void rf_gemm_sum(
     const int gate = outputs.gate_row(column);
     value = rf::gated(total(gate), total(gate + rf::kGateRows), activation);
   }
-  rf::Result{bias, residual, out, out_half}.store(blockIdx.y, column, out_features, value);
+  rf::Result{bias, out, out_half}.store(blockIdx.y, column, out_features, value);
 }

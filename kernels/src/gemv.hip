@@ -127,17 +127,16 @@ __device__ __forceinline__ void gemv(const uint8_t* weight, const Activations& x
 
 // weight: a matrix of weights.h. q, scale: an activation [rows, 32 * quant_blocks] of act.h, with 1
 // to kRows rows in all slices together. out: f32 [rows, out_features] = activation @ weight.T,
-// gated if `activation` says so (gate.h), plus bias [out_features] and residual [rows,
-// out_features] where these are not null. Grid: stored rows / 16, block 64 to 256.
+// gated if `activation` says so (gate.h), plus bias [out_features] where that is not null. Grid:
+// stored rows / 16, block 64 to 256.
 #define RF_GEMV_NAME(name, rows) rf_gemv_##name##_r##rows
-#define RF_GEMV(name, kRows)                                                                       \
-  extern "C" __global__ __launch_bounds__(rf::kGemvThreads) void RF_GEMV_NAME(name, kRows)(        \
-      const uint8_t* __restrict__ weight, const int8_t* __restrict__ q,                            \
-      const rf::ActScale* __restrict__ scale, const float* __restrict__ bias,                      \
-      const float* residual, float* out, int rows, int slices, int out_features, int quant_blocks, \
-      int activation) {                                                                            \
-    rf::gemv<rf::RF_FORMAT, kRows>(weight, {q, scale, rows, slices, quant_blocks},                 \
-                                   {out_features, activation}, {bias, residual, out, nullptr});    \
+#define RF_GEMV(name, kRows)                                                                \
+  extern "C" __global__ __launch_bounds__(rf::kGemvThreads) void RF_GEMV_NAME(name, kRows)( \
+      const uint8_t* __restrict__ weight, const int8_t* __restrict__ q,                     \
+      const rf::ActScale* __restrict__ scale, const float* __restrict__ bias, float* out,   \
+      int rows, int slices, int out_features, int quant_blocks, int activation) {           \
+    rf::gemv<rf::RF_FORMAT, kRows>(weight, {q, scale, rows, slices, quant_blocks},          \
+                                   {out_features, activation}, {bias, out, nullptr});       \
   }
 
 RF_GEMV(RF_NAME, 1)

@@ -73,10 +73,10 @@ __device__ __forceinline__ void gemv_float(const uint8_t* weight, const FloatAct
 #define RF_GEMV(name, Format, kRows)                                                               \
   extern "C" __global__ __launch_bounds__(rf::kGemvThreads) void rf_gemv_##name##_r##kRows(        \
       const uint8_t* __restrict__ weight, const float* __restrict__ x,                             \
-      const float* __restrict__ bias, const float* residual, float* out, int rows,                 \
-      int out_features, int quant_blocks, int activation) {                                        \
+      const float* __restrict__ bias, float* out, int rows, int out_features, int quant_blocks,    \
+      int activation) {                                                                            \
     rf::gemv_float<rf::Format, kRows>(weight, {x, rows, quant_blocks}, {out_features, activation}, \
-                                      {bias, residual, out, nullptr});                             \
+                                      {bias, out, nullptr});                                       \
   }
 
 RF_GEMV(f32, F32, 1)

@@ -1,4 +1,4 @@
-// Bias, per-head norm and rotary embedding of q and k (Su et al. 2021, RoFormer), and the write of
+// Per-head norm and rotary embedding of q and k (Su et al. 2021, RoFormer), and the write of
 // k and v to the paged cache.
 #include "rf/kv_cache.h"
 #include "rf/wave.h"
@@ -40,14 +40,11 @@ __device__ __forceinline__ void for_each_pair(const HeadShape& shape, Visit visi
   }
 }
 
-__device__ __forceinline__ HeadPairs load_head(const HeadShape& shape, const float* row,
-                                               const float* bias) {
+__device__ __forceinline__ HeadPairs load_head(const HeadShape& shape, const float* row) {
   HeadPairs head{};
   for_each_pair(shape, [&](int i, int pair) {
-    const int first = first_of(shape, pair);
-    const int second = second_of(shape, pair);
-    head.x[i] = row[first] + (bias ? bias[first] : 0.0f);
-    head.y[i] = row[second] + (bias ? bias[second] : 0.0f);
+    head.x[i] = row[first_of(shape, pair)];
+    head.y[i] = row[second_of(shape, pair)];
   });
   return head;
 }
@@ -109,12 +106,11 @@ __device__ __forceinline__ void store_cached(const HeadShape& shape, const HeadP
 }
 
 struct RopeStoreInput {
-  const float *q, *k, *v;                 // rows q_stride, k_stride, v_stride apart
-  const float *q_bias, *k_bias, *v_bias;  // [heads * head_dim]; null = none
-  const float *q_norm, *k_norm;           // [head_dim]; null = none
-  const float *cosine, *sine;             // [max_context, rotary_dim / 2]
-  const int32_t* positions;               // [T]
-  const int64_t* slots;                   // [T]; negative = a row of padding
+  const float *q, *k, *v;        // rows q_stride, k_stride, v_stride apart
+  const float *q_norm, *k_norm;  // [head_dim]; null = none
+  const float *cosine, *sine;    // [max_context, rotary_dim / 2]
+  const int32_t* positions;      // [T]
+  const int64_t* slots;          // [T]; negative = a row of padding
   int64_t q_stride, k_stride, v_stride;
   int heads, kv_heads;
   HeadShape shape;
@@ -146,8 +142,7 @@ __device__ __forceinline__ void rope_store(const RopeStoreInput& in,
 
   if (index < in.heads) {
     const int column = index * head_dim;
-    HeadPairs head = load_head(in.shape, in.q + token * in.q_stride + column,
-                               in.q_bias ? in.q_bias + column : nullptr);
+    HeadPairs head = load_head(in.shape, in.q + token * in.q_stride + column);
     if (in.q_norm) normalise(in.shape, head, in.q_norm, in.eps);
     rotate(in.shape, head, cosine, sine);
     store_head(in.shape, head, out.q + (token * in.heads + index) * head_dim);
@@ -160,14 +155,12 @@ __device__ __forceinline__ void rope_store(const RopeStoreInput& in,
   const int64_t row =
       cache_row(slot / kBlockTokens, static_cast<int>(slot % kBlockTokens), kv_head, in.kv_heads);
   if (is_key) {
-    HeadPairs head = load_head(in.shape, in.k + token * in.k_stride + column,
-                               in.k_bias ? in.k_bias + column : nullptr);
+    HeadPairs head = load_head(in.shape, in.k + token * in.k_stride + column);
     if (in.k_norm) normalise(in.shape, head, in.k_norm, in.eps);
     rotate(in.shape, head, cosine, sine);
     store_cached(in.shape, head, out.k_cache + row * head_dim, out.k_scale + row);
   } else {
-    const HeadPairs head = load_head(in.shape, in.v + token * in.v_stride + column,
-                                     in.v_bias ? in.v_bias + column : nullptr);
+    const HeadPairs head = load_head(in.shape, in.v + token * in.v_stride + column);
     store_cached(in.shape, head, out.v_cache + row * head_dim, out.v_scale + row);
   }
 }
@@ -176,20 +169,16 @@ __device__ __forceinline__ void rope_store(const RopeStoreInput& in,
 
 extern "C" __global__ __launch_bounds__(256) void rf_rope_store_f16(
     const float* __restrict__ q, const float* __restrict__ k, const float* __restrict__ v,
-    const float* __restrict__ q_bias, const float* __restrict__ k_bias,
-    const float* __restrict__ v_bias, const float* __restrict__ q_norm,
-    const float* __restrict__ k_norm, const float* __restrict__ cosine,
-    const float* __restrict__ sine, const int32_t* __restrict__ positions,
-    const int64_t* __restrict__ slots, rf::half* __restrict__ q_out, rf::half* __restrict__ k_cache,
-    rf::half* __restrict__ v_cache, int64_t q_stride, int64_t k_stride, int64_t v_stride,
-    int32_t heads, int32_t kv_heads, int32_t head_dim, int32_t rotary_dim, int32_t neox,
-    float eps) {
+
+    const float* __restrict__ q_norm, const float* __restrict__ k_norm,
+    const float* __restrict__ cosine, const float* __restrict__ sine,
+    const int32_t* __restrict__ positions, const int64_t* __restrict__ slots,
+    rf::half* __restrict__ q_out, rf::half* __restrict__ k_cache, rf::half* __restrict__ v_cache,
+    int64_t q_stride, int64_t k_stride, int64_t v_stride, int32_t heads, int32_t kv_heads,
+    int32_t head_dim, int32_t rotary_dim, int32_t neox, float eps) {
   rf::rope_store<rf::half>({q,
                             k,
                             v,
-                            q_bias,
-                            k_bias,
-                            v_bias,
                             q_norm,
                             k_norm,
                             cosine,
@@ -208,20 +197,17 @@ extern "C" __global__ __launch_bounds__(256) void rf_rope_store_f16(
 
 extern "C" __global__ __launch_bounds__(256) void rf_rope_store_int8(
     const float* __restrict__ q, const float* __restrict__ k, const float* __restrict__ v,
-    const float* __restrict__ q_bias, const float* __restrict__ k_bias,
-    const float* __restrict__ v_bias, const float* __restrict__ q_norm,
-    const float* __restrict__ k_norm, const float* __restrict__ cosine,
-    const float* __restrict__ sine, const int32_t* __restrict__ positions,
-    const int64_t* __restrict__ slots, rf::half* __restrict__ q_out, int8_t* __restrict__ k_cache,
-    int8_t* __restrict__ v_cache, float* __restrict__ k_scale, float* __restrict__ v_scale,
-    int64_t q_stride, int64_t k_stride, int64_t v_stride, int32_t heads, int32_t kv_heads,
-    int32_t head_dim, int32_t rotary_dim, int32_t neox, float eps) {
+
+    const float* __restrict__ q_norm, const float* __restrict__ k_norm,
+    const float* __restrict__ cosine, const float* __restrict__ sine,
+    const int32_t* __restrict__ positions, const int64_t* __restrict__ slots,
+    rf::half* __restrict__ q_out, int8_t* __restrict__ k_cache, int8_t* __restrict__ v_cache,
+    float* __restrict__ k_scale, float* __restrict__ v_scale, int64_t q_stride, int64_t k_stride,
+    int64_t v_stride, int32_t heads, int32_t kv_heads, int32_t head_dim, int32_t rotary_dim,
+    int32_t neox, float eps) {
   rf::rope_store<int8_t>({q,
                           k,
                           v,
-                          q_bias,
-                          k_bias,
-                          v_bias,
                           q_norm,
                           k_norm,
                           cosine,

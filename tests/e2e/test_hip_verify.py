@@ -24,7 +24,7 @@ from tests.support.hip import platform_options, start_platform
 from tests.support.host_platform import HostPlatform
 
 # Not launched when models are served.
-NOT_SERVING = {"rf_copy_blocks", "rf_mma_check"}
+NOT_SERVING = {"rf_mma_check"}
 
 Launch = Callable[..., None]
 

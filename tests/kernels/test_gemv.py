@@ -38,12 +38,10 @@ def _gemv(
     variant: int = 0,
     block: int = 64,
     bias: Float32 | None = None,
-    residual: DeviceArray | None = None,
-    out: DeviceArray | None = None,
 ) -> Float32:
     rows = x.shape[0]
     name = layer.weights[0].name
-    out = out or device.empty((rows, layer.out_features), np.float32, "out")
+    out = device.empty((rows, layer.out_features), np.float32, "out")
     activations: tuple[DeviceArray, ...] = (device.upload(x, "x"),)
     counts: tuple[int, ...] = (rows,)
     if name not in FLOAT_TYPES:
@@ -55,7 +53,6 @@ def _gemv(
         device.upload(layer.packed(), "weight"),
         *activations,
         device.upload(bias, "bias") if bias is not None else None,
-        residual,
         out,
         *counts,
         layer.out_features,
@@ -147,24 +144,13 @@ def test_gates(device: Device, name: str, activation: int, out_features: int) ->
 
 
 @pytest.mark.parametrize("name", ["f32", "q4_0"])
-def test_adds_bias_and_residual(device: Device, name: str) -> None:
+def test_adds_a_bias(device: Device, name: str) -> None:
     rng = np.random.default_rng(3)
     layer = random_layer(rng, name, 33, 64)
     x = random_activation(rng, 2, 64)
     bias = rng.standard_normal(33).astype(np.float32)
-    residual = rng.standard_normal((2, 33)).astype(np.float32)
-    actual = _gemv(device, layer, x, bias=bias, residual=device.upload(residual, "residual"))
-    check(actual, layer.apply(_seen(layer, x)) + bias + residual, rtol=1e-5, atol=1e-5)
-
-
-def test_residual_may_be_the_output(device: Device) -> None:
-    rng = np.random.default_rng(4)
-    layer = random_layer(rng, "q8_0", 16, 32)
-    x = random_activation(rng, 1, 32)
-    before = rng.standard_normal((1, 16)).astype(np.float32)
-    stream = device.upload(before, "residual stream")
-    actual = _gemv(device, layer, x, residual=stream, out=stream)
-    check(actual, layer.apply(_seen(layer, x)) + before, rtol=1e-5, atol=1e-5)
+    actual = _gemv(device, layer, x, bias=bias)
+    check(actual, layer.apply(_seen(layer, x)) + bias, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["q4_k", "q8_0"])

@@ -1,4 +1,4 @@
-"""rf_rope_store_*: bias, norm, rotation and cache write against the reference in float64."""
+"""rf_rope_store_*: norm, rotation and cache write against the reference in float64."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ class Case:
     head_dim: int = 64
     rope_dim: int = 64
     style: RopeStyle = RopeStyle.NEOX
-    bias: bool = False
     norm: bool = False
     tokens: int = 3
 
@@ -39,9 +38,8 @@ CASES = {
     "neox_partial": Case(head_dim=80, rope_dim=32),
     "normal_partial": Case(head_dim=96, rope_dim=20, style=RopeStyle.NORMAL),
     "no_rotation": Case(rope_dim=0),
-    "bias": Case(bias=True),
     "head_norm": Case(norm=True, head_dim=128, rope_dim=128),
-    "bias_and_head_norm_largest_head": Case(bias=True, norm=True, head_dim=256, rope_dim=256),
+    "head_norm_largest_head": Case(norm=True, head_dim=256, rope_dim=256),
     "more_heads_than_waves_of_a_block": Case(heads=9, kv_heads=3, head_dim=16, rope_dim=16),
     "one_token": Case(tokens=1),
 }
@@ -58,7 +56,6 @@ class Inputs:
 
         q_width, kv_width = case.heads * case.head_dim, case.kv_heads * case.head_dim
         self.q, self.k, self.v = (normal(case.tokens, w) for w in (q_width, kv_width, kv_width))
-        self.biases = [normal(width) for width in (q_width, kv_width, kv_width)]
         self.norms = [normal(case.head_dim) for _ in range(2)]
         self.positions = random.permutation(CONTEXT)[: case.tokens].astype(np.int32)
         self.slots = random.permutation(NUM_BLOCKS * BLOCK_TOKENS)[: case.tokens].astype(np.int64)
@@ -80,8 +77,6 @@ def expected_heads(case: Case, inputs: Inputs) -> tuple[Array, Array, Array]:
     results = []
     for index, x in enumerate((inputs.q, inputs.k, inputs.v)):
         values = x.astype(np.float64)
-        if case.bias:
-            values = values + inputs.biases[index]
         values = values.reshape(len(values), -1, case.head_dim)
         if index < 2:
             if case.norm:
@@ -97,7 +92,6 @@ def launch(
     # Rows are farther apart than they are wide, as in the result of one fused projection.
     wide = [np.pad(x, ((0, 0), (0, 8)), constant_values=np.nan) for x in (inputs.q, inputs.k)]
     wide.append(inputs.v)
-    biases = [device.upload(bias) if case.bias else None for bias in inputs.biases]
     norms = [device.upload(norm) if case.norm else None for norm in inputs.norms]
     tables = [device.upload(inputs.cos), device.upload(inputs.sin)]
     waves = threads // device.wave
@@ -105,7 +99,6 @@ def launch(
     device.launch(
         kernel,
         *(device.upload(x) for x in wide),
-        *biases,
         *norms,
         *tables,
         device.upload(inputs.positions),
@@ -142,7 +135,7 @@ def test_float16_cache(device: Device, case: Case) -> None:
         check(cache.get(), expected, rtol=5e-4, atol=2e-6)
 
 
-@pytest.mark.parametrize("name", ["neox", "normal_partial", "bias_and_head_norm_largest_head"])
+@pytest.mark.parametrize("name", ["neox", "normal_partial", "head_norm_largest_head"])
 def test_int8_cache(device: Device, name: str) -> None:
     case = CASES[name]
     inputs = Inputs(case)

@@ -70,9 +70,7 @@ def test_tests_and_launchers_name_kernels_that_exist() -> None:
 
 
 def test_every_kernel_is_launched_by_the_backend() -> None:
-    # The check of a device's matrix layout; and the copy of blocks, which nothing needs as long as
-    # sequences share whole blocks only and compute the tokens of a last, partly filled one again.
-    not_launched = {"rf_mma_check", "rf_copy_blocks"}
+    not_launched = {"rf_mma_check"}  # the check of a device's matrix layout
     launched = set[str]().union(*named_in(LAUNCHERS).values())
     assert kernels() - launched - not_launched == set()
 

@@ -32,8 +32,7 @@ struct Outputs {
 
 // Pointers of a result [rows, out_features]; null where a launch does without.
 struct Result {
-  const float* bias;      // [out_features]
-  const float* residual;  // [rows, out_features], may be `out`
+  const float* bias;  // [out_features]
   float* out;
   half* out_half;  // clamped to the range of finite halves
 
@@ -41,7 +40,6 @@ struct Result {
                                         float value) const {
     const int64_t index = row * out_features + column;
     if (bias) value += bias[column];
-    if (residual) value += residual[index];
     if (out) out[index] = value;
     if (out_half) out_half[index] = act_half(value);
   }
@@ -58,7 +56,6 @@ struct Result {
     }
     const int64_t index = row * out_features + column;
     if (bias) values += load16(bias + column);
-    if (residual) values += load16(residual + index);
     if (out) store16(out + index, values);
     if (!out_half) return;
     Vec<half, 4> halves;

@@ -189,9 +189,6 @@ class HipOps:
             q=f32_of(q),
             k=f32_of(k),
             v=f32_of(v),
-            q_bias=None,  # `linear` has added the biases
-            k_bias=None,
-            v_bias=None,
             q_norm=None if q_norm is None else vector_of(q_norm, head_dim),
             k_norm=None if k_norm is None else vector_of(k_norm, head_dim),
             cosine=table.cos,

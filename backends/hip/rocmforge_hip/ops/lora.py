@@ -120,7 +120,6 @@ class Lora:
             _THREADS,
             partial=f32_of(product),
             bias=None,
-            residual=None,
             out=out.f32,
             out_half=out.f16,
             splits=1,
