@@ -18,6 +18,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -42,15 +43,25 @@ class Stage:
     steps: list[tuple[str, str]] = field(default_factory=list)  # (instruction, its arguments)
 
 
-def read_stages(text: str) -> dict[str, Stage]:
-    """Stages by name, in order."""
+def read_stages(text: str, given: Mapping[str, str] | None = None) -> dict[str, Stage]:
+    """Stages by name, in order.
+
+    Args:
+        text: of a Dockerfile.
+        given: build arguments, by the names of ARG instructions before the first stage.
+    """
+    values: dict[str, str] = {}
     lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
     joined = re.sub(r"\\\n\s*", "", "\n".join(lines))
     stages: dict[str, Stage] = {}
     for line in filter(None, (line.strip() for line in joined.splitlines())):
         instruction, _, arguments = line.partition(" ")
-        if instruction == "FROM":
+        if instruction == "ARG" and not stages:
+            name, _, default = arguments.partition("=")
+            values[name] = (given or {}).get(name, default)
+        elif instruction == "FROM":
             base, keyword, name = arguments.split()
+            base = re.sub(r"\$\{(\w+)\}", lambda found: values[found[1]], base)
             assert keyword == "AS", line
             stage = stages[name] = Stage(name, base)
         else:
