@@ -1,4 +1,4 @@
-"""Which values a field of a wire type takes, for messages about one that it does not take."""
+"""The values that a field of a wire type takes, for messages about one that it does not take."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _STEP = re.compile(r"[^.\[\]]+|\[[^\]]*\]")
 
 
 def allowed_values(kind: Any, path: str) -> list[Any]:
-    """The values of an enumeration somewhere within a type.
+    """Returns the values of an enumeration somewhere within a type.
 
     Args:
         kind: the type of the whole body.

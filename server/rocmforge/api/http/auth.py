@@ -1,4 +1,4 @@
-"""Who may call what: `Authorization: Bearer KEY`, or `X-Api-Key: KEY`.
+"""Authorisation: `Authorization: Bearer KEY`, or `X-Api-Key: KEY`.
 
 Routes marked `opt={PUBLIC: True}` need no key: they tell supervisors whether the server lives, and
 nothing about what is asked of it; what went wrong they tell holders of a key only.
@@ -24,7 +24,7 @@ _STRANGER: Final = "stranger"
 
 
 def key_guard(keys: Keyring) -> Guard:
-    """A guard that lets requests with one of `keys` pass, and notes whose it is."""
+    """Makes a guard that lets requests with one of `keys` pass, and notes whose it is."""
 
     def guard(connection: ASGIConnection, handler: BaseRouteHandler) -> None:  # type: ignore[type-arg]
         if not keys:
@@ -50,7 +50,7 @@ def key_guard(keys: Keyring) -> Guard:
 
 
 def caller_of(connection: ASGIConnection) -> Caller | None:  # type: ignore[type-arg]
-    """Whose key the request came with; None on a server without keys."""
+    """Returns whose key the request came with; None on a server without keys."""
     caller: Caller | None = connection.state.get(CALLER)
     return caller
 

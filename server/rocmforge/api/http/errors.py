@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class ErrorDetail(msgspec.Struct, kw_only=True):
-    """What went wrong."""
+    """The error in a body."""
 
     message: str
     type: str
@@ -36,7 +36,7 @@ class ErrorBody(msgspec.Struct, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class ErrorRow:
-    """How one exception class looks to a client.
+    """The look of one exception class to a client.
 
     `hidden` keeps the message in our log and gives the client an id to quote.
     """
@@ -107,7 +107,7 @@ class ErrorAnswer:
 
     @property
     def body(self) -> bytes:
-        """As OpenAI words it."""
+        """The body as OpenAI words it."""
         return msgspec.json.encode(ErrorBody(error=self.detail))
 
 

@@ -17,12 +17,12 @@ _WITH_TLS: Final = (b"strict-transport-security", b"max-age=31536000")
 
 
 def request_id_headers(request_id: str) -> dict[str, str]:
-    """By what clients can name a request when they ask about it, and logs name it, too."""
+    """Returns headers with the id by which clients and logs name a request."""
     return dict.fromkeys(_REQUEST_ID, request_id)
 
 
 def security_headers(*, has_tls: bool) -> BeforeMessageSendHookHandler:
-    """A hook that adds them, unless the answer has such a header already."""
+    """Makes a hook that adds them, unless the answer has such a header already."""
     wanted = (*_ALWAYS, _WITH_TLS) if has_tls else _ALWAYS
 
     async def add(message: Message, scope: Scope) -> None:

@@ -1,4 +1,4 @@
-"""Which names a server that anybody on this machine may use answers to."""
+"""The names that a server answers to if anybody on this machine may use it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rocmforge.errors import NotAuthorized
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a name or an address, without brackets, is one that only this machine can reach."""
+    """Returns whether a name or address, without brackets, leads to this machine only."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -35,7 +35,7 @@ _BUSY_RETRY_S: Final = 1.0
 
 
 class Scope(StrEnum):
-    """What a key opens."""
+    """The routes that a key opens."""
 
     USER = "user"  # the endpoints of models
     METRICS = "metrics"  # GET /metrics, nothing else
@@ -72,7 +72,7 @@ class ApiKey:
 
 
 def given_keys(keys: Sequence[str]) -> tuple[ApiKey, ...]:
-    """The keys of `--api-key`: the operator's own, so they open everything."""
+    """Returns the keys of `--api-key`: the operator's own, so they open everything."""
     return tuple(
         ApiKey(name=f"api-key-{number}", digest=_digest(key), scope=Scope.ADMIN)
         for number, key in enumerate(keys, 1)
@@ -80,7 +80,7 @@ def given_keys(keys: Sequence[str]) -> tuple[ApiKey, ...]:
 
 
 def read_keys(path: Path) -> tuple[ApiKey, ...]:
-    """The keys of a file.
+    """Reads the keys of a file.
 
     Raises:
         ConfigurationError: it cannot be read, or an entry is wrong; never quotes a key.
@@ -191,7 +191,7 @@ class Caller:
         self._tokens_left -= prompt_tokens
 
     def release(self, sequences: int, completion_tokens: int) -> None:
-        """A request that was admitted has ended."""
+        """Gives back the place of a request that was admitted and has ended."""
         self.running -= sequences
         self._tokens_left -= completion_tokens
 
@@ -228,7 +228,7 @@ class Keyring:
         self._callers = callers
 
     def find(self, given: bytes) -> Caller | None:
-        """Whose key this is, in time that depends neither on the key nor on its place.
+        """Finds whose key this is, in time that depends neither on the key nor on its place.
 
         Digests have one length, and all of them are compared.
         """

@@ -1,4 +1,4 @@
-"""What an operator decides about the HTTP side."""
+"""The operator's settings of the HTTP side."""
 
 from __future__ import annotations
 

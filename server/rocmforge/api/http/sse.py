@@ -25,7 +25,7 @@ _ENCODED_PLACEHOLDER = msgspec.json.encode(_PLACEHOLDER)
 
 
 def event(data: msgspec.Struct) -> bytes:
-    """One event."""
+    """Encodes one event."""
     return frame(msgspec.json.encode(data))
 
 
@@ -39,17 +39,17 @@ class NamedEvent(msgspec.Struct, kw_only=True, tag_field="type"):
 
 
 def named_event(data: NamedEvent) -> bytes:
-    """One event that says what it is outside its data too."""
+    """Encodes one event that says what it is outside its data too."""
     return b"event: " + data.type.encode() + b"\n" + event(data)
 
 
 def frame(data: bytes) -> bytes:
-    """One event of JSON that is already encoded (and so holds no line break)."""
+    """Frames one event of JSON that is already encoded (and so holds no line break)."""
     return b"data: " + data + b"\n\n"
 
 
 def comment(text: str) -> bytes:
-    """What clients read and ignore."""
+    """Encodes a comment, which clients read and ignore."""
     return b": " + text.replace("\n", " ").encode() + b"\n\n"
 
 
@@ -65,7 +65,7 @@ class TextEvent:
         self._head, _, self._tail = encoded.partition(_ENCODED_PLACEHOLDER)
 
     def fill(self, text: str) -> bytes:
-        """The event with `text` in it."""
+        """Returns the event with `text` in it."""
         return self._head + msgspec.json.encode(text) + self._tail
 
 

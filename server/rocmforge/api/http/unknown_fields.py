@@ -100,7 +100,7 @@ def _known_fields(kind: Any) -> Known | None:
 
 
 def _fields_of(info: inspect.Type) -> Known | None:
-    """The fields that an object of this type has; None if it may have any, or is no object."""
+    """Returns the fields of objects of this type; None if it may have any, or is no object."""
     match info:
         case inspect.Metadata(type=inner):
             return _fields_of(inner)
@@ -117,7 +117,7 @@ def _fields_of(info: inspect.Type) -> Known | None:
 
 
 def _joined(names: Sequence[str]) -> str:
-    """The names as ASCII on one line; not more than fit into a header."""
+    """Joins the names as ASCII on one line; not more than fit into a header."""
     shown = [name if _PLAIN.fullmatch(name) else json.dumps(name) for name in names]
     shown = [name[:_LONGEST_NAME] for name in shown[:_MOST_NAMES]]
     more = len(names) - len(shown)

@@ -39,5 +39,5 @@ def anthropic_error(error: Exception, answer: ErrorAnswer | None = None) -> Erro
 
 
 def error_event(error: Exception) -> bytes:
-    """The last event of a stream that failed before it had anything to say."""
+    """Returns the last event of a stream that failed before it had anything to say."""
     return named_event(anthropic_error(error))

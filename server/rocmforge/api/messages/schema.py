@@ -46,7 +46,7 @@ class Tool(msgspec.Struct, kw_only=True):
 
 
 class ToolChoice(msgspec.Struct, kw_only=True):
-    """Whether a tool must be called, and which."""
+    """The choice whether a tool must be called, and which."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
@@ -54,7 +54,7 @@ class ToolChoice(msgspec.Struct, kw_only=True):
 
 
 class Thinking(msgspec.Struct, kw_only=True):
-    """Whether to think; the model's chat template decides what it makes of it."""
+    """The choice whether to think; the model's chat template decides what it makes of it."""
 
     type: Literal["enabled", "adaptive", "between_tools", "disabled"]
     budget_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
@@ -68,7 +68,7 @@ class OutputFormat(msgspec.Struct, kw_only=True):
 
 
 class OutputConfig(msgspec.Struct, kw_only=True):
-    """What the answer looks like."""
+    """The form of the answer."""
 
     format: OutputFormat | None = None
     effort: str | None = None
@@ -121,7 +121,7 @@ class TextBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="text"):
 
 
 class ThinkingBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="thinking"):
-    """What the model thought. Nobody checks the signature when it is sent back."""
+    """The model's reasoning. Nobody checks the signature when it is sent back."""
 
     thinking: str
     signature: str = ""
@@ -241,7 +241,7 @@ class Ending(msgspec.Struct, kw_only=True):
 
 
 class MessageDelta(Event, kw_only=True, tag="message_delta"):
-    """What is known about the whole message at its end."""
+    """The facts about the whole message at its end."""
 
     delta: Ending
     usage: Usage
@@ -252,7 +252,7 @@ class MessageStop(Event, kw_only=True, tag="message_stop"):
 
 
 class ErrorDetail(msgspec.Struct, kw_only=True):
-    """What went wrong."""
+    """The error in a body."""
 
     type: str
     message: str

@@ -1,4 +1,4 @@
-"""What steps cost the device, and what the device costs: for backends and drivers that tell.
+"""The cost of steps on the device, and of the device itself, where backends and drivers tell.
 
 A family whose numbers are not known is left out, so that no dashboard shows a made-up zero.
 """
@@ -54,11 +54,11 @@ class DeviceCollector(Collector):
         self._devices = sysfs / "bus/pci/devices"
 
     def describe(self) -> Iterator[Metric]:
-        """Nothing: the registry would otherwise collect once at registration."""
+        """Yields nothing: the registry would otherwise collect once at registration."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        """All families that there are numbers for."""
+        """Yields all families that there are numbers for."""
         status = self._status()
         if status.stats.launches_total:
             yield from self._costs(status.stats)

@@ -31,11 +31,11 @@ class EngineCollector(Collector):
         self._key_names = key_names
 
     def describe(self) -> Iterator[Metric]:
-        """Nothing: the registry would otherwise collect once at registration."""
+        """Yields nothing: the registry would otherwise collect once at registration."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        """All families the engine knows numbers for."""
+        """Yields all families that the engine has numbers for."""
         status = self._status()
         stats = status.stats
         usage = stats.blocks_used / stats.blocks_total if stats.blocks_total else 0.0
@@ -113,7 +113,7 @@ class EngineCollector(Collector):
             yield self._info("cache_config", "How the KV cache is laid out.", facts)
 
     def _waiting_by_key(self, stats: EngineStats) -> Metric:
-        """Keys that have sent anything; how many there are is up to whoever gives them out."""
+        """Makes the family of keys that have sent anything; as many as somebody gave out."""
         waiting = dict(stats.waiting_by_key)
         text = "Sequences waiting, by API key."
         family = GaugeMetricFamily(PREFIX + "key_requests_waiting", text, labels=(*LABELS, "key"))

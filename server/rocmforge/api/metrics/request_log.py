@@ -17,7 +17,7 @@ _SERVER_ERROR = 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRecord:
-    """What became of a request. Times are in seconds; None = it did not come so far."""
+    """The record of one request. Times are in seconds; None = it did not come so far."""
 
     request_id: str
     path: str
@@ -43,7 +43,7 @@ class RequestRecord:
         tokens: tuple[int, int, int],
         times_ns: tuple[int, int | None, int | None, int],
     ) -> RequestRecord:
-        """From counts and moments.
+        """Makes a record from counts and moments.
 
         Args:
             request_id: as in the answer.
@@ -75,7 +75,7 @@ class RequestRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestLog:
-    """What the operator wants to know of each request."""
+    """The operator's log of requests: a line for each."""
 
     slow_s: float = 60.0  # requests that take longer are warnings
     with_texts: bool = False  # log prompts and answers, too

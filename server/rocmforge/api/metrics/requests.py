@@ -161,7 +161,7 @@ class Metrics:
 def render(
     registries: Iterable[CollectorRegistry], accept: str, *, vllm_names: bool
 ) -> tuple[bytes, str]:
-    """The exposition in the format that the Accept header asks for, and its content type."""
+    """Renders the exposition as the Accept header asks for; returns it and its content type."""
     encode, content_type = choose_encoder(accept)
     return encode(_Exported(registries, vllm_names)), content_type
 
@@ -184,7 +184,7 @@ class SequenceMetrics:
         metrics.request_max_tokens.observe(max_tokens)
 
     def delivered(self, count: int) -> None:
-        """`count` more tokens came with one wake-up; the gap before them is shared among them."""
+        """Counts `count` more tokens of one wake-up, which share the gap before them."""
         now = time.monotonic_ns()
         metrics = self._metrics
         metrics.generation_tokens.inc(count)
@@ -198,7 +198,7 @@ class SequenceMetrics:
         self._last_ns = now
 
     def finished(self, reason: FinishReason, timing: RequestTiming | None) -> None:
-        """The engine's last word on the sequence."""
+        """Counts the end of the sequence, as the engine tells it."""
         metrics = self._metrics
         completed = reason in {FinishReason.STOP, FinishReason.LENGTH}
         metrics.finished(reason.value if completed else "error")
@@ -216,12 +216,12 @@ class SequenceMetrics:
             metrics.per_token.observe(decode_s / (self._tokens - 1))
 
     def stopped(self) -> None:
-        """A stop string was found on this side."""
+        """Counts an end by a stop string, which was found on this side."""
         self._metrics.finished("stop")
         self._observe_end()
 
     def aborted(self) -> None:
-        """Nobody wants the rest."""
+        """Counts an end because nobody wants the rest."""
         self._metrics.finished("abort")
 
     def _observe_end(self) -> None:
@@ -230,7 +230,7 @@ class SequenceMetrics:
 
 
 class _Exported(CollectorRegistry):
-    """What a scrape sees: no `_created` samples, and vLLM's names if wanted."""
+    """The registry of a scrape: no `_created` samples, and vLLM's names if wanted."""
 
     def __init__(self, inner: Iterable[CollectorRegistry], vllm_names: bool) -> None:
         super().__init__()
@@ -238,7 +238,7 @@ class _Exported(CollectorRegistry):
         self._vllm_names = vllm_names
 
     def collect(self) -> Iterator[Metric]:
-        """The families of all registries, joined, cleaned and doubled."""
+        """Yields the families of all registries, joined, cleaned and doubled."""
         families: dict[str, Metric] = {}
         for family in (family for registry in self._inner for family in registry.collect()):
             samples = [s for s in family.samples if not s.name.endswith("_created")]

@@ -25,12 +25,12 @@ class EventLog:
         self._wake()
 
     def close(self) -> None:
-        """Nothing more comes. Idempotent."""
+        """Closes the log: nothing more comes. Idempotent."""
         self._is_closed = True
         self._wake()
 
     async def read(self, start: int) -> AsyncIterator[bytes]:
-        """Events from number `start` on, those that are still to come as well."""
+        """Yields events from number `start` on, also those that are still to come."""
         while True:
             news = self._news
             if some := b"".join(self._events[start:]):

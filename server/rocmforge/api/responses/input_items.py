@@ -21,7 +21,7 @@ _ID_PREFIXES = {
 
 
 class InputItemsQuery(msgspec.Struct, kw_only=True):
-    """Which page, as OpenAI's clients ask for it."""
+    """The page that is wanted, as OpenAI's clients ask for it."""
 
     after: str | UnsetType = UNSET  # the id of an item
     limit: Annotated[int, Meta(ge=1, le=100)] = 20
@@ -39,14 +39,14 @@ class InputItemPage(msgspec.Struct, kw_only=True):
 
 
 def listed_items(given: str | Sequence[InputItem]) -> list[dict[str, Any]]:
-    """The input of a request as items with ids: texts as lists of parts, nothing that is null."""
+    """Lists the input as items with ids: texts as lists of parts, nothing that is null."""
     if isinstance(given, str):
         given = [InputItem(role="user", content=given)]
     return [_listed(item) for item in given]
 
 
 def page(items: Sequence[dict[str, Any]], query: InputItemsQuery) -> InputItemPage:
-    """A part of the items.
+    """Cuts a page out of the items.
 
     Raises:
         InvalidParameter: `after` is none of them.

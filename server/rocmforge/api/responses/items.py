@@ -136,7 +136,7 @@ class OutputItems:
 
 
 class Place(TypedDict):
-    """Where in the output an event belongs."""
+    """The place of an event in the output."""
 
     output_index: int
     item_id: str

@@ -76,7 +76,7 @@ class ForcedTool(msgspec.Struct, kw_only=True, tag_field="type", tag="function")
 
 
 class AllowedTools(msgspec.Struct, kw_only=True, tag_field="type", tag="allowed_tools"):
-    """Which of the tools may be called, and whether one must be."""
+    """The tools that may be called, and whether one must be."""
 
     mode: Literal["auto", "required"]
     tools: list[AllowedTool]
@@ -103,13 +103,13 @@ TextFormat = AnyText | JsonObject | JsonOfSchema
 
 
 class TextConfig(msgspec.Struct, kw_only=True):
-    """How the text of the answer looks."""
+    """The form of the answer's text."""
 
     format: TextFormat = msgspec.field(default_factory=AnyText)
 
 
 class ReasoningConfig(msgspec.Struct, kw_only=True):
-    """How much to think; the model's chat template decides what it makes of it."""
+    """The wanted amount of reasoning; the model's chat template decides what it makes of it."""
 
     effort: ReasoningEffort | None = None
     summary: str | None = None
@@ -165,7 +165,7 @@ class ResponsesRequest(Labels, kw_only=True):
 
 
 class RetrieveQuery(msgspec.Struct, kw_only=True):
-    """How a stored response is wanted."""
+    """The form in which a stored response is wanted."""
 
     stream: bool = False
     starting_after: Annotated[int, Meta(ge=0)] | UnsetType = UNSET  # number of an event
@@ -183,13 +183,13 @@ class OutputText(msgspec.Struct, kw_only=True, tag_field="type", tag="output_tex
 
 
 class ReasoningText(msgspec.Struct, kw_only=True, tag_field="type", tag="reasoning_text"):
-    """What the model thought."""
+    """The text of the model's reasoning."""
 
     text: str
 
 
 class MessageItem(msgspec.Struct, kw_only=True, tag_field="type", tag="message"):
-    """What the model said."""
+    """A message of the model."""
 
     id: str
     status: Status
@@ -198,7 +198,7 @@ class MessageItem(msgspec.Struct, kw_only=True, tag_field="type", tag="message")
 
 
 class ReasoningItem(msgspec.Struct, kw_only=True, tag_field="type", tag="reasoning"):
-    """What the model thought."""
+    """The model's reasoning."""
 
     id: str
     status: Status
@@ -220,14 +220,14 @@ OutputItem = MessageItem | ReasoningItem | FunctionCallItem
 
 
 class InputTokensDetails(msgspec.Struct, kw_only=True):
-    """Where input tokens came from."""
+    """The origin of input tokens."""
 
     cached_tokens: int
     cache_write_tokens: int = 0  # as nobody pays for them
 
 
 class OutputTokensDetails(msgspec.Struct, kw_only=True):
-    """What output tokens were for."""
+    """The use of output tokens."""
 
     reasoning_tokens: int
 
