@@ -52,7 +52,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         tuple[str, ...],
         Meta(description="a further model to serve, under that name", extra=_value("NAME=FILE")),
     ] = ()
-    models: dict[str, dict[str, Any]] = {}  # tables of the file only: see `ServedModel`
+    models: dict[str, dict[str, Any]] = {}  # tables of the file only: see `ModelSettings`
     served_model_name: Annotated[
         tuple[_Name, ...],
         Meta(
@@ -297,7 +297,7 @@ PER_MODEL = frozenset(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServedModel:
+class ModelSettings:
     """One model of the command line, or of a table of the file.
 
     [models.chat]
@@ -401,7 +401,7 @@ def load(flags: Mapping[str, Any], config: Path | None = None) -> Settings:
     return msgspec.convert(values, Settings)
 
 
-def served_models(given: Sequence[str], settings: Settings) -> tuple[ServedModel, ...]:
+def served_models(given: Sequence[str], settings: Settings) -> tuple[ModelSettings, ...]:
     """Returns the models of the command line (`given` has no name, others do) and of the file.
 
     Raises:
@@ -413,8 +413,8 @@ def served_models(given: Sequence[str], settings: Settings) -> tuple[ServedModel
             "--served-model-name names one model. Name several with --model NAME=PATH."
         )
     models = [
-        *(ServedModel(path=path, settings=settings) for path in given),
-        *(ServedModel(path=path, settings=_renamed(settings, (name,))) for name, path in named),
+        *(ModelSettings(path=path, settings=settings) for path in given),
+        *(ModelSettings(path=path, settings=_renamed(settings, (name,))) for name, path in named),
         *(_from_table(name, table, settings) for name, table in settings.models.items()),
     ]
     if not models:
@@ -443,7 +443,7 @@ def _renamed(settings: Settings, names: tuple[str, ...]) -> Settings:
     return msgspec.structs.replace(settings, served_model_name=names)
 
 
-def _from_table(name: str, values: Mapping[str, Any], settings: Settings) -> ServedModel:
+def _from_table(name: str, values: Mapping[str, Any], settings: Settings) -> ModelSettings:
     source = f"[models.{name}]"
     own = {field.name for field in msgspec.structs.fields(_ModelTable)}
     unknown = values.keys() - own - PER_MODEL
@@ -461,7 +461,7 @@ def _from_table(name: str, values: Mapping[str, Any], settings: Settings) -> Ser
         )
     )
     changed = msgspec.structs.replace(_renamed(settings, (name, *table.aliases)), **said)
-    return ServedModel(
+    return ModelSettings(
         path=table.path, settings=changed, pinned=table.pinned, memory_share=table.memory_share
     )
 

@@ -1,4 +1,4 @@
-"""Puts the parts together: settings and a model file in, a running service out."""
+"""Puts the parts together: settings and a model file in, a running server out."""
 
 from __future__ import annotations
 
@@ -10,16 +10,10 @@ from pathlib import Path
 from litestar import Litestar
 
 from rocmforge.api.app import build_app
-from rocmforge.api.fleet.fleet import Fleet, FleetSettings, Member
-from rocmforge.api.fleet.sharing import Wish, memory_shares
-from rocmforge.api.fleet.slot import ModelPolicy, ModelSlot
-from rocmforge.api.generate.processors import ProcessorCatalog
 from rocmforge.api.http.keys import ApiKey, Keyring, given_keys, read_keys
 from rocmforge.api.http.settings import ApiSettings
 from rocmforge.api.metrics.request_log import RequestLog
-from rocmforge.api.metrics.requests import Metrics
 from rocmforge.api.metrics.tracing import Tracer
-from rocmforge.api.service import MAX_AT_ONCE, Engine, Service
 from rocmforge.backend.protocol import AdapterSpec, LoadOptions
 from rocmforge.catalog import default_names, find_model
 from rocmforge.engine.client.client import AsyncEngine
@@ -27,6 +21,10 @@ from rocmforge.engine.client.config import EngineConfig
 from rocmforge.engine.ipc.params import TokenPieces
 from rocmforge.engine.ipc.status import EngineStats
 from rocmforge.errors import ConfigurationError
+from rocmforge.fleet.fleet import Fleet, FleetSettings
+from rocmforge.fleet.model import MAX_AT_ONCE, ServedModel
+from rocmforge.fleet.sharing import Wish, memory_shares
+from rocmforge.fleet.slot import ModelPolicy, ModelSlot
 from rocmforge.gguf.identity import FileIdentity
 from rocmforge.gguf.reader import GgufFile, open_gguf
 from rocmforge.logits.registry import load_processors
@@ -36,9 +34,10 @@ from rocmforge.models.memory import stored_weight_bytes
 from rocmforge.models.pooling import PoolingType, declared_pooling
 from rocmforge.models.rank_head import RankHead, read_rank_head
 from rocmforge.models.reading import read_model
-from rocmforge.settings import ServedModel, Settings
+from rocmforge.settings import ModelSettings, Settings
 from rocmforge.text.template.template import ChatTemplates
 from rocmforge.text.tokenizer.draft_vocabulary import check_draft_vocabulary
+from rocmforge.text.tokenizer.token_sets import TokenSets
 from rocmforge.text.tokenizer.tokenizer import Tokenizer
 from rocmforge.text.tokenizer.vocabulary import Vocabulary
 
@@ -143,7 +142,7 @@ def _refuse_for_encoders(settings: Settings) -> None:
             raise ConfigurationError(f"The model is an encoder: leave {flag} out.")
 
 
-def build_fleet(models: Sequence[ServedModel], settings: Settings) -> Fleet:
+def build_fleet(models: Sequence[ModelSettings], settings: Settings) -> Fleet:
     """Builds all models, none of them loaded yet.
 
     Raises:
@@ -164,13 +163,12 @@ def build_fleet(models: Sequence[ServedModel], settings: Settings) -> Fleet:
         ],
         settings.max_loaded_models,
     )
-    log = build_request_log(settings)
-    members = [
-        _build_member(front, model.settings, policy, share, log)
+    served = [
+        build_model(front, model.settings, policy, share)
         for model, front, policy, share in zip(models, fronts, policies, shares, strict=True)
     ]
     return Fleet(
-        members,
+        served,
         FleetSettings(
             max_loaded=settings.max_loaded_models,
             load_timeout_s=settings.load_timeout,
@@ -179,7 +177,7 @@ def build_fleet(models: Sequence[ServedModel], settings: Settings) -> Fleet:
     )
 
 
-def _policy(model: ServedModel) -> ModelPolicy:
+def _policy(model: ModelSettings) -> ModelPolicy:
     settings = model.settings
     return ModelPolicy(
         at_start=settings.load == "start",
@@ -190,17 +188,40 @@ def _policy(model: ServedModel) -> ModelPolicy:
     )
 
 
-def _build_member(
-    front: ModelFront, settings: Settings, policy: ModelPolicy, share: float, log: RequestLog
-) -> Member:
+def build_model(
+    front: ModelFront,
+    settings: Settings,
+    policy: ModelPolicy | None = None,
+    memory_share: float | None = None,
+) -> ServedModel:
+    """A model under the names that clients use, which is not loaded yet."""
     config = engine_config(front, settings)
-    config = replace(config, options=replace(config.options, memory_share=share))
+    if memory_share is not None:
+        config = replace(config, options=replace(config.options, memory_share=memory_share))
 
     def make_engine(totals: EngineStats) -> AsyncEngine:
         return AsyncEngine(config, totals)
 
-    slot = ModelSlot(front.names[0], make_engine, policy)
-    return Member(build_service(front, slot, settings, log), slot)
+    name, *aliases = front.names
+    return ServedModel(
+        name=name,
+        aliases=tuple(aliases),
+        adapters=front.adapters,
+        slot=ModelSlot(name, make_engine, policy),
+        tokenizer=front.tokenizer,
+        templates=front.templates,
+        tool_format=settings.tool_format,
+        token_sets=TokenSets(front.tokenizer),
+        processors=load_processors(),
+        is_encoder=front.is_encoder,
+        pooling=front.pooling,
+        rank_head=front.rank_head,
+        prompt_lookup_tokens=settings.prompt_lookup_tokens,
+        draft_model_tokens=settings.draft_tokens if front.draft is not None else 0,
+        declared_context=config.options.max_context,
+        declared_hidden_size=front.hidden_size,
+        max_at_once=min(MAX_AT_ONCE, settings.max_sequences + settings.max_waiting),
+    )
 
 
 def build_engine(front: ModelFront, settings: Settings) -> AsyncEngine:
@@ -288,35 +309,6 @@ def token_pieces(tokenizer: Tokenizer) -> TokenPieces | None:
     )
 
 
-def build_service(
-    front: ModelFront, engine: Engine, settings: Settings, log: RequestLog | None = None
-) -> Service:
-    """Builds the service of a model under the names of clients; logs into `log`, or its own."""
-    model, *aliases = front.names
-    return Service(
-        model=model,
-        aliases=tuple(aliases),
-        adapters=front.adapters,
-        tokenizer=front.tokenizer,
-        templates=front.templates,
-        processors=ProcessorCatalog(load_processors()),
-        is_encoder=front.is_encoder,
-        pooling=front.pooling,
-        rank_head=front.rank_head,
-        tool_format=settings.tool_format,
-        prompt_lookup_tokens=settings.prompt_lookup_tokens,
-        draft_model_tokens=settings.draft_tokens if front.draft is not None else 0,
-        engine=engine,
-        request_log=log or build_request_log(settings),
-        declared_context=load_options(
-            settings, front.max_context, is_encoder=front.is_encoder
-        ).max_context,
-        declared_hidden_size=front.hidden_size,
-        max_at_once=min(MAX_AT_ONCE, settings.max_sequences + settings.max_waiting),
-        metrics=Metrics(model, lambda: engine.status),
-    )
-
-
 def build_request_log(settings: Settings) -> RequestLog:
     """Opens the log of ended requests.
 
@@ -356,6 +348,7 @@ def build_web_app(fleet: Fleet, settings: Settings, keys: Keyring) -> Litestar:
             drain_timeout_s=settings.drain_timeout,
         ),
         keys,
+        request_log=build_request_log(settings),
     )
 
 

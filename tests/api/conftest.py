@@ -10,7 +10,7 @@ from litestar import Litestar
 from litestar.testing import TestClient
 
 from rocmforge.api.http.settings import ApiSettings
-from tests.api.fake_engine import FakeEngine, build_app, make_service
+from tests.api.fake_engine import FakeEngine, build_app, make_model
 from tests.api.live import live_server
 from tests.support.server import LiveServer
 
@@ -26,7 +26,7 @@ def engine() -> FakeEngine:
 @pytest.fixture
 def client(engine: FakeEngine) -> Iterator[Client]:
     """A client of the application with default settings."""
-    app = build_app(make_service(engine), ApiSettings(max_body_bytes=100_000))
+    app = build_app(make_model(engine), ApiSettings(max_body_bytes=100_000))
     with TestClient(app) as client:
         yield client
 

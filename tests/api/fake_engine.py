@@ -5,33 +5,33 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
-from typing import cast
+from typing import Any
 
 from litestar import Litestar
 
 from rocmforge.api.app import build_app as build_fleet_app
-from rocmforge.api.fleet.fleet import Fleet, Member
-from rocmforge.api.fleet.slot import LoadableEngine, ModelSlot
+from rocmforge.api.generate.model import RequestedModel
 from rocmforge.api.http.keys import Keyring
 from rocmforge.api.http.settings import ApiSettings
 from rocmforge.api.metrics.requests import Metrics
-from rocmforge.api.service import Service
 from rocmforge.backend.protocol import DeviceInfo, RunnerInfo
 from rocmforge.engine.constraint.grammar_checker import GrammarChecker
 from rocmforge.engine.ipc.params import (
-    NO_KEY,
     FinishReason,
+    GenerateRequest,
     RequestTiming,
-    SamplingParams,
-    Share,
     TokenEvent,
     TokenLogprob,
 )
 from rocmforge.engine.ipc.status import EngineState, EngineStats, EngineStatus
 from rocmforge.errors import RocmForgeError
+from rocmforge.fleet.fleet import Fleet
+from rocmforge.fleet.model import ServedModel
+from rocmforge.fleet.slot import Engine, ModelSlot
 from rocmforge.text.template.template import ChatTemplates
+from rocmforge.text.tokenizer.token_sets import TokenSets
 from rocmforge.text.tokenizer.tokenizer import Tokenizer
 from tests.api import tiny
 
@@ -57,25 +57,14 @@ RUNNER = RunnerInfo(
 Batch = tuple[TokenEvent, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Submitted:
-    """What the API asked for."""
-
-    prompt_ids: tuple[int, ...]
-    sampling: SamplingParams
-    eos_ids: tuple[int, ...]
-    deadline_s: float | None = None
-    share: Share = NO_KEY
-
-
-Script = Callable[[Submitted], Sequence[Batch | Exception]]
+Script = Callable[[GenerateRequest], Sequence[Batch | Exception]]
 """What a sequence gets, one entry for each wake-up."""
 
 
 def say(*steps: Sequence[int], finish: FinishReason = FinishReason.STOP) -> Script:
     """One event for each step's tokens, one wake-up each; the last one has the finish reason."""
 
-    def script(request: Submitted) -> list[Batch | Exception]:
+    def script(request: GenerateRequest) -> list[Batch | Exception]:
         events = [_event(request, tuple(step)) for step in steps] or [TokenEvent(request_id=0)]
         timing = RequestTiming(
             arrival_ns=1, scheduled_ns=2, first_token_ns=3, finished_ns=time.monotonic_ns()
@@ -92,7 +81,7 @@ def score(token: int, num_top: int) -> TokenLogprob:
     return TokenLogprob(token_id=token, logprob=-(token % 10) / 8, top=top)
 
 
-def _event(request: Submitted, ids: tuple[int, ...]) -> TokenEvent:
+def _event(request: GenerateRequest, ids: tuple[int, ...]) -> TokenEvent:
     wanted = request.sampling.num_logprobs
     logprobs = tuple(score(token, wanted) for token in ids) if wanted >= 0 else None
     return TokenEvent(request_id=0, token_ids=ids, logprobs=logprobs)
@@ -142,7 +131,7 @@ class FakeEngine:
     script: Script = field(default_factory=lambda: say([262], [267], [tiny.IM_END]))
     refuses: RocmForgeError | None = None
     refuses_after: int = 0
-    submitted: list[Submitted] = field(default_factory=list)
+    submitted: list[GenerateRequest] = field(default_factory=list)
     live: set[FakeHandle] = field(default_factory=set)
     state: EngineState = EngineState.READY
     runner: RunnerInfo | None = RUNNER
@@ -186,25 +175,10 @@ class FakeEngine:
         """Takes no requests any more."""
         self.state = EngineState.STOPPED
 
-    def submit(
-        self,
-        prompt_ids: Sequence[int],
-        sampling: SamplingParams,
-        eos_ids: Sequence[int],
-        *,
-        deadline_s: float | None = None,
-        share: Share = NO_KEY,
-    ) -> FakeHandle:
+    def submit(self, request: GenerateRequest) -> FakeHandle:
         """Starts a script."""
         if self.refuses is not None and len(self.submitted) >= self.refuses_after:
             raise self.refuses
-        request = Submitted(
-            prompt_ids=tuple(prompt_ids),
-            sampling=sampling,
-            eos_ids=tuple(eos_ids),
-            deadline_s=deadline_s,
-            share=share,
-        )
         self.submitted.append(request)
         handle = FakeHandle(self, self.script(request))
         self.live.add(handle)
@@ -225,27 +199,39 @@ def grammar_checker() -> GrammarChecker:
     return GrammarChecker()
 
 
-def make_service(engine: FakeEngine, **changes: object) -> Service:
-    """A service on the tiny tokenizer."""
-    tokenizer, templates = tiny_text()
-    service = Service(
-        model="tiny",
-        aliases=("org/tiny-alias",),
-        tokenizer=tokenizer,
-        templates=templates,
-        engine=engine,
-        metrics=Metrics("tiny", lambda: engine.status),
-        grammars=grammar_checker(),
-        clock=lambda: 1_700_000_000.5,
-        started=1_600_000_000.0,
-    )
-    return replace(service, **changes)  # type: ignore[arg-type]
-
-
-def build_app(service: Service, settings: ApiSettings, keys: Keyring | None = None) -> Litestar:
-    """The application that serves one model, which is loaded."""
-    engine = cast("LoadableEngine", service.engine)
-    slot = ModelSlot(service.model, lambda stats: engine)
+def loaded_slot(engine: Engine, name: str = "tiny") -> ModelSlot:
+    """A slot with that engine, which needs no loading."""
+    slot = ModelSlot(name, lambda stats: engine)
     slot.open()
     slot.is_new = False
-    return build_fleet_app(Fleet([Member(replace(service, engine=slot), slot)]), settings, keys)
+    return slot
+
+
+def make_model(engine: Engine | None = None, **changes: Any) -> ServedModel:
+    """A model on the tiny tokenizer, loaded in that engine."""
+    tokenizer, templates = tiny_text()
+    facts: dict[str, Any] = {
+        "name": "tiny",
+        "aliases": ("org/tiny-alias",),
+        "tokenizer": tokenizer,
+        "templates": templates,
+        "grammars": grammar_checker(),
+        "clock": lambda: 1_700_000_000.5,
+        "started": 1_600_000_000.0,
+        **changes,
+    }
+    if "slot" not in facts:
+        facts["slot"] = loaded_slot(engine or FakeEngine(), facts["name"])
+    return ServedModel(token_sets=TokenSets(facts["tokenizer"]), **facts)
+
+
+def requested(model: ServedModel) -> RequestedModel:
+    """The model as a request has it that nothing is known of."""
+    return RequestedModel(served=model, metrics=Metrics(model.name, lambda: model.slot.status))
+
+
+def build_app(
+    model: ServedModel, settings: ApiSettings, keys: Keyring | None = None, **parts: Any
+) -> Litestar:
+    """The application that serves one model."""
+    return build_fleet_app(Fleet([model]), settings, keys, **parts)

@@ -14,17 +14,18 @@ from pathlib import Path
 import uvicorn
 
 from rocmforge.api.app import build_app
-from rocmforge.api.fleet.fleet import Fleet, Member
-from rocmforge.api.fleet.slot import ModelSlot
 from rocmforge.api.http.keys import Keyring, given_keys
 from rocmforge.api.http.settings import ApiSettings
 from rocmforge.api.metrics.devices import SYSFS
-from rocmforge.api.metrics.requests import Metrics
-from rocmforge.api.service import Service
+from rocmforge.api.metrics.fleet import FleetMetrics
 from rocmforge.commands.http.server import http_config, listen
 from rocmforge.engine.client.client import AsyncEngine
 from rocmforge.engine.client.config import EngineConfig
+from rocmforge.fleet.fleet import Fleet
+from rocmforge.fleet.model import ServedModel
+from rocmforge.fleet.slot import ModelSlot
 from rocmforge.text.template.template import ChatTemplates
+from rocmforge.text.tokenizer.token_sets import TokenSets
 from rocmforge.text.tokenizer.tokenizer import Tokenizer
 from rocmforge.wiring import token_pieces
 from tests.api import tiny
@@ -51,21 +52,20 @@ async def serve(arguments: argparse.Namespace) -> None:
         resume=arguments.resume,
     )
     slot = ModelSlot("tiny", lambda totals: AsyncEngine(config, totals))
-    service = Service(
-        model="tiny",
-        aliases=(),
+    model = ServedModel(
+        name="tiny",
+        slot=slot,
         tokenizer=tokenizer,
+        token_sets=TokenSets(tokenizer),
         templates=ChatTemplates.from_metadata(data, tokenizer),
-        engine=slot,
-        metrics=Metrics("tiny", lambda: slot.status, arguments.sysfs),
         declared_context=config.options.max_context,
         prompt_lookup_tokens=arguments.prompt_lookup_tokens,
         draft_model_tokens=arguments.draft_tokens,
     )
     keys = Keyring(given_keys(arguments.api_key))
     limits = ApiSettings(vllm_metrics=True, receive_timeout_s=arguments.receive_timeout)
-    fleet = Fleet([Member(service, slot)])
-    app = build_app(fleet, limits, keys)
+    fleet = Fleet([model])
+    app = build_app(fleet, limits, keys, metrics=FleetMetrics(fleet, arguments.sysfs))
     loading = asyncio.create_task(fleet.load_first(slot))
     try:
         http = http_config(app, receive_timeout_s=arguments.receive_timeout)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ from litestar.testing import TestClient
 
 from rocmforge.api.http.settings import ApiSettings
 from tests.api.conftest import Client
-from tests.api.fake_engine import FakeEngine, build_app, make_service
+from tests.api.fake_engine import FakeEngine, build_app, make_model
 from tests.api.test_embeddings import EMBEDDING_RUNNER, embeds
 
 BODIES: dict[str, dict[str, Any]] = {
@@ -25,8 +24,8 @@ BODIES: dict[str, dict[str, Any]] = {
 @pytest.fixture
 def client(engine: FakeEngine) -> Iterator[Client]:
     """A client of a server with two adapters."""
-    service = replace(make_service(engine), aliases=("alias",), adapters=("sql", "org/poet"))
-    with TestClient(build_app(service, ApiSettings())) as client:
+    model = make_model(engine, aliases=("alias",), adapters=("sql", "org/poet"))
+    with TestClient(build_app(model, ApiSettings())) as client:
         yield client
 
 

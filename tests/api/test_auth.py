@@ -11,7 +11,7 @@ from litestar.testing import TestClient
 from rocmforge.api.http.keys import Keyring, given_keys
 from rocmforge.api.http.settings import ApiSettings
 from tests.api.conftest import Client
-from tests.api.fake_engine import FakeEngine, build_app, make_service
+from tests.api.fake_engine import FakeEngine, build_app, make_model
 
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
 
@@ -20,7 +20,7 @@ BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
 def guarded(engine: FakeEngine) -> Iterator[Client]:
     settings = ApiSettings(cors_origins=("https://ui.example",))
     keys = Keyring(given_keys(["first-key", "schlüssel"]))
-    with TestClient(build_app(make_service(engine), settings, keys)) as client:
+    with TestClient(build_app(make_model(engine), settings, keys)) as client:
         yield client
 
 

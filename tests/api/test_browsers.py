@@ -11,7 +11,7 @@ from litestar.testing import TestClient
 
 from rocmforge.api.http.settings import ApiSettings
 from tests.api.conftest import Client
-from tests.api.fake_engine import FakeEngine, build_app, make_service
+from tests.api.fake_engine import FakeEngine, build_app, make_model
 from tests.support.server import LiveServer
 
 JSON = {"content-type": "application/json"}
@@ -23,7 +23,7 @@ SAFE = {"GET", "HEAD", "OPTIONS"}
 def listed(engine: FakeEngine) -> Iterator[Client]:
     """An application that a page of another origin may use."""
     settings = ApiSettings(cors_origins=(UI,))
-    with TestClient(build_app(make_service(engine), settings)) as client:
+    with TestClient(build_app(make_model(engine), settings)) as client:
         yield client
 
 
@@ -105,7 +105,7 @@ def test_a_listed_origin_is_served_and_no_other(listed: Client) -> None:
 
 def test_any_origin_is_served_if_all_are_listed(engine: FakeEngine) -> None:
     settings = ApiSettings(cors_origins=("*",))
-    with TestClient(build_app(make_service(engine), settings)) as client:
+    with TestClient(build_app(make_model(engine), settings)) as client:
         assert 403 not in statuses(client, JSON | {"origin": "https://a.example"}).values()
 
 

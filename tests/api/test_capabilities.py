@@ -14,13 +14,13 @@ from litestar import Litestar
 from litestar.testing import TestClient
 
 from rocmforge.api.app import build_app
-from rocmforge.api.fleet.fleet import Fleet, FleetSettings, Member
-from rocmforge.api.fleet.slot import ModelPolicy, ModelSlot, ModelState
 from rocmforge.api.http.settings import ApiSettings
 from rocmforge.errors import OutOfMemory
+from rocmforge.fleet.fleet import Fleet, FleetSettings
+from rocmforge.fleet.slot import ModelPolicy, ModelSlot, ModelState
 from rocmforge.models.pooling import PoolingType
 from rocmforge.text.template.template import ChatTemplates
-from tests.api.fake_engine import MAX_CONTEXT, RUNNER, FakeEngine, make_service
+from tests.api.fake_engine import MAX_CONTEXT, RUNNER, FakeEngine, make_model
 from tests.data.models.tiny_encoders import by_name, write_encoder
 from tests.support.server import LiveServer
 
@@ -54,23 +54,22 @@ class Pair:
 
     def __init__(self, *, hidden_size: int, **changes: Any) -> None:
         runner = replace(RUNNER, hidden_size=hidden_size, logits_processors=("dry",))
-        members = []
+        models = []
         for name in ("up", "lazy"):
             policy = ModelPolicy(at_start=name == "up")
             slot = ModelSlot(name, lambda totals: LazyEngine(runner=None), policy)
-            service = replace(
-                make_service(FakeEngine()),
-                model=name,
+            model = make_model(
+                name=name,
                 aliases=(),
-                engine=slot,
+                slot=slot,
                 declared_context=MAX_CONTEXT,
                 declared_hidden_size=hidden_size,
                 **changes,
             )
-            members.append(Member(service, slot))
-        self.up, self.lazy = (member.slot for member in members)
+            models.append(model)
+        self.up, self.lazy = (model.slot for model in models)
         self.up.engine, self.up.is_new = FakeEngine(runner=runner), False
-        self.fleet = Fleet(members, FleetSettings(max_loaded=1))
+        self.fleet = Fleet(models, FleetSettings(max_loaded=1))
         self.client: TestClient[Litestar] = TestClient(build_app(self.fleet, ApiSettings()))
 
     def errors(self, path: str, body: dict[str, Any]) -> tuple[Any, Any]:

@@ -13,7 +13,7 @@ from rocmforge.api.generate.generation import Piece
 from rocmforge.api.generate.plan import Plan
 from rocmforge.api.generate.schema import ChatRequest
 from rocmforge.api.http.settings import ApiSettings
-from rocmforge.engine.ipc.params import FinishReason, SamplingParams, TokenEvent
+from rocmforge.engine.ipc.params import FinishReason, GenerateRequest, SamplingParams, TokenEvent
 from rocmforge.errors import EngineDied, QueueFull
 from rocmforge.text.template.template import ChatTemplates
 from tests.api import tiny
@@ -21,9 +21,9 @@ from tests.api.fake_engine import (
     MAX_CONTEXT,
     Batch,
     FakeEngine,
-    Submitted,
     build_app,
-    make_service,
+    make_model,
+    requested,
     say,
     score,
 )
@@ -33,7 +33,7 @@ HELLO, WORLD, END = 262, 267, tiny.IM_END
 
 
 def tokens(text: str, *, special: bool = False) -> list[int]:
-    return make_service(FakeEngine()).tokenizer.encode(text, parse_special=special)
+    return make_model(FakeEngine()).tokenizer.encode(text, parse_special=special)
 
 
 def contents(found: list[Any], index: int = 0) -> str:
@@ -146,14 +146,14 @@ def test_tool_messages_in_the_history_are_accepted(chat: Any, engine: FakeEngine
     assert response.status_code == 200
     expected = "<|im_start|>assistant\n<|im_end|>\n<|im_start|>tool\n42<|im_end|>\n"
     ids = list(engine.submitted[0].prompt_ids)
-    assert expected in make_service(engine).tokenizer.decode(ids, skip_special=False)
+    assert expected in make_model(engine).tokenizer.decode(ids, skip_special=False)
 
 
 def test_template_arguments_reach_the_template(engine: FakeEngine) -> None:
     source = "{{ greeting }}{% for m in messages %}{{ m.content }}{% endfor %}"
-    service = make_service(engine)
-    templates = ChatTemplates.from_metadata({}, service.tokenizer, override=source)
-    app = build_app(replace(service, templates=templates), ApiSettings())
+    model = make_model(engine)
+    templates = ChatTemplates.from_metadata({}, model.tokenizer, override=source)
+    app = build_app(replace(model, templates=templates), ApiSettings())
     with TestClient(app) as client:
         body = {
             "model": "tiny",
@@ -165,10 +165,10 @@ def test_template_arguments_reach_the_template(engine: FakeEngine) -> None:
 
 
 def test_a_template_that_refuses_the_conversation_is_a_400(engine: FakeEngine) -> None:
-    service = make_service(engine)
+    model = make_model(engine)
     source = "{{ raise_exception('roles must alternate') }}"
-    templates = ChatTemplates.from_metadata({}, service.tokenizer, override=source)
-    app = build_app(replace(service, templates=templates), ApiSettings())
+    templates = ChatTemplates.from_metadata({}, model.tokenizer, override=source)
+    app = build_app(replace(model, templates=templates), ApiSettings())
     with TestClient(app) as client:
         body = {"model": "tiny", "messages": [{"role": "user", "content": "user"}]}
         response = client.post("/v1/chat/completions", json=body)
@@ -177,19 +177,19 @@ def test_a_template_that_refuses_the_conversation_is_a_400(engine: FakeEngine) -
 
 
 def test_a_template_that_runs_away_on_a_conversation_is_a_400(engine: FakeEngine) -> None:
-    service = make_service(engine)
+    model = make_model(engine)
     source = "{% if 'x' in messages[0].content %}{% for i in range(10**9) %}{% endfor %}{% endif %}"
-    templates = ChatTemplates.from_metadata({}, service.tokenizer, override=source)
-    app = build_app(replace(service, templates=templates), ApiSettings())
+    templates = ChatTemplates.from_metadata({}, model.tokenizer, override=source)
+    app = build_app(replace(model, templates=templates), ApiSettings())
     with TestClient(app) as client:
         body = {"model": "tiny", "messages": [{"role": "user", "content": "x"}]}
         assert client.post("/v1/chat/completions", json=body).status_code == 400
 
 
 def test_a_model_without_a_template_cannot_chat_and_says_so(engine: FakeEngine) -> None:
-    service = make_service(engine)
-    templates = ChatTemplates.from_metadata({}, service.tokenizer)
-    app = build_app(replace(service, templates=templates), ApiSettings())
+    model = make_model(engine)
+    templates = ChatTemplates.from_metadata({}, model.tokenizer)
+    app = build_app(replace(model, templates=templates), ApiSettings())
     with TestClient(app) as client:
         body = {"model": "tiny", "messages": [{"role": "user", "content": "x"}]}
         response = client.post("/v1/chat/completions", json=body)
@@ -468,7 +468,7 @@ def test_a_fallback_backend_shows_in_the_fingerprint(chat: Any, engine: FakeEngi
 def test_choices_open_in_order_whichever_speaks_first() -> None:
     plan = Plan(prompts=((1,),), sampling=SamplingParams(max_tokens=1), n=2, stop=())
     request = ChatRequest(model="tiny", messages=[])
-    writer = ChatWriter(make_service(FakeEngine()), plan, request)
+    writer = ChatWriter(requested(make_model()), plan, request)
     piece = Piece(1, "hi", (), (), None, None, 1)
     found = events(writer.events(piece).decode())
     said = [(c["choices"][0]["index"], c["choices"][0]["delta"].get("content")) for c in found]
@@ -476,7 +476,7 @@ def test_choices_open_in_order_whichever_speaks_first() -> None:
 
 
 def test_prompt_log_probabilities_as_vllm_has_them(chat: Any, engine: FakeEngine) -> None:
-    def script(request: Submitted) -> list[Batch | Exception]:
+    def script(request: GenerateRequest) -> list[Batch | Exception]:
         wanted = request.sampling.prompt_logprobs
         scores = tuple(score(token, wanted) for token in request.prompt_ids[1:])
         end = say([tiny.IM_END])(request)

@@ -9,17 +9,17 @@ import pytest
 from litestar.testing import TestClient
 
 from rocmforge.api.http.settings import ApiSettings
-from rocmforge.engine.ipc.params import FinishReason, TokenEvent
+from rocmforge.engine.ipc.params import FinishReason, GenerateRequest, TokenEvent
 from rocmforge.text.tokenizer.tokenizer import Tokenizer
 from tests.api import tiny
-from tests.api.fake_engine import Batch, FakeEngine, Submitted, build_app, make_service, say, score
+from tests.api.fake_engine import Batch, FakeEngine, build_app, make_model, say, score
 from tests.api.sse import chunks
 
 HELLO, WORLD, END = 262, 267, tiny.IM_END
 
 
 def tokens(text: str) -> list[int]:
-    return make_service(FakeEngine()).tokenizer.encode(text, parse_special=True)
+    return make_model(FakeEngine()).tokenizer.encode(text, parse_special=True)
 
 
 def texts(found: list[Any], index: int = 0) -> str:
@@ -27,7 +27,7 @@ def texts(found: list[Any], index: int = 0) -> str:
     return "".join(c["text"] for c in choices if c["index"] == index)
 
 
-def scoring_prompt(request: Submitted) -> Sequence[Batch]:
+def scoring_prompt(request: GenerateRequest) -> Sequence[Batch]:
     """Scores the prompt in two pieces, then says " world"."""
     wanted = request.sampling.prompt_logprobs
     scores = tuple(score(token, wanted) for token in request.prompt_ids[1:])
@@ -114,7 +114,7 @@ def test_choices_of_a_batch_are_numbered_prompt_by_prompt(
     assert [request.prompt_ids for request in engine.submitted] == [(7,), (7,), (8,), (8,)]
     seeds = [request.sampling.seed for request in engine.submitted]
     assert seeds[:2] == seeds[2:]
-    first, second = (make_service(engine).tokenizer.decode([i]) for i in (7, 8))
+    first, second = (make_model(engine).tokenizer.decode([i]) for i in (7, 8))
     echoed = [choice["text"].removesuffix("hello world") for choice in body["choices"]]
     assert echoed == [first, first, second, second]
 
@@ -208,7 +208,7 @@ def test_the_best_of_several_is_the_most_probable(complete: Any, engine: FakeEng
     body = complete(n=2, best_of=4).json()
     assert [choice["index"] for choice in body["choices"]] == [0, 1]
     assert [choice["text"] for choice in body["choices"]] == [
-        make_service(engine).tokenizer.decode(ids) for ids in ([290, 290], [271, 271])
+        make_model(engine).tokenizer.decode(ids) for ids in ([290, 290], [271, 271])
     ]
     assert all(choice["logprobs"] is None for choice in body["choices"])
     assert body["usage"]["completion_tokens"] == 12
@@ -253,12 +253,12 @@ def test_a_suffix_is_put_where_the_model_expects_it(engine: FakeEngine) -> None:
     names = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"]
     data["tokenizer.ggml.tokens"][-3:] = names
     prefix, suffix, middle = range(tiny.VOCAB_SIZE - 3, tiny.VOCAB_SIZE)
-    service = make_service(engine, tokenizer=Tokenizer.from_metadata(data))
-    with TestClient(build_app(service, ApiSettings())) as client:
+    model = make_model(engine, tokenizer=Tokenizer.from_metadata(data))
+    with TestClient(build_app(model, ApiSettings())) as client:
         body = {"model": "tiny", "prompt": "hello", "suffix": " world<|im_end|>"}
         answer = client.post("/v1/completions", json=body).json()
         refused = client.post("/v1/completions", json=body | {"echo": True})
-    end = service.tokenizer.encode("<|im_end|>", parse_special=False)
+    end = model.tokenizer.encode("<|im_end|>", parse_special=False)
     assert engine.submitted[0].prompt_ids == (prefix, HELLO, suffix, WORLD, *end, middle)
     assert answer["choices"][0]["text"] == "hello world"
     assert refused.json()["error"]["param"] == "suffix"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import httpx
@@ -17,7 +18,9 @@ HEADER = "x-request-timeout"
 
 
 def deadline(engine: FakeEngine) -> float | None:
-    return engine.submitted[-1].deadline_s
+    """Seconds from now, of the latest request."""
+    deadline_ns = engine.submitted[-1].deadline_ns
+    return None if deadline_ns is None else (deadline_ns - time.monotonic_ns()) * 1e-9
 
 
 def test_without_a_timeout_there_is_no_deadline(client: Client, engine: FakeEngine) -> None:
@@ -41,6 +44,15 @@ def test_the_earlier_one_of_body_and_header_counts(
     given = deadline(engine)
     assert given is not None
     assert 0 < given <= seconds
+
+
+@pytest.mark.parametrize("seconds", [1e10, 1e300])
+def test_a_deadline_beyond_all_clocks_is_none(
+    client: Client, engine: FakeEngine, seconds: float
+) -> None:
+    answer = client.post("/v1/completions", json={**BODY, "timeout": seconds})
+    assert answer.status_code == 200
+    assert deadline(engine) is None
 
 
 def test_chats_have_deadlines_too(chat: Any, engine: FakeEngine) -> None:

@@ -11,10 +11,13 @@ from litestar.testing import TestClient
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
+from rocmforge.api.app import build_app
 from rocmforge.api.http.settings import ApiSettings
+from rocmforge.api.metrics.fleet import FleetMetrics
 from rocmforge.api.metrics.requests import Metrics
 from rocmforge.engine.ipc.status import EngineStats, EngineStatus
-from tests.api.fake_engine import RUNNER, FakeEngine, build_app, make_service
+from rocmforge.fleet.fleet import Fleet
+from tests.api.fake_engine import RUNNER, FakeEngine, make_model
 from tests.api.test_metrics import value
 
 DEVICES = ("0000:03:00.0", "0000:43:00.0")
@@ -68,12 +71,20 @@ def test_what_is_not_known_is_left_out(sysfs: Path) -> None:
     assert not [name for name in names if name.startswith(told)]
 
 
+class CostlyEngine(FakeEngine):
+    """Tells what its steps cost."""
+
+    @property
+    def status(self) -> EngineStatus:
+        return replace(super().status, stats=COSTS)
+
+
 def test_the_documentation_has_every_family_and_no_other(sysfs: Path) -> None:
-    engine = FakeEngine(runner=replace(RUNNER, copy_bandwidth=1.0, bus_ids=DEVICES))
-    metrics = Metrics("tiny", lambda: replace(engine.status, stats=COSTS), sysfs)
-    metrics.name_key(1, "alice")
-    service = replace(make_service(engine), metrics=metrics)
-    with TestClient(build_app(service, ApiSettings())) as client:
+    engine = CostlyEngine(runner=replace(RUNNER, copy_bandwidth=1.0, bus_ids=DEVICES))
+    fleet = Fleet([make_model(engine)])
+    metrics = FleetMetrics(fleet, sysfs)
+    metrics.of(fleet.models[0]).name_key(1, "alice")
+    with TestClient(build_app(fleet, ApiSettings(), metrics=metrics)) as client:
         exported = {
             family.name.removeprefix("rocmforge_")
             for family in text_string_to_metric_families(client.get("/metrics").text)

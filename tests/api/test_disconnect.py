@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 from litestar import Litestar
 
+from rocmforge.api.app import build_app as build_fleet_app
 from rocmforge.api.http.settings import ApiSettings
-from rocmforge.api.metrics.requests import render
-from rocmforge.engine.ipc.params import TokenEvent
-from tests.api.fake_engine import RUNNER, Batch, FakeEngine, Submitted, build_app, make_service
+from rocmforge.api.metrics.fleet import FleetMetrics
+from rocmforge.engine.ipc.params import GenerateRequest, TokenEvent
+from rocmforge.fleet.fleet import Fleet
+from tests.api.fake_engine import RUNNER, Batch, FakeEngine, build_app, make_model
 
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
 HELLO = 262
@@ -74,11 +76,11 @@ class Connection:
         self.sent.put_nowait(message)
 
 
-def silent(request: Submitted) -> list[Batch]:
+def silent(request: GenerateRequest) -> list[Batch]:
     return []
 
 
-def endless(request: Submitted) -> list[Batch]:
+def endless(request: GenerateRequest) -> list[Batch]:
     return [(TokenEvent(request_id=0, token_ids=(HELLO,)),)] * 100_000
 
 
@@ -91,7 +93,7 @@ def finishing(steps: Coroutine[Any, Any, None]) -> None:
 
 
 def make_app(engine: FakeEngine, **settings: Any) -> Litestar:
-    return build_app(make_service(engine), ApiSettings(**settings))
+    return build_app(make_model(engine), ApiSettings(**settings))
 
 
 async def until(condition: Any) -> None:
@@ -224,13 +226,15 @@ def test_a_long_prefill_is_bridged_with_comments() -> None:
 def test_an_abandoned_sequence_counts_as_aborted() -> None:
     async def steps() -> None:
         engine = FakeEngine(script=silent)
-        service = make_service(engine)
-        connection = Connection(build_app(service, ApiSettings()), BODY | {"stream": True})
+        fleet = Fleet([make_model(engine)])
+        metrics = FleetMetrics(fleet)
+        app = build_fleet_app(fleet, ApiSettings(), metrics=metrics)
+        connection = Connection(app, BODY | {"stream": True})
         running = asyncio.create_task(connection.run())
         await until(lambda: engine.live)
         connection.gone.set()
         await running
-        text, _ = render([service.metrics.registry], "", vllm_names=False)
+        text, _ = metrics.render("", vllm_names=False)
         assert b'finished_reason="abort",model_name="tiny"} 1.0' in text
 
     finishing(steps())

@@ -14,7 +14,7 @@ from litestar.testing import TestClient
 
 from rocmforge.api.http.keys import Keyring, given_keys
 from rocmforge.api.http.settings import ApiSettings
-from rocmforge.engine.ipc.params import FinishReason, Pooling, TokenEvent
+from rocmforge.engine.ipc.params import FinishReason, GenerateRequest, Pooling, TokenEvent
 from rocmforge.errors import EngineError, QueueFull
 from rocmforge.models.pooling import PoolingType
 from rocmforge.models.rank_head import RankHead
@@ -25,9 +25,8 @@ from tests.api.fake_engine import (
     RUNNER,
     FakeEngine,
     Script,
-    Submitted,
     build_app,
-    make_service,
+    make_model,
     tiny_text,
 )
 from tests.api.live import assert_settles
@@ -51,7 +50,7 @@ def engine() -> FakeEngine:
 
 
 def embeds() -> Script:
-    def script(request: Submitted) -> list[tuple[TokenEvent, ...] | Exception]:
+    def script(request: GenerateRequest) -> list[tuple[TokenEvent, ...] | Exception]:
         vector = np.array([len(request.prompt_ids), 1], np.float32)
         event = TokenEvent(
             request_id=0, finish_reason=FinishReason.LENGTH, embedding=vector.tobytes()
@@ -61,8 +60,8 @@ def embeds() -> Script:
     return script
 
 
-def service_with(engine: FakeEngine, pooling: PoolingType) -> Any:
-    return build_app(make_service(engine, pooling=pooling), ApiSettings(max_body_bytes=1_000_000))
+def app_with(engine: FakeEngine, pooling: PoolingType) -> Any:
+    return build_app(make_model(engine, pooling=pooling), ApiSettings(max_body_bytes=1_000_000))
 
 
 def expected(ids: list[int]) -> Any:
@@ -132,7 +131,7 @@ class NarrowEngine(FakeEngine):
 
 def test_inputs_are_admitted_in_pieces_that_fit() -> None:
     engine = NarrowEngine(script=embeds(), runner=EMBEDDING_RUNNER)
-    with TestClient(service_with(engine, PoolingType.LAST)) as client:
+    with TestClient(app_with(engine, PoolingType.LAST)) as client:
         answer = client.post(PATH, json={"model": "tiny", "input": [[1] * n for n in range(1, 9)]})
     lengths = [vector["embedding"] for vector in answer.json()["data"]]
     assert [round(x / y) for x, y in lengths] == list(range(1, 9))
@@ -147,9 +146,9 @@ def test_a_key_may_send_more_inputs_than_it_may_run_at_once(
     engine = NarrowEngine(script=embeds(), runner=EMBEDDING_RUNNER)
     (key,) = given_keys(["secret"])
     key = replace(key, max_sequences=sequences, tokens_per_minute=tokens)
-    service = make_service(engine, pooling=PoolingType.LAST)
+    model = make_model(engine, pooling=PoolingType.LAST)
     inputs = [[1] * n for n in range(1, 9)]  # 36 tokens, which count once
-    with TestClient(build_app(service, ApiSettings(), Keyring([key]))) as client:
+    with TestClient(build_app(model, ApiSettings(), Keyring([key]))) as client:
         client.headers["authorization"] = "Bearer secret"
         answer = client.post(PATH, json={"model": "tiny", "input": inputs})
     assert answer.status_code == 200, answer.text
@@ -160,7 +159,7 @@ def test_a_key_may_send_more_inputs_than_it_may_run_at_once(
 def test_a_queue_without_any_room_is_too_many_requests() -> None:
     engine = NarrowEngine(script=embeds(), runner=EMBEDDING_RUNNER)
     engine.places = 0
-    with TestClient(service_with(engine, PoolingType.LAST)) as client:
+    with TestClient(app_with(engine, PoolingType.LAST)) as client:
         assert client.post(PATH, json={"model": "tiny", "input": ["a", "b"]}).status_code == 429
 
 
@@ -176,7 +175,7 @@ def test_a_queue_without_any_room_is_too_many_requests() -> None:
 def test_states_are_pooled_as_the_file_says(
     engine: FakeEngine, declared: PoolingType, pooling: Pooling
 ) -> None:
-    with TestClient(service_with(engine, declared)) as client:
+    with TestClient(app_with(engine, declared)) as client:
         answer = client.post(PATH, json={"model": "tiny", "input": "hello world"})
     assert answer.json()["data"][0]["embedding"] == pytest.approx([2 / 5**0.5, 1 / 5**0.5])
     sampling = engine.submitted[0].sampling
@@ -185,8 +184,8 @@ def test_states_are_pooled_as_the_file_says(
 
 def test_texts_end_as_in_training_and_hold_no_control_tokens(engine: FakeEngine) -> None:
     data = tiny.metadata() | {"tokenizer.ggml.add_eos_token": True}
-    service = make_service(engine, tokenizer=Tokenizer.from_metadata(data))
-    with TestClient(build_app(service, ApiSettings())) as client:
+    model = make_model(engine, tokenizer=Tokenizer.from_metadata(data))
+    with TestClient(build_app(model, ApiSettings())) as client:
         client.post(PATH, json={"model": "tiny", "input": ["hello", "<|im_start|>"]})
     hello, spelled = (request.prompt_ids for request in engine.submitted)
     assert hello == (262, tiny.IM_END)
@@ -202,7 +201,7 @@ def test_documents_come_in_the_order_of_their_cosines(engine: FakeEngine) -> Non
         "return_documents": True,
         "top_n": 2,
     }
-    with TestClient(service_with(engine, PoolingType.MEAN)) as client:
+    with TestClient(app_with(engine, PoolingType.MEAN)) as client:
         answers = [client.post(path, json=body).json() for path in ("/v1/rerank", "/rerank")]
     for answer in answers:
         assert [result["index"] for result in answer["results"]] == [1, 2]
@@ -217,14 +216,14 @@ def ranker(scores: list[float], num_scores: int = 1) -> tuple[FakeEngine, Any]:
     """An engine with a head that gives these scores, and its application."""
     left = iter(scores)
 
-    def script(request: Submitted) -> list[tuple[TokenEvent, ...] | Exception]:
+    def script(request: GenerateRequest) -> list[tuple[TokenEvent, ...] | Exception]:
         score = np.array([next(left)] * num_scores, np.float32).tobytes()
         event = TokenEvent(request_id=0, finish_reason=FinishReason.LENGTH, embedding=score)
         return [(event,)]
 
     engine = FakeEngine(script=script, runner=replace(RUNNER, hidden_size=num_scores))
-    service = make_service(engine, pooling=PoolingType.RANK, is_encoder=True)
-    return engine, build_app(service, ApiSettings())
+    model = make_model(engine, pooling=PoolingType.RANK, is_encoder=True)
+    return engine, build_app(model, ApiSettings())
 
 
 def test_a_head_scores_pairs_of_query_and_document() -> None:
@@ -250,8 +249,8 @@ def test_documents_are_cut_where_the_request_says(pooling: PoolingType) -> None:
         "documents": ["hello world " * MAX_CONTEXT, "hello"],
         "max_tokens_per_doc": 2,
     }
-    service = make_service(engine, pooling=pooling, is_encoder=True)
-    with TestClient(build_app(service, ApiSettings())) as client:
+    model = make_model(engine, pooling=pooling, is_encoder=True)
+    with TestClient(build_app(model, ApiSettings())) as client:
         assert client.post("/v1/rerank", json=body).status_code == 200
     tokenizer = tiny_text()[0]
     found = [request.prompt_ids for request in engine.submitted][-2:]
@@ -265,9 +264,9 @@ def test_a_model_that_says_yes_or_no_reads_its_own_prompt() -> None:
     engine = FakeEngine(script=embeds(), runner=EMBEDDING_RUNNER)
     weight = np.array([[0.5, 0], [0, 1]], np.float32)  # the states are the length and 1
     head = RankHead(weight, "<|im_start|>{query} {document}<|im_end|>")
-    service = make_service(engine, pooling=PoolingType.RANK, rank_head=head)
+    model = make_model(engine, pooling=PoolingType.RANK, rank_head=head)
     body = {"model": "tiny", "query": "hello", "documents": ["world", "<|im_end|>"]}
-    with TestClient(build_app(service, ApiSettings())) as client:
+    with TestClient(build_app(model, ApiSettings())) as client:
         answer = client.post("/v1/rerank", json=body).json()
         cut = client.post("/v1/rerank", json={**body, "max_tokens_per_doc": 3}).json()
         assert client.post(PATH, json={"model": "tiny", "input": "a"}).status_code == 400
@@ -285,7 +284,7 @@ def test_a_model_that_says_yes_or_no_reads_its_own_prompt() -> None:
 
 def test_a_model_that_was_trained_for_neither_cannot_rank(engine: FakeEngine) -> None:
     body = {"model": "tiny", "query": "a", "documents": ["b"]}
-    with TestClient(service_with(engine, PoolingType.NONE)) as client:
+    with TestClient(app_with(engine, PoolingType.NONE)) as client:
         error = client.post("/v1/rerank", json=body).json()["error"]
     assert (error["param"], error["code"]) == ("model", "unsupported_parameter")
     assert "'tiny' cannot rank" in error["message"]
@@ -293,7 +292,7 @@ def test_a_model_that_was_trained_for_neither_cannot_rank(engine: FakeEngine) ->
 
 def test_a_head_without_a_prompt_cannot_rank(engine: FakeEngine) -> None:
     body = {"model": "tiny", "query": "a", "documents": ["b"]}
-    with TestClient(service_with(engine, PoolingType.RANK)) as client:
+    with TestClient(app_with(engine, PoolingType.RANK)) as client:
         error = client.post("/v1/rerank", json=body).json()["error"]
     assert "no classification head, or no prompt" in error["message"]
     assert engine.submitted == []
@@ -351,7 +350,7 @@ def test_encoders_generate_nothing_and_say_what_to_use(path: str, body: dict[str
 )
 def test_what_cannot_embed_says_so(runner: Any, pooling: PoolingType) -> None:
     engine = FakeEngine(runner=runner)
-    with TestClient(service_with(engine, pooling)) as client:
+    with TestClient(app_with(engine, pooling)) as client:
         response = client.post(PATH, json={"model": "tiny", "input": "a"})
     assert response.status_code == 400
     error = response.json()["error"]
@@ -387,7 +386,7 @@ def test_mistakes_are_refused_by_name(
     engine: FakeEngine, path: str, fields: dict[str, Any], param: str
 ) -> None:
     body = {"model": "tiny", "input": "a", "query": "a", "documents": ["b"], **fields}
-    with TestClient(service_with(engine, PoolingType.LAST)) as client:
+    with TestClient(app_with(engine, PoolingType.LAST)) as client:
         response = client.post(path, json=body)
     assert response.status_code == 400, response.text
     assert response.json()["error"]["param"] == param
@@ -396,7 +395,7 @@ def test_mistakes_are_refused_by_name(
 
 def test_a_failure_leaves_nothing_behind(engine: FakeEngine) -> None:
     engine.script = lambda request: [EngineError("secret")]
-    with TestClient(service_with(engine, PoolingType.NONE)) as client:
+    with TestClient(app_with(engine, PoolingType.NONE)) as client:
         response = client.post(PATH, json={"model": "tiny", "input": ["a", "b", "c"]})
     assert response.status_code == 500
     assert "secret" not in response.text

@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from rocmforge.api.http.keys import Keyring
 from rocmforge.api.http.settings import ApiSettings
 from rocmforge.engine.ipc.params import NO_KEY, Share
-from tests.api.fake_engine import FakeEngine, build_app, make_service
+from tests.api.fake_engine import FakeEngine, build_app, make_model
 from tests.api.live import live_server
 from tests.api.test_keys import PROMPT, a_key, bearer
 from tests.support.server import LiveServer
@@ -26,7 +26,7 @@ FLOOD = 300
 
 def test_the_engine_is_told_an_index_and_a_weight(engine: FakeEngine) -> None:
     keys = Keyring([a_key("alice"), a_key("bob", weight=2.0)])
-    with TestClient(build_app(make_service(engine), ApiSettings(), keys)) as client:
+    with TestClient(build_app(make_model(engine), ApiSettings(), keys)) as client:
         for name in ("bob", "alice", "bob"):
             client.post("/v1/completions", json=PROMPT, headers=bearer(name))
         keys.replace([a_key("bob", weight=4.0)])
@@ -41,7 +41,7 @@ def test_the_engine_is_told_an_index_and_a_weight(engine: FakeEngine) -> None:
 
 
 def test_without_keys_nobody_is_anybody(engine: FakeEngine) -> None:
-    with TestClient(build_app(make_service(engine), ApiSettings())) as client:
+    with TestClient(build_app(make_model(engine), ApiSettings())) as client:
         client.post("/v1/completions", json=PROMPT)
     assert [request.share for request in engine.submitted] == [NO_KEY]
 

@@ -9,8 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocmforge.api.fleet.fleet import Fleet
-from rocmforge.api.fleet.slot import ModelPolicy
 from rocmforge.engine.ipc.status import EngineState
 from rocmforge.errors import (
     CapacityError,
@@ -26,6 +24,8 @@ from rocmforge.errors import (
     QueueFull,
     UnsupportedArchitecture,
 )
+from rocmforge.fleet.fleet import Fleet
+from rocmforge.fleet.slot import ModelPolicy
 from tests.api.timed_fleet import LAZY, LOAD_S, Device, TimedEngine, settle, spawn, world
 from tests.support.virtual_time import run_virtual
 
@@ -33,9 +33,9 @@ from tests.support.virtual_time import run_virtual
 
 
 def test_names_must_differ() -> None:
-    members = world().fleet.members
+    models = world().fleet.models
     with pytest.raises(ConfigurationError, match="called 'a'"):
-        Fleet([members[0], members[0]])
+        Fleet([models[0], models[0]])
 
 
 def test_an_unknown_name_is_answered_with_those_there_are() -> None:
@@ -404,6 +404,7 @@ def test_counters_go_on_in_the_next_engine_and_gauges_do_not_stay() -> None:
 
 def test_who_leaves_in_the_moment_of_being_let_in_does_not_count_for_ever() -> None:
     slot = world().slot("a")
+    slot.open()
 
     async def main() -> None:
         waiting = asyncio.ensure_future(slot.wait())

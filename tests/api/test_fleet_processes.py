@@ -10,16 +10,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rocmforge.api.fleet.fleet import Fleet, Member
-from rocmforge.api.fleet.slot import ModelPolicy, ModelSlot, ModelState
 from rocmforge.engine.client.client import AsyncEngine
 from rocmforge.engine.client.config import EngineConfig
-from rocmforge.engine.ipc.params import FinishReason, SamplingParams
-from tests.api.fake_engine import FakeEngine, make_service
+from rocmforge.engine.ipc.params import FinishReason, GenerateRequest, SamplingParams
+from rocmforge.fleet.fleet import Fleet
+from rocmforge.fleet.slot import ModelPolicy, ModelSlot, ModelState
+from tests.api.fake_engine import make_model
 from tests.support.options import SMALL
 
 PATIENCE_S = 60.0
-SAMPLING = SamplingParams(max_tokens=4, ignore_eos=True)
+REQUEST = GenerateRequest(
+    prompt_ids=(1, 2, 3),
+    sampling=SamplingParams(max_tokens=4, ignore_eos=True),
+    eos_ids=(999,),
+    arrival_ns=0,
+)
 
 
 def make_fleet(backend: str) -> tuple[Fleet, ModelSlot]:
@@ -32,7 +37,7 @@ def make_fleet(backend: str) -> tuple[Fleet, ModelSlot]:
     )
     policy = ModelPolicy(at_start=False)
     slot = ModelSlot("a", lambda totals: AsyncEngine(config, totals), policy)
-    return Fleet([Member(make_service(FakeEngine()), slot)]), slot
+    return Fleet([make_model(slot=slot)]), slot
 
 
 def pid_of(slot: ModelSlot) -> int:
@@ -53,7 +58,7 @@ async def answer(fleet: Fleet, slot: ModelSlot) -> FinishReason:
     """How one sequence ends."""
     await fleet.acquire(slot)
     try:
-        handle = slot.submit([1, 2, 3], SAMPLING, [999])
+        handle = slot.enter().submit(REQUEST)
     finally:
         slot.leave()
     try:
@@ -63,6 +68,7 @@ async def answer(fleet: Fleet, slot: ModelSlot) -> FinishReason:
                 return reason
     finally:
         handle.close()
+        slot.leave()
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -13,7 +13,7 @@ from rocmforge.api.http.keys import ApiKey, Caller, Keyring, Scope, read_keys
 from rocmforge.api.http.settings import ApiSettings
 from rocmforge.errors import ConfigurationError, InvalidParameter, RateLimited
 from tests.api.conftest import Client
-from tests.api.fake_engine import FakeEngine, build_app, make_service
+from tests.api.fake_engine import FakeEngine, build_app, make_model
 
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
 PROMPT = {"model": "tiny", "prompt": "hello there"}
@@ -183,7 +183,7 @@ def keyed(engine: FakeEngine) -> Iterator[Client]:
             a_key("admin", scope=Scope.ADMIN),
         ]
     )
-    with TestClient(build_app(make_service(engine), ApiSettings(), keys)) as client:
+    with TestClient(build_app(make_model(engine), ApiSettings(), keys)) as client:
         yield client
 
 
@@ -250,7 +250,7 @@ def test_every_answer_has_the_security_headers(keyed: Client) -> None:
 
 
 def test_with_tls_browsers_are_told_to_stay_with_it(engine: FakeEngine) -> None:
-    with TestClient(build_app(make_service(engine), ApiSettings(has_tls=True))) as client:
+    with TestClient(build_app(make_model(engine), ApiSettings(has_tls=True))) as client:
         assert "max-age" in client.get("/health").headers["strict-transport-security"]
 
 

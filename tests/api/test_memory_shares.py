@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocmforge.api.fleet.sharing import Wish, memory_shares
-from rocmforge.api.fleet.slot import ModelPolicy
 from rocmforge.backend.protocol import DeviceInfo
 from rocmforge.errors import ConfigurationError
+from rocmforge.fleet.sharing import Wish, memory_shares
+from rocmforge.fleet.slot import ModelPolicy
 from tests.support.options import SMALL
 
 

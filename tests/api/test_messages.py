@@ -18,7 +18,7 @@ from rocmforge.errors import EngineError, QueueFull
 from rocmforge.text.template.template import ChatTemplates
 from tests.api import tiny
 from tests.api.conftest import Client
-from tests.api.fake_engine import MAX_CONTEXT, FakeEngine, build_app, make_service, say, tiny_text
+from tests.api.fake_engine import MAX_CONTEXT, FakeEngine, build_app, make_model, say, tiny_text
 from tests.api.live import assert_settles, live_server
 from tests.support.server import LiveServer
 
@@ -218,7 +218,7 @@ def test_thinking_is_a_block_of_its_own(engine: FakeEngine) -> None:
     tokenizer, _ = tiny_text()
     template = tiny.CHATML + "{# <think> #}"
     templates = ChatTemplates.from_metadata(tiny.metadata(), tokenizer, override=template)
-    with TestClient(build_app(make_service(engine, templates=templates), ApiSettings())) as http:
+    with TestClient(build_app(make_model(engine, templates=templates), ApiSettings())) as http:
         body = {
             "model": "tiny",
             "max_tokens": 99,

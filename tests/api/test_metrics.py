@@ -18,7 +18,7 @@ from prometheus_client.samples import Sample
 from rocmforge.api.http.settings import ApiSettings
 from rocmforge.engine.ipc.params import FinishReason
 from tests.api.conftest import Client
-from tests.api.fake_engine import FakeEngine, build_app, make_service, say
+from tests.api.fake_engine import FakeEngine, build_app, make_model, say
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
@@ -38,7 +38,7 @@ def value(samples: list[Sample], name: str, **labels: str) -> float:
 
 @pytest.fixture
 def vllm_client(engine: FakeEngine) -> Any:
-    app = build_app(make_service(engine), ApiSettings(vllm_metrics=True))
+    app = build_app(make_model(engine), ApiSettings(vllm_metrics=True))
     with TestClient(app) as client:
         yield client
 
@@ -151,7 +151,7 @@ def test_openmetrics_is_spoken_to_those_who_ask(vllm_client: Client) -> None:
 
 def test_two_servers_in_one_process_do_not_share_numbers(chat: Any) -> None:
     chat()
-    other = make_service(FakeEngine())
+    other = make_model(FakeEngine())
     with TestClient(build_app(other, ApiSettings())) as client:
         assert value(scrape(client), "rocmforge_prompt_tokens_total") == 0
 

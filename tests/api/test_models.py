@@ -14,14 +14,14 @@ from litestar import Litestar
 from litestar.testing import TestClient
 
 from rocmforge.api.app import build_app
-from rocmforge.api.fleet.fleet import Fleet, FleetSettings, Member
-from rocmforge.api.fleet.slot import ModelPolicy, ModelSlot
 from rocmforge.api.http.keys import ApiKey, Keyring, Scope, given_keys
 from rocmforge.api.http.settings import ApiSettings
-from rocmforge.api.metrics.requests import Metrics
 from rocmforge.engine.ipc.status import EngineState, EngineStats
 from rocmforge.errors import EngineDied, OutOfMemory, RocmForgeError
-from tests.api.fake_engine import RUNNER, FakeEngine, make_service
+from rocmforge.fleet.fleet import Fleet, FleetSettings
+from rocmforge.fleet.model import ServedModel
+from rocmforge.fleet.slot import ModelPolicy, ModelSlot
+from tests.api.fake_engine import RUNNER, FakeEngine, make_model
 
 CHAT = {"messages": [{"role": "user", "content": "hello"}]}
 BODIES: dict[str, dict[str, Any]] = {
@@ -54,28 +54,21 @@ class Models:
         self.gate = threading.Event()
         self.failure: RocmForgeError | None = None
         self.engines: list[GatedEngine] = []
-        members = [
-            self._member("tiny", ("alias",), ModelPolicy()),
-            self._member("org/lazy", (), ModelPolicy(at_start=False, max_waiting=2)),
+        served = [
+            self._model("tiny", ("alias",), ModelPolicy()),
+            self._model("org/lazy", (), ModelPolicy(at_start=False, max_waiting=2)),
         ]
-        tiny = members[0].slot
+        tiny = served[0].slot
         tiny.engine, tiny.is_new = FakeEngine(), False
         settings = ApiSettings(keep_alive_s=limits.pop("keep_alive_s", 15.0))
-        self.fleet = Fleet(members, FleetSettings(**limits))
+        self.fleet = Fleet(served, FleetSettings(**limits))
         self.client: TestClient[Litestar] = TestClient(build_app(self.fleet, settings, keys))
 
-    def _member(self, name: str, aliases: tuple[str, ...], policy: ModelPolicy) -> Member:
+    def _model(self, name: str, aliases: tuple[str, ...], policy: ModelPolicy) -> ServedModel:
         slot = ModelSlot(name, self._make, policy)
-        service = replace(
-            make_service(FakeEngine()),
-            model=name,
-            aliases=aliases,
-            engine=slot,
-            declared_context=512,
-            declared_hidden_size=8,
-            metrics=Metrics(name, lambda: slot.status),
+        return make_model(
+            name=name, aliases=aliases, slot=slot, declared_context=512, declared_hidden_size=8
         )
-        return Member(service, slot)
 
     def _make(self, totals: EngineStats) -> GatedEngine:
         engine = GatedEngine(state=EngineState.LOADING, runner=None)

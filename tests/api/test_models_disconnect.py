@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rocmforge.api.fleet.slot import ModelState
+from rocmforge.fleet.slot import ModelState
 from tests.api.test_disconnect import Connection, finishing, silent, until
 from tests.api.test_models import Models
 

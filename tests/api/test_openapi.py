@@ -17,7 +17,7 @@ from rocmforge.api.http.keys import Keyring, given_keys
 from rocmforge.api.http.settings import ApiSettings
 from rocmforge.api.openapi import docs, index, openapi
 from tests.api.conftest import Client
-from tests.api.fake_engine import FakeEngine, build_app, make_service
+from tests.api.fake_engine import FakeEngine, build_app, make_model
 from tests.api.live import assert_settles
 from tests.support.server import LiveServer
 
@@ -94,7 +94,7 @@ def test_the_servers_address_leads_to_the_description(client: Client, path: str)
 def test_the_page_opens_without_a_key_and_tells_nothing_about_the_server(
     engine: FakeEngine,
 ) -> None:
-    app = build_app(make_service(engine), ApiSettings(), Keyring(given_keys(["some-secret-key"])))
+    app = build_app(make_model(engine), ApiSettings(), Keyring(given_keys(["some-secret-key"])))
     with TestClient(app) as client:
         page = client.get("/")
         assert page.url.path == "/docs"

@@ -11,7 +11,7 @@ from rocmforge.api.http.settings import ApiSettings
 from rocmforge.engine.ipc.status import EngineState
 from rocmforge.errors import Draining, NotReady
 from tests.api.conftest import Client
-from tests.api.fake_engine import MAX_CONTEXT, FakeEngine, build_app, make_service
+from tests.api.fake_engine import MAX_CONTEXT, FakeEngine, build_app, make_model
 
 
 def test_a_ready_server_says_so(client: Client) -> None:
@@ -71,7 +71,7 @@ def test_health_says_what_went_wrong_when_and_how_often(client: Client, engine: 
 def test_health_gives_strangers_a_code_and_holders_of_a_key_the_text(engine: FakeEngine) -> None:
     engine.last_error, engine.is_fallback = "Cannot open /opt/secret/model.gguf.", True
     with TestClient(
-        build_app(make_service(engine), ApiSettings(), Keyring(given_keys(["a-long-key"])))
+        build_app(make_model(engine), ApiSettings(), Keyring(given_keys(["a-long-key"])))
     ) as client:
         by_key = {
             key: client.get("/health", headers={"x-api-key": key})

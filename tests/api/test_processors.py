@@ -10,14 +10,13 @@ import numpy as np
 import pytest
 from litestar.testing import TestClient
 
-from rocmforge.api.generate.processors import ProcessorCatalog
 from rocmforge.api.http.settings import ApiSettings
 from rocmforge.engine.ipc.params import ProcessorUse
 from rocmforge.logits.builtin import BUILTIN
 from rocmforge.logits.processor import Parameter, logits_processor
 from tests.api import tiny
 from tests.api.conftest import Client
-from tests.api.fake_engine import RUNNER, FakeEngine, build_app, make_service, tiny_text
+from tests.api.fake_engine import RUNNER, FakeEngine, build_app, make_model, tiny_text
 
 
 @logits_processor(
@@ -38,8 +37,8 @@ def engine() -> FakeEngine:
 
 @pytest.fixture
 def client(engine: FakeEngine) -> Iterator[Client]:
-    service = make_service(engine, processors=ProcessorCatalog(PROCESSORS))
-    with TestClient(build_app(service, ApiSettings())) as client:
+    model = make_model(engine, processors=PROCESSORS)
+    with TestClient(build_app(model, ApiSettings())) as client:
         yield client
 
 

@@ -15,7 +15,7 @@ from rocmforge.engine.ipc.params import SamplingParams, Thinking
 from rocmforge.text.template.template import ChatTemplates
 from rocmforge.text.tokenizer.tokenizer import Tokenizer
 from tests.api import tiny
-from tests.api.fake_engine import FakeEngine, build_app, make_service, say, tiny_text
+from tests.api.fake_engine import FakeEngine, build_app, make_model, say, tiny_text
 
 ALLOWS = tiny.CHATML + "{# <think> #}"
 BEGINS = tiny.THINKS
@@ -30,7 +30,7 @@ def sdk(template: str, answer: str) -> Iterator[openai.OpenAI]:
     ids = tokenizer.encode(answer, parse_special=False)
     engine = FakeEngine(script=say(*[[token] for token in ids], [tiny.IM_END]))
     templates = ChatTemplates.from_metadata(tiny.metadata(), tokenizer, override=template)
-    app = build_app(make_service(engine, templates=templates), ApiSettings())
+    app = build_app(make_model(engine, templates=templates), ApiSettings())
     with TestClient(app) as http:
         base_url = "http://testserver.local/v1"
         transport: Any = http  # the library's own type of client differs by version
@@ -103,8 +103,8 @@ def thinker(template: str) -> tuple[FakeEngine, TestClient[Any]]:
     tokenizer = Tokenizer.from_metadata(data)
     templates = ChatTemplates.from_metadata(data, tokenizer)
     engine = FakeEngine()
-    service = make_service(engine, tokenizer=tokenizer, templates=templates)
-    return engine, TestClient(build_app(service, ApiSettings()))
+    model = make_model(engine, tokenizer=tokenizer, templates=templates)
+    return engine, TestClient(build_app(model, ApiSettings()))
 
 
 def sampling_of(

@@ -19,7 +19,7 @@ from rocmforge.api.metrics.tracing import Tracer
 from rocmforge.engine.ipc.params import FinishReason
 from rocmforge.logs import FIELDS, JsonFormatter, TextFormatter
 from tests.api.conftest import Client
-from tests.api.fake_engine import FakeEngine, build_app, make_service, say
+from tests.api.fake_engine import FakeEngine, build_app, make_model, say
 
 SECRET = "a very secret key"
 HEADERS = {"authorization": f"Bearer {SECRET}"}
@@ -32,8 +32,8 @@ def ask(engine: FakeEngine) -> Ask:
     """Sends one request to a server that logs as told."""
 
     def ask(log: RequestLog | None = None, **fields: Any) -> Any:
-        service = make_service(engine, request_log=log or RequestLog())
-        app = build_app(service, ApiSettings(), Keyring(given_keys([SECRET])))
+        keys = Keyring(given_keys([SECRET]))
+        app = build_app(make_model(engine), ApiSettings(), keys, request_log=log)
         with TestClient(app) as client:
             return client.post("/v1/completions", json={**BODY, **fields}, headers=HEADERS)
 
@@ -179,10 +179,10 @@ def test_a_span_belongs_to_the_clients_trace(
     engine: FakeEngine, exporter: InMemorySpanExporter
 ) -> None:
     tracer = Tracer("http://127.0.0.1:9/v1/traces", exporter)
-    service = make_service(engine, request_log=RequestLog(trace=tracer))
+    log = RequestLog(trace=tracer)
     parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     client: Client
-    with TestClient(build_app(service, ApiSettings())) as client:
+    with TestClient(build_app(make_model(engine), ApiSettings(), request_log=log)) as client:
         client.post("/v1/completions", json=BODY, headers={"traceparent": parent})
     (span,) = spans(exporter, tracer)
     assert span.context is not None
@@ -209,7 +209,7 @@ def test_a_span_belongs_to_the_clients_trace(
 def test_a_refused_request_is_one_line_without_what_it_says(
     lines: Any, engine: FakeEngine, method: str, path: str, headers: Any, body: Any, line: Any
 ) -> None:
-    app = build_app(make_service(engine), ApiSettings(), Keyring(given_keys([SECRET])))
+    app = build_app(make_model(engine), ApiSettings(), Keyring(given_keys([SECRET])))
     with TestClient(app) as client:
         client.request(method, path, json=body, headers=headers)
     (logged,) = lines()

@@ -12,7 +12,7 @@ from rocmforge.api.http.keys import Keyring
 from rocmforge.api.http.settings import ApiSettings
 from rocmforge.errors import QueueFull
 from tests.api.conftest import Client
-from tests.api.fake_engine import FakeEngine, build_app, make_service, say
+from tests.api.fake_engine import FakeEngine, build_app, make_model, say
 from tests.api.test_keys import a_key, bearer
 
 PATH = "/v1/responses"
@@ -52,7 +52,7 @@ class Callers:
 def callers(engine: FakeEngine) -> Iterator[Callers]:
     keys = Keyring([a_key(ALICE), a_key(BOB)])
     settings = ApiSettings(max_stored_response_bytes=MAX_BYTES, max_stored_responses=CAPACITY)
-    with Client(build_app(make_service(engine), settings, keys)) as http:
+    with Client(build_app(make_model(engine), settings, keys)) as http:
         yield Callers(http)
 
 

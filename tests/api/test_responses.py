@@ -22,7 +22,7 @@ from rocmforge.errors import EngineError
 from rocmforge.text.template.template import ChatTemplates
 from tests.api import tiny
 from tests.api.conftest import Client
-from tests.api.fake_engine import FakeEngine, build_app, make_service, say, tiny_text
+from tests.api.fake_engine import FakeEngine, build_app, make_model, say, tiny_text
 from tests.api.live import assert_settles
 from tests.support.server import LiveServer
 
@@ -263,7 +263,7 @@ def test_reasoning_is_an_item_of_its_own(engine: FakeEngine) -> None:
     tokenizer, _ = tiny_text()
     template = tiny.CHATML + "{# <think> #}"
     templates = ChatTemplates.from_metadata(tiny.metadata(), tokenizer, override=template)
-    with TestClient(build_app(make_service(engine, templates=templates), ApiSettings())) as http:
+    with TestClient(build_app(make_model(engine, templates=templates), ApiSettings())) as http:
         transport: Any = http
         url = "http://testserver.local/v1"
         sdk = openai.OpenAI(http_client=transport, base_url=url, api_key="none", max_retries=0)
@@ -299,7 +299,7 @@ def test_stored_responses_are_found_until_deleted(scripted: openai.OpenAI) -> No
 
 def test_the_store_forgets_what_was_not_used_longest(engine: FakeEngine) -> None:
     settings = ApiSettings(max_stored_responses=2)
-    with TestClient(build_app(make_service(engine), settings)) as client:
+    with TestClient(build_app(make_model(engine), settings)) as client:
 
         def create() -> str:
             body = {"model": "tiny", "input": "hello"}
@@ -315,7 +315,7 @@ def test_the_store_forgets_what_was_not_used_longest(engine: FakeEngine) -> None
 
 def test_the_store_is_bounded_in_bytes_too(engine: FakeEngine) -> None:
     settings = ApiSettings(max_stored_response_bytes=7000)
-    with TestClient(build_app(make_service(engine), settings)) as client:
+    with TestClient(build_app(make_model(engine), settings)) as client:
 
         def create(text: str) -> str:
             body = {"model": "tiny", "input": text}
@@ -330,7 +330,7 @@ def test_the_store_is_bounded_in_bytes_too(engine: FakeEngine) -> None:
 
 
 def test_without_a_store_there_is_no_background(engine: FakeEngine) -> None:
-    app = build_app(make_service(engine), ApiSettings(max_stored_responses=0))
+    app = build_app(make_model(engine), ApiSettings(max_stored_responses=0))
     with TestClient(app) as client:
         body = {"model": "tiny", "input": "hello"}
         made = client.post("/v1/responses", json=body)

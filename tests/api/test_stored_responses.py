@@ -13,7 +13,7 @@ from openai.types.responses import Response
 from rocmforge.api.http.settings import ApiSettings
 from rocmforge.errors import EngineError
 from tests.api.conftest import Client
-from tests.api.fake_engine import FakeEngine, build_app, make_service
+from tests.api.fake_engine import FakeEngine, build_app, make_model
 from tests.api.live import assert_settles
 from tests.api.sse import events as parsed
 from tests.support.server import LiveServer
@@ -116,7 +116,7 @@ def test_a_failure_in_the_background_is_the_last_event(client: Client, engine: F
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_what_does_not_fit_into_the_store_is_not_begun(engine: FakeEngine, stream: bool) -> None:
-    app = build_app(make_service(engine), ApiSettings(max_stored_response_bytes=1))
+    app = build_app(make_model(engine), ApiSettings(max_stored_response_bytes=1))
     with Client(app) as client:
         answer = client.post(PATH, json=HELLO | {"background": True, "stream": stream})
     assert answer.status_code == 400

@@ -12,12 +12,12 @@ import httpx
 import pytest
 from litestar.testing import TestClient
 
+from rocmforge.api.acquire import OFFLOAD_BYTES
 from rocmforge.api.http.settings import ApiSettings
-from rocmforge.api.service import OFFLOAD_BYTES
 from rocmforge.api.text_workers import TextWorkers
 from rocmforge.text.tokenizer.tokenizer import Tokenizer
 from tests.api.conftest import Client
-from tests.api.fake_engine import FakeEngine, build_app, make_service
+from tests.api.fake_engine import FakeEngine, build_app, make_model
 from tests.api.live import live_server
 
 PATIENCE_S = 60.0
@@ -123,12 +123,12 @@ class Noting:
 
 @pytest.fixture
 def noting(engine: FakeEngine) -> Noting:
-    return Noting(make_service(engine).tokenizer)
+    return Noting(make_model(engine).tokenizer)
 
 
 @pytest.fixture
 def noted(engine: FakeEngine, noting: Noting) -> Iterator[Client]:
-    service = replace(make_service(engine), tokenizer=noting)  # type: ignore[arg-type]
+    service = replace(make_model(engine), tokenizer=noting)  # type: ignore[arg-type]
     with TestClient(build_app(service, ApiSettings())) as client:
         yield client
 
@@ -151,7 +151,7 @@ def test_long_lists_of_tokens_are_spelled_out_in_a_thread(noted: Client, noting:
 def test_what_may_be_large_depends_on_the_endpoint(
     client: Client, engine: FakeEngine, path: str, limit: int
 ) -> None:
-    with TestClient(build_app(make_service(engine), ApiSettings())) as client:
+    with TestClient(build_app(make_model(engine), ApiSettings())) as client:
         headers = {"content-type": "application/json"}
         declared = client.post(path, content=b" " * (limit + 1), headers=headers)
         pieces = iter([b" " * (limit // 2)] * 3)

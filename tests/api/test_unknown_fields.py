@@ -13,7 +13,7 @@ from rocmforge.api.http.settings import ApiSettings
 from rocmforge.api.http.unknown_fields import HEADER
 from rocmforge.logs import FIELDS
 from tests.api.conftest import Client
-from tests.api.fake_engine import FakeEngine, build_app, make_service
+from tests.api.fake_engine import FakeEngine, build_app, make_model
 
 HELLO = [{"role": "user", "content": "hello"}]
 BODIES: dict[str, dict[str, Any]] = {
@@ -33,7 +33,7 @@ BODIES: dict[str, dict[str, Any]] = {
 @pytest.fixture
 def strict(engine: FakeEngine) -> Iterator[Client]:
     """A client of a server with --strict-requests."""
-    app = build_app(make_service(engine), ApiSettings(strict_requests=True))
+    app = build_app(make_model(engine), ApiSettings(strict_requests=True))
     with TestClient(app) as client:
         yield client
 

@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from rocmforge.api.fleet.fleet import Fleet, FleetSettings, Member
-from rocmforge.api.fleet.slot import ModelPolicy, ModelSlot
-from rocmforge.engine.ipc.params import NO_KEY, SamplingParams, Share, TokenEvent
+from rocmforge.engine.ipc.params import GenerateRequest, SamplingParams, TokenEvent
 from rocmforge.engine.ipc.status import EngineState, EngineStats, EngineStatus
 from rocmforge.errors import EngineDied, NotReady, OutOfMemory, RocmForgeError
-from tests.api.fake_engine import RUNNER, FakeEngine, make_service
+from rocmforge.fleet.fleet import Fleet, FleetSettings
+from rocmforge.fleet.slot import ModelPolicy, ModelSlot
+from tests.api.fake_engine import RUNNER, make_model
 
 LOAD_S = 10.0
-SAMPLING = SamplingParams(max_tokens=1)
+REQUEST = GenerateRequest(
+    prompt_ids=(1,), sampling=SamplingParams(max_tokens=1), eos_ids=(2,), arrival_ns=0
+)
 
 
 @dataclass
@@ -121,15 +123,7 @@ class TimedEngine:
         if self in self.device.alive:
             self.device.alive.remove(self)
 
-    def submit(
-        self,
-        prompt_ids: Sequence[int],
-        sampling: SamplingParams,
-        eos_ids: Sequence[int],
-        *,
-        deadline_s: float | None = None,
-        share: Share = NO_KEY,
-    ) -> TimedHandle:
+    def submit(self, request: GenerateRequest) -> TimedHandle:
         """Starts a sequence."""
         if self.state is not EngineState.READY:
             raise NotReady(f"it is {self.state}", retry_after_s=1)
@@ -153,7 +147,7 @@ class World:
 
     def states(self) -> str:
         """The first letters of all states, in order."""
-        return "".join(member.slot.state[0] for member in self.fleet.members)
+        return "".join(model.slot.state[0] for model in self.fleet.models)
 
     async def use(self, name: str, hold_s: float, timeout_s: float | None = None) -> None:
         """A request: plans for a moment, and then keeps a sequence for so long."""
@@ -161,14 +155,17 @@ class World:
         await self.fleet.acquire(slot, timeout_s)
         try:
             await asyncio.sleep(0.01)
-            handle = slot.submit([1], SAMPLING, [2])
+            engine = slot.enter()
         finally:
             slot.leave()
         try:
-            await asyncio.sleep(hold_s)
+            handle = engine.submit(REQUEST)
+            try:
+                await asyncio.sleep(hold_s)
+            finally:
+                handle.close()
         finally:
-            handle.close()
-            handle.close()
+            slot.leave()
 
 
 LAZY = ModelPolicy(at_start=False)
@@ -183,19 +180,18 @@ def world(
     load_timeout_s: float = 100.0,
 ) -> World:
     shared = device or Device()
-    members = []
+    models = []
     for name, policy, size in zip("abc", policies, sizes, strict=False):
 
         def make(stats: EngineStats, name: str = name, size: int = size) -> TimedEngine:
             return TimedEngine(name, size, shared, stats)
 
         slot = ModelSlot(name, make, policy)
-        service = replace(make_service(FakeEngine()), model=name, aliases=(), engine=slot)
-        members.append(Member(service, slot))
+        models.append(make_model(name=name, aliases=(), slot=slot))
     settings = FleetSettings(
         max_loaded=max_loaded, load_timeout_s=load_timeout_s, drain_timeout_s=20.0
     )
-    return World(Fleet(members, settings), shared)
+    return World(Fleet(models, settings), shared)
 
 
 async def settle(*tasks: asyncio.Task[None]) -> list[BaseException | None]:

@@ -18,6 +18,7 @@ from tests.data.models.tiny_models import PROMPT, by_name, write_model
 from tests.support.failing_hip import FAILING_STEP
 from tests.support.hip import fitting, platform_options, start_platform
 from tests.support.options import SMALL
+from tests.support.requests import asked
 
 TIMEOUT_S = 120.0  # for what takes a few seconds on an idle machine
 STEP_TIMEOUT_S = 5.0
@@ -62,7 +63,7 @@ async def running(model: Path, kind: str) -> AsyncIterator[AsyncEngine]:
 
 
 def submit(engine: AsyncEngine, max_tokens: int) -> GenerationHandle:
-    return engine.submit(PROMPT[:5], SamplingParams(max_tokens=max_tokens, temperature=0.0), ())
+    return engine.submit(asked(PROMPT[:5], SamplingParams(max_tokens=max_tokens, temperature=0.0)))
 
 
 async def read(handle: GenerationHandle) -> TokenEvent:

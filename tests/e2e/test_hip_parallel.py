@@ -44,6 +44,7 @@ from tests.data.models.tiny_models import PROMPT, TinyModel, by_name, write_mode
 from tests.e2e.conftest import RANKS
 from tests.support.children import RANK, children
 from tests.support.hip import fitting, quantized, splittable, write_quantized
+from tests.support.requests import asked
 
 OPTIONS = LoadOptions(
     device=None,
@@ -311,7 +312,7 @@ def engine_config(model: Path) -> EngineConfig:
 async def generate(engine: AsyncEngine, max_tokens: int) -> TokenEvent:
     """The last event of a request."""
     sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0)
-    handle = engine.submit(PROMPT[:5], sampling, ())
+    handle = engine.submit(asked(PROMPT[:5], sampling))
     while True:
         for event in await handle.next():
             if event.finish_reason is not None:

@@ -34,6 +34,7 @@ from tests.support.core import Request, reports
 from tests.support.drafting import LIMITS, make_drafting_core, rate
 from tests.support.hip import fitting, splittable
 from tests.support.options import SMALL
+from tests.support.requests import asked
 from tests.support.shallow import write_idle, write_shallow
 from tests.support.start import start_message
 
@@ -201,7 +202,7 @@ def test_the_plan_counts_the_draft_model_on_the_first_device(
 async def ask(engine: AsyncEngine, max_tokens: int) -> list[TokenEvent]:
     """The events of a request with draft tokens."""
     sampling = msgspec.structs.replace(GREEDY, max_tokens=max_tokens)
-    handle = engine.submit(PROMPT[:5], sampling, ())
+    handle = engine.submit(asked(PROMPT[:5], sampling))
     events: list[TokenEvent] = []
     while not events or events[-1].finish_reason is None:
         events += await handle.next()

@@ -19,7 +19,7 @@ from rocmforge.errors import ConfigurationError
 from rocmforge.text.template.template import ChatTemplates
 from rocmforge.text.tokenizer.tokenizer import Tokenizer
 from tests.api import tiny
-from tests.api.fake_engine import FakeEngine, make_service, say, tiny_text
+from tests.api.fake_engine import FakeEngine, make_model, requested, say, tiny_text
 from tests.support.speaking import write_speaking
 
 OPTIONS = Options(system=None, temperature=0.0, seed=None, max_tokens=None)
@@ -29,7 +29,8 @@ def conversation(engine: FakeEngine, *, thinks: bool = False) -> Conversation:
     data = tiny.thinking_metadata() if thinks else tiny.metadata()
     tokenizer = Tokenizer.from_metadata(data)
     templates = ChatTemplates.from_metadata(data, tokenizer)
-    return Conversation(make_service(engine, tokenizer=tokenizer, templates=templates), OPTIONS)
+    model = make_model(engine, tokenizer=tokenizer, templates=templates)
+    return Conversation(requested(model), OPTIONS)
 
 
 def kept(talk: Conversation) -> list[tuple[str, object]]:

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from rocmforge import settings
-from rocmforge.api.fleet.fleet import Fleet
 from rocmforge.commands import serve
+from rocmforge.fleet.fleet import Fleet
 
 
 @pytest.fixture

@@ -9,16 +9,16 @@ import pytest
 
 from rocmforge import cli, settings
 from rocmforge.errors import ConfigurationError
-from rocmforge.settings import ServedModel, served_models
+from rocmforge.settings import ModelSettings, served_models
 
-Load = Callable[..., tuple[ServedModel, ...]]
+Load = Callable[..., tuple[ModelSettings, ...]]
 
 
 @pytest.fixture
 def load(tmp_path: Path) -> Load:
     """The models of a command line and of the text of a file."""
 
-    def load(*given: str, file: str = "", **flags: object) -> tuple[ServedModel, ...]:
+    def load(*given: str, file: str = "", **flags: object) -> tuple[ModelSettings, ...]:
         config = tmp_path / "rocmforge.toml"
         config.write_text(file)
         return served_models(given, settings.load(flags, config))
@@ -26,7 +26,7 @@ def load(tmp_path: Path) -> Load:
     return load
 
 
-def names(models: tuple[ServedModel, ...]) -> list[tuple[str, tuple[str, ...]]]:
+def names(models: tuple[ModelSettings, ...]) -> list[tuple[str, tuple[str, ...]]]:
     return [(model.path, model.settings.served_model_name) for model in models]
 
 

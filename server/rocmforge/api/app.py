@@ -13,11 +13,10 @@ from litestar.config.cors import CORSConfig
 from litestar.di import Provide
 from litestar.exceptions import HTTPException
 
+from rocmforge.api.acquire import MODEL, Models
 from rocmforge.api.chat import create_chat_completion
 from rocmforge.api.completions import create_completion
 from rocmforge.api.embeddings.handlers import create_embeddings, rerank
-from rocmforge.api.fleet.dispatch import MODEL, Dispatch
-from rocmforge.api.fleet.fleet import Fleet, Member
 from rocmforge.api.http.auth import caller_of, key_guard
 from rocmforge.api.http.browsers import browser_guard
 from rocmforge.api.http.disconnect import ClientLeft
@@ -32,7 +31,7 @@ from rocmforge.api.messages.errors import anthropic_error
 from rocmforge.api.messages.handlers import PATH as MESSAGES_PATH
 from rocmforge.api.messages.handlers import count_tokens, create_message
 from rocmforge.api.metrics.fleet import FleetMetrics
-from rocmforge.api.metrics.request_log import log_refusal
+from rocmforge.api.metrics.request_log import RequestLog, log_refusal
 from rocmforge.api.models import (
     ANTHROPIC_VERSION,
     command_model,
@@ -51,7 +50,10 @@ from rocmforge.api.responses.handlers import (
     list_input_items,
 )
 from rocmforge.api.responses.store import OwnResponses, ResponseStore
+from rocmforge.api.text_workers import TextWorkers
 from rocmforge.api.tokens import detokenize, tokenize, tokenizer_info
+from rocmforge.fleet.fleet import Fleet
+from rocmforge.fleet.model import ServedModel
 
 HANDLERS = (
     create_chat_completion,
@@ -85,17 +87,35 @@ HANDLERS = (
 CLIENT_CLOSED_REQUEST = 499  # nginx's; nobody receives it
 
 
-def build_app(fleet: Fleet, settings: ApiSettings, keys: Keyring | None = None) -> Litestar:
-    """The application that serves these models, to holders of `keys` if there are any."""
+def build_app(
+    fleet: Fleet,
+    settings: ApiSettings,
+    keys: Keyring | None = None,
+    *,
+    metrics: FleetMetrics | None = None,
+    request_log: RequestLog | None = None,
+) -> Litestar:
+    """The application that serves these models.
 
-    def dispatch_of(request: Request[Any, Any, Any]) -> Dispatch:
-        return Dispatch(fleet, request, settings.keep_alive_s)
+    Args:
+        fleet: the models.
+        settings: what the operator decides.
+        keys: whose holders may call it; None = everybody.
+        metrics: of the models.
+        request_log: where requests are written down.
+    """
+    fleet_metrics = metrics or FleetMetrics(fleet)
+    log = request_log or RequestLog()
+    workers = TextWorkers()
+
+    def models_of(request: Request[Any, Any, Any]) -> Models:
+        return Models(fleet, fleet_metrics, log, workers, request, settings.keep_alive_s)
 
     def responses_of(request: Request[Any, Any, Any]) -> OwnResponses:
         caller = caller_of(request)
         return OwnResponses(response_store, None if caller is None else caller.key.name)
 
-    fleet_metrics = FleetMetrics(fleet)
+    answer_error = partial(_answer_error, fleet_metrics)
     response_store = ResponseStore(
         settings.max_stored_responses, settings.max_stored_response_bytes
     )
@@ -104,7 +124,7 @@ def build_app(fleet: Fleet, settings: ApiSettings, keys: Keyring | None = None) 
         dependencies={
             "fleet_metrics": Provide(lambda: fleet_metrics, sync_to_thread=False),
             "fleet": Provide(lambda: fleet, sync_to_thread=False),
-            "dispatch": Provide(dispatch_of, sync_to_thread=False),
+            "models": Provide(models_of, sync_to_thread=False),
             "api_settings": Provide(lambda: settings, sync_to_thread=False),
             "response_store": Provide(responses_of, sync_to_thread=False),
         },
@@ -116,9 +136,9 @@ def build_app(fleet: Fleet, settings: ApiSettings, keys: Keyring | None = None) 
         before_send=[security_headers(has_tls=settings.has_tls), named_in_header()],
         opt={STRICT: settings.strict_requests},
         exception_handlers={
-            HTTPException: partial(_answer_error, fleet_metrics),
+            HTTPException: answer_error,
             ClientLeft: _client_left,
-            Exception: partial(_answer_error, fleet_metrics),
+            Exception: answer_error,
         },
         cors_config=CORSConfig(allow_origins=list(settings.cors_origins))
         if settings.cors_origins
@@ -137,15 +157,15 @@ async def _load_anyio() -> None:
 
 
 def _answer_error(
-    metrics: FleetMetrics, request: Request[Any, Any, Any], error: Exception
+    fleet_metrics: FleetMetrics, request: Request[Any, Any, Any], error: Exception
 ) -> Response[bytes]:
     """The handler of all exceptions: answers as OpenAI would, or Anthropic on its own paths."""
     answer = answer_for(error)
     body = answer.body
     if _speaks_anthropic(request):
         body = msgspec.json.encode(anthropic_error(error, answer))
-    member: Member | None = request.state.get(MODEL)
-    (metrics if member is None else member.service.metrics).refused(answer.status)
+    model: ServedModel | None = request.state.get(MODEL)
+    (fleet_metrics if model is None else fleet_metrics.of(model)).refused(answer.status)
     caller = caller_of(request)
     log_refusal(
         method=request.method,

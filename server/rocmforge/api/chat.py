@@ -11,12 +11,14 @@ from litestar import Request, post
 from litestar.types import ASGIApp
 from msgspec.structs import replace
 
-from rocmforge.api.dependencies import DispatchDep, SettingsDep
-from rocmforge.api.generate.answer import AnswerHead, Writer
+from rocmforge.api.acquire import Models
+from rocmforge.api.dependencies import ModelsDep, SettingsDep
+from rocmforge.api.generate.answer import AnswerHead, Writer, collected, streamed
 from rocmforge.api.generate.constraints import is_constrained
 from rocmforge.api.generate.convert import chat_plan
-from rocmforge.api.generate.generation import Piece, by_choice
+from rocmforge.api.generate.generation import Generation, Piece, by_choice
 from rocmforge.api.generate.logprobs import chat_logprobs, vllm_prompt_logprobs
+from rocmforge.api.generate.model import RequestedModel
 from rocmforge.api.generate.parts import AnswerParts, Part, new_call_id
 from rocmforge.api.generate.plan import Plan
 from rocmforge.api.generate.schema import (
@@ -36,10 +38,9 @@ from rocmforge.api.generate.schema import (
     Usage,
 )
 from rocmforge.api.generate.stream_usage import StreamUsage
-from rocmforge.api.generate.task import Task, perform
 from rocmforge.api.http.body import read_json
+from rocmforge.api.http.settings import ApiSettings
 from rocmforge.api.http.sse import DONE, TextEvent, event
-from rocmforge.api.service import Service
 from rocmforge.text.output.reasoning import Reasoning
 from rocmforge.text.tool_calls import CallArguments, CallBegin
 
@@ -48,30 +49,39 @@ _decoder = msgspec.json.Decoder(ChatRequest)
 
 @post("/v1/chat/completions", status_code=200)
 async def create_chat_completion(
-    request: Request[Any, Any, Any], dispatch: DispatchDep, api_settings: SettingsDep
+    request: Request[Any, Any, Any], models: ModelsDep, api_settings: SettingsDep
 ) -> ASGIApp:
     """Answers a conversation."""
     wanted = await read_json(request, _decoder)
-    task = Task(
-        model=wanted.model,
-        plan=lambda service: chat_plan(service, wanted),
-        writer=lambda service, plan: ChatWriter(service, plan, wanted),
-        stream=bool(wanted.stream),
+    answer = partial(_answer, request, models, api_settings, wanted)
+    return await (models.keep_alive(wanted.model, answer) if wanted.stream else answer())
+
+
+async def _answer(
+    request: Request[Any, Any, Any], models: Models, settings: ApiSettings, wanted: ChatRequest
+) -> ASGIApp:
+    async with models.acquire(
+        wanted.model,
+        partial(chat_plan, request=wanted),
         takes_long=is_constrained(wanted),
         timeout_s=wanted.timeout,
-    )
-    return await perform(request, dispatch, api_settings, task)
+    ) as (model, plan):
+        writer = ChatWriter(model, plan, wanted)
+        generation = Generation.start(model, writer.head.id, plan)
+        if wanted.stream:
+            return streamed(generation, writer, settings)
+        return await collected(request, generation, writer)
 
 
 class ChatWriter(Writer):
     """Says pieces as chat completions."""
 
-    def __init__(self, service: Service, plan: Plan, request: ChatRequest) -> None:
-        self.head = AnswerHead.make(service, "chatcmpl-")
+    def __init__(self, model: RequestedModel, plan: Plan, request: ChatRequest) -> None:
+        self.head = AnswerHead.make(model, "chatcmpl-")
         self._common: dict[str, Any] = asdict(self.head)
         if request.service_tier is not None:
             self._common["service_tier"] = "default"
-        self._tokenizer = service.tokenizer
+        self._tokenizer = model.served.tokenizer
         self._wants_logprobs = bool(request.logprobs)
         self._num_prompt_logprobs = request.prompt_logprobs
         self._usage = StreamUsage(request.stream_options, plan)

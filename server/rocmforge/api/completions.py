@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import msgspec
 from litestar import Request, post
 from litestar.types import ASGIApp
 
-from rocmforge.api.dependencies import DispatchDep, SettingsDep
-from rocmforge.api.generate.answer import AnswerHead, Writer
+from rocmforge.api.acquire import Models
+from rocmforge.api.dependencies import ModelsDep, SettingsDep
+from rocmforge.api.generate.answer import AnswerHead, Writer, collected, streamed
 from rocmforge.api.generate.completion_plan import completion_plan
 from rocmforge.api.generate.constraints import is_constrained
-from rocmforge.api.generate.generation import Piece, by_choice
+from rocmforge.api.generate.generation import Generation, Piece, by_choice
 from rocmforge.api.generate.logprobs import (
     echoed_logprobs,
     joined,
     legacy_logprobs,
     vllm_prompt_logprobs,
 )
+from rocmforge.api.generate.model import RequestedModel
 from rocmforge.api.generate.plan import Plan
 from rocmforge.api.generate.schema import (
     Completion,
@@ -29,40 +32,52 @@ from rocmforge.api.generate.schema import (
     Usage,
 )
 from rocmforge.api.generate.stream_usage import StreamUsage
-from rocmforge.api.generate.task import Task, perform
 from rocmforge.api.http.body import read_json
+from rocmforge.api.http.settings import ApiSettings
 from rocmforge.api.http.sse import DONE, TextEvent, event
-from rocmforge.api.service import Service
+from rocmforge.fleet.model import ServedModel
 
 _decoder = msgspec.json.Decoder(CompletionRequest)
 
 
 @post("/v1/completions", status_code=200)
 async def create_completion(
-    request: Request[Any, Any, Any], dispatch: DispatchDep, api_settings: SettingsDep
+    request: Request[Any, Any, Any], models: ModelsDep, api_settings: SettingsDep
 ) -> ASGIApp:
     """Continues one or more prompts."""
     wanted = await read_json(request, _decoder)
-    task = Task(
-        model=wanted.model,
-        plan=lambda service: completion_plan(service, wanted),
-        writer=lambda service, plan: CompletionWriter(service, plan, wanted),
-        stream=bool(wanted.stream),
+    answer = partial(_answer, request, models, api_settings, wanted)
+    return await (models.keep_alive(wanted.model, answer) if wanted.stream else answer())
+
+
+async def _answer(
+    request: Request[Any, Any, Any],
+    models: Models,
+    settings: ApiSettings,
+    wanted: CompletionRequest,
+) -> ASGIApp:
+    async with models.acquire(
+        wanted.model,
+        partial(completion_plan, request=wanted),
         takes_long=is_constrained(wanted),
         timeout_s=wanted.timeout,
-    )
-    return await perform(request, dispatch, api_settings, task)
+    ) as (model, plan):
+        writer = CompletionWriter(model, plan, wanted)
+        generation = Generation.start(model, writer.head.id, plan)
+        if wanted.stream:
+            return streamed(generation, writer, settings)
+        return await collected(request, generation, writer)
 
 
 class CompletionWriter(Writer):
     """Says pieces as text completions."""
 
-    def __init__(self, service: Service, plan: Plan, request: CompletionRequest) -> None:
-        self.head = AnswerHead.make(service, "cmpl-")
+    def __init__(self, model: RequestedModel, plan: Plan, request: CompletionRequest) -> None:
+        self.head = AnswerHead.make(model, "cmpl-")
         self._common = asdict(self.head)
-        self._tokenizer = service.tokenizer
+        self._tokenizer = model.served.tokenizer
         self._plan = plan
-        self._echoes = _echoes(service, plan, request) if request.echo else None
+        self._echoes = _echoes(model.served, plan, request) if request.echo else None
         self._n = request.n or 1
         self._num_logprobs = request.logprobs
         self._num_prompt_logprobs = request.prompt_logprobs
@@ -171,11 +186,11 @@ class CompletionWriter(Writer):
         return Completion(choices=[choice], usage=self._usage.field, **self._common)
 
 
-def _echoes(service: Service, plan: Plan, request: CompletionRequest) -> list[str]:
+def _echoes(model: ServedModel, plan: Plan, request: CompletionRequest) -> list[str]:
     """Each prompt as text: as it came, or spelled out from token ids."""
     given = [request.prompt] if isinstance(request.prompt, str) else request.prompt
     texts = [entry for entry in given if isinstance(entry, str)]
-    return texts or [service.tokenizer.decode(prompt) for prompt in plan.prompts]
+    return texts or [model.tokenizer.decode(prompt) for prompt in plan.prompts]
 
 
 def _mean_logprob(pieces: list[Piece]) -> float:

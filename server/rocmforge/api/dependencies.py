@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from litestar.di import NamedDependency
 
-from rocmforge.api.fleet.dispatch import Dispatch
-from rocmforge.api.fleet.fleet import Fleet
+from rocmforge.api.acquire import Models
 from rocmforge.api.http.settings import ApiSettings
 from rocmforge.api.metrics.fleet import FleetMetrics
+from rocmforge.fleet.fleet import Fleet
 
 FleetMetricsDep = NamedDependency[FleetMetrics]
 FleetDep = NamedDependency[Fleet]
-DispatchDep = NamedDependency[Dispatch]
+ModelsDep = NamedDependency[Models]
 SettingsDep = NamedDependency[ApiSettings]

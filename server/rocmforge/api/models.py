@@ -13,24 +13,24 @@ import msgspec
 from litestar import Request, Response, get, post
 from litestar.params import FromPath
 
-from rocmforge.api.dependencies import DispatchDep, FleetDep
-from rocmforge.api.fleet.dispatch import Dispatch
-from rocmforge.api.fleet.fleet import Member
-from rocmforge.api.fleet.slot import ModelState
+from rocmforge.api.acquire import Models
+from rocmforge.api.dependencies import FleetDep, ModelsDep
 from rocmforge.api.generate.answer import json_response
 from rocmforge.api.http.auth import SCOPE
 from rocmforge.api.http.body import MAX_BODY, read_json
 from rocmforge.api.http.keys import Scope
 from rocmforge.api.messages.schema import ModelInfo, ModelPage
 from rocmforge.api.ops_schema import LoadStatus, ModelCard, ModelChanged, ModelList, ModelName
-from rocmforge.api.service import Service
+from rocmforge.backend.protocol import NO_ADAPTER
 from rocmforge.errors import ModelNotFound
+from rocmforge.fleet.model import ServedModel
+from rocmforge.fleet.slot import ModelState
 
 ANTHROPIC_VERSION = "anthropic-version"
 
-COMMANDS: Final[dict[str, Callable[[Dispatch, str], Awaitable[Member]]]] = {
-    "load": Dispatch.load,
-    "unload": Dispatch.unload,
+COMMANDS: Final[dict[str, Callable[[Models, str], Awaitable[ServedModel]]]] = {
+    "load": Models.load,
+    "unload": Models.unload,
 }
 """What POST /v1/models/{id}/{command} can do."""
 
@@ -51,11 +51,11 @@ _name_decoder = msgspec.json.Decoder(ModelName)
 @get("/v1/models")
 async def list_models(request: Request[Any, Any, Any], fleet: FleetDep) -> Response[bytes]:
     """All models under each of their names; Anthropic's clients get them in its format."""
-    named = [(member, name) for member in fleet.members for name in member.service.shown_names]
+    named = [(model, name) for model in fleet.models for name in model.shown_names]
     if ANTHROPIC_VERSION in request.headers:
-        infos = [_info(member.service, name) for member, name in named]
+        infos = [_info(model, name) for model, name in named]
         return json_response(ModelPage(data=infos, first_id=infos[0].id, last_id=infos[-1].id))
-    return json_response(ModelList(data=[_card(member, name) for member, name in named]))
+    return json_response(ModelList(data=[_card(model, name) for model, name in named]))
 
 
 @get("/v1/models/{model_id:path}")
@@ -64,48 +64,48 @@ async def get_model(
 ) -> Response[bytes]:
     """One name; ids may hold slashes, as those of Hugging Face do."""
     name = model_id.removeprefix("/")
-    member = fleet.find(name)
+    model = fleet.find(name)
     if ANTHROPIC_VERSION in request.headers:
-        return json_response(_info(member.service, name))
-    return json_response(_card(member, name))
+        return json_response(_info(model, name))
+    return json_response(_card(model, name))
 
 
 @post("/v1/models/{command:path}", status_code=200, opt=_ADMIN)
 async def command_model(
-    fleet: FleetDep, dispatch: DispatchDep, command: FromPath[str]
+    fleet: FleetDep, models: ModelsDep, command: FromPath[str]
 ) -> Response[bytes]:
     """`MODEL/load` or `MODEL/unload`: answers with the model when that is done."""
     name, _, verb = command.removeprefix("/").rpartition("/")
     if verb not in COMMANDS:
         raise ModelNotFound(command.removeprefix("/"), fleet.shown_names)
-    return json_response(_card(await COMMANDS[verb](dispatch, name), name))
+    return json_response(_card(await COMMANDS[verb](models, name), name))
 
 
 @post("/models/load", status_code=200, opt=_ADMIN)
-async def load_model(request: Request[Any, Any, Any], dispatch: DispatchDep) -> Response[bytes]:
+async def load_model(request: Request[Any, Any, Any], models: ModelsDep) -> Response[bytes]:
     """The same for programs that know llama.cpp's router."""
-    await dispatch.load((await read_json(request, _name_decoder)).model)
+    await models.load((await read_json(request, _name_decoder)).model)
     return json_response(ModelChanged())
 
 
 @post("/models/unload", status_code=200, opt=_ADMIN)
-async def unload_model(request: Request[Any, Any, Any], dispatch: DispatchDep) -> Response[bytes]:
+async def unload_model(request: Request[Any, Any, Any], models: ModelsDep) -> Response[bytes]:
     """The same for programs that know llama.cpp's router."""
-    await dispatch.unload((await read_json(request, _name_decoder)).model)
+    await models.unload((await read_json(request, _name_decoder)).model)
     return json_response(ModelChanged())
 
 
-def _card(member: Member, name: str) -> ModelCard:
-    service, slot = member.service, member.slot
-    adapter = service.adapter_names.get(name)
+def _card(model: ServedModel, name: str) -> ModelCard:
+    slot, adapter = model.slot, model.adapter_called(name)
+    is_base = adapter == NO_ADAPTER
     return ModelCard(
         id=name,
-        created=int(service.started),
-        root=service.model if adapter is None else service.adapters[adapter],
-        parent=None if adapter is None else service.model,
-        max_model_len=service.context_length,
-        aliases=() if adapter is not None else tuple(n for n in service.base_names if n != name),
-        capabilities=service.capabilities,
+        created=int(model.started),
+        root=model.answers_as(adapter),
+        parent=None if is_base else model.name,
+        max_model_len=model.context_length,
+        aliases=tuple(n for n in model.base_names if n != name) if is_base else (),
+        capabilities=model.capabilities,
         state=slot.state,
         status=LoadStatus(
             value=_LOAD_VALUES[slot.state],
@@ -117,6 +117,6 @@ def _card(member: Member, name: str) -> ModelCard:
     )
 
 
-def _info(service: Service, name: str) -> ModelInfo:
-    created_at = datetime.fromtimestamp(int(service.started), UTC).isoformat()
+def _info(model: ServedModel, name: str) -> ModelInfo:
+    created_at = datetime.fromtimestamp(int(model.started), UTC).isoformat()
     return ModelInfo(id=name, display_name=name, created_at=created_at)

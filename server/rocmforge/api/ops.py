@@ -9,13 +9,12 @@ from litestar import MediaType, Request, Response, get, route
 
 from rocmforge import __version__
 from rocmforge.api.dependencies import FleetDep, FleetMetricsDep, SettingsDep
-from rocmforge.api.fleet.fleet import Member
-from rocmforge.api.fleet.slot import ModelState
 from rocmforge.api.generate.answer import json_response
 from rocmforge.api.http.auth import PUBLIC, SCOPE, is_stranger
 from rocmforge.api.http.keys import Scope
 from rocmforge.api.ops_schema import ErrorCode, Health, ModelHealth, Readiness, Version
-from rocmforge.api.service import LOADING_RETRY_S
+from rocmforge.fleet.model import ServedModel
+from rocmforge.fleet.slot import LOADING_RETRY_S, ModelState
 
 _OPEN = {PUBLIC: True}
 _TROUBLED = (ModelState.RESTARTING, ModelState.FAILED)
@@ -28,11 +27,11 @@ async def health(request: Request[Any, Any, Any], fleet: FleetDep) -> Response[b
     It is 503 if the process of one was killed and does not end, which nothing here can repair.
     """
     tells_why = not is_stranger(request)
-    models = [_health(member, tells_why=tells_why) for member in fleet.members]
-    first = fleet.members[0]
+    models = [_health(model, tells_why=tells_why) for model in fleet.models]
+    first = fleet.models[0]
     status = first.slot.status
     told = models[0]
-    is_wedged = any(member.slot.status.is_wedged for member in fleet.members)
+    is_wedged = any(model.slot.status.is_wedged for model in fleet.models)
     is_degraded = any(model.state in _TROUBLED for model in models)
     body = Health(
         model=told.model,
@@ -57,13 +56,13 @@ async def health(request: Request[Any, Any, Any], fleet: FleetDep) -> Response[b
     )
 
 
-def _health(member: Member, *, tells_why: bool) -> ModelHealth:
-    status = member.slot.status
-    code: ErrorCode = "engine_died" if member.slot.failure is None else "model_unavailable"
+def _health(model: ServedModel, *, tells_why: bool) -> ModelHealth:
+    status = model.slot.status
+    code: ErrorCode = "engine_died" if model.slot.failure is None else "model_unavailable"
     runner = status.runner
     return ModelHealth(
-        model=member.service.model,
-        state=member.slot.state,
+        model=model.name,
+        state=model.slot.state,
         backend=None if runner is None else runner.backend,
         device=None if runner is None else runner.device.name,
         restarts=status.restarts,

@@ -8,7 +8,7 @@ import msgspec
 from litestar import Request, Response, get, post
 from litestar.params import FromQuery
 
-from rocmforge.api.dependencies import DispatchDep
+from rocmforge.api.dependencies import ModelsDep
 from rocmforge.api.generate.answer import json_response
 from rocmforge.api.generate.checks import check_token_ids
 from rocmforge.api.generate.prompts import chat_prompt
@@ -20,8 +20,8 @@ from rocmforge.api.ops_schema import (
     TokenizerInfo,
     Tokens,
 )
-from rocmforge.api.service import Service
 from rocmforge.errors import InvalidParameter
+from rocmforge.fleet.model import ServedModel
 
 _tokenize_decoder = msgspec.json.Decoder(TokenizeRequest)
 _detokenize_decoder = msgspec.json.Decoder(DetokenizeRequest)
@@ -33,56 +33,52 @@ _TEXT_SIZE = {MAX_BODY: 4 * 1024 * 1024}
 
 
 @post("/tokenize", status_code=200, opt=_TEXT_SIZE)
-async def tokenize(request: Request[Any, Any, Any], dispatch: DispatchDep) -> Response[bytes]:
+async def tokenize(request: Request[Any, Any, Any], models: ModelsDep) -> Response[bytes]:
     """Token ids of a text or of a conversation."""
     wanted = await read_json(request, _tokenize_decoder)
-    service = dispatch.find(wanted.model)
-    return await service.offload(len(await request.body()), _tokens, service, wanted)
+    model = models.find(wanted.model)
+    return await models.offload(_tokens, model, wanted)
 
 
 @post("/detokenize", status_code=200, opt=_TEXT_SIZE)
-async def detokenize(request: Request[Any, Any, Any], dispatch: DispatchDep) -> Response[bytes]:
+async def detokenize(request: Request[Any, Any, Any], models: ModelsDep) -> Response[bytes]:
     """The text that token ids stand for, special tokens spelled out."""
     wanted = await read_json(request, _detokenize_decoder)
-    service = dispatch.find(wanted.model)
-    return await service.offload(len(await request.body()), _text, service, wanted)
+    model = models.find(wanted.model)
+    return await models.offload(_text, model, wanted)
 
 
 @get("/tokenizer_info")
-async def tokenizer_info(
-    dispatch: DispatchDep, model: FromQuery[str | None] = None
-) -> Response[bytes]:
+async def tokenizer_info(models: ModelsDep, model: FromQuery[str | None] = None) -> Response[bytes]:
     """What programs need that tokenise over HTTP, as lm-eval does."""
-    service = dispatch.find(model)
-    tokenizer = service.tokenizer
+    served = models.find(model)
+    tokenizer = served.tokenizer
     return json_response(
         TokenizerInfo(
             tokenizer_class=type(tokenizer).__name__,
             vocab_size=tokenizer.vocab_size,
             bos_token=None if tokenizer.bos_id is None else tokenizer.token(tokenizer.bos_id),
             eos_token=tokenizer.token(tokenizer.eos_ids[0]) if tokenizer.eos_ids else None,
-            chat_template=service.templates.select().source,
+            chat_template=served.templates.select().source,
         )
     )
 
 
-def _tokens(service: Service, wanted: TokenizeRequest) -> Response[bytes]:
-    ids = _token_ids(service, wanted)
-    names = [service.tokenizer.token(i) for i in ids] if wanted.return_token_strs else None
+def _tokens(model: ServedModel, wanted: TokenizeRequest) -> Response[bytes]:
+    ids = _token_ids(model, wanted)
+    names = [model.tokenizer.token(i) for i in ids] if wanted.return_token_strs else None
     return json_response(
-        Tokens(
-            count=len(ids), max_model_len=service.max_context, tokens=list(ids), token_strs=names
-        )
+        Tokens(count=len(ids), max_model_len=model.max_context, tokens=list(ids), token_strs=names)
     )
 
 
-def _text(service: Service, wanted: DetokenizeRequest) -> Response[bytes]:
-    check_token_ids(service, wanted.tokens, "tokens")
-    text = service.tokenizer.decode(wanted.tokens, skip_special=False)
+def _text(model: ServedModel, wanted: DetokenizeRequest) -> Response[bytes]:
+    check_token_ids(model, wanted.tokens, "tokens")
+    text = model.tokenizer.decode(wanted.tokens, skip_special=False)
     return json_response(DetokenizedText(prompt=text))
 
 
-def _token_ids(service: Service, wanted: TokenizeRequest) -> tuple[int, ...]:
+def _token_ids(model: ServedModel, wanted: TokenizeRequest) -> tuple[int, ...]:
     if (wanted.prompt is None) == (wanted.messages is None):
         raise InvalidParameter("Give either 'prompt' or 'messages'.", param="prompt")
     if wanted.messages is not None:
@@ -93,7 +89,7 @@ def _token_ids(service: Service, wanted: TokenizeRequest) -> tuple[int, ...]:
                 param="parse_special",
             )
         return chat_prompt(
-            service,
+            model,
             wanted.messages,
             template_arguments=wanted.chat_template_kwargs,
             add_generation_prompt=wanted.add_generation_prompt,
@@ -102,5 +98,5 @@ def _token_ids(service: Service, wanted: TokenizeRequest) -> tuple[int, ...]:
     assert wanted.prompt is not None
     add_bos = None if wanted.add_special_tokens is not False else False
     parse_special = wanted.parse_special is not False
-    ids = service.tokenizer.encode(wanted.prompt, parse_special=parse_special, add_bos=add_bos)
+    ids = model.tokenizer.encode(wanted.prompt, parse_special=parse_special, add_bos=add_bos)
     return tuple(ids)

@@ -25,7 +25,7 @@ from rich.table import Table
 from rocmforge.backend.protocol import RunnerInfo
 from rocmforge.commands.progress import wait_ready
 from rocmforge.engine.client.client import AsyncEngine
-from rocmforge.engine.ipc.params import SamplingParams
+from rocmforge.engine.ipc.params import GenerateRequest, SamplingParams
 from rocmforge.engine.ipc.status import EngineStats
 from rocmforge.errors import EngineError
 from rocmforge.settings import Settings
@@ -160,9 +160,12 @@ async def _run_stream(
     engine: AsyncEngine, runner: RunnerInfo, prompt_tokens: int, sampling: SamplingParams
 ) -> StreamTiming:
     prompt = random.choices(range(runner.vocab_size), k=prompt_tokens)
+    request = GenerateRequest(
+        prompt_ids=tuple(prompt), sampling=sampling, eos_ids=(), arrival_ns=time.monotonic_ns()
+    )
     started = time.perf_counter()
     first = 0.0
-    handle = engine.submit(prompt, sampling, eos_ids=())
+    handle = engine.submit(request)
     try:
         while True:
             for event in await handle.next():

@@ -11,8 +11,8 @@ from typing import Any, Final
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from rocmforge.engine.client.client import AsyncEngine
 from rocmforge.engine.ipc.status import EngineStatus
+from rocmforge.fleet.slot import Engine
 from rocmforge.logs import LogFormat
 
 logger = logging.getLogger(__name__)
@@ -21,7 +21,7 @@ REFRESH_S: Final = 0.1
 LINE_EVERY_S: Final = 5.0
 
 
-async def wait_ready(engine: AsyncEngine, console: Console, log_format: LogFormat) -> None:
+async def wait_ready(engine: Engine, console: Console, log_format: LogFormat) -> None:
     """Waits for an engine that has been started; see `wait_for`."""
     await wait_for(engine.wait_ready(), lambda: engine.status, console, log_format)
 

@@ -15,10 +15,11 @@ from rich.markup import escape
 
 from rocmforge.api.generate.convert import chat_plan
 from rocmforge.api.generate.generation import Generation
+from rocmforge.api.generate.model import RequestedModel
 from rocmforge.api.generate.parts import AnswerParts, Part
 from rocmforge.api.generate.schema import ChatRequest, Message
 from rocmforge.api.http.origin import Origin
-from rocmforge.api.service import Service
+from rocmforge.api.metrics.requests import Metrics
 from rocmforge.commands.progress import wait_ready
 from rocmforge.commands.questions import (
     MessageReader,
@@ -26,11 +27,11 @@ from rocmforge.commands.questions import (
     is_interactive,
     whole_prompt,
 )
-from rocmforge.engine.client.client import AsyncEngine
 from rocmforge.errors import RequestError
+from rocmforge.fleet.slot import Engine
 from rocmforge.settings import Settings
 from rocmforge.text.output.reasoning import Reasoning
-from rocmforge.wiring import build_engine, build_service, read_front
+from rocmforge.wiring import build_model, build_request_log, read_front
 
 _DIM: Final = "\x1b[2m"
 _NORMAL: Final = "\x1b[0m"
@@ -64,8 +65,14 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
     prompt = None
     if arguments.prompt is not None or not is_interactive():
         prompt = whole_prompt(arguments.prompt)
-    engine = build_engine(front, settings)
-    conversation = Conversation(build_service(front, engine, settings), options)
+    served = build_model(front, settings)
+    engine = served.slot.open()
+    model = RequestedModel(
+        served=served,
+        metrics=Metrics(served.name, lambda: engine.status),
+        request_log=build_request_log(settings),
+    )
+    conversation = Conversation(model, options)
     # The loop runs only while there is something to wait for: input() belongs to the terminal.
     with asyncio.Runner() as runner:
         try:
@@ -79,7 +86,7 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
     return 0
 
 
-async def _start(engine: AsyncEngine, settings: Settings) -> None:
+async def _start(engine: Engine, settings: Settings) -> None:
     console = Console(stderr=True)
     await engine.start()
     await wait_ready(engine, console, settings.log_format)
@@ -112,15 +119,15 @@ class Conversation:
     """What has been said so far.
 
     Args:
-        service: the model.
+        model: answers.
         options: how answers are drawn.
     """
 
-    def __init__(self, service: Service, options: Options) -> None:
+    def __init__(self, model: RequestedModel, options: Options) -> None:
         self.messages: list[Message] = []
         if options.system is not None:
             self.messages.append(Message(role="system", content=options.system))
-        self._service = service
+        self._model = model
         self._options = options
 
     async def ask(self, question: str) -> None:
@@ -133,15 +140,15 @@ class Conversation:
         """
         asked = [*self.messages, Message(role="user", content=question)]
         request = ChatRequest(
-            model=self._service.model,
+            model=self._model.served.name,
             messages=asked,
             temperature=self._options.temperature,
             seed=self._options.seed,
             max_completion_tokens=self._options.max_tokens,
         )
-        service = replace(self._service, origin=Origin())  # it arrives now
-        plan = chat_plan(service, request)
-        generation = Generation.start(service, "run", plan)
+        model = replace(self._model, origin=Origin())  # it arrives now
+        plan = chat_plan(model.served, request)
+        generation = Generation.start(model, "run", plan)
         parts, printer = AnswerParts(plan), Printer()
         try:
             async for pieces in generation.batches():

@@ -14,13 +14,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 
-from rocmforge.api.fleet.fleet import Fleet, Member
-from rocmforge.api.fleet.slot import ModelSlot
 from rocmforge.api.http.hosts import is_loopback
 from rocmforge.api.http.keys import Keyring
 from rocmforge.commands.http.server import Certificate, HttpServer, http_config, listen
 from rocmforge.commands.progress import wait_for
 from rocmforge.errors import ConfigurationError, EngineError
+from rocmforge.fleet.fleet import Fleet
+from rocmforge.fleet.model import ServedModel
+from rocmforge.fleet.slot import ModelSlot
 from rocmforge.logs import LogFormat
 from rocmforge.settings import Settings, served_models
 from rocmforge.wiring import (
@@ -95,9 +96,9 @@ async def _serve(fleet: Fleet, keys: Keyring, settings: Settings) -> int:
 
 async def _load(fleet: Fleet, console: Console, log_format: LogFormat) -> None:
     """Loads the models of the start, one after the other; raises what is wrong with one."""
-    for member in fleet.members:
-        if member.slot.is_new:
-            await _load_one(fleet, member.slot, console, log_format)
+    for model in fleet.models:
+        if model.slot.is_new:
+            await _load_one(fleet, model.slot, console, log_format)
 
 
 async def _load_one(fleet: Fleet, slot: ModelSlot, console: Console, log_format: LogFormat) -> None:
@@ -167,7 +168,7 @@ def _announce(console: Console, fleet: Fleet, listener: socket.socket, settings:
     scheme = "https" if settings.tls_certificate else "http"
     shown = f"[{host}]" if ":" in host else host
     address = escape(f"{scheme}://{shown}:{port}")
-    lines = [line for member in fleet.members for line in _about_model(member)]
+    lines = [line for model in fleet.models for line in _about_model(model)]
     lines += [
         (logging.INFO, f"{address}/docs describes the API"),
         (logging.INFO, f"{address}/v1"),
@@ -179,9 +180,9 @@ def _announce(console: Console, fleet: Fleet, listener: socket.socket, settings:
             console.print(line, highlight=False, soft_wrap=True)
 
 
-def _about_model(member: Member) -> Iterator[tuple[int, str]]:
+def _about_model(model: ServedModel) -> Iterator[tuple[int, str]]:
     """Describes what a model runs on, as levels and markup; says loudly that no GPU is used."""
-    name, status = escape(member.service.model), member.slot.status
+    name, status = escape(model.name), model.slot.status
     runner = status.runner
     if runner is None:
         yield logging.INFO, f"[bold]{name}[/] is loaded when a request names it"

@@ -15,7 +15,7 @@ import pytest
 from litestar.testing import TestClient
 
 from rocmforge.api.http.settings import ApiSettings
-from tests.api.fake_engine import FakeEngine, build_app, make_service
+from tests.api.fake_engine import FakeEngine, build_app, make_model
 
 COUNT = int(os.environ.get("ROCMFORGE_TEST_MUTATIONS", "2000"))
 BODIES_OF_A_SEED = 500
@@ -88,7 +88,7 @@ def test_no_body_is_a_server_error(seed: int) -> None:
     paths = list(SEEDS)
     answers: Counter[int] = Counter()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with TestClient(build_app(make_service(engine), ApiSettings(max_body_bytes=100_000))) as client:
+    with TestClient(build_app(make_model(engine), ApiSettings(max_body_bytes=100_000))) as client:
         for _ in range(BODIES_OF_A_SEED):
             path = dice.choice(paths)
             body = mutate(json.dumps(dice.choice(SEEDS[path])).encode(), dice)

@@ -10,7 +10,7 @@ import msgspec
 from litestar import Request, post
 from litestar.types import ASGIApp
 
-from rocmforge.api.dependencies import DispatchDep
+from rocmforge.api.dependencies import ModelsDep
 from rocmforge.api.embeddings.ranking import rank_prompts, relevance
 from rocmforge.api.embeddings.schema import (
     MAX_INPUTS,
@@ -35,21 +35,21 @@ from rocmforge.api.generate.answer import AnswerHead, json_answer
 from rocmforge.api.generate.completion_plan import token_prompts
 from rocmforge.api.http.body import read_json
 from rocmforge.api.http.disconnect import unless_client_leaves
-from rocmforge.api.service import Service
 from rocmforge.errors import InvalidParameter
+from rocmforge.fleet.model import ServedModel
 
 _embeddings_decoder = msgspec.json.Decoder(EmbeddingsRequest)
 _rerank_decoder = msgspec.json.Decoder(RerankRequest)
 
 
 @post("/v1/embeddings", status_code=200)
-async def create_embeddings(request: Request[Any, Any, Any], dispatch: DispatchDep) -> ASGIApp:
+async def create_embeddings(request: Request[Any, Any, Any], models: ModelsDep) -> ASGIApp:
     """Vectors of one or more texts."""
     wanted = await read_json(request, _embeddings_decoder)
-
-    async def respond(service: Service, prompts: Prompts) -> ASGIApp:
-        head = AnswerHead.make(service, "embd-")
-        vectors = await unless_client_leaves(request, embed(service, head.id, prompts))
+    plan = partial(_embedding_prompts, wanted=wanted)
+    async with models.acquire(wanted.model, plan) as (model, prompts):
+        head = AnswerHead.make(model, "embd-")
+        vectors = await unless_client_leaves(request, embed(model, head.id, prompts))
         data = [
             Embedding(index=index, embedding=_encoded(vector, wanted))
             for index, vector in enumerate(vectors)
@@ -57,18 +57,15 @@ async def create_embeddings(request: Request[Any, Any, Any], dispatch: DispatchD
         body = EmbeddingList(data=data, model=head.model, usage=_usage(prompts))
         return json_answer(body, head.id)
 
-    plan = partial(_embedding_prompts, wanted=wanted)
-    return await dispatch.answer(wanted.model, plan, respond)
-
 
 @post(["/v1/rerank", "/v2/rerank", "/rerank"], status_code=200)
-async def rerank(request: Request[Any, Any, Any], dispatch: DispatchDep) -> ASGIApp:
+async def rerank(request: Request[Any, Any, Any], models: ModelsDep) -> ASGIApp:
     """Documents in the order in which they fit a query; see `ranking.relevance`."""
     wanted = await read_json(request, _rerank_decoder)
-
-    async def respond(service: Service, prompts: Prompts) -> ASGIApp:
-        head = AnswerHead.make(service, "rerank-")
-        scores = await unless_client_leaves(request, relevance(service, head.id, prompts))
+    plan = partial(rank_prompts, wanted=wanted)
+    async with models.acquire(wanted.model, plan) as (model, prompts):
+        head = AnswerHead.make(model, "rerank-")
+        scores = await unless_client_leaves(request, relevance(model, head.id, prompts))
         results = [Ranked(index=index, relevance_score=score) for index, score in enumerate(scores)]
         if wanted.return_documents:
             for result, given in zip(results, wanted.documents, strict=True):
@@ -79,19 +76,17 @@ async def rerank(request: Request[Any, Any, Any], dispatch: DispatchDep) -> ASGI
         )
         return json_answer(body, head.id)
 
-    return await dispatch.answer(wanted.model, partial(rank_prompts, wanted=wanted), respond)
 
-
-def _embedding_prompts(service: Service, wanted: EmbeddingsRequest) -> Prompts:
-    size = check_embeds(service)
+def _embedding_prompts(model: ServedModel, wanted: EmbeddingsRequest) -> Prompts:
+    size = check_embeds(model)
     if wanted.dimensions is not None and wanted.dimensions > size:
         raise InvalidParameter(
             f"'dimensions' is {wanted.dimensions}, but embeddings of this model have {size}.",
             param="dimensions",
         )
-    encode = service.tokenizer.encode_whole
-    prompts = token_prompts(service, wanted.input, "input", encode=encode, check_count=_check_count)
-    return check_fits(service, prompts, "input")
+    encode = model.tokenizer.encode_whole
+    prompts = token_prompts(model, wanted.input, "input", encode=encode, check_count=_check_count)
+    return check_fits(model, prompts, "input")
 
 
 def _check_count(entries: int) -> None:

@@ -17,16 +17,17 @@ from rocmforge.api.embeddings.vectors import (
 )
 from rocmforge.api.generate.checks import refuse_unsupported
 from rocmforge.api.generate.completion_plan import token_prompts
-from rocmforge.api.service import Service
+from rocmforge.api.generate.model import RequestedModel
 from rocmforge.engine.ipc.params import Pooling
 from rocmforge.errors import InvalidParameter, UnsupportedFeature
+from rocmforge.fleet.model import ServedModel
 from rocmforge.models.pooling import PoolingType
 from rocmforge.models.rank_head import RankHead
 from rocmforge.text.template.template import RenderedPrompt, encode_prompt
 from rocmforge.text.tokenizer.tokenizer import Tokenizer
 
 
-def rank_prompts(service: Service, wanted: RerankRequest) -> Prompts:
+def rank_prompts(model: ServedModel, wanted: RerankRequest) -> Prompts:
     """What the model reads: pairs if it has a head, else the query, then each document.
 
     Raises:
@@ -37,38 +38,38 @@ def rank_prompts(service: Service, wanted: RerankRequest) -> Prompts:
     refuse_unsupported(wanted, {"rank_fields": (["text"],)})
     texts = [given if isinstance(given, str) else given.text for given in wanted.documents]
     limit = wanted.max_tokens_per_doc
-    if service.pooling is PoolingType.RANK:
+    if model.pooling is PoolingType.RANK:
         for param, text in (("query", wanted.query), *(("documents", text) for text in texts)):
             if not text:
                 raise InvalidParameter(f"'{param}' must not be empty.", param=param)
-        encode = _pair_encoder(service)
+        encode = _pair_encoder(model)
         pairs = tuple(tuple(encode(wanted.query, text, limit)) for text in texts)
-        return check_fits(service, pairs, "documents")
-    if service.pooling is PoolingType.NONE:
+        return check_fits(model, pairs, "documents")
+    if model.pooling is PoolingType.NONE:
         raise UnsupportedFeature(
-            f"The model {service.model!r} cannot rank: its file declares no pooling, so it is "
+            f"The model {model.name!r} cannot rank: its file declares no pooling, so it is "
             "neither a ranking nor an embedding model.",
             param="model",
         )
-    check_embeds(service)
-    whole = service.tokenizer.encode_whole
-    query = token_prompts(service, wanted.query, "query", encode=whole)
+    check_embeds(model)
+    whole = model.tokenizer.encode_whole
+    query = token_prompts(model, wanted.query, "query", encode=whole)
     cut = partial(whole, limit=limit)
-    documents = token_prompts(service, [*texts], "documents", encode=cut)
-    return check_fits(service, query, "query") + check_fits(service, documents, "documents")
+    documents = token_prompts(model, [*texts], "documents", encode=cut)
+    return check_fits(model, query, "query") + check_fits(model, documents, "documents")
 
 
-def _pair_encoder(service: Service) -> Callable[[str, str, int | None], list[int]]:
+def _pair_encoder(model: ServedModel) -> Callable[[str, str, int | None], list[int]]:
     """What makes a prompt of a query and so many tokens of a document."""
-    num_scores = check_hidden(service)
-    if service.rank_head is not None:
-        return partial(_fill, service.tokenizer, service.rank_head)
-    if service.is_encoder and num_scores == 1:
-        return service.tokenizer.encode_pair
+    num_scores = check_hidden(model)
+    if model.rank_head is not None:
+        return partial(_fill, model.tokenizer, model.rank_head)
+    if model.is_encoder and num_scores == 1:
+        return model.tokenizer.encode_pair
     reason = "its file has no classification head, or no prompt for it"
-    if service.is_encoder:
+    if model.is_encoder:
         reason = f"it tells {num_scores} classes apart"
-    raise UnsupportedFeature(f"The model {service.model!r} cannot rank: {reason}.", param="model")
+    raise UnsupportedFeature(f"The model {model.name!r} cannot rank: {reason}.", param="model")
 
 
 def _fill(
@@ -83,7 +84,7 @@ def _fill(
     return encode_prompt(tokenizer, RenderedPrompt(text, trust))
 
 
-async def relevance(service: Service, request_id: str, prompts: Prompts) -> list[float]:
+async def relevance(model: RequestedModel, request_id: str, prompts: Prompts) -> list[float]:
     """The relevance of each document.
 
     Of a head, the sigmoid of its score, 0 to 1: what clients of Cohere and Jina expect, and what
@@ -93,13 +94,14 @@ async def relevance(service: Service, request_id: str, prompts: Prompts) -> list
     Raises:
         CapacityError, EngineError: as `Generation`.
     """
-    if service.rank_head is not None:
-        states = await pooled(service, request_id, prompts, Pooling.LAST)
-        return [service.rank_head.relevance(state) for state in states]
-    if service.pooling is PoolingType.RANK:
-        scores = await pooled(service, request_id, prompts, Pooling.CLS)
+    head = model.served.rank_head
+    if head is not None:
+        states = await pooled(model, request_id, prompts, Pooling.LAST)
+        return [head.relevance(state) for state in states]
+    if model.served.pooling is PoolingType.RANK:
+        scores = await pooled(model, request_id, prompts, Pooling.CLS)
         return [_sigmoid(float(score[0])) for score in scores]
-    query, *documents = await embed(service, request_id, prompts)
+    query, *documents = await embed(model, request_id, prompts)
     return [float(query @ document) for document in documents]
 
 

@@ -10,10 +10,11 @@ import numpy.typing as npt
 from rocmforge.api.generate.answer import collect
 from rocmforge.api.generate.checks import check_room
 from rocmforge.api.generate.generation import Generation
+from rocmforge.api.generate.model import RequestedModel
 from rocmforge.api.generate.plan import Plan
-from rocmforge.api.service import Service
 from rocmforge.engine.ipc.params import Pooling, SamplingParams
 from rocmforge.errors import QueueFull, RateLimited, UnsupportedFeature
+from rocmforge.fleet.model import ServedModel
 from rocmforge.models.pooling import PoolingType
 
 Vector = npt.NDArray[np.float32]
@@ -33,53 +34,53 @@ _POOLING = {
 }
 
 
-def check_embeds(service: Service) -> int:
+def check_embeds(model: ServedModel) -> int:
     """The size of the vectors.
 
     Raises:
         UnsupportedFeature: the model or the backend cannot give any.
         NotReady: that is not known yet.
     """
-    if service.pooling is PoolingType.RANK:
+    if model.pooling is PoolingType.RANK:
         raise UnsupportedFeature(
-            f"The model {service.model!r} ranks documents and gives no embeddings. Use /v1/rerank.",
+            f"The model {model.name!r} ranks documents and gives no embeddings. Use /v1/rerank.",
             param="model",
         )
-    return check_hidden(service)
+    return check_hidden(model)
 
 
-def check_hidden(service: Service) -> int:
+def check_hidden(model: ServedModel) -> int:
     """How many numbers the model gives for a prompt; raises as `check_embeds`."""
-    size = service.hidden_size
+    size = model.hidden_size
     if not size:
         raise UnsupportedFeature(
-            f"The backend {service.runner.backend!r} cannot return hidden states, so embeddings "
+            f"The backend {model.runner.backend!r} cannot return hidden states, so embeddings "
             "are not available on this server.",
             param="model",
         )
     return size
 
 
-def check_fits(service: Service, prompts: Prompts, param: str) -> Prompts:
+def check_fits(model: ServedModel, prompts: Prompts, param: str) -> Prompts:
     """The prompts; raises ContextLengthExceeded if one is too long."""
     for prompt in prompts:
-        check_room(service, prompt, 0, param=param, prompt_param=param)
+        check_room(model, prompt, 0, param=param, prompt_param=param)
     return prompts
 
 
-async def embed(service: Service, request_id: str, prompts: Prompts) -> list[Vector]:
+async def embed(model: RequestedModel, request_id: str, prompts: Prompts) -> list[Vector]:
     """The embedding of each prompt, [D], of length 1.
 
     Raises:
         CapacityError, EngineError: as `Generation`.
     """
-    pooling = _POOLING[service.pooling]
-    vectors = await pooled(service, request_id, prompts, pooling)
+    pooling = _POOLING[model.served.pooling]
+    vectors = await pooled(model, request_id, prompts, pooling)
     return [normalized(vector) for vector in vectors]
 
 
 async def pooled(
-    service: Service, request_id: str, prompts: Prompts, pooling: Pooling
+    model: RequestedModel, request_id: str, prompts: Prompts, pooling: Pooling
 ) -> list[Vector]:
     """What the model gives for each prompt.
 
@@ -89,15 +90,15 @@ async def pooled(
     Raises:
         CapacityError, EngineError: as `Generation`.
     """
-    sampling = SamplingParams(max_tokens=0, pooling=pooling, adapter=service.adapter)
-    size = _at_once(service)
+    sampling = SamplingParams(max_tokens=0, pooling=pooling, adapter=model.adapter)
+    size = _at_once(model)
     waited_s = 0.0
     vectors: list[Vector] = []
     while len(vectors) < len(prompts):
         some = prompts[len(vectors) : len(vectors) + size]
         plan = Plan(prompts=some, sampling=sampling, n=1, stop=())
         try:
-            generation = Generation.start(service, request_id, plan)
+            generation = Generation.start(model, request_id, plan)
         except (QueueFull, RateLimited):
             if len(some) > 1:
                 size = len(some) // 2
@@ -117,8 +118,8 @@ async def pooled(
     return vectors
 
 
-def _at_once(service: Service) -> int:
-    caller = service.origin.caller
+def _at_once(model: RequestedModel) -> int:
+    caller = model.origin.caller
     if caller is None or caller.key.max_sequences is None:
         return AT_ONCE
     return min(AT_ONCE, caller.key.max_sequences)

@@ -13,14 +13,13 @@ from litestar.response.base import ASGIResponse
 from litestar.types import ASGIApp
 
 from rocmforge.api.generate.generation import Generation, Piece
-from rocmforge.api.generate.plan import Plan
+from rocmforge.api.generate.model import RequestedModel
 from rocmforge.api.generate.schema import Usage
 from rocmforge.api.http.disconnect import unless_client_leaves
 from rocmforge.api.http.errors import answer_for
 from rocmforge.api.http.headers import request_id_headers
 from rocmforge.api.http.settings import ApiSettings
 from rocmforge.api.http.sse import EventStream, frame
-from rocmforge.api.service import Service
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +32,13 @@ class AnswerHead:
     system_fingerprint: str
 
     @classmethod
-    def make(cls, service: Service, prefix: str) -> AnswerHead:
+    def make(cls, model: RequestedModel, prefix: str) -> AnswerHead:
         """A fresh id that begins with `prefix`, and one creation time for the whole answer."""
         return cls(
             id=f"{prefix}{uuid.uuid4().hex}",
-            created=int(service.clock()),
-            model=service.answers_as,
-            system_fingerprint=service.fingerprint,
+            created=int(model.served.clock()),
+            model=model.answers_as,
+            system_fingerprint=model.served.fingerprint,
         )
 
 
@@ -73,26 +72,21 @@ class Writer(Protocol):
         ...
 
 
-async def answer(
-    request: Request[Any, Any, Any],
-    service: Service,
-    settings: ApiSettings,
-    plan: Plan,
-    writer: Writer,
-    *,
-    stream: bool,
+def streamed(generation: Generation, writer: Writer, settings: ApiSettings) -> ASGIApp:
+    """A stream of what a generation says, which it ends on every way out."""
+    events = stream_events(generation, writer)
+    return event_stream(events, settings, writer.head.id, close=generation.close)
+
+
+async def collected(
+    request: Request[Any, Any, Any], generation: Generation, writer: Writer
 ) -> ASGIApp:
-    """Runs `plan` and answers `request` with what comes of it.
+    """One body with all that a generation says, once it has ended.
 
     Raises:
-        CapacityError: the engine does not take it now.
-        EngineError: it failed, before a byte of the answer was sent.
+        CapacityError, EngineError: it failed.
         ClientLeft: nobody waits for the answer any more.
     """
-    generation = Generation.start(service, writer.head.id, plan)
-    if stream:
-        events = stream_events(generation, writer)
-        return event_stream(events, settings, writer.head.id, close=generation.close)
     try:
         pieces = await unless_client_leaves(request, collect(generation))
     finally:

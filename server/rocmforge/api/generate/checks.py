@@ -9,13 +9,13 @@ from typing import Any, TypeVar
 import msgspec
 
 from rocmforge.api.generate.schema import GenerationRequest
-from rocmforge.api.service import Service
 from rocmforge.errors import (
     ContextLengthExceeded,
     InvalidParameter,
     RequestError,
     UnsupportedFeature,
 )
+from rocmforge.fleet.model import ServedModel
 from rocmforge.models.pooling import PoolingType
 
 T = TypeVar("T")
@@ -76,9 +76,9 @@ def required(value: T | None, path: str) -> T:
     return value
 
 
-def check_token_ids(service: Service, ids: Sequence[int], param: str) -> None:
+def check_token_ids(model: ServedModel, ids: Sequence[int], param: str) -> None:
     """Raises InvalidParameter for an id that is not in the vocabulary."""
-    size = service.tokenizer.vocab_size
+    size = model.tokenizer.vocab_size
     if ids and (min(ids) < 0 or max(ids) >= size):
         wrong = next(i for i in ids if not 0 <= i < size)
         raise InvalidParameter(
@@ -87,12 +87,12 @@ def check_token_ids(service: Service, ids: Sequence[int], param: str) -> None:
         )
 
 
-def check_common(service: Service, request: GenerationRequest) -> None:
+def check_common(model: ServedModel, request: GenerationRequest) -> None:
     """Raises what any request for tokens can get wrong besides its prompt."""
-    if service.is_encoder:
-        ranks = service.pooling is PoolingType.RANK
+    if model.is_encoder:
+        ranks = model.pooling is PoolingType.RANK
         raise UnsupportedFeature(
-            f"The model {service.model!r} is an encoder and generates no text. "
+            f"The model {model.name!r} is an encoder and generates no text. "
             f"Use {'/v1/rerank' if ranks else '/v1/embeddings'}.",
             param="model",
         )
@@ -105,18 +105,18 @@ def check_common(service: Service, request: GenerationRequest) -> None:
         )
 
 
-def check_at_once(service: Service, sequences: int, param: str) -> None:
+def check_at_once(model: ServedModel, sequences: int, param: str) -> None:
     """Raises InvalidParameter for more sequences than there is ever room for."""
-    if sequences > service.max_at_once:
+    if sequences > model.max_at_once:
         raise InvalidParameter(
             f"The request asks for {sequences} sequences (prompts times 'n'), but this server "
-            f"takes {service.max_at_once} at once.",
+            f"takes {model.max_at_once} at once.",
             param=param,
         )
 
 
 def check_room(
-    service: Service,
+    model: ServedModel,
     prompt: Sequence[int],
     max_tokens: int | None,
     *,
@@ -124,7 +124,7 @@ def check_room(
     prompt_param: str,
 ) -> int:
     """How many tokens may follow `prompt`; raises if that is none, or fewer than wanted."""
-    limit = service.max_context
+    limit = model.max_context
     room = limit - len(prompt)
     if room < (1 if max_tokens is None else max_tokens):
         raise ContextLengthExceeded(

@@ -11,34 +11,34 @@ from rocmforge.api.generate.checks import check_at_once, check_common, check_roo
 from rocmforge.api.generate.convert import sampling_params, stop_strings
 from rocmforge.api.generate.plan import Plan
 from rocmforge.api.generate.schema import CompletionRequest
-from rocmforge.api.service import Service
 from rocmforge.errors import InvalidParameter, UnsupportedFeature
+from rocmforge.fleet.model import ServedModel
 
 DEFAULT_TOKENS = 16  # OpenAI's
 
 
-def completion_plan(service: Service, request: CompletionRequest) -> Plan:
+def completion_plan(model: ServedModel, request: CompletionRequest) -> Plan:
     """The plan of a text completion. Raises like `chat_plan`."""
-    check_common(service, request)
+    check_common(model, request)
     max_tokens = DEFAULT_TOKENS if request.max_tokens is None else request.max_tokens
     if max_tokens == 0 and not request.echo:
         raise InvalidParameter("'max_tokens' of 0 needs 'echo'.", param="max_tokens")
     n = _sequences_per_prompt(request)
     num_logprobs = -1 if request.logprobs is None else request.logprobs
     # The whole prompt is the client's: it may spell out a template with special tokens.
-    encode = partial(service.tokenizer.encode, parse_special=True)
+    encode = partial(model.tokenizer.encode, parse_special=True)
     prompts = token_prompts(
-        service,
+        model,
         request.prompt,
         "prompt",
         encode=encode,
-        check_count=lambda count: check_at_once(service, count * n, "prompt" if n == 1 else "n"),
+        check_count=lambda count: check_at_once(model, count * n, "prompt" if n == 1 else "n"),
     )
     if request.suffix:
-        prompts = tuple(_infill(service, request, prompt) for prompt in prompts)
+        prompts = tuple(_infill(model, request, prompt) for prompt in prompts)
     for prompt in prompts:
-        check_room(service, prompt, max_tokens, param="max_tokens", prompt_param="prompt")
-    sampling = sampling_params(service, request, max_tokens=max_tokens, num_logprobs=num_logprobs)
+        check_room(model, prompt, max_tokens, param="max_tokens", prompt_param="prompt")
+    sampling = sampling_params(model, request, max_tokens=max_tokens, num_logprobs=num_logprobs)
     if request.echo:
         wanted = max(num_logprobs, sampling.prompt_logprobs)
         sampling = msgspec.structs.replace(sampling, prompt_logprobs=wanted)
@@ -70,7 +70,7 @@ def _sequences_per_prompt(request: CompletionRequest) -> int:
 
 
 def token_prompts(
-    service: Service,
+    model: ServedModel,
     given: str | list[str | int | list[int]],
     param: str,
     *,
@@ -80,7 +80,7 @@ def token_prompts(
     """All entries as token ids: a text, token ids, or a list of either.
 
     Args:
-        service: knows the vocabulary.
+        model: knows the vocabulary.
         given: the entries.
         param: what the field is called.
         encode: makes token ids of a text.
@@ -102,16 +102,16 @@ def token_prompts(
                 param=param,
             )
     check_count(len(entries))
-    return tuple(_token_prompt(service, entry, param, encode) for entry in entries)
+    return tuple(_token_prompt(model, entry, param, encode) for entry in entries)
 
 
 def _token_prompt(
-    service: Service, entry: str | list[int], param: str, encode: Callable[[str], Sequence[int]]
+    model: ServedModel, entry: str | list[int], param: str, encode: Callable[[str], Sequence[int]]
 ) -> tuple[int, ...]:
     if isinstance(entry, str):
         ids = tuple(encode(entry))
     else:
-        check_token_ids(service, entry, param)
+        check_token_ids(model, entry, param)
         ids = tuple(entry)
     if not ids:
         raise InvalidParameter(f"'{param}' must not be empty.", param=param)
@@ -119,10 +119,10 @@ def _token_prompt(
 
 
 def _infill(
-    service: Service, request: CompletionRequest, before: tuple[int, ...]
+    model: ServedModel, request: CompletionRequest, before: tuple[int, ...]
 ) -> tuple[int, ...]:
     """The prompt for the text between `before` and the suffix."""
-    tokenizer = service.tokenizer
+    tokenizer = model.tokenizer
     if tokenizer.infill is None:
         raise UnsupportedFeature(
             "'suffix' needs a model with tokens for fill-in-the-middle; this one has none.",

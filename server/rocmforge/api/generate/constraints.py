@@ -8,8 +8,8 @@ from typing import Any, Final
 import msgspec
 
 from rocmforge.api.generate.schema import GenerationRequest, StructuredOutputs
-from rocmforge.api.service import Service
 from rocmforge.errors import InvalidParameter
+from rocmforge.fleet.model import ServedModel
 from rocmforge.text.output.grammar import (
     ANY_OBJECT,
     Schema,
@@ -22,7 +22,7 @@ from rocmforge.text.output.grammar import (
 MAX_CHOICES = 1024
 
 
-def output_grammar(service: Service, request: GenerationRequest) -> str:
+def output_grammar(model: ServedModel, request: GenerationRequest) -> str:
     """The grammar that the whole answer must match; "" if there is none.
 
     Raises:
@@ -40,14 +40,14 @@ def output_grammar(service: Service, request: GenerationRequest) -> str:
                     "grammar does.",
                     param=other,
                 )
-        check_grammar(service, grammar, param)
+        check_grammar(model, grammar, param)
         return grammar
     return ""
 
 
-def check_grammar(service: Service, grammar: str, param: str) -> None:
+def check_grammar(model: ServedModel, grammar: str, param: str) -> None:
     """Raises InvalidParameter for a grammar that does not compile, or not at a reasonable cost."""
-    problem = service.grammars.problem(grammar)
+    problem = model.grammars.problem(grammar)
     if problem:
         raise InvalidParameter(f"'{param}' cannot be enforced: {problem}", param=param)
 

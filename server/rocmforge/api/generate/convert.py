@@ -16,18 +16,19 @@ import numpy as np
 from rocmforge.api.generate.checks import check_at_once, check_common, check_room, check_token_ids
 from rocmforge.api.generate.constraints import output_grammar
 from rocmforge.api.generate.plan import Plan
+from rocmforge.api.generate.processors import processor_uses
 from rocmforge.api.generate.prompts import request_prompt
 from rocmforge.api.generate.schema import (
     ChatRequest,
     GenerationRequest,
 )
 from rocmforge.api.generate.tools import offered_tools, tool_use
-from rocmforge.api.service import Service
 from rocmforge.engine.ipc.params import SamplingParams, Thinking
 from rocmforge.errors import (
     InvalidParameter,
     UnsupportedFeature,
 )
+from rocmforge.fleet.model import ServedModel
 from rocmforge.text.output.reasoning import BEGIN, END, reasons
 
 # Tokens of reasoning by effort; those that are not here may think as long as they want.
@@ -39,34 +40,32 @@ MAX_BIASED_TOKENS = 1024
 SEED_MASK = (1 << 64) - 1
 
 
-def chat_plan(service: Service, request: ChatRequest) -> Plan:
+def chat_plan(model: ServedModel, request: ChatRequest) -> Plan:
     """The plan of a chat completion.
 
     Raises:
         RequestError: the request cannot be served as it was sent.
         NotReady: the model's limits are not known yet.
     """
-    check_common(service, request)
-    check_at_once(service, request.n or 1, "n")
+    check_common(model, request)
+    check_at_once(model, request.n or 1, "n")
     if request.best_of is not None and request.best_of != (request.n or 1):
         raise UnsupportedFeature("'best_of' is supported only if equal to 'n'.", param="best_of")
     if request.top_logprobs is not None and not request.logprobs:
         raise InvalidParameter("'top_logprobs' needs 'logprobs' to be true.", param="top_logprobs")
     num_logprobs = (request.top_logprobs or 0) if request.logprobs else -1
     tools = offered_tools(request)
-    prompt = request_prompt(service, request)
+    prompt = request_prompt(model, request)
     param = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
     wanted = request.max_completion_tokens or request.max_tokens
-    room = check_room(service, prompt, wanted, param=param, prompt_param="messages")
-    sampling = sampling_params(
-        service, request, max_tokens=wanted or room, num_logprobs=num_logprobs
-    )
-    reasoning = _reasoning(service, prompt)
+    room = check_room(model, prompt, wanted, param=param, prompt_param="messages")
+    sampling = sampling_params(model, request, max_tokens=wanted or room, num_logprobs=num_logprobs)
+    reasoning = _reasoning(model, prompt)
     use = None
     if tools:
-        use, grammar = tool_use(service, request, tools, sampling.grammar)
+        use, grammar = tool_use(model, request, tools, sampling.grammar)
         sampling = msgspec.structs.replace(sampling, grammar=grammar)
-    thinking = _thinking(service, request, reasoning)
+    thinking = _thinking(model, request, reasoning)
     if sampling.grammar and thinking is None:
         reasoning = None  # the grammar is that of the whole answer
     elif thinking is not None and (sampling.grammar or thinking.budget is not None):
@@ -82,23 +81,23 @@ def chat_plan(service: Service, request: ChatRequest) -> Plan:
     )
 
 
-def _reasoning(service: Service, prompt: Sequence[int]) -> Literal["begun", "possible"] | None:
-    if not reasons(service.templates.select().source):
+def _reasoning(model: ServedModel, prompt: Sequence[int]) -> Literal["begun", "possible"] | None:
+    if not reasons(model.templates.select().source):
         return None
-    tail = service.tokenizer.decode(prompt[-8:], skip_special=False).rstrip()
+    tail = model.tokenizer.decode(prompt[-8:], skip_special=False).rstrip()
     if tail.endswith(END):
         return None  # the prompt has closed it: the model is not to think
     return "begun" if tail.endswith(BEGIN) else "possible"
 
 
 def _thinking(
-    service: Service, request: ChatRequest, reasoning: Literal["begun", "possible"] | None
+    model: ServedModel, request: ChatRequest, reasoning: Literal["begun", "possible"] | None
 ) -> Thinking | None:
     """The section of reasoning before the answer; None if there can be none."""
     budget = request.thinking_budget
     if budget is None and request.reasoning_effort is not None:
         budget = THINKING_BUDGETS.get(request.reasoning_effort)
-    marks = [service.tokenizer.encode(mark, parse_special=True) for mark in (BEGIN, END)]
+    marks = [model.tokenizer.encode(mark, parse_special=True) for mark in (BEGIN, END)]
     if reasoning is None or any(len(ids) != 1 for ids in marks):
         if request.thinking_budget is not None and reasoning is not None:
             raise UnsupportedFeature(
@@ -112,7 +111,7 @@ def _thinking(
 
 
 def sampling_params(
-    service: Service, request: GenerationRequest, *, max_tokens: int, num_logprobs: int
+    model: ServedModel, request: GenerationRequest, *, max_tokens: int, num_logprobs: int
 ) -> SamplingParams:
     """What the engine is told about sampling.
 
@@ -131,9 +130,9 @@ def sampling_params(
             f"'stop_token_ids' must not name more than {MAX_STOP_TOKENS} tokens.",
             param="stop_token_ids",
         )
-    check_token_ids(service, stop_token_ids, "stop_token_ids")
+    check_token_ids(model, stop_token_ids, "stop_token_ids")
     top_k = max(0, request.top_k or 0)
-    if top_k >= service.tokenizer.vocab_size:
+    if top_k >= model.tokenizer.vocab_size:
         top_k = 0
     top_p = 1.0 if request.top_p is None else request.top_p
     if np.float32(top_p) == 0:  # the smallest set that reaches a share of nothing: the best token
@@ -152,39 +151,39 @@ def sampling_params(
         min_tokens=min_tokens,
         ignore_eos=bool(request.ignore_eos),
         stop_token_ids=stop_token_ids,
-        logit_bias=_logit_bias(service, request.logit_bias or {}),
+        logit_bias=_logit_bias(model, request.logit_bias or {}),
         num_logprobs=num_logprobs,
         prompt_logprobs=-1 if request.prompt_logprobs is None else request.prompt_logprobs,
-        grammar=output_grammar(service, request),
-        processors=service.processor_uses(request),
-        adapter=service.adapter,
+        grammar=output_grammar(model, request),
+        processors=processor_uses(model, request),
+        adapter=model.adapter_called(request.model),
         cache_salt=request.cache_salt or "",
         prompt_lookup_tokens=(
-            service.prompt_lookup_tokens
+            model.prompt_lookup_tokens
             if request.prompt_lookup_num_tokens is None
             else request.prompt_lookup_num_tokens
         ),
-        draft_model_tokens=_model_drafts(service, request),
+        draft_model_tokens=_model_drafts(model, request),
     )
 
 
-def _model_drafts(service: Service, request: GenerationRequest) -> int:
+def _model_drafts(model: ServedModel, request: GenerationRequest) -> int:
     wanted = request.num_assistant_tokens
-    if wanted and not service.draft_model_tokens:
+    if wanted and not model.draft_model_tokens:
         raise InvalidParameter(
             "This server has no draft model (--draft-model), so 'num_assistant_tokens' must be 0 "
             "or left out.",
             param="num_assistant_tokens",
         )
-    return service.draft_model_tokens if wanted is None else wanted
+    return model.draft_model_tokens if wanted is None else wanted
 
 
-def _logit_bias(service: Service, bias: dict[int, float]) -> tuple[tuple[int, float], ...]:
+def _logit_bias(model: ServedModel, bias: dict[int, float]) -> tuple[tuple[int, float], ...]:
     if len(bias) > MAX_BIASED_TOKENS:
         raise InvalidParameter(
             f"'logit_bias' must not name more than {MAX_BIASED_TOKENS} tokens.", param="logit_bias"
         )
-    check_token_ids(service, tuple(bias), "logit_bias")
+    check_token_ids(model, tuple(bias), "logit_bias")
     return tuple(bias.items())
 
 

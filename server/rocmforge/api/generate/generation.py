@@ -10,16 +10,18 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
 from rocmforge.api.generate.logprobs import LogprobAligner, ScoredToken
+from rocmforge.api.generate.model import RequestedModel
 from rocmforge.api.generate.plan import Plan
 from rocmforge.api.generate.schema import PromptTokensDetails, Usage
 from rocmforge.api.http.origin import now_ns
 from rocmforge.api.metrics.request_log import RequestRecord
 from rocmforge.api.metrics.requests import SequenceMetrics
-from rocmforge.api.service import Handle, Service
-from rocmforge.engine.ipc.params import FinishReason, TokenEvent, TokenLogprob
+from rocmforge.engine.ipc.params import FinishReason, GenerateRequest, TokenEvent, TokenLogprob
 from rocmforge.errors import DeadlineExceeded, Draining, EngineDied, EngineError
+from rocmforge.fleet.slot import Engine, Handle
 from rocmforge.text.output.detokenizer import DecodedText, IncrementalDetokenizer
 from rocmforge.text.output.reasoning import BEGIN, END
+from rocmforge.text.tokenizer.tokenizer import Tokenizer
 
 RETRY_S = 1.0
 
@@ -177,46 +179,51 @@ class Choice:
 
 
 class Generation:
-    """All choices of one request. Whoever starts it must close it."""
+    """All choices of one request, which keep the model loaded. Whoever starts it must close it."""
 
     def __init__(
         self,
-        service: Service,
+        model: RequestedModel,
         request_id: str,
         plan: Plan,
         choices: tuple[Choice, ...],
     ) -> None:
         self.plan = plan
         self.choices = choices
-        self._service = service
+        self._model = model
         self._request_id = request_id
         self._is_closed = False
 
     @classmethod
-    def start(cls, service: Service, request_id: str, plan: Plan) -> Generation:
+    def start(cls, model: RequestedModel, request_id: str, plan: Plan) -> Generation:
         """Submits every sequence, or none.
 
         Raises:
             CapacityError: the engine does not take them now, or the key has used up its share.
         """
-        service.metrics.request_n.observe(plan.n)
+        model.metrics.request_n.observe(plan.n)
         number_of_choices = len(plan.prompts) * plan.n
         num_tokens = sum(len(prompt) for prompt in plan.prompts)
-        caller = service.origin.caller
+        caller = model.origin.caller
         if caller is not None:
             caller.admit(number_of_choices, num_tokens)
-            service.metrics.name_key(caller.index, caller.key.name)
+            model.metrics.name_key(caller.index, caller.key.name)
         choices: list[Choice] = []
         try:
-            for number in range(number_of_choices):
-                choices.append(_start_choice(service, plan, number))
+            engine = model.served.slot.enter()
+            try:
+                for number in range(number_of_choices):
+                    choices.append(_start_choice(engine, model, plan, number))
+            except BaseException:
+                for choice in choices:
+                    choice.close()
+                model.served.slot.leave()
+                raise
         except BaseException:
-            for choice in choices:
-                choice.close()
             if caller is not None:
                 caller.release(number_of_choices, -num_tokens)  # none of them was computed
             raise
-        return cls(service, request_id, plan, tuple(choices))
+        return cls(model, request_id, plan, tuple(choices))
 
     async def batches(self) -> AsyncIterator[Sequence[Piece]]:
         """Pieces of all choices as they come, those of one wake-up together.
@@ -264,17 +271,18 @@ class Generation:
         self._is_closed = True
         for choice in self.choices:
             choice.close()
-        origin, caller = self._service.origin, self._service.origin.caller
+        self._model.served.slot.leave()
+        origin, caller = self._model.origin, self._model.origin.caller
         if caller is not None:
             usage = self.usage()
             caller.release(len(self.choices), usage.completion_tokens)
-            self._service.metrics.used(
+            self._model.metrics.used(
                 caller.key.name,
                 prompt_tokens=usage.prompt_tokens,
                 completion_tokens=usage.completion_tokens,
             )
         end_ns = now_ns()
-        request_log = self._service.request_log
+        request_log = self._model.request_log
         texts = self._texts() if request_log.with_texts else []
         request_log.write(self._record(end_ns), origin, end_ns, texts)
 
@@ -284,8 +292,8 @@ class Generation:
         first_tokens = [c.first_token_ns for c in self.choices if c.first_token_ns is not None]
         return RequestRecord.make(
             self._request_id,
-            self._service.origin,
-            model=self._service.answers_as,
+            self._model.origin,
+            model=self._model.answers_as,
             outcomes=[str(choice.outcome) for choice in self.choices],
             tokens=(
                 usage.prompt_tokens,
@@ -293,7 +301,7 @@ class Generation:
                 usage.completion_tokens,
             ),
             times_ns=(
-                self._service.origin.arrival_ns,
+                self._model.origin.arrival_ns,
                 min(scheduled, default=None),
                 min(first_tokens, default=None),
                 end_ns,
@@ -302,42 +310,42 @@ class Generation:
 
     def _texts(self) -> list[str]:
         """Prompts, then answers."""
-        prompts = [self._service.tokenizer.decode(prompt) for prompt in self.plan.prompts]
+        prompts = [self._model.served.tokenizer.decode(prompt) for prompt in self.plan.prompts]
         return [*prompts, *("".join(choice.texts) for choice in self.choices)]
 
 
-def _start_choice(service: Service, plan: Plan, number: int) -> Choice:
+def _start_choice(engine: Engine, model: RequestedModel, plan: Plan, number: int) -> Choice:
     prompt = plan.prompts[number // plan.n]
     sampling = plan.sampling_of(number % plan.n)
-    handle = service.engine.submit(
-        prompt,
-        sampling,
-        service.tokenizer.eos_ids,
-        deadline_s=service.origin.seconds_left(plan.timeout_s),
-        share=service.origin.share,
+    tokenizer = model.served.tokenizer
+    request = GenerateRequest(
+        prompt_ids=prompt,
+        sampling=sampling,
+        eos_ids=tokenizer.eos_ids,
+        arrival_ns=now_ns(),
+        deadline_ns=model.origin.deadline_ns(plan.timeout_s),
+        share=model.origin.share,
     )
     wants_logprobs = sampling.num_logprobs >= 0
     return Choice(
         index=number,
-        handle=handle,
-        detokenizer=IncrementalDetokenizer(
-            service.tokenizer, plan.stop, shown=_shown(service, plan)
-        ),
+        handle=engine.submit(request),
+        detokenizer=IncrementalDetokenizer(tokenizer, plan.stop, shown=_shown(tokenizer, plan)),
         aligner=LogprobAligner() if wants_logprobs else None,
         metrics=SequenceMetrics(
-            service.metrics,
-            arrival_ns=service.origin.arrival_ns,
+            model.metrics,
+            arrival_ns=model.origin.arrival_ns,
             prompt_tokens=len(prompt),
             max_tokens=sampling.max_tokens,
         ),
-        keeps_text=service.request_log.with_texts,
+        keeps_text=model.request_log.with_texts,
     )
 
 
-def _shown(service: Service, plan: Plan) -> dict[int, str]:
+def _shown(tokenizer: Tokenizer, plan: Plan) -> dict[int, str]:
     """Control tokens that mark tool calls or reasoning."""
     markers = [] if plan.tools is None else [*plan.tools.form.markers]
     if plan.reasoning is not None:
         markers += [BEGIN, END]
-    ids = {service.tokenizer.control_token(marker): marker for marker in markers}
+    ids = {tokenizer.control_token(marker): marker for marker in markers}
     return {token_id: marker for token_id, marker in ids.items() if token_id is not None}

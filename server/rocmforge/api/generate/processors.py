@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
 
 from rocmforge.api.generate.schema import GenerationRequest
-from rocmforge.backend.protocol import RunnerInfo
 from rocmforge.engine.ipc.params import ProcessorUse
 from rocmforge.errors import InvalidParameter, UnsupportedFeature
+from rocmforge.fleet.model import ServedModel
 from rocmforge.logits.builtin import BUILTIN
 from rocmforge.logits.processor import MAX_PROCESSORS, LogitsProcessor, Parameter
-from rocmforge.text.tokenizer.tokenizer import Tokenizer
 
 FIELD: Final = "logits_processors"
 MAX_INTEGER: Final = 2**24
@@ -38,98 +36,82 @@ _FIELDS: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
 }
 
 
-class ProcessorCatalog:
-    """The processors of a server, for one tokenizer.
+def processor_uses(model: ServedModel, request: GenerationRequest) -> tuple[ProcessorUse, ...]:
+    """Returns what a request uses: by fields of their own first, then in the order it names them.
 
-    Args:
-        processors: by name; the built-in ones if there are no others.
+    Before the model is loaded, its backend counts as one that can do everything.
+
+    Raises:
+        InvalidParameter: an unknown processor or parameter, or a bad value.
+        UnsupportedFeature: the backend has no such processor.
     """
-
-    def __init__(self, processors: Mapping[str, LogitsProcessor] | None = None) -> None:
-        self._processors = processors or {each.name: each for each in BUILTIN}
-        self._token_set = lru_cache(maxsize=64)(_token_set)
-
-    def uses(
-        self, request: GenerationRequest, tokenizer: Tokenizer, runner: RunnerInfo | None
-    ) -> tuple[ProcessorUse, ...]:
-        """What a request uses: by fields of their own first, then in the order it names them.
-
-        Args:
-            request: with checked types.
-            tokenizer: of the model; always the same.
-            runner: what the backend says of the loaded model; None before it is loaded, when it
-                counts as one that can do everything.
-
-        Raises:
-            InvalidParameter: an unknown processor or parameter, or a bad value.
-            UnsupportedFeature: the backend has no such processor.
-        """
-        wanted = {name: (settings, "") for name, settings in _by_fields(request).items()}
-        for name, settings in (request.logits_processors or {}).items():
-            if name not in self._processors:
-                raise InvalidParameter(
-                    f"There is no logits processor {name!r}. There are: "
-                    f"{', '.join(sorted(self._processors))}.",
-                    param=f"{FIELD}.{name}",
-                )
-            if name in wanted:
-                raise InvalidParameter(
-                    f"{FIELD!r} and the field {_FIELDS[name][0][0]!r} both ask for {name!r}.",
-                    param=f"{FIELD}.{name}",
-                )
-            wanted[name] = (settings, f"{FIELD}.{name}.")
-        if len(wanted) > MAX_PROCESSORS:
+    wanted = {name: (settings, "") for name, settings in _by_fields(request).items()}
+    for name, settings in (request.logits_processors or {}).items():
+        if name not in model.processors:
             raise InvalidParameter(
-                f"A request may use at most {MAX_PROCESSORS} logits processors.", param=FIELD
+                f"There is no logits processor {name!r}. There are: "
+                f"{', '.join(sorted(model.processors))}.",
+                param=f"{FIELD}.{name}",
             )
-        for name in wanted:
-            if runner is not None and name not in runner.logits_processors:
-                raise UnsupportedFeature(
-                    f"The backend {runner.backend!r} has no logits processor {name!r}.",
-                    param=_FIELDS[name][0][0] if name in _FIELDS else f"{FIELD}.{name}",
-                )
-        vocab_size = tokenizer.vocab_size if runner is None else runner.vocab_size
-        return tuple(
-            self._use(self._processors[name], settings, prefix, tokenizer, vocab_size)
-            for name, (settings, prefix) in wanted.items()
-        )
-
-    def _use(
-        self,
-        processor: LogitsProcessor,
-        settings: Mapping[str, Any],
-        prefix: str,
-        tokenizer: Tokenizer,
-        vocab_size: int,
-    ) -> ProcessorUse:
-        known = {parameter.name for parameter in processor.parameters}
-        unknown = next((name for name in settings if name not in known), None)
-        if unknown is not None:
+        if name in wanted:
             raise InvalidParameter(
-                f"The logits processor {processor.name!r} has no parameter {unknown!r}. It has: "
-                f"{', '.join(sorted(known)) or 'none'}.",
-                param=f"{prefix}{unknown}",
+                f"{FIELD!r} and the field {_FIELDS[name][0][0]!r} both ask for {name!r}.",
+                param=f"{FIELD}.{name}",
             )
-        fields = _field_names(processor, prefix)
-        values = {
-            each.name: _checked(each, settings.get(each.name, each.default), fields[each.name])
-            for each in processor.parameters
-        }
-        token_set, window = b"", -1
-        if processor.token_set is not None:
-            entries = values[processor.token_set.name]
-            _check_ids(entries, tokenizer.vocab_size, fields[processor.token_set.name])
-            token_set = self._token_set(entries, tokenizer, vocab_size)
-        if not processor.reads_history:
-            window = 0
-        elif processor.history is not None:
-            window = values[processor.history]
-        return ProcessorUse(
-            name=processor.name,
-            numbers=tuple(float(values[each.name]) for each in processor.numbers),
-            token_set=token_set,
-            window=window,
+        wanted[name] = (settings, f"{FIELD}.{name}.")
+    if len(wanted) > MAX_PROCESSORS:
+        raise InvalidParameter(
+            f"A request may use at most {MAX_PROCESSORS} logits processors.", param=FIELD
         )
+    runner = model.slot.status.runner
+    for name in wanted:
+        if runner is not None and name not in runner.logits_processors:
+            raise UnsupportedFeature(
+                f"The backend {runner.backend!r} has no logits processor {name!r}.",
+                param=_FIELDS[name][0][0] if name in _FIELDS else f"{FIELD}.{name}",
+            )
+    vocab_size = model.tokenizer.vocab_size if runner is None else runner.vocab_size
+    return tuple(
+        _use(model, vocab_size, model.processors[name], settings, prefix)
+        for name, (settings, prefix) in wanted.items()
+    )
+
+
+def _use(
+    model: ServedModel,
+    vocab_size: int,
+    processor: LogitsProcessor,
+    settings: Mapping[str, Any],
+    prefix: str,
+) -> ProcessorUse:
+    known = {parameter.name for parameter in processor.parameters}
+    unknown = next((name for name in settings if name not in known), None)
+    if unknown is not None:
+        raise InvalidParameter(
+            f"The logits processor {processor.name!r} has no parameter {unknown!r}. It has: "
+            f"{', '.join(sorted(known)) or 'none'}.",
+            param=f"{prefix}{unknown}",
+        )
+    fields = _field_names(processor, prefix)
+    values = {
+        each.name: _checked(each, settings.get(each.name, each.default), fields[each.name])
+        for each in processor.parameters
+    }
+    token_set, window = b"", -1
+    if processor.token_set is not None:
+        entries = values[processor.token_set.name]
+        _check_ids(entries, model.tokenizer.vocab_size, fields[processor.token_set.name])
+        token_set = model.token_sets.bits(entries, vocab_size)
+    if not processor.reads_history:
+        window = 0
+    elif processor.history is not None:
+        window = values[processor.history]
+    return ProcessorUse(
+        name=processor.name,
+        numbers=tuple(float(values[each.name]) for each in processor.numbers),
+        token_set=token_set,
+        window=window,
+    )
 
 
 def _by_fields(request: GenerationRequest) -> dict[str, dict[str, Any]]:
@@ -204,22 +186,3 @@ def _check_ids(entries: tuple[int | str, ...], vocab_size: int, field: str) -> N
                 f"Token id {entry} in '{field}' is not in the vocabulary of {vocab_size} tokens.",
                 param=field,
             )
-
-
-def _token_set(entries: tuple[int | str, ...], tokenizer: Tokenizer, vocab_size: int) -> bytes:
-    """A bit for each of `vocab_size` tokens: listed, or one whose text contains one of the texts.
-
-    A text that no token contains stands for the last token of what it is tokenised to.
-    """
-    pieces = tokenizer.piece_tables(skip_special=False).data
-    holds = np.zeros(-(-max(vocab_size, len(pieces)) // 32) * 32, np.bool_)
-    for entry in entries:
-        if isinstance(entry, int):
-            holds[entry] = True
-            continue
-        text = entry.encode()
-        found = np.fromiter((text in piece for piece in pieces), np.bool_, len(pieces))
-        holds[: len(pieces)] |= found
-        if not found.any():
-            holds[tokenizer.encode(entry, parse_special=False)[-1]] = True
-    return np.packbits(holds, bitorder="little").tobytes()

@@ -9,8 +9,8 @@ import msgspec
 
 from rocmforge.api.generate.schema import ChatRequest, ContentPart, Message
 from rocmforge.api.generate.tools import offered_tools
-from rocmforge.api.service import Service
 from rocmforge.errors import BadTemplate, InvalidParameter, UnsupportedFeature
+from rocmforge.fleet.model import ServedModel
 from rocmforge.text.template.template import encode_prompt
 from rocmforge.text.tool_calls import tools_as_text
 
@@ -24,10 +24,10 @@ TEMPLATE_NAMES = (
 )
 
 
-def request_prompt(service: Service, request: ChatRequest) -> tuple[int, ...]:
+def request_prompt(model: ServedModel, request: ChatRequest) -> tuple[int, ...]:
     """The token ids of a chat's conversation and tools. Raises like `chat_plan`."""
     return chat_prompt(
-        service,
+        model,
         request.messages,
         tools=offered_tools(request),
         template_arguments=_template_arguments(request),
@@ -46,7 +46,7 @@ def _template_arguments(request: ChatRequest) -> dict[str, Any]:
 
 
 def chat_prompt(
-    service: Service,
+    model: ServedModel,
     messages: Sequence[Message],
     *,
     template_arguments: dict[str, Any] | None,
@@ -77,7 +77,7 @@ def chat_prompt(
                 param=f"chat_template_kwargs.{name}",
             )
     prepared = [_template_message(m, f"messages[{i}]") for i, m in enumerate(messages)]
-    template = service.templates.select(with_tools=bool(tools))
+    template = model.templates.select(with_tools=bool(tools))
     if tools and "tools" not in template.source:
         prepared.insert(0, {"role": "system", "content": tools_as_text(tools)})
     try:
@@ -90,7 +90,7 @@ def chat_prompt(
         )
     except BadTemplate as error:  # it worked when the model was loaded: this input is too much
         raise InvalidParameter(error.message, param="messages") from error
-    return tuple(encode_prompt(service.tokenizer, rendered))
+    return tuple(encode_prompt(model.tokenizer, rendered))
 
 
 def _template_message(message: Message, path: str) -> dict[str, Any]:

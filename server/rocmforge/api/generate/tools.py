@@ -9,8 +9,8 @@ import msgspec
 from rocmforge.api.generate.constraints import check_grammar
 from rocmforge.api.generate.plan import ToolUse
 from rocmforge.api.generate.schema import ChatRequest, NamedTool, Tool
-from rocmforge.api.service import Service
 from rocmforge.errors import InvalidParameter
+from rocmforge.fleet.model import ServedModel
 from rocmforge.text.output.grammar import Schema, json_schema_grammar
 from rocmforge.text.tool_calls import FORMATS, CannotEnforce, format_for, tool_grammar
 
@@ -50,12 +50,12 @@ def offered_tools(request: ChatRequest) -> list[dict[str, Any]]:
 
 
 def tool_use(
-    service: Service, request: ChatRequest, tools: list[dict[str, Any]], answer_grammar: str
+    model: ServedModel, request: ChatRequest, tools: list[dict[str, Any]], answer_grammar: str
 ) -> tuple[ToolUse, str]:
     """How to read calls, and the grammar of answers ("" if there is none).
 
     Args:
-        service: Knows how the model writes calls.
+        model: Knows how the model writes calls.
         request: Says whether it has to.
         tools: The functions.
         answer_grammar: What an answer without a call has to match; "" = anything.
@@ -63,8 +63,8 @@ def tool_use(
     Raises:
         InvalidParameter: a function's parameters cannot be enforced.
     """
-    form = FORMATS.get(service.tool_format) or format_for(
-        service.templates.select(with_tools=True).source
+    form = FORMATS.get(model.tool_format) or format_for(
+        model.templates.select(with_tools=True).source
     )
     is_parallel = request.parallel_tool_calls is not False
     schemas = {tool["function"]["name"]: _parameters(tool) for tool in tools}
@@ -84,11 +84,11 @@ def tool_use(
         for number, tool in enumerate(tools)
     }
     for name, schema in schemas.items():
-        check_grammar(service, json_schema_grammar(schema), params[name])
+        check_grammar(model, json_schema_grammar(schema), params[name])
     try:
         grammar = tool_grammar(
             form,
-            service.tokenizer,
+            model.tokenizer,
             schemas,
             parallel=is_parallel,
             otherwise="" if is_forced else answer_grammar,
@@ -96,7 +96,7 @@ def tool_use(
     except CannotEnforce as error:
         param = params[error.function]
         raise InvalidParameter(f"'{param}' cannot be enforced: {error}.", param=param) from None
-    check_grammar(service, grammar, "tools")
+    check_grammar(model, grammar, "tools")
     return use, grammar
 
 

@@ -16,6 +16,9 @@ from rocmforge.errors import InvalidParameter
 
 TIMEOUT: Final = "x-request-timeout"
 
+_LONGEST_S: Final = 1e9
+"""30 years: a deadline beyond that is none, and would not fit into a message to the engine."""
+
 
 def now_ns() -> int:
     """The time on the clock of the engine's timings."""
@@ -51,15 +54,21 @@ class Origin:
             timeout_s=_seconds(request.headers.get(TIMEOUT)),
         )
 
-    def seconds_left(self, timeout_s: float | None = None) -> float | None:
-        """Until the earlier of the deadlines of body and header; None = there is none.
+    def deadline_ns(self, timeout_s: float | None = None) -> int | None:
+        """The earlier of the deadlines of body and header; None = there is none.
 
         Args:
             timeout_s: what the body says.
         """
         timeouts = [t for t in (timeout_s, self.timeout_s) if t is not None]
-        passed_s = (now_ns() - self.arrival_ns) * 1e-9
-        return max(0.0, min(timeouts) - passed_s) if timeouts else None
+        if not timeouts or min(timeouts) > _LONGEST_S:
+            return None
+        return self.arrival_ns + int(min(timeouts) * 1e9)
+
+    def seconds_left(self, timeout_s: float | None = None) -> float | None:
+        """How long it is until then; None = for ever. See `deadline_ns`."""
+        deadline_ns = self.deadline_ns(timeout_s)
+        return None if deadline_ns is None else max(0.0, (deadline_ns - now_ns()) * 1e-9)
 
 
 def _seconds(text: str | None) -> float | None:

@@ -22,8 +22,8 @@ from rocmforge.api.messages.schema import (
     Thinking,
     Tool,
 )
-from rocmforge.api.service import Service
 from rocmforge.errors import UnsupportedFeature
+from rocmforge.fleet.model import ServedModel
 
 NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {"container": (), "mcp_servers": ([],)}
 
@@ -81,14 +81,14 @@ def chat_request(request: CountTokensRequest) -> ChatRequest:
     return chat
 
 
-def message_plan(service: Service, chat: ChatRequest, max_tokens: int) -> Plan:
+def message_plan(model: ServedModel, chat: ChatRequest, max_tokens: int) -> Plan:
     """The plan of a message of at most so many tokens. Raises like `chat_plan`.
 
     Clients must name a limit, and name what the model they know could give: one beyond the context
     is no mistake.
     """
     with renamed_fields(FIELD_NAMES):
-        plan = chat_plan(service, chat)
+        plan = chat_plan(model, chat)
     room = plan.sampling.max_tokens
     return replace(plan, sampling=structs.replace(plan.sampling, max_tokens=min(room, max_tokens)))
 

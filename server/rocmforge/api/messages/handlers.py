@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import msgspec
 from litestar import Request, Response, post
 from litestar.types import ASGIApp
 
-from rocmforge.api.dependencies import DispatchDep, SettingsDep
-from rocmforge.api.generate.answer import json_response
+from rocmforge.api.acquire import Models
+from rocmforge.api.dependencies import ModelsDep, SettingsDep
+from rocmforge.api.generate.answer import collected, json_response, streamed
 from rocmforge.api.generate.checks import renamed_fields
 from rocmforge.api.generate.constraints import is_constrained
+from rocmforge.api.generate.generation import Generation
 from rocmforge.api.generate.prompts import request_prompt
-from rocmforge.api.generate.task import Task, perform
+from rocmforge.api.generate.schema import ChatRequest
 from rocmforge.api.http.body import read_json
+from rocmforge.api.http.settings import ApiSettings
 from rocmforge.api.messages.convert import FIELD_NAMES, chat_request, message_plan
 from rocmforge.api.messages.errors import error_event
 from rocmforge.api.messages.schema import CountTokensRequest, MessagesRequest, TokenCount
@@ -28,28 +32,41 @@ _count_decoder = msgspec.json.Decoder(CountTokensRequest)
 
 @post(PATH, status_code=200)
 async def create_message(
-    request: Request[Any, Any, Any], dispatch: DispatchDep, api_settings: SettingsDep
+    request: Request[Any, Any, Any], models: ModelsDep, api_settings: SettingsDep
 ) -> ASGIApp:
     """Answers a conversation, in Anthropic's format."""
     wanted = await read_json(request, _decoder)
-    chat = chat_request(wanted)
-    task = Task(
-        model=wanted.model,
-        plan=lambda service: message_plan(service, chat, wanted.max_tokens),
-        writer=lambda service, plan: MessagesWriter(service, plan, wanted.max_tokens),
-        stream=bool(wanted.stream),
+    answer = partial(_answer, request, models, api_settings, wanted, chat_request(wanted))
+    if wanted.stream:
+        return await models.keep_alive(wanted.model, answer, error_event)
+    return await answer()
+
+
+async def _answer(
+    request: Request[Any, Any, Any],
+    models: Models,
+    settings: ApiSettings,
+    wanted: MessagesRequest,
+    chat: ChatRequest,
+) -> ASGIApp:
+    async with models.acquire(
+        wanted.model,
+        partial(message_plan, chat=chat, max_tokens=wanted.max_tokens),
         takes_long=is_constrained(chat),
-        failure=error_event,
-    )
-    return await perform(request, dispatch, api_settings, task)
+    ) as (model, plan):
+        writer = MessagesWriter(model, plan, wanted.max_tokens)
+        generation = Generation.start(model, writer.head.id, plan)
+        if wanted.stream:
+            return streamed(generation, writer, settings)
+        return await collected(request, generation, writer)
 
 
 @post(f"{PATH}/count_tokens", status_code=200)
-async def count_tokens(request: Request[Any, Any, Any], dispatch: DispatchDep) -> Response[bytes]:
+async def count_tokens(request: Request[Any, Any, Any], models: ModelsDep) -> Response[bytes]:
     """How many tokens a conversation would be."""
     wanted = await read_json(request, _count_decoder)
     chat = chat_request(wanted)
-    service = dispatch.find(chat.model)
+    model = models.find(chat.model)
     with renamed_fields(FIELD_NAMES):
-        prompt = await service.offload(len(await request.body()), request_prompt, service, chat)
+        prompt = await models.offload(request_prompt, model, chat)
     return json_response(TokenCount(input_tokens=len(prompt)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from rocmforge.api.generate import schema
 from rocmforge.api.generate.answer import AnswerHead, Writer
 from rocmforge.api.generate.generation import Piece
+from rocmforge.api.generate.model import RequestedModel
 from rocmforge.api.generate.parts import AnswerParts
 from rocmforge.api.generate.plan import Plan
 from rocmforge.api.http.sse import named_event
@@ -21,20 +22,19 @@ from rocmforge.api.messages.schema import (
     StopReason,
     Usage,
 )
-from rocmforge.api.service import Service
 
 
 class MessagesWriter(Writer):
     """Says pieces as blocks of content.
 
     Args:
-        service: the model that says it.
+        model: the model that says it.
         plan: what is generated.
         max_tokens: that the client has allowed; the context may end before.
     """
 
-    def __init__(self, service: Service, plan: Plan, max_tokens: int) -> None:
-        self.head = AnswerHead.make(service, "msg_")
+    def __init__(self, model: RequestedModel, plan: Plan, max_tokens: int) -> None:
+        self.head = AnswerHead.make(model, "msg_")
         self._prompt_tokens = sum(map(len, plan.prompts))
         self._fills_context = plan.sampling.max_tokens < max_tokens
         self._parts = AnswerParts(plan)

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
-from rocmforge.api.fleet.fleet import Fleet
-from rocmforge.api.fleet.slot import ModelState
+from rocmforge.api.metrics.devices import SYSFS
 from rocmforge.api.metrics.engine import LABELS, PREFIX
-from rocmforge.api.metrics.requests import render
+from rocmforge.api.metrics.requests import Metrics, render
+from rocmforge.engine.ipc.status import EngineStatus
+from rocmforge.fleet.fleet import Fleet
+from rocmforge.fleet.model import ServedModel
+from rocmforge.fleet.slot import ModelState
 
 _UNLOADS = ("request", "idle", "room", "memory")
 
@@ -22,10 +27,13 @@ class FleetMetrics:
 
     Args:
         fleet: the models.
+        sysfs: where the kernel shows the sensors of devices.
     """
 
-    def __init__(self, fleet: Fleet) -> None:
-        self._fleet = fleet
+    def __init__(self, fleet: Fleet, sysfs: Path = SYSFS) -> None:
+        self._of = {
+            model: Metrics(model.name, partial(_status, model), sysfs) for model in fleet.models
+        }
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
         self._registry.register(_FleetCollector(fleet))
@@ -40,9 +48,13 @@ class FleetMetrics:
         """Counts an answer with an error status to a request that has named no model."""
         self._errors.labels("", "", str(status)).inc()
 
+    def of(self, model: ServedModel) -> Metrics:
+        """The metrics of one model."""
+        return self._of[model]
+
     def render(self, accept: str, *, vllm_names: bool) -> tuple[bytes, str]:
         """The exposition in the format that the Accept header asks for, and its content type."""
-        models = [member.service.metrics.registry for member in self._fleet.members]
+        models = [metrics.registry for metrics in self._of.values()]
         return render((self._registry, *models), accept, vllm_names=vllm_names)
 
 
@@ -79,8 +91,8 @@ class _FleetCollector(Collector):
             "Times a model was unloaded: on request, idle, or to make room or free memory.",
             labels=("model_name", "reason"),
         )
-        for member in self._fleet.members:
-            slot, name = member.slot, member.service.model
+        for model in self._fleet.models:
+            slot, name = model.slot, model.name
             for each in ModelState:
                 state.add_metric((name, each), int(slot.state is each))
             waiting.add_metric((name,), slot.num_waiting)
@@ -89,3 +101,7 @@ class _FleetCollector(Collector):
             for reason in _UNLOADS:
                 unloads.add_metric((name, reason), slot.counts[f"unload_{reason}"])
         yield from (state, waiting, loads, failures, unloads)
+
+
+def _status(model: ServedModel) -> EngineStatus:
+    return model.slot.status

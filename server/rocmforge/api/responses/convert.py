@@ -26,8 +26,8 @@ from rocmforge.api.responses.schema import (
     Role,
     TextFormat,
 )
-from rocmforge.api.service import Service
 from rocmforge.errors import InvalidParameter, UnsupportedFeature
+from rocmforge.fleet.model import ServedModel
 
 NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "truncation": ("disabled",),
@@ -90,10 +90,10 @@ def chat_request(request: ResponsesRequest, conversation: Sequence[Message]) -> 
     )
 
 
-def response_plan(service: Service, chat: ChatRequest) -> Plan:
+def response_plan(model: ServedModel, chat: ChatRequest) -> Plan:
     """The plan of a response. Raises like `chat_plan`."""
     with renamed_fields(FIELD_NAMES):
-        return chat_plan(service, chat)
+        return chat_plan(model, chat)
 
 
 def input_messages(given: str | Sequence[InputItem]) -> list[Message]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -13,20 +15,22 @@ from litestar.params import FromPath
 from litestar.types import ASGIApp
 from msgspec import UNSET
 
-from rocmforge.api.dependencies import DispatchDep, SettingsDep
+from rocmforge.api.acquire import Models
+from rocmforge.api.dependencies import ModelsDep, SettingsDep
 from rocmforge.api.generate.answer import (
     collect,
+    collected,
     event_stream,
     json_answer,
     json_response,
     stream_events,
+    streamed,
 )
 from rocmforge.api.generate.constraints import is_constrained
 from rocmforge.api.generate.generation import Generation
-from rocmforge.api.generate.plan import Plan
-from rocmforge.api.generate.schema import Message
-from rocmforge.api.generate.task import Task, perform, perform_with
+from rocmforge.api.generate.schema import ChatRequest, Message
 from rocmforge.api.http.body import read_json, read_query
+from rocmforge.api.http.settings import ApiSettings
 from rocmforge.api.responses.convert import (
     chat_request,
     input_messages,
@@ -43,7 +47,6 @@ from rocmforge.api.responses.schema import (
 )
 from rocmforge.api.responses.store import OwnResponses, StoredResponse
 from rocmforge.api.responses.writer import ResponsesWriter, error_event
-from rocmforge.api.service import Service
 from rocmforge.errors import InvalidParameter, ResponseNotFound, UnsupportedFeature
 
 StoreDep = NamedDependency[OwnResponses]
@@ -54,7 +57,7 @@ _decoder = msgspec.json.Decoder(ResponsesRequest)
 @post("/v1/responses", status_code=200)
 async def create_response(
     request: Request[Any, Any, Any],
-    dispatch: DispatchDep,
+    models: ModelsDep,
     api_settings: SettingsDep,
     response_store: StoreDep,
 ) -> ASGIApp:
@@ -67,39 +70,67 @@ async def create_response(
         )
     history = _history(response_store, wanted.previous_response_id)
     conversation = [*history, *input_messages(wanted.input)]
-    chat = chat_request(wanted, conversation)
-    items = listed_items(wanted.input)
+    asked = _Asked(
+        wanted=wanted,
+        chat=chat_request(wanted, conversation),
+        conversation=conversation,
+        items=listed_items(wanted.input),
+        is_continued=bool(history),
+    )
+    answer = partial(_answer, request, models, api_settings, response_store, asked)
+    if wanted.stream:
+        return await models.keep_alive(wanted.model, answer, error_event)
+    return await answer()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """A request, and what has been read out of it."""
+
+    wanted: ResponsesRequest
+    chat: ChatRequest  # that asks for the same
+    conversation: list[Message]  # what was said before, and the input
+    items: list[dict[str, Any]]  # of the input
+    is_continued: bool  # whether something was said before
+
+
+async def _answer(
+    request: Request[Any, Any, Any],
+    models: Models,
+    settings: ApiSettings,
+    store: OwnResponses,
+    asked: _Asked,
+) -> ASGIApp:
+    wanted = asked.wanted
     events = EventLog() if wanted.background and wanted.stream else None
 
     def keep(response: Response) -> None:
         if response.store:
-            said = output_messages(response.output)
-            response_store.put(StoredResponse(response, [*conversation, *said], items, events))
+            said = [*asked.conversation, *output_messages(response.output)]
+            store.put(StoredResponse(response, said, asked.items, events))
 
-    async def begin_in_background(service: Service, plan: Plan, writer: ResponsesWriter) -> ASGIApp:
-        stored = StoredResponse(writer.response, conversation, items, events)
-        response_store.put(stored)
+    async with models.acquire(
+        wanted.model,
+        partial(response_plan, chat=asked.chat),
+        takes_long=asked.is_continued or is_constrained(asked.chat),
+    ) as (model, plan):
+        writer = ResponsesWriter(model, plan, wanted, keep)
+        if not wanted.background:
+            generation = Generation.start(model, writer.head.id, plan)
+            if wanted.stream:
+                return streamed(generation, writer, settings)
+            return await collected(request, generation, writer)
+        stored = StoredResponse(writer.response, asked.conversation, asked.items, events)
+        store.put(stored)  # first: what is not kept need not be generated
         try:
-            generation = Generation.start(service, writer.head.id, plan)
+            generation = Generation.start(model, writer.head.id, plan)
         except BaseException:
-            response_store.delete(writer.head.id)
+            store.delete(writer.head.id)
             raise
         stored.task = _run_in_background(generation, writer, events)
-        if events is not None:
-            return event_stream(events.read(0), api_settings, writer.head.id)
-        return json_answer(writer.response, writer.head.id)
-
-    task = Task(
-        model=wanted.model,
-        plan=lambda service: response_plan(service, chat),
-        writer=lambda service, plan: ResponsesWriter(service, plan, wanted, keep),
-        stream=bool(wanted.stream),
-        takes_long=bool(history) or is_constrained(chat),
-        failure=error_event,
-    )
-    if wanted.background:
-        return await perform_with(begin_in_background, dispatch, task)
-    return await perform(request, dispatch, api_settings, task)
+    if events is not None:
+        return event_stream(events.read(0), settings, writer.head.id)
+    return json_answer(writer.response, writer.head.id)
 
 
 @get("/v1/responses/{response_id:str}")

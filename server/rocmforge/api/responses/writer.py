@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from rocmforge.api.generate.answer import AnswerHead, Writer
 from rocmforge.api.generate.generation import Piece
+from rocmforge.api.generate.model import RequestedModel
 from rocmforge.api.generate.parts import AnswerParts
 from rocmforge.api.generate.plan import Plan
 from rocmforge.api.generate.schema import Usage
@@ -35,14 +36,13 @@ from rocmforge.api.responses.schema import (
     ResponseUsage,
     TextConfig,
 )
-from rocmforge.api.service import Service
 
 
 class ResponsesWriter(Writer):
     """Says pieces as items, and hands the finished response to `keep`.
 
     Args:
-        service: the model that says it.
+        model: the model that says it.
         plan: what was made of the request.
         request: is repeated in the answer.
         keep: called with the whole response when the answer has ended, well or not.
@@ -50,16 +50,16 @@ class ResponsesWriter(Writer):
 
     def __init__(
         self,
-        service: Service,
+        model: RequestedModel,
         plan: Plan,
         request: ResponsesRequest,
         keep: Callable[[Response], None],
     ) -> None:
-        self.head = AnswerHead.make(service, "resp_")
+        self.head = AnswerHead.make(model, "resp_")
         self.response = begun_response(self.head, request)
         self._parts = AnswerParts(plan)
-        self._output = OutputItems(self._parts, service.tokenizer)
-        self._now = service.clock
+        self._output = OutputItems(self._parts, model.served.tokenizer)
+        self._now = model.served.clock
         self._keep = keep
         self._finish_reason: str | None = None
         self._sent = 0  # events

@@ -32,13 +32,11 @@ from rocmforge.engine.ipc.params import (
     NO_KEY,
     FinishReason,
     GenerateRequest,
-    SamplingParams,
     Share,
     TokenEvent,
 )
 from rocmforge.engine.ipc.status import EngineState, EngineStats, EngineStatus
 from rocmforge.errors import (
-    ContextLengthExceeded,
     Draining,
     EngineDied,
     InvalidParameter,
@@ -50,8 +48,6 @@ from rocmforge.errors import (
 
 logger = logging.getLogger(__name__)
 
-_LONGEST_S = 1e9
-"""30 years: a deadline beyond that is none, and would not fit into a message."""
 _DEADLINE_GRACE_S = 0.1
 """For the engine to end a request by itself, which then tells more of it."""
 _RETRY_AFTER_S = 1.0
@@ -173,33 +169,21 @@ class AsyncEngine:
 
     # --- requests ---
 
-    def submit(
-        self,
-        prompt_ids: Sequence[int],
-        sampling: SamplingParams,
-        eos_ids: Sequence[int],
-        *,
-        deadline_s: float | None = None,
-        share: Share = NO_KEY,
-    ) -> GenerationHandle:
-        """Sends a request to the engine.
+    def submit(self, request: GenerateRequest) -> GenerationHandle:
+        """Sends a request to the engine, under a number of its own.
 
         Args:
-            prompt_ids: at least one token.
-            sampling: see `SamplingParams`.
-            eos_ids: tokens that end the sequence, unless it ignores them.
-            deadline_s: seconds from now after which it is ended.
-            share: whose it is; keys share the engine and its queue.
+            request: whose prompt and output fit into the context.
 
         Raises:
             Draining, NotReady, QueueFull: not now.
-            ContextLengthExceeded: prompt and max_tokens do not fit into the context.
             InvalidParameter: the prompt is empty, or a token id is not in the vocabulary.
             UnsupportedFeature: a grammar, a logits processor, an embedding or an adapter that the
                 backend has no means for.
         """
-        process, runner = self._admit(share)
-        _check(prompt_ids, sampling, runner)
+        process, runner = self._admit(request.share)
+        sampling = request.sampling
+        _check_ids(request, runner)
         if sampling.grammar:
             self._check_constrains(runner)
         if sampling.thinking is not None and not runner.masks_tokens:
@@ -222,30 +206,19 @@ class AsyncEngine:
                 f"The backend {runner.backend!r} has no logits processor "
                 f"{', '.join(sorted(missing))}."
             )
-        arrival_ns = time.monotonic_ns()
-        request = GenerateRequest(
-            request_id=next(self._ids),
-            prompt_ids=tuple(prompt_ids),
-            sampling=sampling,
-            eos_ids=tuple(eos_ids),
-            arrival_ns=arrival_ns,
-            deadline_ns=None
-            if deadline_s is None or deadline_s > _LONGEST_S
-            else arrival_ns + int(deadline_s * 1e9),
-            share=share,
-        )
+        request = structs.replace(request, request_id=next(self._ids))
         process.send(Submit(request=request))  # first: what cannot be sent must not be waited for
         if not self._live:
             self._last_news = asyncio.get_running_loop().time()
             self._idle.clear()
-        handle = GenerationHandle(request.request_id, self._cancel, share.key)
+        handle = GenerationHandle(request.request_id, self._cancel, request.share.key)
         if request.deadline_ns is not None:
-            assert deadline_s is not None
+            left_s = (request.deadline_ns - time.monotonic_ns()) * 1e-9
             handle.expires = asyncio.get_running_loop().call_later(
-                deadline_s + _DEADLINE_GRACE_S, self._expire, request.request_id
+                left_s + _DEADLINE_GRACE_S, self._expire, request.request_id
             )
         self._live[request.request_id] = handle
-        self._held[share.key] += 1
+        self._held[request.share.key] += 1
         if self._journal is not None:
             self._journal.open(request)
         return handle
@@ -497,21 +470,14 @@ class AsyncEngine:
         self._fail_live(message)
 
 
-def _check(prompt_ids: Sequence[int], sampling: SamplingParams, runner: RunnerInfo) -> None:
+def _check_ids(request: GenerateRequest, runner: RunnerInfo) -> None:
     """Refuses what would make the engine compute nonsense, or with indices out of range."""
-    if not prompt_ids:
+    if not request.prompt_ids:
         raise InvalidParameter("The prompt is empty.", param="prompt")
-    if len(prompt_ids) + sampling.max_tokens > runner.max_context:
-        raise ContextLengthExceeded(
-            limit=runner.max_context,
-            prompt_tokens=len(prompt_ids),
-            max_tokens=sampling.max_tokens,
-            param="prompt",
-        )
     for param, ids in (
-        ("prompt", prompt_ids),
-        ("stop_token_ids", sampling.stop_token_ids),
-        ("logit_bias", [token for token, _ in sampling.logit_bias]),
+        ("prompt", request.prompt_ids),
+        ("stop_token_ids", request.sampling.stop_token_ids),
+        ("logit_bias", [token for token, _ in request.sampling.logit_bias]),
     ):
         if ids and not (min(ids) >= 0 and max(ids) < runner.vocab_size):
             raise InvalidParameter(

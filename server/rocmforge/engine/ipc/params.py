@@ -104,11 +104,11 @@ NO_KEY = Share()
 class GenerateRequest(Message, frozen=True):
     """One sequence to generate. `n` > 1 in the API is n of these with derived seeds."""
 
-    request_id: int  # unique within the engine client's life
     prompt_ids: tuple[int, ...]  # at least one
     sampling: SamplingParams
     eos_ids: tuple[int, ...]  # tokens that end a sequence unless ignore_eos
     arrival_ns: int  # time.monotonic_ns() when the HTTP side took it
+    request_id: int = -1  # unique within the life of the engine client, which gives it
     deadline_ns: int | None = None  # on the same clock
     generated_ids: tuple[int, ...] = ()  # tokens that an engine before this one generated
     share: Share = NO_KEY

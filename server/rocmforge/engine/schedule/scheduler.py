@@ -31,7 +31,7 @@ from rocmforge.engine.schedule.logprobs import read_logprobs
 from rocmforge.engine.schedule.totals import Totals
 from rocmforge.engine.sequence.pooling import Pool
 from rocmforge.engine.sequence.sequence import Sequence, Status
-from rocmforge.errors import ContextLengthExceeded, QueueFull, UnsupportedFeature
+from rocmforge.errors import UnsupportedFeature
 
 
 class Scheduler:
@@ -77,25 +77,22 @@ class Scheduler:
     ) -> TokenEvent | None:
         """Queues a request; returns its last event at once if there is nothing to compute.
 
+        One that is too long for the context was planned for an engine before this one, or goes on
+        after it: that engine had room for more. It ends like all that died with the engine.
+
         Raises:
-            QueueFull: `max_live` requests are unfinished.
-            ContextLengthExceeded: prompt and output exceed the context.
             UnsupportedFeature: an encoder is asked for tokens.
         """
         if self._is_encoder and request.sampling.pooling is None:
             raise UnsupportedFeature("The model is an encoder: it generates no text.")
-        if len(self._live) >= self._limits.max_live:
-            raise QueueFull(
-                f"{len(self._live)} requests are being served or waiting; try again later.",
-                retry_after_s=1.0,
-            )
+        assert len(self._live) < self._limits.max_live, "the client admits no more"
         num_prompt, max_tokens = len(request.prompt_ids), request.sampling.max_tokens
         if num_prompt + max_tokens > self.max_context:
-            raise ContextLengthExceeded(
-                limit=self.max_context,
-                prompt_tokens=num_prompt,
-                max_tokens=max_tokens,
-                param="prompt",
+            return TokenEvent(
+                request_id=request.request_id,
+                finish_reason=FinishReason.DIED,
+                error=f"Prompt and output are {num_prompt + max_tokens} tokens; the context of the "
+                f"engine is {self.max_context}.",
             )
         waits = matcher is not None and not self._masks_late
         seq = Sequence(request, self._block_size, matcher, waits=waits)

@@ -12,6 +12,7 @@ from rocmforge.engine.client.client import AsyncEngine
 from rocmforge.engine.ipc.params import FinishReason, SamplingParams
 from rocmforge.engine.ipc.status import EngineState
 from rocmforge.errors import EngineDied
+from tests.support.requests import asked
 from tests.unit.engine.client.test_client import PROMPT, Engine, config, read, run
 
 
@@ -19,7 +20,9 @@ def test_a_deadline_holds_while_the_engine_hangs() -> None:
     async def test() -> None:
         async with Engine(replace(config("create_hanging_2"), stop_grace_s=0.1)) as engine:
             began = time.monotonic()
-            handle = engine.submit(PROMPT, SamplingParams(max_tokens=20), (), deadline_s=0.5)
+            deadline_ns = time.monotonic_ns() + 500_000_000
+            sampling = SamplingParams(max_tokens=20)
+            handle = engine.submit(asked(PROMPT, sampling, deadline_ns=deadline_ns))
             assert (await read(handle))[-1].finish_reason is FinishReason.DEADLINE
             assert 0.5 <= time.monotonic() - began < engine_step_timeout_s / 4
             assert await engine.drain(0.0), "nothing waits any more"

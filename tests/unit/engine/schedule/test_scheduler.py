@@ -13,7 +13,7 @@ from rocmforge.engine.schedule.chunks import Chunk
 from rocmforge.engine.schedule.limits import SchedulerLimits
 from rocmforge.engine.schedule.scheduler import Scheduler
 from rocmforge.engine.schedule.totals import Totals
-from rocmforge.errors import ConfigurationError, ContextLengthExceeded, QueueFull
+from rocmforge.errors import ConfigurationError
 from tests.support.fake_backend import FakeConfig, FakeRunner
 from tests.unit.engine.helpers import limits, request
 
@@ -180,23 +180,14 @@ def test_a_preempted_sequence_takes_in_the_token_that_was_on_the_way() -> None:
     assert chunk.sequence.num_known == chunk.start + chunk.num_tokens
 
 
-def test_the_queue_is_bounded() -> None:
-    scheduler = make(limits(max_sequences=2, max_waiting=3))
-    for i in range(5):
-        add(scheduler, i, 4)
-    with pytest.raises(QueueFull):
-        add(scheduler, 5, 4)
-    scheduler.cancel(3, 0)
-    add(scheduler, 6, 4)
-
-
 def test_the_context_is_what_the_cache_can_hold() -> None:
     scheduler = make(num_blocks=10, max_context=400)
     assert scheduler.max_context == 40
     add(scheduler, 0, 30, max_tokens=10)
-    with pytest.raises(ContextLengthExceeded) as caught:
-        add(scheduler, 1, 31, max_tokens=10)
-    assert caught.value.limit == 40
+    event = scheduler.add(request(1, range(31), SamplingParams(max_tokens=10)), 0)
+    assert event is not None
+    assert event.finish_reason is FinishReason.DIED
+    assert "41 tokens; the context of the engine is 40" in str(event.error)
 
 
 def test_a_request_as_long_as_the_cache_runs_alone_to_its_end() -> None:

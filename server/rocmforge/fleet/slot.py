@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Final, Protocol
 
 from msgspec import structs
 
-from rocmforge.api.service import LOADING_RETRY_S, Engine, Handle
-from rocmforge.engine.ipc.params import NO_KEY, SamplingParams, Share, TokenEvent
+from rocmforge.engine.ipc.params import GenerateRequest, TokenEvent
 from rocmforge.engine.ipc.status import EngineState, EngineStats, EngineStatus
 from rocmforge.errors import ModelLoadError, ModelUnavailable, NotReady, RocmForgeError
+
+LOADING_RETRY_S: Final = 5.0
 
 
 class ModelState(StrEnum):
@@ -42,11 +43,33 @@ _STATES = {
 }
 
 
-_GAUGES = ("running", "waiting", "blocks_total", "blocks_used", "blocks_cached")
+class Handle(Protocol):
+    """One sequence in the engine (`engine.client.GenerationHandle`)."""
+
+    async def next(self) -> tuple[TokenEvent, ...]:
+        """Waits for news; at least one event. The last event has a finish reason."""
+        ...
+
+    def close(self) -> None:
+        """Ends the sequence if it still runs and frees what it holds. Idempotent."""
+        ...
 
 
-class LoadableEngine(Engine, Protocol):
-    """What a slot uses of `engine.client.AsyncEngine`. Lives once: loaded, used, stopped."""
+class Engine(Protocol):
+    """What the server uses of `engine.client.AsyncEngine`. Lives once: loaded, used, stopped."""
+
+    @property
+    def status(self) -> EngineStatus:
+        """A snapshot."""
+        ...
+
+    def submit(self, request: GenerateRequest) -> Handle:
+        """Queues one sequence.
+
+        Raises:
+            CapacityError: the queue is full, or the engine is not ready or draining.
+        """
+        ...
 
     async def start(self) -> None:
         """Begins to load; returns at once."""
@@ -81,7 +104,7 @@ class ModelPolicy:
 
 
 class ModelSlot:
-    """The engine of one model, through all of its lives; for a `Service` it is the engine.
+    """The engine of one model, one after the other: each lives once.
 
     Args:
         name: what the model is called in logs.
@@ -94,7 +117,7 @@ class ModelSlot:
         failure: why the last attempt to load it failed.
         failed_at: loop time of that.
         is_too_large: it did not fit with the others gone: nothing is unloaded for it again.
-        users: requests between `enter` and `leave`, and sequences in the engine.
+        users: those between `enter` and `leave`: requests, and generations that outlive theirs.
         last_used: loop time at which `users` last became 0.
         is_new: whether it still has to be loaded for the first time, at the server's start.
         counts: how often what happened, for metrics.
@@ -103,13 +126,13 @@ class ModelSlot:
     def __init__(
         self,
         name: str,
-        make_engine: Callable[[EngineStats], LoadableEngine],
+        make_engine: Callable[[EngineStats], Engine],
         policy: ModelPolicy | None = None,
     ) -> None:
         self.name = name
         self.policy = policy or ModelPolicy()
         self.make_engine = make_engine
-        self.engine: LoadableEngine | None = None
+        self.engine: Engine | None = None
         self.loading: asyncio.Task[None] | None = None
         self.unloading: asyncio.Task[None] | None = None
         self.failure: RocmForgeError | None = None
@@ -166,7 +189,7 @@ class ModelSlot:
             last_error=None if self.failure is None else self.failure.message,
         )
 
-    def open(self) -> LoadableEngine:
+    def open(self) -> Engine:
         """A new engine, which is not started yet."""
         self.engine = self.make_engine(self._last_stats)
         return self.engine
@@ -190,28 +213,17 @@ class ModelSlot:
 
     # --- use ---
 
-    def submit(
-        self,
-        prompt_ids: Sequence[int],
-        sampling: SamplingParams,
-        eos_ids: Sequence[int],
-        *,
-        deadline_s: float | None = None,
-        share: Share = NO_KEY,
-    ) -> Handle:
-        """Queues one sequence; as `Engine.submit`. It counts as a user until it is closed."""
+    def enter(self) -> Engine:
+        """Counts one user more, who gets the engine; `leave` must follow.
+
+        Raises:
+            NotReady: the model is not in memory.
+        """
         if self.engine is None:
             raise NotReady(f"{self.name} is not loaded.", retry_after_s=LOADING_RETRY_S)
-        handle = self.engine.submit(
-            prompt_ids, sampling, eos_ids, deadline_s=deadline_s, share=share
-        )
-        self.enter()
-        return _UserHandle(handle, self.leave)
-
-    def enter(self) -> None:
-        """One user more; `leave` must follow."""
         self.users += 1
         self.unused.clear()
+        return self.engine
 
     def leave(self) -> None:
         """One user less."""
@@ -269,20 +281,3 @@ class ModelSlot:
         if isinstance(self.failure, ModelLoadError):
             reason = "its file cannot be used; the server's log says why"
         return ModelUnavailable(self.name, reason, retry_after_s=LOADING_RETRY_S)
-
-
-class _UserHandle:
-    """A handle that says when it is closed. Reading costs what reading the other one does."""
-
-    def __init__(self, handle: Handle, on_close: Callable[[], None]) -> None:
-        self.next: Callable[[], Coroutine[Any, Any, tuple[TokenEvent, ...]]] = handle.next
-        self._handle = handle
-        self._on_close = on_close
-        self._is_closed = False
-
-    def close(self) -> None:
-        """Ends the sequence if it still runs and frees what it holds. Idempotent."""
-        self._handle.close()
-        if not self._is_closed:
-            self._is_closed = True
-            self._on_close()

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rocmforge.api.fleet.slot import ModelPolicy
 from rocmforge.errors import ConfigurationError
+from rocmforge.fleet.slot import ModelPolicy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from rocmforge.api.fleet.slot import ModelSlot, ModelState
-from rocmforge.api.service import LOADING_RETRY_S, Service
 from rocmforge.errors import (
     ConfigurationError,
     DeadlineExceeded,
@@ -29,19 +27,13 @@ from rocmforge.errors import (
     QueueFull,
     RocmForgeError,
 )
+from rocmforge.fleet.model import ServedModel
+from rocmforge.fleet.slot import LOADING_RETRY_S, ModelSlot, ModelState
 
 logger = logging.getLogger(__name__)
 
 RETRY_LOAD_S: Final = 5.0
 """So long after a failed attempt, requests are refused without another one."""
-
-
-@dataclass(frozen=True, slots=True)
-class Member:
-    """A model under its names, and its place in the server."""
-
-    service: Service  # its engine is the slot
-    slot: ModelSlot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,24 +49,26 @@ class Fleet:
     """The models of a server. One event loop only.
 
     Args:
-        members: at least one; the first is the one that a server with one model has.
+        models: at least one; the first is the one that a server with one model has.
         settings: limits.
 
     Raises:
         ConfigurationError: two models have the same name.
     """
 
-    def __init__(self, members: Iterable[Member], settings: FleetSettings | None = None) -> None:
-        self.members = tuple(members)
+    def __init__(
+        self, models: Iterable[ServedModel], settings: FleetSettings | None = None
+    ) -> None:
+        self.models = tuple(models)
         self._settings = settings or FleetSettings()
-        self._by_name: dict[str, Member] = {}
-        for member in self.members:
-            for name in member.service.names:
+        self._by_name: dict[str, ServedModel] = {}
+        for model in self.models:
+            for name in model.names:
                 if name in self._by_name:
                     raise ConfigurationError(f"Two models are called {name!r}: give other names.")
-                self._by_name[name] = member
-            member.slot.on_unused = partial(self._now_unused, member.slot)
-        self._slots = [member.slot for member in self.members]
+                self._by_name[name] = model
+            model.slot.on_unused = partial(self._now_unused, model.slot)
+        self._slots = [model.slot for model in self.models]
         self._turn = asyncio.Lock()  # whoever holds it may load; fair
         self._news = asyncio.Event()  # some model has become idle, or is gone
         self._timers: dict[ModelSlot, asyncio.TimerHandle] = {}
@@ -90,9 +84,9 @@ class Fleet:
     @property
     def shown_names(self) -> tuple[str, ...]:
         """Those that lists and messages show."""
-        return tuple(name for m in self.members for name in m.service.shown_names)
+        return tuple(name for model in self.models for name in model.shown_names)
 
-    def find(self, name: str | None) -> Member:
+    def find(self, name: str | None) -> ServedModel:
         """The model of that name; None = the only one there is.
 
         Raises:
@@ -100,15 +94,15 @@ class Fleet:
             InvalidParameter: no name, but a choice.
         """
         if name is None:
-            if len(self.members) > 1:
+            if len(self.models) > 1:
                 raise InvalidParameter(
                     f"Name a model, one of: {', '.join(self.shown_names)}.", param="model"
                 )
-            return self.members[0]
-        member = self._by_name.get(name)
-        if member is None:
+            return self.models[0]
+        model = self._by_name.get(name)
+        if model is None:
             raise ModelNotFound(name, self.shown_names)
-        return member
+        return model
 
     # --- use ---
 
@@ -117,15 +111,15 @@ class Fleet:
         """Whether requests are taken, and the models of the start have been loaded and serve."""
         return not self._is_closing and not any(map(_holds_up, self._slots))
 
-    def held_up_by(self) -> Member:
+    def held_up_by(self) -> ServedModel:
         """The model that says most about why the server is not ready; the first if it is."""
-        return next((m for m in self.members if _holds_up(m.slot)), self.members[0])
+        return next((m for m in self.models if _holds_up(m.slot)), self.models[0])
 
     async def acquire(self, slot: ModelSlot, timeout_s: float | None = None) -> None:
         """Enters a slot, after loading its model if need be. `slot.leave` must follow.
 
         Args:
-            slot: of one of the members.
+            slot: of one of the models.
             timeout_s: how long the request may take; None = as long as the operator lets it.
 
         Raises:

@@ -1,0 +1,262 @@
+"""The way of a request to the model that it names, which may have to be loaded first.
+
+What the model's file says is known before: a request that it cannot serve is refused at once.
+Another one waits without a word if it is plain, and for as long as streams may be silent if it is a
+stream. Then the stream begins, says in comments how far loading is, and what goes wrong after that
+is its last event: the status has been sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any, Final, TypeVar, TypeVarTuple, cast
+
+from litestar import Request
+from litestar.types import ASGIApp, Receive, Scope, Send
+from litestar.types.asgi_types import HTTPSendMessage
+
+from rocmforge.api.generate.model import RequestedModel
+from rocmforge.api.http.disconnect import ClientLeft, unless_client_leaves
+from rocmforge.api.http.errors import answer_for
+from rocmforge.api.http.origin import Origin
+from rocmforge.api.http.sse import EVENT_STREAM_HEADERS, comment, frame
+from rocmforge.api.metrics.fleet import FleetMetrics
+from rocmforge.api.metrics.request_log import RequestLog
+from rocmforge.api.text_workers import TextWorkers
+from rocmforge.fleet.fleet import Fleet
+from rocmforge.fleet.model import ServedModel
+from rocmforge.fleet.slot import ModelSlot
+
+MODEL: Final = "model"
+"""Where a request's state holds the `ServedModel` it has named, once it has."""
+
+OFFLOAD_BYTES: Final = 8 * 1024
+"""Bodies from this size on are rendered and tokenised in a worker thread, not on the event loop.
+
+So are small ones that take as long, because they bring a grammar.
+"""
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+
+def openai_failure(error: Exception) -> bytes:
+    """The last event of a stream that failed before it had anything to say."""
+    return frame(answer_for(error).body)
+
+
+class Models:
+    """The models of a server, for one request.
+
+    Args:
+        fleet: all of them.
+        metrics: theirs.
+        request_log: where the request is written down.
+        workers: where texts that are large are worked on.
+        request: whose state will say which model it was about.
+        keep_alive_s: how long a stream may be silent.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        metrics: FleetMetrics,
+        request_log: RequestLog,
+        workers: TextWorkers,
+        request: Request[Any, Any, Any],
+        keep_alive_s: float,
+    ) -> None:
+        self._fleet = fleet
+        self._metrics = metrics
+        self._request_log = request_log
+        self._workers = workers
+        self._request = request
+        self._keep_alive_s = keep_alive_s
+        self._origin = Origin.of(request)
+        self._loading: ModelSlot | None = None  # what the request waits for
+
+    def find(self, name: str | None) -> ServedModel:
+        """The model of that name as it is, loaded or not; raises as `Fleet.find`."""
+        model = self._fleet.find(name)
+        self._request.state[MODEL] = model
+        return model
+
+    @asynccontextmanager
+    async def acquire(
+        self,
+        name: str | None,
+        plan: Callable[[ServedModel], T],
+        *,
+        takes_long: bool = False,
+        timeout_s: float | None = None,
+    ) -> AsyncGenerator[tuple[RequestedModel, T]]:
+        """Holds the model of that name, loaded, and gives it with the plan for the request.
+
+        For a model that is not loaded, the plan is made twice: before, so that nothing is loaded or
+        unloaded for a request that must be refused, and after, as only the loaded model knows how
+        large its context is and what its backend can.
+
+        Args:
+            name: as the request says it.
+            plan: checks the request; in any thread.
+            takes_long: whether `plan` does, however small the body is.
+            timeout_s: how long the request may take, if its body says so.
+
+        Raises:
+            RequestError: what `plan` says.
+            CapacityError: not now; see `Fleet.acquire`.
+            ClientLeft: nobody waits for the answer any more.
+        """
+        served = self.find(name)
+        if served.slot.is_up:
+            await self._fleet.acquire(served.slot)
+        else:
+            await self.offload(plan, served, takes_long=takes_long)
+            await self._load(served.slot, timeout_s)
+        try:
+            planned = await self.offload(plan, served, takes_long=takes_long)
+            model = RequestedModel(
+                served=served,
+                adapter=served.adapter_called(name),
+                origin=self._origin,
+                metrics=self._metrics.of(served),
+                request_log=self._request_log,
+            )
+            yield model, planned
+        finally:
+            served.slot.leave()
+
+    async def offload(
+        self,
+        function: Callable[[*Ts], T],
+        *args: *Ts,
+        takes_long: bool = False,
+    ) -> T:
+        """Calls `function` here, or in a worker thread if the request's body is large."""
+        if not takes_long and len(await self._request.body()) < OFFLOAD_BYTES:
+            return function(*args)
+        return await self._workers.run(self._origin.share.key, partial(function, *args))
+
+    async def keep_alive(
+        self,
+        name: str | None,
+        answer: Callable[[], Coroutine[Any, Any, ASGIApp]],
+        failure: Callable[[Exception], bytes] = openai_failure,
+    ) -> ASGIApp:
+        """The stream that `answer` makes, which begins before its model is loaded if need be.
+
+        Args:
+            name: of the model that `answer` acquires.
+            answer: makes the stream.
+            failure: events of a stream that fails after it has begun like this.
+
+        Raises:
+            Exception: what `answer` says in time.
+        """
+        if self.find(name).slot.is_up:
+            return await answer()
+        working = asyncio.create_task(answer())
+        try:
+            while not (working.done() or self._loading):
+                await asyncio.wait((working,), timeout=self._keep_alive_s)
+        except BaseException:
+            await _cancel(working)
+            raise
+        if working.done():
+            return working.result()
+        return cast("ASGIApp", _LateStream(self, working, self._keep_alive_s, failure))
+
+    def progress(self) -> str:
+        """How far the model is that the request waits for."""
+        if self._loading is None:
+            return "keep-alive"
+        slot, status = self._loading, self._loading.status
+        return f"{slot.name} is {slot.state}: {status.stage} {status.progress:.0%}"
+
+    async def load(self, name: str) -> ServedModel:
+        """Loads a model, unless it is loaded; raises as `Fleet.acquire`."""
+        model = self.find(name)
+        await self._load(model.slot)
+        model.slot.leave()
+        return model
+
+    async def unload(self, name: str) -> ServedModel:
+        """Unloads a model, if it is loaded; requests that run get the operator's time to end."""
+        model = self.find(name)
+        await self._fleet.unload(model.slot)
+        return model
+
+    async def _load(self, slot: ModelSlot, timeout_s: float | None = None) -> None:
+        """Enters a slot once its model is loaded, unless the client leaves before."""
+        await self._request.body()  # watching the connection would swallow it
+        left_s = self._origin.seconds_left(timeout_s)
+        entering = asyncio.create_task(self._fleet.acquire(slot, left_s))
+        self._loading = slot
+        try:
+            await unless_client_leaves(self._request, asyncio.wait((entering,)))
+        except BaseException:
+            await _cancel(entering)
+            if not entering.cancelled() and entering.exception() is None:
+                slot.leave()  # let in all the same
+            raise
+        finally:
+            self._loading = None
+        entering.result()
+
+
+async def _cancel(task: asyncio.Task[Any]) -> None:
+    """Ends a task, and waits until it has."""
+    task.cancel()
+    await asyncio.wait((task,))
+
+
+class _LateStream:
+    """A stream that begins while its model is still being loaded."""
+
+    def __init__(
+        self,
+        models: Models,
+        working: asyncio.Task[ASGIApp],
+        keep_alive_s: float,
+        failure: Callable[[Exception], bytes],
+    ) -> None:
+        self._models = models
+        self._working = working
+        self._keep_alive_s = keep_alive_s
+        self._failure = failure
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Sends comments, and then what the answer itself sends."""
+        headers = [(k.encode(), v.encode()) for k, v in EVENT_STREAM_HEADERS.items()]
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            async for text in self._progress():
+                await send(_part(comment(text), more=True))
+        finally:
+            await _cancel(self._working)
+        try:
+            app = self._working.result()
+        except ClientLeft:
+            return
+        except Exception as error:
+            await send(_part(self._failure(error), more=False))
+            return
+
+        async def send_on(message: Any) -> None:
+            if message["type"] != "http.response.start":
+                await send(message)
+
+        await app(scope, receive, send_on)
+
+    async def _progress(self) -> AsyncIterator[str]:
+        """How far loading is, each time that the stream would be silent for too long."""
+        while not self._working.done():
+            yield self._models.progress()
+            await asyncio.wait((self._working,), timeout=self._keep_alive_s)
+
+
+def _part(body: bytes, *, more: bool) -> HTTPSendMessage:
+    return {"type": "http.response.body", "body": body, "more_body": more}

@@ -1,0 +1,144 @@
+"""A model as it is served: what its file and the operator's settings say of it, and its engine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from rocmforge import __version__
+from rocmforge.backend.protocol import NO_ADAPTER, RunnerInfo
+from rocmforge.engine.constraint.grammar_checker import GrammarChecker
+from rocmforge.errors import NotReady
+from rocmforge.fleet.slot import LOADING_RETRY_S, ModelSlot
+from rocmforge.logits.builtin import BUILTIN
+from rocmforge.logits.processor import LogitsProcessor
+from rocmforge.models.pooling import PoolingType
+from rocmforge.models.rank_head import RankHead
+from rocmforge.text.template.template import ChatTemplates
+from rocmforge.text.tokenizer.token_sets import TokenSets
+from rocmforge.text.tokenizer.tokenizer import Tokenizer
+
+MAX_AT_ONCE: Final = 1024
+"""Sequences of one request, where the queue has room for more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ServedModel:
+    """One model, loaded or not, for as long as the server runs. Made once, in wiring."""
+
+    name: str  # that is shown
+    aliases: tuple[str, ...] = ()  # other names requests may use
+    adapters: tuple[str, ...] = ()  # LoRA adapters, as `RunnerInfo` numbers them
+    slot: ModelSlot  # its engine
+    tokenizer: Tokenizer
+    templates: ChatTemplates
+    tool_format: str = "auto"  # of `text.tool_calls.FORMATS`; auto = as the template says
+    token_sets: TokenSets  # of the tokenizer
+    processors: Mapping[str, LogitsProcessor] = field(
+        default_factory=lambda: {each.name: each for each in BUILTIN}
+    )
+    grammars: GrammarChecker = field(default_factory=GrammarChecker)
+    is_encoder: bool = False  # it embeds or ranks, and generates nothing
+    pooling: PoolingType = PoolingType.NONE  # what it was trained for
+    rank_head: RankHead | None = None  # of a model that generates text, too
+    prompt_lookup_tokens: int = 0  # draft tokens of a step, for requests that do not say
+    draft_model_tokens: int = 0  # the same with the draft model; 0 = there is none
+    declared_context: int | None = None  # tokens, by the file and the settings
+    declared_hidden_size: int | None = None  # by the file
+    max_at_once: int = MAX_AT_ONCE  # sequences of one request
+    clock: Callable[[], float] = time.time  # seconds since the epoch
+    started: float = field(default_factory=time.time)  # on that clock
+
+    @property
+    def base_names(self) -> tuple[str, ...]:
+        """Those of the model itself."""
+        return (self.name, *self.aliases)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names a request may use."""
+        return (*self.base_names, *self._adapter_names)
+
+    @property
+    def shown_names(self) -> tuple[str, ...]:
+        """Those that lists show: adapters under their own names only."""
+        return (*self.base_names, *self.adapters)
+
+    @property
+    def capabilities(self) -> tuple[str, ...]:
+        """What the model can be asked for."""
+        ranks = self.is_encoder or self.pooling is not PoolingType.NONE
+        found = {
+            "chat": bool(self.templates.names) and not self.is_encoder,
+            "completions": not self.is_encoder,
+            "embeddings": self.pooling is not PoolingType.RANK,
+            "rerank": ranks,
+        }
+        return tuple(name for name, can in found.items() if can)
+
+    @property
+    def _adapter_names(self) -> dict[str, int]:
+        """The number of an adapter by the names it has: its own, and `model:adapter`."""
+        return {
+            name: number
+            for number, adapter in enumerate(self.adapters)
+            for name in (adapter, *(f"{model}:{adapter}" for model in self.base_names))
+        }
+
+    def adapter_called(self, name: str | None) -> int:
+        """The adapter that a request for this name is for; NO_ADAPTER for the model itself."""
+        if name is None or not self.adapters:
+            return NO_ADAPTER
+        return self._adapter_names.get(name, NO_ADAPTER)
+
+    def answers_as(self, adapter: int) -> str:
+        """The name that answers with this adapter carry."""
+        return self.name if adapter == NO_ADAPTER else self.adapters[adapter]
+
+    @property
+    def max_context(self) -> int:
+        """Tokens that a prompt and its completion may have together.
+
+        Raises:
+            NotReady: known only once the model has been loaded.
+        """
+        known = self.context_length
+        return self.runner.max_context if known is None else known
+
+    @property
+    def context_length(self) -> int | None:
+        """The same; before the model is loaded what is hoped for, None if that is not known."""
+        runner = self.slot.status.runner
+        return self.declared_context if runner is None else runner.max_context
+
+    @property
+    def hidden_size(self) -> int:
+        """How many numbers the model gives for a prompt; 0 = its backend cannot give them.
+
+        Before the model is loaded: as many as its file says.
+
+        Raises:
+            NotReady: it does not say.
+        """
+        runner = self.slot.status.runner
+        if runner is None and self.declared_hidden_size is not None:
+            return self.declared_hidden_size
+        return self.runner.hidden_size
+
+    @property
+    def runner(self) -> RunnerInfo:
+        """What the model turned out to be. Raises NotReady."""
+        runner = self.slot.status.runner
+        if runner is None:
+            raise NotReady("The model is still being loaded.", retry_after_s=LOADING_RETRY_S)
+        return runner
+
+    @property
+    def fingerprint(self) -> str:
+        """Version and backend; says so when the backend is only a stand-in for a GPU."""
+        status = self.slot.status
+        backend = "none" if status.runner is None else status.runner.backend
+        fallback = "-fallback" if status.is_fallback else ""
+        return f"rocmforge-{__version__}-{backend}{fallback}"

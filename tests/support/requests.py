@@ -1,0 +1,15 @@
+"""Requests for an engine's client."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from rocmforge.engine.ipc.params import GenerateRequest, SamplingParams
+
+
+def asked(prompt: Sequence[int], sampling: SamplingParams, **more: Any) -> GenerateRequest:
+    """A request that arrives now, and that no token ends."""
+    fields: dict[str, Any] = {"eos_ids": (), "arrival_ns": time.monotonic_ns(), **more}
+    return GenerateRequest(prompt_ids=tuple(prompt), sampling=sampling, **fields)
