@@ -21,7 +21,8 @@ check base="main":
 
 # Unit tests that need no kernels, no processes and no real models: ten seconds.
 fast *arguments:
-    pytest -q {{ parallel }} -m "not slow and not model" --hypothesis-profile fast tests/unit {{ arguments }}
+    pytest -q {{ parallel }} -m "not slow and not model" --hypothesis-profile fast \
+      --randomly-dont-reset-seed tests/unit {{ arguments }}
 
 # The tests of files or folders, wherever they are: `just test-of server/rocmforge/engine/core.py`.
 test-of +paths:

@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from kernels.builder import ROOT, Builder, Product, build_library, replace_file
+from kernels.builder import ROOT, Builder, Product, build_library, locked, replace_file
 from kernels.compiler import CompileError, Compiler, find_compiler
 from kernels.interface import InterfaceError
 from kernels.table import KERNELS_DIR, Source, read_table
@@ -31,8 +31,15 @@ NVIDIA_SOURCES = KERNELS_DIR / "platform/nvidia"
 
 def install(products: Iterable[Product], target: Target, compiler: Compiler, lib: Path) -> None:
     """Makes lib/<target> hold exactly these products and their manifest."""
-    directory = lib / target.name
-    directory.mkdir(parents=True, exist_ok=True)
+    lib.mkdir(parents=True, exist_ok=True)
+    with locked(lib / f".{target.name}.lock"):
+        _install(products, target, compiler, lib / target.name)
+
+
+def _install(
+    products: Iterable[Product], target: Target, compiler: Compiler, directory: Path
+) -> None:
+    directory.mkdir(exist_ok=True)
     files, kernels = {}, {}
     for product in products:
         code = product.code.read_bytes()
@@ -85,9 +92,11 @@ def build(
     compiler: Compiler,
     *,
     lib: Path = LIB_DIR,
-    jobs: int = 2,
+    jobs: int | None = None,
 ) -> None:
     """Compiles all kernels for the targets, and what the NVIDIA platform needs beside them.
+
+    As many at once as `jobs` says, or as there are cores.
 
     Raises:
         CompileError, InterfaceError: the first failure; what was finished stays in the cache.
@@ -96,7 +105,7 @@ def build(
     builder = Builder(compiler)
     sources = read_table()
     units = [unit for source in sources for unit in source.translation_units]
-    with ThreadPoolExecutor(jobs) as pool:
+    with ThreadPoolExecutor(jobs or len(os.sched_getaffinity(0))) as pool:
         waves = (32, 64) * len(units)
         list(pool.map(builder.interfaces, [unit for unit in units for _ in (32, 64)], waves))
         check_table(sources, builder)
@@ -128,7 +137,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m kernels.build", description=__doc__)
     parser.add_argument("--targets", help=f"comma-separated; default ${TARGETS_VARIABLE} or all")
     parser.add_argument("--compiler", help="a ROCm clang instead of the ziglang package")
-    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--jobs", type=int, help="default: the number of cores")
     options = parser.parse_args()
     started = time.monotonic()
     try:

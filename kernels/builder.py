@@ -6,13 +6,15 @@ with nothing changed only compares hashes, and an interrupted one leaves nothing
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,7 @@ from kernels.code_object import kernel_metadata
 from kernels.compiler import Compiler, compile_library
 from kernels.interface import Interface, InterfaceError, check_code_object, parse_ir
 from kernels.table import KERNELS_DIR, TranslationUnit
-from kernels.targets import Platform, Target
+from kernels.targets import Platform, Target, select
 
 ROOT = KERNELS_DIR.parent
 CACHE_DIR = ROOT / "build/kernels"
@@ -71,17 +73,13 @@ class Builder:
             InterfaceError: a kernel cannot be launched the same way on all targets.
         """
         directory = self._directory(unit, target.platform, target.name, asdict(target))
-        if not directory.exists():
-            with _Scratch(directory) as scratch:
-                self._compile(unit, target, scratch)
+        _make(directory, lambda scratch: self._compile(unit, target, scratch))
         return Product(unit, target, directory)
 
     def interfaces(self, unit: TranslationUnit, wave: int) -> dict[str, Interface]:
         """Returns the interfaces of a unit's kernels by name, where a wave has this many lanes."""
         directory = self._directory(unit, Platform.AMD, f"interface-w{wave}", {"wave": wave})
-        if not directory.exists():
-            with _Scratch(directory) as scratch:
-                self._compiler.interface(unit, wave, scratch / "unit.ll")
+        _make(directory, lambda scratch: self._compiler.interface(unit, wave, scratch / "unit.ll"))
         return parse_ir((directory / "unit.ll").read_text())
 
     def _directory(
@@ -100,7 +98,7 @@ class Builder:
         output = scratch / unit.name
         resources: dict[str, dict[str, int]] = {}
         if target.platform is Platform.AMD:
-            self._compiler.amd(unit, target, output)
+            self._compile_amd(unit, target, output)
             metadata = kernel_metadata(output.with_suffix(".co").read_bytes())
             if metadata.keys() != interfaces.keys():
                 raise InterfaceError(f"{unit.name}: kernels differ between targets")
@@ -124,13 +122,34 @@ class Builder:
         }
         (scratch / "kernels.json").write_text(json.dumps(entries, indent=1))
 
+    def _compile_amd(self, unit: TranslationUnit, target: Target, output: Path) -> None:
+        if target.code_of and self._compiler.is_pinned:
+            (origin,) = select(target.code_of)
+            assembly = self.product(unit, origin).assembly.read_text()
+            self._compiler.amd_from(assembly, origin, target, output)
+        else:
+            self._compiler.amd(unit, target, output)
+
+
+def _make(directory: Path, make: Callable[[Path], None]) -> None:
+    """Has `make` fill a directory unless it exists; whoever else wants it waits meanwhile.
+
+    Several processes test at once, and each would compile the same kernels.
+    """
+    if directory.exists():
+        return
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    with locked(directory.with_name(f".{directory.name}.lock")):
+        if not directory.exists():
+            with _Scratch(directory) as scratch:
+                make(scratch)
+
 
 class _Scratch:
     """A temporary directory that becomes `directory` if its block succeeds."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        directory.parent.mkdir(parents=True, exist_ok=True)
         self._scratch = Path(tempfile.mkdtemp(dir=directory.parent, prefix=".new-"))
 
     def __enter__(self) -> Path:
@@ -138,12 +157,7 @@ class _Scratch:
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         if error is None:
-            try:
-                self._scratch.rename(self._directory)
-            except OSError:
-                # Another build has made the same product meanwhile; it is as good.
-                if not self._directory.exists():
-                    raise
+            self._scratch.rename(self._directory)
         shutil.rmtree(self._scratch, ignore_errors=True)
 
 
@@ -182,11 +196,17 @@ def build_library(sources: Sequence[Path], include: Sequence[Path], output: Path
     for path in (*sources, *headers):
         key.update(path.name.encode() + b"\0" + path.read_bytes())
     directory = CACHE_DIR / "libraries" / key.hexdigest()[:16]
-    if not directory.exists():
-        with _Scratch(directory) as scratch:
-            compile_library(sources, include, scratch / output.name)
+    _make(directory, lambda scratch: compile_library(sources, include, scratch / output.name))
     output.parent.mkdir(parents=True, exist_ok=True)
     replace_file(output, (directory / output.name).read_bytes())
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Holds a lock, a file that stays, against other processes and threads."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def replace_file(path: Path, content: bytes) -> None:

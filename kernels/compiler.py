@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -64,6 +65,8 @@ class Compiler:
     clang: tuple[str, ...]
     lld: tuple[str, ...]
     version: str
+    # Whether it is the one that `Target.code_of` was measured with.
+    is_pinned: bool = False
 
     def interface(self, unit: TranslationUnit, wave: int, output: Path) -> None:
         """Writes a unit's unoptimised LLVM IR, which tells the types of arguments."""
@@ -73,11 +76,27 @@ class Compiler:
 
     def amd(self, unit: TranslationUnit, target: Target, output: Path) -> None:
         """Writes `output`.s and the code object `output`.co."""
+        # 5 loads on older ROCm releases too.
+        code_object = (f"-mcode-object-version={_code_object_version(target)}",)
+        mode = ("-S", "-O3", *code_object, "-fatomic-ignore-denormal-mode")
+        self._front_end(unit, target, mode, output.with_suffix(".s"))
+        self._assemble(target, output)
+
+    def amd_from(self, assembly: str, origin: Target, target: Target, output: Path) -> None:
+        """Writes the same files from the assembly of a target with the same instructions.
+
+        Only the name of the target and the version of the code object are others.
+        """
+        for word, old, new in (
+            ("amdgcn-amd-amdhsa--", origin.cpu, target.cpu),
+            (".amdhsa_code_object_version ", *map(_code_object_version, (origin, target))),
+        ):
+            assembly = re.sub(rf"({re.escape(word)}){re.escape(old)}\b", rf"\g<1>{new}", assembly)
+        output.with_suffix(".s").write_text(assembly)
+        self._assemble(target, output)
+
+    def _assemble(self, target: Target, output: Path) -> None:
         assembly, obj = output.with_suffix(".s"), output.with_suffix(".o")
-        # Version 6 is what generic targets need; 5 loads on older ROCm releases too.
-        version = "6" if target.is_generic else "5"
-        code_object = (f"-mcode-object-version={version}", "-fatomic-ignore-denormal-mode")
-        self._front_end(unit, target, ("-S", "-O3", *code_object), assembly)
         cpu = ("-target-cpu", target.cpu, "-triple", "amdgcn-amd-amdhsa")
         _run((*self.clang, "-cc1as", *cpu, "-filetype", "obj", str(assembly), "-o", str(obj)))
         code = str(output.with_suffix(".co"))
@@ -129,6 +148,10 @@ class Compiler:
         _run(command)
 
 
+def _code_object_version(target: Target) -> str:
+    return "6" if target.is_generic else "5"  # generic targets came with 6
+
+
 def _defines(unit: TranslationUnit, target: Target) -> tuple[str, ...]:
     defines = (f"RF_WAVE={target.wave}", *unit.defines)
     return (f"-I{INCLUDE_DIR}", *(f"-D{define}" for define in defines))
@@ -157,7 +180,7 @@ def find_compiler(clang: str | None) -> Compiler:
     clang = clang or os.environ.get("ROCMFORGE_HIP_CLANG")
     if clang is None:
         zig = find_zig()
-        return Compiler((zig, "clang"), (zig, "ld.lld"), _version((zig, "clang")))
+        return Compiler((zig, "clang"), (zig, "ld.lld"), _version((zig, "clang")), is_pinned=True)
     path = shutil.which(clang)
     if path is None:
         raise CompileError(f"no compiler at {clang!r}")

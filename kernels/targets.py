@@ -23,6 +23,8 @@ class Target:
     wave: int
     cpu: str
     features: tuple[str, ...] = ()
+    # The target for which the pinned compiler writes the same instructions, if there is one.
+    code_of: str = ""
 
     @property
     def is_generic(self) -> bool:
@@ -35,8 +37,8 @@ class Target:
         return {Platform.AMD: ".co", Platform.NVIDIA: ".ptx", Platform.HOST: ".so"}[self.platform]
 
 
-def _amd(name: str, wave: int) -> Target:
-    return Target(name, Platform.AMD, wave, cpu=name)
+def _amd(name: str, wave: int, code_of: str = "") -> Target:
+    return Target(name, Platform.AMD, wave, cpu=name, code_of=code_of)
 
 
 TARGETS = (
@@ -53,13 +55,13 @@ TARGETS = (
     _amd("gfx1150", 32),  # Radeon 890M
     _amd("gfx1151", 32),  # Radeon 8060S
     _amd("gfx1200", 32),  # RX 9060
-    _amd("gfx1201", 32),  # RX 9070
+    _amd("gfx1201", 32, code_of="gfx1200"),  # RX 9070
     # For the chips of a family that have no line above.
     _amd("gfx9-4-generic", 64),
     _amd("gfx10-1-generic", 32),  # RX 5000
-    _amd("gfx10-3-generic", 32),
-    _amd("gfx11-generic", 32),
-    _amd("gfx12-generic", 32),
+    _amd("gfx10-3-generic", 32, code_of="gfx1030"),
+    _amd("gfx11-generic", 32, code_of="gfx1102"),
+    _amd("gfx12-generic", 32, code_of="gfx1200"),
     # PTX is compiled further by the driver, for its own chip or any later one.
     Target("sm_80", Platform.NVIDIA, 32, cpu="sm_80", features=("+ptx78",)),
     Target("sm_90", Platform.NVIDIA, 32, cpu="sm_90", features=("+ptx80",)),

@@ -110,6 +110,7 @@ def test_no_page_says_what_was_replaced(page: Path) -> None:
     assert [f for f in FORMER_IN_PAGES if re.search(f, text, re.IGNORECASE)] == []
 
 
+@pytest.mark.slow
 def test_no_two_public_classes_have_one_name() -> None:
     homes = defaultdict(list)
     for path, tree in modules().items():

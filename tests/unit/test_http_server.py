@@ -23,6 +23,8 @@ from rocmforge.commands.http.server import Certificate, HttpServer, http_config,
 from rocmforge.errors import ConfigurationError
 from rocmforge.logs import FIELDS
 
+pytestmark = pytest.mark.slow
+
 TLS = Path(__file__).parents[1] / "data/tls"
 HOST = b"Host: localhost\r\n"
 CHUNKED = b"POST / HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: chunked\r\n\r\n"

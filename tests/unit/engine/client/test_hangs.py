@@ -15,6 +15,8 @@ from rocmforge.errors import EngineDied
 from tests.support.requests import asked
 from tests.unit.engine.client.test_client import PROMPT, Engine, config, read, run
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_deadline_holds_while_the_engine_hangs() -> None:
     async def test() -> None:

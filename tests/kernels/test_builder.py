@@ -1,0 +1,75 @@
+"""Kernels are compiled once, whoever asks; code taken from another target is what it would be."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kernels.build import install
+from kernels.builder import Builder
+from kernels.compiler import find_compiler
+from kernels.table import TranslationUnit, read_table
+from kernels.targets import TARGETS, Target, select
+
+TWINS = [target for target in TARGETS if target.code_of]
+
+
+def unit(name: str) -> TranslationUnit:
+    return next(u for source in read_table() for u in source.translation_units if u.name == name)
+
+
+@pytest.fixture(scope="module")
+def builder(tmp_path_factory: pytest.TempPathFactory) -> Builder:
+    """With a cache of its own."""
+    return Builder(find_compiler(None), tmp_path_factory.mktemp("cache"))
+
+
+@pytest.mark.parametrize("name", ["rms_norm", "gemm-q4_k", "attention_decode-d64"])
+@pytest.mark.parametrize("target", TWINS, ids=[target.name for target in TWINS])
+def test_code_of_another_target_is_what_the_compiler_writes(
+    target: Target, name: str, builder: Builder, tmp_path: Path
+) -> None:
+    find_compiler(None).amd(unit(name), target, tmp_path / name)
+    product = builder.product(unit(name), target)
+    assert product.assembly.read_text() == (tmp_path / f"{name}.s").read_text()
+    assert product.code.read_bytes() == (tmp_path / f"{name}.co").read_bytes()
+
+
+def counting_compiler(folder: Path) -> tuple[Path, Path]:
+    """Returns a program that runs clang, and the file to which it adds a line each time."""
+    program, log = folder / "clang", folder / "log"
+    clang = " ".join(find_compiler(None).clang)
+    program.write_text(f'#!/bin/sh\necho "$*" >> {log}\nexec {clang} "$@"\n')
+    program.chmod(0o755)
+    return program, log
+
+
+def test_another_compiler_compiles_each_target(tmp_path: Path) -> None:
+    """That the code is the same was measured with ours only."""
+    program, log = counting_compiler(tmp_path)
+    compiler = replace(find_compiler(None), clang=(str(program),), is_pinned=False)
+    Builder(compiler, tmp_path / "cache").product(unit("softcap"), select("gfx1201")[0])
+    assert "-target-cpu gfx1200" not in log.read_text()
+
+
+def test_who_wants_the_same_kernels_at_once_compiles_them_once(tmp_path: Path) -> None:
+    program, log = counting_compiler(tmp_path)
+    compiler = replace(find_compiler(None), clang=(str(program),))
+    target = select("gfx1100")[0]
+
+    def make() -> bytes:
+        mine = Builder(compiler, tmp_path / "cache")
+        product = mine.product(unit("softcap"), target)
+        install([product], target, compiler, tmp_path / "lib")
+        return product.code.read_bytes()
+
+    with ThreadPoolExecutor(4) as pool:
+        images = [done.result() for done in [pool.submit(make) for _ in range(4)]]
+    assert len(set(images)) == 1
+    steps = [line for line in log.read_text().splitlines() if line.startswith("-cc1")]
+    assert len(steps) == 3, steps  # the interface, the assembly, the object
+    assert sorted(os.listdir(tmp_path / "lib/gfx1100")) == ["manifest.json", "softcap.co"]
