@@ -194,7 +194,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     api_key: Annotated[
         tuple[_Key, ...],
         Meta(
-            description="keys that open everything; none = no authentication", extra=_value("KEY")
+            description="keys that open everything, of 8 characters or more; none = no "
+            "authentication",
+            extra=_value("KEY"),
         ),
     ] = ()
     keys_file: Annotated[

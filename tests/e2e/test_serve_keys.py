@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import ssl
 import time
@@ -13,6 +14,7 @@ import pytest
 
 from tests.e2e.conftest import serve_command
 from tests.e2e.test_serve import rocmforge
+from tests.support.certificates import make_certificate
 from tests.support.server import LiveServer, free_port
 
 pytestmark = pytest.mark.model
@@ -98,6 +100,32 @@ def test_sighup_reads_the_keys_again_and_a_broken_file_changes_nothing(
     server.reload("nothing was reloaded")
     assert (server.models("alice"), server.models("bob")) == (401, 200)
     assert "KEY-OF" not in server.log
+
+
+def test_sighup_with_half_of_a_new_certificate_changes_nothing(
+    smollm2_path: Path, tmp_path: Path
+) -> None:
+    """Whoever renews a certificate writes two files, one after the other."""
+    used, key = tmp_path / "used.pem", tmp_path / "used.key"
+    shutil.copy(TLS / "certificate.pem", used)
+    shutil.copy(TLS / "key.pem", key)
+    new = make_certificate(tmp_path, "localhost")
+    renewed = ssl.create_default_context(cafile=str(new))
+
+    flags = ("--tls-certificate", str(used), "--tls-key", str(key))
+    with TlsServer(serve_command(smollm2_path, *flags), tmp_path / "log") as renewing:
+
+        def status(trust: ssl.SSLContext) -> int:
+            return httpx.get(f"{renewing.url}/health", verify=trust).status_code
+
+        shutil.copy(new, used)
+        renewing.reload("nothing was reloaded")
+        assert status(renewing.trust) == 200
+        shutil.copy(new.with_suffix(".key"), key)
+        renewing.reload("were read again")
+        assert status(renewed) == 200
+        with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
+            status(renewing.trust)
 
 
 def test_a_certificate_without_its_key_is_refused(smollm2_path: Path) -> None:

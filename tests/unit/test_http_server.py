@@ -8,7 +8,6 @@ import shutil
 import socket
 import ssl
 import statistics
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ from rocmforge.commands.http.protocol import MAX_HEADER_BYTES
 from rocmforge.commands.http.server import Certificate, HttpServer, http_config, listen
 from rocmforge.errors import ConfigurationError
 from rocmforge.logs import FIELDS
+from tests.support.certificates import make_certificate
 
 pytestmark = pytest.mark.slow
 
@@ -278,16 +278,6 @@ def test_nor_does_it_with_tls() -> None:
 
 
 # --- another certificate ---
-
-
-def make_certificate(folder: Path, name: str) -> Path:
-    """A self-signed pair `name`.pem and `name`.key."""
-    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2"
-    files = ["-keyout", str(folder / f"{name}.key"), "-out", str(folder / f"{name}.pem")]
-    subprocess.run(
-        [*command.split(), "-subj", f"/CN={name}", *files], check=True, capture_output=True
-    )
-    return folder / f"{name}.pem"
 
 
 def shown(server: Running, name: str | None) -> bytes:
