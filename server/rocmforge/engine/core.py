@@ -9,12 +9,20 @@ from collections.abc import Callable, Iterable
 from rocmforge.backend.protocol import MasksLate, Runner
 from rocmforge.engine.constraint.compiling import CompilingRequests
 from rocmforge.engine.constraint.constraint import Constraint
-from rocmforge.engine.constraint.grammar import Grammars
+from rocmforge.engine.constraint.grammar import Compiled, Grammars
 from rocmforge.engine.constraint.guarded import GuardedConstraint
 from rocmforge.engine.constraint.thinking import ThinkingConstraint
 from rocmforge.engine.draft.draft_model import DraftModel
 from rocmforge.engine.draft.speculation import Speculation
-from rocmforge.engine.ipc.messages import Cancel, Command, Fatal, StepReport, Submit
+from rocmforge.engine.ipc.messages import (
+    Cancel,
+    Command,
+    DefineGrammar,
+    Fatal,
+    ForgetGrammar,
+    StepReport,
+    Submit,
+)
 from rocmforge.engine.ipc.params import FinishReason, GenerateRequest, TokenEvent
 from rocmforge.engine.schedule.batch import build_masks, build_step, needs_masks
 from rocmforge.engine.schedule.chunks import Chunk
@@ -128,13 +136,17 @@ class EngineCore:
                 event = self._submit(command.request, now_ns)
             elif isinstance(command, Cancel):
                 event = self._cancel(command.request_id, now_ns)
+            elif isinstance(command, DefineGrammar) and self._grammars is not None:
+                self._grammars.define(command.name, command.text)
+            elif isinstance(command, ForgetGrammar) and self._grammars is not None:
+                self._grammars.forget(command.name)
             if event is not None:
                 events.append(event)
         return events + self._admit_compiled(now_ns)
 
     def _submit(self, request: GenerateRequest, now_ns: int) -> TokenEvent | None:
         if not request.sampling.grammar:
-            return self._add(request, now_ns)
+            return self._add(request, None, now_ns)
         assert self._compiling is not None, "the client refuses what this engine cannot constrain"
         self._compiling.add(request)
         return None
@@ -151,12 +163,14 @@ class EngineCore:
             return []
         if not self._in_flight and not self._scheduler.has_work:
             self._compiling.wait(_IDLE_WAIT_S)
-        ready = [self._add(request, now_ns) for request in self._compiling.take_ready()]
+        ready = [self._add(*held, now_ns) for held in self._compiling.take_ready()]
         return [event for event in ready if event is not None]
 
-    def _add(self, request: GenerateRequest, now_ns: int) -> TokenEvent | None:
+    def _add(
+        self, request: GenerateRequest, compiled: Compiled | None, now_ns: int
+    ) -> TokenEvent | None:
         try:
-            return self._scheduler.add(request, now_ns, self._constraint(request))
+            return self._scheduler.add(request, now_ns, self._constraint(request, compiled))
         except RocmForgeError as error:
             message = error.message
         except Exception as error:  # a mistake in the code, met by this request's values alone
@@ -166,13 +180,13 @@ class EngineCore:
             request_id=request.request_id, finish_reason=FinishReason.ERROR, error=message
         )
 
-    def _constraint(self, request: GenerateRequest) -> Constraint | None:
+    def _constraint(self, request: GenerateRequest, compiled: Compiled | None) -> Constraint | None:
         """Makes the constraint of a request, advanced over the tokens generated before."""
         sampling = request.sampling
         constraint: Constraint | None = None
-        if sampling.grammar:
-            assert self._grammars is not None, "only what was compiled has a grammar"
-            constraint = self._grammars.matcher(sampling.grammar)
+        if compiled is not None:
+            assert self._grammars is not None, "somebody has compiled it"
+            constraint = self._grammars.begin(compiled)
         if sampling.thinking is not None:
             num_words = -(-self._runner.info.vocab_size // 32)
             constraint = ThinkingConstraint(

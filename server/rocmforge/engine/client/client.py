@@ -16,8 +16,10 @@ from rocmforge.engine.client.config import EngineConfig
 from rocmforge.engine.client.engine_process import EngineProcess
 from rocmforge.engine.client.handle import GenerationHandle
 from rocmforge.engine.client.journal import Journal
+from rocmforge.engine.client.shared_grammars import SharedGrammars
 from rocmforge.engine.ipc.messages import (
     Cancel,
+    Command,
     Fatal,
     LoadFailed,
     Progress,
@@ -91,6 +93,7 @@ class AsyncEngine:
         self._held: Counter[int] = Counter()  # live requests by key
         self._durations: deque[float] = deque(maxlen=16)  # seconds that requests took lately
         self._journal = Journal() if config.resume else None
+        self._grammars = SharedGrammars()
         self._idle = asyncio.Event()
         self._idle.set()
         self._last_news = 0.0  # loop time of the last step report
@@ -206,8 +209,16 @@ class AsyncEngine:
                 f"The backend {runner.backend!r} has no logits processor "
                 f"{', '.join(sorted(missing))}."
             )
-        request = structs.replace(request, request_id=next(self._ids))
-        process.send(Submit(request=request))  # first: what cannot be sent must not be waited for
+        request_id = next(self._ids)
+        grammar = self._grammars.open(request_id, sampling.grammar, process.send)
+        request = structs.replace(
+            request, request_id=request_id, sampling=structs.replace(sampling, grammar=grammar)
+        )
+        try:
+            process.send(Submit(request=request))  # what cannot be sent must not be waited for
+        except BaseException:
+            self._grammars.close(request_id, process.send)
+            raise
         if not self._live:
             self._last_news = asyncio.get_running_loop().time()
             self._idle.clear()
@@ -269,8 +280,13 @@ class AsyncEngine:
         )
 
     def _cancel(self, request_id: int) -> None:
-        if self._forget(request_id) and self._process is not None:
-            self._process.send(Cancel(request_id=request_id))
+        if self._forget(request_id):
+            self._send(Cancel(request_id=request_id))
+
+    def _send(self, command: Command) -> None:
+        """Sends a command to the process, if there is one."""
+        if self._process is not None:
+            self._process.send(command)
 
     def _expire(self, request_id: int) -> None:
         """Ends a request whose deadline has passed, whatever the engine is doing."""
@@ -285,6 +301,7 @@ class AsyncEngine:
             handle.stop_clock()
             self._durations.append(asyncio.get_running_loop().time() - handle.began)
             self._held[handle.key] -= 1
+        self._grammars.close(request_id, self._send)
         if self._journal is not None:
             self._journal.close(request_id)
         if not self._live:
@@ -347,6 +364,7 @@ class AsyncEngine:
         self._last_news = asyncio.get_running_loop().time()
         requests = self._journal.resume()
         logger.warning("requests continued in the new engine process: %d", len(requests))
+        self._grammars.send_all(self._process.send)
         for request in requests:
             self._process.send(Submit(request=request))
 

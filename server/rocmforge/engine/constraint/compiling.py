@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from concurrent.futures import FIRST_COMPLETED, Future, wait
-from typing import Any
+from concurrent.futures import FIRST_COMPLETED, wait
 
-from rocmforge.engine.constraint.grammar import Grammars
+from rocmforge.engine.constraint.grammar import Compiled, Grammars
 from rocmforge.engine.ipc.params import FinishReason, GenerateRequest, RequestTiming, TokenEvent
 
 
@@ -18,7 +17,7 @@ class CompilingRequests:
 
     def __init__(self, grammars: Grammars) -> None:
         self._grammars = grammars
-        self._held: dict[int, tuple[GenerateRequest, Future[Any]]] = {}
+        self._held: dict[int, tuple[GenerateRequest, Compiled]] = {}
 
     def __len__(self) -> int:
         return len(self._held)
@@ -32,10 +31,10 @@ class CompilingRequests:
         """Waits until one is ready, but not for ever."""
         wait([compiled for _, compiled in self._held.values()], timeout_s, FIRST_COMPLETED)
 
-    def take_ready(self) -> list[GenerateRequest]:
+    def take_ready(self) -> list[tuple[GenerateRequest, Compiled]]:
         """Gives up those whose grammar is compiled, or turned out not to compile."""
-        ready = [request for request, compiled in self._held.values() if compiled.done()]
-        for request in ready:
+        ready = [held for held in self._held.values() if held[1].done()]
+        for request, _ in ready:
             del self._held[request.request_id]
         return ready
 

@@ -12,13 +12,16 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import llguidance
 
 from rocmforge.backend.protocol import Int32Array, UInt32Array
+from rocmforge.engine.ipc.grammar_name import grammar_name
 from rocmforge.engine.ipc.params import TokenPieces
 from rocmforge.errors import EngineError
 from rocmforge.text.output.grammar import parser_limits
 
 _CACHED_GRAMMARS = 64
+_CACHED_CHARACTERS = 16 << 20
+"""Of their texts. What is compiled of a text grows with it."""
 
-_Compiled = Future[llguidance.LLMatcher]
+Compiled = Future[llguidance.LLMatcher]
 
 
 class _Vocabulary:
@@ -96,26 +99,51 @@ class Grammars:
     def __init__(self, pieces: TokenPieces, vocab_size: int) -> None:
         self._tokenizer = _Vocabulary(pieces, vocab_size).build(vocab_size, pieces.eos_ids)
         self._num_words = -(-vocab_size // 32)
-        self._compiled: OrderedDict[str, _Compiled] = OrderedDict()  # latest use last
+        self._texts: dict[str, str] = {}  # of unfinished requests, by name
+        self._compiled: OrderedDict[str, tuple[Compiled, int]] = OrderedDict()  # latest use last
+        self._cached_characters = 0
         self._compiler = ThreadPoolExecutor(1, "grammar")
 
-    def compile(self, grammar: str) -> _Compiled:
-        """Begins to compile a grammar in llguidance's serialised form, if that is not done yet."""
-        compiled = self._compiled.get(grammar)
-        if compiled is None:
-            compiled = self._compiled[grammar] = self._compiler.submit(self._compile, grammar)
-            if len(self._compiled) > _CACHED_GRAMMARS:
-                self._compiled.popitem(last=False)
-        self._compiled.move_to_end(grammar)
-        return compiled
+    def define(self, name: str, text: str) -> None:
+        """Takes the text that requests refer to by this name."""
+        self._texts[name] = text
 
-    def matcher(self, grammar: str) -> Matcher:
+    def forget(self, name: str) -> None:
+        """Drops a text that no request needs any more; what was made of it may be kept."""
+        self._texts.pop(name, None)
+
+    def compile(self, grammar: str) -> Compiled:
+        """Begins to compile a grammar, unless that was done or begun not long ago.
+
+        Args:
+            grammar: in llguidance's serialised form, or the name of one that was defined.
+        """
+        text = self._texts.get(grammar)
+        name = grammar_name(grammar) if text is None else grammar
+        text = grammar if text is None else text
+        cached = self._compiled.get(name)
+        if cached is None:
+            cached = self._compiled[name] = self._compiler.submit(self._compile, text), len(text)
+            self._cached_characters += len(text)
+        self._compiled.move_to_end(name)
+        while (
+            len(self._compiled) > _CACHED_GRAMMARS or self._cached_characters > _CACHED_CHARACTERS
+        ):
+            _, (_, dropped) = self._compiled.popitem(last=False)
+            self._cached_characters -= dropped
+        return cached[0]
+
+    def begin(self, compiled: Compiled) -> Matcher:
         """Returns a matcher at the beginning of a grammar; waits until it is compiled.
 
         Raises:
             EngineError: it does not compile; the HTTP side checks grammars before it sends them.
         """
-        return Matcher(self.compile(grammar).result().deep_copy(), self._num_words)
+        return Matcher(compiled.result().deep_copy(), self._num_words)
+
+    def matcher(self, grammar: str) -> Matcher:
+        """Returns a matcher for a grammar that nothing else waits for; as `compile` and `begin`."""
+        return self.begin(self.compile(grammar))
 
     def _compile(self, grammar: str) -> llguidance.LLMatcher:
         # Without the interpreter's lock: the engine's steps go on meanwhile.

@@ -16,9 +16,11 @@ import sys
 import threading
 from collections import OrderedDict
 
+from rocmforge.engine.ipc.grammar_name import grammar_name
 from rocmforge.text.output.grammar import find_problem
 
 _REMEMBERED = 256
+_PROBLEM_CHARACTERS = 2000  # it may quote the grammar
 _STACK_BYTES = 2 << 20
 _MEMORY_BYTES = 1 << 30
 
@@ -34,17 +36,18 @@ class GrammarChecker:
         self._cpu_s = cpu_s
         self._lock = threading.Lock()
         self._helper: subprocess.Popen[str] | None = None
-        self._known: OrderedDict[str, str] = OrderedDict()  # latest use last
+        self._known: OrderedDict[str, str] = OrderedDict()  # by name; latest use last
 
     def problem(self, grammar: str) -> str:
         """Returns why a grammar in llguidance's serialised form cannot be used; "" if it can."""
+        name = grammar_name(grammar)
         with self._lock:
-            if grammar not in self._known:
-                self._known[grammar] = self._ask(grammar)
+            if name not in self._known:
+                self._known[name] = self._ask(grammar)[:_PROBLEM_CHARACTERS]
                 if len(self._known) > _REMEMBERED:
                     self._known.popitem(last=False)
-            self._known.move_to_end(grammar)
-            return self._known[grammar]
+            self._known.move_to_end(name)
+            return self._known[name]
 
     def close(self) -> None:
         """Ends the helper process. Idempotent."""

@@ -28,6 +28,19 @@ class Start(Message, frozen=True, tag=True):
     identity: FileIdentity | None = None  # what the model's file should be; None = whatever it is
 
 
+class DefineGrammar(Message, frozen=True, tag=True):
+    """The text that requests refer to by this name; see `grammar_name`."""
+
+    name: str
+    text: str
+
+
+class ForgetGrammar(Message, frozen=True, tag=True):
+    """No unfinished request refers to it any more."""
+
+    name: str
+
+
 class Submit(Message, frozen=True, tag=True):
     """A new request."""
 
@@ -81,7 +94,7 @@ class Fatal(Message, frozen=True, tag=True):
     events: tuple[TokenEvent, ...]
 
 
-Command = Start | Submit | Cancel | Shutdown
+Command = Start | DefineGrammar | ForgetGrammar | Submit | Cancel | Shutdown
 Report = Progress | Ready | LoadFailed | StepReport | Fatal
 
 

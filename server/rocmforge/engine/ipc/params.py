@@ -81,7 +81,9 @@ class SamplingParams(Message, frozen=True):
     num_logprobs: int = -1  # top_logprobs per token; 0 = the chosen token's only; -1 = none
     prompt_logprobs: int = -1  # the same for the prompt's own tokens
     pooling: Pooling | None = None  # asks for an embedding instead of tokens; max_tokens is 0
-    grammar: str = ""  # what the output must match, in llguidance's serialised form; "" = anything
+    # What the output must match, in llguidance's serialised form; "" = anything. On the way to the
+    # engine process its name stands for a long one.
+    grammar: str = ""
     processors: tuple[ProcessorUse, ...] = ()  # in the order in which they apply
     thinking: Thinking | None = None  # goes before what `grammar` constrains; None = none may
     prompt_lookup_tokens: int = 0  # draft tokens of a step by prompt lookup; changes no output

@@ -12,7 +12,7 @@ import pytest
 from msgspec import structs
 
 from rocmforge.backend.protocol import UInt32Array
-from rocmforge.engine.constraint.grammar import Grammars, Matcher
+from rocmforge.engine.constraint.grammar import Compiled, Grammars, Matcher
 from rocmforge.engine.core import EngineCore
 from rocmforge.engine.ipc.params import FinishReason, SamplingParams, TokenPieces
 from rocmforge.errors import EngineError
@@ -185,17 +185,17 @@ def test_a_matcher_that_raises_fails_its_own_request_only(
     call: str, pipeline: FakeConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken = lark("start: /[a-z]{12,30}!/")
-    made = Grammars.matcher
+    made = Grammars.begin
     others = [request(i, [1, 2, i], sampling(LETTERS, i), eos_ids=(262,)) for i in range(3)]
     alone = bench(pipeline).run(*others)
 
-    def matcher(self: Grammars, grammar: str) -> Matcher:
-        found = made(self, grammar)
-        if grammar == broken:
+    def begin(self: Grammars, compiled: Compiled) -> Matcher:
+        found = made(self, compiled)
+        if compiled is self.compile(broken):
             monkeypatch.setattr(found, call, Mock(side_effect=RuntimeError("planted")))
         return found
 
-    monkeypatch.setattr(Grammars, "matcher", matcher)
+    monkeypatch.setattr(Grammars, "begin", begin)
     drafted = structs.replace(sampling(broken), prompt_lookup_tokens=4)
     repeats = [97, 98, 97, 98, 97, 98]
     together = bench(pipeline).run(*others, request(9, repeats, drafted, eos_ids=(262,)))
