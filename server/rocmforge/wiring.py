@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import string
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -40,6 +41,8 @@ from rocmforge.text.tokenizer.draft_vocabulary import check_draft_vocabulary
 from rocmforge.text.tokenizer.token_sets import TokenSets
 from rocmforge.text.tokenizer.tokenizer import Tokenizer
 from rocmforge.text.tokenizer.vocabulary import Vocabulary
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +115,7 @@ def read_front(model: str, settings: Settings) -> ModelFront:
         with open_gguf(draft) as file:
             weights_bytes += stored_weight_bytes(file)
     names = settings.served_model_name or default_names(model, path)
+    warn_of_context(settings, config.max_context, names[0])
     for name in adapters:
         if name in names:
             raise ConfigurationError(f"--lora {name}=...: the model has that name. Give another.")
@@ -245,6 +249,15 @@ def engine_config(front: ModelFront, settings: Settings) -> EngineConfig:
         step_timeout_s=settings.step_timeout,
         load_timeout_s=settings.load_timeout,
     )
+
+
+def warn_of_context(settings: Settings, trained_context: int, name: str) -> None:
+    """Logs that --max-context is more than a model was trained for; fewer are used then."""
+    if settings.max_context is not None and settings.max_context > trained_context:
+        logger.warning(
+            "%s was trained for %d tokens: these are its context, not the %d of --max-context",
+            *(name, trained_context, settings.max_context),
+        )
 
 
 def find_draft(model: GgufFile, settings: Settings) -> Path | None:

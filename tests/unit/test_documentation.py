@@ -15,6 +15,7 @@ import pytest
 
 from rocmforge import settings
 from rocmforge.api.app import HANDLERS
+from rocmforge.api.fleet.slot import ModelState
 from rocmforge.cli import main
 
 ROOT = Path(__file__).parents[2]
@@ -192,3 +193,8 @@ def test_modules_and_recipes_exist() -> None:
 
 def test_every_setting_of_one_model_is_listed() -> None:
     assert settings.PER_MODEL - set(spans(ROOT / "docs/models.md")) == set()
+
+
+def test_every_state_of_a_model_is_explained() -> None:
+    rows = re.findall(r"^\| `(\w+)` \|", read(ROOT / "docs/models.md"), re.MULTILINE)
+    assert set(rows) == {state.value for state in ModelState}

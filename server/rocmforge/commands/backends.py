@@ -6,12 +6,12 @@ import argparse
 from dataclasses import dataclass
 
 import msgspec
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from rocmforge.backend import registry
 from rocmforge.backend.protocol import DeviceInfo
+from rocmforge.commands.output import output_console
 from rocmforge.errors import RocmForgeError
 from rocmforge.settings import Settings
 
@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
                 f"{device.memory_total / 2**30:.1f} GiB",
                 f"{device.memory_free / 2**30:.1f} GiB",
             )
-    Console().print(table)
+    output_console().print(table)
     return 0
 
 

@@ -23,6 +23,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from rocmforge.backend.protocol import RunnerInfo
+from rocmforge.commands.output import output_console
 from rocmforge.commands.progress import wait_ready
 from rocmforge.engine.client.client import AsyncEngine
 from rocmforge.engine.ipc.params import GenerateRequest, SamplingParams
@@ -85,7 +86,7 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
     if arguments.json:
         print(msgspec.json.encode(report).decode())
     else:
-        _print(Console(), report)
+        _print(output_console(), report)
     return 0
 
 

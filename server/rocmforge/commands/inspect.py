@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from rocmforge.catalog import find_model
+from rocmforge.commands.output import output_console
 from rocmforge.commands.plan import show_plan, size_text
 from rocmforge.errors import ConfigurationError, RocmForgeError
 from rocmforge.gguf.reader import GgufFile, open_gguf
@@ -20,6 +21,7 @@ from rocmforge.models.encoder_config import EncoderConfig
 from rocmforge.models.memory import kv_bytes_per_token, stored_weight_bytes
 from rocmforge.models.reading import read_model
 from rocmforge.settings import Settings
+from rocmforge.wiring import warn_of_context
 
 KV_ELEMENT_BYTES = {"f32": 4, "f16": 2, "int8": 1}
 
@@ -60,10 +62,12 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
         raise ConfigurationError("--memory needs --plan.")
     with open_gguf(find_model(arguments.model)) as file:
         report = _report(file, settings.max_context)
+        if report.config is not None:
+            warn_of_context(settings, report.config.max_context, report.name)
         if arguments.json:
             print(msgspec.json.encode(report).decode())
             return 0
-        console = Console()
+        console = output_console()
         _print(console, report)
         if arguments.tensors:
             _print_tensors(console, file)

@@ -15,13 +15,14 @@ from rich.table import Table
 from rocmforge.backend import registry
 from rocmforge.backend.optional import MemoryEstimate, Planning
 from rocmforge.catalog import find_model
+from rocmforge.commands.output import output_console
 from rocmforge.engine.draft.draft_memory import both, draft_options
 from rocmforge.errors import ConfigurationError
 from rocmforge.gguf.reader import open_gguf
 from rocmforge.models.encoder_config import EncoderConfig
 from rocmforge.models.reading import read_model
 from rocmforge.settings import Settings
-from rocmforge.wiring import load_options
+from rocmforge.wiring import load_options, warn_of_context
 
 _UNITS: Final = {"K": 10, "M": 20, "G": 30, "T": 40}
 
@@ -50,6 +51,7 @@ def show_plan(model: Path, settings: Settings, memory: str | None, as_json: bool
     with open_gguf(model) as file:
         config = read_model(file)
     trained, is_encoder = config.max_context, isinstance(config, EncoderConfig)
+    warn_of_context(settings, trained, model.stem)
     stated = None if memory is None else parse_size(memory)
     backend = _choose(settings.backend, device_is_here=stated is None)
     options = load_options(settings, trained, is_encoder=is_encoder)
@@ -61,7 +63,7 @@ def show_plan(model: Path, settings: Settings, memory: str | None, as_json: bool
     if as_json:
         print(msgspec.json.encode(plan).decode())
     else:
-        _print(Console(), plan, settings)
+        _print(output_console(), plan, settings)
     return 0 if plan.most_sequences else 1
 
 

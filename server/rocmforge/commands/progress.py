@@ -83,7 +83,7 @@ async def _log_lines(ready: asyncio.Task[None], status: Callable[[], EngineStatu
     stage, written = "", 0.0
     while not ready.done():
         now = status()
-        if now.stage != stage or time.monotonic() - written >= LINE_EVERY_S:
+        if now.stage and (now.stage != stage or time.monotonic() - written >= LINE_EVERY_S):
             stage, written = now.stage, time.monotonic()
             logger.info("loading: %s, %.0f%%", stage, 100 * now.progress)
         await asyncio.wait((ready,), timeout=REFRESH_S)

@@ -18,7 +18,7 @@ from rocmforge.api.http.hosts import is_loopback
 from rocmforge.api.http.keys import Keyring
 from rocmforge.commands.http.server import Certificate, HttpServer, http_config, listen
 from rocmforge.commands.progress import wait_for
-from rocmforge.errors import ConfigurationError, EngineError
+from rocmforge.errors import ConfigurationError, EngineError, RocmForgeError
 from rocmforge.fleet.fleet import Fleet
 from rocmforge.fleet.model import ServedModel
 from rocmforge.fleet.slot import ModelSlot
@@ -102,7 +102,12 @@ async def _load(fleet: Fleet, console: Console, log_format: LogFormat) -> None:
 
 
 async def _load_one(fleet: Fleet, slot: ModelSlot, console: Console, log_format: LogFormat) -> None:
-    await wait_for(fleet.load_first(slot), lambda: slot.status, console, log_format)
+    try:
+        await wait_for(fleet.load_first(slot), lambda: slot.status, console, log_format)
+    except RocmForgeError as error:
+        if len(fleet.members) > 1:
+            error.message = f"{slot.name} could not be loaded: {error.message}"
+        raise
 
 
 def _reload(settings: Settings, keys: Keyring, certificate: Certificate) -> None:

@@ -66,11 +66,11 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
     """Prints the report."""
     started = time.perf_counter()
     console = Console(stderr=True)
+    backend = _choose(settings.backend)
     with ExitStack() as stack:
         model = None if arguments.ops_only else stack.enter_context(_find_model(arguments.model))
         if model is not None:
             model.check_length(arguments.tokens)
-        backend = _choose(settings.backend)
         print(f"ROCmForge {__version__} verification, backend {backend.name}")
         _show("python", f"{platform.python_version()}, {platform.machine()}")
         is_right = True

@@ -190,7 +190,8 @@ class Fleet:
                 await self._make_room(slot)
                 await self._start_engine(slot)
         except RocmForgeError as error:
-            logger.error("%s could not be loaded: %s", slot.name, error.message)
+            if not slot.is_new:  # else `load_first` raises it
+                logger.error("%s could not be loaded: %s", slot.name, error.message)
             slot.counts["load_failed"] += 1
             slot.failure, slot.failed_at, slot.loading = error, _now(), None
             slot.refuse_waiters(slot.unavailable)
