@@ -15,8 +15,8 @@ import pytest
 
 from rocmforge import settings
 from rocmforge.api.app import HANDLERS
-from rocmforge.api.fleet.slot import ModelState
 from rocmforge.cli import main
+from rocmforge.fleet.slot import ModelState
 
 ROOT = Path(__file__).parents[2]
 PAGES = (

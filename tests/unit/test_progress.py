@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from rocmforge.commands import progress
-from rocmforge.commands.progress import wait_for
+from rocmforge.commands.terminal import progress
+from rocmforge.commands.terminal.progress import wait_for
 from rocmforge.engine.ipc.status import EngineStatus
 from rocmforge.logs import set_up_logging
 from tests.api.fake_engine import FakeEngine

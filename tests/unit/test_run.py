@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from rocmforge.api.generate.parts import Part
-from rocmforge.commands.questions import answer_to_command, whole_prompt
 from rocmforge.commands.run import Conversation, Options, Printer
+from rocmforge.commands.terminal.questions import answer_to_command, whole_prompt
 from rocmforge.errors import ConfigurationError
 from rocmforge.text.template.template import ChatTemplates
 from rocmforge.text.tokenizer.tokenizer import Tokenizer
@@ -111,7 +111,7 @@ def test_nothing_at_all_is_refused(piped: Callable[[str], None]) -> None:
 def test_a_pipe_that_does_not_end_is_explained(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("rocmforge.commands.questions._PATIENCE_S", 0.01)
+    monkeypatch.setattr("rocmforge.commands.terminal.questions._PATIENCE_S", 0.01)
     read_end, write_end = os.pipe()
     with os.fdopen(read_end) as reading:
         monkeypatch.setattr(sys, "stdin", reading)

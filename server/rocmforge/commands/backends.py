@@ -11,7 +11,7 @@ from rich.table import Table
 
 from rocmforge.backend import registry
 from rocmforge.backend.protocol import DeviceInfo
-from rocmforge.commands.output import output_console
+from rocmforge.commands.terminal.output import output_console
 from rocmforge.errors import RocmForgeError
 from rocmforge.settings import Settings
 

@@ -23,8 +23,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from rocmforge.backend.protocol import RunnerInfo
-from rocmforge.commands.output import output_console
-from rocmforge.commands.progress import wait_ready
+from rocmforge.commands.terminal.output import output_console
+from rocmforge.commands.terminal.progress import wait_ready
 from rocmforge.engine.client.client import AsyncEngine
 from rocmforge.engine.ipc.params import GenerateRequest, SamplingParams
 from rocmforge.engine.ipc.status import EngineStats

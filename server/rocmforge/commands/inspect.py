@@ -12,8 +12,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from rocmforge.catalog import find_model
-from rocmforge.commands.output import output_console
 from rocmforge.commands.plan import show_plan, size_text
+from rocmforge.commands.terminal.output import output_console
 from rocmforge.errors import ConfigurationError, RocmForgeError
 from rocmforge.gguf.reader import GgufFile, open_gguf
 from rocmforge.models.config import ModelConfig

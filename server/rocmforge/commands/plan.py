@@ -15,7 +15,7 @@ from rich.table import Table
 from rocmforge.backend import registry
 from rocmforge.backend.optional import MemoryEstimate, Planning
 from rocmforge.catalog import find_model
-from rocmforge.commands.output import output_console
+from rocmforge.commands.terminal.output import output_console
 from rocmforge.engine.draft.draft_memory import both, draft_options
 from rocmforge.errors import ConfigurationError
 from rocmforge.gguf.reader import open_gguf

@@ -20,8 +20,8 @@ from rocmforge.api.generate.parts import AnswerParts, Part
 from rocmforge.api.generate.schema import ChatRequest, Message
 from rocmforge.api.http.origin import Origin
 from rocmforge.api.metrics.requests import Metrics
-from rocmforge.commands.progress import wait_ready
-from rocmforge.commands.questions import (
+from rocmforge.commands.terminal.progress import wait_ready
+from rocmforge.commands.terminal.questions import (
     MessageReader,
     answer_to_command,
     is_interactive,

@@ -17,7 +17,7 @@ from rich.text import Text
 from rocmforge.api.http.hosts import is_loopback
 from rocmforge.api.http.keys import Keyring
 from rocmforge.commands.http.server import Certificate, HttpServer, http_config, listen
-from rocmforge.commands.progress import wait_for
+from rocmforge.commands.terminal.progress import wait_for
 from rocmforge.errors import ConfigurationError, EngineError, RocmForgeError
 from rocmforge.fleet.fleet import Fleet
 from rocmforge.fleet.model import ServedModel
@@ -105,7 +105,7 @@ async def _load_one(fleet: Fleet, slot: ModelSlot, console: Console, log_format:
     try:
         await wait_for(fleet.load_first(slot), lambda: slot.status, console, log_format)
     except RocmForgeError as error:
-        if len(fleet.members) > 1:
+        if len(fleet.models) > 1:
             error.message = f"{slot.name} could not be loaded: {error.message}"
         raise
 

@@ -1,0 +1,1 @@
+"""What commands share in front of people: messages typed, bars, tables."""
