@@ -64,7 +64,7 @@ __device__ __forceinline__ void bias_scores(TileScores<kKeyTiles>& scores, int f
 #pragma unroll
     for (int i = 0; i < kTileValues; ++i) {
       const int keys = tile * kTile + MatrixUnit::row(i) - MatrixUnit::row(0);
-      const int rows = MatrixUnit::column(MatrixUnit::slot(i)) - MatrixUnit::column(0);
+      const int rows = MatrixUnit::column(MatrixUnit::lane_column(i)) - MatrixUnit::column(0);
       scores[tile][i] -= slope * abs(ahead + static_cast<float>(keys - rows));
     }
   }
@@ -74,15 +74,15 @@ __device__ __forceinline__ void bias_scores(TileScores<kKeyTiles>& scores, int f
 template <int kKeyTiles>
 __device__ __forceinline__ void mask_scores(TileScores<kKeyTiles>& scores, int first_row,
                                             int first_key, int tokens, int reach) {
-  KeyRange seen[mma::MatrixUnit::kSlots];
-  for (int slot = 0; slot < mma::MatrixUnit::kSlots; ++slot) {
-    seen[slot] = keys_seen(first_row + mma::MatrixUnit::column(slot), tokens, reach);
+  KeyRange seen[mma::MatrixUnit::kLaneColumns];
+  for (int lane_column = 0; lane_column < mma::MatrixUnit::kLaneColumns; ++lane_column) {
+    seen[lane_column] = keys_seen(first_row + mma::MatrixUnit::column(lane_column), tokens, reach);
   }
 #pragma unroll
   for (int tile = 0; tile < kKeyTiles; ++tile) {
 #pragma unroll
     for (int i = 0; i < kTileValues; ++i) {
-      const KeyRange& own = seen[mma::MatrixUnit::slot(i)];
+      const KeyRange& own = seen[mma::MatrixUnit::lane_column(i)];
       const int key = first_key + tile * kTile + mma::MatrixUnit::row(i);
       if (key < own.begin || key >= own.end) scores[tile][i] = -kInfinity;
     }
@@ -96,7 +96,7 @@ __device__ __forceinline__ void attention_full(const FullInput& in, half* out) {
   constexpr int kKeys = attention_keys(kHeadDim);
   constexpr int kKeyTiles = kKeys / kTile;
   constexpr int kDimTiles = kHeadDim / kTile;
-  constexpr int kSlots = MatrixUnit::kSlots;
+  constexpr int kLaneColumns = MatrixUnit::kLaneColumns;
   constexpr bool kKeepsQueries = attention_keeps_queries(kHeadDim);
   constexpr int kScoreUnroll = kKeepsQueries ? kDimTiles : MatrixUnit::kReloadUnroll;
   using KeyLoader = RowLoader<Activated, kHeadDim, kKeys>;
@@ -212,20 +212,20 @@ __device__ __forceinline__ void attention_full(const FullInput& in, half* out) {
 
 #pragma unroll
   for (int tile = 0; tile < kWaveTiles; ++tile) {
-    float inverse[kSlots];
-    for (int slot = 0; slot < kSlots; ++slot) {
-      inverse[slot] = 1.0f / MatrixUnit::over_column(softmax[tile].total[slot],
-                                                     [](float a, float b) { return a + b; });
+    float inverse[kLaneColumns];
+    for (int lane_column = 0; lane_column < kLaneColumns; ++lane_column) {
+      inverse[lane_column] = 1.0f / MatrixUnit::over_column(softmax[tile].total[lane_column],
+                                                            [](float a, float b) { return a + b; });
     }
 #pragma unroll
     for (int i = 0; i < kTileValues; ++i) {
-      const int row = wave_row + tile * kTile + MatrixUnit::column(MatrixUnit::slot(i));
+      const int row = wave_row + tile * kTile + MatrixUnit::column(MatrixUnit::lane_column(i));
       if (row >= tokens) continue;
       const int64_t to = ((start + row) * gridDim.y + head) * kHeadDim + MatrixUnit::row(i);
 #pragma unroll
       for (int dim = 0; dim < kDimTiles; ++dim) {
         out[to + dim * kTile] =
-            to_half(softmax[tile].output[dim][i] * inverse[MatrixUnit::slot(i)]);
+            to_half(softmax[tile].output[dim][i] * inverse[MatrixUnit::lane_column(i)]);
       }
     }
   }

@@ -33,13 +33,13 @@ __device__ __forceinline__ void cap_scores(TileScores<kKeyTiles>& scores, const 
 // Hides the keys after a query's own position, and those before its window.
 template <int kKeyTiles>
 __device__ __forceinline__ void mask_scores(TileScores<kKeyTiles>& scores,
-                                            const int (&position)[mma::MatrixUnit::kSlots],
+                                            const int (&position)[mma::MatrixUnit::kLaneColumns],
                                             int first_key, int window) {
 #pragma unroll
   for (int tile = 0; tile < kKeyTiles; ++tile) {
 #pragma unroll
     for (int i = 0; i < kTileValues; ++i) {
-      const int own = position[mma::MatrixUnit::slot(i)];
+      const int own = position[mma::MatrixUnit::lane_column(i)];
       const int key = first_key + tile * kTile + mma::MatrixUnit::row(i);
       if (key > own || key < first_visible(own, window)) scores[tile][i] = -kInfinity;
     }
@@ -55,7 +55,7 @@ __device__ __forceinline__ void attention_prefill(const PrefillInput& in,
   constexpr int kKeys = attention_keys(kHeadDim);
   constexpr int kKeyTiles = kKeys / kTile;
   constexpr int kDimTiles = kHeadDim / kTile;
-  constexpr int kSlots = MatrixUnit::kSlots;
+  constexpr int kLaneColumns = MatrixUnit::kLaneColumns;
   constexpr bool kKeepsQueries = attention_keeps_queries(kHeadDim);
   constexpr int kScoreUnroll = kKeepsQueries ? kDimTiles : MatrixUnit::kReloadUnroll;
   using KeyLoader = RowLoader<Stored, kHeadDim, kKeys>;
@@ -95,7 +95,7 @@ __device__ __forceinline__ void attention_prefill(const PrefillInput& in,
 
   const half* query_rows[kWaveTiles][MatrixUnit::kQueryRows];
   typename MatrixUnit::B queries[kWaveTiles][kKeepsQueries ? kDimTiles : 1];
-  int position[kWaveTiles][kSlots];
+  int position[kWaveTiles][kLaneColumns];
 #pragma unroll
   for (int tile = 0; tile < kWaveTiles; ++tile) {
     for (int i = 0; i < MatrixUnit::kQueryRows; ++i) {
@@ -106,8 +106,9 @@ __device__ __forceinline__ void attention_prefill(const PrefillInput& in,
     for (int dim = 0; kKeepsQueries && dim < kDimTiles; ++dim) {
       queries[tile][dim] = MatrixUnit::load_query(query_rows[tile], dim * kTile);
     }
-    for (int slot = 0; slot < kSlots; ++slot) {
-      position[tile][slot] = position_of(wave_row + tile * kTile + MatrixUnit::column(slot));
+    for (int lane_column = 0; lane_column < kLaneColumns; ++lane_column) {
+      position[tile][lane_column] =
+          position_of(wave_row + tile * kTile + MatrixUnit::column(lane_column));
     }
   }
 
@@ -185,20 +186,20 @@ __device__ __forceinline__ void attention_prefill(const PrefillInput& in,
 
 #pragma unroll
   for (int tile = 0; tile < kWaveTiles; ++tile) {
-    float inverse[kSlots];
-    for (int slot = 0; slot < kSlots; ++slot) {
-      inverse[slot] = 1.0f / MatrixUnit::over_column(softmax[tile].total[slot],
-                                                     [](float a, float b) { return a + b; });
+    float inverse[kLaneColumns];
+    for (int lane_column = 0; lane_column < kLaneColumns; ++lane_column) {
+      inverse[lane_column] = 1.0f / MatrixUnit::over_column(softmax[tile].total[lane_column],
+                                                            [](float a, float b) { return a + b; });
     }
 #pragma unroll
     for (int i = 0; i < kTileValues; ++i) {
-      const int row = wave_row + tile * kTile + MatrixUnit::column(MatrixUnit::slot(i));
+      const int row = wave_row + tile * kTile + MatrixUnit::column(MatrixUnit::lane_column(i));
       if (row >= rows) continue;
       const int64_t start = output_of(row) + MatrixUnit::row(i);
       const auto store = [&]<class Element>(Element* out) {
 #pragma unroll
         for (int dim = 0; dim < kDimTiles; ++dim) {
-          const float value = softmax[tile].output[dim][i] * inverse[MatrixUnit::slot(i)];
+          const float value = softmax[tile].output[dim][i] * inverse[MatrixUnit::lane_column(i)];
           out[start + dim * kTile] = static_cast<Element>(value);
         }
       };

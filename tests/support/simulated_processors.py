@@ -21,7 +21,7 @@ from rocmforge.backend.protocol import Float32Array, ProcessorBatch
 from rocmforge.logits import LogitsProcessor, Parameter, logits_processor, reduction, where
 from rocmforge.logits.builtin import dry, typical_p, xtc
 from rocmforge.logits.host import apply_processors
-from rocmforge_hip.jit.source import ARGUMENTS, MAX_SLOTS, kernel_source
+from rocmforge_hip.jit.source import ARGUMENTS, MAX_SCRATCH_ROWS, kernel_source
 from rocmforge_hip.jit.worker import build_kernel
 from tests.support.processors import one_use
 
@@ -110,7 +110,7 @@ def run_kernel(
     )
     scores = np.concatenate((np.full(VOCAB, 1.0), logits, np.full(VOCAB, 2.0))).astype(np.float32)
     length = len(batch.history)
-    scratch = cuda.to_device(np.full(MAX_SLOTS * VOCAB, np.nan, np.float32))
+    scratch = cuda.to_device(np.full(MAX_SCRATCH_ROWS * VOCAB, np.nan, np.float32))
     values = {
         "scores": scores,
         "order": np.array([7, 0], np.int32),

@@ -68,11 +68,11 @@ namespace mma {
 // What matrix units with one column per lane have in common.
 struct OneColumn {
   static constexpr bool kTransposedV = true;  // V^T has to lie in LDS as such
-  static constexpr int kSlots = 1;            // columns of C in a lane
+  static constexpr int kLaneColumns = 1;      // columns of C in a lane
   static constexpr int kQueryRows = 1;        // columns of B in a lane
   static constexpr int kReloadUnroll = 2;     // steps of the head whose queries are loaded ahead
 
-  static __device__ __forceinline__ constexpr int slot(int) { return 0; }
+  static __device__ __forceinline__ constexpr int lane_column(int) { return 0; }
   static __device__ __forceinline__ int column(int) { return lane_id() % kTile; }
   static __device__ __forceinline__ int query_row(int) { return lane_id() % kTile; }
 
@@ -218,13 +218,13 @@ struct MatrixUnit {
   static constexpr int kLargeHeadKeys = 32;
   static constexpr int kKeptQueryRegisters = 100;
   static constexpr bool kTransposedV = false;  // ldmatrix transposes
-  static constexpr int kSlots = 4;
+  static constexpr int kLaneColumns = 4;
   static constexpr int kQueryRows = 2;
   static constexpr int kReloadUnroll = 2;
 
-  static __device__ __forceinline__ constexpr int slot(int i) { return i / 4 * 2 + i % 2; }
-  static __device__ __forceinline__ int column(int slot) {
-    return slot / 2 * 8 + lane_id() % 4 * 2 + slot % 2;
+  static __device__ __forceinline__ constexpr int lane_column(int i) { return i / 4 * 2 + i % 2; }
+  static __device__ __forceinline__ int column(int index) {
+    return index / 2 * 8 + lane_id() % 4 * 2 + index % 2;
   }
   static __device__ __forceinline__ int row(int i) { return lane_id() / 4 + i / 2 % 2 * 8; }
   static __device__ __forceinline__ int query_row(int n) { return n * 8 + lane_id() / 4; }

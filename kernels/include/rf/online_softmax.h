@@ -35,15 +35,15 @@ using TileScores = TileValues[kKeyTiles];
 // exp2(factor * (score - highest)) is one fused multiply-add and one exp2.
 template <int kHeadDim>
 struct TileSoftmax {
-  static constexpr int kSlots = mma::MatrixUnit::kSlots;
-  float highest[kSlots];
-  float total[kSlots];  // of this lane's keys
+  static constexpr int kLaneColumns = mma::MatrixUnit::kLaneColumns;
+  float highest[kLaneColumns];
+  float total[kLaneColumns];  // of this lane's keys
   TileValues output[kHeadDim / kTile];
 
   __device__ __forceinline__ void reset() {
-    for (int slot = 0; slot < kSlots; ++slot) {
-      highest[slot] = kLowestScore;
-      total[slot] = 0.0f;
+    for (int lane_column = 0; lane_column < kLaneColumns; ++lane_column) {
+      highest[lane_column] = kLowestScore;
+      total[lane_column] = 0.0f;
     }
     for (TileValues& tile : output) {
       for (float& value : tile) value = 0.0f;
@@ -53,41 +53,42 @@ struct TileSoftmax {
   // Turns scores into weights relative to the new highest score.
   template <int kKeyTiles>
   __device__ __forceinline__ void add(TileScores<kKeyTiles>& scores, float factor) {
-    float shift[kSlots];  // of the exponent, per column
-    float raised[kSlots];
+    float shift[kLaneColumns];  // of the exponent, per column
+    float raised[kLaneColumns];
     bool any_raised = false;
 #pragma unroll
-    for (int slot = 0; slot < kSlots; ++slot) {
-      float largest = highest[slot];
+    for (int lane_column = 0; lane_column < kLaneColumns; ++lane_column) {
+      float largest = highest[lane_column];
 #pragma unroll
       for (int i = 0; i < kKeyTiles * kTileValues; ++i) {
         const int value = i % kTileValues;
-        if (mma::MatrixUnit::slot(value) == slot) {
+        if (mma::MatrixUnit::lane_column(value) == lane_column) {
           largest = max(largest, scores[i / kTileValues][value]);
         }
       }
       largest = mma::MatrixUnit::over_column(largest, [](float a, float b) { return max(a, b); });
-      any_raised |= largest > highest[slot];
-      raised[slot] = exp2((highest[slot] - largest) * factor);
-      highest[slot] = largest;
-      shift[slot] = largest * factor;
+      any_raised |= largest > highest[lane_column];
+      raised[lane_column] = exp2((highest[lane_column] - largest) * factor);
+      highest[lane_column] = largest;
+      shift[lane_column] = largest * factor;
     }
     if (ballot(any_raised) != 0) {
 #pragma unroll
-      for (int slot = 0; slot < kSlots; ++slot) total[slot] *= raised[slot];
+      for (int lane_column = 0; lane_column < kLaneColumns; ++lane_column)
+        total[lane_column] *= raised[lane_column];
 #pragma unroll
       for (TileValues& tile : output) {
 #pragma unroll
-        for (int i = 0; i < kTileValues; ++i) tile[i] *= raised[mma::MatrixUnit::slot(i)];
+        for (int i = 0; i < kTileValues; ++i) tile[i] *= raised[mma::MatrixUnit::lane_column(i)];
       }
     }
 #pragma unroll
     for (int tile = 0; tile < kKeyTiles; ++tile) {
 #pragma unroll
       for (int i = 0; i < kTileValues; ++i) {
-        const int slot = mma::MatrixUnit::slot(i);
-        scores[tile][i] = exp2(fma(scores[tile][i], factor, -shift[slot]));
-        total[slot] += scores[tile][i];
+        const int lane_column = mma::MatrixUnit::lane_column(i);
+        scores[tile][i] = exp2(fma(scores[tile][i], factor, -shift[lane_column]));
+        total[lane_column] += scores[tile][i];
       }
     }
   }

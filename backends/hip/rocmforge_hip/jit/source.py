@@ -21,7 +21,7 @@ from rocmforge.logits.processor import (
     arguments_of,
 )
 
-MAX_SLOTS: Final = 4
+MAX_SCRATCH_ROWS: Final = 4
 """Numbers for each token of the vocabulary that a kernel may keep between its loops."""
 
 ARGUMENTS: Final = (
@@ -38,7 +38,7 @@ ARGUMENTS: Final = (
     ("prompt_lengths", "i32*"),  # [L]
     ("row_source", "i32*"),  # [L]
     ("sampled", "i32*"),
-    ("scratch", "f32*"),  # [blocks, MAX_SLOTS, V]
+    ("scratch", "f32*"),  # [blocks, MAX_SCRATCH_ROWS, V]
     ("scratch_bits", "i32*"),  # the same memory
     ("vocab", "i32"),
     ("first", "i32"),  # of `order`, for block 0
@@ -113,7 +113,7 @@ class _Writer:
         self._processor = processor
         self._lines: list[str] = []
         self._functions: dict[str, Function] = {}
-        self._slots = 0
+        self._num_rows = 0
         self._per_token = {"logit": "logits[token]", "token": "np.int32(token)"}
 
     def write(self) -> KernelSource:
@@ -128,11 +128,11 @@ class _Writer:
             else:
                 self._over_history(need)
         self._map()
-        if self._slots > MAX_SLOTS:
+        if self._num_rows > MAX_SCRATCH_ROWS:
             raise ConfigurationError(
                 f"The logits processor {self._processor.name!r} of {self._processor.origin} keeps "
-                f"{self._slots} numbers for each token, but kernels have room for {MAX_SLOTS}: a "
-                "reduction per token takes one, a nucleus two."
+                f"{self._num_rows} numbers for each token, but kernels have room for "
+                f"{MAX_SCRATCH_ROWS}: a reduction per token takes one, a nucleus two."
             )
         return KernelSource("\n".join(self._lines) + "\n", self._functions)
 
@@ -151,9 +151,9 @@ class _Writer:
             return name
         return self._per_token.get(name, f"v_{name}")
 
-    def _slot(self) -> int:
-        self._slots += 1
-        return self._slots - 1
+    def _next_row(self) -> int:
+        self._num_rows += 1
+        return self._num_rows - 1
 
     def _begin(self) -> None:
         self._add(f"def kernel({', '.join(name for name, _ in ARGUMENTS)}):", indent=0)
@@ -163,7 +163,7 @@ lane = gpu.threadIdx.x
 use = order[first + gpu.blockIdx.x]
 row = rows[use]
 logits = advance(scores, np.int64(row) * vocab)
-slots = np.int64(gpu.blockIdx.x) * {MAX_SLOTS} * vocab
+scratch_rows = np.int64(gpu.blockIdx.x) * {MAX_SCRATCH_ROWS} * vocab
 shared = gpu.shared.array(THREADS, np.float64)
 position = positions[row]
 uniform = uniforms[use]"""
@@ -217,16 +217,16 @@ if value {_BETTER[need.by]} total:
 
     def _over_history_by_token(self, need: Reduction) -> None:
         """The history in pieces of a place for each thread, so that one writes for each token."""
-        slot = f"slot_{need.name}"
+        row = f"row_{need.name}"
         combine = "total + values[other]"
         if need.by != "sum":
             combine = f"values[other] if values[other] {_BETTER[need.by]} total else total"
         known = combine.replace("values[other]", "known")
         self._add(
             f"""\
-{slot} = advance(scratch, slots + {self._slot()} * vocab)
+{row} = advance(scratch, scratch_rows + {self._next_row()} * vocab)
 for token in range(lane, vocab, THREADS):
-    {slot}[token] = np.float32(np.nan)
+    {row}[token] = np.float32(np.nan)
 for piece in range(0, length, THREADS):
     index = piece + lane
     gpu.syncthreads()
@@ -244,29 +244,29 @@ for piece in range(0, length, THREADS):
             for other in range(lane):
                 if places[other] == places[lane]:
                     total = {combine}
-            known = {slot}[places[lane]]
+            known = {row}[places[lane]]
             if known == known:
                 total = {known}
-            {slot}[places[lane]] = total
+            {row}[places[lane]] = total
 gpu.syncthreads()"""
         )
         missing = f"np.float32({need.missing!r})"
         self._per_token[need.name] = (
-            f"({slot}[token] if {slot}[token] == {slot}[token] else {missing})"
+            f"({row}[token] if {row}[token] == {row}[token] else {missing})"
         )
 
     def _nucleus(self, need: Nucleus) -> None:
         """Finds the threshold two bits at a time: the tokens below it weigh at most the share."""
-        score, weight = self._slot(), self._slot()
-        slot = f"slot_{need.name}"
+        score, weight = self._next_row(), self._next_row()
+        row = f"row_{need.name}"
         self._add(
             f"""\
-{slot} = advance(scratch, slots + {score} * vocab)
-bits_of = advance(scratch_bits, slots + {score} * vocab)
-weights_of = advance(scratch, slots + {weight} * vocab)
+{row} = advance(scratch, scratch_rows + {score} * vocab)
+bits_of = advance(scratch_bits, scratch_rows + {score} * vocab)
+weights_of = advance(scratch, scratch_rows + {weight} * vocab)
 for token in range(lane, vocab, THREADS):
     pair = {self._call(need.function)}
-    {slot}[token] = pair[0]
+    {row}[token] = pair[0]
     weights_of[token] = pair[1]
 key = np.int64(0)
 width = np.int64(1073741824)
@@ -289,11 +289,11 @@ while width > 0:
     width = width >> 2
 total = np.float32(-np.inf)
 for token in range(lane, vocab, THREADS):
-    if ordered(bits_of[token]) <= key and {slot}[token] > total:
-        total = {slot}[token]
+    if ordered(bits_of[token]) <= key and {row}[token] > total:
+        total = {row}[token]
 limit_{need.name} = block_max(shared, total)"""
         )
-        self._per_token[need.name] = f"({slot}[token] <= limit_{need.name})"
+        self._per_token[need.name] = f"({row}[token] <= limit_{need.name})"
 
     def _map(self) -> None:
         self._add(

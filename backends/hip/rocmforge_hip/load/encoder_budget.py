@@ -13,9 +13,9 @@ from rocmforge_hip.load.memory_budget import MemoryNeeds, mib
 from rocmforge_hip.ops.activations import StepLimits
 from rocmforge_hip.ops.geometry import Geometry
 from rocmforge_hip.ops.step import StepLayout, StepShape
+from rocmforge_hip.weights.buffers import ATTENDED, DELTA, DENSE, HIDDEN, NORMED, POOLED, SCORES
 from rocmforge_hip.weights.encoder_placement import encoder_storages
 from rocmforge_hip.weights.placement import Planned, PlannedPart
-from rocmforge_hip.weights.slots import ATTENDED, DELTA, DENSE, HIDDEN, NORMED, POOLED, SCORES
 
 
 def measure_encoder(
@@ -75,11 +75,11 @@ def plan_encoder_activations(
     limits: StepLimits,
     geometry: Geometry,
 ) -> dict[str, ArraySpec]:
-    """Every array that a step writes, by slot and form as in `activations.plan_activations`.
+    """Every array that a step writes, by buffer and form as in `activations.plan_activations`.
 
     Args:
         config: The model.
-        attention_inputs: Features of each slot that query, key and value go to.
+        attention_inputs: Features of each buffer that query, key and value go to.
         limits: The largest step.
         geometry: For the device.
     """
@@ -99,20 +99,20 @@ def plan_encoder_activations(
         plan[f"{DENSE}.f32"] = spec((pools, hidden_size), "f4")
         plan[f"{SCORES}.f32"] = spec((pools, config.num_scores), "f4")
         multiplied += [(POOLED, pools, hidden_size), (DENSE, pools, hidden_size)]
-    for slot, rows, features in multiplied:
-        plan[f"{slot}.f16"] = spec((rows, features), "f2")
-    for slot, features in attention_inputs.items():
-        plan[f"{slot}.f16"] = spec((tokens, features), "f2")
+    for buffer, rows, features in multiplied:
+        plan[f"{buffer}.f16"] = spec((rows, features), "f2")
+    for buffer, features in attention_inputs.items():
+        plan[f"{buffer}.f16"] = spec((tokens, features), "f2")
     return plan | geometry.gemm_scratch()
 
 
 def _attention_input_features(weights: EncoderWeights[Planned]) -> dict[str, int]:
-    """Features of each slot that query, key and value go to."""
+    """Features of each buffer that query, key and value go to."""
     features: dict[str, int] = {}
     for layer in weights.layers:
         for part in (layer.q, layer.k, layer.v):
             assert isinstance(part, PlannedPart)
-            features[part.slot] = max(features.get(part.slot, 0), part.matrix.out_features)
+            features[part.buffer] = max(features.get(part.buffer, 0), part.matrix.out_features)
     return features
 
 

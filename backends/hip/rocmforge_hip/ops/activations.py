@@ -9,9 +9,7 @@ from rocmforge.models.config import ModelConfig
 from rocmforge.models.weights import ModelWeights
 from rocmforge_hip.device.memory import ArraySpec, DeviceArray, spec
 from rocmforge_hip.ops.geometry import MAX_GEMV_ROWS, Geometry
-from rocmforge_hip.weights.formats import QUANT_BLOCK
-from rocmforge_hip.weights.placement import Planned, PlannedPart
-from rocmforge_hip.weights.slots import (
+from rocmforge_hip.weights.buffers import (
     ATTENDED,
     DELTA,
     GATHERED,
@@ -19,11 +17,13 @@ from rocmforge_hip.weights.slots import (
     LOGITS,
     NORMED,
     POST_NORMED,
-    QKV_SLOTS,
+    QKV_BUFFERS,
     RESIDUAL,
     ROTATED,
     ROWS,
 )
+from rocmforge_hip.weights.formats import QUANT_BLOCK
+from rocmforge_hip.weights.placement import Planned, PlannedPart
 
 SCORED_ROWS: Final = 256
 """Rows of logits beyond one for each sequence: prompt tokens that are scored."""
@@ -38,7 +38,7 @@ class Activation:
     `q`, `scale` and `lo_offset` are the int8 form of kernels/include/rf/act.h.
     """
 
-    slot: str
+    buffer: str
     rows: int
     features: int
     f32: DeviceArray | None = None
@@ -69,7 +69,7 @@ def plan_activations(
 ) -> dict[str, ArraySpec]:
     """Every array that a step of this model writes, by name.
 
-    The name is that of a slot and a form, "normed.f16". Int8 forms exist for the few rows that
+    The name is that of a buffer and a form, "normed.f16". Int8 forms exist for the few rows that
     GEMV takes, slices included; matrices that are not quantised are multiplied with float32 there.
     """
     tokens, rows = limits.tokens, limits.rows
@@ -88,17 +88,17 @@ def plan_activations(
     }
     if weights.layers[0].attn_post_norm is not None:
         plan[f"{POST_NORMED}.f32"] = spec((tokens, config.hidden_size), "f4")
-    for slot, count, features in (
+    for buffer, count, features in (
         (NORMED, tokens, config.hidden_size),
         (ATTENDED, tokens, attended),
         (HIDDEN, tokens, config.intermediate_size),
         (ROWS, rows, config.hidden_size),
     ):
-        plan[f"{slot}.f16"] = spec((count, features), "f2")
-        plan[f"{slot}.q"] = spec((few, features), "i1")
-        plan[f"{slot}.scale"] = spec((few, features // QUANT_BLOCK), "u8")
-    for slot, features in _attention_input_features(weights).items():
-        plan[f"{slot}.f32"] = spec((tokens, features), "f4")
+        plan[f"{buffer}.f16"] = spec((count, features), "f2")
+        plan[f"{buffer}.q"] = spec((few, features), "i1")
+        plan[f"{buffer}.scale"] = spec((few, features // QUANT_BLOCK), "u8")
+    for buffer, features in _attention_input_features(weights).items():
+        plan[f"{buffer}.f32"] = spec((tokens, features), "f4")
     assert isinstance(weights.output, PlannedPart)
     if weights.output.out_features < config.vocab_size:  # the rest is computed on other devices
         plan[f"{GATHERED}.f32"] = spec((rows, config.vocab_size), "f4")
@@ -108,13 +108,13 @@ def plan_activations(
 
 
 def _attention_input_features(weights: ModelWeights[Planned]) -> dict[str, int]:
-    """Features of each slot that query, key and value go to."""
+    """Features of each buffer that query, key and value go to."""
     features: dict[str, int] = {}
     for layer in weights.layers:
         for part in (layer.q, layer.k, layer.v):
             assert isinstance(part, PlannedPart)
-            assert part.slot in QKV_SLOTS
-            features[part.slot] = max(features.get(part.slot, 0), part.matrix.out_features)
+            assert part.buffer in QKV_BUFFERS
+            features[part.buffer] = max(features.get(part.buffer, 0), part.matrix.out_features)
     return features
 
 

@@ -24,8 +24,8 @@ from rocmforge_hip.ops.linear import GATES, LinearKernels, empty, f32_of, part_o
 from rocmforge_hip.ops.lora import DeviceAdapters, Lora
 from rocmforge_hip.ops.rows import RowKernels, norm_threads
 from rocmforge_hip.ops.step import DeviceStep
+from rocmforge_hip.weights.buffers import ATTENDED, NORMED, POST_NORMED, RESIDUAL, ROTATED, ROWS
 from rocmforge_hip.weights.formats import QUANT_BLOCK, Matrix, Weight, ceil_div
-from rocmforge_hip.weights.slots import ATTENDED, NORMED, POST_NORMED, RESIDUAL, ROTATED, ROWS
 
 _PREFILL_ROWS: Final = 128  # query rows of a block
 _ELEMENTS: Final = 1024  # of a block of the element-wise kernels
@@ -108,7 +108,7 @@ class HipOps:
         return Activation(RESIDUAL, tokens, matrix.in_features, f32=out)
 
     def rms_norm(self, x: Activation, weight: Weight) -> Activation:
-        out = self._normed(NORMED if x.slot == RESIDUAL else POST_NORMED, x.rows, x.features)
+        out = self._normed(NORMED if x.buffer == RESIDUAL else POST_NORMED, x.rows, x.features)
         self._rms_norm.launch(
             (x.rows, 1, 1),
             norm_threads(x.features),
@@ -338,8 +338,8 @@ class HipOps:
     def logits(self, x: Activation, weight: Weight, softcap: float | None) -> Activation:
         part = part_of(weight)
         if x.rows == 0:
-            empty = self._arena[f"{part.slot}.f32"].first(0, part.out_features)
-            return Activation(part.slot, 0, part.out_features, f32=empty)
+            empty = self._arena[f"{part.buffer}.f32"].first(0, part.out_features)
+            return Activation(part.buffer, 0, part.out_features, f32=empty)
         out = self.products.multiply(x, part, None)
         if softcap is not None:
             self._rows.softcap(f32_of(out), softcap)
@@ -359,11 +359,11 @@ class HipOps:
             self.products.give_int8(out)
         return out
 
-    def _normed(self, slot: str, rows: int, features: int) -> Activation:
+    def _normed(self, buffer: str, rows: int, features: int) -> Activation:
         """A result of a norm; only those before a linear layer have forms for it."""
-        out = empty(self._arena, slot, rows, features, half=False)
-        if slot == NORMED and rows <= self.products.gemv_rows:
+        out = empty(self._arena, buffer, rows, features, half=False)
+        if buffer == NORMED and rows <= self.products.gemv_rows:
             self.products.give_int8(out)
-        elif slot == NORMED:
-            out.f16 = self._arena[f"{slot}.f16"].first(rows, features)
+        elif buffer == NORMED:
+            out.f16 = self._arena[f"{buffer}.f16"].first(rows, features)
         return out

@@ -23,8 +23,8 @@ from rocmforge_hip.ops.geometry import Geometry
 from rocmforge_hip.ops.linear import GATES, LinearKernels, empty, f16_of, f32_of, part_of, vector_of
 from rocmforge_hip.ops.rows import RowKernels, norm_threads
 from rocmforge_hip.ops.step import DeviceStep
+from rocmforge_hip.weights.buffers import ATTENDED, HIDDEN, NORMED, POOLED, QKV_BUFFERS
 from rocmforge_hip.weights.formats import FLOAT_FORMATS, QUANT_BLOCK, Weight, ceil_div
-from rocmforge_hip.weights.slots import ATTENDED, HIDDEN, NORMED, POOLED, QKV_SLOTS
 
 ENCODER_HEAD_DIMS: Final = (32, 64, 128)
 ROPE_MULTIPLE: Final = 16
@@ -131,7 +131,7 @@ class HipEncoderOps:
         second: tuple[Weight, Weight | None],
     ) -> Activation:
         """The first norm takes the place of delta."""
-        out = Activation(delta.slot, delta.rows, delta.features, f32=f32_of(delta))
+        out = Activation(delta.buffer, delta.rows, delta.features, f32=f32_of(delta))
         self._add_norm(residual, delta, *first, out)
         return self.add_layer_norm(residual, delta, *second)
 
@@ -177,7 +177,7 @@ class HipEncoderOps:
     def linear(
         self, step: DeviceStep, x: Activation, weight: Weight, bias: Weight | None
     ) -> Activation:
-        is_half = part_of(weight).slot in (*QKV_SLOTS, HIDDEN)  # what attention and GELU read
+        is_half = part_of(weight).buffer in (*QKV_BUFFERS, HIDDEN)  # what attention and GELU read
         return self._products.linear(x, weight, bias, half=is_half)
 
     def gelu(self, x: Activation) -> Activation:

@@ -105,7 +105,7 @@ class LinearKernels:
             for array in (out.f32, out.f16)
         )
         return Activation(
-            out.slot, out.rows, part.out_features, f32=f32, f16=f16, stride=out.features
+            out.buffer, out.rows, part.out_features, f32=f32, f16=f16, stride=out.features
         )
 
     def multiply(
@@ -127,16 +127,16 @@ class LinearKernels:
             half: Whether the result shall be in float16, if there are many rows.
         """
         matrix = part.matrix
-        assert x.features == matrix.in_features, (x.slot, x.features, matrix.in_features)
+        assert x.features == matrix.in_features, (x.buffer, x.features, matrix.in_features)
         offset = None if bias is None else vector_of(bias, matrix.out_features)
         if x.rows <= self.gemv_rows:
-            return self._gemv(x, matrix, part.slot, offset, gate)
-        return self._gemm(x, matrix, part.slot, offset, gate, half=half)
+            return self._gemv(x, matrix, part.buffer, offset, gate)
+        return self._gemm(x, matrix, part.buffer, offset, gate, half=half)
 
     def _gemv(
-        self, x: Activation, matrix: Matrix, slot: str, bias: DeviceArray | None, gate: int
+        self, x: Activation, matrix: Matrix, buffer: str, bias: DeviceArray | None, gate: int
     ) -> Activation:
-        out = self._arena[f"{slot}.f32"].first(x.rows, matrix.out_features)
+        out = self._arena[f"{buffer}.f32"].first(x.rows, matrix.out_features)
         grid = (matrix.stored_rows // _GEMV_OUTPUTS, 1, 1)
         threads, name = _gemv_threads(matrix.quant_blocks), matrix.format.name
         if matrix.format.is_quantised:
@@ -168,20 +168,22 @@ class LinearKernels:
                 quant_blocks=matrix.quant_blocks,
                 activation=gate,
             )
-        return Activation(slot, x.rows, matrix.out_features, f32=out)
+        return Activation(buffer, x.rows, matrix.out_features, f32=out)
 
     def _gemm(
         self,
         x: Activation,
         matrix: Matrix,
-        slot: str,
+        buffer: str,
         bias: DeviceArray | None,
         gate: int,
         *,
         half: bool,
     ) -> Activation:
         # What follows a gated layer is another GEMM, which reads halves.
-        out = empty(self._arena, slot, x.rows, matrix.out_features, half=half or gate != NOT_GATED)
+        out = empty(
+            self._arena, buffer, x.rows, matrix.out_features, half=half or gate != NOT_GATED
+        )
         shape = self._geometry.gemm(x.rows, matrix.stored_rows, matrix.quant_blocks)
         kernel = self._gemms[matrix.format.name, shape.tile_rows]
         partial = None if shape.splits == 1 else self._arena["gemm_partial"]
@@ -237,7 +239,7 @@ class LinearKernels:
 
     def give_int8(self, x: Activation) -> tuple[DeviceArray, DeviceArray]:
         """Gives x arrays for the int8 form, which whoever computes the activation then writes."""
-        q, scale = self._arena[f"{x.slot}.q"], self._arena[f"{x.slot}.scale"]
+        q, scale = self._arena[f"{x.buffer}.q"], self._arena[f"{x.buffer}.scale"]
         x.q, x.scale = q, scale
         x.lo_offset = x.rows * x.features if self._slices > 1 else 0
         return q, scale
@@ -245,7 +247,7 @@ class LinearKernels:
     def half(self, x: Activation) -> DeviceArray:
         """The float16 form, made now if there is none."""
         if x.f16 is None:
-            x.f16 = self._arena[f"{x.slot}.f16"].first(x.rows, x.features)
+            x.f16 = self._arena[f"{x.buffer}.f16"].first(x.rows, x.features)
             count = x.rows * x.features
             self._halve.launch(
                 (ceil_div(count, _ELEMENTS), 1, 1), _THREADS, x=f32_of(x), out=x.f16, count=count
@@ -268,21 +270,21 @@ def vector_of(weight: Weight, length: int) -> DeviceArray:
 
 def f32_of(x: Activation) -> DeviceArray:
     """The float32 form, which there must be."""
-    assert x.f32 is not None, f"{x.slot} has no float32 form here"
+    assert x.f32 is not None, f"{x.buffer} has no float32 form here"
     return x.f32
 
 
 def f16_of(x: Activation) -> DeviceArray:
     """The float16 form, which there must be."""
-    assert x.f16 is not None, f"{x.slot} has no float16 form here"
+    assert x.f16 is not None, f"{x.buffer} has no float16 form here"
     return x.f16
 
 
-def empty(arena: Arena, slot: str, rows: int, features: int, *, half: bool) -> Activation:
+def empty(arena: Arena, buffer: str, rows: int, features: int, *, half: bool) -> Activation:
     """A result in one form."""
-    array = arena[f"{slot}.{'f16' if half else 'f32'}"].first(rows, features)
+    array = arena[f"{buffer}.{'f16' if half else 'f32'}"].first(rows, features)
     return Activation(
-        slot, rows, features, f32=None if half else array, f16=array if half else None
+        buffer, rows, features, f32=None if half else array, f16=array if half else None
     )
 
 

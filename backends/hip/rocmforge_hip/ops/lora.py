@@ -110,7 +110,7 @@ class Lora:
         self.add(step, x, matrix, product)
         out = empty(
             self._arena,
-            part.slot,
+            part.buffer,
             x.rows,
             matrix.out_features,
             half=x.rows > self._products.gemv_rows,

@@ -14,7 +14,7 @@ from rocmforge.logits.processor import LogitsProcessor
 from rocmforge_hip.device.driver import Driver
 from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import ArraySpec, DeviceArray, PinnedBuffer, spec
-from rocmforge_hip.jit.source import ARGUMENTS, MAX_SLOTS
+from rocmforge_hip.jit.source import ARGUMENTS, MAX_SCRATCH_ROWS
 from rocmforge_hip.jit.toolchain import THREADS
 from rocmforge_hip.jit.worker import Made
 from rocmforge_hip.kernels.sampling import rf_logits_processor
@@ -147,9 +147,9 @@ def staging_bytes(vocab: int) -> int:
 
 
 def scratch_spec(vocab: int, sequences: int) -> ArraySpec:
-    """Of the kernels' scratch memory, [blocks of a launch, MAX_SLOTS, V]."""
-    blocks = _SCRATCH_BYTES // (4 * MAX_SLOTS * vocab)
-    return spec((max(1, min(blocks, sequences)), MAX_SLOTS, vocab), "f4")
+    """Of the kernels' scratch memory, [blocks of a launch, MAX_SCRATCH_ROWS, V]."""
+    blocks = _SCRATCH_BYTES // (4 * MAX_SCRATCH_ROWS * vocab)
+    return spec((max(1, min(blocks, sequences)), MAX_SCRATCH_ROWS, vocab), "f4")
 
 
 def _manifest_entry() -> dict[str, Any]:

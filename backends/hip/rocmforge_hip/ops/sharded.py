@@ -12,8 +12,8 @@ from rocmforge_hip.ops.activations import Activation
 from rocmforge_hip.ops.collective import Communicator
 from rocmforge_hip.ops.decoder import HipOps
 from rocmforge_hip.ops.step import DeviceStep
+from rocmforge_hip.weights.buffers import DELTA, GATHERED, LOGITS
 from rocmforge_hip.weights.formats import Weight
-from rocmforge_hip.weights.slots import DELTA, GATHERED, LOGITS
 
 
 class ShardedOps(HipOps):
@@ -36,7 +36,7 @@ class ShardedOps(HipOps):
         self, step: DeviceStep, x: Activation, weight: Weight, bias: Weight | None
     ) -> Activation:
         out = super().linear(step, x, weight, bias)
-        if out.slot == DELTA:  # of a matrix that is cut by columns
+        if out.buffer == DELTA:  # of a matrix that is cut by columns
             assert out.f32 is not None
             self._communicator.all_reduce(out.f32)
         return out

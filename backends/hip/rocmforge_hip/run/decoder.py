@@ -40,8 +40,8 @@ from rocmforge_hip.run.base import BaseRunner
 from rocmforge_hip.run.pipeline import Lane
 from rocmforge_hip.run.traffic import StepReads
 from rocmforge_hip.weights.adapters import most_tiles, tile_rows
+from rocmforge_hip.weights.buffers import LOGITS
 from rocmforge_hip.weights.formats import Weight, ceil_div
-from rocmforge_hip.weights.slots import LOGITS
 
 _MIN_GRAPH_BLOCKS: Final = 8
 _BUCKETS: Final = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)

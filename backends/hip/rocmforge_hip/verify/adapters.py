@@ -16,7 +16,7 @@ from rocmforge_hip.verify import oracle
 from rocmforge_hip.verify.cases import Case, Group, error
 from rocmforge_hip.verify.matrices import exact_activation
 from rocmforge_hip.verify.workbench import Recipe, Workbench
-from rocmforge_hip.weights.slots import NORMED
+from rocmforge_hip.weights.buffers import NORMED
 
 # A, B and what comes of A are halves, and so is a gated result. Relative to the largest value.
 _HALVES: Final = 2.0**-10
@@ -49,12 +49,12 @@ def _adapters_of(rows: int) -> list[int]:
     return [(0, NO_ADAPTER, 1)[row % 3] for row in range(rows)]
 
 
-def _product(bench: Workbench, slot: str, tensor: GgufTensor, x: Float64) -> Float64:
+def _product(bench: Workbench, role: str, tensor: GgufTensor, x: Float64) -> Float64:
     """The product of each row with what its adapter makes of a matrix."""
     product = x @ tensor.to_float32().astype(np.float64).T
     for row, adapter in enumerate(_adapters_of(len(x))):
         if adapter != NO_ADAPTER:
-            low_rank = bench.adapters[adapter].layers[0][slot]
+            low_rank = bench.adapters[adapter].layers[0][role]
             a, b = (values.astype(np.float64) for values in low_rank.factors())
             product[row] += low_rank.scale * (b @ (a @ x[row]))
     return product
@@ -67,14 +67,14 @@ def _linear(bench: Workbench, rows: int) -> float:
     step = bench.step([(1, 1, [0])] * rows, adapters=_adapters_of(rows))
     stored, layer = bench.weights.layers[0], bench.model.weights.layers[0]
     worst = 0.0
-    for slot, tensor, weight in (
+    for role, tensor, weight in (
         ("q", stored.q, layer.q),
         ("k", stored.k, layer.k),
         ("v", stored.v, layer.v),
     ):
-        bias = getattr(stored, f"{slot}_bias").to_float32().astype(np.float64)
-        got = bench.model.ops.linear(step, x, weight, getattr(layer, f"{slot}_bias"))
-        want = _product(bench, slot, tensor, values.astype(np.float64)) + bias
+        bias = getattr(stored, f"{role}_bias").to_float32().astype(np.float64)
+        got = bench.model.ops.linear(step, x, weight, getattr(layer, f"{role}_bias"))
+        want = _product(bench, role, tensor, values.astype(np.float64)) + bias
         worst = max(worst, error(bench.result(got), want))
     return worst
 

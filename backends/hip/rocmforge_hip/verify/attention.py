@@ -18,7 +18,7 @@ from rocmforge_hip.ops.geometry import BLOCK_TOKENS
 from rocmforge_hip.verify import oracle
 from rocmforge_hip.verify.cases import Case, Group, error
 from rocmforge_hip.verify.workbench import Recipe, Workbench, blocks_of
-from rocmforge_hip.weights.slots import QKV_SLOTS, ROTATED
+from rocmforge_hip.weights.buffers import QKV_BUFFERS, ROTATED
 
 # Relative to the largest value of a head of a token.
 _HALF: Final = 2.0**-10
@@ -97,11 +97,15 @@ def _fill_cache(bench: Workbench) -> _Stored:
     rng = np.random.default_rng(3)
     tokens = sum(_CONTEXTS)
     stacked = rng.standard_normal((tokens, sum(widths))).astype(np.float32)
-    array = bench.put(stacked, bench.model.arena[f"{QKV_SLOTS[0]}.f32"])
+    array = bench.put(stacked, bench.model.arena[f"{QKV_BUFFERS[0]}.f32"])
     edges = np.cumsum([0, *widths])
     q_part, k_part, v_part = (
         Activation(
-            QKV_SLOTS[0], tokens, width, f32=array.columns(start, start + width), stride=sum(widths)
+            QKV_BUFFERS[0],
+            tokens,
+            width,
+            f32=array.columns(start, start + width),
+            stride=sum(widths),
         )
         for start, width in zip(edges.tolist(), widths, strict=False)
     )

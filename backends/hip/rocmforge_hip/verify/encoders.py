@@ -35,7 +35,7 @@ from rocmforge_hip.verify.workbench import (
     Workbench,
     blocks_of,
 )
-from rocmforge_hip.weights.slots import DELTA, HIDDEN, NORMED, QKV_SLOTS
+from rocmforge_hip.weights.buffers import DELTA, HIDDEN, NORMED, QKV_BUFFERS
 
 _FLOAT: Final = 4e-6  # relative to the largest value
 _HALF: Final = 2.0**-11
@@ -91,12 +91,12 @@ class _Encoder:
     ops: HipEncoderOps
     arena: Arena
 
-    def activation(self, bench: Workbench, slot: str, values: Array, form: str) -> Activation:
+    def activation(self, bench: Workbench, buffer: str, values: Array, form: str) -> Activation:
         """An activation with these values, in one form."""
-        array = bench.put(values, self.arena[f"{slot}.{form}"])
+        array = bench.put(values, self.arena[f"{buffer}.{form}"])
         f32, f16 = (array, None) if form == "f32" else (None, array)
         rows, width = values.shape
-        return Activation(slot, rows, width, f32=f32, f16=f16)
+        return Activation(buffer, rows, width, f32=f32, f16=f16)
 
 
 def _encoder(
@@ -125,7 +125,7 @@ def _encoder(
     )
     limits = StepLimits(tokens=MAX_TOKENS, sequences=MAX_SEQUENCES, context=CONTEXT)
     geometry = Geometry(compute_units=1)  # nothing here is split
-    widths = {QKV_SLOTS[0]: 3 * model.hidden_size}
+    widths = {QKV_BUFFERS[0]: 3 * model.hidden_size}
     plan = plan_encoder_activations(config, widths, limits, geometry)
     arena = Arena(device.memory, plan, device.stream)
     tables = upload_tables(device, RopeTables(bench.table, None))
@@ -198,8 +198,8 @@ def _norm_projection(bench: Workbench) -> float:
     """Of columns of a wider matrix."""
     encoder, width = _encoder(bench), bench.config.hidden_size
     values = random_values(5, 3 * width).astype(np.float16)
-    whole = bench.put(values, encoder.arena[f"{QKV_SLOTS[0]}.f16"])
-    x = Activation(QKV_SLOTS[0], 5, width, f16=whole.columns(width, 2 * width), stride=3 * width)
+    whole = bench.put(values, encoder.arena[f"{QKV_BUFFERS[0]}.f16"])
+    x = Activation(QKV_BUFFERS[0], 5, width, f16=whole.columns(width, 2 * width), stride=3 * width)
     layer = bench.model.weights.layers[0]
     got = bench.result(encoder.ops.norm_projection(x, layer.attn_norm, layer.ffn_norm))
     return error(got, _normed(bench, values[:, width : 2 * width]))
@@ -243,7 +243,9 @@ def _rope(bench: Workbench, head_dim: int) -> float:
     errors = []
     for got, values in zip((q, k), stacked, strict=False):
         want = oracle.rope(values, cos, sin, RopeStyle.NEOX)
-        found = bench.result(Activation(got.slot, 30, got.features, f16=got.f16, stride=got.stride))
+        found = bench.result(
+            Activation(got.buffer, 30, got.features, f16=got.f16, stride=got.stride)
+        )
         errors.append(error(found.reshape(want.shape), want))
     return max(errors)
 
@@ -276,10 +278,10 @@ def _stacked(
     """Query, key and value in one matrix of halves: [tokens, heads, head_dim] each."""
     width = bench.config.hidden_size
     values = random_values(tokens, 3 * width).astype(np.float16)
-    whole = bench.put(values, encoder.arena[f"{QKV_SLOTS[0]}.f16"])
+    whole = bench.put(values, encoder.arena[f"{QKV_BUFFERS[0]}.f16"])
     columns = [(first, first + width) for first in (0, width, 2 * width)]
     q, k, v = (
-        Activation(QKV_SLOTS[0], tokens, width, f16=whole.columns(*part), stride=3 * width)
+        Activation(QKV_BUFFERS[0], tokens, width, f16=whole.columns(*part), stride=3 * width)
         for part in columns
     )
     wide = (values[:, slice(*part)].astype(np.float64) for part in columns)

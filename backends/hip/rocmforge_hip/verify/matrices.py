@@ -16,8 +16,8 @@ from rocmforge_hip.verify import oracle
 from rocmforge_hip.verify.cases import Case, Group, error
 from rocmforge_hip.verify.rows import random_values
 from rocmforge_hip.verify.workbench import Recipe, Workbench, blocks_of
+from rocmforge_hip.weights.buffers import NORMED, ROWS
 from rocmforge_hip.weights.formats import FORMATS
-from rocmforge_hip.weights.slots import NORMED, ROWS
 
 # Relative to the sum of the absolute values of what is added up.
 _FLOAT_SUM: Final = 4e-6  # float32

@@ -14,8 +14,8 @@ from rocmforge_hip.ops.step_output import OutputLayout
 from rocmforge_hip.verify import oracle
 from rocmforge_hip.verify.cases import Case, Group, error
 from rocmforge_hip.verify.workbench import Recipe, Workbench
+from rocmforge_hip.weights.buffers import DELTA, NORMED, RESIDUAL, ROWS
 from rocmforge_hip.weights.formats import QUANT_BLOCK
-from rocmforge_hip.weights.slots import DELTA, NORMED, RESIDUAL, ROWS
 
 _FLOAT: Final = 4e-6  # relative to the largest value
 _HALF: Final = 2.0**-11
@@ -123,7 +123,7 @@ def _take_rows(bench: Workbench) -> float:
     values, rows = random_values(12, bench.config.hidden_size), [11, 0, 3, 3, 7]
     step = bench.step([(12, 12, [0])], rows=rows)
     got = bench.model.ops.take_logit_rows(step, bench.activation(NORMED, values))
-    assert got.slot == ROWS
+    assert got.buffer == ROWS
     return error(bench.result(got), values[rows].astype(np.float64))
 
 

@@ -16,8 +16,8 @@ from rocmforge_hip.ops.step_output import OutputLayout
 from rocmforge_hip.verify import oracle
 from rocmforge_hip.verify.cases import Case, Group, error
 from rocmforge_hip.verify.workbench import Recipe, Workbench, greedy
+from rocmforge_hip.weights.buffers import LOGITS
 from rocmforge_hip.weights.formats import ceil_div
-from rocmforge_hip.weights.slots import LOGITS
 
 _VOCAB: Final = 5003
 _ROWS: Final = 6

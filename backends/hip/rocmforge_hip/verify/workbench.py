@@ -135,13 +135,13 @@ class Workbench:
             return flat.reshape(x.rows, x.stride)[:, : x.features].astype(np.float64)
         return self.get(array).astype(np.float64).reshape(x.rows, x.features)
 
-    def activation(self, slot: str, values: Array, form: str = "f32") -> Activation:
+    def activation(self, buffer: str, values: Array, form: str = "f32") -> Activation:
         """An activation with these values, in one form."""
-        array = self.put(values, self.model.arena[f"{slot}.{form}"])
+        array = self.put(values, self.model.arena[f"{buffer}.{form}"])
         rows, width = values.shape
         if form == "f32":
-            return Activation(slot, rows, width, f32=array)
-        return Activation(slot, rows, width, f16=array)
+            return Activation(buffer, rows, width, f32=array)
+        return Activation(buffer, rows, width, f16=array)
 
     def step(
         self,
@@ -327,13 +327,13 @@ def _adapter(rank: int, weights: ModelWeights[GgufTensor]) -> Adapter:
     """An adapter of all matrices."""
     rng = np.random.default_rng(rank)
 
-    def low_rank(slot: str) -> LowRank:
-        rows, columns = getattr(weights.layers[0], slot).shape
-        a = random_tensor(rng, "f32", f"{slot}.lora_a", rank, columns)
-        b = random_tensor(rng, "bf16", f"{slot}.lora_b", rows, rank)
+    def low_rank(role: str) -> LowRank:
+        rows, columns = getattr(weights.layers[0], role).shape
+        a = random_tensor(rng, "f32", f"{role}.lora_a", rank, columns)
+        b = random_tensor(rng, "bf16", f"{role}.lora_b", rows, rank)
         return LowRank(a, b, 0.5 / rank, "verify")
 
-    return Adapter(f"rank {rank}", ({slot: low_rank(slot) for slot in sorted(ADAPTABLE)},))
+    return Adapter(f"rank {rank}", ({role: low_rank(role) for role in sorted(ADAPTABLE)},))
 
 
 def _rope_table(recipe: Recipe) -> RopeTable:

@@ -28,7 +28,7 @@ _SPLIT_ROWS: Final = 128
 _SPLIT_FEATURES: Final = 512
 _MOST_SPLITS: Final = 8
 _INTERLEAVED: Final = ("gate", "up")
-_SLOTS: Final = ("q", "k", "v", "output", *_INTERLEAVED, "down")
+_ROLES: Final = ("q", "k", "v", "output", *_INTERLEAVED, "down")
 
 LORA_SHRUNK: Final = "lora_shrunk"
 GATE_UP: Final = "gate_up"
@@ -104,25 +104,25 @@ def plan_adapters(
 def _plan_layer(
     index: int, layer: LayerWeights[Any], adapters: Sequence[Adapter]
 ) -> Iterator[AdapterStack[Any]]:
-    slots_of: dict[int, list[str]] = {}
-    for slot in _SLOTS:
-        slots_of.setdefault(id(getattr(layer, slot).matrix), []).append(slot)
-    for slots in slots_of.values():
+    roles_of: dict[int, list[str]] = {}
+    for role in _ROLES:
+        roles_of.setdefault(id(getattr(layer, role).matrix), []).append(role)
+    for roles in roles_of.values():
         parts = []
-        for slot in slots:
-            where = getattr(layer, slot)
-            is_gated = slot in _INTERLEAVED
+        for role in roles:
+            where = getattr(layer, role)
+            is_gated = role in _INTERLEAVED
             parts.append(
                 StackPart(
-                    first=where.first + (TILE if slot == "up" else 0),
+                    first=where.first + (TILE if role == "up" else 0),
                     step=2 * TILE if is_gated else TILE,
                     tiles=where.out_features // TILE,
-                    changes=tuple(adapter.layers[index].get(slot) for adapter in adapters),
+                    changes=tuple(adapter.layers[index].get(role) for adapter in adapters),
                 )
             )
         if any(part.rank for part in parts):
-            matrix = getattr(layer, slots[0]).matrix
-            name = f"adapters of {'+'.join(slots)} of layer {index}"
+            matrix = getattr(layer, roles[0]).matrix
+            name = f"adapters of {'+'.join(roles)} of layer {index}"
             yield AdapterStack(matrix, name, matrix.in_features, tuple(parts), is_gated)
 
 

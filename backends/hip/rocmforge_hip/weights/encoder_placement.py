@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from rocmforge.errors import UnsupportedTensor
 from rocmforge.gguf.tensor import GgufTensor
 from rocmforge.models.encoder_weights import EncoderLayer, EncoderWeights, ScoreHead
+from rocmforge_hip.weights.buffers import DELTA, DENSE, HIDDEN, NORMED, SCORES
 from rocmforge_hip.weights.placement import (
     Planned,
     PlannedMatrix,
@@ -20,7 +21,6 @@ from rocmforge_hip.weights.placement import (
     single,
     vector,
 )
-from rocmforge_hip.weights.slots import DELTA, DENSE, HIDDEN, NORMED, SCORES
 
 W = TypeVar("W")
 X = TypeVar("X")

@@ -97,13 +97,13 @@ class Matrix:
 class MatrixPart:
     """A matrix of the model: outputs `first:first + out_features` of a matrix on the device.
 
-    `slot` names the activation that products with the matrix are written to.
+    `buffer` names the activation that products with the matrix are written to.
     """
 
     matrix: Matrix
     first: int
     out_features: int
-    slot: str
+    buffer: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)

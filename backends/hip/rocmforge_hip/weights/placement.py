@@ -15,8 +15,8 @@ from rocmforge.gguf.tensor import GgufTensor
 from rocmforge.models.encoder_weights import EncoderLayer
 from rocmforge.models.weights import LayerWeights, ModelWeights
 from rocmforge_hip.device.memory import ArraySpec, spec
+from rocmforge_hip.weights.buffers import DELTA, HIDDEN, LOGITS, QKV_BUFFERS
 from rocmforge_hip.weights.formats import GATE_ROWS, ROW_ALIGN, Format, format_of, round_up
-from rocmforge_hip.weights.slots import DELTA, HIDDEN, LOGITS, QKV_SLOTS
 
 AS_IS: Final = 0
 AS_GATE: Final = 1
@@ -59,7 +59,7 @@ class PlannedPart:
     matrix: PlannedMatrix
     first: int
     out_features: int
-    slot: str
+    buffer: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -163,12 +163,12 @@ def vector(tensor: GgufTensor | None) -> PlannedVector | None:
     return None if tensor is None else PlannedVector((tensor,))
 
 
-def single(tensor: GgufTensor, slot: str) -> PlannedPart:
+def single(tensor: GgufTensor, buffer: str) -> PlannedPart:
     """A matrix on its own."""
-    return _stack([tensor], slot)[0]
+    return _stack([tensor], buffer)[0]
 
 
-def _stack(tensors: Iterable[GgufTensor], slot: str) -> list[PlannedPart]:
+def _stack(tensors: Iterable[GgufTensor], buffer: str) -> list[PlannedPart]:
     """One matrix with the rows of several tensors of one type and in_features."""
     tensors = list(tensors)
     parts, row = [], 0
@@ -182,7 +182,7 @@ def _stack(tensors: Iterable[GgufTensor], slot: str) -> list[PlannedPart]:
         stored_rows=round_up(row, ROW_ALIGN),
         parts=tuple(parts),
     )
-    return [PlannedPart(matrix, first, tensor.shape[0], slot) for tensor, first, _ in parts]
+    return [PlannedPart(matrix, first, tensor.shape[0], buffer) for tensor, first, _ in parts]
 
 
 def attention_input(
@@ -196,8 +196,8 @@ def attention_input(
         groups.setdefault((matrix.type, bias is not None), []).append(index)
     planned: dict[int, PlannedPart] = {}
     vectors: list[PlannedVector | None] = [None, None, None]
-    for slot, members in zip(QKV_SLOTS, groups.values(), strict=False):
-        planned |= zip(members, _stack([matrices[index] for index in members], slot), strict=True)
+    for buffer, members in zip(QKV_BUFFERS, groups.values(), strict=False):
+        planned |= zip(members, _stack([matrices[index] for index in members], buffer), strict=True)
         group_biases = tuple(bias for index in members if (bias := biases[index]) is not None)
         if group_biases:
             vector = PlannedVector(group_biases)

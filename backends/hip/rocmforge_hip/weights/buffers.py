@@ -1,4 +1,4 @@
-"""Names of the activations: which one the product with a matrix is written to."""
+"""Names of the activation buffers: each product with a matrix is written to one of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ROTATED: Final = "rotated"
 ATTENDED: Final = "attended"
 ROWS: Final = "rows"
 GATHERED: Final = "gathered"
-QKV_SLOTS: Final = ("qkv", "qkv_2", "qkv_3")
+QKV_BUFFERS: Final = ("qkv", "qkv_2", "qkv_3")
 DELTA: Final = "delta"
 HIDDEN: Final = "hidden"
 LOGITS: Final = "logits"
