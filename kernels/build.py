@@ -20,7 +20,7 @@ from pathlib import Path
 
 from kernels.builder import ROOT, Builder, Product, build_library, locked, replace_file
 from kernels.compiler import CompileError, Compiler, find_compiler
-from kernels.interface import InterfaceError
+from kernels.interface import InterfaceError, read_constants
 from kernels.table import KERNELS_DIR, Source, read_table
 from kernels.targets import SHIPPED, Platform, Target, select
 
@@ -54,6 +54,7 @@ def _install(
         "target": target.name,
         "wave_size": target.wave,
         "compiler": compiler.version.splitlines()[0],
+        "constants": read_constants(),
         "files": files,
         "kernels": dict(sorted(kernels.items())),
     }

@@ -10,8 +10,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from kernels.table import KERNELS_DIR
+
+HEADERS = KERNELS_DIR / "include/rf"
 _SIZES = {"pointer": 8, "i8": 1, "i16": 2, "i32": 4, "i64": 8, "f16": 2, "f32": 4, "f64": 8}
 _IR_TYPES = {"i8": "i8", "i16": "i16", "i32": "i32", "i64": "i64"} | {
     "half": "f16",
@@ -19,6 +23,7 @@ _IR_TYPES = {"i8": "i8", "i16": "i16", "i32": "i32", "i64": "i64"} | {
     "double": "f64",
 }
 _KERNEL = re.compile(r"^define .*amdgpu_kernel void @(\w+)\((.*)\) .*?#(\d+)", re.MULTILINE)
+_CONSTANT = re.compile(r"^inline constexpr int (k\w+) = (\d+);", re.MULTILINE)
 _LAUNCH_BOUNDS = r'^attributes #{} = .*"amdgpu-flat-work-group-size"="\d+,(\d+)"'
 
 
@@ -81,6 +86,20 @@ def _arguments(kernel: str, text: str) -> tuple[Argument, ...]:
         arguments.append(Argument(name, kind, offset))
         end = offset + size
     return tuple(arguments)
+
+
+def read_constants(headers: Path = HEADERS) -> dict[str, int]:
+    """Returns the integers that the headers define as plain numbers, by name.
+
+    Raises:
+        InterfaceError: Two headers define one name differently.
+    """
+    constants: dict[str, int] = {}
+    for path in sorted(headers.glob("*.h")):
+        for name, value in _CONSTANT.findall(path.read_text()):
+            if constants.setdefault(name, int(value)) != int(value):
+                raise InterfaceError(f"{path.name}: {name} is {constants[name]} in another header")
+    return constants
 
 
 def check_code_object(interface: Interface, metadata: dict[str, Any]) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from rocmforge.errors import OutOfMemory
+from rocmforge.errors import ConfigurationError, OutOfMemory
 from rocmforge_hip.device.arguments import KernelArgumentError
 from rocmforge_hip.device.discovery import FoundDevice, find_devices
 from rocmforge_hip.device.driver import Driver, HipError
@@ -97,6 +99,17 @@ def test_memory_is_pinned_and_given_back_once(driver: Driver) -> None:
 def test_too_much_memory_is_refused_with_a_size(driver: Driver) -> None:
     with pytest.raises(OutOfMemory, match="hipMalloc of 1,125,899,906,842,624 bytes for a cache"):
         driver.allocate(1 << 50, "a cache")
+
+
+def test_kernels_with_other_constants_are_refused_when_the_backend_loads(
+    driver: Driver, stream: int, library: KernelLibrary, tmp_path: Path
+) -> None:
+    manifest = json.loads((library.folder / "manifest.json").read_text())
+    manifest["constants"]["kBlockTokens"] = 16
+    (tmp_path / "gfx1100").mkdir()
+    (tmp_path / "gfx1100/manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(ConfigurationError, match="built with kBlockTokens = 16, but 32"):
+        KernelLibrary(driver, stream, "gfx1100", tmp_path)
 
 
 def test_an_unknown_kernel_is_named(library: KernelLibrary) -> None:

@@ -1,4 +1,4 @@
-"""What the backend declares of each kernel is what its source says."""
+"""What the backend declares of kernels and their constants is what the sources say."""
 
 from __future__ import annotations
 
@@ -6,16 +6,19 @@ import inspect
 from collections.abc import Callable, Iterator
 from functools import cache
 from importlib import import_module
+from pathlib import Path
 from pkgutil import iter_modules
 
 import pytest
 
 from kernels.builder import Builder
 from kernels.compiler import find_compiler
-from kernels.interface import Interface
+from kernels.interface import Interface, InterfaceError, read_constants
 from kernels.table import read_table
+from rocmforge.errors import ConfigurationError
 from rocmforge_hip import kernels as declarations
 from rocmforge_hip.device.arguments import KernelArgumentError, check_declaration
+from rocmforge_hip.device.constants import IN_HEADERS, check_constants
 
 Declaration = Callable[..., None]
 NOT_LAUNCHED = {"rf_mma_check"}
@@ -70,3 +73,25 @@ def test_every_kernel_is_declared() -> None:
         if not any(fits(each, kernel) for each in declared() if name.startswith(family(each)))
     }
     assert undeclared == NOT_LAUNCHED
+
+
+def test_constants_are_those_of_the_headers() -> None:
+    check_constants("any", read_constants())
+
+
+@pytest.mark.parametrize("name", IN_HEADERS)
+def test_a_constant_that_differs_or_is_missing_is_named(name: str) -> None:
+    constants = read_constants()
+    changed = constants | {name: constants[name] + 1}
+    lacking = {other: value for other, value in constants.items() if other != name}
+    for wrong, value in ((changed, changed[name]), (lacking, None)):
+        message = f"for gfx1100 were built with {name} = {value}, but.*--targets gfx1100"
+        with pytest.raises(ConfigurationError, match=message):
+            check_constants("gfx1100", wrong)
+
+
+def test_headers_that_disagree_are_refused(tmp_path: Path) -> None:
+    for name, value in (("a.h", 1), ("b.h", 2)):
+        (tmp_path / name).write_text(f"inline constexpr int kRows = {value};\n")
+    with pytest.raises(InterfaceError, match=r"b\.h: kRows is 1 in another header"):
+        read_constants(tmp_path)

@@ -16,6 +16,7 @@ from rocmforge.backend.protocol import (
 from rocmforge.errors import BackendError, ConfigurationError
 from rocmforge.gguf.reader import open_gguf
 from rocmforge.models.encoder_config import is_encoder
+from rocmforge_hip.device.constants import BLOCK_TOKENS
 from rocmforge_hip.device.discovery import (
     choose_device,
     choose_devices,
@@ -28,7 +29,7 @@ from rocmforge_hip.device.platform import select_platform
 from rocmforge_hip.load.decoder import load_decoder, measure_decoder
 from rocmforge_hip.load.encoder import load_encoder, plan_encoder
 from rocmforge_hip.load.memory_budget import cache_type
-from rocmforge_hip.ops.geometry import BLOCK_TOKENS, Geometry
+from rocmforge_hip.ops.geometry import Geometry
 from rocmforge_hip.parallel.runner import load_sharded
 from rocmforge_hip.verify import selfcheck
 

@@ -6,8 +6,9 @@
 
 namespace rf {
 
+inline constexpr int kTileColumns = 128;
 inline constexpr int kTileColumnsBits = 7;
-inline constexpr int kTileColumns = 1 << kTileColumnsBits;
+static_assert(kTileColumns == 1 << kTileColumnsBits);
 
 struct GemmArguments {
   const uint8_t* weight;

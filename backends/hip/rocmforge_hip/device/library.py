@@ -14,6 +14,7 @@ from typing import Any, Final, ParamSpec
 
 from rocmforge.errors import ConfigurationError
 from rocmforge_hip.device.arguments import KernelArgumentError
+from rocmforge_hip.device.constants import check_constants
 from rocmforge_hip.device.driver import Driver
 from rocmforge_hip.device.kernel import Kernel
 from rocmforge_hip.device.platform import LIB_DIR
@@ -76,6 +77,7 @@ class KernelLibrary:
     def __init__(self, driver: Driver, stream: int, target: str, lib: Path = LIB_DIR) -> None:
         self.folder = lib / find_target(target, lib)
         manifest = read_manifest(self.folder.name, lib)
+        check_constants(self.folder.name, manifest.get("constants", {}))
         self.wave_size: int = manifest["wave_size"]
         self._entries: dict[str, dict[str, Any]] = manifest["kernels"]
         self._driver = driver

@@ -15,6 +15,7 @@ from rocmforge.models.encoder_config import is_encoder
 from rocmforge.models.lora import Adapter, read_adapters
 from rocmforge.models.rope import load_rope_tables
 from rocmforge.models.weights import ModelWeights, load_weights
+from rocmforge_hip.device.constants import BLOCK_TOKENS
 from rocmforge_hip.device.discovery import FoundDevice
 from rocmforge_hip.device.memory import total_bytes
 from rocmforge_hip.device.opening import opened
@@ -25,7 +26,7 @@ from rocmforge_hip.load.model import ModelLoading
 from rocmforge_hip.load.rank import Rank
 from rocmforge_hip.load.supported import check_sizes
 from rocmforge_hip.ops.decoder import HEAD_DIMS
-from rocmforge_hip.ops.geometry import BLOCK_TOKENS, Geometry
+from rocmforge_hip.ops.geometry import Geometry
 from rocmforge_hip.run.decoder import HipRunner
 from rocmforge_hip.run.pipeline import PIPELINE_DEPTH
 from rocmforge_hip.run.traffic import StepReads, copy_bandwidth

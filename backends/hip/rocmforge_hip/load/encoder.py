@@ -11,6 +11,7 @@ from rocmforge.gguf.tensor import GgufTensor
 from rocmforge.models.encoder_config import EncoderConfig, read_encoder_config
 from rocmforge.models.encoder_weights import EncoderWeights, load_encoder_weights
 from rocmforge.models.rope import plain_rope_tables
+from rocmforge_hip.device.constants import BLOCK_TOKENS
 from rocmforge_hip.device.discovery import FoundDevice
 from rocmforge_hip.device.memory import Arena, spec
 from rocmforge_hip.device.opening import Device, opened
@@ -19,7 +20,7 @@ from rocmforge_hip.load.memory_budget import NO_CACHE, MemoryNeeds
 from rocmforge_hip.load.model import upload, upload_tables
 from rocmforge_hip.load.supported import check_sizes
 from rocmforge_hip.ops.encoder import ENCODER_HEAD_DIMS, ROPE_MULTIPLE, HipEncoderOps
-from rocmforge_hip.ops.geometry import BLOCK_TOKENS, Geometry
+from rocmforge_hip.ops.geometry import Geometry
 from rocmforge_hip.run.encoder import Encoder, HipEncoderRunner
 from rocmforge_hip.run.pipeline import PIPELINE_DEPTH
 from rocmforge_hip.weights.encoder_placement import (

@@ -11,9 +11,10 @@ from rocmforge.errors import OutOfMemory
 from rocmforge.models.config import ModelConfig
 from rocmforge.models.lora import Adapter
 from rocmforge.models.weights import ModelWeights
+from rocmforge_hip.device.constants import BLOCK_TOKENS
 from rocmforge_hip.device.memory import ArraySpec, spec, total_bytes
 from rocmforge_hip.ops.activations import StepLimits, plan_activations
-from rocmforge_hip.ops.geometry import BLOCK_TOKENS, Geometry
+from rocmforge_hip.ops.geometry import Geometry
 from rocmforge_hip.ops.processor_arrays import UseSizes
 from rocmforge_hip.ops.step import ListSizes, StepLayout, StepShape
 from rocmforge_hip.weights.adapters import (

@@ -7,6 +7,7 @@ from typing import Final
 
 from rocmforge.models.config import ModelConfig
 from rocmforge.models.weights import ModelWeights
+from rocmforge_hip.device.constants import QUANT_BLOCK
 from rocmforge_hip.device.memory import ArraySpec, DeviceArray, spec
 from rocmforge_hip.ops.geometry import MAX_GEMV_ROWS, Geometry
 from rocmforge_hip.weights.buffers import (
@@ -22,7 +23,6 @@ from rocmforge_hip.weights.buffers import (
     ROTATED,
     ROWS,
 )
-from rocmforge_hip.weights.formats import QUANT_BLOCK
 from rocmforge_hip.weights.placement import Planned, PlannedPart
 
 SCORED_ROWS: Final = 256

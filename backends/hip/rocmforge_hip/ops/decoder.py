@@ -14,20 +14,20 @@ from typing import Final
 
 from rocmforge.backend.ops import ActivationFunction, AttentionSpec
 from rocmforge.models.config import ModelConfig, RopeStyle
+from rocmforge_hip.device.constants import ATTENTION_ROWS, BLOCK_TOKENS, QUANT_BLOCK
 from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import Arena, DeviceArray
 from rocmforge_hip.kernels import attention
 from rocmforge_hip.kernels import rows as row_kernels
 from rocmforge_hip.ops.activations import Activation
-from rocmforge_hip.ops.geometry import BLOCK_TOKENS, Geometry
+from rocmforge_hip.ops.geometry import Geometry
 from rocmforge_hip.ops.linear import GATES, LinearKernels, empty, f32_of, part_of, vector_of
 from rocmforge_hip.ops.lora import DeviceAdapters, Lora
 from rocmforge_hip.ops.rows import RowKernels, norm_threads
 from rocmforge_hip.ops.step import DeviceStep
 from rocmforge_hip.weights.buffers import ATTENDED, NORMED, POST_NORMED, RESIDUAL, ROTATED, ROWS
-from rocmforge_hip.weights.formats import QUANT_BLOCK, Matrix, Weight, ceil_div
+from rocmforge_hip.weights.formats import Matrix, Weight, ceil_div
 
-_PREFILL_ROWS: Final = 128  # query rows of a block
 _ELEMENTS: Final = 1024  # of a block of the element-wise kernels
 _THREADS: Final = 256
 
@@ -289,7 +289,7 @@ class HipOps:
         group = config.num_heads // config.num_kv_heads
         self._prefill.launch(
             (
-                ceil_div(shape.longest_prefill * group, _PREFILL_ROWS),
+                ceil_div(shape.longest_prefill * group, ATTENTION_ROWS),
                 config.num_kv_heads,
                 shape.prefills,
             ),

@@ -14,6 +14,7 @@ from rocmforge.backend.encoder_ops import EncoderAttentionSpec
 from rocmforge.backend.ops import ActivationFunction
 from rocmforge.models.config import RopeStyle
 from rocmforge.models.encoder_config import EncoderConfig
+from rocmforge_hip.device.constants import ATTENTION_ROWS, QUANT_BLOCK
 from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import Arena, DeviceArray
 from rocmforge_hip.kernels import encoders
@@ -24,13 +25,12 @@ from rocmforge_hip.ops.linear import GATES, LinearKernels, empty, f16_of, f32_of
 from rocmforge_hip.ops.rows import RowKernels, norm_threads
 from rocmforge_hip.ops.step import DeviceStep
 from rocmforge_hip.weights.buffers import ATTENDED, HIDDEN, NORMED, POOLED, QKV_BUFFERS
-from rocmforge_hip.weights.formats import FLOAT_FORMATS, QUANT_BLOCK, Weight, ceil_div
+from rocmforge_hip.weights.formats import FLOAT_FORMATS, Weight, ceil_div
 
 ENCODER_HEAD_DIMS: Final = (32, 64, 128)
 ROPE_MULTIPLE: Final = 16
 """Rotating elements of a head: eight pairs at a time."""
 
-_ATTENTION_ROWS: Final = 128  # tokens of a block
 _ROPE_THREADS: Final = 128
 _EMBED_THREADS: Final = 64
 _ITEM_BYTES: Final = 16  # that a thread of `rf_embed_add` reads
@@ -249,7 +249,7 @@ class HipEncoderOps:
         is_near = spec.reach is not None or self._slopes is not None
         kernel = self._near if is_near else self._full
         kernel.launch(
-            (ceil_div(longest, _ATTENTION_ROWS), config.num_heads, shape.sequences),
+            (ceil_div(longest, ATTENTION_ROWS), config.num_heads, shape.sequences),
             _THREADS,
             q=f16_of(q),
             k=f16_of(k),

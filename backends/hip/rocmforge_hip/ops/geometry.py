@@ -10,14 +10,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from rocmforge.models.config import ModelConfig
+from rocmforge_hip.device.constants import BLOCK_TOKENS, GEMM_COLUMNS
 from rocmforge_hip.device.memory import ArraySpec, spec
 from rocmforge_hip.weights.formats import ceil_div, round_up
 
 MAX_GEMV_ROWS: Final = 8
 """Of activations, with each of their slices (kernels/include/rf/act.h) counted as a row."""
-GEMM_COLUMNS: Final = 128
-BLOCK_TOKENS: Final = 32
-"""Of a block of the cache: kernels/include/rf/kv_cache.h."""
 
 GEMM_ROWS: Final = (32, 64, 128)
 # Blocks of each tile that a compute unit runs at once, as far as LDS and registers go.

@@ -7,12 +7,13 @@ from types import MappingProxyType
 from typing import Final
 
 from rocmforge.backend.ops import ActivationFunction
+from rocmforge_hip.device.constants import GELU, GELU_TANH, GEMM_COLUMNS, NOT_GATED, SILU
 from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import Arena, DeviceArray
 from rocmforge_hip.kernels import products
 from rocmforge_hip.kernels import rows as row_kernels
 from rocmforge_hip.ops.activations import Activation
-from rocmforge_hip.ops.geometry import GEMM_COLUMNS, GEMM_ROWS, Geometry, gemv_rows
+from rocmforge_hip.ops.geometry import GEMM_ROWS, Geometry, gemv_rows
 from rocmforge_hip.weights.formats import (
     FLOAT_FORMATS,
     Matrix,
@@ -22,11 +23,14 @@ from rocmforge_hip.weights.formats import (
     ceil_div,
 )
 
-NOT_GATED: Final = 0
 GATES: Final = MappingProxyType(
-    {ActivationFunction.SILU: 1, ActivationFunction.GELU_TANH: 2, ActivationFunction.GELU: 3}
+    {
+        ActivationFunction.SILU: SILU,
+        ActivationFunction.GELU_TANH: GELU_TANH,
+        ActivationFunction.GELU: GELU,
+    }
 )
-"""As in kernels/include/rf/gate.h."""
+"""The kernels' names of activation functions."""
 _GEMV_ROWS: Final = (1, 2, 4, 8)
 _GEMV_OUTPUTS: Final = 16  # stored rows of a block
 _ELEMENTS: Final = 1024  # of a block of the kernels that convert

@@ -19,12 +19,12 @@ from rocmforge.errors import OutOfMemory
 from rocmforge.models.config import ModelConfig
 from rocmforge.models.decoder import hidden_states, logits
 from rocmforge.models.weights import ModelWeights
+from rocmforge_hip.device.constants import BLOCK_TOKENS
 from rocmforge_hip.device.graphs import GraphCache
 from rocmforge_hip.device.memory import Arena, DeviceArray
 from rocmforge_hip.device.opening import Device
 from rocmforge_hip.ops.activations import MAX_TOP_LOGPROBS, Activation, StepLimits
 from rocmforge_hip.ops.decoder import HipOps
-from rocmforge_hip.ops.geometry import BLOCK_TOKENS
 from rocmforge_hip.ops.sampler import Sampler
 from rocmforge_hip.ops.step import (
     NO_LISTS,

@@ -11,9 +11,9 @@ import numpy as np
 from rocmforge.backend.protocol import StepInput
 from rocmforge.models.config import ModelConfig
 from rocmforge.models.weights import ModelWeights
+from rocmforge_hip.device.constants import BLOCK_TOKENS
 from rocmforge_hip.device.driver import Driver
 from rocmforge_hip.device.memory import DeviceArray
-from rocmforge_hip.ops.geometry import BLOCK_TOKENS
 from rocmforge_hip.weights.placement import Planned, PlannedPart, weight_bytes
 
 LEAST_COPY: Final = 512 << 20

@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from rocmforge.models.config import RopeStyle
+from rocmforge_hip.device.constants import BLOCK_TOKENS
 from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.ops.activations import Activation
 from rocmforge_hip.ops.decoder import HEAD_DIMS
-from rocmforge_hip.ops.geometry import BLOCK_TOKENS
 from rocmforge_hip.verify import oracle
 from rocmforge_hip.verify.cases import Case, Group, error
 from rocmforge_hip.verify.workbench import Recipe, Workbench, blocks_of

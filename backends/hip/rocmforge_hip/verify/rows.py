@@ -9,13 +9,13 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from rocmforge_hip.device.constants import QUANT_BLOCK
 from rocmforge_hip.ops.activations import Activation
 from rocmforge_hip.ops.step_output import OutputLayout
 from rocmforge_hip.verify import oracle
 from rocmforge_hip.verify.cases import Case, Group, error
 from rocmforge_hip.verify.workbench import Recipe, Workbench
 from rocmforge_hip.weights.buffers import DELTA, NORMED, RESIDUAL, ROWS
-from rocmforge_hip.weights.formats import QUANT_BLOCK
 
 _FLOAT: Final = 4e-6  # relative to the largest value
 _HALF: Final = 2.0**-11

@@ -19,13 +19,14 @@ from rocmforge.models.decoder import attention_specs
 from rocmforge.models.lora import ADAPTABLE, Adapter, LowRank
 from rocmforge.models.rope import RopeTable, RopeTables
 from rocmforge.models.weights import LayerWeights, ModelWeights
+from rocmforge_hip.device.constants import BLOCK_TOKENS
 from rocmforge_hip.device.discovery import FoundDevice
 from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.device.opening import Device, open_device, release
 from rocmforge_hip.load.memory_budget import make_plan
 from rocmforge_hip.load.model import ModelLoading
 from rocmforge_hip.ops.activations import Activation
-from rocmforge_hip.ops.geometry import BLOCK_TOKENS, Geometry
+from rocmforge_hip.ops.geometry import Geometry
 from rocmforge_hip.ops.step import DeviceStep, ListSizes, SamplingNeeds, StepLayout
 from rocmforge_hip.run.decoder import Model, exact_shape
 from rocmforge_hip.verify.random_weights import random_tensor

@@ -17,8 +17,9 @@ import numpy.typing as npt
 from rocmforge.backend.protocol import Float32Array, Int32Array
 from rocmforge.models.lora import Adapter, LowRank
 from rocmforge.models.weights import LayerWeights, ModelWeights
+from rocmforge_hip.device.constants import QUANT_BLOCK
 from rocmforge_hip.device.memory import ArraySpec, spec
-from rocmforge_hip.weights.formats import QUANT_BLOCK, ceil_div, round_up
+from rocmforge_hip.weights.formats import ceil_div, round_up
 
 TILE: Final = 16
 """Rows, ranks or columns of a block or wave of the kernels."""

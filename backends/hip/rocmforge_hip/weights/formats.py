@@ -16,14 +16,8 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from rocmforge.errors import UnsupportedTensor
 from rocmforge.gguf.tensor import GgufTensor
+from rocmforge_hip.device.constants import QUANT_BLOCK
 from rocmforge_hip.device.memory import DeviceArray
-
-QUANT_BLOCK: Final = 32
-"""Weights of a row that lie together; the in_features of a matrix are a multiple."""
-ROW_ALIGN: Final = 32
-"""Rows are padded to a multiple with zeros."""
-GATE_ROWS: Final = 16
-"""Rows of gate, then as many of up."""
 
 
 @dataclass(frozen=True, slots=True)

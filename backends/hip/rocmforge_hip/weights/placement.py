@@ -14,9 +14,10 @@ from rocmforge.errors import UnsupportedTensor
 from rocmforge.gguf.tensor import GgufTensor
 from rocmforge.models.encoder_weights import EncoderLayer
 from rocmforge.models.weights import LayerWeights, ModelWeights
+from rocmforge_hip.device.constants import GATE_ROWS, ROW_ALIGN
 from rocmforge_hip.device.memory import ArraySpec, spec
 from rocmforge_hip.weights.buffers import DELTA, HIDDEN, LOGITS, QKV_BUFFERS
-from rocmforge_hip.weights.formats import GATE_ROWS, ROW_ALIGN, Format, format_of, round_up
+from rocmforge_hip.weights.formats import Format, format_of, round_up
 
 AS_IS: Final = 0
 AS_GATE: Final = 1

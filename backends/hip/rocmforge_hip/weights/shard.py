@@ -13,7 +13,7 @@ from rocmforge.gguf.tensor import GgufTensor
 from rocmforge.models.config import ModelConfig
 from rocmforge.models.lora import Adapter, LowRank
 from rocmforge.models.weights import LayerWeights, ModelWeights
-from rocmforge_hip.weights.formats import QUANT_BLOCK
+from rocmforge_hip.device.constants import QUANT_BLOCK
 
 VOCAB_ALIGN: Final = 4
 """Logits of a rank are moved four at a time."""

@@ -1,0 +1,61 @@
+"""Constants that the kernels' headers define, and launches and the layout of weights rely on.
+
+Sizes are planned before kernels are loaded, so they are declared here once more; the manifest of
+each target says what its headers had, and `check_constants` compares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+from rocmforge.errors import ConfigurationError
+
+QUANT_BLOCK: Final = 32
+"""Weights of a row that lie together; the in_features of a matrix are a multiple."""
+ROW_ALIGN: Final = 32
+"""Rows of a matrix are padded to a multiple with zeros."""
+GATE_ROWS: Final = 16
+"""Rows of gate, then as many of up."""
+GEMM_COLUMNS: Final = 128
+"""Stored rows of a matrix that a block of GEMM multiplies with."""
+BLOCK_TOKENS: Final = 32
+"""Of a block of the cache."""
+ATTENTION_ROWS: Final = 128
+"""Queries of a block of attention from several new tokens."""
+NOT_GATED: Final = 0
+SILU: Final = 1
+GELU_TANH: Final = 2
+GELU: Final = 3
+
+IN_HEADERS: Final = MappingProxyType(
+    {
+        "kQuantBlock": QUANT_BLOCK,
+        "kRowAlign": ROW_ALIGN,
+        "kGateRows": GATE_ROWS,
+        "kTileColumns": GEMM_COLUMNS,
+        "kBlockTokens": BLOCK_TOKENS,
+        "kAttentionRows": ATTENTION_ROWS,
+        "kNotGated": NOT_GATED,
+        "kSilu": SILU,
+        "kGeluTanh": GELU_TANH,
+        "kGelu": GELU,
+    }
+)
+"""By their names there."""
+
+
+def check_constants(target: str, built_with: Mapping[str, int]) -> None:
+    """Compares the constants with those that the kernels of a target were built with.
+
+    Raises:
+        ConfigurationError: One differs or is missing: says which, and how to build them again.
+    """
+    for name, value in IN_HEADERS.items():
+        if built_with.get(name) != value:
+            raise ConfigurationError(
+                f"The kernels for {target} were built with {name} = {built_with.get(name)}, but "
+                f"{value} is needed here. Build them again: "
+                f"`python -m kernels.build --targets {target}`."
+            )
