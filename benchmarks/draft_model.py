@@ -115,7 +115,7 @@ def _measure(arguments: argparse.Namespace, model: Path, draft: Path, streams: i
         with closing(load(draft, draft_options(options))) as draft_model:
             with_draft = _runs(arguments, runner, draft_model, streams)
     stats = with_draft[-1].stats
-    drafted, accepted = stats.model_drafted_tokens_total, stats.model_accepted_tokens_total
+    drafted, accepted = stats.totals.model_drafted_tokens, stats.totals.model_accepted_tokens
     slow, fast = (median(run.rate for run in runs) for runs in (without, with_draft))
     pairs = zip(without[-1].tokens, with_draft[-1].tokens, strict=True)
     same = sum(ours == theirs for ours, theirs in pairs)

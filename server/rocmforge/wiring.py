@@ -20,7 +20,7 @@ from rocmforge.catalog import default_names, find_model
 from rocmforge.engine.client.client import AsyncEngine
 from rocmforge.engine.client.config import EngineConfig
 from rocmforge.engine.ipc.params import TokenPieces
-from rocmforge.engine.ipc.status import EngineStats
+from rocmforge.engine.ipc.totals import Totals
 from rocmforge.errors import ConfigurationError
 from rocmforge.fleet.fleet import Fleet, FleetSettings
 from rocmforge.fleet.model import MAX_AT_ONCE, ServedModel
@@ -203,7 +203,7 @@ def build_model(
     if memory_share is not None:
         config = replace(config, options=replace(config.options, memory_share=memory_share))
 
-    def make_engine(totals: EngineStats) -> AsyncEngine:
+    def make_engine(totals: Totals) -> AsyncEngine:
         return AsyncEngine(config, totals)
 
     name, *aliases = front.names

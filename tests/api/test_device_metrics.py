@@ -16,14 +16,13 @@ from rocmforge.api.http.settings import ApiSettings
 from rocmforge.api.metrics.fleet import FleetMetrics
 from rocmforge.api.metrics.requests import Metrics
 from rocmforge.engine.ipc.status import EngineStats, EngineStatus
+from rocmforge.engine.ipc.totals import Totals, families
 from rocmforge.fleet.fleet import Fleet
 from tests.api.fake_engine import RUNNER, FakeEngine, make_model
 from tests.api.test_metrics import value
 
 DEVICES = ("0000:03:00.0", "0000:43:00.0")
-COSTS = EngineStats(
-    launches_total=70, read_bytes_total=6_000_000, gap_ns_total=1_500_000, device_ns_total=3
-)
+COSTS = EngineStats(totals=Totals(launches=70, read_bytes=6_000_000, gap_ns=1_500_000, device_ns=3))
 
 
 @pytest.fixture
@@ -69,6 +68,21 @@ def test_what_is_not_known_is_left_out(sysfs: Path) -> None:
     assert "rocmforge_engine_steps_total" in names
     told = ("rocmforge_device_", "rocmforge_engine_read_", "rocmforge_engine_kernel_")
     assert not [name for name in names if name.startswith(told)]
+
+
+def test_each_counter_is_exported_as_it_is_declared(sysfs: Path) -> None:
+    fields = Totals.__struct_fields__
+    counted = {name: number for number, name in enumerate(fields, start=1)}
+    status = replace(FakeEngine().status, stats=EngineStats(totals=Totals(**counted)))
+    found = {
+        (sample.name, sample.labels.get("method", "")): sample.value
+        for sample in samples(status, sysfs)
+    }
+    told = families()
+    assert {*fields} - {*told} == {"prefill_tokens", "decode_tokens"}, "requests count these"
+    for field, family in told.items():
+        value = found[f"rocmforge_{family.name}_total", family.method]
+        assert value == pytest.approx(counted[field] * family.unit)
 
 
 class CostlyEngine(FakeEngine):

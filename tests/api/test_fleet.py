@@ -392,9 +392,9 @@ def test_counters_go_on_in_the_next_engine_and_gauges_do_not_stay() -> None:
         await here.use("a", 1.0)
         await here.fleet.unload(here.slot("a"))
         stats = here.slot("a").status.stats
-        assert (stats.steps_total, stats.running, stats.blocks_used) == (1, 0, 0)
+        assert (stats.totals.steps, stats.running, stats.blocks_used) == (1, 0, 0)
         await here.use("a", 1.0)
-        assert here.slot("a").status.stats.steps_total == 2
+        assert here.slot("a").status.stats.totals.steps == 2
 
     run_virtual(main())
 

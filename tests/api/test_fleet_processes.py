@@ -94,7 +94,7 @@ def test_a_model_comes_and_goes_and_its_counters_go_on() -> None:
             pid = pid_of(slot)
             await fleet.unload(slot)
             assert not is_alive(pid)
-            totals.append(slot.status.stats.steps_total)
+            totals.append(slot.status.stats.totals.steps)
         assert 0 < totals[0] < totals[1]
         assert slot.status.stats.blocks_used == 0
 

@@ -16,7 +16,8 @@ from litestar.testing import TestClient
 from rocmforge.api.app import build_app
 from rocmforge.api.http.keys import ApiKey, Keyring, Scope, given_keys
 from rocmforge.api.http.settings import ApiSettings
-from rocmforge.engine.ipc.status import EngineState, EngineStats
+from rocmforge.engine.ipc.status import EngineState
+from rocmforge.engine.ipc.totals import Totals
 from rocmforge.errors import EngineDied, OutOfMemory, RocmForgeError
 from rocmforge.fleet.fleet import Fleet, FleetSettings
 from rocmforge.fleet.model import ServedModel
@@ -70,7 +71,7 @@ class Models:
             name=name, aliases=aliases, slot=slot, declared_context=512, declared_hidden_size=8
         )
 
-    def _make(self, totals: EngineStats) -> GatedEngine:
+    def _make(self, totals: Totals) -> GatedEngine:
         engine = GatedEngine(state=EngineState.LOADING, runner=None)
         engine.gate, engine.failure = self.gate, self.failure
         self.engines.append(engine)

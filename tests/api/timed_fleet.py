@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from rocmforge.engine.ipc.params import GenerateRequest, SamplingParams, TokenEvent
 from rocmforge.engine.ipc.status import EngineState, EngineStats, EngineStatus
+from rocmforge.engine.ipc.totals import Totals
 from rocmforge.errors import EngineDied, NotReady, OutOfMemory, RocmForgeError
 from rocmforge.fleet.fleet import Fleet, FleetSettings
 from rocmforge.fleet.slot import ModelPolicy, ModelSlot
@@ -60,11 +61,11 @@ class TimedHandle:
 class TimedEngine:
     """An engine that takes time to load and memory while it lives."""
 
-    def __init__(self, name: str, size: int, device: Device, stats: EngineStats) -> None:
+    def __init__(self, name: str, size: int, device: Device, totals: Totals) -> None:
         self.name = name
         self.size = size
         self.device = device
-        self.stats = replace_steps(stats)
+        self.stats = one_more_step(totals)
         self.state = EngineState.LOADING
         self.sequences: set[TimedHandle] = set()
         self._stopped = asyncio.Event()
@@ -130,9 +131,9 @@ class TimedEngine:
         return TimedHandle(self)
 
 
-def replace_steps(stats: EngineStats) -> EngineStats:
+def one_more_step(totals: Totals) -> EngineStats:
     """One step more, so that a test sees what a new engine begins with."""
-    return EngineStats(steps_total=stats.steps_total + 1, running=3, blocks_used=2)
+    return EngineStats(totals=Totals(steps=totals.steps + 1), running=3, blocks_used=2)
 
 
 @dataclass
@@ -183,8 +184,8 @@ def world(
     models = []
     for name, policy, size in zip("abc", policies, sizes, strict=False):
 
-        def make(stats: EngineStats, name: str = name, size: int = size) -> TimedEngine:
-            return TimedEngine(name, size, shared, stats)
+        def make(totals: Totals, name: str = name, size: int = size) -> TimedEngine:
+            return TimedEngine(name, size, shared, totals)
 
         slot = ModelSlot(name, make, policy)
         models.append(make_model(name=name, aliases=(), slot=slot))

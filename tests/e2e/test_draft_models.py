@@ -146,7 +146,7 @@ def test_sampled_tokens_have_the_distribution_they_have_without_a_draft_model(
         [(prompt, msgspec.structs.replace(sampling, seed=seed)) for seed in range(count)],
     )
     assert 0.05 < rate(stats) < 0.95
-    assert stats.model_drafts_total > count / 4
+    assert stats.totals.model_drafts > count / 4
     pairs = [answer[1] * vocab_size + answer[2] for answer in answers]
     observed = np.bincount(pairs, minlength=vocab_size**2)
     statistic = ((observed - expected) ** 2 / expected).sum()
@@ -218,7 +218,7 @@ def test_a_real_model_as_its_own_draft_is_always_right(
     drafted, stats = tokens_of(make_drafting_core(load(stack, smollm2_path), draft), requests)
     assert drafted == plain
     assert rate(stats) == 1
-    assert stats.steps_total < 12
+    assert stats.totals.steps < 12
 
 
 @pytest.mark.model

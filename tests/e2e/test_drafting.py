@@ -35,7 +35,7 @@ def generate(model: Path, sampling: SamplingParams) -> tuple[list[list[int]], in
     with closing(runner):
         core = make_core(Timeless(runner), OPTIONS)
         answers, stats = tokens_of(core, [(prompt, sampling) for prompt in PROMPTS])
-    return answers, stats.accepted_tokens_total
+    return answers, stats.totals.accepted_tokens
 
 
 @pytest.mark.parametrize(

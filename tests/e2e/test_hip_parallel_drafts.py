@@ -134,11 +134,11 @@ def test_two_devices_with_a_draft_model_give_the_tokens_of_one_without(
     both = load_both(stack, models.model, getattr(models, name), ranks=RANKS)
     plain, stats = answer(both.runner, None, requests)
     assert_same(plain, expected, requests)
-    assert stats.model_drafted_tokens_total == 0
+    assert stats.totals.model_drafted_tokens == 0
     drafted, stats = answer(both.runner, both.draft, requests)
     assert_same(drafted, expected, requests)
     assert least <= rate(stats) <= most
-    assert stats.model_accepted_tokens_total > 0
+    assert stats.totals.model_accepted_tokens > 0
 
 
 def test_two_devices_with_prompt_lookup_give_the_tokens_of_one_without(
@@ -158,7 +158,7 @@ def test_two_devices_with_prompt_lookup_give_the_tokens_of_one_without(
     both = load_both(stack, model, None, ranks=RANKS)
     drafted, stats = answer(both.runner, None, requests)
     assert_same(drafted, expected, requests)
-    assert stats.accepted_tokens_total > 0
+    assert stats.totals.accepted_tokens > 0
 
 
 def test_the_draft_model_is_whole_on_the_first_device(models: Models, stack: ExitStack) -> None:
@@ -235,7 +235,7 @@ def test_an_engine_with_a_draft_model_comes_back_after_a_killed_rank(models: Mod
                 await engine.wait_ready()
                 after = [token for event in await ask(engine, 16) for token in event.token_ids]
                 assert after == before
-                assert engine.status.stats.model_drafted_tokens_total > 0
+                assert engine.status.stats.totals.model_drafted_tokens > 0
             finally:
                 await engine.stop()
 

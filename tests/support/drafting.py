@@ -20,5 +20,5 @@ def make_drafting_core(runner: Runner, draft: Runner | None) -> EngineCore:
 
 def rate(stats: EngineStats) -> float:
     """Returns the share of a draft model's tokens that were accepted."""
-    assert stats.model_drafted_tokens_total > 0
-    return stats.model_accepted_tokens_total / stats.model_drafted_tokens_total
+    assert stats.totals.model_drafted_tokens > 0
+    return stats.totals.model_accepted_tokens / stats.totals.model_drafted_tokens

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rocmforge.backend.protocol import LoadOptions
 from rocmforge.engine.ipc.messages import Start
-from rocmforge.engine.ipc.status import EngineStats
+from rocmforge.engine.ipc.totals import Totals
 
 
 def start_message(
@@ -21,6 +21,6 @@ def start_message(
         prefix_cache=True,
         log_level="WARNING",
         log_format="text",
-        totals=EngineStats(),
+        totals=Totals(),
         vocabulary=None,
     )

@@ -215,8 +215,8 @@ def _with_drafts(row: BenchRow, before: EngineStats, after: EngineStats) -> Benc
 def _draft_counts(stats: EngineStats) -> tuple[int, int]:
     """Returns how many were checked, and how many accepted."""
     return (
-        stats.drafted_tokens_total + stats.model_drafted_tokens_total,
-        stats.accepted_tokens_total + stats.model_accepted_tokens_total,
+        stats.totals.drafted_tokens + stats.totals.model_drafted_tokens,
+        stats.totals.accepted_tokens + stats.totals.model_accepted_tokens,
     )
 
 

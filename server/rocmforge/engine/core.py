@@ -24,11 +24,11 @@ from rocmforge.engine.ipc.messages import (
     Submit,
 )
 from rocmforge.engine.ipc.params import FinishReason, GenerateRequest, TokenEvent
+from rocmforge.engine.ipc.totals import Totals
 from rocmforge.engine.schedule.batch import build_masks, build_step, needs_masks
 from rocmforge.engine.schedule.chunks import Chunk
 from rocmforge.engine.schedule.limits import SchedulerLimits
 from rocmforge.engine.schedule.scheduler import Scheduler
-from rocmforge.engine.schedule.totals import Totals
 from rocmforge.errors import EngineError, RocmForgeError
 
 logger = logging.getLogger(__name__)

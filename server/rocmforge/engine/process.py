@@ -34,7 +34,6 @@ from rocmforge.engine.ipc.messages import (
 from rocmforge.engine.ipc.wire import FrameReader, encode
 from rocmforge.engine.loading import Loaded, load
 from rocmforge.engine.schedule.limits import SchedulerLimits
-from rocmforge.engine.schedule.totals import Totals
 from rocmforge.errors import BackendError, OutOfMemory, RocmForgeError
 from rocmforge.logs import set_up_logging
 
@@ -114,8 +113,7 @@ def run(start: Start, channel: Channel) -> int:
     runner, grammars = loaded.runner, None
     if start.vocabulary is not None and runner.info.masks_tokens:
         grammars = Grammars(start.vocabulary, runner.info.vocab_size)
-    totals = Totals.resume(start.totals)
-    core = EngineCore(runner, limits, time.monotonic_ns, totals, grammars, loaded.draft)
+    core = EngineCore(runner, limits, time.monotonic_ns, start.totals, grammars, loaded.draft)
     gc.collect()
     gc.freeze()  # what loading made is here to stay: the collector need not look at it again
     try:

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Protocol
 
-from msgspec import structs
-
 from rocmforge.engine.ipc.params import GenerateRequest, TokenEvent
 from rocmforge.engine.ipc.status import EngineState, EngineStats, EngineStatus
+from rocmforge.engine.ipc.totals import Totals
 from rocmforge.errors import ModelLoadError, ModelUnavailable, NotReady, RocmForgeError
 
 LOADING_RETRY_S: Final = 5.0
@@ -126,7 +125,7 @@ class ModelSlot:
     def __init__(
         self,
         name: str,
-        make_engine: Callable[[EngineStats], Engine],
+        make_engine: Callable[[Totals], Engine],
         policy: ModelPolicy | None = None,
     ) -> None:
         self.name = name
@@ -191,7 +190,7 @@ class ModelSlot:
 
     def open(self) -> Engine:
         """A new engine, which is not started yet."""
-        self.engine = self.make_engine(self._last_stats)
+        self.engine = self.make_engine(self._last_stats.totals)
         return self.engine
 
     async def close(self) -> None:
@@ -200,15 +199,7 @@ class ModelSlot:
         if engine is None:
             return
         await engine.stop()
-        self._last_stats = structs.replace(
-            engine.status.stats,
-            running=0,
-            waiting=0,
-            waiting_by_key=(),
-            blocks_total=0,
-            blocks_used=0,
-            blocks_cached=0,
-        )
+        self._last_stats = engine.status.stats.at_rest()
         self.engine = None
 
     # --- use ---

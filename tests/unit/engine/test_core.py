@@ -143,10 +143,10 @@ def test_output_does_not_depend_on_company_chunks_preemption_prefixes_drafts_or_
             ]
         )
     bench.finish()
-    event(f"preempted: {bench.stats.preemptions_total > 0}")
-    event(f"prefix hit: {bench.stats.prefix_hit_tokens_total > 0}")
-    event(f"draft accepted: {bench.stats.accepted_tokens_total > 0}")
-    event(f"model's draft accepted: {bench.stats.model_accepted_tokens_total > 0}")
+    event(f"preempted: {bench.stats.totals.preemptions > 0}")
+    event(f"prefix hit: {bench.stats.totals.prefix_hit_tokens > 0}")
+    event(f"draft accepted: {bench.stats.totals.accepted_tokens > 0}")
+    event(f"model's draft accepted: {bench.stats.totals.model_accepted_tokens > 0}")
     for i, arrival in enumerate(arrivals):
         check(arrival, bench, i, config.vocab_size)
 
@@ -160,7 +160,7 @@ def test_requests_that_do_not_fit_together_preempt_each_other_and_still_end_righ
     results = bench.run(
         *[request(i, p, SamplingParams(max_tokens=30)) for i, p in enumerate(prompts)]
     )
-    assert bench.stats.preemptions_total > 0
+    assert bench.stats.totals.preemptions > 0
     for i, prompt in enumerate(prompts):
         assert results[i].token_ids == continuation(prompt, 30)
 
@@ -170,9 +170,9 @@ def test_a_second_request_with_the_same_prompt_computes_only_its_end(depth: int)
     bench = Bench(FakeConfig(pipeline_depth=depth, block_size=4))
     prompt = tokens(41)
     bench.run(request(0, prompt, SamplingParams(max_tokens=3)))
-    computed = bench.stats.prefill_tokens_total
+    computed = bench.stats.totals.prefill_tokens
     results = bench.run(request(1, prompt, SamplingParams(max_tokens=3)))
-    assert bench.stats.prefill_tokens_total - computed == 1
+    assert bench.stats.totals.prefill_tokens - computed == 1
     assert results[1].last is not None
     assert results[1].last.cached_tokens == 40
     assert results[1].token_ids == continuation(prompt, 3)
@@ -223,7 +223,7 @@ def test_no_output_and_no_scores_is_answered_without_a_step() -> None:
     bench = Bench()
     result = bench.run(request(0, tokens(5), SamplingParams(max_tokens=0)))[0]
     assert result.last is not None
-    assert bench.stats.steps_total == 0
+    assert bench.stats.totals.steps == 0
 
 
 @DEPTHS

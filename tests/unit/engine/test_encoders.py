@@ -69,7 +69,7 @@ def test_equal_prompts_are_computed_again() -> None:
 def test_a_step_holds_as_many_prompts_as_fit() -> None:
     core = core_with(budget=64, sequences=8)
     finish(core, *[embedding_of(number, [number] * 20) for number in range(6)])
-    assert core.step().stats.steps_total == 2
+    assert core.step().stats.totals.steps == 2
 
 
 def test_the_longest_prompt_is_what_a_step_holds() -> None:
@@ -77,8 +77,8 @@ def test_the_longest_prompt_is_what_a_step_holds() -> None:
     assert core.max_context == 24
     last = finish(core, embedding_of(0, [1] * 24), embedding_of(1, [1] * 25))
     assert last[0].finish_reason is FinishReason.LENGTH
-    assert last[1].finish_reason is FinishReason.ERROR
-    assert "maximum context length is 24" in (last[1].error or "")
+    assert last[1].finish_reason is FinishReason.DIED
+    assert "25 tokens; the context of the engine is 24" in (last[1].error or "")
 
 
 def test_tokens_are_refused() -> None:

@@ -29,7 +29,7 @@ def make(depth: int, fail_submit: int | None = None, fail_collect: int | None = 
 def test_the_undisturbed_run_takes_the_steps_that_are_planted_below(depth: int) -> None:
     bench = make(depth)
     bench.run(*requests())
-    assert bench.stats.steps_total == STEPS[depth]
+    assert bench.stats.totals.steps == STEPS[depth]
 
 
 @pytest.mark.parametrize("depth", [1, 2])

@@ -20,8 +20,8 @@ def test_the_full_blocks_of_a_prompt_are_computed_once(n: int, budget: int, dept
     bench = Bench(FakeConfig(pipeline_depth=depth), limits(max_batched_tokens=budget))
     choices = [request(seed, PROMPT, SamplingParams(max_tokens=5, seed=seed)) for seed in range(n)]
     results = bench.run(*choices)
-    assert bench.stats.prefill_tokens_total == len(PROMPT) + (n - 1) * REST
-    assert bench.stats.prefix_hit_tokens_total == (n - 1) * (len(PROMPT) - REST)
+    assert bench.stats.totals.prefill_tokens == len(PROMPT) + (n - 1) * REST
+    assert bench.stats.totals.prefix_hit_tokens == (n - 1) * (len(PROMPT) - REST)
     for seed, result in results.items():
         assert result.token_ids == continuation(PROMPT, 5, seed=seed)
 
@@ -38,7 +38,7 @@ def test_a_prompt_that_fills_its_blocks_leaves_one_of_them_to_each() -> None:
     bench = Bench(FakeConfig(), limits(max_batched_tokens=512))
     prompt = PROMPT[: 4 * BLOCK]
     bench.run(*[request(i, prompt, SamplingParams(max_tokens=2, seed=i)) for i in range(3)])
-    assert bench.stats.prefill_tokens_total == 4 * BLOCK + 2 * BLOCK
+    assert bench.stats.totals.prefill_tokens == 4 * BLOCK + 2 * BLOCK
 
 
 def test_prompts_that_only_begin_alike_share_what_is_alike() -> None:
@@ -46,6 +46,6 @@ def test_prompts_that_only_begin_alike_share_what_is_alike() -> None:
     other = [*PROMPT[: 3 * BLOCK], *reversed(PROMPT)]
     sampling = SamplingParams(max_tokens=3)
     results = bench.run(request(0, PROMPT, sampling), request(1, other, sampling))
-    assert bench.stats.prefix_hit_tokens_total == 3 * BLOCK
+    assert bench.stats.totals.prefix_hit_tokens == 3 * BLOCK
     assert results[0].token_ids == continuation(PROMPT, 3)
     assert results[1].token_ids == continuation(other, 3)

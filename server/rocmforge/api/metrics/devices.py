@@ -1,4 +1,4 @@
-"""The cost of steps on the device, and of the device itself, where backends and drivers tell.
+"""What devices can do and need, where backends and drivers tell.
 
 A family whose numbers are not known is left out, so that no dashboard shows a made-up zero.
 """
@@ -13,14 +13,11 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from rocmforge.backend.protocol import RunnerInfo
-from rocmforge.engine.ipc.status import EngineStats, EngineStatus
+from rocmforge.engine.ipc.status import EngineStatus
 from rocmforge.sensors import energy_j, power_w
 
 SYSFS: Final = Path("/sys")
 FAMILIES: Final = (
-    "engine_read_bytes",
-    "engine_kernel_launches",
-    "engine_step_gap_seconds",
     "device_copy_bytes_per_second",
     "device_power_watts",
     "device_energy_joules",
@@ -31,7 +28,7 @@ Family = type[CounterMetricFamily] | type[GaugeMetricFamily]
 
 
 class DeviceCollector(Collector):
-    """Reads counters of the engine and sensors of its devices when somebody scrapes.
+    """Reads sensors of the engine's devices when somebody scrapes.
 
     Args:
         prefix: of all names.
@@ -60,30 +57,8 @@ class DeviceCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yields all families that there are numbers for."""
         status = self._status()
-        if status.stats.launches_total:
-            yield from self._costs(status.stats)
         if status.runner is not None:
             yield from self._device(status.runner)
-
-    def _costs(self, stats: EngineStats) -> Iterator[Metric]:
-        yield self._one(
-            CounterMetricFamily,
-            "engine_read_bytes",
-            "Bytes of weights and KV cache that steps had to read, each once.",
-            stats.read_bytes_total,
-        )
-        yield self._one(
-            CounterMetricFamily,
-            "engine_kernel_launches",
-            "Calls that started kernels; a graph of them is one.",
-            stats.launches_total,
-        )
-        yield self._one(
-            CounterMetricFamily,
-            "engine_step_gap_seconds",
-            "Time on the device between steps, while requests were there.",
-            stats.gap_ns_total * 1e-9,
-        )
 
     def _device(self, runner: RunnerInfo) -> Iterator[Metric]:
         if runner.copy_bandwidth:

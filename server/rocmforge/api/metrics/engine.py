@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from prometheus_client.metrics_core import (
     CounterMetricFamily,
@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 
 from rocmforge import __version__
 from rocmforge.engine.ipc.status import EngineState, EngineStats, EngineStatus
+from rocmforge.engine.ipc.totals import Totals, families
 
 PREFIX = "rocmforge_"
 LABELS = ("model_name", "engine")
@@ -51,49 +52,7 @@ class EngineCollector(Collector):
             "Since the engine gave news although requests are there.",
             status.silence_s,
         )
-        yield self._counter("num_preemptions", "Preemptions.", stats.preemptions_total)
-        yield self._by_method(
-            "spec_decode_num_drafts",
-            "Times that draft tokens of a sequence were checked.",
-            stats.drafts_total,
-            stats.model_drafts_total,
-        )
-        yield self._by_method(
-            "spec_decode_num_draft_tokens",
-            "Draft tokens that were checked.",
-            stats.drafted_tokens_total,
-            stats.model_drafted_tokens_total,
-        )
-        yield self._by_method(
-            "spec_decode_num_accepted_tokens",
-            "Draft tokens that were accepted: the model drew them too.",
-            stats.accepted_tokens_total,
-            stats.model_accepted_tokens_total,
-        )
-        yield self._counter(
-            "draft_model_seconds",
-            "Time that the draft model took.",
-            stats.model_draft_ns_total * 1e-9,
-        )
-        yield self._counter(
-            "prefix_cache_queries",
-            "Prompt tokens looked up in the prefix cache.",
-            stats.prefix_query_tokens_total,
-        )
-        yield self._counter(
-            "prefix_cache_hits",
-            "Prompt tokens found in the prefix cache.",
-            stats.prefix_hit_tokens_total,
-        )
-        yield self._counter("engine_steps", "Forward passes.", stats.steps_total)
-        yield self._counter(
-            "engine_device_seconds", "Time the device was busy.", stats.device_ns_total * 1e-9
-        )
-        yield self._counter(
-            "host_processed_rows",
-            "Rows of logits that went to the host, because a processor is not compiled.",
-            stats.host_processed_rows_total,
-        )
+        yield from self._totals(stats.totals)
         yield self._counter("engine_restarts", "Restarts of the engine process.", status.restarts)
         yield self._info("build", "The program and its backend.", _build_facts(status))
         if status.runner is not None:
@@ -131,12 +90,18 @@ class EngineCollector(Collector):
         family.add_metric(self._labels, value)
         return family
 
-    def _by_method(self, name: str, text: str, lookup: int, model: int) -> Metric:
-        """Makes a counter of speculative decoding, by method."""
-        family = CounterMetricFamily(PREFIX + name, text, labels=(*LABELS, "method"))
-        family.add_metric((*self._labels, "prompt_lookup"), lookup)
-        family.add_metric((*self._labels, "draft_model"), model)
-        return family
+    def _totals(self, totals: Totals) -> Iterable[Metric]:
+        """Makes the families that the counters are declared with."""
+        found: dict[str, CounterMetricFamily] = {}
+        for field, told in families().items():
+            if told.is_cost and not totals.launches:
+                continue
+            labels = (*LABELS, "method") if told.method else LABELS
+            values = (*self._labels, told.method) if told.method else self._labels
+            if told.name not in found:
+                found[told.name] = CounterMetricFamily(PREFIX + told.name, told.text, labels=labels)
+            found[told.name].add_metric(values, getattr(totals, field) * told.unit)
+        return found.values()
 
     def _info(self, name: str, text: str, facts: dict[str, str]) -> Metric:
         family = InfoMetricFamily(PREFIX + name, text, labels=LABELS)

@@ -21,6 +21,7 @@ from rocmforge.api.metrics.devices import FAMILIES, SYSFS, DeviceCollector
 from rocmforge.api.metrics.engine import ENGINE, LABELS, PREFIX, EngineCollector
 from rocmforge.engine.ipc.params import FinishReason, RequestTiming
 from rocmforge.engine.ipc.status import EngineStatus
+from rocmforge.engine.ipc.totals import families
 
 VLLM_PREFIX = "vllm:"
 
@@ -49,12 +50,11 @@ _CHOICES_BUCKETS = (1, 2, 5, 10, 20)
 
 # Families that vLLM does not have, or has with coarser buckets.
 _OURS_ONLY = {
-    *("build", "engine_restarts", "engine_ready", "engine_steps", "engine_device_seconds"),
+    *("build", "engine_restarts", "engine_ready"),
     *("model_state", "model_loads", "model_load_failures", "model_unloads"),
-    *("model_requests_waiting", "host_processed_rows", "request_errors", "weights_bytes"),
-    *("kv_cache_bytes", "key_tokens"),
-    *("key_requests_waiting", "draft_model_seconds"),
-    *("engine_silence_seconds", *FAMILIES),
+    *("model_requests_waiting", "request_errors", "weights_bytes", "kv_cache_bytes"),
+    *("key_tokens", "key_requests_waiting", "engine_silence_seconds", *FAMILIES),
+    *(family.name for family in families().values() if not family.is_vllms),
 }
 _COARSER_IN_VLLM = {"inter_token_latency_seconds", "request_time_per_output_token_seconds"}
 

@@ -38,6 +38,7 @@ from rocmforge.engine.ipc.params import (
     TokenEvent,
 )
 from rocmforge.engine.ipc.status import EngineState, EngineStats, EngineStatus
+from rocmforge.engine.ipc.totals import Totals
 from rocmforge.errors import (
     Draining,
     EngineDied,
@@ -70,7 +71,7 @@ class AsyncEngine:
         totals: what its counters begin with; None = at 0.
     """
 
-    def __init__(self, config: EngineConfig, totals: EngineStats | None = None) -> None:
+    def __init__(self, config: EngineConfig, totals: Totals | None = None) -> None:
         self._config = config
         self._phase = EngineState.LOADING  # of the process; draining is the server's business
         self._is_draining = False
@@ -85,7 +86,7 @@ class AsyncEngine:
         self._is_wedged = False
         self._ready: Ready | None = None
         self._progress = Progress(stage="starting", fraction=0.0)
-        self._stats = totals or EngineStats()
+        self._stats = EngineStats(totals=totals or Totals())
         self._restarts = 0
         self._backoff_s = config.restart_backoff_s
         self._ids = count()
@@ -314,7 +315,7 @@ class AsyncEngine:
         match report:
             case StepReport():
                 self._last_news = asyncio.get_running_loop().time()
-                if report.stats.steps_total > self._stats.steps_total:
+                if report.stats.totals.steps > self._stats.totals.steps:
                     self._backoff_s = self._config.restart_backoff_s
                 self._stats = report.stats
                 self._deliver(report.events)
@@ -408,14 +409,7 @@ class AsyncEngine:
         if self._phase is EngineState.READY:
             self._phase = EngineState.RESTARTING
             self._settled.clear()
-            self._stats = structs.replace(
-                self._stats,
-                running=0,
-                waiting=0,
-                waiting_by_key=(),
-                blocks_used=0,
-                blocks_cached=0,
-            )
+            self._stats = self._stats.at_rest()
 
     def _start_message(self) -> Start:
         config = self._config
@@ -430,7 +424,7 @@ class AsyncEngine:
             prefix_cache=config.prefix_cache,
             log_level=config.log_level,
             log_format=config.log_format,
-            totals=self._stats,
+            totals=self._stats.totals,
             vocabulary=config.vocabulary,
         )
 

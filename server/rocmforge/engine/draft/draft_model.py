@@ -17,10 +17,10 @@ from rocmforge.backend.protocol import Int32Array, Runner, StepOutput, UInt32Arr
 from rocmforge.engine.cache.block_manager import BlockManager
 from rocmforge.engine.draft.step_times import StepTimes
 from rocmforge.engine.ipc.params import GenerateRequest, SamplingParams
+from rocmforge.engine.ipc.totals import Totals
 from rocmforge.engine.schedule.batch import build_step
 from rocmforge.engine.schedule.chunks import Chunk, StepBuilder
 from rocmforge.engine.schedule.limits import SchedulerLimits
-from rocmforge.engine.schedule.totals import Totals
 from rocmforge.engine.sequence.sequence import Sequence, Status
 
 

@@ -6,6 +6,7 @@ from rocmforge import errors
 from rocmforge.backend.protocol import LoadOptions, RunnerInfo
 from rocmforge.engine.ipc.params import GenerateRequest, Message, TokenEvent, TokenPieces
 from rocmforge.engine.ipc.status import EngineStats
+from rocmforge.engine.ipc.totals import Totals
 from rocmforge.errors import EngineError, RocmForgeError
 from rocmforge.gguf.identity import FileIdentity
 from rocmforge.logs import LogFormat
@@ -22,7 +23,7 @@ class Start(Message, frozen=True, tag=True):
     prefix_cache: bool
     log_level: str
     log_format: LogFormat
-    totals: EngineStats  # of the engine process before this one
+    totals: Totals  # of the engine process before this one
     vocabulary: TokenPieces | None
     draft: str | None = None  # path of the draft model
     identity: FileIdentity | None = None  # what the model's file should be; None = whatever it is

@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+import msgspec
+
 from rocmforge.backend.protocol import RunnerInfo
 from rocmforge.engine.ipc.params import Message
+from rocmforge.engine.ipc.totals import Totals
 
 
 class EngineState(StrEnum):
@@ -20,33 +23,19 @@ class EngineState(StrEnum):
 
 
 class EngineStats(Message, frozen=True):
-    """Counters and gauges of the engine process; `_total` ones only grow."""
+    """Gauges of the engine process, and its counters."""
 
     running: int = 0
     waiting: int = 0
+    waiting_by_key: tuple[tuple[int, int], ...] = ()  # (`Share.key`, sequences), if any wait
     blocks_total: int = 0
     blocks_used: int = 0  # referenced by live sequences
     blocks_cached: int = 0  # free, but still holding a reusable prefix
-    steps_total: int = 0
-    prefill_tokens_total: int = 0  # computed, without what the prefix cache gave
-    decode_tokens_total: int = 0
-    preemptions_total: int = 0
-    prefix_query_tokens_total: int = 0
-    prefix_hit_tokens_total: int = 0
-    device_ns_total: int = 0
-    read_bytes_total: int = 0  # see `StepCost`; 0 if the backend does not tell
-    launches_total: int = 0
-    gap_ns_total: int = 0  # between steps, while there was something to do
-    host_processed_rows_total: int = 0  # see `StepOutput.host_processed_rows`
-    last_step_tokens: int = 0
-    drafts_total: int = 0  # times that draft tokens by prompt lookup were checked
-    drafted_tokens_total: int = 0  # draft tokens of those
-    accepted_tokens_total: int = 0  # of those, accepted ones
-    model_drafts_total: int = 0  # the same for draft tokens by the draft model
-    model_drafted_tokens_total: int = 0
-    model_accepted_tokens_total: int = 0
-    model_draft_ns_total: int = 0  # time that the draft model took
-    waiting_by_key: tuple[tuple[int, int], ...] = ()  # (`Share.key`, sequences), if any wait
+    totals: Totals = msgspec.field(default_factory=Totals)
+
+    def at_rest(self) -> EngineStats:
+        """Returns the counters alone, as they are once the process has ended."""
+        return EngineStats(totals=self.totals)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ as computed, because steps run in the order in which they were scheduled.
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import replace
 from heapq import heappop, heappush
 
@@ -24,11 +25,12 @@ from rocmforge.engine.cache.block_manager import BlockManager
 from rocmforge.engine.constraint.constraint import Constraint
 from rocmforge.engine.ipc.params import FinishReason, GenerateRequest, TokenEvent
 from rocmforge.engine.ipc.status import EngineStats
+from rocmforge.engine.ipc.totals import Totals
 from rocmforge.engine.schedule.chunks import Chunk, StepBuilder
 from rocmforge.engine.schedule.fairness import FairQueue
 from rocmforge.engine.schedule.limits import SchedulerLimits
 from rocmforge.engine.schedule.logprobs import read_logprobs
-from rocmforge.engine.schedule.totals import Totals
+from rocmforge.engine.sequence.drafting import DraftMethod
 from rocmforge.engine.sequence.pooling import Pool
 from rocmforge.engine.sequence.sequence import Sequence, Status
 from rocmforge.errors import UnsupportedFeature
@@ -261,7 +263,6 @@ class Scheduler:
         self.totals.steps += 1
         self.totals.device_ns += output.device_ns
         self.totals.host_processed_rows += output.host_processed_rows
-        self.totals.last_step_tokens = sum([chunk.num_tokens for chunk in chunks])
         return events
 
     def _commit_rows(
@@ -302,7 +303,8 @@ class Scheduler:
         assert seq.drafting is not None, "there were draft tokens"
         seq.drop_rejected()
         seq.drafting.count(drafted, accepted)
-        self.totals.count_drafts(seq.drafting.method, drafted, accepted)
+        by_model = seq.drafting.method is DraftMethod.MODEL
+        self.totals.count_drafts(drafted, accepted, by_model=by_model)
 
     @staticmethod
     def _accepted_draws(chunk: Chunk, ids: list[int]) -> list[int]:
@@ -393,7 +395,6 @@ class Scheduler:
 
     def stats(self) -> EngineStats:
         """Returns a snapshot of gauges and counters."""
-        totals = self.totals
         return EngineStats(
             running=len(self._running),
             waiting=len(self._waiting),
@@ -401,25 +402,7 @@ class Scheduler:
             blocks_total=self._cache.num_blocks,
             blocks_used=self._cache.num_used,
             blocks_cached=self._cache.num_cached,
-            steps_total=totals.steps,
-            prefill_tokens_total=totals.prefill_tokens,
-            decode_tokens_total=totals.decode_tokens,
-            preemptions_total=totals.preemptions,
-            prefix_query_tokens_total=totals.prefix_query_tokens,
-            prefix_hit_tokens_total=totals.prefix_hit_tokens,
-            device_ns_total=totals.device_ns,
-            read_bytes_total=totals.read_bytes,
-            launches_total=totals.launches,
-            gap_ns_total=totals.gap_ns,
-            host_processed_rows_total=totals.host_processed_rows,
-            last_step_tokens=totals.last_step_tokens,
-            drafts_total=totals.drafts,
-            drafted_tokens_total=totals.drafted_tokens,
-            accepted_tokens_total=totals.accepted_tokens,
-            model_drafts_total=totals.model_drafts,
-            model_drafted_tokens_total=totals.model_drafted_tokens,
-            model_accepted_tokens_total=totals.model_accepted_tokens,
-            model_draft_ns_total=totals.model_draft_ns,
+            totals=copy(self.totals),
         )
 
     def check_integrity(self) -> None:

@@ -176,8 +176,8 @@ def test_statistics_count_every_step_and_end_with_nothing_in_use() -> None:
             await read(submit(engine))
             stats = engine.status.stats
             assert stats.blocks_total == 4096
-            assert (stats.steps_total, stats.prefill_tokens_total) == (20, len(PROMPT))
-            assert (stats.decode_tokens_total, stats.device_ns_total) == (20, 20_000)
+            assert (stats.totals.steps, stats.totals.prefill_tokens) == (20, len(PROMPT))
+            assert (stats.totals.decode_tokens, stats.totals.device_ns) == (20, 20_000)
             assert (stats.running, stats.waiting, stats.blocks_used) == (0, 0, 0)
 
     run(test())
@@ -444,7 +444,7 @@ def test_a_killed_process_fails_every_handle_and_is_replaced() -> None:
             assert engine.pid != before
             assert engine.status.restarts == 1
             assert tokens(await read(submit(engine, 3))) == continuation(PROMPT, 3)
-            assert engine.status.stats.steps_total == stats.steps_total + 3, "counters go on"
+            assert engine.status.stats.totals.steps == stats.totals.steps + 3, "counters go on"
 
     run(test())
 

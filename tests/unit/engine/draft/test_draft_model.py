@@ -13,7 +13,7 @@ from rocmforge.engine.constraint.grammar import Grammars
 from rocmforge.engine.draft.draft_model import DraftModel
 from rocmforge.engine.ipc.messages import Cancel
 from rocmforge.engine.ipc.params import FinishReason, Pooling, ProcessorUse, SamplingParams
-from rocmforge.engine.schedule.totals import Totals
+from rocmforge.engine.ipc.totals import Totals
 from rocmforge.engine.sequence.sequence import Sequence, Status
 from rocmforge.errors import BackendError
 from tests.support.fake_backend import FakeConfig, continuation, make_runner
@@ -45,8 +45,8 @@ def test_a_draft_that_sees_alike_draws_alike(depth: int, sampling: SamplingParam
     bench = Bench(config, draft=config)
     assert run(bench, sampling) == [expected(sampling)]
     stats = bench.stats
-    assert stats.model_accepted_tokens_total == stats.model_drafted_tokens_total > 40
-    assert stats.steps_total == 60 - stats.model_accepted_tokens_total
+    assert stats.totals.model_accepted_tokens == stats.totals.model_drafted_tokens > 40
+    assert stats.totals.steps == 60 - stats.totals.model_accepted_tokens
 
 
 @DEPTHS
@@ -58,8 +58,8 @@ def test_rejected_tokens_cost_steps_and_nothing_else(depth: int) -> None:
     stats = bench.stats
     # After a rejected token the draft model is as good as before: three of four are accepted,
     # if all before them were.
-    assert 0.45 < stats.model_accepted_tokens_total / stats.model_drafted_tokens_total < 0.8
-    assert stats.model_accepted_tokens_total > stats.decode_tokens_total / 3
+    assert 0.45 < stats.totals.model_accepted_tokens / stats.totals.model_drafted_tokens < 0.8
+    assert stats.totals.model_accepted_tokens > stats.totals.decode_tokens / 3
 
 
 @given(
@@ -93,18 +93,18 @@ def test_a_draft_that_is_always_wrong_is_given_up() -> None:
     bench = Bench(config, draft=replace(config, wrong_one_in=1))
     long = msgspec.structs.replace(GREEDY, max_tokens=600)
     assert run(bench, long) == [expected(long)]
-    assert bench.stats.model_accepted_tokens_total == 0
-    assert bench.stats.model_drafted_tokens_total < 60
+    assert bench.stats.totals.model_accepted_tokens == 0
+    assert bench.stats.totals.model_drafted_tokens < 60
 
 
 def test_nothing_is_drafted_where_checking_costs_more_than_it_saves() -> None:
     filled = FakeConfig(token_ns=1_000_000)  # each token adds its full time to a step
     bench = Bench(filled, draft=FakeConfig(wrong_one_in=2))
     assert run(bench, *[GREEDY] * 8) == [expected(GREEDY, i) for i in range(8)]
-    drafted = bench.stats.model_drafted_tokens_total
+    drafted = bench.stats.totals.model_drafted_tokens
     bench = Bench(FakeConfig(), draft=FakeConfig(wrong_one_in=2))
     run(bench, *[GREEDY] * 8)
-    assert drafted < bench.stats.model_drafted_tokens_total / 4
+    assert drafted < bench.stats.totals.model_drafted_tokens / 4
 
 
 def test_a_sequence_without_draft_tokens_keeps_two_steps_in_flight() -> None:
@@ -150,7 +150,7 @@ def test_the_drafts_follow_a_grammar(depth: int) -> None:
         )
         answers.append([result.token_ids for result in results.values()])
         stats = bench.stats
-        rates.append(stats.model_accepted_tokens_total / max(stats.model_drafted_tokens_total, 1))
+        rates.append(stats.totals.model_accepted_tokens / max(stats.totals.model_drafted_tokens, 1))
     assert answers[0] == answers[1]
     assert rates[1] > 0.9  # without masks, nearly all draft tokens would be rejected
 
@@ -160,7 +160,7 @@ def test_a_prompt_is_read_in_chunks_while_the_sequence_goes_on() -> None:
     bench = Bench(FakeConfig(), limits(max_batched_tokens=64), draft=FakeConfig())
     result = bench.run(request(0, prompt, GREEDY))[0]
     assert result.token_ids == continuation(prompt, 60)
-    assert bench.stats.model_accepted_tokens_total > 20
+    assert bench.stats.totals.model_accepted_tokens > 20
 
 
 def test_equal_beginnings_are_computed_once_by_the_draft_too() -> None:
@@ -169,14 +169,14 @@ def test_equal_beginnings_are_computed_once_by_the_draft_too() -> None:
     drafted: list[int] = []
     for number in range(2):
         bench.run(request(number, prompt, GREEDY))
-        drafted.append(bench.stats.model_drafted_tokens_total - sum(drafted))
+        drafted.append(bench.stats.totals.model_drafted_tokens - sum(drafted))
     assert drafted[1] > drafted[0]  # the second did not have to catch up first
 
 
 def test_who_finds_no_room_in_the_drafts_cache_goes_without() -> None:
     bench = Bench(FakeConfig(), draft=FakeConfig(block_size=4, num_blocks=20))
     assert run(bench, *[GREEDY] * 6) == [expected(GREEDY, i) for i in range(6)]
-    assert bench.stats.model_accepted_tokens_total > 0
+    assert bench.stats.totals.model_accepted_tokens > 0
 
 
 @pytest.mark.parametrize(
@@ -209,8 +209,8 @@ def test_a_preempted_sequence_gets_draft_tokens_again_later() -> None:
     tight = FakeConfig(block_size=4, num_blocks=24, max_context=80)
     bench = Bench(tight, draft=replace(tight, num_blocks=1000))
     assert run(bench, *[SAMPLED] * 4) == [expected(SAMPLED, i) for i in range(4)]
-    assert bench.stats.preemptions_total > 0
-    assert bench.stats.model_accepted_tokens_total > 0
+    assert bench.stats.totals.preemptions > 0
+    assert bench.stats.totals.model_accepted_tokens > 0
 
 
 def test_penalties_and_biases_hold_in_drafted() -> None:
@@ -222,7 +222,7 @@ def test_penalties_and_biases_hold_in_drafted() -> None:
     (answer,) = run(bench, sampling)
     assert answer == continuation([*PROMPT, 0], 60, seed=SAMPLED.seed, forbidden=(banned,))
     stats = bench.stats
-    assert stats.model_accepted_tokens_total == stats.model_drafted_tokens_total > 0
+    assert stats.totals.model_accepted_tokens == stats.totals.model_drafted_tokens > 0
 
 
 @pytest.mark.parametrize("done", [0, 1, 17])
@@ -235,7 +235,7 @@ def test_a_request_that_goes_on_in_a_new_engine_gets_draft_tokens(done: int) -> 
     bench = Bench(FakeConfig(block_size=4), draft=FakeConfig())
     assert bench.run(rest)[0].token_ids == whole[done:]
     stats = bench.stats
-    assert stats.model_accepted_tokens_total == stats.model_drafted_tokens_total > 20
+    assert stats.totals.model_accepted_tokens == stats.totals.model_drafted_tokens > 20
 
 
 def test_embeddings_and_scored_prompts_go_along() -> None:
@@ -258,7 +258,7 @@ def test_a_sequence_with_logits_processors_gets_no_draft_tokens() -> None:
     use = ProcessorUse(name="walk", numbers=(1.0,))
     bench = Bench(draft=FakeConfig())
     run(bench, msgspec.structs.replace(GREEDY, processors=(use,)))
-    assert bench.stats.model_drafted_tokens_total == 0
+    assert bench.stats.totals.model_drafted_tokens == 0
 
 
 def test_prompt_lookup_goes_first_until_the_model_is_right_more_often() -> None:
@@ -268,8 +268,8 @@ def test_prompt_lookup_goes_first_until_the_model_is_right_more_often() -> None:
     result = bench.run(request(0, [0, 1, 1, 0], both))[0]
     assert result.token_ids == continuation([0, 1, 1, 0], 200, vocab_size=2)
     stats = bench.stats
-    assert 0 < stats.drafts_total < stats.model_drafts_total
-    assert stats.model_accepted_tokens_total == stats.model_drafted_tokens_total > 0
+    assert 0 < stats.totals.drafts < stats.totals.model_drafts
+    assert stats.totals.model_accepted_tokens == stats.totals.model_drafted_tokens > 0
 
 
 @pytest.mark.parametrize(

@@ -65,11 +65,11 @@ def test_accepted_tokens_save_steps(depth: int) -> None:
         sampling = SamplingParams(max_tokens=60, prompt_lookup_tokens=prompt_lookup_tokens)
         result = bench.run(request(0, prompt, sampling))[0]
         assert result.token_ids == continuation(prompt, 60, vocab_size=2)
-        steps.append(bench.stats.steps_total)
+        steps.append(bench.stats.totals.steps)
     stats = bench.stats
-    assert 0 < stats.accepted_tokens_total < stats.drafted_tokens_total
-    assert stats.decode_tokens_total == 60
-    assert steps[1] == steps[0] - stats.accepted_tokens_total
+    assert 0 < stats.totals.accepted_tokens < stats.totals.drafted_tokens
+    assert stats.totals.decode_tokens == 60
+    assert steps[1] == steps[0] - stats.totals.accepted_tokens
 
 
 @PIPELINES
@@ -125,7 +125,7 @@ def test_drafts_follow_a_grammar(pipeline: FakeConfig) -> None:
             ]
         )
         said.append({i: result.token_ids for i, result in results.items()})
-        accepted = made.stats.accepted_tokens_total
+        accepted = made.stats.totals.accepted_tokens
     assert said[0] == said[1]
     assert accepted > 0
 
@@ -155,7 +155,7 @@ def test_a_nan_counts_only_where_the_draft_token_before_it_was_accepted() -> Non
         outcomes.append(
             [(r.token_ids, r.last.finish_reason) for r in results.values() if r.last is not None]
         )
-    assert bench.stats.drafted_tokens_total > 0
+    assert bench.stats.totals.drafted_tokens > 0
     # Tokens of the step that failed are lost with it.
     for (plain, why), (drafted, same) in zip(*outcomes, strict=True):
         assert why is same

@@ -63,5 +63,5 @@ def test_the_costlier_a_token_is_to_check_the_fewer_are_drafted(
     sampling = SamplingParams(max_tokens=300, draft_model_tokens=4)
     bench.run(*[request(i, [i, 5], sampling) for i in range(4)])
     stats = bench.stats
-    at_once = stats.model_drafted_tokens_total / max(stats.model_drafts_total, 1)
+    at_once = stats.totals.model_drafted_tokens / max(stats.totals.model_drafts, 1)
     assert least <= at_once <= most

@@ -33,6 +33,7 @@ from rocmforge.engine.ipc.params import (
     TokenPieces,
 )
 from rocmforge.engine.ipc.status import EngineStats
+from rocmforge.engine.ipc.totals import Totals
 from rocmforge.engine.ipc.wire import FrameReader, encode
 from rocmforge.errors import BadGguf, EngineError, ModelNotFound, RocmForgeError
 from tests.unit.engine.helpers import options, request
@@ -47,7 +48,7 @@ COMMANDS: list[Command] = [
         prefix_cache=True,
         log_level="INFO",
         log_format="text",
-        totals=EngineStats(steps_total=5),
+        totals=Totals(steps=5),
         vocabulary=TokenPieces(pieces=(b"a", b"\xff"), special_ids=(1,), eos_ids=(1,)),
     ),
     Submit(

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from rocmforge.engine.ipc.params import GenerateRequest, SamplingParams, Share
+from rocmforge.engine.ipc.totals import Totals
 from rocmforge.engine.schedule.chunks import Chunk
 from rocmforge.engine.schedule.fairness import OUTPUT_COST, PROMPT_COST
 from rocmforge.engine.schedule.scheduler import Scheduler
-from rocmforge.engine.schedule.totals import Totals
 from tests.support.fake_backend import FakeConfig, FakeRunner
 from tests.unit.engine.helpers import limits, request
 from tests.unit.engine.schedule.test_scheduler import answer
@@ -217,7 +217,7 @@ def test_the_newest_of_the_key_served_most_gives_way() -> None:
     greedy = [world.add(Job(key=1, num_prompt=10, max_tokens=10)) for _ in range(2)]
     world.step()
     modest = world.add(Job(key=2, num_prompt=7, max_tokens=10))
-    while not world.scheduler.stats().preemptions_total:
+    while not world.scheduler.stats().totals.preemptions:
         chunks = world.step()
     assert {chunk.sequence.request.request_id for chunk in chunks} == {greedy[0], modest}
     assert world.waiting == {1: 1}

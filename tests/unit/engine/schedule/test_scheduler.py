@@ -9,10 +9,10 @@ import pytest
 
 from rocmforge.backend.protocol import StepOutput
 from rocmforge.engine.ipc.params import FinishReason, GenerateRequest, SamplingParams
+from rocmforge.engine.ipc.totals import Totals
 from rocmforge.engine.schedule.chunks import Chunk
 from rocmforge.engine.schedule.limits import SchedulerLimits
 from rocmforge.engine.schedule.scheduler import Scheduler
-from rocmforge.engine.schedule.totals import Totals
 from rocmforge.errors import ConfigurationError
 from tests.support.fake_backend import FakeConfig, FakeRunner
 from tests.unit.engine.helpers import limits, request

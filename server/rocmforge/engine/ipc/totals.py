@@ -1,0 +1,134 @@
+"""Counters of the engine, each declared once: what it counts, and what /metrics calls it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Final, Literal, get_type_hints
+
+import msgspec
+
+from rocmforge.backend.protocol import StepCost
+
+NS: Final = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """The family of metrics in which a counter is exported.
+
+    Attributes:
+        name: Without the server's prefix; vLLM's name, where it has the family.
+        text: What the family counts.
+        unit: One of the counter in units of the family: nanoseconds become seconds.
+        method: Of the draft tokens, which is a label; "" if the family has none.
+        is_cost: Whether only some backends tell. The family is left out where they do not.
+        is_vllms: Whether vLLM has the family, too.
+    """
+
+    name: str
+    text: str
+    unit: float = 1
+    method: Literal["", "prompt_lookup", "draft_model"] = ""
+    is_cost: bool = False
+    is_vllms: bool = True
+
+
+_DRAFTS: Final = ("spec_decode_num_drafts", "Times that draft tokens of a sequence were checked.")
+_DRAFTED: Final = ("spec_decode_num_draft_tokens", "Draft tokens that were checked.")
+_ACCEPTED: Final = (
+    "spec_decode_num_accepted_tokens",
+    "Draft tokens that were accepted: the model drew them too.",
+)
+
+
+class Totals(msgspec.Struct, array_like=True, gc=False, kw_only=True):
+    """Counters that only grow, over all lives of the engine process.
+
+    The scheduler has the only one that changes; a copy leaves with each report, and the next
+    process goes on from the last.
+    """
+
+    prefill_tokens: int = 0  # computed, without what the prefix cache gave
+    decode_tokens: int = 0
+    steps: Annotated[int, Family("engine_steps", "Forward passes.", is_vllms=False)] = 0
+    preemptions: Annotated[int, Family("num_preemptions", "Preemptions.")] = 0
+    prefix_query_tokens: Annotated[
+        int, Family("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.")
+    ] = 0
+    prefix_hit_tokens: Annotated[
+        int, Family("prefix_cache_hits", "Prompt tokens found in the prefix cache.")
+    ] = 0
+    device_ns: Annotated[
+        int, Family("engine_device_seconds", "Time the device was busy.", NS, is_vllms=False)
+    ] = 0
+    host_processed_rows: Annotated[
+        int,
+        Family(
+            "host_processed_rows",
+            "Rows of logits that went to the host, because a processor is not compiled.",
+            is_vllms=False,
+        ),
+    ] = 0
+    drafts: Annotated[int, Family(*_DRAFTS, method="prompt_lookup")] = 0
+    drafted_tokens: Annotated[int, Family(*_DRAFTED, method="prompt_lookup")] = 0
+    accepted_tokens: Annotated[int, Family(*_ACCEPTED, method="prompt_lookup")] = 0
+    model_drafts: Annotated[int, Family(*_DRAFTS, method="draft_model")] = 0
+    model_drafted_tokens: Annotated[int, Family(*_DRAFTED, method="draft_model")] = 0
+    model_accepted_tokens: Annotated[int, Family(*_ACCEPTED, method="draft_model")] = 0
+    model_draft_ns: Annotated[
+        int, Family("draft_model_seconds", "Time that the draft model took.", NS, is_vllms=False)
+    ] = 0
+    read_bytes: Annotated[
+        int,
+        Family(
+            "engine_read_bytes",
+            "Bytes of weights and KV cache that steps had to read, each once.",
+            is_cost=True,
+            is_vllms=False,
+        ),
+    ] = 0
+    launches: Annotated[
+        int,
+        Family(
+            "engine_kernel_launches",
+            "Calls that started kernels; a graph of them is one.",
+            is_cost=True,
+            is_vllms=False,
+        ),
+    ] = 0
+    gap_ns: Annotated[
+        int,
+        Family(
+            "engine_step_gap_seconds",
+            "Time on the device between steps, while requests were there.",
+            NS,
+            is_cost=True,
+            is_vllms=False,
+        ),
+    ] = 0
+
+    def count_drafts(self, drafted: int, accepted: int, *, by_model: bool) -> None:
+        """Counts draft tokens of one sequence in one step, and how many of them were accepted."""
+        if by_model:
+            self.model_drafts += 1
+            self.model_drafted_tokens += drafted
+            self.model_accepted_tokens += accepted
+        else:
+            self.drafts += 1
+            self.drafted_tokens += drafted
+            self.accepted_tokens += accepted
+
+    def count_cost(self, cost: StepCost, *, after_rest: bool) -> None:
+        """Counts what a step cost; a gap in which nobody wanted anything is no loss."""
+        self.read_bytes += cost.bytes_read
+        self.launches += cost.launches
+        self.gap_ns += 0 if after_rest else cost.gap_ns
+
+
+def families() -> dict[str, Family]:
+    """Returns the families of the counters that are exported, by the counter's field."""
+    return {
+        field: hint.__metadata__[0]
+        for field, hint in get_type_hints(Totals, include_extras=True).items()
+        if hasattr(hint, "__metadata__")
+    }
