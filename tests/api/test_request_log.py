@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,7 @@ from rocmforge.api.http.keys import Keyring, given_keys
 from rocmforge.api.http.settings import ApiSettings
 from rocmforge.api.metrics.request_log import RequestLog
 from rocmforge.api.metrics.tracing import Tracer
-from rocmforge.engine.ipc.params import FinishReason
+from rocmforge.engine.ipc.params import FinishReason, GenerateRequest, RequestTiming, TokenEvent
 from rocmforge.logs import FIELDS, JsonFormatter, TextFormatter
 from tests.api.conftest import Client
 from tests.api.fake_engine import FakeEngine, build_app, make_model, say
@@ -216,3 +217,24 @@ def test_a_refused_request_is_one_line_without_what_it_says(
     assert (logged["method"], logged["path"]) == (method, path)
     assert logged | line == logged
     assert "private words" not in str(logged)
+
+
+def test_the_time_before_a_request_reaches_the_engine_is_no_time_in_its_queue(
+    ask: Ask, lines: Any, engine: FakeEngine
+) -> None:
+    def script(request: GenerateRequest) -> list[tuple[TokenEvent, ...]]:
+        submitted_ns = time.monotonic_ns()
+        timing = RequestTiming(
+            arrival_ns=submitted_ns,
+            scheduled_ns=submitted_ns + 250_000_000,
+            first_token_ns=submitted_ns + 250_000_001,
+            finished_ns=submitted_ns + 250_000_002,
+        )
+        last = TokenEvent(request_id=0, finish_reason=FinishReason.LENGTH, timing=timing)
+        return [(last,)]
+
+    engine.script = script
+    ask()
+    (line,) = lines()
+    assert line["queue_s"] == 0.25
+    assert line["scheduled_s"] > 0.25

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -97,6 +98,14 @@ def test_what_got_no_further_is_not_tried_again() -> None:
     assert not journal.can_resume(0)
     journal.close(0)
     assert journal.resume() == []
+
+
+def test_the_time_that_a_resumed_request_has_run_is_no_time_in_the_queue() -> None:
+    journal = Journal()
+    journal.open(request(0, PROMPT, SamplingParams(max_tokens=9)))
+    before = time.monotonic_ns()
+    (again,) = journal.resume()
+    assert before <= again.arrival_ns <= time.monotonic_ns()
 
 
 def test_a_prompt_that_may_be_half_scored_is_not_tried_again() -> None:

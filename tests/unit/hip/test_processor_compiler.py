@@ -143,3 +143,20 @@ def test_a_compiler_that_crashes_is_no_compiler(
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(CannotCompile):
         compile_processors(PROCESSORS, TARGET, tmp_path)
+
+
+def test_the_traceback_of_a_compiler_that_crashes_is_for_debugging(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    program = tmp_path / "python"
+    program.write_text(
+        "#!/bin/sh\ncat >/dev/null; echo Traceback >&2; echo 'needs another NumPy' >&2; exit 1\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    caplog.set_level(logging.DEBUG)
+    note = prepare_processors(PROCESSORS, TARGET, tmp_path).note
+    assert "their compiler failed (needs another NumPy)" in note
+    loud = [record for record in caplog.records if record.levelno > logging.INFO]
+    assert [record.getMessage() for record in loud] == [note]
+    assert "Traceback" in caplog.text

@@ -194,5 +194,8 @@ def _run_worker(job: Job) -> list[Made]:
         return list(made)
     complaint = done.stderr.decode(errors="replace").strip()
     if done.returncode != UNAVAILABLE_STATUS:
-        logger.error("the compiler of logits processors failed:\n%s", complaint)
-    raise CannotCompile(complaint.splitlines()[-1] if complaint else "the compiler crashed")
+        # Not louder: perhaps nobody asks for a processor, and they run on the host.
+        logger.debug("the compiler of logits processors failed:\n%s", complaint)
+        last = complaint.splitlines()[-1] if complaint else f"exit status {done.returncode}"
+        raise CannotCompile(f"their compiler failed ({last}); --log-level debug shows more")
+    raise CannotCompile(complaint.splitlines()[-1])

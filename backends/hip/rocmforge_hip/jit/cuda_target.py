@@ -18,7 +18,7 @@ class CudaToolchain:
         try:
             self.gpu: Any = import_module("numba.cuda")
             dispatcher: Any = import_module("numba.cuda.dispatcher")
-        except ImportError as error:
+        except (ImportError, OSError, RuntimeError, AttributeError, SystemError) as error:
             raise Unavailable(f"numba-cuda cannot be imported ({error})") from error
         number = target.removeprefix("sm_")
         self._capability = int(number[:-1]), int(number[-1])

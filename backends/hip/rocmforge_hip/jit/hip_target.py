@@ -20,7 +20,7 @@ class HipToolchain:
             self.gpu: Any = import_module("numba.hip")
             self._compiler: Any = import_module("numba.hip.compiler")
             dispatcher: Any = import_module("numba.hip.dispatcher")
-        except (ImportError, OSError, RuntimeError, AttributeError) as error:
+        except (ImportError, OSError, RuntimeError, AttributeError, SystemError) as error:
             raise Unavailable(f"numba-hip cannot be imported ({error})") from error
         self._target = target
         # As in `cuda_target`; also, numba-hip takes every device for one like the first.

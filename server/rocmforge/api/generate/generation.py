@@ -68,6 +68,7 @@ class Choice:
         self.cached_tokens = 0
         self.first_token_ns: int | None = None
         self.scheduled_ns: int | None = None  # known once the engine has ended the sequence
+        self.queue_ns: int | None = None  # as well
         self.texts: list[str] = []  # all pieces, if they are kept
         self._prompt_logprobs: tuple[TokenLogprob, ...] = ()
         self._keeps_text = keeps_text
@@ -160,6 +161,7 @@ class Choice:
         self.cached_tokens = last.cached_tokens
         if last.timing is not None and last.timing.scheduled_ns:
             self.scheduled_ns = last.timing.scheduled_ns
+            self.queue_ns = last.timing.scheduled_ns - last.timing.arrival_ns
         self._metrics.finished(reason, last.timing)
         match reason:
             case FinishReason.ERROR:
@@ -289,6 +291,7 @@ class Generation:
     def _record(self, end_ns: int) -> RequestRecord:
         usage = self.usage()
         scheduled = [c.scheduled_ns for c in self.choices if c.scheduled_ns is not None]
+        queued = [c.queue_ns for c in self.choices if c.queue_ns is not None]
         first_tokens = [c.first_token_ns for c in self.choices if c.first_token_ns is not None]
         return RequestRecord.make(
             self._request_id,
@@ -306,6 +309,7 @@ class Generation:
                 min(first_tokens, default=None),
                 end_ns,
             ),
+            queue_ns=min(queued, default=None),
         )
 
     def _texts(self) -> list[str]:

@@ -27,7 +27,8 @@ class RequestRecord:
     prompt_tokens: int
     cached_tokens: int
     output_tokens: int
-    queue_s: float | None
+    queue_s: float | None  # in the engine's queue, without the loading of a model
+    scheduled_s: float | None  # from arrival, with all that
     first_token_s: float | None
     total_s: float
     tokens_per_s: float | None  # after the first
@@ -42,6 +43,7 @@ class RequestRecord:
         outcomes: list[str],
         tokens: tuple[int, int, int],
         times_ns: tuple[int, int | None, int | None, int],
+        queue_ns: int | None,
     ) -> RequestRecord:
         """Makes a record from counts and moments.
 
@@ -52,6 +54,7 @@ class RequestRecord:
             outcomes: how each choice ended.
             tokens: in the prompt, of these cached, generated.
             times_ns: arrival, first scheduled, first token, end.
+            queue_ns: in the engine's queue.
         """
         arrival, scheduled, first, end = times_ns
         decoding_s = 0.0 if first is None else (end - first) * 1e-9
@@ -64,7 +67,8 @@ class RequestRecord:
             prompt_tokens=tokens[0],
             cached_tokens=tokens[1],
             output_tokens=tokens[2],
-            queue_s=None if scheduled is None else _seconds(scheduled - arrival),
+            queue_s=None if queue_ns is None else _seconds(queue_ns),
+            scheduled_s=None if scheduled is None else _seconds(scheduled - arrival),
             first_token_s=None if first is None else _seconds(first - arrival),
             total_s=_seconds(end - arrival),
             tokens_per_s=round((tokens[2] - 1) / decoding_s, 1)

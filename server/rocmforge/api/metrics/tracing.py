@@ -73,7 +73,10 @@ class Tracer:
                 "rocmforge.cached_tokens": record.cached_tokens,
             },
         )
-        for name, seconds in (("scheduled", record.queue_s), ("first token", record.first_token_s)):
+        for name, seconds in (
+            ("scheduled", record.scheduled_s),
+            ("first token", record.first_token_s),
+        ):
             if seconds is not None:
                 span.add_event(name, timestamp=begin + int(seconds * 1e9))
         if _FAILURES & {*record.finish_reason.split(",")}:

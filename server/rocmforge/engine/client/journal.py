@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 
 from msgspec import structs
@@ -51,9 +52,15 @@ class Journal:
         return bool(entry.tokens) or entry.request.sampling.prompt_logprobs < 0
 
     def resume(self) -> list[GenerateRequest]:
-        """Returns all requests, oldest first, to be submitted again."""
+        """Returns all requests, oldest first, to be submitted again.
+
+        They arrive now: what they have run already is no time in a queue.
+        """
+        now_ns = time.monotonic_ns()
         requests = []
         for entry in self._entries.values():
             entry.tokens_before = len(entry.tokens)
-            requests.append(structs.replace(entry.request, generated_ids=tuple(entry.tokens)))
+            requests.append(
+                structs.replace(entry.request, generated_ids=tuple(entry.tokens), arrival_ns=now_ns)
+            )
         return requests
