@@ -171,3 +171,13 @@ def test_freed_memory_is_given_back(device: Device) -> None:
     for _ in range(4):
         use_and_free()
     assert memory_of_process("VmRSS") - before < 4 * elements
+
+
+def test_who_wrote_what_is_forgotten_between_launches_before_it_takes_much(device: Device) -> None:
+    """It weighs eight times as much as what was written: 100 MB of weights would be 800."""
+    part, parts = 1 << 18, 48
+    weights = device.empty(part * parts, np.float32)
+    before = memory_of_process("VmRSS")
+    for index in range(parts):
+        device.launch("rf_fill", weights, index * part, part, grid=part // 256, block=256)
+    assert memory_of_process("VmRSS") - before < 300 << 20  # 384 MiB otherwise

@@ -41,6 +41,7 @@ hipError_t BlockRunner::run(const Launch& launch) {
     memory().forget_writers();
     launch_number_++;
   }
+  memory().trim_writers();
   random_.seed(options().seed);
   for (int i = 0; i < threads_; i++) {
     make_stack(lanes_[i], i);

@@ -99,8 +99,8 @@ void record_write(BlockRunner& runner, uintptr_t address, size_t size, AccessKin
     states[i] |= kInitialised;
     writers[i] = tag;
   }
-  *memory().page_writer(address) = runner.launch_number();
-  *memory().page_writer(address + size - 1) = runner.launch_number();
+  memory().note_writer(address, runner.launch_number());
+  memory().note_writer(address + size - 1, runner.launch_number());
 }
 
 }  // namespace

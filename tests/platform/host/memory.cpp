@@ -16,7 +16,8 @@ namespace {
 constexpr size_t kPage = 4096;
 // Real allocators promise 256 bytes: do not give more by accident.
 constexpr size_t kAlignment = 256;
-constexpr uint8_t kPoison = 0xFF;  // NaN in every float format
+constexpr size_t kMostWriters = size_t{256} << 20;  // bytes, between launches
+constexpr uint8_t kPoison = 0xFF;                   // NaN in every float format
 
 void* reserve(size_t bytes) {
   void* result = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
@@ -148,7 +149,14 @@ void Memory::note_use(uintptr_t address, size_t size, bool writes) {
   (writes ? a.written : a.read).include(offset, offset + size);
 }
 
-void Memory::forget_writers() { discard(writers_, (next_ - arena_) * sizeof(*writers_)); }
+void Memory::forget_writers() {
+  discard(writers_, (next_ - arena_) * sizeof(*writers_));
+  pages_written_ = 0;
+}
+
+void Memory::trim_writers() {
+  if (pages_written_ * kPage * sizeof(*writers_) > kMostWriters) forget_writers();
+}
 
 std::vector<Allocation*> Memory::take_touched() { return std::exchange(touched_, {}); }
 

@@ -84,8 +84,17 @@ class Memory {
   uint64_t* writer(uintptr_t address) { return writers_ + (address - arena_); }
   uint32_t* page_writer(uintptr_t address) { return &page_writers_[(address - arena_) >> 12]; }
 
+  // Notes which launch has written to the page of this address.
+  void note_writer(uintptr_t address, uint32_t launch) {
+    uint32_t* page = page_writer(address);
+    if (*page == launch) return;
+    *page = launch;
+    pages_written_++;
+  }
   // No byte was written by any launch.
   void forget_writers();
+  // The same once they take too much, between two launches: they only matter within one.
+  void trim_writers();
 
   void set_access(uintptr_t address, size_t bytes, uint8_t access);
   void set_initialised(uintptr_t address, size_t bytes);
@@ -111,6 +120,7 @@ class Memory {
   uint8_t* state_ = nullptr;
   uint64_t* writers_ = nullptr;       // per byte: who wrote it last, see access.cpp
   uint32_t* page_writers_ = nullptr;  // per page: the last launch that wrote to it
+  size_t pages_written_ = 0;          // by launches since writers were forgotten
   size_t used_ = 0;
   uint64_t next_id_ = 1;
   std::map<uintptr_t, std::unique_ptr<Allocation>> allocations_;
