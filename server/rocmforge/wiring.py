@@ -198,7 +198,7 @@ def build_model(
     policy: ModelPolicy | None = None,
     memory_share: float | None = None,
 ) -> ServedModel:
-    """A model under the names that clients use, which is not loaded yet."""
+    """Builds a model under the names that clients use, which is not loaded yet."""
     config = engine_config(front, settings)
     if memory_share is not None:
         config = replace(config, options=replace(config.options, memory_share=memory_share))

@@ -44,7 +44,7 @@ Ts = TypeVarTuple("Ts")
 
 
 def openai_failure(error: Exception) -> bytes:
-    """The last event of a stream that failed before it had anything to say."""
+    """Encodes the last event of a stream that failed before it had anything to say."""
     return frame(answer_for(error).body)
 
 
@@ -79,7 +79,7 @@ class Models:
         self._loading: ModelSlot | None = None  # what the request waits for
 
     def find(self, name: str | None) -> ServedModel:
-        """The model of that name as it is, loaded or not; raises as `Fleet.find`."""
+        """Finds the model of that name as it is, loaded or not; raises as `Fleet.find`."""
         model = self._fleet.find(name)
         self._request.state[MODEL] = model
         return model
@@ -146,7 +146,7 @@ class Models:
         answer: Callable[[], Coroutine[Any, Any, ASGIApp]],
         failure: Callable[[Exception], bytes] = openai_failure,
     ) -> ASGIApp:
-        """The stream that `answer` makes, which begins before its model is loaded if need be.
+        """Returns the stream of `answer`, which begins before its model is loaded if need be.
 
         Args:
             name: of the model that `answer` acquires.
@@ -170,7 +170,7 @@ class Models:
         return cast("ASGIApp", _LateStream(self, working, self._keep_alive_s, failure))
 
     def progress(self) -> str:
-        """How far the model is that the request waits for."""
+        """Tells how far loading is of the model that the request waits for."""
         if self._loading is None:
             return "keep-alive"
         slot, status = self._loading, self._loading.status
@@ -252,7 +252,7 @@ class _LateStream:
         await app(scope, receive, send_on)
 
     async def _progress(self) -> AsyncIterator[str]:
-        """How far loading is, each time that the stream would be silent for too long."""
+        """Yields how far loading is, each time that the stream would be silent for too long."""
         while not self._working.done():
             yield self._models.progress()
             await asyncio.wait((self._working,), timeout=self._keep_alive_s)

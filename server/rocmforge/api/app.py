@@ -95,7 +95,7 @@ def build_app(
     metrics: FleetMetrics | None = None,
     request_log: RequestLog | None = None,
 ) -> Litestar:
-    """The application that serves these models.
+    """Builds the application that serves these models.
 
     Args:
         fleet: the models.
@@ -152,14 +152,14 @@ def build_app(
 
 
 async def _load_anyio() -> None:
-    """The library imports its event loop backend on first use: 100 ms no client should wait."""
+    """Loads the event loop backend, which takes 100 ms on first use, before a client waits."""
     await anyio.lowlevel.checkpoint()
 
 
 def _answer_error(
     fleet_metrics: FleetMetrics, request: Request[Any, Any, Any], error: Exception
 ) -> Response[bytes]:
-    """The handler of all exceptions: answers as OpenAI would, or Anthropic on its own paths."""
+    """Answers any exception as OpenAI would, or Anthropic on its own paths."""
     answer = answer_for(error)
     body = answer.body
     if _speaks_anthropic(request):
@@ -181,7 +181,7 @@ def _answer_error(
 
 
 def _speaks_anthropic(request: Request[Any, Any, Any]) -> bool:
-    """Whether a client of Anthropic's asks; those name a version on the path that we share."""
+    """Returns whether a client of Anthropic's asks; those name a version on the shared path."""
     path = request.scope["path"]
     return path.startswith(MESSAGES_PATH) or (
         path.startswith("/v1/models") and ANTHROPIC_VERSION in request.headers

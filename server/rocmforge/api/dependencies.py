@@ -1,4 +1,4 @@
-"""What handlers are given by name: see `build_app`."""
+"""The dependencies that handlers are given by name: see `build_app`."""
 
 from __future__ import annotations
 

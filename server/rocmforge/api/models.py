@@ -50,7 +50,7 @@ _name_decoder = msgspec.json.Decoder(ModelName)
 
 @get("/v1/models")
 async def list_models(request: Request[Any, Any, Any], fleet: FleetDep) -> Response[bytes]:
-    """All models under each of their names; Anthropic's clients get them in its format."""
+    """Lists all models under each of their names; Anthropic's clients get its format."""
     named = [(model, name) for model in fleet.models for name in model.shown_names]
     if ANTHROPIC_VERSION in request.headers:
         infos = [_info(model, name) for model, name in named]
@@ -62,7 +62,7 @@ async def list_models(request: Request[Any, Any, Any], fleet: FleetDep) -> Respo
 async def get_model(
     request: Request[Any, Any, Any], fleet: FleetDep, model_id: FromPath[str]
 ) -> Response[bytes]:
-    """One name; ids may hold slashes, as those of Hugging Face do."""
+    """Returns one name; ids may hold slashes, as those of Hugging Face do."""
     name = model_id.removeprefix("/")
     model = fleet.find(name)
     if ANTHROPIC_VERSION in request.headers:
@@ -74,7 +74,7 @@ async def get_model(
 async def command_model(
     fleet: FleetDep, models: ModelsDep, command: FromPath[str]
 ) -> Response[bytes]:
-    """`MODEL/load` or `MODEL/unload`: answers with the model when that is done."""
+    """Does `MODEL/load` or `MODEL/unload`; answers with the model when that is done."""
     name, _, verb = command.removeprefix("/").rpartition("/")
     if verb not in COMMANDS:
         raise ModelNotFound(command.removeprefix("/"), fleet.shown_names)
@@ -83,14 +83,14 @@ async def command_model(
 
 @post("/models/load", status_code=200, opt=_ADMIN)
 async def load_model(request: Request[Any, Any, Any], models: ModelsDep) -> Response[bytes]:
-    """The same for programs that know llama.cpp's router."""
+    """Loads a model, for programs that know llama.cpp's router."""
     await models.load((await read_json(request, _name_decoder)).model)
     return json_response(ModelChanged())
 
 
 @post("/models/unload", status_code=200, opt=_ADMIN)
 async def unload_model(request: Request[Any, Any, Any], models: ModelsDep) -> Response[bytes]:
-    """The same for programs that know llama.cpp's router."""
+    """Unloads a model, for programs that know llama.cpp's router."""
     await models.unload((await read_json(request, _name_decoder)).model)
     return json_response(ModelChanged())
 

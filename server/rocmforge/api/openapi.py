@@ -106,7 +106,7 @@ class Endpoint:
 
 
 def endpoints() -> tuple[Endpoint, ...]:
-    """All endpoints but those of this module."""
+    """Returns all endpoints but those of this module."""
     return (
         Endpoint(
             handler=create_chat_completion, body=ChatRequest, answer=ChatCompletion, event=ChatChunk
@@ -165,14 +165,14 @@ def endpoints() -> tuple[Endpoint, ...]:
 
 @get("/openapi.json")
 async def openapi(fleet: FleetDep) -> Response[bytes]:
-    """This document."""
+    """Returns this document."""
     content = msgspec.json.encode(document(fleet.names))
     return Response(content, media_type=MediaType.JSON)
 
 
 @get("/docs", opt={PUBLIC: True})
 async def docs() -> Response[str]:
-    """The same as a page, which needs no key: browsers send none, and it names no model."""
+    """Shows it as a page, which needs no key: browsers send none, and it names no model."""
     return Response(
         render_page(document(())),
         media_type=MediaType.HTML,
@@ -285,7 +285,7 @@ def _operation(endpoint: Endpoint, by_type: dict[Any, Any]) -> dict[str, Any]:
 
 
 def _event_schema(data: dict[str, Any]) -> dict[str, Any]:
-    """One event of a stream, as OpenAPI 3.2 models them: its data is JSON, or `[DONE]`."""
+    """Describes an event of a stream as OpenAPI 3.2 does: its data is JSON, or `[DONE]`."""
     text = {"type": "string", "contentMediaType": "application/json", "contentSchema": data}
     return {
         "type": "object",
@@ -295,7 +295,7 @@ def _event_schema(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _path(path: str) -> tuple[str, list[dict[str, Any]]]:
-    """From Litestar's `/a/{name:type}` to OpenAPI's, and its parameters."""
+    """Converts Litestar's `/a/{name:type}` to OpenAPI's path and its parameters."""
     parts, parameters = [], []
     for part in path.split("/"):
         if part.startswith("{"):
@@ -314,7 +314,7 @@ def _path(path: str) -> tuple[str, list[dict[str, Any]]]:
 
 
 def _query(component: dict[str, Any]) -> list[dict[str, Any]]:
-    """The parameters of a query, of the schema of its type; none has to be there."""
+    """Returns the parameters of a query, of the schema of its type; none is required."""
     return [
         {"name": name, "in": "query", "required": False, "schema": schema}
         for name, schema in component["properties"].items()

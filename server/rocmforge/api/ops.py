@@ -98,7 +98,7 @@ async def ready(fleet: FleetDep) -> Response[bytes]:
 
 @get("/version")
 async def version() -> Response[bytes]:
-    """The program's version."""
+    """Returns the program's version."""
     return json_response(Version(version=__version__))
 
 

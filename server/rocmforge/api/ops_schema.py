@@ -62,7 +62,7 @@ class ModelChanged(msgspec.Struct, kw_only=True):
 
 
 class LoadStatus(msgspec.Struct, kw_only=True):
-    """How far loading a model is, as llama.cpp's router words it."""
+    """The progress of loading a model, as llama.cpp's router words it."""
 
     value: Literal["unloaded", "loading", "loaded"]
     failed: bool  # the last time that it was tried

@@ -34,7 +34,7 @@ _TEXT_SIZE = {MAX_BODY: 4 * 1024 * 1024}
 
 @post("/tokenize", status_code=200, opt=_TEXT_SIZE)
 async def tokenize(request: Request[Any, Any, Any], models: ModelsDep) -> Response[bytes]:
-    """Token ids of a text or of a conversation."""
+    """Returns the token ids of a text or of a conversation."""
     wanted = await read_json(request, _tokenize_decoder)
     model = models.find(wanted.model)
     return await models.offload(_tokens, model, wanted)
@@ -42,7 +42,7 @@ async def tokenize(request: Request[Any, Any, Any], models: ModelsDep) -> Respon
 
 @post("/detokenize", status_code=200, opt=_TEXT_SIZE)
 async def detokenize(request: Request[Any, Any, Any], models: ModelsDep) -> Response[bytes]:
-    """The text that token ids stand for, special tokens spelled out."""
+    """Returns the text that token ids stand for, special tokens spelled out."""
     wanted = await read_json(request, _detokenize_decoder)
     model = models.find(wanted.model)
     return await models.offload(_text, model, wanted)
@@ -50,7 +50,7 @@ async def detokenize(request: Request[Any, Any, Any], models: ModelsDep) -> Resp
 
 @get("/tokenizer_info")
 async def tokenizer_info(models: ModelsDep, model: FromQuery[str | None] = None) -> Response[bytes]:
-    """What programs need that tokenise over HTTP, as lm-eval does."""
+    """Returns what programs need that tokenise over HTTP, as lm-eval does."""
     served = models.find(model)
     tokenizer = served.tokenizer
     return json_response(

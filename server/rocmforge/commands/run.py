@@ -116,7 +116,7 @@ def _converse(runner: asyncio.Runner, conversation: Conversation) -> None:
 
 
 class Conversation:
-    """What has been said so far.
+    """The messages so far.
 
     Args:
         model: answers.

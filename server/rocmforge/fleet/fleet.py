@@ -38,7 +38,7 @@ RETRY_LOAD_S: Final = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetSettings:
-    """What the operator decides about all models together."""
+    """The operator's settings of all models together."""
 
     max_loaded: int | None = None  # models in memory at once
     load_timeout_s: float = 600.0  # that a request waits for its model
@@ -83,11 +83,11 @@ class Fleet:
 
     @property
     def shown_names(self) -> tuple[str, ...]:
-        """Those that lists and messages show."""
+        """The names that lists and messages show."""
         return tuple(name for model in self.models for name in model.shown_names)
 
     def find(self, name: str | None) -> ServedModel:
-        """The model of that name; None = the only one there is.
+        """Finds the model of that name; None = the only one there is.
 
         Raises:
             ModelNotFound: there is no such model.
@@ -112,7 +112,7 @@ class Fleet:
         return not self._is_closing and not any(map(_holds_up, self._slots))
 
     def held_up_by(self) -> ServedModel:
-        """The model that says most about why the server is not ready; the first if it is."""
+        """Returns the model that best says why the server is not ready; the first if it is."""
         return next((m for m in self.models if _holds_up(m.slot)), self.models[0])
 
     async def acquire(self, slot: ModelSlot, timeout_s: float | None = None) -> None:
@@ -179,7 +179,7 @@ class Fleet:
             raise slot.failure
 
     def _begin_load(self, slot: ModelSlot) -> None:
-        """One attempt for all who wait; what is being unloaded is loaded after that."""
+        """Begins one attempt for all who wait; what is being unloaded is loaded after that."""
         if slot.loading is None and slot.unloading is None and not self._is_closing:
             slot.loading = asyncio.create_task(self._load(slot), name=f"load {slot.name}")
 
@@ -267,7 +267,7 @@ class Fleet:
             await self._news.wait()
 
     def _forget_unwanted_load(self, slot: ModelSlot) -> None:
-        """Nothing is unloaded for a model that nobody waits for any more."""
+        """Forgets a load that nobody waits for any more: nothing is unloaded for it."""
         if slot.loading is None or slot.engine is not None or slot.is_new or slot.num_waiting:
             return
         _cancel_once(slot.loading)
@@ -364,7 +364,7 @@ class Fleet:
 
 
 def _holds_up(slot: ModelSlot) -> bool:
-    """Whether a model of the start does not serve, and would not on request."""
+    """Returns whether a model of the start does not serve, and would not on request."""
     if not slot.policy.at_start:
         return False
     if slot.is_new or slot.state in (ModelState.RESTARTING, ModelState.FAILED):
@@ -377,7 +377,7 @@ def _shutting_down() -> Draining:
 
 
 def _cancel_once(task: asyncio.Task[None]) -> None:
-    """A second one would cut off what it does to end in order."""
+    """Cancels a task, once: a second time would cut off what it does to end in order."""
     if not task.cancelling():
         task.cancel()
 

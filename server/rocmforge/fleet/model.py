@@ -53,7 +53,7 @@ class ServedModel:
 
     @property
     def base_names(self) -> tuple[str, ...]:
-        """Those of the model itself."""
+        """The names of the model itself."""
         return (self.name, *self.aliases)
 
     @property
@@ -63,12 +63,12 @@ class ServedModel:
 
     @property
     def shown_names(self) -> tuple[str, ...]:
-        """Those that lists show: adapters under their own names only."""
+        """The names that lists show: adapters under their own names only."""
         return (*self.base_names, *self.adapters)
 
     @property
     def capabilities(self) -> tuple[str, ...]:
-        """What the model can be asked for."""
+        """The things that the model can be asked for."""
         ranks = self.is_encoder or self.pooling is not PoolingType.NONE
         found = {
             "chat": bool(self.templates.names) and not self.is_encoder,
@@ -88,13 +88,13 @@ class ServedModel:
         }
 
     def adapter_called(self, name: str | None) -> int:
-        """The adapter that a request for this name is for; NO_ADAPTER for the model itself."""
+        """Returns the adapter that this name stands for; NO_ADAPTER for the model itself."""
         if name is None or not self.adapters:
             return NO_ADAPTER
         return self._adapter_names.get(name, NO_ADAPTER)
 
     def answers_as(self, adapter: int) -> str:
-        """The name that answers with this adapter carry."""
+        """Returns the name that answers with this adapter carry."""
         return self.name if adapter == NO_ADAPTER else self.adapters[adapter]
 
     @property
@@ -115,7 +115,7 @@ class ServedModel:
 
     @property
     def hidden_size(self) -> int:
-        """How many numbers the model gives for a prompt; 0 = its backend cannot give them.
+        """The numbers that the model gives for a prompt; 0 = its backend cannot give them.
 
         Before the model is loaded: as many as its file says.
 
@@ -129,7 +129,7 @@ class ServedModel:
 
     @property
     def runner(self) -> RunnerInfo:
-        """What the model turned out to be. Raises NotReady."""
+        """The facts about the loaded model. Raises NotReady."""
         runner = self.slot.status.runner
         if runner is None:
             raise NotReady("The model is still being loaded.", retry_after_s=LOADING_RETRY_S)

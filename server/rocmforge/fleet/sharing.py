@@ -1,4 +1,4 @@
-"""How several models divide the memory of a device, before any of them is loaded."""
+"""The division of a device's memory among models, before any of them is loaded."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rocmforge.fleet.slot import ModelPolicy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """What a model needs of a device's memory."""
+    """The memory of a device that a model needs."""
 
     name: str
     weights: int  # bytes
@@ -20,7 +20,7 @@ class Wish:
 
 
 def memory_shares(wishes: Sequence[Wish], max_loaded: int | None = None) -> tuple[float, ...]:
-    """The share of its device that each model gets, 0..1.
+    """Returns the share of its device that each model gets, 0..1.
 
     What the operator has given away is taken off first, and the rest is divided by the size of the
     weights: among this model and the largest that may be in memory besides on the same device.

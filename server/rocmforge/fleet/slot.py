@@ -22,7 +22,7 @@ LOADING_RETRY_S: Final = 5.0
 
 
 class ModelState(StrEnum):
-    """Where a model is in its life."""
+    """The stage of a model."""
 
     UNLOADED = "unloaded"
     LOADING = "loading"  # or waiting for its turn, or for room
@@ -55,7 +55,7 @@ class Handle(Protocol):
 
 
 class Engine(Protocol):
-    """What the server uses of `engine.client.AsyncEngine`. Lives once: loaded, used, stopped."""
+    """The part of `engine.client.AsyncEngine` that the server uses. Loaded, used, stopped: once."""
 
     @property
     def status(self) -> EngineStatus:
@@ -89,7 +89,7 @@ class Engine(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelPolicy:
-    """What the operator decided about when a model is loaded."""
+    """The operator's decision about when a model is loaded."""
 
     at_start: bool = True  # or on the first request
     pinned: bool = False  # unloaded only manually
@@ -98,7 +98,7 @@ class ModelPolicy:
     max_waiting: int = 256  # requests that may wait while it is loaded
 
     def shares_device(self, other: ModelPolicy) -> bool:
-        """Whether both may need memory of the same device."""
+        """Returns whether both may need memory of the same device."""
         return not self.devices or not other.devices or bool(self.devices & other.devices)
 
 
@@ -189,7 +189,7 @@ class ModelSlot:
         )
 
     def open(self) -> Engine:
-        """A new engine, which is not started yet."""
+        """Makes a new engine, which is not started yet."""
         self.engine = self.make_engine(self._last_stats.totals)
         return self.engine
 
@@ -217,7 +217,7 @@ class ModelSlot:
         return self.engine
 
     def leave(self) -> None:
-        """One user less."""
+        """Counts one user less."""
         self.users -= 1
         if not self.users:
             self.last_used = asyncio.get_running_loop().time()
@@ -266,7 +266,7 @@ class ModelSlot:
                 waiter.set_result(refusal())
 
     def unavailable(self) -> ModelUnavailable:
-        """What requests get after a failure. Where the file lies is not their business."""
+        """Makes the error of requests after a failure; where the file lies is not told."""
         assert self.failure is not None
         reason = self.failure.message
         if isinstance(self.failure, ModelLoadError):

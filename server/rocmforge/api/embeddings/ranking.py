@@ -1,4 +1,4 @@
-"""How well documents fit a query: by a classification head, or by the cosine of embeddings."""
+"""The relevance of documents to a query: by a classification head, or by cosine of embeddings."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from rocmforge.text.tokenizer.tokenizer import Tokenizer
 
 
 def rank_prompts(model: ServedModel, wanted: RerankRequest) -> Prompts:
-    """What the model reads: pairs if it has a head, else the query, then each document.
+    """Makes the prompts: pairs if the model has a head, else the query, then each document.
 
     Raises:
         UnsupportedFeature: the model cannot rank, or the request asks for what we do not have.
@@ -60,7 +60,7 @@ def rank_prompts(model: ServedModel, wanted: RerankRequest) -> Prompts:
 
 
 def _pair_encoder(model: ServedModel) -> Callable[[str, str, int | None], list[int]]:
-    """What makes a prompt of a query and so many tokens of a document."""
+    """Returns a function that makes a prompt of a query and some tokens of a document."""
     num_scores = check_hidden(model)
     if model.rank_head is not None:
         return partial(_fill, model.tokenizer, model.rank_head)
@@ -85,7 +85,7 @@ def _fill(
 
 
 async def relevance(model: RequestedModel, request_id: str, prompts: Prompts) -> list[float]:
-    """The relevance of each document.
+    """Computes the relevance of each document.
 
     Of a head, the sigmoid of its score, 0 to 1: what clients of Cohere and Jina expect, and what
     vLLM and text-embeddings-inference answer (llama.cpp answers the score itself). Of a model that

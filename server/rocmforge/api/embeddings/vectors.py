@@ -35,7 +35,7 @@ _POOLING = {
 
 
 def check_embeds(model: ServedModel) -> int:
-    """The size of the vectors.
+    """Returns the size of the vectors.
 
     Raises:
         UnsupportedFeature: the model or the backend cannot give any.
@@ -50,7 +50,7 @@ def check_embeds(model: ServedModel) -> int:
 
 
 def check_hidden(model: ServedModel) -> int:
-    """How many numbers the model gives for a prompt; raises as `check_embeds`."""
+    """Returns how many numbers the model gives for a prompt; raises as `check_embeds`."""
     size = model.hidden_size
     if not size:
         raise UnsupportedFeature(
@@ -62,14 +62,14 @@ def check_hidden(model: ServedModel) -> int:
 
 
 def check_fits(model: ServedModel, prompts: Prompts, param: str) -> Prompts:
-    """The prompts; raises ContextLengthExceeded if one is too long."""
+    """Returns the prompts; raises ContextLengthExceeded if one is too long."""
     for prompt in prompts:
         check_room(model, prompt, 0, param=param, prompt_param=param)
     return prompts
 
 
 async def embed(model: RequestedModel, request_id: str, prompts: Prompts) -> list[Vector]:
-    """The embedding of each prompt, [D], of length 1.
+    """Computes the embedding of each prompt, [D], of length 1.
 
     Raises:
         CapacityError, EngineError: as `Generation`.
@@ -82,7 +82,7 @@ async def embed(model: RequestedModel, request_id: str, prompts: Prompts) -> lis
 async def pooled(
     model: RequestedModel, request_id: str, prompts: Prompts, pooling: Pooling
 ) -> list[Vector]:
-    """What the model gives for each prompt.
+    """Computes the pooled state of each prompt, float32 [D].
 
     The engine gets as many at a time as its queue and the caller's key let in. Once the first are
     done, the others wait for room.
@@ -126,6 +126,6 @@ def _at_once(model: RequestedModel) -> int:
 
 
 def normalized(vector: Vector) -> Vector:
-    """The same direction, length 1; a vector of zeros stays one."""
+    """Scales to length 1; a vector of zeros stays one."""
     length = np.linalg.norm(vector)
     return vector / length if length else vector

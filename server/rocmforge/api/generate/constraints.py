@@ -1,4 +1,4 @@
-"""What a request says about the form of its answer, as one grammar."""
+"""Constraints of a request on the form of its answer, as one grammar."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MAX_CHOICES = 1024
 
 
 def output_grammar(model: ServedModel, request: GenerationRequest) -> str:
-    """The grammar that the whole answer must match; "" if there is none.
+    """Returns the grammar that the whole answer must match; "" if there is none.
 
     Raises:
         InvalidParameter: it does not compile, or there are several.
@@ -53,7 +53,7 @@ def check_grammar(model: ServedModel, grammar: str, param: str) -> None:
 
 
 def is_constrained(request: GenerationRequest) -> bool:
-    """Whether there may be a grammar to compile, which can take a while."""
+    """Returns whether there may be a grammar to compile, which can take a while."""
     return any(
         getattr(request, name, None) is not None
         for name in (
@@ -92,7 +92,7 @@ def _grammars(request: GenerationRequest) -> Iterator[tuple[str, str, str]]:
 
 
 def _json_grammar(schema: Schema | str, param: str) -> str:
-    """A schema may also be given as JSON text."""
+    """Makes the grammar of a schema, which may also be given as JSON text."""
     if isinstance(schema, str):
         try:
             schema = msgspec.json.decode(schema, type=dict[str, Any] | bool)

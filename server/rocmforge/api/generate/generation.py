@@ -28,7 +28,7 @@ RETRY_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one token event adds to a choice."""
+    """The part of a choice that one token event adds."""
 
     index: int
     text: str
@@ -41,7 +41,7 @@ class Piece:
 
 
 def by_choice(pieces: Sequence[Piece]) -> list[list[Piece]]:
-    """The pieces of each choice, of which every one has at least its last."""
+    """Groups pieces by choice; every choice has at least its last."""
     found: dict[int, list[Piece]] = {}
     for piece in pieces:
         found.setdefault(piece.index, []).append(piece)
@@ -255,7 +255,7 @@ class Generation:
             await asyncio.gather(*waiting, return_exceptions=True)
 
     def usage(self) -> Usage:
-        """Tokens so far: each prompt once, the completions of all choices."""
+        """Counts tokens so far: each prompt once, the completions of all choices."""
         prompt_tokens = sum(len(prompt) for prompt in self.plan.prompts)
         completion_tokens = sum(choice.num_tokens for choice in self.choices)
         cached = sum(choice.cached_tokens for choice in self.choices[:: self.plan.n])
@@ -347,7 +347,7 @@ def _start_choice(engine: Engine, model: RequestedModel, plan: Plan, number: int
 
 
 def _shown(tokenizer: Tokenizer, plan: Plan) -> dict[int, str]:
-    """Control tokens that mark tool calls or reasoning."""
+    """Returns control tokens that mark tool calls or reasoning, with their spelling."""
     markers = [] if plan.tools is None else [*plan.tools.form.markers]
     if plan.reasoning is not None:
         markers += [BEGIN, END]

@@ -54,14 +54,14 @@ class LogprobAligner:
         return tuple(taken)
 
     def finish(self) -> tuple[ScoredToken, ...]:
-        """The tokens that are left when an answer ends without a stop string."""
+        """Returns the tokens that are left when an answer ends without a stop string."""
         taken = tuple(self._held)
         self._held.clear()
         return taken
 
 
 def chat_logprobs(tokenizer: Tokenizer, tokens: Sequence[ScoredToken]) -> ChatLogprobs:
-    """The style of /v1/chat/completions."""
+    """Writes log-probabilities in the style of /v1/chat/completions."""
     return ChatLogprobs(content=[_token_logprobs(tokenizer, token.score) for token in tokens])
 
 
@@ -83,7 +83,7 @@ def _top_logprob(tokenizer: Tokenizer, token_id: int, logprob: float) -> TopLogp
 def legacy_logprobs(
     tokenizer: Tokenizer, tokens: Sequence[ScoredToken], *, start: int
 ) -> LegacyLogprobs:
-    """The style of /v1/completions. `start` is the length of the text before the answer."""
+    """Writes them in the style of /v1/completions. `start` is where the answer's text begins."""
     tops: list[dict[str, float] | None] = []
     for token in tokens:
         top = {_name(tokenizer, token_id): logprob for token_id, logprob in token.score.top}
@@ -100,7 +100,7 @@ def legacy_logprobs(
 def vllm_prompt_logprobs(
     tokenizer: Tokenizer, scores: Sequence[TokenLogprob], num_top: int
 ) -> PromptLogprobs:
-    """A prompt's log-probabilities in vLLM's style; `scores` begins with its second token."""
+    """Writes a prompt's in vLLM's style; `scores` begins with its second token."""
     found: PromptLogprobs = [None]
     for score in scores:
         entries = {
@@ -131,7 +131,7 @@ def echoed_logprobs(
     scores: Sequence[TokenLogprob],
     num_top: int,
 ) -> LegacyLogprobs:
-    """An echoed prompt; `scores` has its tokens from the second on, the first has none."""
+    """Writes those of an echoed prompt; `scores` has its tokens from the second on."""
     scores = [replace(score, top=score.top[:num_top]) for score in scores]
     offsets = _offsets_in(text, tokenizer, ids)
     first = TokenLogprob(token_id=ids[0], logprob=0.0, top=())
@@ -143,7 +143,7 @@ def echoed_logprobs(
 
 
 def _offsets_in(text: str, tokenizer: Tokenizer, ids: Sequence[int]) -> Sequence[int]:
-    """Where each token of a prompt begins in its text, which came from a client or is made of ids.
+    """Returns where each token of a prompt begins in its text, a client's or made of ids.
 
     A client's text may spell control tokens out, and what is made of ids leaves them out. Before
     both the tokenizer may have put BOS, or a space.
@@ -157,7 +157,7 @@ def _offsets_in(text: str, tokenizer: Tokenizer, ids: Sequence[int]) -> Sequence
 
 
 def joined(first: LegacyLogprobs, then: LegacyLogprobs) -> LegacyLogprobs:
-    """Two runs of tokens, one after the other."""
+    """Joins two runs of tokens."""
     return LegacyLogprobs(
         tokens=first.tokens + then.tokens,
         token_logprobs=first.token_logprobs + then.token_logprobs,
@@ -167,7 +167,7 @@ def joined(first: LegacyLogprobs, then: LegacyLogprobs) -> LegacyLogprobs:
 
 
 def _name(tokenizer: Tokenizer, token_id: int) -> str:
-    """A token's text; one that is no whole text by itself is spelled in bytes, as OpenAI does.
+    """Returns a token's text; one that is no whole text is spelled in bytes, as OpenAI does.
 
     So tokens do not fall together in `top_logprobs`, which is a mapping.
     """

@@ -13,7 +13,7 @@ from rocmforge.fleet.model import ServedModel
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestedModel:
-    """What a request works with: a model, under the name it was asked for, and who asks."""
+    """The model of a request, under the name it was asked for, and who asks."""
 
     served: ServedModel
     adapter: int = NO_ADAPTER

@@ -27,7 +27,7 @@ class AnswerParts:
         self._reasoning_tokens: dict[int, int] = {}
 
     def split(self, piece: Piece) -> list[Part]:
-        """What the piece says, in order; text that may yet become markup is held back."""
+        """Splits the piece into parts, in order; text that may yet become markup is held back."""
         if self._reasoning is None:
             return [*self._calls_in(piece, piece.text)]
         splitter = self._splitters.get(piece.index)
@@ -55,7 +55,7 @@ class AnswerParts:
         return said + parser.finish() if piece.finish_reason is not None else said
 
     def has_calls(self, index: int) -> bool:
-        """Whether a choice has called a function so far."""
+        """Returns whether a choice has called a function so far."""
         parser = self._parsers.get(index)
         return parser is not None and parser.num_calls > 0
 
@@ -66,5 +66,5 @@ class AnswerParts:
 
 
 def new_call_id() -> str:
-    """An id for a call of a function."""
+    """Makes an id for a call of a function."""
     return f"call_{uuid.uuid4().hex[:24]}"

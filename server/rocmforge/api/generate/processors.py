@@ -115,7 +115,7 @@ def _use(
 
 
 def _by_fields(request: GenerationRequest) -> dict[str, dict[str, Any]]:
-    """Settings of the processors that have fields of their own, where those ask for something."""
+    """Returns settings of processors with fields of their own, where those ask for something."""
     found = {}
     for processor in BUILTIN:
         fields = _FIELDS[processor.name]
@@ -128,14 +128,14 @@ def _by_fields(request: GenerationRequest) -> dict[str, dict[str, Any]]:
 
 
 def _field_names(processor: LogitsProcessor, prefix: str) -> dict[str, str]:
-    """What requests call each parameter."""
+    """Returns the name of each parameter in requests."""
     if prefix:
         return {each.name: f"{prefix}{each.name}" for each in processor.parameters}
     return {parameter: field for field, parameter in _FIELDS[processor.name]}
 
 
 def _checked(parameter: Parameter, value: Any, field: str) -> Any:
-    """A value of the parameter's type and range; a token set as a tuple."""
+    """Returns a value of the parameter's type and range; a token set as a tuple."""
     if parameter.is_token_set:
         return _checked_entries(value, field)
     is_int = isinstance(parameter.default, int)
@@ -153,13 +153,13 @@ def _checked(parameter: Parameter, value: Any, field: str) -> Any:
 
 
 def _bounds(parameter: Parameter) -> tuple[float, float]:
-    """The smallest and the largest number that a parameter may be."""
+    """Returns the smallest and the largest number that a parameter may be."""
     limit = MAX_INTEGER if isinstance(parameter.default, int) else MAX_NUMBER
     return max(parameter.least, -limit), min(parameter.most, limit)
 
 
 def _shortened(value: float) -> str:
-    """A number as an error quotes it; integers may have thousands of digits."""
+    """Shortens a number for an error; integers may have thousands of digits."""
     text = str(value)
     return text if len(text) <= 24 else f"{text[:20]}..."
 

@@ -25,7 +25,7 @@ TEMPLATE_NAMES = (
 
 
 def request_prompt(model: ServedModel, request: ChatRequest) -> tuple[int, ...]:
-    """The token ids of a chat's conversation and tools. Raises like `chat_plan`."""
+    """Returns the token ids of a chat's conversation and tools. Raises like `chat_plan`."""
     return chat_prompt(
         model,
         request.messages,
@@ -54,7 +54,7 @@ def chat_prompt(
     continue_final_message: bool | None,
     tools: Sequence[dict[str, Any]] = (),
 ) -> tuple[int, ...]:
-    """A conversation as token ids, through the model's chat template."""
+    """Renders a conversation as token ids, through the model's chat template."""
     if not messages:
         raise InvalidParameter("'messages' must not be empty.", param="messages")
     if add_generation_prompt is None:
@@ -94,7 +94,7 @@ def chat_prompt(
 
 
 def _template_message(message: Message, path: str) -> dict[str, Any]:
-    """A message as chat templates know it: plain values, absent fields left out."""
+    """Converts a message for chat templates: plain values, absent fields left out."""
     if message.content is None and message.role != "assistant":
         raise InvalidParameter(f"'{path}.content' must not be null.", param=f"{path}.content")
     # `developer` is what OpenAI calls a system message for its reasoning models.

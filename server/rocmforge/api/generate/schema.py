@@ -31,7 +31,7 @@ Metadata = Annotated[
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
-    """What a stream carries besides the text."""
+    """The parts of a stream besides the text."""
 
     include_usage: bool = False
     continuous_usage_stats: bool = False  # vLLM's: usage so far in every chunk
@@ -47,14 +47,14 @@ class JsonSchemaFormat(msgspec.Struct, kw_only=True):
 
 
 class ResponseFormat(msgspec.Struct, kw_only=True):
-    """What the answer has to be: any text, a JSON object, or JSON of a schema."""
+    """The form of the answer: any text, a JSON object, or JSON of a schema."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchemaFormat | None = None
 
 
 class StructuredOutputs(msgspec.Struct, kw_only=True):
-    """The same as vLLM has it: one of these."""
+    """The form of the answer as vLLM has it: one of these."""
 
     json: dict[str, Any] | bool | str | None = None
     regex: str | None = None
@@ -64,7 +64,7 @@ class StructuredOutputs(msgspec.Struct, kw_only=True):
 
 
 class Labels(msgspec.Struct, kw_only=True):
-    """What clients tell OpenAI about a request; no part of it changes the answer.
+    """The labels that clients give a request for OpenAI; no part of it changes the answer.
 
     Prefixes are cached for each API key anyway, there is one tier, and only /v1/responses stores
     anything.
@@ -79,7 +79,7 @@ class Labels(msgspec.Struct, kw_only=True):
 
 
 class GenerationRequest(Labels, kw_only=True):
-    """What /v1/chat/completions and /v1/completions have in common."""
+    """The fields that /v1/chat/completions and /v1/completions have in common."""
 
     model: str
     stream: bool | None = None
@@ -184,7 +184,7 @@ class Tool(msgspec.Struct, kw_only=True):
 
 
 class FunctionName(msgspec.Struct, kw_only=True):
-    """Which function."""
+    """The name of a function."""
 
     name: str
 
@@ -247,13 +247,13 @@ ServiceTier = Literal["default"]
 
 
 class PromptTokensDetails(msgspec.Struct, kw_only=True):
-    """Where prompt tokens came from."""
+    """The origin of prompt tokens."""
 
     cached_tokens: int
 
 
 class CompletionTokensDetails(msgspec.Struct, kw_only=True):
-    """What completion tokens were for."""
+    """The use of completion tokens."""
 
     reasoning_tokens: int
 
@@ -307,7 +307,7 @@ class ChatLogprobs(msgspec.Struct, kw_only=True):
 
 
 class AnswerMessage(msgspec.Struct, kw_only=True):
-    """What the model said."""
+    """The message of the model."""
 
     content: str | None
     role: Literal["assistant"] = "assistant"
@@ -340,14 +340,14 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
 
 
 class FunctionDelta(msgspec.Struct, kw_only=True):
-    """What a chunk adds to a call's function."""
+    """The part of a call's function in a chunk."""
 
     name: str | UnsetType = UNSET
     arguments: str
 
 
 class ToolCallDelta(msgspec.Struct, kw_only=True):
-    """What a chunk adds to a call: first its id and name, then pieces of its arguments."""
+    """The part of a call in a chunk: first its id and name, then pieces of its arguments."""
 
     index: int
     id: str | UnsetType = UNSET
@@ -356,7 +356,7 @@ class ToolCallDelta(msgspec.Struct, kw_only=True):
 
 
 class Delta(msgspec.Struct, kw_only=True):
-    """What a chunk adds to a message."""
+    """The part of a message in a chunk."""
 
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
@@ -365,7 +365,7 @@ class Delta(msgspec.Struct, kw_only=True):
 
 
 class ChatChunkChoice(msgspec.Struct, kw_only=True):
-    """What a chunk adds to one answer."""
+    """The part of one answer in a chunk."""
 
     index: int
     delta: Delta

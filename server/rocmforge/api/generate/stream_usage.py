@@ -10,7 +10,7 @@ from rocmforge.api.generate.schema import StreamOptions, Usage
 
 
 class StreamUsage:
-    """What the field `usage` of the next chunk says. Mutable.
+    """The field `usage` of the next chunk. Mutable.
 
     No chunk has the field unless `include_usage` asks for it. Then it is null in all but the last,
     or, with vLLM's `continuous_usage_stats`, what has been used so far.

@@ -1,4 +1,4 @@
-"""What a request says about tools: which there are, and whether one must be called."""
+"""The tools of a request: which there are, and whether one must be called."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_TOOLS = 128
 
 
 def offered_tools(request: ChatRequest) -> list[dict[str, Any]]:
-    """The tools as chat templates know them; none if none may be called.
+    """Returns the tools for chat templates; none if none may be called.
 
     Raises:
         InvalidParameter: they contradict each other, or `tool_choice`.
@@ -52,7 +52,7 @@ def offered_tools(request: ChatRequest) -> list[dict[str, Any]]:
 def tool_use(
     model: ServedModel, request: ChatRequest, tools: list[dict[str, Any]], answer_grammar: str
 ) -> tuple[ToolUse, str]:
-    """How to read calls, and the grammar of answers ("" if there is none).
+    """Returns how to read calls, and the grammar of answers ("" if there is none).
 
     Args:
         model: Knows how the model writes calls.

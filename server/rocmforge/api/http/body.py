@@ -91,7 +91,7 @@ def read_query(request: Request[Any, Any, Any], kind: type[T]) -> T:
 
 
 def _invalid_field(message: str, kind: Any) -> InvalidParameter:
-    """From msgspec's message to one that reads well, and the field's path as OpenAI writes it.
+    """Rewords msgspec's message, and writes the field's path as OpenAI does.
 
     Args:
         message: as msgspec says it.

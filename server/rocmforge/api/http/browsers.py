@@ -1,4 +1,4 @@
-"""What a web page may have its reader's browser send to this server: nothing that changes anything.
+"""The requests that a web page may have a browser send: none that changes anything.
 
 A page of any origin may send forms, plain text, and requests without a body, and the browser asks
 nobody before it does. Without keys, a server on loopback would do what the page wants.
@@ -63,7 +63,7 @@ def check_json(request: Request[Any, Any, Any]) -> None:
 
 
 def _is_foreign(headers: Headers, cors_origins: Sequence[str]) -> bool:
-    """Whether a page of an origin that is not allowed has sent this.
+    """Returns whether a page of an origin that is not allowed has sent this.
 
     Browsers that do not send Sec-Fetch-Site yet send Origin, and pages can change neither.
     """

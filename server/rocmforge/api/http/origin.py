@@ -1,4 +1,4 @@
-"""Where a request comes from."""
+"""The origin of a request."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _LONGEST_S: Final = 1e9
 
 
 def now_ns() -> int:
-    """The time on the clock of the engine's timings."""
+    """Returns the time on the clock of the engine's timings."""
     return time.monotonic_ns()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """What is known of a request besides its body."""
+    """The facts about a request besides its body."""
 
     arrival_ns: int = field(default_factory=now_ns)  # when it was taken up
     caller: Caller | None = None  # None on a server without keys
@@ -37,12 +37,12 @@ class Origin:
 
     @property
     def share(self) -> Share:
-        """What share of the engine it has."""
+        """The request's share of the engine."""
         return NO_KEY if self.caller is None else self.caller.share
 
     @classmethod
     def of(cls, request: Request[Any, Any, Any]) -> Origin:
-        """The origin of a request that has passed the guard.
+        """Returns the origin of a request that has passed the guard.
 
         Raises:
             InvalidParameter: its timeout is not a number of seconds.
@@ -55,7 +55,7 @@ class Origin:
         )
 
     def deadline_ns(self, timeout_s: float | None = None) -> int | None:
-        """The earlier of the deadlines of body and header; None = there is none.
+        """Returns the earlier of the deadlines of body and header; None = there is none.
 
         Args:
             timeout_s: what the body says.
@@ -66,7 +66,7 @@ class Origin:
         return self.arrival_ns + int(min(timeouts) * 1e9)
 
     def seconds_left(self, timeout_s: float | None = None) -> float | None:
-        """How long it is until then; None = for ever. See `deadline_ns`."""
+        """Returns the time until then; None = for ever. See `deadline_ns`."""
         deadline_ns = self.deadline_ns(timeout_s)
         return None if deadline_ns is None else max(0.0, (deadline_ns - now_ns()) * 1e-9)
 

@@ -45,7 +45,7 @@ _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
 def chat_request(request: CountTokensRequest) -> ChatRequest:
-    """The same request, as chat completions know it, but for `max_tokens`.
+    """Converts the request to chat completions', all but `max_tokens`.
 
     Raises:
         InvalidParameter: a block or tool lacks something.
@@ -113,7 +113,7 @@ def _system(system: str | Sequence[InputBlock] | None) -> list[schema.Message]:
 
 
 def _messages(message: InputMessage, path: str) -> list[schema.Message]:
-    """One message; results of tools in it become messages of their own, before the rest."""
+    """Converts one message; results of tools in it become messages, before the rest."""
     if isinstance(message.content, str):
         return [schema.Message(role=message.role, content=message.content)]
     results: list[schema.Message] = []

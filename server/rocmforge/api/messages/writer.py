@@ -42,7 +42,7 @@ class MessagesWriter(Writer):
         self._last: Piece | None = None
 
     def opening(self) -> bytes:
-        """A message without content."""
+        """Encodes a message without content."""
         usage = Usage(input_tokens=self._prompt_tokens, output_tokens=0, cache_read_input_tokens=0)
         message = Message(
             id=self.head.id,
@@ -55,20 +55,20 @@ class MessagesWriter(Writer):
         return _encoded([MessageStart(message=message), Ping()])
 
     def events(self, piece: Piece) -> bytes:
-        """What the piece adds to the content."""
+        """Encodes what the piece adds to the content."""
         self._last = piece
         return _encoded(self._content.push(piece))
 
     def closing(self, usage: schema.Usage) -> bytes:
-        """Why it ended, and what it took."""
+        """Encodes why it ended, and what it took."""
         return _encoded([MessageDelta(delta=self._ending(), usage=_usage(usage)), MessageStop()])
 
     def failure(self, error: Exception) -> bytes:
-        """The error."""
+        """Encodes the error."""
         return _encoded([anthropic_error(error)])
 
     def body(self, pieces: list[Piece], usage: schema.Usage) -> Message:
-        """The whole message."""
+        """Encodes the whole message."""
         for piece in pieces:
             self._content.push(piece)
         self._last = pieces[-1]

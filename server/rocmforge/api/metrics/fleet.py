@@ -23,7 +23,7 @@ _UNLOADS = ("request", "idle", "room", "memory")
 
 
 class FleetMetrics:
-    """What /metrics shows of all models.
+    """The metrics of all models.
 
     Args:
         fleet: the models.
@@ -49,11 +49,11 @@ class FleetMetrics:
         self._errors.labels("", "", str(status)).inc()
 
     def of(self, model: ServedModel) -> Metrics:
-        """The metrics of one model."""
+        """Returns the metrics of one model."""
         return self._of[model]
 
     def render(self, accept: str, *, vllm_names: bool) -> tuple[bytes, str]:
-        """The exposition in the format that the Accept header asks for, and its content type."""
+        """Renders the exposition as the Accept header asks for; returns it and its content type."""
         models = [metrics.registry for metrics in self._of.values()]
         return render((self._registry, *models), accept, vllm_names=vllm_names)
 
@@ -65,7 +65,7 @@ class _FleetCollector(Collector):
         self._fleet = fleet
 
     def describe(self) -> Iterator[Metric]:
-        """Nothing: the registry would otherwise collect once at registration."""
+        """Yields nothing: the registry would otherwise collect once at registration."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:

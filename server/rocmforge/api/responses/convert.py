@@ -51,7 +51,7 @@ _TEXT_PARTS = ("input_text", "output_text", "text", "summary_text", "reasoning_t
 
 
 def chat_request(request: ResponsesRequest, conversation: Sequence[Message]) -> ChatRequest:
-    """The same request, as chat completions know it.
+    """Converts the request to chat completions'.
 
     Args:
         request: as it came.
@@ -97,7 +97,7 @@ def response_plan(model: ServedModel, chat: ChatRequest) -> Plan:
 
 
 def input_messages(given: str | Sequence[InputItem]) -> list[Message]:
-    """Input items as messages of a chat.
+    """Converts input items to messages of a chat.
 
     Reasoning and calls belong to the assistant's message they stand next to.
 
@@ -150,7 +150,7 @@ def input_messages(given: str | Sequence[InputItem]) -> list[Message]:
 
 
 def output_messages(items: Sequence[OutputItem]) -> list[Message]:
-    """What the model said, as messages of the history."""
+    """Converts the model's output to messages of the history."""
     return input_messages(msgspec.convert(msgspec.to_builtins(items), list[InputItem]))
 
 
@@ -172,7 +172,7 @@ def _text(content: str | list[InputPart] | None, path: str) -> str:
 
 
 def _tools(request: ResponsesRequest) -> tuple[list[FunctionTool], Any]:
-    """The tools that may be called, and the choice among them in chat's terms."""
+    """Returns the tools that may be called, and the choice among them in chat's terms."""
     tools = request.tools or []
     match request.tool_choice:
         case ForcedTool(name=name):

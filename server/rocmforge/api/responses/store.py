@@ -110,7 +110,7 @@ class ResponseStore:
             raise _full()
 
     def _victim(self, newcomer: StoredResponse) -> StoredResponse | None:
-        """The oldest that has ended, of the key that has the most and no less than the newcomer."""
+        """Returns the oldest ended one of the key with the most, and no less than the newcomer."""
         by_bytes = self._bytes > self._max_bytes
         used: Counter[str | None] = Counter()
         for each in self._stored.values():
@@ -179,24 +179,24 @@ class OwnResponses:
         self._owner = owner
 
     def put(self, stored: StoredResponse) -> None:
-        """As `ResponseStore.put`, for this owner."""
+        """Stores as `ResponseStore.put` does, for this owner."""
         stored.owner = self._owner
         self._store.put(stored)
 
     def get(self, response_id: str) -> StoredResponse:
-        """As `ResponseStore.get`; another owner's response is not found."""
+        """Returns as `ResponseStore.get` does; another owner's response is not found."""
         stored = self._store.get(response_id)
         if stored.owner != self._owner:
             raise ResponseNotFound(response_id)
         return stored
 
     def cancel(self, response_id: str) -> Response:
-        """As `ResponseStore.cancel`."""
+        """Cancels as `ResponseStore.cancel` does."""
         self.get(response_id)
         return self._store.cancel(response_id)
 
     def delete(self, response_id: str) -> None:
-        """As `ResponseStore.delete`."""
+        """Deletes as `ResponseStore.delete` does."""
         self.get(response_id)
         self._store.delete(response_id)
 

@@ -127,7 +127,7 @@ class Certificate:
         self._context = context
 
     def _choose(self, tls: ssl.SSLObject, name: str | None, first: ssl.SSLContext) -> None:
-        """Called by OpenSSL when a client has said hello, whether it names a server or not."""
+        """Chooses the certificate; OpenSSL calls it for each client, named server or not."""
         assert self._context is not None, "there are no handshakes without TLS"
         tls.context = self._context
 

@@ -1,1 +1,1 @@
-"""What commands share in front of people: messages typed, bars, tables."""
+"""The parts of commands that face people: messages typed, bars, tables."""

@@ -1,4 +1,4 @@
-"""Where commands print their tables."""
+"""The consoles on which commands print their tables."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def close_objects(schema: Node) -> Node:
 
 
 def _closable(root: Node) -> list[Node]:
-    """The objects that no keyword beside them speaks of, wherever they are referred to."""
+    """Yields the objects that no keyword beside them speaks of, wherever they are referred to."""
     found: dict[int, tuple[Node, bool]] = {}
     waiting: list[tuple[Any, bool]] = [(root, True)]
     while waiting:
@@ -86,14 +86,14 @@ def _parts(node: Node) -> Iterator[Any]:
 
 
 def _listed(node: Node, word: str) -> list[Any]:
-    """The schemas of a keyword that has one or several."""
+    """Returns the schemas of a keyword that has one or several."""
     if word not in node:
         return []
     return node[word] if isinstance(node[word], list) else [node[word]]
 
 
 def _others(node: Node, root: Node) -> Iterator[Any]:
-    """The schemas that speak of the same value as `node`."""
+    """Returns the schemas that speak of the same value as `node`."""
     for word in _OF_THE_SAME:
         yield from _listed(node, word)
     dependent = node.get("dependentSchemas")
@@ -104,7 +104,7 @@ def _others(node: Node, root: Node) -> Iterator[Any]:
 
 
 def _is_alone(node: Node, root: Node) -> bool:
-    """Whether the value has to fit only one of the schemas in `node`, and nothing beside it."""
+    """Returns whether the value has to fit only one schema in `node`, and nothing beside it."""
     (word, *more) = node.keys() - _ANNOTATIONS or ("",)
     if more:
         return False
@@ -114,7 +114,7 @@ def _is_alone(node: Node, root: Node) -> bool:
 
 
 def _are_disjoint(branches: list[Any]) -> bool:
-    """Whether a field tells all branches apart, as that of a discriminated union does."""
+    """Returns whether a field tells all branches apart, as in a discriminated union."""
     if not all(isinstance(branch, dict) for branch in branches):
         return False
     required = [set(branch.get("required", ())) for branch in branches]
@@ -126,7 +126,7 @@ def _are_disjoint(branches: list[Any]) -> bool:
 
 
 def _values(schema: Any) -> set[str]:
-    """The texts that a schema lists, if it is nothing but a list of texts."""
+    """Returns the texts that a schema lists, if it is nothing but a list of texts."""
     if not isinstance(schema, dict):
         return set()
     listed = schema.get("enum", [schema.get("const")])
@@ -140,7 +140,7 @@ def _resolved(node: Any, root: Node) -> Any:
 
 
 def _target(reference: str, root: Node) -> Any:
-    """The schema at a place such as `#/$defs/name`."""
+    """Returns the schema at a place such as `#/$defs/name`."""
     if not reference.startswith("#"):
         raise _CannotFollow
     node: Any = root
@@ -156,7 +156,7 @@ def _target(reference: str, root: Node) -> Any:
 
 
 def _lists_all(node: Node) -> bool:
-    """Whether `properties` lists the fields that there may be."""
+    """Returns whether `properties` lists the fields that there may be."""
     properties = node.get("properties")
     return (
         isinstance(properties, dict)
