@@ -138,7 +138,11 @@ class Models:
         """Calls `function` here, or in a worker thread if the request's body is large."""
         if not takes_long and len(await self._request.body()) < OFFLOAD_BYTES:
             return function(*args)
-        return await self._workers.run(self._origin.share.key, partial(function, *args))
+        return await self.in_thread(partial(function, *args))
+
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        """Calls `work` in a worker thread, when it is the turn of the request's key."""
+        return await self._workers.run(self._origin.share.key, work)
 
     async def keep_alive(
         self,

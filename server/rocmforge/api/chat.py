@@ -70,7 +70,7 @@ async def _answer(
         generation = Generation.start(model, writer.head.id, plan)
         if wanted.stream:
             return streamed(generation, writer, settings)
-        return await collected(request, generation, writer)
+        return await collected(request, models.in_thread, generation, writer)
 
 
 class ChatWriter(Writer):
@@ -139,11 +139,12 @@ class ChatWriter(Writer):
 
     def body(self, pieces: list[Piece], usage: Usage) -> ChatCompletion:
         """The whole answer."""
-        choices = [self._choice(index, said) for index, said in enumerate(by_choice(pieces))]
+        sequences = by_choice(pieces)
+        choices = [self._choice(index, said) for index, said in enumerate(sequences)]
         completion = ChatCompletion(choices=choices, usage=self._detailed(usage), **self._common)
         if self._num_prompt_logprobs is not None:
             completion.prompt_logprobs = vllm_prompt_logprobs(
-                self._tokenizer, pieces[0].prompt_logprobs, self._num_prompt_logprobs
+                self._tokenizer, sequences[0][0].prompt_logprobs, self._num_prompt_logprobs
             )
         return completion
 

@@ -35,6 +35,7 @@ from rocmforge.api.generate.stream_usage import StreamUsage
 from rocmforge.api.http.body import read_json
 from rocmforge.api.http.settings import ApiSettings
 from rocmforge.api.http.sse import DONE, TextEvent, event
+from rocmforge.engine.ipc.params import TokenLogprob
 from rocmforge.fleet.model import ServedModel
 
 _decoder = msgspec.json.Decoder(CompletionRequest)
@@ -66,7 +67,7 @@ async def _answer(
         generation = Generation.start(model, writer.head.id, plan)
         if wanted.stream:
             return streamed(generation, writer, settings)
-        return await collected(request, generation, writer)
+        return await collected(request, models.in_thread, generation, writer)
 
 
 class CompletionWriter(Writer):
@@ -83,16 +84,32 @@ class CompletionWriter(Writer):
         self._num_prompt_logprobs = request.prompt_logprobs
         self._usage = StreamUsage(request.stream_options, plan)
         self._text_events: dict[int, TextEvent] = {}
+        self._scores: dict[int, tuple[TokenLogprob, ...]] = {}  # of prompts, by number
+        self._early: list[Piece] = []  # of choices that repeat scores which are still to come
 
     def events(self, piece: Piece) -> bytes:
         """A chunk for the text; before the first one the echo, after the last one the end."""
+        if self._echoes is None or self._num_logprobs is None:
+            return self._events(piece)
+        number, rank = divmod(piece.index, self._plan.n)
+        if number in self._scores:
+            return self._events(piece)
+        if rank > 0:
+            self._early.append(piece)
+            return b""
+        self._scores[number] = piece.prompt_logprobs
+        ready = [each for each in self._early if each.index // self._plan.n == number]
+        self._early = [each for each in self._early if each.index // self._plan.n != number]
+        return b"".join(map(self._events, (piece, *ready)))
+
+    def _events(self, piece: Piece) -> bytes:
         self._usage.count(piece)
         index = piece.index
         text_event = self._text_events.get(index)
         encoded = b""
         if text_event is None:
             if self._echoes is not None:
-                encoded = self._chunk(index, self._echo(index), self._prompt_logprobs(piece))
+                encoded = self._chunk(index, self._echo(index), self._prompt_logprobs(index))
             text_event = TextEvent(lambda text: self._struct(index, text))
             self._text_events[index] = text_event
         if piece.logprobs:
@@ -113,7 +130,10 @@ class CompletionWriter(Writer):
 
     def body(self, pieces: list[Piece], usage: Usage) -> Completion:
         """The whole answer."""
-        best = self._best(by_choice(pieces))
+        sequences = by_choice(pieces)
+        for number in range(len(self._plan.prompts)):
+            self._scores[number] = sequences[number * self._plan.n][0].prompt_logprobs
+        best = self._best(sequences)
         choices = [self._choice(index, said) for index, said in enumerate(best)]
         return Completion(choices=choices, usage=usage, **self._common)
 
@@ -129,7 +149,8 @@ class CompletionWriter(Writer):
 
     def _choice(self, index: int, pieces: list[Piece]) -> CompletionChoice:
         logprobs = None if self._num_logprobs is None else self._logprobs(pieces)
-        prompt = self._prompt_logprobs(pieces[0])
+        number = pieces[0].index // self._plan.n
+        prompt = self._prompt_logprobs(pieces[0].index)
         if logprobs is not None and prompt is not None:
             logprobs = joined(prompt, logprobs)
         choice = CompletionChoice(
@@ -140,22 +161,22 @@ class CompletionWriter(Writer):
         )
         if self._num_prompt_logprobs is not None:
             choice.prompt_logprobs = vllm_prompt_logprobs(
-                self._tokenizer, pieces[0].prompt_logprobs, self._num_prompt_logprobs
+                self._tokenizer, self._scores[number], self._num_prompt_logprobs
             )
         return choice
 
     def _echo(self, index: int) -> str:
         return "" if self._echoes is None else self._echoes[index // self._plan.n]
 
-    def _prompt_logprobs(self, first: Piece) -> LegacyLogprobs | None:
+    def _prompt_logprobs(self, index: int) -> LegacyLogprobs | None:
         if self._echoes is None or self._num_logprobs is None:
             return None
-        prompt = self._plan.prompts[first.index // self._plan.n]
+        number = index // self._plan.n
         return echoed_logprobs(
             self._tokenizer,
-            prompt,
-            self._echo(first.index),
-            first.prompt_logprobs,
+            self._plan.prompts[number],
+            self._echo(index),
+            self._scores[number],
             self._num_logprobs,
         )
 

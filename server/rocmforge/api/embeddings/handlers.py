@@ -31,7 +31,7 @@ from rocmforge.api.embeddings.vectors import (
     embed,
     normalized,
 )
-from rocmforge.api.generate.answer import AnswerHead, json_answer
+from rocmforge.api.generate.answer import LARGE_ANSWER, AnswerHead, json_answer
 from rocmforge.api.generate.completion_plan import token_prompts
 from rocmforge.api.http.body import read_json
 from rocmforge.api.http.disconnect import unless_client_leaves
@@ -50,12 +50,17 @@ async def create_embeddings(request: Request[Any, Any, Any], models: ModelsDep) 
     async with models.acquire(wanted.model, plan) as (model, prompts):
         head = AnswerHead.make(model, "embd-")
         vectors = await unless_client_leaves(request, embed(model, head.id, prompts))
-        data = [
-            Embedding(index=index, embedding=_encoded(vector, wanted))
-            for index, vector in enumerate(vectors)
-        ]
-        body = EmbeddingList(data=data, model=head.model, usage=_usage(prompts))
-        return json_answer(body, head.id)
+
+        def encode() -> ASGIApp:
+            data = [
+                Embedding(index=index, embedding=_encoded(vector, wanted))
+                for index, vector in enumerate(vectors)
+            ]
+            body = EmbeddingList(data=data, model=head.model, usage=_usage(prompts))
+            return json_answer(body, head.id)
+
+        is_large = sum(map(len, vectors)) >= LARGE_ANSWER
+        return await models.in_thread(encode) if is_large else encode()
 
 
 @post(["/v1/rerank", "/v2/rerank", "/rerank"], status_code=200)

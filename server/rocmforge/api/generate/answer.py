@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, Final, Protocol, TypeVar, cast
 
 import msgspec
 from litestar import MediaType, Request, Response
@@ -14,12 +14,21 @@ from litestar.types import ASGIApp
 
 from rocmforge.api.generate.generation import Generation, Piece
 from rocmforge.api.generate.model import RequestedModel
+from rocmforge.api.generate.plan import Plan
 from rocmforge.api.generate.schema import Usage
 from rocmforge.api.http.disconnect import unless_client_leaves
 from rocmforge.api.http.errors import answer_for
 from rocmforge.api.http.headers import request_id_headers
 from rocmforge.api.http.settings import ApiSettings
 from rocmforge.api.http.sse import EventStream, frame
+
+T = TypeVar("T")
+
+LARGE_ANSWER: Final = 4096
+"""Log-probabilities, or numbers, from which on an answer is made in a worker thread.
+
+They would keep the event loop busy for some milliseconds.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +49,14 @@ class AnswerHead:
             model=model.answers_as,
             system_fingerprint=model.served.fingerprint,
         )
+
+
+class InThread(Protocol):
+    """Calls something in a worker thread (`Models.in_thread`)."""
+
+    def __call__(self, work: Callable[[], T], /) -> Awaitable[T]:
+        """Gives what `work` returns."""
+        ...
 
 
 class Writer(Protocol):
@@ -68,8 +85,12 @@ class Writer(Protocol):
         return frame(answer_for(error).body)
 
     def body(self, pieces: list[Piece], usage: Usage) -> msgspec.Struct:
-        """The whole answer, from all pieces in order of arrival."""
+        """The whole answer, from all pieces in order of arrival; in any thread."""
         ...
+
+    def ended(self, body: msgspec.Struct) -> None:
+        """Takes note of the whole answer, on the event loop."""
+        return
 
 
 def streamed(generation: Generation, writer: Writer, settings: ApiSettings) -> ASGIApp:
@@ -79,7 +100,7 @@ def streamed(generation: Generation, writer: Writer, settings: ApiSettings) -> A
 
 
 async def collected(
-    request: Request[Any, Any, Any], generation: Generation, writer: Writer
+    request: Request[Any, Any, Any], in_thread: InThread, generation: Generation, writer: Writer
 ) -> ASGIApp:
     """One body with all that a generation says, once it has ended.
 
@@ -91,7 +112,26 @@ async def collected(
         pieces = await unless_client_leaves(request, collect(generation))
     finally:
         generation.close()
-    return json_answer(writer.body(pieces, generation.usage()), writer.head.id)
+    usage = generation.usage()
+
+    def encode() -> tuple[msgspec.Struct, bytes]:
+        body = writer.body(pieces, usage)
+        return body, msgspec.json.encode(body)
+
+    if num_logprobs(generation.plan, pieces) < LARGE_ANSWER:
+        body, encoded = encode()
+    else:
+        body, encoded = await in_thread(encode)
+    writer.ended(body)
+    return _json_bytes(encoded, writer.head.id)
+
+
+def num_logprobs(plan: Plan, pieces: Sequence[Piece]) -> int:
+    """How many log-probabilities the pieces have, with alternatives, as an answer repeats them."""
+    sampling = plan.sampling
+    output = sum(len(piece.logprobs) for piece in pieces) * (1 + sampling.num_logprobs)
+    prompts = sum(len(piece.prompt_logprobs) for piece in pieces) * (1 + sampling.prompt_logprobs)
+    return output + prompts * plan.n
 
 
 def event_stream(
@@ -134,8 +174,12 @@ async def collect(generation: Generation) -> list[Piece]:
 
 def json_answer(body: msgspec.Struct, request_id: str) -> ASGIResponse:
     """An answer that a generation gave."""
+    return _json_bytes(msgspec.json.encode(body), request_id)
+
+
+def _json_bytes(encoded: bytes, request_id: str) -> ASGIResponse:
     return ASGIResponse(
-        body=msgspec.json.encode(body),
+        body=encoded,
         media_type=MediaType.JSON,
         headers=request_id_headers(request_id),
     )

@@ -20,6 +20,11 @@ from rocmforge.models.pooling import PoolingType
 
 T = TypeVar("T")
 
+MAX_PROMPT_LOGPROBS = 1_000_000
+"""In one answer: about 75 MB of JSON. They are quickly computed."""
+MAX_OUTPUT_LOGPROBS = 4_000_000
+"""In an answer with several choices. Each token takes a step."""
+
 # Fields that ask for something we do not do, and the values with which they ask for nothing.
 NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "grammar": ("",),
@@ -134,3 +139,40 @@ def check_room(
             param=prompt_param if room < 1 or max_tokens is None else param,
         )
     return room
+
+
+def check_prompt_logprobs(count: int, param: str) -> None:
+    """Raises InvalidParameter for more log-probabilities of prompt tokens than one answer may have.
+
+    Args:
+        count: prompt tokens times (1 + alternatives) times the choices that repeat them.
+        param: the field that asks for them.
+    """
+    if count > MAX_PROMPT_LOGPROBS:
+        raise InvalidParameter(
+            f"The answer would have {count} log-probabilities of prompt tokens (tokens of the "
+            f"prompts, times 1 + '{param}', times 'n'), but one answer may have "
+            f"{MAX_PROMPT_LOGPROBS}. Lower '{param}' or 'n', or send shorter prompts.",
+            param=param,
+        )
+
+
+def check_output_logprobs(choices: int, max_tokens: int, num_logprobs: int, param: str) -> None:
+    """Raises InvalidParameter for more log-probabilities of output tokens than an answer may have.
+
+    One sequence alone may always have what it asks for: the context limits it.
+
+    Args:
+        choices: of all prompts.
+        max_tokens: of each choice.
+        num_logprobs: alternatives of each token; -1 = there are no log-probabilities.
+        param: the field that asks for them.
+    """
+    count = choices * max_tokens * (1 + num_logprobs)
+    if choices > 1 and count > MAX_OUTPUT_LOGPROBS:
+        raise InvalidParameter(
+            f"The answer could have {count} log-probabilities (choices, times tokens, times 1 + "
+            f"'{param}'), but one with several choices may have {MAX_OUTPUT_LOGPROBS}. Lower "
+            f"'{param}', 'n', or the number of tokens.",
+            param=param,
+        )

@@ -7,7 +7,14 @@ from functools import partial
 
 import msgspec
 
-from rocmforge.api.generate.checks import check_at_once, check_common, check_room, check_token_ids
+from rocmforge.api.generate.checks import (
+    check_at_once,
+    check_common,
+    check_output_logprobs,
+    check_prompt_logprobs,
+    check_room,
+    check_token_ids,
+)
 from rocmforge.api.generate.convert import sampling_params, stop_strings
 from rocmforge.api.generate.plan import Plan
 from rocmforge.api.generate.schema import CompletionRequest
@@ -38,6 +45,7 @@ def completion_plan(model: ServedModel, request: CompletionRequest) -> Plan:
         prompts = tuple(_infill(model, request, prompt) for prompt in prompts)
     for prompt in prompts:
         check_room(model, prompt, max_tokens, param="max_tokens", prompt_param="prompt")
+    _check_logprobs(request, prompts, max_tokens)
     sampling = sampling_params(model, request, max_tokens=max_tokens, num_logprobs=num_logprobs)
     if request.echo:
         wanted = max(num_logprobs, sampling.prompt_logprobs)
@@ -51,6 +59,19 @@ def completion_plan(model: ServedModel, request: CompletionRequest) -> Plan:
         stop=stop_strings(request),
         timeout_s=request.timeout,
     )
+
+
+def _check_logprobs(
+    request: CompletionRequest, prompts: Sequence[tuple[int, ...]], max_tokens: int
+) -> None:
+    n = request.n or 1
+    repeated = sum(map(len, prompts)) * n
+    echoed = request.logprobs if request.echo else None
+    for wanted, param in ((request.prompt_logprobs, "prompt_logprobs"), (echoed, "logprobs")):
+        if wanted is not None:
+            check_prompt_logprobs(repeated * (1 + wanted), param)
+    if request.logprobs is not None:
+        check_output_logprobs(len(prompts) * n, max_tokens, request.logprobs, "logprobs")
 
 
 def _sequences_per_prompt(request: CompletionRequest) -> int:

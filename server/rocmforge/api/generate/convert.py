@@ -13,7 +13,14 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from rocmforge.api.generate.checks import check_at_once, check_common, check_room, check_token_ids
+from rocmforge.api.generate.checks import (
+    check_at_once,
+    check_common,
+    check_output_logprobs,
+    check_prompt_logprobs,
+    check_room,
+    check_token_ids,
+)
 from rocmforge.api.generate.constraints import output_grammar
 from rocmforge.api.generate.plan import Plan
 from rocmforge.api.generate.processors import processor_uses
@@ -59,6 +66,9 @@ def chat_plan(model: ServedModel, request: ChatRequest) -> Plan:
     param = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
     wanted = request.max_completion_tokens or request.max_tokens
     room = check_room(model, prompt, wanted, param=param, prompt_param="messages")
+    if request.prompt_logprobs is not None:
+        check_prompt_logprobs(len(prompt) * (1 + request.prompt_logprobs), "prompt_logprobs")
+    check_output_logprobs(request.n or 1, wanted or room, num_logprobs, "top_logprobs")
     sampling = sampling_params(model, request, max_tokens=wanted or room, num_logprobs=num_logprobs)
     reasoning = _reasoning(model, prompt)
     use = None

@@ -38,10 +38,15 @@ class Plan:
     reasoning: Literal["begun", "possible"] | None = None  # begun: by the prompt
 
     def sampling_of(self, number: int) -> SamplingParams:
-        """Parameters of the `number`-th choice of a prompt: all alike but for the seed."""
+        """Parameters of the `number`-th choice of a prompt: all alike but for the seed.
+
+        The prompt is scored for the first one only.
+        """
         if number == 0:
             return self.sampling
-        return msgspec.structs.replace(self.sampling, seed=derived_seed(self.sampling.seed, number))
+        return msgspec.structs.replace(
+            self.sampling, seed=derived_seed(self.sampling.seed, number), prompt_logprobs=-1
+        )
 
 
 def derived_seed(seed: int, number: int) -> int:

@@ -58,7 +58,7 @@ async def _answer(
         generation = Generation.start(model, writer.head.id, plan)
         if wanted.stream:
             return streamed(generation, writer, settings)
-        return await collected(request, generation, writer)
+        return await collected(request, models.in_thread, generation, writer)
 
 
 @post(f"{PATH}/count_tokens", status_code=200)

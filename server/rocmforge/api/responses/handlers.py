@@ -119,7 +119,7 @@ async def _answer(
             generation = Generation.start(model, writer.head.id, plan)
             if wanted.stream:
                 return streamed(generation, writer, settings)
-            return await collected(request, generation, writer)
+            return await collected(request, models.in_thread, generation, writer)
         stored = StoredResponse(writer.response, asked.conversation, asked.items, events)
         store.put(stored)  # first: what is not kept need not be generated
         try:
@@ -228,6 +228,6 @@ async def _run(generation: Generation, writer: ResponsesWriter, events: EventLog
             events.append(encoded)
         return
     try:
-        writer.body(await collect(generation), generation.usage())
+        writer.ended(writer.body(await collect(generation), generation.usage()))
     except Exception as error:
         writer.fail(error)

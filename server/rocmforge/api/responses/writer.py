@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
+import msgspec
 from msgspec.structs import replace
 
 from rocmforge.api.generate.answer import AnswerHead, Writer
@@ -77,6 +78,7 @@ class ResponsesWriter(Writer):
     def closing(self, usage: Usage) -> bytes:
         """The whole response."""
         response = self._finished(usage)
+        self._keep(response)
         if response.status == "incomplete":
             return self._encoded([ResponseIncomplete(response=response)])
         return self._encoded([ResponseCompleted(response=response)])
@@ -90,6 +92,11 @@ class ResponsesWriter(Writer):
         for piece in pieces:
             self._push(piece)
         return self._finished(usage)
+
+    def ended(self, body: msgspec.Struct) -> None:
+        """Keeps the whole response."""
+        assert isinstance(body, Response), "it is what `body` made"
+        self._keep(body)
 
     def fail(self, error: Exception) -> Response:
         """The response as far as it got."""
@@ -109,7 +116,7 @@ class ResponsesWriter(Writer):
 
     def _finished(self, usage: Usage) -> Response:
         is_cut = self._finish_reason == "length"
-        response = replace(
+        return replace(
             self.response,
             status="incomplete" if is_cut else "completed",
             completed_at=None if is_cut else int(self._now()),
@@ -117,8 +124,6 @@ class ResponsesWriter(Writer):
             output=self._output.items,
             usage=_usage(usage, self._parts.reasoning_tokens),
         )
-        self._keep(response)
-        return response
 
     def _encoded(self, events: list[Event]) -> bytes:
         encoded = []
