@@ -10,7 +10,7 @@ from litestar.testing import TestClient
 
 from rocmforge.api.chat import ChatWriter
 from rocmforge.api.generate.generation import Piece
-from rocmforge.api.generate.plan import Plan
+from rocmforge.api.generate.prepared_request import PreparedRequest
 from rocmforge.api.generate.schema import ChatRequest
 from rocmforge.api.http.settings import ApiSettings
 from rocmforge.engine.ipc.params import FinishReason, GenerateRequest, SamplingParams, TokenEvent
@@ -466,9 +466,9 @@ def test_a_fallback_backend_shows_in_the_fingerprint(chat: Any, engine: FakeEngi
 
 
 def test_choices_open_in_order_whichever_speaks_first() -> None:
-    plan = Plan(prompts=((1,),), sampling=SamplingParams(max_tokens=1), n=2, stop=())
+    prepared = PreparedRequest(prompts=((1,),), sampling=SamplingParams(max_tokens=1), n=2, stop=())
     request = ChatRequest(model="tiny", messages=[])
-    writer = ChatWriter(requested(make_model()), plan, request)
+    writer = ChatWriter(requested(make_model()), prepared, request)
     piece = Piece(1, "hi", (), (), None, None, 1)
     found = events(writer.events(piece).decode())
     said = [(c["choices"][0]["index"], c["choices"][0]["delta"].get("content")) for c in found]

@@ -88,25 +88,25 @@ class Models:
     async def acquire(
         self,
         name: str | None,
-        plan: Callable[[ServedModel], T],
+        prepare: Callable[[ServedModel], T],
         *,
         takes_long: bool = False,
         timeout_s: float | None = None,
     ) -> AsyncGenerator[tuple[RequestedModel, T]]:
-        """Holds the model of that name, loaded, and gives it with the plan for the request.
+        """Holds the model of that name, loaded, and gives it with the prepared request.
 
-        For a model that is not loaded, the plan is made twice: before, so that nothing is loaded or
-        unloaded for a request that must be refused, and after, as only the loaded model knows how
-        large its context is and what its backend can.
+        For a model that is not loaded, the request is prepared twice: before, so that nothing is
+        loaded or unloaded for a request that must be refused, and after, as only the loaded model
+        knows how large its context is and what its backend can.
 
         Args:
             name: as the request says it.
-            plan: checks the request; in any thread.
-            takes_long: whether `plan` does, however small the body is.
+            prepare: checks the request; in any thread.
+            takes_long: whether `prepare` does, however small the body is.
             timeout_s: how long the request may take, if its body says so.
 
         Raises:
-            RequestError: what `plan` says.
+            RequestError: what `prepare` says.
             CapacityError: not now; see `Fleet.acquire`.
             ClientLeft: nobody waits for the answer any more.
         """
@@ -114,10 +114,10 @@ class Models:
         if served.slot.is_up:
             await self._fleet.acquire(served.slot)
         else:
-            await self.offload(plan, served, takes_long=takes_long)
+            await self.offload(prepare, served, takes_long=takes_long)
             await self._load(served.slot, timeout_s)
         try:
-            planned = await self.offload(plan, served, takes_long=takes_long)
+            prepared = await self.offload(prepare, served, takes_long=takes_long)
             model = RequestedModel(
                 served=served,
                 adapter=served.adapter_called(name),
@@ -125,7 +125,7 @@ class Models:
                 metrics=self._metrics.of(served),
                 request_log=self._request_log,
             )
-            yield model, planned
+            yield model, prepared
         finally:
             served.slot.leave()
 

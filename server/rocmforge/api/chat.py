@@ -15,12 +15,12 @@ from rocmforge.api.acquire import Models
 from rocmforge.api.dependencies import ModelsDep, SettingsDep
 from rocmforge.api.generate.answer import AnswerHead, Writer, collected, streamed
 from rocmforge.api.generate.constraints import is_constrained
-from rocmforge.api.generate.convert import chat_plan
+from rocmforge.api.generate.convert import prepare_chat
 from rocmforge.api.generate.generation import Generation, Piece, by_choice
 from rocmforge.api.generate.logprobs import chat_logprobs, vllm_prompt_logprobs
 from rocmforge.api.generate.model import RequestedModel
 from rocmforge.api.generate.parts import AnswerParts, Part, new_call_id
-from rocmforge.api.generate.plan import Plan
+from rocmforge.api.generate.prepared_request import PreparedRequest
 from rocmforge.api.generate.schema import (
     AnswerMessage,
     ChatChoice,
@@ -62,12 +62,12 @@ async def _answer(
 ) -> ASGIApp:
     async with models.acquire(
         wanted.model,
-        partial(chat_plan, request=wanted),
+        partial(prepare_chat, request=wanted),
         takes_long=is_constrained(wanted),
         timeout_s=wanted.timeout,
-    ) as (model, plan):
-        writer = ChatWriter(model, plan, wanted)
-        generation = Generation.start(model, writer.head.id, plan)
+    ) as (model, prepared):
+        writer = ChatWriter(model, prepared, wanted)
+        generation = Generation.start(model, writer.head.id, prepared)
         if wanted.stream:
             return streamed(generation, writer, settings)
         return await collected(request, models.in_thread, generation, writer)
@@ -76,7 +76,9 @@ async def _answer(
 class ChatWriter(Writer):
     """Says pieces as chat completions."""
 
-    def __init__(self, model: RequestedModel, plan: Plan, request: ChatRequest) -> None:
+    def __init__(
+        self, model: RequestedModel, prepared: PreparedRequest, request: ChatRequest
+    ) -> None:
         self.head = AnswerHead.make(model, "chatcmpl-")
         self._common: dict[str, Any] = asdict(self.head)
         if request.service_tier is not None:
@@ -84,10 +86,10 @@ class ChatWriter(Writer):
         self._tokenizer = model.served.tokenizer
         self._wants_logprobs = bool(request.logprobs)
         self._num_prompt_logprobs = request.prompt_logprobs
-        self._usage = StreamUsage(request.stream_options, plan)
+        self._usage = StreamUsage(request.stream_options, prepared)
         self._text_events: dict[int, TextEvent] = {}
-        self._parts = AnswerParts(plan)
-        self._may_reason = plan.reasoning is not None
+        self._parts = AnswerParts(prepared)
+        self._may_reason = prepared.reasoning is not None
 
     def events(self, piece: Piece) -> bytes:
         """Chunks for what it says; before the first one the role, after the last one the end."""
@@ -108,7 +110,7 @@ class ChatWriter(Writer):
         return encoded
 
     def _openings(self, index: int) -> bytes:
-        """The role chunks of all choices up to `index` that have none yet.
+        """Encodes the role chunks of all choices up to `index` that have none yet.
 
         OpenAI's streaming helper needs choices to appear in order, whichever speaks first.
         """
@@ -127,18 +129,18 @@ class ChatWriter(Writer):
         return self._struct(index, Delta(content=text))
 
     def _reason(self, piece: Piece) -> str | None:
-        """Why a choice ended, as clients know it: with calls, they are the reason."""
+        """Returns why a choice ended, as clients know it: with calls, they are the reason."""
         has_calls = self._parts.has_calls(piece.index)
         return "tool_calls" if has_calls and piece.finish_reason == "stop" else piece.finish_reason
 
     def closing(self, usage: Usage) -> bytes:
-        """A chunk with usage and without choices, if it was asked for; the end."""
+        """Encodes a chunk with usage and without choices, if it was asked for, and the end."""
         if not self._usage.is_wanted:
             return DONE
         return event(ChatChunk(choices=[], usage=self._detailed(usage), **self._common)) + DONE
 
     def body(self, pieces: list[Piece], usage: Usage) -> ChatCompletion:
-        """The whole answer."""
+        """Encodes the whole answer."""
         sequences = by_choice(pieces)
         choices = [self._choice(index, said) for index, said in enumerate(sequences)]
         completion = ChatCompletion(choices=choices, usage=self._detailed(usage), **self._common)

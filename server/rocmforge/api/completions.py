@@ -13,8 +13,8 @@ from litestar.types import ASGIApp
 from rocmforge.api.acquire import Models
 from rocmforge.api.dependencies import ModelsDep, SettingsDep
 from rocmforge.api.generate.answer import AnswerHead, Writer, collected, streamed
-from rocmforge.api.generate.completion_plan import completion_plan
 from rocmforge.api.generate.constraints import is_constrained
+from rocmforge.api.generate.convert_completion import prepare_completion
 from rocmforge.api.generate.generation import Generation, Piece, by_choice
 from rocmforge.api.generate.logprobs import (
     echoed_logprobs,
@@ -23,7 +23,7 @@ from rocmforge.api.generate.logprobs import (
     vllm_prompt_logprobs,
 )
 from rocmforge.api.generate.model import RequestedModel
-from rocmforge.api.generate.plan import Plan
+from rocmforge.api.generate.prepared_request import PreparedRequest
 from rocmforge.api.generate.schema import (
     Completion,
     CompletionChoice,
@@ -59,12 +59,12 @@ async def _answer(
 ) -> ASGIApp:
     async with models.acquire(
         wanted.model,
-        partial(completion_plan, request=wanted),
+        partial(prepare_completion, request=wanted),
         takes_long=is_constrained(wanted),
         timeout_s=wanted.timeout,
-    ) as (model, plan):
-        writer = CompletionWriter(model, plan, wanted)
-        generation = Generation.start(model, writer.head.id, plan)
+    ) as (model, prepared):
+        writer = CompletionWriter(model, prepared, wanted)
+        generation = Generation.start(model, writer.head.id, prepared)
         if wanted.stream:
             return streamed(generation, writer, settings)
         return await collected(request, models.in_thread, generation, writer)
@@ -73,33 +73,35 @@ async def _answer(
 class CompletionWriter(Writer):
     """Says pieces as text completions."""
 
-    def __init__(self, model: RequestedModel, plan: Plan, request: CompletionRequest) -> None:
+    def __init__(
+        self, model: RequestedModel, prepared: PreparedRequest, request: CompletionRequest
+    ) -> None:
         self.head = AnswerHead.make(model, "cmpl-")
         self._common = asdict(self.head)
         self._tokenizer = model.served.tokenizer
-        self._plan = plan
-        self._echoes = _echoes(model.served, plan, request) if request.echo else None
+        self._prepared = prepared
+        self._echoes = _echoes(model.served, prepared, request) if request.echo else None
         self._n = request.n or 1
         self._num_logprobs = request.logprobs
         self._num_prompt_logprobs = request.prompt_logprobs
-        self._usage = StreamUsage(request.stream_options, plan)
+        self._usage = StreamUsage(request.stream_options, prepared)
         self._text_events: dict[int, TextEvent] = {}
         self._scores: dict[int, tuple[TokenLogprob, ...]] = {}  # of prompts, by number
         self._early: list[Piece] = []  # of choices that repeat scores which are still to come
 
     def events(self, piece: Piece) -> bytes:
-        """A chunk for the text; before the first one the echo, after the last one the end."""
+        """Encodes a chunk for the text: the echo before the first one, the end after the last."""
         if self._echoes is None or self._num_logprobs is None:
             return self._events(piece)
-        number, rank = divmod(piece.index, self._plan.n)
+        number, rank = divmod(piece.index, self._prepared.n)
         if number in self._scores:
             return self._events(piece)
         if rank > 0:
             self._early.append(piece)
             return b""
         self._scores[number] = piece.prompt_logprobs
-        ready = [each for each in self._early if each.index // self._plan.n == number]
-        self._early = [each for each in self._early if each.index // self._plan.n != number]
+        ready = [each for each in self._early if each.index // self._prepared.n == number]
+        self._early = [each for each in self._early if each.index // self._prepared.n != number]
         return b"".join(map(self._events, (piece, *ready)))
 
     def _events(self, piece: Piece) -> bytes:
@@ -123,33 +125,33 @@ class CompletionWriter(Writer):
         return encoded
 
     def closing(self, usage: Usage) -> bytes:
-        """A chunk with usage and without choices, if it was asked for; the end."""
+        """Encodes a chunk with usage and without choices, if it was asked for, and the end."""
         if not self._usage.is_wanted:
             return DONE
         return event(Completion(choices=[], usage=usage, **self._common)) + DONE
 
     def body(self, pieces: list[Piece], usage: Usage) -> Completion:
-        """The whole answer."""
+        """Encodes the whole answer."""
         sequences = by_choice(pieces)
-        for number in range(len(self._plan.prompts)):
-            self._scores[number] = sequences[number * self._plan.n][0].prompt_logprobs
+        for number in range(len(self._prepared.prompts)):
+            self._scores[number] = sequences[number * self._prepared.n][0].prompt_logprobs
         best = self._best(sequences)
         choices = [self._choice(index, said) for index, said in enumerate(best)]
         return Completion(choices=choices, usage=usage, **self._common)
 
     def _best(self, choices: list[list[Piece]]) -> list[list[Piece]]:
-        """The pieces of the sequences to show: for each prompt, the most probable ones."""
+        """Selects the sequences to show: for each prompt, the most probable ones."""
         best = []
-        for first in range(0, len(choices), self._plan.n):
-            sequences = choices[first : first + self._plan.n]
-            if self._n < self._plan.n:
+        for first in range(0, len(choices), self._prepared.n):
+            sequences = choices[first : first + self._prepared.n]
+            if self._n < self._prepared.n:
                 sequences.sort(key=_mean_logprob, reverse=True)
             best += sequences[: self._n]
         return best
 
     def _choice(self, index: int, pieces: list[Piece]) -> CompletionChoice:
         logprobs = None if self._num_logprobs is None else self._logprobs(pieces)
-        number = pieces[0].index // self._plan.n
+        number = pieces[0].index // self._prepared.n
         prompt = self._prompt_logprobs(pieces[0].index)
         if logprobs is not None and prompt is not None:
             logprobs = joined(prompt, logprobs)
@@ -166,15 +168,15 @@ class CompletionWriter(Writer):
         return choice
 
     def _echo(self, index: int) -> str:
-        return "" if self._echoes is None else self._echoes[index // self._plan.n]
+        return "" if self._echoes is None else self._echoes[index // self._prepared.n]
 
     def _prompt_logprobs(self, index: int) -> LegacyLogprobs | None:
         if self._echoes is None or self._num_logprobs is None:
             return None
-        number = index // self._plan.n
+        number = index // self._prepared.n
         return echoed_logprobs(
             self._tokenizer,
-            self._plan.prompts[number],
+            self._prepared.prompts[number],
             self._echo(index),
             self._scores[number],
             self._num_logprobs,
@@ -207,14 +209,14 @@ class CompletionWriter(Writer):
         return Completion(choices=[choice], usage=self._usage.field, **self._common)
 
 
-def _echoes(model: ServedModel, plan: Plan, request: CompletionRequest) -> list[str]:
-    """Each prompt as text: as it came, or spelled out from token ids."""
+def _echoes(model: ServedModel, prepared: PreparedRequest, request: CompletionRequest) -> list[str]:
+    """Returns each prompt as text: as it came, or spelled out from token ids."""
     given = [request.prompt] if isinstance(request.prompt, str) else request.prompt
     texts = [entry for entry in given if isinstance(entry, str)]
-    return texts or [model.tokenizer.decode(prompt) for prompt in plan.prompts]
+    return texts or [model.tokenizer.decode(prompt) for prompt in prepared.prompts]
 
 
 def _mean_logprob(pieces: list[Piece]) -> float:
-    """Of a sequence's tokens; those of an empty sequence could not be better."""
+    """Returns the mean over a sequence's tokens; that of an empty sequence could not be better."""
     logprobs = [token.score.logprob for piece in pieces for token in piece.logprobs]
     return sum(logprobs) / len(logprobs) if logprobs else 0.0

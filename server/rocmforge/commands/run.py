@@ -13,7 +13,7 @@ from typing import Final, TextIO
 from rich.console import Console
 from rich.markup import escape
 
-from rocmforge.api.generate.convert import chat_plan
+from rocmforge.api.generate.convert import prepare_chat
 from rocmforge.api.generate.generation import Generation
 from rocmforge.api.generate.model import RequestedModel
 from rocmforge.api.generate.parts import AnswerParts, Part
@@ -147,9 +147,9 @@ class Conversation:
             max_completion_tokens=self._options.max_tokens,
         )
         model = replace(self._model, origin=Origin())  # it arrives now
-        plan = chat_plan(model.served, request)
-        generation = Generation.start(model, "run", plan)
-        parts, printer = AnswerParts(plan), Printer()
+        prepared = prepare_chat(model.served, request)
+        generation = Generation.start(model, "run", prepared)
+        parts, printer = AnswerParts(prepared), Printer()
         try:
             async for pieces in generation.batches():
                 for part in (part for piece in pieces for part in parts.split(piece)):

@@ -32,7 +32,7 @@ from rocmforge.api.embeddings.vectors import (
     normalized,
 )
 from rocmforge.api.generate.answer import LARGE_ANSWER, AnswerHead, json_answer
-from rocmforge.api.generate.completion_plan import token_prompts
+from rocmforge.api.generate.convert_completion import token_prompts
 from rocmforge.api.http.body import read_json
 from rocmforge.api.http.disconnect import unless_client_leaves
 from rocmforge.errors import InvalidParameter
@@ -46,8 +46,8 @@ _rerank_decoder = msgspec.json.Decoder(RerankRequest)
 async def create_embeddings(request: Request[Any, Any, Any], models: ModelsDep) -> ASGIApp:
     """Vectors of one or more texts."""
     wanted = await read_json(request, _embeddings_decoder)
-    plan = partial(_embedding_prompts, wanted=wanted)
-    async with models.acquire(wanted.model, plan) as (model, prompts):
+    prepare = partial(_embedding_prompts, wanted=wanted)
+    async with models.acquire(wanted.model, prepare) as (model, prompts):
         head = AnswerHead.make(model, "embd-")
         vectors = await unless_client_leaves(request, embed(model, head.id, prompts))
 
@@ -67,8 +67,8 @@ async def create_embeddings(request: Request[Any, Any, Any], models: ModelsDep) 
 async def rerank(request: Request[Any, Any, Any], models: ModelsDep) -> ASGIApp:
     """Documents in the order in which they fit a query; see `ranking.relevance`."""
     wanted = await read_json(request, _rerank_decoder)
-    plan = partial(rank_prompts, wanted=wanted)
-    async with models.acquire(wanted.model, plan) as (model, prompts):
+    prepare = partial(rank_prompts, wanted=wanted)
+    async with models.acquire(wanted.model, prepare) as (model, prompts):
         head = AnswerHead.make(model, "rerank-")
         scores = await unless_client_leaves(request, relevance(model, head.id, prompts))
         results = [Ranked(index=index, relevance_score=score) for index, score in enumerate(scores)]

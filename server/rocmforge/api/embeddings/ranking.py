@@ -16,7 +16,7 @@ from rocmforge.api.embeddings.vectors import (
     pooled,
 )
 from rocmforge.api.generate.checks import refuse_unsupported
-from rocmforge.api.generate.completion_plan import token_prompts
+from rocmforge.api.generate.convert_completion import token_prompts
 from rocmforge.api.generate.model import RequestedModel
 from rocmforge.engine.ipc.params import Pooling
 from rocmforge.errors import InvalidParameter, UnsupportedFeature

@@ -11,7 +11,7 @@ from rocmforge.api.generate.answer import collect
 from rocmforge.api.generate.checks import check_room
 from rocmforge.api.generate.generation import Generation
 from rocmforge.api.generate.model import RequestedModel
-from rocmforge.api.generate.plan import Plan
+from rocmforge.api.generate.prepared_request import PreparedRequest
 from rocmforge.engine.ipc.params import Pooling, SamplingParams
 from rocmforge.errors import QueueFull, RateLimited, UnsupportedFeature
 from rocmforge.fleet.model import ServedModel
@@ -96,9 +96,9 @@ async def pooled(
     vectors: list[Vector] = []
     while len(vectors) < len(prompts):
         some = prompts[len(vectors) : len(vectors) + size]
-        plan = Plan(prompts=some, sampling=sampling, n=1, stop=())
+        prepared = PreparedRequest(prompts=some, sampling=sampling, n=1, stop=())
         try:
-            generation = Generation.start(model, request_id, plan)
+            generation = Generation.start(model, request_id, prepared)
         except (QueueFull, RateLimited):
             if len(some) > 1:
                 size = len(some) // 2

@@ -14,7 +14,7 @@ from litestar.types import ASGIApp
 
 from rocmforge.api.generate.generation import Generation, Piece
 from rocmforge.api.generate.model import RequestedModel
-from rocmforge.api.generate.plan import Plan
+from rocmforge.api.generate.prepared_request import PreparedRequest
 from rocmforge.api.generate.schema import Usage
 from rocmforge.api.http.disconnect import unless_client_leaves
 from rocmforge.api.http.errors import answer_for
@@ -33,7 +33,7 @@ They would keep the event loop busy for some milliseconds.
 
 @dataclass(frozen=True, slots=True)
 class AnswerHead:
-    """What all chunks of an answer have in common."""
+    """The fields that all chunks of an answer have in common."""
 
     id: str
     created: int
@@ -42,7 +42,7 @@ class AnswerHead:
 
     @classmethod
     def make(cls, model: RequestedModel, prefix: str) -> AnswerHead:
-        """A fresh id that begins with `prefix`, and one creation time for the whole answer."""
+        """Makes a fresh id that begins with `prefix`, and a creation time for the whole answer."""
         return cls(
             id=f"{prefix}{uuid.uuid4().hex}",
             created=int(model.served.clock()),
@@ -60,7 +60,7 @@ class InThread(Protocol):
 
 
 class Writer(Protocol):
-    """How an endpoint family says what a generation yields.
+    """The form in which an endpoint family says what a generation yields.
 
     An answer is either one `body`, or a stream: `opening`, `events` of each piece, and `closing`
     or `failure`.
@@ -69,23 +69,23 @@ class Writer(Protocol):
     head: AnswerHead
 
     def opening(self) -> bytes:
-        """Server-sent events before anything has been generated."""
+        """Encodes server-sent events before anything has been generated."""
         return b""
 
     def events(self, piece: Piece) -> bytes:
-        """Server-sent events for one piece."""
+        """Encodes server-sent events for one piece."""
         ...
 
     def closing(self, usage: Usage) -> bytes:
-        """The last events of a stream that ended well."""
+        """Encodes the last events of a stream that ended well."""
         ...
 
     def failure(self, error: Exception) -> bytes:
-        """The last events of a stream that did not."""
+        """Encodes the last events of a stream that did not."""
         return frame(answer_for(error).body)
 
     def body(self, pieces: list[Piece], usage: Usage) -> msgspec.Struct:
-        """The whole answer, from all pieces in order of arrival; in any thread."""
+        """Encodes the whole answer, from all pieces in order of arrival; in any thread."""
         ...
 
     def ended(self, body: msgspec.Struct) -> None:
@@ -94,7 +94,7 @@ class Writer(Protocol):
 
 
 def streamed(generation: Generation, writer: Writer, settings: ApiSettings) -> ASGIApp:
-    """A stream of what a generation says, which it ends on every way out."""
+    """Streams what a generation says, and ends it on every way out."""
     events = stream_events(generation, writer)
     return event_stream(events, settings, writer.head.id, close=generation.close)
 
@@ -102,7 +102,7 @@ def streamed(generation: Generation, writer: Writer, settings: ApiSettings) -> A
 async def collected(
     request: Request[Any, Any, Any], in_thread: InThread, generation: Generation, writer: Writer
 ) -> ASGIApp:
-    """One body with all that a generation says, once it has ended.
+    """Makes one body of all that a generation says, once it has ended.
 
     Raises:
         CapacityError, EngineError: it failed.
@@ -118,7 +118,7 @@ async def collected(
         body = writer.body(pieces, usage)
         return body, msgspec.json.encode(body)
 
-    if num_logprobs(generation.plan, pieces) < LARGE_ANSWER:
+    if num_logprobs(generation.prepared, pieces) < LARGE_ANSWER:
         body, encoded = encode()
     else:
         body, encoded = await in_thread(encode)
@@ -126,12 +126,12 @@ async def collected(
     return _json_bytes(encoded, writer.head.id)
 
 
-def num_logprobs(plan: Plan, pieces: Sequence[Piece]) -> int:
-    """How many log-probabilities the pieces have, with alternatives, as an answer repeats them."""
-    sampling = plan.sampling
+def num_logprobs(prepared: PreparedRequest, pieces: Sequence[Piece]) -> int:
+    """Counts the log-probabilities of the pieces, with top_logprobs, as an answer repeats them."""
+    sampling = prepared.sampling
     output = sum(len(piece.logprobs) for piece in pieces) * (1 + sampling.num_logprobs)
     prompts = sum(len(piece.prompt_logprobs) for piece in pieces) * (1 + sampling.prompt_logprobs)
-    return output + prompts * plan.n
+    return output + prompts * prepared.n
 
 
 def event_stream(
@@ -141,7 +141,7 @@ def event_stream(
     *,
     close: Callable[[], None] = lambda: None,
 ) -> ASGIApp:
-    """A stream of encoded events; `close` is called on every way out."""
+    """Makes a stream of encoded events; `close` is called on every way out."""
     stream = EventStream(
         events,
         close=close,
@@ -153,7 +153,7 @@ def event_stream(
 
 
 async def stream_events(generation: Generation, writer: Writer) -> AsyncIterator[bytes]:
-    """The events of a stream. What fails after the headers becomes the last of them."""
+    """Yields the events of a stream. What fails after the headers becomes the last of them."""
     try:
         if opening := writer.opening():
             yield opening
@@ -168,12 +168,12 @@ async def stream_events(generation: Generation, writer: Writer) -> AsyncIterator
 
 
 async def collect(generation: Generation) -> list[Piece]:
-    """All pieces, in order of arrival."""
+    """Collects all pieces, in order of arrival."""
     return [piece async for pieces in generation.batches() for piece in pieces]
 
 
 def json_answer(body: msgspec.Struct, request_id: str) -> ASGIResponse:
-    """An answer that a generation gave."""
+    """Makes an answer that a generation gave."""
     return _json_bytes(msgspec.json.encode(body), request_id)
 
 
@@ -186,5 +186,5 @@ def _json_bytes(encoded: bytes, request_id: str) -> ASGIResponse:
 
 
 def json_response(body: msgspec.Struct) -> Response[bytes]:
-    """An answer that needs no generation."""
+    """Makes an answer that needs no generation."""
     return Response(msgspec.json.encode(body), media_type=MediaType.JSON)

@@ -128,7 +128,7 @@ def check_room(
     param: str,
     prompt_param: str,
 ) -> int:
-    """How many tokens may follow `prompt`; raises if that is none, or fewer than wanted."""
+    """Returns how many tokens may follow `prompt`; raises if none, or fewer than wanted."""
     limit = model.max_context
     room = limit - len(prompt)
     if room < (1 if max_tokens is None else max_tokens):

@@ -1,4 +1,4 @@
-"""From wire types to a `Plan`: everything a client can get wrong is answered here.
+"""From wire types to a `PreparedRequest`: everything a client can get wrong is answered here.
 
 These functions are pure and may run in a worker thread. They raise `RequestError`s that name the
 parameter; nothing has been submitted or sent by then.
@@ -22,7 +22,7 @@ from rocmforge.api.generate.checks import (
     check_token_ids,
 )
 from rocmforge.api.generate.constraints import output_grammar
-from rocmforge.api.generate.plan import Plan
+from rocmforge.api.generate.prepared_request import PreparedRequest
 from rocmforge.api.generate.processors import processor_uses
 from rocmforge.api.generate.prompts import request_prompt
 from rocmforge.api.generate.schema import (
@@ -47,8 +47,8 @@ MAX_BIASED_TOKENS = 1024
 SEED_MASK = (1 << 64) - 1
 
 
-def chat_plan(model: ServedModel, request: ChatRequest) -> Plan:
-    """The plan of a chat completion.
+def prepare_chat(model: ServedModel, request: ChatRequest) -> PreparedRequest:
+    """Prepares a chat completion.
 
     Raises:
         RequestError: the request cannot be served as it was sent.
@@ -80,7 +80,7 @@ def chat_plan(model: ServedModel, request: ChatRequest) -> Plan:
         reasoning = None  # the grammar is that of the whole answer
     elif thinking is not None and (sampling.grammar or thinking.budget is not None):
         sampling = msgspec.structs.replace(sampling, thinking=thinking)
-    return Plan(
+    return PreparedRequest(
         prompts=(prompt,),
         sampling=sampling,
         n=request.n or 1,
@@ -103,7 +103,7 @@ def _reasoning(model: ServedModel, prompt: Sequence[int]) -> Literal["begun", "p
 def _thinking(
     model: ServedModel, request: ChatRequest, reasoning: Literal["begun", "possible"] | None
 ) -> Thinking | None:
-    """The section of reasoning before the answer; None if there can be none."""
+    """Returns the section of reasoning before the answer; None if there can be none."""
     budget = request.thinking_budget
     if budget is None and request.reasoning_effort is not None:
         budget = THINKING_BUDGETS.get(request.reasoning_effort)
@@ -123,7 +123,7 @@ def _thinking(
 def sampling_params(
     model: ServedModel, request: GenerationRequest, *, max_tokens: int, num_logprobs: int
 ) -> SamplingParams:
-    """What the engine is told about sampling.
+    """Makes the parameters of sampling for the engine.
 
     Raises:
         InvalidParameter: a token id is not in the vocabulary, a form cannot be enforced, ...

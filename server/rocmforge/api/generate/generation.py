@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from rocmforge.api.generate.logprobs import LogprobAligner, ScoredToken
 from rocmforge.api.generate.model import RequestedModel
-from rocmforge.api.generate.plan import Plan
+from rocmforge.api.generate.prepared_request import PreparedRequest
 from rocmforge.api.generate.schema import PromptTokensDetails, Usage
 from rocmforge.api.http.origin import now_ns
 from rocmforge.api.metrics.request_log import RequestRecord
@@ -37,7 +37,7 @@ class Piece:
     finish_reason: str | None  # "stop" or "length" on a choice's last piece
     stop: str | None  # the stop string that ended it
     num_tokens: int  # of the choice, up to here
-    embedding: bytes | None = None  # float32, if the plan asks for one
+    embedding: bytes | None = None  # float32, if the request asks for one
 
 
 def by_choice(pieces: Sequence[Piece]) -> list[list[Piece]]:
@@ -187,25 +187,25 @@ class Generation:
         self,
         model: RequestedModel,
         request_id: str,
-        plan: Plan,
+        prepared: PreparedRequest,
         choices: tuple[Choice, ...],
     ) -> None:
-        self.plan = plan
+        self.prepared = prepared
         self.choices = choices
         self._model = model
         self._request_id = request_id
         self._is_closed = False
 
     @classmethod
-    def start(cls, model: RequestedModel, request_id: str, plan: Plan) -> Generation:
+    def start(cls, model: RequestedModel, request_id: str, prepared: PreparedRequest) -> Generation:
         """Submits every sequence, or none.
 
         Raises:
             CapacityError: the engine does not take them now, or the key has used up its share.
         """
-        model.metrics.request_n.observe(plan.n)
-        number_of_choices = len(plan.prompts) * plan.n
-        num_tokens = sum(len(prompt) for prompt in plan.prompts)
+        model.metrics.request_n.observe(prepared.n)
+        number_of_choices = len(prepared.prompts) * prepared.n
+        num_tokens = sum(len(prompt) for prompt in prepared.prompts)
         caller = model.origin.caller
         if caller is not None:
             caller.admit(number_of_choices, num_tokens)
@@ -215,7 +215,7 @@ class Generation:
             engine = model.served.slot.enter()
             try:
                 for number in range(number_of_choices):
-                    choices.append(_start_choice(engine, model, plan, number))
+                    choices.append(_start_choice(engine, model, prepared, number))
             except BaseException:
                 for choice in choices:
                     choice.close()
@@ -225,7 +225,7 @@ class Generation:
             if caller is not None:
                 caller.release(number_of_choices, -num_tokens)  # none of them was computed
             raise
-        return cls(model, request_id, plan, tuple(choices))
+        return cls(model, request_id, prepared, tuple(choices))
 
     async def batches(self) -> AsyncIterator[Sequence[Piece]]:
         """Pieces of all choices as they come, those of one wake-up together.
@@ -256,9 +256,9 @@ class Generation:
 
     def usage(self) -> Usage:
         """Counts tokens so far: each prompt once, the completions of all choices."""
-        prompt_tokens = sum(len(prompt) for prompt in self.plan.prompts)
+        prompt_tokens = sum(len(prompt) for prompt in self.prepared.prompts)
         completion_tokens = sum(choice.num_tokens for choice in self.choices)
-        cached = sum(choice.cached_tokens for choice in self.choices[:: self.plan.n])
+        cached = sum(choice.cached_tokens for choice in self.choices[:: self.prepared.n])
         return Usage(
             prompt_tokens=prompt_tokens,
             completion_tokens=completion_tokens,
@@ -314,27 +314,31 @@ class Generation:
 
     def _texts(self) -> list[str]:
         """Prompts, then answers."""
-        prompts = [self._model.served.tokenizer.decode(prompt) for prompt in self.plan.prompts]
+        prompts = [self._model.served.tokenizer.decode(prompt) for prompt in self.prepared.prompts]
         return [*prompts, *("".join(choice.texts) for choice in self.choices)]
 
 
-def _start_choice(engine: Engine, model: RequestedModel, plan: Plan, number: int) -> Choice:
-    prompt = plan.prompts[number // plan.n]
-    sampling = plan.sampling_of(number % plan.n)
+def _start_choice(
+    engine: Engine, model: RequestedModel, prepared: PreparedRequest, number: int
+) -> Choice:
+    prompt = prepared.prompts[number // prepared.n]
+    sampling = prepared.sampling_of(number % prepared.n)
     tokenizer = model.served.tokenizer
     request = GenerateRequest(
         prompt_ids=prompt,
         sampling=sampling,
         eos_ids=tokenizer.eos_ids,
         arrival_ns=now_ns(),
-        deadline_ns=model.origin.deadline_ns(plan.timeout_s),
+        deadline_ns=model.origin.deadline_ns(prepared.timeout_s),
         share=model.origin.share,
     )
     wants_logprobs = sampling.num_logprobs >= 0
     return Choice(
         index=number,
         handle=engine.submit(request),
-        detokenizer=IncrementalDetokenizer(tokenizer, plan.stop, shown=_shown(tokenizer, plan)),
+        detokenizer=IncrementalDetokenizer(
+            tokenizer, prepared.stop, shown=_shown(tokenizer, prepared)
+        ),
         aligner=LogprobAligner() if wants_logprobs else None,
         metrics=SequenceMetrics(
             model.metrics,
@@ -346,10 +350,10 @@ def _start_choice(engine: Engine, model: RequestedModel, plan: Plan, number: int
     )
 
 
-def _shown(tokenizer: Tokenizer, plan: Plan) -> dict[int, str]:
+def _shown(tokenizer: Tokenizer, prepared: PreparedRequest) -> dict[int, str]:
     """Returns control tokens that mark tool calls or reasoning, with their spelling."""
-    markers = [] if plan.tools is None else [*plan.tools.form.markers]
-    if plan.reasoning is not None:
+    markers = [] if prepared.tools is None else [*prepared.tools.form.markers]
+    if prepared.reasoning is not None:
         markers += [BEGIN, END]
     ids = {tokenizer.control_token(marker): marker for marker in markers}
     return {token_id: marker for token_id, marker in ids.items() if token_id is not None}

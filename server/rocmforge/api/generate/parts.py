@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 
 from rocmforge.api.generate.generation import Piece
-from rocmforge.api.generate.plan import Plan
+from rocmforge.api.generate.prepared_request import PreparedRequest
 from rocmforge.text.output.reasoning import Reasoning, ReasoningSplitter
 from rocmforge.text.tool_calls import CallParser, Said
 
@@ -16,12 +16,12 @@ class AnswerParts:
     """Splits the pieces of a request's choices, each choice by itself. Mutable.
 
     Args:
-        plan: says whether answers may hold reasoning or calls, and how the model writes those.
+        prepared: says whether answers may hold reasoning or calls, and how the model writes those.
     """
 
-    def __init__(self, plan: Plan) -> None:
-        self._tools = plan.tools
-        self._reasoning = plan.reasoning
+    def __init__(self, prepared: PreparedRequest) -> None:
+        self._tools = prepared.tools
+        self._reasoning = prepared.reasoning
         self._splitters: dict[int, ReasoningSplitter] = {}
         self._parsers: dict[int, CallParser] = {}
         self._reasoning_tokens: dict[int, int] = {}

@@ -25,7 +25,7 @@ TEMPLATE_NAMES = (
 
 
 def request_prompt(model: ServedModel, request: ChatRequest) -> tuple[int, ...]:
-    """Returns the token ids of a chat's conversation and tools. Raises like `chat_plan`."""
+    """Returns the token ids of a chat's conversation and tools. Raises like `prepare_chat`."""
     return chat_prompt(
         model,
         request.messages,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import UNSET, UnsetType
 
 from rocmforge.api.generate.generation import Piece
-from rocmforge.api.generate.plan import Plan
+from rocmforge.api.generate.prepared_request import PreparedRequest
 from rocmforge.api.generate.schema import StreamOptions, Usage
 
 
@@ -20,11 +20,11 @@ class StreamUsage:
         is_running: Whether it changes from piece to piece.
     """
 
-    def __init__(self, options: StreamOptions | None, plan: Plan) -> None:
+    def __init__(self, options: StreamOptions | None, prepared: PreparedRequest) -> None:
         options = options or StreamOptions()
         self.field: Usage | UnsetType | None = None if options.include_usage else UNSET
         self.is_running = options.include_usage and options.continuous_usage_stats
-        self._prompt_tokens = sum(len(prompt) for prompt in plan.prompts)
+        self._prompt_tokens = sum(len(prompt) for prompt in prepared.prompts)
         self._completions: dict[int, int] = {}
 
     @property

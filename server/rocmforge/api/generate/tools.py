@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from rocmforge.api.generate.constraints import check_grammar
-from rocmforge.api.generate.plan import ToolUse
+from rocmforge.api.generate.prepared_request import ToolUse
 from rocmforge.api.generate.schema import ChatRequest, NamedTool, Tool
 from rocmforge.errors import InvalidParameter
 from rocmforge.fleet.model import ServedModel

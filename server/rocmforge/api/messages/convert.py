@@ -11,8 +11,8 @@ from msgspec import structs
 
 from rocmforge.api.generate import schema
 from rocmforge.api.generate.checks import refuse_unsupported, renamed_fields, required
-from rocmforge.api.generate.convert import chat_plan
-from rocmforge.api.generate.plan import Plan
+from rocmforge.api.generate.convert import prepare_chat
+from rocmforge.api.generate.prepared_request import PreparedRequest
 from rocmforge.api.generate.schema import ChatRequest, ContentPart, FunctionCall, ToolCall
 from rocmforge.api.messages.schema import (
     CountTokensRequest,
@@ -81,16 +81,18 @@ def chat_request(request: CountTokensRequest) -> ChatRequest:
     return chat
 
 
-def message_plan(model: ServedModel, chat: ChatRequest, max_tokens: int) -> Plan:
-    """The plan of a message of at most so many tokens. Raises like `chat_plan`.
+def prepare_message(model: ServedModel, chat: ChatRequest, max_tokens: int) -> PreparedRequest:
+    """Prepares a message of at most so many tokens. Raises like `prepare_chat`.
 
     Clients must name a limit, and name what the model they know could give: one beyond the context
     is no mistake.
     """
     with renamed_fields(FIELD_NAMES):
-        plan = chat_plan(model, chat)
-    room = plan.sampling.max_tokens
-    return replace(plan, sampling=structs.replace(plan.sampling, max_tokens=min(room, max_tokens)))
+        prepared = prepare_chat(model, chat)
+    room = prepared.sampling.max_tokens
+    return replace(
+        prepared, sampling=structs.replace(prepared.sampling, max_tokens=min(room, max_tokens))
+    )
 
 
 def _think(thinking: Thinking, chat: ChatRequest) -> None:

@@ -19,7 +19,7 @@ from rocmforge.api.generate.prompts import request_prompt
 from rocmforge.api.generate.schema import ChatRequest
 from rocmforge.api.http.body import read_json
 from rocmforge.api.http.settings import ApiSettings
-from rocmforge.api.messages.convert import FIELD_NAMES, chat_request, message_plan
+from rocmforge.api.messages.convert import FIELD_NAMES, chat_request, prepare_message
 from rocmforge.api.messages.errors import error_event
 from rocmforge.api.messages.schema import CountTokensRequest, MessagesRequest, TokenCount
 from rocmforge.api.messages.writer import MessagesWriter
@@ -51,11 +51,11 @@ async def _answer(
 ) -> ASGIApp:
     async with models.acquire(
         wanted.model,
-        partial(message_plan, chat=chat, max_tokens=wanted.max_tokens),
+        partial(prepare_message, chat=chat, max_tokens=wanted.max_tokens),
         takes_long=is_constrained(chat),
-    ) as (model, plan):
-        writer = MessagesWriter(model, plan, wanted.max_tokens)
-        generation = Generation.start(model, writer.head.id, plan)
+    ) as (model, prepared):
+        writer = MessagesWriter(model, prepared, wanted.max_tokens)
+        generation = Generation.start(model, writer.head.id, prepared)
         if wanted.stream:
             return streamed(generation, writer, settings)
         return await collected(request, models.in_thread, generation, writer)
@@ -63,7 +63,7 @@ async def _answer(
 
 @post(f"{PATH}/count_tokens", status_code=200)
 async def count_tokens(request: Request[Any, Any, Any], models: ModelsDep) -> Response[bytes]:
-    """How many tokens a conversation would be."""
+    """Counts the tokens that a conversation would be."""
     wanted = await read_json(request, _count_decoder)
     chat = chat_request(wanted)
     model = models.find(chat.model)

@@ -7,7 +7,7 @@ from rocmforge.api.generate.answer import AnswerHead, Writer
 from rocmforge.api.generate.generation import Piece
 from rocmforge.api.generate.model import RequestedModel
 from rocmforge.api.generate.parts import AnswerParts
-from rocmforge.api.generate.plan import Plan
+from rocmforge.api.generate.prepared_request import PreparedRequest
 from rocmforge.api.http.sse import named_event
 from rocmforge.api.messages.blocks import ContentBlocks
 from rocmforge.api.messages.errors import anthropic_error
@@ -29,15 +29,15 @@ class MessagesWriter(Writer):
 
     Args:
         model: the model that says it.
-        plan: what is generated.
+        prepared: what is generated.
         max_tokens: that the client has allowed; the context may end before.
     """
 
-    def __init__(self, model: RequestedModel, plan: Plan, max_tokens: int) -> None:
+    def __init__(self, model: RequestedModel, prepared: PreparedRequest, max_tokens: int) -> None:
         self.head = AnswerHead.make(model, "msg_")
-        self._prompt_tokens = sum(map(len, plan.prompts))
-        self._fills_context = plan.sampling.max_tokens < max_tokens
-        self._parts = AnswerParts(plan)
+        self._prompt_tokens = sum(map(len, prepared.prompts))
+        self._fills_context = prepared.sampling.max_tokens < max_tokens
+        self._parts = AnswerParts(prepared)
         self._content = ContentBlocks(self._parts)
         self._last: Piece | None = None
 

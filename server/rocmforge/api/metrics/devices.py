@@ -1,4 +1,4 @@
-"""What devices can do and need, where backends and drivers tell.
+"""The abilities and needs of devices, where backends and drivers tell.
 
 A family whose numbers are not known is left out, so that no dashboard shows a made-up zero.
 """

@@ -9,8 +9,8 @@ import msgspec
 
 from rocmforge.api.generate import schema
 from rocmforge.api.generate.checks import refuse_unsupported, renamed_fields, required
-from rocmforge.api.generate.convert import chat_plan
-from rocmforge.api.generate.plan import Plan
+from rocmforge.api.generate.convert import prepare_chat
+from rocmforge.api.generate.prepared_request import PreparedRequest
 from rocmforge.api.generate.schema import ChatRequest, FunctionCall, Message, ToolCall
 from rocmforge.api.responses.schema import (
     AllowedTools,
@@ -90,10 +90,10 @@ def chat_request(request: ResponsesRequest, conversation: Sequence[Message]) -> 
     )
 
 
-def response_plan(model: ServedModel, chat: ChatRequest) -> Plan:
-    """The plan of a response. Raises like `chat_plan`."""
+def prepare_response(model: ServedModel, chat: ChatRequest) -> PreparedRequest:
+    """Prepares a response. Raises like `prepare_chat`."""
     with renamed_fields(FIELD_NAMES):
-        return chat_plan(model, chat)
+        return prepare_chat(model, chat)
 
 
 def input_messages(given: str | Sequence[InputItem]) -> list[Message]:

@@ -35,7 +35,7 @@ from rocmforge.api.responses.convert import (
     chat_request,
     input_messages,
     output_messages,
-    response_plan,
+    prepare_response,
 )
 from rocmforge.api.responses.event_log import EventLog
 from rocmforge.api.responses.input_items import InputItemsQuery, listed_items, page
@@ -111,19 +111,19 @@ async def _answer(
 
     async with models.acquire(
         wanted.model,
-        partial(response_plan, chat=asked.chat),
+        partial(prepare_response, chat=asked.chat),
         takes_long=asked.is_continued or is_constrained(asked.chat),
-    ) as (model, plan):
-        writer = ResponsesWriter(model, plan, wanted, keep)
+    ) as (model, prepared):
+        writer = ResponsesWriter(model, prepared, wanted, keep)
         if not wanted.background:
-            generation = Generation.start(model, writer.head.id, plan)
+            generation = Generation.start(model, writer.head.id, prepared)
             if wanted.stream:
                 return streamed(generation, writer, settings)
             return await collected(request, models.in_thread, generation, writer)
         stored = StoredResponse(writer.response, asked.conversation, asked.items, events)
         store.put(stored)  # first: what is not kept need not be generated
         try:
-            generation = Generation.start(model, writer.head.id, plan)
+            generation = Generation.start(model, writer.head.id, prepared)
         except BaseException:
             store.delete(writer.head.id)
             raise
@@ -140,7 +140,7 @@ async def get_response(
     response_store: StoreDep,
     response_id: FromPath[str],
 ) -> ASGIApp:
-    """A response that was stored, or the stream of one that was begun in the background."""
+    """Returns a stored response, or the stream of one that was begun in the background."""
     query = read_query(request, RetrieveQuery)
     stored = response_store.get(response_id)
     if not query.stream:
@@ -160,7 +160,7 @@ async def get_response(
 async def list_input_items(
     request: Request[Any, Any, Any], response_store: StoreDep, response_id: FromPath[str]
 ) -> HttpResponse[bytes]:
-    """The input of a response that was stored, without what came before it."""
+    """Returns the input of a stored response, without what came before it."""
     query = read_query(request, InputItemsQuery)
     return json_response(page(response_store.get(response_id).input_items, query))
 
@@ -188,7 +188,7 @@ async def delete_response(
 
 
 def _history(store: OwnResponses, previous_id: str | None) -> list[Message]:
-    """The conversation that a request goes on from."""
+    """Returns the conversation that a request goes on from."""
     if previous_id is None:
         return []
     try:

@@ -12,7 +12,7 @@ from rocmforge.api.generate.answer import AnswerHead, Writer
 from rocmforge.api.generate.generation import Piece
 from rocmforge.api.generate.model import RequestedModel
 from rocmforge.api.generate.parts import AnswerParts
-from rocmforge.api.generate.plan import Plan
+from rocmforge.api.generate.prepared_request import PreparedRequest
 from rocmforge.api.generate.schema import Usage
 from rocmforge.api.http.errors import answer_for
 from rocmforge.api.http.sse import named_event
@@ -44,7 +44,7 @@ class ResponsesWriter(Writer):
 
     Args:
         model: the model that says it.
-        plan: what was made of the request.
+        prepared: what was made of the request.
         request: is repeated in the answer.
         keep: called with the whole response when the answer has ended, well or not.
     """
@@ -52,13 +52,13 @@ class ResponsesWriter(Writer):
     def __init__(
         self,
         model: RequestedModel,
-        plan: Plan,
+        prepared: PreparedRequest,
         request: ResponsesRequest,
         keep: Callable[[Response], None],
     ) -> None:
         self.head = AnswerHead.make(model, "resp_")
         self.response = begun_response(self.head, request)
-        self._parts = AnswerParts(plan)
+        self._parts = AnswerParts(prepared)
         self._output = OutputItems(self._parts, model.served.tokenizer)
         self._now = model.served.clock
         self._keep = keep
@@ -66,17 +66,17 @@ class ResponsesWriter(Writer):
         self._sent = 0  # events
 
     def opening(self) -> bytes:
-        """The response exists, and is being worked on."""
+        """Encodes that the response exists, and is being worked on."""
         return self._encoded(
             [ResponseCreated(response=self.response), ResponseInProgress(response=self.response)]
         )
 
     def events(self, piece: Piece) -> bytes:
-        """What the piece adds to the output."""
+        """Encodes what the piece adds to the output."""
         return self._encoded(self._push(piece))
 
     def closing(self, usage: Usage) -> bytes:
-        """The whole response."""
+        """Encodes the whole response."""
         response = self._finished(usage)
         self._keep(response)
         if response.status == "incomplete":
@@ -84,11 +84,11 @@ class ResponsesWriter(Writer):
         return self._encoded([ResponseCompleted(response=response)])
 
     def failure(self, error: Exception) -> bytes:
-        """The response as far as it got."""
+        """Encodes the response as far as it got."""
         return self._encoded([ResponseFailed(response=self.fail(error))])
 
     def body(self, pieces: list[Piece], usage: Usage) -> Response:
-        """The whole response."""
+        """Encodes the whole response."""
         for piece in pieces:
             self._push(piece)
         return self._finished(usage)
@@ -99,7 +99,7 @@ class ResponsesWriter(Writer):
         self._keep(body)
 
     def fail(self, error: Exception) -> Response:
-        """The response as far as it got."""
+        """Ends the response as far as it got."""
         answer = answer_for(error)
         response = replace(
             self.response,
@@ -135,14 +135,14 @@ class ResponsesWriter(Writer):
 
 
 def error_event(error: Exception) -> bytes:
-    """The event of a stream that failed before there was a response."""
+    """Encodes the event of a stream that failed before there was a response."""
     detail = answer_for(error).detail
     event = ErrorEvent(code=detail.code, message=detail.message, param=detail.param)
     return named_event(event)
 
 
 def begun_response(head: AnswerHead, request: ResponsesRequest) -> Response:
-    """A response without output; repeats the request with its defaults filled in."""
+    """Makes a response without output; repeats the request with its defaults filled in."""
     return Response(
         id=head.id,
         created_at=head.created,

@@ -1,4 +1,4 @@
-"""What a request asks of the engine, once everything a client can get wrong has been checked."""
+"""The request to the engine, once everything that a client can get wrong has been checked."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _GOLDEN = 0x9E3779B97F4A7C15
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolUse:
-    """How the answer may call functions."""
+    """The ways in which the answer may call functions."""
 
     form: CallFormat
     schemas: Mapping[str, Schema]  # of the functions' parameters
@@ -26,7 +26,7 @@ class ToolUse:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class PreparedRequest:
     """`n` sequences for each prompt; choice i belongs to prompt `i // n`."""
 
     prompts: tuple[tuple[int, ...], ...]
@@ -50,7 +50,7 @@ class Plan:
 
 
 def derived_seed(seed: int, number: int) -> int:
-    """The seed of a further choice: SplitMix64 (Steele, Lea and Flood, 2014) `number` steps on.
+    """Derives the seed of a further choice: SplitMix64 (Steele et al., 2014) `number` steps on.
 
     Choice 0 keeps the request's own seed, so that it does not depend on how many were asked for.
     """

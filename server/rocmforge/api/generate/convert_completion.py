@@ -1,4 +1,4 @@
-"""From the body of /v1/completions to a `Plan`; the counterpart of `convert.chat_plan`."""
+"""From the body of /v1/completions to a `PreparedRequest`, as `convert.prepare_chat` for chats."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rocmforge.api.generate.checks import (
     check_token_ids,
 )
 from rocmforge.api.generate.convert import sampling_params, stop_strings
-from rocmforge.api.generate.plan import Plan
+from rocmforge.api.generate.prepared_request import PreparedRequest
 from rocmforge.api.generate.schema import CompletionRequest
 from rocmforge.errors import InvalidParameter, UnsupportedFeature
 from rocmforge.fleet.model import ServedModel
@@ -24,8 +24,8 @@ from rocmforge.fleet.model import ServedModel
 DEFAULT_TOKENS = 16  # OpenAI's
 
 
-def completion_plan(model: ServedModel, request: CompletionRequest) -> Plan:
-    """The plan of a text completion. Raises like `chat_plan`."""
+def prepare_completion(model: ServedModel, request: CompletionRequest) -> PreparedRequest:
+    """Prepares a text completion. Raises like `prepare_chat`."""
     check_common(model, request)
     max_tokens = DEFAULT_TOKENS if request.max_tokens is None else request.max_tokens
     if max_tokens == 0 and not request.echo:
@@ -52,7 +52,7 @@ def completion_plan(model: ServedModel, request: CompletionRequest) -> Plan:
         sampling = msgspec.structs.replace(sampling, prompt_logprobs=wanted)
     if n > (request.n or 1):  # the best are found by their log-probabilities
         sampling = msgspec.structs.replace(sampling, num_logprobs=max(num_logprobs, 0))
-    return Plan(
+    return PreparedRequest(
         prompts=prompts,
         sampling=sampling,
         n=n,
@@ -98,7 +98,7 @@ def token_prompts(
     encode: Callable[[str], Sequence[int]],
     check_count: Callable[[int], None] = lambda count: None,
 ) -> tuple[tuple[int, ...], ...]:
-    """All entries as token ids: a text, token ids, or a list of either.
+    """Returns all entries as token ids: a text, token ids, or a list of either.
 
     Args:
         model: knows the vocabulary.
@@ -142,7 +142,7 @@ def _token_prompt(
 def _infill(
     model: ServedModel, request: CompletionRequest, before: tuple[int, ...]
 ) -> tuple[int, ...]:
-    """The prompt for the text between `before` and the suffix."""
+    """Makes the prompt for the text between `before` and the suffix."""
     tokenizer = model.tokenizer
     if tokenizer.infill is None:
         raise UnsupportedFeature(
