@@ -173,7 +173,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = "auto"
     activation_bits: Annotated[
         Literal["auto", "8", "16"],
-        Meta(description="bits of activations that meet quantised weights in decode"),
+        Meta(
+            description="bits of activations that are multiplied with quantised weights in decode"
+        ),
     ] = "auto"
     memory_utilization: Annotated[
         float,
@@ -194,7 +196,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     api_key: Annotated[
         tuple[_Key, ...],
         Meta(
-            description="keys that open everything, of 8 characters or more; none = no "
+            description="API keys with full access, of 8 characters or more; none = no "
             "authentication",
             extra=_value("KEY"),
         ),
@@ -211,7 +213,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = False
     cors_origin: Annotated[
         tuple[str, ...],
-        Meta(description="browser origins that may call; * = all", extra=_value("ORIGIN")),
+        Meta(
+            description="origins of web pages that may call the API; * = all",
+            extra=_value("ORIGIN"),
+        ),
     ] = ()
     tls_certificate: Annotated[
         _File | None,

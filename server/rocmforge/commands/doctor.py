@@ -63,7 +63,7 @@ def _port(settings: Settings) -> Iterator[Finding]:
         yield Finding(
             check="port",
             level=Level.WARNING,
-            message=f"{where} cannot be listened on: {error.strerror}.",
+            message=f"The server cannot listen on {where}: {error.strerror}.",
             repair=f"ss --listening --tcp --processes 'sport = :{settings.port}'  # or --port",
         )
     else:
