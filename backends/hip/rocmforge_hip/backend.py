@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from rocmforge.backend.optional import MemoryEstimate, OpCheck
 from rocmforge.backend.protocol import (
@@ -28,7 +28,7 @@ from rocmforge_hip.device.library import NoKernelsForTarget, find_target
 from rocmforge_hip.device.platform import select_platform
 from rocmforge_hip.load.decoder import load_decoder, measure_decoder
 from rocmforge_hip.load.encoder import load_encoder, plan_encoder
-from rocmforge_hip.load.memory_budget import cache_type
+from rocmforge_hip.load.memory_budget import MemoryNeeds, cache_type
 from rocmforge_hip.ops.geometry import Geometry
 from rocmforge_hip.parallel.runner import load_sharded
 from rocmforge_hip.verify import selfcheck
@@ -84,6 +84,7 @@ class HipBackend:
             geometry = Geometry(found.properties.compute_units)
         else:
             name, free, geometry = "a device", memory, Geometry(_MOST_COMPUTE_UNITS)
+        needs: MemoryNeeds[Any]
         with open_gguf(model) as file:
             if is_encoder(file):
                 _, _, needs = plan_encoder(file, options, geometry, free)

@@ -63,10 +63,10 @@ def test_values_of_any_size_survive_in_float16(a_size: float, b_size: float) -> 
     stack = AdapterStack(None, "a stack", 64, parts, is_gated=False)
     packed = pack_stack(stack)
     assert stack.ranks == 2 * TILE
-    assert packed["places"].tolist() == [[0, 0, 0], [0, 0, 5]]
-    assert packed["outputs"].tolist() == [[0, TILE, 1], [TILE, TILE, 2]]
-    stored_b = packed["b"].reshape(32, 8)
+    assert packed.places.tolist() == [[0, 0, 0], [0, 0, 5]]
+    assert packed.outputs.tolist() == [[0, TILE, 1], [TILE, TILE, 2]]
+    stored_b = packed.b.reshape(32, 8)
     assert not stored_b[:, 5:].any()
-    found = packed["factors"][1] * (stored_b[:, :5].astype(float) @ packed["a"].astype(float))
+    found = packed.factors[1] * (stored_b[:, :5].astype(float) @ packed.a.astype(float))
     expected = 0.75 * (b.astype(float) @ a.astype(float))
     assert np.abs(found - expected).max() <= 2e-3 * np.abs(expected).max()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import math
 import mmap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -196,26 +196,3 @@ class Memory:
         """Hands out the buffers, last first; the caller frees them."""
         while self._buffers:
             yield self._buffers.pop()
-
-
-class Arena:
-    """Activations: allocated once when a model is loaded, for the largest step there can be.
-
-    Each array is an allocation of its own, so that the host platform's guard pages lie between
-    them. They start as zeros: rows that only pad a batch are computed on whatever is there.
-    """
-
-    def __init__(self, memory: Memory, plan: Mapping[str, ArraySpec], stream: int) -> None:
-        self._arrays: dict[str, DeviceArray] = {}
-        for name, what in plan.items():
-            buffer = memory.device(what, f"activation {name}")
-            buffer.fill(0, stream)
-            self._arrays[name] = buffer.array
-
-    def __getitem__(self, name: str) -> DeviceArray:
-        return self._arrays[name]
-
-
-def total_bytes(plan: Mapping[str, ArraySpec]) -> int:
-    """Bytes of all arrays of a plan."""
-    return sum(what.nbytes for what in plan.values())

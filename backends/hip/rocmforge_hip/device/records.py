@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
+from rocmforge_hip.device.memory import ArraySpec, DeviceArray, Memory
+
 R = TypeVar("R")
 
 
@@ -65,3 +67,24 @@ def mapped(record: Any, leaf: type[R], function: Callable[[str, R], object], nam
             value = mapped(value, leaf, function, f"{name}{field}.")
         values[field] = value
     return type(record)(**values)
+
+
+def total_bytes(record: Any) -> int:
+    """Returns the bytes of all arrays that a record of `ArraySpec` describes."""
+    return sum(what.nbytes for what in leaves(record, ArraySpec))
+
+
+def allocate(memory: Memory, record: Any, stream: int) -> Any:
+    """Allocates activations: returns the record of `ArraySpec` as one of `DeviceArray`.
+
+    That is done once when a model is loaded, for the largest step there can be. Each array is an
+    allocation of its own, so that the host platform's guard pages lie between them. They start as
+    zeros: rows that only pad a batch are computed on whatever is there.
+    """
+
+    def new(name: str, what: ArraySpec) -> DeviceArray:
+        buffer = memory.device(what, f"activation {name}")
+        buffer.fill(0, stream)
+        return buffer.array
+
+    return mapped(record, ArraySpec, new)

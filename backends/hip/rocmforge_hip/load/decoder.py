@@ -17,14 +17,16 @@ from rocmforge.models.rope import load_rope_tables
 from rocmforge.models.weights import ModelWeights, load_weights
 from rocmforge_hip.device.constants import BLOCK_TOKENS
 from rocmforge_hip.device.discovery import FoundDevice
-from rocmforge_hip.device.memory import total_bytes
+from rocmforge_hip.device.memory import ArraySpec
 from rocmforge_hip.device.opening import opened
 from rocmforge_hip.device.platform import cache_dir
+from rocmforge_hip.device.records import total_bytes
 from rocmforge_hip.jit.compiler import ProcessorKernels, prepare_processors
 from rocmforge_hip.load.memory_budget import MemoryNeeds, MemoryPlan, cache_type, make_plan, measure
 from rocmforge_hip.load.model import ModelLoading
 from rocmforge_hip.load.rank import Rank
 from rocmforge_hip.load.supported import check_sizes
+from rocmforge_hip.ops.activations import DecoderArrays
 from rocmforge_hip.ops.decoder import HEAD_DIMS
 from rocmforge_hip.ops.geometry import Geometry
 from rocmforge_hip.run.decoder import HipRunner
@@ -65,7 +67,7 @@ def load_decoder(
         pairs = [(cache.keys, cache.values) for cache in loaded.ops.caches]
         bandwidth = copy_bandwidth(device.driver, device.stream, pairs)
         info = _describe(found, config, plan, kernels, bandwidth, options)
-        reads = StepReads(config, weights, total_bytes(plan.block_arrays))
+        reads = StepReads(config, weights, total_bytes(plan.cache_block))
         return HipRunner(device, loaded, plan.limits, info, reads)
 
 
@@ -95,7 +97,7 @@ def load_rank(
 
 def measure_decoder(
     file: GgufFile, options: LoadOptions, geometry: Geometry, memory_free: int
-) -> MemoryNeeds:
+) -> MemoryNeeds[DecoderArrays[ArraySpec]]:
     """Returns what the decoder needs of each device, which has so many free bytes.
 
     Raises:

@@ -13,12 +13,14 @@ from rocmforge.models.encoder_weights import EncoderWeights, load_encoder_weight
 from rocmforge.models.rope import plain_rope_tables
 from rocmforge_hip.device.constants import BLOCK_TOKENS
 from rocmforge_hip.device.discovery import FoundDevice
-from rocmforge_hip.device.memory import Arena, spec
+from rocmforge_hip.device.memory import ArraySpec, DeviceArray, spec
 from rocmforge_hip.device.opening import Device, opened
+from rocmforge_hip.device.records import allocate
 from rocmforge_hip.load.encoder_budget import check_fits, describe_needs, measure_encoder
 from rocmforge_hip.load.memory_budget import NO_CACHE, MemoryNeeds
 from rocmforge_hip.load.model import upload, upload_tables
 from rocmforge_hip.load.supported import check_sizes
+from rocmforge_hip.ops.activations import EncoderArrays
 from rocmforge_hip.ops.encoder import ENCODER_HEAD_DIMS, ROPE_MULTIPLE, HipEncoderOps
 from rocmforge_hip.ops.geometry import Geometry
 from rocmforge_hip.run.encoder import Encoder, HipEncoderRunner
@@ -66,7 +68,7 @@ def load_encoder(
 
 def plan_encoder(
     file: GgufFile, options: LoadOptions, geometry: Geometry, memory_free: int
-) -> tuple[EncoderConfig, EncoderWeights[Planned], MemoryNeeds]:
+) -> tuple[EncoderConfig, EncoderWeights[Planned], MemoryNeeds[EncoderArrays[ArraySpec]]]:
     """What the encoder is, and what it needs of a device with so much free memory.
 
     Raises:
@@ -81,7 +83,7 @@ def plan_encoder(
 
 def _read(
     file: GgufFile, options: LoadOptions, found: FoundDevice
-) -> tuple[EncoderConfig, EncoderWeights[Planned], MemoryNeeds]:
+) -> tuple[EncoderConfig, EncoderWeights[Planned], MemoryNeeds[EncoderArrays[ArraySpec]]]:
     free = options.memory_of(found.info)
     geometry = Geometry(found.properties.compute_units)
     config, weights, needs = plan_encoder(file, options, geometry, free)
@@ -93,14 +95,14 @@ def _load(
     device: Device,
     config: EncoderConfig,
     planned: EncoderWeights[Planned],
-    needs: MemoryNeeds,
+    needs: MemoryNeeds[EncoderArrays[ArraySpec]],
     file: GgufFile,
     found: FoundDevice,
     progress: ProgressCallback,
 ) -> Encoder:
     """The model, once everything is on the device."""
     progress("loading kernels", 0.0)
-    arena = Arena(device.memory, needs.activations, device.stream)
+    arena: EncoderArrays[DeviceArray] = allocate(device.memory, needs.activations, device.stream)
     storages = encoder_storages(planned)
     tables = {}
     if config.rope is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from rocmforge.backend.protocol import LoadOptions
 from rocmforge.errors import OutOfMemory
@@ -10,12 +11,12 @@ from rocmforge.models.encoder_config import EncoderConfig, encoder_context
 from rocmforge.models.encoder_weights import EncoderWeights
 from rocmforge_hip.device.memory import ArraySpec, spec
 from rocmforge_hip.load.memory_budget import MemoryNeeds, mib
-from rocmforge_hip.ops.activations import StepLimits
+from rocmforge_hip.ops.activations import EncoderArrays, Forms, StepLimits, qkv_features
 from rocmforge_hip.ops.geometry import Geometry
 from rocmforge_hip.ops.step import StepLayout, StepShape
-from rocmforge_hip.weights.buffers import ATTENDED, DELTA, DENSE, HIDDEN, NORMED, POOLED, SCORES
 from rocmforge_hip.weights.encoder_placement import encoder_storages
-from rocmforge_hip.weights.placement import Planned, PlannedPart
+from rocmforge_hip.weights.placement import Planned
+from rocmforge_hip.weights.products import Product
 
 
 def measure_encoder(
@@ -24,7 +25,7 @@ def measure_encoder(
     options: LoadOptions,
     geometry: Geometry,
     memory_free: int,
-) -> MemoryNeeds:
+) -> MemoryNeeds[EncoderArrays[ArraySpec]]:
     """What the encoder needs of a device with so much free memory."""
     limits = StepLimits(
         tokens=options.max_batched_tokens,
@@ -36,16 +37,16 @@ def measure_encoder(
         weights=sum(storage.storage.nbytes for storage in encoder_storages(weights)),
         adapters=0,
         activations=plan_encoder_activations(
-            config, _attention_input_features(weights), limits, geometry
+            config, qkv_features(weights.layers), limits, geometry
         ),
         input_bytes=_largest_input(limits),
-        block_arrays={},
+        cache_block=None,
         block_bytes=0,
         limits=limits,
     )
 
 
-def check_fits(needs: MemoryNeeds, memory_free: int) -> None:
+def check_fits(needs: MemoryNeeds[Any], memory_free: int) -> None:
     """Refuses what does not fit into what may be used.
 
     Raises:
@@ -59,7 +60,7 @@ def check_fits(needs: MemoryNeeds, memory_free: int) -> None:
         )
 
 
-def describe_needs(needs: MemoryNeeds) -> tuple[str, ...]:
+def describe_needs(needs: MemoryNeeds[Any]) -> tuple[str, ...]:
     """The plan for people, line by line."""
     return (
         f"weights      {mib(needs.weights)}",
@@ -71,49 +72,45 @@ def describe_needs(needs: MemoryNeeds) -> tuple[str, ...]:
 
 def plan_encoder_activations(
     config: EncoderConfig,
-    attention_inputs: Mapping[str, int],
+    attention_inputs: Mapping[Product, int],
     limits: StepLimits,
     geometry: Geometry,
-) -> dict[str, ArraySpec]:
-    """Every array that a step writes, by buffer and form as in `activations.plan_activations`.
+) -> EncoderArrays[ArraySpec]:
+    """Returns every array that a step of an encoder writes.
 
     Args:
         config: The model.
-        attention_inputs: Features of each buffer that query, key and value go to.
+        attention_inputs: Features of the activations that query, key and value go to.
         limits: The largest step.
         geometry: For the device.
     """
+    hidden_size, has_head = config.hidden_size, config.num_scores > 0
+
+    def forms(
+        rows: int, features: int, *, f32: bool = False, f16: bool = False
+    ) -> Forms[ArraySpec]:
+        return Forms(
+            f32=spec((rows, features), "f4") if f32 else None,
+            f16=spec((rows, features), "f2") if f16 else None,
+        )
+
     tokens, pools = limits.tokens, limits.sequences
-    hidden_size, intermediate_size = config.hidden_size, config.intermediate_size
-    plan: dict[str, ArraySpec] = {
-        f"{NORMED}.f32": spec((tokens, hidden_size), "f4"),
-        f"{DELTA}.f32": spec((tokens, hidden_size), "f4"),
-        f"{POOLED}.f32": spec((pools, hidden_size), "f4"),
+    qkv = {
+        product: forms(tokens, features, f16=True) for product, features in attention_inputs.items()
     }
-    multiplied = [
-        (NORMED, tokens, hidden_size),
-        (ATTENDED, tokens, hidden_size),
-        (HIDDEN, tokens, intermediate_size),
-    ]
-    if config.num_scores:
-        plan[f"{DENSE}.f32"] = spec((pools, hidden_size), "f4")
-        plan[f"{SCORES}.f32"] = spec((pools, config.num_scores), "f4")
-        multiplied += [(POOLED, pools, hidden_size), (DENSE, pools, hidden_size)]
-    for buffer, rows, features in multiplied:
-        plan[f"{buffer}.f16"] = spec((rows, features), "f2")
-    for buffer, features in attention_inputs.items():
-        plan[f"{buffer}.f16"] = spec((tokens, features), "f2")
-    return plan | geometry.gemm_scratch()
-
-
-def _attention_input_features(weights: EncoderWeights[Planned]) -> dict[str, int]:
-    """Features of each buffer that query, key and value go to."""
-    features: dict[str, int] = {}
-    for layer in weights.layers:
-        for part in (layer.q, layer.k, layer.v):
-            assert isinstance(part, PlannedPart)
-            features[part.buffer] = max(features.get(part.buffer, 0), part.matrix.out_features)
-    return features
+    return EncoderArrays(
+        normed=forms(tokens, hidden_size, f32=True, f16=True),
+        qkv=qkv[Product.QKV],
+        qkv_2=qkv.get(Product.QKV_2),
+        qkv_3=qkv.get(Product.QKV_3),
+        attended=forms(tokens, hidden_size, f16=True),
+        delta=forms(tokens, hidden_size, f32=True),
+        intermediate=forms(tokens, config.intermediate_size, f16=True),
+        pooled=forms(pools, hidden_size, f32=True, f16=has_head),
+        dense=forms(pools, hidden_size, f32=True, f16=True) if has_head else None,
+        scores=forms(pools, config.num_scores, f32=True) if has_head else None,
+        gemm_partial=geometry.gemm_scratch(),
+    )
 
 
 def _largest_input(limits: StepLimits) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Final
+from typing import Any, Final, Generic, TypeVar
 
 from rocmforge.backend.protocol import LoadOptions
 from rocmforge.errors import OutOfMemory
@@ -12,8 +12,10 @@ from rocmforge.models.config import ModelConfig
 from rocmforge.models.lora import Adapter
 from rocmforge.models.weights import ModelWeights
 from rocmforge_hip.device.constants import BLOCK_TOKENS
-from rocmforge_hip.device.memory import ArraySpec, spec, total_bytes
-from rocmforge_hip.ops.activations import StepLimits, plan_activations
+from rocmforge_hip.device.memory import ArraySpec, spec
+from rocmforge_hip.device.records import mapped, total_bytes
+from rocmforge_hip.ops.activations import DecoderArrays, StepLimits, plan_activations
+from rocmforge_hip.ops.decoder import LayerCache
 from rocmforge_hip.ops.geometry import Geometry
 from rocmforge_hip.ops.processor_arrays import UseSizes
 from rocmforge_hip.ops.step import ListSizes, StepLayout, StepShape
@@ -21,13 +23,14 @@ from rocmforge_hip.weights.adapters import (
     adapter_bytes,
     most_tiles,
     plan_adapters,
-    plan_lora_activations,
 )
 from rocmforge_hip.weights.formats import ceil_div
 from rocmforge_hip.weights.placement import Planned, weight_bytes
 
 NO_CACHE: Final = "none"
 """The stored type of an encoder's cache."""
+R = TypeVar("R")
+
 _MAX_BIASES: Final = 4096
 """Biased tokens of a row."""
 SMALL_MODEL: Final = 512 << 20
@@ -38,15 +41,18 @@ The errors of 8 bits average out in wide models; in narrow ones they choose othe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryNeeds:
-    """Sizes in bytes, and the arrays they are for; the cache has no size yet."""
+class MemoryNeeds(Generic[R]):
+    """Sizes in bytes, and the arrays they are for; the cache has no size yet.
+
+    `R` is the record of the activations.
+    """
 
     allowed: int
     weights: int
     adapters: int
-    activations: dict[str, ArraySpec]
+    activations: R  # of `ArraySpec`
     input_bytes: int
-    block_arrays: dict[str, ArraySpec]  # of one layer
+    cache_block: LayerCache[ArraySpec] | None  # of one layer; None: there is no cache
     block_bytes: int  # of all layers
     limits: StepLimits
     activation_slices: int = 0  # of int8 activations in decode: kernels/include/rf/act.h
@@ -63,7 +69,7 @@ class MemoryNeeds:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryPlan(MemoryNeeds):
+class MemoryPlan(MemoryNeeds[DecoderArrays[ArraySpec]]):
     """The same with a cache. `str()` is for people."""
 
     num_blocks: int
@@ -95,7 +101,7 @@ def measure(
     geometry: Geometry,
     memory_free: int,
     adapters: Sequence[Adapter] = (),
-) -> MemoryNeeds:
+) -> MemoryNeeds[DecoderArrays[ArraySpec]]:
     """What the model and its adapters need of a device with so much free memory."""
     limits = StepLimits(
         tokens=options.max_batched_tokens,
@@ -104,17 +110,16 @@ def measure(
         adapters=len(adapters),
     )
     stacks = plan_adapters(weights, adapters)
-    arrays = _block_arrays(config, options.kv_dtype)
+    block = _cache_block(config, options.kv_dtype)
     size = weight_bytes(weights)
     return MemoryNeeds(
         allowed=int(memory_free * options.memory_utilization),
         weights=size,
         adapters=adapter_bytes(stacks),
-        activations=plan_activations(config, weights, limits, geometry)
-        | plan_lora_activations(stacks, limits.tokens, limits.adapters),
+        activations=plan_activations(config, weights, limits, geometry, stacks),
         input_bytes=_largest_input(config, limits),
-        block_arrays=arrays,
-        block_bytes=total_bytes(arrays) * config.num_layers,
+        cache_block=block,
+        block_bytes=total_bytes(block) * config.num_layers,
         limits=limits,
         activation_slices=_activation_slices(
             options.activation_bits, size * options.tensor_parallel
@@ -157,19 +162,21 @@ def make_plan(
     return MemoryPlan(**values, num_blocks=num_blocks)
 
 
-def cache_arrays(plan: MemoryPlan) -> dict[str, ArraySpec]:
-    """The arrays of one layer's cache, [num_blocks, kv_heads, BLOCK_TOKENS(, head_dim)]."""
-    return {
-        name: spec((plan.num_blocks, *block.shape), block.dtype)
-        for name, block in plan.block_arrays.items()
-    }
+def cache_arrays(plan: MemoryPlan) -> LayerCache[ArraySpec]:
+    """Returns the arrays of one layer's cache, all its blocks together."""
+
+    def blocks(name: str, block: ArraySpec) -> ArraySpec:
+        return spec((plan.num_blocks, *block.shape), block.dtype)
+
+    arrays: LayerCache[ArraySpec] = mapped(plan.cache_block, ArraySpec, blocks)
+    return arrays
 
 
-def cache_type(needs: MemoryNeeds) -> str:
-    """The stored type of a model's cache; `NO_CACHE` of an encoder, which has none."""
-    if not needs.block_arrays:
+def cache_type(needs: MemoryNeeds[Any]) -> str:
+    """Returns the stored type of a model's cache; `NO_CACHE` of an encoder, which has none."""
+    if needs.cache_block is None:
         return NO_CACHE
-    return "int8" if "key_scale" in needs.block_arrays else "f16"
+    return "f16" if needs.cache_block.key_scale is None else "int8"
 
 
 def _activation_slices(bits: str, weights: int) -> int:
@@ -178,13 +185,13 @@ def _activation_slices(bits: str, weights: int) -> int:
     return int(bits) // 8
 
 
-def _block_arrays(config: ModelConfig, kv_dtype: str) -> dict[str, ArraySpec]:
+def _cache_block(config: ModelConfig, kv_dtype: str) -> LayerCache[ArraySpec]:
     shape = (config.num_kv_heads, BLOCK_TOKENS, config.head_dim)
     if kv_dtype == "int8":
-        arrays = {name: spec(shape, "i1") for name in ("keys", "values")}
-        scales = {name: spec(shape[:2], "f4") for name in ("key_scale", "value_scale")}
-        return arrays | scales
-    return {name: spec(shape, "f2") for name in ("keys", "values")}
+        codes, scales = spec(shape, "i1"), spec(shape[:2], "f4")
+        return LayerCache(codes, codes, scales, scales)
+    halves = spec(shape, "f2")
+    return LayerCache(halves, halves)
 
 
 def _largest_input(config: ModelConfig, limits: StepLimits) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from rocmforge.backend.protocol import ProgressCallback
@@ -13,12 +14,14 @@ from rocmforge.models.config import ModelConfig
 from rocmforge.models.lora import Adapter
 from rocmforge.models.rope import RopeTables
 from rocmforge.models.weights import ModelWeights
-from rocmforge_hip.device.memory import Arena, DeviceArray, spec
+from rocmforge_hip.device.memory import ArraySpec, DeviceArray, spec
 from rocmforge_hip.device.opening import Device
+from rocmforge_hip.device.records import allocate, mapped
 from rocmforge_hip.jit.compiler import NO_KERNELS, ProcessorKernels
 from rocmforge_hip.load.memory_budget import MemoryPlan, cache_arrays
+from rocmforge_hip.ops.activations import DecoderArrays
 from rocmforge_hip.ops.collective import Communicator
-from rocmforge_hip.ops.decoder import DeviceRopeTable, HipOps, LayerCache
+from rocmforge_hip.ops.decoder import DecoderResources, DeviceRopeTable, HipOps, LayerCache
 from rocmforge_hip.ops.geometry import Geometry
 from rocmforge_hip.ops.lora import DeviceAdapters
 from rocmforge_hip.ops.processors import (
@@ -31,7 +34,7 @@ from rocmforge_hip.ops.processors import (
 from rocmforge_hip.ops.sampler import Sampler
 from rocmforge_hip.ops.sharded import ShardedOps, gather_orders, warm_up
 from rocmforge_hip.run.decoder import Model
-from rocmforge_hip.weights.adapters import pack_stack, plan_adapters
+from rocmforge_hip.weights.adapters import AdapterArrays, pack_stack, plan_adapters
 from rocmforge_hip.weights.formats import Matrix, Weight
 from rocmforge_hip.weights.placement import Planned, PlannedMatrix, storages
 from rocmforge_hip.weights.upload import Locate, WeightLoader
@@ -69,14 +72,14 @@ class ModelLoading:
         """The model, once everything is on the device."""
         device, config, plan = self._device, self._config, self._plan
         self._progress("loading kernels", 0.0)
-        arena = Arena(device.memory, plan.activations, device.stream)
+        arena: DecoderArrays[DeviceArray] = allocate(device.memory, plan.activations, device.stream)
         make_ops = self._make_ops(arena)
         weights = self._load_weights(planned)
-        ops = make_ops(
-            config,
-            device.library,
-            self._geometry,
-            arena,
+        resources = DecoderResources(
+            config=config,
+            library=device.library,
+            geometry=self._geometry,
+            arena=arena,
             caches=tuple(self._new_cache(layer) for layer in range(config.num_layers)),
             tables=upload_tables(device, tables),
             formats=frozenset(
@@ -87,6 +90,7 @@ class ModelLoading:
             adapters=self._load_adapters(weights, adapters),
             slices=plan.activation_slices,
         )
+        ops = make_ops(resources)
         sampler = Sampler(device.library, self._geometry, arena, self._load_processors())
         inputs = device.memory.device(spec((plan.input_bytes,), "u1"), "inputs of a step")
         return Model(config, weights, ops, sampler, arena, inputs.array)
@@ -100,8 +104,8 @@ class ModelLoading:
         scratch = device.memory.device(what, "scratch of logits processors")
         return CompiledProcessors(device.library, self._kernels.made, scratch.array)
 
-    def _make_ops(self, arena: Arena) -> Callable[..., HipOps]:
-        """The operations of this device alone, or those of a rank."""
+    def _make_ops(self, arena: DecoderArrays[DeviceArray]) -> Callable[[DecoderResources], HipOps]:
+        """Returns what makes the operations of this device alone, or those of a rank."""
         if self._group is None:
             return HipOps
         warm_up(self._group, arena)
@@ -126,25 +130,26 @@ class ModelLoading:
         stacks = plan_adapters(weights, adapters)
         for number, stack in enumerate(stacks):
             self._progress("loading adapters", number / len(stacks))
-            arrays = {
-                name: upload(self._device, values, f"{name} of {stack.name}")
-                for name, values in pack_stack(stack).items()
-            }
+            arrays: AdapterArrays[DeviceArray] = mapped(
+                pack_stack(stack), np.ndarray, partial(self._upload_adapter, stack.name)
+            )
             loaded[stack.matrix] = DeviceAdapters(
-                **arrays,
+                arrays=arrays,
                 parts=len(stack.parts),
                 ranks=stack.ranks,
                 output_tiles=max(part.tiles for part in stack.parts),
             )
         return loaded
 
-    def _new_cache(self, layer: int) -> LayerCache:
-        return LayerCache(
-            **{
-                name: self._device.memory.device(what, f"{name} of layer {layer}").array
-                for name, what in cache_arrays(self._plan).items()
-            }
-        )
+    def _upload_adapter(self, stack: str, name: str, values: npt.NDArray[Any]) -> DeviceArray:
+        return upload(self._device, values, f"{name} of {stack}")
+
+    def _new_cache(self, layer: int) -> LayerCache[DeviceArray]:
+        def new(name: str, what: ArraySpec) -> DeviceArray:
+            return self._device.memory.device(what, f"{name} of layer {layer}").array
+
+        cache: LayerCache[DeviceArray] = mapped(cache_arrays(self._plan), ArraySpec, new)
+        return cache
 
 
 def upload_tables(device: Device, tables: RopeTables) -> dict[bool, DeviceRopeTable]:

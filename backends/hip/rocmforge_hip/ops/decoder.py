@@ -10,38 +10,39 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 from rocmforge.backend.ops import ActivationFunction, AttentionSpec
 from rocmforge.models.config import ModelConfig, RopeStyle
 from rocmforge_hip.device.constants import ATTENTION_ROWS, BLOCK_TOKENS, QUANT_BLOCK
 from rocmforge_hip.device.library import KernelLibrary
-from rocmforge_hip.device.memory import Arena, DeviceArray
+from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.kernels import attention
 from rocmforge_hip.kernels import rows as row_kernels
-from rocmforge_hip.ops.activations import Activation
+from rocmforge_hip.ops.activations import Activation, DecoderArrays, Forms
 from rocmforge_hip.ops.geometry import Geometry
 from rocmforge_hip.ops.linear import GATES, LinearKernels, empty, f32_of, part_of, vector_of
 from rocmforge_hip.ops.lora import DeviceAdapters, Lora
 from rocmforge_hip.ops.rows import RowKernels, norm_threads
 from rocmforge_hip.ops.step import DeviceStep
-from rocmforge_hip.weights.buffers import ATTENDED, NORMED, POST_NORMED, RESIDUAL, ROTATED, ROWS
 from rocmforge_hip.weights.formats import Matrix, Weight, ceil_div
 
 _ELEMENTS: Final = 1024  # of a block of the element-wise kernels
 _THREADS: Final = 256
 
+X = TypeVar("X")
+
 HEAD_DIMS: Final = (64, 80, 96, 128, 256)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class LayerCache:
+class LayerCache(Generic[X]):
     """Keys and values of one layer: kernels/include/rf/kv_cache.h. Scales for int8 only."""
 
-    keys: DeviceArray
-    values: DeviceArray
-    key_scale: DeviceArray | None = None
-    value_scale: DeviceArray | None = None
+    keys: X  # float16 or int8 [blocks, num_kv_heads, BLOCK_TOKENS, head_dim]
+    values: X  # as keys
+    key_scale: X | None = None  # float32 [blocks, num_kv_heads, BLOCK_TOKENS]
+    value_scale: X | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,29 +53,35 @@ class DeviceRopeTable:
     sin: DeviceArray
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class DecoderResources:
+    """What the operations of a decoder work with."""
+
+    config: ModelConfig
+    library: KernelLibrary
+    geometry: Geometry
+    arena: DecoderArrays[DeviceArray]
+    caches: tuple[LayerCache[DeviceArray], ...]  # by layer
+    tables: Mapping[bool, DeviceRopeTable]  # by whether they are for `local_rope`
+    formats: frozenset[str]  # stored types of the matrices
+    adapters: Mapping[Matrix, DeviceAdapters]
+    slices: int  # of int8 activations: see `LinearKernels`
+
+
 class HipOps:
     """Implements `Ops[Activation, Weight, DeviceStep]`."""
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        library: KernelLibrary,
-        geometry: Geometry,
-        arena: Arena,
-        caches: tuple[LayerCache, ...],
-        tables: Mapping[bool, DeviceRopeTable],
-        formats: frozenset[str],
-        adapters: Mapping[Matrix, DeviceAdapters],
-        slices: int,
-    ) -> None:
+    def __init__(self, resources: DecoderResources) -> None:
+        config, library, arena = resources.config, resources.library, resources.arena
+        geometry, caches, formats = resources.geometry, resources.caches, resources.formats
         self._config = config
         self._geometry = geometry
         self._arena = arena
         self._caches = caches
-        self._tables = tables
+        self._tables = resources.tables
         self._wave = library.wave_size
-        self.products = LinearKernels(library, geometry, arena, formats, slices)
-        self._lora = Lora(library, arena, self.products, adapters)
+        self.products = LinearKernels(library, geometry, arena, formats, resources.slices)
+        self._lora = Lora(library, arena, self.products, resources.adapters)
         cache = "int8" if caches[0].key_scale is not None else "f16"
         group = 4 if config.num_heads // config.num_kv_heads <= 4 else 8
         self._group = group
@@ -96,19 +103,22 @@ class HipOps:
         )
 
     @property
-    def caches(self) -> tuple[LayerCache, ...]:
+    def caches(self) -> tuple[LayerCache[DeviceArray], ...]:
         """Keys and values, by layer."""
         return self._caches
 
     def embed(self, step: DeviceStep, table: Weight, scale: float) -> Activation:
         matrix = part_of(table).matrix
         tokens = step.shape.tokens
-        out = self._arena[f"{RESIDUAL}.f32"].first(tokens, matrix.in_features)
-        self._rows.embed(matrix, self._arena["tokens"], scale, out)
-        return Activation(RESIDUAL, tokens, matrix.in_features, f32=out)
+        out = self._arena.residual.float32(tokens, matrix.in_features)
+        self._rows.embed(matrix, self._arena.tokens, scale, out)
+        return Activation(self._arena.residual, tokens, matrix.in_features, f32=out)
 
     def rms_norm(self, x: Activation, weight: Weight) -> Activation:
-        out = self._normed(NORMED if x.buffer == RESIDUAL else POST_NORMED, x.rows, x.features)
+        arena = self._arena
+        result = arena.normed if x.arrays is arena.residual else arena.post_normed
+        assert result is not None
+        out = self._normed(result, x.rows, x.features)
         self._rms_norm.launch(
             (x.rows, 1, 1),
             norm_threads(x.features),
@@ -128,7 +138,7 @@ class HipOps:
         self, residual: Activation, delta: Activation, weight: Weight
     ) -> tuple[Activation, Activation]:
         assert (residual.rows, residual.features) == (delta.rows, delta.features)
-        out = self._normed(NORMED, residual.rows, residual.features)
+        out = self._normed(self._arena.normed, residual.rows, residual.features)
         self._add_rms_norm.launch(
             (residual.rows, 1, 1),
             norm_threads(residual.features),
@@ -181,7 +191,7 @@ class HipOps:
             kv_heads * head_dim,
             kv_heads * head_dim,
         )
-        out = self._arena[f"{ROTATED}.f16"].first(q.rows, q.features)
+        out = self._arena.rotated.float16(q.rows, q.features)
         waves = _THREADS // self._wave
         self._rope_store.launch(
             (q.rows, ceil_div(heads + 2 * kv_heads, waves), 1),
@@ -210,7 +220,7 @@ class HipOps:
             neox=int(config.rope.style is RopeStyle.NEOX),
             eps=config.norm_eps,
         )
-        return Activation(ROTATED, q.rows, q.features, f16=out)
+        return Activation(self._arena.rotated, q.rows, q.features, f16=out)
 
     def attention(self, step: DeviceStep, q: Activation, spec: AttentionSpec) -> Activation:
         assert q.f16 is not None
@@ -230,7 +240,7 @@ class HipOps:
         split = self._geometry.attention(
             shape.blocks * BLOCK_TOKENS, spec.window, kv_heads, shape.decodes
         )
-        partial, partial_ml = self._arena["attention_partial"], self._arena["attention_partial_ml"]
+        partial, partial_ml = self._arena.attention_partial, self._arena.attention_partial_ml
         assert shape.decodes * split.count <= partial.shape[0] or split.count == 1
         window = spec.window or 0
         tiles = ceil_div(config.num_heads // kv_heads, self._group)
@@ -315,10 +325,10 @@ class HipOps:
 
     def take_logit_rows(self, step: DeviceStep, x: Activation) -> Activation:
         rows = step.shape.rows
-        out = self._arena[f"{ROWS}.f32"].first(rows, x.features)
+        out = self._arena.logit_rows.float32(rows, x.features)
         if rows:
             self._take_rows(f32_of(x), step.inputs.logit_rows, out)
-        return Activation(ROWS, rows, x.features, f32=out)
+        return Activation(self._arena.logit_rows, rows, x.features, f32=out)
 
     def _take_rows(self, x: DeviceArray, rows: DeviceArray, out: DeviceArray) -> None:
         count, features = out.shape
@@ -338,8 +348,7 @@ class HipOps:
     def logits(self, x: Activation, weight: Weight, softcap: float | None) -> Activation:
         part = part_of(weight)
         if x.rows == 0:
-            empty = self._arena[f"{part.buffer}.f32"].first(0, part.out_features)
-            return Activation(part.buffer, 0, part.out_features, f32=empty)
+            return empty(self._arena.logits, 0, part.out_features, half=False)
         out = self.products.multiply(x, part, None)
         if softcap is not None:
             self._rows.softcap(f32_of(out), softcap)
@@ -347,9 +356,7 @@ class HipOps:
 
     def _attended(self, step: DeviceStep, q: Activation) -> Activation:
         """The result of attention, in the forms that a linear layer may read."""
-        out = empty(
-            self._arena, ATTENDED, q.rows, q.features, half=q.rows > self.products.gemv_rows
-        )
+        out = empty(self._arena.attended, q.rows, q.features, half=q.rows > self.products.gemv_rows)
         # The kernels of decodes can write int8, where the blocks do not straddle heads.
         if (
             out.f32 is not None
@@ -359,11 +366,11 @@ class HipOps:
             self.products.give_int8(out)
         return out
 
-    def _normed(self, buffer: str, rows: int, features: int) -> Activation:
+    def _normed(self, result: Forms[DeviceArray], rows: int, features: int) -> Activation:
         """A result of a norm; only those before a linear layer have forms for it."""
-        out = empty(self._arena, buffer, rows, features, half=False)
-        if buffer == NORMED and rows <= self.products.gemv_rows:
+        out = empty(result, rows, features, half=False)
+        if result is self._arena.normed and rows <= self.products.gemv_rows:
             self.products.give_int8(out)
-        elif buffer == NORMED:
-            out.f16 = self._arena[f"{buffer}.f16"].first(rows, features)
+        elif result is self._arena.normed:
+            out.f16 = result.float16(rows, features)
         return out

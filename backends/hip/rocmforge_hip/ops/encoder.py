@@ -16,16 +16,16 @@ from rocmforge.models.config import RopeStyle
 from rocmforge.models.encoder_config import EncoderConfig
 from rocmforge_hip.device.constants import ATTENTION_ROWS, QUANT_BLOCK
 from rocmforge_hip.device.library import KernelLibrary
-from rocmforge_hip.device.memory import Arena, DeviceArray
+from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.kernels import encoders
-from rocmforge_hip.ops.activations import Activation
+from rocmforge_hip.ops.activations import Activation, EncoderArrays
 from rocmforge_hip.ops.decoder import DeviceRopeTable
 from rocmforge_hip.ops.geometry import Geometry
 from rocmforge_hip.ops.linear import GATES, LinearKernels, empty, f16_of, f32_of, part_of, vector_of
 from rocmforge_hip.ops.rows import RowKernels, norm_threads
 from rocmforge_hip.ops.step import DeviceStep
-from rocmforge_hip.weights.buffers import ATTENDED, HIDDEN, NORMED, POOLED, QKV_BUFFERS
 from rocmforge_hip.weights.formats import FLOAT_FORMATS, Weight, ceil_div
+from rocmforge_hip.weights.products import QKV_PRODUCTS, Product
 
 ENCODER_HEAD_DIMS: Final = (32, 64, 128)
 ROPE_MULTIPLE: Final = 16
@@ -36,6 +36,7 @@ _EMBED_THREADS: Final = 64
 _ITEM_BYTES: Final = 16  # that a thread of `rf_embed_add` reads
 _HALVES: Final = 2048  # of a block of GELU
 _THREADS: Final = 256
+_HALF: Final = frozenset((*QKV_PRODUCTS, Product.INTERMEDIATE))  # what attention and GELU read
 _UNCAPPED: Final = 1.0  # cap * tanh(x / cap) is tanh(x)
 
 
@@ -47,7 +48,7 @@ class HipEncoderOps:
         config: EncoderConfig,
         library: KernelLibrary,
         geometry: Geometry,
-        arena: Arena,
+        arena: EncoderArrays[DeviceArray],
         tables: Mapping[bool, DeviceRopeTable],
         slopes: DeviceArray | None,
         formats: frozenset[str],
@@ -76,11 +77,11 @@ class HipEncoderOps:
         self, step: DeviceStep, tokens: Weight, positions: Weight | None, types: Weight | None
     ) -> Activation:
         matrix, rows = part_of(tokens).matrix, step.shape.tokens
-        out = self._arena[f"{NORMED}.f32"].first(rows, matrix.in_features)
+        out = self._arena.normed.float32(rows, matrix.in_features)
         self._rows.embed(matrix, step.inputs.token_ids, 1.0, out)
         if positions is not None or types is not None:
             self._add_rows(step, positions, types, out)
-        return Activation(NORMED, rows, matrix.in_features, f32=out)
+        return Activation(self._arena.normed, rows, matrix.in_features, f32=out)
 
     def _add_rows(
         self, step: DeviceStep, positions: Weight | None, types: Weight | None, x: DeviceArray
@@ -131,7 +132,7 @@ class HipEncoderOps:
         second: tuple[Weight, Weight | None],
     ) -> Activation:
         """The first norm takes the place of delta."""
-        out = Activation(delta.buffer, delta.rows, delta.features, f32=f32_of(delta))
+        out = Activation(delta.arrays, delta.rows, delta.features, f32=f32_of(delta))
         self._add_norm(residual, delta, *first, out)
         return self.add_layer_norm(residual, delta, *second)
 
@@ -139,14 +140,14 @@ class HipEncoderOps:
         self, residual: Activation, delta: Activation, weight: Weight
     ) -> tuple[Activation, Activation]:
         """The sum takes the place of the residual."""
-        out = empty(self._arena, NORMED, residual.rows, residual.features, half=True)
+        out = empty(self._arena.normed, residual.rows, residual.features, half=True)
         self._add_norm(residual, delta, weight, None, out, total=f32_of(residual))
         return residual, out
 
     def _normed(self, like: Activation) -> Activation:
         """Where a norm goes: to the place of what it is made of, which nothing else reads."""
-        out = empty(self._arena, NORMED, like.rows, like.features, half=False)
-        out.f16 = self._arena[f"{NORMED}.f16"].first(like.rows, like.features)
+        out = empty(self._arena.normed, like.rows, like.features, half=False)
+        out.f16 = self._arena.normed.float16(like.rows, like.features)
         return out
 
     def _add_norm(
@@ -177,7 +178,7 @@ class HipEncoderOps:
     def linear(
         self, step: DeviceStep, x: Activation, weight: Weight, bias: Weight | None
     ) -> Activation:
-        is_half = part_of(weight).buffer in (*QKV_BUFFERS, HIDDEN)  # what attention and GELU read
+        is_half = part_of(weight).product in _HALF
         return self._products.linear(x, weight, bias, half=is_half)
 
     def gelu(self, x: Activation) -> Activation:
@@ -244,7 +245,7 @@ class HipEncoderOps:
         spec: EncoderAttentionSpec,
     ) -> Activation:
         config, shape = self._config, step.shape
-        out = empty(self._arena, ATTENDED, q.rows, q.features, half=True)
+        out = empty(self._arena.attended, q.rows, q.features, half=True)
         longest = max(shape.longest_prefill, 1)
         is_near = spec.reach is not None or self._slopes is not None
         kernel = self._near if is_near else self._full
@@ -266,9 +267,9 @@ class HipEncoderOps:
         return out
 
     def sum_hidden(self, step: DeviceStep, x: Activation) -> Activation:
-        out = self._arena[f"{POOLED}.f32"].first(step.shape.sums, x.features)
+        out = self._arena.pooled.float32(step.shape.sums, x.features)
         self._rows.sum(step, f32_of(x), out)
-        return Activation(POOLED, step.shape.sums, x.features, f32=out)
+        return Activation(self._arena.pooled, step.shape.sums, x.features, f32=out)
 
     def tanh(self, x: Activation) -> Activation:
         """In place."""

@@ -86,22 +86,16 @@ class Geometry:
         """Parts of all rows together, for any number of rows up to `rows`."""
         return max(rows, _SAMPLING_BLOCKS_PER_CU * self.compute_units)
 
-    def scratch(self, config: ModelConfig, sequences: int) -> dict[str, ArraySpec]:
-        """Arrays that hold the results of splits, for any number of sequences up to this one."""
-        at_once = self._attention_splits_at_once(config.num_kv_heads)
-        splits = _several_rounds(at_once) + sequences
-        return {
-            "attention_partial": spec((splits, config.num_heads, config.head_dim), "f4"),
-            "attention_partial_ml": spec((splits, config.num_heads, 2), "f4"),
-            **self.gemm_scratch(),
-        }
+    def attention_splits(self, config: ModelConfig, sequences: int) -> int:
+        """Returns how many splits there may be, for any number of sequences up to this one."""
+        return _several_rounds(self._attention_splits_at_once(config.num_kv_heads)) + sequences
 
-    def gemm_scratch(self) -> dict[str, ArraySpec]:
-        """The same for matrix products alone, of any size."""
+    def gemm_scratch(self) -> ArraySpec:
+        """Returns the array for the results of splits of matrix products, of any size."""
         # Rounding gives at most a third more blocks than there is room for.
         rows = max(tile * blocks for tile, blocks in _GEMM_BLOCKS_PER_CU.items())
         pieces = ceil_div(4 * self.compute_units * rows, 3) * GEMM_COLUMNS
-        return {"gemm_partial": spec((pieces,), "f4")}
+        return spec((pieces,), "f4")
 
 
 def gemv_rows(slices: int) -> int:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import MappingProxyType
-from typing import Final
+from typing import Final, Protocol
 
 from rocmforge.backend.ops import ActivationFunction
 from rocmforge_hip.device.constants import GELU, GELU_TANH, GEMM_COLUMNS, NOT_GATED, SILU
 from rocmforge_hip.device.library import KernelLibrary
-from rocmforge_hip.device.memory import Arena, DeviceArray
+from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.kernels import products
 from rocmforge_hip.kernels import rows as row_kernels
-from rocmforge_hip.ops.activations import Activation
+from rocmforge_hip.ops.activations import Activation, Forms
 from rocmforge_hip.ops.geometry import GEMM_ROWS, Geometry, gemv_rows
 from rocmforge_hip.weights.formats import (
     FLOAT_FORMATS,
@@ -22,6 +22,7 @@ from rocmforge_hip.weights.formats import (
     Weight,
     ceil_div,
 )
+from rocmforge_hip.weights.products import Product
 
 GATES: Final = MappingProxyType(
     {
@@ -37,13 +38,26 @@ _ELEMENTS: Final = 1024  # of a block of the kernels that convert
 _THREADS: Final = 256
 
 
+class ProductArrays(Protocol):
+    """The arrays that matrix products are written to: `DecoderArrays` or `EncoderArrays`."""
+
+    @property
+    def gemm_partial(self) -> DeviceArray:
+        """Results of splits of K."""
+        ...
+
+    def product(self, product: Product) -> Forms[DeviceArray]:
+        """Returns the activation that a product is written to."""
+        ...
+
+
 class LinearKernels:
     """Multiplies activations with matrices of these formats.
 
     Args:
         library: Where the kernels are.
         geometry: For the device.
-        arena: Of the activations.
+        arena: The arrays of the activations.
         formats: Stored types of the matrices.
         slices: Of the int8 activations (kernels/include/rf/act.h) that GEMV reads, 1 or 2; 0 = all
             rows go through GEMM.
@@ -53,7 +67,7 @@ class LinearKernels:
         self,
         library: KernelLibrary,
         geometry: Geometry,
-        arena: Arena,
+        arena: ProductArrays,
         formats: frozenset[str],
         slices: int,
     ) -> None:
@@ -109,7 +123,7 @@ class LinearKernels:
             for array in (out.f32, out.f16)
         )
         return Activation(
-            out.buffer, out.rows, part.out_features, f32=f32, f16=f16, stride=out.features
+            out.arrays, out.rows, part.out_features, f32=f32, f16=f16, stride=out.features
         )
 
     def multiply(
@@ -131,16 +145,23 @@ class LinearKernels:
             half: Whether the result shall be in float16, if there are many rows.
         """
         matrix = part.matrix
-        assert x.features == matrix.in_features, (x.buffer, x.features, matrix.in_features)
+        assert x.features == matrix.in_features, (x.features, matrix.in_features)
         offset = None if bias is None else vector_of(bias, matrix.out_features)
+        assert part.product is not None, "nothing is multiplied with this table"
+        result = self._arena.product(part.product)
         if x.rows <= self.gemv_rows:
-            return self._gemv(x, matrix, part.buffer, offset, gate)
-        return self._gemm(x, matrix, part.buffer, offset, gate, half=half)
+            return self._gemv(x, matrix, result, offset, gate)
+        return self._gemm(x, matrix, result, offset, gate, half=half)
 
     def _gemv(
-        self, x: Activation, matrix: Matrix, buffer: str, bias: DeviceArray | None, gate: int
+        self,
+        x: Activation,
+        matrix: Matrix,
+        result: Forms[DeviceArray],
+        bias: DeviceArray | None,
+        gate: int,
     ) -> Activation:
-        out = self._arena[f"{buffer}.f32"].first(x.rows, matrix.out_features)
+        out = result.float32(x.rows, matrix.out_features)
         grid = (matrix.stored_rows // _GEMV_OUTPUTS, 1, 1)
         threads, name = _gemv_threads(matrix.quant_blocks), matrix.format.name
         if matrix.format.is_quantised:
@@ -172,25 +193,23 @@ class LinearKernels:
                 quant_blocks=matrix.quant_blocks,
                 activation=gate,
             )
-        return Activation(buffer, x.rows, matrix.out_features, f32=out)
+        return Activation(result, x.rows, matrix.out_features, f32=out)
 
     def _gemm(
         self,
         x: Activation,
         matrix: Matrix,
-        buffer: str,
+        result: Forms[DeviceArray],
         bias: DeviceArray | None,
         gate: int,
         *,
         half: bool,
     ) -> Activation:
         # What follows a gated layer is another GEMM, which reads halves.
-        out = empty(
-            self._arena, buffer, x.rows, matrix.out_features, half=half or gate != NOT_GATED
-        )
+        out = empty(result, x.rows, matrix.out_features, half=half or gate != NOT_GATED)
         shape = self._geometry.gemm(x.rows, matrix.stored_rows, matrix.quant_blocks)
         kernel = self._gemms[matrix.format.name, shape.tile_rows]
-        partial = None if shape.splits == 1 else self._arena["gemm_partial"]
+        partial = None if shape.splits == 1 else self._arena.gemm_partial
         kernel.launch(
             (
                 ceil_div(x.rows, shape.tile_rows),
@@ -243,7 +262,9 @@ class LinearKernels:
 
     def give_int8(self, x: Activation) -> tuple[DeviceArray, DeviceArray]:
         """Gives x arrays for the int8 form, which whoever computes the activation then writes."""
-        q, scale = self._arena[f"{x.buffer}.q"], self._arena[f"{x.buffer}.scale"]
+        q, scale = x.arrays.q, x.arrays.scale
+        assert q is not None, "this activation has no int8 form"
+        assert scale is not None
         x.q, x.scale = q, scale
         x.lo_offset = x.rows * x.features if self._slices > 1 else 0
         return q, scale
@@ -251,7 +272,7 @@ class LinearKernels:
     def half(self, x: Activation) -> DeviceArray:
         """The float16 form, made now if there is none."""
         if x.f16 is None:
-            x.f16 = self._arena[f"{x.buffer}.f16"].first(x.rows, x.features)
+            x.f16 = x.arrays.float16(x.rows, x.features)
             count = x.rows * x.features
             self._halve.launch(
                 (ceil_div(count, _ELEMENTS), 1, 1), _THREADS, x=f32_of(x), out=x.f16, count=count
@@ -274,22 +295,21 @@ def vector_of(weight: Weight, length: int) -> DeviceArray:
 
 def f32_of(x: Activation) -> DeviceArray:
     """The float32 form, which there must be."""
-    assert x.f32 is not None, f"{x.buffer} has no float32 form here"
+    assert x.f32 is not None, "the activation has no float32 form here"
     return x.f32
 
 
 def f16_of(x: Activation) -> DeviceArray:
     """The float16 form, which there must be."""
-    assert x.f16 is not None, f"{x.buffer} has no float16 form here"
+    assert x.f16 is not None, "the activation has no float16 form here"
     return x.f16
 
 
-def empty(arena: Arena, buffer: str, rows: int, features: int, *, half: bool) -> Activation:
-    """A result in one form."""
-    array = arena[f"{buffer}.{'f16' if half else 'f32'}"].first(rows, features)
-    return Activation(
-        buffer, rows, features, f32=None if half else array, f16=array if half else None
-    )
+def empty(arrays: Forms[DeviceArray], rows: int, features: int, *, half: bool) -> Activation:
+    """Returns an activation that is to be written to these arrays, in one form."""
+    if half:
+        return Activation(arrays, rows, features, f16=arrays.float16(rows, features))
+    return Activation(arrays, rows, features, f32=arrays.float32(rows, features))
 
 
 def _most_rows(rows: int) -> int:

@@ -7,13 +7,14 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from rocmforge_hip.device.library import KernelLibrary
-from rocmforge_hip.device.memory import Arena, DeviceArray
+from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.kernels import products as kernels
-from rocmforge_hip.ops.activations import Activation
+from rocmforge_hip.ops.activations import Activation, DecoderArrays
 from rocmforge_hip.ops.linear import LinearKernels, empty, f32_of
 from rocmforge_hip.ops.step import DeviceStep
-from rocmforge_hip.weights.adapters import GATE_UP, LORA_SHRUNK, TILE, features_of_split
+from rocmforge_hip.weights.adapters import TILE, AdapterArrays, features_of_split
 from rocmforge_hip.weights.formats import Matrix, MatrixPart, ceil_div
+from rocmforge_hip.weights.products import Product
 
 _SHRINK_WAVES: Final = 8
 _EXPAND_WAVES: Final = 4
@@ -24,11 +25,7 @@ _THREADS: Final = 256
 class DeviceAdapters:
     """All adapters of one matrix: kernels/src/lora.hip."""
 
-    a: DeviceArray
-    b: DeviceArray
-    places: DeviceArray
-    factors: DeviceArray
-    outputs: DeviceArray
+    arrays: AdapterArrays[DeviceArray]
     parts: int
     ranks: int  # elements of a shrunk row
     output_tiles: int  # of the widest part
@@ -40,7 +37,7 @@ class Lora:
     def __init__(
         self,
         library: KernelLibrary,
-        arena: Arena,
+        arena: DecoderArrays[DeviceArray],
         products: LinearKernels,
         adapters: Mapping[Matrix, DeviceAdapters],
     ) -> None:
@@ -62,18 +59,20 @@ class Lora:
         if not self.changes(step, matrix):
             return
         adapters, tiles, inputs = self._adapters[matrix], step.shape.lora_tiles, step.inputs
+        arrays = adapters.arrays
         split_features = features_of_split(x.rows, x.features)
         splits = ceil_div(x.features, split_features)
-        shrunk = self._arena[LORA_SHRUNK].first(splits, tiles * TILE, adapters.ranks)
+        assert self._arena.lora_shrunk is not None
+        shrunk = self._arena.lora_shrunk.first(splits, tiles * TILE, adapters.ranks)
         shrink = self._shrink_f32 if x.f16 is None else self._shrink_f16
         shrink.launch(
             (adapters.ranks // TILE, tiles, splits),
             _SHRINK_WAVES * self._wave,
             x=f32_of(x) if x.f16 is None else x.f16,
-            a=adapters.a,
+            a=arrays.a,
             tiles=inputs.lora_tiles,
             order=inputs.lora_order,
-            adapters=adapters.places,
+            adapters=arrays.places,
             shrunk=shrunk,
             in_features=x.features,
             split_features=split_features,
@@ -84,12 +83,12 @@ class Lora:
             (ceil_div(adapters.output_tiles, _EXPAND_WAVES), adapters.parts, tiles),
             _EXPAND_WAVES * self._wave,
             shrunk=shrunk,
-            b=adapters.b,
+            b=arrays.b,
             tiles=inputs.lora_tiles,
             order=inputs.lora_order,
-            adapters=adapters.places,
-            factors=adapters.factors,
-            outputs=adapters.outputs,
+            adapters=arrays.places,
+            factors=arrays.factors,
+            outputs=arrays.outputs,
             y=f32_of(product),
             splits=splits,
             ranks=adapters.ranks,
@@ -105,12 +104,12 @@ class Lora:
         matrix = part.matrix
         stored = replace(matrix, out_features=matrix.stored_rows)
         product = self._products.multiply(
-            x, MatrixPart(stored, 0, stored.out_features, GATE_UP), None
+            x, MatrixPart(stored, 0, stored.out_features, Product.GATE_UP), None
         )
         self.add(step, x, matrix, product)
+        assert part.product is not None
         out = empty(
-            self._arena,
-            part.buffer,
+            self._arena.product(part.product),
             x.rows,
             matrix.out_features,
             half=x.rows > self._products.gemv_rows,

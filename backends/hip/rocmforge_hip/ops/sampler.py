@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 from rocmforge_hip.device.library import KernelLibrary
-from rocmforge_hip.device.memory import Arena, DeviceArray
+from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.kernels import rows as row_kernels
 from rocmforge_hip.kernels import sampling
-from rocmforge_hip.ops.activations import Activation
+from rocmforge_hip.ops.activations import Activation, DecoderArrays
 from rocmforge_hip.ops.geometry import Geometry
 from rocmforge_hip.ops.processors import Processors
 from rocmforge_hip.ops.step import DeviceStep
@@ -23,7 +23,11 @@ class Sampler:
     """Launches the sampling kernels. The tokens of the last step stay in the output buffer."""
 
     def __init__(
-        self, library: KernelLibrary, geometry: Geometry, arena: Arena, processors: Processors
+        self,
+        library: KernelLibrary,
+        geometry: Geometry,
+        arena: DecoderArrays[DeviceArray],
+        processors: Processors,
     ) -> None:
         self.processors = processors
         self._geometry = geometry
@@ -40,7 +44,7 @@ class Sampler:
     @property
     def tokens(self) -> DeviceArray:
         """What the last step sampled, by row."""
-        return self._arena["output"]
+        return self._arena.output
 
     def resolve_tokens(self, step: DeviceStep) -> None:
         """Token ids of the step, with those of the previous step filled in."""
@@ -51,7 +55,7 @@ class Sampler:
             token_ids=step.inputs.token_ids,
             source=step.inputs.token_source,
             previous_tokens=self.tokens,
-            tokens=self._arena["tokens"],
+            tokens=self._arena.tokens,
             count=count,
         )
 
@@ -66,7 +70,7 @@ class Sampler:
         grid = (parts, rows, 1)
         scores = logits.f32
         if needs.adjusts:
-            scores = arena["scores"].first(rows, vocab)
+            scores = arena.scores.first(rows, vocab)
             self._adjust.launch(
                 grid,
                 _THREADS,
@@ -89,7 +93,7 @@ class Sampler:
             self._mask.launch(grid, _THREADS, scores=scores, allowed=inputs.allowed, vocab=vocab)
         if needs.processes:
             self.processors.apply(step, scores, self.tokens)
-        highest, temperature = arena["highest"], inputs.temperature
+        highest, temperature = arena.highest, inputs.temperature
         self._max.launch(grid, _THREADS, scores=scores, highest=highest, vocab=vocab)
         if needs.filters:
             self._filter.launch(
@@ -101,7 +105,7 @@ class Sampler:
                 log_min_p=inputs.log_min_p,
                 top_k=inputs.top_k,
                 top_p=inputs.top_p,
-                limits=arena["limits"],
+                limits=arena.limits,
                 vocab=vocab,
                 parts=parts,
             )
@@ -112,17 +116,17 @@ class Sampler:
                 scores=scores,
                 highest=highest,
                 temperature=temperature,
-                limits=arena["limits"] if needs.filters else None,
+                limits=arena.limits if needs.filters else None,
                 seed=inputs.seed,
                 position=inputs.draw_position,
-                drawn=arena["drawn"],
+                drawn=arena.drawn,
                 vocab=vocab,
             )
         self._finish.launch(
             (ceil_div(rows, _FINISH_THREADS), 1, 1),
             _FINISH_THREADS,
             highest=highest,
-            drawn=arena["drawn"] if needs.draws else None,
+            drawn=arena.drawn if needs.draws else None,
             temperature=temperature,
             target=inputs.target,
             tokens=self.tokens,

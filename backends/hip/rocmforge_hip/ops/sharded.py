@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from rocmforge.backend.protocol import Int32Array
-from rocmforge_hip.device.memory import Arena, DeviceArray
-from rocmforge_hip.ops.activations import Activation
+from rocmforge_hip.device.memory import DeviceArray
+from rocmforge_hip.ops.activations import Activation, DecoderArrays
 from rocmforge_hip.ops.collective import Communicator
-from rocmforge_hip.ops.decoder import HipOps
+from rocmforge_hip.ops.decoder import DecoderResources, HipOps
+from rocmforge_hip.ops.linear import part_of
 from rocmforge_hip.ops.step import DeviceStep
-from rocmforge_hip.weights.buffers import DELTA, GATHERED, LOGITS
 from rocmforge_hip.weights.formats import Weight
+from rocmforge_hip.weights.products import Product
 
 
 class ShardedOps(HipOps):
@@ -22,13 +21,13 @@ class ShardedOps(HipOps):
     Args:
         communicator: The ranks.
         orders: What `gather_orders` makes, on the device.
-        args, kwargs: Of `HipOps`.
+        resources: As of `HipOps`, for this rank.
     """
 
     def __init__(
-        self, communicator: Communicator, orders: DeviceArray, *args: Any, **kwargs: Any
+        self, communicator: Communicator, orders: DeviceArray, resources: DecoderResources
     ) -> None:
-        super().__init__(*args, **kwargs)
+        super().__init__(resources)
         self._communicator = communicator
         self._orders = orders
 
@@ -36,7 +35,7 @@ class ShardedOps(HipOps):
         self, step: DeviceStep, x: Activation, weight: Weight, bias: Weight | None
     ) -> Activation:
         out = super().linear(step, x, weight, bias)
-        if out.buffer == DELTA:  # of a matrix that is cut by columns
+        if part_of(weight).product is Product.DELTA:  # of a matrix that is cut by in_features
             assert out.f32 is not None
             self._communicator.all_reduce(out.f32)
         return out
@@ -45,14 +44,15 @@ class ShardedOps(HipOps):
         part = super().logits(x, weight, softcap)
         assert part.f32 is not None
         ranks, rows = self._communicator.shard.size, part.rows
-        whole = self._arena[f"{LOGITS}.f32"].first(rows, ranks * part.features)
+        whole = self._arena.logits.float32(rows, ranks * part.features)
         if rows:
             # All rows of the first rank, all of the second ... become all ranks of the first row,
             # all of the second ...; in the place of the part, which is not needed any more.
-            gathered = self._arena[f"{GATHERED}.f32"].first(ranks * rows, part.features)
+            assert self._arena.gathered is not None
+            gathered = self._arena.gathered.float32(ranks * rows, part.features)
             self._communicator.all_gather(part.f32, gathered)
             self._take_rows(gathered, self._order(rows), whole.first(ranks * rows, part.features))
-        return Activation(LOGITS, rows, ranks * part.features, f32=whole)
+        return Activation(self._arena.logits, rows, ranks * part.features, f32=whole)
 
     def _order(self, rows: int) -> DeviceArray:
         first = self._communicator.shard.size * rows * (rows - 1) // 2
@@ -74,19 +74,22 @@ def gather_orders(ranks: int, most_rows: int) -> Int32Array:
     ).astype(np.int32)
 
 
-def warm_up(communicator: Communicator, arena: Arena) -> None:
+def warm_up(communicator: Communicator, arena: DecoderArrays[DeviceArray]) -> None:
     """Makes each call once for every magnitude of size, on the zeros of a new arena.
 
     RCCL makes connections and allocates when it first uses an algorithm, which it chooses by size:
     that must not happen while a graph is captured.
     """
-    sums, gathered = arena[f"{DELTA}.f32"], arena[f"{GATHERED}.f32"]
+    assert arena.gathered is not None
+    sums, gathered = arena.delta.f32, arena.gathered.f32
+    assert sums is not None
+    assert gathered is not None
     rows = 1
     while rows <= sums.shape[0]:
         communicator.all_reduce(sums.first(rows, sums.shape[1]))
         rows *= 2
     rows = 1
     while rows <= gathered.shape[0]:
-        part = arena[f"{LOGITS}.f32"].first(rows, gathered.shape[1] // communicator.shard.size)
+        part = arena.logits.float32(rows, gathered.shape[1] // communicator.shard.size)
         communicator.all_gather(part, gathered.first(rows, gathered.shape[1]))
         rows *= 2

@@ -21,10 +21,11 @@ from rocmforge.models.decoder import hidden_states, logits
 from rocmforge.models.weights import ModelWeights
 from rocmforge_hip.device.constants import BLOCK_TOKENS
 from rocmforge_hip.device.graphs import GraphCache
-from rocmforge_hip.device.memory import Arena, DeviceArray
+from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.device.opening import Device
-from rocmforge_hip.ops.activations import MAX_TOP_LOGPROBS, Activation, StepLimits
+from rocmforge_hip.ops.activations import MAX_TOP_LOGPROBS, Activation, DecoderArrays, StepLimits
 from rocmforge_hip.ops.decoder import HipOps
+from rocmforge_hip.ops.linear import empty
 from rocmforge_hip.ops.sampler import Sampler
 from rocmforge_hip.ops.step import (
     NO_LISTS,
@@ -40,7 +41,6 @@ from rocmforge_hip.run.base import BaseRunner
 from rocmforge_hip.run.pipeline import Lane
 from rocmforge_hip.run.traffic import StepReads
 from rocmforge_hip.weights.adapters import most_tiles, tile_rows
-from rocmforge_hip.weights.buffers import LOGITS
 from rocmforge_hip.weights.formats import Weight, ceil_div
 
 _MIN_GRAPH_BLOCKS: Final = 8
@@ -55,7 +55,7 @@ class Model:
     weights: ModelWeights[Weight]
     ops: HipOps
     sampler: Sampler
-    arena: Arena
+    arena: DecoderArrays[DeviceArray]
     inputs: DeviceArray  # bytes
 
 
@@ -210,8 +210,8 @@ class HipRunner(BaseRunner[Model, _InFlight]):
         if samples_in_graph:
             return _Forward(hidden=None, logits=None)
         count, vocab = step.shape.rows, model.config.vocab_size
-        array = model.arena[f"{LOGITS}.f32"].first(count, vocab)
-        return _Forward(hidden=None, logits=Activation(LOGITS, count, vocab, f32=array))
+        logits = empty(model.arena.logits, count, vocab, half=False)
+        return _Forward(hidden=None, logits=logits)
 
     def _forward(self, step: DeviceStep, model: Model) -> tuple[Activation, Activation]:
         """Hidden states of all tokens, and logits."""

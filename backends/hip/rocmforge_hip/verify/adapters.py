@@ -16,7 +16,6 @@ from rocmforge_hip.verify import oracle
 from rocmforge_hip.verify.cases import Case, Group, error
 from rocmforge_hip.verify.matrices import exact_activation
 from rocmforge_hip.verify.workbench import Recipe, Workbench
-from rocmforge_hip.weights.buffers import NORMED
 
 # A, B and what comes of A are halves, and so is a gated result. Relative to the largest value.
 _HALVES: Final = 2.0**-10
@@ -63,7 +62,7 @@ def _product(bench: Workbench, role: str, tensor: GgufTensor, x: Float64) -> Flo
 def _linear(bench: Workbench, rows: int) -> float:
     """Query, key and value, which are one matrix on the device."""
     values = exact_activation(rows, bench.config.hidden_size)
-    x = bench.activation(NORMED, values)
+    x = bench.activation(bench.model.arena.normed, values)
     step = bench.step([(1, 1, [0])] * rows, adapters=_adapters_of(rows))
     stored, layer = bench.weights.layers[0], bench.model.weights.layers[0]
     worst = 0.0
@@ -81,7 +80,7 @@ def _linear(bench: Workbench, rows: int) -> float:
 
 def _gated(bench: Workbench, rows: int) -> float:
     values = exact_activation(rows, bench.config.hidden_size) / np.float32(16)
-    x = bench.activation(NORMED, values)
+    x = bench.activation(bench.model.arena.normed, values)
     step = bench.step([(1, 1, [0])] * rows, adapters=_adapters_of(rows))
     stored, layer = bench.weights.layers[0], bench.model.weights.layers[0]
     kind = ActivationFunction.SILU

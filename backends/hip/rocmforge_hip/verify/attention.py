@@ -18,7 +18,6 @@ from rocmforge_hip.ops.decoder import HEAD_DIMS
 from rocmforge_hip.verify import oracle
 from rocmforge_hip.verify.cases import Case, Group, error
 from rocmforge_hip.verify.workbench import Recipe, Workbench, blocks_of
-from rocmforge_hip.weights.buffers import QKV_BUFFERS, ROTATED
 
 # Relative to the largest value of a head of a token.
 _HALF: Final = 2.0**-10
@@ -97,16 +96,11 @@ def _fill_cache(bench: Workbench) -> _Stored:
     rng = np.random.default_rng(3)
     tokens = sum(_CONTEXTS)
     stacked = rng.standard_normal((tokens, sum(widths))).astype(np.float32)
-    array = bench.put(stacked, bench.model.arena[f"{QKV_BUFFERS[0]}.f32"])
+    qkv = bench.model.arena.qkv
+    array = bench.put(stacked, qkv.float32(*stacked.shape))
     edges = np.cumsum([0, *widths])
     q_part, k_part, v_part = (
-        Activation(
-            QKV_BUFFERS[0],
-            tokens,
-            width,
-            f32=array.columns(start, start + width),
-            stride=sum(widths),
-        )
+        Activation(qkv, tokens, width, f32=array.columns(start, start + width), stride=sum(widths))
         for start, width in zip(edges.tolist(), widths, strict=False)
     )
     blocks = blocks_of(_CONTEXTS)
@@ -176,7 +170,7 @@ def _attend(bench: Workbench, new: tuple[int, ...]) -> float:
     )
     halves = queries.astype(np.float16)
     step = bench.step(chunks)
-    q = bench.activation(ROTATED, halves.reshape(len(halves), -1), "f16")
+    q = bench.activation(bench.model.arena.rotated, halves.reshape(len(halves), -1))
     got = bench.result(bench.model.ops.attention(step, q, spec)).reshape(queries.shape)
     wanted, start, row = [], 0, 0
     for context, count, _ in chunks:

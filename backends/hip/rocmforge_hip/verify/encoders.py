@@ -17,10 +17,11 @@ from rocmforge.models.config import RopeStyle
 from rocmforge.models.encoder_config import EncoderConfig
 from rocmforge.models.pooling import PoolingType
 from rocmforge.models.rope import RopeTables
-from rocmforge_hip.device.memory import Arena
+from rocmforge_hip.device.memory import DeviceArray
+from rocmforge_hip.device.records import allocate
 from rocmforge_hip.load.encoder_budget import plan_encoder_activations
 from rocmforge_hip.load.model import upload, upload_tables
-from rocmforge_hip.ops.activations import Activation, StepLimits
+from rocmforge_hip.ops.activations import Activation, EncoderArrays, StepLimits
 from rocmforge_hip.ops.encoder import ENCODER_HEAD_DIMS, HipEncoderOps
 from rocmforge_hip.ops.geometry import Geometry
 from rocmforge_hip.ops.linear import part_of
@@ -35,7 +36,7 @@ from rocmforge_hip.verify.workbench import (
     Workbench,
     blocks_of,
 )
-from rocmforge_hip.weights.buffers import DELTA, HIDDEN, NORMED, QKV_BUFFERS
+from rocmforge_hip.weights.products import Product
 
 _FLOAT: Final = 4e-6  # relative to the largest value
 _HALF: Final = 2.0**-11
@@ -89,14 +90,7 @@ class _Encoder:
     """The operations of an encoder and their arrays, on the device of a workbench."""
 
     ops: HipEncoderOps
-    arena: Arena
-
-    def activation(self, bench: Workbench, buffer: str, values: Array, form: str) -> Activation:
-        """An activation with these values, in one form."""
-        array = bench.put(values, self.arena[f"{buffer}.{form}"])
-        f32, f16 = (array, None) if form == "f32" else (None, array)
-        rows, width = values.shape
-        return Activation(buffer, rows, width, f32=f32, f16=f16)
+    arena: EncoderArrays[DeviceArray]
 
 
 def _encoder(
@@ -125,9 +119,9 @@ def _encoder(
     )
     limits = StepLimits(tokens=MAX_TOKENS, sequences=MAX_SEQUENCES, context=CONTEXT)
     geometry = Geometry(compute_units=1)  # nothing here is split
-    widths = {QKV_BUFFERS[0]: 3 * model.hidden_size}
-    plan = plan_encoder_activations(config, widths, limits, geometry)
-    arena = Arena(device.memory, plan, device.stream)
+    features = {Product.QKV: 3 * model.hidden_size}
+    plan = plan_encoder_activations(config, features, limits, geometry)
+    arena: EncoderArrays[DeviceArray] = allocate(device.memory, plan, device.stream)
     tables = upload_tables(device, RopeTables(bench.table, None))
     formats = frozenset([part_of(bench.model.weights.embedding).matrix.format.name])
     on_device = upload(device, np.array(slopes, np.float32), "slopes") if slopes else None
@@ -137,7 +131,7 @@ def _encoder(
 
 def _norm(bench: Workbench) -> float:
     encoder, values = _encoder(bench), random_values(12, bench.config.hidden_size) + 1
-    x = encoder.activation(bench, NORMED, values, "f32")
+    x = bench.activation(encoder.arena.normed, values)
     layer = bench.model.weights.layers[0]
     got = encoder.ops.layer_norm(x, layer.attn_norm, layer.ffn_norm)
     assert got.f16 is not None
@@ -152,8 +146,8 @@ def _add_norm(bench: Workbench) -> float:
     )
     layer = bench.model.weights.layers[0]
     got = encoder.ops.add_layer_norm(
-        encoder.activation(bench, NORMED, old, "f32"),
-        encoder.activation(bench, DELTA, delta, "f32"),
+        bench.activation(encoder.arena.normed, old),
+        bench.activation(encoder.arena.delta, delta),
         layer.attn_norm,
         layer.ffn_norm,
     )
@@ -167,8 +161,8 @@ def _add_then_norm(bench: Workbench) -> float:
         random_values(10, bench.config.hidden_size)[:9],
     )
     total, got = encoder.ops.add_then_norm(
-        encoder.activation(bench, NORMED, old, "f32"),
-        encoder.activation(bench, DELTA, delta, "f32"),
+        bench.activation(encoder.arena.normed, old),
+        bench.activation(encoder.arena.delta, delta),
         bench.model.weights.layers[0].attn_norm,
     )
     weight = bench.weights.layers[0].attn_norm.to_float32().astype(np.float64)
@@ -186,8 +180,8 @@ def _add_two_norms(bench: Workbench) -> float:
     layer = bench.model.weights.layers[0]
     norm = layer.attn_norm, layer.ffn_norm
     got = encoder.ops.add_two_norms(
-        encoder.activation(bench, NORMED, old, "f32"),
-        encoder.activation(bench, DELTA, delta, "f32"),
+        bench.activation(encoder.arena.normed, old),
+        bench.activation(encoder.arena.delta, delta),
         norm,
         norm,
     )
@@ -198,8 +192,10 @@ def _norm_projection(bench: Workbench) -> float:
     """Of columns of a wider matrix."""
     encoder, width = _encoder(bench), bench.config.hidden_size
     values = random_values(5, 3 * width).astype(np.float16)
-    whole = bench.put(values, encoder.arena[f"{QKV_BUFFERS[0]}.f16"])
-    x = Activation(QKV_BUFFERS[0], 5, width, f16=whole.columns(width, 2 * width), stride=3 * width)
+    whole = bench.put(values, encoder.arena.qkv.float16(*values.shape))
+    x = Activation(
+        encoder.arena.qkv, 5, width, f16=whole.columns(width, 2 * width), stride=3 * width
+    )
     layer = bench.model.weights.layers[0]
     got = bench.result(encoder.ops.norm_projection(x, layer.attn_norm, layer.ffn_norm))
     return error(got, _normed(bench, values[:, width : 2 * width]))
@@ -217,7 +213,7 @@ def _normed(bench: Workbench, x: Array) -> Float64:
 def _gelu(bench: Workbench) -> float:
     encoder, values = _encoder(bench), 2 * random_values(12, bench.config.intermediate_size)
     halves = values.astype(np.float16)
-    got = encoder.ops.gelu(encoder.activation(bench, HIDDEN, halves, "f16"))
+    got = encoder.ops.gelu(bench.activation(encoder.arena.intermediate, halves))
     return error(bench.result(got), oracle.gelu(halves.astype(np.float64)))
 
 
@@ -244,7 +240,7 @@ def _rope(bench: Workbench, head_dim: int) -> float:
     for got, values in zip((q, k), stacked, strict=False):
         want = oracle.rope(values, cos, sin, RopeStyle.NEOX)
         found = bench.result(
-            Activation(got.buffer, 30, got.features, f16=got.f16, stride=got.stride)
+            Activation(got.arrays, 30, got.features, f16=got.f16, stride=got.stride)
         )
         errors.append(error(found.reshape(want.shape), want))
     return max(errors)
@@ -278,10 +274,10 @@ def _stacked(
     """Query, key and value in one matrix of halves: [tokens, heads, head_dim] each."""
     width = bench.config.hidden_size
     values = random_values(tokens, 3 * width).astype(np.float16)
-    whole = bench.put(values, encoder.arena[f"{QKV_BUFFERS[0]}.f16"])
+    whole = bench.put(values, encoder.arena.qkv.float16(*values.shape))
     columns = [(first, first + width) for first in (0, width, 2 * width)]
     q, k, v = (
-        Activation(QKV_BUFFERS[0], tokens, width, f16=whole.columns(*part), stride=3 * width)
+        Activation(encoder.arena.qkv, tokens, width, f16=whole.columns(*part), stride=3 * width)
         for part in columns
     )
     wide = (values[:, slice(*part)].astype(np.float64) for part in columns)

@@ -16,7 +16,6 @@ from rocmforge_hip.verify import oracle
 from rocmforge_hip.verify.cases import Case, Group, error
 from rocmforge_hip.verify.rows import random_values
 from rocmforge_hip.verify.workbench import Recipe, Workbench, blocks_of
-from rocmforge_hip.weights.buffers import NORMED, ROWS
 from rocmforge_hip.weights.formats import FORMATS
 
 # Relative to the sum of the absolute values of what is added up.
@@ -121,7 +120,7 @@ def _activation(rows: int, columns: int, exact: bool) -> npt.NDArray[np.float32]
 def _linear(bench: Workbench, rows: int, exact: bool = True) -> float:
     """All matrices of the stack of query, key and value: each must be found in it."""
     values = _activation(rows, bench.config.hidden_size, exact)
-    x = bench.activation(NORMED, values)
+    x = bench.activation(bench.model.arena.normed, values)
     step = bench.step([(rows, rows, blocks_of([rows])[0])])
     stored, layer = bench.weights.layers[0], bench.model.weights.layers[0]
     worst = 0.0
@@ -139,7 +138,7 @@ def _linear(bench: Workbench, rows: int, exact: bool = True) -> float:
 
 def _gated(bench: Workbench, rows: int, kind: ActivationFunction, exact: bool = True) -> float:
     values = _activation(rows, bench.config.hidden_size, exact) / np.float32(16)
-    x = bench.activation(NORMED, values)
+    x = bench.activation(bench.model.arena.normed, values)
     step = bench.step([(rows, rows, blocks_of([rows])[0])])
     stored, layer = bench.weights.layers[0], bench.model.weights.layers[0]
     got = bench.result(bench.model.ops.gated_linear(step, x, layer.gate, layer.up, kind))
@@ -152,7 +151,7 @@ def _gated(bench: Workbench, rows: int, kind: ActivationFunction, exact: bool = 
 
 def _logits(bench: Workbench) -> float:
     values = exact_activation(3, bench.config.hidden_size)
-    x = bench.activation(ROWS, values)
+    x = bench.activation(bench.model.arena.logit_rows, values)
     got = bench.result(bench.model.ops.logits(x, bench.model.weights.output, _SOFTCAP))
     matrix, exact = _values(bench.weights.output), values.astype(np.float64)
     want = _SOFTCAP * np.tanh(exact @ matrix.T / _SOFTCAP)

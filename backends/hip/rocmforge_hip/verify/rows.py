@@ -15,7 +15,6 @@ from rocmforge_hip.ops.step_output import OutputLayout
 from rocmforge_hip.verify import oracle
 from rocmforge_hip.verify.cases import Case, Group, error
 from rocmforge_hip.verify.workbench import Recipe, Workbench
-from rocmforge_hip.weights.buffers import DELTA, NORMED, RESIDUAL, ROWS
 
 _FLOAT: Final = 4e-6  # relative to the largest value
 _HALF: Final = 2.0**-11
@@ -75,7 +74,7 @@ def int8_error(bench: Workbench, x: Activation, want: Float64) -> float:
 
 def _norm(bench: Workbench, rows: int, form: str) -> float:
     values = random_values(rows, bench.config.hidden_size)
-    x = bench.activation(RESIDUAL, values)
+    x = bench.activation(bench.model.arena.residual, values)
     norm, layer = bench.weights.layers[0].attn_norm, bench.model.weights.layers[0]
     got = bench.model.ops.rms_norm(x, layer.attn_norm)
     weight = norm.to_float32().astype(np.float64)
@@ -93,8 +92,8 @@ def _add_norm(bench: Workbench) -> float:
         random_values(7, bench.config.hidden_size)[:5],
     )
     residual, normed = bench.model.ops.add_rms_norm(
-        bench.activation(RESIDUAL, old),
-        bench.activation(DELTA, delta),
+        bench.activation(bench.model.arena.residual, old),
+        bench.activation(bench.model.arena.delta, delta),
         bench.model.weights.layers[0].ffn_norm,
     )
     total = (old + delta).astype(np.float64)
@@ -102,28 +101,30 @@ def _add_norm(bench: Workbench) -> float:
     want = oracle.rms_norm(total, weight, bench.config.norm_eps)
     return max(
         error(bench.result(residual), total),
-        error(bench.result(Activation(NORMED, 5, normed.features, f32=normed.f32)), want),
+        error(bench.result(Activation(normed.arrays, 5, normed.features, f32=normed.f32)), want),
     )
 
 
 def _quantize(bench: Workbench, rows: int) -> float:
     values = random_values(rows, bench.config.hidden_size)
-    x = bench.activation(NORMED, values)
+    x = bench.activation(bench.model.arena.normed, values)
     x.q, x.scale = bench.model.ops.products.int8(x)
     return int8_error(bench, x, values.astype(np.float64))
 
 
 def _half(bench: Workbench) -> float:
     values = random_values(12, bench.config.hidden_size)
-    got = bench.get(bench.model.ops.products.half(bench.activation(NORMED, values)))
+    got = bench.get(
+        bench.model.ops.products.half(bench.activation(bench.model.arena.normed, values))
+    )
     return error(got.astype(np.float64), values.astype(np.float64))
 
 
 def _take_rows(bench: Workbench) -> float:
     values, rows = random_values(12, bench.config.hidden_size), [11, 0, 3, 3, 7]
     step = bench.step([(12, 12, [0])], rows=rows)
-    got = bench.model.ops.take_logit_rows(step, bench.activation(NORMED, values))
-    assert got.buffer == ROWS
+    got = bench.model.ops.take_logit_rows(step, bench.activation(bench.model.arena.normed, values))
+    assert got.arrays is bench.model.arena.logit_rows
     return error(bench.result(got), values[rows].astype(np.float64))
 
 
@@ -132,7 +133,7 @@ def _sum_rows(bench: Workbench) -> float:
     step = bench.step([(7, 7, [0]), (293, 293, range(10))], ranges=ranges)
     layout = OutputLayout(0, False, 0, len(ranges), bench.config.hidden_size)
     out = layout.hidden(bench.model.sampler.tokens.address)
-    bench.model.ops.sum_hidden(step, bench.activation(NORMED, values), out)
+    bench.model.ops.sum_hidden(step, bench.activation(bench.model.arena.normed, values), out)
     want = [values[first:end].astype(np.float64).sum(axis=0) for first, end in ranges]
     return error(bench.get(out).astype(np.float64), np.array(want))
 
@@ -143,5 +144,5 @@ def _resolve(bench: Workbench) -> float:
     bench.put(before, bench.model.sampler.tokens)
     step = bench.step([(5, 5, [0])], tokens=[7, 0, 9, 0, 0], sources=[-1, 2, -1, 1, 0])
     bench.model.sampler.resolve_tokens(step)
-    got = bench.get(bench.model.arena["tokens"].first(5))
+    got = bench.get(bench.model.arena.tokens.first(5))
     return error(got.astype(np.float64), np.array([7.0, 43, 9, 0, 41]))

@@ -16,7 +16,6 @@ from rocmforge_hip.ops.step_output import OutputLayout
 from rocmforge_hip.verify import oracle
 from rocmforge_hip.verify.cases import Case, Group, error
 from rocmforge_hip.verify.workbench import Recipe, Workbench, greedy
-from rocmforge_hip.weights.buffers import LOGITS
 from rocmforge_hip.weights.formats import ceil_div
 
 _VOCAB: Final = 5003
@@ -78,7 +77,7 @@ def _settings() -> dict[str, dict[str, Any]]:
 
 def _make_logits(bench: Workbench) -> tuple[Logits, Activation]:
     values = 2 * np.random.default_rng(7).standard_normal((_ROWS, _VOCAB)).astype(np.float32)
-    return values, bench.activation(LOGITS, values)
+    return values, bench.activation(bench.model.arena.logits, values)
 
 
 def _run(bench: Workbench, batch: SamplingBatch, logits: Activation) -> None:

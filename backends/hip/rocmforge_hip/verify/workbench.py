@@ -25,7 +25,7 @@ from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.device.opening import Device, open_device, release
 from rocmforge_hip.load.memory_budget import make_plan
 from rocmforge_hip.load.model import ModelLoading
-from rocmforge_hip.ops.activations import Activation
+from rocmforge_hip.ops.activations import Activation, Forms
 from rocmforge_hip.ops.geometry import Geometry
 from rocmforge_hip.ops.step import DeviceStep, ListSizes, SamplingNeeds, StepLayout
 from rocmforge_hip.run.decoder import Model, exact_shape
@@ -136,13 +136,14 @@ class Workbench:
             return flat.reshape(x.rows, x.stride)[:, : x.features].astype(np.float64)
         return self.get(array).astype(np.float64).reshape(x.rows, x.features)
 
-    def activation(self, buffer: str, values: Array, form: str = "f32") -> Activation:
-        """An activation with these values, in one form."""
-        array = self.put(values, self.model.arena[f"{buffer}.{form}"])
-        rows, width = values.shape
-        if form == "f32":
-            return Activation(buffer, rows, width, f32=array)
-        return Activation(buffer, rows, width, f16=array)
+    def activation(self, arrays: Forms[DeviceArray], values: Array) -> Activation:
+        """Returns an activation with these values, in the form of their type."""
+        rows, features = values.shape
+        if values.dtype == np.float32:
+            f32 = self.put(values, arrays.float32(rows, features))
+            return Activation(arrays, rows, features, f32=f32)
+        f16 = self.put(values, arrays.float16(rows, features))
+        return Activation(arrays, rows, features, f16=f16)
 
     def step(
         self,

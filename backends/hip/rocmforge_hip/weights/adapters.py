@@ -19,6 +19,7 @@ from rocmforge.models.lora import Adapter, LowRank
 from rocmforge.models.weights import LayerWeights, ModelWeights
 from rocmforge_hip.device.constants import QUANT_BLOCK
 from rocmforge_hip.device.memory import ArraySpec, spec
+from rocmforge_hip.device.records import mapped, total_bytes
 from rocmforge_hip.weights.formats import ceil_div, round_up
 
 TILE: Final = 16
@@ -31,10 +32,8 @@ _MOST_SPLITS: Final = 8
 _INTERLEAVED: Final = ("gate", "up")
 _ROLES: Final = ("q", "k", "v", "output", *_INTERLEAVED, "down")
 
-LORA_SHRUNK: Final = "lora_shrunk"
-GATE_UP: Final = "gate_up"
-
 M = TypeVar("M")
+X = TypeVar("X")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +49,17 @@ class StackPart:
     def rank(self) -> int:
         """The largest."""
         return max((low.rank for low in self.changes if low is not None), default=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class AdapterArrays(Generic[X]):
+    """The arrays of a stack of adapters, as kernels/src/lora.hip reads them."""
+
+    a: X  # float16 [ranks of all pairs, in_features]
+    b: X  # float16 [chunks of all pairs, _CHUNK]
+    places: X  # int32 [pairs of adapter and part, 3]: row of a, chunk of b, rank
+    factors: X  # float32 [pairs]
+    outputs: X  # int32 [parts, 3]: first output, step, tiles
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,7 +84,7 @@ class AdapterStack(Generic[M]):
             yield from zip(self.parts, changes, strict=True)
 
     @property
-    def arrays(self) -> dict[str, ArraySpec]:
+    def arrays(self) -> AdapterArrays[ArraySpec]:
         """What the kernels read."""
         a_rows = b_chunks = pairs = 0
         for part, low_rank in self.low_ranks:
@@ -82,13 +92,13 @@ class AdapterStack(Generic[M]):
             if low_rank is not None:
                 a_rows += low_rank.rank
                 b_chunks += part.tiles * TILE * ceil_div(low_rank.rank, _CHUNK)
-        return {
-            "a": spec((a_rows, self.in_features), "f2"),
-            "b": spec((b_chunks, _CHUNK), "f2"),
-            "places": spec((pairs, 3), "i4"),
-            "factors": spec((pairs,), "f4"),
-            "outputs": spec((len(self.parts), 3), "i4"),
-        }
+        return AdapterArrays(
+            a=spec((a_rows, self.in_features), "f2"),
+            b=spec((b_chunks, _CHUNK), "f2"),
+            places=spec((pairs, 3), "i4"),
+            factors=spec((pairs,), "f4"),
+            outputs=spec((len(self.parts), 3), "i4"),
+        )
 
 
 def plan_adapters(
@@ -129,7 +139,7 @@ def _plan_layer(
 
 def adapter_bytes(stacks: Sequence[AdapterStack[Any]]) -> int:
     """Bytes of device memory that they take."""
-    return sum(what.nbytes for stack in stacks for what in stack.arrays.values())
+    return sum(total_bytes(stack.arrays) for stack in stacks)
 
 
 def most_tiles(rows: int, adapters: int) -> int:
@@ -147,24 +157,25 @@ def features_of_split(rows: int, in_features: int) -> int:
     )
 
 
-def plan_lora_activations(
+def lora_scratch(
     stacks: Sequence[AdapterStack[Any]], tokens: int, adapters: int
-) -> dict[str, ArraySpec]:
-    """The arrays that a step writes for adapters."""
+) -> tuple[ArraySpec | None, ArraySpec | None]:
+    """Returns the arrays that a step writes for adapters.
+
+    They are those of shrunk rows, and of gate and up, [tokens, stored rows]; None if not needed.
+    """
     if not stacks:
-        return {}
+        return None, None
     few = min(tokens, _SPLIT_ROWS)
     tiles = max(most_tiles(tokens, adapters), most_tiles(few, adapters) * _MOST_SPLITS)
     ranks = max(stack.ranks for stack in stacks)
-    plan = {LORA_SHRUNK: spec((tiles * TILE * ranks,), "f4")}
     gated = [stack.matrix.stored_rows for stack in stacks if stack.is_gated]
-    if gated:
-        plan[f"{GATE_UP}.f32"] = spec((tokens, max(gated)), "f4")
-    return plan
+    gate_up = spec((tokens, max(gated)), "f4") if gated else None
+    return spec((tiles * TILE * ranks,), "f4"), gate_up
 
 
-def pack_stack(stack: AdapterStack[Any]) -> dict[str, npt.NDArray[Any]]:
-    """The values of `AdapterStack.arrays`.
+def pack_stack(stack: AdapterStack[Any]) -> AdapterArrays[npt.NDArray[Any]]:
+    """Returns the values of `AdapterStack.arrays`.
 
     A and B are multiplied by powers of two such that float16 holds them, and what comes of A, well;
     the factors make up for that.
@@ -173,7 +184,9 @@ def pack_stack(stack: AdapterStack[Any]) -> dict[str, npt.NDArray[Any]]:
         BadAdapter: A value is not finite.
         UnsupportedTensor: The type of a tensor cannot be dequantised.
     """
-    values = {name: np.zeros(what.shape, what.dtype) for name, what in stack.arrays.items()}
+    values: AdapterArrays[npt.NDArray[Any]] = mapped(
+        stack.arrays, ArraySpec, lambda name, what: np.zeros(what.shape, what.dtype)
+    )
     a_row = b_chunk = 0
     for index, (_, low_rank) in enumerate(stack.low_ranks):
         if low_rank is None:
@@ -182,14 +195,14 @@ def pack_stack(stack: AdapterStack[Any]) -> dict[str, npt.NDArray[Any]]:
         a, a_exponent = _scaled(a, float(np.sqrt(np.square(a).sum(axis=1).max())))
         b, b_exponent = _scaled(b, float(np.abs(b).max()))
         chunks = len(b) * ceil_div(low_rank.rank, _CHUNK)
-        values["a"][a_row : a_row + len(a)] = a
-        rows = values["b"][b_chunk : b_chunk + chunks].reshape(len(b), -1)
+        values.a[a_row : a_row + len(a)] = a
+        rows = values.b[b_chunk : b_chunk + chunks].reshape(len(b), -1)
         rows[:, : low_rank.rank] = b
-        values["places"][index] = a_row, b_chunk, low_rank.rank
-        values["factors"][index] = math.ldexp(low_rank.scale, a_exponent + b_exponent)
+        values.places[index] = a_row, b_chunk, low_rank.rank
+        values.factors[index] = math.ldexp(low_rank.scale, a_exponent + b_exponent)
         a_row += len(a)
         b_chunk += chunks
-    values["outputs"][:] = [(part.first, part.step, part.tiles) for part in stack.parts]
+    values.outputs[:] = [(part.first, part.step, part.tiles) for part in stack.parts]
     return values
 
 

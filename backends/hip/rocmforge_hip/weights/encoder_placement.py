@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 from rocmforge.errors import UnsupportedTensor
 from rocmforge.gguf.tensor import GgufTensor
 from rocmforge.models.encoder_weights import EncoderLayer, EncoderWeights, ScoreHead
-from rocmforge_hip.weights.buffers import DELTA, DENSE, HIDDEN, NORMED, SCORES
 from rocmforge_hip.weights.placement import (
     Planned,
     PlannedMatrix,
@@ -21,6 +20,7 @@ from rocmforge_hip.weights.placement import (
     single,
     vector,
 )
+from rocmforge_hip.weights.products import Product
 
 W = TypeVar("W")
 X = TypeVar("X")
@@ -35,7 +35,7 @@ def plan_encoder_weights(
         UnsupportedTensor: There are no kernels for a tensor.
     """
     return EncoderWeights(
-        tokens=single(model.tokens, NORMED),
+        tokens=single(model.tokens, None),
         positions=_positions(model.positions, context),
         types=None if model.types is None else PlannedVector((_first_row(model.types),)),
         norm=PlannedVector((model.norm,)),
@@ -76,7 +76,7 @@ def _apply(function: Callable[[W], X], weight: W | None) -> X | None:
 
 def _plan_layer(layer: EncoderLayer[GgufTensor]) -> EncoderLayer[Planned]:
     q, k, v, biases = attention_input(layer)
-    gate, up = None, single(layer.up, HIDDEN)
+    gate, up = None, single(layer.up, Product.INTERMEDIATE)
     if layer.gate is not None:
         gate, up = interleave(layer.gate, layer.up)
     return EncoderLayer(
@@ -90,7 +90,7 @@ def _plan_layer(layer: EncoderLayer[GgufTensor]) -> EncoderLayer[Planned]:
         q_norm_bias=vector(layer.q_norm_bias),
         k_norm=vector(layer.k_norm),
         k_norm_bias=vector(layer.k_norm_bias),
-        output=single(layer.output, DELTA),
+        output=single(layer.output, Product.DELTA),
         output_bias=vector(layer.output_bias),
         attn_norm=vector(layer.attn_norm),
         attn_norm_bias=vector(layer.attn_norm_bias),
@@ -99,7 +99,7 @@ def _plan_layer(layer: EncoderLayer[GgufTensor]) -> EncoderLayer[Planned]:
         gate=gate,
         up=up,
         up_bias=vector(layer.up_bias),
-        down=single(layer.down, DELTA),
+        down=single(layer.down, Product.DELTA),
         down_bias=vector(layer.down_bias),
         ffn_norm=PlannedVector((layer.ffn_norm,)),
         ffn_norm_bias=vector(layer.ffn_norm_bias),
@@ -108,9 +108,9 @@ def _plan_layer(layer: EncoderLayer[GgufTensor]) -> EncoderLayer[Planned]:
 
 def _plan_head(head: ScoreHead[GgufTensor]) -> ScoreHead[Planned]:
     return ScoreHead(
-        dense=None if head.dense is None else single(head.dense, DENSE),
+        dense=None if head.dense is None else single(head.dense, Product.DENSE),
         dense_bias=vector(head.dense_bias),
-        scores=single(head.scores, SCORES),
+        scores=single(head.scores, Product.SCORES),
         scores_bias=vector(head.scores_bias),
     )
 
@@ -119,7 +119,7 @@ def _positions(table: GgufTensor | None, context: int) -> PlannedPart | None:
     """Rows of the table for positions that there can be."""
     if table is None:
         return None
-    part = single(table.rows(0, context), NORMED)
+    part = single(table.rows(0, context), None)
     if part.matrix.format.is_quantised:
         raise UnsupportedTensor(
             table.name, f"the HIP backend adds rows of floats, and it is {table.type.name}"

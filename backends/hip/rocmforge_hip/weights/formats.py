@@ -18,6 +18,7 @@ from rocmforge.errors import UnsupportedTensor
 from rocmforge.gguf.tensor import GgufTensor
 from rocmforge_hip.device.constants import QUANT_BLOCK
 from rocmforge_hip.device.memory import DeviceArray
+from rocmforge_hip.weights.products import Product
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +92,14 @@ class Matrix:
 class MatrixPart:
     """A matrix of the model: outputs `first:first + out_features` of a matrix on the device.
 
-    `buffer` names the activation that products with the matrix are written to.
+    `product` is the activation that products with the matrix are written to; None for a table of
+    rows, with which nothing is multiplied.
     """
 
     matrix: Matrix
     first: int
     out_features: int
-    buffer: str
+    product: Product | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -16,8 +16,8 @@ from rocmforge.models.encoder_weights import EncoderLayer
 from rocmforge.models.weights import LayerWeights, ModelWeights
 from rocmforge_hip.device.constants import GATE_ROWS, ROW_ALIGN
 from rocmforge_hip.device.memory import ArraySpec, spec
-from rocmforge_hip.weights.buffers import DELTA, HIDDEN, LOGITS, QKV_BUFFERS
 from rocmforge_hip.weights.formats import Format, format_of, round_up
+from rocmforge_hip.weights.products import QKV_PRODUCTS, Product
 
 AS_IS: Final = 0
 AS_GATE: Final = 1
@@ -60,7 +60,7 @@ class PlannedPart:
     matrix: PlannedMatrix
     first: int
     out_features: int
-    buffer: str
+    product: Product | None  # see `MatrixPart`
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,8 +89,8 @@ def plan_weights(model: ModelWeights[GgufTensor]) -> ModelWeights[Planned]:
     Raises:
         UnsupportedTensor: There are no kernels for a tensor.
     """
-    embedding = single(model.embedding, LOGITS)
-    output = embedding if model.output is model.embedding else single(model.output, LOGITS)
+    embedding = single(model.embedding, Product.LOGITS)
+    output = embedding if model.output is model.embedding else single(model.output, Product.LOGITS)
     return ModelWeights(
         embedding=embedding,
         layers=tuple(_plan_layer(layer) for layer in model.layers),
@@ -148,13 +148,13 @@ def _plan_layer(layer: LayerWeights[GgufTensor]) -> LayerWeights[Planned]:
         v_bias=biases[2],
         q_norm=vector(layer.q_norm),
         k_norm=vector(layer.k_norm),
-        output=single(layer.output, DELTA),
+        output=single(layer.output, Product.DELTA),
         output_bias=vector(layer.output_bias),
         attn_post_norm=vector(layer.attn_post_norm),
         ffn_norm=PlannedVector((layer.ffn_norm,)),
         gate=gate,
         up=up,
-        down=single(layer.down, DELTA),
+        down=single(layer.down, Product.DELTA),
         ffn_post_norm=vector(layer.ffn_post_norm),
     )
 
@@ -164,12 +164,12 @@ def vector(tensor: GgufTensor | None) -> PlannedVector | None:
     return None if tensor is None else PlannedVector((tensor,))
 
 
-def single(tensor: GgufTensor, buffer: str) -> PlannedPart:
+def single(tensor: GgufTensor, product: Product | None) -> PlannedPart:
     """A matrix on its own."""
-    return _stack([tensor], buffer)[0]
+    return _stack([tensor], product)[0]
 
 
-def _stack(tensors: Iterable[GgufTensor], buffer: str) -> list[PlannedPart]:
+def _stack(tensors: Iterable[GgufTensor], product: Product | None) -> list[PlannedPart]:
     """One matrix with the rows of several tensors of one type and in_features."""
     tensors = list(tensors)
     parts, row = [], 0
@@ -183,7 +183,7 @@ def _stack(tensors: Iterable[GgufTensor], buffer: str) -> list[PlannedPart]:
         stored_rows=round_up(row, ROW_ALIGN),
         parts=tuple(parts),
     )
-    return [PlannedPart(matrix, first, tensor.shape[0], buffer) for tensor, first, _ in parts]
+    return [PlannedPart(matrix, first, tensor.shape[0], product) for tensor, first, _ in parts]
 
 
 def attention_input(
@@ -197,8 +197,10 @@ def attention_input(
         groups.setdefault((matrix.type, bias is not None), []).append(index)
     planned: dict[int, PlannedPart] = {}
     vectors: list[PlannedVector | None] = [None, None, None]
-    for buffer, members in zip(QKV_BUFFERS, groups.values(), strict=False):
-        planned |= zip(members, _stack([matrices[index] for index in members], buffer), strict=True)
+    for product, members in zip(QKV_PRODUCTS, groups.values(), strict=False):
+        planned |= zip(
+            members, _stack([matrices[index] for index in members], product), strict=True
+        )
         group_biases = tuple(bias for index in members if (bias := biases[index]) is not None)
         if group_biases:
             vector = PlannedVector(group_biases)
@@ -221,5 +223,5 @@ def interleave(gate: GgufTensor, up: GgufTensor) -> tuple[PlannedPart, PlannedPa
         stored_rows=round_up(rows, GATE_ROWS) * 2,
         parts=((gate, 0, AS_GATE), (up, 0, AS_UP)),
     )
-    part = PlannedPart(matrix, 0, rows, HIDDEN)
+    part = PlannedPart(matrix, 0, rows, Product.INTERMEDIATE)
     return part, replace(part)

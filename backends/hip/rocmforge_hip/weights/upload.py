@@ -124,7 +124,7 @@ class WeightLoader:
             if isinstance(planned, PlannedVector):
                 return vectors[id(planned)]
             matrix = matrices[id(planned.matrix)]
-            return MatrixPart(matrix, planned.first, planned.out_features, planned.buffer)
+            return MatrixPart(matrix, planned.first, planned.out_features, planned.product)
 
         return weight
 

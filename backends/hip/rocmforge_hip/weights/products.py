@@ -1,0 +1,26 @@
+"""The activations that products with matrices are written to."""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+from typing import Final
+
+
+class Product(Enum):
+    """The activation that the product with a matrix becomes: a field of `DecoderArrays` and alike.
+
+    Query, key and value go to as many as they have stored types.
+    """
+
+    QKV = auto()
+    QKV_2 = auto()
+    QKV_3 = auto()
+    DELTA = auto()  # what attention or the feed-forward network adds to the residual
+    INTERMEDIATE = auto()  # of the feed-forward network
+    GATE_UP = auto()  # gate and up before the gate is applied, where an adapter changes them
+    LOGITS = auto()
+    DENSE = auto()  # of a classification head
+    SCORES = auto()  # of a classification head
+
+
+QKV_PRODUCTS: Final = (Product.QKV, Product.QKV_2, Product.QKV_3)
