@@ -22,10 +22,10 @@ from rocmforge.engine.client.config import EngineConfig
 from rocmforge.engine.ipc.params import TokenPieces
 from rocmforge.engine.ipc.totals import Totals
 from rocmforge.errors import ConfigurationError
+from rocmforge.fleet.entry import FleetEntry, ModelPolicy
 from rocmforge.fleet.fleet import Fleet, FleetSettings
 from rocmforge.fleet.model import MAX_AT_ONCE, ServedModel
 from rocmforge.fleet.sharing import Wish, memory_shares
-from rocmforge.fleet.slot import ModelPolicy, ModelSlot
 from rocmforge.gguf.identity import FileIdentity
 from rocmforge.gguf.reader import GgufFile, open_gguf
 from rocmforge.logits.registry import load_processors
@@ -211,7 +211,7 @@ def build_model(
         name=name,
         aliases=tuple(aliases),
         adapters=front.adapters,
-        slot=ModelSlot(name, make_engine, policy),
+        entry=FleetEntry(name, make_engine, policy),
         tokenizer=front.tokenizer,
         templates=front.templates,
         tool_format=settings.tool_format,

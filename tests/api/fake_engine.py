@@ -27,9 +27,9 @@ from rocmforge.engine.ipc.params import (
 )
 from rocmforge.engine.ipc.status import EngineState, EngineStats, EngineStatus
 from rocmforge.errors import RocmForgeError
+from rocmforge.fleet.entry import Engine, FleetEntry
 from rocmforge.fleet.fleet import Fleet
 from rocmforge.fleet.model import ServedModel
-from rocmforge.fleet.slot import Engine, ModelSlot
 from rocmforge.text.template.template import ChatTemplates
 from rocmforge.text.tokenizer.token_sets import TokenSets
 from rocmforge.text.tokenizer.tokenizer import Tokenizer
@@ -199,12 +199,12 @@ def grammar_checker() -> GrammarChecker:
     return GrammarChecker()
 
 
-def loaded_slot(engine: Engine, name: str = "tiny") -> ModelSlot:
-    """A slot with that engine, which needs no loading."""
-    slot = ModelSlot(name, lambda stats: engine)
-    slot.open()
-    slot.is_new = False
-    return slot
+def loaded_slot(engine: Engine, name: str = "tiny") -> FleetEntry:
+    """An entry with that engine, which needs no loading."""
+    entry = FleetEntry(name, lambda stats: engine)
+    entry.open()
+    entry.is_new = False
+    return entry
 
 
 def make_model(engine: Engine | None = None, **changes: Any) -> ServedModel:
@@ -220,14 +220,14 @@ def make_model(engine: Engine | None = None, **changes: Any) -> ServedModel:
         "started": 1_600_000_000.0,
         **changes,
     }
-    if "slot" not in facts:
-        facts["slot"] = loaded_slot(engine or FakeEngine(), facts["name"])
+    if "entry" not in facts:
+        facts["entry"] = loaded_slot(engine or FakeEngine(), facts["name"])
     return ServedModel(token_sets=TokenSets(facts["tokenizer"]), **facts)
 
 
 def requested(model: ServedModel) -> RequestedModel:
     """The model as a request has it that nothing is known of."""
-    return RequestedModel(served=model, metrics=Metrics(model.name, lambda: model.slot.status))
+    return RequestedModel(served=model, metrics=Metrics(model.name, lambda: model.entry.status))
 
 
 def build_app(

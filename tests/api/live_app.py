@@ -21,9 +21,9 @@ from rocmforge.api.metrics.fleet import FleetMetrics
 from rocmforge.commands.http.server import http_config, listen
 from rocmforge.engine.client.client import AsyncEngine
 from rocmforge.engine.client.config import EngineConfig
+from rocmforge.fleet.entry import FleetEntry
 from rocmforge.fleet.fleet import Fleet
 from rocmforge.fleet.model import ServedModel
-from rocmforge.fleet.slot import ModelSlot
 from rocmforge.text.template.template import ChatTemplates
 from rocmforge.text.tokenizer.token_sets import TokenSets
 from rocmforge.text.tokenizer.tokenizer import Tokenizer
@@ -51,10 +51,10 @@ async def serve(arguments: argparse.Namespace) -> None:
         max_waiting=arguments.max_waiting,
         resume=arguments.resume,
     )
-    slot = ModelSlot("tiny", lambda totals: AsyncEngine(config, totals))
+    entry = FleetEntry("tiny", lambda totals: AsyncEngine(config, totals))
     model = ServedModel(
         name="tiny",
-        slot=slot,
+        entry=entry,
         tokenizer=tokenizer,
         token_sets=TokenSets(tokenizer),
         templates=ChatTemplates.from_metadata(data, tokenizer),
@@ -66,7 +66,7 @@ async def serve(arguments: argparse.Namespace) -> None:
     limits = ApiSettings(vllm_metrics=True, receive_timeout_s=arguments.receive_timeout)
     fleet = Fleet([model])
     app = build_app(fleet, limits, keys, metrics=FleetMetrics(fleet, arguments.sysfs))
-    loading = asyncio.create_task(fleet.load_first(slot))
+    loading = asyncio.create_task(fleet.load_first(entry))
     try:
         http = http_config(app, receive_timeout_s=arguments.receive_timeout)
         await uvicorn.Server(http).serve([listen(arguments.host, arguments.port)])

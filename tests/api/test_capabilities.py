@@ -16,8 +16,8 @@ from litestar.testing import TestClient
 from rocmforge.api.app import build_app
 from rocmforge.api.http.settings import ApiSettings
 from rocmforge.errors import OutOfMemory
+from rocmforge.fleet.entry import FleetEntry, ModelPolicy, ModelState
 from rocmforge.fleet.fleet import Fleet, FleetSettings
-from rocmforge.fleet.slot import ModelPolicy, ModelSlot, ModelState
 from rocmforge.models.pooling import PoolingType
 from rocmforge.text.template.template import ChatTemplates
 from tests.api.fake_engine import MAX_CONTEXT, RUNNER, FakeEngine, make_model
@@ -57,17 +57,17 @@ class Pair:
         models = []
         for name in ("up", "lazy"):
             policy = ModelPolicy(at_start=name == "up")
-            slot = ModelSlot(name, lambda totals: LazyEngine(runner=None), policy)
+            entry = FleetEntry(name, lambda totals: LazyEngine(runner=None), policy)
             model = make_model(
                 name=name,
                 aliases=(),
-                slot=slot,
+                entry=entry,
                 declared_context=MAX_CONTEXT,
                 declared_hidden_size=hidden_size,
                 **changes,
             )
             models.append(model)
-        self.up, self.lazy = (model.slot for model in models)
+        self.up, self.lazy = (model.entry for model in models)
         self.up.engine, self.up.is_new = FakeEngine(runner=runner), False
         self.fleet = Fleet(models, FleetSettings(max_loaded=1))
         self.client: TestClient[Litestar] = TestClient(build_app(self.fleet, ApiSettings()))

@@ -24,8 +24,8 @@ from rocmforge.errors import (
     QueueFull,
     UnsupportedArchitecture,
 )
+from rocmforge.fleet.entry import ModelPolicy
 from rocmforge.fleet.fleet import Fleet
-from rocmforge.fleet.slot import ModelPolicy
 from tests.api.timed_fleet import LAZY, LOAD_S, Device, TimedEngine, settle, spawn, world
 from tests.support.virtual_time import run_virtual
 
@@ -44,7 +44,7 @@ def test_an_unknown_name_is_answered_with_those_there_are() -> None:
 
 
 def test_no_name_is_enough_for_one_model_only() -> None:
-    assert world([LAZY]).fleet.find(None).slot.name == "a"
+    assert world([LAZY]).fleet.find(None).entry.name == "a"
     with pytest.raises(InvalidParameter, match="one of: a, b, c"):
         world().fleet.find(None)
 
@@ -130,7 +130,7 @@ def test_the_models_of_the_start_are_refused_until_they_are_there() -> None:
 
     async def main() -> None:
         assert not here.fleet.is_ready
-        loading = asyncio.ensure_future(here.fleet.load_first(here.slot("a")))
+        loading = asyncio.ensure_future(here.fleet.load_first(here.entry("a")))
         await asyncio.sleep(1.0)
         (outcome,) = await settle(*spawn(here.use("a", 1.0)))
         assert isinstance(outcome, NotReady)
@@ -146,7 +146,7 @@ def test_a_start_that_fails_raises_the_reason() -> None:
 
     async def main() -> None:
         with pytest.raises(UnsupportedArchitecture):
-            await here.fleet.load_first(here.slot("a"))
+            await here.fleet.load_first(here.entry("a"))
         assert here.device.alive == []
 
     run_virtual(main())
@@ -156,9 +156,9 @@ def test_nothing_is_unloaded_at_the_start_to_make_another_fit() -> None:
     here = world([ModelPolicy(), ModelPolicy()], sizes=[60, 60])
 
     async def main() -> None:
-        await here.fleet.load_first(here.slot("a"))
+        await here.fleet.load_first(here.entry("a"))
         with pytest.raises(OutOfMemory):
-            await here.fleet.load_first(here.slot("b"))
+            await here.fleet.load_first(here.entry("b"))
         assert here.states() == "rf"
 
     run_virtual(main())
@@ -174,7 +174,7 @@ def test_the_least_recently_used_model_makes_room() -> None:
         for name in "abac":
             await here.use(name, 1.0)
         assert here.states() == "rur"
-        assert here.slot("b").counts["unload_room"] == 1
+        assert here.entry("b").counts["unload_room"] == 1
 
     run_virtual(main())
 
@@ -244,7 +244,7 @@ def test_memory_that_does_not_suffice_is_freed() -> None:
             await here.use(name, 1.0)
         assert here.states() == "urr"
         assert here.device.loads == ["a", "b", "c", "c"]
-        assert here.slot("a").counts["unload_memory"] == 1
+        assert here.entry("a").counts["unload_memory"] == 1
 
     run_virtual(main())
 
@@ -270,7 +270,7 @@ def test_nothing_is_unloaded_twice_for_a_model_that_does_not_fit_alone() -> None
             await settle(*spawn(here.use(name, 1.0)))
             await asyncio.sleep(10.0)
         assert here.states() == "ruf"
-        assert here.slot("a").counts["unload_memory"] == 1
+        assert here.entry("a").counts["unload_memory"] == 1
 
     run_virtual(main())
 
@@ -313,7 +313,7 @@ def test_unloading_lets_requests_end() -> None:
     async def main() -> None:
         running = asyncio.ensure_future(here.use("a", 15.0))
         await asyncio.sleep(LOAD_S + 1.0)
-        unloading = asyncio.ensure_future(here.fleet.unload(here.slot("a")))
+        unloading = asyncio.ensure_future(here.fleet.unload(here.entry("a")))
         await asyncio.sleep(1.0)
         assert here.states() == "duu"
         later = asyncio.ensure_future(here.use("a", 1.0))
@@ -332,7 +332,7 @@ def test_unloading_has_a_bound() -> None:
     async def main() -> None:
         running = asyncio.ensure_future(here.use("a", 500.0))
         await asyncio.sleep(LOAD_S + 1.0)
-        await here.fleet.unload(here.slot("a"))
+        await here.fleet.unload(here.entry("a"))
         assert here.states() == "uuu"
         assert here.device.cut_off == 1
         running.cancel()
@@ -347,7 +347,7 @@ def test_unloading_stops_a_load() -> None:
     async def main() -> None:
         waiting = asyncio.ensure_future(here.use("a", 1.0))
         await asyncio.sleep(1.0)
-        await here.fleet.unload(here.slot("a"))
+        await here.fleet.unload(here.entry("a"))
         (outcome,) = await settle(waiting)
         assert isinstance(outcome, NotReady)
         assert here.states() == "uuu"
@@ -362,7 +362,7 @@ def test_who_comes_while_a_load_is_being_stopped_gets_another() -> None:
     async def main() -> None:
         first = asyncio.ensure_future(here.use("a", 1.0))
         await asyncio.sleep(1.0)
-        unloading = spawn(*[here.fleet.unload(here.slot("a")) for _ in range(2)])
+        unloading = spawn(*[here.fleet.unload(here.entry("a")) for _ in range(2)])
         await asyncio.sleep(0.2)  # stopping takes half a second
         second = asyncio.ensure_future(here.use("a", 1.0))
         await settle(*unloading)
@@ -377,10 +377,10 @@ def test_unloading_twice_is_unloading_once() -> None:
 
     async def main() -> None:
         await here.use("a", 1.0)
-        await settle(*spawn(*[here.fleet.unload(here.slot("a")) for _ in range(3)]))
-        await here.fleet.unload(here.slot("a"))
+        await settle(*spawn(*[here.fleet.unload(here.entry("a")) for _ in range(3)]))
+        await here.fleet.unload(here.entry("a"))
         assert here.states() == "uuu"
-        assert here.slot("a").counts["unload_request"] == 1
+        assert here.entry("a").counts["unload_request"] == 1
 
     run_virtual(main())
 
@@ -390,11 +390,11 @@ def test_counters_go_on_in_the_next_engine_and_gauges_do_not_stay() -> None:
 
     async def main() -> None:
         await here.use("a", 1.0)
-        await here.fleet.unload(here.slot("a"))
-        stats = here.slot("a").status.stats
+        await here.fleet.unload(here.entry("a"))
+        stats = here.entry("a").status.stats
         assert (stats.totals.steps, stats.running, stats.blocks_used) == (1, 0, 0)
         await here.use("a", 1.0)
-        assert here.slot("a").status.stats.totals.steps == 2
+        assert here.entry("a").status.stats.totals.steps == 2
 
     run_virtual(main())
 
@@ -403,17 +403,17 @@ def test_counters_go_on_in_the_next_engine_and_gauges_do_not_stay() -> None:
 
 
 def test_who_leaves_in_the_moment_of_being_let_in_does_not_count_for_ever() -> None:
-    slot = world().slot("a")
-    slot.open()
+    entry = world().entry("a")
+    entry.open()
 
     async def main() -> None:
-        waiting = asyncio.ensure_future(slot.wait())
+        waiting = asyncio.ensure_future(entry.wait())
         await asyncio.sleep(0)
-        slot.admit_waiters()
+        entry.admit_waiters()
         waiting.cancel()
         await settle(waiting)
-        assert slot.users == 0
-        assert slot.unused.is_set()
+        assert entry.users == 0
+        assert entry.unused.is_set()
 
     run_virtual(main())
 
@@ -443,7 +443,7 @@ def test_an_engine_that_is_just_being_stopped_is_stopped_to_the_end() -> None:
         await here.fleet.stop()
         await settle(waiting)
         assert here.device.alive == []
-        assert here.slot("a").engine is None
+        assert here.entry("a").engine is None
 
     run_virtual(main())
 
@@ -517,7 +517,7 @@ def test_whatever_happens_nobody_hangs_and_nothing_is_left(
         request: tuple[float, float | None, float | None] | None,
     ) -> None:
         await asyncio.sleep(at_s)
-        slot = here.slot(name)
+        entry = here.entry(name)
         match kind:
             case "use":
                 assert request is not None
@@ -526,12 +526,12 @@ def test_whatever_happens_nobody_hangs_and_nothing_is_left(
                     async with asyncio.timeout(leaves_after_s):
                         await here.use(name, hold_s, timeout_s)
             case "load":
-                await here.fleet.acquire(slot)
-                slot.leave()
+                await here.fleet.acquire(entry)
+                entry.leave()
             case "unload":
-                await here.fleet.unload(slot)
+                await here.fleet.unload(entry)
             case "crash":
-                engine = slot.engine
+                engine = entry.engine
                 if isinstance(engine, TimedEngine) and engine.state is EngineState.READY:
                     engine.state = EngineState.RESTARTING
                     await asyncio.sleep(5.0)
@@ -556,8 +556,8 @@ def test_whatever_happens_nobody_hangs_and_nothing_is_left(
             )
             assert "was stopped" not in str(outcome), "somebody else stopped what it waited for"
         assert here.device.alive == []
-        assert [slot.users for slot in map(here.slot, "abc")] == [0, 0, 0]
-        assert [slot.num_waiting for slot in map(here.slot, "abc")] == [0, 0, 0]
+        assert [entry.users for entry in map(here.entry, "abc")] == [0, 0, 0]
+        assert [entry.num_waiting for entry in map(here.entry, "abc")] == [0, 0, 0]
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
     run_virtual(main())

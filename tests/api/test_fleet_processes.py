@@ -13,8 +13,8 @@ from typing import Any
 from rocmforge.engine.client.client import AsyncEngine
 from rocmforge.engine.client.config import EngineConfig
 from rocmforge.engine.ipc.params import FinishReason, GenerateRequest, SamplingParams
+from rocmforge.fleet.entry import FleetEntry, ModelPolicy, ModelState
 from rocmforge.fleet.fleet import Fleet
-from rocmforge.fleet.slot import ModelPolicy, ModelSlot, ModelState
 from tests.api.fake_engine import make_model
 from tests.support.options import SMALL
 
@@ -27,7 +27,7 @@ REQUEST = GenerateRequest(
 )
 
 
-def make_fleet(backend: str) -> tuple[Fleet, ModelSlot]:
+def make_fleet(backend: str) -> tuple[Fleet, FleetEntry]:
     """One model, loaded on request, on a backend of `tests.support.fake_backend`."""
     config = EngineConfig(
         backend=f"tests.support.fake_backend:{backend}",
@@ -36,31 +36,31 @@ def make_fleet(backend: str) -> tuple[Fleet, ModelSlot]:
         restart_backoff_s=0.01,
     )
     policy = ModelPolicy(at_start=False)
-    slot = ModelSlot("a", lambda totals: AsyncEngine(config, totals), policy)
-    return Fleet([make_model(slot=slot)]), slot
+    entry = FleetEntry("a", lambda totals: AsyncEngine(config, totals), policy)
+    return Fleet([make_model(entry=entry)]), entry
 
 
-def pid_of(slot: ModelSlot) -> int:
-    assert isinstance(slot.engine, AsyncEngine)
-    assert slot.engine.pid is not None
-    return slot.engine.pid
+def pid_of(entry: FleetEntry) -> int:
+    assert isinstance(entry.engine, AsyncEngine)
+    assert entry.engine.pid is not None
+    return entry.engine.pid
 
 
-def has_process(slot: ModelSlot) -> bool:
-    return isinstance(slot.engine, AsyncEngine) and slot.engine.pid is not None
+def has_process(entry: FleetEntry) -> bool:
+    return isinstance(entry.engine, AsyncEngine) and entry.engine.pid is not None
 
 
 def is_alive(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 
 
-async def answer(fleet: Fleet, slot: ModelSlot) -> FinishReason:
+async def answer(fleet: Fleet, entry: FleetEntry) -> FinishReason:
     """How one sequence ends."""
-    await fleet.acquire(slot)
+    await fleet.acquire(entry)
     try:
-        handle = slot.enter().submit(REQUEST)
+        handle = entry.enter().submit(REQUEST)
     finally:
-        slot.leave()
+        entry.leave()
     try:
         while True:
             reason = (await handle.next())[-1].finish_reason
@@ -68,7 +68,7 @@ async def answer(fleet: Fleet, slot: ModelSlot) -> FinishReason:
                 return reason
     finally:
         handle.close()
-        slot.leave()
+        entry.leave()
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -85,32 +85,32 @@ def bounded(steps: Coroutine[Any, Any, None]) -> None:
 
 
 def test_a_model_comes_and_goes_and_its_counters_go_on() -> None:
-    fleet, slot = make_fleet("create")
+    fleet, entry = make_fleet("create")
 
     async def steps() -> None:
         totals = []
         for _ in range(2):
-            assert await answer(fleet, slot) is FinishReason.LENGTH
-            pid = pid_of(slot)
-            await fleet.unload(slot)
+            assert await answer(fleet, entry) is FinishReason.LENGTH
+            pid = pid_of(entry)
+            await fleet.unload(entry)
             assert not is_alive(pid)
-            totals.append(slot.status.stats.totals.steps)
+            totals.append(entry.status.stats.totals.steps)
         assert 0 < totals[0] < totals[1]
-        assert slot.status.stats.blocks_used == 0
+        assert entry.status.stats.blocks_used == 0
 
     bounded(steps())
 
 
 def test_a_load_that_would_take_an_hour_is_ended_at_once() -> None:
-    fleet, slot = make_fleet("create_stuck_load")
+    fleet, entry = make_fleet("create_stuck_load")
 
     async def steps() -> None:
-        asking = asyncio.create_task(answer(fleet, slot))
-        await until(lambda: has_process(slot) and "weights" in slot.status.stage)
-        pid = pid_of(slot)
-        await fleet.unload(slot)
+        asking = asyncio.create_task(answer(fleet, entry))
+        await until(lambda: has_process(entry) and "weights" in entry.status.stage)
+        pid = pid_of(entry)
+        await fleet.unload(entry)
         assert not is_alive(pid)
-        assert slot.state is ModelState.UNLOADED
+        assert entry.state is ModelState.UNLOADED
         await asyncio.wait((asking,))
         assert asking.exception() is not None
 
@@ -118,12 +118,12 @@ def test_a_load_that_would_take_an_hour_is_ended_at_once() -> None:
 
 
 def test_the_end_of_the_server_ends_a_load() -> None:
-    fleet, slot = make_fleet("create_stuck_load")
+    fleet, entry = make_fleet("create_stuck_load")
 
     async def steps() -> None:
-        asking = asyncio.create_task(answer(fleet, slot))
-        await until(lambda: has_process(slot) and "weights" in slot.status.stage)
-        pid = pid_of(slot)
+        asking = asyncio.create_task(answer(fleet, entry))
+        await until(lambda: has_process(entry) and "weights" in entry.status.stage)
+        pid = pid_of(entry)
         await fleet.drain(1.0)
         await fleet.stop()
         assert not is_alive(pid)
@@ -133,34 +133,34 @@ def test_the_end_of_the_server_ends_a_load() -> None:
 
 
 def test_a_process_that_dies_is_started_again_and_may_be_unloaded_meanwhile() -> None:
-    fleet, slot = make_fleet("create")
+    fleet, entry = make_fleet("create")
 
     async def steps() -> None:
-        assert await answer(fleet, slot) is FinishReason.LENGTH
-        os.kill(pid_of(slot), signal.SIGKILL)
-        await until(lambda: slot.state is ModelState.RESTARTING)
-        await until(lambda: slot.state is ModelState.READY)
-        assert await answer(fleet, slot) is FinishReason.LENGTH
-        pid = pid_of(slot)
+        assert await answer(fleet, entry) is FinishReason.LENGTH
+        os.kill(pid_of(entry), signal.SIGKILL)
+        await until(lambda: entry.state is ModelState.RESTARTING)
+        await until(lambda: entry.state is ModelState.READY)
+        assert await answer(fleet, entry) is FinishReason.LENGTH
+        pid = pid_of(entry)
         os.kill(pid, signal.SIGKILL)
-        await until(lambda: slot.state is ModelState.RESTARTING)
-        await fleet.unload(slot)
-        assert slot.state is ModelState.UNLOADED
+        await until(lambda: entry.state is ModelState.RESTARTING)
+        await fleet.unload(entry)
+        assert entry.state is ModelState.UNLOADED
         assert not is_alive(pid)
-        assert await answer(fleet, slot) is FinishReason.LENGTH
+        assert await answer(fleet, entry) is FinishReason.LENGTH
         await fleet.stop()
 
     bounded(steps())
 
 
 def test_what_still_runs_when_the_time_is_up_is_told() -> None:
-    fleet, slot = make_fleet("create_very_slow")
+    fleet, entry = make_fleet("create_very_slow")
 
     async def steps() -> None:
-        asking = asyncio.create_task(answer(fleet, slot))
-        await until(lambda: slot.is_up and slot.users == 1)
-        assert slot.engine is not None
-        pid = pid_of(slot)
+        asking = asyncio.create_task(answer(fleet, entry))
+        await until(lambda: entry.is_up and entry.users == 1)
+        assert entry.engine is not None
+        pid = pid_of(entry)
         await fleet.stop()
         assert not is_alive(pid)
         assert await asking is FinishReason.DIED

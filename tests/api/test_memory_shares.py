@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from rocmforge.backend.protocol import DeviceInfo
 from rocmforge.errors import ConfigurationError
+from rocmforge.fleet.entry import ModelPolicy
 from rocmforge.fleet.sharing import Wish, memory_shares
-from rocmforge.fleet.slot import ModelPolicy
 from tests.support.options import SMALL
 
 

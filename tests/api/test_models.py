@@ -19,9 +19,9 @@ from rocmforge.api.http.settings import ApiSettings
 from rocmforge.engine.ipc.status import EngineState
 from rocmforge.engine.ipc.totals import Totals
 from rocmforge.errors import EngineDied, OutOfMemory, RocmForgeError
+from rocmforge.fleet.entry import FleetEntry, ModelPolicy
 from rocmforge.fleet.fleet import Fleet, FleetSettings
 from rocmforge.fleet.model import ServedModel
-from rocmforge.fleet.slot import ModelPolicy, ModelSlot
 from tests.api.fake_engine import RUNNER, FakeEngine, make_model
 
 CHAT = {"messages": [{"role": "user", "content": "hello"}]}
@@ -59,16 +59,16 @@ class Models:
             self._model("tiny", ("alias",), ModelPolicy()),
             self._model("org/lazy", (), ModelPolicy(at_start=False, max_waiting=2)),
         ]
-        tiny = served[0].slot
+        tiny = served[0].entry
         tiny.engine, tiny.is_new = FakeEngine(), False
         settings = ApiSettings(keep_alive_s=limits.pop("keep_alive_s", 15.0))
         self.fleet = Fleet(served, FleetSettings(**limits))
         self.client: TestClient[Litestar] = TestClient(build_app(self.fleet, settings, keys))
 
     def _model(self, name: str, aliases: tuple[str, ...], policy: ModelPolicy) -> ServedModel:
-        slot = ModelSlot(name, self._make, policy)
+        entry = FleetEntry(name, self._make, policy)
         return make_model(
-            name=name, aliases=aliases, slot=slot, declared_context=512, declared_hidden_size=8
+            name=name, aliases=aliases, entry=entry, declared_context=512, declared_hidden_size=8
         )
 
     def _make(self, totals: Totals) -> GatedEngine:
@@ -245,7 +245,7 @@ def test_a_mistake_that_shows_after_the_wait_is_the_last_event(waiting: Models) 
     response = waiting.client.post("/v1/completions", json=body)
     (event,) = data_of(response.text)
     assert "The backend 'fake' has no logits processor" in event["error"]["message"]
-    assert waiting.fleet.find("org/lazy").slot.users == 0
+    assert waiting.fleet.find("org/lazy").entry.users == 0
 
 
 # --- manually ---
@@ -327,7 +327,7 @@ def test_models_that_are_loaded_on_request_do_not_hold_the_server_up(models: Mod
 
 
 def test_a_model_of_the_start_that_restarts_does(models: Models) -> None:
-    engine = models.fleet.find("tiny").slot.engine
+    engine = models.fleet.find("tiny").entry.engine
     assert isinstance(engine, FakeEngine)
     engine.state = EngineState.RESTARTING
     response = models.client.get("/ready")

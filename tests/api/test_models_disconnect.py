@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rocmforge.fleet.slot import ModelState
+from rocmforge.fleet.entry import ModelState
 from tests.api.test_disconnect import Connection, finishing, silent, until
 from tests.api.test_models import Models
 
@@ -22,18 +22,18 @@ def comments(connection: Connection) -> int:
 @pytest.mark.parametrize("stream", [False, True])
 def test_who_leaves_waits_no_longer_and_the_load_goes_on(stream: bool) -> None:
     models = Models(keep_alive_s=0.01)
-    slot = models.fleet.find("org/lazy").slot
+    entry = models.fleet.find("org/lazy").entry
 
     async def steps() -> None:
         connection = Connection(models.client.app, BODY | {"stream": stream})
         running = asyncio.create_task(connection.run())
-        await until(lambda: slot.num_waiting and (comments(connection) > 2 or not stream))
+        await until(lambda: entry.num_waiting and (comments(connection) > 2 or not stream))
         connection.gone.set()
         await running
-        assert slot.num_waiting == 0
+        assert entry.num_waiting == 0
         models.gate.set()
-        await until(lambda: slot.state is ModelState.READY)
-        assert slot.users == 0
+        await until(lambda: entry.state is ModelState.READY)
+        assert entry.users == 0
         await models.fleet.stop()
 
     finishing(steps())
@@ -41,7 +41,7 @@ def test_who_leaves_waits_no_longer_and_the_load_goes_on(stream: bool) -> None:
 
 def test_a_stream_that_came_late_is_left_like_any_other() -> None:
     models = Models(keep_alive_s=0.01)
-    slot = models.fleet.find("org/lazy").slot
+    entry = models.fleet.find("org/lazy").entry
 
     async def steps() -> None:
         connection = Connection(models.client.app, BODY | {"stream": True})
@@ -50,11 +50,11 @@ def test_a_stream_that_came_late_is_left_like_any_other() -> None:
         models.engines[0].script = silent
         models.gate.set()
         await until(lambda: models.engines[0].live)
-        assert slot.users == 1
+        assert entry.users == 1
         connection.gone.set()
         await running
         assert not models.engines[0].live
-        assert slot.users == 0
+        assert entry.users == 0
         await models.fleet.stop()
 
     finishing(steps())

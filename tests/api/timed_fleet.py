@@ -11,8 +11,8 @@ from rocmforge.engine.ipc.params import GenerateRequest, SamplingParams, TokenEv
 from rocmforge.engine.ipc.status import EngineState, EngineStats, EngineStatus
 from rocmforge.engine.ipc.totals import Totals
 from rocmforge.errors import EngineDied, NotReady, OutOfMemory, RocmForgeError
+from rocmforge.fleet.entry import FleetEntry, ModelPolicy
 from rocmforge.fleet.fleet import Fleet, FleetSettings
-from rocmforge.fleet.slot import ModelPolicy, ModelSlot
 from tests.api.fake_engine import RUNNER, make_model
 
 LOAD_S = 10.0
@@ -143,22 +143,22 @@ class World:
     fleet: Fleet
     device: Device
 
-    def slot(self, name: str) -> ModelSlot:
-        return self.fleet.find(name).slot
+    def entry(self, name: str) -> FleetEntry:
+        return self.fleet.find(name).entry
 
     def states(self) -> str:
         """The first letters of all states, in order."""
-        return "".join(model.slot.state[0] for model in self.fleet.models)
+        return "".join(model.entry.state[0] for model in self.fleet.models)
 
     async def use(self, name: str, hold_s: float, timeout_s: float | None = None) -> None:
         """A request: plans for a moment, and then keeps a sequence for so long."""
-        slot = self.slot(name)
-        await self.fleet.acquire(slot, timeout_s)
+        entry = self.entry(name)
+        await self.fleet.acquire(entry, timeout_s)
         try:
             await asyncio.sleep(0.01)
-            engine = slot.enter()
+            engine = entry.enter()
         finally:
-            slot.leave()
+            entry.leave()
         try:
             handle = engine.submit(REQUEST)
             try:
@@ -166,7 +166,7 @@ class World:
             finally:
                 handle.close()
         finally:
-            slot.leave()
+            entry.leave()
 
 
 LAZY = ModelPolicy(at_start=False)
@@ -187,8 +187,8 @@ def world(
         def make(totals: Totals, name: str = name, size: int = size) -> TimedEngine:
             return TimedEngine(name, size, shared, totals)
 
-        slot = ModelSlot(name, make, policy)
-        models.append(make_model(name=name, aliases=(), slot=slot))
+        entry = FleetEntry(name, make, policy)
+        models.append(make_model(name=name, aliases=(), entry=entry))
     settings = FleetSettings(
         max_loaded=max_loaded, load_timeout_s=load_timeout_s, drain_timeout_s=20.0
     )

@@ -16,7 +16,7 @@ import pytest
 from rocmforge import settings
 from rocmforge.api.app import HANDLERS
 from rocmforge.cli import main
-from rocmforge.fleet.slot import ModelState
+from rocmforge.fleet.entry import ModelState
 
 ROOT = Path(__file__).parents[2]
 PAGES = (

@@ -26,9 +26,9 @@ from rocmforge.api.http.sse import EVENT_STREAM_HEADERS, comment, frame
 from rocmforge.api.metrics.fleet import FleetMetrics
 from rocmforge.api.metrics.request_log import RequestLog
 from rocmforge.api.text_workers import TextWorkers
+from rocmforge.fleet.entry import FleetEntry
 from rocmforge.fleet.fleet import Fleet
 from rocmforge.fleet.model import ServedModel
-from rocmforge.fleet.slot import ModelSlot
 
 MODEL: Final = "model"
 """Where a request's state holds the `ServedModel` it has named, once it has."""
@@ -76,7 +76,7 @@ class Models:
         self._request = request
         self._keep_alive_s = keep_alive_s
         self._origin = Origin.of(request)
-        self._loading: ModelSlot | None = None  # what the request waits for
+        self._loading: FleetEntry | None = None  # what the request waits for
 
     def find(self, name: str | None) -> ServedModel:
         """Finds the model of that name as it is, loaded or not; raises as `Fleet.find`."""
@@ -111,11 +111,11 @@ class Models:
             ClientLeft: nobody waits for the answer any more.
         """
         served = self.find(name)
-        if served.slot.is_up:
-            await self._fleet.acquire(served.slot)
+        if served.entry.is_up:
+            await self._fleet.acquire(served.entry)
         else:
             await self.offload(prepare, served, takes_long=takes_long)
-            await self._load(served.slot, timeout_s)
+            await self._load(served.entry, timeout_s)
         try:
             prepared = await self.offload(prepare, served, takes_long=takes_long)
             model = RequestedModel(
@@ -127,7 +127,7 @@ class Models:
             )
             yield model, prepared
         finally:
-            served.slot.leave()
+            served.entry.leave()
 
     async def offload(
         self,
@@ -160,7 +160,7 @@ class Models:
         Raises:
             Exception: what `answer` says in time.
         """
-        if self.find(name).slot.is_up:
+        if self.find(name).entry.is_up:
             return await answer()
         working = asyncio.create_task(answer())
         try:
@@ -177,34 +177,34 @@ class Models:
         """Tells how far loading is of the model that the request waits for."""
         if self._loading is None:
             return "keep-alive"
-        slot, status = self._loading, self._loading.status
-        return f"{slot.name} is {slot.state}: {status.stage} {status.progress:.0%}"
+        entry, status = self._loading, self._loading.status
+        return f"{entry.name} is {entry.state}: {status.stage} {status.progress:.0%}"
 
     async def load(self, name: str) -> ServedModel:
         """Loads a model, unless it is loaded; raises as `Fleet.acquire`."""
         model = self.find(name)
-        await self._load(model.slot)
-        model.slot.leave()
+        await self._load(model.entry)
+        model.entry.leave()
         return model
 
     async def unload(self, name: str) -> ServedModel:
         """Unloads a model, if it is loaded; requests that run get the operator's time to end."""
         model = self.find(name)
-        await self._fleet.unload(model.slot)
+        await self._fleet.unload(model.entry)
         return model
 
-    async def _load(self, slot: ModelSlot, timeout_s: float | None = None) -> None:
-        """Enters a slot once its model is loaded, unless the client leaves before."""
+    async def _load(self, entry: FleetEntry, timeout_s: float | None = None) -> None:
+        """Enters an entry once its model is loaded, unless the client leaves before."""
         await self._request.body()  # watching the connection would swallow it
         left_s = self._origin.seconds_left(timeout_s)
-        entering = asyncio.create_task(self._fleet.acquire(slot, left_s))
-        self._loading = slot
+        entering = asyncio.create_task(self._fleet.acquire(entry, left_s))
+        self._loading = entry
         try:
             await unless_client_leaves(self._request, asyncio.wait((entering,)))
         except BaseException:
             await _cancel(entering)
             if not entering.cancelled() and entering.exception() is None:
-                slot.leave()  # let in all the same
+                entry.leave()  # let in all the same
             raise
         finally:
             self._loading = None

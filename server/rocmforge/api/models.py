@@ -23,8 +23,8 @@ from rocmforge.api.messages.schema import ModelInfo, ModelPage
 from rocmforge.api.ops_schema import LoadStatus, ModelCard, ModelChanged, ModelList, ModelName
 from rocmforge.backend.protocol import NO_ADAPTER
 from rocmforge.errors import ModelNotFound
+from rocmforge.fleet.entry import ModelState
 from rocmforge.fleet.model import ServedModel
-from rocmforge.fleet.slot import ModelState
 
 ANTHROPIC_VERSION = "anthropic-version"
 
@@ -96,7 +96,7 @@ async def unload_model(request: Request[Any, Any, Any], models: ModelsDep) -> Re
 
 
 def _card(model: ServedModel, name: str) -> ModelCard:
-    slot, adapter = model.slot, model.adapter_called(name)
+    entry, adapter = model.entry, model.adapter_called(name)
     is_base = adapter == NO_ADAPTER
     return ModelCard(
         id=name,
@@ -106,13 +106,13 @@ def _card(model: ServedModel, name: str) -> ModelCard:
         max_model_len=model.context_length,
         aliases=tuple(n for n in model.base_names if n != name) if is_base else (),
         capabilities=model.capabilities,
-        state=slot.state,
+        state=entry.state,
         status=LoadStatus(
-            value=_LOAD_VALUES[slot.state],
-            failed=slot.failure is not None,
-            reason=None if slot.failure is None else slot.unavailable().reason,
-            stage=slot.status.stage,
-            progress=slot.status.progress,
+            value=_LOAD_VALUES[entry.state],
+            failed=entry.failure is not None,
+            reason=None if entry.failure is None else entry.unavailable().reason,
+            stage=entry.status.stage,
+            progress=entry.status.progress,
         ),
     )
 

@@ -13,8 +13,8 @@ from rocmforge.api.generate.answer import json_response
 from rocmforge.api.http.auth import PUBLIC, SCOPE, is_stranger
 from rocmforge.api.http.keys import Scope
 from rocmforge.api.ops_schema import ErrorCode, Health, ModelHealth, Readiness, Version
+from rocmforge.fleet.entry import LOADING_RETRY_S, ModelState
 from rocmforge.fleet.model import ServedModel
-from rocmforge.fleet.slot import LOADING_RETRY_S, ModelState
 
 _OPEN = {PUBLIC: True}
 _TROUBLED = (ModelState.RESTARTING, ModelState.FAILED)
@@ -29,9 +29,9 @@ async def health(request: Request[Any, Any, Any], fleet: FleetDep) -> Response[b
     tells_why = not is_stranger(request)
     models = [_health(model, tells_why=tells_why) for model in fleet.models]
     first = fleet.models[0]
-    status = first.slot.status
+    status = first.entry.status
     told = models[0]
-    is_wedged = any(model.slot.status.is_wedged for model in fleet.models)
+    is_wedged = any(model.entry.status.is_wedged for model in fleet.models)
     is_degraded = any(model.state in _TROUBLED for model in models)
     body = Health(
         model=told.model,
@@ -57,12 +57,12 @@ async def health(request: Request[Any, Any, Any], fleet: FleetDep) -> Response[b
 
 
 def _health(model: ServedModel, *, tells_why: bool) -> ModelHealth:
-    status = model.slot.status
-    code: ErrorCode = "engine_died" if model.slot.failure is None else "model_unavailable"
+    status = model.entry.status
+    code: ErrorCode = "engine_died" if model.entry.failure is None else "model_unavailable"
     runner = status.runner
     return ModelHealth(
         model=model.name,
-        state=model.slot.state,
+        state=model.entry.state,
         backend=None if runner is None else runner.backend,
         device=None if runner is None else runner.device.name,
         restarts=status.restarts,
@@ -79,11 +79,11 @@ async def ready(fleet: FleetDep) -> Response[bytes]:
 
     Models that are loaded on request, or were unloaded, hold nothing up.
     """
-    slot = fleet.held_up_by().slot
-    status, is_ready = slot.status, fleet.is_ready
+    entry = fleet.held_up_by().entry
+    status, is_ready = entry.status, fleet.is_ready
     body = Readiness(
         ready=is_ready,
-        state=slot.state,
+        state=entry.state,
         stage=status.stage,
         progress=status.progress,
         restarts=status.restarts,

@@ -28,7 +28,7 @@ from rocmforge.commands.terminal.questions import (
     whole_prompt,
 )
 from rocmforge.errors import RequestError
-from rocmforge.fleet.slot import Engine
+from rocmforge.fleet.entry import Engine
 from rocmforge.settings import Settings
 from rocmforge.text.output.reasoning import Reasoning
 from rocmforge.wiring import build_model, build_request_log, read_front
@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
     if arguments.prompt is not None or not is_interactive():
         prompt = whole_prompt(arguments.prompt)
     served = build_model(front, settings)
-    engine = served.slot.open()
+    engine = served.entry.open()
     model = RequestedModel(
         served=served,
         metrics=Metrics(served.name, lambda: engine.status),

@@ -19,9 +19,9 @@ from rocmforge.api.http.keys import Keyring
 from rocmforge.commands.http.server import Certificate, HttpServer, http_config, listen
 from rocmforge.commands.terminal.progress import wait_for
 from rocmforge.errors import ConfigurationError, EngineError, RocmForgeError
+from rocmforge.fleet.entry import FleetEntry
 from rocmforge.fleet.fleet import Fleet
 from rocmforge.fleet.model import ServedModel
-from rocmforge.fleet.slot import ModelSlot
 from rocmforge.logs import LogFormat
 from rocmforge.settings import Settings, served_models
 from rocmforge.wiring import (
@@ -97,16 +97,18 @@ async def _serve(fleet: Fleet, keys: Keyring, settings: Settings) -> int:
 async def _load(fleet: Fleet, console: Console, log_format: LogFormat) -> None:
     """Loads the models of the start, one after the other; raises what is wrong with one."""
     for model in fleet.models:
-        if model.slot.is_new:
-            await _load_one(fleet, model.slot, console, log_format)
+        if model.entry.is_new:
+            await _load_one(fleet, model.entry, console, log_format)
 
 
-async def _load_one(fleet: Fleet, slot: ModelSlot, console: Console, log_format: LogFormat) -> None:
+async def _load_one(
+    fleet: Fleet, entry: FleetEntry, console: Console, log_format: LogFormat
+) -> None:
     try:
-        await wait_for(fleet.load_first(slot), lambda: slot.status, console, log_format)
+        await wait_for(fleet.load_first(entry), lambda: entry.status, console, log_format)
     except RocmForgeError as error:
         if len(fleet.models) > 1:
-            error.message = f"{slot.name} could not be loaded: {error.message}"
+            error.message = f"{entry.name} could not be loaded: {error.message}"
         raise
 
 
@@ -187,7 +189,7 @@ def _announce(console: Console, fleet: Fleet, listener: socket.socket, settings:
 
 def _about_model(model: ServedModel) -> Iterator[tuple[int, str]]:
     """Describes what a model runs on, as levels and markup; says loudly that no GPU is used."""
-    name, status = escape(model.name), model.slot.status
+    name, status = escape(model.name), model.entry.status
     runner = status.runner
     if runner is None:
         yield logging.INFO, f"[bold]{name}[/] is loaded when a request names it"

@@ -27,8 +27,8 @@ from rocmforge.errors import (
     QueueFull,
     RocmForgeError,
 )
+from rocmforge.fleet.entry import LOADING_RETRY_S, FleetEntry, ModelState
 from rocmforge.fleet.model import ServedModel
-from rocmforge.fleet.slot import LOADING_RETRY_S, ModelSlot, ModelState
 
 logger = logging.getLogger(__name__)
 
@@ -67,11 +67,11 @@ class Fleet:
                 if name in self._by_name:
                     raise ConfigurationError(f"Two models are called {name!r}: give other names.")
                 self._by_name[name] = model
-            model.slot.on_unused = partial(self._now_unused, model.slot)
-        self._slots = [model.slot for model in self.models]
+            model.entry.on_unused = partial(self._now_unused, model.entry)
+        self._entries = [model.entry for model in self.models]
         self._turn = asyncio.Lock()  # whoever holds it may load; fair
         self._news = asyncio.Event()  # some model has become idle, or is gone
-        self._timers: dict[ModelSlot, asyncio.TimerHandle] = {}
+        self._timers: dict[FleetEntry, asyncio.TimerHandle] = {}
         self._is_closing = False
 
     # --- names ---
@@ -109,228 +109,232 @@ class Fleet:
     @property
     def is_ready(self) -> bool:
         """Whether requests are taken, and the models of the start have been loaded and serve."""
-        return not self._is_closing and not any(map(_holds_up, self._slots))
+        return not self._is_closing and not any(map(_holds_up, self._entries))
 
     def held_up_by(self) -> ServedModel:
         """Returns the model that best says why the server is not ready; the first if it is."""
-        return next((m for m in self.models if _holds_up(m.slot)), self.models[0])
+        return next((m for m in self.models if _holds_up(m.entry)), self.models[0])
 
-    async def acquire(self, slot: ModelSlot, timeout_s: float | None = None) -> None:
-        """Enters a slot, after loading its model if need be. `slot.leave` must follow.
+    async def acquire(self, entry: FleetEntry, timeout_s: float | None = None) -> None:
+        """Enters an entry, after loading its model if need be. `entry.leave` must follow.
 
         Args:
-            slot: of one of the models.
+            entry: of one of the models.
             timeout_s: how long the request may take; None = as long as the operator lets it.
 
         Raises:
             NotReady, ModelUnavailable, QueueFull, Draining, DeadlineExceeded: not now.
         """
-        if slot.is_up:
-            self._enter(slot)
+        if entry.is_up:
+            self._enter(entry)
             return
-        self._check_may_wait(slot)
+        self._check_may_wait(entry)
         limit_s = self._settings.load_timeout_s
-        self._begin_load(slot)
+        self._begin_load(entry)
         try:
             async with asyncio.timeout(min(limit_s, math.inf if timeout_s is None else timeout_s)):
-                await slot.wait()
+                await entry.wait()
         except TimeoutError:
             if timeout_s is not None and timeout_s <= limit_s:
                 raise DeadlineExceeded(
-                    f"{slot.name} was not loaded before the request's deadline.",
+                    f"{entry.name} was not loaded before the request's deadline.",
                     retry_after_s=LOADING_RETRY_S,
                 ) from None
             raise ModelUnavailable(
-                slot.name, f"{limit_s:g} s were not enough", retry_after_s=LOADING_RETRY_S
+                entry.name, f"{limit_s:g} s were not enough", retry_after_s=LOADING_RETRY_S
             ) from None
         finally:
-            self._forget_unwanted_load(slot)
+            self._forget_unwanted_load(entry)
 
-    def _enter(self, slot: ModelSlot) -> None:
-        self._stop_timer(slot)
-        slot.enter()
+    def _enter(self, entry: FleetEntry) -> None:
+        self._stop_timer(entry)
+        entry.enter()
 
-    def _check_may_wait(self, slot: ModelSlot) -> None:
+    def _check_may_wait(self, entry: FleetEntry) -> None:
         if self._is_closing:
             raise _shutting_down()
-        if slot.is_new:
+        if entry.is_new:
             raise NotReady("The model is still being loaded.", retry_after_s=LOADING_RETRY_S)
-        if slot.state is ModelState.FAILED and _now() - slot.failed_at < RETRY_LOAD_S:
-            raise slot.unavailable()
-        if slot.num_waiting >= slot.policy.max_waiting:
+        if entry.state is ModelState.FAILED and _now() - entry.failed_at < RETRY_LOAD_S:
+            raise entry.unavailable()
+        if entry.num_waiting >= entry.policy.max_waiting:
             raise QueueFull(
-                f"{slot.num_waiting} requests wait for {slot.name} to be loaded; try again later.",
+                f"{entry.num_waiting} requests wait for {entry.name} to be loaded; "
+                "try again later.",
                 retry_after_s=LOADING_RETRY_S,
             )
 
     # --- loading ---
 
-    async def load_first(self, slot: ModelSlot) -> None:
+    async def load_first(self, entry: FleetEntry) -> None:
         """Loads a model at the server's start; requests for it are refused until then.
 
         Raises:
             RocmForgeError: it cannot be loaded.
         """
-        self._begin_load(slot)
-        if slot.loading is not None:
-            await asyncio.wait((slot.loading,))
-        slot.is_new = False
-        if slot.failure is not None:
-            raise slot.failure
+        self._begin_load(entry)
+        if entry.loading is not None:
+            await asyncio.wait((entry.loading,))
+        entry.is_new = False
+        if entry.failure is not None:
+            raise entry.failure
 
-    def _begin_load(self, slot: ModelSlot) -> None:
+    def _begin_load(self, entry: FleetEntry) -> None:
         """Begins one attempt for all who wait; what is being unloaded is loaded after that."""
-        if slot.loading is None and slot.unloading is None and not self._is_closing:
-            slot.loading = asyncio.create_task(self._load(slot), name=f"load {slot.name}")
+        if entry.loading is None and entry.unloading is None and not self._is_closing:
+            entry.loading = asyncio.create_task(self._load(entry), name=f"load {entry.name}")
 
-    async def _load(self, slot: ModelSlot) -> None:
+    async def _load(self, entry: FleetEntry) -> None:
         began = _now()
         try:
             async with self._turn:
-                await self._make_room(slot)
-                await self._start_engine(slot)
+                await self._make_room(entry)
+                await self._start_engine(entry)
         except RocmForgeError as error:
-            if not slot.is_new:  # else `load_first` raises it
-                logger.error("%s could not be loaded: %s", slot.name, error.message)
-            slot.counts["load_failed"] += 1
-            slot.failure, slot.failed_at, slot.loading = error, _now(), None
-            slot.refuse_waiters(slot.unavailable)
+            if not entry.is_new:  # else `load_first` raises it
+                logger.error("%s could not be loaded: %s", entry.name, error.message)
+            entry.counts["load_failed"] += 1
+            entry.failure, entry.failed_at, entry.loading = error, _now(), None
+            entry.refuse_waiters(entry.unavailable)
         except asyncio.CancelledError:
-            slot.loading = None
-            if slot.num_waiting:  # they came after it was decided that nobody wants it
-                self._begin_load(slot)
+            entry.loading = None
+            if entry.num_waiting:  # they came after it was decided that nobody wants it
+                self._begin_load(entry)
             raise
         else:
-            logger.info("%s was loaded in %.1f s", slot.name, _now() - began)
-            slot.counts["load"] += 1
-            slot.failure = slot.loading = None
-            slot.last_used = _now()
-            slot.admit_waiters()
-            if not slot.users:
-                self._now_unused(slot)
+            logger.info("%s was loaded in %.1f s", entry.name, _now() - began)
+            entry.counts["load"] += 1
+            entry.failure = entry.loading = None
+            entry.last_used = _now()
+            entry.admit_waiters()
+            if not entry.users:
+                self._now_unused(entry)
         finally:
             self._news.set()
 
-    async def _start_engine(self, slot: ModelSlot) -> None:
+    async def _start_engine(self, entry: FleetEntry) -> None:
         """Starts an engine, if need be several times: memory may have to be freed first."""
         while True:
-            engine = slot.open()
+            engine = entry.open()
             try:
                 await engine.start()
                 await engine.wait_ready()
-                slot.is_too_large = False
+                entry.is_too_large = False
                 return
             except OutOfMemory as error:
-                await _finish(slot.close())
-                neighbours = self._neighbours(slot)
-                slot.is_too_large = slot.is_too_large or not neighbours
-                if slot.is_new or slot.is_too_large:
+                await _finish(entry.close())
+                neighbours = self._neighbours(entry)
+                entry.is_too_large = entry.is_too_large or not neighbours
+                if entry.is_new or entry.is_too_large:
                     raise
-                logger.warning("%s does not fit next to others: %s", slot.name, error.message)
-                while len(self._neighbours(slot)) == len(neighbours):
+                logger.warning("%s does not fit next to others: %s", entry.name, error.message)
+                while len(self._neighbours(entry)) == len(neighbours):
                     await self._evict_one(neighbours, "memory")
             except BaseException:
-                await _finish(slot.close())
+                await _finish(entry.close())
                 raise
 
-    async def _make_room(self, slot: ModelSlot) -> None:
+    async def _make_room(self, entry: FleetEntry) -> None:
         limit = self._settings.max_loaded
         while limit is not None:
-            loaded = [s for s in self._slots if s.engine is not None and s is not slot]
+            loaded = [s for s in self._entries if s.engine is not None and s is not entry]
             if len(loaded) < limit:
                 return
-            others = self._evictable(slot)
+            others = self._evictable(entry)
             if not others:
                 raise ModelUnavailable(
-                    slot.name,
+                    entry.name,
                     f"no more than {limit} may be loaded, and those that are, are pinned",
                     retry_after_s=LOADING_RETRY_S,
                 )
             await self._evict_one(others, "room")
 
-    def _evictable(self, slot: ModelSlot) -> list[ModelSlot]:
+    def _evictable(self, entry: FleetEntry) -> list[FleetEntry]:
         return [
-            s for s in self._slots if s is not slot and s.engine is not None and not s.policy.pinned
+            s
+            for s in self._entries
+            if s is not entry and s.engine is not None and not s.policy.pinned
         ]
 
-    def _neighbours(self, slot: ModelSlot) -> list[ModelSlot]:
-        return [s for s in self._evictable(slot) if s.policy.shares_device(slot.policy)]
+    def _neighbours(self, entry: FleetEntry) -> list[FleetEntry]:
+        return [s for s in self._evictable(entry) if s.policy.shares_device(entry.policy)]
 
-    async def _evict_one(self, slots: list[ModelSlot], reason: str) -> None:
+    async def _evict_one(self, entries: list[FleetEntry], reason: str) -> None:
         """Unloads the least recently used one that is idle; waits for a change if none is."""
-        idle = [slot for slot in slots if slot.is_idle]
+        idle = [entry for entry in entries if entry.is_idle]
         if idle:
-            victim = min(idle, key=lambda slot: slot.last_used)
+            victim = min(idle, key=lambda entry: entry.last_used)
             await self._take_away(victim, reason)
         else:
             self._news.clear()
             await self._news.wait()
 
-    def _forget_unwanted_load(self, slot: ModelSlot) -> None:
+    def _forget_unwanted_load(self, entry: FleetEntry) -> None:
         """Forgets a load that nobody waits for any more: nothing is unloaded for it."""
-        if slot.loading is None or slot.engine is not None or slot.is_new or slot.num_waiting:
+        if entry.loading is None or entry.engine is not None or entry.is_new or entry.num_waiting:
             return
-        _cancel_once(slot.loading)
+        _cancel_once(entry.loading)
 
     # --- unloading ---
 
-    async def unload(self, slot: ModelSlot) -> None:
+    async def unload(self, entry: FleetEntry) -> None:
         """Unloads a model, or stops loading it. Running requests get the time that they get."""
-        if slot.loading is not None:
-            loading = slot.loading
-            slot.refuse_waiters(
+        if entry.loading is not None:
+            loading = entry.loading
+            entry.refuse_waiters(
                 lambda: NotReady(
-                    f"{slot.name} was unloaded while it was loading.", retry_after_s=LOADING_RETRY_S
+                    f"{entry.name} was unloaded while it was loading.",
+                    retry_after_s=LOADING_RETRY_S,
                 )
             )
             _cancel_once(loading)
             await asyncio.wait((loading,))
-        if slot.is_up or slot.unloading is not None:
-            await self._take_away(slot, "request")
-        if slot.loading is None:  # else somebody has come since who wants it
-            slot.failure, slot.is_too_large = None, False
+        if entry.is_up or entry.unloading is not None:
+            await self._take_away(entry, "request")
+        if entry.loading is None:  # else somebody has come since who wants it
+            entry.failure, entry.is_too_large = None, False
 
-    async def _take_away(self, slot: ModelSlot, reason: str) -> None:
+    async def _take_away(self, entry: FleetEntry, reason: str) -> None:
         """Unloads, to the end even if whoever asked for it does not wait any more."""
-        if slot.unloading is None:
-            slot.unloading = asyncio.create_task(
-                self._unload(slot, reason), name=f"unload {slot.name}"
+        if entry.unloading is None:
+            entry.unloading = asyncio.create_task(
+                self._unload(entry, reason), name=f"unload {entry.name}"
             )
-        await asyncio.wait((slot.unloading,))
+        await asyncio.wait((entry.unloading,))
 
-    async def _unload(self, slot: ModelSlot, reason: str) -> None:
-        self._stop_timer(slot)
+    async def _unload(self, entry: FleetEntry, reason: str) -> None:
+        self._stop_timer(entry)
         try:
             async with asyncio.timeout(self._settings.drain_timeout_s):
-                await slot.unused.wait()
+                await entry.unused.wait()
         except TimeoutError:
-            logger.warning("requests of %s still ran and end with an error", slot.name)
-        await slot.close()
-        slot.unloading = None
-        slot.counts[f"unload_{reason}"] += 1
-        logger.info("%s was unloaded (%s)", slot.name, reason)
-        if slot.num_waiting:
-            self._begin_load(slot)
+            logger.warning("requests of %s still ran and end with an error", entry.name)
+        await entry.close()
+        entry.unloading = None
+        entry.counts[f"unload_{reason}"] += 1
+        logger.info("%s was unloaded (%s)", entry.name, reason)
+        if entry.num_waiting:
+            self._begin_load(entry)
         self._news.set()
 
-    def _now_unused(self, slot: ModelSlot) -> None:
+    def _now_unused(self, entry: FleetEntry) -> None:
         self._news.set()
-        limit_s = slot.policy.idle_unload_s
-        if limit_s is None or slot.policy.pinned or not slot.is_idle or self._is_closing:
+        limit_s = entry.policy.idle_unload_s
+        if limit_s is None or entry.policy.pinned or not entry.is_idle or self._is_closing:
             return
-        self._stop_timer(slot)
+        self._stop_timer(entry)
         loop = asyncio.get_running_loop()
-        self._timers[slot] = loop.call_later(limit_s, self._idle_too_long, slot)
+        self._timers[entry] = loop.call_later(limit_s, self._idle_too_long, entry)
 
-    def _idle_too_long(self, slot: ModelSlot) -> None:
-        self._stop_timer(slot)
-        if slot.is_idle:
-            slot.unloading = asyncio.create_task(
-                self._unload(slot, "idle"), name=f"unload {slot.name}"
+    def _idle_too_long(self, entry: FleetEntry) -> None:
+        self._stop_timer(entry)
+        if entry.is_idle:
+            entry.unloading = asyncio.create_task(
+                self._unload(entry, "idle"), name=f"unload {entry.name}"
             )
 
-    def _stop_timer(self, slot: ModelSlot) -> None:
-        timer = self._timers.pop(slot, None)
+    def _stop_timer(self, entry: FleetEntry) -> None:
+        timer = self._timers.pop(entry, None)
         if timer is not None:
             timer.cancel()
 
@@ -339,37 +343,37 @@ class Fleet:
     async def drain(self, timeout_s: float) -> bool:
         """Takes nothing new and waits for what is running; False if that took too long."""
         self._begin_closing()
-        engines = [slot.engine for slot in self._slots if slot.engine is not None]
+        engines = [entry.engine for entry in self._entries if entry.engine is not None]
         done = await asyncio.gather(*(engine.drain(timeout_s) for engine in engines))
         return all(done)
 
     async def stop(self) -> None:
         """Ends all engines; whatever still runs gets an error. Idempotent."""
         self._begin_closing()
-        transitions = [t for s in self._slots for t in (s.loading, s.unloading) if t is not None]
+        transitions = [t for s in self._entries for t in (s.loading, s.unloading) if t is not None]
         engines = [
-            slot.engine.stop()
-            for slot in self._slots
-            if slot.engine is not None and slot.loading is None
+            entry.engine.stop()
+            for entry in self._entries
+            if entry.engine is not None and entry.loading is None
         ]
         await asyncio.gather(*engines, *transitions, return_exceptions=True)
 
     def _begin_closing(self) -> None:
         self._is_closing = True
-        for slot in self._slots:
-            self._stop_timer(slot)
-            slot.refuse_waiters(_shutting_down)
-            if slot.loading is not None:
-                _cancel_once(slot.loading)
+        for entry in self._entries:
+            self._stop_timer(entry)
+            entry.refuse_waiters(_shutting_down)
+            if entry.loading is not None:
+                _cancel_once(entry.loading)
 
 
-def _holds_up(slot: ModelSlot) -> bool:
+def _holds_up(entry: FleetEntry) -> bool:
     """Returns whether a model of the start does not serve, and would not on request."""
-    if not slot.policy.at_start:
+    if not entry.policy.at_start:
         return False
-    if slot.is_new or slot.state in (ModelState.RESTARTING, ModelState.FAILED):
+    if entry.is_new or entry.state in (ModelState.RESTARTING, ModelState.FAILED):
         return True
-    return slot.is_up and slot.state is not ModelState.READY
+    return entry.is_up and entry.state is not ModelState.READY
 
 
 def _shutting_down() -> Draining:

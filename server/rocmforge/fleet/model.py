@@ -11,7 +11,7 @@ from rocmforge import __version__
 from rocmforge.backend.protocol import NO_ADAPTER, RunnerInfo
 from rocmforge.engine.constraint.grammar_checker import GrammarChecker
 from rocmforge.errors import NotReady
-from rocmforge.fleet.slot import LOADING_RETRY_S, ModelSlot
+from rocmforge.fleet.entry import LOADING_RETRY_S, FleetEntry
 from rocmforge.logits.builtin import BUILTIN
 from rocmforge.logits.processor import LogitsProcessor
 from rocmforge.models.pooling import PoolingType
@@ -31,7 +31,7 @@ class ServedModel:
     name: str  # that is shown
     aliases: tuple[str, ...] = ()  # other names requests may use
     adapters: tuple[str, ...] = ()  # LoRA adapters, as `RunnerInfo` numbers them
-    slot: ModelSlot  # its engine
+    entry: FleetEntry  # its engine
     tokenizer: Tokenizer
     templates: ChatTemplates
     tool_format: str = "auto"  # of `text.tool_calls.FORMATS`; auto = as the template says
@@ -110,7 +110,7 @@ class ServedModel:
     @property
     def context_length(self) -> int | None:
         """The same; before the model is loaded what is hoped for, None if that is not known."""
-        runner = self.slot.status.runner
+        runner = self.entry.status.runner
         return self.declared_context if runner is None else runner.max_context
 
     @property
@@ -122,7 +122,7 @@ class ServedModel:
         Raises:
             NotReady: it does not say.
         """
-        runner = self.slot.status.runner
+        runner = self.entry.status.runner
         if runner is None and self.declared_hidden_size is not None:
             return self.declared_hidden_size
         return self.runner.hidden_size
@@ -130,7 +130,7 @@ class ServedModel:
     @property
     def runner(self) -> RunnerInfo:
         """The facts about the loaded model. Raises NotReady."""
-        runner = self.slot.status.runner
+        runner = self.entry.status.runner
         if runner is None:
             raise NotReady("The model is still being loaded.", retry_after_s=LOADING_RETRY_S)
         return runner
@@ -138,7 +138,7 @@ class ServedModel:
     @property
     def fingerprint(self) -> str:
         """Version and backend; says so when the backend is only a stand-in for a GPU."""
-        status = self.slot.status
+        status = self.entry.status
         backend = "none" if status.runner is None else status.runner.backend
         fallback = "-fallback" if status.is_fallback else ""
         return f"rocmforge-{__version__}-{backend}{fallback}"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rocmforge.errors import ConfigurationError
-from rocmforge.fleet.slot import ModelPolicy
+from rocmforge.fleet.entry import ModelPolicy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

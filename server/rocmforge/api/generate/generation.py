@@ -18,7 +18,7 @@ from rocmforge.api.metrics.request_log import RequestRecord
 from rocmforge.api.metrics.requests import SequenceMetrics
 from rocmforge.engine.ipc.params import FinishReason, GenerateRequest, TokenEvent, TokenLogprob
 from rocmforge.errors import DeadlineExceeded, Draining, EngineDied, EngineError
-from rocmforge.fleet.slot import Engine, Handle
+from rocmforge.fleet.entry import Engine, Handle
 from rocmforge.text.output.detokenizer import DecodedText, IncrementalDetokenizer
 from rocmforge.text.output.reasoning import BEGIN, END
 from rocmforge.text.tokenizer.tokenizer import Tokenizer
@@ -212,14 +212,14 @@ class Generation:
             model.metrics.name_key(caller.index, caller.key.name)
         choices: list[Choice] = []
         try:
-            engine = model.served.slot.enter()
+            engine = model.served.entry.enter()
             try:
                 for number in range(number_of_choices):
                     choices.append(_start_choice(engine, model, prepared, number))
             except BaseException:
                 for choice in choices:
                     choice.close()
-                model.served.slot.leave()
+                model.served.entry.leave()
                 raise
         except BaseException:
             if caller is not None:
@@ -273,7 +273,7 @@ class Generation:
         self._is_closed = True
         for choice in self.choices:
             choice.close()
-        self._model.served.slot.leave()
+        self._model.served.entry.leave()
         origin, caller = self._model.origin, self._model.origin.caller
         if caller is not None:
             usage = self.usage()

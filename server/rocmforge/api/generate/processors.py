@@ -63,7 +63,7 @@ def processor_uses(model: ServedModel, request: GenerationRequest) -> tuple[Proc
         raise InvalidParameter(
             f"A request may use at most {MAX_PROCESSORS} logits processors.", param=FIELD
         )
-    runner = model.slot.status.runner
+    runner = model.entry.status.runner
     for name in wanted:
         if runner is not None and name not in runner.logits_processors:
             raise UnsupportedFeature(

@@ -15,9 +15,9 @@ from rocmforge.api.metrics.devices import SYSFS
 from rocmforge.api.metrics.engine import LABELS, PREFIX
 from rocmforge.api.metrics.requests import Metrics, render
 from rocmforge.engine.ipc.status import EngineStatus
+from rocmforge.fleet.entry import ModelState
 from rocmforge.fleet.fleet import Fleet
 from rocmforge.fleet.model import ServedModel
-from rocmforge.fleet.slot import ModelState
 
 _UNLOADS = ("request", "idle", "room", "memory")
 
@@ -59,7 +59,7 @@ class FleetMetrics:
 
 
 class _FleetCollector(Collector):
-    """Reads the slots at scrape time."""
+    """Reads the entries at scrape time."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
@@ -92,16 +92,16 @@ class _FleetCollector(Collector):
             labels=("model_name", "reason"),
         )
         for model in self._fleet.models:
-            slot, name = model.slot, model.name
+            entry, name = model.entry, model.name
             for each in ModelState:
-                state.add_metric((name, each), int(slot.state is each))
-            waiting.add_metric((name,), slot.num_waiting)
-            loads.add_metric((name,), slot.counts["load"])
-            failures.add_metric((name,), slot.counts["load_failed"])
+                state.add_metric((name, each), int(entry.state is each))
+            waiting.add_metric((name,), entry.num_waiting)
+            loads.add_metric((name,), entry.counts["load"])
+            failures.add_metric((name,), entry.counts["load_failed"])
             for reason in _UNLOADS:
-                unloads.add_metric((name, reason), slot.counts[f"unload_{reason}"])
+                unloads.add_metric((name, reason), entry.counts[f"unload_{reason}"])
         yield from (state, waiting, loads, failures, unloads)
 
 
 def _status(model: ServedModel) -> EngineStatus:
-    return model.slot.status
+    return model.entry.status

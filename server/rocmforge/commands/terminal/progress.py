@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from rocmforge.engine.ipc.status import EngineStatus
-from rocmforge.fleet.slot import Engine
+from rocmforge.fleet.entry import Engine
 from rocmforge.logs import LogFormat
 
 logger = logging.getLogger(__name__)

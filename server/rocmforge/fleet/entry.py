@@ -1,7 +1,7 @@
 """One model's place in the server: the engine while it is loaded, who uses it, and who waits.
 
-A slot changes state only by what `Fleet` does to it, and counts for itself what uses it. Everything
-here belongs to one event loop.
+An entry changes state only by what `Fleet` does to it, and counts for itself what uses it.
+Everything here belongs to one event loop.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class ModelPolicy:
         return not self.devices or not other.devices or bool(self.devices & other.devices)
 
 
-class ModelSlot:
+class FleetEntry:
     """The engine of one model, one after the other: each lives once.
 
     Args:
