@@ -159,7 +159,7 @@ def _shortfall(plan: PlanReport) -> str:
     missing = size_text(plan.kv_bytes - plan.estimate.left_for_kv)
     if not plan.most_sequences:
         return f"no: {missing} are missing, and not even one sequence fits"
-    return f"no: {missing} are missing; others would wait or be preempted"
+    return f"no: {missing} are missing; sequences beyond that would wait or be preempted"
 
 
 def _most(plan: PlanReport) -> str:
