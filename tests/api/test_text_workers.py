@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from types import ModuleType
 from typing import Any
 
 import httpx
@@ -14,6 +15,8 @@ from litestar.testing import TestClient
 
 from rocmforge.api.acquire import OFFLOAD_BYTES
 from rocmforge.api.http.settings import ApiSettings
+from rocmforge.api.messages import handlers as messages
+from rocmforge.api.responses import handlers as responses
 from rocmforge.api.text_workers import TextWorkers
 from rocmforge.text.tokenizer.tokenizer import Tokenizer
 from tests.api.conftest import Client
@@ -139,6 +142,29 @@ def test_long_lists_of_tokens_are_spelled_out_in_a_thread(noted: Client, noting:
     noted.post("/detokenize", json={"tokens": ids}).raise_for_status()
     for name in ("encode", "token", "decode", "vocab_size"):
         assert all(thread.startswith("text") for thread in noting.threads[name]), name
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "handlers"),
+    [
+        ("/v1/responses", "input", responses),
+        ("/v1/messages", "messages", messages),
+        ("/v1/messages/count_tokens", "messages", messages),
+    ],
+)
+def test_long_conversations_are_converted_in_a_thread(
+    client: Client, monkeypatch: pytest.MonkeyPatch, path: str, field: str, handlers: ModuleType
+) -> None:
+    convert, threads = handlers.chat_request, []
+
+    def noted(*arguments: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return convert(*arguments)
+
+    monkeypatch.setattr(handlers, "chat_request", noted)
+    conversation = [{"role": "user", "content": "hello"}] * (OFFLOAD_BYTES // 8)
+    client.post(path, json={"model": "tiny", "max_tokens": 1, field: conversation})
+    assert [thread.startswith("text") for thread in threads] == [True]
 
 
 @pytest.mark.parametrize(

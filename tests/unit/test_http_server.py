@@ -232,6 +232,11 @@ def test_a_client_that_closes_its_side_only_is_answered(server: Running, version
     assert server.application.seen == []
 
 
+def test_one_whose_answer_comes_at_once_gets_nothing_but_that(server: Running) -> None:
+    answer = server.talk(get(HOST.strip()), half_close=True)
+    assert answer.startswith(b"HTTP/1.1 200 OK")
+
+
 def test_one_that_closes_both_has_left(server: Running) -> None:
     with server.connect() as connection:
         connection.sendall(get(HOST.strip(), path=b"/wait"))

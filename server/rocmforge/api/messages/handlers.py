@@ -36,7 +36,8 @@ async def create_message(
 ) -> ASGIApp:
     """Answers a conversation, in Anthropic's format."""
     wanted = await read_json(request, _decoder)
-    answer = partial(_answer, request, models, api_settings, wanted, chat_request(wanted))
+    chat = await models.offload(chat_request, wanted)
+    answer = partial(_answer, request, models, api_settings, wanted, chat)
     if wanted.stream:
         return await models.keep_alive(wanted.model, answer, error_event)
     return await answer()
@@ -65,7 +66,7 @@ async def _answer(
 async def count_tokens(request: Request[Any, Any, Any], models: ModelsDep) -> Response[bytes]:
     """Counts the tokens that a conversation would be."""
     wanted = await read_json(request, _count_decoder)
-    chat = chat_request(wanted)
+    chat = await models.offload(chat_request, wanted)
     model = models.find(chat.model)
     with renamed_fields(FIELD_NAMES):
         prompt = await models.offload(request_prompt, model, chat)

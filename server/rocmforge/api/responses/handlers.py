@@ -69,14 +69,7 @@ async def create_response(
             param="background",
         )
     history = _history(response_store, wanted.previous_response_id)
-    conversation = [*history, *input_messages(wanted.input)]
-    asked = _Asked(
-        wanted=wanted,
-        chat=chat_request(wanted, conversation),
-        conversation=conversation,
-        items=listed_items(wanted.input),
-        is_continued=bool(history),
-    )
+    asked = await models.offload(_read, wanted, history)
     answer = partial(_answer, request, models, api_settings, response_store, asked)
     if wanted.stream:
         return await models.keep_alive(wanted.model, answer, error_event)
@@ -92,6 +85,18 @@ class _Asked:
     conversation: list[Message]  # what was said before, and the input
     items: list[dict[str, Any]]  # of the input
     is_continued: bool  # whether something was said before
+
+
+def _read(wanted: ResponsesRequest, history: list[Message]) -> _Asked:
+    """Reads a request that goes on from `history`; raises as `chat_request`. For any thread."""
+    conversation = [*history, *input_messages(wanted.input)]
+    return _Asked(
+        wanted=wanted,
+        chat=chat_request(wanted, conversation),
+        conversation=conversation,
+        items=listed_items(wanted.input),
+        is_continued=bool(history),
+    )
 
 
 async def _answer(

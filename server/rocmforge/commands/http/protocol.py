@@ -19,7 +19,7 @@ MAX_HEADER_BYTES: Final = 64 * 1024
 _H2C: Final = re.compile(rb"\r\nupgrade(?=:[ \t]*h2c[ \t]*(?:\r\n|$))", re.IGNORECASE)
 _IGNORED: Final = b"\r\nignored"  # as long: nothing that is counted in bytes may move
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
-_POLL_S: Final = 0.1
+_POLL_S: Final = 0.05
 _TCP_CLOSE: Final = 7  # of the kernel's states, in the first byte of TCP_INFO
 
 
@@ -104,16 +104,15 @@ def bounded_protocol(headers_timeout_s: float) -> type[asyncio.Protocol]:
             """Goes on for a client that sends no more but waits for its answer.
 
             One that has left altogether looks the same, until something is sent to it: then its
-            system says that nobody is there. 100 Continue is what clients ignore. With TLS, and
-            once an answer has begun, the client counts as gone.
+            system says that nobody is there. 100 Continue is what clients ignore; answers that come
+            at once need none. With TLS, and once an answer has begun, the client counts as gone.
             """
             cycle = self.cycle
             if cycle is None or cycle.more_body or cycle.response_started or self.scheme == "https":
                 return None
             cycle.keep_alive = False
             if not self.pipeline and self.scope["http_version"] == "1.1":
-                self.transport.write(_CONTINUE)
-                self._watch = self.loop.call_later(0, self._close_if_nobody_is_there)
+                self._watch = self.loop.call_later(_POLL_S, self._ask_who_is_there)
             return True
 
         def connection_lost(self, exc: Exception | None) -> None:
@@ -122,6 +121,11 @@ def bounded_protocol(headers_timeout_s: float) -> type[asyncio.Protocol]:
             if self._watch is not None:
                 self._watch.cancel()
             super().connection_lost(exc)
+
+        def _ask_who_is_there(self) -> None:
+            if not self.cycle.response_started:
+                self.transport.write(_CONTINUE)
+                self._watch = self.loop.call_later(0, self._close_if_nobody_is_there)
 
         def _close_if_nobody_is_there(self) -> None:
             peer = self.transport.get_extra_info("socket")
