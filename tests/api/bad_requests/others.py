@@ -186,7 +186,7 @@ PATHS = [
     path("GET", "/v1/responses/x/cancel", "takes POST only", 405, "method_not_allowed"),
     *(
         path("GET", where, "GET /openapi.json lists", 404, "unknown_url")
-        for where in ("/", "/v1", "/v1/nothing", "/v2/models", "/v1/chat", "/v1/responses/a%2fb")
+        for where in ("/v1/nothing", "/v2/models", "/v1/chat", "/v1/responses/a%2fb")
     ),
     path("POST", "/v1/messages/batches", "This path does not exist", 404, "unknown_url"),
 ]
