@@ -239,6 +239,16 @@ def test_a_stream_that_waited_in_vain_ends_with_the_reason(waiting: Models, path
     assert "It needs 9 GiB" in error["message"]
 
 
+def test_a_stream_is_refused_with_a_status_however_long_it_takes_to_find_out() -> None:
+    models = Models(keep_alive_s=0.0)
+    body = {"model": "org/lazy", "stream": True, "prompt": "hello " * 3000}  # for a worker thread
+    with models.client:
+        response = models.client.post("/v1/completions", json=body)
+    assert response.status_code == 400
+    assert response.json()["error"]["code"] == "context_length_exceeded"
+    assert models.engines == [], "nothing is loaded for it"
+
+
 def test_a_mistake_that_shows_after_the_wait_is_the_last_event(waiting: Models) -> None:
     opened_later(waiting)
     body = {"model": "org/lazy", "stream": True, "prompt": "hello", "typical_p": 0.5}
