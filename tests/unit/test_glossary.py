@@ -26,6 +26,8 @@ FORMER = {
     r"alternative": "top_logprobs, num_top",
     r"give_way|gives_way": "preempt",
     r"right_draws|wrong_drafts": "accepted, rejected",
+    r"^ModelSlot$|^QKV_SLOTS$|^MAX_SLOTS$": "a slot is a place in the KV cache",
+    r"^(?:chat|completion|message|response)_plan$": "prepare_...",
 }
 
 # What the pages do not say any more, for the same reason or for plain English.
