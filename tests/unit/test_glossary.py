@@ -28,6 +28,10 @@ FORMER = {
     r"right_draws|wrong_drafts": "accepted, rejected",
     r"^ModelSlot$|^QKV_SLOTS$|^MAX_SLOTS$": "a slot is a place in the KV cache",
     r"^(?:chat|completion|message|response)_plan$": "prepare_...",
+    r"ffn_dim": "intermediate_size",
+    r"rope_dim": "rotary_dim",
+    r"split_units|per_unit": "quant blocks, compute units (cu)",
+    r"activation_terms|_terms\b": "slices",
 }
 
 # What the pages do not say any more, for the same reason or for plain English.

@@ -38,7 +38,7 @@ _MOST_COMPUTE_UNITS: Final = 304
 
 
 def create() -> HipBackend:
-    """Entry point."""
+    """Makes the backend; the entry point of the plugin."""
     return HipBackend()
 
 

@@ -88,7 +88,7 @@ def check_declaration(
 
 
 def _kind(hint: Any) -> str:
-    """The manifest's name of an annotated type."""
+    """Returns the manifest's name of an annotated type."""
     for each in (hint, *get_args(hint)):
         for kind in getattr(each, "__metadata__", ()):
             return str(kind)
@@ -187,7 +187,7 @@ def _selector(names: Sequence[str]) -> Callable[[Mapping[str, Any]], tuple[Any, 
 
 
 def _format(arguments: Sequence[Mapping[str, Any]]) -> struct.Struct:
-    """The layout of the arguments, with the manifest's offsets."""
+    """Returns the layout of the arguments, with the manifest's offsets."""
     text, end = "<", 0
     for argument in arguments:
         code = _CODES[argument["type"]]

@@ -23,7 +23,7 @@ class FoundDevice:
 
 
 def find_devices(platform: Platform) -> tuple[FoundDevice, ...]:
-    """The devices of a platform, discrete ones first, each group in HIP's order.
+    """Returns the devices of a platform, discrete ones first, each group in HIP's order.
 
     Raises:
         HipUnavailable: There is no HIP library.
@@ -34,7 +34,7 @@ def find_devices(platform: Platform) -> tuple[FoundDevice, ...]:
 
 
 def choose_device(devices: Sequence[FoundDevice], wanted: str | None) -> FoundDevice:
-    """The device with this index, PCI id (as lspci writes it), name or part of a name.
+    """Returns the device with this index, PCI id (as lspci writes it), name or part of a name.
 
     Without any of those the first.
 
@@ -55,14 +55,14 @@ def choose_device(devices: Sequence[FoundDevice], wanted: str | None) -> FoundDe
 
 
 def list_names(devices: Sequence[FoundDevice]) -> str:
-    """Index, name and PCI id of each, for people."""
+    """Returns index, name and PCI id of each, for people."""
     return ", ".join(
         f"{d.properties.index} ({d.info.name}, {d.properties.pci_id})" for d in devices
     )
 
 
 def _names(device: FoundDevice) -> tuple[str, ...]:
-    """What stands for one device exactly; lspci leaves out the PCI domain 0."""
+    """Returns what names one device exactly; lspci leaves out the PCI domain 0."""
     pci_id = device.properties.pci_id
     ids = (pci_id, pci_id.upper(), pci_id.removeprefix("0000:"))
     return (str(device.properties.index), device.info.name, *ids)
@@ -71,7 +71,7 @@ def _names(device: FoundDevice) -> tuple[str, ...]:
 def choose_devices(
     devices: Sequence[FoundDevice], wanted: str | None, count: int
 ) -> tuple[FoundDevice, ...]:
-    """So many devices: those of a list with commas, each as `choose_device` takes it, or the first.
+    """Returns so many devices: those of a list, each as `choose_device` takes it, or the first.
 
     Raises:
         ConfigurationError: There are too few, or they are not of one kind.
@@ -116,7 +116,7 @@ def _look(properties: DeviceProperties) -> FoundDevice:
 
 
 def _shared_memory(properties: DeviceProperties) -> tuple[int, int]:
-    """Free and total bytes that an APU can use: its carve-out and what it may borrow (GTT).
+    """Returns free and total bytes of an APU: its carve-out and what it may borrow (GTT).
 
     HIP reports the carve-out alone with some drivers. The files are those of the amdgpu driver:
     https://docs.kernel.org/gpu/amdgpu/driver-misc.html

@@ -66,7 +66,7 @@ class DeviceProperties:
 
 
 def list_devices() -> tuple[DeviceProperties, ...]:
-    """All devices the library knows.
+    """Returns all devices the library knows.
 
     Raises:
         HipUnavailable: The library cannot be opened.
@@ -102,7 +102,7 @@ def _text(value: bytes | str) -> str:
 
 
 def _check(result: tuple[Any, ...], call: str, device: int | None, context: str = "") -> Any:
-    """The output of a successful call (a tuple if there are several, None if there is none)."""
+    """Returns the output of a successful call, a tuple of several; None if there is none."""
     status, *values = result
     if status != _SUCCESS:
         raise HipError(call, status.name, device, context)
@@ -149,17 +149,17 @@ class Driver:
         return _check(result, call, self.device, context)
 
     def versions(self) -> tuple[int, int]:
-        """Of HIP's runtime, and of the driver beneath it."""
+        """Returns the versions of HIP's runtime and of the driver beneath it."""
         runtime = self._call(hip.hipRuntimeGetVersion(), "hipRuntimeGetVersion")
         return runtime, self._call(hip.hipDriverGetVersion(), "hipDriverGetVersion")
 
     def memory_info(self) -> tuple[int, int]:
-        """Free and total bytes of the device."""
+        """Returns free and total bytes of the device."""
         free, total = self._call(hip.hipMemGetInfo(), "hipMemGetInfo")
         return free, total
 
     def allocate(self, nbytes: int, what: str) -> int:
-        """Address of new device memory; its content is undefined.
+        """Returns the address of new device memory; its content is undefined.
 
         Raises:
             OutOfMemory: There is not that much.
@@ -167,7 +167,7 @@ class Driver:
         return self._allocated(hip.hipMalloc(nbytes), "hipMalloc", nbytes, what)
 
     def allocate_pinned(self, nbytes: int, what: str) -> int:
-        """Address of new host memory that the device can copy from and to.
+        """Returns the address of new host memory that the device can copy from and to.
 
         Raises:
             OutOfMemory: There is not that much.
@@ -224,7 +224,7 @@ class Driver:
         self._call(hip.hipMemsetAsync(address, byte, nbytes, stream), "hipMemsetAsync")
 
     def create_stream(self) -> int:
-        """A stream that is not ordered with the default one."""
+        """Returns a stream that is not ordered with the default one."""
         return int(
             self._call(hip.hipStreamCreateWithFlags(_NON_BLOCKING), "hipStreamCreateWithFlags")
         )
@@ -239,7 +239,7 @@ class Driver:
         self._call(hip.hipStreamSynchronize(stream), "hipStreamSynchronize")
 
     def create_event(self, *, timed: bool) -> int:
-        """An event; only timed ones can be given to `elapsed_ns`."""
+        """Returns an event; only timed ones can be given to `elapsed_ns`."""
         flags = 0 if timed else _DISABLE_TIMING
         return int(self._call(hip.hipEventCreateWithFlags(flags), "hipEventCreateWithFlags"))
 
@@ -248,7 +248,7 @@ class Driver:
         self._call(hip.hipEventDestroy(event), "hipEventDestroy")
 
     def record_event(self, event: int, stream: int) -> None:
-        """The event happens when the stream comes to this point."""
+        """Lets the event happen when the stream comes to this point."""
         self._call(hip.hipEventRecord(event, stream), "hipEventRecord")
 
     def wait_for_event(self, stream: int, event: int) -> None:
@@ -261,7 +261,7 @@ class Driver:
         self._call(hip.hipEventSynchronize(event), "hipEventSynchronize")
 
     def elapsed_ns(self, start: int, stop: int) -> int:
-        """Nanoseconds of device time between two events that have happened."""
+        """Returns the nanoseconds of device time between two events that have happened."""
         milliseconds = self._call(hip.hipEventElapsedTime(start, stop), "hipEventElapsedTime")
         return int(milliseconds * 1e6)
 
@@ -274,7 +274,7 @@ class Driver:
         self._call(hip.hipModuleUnload(module), "hipModuleUnload")
 
     def function(self, module: int, kernel: str) -> int:
-        """A kernel of a module."""
+        """Returns a kernel of a module."""
         call = hip.hipModuleGetFunction(module, kernel.encode())
         return int(self._call(call, "hipModuleGetFunction", kernel))
 
@@ -296,11 +296,11 @@ class Driver:
             self._call(result, "hipModuleLaunchKernel")
 
     def begin_capture(self, stream: int) -> None:
-        """Work given to the stream from now on is recorded instead of done."""
+        """Records work given to the stream from now on instead of doing it."""
         self._call(hip.hipStreamBeginCapture(stream, _CAPTURE_MODE), "hipStreamBeginCapture")
 
     def end_capture(self, stream: int) -> int:
-        """An executable graph of what was recorded."""
+        """Returns an executable graph of what was recorded."""
         graph = self._call(hip.hipStreamEndCapture(stream), "hipStreamEndCapture")
         executable = self._call(hip.hipGraphInstantiate(graph, 0), "hipGraphInstantiate")
         self._call(hip.hipGraphDestroy(graph), "hipGraphDestroy")

@@ -46,7 +46,7 @@ class NoKernelsForTarget(ConfigurationError):
 
 
 def find_target(target: str, lib: Path = LIB_DIR) -> str:
-    """The folder of lib/ whose kernels run on a device: its own, else that of its family.
+    """Returns the folder of lib/ whose kernels run on a device: its own, else that of its family.
 
     Raises:
         NoKernelsForTarget: There is none.
@@ -66,7 +66,7 @@ def find_target(target: str, lib: Path = LIB_DIR) -> str:
 
 
 def read_manifest(folder: str, lib: Path = LIB_DIR) -> dict[str, Any]:
-    """What a folder of lib/ says about its kernels."""
+    """Reads what a folder of lib/ says about its kernels."""
     found: dict[str, Any] = json.loads((lib / folder / "manifest.json").read_text())
     return found
 

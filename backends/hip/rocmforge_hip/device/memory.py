@@ -41,7 +41,7 @@ class ArraySpec:
 
 
 def spec(shape: Shape, dtype: npt.DTypeLike) -> ArraySpec:
-    """The specification of an array of this shape and dtype."""
+    """Returns the specification of an array of this shape and dtype."""
     return ArraySpec(shape, np.dtype(dtype))
 
 
@@ -59,12 +59,12 @@ class DeviceArray:
         return math.prod(self.shape) * self.dtype.itemsize
 
     def first(self, *shape: int) -> DeviceArray:
-        """The array of this shape at the start of this one's memory."""
+        """Returns the array of this shape at the start of this one's memory."""
         assert math.prod(shape) <= math.prod(self.shape), (shape, self.shape)
         return DeviceArray(self.address, shape, self.dtype)
 
     def columns(self, start: int, stop: int) -> DeviceArray:
-        """Columns of a matrix: rows stay as far apart as they are, which the user must know."""
+        """Returns columns of a matrix, whose rows stay as far apart: see `Activation.stride`."""
         assert 0 <= start < stop <= self.shape[-1]
         address = self.address + start * self.dtype.itemsize
         return DeviceArray(address, (*self.shape[:-1], stop - start), self.dtype)
@@ -163,7 +163,7 @@ class Memory:
         self._buffers: list[Buffer] = []
 
     def device(self, what: ArraySpec, name: str) -> DeviceBuffer:
-        """A new device buffer.
+        """Returns a new device buffer.
 
         Raises:
             OutOfMemory: It does not fit.
@@ -173,7 +173,7 @@ class Memory:
         return buffer
 
     def pinned(self, nbytes: int, name: str) -> PinnedBuffer:
-        """A new pinned host buffer.
+        """Returns a new pinned host buffer.
 
         Raises:
             OutOfMemory: It does not fit.
@@ -183,7 +183,7 @@ class Memory:
         return buffer
 
     def huge_pages(self, nbytes: int, name: str, threads: Executor) -> HugePages:
-        """New pinned host memory, much of it.
+        """Returns new pinned host memory, much of it.
 
         Raises:
             OutOfMemory: It does not fit.

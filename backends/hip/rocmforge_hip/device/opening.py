@@ -32,7 +32,7 @@ def release(device: Device) -> None:
 
 @contextmanager
 def opened(found: FoundDevice) -> Iterator[Device]:
-    """A device to load a model onto, whose runner then owns it; given back if that fails."""
+    """Opens a device for a model, whose runner then owns it; gives it back if loading fails."""
     device = open_device(found)
     try:
         yield device
@@ -44,7 +44,7 @@ def opened(found: FoundDevice) -> Iterator[Device]:
 
 
 def open_device(found: FoundDevice) -> Device:
-    """The device of the calling thread from now on; `release` gives it back."""
+    """Opens the device of the calling thread from now on; `release` gives it back."""
     driver = Driver(found.properties.index)
     stream = driver.create_stream()
     library = KernelLibrary(driver, stream, found.properties.target)

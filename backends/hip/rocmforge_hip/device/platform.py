@@ -30,7 +30,7 @@ class Platform(StrEnum):
     HOST = "host"  # the processor, through a checking library that tests name by ROCM_PATH
 
     def drives(self, target: str) -> bool:
-        """Whether a device with this target belongs to this platform."""
+        """Returns whether a device with this target belongs to this platform."""
         return target.startswith(_TARGET_PREFIXES[self])
 
 
@@ -38,12 +38,12 @@ _TARGET_PREFIXES: Final = {Platform.ROCM: "gfx", Platform.NVIDIA: "sm_", Platfor
 
 
 def cache_dir() -> Path:
-    """Where compiled logits processors are kept: below `$XDG_CACHE_HOME`, or ~/.cache."""
+    """Returns the folder of compiled logits processors, below `$XDG_CACHE_HOME` or ~/.cache."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rocmforge/jit"
 
 
 def select_platform() -> Platform:
-    """The platform that `$HIP_PLATFORM` names, ROCm without it; prepares its library.
+    """Returns the platform that `$HIP_PLATFORM` names, ROCm without it; prepares its library.
 
     Raises:
         ConfigurationError: The variable names no platform.

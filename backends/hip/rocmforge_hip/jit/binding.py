@@ -18,32 +18,32 @@ from rocmforge.logits.processor import Function
 
 
 def choose(condition: Any, chosen: Any, other: Any) -> Any:
-    """`numpy.where` for numbers."""
+    """Computes `numpy.where` for numbers."""
     return chosen if condition else other
 
 
 def smaller(a: Any, b: Any) -> Any:
-    """`numpy.minimum` for numbers."""
+    """Computes `numpy.minimum` for numbers."""
     return a if a < b else b
 
 
 def larger(a: Any, b: Any) -> Any:
-    """`numpy.maximum` for numbers."""
+    """Computes `numpy.maximum` for numbers."""
     return a if a > b else b
 
 
 def exp(x: Any) -> Any:
-    """`numpy.exp` of float32: numba would take double precision for anything else."""
+    """Computes `numpy.exp` of float32: numba would take double precision for anything else."""
     return math.exp(np.float32(x))
 
 
 def log(x: Any) -> Any:
-    """`numpy.log` of float32."""
+    """Computes `numpy.log` of float32."""
     return math.log(np.float32(x))
 
 
 def sqrt(x: Any) -> Any:
-    """`numpy.sqrt` of float32."""
+    """Computes `numpy.sqrt` of float32."""
     return math.sqrt(np.float32(x))
 
 
@@ -63,7 +63,7 @@ def bind(
     compile_device: Callable[[Function], Any],
     replaced: Mapping[Any, Function] = ON_DEVICE,
 ) -> Any:
-    """The function for a device, with everything it calls.
+    """Makes the function for a device, with everything it calls.
 
     Args:
         function: written in Python.
@@ -100,7 +100,7 @@ def _bind(
 
 
 def global_values(function: Function) -> dict[str, Any]:
-    """The globals that a function reads, by name."""
+    """Returns the globals that a function reads, by name."""
     names = _global_names(function.__code__)
     return {name: function.__globals__[name] for name in names if name in function.__globals__}
 

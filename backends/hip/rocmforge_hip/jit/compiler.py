@@ -54,7 +54,7 @@ NO_KERNELS: Final = ProcessorKernels({}, None, "")
 def prepare_processors(
     processors: Mapping[str, LogitsProcessor], target: str, cache: Path
 ) -> ProcessorKernels:
-    """Kernels of all processors for a device, if there is a compiler for it.
+    """Compiles the kernels of all processors for a device, if there is a compiler for it.
 
     Raises:
         ConfigurationError: A processor is not in the subset of Python that numba compiles.
@@ -71,7 +71,7 @@ def prepare_processors(
 def compile_processors(
     processors: Mapping[str, LogitsProcessor], target: str, cache: Path
 ) -> dict[str, Made]:
-    """A kernel for each processor.
+    """Compiles a kernel for each processor.
 
     Args:
         processors: by name.
@@ -99,7 +99,7 @@ def compile_processors(
 
 
 def _versions(target: str) -> str:
-    """Versions of all that has a part in a kernel.
+    """Returns the versions of all that has a part in a kernel.
 
     Raises:
         CannotCompile: There is no numba for the target.
@@ -130,7 +130,7 @@ def _key(processor: LogitsProcessor, target: str, versions: str) -> str:
 
 
 def _parts(function: Function, done: set[Function]) -> Iterator[str]:
-    """Everything a function's meaning depends on, as texts."""
+    """Yields everything that a function's meaning depends on, as texts."""
     if function in done:
         return
     done.add(function)

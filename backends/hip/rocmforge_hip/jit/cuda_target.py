@@ -28,11 +28,11 @@ class CudaToolchain:
         dispatcher.get_current_device = lambda: device
 
     def device_function(self, function: Callable[..., Any]) -> Any:
-        """What a kernel can call."""
+        """Returns what a kernel can call."""
         return self.gpu.jit(function, device=True)
 
     def compile(self, kernel: Callable[..., Any], types: list[Any]) -> tuple[str, bytes]:
-        """Symbol and PTX of a kernel."""
+        """Returns symbol and PTX of a kernel."""
         ptx, _ = self.gpu.compile(
             kernel, tuple(types), device=False, abi="numba", cc=self._capability, output="ptx"
         )

@@ -28,11 +28,11 @@ class HipToolchain:
         dispatcher.get_current_device = lambda: device
 
     def device_function(self, function: Callable[..., Any]) -> Any:
-        """What a kernel can call."""
+        """Returns what a kernel can call."""
         return self.gpu.jit(function, device=True)
 
     def compile(self, kernel: Callable[..., Any], types: list[Any]) -> tuple[str, bytes]:
-        """Symbol and code object of a kernel."""
+        """Returns symbol and code object of a kernel."""
         options = {"fastmath": False, "opt": 3}
         compiled = self._compiler.compile_hip(
             kernel, None, tuple(types), options=options, amdgpu_arch=self._target

@@ -100,7 +100,7 @@ class KernelSource:
 
 
 def kernel_source(processor: LogitsProcessor) -> KernelSource:
-    """The kernel of a processor.
+    """Writes the kernel of a processor.
 
     Raises:
         ConfigurationError: It needs more memory for each token than kernels have.
@@ -146,7 +146,7 @@ class _Writer:
         return f"{name}({', '.join(arguments)})"
 
     def _spelled(self, name: str) -> str:
-        """What a function asks for, in the kernel: names that users choose have a prefix."""
+        """Returns the kernel's name of what a function asks for: names of users have a prefix."""
         if name in ROW_VALUES or name in HISTORY_VALUES:
             return name
         return self._per_token.get(name, f"v_{name}")
@@ -216,7 +216,7 @@ if value {_BETTER[need.by]} total:
         self._reduce(need, "index", "length")
 
     def _over_history_by_token(self, need: Reduction) -> None:
-        """The history in pieces of a place for each thread, so that one writes for each token."""
+        """Walks over the history, a place a thread at a time, so that one writes for each token."""
         row = f"row_{need.name}"
         combine = "total + values[other]"
         if need.by != "sum":

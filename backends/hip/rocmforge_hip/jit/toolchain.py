@@ -22,9 +22,9 @@ class Toolchain(Protocol):
         ...
 
     def device_function(self, function: Callable[..., Any]) -> Any:
-        """What a kernel can call."""
+        """Returns what a kernel can call."""
         ...
 
     def compile(self, kernel: Callable[..., Any], types: list[Any]) -> tuple[str, bytes]:
-        """Symbol and code of a kernel with arguments of these numba types."""
+        """Returns the symbol and code of a kernel with arguments of these numba types."""
         ...

@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def find_toolchain(target: str) -> Toolchain:
-    """Numba for a device.
+    """Returns numba for a device.
 
     Raises:
         Unavailable: It is not installed, or does not work here.
@@ -94,7 +94,7 @@ def build_kernel(
     threads: int = THREADS,
     replaced: Mapping[Any, Callable[..., Any]] = ON_DEVICE,
 ) -> Callable[..., Any]:
-    """The kernel's text as a Python function, with everything it calls."""
+    """Returns the kernel's text as a Python function, with everything it calls."""
     names: dict[str, Any] = {"gpu": gpu, "np": np, "THREADS": threads, "advance": advance}
     exec(compile(HELPERS, "<helpers>", "exec"), names)
     for name in ("block_sum", "block_max", "block_min", "ordered"):
@@ -107,7 +107,7 @@ def build_kernel(
 
 
 def _numba() -> Any:
-    """Numba, which has no types."""
+    """Imports numba, which has no types."""
     import numba
     import numba.core.errors
     import numba.extending
@@ -116,7 +116,7 @@ def _numba() -> Any:
 
 
 def _advance() -> Any:
-    """Pointer arithmetic, which numba does not have."""
+    """Adds pointer arithmetic, which numba does not have."""
     numba = _numba()
 
     @numba.extending.intrinsic  # type: ignore[untyped-decorator]
@@ -139,7 +139,7 @@ def _argument_types() -> list[Any]:
 
 
 def _explain(processor: LogitsProcessor, target: str, error: Exception) -> str:
-    """The beginning of numba's message, with the line of the user's function in front."""
+    """Returns the beginning of numba's message, with the line of the user's function in front."""
     functions = [processor.function, *(need.function for need in processor.needs)]
     found = (_place(functions, *place) for place in _places(error))
     where = next(filter(None, found), processor.origin)
@@ -152,7 +152,7 @@ def _explain(processor: LogitsProcessor, target: str, error: Exception) -> str:
 
 
 def _places(error: Exception) -> Iterator[tuple[str, int]]:
-    """File and line of what numba was looking at, the innermost first.
+    """Yields the file and line of what numba was looking at, the innermost first.
 
     Its errors do not always say; what it was working on when it raised them does.
     """
@@ -165,7 +165,7 @@ def _places(error: Exception) -> Iterator[tuple[str, int]]:
 
 
 def _place(functions: list[Callable[..., Any]], file: str, line: int) -> str | None:
-    """Which of the functions this line belongs to, and where it is."""
+    """Returns which of the functions this line belongs to, and where it is."""
     file = str(Path(file).resolve())
     before = [
         function

@@ -112,7 +112,7 @@ def measure_decoder(
 def _read(
     file: GgufFile, options: LoadOptions, shard: Shard | None
 ) -> tuple[ModelConfig, ModelWeights[Planned], tuple[Adapter, ...]]:
-    """What a device is to have of a model and its adapters: all of it, or a part."""
+    """Reads what a device is to have of a model and its adapters: all of it, or a part."""
     config = read_config(file)
     check_sizes(config, HEAD_DIMS)
     tensors = load_weights(config, file, _keep)

@@ -69,7 +69,7 @@ def load_encoder(
 def plan_encoder(
     file: GgufFile, options: LoadOptions, geometry: Geometry, memory_free: int
 ) -> tuple[EncoderConfig, EncoderWeights[Planned], MemoryNeeds[EncoderArrays[ArraySpec]]]:
-    """What the encoder is, and what it needs of a device with so much free memory.
+    """Returns what the encoder is, and what it needs of a device with so much free memory.
 
     Raises:
         ModelLoadError: The file cannot be served.
@@ -100,7 +100,7 @@ def _load(
     found: FoundDevice,
     progress: ProgressCallback,
 ) -> Encoder:
-    """The model, once everything is on the device."""
+    """Loads the model; returns it once everything is on the device."""
     progress("loading kernels", 0.0)
     arena: EncoderArrays[DeviceArray] = allocate(device.memory, needs.activations, device.stream)
     storages = encoder_storages(planned)

@@ -26,7 +26,7 @@ def measure_encoder(
     geometry: Geometry,
     memory_free: int,
 ) -> MemoryNeeds[EncoderArrays[ArraySpec]]:
-    """What the encoder needs of a device with so much free memory."""
+    """Returns what the encoder needs of a device with so much free memory."""
     limits = StepLimits(
         tokens=options.max_batched_tokens,
         sequences=options.max_sequences,
@@ -61,7 +61,7 @@ def check_fits(needs: MemoryNeeds[Any], memory_free: int) -> None:
 
 
 def describe_needs(needs: MemoryNeeds[Any]) -> tuple[str, ...]:
-    """The plan for people, line by line."""
+    """Returns the plan for people, line by line."""
     return (
         f"weights      {mib(needs.weights)}",
         f"activations  {mib(needs.step_bytes)}",

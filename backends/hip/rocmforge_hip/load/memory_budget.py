@@ -59,7 +59,7 @@ class MemoryNeeds(Generic[R]):
 
     @property
     def step_bytes(self) -> int:
-        """What a step needs beside weights and cache."""
+        """Bytes that a step needs beside weights and cache."""
         return total_bytes(self.activations) + self.input_bytes
 
     @property
@@ -102,7 +102,7 @@ def measure(
     memory_free: int,
     adapters: Sequence[Adapter] = (),
 ) -> MemoryNeeds[DecoderArrays[ArraySpec]]:
-    """What the model and its adapters need of a device with so much free memory."""
+    """Returns what the model and its adapters need of a device with so much free memory."""
     limits = StepLimits(
         tokens=options.max_batched_tokens,
         sequences=options.max_sequences,
@@ -135,7 +135,7 @@ def make_plan(
     memory_free: int,
     adapters: Sequence[Adapter] = (),
 ) -> MemoryPlan:
-    """The plan for a device with so much free memory.
+    """Returns the plan for a device with so much free memory.
 
     Raises:
         OutOfMemory: One sequence of full length, or the cache that was asked for, does not fit.
@@ -216,5 +216,5 @@ def _largest_input(config: ModelConfig, limits: StepLimits) -> int:
 
 
 def mib(size: int) -> str:
-    """A number of bytes, for people."""
+    """Returns a number of bytes, for people."""
     return f"{size / (1 << 20):,.0f} MiB"

@@ -69,7 +69,7 @@ class ModelLoading:
         tables: RopeTables,
         adapters: Sequence[Adapter] = (),
     ) -> Model:
-        """The model, once everything is on the device."""
+        """Loads the model; returns it once everything is on the device."""
         device, config, plan = self._device, self._config, self._plan
         self._progress("loading kernels", 0.0)
         arena: DecoderArrays[DeviceArray] = allocate(device.memory, plan.activations, device.stream)
@@ -125,7 +125,7 @@ class ModelLoading:
     def _load_adapters(
         self, weights: ModelWeights[Weight], adapters: Sequence[Adapter]
     ) -> dict[Matrix, DeviceAdapters]:
-        """All adapters, by the matrix that they change."""
+        """Loads all adapters; returns them by the matrix that they change."""
         loaded = {}
         stacks = plan_adapters(weights, adapters)
         for number, stack in enumerate(stacks):
@@ -153,7 +153,7 @@ class ModelLoading:
 
 
 def upload_tables(device: Device, tables: RopeTables) -> dict[bool, DeviceRopeTable]:
-    """The tables, by whether they are the local one."""
+    """Uploads the tables; returns them by whether they are the local one."""
     found = {False: tables.table}
     if tables.local_table is not None:
         found[True] = tables.local_table
@@ -166,7 +166,7 @@ def upload_tables(device: Device, tables: RopeTables) -> dict[bool, DeviceRopeTa
 
 
 def upload(device: Device, values: npt.NDArray[Any], name: str) -> DeviceArray:
-    """A new array with these values, on the device when this returns."""
+    """Uploads values; they are in a new array of the device when this returns."""
     array = device.memory.device(spec(values.shape, values.dtype), name).array
     device.driver.copy_to_device(array.address, values.ctypes.data, values.nbytes, device.stream)
     device.driver.synchronize_stream(device.stream)

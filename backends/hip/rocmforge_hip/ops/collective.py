@@ -33,7 +33,7 @@ class CommunicatorAborted(BackendError):
 
 
 def new_group_id() -> bytes:
-    """What the ranks of a group find each other by; made by one of them.
+    """Makes the id by which the ranks of a group find each other; one of them calls this.
 
     Raises:
         ConfigurationError: RCCL or its bindings cannot be used.
@@ -79,7 +79,7 @@ class Communicator:
         self._check(status, "ncclCommInitRank")
 
     def all_reduce(self, array: DeviceArray) -> None:
-        """The sum over all ranks, in place; equal to the last bit on all of them."""
+        """Adds up the values of all ranks, in place; equal to the last bit on all of them."""
         assert array.dtype == "f4"
         count = array.nbytes // 4
         with self._lock:
@@ -96,7 +96,7 @@ class Communicator:
         self._check(status, "ncclAllReduce")
 
     def all_gather(self, part: DeviceArray, whole: DeviceArray) -> None:
-        """The parts of all ranks, one after the other; `whole` does not overlap `part`."""
+        """Gathers the parts of all ranks, one after the other; `whole` does not overlap `part`."""
         assert part.dtype == whole.dtype == "f4"
         assert whole.nbytes == part.nbytes * self.shard.size
         count = part.nbytes // 4

@@ -355,7 +355,7 @@ class HipOps:
         return out
 
     def _attended(self, step: DeviceStep, q: Activation) -> Activation:
-        """The result of attention, in the forms that a linear layer may read."""
+        """Returns the result of attention, in the forms that a linear layer may read."""
         out = empty(self._arena.attended, q.rows, q.features, half=q.rows > self.products.gemv_rows)
         # The kernels of decodes can write int8, where the blocks do not straddle heads.
         if (
@@ -367,7 +367,7 @@ class HipOps:
         return out
 
     def _normed(self, result: Forms[DeviceArray], rows: int, features: int) -> Activation:
-        """A result of a norm; only those before a linear layer have forms for it."""
+        """Returns a result of a norm; only those before a linear layer have forms for it."""
         out = empty(result, rows, features, half=False)
         if result is self._arena.normed and rows <= self.products.gemv_rows:
             self.products.give_int8(out)

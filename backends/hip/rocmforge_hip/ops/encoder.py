@@ -131,7 +131,7 @@ class HipEncoderOps:
         first: tuple[Weight, Weight | None],
         second: tuple[Weight, Weight | None],
     ) -> Activation:
-        """The first norm takes the place of delta."""
+        """Writes the first norm to the place of delta."""
         out = Activation(delta.arrays, delta.rows, delta.features, f32=f32_of(delta))
         self._add_norm(residual, delta, *first, out)
         return self.add_layer_norm(residual, delta, *second)
@@ -139,13 +139,13 @@ class HipEncoderOps:
     def add_then_norm(
         self, residual: Activation, delta: Activation, weight: Weight
     ) -> tuple[Activation, Activation]:
-        """The sum takes the place of the residual."""
+        """Writes the sum to the place of the residual."""
         out = empty(self._arena.normed, residual.rows, residual.features, half=True)
         self._add_norm(residual, delta, weight, None, out, total=f32_of(residual))
         return residual, out
 
     def _normed(self, like: Activation) -> Activation:
-        """Where a norm goes: to the place of what it is made of, which nothing else reads."""
+        """Returns the place of a norm: that of what it is made of, which nothing else reads."""
         out = empty(self._arena.normed, like.rows, like.features, half=False)
         out.f16 = self._arena.normed.float16(like.rows, like.features)
         return out
@@ -182,7 +182,7 @@ class HipEncoderOps:
         return self._products.linear(x, weight, bias, half=is_half)
 
     def gelu(self, x: Activation) -> Activation:
-        """In place."""
+        """Works in place."""
         count = x.rows * x.features
         self._gelu_half.launch((ceil_div(count, _HALVES), 1, 1), _THREADS, x=f16_of(x), count=count)
         return x
@@ -199,7 +199,7 @@ class HipEncoderOps:
         return self._products.multiply(x, part_of(gate), None, GATES[activation])
 
     def norm_projection(self, x: Activation, weight: Weight, bias: Weight | None) -> Activation:
-        """In place."""
+        """Works in place."""
         self._layer_norm_half.launch(
             (x.rows, 1, 1),
             norm_threads(x.features),
@@ -215,7 +215,7 @@ class HipEncoderOps:
     def rope(
         self, step: DeviceStep, q: Activation, k: Activation, spec: EncoderAttentionSpec
     ) -> tuple[Activation, Activation]:
-        """In place."""
+        """Works in place."""
         config, table = self._config, self._tables[spec.local_rope]
         assert config.rope is not None
         assert config.rope.style is RopeStyle.NEOX
@@ -272,6 +272,6 @@ class HipEncoderOps:
         return Activation(self._arena.pooled, step.shape.sums, x.features, f32=out)
 
     def tanh(self, x: Activation) -> Activation:
-        """In place."""
+        """Works in place."""
         self._rows.softcap(f32_of(x), _UNCAPPED)
         return x

@@ -70,7 +70,7 @@ class Geometry:
         return max(1, _ATTENTION_BLOCKS_PER_CU * self.compute_units // kv_heads)
 
     def gemm(self, rows: int, stored_rows: int, quant_blocks: int) -> GemmShape:
-        """The smallest tile that holds the rows, and splits of K while compute units are idle."""
+        """Returns the smallest tile that holds the rows; splits K while compute units are idle."""
         tile = next((tile for tile in GEMM_ROWS if rows <= tile), GEMM_ROWS[-1])
         blocks = ceil_div(rows, tile) * ceil_div(stored_rows, GEMM_COLUMNS)
         wanted = max(1, round(_GEMM_BLOCKS_PER_CU[tile] * self.compute_units / blocks))
@@ -78,12 +78,12 @@ class Geometry:
         return GemmShape(tile, ceil_div(quant_blocks, split_quant_blocks), split_quant_blocks)
 
     def sampling_parts(self, rows: int, vocab: int) -> int:
-        """Blocks that share a row of logits."""
+        """Returns how many blocks share a row of logits."""
         wanted = _SAMPLING_BLOCKS_PER_CU * self.compute_units // rows
         return max(1, min(wanted, vocab // _MIN_PART_TOKENS))
 
     def most_sampling_parts(self, rows: int) -> int:
-        """Parts of all rows together, for any number of rows up to `rows`."""
+        """Returns how many parts all rows have together, for any number of rows up to `rows`."""
         return max(rows, _SAMPLING_BLOCKS_PER_CU * self.compute_units)
 
     def attention_splits(self, config: ModelConfig, sequences: int) -> int:

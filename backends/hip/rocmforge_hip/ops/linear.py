@@ -105,7 +105,7 @@ class LinearKernels:
         half: bool = False,
         then: Callable[[Activation], None] = lambda product: None,
     ) -> Activation:
-        """As `Ops.linear`; arguments as `multiply`.
+        """Multiplies as `Ops.linear` says; arguments as of `multiply`.
 
         A stack of matrices is multiplied as a whole when the first of them is asked for, and `then`
         called with all of the product.
@@ -135,7 +135,7 @@ class LinearKernels:
         *,
         half: bool = False,
     ) -> Activation:
-        """The product with the whole matrix of a part, plus the bias.
+        """Returns the product with the whole matrix of a part, plus the bias.
 
         Args:
             x: [rows, in_features of the matrix].
@@ -244,7 +244,7 @@ class LinearKernels:
         return out
 
     def int8(self, x: Activation) -> tuple[DeviceArray, DeviceArray]:
-        """The int8 form, made now if there is none."""
+        """Returns the int8 form, made now if there is none."""
         if x.q is None or x.scale is None:
             q, scale = self.give_int8(x)
             count = x.rows * x.features
@@ -270,7 +270,7 @@ class LinearKernels:
         return q, scale
 
     def half(self, x: Activation) -> DeviceArray:
-        """The float16 form, made now if there is none."""
+        """Returns the float16 form, made now if there is none."""
         if x.f16 is None:
             x.f16 = x.arrays.float16(x.rows, x.features)
             count = x.rows * x.features
@@ -281,26 +281,26 @@ class LinearKernels:
 
 
 def part_of(weight: Weight) -> MatrixPart:
-    """The weight as a part of a matrix."""
+    """Returns the weight as a part of a matrix."""
     assert isinstance(weight, MatrixPart), "a matrix is needed here"
     return weight
 
 
 def vector_of(weight: Weight, length: int) -> DeviceArray:
-    """The weight as a vector of this length."""
+    """Returns the weight as a vector of this length."""
     assert isinstance(weight, Vector), "a vector is needed here"
     assert weight.data.shape == (length,), (weight.data.shape, length)
     return weight.data
 
 
 def f32_of(x: Activation) -> DeviceArray:
-    """The float32 form, which there must be."""
+    """Returns the float32 form, which there must be."""
     assert x.f32 is not None, "the activation has no float32 form here"
     return x.f32
 
 
 def f16_of(x: Activation) -> DeviceArray:
-    """The float16 form, which there must be."""
+    """Returns the float16 form, which there must be."""
     assert x.f16 is not None, "the activation has no float16 form here"
     return x.f16
 
@@ -313,10 +313,10 @@ def empty(arrays: Forms[DeviceArray], rows: int, features: int, *, half: bool) -
 
 
 def _most_rows(rows: int) -> int:
-    """Rows that the smallest GEMV has which takes so many."""
+    """Returns the rows of the smallest GEMV that takes so many."""
     return next(most for most in _GEMV_ROWS if rows <= most)
 
 
 def _gemv_threads(quant_blocks: int) -> int:
-    """Enough that a block's lanes, eight to a row, take each row in a few steps."""
+    """Returns so many threads that lanes, eight to a row, take each row in a few steps."""
     return 256 if quant_blocks >= 64 else 128 if quant_blocks >= 16 else 64

@@ -51,7 +51,7 @@ class Lora:
         self._gate = library.kernel("rf_gemm_sum", kernels.rf_gemm_sum)
 
     def changes(self, step: DeviceStep, matrix: Matrix) -> bool:
-        """Whether a sequence of the step may have an adapter that changes the matrix."""
+        """Returns whether a sequence of the step may have an adapter that changes the matrix."""
         return step.shape.lora_tiles > 0 and matrix in self._adapters
 
     def add(self, step: DeviceStep, x: Activation, matrix: Matrix, product: Activation) -> None:
@@ -96,7 +96,7 @@ class Lora:
         )
 
     def gated(self, step: DeviceStep, x: Activation, part: MatrixPart, gate: int) -> Activation:
-        """As `LinearKernels.multiply` with a gate, which is applied to what adapters have changed.
+        """Multiplies, and applies the gate to what adapters have made of the product.
 
         A product with gate and up rows as they are stored is what a GEMM with a split K leaves,
         with one split: the same kernel finishes both.

@@ -39,7 +39,7 @@ class Processors(Protocol):
         ...
 
     def host_rows(self, batch: ProcessorBatch) -> int:
-        """How many rows of these go to the host."""
+        """Returns how many rows of these go to the host."""
         ...
 
 
@@ -142,18 +142,18 @@ class HostProcessors:
 
 
 def staging_bytes(vocab: int) -> int:
-    """Of the pinned buffer of `HostProcessors`: a row and a token."""
+    """Returns the bytes of the pinned buffer of `HostProcessors`: a row and a token."""
     return 4 * vocab + 4
 
 
 def scratch_spec(vocab: int, sequences: int) -> ArraySpec:
-    """Of the kernels' scratch memory, [blocks of a launch, MAX_SCRATCH_ROWS, V]."""
+    """Returns the kernels' scratch memory, [blocks of a launch, MAX_SCRATCH_ROWS, V]."""
     blocks = _SCRATCH_BYTES // (4 * MAX_SCRATCH_ROWS * vocab)
     return spec((max(1, min(blocks, sequences)), MAX_SCRATCH_ROWS, vocab), "f4")
 
 
 def _manifest_entry() -> dict[str, Any]:
-    """What the library needs to know of a kernel: pointers first, then integers."""
+    """Returns what the library must know of a kernel: pointers first, then integers."""
     arguments, offset = [], 0
     for name, kind in ARGUMENTS:
         is_pointer = kind.endswith("*")

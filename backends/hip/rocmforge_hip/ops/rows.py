@@ -77,7 +77,7 @@ class RowKernels:
 
 
 def norm_threads(features: int) -> int:
-    """Threads of a block for a row of a norm, which hold up to 16 elements each.
+    """Returns the threads of a block for a row of a norm, which hold up to 16 elements each.
 
     Few waves have little to wait for each other.
     """

@@ -43,11 +43,11 @@ class Sampler:
 
     @property
     def tokens(self) -> DeviceArray:
-        """What the last step sampled, by row."""
+        """Tokens that the last step sampled, by row."""
         return self._arena.output
 
     def resolve_tokens(self, step: DeviceStep) -> None:
-        """Token ids of the step, with those of the previous step filled in."""
+        """Writes the token ids of the step, with those of the previous step filled in."""
         count = step.shape.tokens
         self._resolve.launch(
             (ceil_div(count, _THREADS), 1, 1),

@@ -62,7 +62,7 @@ class ShardedOps(HipOps):
 
 
 def gather_orders(ranks: int, most_rows: int) -> Int32Array:
-    """For 1, 2 ... rows of logits: where in what was gathered each part of a row lies.
+    """Returns, for 1, 2 ... rows of logits, where each part of a row was gathered.
 
     A kernel takes rows by their numbers, and a captured graph needs those on the device.
     """

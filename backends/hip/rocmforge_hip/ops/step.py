@@ -63,7 +63,7 @@ class SamplingNeeds:
 
     @classmethod
     def of(cls, batch: SamplingBatch) -> SamplingNeeds:
-        """What these rows need."""
+        """Returns what these rows need."""
         draws = batch.temperature > 0
         filters = draws & ((batch.min_p > 0) | (batch.top_k > 0) | (batch.top_p < 1))
         masks = batch.allowed is not None
@@ -99,7 +99,7 @@ class ListSizes:
 
     @classmethod
     def of(cls, batch: SamplingBatch) -> ListSizes:
-        """Those of these rows."""
+        """Returns the sizes for these rows."""
         words = 0 if batch.allowed is None else batch.allowed.shape[1]
         uses = UseSizes.of(batch.processors)
         return cls(len(batch.seen_tokens), len(batch.bias_tokens), words, uses)

@@ -47,14 +47,14 @@ class OutputLayout:
         return DeviceArray(base + self._offsets[3], shape, np.dtype("f4"))
 
     def read_hidden(self, buffer: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32] | None:
-        """A copy of the sums, [sums, hidden_size]; None if there are none."""
+        """Returns a copy of the sums, [sums, hidden_size]; None if there are none."""
         if not self.sums:
             return None
         sums = buffer[self._offsets[3] : self.nbytes].view(np.float32)
         return sums.reshape(self.sums, self.hidden_size).copy()
 
     def arrays(self, base: int) -> tuple[DeviceArray, DeviceArray, DeviceArray]:
-        """Log-probabilities of the tokens, ids of the top_logprobs, and those; on the device."""
+        """Returns log-probabilities of the tokens, ids of the top_logprobs, and those."""
         chosen, ids, values, _ = self._offsets
         shape = (self.rows, self.num_top)
         return (

@@ -146,7 +146,7 @@ class Workers:
             raise self.failure
 
     def watch(self, on_failure: Callable[[], None]) -> None:
-        """From now on a thread notices a worker that fails: it sets `failure`, then calls this."""
+        """Starts a thread that notices a worker that fails: it sets `failure`, then calls this."""
         self._watcher = Thread(
             target=self._watch, args=(on_failure,), name="rocmforge-ranks", daemon=True
         )

@@ -166,7 +166,7 @@ class ShardedRunner:
 
     @contextmanager
     def _on_all_ranks(self, call: StepInput | UInt32Array | Order) -> Iterator[None]:
-        """The same call on the workers, which make it while this process does.
+        """Makes the same call on the workers, which run it while this process does.
 
         Raises:
             RankFailed: On one of them it failed; what failed here may be a consequence of that.
@@ -186,7 +186,7 @@ class ShardedRunner:
 
 
 def _describe(info: RunnerInfo, devices: Sequence[FoundDevice]) -> RunnerInfo:
-    """What rank 0 says of its part, as what is to be said of the whole."""
+    """Returns what rank 0 says of its part, as what is to be said of the whole."""
     size = len(devices)
     return replace(
         info,

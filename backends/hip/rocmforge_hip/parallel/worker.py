@@ -50,7 +50,7 @@ class Joining:
         return self._communicator
 
     def leave(self) -> None:
-        """At the same time as the others."""
+        """Leaves at the same time as the others."""
         assert self._communicator is not None
         self._communicator.close()
 
@@ -108,7 +108,7 @@ def end_with_rank_0(connection: Connection[Any, Any]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point of the process."""
+    """Runs the process."""
     # Rank 0 ends this process; a terminal's ^C goes to the whole group.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

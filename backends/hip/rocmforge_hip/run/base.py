@@ -17,7 +17,7 @@ class DeviceModel(Protocol):
 
     @property
     def inputs(self) -> DeviceArray:
-        """Where a step's inputs go, in bytes."""
+        """The array of a step's inputs, in bytes."""
         ...
 
 
@@ -51,7 +51,7 @@ class BaseRunner(Generic[M, T]):
 
     @property
     def driver(self) -> Driver:
-        """For its counters."""
+        """The driver, for its counters."""
         return self._device.driver
 
     def close(self) -> None:

@@ -214,13 +214,13 @@ class HipRunner(BaseRunner[Model, _InFlight]):
         return _Forward(hidden=None, logits=logits)
 
     def _forward(self, step: DeviceStep, model: Model) -> tuple[Activation, Activation]:
-        """Hidden states of all tokens, and logits."""
+        """Returns hidden states of all tokens, and logits."""
         model.sampler.resolve_tokens(step)
         hidden = hidden_states(model.config, model.weights, model.ops, step)
         return hidden, logits(model.config, model.weights, model.ops, step, hidden)
 
     def _bucket(self, step: StepInput) -> StepShape | None:
-        """The shape of the graph for a step of decodes, None for any other step."""
+        """Returns the shape of the graph for a step of decodes, None for any other step."""
         count = step.num_sequences
         if step.num_tokens != count or len(step.logit_rows) != count or len(step.hidden_ranges):
             return None
@@ -242,7 +242,7 @@ class HipRunner(BaseRunner[Model, _InFlight]):
     def _layout(
         self, shape: StepShape, step: StepInput, model: Model, *, is_bucket: bool
     ) -> tuple[StepLayout, StepArrays[DeviceArray]]:
-        """The layout of a step and its arrays; those of buckets are kept."""
+        """Returns the layout of a step and its arrays; those of buckets are kept."""
         lists = ListSizes.of(step.sampling)
         if is_bucket and lists == NO_LISTS and shape in self._layouts:
             return self._layouts[shape]
@@ -275,7 +275,7 @@ class HipRunner(BaseRunner[Model, _InFlight]):
 
 
 def exact_shape(step: StepInput) -> StepShape:
-    """The shape without padding, of a step that is not a graph's."""
+    """Returns the shape without padding, of a step that is not a graph's."""
     lengths = step.query_start[1:] - step.query_start[:-1]
     decodes = int((lengths == 1).sum())
     return StepShape(

@@ -105,7 +105,7 @@ class Pipeline(Generic[T]):
 
     @contextmanager
     def guarded(self) -> Iterator[None]:
-        """For calls of the device: an error is kept, and raised again by every later call."""
+        """Guards calls of the device: an error is kept, and raised again by every later call."""
         if self._failure is not None:
             raise self._failure
         try:

@@ -46,7 +46,7 @@ class StepReads:
         self._windows = Counter(config.windows)
 
     def of(self, step: StepInput) -> int:
-        """Of one step."""
+        """Returns the bytes of one step."""
         weights = self._layers + self._embedding_row * step.num_tokens
         if len(step.logit_rows):
             weights += self._output
@@ -70,7 +70,7 @@ def copy_bandwidth(
     arrays: Iterable[tuple[DeviceArray, DeviceArray]],
     least: int = LEAST_COPY,
 ) -> float:
-    """Bytes a second that the device reads and writes while it copies; 0 if there is too little.
+    """Returns the bytes a second read and written in a copy; 0 if there is too little.
 
     Args:
         driver: of the device.

@@ -25,7 +25,7 @@ Float64 = npt.NDArray[np.float64]
 
 
 def groups() -> Iterator[Group]:
-    """Few rows, which GEMV takes, and many."""
+    """Yields few rows, which GEMV takes, and many."""
     cases = []
     for rows in (3, 40):
         cases += [
@@ -44,12 +44,12 @@ def groups() -> Iterator[Group]:
 
 
 def _adapters_of(rows: int) -> list[int]:
-    """The first adapter, none and the second one in turn."""
+    """Returns the first adapter, none and the second one in turn."""
     return [(0, NO_ADAPTER, 1)[row % 3] for row in range(rows)]
 
 
 def _product(bench: Workbench, role: str, tensor: GgufTensor, x: Float64) -> Float64:
-    """The product of each row with what its adapter makes of a matrix."""
+    """Returns the product of each row with what its adapter makes of a matrix."""
     product = x @ tensor.to_float32().astype(np.float64).T
     for row, adapter in enumerate(_adapters_of(len(x))):
         if adapter != NO_ADAPTER:
@@ -60,7 +60,7 @@ def _product(bench: Workbench, role: str, tensor: GgufTensor, x: Float64) -> Flo
 
 
 def _linear(bench: Workbench, rows: int) -> float:
-    """Query, key and value, which are one matrix on the device."""
+    """Checks query, key and value, which are one matrix on the device."""
     values = exact_activation(rows, bench.config.hidden_size)
     x = bench.activation(bench.model.arena.normed, values)
     step = bench.step([(1, 1, [0])] * rows, adapters=_adapters_of(rows))

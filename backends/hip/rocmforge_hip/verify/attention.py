@@ -36,7 +36,7 @@ Float64 = npt.NDArray[np.float64]
 
 
 def groups() -> Iterator[Group]:
-    """Every kernel, with what else the smallest number of models can vary."""
+    """Yields every kernel, with what else the smallest number of models can vary."""
     for kv_dtype in ("f16", "int8"):
         for index, head_dim in enumerate(HEAD_DIMS):
             yield _group(
@@ -130,7 +130,7 @@ def _fill_cache(bench: Workbench) -> _Stored:
 def _cached(
     bench: Workbench, data: DeviceArray, scale: DeviceArray | None, slots: npt.NDArray[np.int64]
 ) -> Float64:
-    """Rows of a cache [blocks, kv_heads, BLOCK_TOKENS, head_dim] as [T, kv_heads, head_dim]."""
+    """Returns the tokens of a cache [blocks, kv_heads, BLOCK_TOKENS, head_dim], [T, ...]."""
     block, offset = np.divmod(slots, BLOCK_TOKENS)
     rows: Float64 = bench.get(data)[block, :, offset].astype(np.float64)
     return rows if scale is None else rows * bench.get(scale)[block, :, offset][..., None]
@@ -161,7 +161,7 @@ def _mixed(bench: Workbench) -> float:
 
 
 def _attend(bench: Workbench, new: tuple[int, ...]) -> float:
-    """Attention of the last `new` tokens of each sequence to what the cache holds."""
+    """Returns the attention of the last `new` tokens of each sequence to what the cache holds."""
     config, spec, stored = bench.config, bench.spec, _fill_cache(bench)
     blocks = blocks_of(_CONTEXTS)
     chunks = list(zip(_CONTEXTS, new, blocks, strict=False))

@@ -33,7 +33,7 @@ class Group:
 
 
 def error(got: Array, want: Array, magnitude: Array | float | None = None) -> float:
-    """The largest difference, relative to `magnitude`, or else to the largest wanted value.
+    """Returns the largest difference, relative to `magnitude`, or else to the largest wanted value.
 
     What is not finite counts as infinitely wrong.
     """

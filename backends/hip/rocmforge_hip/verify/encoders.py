@@ -49,7 +49,7 @@ Float64 = npt.NDArray[np.float64]
 
 
 def groups() -> Iterator[Group]:
-    """Norms of several widths, then what depends on the stored type and on the head size."""
+    """Yields norms of several widths, then what depends on stored type and head size."""
     for width in (96, 4160):
         norms = [
             Case("layer_norm", f"width {width}", _HALF, _norm),
@@ -96,7 +96,7 @@ class _Encoder:
 def _encoder(
     bench: Workbench, head_dim: int = ENCODER_HEAD_DIMS[0], slopes: tuple[float, ...] = ()
 ) -> _Encoder:
-    """As wide as the model of the workbench, whose weights it may use."""
+    """Makes an encoder as wide as the workbench's model, whose weights it may use."""
     model, device = bench.config, bench.device
     config = EncoderConfig(
         architecture="verify",
@@ -189,7 +189,7 @@ def _add_two_norms(bench: Workbench) -> float:
 
 
 def _norm_projection(bench: Workbench) -> float:
-    """Of columns of a wider matrix."""
+    """Checks columns of a wider matrix."""
     encoder, width = _encoder(bench), bench.config.hidden_size
     values = random_values(5, 3 * width).astype(np.float16)
     whole = bench.put(values, encoder.arena.qkv.float16(*values.shape))
@@ -202,7 +202,7 @@ def _norm_projection(bench: Workbench) -> float:
 
 
 def _normed(bench: Workbench, x: Array) -> Float64:
-    """With the weights of one norm of the model, and those of another as the bias."""
+    """Norms with the weights of one norm of the model, and those of another as the bias."""
     layer = bench.weights.layers[0]
     weight, bias = (
         norm.to_float32().astype(np.float64) for norm in (layer.attn_norm, layer.ffn_norm)
@@ -218,7 +218,7 @@ def _gelu(bench: Workbench) -> float:
 
 
 def _embed_add(bench: Workbench) -> float:
-    """The table of tokens is that of positions, too."""
+    """Takes the table of tokens as that of positions, too."""
     encoder, tokens = _encoder(bench), [5, 63, 0, 5]
     step = bench.step([(4, 4, [0])], tokens=tokens)
     weights = bench.model.weights
@@ -271,7 +271,7 @@ def _attention(
 def _stacked(
     bench: Workbench, encoder: _Encoder, tokens: int
 ) -> tuple[tuple[Float64, ...], tuple[Activation, Activation, Activation]]:
-    """Query, key and value in one matrix of halves: [tokens, heads, head_dim] each."""
+    """Puts query, key and value, [tokens, heads, head_dim] each, in one matrix of halves."""
     width = bench.config.hidden_size
     values = random_values(tokens, 3 * width).astype(np.float16)
     whole = bench.put(values, encoder.arena.qkv.float16(*values.shape))

@@ -31,7 +31,7 @@ Float64 = npt.NDArray[np.float64]
 
 
 def groups() -> Iterator[Group]:
-    """One for each stored type."""
+    """Yields a group for each stored type."""
     for format in FORMATS.values():
         recipe = Recipe(
             format=format.name,
@@ -92,7 +92,7 @@ def _rows(count: int) -> str:
 
 
 def exact_activation(rows: int, columns: int) -> npt.NDArray[np.float32]:
-    """Values that neither the int8 nor the float16 form of an activation rounds."""
+    """Returns the values that neither the int8 nor the float16 form of an activation rounds."""
     rng = np.random.default_rng(rows)
     steps = rng.integers(-127, 128, (rows, columns // 32, 32))
     steps[:, :, 0] = 127  # of each block of 32 the largest: the int8 step is then 1/128
@@ -118,7 +118,7 @@ def _activation(rows: int, columns: int, exact: bool) -> npt.NDArray[np.float32]
 
 
 def _linear(bench: Workbench, rows: int, exact: bool = True) -> float:
-    """All matrices of the stack of query, key and value: each must be found in it."""
+    """Returns all matrices of the stack of query, key and value: each must be found in it."""
     values = _activation(rows, bench.config.hidden_size, exact)
     x = bench.activation(bench.model.arena.normed, values)
     step = bench.step([(rows, rows, blocks_of([rows])[0])])

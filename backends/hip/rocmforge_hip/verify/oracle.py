@@ -22,13 +22,13 @@ _WORD: Final = 0xFFFFFFFF
 
 
 def rms_norm(x: Float64, weight: Float64, eps: float) -> Float64:
-    """Of each row: `x / sqrt(mean(x^2) + eps) * weight`."""
+    """Returns `x / sqrt(mean(x^2) + eps) * weight` of each row."""
     normed: Float64 = x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + eps) * weight
     return normed
 
 
 def layer_norm(x: Float64, weight: Float64, bias: Float64, eps: float) -> Float64:
-    """Of each row: `(x - mean) / sqrt(variance + eps) * weight + bias`."""
+    """Returns `(x - mean) / sqrt(variance + eps) * weight + bias` of each row."""
     centred = x - x.mean(axis=-1, keepdims=True)
     variance = (centred * centred).mean(axis=-1, keepdims=True)
     normed: Float64 = centred / np.sqrt(variance + eps) * weight + bias
@@ -36,14 +36,14 @@ def layer_norm(x: Float64, weight: Float64, bias: Float64, eps: float) -> Float6
 
 
 def gelu(x: Float64) -> Float64:
-    """`x * Phi(x)`, Phi the normal distribution function."""
+    """Returns `x * Phi(x)`, Phi the normal distribution function."""
     phi = np.vectorize(lambda value: 0.5 * math.erfc(-value * math.sqrt(0.5)))
     activated: Float64 = x * phi(x)
     return activated
 
 
 def activate(x: Float64, kind: ActivationFunction) -> Float64:
-    """SiLU, or GELU, also in its tanh form."""
+    """Applies SiLU, or GELU, also in its tanh form."""
     if kind is ActivationFunction.GELU:
         return gelu(x)
     activated: Float64 = (
@@ -75,7 +75,7 @@ def attention(
     softcap: float | None,
     window: int | None,
 ) -> Float64:
-    """Causal attention of one sequence's last tokens.
+    """Returns causal attention of one sequence's last tokens.
 
     Args:
         q: [new, heads, head_dim].
@@ -110,7 +110,7 @@ def full_attention(
     reach: int | None,
     slopes: Sequence[float],
 ) -> Float64:
-    """Of one sequence whose tokens see each other, within reach; [tokens, heads, head_dim] each."""
+    """Returns attention of a sequence's tokens, [tokens, heads, head_dim], within reach."""
     scores = scale * np.einsum("qhd,khd->hqk", q, keys)
     distance = np.abs(np.arange(len(q))[:, None] - np.arange(len(q)))
     for head, slope in enumerate(slopes):
@@ -124,14 +124,14 @@ def full_attention(
 
 
 def log_softmax(x: Float64) -> Float64:
-    """Of each row."""
+    """Returns the log-softmax of each row."""
     shifted = x - x.max(axis=-1, keepdims=True)
     logs: Float64 = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
     return logs
 
 
 def final_scores(logits: Float64, batch: SamplingBatch) -> Iterator[Float64]:
-    """For each row what its token is the largest of; see `SamplingBatch` for the order."""
+    """Returns what each row's token is the largest of; see `SamplingBatch` for the order."""
     for row, plain in enumerate(logits):
         scores = _adjusted(plain.copy(), batch, row)
         temperature = float(batch.temperature[row])
@@ -161,7 +161,7 @@ def _adjusted(scores: Float64, batch: SamplingBatch, row: int) -> Float64:
 
 
 def _kept(scores: Float64, batch: SamplingBatch, row: int) -> npt.NDArray[np.bool_]:
-    """Min-p, then top-k of those kept, then top-p of those."""
+    """Applies min-p, then top-k to those kept, then top-p to those."""
     kept = np.isfinite(scores)
     if batch.min_p[row] > 0:
         kept &= scores >= np.log(float(batch.min_p[row]))

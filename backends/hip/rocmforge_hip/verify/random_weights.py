@@ -35,7 +35,7 @@ _MXFP4_EXPONENTS: Final = (122, 128)  # of 2, biased by 127: the first byte of a
 def random_tensor(
     rng: np.random.Generator, format: str, name: str, rows: int, columns: int
 ) -> GgufTensor:
-    """A [rows, columns] matrix with weights of the order of 1, in the format's stored bytes."""
+    """Returns a [rows, columns] matrix of weights of the order of 1, as the format stores it."""
     kind = GGMLQuantizationType[format.upper()]
     block, size = GGML_QUANT_SIZES[kind]
     if block == 1:

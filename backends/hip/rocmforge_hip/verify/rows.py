@@ -26,7 +26,7 @@ Float64 = npt.NDArray[np.float64]
 
 
 def groups() -> Iterator[Group]:
-    """Widths below and above what a block of threads covers at once."""
+    """Yields widths below and above what a block of threads covers at once."""
     for width in (96, 4160):
         norms = [
             Case("rms_norm", f"width {width}, to int8", _INT8, partial(_norm, rows=3, form="q")),
@@ -51,12 +51,12 @@ def groups() -> Iterator[Group]:
 
 
 def random_values(rows: int, columns: int) -> npt.NDArray[np.float32]:
-    """Normally distributed ones, the same for the same number of rows."""
+    """Returns normally distributed values, the same for the same number of rows."""
     return np.random.default_rng(rows).standard_normal((rows, columns)).astype(np.float32)
 
 
 def int8_error(bench: Workbench, x: Activation, want: Float64) -> float:
-    """Of the int8 form, relative to the largest value of each block."""
+    """Returns the error of the int8 form, relative to each block's largest value."""
     assert x.q is not None
     assert x.scale is not None
     slices, quant_blocks = 2 if x.lo_offset else 1, x.features // QUANT_BLOCK
@@ -139,7 +139,7 @@ def _sum_rows(bench: Workbench) -> float:
 
 
 def _resolve(bench: Workbench) -> float:
-    """A row that could not be sampled, -1, stands for token 0."""
+    """Checks that a row that could not be sampled, -1, stands for token 0."""
     before = np.array([41, -1, 43], np.int32)
     bench.put(before, bench.model.sampler.tokens)
     step = bench.step([(5, 5, [0])], tokens=[7, 0, 9, 0, 0], sources=[-1, 2, -1, 1, 0])

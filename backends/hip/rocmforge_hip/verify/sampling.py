@@ -28,7 +28,7 @@ Logits = npt.NDArray[np.float32]
 
 
 def groups() -> Iterator[Group]:
-    """All settings of sampling, on a vocabulary that several blocks share."""
+    """Yields all settings of sampling, on a vocabulary that several blocks share."""
     cases = [
         Case(f"sample: {name}", f"{_ROWS} rows", _NEAR_TIE, partial(_sample, settings=settings))
         for name, settings in _settings().items()
@@ -38,7 +38,7 @@ def groups() -> Iterator[Group]:
 
 
 def _settings() -> dict[str, dict[str, Any]]:
-    """Columns of the `SamplingBatch` that differ from a greedy one's."""
+    """Returns the columns of the `SamplingBatch` that differ from a greedy one's."""
     rng = np.random.default_rng(6)
     drawing: dict[str, Any] = {
         "temperature": np.array([0.0, 0.3, 0.7, 1.0, 1.5, 3.0], np.float32),
@@ -87,7 +87,7 @@ def _run(bench: Workbench, batch: SamplingBatch, logits: Activation) -> None:
 
 
 def _sample(bench: Workbench, settings: dict[str, Any]) -> float:
-    """How far the scores of the chosen tokens are below the best ones."""
+    """Returns how far the scores of the chosen tokens are below the best ones."""
     batch = replace(greedy(_ROWS), **settings)
     values, logits = _make_logits(bench)
     unlikely = np.array([1, 2, 3, 4, 5, 6], np.int32)  # what a kernel that does nothing leaves

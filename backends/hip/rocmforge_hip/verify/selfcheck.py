@@ -25,7 +25,7 @@ _COPIES: Final = 8
 
 
 def check_ops(found: FoundDevice, only: str) -> Iterator[OpCheck]:
-    """Results of all cases whose operation matches the pattern.
+    """Yields the results of all cases whose operation matches the pattern.
 
     What fails is a result. After an error of the device nothing more can be run on it.
     """
@@ -44,13 +44,13 @@ def check_ops(found: FoundDevice, only: str) -> Iterator[OpCheck]:
 
 
 def all_groups() -> Iterator[Group]:
-    """Everything there is to check."""
+    """Yields everything there is to check."""
     for module in (rows, matrices, adapters, attention, sampling, encoders):
         yield from module.groups()
 
 
 def run_group(found: FoundDevice, group: Group) -> Iterator[OpCheck]:
-    """Results of the cases of a group, up to the first at which the device fails."""
+    """Yields the results of the cases of a group, up to the first at which the device fails."""
     current = group.cases[0]
     try:
         with Workbench(found, group.recipe) as bench:
@@ -72,7 +72,7 @@ def _result(case: Case, error: float, failure: RocmForgeError | None = None) -> 
 
 
 def describe(found: FoundDevice) -> tuple[tuple[str, str], ...]:
-    """Device, software and speed, as label and text."""
+    """Describes device, software and speed, as labels and texts."""
     properties, info = found.properties, found.info
     driver = Driver(properties.index)
     runtime, lower = driver.versions()
@@ -93,12 +93,12 @@ def describe(found: FoundDevice) -> tuple[tuple[str, str], ...]:
 
 
 def _amdgpu_version() -> str:
-    """Of the driver that comes with ROCm; that of the Linux kernel has none."""
+    """Returns the version of ROCm's driver; that of the Linux kernel has none."""
     return _AMDGPU_VERSION.read_text().strip() if _AMDGPU_VERSION.is_file() else "of the kernel"
 
 
 def _copy_speed(driver: Driver) -> str:
-    """Of pinned memory."""
+    """Measures copies of pinned memory."""
     memory, stream = Memory(driver), driver.create_stream()
     host = memory.pinned(_COPY_BYTES, "measuring copies")
     there = memory.device(spec((_COPY_BYTES,), "u1"), "measuring copies")

@@ -93,7 +93,7 @@ class Workbench:
 
     @property
     def device(self) -> Device:
-        """For operations beside those of the model; it owns what they allocate."""
+        """The device, for other operations than the model's; it owns what they allocate."""
         return self._device
 
     def __enter__(self) -> Self:
@@ -124,7 +124,7 @@ class Workbench:
         return self._down.bytes[:size].view(array.dtype).reshape(array.shape).copy()
 
     def result(self, x: Activation) -> Float64:
-        """The values of an activation, float32 or float16."""
+        """Returns the values of an activation, float32 or float16."""
         array = x.f32 if x.f32 is not None else x.f16
         assert array is not None
         if x.stride:  # columns of a wider matrix: the row behind the last one is not there
@@ -156,7 +156,7 @@ class Workbench:
         ranges: Sequence[tuple[int, int]] = (),
         adapters: Sequence[int] = (),
     ) -> DeviceStep:
-        """A step on the device.
+        """Returns a step on the device.
 
         Args:
             chunks: For each sequence its context, how many of its last tokens are new, and its
@@ -189,7 +189,7 @@ class Workbench:
 
 
 def greedy(rows: int) -> SamplingBatch:
-    """Rows that take the largest logit."""
+    """Returns the rows that take the largest logit."""
     nothing = np.zeros(rows + 1, np.int32)
     zeros, ones = np.zeros(rows, np.float32), np.ones(rows, np.float32)
     return SamplingBatch(
@@ -326,7 +326,7 @@ def _weights(recipe: Recipe, config: ModelConfig) -> ModelWeights[GgufTensor]:
 
 
 def _adapter(rank: int, weights: ModelWeights[GgufTensor]) -> Adapter:
-    """An adapter of all matrices."""
+    """Returns an adapter of all matrices."""
     rng = np.random.default_rng(rank)
 
     def low_rank(role: str) -> LowRank:
@@ -345,6 +345,6 @@ def _rope_table(recipe: Recipe) -> RopeTable:
 
 
 def blocks_of(contexts: Sequence[int]) -> list[list[int]]:
-    """Blocks for these sequences, in an order that is not that of memory."""
+    """Returns the blocks for these sequences, in an order that is not that of memory."""
     order = list(np.random.default_rng(2).permutation(NUM_BLOCKS))
     return [[int(order.pop()) for _ in range(ceil_div(count, BLOCK_TOKENS))] for count in contexts]

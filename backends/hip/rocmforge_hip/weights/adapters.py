@@ -85,7 +85,7 @@ class AdapterStack(Generic[M]):
 
     @property
     def arrays(self) -> AdapterArrays[ArraySpec]:
-        """What the kernels read."""
+        """The arrays that the kernels read."""
         a_rows = b_chunks = pairs = 0
         for part, low_rank in self.low_ranks:
             pairs += 1
@@ -104,7 +104,7 @@ class AdapterStack(Generic[M]):
 def plan_adapters(
     weights: ModelWeights[Any], adapters: Sequence[Adapter]
 ) -> list[AdapterStack[Any]]:
-    """What the adapters add to the matrices of a model, planned or on the device."""
+    """Returns what adapters add to the matrices of a model, planned or on the device."""
     return [
         stack
         for index, layer in enumerate(weights.layers)
@@ -138,12 +138,12 @@ def _plan_layer(
 
 
 def adapter_bytes(stacks: Sequence[AdapterStack[Any]]) -> int:
-    """Bytes of device memory that they take."""
+    """Returns the bytes of device memory that they take."""
     return sum(total_bytes(stack.arrays) for stack in stacks)
 
 
 def most_tiles(rows: int, adapters: int) -> int:
-    """Into how many tiles so many rows may fall, each of them with one of the adapters."""
+    """Returns the most tiles that so many rows, each with one of the adapters, fall into."""
     return min(rows, (rows + (TILE - 1) * min(adapters, rows)) // TILE)
 
 
@@ -207,13 +207,13 @@ def pack_stack(stack: AdapterStack[Any]) -> AdapterArrays[npt.NDArray[Any]]:
 
 
 def _scaled(values: Float32Array, size: float) -> tuple[Float32Array, int]:
-    """The values times a power of two that makes `size` at most 1, and the exponent taken out."""
+    """Returns the values times a power of two that makes `size` at most 1, and its exponent."""
     exponent = math.frexp(size)[1]
     return np.ldexp(values, -exponent), exponent
 
 
 def tile_rows(adapters: Int32Array) -> tuple[Int32Array, Int32Array]:
-    """Rows with an adapter, in tiles of at most TILE rows with the same one.
+    """Sorts rows with an adapter into tiles of at most TILE rows with the same one.
 
     Args:
         adapters: [T], the adapter of each row, or a negative number.

@@ -29,7 +29,7 @@ X = TypeVar("X")
 def plan_encoder_weights(
     model: EncoderWeights[GgufTensor], context: int
 ) -> EncoderWeights[Planned]:
-    """The plan of an encoder's weights, for prompts of at most `context` tokens.
+    """Returns the plan of an encoder's weights, for prompts of at most `context` tokens.
 
     Raises:
         UnsupportedTensor: There are no kernels for a tensor.
@@ -47,14 +47,14 @@ def plan_encoder_weights(
 
 
 def encoder_storages(plan: EncoderWeights[Planned]) -> list[PlannedMatrix | PlannedVector]:
-    """Everything to be allocated, each once, in the order of the model."""
+    """Returns everything to be allocated, each once, in the order of the model."""
     found: list[Planned] = []
     convert_encoder(plan, found.append)
     return distinct_storages(found)
 
 
 def convert_encoder(model: EncoderWeights[W], function: Callable[[W], X]) -> EncoderWeights[X]:
-    """The same weights, each replaced by what the function makes of it."""
+    """Returns the same weights, each replaced by what the function makes of it."""
     own: dict[str, Any] = {
         name: _apply(function, getattr(model, name))
         for name in ("tokens", "positions", "types", "norm", "norm_bias", "output_norm")
@@ -116,7 +116,7 @@ def _plan_head(head: ScoreHead[GgufTensor]) -> ScoreHead[Planned]:
 
 
 def _positions(table: GgufTensor | None, context: int) -> PlannedPart | None:
-    """Rows of the table for positions that there can be."""
+    """Returns the rows of the table for positions that there can be."""
     if table is None:
         return None
     part = single(table.rows(0, context), None)

@@ -31,7 +31,7 @@ class Format:
     is_quantised: bool = True
 
     def row_bytes(self, in_features: int) -> int:
-        """Bytes of a row, the same as in the file."""
+        """Returns the bytes of a row, the same as in the file."""
         block, size = GGML_QUANT_SIZES[self.type]
         return in_features // block * size
 
@@ -55,7 +55,7 @@ FLOAT_FORMATS: Final = frozenset(each.name for each in FORMATS.values() if not e
 
 
 def format_of(tensor: GgufTensor) -> Format:
-    """The format of a matrix of the file.
+    """Returns the format of a matrix of the file.
 
     Raises:
         UnsupportedTensor: There are no kernels for its type or in_features.
@@ -113,10 +113,10 @@ Weight = MatrixPart | Vector
 
 
 def round_up(count: int, multiple: int) -> int:
-    """The least multiple that is not below `count`."""
+    """Returns the least multiple that is not below `count`."""
     return -(-count // multiple) * multiple
 
 
 def ceil_div(count: int, size: int) -> int:
-    """How many pieces of `size` hold `count`."""
+    """Returns how many pieces of `size` hold `count`."""
     return -(-count // size)

@@ -84,7 +84,7 @@ Planned = PlannedPart | PlannedVector
 
 
 def plan_weights(model: ModelWeights[GgufTensor]) -> ModelWeights[Planned]:
-    """The plan of a model's weights.
+    """Returns the plan of a model's weights.
 
     Raises:
         UnsupportedTensor: There are no kernels for a tensor.
@@ -100,25 +100,25 @@ def plan_weights(model: ModelWeights[GgufTensor]) -> ModelWeights[Planned]:
 
 
 def storages(plan: ModelWeights[Planned]) -> list[PlannedMatrix | PlannedVector]:
-    """Everything to be allocated, each once, in the order of the model."""
+    """Returns everything to be allocated, each once, in the order of the model."""
     found: list[Planned] = []
     convert(plan, found.append)
     return distinct_storages(found)
 
 
 def distinct_storages(found: Iterable[Planned]) -> list[PlannedMatrix | PlannedVector]:
-    """What these weights lie in, each once."""
+    """Returns what these weights lie in, each once."""
     each = (weight.matrix if isinstance(weight, PlannedPart) else weight for weight in found)
     return list({id(storage): storage for storage in each}.values())
 
 
 def weight_bytes(plan: ModelWeights[Planned]) -> int:
-    """Bytes of device memory that the weights take."""
+    """Returns the bytes of device memory that the weights take."""
     return sum(storage.storage.nbytes for storage in storages(plan))
 
 
 def convert(model: ModelWeights[W], function: Callable[[W], X]) -> ModelWeights[X]:
-    """The same weights, each replaced by what the function makes of it."""
+    """Returns the same weights, each replaced by what the function makes of it."""
     return ModelWeights(
         embedding=function(model.embedding),
         layers=tuple(_convert_layer(layer, function) for layer in model.layers),
@@ -160,17 +160,17 @@ def _plan_layer(layer: LayerWeights[GgufTensor]) -> LayerWeights[Planned]:
 
 
 def vector(tensor: GgufTensor | None) -> PlannedVector | None:
-    """A vector on its own, if there is one."""
+    """Returns a vector on its own, if there is one."""
     return None if tensor is None else PlannedVector((tensor,))
 
 
 def single(tensor: GgufTensor, product: Product | None) -> PlannedPart:
-    """A matrix on its own."""
+    """Returns a matrix on its own."""
     return _stack([tensor], product)[0]
 
 
 def _stack(tensors: Iterable[GgufTensor], product: Product | None) -> list[PlannedPart]:
-    """One matrix with the rows of several tensors of one type and in_features."""
+    """Plans one matrix with the rows of several tensors of one type and in_features."""
     tensors = list(tensors)
     parts, row = [], 0
     for tensor in tensors:
@@ -189,7 +189,7 @@ def _stack(tensors: Iterable[GgufTensor], product: Product | None) -> list[Plann
 def attention_input(
     layer: LayerWeights[GgufTensor] | EncoderLayer[GgufTensor],
 ) -> tuple[PlannedPart, PlannedPart, PlannedPart, tuple[PlannedVector | None, ...]]:
-    """Query, key and value stacked by type, and their biases stacked alike."""
+    """Stacks query, key and value by type, and their biases alike."""
     matrices = (layer.q, layer.k, layer.v)
     biases = (layer.q_bias, layer.k_bias, layer.v_bias)
     groups: dict[tuple[object, bool], list[int]] = {}
@@ -210,7 +210,7 @@ def attention_input(
 
 
 def interleave(gate: GgufTensor, up: GgufTensor) -> tuple[PlannedPart, PlannedPart]:
-    """Gate and up in one matrix."""
+    """Interleaves gate and up in one matrix."""
     if gate.type != up.type:
         raise UnsupportedTensor(
             up.name, f"it is {up.type.name}, but {gate.name} is {gate.type.name}"

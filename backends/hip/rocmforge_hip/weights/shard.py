@@ -1,4 +1,4 @@
-"""Which part of a model is a rank's: its configuration and its rows and columns of the tensors."""
+"""A rank's part of a model: its configuration, and its rows and columns of the tensors."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Shard:
         )
 
     def config(self, whole: ModelConfig) -> ModelConfig:
-        """The model as this rank computes it. Hidden size and vocabulary stay as they are."""
+        """Returns the model as this rank computes it; hidden size and vocabulary stay."""
         return replace(
             whole,
             num_heads=whole.num_heads // self.size,
@@ -55,7 +55,7 @@ class Shard:
         )
 
     def weights(self, whole: ModelWeights[GgufTensor]) -> ModelWeights[GgufTensor]:
-        """This rank's part of every tensor, sharing the memory of the file."""
+        """Returns this rank's part of every tensor, sharing the memory of the file."""
         return replace(
             whole,
             layers=tuple(self._layer(layer) for layer in whole.layers),
@@ -63,7 +63,7 @@ class Shard:
         )
 
     def adapter(self, whole: Adapter) -> Adapter:
-        """This rank's part of an adapter."""
+        """Returns this rank's part of an adapter."""
         layers = tuple(
             {role: self._low_rank(role, low_rank) for role, low_rank in layer.items()}
             for layer in whole.layers
@@ -107,7 +107,7 @@ class Shard:
 
 
 def _problems(config: ModelConfig, weights: ModelWeights[GgufTensor], size: int) -> Iterator[str]:
-    """Why the model cannot be cut into so many parts."""
+    """Yields why the model cannot be cut into so many parts."""
     for count, what, multiple in (
         (config.num_kv_heads, "key-value heads", 1),
         (config.num_heads, "heads", 1),

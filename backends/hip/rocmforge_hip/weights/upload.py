@@ -86,7 +86,7 @@ class WeightLoader:
     def load(
         self, plan: ModelWeights[Planned], progress: Callable[[float], None]
     ) -> ModelWeights[Weight]:
-        """Everything in the plan, on the device when this returns.
+        """Loads everything in the plan; it is on the device when this returns.
 
         Args:
             plan: What to load.
@@ -103,7 +103,7 @@ class WeightLoader:
     def load_storages(
         self, wanted: list[PlannedMatrix | PlannedVector], progress: Callable[[float], None]
     ) -> Callable[[Planned], Weight]:
-        """The same for these storages; returns what says what became of a planned weight."""
+        """Loads these storages; returns what says what became of a planned weight."""
         progress(0.0)
         self._chunk_bytes = _chunk_bytes(wanted)
         self._make_ring()
@@ -155,7 +155,7 @@ class WeightLoader:
             self._ring.append(stage)
 
     def _place(self, number: int) -> _Stage:
-        """The ring's place for the number-th piece, free."""
+        """Returns the ring's place for the number-th piece, free."""
         stage = self._ring[number % _RING]
         if number >= _RING:
             self._driver.synchronize_event(stage.is_free)
@@ -167,7 +167,7 @@ class WeightLoader:
         matrices: dict[int, Matrix],
         vectors: dict[int, Vector],
     ) -> Iterator[_Piece]:
-        """All pieces in order; what they are for is allocated when they are asked for."""
+        """Yields all pieces in order; what they are for is allocated when they are asked for."""
         for group in self._vector_groups([s for s in wanted if isinstance(s, PlannedVector)]):
             array, piece = self._vectors_piece(group)
             for storage, first in group:
@@ -181,7 +181,7 @@ class WeightLoader:
                 yield from self._matrix_pieces(planned, matrix)
 
     def _read_ahead(self, pieces: Iterator[_Piece]) -> Iterator[tuple[_Piece, _Stage]]:
-        """The pieces in order, each in the place of the ring that it was read to."""
+        """Yields the pieces in order, each in the place of the ring that it was read to."""
         reading: deque[tuple[_Piece, _Stage, Future[None]]] = deque()
         for number, piece in enumerate(pieces):
             if len(reading) == _AHEAD:
@@ -229,7 +229,7 @@ class WeightLoader:
     def _vector_groups(
         self, wanted: list[PlannedVector]
     ) -> Iterator[list[tuple[PlannedVector, int]]]:
-        """The vectors that travel together, each with its first element."""
+        """Yields the vectors that travel together, each with its first element."""
         group: list[tuple[PlannedVector, int]] = []
         length = 0
         for storage in wanted:
@@ -264,7 +264,7 @@ class WeightLoader:
 
 
 def _chunk_bytes(wanted: list[PlannedMatrix | PlannedVector]) -> int:
-    """Of a place in the ring: whole rows and whole vectors must fit."""
+    """Returns the bytes of a place in the ring: whole rows and whole vectors must fit."""
     largest = max(storage.storage.nbytes for storage in wanted)
     least = max(storage.storage.shape[-1] * storage.storage.dtype.itemsize for storage in wanted)
     return max(min(_CHUNK_BYTES, largest), least)
@@ -306,7 +306,7 @@ class _Files:
             os.close(self._open.popitem()[1])
 
     def _descriptor(self, path: Path) -> int:
-        """Two threads may open a file at once; the second descriptor is closed again."""
+        """Opens a file; of two threads that do at once, one closes its descriptor again."""
         if path not in self._open:
             opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             if self._open.setdefault(path, opened) != opened:
