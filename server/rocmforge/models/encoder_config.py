@@ -61,7 +61,7 @@ class EncoderConfig:
 
     @property
     def slopes(self) -> tuple[float, ...]:
-        """What each head's scores lose for a token of distance; empty for nothing."""
+        """The loss of each head's scores for a token of distance; empty for none."""
         return alibi_slopes(self.num_heads) if self.has_alibi else ()
 
     @property

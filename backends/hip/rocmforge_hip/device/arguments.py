@@ -32,7 +32,7 @@ class Pointer(Protocol):
 
     @property
     def address(self) -> int:
-        """Where it lies in device memory."""
+        """Its place in device memory."""
         ...
 
 

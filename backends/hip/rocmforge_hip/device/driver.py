@@ -53,7 +53,7 @@ class HipError(BackendError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceProperties:
-    """What HIP says about a device."""
+    """The facts of a device, as HIP states them."""
 
     index: int
     name: str

@@ -14,7 +14,7 @@ from rocmforge_hip.device.memory import Memory
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What a loaded model holds of the device; freed in this order, from the last to the first."""
+    """The parts of a device that a loaded model holds; freed from the last to the first."""
 
     driver: Driver
     stream: int

@@ -1,4 +1,4 @@
-"""Which HIP library drives the device: ROCm's, or one that forwards HIP to something else.
+"""The HIP library that drives the device: ROCm's, or one that forwards HIP elsewhere.
 
 hip-python opens `libamdhip64.so` at the first call, below `$ROCM_PATH` if that is set. So a
 platform is a library directory, and it has to be chosen before the first call. This is the one
@@ -23,7 +23,7 @@ LIB_DIR: Final = Path(__file__).parents[1] / "lib"
 
 
 class Platform(StrEnum):
-    """What lies beneath HIP. HIP itself calls the first two `amd` and `nvidia`."""
+    """The driver beneath HIP. HIP itself calls the first two `amd` and `nvidia`."""
 
     ROCM = "rocm"
     NVIDIA = "nvidia"  # the CUDA driver, through the library this package ships

@@ -1,4 +1,4 @@
-"""What the targets of numba have in common."""
+"""The protocol that the targets of numba have in common."""
 
 from __future__ import annotations
 

@@ -29,14 +29,14 @@ UNAVAILABLE_STATUS: Final = 3
 
 
 class Job(msgspec.Struct, frozen=True):
-    """What to compile."""
+    """A processor to compile, and for which device."""
 
     target: str  # "gfx1100", "sm_90"
     processors: tuple[str, ...]
 
 
 class Made(msgspec.Struct, frozen=True):
-    """What became of a processor: code, or a problem."""
+    """The result of compiling a processor: code, or a problem."""
 
     processor: str
     symbol: str = ""

@@ -1,4 +1,4 @@
-"""What an encoder will take of a device's memory: weights and activations, and no cache."""
+"""The memory that an encoder will take of a device: weights and activations, and no cache."""
 
 from __future__ import annotations
 

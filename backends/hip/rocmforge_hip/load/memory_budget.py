@@ -1,4 +1,4 @@
-"""What a model will take of a device's memory: computed before anything is loaded."""
+"""The memory that a model will take of a device, computed before anything is loaded."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class MemoryNeeds(Generic[R]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan(MemoryNeeds[DecoderArrays[ArraySpec]]):
-    """The same with a cache. `str()` is for people."""
+    """The needs of a decoder together with its cache. `str()` is for people."""
 
     num_blocks: int
 

@@ -1,4 +1,4 @@
-"""What loading a part of a model asks of the rank whose part it is."""
+"""The protocol by which loading a part of a model asks the rank whose part it is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which sizes of models there are kernels for."""
+"""The sizes of models that there are kernels for."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class DeviceRopeTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DecoderResources:
-    """What the operations of a decoder work with."""
+    """The things that the operations of a decoder work with."""
 
     config: ModelConfig
     library: KernelLibrary

@@ -1,4 +1,4 @@
-"""How work is cut into blocks: grids and splits, for a device with so many compute units.
+"""The cutting of work into blocks: grids and splits for a number of compute units.
 
 Everything here depends on shapes only, never on values, so that a captured graph has the geometry
 of its bucket.
@@ -29,7 +29,7 @@ _MIN_PART_TOKENS: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class AttentionSplit:
-    """How the context of a decoding sequence is cut."""
+    """The cutting of a decoding sequence's context."""
 
     tokens: int  # of a split, a multiple of BLOCK_TOKENS
     count: int

@@ -107,8 +107,9 @@ class LinearKernels:
     ) -> Activation:
         """Multiplies as `Ops.linear` says; arguments as of `multiply`.
 
-        A stack of matrices is multiplied as a whole when the first of them is asked for, and `then`
-        called with all of the product.
+        Query, key and value are asked for one by one, but lie stacked in one matrix. The stack is
+        multiplied as a whole when the first of them is asked for, and `then` called with all of the
+        product; it is remembered, so that the others get their columns of it without a launch.
         """
         part = part_of(weight)
         if self._multiplied is None or self._multiplied[:2] != (part.matrix, x):

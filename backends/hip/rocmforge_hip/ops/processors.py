@@ -26,7 +26,7 @@ _POINTER_BYTES: Final = 8
 
 
 class Processors(Protocol):
-    """How a backend runs processors; there are two ways."""
+    """A way to run logits processors: on the device or on the host."""
 
     def apply(self, step: DeviceStep, scores: DeviceArray, sampled: DeviceArray) -> None:
         """Changes the scores [L, V] of the rows that have processors.

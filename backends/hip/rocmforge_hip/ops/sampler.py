@@ -1,4 +1,4 @@
-"""From logits to tokens on the device; the meaning is that of the reference's `sampling`."""
+"""The step from logits to tokens on the device, as the reference's `sampling` defines it."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class StepShape:
 
 @dataclass(frozen=True, slots=True)
 class SamplingNeeds:
-    """Which of the sampling kernels a step needs."""
+    """The sampling kernels that a step needs."""
 
     adjusts: bool  # a row has a penalty, a bias, a mask or a processor: what is drawn is a copy
     masks: bool  # a row has a mask
@@ -305,7 +305,7 @@ def _contents(step: StepInput, shape: StepShape) -> StepArrays[Content]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeviceStep:
-    """What the operations see of a step: its sizes, and its arrays on the device."""
+    """A step as the operations see it: its sizes, and its arrays on the device."""
 
     shape: StepShape
     inputs: StepArrays[DeviceArray]

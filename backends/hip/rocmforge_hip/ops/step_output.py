@@ -17,7 +17,7 @@ _ALIGN: Final = 16
 
 @dataclass(frozen=True, eq=False)
 class OutputLayout:
-    """Where the results of `rows` rows with `num_top` top_logprobs lie in the output buffer.
+    """The places of the results of `rows` rows with `num_top` top_logprobs in their buffer.
 
     The tokens come first, wherever the others lie: the next step reads them there. Sums of hidden
     states come last.

@@ -1,4 +1,4 @@
-"""What rank 0 and the other ranks tell each other: pickled, between processes of one program.
+"""The messages between rank 0 and the other ranks: pickled, in one program's processes.
 
 A worker is sent `StartRank`, then the group's id as bytes; from then on each call that rank 0 makes
 of its own runner: a `StepInput` to submit, the masks for one as an array, or an `Order`. It answers
@@ -18,7 +18,7 @@ from rocmforge_hip.weights.shard import Shard
 
 @dataclass(frozen=True, slots=True)
 class StartRank:
-    """What to load."""
+    """The model that a rank is to load."""
 
     device: FoundDevice  # with the least free memory of all: then all plan alike
     model: Path
@@ -34,7 +34,7 @@ class Order(Enum):
 
 
 class Stage(Enum):
-    """How far a worker has come."""
+    """The progress of a worker."""
 
     OPENED = auto()  # the device; now it waits for the group's id
     LOADED = auto()

@@ -1,4 +1,4 @@
-"""What runners of decoders and of encoders have in common."""
+"""The parts that runners of decoders and of encoders have in common."""
 
 from __future__ import annotations
 

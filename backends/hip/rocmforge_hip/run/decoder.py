@@ -60,7 +60,7 @@ class Model:
 
 
 class _Forward(NamedTuple):
-    """What a forward pass left for the end of its step."""
+    """The results of a forward pass for the end of its step."""
 
     hidden: Activation | None  # of all tokens, if sums of it are wanted
     logits: Activation | None  # None if a graph has sampled them too

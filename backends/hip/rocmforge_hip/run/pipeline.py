@@ -33,7 +33,7 @@ class Lane:
 
 
 class Timing(NamedTuple):
-    """What a step took."""
+    """The time that a step took."""
 
     device_ns: int
     launches: int  # since the step before was collected
@@ -41,7 +41,7 @@ class Timing(NamedTuple):
 
 
 class Pipeline(Generic[T]):
-    """What is in flight on a device, in order; `T` is what the runner must know of a step.
+    """The steps in flight on a device, in order; `T` is what the runner must know of one.
 
     Args:
         device: Owned from now on.

@@ -1,4 +1,4 @@
-"""How much a step reads, and how fast the device copies: the two sides of a metric."""
+"""The bytes that a step reads, and the speed of copies: the two sides of a metric."""
 
 from __future__ import annotations
 

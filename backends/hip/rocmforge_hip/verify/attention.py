@@ -79,7 +79,7 @@ def _group(recipe: Recipe) -> Group:
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """What was given to `rope_and_store` in a step of all tokens, and what it made of it."""
+    """The arguments of `rope_and_store` in a step of all tokens, and its results."""
 
     inputs: tuple[Float64, Float64, Float64]  # q, k, v [T, heads, head_dim]
     rotated: Float64  # [T, heads, head_dim]

@@ -1,4 +1,4 @@
-"""What becomes of LoRA adapters on the device; nothing is allocated yet.
+"""The placement of LoRA adapters on the device; nothing is allocated yet.
 
 All adapters of a matrix, which may itself be a stack of matrices of the model, lie together in the
 layout of kernels/src/lora.hip: one launch serves the rows of all of them.

@@ -1,4 +1,4 @@
-"""What becomes of each tensor of an encoder's file on the device."""
+"""The placement of each tensor of an encoder's file on the device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of each tensor of the file on the device; nothing is read or allocated yet.
+"""The placement of each tensor of the file on the device; nothing is read or allocated yet.
 
 Query, key and value of one stored type are stacked into one matrix, and gate and up interleaved:
 both are multiplied with the same activation, and one launch reads more memory at a time than three.
@@ -55,7 +55,7 @@ class PlannedMatrix:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlannedPart:
-    """Where in a planned matrix one weight of the model lies."""
+    """The place of one weight of the model in a planned matrix."""
 
     matrix: PlannedMatrix
     first: int
