@@ -116,6 +116,20 @@ def test_no_page_says_what_was_replaced(page: Path) -> None:
     assert [f for f in FORMER_IN_PAGES if re.search(f, text, re.IGNORECASE)] == []
 
 
+def test_docstrings_begin_with_a_verb_or_a_thing() -> None:
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    vague = re.compile(r"(?:What|The same|Those|As)\b")
+    found = [
+        (str(path.relative_to(ROOT)), docstring.splitlines()[0])
+        for path, tree in modules().items()
+        for node in ast.walk(tree)
+        if isinstance(node, kinds)
+        and (docstring := ast.get_docstring(node))
+        and vague.match(docstring)
+    ]
+    assert found == []
+
+
 @pytest.mark.slow
 def test_no_two_public_classes_have_one_name() -> None:
     homes = defaultdict(list)

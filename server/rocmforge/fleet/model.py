@@ -109,7 +109,7 @@ class ServedModel:
 
     @property
     def context_length(self) -> int | None:
-        """The same; before the model is loaded what is hoped for, None if that is not known."""
+        """Its context in tokens; before it is loaded what is hoped for, None if not known."""
         runner = self.entry.status.runner
         return self.declared_context if runner is None else runner.max_context
 
