@@ -104,10 +104,10 @@ bench-kernels platform="rocm":
 check-kernels: (build-kernels "amd")
     #!/usr/bin/env bash
     set -euo pipefail
-    pytest -q tests/kernels/test_metadata.py --kernel-targets amd
+    pytest -q tests/kernels/compiled/test_metadata.py --kernel-targets amd
     for wave in 32 64; do
       for order in forward reverse random; do
-        pytest -q tests/kernels tests/platform --ignore tests/kernels/test_metadata.py \
+        pytest -q tests/kernels tests/platform --ignore tests/kernels/compiled/test_metadata.py \
           --wave $wave --lane-order $order
       done
     done

@@ -1,7 +1,8 @@
 """Reports what the compiler made of kernels: `python -m kernels.report --targets gfx1100,gfx942`.
 
 One line per kernel and target: registers, LDS, how many waves that lets run at once, and which
-instructions the code consists of. tests/kernels/test_metadata.py holds the same numbers to limits.
+instructions the code consists of. tests/kernels/compiled/test_metadata.py holds the same numbers to
+limits.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The reference backend, through the protocol that the engine uses.
 
-Other backends are compared with it: tests/kernels and tests/e2e/test_hip_models.py.
+Other backends are compared with it: tests/kernels and tests/e2e/hip/test_hip_models.py.
 """
 
 from __future__ import annotations

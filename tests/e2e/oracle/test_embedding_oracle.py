@@ -22,7 +22,7 @@ from tests.support.options import SMALL
 
 pytestmark = pytest.mark.model
 
-ORACLE = Path(__file__).parents[1] / "data/models/oracle/embeddings.json"
+ORACLE = Path(__file__).parents[2] / "data/models/oracle/embeddings.json"
 CLOSE = 0.998  # llama.cpp rounds activations to int8 before each product, which costs 0.001
 
 

@@ -13,13 +13,13 @@ import httpx
 import pytest
 
 from tests.e2e.conftest import serve_command
-from tests.e2e.test_serve import rocmforge
+from tests.e2e.server.test_serve import rocmforge
 from tests.support.certificates import make_certificate
 from tests.support.server import LiveServer, free_port
 
 pytestmark = pytest.mark.model
 
-TLS = Path(__file__).parents[1] / "data/tls"
+TLS = Path(__file__).parents[2] / "data/tls"
 CERTIFICATE = ("--tls-certificate", str(TLS / "certificate.pem"), "--tls-key", str(TLS / "key.pem"))
 PATIENCE_S = 60.0
 

@@ -28,8 +28,8 @@ from rocmforge.errors import (
     QueueFull,
 )
 from tests.api.conftest import Client
+from tests.api.endpoints.test_models import Models
 from tests.api.fake_engine import FakeEngine
-from tests.api.test_models import Models
 from tests.support.server import LiveServer
 
 pytestmark = pytest.mark.slow

@@ -22,7 +22,7 @@ from tests.data.text.make_goldens import (
     texts,
 )
 
-DATA = Path(__file__).parents[1] / "data" / "text"
+DATA = Path(__file__).parents[2] / "data" / "text"
 TOKENS: dict[str, dict[str, Any]] = json.loads((DATA / "tokens.json").read_text())
 TEMPLATES: dict[str, dict[str, str | None]] = json.loads((DATA / "templates.json").read_text())
 VOCABULARIES = sorted(name for name in TOKENS if name.startswith("ggml-vocab-"))

@@ -16,8 +16,8 @@ from rocmforge.api.http.keys import Keyring
 from rocmforge.api.http.settings import ApiSettings
 from rocmforge.engine.ipc.params import NO_KEY, Share
 from tests.api.fake_engine import FakeEngine, build_app, make_model
+from tests.api.keys.test_keys import PROMPT, a_key, bearer
 from tests.api.live import live_server
-from tests.api.test_keys import PROMPT, a_key, bearer
 from tests.support.server import LiveServer
 
 PLACES = 4 + 60  # of the live server, running and waiting

@@ -1,6 +1,6 @@
 """Reads a stream of a live server over a slow link, and prints when its tokens came.
 
-python -m tests.api.slow_stream FOLDER
+python -m tests.api.http.slow_stream FOLDER
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from tests.data.text.make_encoder_goldens import LINES, PRE_TOKENIZERS
 from tests.data.text.make_goldens import digest, texts
 from tests.support.encoder_steps import encoder_step, run
 
-GOLDENS = Path(__file__).parents[1] / "data/text"
+GOLDENS = Path(__file__).parents[2] / "data/text"
 DIGESTS: dict[str, dict[str, list[str]]] = json.loads((GOLDENS / "encoder_tokens.json").read_text())
 VECTORS: dict[str, list[dict[str, Any]]] = json.loads(
     (GOLDENS / "encoder_vectors.json").read_text()

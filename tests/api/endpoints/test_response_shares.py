@@ -13,7 +13,7 @@ from rocmforge.api.http.settings import ApiSettings
 from rocmforge.errors import QueueFull
 from tests.api.conftest import Client
 from tests.api.fake_engine import FakeEngine, build_app, make_model, say
-from tests.api.test_keys import a_key, bearer
+from tests.api.keys.test_keys import a_key, bearer
 
 PATH = "/v1/responses"
 MAX_BYTES = 200_000

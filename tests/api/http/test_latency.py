@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.api.slow_stream import TOKENS
+from tests.api.http.slow_stream import TOKENS
 from tests.support import slow_link
 from tests.support.server import LiveServer
 
@@ -41,7 +41,7 @@ def test_tokens_come_one_by_one_over_a_slow_link(tmp_path: Path) -> None:
     """Held back until the last packet is acknowledged, they would come in twos and threes."""
     if missing := slow_link.why_not():
         pytest.skip(missing)
-    module = (sys.executable, "-m", "tests.api.slow_stream", str(tmp_path))
+    module = (sys.executable, "-m", "tests.api.http.slow_stream", str(tmp_path))
     reads = json.loads(slow_link.in_namespace(DELAY_MS, *module))
     tokens = [count for _, count in reads if count]
     assert tokens.count(1) > 0.8 * TOKENS

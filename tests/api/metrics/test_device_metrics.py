@@ -19,7 +19,7 @@ from rocmforge.engine.ipc.status import EngineStats, EngineStatus
 from rocmforge.engine.ipc.totals import Totals, families
 from rocmforge.fleet.fleet import Fleet
 from tests.api.fake_engine import RUNNER, FakeEngine, make_model
-from tests.api.test_metrics import value
+from tests.api.metrics.test_metrics import value
 
 DEVICES = ("0000:03:00.0", "0000:43:00.0")
 COSTS = EngineStats(totals=Totals(launches=70, read_bytes=6_000_000, gap_ns=1_500_000, device_ns=3))
@@ -104,7 +104,7 @@ def test_the_documentation_has_every_family_and_no_other(sysfs: Path) -> None:
             for family in text_string_to_metric_families(client.get("/metrics").text)
             if family.name.startswith("rocmforge_")
         }
-    folder = Path(__file__).parents[2] / "docs"
+    folder = Path(__file__).parents[3] / "docs"
     rows = re.findall(
         r"^\| (`.*?`) \|", (folder / "monitoring.md").read_text("utf-8"), re.MULTILINE
     )

@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from tests.api.live import assert_settles
-from tests.api.test_sdk_node import node_modules
+from tests.api.sdks.test_sdk_node import node_modules
 from tests.support.fake_backend import HIDDEN_SIZE, prompt_logprobs
 from tests.support.server import ROOT, LiveServer
 

@@ -10,8 +10,8 @@ from litestar.testing import TestClient
 
 from rocmforge.api.http.settings import ApiSettings
 from tests.api.conftest import Client
+from tests.api.endpoints.test_embeddings import EMBEDDING_RUNNER, embeds
 from tests.api.fake_engine import FakeEngine, build_app, make_model
-from tests.api.test_embeddings import EMBEDDING_RUNNER, embeds
 
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "hello"}]},

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 # Both cache types, every group of architectures, every family of stored types.
 DECODERS = (
     "test_every_architecture_gives_the_references_tokens and (llama] or gemma3] or phi3]) or "
@@ -36,7 +36,7 @@ def test_whole_models_on_waves_of_64_lanes(
     if options.getoption("--platform") != "host" or options.getoption("--wave") == 64:
         pytest.skip("for the host platform, where the other tests run waves of 32 lanes")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--wave", "64"]
-    command += [f"tests/e2e/{file}", "-k", cases]
+    command += [f"tests/e2e/hip/{file}", "-k", cases]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout[-4000:]
     assert f"{count} passed" in result.stdout, result.stdout[-500:]

@@ -21,7 +21,7 @@ from tests.api.fake_engine import FakeEngine, build_app, make_model
 from tests.api.live import assert_settles, live_server
 from tests.support.server import LiveServer
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 KEY = "a-very-secret-key"
 BODY = {"model": "tiny", "prompt": "hello", "max_tokens": 2}
 RECEIVE_S = 1.0

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from rocmforge.fleet.entry import ModelState
-from tests.api.test_disconnect import Connection, finishing, silent, until
-from tests.api.test_models import Models
+from tests.api.endpoints.test_models import Models
+from tests.api.http.test_disconnect import Connection, finishing, silent, until
 
 BODY: dict[str, Any] = {"model": "org/lazy", "messages": [{"role": "user", "content": "hello"}]}
 

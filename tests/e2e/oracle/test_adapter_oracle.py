@@ -19,7 +19,7 @@ from tests.support.options import SMALL
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(900)]
 
-ORACLE = Path(__file__).parents[1] / "data/models/oracle/smollm2_adapters.json"
+ORACLE = Path(__file__).parents[2] / "data/models/oracle/smollm2_adapters.json"
 NEAR_TIE = 0.01  # nats; two correct implementations may part at such a step
 SEEDS = (1, 2)
 PLAIN = [7042, 30, 198, 198]  # llama.cpp's continuation without an adapter
