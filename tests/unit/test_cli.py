@@ -189,6 +189,7 @@ def test_backends_lists_the_reference_with_its_device(capsys: pytest.CaptureFixt
     assert rows["reference"]["devices"][0]["memory_total"] > 0
 
 
+@pytest.mark.slow
 def test_a_path_is_not_broken_where_no_terminal_is(tmp_path: Path) -> None:
     folder = tmp_path / ("a-very-long-name-" * 12)
     folder.mkdir()
@@ -196,6 +197,7 @@ def test_a_path_is_not_broken_where_no_terminal_is(tmp_path: Path) -> None:
     assert str(path) in rocmforge("inspect", str(path)).stdout
 
 
+@pytest.mark.slow
 def test_a_context_above_the_models_is_said_to_be_cut(tmp_path: Path) -> None:
     path = write_speaking(tmp_path, "llama")
     for arguments in ((), ("--plan", "--backend", "reference")):
@@ -205,6 +207,7 @@ def test_a_context_above_the_models_is_said_to_be_cut(tmp_path: Path) -> None:
     assert result.stderr == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("others", "begins"),
     [((), "rocmforge: error: Architecture"), (("b={}",), "rocmforge: error: llama could not be")],

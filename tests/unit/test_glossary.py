@@ -98,6 +98,7 @@ def test_no_word_has_two_rows() -> None:
     assert sorted({word for word in words if words.count(word) > 1}) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("former", FORMER)
 def test_no_name_holds_a_word_that_was_replaced(former: str) -> None:
     pattern = re.compile(former, re.IGNORECASE)

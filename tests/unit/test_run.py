@@ -22,6 +22,8 @@ from tests.api import tiny
 from tests.api.fake_engine import FakeEngine, make_model, requested, say, tiny_text
 from tests.support.speaking import write_speaking
 
+pytestmark = pytest.mark.slow
+
 OPTIONS = Options(system=None, temperature=0.0, seed=None, max_tokens=None)
 
 

@@ -26,6 +26,8 @@ from tests.unit.engine.client.test_client import Engine, config, read, run, toke
 from tests.unit.engine.constraint.test_grammar import PIECES, VOCAB_SIZE, lark
 from tests.unit.engine.helpers import request
 
+pytestmark = pytest.mark.slow
+
 END = (262,)
 MEBI = 1 << 20
 UNUSED = range(len(PIECES.pieces), 1000)
