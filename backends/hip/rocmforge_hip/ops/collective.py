@@ -110,12 +110,14 @@ class Communicator:
     def abort(self) -> None:
         """Ends what waits for other ranks, also on the device; what was being computed is lost.
 
-        From any thread, any number of times.
+        From any thread, any number of times. The first call may take long: NVIDIA's library, for
+        one, did not return while captured steps existed. Others return at once, so that whoever
+        owns those can destroy them.
         """
         with self._lock:
             handle, self._handle = self._handle, None
-            if handle is not None:
-                self._rccl.ncclCommAbort(handle)
+        if handle is not None:
+            self._rccl.ncclCommAbort(handle)
 
     def close(self) -> None:
         """Leaves the group, as all ranks do at the same time; after `abort` nothing is left to do.

@@ -17,6 +17,7 @@ from rocmforge_hip.parallel.messages import Failed, Order, Stage
 
 WORKER: Final = "rocmforge_hip.parallel.worker"
 _GRACE_S: Final = 10.0
+_ABORT_S: Final = 1.0  # that aborting a group may take before what it waits for is given back
 
 
 class RankFailed(BackendError):
@@ -93,6 +94,7 @@ class Workers:
         self._workers = [WorkerProcess(rank, device) for rank, device in enumerate(devices, 1)]
         self._watcher: Thread | None = None
         self._all_loaded = Event()  # or one has failed
+        self._watch_over = Event()  # one has failed, which `failure` tells, or all have ended
         self._has_ended = False
         self.failure: RankFailed | None = None
         """Of the first worker that failed, once they are watched."""
@@ -121,7 +123,7 @@ class Workers:
             worker.send(data)
         except OSError:
             if self._watcher is not None:
-                self._watcher.join()  # it has noticed too
+                self._watch_over.wait()  # it notices too, and may then be busy for long
             raise self.failure or worker.failure() from None
 
     def wait_opened(self) -> None:
@@ -158,14 +160,16 @@ class Workers:
         while True:
             ready = connection.wait(list(workers))
             if self._has_ended:
+                self._watch_over.set()
                 return
             for each in ready:
                 assert isinstance(each, Connection)
                 answer = workers[each].receive()
                 if isinstance(answer, RankFailed):
                     self.failure = answer
-                    on_failure()
                     self._all_loaded.set()
+                    self._watch_over.set()
+                    on_failure()
                     return
                 loaded += 1
             if loaded == len(workers):
@@ -195,6 +199,6 @@ class Workers:
 
     def _finish(self) -> None:
         if self._watcher is not None:
-            self._watcher.join()
+            self._watcher.join(_ABORT_S)
         for worker in self._workers:
             worker.connection.close()
