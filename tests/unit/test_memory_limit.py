@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -26,8 +27,14 @@ def test_the_limit_is_held(tmp_path: Path, limit: int, status: int) -> None:
     command = (sys.executable, "-m", "pytest", "-c", "/dev/null", "--rootdir", str(tmp_path))
     plugins = ("-p", "tests.support.memory", "-p", "no:cacheprovider", "-p", "no:randomly")
     limits = ("--memory-limit", str(limit))
+    # Options of this run, such as CI's, are not those of the one that is tested.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
     done = subprocess.run(
-        (*command, *plugins, *limits, str(hungry)), capture_output=True, text=True, check=False
+        (*command, *plugins, *limits, str(hungry)),
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
     )
     assert done.returncode == status, done.stdout
     if status:

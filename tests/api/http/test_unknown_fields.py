@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 from litestar.testing import TestClient
 
@@ -116,3 +117,13 @@ def test_unknown_parameters_of_a_query_are_named(client: Client) -> None:
     response = client.get(f"/v1/responses/{stored['id']}?no_such=1")
     assert response.status_code == 200
     assert response.headers[HEADER] == "no_such"
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_a_field_whose_name_is_not_utf8_is_a_mistake_of_the_request(
+    client: Client, path: str
+) -> None:
+    body = msgspec.json.encode({**BODIES[path], "Echo": True}).replace(b"Echo", b"\xeccho")
+    response = client.post(path, content=body, headers={"content-type": "application/json"})
+    assert response.status_code == 400
+    assert "not valid UTF-8" in response.text

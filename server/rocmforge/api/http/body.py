@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -41,7 +43,8 @@ async def read_json(request: Request[Any, Any, Any], decoder: msgspec.json.Decod
     check_json(request)
     body = await _read(request)
     wanted = decode(body, decoder)
-    check_fields(request, body, decoder.type)
+    with _as_mistakes():  # it looks into fields that the decoder passed over
+        check_fields(request, body, decoder.type)
     return wanted
 
 
@@ -64,10 +67,18 @@ async def _read(request: Request[Any, Any, Any]) -> bytes:
 
 def decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     """Decodes JSON, naming the field when it does not fit."""
+    with _as_mistakes():
+        try:
+            return decoder.decode(body)
+        except msgspec.ValidationError as error:
+            raise _invalid_field(str(error), decoder.type) from None
+
+
+@contextmanager
+def _as_mistakes() -> Iterator[None]:
+    """Makes the client's mistakes of what the parser of JSON raises."""
     try:
-        return decoder.decode(body)
-    except msgspec.ValidationError as error:
-        raise _invalid_field(str(error), decoder.type) from None
+        yield
     except msgspec.DecodeError as error:
         raise InvalidParameter(f"The request body is not valid JSON: {error}.") from None
     except UnicodeDecodeError as error:
