@@ -19,7 +19,7 @@ check base="main":
     mypy
     changed | xargs -r pytest -q
 
-# Unit tests that need no kernels, no processes and no real models: ten seconds.
+# Unit tests that need no kernels, no processes and no real models: about 20 s on two cores.
 fast *arguments:
     pytest -q {{ parallel }} -m "not slow and not model" --hypothesis-profile fast \
       --randomly-dont-reset-seed tests/unit {{ arguments }}
