@@ -40,6 +40,7 @@ LAYERS = (
     ("rocmforge.logits",),
     ("rocmforge.gguf", "rocmforge.backend"),
     ("rocmforge.settings", "rocmforge.catalog", "rocmforge.logs", "rocmforge.sensors"),
+    ("rocmforge.checkpoint",),
     ("rocmforge.expected",),
     ("rocmforge.errors", "rocmforge"),
 )
@@ -47,6 +48,7 @@ LAYERS = (
 # What a backend may use of the server.
 BACKEND_MAY_IMPORT = (
     "rocmforge.backend",
+    "rocmforge.checkpoint",
     "rocmforge.logits",
     "rocmforge.models",
     "rocmforge.gguf",

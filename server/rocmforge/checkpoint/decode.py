@@ -1,0 +1,71 @@
+"""The values of stored weights, as float32: the one place that borrows GGUF's dequantisation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+from gguf.constants import GGMLQuantizationType
+from gguf.quants import dequantize
+
+from rocmforge.checkpoint.formats import WeightFormat
+
+_PLAIN: Final[Mapping[str, np.dtype[Any]]] = MappingProxyType(
+    {
+        "f64": np.dtype("<f8"),
+        "f32": np.dtype("<f4"),
+        "f16": np.dtype("<f2"),
+        "i8": np.dtype("i1"),
+        "i16": np.dtype("<i2"),
+        "i32": np.dtype("<i4"),
+        "i64": np.dtype("<i8"),
+    }
+)
+"""Formats of single numbers that NumPy has."""
+
+_CHUNK_ELEMENTS: Final = 1 << 18
+"""Elements converted at a time: temporaries stay within a few MiB, whatever the tensor's size."""
+
+
+def decode(format: WeightFormat, blocks: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
+    """Returns the elements of rows, in new memory.
+
+    Args:
+        format: How they are stored.
+        blocks: [..., bytes of a row], whole blocks.
+
+    Returns:
+        [..., elements of a row].
+
+    Raises:
+        NotImplementedError: Nobody here can tell the values of this format.
+    """
+    stored = blocks.reshape(-1)
+    row_elements = blocks.shape[-1] // format.block_bytes * format.block_size
+    values = np.empty(len(stored) // format.block_bytes * format.block_size, np.float32)
+    step = _CHUNK_ELEMENTS // format.block_size
+    # A broken file may hold scales that overflow: the model shows it as NaN or infinity.
+    with np.errstate(over="ignore", invalid="ignore"):
+        for block in range(0, len(stored) // format.block_bytes, step):
+            chunk = stored[block * format.block_bytes : (block + step) * format.block_bytes]
+            first = block * format.block_size
+            values[first : first + step * format.block_size] = _decode(format, chunk)
+    return values.reshape(*blocks.shape[:-1], row_elements)
+
+
+def _decode(format: WeightFormat, blocks: npt.NDArray[np.uint8]) -> npt.NDArray[Any]:
+    if format.name in _PLAIN:
+        return blocks.view(_PLAIN[format.name])
+    if format.name == "q1_0":
+        return _one_bit(blocks.reshape(-1, format.block_bytes))
+    return dequantize(blocks, GGMLQuantizationType[format.name.upper()])
+
+
+def _one_bit(blocks: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
+    """Returns d where a bit is set and -d elsewhere; a block is the half d and the bits."""
+    scale = blocks[:, :2].copy().view("<f2").astype(np.float32)
+    bits = np.unpackbits(blocks[:, 2:], axis=-1, bitorder="little")
+    return np.where(bits, scale, -scale).reshape(-1)
