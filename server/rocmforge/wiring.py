@@ -15,7 +15,7 @@ from rocmforge.api.http.keys import ApiKey, Keyring, given_keys, read_keys
 from rocmforge.api.http.settings import ApiSettings
 from rocmforge.api.metrics.request_log import RequestLog
 from rocmforge.api.metrics.tracing import Tracer
-from rocmforge.backend.protocol import AdapterSpec, LoadOptions
+from rocmforge.backend.protocol import LoadOptions
 from rocmforge.catalog import default_names, find_model
 from rocmforge.engine.client.client import AsyncEngine
 from rocmforge.engine.client.config import EngineConfig
@@ -30,7 +30,7 @@ from rocmforge.gguf.identity import FileIdentity
 from rocmforge.gguf.reader import GgufFile, open_gguf
 from rocmforge.logits.registry import load_processors
 from rocmforge.models.encoder_config import EncoderConfig
-from rocmforge.models.lora import parse_adapters, read_adapters
+from rocmforge.models.lora import AdapterSpec, parse_adapters, read_adapters
 from rocmforge.models.memory import stored_weight_bytes
 from rocmforge.models.pooling import PoolingType, declared_pooling
 from rocmforge.models.rank_head import RankHead, read_rank_head

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from gguf.constants import GGMLQuantizationType
 
-from rocmforge.backend.protocol import NO_ADAPTER, AdapterSpec, Float32Array
+from rocmforge.backend.protocol import NO_ADAPTER, Float32Array
 from rocmforge.errors import BadAdapter
+from rocmforge.models.lora import AdapterSpec
 from tests.backend.conftest import Load
 from tests.backend.driving import Chunk, Want
 from tests.data.models import tiny_adapters

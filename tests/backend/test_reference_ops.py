@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from rocmforge.backend.ops import ActivationFunction
-from rocmforge.models.config import RopeStyle
+from rocmforge.models.config import ActivationFunction, RopeStyle
 from rocmforge_reference import ops
 
 BLOCK = 16

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from rocmforge.backend.ops import ActivationFunction
+from rocmforge.models.config import ActivationFunction
 from rocmforge_reference import ops
 from tests.support.weights import Bytes, Matrix, gated_rows, random_matrix, round_up
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rocmforge.backend.protocol import AdapterSpec
 from rocmforge.errors import BadAdapter, ConfigurationError
+from rocmforge.models.lora import AdapterSpec
 from rocmforge.settings import load
 from rocmforge.wiring import load_options, read_front
 from tests.data.models.tiny_adapters import TinyAdapter, write_adapter

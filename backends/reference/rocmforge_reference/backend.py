@@ -20,7 +20,7 @@ from rocmforge.errors import ConfigurationError, OutOfMemory
 from rocmforge.gguf.reader import GgufFile, GgufTensor, open_gguf
 from rocmforge.logits.registry import load_processors
 from rocmforge.models.config import ModelConfig
-from rocmforge.models.encoder_config import EncoderConfig, encoder_context
+from rocmforge.models.encoder_config import EncoderConfig
 from rocmforge.models.encoder_weights import load_encoder_weights
 from rocmforge.models.lora import read_adapters
 from rocmforge.models.memory import float32_weight_bytes, kv_bytes_per_token
@@ -140,7 +140,7 @@ def _load_encoder(
     weights = load_encoder_weights(
         config, file, _to_weight, lambda share: progress("loading weights", share)
     )
-    max_context = encoder_context(config, options)
+    max_context = options.context_of_encoder(config.max_context)
     tables = None if config.rope is None else plain_rope_tables(config.rope, max_context)
     info = RunnerInfo(
         backend=NAME,

@@ -1,4 +1,4 @@
-"""`rocmforge.backend.ops.Ops` over the plain functions of `ops`: adds model, caches, adapters."""
+"""`models.forward.ops.Ops` over the plain functions of `ops`: adds model, caches, adapters."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rocmforge.backend.ops import ActivationFunction, AttentionSpec
 from rocmforge.backend.protocol import Float32Array, Int32Array, StepInput
-from rocmforge.models.config import ModelConfig
+from rocmforge.models.config import ActivationFunction, ModelConfig
+from rocmforge.models.forward.ops import AttentionSpec
 from rocmforge.models.rope import RopeTables
 from rocmforge_reference import ops
 from rocmforge_reference.weights import Weight

@@ -1,13 +1,13 @@
-"""`rocmforge.backend.encoder_ops.EncoderOps` over the plain functions of `ops`."""
+"""`rocmforge.models.forward.encoder_ops.EncoderOps` over the plain functions of `ops`."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from rocmforge.backend.encoder_ops import EncoderAttentionSpec
-from rocmforge.backend.ops import ActivationFunction
 from rocmforge.backend.protocol import Float32Array, StepInput
+from rocmforge.models.config import ActivationFunction
 from rocmforge.models.encoder_config import EncoderConfig
+from rocmforge.models.forward.encoder_ops import EncoderAttentionSpec
 from rocmforge.models.rope import RopeTables
 from rocmforge_reference import ops
 

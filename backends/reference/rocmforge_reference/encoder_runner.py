@@ -9,9 +9,9 @@ from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
 
 from rocmforge.backend.protocol import Float32Array, RunnerInfo, StepInput, StepOutput
 from rocmforge.errors import BackendError, OutOfMemory
-from rocmforge.models.encoder import encode
 from rocmforge.models.encoder_config import EncoderConfig
 from rocmforge.models.encoder_weights import EncoderWeights
+from rocmforge.models.forward.encoder import encode
 from rocmforge_reference.encoder_ops import ReferenceEncoderOps
 
 

@@ -19,8 +19,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from rocmforge.backend.ops import ActivationFunction
-from rocmforge.models.config import RopeStyle
+from rocmforge.models.config import ActivationFunction, RopeStyle
 
 Array: TypeAlias = npt.NDArray[Any]
 """Of float32 when serving, of float64 as an oracle; all arrays of a call have the same dtype."""

@@ -19,7 +19,7 @@ from rocmforge.backend.protocol import (
 from rocmforge.errors import BackendError, OutOfMemory
 from rocmforge.logits.processor import LogitsProcessor
 from rocmforge.models.config import ModelConfig
-from rocmforge.models.decoder import hidden_states, logits
+from rocmforge.models.forward.decoder import hidden_states, logits
 from rocmforge.models.weights import ModelWeights
 from rocmforge_reference.decoder_ops import ReferenceOps, Step
 from rocmforge_reference.sampling import NO_TOKEN, sample

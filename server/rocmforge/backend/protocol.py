@@ -20,6 +20,8 @@ from typing import Literal, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+from rocmforge.models.lora import AdapterSpec
+
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
 UInt32Array = npt.NDArray[np.uint32]
@@ -203,15 +205,6 @@ class ProbeResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdapterSpec:
-    """A LoRA adapter to load with a model: see `rocmforge.models.lora`."""
-
-    name: str
-    path: str  # of the GGUF file
-    scale: float = 1.0  # times that of the file
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LoadOptions:
     """Limits that the operator chose for one loaded model."""
 
@@ -231,6 +224,14 @@ class LoadOptions:
     def memory_of(self, device: DeviceInfo) -> int:
         """Returns the free bytes of a device that this model may count on."""
         return min(device.memory_free, int(device.memory_total * self.memory_share))
+
+    def context_of_encoder(self, trained: int) -> int:
+        """Returns how many tokens a prompt may have: a step computes it whole.
+
+        Args:
+            trained: Tokens, as the encoder was trained.
+        """
+        return min(trained, self.max_context, self.max_batched_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

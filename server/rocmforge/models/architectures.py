@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-from rocmforge.backend.ops import ActivationFunction
 from rocmforge.errors import UnsupportedArchitecture
 from rocmforge.gguf.reader import GgufFile
 from rocmforge.models.config import (
+    ActivationFunction,
     ModelConfig,
     RopeConfig,
     RopeScaling,

@@ -6,10 +6,16 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from rocmforge.backend.ops import ActivationFunction
-
 MAX_LAYERS: Final = 1000
 """More than any model has; a number from a file alone must not decide how much is computed."""
+
+
+class ActivationFunction(StrEnum):
+    """The function that a gated feed-forward network applies to its gate."""
+
+    SILU = "silu"
+    GELU_TANH = "gelu_tanh"
+    GELU = "gelu"  # with the error function; of encoders only
 
 
 class RopeStyle(StrEnum):

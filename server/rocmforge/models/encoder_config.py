@@ -11,12 +11,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-from rocmforge.backend.ops import ActivationFunction
-from rocmforge.backend.protocol import LoadOptions
 from rocmforge.errors import UnsupportedArchitecture, UnsupportedTensor
 from rocmforge.gguf.reader import GgufFile
 from rocmforge.models.architectures import TensorRule
-from rocmforge.models.config import RopeConfig, RopeStyle
+from rocmforge.models.config import ActivationFunction, RopeConfig, RopeStyle
 from rocmforge.models.keys import KeyReader
 from rocmforge.models.pooling import SCORES, PoolingType, declared_pooling
 
@@ -228,11 +226,6 @@ def alibi_slopes(num_heads: int) -> tuple[float, ...]:
     slopes = [2.0 ** (-8 * (head + 1) / power) for head in range(power)]
     between = [2.0 ** (-4 * (2 * head + 1) / power) for head in range(num_heads - power)]
     return (*slopes, *between)
-
-
-def encoder_context(config: EncoderConfig, options: LoadOptions) -> int:
-    """Returns how many tokens a prompt may have: a step computes it whole."""
-    return min(config.max_context, options.max_context, options.max_batched_tokens)
 
 
 def is_encoder(file: GgufFile) -> bool:

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 from gguf.constants import GGUFType, Keys
 
-from rocmforge.backend.protocol import AdapterSpec, Float32Array
 from rocmforge.errors import BadAdapter, BadGguf, ConfigurationError, UnsupportedTensor
 from rocmforge.gguf.reader import GgufFile, GgufTensor, open_gguf
 from rocmforge.models.architectures import ARCHITECTURES
@@ -29,10 +29,21 @@ ADAPTABLE: Final = frozenset(("q", "k", "v", "output", "gate", "up", "down"))
 """Fields of `LayerWeights` that an adapter may change."""
 MAX_RANK: Final = 1024
 
+Float32Array = npt.NDArray[np.float32]
+
 _A: Final = ".lora_a"
 _B: Final = ".lora_b"
 _INVOCATION: Final = "adapter.alora.invocation_tokens"
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterSpec:
+    """A LoRA adapter to load with a model."""
+
+    name: str
+    path: str  # of the GGUF file
+    scale: float = 1.0  # times that of the file
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rocmforge.backend.protocol import NO_ADAPTER, AdapterSpec
+from rocmforge.backend.protocol import NO_ADAPTER
 from rocmforge.errors import BadAdapter
+from rocmforge.models.lora import AdapterSpec
 from rocmforge_hip.backend import create as create_hip
 from tests.backend.driving import Chunk, Driver, Want
 from tests.data.models.tiny_adapters import TinyAdapter, gguf_adapter, write_adapter

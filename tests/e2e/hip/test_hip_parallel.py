@@ -21,7 +21,6 @@ import pytest
 from kernels.builder import ROOT
 from rocmforge.backend.protocol import (
     NO_ADAPTER,
-    AdapterSpec,
     LoadOptions,
     MasksLate,
     Runner,
@@ -31,6 +30,7 @@ from rocmforge.engine.client.client import AsyncEngine
 from rocmforge.engine.client.config import EngineConfig
 from rocmforge.engine.ipc.params import FinishReason, SamplingParams, TokenEvent
 from rocmforge.errors import ConfigurationError
+from rocmforge.models.lora import AdapterSpec
 from rocmforge.models.rope import RopeTables, load_rope_tables
 from rocmforge_hip.backend import create
 from rocmforge_hip.device.discovery import find_devices

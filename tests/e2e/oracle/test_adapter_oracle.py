@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from rocmforge.backend.protocol import NO_ADAPTER, AdapterSpec
+from rocmforge.backend.protocol import NO_ADAPTER
+from rocmforge.models.lora import AdapterSpec
 from rocmforge_reference.backend import create
 from tests.backend.driving import Chunk, Driver, Want
 from tests.data.models.tiny_adapters import write_random_adapter

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from rocmforge.backend.ops import ActivationFunction
+from rocmforge.models.config import ActivationFunction
 from rocmforge_reference import ops
 from tests.support.kernels import Device, check
 

@@ -9,12 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rocmforge.backend.ops import ActivationFunction
 from rocmforge.errors import BadGguf, UnsupportedArchitecture
 from rocmforge.gguf.reader import open_gguf
 from rocmforge.models.architectures import ARCHITECTURES, read_config
-from rocmforge.models.config import ModelConfig, RopeScaling, RopeScalingKind, RopeStyle
-from rocmforge.models.decoder import attention_specs
+from rocmforge.models.config import (
+    ActivationFunction,
+    ModelConfig,
+    RopeScaling,
+    RopeScalingKind,
+    RopeStyle,
+)
+from rocmforge.models.forward.decoder import attention_specs
 from tests.data.models.tiny_models import MODELS, TinyModel, by_name, gguf_metadata, write_model
 from tests.support.gguf_writer import Value, write_gguf
 

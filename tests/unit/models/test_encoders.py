@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rocmforge.backend.ops import ActivationFunction
 from rocmforge.errors import BadGguf, RocmForgeError, UnsupportedArchitecture, UnsupportedTensor
 from rocmforge.gguf.reader import GgufTensor, open_gguf
-from rocmforge.models.config import ModelConfig
+from rocmforge.models.config import ActivationFunction, ModelConfig
 from rocmforge.models.encoder_config import EncoderConfig, alibi_slopes
 from rocmforge.models.encoder_weights import load_encoder_weights
 from rocmforge.models.pooling import PoolingType

@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rocmforge.backend.protocol import AdapterSpec
 from rocmforge.errors import BadAdapter, ConfigurationError, ModelFileNotFound
 from rocmforge.gguf.reader import open_gguf
 from rocmforge.models.architectures import read_config
 from rocmforge.models.config import ModelConfig
-from rocmforge.models.lora import Adapter, parse_adapters, read_adapters
+from rocmforge.models.lora import Adapter, AdapterSpec, parse_adapters, read_adapters
 from rocmforge.models.reading import read_model
 from tests.data.models.tiny_adapters import (
     TinyAdapter,

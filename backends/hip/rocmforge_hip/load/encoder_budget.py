@@ -7,7 +7,7 @@ from typing import Any
 
 from rocmforge.backend.protocol import LoadOptions
 from rocmforge.errors import OutOfMemory
-from rocmforge.models.encoder_config import EncoderConfig, encoder_context
+from rocmforge.models.encoder_config import EncoderConfig
 from rocmforge.models.encoder_weights import EncoderWeights
 from rocmforge_hip.device.memory import ArraySpec, spec
 from rocmforge_hip.load.memory_budget import MemoryNeeds, mib
@@ -30,7 +30,7 @@ def measure_encoder(
     limits = StepLimits(
         tokens=options.max_batched_tokens,
         sequences=options.max_sequences,
-        context=encoder_context(config, options),
+        context=options.context_of_encoder(config.max_context),
     )
     return MemoryNeeds(
         allowed=int(memory_free * options.memory_utilization),

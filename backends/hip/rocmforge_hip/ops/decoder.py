@@ -1,4 +1,4 @@
-"""`rocmforge.backend.ops.Ops` by launching kernels: shapes are checked and grids chosen here.
+"""`models.forward.ops.Ops` by launching kernels: shapes are checked and grids chosen here.
 
 An operation writes to the arrays that the arena has for its result (see `activations`); nothing is
 allocated and nothing waits. Few rows go through GEMV with int8 activations, more of them through
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, Generic, TypeVar
 
-from rocmforge.backend.ops import ActivationFunction, AttentionSpec
-from rocmforge.models.config import ModelConfig, RopeStyle
+from rocmforge.models.config import ActivationFunction, ModelConfig, RopeStyle
+from rocmforge.models.forward.ops import AttentionSpec
 from rocmforge_hip.device.constants import ATTENTION_ROWS, BLOCK_TOKENS, QUANT_BLOCK
 from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import DeviceArray

@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from rocmforge.backend.encoder_ops import EncoderAttentionSpec
-from rocmforge.backend.ops import ActivationFunction
-from rocmforge.models.config import RopeStyle
+from rocmforge.models.config import ActivationFunction, RopeStyle
 from rocmforge.models.encoder_config import EncoderConfig
+from rocmforge.models.forward.encoder_ops import EncoderAttentionSpec
 from rocmforge_hip.device.constants import ATTENTION_ROWS, QUANT_BLOCK
 from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import DeviceArray

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from types import MappingProxyType
 from typing import Final, Protocol
 
-from rocmforge.backend.ops import ActivationFunction
+from rocmforge.models.config import ActivationFunction
 from rocmforge_hip.device.constants import GELU, GELU_TANH, GEMM_COLUMNS, NOT_GATED, SILU
 from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import DeviceArray

@@ -9,9 +9,9 @@ import numpy as np
 
 from rocmforge.backend.protocol import RunnerInfo, StepInput, StepOutput
 from rocmforge.errors import OutOfMemory
-from rocmforge.models.encoder import encode
 from rocmforge.models.encoder_config import EncoderConfig
 from rocmforge.models.encoder_weights import EncoderWeights
+from rocmforge.models.forward.encoder import encode
 from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.device.opening import Device
 from rocmforge_hip.ops.activations import StepLimits

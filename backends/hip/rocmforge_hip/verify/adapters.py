@@ -9,9 +9,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from rocmforge.backend.ops import ActivationFunction
 from rocmforge.backend.protocol import NO_ADAPTER
 from rocmforge.gguf.tensor import GgufTensor
+from rocmforge.models.config import ActivationFunction
 from rocmforge_hip.verify import oracle
 from rocmforge_hip.verify.cases import Case, Group, error
 from rocmforge_hip.verify.matrices import exact_activation

@@ -11,10 +11,9 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from rocmforge.backend.encoder_ops import EncoderAttentionSpec
-from rocmforge.backend.ops import ActivationFunction
-from rocmforge.models.config import RopeStyle
+from rocmforge.models.config import ActivationFunction, RopeStyle
 from rocmforge.models.encoder_config import EncoderConfig
+from rocmforge.models.forward.encoder_ops import EncoderAttentionSpec
 from rocmforge.models.pooling import PoolingType
 from rocmforge.models.rope import RopeTables
 from rocmforge_hip.device.memory import DeviceArray

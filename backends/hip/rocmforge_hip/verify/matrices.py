@@ -9,8 +9,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from rocmforge.backend.ops import ActivationFunction
 from rocmforge.gguf.tensor import GgufTensor
+from rocmforge.models.config import ActivationFunction
 from rocmforge_hip.ops.geometry import MAX_GEMV_ROWS
 from rocmforge_hip.verify import oracle
 from rocmforge_hip.verify.cases import Case, Group, error

@@ -9,9 +9,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from rocmforge.backend.ops import ActivationFunction
 from rocmforge.backend.protocol import SamplingBatch
-from rocmforge.models.config import RopeStyle
+from rocmforge.models.config import ActivationFunction, RopeStyle
 
 Float64 = npt.NDArray[np.float64]
 

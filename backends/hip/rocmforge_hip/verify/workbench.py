@@ -11,11 +11,10 @@ import numpy as np
 import numpy.typing as npt
 from gguf.constants import GGMLQuantizationType
 
-from rocmforge.backend.ops import ActivationFunction
 from rocmforge.backend.protocol import LoadOptions, SamplingBatch, StepInput
 from rocmforge.gguf.tensor import GgufTensor
-from rocmforge.models.config import ModelConfig, RopeConfig, RopeStyle
-from rocmforge.models.decoder import attention_specs
+from rocmforge.models.config import ActivationFunction, ModelConfig, RopeConfig, RopeStyle
+from rocmforge.models.forward.decoder import attention_specs
 from rocmforge.models.lora import ADAPTABLE, Adapter, LowRank
 from rocmforge.models.rope import RopeTable, RopeTables
 from rocmforge.models.weights import LayerWeights, ModelWeights

@@ -1,4 +1,4 @@
-"""The operations of an encoder (the BERT family), as `models.encoder` calls them.
+"""The operations of an encoder (the BERT family), as `models.forward.encoder` calls them.
 
 As with `backend.ops`: the forward pass is written once over this protocol, arrays hold activations
 as [rows, features], and no method waits for the device. There is no KV cache. Each sequence of the
@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from rocmforge.backend.ops import ActivationFunction
+from rocmforge.models.config import ActivationFunction
 
 A = TypeVar("A")
 W = TypeVar("W", contravariant=True)

@@ -1,4 +1,4 @@
-"""The operations of a decoder-only transformer, as `models.decoder` calls them.
+"""The operations of a decoder-only transformer, as `models.forward.decoder` calls them.
 
 The decoder's forward pass is written once over this protocol; a backend supplies the
 operations. They are as coarse as a good GPU kernel is (norm with residual add, gate and up
@@ -15,20 +15,13 @@ Symbols used in shapes: T tokens in the step, L rows whose logits are needed, V 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Protocol, TypeVar
+
+from rocmforge.models.config import ActivationFunction
 
 A = TypeVar("A")
 W = TypeVar("W", contravariant=True)
 S = TypeVar("S", contravariant=True)
-
-
-class ActivationFunction(StrEnum):
-    """The function that a gated feed-forward network applies to its gate."""
-
-    SILU = "silu"
-    GELU_TANH = "gelu_tanh"
-    GELU = "gelu"  # with the error function; of encoders only
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from rocmforge.backend.ops import AttentionSpec, Ops
 from rocmforge.models.config import ModelConfig
+from rocmforge.models.forward.ops import AttentionSpec, Ops
 from rocmforge.models.weights import ModelWeights
 
 A = TypeVar("A")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from rocmforge.backend.encoder_ops import EncoderAttentionSpec, EncoderOps
 from rocmforge.models.encoder_config import EncoderConfig
 from rocmforge.models.encoder_weights import EncoderLayer, EncoderWeights, ScoreHead
+from rocmforge.models.forward.encoder_ops import EncoderAttentionSpec, EncoderOps
 
 A = TypeVar("A")
 W = TypeVar("W")
