@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +41,7 @@ MATRICES = {
     "blk.0.ffn_up.weight": DIM,
     "blk.0.ffn_down.weight": DIM,
 }
+NORMS = ("output_norm.weight", "blk.0.attn_norm.weight", "blk.0.ffn_norm.weight")
 
 
 def can_dequantize(kind: GGMLQuantizationType) -> bool:
@@ -70,10 +73,7 @@ def test_a_quantised_model_equals_its_dequantised_self(
     kind: GGMLQuantizationType, tmp_path: Path
 ) -> None:
     rng = np.random.default_rng(kind)
-    norms = {
-        name: np.ones(DIM, np.float32)
-        for name in ("output_norm.weight", "blk.0.attn_norm.weight", "blk.0.ffn_norm.weight")
-    }
+    norms = {name: np.ones(DIM, np.float32) for name in NORMS}
     stored = {name: random_blocks(rows, kind, rng) for name, rows in MATRICES.items()}
     plain = {
         name: quants.dequantize(tensor.data, kind).astype(np.float32)
@@ -85,6 +85,28 @@ def test_a_quantised_model_equals_its_dequantised_self(
     got = logprobs(quantized)
     assert np.isfinite(got).all()
     np.testing.assert_array_equal(got, logprobs(float32))
+
+
+def test_loading_takes_little_memory_beyond_the_weights(tmp_path: Path) -> None:
+    """The embedding is nearly all of this model, as it is of small models in other types."""
+    vocab, kind = 1 << 15, GGMLQuantizationType.Q8_0
+    rows = MATRICES | {"token_embd.weight": vocab}
+    del rows["output.weight"]
+    norms = {name: np.ones(DIM, np.float32) for name in NORMS}
+    matrices = {
+        name: random_blocks(count, kind, np.random.default_rng(1)) for name, count in rows.items()
+    }
+    metadata = METADATA | {"llama.vocab_size": vocab}
+    path = write_gguf(tmp_path / "model.gguf", metadata, {**norms, **matrices})
+
+    tracemalloc.start()
+    try:
+        with closing(create().load(path, DEFAULTS, lambda stage, share: None)) as runner:
+            peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+    assert peak < 1.3 * (runner.info.weights_bytes + runner.info.kv_bytes)
 
 
 def test_all_quantisations_of_the_gguf_package_are_covered() -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -87,22 +86,31 @@ class GgufTensor:
             data=self.data[..., first:last],
         )
 
-    def to_float32(self) -> npt.NDArray[np.float32]:
+    def to_float32(self, order: Literal["C", "F"] = "C") -> npt.NDArray[np.float32]:
         """Returns the elements as float32 `[*shape]`, in new memory.
+
+        Temporaries beside it are small: the largest matrix of a model may be half of the model.
+
+        Args:
+            order: How a matrix lies in memory: row after row (C) or column after column (F).
 
         Raises:
             UnsupportedTensor: The `gguf` package cannot dequantise this type.
         """
         block_size, block_bytes = GGML_QUANT_SIZES[self.type]
-        stored = self.data.reshape(-1)
-        values = np.empty(prod(self.shape), np.float32)
-        step = _CHUNK_ELEMENTS // block_size
+        stored = self.data.reshape(-1, self.data.shape[-1])
+        values = np.empty((len(stored), self.shape[-1]), np.float32, order)
+        width = min(self.shape[-1], _CHUNK_ELEMENTS)
+        height = _CHUNK_ELEMENTS // width
         # A broken file may hold scales that overflow: the model shows it as NaN or infinity.
         with np.errstate(over="ignore", invalid="ignore"):
-            for block in range(0, len(stored) // block_bytes, step):
-                chunk = stored[block * block_bytes : (block + step) * block_bytes]
-                first = block * block_size
-                values[first : first + step * block_size] = self._dequantize(chunk)
+            for column in range(0, self.shape[-1], width):
+                columns = slice(column, column + width)
+                first, last = column // block_size, (column + width) // block_size
+                blocks = stored[:, first * block_bytes : last * block_bytes]
+                for row in range(0, len(stored), height):
+                    rows = slice(row, row + height)
+                    values[rows, columns] = self._dequantize(blocks[rows])
         return values.reshape(self.shape)
 
     def _dequantize(self, blocks: npt.NDArray[np.uint8]) -> npt.NDArray[Any]:
