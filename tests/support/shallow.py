@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import numpy as np
+from gguf.constants import GGMLQuantizationType
 
 from rocmforge.gguf.reader import open_gguf
 from rocmforge.models.architectures import read_config
@@ -37,7 +38,7 @@ def _rewrite(model: Path, path: Path, num_layers: int, num_busy: int) -> Path:
             is_last = name.endswith(("attn_output.weight", "ffn_down.weight"))
             data = np.zeros_like(tensor.data) if layer >= num_busy and is_last else tensor.data
             if layer < num_layers:
-                tensors[name] = Stored(data, tensor.type)
+                tensors[name] = Stored(data, GGMLQuantizationType[str(tensor.format)])
         return write_gguf(path, metadata, tensors)
 
 

@@ -16,8 +16,9 @@ from rocmforge.backend.protocol import (
     Runner,
     RunnerInfo,
 )
+from rocmforge.checkpoint.tensor import Tensor
 from rocmforge.errors import ConfigurationError, OutOfMemory
-from rocmforge.gguf.reader import GgufFile, GgufTensor, open_gguf
+from rocmforge.gguf.reader import GgufFile, open_gguf
 from rocmforge.logits.registry import load_processors
 from rocmforge.models.config import ModelConfig
 from rocmforge.models.encoder_config import EncoderConfig
@@ -203,7 +204,7 @@ def _plan_blocks(
     return num_blocks
 
 
-def _to_weight(tensor: GgufTensor) -> Float32Array:
+def _to_weight(tensor: Tensor) -> Float32Array:
     """Returns the tensor in column order: BLAS multiplies a few rows by it a third faster."""
     return tensor.to_float32(order="F")
 

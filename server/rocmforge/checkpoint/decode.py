@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -30,12 +30,17 @@ _CHUNK_ELEMENTS: Final = 1 << 18
 """Elements converted at a time: temporaries stay within a few MiB, whatever the tensor's size."""
 
 
-def decode(format: WeightFormat, blocks: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
+def decode(
+    format: WeightFormat, blocks: npt.NDArray[np.uint8], order: Literal["C", "F"] = "C"
+) -> npt.NDArray[np.float32]:
     """Returns the elements of rows, in new memory.
+
+    Temporaries beside it are small: the largest matrix of a model may be half of the model.
 
     Args:
         format: How they are stored.
         blocks: [..., bytes of a row], whole blocks.
+        order: How a matrix lies in memory: row after row (C) or column after column (F).
 
     Returns:
         [..., elements of a row].
@@ -43,24 +48,29 @@ def decode(format: WeightFormat, blocks: npt.NDArray[np.uint8]) -> npt.NDArray[n
     Raises:
         NotImplementedError: Nobody here can tell the values of this format.
     """
-    stored = blocks.reshape(-1)
-    row_elements = blocks.shape[-1] // format.block_bytes * format.block_size
-    values = np.empty(len(stored) // format.block_bytes * format.block_size, np.float32)
-    step = _CHUNK_ELEMENTS // format.block_size
+    size, nbytes = format.block_size, format.block_bytes
+    stored = blocks.reshape(-1, blocks.shape[-1])
+    features = blocks.shape[-1] // nbytes * size
+    values = np.empty((len(stored), features), np.float32, order)
+    width = min(features, _CHUNK_ELEMENTS)
+    height = _CHUNK_ELEMENTS // width
     # A broken file may hold scales that overflow: the model shows it as NaN or infinity.
     with np.errstate(over="ignore", invalid="ignore"):
-        for block in range(0, len(stored) // format.block_bytes, step):
-            chunk = stored[block * format.block_bytes : (block + step) * format.block_bytes]
-            first = block * format.block_size
-            values[first : first + step * format.block_size] = _decode(format, chunk)
-    return values.reshape(*blocks.shape[:-1], row_elements)
+        for column in range(0, features, width):
+            columns = slice(column, column + width)
+            part = stored[:, column // size * nbytes : (column + width) // size * nbytes]
+            for row in range(0, len(stored), height):
+                rows = slice(row, row + height)
+                values[rows, columns] = _decode(format, part[rows])
+    return values.reshape(*blocks.shape[:-1], features)
 
 
 def _decode(format: WeightFormat, blocks: npt.NDArray[np.uint8]) -> npt.NDArray[Any]:
     if format.name in _PLAIN:
         return blocks.view(_PLAIN[format.name])
     if format.name == "q1_0":
-        return _one_bit(blocks.reshape(-1, format.block_bytes))
+        bits = _one_bit(blocks.reshape(-1, format.block_bytes))
+        return bits.reshape(len(blocks), -1)
     return dequantize(blocks, GGMLQuantizationType[format.name.upper()])
 
 

@@ -30,6 +30,10 @@ class WeightFormat:
     block_bytes: int
     has_kernels: bool
 
+    def __str__(self) -> str:
+        """Returns the name as people know it."""
+        return self.name.upper()
+
     @property
     def is_quantised(self) -> bool:
         """Whether elements share a block; otherwise they are plain numbers."""

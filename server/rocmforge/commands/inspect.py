@@ -110,8 +110,8 @@ def _quantisation(file: GgufFile) -> tuple[TypeShare, ...]:
     counts: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
     for tensor in file.tensors.values():
-        counts[tensor.type.name] += 1
-        sizes[tensor.type.name] += tensor.nbytes
+        counts[str(tensor.format)] += 1
+        sizes[str(tensor.format)] += tensor.nbytes
     return tuple(TypeShare(kind, counts[kind], size) for kind, size in sizes.most_common())
 
 
@@ -184,5 +184,5 @@ def _print_tensors(console: Console, file: GgufFile) -> None:
     table = Table("tensor", "shape", "type", "size")
     for tensor in file.tensors.values():
         shape = " x ".join(map(str, tensor.shape))
-        table.add_row(escape(tensor.name), shape, tensor.type.name, size_text(tensor.nbytes))
+        table.add_row(escape(tensor.name), shape, str(tensor.format), size_text(tensor.nbytes))
     console.print(table)

@@ -2,7 +2,7 @@
 
 The format is described in https://github.com/ggml-org/ggml/blob/master/docs/gguf.md; where that
 page is silent, this follows what llama.cpp (ggml/src/gguf.cpp) accepts. The numbers of the format
-(type ids, block sizes, key names) are those of the `gguf` package. Its own `GGUFReader` is not
+(type ids, key names) are those of the `gguf` package. Its own `GGUFReader` is not
 used: it believes every count and offset in the file, and it takes seconds to open a file with a
 vocabulary of 256k tokens.
 
@@ -20,13 +20,13 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 from gguf.constants import (
-    GGML_QUANT_SIZES,
     GGUF_DEFAULT_ALIGNMENT,
     KEY_GENERAL_ALIGNMENT,
     GGMLQuantizationType,
     GGUFValueType,
 )
 
+from rocmforge.checkpoint.formats import FORMATS, WeightFormat
 from rocmforge.errors import BadGguf, UnsupportedTensor
 from rocmforge.gguf.cursor import Buffer, Cursor
 from rocmforge.gguf.metadata import MetadataValue, TypedMetadata
@@ -62,7 +62,7 @@ class TensorInfo:
 
     name: str
     shape: tuple[int, ...]  # NumPy order: the last axis is contiguous
-    type: GGMLQuantizationType
+    format: WeightFormat
     offset: int  # bytes from the start of the data section
     nbytes: int
     entry: int  # byte of the file at which this entry stands, for messages
@@ -228,24 +228,23 @@ def _read_tensor_info(cursor: Cursor, index: int) -> TensorInfo:
     type_at = cursor.position
     type_number = cursor.integer("<u4", f"the type of {what}")
     try:
-        tensor_type = GGMLQuantizationType(type_number)
-    except ValueError:
+        format = FORMATS[GGMLQuantizationType(type_number).name.lower()]
+    except (ValueError, KeyError):
         raise UnsupportedTensor(
             name, f"its type {type_number} is unknown (byte {type_at} of {cursor.path})"
         ) from None
-    block_size, block_bytes = GGML_QUANT_SIZES[tensor_type]
-    if shape[-1] % block_size:
+    if shape[-1] % format.block_size:
         raise cursor.bad(
-            f"{what} has rows of {shape[-1]} elements, not a multiple of the {block_size} in a "
-            f"block of {tensor_type.name}",
+            f"{what} has rows of {shape[-1]} elements, not a multiple of the {format.block_size} "
+            f"in a block of {format}",
             entry,
         )
     return TensorInfo(
         name=name,
         shape=shape,
-        type=tensor_type,
+        format=format,
         offset=cursor.integer("<u8", f"the offset of {what}"),
-        nbytes=prod(shape) // block_size * block_bytes,
+        nbytes=format.row_bytes(prod(shape)),
         entry=entry,
     )
 

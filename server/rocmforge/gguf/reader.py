@@ -21,12 +21,10 @@ import numpy as np
 import numpy.typing as npt
 from gguf.constants import Keys
 
+from rocmforge.checkpoint.tensor import Tensor
 from rocmforge.errors import BadGguf, ModelFileNotFound
 from rocmforge.gguf.header import Header, parse_header
-from rocmforge.gguf.metadata import MetadataValue, TypedMetadata
-from rocmforge.gguf.tensor import GgufTensor
-
-__all__ = ["GgufFile", "GgufTensor", "MetadataValue", "open_gguf"]
+from rocmforge.gguf.metadata import TypedMetadata
 
 _FIRST_SHARD_NAME = re.compile(r"(?P<prefix>.+)-00001-of-(?P<count>\d{5})\.gguf")
 
@@ -48,14 +46,14 @@ class _Shard:
     header: Header
     map: mmap.mmap
 
-    def tensors(self) -> Iterator[GgufTensor]:
+    def tensors(self) -> Iterator[Tensor]:
         for info in self.header.tensors:
             start = self.header.data_start + info.offset
             data = np.frombuffer(self.map, np.uint8, info.nbytes, start)
-            yield GgufTensor(
+            yield Tensor(
                 name=info.name,
                 shape=info.shape,
-                type=info.type,
+                format=info.format,
                 data=data.reshape(*info.shape[:-1], -1),
             )
 
@@ -82,7 +80,7 @@ class GgufFile(TypedMetadata):
             (shard.header.path, np.frombuffer(shard.map, np.uint8).ctypes.data, len(shard.map))
             for shard in shards
         )
-        self.tensors: Mapping[str, GgufTensor] = MappingProxyType(_merge_tensors(shards))
+        self.tensors: Mapping[str, Tensor] = MappingProxyType(_merge_tensors(shards))
 
     def locate(self, data: npt.NDArray[np.uint8]) -> tuple[Path, int] | None:
         """Returns the file that bytes of a tensor lie in and their offset, to read them there.
@@ -165,8 +163,8 @@ def _map_siblings(first: Header) -> list[_Shard]:
     return shards
 
 
-def _merge_tensors(shards: tuple[_Shard, ...]) -> dict[str, GgufTensor]:
-    tensors: dict[str, GgufTensor] = {}
+def _merge_tensors(shards: tuple[_Shard, ...]) -> dict[str, Tensor]:
+    tensors: dict[str, Tensor] = {}
     for shard in shards:
         for tensor in shard.tensors():
             if tensor.name in tensors:

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
+from rocmforge.checkpoint.tensor import Tensor
 from rocmforge.errors import UnsupportedTensor
-from rocmforge.gguf.reader import GgufFile, GgufTensor
+from rocmforge.gguf.reader import GgufFile
 from rocmforge.models.encoder_config import ENCODERS, EncoderConfig
 from rocmforge.models.pooling import SCORES
 
@@ -79,7 +80,7 @@ _HEAD = {
 def load_encoder_weights(
     config: EncoderConfig,
     file: GgufFile,
-    convert: Callable[[GgufTensor], W],
+    convert: Callable[[Tensor], W],
     progress: Callable[[float], None] = lambda share: None,
 ) -> EncoderWeights[W]:
     """Converts every tensor of the encoder once.
@@ -102,7 +103,7 @@ def load_encoder_weights(
         tensor = file.tensors[name]
         if len(roles) > 1:
             rows = tensor.shape[0] // len(roles)
-            parts = [tensor.rows(i * rows, (i + 1) * rows) for i in range(len(roles))]
+            parts = [tensor.slice(0, i * rows, (i + 1) * rows) for i in range(len(roles))]
         else:
             parts = [_as_matrix(tensor) if name == SCORES else tensor]
         converted = [convert(part) for part in parts]
@@ -201,7 +202,7 @@ def _role_shape(config: EncoderConfig, file: GgufFile, role: str) -> tuple[int, 
             return (hidden_size,)
 
 
-def _as_matrix(tensor: GgufTensor) -> GgufTensor:
+def _as_matrix(tensor: Tensor) -> Tensor:
     """Returns a vector, of which llama.cpp has dropped the first axis, as a matrix of one row."""
     if len(tensor.shape) != 1:
         return tensor

@@ -19,8 +19,9 @@ import numpy as np
 import numpy.typing as npt
 from gguf.constants import GGUFType, Keys
 
+from rocmforge.checkpoint.tensor import Tensor
 from rocmforge.errors import BadAdapter, BadGguf, ConfigurationError, UnsupportedTensor
-from rocmforge.gguf.reader import GgufFile, GgufTensor, open_gguf
+from rocmforge.gguf.reader import GgufFile, open_gguf
 from rocmforge.models.architectures import ARCHITECTURES
 from rocmforge.models.config import ModelConfig
 from rocmforge.models.weights import layer_name, role_shape
@@ -50,8 +51,8 @@ class AdapterSpec:
 class LowRank:
     """The change of one matrix [out_features, in_features]: `scale * b @ a` is added to it."""
 
-    a: GgufTensor  # [rank, in_features]
-    b: GgufTensor  # [out_features, rank]
+    a: Tensor  # [rank, in_features]
+    b: Tensor  # [out_features, rank]
     scale: float
     path: str  # of the adapter, for errors
 
@@ -74,7 +75,7 @@ class LowRank:
         """
         return self._finite(self.a), self._finite(self.b)
 
-    def _finite(self, tensor: GgufTensor) -> Float32Array:
+    def _finite(self, tensor: Tensor) -> Float32Array:
         values = tensor.to_float32()
         if not np.isfinite(values).all():
             raise BadAdapter(self.path, "it holds infinities or NaN", tensor=tensor.name)
@@ -191,7 +192,7 @@ class _Pairs:
             if ADAPTABLE.issuperset(rule.roles)
         }
 
-    def read(self, tensors: Mapping[str, GgufTensor]) -> tuple[Mapping[str, LowRank], ...]:
+    def read(self, tensors: Mapping[str, Tensor]) -> tuple[Mapping[str, LowRank], ...]:
         layers: tuple[dict[str, LowRank], ...] = tuple({} for _ in range(self._config.num_layers))
         targets = {name: self._target(name) for name in tensors}
         if not targets:
@@ -221,7 +222,7 @@ class _Pairs:
             )
         return target
 
-    def _pair(self, a: GgufTensor, b: GgufTensor, roles: tuple[str, ...]) -> dict[str, LowRank]:
+    def _pair(self, a: Tensor, b: Tensor, roles: tuple[str, ...]) -> dict[str, LowRank]:
         """Returns the change of each role that the model's tensor fills."""
         shapes = [role_shape(self._config, role) for role in roles]
         out_features, in_features = sum(shape[0] for shape in shapes), shapes[0][1]
@@ -235,7 +236,7 @@ class _Pairs:
         scale = self._spec.scale * (self._alpha / rank if self._alpha else 1.0)
         found, first = {}, 0
         for role, (count, _) in zip(roles, shapes, strict=True):
-            part = b if len(roles) == 1 else b.rows(first, first + count)
+            part = b if len(roles) == 1 else b.slice(0, first, first + count)
             found[role] = LowRank(a, part, scale, self._spec.path)
             first += count
         return found

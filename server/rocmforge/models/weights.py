@@ -9,8 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from rocmforge.checkpoint.tensor import Tensor
 from rocmforge.errors import UnsupportedTensor
-from rocmforge.gguf.reader import GgufFile, GgufTensor
+from rocmforge.gguf.reader import GgufFile
 from rocmforge.models.architectures import (
     ARCHITECTURES,
     FREQUENCY_FACTORS,
@@ -60,7 +61,7 @@ class ModelWeights(Generic[W]):
 def load_weights(
     config: ModelConfig,
     file: GgufFile,
-    convert: Callable[[GgufTensor], W],
+    convert: Callable[[Tensor], W],
     progress: Callable[[float], None] = lambda share: None,
 ) -> ModelWeights[W]:
     """Converts every tensor of the decoder once.
@@ -191,12 +192,12 @@ def role_shape(config: ModelConfig, role: str) -> tuple[int, ...]:
             return (hidden_size,)
 
 
-def _split(tensor: GgufTensor, rows: list[int]) -> list[GgufTensor]:
+def _split(tensor: Tensor, rows: list[int]) -> list[Tensor]:
     if len(rows) == 1:
         return [tensor]
     parts, start = [], 0
     for count in rows:
-        parts.append(tensor.rows(start, start + count))
+        parts.append(tensor.slice(0, start, start + count))
         start += count
     return parts
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from gguf.constants import GGMLQuantizationType
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rocmforge.backend.protocol import Float32Array
-from rocmforge.gguf.tensor import GgufTensor
+from rocmforge.checkpoint.formats import FORMATS
+from rocmforge.checkpoint.tensor import Tensor
 from rocmforge.models.lora import LowRank
 from rocmforge_hip.weights.adapters import (
     TILE,
@@ -49,8 +49,8 @@ def test_features_are_split_in_a_few_pieces_of_whole_quant_blocks(rows: int, fea
     assert -(-features // split) <= (8 if rows <= 128 else 1)
 
 
-def tensor(name: str, values: Float32Array) -> GgufTensor:
-    return GgufTensor(name, values.shape, GGMLQuantizationType.F32, values.view(np.uint8))
+def tensor(name: str, values: Float32Array) -> Tensor:
+    return Tensor(name, values.shape, FORMATS["f32"], values.view(np.uint8))
 
 
 @pytest.mark.parametrize(("a_size", "b_size"), [(1.0, 1.0), (1e-7, 1e6), (1e5, 1e-9), (0.0, 1.0)])

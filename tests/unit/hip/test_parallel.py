@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rocmforge.checkpoint.tensor import Tensor
 from rocmforge.errors import ConfigurationError
 from rocmforge.gguf.reader import open_gguf
-from rocmforge.gguf.tensor import GgufTensor
 from rocmforge.models.architectures import read_config
 from rocmforge.models.config import ModelConfig
 from rocmforge.models.weights import ModelWeights, load_weights
@@ -29,20 +29,20 @@ WHOLE = (
 )
 
 
-def read(path: Path) -> tuple[ModelConfig, ModelWeights[GgufTensor]]:
+def read(path: Path) -> tuple[ModelConfig, ModelWeights[Tensor]]:
     with open_gguf(path) as file:
         config = read_config(file)
         return config, load_weights(config, file, lambda tensor: tensor)
 
 
 @pytest.fixture
-def whole(tmp_path: Path) -> tuple[ModelConfig, ModelWeights[GgufTensor]]:
+def whole(tmp_path: Path) -> tuple[ModelConfig, ModelWeights[Tensor]]:
     """A tied model with biases."""
     return read(write_model(splittable(fitting(by_name("llama-bias-tied"))), tmp_path))
 
 
 def test_the_parts_of_a_layer_make_up_the_whole(
-    whole: tuple[ModelConfig, ModelWeights[GgufTensor]],
+    whole: tuple[ModelConfig, ModelWeights[Tensor]],
 ) -> None:
     weights = whole[1]
     parts = [Shard(rank, 2).weights(weights) for rank in range(2)]
@@ -62,7 +62,7 @@ def test_the_parts_of_a_layer_make_up_the_whole(
 
 
 def test_a_rank_computes_whole_heads_and_all_of_the_width(
-    whole: tuple[ModelConfig, ModelWeights[GgufTensor]],
+    whole: tuple[ModelConfig, ModelWeights[Tensor]],
 ) -> None:
     config, _ = whole
     part = Shard(1, 2).config(config)

@@ -9,8 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from rocmforge.checkpoint.tensor import Tensor
 from rocmforge.errors import UnsupportedTensor
-from rocmforge.gguf.reader import GgufTensor, open_gguf
+from rocmforge.gguf.reader import open_gguf
 from rocmforge.models.architectures import read_config
 from rocmforge.models.memory import (
     float32_weight_bytes,
@@ -33,7 +34,7 @@ def load_model(
     kept = {key: value for key, value in tensors.items() if value is not None}
     path = write_gguf(folder / "model.gguf", gguf_metadata(model), kept)
     with open_gguf(path) as file:
-        return load_weights(read_config(file), file, GgufTensor.to_float32)
+        return load_weights(read_config(file), file, Tensor.to_float32)
 
 
 def test_fused_tensors_are_cut_into_their_parts(tmp_path: Path) -> None:
@@ -75,7 +76,7 @@ def test_every_tensor_is_converted_once_and_progress_reaches_one(tmp_path: Path)
     converted: list[str] = []
     shares: list[float] = []
 
-    def convert(tensor: GgufTensor) -> str:
+    def convert(tensor: Tensor) -> str:
         converted.append(tensor.name.split("[")[0])
         return tensor.name
 

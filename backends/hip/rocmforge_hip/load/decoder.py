@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from rocmforge.backend.protocol import LoadOptions, ProgressCallback, RunnerInfo
+from rocmforge.checkpoint.tensor import Tensor
 from rocmforge.errors import ConfigurationError
 from rocmforge.gguf.reader import GgufFile, open_gguf
-from rocmforge.gguf.tensor import GgufTensor
 from rocmforge.logits.registry import load_processors
 from rocmforge.models.architectures import read_config
 from rocmforge.models.config import ModelConfig
@@ -124,7 +124,7 @@ def _read(
     return config, plan_weights(tensors), adapters
 
 
-def _keep(tensor: GgufTensor) -> GgufTensor:
+def _keep(tensor: Tensor) -> Tensor:
     return tensor
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from rocmforge.backend.protocol import LoadOptions, ProgressCallback, RunnerInfo
+from rocmforge.checkpoint.tensor import Tensor
 from rocmforge.errors import UnsupportedArchitecture
 from rocmforge.gguf.reader import GgufFile
-from rocmforge.gguf.tensor import GgufTensor
 from rocmforge.models.encoder_config import EncoderConfig, read_encoder_config
 from rocmforge.models.encoder_weights import EncoderWeights, load_encoder_weights
 from rocmforge.models.rope import plain_rope_tables
@@ -125,7 +125,7 @@ def _load(
     return Encoder(config, weights, ops, inputs.array)
 
 
-def _keep(tensor: GgufTensor) -> GgufTensor:
+def _keep(tensor: Tensor) -> Tensor:
     return tensor
 
 

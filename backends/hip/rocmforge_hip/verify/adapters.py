@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rocmforge.backend.protocol import NO_ADAPTER
-from rocmforge.gguf.tensor import GgufTensor
+from rocmforge.checkpoint.tensor import Tensor
 from rocmforge.models.config import ActivationFunction
 from rocmforge_hip.verify import oracle
 from rocmforge_hip.verify.cases import Case, Group, error
@@ -48,7 +48,7 @@ def _adapters_of(rows: int) -> list[int]:
     return [(0, NO_ADAPTER, 1)[row % 3] for row in range(rows)]
 
 
-def _product(bench: Workbench, role: str, tensor: GgufTensor, x: Float64) -> Float64:
+def _product(bench: Workbench, role: str, tensor: Tensor, x: Float64) -> Float64:
     """Returns the product of each row with what its adapter makes of a matrix."""
     product = x @ tensor.to_float32().astype(np.float64).T
     for row, adapter in enumerate(_adapters_of(len(x))):

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from rocmforge.gguf.tensor import GgufTensor
+from rocmforge.checkpoint.tensor import Tensor
 from rocmforge.models.config import ActivationFunction
 from rocmforge_hip.ops.geometry import MAX_GEMV_ROWS
 from rocmforge_hip.verify import oracle
@@ -99,7 +99,7 @@ def exact_activation(rows: int, columns: int) -> npt.NDArray[np.float32]:
     return (steps.reshape(rows, columns) / 128).astype(np.float32)
 
 
-def _values(tensor: GgufTensor | None) -> Float64:
+def _values(tensor: Tensor | None) -> Float64:
     assert tensor is not None
     return tensor.to_float32().astype(np.float64)
 

@@ -7,9 +7,9 @@ from types import MappingProxyType
 from typing import Final
 
 import numpy as np
-from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
-from rocmforge.gguf.tensor import GgufTensor
+from rocmforge.checkpoint.formats import FORMATS
+from rocmforge.checkpoint.tensor import Tensor
 
 # Bytes of a block at which the halves are that scale it, and the largest code they multiply: with
 # random bits there, weights would be huge or not numbers at all.
@@ -34,17 +34,17 @@ _MXFP4_EXPONENTS: Final = (122, 128)  # of 2, biased by 127: the first byte of a
 
 def random_tensor(
     rng: np.random.Generator, format: str, name: str, rows: int, columns: int
-) -> GgufTensor:
+) -> Tensor:
     """Returns a [rows, columns] matrix of weights of the order of 1, as the format stores it."""
-    kind = GGMLQuantizationType[format.upper()]
-    block, size = GGML_QUANT_SIZES[kind]
+    kind = FORMATS[format]
+    block, size = kind.block_size, kind.block_bytes
     if block == 1:
         values = rng.standard_normal((rows, columns)).astype(np.float32)
         if format == "bf16":
             data = (values.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
         else:
             data = values.astype({"f32": np.float32, "f16": np.float16}[format]).view(np.uint8)
-        return GgufTensor(name, (rows, columns), kind, data)
+        return Tensor(name, (rows, columns), kind, data)
     stored = rng.integers(0, 256, (rows, columns // block, size), dtype=np.uint8)
     if format == "mxfp4":
         stored[:, :, 0] = rng.integers(*_MXFP4_EXPONENTS, stored.shape[:2])
@@ -54,4 +54,4 @@ def random_tensor(
             scale = rng.uniform(0.25, 1.0, stored.shape[:2]) / largest
             scale *= rng.choice([-1.0, 1.0], stored.shape[:2])
             stored[:, :, offset : offset + 2] = scale[:, :, None].astype(np.float16).view(np.uint8)
-    return GgufTensor(name, (rows, columns), kind, stored.reshape(rows, -1))
+    return Tensor(name, (rows, columns), kind, stored.reshape(rows, -1))

@@ -9,10 +9,10 @@ from typing import Any, Final, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
-from gguf.constants import GGMLQuantizationType
 
 from rocmforge.backend.protocol import LoadOptions, SamplingBatch, StepInput
-from rocmforge.gguf.tensor import GgufTensor
+from rocmforge.checkpoint.formats import FORMATS
+from rocmforge.checkpoint.tensor import Tensor
 from rocmforge.models.config import ActivationFunction, ModelConfig, RopeConfig, RopeStyle
 from rocmforge.models.forward.decoder import attention_specs
 from rocmforge.models.lora import ADAPTABLE, Adapter, LowRank
@@ -287,15 +287,15 @@ def _config(recipe: Recipe) -> ModelConfig:
     )
 
 
-def _weights(recipe: Recipe, config: ModelConfig) -> ModelWeights[GgufTensor]:
+def _weights(recipe: Recipe, config: ModelConfig) -> ModelWeights[Tensor]:
     rng = np.random.default_rng(1)
 
-    def matrix(name: str, rows: int, columns: int) -> GgufTensor:
+    def matrix(name: str, rows: int, columns: int) -> Tensor:
         return random_tensor(rng, recipe.format, name, rows, columns)
 
-    def vector(name: str, size: int) -> GgufTensor:
+    def vector(name: str, size: int) -> Tensor:
         values = (1 + 0.2 * rng.standard_normal(size)).astype(np.float32)
-        return GgufTensor(name, (size,), GGMLQuantizationType.F32, values.view(np.uint8))
+        return Tensor(name, (size,), FORMATS["f32"], values.view(np.uint8))
 
     hidden_size, attended = config.hidden_size, config.num_heads * config.head_dim
     kv_width = config.num_kv_heads * config.head_dim
@@ -324,7 +324,7 @@ def _weights(recipe: Recipe, config: ModelConfig) -> ModelWeights[GgufTensor]:
     )
 
 
-def _adapter(rank: int, weights: ModelWeights[GgufTensor]) -> Adapter:
+def _adapter(rank: int, weights: ModelWeights[Tensor]) -> Adapter:
     """Returns an adapter of all matrices."""
     rng = np.random.default_rng(rank)
 

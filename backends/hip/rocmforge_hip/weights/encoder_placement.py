@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any, TypeVar
 
+from rocmforge.checkpoint.tensor import Tensor
 from rocmforge.errors import UnsupportedTensor
-from rocmforge.gguf.tensor import GgufTensor
 from rocmforge.models.encoder_weights import EncoderLayer, EncoderWeights, ScoreHead
 from rocmforge_hip.weights.placement import (
     Planned,
@@ -26,9 +26,7 @@ W = TypeVar("W")
 X = TypeVar("X")
 
 
-def plan_encoder_weights(
-    model: EncoderWeights[GgufTensor], context: int
-) -> EncoderWeights[Planned]:
+def plan_encoder_weights(model: EncoderWeights[Tensor], context: int) -> EncoderWeights[Planned]:
     """Returns the plan of an encoder's weights, for prompts of at most `context` tokens.
 
     Raises:
@@ -74,7 +72,7 @@ def _apply(function: Callable[[W], X], weight: W | None) -> X | None:
     return None if weight is None else function(weight)
 
 
-def _plan_layer(layer: EncoderLayer[GgufTensor]) -> EncoderLayer[Planned]:
+def _plan_layer(layer: EncoderLayer[Tensor]) -> EncoderLayer[Planned]:
     q, k, v, biases = attention_input(layer)
     gate, up = None, single(layer.up, Product.INTERMEDIATE)
     if layer.gate is not None:
@@ -106,7 +104,7 @@ def _plan_layer(layer: EncoderLayer[GgufTensor]) -> EncoderLayer[Planned]:
     )
 
 
-def _plan_head(head: ScoreHead[GgufTensor]) -> ScoreHead[Planned]:
+def _plan_head(head: ScoreHead[Tensor]) -> ScoreHead[Planned]:
     return ScoreHead(
         dense=None if head.dense is None else single(head.dense, Product.DENSE),
         dense_bias=vector(head.dense_bias),
@@ -115,18 +113,19 @@ def _plan_head(head: ScoreHead[GgufTensor]) -> ScoreHead[Planned]:
     )
 
 
-def _positions(table: GgufTensor | None, context: int) -> PlannedPart | None:
+def _positions(table: Tensor | None, context: int) -> PlannedPart | None:
     """Returns the rows of the table for positions that there can be."""
     if table is None:
         return None
-    part = single(table.rows(0, context), None)
+    part = single(table.slice(0, 0, context), None)
     if part.matrix.format.is_quantised:
         raise UnsupportedTensor(
-            table.name, f"the HIP backend adds rows of floats, and it is {table.type.name}"
+            table.name,
+            f"the HIP backend adds rows of floats, and it is {table.format}",
         )
     return part
 
 
-def _first_row(table: GgufTensor) -> GgufTensor:
-    row = table.rows(0, 1)
+def _first_row(table: Tensor) -> Tensor:
+    row = table.slice(0, 0, 1)
     return replace(row, shape=row.shape[1:], data=row.data[0])

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-
+from rocmforge.checkpoint.formats import FORMATS as STORED_FORMATS
+from rocmforge.checkpoint.formats import WeightFormat
+from rocmforge.checkpoint.tensor import Tensor
 from rocmforge.errors import UnsupportedTensor
-from rocmforge.gguf.tensor import GgufTensor
 from rocmforge_hip.device.constants import QUANT_BLOCK
 from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.weights.products import Product
@@ -23,53 +23,59 @@ from rocmforge_hip.weights.products import Product
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A stored type that the kernels can multiply with."""
+    """A stored format that the kernels can multiply with."""
 
-    name: str  # in the names of kernels
-    type: GGMLQuantizationType
+    stored: WeightFormat
     loads_per_quant_block: float  # of the embedding kernel: 16-byte items, or parts of a block
-    is_quantised: bool = True
+
+    @property
+    def name(self) -> str:
+        """The name in those of kernels."""
+        return self.stored.name
+
+    @property
+    def is_quantised(self) -> bool:
+        """Whether elements share a block."""
+        return self.stored.is_quantised
 
     def row_bytes(self, in_features: int) -> int:
         """Returns the bytes of a row, the same as in the file."""
-        block, size = GGML_QUANT_SIZES[self.type]
-        return in_features // block * size
+        return self.stored.row_bytes(in_features)
 
 
-def _formats() -> Mapping[GGMLQuantizationType, Format]:
-    found = {}
-    for name, loads in (("f32", 8.0), ("f16", 4.0), ("bf16", 4.0)):
-        kind = GGMLQuantizationType[name.upper()]
-        found[kind] = Format(name, kind, loads, is_quantised=False)
-    for name in ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl", "mxfp4"):
-        kind = GGMLQuantizationType[name.upper()]
-        found[kind] = Format(name, kind, 1.0)
-    for name in ("q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_xs"):
-        kind = GGMLQuantizationType[name.upper()]
-        found[kind] = Format(name, kind, 0.5)
-    return MappingProxyType(found)
+def _loads(stored: WeightFormat) -> float:
+    if stored.is_quantised:
+        return 1.0 if stored.block_size == QUANT_BLOCK else 0.5
+    return 2.0 * stored.block_bytes
 
 
-FORMATS: Final = _formats()
-FLOAT_FORMATS: Final = frozenset(each.name for each in FORMATS.values() if not each.is_quantised)
+FORMATS: Final[Mapping[str, Format]] = MappingProxyType(
+    {
+        name: Format(stored, _loads(stored))
+        for name, stored in STORED_FORMATS.items()
+        if stored.has_kernels
+    }
+)
+FLOAT_FORMATS: Final = frozenset(name for name, each in FORMATS.items() if not each.is_quantised)
 
 
-def format_of(tensor: GgufTensor) -> Format:
+def format_of(tensor: Tensor) -> Format:
     """Returns the format of a matrix of the file.
 
     Raises:
         UnsupportedTensor: There are no kernels for its type or in_features.
     """
-    if tensor.type not in FORMATS:
-        names = ", ".join(known.type.name for known in FORMATS.values())
+    if tensor.format.name not in FORMATS:
+        names = ", ".join(name.upper() for name in FORMATS)
         raise UnsupportedTensor(
-            tensor.name, f"the HIP backend has no kernels for {tensor.type.name}; it has: {names}"
+            tensor.name,
+            f"the HIP backend has no kernels for {tensor.format}; it has: {names}",
         )
     if tensor.shape[1] % QUANT_BLOCK:
         raise UnsupportedTensor(
             tensor.name, f"its {tensor.shape[1]} in_features are not a multiple of {QUANT_BLOCK}"
         )
-    return FORMATS[tensor.type]
+    return FORMATS[tensor.format.name]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

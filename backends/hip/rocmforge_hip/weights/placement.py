@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final, TypeVar
 
+from rocmforge.checkpoint.tensor import Tensor
 from rocmforge.errors import UnsupportedTensor
-from rocmforge.gguf.tensor import GgufTensor
 from rocmforge.models.encoder_weights import EncoderLayer
 from rocmforge.models.weights import LayerWeights, ModelWeights
 from rocmforge_hip.device.constants import GATE_ROWS, ROW_ALIGN
@@ -35,7 +35,7 @@ class PlannedMatrix:
     in_features: int
     out_features: int
     stored_rows: int
-    parts: tuple[tuple[GgufTensor, int, int], ...]
+    parts: tuple[tuple[Tensor, int, int], ...]
 
     @property
     def name(self) -> str:
@@ -67,7 +67,7 @@ class PlannedPart:
 class PlannedVector:
     """A float32 vector to be made of tensors, one after the other."""
 
-    tensors: tuple[GgufTensor, ...]
+    tensors: tuple[Tensor, ...]
 
     @property
     def name(self) -> str:
@@ -83,7 +83,7 @@ class PlannedVector:
 Planned = PlannedPart | PlannedVector
 
 
-def plan_weights(model: ModelWeights[GgufTensor]) -> ModelWeights[Planned]:
+def plan_weights(model: ModelWeights[Tensor]) -> ModelWeights[Planned]:
     """Returns the plan of a model's weights.
 
     Raises:
@@ -135,7 +135,7 @@ def _convert_layer(layer: LayerWeights[W], function: Callable[[W], X]) -> LayerW
     return LayerWeights(**converted)
 
 
-def _plan_layer(layer: LayerWeights[GgufTensor]) -> LayerWeights[Planned]:
+def _plan_layer(layer: LayerWeights[Tensor]) -> LayerWeights[Planned]:
     q, k, v, biases = attention_input(layer)
     gate, up = interleave(layer.gate, layer.up)
     return LayerWeights(
@@ -159,17 +159,17 @@ def _plan_layer(layer: LayerWeights[GgufTensor]) -> LayerWeights[Planned]:
     )
 
 
-def vector(tensor: GgufTensor | None) -> PlannedVector | None:
+def vector(tensor: Tensor | None) -> PlannedVector | None:
     """Returns a vector on its own, if there is one."""
     return None if tensor is None else PlannedVector((tensor,))
 
 
-def single(tensor: GgufTensor, product: Product | None) -> PlannedPart:
+def single(tensor: Tensor, product: Product | None) -> PlannedPart:
     """Returns a matrix on its own."""
     return _stack([tensor], product)[0]
 
 
-def _stack(tensors: Iterable[GgufTensor], product: Product | None) -> list[PlannedPart]:
+def _stack(tensors: Iterable[Tensor], product: Product | None) -> list[PlannedPart]:
     """Plans one matrix with the rows of several tensors of one type and in_features."""
     tensors = list(tensors)
     parts, row = [], 0
@@ -187,14 +187,14 @@ def _stack(tensors: Iterable[GgufTensor], product: Product | None) -> list[Plann
 
 
 def attention_input(
-    layer: LayerWeights[GgufTensor] | EncoderLayer[GgufTensor],
+    layer: LayerWeights[Tensor] | EncoderLayer[Tensor],
 ) -> tuple[PlannedPart, PlannedPart, PlannedPart, tuple[PlannedVector | None, ...]]:
     """Stacks query, key and value by type, and their biases alike."""
     matrices = (layer.q, layer.k, layer.v)
     biases = (layer.q_bias, layer.k_bias, layer.v_bias)
     groups: dict[tuple[object, bool], list[int]] = {}
     for index, (matrix, bias) in enumerate(zip(matrices, biases, strict=True)):
-        groups.setdefault((matrix.type, bias is not None), []).append(index)
+        groups.setdefault((matrix.format.name, bias is not None), []).append(index)
     planned: dict[int, PlannedPart] = {}
     vectors: list[PlannedVector | None] = [None, None, None]
     for product, members in zip(QKV_PRODUCTS, groups.values(), strict=False):
@@ -209,11 +209,12 @@ def attention_input(
     return planned[0], planned[1], planned[2], tuple(vectors)
 
 
-def interleave(gate: GgufTensor, up: GgufTensor) -> tuple[PlannedPart, PlannedPart]:
+def interleave(gate: Tensor, up: Tensor) -> tuple[PlannedPart, PlannedPart]:
     """Interleaves gate and up in one matrix."""
-    if gate.type != up.type:
+    if gate.format is not up.format:
         raise UnsupportedTensor(
-            up.name, f"it is {up.type.name}, but {gate.name} is {gate.type.name}"
+            up.name,
+            f"it is {up.format}, but {gate.name} is {gate.format}",
         )
     rows = gate.shape[0]
     matrix = PlannedMatrix(

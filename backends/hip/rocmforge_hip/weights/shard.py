@@ -6,10 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-from gguf.constants import GGML_QUANT_SIZES
-
+from rocmforge.checkpoint.tensor import Tensor
 from rocmforge.errors import ConfigurationError
-from rocmforge.gguf.tensor import GgufTensor
 from rocmforge.models.config import ModelConfig
 from rocmforge.models.lora import Adapter, LowRank
 from rocmforge.models.weights import LayerWeights, ModelWeights
@@ -26,7 +24,7 @@ class Shard:
     rank: int
     size: int
 
-    def check(self, config: ModelConfig, weights: ModelWeights[GgufTensor]) -> None:
+    def check(self, config: ModelConfig, weights: ModelWeights[Tensor]) -> None:
         """Refuses what cannot be cut.
 
         Raises:
@@ -54,7 +52,7 @@ class Shard:
             intermediate_size=whole.intermediate_size // self.size,
         )
 
-    def weights(self, whole: ModelWeights[GgufTensor]) -> ModelWeights[GgufTensor]:
+    def weights(self, whole: ModelWeights[Tensor]) -> ModelWeights[Tensor]:
         """Returns this rank's part of every tensor, sharing the memory of the file."""
         return replace(
             whole,
@@ -75,7 +73,7 @@ class Shard:
             return replace(whole, a=self._columns(whole.a))
         return replace(whole, b=self._rows(whole.b))
 
-    def _layer(self, layer: LayerWeights[GgufTensor]) -> LayerWeights[GgufTensor]:
+    def _layer(self, layer: LayerWeights[Tensor]) -> LayerWeights[Tensor]:
         return replace(
             layer,
             q=self._rows(layer.q),
@@ -92,21 +90,21 @@ class Shard:
             down=self._columns(layer.down),
         )
 
-    def _rows(self, tensor: GgufTensor) -> GgufTensor:
-        return tensor.rows(*self._range(tensor.shape[0]))
+    def _rows(self, tensor: Tensor) -> Tensor:
+        return tensor.slice(0, *self._range(tensor.shape[0]))
 
-    def _columns(self, tensor: GgufTensor) -> GgufTensor:
-        return tensor.columns(*self._range(tensor.shape[1]))
+    def _columns(self, tensor: Tensor) -> Tensor:
+        return tensor.slice(-1, *self._range(tensor.shape[1]))
 
-    def _elements(self, bias: GgufTensor | None) -> GgufTensor | None:
-        return None if bias is None else bias.columns(*self._range(bias.shape[0]))
+    def _elements(self, bias: Tensor | None) -> Tensor | None:
+        return None if bias is None else bias.slice(0, *self._range(bias.shape[0]))
 
     def _range(self, count: int) -> tuple[int, int]:
         size = count // self.size
         return self.rank * size, (self.rank + 1) * size
 
 
-def _problems(config: ModelConfig, weights: ModelWeights[GgufTensor], size: int) -> Iterator[str]:
+def _problems(config: ModelConfig, weights: ModelWeights[Tensor], size: int) -> Iterator[str]:
     """Yields why the model cannot be cut into so many parts."""
     for count, what, multiple in (
         (config.num_kv_heads, "key-value heads", 1),
@@ -118,9 +116,9 @@ def _problems(config: ModelConfig, weights: ModelWeights[GgufTensor], size: int)
             yield f"its {count} {what} are not a multiple of {size * multiple}"
     for layer in weights.layers:
         for tensor in (layer.output, layer.down):
-            block = max(GGML_QUANT_SIZES[tensor.type][0], QUANT_BLOCK)
+            block = max(tensor.format.block_size, QUANT_BLOCK)
             if tensor.shape[1] % (size * block):
                 yield (
                     f"the {tensor.shape[1]} in_features of {tensor.name} are not a multiple of "
-                    f"{size * block}: {size} parts in blocks of {block} ({tensor.type.name})"
+                    f"{size * block}: {size} parts in blocks of {block} ({tensor.format})"
                 )
