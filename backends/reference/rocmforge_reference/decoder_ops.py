@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -62,6 +63,16 @@ class ReferenceOps:
             if len(tokens):
                 y[tokens] += ops.linear(ops.linear(x[tokens], change.a), change.b)
         return y
+
+    def qkv(
+        self,
+        step: Step,
+        x: Float32Array,
+        weights: tuple[Weight, Weight, Weight],
+        biases: tuple[Weight | None, Weight | None, Weight | None],
+    ) -> tuple[Float32Array, Float32Array, Float32Array]:
+        q, k, v = map(partial(self.linear, step, x), weights, biases)
+        return q, k, v
 
     def gated_linear(
         self,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from rocmforge.backend.protocol import Float32Array, StepInput
@@ -65,6 +67,16 @@ class ReferenceEncoderOps:
         self, step: StepInput, x: Float32Array, weight: Float32Array, bias: Float32Array | None
     ) -> Float32Array:
         return ops.linear(x, weight, bias)
+
+    def qkv(
+        self,
+        step: StepInput,
+        x: Float32Array,
+        weights: tuple[Float32Array, Float32Array, Float32Array],
+        biases: tuple[Float32Array | None, Float32Array | None, Float32Array | None],
+    ) -> tuple[Float32Array, Float32Array, Float32Array]:
+        q, k, v = map(partial(self.linear, step, x), weights, biases)
+        return q, k, v
 
     def gelu(self, x: Float32Array) -> Float32Array:
         return ops.activate(x, ActivationFunction.GELU)

@@ -158,8 +158,19 @@ class HipOps:
     def linear(
         self, step: DeviceStep, x: Activation, weight: Weight, bias: Weight | None
     ) -> Activation:
-        matrix = part_of(weight).matrix
-        return self.products.linear(x, weight, bias, then=partial(self._lora.add, step, x, matrix))
+        part = part_of(weight)
+        out = self.products.multiply(x, part, bias)
+        self._lora.add(step, x, part.matrix, out)
+        return out
+
+    def qkv(
+        self,
+        step: DeviceStep,
+        x: Activation,
+        weights: tuple[Weight, Weight, Weight],
+        biases: tuple[Weight | None, Weight | None, Weight | None],
+    ) -> tuple[Activation, Activation, Activation]:
+        return self.products.qkv(x, weights, biases, then=partial(self._lora.add, step, x))
 
     def gated_linear(
         self,

@@ -24,7 +24,7 @@ from rocmforge_hip.ops.linear import GATES, LinearKernels, empty, f16_of, f32_of
 from rocmforge_hip.ops.rows import RowKernels, norm_threads
 from rocmforge_hip.ops.step import DeviceStep
 from rocmforge_hip.weights.formats import FLOAT_FORMATS, Weight, ceil_div
-from rocmforge_hip.weights.products import QKV_PRODUCTS, Product
+from rocmforge_hip.weights.products import Product
 
 ENCODER_HEAD_DIMS: Final = (32, 64, 128)
 ROPE_MULTIPLE: Final = 16
@@ -35,7 +35,6 @@ _EMBED_THREADS: Final = 64
 _ITEM_BYTES: Final = 16  # that a thread of `rf_embed_add` reads
 _HALVES: Final = 2048  # of a block of GELU
 _THREADS: Final = 256
-_HALF: Final = frozenset((*QKV_PRODUCTS, Product.INTERMEDIATE))  # what attention and GELU read
 _UNCAPPED: Final = 1.0  # cap * tanh(x / cap) is tanh(x)
 
 
@@ -177,8 +176,18 @@ class HipEncoderOps:
     def linear(
         self, step: DeviceStep, x: Activation, weight: Weight, bias: Weight | None
     ) -> Activation:
-        is_half = part_of(weight).product in _HALF
-        return self._products.linear(x, weight, bias, half=is_half)
+        part = part_of(weight)
+        # GELU reads halves.
+        return self._products.multiply(x, part, bias, half=part.product is Product.INTERMEDIATE)
+
+    def qkv(
+        self,
+        step: DeviceStep,
+        x: Activation,
+        weights: tuple[Weight, Weight, Weight],
+        biases: tuple[Weight | None, Weight | None, Weight | None],
+    ) -> tuple[Activation, Activation, Activation]:
+        return self._products.qkv(x, weights, biases, half=True)
 
     def gelu(self, x: Activation) -> Activation:
         """Works in place."""

@@ -94,38 +94,29 @@ class LinearKernels:
             for name in of_gemv - FLOAT_FORMATS
             for most in _GEMV_ROWS
         }
-        self._multiplied: tuple[Matrix, Activation, Activation] | None = None
 
-    def linear(
+    def qkv(
         self,
         x: Activation,
-        weight: Weight,
-        bias: Weight | None,
+        weights: tuple[Weight, Weight, Weight],
+        biases: tuple[Weight | None, Weight | None, Weight | None],
         *,
         half: bool = False,
-        then: Callable[[Activation], None] = lambda product: None,
-    ) -> Activation:
-        """Multiplies as `Ops.linear` says; arguments as of `multiply`.
+        then: Callable[[Matrix, Activation], None] = lambda matrix, product: None,
+    ) -> tuple[Activation, Activation, Activation]:
+        """Multiplies with query, key and value as `Ops.qkv` says; other arguments as of `multiply`.
 
-        Query, key and value are asked for one by one, but lie stacked in one matrix. The stack is
-        multiplied as a whole when the first of them is asked for, and `then` called with all of the
-        product; it is remembered, so that the others get their columns of it without a launch.
+        Those of one stored type lie stacked in one matrix: it is multiplied once as a whole, `then`
+        called with it and its product, and each gets its columns of that.
         """
-        part = part_of(weight)
-        if self._multiplied is None or self._multiplied[:2] != (part.matrix, x):
-            out = self.multiply(x, part, bias, half=half)
-            then(out)
-            self._multiplied = part.matrix, x, out
-        out = self._multiplied[2]
-        if part.out_features == out.features:
-            return out
-        f32, f16 = (
-            array and array.columns(part.first, part.first + part.out_features)
-            for array in (out.f32, out.f16)
-        )
-        return Activation(
-            out.arrays, out.rows, part.out_features, f32=f32, f16=f16, stride=out.features
-        )
+        products: dict[Matrix, Activation] = {}
+        parts = [part_of(weight) for weight in weights]
+        for part, bias in zip(parts, biases, strict=True):
+            if part.matrix not in products:
+                products[part.matrix] = product = self.multiply(x, part, bias, half=half)
+                then(part.matrix, product)
+        q, k, v = (_columns(products[part.matrix], part) for part in parts)
+        return q, k, v
 
     def multiply(
         self,
@@ -311,6 +302,19 @@ def empty(arrays: Forms[DeviceArray], rows: int, features: int, *, half: bool) -
     if half:
         return Activation(arrays, rows, features, f16=arrays.float16(rows, features))
     return Activation(arrays, rows, features, f32=arrays.float32(rows, features))
+
+
+def _columns(product: Activation, part: MatrixPart) -> Activation:
+    """Returns the columns of a product with a whole matrix that belong to a part of it."""
+    if part.out_features == product.features:
+        return product
+    f32, f16 = (
+        array and array.columns(part.first, part.first + part.out_features)
+        for array in (product.f32, product.f16)
+    )
+    return Activation(
+        product.arrays, product.rows, part.out_features, f32=f32, f16=f16, stride=product.features
+    )
 
 
 def _most_rows(rows: int) -> int:

@@ -66,14 +66,12 @@ def _linear(bench: Workbench, rows: int) -> float:
     step = bench.step([(1, 1, [0])] * rows, adapters=_adapters_of(rows))
     stored, layer = bench.weights.layers[0], bench.model.weights.layers[0]
     worst = 0.0
-    for role, tensor, weight in (
-        ("q", stored.q, layer.q),
-        ("k", stored.k, layer.k),
-        ("v", stored.v, layer.v),
-    ):
+    products = bench.model.ops.qkv(
+        step, x, (layer.q, layer.k, layer.v), (layer.q_bias, layer.k_bias, layer.v_bias)
+    )
+    for role, got in zip("qkv", products, strict=True):
         bias = getattr(stored, f"{role}_bias").to_float32().astype(np.float64)
-        got = bench.model.ops.linear(step, x, weight, getattr(layer, f"{role}_bias"))
-        want = _product(bench, role, tensor, values.astype(np.float64)) + bias
+        want = _product(bench, role, getattr(stored, role), values.astype(np.float64)) + bias
         worst = max(worst, error(bench.result(got), want))
     return worst
 

@@ -124,12 +124,16 @@ def _linear(bench: Workbench, rows: int, exact: bool = True) -> float:
     step = bench.step([(rows, rows, blocks_of([rows])[0])])
     stored, layer = bench.weights.layers[0], bench.model.weights.layers[0]
     worst = 0.0
-    for tensor, bias, weight, offset in (
-        (stored.q, stored.q_bias, layer.q, layer.q_bias),
-        (stored.k, stored.k_bias, layer.k, layer.k_bias),
-        (stored.v, stored.v_bias, layer.v, layer.v_bias),
+    products = bench.model.ops.qkv(
+        step, x, (layer.q, layer.k, layer.v), (layer.q_bias, layer.k_bias, layer.v_bias)
+    )
+    for product, tensor, bias in zip(
+        products,
+        (stored.q, stored.k, stored.v),
+        (stored.q_bias, stored.k_bias, stored.v_bias),
+        strict=True,
     ):
-        got = bench.result(bench.model.ops.linear(step, x, weight, offset))
+        got = bench.result(product)
         matrix, wide = _values(tensor), values.astype(np.float64)
         magnitude = np.abs(wide) @ np.abs(matrix).T + np.abs(_values(bias))
         worst = max(worst, error(got, wide @ matrix.T + _values(bias), magnitude))

@@ -47,9 +47,8 @@ def hidden_states(config: ModelConfig, weights: ModelWeights[W], ops: Ops[A, W, 
     residual = ops.embed(step, weights.embedding, config.embedding_scale)
     x = ops.rms_norm(residual, layers[0].attn_norm)
     for spec, layer, next_norm in zip(attention_specs(config), layers, next_norms, strict=True):
-        q = ops.linear(step, x, layer.q, layer.q_bias)
-        k = ops.linear(step, x, layer.k, layer.k_bias)
-        v = ops.linear(step, x, layer.v, layer.v_bias)
+        biases = layer.q_bias, layer.k_bias, layer.v_bias
+        q, k, v = ops.qkv(step, x, (layer.q, layer.k, layer.v), biases)
         q = ops.rope_and_store(step, q, k, v, layer.q_norm, layer.k_norm, spec)
         x = ops.linear(step, ops.attention(step, q, spec), layer.output, layer.output_bias)
         if layer.attn_post_norm is not None:

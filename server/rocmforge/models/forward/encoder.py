@@ -93,9 +93,8 @@ def _attend(
     x: A,
     spec: EncoderAttentionSpec,
 ) -> A:
-    q = ops.linear(step, x, layer.q, layer.q_bias)
-    k = ops.linear(step, x, layer.k, layer.k_bias)
-    v = ops.linear(step, x, layer.v, layer.v_bias)
+    biases = layer.q_bias, layer.k_bias, layer.v_bias
+    q, k, v = ops.qkv(step, x, (layer.q, layer.k, layer.v), biases)
     if layer.q_norm is not None:
         q = ops.norm_projection(q, layer.q_norm, layer.q_norm_bias)
     if layer.k_norm is not None:

@@ -85,6 +85,25 @@ class EncoderOps(Protocol[A, W, S]):
         """
         ...
 
+    def qkv(
+        self,
+        step: S,
+        x: A,
+        weights: tuple[W, W, W],
+        biases: tuple[W | None, W | None, W | None],
+    ) -> tuple[A, A, A]:
+        """Returns query, key and value, each x @ weight.T + bias: [T, out_features of it].
+
+        Asked for together, so that a backend may multiply with all of them at once.
+
+        Args:
+            step: As for `linear`.
+            x: [rows, in_features].
+            weights: Of query, key and value, [out_features, in_features] each.
+            biases: Theirs, [out_features] or None each.
+        """
+        ...
+
     def gelu(self, x: A) -> A:
         """Returns x * Phi(x), Phi the normal distribution function: [rows, intermediate_size]."""
         ...

@@ -69,6 +69,25 @@ class Ops(Protocol[A, W, S]):
         """
         ...
 
+    def qkv(
+        self,
+        step: S,
+        x: A,
+        weights: tuple[W, W, W],
+        biases: tuple[W | None, W | None, W | None],
+    ) -> tuple[A, A, A]:
+        """Returns query, key and value, each x @ weight.T + bias: [T, out_features of its weight].
+
+        Asked for together, so that a backend may multiply with all of them at once.
+
+        Args:
+            step: As for `linear`.
+            x: [T, in_features].
+            weights: Of query, key and value, [out_features, in_features] each.
+            biases: Theirs, [out_features] or None each.
+        """
+        ...
+
     def rope_and_store(
         self, step: S, q: A, k: A, v: A, q_norm: W | None, k_norm: W | None, spec: AttentionSpec
     ) -> A:
