@@ -25,6 +25,7 @@ RocmForgeError
 │   └── EngineDied
 ├── ModelLoadError          the file, or what it asks for
 │   ├── BadGguf
+│   ├── BadFolder
 │   ├── BadTokenizer
 │   ├── BadTemplate
 │   ├── UnsupportedArchitecture
@@ -233,6 +234,15 @@ class BadGguf(ModelLoadError):
         self.path = path
         self.reason = reason
         self.offset = offset
+
+
+class BadFolder(ModelLoadError):
+    """A folder of Hugging Face's layout is broken, or reaches out of itself."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(f"{path}: {reason}.")
+        self.path = path
+        self.reason = reason
 
 
 class BadTokenizer(ModelLoadError):

@@ -40,7 +40,7 @@ LAYERS = (
     ("rocmforge.logits",),
     ("rocmforge.backend",),
     ("rocmforge.models",),
-    ("rocmforge.gguf",),
+    ("rocmforge.gguf", "rocmforge.huggingface"),
     ("rocmforge.settings", "rocmforge.catalog", "rocmforge.logs", "rocmforge.sensors"),
     ("rocmforge.checkpoint",),
     ("rocmforge.expected",),

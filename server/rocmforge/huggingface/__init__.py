@@ -1,0 +1,1 @@
+"""Bounded reading of folders as Transformers saves models: configuration, weights, tokens."""
