@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 LIMIT_MB = 2048
+MUCH = 128 << 20
+"""Bytes that tests may leave behind before it is asked whether they are in use: asking is slow."""
 
 
 def memory_of_process(field: str) -> int:
@@ -54,15 +56,19 @@ class _Guard:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._failed = False
+        self._in_use = memory_of_process("VmRSS")  # when it was last known
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self) -> None:
+        """Sees to it that no test loads a model beside what is left of the one before."""
+        if memory_of_process("VmRSS") > self._in_use + MUCH:
+            give_back_freed_memory()
+            self._in_use = memory_of_process("VmRSS")
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_teardown(
-        self, item: pytest.Item, nextitem: pytest.Item | None
-    ) -> Iterator[None]:
+    def pytest_runtest_teardown(self) -> Iterator[None]:
         before = memory_of_process("VmRSS")
         yield
-        if nextitem is None or nextitem.path != item.path:
-            give_back_freed_memory()  # the next file begins with what is in use, not with more
         peak = memory_of_process("VmHWM")
         if peak > self._limit and not self._failed:
             self._failed = True  # the peak stays: later tests are not to blame

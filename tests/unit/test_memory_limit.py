@@ -20,25 +20,47 @@ def test_takes_little():
 """
 
 
-@pytest.mark.parametrize(("limit", "status"), [(200, 1), (2000, 0)])
-def test_the_limit_is_held(tmp_path: Path, limit: int, status: int) -> None:
-    hungry = tmp_path / "test_hungry.py"
-    hungry.write_text(HUNGRY)
-    command = (sys.executable, "-m", "pytest", "-c", "/dev/null", "--rootdir", str(tmp_path))
+# The C library keeps what is freed below memory that is in use.
+FREED = """
+kept = []
+
+def test_frees_what_it_took():
+    small = [b"1" * (1 << 16) for _ in range(4000)]
+    kept.append(b"1" * (1 << 16))
+    assert small
+
+def test_takes_as_much_again():
+    assert b"1" * (260 << 20)
+"""
+
+
+def run_with_limit(tests: str, limit: int, folder: Path) -> subprocess.CompletedProcess[str]:
+    file = folder / "test_hungry.py"
+    file.write_text(tests)
+    command = (sys.executable, "-m", "pytest", "-c", "/dev/null", "--rootdir", str(folder))
     plugins = ("-p", "tests.support.memory", "-p", "no:cacheprovider", "-p", "no:randomly")
-    limits = ("--memory-limit", str(limit))
     # Options of this run, such as CI's, are not those of the one that is tested.
     environment = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
-    done = subprocess.run(
-        (*command, *plugins, *limits, str(hungry)),
+    return subprocess.run(
+        (*command, *plugins, "--memory-limit", str(limit), str(file)),
         capture_output=True,
         text=True,
         check=False,
         env=environment,
     )
+
+
+@pytest.mark.parametrize(("limit", "status"), [(200, 1), (2000, 0)])
+def test_the_limit_is_held(tmp_path: Path, limit: int, status: int) -> None:
+    done = run_with_limit(HUNGRY, limit, tmp_path)
     assert done.returncode == status, done.stdout
     if status:
         assert "ERROR" in done.stdout
         assert "test_takes_a_lot" in done.stdout
         assert f"where {limit} MB is allowed" in done.stdout
         assert "2 passed, 1 error" in done.stdout
+
+
+def test_what_a_test_has_freed_is_given_back_before_the_next(tmp_path: Path) -> None:
+    done = run_with_limit(FREED, 450, tmp_path)
+    assert done.returncode == 0, done.stdout

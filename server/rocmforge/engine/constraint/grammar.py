@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
+from weakref import proxy
 
 import llguidance
 
@@ -25,7 +26,7 @@ Compiled = Future[llguidance.LLMatcher]
 
 
 class _Vocabulary:
-    """The vocabulary as llguidance wants it."""
+    """The vocabulary as llguidance wants it. Whoever uses its tokenizer keeps it alive."""
 
     def __init__(self, pieces: TokenPieces, vocab_size: int) -> None:
         self.tokens = list(pieces.pieces[:vocab_size])
@@ -35,7 +36,8 @@ class _Vocabulary:
         self._tokenizer: llguidance.LLTokenizer | None = None
 
     def build(self, vocab_size: int, eos_ids: tuple[int, ...]) -> llguidance.LLTokenizer:
-        wrapper = llguidance.TokenizerWrapper(self)
+        # Weakly: Python does not find cycles that go through an object of Rust, to free them.
+        wrapper = llguidance.TokenizerWrapper(proxy(self))
         self._tokenizer = llguidance.LLTokenizer(
             wrapper, n_vocab=vocab_size, eos_token=list(eos_ids)
         )
@@ -51,8 +53,11 @@ class _Vocabulary:
 class Matcher:
     """The state of one sequence in its grammar. Committed tokens alone advance it."""
 
-    def __init__(self, matcher: llguidance.LLMatcher, num_words: int) -> None:
+    def __init__(
+        self, matcher: llguidance.LLMatcher, num_words: int, vocabulary: _Vocabulary
+    ) -> None:
         self._matcher = matcher
+        self._vocabulary = vocabulary
         self.num_words = num_words
 
     def fill(self, mask: UInt32Array) -> None:
@@ -97,7 +102,8 @@ class Grammars:
     """
 
     def __init__(self, pieces: TokenPieces, vocab_size: int) -> None:
-        self._tokenizer = _Vocabulary(pieces, vocab_size).build(vocab_size, pieces.eos_ids)
+        self._vocabulary = _Vocabulary(pieces, vocab_size)
+        self._tokenizer = self._vocabulary.build(vocab_size, pieces.eos_ids)
         self._num_words = -(-vocab_size // 32)
         self._texts: dict[str, str] = {}  # of unfinished requests, by name
         self._compiled: OrderedDict[str, tuple[Compiled, int]] = OrderedDict()  # latest use last
@@ -139,7 +145,7 @@ class Grammars:
         Raises:
             EngineError: it does not compile; the HTTP side checks grammars before it sends them.
         """
-        return Matcher(compiled.result().deep_copy(), self._num_words)
+        return Matcher(compiled.result().deep_copy(), self._num_words, self._vocabulary)
 
     def matcher(self, grammar: str) -> Matcher:
         """Returns a matcher for a grammar that nothing else waits for; as `compile` and `begin`."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import string
+import sys
 from dataclasses import replace
 from unittest.mock import Mock
 
@@ -177,6 +179,20 @@ def test_matchers_of_one_grammar_are_independent() -> None:
     assert first.advance(ord("a"))
     assert not first.advance(ord("!"))
     assert (mask(second) == before).all()
+
+
+def test_a_vocabulary_is_freed_with_the_last_that_uses_it() -> None:
+    piece = b"a piece of this test alone"
+    pieces = structs.replace(PIECES, pieces=(*PIECES.pieces[:-1], piece))
+    before = sys.getrefcount(piece)
+    matcher = Grammars(pieces, VOCAB_SIZE).matcher(LETTERS)
+    gc.collect()
+    assert sys.getrefcount(piece) > before
+    assert matcher.advance(ord("a"))
+
+    del matcher
+    gc.collect()
+    assert sys.getrefcount(piece) == before
 
 
 @PIPELINES
