@@ -29,6 +29,7 @@ from rocmforge.engine.core import EngineCore
 from rocmforge.engine.draft.draft_memory import draft_options
 from rocmforge.engine.ipc.messages import Submit
 from rocmforge.engine.ipc.params import GenerateRequest, SamplingParams
+from rocmforge.engine.ipc.prompt import token_prompt
 from rocmforge.engine.ipc.status import EngineStats
 from rocmforge.engine.schedule.limits import SchedulerLimits
 from tests.support.shallow import write_idle, write_shallow
@@ -151,7 +152,7 @@ def _request(number: int, arguments: argparse.Namespace, vocab_size: int) -> Gen
     )
     prompt = random.Random(number).choices(range(vocab_size), k=PROMPT_TOKENS)
     return GenerateRequest(
-        request_id=number, prompt_ids=tuple(prompt), sampling=sampling, eos_ids=(), arrival_ns=0
+        request_id=number, prompt=token_prompt(prompt), sampling=sampling, eos_ids=(), arrival_ns=0
     )
 
 

@@ -20,6 +20,7 @@ from rocmforge.engine.constraint.grammar import Grammars
 from rocmforge.engine.core import EngineCore
 from rocmforge.engine.ipc.messages import Submit
 from rocmforge.engine.ipc.params import GenerateRequest, SamplingParams
+from rocmforge.engine.ipc.prompt import token_prompt
 from rocmforge.engine.schedule.limits import SchedulerLimits
 from rocmforge.gguf.reader import open_gguf
 from rocmforge.text.output.grammar import json_schema_grammar
@@ -95,7 +96,7 @@ def requests(streams: int, grammar: str, eos_ids: tuple[int, ...]) -> list[Gener
     return [
         GenerateRequest(
             request_id=i,
-            prompt_ids=(1, i),
+            prompt=token_prompt([1, i]),
             sampling=SamplingParams(
                 max_tokens=4000, seed=i, grammar=grammar, ignore_eos=not grammar
             ),

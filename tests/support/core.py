@@ -11,10 +11,11 @@ from rocmforge.backend.protocol import Float32Array, LoadOptions, Runner
 from rocmforge.engine.core import EngineCore
 from rocmforge.engine.ipc.messages import StepReport, Submit
 from rocmforge.engine.ipc.params import GenerateRequest, SamplingParams
+from rocmforge.engine.ipc.prompt import Prompt, token_prompt
 from rocmforge.engine.ipc.status import EngineStats
 from rocmforge.engine.schedule.limits import SchedulerLimits
 
-Request = tuple[Sequence[int], SamplingParams]
+Request = tuple[Sequence[int] | Prompt, SamplingParams]
 
 
 def make_core(runner: Runner, options: LoadOptions, max_waiting: int = 1000) -> EngineCore:
@@ -34,7 +35,7 @@ def submits(requests: Iterable[Request]) -> list[Submit]:
         Submit(
             request=GenerateRequest(
                 request_id=number,
-                prompt_ids=tuple(prompt),
+                prompt=prompt if isinstance(prompt, Prompt) else token_prompt(prompt),
                 sampling=sampling,
                 eos_ids=(),
                 arrival_ns=0,

@@ -9,6 +9,7 @@ import numpy as np
 
 from rocmforge.backend.protocol import Float32Array, Runner, StepInput
 from rocmforge.engine.ipc.params import GenerateRequest, Pooling, SamplingParams
+from rocmforge.engine.ipc.prompt import token_prompt
 from rocmforge.engine.schedule.batch import build_step
 from rocmforge.engine.schedule.chunks import StepBuilder
 from rocmforge.engine.schedule.limits import SchedulerLimits
@@ -23,7 +24,7 @@ def encoder_step(step_id: int, prompts: Sequence[Sequence[int]], pooling: Poolin
     for number, prompt in enumerate(prompts):
         request = GenerateRequest(
             request_id=number,
-            prompt_ids=tuple(prompt),
+            prompt=token_prompt(prompt),
             sampling=SamplingParams(max_tokens=0, pooling=pooling),
             eos_ids=(),
             arrival_ns=0,

@@ -28,6 +28,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
@@ -49,6 +50,7 @@ from rocmforge.backend.protocol import (
     UInt32Array,
     UInt64Array,
 )
+from rocmforge.engine.ipc.prompt import Prompt, TokenSpan
 from rocmforge.errors import BackendError, UnsupportedArchitecture
 
 BUS_ID = "0000:03:00.0"
@@ -57,6 +59,7 @@ DEVICE = DeviceInfo(
 )
 HIDDEN_SIZE = 6
 _MULTIPLIER = np.uint64(6364136223846793005)
+_NO_TOKEN = 1 << 30  # and more: a row of embeddings
 _WEIGHTS: UInt64Array = np.cumprod(np.full(1 << 16, _MULTIPLIER, np.uint64), dtype=np.uint64)
 
 
@@ -75,6 +78,20 @@ def _context_sums(tokens: npt.NDArray[np.signedinteger]) -> UInt64Array:
     """Checksum of all tokens up to and with each place, [..., N] to [..., N]."""
     weighted = (tokens.astype(np.uint64) + np.uint64(1)) * _WEIGHTS[: tokens.shape[-1]]
     return np.cumsum(weighted, axis=-1, dtype=np.uint64)
+
+
+def contents(prompt: Prompt) -> list[int]:
+    """What the cache holds of a prompt: its tokens, and numbers of its rows of embeddings."""
+    found: list[int] = []
+    for span in prompt.spans:
+        found += span.ids if isinstance(span, TokenSpan) else _numbers_of(span.values).tolist()
+    return found
+
+
+def _numbers_of(rows: Float32Array) -> Int32Array:
+    """A number for each row that is no token, [E]."""
+    numbers = [_NO_TOKEN | crc32(row.tobytes()) & (_NO_TOKEN - 1) for row in rows]
+    return np.array(numbers, np.int32)
 
 
 def _adapter_seeds(adapters: Int32Array) -> UInt64Array:
@@ -97,7 +114,10 @@ def continuation(
     forbidden: Sequence[int] = (),
     adapter: int = NO_ADAPTER,
 ) -> list[int]:
-    """The `count` tokens that follow `prompt`. `seed` counts for temperature above 0 only."""
+    """The `count` tokens that follow `prompt`. `seed` counts for temperature above 0 only.
+
+    For a prompt with embeddings, `contents` says what to give.
+    """
     seed ^= int(_adapter_seeds(np.array([adapter], np.int32))[0])
     tokens = list(prompt)
     for _ in range(count):
@@ -180,6 +200,7 @@ class FakeRunner:
             copy_bandwidth=1e9 if config.is_measured else 0.0,
             bus_ids=(BUS_ID,) if config.is_measured else (),
             hidden_size=HIDDEN_SIZE,
+            embedding_size=HIDDEN_SIZE,
             masks_tokens=True,
             adapters=config.adapters,
             notes=("This backend makes tokens up.",),
@@ -247,15 +268,28 @@ class FakeRunner:
         adapters = self._adapters_of(step)
         self._require(len(adapters) == step.num_sequences, "number of adapters")
         self._require(bool((adapters < len(self._config.adapters)).all()), "unknown adapter")
+        self._check_embeddings(step)
         drawn = step.positions[step.logit_rows] + 1
         self._require(bool((rows.position == drawn).all()), "position of the drawn token")
+
+    def _check_embeddings(self, step: StepInput) -> None:
+        tokens, rows = step.embedding_tokens, step.embedding_rows
+        self._require(bool((np.diff(tokens) > 0).all()), "embedded tokens ascend")
+        self._require(bool((tokens < step.num_tokens).all()), "embedded tokens of the step")
+        width = self.info.embedding_size if len(tokens) else 0
+        self._require(rows.shape == (len(tokens), width), "rows of embeddings")
+        self._require(bool((step.token_source[tokens] == NO_SOURCE).all()), "embedding and token")
+        placeholders = step.token_ids[tokens]
+        known = (placeholders >= 0) & (placeholders < self.info.vocab_size)
+        self._require(bool(known.all()), "placeholders are in the vocabulary")
 
     def _compute(self, step: StepInput) -> StepOutput:
         known = step.token_source == NO_SOURCE
         token_ids = step.token_ids.copy()
         # After a NaN the source is -1: any token will do, the engine drops what comes of it.
         token_ids[~known] = np.maximum(self._previous[step.token_source[~known]], 0)
-        self._require(bool(((token_ids >= 0) & (token_ids < 1 << 30)).all()), "token ids")
+        self._require(bool(((token_ids >= 0) & (token_ids < _NO_TOKEN)).all()), "token ids")
+        token_ids[step.embedding_tokens] = _numbers_of(step.embedding_rows)
         self._tokens[step.slot_mapping] = token_ids
         self._positions[step.slot_mapping] = step.positions
         self._adapters[step.slot_mapping] = np.repeat(
@@ -360,7 +394,9 @@ class FakeRunner:
         rows = step.sampling
         for row in np.flatnonzero(np.diff(rows.seen_offsets)).tolist():
             length = int(rows.position[row]) - int(not known[step.logit_rows[row]])
-            expected = set(context[owners[row], :length].tolist())
+            expected = {
+                token for token in context[owners[row], :length].tolist() if token < _NO_TOKEN
+            }
             seen = rows.seen_tokens[rows.seen_offsets[row] : rows.seen_offsets[row + 1]].tolist()
             self._require(sorted(expected) == sorted(seen), f"seen tokens of row {row}")
 

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from rocmforge.engine.ipc.params import GenerateRequest, SamplingParams
+from rocmforge.engine.ipc.prompt import token_prompt
 
 
 def asked(prompt: Sequence[int], sampling: SamplingParams, **more: Any) -> GenerateRequest:
     """A request that arrives now, and that no token ends."""
     fields: dict[str, Any] = {"eos_ids": (), "arrival_ns": time.monotonic_ns(), **more}
-    return GenerateRequest(prompt_ids=tuple(prompt), sampling=sampling, **fields)
+    return GenerateRequest(prompt=token_prompt(prompt), sampling=sampling, **fields)

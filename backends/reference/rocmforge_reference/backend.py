@@ -113,6 +113,7 @@ def _load_decoder(
         kv_bytes=num_blocks * BLOCK_SIZE * kv_bytes_per_token(config, 4),
         kv_dtype="f32",
         hidden_size=config.hidden_size,
+        embedding_size=config.hidden_size,
         masks_tokens=True,
         logits_processors=tuple(processors),
         adapters=tuple(adapter.name for adapter in adapters),

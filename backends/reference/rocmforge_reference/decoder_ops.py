@@ -43,7 +43,10 @@ class ReferenceOps:
         self._caches = caches
 
     def embed(self, step: Step, table: Weight, scale: float) -> Float32Array:
-        return ops.embed(table.values, step.token_ids, scale)
+        x = ops.embed(table.values, step.token_ids, scale)
+        if len(step.input.embedding_tokens):
+            x[step.input.embedding_tokens] = step.input.embedding_rows
+        return x
 
     def rms_norm(self, x: Float32Array, weight: Weight) -> Float32Array:
         return ops.rms_norm(x, weight.values, self._config.norm_eps)

@@ -86,7 +86,7 @@ class CompletionWriter(Writer):
         self._num_prompt_logprobs = request.prompt_logprobs
         self._usage = StreamUsage(request.stream_options, prepared)
         self._text_events: dict[int, TextEvent] = {}
-        self._scores: dict[int, tuple[TokenLogprob, ...]] = {}  # of prompts, by number
+        self._scores: dict[int, tuple[TokenLogprob | None, ...]] = {}  # of prompts, by number
         self._early: list[Piece] = []  # of choices that repeat scores which are still to come
 
     def events(self, piece: Piece) -> bytes:
@@ -176,7 +176,7 @@ class CompletionWriter(Writer):
         number = index // self._prepared.n
         return echoed_logprobs(
             self._tokenizer,
-            self._prepared.prompts[number],
+            self._prepared.prompts[number].token_ids,
             self._echo(index),
             self._scores[number],
             self._num_logprobs,
@@ -213,7 +213,7 @@ def _echoes(model: ServedModel, prepared: PreparedRequest, request: CompletionRe
     """Returns each prompt as text: as it came, or spelled out from token ids."""
     given = [request.prompt] if isinstance(request.prompt, str) else request.prompt
     texts = [entry for entry in given if isinstance(entry, str)]
-    return texts or [model.tokenizer.decode(prompt) for prompt in prepared.prompts]
+    return texts or [model.tokenizer.decode(prompt.token_ids) for prompt in prepared.prompts]
 
 
 def _mean_logprob(pieces: list[Piece]) -> float:

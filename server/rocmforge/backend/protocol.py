@@ -7,7 +7,7 @@ and prefix reuse are bookkeeping on the engine's side of this boundary.
 
 Symbols used in shapes: T tokens in the step, B sequences, M blocks per sequence (padded),
 L rows whose logits are needed, P ranges of tokens whose hidden states are wanted, V vocabulary
-size, K top_logprobs asked for.
+size, K top_logprobs asked for, E tokens whose embeddings are given, D elements of one.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ NO_ADAPTER = -1
 class ProcessorBatch:
     """Uses of logits processors (`rocmforge.logits`): U of them, those of a row in their order.
 
-    The history of a row is what its widest window needs of its tokens, prompt and output; rows
-    without processors have none. The token that is still on the device (see
-    `StepInput.token_source`) stands there as -1: the backend fills it in.
+    The history of a row is what its widest window needs of its tokens, prompt and output, without
+    the placeholders of embeddings; rows without processors have none. The token that is still on
+    the device (see `StepInput.token_source`) stands there as -1: the backend fills it in.
     """
 
     names: tuple[str, ...]  # [U]
@@ -136,6 +136,13 @@ class StepInput:
     # are wanted as a sum; at most one range of a sequence. Only for backends with
     # `RunnerInfo.hidden_size`.
     hidden_ranges: Int32Array = field(default_factory=lambda: np.zeros((0, 2), np.int32))  # [P, 2]
+    # Tokens, in ascending order, and the embeddings to compute on instead of the table's rows for
+    # them. Nothing scales these rows. The ids of these tokens are placeholders, which are in the
+    # vocabulary. Only for backends with `RunnerInfo.embedding_size`, which is D.
+    embedding_tokens: Int32Array = field(default_factory=lambda: np.zeros(0, np.int32))  # [E]
+    embedding_rows: Float32Array = field(  # [E, D]; [0, 0] if E is 0
+        default_factory=lambda: np.zeros((0, 0), np.float32)
+    )
 
     @property
     def num_tokens(self) -> int:
@@ -252,6 +259,7 @@ class RunnerInfo:
     bus_ids: tuple[str, ...] = ()  # PCI addresses of its devices, "0000:03:00.0"
     notes: tuple[str, ...]  # anything an operator should know, shown at start and in /health
     hidden_size: int = 0  # width of the hidden states it can return; 0 = it cannot
+    embedding_size: int = 0  # width of `StepInput.embedding_rows`; 0 = it takes none
     masks_tokens: bool = False  # whether sampling honours `SamplingBatch.allowed`
     logits_processors: tuple[str, ...] = ()  # names that sampling honours
     adapters: tuple[str, ...] = ()  # names of those that were loaded, as `StepInput` numbers them

@@ -16,6 +16,7 @@ from rocmforge.backend.protocol import Int32Array, Runner, StepInput, StepOutput
 from rocmforge.engine.core import EngineCore
 from rocmforge.engine.ipc.messages import Submit
 from rocmforge.engine.ipc.params import GenerateRequest, SamplingParams, TokenLogprob
+from rocmforge.engine.ipc.prompt import token_prompt
 from rocmforge.engine.schedule.limits import SchedulerLimits
 from rocmforge.errors import EngineError
 
@@ -231,7 +232,7 @@ def _run(
             result = results[event.request_id]
             result.tokens.extend(event.token_ids)
             result.logprobs.extend(event.logprobs or ())
-            result.prompt_logprobs.extend(event.prompt_logprobs or ())
+            result.prompt_logprobs.extend(filter(None, event.prompt_logprobs or ()))
             if times is not None:
                 times.extend(time.perf_counter() for _ in event.token_ids)
     return results
@@ -240,7 +241,7 @@ def _run(
 def _request(number: int, prompt: Sequence[int], sampling: SamplingParams) -> GenerateRequest:
     return GenerateRequest(
         request_id=number,
-        prompt_ids=tuple(prompt),
+        prompt=token_prompt(prompt),
         sampling=structs.replace(sampling, seed=number),
         eos_ids=(),
         arrival_ns=0,

@@ -27,6 +27,7 @@ from rocmforge.commands.terminal.output import output_console
 from rocmforge.commands.terminal.progress import wait_ready
 from rocmforge.engine.client.client import AsyncEngine
 from rocmforge.engine.ipc.params import GenerateRequest, SamplingParams
+from rocmforge.engine.ipc.prompt import token_prompt
 from rocmforge.engine.ipc.status import EngineStats
 from rocmforge.errors import EngineError
 from rocmforge.settings import Settings
@@ -162,7 +163,7 @@ async def _run_stream(
 ) -> StreamTiming:
     prompt = random.choices(range(runner.vocab_size), k=prompt_tokens)
     request = GenerateRequest(
-        prompt_ids=tuple(prompt), sampling=sampling, eos_ids=(), arrival_ns=time.monotonic_ns()
+        prompt=token_prompt(prompt), sampling=sampling, eos_ids=(), arrival_ns=time.monotonic_ns()
     )
     started = time.perf_counter()
     first = 0.0

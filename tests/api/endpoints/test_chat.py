@@ -14,6 +14,7 @@ from rocmforge.api.generate.prepared_request import PreparedRequest
 from rocmforge.api.generate.schema import ChatRequest
 from rocmforge.api.http.settings import ApiSettings
 from rocmforge.engine.ipc.params import FinishReason, GenerateRequest, SamplingParams, TokenEvent
+from rocmforge.engine.ipc.prompt import token_prompt
 from rocmforge.errors import EngineDied, QueueFull
 from rocmforge.text.template.template import ChatTemplates
 from tests.api import tiny
@@ -101,7 +102,7 @@ def test_usage_comes_last_without_choices_and_only_if_asked_for(chat: Any) -> No
 def test_usage_so_far_is_in_every_chunk_if_asked_for(chat: Any, engine: FakeEngine) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     found = chunks(chat(stream=True, n=2, stream_options=options).text)
-    prompt_tokens = len(engine.submitted[0].prompt_ids)
+    prompt_tokens = len(engine.submitted[0].prompt.token_ids)
     counts = [chunk["usage"]["completion_tokens"] for chunk in found]
     assert counts == sorted(counts)
     assert set(counts) == set(range(1, 7))
@@ -131,7 +132,7 @@ def test_the_conversation_goes_through_the_template(chat: Any, engine: FakeEngin
         "<|im_start|>system\nbe brief<|im_end|>\n<|im_start|>user\na<|im_end|>\n"
         "<|im_start|>assistant\nb<|im_end|>\n<|im_start|>user\nc<|im_end|>\n<|im_start|>assistant\n"
     )
-    assert list(engine.submitted[0].prompt_ids) == tokens(expected, special=True)
+    assert list(engine.submitted[0].prompt.token_ids) == tokens(expected, special=True)
 
 
 def test_tool_messages_in_the_history_are_accepted(chat: Any, engine: FakeEngine) -> None:
@@ -145,7 +146,7 @@ def test_tool_messages_in_the_history_are_accepted(chat: Any, engine: FakeEngine
     )
     assert response.status_code == 200
     expected = "<|im_start|>assistant\n<|im_end|>\n<|im_start|>tool\n42<|im_end|>\n"
-    ids = list(engine.submitted[0].prompt_ids)
+    ids = list(engine.submitted[0].prompt.token_ids)
     assert expected in make_model(engine).tokenizer.decode(ids, skip_special=False)
 
 
@@ -161,7 +162,7 @@ def test_template_arguments_reach_the_template(engine: FakeEngine) -> None:
             "chat_template_kwargs": {"greeting": "hello"},
         }
         assert client.post("/v1/chat/completions", json=body).status_code == 200
-    assert list(engine.submitted[0].prompt_ids) == tokens("hellouser")
+    assert list(engine.submitted[0].prompt.token_ids) == tokens("hellouser")
 
 
 def test_a_template_that_refuses_the_conversation_is_a_400(engine: FakeEngine) -> None:
@@ -199,13 +200,13 @@ def test_a_model_without_a_template_cannot_chat_and_says_so(engine: FakeEngine) 
 
 def test_special_tokens_in_a_message_stay_text(chat: Any, engine: FakeEngine) -> None:
     chat(messages=[{"role": "user", "content": "<|im_end|><|im_start|>system"}])
-    assert engine.submitted[0].prompt_ids.count(tiny.IM_START) == 2
-    assert engine.submitted[0].prompt_ids.count(tiny.IM_END) == 1
+    assert engine.submitted[0].prompt.token_ids.count(tiny.IM_START) == 2
+    assert engine.submitted[0].prompt.token_ids.count(tiny.IM_END) == 1
 
 
 def test_the_generation_prompt_can_be_left_out(chat: Any, engine: FakeEngine) -> None:
     chat(add_generation_prompt=False)
-    assert list(engine.submitted[0].prompt_ids) == tokens(
+    assert list(engine.submitted[0].prompt.token_ids) == tokens(
         "<|im_start|>user\nhello<|im_end|>\n", special=True
     )
 
@@ -215,7 +216,7 @@ def test_a_final_message_can_be_continued(chat: Any, engine: FakeEngine) -> None
         messages=[{"role": "user", "content": "hello"}, {"role": "assistant", "content": "wor"}],
         continue_final_message=True,
     )
-    assert list(engine.submitted[0].prompt_ids) == tokens(
+    assert list(engine.submitted[0].prompt.token_ids) == tokens(
         "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\nwor", special=True
     )
 
@@ -256,7 +257,7 @@ def test_defaults_are_openais(chat: Any, engine: FakeEngine) -> None:
     submitted = engine.submitted[0]
     sampling = submitted.sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k) == (1.0, 1.0, 0)
-    assert sampling.max_tokens == MAX_CONTEXT - len(submitted.prompt_ids)
+    assert sampling.max_tokens == MAX_CONTEXT - len(submitted.prompt.token_ids)
     assert sampling.num_logprobs == -1
 
 
@@ -298,7 +299,7 @@ def test_choices_get_seeds_of_their_own_and_usage_counts_all(chat: Any, engine: 
     assert len(set(seeds)) == 3
     assert [c["index"] for c in body["choices"]] == [0, 1, 2]
     assert body["usage"]["completion_tokens"] == 9
-    assert body["usage"]["prompt_tokens"] == len(engine.submitted[0].prompt_ids)
+    assert body["usage"]["prompt_tokens"] == len(engine.submitted[0].prompt.token_ids)
 
 
 def test_the_seeds_of_choices_do_not_depend_on_how_many_there_are(
@@ -466,7 +467,9 @@ def test_a_fallback_backend_shows_in_the_fingerprint(chat: Any, engine: FakeEngi
 
 
 def test_choices_open_in_order_whichever_speaks_first() -> None:
-    prepared = PreparedRequest(prompts=((1,),), sampling=SamplingParams(max_tokens=1), n=2, stop=())
+    prepared = PreparedRequest(
+        prompts=(token_prompt([1]),), sampling=SamplingParams(max_tokens=1), n=2, stop=()
+    )
     request = ChatRequest(model="tiny", messages=[])
     writer = ChatWriter(requested(make_model()), prepared, request)
     piece = Piece(1, "hi", (), (), None, None, 1)
@@ -478,13 +481,13 @@ def test_choices_open_in_order_whichever_speaks_first() -> None:
 def test_prompt_log_probabilities_as_vllm_has_them(chat: Any, engine: FakeEngine) -> None:
     def script(request: GenerateRequest) -> list[Batch | Exception]:
         wanted = request.sampling.prompt_logprobs
-        scores = tuple(score(token, wanted) for token in request.prompt_ids[1:])
+        scores = tuple(score(token, wanted) for token in request.prompt.token_ids[1:])
         end = say([tiny.IM_END])(request)
         return [(TokenEvent(request_id=0, prompt_logprobs=scores),), *end]
 
     engine.script = script
     found = chat(prompt_logprobs=0).json()["prompt_logprobs"]
-    ids = engine.submitted[0].prompt_ids
+    ids = engine.submitted[0].prompt.token_ids
     assert found[0] is None
     assert [list(entry) for entry in found[1:]] == [[str(token)] for token in ids[1:]]
     assert chat(prompt_logprobs=0, stream=True).json()["error"]["param"] == "prompt_logprobs"

@@ -30,7 +30,7 @@ def texts(found: list[Any], index: int = 0) -> str:
 def scoring_prompt(request: GenerateRequest) -> Sequence[Batch]:
     """Scores the prompt in two pieces, then says " world"."""
     wanted = request.sampling.prompt_logprobs
-    scores = tuple(score(token, wanted) for token in request.prompt_ids[1:])
+    scores = tuple(score(token, wanted) for token in request.prompt.token_ids[1:])
     world = TokenEvent(
         request_id=0,
         token_ids=(WORLD,) if request.sampling.max_tokens else (),
@@ -85,7 +85,7 @@ def test_special_tokens_are_parsed_because_the_prompt_is_the_clients_own(
     complete: Any, engine: FakeEngine
 ) -> None:
     complete(prompt="<|im_start|>user")
-    assert engine.submitted[0].prompt_ids == (tiny.IM_START, *tokens("user"))
+    assert engine.submitted[0].prompt.token_ids == (tiny.IM_START, *tokens("user"))
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_prompts_come_as_text_or_token_ids_alone_or_in_batches(
     complete: Any, engine: FakeEngine, prompt: Any, expected: list[tuple[int, ...]]
 ) -> None:
     body = complete(prompt=prompt).json()
-    assert [request.prompt_ids for request in engine.submitted] == expected
+    assert [request.prompt.token_ids for request in engine.submitted] == expected
     assert [choice["index"] for choice in body["choices"]] == list(range(len(expected)))
     assert body["usage"]["prompt_tokens"] == sum(map(len, expected))
 
@@ -111,7 +111,7 @@ def test_choices_of_a_batch_are_numbered_prompt_by_prompt(
     complete: Any, engine: FakeEngine
 ) -> None:
     body = complete(prompt=[[7], [8]], n=2, echo=True, seed=3).json()
-    assert [request.prompt_ids for request in engine.submitted] == [(7,), (7,), (8,), (8,)]
+    assert [request.prompt.token_ids for request in engine.submitted] == [(7,), (7,), (8,), (8,)]
     seeds = [request.sampling.seed for request in engine.submitted]
     assert seeds[:2] == seeds[2:]
     first, second = (make_model(engine).tokenizer.decode([i]) for i in (7, 8))
@@ -259,6 +259,6 @@ def test_a_suffix_is_put_where_the_model_expects_it(engine: FakeEngine) -> None:
         answer = client.post("/v1/completions", json=body).json()
         refused = client.post("/v1/completions", json=body | {"echo": True})
     end = model.tokenizer.encode("<|im_end|>", parse_special=False)
-    assert engine.submitted[0].prompt_ids == (prefix, HELLO, suffix, WORLD, *end, middle)
+    assert engine.submitted[0].prompt.token_ids == (prefix, HELLO, suffix, WORLD, *end, middle)
     assert answer["choices"][0]["text"] == "hello world"
     assert refused.json()["error"]["param"] == "suffix"

@@ -51,7 +51,7 @@ def engine() -> FakeEngine:
 
 def embeds() -> Script:
     def script(request: GenerateRequest) -> list[tuple[TokenEvent, ...] | Exception]:
-        vector = np.array([len(request.prompt_ids), 1], np.float32)
+        vector = np.array([len(request.prompt.token_ids), 1], np.float32)
         event = TokenEvent(
             request_id=0, finish_reason=FinishReason.LENGTH, embedding=vector.tobytes()
         )
@@ -187,7 +187,7 @@ def test_texts_end_as_in_training_and_hold_no_control_tokens(engine: FakeEngine)
     model = make_model(engine, tokenizer=Tokenizer.from_metadata(data))
     with TestClient(build_app(model, ApiSettings())) as client:
         client.post(PATH, json={"model": "tiny", "input": ["hello", "<|im_start|>"]})
-    hello, spelled = (request.prompt_ids for request in engine.submitted)
+    hello, spelled = (request.prompt.token_ids for request in engine.submitted)
     assert hello == (262, tiny.IM_END)
     assert spelled[-1] == tiny.IM_END
     assert tiny.IM_START not in spelled
@@ -235,8 +235,8 @@ def test_a_head_scores_pairs_of_query_and_document() -> None:
     assert found == [(1, 1.0), (0, pytest.approx(1 / (1 + np.exp(1.5)))), (2, 0.0)]
     tokenizer = tiny_text()[0]
     for request, text in zip(engine.submitted, body["documents"], strict=True):
-        assert list(request.prompt_ids) == tokenizer.encode_pair("hello", text)
-        assert tiny.IM_END not in request.prompt_ids
+        assert list(request.prompt.token_ids) == tokenizer.encode_pair("hello", text)
+        assert tiny.IM_END not in request.prompt.token_ids
         assert request.sampling.pooling is Pooling.CLS
 
 
@@ -253,7 +253,7 @@ def test_documents_are_cut_where_the_request_says(pooling: PoolingType) -> None:
     with TestClient(build_app(model, ApiSettings())) as client:
         assert client.post("/v1/rerank", json=body).status_code == 200
     tokenizer = tiny_text()[0]
-    found = [request.prompt_ids for request in engine.submitted][-2:]
+    found = [request.prompt.token_ids for request in engine.submitted][-2:]
     for ids, text in zip(found, ("hello world", "hello"), strict=True):
         pair = tokenizer.encode_pair("hello world hello", text)
         whole = tokenizer.encode_whole(text)
@@ -270,7 +270,7 @@ def test_a_model_that_says_yes_or_no_reads_its_own_prompt() -> None:
         answer = client.post("/v1/rerank", json=body).json()
         cut = client.post("/v1/rerank", json={**body, "max_tokens_per_doc": 3}).json()
         assert client.post(PATH, json={"model": "tiny", "input": "a"}).status_code == 400
-    prompts = [request.prompt_ids for request in engine.submitted]
+    prompts = [request.prompt.token_ids for request in engine.submitted]
     for prompt in prompts:
         assert (prompt[0], prompt[-1]) == (tiny.IM_START, tiny.IM_END)
         assert tiny.IM_END not in prompt[:-1], "documents hold no control tokens"

@@ -63,7 +63,7 @@ def say_text(text: str, **how: Any) -> Any:
 
 
 def prompt_of(engine: FakeEngine) -> str:
-    return tiny_text()[0].decode(engine.submitted[-1].prompt_ids, skip_special=False)
+    return tiny_text()[0].decode(engine.submitted[-1].prompt.token_ids, skip_special=False)
 
 
 def events(body: str) -> list[tuple[str, Any]]:
@@ -208,7 +208,7 @@ def test_a_limit_beyond_the_context_is_no_mistake(post: Any, engine: FakeEngine)
         "model_context_window_exceeded"
     )
     submitted = engine.submitted[-1]
-    assert submitted.sampling.max_tokens == MAX_CONTEXT - len(submitted.prompt_ids)
+    assert submitted.sampling.max_tokens == MAX_CONTEXT - len(submitted.prompt.token_ids)
     assert post(max_tokens=5).json()["stop_reason"] == "max_tokens"
     assert engine.submitted[-1].sampling.max_tokens == 5
 

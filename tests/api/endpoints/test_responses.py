@@ -68,7 +68,7 @@ def say_text(text: str) -> Any:
 
 
 def prompt_of(engine: FakeEngine, number: int = -1) -> str:
-    return tiny_text()[0].decode(engine.submitted[number].prompt_ids, skip_special=False)
+    return tiny_text()[0].decode(engine.submitted[number].prompt.token_ids, skip_special=False)
 
 
 def without_repeats(kinds: list[str]) -> list[str]:

@@ -13,6 +13,7 @@ from typing import Any
 from rocmforge.engine.client.client import AsyncEngine
 from rocmforge.engine.client.config import EngineConfig
 from rocmforge.engine.ipc.params import FinishReason, GenerateRequest, SamplingParams
+from rocmforge.engine.ipc.prompt import token_prompt
 from rocmforge.fleet.entry import FleetEntry, ModelPolicy, ModelState
 from rocmforge.fleet.fleet import Fleet
 from tests.api.fake_engine import make_model
@@ -20,7 +21,7 @@ from tests.support.options import SMALL
 
 PATIENCE_S = 60.0
 REQUEST = GenerateRequest(
-    prompt_ids=(1, 2, 3),
+    prompt=token_prompt([1, 2, 3]),
     sampling=SamplingParams(max_tokens=4, ignore_eos=True),
     eos_ids=(999,),
     arrival_ns=0,

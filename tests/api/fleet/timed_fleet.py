@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from rocmforge.engine.ipc.params import GenerateRequest, SamplingParams, TokenEvent
+from rocmforge.engine.ipc.prompt import token_prompt
 from rocmforge.engine.ipc.status import EngineState, EngineStats, EngineStatus
 from rocmforge.engine.ipc.totals import Totals
 from rocmforge.errors import EngineDied, NotReady, OutOfMemory, RocmForgeError
@@ -17,7 +18,7 @@ from tests.api.fake_engine import RUNNER, make_model
 
 LOAD_S = 10.0
 REQUEST = GenerateRequest(
-    prompt_ids=(1,), sampling=SamplingParams(max_tokens=1), eos_ids=(2,), arrival_ns=0
+    prompt=token_prompt([1]), sampling=SamplingParams(max_tokens=1), eos_ids=(2,), arrival_ns=0
 )
 
 

@@ -183,7 +183,7 @@ def test_the_template_learns_of_the_effort() -> None:
         for extra in ({}, {"chat_template_kwargs": {"enable_thinking": "mine"}}):
             body = {"model": "tiny", "messages": MESSAGES, "reasoning_effort": "none", **extra}
             assert client.post("/v1/chat/completions", json=body).status_code == 200
-    prompts = [tiny_text()[0].decode(request.prompt_ids) for request in engine.submitted]
+    prompts = [tiny_text()[0].decode(request.prompt.token_ids) for request in engine.submitted]
     assert prompts[0].endswith("none False")
     assert prompts[1].endswith("none mine")
 
@@ -198,7 +198,7 @@ def test_thoughts_of_the_history_are_the_templates_to_keep_or_drop() -> None:
         with client:
             body = {"model": "tiny", "messages": [*MESSAGES, said, *MESSAGES]}
             assert client.post("/v1/chat/completions", json=body).status_code == 200
-        prompt = tiny_text()[0].decode(engine.submitted[0].prompt_ids)
+        prompt = tiny_text()[0].decode(engine.submitted[0].prompt.token_ids)
         assert prompt == f"hello{shown}worldhello"
 
 

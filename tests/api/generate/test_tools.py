@@ -177,7 +177,7 @@ def test_the_history_may_hold_calls_and_their_results(chat: Any, engine: FakeEng
         {"role": "tool", "tool_call_id": "call_1", "content": "noon"},
     ]
     assert chat(messages=messages, tools=TOOLS).status_code == 200
-    assert "noon" in tiny_text()[0].decode(engine.submitted[0].prompt_ids)
+    assert "noon" in tiny_text()[0].decode(engine.submitted[0].prompt.token_ids)
 
 
 def test_a_template_without_tools_is_told_in_a_system_message(
@@ -186,7 +186,7 @@ def test_a_template_without_tools_is_told_in_a_system_message(
     chat(tools=TOOLS)
     chat(tools=TOOLS, tool_choice="none")
     with_tools, without = (
-        tiny_text()[0].decode(request.prompt_ids) for request in engine.submitted
+        tiny_text()[0].decode(request.prompt.token_ids) for request in engine.submitted
     )
     assert '"weather"' in with_tools
     assert '"weather"' not in without

@@ -23,7 +23,7 @@ def scored(request: GenerateRequest) -> Sequence[Batch | Exception]:
     end = say([262])(request)
     if wanted < 0:
         return end
-    scores = tuple(score(token, wanted) for token in request.prompt_ids[1:])
+    scores = tuple(score(token, wanted) for token in request.prompt.token_ids[1:])
     return [(TokenEvent(request_id=0, prompt_logprobs=scores),), *end]
 
 
@@ -68,7 +68,7 @@ def test_the_best_ones_have_the_scores_of_their_prompt(complete: Any, scoring: F
 def test_a_chat_is_scored_once(chat: Any, scoring: FakeEngine) -> None:
     found = chat(n=3, prompt_logprobs=1).json()["prompt_logprobs"]
     assert asked_for_scores(scoring) == [1, -1, -1]
-    assert len(found) == len(scoring.submitted[0].prompt_ids)
+    assert len(found) == len(scoring.submitted[0].prompt.token_ids)
 
 
 def test_a_streamed_echo_waits_for_the_scores_of_its_prompt(

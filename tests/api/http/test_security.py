@@ -286,7 +286,7 @@ def test_a_message_is_data_for_the_template(client: Client, engine: FakeEngine) 
     body = {"model": "tiny", "messages": [{"role": "user", "content": hostile}]}
     assert client.post("/v1/chat/completions", json=body).status_code == 200
     model = make_model(engine)
-    prompt = model.tokenizer.decode(engine.submitted[-1].prompt_ids, skip_special=False)
+    prompt = model.tokenizer.decode(engine.submitted[-1].prompt.token_ids, skip_special=False)
     assert hostile in prompt
 
 

@@ -23,6 +23,7 @@ from rocmforge.engine.constraint.grammar import Grammars
 from rocmforge.engine.core import EngineCore
 from rocmforge.engine.ipc.messages import Submit
 from rocmforge.engine.ipc.params import FinishReason, GenerateRequest, SamplingParams, TokenPieces
+from rocmforge.engine.ipc.prompt import token_prompt
 from rocmforge.engine.schedule.limits import SchedulerLimits
 from rocmforge.text.output.grammar import Schema, find_problem, json_schema_grammar
 from rocmforge.text.tokenizer.tokenizer import Tokenizer
@@ -63,7 +64,7 @@ class Model:
     def _request(self, number: int, grammar: str) -> GenerateRequest:
         return GenerateRequest(
             request_id=number,
-            prompt_ids=(tiny.BOS, number % 256),
+            prompt=token_prompt([tiny.BOS, number % 256]),
             sampling=SamplingParams(
                 max_tokens=MAX_TOKENS, temperature=1.5, seed=number, grammar=grammar
             ),

@@ -10,13 +10,14 @@ from rocmforge.engine.constraint.grammar import Grammars
 from rocmforge.engine.core import EngineCore
 from rocmforge.engine.ipc.messages import Command, Submit
 from rocmforge.engine.ipc.params import GenerateRequest, SamplingParams, TokenEvent, TokenLogprob
+from rocmforge.engine.ipc.prompt import Prompt, token_prompt
 from rocmforge.engine.schedule.limits import SchedulerLimits
 from tests.support.fake_backend import FakeConfig, make_runner
 
 
 def request(
     request_id: int,
-    prompt: Sequence[int],
+    prompt: Sequence[int] | Prompt,
     sampling: SamplingParams,
     *,
     eos_ids: tuple[int, ...] = (),
@@ -25,7 +26,7 @@ def request(
     """A request that arrived at time 0."""
     return GenerateRequest(
         request_id=request_id,
-        prompt_ids=tuple(prompt),
+        prompt=prompt if isinstance(prompt, Prompt) else token_prompt(prompt),
         sampling=sampling,
         eos_ids=eos_ids,
         arrival_ns=0,
@@ -73,6 +74,7 @@ class Result:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_scores: list[float | None] = field(default_factory=list)  # None for placeholders
     last: TokenEvent | None = None
 
 
@@ -115,7 +117,9 @@ class Bench:
             assert result.last is None, "an event after the last one"
             result.token_ids.extend(event.token_ids)
             result.logprobs.extend(event.logprobs or ())
-            result.prompt_logprobs.extend(event.prompt_logprobs or ())
+            scores = event.prompt_logprobs or ()
+            result.prompt_logprobs.extend(filter(None, scores))
+            result.prompt_scores.extend([None if each is None else each.logprob for each in scores])
             if event.finish_reason is not None:
                 result.last = event
 

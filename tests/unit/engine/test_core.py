@@ -381,7 +381,7 @@ def test_random_submits_cancels_and_deadlines_leave_no_block_behind(
     bench.finish()
     for each in requests:
         produced = bench.results[each.request_id].token_ids
-        assert produced == continuation(each.prompt_ids, len(produced))
+        assert produced == continuation(each.prompt.token_ids, len(produced))
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from rocmforge.api.generate.generation import Generation
 from rocmforge.api.generate.model import RequestedModel
 from rocmforge.api.generate.prepared_request import PreparedRequest
 from rocmforge.engine.ipc.params import Pooling, SamplingParams
+from rocmforge.engine.ipc.prompt import token_prompt
 from rocmforge.errors import QueueFull, RateLimited, UnsupportedFeature
 from rocmforge.fleet.model import ServedModel
 from rocmforge.models.pooling import PoolingType
@@ -96,7 +97,9 @@ async def pooled(
     vectors: list[Vector] = []
     while len(vectors) < len(prompts):
         some = prompts[len(vectors) : len(vectors) + size]
-        prepared = PreparedRequest(prompts=some, sampling=sampling, n=1, stop=())
+        prepared = PreparedRequest(
+            prompts=tuple(map(token_prompt, some)), sampling=sampling, n=1, stop=()
+        )
         try:
             generation = Generation.start(model, request_id, prepared)
         except (QueueFull, RateLimited):

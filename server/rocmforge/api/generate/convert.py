@@ -31,6 +31,7 @@ from rocmforge.api.generate.schema import (
 )
 from rocmforge.api.generate.tools import offered_tools, tool_use
 from rocmforge.engine.ipc.params import SamplingParams, Thinking
+from rocmforge.engine.ipc.prompt import token_prompt
 from rocmforge.errors import (
     InvalidParameter,
     UnsupportedFeature,
@@ -81,7 +82,7 @@ def prepare_chat(model: ServedModel, request: ChatRequest) -> PreparedRequest:
     elif thinking is not None and (sampling.grammar or thinking.budget is not None):
         sampling = msgspec.structs.replace(sampling, thinking=thinking)
     return PreparedRequest(
-        prompts=(prompt,),
+        prompts=(token_prompt(prompt),),
         sampling=sampling,
         n=request.n or 1,
         stop=stop_strings(request),

@@ -18,6 +18,7 @@ from rocmforge.api.generate.checks import (
 from rocmforge.api.generate.convert import sampling_params, stop_strings
 from rocmforge.api.generate.prepared_request import PreparedRequest
 from rocmforge.api.generate.schema import CompletionRequest
+from rocmforge.engine.ipc.prompt import token_prompt
 from rocmforge.errors import InvalidParameter, UnsupportedFeature
 from rocmforge.fleet.model import ServedModel
 
@@ -53,7 +54,7 @@ def prepare_completion(model: ServedModel, request: CompletionRequest) -> Prepar
     if n > (request.n or 1):  # the best are found by their log-probabilities
         sampling = msgspec.structs.replace(sampling, num_logprobs=max(num_logprobs, 0))
     return PreparedRequest(
-        prompts=prompts,
+        prompts=tuple(map(token_prompt, prompts)),
         sampling=sampling,
         n=n,
         stop=stop_strings(request),

@@ -33,7 +33,8 @@ class Piece:
     index: int
     text: str
     logprobs: tuple[ScoredToken, ...]  # of the tokens this text begins; () if not asked for
-    prompt_logprobs: tuple[TokenLogprob, ...]  # from the second token on; on the first piece only
+    # From the second token on; on the first piece only.
+    prompt_logprobs: tuple[TokenLogprob | None, ...]
     finish_reason: str | None  # "stop" or "length" on a choice's last piece
     stop: str | None  # the stop string that ended it
     num_tokens: int  # of the choice, up to here
@@ -70,7 +71,7 @@ class Choice:
         self.scheduled_ns: int | None = None  # known once the engine has ended the sequence
         self.queue_ns: int | None = None  # as well
         self.texts: list[str] = []  # all pieces, if they are kept
-        self._prompt_logprobs: tuple[TokenLogprob, ...] = ()
+        self._prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
         self._keeps_text = keeps_text
         self._detokenizer = detokenizer
         self._aligner = aligner
@@ -314,7 +315,10 @@ class Generation:
 
     def _texts(self) -> list[str]:
         """Prompts, then answers."""
-        prompts = [self._model.served.tokenizer.decode(prompt) for prompt in self.prepared.prompts]
+        prompts = [
+            self._model.served.tokenizer.decode(prompt.token_ids)
+            for prompt in self.prepared.prompts
+        ]
         return [*prompts, *("".join(choice.texts) for choice in self.choices)]
 
 
@@ -325,7 +329,7 @@ def _start_choice(
     sampling = prepared.sampling_of(number % prepared.n)
     tokenizer = model.served.tokenizer
     request = GenerateRequest(
-        prompt_ids=prompt,
+        prompt=prompt,
         sampling=sampling,
         eos_ids=tokenizer.eos_ids,
         arrival_ns=now_ns(),

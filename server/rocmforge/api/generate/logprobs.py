@@ -98,11 +98,14 @@ def legacy_logprobs(
 
 
 def vllm_prompt_logprobs(
-    tokenizer: Tokenizer, scores: Sequence[TokenLogprob], num_top: int
+    tokenizer: Tokenizer, scores: Sequence[TokenLogprob | None], num_top: int
 ) -> PromptLogprobs:
     """Writes a prompt's in vLLM's style; `scores` begins with its second token."""
     found: PromptLogprobs = [None]
     for score in scores:
+        if score is None:
+            found.append(None)
+            continue
         entries = {
             token_id: _prompt_logprob(tokenizer, token_id, logprob, rank)
             for rank, (token_id, logprob) in enumerate(score.top[:num_top], start=1)
@@ -128,17 +131,23 @@ def echoed_logprobs(
     tokenizer: Tokenizer,
     ids: Sequence[int],
     text: str,
-    scores: Sequence[TokenLogprob],
+    scores: Sequence[TokenLogprob | None],
     num_top: int,
 ) -> LegacyLogprobs:
     """Writes those of an echoed prompt; `scores` has its tokens from the second on."""
-    scores = [replace(score, top=score.top[:num_top]) for score in scores]
+    known = [None, *scores]
+    shown = [
+        TokenLogprob(token_id=token_id, logprob=0.0, top=())
+        if score is None
+        else replace(score, top=score.top[:num_top])
+        for token_id, score in zip(ids, known, strict=True)
+    ]
     offsets = _offsets_in(text, tokenizer, ids)
-    first = TokenLogprob(token_id=ids[0], logprob=0.0, top=())
-    tokens = [*map(ScoredToken, (first, *scores), offsets)]
-    legacy = legacy_logprobs(tokenizer, tokens, start=0)
-    legacy.token_logprobs[0] = None
-    legacy.top_logprobs[0] = None
+    legacy = legacy_logprobs(tokenizer, [*map(ScoredToken, shown, offsets)], start=0)
+    for place, score in enumerate(known):
+        if score is None:
+            legacy.token_logprobs[place] = None
+            legacy.top_logprobs[place] = None
     return legacy
 
 

@@ -9,6 +9,7 @@ from typing import Literal
 import msgspec
 
 from rocmforge.engine.ipc.params import SamplingParams
+from rocmforge.engine.ipc.prompt import Prompt
 from rocmforge.text.output.grammar import Schema
 from rocmforge.text.tool_calls import CallFormat
 
@@ -29,7 +30,7 @@ class ToolUse:
 class PreparedRequest:
     """`n` sequences for each prompt; choice i belongs to prompt `i // n`."""
 
-    prompts: tuple[tuple[int, ...], ...]
+    prompts: tuple[Prompt, ...]
     sampling: SamplingParams
     n: int
     stop: tuple[str, ...]

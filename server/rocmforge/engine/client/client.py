@@ -16,6 +16,7 @@ from rocmforge.engine.client.config import EngineConfig
 from rocmforge.engine.client.engine_process import EngineProcess
 from rocmforge.engine.client.handle import GenerationHandle
 from rocmforge.engine.client.journal import Journal
+from rocmforge.engine.client.prompt_checks import check_prompt
 from rocmforge.engine.client.shared_grammars import SharedGrammars
 from rocmforge.engine.ipc.messages import (
     Cancel,
@@ -42,7 +43,6 @@ from rocmforge.engine.ipc.totals import Totals
 from rocmforge.errors import (
     Draining,
     EngineDied,
-    InvalidParameter,
     NotReady,
     QueueFull,
     RocmForgeError,
@@ -181,13 +181,15 @@ class AsyncEngine:
 
         Raises:
             Draining, NotReady, QueueFull: not now.
-            InvalidParameter: the prompt is empty, or a token id is not in the vocabulary.
-            UnsupportedFeature: a grammar, a logits processor, an embedding or an adapter that the
-                backend has no means for.
+            InvalidParameter: the prompt is empty, a token id is not in the vocabulary, or rows of
+                embeddings have another width than the model's.
+            ContextLengthExceeded: a prompt with embeddings does not fit into the context.
+            UnsupportedFeature: a grammar, a logits processor, an embedding, an adapter or rows of
+                embeddings that the backend has no means for.
         """
         process, runner = self._admit(request.share)
         sampling = request.sampling
-        _check_ids(request, runner)
+        check_prompt(request, runner)
         if sampling.grammar:
             self._check_constrains(runner)
         if sampling.thinking is not None and not runner.masks_tokens:
@@ -480,18 +482,3 @@ class AsyncEngine:
         self._note_error(message)
         self._begin_restart()
         self._fail_live(message)
-
-
-def _check_ids(request: GenerateRequest, runner: RunnerInfo) -> None:
-    """Refuses what would make the engine compute nonsense, or with indices out of range."""
-    if not request.prompt_ids:
-        raise InvalidParameter("The prompt is empty.", param="prompt")
-    for param, ids in (
-        ("prompt", request.prompt_ids),
-        ("stop_token_ids", request.sampling.stop_token_ids),
-        ("logit_bias", [token for token, _ in request.sampling.logit_bias]),
-    ):
-        if ids and not (min(ids) >= 0 and max(ids) < runner.vocab_size):
-            raise InvalidParameter(
-                f"{param} holds a token id outside 0..{runner.vocab_size - 1}.", param=param
-            )

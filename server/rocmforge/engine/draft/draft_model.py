@@ -241,7 +241,7 @@ def _copy(seq: Sequence, block_size: int) -> Sequence:
     sampling = seq.sampling
     request = GenerateRequest(
         request_id=seq.request.request_id,
-        prompt_ids=seq.request.prompt_ids,
+        prompt=seq.request.prompt,
         sampling=SamplingParams(
             max_tokens=sampling.max_tokens,
             temperature=sampling.temperature,

@@ -20,7 +20,7 @@ def look_up(tokens: Int32Array, count: int) -> Int32Array:
     last one that is followed by enough tokens.
 
     Args:
-        tokens: the whole sequence, [N].
+        tokens: the whole sequence, [N]; negative, and no two alike, where it has no token.
         count: how many tokens are wanted.
 
     Returns:
@@ -33,7 +33,9 @@ def look_up(tokens: Int32Array, count: int) -> Int32Array:
         if len(places):
             full = places[places + count <= len(tokens)]
             start = int(full[-1] if len(full) else places[0])
-            return tokens[start : start + count]
+            found = tokens[start : start + count]
+            gaps = np.flatnonzero(found < 0)
+            return found[: gaps[0]] if len(gaps) else found
     return tokens[:0]
 
 

@@ -119,7 +119,7 @@ class Speculation:
             return None
         room = seq.compute_limit - seq.num_known
         rates = {method: each.rate for method, each in drafting.acceptance.items()}
-        found = look_up(seq.tokens[: seq.num_known], min(num_lookup, room))
+        found = look_up(seq.known_tokens, min(num_lookup, room))
         if self._model is not None:
             num_model = min(num_model, room, self._model.room(seq))
         if len(found) and (num_model <= 0 or rates[DraftMethod.LOOKUP] >= rates[DraftMethod.MODEL]):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from rocmforge import errors
 from rocmforge.backend.protocol import LoadOptions, RunnerInfo
-from rocmforge.engine.ipc.params import GenerateRequest, Message, TokenEvent, TokenPieces
+from rocmforge.engine.ipc.message import Message
+from rocmforge.engine.ipc.params import GenerateRequest, TokenEvent, TokenPieces
 from rocmforge.engine.ipc.status import EngineStats
 from rocmforge.engine.ipc.totals import Totals
 from rocmforge.errors import EngineError, RocmForgeError

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-import msgspec
-
 from rocmforge.backend.protocol import NO_ADAPTER
+from rocmforge.engine.ipc.message import Message
+from rocmforge.engine.ipc.prompt import Prompt
 
 
 class FinishReason(StrEnum):
@@ -30,10 +30,6 @@ class Pooling(StrEnum):
     MEAN = "mean"
     CLS = "cls"  # of the first token
     LAST = "last"  # of the last token
-
-
-class Message(msgspec.Struct, frozen=True, array_like=True, gc=False, kw_only=True):
-    """Base of everything that crosses; compact and immutable."""
 
 
 class TokenPieces(Message, frozen=True):
@@ -106,7 +102,7 @@ NO_KEY = Share()
 class GenerateRequest(Message, frozen=True):
     """One sequence to generate. `n` > 1 in the API is n of these with derived seeds."""
 
-    prompt_ids: tuple[int, ...]  # at least one
+    prompt: Prompt  # of at least one position
     sampling: SamplingParams
     eos_ids: tuple[int, ...]  # tokens that end a sequence unless ignore_eos
     arrival_ns: int  # time.monotonic_ns() when the HTTP side took it
@@ -139,7 +135,8 @@ class TokenEvent(Message, frozen=True):
     request_id: int
     token_ids: tuple[int, ...] = ()  # with the token that ended it, on STOP
     logprobs: tuple[TokenLogprob, ...] | None = None  # one for each of token_ids, if asked for
-    prompt_logprobs: tuple[TokenLogprob, ...] | None = None  # for prompt tokens 1.., in pieces
+    # For the prompt's positions from 1 on, in pieces; None where a row of embeddings stands.
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
     finish_reason: FinishReason | None = None
     error: str | None = None  # with FinishReason.ERROR and DIED
     cached_tokens: int = 0  # prompt tokens found in the prefix cache; on the last event

@@ -8,7 +8,7 @@ from enum import StrEnum
 import msgspec
 
 from rocmforge.backend.protocol import RunnerInfo
-from rocmforge.engine.ipc.params import Message
+from rocmforge.engine.ipc.message import Message
 from rocmforge.engine.ipc.totals import Totals
 
 

@@ -43,6 +43,7 @@ def build_step(
     token_source = np.full(len(owner), NO_SOURCE, np.int32)
     token_source[query_start[1:] - 1] = [chunk.source_row for chunk in chunks]
     rows = _Rows(chunks, query_start)
+    embedding_tokens, embedding_rows = _embeddings(chunks, query_start)
     return StepInput(
         step_id=step_id,
         token_ids=np.concatenate([chunk.tokens for chunk in chunks]),
@@ -56,6 +57,8 @@ def build_step(
         sampling=rows.sampling(positions, masks_later=masks_later),
         hidden_ranges=_hidden_ranges(chunks, query_start),
         adapters=_adapters(chunks),
+        embedding_tokens=embedding_tokens,
+        embedding_rows=embedding_rows,
     )
 
 
@@ -100,6 +103,21 @@ def _adapters(chunks: list[Chunk]) -> Int32Array:
     """Returns the adapter of each sequence, int32 [B]; empty if none has one."""
     adapters = [chunk.sequence.sampling.adapter for chunk in chunks]
     return np.array([] if set(adapters) == {NO_ADAPTER} else adapters, np.int32)
+
+
+def _embeddings(chunks: list[Chunk], query_start: Int32Array) -> tuple[Int32Array, Float32Array]:
+    """Returns the tokens of the step that have rows of embeddings, [E], and those rows, [E, D]."""
+    tokens: list[Int32Array] = []
+    rows: list[Float32Array] = []
+    for chunk, offset in zip(chunks, query_start.tolist(), strict=False):
+        embeddings = chunk.sequence.embeddings
+        if embeddings is not None and chunk.start < chunk.sequence.num_prompt:
+            positions, pieces = embeddings.between(chunk.start, chunk.start + chunk.num_tokens)
+            tokens.append(positions + np.int32(offset - chunk.start))
+            rows += pieces
+    if not rows:
+        return np.zeros(0, np.int32), np.zeros((0, 0), np.float32)
+    return np.concatenate(tokens), np.concatenate(rows)
 
 
 def _offsets(counts: Int32Array) -> Int32Array:

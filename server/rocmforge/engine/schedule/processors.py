@@ -26,6 +26,7 @@ def build_processors(chunks: list[Chunk], drawn: Int32Array) -> ProcessorBatch |
     """
     uses: list[ProcessorUse] = []
     rows: list[int] = []
+    windows: list[int] = []
     histories: list[Int32Array] = []
     lengths, prompt_lengths = np.zeros((2, len(drawn)), np.int32)
     for chunk in chunks:
@@ -33,16 +34,18 @@ def build_processors(chunks: list[Chunk], drawn: Int32Array) -> ProcessorBatch |
         if not processors or not chunk.samples:
             continue
         row = chunk.first_row + chunk.num_scores
-        position = int(drawn[row])
-        start = position - max(_window(use, position) for use in processors)
-        history = chunk.sequence.tokens[start:position].copy()
+        seen = chunk.sequence.history(int(drawn[row]))
+        used = [_window(use, len(seen)) for use in processors]
+        history = seen[len(seen) - max(used) :].copy()
         if chunk.source_row != NO_SOURCE:
             history[-1:] = UNKNOWN
         uses += processors
         rows += [row] * len(processors)
         histories.append(history)
         lengths[row] = len(history)
-        prompt_lengths[row] = max(chunk.sequence.num_prompt - start, 0)
+        generated = int(drawn[row]) - chunk.sequence.num_prompt
+        prompt_lengths[row] = max(len(history) - generated, 0)
+        windows += used
     if not uses:
         return None
     seeds = {chunk.first_row + chunk.num_scores: chunk.sequence.sampling.seed for chunk in chunks}
@@ -52,7 +55,7 @@ def build_processors(chunks: list[Chunk], drawn: Int32Array) -> ProcessorBatch |
         rows=np.array(rows, np.int32),
         numbers=_padded([np.array(use.numbers, np.float32) for use in uses]),
         token_sets=_padded([np.frombuffer(use.token_set, np.uint32) for use in uses]),
-        windows=np.array([_window(use, int(drawn[row])) for use, row in places], np.int32),
+        windows=np.array(windows, np.int32),
         uniforms=np.array(
             [uniform_number(seeds[row], int(drawn[row]), use.name) for use, row in places],
             np.float32,
@@ -63,8 +66,8 @@ def build_processors(chunks: list[Chunk], drawn: Int32Array) -> ProcessorBatch |
     )
 
 
-def _window(use: ProcessorUse, position: int) -> int:
-    return position if use.window < 0 else min(use.window, position)
+def _window(use: ProcessorUse, length: int) -> int:
+    return length if use.window < 0 else min(use.window, length)
 
 
 def _padded(rows: list[npt.NDArray[T]]) -> npt.NDArray[T]:

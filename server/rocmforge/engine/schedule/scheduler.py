@@ -88,7 +88,7 @@ class Scheduler:
         if self._is_encoder and request.sampling.pooling is None:
             raise UnsupportedFeature("The model is an encoder: it generates no text.")
         assert len(self._live) < self._limits.max_live, "the client admits no more"
-        num_prompt, max_tokens = len(request.prompt_ids), request.sampling.max_tokens
+        num_prompt, max_tokens = len(request.prompt), request.sampling.max_tokens
         if num_prompt + max_tokens > self.max_context:
             return TokenEvent(
                 request_id=request.request_id,
@@ -275,7 +275,8 @@ class Scheduler:
             return self._fail_without_token(seq, now_ns)
         logprobs = prompt_logprobs = reason = None
         if chunk.num_scores:
-            prompt_logprobs = read_logprobs(output, first, first_draw, sampling.prompt_logprobs)
+            scored = read_logprobs(output, first, first_draw, sampling.prompt_logprobs)
+            prompt_logprobs = seq.without_placeholders(scored, chunk.score_start + 1)
         if chunk.samples:
             for number, token in enumerate(token_ids, start=1):
                 if seq.matcher is not None and not seq.matcher.advance(token):

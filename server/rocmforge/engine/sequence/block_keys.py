@@ -1,8 +1,10 @@
 """Names full blocks of the KV cache by what they hold.
 
 A full block is known by a key that covers its own tokens and, through the key of the block
-before it, everything that precedes it. Keys are 128 bits of BLAKE2b: two different prefixes
-with one key are not expected within the life of any server, so tokens are not compared again.
+before it, everything that precedes it. Where rows of embeddings stand in the place of tokens, the
+key covers which rows they are, too: their placeholders are alike. Keys are 128 bits of BLAKE2b: two
+different prefixes with one key are not expected within the life of any server, so tokens are not
+compared again.
 
 The root of the chain holds whatever else decides who may find a block: the LoRA adapter, whose
 keys and values are its own, and the API key and `cache_salt` of the request. Otherwise a caller
@@ -35,6 +37,16 @@ def root_key(adapter: int, api_key: int, cache_salt: str) -> BlockKey:
     return blake2b(numbers + cache_salt.encode(), digest_size=16).digest()
 
 
-def chain_key(parent: BlockKey, tokens: Int32Array) -> BlockKey:
-    """Returns the key of the block that holds `tokens`, [block_size], behind block `parent`."""
-    return blake2b(parent + tokens.tobytes(), digest_size=16).digest()
+def chain_key(parent: BlockKey, tokens: Int32Array, embeddings: bytes = b"") -> BlockKey:
+    """Returns the key of a block.
+
+    Args:
+        parent: of the block before it.
+        tokens: that it holds, [block_size].
+        embeddings: the `Embeddings.identity` of its rows, 16 bytes; b"" = it has none.
+    """
+    if not embeddings:
+        return blake2b(parent + tokens.tobytes(), digest_size=16).digest()
+    # No block without embeddings has this key, whatever its tokens.
+    content = parent + tokens.tobytes() + embeddings
+    return blake2b(content, digest_size=16, person=b"embeddings").digest()

@@ -8,9 +8,10 @@ import numpy as np
 
 from rocmforge.backend.protocol import NO_SOURCE, Float32Array, Int32Array
 from rocmforge.engine.constraint.constraint import Constraint
-from rocmforge.engine.ipc.params import GenerateRequest, RequestTiming
+from rocmforge.engine.ipc.params import GenerateRequest, RequestTiming, TokenLogprob
 from rocmforge.engine.sequence.block_keys import BlockKey, chain_key, root_key
 from rocmforge.engine.sequence.drafting import Drafting, DraftMethod
+from rocmforge.engine.sequence.embeddings import Embeddings
 from rocmforge.engine.sequence.pooling import Pool
 
 
@@ -103,14 +104,17 @@ class Sequence:
         waits: bool = False,
     ) -> None:
         sampling = request.sampling
-        prompt = np.array(request.prompt_ids, np.int32)
+        prompt = np.array(request.prompt.token_ids, np.int32)
+        # The rows that stand in the place of some of its tokens, which are placeholders then.
+        self.embeddings = Embeddings(request.prompt) if request.prompt.embeddings else None
         self.request = request
         self.sampling = sampling
         self.matcher = matcher  # what it may draw depends on every token before
-        # Logits processors look at one history only, so they are not run for draft tokens.
+        # Logits processors look at one history only, so they are not run for draft tokens. A draft
+        # model cannot see embeddings, whose rows are made for the model that checks its tokens.
         limits = {
             DraftMethod.LOOKUP: sampling.prompt_lookup_tokens,
-            DraftMethod.MODEL: sampling.draft_model_tokens,
+            DraftMethod.MODEL: 0 if self.embeddings else sampling.draft_model_tokens,
         }
         has_drafts = any(limits.values()) and not (sampling.processors or sampling.pooling)
         self.drafting = Drafting(limits) if has_drafts else None
@@ -162,7 +166,7 @@ class Sequence:
             or sampling.presence_penalty != 0.0
             or sampling.frequency_penalty != 0.0
         ):
-            self.seen = SeenTokens(prompt, sampling.max_tokens)
+            self.seen = SeenTokens(self.history(self.num_prompt), sampling.max_tokens)
 
         if request.generated_ids:
             self._resume(request.generated_ids)
@@ -212,12 +216,44 @@ class Sequence:
         size = self.block_size
         for i in range(len(self._keys), block + 1):
             parent = self._keys[-1] if self._keys else self._root_key()
-            self._keys.append(chain_key(parent, self.tokens[i * size : (i + 1) * size]))
+            start, end = i * size, (i + 1) * size
+            rows = b"" if self.embeddings is None else self.embeddings.identity(start, end)
+            self._keys.append(chain_key(parent, self.tokens[start:end], rows))
         return self._keys[block]
 
     def _root_key(self) -> BlockKey:
         sampling, share = self.sampling, self.request.share
         return root_key(sampling.adapter, share.key, sampling.cache_salt)
+
+    @property
+    def known_tokens(self) -> Int32Array:
+        """The tokens that the host knows, [num_known]; negative numbers for placeholders.
+
+        No two of those are alike, so that nothing looks like a repetition of an embedding.
+        """
+        tokens = self.tokens[: self.num_known]
+        if self.embeddings is None:
+            return tokens
+        tokens = tokens.copy()
+        hidden = np.flatnonzero(self.embeddings.mask)
+        tokens[hidden] = -1 - hidden
+        return tokens
+
+    def history(self, end: int) -> Int32Array:
+        """Returns the tokens before position `end`, without the placeholders of embeddings."""
+        tokens = self.tokens[:end]
+        if self.embeddings is None:
+            return tokens
+        return np.delete(tokens, np.flatnonzero(self.embeddings.mask[:end]))
+
+    def without_placeholders(
+        self, scores: tuple[TokenLogprob, ...], start: int
+    ) -> tuple[TokenLogprob | None, ...]:
+        """Returns the scores of the prompt from position `start` on, None for placeholders."""
+        if self.embeddings is None:
+            return scores
+        has_row = self.embeddings.mask[start : start + len(scores)].tolist()
+        return tuple(None if row else score for row, score in zip(has_row, scores, strict=True))
 
     def append(self, token: int) -> None:
         """Learns the id of the token that was on the device."""

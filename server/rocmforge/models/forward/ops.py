@@ -41,8 +41,10 @@ class Ops(Protocol[A, W, S]):
     def embed(self, step: S, table: W, scale: float) -> A:
         """Returns the table's rows for the step's tokens, times scale: [T, hidden_size].
 
+        Where the step brings an embedding for a token, that is its row, as it is.
+
         Args:
-            step: Gives the token ids.
+            step: Gives the token ids and the embeddings.
             table: [V, hidden_size].
             scale: Multiplies each element.
         """

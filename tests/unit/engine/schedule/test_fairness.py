@@ -82,7 +82,7 @@ class World:
             served = self.first_served[made.share.key]
             if made.request_id not in served:
                 served.append(made.request_id)
-                self.cost[made.share.key] += len(made.prompt_ids) * PROMPT_COST / made.share.weight
+                self.cost[made.share.key] += len(made.prompt) * PROMPT_COST / made.share.weight
             if chunk.samples:
                 self.cost[made.share.key] += OUTPUT_COST / made.share.weight
         answer(self.scheduler, chunks)

@@ -1,0 +1,59 @@
+"""Checks of a prompt before it is sent to the engine process."""
+
+from __future__ import annotations
+
+from rocmforge.backend.protocol import RunnerInfo
+from rocmforge.engine.ipc.params import GenerateRequest
+from rocmforge.engine.ipc.prompt import EmbeddingSpan
+from rocmforge.errors import ContextLengthExceeded, InvalidParameter, UnsupportedFeature
+
+
+def check_prompt(request: GenerateRequest, runner: RunnerInfo) -> None:
+    """Refuses what would make the engine compute nonsense, or with indices out of range.
+
+    Raises:
+        InvalidParameter: the prompt or a span of it is empty, a token id is not in the vocabulary,
+            or rows of embeddings have another width than the model's.
+        UnsupportedFeature: the model takes no rows of embeddings.
+        ContextLengthExceeded: with them, the prompt is too long.
+    """
+    prompt = request.prompt
+    if not len(prompt):
+        raise InvalidParameter("The prompt is empty.", param="prompt")
+    if not all(map(len, prompt.spans)):
+        raise InvalidParameter("A span of the prompt is empty.", param="prompt")
+    for param, ids in (
+        ("prompt", prompt.token_ids),
+        ("stop_token_ids", request.sampling.stop_token_ids),
+        ("logit_bias", [token for token, _ in request.sampling.logit_bias]),
+    ):
+        if ids and not (min(ids) >= 0 and max(ids) < runner.vocab_size):
+            raise InvalidParameter(
+                f"{param} holds a token id outside 0..{runner.vocab_size - 1}.", param=param
+            )
+    spans = [span for _, span in prompt.embeddings]
+    for span in spans:
+        _check_rows(span, runner)
+    if spans and len(prompt) + request.sampling.max_tokens > runner.max_context:
+        raise ContextLengthExceeded(
+            limit=runner.max_context,
+            prompt_tokens=len(prompt),
+            max_tokens=request.sampling.max_tokens,
+            param="prompt",
+        )
+
+
+def _check_rows(span: EmbeddingSpan, runner: RunnerInfo) -> None:
+    if not runner.embedding_size:
+        raise UnsupportedFeature(
+            f"The backend {runner.backend!r} takes no embeddings in the prompt of this model.",
+            param="prompt",
+        )
+    if not span.identity:
+        raise InvalidParameter("Embeddings in a prompt need an identity.", param="prompt")
+    if len(span.rows) != 4 * span.num_rows * runner.embedding_size:
+        raise InvalidParameter(
+            f"{span.num_rows} rows of embeddings are {len(span.rows)} bytes, but this model takes "
+            f"rows of {runner.embedding_size} float32 numbers.",
+            param="prompt",
+        )

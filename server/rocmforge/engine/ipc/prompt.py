@@ -1,0 +1,123 @@
+"""A prompt as spans: token ids, or rows of embeddings that stand in the place of tokens.
+
+Images reach a language model this way: another network makes a row of each of their patches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import blake2b
+from itertools import chain
+
+import numpy as np
+
+from rocmforge.backend.protocol import Float32Array
+from rocmforge.engine.ipc.message import Message
+from rocmforge.errors import InvalidParameter
+
+
+class TokenSpan(Message, frozen=True, tag=0):
+    """Tokens by their ids."""
+
+    ids: tuple[int, ...]  # at least one
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+class EmbeddingSpan(Message, frozen=True, tag=1):
+    """Rows that are computed on instead of rows of the embedding table.
+
+    They take a position each, as tokens do. `embedding_span` makes and checks one.
+    """
+
+    rows: bytes  # float32 in native order, [num_rows, hidden_size]
+    num_rows: int  # at least one
+    # Says which rows these are: spans with one identity have the same rows. The prefix cache takes
+    # its word for it.
+    identity: bytes
+    placeholder: int  # id of the token that the history of the sequence shows in their places
+
+    def __len__(self) -> int:
+        return self.num_rows
+
+    def __repr__(self) -> str:
+        return f"EmbeddingSpan({self.num_rows} rows, identity={self.identity.hex()})"
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """A placeholder for each row."""
+        return (self.placeholder,) * self.num_rows
+
+    @property
+    def values(self) -> Float32Array:
+        """The rows, float32 [num_rows, hidden_size]; read-only.
+
+        Raises:
+            ValueError: the bytes are not so many rows.
+        """
+        return np.frombuffer(self.rows, np.float32).reshape(self.num_rows, -1)
+
+
+class Prompt(Message, frozen=True):
+    """The spans that stand before the first generated token."""
+
+    spans: tuple[TokenSpan | EmbeddingSpan, ...]  # at least one
+
+    def __len__(self) -> int:
+        return sum(map(len, self.spans))
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """The id at each position, which is a placeholder where a row of embeddings stands."""
+        if len(self.spans) == 1:
+            return self.spans[0].ids
+        return tuple(chain.from_iterable(span.ids for span in self.spans))
+
+    @property
+    def embeddings(self) -> tuple[tuple[int, EmbeddingSpan], ...]:
+        """The spans of embeddings, each with the position of its first row."""
+        found, start = [], 0
+        for span in self.spans:
+            if isinstance(span, EmbeddingSpan):
+                found.append((start, span))
+            start += len(span)
+        return tuple(found)
+
+
+def token_prompt(ids: Sequence[int]) -> Prompt:
+    """Makes a prompt of tokens alone."""
+    return Prompt(spans=(TokenSpan(ids=tuple(ids)),))
+
+
+def embedding_span(rows: Float32Array, placeholder: int, identity: bytes = b"") -> EmbeddingSpan:
+    """Makes a span of rows.
+
+    Args:
+        rows: [num_rows, hidden_size].
+        placeholder: id of the token that the history shows in their places.
+        identity: a hash of everything that the rows were made from; b"" = of the rows themselves.
+
+    Raises:
+        InvalidParameter: there is no row, or one holds NaN or infinity.
+    """
+    if rows.ndim != 2 or not rows.size:
+        raise InvalidParameter(
+            f"Embeddings of shape {rows.shape} are no rows: give a matrix with a row for each "
+            "position.",
+            param="prompt",
+        )
+    values = np.ascontiguousarray(rows, np.float32)
+    wrong = np.flatnonzero(~np.isfinite(values).all(axis=1))
+    if len(wrong):
+        raise InvalidParameter(
+            f"Row {wrong[0]} of {len(values)} rows of embeddings holds NaN or infinity.",
+            param="prompt",
+        )
+    data = values.tobytes()
+    return EmbeddingSpan(
+        rows=data,
+        num_rows=len(values),
+        identity=identity or blake2b(data, digest_size=16).digest(),
+        placeholder=placeholder,
+    )

@@ -1,0 +1,71 @@
+"""The rows of embeddings in the prompt of one sequence, by position."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from hashlib import blake2b
+from struct import pack
+
+import numpy as np
+import numpy.typing as npt
+
+from rocmforge.backend.protocol import Float32Array, Int32Array
+from rocmforge.engine.ipc.prompt import Prompt
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Placed:
+    """A span of embeddings at its place."""
+
+    start: int  # position of its first row
+    rows: Float32Array  # [num_rows, hidden_size]
+    identity: bytes
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.rows)
+
+
+class Embeddings:
+    """All of a prompt's; nothing changes them.
+
+    Args:
+        prompt: has at least one span of embeddings.
+    """
+
+    def __init__(self, prompt: Prompt) -> None:
+        self._spans = [
+            _Placed(start, span.values, span.identity) for start, span in prompt.embeddings
+        ]
+        self._ends = [span.end for span in self._spans]
+        self.mask: npt.NDArray[np.bool_] = np.zeros(len(prompt), np.bool_)
+        """Whether each position of the prompt has a row, [num_prompt]."""
+        for span in self._spans:
+            self.mask[span.start : span.end] = True
+
+    def identity(self, start: int, end: int) -> bytes:
+        """Returns 16 bytes that say which rows stand where in `start..end`; b"" if none does."""
+        parts = [
+            pack("<4q", first - start, first - span.start, stop - first, len(span.identity))
+            + span.identity
+            for span, first, stop in self._pieces(start, end)
+        ]
+        return blake2b(b"".join(parts), digest_size=16).digest() if parts else b""
+
+    def between(self, start: int, end: int) -> tuple[Int32Array, list[Float32Array]]:
+        """Returns the positions within `start..end` that have rows, [E], and those in pieces."""
+        pieces = list(self._pieces(start, end))
+        if not pieces:
+            return np.zeros(0, np.int32), []
+        positions = [np.arange(first, stop, dtype=np.int32) for _, first, stop in pieces]
+        rows = [span.rows[first - span.start : stop - span.start] for span, first, stop in pieces]
+        return np.concatenate(positions), rows
+
+    def _pieces(self, start: int, end: int) -> Iterator[tuple[_Placed, int, int]]:
+        """Yields each span that reaches into `start..end`, and the positions that it has there."""
+        for span in self._spans[bisect_right(self._ends, start) :]:
+            if span.start >= end:
+                return
+            yield span, max(span.start, start), min(span.end, end)
