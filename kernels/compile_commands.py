@@ -31,7 +31,8 @@ def entries(target: Target) -> Iterator[dict[str, object]]:
     for source in read_table():
         unit = source.translation_units[0]
         defines = (f"-D{define}" for define in unit.defines)
-        yield _entry(unit.source, (*device, *defines, f"-I{INCLUDE_DIR}"))
+        headers = (option for header in unit.headers for option in ("-include", header))
+        yield _entry(unit.source, (*device, *defines, f"-I{INCLUDE_DIR}", *headers))
     includes = (f"-I{HOST_DIR}", f"-I{PLATFORM_DIR}", f"-I{INCLUDE_DIR}")
     for path in sorted(HOST_DIR.glob("*.cpp")):
         yield _entry(path, ("clang++", "-std=c++20", *includes))

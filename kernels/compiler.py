@@ -154,7 +154,8 @@ def _code_object_version(target: Target) -> str:
 
 def _defines(unit: TranslationUnit, target: Target) -> tuple[str, ...]:
     defines = (f"RF_WAVE={target.wave}", *unit.defines)
-    return (f"-I{INCLUDE_DIR}", *(f"-D{define}" for define in defines))
+    headers = (option for header in unit.headers for option in ("-include", header))
+    return (f"-I{INCLUDE_DIR}", *(f"-D{define}" for define in defines), *headers)
 
 
 def find_zig() -> str:

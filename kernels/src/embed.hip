@@ -5,7 +5,7 @@ namespace rf {
 
 inline constexpr int kEmbedThreads = 64;
 
-template <class Format>
+template <Quantised Format>
 __device__ __forceinline__ void embed(const uint8_t* table, const int32_t* tokens, float* out,
                                       int vocab_size, int quant_blocks, float scale) {
   const int stored_rows = (vocab_size + kRowAlign - 1) / kRowAlign * kRowAlign;
@@ -26,8 +26,8 @@ __device__ __forceinline__ void embed(const uint8_t* table, const int32_t* token
 }
 
 template <class Format>
-__device__ __forceinline__ void embed_float(const uint8_t* table, const int32_t* tokens, float* out,
-                                            int vocab_size, int quant_blocks, float scale) {
+__device__ __forceinline__ void embed(const uint8_t* table, const int32_t* tokens, float* out,
+                                      int vocab_size, int quant_blocks, float scale) {
   constexpr int kPerItem = Format::kPerItem;
   const int stored_rows = (vocab_size + kRowAlign - 1) / kRowAlign * kRowAlign;
   const Format row = Format::of(Planes(table, stored_rows, tokens[blockIdx.y]), quant_blocks);
@@ -44,26 +44,10 @@ __device__ __forceinline__ void embed_float(const uint8_t* table, const int32_t*
 // below `vocab_size`. out: f32 [gridDim.y, 32 * quant_blocks] = scale * table[token]. Grid:
 // (ceil(loads of a row / 64), tokens), block 64; a row takes quant blocks / kQuantBlocks loads, or
 // 16-byte items where the table is not quantised.
-#define RF_EMBED(name, function, Format)                                           \
+#define RF_EMBED(name, Format, ...)                                                \
   extern "C" __global__ __launch_bounds__(rf::kEmbedThreads) void rf_embed_##name( \
       const uint8_t* __restrict__ table, const int32_t* __restrict__ tokens,       \
       float* __restrict__ out, int vocab_size, int quant_blocks, float scale) {    \
-    rf::function<rf::Format>(table, tokens, out, vocab_size, quant_blocks, scale); \
+    rf::embed<rf::Format>(table, tokens, out, vocab_size, quant_blocks, scale);    \
   }
-
-RF_EMBED(f32, embed_float, F32)
-RF_EMBED(f16, embed_float, F16)
-RF_EMBED(bf16, embed_float, BF16)
-RF_EMBED(q8_0, embed, Q8_0)
-RF_EMBED(q4_0, embed, Q4_0)
-RF_EMBED(q4_1, embed, Q4_1)
-RF_EMBED(q5_0, embed, Q5_0)
-RF_EMBED(q5_1, embed, Q5_1)
-RF_EMBED(q2_k, embed, Q2_K)
-RF_EMBED(q3_k, embed, Q3_K)
-RF_EMBED(q4_k, embed, Q4_K)
-RF_EMBED(q5_k, embed, Q5_K)
-RF_EMBED(q6_k, embed, Q6_K)
-RF_EMBED(iq4_nl, embed, IQ4_NL)
-RF_EMBED(iq4_xs, embed, IQ4_XS)
-RF_EMBED(mxfp4, embed, MXFP4)
+RF_FORMATS(RF_EMBED)

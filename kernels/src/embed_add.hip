@@ -35,13 +35,11 @@ __device__ __forceinline__ void embed_add(const uint8_t* table, const int32_t* p
 // [gridDim.y], each below `table_rows`. type: f32 [32 * quant_blocks], or null. x: f32 [gridDim.y,
 // 32 * quant_blocks], to which table[position] and type are added. Grid: (ceil(16-byte items of a
 // row of the table / 64), tokens), block 64.
-#define RF_EMBED_ADD(name, Format)                                                               \
+#define RF_EMBED_ADD(name, Format, ...)                                                          \
   extern "C" __global__ __launch_bounds__(rf::kEmbedAddThreads) void rf_embed_add_##name(        \
       const uint8_t* __restrict__ table, const int32_t* __restrict__ positions,                  \
       const float* __restrict__ type, float* __restrict__ x, int table_rows, int quant_blocks) { \
     rf::embed_add<rf::Format>(table, positions, type, x, table_rows, quant_blocks);              \
   }
 
-RF_EMBED_ADD(f32, F32)
-RF_EMBED_ADD(f16, F16)
-RF_EMBED_ADD(bf16, BF16)
+RF_FORMATS(RF_EMBED_ADD)

@@ -4,7 +4,7 @@
 // 128 of y. Weights are dequantised to halves when they enter LDS, so that each block does it once
 // for all of its rows. LDS holds two tiles of K: while the waves multiply one, the block brings
 // the next. Up to 32 rows leave quantised weights out of LDS where they can (gemm_direct.h).
-// Compiled once per format: RF_FORMAT is a type of formats.h, RF_NAME the same in lower case.
+// Compiled once per format.
 #include "rf/gemm_block.h"
 #include "rf/gemm_direct.h"
 #include "rf/gemm_tiles.h"
@@ -101,8 +101,7 @@ class Gemm {
 };
 
 template <class Format, int kTileRows>
-inline constexpr bool kIsDirect =
-    kTileRows == 32 && Mma::kDirectWaves > 0 && requires { Format::kQuantBlocks; };
+inline constexpr bool kIsDirect = kTileRows == 32 && Mma::kDirectWaves > 0 && Quantised<Format>;
 template <class Format, int kTileRows>
 inline constexpr int kThreadsFor =
     (kIsDirect<Format, kTileRows> ? Mma::kDirectWaves : kGemmWaves) * kWave;
@@ -124,25 +123,24 @@ __device__ __forceinline__ void gemm(const GemmArguments& arguments) {
 // split into pieces of split_quant_blocks (a multiple of 8), and rf_gemm_sum adds up the pieces.
 // Grid: (ceil(rows / tile rows), ceil(stored rows / 128), splits), block: the most threads that the
 // kernel is compiled for.
-#define RF_GEMM_NAME(name, rows) rf_gemm_##name##_m##rows
-#define RF_GEMM(name, kTileRows)                                                                \
-  extern "C" __global__ __launch_bounds__(                                                      \
-      (rf::kThreadsFor<rf::RF_FORMAT, kTileRows>)) void RF_GEMM_NAME(name,                      \
-                                                                     kTileRows)(                \
-      const uint8_t* __restrict__ weight, const rf::half* __restrict__ x,                       \
-      const float* __restrict__ bias, float* out, rf::half* out_half, float* partial, int rows, \
-      int out_features, int quant_blocks, int activation, int split_quant_blocks) {             \
-    const rf::Result result{bias, out, out_half};                                               \
-    rf::gemm<rf::RF_FORMAT, kTileRows>({weight,                                                 \
-                                        x,                                                      \
-                                        rows,                                                   \
-                                        quant_blocks,                                           \
-                                        {out_features, activation},                             \
-                                        result,                                                 \
-                                        partial,                                                \
-                                        split_quant_blocks});                                   \
+#define RF_GEMM(name, Format, kTileRows)                                                          \
+  extern "C" __global__                                                                           \
+  __launch_bounds__((rf::kThreadsFor<rf::Format, kTileRows>)) void rf_gemm_##name##_m##kTileRows( \
+      const uint8_t* __restrict__ weight, const rf::half* __restrict__ x,                         \
+      const float* __restrict__ bias, float* out, rf::half* out_half, float* partial, int rows,   \
+      int out_features, int quant_blocks, int activation, int split_quant_blocks) {               \
+    const rf::Result result{bias, out, out_half};                                                 \
+    rf::gemm<rf::Format, kTileRows>({weight,                                                      \
+                                     x,                                                           \
+                                     rows,                                                        \
+                                     quant_blocks,                                                \
+                                     {out_features, activation},                                  \
+                                     result,                                                      \
+                                     partial,                                                     \
+                                     split_quant_blocks});                                        \
   }
-
-RF_GEMM(RF_NAME, 32)
-RF_GEMM(RF_NAME, 64)
-RF_GEMM(RF_NAME, 128)
+#define RF_GEMM_OF(name, Format, ...) \
+  RF_GEMM(name, Format, 32)           \
+  RF_GEMM(name, Format, 64)           \
+  RF_GEMM(name, Format, 128)
+RF_FORMATS(RF_GEMM_OF)

@@ -1,8 +1,7 @@
 // y = W x for a few rows of x, with quantised W: the linear layers of decode steps.
 //
 // Bound by reading W once. Weights stay packed until they meet int8 activations in dot4, so a
-// weight costs about one and a half instructions. Compiled once per format:
-// RF_FORMAT is a type of weights.h, RF_NAME the same in lower case.
+// weight costs about one and a half instructions. Compiled once per format.
 #include "rf/act.h"
 #include "rf/formats.h"
 #include "rf/gemv_tile.h"
@@ -129,17 +128,18 @@ __device__ __forceinline__ void gemv(const uint8_t* weight, const Activations& x
 // to kRows rows in all slices together. out: f32 [rows, out_features] = activation @ weight.T,
 // gated if `activation` says so (gate.h), plus bias [out_features] where that is not null. Grid:
 // stored rows / 16, block 64 to 256.
-#define RF_GEMV_NAME(name, rows) rf_gemv_##name##_r##rows
-#define RF_GEMV(name, kRows)                                                                \
-  extern "C" __global__ __launch_bounds__(rf::kGemvThreads) void RF_GEMV_NAME(name, kRows)( \
+#define RF_GEMV(name, Format, kRows)                                                        \
+  extern "C" __global__ __launch_bounds__(rf::kGemvThreads) void rf_gemv_##name##_r##kRows( \
       const uint8_t* __restrict__ weight, const int8_t* __restrict__ q,                     \
       const rf::ActScale* __restrict__ scale, const float* __restrict__ bias, float* out,   \
       int rows, int slices, int out_features, int quant_blocks, int activation) {           \
-    rf::gemv<rf::RF_FORMAT, kRows>(weight, {q, scale, rows, slices, quant_blocks},          \
-                                   {out_features, activation}, {bias, out, nullptr});       \
+    rf::gemv<rf::Format, kRows>(weight, {q, scale, rows, slices, quant_blocks},             \
+                                {out_features, activation}, {bias, out, nullptr});          \
   }
 
-RF_GEMV(RF_NAME, 1)
-RF_GEMV(RF_NAME, 2)
-RF_GEMV(RF_NAME, 4)
-RF_GEMV(RF_NAME, 8)
+#define RF_GEMV_OF(name, Format, ...) \
+  RF_GEMV(name, Format, 1)            \
+  RF_GEMV(name, Format, 2)            \
+  RF_GEMV(name, Format, 4)            \
+  RF_GEMV(name, Format, 8)
+RF_FORMATS(RF_GEMV_OF)

@@ -1,4 +1,4 @@
-// y = W x for a few rows of x, with W in float32, float16 or bfloat16.
+// y = W x for a few rows of x, with W in a format of plain numbers.
 //
 // Bound by reading W once. The activations stay float32, as such weights are not quantised either.
 #include "rf/formats.h"
@@ -79,15 +79,9 @@ __device__ __forceinline__ void gemv_float(const uint8_t* weight, const FloatAct
                                       {bias, out, nullptr});                                       \
   }
 
-RF_GEMV(f32, F32, 1)
-RF_GEMV(f32, F32, 2)
-RF_GEMV(f32, F32, 4)
-RF_GEMV(f32, F32, 8)
-RF_GEMV(f16, F16, 1)
-RF_GEMV(f16, F16, 2)
-RF_GEMV(f16, F16, 4)
-RF_GEMV(f16, F16, 8)
-RF_GEMV(bf16, BF16, 1)
-RF_GEMV(bf16, BF16, 2)
-RF_GEMV(bf16, BF16, 4)
-RF_GEMV(bf16, BF16, 8)
+#define RF_GEMV_OF(name, Format, ...) \
+  RF_GEMV(name, Format, 1)            \
+  RF_GEMV(name, Format, 2)            \
+  RF_GEMV(name, Format, 4)            \
+  RF_GEMV(name, Format, 8)
+RF_FORMATS(RF_GEMV_OF)

@@ -15,7 +15,7 @@
 //   nibbles  U4  per quant block   low nibble: element 4 w + b, high nibble: element 16 + 4 w + b
 //   pairs    U2  per quant block   bits 2 f, 2 f + 1: element 16 w + 4 f + b
 //   bits     u32 per quant block   bit f: element 4 f + b
-// and planes follow in the order of the members of each format of formats.h. A matrix for a gated
+// and planes follow in the order of the members of each format (formats.h). A matrix for a gated
 // layer holds gate and up: stored row 32 i + j is gate row 16 i + j, row 32 i + 16 + j is up row
 // 16 i + j.
 #pragma once

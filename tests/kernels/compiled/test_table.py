@@ -5,16 +5,18 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import pytest
 
+from kernels import table
 from kernels.build import check_table
 from kernels.builder import ROOT, Builder
 from kernels.compiler import find_compiler
-from kernels.table import expand_braces, read_table
-from kernels.targets import select
+from kernels.table import INCLUDE_DIR, expand_braces, read_formats, read_table
+from kernels.targets import Platform, select
 
 TESTS = ROOT / "tests/kernels"
 LAUNCHERS = ROOT / "backends/hip/rocmforge_hip"
@@ -78,6 +80,54 @@ def test_every_kernel_is_launched_by_the_backend() -> None:
 def test_braces_give_all_combinations() -> None:
     assert expand_braces("a_{x,y}_{1,2}") == ["a_x_1", "a_x_2", "a_y_1", "a_y_2"]
     assert expand_braces("plain") == ["plain"]
+
+
+def a_table(folder: Path, row: str) -> table.Source:
+    """The one source of a table with this row."""
+    (folder / "src").mkdir()
+    (folder / "src/odd.hip").touch()
+    (folder / "kernels.toml").write_text(f"[odd]\n{row}\n")
+    (source,) = read_table(folder)
+    return source
+
+
+def test_a_source_is_compiled_for_the_formats_that_it_says(tmp_path: Path) -> None:
+    source = a_table(tmp_path, 'kernels = ["rf_{format}_{1,2}"]\nformats = "float"')
+    assert source.kernels == {f"rf_{name}_{i}" for name in ("f32", "f16", "bf16") for i in (1, 2)}
+    (unit,) = source.translation_units
+    assert unit.headers == ("rf/formats/f32.h", "rf/formats/f16.h", "rf/formats/bf16.h")
+    assert unit.defines == (
+        "RF_FORMATS(X)=X(f32, F32, 1, 4) X(f16, F16, 1, 2) X(bf16, BF16, 1, 2) ",
+    )
+    assert INCLUDE_DIR / "rf/formats/bf16.h" in unit.files(Platform.AMD)
+
+
+def test_each_format_may_have_a_unit_of_its_own(tmp_path: Path) -> None:
+    row = 'kernels = ["rf_{format}"]\nformats = "quantised"\nunit_per_format = true'
+    units = a_table(tmp_path, row).translation_units
+    assert [unit.name for unit in units] == [
+        f"odd-{format.name}" for format in read_formats() if format.is_quantised
+    ]
+    assert {len(unit.headers) for unit in units} == {1}
+
+
+def test_an_unknown_group_of_formats_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"\[odd\] formats is one of all, quantised, float"):
+        a_table(tmp_path, 'kernels = ["rf_{format}"]\nformats = "q4_k"')
+
+
+def test_every_format_with_kernels_has_a_header_and_every_header_a_format() -> None:
+    headers = {path.stem for path in (INCLUDE_DIR / "rf/formats").glob("*.h")}
+    assert headers == {format.name for format in read_formats()}
+
+
+def test_a_format_without_a_header_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new = replace(read_formats()[0], name="q9_x")
+    monkeypatch.setattr(table, "read_formats", lambda: (new,))
+    with pytest.raises(ValueError, match=r"a weight format needs the header .*rf/formats/q9_x\.h"):
+        a_table(tmp_path, 'kernels = ["rf_{format}"]\nformats = "all"')
 
 
 def test_targets_are_selected_by_name_platform_and_group() -> None:

@@ -1,0 +1,10 @@
+// BF16: plain numbers.
+#pragma once
+
+#include "rf/formats.h"
+
+namespace rf {
+
+using BF16 = Plain<bf16>;
+
+}  // namespace rf

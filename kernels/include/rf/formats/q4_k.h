@@ -1,0 +1,73 @@
+// Q4_K: 256 codes of four bits; of each 32, a scale and a minimum of six bits.
+#pragma once
+
+#include "rf/formats.h"
+
+namespace rf {
+
+struct Q4_K {
+  static constexpr int kQuantBlocks = 2, kScales = 1, kZero = 0;
+  static constexpr bool kOffset = true, kSigned = false;
+
+  struct Block {
+    static constexpr int kWeights = 256;
+    half d, dmin;
+    uint8_t scales[12];  // eight 6-bit scales and eight 6-bit minima
+    uint8_t qs[128];
+    __device__ int code(int i) const { return qs[i / 64 * 32 + i % 32] >> (i / 32 % 2 * 4) & 15; }
+  };
+
+  Items<const U4> nibbles;
+  Items<const U4> header;  // of eight quant blocks: d, dmin, scales[12] of the super-block
+
+  static __device__ __forceinline__ Q4_K of(Planes planes, int quant_blocks) {
+    return {planes.take<U4>(quant_blocks), planes.take<U4>(quant_blocks / 8)};
+  }
+
+  static __device__ __forceinline__ void repack(const Block& block, PlanesOut planes,
+                                                int quant_blocks, int quant_block) {
+    planes.take<U4>(quant_blocks)[quant_block] = pack_nibbles(block, quant_block % 8 * kQuantBlock);
+    if (quant_block % 8 == 0) planes.take<U4>(quant_blocks / 8)[quant_block / 8] = header_of(block);
+  }
+
+  struct Chunk {
+    U4 nibbles[2];
+    U4 header;
+  };
+  __device__ __forceinline__ Chunk load(int i) const {
+    return {{nibbles[2 * i], nibbles[2 * i + 1]}, header[i / 4]};
+  }
+  static __device__ __forceinline__ uint32_t code(const Chunk& chunk, int u, int k) {
+    return unpack::nibbles(chunk.nibbles[u], k);
+  }
+  static __device__ __forceinline__ Scales<1> scales(const Chunk& chunk, int p, int u) {
+    return scales_of(chunk.header, p, u);
+  }
+
+  // Scale and minimum of quant blocks 2 p and 2 p + 1 of a super-block of Q4_K or Q5_K, from its
+  // header {d, dmin, scales[12]}. Bytes of the 6-bit fields: scales[0..3] and [4..7] hold the low
+  // four scales and minima; [8..11] the low four bits of the others, whose high bits lie above the
+  // former.
+  static __device__ __forceinline__ Scales<1> scales_of(U4 header, int p, int quant_block) {
+    const bool low = p < 2;
+    const int shift = (p & 1) * 16;
+    const uint32_t own = low ? 0x3f3fu : 0x3030u;  // bits of words 1 and 2
+    const uint32_t rest = low ? 0u : 0x0f0fu;      // bits of word 3
+    const int own_shift = low ? shift : shift + 2;
+    const uint32_t scale = (header[1] >> own_shift & own) | (header[3] >> shift & rest);
+    const uint32_t minimum = (header[2] >> own_shift & own) | (header[3] >> (shift + 4) & rest);
+    const Half2 d = unpack::as_halves(header[0]);
+    return {{to_float(d[0]) * unpack::byte_of(scale, quant_block)},
+            {-to_float(d[1]) * unpack::byte_of(minimum, quant_block)}};
+  }
+
+  // The same header, from a block of either.
+  template <class Block>
+  static __device__ __forceinline__ U4 header_of(const Block& block) {
+    const Half2 d{block.d, block.dmin};
+    const auto scales = load_unaligned<PackedScales>(block.scales);
+    return U4{__builtin_bit_cast(uint32_t, d), scales.word[0], scales.word[1], scales.word[2]};
+  }
+};
+
+}  // namespace rf
