@@ -29,10 +29,9 @@ from rocmforge.fleet.sharing import Wish, memory_shares
 from rocmforge.gguf.identity import FileIdentity
 from rocmforge.gguf.reader import GgufFile, open_gguf
 from rocmforge.logits.registry import load_processors
-from rocmforge.models.encoder_config import EncoderConfig
-from rocmforge.models.lora import AdapterSpec, parse_adapters, read_adapters
+from rocmforge.models.lora import Adapter, AdapterSpec, parse_adapters, read_adapters
 from rocmforge.models.memory import stored_weight_bytes
-from rocmforge.models.pooling import PoolingType, declared_pooling
+from rocmforge.models.pooling import PoolingType
 from rocmforge.models.rank_head import RankHead, read_rank_head
 from rocmforge.models.reading import read_model
 from rocmforge.settings import ModelSettings, Settings
@@ -100,15 +99,14 @@ def read_front(model: str, settings: Settings) -> ModelFront:
             tokenizer,
             override=settings.chat_template and _read_template(settings.chat_template),
         )
-        if isinstance(config, EncoderConfig):
-            _refuse_for_encoders(settings)
-            pooling, hidden_size, rank_head = config.pooling, config.output_size, None
-            adapters: tuple[str, ...] = ()
-        else:
-            pooling, hidden_size = declared_pooling(file), config.hidden_size
+        rank_head = None
+        found: tuple[Adapter, ...] = ()
+        if config.causal:
             rank_head = read_rank_head(file)
             found = read_adapters(config, adapter_specs(settings))
-            adapters = tuple(adapter.name for adapter in found)
+        else:
+            _refuse_for_encoders(settings)
+        adapters = tuple(adapter.name for adapter in found)
         draft = find_draft(file, settings)
         weights_bytes = stored_weight_bytes(file)
     if draft is not None:
@@ -126,9 +124,9 @@ def read_front(model: str, settings: Settings) -> ModelFront:
         tokenizer=tokenizer,
         templates=templates,
         max_context=config.max_context,
-        is_encoder=isinstance(config, EncoderConfig),
-        pooling=pooling,
-        hidden_size=hidden_size,
+        is_encoder=not config.causal,
+        pooling=config.pooling,
+        hidden_size=config.output_size,
         rank_head=rank_head,
         adapters=adapters,
         draft=draft,
@@ -271,7 +269,7 @@ def find_draft(model: GgufFile, settings: Settings) -> Path | None:
         return None
     path = find_model(settings.draft_model)
     with open_gguf(path) as file:
-        if isinstance(read_model(file), EncoderConfig):
+        if not read_model(file).causal:
             raise ConfigurationError(f"{path.name} is an encoder: it cannot draft the next tokens.")
         check_draft_vocabulary(
             Vocabulary.from_metadata(model.metadata), Vocabulary.from_metadata(file.metadata)

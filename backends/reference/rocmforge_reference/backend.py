@@ -20,13 +20,12 @@ from rocmforge.checkpoint.tensor import Tensor
 from rocmforge.errors import ConfigurationError, OutOfMemory
 from rocmforge.gguf.reader import GgufFile, open_gguf
 from rocmforge.logits.registry import load_processors
-from rocmforge.models.config import ModelConfig
-from rocmforge.models.encoder_config import EncoderConfig
+from rocmforge.models.config import LayerConfig, ModelConfig
 from rocmforge.models.encoder_weights import load_encoder_weights
 from rocmforge.models.lora import read_adapters
 from rocmforge.models.memory import float32_weight_bytes, kv_bytes_per_token
 from rocmforge.models.reading import read_model
-from rocmforge.models.rope import load_rope_tables, plain_rope_tables
+from rocmforge.models.rope import load_rope_tables
 from rocmforge.models.weights import load_weights
 from rocmforge_reference.decoder_ops import KvCache, ReferenceOps
 from rocmforge_reference.encoder_ops import ReferenceEncoderOps
@@ -76,7 +75,7 @@ class ReferenceBackend:
         progress("reading the header", 0.0)
         with open_gguf(model) as file:
             config = read_model(file)
-            if isinstance(config, EncoderConfig):
+            if not config.causal:
                 return _load_encoder(config, file, options, device, progress)
             return _load_decoder(config, file, options, device, progress)
 
@@ -100,7 +99,7 @@ def _load_decoder(
         adapters,
     )
     tables = load_rope_tables(config, file, max_context)
-    caches = tuple(_new_cache(config, num_blocks) for _ in range(config.num_layers))
+    caches = tuple(_new_cache(layer, num_blocks) for layer in config.layers)
     info = RunnerInfo(
         backend=NAME,
         device=device,
@@ -125,7 +124,7 @@ def _load_decoder(
 
 
 def _load_encoder(
-    config: EncoderConfig,
+    config: ModelConfig,
     file: GgufFile,
     options: LoadOptions,
     device: DeviceInfo,
@@ -143,7 +142,7 @@ def _load_encoder(
         config, file, _to_weight, lambda share: progress("loading weights", share)
     )
     max_context = options.context_of_encoder(config.max_context)
-    tables = None if config.rope is None else plain_rope_tables(config.rope, max_context)
+    tables = None if config.rope is None else load_rope_tables(config, file, max_context)
     info = RunnerInfo(
         backend=NAME,
         device=device,
@@ -214,10 +213,9 @@ def _mib(size: int) -> str:
     return f"{size / (1 << 20):,.0f} MiB"
 
 
-def _new_cache(config: ModelConfig, num_blocks: int) -> KvCache:
-    shape = (num_blocks, config.num_kv_heads, BLOCK_SIZE, config.head_dim)
-
-    def zeros() -> Float32Array:
+def _new_cache(layer: LayerConfig, num_blocks: int) -> KvCache:
+    def zeros(head_dim: int) -> Float32Array:
+        shape = (num_blocks, layer.num_kv_heads, BLOCK_SIZE, head_dim)
         return np.zeros(shape, np.float32)  # pages are taken when first written
 
-    return KvCache(zeros(), zeros())
+    return KvCache(zeros(layer.key_dim), zeros(layer.value_dim))

@@ -26,10 +26,10 @@ class Step:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KvCache:
-    """Keys and values of one layer, float32 `[blocks, kv_heads, block_size, head_dim]` each."""
+    """Keys and values of one layer."""
 
-    keys: Float32Array
-    values: Float32Array
+    keys: Float32Array  # [blocks, num_kv_heads, block_size, key_dim]
+    values: Float32Array  # [blocks, num_kv_heads, block_size, value_dim]
 
 
 class ReferenceOps:
@@ -98,16 +98,16 @@ class ReferenceOps:
         k_norm: Weight | None,
         spec: AttentionSpec,
     ) -> Float32Array:
-        q, k, v = self._heads(q), self._heads(k), self._heads(v)
+        layer = self._config.layers[spec.layer]
+        q, k, v = _heads(q, layer.key_dim), _heads(k, layer.key_dim), _heads(v, layer.value_dim)
         if q_norm is not None:
             q = self.rms_norm(q, q_norm)
         if k_norm is not None:
             k = self.rms_norm(k, k_norm)
-        table = self._tables.table
-        if spec.local_rope:
-            assert self._tables.local_table is not None
-            table = self._tables.local_table
-        positions, style = step.input.positions, self._config.rope.style
+        table = self._tables.local_table if spec.local_rope else self._tables.table
+        assert table is not None
+        style = self._config.rope_of(local=spec.local_rope).style
+        positions = step.input.positions
         cos, sin = table.cos[positions], table.sin[positions]
         cache = self._caches[spec.layer]
         ops.store(cache.keys, ops.rope(k, cos, sin, style), step.input.slot_mapping)
@@ -117,7 +117,7 @@ class ReferenceOps:
     def attention(self, step: Step, q: Float32Array, spec: AttentionSpec) -> Float32Array:
         cache = self._caches[spec.layer]
         return ops.paged_attention(
-            self._heads(q),
+            _heads(q, self._config.layers[spec.layer].key_dim),
             cache.keys,
             cache.values,
             positions=step.input.positions,
@@ -135,5 +135,6 @@ class ReferenceOps:
     def logits(self, x: Float32Array, weight: Weight, softcap: float | None) -> Float32Array:
         return ops.softcap(ops.linear(x, weight.values), softcap)
 
-    def _heads(self, x: Float32Array) -> Float32Array:
-        return np.reshape(x, (len(x), -1, self._config.head_dim))
+
+def _heads(x: Float32Array, head_dim: int) -> Float32Array:
+    return np.reshape(x, (len(x), -1, head_dim))

@@ -7,8 +7,7 @@ from functools import partial
 import numpy as np
 
 from rocmforge.backend.protocol import Float32Array, StepInput
-from rocmforge.models.config import ActivationFunction
-from rocmforge.models.encoder_config import EncoderConfig
+from rocmforge.models.config import ActivationFunction, ModelConfig, alibi_slopes
 from rocmforge.models.forward.encoder_ops import EncoderAttentionSpec
 from rocmforge.models.rope import RopeTables
 from rocmforge_reference import ops
@@ -17,10 +16,9 @@ from rocmforge_reference import ops
 class ReferenceEncoderOps:
     """Implements `EncoderOps[Float32Array, Float32Array, StepInput]`."""
 
-    def __init__(self, config: EncoderConfig, tables: RopeTables | None) -> None:
+    def __init__(self, config: ModelConfig, tables: RopeTables | None) -> None:
         self._config = config
         self._tables = tables
-        self._slopes = np.array(config.slopes, np.float32) if config.slopes else None
 
     def embed(
         self,
@@ -99,15 +97,15 @@ class ReferenceEncoderOps:
     def rope(
         self, step: StepInput, q: Float32Array, k: Float32Array, spec: EncoderAttentionSpec
     ) -> tuple[Float32Array, Float32Array]:
-        rope, tables = self._config.rope, self._tables
-        assert rope is not None
+        tables, head_dim = self._tables, self._config.layers[spec.layer].key_dim
+        style = self._config.rope_of(local=spec.local_rope).style
         assert tables is not None
         table = tables.local_table if spec.local_rope else tables.table
         assert table is not None
         cos, sin = table.cos[step.positions], table.sin[step.positions]
 
         def rotate(x: Float32Array) -> Float32Array:
-            return ops.rope(self._heads(x), cos, sin, rope.style).reshape(len(x), -1)
+            return ops.rope(_heads(x, head_dim), cos, sin, style).reshape(len(x), -1)
 
         return rotate(q), rotate(k)
 
@@ -119,14 +117,17 @@ class ReferenceEncoderOps:
         v: Float32Array,
         spec: EncoderAttentionSpec,
     ) -> Float32Array:
+        layer, slopes = self._config.layers[spec.layer], None
+        if self._config.has_alibi:
+            slopes = np.array(alibi_slopes(layer.num_heads), np.float32)
         attended = ops.attend_all(
-            self._heads(q),
-            self._heads(k),
-            self._heads(v),
+            _heads(q, layer.key_dim),
+            _heads(k, layer.key_dim),
+            _heads(v, layer.value_dim),
             step.query_start,
             spec.scale,
             reach=spec.reach,
-            slopes=self._slopes,
+            slopes=slopes,
         )
         return attended.reshape(len(q), -1)
 
@@ -136,5 +137,6 @@ class ReferenceEncoderOps:
     def tanh(self, x: Float32Array) -> Float32Array:
         return np.tanh(x)
 
-    def _heads(self, x: Float32Array) -> Float32Array:
-        return np.reshape(x, (len(x), -1, self._config.head_dim))
+
+def _heads(x: Float32Array, head_dim: int) -> Float32Array:
+    return np.reshape(x, (len(x), -1, head_dim))

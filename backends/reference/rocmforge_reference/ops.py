@@ -168,9 +168,9 @@ def paged_attention(
     Query head h reads key-value head `h // (heads / kv_heads)`.
 
     Args:
-        q: [T, num_heads, head_dim].
-        k_cache: [blocks, num_kv_heads, block_size, head_dim], holding these tokens' keys too.
-        v_cache: As k_cache.
+        q: [T, num_heads, key_dim].
+        k_cache: [blocks, num_kv_heads, block_size, key_dim], holding these tokens' keys too.
+        v_cache: [blocks, num_kv_heads, block_size, value_dim].
         positions: [T].
         query_start: [B + 1]; sequence b owns tokens `query_start[b]:query_start[b + 1]`.
         context_len: [B], tokens of each sequence in the cache.
@@ -180,9 +180,9 @@ def paged_attention(
         window: In tokens, or None for all.
 
     Returns:
-        [T, heads, head_dim].
+        [T, heads, value_dim].
     """
-    out = np.empty_like(q)
+    out = np.empty((*q.shape[:2], v_cache.shape[-1]), q.dtype)
     block_size = k_cache.shape[2]
     for sequence, context in enumerate(context_len):
         tokens = slice(query_start[sequence], query_start[sequence + 1])
@@ -222,9 +222,9 @@ def attend_all(
     """Returns each token's attention to its sequence (Vaswani et al. 2017, section 3.2).
 
     Args:
-        q: [T, num_heads, head_dim].
-        k: As q.
-        v: As q.
+        q: [T, num_heads, key_dim].
+        k: [T, num_kv_heads, key_dim].
+        v: [T, num_kv_heads, value_dim].
         query_start: [B + 1]; sequence b owns tokens `query_start[b]:query_start[b + 1]`.
         scale: Of the scores.
         reach: A token sees itself and so many before and after it (Beltagy et al. 2020); None for
@@ -233,9 +233,12 @@ def attend_all(
             None for nothing.
 
     Returns:
-        [T, heads, head_dim].
+        [T, heads, value_dim].
     """
-    out = np.empty_like(q)
+    out = np.empty((*q.shape[:2], v.shape[-1]), q.dtype)
+    group = q.shape[1] // k.shape[1]
+    if group > 1:
+        k, v = k.repeat(group, axis=1), v.repeat(group, axis=1)
     for start, stop in pairwise(query_start.tolist()):
         keys, values = k[start:stop].swapaxes(0, 1), v[start:stop].swapaxes(0, 1)
         for first in range(start, stop, QUERY_CHUNK):
@@ -277,7 +280,7 @@ def _attend(
     cap: float | None,
     window: int | None,
 ) -> Array:
-    """Returns attention of [T, heads, head_dim] over [kv_heads, tiles, KEY_TILE, head_dim].
+    """Returns attention of [T, heads, key_dim] over [kv_heads, tiles, KEY_TILE, key_dim].
 
     Rows are (token, query head of the group), cut into tiles; scores have the axes
     [kv_head, row tile, key tile, row, key].
@@ -305,9 +308,10 @@ def _attend(
     weights = np.exp(scores, out=scores)
     total = weights.sum(axis=4, keepdims=True).sum(axis=2)
     mixed: Array = (weights @ values[:, None]).sum(axis=2) / total
-    mixed = mixed.reshape(kv_heads, -1, head_dim)[:, :rows]
-    mixed = mixed.reshape(kv_heads, tokens, group, head_dim)
-    return mixed.swapaxes(0, 1).reshape(q.shape)
+    value_dim = values.shape[-1]
+    mixed = mixed.reshape(kv_heads, -1, value_dim)[:, :rows]
+    mixed = mixed.reshape(kv_heads, tokens, group, value_dim)
+    return mixed.swapaxes(0, 1).reshape(tokens, heads, value_dim)
 
 
 def _round_up(count: int, tile: int) -> int:

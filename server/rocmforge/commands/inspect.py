@@ -17,7 +17,6 @@ from rocmforge.commands.terminal.output import output_console
 from rocmforge.errors import ConfigurationError, RocmForgeError
 from rocmforge.gguf.reader import GgufFile, open_gguf
 from rocmforge.models.config import ModelConfig
-from rocmforge.models.encoder_config import EncoderConfig
 from rocmforge.models.memory import kv_bytes_per_token, stored_weight_bytes
 from rocmforge.models.reading import read_model
 from rocmforge.settings import Settings
@@ -46,7 +45,7 @@ class InspectReport:
     name: str
     quantisation: tuple[TypeShare, ...]  # largest first
     weight_bytes: int
-    config: ModelConfig | EncoderConfig | None  # None: not supported
+    config: ModelConfig | None  # None: not supported
     not_supported: str | None  # why
     kv_bytes: dict[str, int]  # for one sequence of `context` tokens, by type of the cache
     context: int
@@ -97,7 +96,7 @@ def _report(file: GgufFile, max_context: int | None) -> InspectReport:
             kind: context * kv_bytes_per_token(config, size)
             for kind, size in KV_ELEMENT_BYTES.items()
         }
-        if isinstance(config, ModelConfig)
+        if config is not None and config.causal
         else {},
         context=context,
         tokenizer=f"{file.get_str('tokenizer.ggml.model', 'none')}"
@@ -133,10 +132,8 @@ def _print(console: Console, report: InspectReport) -> None:
         ),
         ("tokenizer", report.tokenizer),
     ]
-    if isinstance(report.config, ModelConfig):
-        rows += _decoder_rows(report, report.config)
-    elif report.config is not None:
-        rows += _encoder_rows(report, report.config)
+    if report.config is not None:
+        rows += _model_rows(report, report.config)
     for label, text in rows:
         table.add_row(label, escape(text))
     reason = escape(report.not_supported or "")
@@ -146,38 +143,39 @@ def _print(console: Console, report: InspectReport) -> None:
     console.print(escape(report.chat_template or "none"), highlight=False)
 
 
-def _decoder_rows(report: InspectReport, config: ModelConfig) -> list[tuple[str, str]]:
-    windows = sum(window is not None for window in config.windows)
-    caches = ", ".join(f"{size_text(size)} in {kind}" for kind, size in report.kv_bytes.items())
-    return [
-        (
-            "shape",
-            f"{config.num_layers} layers, {config.hidden_size} wide, feed-forward "
-            f"{config.intermediate_size}, {config.num_heads} heads of {config.head_dim} "
-            f"({config.num_kv_heads} KV), vocabulary {config.vocab_size}",
-        ),
-        ("context", f"{config.max_context} tokens"),
-        ("sliding", f"{windows} of {config.num_layers} layers" if windows else "no"),
-        ("weights", f"{size_text(report.weight_bytes)} as stored"),
-        ("KV cache", f"one sequence of {report.context} tokens: {caches}"),
-    ]
-
-
-def _encoder_rows(report: InspectReport, config: EncoderConfig) -> list[tuple[str, str]]:
+def _model_rows(report: InspectReport, config: ModelConfig) -> list[tuple[str, str]]:
+    heads = f"{_each(config, 'num_heads')} heads of {_each(config, 'key_dim')}"
+    shape = (
+        f"{config.num_layers} layers, {config.hidden_size} wide, feed-forward "
+        f"{_each(config, 'intermediate_size')}, {heads}"
+    )
+    context = ("context", f"{config.max_context} tokens")
+    weights = ("weights", f"{size_text(report.weight_bytes)} as stored")
+    if config.causal:
+        windows = sum(layer.window is not None for layer in config.layers)
+        kv_heads = _each(config, "num_kv_heads")
+        caches = ", ".join(f"{size_text(size)} in {kind}" for kind, size in report.kv_bytes.items())
+        return [
+            ("shape", f"{shape} ({kv_heads} KV), vocabulary {config.vocab_size}"),
+            context,
+            ("sliding", f"{windows} of {config.num_layers} layers" if windows else "no"),
+            weights,
+            ("KV cache", f"one sequence of {report.context} tokens: {caches}"),
+        ]
     gives = f"embeddings of {config.hidden_size} numbers (pooling: {config.pooling.name.lower()})"
     if config.num_scores:
         gives = f"{config.num_scores} score(s) of a query and a document"
     return [
-        (
-            "shape",
-            f"encoder, {config.num_layers} layers, {config.hidden_size} wide, feed-forward "
-            f"{config.intermediate_size}, {config.num_heads} heads of {config.head_dim}, "
-            f"vocabulary {config.vocab_size}",
-        ),
+        ("shape", f"encoder, {shape}, vocabulary {config.vocab_size}"),
         ("gives", gives),
-        ("context", f"{config.max_context} tokens"),
-        ("weights", f"{size_text(report.weight_bytes)} as stored"),
+        context,
+        weights,
     ]
+
+
+def _each(config: ModelConfig, size: str) -> str:
+    """Returns the values of a size, for people; layers may differ in it."""
+    return " or ".join(map(str, sorted({getattr(layer, size) for layer in config.layers})))
 
 
 def _print_tensors(console: Console, file: GgufFile) -> None:

@@ -19,7 +19,6 @@ from rocmforge.commands.terminal.output import output_console
 from rocmforge.engine.draft.draft_memory import both, draft_options
 from rocmforge.errors import ConfigurationError
 from rocmforge.gguf.reader import open_gguf
-from rocmforge.models.encoder_config import EncoderConfig
 from rocmforge.models.reading import read_model
 from rocmforge.settings import Settings
 from rocmforge.wiring import load_options, warn_of_context
@@ -50,7 +49,7 @@ def show_plan(model: Path, settings: Settings, memory: str | None, as_json: bool
     """
     with open_gguf(model) as file:
         config = read_model(file)
-    trained, is_encoder = config.max_context, isinstance(config, EncoderConfig)
+    trained, is_encoder = config.max_context, not config.causal
     warn_of_context(settings, trained, model.stem)
     stated = None if memory is None else parse_size(memory)
     backend = _choose(settings.backend, device_is_here=stated is None)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
 
@@ -16,13 +16,16 @@ from rocmforge.errors import UnsupportedArchitecture
 from rocmforge.gguf.reader import GgufFile
 from rocmforge.models.config import (
     ActivationFunction,
+    LayerConfig,
     ModelConfig,
+    NormKind,
     RopeConfig,
     RopeScaling,
     RopeScalingKind,
     RopeStyle,
 )
 from rocmforge.models.keys import KeyReader
+from rocmforge.models.pooling import declared_pooling
 
 FREQUENCY_FACTORS: Final = "rope_freqs.weight"
 LONG_FACTORS: Final = "rope_factors_long.weight"
@@ -177,30 +180,42 @@ class _ConfigReader(KeyReader):
             )
         norm_eps = self._norm_eps("attention.layer_norm_rms_epsilon")
         context = self._positive("context_length")
-        rope = self._rope(head_dim, context)
+        rope, local_rope = self._rope(head_dim, context), self._local_rope(head_dim)
         scaling = rope.scaling
         if scaling is not None and scaling.kind is RopeScalingKind.YARN:
             context = max(context, int(scaling.original_context * scaling.factor))
         wide = num_layers == row.layers_scaled_by_dim
+        layer = LayerConfig(
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            key_dim=head_dim,
+            value_dim=head_dim,
+            attention_scale=(hidden_size / num_heads if wide else head_dim) ** -0.5,
+            window=None,
+            local_rope=False,
+            intermediate_size=self._positive("feed_forward_length"),
+        )
         return ModelConfig(
             architecture=self._name,
             name=file.get_str("general.name", self._name),
-            num_layers=num_layers,
+            causal=True,
             hidden_size=hidden_size,
-            intermediate_size=self._positive("feed_forward_length"),
-            num_heads=num_heads,
-            num_kv_heads=num_kv_heads,
-            head_dim=head_dim,
             vocab_size=self._vocab_size(),
             max_context=context,
+            layers=tuple(
+                replace(layer, window=window, local_rope=window is not None and bool(local_rope))
+                for window in self._windows(num_layers)
+            ),
+            norm=NormKind.RMS,
             norm_eps=norm_eps,
+            pre_norm=True,
             rope=rope,
+            local_rope=local_rope,
             activation=row.activation,
-            attention_scale=(hidden_size / num_heads if wide else head_dim) ** -0.5,
             attention_softcap=self._softcap("attn_logit_softcapping"),
             logit_softcap=self._softcap("final_logit_softcapping"),
             embedding_scale=math.sqrt(hidden_size) if row.scales_embedding else 1.0,
-            windows=self._windows(num_layers),
+            pooling=declared_pooling(file),
         )
 
     def _refuse_unsupported(self) -> None:
@@ -254,19 +269,24 @@ class _ConfigReader(KeyReader):
         return [layer % period != period - 1 for layer in range(num_layers)]
 
     def _rope(self, head_dim: int, context: int) -> RopeConfig:
-        file, key = self._file, self._key
-        theta = self._theta("rope.freq_base", 10000.0)
-        local_theta = None
-        if self._row.local_theta_default is not None:
-            local_theta = self._theta("rope.freq_base_swa", self._row.local_theta_default)
-        elif key("rope.freq_base_swa") in file.metadata:
-            raise self._bad("rope.freq_base_swa", "the architecture has no second rope base")
         return RopeConfig(
             style=self._row.rope_style,
             rotary_dim=self._rotary_dim(head_dim),
-            theta=theta,
-            local_theta=local_theta,
+            theta=self._theta("rope.freq_base", 10000.0),
             scaling=self._rope_scaling(context),
+        )
+
+    def _local_rope(self, head_dim: int) -> RopeConfig | None:
+        suffix, default = "rope.freq_base_swa", self._row.local_theta_default
+        if default is None:
+            if self._key(suffix) in self._file.metadata:
+                raise self._bad(suffix, "the architecture has no second rope base")
+            return None
+        return RopeConfig(
+            style=self._row.rope_style,
+            rotary_dim=self._rotary_dim(head_dim),
+            theta=self._theta(suffix, default),
+            scaling=None,
         )
 
     def _rope_scaling(self, context: int) -> RopeScaling | None:

@@ -1,10 +1,12 @@
-"""The configuration of a decoder: made once from a file's metadata, read by everything else."""
+"""The configuration of a model: made once from a file, read by everything else."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
+
+from rocmforge.models.pooling import PoolingType
 
 MAX_LAYERS: Final = 1000
 """More than any model has; a number from a file alone must not decide how much is computed."""
@@ -53,29 +55,99 @@ class RopeConfig:
     style: RopeStyle
     rotary_dim: int  # leading elements of each head that rotate; the rest pass through
     theta: float
-    local_theta: float | None  # of layers with a sliding window, where it differs (Gemma 3)
-    scaling: RopeScaling | None  # of theta; local_theta is never scaled
+    scaling: RopeScaling | None
+
+
+class NormKind(StrEnum):
+    """The norm of hidden states."""
+
+    RMS = "rms"  # Zhang and Sennrich 2019
+    LAYER = "layer"  # Ba et al. 2016
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerConfig:
+    """The sizes of one layer, and what its attention sees."""
+
+    num_heads: int  # of queries
+    num_kv_heads: int
+    key_dim: int  # elements of a head of queries and keys
+    value_dim: int  # elements of a head of values
+    attention_scale: float  # of query times key
+    window: int | None  # a token sees itself and window - 1 before it, unless causal also after it
+    local_rope: bool  # rotates as `ModelConfig.local_rope` says
+    intermediate_size: int
+
+    @property
+    def query_features(self) -> int:
+        """Queries of all heads."""
+        return self.num_heads * self.key_dim
+
+    @property
+    def key_features(self) -> int:
+        """Keys of all heads."""
+        return self.num_kv_heads * self.key_dim
+
+    @property
+    def value_features(self) -> int:
+        """Values of all heads."""
+        return self.num_kv_heads * self.value_dim
+
+    @property
+    def attended_features(self) -> int:
+        """Results of attention, of all heads."""
+        return self.num_heads * self.value_dim
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """Everything about a decoder-only transformer except its weights."""
+    """Everything about a transformer except its weights."""
 
     architecture: str  # GGUF's general.architecture
     name: str
-    num_layers: int
+    causal: bool  # a token sees none after it, and has a cache; False: an encoder
     hidden_size: int
-    intermediate_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
     vocab_size: int
+    num_token_types: int = 0  # rows of the table of types; 0: there is none
     max_context: int  # tokens, as trained (or as extended by rope scaling)
+    layers: tuple[LayerConfig, ...]
+    norm: NormKind
     norm_eps: float
-    rope: RopeConfig
+    pre_norm: bool  # norms are before each part of a layer and after the last, not after each part
+    rope: RopeConfig | None  # None: positions are rows of a table, or distances
+    local_rope: RopeConfig | None = None  # of the layers that say so; never scaled
+    has_alibi: bool = False  # scores lose something for each token between query and key
     activation: ActivationFunction
-    attention_scale: float
-    attention_softcap: float | None
-    logit_softcap: float | None
-    embedding_scale: float
-    windows: tuple[int | None, ...]  # per layer: sliding window, or None for full attention
+    attention_softcap: float | None = None
+    logit_softcap: float | None = None
+    embedding_scale: float = 1.0
+    pooling: PoolingType  # what it was trained for; NONE of decoders whose file does not say
+    num_scores: int = 0  # of an encoder's classification head
+
+    @property
+    def num_layers(self) -> int:
+        """The number of layers."""
+        return len(self.layers)
+
+    def rope_of(self, *, local: bool) -> RopeConfig:
+        """Returns the rotation of the layers that say `local_rope`, or of the others."""
+        rope = self.local_rope if local else self.rope
+        assert rope is not None, "the model has no such layers"
+        return rope
+
+    @property
+    def output_size(self) -> int:
+        """Numbers that a step returns for each range of tokens."""
+        return self.num_scores or self.hidden_size
+
+
+def alibi_slopes(num_heads: int) -> tuple[float, ...]:
+    """Returns the slope of each head (Press et al. 2022).
+
+    Those of a power of two n of heads are 2^(-8/n), 2^(-16/n), ... Heads beyond such a power have
+    every other slope of twice as many.
+    """
+    power = 1 << (num_heads.bit_length() - 1)
+    slopes = [2.0 ** (-8 * (head + 1) / power) for head in range(power)]
+    between = [2.0 ** (-4 * (2 * head + 1) / power) for head in range(num_heads - power)]
+    return (*slopes, *between)

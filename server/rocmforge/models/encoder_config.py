@@ -7,14 +7,21 @@ The facts of each are those of the converter and the graphs of llama.cpp (`conve
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
 
 from rocmforge.errors import UnsupportedArchitecture, UnsupportedTensor
 from rocmforge.gguf.reader import GgufFile
 from rocmforge.models.architectures import TensorRule
-from rocmforge.models.config import ActivationFunction, RopeConfig, RopeStyle
+from rocmforge.models.config import (
+    ActivationFunction,
+    LayerConfig,
+    ModelConfig,
+    NormKind,
+    RopeConfig,
+    RopeStyle,
+)
 from rocmforge.models.keys import KeyReader
 from rocmforge.models.pooling import SCORES, PoolingType, declared_pooling
 
@@ -28,44 +35,6 @@ ACTIVATIONS: Final[Mapping[str, ActivationFunction]] = MappingProxyType(
     }
 )
 """By the names of Transformers, which files repeat."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EncoderConfig:
-    """Everything about an encoder except its weights."""
-
-    architecture: str  # GGUF's general.architecture
-    name: str
-    num_layers: int
-    hidden_size: int
-    intermediate_size: int
-    num_heads: int
-    head_dim: int
-    vocab_size: int
-    max_context: int  # tokens, as trained
-    norm_eps: float
-    activation: ActivationFunction  # GELU, unless there is a gate
-    pre_norm: bool  # a norm before each part of a layer and after the last, not after each part
-    rope: RopeConfig | None  # None: positions are rows of a table, or distances
-    reaches: tuple[int | None, ...]  # per layer: how far a token sees to either side; None = all
-    has_alibi: bool  # scores lose something for each token between query and key
-    pooling: PoolingType  # never NONE
-    num_scores: int  # of the classification head; 0 unless `pooling` is RANK
-
-    @property
-    def attention_scale(self) -> float:
-        """The factor of query times key."""
-        return float(self.head_dim**-0.5)
-
-    @property
-    def slopes(self) -> tuple[float, ...]:
-        """The loss of each head's scores for a token of distance; empty for none."""
-        return alibi_slopes(self.num_heads) if self.has_alibi else ()
-
-    @property
-    def output_size(self) -> int:
-        """Numbers that a step returns for each range of tokens."""
-        return self.num_scores or self.hidden_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,24 +185,12 @@ ENCODERS: Final[Mapping[str, EncoderArchitecture]] = MappingProxyType(
 )
 
 
-def alibi_slopes(num_heads: int) -> tuple[float, ...]:
-    """Returns the slope of each head (Press et al. 2022).
-
-    Those of a power of two n of heads are 2^(-8/n), 2^(-16/n), ... Heads beyond such a power have
-    every other slope of twice as many.
-    """
-    power = 1 << (num_heads.bit_length() - 1)
-    slopes = [2.0 ** (-8 * (head + 1) / power) for head in range(power)]
-    between = [2.0 ** (-4 * (2 * head + 1) / power) for head in range(num_heads - power)]
-    return (*slopes, *between)
-
-
 def is_encoder(file: GgufFile) -> bool:
     """Returns whether the file's architecture is in the table."""
     return file.metadata.get("general.architecture") in ENCODERS
 
 
-def read_encoder_config(file: GgufFile) -> EncoderConfig:
+def read_encoder_config(file: GgufFile) -> ModelConfig:
     """Returns the configuration that the metadata of an encoder describes.
 
     Raises:
@@ -271,7 +228,7 @@ class _Reader(KeyReader):
         super().__init__(file)
         self._row = ENCODERS[self._name]
 
-    def read(self) -> EncoderConfig:
+    def read(self) -> ModelConfig:
         file, key = self._file, self._key
         hidden_size = self._positive("embedding_length")
         num_heads = self._positive("attention.head_count")
@@ -297,22 +254,41 @@ class _Reader(KeyReader):
                 tuple(name for name, row in ENCODERS.items() if row.has_head),
             )
         num_layers, max_context = self._num_layers(), self._positive("context_length")
-        return EncoderConfig(
+        head_dim = hidden_size // num_heads
+        rope = self._rope(head_dim) if self._row.has_rope else None
+        local_rope = None
+        if rope is not None and self._row.window_period is not None:
+            theta = self._theta("rope.freq_base_swa", self._row.local_theta_default)
+            local_rope = replace(rope, theta=theta)
+        layer = LayerConfig(
+            num_heads=num_heads,
+            num_kv_heads=num_heads,
+            key_dim=head_dim,
+            value_dim=head_dim,
+            attention_scale=float(head_dim**-0.5),
+            window=None,
+            local_rope=False,
+            intermediate_size=self._positive("feed_forward_length"),
+        )
+        return ModelConfig(
             architecture=self._name,
             name=file.get_str("general.name", self._name),
-            num_layers=num_layers,
+            causal=False,
             hidden_size=hidden_size,
-            intermediate_size=self._positive("feed_forward_length"),
-            num_heads=num_heads,
-            head_dim=hidden_size // num_heads,
             vocab_size=self._vocab_size(),
+            num_token_types=file.get_int("tokenizer.ggml.token_type_count", 1),
             max_context=max_context,
+            layers=tuple(
+                replace(layer, window=window, local_rope=window is not None)
+                for window in self._windows(num_layers, max_context)
+            ),
+            norm=NormKind.LAYER,
             norm_eps=norm_eps,
-            activation=self._activation(),
             pre_norm=self._row.pre_norm,
-            rope=self._rope(hidden_size // num_heads) if self._row.has_rope else None,
-            reaches=self._reaches(num_layers, max_context),
+            rope=rope,
+            local_rope=local_rope,
             has_alibi=self._row.has_alibi,
+            activation=self._activation(),
             pooling=pooling,
             num_scores=_num_scores(file) if pooling is PoolingType.RANK else 0,
         )
@@ -324,14 +300,10 @@ class _Reader(KeyReader):
                 f"{self._name} with rope scaling ({self._key('rope.scaling.type')})",
                 tuple(ENCODERS),
             )
-        local_theta = None
-        if self._row.window_period is not None:
-            local_theta = self._theta("rope.freq_base_swa", self._row.local_theta_default)
         return RopeConfig(
             style=RopeStyle.NEOX,
             rotary_dim=self._rotary_dim(head_dim),
             theta=self._theta("rope.freq_base", 10000.0),
-            local_theta=local_theta,
             scaling=None,
         )
 
@@ -348,16 +320,16 @@ class _Reader(KeyReader):
             )
         return ACTIVATIONS[name]
 
-    def _reaches(self, num_layers: int, max_context: int) -> tuple[int | None, ...]:
-        """Returns each layer's reach: a window counts the tokens to both sides."""
+    def _windows(self, num_layers: int, max_context: int) -> tuple[int | None, ...]:
+        """Returns each layer's window. That of the file counts the tokens to both sides."""
         period = self._row.window_period
         window = self._file.get_int(self._key("attention.sliding_window"), 0) if period else 0
         if window < 0 or window == 1:
             raise self._bad("attention.sliding_window", f"{window} is not a window")
         if period is None or window == 0:
             return (None,) * num_layers
-        reach = min(window // 2, max_context)
-        return tuple(reach if local else None for local in self._is_local(num_layers, period))
+        seen = min(window // 2, max_context) + 1
+        return tuple(seen if local else None for local in self._is_local(num_layers, period))
 
     def _is_local(self, num_layers: int, period: int) -> list[bool]:
         """Returns whether each layer has the window. The key may hold a list or a period."""

@@ -9,7 +9,8 @@ from typing import Generic, TypeVar
 from rocmforge.checkpoint.tensor import Tensor
 from rocmforge.errors import UnsupportedTensor
 from rocmforge.gguf.reader import GgufFile
-from rocmforge.models.encoder_config import ENCODERS, EncoderConfig
+from rocmforge.models.config import ModelConfig
+from rocmforge.models.encoder_config import ENCODERS
 from rocmforge.models.pooling import SCORES
 
 W = TypeVar("W")
@@ -78,7 +79,7 @@ _HEAD = {
 
 
 def load_encoder_weights(
-    config: EncoderConfig,
+    config: ModelConfig,
     file: GgufFile,
     convert: Callable[[Tensor], W],
     progress: Callable[[float], None] = lambda share: None,
@@ -135,7 +136,7 @@ def load_encoder_weights(
     )
 
 
-def check_encoder_tensors(config: EncoderConfig, file: GgufFile) -> None:
+def check_encoder_tensors(config: ModelConfig, file: GgufFile) -> None:
     """Compares the file's tensor directory with what the architecture has; reads no data.
 
     Raises:
@@ -159,9 +160,7 @@ def check_encoder_tensors(config: EncoderConfig, file: GgufFile) -> None:
             )
 
 
-def _expected(
-    config: EncoderConfig, file: GgufFile
-) -> tuple[dict[str, tuple[int, ...]], list[str]]:
+def _expected(config: ModelConfig, file: GgufFile) -> tuple[dict[str, tuple[int, ...]], list[str]]:
     """Returns the shapes of all tensors that may be there and the names of those that must be."""
     hidden_size, row = config.hidden_size, ENCODERS[config.architecture]
     rules = [(rule.name, rule) for rule in row.model]
@@ -169,7 +168,7 @@ def _expected(
         rules += [(f"blk.{index}.{rule.name}", rule) for rule in row.layer_rules(file, index)]
     shapes: dict[str, tuple[int, ...]] = {}
     for name, rule in rules:
-        rows, *columns = _role_shape(config, file, rule.roles[0])
+        rows, *columns = _role_shape(config, rule.roles[0])
         shapes[name] = (rows * len(rule.roles), *columns)
     required = [name for name, rule in rules if rule.required]
     if row.has_head and (scores := file.tensors.get(SCORES)) is not None:
@@ -181,15 +180,15 @@ def _expected(
     return shapes, required
 
 
-def _role_shape(config: EncoderConfig, file: GgufFile, role: str) -> tuple[int, ...]:
-    hidden_size, intermediate_size = config.hidden_size, config.intermediate_size
+def _role_shape(config: ModelConfig, role: str) -> tuple[int, ...]:
+    hidden_size, intermediate_size = config.hidden_size, config.layers[0].intermediate_size
     match role:
         case "tokens":
             return config.vocab_size, hidden_size
         case "positions":
             return config.max_context, hidden_size
         case "types":
-            return file.get_int("tokenizer.ggml.token_type_count", 1), hidden_size
+            return config.num_token_types, hidden_size
         case "q" | "k" | "v" | "output":
             return hidden_size, hidden_size
         case "gate" | "up":

@@ -202,7 +202,8 @@ class _Pairs:
                 if target + suffix not in tensors:
                     raise BadAdapter(self._spec.path, "it is missing", tensor=target + suffix)
             index, roles = self._places[target]
-            layers[index].update(self._pair(tensors[target + _A], tensors[target + _B], roles))
+            a, b = tensors[target + _A], tensors[target + _B]
+            layers[index].update(self._pair(a, b, index, roles))
         return layers
 
     def _target(self, name: str) -> str:
@@ -222,9 +223,9 @@ class _Pairs:
             )
         return target
 
-    def _pair(self, a: Tensor, b: Tensor, roles: tuple[str, ...]) -> dict[str, LowRank]:
+    def _pair(self, a: Tensor, b: Tensor, layer: int, roles: tuple[str, ...]) -> dict[str, LowRank]:
         """Returns the change of each role that the model's tensor fills."""
-        shapes = [role_shape(self._config, role) for role in roles]
+        shapes = [role_shape(self._config, role, layer) for role in roles]
         out_features, in_features = sum(shape[0] for shape in shapes), shapes[0][1]
         if len(a.shape) != 2 or a.shape[1] != in_features or not 0 < a.shape[0] <= MAX_RANK:
             raise self._bad(

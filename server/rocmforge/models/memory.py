@@ -20,4 +20,4 @@ def float32_weight_bytes(file: GgufFile) -> int:
 
 def kv_bytes_per_token(config: ModelConfig, element_bytes: int) -> int:
     """Returns the bytes of keys and values that one token occupies in the caches of all layers."""
-    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * element_bytes
+    return element_bytes * sum(layer.key_features + layer.value_features for layer in config.layers)

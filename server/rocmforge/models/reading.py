@@ -10,7 +10,6 @@ from rocmforge.models.architectures import ARCHITECTURES, read_config
 from rocmforge.models.config import ModelConfig
 from rocmforge.models.encoder_config import (
     ENCODERS,
-    EncoderConfig,
     is_encoder,
     read_encoder_config,
 )
@@ -18,7 +17,7 @@ from rocmforge.models.encoder_weights import check_encoder_tensors
 from rocmforge.models.weights import check_tensors
 
 
-def read_model(file: GgufFile) -> ModelConfig | EncoderConfig:
+def read_model(file: GgufFile) -> ModelConfig:
     """Reads the configuration of a decoder or an encoder, and checks that its tensors are there.
 
     Raises:

@@ -45,23 +45,14 @@ def load_rope_tables(config: ModelConfig, file: GgufFile, max_context: int) -> R
     Raises:
         UnsupportedTensor: Factors are missing or of the wrong shape.
     """
-    rope = config.rope
-    local = None
-    if rope.local_theta is not None:
-        local = _table(_frequencies(rope.local_theta, rope.rotary_dim), 1.0, max_context)
+    rope, local = config.rope, config.local_rope
+    assert rope is not None, "a model without rope has no tables"
     frequencies = scaled_frequencies(rope, _factors(rope, file, max_context))
     gain = rope.scaling.attention_factor if rope.scaling else 1.0
-    return RopeTables(_table(frequencies, gain, max_context), local)
-
-
-def plain_rope_tables(rope: RopeConfig, max_context: int) -> RopeTables:
-    """Makes the tables of an encoder, whose frequencies are not scaled."""
-
-    def table(theta: float) -> RopeTable:
-        return _table(_frequencies(theta, rope.rotary_dim), 1.0, max_context)
-
-    local = None if rope.local_theta is None else table(rope.local_theta)
-    return RopeTables(table(rope.theta), local)
+    return RopeTables(
+        _table(frequencies, gain, max_context),
+        None if local is None else _table(scaled_frequencies(local, None), 1.0, max_context),
+    )
 
 
 def scaled_frequencies(rope: RopeConfig, factors: Float64Array | None) -> Float64Array:

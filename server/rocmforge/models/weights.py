@@ -80,10 +80,10 @@ def load_weights(
     total = sum(tensor.nbytes for name, tensor in file.tensors.items() if name not in others)
     done = 0
 
-    def take(name: str, roles: tuple[str, ...]) -> dict[str, W]:
+    def take(name: str, roles: tuple[str, ...], layer: int = 0) -> dict[str, W]:
         nonlocal done
         tensor = file.tensors[name]
-        parts = _split(tensor, [role_shape(config, role)[0] for role in roles])
+        parts = _split(tensor, [role_shape(config, role, layer)[0] for role in roles])
         converted = [convert(part) for part in parts]
         done += tensor.nbytes
         progress(done / total)
@@ -96,7 +96,7 @@ def load_weights(
         for rule in ARCHITECTURES[config.architecture].layer:
             name = layer_name(index, rule)
             if name in file.tensors:
-                weights |= take(name, rule.roles)
+                weights |= take(name, rule.roles, index)
         layers.append(LayerWeights(**weights))
     output_norm = take("output_norm.weight", ("output_norm",))["output_norm"]
     output = embedding
@@ -137,7 +137,6 @@ def check_tensors(config: ModelConfig, file: GgufFile) -> None:
 def _expected(config: ModelConfig) -> tuple[dict[str, tuple[int, ...]], list[str]]:
     """Returns the shapes of all tensors that may be there and the names of those that must be."""
     row = ARCHITECTURES[config.architecture]
-    factors = (config.rope.rotary_dim // 2,)
     shapes: dict[str, tuple[int, ...]] = {
         "token_embd.weight": role_shape(config, "embedding"),
         "output_norm.weight": role_shape(config, "output_norm"),
@@ -145,14 +144,15 @@ def _expected(config: ModelConfig) -> tuple[dict[str, tuple[int, ...]], list[str
     required = list(shapes)
     for index in range(config.num_layers):
         for rule in row.layer:
-            parts = [role_shape(config, role) for role in rule.roles]
+            parts = [role_shape(config, role, index) for role in rule.roles]
             rows = sum(part[0] for part in parts)
             shapes[layer_name(index, rule)] = (rows, *parts[0][1:])
             if rule.required:
                 required.append(layer_name(index, rule))
     if row.separate_output:
         shapes["output.weight"] = role_shape(config, "output_matrix")
-    scaling = config.rope.scaling
+    assert config.rope is not None
+    scaling, factors = config.rope.scaling, (config.rope.rotary_dim // 2,)
     if scaling is not None and scaling.kind is RopeScalingKind.LONGROPE:
         shapes[LONG_FACTORS] = shapes[SHORT_FACTORS] = factors
         required += [LONG_FACTORS, SHORT_FACTORS]
@@ -161,33 +161,32 @@ def _expected(config: ModelConfig) -> tuple[dict[str, tuple[int, ...]], list[str
     return shapes, required
 
 
-def role_shape(config: ModelConfig, role: str) -> tuple[int, ...]:
+def role_shape(config: ModelConfig, role: str, index: int = 0) -> tuple[int, ...]:
     """Returns the shape of a role: a field of `LayerWeights`, "embedding" or "output_matrix"."""
-    hidden_size, intermediate_size, head_dim = (
-        config.hidden_size,
-        config.intermediate_size,
-        config.head_dim,
-    )
-    queries, keys = config.num_heads * head_dim, config.num_kv_heads * head_dim
+    hidden_size, layer = config.hidden_size, config.layers[index]
     match role:
         case "embedding" | "output_matrix":
             return config.vocab_size, hidden_size
         case "q":
-            return queries, hidden_size
-        case "k" | "v":
-            return keys, hidden_size
+            return layer.query_features, hidden_size
+        case "k":
+            return layer.key_features, hidden_size
+        case "v":
+            return layer.value_features, hidden_size
         case "q_bias":
-            return (queries,)
-        case "k_bias" | "v_bias":
-            return (keys,)
+            return (layer.query_features,)
+        case "k_bias":
+            return (layer.key_features,)
+        case "v_bias":
+            return (layer.value_features,)
         case "q_norm" | "k_norm":
-            return (head_dim,)
+            return (layer.key_dim,)
         case "output":
-            return hidden_size, queries
+            return hidden_size, layer.attended_features
         case "gate" | "up":
-            return intermediate_size, hidden_size
+            return layer.intermediate_size, hidden_size
         case "down":
-            return hidden_size, intermediate_size
+            return hidden_size, layer.intermediate_size
         case _:  # norms and the bias of the output projection
             return (hidden_size,)
 

@@ -66,12 +66,10 @@ def test_a_rank_computes_whole_heads_and_all_of_the_width(
 ) -> None:
     config, _ = whole
     part = Shard(1, 2).config(config)
-    assert (part.num_heads, part.num_kv_heads, part.intermediate_size) == (3, 1, 64)
-    assert (part.hidden_size, part.head_dim, part.vocab_size) == (
-        config.hidden_size,
-        config.head_dim,
-        96,
-    )
+    for layer, whole_layer in zip(part.layers, config.layers, strict=True):
+        assert (layer.num_heads, layer.num_kv_heads, layer.intermediate_size) == (3, 1, 64)
+        assert (layer.key_dim, layer.value_dim) == (whole_layer.key_dim, whole_layer.value_dim)
+    assert (part.hidden_size, part.vocab_size) == (config.hidden_size, 96)
 
 
 @pytest.mark.parametrize(

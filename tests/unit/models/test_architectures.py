@@ -41,6 +41,10 @@ def config_of(
         return read_config(file)
 
 
+def windows(config: ModelConfig) -> tuple[int | None, ...]:
+    return tuple(layer.window for layer in config.layers)
+
+
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
 def test_sizes_are_those_of_the_file(model: TinyModel, tmp_path: Path) -> None:
     with open_gguf(write_model(model, tmp_path)) as file:
@@ -48,11 +52,12 @@ def test_sizes_are_those_of_the_file(model: TinyModel, tmp_path: Path) -> None:
     assert config.architecture == model.architecture
     assert config.name == model.name
     assert config.hidden_size == model.config["hidden_size"]
-    assert config.intermediate_size == model.config["intermediate_size"]
-    assert config.num_layers == model.config["num_hidden_layers"] == len(config.windows)
-    assert config.num_heads == model.config["num_attention_heads"]
-    assert config.num_kv_heads == model.config["num_key_value_heads"]
-    assert config.head_dim == model.head_dim
+    assert config.num_layers == model.config["num_hidden_layers"]
+    for layer in config.layers:
+        assert layer.intermediate_size == model.config["intermediate_size"]
+        assert layer.num_heads == model.config["num_attention_heads"]
+        assert layer.num_kv_heads == model.config["num_key_value_heads"]
+        assert layer.key_dim == layer.value_dim == model.head_dim
     assert config.vocab_size == model.config["vocab_size"]
     assert config.norm_eps == pytest.approx(model.config["rms_norm_eps"])
 
@@ -74,12 +79,12 @@ def test_every_architecture_has_a_tiny_model() -> None:
     ],
 )
 def test_rope_style(architecture: str, style: RopeStyle, tmp_path: Path) -> None:
-    assert config_of(tmp_path, architecture).rope.style is style
+    assert config_of(tmp_path, architecture).rope_of(local=False).style is style
 
 
 def test_gemma2_alternates_windows_and_caps_scores(tmp_path: Path) -> None:
     config = config_of(tmp_path, "gemma2", drop=("attention.sliding_window",))
-    assert config.windows == (4096, None, 4096)
+    assert windows(config) == (4096, None, 4096)
     assert (config.attention_softcap, config.logit_softcap) == (5.0, 3.0)
     assert config.activation is ActivationFunction.GELU_TANH
     assert config.embedding_scale == pytest.approx(math.sqrt(48))
@@ -88,33 +93,33 @@ def test_gemma2_alternates_windows_and_caps_scores(tmp_path: Path) -> None:
 
 def test_gemma3_has_a_full_layer_after_five_local_ones(tmp_path: Path) -> None:
     config = config_of(tmp_path, "gemma3", drop=("rope.freq_base_swa",))
-    assert config.windows == (7, 7, 7, 7, 7, None, 7)
-    assert config.rope.local_theta == 10000.0
+    assert windows(config) == (7, 7, 7, 7, 7, None, 7)
+    assert config.rope_of(local=True).theta == 10000.0
     specs = attention_specs(config)
-    assert [spec.local_rope for spec in specs] == [window is not None for window in config.windows]
+    assert [spec.local_rope for spec in specs] == [window is not None for window in windows(config)]
 
 
 def test_a_window_pattern_in_the_file_wins(tmp_path: Path) -> None:
     flags = np.array([True, False, True, False, False, False, True])
     config = config_of(tmp_path, "gemma3", {"attention.sliding_window_pattern": flags})
-    assert config.windows == (7, None, 7, None, None, None, 7)
+    assert windows(config) == (7, None, 7, None, None, None, 7)
     config = config_of(tmp_path, "gemma3", {"attention.sliding_window_pattern": 3})
-    assert config.windows == (7, 7, None, 7, 7, None, 7)
+    assert windows(config) == (7, 7, None, 7, 7, None, 7)
 
 
 def test_gemma3_without_a_window_is_full_everywhere(tmp_path: Path) -> None:
     config = config_of(tmp_path, "gemma3", drop=("attention.sliding_window",))
-    assert config.windows == (None,) * 7
+    assert windows(config) == (None,) * 7
     assert not any(spec.local_rope for spec in attention_specs(config))
 
 
 def test_phi3_has_the_window_in_every_layer(tmp_path: Path) -> None:
-    assert config_of(tmp_path, "phi3").windows == (11, 11)
-    assert config_of(tmp_path, "phi3", {"attention.sliding_window": 0}).windows == (None, None)
+    assert windows(config_of(tmp_path, "phi3")) == (11, 11)
+    assert windows(config_of(tmp_path, "phi3", {"attention.sliding_window": 0})) == (None, None)
 
 
 def test_llama_takes_no_window(tmp_path: Path) -> None:
-    assert config_of(tmp_path, changes={"attention.sliding_window": 8}).windows == (None, None)
+    assert windows(config_of(tmp_path, changes={"attention.sliding_window": 8})) == (None, None)
 
 
 @pytest.mark.parametrize(("architecture", "layers"), [("gemma2", 46), ("gemma3", 62)])
@@ -122,19 +127,21 @@ def test_the_largest_gemma_scales_scores_by_width_per_head(
     architecture: str, layers: int, tmp_path: Path
 ) -> None:
     wide = config_of(tmp_path, architecture, {"block_count": layers})
-    assert wide.attention_scale == pytest.approx((48 / 4) ** -0.5)
+    assert wide.layers[0].attention_scale == pytest.approx((48 / 4) ** -0.5)
     usual = config_of(tmp_path, architecture)
-    assert usual.attention_scale == pytest.approx(usual.head_dim**-0.5)
+    assert usual.layers[0].attention_scale == pytest.approx(usual.layers[0].key_dim ** -0.5)
 
 
 def test_kv_heads_default_to_heads_and_head_size_to_its_share(tmp_path: Path) -> None:
     config = config_of(tmp_path, drop=("attention.head_count_kv",))
-    assert (config.num_kv_heads, config.head_dim) == (6, 8)
+    assert {(layer.num_kv_heads, layer.key_dim) for layer in config.layers} == {(6, 8)}
 
 
 def test_rope_defaults(tmp_path: Path) -> None:
-    rope = config_of(tmp_path, drop=("rope.freq_base", "rope.dimension_count")).rope
-    assert (rope.theta, rope.rotary_dim, rope.local_theta, rope.scaling) == (10000.0, 8, None, None)
+    config = config_of(tmp_path, drop=("rope.freq_base", "rope.dimension_count"))
+    rope = config.rope_of(local=False)
+    assert (rope.theta, rope.rotary_dim, rope.scaling) == (10000.0, 8, None)
+    assert config.local_rope is None
 
 
 def test_yarn_gain_defaults_to_the_papers_and_extends_the_context(tmp_path: Path) -> None:
@@ -146,7 +153,7 @@ def test_yarn_gain_defaults_to_the_papers_and_extends_the_context(tmp_path: Path
             "rope.scaling.original_context_length": 64,
         },
     )
-    assert config.rope.scaling == RopeScaling(
+    assert config.rope_of(local=False).scaling == RopeScaling(
         kind=RopeScalingKind.YARN,
         factor=4.0,
         original_context=64,
@@ -156,15 +163,16 @@ def test_yarn_gain_defaults_to_the_papers_and_extends_the_context(tmp_path: Path
 
 
 def test_linear_scaling_may_be_under_its_old_key(tmp_path: Path) -> None:
-    scaling = config_of(tmp_path, changes={"rope.scale_linear": 2.0}).rope.scaling
+    scaling = config_of(tmp_path, changes={"rope.scale_linear": 2.0}).rope_of(local=False).scaling
     assert scaling is not None
     assert (scaling.kind, scaling.factor) == (RopeScalingKind.LINEAR, 2.0)
 
 
 def test_scaling_by_one_and_none_are_no_scaling(tmp_path: Path) -> None:
-    assert config_of(tmp_path, changes={"rope.scaling.factor": 1.0}).rope.scaling is None
-    changes: dict[str, Value] = {"rope.scaling.type": "none", "rope.scaling.factor": 4.0}
-    assert config_of(tmp_path, changes=changes).rope.scaling is None
+    by_one: dict[str, Value] = {"rope.scaling.factor": 1.0}
+    none: dict[str, Value] = {"rope.scaling.type": "none", "rope.scaling.factor": 4.0}
+    for changes in (by_one, none):
+        assert config_of(tmp_path, changes=changes).rope_of(local=False).scaling is None
 
 
 def test_vocabulary_is_counted_where_a_tokenizer_is_present(tmp_path: Path) -> None:

@@ -8,9 +8,10 @@ from rocmforge.backend.protocol import LoadOptions, ProgressCallback, RunnerInfo
 from rocmforge.checkpoint.tensor import Tensor
 from rocmforge.errors import UnsupportedArchitecture
 from rocmforge.gguf.reader import GgufFile
-from rocmforge.models.encoder_config import EncoderConfig, read_encoder_config
+from rocmforge.models.config import ModelConfig, alibi_slopes
+from rocmforge.models.encoder_config import read_encoder_config
 from rocmforge.models.encoder_weights import EncoderWeights, load_encoder_weights
-from rocmforge.models.rope import plain_rope_tables
+from rocmforge.models.rope import load_rope_tables
 from rocmforge_hip.device.constants import BLOCK_TOKENS
 from rocmforge_hip.device.discovery import FoundDevice
 from rocmforge_hip.device.memory import ArraySpec, DeviceArray, spec
@@ -68,7 +69,7 @@ def load_encoder(
 
 def plan_encoder(
     file: GgufFile, options: LoadOptions, geometry: Geometry, memory_free: int
-) -> tuple[EncoderConfig, EncoderWeights[Planned], MemoryNeeds[EncoderArrays[ArraySpec]]]:
+) -> tuple[ModelConfig, EncoderWeights[Planned], MemoryNeeds[EncoderArrays[ArraySpec]]]:
     """Returns what the encoder is, and what it needs of a device with so much free memory.
 
     Raises:
@@ -83,7 +84,7 @@ def plan_encoder(
 
 def _read(
     file: GgufFile, options: LoadOptions, found: FoundDevice
-) -> tuple[EncoderConfig, EncoderWeights[Planned], MemoryNeeds[EncoderArrays[ArraySpec]]]:
+) -> tuple[ModelConfig, EncoderWeights[Planned], MemoryNeeds[EncoderArrays[ArraySpec]]]:
     free = options.memory_of(found.info)
     geometry = Geometry(found.properties.compute_units)
     config, weights, needs = plan_encoder(file, options, geometry, free)
@@ -93,7 +94,7 @@ def _read(
 
 def _load(
     device: Device,
-    config: EncoderConfig,
+    config: ModelConfig,
     planned: EncoderWeights[Planned],
     needs: MemoryNeeds[EncoderArrays[ArraySpec]],
     file: GgufFile,
@@ -106,15 +107,16 @@ def _load(
     storages = encoder_storages(planned)
     tables = {}
     if config.rope is not None:
-        tables = upload_tables(device, plain_rope_tables(config.rope, needs.limits.context))
-    slopes = None
-    if config.slopes:
-        slopes = upload(device, np.array(config.slopes, np.float32), "slopes")
+        tables = upload_tables(device, load_rope_tables(config, file, needs.limits.context))
+    on_device = None
+    if config.has_alibi:
+        slopes = np.array(alibi_slopes(config.layers[0].num_heads), np.float32)
+        on_device = upload(device, slopes, "slopes")
     formats = frozenset(
         storage.format.name for storage in storages if isinstance(storage, PlannedMatrix)
     )
     geometry = Geometry(found.properties.compute_units)
-    ops = HipEncoderOps(config, device.library, geometry, arena, tables, slopes, formats)
+    ops = HipEncoderOps(config, device.library, geometry, arena, tables, on_device, formats)
     inputs = device.memory.device(spec((needs.input_bytes,), "u1"), "inputs of a step")
     loader = WeightLoader(device.driver, device.library, device.stream, device.memory, file.locate)
     try:
@@ -129,7 +131,7 @@ def _keep(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def _check_supported(config: EncoderConfig) -> None:
+def _check_supported(config: ModelConfig) -> None:
     check_sizes(config, ENCODER_HEAD_DIMS)
     if config.rope is not None and config.rope.rotary_dim % ROPE_MULTIPLE:
         raise UnsupportedArchitecture(

@@ -7,11 +7,17 @@ from typing import Any
 
 from rocmforge.backend.protocol import LoadOptions
 from rocmforge.errors import OutOfMemory
-from rocmforge.models.encoder_config import EncoderConfig
+from rocmforge.models.config import ModelConfig
 from rocmforge.models.encoder_weights import EncoderWeights
 from rocmforge_hip.device.memory import ArraySpec, spec
 from rocmforge_hip.load.memory_budget import MemoryNeeds, mib
-from rocmforge_hip.ops.activations import EncoderArrays, Forms, StepLimits, qkv_features
+from rocmforge_hip.ops.activations import (
+    EncoderArrays,
+    Forms,
+    StepLimits,
+    most_intermediate,
+    qkv_features,
+)
 from rocmforge_hip.ops.geometry import Geometry
 from rocmforge_hip.ops.step import StepLayout, StepShape
 from rocmforge_hip.weights.encoder_placement import encoder_storages
@@ -20,7 +26,7 @@ from rocmforge_hip.weights.products import Product
 
 
 def measure_encoder(
-    config: EncoderConfig,
+    config: ModelConfig,
     weights: EncoderWeights[Planned],
     options: LoadOptions,
     geometry: Geometry,
@@ -71,7 +77,7 @@ def describe_needs(needs: MemoryNeeds[Any]) -> tuple[str, ...]:
 
 
 def plan_encoder_activations(
-    config: EncoderConfig,
+    config: ModelConfig,
     attention_inputs: Mapping[Product, int],
     limits: StepLimits,
     geometry: Geometry,
@@ -105,7 +111,7 @@ def plan_encoder_activations(
         qkv_3=qkv.get(Product.QKV_3),
         attended=forms(tokens, hidden_size, f16=True),
         delta=forms(tokens, hidden_size, f32=True),
-        intermediate=forms(tokens, config.intermediate_size, f16=True),
+        intermediate=forms(tokens, most_intermediate(config), f16=True),
         pooled=forms(pools, hidden_size, f32=True, f16=has_head),
         dense=forms(pools, hidden_size, f32=True, f16=True) if has_head else None,
         scores=forms(pools, config.num_scores, f32=True) if has_head else None,

@@ -186,7 +186,8 @@ def _activation_slices(bits: str, weights: int) -> int:
 
 
 def _cache_block(config: ModelConfig, kv_dtype: str) -> LayerCache[ArraySpec]:
-    shape = (config.num_kv_heads, BLOCK_TOKENS, config.head_dim)
+    layer = config.layers[0]
+    shape = (layer.num_kv_heads, BLOCK_TOKENS, layer.key_dim)
     if kv_dtype == "int8":
         codes, scales = spec(shape, "i1"), spec(shape[:2], "f4")
         return LayerCache(codes, codes, scales, scales)

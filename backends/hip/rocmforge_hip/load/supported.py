@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from rocmforge.errors import UnsupportedArchitecture
 from rocmforge.models.config import ModelConfig
-from rocmforge.models.encoder_config import EncoderConfig
 from rocmforge_hip.ops.rows import MAX_NORM_DIM
 
 
-def check_sizes(config: ModelConfig | EncoderConfig, head_dims: Sequence[int]) -> None:
+def check_sizes(config: ModelConfig, head_dims: Sequence[int]) -> None:
     """Refuses a model that no kernel fits.
 
     Args:
@@ -20,14 +19,31 @@ def check_sizes(config: ModelConfig | EncoderConfig, head_dims: Sequence[int]) -
     Raises:
         UnsupportedArchitecture: Names the size, and those that there are.
     """
-    if config.head_dim not in head_dims:
-        sizes = ", ".join(map(str, head_dims))
-        raise UnsupportedArchitecture(
-            f"{config.architecture} with heads of {config.head_dim} elements",
-            (f"heads of {sizes} elements",),
+    for size, known in _problems(config, head_dims):
+        raise UnsupportedArchitecture(f"{config.architecture} with {size}", (known,))
+
+
+def _problems(config: ModelConfig, head_dims: Sequence[int]) -> Iterator[tuple[str, str]]:
+    """Yields the sizes that there are no kernels for, each with those that there are."""
+    first = config.layers[0]
+    for layer in config.layers:
+        if layer.key_dim not in head_dims:
+            sizes = ", ".join(map(str, head_dims))
+            yield f"heads of {layer.key_dim} elements", f"heads of {sizes} elements"
+        if layer.value_dim != layer.key_dim:
+            yield (
+                f"heads of {layer.key_dim} elements for keys and {layer.value_dim} for values",
+                "equal ones",
+            )
+        heads, heads_of_first = (
+            (each.num_heads, each.num_kv_heads, each.key_dim) for each in (layer, first)
         )
+        if heads != heads_of_first:
+            yield "heads that differ by layer", "the same heads in every layer"
+        if not config.causal and layer.num_heads != layer.num_kv_heads:
+            yield (
+                f"{layer.num_heads} heads and {layer.num_kv_heads} of keys and values",
+                "as many of keys and values in an encoder",
+            )
     if config.hidden_size > MAX_NORM_DIM:
-        raise UnsupportedArchitecture(
-            f"{config.architecture} with a hidden size of {config.hidden_size}",
-            (f"up to {MAX_NORM_DIM}",),
-        )
+        yield f"a hidden size of {config.hidden_size}", f"up to {MAX_NORM_DIM}"

@@ -193,7 +193,7 @@ def plan_activations(
         stacks: The adapters.
     """
     tokens, rows, vocab_size = limits.tokens, limits.rows, config.vocab_size
-    hidden_size, attended = config.hidden_size, config.num_heads * config.head_dim
+    hidden_size, layer = config.hidden_size, config.layers[0]
     of_tokens = spec((tokens, hidden_size), "f4")
     of_logits = spec((rows, vocab_size), "f4")
     has_post_norms = weights.layers[0].attn_post_norm is not None
@@ -215,17 +215,17 @@ def plan_activations(
         qkv=qkv[Product.QKV],
         qkv_2=qkv.get(Product.QKV_2),
         qkv_3=qkv.get(Product.QKV_3),
-        rotated=Forms(f16=spec((tokens, attended), "f2")),
-        attended=_multiplied(tokens, attended),
+        rotated=Forms(f16=spec((tokens, layer.query_features), "f2")),
+        attended=_multiplied(tokens, layer.attended_features),
         delta=Forms(f32=of_tokens),
-        intermediate=_multiplied(tokens, config.intermediate_size),
+        intermediate=_multiplied(tokens, most_intermediate(config)),
         logit_rows=_multiplied(rows, hidden_size, f32=spec((rows, hidden_size), "f4")),
         logits=Forms(f32=of_logits),
         gathered=Forms(f32=of_logits) if is_shared else None,
         lora_shrunk=lora_shrunk,
         gate_up=None if gate_up is None else Forms(f32=gate_up),
-        attention_partial=spec((splits, config.num_heads, config.head_dim), "f4"),
-        attention_partial_ml=spec((splits, config.num_heads, 2), "f4"),
+        attention_partial=spec((splits, layer.num_heads, layer.value_dim), "f4"),
+        attention_partial_ml=spec((splits, layer.num_heads, 2), "f4"),
         gemm_partial=geometry.gemm_scratch(),
         scores=of_logits,
         highest=parts,
@@ -233,6 +233,11 @@ def plan_activations(
         limits=spec((rows,), "u4"),
         output=spec((results,), "i4"),
     )
+
+
+def most_intermediate(config: ModelConfig) -> int:
+    """Returns the features of the widest feed-forward network."""
+    return max(layer.intermediate_size for layer in config.layers)
 
 
 def _multiplied(rows: int, features: int, f32: ArraySpec | None = None) -> Forms[ArraySpec]:

@@ -83,7 +83,8 @@ class HipOps:
         self.products = LinearKernels(library, geometry, arena, formats, resources.slices)
         self._lora = Lora(library, arena, self.products, resources.adapters)
         cache = "int8" if caches[0].key_scale is not None else "f16"
-        group = 4 if config.num_heads // config.num_kv_heads <= 4 else 8
+        layer = config.layers[0]  # the others have the same heads: see `check_sizes`
+        group = 4 if layer.num_heads // layer.num_kv_heads <= 4 else 8
         self._group = group
         # All are loaded now: a module must not be loaded while a graph is captured.
         self._rows = RowKernels(library, formats)
@@ -92,14 +93,14 @@ class HipOps:
         self._take = library.kernel("rf_take_rows", row_kernels.rf_take_rows)
         self._rope_store = library.kernel(f"rf_rope_store_{cache}", attention.rf_rope_store)
         self._decode = library.kernel(
-            f"rf_attention_decode_{cache}_d{config.head_dim}_g{group}",
+            f"rf_attention_decode_{cache}_d{layer.key_dim}_g{group}",
             attention.rf_attention_decode,
         )
         self._reduce = library.kernel(
             "rf_attention_decode_reduce", attention.rf_attention_decode_reduce
         )
         self._prefill = library.kernel(
-            f"rf_attention_prefill_{cache}_d{config.head_dim}", attention.rf_attention_prefill
+            f"rf_attention_prefill_{cache}_d{layer.key_dim}", attention.rf_attention_prefill
         )
 
     @property
@@ -196,11 +197,12 @@ class HipOps:
         spec: AttentionSpec,
     ) -> Activation:
         config, cache, table = self._config, self._caches[spec.layer], self._tables[spec.local_rope]
-        heads, kv_heads, head_dim = config.num_heads, config.num_kv_heads, config.head_dim
+        layer, rope = config.layers[spec.layer], config.rope_of(local=spec.local_rope)
+        heads, kv_heads, head_dim = layer.num_heads, layer.num_kv_heads, layer.key_dim
         assert (q.features, k.features, v.features) == (
-            heads * head_dim,
-            kv_heads * head_dim,
-            kv_heads * head_dim,
+            layer.query_features,
+            layer.key_features,
+            layer.value_features,
         )
         out = self._arena.rotated.float16(q.rows, q.features)
         waves = _THREADS // self._wave
@@ -227,8 +229,8 @@ class HipOps:
             heads=heads,
             kv_heads=kv_heads,
             head_dim=head_dim,
-            rotary_dim=config.rope.rotary_dim,
-            neox=int(config.rope.style is RopeStyle.NEOX),
+            rotary_dim=rope.rotary_dim,
+            neox=int(rope.style is RopeStyle.NEOX),
             eps=config.norm_eps,
         )
         return Activation(self._arena.rotated, q.rows, q.features, f16=out)
@@ -245,16 +247,16 @@ class HipOps:
     def _attend_decodes(
         self, step: DeviceStep, q: DeviceArray, out: Activation, spec: AttentionSpec
     ) -> None:
-        config, shape, inputs = self._config, step.shape, step.inputs
+        layer, shape, inputs = self._config.layers[spec.layer], step.shape, step.inputs
         cache = self._caches[spec.layer]
-        kv_heads = config.num_kv_heads
+        kv_heads = layer.num_kv_heads
         split = self._geometry.attention(
             shape.blocks * BLOCK_TOKENS, spec.window, kv_heads, shape.decodes
         )
         partial, partial_ml = self._arena.attention_partial, self._arena.attention_partial_ml
         assert shape.decodes * split.count <= partial.shape[0] or split.count == 1
         window = spec.window or 0
-        tiles = ceil_div(config.num_heads // kv_heads, self._group)
+        tiles = ceil_div(layer.num_heads // kv_heads, self._group)
         self._decode.launch(
             (kv_heads * tiles, split.count, shape.decodes),
             4 * self._wave,
@@ -275,7 +277,7 @@ class HipOps:
             partial=partial,
             partial_ml=partial_ml,
             blocks_per_sequence=shape.blocks,
-            heads=config.num_heads,
+            heads=layer.num_heads,
             kv_heads=kv_heads,
             window=window,
             split_tokens=split.tokens,
@@ -284,7 +286,7 @@ class HipOps:
         )
         if split.count > 1:
             self._reduce.launch(
-                (config.num_heads, shape.decodes, 1),
+                (layer.num_heads, shape.decodes, 1),
                 _THREADS,
                 partial=partial,
                 partial_ml=partial_ml,
@@ -297,7 +299,7 @@ class HipOps:
                 out_q_scale=out.scale,
                 out_q_lo_offset=out.lo_offset,
                 splits=split.count,
-                head_dim=config.head_dim,
+                head_dim=layer.value_dim,
                 window=window,
                 split_tokens=split.tokens,
             )
@@ -305,13 +307,13 @@ class HipOps:
     def _attend_prefills(
         self, step: DeviceStep, q: DeviceArray, out: Activation, spec: AttentionSpec
     ) -> None:
-        config, shape, inputs = self._config, step.shape, step.inputs
+        layer, shape, inputs = self._config.layers[spec.layer], step.shape, step.inputs
         cache = self._caches[spec.layer]
-        group = config.num_heads // config.num_kv_heads
+        group = layer.num_heads // layer.num_kv_heads
         self._prefill.launch(
             (
                 ceil_div(shape.longest_prefill * group, ATTENTION_ROWS),
-                config.num_kv_heads,
+                layer.num_kv_heads,
                 shape.prefills,
             ),
             _THREADS,
@@ -327,8 +329,8 @@ class HipOps:
             out_f32=out.f32,
             out_f16=out.f16,
             blocks_per_sequence=shape.blocks,
-            heads=config.num_heads,
-            kv_heads=config.num_kv_heads,
+            heads=layer.num_heads,
+            kv_heads=layer.num_kv_heads,
             window=spec.window or 0,
             scale=spec.scale,
             softcap=spec.softcap or 0.0,
@@ -372,7 +374,7 @@ class HipOps:
         if (
             out.f32 is not None
             and not step.shape.prefills
-            and self._config.head_dim % QUANT_BLOCK == 0
+            and self._config.layers[0].value_dim % QUANT_BLOCK == 0
         ):
             self.products.give_int8(out)
         return out

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from rocmforge.models.config import ActivationFunction, RopeStyle
-from rocmforge.models.encoder_config import EncoderConfig
+from rocmforge.models.config import ActivationFunction, ModelConfig, RopeStyle
 from rocmforge.models.forward.encoder_ops import EncoderAttentionSpec
 from rocmforge_hip.device.constants import ATTENTION_ROWS, QUANT_BLOCK
 from rocmforge_hip.device.library import KernelLibrary
@@ -43,7 +42,7 @@ class HipEncoderOps:
 
     def __init__(
         self,
-        config: EncoderConfig,
+        config: ModelConfig,
         library: KernelLibrary,
         geometry: Geometry,
         arena: EncoderArrays[DeviceArray],
@@ -63,7 +62,9 @@ class HipEncoderOps:
         self._gelu_half = library.kernel("rf_gelu_half", encoders.rf_gelu_half)
         self._rope_half = library.kernel("rf_rope_half", encoders.rf_rope_half)
         self._full, self._near = (
-            library.kernel(f"rf_attention_{kind}_d{config.head_dim}", encoders.rf_attention_full)
+            library.kernel(
+                f"rf_attention_{kind}_d{config.layers[0].key_dim}", encoders.rf_attention_full
+            )
             for kind in ("full", "full_near")
         )
         self._embed_add = {
@@ -224,10 +225,10 @@ class HipEncoderOps:
         self, step: DeviceStep, q: Activation, k: Activation, spec: EncoderAttentionSpec
     ) -> tuple[Activation, Activation]:
         """Works in place."""
-        config, table = self._config, self._tables[spec.local_rope]
-        assert config.rope is not None
-        assert config.rope.style is RopeStyle.NEOX
-        chunks = 2 * config.num_heads * (config.rope.rotary_dim // ROPE_MULTIPLE)
+        table, rope = self._tables[spec.local_rope], self._config.rope_of(local=spec.local_rope)
+        assert rope.style is RopeStyle.NEOX
+        layer = self._config.layers[spec.layer]
+        chunks = 2 * layer.num_heads * (rope.rotary_dim // ROPE_MULTIPLE)
         self._rope_half.launch(
             (q.rows, ceil_div(chunks, _ROPE_THREADS), 1),
             _ROPE_THREADS,
@@ -238,9 +239,9 @@ class HipEncoderOps:
             positions=step.inputs.positions,
             q_stride=q.stride or q.features,
             k_stride=k.stride or k.features,
-            heads=config.num_heads,
-            head_dim=config.head_dim,
-            rotary_dim=config.rope.rotary_dim,
+            heads=layer.num_heads,
+            head_dim=layer.key_dim,
+            rotary_dim=rope.rotary_dim,
         )
         return q, k
 
@@ -252,13 +253,13 @@ class HipEncoderOps:
         v: Activation,
         spec: EncoderAttentionSpec,
     ) -> Activation:
-        config, shape = self._config, step.shape
+        layer, shape = self._config.layers[spec.layer], step.shape
         out = empty(self._arena.attended, q.rows, q.features, half=True)
         longest = max(shape.longest_prefill, 1)
         is_near = spec.reach is not None or self._slopes is not None
         kernel = self._near if is_near else self._full
         kernel.launch(
-            (ceil_div(longest, ATTENTION_ROWS), config.num_heads, shape.sequences),
+            (ceil_div(longest, ATTENTION_ROWS), layer.num_heads, shape.sequences),
             _THREADS,
             q=f16_of(q),
             k=f16_of(k),

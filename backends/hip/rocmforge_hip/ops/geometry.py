@@ -88,7 +88,10 @@ class Geometry:
 
     def attention_splits(self, config: ModelConfig, sequences: int) -> int:
         """Returns how many splits there may be, for any number of sequences up to this one."""
-        return _several_rounds(self._attention_splits_at_once(config.num_kv_heads)) + sequences
+        return (
+            _several_rounds(self._attention_splits_at_once(config.layers[0].num_kv_heads))
+            + sequences
+        )
 
     def gemm_scratch(self) -> ArraySpec:
         """Returns the array for the results of splits of matrix products, of any size."""

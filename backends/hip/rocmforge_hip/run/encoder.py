@@ -9,7 +9,7 @@ import numpy as np
 
 from rocmforge.backend.protocol import RunnerInfo, StepInput, StepOutput
 from rocmforge.errors import OutOfMemory
-from rocmforge.models.encoder_config import EncoderConfig
+from rocmforge.models.config import ModelConfig
 from rocmforge.models.encoder_weights import EncoderWeights
 from rocmforge.models.forward.encoder import encode
 from rocmforge_hip.device.memory import DeviceArray
@@ -28,7 +28,7 @@ from rocmforge_hip.weights.formats import Weight
 class Encoder:
     """The model on the device."""
 
-    config: EncoderConfig
+    config: ModelConfig
     weights: EncoderWeights[Weight]
     ops: HipEncoderOps
     inputs: DeviceArray  # bytes

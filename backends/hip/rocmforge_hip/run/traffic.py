@@ -43,7 +43,7 @@ class StepReads:
         outside = self._output if is_tied else self._output + _nbytes(weights.embedding)
         self._layers = weight_bytes(weights) - outside
         self._token = block_bytes // BLOCK_TOKENS  # of one layer's cache
-        self._windows = Counter(config.windows)
+        self._windows = Counter(layer.window for layer in config.layers)
 
     def of(self, step: StepInput) -> int:
         """Returns the bytes of one step."""

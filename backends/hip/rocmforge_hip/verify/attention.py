@@ -88,11 +88,8 @@ class _Stored:
 
 
 def _fill_cache(bench: Workbench) -> _Stored:
-    config, layer = bench.config, bench.model.weights.layers[0]
-    widths = [
-        count * config.head_dim
-        for count in (config.num_heads, config.num_kv_heads, config.num_kv_heads)
-    ]
+    sizes, layer = bench.config.layers[0], bench.model.weights.layers[0]
+    widths = [sizes.query_features, sizes.key_features, sizes.value_features]
     rng = np.random.default_rng(3)
     tokens = sum(_CONTEXTS)
     stacked = rng.standard_normal((tokens, sum(widths))).astype(np.float32)
@@ -116,7 +113,7 @@ def _fill_cache(bench: Workbench) -> _Stored:
     )
     cache = bench.model.ops.caches[0]
     q, k, v = (
-        stacked[:, start:stop].astype(np.float64).reshape(tokens, -1, config.head_dim)
+        stacked[:, start:stop].astype(np.float64).reshape(tokens, -1, sizes.key_dim)
         for start, stop in pairwise(edges)
     )
     return _Stored(
@@ -145,7 +142,7 @@ def _store(bench: Workbench) -> float:
         k = oracle.rms_norm(k, layer.k_norm.to_float32().astype(np.float64), config.norm_eps)
     positions = np.concatenate([np.arange(n) for n in _CONTEXTS])
     cos, sin = (x[positions].astype(np.float64) for x in (bench.table.cos, bench.table.sin))
-    q, k = (oracle.rope(x, cos, sin, config.rope.style) for x in (q, k))
+    q, k = (oracle.rope(x, cos, sin, config.rope_of(local=False).style) for x in (q, k))
     return max(
         error(got, want, np.abs(want).max(axis=-1, keepdims=True))
         for got, want in ((stored.rotated, q), (stored.keys, k), (stored.values, v))
@@ -162,12 +159,10 @@ def _mixed(bench: Workbench) -> float:
 
 def _attend(bench: Workbench, new: tuple[int, ...]) -> float:
     """Returns the attention of the last `new` tokens of each sequence to what the cache holds."""
-    config, spec, stored = bench.config, bench.spec, _fill_cache(bench)
+    sizes, spec, stored = bench.config.layers[0], bench.spec, _fill_cache(bench)
     blocks = blocks_of(_CONTEXTS)
     chunks = list(zip(_CONTEXTS, new, blocks, strict=False))
-    queries = np.random.default_rng(4).standard_normal(
-        (sum(new), config.num_heads, config.head_dim)
-    )
+    queries = np.random.default_rng(4).standard_normal((sum(new), sizes.num_heads, sizes.key_dim))
     halves = queries.astype(np.float16)
     step = bench.step(chunks)
     q = bench.activation(bench.model.arena.rotated, halves.reshape(len(halves), -1))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from typing import Any, Final
@@ -11,10 +11,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from rocmforge.models.config import ActivationFunction, RopeStyle
-from rocmforge.models.encoder_config import EncoderConfig
+from rocmforge.models.config import ActivationFunction, NormKind, RopeStyle
 from rocmforge.models.forward.encoder_ops import EncoderAttentionSpec
-from rocmforge.models.pooling import PoolingType
 from rocmforge.models.rope import RopeTables
 from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.device.records import allocate
@@ -97,24 +95,17 @@ def _encoder(
 ) -> _Encoder:
     """Makes an encoder as wide as the workbench's model, whose weights it may use."""
     model, device = bench.config, bench.device
-    config = EncoderConfig(
-        architecture="verify",
-        name="verify",
-        num_layers=1,
-        hidden_size=model.hidden_size,
-        intermediate_size=model.intermediate_size,
-        num_heads=_HEADS,
-        head_dim=head_dim,
-        vocab_size=model.vocab_size,
-        max_context=CONTEXT,
-        norm_eps=model.norm_eps,
-        activation=ActivationFunction.GELU,
+    heads = replace(
+        model.layers[0], num_heads=_HEADS, num_kv_heads=_HEADS, key_dim=head_dim, value_dim=head_dim
+    )
+    config = replace(
+        model,
+        causal=False,
+        layers=(heads,),
+        norm=NormKind.LAYER,
         pre_norm=False,
-        rope=model.rope,
-        reaches=(None,),
+        activation=ActivationFunction.GELU,
         has_alibi=bool(slopes),
-        num_scores=0,
-        pooling=PoolingType.MEAN,
     )
     limits = StepLimits(tokens=MAX_TOKENS, sequences=MAX_SEQUENCES, context=CONTEXT)
     geometry = Geometry(compute_units=1)  # nothing here is split
@@ -210,7 +201,8 @@ def _normed(bench: Workbench, x: Array) -> Float64:
 
 
 def _gelu(bench: Workbench) -> float:
-    encoder, values = _encoder(bench), 2 * random_values(12, bench.config.intermediate_size)
+    encoder, width = _encoder(bench), bench.config.layers[0].intermediate_size
+    values = 2 * random_values(12, width)
     halves = values.astype(np.float16)
     got = encoder.ops.gelu(bench.activation(encoder.arena.intermediate, halves))
     return error(bench.result(got), oracle.gelu(halves.astype(np.float64)))
@@ -246,7 +238,7 @@ def _rope(bench: Workbench, head_dim: int) -> float:
 
 
 def _spec(reach: int | None = None, scale: float = 1.0) -> EncoderAttentionSpec:
-    return EncoderAttentionSpec(scale=scale, reach=reach, local_rope=False)
+    return EncoderAttentionSpec(layer=0, scale=scale, reach=reach, local_rope=False)
 
 
 def _attention(

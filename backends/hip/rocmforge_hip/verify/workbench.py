@@ -13,9 +13,17 @@ import numpy.typing as npt
 from rocmforge.backend.protocol import LoadOptions, SamplingBatch, StepInput
 from rocmforge.checkpoint.formats import FORMATS
 from rocmforge.checkpoint.tensor import Tensor
-from rocmforge.models.config import ActivationFunction, ModelConfig, RopeConfig, RopeStyle
+from rocmforge.models.config import (
+    ActivationFunction,
+    LayerConfig,
+    ModelConfig,
+    NormKind,
+    RopeConfig,
+    RopeStyle,
+)
 from rocmforge.models.forward.decoder import attention_specs
 from rocmforge.models.lora import ADAPTABLE, Adapter, LowRank
+from rocmforge.models.pooling import PoolingType
 from rocmforge.models.rope import RopeTable, RopeTables
 from rocmforge.models.weights import LayerWeights, ModelWeights
 from rocmforge_hip.device.constants import BLOCK_TOKENS
@@ -258,32 +266,34 @@ def _options(recipe: Recipe) -> LoadOptions:
 
 
 def _config(recipe: Recipe) -> ModelConfig:
+    layer = LayerConfig(
+        num_heads=recipe.heads,
+        num_kv_heads=recipe.kv_heads,
+        key_dim=recipe.head_dim,
+        value_dim=recipe.head_dim,
+        # Sharper than usual, so that a wrong key shows in the result.
+        attention_scale=2.0 * recipe.head_dim**-0.5,
+        window=recipe.window,
+        local_rope=False,
+        intermediate_size=recipe.intermediate_size,
+    )
     return ModelConfig(
         architecture="verify",
         name="verify",
-        num_layers=1,
+        causal=True,
         hidden_size=recipe.hidden_size,
-        intermediate_size=recipe.intermediate_size,
-        num_heads=recipe.heads,
-        num_kv_heads=recipe.kv_heads,
-        head_dim=recipe.head_dim,
         vocab_size=recipe.vocab,
         max_context=CONTEXT,
+        layers=(layer,),
+        norm=NormKind.RMS,
         norm_eps=1e-5,
+        pre_norm=True,
         rope=RopeConfig(
-            style=recipe.rope_style,
-            rotary_dim=recipe.rotary_dim,
-            theta=100.0,
-            local_theta=None,
-            scaling=None,
+            style=recipe.rope_style, rotary_dim=recipe.rotary_dim, theta=100.0, scaling=None
         ),
         activation=ActivationFunction.SILU,
-        # Sharper than usual, so that a wrong key shows in the result.
-        attention_scale=2.0 * recipe.head_dim**-0.5,
         attention_softcap=recipe.attention_softcap,
-        logit_softcap=None,
-        embedding_scale=1.0,
-        windows=(recipe.window,),
+        pooling=PoolingType.NONE,
     )
 
 
@@ -297,23 +307,22 @@ def _weights(recipe: Recipe, config: ModelConfig) -> ModelWeights[Tensor]:
         values = (1 + 0.2 * rng.standard_normal(size)).astype(np.float32)
         return Tensor(name, (size,), FORMATS["f32"], values.view(np.uint8))
 
-    hidden_size, attended = config.hidden_size, config.num_heads * config.head_dim
-    kv_width = config.num_kv_heads * config.head_dim
+    hidden_size, sizes = config.hidden_size, config.layers[0]
     layer = LayerWeights(
         attn_norm=vector("attn_norm", hidden_size),
-        q=matrix("q", attended, hidden_size),
-        k=matrix("k", kv_width, hidden_size),
-        v=matrix("v", kv_width, hidden_size),
-        q_bias=vector("q_bias", attended),
-        k_bias=vector("k_bias", kv_width),
-        v_bias=vector("v_bias", kv_width),
-        q_norm=vector("q_norm", config.head_dim) if recipe.head_norms else None,
-        k_norm=vector("k_norm", config.head_dim) if recipe.head_norms else None,
-        output=matrix("output", hidden_size, attended),
+        q=matrix("q", sizes.query_features, hidden_size),
+        k=matrix("k", sizes.key_features, hidden_size),
+        v=matrix("v", sizes.value_features, hidden_size),
+        q_bias=vector("q_bias", sizes.query_features),
+        k_bias=vector("k_bias", sizes.key_features),
+        v_bias=vector("v_bias", sizes.value_features),
+        q_norm=vector("q_norm", sizes.key_dim) if recipe.head_norms else None,
+        k_norm=vector("k_norm", sizes.key_dim) if recipe.head_norms else None,
+        output=matrix("output", hidden_size, sizes.attended_features),
         ffn_norm=vector("ffn_norm", hidden_size),
-        gate=matrix("gate", config.intermediate_size, hidden_size),
-        up=matrix("up", config.intermediate_size, hidden_size),
-        down=matrix("down", hidden_size, config.intermediate_size),
+        gate=matrix("gate", sizes.intermediate_size, hidden_size),
+        up=matrix("up", sizes.intermediate_size, hidden_size),
+        down=matrix("down", hidden_size, sizes.intermediate_size),
     )
     embedding = matrix("embedding", config.vocab_size, hidden_size)
     return ModelWeights(

@@ -45,12 +45,16 @@ class Shard:
 
     def config(self, whole: ModelConfig) -> ModelConfig:
         """Returns the model as this rank computes it; hidden size and vocabulary stay."""
-        return replace(
-            whole,
-            num_heads=whole.num_heads // self.size,
-            num_kv_heads=whole.num_kv_heads // self.size,
-            intermediate_size=whole.intermediate_size // self.size,
+        layers = tuple(
+            replace(
+                layer,
+                num_heads=layer.num_heads // self.size,
+                num_kv_heads=layer.num_kv_heads // self.size,
+                intermediate_size=layer.intermediate_size // self.size,
+            )
+            for layer in whole.layers
         )
+        return replace(whole, layers=layers)
 
     def weights(self, whole: ModelWeights[Tensor]) -> ModelWeights[Tensor]:
         """Returns this rank's part of every tensor, sharing the memory of the file."""
@@ -106,12 +110,17 @@ class Shard:
 
 def _problems(config: ModelConfig, weights: ModelWeights[Tensor], size: int) -> Iterator[str]:
     """Yields why the model cannot be cut into so many parts."""
-    for count, what, multiple in (
-        (config.num_kv_heads, "key-value heads", 1),
-        (config.num_heads, "heads", 1),
-        (config.intermediate_size, "features of the feed-forward", 1),
-        (config.vocab_size, "tokens of the vocabulary", VOCAB_ALIGN),
-    ):
+    of_layers = (
+        count
+        for layer in config.layers
+        for count in (
+            (layer.num_kv_heads, "key-value heads", 1),
+            (layer.num_heads, "heads", 1),
+            (layer.intermediate_size, "features of the feed-forward", 1),
+        )
+    )
+    of_model = (config.vocab_size, "tokens of the vocabulary", VOCAB_ALIGN)
+    for count, what, multiple in dict.fromkeys((*of_layers, of_model)):
         if count % (size * multiple):
             yield f"its {count} {what} are not a multiple of {size * multiple}"
     for layer in weights.layers:

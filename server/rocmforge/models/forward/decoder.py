@@ -17,13 +17,13 @@ def attention_specs(config: ModelConfig) -> tuple[AttentionSpec, ...]:
     """Returns the rules of each layer's attention."""
     return tuple(
         AttentionSpec(
-            layer=layer,
-            scale=config.attention_scale,
+            layer=index,
+            scale=layer.attention_scale,
             softcap=config.attention_softcap,
-            window=window,
-            local_rope=window is not None and config.rope.local_theta is not None,
+            window=layer.window,
+            local_rope=layer.local_rope,
         )
-        for layer, window in enumerate(config.windows)
+        for index, layer in enumerate(config.layers)
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from rocmforge.models.encoder_config import EncoderConfig
+from rocmforge.models.config import ModelConfig
 from rocmforge.models.encoder_weights import EncoderLayer, EncoderWeights, ScoreHead
 from rocmforge.models.forward.encoder_ops import EncoderAttentionSpec, EncoderOps
 
@@ -13,9 +13,7 @@ W = TypeVar("W")
 S = TypeVar("S")
 
 
-def encode(
-    config: EncoderConfig, weights: EncoderWeights[W], ops: EncoderOps[A, W, S], step: S
-) -> A:
+def encode(config: ModelConfig, weights: EncoderWeights[W], ops: EncoderOps[A, W, S], step: S) -> A:
     """Returns what the step gives for its hidden ranges, [P, config.output_size].
 
     That is the sum of the hidden states after the last norm; or, of a model with a head, the scores
@@ -25,20 +23,21 @@ def encode(
     return sums if weights.head is None else _scores(weights.head, ops, step, sums)
 
 
-def attention_specs(config: EncoderConfig) -> tuple[EncoderAttentionSpec, ...]:
+def attention_specs(config: ModelConfig) -> tuple[EncoderAttentionSpec, ...]:
     """Returns the rules of each layer's attention."""
     return tuple(
         EncoderAttentionSpec(
-            scale=config.attention_scale,
-            reach=reach,
-            local_rope=reach is not None,
+            layer=index,
+            scale=layer.attention_scale,
+            reach=None if layer.window is None else layer.window - 1,
+            local_rope=layer.local_rope,
         )
-        for reach in config.reaches
+        for index, layer in enumerate(config.layers)
     )
 
 
 def hidden_states(
-    config: EncoderConfig, weights: EncoderWeights[W], ops: EncoderOps[A, W, S], step: S
+    config: ModelConfig, weights: EncoderWeights[W], ops: EncoderOps[A, W, S], step: S
 ) -> A:
     """Returns the hidden states of the step's tokens after the last norm, [T, hidden_size]."""
     x = ops.embed(step, weights.tokens, weights.positions, weights.types)
@@ -48,7 +47,7 @@ def hidden_states(
 
 
 def _post_norm_layers(
-    config: EncoderConfig, weights: EncoderWeights[W], ops: EncoderOps[A, W, S], step: S, x: A
+    config: ModelConfig, weights: EncoderWeights[W], ops: EncoderOps[A, W, S], step: S, x: A
 ) -> A:
     """Runs layers that norm each sum, with which the next one begins (Devlin et al. 2019)."""
     for spec, layer in zip(attention_specs(config), weights.layers, strict=True):
@@ -65,7 +64,7 @@ def _post_norm_layers(
 
 
 def _pre_norm_layers(
-    config: EncoderConfig, weights: EncoderWeights[W], ops: EncoderOps[A, W, S], step: S, x: A
+    config: ModelConfig, weights: EncoderWeights[W], ops: EncoderOps[A, W, S], step: S, x: A
 ) -> A:
     """Runs layers that norm what each part reads; the sum goes on as it is (Warner et al. 2024).
 
@@ -86,7 +85,7 @@ def _pre_norm_layers(
 
 
 def _attend(
-    config: EncoderConfig,
+    config: ModelConfig,
     layer: EncoderLayer[W],
     ops: EncoderOps[A, W, S],
     step: S,
@@ -106,7 +105,7 @@ def _attend(
 
 
 def _feed_forward(
-    config: EncoderConfig, layer: EncoderLayer[W], ops: EncoderOps[A, W, S], step: S, x: A
+    config: ModelConfig, layer: EncoderLayer[W], ops: EncoderOps[A, W, S], step: S, x: A
 ) -> A:
     if layer.gate is not None:
         inner = ops.gated_linear(step, x, layer.gate, layer.up, config.activation)

@@ -24,6 +24,7 @@ S = TypeVar("S", contravariant=True)
 class EncoderAttentionSpec:
     """The rules of one encoder layer's attention."""
 
+    layer: int  # its index
     scale: float  # of query times key
     reach: int | None  # a token sees itself and so many before and after it; None = all
     local_rope: bool  # uses the second rope table (ModernBERT's layers with a window)
