@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rocmforge.models.forward.encoder import attention_specs
 
 from rocmforge.checkpoint.tensor import Tensor
 from rocmforge.errors import BadGguf, RocmForgeError, UnsupportedArchitecture, UnsupportedTensor
 from rocmforge.gguf.reader import open_gguf
 from rocmforge.models.config import ActivationFunction, ModelConfig, alibi_slopes
 from rocmforge.models.encoder_weights import load_encoder_weights
+from rocmforge.models.forward.encoder import attention_specs
 from rocmforge.models.pooling import PoolingType
 from rocmforge.models.reading import read_model
 from tests.data.models import tiny_models
