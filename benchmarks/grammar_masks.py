@@ -23,6 +23,7 @@ from rocmforge.engine.ipc.params import GenerateRequest, SamplingParams
 from rocmforge.engine.ipc.prompt import token_prompt
 from rocmforge.engine.schedule.limits import SchedulerLimits
 from rocmforge.gguf.reader import open_gguf
+from rocmforge.gguf.tokenizer import read_tokenizer
 from rocmforge.text.output.grammar import json_schema_grammar
 from rocmforge.text.tokenizer.tokenizer import Tokenizer
 from rocmforge.wiring import token_pieces
@@ -116,7 +117,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=300)
     arguments = parser.parse_args()
     with open_gguf(arguments.model) as file:
-        tokenizer = Tokenizer.from_metadata(file.metadata)
+        tokenizer = Tokenizer(read_tokenizer(file.metadata))
     pieces = token_pieces(tokenizer)
     if pieces is None:
         parser.error("the model's vocabulary cannot be constrained")

@@ -28,6 +28,7 @@ from rocmforge.fleet.model import MAX_AT_ONCE, ServedModel
 from rocmforge.fleet.sharing import Wish, memory_shares
 from rocmforge.gguf.identity import FileIdentity
 from rocmforge.gguf.reader import GgufFile, open_gguf
+from rocmforge.gguf.tokenizer import read_templates, read_tokenizer
 from rocmforge.logits.registry import load_processors
 from rocmforge.models.lora import Adapter, AdapterSpec, parse_adapters, read_adapters
 from rocmforge.models.memory import stored_weight_bytes
@@ -93,9 +94,9 @@ def read_front(model: str, settings: Settings) -> ModelFront:
     with open_gguf(path) as file:
         identity = FileIdentity.of(file)
         config = read_model(file)
-        tokenizer = Tokenizer.from_metadata(file.metadata)
-        templates = ChatTemplates.from_metadata(
-            file.metadata,
+        tokenizer = Tokenizer(read_tokenizer(file.metadata))
+        templates = ChatTemplates.compile(
+            read_templates(file.metadata),
             tokenizer,
             override=settings.chat_template and _read_template(settings.chat_template),
         )
@@ -272,7 +273,8 @@ def find_draft(model: GgufFile, settings: Settings) -> Path | None:
         if not read_model(file).causal:
             raise ConfigurationError(f"{path.name} is an encoder: it cannot draft the next tokens.")
         check_draft_vocabulary(
-            Vocabulary.from_metadata(model.metadata), Vocabulary.from_metadata(file.metadata)
+            Vocabulary.of(read_tokenizer(model.metadata)),
+            Vocabulary.of(read_tokenizer(file.metadata)),
         )
     return path
 

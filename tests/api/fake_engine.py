@@ -30,6 +30,7 @@ from rocmforge.errors import RocmForgeError
 from rocmforge.fleet.entry import Engine, FleetEntry
 from rocmforge.fleet.fleet import Fleet
 from rocmforge.fleet.model import ServedModel
+from rocmforge.gguf.tokenizer import read_templates, read_tokenizer
 from rocmforge.text.template.template import ChatTemplates
 from rocmforge.text.tokenizer.token_sets import TokenSets
 from rocmforge.text.tokenizer.tokenizer import Tokenizer
@@ -189,8 +190,8 @@ class FakeEngine:
 def tiny_text() -> tuple[Tokenizer, ChatTemplates]:
     """The tiny tokenizer and its template; both are immutable."""
     data = tiny.metadata()
-    tokenizer = Tokenizer.from_metadata(data)
-    return tokenizer, ChatTemplates.from_metadata(data, tokenizer)
+    tokenizer = Tokenizer(read_tokenizer(data))
+    return tokenizer, ChatTemplates.compile(read_templates(data), tokenizer)
 
 
 @cache

@@ -24,6 +24,7 @@ from rocmforge.engine.client.config import EngineConfig
 from rocmforge.fleet.entry import FleetEntry
 from rocmforge.fleet.fleet import Fleet
 from rocmforge.fleet.model import ServedModel
+from rocmforge.gguf.tokenizer import read_templates, read_tokenizer
 from rocmforge.text.template.template import ChatTemplates
 from rocmforge.text.tokenizer.token_sets import TokenSets
 from rocmforge.text.tokenizer.tokenizer import Tokenizer
@@ -35,7 +36,7 @@ from tests.support.options import SMALL
 async def serve(arguments: argparse.Namespace) -> None:
     """Serves until SIGTERM."""
     data = tiny.thinking_metadata() if arguments.thinks else tiny.metadata()
-    tokenizer = Tokenizer.from_metadata(data)
+    tokenizer = Tokenizer(read_tokenizer(data))
     config = EngineConfig(
         backend=f"tests.support.fake_backend:{arguments.backend}",
         model=Path("made-up.gguf"),
@@ -57,7 +58,7 @@ async def serve(arguments: argparse.Namespace) -> None:
         entry=entry,
         tokenizer=tokenizer,
         token_sets=TokenSets(tokenizer),
-        templates=ChatTemplates.from_metadata(data, tokenizer),
+        templates=ChatTemplates.compile(read_templates(data), tokenizer),
         declared_context=config.options.max_context,
         prompt_lookup_tokens=arguments.prompt_lookup_tokens,
         draft_model_tokens=arguments.draft_tokens,

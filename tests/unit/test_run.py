@@ -16,6 +16,7 @@ from rocmforge.api.generate.parts import Part
 from rocmforge.commands.run import Conversation, Options, Printer
 from rocmforge.commands.terminal.questions import answer_to_command, whole_prompt
 from rocmforge.errors import ConfigurationError
+from rocmforge.gguf.tokenizer import read_templates, read_tokenizer
 from rocmforge.text.template.template import ChatTemplates
 from rocmforge.text.tokenizer.tokenizer import Tokenizer
 from tests.api import tiny
@@ -29,8 +30,8 @@ OPTIONS = Options(system=None, temperature=0.0, seed=None, max_tokens=None)
 
 def conversation(engine: FakeEngine, *, thinks: bool = False) -> Conversation:
     data = tiny.thinking_metadata() if thinks else tiny.metadata()
-    tokenizer = Tokenizer.from_metadata(data)
-    templates = ChatTemplates.from_metadata(data, tokenizer)
+    tokenizer = Tokenizer(read_tokenizer(data))
+    templates = ChatTemplates.compile(read_templates(data), tokenizer)
     model = make_model(engine, tokenizer=tokenizer, templates=templates)
     return Conversation(requested(model), OPTIONS)
 

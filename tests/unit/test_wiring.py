@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from rocmforge.gguf.tokenizer import read_tokenizer
 from rocmforge.text.tokenizer.tokenizer import Tokenizer
 from rocmforge.wiring import token_pieces
 from tests.unit.text.vocabularies import byte_level, sentencepiece
 
 
 def tokenizer(metadata: dict[str, object]) -> Tokenizer:
-    return Tokenizer.from_metadata(metadata)
+    return Tokenizer(read_tokenizer(metadata))
 
 
 def test_vocabularies_that_spell_every_character_serve_grammars() -> None:

@@ -27,6 +27,7 @@ from rocmforge.commands.agreement import Agreement, Continuation, compare, decod
 from rocmforge.commands.synthetic import write_synthetic_model
 from rocmforge.errors import ConfigurationError, EngineError, ModelFileNotFound
 from rocmforge.gguf.reader import open_gguf
+from rocmforge.gguf.tokenizer import read_tokenizer
 from rocmforge.models.architectures import read_config
 from rocmforge.settings import Settings
 from rocmforge.text.tokenizer.tokenizer import Tokenizer
@@ -147,7 +148,7 @@ def _find_model(name: str | None) -> Iterator[_Model]:
         with open_gguf(path) as file:
             config = read_config(file)
             if "tokenizer.ggml.model" in file.metadata:
-                tokenizer = Tokenizer.from_metadata(file.metadata)
+                tokenizer = Tokenizer(read_tokenizer(file.metadata))
                 prompts = [tokenizer.encode(text, parse_special=False) for text in TEXTS]
             else:
                 lengths = (5, 18, 7, 32)

@@ -153,7 +153,7 @@ def test_tool_messages_in_the_history_are_accepted(chat: Any, engine: FakeEngine
 def test_template_arguments_reach_the_template(engine: FakeEngine) -> None:
     source = "{{ greeting }}{% for m in messages %}{{ m.content }}{% endfor %}"
     model = make_model(engine)
-    templates = ChatTemplates.from_metadata({}, model.tokenizer, override=source)
+    templates = ChatTemplates.compile({}, model.tokenizer, override=source)
     app = build_app(replace(model, templates=templates), ApiSettings())
     with TestClient(app) as client:
         body = {
@@ -168,7 +168,7 @@ def test_template_arguments_reach_the_template(engine: FakeEngine) -> None:
 def test_a_template_that_refuses_the_conversation_is_a_400(engine: FakeEngine) -> None:
     model = make_model(engine)
     source = "{{ raise_exception('roles must alternate') }}"
-    templates = ChatTemplates.from_metadata({}, model.tokenizer, override=source)
+    templates = ChatTemplates.compile({}, model.tokenizer, override=source)
     app = build_app(replace(model, templates=templates), ApiSettings())
     with TestClient(app) as client:
         body = {"model": "tiny", "messages": [{"role": "user", "content": "user"}]}
@@ -180,7 +180,7 @@ def test_a_template_that_refuses_the_conversation_is_a_400(engine: FakeEngine) -
 def test_a_template_that_runs_away_on_a_conversation_is_a_400(engine: FakeEngine) -> None:
     model = make_model(engine)
     source = "{% if 'x' in messages[0].content %}{% for i in range(10**9) %}{% endfor %}{% endif %}"
-    templates = ChatTemplates.from_metadata({}, model.tokenizer, override=source)
+    templates = ChatTemplates.compile({}, model.tokenizer, override=source)
     app = build_app(replace(model, templates=templates), ApiSettings())
     with TestClient(app) as client:
         body = {"model": "tiny", "messages": [{"role": "user", "content": "x"}]}
@@ -189,7 +189,7 @@ def test_a_template_that_runs_away_on_a_conversation_is_a_400(engine: FakeEngine
 
 def test_a_model_without_a_template_cannot_chat_and_says_so(engine: FakeEngine) -> None:
     model = make_model(engine)
-    templates = ChatTemplates.from_metadata({}, model.tokenizer)
+    templates = ChatTemplates.compile({}, model.tokenizer)
     app = build_app(replace(model, templates=templates), ApiSettings())
     with TestClient(app) as client:
         body = {"model": "tiny", "messages": [{"role": "user", "content": "x"}]}

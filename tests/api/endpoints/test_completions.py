@@ -10,6 +10,7 @@ from litestar.testing import TestClient
 
 from rocmforge.api.http.settings import ApiSettings
 from rocmforge.engine.ipc.params import FinishReason, GenerateRequest, TokenEvent
+from rocmforge.gguf.tokenizer import read_tokenizer
 from rocmforge.text.tokenizer.tokenizer import Tokenizer
 from tests.api import tiny
 from tests.api.fake_engine import Batch, FakeEngine, build_app, make_model, say, score
@@ -253,7 +254,7 @@ def test_a_suffix_is_put_where_the_model_expects_it(engine: FakeEngine) -> None:
     names = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"]
     data["tokenizer.ggml.tokens"][-3:] = names
     prefix, suffix, middle = range(tiny.VOCAB_SIZE - 3, tiny.VOCAB_SIZE)
-    model = make_model(engine, tokenizer=Tokenizer.from_metadata(data))
+    model = make_model(engine, tokenizer=Tokenizer(read_tokenizer(data)))
     with TestClient(build_app(model, ApiSettings())) as client:
         body = {"model": "tiny", "prompt": "hello", "suffix": " world<|im_end|>"}
         answer = client.post("/v1/completions", json=body).json()

@@ -16,6 +16,7 @@ from rocmforge.api.http.keys import Keyring, given_keys
 from rocmforge.api.http.settings import ApiSettings
 from rocmforge.engine.ipc.params import FinishReason, GenerateRequest, Pooling, TokenEvent
 from rocmforge.errors import EngineError, QueueFull
+from rocmforge.gguf.tokenizer import read_tokenizer
 from rocmforge.models.pooling import PoolingType
 from rocmforge.models.rank_head import RankHead
 from rocmforge.text.tokenizer.tokenizer import Tokenizer
@@ -184,7 +185,7 @@ def test_states_are_pooled_as_the_file_says(
 
 def test_texts_end_as_in_training_and_hold_no_control_tokens(engine: FakeEngine) -> None:
     data = tiny.metadata() | {"tokenizer.ggml.add_eos_token": True}
-    model = make_model(engine, tokenizer=Tokenizer.from_metadata(data))
+    model = make_model(engine, tokenizer=Tokenizer(read_tokenizer(data)))
     with TestClient(build_app(model, ApiSettings())) as client:
         client.post(PATH, json={"model": "tiny", "input": ["hello", "<|im_start|>"]})
     hello, spelled = (request.prompt.token_ids for request in engine.submitted)

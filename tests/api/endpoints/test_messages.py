@@ -15,6 +15,7 @@ from litestar.testing import TestClient
 from rocmforge.api.http.settings import ApiSettings
 from rocmforge.engine.ipc.params import FinishReason
 from rocmforge.errors import EngineError, QueueFull
+from rocmforge.gguf.tokenizer import read_templates
 from rocmforge.text.template.template import ChatTemplates
 from tests.api import tiny
 from tests.api.conftest import Client
@@ -217,7 +218,7 @@ def test_thinking_is_a_block_of_its_own(engine: FakeEngine) -> None:
     engine.script = say_text("<think>hello?</think>world")
     tokenizer, _ = tiny_text()
     template = tiny.CHATML + "{# <think> #}"
-    templates = ChatTemplates.from_metadata(tiny.metadata(), tokenizer, override=template)
+    templates = ChatTemplates.compile(read_templates(tiny.metadata()), tokenizer, override=template)
     with TestClient(build_app(make_model(engine, templates=templates), ApiSettings())) as http:
         body = {
             "model": "tiny",

@@ -19,6 +19,7 @@ from openai.types.responses import (
 
 from rocmforge.api.http.settings import ApiSettings
 from rocmforge.errors import EngineError
+from rocmforge.gguf.tokenizer import read_templates
 from rocmforge.text.template.template import ChatTemplates
 from tests.api import tiny
 from tests.api.conftest import Client
@@ -262,7 +263,7 @@ def test_reasoning_is_an_item_of_its_own(engine: FakeEngine) -> None:
     engine.script = say_text("<think>hello?</think>world")
     tokenizer, _ = tiny_text()
     template = tiny.CHATML + "{# <think> #}"
-    templates = ChatTemplates.from_metadata(tiny.metadata(), tokenizer, override=template)
+    templates = ChatTemplates.compile(read_templates(tiny.metadata()), tokenizer, override=template)
     with TestClient(build_app(make_model(engine, templates=templates), ApiSettings())) as http:
         transport: Any = http
         url = "http://testserver.local/v1"

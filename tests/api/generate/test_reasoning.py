@@ -12,6 +12,7 @@ from litestar.testing import TestClient
 
 from rocmforge.api.http.settings import ApiSettings
 from rocmforge.engine.ipc.params import SamplingParams, Thinking
+from rocmforge.gguf.tokenizer import read_templates, read_tokenizer
 from rocmforge.text.template.template import ChatTemplates
 from rocmforge.text.tokenizer.tokenizer import Tokenizer
 from tests.api import tiny
@@ -29,7 +30,7 @@ def sdk(template: str, answer: str) -> Iterator[openai.OpenAI]:
     tokenizer, _ = tiny_text()
     ids = tokenizer.encode(answer, parse_special=False)
     engine = FakeEngine(script=say(*[[token] for token in ids], [tiny.IM_END]))
-    templates = ChatTemplates.from_metadata(tiny.metadata(), tokenizer, override=template)
+    templates = ChatTemplates.compile(read_templates(tiny.metadata()), tokenizer, override=template)
     app = build_app(make_model(engine, templates=templates), ApiSettings())
     with TestClient(app) as http:
         base_url = "http://testserver.local/v1"
@@ -100,8 +101,8 @@ def test_calls_in_reasoning_are_thoughts() -> None:
 def thinker(template: str) -> tuple[FakeEngine, TestClient[Any]]:
     """A server whose model has tokens for both marks."""
     data = tiny.thinking_metadata(template)
-    tokenizer = Tokenizer.from_metadata(data)
-    templates = ChatTemplates.from_metadata(data, tokenizer)
+    tokenizer = Tokenizer(read_tokenizer(data))
+    templates = ChatTemplates.compile(read_templates(data), tokenizer)
     engine = FakeEngine()
     model = make_model(engine, tokenizer=tokenizer, templates=templates)
     return engine, TestClient(build_app(model, ApiSettings()))

@@ -14,6 +14,7 @@ import pytest
 from rocmforge.backend.protocol import LoadOptions
 from rocmforge.engine.ipc.params import Pooling
 from rocmforge.gguf.reader import open_gguf
+from rocmforge.gguf.tokenizer import read_tokenizer
 from rocmforge.models.pooling import PoolingType
 from rocmforge.text.tokenizer.tokenizer import Tokenizer
 from rocmforge_reference.backend import create
@@ -38,7 +39,7 @@ LLAMA_CPP_DIFFERS = {
 
 @pytest.mark.parametrize("name", sorted(DIGESTS))
 def test_random_text_is_tokenised_as_llama_cpp_does(name: str, llama_cpp_source: Path) -> None:
-    tokenizer = Tokenizer.from_metadata(open_gguf(llama_cpp_source / "models" / name).metadata)
+    tokenizer = Tokenizer(read_tokenizer(open_gguf(llama_cpp_source / "models" / name).metadata))
     compared = 0
     for index, text in enumerate(texts()):
         if LLAMA_CPP_DIFFERS[name].search(text):
@@ -53,7 +54,9 @@ def test_random_text_is_tokenised_as_llama_cpp_does(name: str, llama_cpp_source:
 def test_pairs_are_joined_as_each_family_was_trained(llama_cpp_source: Path) -> None:
     spelled = {}
     for name in DIGESTS:
-        tokenizer = Tokenizer.from_metadata(open_gguf(llama_cpp_source / "models" / name).metadata)
+        tokenizer = Tokenizer(
+            read_tokenizer(open_gguf(llama_cpp_source / "models" / name).metadata)
+        )
         ids = tokenizer.encode_pair("hello", "rain </s>")
         spelled[name] = [tokenizer.token(index) for index in ids]
     assert spelled["ggml-vocab-bert-bge.gguf"] == [
@@ -74,7 +77,7 @@ def test_texts_become_the_vectors_of_llama_cpp(
     model = by_name(name)
     path = write_with_byte_level_bpe(model, PRE_TOKENIZERS[name], gpt2, tmp_path)
     with open_gguf(path) as file:
-        tokenizer = Tokenizer.from_metadata(file.metadata)
+        tokenizer = Tokenizer(read_tokenizer(file.metadata))
     prompts = [tokenizer.encode_whole(line) for line in LINES]
     assert prompts == [row["ids"] for row in VECTORS[name]]
     options = LoadOptions(

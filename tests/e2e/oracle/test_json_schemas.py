@@ -25,6 +25,7 @@ from rocmforge.engine.ipc.messages import Submit
 from rocmforge.engine.ipc.params import FinishReason, GenerateRequest, SamplingParams, TokenPieces
 from rocmforge.engine.ipc.prompt import token_prompt
 from rocmforge.engine.schedule.limits import SchedulerLimits
+from rocmforge.gguf.tokenizer import read_tokenizer
 from rocmforge.text.output.grammar import Schema, find_problem, json_schema_grammar
 from rocmforge.text.tokenizer.tokenizer import Tokenizer
 from rocmforge.wiring import token_pieces
@@ -85,7 +86,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
         max_batched_tokens=256,
         kv_blocks=STREAMS * 32,
     )
-    pieces = token_pieces(Tokenizer.from_metadata(tiny.metadata()))
+    pieces = token_pieces(Tokenizer(read_tokenizer(tiny.metadata())))
     assert pieces is not None
     runner = registry.create("reference").load(path, options, lambda stage, share: None)
     with closing(runner):

@@ -18,6 +18,7 @@ from openai import BadRequestError, OpenAI
 
 from rocmforge.engine.ipc.params import Pooling
 from rocmforge.gguf.reader import open_gguf
+from rocmforge.gguf.tokenizer import read_tokenizer
 from rocmforge.text.tokenizer.tokenizer import Tokenizer
 from rocmforge_reference.backend import create
 from tests.data.models.tiny_encoders import PROMPT, by_name, goldens, write_encoder
@@ -116,7 +117,7 @@ def test_relevance_is_the_sigmoid_of_the_heads_score(ranker: LiveServer, folder:
 def scores(path: Path, query: str, documents: list[str]) -> list[float]:
     """What the head says of each pair, without engine and server."""
     with open_gguf(path) as file:
-        tokenizer = Tokenizer.from_metadata(file.metadata)
+        tokenizer = Tokenizer(read_tokenizer(file.metadata))
     options = replace(SMALL, max_context=64, max_batched_tokens=64)
     with closing(create().load(path, options, lambda stage, share: None)) as runner:
         pairs = [tokenizer.encode_pair(query, document) for document in documents]

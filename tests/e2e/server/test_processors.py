@@ -11,6 +11,7 @@ import httpx
 import numpy as np
 import pytest
 
+from rocmforge.gguf.tokenizer import read_tokenizer
 from rocmforge.text.tokenizer.tokenizer import Tokenizer
 from tests.api import tiny
 from tests.data.models.tiny_models import by_name, gguf_metadata, gguf_tensors
@@ -44,7 +45,7 @@ def complete(server: LiveServer, **fields: Any) -> httpx.Response:
 
 
 def text_of(tokens: list[int]) -> str:
-    return Tokenizer.from_metadata(tiny.metadata()).decode(tokens, skip_special=True)
+    return Tokenizer(read_tokenizer(tiny.metadata())).decode(tokens, skip_special=True)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.5])

@@ -23,11 +23,9 @@ from rocmforge.text.template.conversation import (
 from rocmforge.text.template.dialect import Refused, RenderEnvironment
 from rocmforge.text.template.tracked import TrackedText, trust_of
 from rocmforge.text.tokenizer.tokenizer import Tokenizer
-from rocmforge.text.tokenizer.vocabulary import Metadata
 
 Message = Mapping[str, Any]
 
-_KEY = "tokenizer.chat_template"
 _LONGEST_SOURCE = 1_000_000
 
 # Templates build markup out of a role, as in `'<|' + message['role'] + '|>'`; these are no client's
@@ -270,13 +268,13 @@ class ChatTemplates:
     """The templates of a model: a default, and named ones for special uses."""
 
     def __init__(self, templates: Mapping[str, ChatTemplate]) -> None:
-        """Use `from_metadata`."""
+        """Use `compile`."""
         self._templates = dict(templates)
 
     @classmethod
-    def from_metadata(
+    def compile(
         cls,
-        metadata: Metadata,
+        sources: Mapping[str, str],
         tokenizer: Tokenizer,
         *,
         override: str | None = None,
@@ -284,12 +282,12 @@ class ChatTemplates:
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime] = datetime.now,
     ) -> Self:
-        """Compile what a GGUF file brings.
+        """Compiles the templates of a model.
 
         Args:
-            metadata: The file's key-value pairs.
-            tokenizer: The file's tokenizer.
-            override: A template to use instead of all of the file's.
+            sources: By name; "default" is for all uses that have none of their own.
+            tokenizer: The model's tokenizer.
+            override: A template to use instead of all of them.
             limits: What one rendering may cost.
             clock: Seconds, monotonic.
             now: The local time.
@@ -297,7 +295,8 @@ class ChatTemplates:
         Raises:
             BadTemplate: a template does not compile.
         """
-        sources = {"default": override} if override is not None else _sources(metadata)
+        if override is not None:
+            sources = {"default": override}
         special_tokens = tokenizer.special_tokens()
         return cls(
             {
@@ -326,13 +325,3 @@ class ChatTemplates:
             "Start the server with --chat-template FILE to give it one.",
             param="messages",
         )
-
-
-def _sources(metadata: Metadata) -> dict[str, str]:
-    sources = {}
-    for key, value in metadata.items():
-        if key == _KEY:
-            sources["default"] = str(value)
-        elif key.startswith(f"{_KEY}."):
-            sources[key.removeprefix(f"{_KEY}.")] = str(value)
-    return sources

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
+from rocmforge.checkpoint.tokenizer import TokenType
 from rocmforge.errors import BadTokenizer
 from rocmforge.text.tokenizer.pretokenizers import PreTokenizer
-from rocmforge.text.tokenizer.vocabulary import Metadata, TokenType, Vocabulary, strings
+from rocmforge.text.tokenizer.vocabulary import Vocabulary
 
 _TEXT_TYPES = (TokenType.NORMAL, TokenType.UNUSED, TokenType.UNDEFINED, TokenType.BYTE)
 
 
-def build(vocabulary: Vocabulary, metadata: Metadata, rules: PreTokenizer) -> Tokenizer:
+def build(vocabulary: Vocabulary, raw_merges: Sequence[str], rules: PreTokenizer) -> Tokenizer:
     """Build the model for `tokenizer.ggml.model` = gpt2 (or gemma4).
 
     Control and user-defined tokens are left out of it: they are found before text gets here, and
     nothing that is merged from text can become one.
 
+    Args:
+        vocabulary: The tokens.
+        raw_merges: As `TokenizerData.merges`.
+        rules: How text is cut.
+
     Raises:
         BadTokenizer: there are no merges, or not all bytes have tokens.
     """
-    raw_merges = strings(metadata, "merges")
     if not raw_merges:
         raise BadTokenizer(
             "The file has a BPE vocabulary, but no merges (tokenizer.ggml.merges is missing)."

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from rocmforge.checkpoint.tokenizer import TokenType
 from rocmforge.errors import ConfigurationError
-from rocmforge.text.tokenizer.vocabulary import TokenType, Vocabulary
+from rocmforge.text.tokenizer.vocabulary import Vocabulary
 
 
 def check_draft_vocabulary(model: Vocabulary, draft: Vocabulary) -> None:

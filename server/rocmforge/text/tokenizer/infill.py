@@ -5,23 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rocmforge.text.tokenizer.vocabulary import Metadata
-
 # How families of models spell each mark. Older files do not name the tokens.
-_SPELLINGS = {
-    "pre": (
+_SPELLINGS = (
+    (
         *("<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<｜fim▁begin｜>"),
         *("<PRE>", "▁<PRE>", "<|code_prefix|>"),
     ),
-    "suf": (
+    (
         *("<|fim_suffix|>", "<fim-suffix>", "<fim_suffix>", "<｜fim▁hole｜>"),
         *("<SUF>", "▁<SUF>", "<|code_suffix|>"),
     ),
-    "mid": (
+    (
         *("<|fim_middle|>", "<fim-middle>", "<fim_middle>", "<｜fim▁end｜>"),
         *("<MID>", "▁<MID>", "<|code_middle|>"),
     ),
-}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,21 +31,21 @@ class InfillTokens:
     middle: int
 
     @classmethod
-    def find(cls, tokens: Sequence[str], metadata: Metadata) -> InfillTokens | None:
+    def find(cls, tokens: Sequence[str], named_ids: Sequence[int | None]) -> InfillTokens | None:
         """Finds the tokens that the file names, or else those with a known spelling.
 
         Args:
             tokens: the vocabulary.
-            metadata: of the file; `tokenizer.ggml.fim_{pre,suf,mid}_token_id` count.
+            named_ids: those that the file names, or None: prefix, suffix, middle.
 
         Returns:
             None unless the model has all three.
         """
         ids = {token: index for index, token in enumerate(tokens)}
         found = []
-        for part, spellings in _SPELLINGS.items():
-            named = metadata.get(f"tokenizer.ggml.fim_{part}_token_id")
-            if not isinstance(named, int) or not 0 <= named < len(tokens):
+        for token_id, spellings in zip(named_ids, _SPELLINGS, strict=True):
+            named = token_id
+            if named is None:
                 named = next((ids[text] for text in spellings if text in ids), None)
             if named is None:
                 return None

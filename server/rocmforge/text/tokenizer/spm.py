@@ -11,8 +11,9 @@ import re
 
 from tokenizers import Tokenizer, models, normalizers
 
+from rocmforge.checkpoint.tokenizer import TokenType
 from rocmforge.errors import BadTokenizer
-from rocmforge.text.tokenizer.vocabulary import TokenType, Vocabulary
+from rocmforge.text.tokenizer.vocabulary import Vocabulary
 
 SPACE = "▁"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")

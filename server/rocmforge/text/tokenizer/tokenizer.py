@@ -1,4 +1,4 @@
-"""Text to token ids and back, from nothing but a GGUF file's metadata."""
+"""Text to token ids and back, from nothing but what a checkpoint says of its tokenizer."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Self
 
+from rocmforge.checkpoint.tokenizer import TokenizerData, TokenType
 from rocmforge.errors import BadTokenizer, InvalidParameter
 from rocmforge.text.tokenizer import bpe, spm, unigram, wordpiece
 from rocmforge.text.tokenizer.infill import InfillTokens
 from rocmforge.text.tokenizer.pretokenizers import PreTokenizer, pretokenizer
 from rocmforge.text.tokenizer.specials import SpecialTokens
-from rocmforge.text.tokenizer.vocabulary import Metadata, TokenType, Vocabulary, flag
+from rocmforge.text.tokenizer.vocabulary import Vocabulary
 
 logger = logging.getLogger(__name__)
 
@@ -54,8 +55,16 @@ class Tokenizer:
             prompt is there to be continued.
     """
 
-    def __init__(self, vocabulary: Vocabulary, metadata: Metadata) -> None:
-        """Use `from_metadata`."""
+    def __init__(self, data: TokenizerData) -> None:
+        """Builds the tokenizer that a file describes.
+
+        Args:
+            data: What the file says.
+
+        Raises:
+            BadTokenizer: something is missing, or of a kind we do not have.
+        """
+        vocabulary = Vocabulary.of(data)
         adds_bos = adds_eos = False
         sentencepiece = True
         # Token ids by the model's own, where these differ.
@@ -64,14 +73,16 @@ class Tokenizer:
             self._model = spm.build(vocabulary)
             adds_bos = True
         elif vocabulary.model == "bert":
-            self._model = wordpiece.build(vocabulary, metadata)
+            self._model = wordpiece.build(
+                vocabulary, lowercase=data.lowercase, strip_accents=data.strip_accents
+            )
             adds_bos = adds_eos = True
         elif vocabulary.model == "t5":
-            self._model, self._ids = unigram.build(vocabulary, metadata)
+            self._model, self._ids = unigram.build(vocabulary, data.charsmap)
             adds_eos = True
         elif vocabulary.model in ("gpt2", "gemma4"):
             rules = _rules(vocabulary)
-            self._model = bpe.build(vocabulary, metadata, rules)
+            self._model = bpe.build(vocabulary, data.merges, rules)
             sentencepiece, adds_bos = rules.sentencepiece, rules.adds_bos
         else:
             raise BadTokenizer(
@@ -81,9 +92,9 @@ class Tokenizer:
         self.vocab_size = len(vocabulary.tokens)
         self.bos_id = vocabulary.bos_id
         self.eos_ids = vocabulary.eos_ids
-        self.adds_bos = flag(metadata, "add_bos_token", adds_bos) and self.bos_id is not None
-        self.adds_eos = flag(metadata, "add_eos_token", adds_eos)
-        self.infill = InfillTokens.find(vocabulary.tokens, metadata)
+        self.adds_bos = _given(data.adds_bos, adds_bos) and self.bos_id is not None
+        self.adds_eos = _given(data.adds_eos, adds_eos)
+        self.infill = InfillTokens.find(vocabulary.tokens, data.infill_ids)
         self.special_ids = frozenset(vocabulary.ids_of(TokenType.CONTROL, TokenType.UNKNOWN))
         self._tokens = vocabulary.tokens
         self._control = {self._tokens[index]: index for index in self.special_ids}
@@ -92,31 +103,19 @@ class Tokenizer:
         self._shown_pieces = PieceTables.of(
             [b"" if index in self.special_ids else piece for index, piece in enumerate(pieces)]
         )
-        self._space_prefix = vocabulary.model == "llama" and flag(
-            metadata, "add_space_prefix", True
-        )
+        self._space_prefix = vocabulary.model == "llama" and data.adds_space_prefix
         self._has_leading_space = self._space_prefix or vocabulary.model in ("bert", "t5")
         # RoBERTa and what comes of it was trained on pairs with two separators.
-        adds_separator = flag(metadata, "add_sep_token", vocabulary.model != "bert")
+        adds_separator = _given(data.adds_separator, vocabulary.model != "bert")
         self._separator = vocabulary.separator_id if adds_separator else None
-        self._strips_after = _ids_that_strip(vocabulary, metadata)
+        self._strips_after = (
+            _ids_that_strip(vocabulary) if data.strips_after_special else frozenset()
+        )
         user_defined = vocabulary.ids_of(TokenType.USER_DEFINED)
         self._user_defined = SpecialTokens({self._tokens[i]: i for i in user_defined})
         self._all_special = SpecialTokens(
             {self._tokens[i]: i for i in (*self.special_ids, *user_defined)}
         )
-
-    @classmethod
-    def from_metadata(cls, metadata: Metadata) -> Self:
-        """Build the tokenizer that a GGUF file describes.
-
-        Args:
-            metadata: The file's key-value pairs.
-
-        Raises:
-            BadTokenizer: something is missing, contradictory, or of a kind we do not have.
-        """
-        return cls(Vocabulary.from_metadata(metadata), metadata)
 
     def encode(self, text: str, *, parse_special: bool, add_bos: bool | None = None) -> list[int]:
         """Tokenise; the long part runs without the GIL.
@@ -304,14 +303,12 @@ def _pieces(vocabulary: Vocabulary, *, sentencepiece: bool) -> list[bytes]:
     return pieces
 
 
-def _ids_that_strip(vocabulary: Vocabulary, metadata: Metadata) -> frozenset[int]:
-    """Returns special tokens that swallow the white space after them.
-
-    GGUF has no key for it. Phi-3 is the one family of chat models that needs it.
-    """
-    name = str(metadata.get("general.name", "")).lower()
-    if "phi-3" not in name and "phi3" not in name:
-        return frozenset()
+def _ids_that_strip(vocabulary: Vocabulary) -> frozenset[int]:
+    """Returns the special tokens of Phi-3 that swallow the white space behind them."""
     special = vocabulary.ids_of(TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED)
     keep = {"<unk>", "<s>", "<|endoftext|>"}
     return frozenset(index for index in special if vocabulary.tokens[index] not in keep)
+
+
+def _given(stated: bool | None, usual: bool) -> bool:
+    return usual if stated is None else stated

@@ -12,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
+from rocmforge.checkpoint.tokenizer import TokenType
 from rocmforge.errors import BadTokenizer
-from rocmforge.text.tokenizer.vocabulary import Metadata, TokenType, Vocabulary
+from rocmforge.text.tokenizer.vocabulary import Vocabulary
 
 SPACE: Final = "▁"
 _UNKNOWN: Final = "\uffff"
@@ -27,8 +28,12 @@ class Unigram(NamedTuple):
     ids: tuple[int, ...]
 
 
-def build(vocabulary: Vocabulary, metadata: Metadata) -> Unigram:
+def build(vocabulary: Vocabulary, charsmap: bytes) -> Unigram:
     """Build the model. Only ordinary tokens are in it: no text can become a control token.
+
+    Args:
+        vocabulary: The tokens.
+        charsmap: The table by which text is normalised; empty for none.
 
     Raises:
         BadTokenizer: the file has no scores or no ordinary tokens, or its table is broken.
@@ -45,7 +50,6 @@ def build(vocabulary: Vocabulary, metadata: Metadata) -> Unigram:
     entries = [(_UNKNOWN, min(scores))]
     entries += [(vocabulary.tokens[index], vocabulary.scores[index]) for index in normal]
     tokenizer = Tokenizer(models.Unigram(entries, unk_id=0, byte_fallback=False))
-    charsmap = _charsmap(metadata)
     if charsmap:
         check_charsmap(charsmap)
         tokenizer.normalizer = normalizers.Precompiled(charsmap)
@@ -56,14 +60,6 @@ def build(vocabulary: Vocabulary, metadata: Metadata) -> Unigram:
         ]
     )
     return Unigram(tokenizer, (unknown, *normal))
-
-
-def _charsmap(metadata: Metadata) -> bytes:
-    """Reads the table of `tokenizer.ggml.precompiled_charsmap`; empty if there is none."""
-    value = metadata.get("tokenizer.ggml.precompiled_charsmap", np.zeros(0, np.uint8))
-    if not isinstance(value, np.ndarray) or value.dtype not in (np.uint8, np.int8):
-        raise BadTokenizer("tokenizer.ggml.precompiled_charsmap is not an array of bytes.")
-    return value.tobytes()
 
 
 def check_charsmap(charsmap: bytes) -> None:

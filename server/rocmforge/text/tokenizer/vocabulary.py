@@ -1,24 +1,15 @@
-"""The vocabulary of a GGUF file: pieces, their types and scores, and the ids that mean something.
+"""The vocabulary of a model: pieces, their types and scores, and the ids that mean something.
 
-Keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md#tokenizer, and the newer ones that
-llama.cpp's converter writes. The end-of-generation set follows llama.cpp (`src/llama-vocab.cpp`),
-because the files themselves often name only one of several tokens that end a turn.
+The end-of-generation set follows llama.cpp (`src/llama-vocab.cpp`), because the files themselves
+often name only one of several tokens that end a turn.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import IntEnum
-from typing import Any
 
-import numpy as np
-
+from rocmforge.checkpoint.tokenizer import TokenizerData, TokenType
 from rocmforge.errors import BadTokenizer
-
-Metadata = Mapping[str, Any]
-
-_PREFIX = "tokenizer.ggml."
 
 # Token texts that end a generation wherever they occur in a vocabulary.
 _END_OF_GENERATION = frozenset(
@@ -67,22 +58,6 @@ _MESSAGE_FORMATS = (
 )
 
 
-# BOS, EOS and unknown token of a model whose file does not name them.
-_DEFAULT_IDS = {"llama": (1, 2, None), "bert": (101, 102, 100), "t5": (None, 1, 2)}
-
-
-class TokenType(IntEnum):
-    """`tokenizer.ggml.token_type`."""
-
-    UNDEFINED = 0
-    NORMAL = 1
-    UNKNOWN = 2
-    CONTROL = 3
-    USER_DEFINED = 4
-    UNUSED = 5
-    BYTE = 6
-
-
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
     """Tokens as the file spells them; index is the token id.
@@ -102,50 +77,25 @@ class Vocabulary:
     separator_id: int | None
 
     @classmethod
-    def from_metadata(cls, metadata: Metadata) -> Vocabulary:
-        """Read and check the vocabulary.
-
-        Raises:
-            BadTokenizer: a key is missing, or two of them contradict each other.
-        """
-        model = string(metadata, "model")
-        if model is None:
-            raise BadTokenizer(f"The file has no tokenizer: the key {_PREFIX}model is missing.")
-        raw = strings(metadata, "tokens")
-        if not raw:
-            raise BadTokenizer(f"The file has no vocabulary: {_PREFIX}tokens is missing or empty.")
-        # A vocabulary may have holes; they must not match the empty string between all characters.
-        tokens = tuple(token or f"[EMPTY_{index}]" for index, token in enumerate(raw))
-        if len(set(tokens)) != len(tokens):
-            raise BadTokenizer(f"{_PREFIX}tokens has the same token twice.")
-        types = _types(metadata, len(tokens))
-        default_bos, default_eos, default_unknown = _DEFAULT_IDS.get(model, (None, None, None))
-        separator = _token_id(metadata, "seperator_token_id", len(tokens), None)
-        if model == "bert":  # older converters wrote these names only
-            default_bos = _token_id(metadata, "cls_token_id", len(tokens), default_bos)
-            default_eos = default_eos if separator is None else separator
-        bos = _token_id(metadata, "bos_token_id", len(tokens), default_bos)
-        enders = _enders(tokens)
-        named = (
-            _token_id(metadata, "eos_token_id", len(tokens), default_eos),
-            _token_id(metadata, "eot_token_id", len(tokens), None),
-            _token_id(metadata, "eom_token_id", len(tokens), None),
-        )
+    def of(cls, data: TokenizerData) -> Vocabulary:
+        """Returns the vocabulary with all tokens that end a generation, whatever the file says."""
+        enders = _enders(data.tokens)
         # Some converters mark tokens that end a turn as ordinary text; plain text must not be
         # able to spell them.
         types = tuple(
-            TokenType.CONTROL if index in enders else type_ for index, type_ in enumerate(types)
+            TokenType.CONTROL if index in enders else type_
+            for index, type_ in enumerate(data.types)
         )
         return cls(
-            model=model,
-            pre=string(metadata, "pre") or "",
-            tokens=tokens,
+            model=data.model,
+            pre=data.pre,
+            tokens=data.tokens,
             types=types,
-            scores=tuple(numbers(metadata, "scores", len(tokens))),
-            bos_id=bos,
-            eos_ids=tuple(dict.fromkeys([i for i in named if i is not None] + sorted(enders))),
-            unknown_id=_token_id(metadata, "unknown_token_id", len(tokens), default_unknown),
-            separator_id=separator,
+            scores=data.scores,
+            bos_id=data.bos_id,
+            eos_ids=tuple(dict.fromkeys([*data.end_ids, *sorted(enders)])),
+            unknown_id=data.unknown_id,
+            separator_id=data.separator_id,
         )
 
     def ids_of(self, *types: TokenType) -> tuple[int, ...]:
@@ -157,7 +107,7 @@ class Vocabulary:
         """The token for what no other spells; raises BadTokenizer if there is none."""
         if self.unknown_id is None:
             raise BadTokenizer(
-                f"The file does not name its unknown token ({_PREFIX}unknown_token_id)."
+                "The file does not name its unknown token (tokenizer.ggml.unknown_token_id)."
             )
         return self.unknown_id
 
@@ -169,68 +119,6 @@ class Vocabulary:
                 f"The SentencePiece vocabulary lacks {len(missing)} of 256 byte tokens, "
                 f"for example {min(missing)}."
             )
-
-
-def string(metadata: Metadata, key: str) -> str | None:
-    """Returns the string `tokenizer.ggml.<key>`, if there is one."""
-    value = metadata.get(_PREFIX + key)
-    if value is not None and not isinstance(value, str):
-        raise _wrong_type(key, value, "a string")
-    return value
-
-
-def flag(metadata: Metadata, key: str, default: bool) -> bool:
-    """Returns the boolean `tokenizer.ggml.<key>`."""
-    value = metadata.get(_PREFIX + key, default)
-    if not isinstance(value, bool):
-        raise _wrong_type(key, value, "a boolean")
-    return value
-
-
-def strings(metadata: Metadata, key: str) -> list[str]:
-    """Returns the array of strings `tokenizer.ggml.<key>`; empty if there is none."""
-    value = metadata.get(_PREFIX + key, [])
-    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise _wrong_type(key, value, "an array of strings")
-    try:
-        "".join(value).encode()
-    except UnicodeEncodeError as error:
-        raise BadTokenizer(f"{_PREFIX}{key} has an entry that is not UTF-8.") from error
-    return value
-
-
-def numbers(metadata: Metadata, key: str, size: int) -> list[Any]:
-    """Returns the numbers `tokenizer.ggml.<key>`, one per token; empty if there are none."""
-    value = metadata.get(_PREFIX + key, ())
-    values = value.tolist() if isinstance(value, np.ndarray) else value
-    if not isinstance(values, list | tuple) or not all(isinstance(n, int | float) for n in values):
-        raise _wrong_type(key, value, "an array of numbers")
-    if len(values) not in (0, size):
-        raise BadTokenizer(
-            f"{_PREFIX}{key} has {len(values)} entries, but the vocabulary has {size} tokens."
-        )
-    return list(values)
-
-
-def _wrong_type(key: str, value: object, wanted: str) -> BadTokenizer:
-    return BadTokenizer(f"{_PREFIX}{key} is of type {type(value).__name__}, not {wanted}.")
-
-
-def _types(metadata: Metadata, size: int) -> tuple[TokenType, ...]:
-    known = {int(type_): type_ for type_ in TokenType}
-    values = numbers(metadata, "token_type", size) or [TokenType.NORMAL] * size
-    return tuple(known.get(value, TokenType.UNDEFINED) for value in values)
-
-
-def _token_id(metadata: Metadata, key: str, size: int, default: int | None) -> int | None:
-    value = metadata.get(_PREFIX + key)
-    if value is None:
-        return default if default is not None and default < size else None
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise _wrong_type(key, value, "an integer")
-    if not 0 <= value < size:
-        raise BadTokenizer(f"{_PREFIX}{key} is {value}, but the vocabulary has {size} tokens.")
-    return value
 
 
 def _enders(tokens: tuple[str, ...]) -> frozenset[int]:

@@ -12,7 +12,8 @@ from typing import Final
 
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
-from rocmforge.text.tokenizer.vocabulary import Metadata, TokenType, Vocabulary, flag
+from rocmforge.checkpoint.tokenizer import TokenType
+from rocmforge.text.tokenizer.vocabulary import Vocabulary
 
 SPACE: Final = "▁"
 _CONTINUES: Final = "##"
@@ -22,7 +23,7 @@ _MAX_CHARACTERS: Final = 100
 """Of a word; longer ones are unknown, as in the original code."""
 
 
-def build(vocabulary: Vocabulary, metadata: Metadata) -> Tokenizer:
+def build(vocabulary: Vocabulary, *, lowercase: bool, strip_accents: bool) -> Tokenizer:
     """Build the model. Control tokens are left out of it: no text can become one."""
     special = (TokenType.CONTROL, TokenType.UNKNOWN)
     ids = {
@@ -39,10 +40,8 @@ def build(vocabulary: Vocabulary, metadata: Metadata) -> Tokenizer:
             continuing_subword_prefix=_CONTINUES,
         )
     )
-    lowercase = flag(metadata, "normalizer.lowercase", True)
     tokenizer.normalizer = normalizers.BertNormalizer(
-        lowercase=lowercase,
-        strip_accents=flag(metadata, "normalizer.strip_accents", lowercase),
+        lowercase=lowercase, strip_accents=strip_accents
     )
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     return tokenizer

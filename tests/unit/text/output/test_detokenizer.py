@@ -7,11 +7,12 @@ import codecs
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rocmforge.gguf.tokenizer import read_tokenizer
 from rocmforge.text.output.detokenizer import DecodedText, IncrementalDetokenizer
 from rocmforge.text.tokenizer.tokenizer import Tokenizer
 from tests.unit.text.vocabularies import byte_level
 
-TOKENIZER = Tokenizer.from_metadata(byte_level())
+TOKENIZER = Tokenizer(read_tokenizer(byte_level()))
 
 ids = st.lists(st.integers(0, TOKENIZER.vocab_size - 1), max_size=40)
 # Few letters, so that stop strings and their beginnings are frequent.

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from rocmforge.errors import BadTemplate, InvalidParameter, UnsupportedFeature
+from rocmforge.gguf.tokenizer import read_templates, read_tokenizer
 from rocmforge.text.template.template import (
     ChatTemplate,
     ChatTemplates,
@@ -22,7 +23,7 @@ from rocmforge.text.template.template import (
 from rocmforge.text.tokenizer.tokenizer import Tokenizer
 from tests.unit.text.vocabularies import byte_level
 
-TOKENIZER = Tokenizer.from_metadata(byte_level())
+TOKENIZER = Tokenizer(read_tokenizer(byte_level()))
 CHATML = (
     "{% for message in messages %}{{ '<|start|>' + message['role'] + '\n' + message['content'] "
     "+ '<|end|>' + '\n' }}{% endfor %}"
@@ -284,7 +285,7 @@ def test_templates_may_build_markup_from_known_roles(role: str) -> None:
     metadata = byte_level()
     metadata["tokenizer.ggml.tokens"].append(f"<|{role}|>")
     metadata["tokenizer.ggml.token_type"].append(3)
-    tokenizer = Tokenizer.from_metadata(metadata)
+    tokenizer = Tokenizer(read_tokenizer(metadata))
     template = ChatTemplate("{{ '<|' + messages[0].role + '|>' }}", {})
     prompt = template.render([{"role": role, "content": ""}])
     assert encode_prompt(tokenizer, prompt) == [tokenizer.vocab_size - 1]
@@ -383,7 +384,7 @@ def test_an_empty_conversation_is_refused() -> None:
 
 
 def test_a_file_without_a_template_cannot_chat_and_says_what_to_do() -> None:
-    templates = ChatTemplates.from_metadata({}, TOKENIZER)
+    templates = ChatTemplates.compile({}, TOKENIZER)
     assert templates.names == ()
     with pytest.raises(UnsupportedFeature, match="--chat-template"):
         templates.select()
@@ -391,7 +392,7 @@ def test_a_file_without_a_template_cannot_chat_and_says_what_to_do() -> None:
 
 def test_tool_conversations_use_the_tool_template_if_there_is_one() -> None:
     metadata = {"tokenizer.chat_template": "plain", "tokenizer.chat_template.tool_use": "tools"}
-    templates = ChatTemplates.from_metadata(metadata, TOKENIZER)
+    templates = ChatTemplates.compile(read_templates(metadata), TOKENIZER)
     message = [{"role": "user", "content": "x"}]
     assert templates.select().render(message).text == "plain"
     assert templates.select(with_tools=True).render(message).text == "tools"
@@ -399,5 +400,5 @@ def test_tool_conversations_use_the_tool_template_if_there_is_one() -> None:
 
 def test_a_given_template_replaces_the_files() -> None:
     metadata = {"tokenizer.chat_template": "{% broken"}
-    templates = ChatTemplates.from_metadata(metadata, TOKENIZER, override="mine")
+    templates = ChatTemplates.compile(read_templates(metadata), TOKENIZER, override="mine")
     assert templates.select().render([{"role": "user", "content": "x"}]).text == "mine"

@@ -6,12 +6,14 @@ from dataclasses import replace
 
 import pytest
 
+from rocmforge.checkpoint.tokenizer import TokenType
 from rocmforge.errors import ConfigurationError
+from rocmforge.gguf.tokenizer import read_tokenizer
 from rocmforge.text.tokenizer.draft_vocabulary import check_draft_vocabulary
-from rocmforge.text.tokenizer.vocabulary import TokenType, Vocabulary
+from rocmforge.text.tokenizer.vocabulary import Vocabulary
 from tests.unit.text.vocabularies import byte_level
 
-MODEL = Vocabulary.from_metadata(byte_level())
+MODEL = Vocabulary.of(read_tokenizer(byte_level()))
 
 
 def longer(type_: TokenType) -> Vocabulary:

@@ -7,8 +7,11 @@ from pathlib import Path
 import pytest
 
 from rocmforge.gguf.reader import open_gguf
+from rocmforge.gguf.tokenizer import read_tokenizer
 from rocmforge.text.tokenizer.infill import InfillTokens
 from rocmforge.text.tokenizer.tokenizer import Tokenizer
+
+UNNAMED = (None, None, None)
 
 
 @pytest.mark.parametrize(
@@ -21,17 +24,16 @@ from rocmforge.text.tokenizer.tokenizer import Tokenizer
     ],
 )
 def test_known_spellings_are_found(spellings: tuple[str, str, str]) -> None:
-    assert InfillTokens.find(["a", *reversed(spellings)], {}) == InfillTokens(3, 2, 1)
+    assert InfillTokens.find(["a", *reversed(spellings)], UNNAMED) == InfillTokens(3, 2, 1)
 
 
 def test_a_vocabulary_without_all_three_has_none() -> None:
-    assert InfillTokens.find(["<|fim_prefix|>", "<|fim_suffix|>"], {}) is None
+    assert InfillTokens.find(["<|fim_prefix|>", "<|fim_suffix|>"], UNNAMED) is None
 
 
 def test_what_the_file_names_counts_more_than_spellings() -> None:
     tokens = ["<fim_prefix>", "<fim_suffix>", "<fim_middle>", "x"]
-    metadata = {"tokenizer.ggml.fim_mid_token_id": 3}
-    assert InfillTokens.find(tokens, metadata) == InfillTokens(0, 1, 3)
+    assert InfillTokens.find(tokens, (None, None, 3)) == InfillTokens(0, 1, 3)
 
 
 def test_the_order_of_a_prompt() -> None:
@@ -53,5 +55,5 @@ def test_the_tokens_of_real_vocabularies(
 ) -> None:
     """As `llama_vocab_fim_pre` and its siblings of llama.cpp find them."""
     with open_gguf(llama_cpp_source / f"models/ggml-vocab-{name}.gguf") as file:
-        found = Tokenizer.from_metadata(file.metadata).infill
+        found = Tokenizer(read_tokenizer(file.metadata)).infill
     assert found == (None if ids is None else InfillTokens(*ids))

@@ -8,12 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocmforge.errors import BadTokenizer, InvalidParameter
+from rocmforge.gguf.tokenizer import read_tokenizer
 from rocmforge.text.tokenizer.pretokenizers import known_kinds
 from rocmforge.text.tokenizer.tokenizer import Tokenizer
 from tests.unit.text.vocabularies import byte_level, sentencepiece
 
-BYTE_LEVEL = Tokenizer.from_metadata(byte_level())
-SENTENCEPIECE = Tokenizer.from_metadata(sentencepiece())
+BYTE_LEVEL = Tokenizer(read_tokenizer(byte_level()))
+SENTENCEPIECE = Tokenizer(read_tokenizer(sentencepiece()))
 
 
 def spelled(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
@@ -70,12 +71,12 @@ def test_space_prefix_follows_the_start_and_special_tokens() -> None:
 
 
 def test_no_space_prefix_if_the_file_says_so() -> None:
-    tokenizer = Tokenizer.from_metadata(sentencepiece(add_space_prefix=False))
+    tokenizer = Tokenizer(read_tokenizer(sentencepiece(add_space_prefix=False)))
     assert plain(tokenizer, "hello") == ["h", "el", "lo"]
 
 
 def test_sentencepiece_merges_runs_from_the_left() -> None:
-    tokenizer = Tokenizer.from_metadata(sentencepiece(add_space_prefix=False))
+    tokenizer = Tokenizer(read_tokenizer(sentencepiece(add_space_prefix=False)))
     assert plain(tokenizer, "aaaaa") == ["aa", "aaa"]
 
 
@@ -84,7 +85,7 @@ def test_equal_scores_merge_the_leftmost_pair() -> None:
     scores = metadata["tokenizer.ggml.scores"]
     for token in ("aa", "aaa"):
         scores[metadata["tokenizer.ggml.tokens"].index(token)] = -1e9
-    assert plain(Tokenizer.from_metadata(metadata), "aaaaa") == ["aaa", "aa"]
+    assert plain(Tokenizer(read_tokenizer(metadata)), "aaaaa") == ["aaa", "aa"]
 
 
 def test_characters_outside_a_sentencepiece_vocabulary_become_bytes() -> None:
@@ -107,7 +108,7 @@ def test_text_that_spells_a_byte_token_stays_text() -> None:
     ],
 )
 def test_bos_rule(metadata: dict[str, object], adds_bos: bool) -> None:
-    tokenizer = Tokenizer.from_metadata(metadata)
+    tokenizer = Tokenizer(read_tokenizer(metadata))
     assert tokenizer.adds_bos is adds_bos
     ids = tokenizer.encode("h", parse_special=False)
     assert (ids[0] == tokenizer.bos_id) is adds_bos
@@ -131,14 +132,14 @@ def test_bytes_that_are_not_utf8_decode_to_replacement_characters() -> None:
 
 
 def test_phi3_swallows_white_space_after_most_special_tokens() -> None:
-    tokenizer = Tokenizer.from_metadata({**byte_level(), "general.name": "Phi-3 mini"})
+    tokenizer = Tokenizer(read_tokenizer({**byte_level(), "general.name": "Phi-3 mini"}))
     ids = tokenizer.encode("<|end|> \n he", parse_special=True)
     assert spelled(tokenizer, ids) == ["<|end|>", "he"]
 
 
 def test_tokens_that_end_a_generation() -> None:
     metadata = byte_level(eos_token_id=10)
-    tokenizer = Tokenizer.from_metadata(metadata)
+    tokenizer = Tokenizer(read_tokenizer(metadata))
     assert spelled(tokenizer, list(tokenizer.eos_ids)) == ["Ċ", "<|end|>"]
 
 
@@ -147,7 +148,7 @@ def test_end_of_message_is_not_the_end_where_calls_end_turns() -> None:
     metadata["tokenizer.ggml.tokens"] += ["<|return|>", "<|call|>"]
     metadata["tokenizer.ggml.token_type"] += [3, 3]
     metadata["tokenizer.ggml.eos_token_id"] = len(metadata["tokenizer.ggml.tokens"]) - 2
-    tokenizer = Tokenizer.from_metadata(metadata)
+    tokenizer = Tokenizer(read_tokenizer(metadata))
     assert spelled(tokenizer, list(tokenizer.eos_ids)) == ["<|return|>", "<|call|>"]
 
 
@@ -155,7 +156,7 @@ def test_tokens_that_end_turns_are_control_tokens_whatever_the_file_says() -> No
     metadata = byte_level()
     metadata["tokenizer.ggml.tokens"].append("<|im_end|>")
     metadata["tokenizer.ggml.token_type"].append(4)
-    tokenizer = Tokenizer.from_metadata(metadata)
+    tokenizer = Tokenizer(read_tokenizer(metadata))
     assert len(plain(tokenizer, "<|im_end|>")) == len("<|im_end|>")
 
 
@@ -164,7 +165,7 @@ def test_arrays_may_be_numpy_arrays() -> None:
     for key, dtype in (("token_type", np.int32), ("scores", np.float32)):
         full = f"tokenizer.ggml.{key}"
         metadata[full] = np.array(metadata[full], dtype)
-    assert plain(Tokenizer.from_metadata(metadata), "hello") == ["▁hello"]
+    assert plain(Tokenizer(read_tokenizer(metadata)), "hello") == ["▁hello"]
 
 
 @pytest.mark.parametrize("kind", known_kinds())
@@ -173,7 +174,7 @@ def test_every_pretokenizer_kind_keeps_all_text(kind: str) -> None:
     metadata = byte_level(pre=kind)
     metadata["tokenizer.ggml.tokens"] += ["▁", *(f"<0x{byte:02X}>" for byte in range(256))]
     metadata["tokenizer.ggml.token_type"] += [1, *[6] * 256]
-    tokenizer = Tokenizer.from_metadata(metadata)
+    tokenizer = Tokenizer(read_tokenizer(metadata))
     ids = tokenizer.encode(text, parse_special=False, add_bos=False)
     assert tokenizer.decode(ids) == text
 
@@ -203,12 +204,12 @@ def test_every_pretokenizer_kind_keeps_all_text(kind: str) -> None:
 )  # fmt: skip
 def test_bad_metadata_is_refused_by_name(metadata: dict[str, object], named: str) -> None:
     with pytest.raises(BadTokenizer, match=named):
-        Tokenizer.from_metadata(metadata)
+        Tokenizer(read_tokenizer(metadata))
 
 
 def test_unknown_kinds_say_which_exist() -> None:
     with pytest.raises(BadTokenizer, match=r"Supported: .*smollm"):
-        Tokenizer.from_metadata(byte_level(pre="klingon"))
+        Tokenizer(read_tokenizer(byte_level(pre="klingon")))
 
 
 @pytest.mark.parametrize("text", ["\ud83d", "ab\udfffc"])
@@ -226,7 +227,7 @@ def test_ids_outside_the_vocabulary_are_the_clients_mistake(token_id: int) -> No
 def test_a_file_that_does_not_name_its_pre_tokenizer_is_warned_about(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    Tokenizer.from_metadata(byte_level())
+    Tokenizer(read_tokenizer(byte_level()))
     assert caplog.text == ""
-    Tokenizer.from_metadata(byte_level(pre=None))
+    Tokenizer(read_tokenizer(byte_level(pre=None)))
     assert "tokenizer.ggml.pre" in caplog.text

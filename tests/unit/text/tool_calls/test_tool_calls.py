@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from rocmforge.engine.constraint.grammar import Grammars, Matcher
 from rocmforge.engine.ipc.params import TokenPieces
+from rocmforge.gguf.tokenizer import read_tokenizer
 from rocmforge.settings import Settings
 from rocmforge.text.output.grammar import Schema, json_schema_grammar
 from rocmforge.text.tokenizer.tokenizer import Tokenizer
@@ -350,7 +351,7 @@ def tokenizer_with(control: str) -> Tokenizer:
     data = tiny.metadata()
     if control:
         data["tokenizer.ggml.tokens"][tiny.BOS] = control
-    return Tokenizer.from_metadata(data)
+    return Tokenizer(read_tokenizer(data))
 
 
 def drawn(tokenizer: Tokenizer, matcher: Matcher, random: Random, limit: int = 3000) -> str | None:
