@@ -27,7 +27,6 @@ from rocmforge.backend import registry
 from rocmforge.backend.protocol import LoadOptions, Runner, StepInput, StepOutput
 from rocmforge.engine.core import EngineCore
 from rocmforge.engine.draft.draft_memory import draft_options
-from rocmforge.engine.ipc.messages import Submit
 from rocmforge.engine.ipc.params import GenerateRequest, SamplingParams
 from rocmforge.engine.ipc.prompt import token_prompt
 from rocmforge.engine.ipc.status import EngineStats
@@ -157,8 +156,8 @@ def _request(number: int, arguments: argparse.Namespace, vocab_size: int) -> Gen
 
 
 def _run(core: EngineCore, requests: list[GenerateRequest], clock: Clock) -> Run:
-    commands = [Submit(request=request) for request in requests]
     tokens: list[list[int]] = [[] for _ in requests]
+    commands = requests
     begin = before = 0
     stats = EngineStats()
     while commands or core.has_work:

@@ -18,7 +18,6 @@ import numpy as np
 from rocmforge.backend.protocol import Int32Array, StepInput, StepOutput, UInt64Array
 from rocmforge.engine.constraint.grammar import Grammars
 from rocmforge.engine.core import EngineCore
-from rocmforge.engine.ipc.messages import Submit
 from rocmforge.engine.ipc.params import GenerateRequest, SamplingParams
 from rocmforge.engine.ipc.prompt import token_prompt
 from rocmforge.engine.schedule.limits import SchedulerLimits
@@ -79,7 +78,7 @@ class Timer(FakeRunner):
 
 def tokens_per_second(core: EngineCore, requests: list[GenerateRequest], steps: int) -> float:
     """The rate once every prompt has been computed."""
-    core.step([Submit(request=request) for request in requests])
+    core.step(requests)
     for _ in range(8):
         core.step()
     start, tokens = time.perf_counter(), 0

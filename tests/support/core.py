@@ -9,7 +9,7 @@ import numpy as np
 
 from rocmforge.backend.protocol import Float32Array, LoadOptions, Runner
 from rocmforge.engine.core import EngineCore
-from rocmforge.engine.ipc.messages import StepReport, Submit
+from rocmforge.engine.ipc.messages import StepReport
 from rocmforge.engine.ipc.params import GenerateRequest, SamplingParams
 from rocmforge.engine.ipc.prompt import Prompt, token_prompt
 from rocmforge.engine.ipc.status import EngineStats
@@ -29,17 +29,15 @@ def make_core(runner: Runner, options: LoadOptions, max_waiting: int = 1000) -> 
     return EngineCore(runner, limits, lambda: next(clock))
 
 
-def submits(requests: Iterable[Request]) -> list[Submit]:
+def submits(requests: Iterable[Request]) -> list[GenerateRequest]:
     """Requests, numbered from 0 on, that no token ends."""
     return [
-        Submit(
-            request=GenerateRequest(
-                request_id=number,
-                prompt=prompt if isinstance(prompt, Prompt) else token_prompt(prompt),
-                sampling=sampling,
-                eos_ids=(),
-                arrival_ns=0,
-            )
+        GenerateRequest(
+            request_id=number,
+            prompt=prompt if isinstance(prompt, Prompt) else token_prompt(prompt),
+            sampling=sampling,
+            eos_ids=(),
+            arrival_ns=0,
         )
         for number, (prompt, sampling) in enumerate(requests)
     ]

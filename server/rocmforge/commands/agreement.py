@@ -14,7 +14,6 @@ from msgspec import structs
 
 from rocmforge.backend.protocol import Int32Array, Runner, StepInput, StepOutput
 from rocmforge.engine.core import EngineCore
-from rocmforge.engine.ipc.messages import Submit
 from rocmforge.engine.ipc.params import GenerateRequest, SamplingParams, TokenLogprob
 from rocmforge.engine.ipc.prompt import token_prompt
 from rocmforge.engine.schedule.limits import SchedulerLimits
@@ -221,7 +220,7 @@ def _run(
     number = 0
     while number <= apart * (len(prompts) - 1) or core.has_work:
         commands = [
-            Submit(request=_request(index, prompt, sampling))
+            _request(index, prompt, sampling)
             for index, prompt in enumerate(prompts)
             if apart * index == number
         ]

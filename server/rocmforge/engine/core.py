@@ -21,7 +21,6 @@ from rocmforge.engine.ipc.messages import (
     Fatal,
     ForgetGrammar,
     StepReport,
-    Submit,
 )
 from rocmforge.engine.ipc.params import FinishReason, GenerateRequest, TokenEvent
 from rocmforge.engine.ipc.totals import Totals
@@ -132,8 +131,8 @@ class EngineCore:
             events += self._compiling.expire(now_ns)
         for command in commands:
             event = None
-            if isinstance(command, Submit):
-                event = self._submit(command.request, now_ns)
+            if isinstance(command, GenerateRequest):
+                event = self._submit(command, now_ns)
             elif isinstance(command, Cancel):
                 event = self._cancel(command.request_id, now_ns)
             elif isinstance(command, DefineGrammar) and self._grammars is not None:

@@ -21,7 +21,6 @@ import pytest
 from rocmforge.backend import registry
 from rocmforge.engine.constraint.grammar import Grammars
 from rocmforge.engine.core import EngineCore
-from rocmforge.engine.ipc.messages import Submit
 from rocmforge.engine.ipc.params import FinishReason, GenerateRequest, SamplingParams, TokenPieces
 from rocmforge.engine.ipc.prompt import token_prompt
 from rocmforge.engine.schedule.limits import SchedulerLimits
@@ -50,7 +49,7 @@ class Model:
         """What it says under each of these grammars, at temperature 1.5."""
         texts = [b""] * len(grammars)
         reasons: dict[int, FinishReason] = {}
-        commands = [Submit(request=self._request(*item)) for item in enumerate(grammars)]
+        commands = [self._request(*item) for item in enumerate(grammars)]
         while commands or self._core.has_work:
             for event in self._core.step(commands).events:
                 for token in event.token_ids:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from rocmforge.backend.protocol import LoadOptions
 from rocmforge.engine.constraint.grammar import Grammars
 from rocmforge.engine.core import EngineCore
-from rocmforge.engine.ipc.messages import Command, Submit
+from rocmforge.engine.ipc.messages import Command
 from rocmforge.engine.ipc.params import GenerateRequest, SamplingParams, TokenEvent, TokenLogprob
 from rocmforge.engine.ipc.prompt import Prompt, token_prompt
 from rocmforge.engine.schedule.limits import SchedulerLimits
@@ -103,8 +103,8 @@ class Bench:
         """One step; collects its events and checks the books."""
         self.clock.now_ns += 1
         for command in commands:
-            if isinstance(command, Submit):
-                self.results[command.request.request_id] = Result()
+            if isinstance(command, GenerateRequest):
+                self.results[command.request_id] = Result()
         report = self.core.step(commands)
         self.take(report.events)
         self.core.check_integrity()
@@ -125,7 +125,7 @@ class Bench:
 
     def submit(self, *requests: GenerateRequest) -> None:
         """Submits all of them before one step."""
-        self.step(*[Submit(request=each) for each in requests])
+        self.step(*requests)
 
     def finish(self) -> dict[int, Result]:
         """Steps until nothing is left, and checks that nothing is."""

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from rocmforge.engine.ipc.messages import Cancel, Submit
+from rocmforge.engine.ipc.messages import Cancel
 from rocmforge.engine.ipc.params import FinishReason, GenerateRequest, SamplingParams
 from rocmforge.engine.schedule.limits import SchedulerLimits
 from tests.support.fake_backend import FakeConfig, continuation, prompt_logprobs
@@ -357,7 +357,7 @@ def test_random_submits_cancels_and_deadlines_leave_no_block_behind(
     bench = Bench(config, limits(max_sequences=6, max_batched_tokens=16))
     requests: list[GenerateRequest] = []
     for step in range(120):
-        commands: list[Submit | Cancel] = []
+        commands: list[GenerateRequest | Cancel] = []
         if random.random() < 0.5:
             prompt = [7] * random.randrange(12) + random.choices(
                 range(1000), k=random.randrange(1, 30)
@@ -371,7 +371,7 @@ def test_random_submits_cancels_and_deadlines_leave_no_block_behind(
                     deadline_ns=deadline,
                 )
             )
-            commands.append(Submit(request=requests[-1]))
+            commands.append(requests[-1])
         if requests and random.random() < 0.4:
             commands.append(Cancel(request_id=random.choice(requests).request_id))
         bench.step(*commands)

@@ -8,8 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocmforge.engine.core import EngineCore
-from rocmforge.engine.ipc.messages import Cancel, Submit
-from rocmforge.engine.ipc.params import FinishReason, Pooling, SamplingParams, TokenEvent
+from rocmforge.engine.ipc.messages import Cancel
+from rocmforge.engine.ipc.params import (
+    FinishReason,
+    GenerateRequest,
+    Pooling,
+    SamplingParams,
+    TokenEvent,
+)
 from tests.support.fake_encoder import FakeEncoder, encoder_states
 from tests.unit.engine.helpers import limits, request
 
@@ -22,7 +28,7 @@ def core_with(budget: int = 64, depth: int = 1, sequences: int = 4) -> EngineCor
     return EngineCore(runner, chosen, lambda: 1)
 
 
-def finish(core: EngineCore, *commands: Submit | Cancel) -> dict[int, TokenEvent]:
+def finish(core: EngineCore, *commands: GenerateRequest | Cancel) -> dict[int, TokenEvent]:
     """The last event of each request."""
     events = [*core.step(commands).events]
     while core.has_work:
@@ -31,8 +37,8 @@ def finish(core: EngineCore, *commands: Submit | Cancel) -> dict[int, TokenEvent
     return {event.request_id: event for event in events if event.finish_reason is not None}
 
 
-def embedding_of(number: int, prompt: list[int], kind: Pooling = Pooling.MEAN) -> Submit:
-    return Submit(request=request(number, prompt, SamplingParams(max_tokens=0, pooling=kind)))
+def embedding_of(number: int, prompt: list[int], kind: Pooling = Pooling.MEAN) -> GenerateRequest:
+    return request(number, prompt, SamplingParams(max_tokens=0, pooling=kind))
 
 
 @given(
@@ -82,7 +88,7 @@ def test_the_longest_prompt_is_what_a_step_holds() -> None:
 
 
 def test_tokens_are_refused() -> None:
-    last = finish(core_with(), Submit(request=request(0, [1, 2], SamplingParams(max_tokens=3))))
+    last = finish(core_with(), request(0, [1, 2], SamplingParams(max_tokens=3)))
     assert last[0].finish_reason is FinishReason.ERROR
     assert "generates no text" in (last[0].error or "")
 

@@ -28,7 +28,6 @@ from rocmforge.engine.ipc.messages import (
     Report,
     Start,
     StepReport,
-    Submit,
     rebuild_error,
 )
 from rocmforge.engine.ipc.params import (
@@ -218,7 +217,7 @@ class AsyncEngine:
             request, request_id=request_id, sampling=structs.replace(sampling, grammar=grammar)
         )
         try:
-            process.send(Submit(request=request))  # what cannot be sent must not be waited for
+            process.send(request)  # what cannot be sent must not be waited for
         except BaseException:
             self._grammars.close(request_id, process.send)
             raise
@@ -369,7 +368,7 @@ class AsyncEngine:
         logger.warning("requests continued in the new engine process: %d", len(requests))
         self._grammars.send_all(self._process.send)
         for request in requests:
-            self._process.send(Submit(request=request))
+            self._process.send(request)
 
     # --- supervision ---
 

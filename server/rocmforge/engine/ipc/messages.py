@@ -43,12 +43,6 @@ class ForgetGrammar(Message, frozen=True, tag=True):
     name: str
 
 
-class Submit(Message, frozen=True, tag=True):
-    """A new request."""
-
-    request: GenerateRequest
-
-
 class Cancel(Message, frozen=True, tag=True):
     """Nobody waits for this request any more."""
 
@@ -96,7 +90,7 @@ class Fatal(Message, frozen=True, tag=True):
     events: tuple[TokenEvent, ...]
 
 
-Command = Start | DefineGrammar | ForgetGrammar | Submit | Cancel | Shutdown
+Command = Start | DefineGrammar | ForgetGrammar | GenerateRequest | Cancel | Shutdown
 Report = Progress | Ready | LoadFailed | StepReport | Fatal
 
 

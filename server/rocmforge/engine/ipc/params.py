@@ -99,8 +99,8 @@ NO_KEY = Share()
 """Of all requests on a server without keys."""
 
 
-class GenerateRequest(Message, frozen=True):
-    """One sequence to generate. `n` > 1 in the API is n of these with derived seeds."""
+class GenerateRequest(Message, frozen=True, tag=True):
+    """The command to generate one sequence. `n` > 1 in the API is n of these with derived seeds."""
 
     prompt: Prompt  # of at least one position
     sampling: SamplingParams

@@ -32,7 +32,6 @@ from rocmforge.engine.ipc.messages import (
     Shutdown,
     Start,
     StepReport,
-    Submit,
 )
 from rocmforge.engine.ipc.params import (
     FinishReason,
@@ -619,7 +618,7 @@ def test_the_process_leaves_interrupt_and_termination_to_the_server() -> None:
             reports.extend(reader.feed(ours.recv(4096)))
         process.send_signal(signal.SIGINT)
         process.send_signal(signal.SIGTERM)
-        ours.sendall(encode(Submit(request=request(0, PROMPT, SamplingParams(max_tokens=1)))))
+        ours.sendall(encode(request(0, PROMPT, SamplingParams(max_tokens=1))))
         (report,) = reader.feed(ours.recv(4096))
         assert isinstance(report, StepReport)
         ours.sendall(encode(Shutdown()))

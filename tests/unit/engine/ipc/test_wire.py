@@ -21,7 +21,6 @@ from rocmforge.engine.ipc.messages import (
     Shutdown,
     Start,
     StepReport,
-    Submit,
     describe_error,
     rebuild_error,
 )
@@ -51,13 +50,11 @@ COMMANDS: list[Command] = [
         totals=Totals(steps=5),
         vocabulary=TokenPieces(pieces=(b"a", b"\xff"), special_ids=(1,), eos_ids=(1,)),
     ),
-    Submit(
-        request=request(
-            3,
-            [1, 2, 3],
-            SamplingParams(max_tokens=4, seed=2**64 - 1, logit_bias=((1, -float("inf")),)),
-            deadline_ns=2**62,
-        )
+    request(
+        3,
+        [1, 2, 3],
+        SamplingParams(max_tokens=4, seed=2**64 - 1, logit_bias=((1, -float("inf")),)),
+        deadline_ns=2**62,
     ),
     Cancel(request_id=3),
     Shutdown(),
