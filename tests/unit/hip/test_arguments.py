@@ -16,9 +16,12 @@ from rocmforge_hip.device.arguments import (
     I32,
     I64,
     ArgumentPacker,
+    FloatForms,
+    Forms,
     KernelArgumentError,
     Pointer,
     check_declaration,
+    records_of,
 )
 from tests.support.declarations import swapped
 
@@ -169,3 +172,48 @@ def test_a_declaration_unlike_the_manifest_is_refused(
     with pytest.raises(KernelArgumentError, match=message) as caught:
         check_declaration("rf_test", declaration, ARGUMENTS)
     assert caught.value.call == "rf_test"
+
+
+@dataclass(frozen=True)
+class Written:
+    """An activation, some of whose forms a kernel writes."""
+
+    f32: Somewhere | None = None
+    f16: Somewhere | None = None
+    q: Somewhere | None = None
+    q_scale: Somewhere | None = None
+    q_lo_offset: int = 0
+
+
+FORMS = [
+    {"name": "rows", "type": "i32", "offset": 0},
+    {"name": "out_f32", "type": "pointer", "offset": 8},
+    {"name": "out_f16", "type": "pointer", "offset": 16},
+    {"name": "out_q", "type": "pointer", "offset": 24},
+    {"name": "out_q_scale", "type": "pointer", "offset": 32},
+    {"name": "out_q_lo_offset", "type": "i32", "offset": 40},
+]
+
+
+def rf_norm(*, rows: I32, out: Forms) -> None:
+    """Fits `FORMS`."""
+
+
+def rf_halves(*, rows: I32, out: FloatForms) -> None:
+    """Fits the forms that are no int8."""
+
+
+def test_a_record_stands_for_the_arguments_that_it_is_made_of() -> None:
+    assert check_declaration("rf_norm", rf_norm, FORMS) == ()
+    packer = ArgumentPacker("rf_norm", FORMS, records=records_of(rf_norm))
+    out = Written(f16=X, q=Somewhere(0x20), q_lo_offset=7)
+    packed = packer.pack_named({"rows": 3, "out": out}).data.raw[:44]
+    assert struct.unpack("<i4xQQQQi", packed) == (3, 0, X.address, 0x20, 0, 7)
+
+
+def test_a_record_that_lacks_an_argument_of_the_kernel_is_refused() -> None:
+    with pytest.raises(KernelArgumentError, match="it takes out_q, which its"):
+        check_declaration("rf_norm", rf_halves, FORMS)
+    packer = ArgumentPacker("rf_norm", FORMS, records=records_of(rf_norm))
+    with pytest.raises(KernelArgumentError, match="out_f32 is missing"):
+        packer.pack_named({"rows": 3})

@@ -2,15 +2,16 @@
 
 A declaration is a function that is never called: its name is that of a kernel, or the beginning of
 those of its variants, and it has a keyword for each argument, named and ordered as in the kernel's
-source. `check_declaration` compares it with the manifest when a kernel is loaded, so that a launch,
-which names its arguments, cannot mean other ones than the kernel does.
+source, or for a record of several (`Forms`). `check_declaration` compares it with the manifest when
+a kernel is loaded, so that a launch, which names its arguments, cannot mean other ones than the
+kernel does.
 """
 
 from __future__ import annotations
 
 import inspect
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Annotated, Any, Final, Protocol, get_args, get_type_hints
 
@@ -40,6 +41,37 @@ I32 = Annotated[int, "i32"]
 I64 = Annotated[int, "i64"]
 F32 = Annotated[float, "f32"]
 
+
+class _Floats(Protocol):
+    @property
+    def f32(self) -> Pointer | None: ...
+    @property
+    def f16(self) -> Pointer | None: ...
+
+
+class _Forms(_Floats, Protocol):
+    @property
+    def q(self) -> Pointer | None: ...
+    @property
+    def q_scale(self) -> Pointer | None: ...
+    @property
+    def q_lo_offset(self) -> int: ...
+
+
+FloatForms = Annotated[_Floats, {"f32": "pointer", "f16": "pointer"}]
+"""The arguments `out_f32` and `out_f16` of a keyword `out`: what is not null is written."""
+Forms = Annotated[
+    _Forms,
+    {
+        "f32": "pointer",
+        "f16": "pointer",
+        "q": "pointer",
+        "q_scale": "pointer",
+        "q_lo_offset": "i32",
+    },
+]
+"""Those and the int8 form of kernels/include/rf/act.h."""
+
 Argument = Pointer | int | float | np.number[Any] | None
 
 
@@ -65,11 +97,10 @@ def check_declaration(
     Raises:
         KernelArgumentError: Names, order or types differ; says which.
     """
-    parameters = inspect.signature(declaration).parameters.values()
-    types = get_type_hints(declaration, include_extras=True)
+    parameters = list(_declared(declaration))
+    types = {name: kind for name, kind, _ in parameters}
     taken = {argument["name"]: argument["type"] for argument in arguments}
-    declared = [each for each in parameters if each.name in taken or each.default is each.empty]
-    names = [each.name for each in declared]
+    names = [name for name, _, is_needed in parameters if is_needed or name in taken]
     what = f"its declaration {declaration.__name__}"
     for name in taken:
         if name not in names:
@@ -80,18 +111,37 @@ def check_declaration(
     for number, (name, there) in enumerate(zip(names, taken, strict=True), 1):
         if name != there:
             raise KernelArgumentError(kernel, f"argument {number} is {there}, but {name} in {what}")
-        if taken[name] != _kind(types[name]):
+        if taken[name] != types[name]:
             raise KernelArgumentError(
-                kernel, f"{name} is of type {taken[name]}, but {_kind(types[name])} in {what}"
+                kernel, f"{name} is of type {taken[name]}, but {types[name]} in {what}"
             )
-    return tuple(each.name for each in parameters if each.name not in taken)
+    return tuple(name for name in types if name not in taken)
 
 
-def _kind(hint: Any) -> str:
-    """Returns the manifest's name of an annotated type."""
+def records_of(declaration: Callable[..., None]) -> dict[str, tuple[str, ...]]:
+    """Returns the keywords of a declaration that stand for records, each with its attributes."""
+    hints = get_type_hints(declaration, include_extras=True)
+    kinds = {name: _kind(hint) for name, hint in hints.items()}
+    return {name: tuple(kind) for name, kind in kinds.items() if not isinstance(kind, str)}
+
+
+def _declared(declaration: Callable[..., None]) -> Iterator[tuple[str, str, bool]]:
+    """Yields each argument: its name, the manifest's name of its type, whether all variants do."""
+    hints = get_type_hints(declaration, include_extras=True)
+    for each in inspect.signature(declaration).parameters.values():
+        kind, is_needed = _kind(hints[each.name]), each.default is each.empty
+        if isinstance(kind, str):
+            yield each.name, kind, is_needed
+        else:
+            for attribute, own in kind.items():
+                yield f"{each.name}_{attribute}", own, is_needed
+
+
+def _kind(hint: Any) -> str | Mapping[str, str]:
+    """Returns the manifest's name of an annotated type, or those of a record's attributes."""
     for each in (hint, *get_args(hint)):
         for kind in getattr(each, "__metadata__", ()):
-            return str(kind)
+            return kind  # type: ignore[no-any-return]
     return "pointer"
 
 
@@ -105,15 +155,24 @@ class ArgumentPacker:
         kernel: Its name, for errors.
         arguments: Name, type and offset of each, in the kernel's order.
         lacking: Names that a launch may give as None, as the kernel does not take them.
+        records: Keywords of a launch that stand for several arguments.
     """
 
     def __init__(
-        self, kernel: str, arguments: Sequence[Mapping[str, Any]], lacking: Sequence[str] = ()
+        self,
+        kernel: str,
+        arguments: Sequence[Mapping[str, Any]],
+        lacking: Sequence[str] = (),
+        records: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         self.kernel = kernel
         self._names = tuple(argument["name"] for argument in arguments)
         self._select = _selector(self._names)
         self._lacking = tuple(lacking)
+        self._records = tuple(
+            (name, tuple((f"{name}_{attribute}", attribute) for attribute in attributes))
+            for name, attributes in (records or {}).items()
+        )
         kinds = [argument["type"] for argument in arguments]
         self._are_pointers = tuple(kind == "pointer" for kind in kinds)
         self._floats = tuple(place for place, kind in enumerate(kinds) if kind in _FLOATS)
@@ -122,11 +181,15 @@ class ArgumentPacker:
         self._buffer = ArgumentBuffer(self._format.size)
 
     def pack_named(self, arguments: dict[str, Any]) -> ArgumentBuffer:
-        """Packs arguments by their names, and may take some out of the dictionary.
+        """Packs arguments by their names; what it makes of records is left in the dictionary.
 
         Raises:
             KernelArgumentError: One is missing or too many, or as in `pack`.
         """
+        for keyword, members in self._records:
+            if (record := arguments.pop(keyword, None)) is not None:
+                for name, attribute in members:
+                    arguments[name] = getattr(record, attribute)
         for name in self._lacking:
             if arguments.pop(name, None) is not None:
                 raise KernelArgumentError(self.kernel, f"it does not take {name}")

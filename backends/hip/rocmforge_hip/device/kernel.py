@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Generic, ParamSpec
 
-from rocmforge_hip.device.arguments import ArgumentPacker, KernelArgumentError, check_declaration
+from rocmforge_hip.device.arguments import (
+    ArgumentPacker,
+    KernelArgumentError,
+    check_declaration,
+    records_of,
+)
 from rocmforge_hip.device.driver import Dim3, Driver, HipError
 
 _MAX_X: Final = 2**31 - 1
@@ -44,7 +49,7 @@ class Kernel(Generic[P]):
         self._stream = stream
         self._function = function
         lacking = check_declaration(name, declaration, entry["args"])
-        self._packer = ArgumentPacker(name, entry["args"], lacking)
+        self._packer = ArgumentPacker(name, entry["args"], lacking, records_of(declaration))
 
     def launch(
         self,

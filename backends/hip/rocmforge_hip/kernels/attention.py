@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rocmforge_hip.device.arguments import F32, I32, I64, Pointer
+from rocmforge_hip.device.arguments import F32, I32, I64, FloatForms, Forms, Pointer
 
 
 def rf_rope_store(
@@ -45,11 +45,7 @@ def rf_attention_decode(
     sequences: Pointer,
     query_start: Pointer,
     context_len: Pointer,
-    out_f32: Pointer | None,
-    out_f16: Pointer | None,
-    out_q: Pointer | None,
-    out_q_scale: Pointer | None,
-    out_q_lo_offset: I32,
+    out: Forms,
     partial: Pointer,
     partial_ml: Pointer,
     blocks_per_sequence: I32,
@@ -70,11 +66,7 @@ def rf_attention_decode_reduce(
     sequences: Pointer,
     query_start: Pointer,
     context_len: Pointer,
-    out_f32: Pointer | None,
-    out_f16: Pointer | None,
-    out_q: Pointer | None,
-    out_q_scale: Pointer | None,
-    out_q_lo_offset: I32,
+    out: Forms,
     splits: I32,
     head_dim: I32,
     window: I32,
@@ -94,8 +86,7 @@ def rf_attention_prefill(
     sequences: Pointer,
     query_start: Pointer,
     context_len: Pointer,
-    out_f32: Pointer | None,
-    out_f16: Pointer | None,
+    out: FloatForms,
     blocks_per_sequence: I32,
     heads: I32,
     kv_heads: I32,

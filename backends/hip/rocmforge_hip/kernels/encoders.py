@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rocmforge_hip.device.arguments import F32, I32, I64, Pointer
+from rocmforge_hip.device.arguments import F32, I32, I64, FloatForms, Pointer
 
 
 def rf_embed_add(
@@ -22,8 +22,7 @@ def rf_layer_norm(
     x: Pointer,
     weight: Pointer,
     bias: Pointer | None,
-    out_f32: Pointer | None,
-    out_f16: Pointer | None,
+    out: FloatForms,
     hidden_size: I32,
     eps: F32,
 ) -> None:
@@ -37,8 +36,7 @@ def rf_add_layer_norm(
     weight: Pointer,
     bias: Pointer | None,
     out_sum: Pointer | None,
-    out_f32: Pointer | None,
-    out_f16: Pointer | None,
+    out: FloatForms,
     hidden_size: I32,
     eps: F32,
 ) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rocmforge_hip.device.arguments import F32, I32, I64, Pointer
+from rocmforge_hip.device.arguments import F32, I32, I64, Forms, Pointer
 
 
 def rf_embed(
@@ -41,11 +41,7 @@ def rf_rms_norm(
     *,
     x: Pointer,
     weight: Pointer,
-    out_f32: Pointer | None,
-    out_f16: Pointer | None,
-    out_q: Pointer | None,
-    out_q_scale: Pointer | None,
-    out_q_lo_offset: I32,
+    out: Forms,
     hidden_size: I32,
     eps: F32,
 ) -> None:
@@ -57,11 +53,7 @@ def rf_add_rms_norm(
     delta: Pointer,
     residual: Pointer,
     weight: Pointer,
-    out_f32: Pointer | None,
-    out_f16: Pointer | None,
-    out_q: Pointer | None,
-    out_q_scale: Pointer | None,
-    out_q_lo_offset: I32,
+    out: Forms,
     hidden_size: I32,
     eps: F32,
 ) -> None:

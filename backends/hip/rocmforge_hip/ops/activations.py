@@ -35,7 +35,7 @@ class Forms(Generic[X]):
     f32: X | None = None  # float32 [rows, features]
     f16: X | None = None  # float16 [rows, features]
     q: X | None = None  # int8 [rows, features]
-    scale: X | None = None  # uint64 [rows, features / QUANT_BLOCK]
+    q_scale: X | None = None  # uint64 [rows, features / QUANT_BLOCK]
 
     def float32(self: Forms[DeviceArray], rows: int, features: int) -> DeviceArray:
         """Returns the start of the float32 array, [rows, features]."""
@@ -145,7 +145,7 @@ class EncoderArrays(Generic[X]):
 class Activation:
     """A [rows, features] matrix in one or several forms, those not None.
 
-    `q`, `scale` and `lo_offset` are the int8 form of kernels/include/rf/act.h.
+    `q`, `q_scale` and `q_lo_offset` are the int8 form of kernels/include/rf/act.h.
     """
 
     arrays: Forms[DeviceArray]  # where each form is written
@@ -154,8 +154,8 @@ class Activation:
     f32: DeviceArray | None = None
     f16: DeviceArray | None = None
     q: DeviceArray | None = None
-    scale: DeviceArray | None = None
-    lo_offset: int = 0  # elements of q from the high slice to the low one; 0 = one slice
+    q_scale: DeviceArray | None = None
+    q_lo_offset: int = 0  # elements of q from the high slice to the low one; 0 = one slice
     stride: int = 0  # elements between rows of f32 and f16; 0 = features
 
 
@@ -247,7 +247,7 @@ def _multiplied(rows: int, features: int, f32: ArraySpec | None = None) -> Forms
         f32=f32 or spec((few, features), "f4"),
         f16=spec((rows, features), "f2"),
         q=spec((few, features), "i1"),
-        scale=spec((few, features // QUANT_BLOCK), "u8"),
+        q_scale=spec((few, features // QUANT_BLOCK), "u8"),
     )
 
 

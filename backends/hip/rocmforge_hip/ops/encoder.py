@@ -109,8 +109,7 @@ class HipEncoderOps:
             x=f32_of(x),
             weight=vector_of(weight, x.features),
             bias=None if bias is None else vector_of(bias, x.features),
-            out_f32=out.f32,
-            out_f16=out.f16,
+            out=out,
             hidden_size=x.features,
             eps=self._config.norm_eps,
         )
@@ -168,8 +167,7 @@ class HipEncoderOps:
             weight=vector_of(weight, residual.features),
             bias=None if bias is None else vector_of(bias, residual.features),
             out_sum=total,
-            out_f32=out.f32,
-            out_f16=out.f16,
+            out=out,
             hidden_size=residual.features,
             eps=self._config.norm_eps,
         )

@@ -237,7 +237,7 @@ class LinearKernels:
 
     def int8(self, x: Activation) -> tuple[DeviceArray, DeviceArray]:
         """Returns the int8 form, made now if there is none."""
-        if x.q is None or x.scale is None:
+        if x.q is None or x.q_scale is None:
             q, scale = self.give_int8(x)
             count = x.rows * x.features
             self._quantize.launch(
@@ -246,19 +246,19 @@ class LinearKernels:
                 x=f32_of(x),
                 q=q,
                 scale=scale,
-                q_lo_offset=x.lo_offset,
+                q_lo_offset=x.q_lo_offset,
                 count=count,
             )
             return q, scale
-        return x.q, x.scale
+        return x.q, x.q_scale
 
     def give_int8(self, x: Activation) -> tuple[DeviceArray, DeviceArray]:
         """Gives x arrays for the int8 form, which whoever computes the activation then writes."""
-        q, scale = x.arrays.q, x.arrays.scale
+        q, scale = x.arrays.q, x.arrays.q_scale
         assert q is not None, "this activation has no int8 form"
         assert scale is not None
-        x.q, x.scale = q, scale
-        x.lo_offset = x.rows * x.features if self._slices > 1 else 0
+        x.q, x.q_scale = q, scale
+        x.q_lo_offset = x.rows * x.features if self._slices > 1 else 0
         return q, scale
 
     def half(self, x: Activation) -> DeviceArray:

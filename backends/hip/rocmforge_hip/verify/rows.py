@@ -58,11 +58,11 @@ def random_values(rows: int, columns: int) -> npt.NDArray[np.float32]:
 def int8_error(bench: Workbench, x: Activation, want: Float64) -> float:
     """Returns the error of the int8 form, relative to each block's largest value."""
     assert x.q is not None
-    assert x.scale is not None
-    slices, quant_blocks = 2 if x.lo_offset else 1, x.features // QUANT_BLOCK
+    assert x.q_scale is not None
+    slices, quant_blocks = 2 if x.q_lo_offset else 1, x.features // QUANT_BLOCK
     rows = slices * x.rows
     codes = bench.get(x.q.first(rows, x.features)).reshape(rows, quant_blocks, QUANT_BLOCK)
-    scales = bench.get(x.scale.first(rows, quant_blocks)).view(_SCALE)
+    scales = bench.get(x.q_scale.first(rows, quant_blocks)).view(_SCALE)
     sums = codes.astype(np.int64).reshape(rows, quant_blocks, 2, QUANT_BLOCK // 2).sum(axis=-1)
     if (sums[..., 0] != scales["sum_low"]).any() or (sums[..., 1] != scales["sum_high"]).any():
         return float("inf")
@@ -108,7 +108,7 @@ def _add_norm(bench: Workbench) -> float:
 def _quantize(bench: Workbench, rows: int) -> float:
     values = random_values(rows, bench.config.hidden_size)
     x = bench.activation(bench.model.arena.normed, values)
-    x.q, x.scale = bench.model.ops.products.int8(x)
+    x.q, x.q_scale = bench.model.ops.products.int8(x)
     return int8_error(bench, x, values.astype(np.float64))
 
 
