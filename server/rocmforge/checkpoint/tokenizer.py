@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import Any, Final
+
+LIBRARY_MODEL: Final = "tokenizer.json"
+"""The model of a tokenizer that comes as a definition for the library `tokenizers`."""
 
 
 class TokenType(IntEnum):
@@ -27,7 +31,8 @@ class TokenizerData:
     token or none at all, and that ids are in the vocabulary.
     """
 
-    model: str  # what spells a word: "gpt2" (byte-level BPE), "gemma4", "llama", "bert", "t5"
+    model: str  # what spells a word: "gpt2" (byte-level BPE), "gemma4", "llama", "bert", "t5", or
+    # LIBRARY_MODEL, for which only tokens, types, ids, `strips_after` and `definition` matter
     pre: str = ""  # the pre-tokenizer of a byte-level vocabulary
     tokens: tuple[str, ...]  # by id, none empty
     types: tuple[TokenType, ...]
@@ -46,3 +51,6 @@ class TokenizerData:
     strip_accents: bool = True
     charsmap: bytes = b""  # SentencePiece's table of replacements
     strips_after_special: bool = False  # special tokens swallow the white space behind them
+    strips_after: frozenset[int] = frozenset()  # these do
+    # "normalizer", "pre_tokenizer", "model" and "decoder" of a tokenizer.json
+    definition: Mapping[str, Any] = field(default_factory=dict)

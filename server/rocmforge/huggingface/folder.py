@@ -123,6 +123,21 @@ class Folder:
             raise self.bad(f"{name} is not a JSON object: {error}") from error
         return JsonObject(self.path / name, values)
 
+    def json_objects(self, name: str) -> tuple[JsonObject, ...] | None:
+        """Returns the objects in a JSON file that holds a list of them; None without the file.
+
+        Raises:
+            BadFolder: As `read`, or it is not such a list.
+        """
+        data = self.read(name, MAX_CONFIG_BYTES)
+        if data is None:
+            return None
+        try:
+            found = msgspec.json.decode(data, type=list[dict[str, object]])
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise self.bad(f"{name} is not a list of JSON objects: {error}") from error
+        return tuple(JsonObject(self.path / name, values) for values in found)
+
     def config(self) -> JsonObject:
         """Returns `config.json`, which every model has.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Final, TypeVar
@@ -132,9 +132,30 @@ class JsonObject:
             raise self._wrong_type(key, value, "an object")
         return JsonObject(self._path, value, f"{self._prefix}{key}.")
 
-    def first(self, *keys: str) -> str:
-        """Returns the first of the keys that is there, or else the first, for its error."""
-        return next((key for key in keys if self.has(key)), keys[0])
+    def get_objects(self, key: str) -> tuple[JsonObject, ...]:
+        """Returns the list of objects under `key`; empty if there is none."""
+        found = self.get_list(key) or ()
+        objects = tuple(
+            JsonObject(self._path, item, f"{self._prefix}{key}.{index}.")
+            for index, item in enumerate(found)
+            if isinstance(item, dict)
+        )
+        if len(objects) != len(found):
+            raise self.bad(key, "not all of it are objects")
+        return objects
+
+    def empty(self, key: str) -> JsonObject:
+        """Returns an object without values, as if it stood under `key`."""
+        return JsonObject(self._path, {}, f"{self._prefix}{key}.")
+
+    def with_defaults(self, values: Mapping[str, object]) -> JsonObject:
+        """Returns the object with these values for keys that are missing; null is a value."""
+        return JsonObject(self._path, {**values, **self.values}, self._prefix)
+
+    def replaced(self, values: Mapping[str, object], without: Iterable[str] = ()) -> JsonObject:
+        """Returns the object with other values, and without some keys."""
+        kept = {key: value for key, value in self.values.items() if key not in without}
+        return JsonObject(self._path, {**kept, **values}, self._prefix)
 
     def _find(self, key: str, default: object) -> object:
         value = self.values.get(key)

@@ -77,8 +77,8 @@ def _byte_of_character() -> dict[str, int]:
 _BYTE_OF_CHARACTER = _byte_of_character()
 
 
-def piece_bytes(token: str) -> bytes:
-    """Returns the bytes that a token of a byte-level vocabulary stands for."""
+def piece_bytes(token: str, type_: TokenType = TokenType.NORMAL) -> bytes:
+    """Returns the bytes that a token of a byte-level vocabulary stands for, whatever its type."""
     try:
         return bytes([_BYTE_OF_CHARACTER[character] for character in token])
     except KeyError:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import NamedTuple, Self
 
-from rocmforge.checkpoint.tokenizer import TokenizerData, TokenType
+from tokenizers import Encoding
+
+from rocmforge.checkpoint.tokenizer import LIBRARY_MODEL, TokenizerData, TokenType
 from rocmforge.errors import BadTokenizer, InvalidParameter
-from rocmforge.text.tokenizer import bpe, spm, unigram, wordpiece
+from rocmforge.text.tokenizer import bpe, library, spm, unigram, wordpiece
 from rocmforge.text.tokenizer.infill import InfillTokens
 from rocmforge.text.tokenizer.pretokenizers import PreTokenizer, pretokenizer
 from rocmforge.text.tokenizer.specials import SpecialTokens
@@ -66,7 +69,8 @@ class Tokenizer:
         """
         vocabulary = Vocabulary.of(data)
         adds_bos = adds_eos = False
-        sentencepiece = True
+        has_leading_space = vocabulary.model in ("bert", "t5")
+        piece: Callable[[str, TokenType], bytes] = spm.piece_bytes
         # Token ids by the model's own, where these differ.
         self._ids: tuple[int, ...] | None = None
         if vocabulary.model == "llama":
@@ -83,12 +87,20 @@ class Tokenizer:
         elif vocabulary.model in ("gpt2", "gemma4"):
             rules = _rules(vocabulary)
             self._model = bpe.build(vocabulary, data.merges, rules)
-            sentencepiece, adds_bos = rules.sentencepiece, rules.adds_bos
+            adds_bos = rules.adds_bos
+            piece = spm.piece_bytes if rules.sentencepiece else bpe.piece_bytes
+        elif vocabulary.model == LIBRARY_MODEL:
+            built = library.build(vocabulary, data.definition)
+            self._model, self._ids, piece = built.model, built.ids, built.piece
+            has_leading_space = built.has_leading_space
         else:
             raise BadTokenizer(
                 f"The tokenizer model {vocabulary.model!r} (tokenizer.ggml.model) is not "
                 f"supported. Supported: {', '.join(_MODELS)}."
             )
+        # The model for texts behind a special token; another than for the first only if a space is
+        # put before the first word of a prompt and no other.
+        self._inner = built.inner if vocabulary.model == LIBRARY_MODEL else self._model
         self.vocab_size = len(vocabulary.tokens)
         self.bos_id = vocabulary.bos_id
         self.eos_ids = vocabulary.eos_ids
@@ -98,17 +110,17 @@ class Tokenizer:
         self.special_ids = frozenset(vocabulary.ids_of(TokenType.CONTROL, TokenType.UNKNOWN))
         self._tokens = vocabulary.tokens
         self._control = {self._tokens[index]: index for index in self.special_ids}
-        pieces = _pieces(vocabulary, sentencepiece=sentencepiece)
+        pieces = _pieces(vocabulary, piece)
         self._all_pieces = PieceTables.of(pieces)
         self._shown_pieces = PieceTables.of(
             [b"" if index in self.special_ids else piece for index, piece in enumerate(pieces)]
         )
         self._space_prefix = vocabulary.model == "llama" and data.adds_space_prefix
-        self._has_leading_space = self._space_prefix or vocabulary.model in ("bert", "t5")
+        self._has_leading_space = self._space_prefix or has_leading_space
         # RoBERTa and what comes of it was trained on pairs with two separators.
         adds_separator = _given(data.adds_separator, vocabulary.model != "bert")
         self._separator = vocabulary.separator_id if adds_separator else None
-        self._strips_after = (
+        self._strips_after = data.strips_after | (
             _ids_that_strip(vocabulary) if data.strips_after_special else frozenset()
         )
         user_defined = vocabulary.ids_of(TokenType.USER_DEFINED)
@@ -247,7 +259,7 @@ class Tokenizer:
             texts.append(" " + part if self._space_prefix and after_special else part)
             after_special = False
         try:
-            encoded = iter(self._model.encode_batch_fast(texts, add_special_tokens=False))
+            encoded = self._encode_texts(texts, is_start=bool(parts) and isinstance(parts[0], str))
         except (UnicodeEncodeError, TypeError) as error:
             raise InvalidParameter(
                 "The text holds a lone surrogate (half of a UTF-16 pair), so it is not Unicode "
@@ -263,6 +275,13 @@ class Tokenizer:
                 found = next(encoded).ids
                 ids.extend(found if self._ids is None else [self._ids[index] for index in found])
         return ids
+
+    def _encode_texts(self, texts: list[str], *, is_start: bool) -> Iterator[Encoding]:
+        """Yields the texts' own tokens; the first begins the prompt if `is_start`."""
+        if not is_start or self._inner is self._model:
+            return iter(self._inner.encode_batch_fast(texts, add_special_tokens=False))
+        first = self._model.encode_batch_fast(texts[:1], add_special_tokens=False)
+        return chain(first, self._inner.encode_batch_fast(texts[1:], add_special_tokens=False))
 
 
 def _text_or_none(piece: bytes) -> str | None:
@@ -290,17 +309,12 @@ def _rules(vocabulary: Vocabulary) -> PreTokenizer:
     return pretokenizer("gemma4" if vocabulary.model == "gemma4" else vocabulary.pre)
 
 
-def _pieces(vocabulary: Vocabulary, *, sentencepiece: bool) -> list[bytes]:
+def _pieces(vocabulary: Vocabulary, piece: Callable[[str, TokenType], bytes]) -> list[bytes]:
     raw = (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED)
-    pieces = []
-    for token, type_ in zip(vocabulary.tokens, vocabulary.types, strict=True):
-        if type_ in raw:
-            pieces.append(token.encode())
-        elif sentencepiece:
-            pieces.append(spm.piece_bytes(token, type_))
-        else:
-            pieces.append(bpe.piece_bytes(token))
-    return pieces
+    return [
+        token.encode() if type_ in raw else piece(token, type_)
+        for token, type_ in zip(vocabulary.tokens, vocabulary.types, strict=True)
+    ]
 
 
 def _ids_that_strip(vocabulary: Vocabulary) -> frozenset[int]:

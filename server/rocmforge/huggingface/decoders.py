@@ -1,0 +1,300 @@
+"""The decoders that are read from folders: a row for each `model_type`, and their `config.json`.
+
+A key that a file leaves out has the default of Transformers' class, which a row states where ours
+would be wrong.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any, Final
+
+from rocmforge.errors import UnsupportedArchitecture
+from rocmforge.huggingface.json_object import JsonObject
+from rocmforge.huggingface.rope import Rope, read_rope
+from rocmforge.models.config import (
+    MAX_LAYERS,
+    ActivationFunction,
+    LayerConfig,
+    ModelConfig,
+    NormKind,
+    RopeStyle,
+)
+from rocmforge.models.pooling import PoolingType
+
+ACTIVATIONS: Final[Mapping[str, ActivationFunction]] = MappingProxyType(
+    {
+        "gelu": ActivationFunction.GELU,
+        "gelu_pytorch_tanh": ActivationFunction.GELU_TANH,
+        "gelu_new": ActivationFunction.GELU_TANH,
+        "silu": ActivationFunction.SILU,
+        "swish": ActivationFunction.SILU,
+    }
+)
+"""By the names of Transformers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderFamily:
+    """One row: what `config.json` does not say."""
+
+    architecture: str  # ours
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # of Transformers' class
+    rope_style: RopeStyle = RopeStyle.NEOX
+    activation_key: str = "hidden_act"
+    scales_embedding: bool = False  # by sqrt(hidden_size)
+    scale_key: str | None = None  # of the number that scores are divided by the root of
+    window_period: int | None = None  # of so many layers the last is full; None = by other keys
+    windows_everywhere: bool = False  # a window is of all layers
+    local_theta: float | None = None  # of layers with a window
+
+
+_GEMMA: Final = {
+    "head_dim": 256,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "rms_norm_eps": 1e-6,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "tie_word_embeddings": True,
+}
+_GEMMA3: Final = DecoderFamily(
+    architecture="gemma3",
+    defaults=_GEMMA
+    | {
+        "vocab_size": 262208,
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 26,
+        "max_position_embeddings": 131072,
+        "rope_theta": 1000000.0,
+    },
+    activation_key="hidden_activation",
+    scales_embedding=True,
+    scale_key="query_pre_attn_scalar",
+    window_period=6,
+    local_theta=10000.0,
+)
+
+DECODERS: Final[Mapping[str, DecoderFamily]] = MappingProxyType(
+    {
+        "llama": DecoderFamily(architecture="llama"),
+        "mistral": DecoderFamily(
+            architecture="llama",
+            defaults={
+                "num_key_value_heads": 8,
+                "max_position_embeddings": 131072,
+                "sliding_window": 4096,
+            },
+            windows_everywhere=True,
+        ),
+        "qwen2": DecoderFamily(architecture="qwen2"),
+        "qwen3": DecoderFamily(architecture="qwen3", defaults={"head_dim": 128}),
+        "gemma2": DecoderFamily(
+            architecture="gemma2",
+            defaults=_GEMMA | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+            activation_key="hidden_activation",
+            scales_embedding=True,
+            scale_key="query_pre_attn_scalar",
+            window_period=2,
+        ),
+        "gemma3_text": _GEMMA3,
+        "gemma3": _GEMMA3,  # with images, of which only the text part is read
+        "phi3": DecoderFamily(architecture="phi3", windows_everywhere=True),
+        "glm4": DecoderFamily(
+            architecture="glm4",
+            defaults={"head_dim": 128, "num_key_value_heads": 2, "partial_rotary_factor": 0.5},
+            rope_style=RopeStyle.NORMAL,
+        ),
+    }
+)
+"""By `model_type`."""
+
+
+def read_decoder(config: JsonObject, name: str, pooling: PoolingType) -> tuple[ModelConfig, Rope]:
+    """Reads the configuration of a decoder whose `model_type` has a row, and its rotation.
+
+    Args:
+        config: Of the folder.
+        name: What the model is called.
+        pooling: What it was trained for.
+
+    Raises:
+        UnsupportedArchitecture: It uses a feature that we do not have.
+        BadFolder: A key is missing, of the wrong type, or contradicts another; names the key.
+    """
+    family = DECODERS[config.get_str("model_type")]
+    text = config.get_object("text_config") or config
+    return _Reader(text.with_defaults(family.defaults), family).read(name, pooling)
+
+
+class _Reader:
+    def __init__(self, config: JsonObject, family: DecoderFamily) -> None:
+        self._config = config
+        self._family = family
+
+    def read(self, name: str, pooling: PoolingType) -> tuple[ModelConfig, Rope]:
+        config, family = self._config, self._family
+        if config.get_bool("use_bidirectional_attention", False):
+            raise UnsupportedArchitecture(
+                f"{family.architecture} with attention to both sides (use_bidirectional_attention)",
+                tuple(DECODERS),
+            )
+        hidden_size = config.get_positive("hidden_size")
+        layer = self._layer(hidden_size)
+        context = config.get_positive("max_position_embeddings", 2048)
+        rope = read_rope(
+            config,
+            style=family.rope_style,
+            head_dim=layer.key_dim,
+            max_context=context,
+            theta=10000.0,
+        )
+        local = None
+        if family.local_theta is not None:
+            local = self._local_rope(layer.key_dim, context, family.local_theta)
+        scaling = rope.config.scaling
+        if scaling is not None and scaling.kind == "yarn":
+            context = max(context, int(scaling.original_context * scaling.factor))
+        found = ModelConfig(
+            architecture=family.architecture,
+            name=name,
+            causal=True,
+            hidden_size=hidden_size,
+            vocab_size=config.get_positive("vocab_size"),
+            max_context=context,
+            layers=tuple(
+                replace(layer, window=window, local_rope=window is not None and local is not None)
+                for window in self._windows(num_layers(config))
+            ),
+            norm=NormKind.RMS,
+            norm_eps=norm_eps(config, "rms_norm_eps", 1e-6),
+            pre_norm=True,
+            rope=rope.config,
+            local_rope=None if local is None else local.config,
+            activation=activation(config, family.activation_key, "silu"),
+            attention_softcap=self._softcap("attn_logit_softcapping"),
+            logit_softcap=self._softcap("final_logit_softcapping"),
+            embedding_scale=math.sqrt(hidden_size) if family.scales_embedding else 1.0,
+            pooling=pooling,
+        )
+        return found, rope
+
+    def _layer(self, hidden_size: int) -> LayerConfig:
+        config = self._config
+        num_heads = config.get_positive("num_attention_heads")
+        num_kv_heads = config.get_positive("num_key_value_heads", num_heads)
+        if num_heads % num_kv_heads:
+            raise config.bad(
+                "num_key_value_heads", f"{num_kv_heads} does not divide the {num_heads} heads"
+            )
+        if hidden_size % num_heads and not config.has("head_dim"):
+            raise config.bad(
+                "num_attention_heads",
+                f"{num_heads} does not divide the width {hidden_size}, and there is no head_dim",
+            )
+        head_dim = config.get_positive("head_dim", hidden_size // num_heads)
+        divisor = float(head_dim)
+        if self._family.scale_key is not None:
+            divisor = config.get_float(self._family.scale_key)
+            if divisor <= 0:
+                raise config.bad(self._family.scale_key, f"{divisor} is not positive")
+        return LayerConfig(
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            key_dim=head_dim,
+            value_dim=head_dim,
+            attention_scale=divisor**-0.5,
+            window=None,
+            local_rope=False,
+            intermediate_size=config.get_positive("intermediate_size"),
+        )
+
+    def _local_rope(self, head_dim: int, context: int, theta: float) -> Rope:
+        """Reads the rotation of layers with a window, which is never scaled."""
+        config, kind = self._config, "sliding_attention"
+        parameters = config.get_object("rope_parameters")
+        if parameters is None or parameters.get_object(kind) is None:  # as before Transformers 5
+            values = {"rope_theta": config.get_float("rope_local_base_freq", theta)}
+            config = config.replaced(values, without=("rope_parameters", "rope_scaling"))
+        return read_rope(
+            config,
+            style=self._family.rope_style,
+            head_dim=head_dim,
+            max_context=context,
+            theta=theta,
+            kind=kind,
+        )
+
+    def _softcap(self, key: str) -> float | None:
+        cap = self._config.get_float(key, 0.0)
+        if cap < 0:
+            raise self._config.bad(key, f"{cap} is not a cap")
+        return cap or None
+
+    def _windows(self, count: int) -> tuple[int | None, ...]:
+        config, family = self._config, self._family
+        window = config.get_positive("sliding_window", None)
+        if window is None or not config.get_bool("use_sliding_window", self._has_windows):
+            return (None,) * count
+        if (flags := layer_flags(config, count)) is not None:
+            return tuple(window if is_local else None for is_local in flags)
+        if family.windows_everywhere:
+            return (window,) * count
+        if family.window_period is not None:
+            period = config.get_positive("sliding_window_pattern", family.window_period)
+            return tuple(None if (n + 1) % period == 0 else window for n in range(count))
+        first = config.get_int("max_window_layers", 28)
+        return tuple(window if n >= first else None for n in range(count))
+
+    @property
+    def _has_windows(self) -> bool:
+        """Whether a window counts where `use_sliding_window` is missing."""
+        return self._family.windows_everywhere or self._family.window_period is not None
+
+
+def num_layers(config: JsonObject) -> int:
+    """Returns the number of layers, at most MAX_LAYERS."""
+    count = config.get_positive("num_hidden_layers")
+    if count > MAX_LAYERS:
+        raise config.bad("num_hidden_layers", f"{count} layers; there may be {MAX_LAYERS}")
+    return count
+
+
+def norm_eps(config: JsonObject, key: str, default: float) -> float:
+    """Returns the number that keeps norms from dividing by zero."""
+    eps = config.get_float(key, default)
+    if not 0 < eps < 1:
+        raise config.bad(key, f"{eps} is not in (0, 1)")
+    return eps
+
+
+def activation(config: JsonObject, key: str, default: str) -> ActivationFunction:
+    """Returns the activation that the configuration names."""
+    name = config.get_str(key, default)
+    if name not in ACTIVATIONS:
+        raise UnsupportedArchitecture(
+            f"{config.get_str('model_type', '')} with the activation {name!r} ({key})",
+            tuple(f"the activation {known!r}" for known in ACTIVATIONS),
+        )
+    return ACTIVATIONS[name]
+
+
+def layer_flags(config: JsonObject, count: int) -> tuple[bool, ...] | None:
+    """Returns whether each layer has the window, by `layer_types`; None if that is missing."""
+    types = config.get_strings("layer_types")
+    if types is None:
+        return None
+    if len(types) != count:
+        raise config.bad("layer_types", f"{len(types)} types for {count} layers")
+    known = {"full_attention": False, "sliding_attention": True}
+    for found in types:
+        if found not in known:
+            raise UnsupportedArchitecture(
+                f"{config.get_str('model_type', '')} with layers of type {found!r}", tuple(known)
+            )
+    return tuple(known[found] for found in types)

@@ -1,0 +1,263 @@
+"""Names of tensors in folders, and our names of the weights that they hold.
+
+Transformers' own classes and the code that comes with some models name the same weights in several
+ways. A name is a prefix, which depends on the class that saved the model, the place, and a suffix.
+What a class holds beside the model (buffers, heads of pre-training, the vision part of a model that
+takes images) is left out, and nothing else is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class NameTable:
+    """How a family names its weights.
+
+    Attributes:
+        prefixes: Any of them may stand before a name.
+        layer: Pattern of what stands before the part of a layer; its group is the index.
+        parts: Names within a layer and ours, in the order of rows where one tensor holds several.
+        model: Names outside the layers and ours.
+        left_out: Pattern of names that are no part of the model.
+    """
+
+    prefixes: tuple[str, ...]
+    layer: re.Pattern[str]
+    parts: Mapping[str, tuple[str, ...]]
+    model: Mapping[str, str]
+    left_out: re.Pattern[str]
+
+    def find(self, name: str) -> tuple[str, ...] | None:
+        """Returns our names of the weights in a tensor.
+
+        Returns:
+            Empty for a tensor that is no part of the model; None for one that is not known.
+        """
+        bare = name
+        for prefix in self.prefixes:
+            if name.startswith(prefix):
+                bare = name.removeprefix(prefix)
+                break
+        if bare in self.model:
+            return (self.model[bare],)
+        match = self.layer.match(bare)
+        if match is not None:
+            parts = self.parts.get(bare[match.end() :])
+            if parts is not None:
+                return tuple(f"layers.{int(match[1])}.{part}" for part in parts)
+        return () if self.left_out.search(name) else None
+
+
+def _weights(*names: tuple[str, str], bias: bool = True) -> dict[str, tuple[str, ...]]:
+    """Returns rows for `NAME.weight` and, as `OURS_bias`, `NAME.bias`."""
+    rows: dict[str, tuple[str, ...]] = {}
+    for theirs, ours in names:
+        rows[f"{theirs}.weight"] = (ours,)
+        if bias:
+            rows[f"{theirs}.bias"] = (f"{ours}_bias",)
+    return rows
+
+
+_ATTENTION: Final = _weights(
+    ("self_attn.q_proj", "attention.q"),
+    ("self_attn.k_proj", "attention.k"),
+    ("self_attn.v_proj", "attention.v"),
+    ("self_attn.o_proj", "attention.output"),
+)
+_DECODER_PARTS: Final = {
+    **_ATTENTION,
+    **_weights(
+        ("self_attn.q_norm", "attention.q_norm"),
+        ("self_attn.k_norm", "attention.k_norm"),
+        ("mlp.gate_proj", "feed_forward.gate"),
+        ("mlp.up_proj", "feed_forward.up"),
+        ("mlp.down_proj", "feed_forward.down"),
+        ("input_layernorm", "attention_norm"),
+        bias=False,
+    ),
+    "self_attn.qkv_proj.weight": ("attention.q", "attention.k", "attention.v"),
+    "mlp.gate_up_proj.weight": ("feed_forward.gate", "feed_forward.up"),
+}
+# The norms around the feed-forward network, by those who have one before it and those with four.
+_ONE_NORM: Final = _weights(("post_attention_layernorm", "feed_forward_norm"), bias=False)
+_GEMMA_NORMS: Final = _weights(
+    ("post_attention_layernorm", "attention_post_norm"),
+    ("pre_feedforward_layernorm", "feed_forward_norm"),
+    ("post_feedforward_layernorm", "feed_forward_post_norm"),
+    bias=False,
+)
+_GLM_NORMS: Final = _weights(
+    ("post_self_attn_layernorm", "attention_post_norm"),
+    ("post_attention_layernorm", "feed_forward_norm"),
+    ("post_mlp_layernorm", "feed_forward_post_norm"),
+    bias=False,
+)
+
+
+def _decoder(norms: Mapping[str, tuple[str, ...]]) -> NameTable:
+    return NameTable(
+        # With images: first as Transformers 4 wrote them, then as since then.
+        prefixes=("language_model.model.", "model.language_model.", "language_model.", "model."),
+        layer=re.compile(r"layers\.(\d{1,4})\."),
+        parts=MappingProxyType({**_DECODER_PARTS, **norms}),
+        model=MappingProxyType(
+            {
+                "embed_tokens.weight": "embedding.token",
+                "norm.weight": "output_norm",
+                "lm_head.weight": "output",
+            }
+        ),
+        left_out=re.compile(
+            r"^(model\.)?(vision_tower|multi_modal_projector)\.|\.rotary_emb\.inv_freq$"
+        ),
+    )
+
+
+DECODER_NAMES: Final[Mapping[str, NameTable]] = MappingProxyType(
+    {
+        **dict.fromkeys(("llama", "qwen2", "qwen3", "phi3"), _decoder(_ONE_NORM)),
+        **dict.fromkeys(("gemma2", "gemma3"), _decoder(_GEMMA_NORMS)),
+        "glm4": _decoder(_GLM_NORMS),
+    }
+)
+"""By our name of the architecture."""
+
+_ENCODER_PREFIXES: Final = ("bert.", "roberta.", "nomic_bert.", "model.")
+_HEADS_OF_TRAINING: Final = re.compile(
+    r"^(cls|lm_head|pooler|head|decoder)\.|^\w+\.pooler\.|position_ids$|token_type_ids$"
+    r"|\.inv_freq$"
+)
+_EMBEDDINGS: Final = {
+    "embeddings.word_embeddings.weight": "embedding.token",
+    "embeddings.position_embeddings.weight": "embedding.position",
+    "embeddings.token_type_embeddings.weight": "embedding.type",
+    "embeddings.LayerNorm.weight": "embedding.norm",
+    "embeddings.LayerNorm.bias": "embedding.norm_bias",
+    "emb_ln.weight": "embedding.norm",
+    "emb_ln.bias": "embedding.norm_bias",
+}
+_BERT_ATTENTION: Final = _weights(
+    ("attention.self.query", "attention.q"),
+    ("attention.self.key", "attention.k"),
+    ("attention.self.value", "attention.v"),
+    ("attention.output.dense", "attention.output"),
+    ("attention.output.LayerNorm", "attention_norm"),
+)
+# The head of RoBERTa, and that of BERT, whose first matrix is the pooler's.
+_SCORES: Final = {
+    f"classifier{place}.{kind}": f"head.{ours}{'_bias' if kind == 'bias' else ''}"
+    for place, ours in ((".dense", "dense"), (".out_proj", "scores"), ("", "scores"))
+    for kind in ("weight", "bias")
+}
+_POOLER: Final = {"pooler.dense.weight": "head.dense", "pooler.dense.bias": "head.dense_bias"}
+
+_BERT: Final = NameTable(
+    prefixes=_ENCODER_PREFIXES,
+    layer=re.compile(r"encoder\.layer\.(\d{1,4})\."),
+    parts=MappingProxyType(
+        {
+            **_BERT_ATTENTION,
+            **_weights(
+                ("intermediate.dense", "feed_forward.up"),
+                ("output.dense", "feed_forward.down"),
+                ("output.LayerNorm", "feed_forward_norm"),
+            ),
+        }
+    ),
+    model=MappingProxyType({**_EMBEDDINGS, **_SCORES}),
+    left_out=_HEADS_OF_TRAINING,
+)
+_RANKER: Final = NameTable(
+    prefixes=_ENCODER_PREFIXES,
+    layer=_BERT.layer,
+    parts=_BERT.parts,
+    model=MappingProxyType({**_BERT.model, **_POOLER}),
+    left_out=re.compile(r"position_ids$|token_type_ids$"),
+)
+_JINA: Final = NameTable(
+    prefixes=_ENCODER_PREFIXES,
+    layer=_BERT.layer,
+    parts=MappingProxyType(
+        {
+            **_BERT_ATTENTION,
+            **_weights(
+                ("attention.self.layer_norm_q", "attention.q_norm"),
+                ("attention.self.layer_norm_k", "attention.k_norm"),
+                ("layer_norm_1", "attention_norm_2"),
+                ("layer_norm_2", "feed_forward_norm"),
+                ("mlp.layernorm", "feed_forward_norm"),
+                ("mlp.wo", "feed_forward.down"),
+                ("mlp.down_layer", "feed_forward.down"),
+            ),
+            # The model for code has the gate behind the other half.
+            "mlp.gated_layers.weight": ("feed_forward.gate", "feed_forward.up"),
+            "mlp.up_gated_layer.weight": ("feed_forward.up", "feed_forward.gate"),
+        }
+    ),
+    model=MappingProxyType(_EMBEDDINGS),
+    left_out=_HEADS_OF_TRAINING,
+)
+_NOMIC: Final = NameTable(
+    prefixes=_ENCODER_PREFIXES,
+    layer=re.compile(r"(?:encoder\.)?layers\.(\d{1,4})\."),
+    parts=MappingProxyType(
+        {
+            **_ATTENTION,
+            **_weights(
+                ("mlp.gate_proj", "feed_forward.gate"),
+                ("mlp.up_proj", "feed_forward.up"),
+                ("mlp.down_proj", "feed_forward.down"),
+                ("post_attention_layernorm", "attention_norm"),
+                ("post_mlp_layernorm", "feed_forward_norm"),
+                # Its first code.
+                ("attn.out_proj", "attention.output"),
+                ("mlp.fc11", "feed_forward.up"),
+                ("mlp.fc12", "feed_forward.gate"),
+                ("mlp.fc2", "feed_forward.down"),
+                ("norm1", "attention_norm"),
+                ("norm2", "feed_forward_norm"),
+            ),
+            "attn.Wqkv.weight": ("attention.q", "attention.k", "attention.v"),
+        }
+    ),
+    model=MappingProxyType(_EMBEDDINGS),
+    left_out=_HEADS_OF_TRAINING,
+)
+_MODERN: Final = NameTable(
+    prefixes=_ENCODER_PREFIXES,
+    layer=re.compile(r"layers\.(\d{1,4})\."),
+    parts=MappingProxyType(
+        {
+            **_weights(
+                ("attn_norm", "attention_norm"),
+                ("attn.Wo", "attention.output"),
+                ("mlp_norm", "feed_forward_norm"),
+                ("mlp.Wo", "feed_forward.down"),
+                bias=False,
+            ),
+            "attn.Wqkv.weight": ("attention.q", "attention.k", "attention.v"),
+            "mlp.Wi.weight": ("feed_forward.gate", "feed_forward.up"),
+        }
+    ),
+    model=MappingProxyType(
+        {
+            "embeddings.tok_embeddings.weight": "embedding.token",
+            "embeddings.norm.weight": "embedding.norm",
+            "final_norm.weight": "output_norm",
+        }
+    ),
+    left_out=_HEADS_OF_TRAINING,
+)
+
+
+def encoder_names(architecture: str, *, ranks: bool) -> NameTable:
+    """Returns the names of an encoder's weights, by our name of the architecture."""
+    if architecture == "bert":
+        return _RANKER if ranks else _BERT
+    return {"jina-bert-v2": _JINA, "nomic-bert": _NOMIC, "modern-bert": _MODERN}[architecture]

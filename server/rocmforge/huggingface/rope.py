@@ -1,0 +1,204 @@
+"""Rotary position embedding as `config.json` spells it: one way today, others in older files.
+
+Today `rope_parameters` holds everything, by kind of layer where kinds differ. Before Transformers 5
+there were `rope_theta`, `rope_scaling` (with `type` for `rope_type`), `partial_rotary_factor` and,
+for the layers with a window, names of each family's own. The formulas are those of Transformers'
+`modeling_rope_utils.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from rocmforge.errors import UnsupportedArchitecture
+from rocmforge.huggingface.json_object import JsonObject
+from rocmforge.models.config import RopeConfig, RopeScaling, RopeScalingKind, RopeStyle
+
+Float64Array = npt.NDArray[np.float64]
+
+_LLAMA3: Final = "llama3"
+_KINDS: Final = ("default", "linear", "yarn", "longrope", _LLAMA3)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rope:
+    """The rotation of a model, and the divisors of its frequencies where it has some.
+
+    Attributes:
+        factors: [rotary_dim / 2], for any context.
+        long_factors: [rotary_dim / 2], for contexts beyond the original one (LongRoPE).
+        short_factors: The same for shorter contexts.
+    """
+
+    config: RopeConfig
+    factors: Float64Array | None = None
+    long_factors: Float64Array | None = None
+    short_factors: Float64Array | None = None
+
+
+def read_rope(
+    config: JsonObject,
+    *,
+    style: RopeStyle,
+    head_dim: int,
+    max_context: int,
+    theta: float,
+    partial: float = 1.0,
+    kind: str = "full_attention",
+) -> Rope:
+    """Reads the rotation of the layers of a kind.
+
+    Args:
+        config: The model's.
+        style: Which elements of a head rotate together.
+        head_dim: Elements of a head.
+        max_context: Tokens, by the configuration.
+        theta: The base where the configuration says none.
+        partial: The share of a head that rotates where the configuration says none.
+        kind: The name of the kind of layers, where the configuration has several rotations.
+
+    Raises:
+        UnsupportedArchitecture: The frequencies are scaled in a way that we do not have.
+        BadFolder: A value makes no sense.
+    """
+    parameters = config.get_object("rope_parameters") or config.get_object("rope_scaling")
+    if parameters is not None and (of_kind := parameters.get_object(kind)) is not None:
+        parameters = of_kind
+    parameters = parameters or config.empty("rope_parameters")
+    name = parameters.get_str("rope_type", None) or parameters.get_str("type", "default")
+    if name == "su" or (name == "yarn" and parameters.has("long_factor")):
+        name = "longrope"  # as the first files of Phi-3 call it
+    if name not in _KINDS:
+        raise UnsupportedArchitecture(
+            f"{config.get_str('model_type', '')} with rope scaling {name!r}",
+            tuple(f"rope scaling {kind!r}" for kind in _KINDS),
+        )
+    base = parameters if parameters.has("rope_theta") else config
+    found = base.get_float("rope_theta", theta)
+    if not 1 < found < math.inf:
+        raise base.bad("rope_theta", f"{found} is not a rope base")
+    rotary_dim = _rotary_dim(config, parameters, head_dim, partial)
+    return _Scaling(config, parameters, max_context).read(name, style, rotary_dim, found)
+
+
+def _rotary_dim(config: JsonObject, parameters: JsonObject, head_dim: int, partial: float) -> int:
+    place = parameters if parameters.has("partial_rotary_factor") else config
+    share = place.get_float("partial_rotary_factor", partial)
+    dim = int(head_dim * share)
+    if not 0 < dim <= head_dim or dim % 2:
+        raise place.bad(
+            "partial_rotary_factor", f"{share} of {head_dim} elements of a head cannot rotate"
+        )
+    return dim
+
+
+class _Scaling:
+    """Reads how the frequencies are scaled."""
+
+    def __init__(self, config: JsonObject, parameters: JsonObject, max_context: int) -> None:
+        self._config = config
+        self._parameters = parameters
+        self._max_context = max_context
+
+    def read(self, name: str, style: RopeStyle, rotary_dim: int, theta: float) -> Rope:
+        def rope(scaling: RopeScaling | None) -> RopeConfig:
+            return RopeConfig(style=style, rotary_dim=rotary_dim, theta=theta, scaling=scaling)
+
+        match name:
+            case "llama3":
+                return Rope(rope(None), factors=self._llama3_factors(rotary_dim, theta))
+            case "longrope":
+                return Rope(
+                    rope(self._longrope()),
+                    long_factors=self._list("long_factor", rotary_dim),
+                    short_factors=self._list("short_factor", rotary_dim),
+                )
+            case "yarn":
+                return Rope(rope(self._yarn()))
+            case "linear":
+                return Rope(rope(self._linear()))
+        return Rope(rope(None))
+
+    def _linear(self) -> RopeScaling | None:
+        factor = self._positive("factor")
+        if factor == 1:
+            return None
+        return RopeScaling(
+            kind=RopeScalingKind.LINEAR, factor=factor, original_context=self._original
+        )
+
+    def _yarn(self) -> RopeScaling:
+        parameters, original = self._parameters, self._original
+        factor = self._positive("factor", self._max_context / original)
+        if not parameters.get_bool("truncate", True):
+            raise UnsupportedArchitecture(
+                "yarn without rounding of its bounds (truncate)", tuple(_KINDS)
+            )
+        gain = parameters.get_float("attention_factor", None)
+        if gain is None:
+            scales = [parameters.get_float(key, 0.0) for key in ("mscale", "mscale_all_dim")]
+            over, under = scales if all(scales) else (1.0, 0.0)
+            gain = _yarn_gain(factor, over) / _yarn_gain(factor, under)
+        return RopeScaling(
+            kind=RopeScalingKind.YARN,
+            factor=factor,
+            original_context=original,
+            attention_factor=gain,
+            beta_fast=self._positive("beta_fast", 32.0),
+            beta_slow=self._positive("beta_slow", 1.0),
+        )
+
+    def _longrope(self) -> RopeScaling:
+        original = self._original
+        factor = self._positive("factor", self._max_context / original)
+        default = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+        return RopeScaling(
+            kind=RopeScalingKind.LONGROPE,
+            factor=factor,
+            original_context=original,
+            attention_factor=self._parameters.get_float("attention_factor", default),
+        )
+
+    def _llama3_factors(self, rotary_dim: int, theta: float) -> Float64Array:
+        """Returns divisors: 1 for pairs that turn often, the factor for slow ones, or between."""
+        factor = self._positive("factor")
+        low, high = self._positive("low_freq_factor"), self._positive("high_freq_factor")
+        if low >= high:
+            raise self._parameters.bad("high_freq_factor", f"{high} is not above {low}")
+        turns = self._original / (
+            2 * math.pi * theta ** (np.arange(0, rotary_dim, 2, dtype=np.float64) / rotary_dim)
+        )
+        smooth = np.clip((turns - low) / (high - low), 0, 1)
+        return np.asarray(1 / ((1 - smooth) / factor + smooth), np.float64)
+
+    def _list(self, key: str, rotary_dim: int) -> Float64Array:
+        numbers = self._parameters.get_numbers(key)
+        if numbers is None or len(numbers) != rotary_dim // 2 or min(numbers) <= 0:
+            raise self._parameters.bad(key, f"it is not a list of {rotary_dim // 2} divisors")
+        return np.array(numbers, np.float64)
+
+    @property
+    def _original(self) -> int:
+        """The context before it was extended, in tokens."""
+        key = "original_max_position_embeddings"
+        place = self._parameters if self._parameters.has(key) else self._config
+        original = place.get_positive(key, self._max_context)
+        if original < 2:
+            raise place.bad(key, f"{original} is no context")
+        return original
+
+    def _positive(self, key: str, default: float | None = None) -> float:
+        parameters = self._parameters
+        value = parameters.get_float(key) if default is None else parameters.get_float(key, default)
+        if not 0 < value < math.inf:
+            raise parameters.bad(key, f"{value} is not positive")
+        return value
+
+
+def _yarn_gain(factor: float, scale: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0

@@ -1,0 +1,272 @@
+"""The tokenizer of a folder: `tokenizer.json`, and what files beside it say of single tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from rocmforge.checkpoint.tokenizer import LIBRARY_MODEL, TokenizerData, TokenType
+from rocmforge.errors import BadTokenizer
+from rocmforge.huggingface.folder import Folder
+from rocmforge.huggingface.json_object import JsonObject
+
+_FILE: Final = "tokenizer.json"
+_CONFIG: Final = "tokenizer_config.json"
+_SPECIAL_TOKENS: Final = "special_tokens_map.json"
+_MAX_BYTES: Final = 128 << 20
+"""The largest known, of 260,000 tokens and their merges, has 34 MiB."""
+_TEMPLATE: Final = "chat_template.jinja"
+_MAX_TEMPLATE_BYTES: Final = 1 << 20
+_NAMED: Final = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+_PARTS: Final = ("normalizer", "pre_tokenizer", "model", "decoder")
+
+
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    """The tokens that are put around a text, and between two."""
+
+    before: tuple[int, ...] = ()
+    after: tuple[int, ...] = ()
+    between: tuple[int, ...] = ()
+
+
+def read_tokenizer(
+    folder: Folder, config: JsonObject, generation: JsonObject | None, vocab_size: int
+) -> TokenizerData:
+    """Reads and checks the tokenizer.
+
+    Args:
+        folder: The model's.
+        config: Its `config.json`.
+        generation: Its `generation_config.json`.
+        vocab_size: Rows of the embedding. There may be fewer tokens, and tokens beyond them, which
+            text cannot become.
+
+    Raises:
+        BadTokenizer: It is missing, of a kind that we do not have, or contradicts itself.
+        BadFolder: A file is no valid JSON, or a value has the wrong type.
+    """
+    definition = folder.json(_FILE, _MAX_BYTES)
+    if definition is None:
+        raise BadTokenizer(
+            f"{folder.path}: there is no {_FILE}. AutoTokenizer.from_pretrained(...)."
+            "save_pretrained(...) of Transformers writes it from other files."
+        )
+    return _Reader(folder, config, generation, definition, vocab_size).read()
+
+
+def read_templates(folder: Folder) -> dict[str, str]:
+    """Returns the chat templates by name; the one without a name is "default".
+
+    Raises:
+        BadFolder: A file is no text, no valid JSON, or a value has the wrong type.
+    """
+    found: dict[str, str] = {}
+    config = folder.json(_CONFIG)
+    if config is not None and isinstance(config.values.get("chat_template"), list):
+        for entry in config.get_objects("chat_template"):
+            found[entry.get_str("name")] = entry.get_str("template")
+    elif config is not None and config.has("chat_template"):
+        found["default"] = config.get_str("chat_template")
+    text = folder.text(_TEMPLATE, _MAX_TEMPLATE_BYTES)
+    return found if text is None else {**found, "default": text}
+
+
+class _Reader:
+    def __init__(
+        self,
+        folder: Folder,
+        config: JsonObject,
+        generation: JsonObject | None,
+        definition: JsonObject,
+        vocab_size: int,
+    ) -> None:
+        self._path = folder.path
+        self._configs = [each for each in (generation, config) if each is not None]
+        self._definition = definition
+        self._size = vocab_size
+        self._own = folder.json(_CONFIG) or config.empty(_CONFIG)
+        self._map = folder.json(_SPECIAL_TOKENS) or config.empty(_SPECIAL_TOKENS)
+        self._model = definition.get_object("model") or definition.empty("model")
+
+    def read(self) -> TokenizerData:
+        ids = self._ids()
+        added = [
+            token
+            for token in self._definition.get_objects("added_tokens")
+            if self._added_id(token) < self._size
+        ]
+        ids.update((token.get_str("content"), self._added_id(token)) for token in added)
+        tokens = self._by_id(ids)
+        named = {name: ids.get(text) for name, text in self._named()}
+        unknown = self._model.get_int("unk_id", None)
+        if unknown is not None and 0 <= unknown < self._size:
+            named["unk"] = unknown
+        frame = self._frame(self._definition.get_object("post_processor"))
+        bos = frame.before[0] if frame.before else named.get("bos", named.get("cls"))
+        adds_bos = self._own.get_bool("add_bos_token", bool(frame.before))
+        adds_eos = self._own.get_bool("add_eos_token", bool(frame.after))
+        ends = (*frame.after[:1], named.get("eos"), *self._end_ids(), named.get("sep"))
+        return TokenizerData(
+            model=LIBRARY_MODEL,
+            tokens=tokens,
+            types=self._types(tokens, ids, added, named),
+            bos_id=bos,
+            end_ids=tuple(dict.fromkeys(found for found in ends if found is not None)),
+            unknown_id=named.get("unk"),
+            separator_id=frame.after[0] if frame.after else None,
+            adds_bos=adds_bos and bos is not None,
+            adds_eos=adds_eos,
+            adds_separator=len(frame.between) > len(frame.after),
+            strips_after=frozenset(
+                self._added_id(token) for token in added if token.get_bool("rstrip", False)
+            ),
+            definition={part: self._definition.values.get(part) for part in _PARTS},
+        )
+
+    def _ids(self) -> dict[str, int]:
+        """Returns the ids of the model's own tokens, those within the embedding."""
+        kind, vocabulary = self._model.get_str("type", "none"), self._model.values.get("vocab")
+        if kind == "Unigram" and isinstance(vocabulary, list):
+            pairs = [
+                (entry[0], index)
+                for index, entry in enumerate(vocabulary)
+                if isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], str)
+            ]
+            if len(pairs) != len(vocabulary):
+                raise self._bad("not all of its unigram vocabulary are pairs of text and score")
+            return dict(pairs[: self._size])
+        if kind not in ("BPE", "WordPiece") or not isinstance(vocabulary, dict):
+            raise self._bad(f"its model is of type {kind!r}; BPE, WordPiece and Unigram are read")
+        if not all(type(token_id) is int and token_id >= 0 for token_id in vocabulary.values()):
+            raise self._bad("not all ids of its vocabulary are numbers from 0")
+        return {token: index for token, index in vocabulary.items() if index < self._size}
+
+    def _by_id(self, ids: Mapping[str, int]) -> tuple[str, ...]:
+        """Returns the tokens by id; rows of the embedding without a token are padding."""
+        tokens: list[str | None] = [None] * self._size
+        for token, index in ids.items():
+            if tokens[index] is not None or not token:
+                raise self._bad(f"the token {index} has two spellings, or none")
+            tokens[index] = token
+        return tuple(
+            f"[PAD{index}]" if token is None else token for index, token in enumerate(tokens)
+        )
+
+    def _added_id(self, token: JsonObject) -> int:
+        found = token.get_int("id")
+        if found < 0:
+            raise token.bad("id", f"{found} is no token")
+        return found
+
+    def _types(
+        self,
+        tokens: tuple[str, ...],
+        ids: Mapping[str, int],
+        added: list[JsonObject],
+        named: Mapping[str, int | None],
+    ) -> tuple[TokenType, ...]:
+        types = [TokenType.NORMAL if token in ids else TokenType.UNUSED for token in tokens]
+        if self._model.get_bool("byte_fallback", False):
+            for byte in range(256):
+                if (index := ids.get(f"<0x{byte:02X}>")) is not None:
+                    types[index] = TokenType.BYTE
+        for token in added:
+            is_special = token.get_bool("special", False)
+            if not is_special and token.get_bool("single_word", False):
+                raise self._bad(f"the token {token.get_str('content')!r} stands for whole words")
+            index = self._added_id(token)
+            types[index] = TokenType.CONTROL if is_special else TokenType.USER_DEFINED
+        for name, found in named.items():
+            if found is not None:
+                types[found] = TokenType.UNKNOWN if name == "unk" else TokenType.CONTROL
+        return tuple(types)
+
+    def _named(self) -> Iterator[tuple[str, str]]:
+        """Yields the tokens that have a use of their own, as `tokenizer_config.json` says."""
+        for name in _NAMED:
+            key = f"{name}_token"
+            place = self._own if self._own.has(key) else self._map
+            if isinstance(place.values.get(key), dict):
+                token = place.get_object(key)
+                assert token is not None
+                yield name, token.get_str("content")
+            elif (text := place.get_str(key, None)) is not None:
+                yield name, text
+        unknown = self._model.values.get("unk_token")
+        if isinstance(unknown, str):
+            yield "unk", unknown
+
+    def _end_ids(self) -> Iterator[int]:
+        """Yields the tokens that end an answer, by the configurations."""
+        key = "eos_token_id"
+        for config in self._configs:
+            values = config.values.get(key)
+            found = config.get_list(key) if isinstance(values, list) else (values,)
+            for token_id in found or ():
+                if token_id is None:
+                    continue
+                if type(token_id) is not int or token_id < 0:
+                    raise config.bad(key, f"{token_id!r} is no token")
+                if token_id < self._size:
+                    yield token_id
+
+    def _frame(self, processor: JsonObject | None) -> _Frame:
+        if processor is None:
+            return _Frame()
+        match processor.get_str("type", ""):
+            case "Sequence":
+                parts = processor.get_objects("processors")
+                frames = [frame for part in parts if (frame := self._frame(part)) != _Frame()]
+                return frames[-1] if frames else _Frame()
+            case "TemplateProcessing":
+                return self._template(processor)
+            case "BertProcessing" | "RobertaProcessing" as kind:
+                first, last = (self._pair_id(processor, key) for key in ("cls", "sep"))
+                return _Frame((first,), (last,), (last,) * (1 + (kind == "RobertaProcessing")))
+            case "ByteLevel":
+                return _Frame()
+            case other:
+                raise self._bad(f"its post_processor is of type {other!r}, which is not supported")
+
+    def _template(self, processor: JsonObject) -> _Frame:
+        before, after = self._around(processor, "single")
+        pair = [*self._pieces(processor, "pair")] if processor.has("pair") else []
+        places = [place for place, found in enumerate(pair) if found is None]
+        between = [found for found in pair[places[0] : places[-1]] if found] if places else []
+        return _Frame(before, after, tuple(token for ids in between for token in ids))
+
+    def _around(self, processor: JsonObject, key: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        pieces = [*self._pieces(processor, key)]
+        if pieces.count(None) != 1:
+            raise processor.bad(key, "it does not hold one text")
+        place = pieces.index(None)
+        parts = (pieces[:place], pieces[place + 1 :])
+        before, after = (tuple(token for ids in part if ids for token in ids) for part in parts)
+        return before, after
+
+    def _pieces(self, processor: JsonObject, key: str) -> Iterator[tuple[int, ...] | None]:
+        """Yields the ids of each piece; None for a text."""
+        tokens = processor.get_object("special_tokens") or processor.empty("special_tokens")
+        for piece in processor.get_objects(key):
+            special = piece.get_object("SpecialToken")
+            if special is None:
+                yield None
+                continue
+            name = special.get_str("id")
+            ids = (tokens.get_object(name) or tokens.empty(name)).get_list("ids") or ()
+            found = tuple(token for token in ids if type(token) is int and 0 <= token < self._size)
+            if not found or len(found) != len(ids):
+                raise tokens.bad(name, "it names no tokens of the vocabulary")
+            yield found
+
+    def _pair_id(self, processor: JsonObject, key: str) -> int:
+        found = processor.get_list(key) or ()
+        token = found[1] if len(found) == 2 else None
+        if type(token) is not int or not 0 <= token < self._size:
+            raise processor.bad(key, "it is no token and its number")
+        return token
+
+    def _bad(self, reason: str) -> BadTokenizer:
+        return BadTokenizer(f"{self._path / _FILE}: {reason}.")

@@ -1,0 +1,269 @@
+"""What `config.json` says, compared with what the GGUF file of the same model says."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rocmforge.errors import BadFolder, UnsupportedArchitecture
+from rocmforge.gguf.reader import open_gguf
+from rocmforge.huggingface.decoders import read_decoder
+from rocmforge.huggingface.encoders import read_encoder
+from rocmforge.huggingface.folder import Folder
+from rocmforge.huggingface.rope import Rope
+from rocmforge.models.config import ModelConfig, RopeScalingKind, RopeStyle
+from rocmforge.models.pooling import PoolingType
+from rocmforge.models.reading import read_model
+from tests.data.models.tiny_encoders import ENCODERS, TinyEncoder, write_encoder
+from tests.data.models.tiny_encoders import by_name as encoder_by_name
+from tests.data.models.tiny_folders import folder_config
+from tests.data.models.tiny_models import MODELS, TinyModel, by_name, goldens, write_model
+
+
+def config_of(path: Path, values: dict[str, Any]) -> Any:
+    """A folder's configuration with these values."""
+    (path / "config.json").write_text(json.dumps(values))
+    return Folder(path).config()
+
+
+def decoder(path: Path, name: str = "llama", **changes: Any) -> tuple[ModelConfig, Rope]:
+    """The configuration of a tiny model, with changes; None takes a key away."""
+    values = {**folder_config(by_name(name)), **changes}
+    kept = {key: v for key, v in values.items() if v is not None or key not in changes}
+    return read_decoder(config_of(path, kept), name, PoolingType.NONE)
+
+
+def comparable(config: ModelConfig, style: RopeStyle, eps: float) -> ModelConfig:
+    """The configuration with what the kinds of files say in other words or with other digits."""
+    rope = config.rope
+    assert rope is not None
+    if rope.scaling is not None:
+        gain = round(rope.scaling.attention_factor, 6)
+        scaling = replace(rope.scaling, attention_factor=gain)
+        if scaling.kind is RopeScalingKind.LONGROPE:
+            scaling = replace(scaling, factor=0.0)  # GGUF does not say, and nobody asks
+        rope = replace(rope, scaling=scaling)
+    assert config.norm_eps == pytest.approx(eps)
+    return replace(config, norm_eps=eps, rope=replace(rope, style=style))
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
+def test_decoders_are_described_as_by_their_gguf_files(model: TinyModel, tmp_path: Path) -> None:
+    with open_gguf(write_model(model, tmp_path)) as file:
+        expected = read_model(file)
+    found, _ = decoder(tmp_path, model.name)
+    assert found.rope is not None
+    assert expected.rope is not None
+    # GGUF has the rows of Llama in another order, for the other style.
+    style = RopeStyle.NEOX if model.architecture == "llama" else expected.rope.style
+    assert found.rope.style is style
+    eps = model.config["rms_norm_eps"]
+    assert comparable(found, style, eps) == comparable(expected, style, eps)
+
+
+@pytest.mark.parametrize("model", ENCODERS, ids=lambda model: model.name)
+def test_encoders_are_described_as_by_their_gguf_files(model: TinyEncoder, tmp_path: Path) -> None:
+    with open_gguf(write_encoder(model, tmp_path)) as file:
+        expected = read_model(file)
+    config = config_of(tmp_path, folder_config(model))
+    found, first = read_encoder(config, model.name, expected.pooling, expected.num_scores)
+    assert first == model.position_offset
+    if model.hf_class == "ModernBert":
+        expected = replace(expected, num_token_types=0)  # it has no such table
+    assert replace(found, norm_eps=expected.norm_eps) == expected
+
+
+def test_frequencies_of_llama_3_are_divided_as_transformers_does(tmp_path: Path) -> None:
+    _, rope = decoder(tmp_path, "llama3-rope")
+    assert rope.factors is not None
+    plain = 500.0 ** (-np.arange(0, 16, 2) / 16)
+    expected = np.array(goldens("llama3-rope")["frequencies"])
+    np.testing.assert_allclose(plain / rope.factors, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "old"),
+    [
+        ("llama", {"rope_theta": 300.0}),
+        (
+            "llama-linear-rope",
+            {"rope_scaling": {"type": "linear", "factor": 4.0}, "rope_theta": 200},
+        ),
+        ("phi3", {"partial_rotary_factor": 0.5, "rope_theta": 10000.0}),
+        ("glm4", {"partial_rotary_factor": 0.5}),
+        ("glm4", {}),
+        (
+            "gemma3",
+            {
+                "rope_theta": 5000.0,
+                "rope_local_base_freq": 50.0,
+                "rope_scaling": {"rope_type": "linear", "factor": 2.0},
+                "sliding_window_pattern": 6,
+                "layer_types": None,
+            },
+        ),
+        ("gemma2", {"layer_types": None, "rope_theta": 10000.0}),
+    ],
+)
+def test_files_of_transformers_4_say_the_same(
+    name: str, old: dict[str, Any], tmp_path: Path
+) -> None:
+    assert (
+        decoder(tmp_path, name, rope_parameters=None, **{"layer_types": None, **old})[0]
+        == (decoder(tmp_path, name)[0])
+    )
+
+
+def test_gemma_with_images_is_read_as_its_text_part(tmp_path: Path) -> None:
+    text = folder_config(by_name("gemma3"))
+    whole = config_of(tmp_path, {"model_type": "gemma3", "text_config": text, "vision_config": {}})
+    found, _ = read_decoder(whole, "gemma3", PoolingType.NONE)
+    assert found == decoder(tmp_path, "gemma3")[0]
+
+
+def test_what_the_smallest_files_leave_out_has_the_defaults_of_transformers(tmp_path: Path) -> None:
+    text = {"model_type": "gemma3_text", "hidden_size": 2560, "num_hidden_layers": 6}
+    config = config_of(tmp_path, {"model_type": "gemma3", "text_config": text})
+    found, _ = read_decoder(config, "gemma3", PoolingType.NONE)
+    assert (found.vocab_size, found.max_context) == (262208, 131072)
+    assert found.rope is not None
+    assert found.local_rope is not None
+    assert (found.rope.theta, found.local_rope.theta) == (1000000.0, 10000.0)
+    assert [layer.window for layer in found.layers] == [4096] * 5 + [None]
+    assert {(layer.num_heads, layer.num_kv_heads, layer.key_dim) for layer in found.layers} == {
+        (8, 4, 256)
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "windows"),
+    [
+        ({"sliding_window": 5, "use_sliding_window": False}, [None, None]),
+        ({"sliding_window": 5}, [None, None]),
+        ({"sliding_window": 5, "use_sliding_window": True, "max_window_layers": 1}, [None, 5]),
+        (
+            {
+                "sliding_window": 5,
+                "use_sliding_window": True,
+                "layer_types": ["sliding_attention", "full_attention"],
+            },
+            [5, None],
+        ),
+    ],
+)
+def test_windows_of_qwen_are_those_that_are_in_use(
+    changes: dict[str, Any], windows: list[int | None], tmp_path: Path
+) -> None:
+    found, _ = decoder(tmp_path, "qwen2", **{"layer_types": None, **changes})
+    assert [layer.window for layer in found.layers] == windows
+
+
+def test_a_window_of_mistral_is_of_all_layers_and_null_is_none(tmp_path: Path) -> None:
+    values = folder_config(by_name("mistral"))
+    for window in (7, None):
+        config = config_of(tmp_path, {**values, "sliding_window": window})
+        found, _ = read_decoder(config, "m", PoolingType.NONE)
+        assert [layer.window for layer in found.layers] == [window, window]
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "reason"),
+    [
+        ("llama", {"hidden_size": None}, "'hidden_size': it is missing"),
+        ("llama", {"hidden_size": "48"}, "'hidden_size': it is of type str"),
+        ("llama", {"num_key_value_heads": 4}, "4 does not divide the 6 heads"),
+        ("llama", {"num_hidden_layers": 1001}, "1001 layers; there may be 1000"),
+        ("llama", {"num_attention_heads": 10, "head_dim": None}, "10 does not divide the width"),
+        ("llama", {"rms_norm_eps": 0}, "is not in (0, 1)"),
+        ("llama", {"rope_parameters": {"rope_theta": 0.5}}, "0.5 is not a rope base"),
+        ("llama", {"rope_parameters": {"partial_rotary_factor": 0.4}}, "cannot rotate"),
+        ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 0}}, "is not positive"),
+        ("llama3-rope", {"rope_parameters": {"rope_type": "llama3"}}, "'rope_parameters.factor'"),
+        ("gemma2", {"final_logit_softcapping": -1.0}, "is not a cap"),
+        ("gemma2", {"query_pre_attn_scalar": 0}, "is not positive"),
+        ("gemma3", {"layer_types": ["full_attention"]}, "1 types for 7 layers"),
+        ("phi3-longrope-long", {"rope_parameters": {"rope_type": "longrope"}}, "of 4 divisors"),
+    ],
+)
+def test_a_configuration_that_makes_no_sense_is_refused_with_its_key(
+    name: str, changes: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    with pytest.raises(BadFolder) as caught:
+        decoder(tmp_path, name, **changes)
+    assert reason in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "feature"),
+    [
+        ("llama", {"hidden_act": "relu2"}, "activation 'relu2'"),
+        ("llama", {"rope_parameters": {"rope_type": "dynamic"}}, "rope scaling 'dynamic'"),
+        ("gemma3", {"use_bidirectional_attention": True}, "attention to both sides"),
+        (
+            "gemma3",
+            {"layer_types": ["chunked_attention"] * 7},
+            "layers of type 'chunked_attention'",
+        ),
+    ],
+)
+def test_a_feature_that_we_lack_is_refused_with_its_name(
+    name: str, changes: dict[str, Any], feature: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UnsupportedArchitecture) as caught:
+        decoder(tmp_path, name, **changes)
+    assert feature in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "reason"),
+    [
+        ("bert", {"position_embedding_type": "relative_key"}, "positions of type 'relative_key'"),
+        ("bert", {"is_decoder": True}, "the part of a decoder"),
+        ("bert", {"hidden_act": "relu"}, "activation 'relu'"),
+        ("bert", {"hidden_act": "silu"}, "an activation other than gelu"),
+        ("jina-bert-v2", {"feed_forward_type": "original"}, "a feed-forward network of type"),
+        ("nomic-bert", {"hidden_act": "gelu"}, "an activation other than silu"),
+        (
+            "modern-bert",
+            {"rope_scaling": {"rope_type": "linear", "factor": 2}, "rope_parameters": None},
+            "scaled frequencies",
+        ),
+    ],
+)
+def test_encoders_with_features_that_we_lack_are_refused(
+    name: str, changes: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    config = config_of(tmp_path, {**folder_config(encoder_by_name(name)), **changes})
+    with pytest.raises(UnsupportedArchitecture) as caught:
+        read_encoder(config, name, PoolingType.MEAN, 0)
+    assert reason in str(caught.value)
+
+
+def test_the_first_files_of_nomic_bert_say_the_same_in_other_words(tmp_path: Path) -> None:
+    model = encoder_by_name("nomic-bert")
+    expected, _ = read_encoder(
+        config_of(tmp_path, folder_config(model)), "nomic", PoolingType.MEAN, 0
+    )
+    first = {
+        "model_type": "nomic_bert",
+        "activation_function": "swiglu",
+        "n_embd": 48,
+        "n_head": 4,
+        "n_inner": 72,
+        "n_layer": 2,
+        "n_positions": 64,
+        "layer_norm_epsilon": 1e-12,
+        "rotary_emb_base": 1000,
+        "rotary_emb_fraction": 1.0,
+        "type_vocab_size": 2,
+        "vocab_size": 97,
+    }
+    assert read_encoder(config_of(tmp_path, first), "nomic", PoolingType.MEAN, 0)[0] == expected
+    scaled = {**first, "n_positions": 8192, "rotary_scaling_factor": 2, "max_trained_positions": 50}
+    found, _ = read_encoder(config_of(tmp_path, scaled), "nomic", PoolingType.MEAN, 0)
+    assert found.max_context == 50, "beyond that its frequencies would change with the length"

@@ -1,0 +1,245 @@
+"""Tokenizers of folders, compared with the library that `tokenizer.json` is written for."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rocmforge.errors import BadFolder, BadTokenizer
+from rocmforge.huggingface.folder import Folder
+from rocmforge.huggingface.tokenizer import read_templates, read_tokenizer
+from rocmforge.text.tokenizer.tokenizer import Tokenizer
+from tests.support.tokenizer_files import KINDS, TEXT, write_tokenizer
+
+SPECIAL = {
+    "byte level": "<|im_start|>user\nHi<|im_end|>\n<tool_call>",
+    "Llama 2": "<s> one</s>two <s>",
+    "Mistral": "<s>[INST]  one [INST] two</s> three",
+    "WordPiece": "[CLS] one [SEP] two",
+    "unigram": "<s> one </s> two",
+}
+TEXTS = (
+    TEXT,
+    "",
+    " ",
+    "  two  spaces ",
+    "line\n\n\tbreaks\r\n",
+    "😀 and \u0301 marks, ﬁ ligature",
+    "<0x41> [PAD9] ▁▁ \uffff",
+)
+
+
+@cache
+def library(kind: str) -> tokenizers.Tokenizer:
+    return KINDS[kind]()
+
+
+def read(
+    path: Path, generation: dict[str, Any] | None = None, size: int | None = None
+) -> Tokenizer:
+    """The tokenizer of a folder."""
+    (path / "config.json").write_text("{}")
+    (path / "generation_config.json").write_text(json.dumps(generation or {}))
+    folder = Folder(path)
+    count = tokenizers.Tokenizer.from_file(str(path / "tokenizer.json")).get_vocab_size()
+    found = folder.json("generation_config.json")
+    return Tokenizer(read_tokenizer(folder, folder.config(), found, size or count))
+
+
+@pytest.fixture(scope="module")
+def ours(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tokenizer]:
+    found = {}
+    for kind in KINDS:
+        path = tmp_path_factory.mktemp("tokenizer")
+        write_tokenizer(path, library(kind))
+        found[kind] = read(path)
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_texts_become_the_librarys_tokens(kind: str, ours: dict[str, Tokenizer]) -> None:
+    for text in (*TEXTS, SPECIAL[kind], f"{SPECIAL[kind]} {TEXT[:50]}"):
+        expected = library(kind).encode(text, add_special_tokens=False).ids
+        if kind == "WordPiece":
+            expected = untruncated(kind).encode(text, add_special_tokens=False).ids
+        assert ours[kind].encode(text, parse_special=True, add_bos=False) == expected, text
+
+
+@cache
+def untruncated(kind: str) -> tokenizers.Tokenizer:
+    found = tokenizers.Tokenizer.from_str(library(kind).to_str())
+    found.no_truncation()
+    return found
+
+
+@given(
+    text=st.text(st.characters(codec="utf-8"), max_size=30) | st.text("ab c.<>|\n▁#", max_size=20)
+)
+@pytest.mark.parametrize("kind", KINDS)
+def test_any_text_becomes_the_librarys_tokens(
+    kind: str, text: str, ours: dict[str, Tokenizer]
+) -> None:
+    expected = untruncated(kind).encode(text, add_special_tokens=False).ids
+    assert ours[kind].encode(text, parse_special=True, add_bos=False) == expected
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_texts_of_clients_become_no_special_tokens(kind: str, ours: dict[str, Tokenizer]) -> None:
+    tokenizer = ours[kind]
+    for text in (SPECIAL[kind], *map(tokenizer.token, tokenizer.special_ids)):
+        ids = tokenizer.encode(text, parse_special=False, add_bos=False)
+        allowed = {3} if kind == "unigram" else {1} if kind == "WordPiece" else set()
+        assert tokenizer.special_ids.intersection(ids) <= allowed, "only the unknown token"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_pieces_put_together_are_the_text(kind: str, ours: dict[str, Tokenizer]) -> None:
+    text = "The quick fox jumps over 17 dogs."
+    ids = ours[kind].encode(text, parse_special=False, add_bos=False)
+    expected = untruncated(kind).decode(ids)
+    if kind == "WordPiece":  # the library's decoder also joins what looks like English
+        expected = "the quick fox jumps over 17 dogs ."
+    assert ours[kind].decode(ids) == expected
+    assert b"".join(map(ours[kind].piece_bytes, ids)).decode().lstrip() == expected
+
+
+@pytest.mark.parametrize("kind", ["WordPiece", "unigram"])
+def test_texts_to_be_read_and_pairs_are_framed_as_by_the_library(
+    kind: str, ours: dict[str, Tokenizer]
+) -> None:
+    one, two = "the cat sat on the mat", "over the lazy dog"
+    plain = untruncated(kind)
+    assert ours[kind].encode_whole(one) == plain.encode(one).ids
+    assert ours[kind].encode_pair(one, two) == plain.encode(one, two).ids
+
+
+@pytest.mark.parametrize(("kind", "bos"), [("byte level", "<|endoftext|>"), ("Llama 2", "<s>")])
+def test_prompts_begin_as_the_template_of_the_file_says(
+    kind: str, bos: str, ours: dict[str, Tokenizer]
+) -> None:
+    assert ours[kind].encode("one", parse_special=False) == library(kind).encode("one").ids
+    assert ours[kind].bos_id == library(kind).token_to_id(bos)
+
+
+def test_tokenizer_config_may_say_otherwise_and_names_tokens(tmp_path: Path) -> None:
+    eos = {"content": "<|im_end|>", "special": True}
+    write_tokenizer(tmp_path, library("byte level"), add_bos_token=False, eos_token=eos)
+    tokenizer = read(tmp_path)
+    assert not tokenizer.adds_bos
+    assert tokenizer.eos_ids[0] == library("byte level").token_to_id("<|im_end|>")
+    assert tokenizer.special_tokens()["eos_token"] == "<|im_end|>"
+
+
+def test_answers_end_at_all_tokens_that_the_configurations_name(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path, library("Llama 2"), eos_token="</s>")
+    assert read(tmp_path, {"eos_token_id": [2, 300]}).eos_ids == (2, 300)
+    assert read(tmp_path, {"eos_token_id": 300}).eos_ids == (2, 300)
+
+
+def test_special_tokens_map_of_older_folders_counts(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path, library("Llama 2"))
+    (tmp_path / "special_tokens_map.json").write_text('{"eos_token": {"content": "</s>"}}')
+    assert read(tmp_path).eos_ids == (2,)
+
+
+def test_rows_of_the_embedding_without_a_token_are_padding(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path, library("WordPiece"))
+    count = library("WordPiece").get_vocab_size()
+    tokenizer = read(tmp_path, size=count + 3)
+    assert tokenizer.vocab_size == count + 3
+    assert tokenizer.token(count + 2) == f"[PAD{count + 2}]"
+    ids = tokenizer.encode(f"[PAD{count + 2}]", parse_special=True, add_bos=False)
+    assert max(ids) < count
+
+
+def test_tokens_beyond_the_embedding_are_left_out(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path, library("byte level"))
+    count = library("byte level").get_vocab_size()
+    tokenizer = read(tmp_path, size=count - 1)  # <tool_call> is the last
+    assert tokenizer.vocab_size == count - 1
+    assert max(tokenizer.encode("<tool_call>", parse_special=True)) < count - 1
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "reason"),
+    [
+        (("model", "type"), "WordLevel", "its model is of type 'WordLevel'"),
+        (("model",), None, "its model is of type 'none'"),
+        (("model", "vocab"), {"a": -1}, "not all ids of its vocabulary are numbers"),
+        (("model", "vocab"), {"a": "b"}, "not all ids of its vocabulary are numbers"),
+        (("model", "vocab"), {"a": 0, "b": 0}, "the token 0 has two spellings"),
+        (("model", "merges"), [["a"]], "tokenizer.json cannot be used"),
+        (("pre_tokenizer",), {"type": "Nonsense"}, "tokenizer.json cannot be used"),
+        (("post_processor",), {"type": "Nonsense"}, "its post_processor is of type 'Nonsense'"),
+        (("normalizer",), {"type": "Precompiled", "precompiled_charsmap": "AAAA"}, "is broken"),
+        (("normalizer",), {"type": "Precompiled", "precompiled_charsmap": "%"}, "precompiled_char"),
+        (
+            ("normalizer",),
+            {"type": "Sequence", "normalizers": [{"type": "Precompiled"}]},
+            "is broken",
+        ),
+    ],
+)
+def test_a_definition_that_cannot_be_used_is_refused(
+    place: tuple[str, ...], value: Any, reason: str, tmp_path: Path
+) -> None:
+    definition = json.loads(library("byte level").to_str())
+    inner = definition
+    for key in place[:-1]:
+        inner = inner[key]
+    inner[place[-1]] = value
+    (tmp_path / "tokenizer.json").write_text(json.dumps(definition))
+    with pytest.raises(BadTokenizer) as caught:
+        Tokenizer(read_tokenizer(Folder(tmp_path), empty(tmp_path), None, 700))
+    assert reason in str(caught.value)
+
+
+def empty(path: Path) -> Any:
+    """A configuration without values."""
+    (path / "config.json").write_text("{}")
+    return Folder(path).config()
+
+
+def test_a_folder_without_tokenizer_json_is_refused_with_the_way_to_it(tmp_path: Path) -> None:
+    with pytest.raises(BadTokenizer, match=r"there is no tokenizer\.json\. AutoTokenizer"):
+        read_tokenizer(Folder(tmp_path), empty(tmp_path), None, 10)
+
+
+def test_an_end_token_that_is_none_is_refused_with_its_key(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path, library("Llama 2"))
+    with pytest.raises(BadFolder, match="'eos_token_id': 'x' is no token"):
+        read(tmp_path, {"eos_token_id": ["x"]})
+
+
+@pytest.mark.parametrize(
+    ("config", "file", "templates"),
+    [
+        ({}, None, {}),
+        ({"chat_template": "{{ a }}"}, None, {"default": "{{ a }}"}),
+        ({"chat_template": "{{ a }}"}, "{{ b }}", {"default": "{{ b }}"}),
+        (
+            {
+                "chat_template": [
+                    {"name": "default", "template": "{{ a }}"},
+                    {"name": "tool_use", "template": "{{ t }}"},
+                ]
+            },
+            None,
+            {"default": "{{ a }}", "tool_use": "{{ t }}"},
+        ),
+    ],
+)
+def test_chat_templates_are_found_where_folders_have_them(
+    config: dict[str, Any], file: str | None, templates: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    if file is not None:
+        (tmp_path / "chat_template.jinja").write_text(file)
+    assert read_templates(Folder(tmp_path)) == templates
