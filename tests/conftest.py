@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,6 +24,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Puts files with slow tests first: the last of several workers shall not be left with one."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
+
+
+def pytest_collection_finish() -> None:
+    """Spares the garbage collector what lives as long as the process: modules and tests."""
+    gc.freeze()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -13,6 +13,7 @@ import shlex
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
@@ -362,6 +363,7 @@ def variable_of(name: str) -> str:
     return ENV_PREFIX + name.upper()
 
 
+@cache
 def options() -> tuple[Option, ...]:
     """Returns all settings, in the order of the table above."""
     hints = get_type_hints(Settings, include_extras=True)

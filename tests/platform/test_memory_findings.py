@@ -10,7 +10,7 @@ from hip import hip as _hip_bindings
 
 from tests.support.host_platform import Access, HostPlatform
 from tests.support.kernels import Device, KernelFault, check, hip
-from tests.support.memory import memory_of_process
+from tests.support.memory import held_memory
 
 
 def test_right_kernel_is_let_through(device: Device) -> None:
@@ -167,17 +167,17 @@ def test_freed_memory_is_given_back(device: Device) -> None:
         device.release()
 
     use_and_free()
-    before = memory_of_process("VmRSS")
+    before = held_memory()
     for _ in range(4):
         use_and_free()
-    assert memory_of_process("VmRSS") - before < 4 * elements
+    assert held_memory() - before < 4 * elements
 
 
 def test_who_wrote_what_is_forgotten_between_launches_before_it_takes_much(device: Device) -> None:
     """It weighs eight times as much as what was written: 100 MB of weights would be 800."""
     part, parts = 1 << 18, 48
     weights = device.empty(part * parts, np.float32)
-    before = memory_of_process("VmRSS")
+    before = held_memory()
     for index in range(parts):
         device.launch("rf_fill", weights, index * part, part, grid=part // 256, block=256)
-    assert memory_of_process("VmRSS") - before < 300 << 20  # 384 MiB otherwise
+    assert held_memory() - before < 300 << 20  # 384 MiB otherwise

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,12 +19,15 @@ MUCH = 128 << 20
 """Bytes that tests may leave behind before it is asked whether they are in use: asking is slow."""
 
 
-def memory_of_process(field: str) -> int:
-    """Reads a size of this process, in bytes: VmRSS is what it holds, VmHWM the most it held."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(f"{field}:"):
-            return int(line.split()[1]) << 10
-    raise ValueError(f"/proc/self/status has no {field}")
+def held_memory() -> int:
+    """Reads how much memory this process holds, in bytes."""
+    return int(Path("/proc/self/statm").read_bytes().split()[1]) * resource.getpagesize()
+
+
+def peak_memory() -> int:
+    """Reads the most memory that this process has held, in bytes."""
+    status = Path("/proc/self/status").read_bytes()
+    return int(status.partition(b"VmHWM:")[2].split(maxsplit=1)[0]) << 10
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -56,20 +60,20 @@ class _Guard:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._failed = False
-        self._in_use = memory_of_process("VmRSS")  # when it was last known
+        self._in_use = held_memory()  # when it was last known
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self) -> None:
         """Sees to it that no test loads a model beside what is left of the one before."""
-        if memory_of_process("VmRSS") > self._in_use + MUCH:
+        if held_memory() > self._in_use + MUCH:
             give_back_freed_memory()
-            self._in_use = memory_of_process("VmRSS")
+            self._in_use = held_memory()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_teardown(self) -> Iterator[None]:
-        before = memory_of_process("VmRSS")
+        before = held_memory()
         yield
-        peak = memory_of_process("VmHWM")
+        peak = peak_memory()
         if peak > self._limit and not self._failed:
             self._failed = True  # the peak stays: later tests are not to blame
             pytest.fail(

@@ -98,18 +98,25 @@ def module_files() -> dict[str, Path]:
 
 
 @cache
-def nodes(path: Path) -> tuple[ast.AST, ...]:
-    """The syntax tree of a module; several tests look at each."""
-    return tuple(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+def nodes(module: str) -> tuple[ast.AST, ...]:
+    """What several tests look at in a module's syntax tree: its imports, globals and attributes."""
+    kinds = (ast.Import, ast.ImportFrom, ast.Global, ast.Attribute)
+    tree = ast.parse(MODULES[module].read_text(encoding="utf-8"))
+    return tuple(node for node in ast.walk(tree) if isinstance(node, kinds))
 
 
-def imports(path: Path) -> Iterator[str]:
+@cache
+def imports(module: str) -> frozenset[str]:
     """Dotted names a module imports, wherever in the file; type-checking imports count too."""
-    for node in nodes(path):
+    return frozenset(_imports(module))
+
+
+def _imports(module: str) -> Iterator[str]:
+    for node in nodes(module):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path} uses a relative import"
+            assert node.level == 0, f"{module} uses a relative import"
             assert node.module is not None
             yield node.module
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
@@ -135,28 +142,40 @@ PACKAGES = sorted(name for name, path in MODULES.items() if path.name == "__init
 SERVER_MODULES = [name for name in MODULES if is_under(name, ("rocmforge",))]
 
 
-@pytest.mark.parametrize("module", SERVER_MODULES)
-def test_the_server_imports_only_its_own_layer_and_below(module: str) -> None:
-    layer = layer_of(module)
-    assert layer is not None, f"{module} stands in no layer: add it to LAYERS"
+def test_every_module_of_the_server_stands_in_a_layer() -> None:
+    assert [module for module in SERVER_MODULES if layer_of(module) is None] == []
+
+
+def test_the_server_imports_only_its_own_layer_and_below() -> None:
+    layers = {module: layer_of(module) or 0 for module in SERVER_MODULES}
     upward = {
-        name
-        for name in imports(MODULES[module])
-        if name in MODULES and is_under(name, ("rocmforge",)) and (layer_of(name) or 0) < layer
+        (module, name)
+        for module, layer in layers.items()
+        for name in imports(module)
+        if layers.get(name, layer) < layer
     }
     assert upward == set()
 
 
-@pytest.mark.parametrize("module", SERVER_MODULES)
-def test_the_server_never_imports_a_backend(module: str) -> None:
+def test_the_server_never_imports_a_backend() -> None:
     backends = ("rocmforge_hip", "rocmforge_reference")
-    assert [name for name in imports(MODULES[module]) if is_under(name, backends)] == []
+    found = {
+        (module, name)
+        for module in SERVER_MODULES
+        for name in imports(module)
+        if is_under(name, backends)
+    }
+    assert found == set()
 
 
-@pytest.mark.parametrize("module", [name for name in MODULES if name not in SERVER_MODULES])
-def test_a_backend_imports_only_the_shared_part_of_the_server(module: str) -> None:
-    used = {name for name in imports(MODULES[module]) if is_under(name, ("rocmforge",))}
-    assert {name for name in used if not is_under(name, BACKEND_MAY_IMPORT)} == set()
+def test_a_backend_imports_only_the_shared_part_of_the_server() -> None:
+    found = {
+        (module, name)
+        for module in MODULES.keys() - set(SERVER_MODULES)
+        for name in imports(module)
+        if is_under(name, ("rocmforge",)) and not is_under(name, BACKEND_MAY_IMPORT)
+    }
+    assert found == set()
 
 
 def part_of(package: str, module: str) -> str:
@@ -173,7 +192,7 @@ def circle_within(package: str) -> list[str]:
     """
     parts: TopologicalSorter[str] = TopologicalSorter()
     for module in filter(lambda name: is_under(name, (package,)), MODULES):
-        for name in imports(MODULES[module]):
+        for name in imports(module):
             if is_under(name, (package,)) and name in MODULES:
                 importer, imported = part_of(package, module), part_of(package, name)
                 if importer != imported:
@@ -200,30 +219,36 @@ def test_no_folder_holds_more_modules_than_a_reader_can_look_over() -> None:
     assert crowded == set()
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_confined_libraries_stay_where_they_belong(module: str) -> None:
+@pytest.mark.parametrize("library", CONFINED)
+def test_confined_libraries_stay_where_they_belong(library: str) -> None:
     strays = {
-        library
-        for library, homes in CONFINED.items()
-        for name in imports(MODULES[module])
-        if is_under(name, (library,)) and not is_under(module, homes)
+        (module, name)
+        for module in MODULES
+        if not is_under(module, CONFINED[library])
+        for name in imports(module)
+        if is_under(name, (library,))
     }
     assert strays == set()
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_only_settings_and_the_choice_of_hip_library_touch_the_environment(module: str) -> None:
-    reads = [
-        node.lineno
-        for node in nodes(MODULES[module])
+def test_only_settings_and_the_choice_of_hip_library_touch_the_environment() -> None:
+    reads = {
+        (module, node.lineno)
+        for module in MODULES.keys() - {"rocmforge.settings", "rocmforge_hip.device.platform"}
+        for node in nodes(module)
         if isinstance(node, ast.Attribute) and node.attr in {"environ", "getenv", "environb"}
-    ]
-    assert reads == [] or module in {"rocmforge.settings", "rocmforge_hip.device.platform"}
+    }
+    assert reads == set()
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_no_module_rebinds_its_globals(module: str) -> None:
-    assert [node.lineno for node in nodes(MODULES[module]) if isinstance(node, ast.Global)] == []
+def test_no_module_rebinds_its_globals() -> None:
+    rebound = {
+        (module, node.lineno)
+        for module in MODULES
+        for node in nodes(module)
+        if isinstance(node, ast.Global)
+    }
+    assert rebound == set()
 
 
 def test_no_file_is_longer_than_a_reader_can_hold() -> None:

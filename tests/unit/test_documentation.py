@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
@@ -97,8 +96,7 @@ def test_every_named_test_exists() -> None:
     missing = []
     for page, name in named:
         path, _, function = name.partition("::")
-        tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
-        if function not in {n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)}:
+        if not re.search(rf"^ *(?:async )?def {function}\(", read(ROOT / path), re.MULTILINE):
             missing.append((page, name))
     assert missing == []
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
@@ -50,29 +50,36 @@ FORMER_IN_PAGES = (
 WIRE = {"schema.py", "events.py"}
 
 
+@dataclass
+class Module:
+    """What the tests look at in a module."""
+
+    names: set[str] = field(default_factory=set)  # every one that it defines or uses
+    docstrings: list[str] = field(default_factory=list)
+    classes: list[str] = field(default_factory=list)  # at its top
+
+
 @cache
-def modules() -> dict[Path, ast.Module]:
+def modules() -> dict[Path, Module]:
     paths = (path for folder in PACKAGES for path in sorted(folder.rglob("*.py")))
-    return {path: ast.parse(path.read_text(encoding="utf-8")) for path in paths}
+    return {path: _module(ast.parse(path.read_text(encoding="utf-8"))) for path in paths}
 
 
-@cache
-def names_in(path: Path) -> frozenset[str]:
-    """Every name that a module defines or uses."""
-    return frozenset(_names(modules()[path]))
-
-
-def _names(tree: ast.Module) -> Iterator[str]:
+def _module(tree: ast.Module) -> Module:
+    found = Module()
     for node in ast.walk(tree):
         match node:
             case ast.Name(id=name) | ast.Attribute(attr=name) | ast.arg(arg=name):
-                yield name
-            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
-                yield name
-            case ast.ClassDef(name=name):
-                yield name
+                found.names.add(name)
             case ast.keyword(arg=str(name)):
-                yield name
+                found.names.add(name)
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef() | ast.Module():
+                if docstring := ast.get_docstring(node):
+                    found.docstrings.append(docstring)
+                if not isinstance(node, ast.Module):
+                    found.names.add(node.name)
+    found.classes += [node.name for node in tree.body if isinstance(node, ast.ClassDef)]
+    return found
 
 
 def rows() -> list[tuple[str, str]]:
@@ -84,7 +91,7 @@ def rows() -> list[tuple[str, str]]:
 
 
 def test_every_name_in_the_glossary_is_in_the_code() -> None:
-    known = frozenset[str]().union(*map(names_in, modules()))
+    known = {name for module in modules().values() for name in module.names}
     named = {name for _, meaning in rows() for name in re.findall(r"`([A-Za-z_]\w*)`", meaning)} - {
         "n"
     }
@@ -104,8 +111,8 @@ def test_no_name_holds_a_word_that_was_replaced(former: str) -> None:
     pattern = re.compile(former, re.IGNORECASE)
     found = {
         (str(path.relative_to(ROOT)), name)
-        for path in modules()
-        for name in names_in(path)
+        for path, module in modules().items()
+        for name in module.names
         if pattern.search(name)
     }
     assert found == set(), f"the word is now {FORMER[former]}"
@@ -118,15 +125,12 @@ def test_no_page_says_what_was_replaced(page: Path) -> None:
 
 
 def test_docstrings_begin_with_a_verb_or_a_thing() -> None:
-    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     vague = re.compile(r"(?:What|The same|Those|As)\b")
     found = [
         (str(path.relative_to(ROOT)), docstring.splitlines()[0])
-        for path, tree in modules().items()
-        for node in ast.walk(tree)
-        if isinstance(node, kinds)
-        and (docstring := ast.get_docstring(node))
-        and vague.match(docstring)
+        for path, module in modules().items()
+        for docstring in module.docstrings
+        if vague.match(docstring)
     ]
     assert found == []
 
@@ -134,8 +138,7 @@ def test_docstrings_begin_with_a_verb_or_a_thing() -> None:
 @pytest.mark.slow
 def test_no_two_public_classes_have_one_name() -> None:
     homes = defaultdict(list)
-    for path, tree in modules().items():
-        for node in tree.body:
-            if isinstance(node, ast.ClassDef) and path.name not in WIRE:
-                homes[node.name].append(str(path.relative_to(ROOT)))
+    for path, module in modules().items():
+        for name in module.classes if path.name not in WIRE else ():
+            homes[name].append(str(path.relative_to(ROOT)))
     assert {name: found for name, found in homes.items() if len(found) > 1 and name[0] != "_"} == {}

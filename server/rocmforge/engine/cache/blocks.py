@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
+from itertools import chain
 
 from rocmforge.engine.cache.prefix_index import PrefixIndex
 from rocmforge.engine.sequence.block_keys import BlockKey
@@ -84,10 +85,12 @@ class BlockAllocator:
     def check_integrity(self, tables: Iterable[Sequence[int]]) -> None:
         """Asserts that `tables`, the blocks of every live sequence, explain every count."""
         self._index.check_integrity()
-        references = Counter(block for table in tables for block in table)
-        for block, count in enumerate(self._counts):
+        references = Counter(chain.from_iterable(tables))
+        counts = {block: count for block, count in enumerate(self._counts) if count}
+        for block in counts.keys() | references.keys():
+            count = self._counts[block]
             assert count == references[block], f"block {block}: {count} != {references[block]}"
-        used = {block for block, count in enumerate(self._counts) if count}
+        used = counts.keys()
         empty = set(self._empty)
         cached = set(self._cached)
         assert len(used) + len(self._empty) + len(cached) == self.num_blocks, "a block is lost"
