@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from rocmforge.engine.ipc.params import GenerateRequest, SamplingParams
-from rocmforge.engine.ipc.prompt import token_prompt
+from rocmforge.engine.ipc.prompt import Prompt, token_prompt
 
 
-def asked(prompt: Sequence[int], sampling: SamplingParams, **more: Any) -> GenerateRequest:
+def asked(prompt: Sequence[int] | Prompt, sampling: SamplingParams, **more: Any) -> GenerateRequest:
     """A request that arrives now, and that no token ends."""
     fields: dict[str, Any] = {"eos_ids": (), "arrival_ns": time.monotonic_ns(), **more}
-    return GenerateRequest(prompt=token_prompt(prompt), sampling=sampling, **fields)
+    spans = prompt if isinstance(prompt, Prompt) else token_prompt(prompt)
+    return GenerateRequest(prompt=spans, sampling=sampling, **fields)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from rocmforge.backend.protocol import Float32Array
+from rocmforge.backend.protocol import Float32Array, LoadOptions, Runner
+from rocmforge.engine.ipc.params import SamplingParams, TokenLogprob
 from rocmforge.engine.ipc.prompt import EmbeddingSpan, Prompt, TokenSpan, embedding_span
+from rocmforge.engine.ipc.status import EngineStats
+from tests.data.models.tiny_models import TinyModel, hf_weights
+from tests.support.core import make_core, reports
 from tests.support.fake_backend import HIDDEN_SIZE
 
 PLACEHOLDER = 2
@@ -48,3 +54,38 @@ def embedded(
         parts.append(embedding_span(rows, placeholder))
         start = place.stop
     return prompt_of(*parts, *([ids[start:]] if start < len(ids) else []))
+
+
+def begun_with(model: TinyModel) -> Float32Array:
+    """What a tiny model begins with for each token: its table, scaled, [V, hidden_size]."""
+    scale = math.sqrt(model.config["hidden_size"]) if model.is_gemma else 1.0
+    return hf_weights(model)["model.embed_tokens.weight"] * np.float32(scale)
+
+
+@dataclass
+class Answer:
+    """What a request got."""
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
+
+
+def answers(
+    runner: Runner,
+    options: LoadOptions,
+    prompts: Sequence[Sequence[int] | Prompt],
+    sampling: SamplingParams,
+) -> tuple[list[Answer], EngineStats]:
+    """What an engine of its own gives for these prompts at once, and what it counted."""
+    found = [Answer() for _ in prompts]
+    stats = EngineStats()
+    for report in reports(make_core(runner, options), [(each, sampling) for each in prompts]):
+        stats = report.stats
+        for event in report.events:
+            assert event.error is None
+            answer = found[event.request_id]
+            answer.tokens += event.token_ids
+            answer.logprobs += event.logprobs or ()
+            answer.prompt_logprobs += event.prompt_logprobs or ()
+    return found, stats

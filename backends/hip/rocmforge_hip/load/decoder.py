@@ -158,6 +158,7 @@ def _describe(
         bus_ids=(found.properties.pci_id,),
         notes=(*str(plan).splitlines(), kernels.note),
         hidden_size=config.hidden_size,
+        embedding_size=config.hidden_size,
         masks_tokens=True,
         logits_processors=tuple(kernels.processors),
     )

@@ -113,6 +113,8 @@ class HipOps:
         tokens = step.shape.tokens
         out = self._arena.residual.float32(tokens, matrix.in_features)
         self._rows.embed(matrix, self._arena.tokens, scale, out)
+        if step.embeddings is not None:
+            step.embeddings.copy_to(out)
         return Activation(self._arena.residual, tokens, matrix.in_features, f32=out)
 
     def rms_norm(self, x: Activation, weight: Weight) -> Activation:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Final, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from rocmforge.backend.protocol import SamplingBatch, StepInput
+from rocmforge.backend.protocol import Int32Array, SamplingBatch, StepInput
+from rocmforge_hip.device.driver import Driver
 from rocmforge_hip.device.memory import ArraySpec, DeviceArray, spec
 from rocmforge_hip.device.records import leaves, mapped
 from rocmforge_hip.ops.processor_arrays import (
@@ -304,6 +306,25 @@ def _contents(step: StepInput, shape: StepShape) -> StepArrays[Content]:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class StagedRows:
+    """Rows of embeddings in pinned memory, which a step begins with instead of the table's."""
+
+    driver: Driver
+    stream: int
+    address: int  # of float32 [E, hidden_size]
+    tokens: Int32Array  # [E], of the step, in ascending order
+
+    def copy_to(self, x: DeviceArray) -> None:
+        """Copies the rows over those of their tokens in x, float32 [T, hidden_size]."""
+        row_bytes = x.shape[1] * x.dtype.itemsize
+        gaps = np.flatnonzero(np.diff(self.tokens) != 1) + 1
+        for first, end in pairwise([0, *gaps.tolist(), len(self.tokens)]):
+            target = x.address + int(self.tokens[first]) * row_bytes
+            source = self.address + first * row_bytes
+            self.driver.copy_to_device(target, source, (end - first) * row_bytes, self.stream)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class DeviceStep:
     """A step as the operations see it: its sizes, and its arrays on the device."""
 
@@ -311,3 +332,4 @@ class DeviceStep:
     inputs: StepArrays[DeviceArray]
     needs: SamplingNeeds
     host: StepInput | None = None  # for logits processors, which need no other operation
+    embeddings: StagedRows | None = None

@@ -1,6 +1,7 @@
 """Executes steps on the device: one copy up, kernels or a graph of them, one copy down.
 
 Masks may be an exception: they are copied when the forward pass runs already, and sampling waits.
+Rows of embeddings are another: each run of them is copied to its place behind the table's rows.
 
 Two steps may be in flight (`pipeline`), and a step may read the tokens that the one before it
 sampled.
@@ -38,6 +39,7 @@ from rocmforge_hip.ops.step import (
 )
 from rocmforge_hip.ops.step_output import OutputLayout
 from rocmforge_hip.run.base import BaseRunner
+from rocmforge_hip.run.embeddings import RowStaging
 from rocmforge_hip.run.pipeline import Lane
 from rocmforge_hip.run.traffic import StepReads
 from rocmforge_hip.weights.adapters import most_tiles, tile_rows
@@ -101,6 +103,7 @@ class HipRunner(BaseRunner[Model, _InFlight]):
         super().__init__(device, model, limits, info, model.sampler.tokens.nbytes)
         self._graphs = GraphCache(device.driver, device.stream)
         self._reads = reads
+        self._rows = RowStaging(device, limits.tokens, model.config.hidden_size)
         self._layouts: dict[StepShape, tuple[StepLayout, StepArrays[DeviceArray]]] = {}
         self._unmasked: _Unmasked | None = None
 
@@ -157,7 +160,7 @@ class HipRunner(BaseRunner[Model, _InFlight]):
         is_masked_later = step.sampling.is_masked_later
         size = layout.masks.offset if is_masked_later else layout.nbytes
         driver.copy_to_device(model.inputs.address, lane.inputs.address, size, stream)
-        on_device = DeviceStep(shape, arrays, needs, step)
+        on_device = DeviceStep(shape, arrays, needs, step, self._rows.stage(step, lane))
         forward = self._compute(on_device, model, is_bucket=bucket is not None)
         output = OutputLayout(
             shape.rows, needs.logprobs, needs.num_top, shape.sums, model.config.hidden_size
@@ -222,7 +225,9 @@ class HipRunner(BaseRunner[Model, _InFlight]):
     def _bucket(self, step: StepInput) -> StepShape | None:
         """Returns the shape of the graph for a step of decodes, None for any other step."""
         count = step.num_sequences
-        if step.num_tokens != count or len(step.logit_rows) != count or len(step.hidden_ranges):
+        if step.num_tokens != count or len(step.logit_rows) != count:
+            return None
+        if len(step.hidden_ranges) or len(step.embedding_tokens):
             return None
         size = min(next(size for size in _BUCKETS if count <= size), self._limits.sequences)
         blocks = ceil_div(int(step.context_len.max()), BLOCK_TOKENS)

@@ -37,6 +37,9 @@ def find(tokens: list[int], count: int) -> list[int]:
         ([7, 1, 2, 3, 9, 1, 2, 4, 7, 1, 2], 1, [3]),  # three tokens match there
         ([1, 2, 3, 1, 2, 4, 1, 2], 2, [4, 1]),  # the last of two places
         ([5, 5, 5, 5], 3, [5]),
+        ([1, 2, 3, -4, -5, 1, 2], 4, [3]),  # places of embeddings, no two alike, are no tokens
+        ([1, 2, -3, -4, 1, 2], 4, []),
+        ([-1, -2, 3, 4, -5, -6], 4, []),
         ([1, 2, 3], 3, []),
         ([1], 3, []),
         ([1, 2, 1, 2], 0, []),

@@ -35,6 +35,7 @@ from rocmforge.engine.ipc.status import EngineStats
 from rocmforge.engine.ipc.totals import Totals
 from rocmforge.engine.ipc.wire import FrameReader, encode
 from rocmforge.errors import BadGguf, EngineError, ModelNotFound, RocmForgeError
+from tests.support.spans import image, prompt_of
 from tests.unit.engine.helpers import options, request
 
 COMMANDS: list[Command] = [
@@ -56,6 +57,7 @@ COMMANDS: list[Command] = [
         SamplingParams(max_tokens=4, seed=2**64 - 1, logit_bias=((1, -float("inf")),)),
         deadline_ns=2**62,
     ),
+    request(4, prompt_of([1, 2], image(1, 3), [4]), SamplingParams(max_tokens=4)),
     Cancel(request_id=3),
     Shutdown(),
 ]
@@ -68,6 +70,7 @@ REPORTS: list[Report] = [
             TokenEvent(
                 request_id=2,
                 logprobs=(TokenLogprob(token_id=1, logprob=-0.5, top=((1, -0.5),)),),
+                prompt_logprobs=(None, TokenLogprob(token_id=1, logprob=-0.5, top=())),
                 finish_reason=FinishReason.STOP,
             ),
         ),
