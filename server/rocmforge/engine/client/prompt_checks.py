@@ -5,7 +5,11 @@ from __future__ import annotations
 from rocmforge.backend.protocol import RunnerInfo
 from rocmforge.engine.ipc.params import GenerateRequest
 from rocmforge.engine.ipc.prompt import EmbeddingSpan
+from rocmforge.engine.ipc.wire import MAX_FRAME_BYTES
 from rocmforge.errors import ContextLengthExceeded, InvalidParameter, UnsupportedFeature
+
+_MAX_ROWS_BYTES = MAX_FRAME_BYTES // 2
+"""Of a prompt's rows of embeddings, which travel in one message with everything else."""
 
 
 def check_prompt(request: GenerateRequest, runner: RunnerInfo) -> None:
@@ -13,7 +17,7 @@ def check_prompt(request: GenerateRequest, runner: RunnerInfo) -> None:
 
     Raises:
         InvalidParameter: the prompt or a span of it is empty, a token id is not in the vocabulary,
-            or rows of embeddings have another width than the model's.
+            or rows of embeddings have another width than the model's, or are too many bytes.
         UnsupportedFeature: the model takes no rows of embeddings.
         ContextLengthExceeded: with them, the prompt is too long.
     """
@@ -34,6 +38,13 @@ def check_prompt(request: GenerateRequest, runner: RunnerInfo) -> None:
     spans = [span for _, span in prompt.embeddings]
     for span in spans:
         _check_rows(span, runner)
+    size = sum(len(span.rows) for span in spans)
+    if size > _MAX_ROWS_BYTES:
+        raise InvalidParameter(
+            f"The embeddings of the prompt are {size:,} bytes, but no more than "
+            f"{_MAX_ROWS_BYTES:,} can be sent.",
+            param="prompt",
+        )
     if spans and len(prompt) + request.sampling.max_tokens > runner.max_context:
         raise ContextLengthExceeded(
             limit=runner.max_context,

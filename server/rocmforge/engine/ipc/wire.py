@@ -13,7 +13,8 @@ import msgspec
 
 from rocmforge.errors import EngineError
 
-MAX_FRAME_BYTES = 64 << 20
+MAX_FRAME_BYTES = 1 << 30
+"""Only a prompt's rows of embeddings come near it; `prompt_checks` keeps them within."""
 _HEADER_BYTES = 4
 
 M = TypeVar("M")

@@ -109,7 +109,8 @@ def _embeddings(chunks: list[Chunk], query_start: Int32Array) -> tuple[Int32Arra
     """Returns the tokens of the step that have rows of embeddings, [E], and those rows, [E, D]."""
     tokens: list[Int32Array] = []
     rows: list[Float32Array] = []
-    for chunk, offset in zip(chunks, query_start.tolist(), strict=False):
+    has_any = any([chunk.sequence.embeddings is not None for chunk in chunks])
+    for chunk, offset in zip(chunks, query_start.tolist(), strict=False) if has_any else ():
         embeddings = chunk.sequence.embeddings
         if embeddings is not None and chunk.start < chunk.sequence.num_prompt:
             positions, pieces = embeddings.between(chunk.start, chunk.start + chunk.num_tokens)

@@ -9,6 +9,7 @@ import pytest
 from msgspec import structs
 
 from rocmforge.backend.protocol import RunnerInfo
+from rocmforge.engine.client import prompt_checks
 from rocmforge.engine.client.prompt_checks import check_prompt
 from rocmforge.engine.ipc.params import SamplingParams
 from rocmforge.engine.ipc.prompt import Prompt, embedding_span, token_prompt
@@ -85,6 +86,14 @@ def test_what_cannot_be_computed_is_refused(
     with pytest.raises(kind, match=message) as caught:
         check(prompt)
     assert caught.value.param == "prompt"
+
+
+def test_rows_that_no_message_can_carry_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    size = len(ROWS.rows)
+    monkeypatch.setattr(prompt_checks, "_MAX_ROWS_BYTES", 2 * size - 1)
+    check(prompt_of(ROWS))
+    with pytest.raises(InvalidParameter, match=f"are {2 * size} bytes, but no more than"):
+        check(prompt_of(ROWS, ROWS))
 
 
 def test_a_model_that_takes_no_embeddings_says_so() -> None:

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from rocmforge import errors
 from rocmforge.engine.ipc import wire
@@ -26,6 +27,7 @@ from rocmforge.engine.ipc.messages import (
 )
 from rocmforge.engine.ipc.params import (
     FinishReason,
+    GenerateRequest,
     SamplingParams,
     TokenEvent,
     TokenLogprob,
@@ -110,6 +112,18 @@ def test_garbage_is_refused_or_waits_for_more(data: bytes) -> None:
     except EngineError:
         return
     assert all(isinstance(message, msgspec.Struct) for message in messages)
+
+
+def test_the_rows_of_many_images_fit_into_a_message() -> None:
+    span = image(1, 1)
+    rows = bytes(64 << 20)
+    large = structs.replace(span, rows=rows, num_rows=len(rows) // len(span.rows))
+    data = encode(request(1, prompt_of([1], large), SamplingParams(max_tokens=4)))
+    reader: FrameReader[Command] = FrameReader(Command)
+    pieces = (data[start : start + (1 << 20)] for start in range(0, len(data), 1 << 20))
+    (message,) = [message for piece in pieces for message in reader.feed(piece)]
+    assert isinstance(message, GenerateRequest)
+    assert message.prompt.spans[1] == large
 
 
 def test_an_announced_length_beyond_the_bound_is_refused_at_once() -> None:
