@@ -8,6 +8,7 @@ inline constexpr int kEmbedThreads = 64;
 template <Quantised Format>
 __device__ __forceinline__ void embed(const uint8_t* table, const int32_t* tokens, float* out,
                                       int vocab_size, int quant_blocks, float scale) {
+  prepare<Format>();
   const int stored_rows = (vocab_size + kRowAlign - 1) / kRowAlign * kRowAlign;
   const Format row = Format::of(Planes(table, stored_rows, tokens[blockIdx.y]), quant_blocks);
   const int i = blockIdx.x * kEmbedThreads + threadIdx.x;

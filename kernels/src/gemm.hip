@@ -108,6 +108,7 @@ inline constexpr int kThreadsFor =
 
 template <class Format, int kTileRows>
 __device__ __forceinline__ void gemm(const GemmArguments& arguments) {
+  prepare<Format>();
   if constexpr (kIsDirect<Format, kTileRows>) {
     direct_gemm<Format>(arguments);
   } else {

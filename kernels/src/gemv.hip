@@ -77,6 +77,7 @@ __device__ __forceinline__ void gemv(const uint8_t* weight, const Activations& x
   // activations would be waiting for the weights too.
   float sums[kRows][kGroups] = {};
   load_next(Tile::first_piece());
+  prepare<Format>();
   for (int i = Tile::first_piece(); i < chunks; i += step) {
     uint32_t code[kQuantBlocks][kGroups][8];
     Scales<Format::kScales> scales[kQuantBlocks][kGroups];

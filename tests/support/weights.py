@@ -12,10 +12,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
-from gguf.quants import dequantize
+from gguf.constants import GGMLQuantizationType
 
-Array = npt.NDArray[Any]
+from rocmforge.checkpoint.decode import decode
+from rocmforge.checkpoint.formats import FORMATS
+from rocmforge.checkpoint.random_rows import random_rows
+
 Bytes = npt.NDArray[Any]  # uint8
 
 QUANT_BLOCK = 32  # weights
@@ -23,27 +25,9 @@ GROUP_ROWS = 8
 ROW_ALIGN = 32
 GATE_ROWS = 16
 
-FLOAT_TYPES = ("f32", "f16", "bf16")
-BLOCK_TYPES = ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl", "mxfp4")
-SUPER_BLOCK_TYPES = ("q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_xs")
-QUANTISED_TYPES = BLOCK_TYPES + SUPER_BLOCK_TYPES
-ALL_TYPES = FLOAT_TYPES + QUANTISED_TYPES
-
-# Where the halves of a block are that scale it: random bytes there would be huge or NaN.
-_HALVES = {
-    "q8_0": (0,),
-    "q4_0": (0,),
-    "q4_1": (0, 2),
-    "q5_0": (0,),
-    "q5_1": (0, 2),
-    "iq4_nl": (0,),
-    "q2_k": (80, 82),
-    "q3_k": (108,),
-    "q4_k": (0, 2),
-    "q5_k": (0, 2),
-    "q6_k": (208,),
-    "iq4_xs": (0,),
-}
+ALL_TYPES = tuple(name for name, format in FORMATS.items() if format.has_kernels)
+FLOAT_TYPES = tuple(name for name in ALL_TYPES if not FORMATS[name].is_quantised)
+QUANTISED_TYPES = tuple(name for name in ALL_TYPES if FORMATS[name].is_quantised)
 
 
 def ggml_type(name: str) -> GGMLQuantizationType:
@@ -70,8 +54,8 @@ class Matrix:
         return self.in_features // QUANT_BLOCK
 
     def values(self) -> npt.NDArray[np.float64]:
-        """The weights, by the gguf package."""
-        return dequantize(self.raw, ggml_type(self.name)).astype(np.float64)
+        """The weights, as the product decodes them: its tests compare with the gguf package."""
+        return decode(FORMATS[self.name], self.raw).astype(np.float64)
 
     def packed(self, stored_row: npt.NDArray[np.int64] | None = None, rows: int = 0) -> Bytes:
         """The device layout; row r goes to stored_row[r] of a matrix with at least `rows` rows."""
@@ -91,18 +75,13 @@ def random_matrix(
     rng: np.random.Generator, name: str, rows: int, in_features: int, *, magnitude: float = 1.0
 ) -> Matrix:
     """A matrix whose weights are of the order of `magnitude`; their codes use every bit."""
-    block, size = GGML_QUANT_SIZES[ggml_type(name)]
-    if name in FLOAT_TYPES:
-        values = (magnitude * rng.standard_normal((rows, in_features))).astype(np.float32)
-        return Matrix(name, _float_bytes(name, values), in_features)
-    raw = rng.integers(0, 256, (rows, in_features // block, size), dtype=np.uint8)
-    for position in _HALVES.get(name, ()):
-        scale = rng.uniform(0.25, 1.0, raw.shape[:2]) * _typical_scale(name) * magnitude
-        scale *= rng.choice([-1.0, 1.0], raw.shape[:2])
-        raw[:, :, position : position + 2] = _bytes_of(scale[:, :, None].astype(np.float16))
-    if name == "mxfp4":
-        raw[:, :, 0] = rng.integers(122, 128, raw.shape[:2]) + round(np.log2(magnitude))
-    return Matrix(name, raw.reshape(rows, -1), in_features)
+    raw = random_rows(rng, FORMATS[name], rows, in_features, magnitude)
+    return Matrix(name, raw, in_features)
+
+
+def block_features(name: str) -> int:
+    """The fewest in_features that a matrix of this type can have."""
+    return max(QUANT_BLOCK, FORMATS[name].block_size)
 
 
 def gated_rows(rows: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
@@ -117,31 +96,13 @@ def round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 
 
-def _typical_scale(name: str) -> float:
-    largest = {"q8_0": 128, "iq4_nl": 128, "q2_k": 45, "q3_k": 128, "q6_k": 4096, "iq4_xs": 4096}
-    return 1.0 / largest.get(name, 1024 if name.endswith("_k") else 16)
-
-
-def _float_bytes(name: str, values: npt.NDArray[np.float32]) -> Bytes:
-    if name == "f32":
-        return _bytes_of(values)
-    if name == "f16":
-        return _bytes_of(values.astype(np.float16))
-    return _bytes_of((values.view(np.uint32) >> 16).astype(np.uint16))
-
-
-def _bytes_of(values: Array) -> Bytes:
-    return np.ascontiguousarray(values).view(np.uint8)
-
-
 def _planes(name: str, raw: Bytes) -> Iterator[Bytes]:
     """The planes of a matrix, each [rows, items, bytes of an item]."""
     rows = raw.shape[0]
     if name in FLOAT_TYPES:
         yield raw.reshape(rows, -1, 16)
         return
-    _, size = GGML_QUANT_SIZES[ggml_type(name)]
-    blocks = raw.reshape(rows, -1, size)
+    blocks = raw.reshape(rows, -1, FORMATS[name].block_bytes)
     yield from _PLANES[name](blocks)
 
 
@@ -242,6 +203,84 @@ def _iq4_xs(b: Bytes) -> Iterator[Bytes]:
     yield b[:, :, :8]
 
 
+def _q1_0(b: Bytes) -> Iterator[Bytes]:
+    yield _bits(np.unpackbits(b[:, :, 2:], axis=-1, bitorder="little"), 8)
+    yield b[:, :, :2]
+
+
+def _sign_bits(signs: Bytes, others: Bytes | None = None) -> Bytes:
+    """The plane of signs: [rows, pairs of quant blocks, 8].
+
+    `signs` are [rows, blocks, weights]. `others` are [rows, blocks, weights / 8] bits that stand
+    where the last of each eight signs would.
+    """
+    bits = signs.reshape(*signs.shape[:2], -1, 8).copy()
+    if others is not None:
+        bits[..., 7] = others
+    return _bits(bits.reshape(signs.shape[0], -1), 8)
+
+
+def _sevens(words: npt.NDArray[np.uint32]) -> tuple[Bytes, Bytes]:
+    """Four times seven signs of each word, with room for the eighth; the four bits above them."""
+    bits = (words[..., None] >> np.arange(32, dtype=np.uint32) & 1).astype(np.uint8)
+    signs = np.zeros((*words.shape, 4, 8), np.uint8)
+    signs[..., :7] = bits[..., :28].reshape(*words.shape, 4, 7)
+    return signs.reshape(*words.shape[:2], -1), bits[..., 28:].reshape(*words.shape[:2], -1)
+
+
+def _words(blocks: Bytes, dtype: str) -> Any:
+    return np.ascontiguousarray(blocks).view(dtype)
+
+
+def _pairs_of(index: Bytes, signs: Bytes) -> Bytes:
+    """Indices and signs of a quant block after each other: [rows, pairs of quant blocks, 16]."""
+    rows = index.shape[0]
+    both = np.concatenate((index.reshape(rows, -1, 2, 4), signs.reshape(rows, -1, 2, 4)), axis=-1)
+    return both.reshape(rows, -1, 16)
+
+
+def _iq2_xxs(b: Bytes) -> Iterator[Bytes]:
+    words = _words(b[:, :, 2:], "<u4")
+    signs, scales = _sevens(words[:, :, 1::2])
+    index = _words(words[:, :, ::2], "u1")
+    yield _pairs_of(index, _sign_bits(signs, scales))
+    yield b[:, :, :2]
+
+
+def _iq2_xs(b: Bytes) -> Iterator[Bytes]:
+    codes = _words(b[:, :, 2:66], "<u2")
+    seven = (codes[..., None] >> np.arange(9, 16, dtype=np.uint16) & 1).astype(np.uint8)
+    signs = np.pad(seven, ((0, 0), (0, 0), (0, 0), (0, 1))).reshape(*b.shape[:2], -1)
+    high = (codes >> 8 & 1).astype(np.uint8)
+    yield _pairs_of((codes & 255).astype(np.uint8), _sign_bits(signs, high))
+    yield b[:, :, 66:].reshape(b.shape[0], -1, 2)
+    yield b[:, :, :2]
+
+
+def _iq2_s(b: Bytes) -> Iterator[Bytes]:
+    rows = b.shape[0]
+    signs = np.unpackbits(b[:, :, 34:66], axis=-1, bitorder="little")
+    yield _pairs_of(b[:, :, 2:34], _sign_bits(signs))
+    more = (b[:, :, 66:74].reshape(rows, -1, 2), b[:, :, 74:82].reshape(rows, -1, 2))
+    yield np.concatenate(more, axis=-1)
+    yield b[:, :, :2]
+
+
+def _iq3_xxs(b: Bytes) -> Iterator[Bytes]:
+    signs, scales = _sevens(_words(b[:, :, 66:], "<u4"))
+    yield b[:, :, 2:66].reshape(b.shape[0], -1, 16)
+    yield _sign_bits(signs, scales)
+    yield b[:, :, :2]
+
+
+def _iq3_s(b: Bytes) -> Iterator[Bytes]:
+    rows = b.shape[0]
+    yield b[:, :, 2:66].reshape(rows, -1, 16)
+    yield _sign_bits(np.unpackbits(b[:, :, 74:106], axis=-1, bitorder="little"))
+    yield b[:, :, 66:74].reshape(rows, -1, 2)
+    yield np.concatenate((b[:, :, :2], b[:, :, 106:110]), axis=-1)
+
+
 _PLANES: dict[str, Callable[[Bytes], Iterator[Bytes]]] = {
     "q8_0": _q8_0,
     "q4_0": _nibble_block(2),
@@ -256,4 +295,10 @@ _PLANES: dict[str, Callable[[Bytes], Iterator[Bytes]]] = {
     "q5_k": _q5_k,
     "q6_k": _q6_k,
     "iq4_xs": _iq4_xs,
+    "iq3_s": _iq3_s,
+    "iq3_xxs": _iq3_xxs,
+    "iq2_s": _iq2_s,
+    "iq2_xs": _iq2_xs,
+    "iq2_xxs": _iq2_xxs,
+    "q1_0": _q1_0,
 }

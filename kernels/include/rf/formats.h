@@ -69,6 +69,8 @@ __device__ __forceinline__ Half2 as_halves(uint32_t word) {
 //   code(chunk, u, k)         elements 4 k to 4 k + 3 of its quant block u, one to a byte
 //   scales(chunk, p, u)       for that quant block; p is the chunk's place in its super-block
 // with weight = scale * (code - kZero) + offset. Codes are below 128, or signed bytes (kSigned).
+// A format whose codes are looked up in LDS names a Codebook (codebook.h): kernels call prepare()
+// before the first code().
 
 // Elements 4 k to 4 k + 3 of quant block u of a chunk, as weights.
 template <class Format>
@@ -122,5 +124,11 @@ struct Plain {
 // Any format but those.
 template <class Format>
 concept Quantised = requires { Format::kQuantBlocks; };
+
+// Brings what code() needs to LDS; all threads of the block call it.
+template <class Format>
+__device__ __forceinline__ void prepare() {
+  if constexpr (requires { typename Format::Codebook; }) Format::Codebook::load();
+}
 
 }  // namespace rf

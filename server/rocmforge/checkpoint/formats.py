@@ -7,7 +7,6 @@ nothing but the standard library.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
@@ -21,6 +20,9 @@ class WeightFormat:
         name: As in the names of kernels; in capitals, the name of GGUF's type.
         block_size: Elements of a row that are stored together; 1 for plain numbers.
         block_bytes: Bytes of such a block.
+        half_scales: Bytes of a block at which the float16s begin that multiply its codes.
+        exponent_scales: Bytes of a block that are such factors, powers of two biased by 127.
+        largest: The largest number that such a factor meets.
         has_kernels: There are kernels that multiply with matrices of this format. The others
             occur in files, where they can be described.
     """
@@ -28,7 +30,10 @@ class WeightFormat:
     name: str
     block_size: int
     block_bytes: int
-    has_kernels: bool
+    half_scales: tuple[int, ...] = ()
+    exponent_scales: tuple[int, ...] = ()
+    largest: float = 1.0
+    has_kernels: bool = True
 
     def __str__(self) -> str:
         """Returns the name as people know it."""
@@ -44,57 +49,64 @@ class WeightFormat:
         return features // self.block_size * self.block_bytes
 
 
-def _declare(
-    *rows: tuple[str, int, int], has_kernels: bool
-) -> Mapping[str, WeightFormat]:  # name, block_size, block_bytes
-    return {
-        name: WeightFormat(name=name, block_size=size, block_bytes=nbytes, has_kernels=has_kernels)
-        for name, size, nbytes in rows
-    }
+def _plain(name: str, nbytes: int) -> WeightFormat:
+    return WeightFormat(name=name, block_size=1, block_bytes=nbytes)
 
 
-FORMATS: Final = MappingProxyType(
-    {
-        **_declare(
-            ("f32", 1, 4),
-            ("f16", 1, 2),
-            ("bf16", 1, 2),
-            ("q8_0", 32, 34),
-            ("q4_0", 32, 18),
-            ("q4_1", 32, 20),
-            ("q5_0", 32, 22),
-            ("q5_1", 32, 24),
-            ("iq4_nl", 32, 18),
-            ("mxfp4", 32, 17),
-            ("q2_k", 256, 84),
-            ("q3_k", 256, 110),
-            ("q4_k", 256, 144),
-            ("q5_k", 256, 176),
-            ("q6_k", 256, 210),
-            ("iq4_xs", 256, 136),
-            has_kernels=True,
-        ),
-        **_declare(
-            ("f64", 1, 8),
-            ("i8", 1, 1),
-            ("i16", 1, 2),
-            ("i32", 1, 4),
-            ("i64", 1, 8),
-            ("q1_0", 128, 18),
-            ("q8_1", 32, 40),
-            ("q8_k", 256, 292),
-            ("iq1_s", 256, 50),
-            ("iq1_m", 256, 56),
-            ("iq2_xxs", 256, 66),
-            ("iq2_xs", 256, 74),
-            ("iq2_s", 256, 82),
-            ("iq3_xxs", 256, 98),
-            ("iq3_s", 256, 110),
-            ("tq1_0", 256, 54),
-            ("tq2_0", 256, 66),
-            ("nvfp4", 64, 36),
-            has_kernels=False,
-        ),
-    }
+def _scaled(
+    name: str, block_size: int, block_bytes: int, largest: float, *half_scales: int
+) -> WeightFormat:
+    return WeightFormat(
+        name=name,
+        block_size=block_size,
+        block_bytes=block_bytes,
+        half_scales=half_scales,
+        largest=largest,
+    )
+
+
+def _in_files(name: str, block_size: int, block_bytes: int) -> WeightFormat:
+    return WeightFormat(
+        name=name, block_size=block_size, block_bytes=block_bytes, has_kernels=False
+    )
+
+
+_ROWS: Final = (
+    _plain("f32", 4),
+    _plain("f16", 2),
+    _plain("bf16", 2),
+    _scaled("q8_0", 32, 34, 128, 0),
+    _scaled("q4_0", 32, 18, 16, 0),
+    _scaled("q4_1", 32, 20, 16, 0, 2),
+    _scaled("q5_0", 32, 22, 16, 0),
+    _scaled("q5_1", 32, 24, 16, 0, 2),
+    _scaled("iq4_nl", 32, 18, 128, 0),
+    WeightFormat(name="mxfp4", block_size=32, block_bytes=17, exponent_scales=(0,)),
+    _scaled("q2_k", 256, 84, 45, 80, 82),
+    _scaled("q3_k", 256, 110, 128, 108),
+    _scaled("q4_k", 256, 144, 1024, 0, 2),
+    _scaled("q5_k", 256, 176, 1024, 0, 2),
+    _scaled("q6_k", 256, 210, 4096, 208),
+    _scaled("iq4_xs", 256, 136, 4096, 0),
+    _scaled("iq3_s", 256, 110, 465, 0),
+    _scaled("iq3_xxs", 256, 98, 481, 0),
+    _scaled("iq2_s", 256, 82, 167, 0),
+    _scaled("iq2_xs", 256, 74, 167, 0),
+    _scaled("iq2_xxs", 256, 66, 167, 0),
+    _scaled("q1_0", 128, 18, 1, 0),
+    _in_files("f64", 1, 8),
+    _in_files("i8", 1, 1),
+    _in_files("i16", 1, 2),
+    _in_files("i32", 1, 4),
+    _in_files("i64", 1, 8),
+    _in_files("q8_1", 32, 40),
+    _in_files("q8_k", 256, 292),
+    _in_files("iq1_s", 256, 50),
+    _in_files("iq1_m", 256, 56),
+    _in_files("tq1_0", 256, 54),
+    _in_files("tq2_0", 256, 66),
+    _in_files("nvfp4", 64, 36),
 )
+
+FORMATS: Final = MappingProxyType({format.name: format for format in _ROWS})
 """All formats by name: those with kernels first, in the order in which they are shown to people."""

@@ -16,9 +16,10 @@ from kernels.compiler import find_compiler
 from kernels.report import KernelReport, report_unit
 from kernels.table import read_table
 from kernels.targets import Platform, Target, select
+from tests.support.weights import QUANTISED_TYPES
 
 LDS_LIMIT = 64 << 10
-QUANTISED = r"(q\d_\w|iq4_\w+|mxfp4)"
+QUANTISED = f"({'|'.join(QUANTISED_TYPES)})"
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -21,7 +21,7 @@ from tests.support.linear import (
     random_layer,
     worst_error,
 )
-from tests.support.weights import ALL_TYPES, SUPER_BLOCK_TYPES
+from tests.support.weights import ALL_TYPES, block_features
 
 Float16 = npt.NDArray[np.float16]
 Float32 = npt.NDArray[np.float32]
@@ -86,7 +86,7 @@ def _check(device: Device, layer: Layer, x: Float32, *, tile: int = 32, splits: 
 )
 def test_multiplies(device: Device, name: str, rows: int, out_features: int, blocks: int) -> None:
     rng = np.random.default_rng(0)
-    in_features = blocks * (256 if name in SUPER_BLOCK_TYPES else 32)
+    in_features = blocks * block_features(name)
     layer = random_layer(rng, name, out_features, in_features)
     _check(device, layer, random_activation(rng, rows, in_features))
 

@@ -23,7 +23,7 @@ from tests.support.linear import (
     random_layer,
     worst_error,
 )
-from tests.support.weights import FLOAT_TYPES, QUANTISED_TYPES, SUPER_BLOCK_TYPES
+from tests.support.weights import ALL_TYPES, FLOAT_TYPES, block_features
 
 Float32 = npt.NDArray[np.float32]
 _ROUNDING = 2e-6  # of float32 sums of a few hundred terms, relative to their magnitude
@@ -85,7 +85,7 @@ def _check(
     assert worst_error(actual, layer.apply(seen), layer.magnitude(seen)) < _ROUNDING
 
 
-@pytest.mark.parametrize("name", FLOAT_TYPES + QUANTISED_TYPES)
+@pytest.mark.parametrize("name", ALL_TYPES)
 @pytest.mark.parametrize(
     ("rows", "variant", "out_features", "blocks"),
     [(1, 1, 32, 1), (2, 2, 37, 3), (3, 4, 16, 11), (8, 8, 40, 2)],
@@ -95,7 +95,7 @@ def test_multiplies(
     device: Device, name: str, rows: int, variant: int, out_features: int, blocks: int
 ) -> None:
     rng = np.random.default_rng(0)
-    in_features = blocks * (256 if name in SUPER_BLOCK_TYPES else 32)
+    in_features = blocks * block_features(name)
     layer = random_layer(rng, name, out_features, in_features)
     _check(device, layer, random_activation(rng, rows, in_features), variant=variant)
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from rocmforge.checkpoint.formats import FORMATS
 from tests.support.kernels import Device, check
-from tests.support.weights import ALL_TYPES, BLOCK_TYPES, FLOAT_TYPES, QUANT_BLOCK, random_matrix
+from tests.support.weights import ALL_TYPES, FLOAT_TYPES, QUANT_BLOCK, random_matrix
 
-# How many elements of a row one lane takes.
-_LANE = {
-    "f32": 4,
-    "f16": 8,
-    "bf16": 8,
-    **dict.fromkeys(BLOCK_TYPES, QUANT_BLOCK),
-}
+
+def elements_of_a_lane(name: str) -> int:
+    """Elements of a row that one lane takes: 16 bytes of numbers, or one or two quant blocks."""
+    format = FORMATS[name]
+    if not format.is_quantised:
+        return 16 // format.block_bytes
+    return QUANT_BLOCK if format.block_size == QUANT_BLOCK else 2 * QUANT_BLOCK
 
 
 @pytest.mark.parametrize("name", ALL_TYPES)
@@ -28,7 +29,7 @@ def test_gives_the_scaled_rows(
 ) -> None:
     table = random_matrix(np.random.default_rng(0), name, vocabulary, columns)
     out = device.empty((len(tokens), columns), np.float32, "out")
-    lanes = columns // _LANE.get(name, 2 * QUANT_BLOCK)
+    lanes = columns // elements_of_a_lane(name)
     device.launch(
         f"rf_embed_{name}",
         device.upload(table.packed(), "table"),
