@@ -14,6 +14,7 @@ import pytest
 
 from rocmforge import settings
 from rocmforge.api.app import HANDLERS
+from rocmforge.checkpoint.formats import FORMATS
 from rocmforge.cli import main
 from rocmforge.fleet.entry import ModelState
 
@@ -191,6 +192,12 @@ def test_modules_and_recipes_exist() -> None:
 
 def test_every_setting_of_one_model_is_listed() -> None:
     assert settings.PER_MODEL - set(spans(ROOT / "docs/models.md")) == set()
+
+
+def test_every_format_with_kernels_is_listed() -> None:
+    text = (ROOT / "docs/hardware.md").read_text()
+    formats = [str(format) for format in FORMATS.values() if format.has_kernels]
+    assert [name for name in formats if not re.search(rf"\b{name}\b", text)] == []
 
 
 def test_every_state_of_a_model_is_explained() -> None:

@@ -13,11 +13,12 @@ from gguf.quants import dequantize
 
 from rocmforge.checkpoint.decode import decode
 from rocmforge.checkpoint.formats import FORMATS, WeightFormat
+from rocmforge.checkpoint.random_rows import random_rows
 
 FORMATS_FILE = Path(__file__).parents[3] / "server/rocmforge/checkpoint/formats.py"
 
 
-def random_rows(format: WeightFormat, rows: int, blocks: int) -> np.ndarray:
+def random_blocks(format: WeightFormat, rows: int, blocks: int) -> np.ndarray:
     rng = np.random.default_rng(7)
     return rng.integers(0, 256, (rows, blocks * format.block_bytes), np.uint8)
 
@@ -48,13 +49,13 @@ def test_every_format_is_found_under_its_own_name() -> None:
     "format", [each for each in FORMATS.values() if can_dequantise(each)], ids=lambda f: f.name
 )
 def test_values_are_those_of_the_gguf_package(format: WeightFormat) -> None:
-    rows = random_rows(format, 3, 2)
+    rows = random_blocks(format, 3, 2)
     expected = dequantize(rows, GGMLQuantizationType[format.name.upper()])
     np.testing.assert_array_equal(decode(format, rows), expected)
 
 
 def test_a_tensor_of_more_than_one_piece_is_decoded_whole() -> None:
-    rows = random_rows(FORMATS["q8_0"], 2, (1 << 18) // 32 + 5)
+    rows = random_blocks(FORMATS["q8_0"], 2, (1 << 18) // 32 + 5)
     rows.reshape(2, -1, 34)[:, :, :2] = np.array([1], "<f2").view(np.uint8)
     codes = rows.reshape(2, -1, 34)[:, :, 2:].view(np.int8).reshape(2, -1)
     np.testing.assert_array_equal(decode(FORMATS["q8_0"], rows), codes)
@@ -83,3 +84,15 @@ def test_the_declaration_needs_only_the_standard_library() -> None:
         [sys.executable, "-I", "-S", "-c", program], capture_output=True, text=True, check=True
     )
     assert int(done.stdout) == len(FORMATS)
+
+
+@pytest.mark.parametrize(
+    "format", [each for each in FORMATS.values() if each.has_kernels], ids=lambda f: f.name
+)
+@pytest.mark.parametrize("magnitude", [1.0, 1 / 64])
+def test_random_rows_are_of_the_magnitude_asked_for(format: WeightFormat, magnitude: float) -> None:
+    rng = np.random.default_rng(3)
+    rows = random_rows(rng, format, 8, 1024, magnitude)
+    assert rows.shape == (8, format.row_bytes(1024))
+    size = np.abs(decode(format, rows)).mean() / magnitude
+    assert 0.05 < size < 2
