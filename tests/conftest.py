@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -19,11 +20,17 @@ settings.load_profile("rocmforge")
 settings.register_profile("fast", settings.get_profile("rocmforge"), max_examples=10)
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Keeps the order of files among workers, too: xdist would begin with those of many tests."""
+    config.option.loadscopereorder = False
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts files with slow tests first: the last of several workers shall not be left with one."""
+    """Puts files with slow tests first, then those of many: no worker shall be left with one."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow)
+    tests = Counter(item.path for item in items)
+    items.sort(key=lambda item: 0 if item.path in slow else 1 / tests[item.path])
 
 
 def pytest_collection_finish() -> None:

@@ -1,0 +1,46 @@
+"""Workers of a test run begin with the files that take long."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+MANY = """
+import pytest
+
+@pytest.mark.parametrize("number", range(9))
+def test_quick(number):
+    pass
+"""
+FEW = """
+import pytest
+
+@pytest.mark.slow
+def test_slow():
+    pass
+"""
+
+
+def test_files_with_slow_tests_come_first_however_few_tests_they_have(tmp_path: Path) -> None:
+    (tmp_path / "test_many.py").write_text(MANY)
+    (tmp_path / "test_few.py").write_text(FEW)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
+    done = subprocess.run(
+        (
+            *(sys.executable, "-m", "pytest", "-v", "-n", "1", "--dist", "loadfile"),
+            *("-c", "/dev/null", "--rootdir", str(tmp_path)),
+            *("-p", "tests.conftest", "-p", "no:cacheprovider", "-W", "ignore", str(tmp_path)),
+        ),
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.index("test_few.py::") < done.stdout.index("test_many.py::")
