@@ -42,6 +42,24 @@ def scoring_prompt(request: GenerateRequest) -> Sequence[Batch]:
     return [(TokenEvent(request_id=0, prompt_logprobs=scores[:1]),), (world,)]
 
 
+def test_a_place_without_a_token_has_no_log_probability(complete: Any, engine: FakeEngine) -> None:
+    """Such are those where rows of embeddings stand."""
+
+    def script(request: GenerateRequest) -> Sequence[Batch]:
+        scores = (None, *(score(token, 1) for token in request.prompt.token_ids[2:]))
+        reason = FinishReason.LENGTH
+        return [(TokenEvent(request_id=0, prompt_logprobs=scores, finish_reason=reason),)]
+
+    engine.script = script
+    prompt = [HELLO, WORLD, HELLO]
+    wanted = {"echo": True, "logprobs": 1, "prompt_logprobs": 1, "max_tokens": 0}
+    (choice,) = complete(prompt=prompt, **wanted).json()["choices"]
+    assert [each is None for each in choice["logprobs"]["token_logprobs"]] == [True, True, False]
+    assert [each is None for each in choice["logprobs"]["top_logprobs"]] == [True, True, False]
+    assert len(choice["logprobs"]["tokens"]) == len(prompt)
+    assert [each is None for each in choice["prompt_logprobs"]] == [True, True, False]
+
+
 def test_a_plain_answer_has_openais_shape(complete: Any) -> None:
     body = complete().json()
     assert body.pop("id").startswith("cmpl-")

@@ -18,6 +18,7 @@ from rocmforge_hip.device.driver import Dim3
 from rocmforge_hip.device.kernel import Kernel
 from rocmforge_hip.device.library import find_target, read_manifest
 from rocmforge_hip.device.platform import select_platform
+from rocmforge_hip.ops.step import StagedRows
 from rocmforge_hip.verify.cases import Group
 from rocmforge_hip.verify.selfcheck import all_groups, run_group
 from tests.support.hip import platform_options, start_platform
@@ -162,6 +163,20 @@ def test_a_factor_that_is_a_little_wrong_fails_its_check(
     checks = check_first(op)
     assert not all(check.passed for check in checks)
     assert not any(check.problem for check in checks)
+
+
+@pytest.mark.usefixtures("host")
+def test_rows_of_embeddings_that_do_not_arrive_fail_their_check(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = find_devices(select_platform())[0]
+    for group in all_groups():
+        cases = tuple(case for case in group.cases if case.name == "rows of embeddings")
+        if cases:
+            break
+    assert all(check.passed for check in run_group(found, Group(group.recipe, cases)))
+    monkeypatch.setattr(StagedRows, "copy_to", lambda self, x: None)
+    assert not any(check.passed for check in run_group(found, Group(group.recipe, cases)))
 
 
 @pytest.mark.slow

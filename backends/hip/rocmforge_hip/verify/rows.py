@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -11,6 +12,7 @@ import numpy.typing as npt
 
 from rocmforge_hip.device.constants import QUANT_BLOCK
 from rocmforge_hip.ops.activations import Activation
+from rocmforge_hip.ops.step import StagedRows
 from rocmforge_hip.ops.step_output import OutputLayout
 from rocmforge_hip.verify import oracle
 from rocmforge_hip.verify.cases import Case, Group, error
@@ -40,6 +42,7 @@ def groups() -> Iterator[Group]:
         Case("half_act", "12 rows", _HALF, _half),
         Case("take_rows", "5 of 12 rows", 0.0, _take_rows),
         Case("sum_rows", "a few rows and many", _FLOAT, _sum_rows),
+        Case("embed", "rows of embeddings", _FLOAT, _embed_rows),
         Case("resolve_tokens", "from the host and from the step before", 0.0, _resolve),
     )
     yield Group(Recipe(hidden_size=160), others)
@@ -136,6 +139,22 @@ def _sum_rows(bench: Workbench) -> float:
     bench.model.ops.sum_hidden(step, bench.activation(bench.model.arena.normed, values), out)
     want = [values[first:end].astype(np.float64).sum(axis=0) for first, end in ranges]
     return error(bench.get(out).astype(np.float64), np.array(want))
+
+
+def _embed_rows(bench: Workbench) -> float:
+    """Checks that rows from the host's memory are there behind the table's."""
+    device, tokens = bench.device, np.array([0, 2, 3, 6], np.int32)
+    rows = random_values(len(tokens), bench.config.hidden_size)
+    pinned = device.memory.pinned(rows.nbytes, "rows of embeddings")
+    pinned.bytes.view(np.float32)[:] = rows.reshape(-1)
+    staged = StagedRows(device.driver, device.stream, pinned.address, tokens)
+    ids = [5, 0, 41, 17, 5, 63, 33]
+    step = replace(bench.step([(len(ids), len(ids), [0])], tokens=ids), embeddings=staged)
+    bench.model.sampler.resolve_tokens(step)
+    got = bench.result(bench.model.ops.embed(step, bench.model.weights.embedding, 3.0))
+    want = 3.0 * bench.weights.embedding.to_float32().astype(np.float64)[ids]
+    want[tokens] = rows
+    return error(got, want)
 
 
 def _resolve(bench: Workbench) -> float:
