@@ -31,6 +31,7 @@ from rocmforge.engine.ipc.params import GenerateRequest, SamplingParams
 from rocmforge.engine.ipc.prompt import token_prompt
 from rocmforge.engine.ipc.status import EngineStats
 from rocmforge.engine.schedule.limits import SchedulerLimits
+from tests.support.loading import load_file
 from tests.support.shallow import write_idle, write_shallow
 
 Clock = Callable[[], int]
@@ -108,7 +109,7 @@ def _measure(arguments: argparse.Namespace, model: Path, draft: Path, streams: i
     backend = registry.create(arguments.backend)
 
     def load(path: Path, options: LoadOptions) -> Runner:
-        return backend.load(path, options, lambda stage, share: None)
+        return load_file(backend, path, options)
 
     with closing(load(model, options)) as runner:
         without = _runs(arguments, runner, None, streams)

@@ -74,7 +74,7 @@ def load_runner(
         memory_utilization=0.8,
         tensor_parallel=devices,
     )
-    return create().load(model, load, lambda stage, share: None)
+    return load(create(), model, load)
 
 
 def _check(driver: Driver, name: str) -> bool:

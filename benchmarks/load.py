@@ -25,6 +25,7 @@ from rocmforge_hip.device.driver import Driver
 from rocmforge_hip.device.memory import Memory, spec
 from rocmforge_hip.device.platform import select_platform
 from rocmforge_hip.weights.upload import READERS, read_exactly
+from tests.support.loading import load_file
 
 CHUNK: Final = 8 << 20
 
@@ -114,7 +115,7 @@ def _load_rate(model: Path, device: str | None, context: int) -> tuple[float, fl
         memory_utilization=0.8,
     )
     started = time.perf_counter()
-    with closing(create().load(model, options, note)) as runner:
+    with closing(load_file(create(), model, options, note)) as runner:
         total = time.perf_counter() - started
         return runner.info.weights_bytes / (times[-1] - times[0]), total
 

@@ -26,15 +26,13 @@ from rocmforge.fleet.entry import FleetEntry, ModelPolicy
 from rocmforge.fleet.fleet import Fleet, FleetSettings
 from rocmforge.fleet.model import MAX_AT_ONCE, ServedModel
 from rocmforge.fleet.sharing import Wish, memory_shares
-from rocmforge.gguf.identity import FileIdentity
-from rocmforge.gguf.reader import GgufFile, open_gguf
-from rocmforge.gguf.tokenizer import read_templates, read_tokenizer
 from rocmforge.logits.registry import load_processors
-from rocmforge.models.lora import Adapter, AdapterSpec, parse_adapters, read_adapters
+from rocmforge.models.checkpoint import Checkpoint, Identity
+from rocmforge.models.lora import AdapterSpec, parse_adapters
 from rocmforge.models.memory import stored_weight_bytes
 from rocmforge.models.pooling import PoolingType
 from rocmforge.models.rank_head import RankHead, read_rank_head
-from rocmforge.models.reading import read_model
+from rocmforge.opening import open_checkpoint
 from rocmforge.settings import ModelSettings, Settings
 from rocmforge.text.template.template import ChatTemplates
 from rocmforge.text.tokenizer.draft_vocabulary import check_draft_vocabulary
@@ -50,7 +48,7 @@ class ModelFront:
     """The parts of a model file that the server process needs; the weights stay in the engine's."""
 
     path: Path
-    identity: FileIdentity
+    identity: Identity
     names: tuple[str, ...]  # what clients may call it; the first is shown
     tokenizer: Tokenizer
     templates: ChatTemplates
@@ -83,7 +81,7 @@ def read_front(model: str, settings: Settings) -> ModelFront:
     """Finds a model, reads tokenizer and templates, and refuses what the engine would refuse.
 
     Args:
-        model: the path of a GGUF file, or a packaged model's name.
+        model: the path of a model, or a packaged model's name.
         settings: its names and template.
 
     Raises:
@@ -91,28 +89,24 @@ def read_front(model: str, settings: Settings) -> ModelFront:
         ConfigurationError: the file of --chat-template cannot be read.
     """
     path = find_model(model)
-    with open_gguf(path) as file:
-        identity = FileIdentity.of(file)
-        config = read_model(file)
-        tokenizer = Tokenizer(read_tokenizer(file.metadata))
+    with open_checkpoint(path, adapter_specs(settings)) as checkpoint:
+        config = checkpoint.config
+        identity = checkpoint.identify()
+        tokenizer = Tokenizer(checkpoint.read_tokenizer())
         templates = ChatTemplates.compile(
-            read_templates(file.metadata),
+            checkpoint.chat_templates,
             tokenizer,
             override=settings.chat_template and _read_template(settings.chat_template),
         )
-        rank_head = None
-        found: tuple[Adapter, ...] = ()
-        if config.causal:
-            rank_head = read_rank_head(file)
-            found = read_adapters(config, adapter_specs(settings))
-        else:
+        if not config.causal:
             _refuse_for_encoders(settings)
-        adapters = tuple(adapter.name for adapter in found)
-        draft = find_draft(file, settings)
-        weights_bytes = stored_weight_bytes(file)
+        rank_head = read_rank_head(checkpoint) if config.causal else None
+        adapters = tuple(adapter.name for adapter in checkpoint.adapters)
+        draft = find_draft(checkpoint, settings)
+        weights_bytes = stored_weight_bytes(checkpoint.weights)
     if draft is not None:
-        with open_gguf(draft) as file:
-            weights_bytes += stored_weight_bytes(file)
+        with open_checkpoint(draft) as checkpoint:
+            weights_bytes += stored_weight_bytes(checkpoint.weights)
     names = settings.served_model_name or default_names(model, path)
     warn_of_context(settings, config.max_context, names[0])
     for name in adapters:
@@ -137,7 +131,6 @@ def read_front(model: str, settings: Settings) -> ModelFront:
 
 def _refuse_for_encoders(settings: Settings) -> None:
     for flag, value in (
-        ("--lora", settings.lora),
         ("--draft-model", settings.draft_model),
         ("--chat-template", settings.chat_template),
     ):
@@ -259,7 +252,7 @@ def warn_of_context(settings: Settings, trained_context: int, name: str) -> None
         )
 
 
-def find_draft(model: GgufFile, settings: Settings) -> Path | None:
+def find_draft(model: Checkpoint, settings: Settings) -> Path | None:
     """Finds the draft model that the settings name, if any.
 
     Raises:
@@ -269,12 +262,11 @@ def find_draft(model: GgufFile, settings: Settings) -> Path | None:
     if settings.draft_model is None:
         return None
     path = find_model(settings.draft_model)
-    with open_gguf(path) as file:
-        if not read_model(file).causal:
+    with open_checkpoint(path) as checkpoint:
+        if not checkpoint.config.causal:
             raise ConfigurationError(f"{path.name} is an encoder: it cannot draft the next tokens.")
         check_draft_vocabulary(
-            Vocabulary.of(read_tokenizer(model.metadata)),
-            Vocabulary.of(read_tokenizer(file.metadata)),
+            Vocabulary.of(model.read_tokenizer()), Vocabulary.of(checkpoint.read_tokenizer())
         )
     return path
 

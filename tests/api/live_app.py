@@ -30,6 +30,7 @@ from rocmforge.text.tokenizer.token_sets import TokenSets
 from rocmforge.text.tokenizer.tokenizer import Tokenizer
 from rocmforge.wiring import token_pieces
 from tests.api import tiny
+from tests.support.any_model import any_model
 from tests.support.options import SMALL
 
 
@@ -39,7 +40,7 @@ async def serve(arguments: argparse.Namespace) -> None:
     tokenizer = Tokenizer(read_tokenizer(data))
     config = EngineConfig(
         backend=f"tests.support.fake_backend:{arguments.backend}",
-        model=Path("made-up.gguf"),
+        model=any_model(),
         options=replace(
             SMALL,
             max_context=32768,
@@ -48,7 +49,7 @@ async def serve(arguments: argparse.Namespace) -> None:
             kv_blocks=None,
         ),
         vocabulary=token_pieces(tokenizer),
-        draft=Path("draft.gguf") if arguments.draft_tokens else None,
+        draft=any_model("draft") if arguments.draft_tokens else None,
         max_waiting=arguments.max_waiting,
         resume=arguments.resume,
     )

@@ -17,6 +17,7 @@ from rocmforge.backend import registry
 from rocmforge.backend.protocol import Backend
 from tests.backend.driving import Driver
 from tests.data.models.tiny_models import by_name, write_model
+from tests.support.loading import load_file
 from tests.support.options import SMALL
 
 DEFAULTS = replace(SMALL, max_sequences=16, max_batched_tokens=256, kv_blocks=64)
@@ -38,7 +39,7 @@ def load(backend: Backend, tmp_path: Path) -> Iterator[Load]:
         def load_model(model: str | Path, **changes: Any) -> Driver:
             path = model if isinstance(model, Path) else write_model(by_name(model), tmp_path)
             options = replace(DEFAULTS, **changes)
-            runner = backend.load(path, options, lambda stage, share: None)
+            runner = load_file(backend, path, options)
             return Driver(stack.enter_context(closing(runner)))
 
         yield load_model

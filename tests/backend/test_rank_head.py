@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from rocmforge.errors import UnsupportedTensor
-from rocmforge.gguf.reader import open_gguf
 from rocmforge.models.rank_head import RankHead, read_rank_head
-from rocmforge.models.reading import read_model
+from rocmforge.opening import open_checkpoint
 from tests.backend.conftest import Load
 from tests.backend.driving import Chunk, make_step
 from tests.data.models.tiny_models import PROMPT, by_name, gguf_metadata, gguf_tensors
@@ -37,9 +36,8 @@ def write(folder: Path, **keys: Any) -> Path:
 
 
 def head_of(path: Path) -> RankHead | None:
-    with open_gguf(path) as file:
-        read_model(file)
-        return read_rank_head(file)
+    with open_checkpoint(path) as checkpoint:
+        return read_rank_head(checkpoint)
 
 
 def test_relevance_of_the_last_state_is_that_of_llama_cpp(load: Load, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from rocmforge_reference.backend import create
 from tests.backend.conftest import DEFAULTS
 from tests.backend.driving import Chunk, Driver
 from tests.support.gguf_writer import Stored, Value, write_gguf
+from tests.support.loading import load_file
 
 # Rows are as long as the longest block of any type.
 DIM, VOCAB = 256, 32
@@ -68,7 +69,7 @@ def random_blocks(rows: int, kind: GGMLQuantizationType, rng: np.random.Generato
 
 
 def logprobs(path: Path) -> Float32Array:
-    runner = create().load(path, DEFAULTS, lambda stage, share: None)
+    runner = load_file(create(), path, DEFAULTS)
     return Driver(runner).logprobs(Chunk(tokens=[3, 1, 4, 1, 5], blocks=[1]), range(5))
 
 
@@ -104,7 +105,7 @@ def test_loading_takes_little_memory_beyond_the_weights(tmp_path: Path) -> None:
 
     tracemalloc.start()
     try:
-        with closing(create().load(path, DEFAULTS, lambda stage, share: None)) as runner:
+        with closing(load_file(create(), path, DEFAULTS)) as runner:
             peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

@@ -12,6 +12,7 @@ from rocmforge.errors import ConfigurationError, OutOfMemory
 from tests.backend.conftest import DEFAULTS, Load
 from tests.backend.driving import Chunk, Driver, Want
 from tests.data.models.tiny_models import PROMPT, by_name, write_model
+from tests.support.loading import load_file
 
 # GQA with a group of three, windows with softcaps, and one KV head with two rope tables.
 VARIED = ("llama", "gemma2", "gemma3", "phi3")
@@ -199,7 +200,8 @@ def test_close_can_be_called_twice(load: Load) -> None:
 
 def test_loading_reports_growing_shares(backend: Backend, tmp_path: Path) -> None:
     seen: list[tuple[str, float]] = []
-    runner = backend.load(
+    runner = load_file(
+        backend,
         write_model(by_name("llama"), tmp_path),
         DEFAULTS,
         lambda stage, share: seen.append((stage, share)),

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 from hip import hip as _hip
 
 from rocmforge.backend.protocol import LoadOptions, ProgressCallback, StepInput
+from rocmforge.models.checkpoint import Checkpoint
 from rocmforge_hip.backend import HipBackend
 from rocmforge_hip.run.decoder import HipRunner
 
@@ -30,9 +30,11 @@ class FailingBackend(HipBackend):
     def __init__(self, kind: str) -> None:
         self._kind = kind
 
-    def load(self, model: Path, options: LoadOptions, progress: ProgressCallback) -> HipRunner:
+    def load(
+        self, checkpoint: Checkpoint, options: LoadOptions, progress: ProgressCallback
+    ) -> HipRunner:
         """A runner whose step FAILING_STEP fails on the device."""
-        runner = super().load(model, options, progress)
+        runner = super().load(checkpoint, options, progress)
         assert isinstance(runner, HipRunner)
         submit = runner.submit
 

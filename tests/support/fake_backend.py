@@ -13,7 +13,8 @@ For `--backend`: `tests.support.fake_backend:create`, or one of
     create_slow_load            five seconds to load
     create_stuck_load           an hour to load
     create_unloadable           the file is refused
-    create_told_how_to_load     the model's file has a word for each load: serve, hang or die
+    create_told_how_to_load     a file beside the model's, which ends in .told, has a word for
+                                each load: serve, hang or die
     create_tiny                 twelve blocks of four tokens
     create_failing_submit_<k>   `submit` raises at its k-th call, counted from 0
     create_failing_collect_<k>  the same for `collect`
@@ -52,6 +53,7 @@ from rocmforge.backend.protocol import (
 )
 from rocmforge.engine.ipc.prompt import Prompt, TokenSpan
 from rocmforge.errors import BackendError, UnsupportedArchitecture
+from rocmforge.models.checkpoint import Checkpoint
 
 BUS_ID = "0000:03:00.0"
 DEVICE = DeviceInfo(
@@ -435,28 +437,30 @@ class FakeBackend:
         """There is always one device."""
         return ProbeResult(devices=(DEVICE,), reason=None)
 
-    def load(self, model: Path, options: LoadOptions, progress: ProgressCallback) -> FakeRunner:
-        """Takes any file, and does not look into it. One called draft says what the others say,
+    def load(
+        self, checkpoint: Checkpoint, options: LoadOptions, progress: ProgressCallback
+    ) -> FakeRunner:
+        """Takes any model, and does not look into it. One called draft says what the others say,
         but for one token in four."""
         progress("making weights up", 0.0)
         if self._config.load_s:
             time.sleep(self._config.load_s)
         if self._config.is_told_how_to_load:
-            _load_as_told(model)
+            _load_as_told(checkpoint.path.with_suffix(".told"))
         if self._config.refuse:
             raise UnsupportedArchitecture("fake", ("llama", "qwen3"))
         progress("making weights up", 1.0)
         config = self._config
-        if model.stem == "draft":
+        if checkpoint.path.stem == "draft":
             config = replace(config, wrong_one_in=4)
         return make_runner(
             config, options.max_context, options.max_sequences, options.max_batched_tokens
         )
 
 
-def _load_as_told(model: Path) -> None:
-    word, _, rest = model.read_text(encoding="ascii").partition(" ")
-    model.write_text(rest, encoding="ascii")
+def _load_as_told(words: Path) -> None:
+    word, _, rest = words.read_text(encoding="ascii").partition(" ")
+    words.write_text(rest, encoding="ascii")
     match word:
         case "hang":
             time.sleep(3600.0)

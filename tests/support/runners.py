@@ -9,16 +9,17 @@ from rocmforge.backend.protocol import LoadOptions, Runner
 from rocmforge_hip.backend import create as create_hip
 from rocmforge_hip.run.decoder import HipRunner
 from rocmforge_reference.backend import create as create_reference
+from tests.support.loading import load_file
 from tests.support.options import SMALL
 
 
 def load_hip(stack: ExitStack, model: Path, options: LoadOptions = SMALL) -> HipRunner:
     """A decoder on the HIP backend."""
-    runner = create_hip().load(model, options, lambda *_: None)
+    runner = load_file(create_hip(), model, options)
     assert isinstance(runner, HipRunner)
     return stack.enter_context(closing(runner))
 
 
 def load_reference(stack: ExitStack, model: Path, options: LoadOptions = SMALL) -> Runner:
     """Any model on the reference backend."""
-    return stack.enter_context(closing(create_reference().load(model, options, lambda *_: None)))
+    return stack.enter_context(closing(load_file(create_reference(), model, options)))

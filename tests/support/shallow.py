@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 from gguf.constants import GGMLQuantizationType
 
+from rocmforge.gguf.config import read_config
 from rocmforge.gguf.reader import open_gguf
-from rocmforge.models.architectures import read_config
 from tests.support.gguf_writer import Stored, write_gguf
 
 

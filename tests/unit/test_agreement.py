@@ -20,10 +20,11 @@ from rocmforge.commands.agreement import (
     decode_speed,
     kl_divergence,
 )
-from rocmforge.commands.synthetic import write_synthetic_model
 from rocmforge.engine.ipc.params import TokenLogprob
+from rocmforge.gguf.synthetic import write_synthetic_model
 from rocmforge_reference.backend import create
 from rocmforge_reference.runner import ReferenceRunner
+from tests.support.loading import load_file
 from tests.support.options import SMALL
 
 pytestmark = pytest.mark.slow
@@ -73,7 +74,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def runners(model: Path) -> Iterator[tuple[ReferenceRunner, Runner]]:
     """The reference twice: one to be spoilt."""
     options = replace(SMALL, max_context=CONTEXT, max_batched_tokens=64)
-    one, other = (create().load(model, options, lambda *_: None) for _ in range(2))
+    one, other = (load_file(create(), model, options) for _ in range(2))
     assert isinstance(one, ReferenceRunner)
     with closing(one), closing(other):
         yield one, other

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, Final
 
 from rocmforge.backend.optional import MemoryEstimate, OpCheck
@@ -14,8 +13,7 @@ from rocmforge.backend.protocol import (
     Runner,
 )
 from rocmforge.errors import BackendError, ConfigurationError
-from rocmforge.gguf.reader import open_gguf
-from rocmforge.models.encoder_config import is_encoder
+from rocmforge.models.checkpoint import Checkpoint
 from rocmforge_hip.device.constants import BLOCK_TOKENS
 from rocmforge_hip.device.discovery import (
     choose_device,
@@ -61,19 +59,20 @@ class HipBackend:
             devices=infos, reason=None if infos else "HIP lists no device it can use"
         )
 
-    def load(self, model: Path, options: LoadOptions, progress: ProgressCallback) -> Runner:
+    def load(
+        self, checkpoint: Checkpoint, options: LoadOptions, progress: ProgressCallback
+    ) -> Runner:
         devices = choose_devices(
             find_devices(select_platform()), options.device, options.tensor_parallel
         )
         if len(devices) > 1:
-            return load_sharded(devices, model, options, progress)
-        progress("reading the header", 0.0)
-        with open_gguf(model) as file:
-            if is_encoder(file):
-                return load_encoder(devices[0], file, options, progress)
-            return load_decoder(devices[0], file, options, progress)
+            return load_sharded(devices, checkpoint, options, progress)
+        load = load_decoder if checkpoint.config.causal else load_encoder
+        return load(devices[0], checkpoint, options, progress)
 
-    def estimate(self, model: Path, options: LoadOptions, memory: int | None) -> MemoryEstimate:
+    def estimate(
+        self, checkpoint: Checkpoint, options: LoadOptions, memory: int | None
+    ) -> MemoryEstimate:
         if memory is None:
             devices = choose_devices(
                 find_devices(select_platform()), options.device, options.tensor_parallel
@@ -85,11 +84,10 @@ class HipBackend:
         else:
             name, free, geometry = "a device", memory, Geometry(_MOST_COMPUTE_UNITS)
         needs: MemoryNeeds[Any]
-        with open_gguf(model) as file:
-            if is_encoder(file):
-                _, _, needs = plan_encoder(file, options, geometry, free)
-            else:
-                needs = measure_decoder(file, options, geometry, free)
+        if checkpoint.config.causal:
+            needs = measure_decoder(checkpoint, options, geometry, free)
+        else:
+            _, _, needs = plan_encoder(checkpoint, options, geometry, free)
         return MemoryEstimate(
             device=name,
             free=free,

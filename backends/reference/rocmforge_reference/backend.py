@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -18,13 +17,11 @@ from rocmforge.backend.protocol import (
 )
 from rocmforge.checkpoint.tensor import Tensor
 from rocmforge.errors import ConfigurationError, OutOfMemory
-from rocmforge.gguf.reader import GgufFile, open_gguf
 from rocmforge.logits.registry import load_processors
+from rocmforge.models.checkpoint import Checkpoint
 from rocmforge.models.config import LayerConfig, ModelConfig
 from rocmforge.models.encoder_weights import load_encoder_weights
-from rocmforge.models.lora import read_adapters
 from rocmforge.models.memory import float32_weight_bytes, kv_bytes_per_token
-from rocmforge.models.reading import read_model
 from rocmforge.models.rope import load_rope_tables
 from rocmforge.models.weights import load_weights
 from rocmforge_reference.decoder_ops import KvCache, ReferenceOps
@@ -56,7 +53,9 @@ class ReferenceBackend:
     def probe(self) -> ProbeResult:
         return ProbeResult(devices=(describe_host(),), reason=None)
 
-    def load(self, model: Path, options: LoadOptions, progress: ProgressCallback) -> Runner:
+    def load(
+        self, checkpoint: Checkpoint, options: LoadOptions, progress: ProgressCallback
+    ) -> Runner:
         device = _choose_device(options.device)
         if options.kv_dtype not in ("auto", "f32"):
             raise ConfigurationError(
@@ -72,33 +71,29 @@ class ReferenceBackend:
                 "The reference backend runs on one processor; leave tensor_parallel at 1, not "
                 f"{options.tensor_parallel}."
             )
-        progress("reading the header", 0.0)
-        with open_gguf(model) as file:
-            config = read_model(file)
-            if not config.causal:
-                return _load_encoder(config, file, options, device, progress)
-            return _load_decoder(config, file, options, device, progress)
+        load = _load_decoder if checkpoint.config.causal else _load_encoder
+        return load(checkpoint, options, device, progress)
 
 
 def _load_decoder(
-    config: ModelConfig,
-    file: GgufFile,
+    checkpoint: Checkpoint,
     options: LoadOptions,
     device: DeviceInfo,
     progress: ProgressCallback,
 ) -> ReferenceRunner:
-    processors = load_processors()
-    adapters = read_adapters(config, options.adapters)
+    config, adapters, processors = checkpoint.config, checkpoint.adapters, load_processors()
     max_context = min(options.max_context, config.max_context)
-    weights_bytes = float32_weight_bytes(file)
+    weights_bytes = float32_weight_bytes(checkpoint.weights)
     adapter_bytes = 4 * sum(adapter.num_values for adapter in adapters)
     needed = weights_bytes + adapter_bytes
     num_blocks = _plan_blocks(config, options, max_context, needed, device)
     weights = with_adapters(
-        load_weights(config, file, _to_weight, lambda share: progress("loading weights", share)),
+        load_weights(
+            config, checkpoint.weights, _to_weight, lambda share: progress("loading weights", share)
+        ),
         adapters,
     )
-    tables = load_rope_tables(config, file, max_context)
+    tables = load_rope_tables(config, checkpoint.rope_factors, max_context)
     caches = tuple(_new_cache(layer, num_blocks) for layer in config.layers)
     info = RunnerInfo(
         backend=NAME,
@@ -124,13 +119,12 @@ def _load_decoder(
 
 
 def _load_encoder(
-    config: ModelConfig,
-    file: GgufFile,
+    checkpoint: Checkpoint,
     options: LoadOptions,
     device: DeviceInfo,
     progress: ProgressCallback,
 ) -> ReferenceEncoderRunner:
-    weights_bytes = float32_weight_bytes(file)
+    config, weights_bytes = checkpoint.config, float32_weight_bytes(checkpoint.weights)
     usable = options.memory_of(device)
     allowed = int(usable * options.memory_utilization)
     if weights_bytes > allowed:
@@ -139,10 +133,14 @@ def _load_encoder(
             f"used ({options.memory_utilization:.0%} of {_mib(usable)} free)."
         )
     weights = load_encoder_weights(
-        config, file, _to_weight, lambda share: progress("loading weights", share)
+        config, checkpoint.weights, _to_weight, lambda share: progress("loading weights", share)
     )
     max_context = options.context_of_encoder(config.max_context)
-    tables = None if config.rope is None else load_rope_tables(config, file, max_context)
+    tables = (
+        None
+        if config.rope is None
+        else load_rope_tables(config, checkpoint.rope_factors, max_context)
+    )
     info = RunnerInfo(
         backend=NAME,
         device=device,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from rocmforge.backend.protocol import Backend, LoadOptions
+from rocmforge.models.checkpoint import Checkpoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,16 +103,18 @@ class MemoryEstimate:
 class Planning(Backend, Protocol):
     """A backend that knows what a model needs before it loads it: `rocmforge inspect --plan`."""
 
-    def estimate(self, model: Path, options: LoadOptions, memory: int | None) -> MemoryEstimate:
-        """Returns the plan that `load` would follow; reads the header of the file only.
+    def estimate(
+        self, checkpoint: Checkpoint, options: LoadOptions, memory: int | None
+    ) -> MemoryEstimate:
+        """Returns the plan that `load` would follow; reads no weights.
 
         Args:
-            model: the GGUF file.
+            checkpoint: the opened model.
             options: as for `load`.
             memory: free bytes of a device that is not here; None = look at the device.
 
         Raises:
-            ModelLoadError: the file cannot be served.
+            ModelLoadError: the model cannot be served.
             ConfigurationError: no such device.
         """
         ...

@@ -14,12 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
+from rocmforge.models.checkpoint import Checkpoint
 from rocmforge.models.lora import AdapterSpec
 
 Int32Array = npt.NDArray[np.int32]
@@ -345,11 +345,18 @@ class Backend(Protocol):
         """Looks for devices without touching their memory. Never raises for a missing driver."""
         ...
 
-    def load(self, model: Path, options: LoadOptions, progress: ProgressCallback) -> Runner:
-        """Loads the GGUF file onto a device.
+    def load(
+        self, checkpoint: Checkpoint, options: LoadOptions, progress: ProgressCallback
+    ) -> Runner:
+        """Loads a model onto a device.
+
+        Args:
+            checkpoint: The opened model, with its adapters. It may be closed afterwards.
+            options: Limits.
+            progress: Called while loading.
 
         Raises:
-            ModelLoadError: the file cannot be served.
+            ModelLoadError: the model cannot be served.
             OutOfMemory: it does not fit; the message says what would.
             ConfigurationError: no such device.
         """

@@ -1,4 +1,4 @@
-"""`rocmforge inspect`: what is in a GGUF file, and what it would need, without loading it."""
+"""`rocmforge inspect`: what is in a model's file, and what it would need, without loading it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from rich.table import Table
 from rocmforge.catalog import find_model
 from rocmforge.commands.plan import show_plan, size_text
 from rocmforge.commands.terminal.output import output_console
-from rocmforge.errors import ConfigurationError, RocmForgeError
-from rocmforge.gguf.reader import GgufFile, open_gguf
+from rocmforge.errors import ConfigurationError
+from rocmforge.models.checkpoint import Contents
 from rocmforge.models.config import ModelConfig
-from rocmforge.models.memory import kv_bytes_per_token, stored_weight_bytes
-from rocmforge.models.reading import read_model
+from rocmforge.models.memory import kv_bytes_per_token
+from rocmforge.opening import describe
 from rocmforge.settings import Settings
 from rocmforge.wiring import warn_of_context
 
@@ -59,39 +59,34 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
         return show_plan(find_model(arguments.model), settings, arguments.memory, arguments.json)
     if arguments.memory is not None:
         raise ConfigurationError("--memory needs --plan.")
-    with open_gguf(find_model(arguments.model)) as file:
-        report = _report(file, settings.max_context)
-        if report.config is not None:
-            warn_of_context(settings, report.config.max_context, report.name)
-        if arguments.json:
-            print(msgspec.json.encode(report).decode())
-            return 0
-        console = output_console()
-        _print(console, report)
-        if arguments.tensors:
-            _print_tensors(console, file)
+    contents = describe(find_model(arguments.model))
+    report = _report(contents, settings.max_context)
+    if report.config is not None:
+        warn_of_context(settings, report.config.max_context, report.name)
+    if arguments.json:
+        print(msgspec.json.encode(report).decode())
+        return 0
+    console = output_console()
+    _print(console, report)
+    if arguments.tensors:
+        _print_tensors(console, contents)
     return 0
 
 
-def _report(file: GgufFile, max_context: int | None) -> InspectReport:
-    config, not_supported = None, None
-    try:
-        config = read_model(file)
-    except RocmForgeError as error:
-        not_supported = error.message
-    context = 0
+def _report(contents: Contents, max_context: int | None) -> InspectReport:
+    config, context = contents.config, 0
     if config is not None:
         context = min(max_context or config.max_context, config.max_context)
     return InspectReport(
-        path=str(file.path),
-        file_bytes=file.size_bytes,
-        gguf_version=file.version,
-        architecture=file.get_str("general.architecture", "unknown"),
-        name=file.get_str("general.name", file.path.stem),
-        quantisation=_quantisation(file),
-        weight_bytes=stored_weight_bytes(file),
+        path=str(contents.path),
+        file_bytes=contents.size_bytes,
+        gguf_version=contents.gguf_version,
+        architecture=contents.architecture,
+        name=contents.name,
+        quantisation=_quantisation(contents),
+        weight_bytes=sum(tensor.nbytes for tensor in contents.tensors),
         config=config,
-        not_supported=not_supported,
+        not_supported=contents.refusal,
         kv_bytes={
             kind: context * kv_bytes_per_token(config, size)
             for kind, size in KV_ELEMENT_BYTES.items()
@@ -99,16 +94,15 @@ def _report(file: GgufFile, max_context: int | None) -> InspectReport:
         if config is not None and config.causal
         else {},
         context=context,
-        tokenizer=f"{file.get_str('tokenizer.ggml.model', 'none')}"
-        f"/{file.get_str('tokenizer.ggml.pre', 'default')}",
-        chat_template=file.get_str("tokenizer.chat_template", None),
+        tokenizer=contents.tokenizer,
+        chat_template=contents.chat_template,
     )
 
 
-def _quantisation(file: GgufFile) -> tuple[TypeShare, ...]:
+def _quantisation(contents: Contents) -> tuple[TypeShare, ...]:
     counts: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
-    for tensor in file.tensors.values():
+    for tensor in contents.tensors:
         counts[str(tensor.format)] += 1
         sizes[str(tensor.format)] += tensor.nbytes
     return tuple(TypeShare(kind, counts[kind], size) for kind, size in sizes.most_common())
@@ -178,9 +172,9 @@ def _each(config: ModelConfig, size: str) -> str:
     return " or ".join(map(str, sorted({getattr(layer, size) for layer in config.layers})))
 
 
-def _print_tensors(console: Console, file: GgufFile) -> None:
+def _print_tensors(console: Console, contents: Contents) -> None:
     table = Table("tensor", "shape", "type", "size")
-    for tensor in file.tensors.values():
+    for tensor in contents.tensors:
         shape = " x ".join(map(str, tensor.shape))
         table.add_row(escape(tensor.name), shape, str(tensor.format), size_text(tensor.nbytes))
     console.print(table)

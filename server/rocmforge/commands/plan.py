@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -18,10 +19,9 @@ from rocmforge.catalog import find_model
 from rocmforge.commands.terminal.output import output_console
 from rocmforge.engine.draft.draft_memory import both, draft_options
 from rocmforge.errors import ConfigurationError
-from rocmforge.gguf.reader import open_gguf
-from rocmforge.models.reading import read_model
+from rocmforge.opening import open_checkpoint
 from rocmforge.settings import Settings
-from rocmforge.wiring import load_options, warn_of_context
+from rocmforge.wiring import adapter_specs, load_options, warn_of_context
 
 _UNITS: Final = {"K": 10, "M": 20, "G": 30, "T": 40}
 
@@ -47,17 +47,18 @@ def show_plan(model: Path, settings: Settings, memory: str | None, as_json: bool
         ConfigurationError: There is no device, and no memory was stated.
         ModelLoadError: The model cannot be served.
     """
-    with open_gguf(model) as file:
-        config = read_model(file)
-    trained, is_encoder = config.max_context, not config.causal
-    warn_of_context(settings, trained, model.stem)
-    stated = None if memory is None else parse_size(memory)
-    backend = _choose(settings.backend, device_is_here=stated is None)
-    options = load_options(settings, trained, is_encoder=is_encoder)
-    estimate, draft = backend.estimate(model, options, stated), None
-    if settings.draft_model is not None:
-        draft = backend.estimate(find_model(settings.draft_model), draft_options(options), stated)
-        estimate = both(estimate, draft)
+    with ExitStack() as opened:
+        checkpoint = opened.enter_context(open_checkpoint(model, adapter_specs(settings)))
+        trained, is_encoder = checkpoint.config.max_context, not checkpoint.config.causal
+        warn_of_context(settings, trained, model.stem)
+        stated = None if memory is None else parse_size(memory)
+        backend = _choose(settings.backend, device_is_here=stated is None)
+        options = load_options(settings, trained, is_encoder=is_encoder)
+        estimate, draft = backend.estimate(checkpoint, options, stated), None
+        if settings.draft_model is not None:
+            drafting = opened.enter_context(open_checkpoint(find_model(settings.draft_model)))
+            draft = backend.estimate(drafting, draft_options(options), stated)
+            estimate = both(estimate, draft)
     plan = _plan(backend.name, estimate, draft, settings, trained)
     if as_json:
         print(msgspec.json.encode(plan).decode())

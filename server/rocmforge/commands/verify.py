@@ -24,11 +24,16 @@ from rocmforge.backend.optional import OpCheck, SelfChecking
 from rocmforge.backend.protocol import Backend, LoadOptions, RunnerInfo
 from rocmforge.catalog import find_model
 from rocmforge.commands.agreement import Agreement, Continuation, compare, decode_speed
-from rocmforge.commands.synthetic import write_synthetic_model
-from rocmforge.errors import ConfigurationError, EngineError, ModelFileNotFound
-from rocmforge.gguf.reader import open_gguf
-from rocmforge.gguf.tokenizer import read_tokenizer
-from rocmforge.models.architectures import read_config
+from rocmforge.errors import (
+    ConfigurationError,
+    EngineError,
+    ModelFileNotFound,
+    UnsupportedArchitecture,
+)
+from rocmforge.gguf.synthetic import write_synthetic_model
+from rocmforge.models.architectures import ARCHITECTURES
+from rocmforge.models.checkpoint import Checkpoint
+from rocmforge.opening import open_checkpoint
 from rocmforge.settings import Settings
 from rocmforge.text.tokenizer.tokenizer import Tokenizer
 
@@ -47,7 +52,7 @@ TEXTS: Final = (
 class _Model:
     """The model that is run, and its prompts."""
 
-    path: Path
+    checkpoint: Checkpoint
     title: str
     prompts: list[list[int]]
     context: int  # tokens that it is loaded for
@@ -145,17 +150,19 @@ def _find_model(name: str | None) -> Iterator[_Model]:
                 raise
             path = Path(folder) / "synthetic.gguf"
             write_synthetic_model(path)
-        with open_gguf(path) as file:
-            config = read_config(file)
-            if "tokenizer.ggml.model" in file.metadata:
-                tokenizer = Tokenizer(read_tokenizer(file.metadata))
+        with open_checkpoint(path) as checkpoint:
+            config = checkpoint.config
+            if not config.causal:
+                raise UnsupportedArchitecture(config.architecture, tuple(ARCHITECTURES))
+            if checkpoint.has_tokenizer:
+                tokenizer = Tokenizer(checkpoint.read_tokenizer())
                 prompts = [tokenizer.encode(text, parse_special=False) for text in TEXTS]
             else:
                 lengths = (5, 18, 7, 32)
                 vocab = config.vocab_size
                 prompts = [[(7 * i + 31 * n) % vocab for i in range(n)] for n in lengths]
-        context = min(MAX_CONTEXT, config.max_context)
-        yield _Model(path, f"{path.name}, {config.architecture}", prompts, context)
+            context = min(MAX_CONTEXT, config.max_context)
+            yield _Model(checkpoint, f"{path.name}, {config.architecture}", prompts, context)
 
 
 def _verify_model(
@@ -164,13 +171,13 @@ def _verify_model(
     _show("model", f"{model.title}, {len(model.prompts)} prompts, {tokens} tokens each")
     with console.status("loading") as status:
         started = time.perf_counter()
-        candidate = backend.load(model.path, _options(model, settings), _ignore_progress)
+        candidate = backend.load(model.checkpoint, _options(model, settings), _ignore_progress)
         seconds = time.perf_counter() - started
         with closing(candidate):
             info = candidate.info
             _show("load", f"{info.weights_bytes / 2**20:,.0f} MiB in {seconds:.1f} s{_on(info)}")
             reference = registry.create(registry.REFERENCE).load(
-                model.path, _options(model, Settings()), _ignore_progress
+                model.checkpoint, _options(model, Settings()), _ignore_progress
             )
             is_right = True
             with closing(reference):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,6 +13,8 @@ from rocmforge.backend.registry import BackendChoice
 from rocmforge.engine.draft.draft_memory import draft_blocks, draft_options, shared_blocks
 from rocmforge.engine.ipc.messages import Start
 from rocmforge.errors import RocmForgeError
+from rocmforge.models.checkpoint import Checkpoint
+from rocmforge.opening import check_unchanged, open_checkpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +55,26 @@ def load(start: Start, progress: ProgressCallback) -> Loaded:
         RocmForgeError: they cannot be loaded.
     """
     choice = registry.choose(start.backend)
-    model = Path(start.model)
+    path = Path(start.model)
     if start.identity is not None:
-        start.identity.check(model)
-    if start.draft is None:
-        return Loaded(choice, choice.backend.load(model, start.options, progress), None)
-    draft = Path(start.draft)
-    options, for_draft = _share(choice.backend, model, draft, start.options)
+        check_unchanged(path, start.identity)
+    progress("reading the header", 0.0)
+    with ExitStack() as opened:
+        model = opened.enter_context(open_checkpoint(path, start.options.adapters))
+        if start.draft is None:
+            return Loaded(choice, choice.backend.load(model, start.options, progress), None)
+        draft = opened.enter_context(open_checkpoint(Path(start.draft)))
+        return _load_both(choice, model, draft, start.options, progress)
+
+
+def _load_both(
+    choice: BackendChoice,
+    model: Checkpoint,
+    draft: Checkpoint,
+    options: LoadOptions,
+    progress: ProgressCallback,
+) -> Loaded:
+    options, for_draft = _share(choice.backend, model, draft, options)
     runner = choice.backend.load(model, options, progress)
     try:
         if for_draft.kv_blocks is None:
@@ -74,7 +89,7 @@ def load(start: Start, progress: ProgressCallback) -> Loaded:
 
 
 def _share(
-    backend: Backend, model: Path, draft: Path, options: LoadOptions
+    backend: Backend, model: Checkpoint, draft: Checkpoint, options: LoadOptions
 ) -> tuple[LoadOptions, LoadOptions]:
     """Returns the options of both, with the blocks that both have room for.
 

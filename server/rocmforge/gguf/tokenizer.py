@@ -23,6 +23,11 @@ _TEMPLATE: Final = "tokenizer.chat_template"
 _DEFAULT_IDS: Final = {"llama": (1, 2, None), "bert": (101, 102, 100), "t5": (None, 1, 2)}
 
 
+def has_tokenizer(metadata: Metadata) -> bool:
+    """Returns whether the file has a tokenizer."""
+    return f"{_PREFIX}model" in metadata
+
+
 def read_tokenizer(metadata: Metadata) -> TokenizerData:
     """Reads and checks the tokenizer.
 

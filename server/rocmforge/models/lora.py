@@ -1,40 +1,38 @@
 """LoRA adapters (Hu et al. 2021): which matrices of a model one changes, and how.
 
-An adapter adds `scale * b @ a`, a matrix of low rank, to some matrices of the layers. Its file is
-what llama.cpp's `convert_lora_to_gguf.py` makes: for a tensor NAME of the model it has
-`NAME.lora_a`, [rank, in_features], and `NAME.lora_b`, [out_features, rank]. Features have the
-order of the model's own file, so nothing has to be permuted here.
+An adapter adds `scale * b @ a`, a matrix of low rank, to some matrices of the layers. Features have
+the order of the model's own file, so nothing has to be permuted here.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
-from gguf.constants import GGUFType, Keys
 
 from rocmforge.checkpoint.tensor import Tensor
-from rocmforge.errors import BadAdapter, BadGguf, ConfigurationError, UnsupportedTensor
-from rocmforge.gguf.reader import GgufFile, open_gguf
-from rocmforge.models.architectures import ARCHITECTURES
+from rocmforge.errors import BadAdapter, ConfigurationError
 from rocmforge.models.config import ModelConfig
-from rocmforge.models.weights import layer_name, role_shape
+from rocmforge.models.weights import weight_shape
 
-ADAPTABLE: Final = frozenset(("q", "k", "v", "output", "gate", "up", "down"))
-"""Fields of `LayerWeights` that an adapter may change."""
+ADAPTABLE: Final = frozenset(
+    f"{block}.{matrix}"
+    for block, matrices in (
+        ("attention", ("q", "k", "v", "output")),
+        ("feed_forward", ("gate", "up", "down")),
+    )
+    for matrix in matrices
+)
+"""Weights of a layer that an adapter may change."""
 MAX_RANK: Final = 1024
 
 Float32Array = npt.NDArray[np.float32]
 
-_A: Final = ".lora_a"
-_B: Final = ".lora_b"
-_INVOCATION: Final = "adapter.alora.invocation_tokens"
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*")
 
 
@@ -43,8 +41,21 @@ class AdapterSpec:
     """A LoRA adapter to load with a model."""
 
     name: str
-    path: str  # of the GGUF file
+    path: str  # of its file
     scale: float = 1.0  # times that of the file
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LowRankPair:
+    """The change that an adapter's file makes to weights that the model's may have in one tensor.
+
+    Rows of b belong to the weights one after the other.
+    """
+
+    weights: tuple[str, ...]  # as `Checkpoint.weights` calls them, of one layer
+    a: Tensor  # [rank, in_features]
+    b: Tensor  # [out_features, rank]
+    scale: float  # what `b @ a` is multiplied with, by the file
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -132,115 +143,39 @@ def _scale(text: str) -> float | None:
     return scale if math.isfinite(scale) else None
 
 
-def read_adapters(config: ModelConfig, specs: Iterable[AdapterSpec]) -> tuple[Adapter, ...]:
-    """Reads the headers of adapters and compares them with the model.
+def fit_adapter(config: ModelConfig, spec: AdapterSpec, changes: Iterable[LowRankPair]) -> Adapter:
+    """Compares what an adapter's file holds with the model.
 
     Raises:
-        BadAdapter: One is not a LoRA adapter, or not of this model; names file and tensor.
-        ModelFileNotFound: There is no such file.
+        BadAdapter: A tensor has not the shape that the model's matrices ask for; names it.
     """
-    return tuple(_read(config, spec) for spec in specs)
+    layers: tuple[dict[str, LowRank], ...] = tuple({} for _ in range(config.num_layers))
+    for change in changes:
+        for path, low_rank in _cut(config, spec, change):
+            _, layer, name = path.split(".", 2)
+            layers[int(layer)][name.rpartition(".")[2]] = low_rank
+    return Adapter(spec.name, layers)
 
 
-def _read(config: ModelConfig, spec: AdapterSpec) -> Adapter:
-    try:
-        with open_gguf(Path(spec.path)) as file:
-            alpha = _check_kind(config, spec, file)
-            return Adapter(spec.name, _Pairs(config, spec, alpha).read(file.tensors))
-    except BadGguf as error:
-        raise BadAdapter(spec.path, f"it is not a valid GGUF file: {error.reason}") from error
-    except UnsupportedTensor as error:
-        raise BadAdapter(spec.path, error.reason, tensor=error.tensor) from error
-
-
-def _check_kind(config: ModelConfig, spec: AdapterSpec, file: GgufFile) -> float:
-    """Refuses what is not a LoRA adapter for this architecture; returns alpha, or 0."""
-    if (kind := file.get_str(Keys.General.TYPE, GGUFType.MODEL)) != GGUFType.ADAPTER:
-        raise BadAdapter(
-            spec.path, f"its {Keys.General.TYPE} is {kind!r}, that of adapters is 'adapter'"
-        )
-    if (kind := file.get_str(Keys.Adapter.TYPE)) != "lora":
-        raise BadAdapter(spec.path, f"it is an adapter of type {kind!r}; only 'lora' is supported")
-    architecture = file.get_str(Keys.General.ARCHITECTURE)
-    if architecture != config.architecture:
-        raise BadAdapter(
-            spec.path, f"it is for {architecture} models, and this is a {config.architecture} model"
-        )
-    if _INVOCATION in file.metadata:
+def _cut(
+    config: ModelConfig, spec: AdapterSpec, change: LowRankPair
+) -> Iterator[tuple[str, LowRank]]:
+    """Yields the change of each weight."""
+    a, b = change.a, change.b
+    shapes = [weight_shape(config, path) for path in change.weights]
+    out_features, in_features = sum(shape[0] for shape in shapes), shapes[0][1]
+    if len(a.shape) != 2 or a.shape[1] != in_features or not 0 < a.shape[0] <= MAX_RANK:
         raise BadAdapter(
             spec.path,
-            f"it begins to act at certain tokens ({_INVOCATION}), which is not supported",
+            f"its shape is {a.shape}, not (rank, {in_features}) with a rank up to {MAX_RANK}",
+            tensor=a.name,
         )
-    alpha = file.get_float(Keys.Adapter.LORA_ALPHA, 0.0)
-    if not math.isfinite(alpha):
-        raise BadAdapter(spec.path, f"its {Keys.Adapter.LORA_ALPHA} is {alpha}")
-    return alpha
-
-
-class _Pairs:
-    """Finds the tensors of one adapter, two for each tensor of the model that it changes."""
-
-    def __init__(self, config: ModelConfig, spec: AdapterSpec, alpha: float) -> None:
-        self._config = config
-        self._spec = spec
-        self._alpha = alpha
-        # Layer and roles of each tensor that an adapter may change.
-        self._places = {
-            layer_name(index, rule): (index, rule.roles)
-            for index in range(config.num_layers)
-            for rule in ARCHITECTURES[config.architecture].layer
-            if ADAPTABLE.issuperset(rule.roles)
-        }
-
-    def read(self, tensors: Mapping[str, Tensor]) -> tuple[Mapping[str, LowRank], ...]:
-        layers: tuple[dict[str, LowRank], ...] = tuple({} for _ in range(self._config.num_layers))
-        targets = {name: self._target(name) for name in tensors}
-        if not targets:
-            raise BadAdapter(self._spec.path, "it has no tensors")
-        for target in dict.fromkeys(targets.values()):
-            for suffix in (_A, _B):
-                if target + suffix not in tensors:
-                    raise BadAdapter(self._spec.path, "it is missing", tensor=target + suffix)
-            index, roles = self._places[target]
-            a, b = tensors[target + _A], tensors[target + _B]
-            layers[index].update(self._pair(a, b, index, roles))
-        return layers
-
-    def _target(self, name: str) -> str:
-        """Returns the name of the model's tensor that an adapter's tensor changes."""
-        target, suffix = name[: -len(_A)], name[-len(_A) :]
-        if suffix not in (_A, _B):
-            raise self._bad(name, f"its name ends neither in {_A} nor in {_B}")
-        if target in ("token_embd.weight", "output.weight"):
-            raise self._bad(
-                name, "adapters of the embedding or the output matrix are not supported"
-            )
-        if target not in self._places:
-            raise self._bad(
-                name,
-                f"{target!r} is not a matrix of {self._config.architecture} models with "
-                f"{self._config.num_layers} layers",
-            )
-        return target
-
-    def _pair(self, a: Tensor, b: Tensor, layer: int, roles: tuple[str, ...]) -> dict[str, LowRank]:
-        """Returns the change of each role that the model's tensor fills."""
-        shapes = [role_shape(self._config, role, layer) for role in roles]
-        out_features, in_features = sum(shape[0] for shape in shapes), shapes[0][1]
-        if len(a.shape) != 2 or a.shape[1] != in_features or not 0 < a.shape[0] <= MAX_RANK:
-            raise self._bad(
-                a.name,
-                f"its shape is {a.shape}, not (rank, {in_features}) with a rank up to {MAX_RANK}",
-            )
-        if b.shape != (out_features, rank := a.shape[0]):
-            raise self._bad(b.name, f"its shape is {b.shape}, not {(out_features, rank)}")
-        scale = self._spec.scale * (self._alpha / rank if self._alpha else 1.0)
-        found, first = {}, 0
-        for role, (count, _) in zip(roles, shapes, strict=True):
-            part = b if len(roles) == 1 else b.slice(0, first, first + count)
-            found[role] = LowRank(a, part, scale, self._spec.path)
-            first += count
-        return found
-
-    def _bad(self, tensor: str, reason: str) -> BadAdapter:
-        return BadAdapter(self._spec.path, reason, tensor=tensor)
+    if b.shape != (out_features, rank := a.shape[0]):
+        raise BadAdapter(
+            spec.path, f"its shape is {b.shape}, not {(out_features, rank)}", tensor=b.name
+        )
+    first = 0
+    for path, (count, _) in zip(change.weights, shapes, strict=True):
+        part = b if len(shapes) == 1 else b.slice(0, first, first + count)
+        yield path, LowRank(a, part, spec.scale * change.scale, spec.path)
+        first += count

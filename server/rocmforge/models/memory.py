@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import prod
 
-from rocmforge.gguf.reader import GgufFile
+from rocmforge.checkpoint.tensor import Tensor
 from rocmforge.models.config import ModelConfig
 
 
-def stored_weight_bytes(file: GgufFile) -> int:
+def stored_weight_bytes(weights: Mapping[str, Tensor]) -> int:
     """Returns the bytes of all tensors as the file stores them."""
-    return sum(tensor.nbytes for tensor in file.tensors.values())
+    return sum(tensor.nbytes for tensor in weights.values())
 
 
-def float32_weight_bytes(file: GgufFile) -> int:
+def float32_weight_bytes(weights: Mapping[str, Tensor]) -> int:
     """Returns the bytes of all tensors once they are float32."""
-    return 4 * sum(prod(tensor.shape) for tensor in file.tensors.values())
+    return 4 * sum(prod(tensor.shape) for tensor in weights.values())
 
 
 def kv_bytes_per_token(config: ModelConfig, element_bytes: int) -> int:

@@ -1,4 +1,4 @@
-"""The classification head of a decoder that ranks, as llama.cpp's converter writes Qwen3-Reranker.
+"""The classification head of a decoder that ranks, such as Qwen3-Reranker.
 
 Its two rows are those of the output matrix for "yes" and "no". They are applied by the server, to
 the state of the last token that an engine returns, so that backends know nothing of them.
@@ -13,10 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from rocmforge.gguf.reader import GgufFile
-from rocmforge.models.pooling import SCORES
+from rocmforge.models.checkpoint import Checkpoint
 
-_PROMPT = "tokenizer.chat_template.rerank"
 _BLANKS = re.compile(r"(\{query\}|\{document\})")
 
 
@@ -43,11 +41,7 @@ class RankHead:
         return float(np.exp(-np.logaddexp(0, no - yes)))
 
 
-def read_rank_head(file: GgufFile) -> RankHead | None:
-    """Reads the head of a decoder whose tensors have been checked; None without head or prompt.
-
-    Raises:
-        BadGguf: The prompt is no text.
-    """
-    tensor, prompt = file.tensors.get(SCORES), file.get_str(_PROMPT, "")
+def read_rank_head(checkpoint: Checkpoint) -> RankHead | None:
+    """Reads the head of a decoder; None without head or prompt."""
+    tensor, prompt = checkpoint.weights.get("head.scores"), checkpoint.chat_templates.get("rerank")
     return RankHead(tensor.to_float32(), prompt) if tensor is not None and prompt else None

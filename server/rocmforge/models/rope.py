@@ -12,9 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from rocmforge.errors import UnsupportedTensor
-from rocmforge.gguf.reader import GgufFile
-from rocmforge.models.architectures import FREQUENCY_FACTORS, LONG_FACTORS, SHORT_FACTORS
 from rocmforge.models.config import ModelConfig, RopeConfig, RopeScaling, RopeScalingKind
 
 Float64Array = npt.NDArray[np.float64]
@@ -36,19 +33,30 @@ class RopeTables:
     local_table: RopeTable | None
 
 
-def load_rope_tables(config: ModelConfig, file: GgufFile, max_context: int) -> RopeTables:
+@dataclass(frozen=True, slots=True, eq=False)
+class RopeFactors:
+    """Divisors of the frequencies, [rotary_dim / 2] each, above 0; None for none.
+
+    Most models have one set, if any. LongRoPE has one for contexts up to the original one, and
+    another beyond it.
+    """
+
+    short: Float64Array | None = None
+    long: Float64Array | None = None
+
+
+def load_rope_tables(config: ModelConfig, factors: RopeFactors, max_context: int) -> RopeTables:
     """Makes the tables for positions `0..max_context - 1`.
 
     LongRoPE has two sets of factors. A table is made for a whole run of the server, so the long
     ones are taken when the served context exceeds the original one, whatever a request's length.
-
-    Raises:
-        UnsupportedTensor: Factors are missing or of the wrong shape.
     """
     rope, local = config.rope, config.local_rope
     assert rope is not None, "a model without rope has no tables"
-    frequencies = scaled_frequencies(rope, _factors(rope, file, max_context))
-    gain = rope.scaling.attention_factor if rope.scaling else 1.0
+    scaling = rope.scaling
+    is_long = scaling is not None and max_context > scaling.original_context
+    frequencies = scaled_frequencies(rope, factors.long if is_long else factors.short)
+    gain = scaling.attention_factor if scaling else 1.0
     return RopeTables(
         _table(frequencies, gain, max_context),
         None if local is None else _table(scaled_frequencies(local, None), 1.0, max_context),
@@ -85,25 +93,6 @@ def _yarn_ramp(rope: RopeConfig, scaling: RopeScaling) -> Float64Array:
     high = min(math.ceil(pair_turning(scaling.beta_slow)), rope.rotary_dim - 1)
     pairs = np.arange(rope.rotary_dim // 2, dtype=np.float64)
     return 1 - np.clip((pairs - low) / max(high - low, 0.001), 0, 1)
-
-
-def _factors(rope: RopeConfig, file: GgufFile, max_context: int) -> Float64Array | None:
-    scaling = rope.scaling
-    if scaling is not None and scaling.kind is RopeScalingKind.LONGROPE:
-        name = LONG_FACTORS if max_context > scaling.original_context else SHORT_FACTORS
-        if name not in file.tensors:
-            raise UnsupportedTensor(name, "missing, although the file asks for LongRoPE")
-    elif FREQUENCY_FACTORS in file.tensors:
-        name = FREQUENCY_FACTORS
-    else:
-        return None
-    tensor = file.tensors[name]
-    if tensor.shape != (rope.rotary_dim // 2,):
-        raise UnsupportedTensor(name, f"its shape is {tensor.shape}, not {(rope.rotary_dim // 2,)}")
-    factors = tensor.to_float32().astype(np.float64)
-    if not (factors > 0).all():
-        raise UnsupportedTensor(name, "a factor is not positive")
-    return factors
 
 
 def _table(frequencies: Float64Array, gain: float, max_context: int) -> RopeTable:

@@ -1,26 +1,14 @@
-"""The weights of a decoder, and how they are taken from a file's tensors.
-
-A file may fuse several weights in one tensor, and may have one matrix for two of them.
-"""
+"""The weights of a decoder, and how they are taken from a checkpoint."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from types import MappingProxyType
+from typing import Final, Generic, TypeVar
 
 from rocmforge.checkpoint.tensor import Tensor
-from rocmforge.errors import UnsupportedTensor
-from rocmforge.gguf.reader import GgufFile
-from rocmforge.models.architectures import (
-    ARCHITECTURES,
-    FREQUENCY_FACTORS,
-    LONG_FACTORS,
-    SHORT_FACTORS,
-    TensorRule,
-)
-from rocmforge.models.config import ModelConfig, RopeScalingKind
-from rocmforge.models.pooling import SCORES, PoolingType, declared_pooling
+from rocmforge.models.config import ModelConfig
 
 W = TypeVar("W")
 
@@ -58,9 +46,21 @@ class ModelWeights(Generic[W]):
     output: W  # [vocab_size, hidden_size]
 
 
+FIELDS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "attention_norm": "attn_norm",
+        "attention_post_norm": "attn_post_norm",
+        "attention_norm_2": "attn_norm_2",
+        "feed_forward_norm": "ffn_norm",
+        "feed_forward_post_norm": "ffn_post_norm",
+    }
+)
+"""Fields whose names are not the last part of the weight's name."""
+
+
 def load_weights(
     config: ModelConfig,
-    file: GgufFile,
+    weights: Mapping[str, Tensor],
     convert: Callable[[Tensor], W],
     progress: Callable[[float], None] = lambda share: None,
 ) -> ModelWeights[W]:
@@ -68,139 +68,91 @@ def load_weights(
 
     Args:
         config: Describes the expected tensors.
-        file: Holds the tensors. Its memory is referenced only if `convert` does so.
+        weights: As `Checkpoint.weights`. Their memory is referenced only if `convert` does so.
         convert: Makes the backend's weight of a matrix [out_features, in_features] or a vector.
         progress: Called with the share of bytes converted, 0..1.
 
     Raises:
-        UnsupportedTensor: One is missing, unexpected, of the wrong shape, or `convert` says so.
+        UnsupportedTensor: `convert` says so.
     """
-    check_tensors(config, file)
-    others = (FREQUENCY_FACTORS, LONG_FACTORS, SHORT_FACTORS, SCORES)  # no weights of layers
-    total = sum(tensor.nbytes for name, tensor in file.tensors.items() if name not in others)
-    done = 0
-
-    def take(name: str, roles: tuple[str, ...], layer: int = 0) -> dict[str, W]:
-        nonlocal done
-        tensor = file.tensors[name]
-        parts = _split(tensor, [role_shape(config, role, layer)[0] for role in roles])
-        converted = [convert(part) for part in parts]
-        done += tensor.nbytes
-        progress(done / total)
-        return dict(zip(roles, converted, strict=True))
-
-    embedding = take("token_embd.weight", ("embedding",))["embedding"]
-    layers = []
-    for index in range(config.num_layers):
-        weights: dict[str, W] = {}
-        for rule in ARCHITECTURES[config.architecture].layer:
-            name = layer_name(index, rule)
-            if name in file.tensors:
-                weights |= take(name, rule.roles, index)
-        layers.append(LayerWeights(**weights))
-    output_norm = take("output_norm.weight", ("output_norm",))["output_norm"]
-    output = embedding
-    if "output.weight" in file.tensors:
-        output = take("output.weight", ("output_matrix",))["output_matrix"]
+    kept = {path: tensor for path, tensor in weights.items() if not path.startswith("head.")}
+    converted = convert_all(kept, convert, progress)
+    embedding = converted["embedding.token"]
     return ModelWeights(
-        embedding=embedding, layers=tuple(layers), output_norm=output_norm, output=output
+        embedding=embedding,
+        layers=tuple(
+            LayerWeights(**layer_fields(converted, index)) for index in range(config.num_layers)
+        ),
+        output_norm=converted["output_norm"],
+        output=converted.get("output", embedding),
     )
 
 
-def check_tensors(config: ModelConfig, file: GgufFile) -> None:
-    """Compares the file's tensor directory with what the architecture has; reads no data.
-
-    Raises:
-        UnsupportedTensor: One is missing, unexpected or of the wrong shape.
-    """
-    shapes, required = _expected(config)
-    for name in required:
-        if name not in file.tensors:
-            raise UnsupportedTensor(name, f"missing; every {config.architecture} model has it")
-    if declared_pooling(file) is PoolingType.RANK and SCORES in file.tensors:
-        shapes[SCORES] = (2, config.hidden_size)
-    for name, tensor in file.tensors.items():
-        if name not in shapes:
-            raise UnsupportedTensor(
-                name,
-                "mixture-of-experts models are not supported"
-                if "_exps" in name or "ffn_gate_inp" in name
-                else f"not a part of {config.architecture} models with "
-                f"{config.num_layers} layers as we know them",
-            )
-        if tensor.shape != shapes[name]:
-            raise UnsupportedTensor(
-                name, f"its shape is {tensor.shape}, the metadata asks for {shapes[name]}"
-            )
+def convert_all(
+    weights: Mapping[str, Tensor],
+    convert: Callable[[Tensor], W],
+    progress: Callable[[float], None],
+) -> dict[str, W]:
+    """Converts each tensor; calls `progress` with the share of bytes done."""
+    total = sum(tensor.nbytes for tensor in weights.values())
+    done, converted = 0, {}
+    for path, tensor in weights.items():
+        converted[path] = convert(tensor)
+        done += tensor.nbytes
+        progress(done / total)
+    return converted
 
 
-def _expected(config: ModelConfig) -> tuple[dict[str, tuple[int, ...]], list[str]]:
-    """Returns the shapes of all tensors that may be there and the names of those that must be."""
-    row = ARCHITECTURES[config.architecture]
-    shapes: dict[str, tuple[int, ...]] = {
-        "token_embd.weight": role_shape(config, "embedding"),
-        "output_norm.weight": role_shape(config, "output_norm"),
-    }
-    required = list(shapes)
-    for index in range(config.num_layers):
-        for rule in row.layer:
-            parts = [role_shape(config, role, index) for role in rule.roles]
-            rows = sum(part[0] for part in parts)
-            shapes[layer_name(index, rule)] = (rows, *parts[0][1:])
-            if rule.required:
-                required.append(layer_name(index, rule))
-    if row.separate_output:
-        shapes["output.weight"] = role_shape(config, "output_matrix")
-    assert config.rope is not None
-    scaling, factors = config.rope.scaling, (config.rope.rotary_dim // 2,)
-    if scaling is not None and scaling.kind is RopeScalingKind.LONGROPE:
-        shapes[LONG_FACTORS] = shapes[SHORT_FACTORS] = factors
-        required += [LONG_FACTORS, SHORT_FACTORS]
-    else:
-        shapes[FREQUENCY_FACTORS] = factors
-    return shapes, required
+def layer_fields(converted: Mapping[str, W], layer: int) -> dict[str, W]:
+    """Returns the weights of a layer by the fields of its class."""
+    prefix, found = f"layers.{layer}.", {}
+    for path, weight in converted.items():
+        if path.startswith(prefix):
+            name, bias, _ = path.removeprefix(prefix).partition("_bias")
+            found[FIELDS.get(name, name.rpartition(".")[2]) + bias] = weight
+    return found
 
 
-def role_shape(config: ModelConfig, role: str, index: int = 0) -> tuple[int, ...]:
-    """Returns the shape of a role: a field of `LayerWeights`, "embedding" or "output_matrix"."""
-    hidden_size, layer = config.hidden_size, config.layers[index]
-    match role:
-        case "embedding" | "output_matrix":
+def weight_shape(config: ModelConfig, path: str) -> tuple[int, ...]:
+    """Returns the shape of a weight, by its name in `Checkpoint.weights`."""
+    hidden_size, name, layer = config.hidden_size, path, config.layers[0]
+    if path.startswith("layers."):
+        _, index, name = path.split(".", 2)
+        layer = config.layers[int(index)]
+    match name:
+        case "embedding.token" | "output":
             return config.vocab_size, hidden_size
-        case "q":
+        case "embedding.position":
+            return config.max_context, hidden_size
+        case "embedding.type":
+            return config.num_token_types, hidden_size
+        case "attention.q":
             return layer.query_features, hidden_size
-        case "k":
+        case "attention.k":
             return layer.key_features, hidden_size
-        case "v":
+        case "attention.v":
             return layer.value_features, hidden_size
-        case "q_bias":
+        case "attention.q_bias":
             return (layer.query_features,)
-        case "k_bias":
+        case "attention.k_bias":
             return (layer.key_features,)
-        case "v_bias":
+        case "attention.v_bias":
             return (layer.value_features,)
-        case "q_norm" | "k_norm":
+        case "attention.q_norm" | "attention.k_norm" if config.causal:
             return (layer.key_dim,)
-        case "output":
+        case "attention.output":
             return hidden_size, layer.attended_features
-        case "gate" | "up":
+        case "feed_forward.gate" | "feed_forward.up":
             return layer.intermediate_size, hidden_size
-        case "down":
+        case "feed_forward.up_bias":
+            return (layer.intermediate_size,)
+        case "feed_forward.down":
             return hidden_size, layer.intermediate_size
-        case _:  # norms and the bias of the output projection
+        case "head.scores":
+            return config.num_scores, hidden_size
+        case "head.scores_bias":
+            return (config.num_scores,)
+        case "head.dense":
+            return hidden_size, hidden_size
+        case _:  # norms and the other biases
             return (hidden_size,)
-
-
-def _split(tensor: Tensor, rows: list[int]) -> list[Tensor]:
-    if len(rows) == 1:
-        return [tensor]
-    parts, start = [], 0
-    for count in rows:
-        parts.append(tensor.slice(0, start, start + count))
-        start += count
-    return parts
-
-
-def layer_name(index: int, rule: TensorRule) -> str:
-    """Returns a layer's tensor's name in the file."""
-    return f"blk.{index}.{rule.name}"

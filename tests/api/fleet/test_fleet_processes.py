@@ -17,6 +17,7 @@ from rocmforge.engine.ipc.prompt import token_prompt
 from rocmforge.fleet.entry import FleetEntry, ModelPolicy, ModelState
 from rocmforge.fleet.fleet import Fleet
 from tests.api.fake_engine import make_model
+from tests.support.any_model import any_model
 from tests.support.options import SMALL
 
 PATIENCE_S = 60.0
@@ -32,7 +33,7 @@ def make_fleet(backend: str) -> tuple[Fleet, FleetEntry]:
     """One model, loaded on request, on a backend of `tests.support.fake_backend`."""
     config = EngineConfig(
         backend=f"tests.support.fake_backend:{backend}",
-        model=Path("made-up.gguf"),
+        model=any_model(),
         options=replace(SMALL, max_context=1024, max_batched_tokens=64, kv_blocks=None),
         restart_backoff_s=0.01,
     )

@@ -18,6 +18,7 @@ from tests.backend.driving import Chunk, Driver, Want
 from tests.data.models.tiny_adapters import TinyAdapter, gguf_adapter, write_adapter
 from tests.data.models.tiny_models import PROMPT, TinyModel, by_name, write_model
 from tests.support.hip import fitting, quantized, write_quantized
+from tests.support.loading import load_file
 from tests.support.options import SMALL
 from tests.support.runners import load_hip, load_reference
 
@@ -152,4 +153,4 @@ def test_a_bad_adapter_never_gets_to_the_device(tmp_path: Path) -> None:
     other = write_adapter(tmp_path / "a.gguf", fitting(by_name("qwen2")), TinyAdapter())
     options = replace(OPTIONS, adapters=(AdapterSpec(name="a", path=str(other)),))
     with pytest.raises(BadAdapter, match="it is for qwen2 models"):
-        create_hip().load(path, options, lambda *_: None)
+        load_file(create_hip(), path, options)

@@ -32,6 +32,7 @@ from tests.backend.driving import Chunk, Driver
 from tests.data.models.tiny_models import PROMPT, by_name, write_model
 from tests.support.hip import fitting, platform_options, start_platform
 from tests.support.host_platform import HostPlatform
+from tests.support.loading import load_file
 from tests.support.options import SMALL
 
 OPTIONS = replace(SMALL, max_batched_tokens=64, kv_blocks=8)
@@ -66,7 +67,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def load(model: Path) -> HipRunner:
-    runner = create().load(model, OPTIONS, lambda *_: None)
+    runner = load_file(create(), model, OPTIONS)
     assert isinstance(runner, HipRunner)
     return runner
 

@@ -21,6 +21,7 @@ from tests.support.core import make_core, vectors_of
 from tests.support.encoder_steps import encoder_step, run
 from tests.support.gguf_writer import Stored
 from tests.support.host_platform import HostPlatform
+from tests.support.loading import estimate_file, load_file
 from tests.support.options import SMALL
 from tests.support.runners import load_reference
 from tests.support.served_vectors import assert_served_vectors_are_the_references
@@ -44,7 +45,7 @@ def fitting(model: TinyEncoder, dim: int = 64, heads: int = 2) -> TinyEncoder:
 
 
 def load(stack: ExitStack, model: Path, **changes: Any) -> HipEncoderRunner:
-    runner = create_hip().load(model, replace(OPTIONS, **changes), lambda *_: None)
+    runner = load_file(create_hip(), model, replace(OPTIONS, **changes))
     assert isinstance(runner, HipEncoderRunner)
     return stack.enter_context(closing(runner))
 
@@ -143,7 +144,7 @@ def test_no_cache_is_planned_or_allocated(
     stack: ExitStack, bert: Path, host: HostPlatform | None
 ) -> None:
     backend = create_hip()
-    estimate = backend.estimate(bert, OPTIONS, memory=1 << 30)
+    estimate = estimate_file(backend, bert, OPTIONS, memory=1 << 30)
     assert (estimate.kv_block, estimate.kv_dtype, estimate.context) == (0, "none", 64)
     before = host.live_bytes if host else 0
     runner = load(stack, bert)

@@ -20,7 +20,7 @@ import pytest
 from rocmforge.backend.protocol import Float32Array, LoadOptions, Runner, StepOutput
 from rocmforge.engine.ipc.params import SamplingParams, TokenLogprob
 from rocmforge.engine.ipc.status import EngineStats
-from rocmforge.errors import BadGguf, EngineError
+from rocmforge.errors import EngineError, ModelLoadError
 from rocmforge_hip.backend import create as create_hip
 from rocmforge_hip.device.memory import PinnedBuffer
 from rocmforge_hip.run.decoder import HipRunner
@@ -36,6 +36,7 @@ from tests.support.hip import (
     write_quantized,
 )
 from tests.support.host_platform import HostPlatform
+from tests.support.loading import load_file
 from tests.support.options import SMALL
 from tests.support.runners import load_hip, load_reference
 from tests.support.weights import ALL_TYPES
@@ -283,13 +284,13 @@ def test_a_load_that_fails_halfway_gives_everything_back(
 
     def fail_later(*arguments: Any) -> None:
         if next(reads) == 5:
-            raise BadGguf(str(path), "the file became shorter while it was read")
+            raise ModelLoadError(f"{path} became shorter while it was read.")
         read_exactly(*arguments)
 
     before = host.live_bytes
     monkeypatch.setattr("rocmforge_hip.weights.upload.read_exactly", fail_later)
-    with pytest.raises(BadGguf, match="became shorter"):
-        create_hip().load(path, SMALL, lambda *_: None)
+    with pytest.raises(ModelLoadError, match="became shorter"):
+        load_file(create_hip(), path, SMALL)
     assert host.live_bytes == before
     assert host.take_finding() == ""
 

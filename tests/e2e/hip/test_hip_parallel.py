@@ -44,6 +44,7 @@ from tests.data.models.tiny_models import PROMPT, TinyModel, by_name, write_mode
 from tests.e2e.conftest import RANKS
 from tests.support.children import RANK, children
 from tests.support.hip import fitting, quantized, splittable, write_quantized
+from tests.support.loading import load_file
 from tests.support.requests import asked
 
 OPTIONS = LoadOptions(
@@ -63,7 +64,7 @@ pytestmark = pytest.mark.usefixtures("ranks")
 
 
 def load(stack: ExitStack, model: Path, **changes: Any) -> Runner:
-    runner = create().load(model, replace(OPTIONS, **changes), lambda *_: None)
+    runner = load_file(create(), model, replace(OPTIONS, **changes))
     return stack.enter_context(closing(runner))
 
 

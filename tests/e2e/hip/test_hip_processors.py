@@ -27,6 +27,7 @@ from tests.support.core import make_core, tokens_of
 from tests.support.distribution import WALK, install
 from tests.support.hip import fitting, platform_options, start_platform
 from tests.support.host_platform import HostPlatform
+from tests.support.loading import load_file
 from tests.support.options import SMALL
 from tests.support.processors import one_use
 
@@ -65,7 +66,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def runner(platform: HostPlatform | None, model: Path) -> Iterator[HipRunner]:
-    with closing(create_hip().load(model, SMALL, lambda *_: None)) as runner:
+    with closing(load_file(create_hip(), model, SMALL)) as runner:
         assert isinstance(runner, HipRunner)
         yield runner
     if platform:
@@ -74,7 +75,7 @@ def runner(platform: HostPlatform | None, model: Path) -> Iterator[HipRunner]:
 
 @pytest.fixture
 def reference(installed: Path, model: Path) -> Iterator[Runner]:
-    with closing(create_reference().load(model, SMALL, lambda *_: None)) as runner:
+    with closing(load_file(create_reference(), model, SMALL)) as runner:
         yield runner
 
 

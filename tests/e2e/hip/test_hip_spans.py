@@ -24,6 +24,7 @@ from rocmforge_hip.backend import create
 from tests.data.models.tiny_models import PROMPT, TinyModel, by_name, write_model
 from tests.support.hip import fitting, splittable
 from tests.support.host_platform import HostPlatform
+from tests.support.loading import load_file
 from tests.support.options import SMALL
 from tests.support.requests import asked
 from tests.support.runners import load_hip
@@ -100,7 +101,7 @@ def test_prompts_without_embeddings_cost_nothing_more(stack: ExitStack, tmp_path
 def test_two_devices_compute_on_the_same_rows(ranks: int, stack: ExitStack, tmp_path: Path) -> None:
     model = splittable(fitting(by_name("llama")))
     options = replace(SMALL, tensor_parallel=ranks, memory_utilization=0.5)
-    runner = create().load(write_model(model, tmp_path), options, lambda *_: None)
+    runner = load_file(create(), write_model(model, tmp_path), options)
     with closing(runner):
         expected, _ = answers(runner, options, PROMPTS, SAMPLING)
         got, _ = answers(runner, options, in_rows(model), SAMPLING)

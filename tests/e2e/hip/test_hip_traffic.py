@@ -19,6 +19,7 @@ from tests.backend.driving import Chunk, Driver
 from tests.data.models.tiny_models import by_name, write_model
 from tests.support.hip import HEAD_DIM, fitting
 from tests.support.host_platform import HostPlatform
+from tests.support.loading import load_file
 from tests.support.options import SMALL
 
 OPTIONS = replace(SMALL, max_batched_tokens=64, kv_blocks=8, kv_dtype="f16")
@@ -30,7 +31,7 @@ class Costs:
 
     def __init__(self, name: str, folder: Path) -> None:
         model = fitting(by_name(name))
-        runner = create().load(write_model(model, folder), OPTIONS, lambda *_: None)
+        runner = load_file(create(), write_model(model, folder), OPTIONS)
         assert isinstance(runner, HipRunner)
         self.runner = runner
         self.config = model.config

@@ -11,7 +11,7 @@ import pytest
 
 from rocmforge.backend.optional import OpCheck
 from rocmforge.cli import main
-from rocmforge.commands.synthetic import write_synthetic_model
+from rocmforge.gguf.synthetic import write_synthetic_model
 from rocmforge_hip.backend import create
 from rocmforge_hip.device.discovery import find_devices
 from rocmforge_hip.device.driver import Dim3

@@ -13,6 +13,7 @@ import pytest
 
 from rocmforge_reference.backend import create
 from tests.backend.driving import Chunk, Driver, Want
+from tests.support.loading import load_file
 from tests.support.options import SMALL
 
 ORACLE = Path(__file__).parents[2] / "data/models/oracle"
@@ -35,7 +36,7 @@ def running(path: Path) -> Iterator[Driver]:
         kv_blocks=len(BLOCKS),
         kv_dtype="f32",
     )
-    with closing(create().load(path, options, lambda stage, share: None)) as runner:
+    with closing(load_file(create(), path, options)) as runner:
         yield Driver(runner)
 
 

@@ -16,6 +16,7 @@ from rocmforge.models.lora import AdapterSpec
 from rocmforge_reference.backend import create
 from tests.backend.driving import Chunk, Driver, Want
 from tests.data.models.tiny_adapters import write_random_adapter
+from tests.support.loading import load_file
 from tests.support.options import SMALL
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(900)]
@@ -38,7 +39,7 @@ def driver(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
         for seed in SEEDS
     )
     options = replace(SMALL, max_batched_tokens=64, kv_blocks=12, kv_dtype="f32", adapters=adapters)
-    with closing(create().load(smollm2_path, options, lambda *_: None)) as runner:
+    with closing(load_file(create(), smollm2_path, options)) as runner:
         yield Driver(runner)
 
 

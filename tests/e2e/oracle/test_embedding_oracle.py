@@ -18,6 +18,7 @@ from rocmforge.backend.protocol import Float32Array
 from rocmforge.engine.ipc.params import Pooling, SamplingParams
 from rocmforge_reference.backend import create
 from tests.support.core import Request, make_core, vectors_of
+from tests.support.loading import load_file
 from tests.support.options import SMALL
 
 pytestmark = pytest.mark.model
@@ -35,7 +36,7 @@ def embeddings(path: Path, requests: Sequence[Request]) -> list[Float32Array]:
     options = replace(
         SMALL, max_sequences=len(requests), max_batched_tokens=16, kv_blocks=None, kv_dtype="f32"
     )
-    with closing(create().load(path, options, lambda stage, share: None)) as runner:
+    with closing(load_file(create(), path, options)) as runner:
         return vectors_of(make_core(runner, options), requests)
 
 

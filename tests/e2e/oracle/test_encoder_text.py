@@ -22,6 +22,7 @@ from tests.data.models.tiny_encoders import by_name, write_with_byte_level_bpe
 from tests.data.text.make_encoder_goldens import LINES, PRE_TOKENIZERS
 from tests.data.text.make_goldens import digest, texts
 from tests.support.encoder_steps import encoder_step, run
+from tests.support.loading import load_file
 
 GOLDENS = Path(__file__).parents[2] / "data/text"
 DIGESTS: dict[str, dict[str, list[str]]] = json.loads((GOLDENS / "encoder_tokens.json").read_text())
@@ -90,7 +91,7 @@ def test_texts_become_the_vectors_of_llama_cpp(
         memory_utilization=0.9,
     )
     pooling = Pooling.CLS if model.keys["pooling_type"] == PoolingType.CLS else Pooling.MEAN
-    with closing(create().load(path, options, lambda *_: None)) as runner:
+    with closing(load_file(create(), path, options)) as runner:
         found = run(runner, encoder_step(0, prompts, pooling))
     expected = np.array([row["vector"] for row in VECTORS[name]])
     cosines = (found / np.linalg.norm(found, axis=1, keepdims=True)) @ (

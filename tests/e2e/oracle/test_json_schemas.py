@@ -31,6 +31,7 @@ from rocmforge.wiring import token_pieces
 from tests.api import tiny
 from tests.data.models.tiny_models import by_name, write_model
 from tests.support.json_schemas import RandomSchemas, with_recursion
+from tests.support.loading import load_file
 from tests.support.options import SMALL
 
 NUM_SCHEMAS = 500
@@ -87,7 +88,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
     )
     pieces = token_pieces(Tokenizer(read_tokenizer(tiny.metadata())))
     assert pieces is not None
-    runner = registry.create("reference").load(path, options, lambda stage, share: None)
+    runner = load_file(registry.create("reference"), path, options)
     with closing(runner):
         limits = SchedulerLimits(
             max_sequences=STREAMS, max_batched_tokens=256, max_waiting=NUM_SCHEMAS + 1000

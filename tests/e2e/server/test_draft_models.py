@@ -30,6 +30,7 @@ from tests.support.core import reports, tokens_of
 from tests.support.drafting import LIMITS, make_drafting_core, rate
 from tests.support.hip import fitting
 from tests.support.host_platform import HostPlatform
+from tests.support.loading import load_file
 from tests.support.server import LiveServer
 from tests.support.shallow import write_idle, write_shallow
 
@@ -95,7 +96,7 @@ def stack() -> Iterator[ExitStack]:
 
 
 def load(stack: ExitStack, path: Path, backend: str = "reference") -> Runner:
-    runner = registry.create(backend).load(path, OPTIONS, lambda *_: None)
+    runner = load_file(registry.create(backend), path, OPTIONS)
     return stack.enter_context(closing(runner))
 
 

@@ -13,6 +13,7 @@ from rocmforge.backend import registry
 from rocmforge.engine.ipc.params import SamplingParams
 from tests.data.models.tiny_models import by_name, write_model
 from tests.support.core import make_core, tokens_of
+from tests.support.loading import load_file
 from tests.support.options import SMALL
 from tests.support.timeless import Timeless
 
@@ -31,7 +32,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def generate(model: Path, sampling: SamplingParams) -> tuple[list[list[int]], int]:
     """Returns the answers to all prompts, and how many draft tokens were accepted."""
-    runner = registry.create("reference").load(model, OPTIONS, lambda stage, share: None)
+    runner = load_file(registry.create("reference"), model, OPTIONS)
     with closing(runner):
         core = make_core(Timeless(runner), OPTIONS)
         answers, stats = tokens_of(core, [(prompt, sampling) for prompt in PROMPTS])

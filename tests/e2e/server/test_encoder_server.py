@@ -23,6 +23,7 @@ from rocmforge.text.tokenizer.tokenizer import Tokenizer
 from rocmforge_reference.backend import create
 from tests.data.models.tiny_encoders import PROMPT, by_name, goldens, write_encoder
 from tests.support.encoder_steps import encoder_step, run
+from tests.support.loading import load_file
 from tests.support.options import SMALL
 from tests.support.server import LiveServer
 
@@ -119,7 +120,7 @@ def scores(path: Path, query: str, documents: list[str]) -> list[float]:
     with open_gguf(path) as file:
         tokenizer = Tokenizer(read_tokenizer(file.metadata))
     options = replace(SMALL, max_context=64, max_batched_tokens=64)
-    with closing(create().load(path, options, lambda stage, share: None)) as runner:
+    with closing(load_file(create(), path, options)) as runner:
         pairs = [tokenizer.encode_pair(query, document) for document in documents]
         return [float(run(runner, encoder_step(0, [pair], Pooling.CLS))[0, 0]) for pair in pairs]
 

@@ -36,6 +36,7 @@ from tests.data.models import tiny_encoders
 from tests.data.models.tiny_adapters import write_random_adapter
 from tests.data.models.tiny_models import by_name, gguf_metadata, gguf_tensors
 from tests.support.gguf_writer import write_gguf
+from tests.support.loading import load_file
 from tests.support.options import SMALL
 from tests.unit.text.vocabularies import byte_level, sentencepiece
 
@@ -245,7 +246,7 @@ def show(path: Path) -> None:
 
 def load(path: Path) -> None:
     """Loading by the reference backend."""
-    create().load(path, OPTIONS, lambda *_: None).close()
+    load_file(create(), path, OPTIONS).close()
 
 
 def outcome(use: Callable[[Path], None], path: Path) -> str:

@@ -21,6 +21,7 @@ from rocmforge.engine.ipc.params import (
     TokenEvent,
 )
 from rocmforge.engine.ipc.status import EngineState
+from tests.data.models.tiny_models import by_name, write_model
 from tests.support.fake_backend import FakeConfig, continuation
 from tests.unit.engine.client import test_client as live
 from tests.unit.engine.constraint.test_grammar import LETTERS, bench
@@ -140,8 +141,8 @@ def test_streams_survive_a_killed_process() -> None:
 def test_streams_survive_processes_that_die_or_hang_while_they_load(
     loads: str, restarts: int, tmp_path: Path
 ) -> None:
-    model = tmp_path / "loads"
-    model.write_text(loads, encoding="ascii")
+    model = write_model(by_name("llama"), tmp_path)
+    model.with_suffix(".told").write_text(loads, encoding="ascii")
     chosen = replace(live.config("create_told_how_to_load"), model=model, load_timeout_s=3.0)
 
     async def test() -> None:

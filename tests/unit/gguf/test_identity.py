@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from rocmforge.errors import ModelFileNotFound, ModelLoadError
-from rocmforge.gguf.identity import FileIdentity
-from rocmforge.gguf.reader import open_gguf
+from rocmforge.models.checkpoint import Identity
+from rocmforge.opening import check_unchanged, identify
 from tests.support.gguf_writer import write_gguf
 
 METADATA: dict[str, Any] = {
@@ -21,10 +21,9 @@ METADATA: dict[str, Any] = {
 }
 
 
-def write(path: Path, rows: int = 1, **changed: Any) -> FileIdentity:
+def write(path: Path, rows: int = 1, **changed: Any) -> Identity:
     write_gguf(path, METADATA | changed, {"weights": np.zeros((rows, 32), np.float32)})
-    with open_gguf(path) as file:
-        return FileIdentity.of(file)
+    return identify(path)
 
 
 @pytest.fixture
@@ -35,14 +34,14 @@ def path(tmp_path: Path) -> Path:
 def test_an_untouched_file_is_not_read_again(path: Path) -> None:
     identity = write(path)
     path.write_bytes(bytes(identity.size))
-    touched = FileIdentity(identity.size, path.stat().st_mtime_ns, identity.digest)
-    touched.check(path)
+    touched = Identity(identity.size, path.stat().st_mtime_ns, identity.digest)
+    check_unchanged(path, touched)
 
 
 def test_other_weights_under_another_name_are_the_same_model(path: Path) -> None:
     identity = write(path)
     write(path, rows=2, **{"general.name": "retrained"})
-    identity.check(path)
+    check_unchanged(path, identity)
 
 
 @pytest.mark.parametrize(
@@ -59,11 +58,11 @@ def test_what_the_server_has_read_must_stay(path: Path, changed: dict[str, Any])
     identity = write(path)
     write(path, rows=2, **changed)
     with pytest.raises(ModelLoadError, match="Restart the server"):
-        identity.check(path)
+        check_unchanged(path, identity)
 
 
 def test_a_file_that_is_gone_is_named(path: Path) -> None:
     identity = write(path)
     path.unlink()
     with pytest.raises(ModelFileNotFound, match=r"model\.gguf"):
-        identity.check(path)
+        check_unchanged(path, identity)

@@ -12,8 +12,9 @@ import pytest
 
 from rocmforge.checkpoint.tensor import Tensor
 from rocmforge.errors import ConfigurationError
+from rocmforge.gguf.checkpoint import read_checkpoint
+from rocmforge.gguf.config import read_config
 from rocmforge.gguf.reader import open_gguf
-from rocmforge.models.architectures import read_config
 from rocmforge.models.config import ModelConfig
 from rocmforge.models.weights import ModelWeights, load_weights
 from rocmforge_hip.ops.collective import new_group_id
@@ -32,7 +33,7 @@ WHOLE = (
 def read(path: Path) -> tuple[ModelConfig, ModelWeights[Tensor]]:
     with open_gguf(path) as file:
         config = read_config(file)
-        return config, load_weights(config, file, lambda tensor: tensor)
+        return config, load_weights(config, read_checkpoint(file).weights, lambda tensor: tensor)
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ import pytest
 from rocmforge.backend.protocol import DeviceInfo
 from rocmforge.cli import main
 from rocmforge.commands.plan import parse_size
-from rocmforge.commands.synthetic import write_synthetic_model
 from rocmforge.errors import ConfigurationError
+from rocmforge.gguf.synthetic import write_synthetic_model
 from rocmforge_hip.device.discovery import FoundDevice
 from rocmforge_hip.device.driver import DeviceProperties
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from rocmforge.errors import UnsupportedArchitecture
+from rocmforge.gguf.checkpoint import read_checkpoint
 from rocmforge.gguf.reader import open_gguf
 from rocmforge.models.config import ModelConfig
-from rocmforge.models.reading import read_model
 from rocmforge_hip.load.supported import check_sizes
 from tests.data.models.tiny_models import by_name, write_model
 
@@ -21,7 +21,7 @@ HEAD_DIMS = (8,)
 @pytest.fixture
 def config(tmp_path: Path) -> ModelConfig:
     with open_gguf(write_model(by_name("llama"), tmp_path)) as file:
-        return read_model(file)
+        return read_checkpoint(file).config
 
 
 def test_a_model_that_fits_is_not_refused(config: ModelConfig) -> None:

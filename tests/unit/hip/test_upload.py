@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rocmforge.errors import BadGguf
+from rocmforge.errors import ModelLoadError
 from rocmforge.gguf.reader import open_gguf
 from rocmforge_hip.weights.upload import read_exactly
 from tests.support.gguf_writer import write_gguf
@@ -46,6 +46,6 @@ def test_a_file_that_became_shorter_is_named(tmp_path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     read_exactly(descriptor, target, 40, path)
     assert target.tolist() == list(range(40, 100))
-    with pytest.raises(BadGguf, match="became shorter while it was read"):
+    with pytest.raises(ModelLoadError, match="became shorter while it was read"):
         read_exactly(descriptor, target, 41, path)
     os.close(descriptor)

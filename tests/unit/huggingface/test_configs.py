@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from rocmforge.errors import BadFolder, UnsupportedArchitecture
+from rocmforge.gguf.config import read_config
 from rocmforge.gguf.reader import open_gguf
 from rocmforge.huggingface.decoders import read_decoder
 from rocmforge.huggingface.encoders import read_encoder
@@ -18,7 +19,6 @@ from rocmforge.huggingface.folder import Folder
 from rocmforge.huggingface.rope import Rope
 from rocmforge.models.config import ModelConfig, RopeScalingKind, RopeStyle
 from rocmforge.models.pooling import PoolingType
-from rocmforge.models.reading import read_model
 from tests.data.models.tiny_encoders import ENCODERS, TinyEncoder, write_encoder
 from tests.data.models.tiny_encoders import by_name as encoder_by_name
 from tests.data.models.tiny_folders import folder_config
@@ -55,7 +55,7 @@ def comparable(config: ModelConfig, style: RopeStyle, eps: float) -> ModelConfig
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
 def test_decoders_are_described_as_by_their_gguf_files(model: TinyModel, tmp_path: Path) -> None:
     with open_gguf(write_model(model, tmp_path)) as file:
-        expected = read_model(file)
+        expected = read_config(file)
     found, _ = decoder(tmp_path, model.name)
     assert found.rope is not None
     assert expected.rope is not None
@@ -69,7 +69,7 @@ def test_decoders_are_described_as_by_their_gguf_files(model: TinyModel, tmp_pat
 @pytest.mark.parametrize("model", ENCODERS, ids=lambda model: model.name)
 def test_encoders_are_described_as_by_their_gguf_files(model: TinyEncoder, tmp_path: Path) -> None:
     with open_gguf(write_encoder(model, tmp_path)) as file:
-        expected = read_model(file)
+        expected = read_config(file)
     config = config_of(tmp_path, folder_config(model))
     found, first = read_encoder(config, model.name, expected.pooling, expected.num_scores)
     assert first == model.position_offset

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from rocmforge.errors import BadGguf, UnsupportedArchitecture
+from rocmforge.gguf.config import read_config
 from rocmforge.gguf.reader import open_gguf
-from rocmforge.models.architectures import ARCHITECTURES, read_config
+from rocmforge.models.architectures import ARCHITECTURES, ENCODERS
 from rocmforge.models.config import (
     ActivationFunction,
     ModelConfig,
@@ -255,7 +256,7 @@ def test_an_unknown_architecture_is_refused_with_the_known_ones(
     with open_gguf(path) as file, pytest.raises(UnsupportedArchitecture) as caught:
         read_config(file)
     assert caught.value.architecture == architecture
-    assert set(ARCHITECTURES) == set(caught.value.supported)
+    assert {*ARCHITECTURES, *ENCODERS} == set(caught.value.supported)
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,12 @@ import pytest
 
 from rocmforge.checkpoint.tensor import Tensor
 from rocmforge.errors import BadGguf, RocmForgeError, UnsupportedArchitecture, UnsupportedTensor
+from rocmforge.gguf.checkpoint import read_checkpoint
 from rocmforge.gguf.reader import open_gguf
 from rocmforge.models.config import ActivationFunction, ModelConfig, alibi_slopes
 from rocmforge.models.encoder_weights import load_encoder_weights
 from rocmforge.models.forward.encoder import attention_specs
 from rocmforge.models.pooling import PoolingType
-from rocmforge.models.reading import read_model
 from tests.data.models import tiny_models
 from tests.data.models.tiny_encoders import by_name, gguf_metadata, gguf_tensors
 from tests.support.gguf_writer import write_gguf
@@ -39,7 +39,7 @@ def write(
 
 def read(path: Path) -> ModelConfig:
     with open_gguf(path) as file:
-        config = read_model(file)
+        config = read_checkpoint(file).config
     assert not config.causal
     return config
 
@@ -186,7 +186,9 @@ def test_gate_and_up_of_jina_bert_may_be_one_matrix_or_two(
     for changed in ({}, apart):
         path = write(tmp_path, name, tensors=changed)
         with open_gguf(path) as file:
-            weights = load_encoder_weights(read(path), file, Tensor.to_float32)
+            weights = load_encoder_weights(
+                read(path), read_checkpoint(file).weights, Tensor.to_float32
+            )
         for index, layer in enumerate(weights.layers):
             np.testing.assert_array_equal(layer.up, apart[f"blk.{index}.ffn_up.weight"])
             np.testing.assert_array_equal(layer.gate, apart[f"blk.{index}.ffn_gate.weight"])
@@ -236,7 +238,7 @@ def test_files_that_do_not_say_how_to_pool_show_it_by_their_head(
     config = read(path)
     assert (config.pooling, config.num_scores) == (pooling, num_scores)
     with open_gguf(path) as file:
-        weights = load_encoder_weights(config, file, Tensor.to_float32)
+        weights = load_encoder_weights(config, read_checkpoint(file).weights, Tensor.to_float32)
     assert (weights.head is not None) == (pooling is PoolingType.RANK)
 
 
@@ -245,7 +247,7 @@ def test_a_head_of_one_row_may_have_lost_an_axis(tmp_path: Path) -> None:
     path = write(tmp_path, "ranker", tensors={"cls.output.weight": scores.reshape(-1)})
     config = read(path)
     with open_gguf(path) as file:
-        weights = load_encoder_weights(config, file, Tensor.to_float32)
+        weights = load_encoder_weights(config, read_checkpoint(file).weights, Tensor.to_float32)
     assert weights.head is not None
     np.testing.assert_array_equal(weights.head.scores, scores)
 
@@ -255,7 +257,9 @@ def test_fused_matrices_are_taken_apart(tmp_path: Path) -> None:
     config = read(path)
     shares: list[float] = []
     with open_gguf(path) as file:
-        weights = load_encoder_weights(config, file, Tensor.to_float32, shares.append)
+        weights = load_encoder_weights(
+            config, read_checkpoint(file).weights, Tensor.to_float32, shares.append
+        )
     fused = gguf_tensors(by_name("nomic-bert"))["blk.1.attn_qkv.weight"]
     layer = weights.layers[1]
     np.testing.assert_array_equal(np.concatenate([layer.q, layer.k, layer.v]), fused)
@@ -327,7 +331,7 @@ def test_biases_and_token_types_may_be_missing(tmp_path: Path) -> None:
     path = write(tmp_path, "bert", tensors=dict.fromkeys([*names, "token_types.weight"]))
     config = read(path)
     with open_gguf(path) as file:
-        weights = load_encoder_weights(config, file, Tensor.to_float32)
+        weights = load_encoder_weights(config, read_checkpoint(file).weights, Tensor.to_float32)
     assert weights.types is None
     assert weights.layers[0].q_bias is None
 
@@ -335,4 +339,4 @@ def test_biases_and_token_types_may_be_missing(tmp_path: Path) -> None:
 def test_decoders_are_read_as_before(tmp_path: Path) -> None:
     path = tiny_models.write_model(tiny_models.by_name("llama"), tmp_path)
     with open_gguf(path) as file:
-        assert read_model(file).causal
+        assert read_checkpoint(file).config.causal

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from rocmforge.errors import BadAdapter, ConfigurationError, ModelFileNotFound
+from rocmforge.gguf.adapter import read_adapter
+from rocmforge.gguf.checkpoint import read_checkpoint
+from rocmforge.gguf.config import read_config
 from rocmforge.gguf.reader import open_gguf
-from rocmforge.models.architectures import read_config
 from rocmforge.models.config import ModelConfig
-from rocmforge.models.lora import Adapter, AdapterSpec, parse_adapters, read_adapters
-from rocmforge.models.reading import read_model
+from rocmforge.models.lora import Adapter, AdapterSpec, parse_adapters
 from tests.data.models.tiny_adapters import (
     TinyAdapter,
     adapter_metadata,
@@ -34,8 +35,7 @@ def config_of(model: TinyModel, folder: Path) -> ModelConfig:
 
 
 def read(config: ModelConfig, path: Path, scale: float = 1.0) -> Adapter:
-    (adapter,) = read_adapters(config, [AdapterSpec(name="a", path=str(path), scale=scale)])
-    return adapter
+    return read_adapter(config, AdapterSpec(name="a", path=str(path), scale=scale))
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
@@ -173,7 +173,7 @@ def test_a_file_that_is_not_gguf_is_refused(tmp_path: Path) -> None:
 def test_an_adapter_in_the_place_of_a_model_is_told_where_it_belongs(tmp_path: Path) -> None:
     path = write_adapter(tmp_path / "a.gguf", by_name("llama"), TinyAdapter())
     with open_gguf(path) as file, pytest.raises(BadAdapter, match=r"with --lora NAME=.*a\.gguf"):
-        read_model(file)
+        read_checkpoint(file)
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from rocmforge.models.pooling import PoolingType, declared_pooling
+from rocmforge.gguf.keys import declared_pooling
+from rocmforge.models.pooling import PoolingType
 
 
 @pytest.mark.parametrize(

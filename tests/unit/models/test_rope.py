@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from rocmforge.errors import UnsupportedTensor
+from rocmforge.gguf.checkpoint import read_checkpoint
+from rocmforge.gguf.config import read_config
 from rocmforge.gguf.reader import open_gguf
-from rocmforge.models.architectures import read_config
 from rocmforge.models.rope import RopeTables, load_rope_tables
 from tests.data.models.tiny_models import (
     MODELS,
@@ -24,7 +25,7 @@ from tests.support.gguf_writer import write_gguf
 
 def tables_of(name: str, folder: Path, max_context: int = 128) -> RopeTables:
     with open_gguf(write_model(by_name(name), folder)) as file:
-        return load_rope_tables(read_config(file), file, max_context)
+        return load_rope_tables(read_config(file), read_checkpoint(file).rope_factors, max_context)
 
 
 @pytest.mark.parametrize("name", [model.name for model in MODELS])
@@ -70,4 +71,4 @@ def test_a_factor_that_is_not_positive_is_refused(tmp_path: Path) -> None:
     tensors["rope_freqs.weight"] = np.zeros(8, np.float32)
     path = write_gguf(tmp_path / "model.gguf", gguf_metadata(model), tensors)
     with open_gguf(path) as file, pytest.raises(UnsupportedTensor, match="rope_freqs"):
-        load_rope_tables(read_config(file), file, 16)
+        load_rope_tables(read_config(file), read_checkpoint(file).rope_factors, 16)

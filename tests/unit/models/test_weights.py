@@ -11,14 +11,15 @@ import pytest
 
 from rocmforge.checkpoint.tensor import Tensor
 from rocmforge.errors import UnsupportedTensor
+from rocmforge.gguf.checkpoint import read_checkpoint
+from rocmforge.gguf.config import read_config
 from rocmforge.gguf.reader import open_gguf
-from rocmforge.models.architectures import read_config
 from rocmforge.models.memory import (
     float32_weight_bytes,
     kv_bytes_per_token,
     stored_weight_bytes,
 )
-from rocmforge.models.weights import ModelWeights, check_tensors, load_weights
+from rocmforge.models.weights import ModelWeights, load_weights
 from tests.data.models.tiny_models import by_name, gguf_metadata, gguf_tensors, write_model
 from tests.support.gguf_writer import write_gguf
 
@@ -34,7 +35,7 @@ def load_model(
     kept = {key: value for key, value in tensors.items() if value is not None}
     path = write_gguf(folder / "model.gguf", gguf_metadata(model), kept)
     with open_gguf(path) as file:
-        return load_weights(read_config(file), file, Tensor.to_float32)
+        return load_weights(read_config(file), read_checkpoint(file).weights, Tensor.to_float32)
 
 
 def test_fused_tensors_are_cut_into_their_parts(tmp_path: Path) -> None:
@@ -81,7 +82,7 @@ def test_every_tensor_is_converted_once_and_progress_reaches_one(tmp_path: Path)
         return tensor.name
 
     with open_gguf(write_model(by_name("phi3-longrope-long"), tmp_path)) as file:
-        load_weights(read_config(file), file, convert, shares.append)
+        load_weights(read_config(file), read_checkpoint(file).weights, convert, shares.append)
         factors = {name for name in file.tensors if name.startswith("rope_factors")}
         assert set(converted) == set(file.tensors) - factors
     assert len(converted) == len(set(converted)) + 2 * (2 + 1)  # qkv and gate-up of two layers
@@ -148,12 +149,14 @@ def test_a_wrong_shape_is_named_with_both_shapes(
 
 def test_checking_reads_no_tensor_data(tmp_path: Path) -> None:
     with open_gguf(write_model(by_name("glm4"), tmp_path)) as file:
-        check_tensors(read_config(file), file)
+        read_checkpoint(file)
 
 
 def test_memory_needs(tmp_path: Path) -> None:
     model = by_name("gemma3")
     elements = sum(tensor.size for tensor in gguf_tensors(model).values())
     with open_gguf(write_model(model, tmp_path)) as file:
-        assert stored_weight_bytes(file) == float32_weight_bytes(file) == 4 * elements
+        assert (
+            stored_weight_bytes(file.tensors) == float32_weight_bytes(file.tensors) == 4 * elements
+        )
         assert kv_bytes_per_token(read_config(file), 2) == 7 * 2 * 1 * 14 * 2

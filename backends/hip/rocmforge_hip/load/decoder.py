@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from rocmforge.backend.protocol import LoadOptions, ProgressCallback, RunnerInfo
 from rocmforge.checkpoint.tensor import Tensor
 from rocmforge.errors import ConfigurationError
-from rocmforge.gguf.reader import GgufFile, open_gguf
 from rocmforge.logits.registry import load_processors
-from rocmforge.models.architectures import read_config
+from rocmforge.models.checkpoint import Checkpoint
 from rocmforge.models.config import ModelConfig
-from rocmforge.models.encoder_config import is_encoder
-from rocmforge.models.lora import Adapter, read_adapters
+from rocmforge.models.lora import Adapter
 from rocmforge.models.rope import load_rope_tables
 from rocmforge.models.weights import ModelWeights, load_weights
 from rocmforge_hip.device.constants import BLOCK_TOKENS
@@ -38,7 +34,7 @@ from rocmforge_hip.weights.shard import Shard
 
 def load_decoder(
     found: FoundDevice,
-    file: GgufFile,
+    checkpoint: Checkpoint,
     options: LoadOptions,
     progress: ProgressCallback,
     rank: Rank | None = None,
@@ -46,22 +42,22 @@ def load_decoder(
     """Loads the decoder, or what of it belongs to a rank, onto one device.
 
     Raises:
-        ModelLoadError: The file cannot be served.
+        ModelLoadError: The model cannot be served.
         OutOfMemory: It does not fit.
     """
     _check_cache_type(options)
     processors = load_processors()
     progress("compiling logits processors", 0.0)
     kernels = prepare_processors(processors, found.properties.target, cache_dir())
-    config, weights, adapters = _read(file, options, rank.shard if rank else None)
+    config, weights, adapters = _read(checkpoint, rank.shard if rank else None)
     geometry = Geometry(found.properties.compute_units)
     free = options.memory_of(found.info)
     plan = make_plan(config, weights, options, geometry, free, adapters)
-    tables = load_rope_tables(config, file, plan.limits.context)
+    tables = load_rope_tables(config, checkpoint.rope_factors, plan.limits.context)
     with opened(found) as device:
         group = rank.join(device) if rank else None
         loading = ModelLoading(
-            device, config, plan, geometry, progress, kernels, group, file.locate
+            device, config, plan, geometry, progress, kernels, group, checkpoint.locate
         )
         loaded = loading.load(weights, tables, adapters)
         pairs = [(cache.keys, cache.values) for cache in loaded.ops.caches]
@@ -73,50 +69,47 @@ def load_decoder(
 
 def load_rank(
     found: FoundDevice,
-    model: Path,
+    checkpoint: Checkpoint,
     options: LoadOptions,
     progress: ProgressCallback,
     rank: Rank,
 ) -> HipRunner:
-    """Loads what of a decoder's file belongs to a rank.
+    """Loads what of a decoder belongs to a rank.
 
     Raises:
         ConfigurationError: The model is not a decoder.
-        ModelLoadError: The file cannot be served.
+        ModelLoadError: The model cannot be served.
         OutOfMemory: It does not fit.
     """
-    progress("reading the header", 0.0)
-    with open_gguf(model) as file:
-        if is_encoder(file):
-            raise ConfigurationError(
-                "An encoder runs on one device; leave tensor_parallel at 1, not "
-                f"{options.tensor_parallel}."
-            )
-        return load_decoder(found, file, options, progress, rank)
+    if not checkpoint.config.causal:
+        raise ConfigurationError(
+            "An encoder runs on one device; leave tensor_parallel at 1, not "
+            f"{options.tensor_parallel}."
+        )
+    return load_decoder(found, checkpoint, options, progress, rank)
 
 
 def measure_decoder(
-    file: GgufFile, options: LoadOptions, geometry: Geometry, memory_free: int
+    checkpoint: Checkpoint, options: LoadOptions, geometry: Geometry, memory_free: int
 ) -> MemoryNeeds[DecoderArrays[ArraySpec]]:
     """Returns what the decoder needs of each device, which has so many free bytes.
 
     Raises:
-        ModelLoadError: The file cannot be served.
+        ModelLoadError: The model cannot be served.
     """
     _check_cache_type(options)
     shard = Shard(0, options.tensor_parallel) if options.tensor_parallel > 1 else None
-    config, weights, adapters = _read(file, options, shard)
+    config, weights, adapters = _read(checkpoint, shard)
     return measure(config, weights, options, geometry, memory_free, adapters)
 
 
 def _read(
-    file: GgufFile, options: LoadOptions, shard: Shard | None
+    checkpoint: Checkpoint, shard: Shard | None
 ) -> tuple[ModelConfig, ModelWeights[Planned], tuple[Adapter, ...]]:
     """Reads what a device is to have of a model and its adapters: all of it, or a part."""
-    config = read_config(file)
+    config, adapters = checkpoint.config, checkpoint.adapters
     check_sizes(config, HEAD_DIMS)
-    tensors = load_weights(config, file, _keep)
-    adapters = read_adapters(config, options.adapters)
+    tensors = load_weights(config, checkpoint.weights, _keep)
     if shard is not None:
         shard.check(config, tensors)
         adapters = tuple(shard.adapter(adapter) for adapter in adapters)

@@ -7,9 +7,8 @@ import numpy as np
 from rocmforge.backend.protocol import LoadOptions, ProgressCallback, RunnerInfo
 from rocmforge.checkpoint.tensor import Tensor
 from rocmforge.errors import UnsupportedArchitecture
-from rocmforge.gguf.reader import GgufFile
+from rocmforge.models.checkpoint import Checkpoint
 from rocmforge.models.config import ModelConfig, alibi_slopes
-from rocmforge.models.encoder_config import read_encoder_config
 from rocmforge.models.encoder_weights import EncoderWeights, load_encoder_weights
 from rocmforge.models.rope import load_rope_tables
 from rocmforge_hip.device.constants import BLOCK_TOKENS
@@ -37,17 +36,17 @@ from rocmforge_hip.weights.upload import WeightLoader
 
 
 def load_encoder(
-    found: FoundDevice, file: GgufFile, options: LoadOptions, progress: ProgressCallback
+    found: FoundDevice, checkpoint: Checkpoint, options: LoadOptions, progress: ProgressCallback
 ) -> HipEncoderRunner:
     """Loads the encoder onto one device.
 
     Raises:
-        ModelLoadError: The file cannot be served.
+        ModelLoadError: The model cannot be served.
         OutOfMemory: It does not fit.
     """
-    config, weights, needs = _read(file, options, found)
+    config, weights, needs = _read(checkpoint, options, found)
     with opened(found) as device:
-        model = _load(device, config, weights, needs, file, found, progress)
+        model = _load(device, config, weights, needs, checkpoint, found, progress)
         info = RunnerInfo(
             backend="hip",
             device=found.info,
@@ -68,26 +67,26 @@ def load_encoder(
 
 
 def plan_encoder(
-    file: GgufFile, options: LoadOptions, geometry: Geometry, memory_free: int
+    checkpoint: Checkpoint, options: LoadOptions, geometry: Geometry, memory_free: int
 ) -> tuple[ModelConfig, EncoderWeights[Planned], MemoryNeeds[EncoderArrays[ArraySpec]]]:
     """Returns what the encoder is, and what it needs of a device with so much free memory.
 
     Raises:
-        ModelLoadError: The file cannot be served.
+        ModelLoadError: The model cannot be served.
     """
-    config = read_encoder_config(file)
+    config = checkpoint.config
     _check_supported(config)
-    tensors = load_encoder_weights(config, file, _keep)
+    tensors = load_encoder_weights(config, checkpoint.weights, _keep)
     weights = plan_encoder_weights(tensors, min(config.max_context, options.max_context))
     return config, weights, measure_encoder(config, weights, options, geometry, memory_free)
 
 
 def _read(
-    file: GgufFile, options: LoadOptions, found: FoundDevice
+    checkpoint: Checkpoint, options: LoadOptions, found: FoundDevice
 ) -> tuple[ModelConfig, EncoderWeights[Planned], MemoryNeeds[EncoderArrays[ArraySpec]]]:
     free = options.memory_of(found.info)
     geometry = Geometry(found.properties.compute_units)
-    config, weights, needs = plan_encoder(file, options, geometry, free)
+    config, weights, needs = plan_encoder(checkpoint, options, geometry, free)
     check_fits(needs, free)
     return config, weights, needs
 
@@ -97,7 +96,7 @@ def _load(
     config: ModelConfig,
     planned: EncoderWeights[Planned],
     needs: MemoryNeeds[EncoderArrays[ArraySpec]],
-    file: GgufFile,
+    checkpoint: Checkpoint,
     found: FoundDevice,
     progress: ProgressCallback,
 ) -> Encoder:
@@ -107,7 +106,9 @@ def _load(
     storages = encoder_storages(planned)
     tables = {}
     if config.rope is not None:
-        tables = upload_tables(device, load_rope_tables(config, file, needs.limits.context))
+        tables = upload_tables(
+            device, load_rope_tables(config, checkpoint.rope_factors, needs.limits.context)
+        )
     on_device = None
     if config.has_alibi:
         slopes = np.array(alibi_slopes(config.layers[0].num_heads), np.float32)
@@ -118,7 +119,9 @@ def _load(
     geometry = Geometry(found.properties.compute_units)
     ops = HipEncoderOps(config, device.library, geometry, arena, tables, on_device, formats)
     inputs = device.memory.device(spec((needs.input_bytes,), "u1"), "inputs of a step")
-    loader = WeightLoader(device.driver, device.library, device.stream, device.memory, file.locate)
+    loader = WeightLoader(
+        device.driver, device.library, device.stream, device.memory, checkpoint.locate
+    )
     try:
         loaded = loader.load_storages(storages, lambda share: progress("loading weights", share))
         weights: EncoderWeights[Weight] = convert_encoder(planned, loaded)

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rocmforge.backend.protocol import ProgressCallback
+from rocmforge.models.checkpoint import Locate
 from rocmforge.models.config import ModelConfig
 from rocmforge.models.lora import Adapter
 from rocmforge.models.rope import RopeTables
@@ -37,7 +38,7 @@ from rocmforge_hip.run.decoder import Model
 from rocmforge_hip.weights.adapters import AdapterArrays, pack_stack, plan_adapters
 from rocmforge_hip.weights.formats import Matrix, Weight
 from rocmforge_hip.weights.placement import Planned, PlannedMatrix, storages
-from rocmforge_hip.weights.upload import Locate, WeightLoader
+from rocmforge_hip.weights.upload import WeightLoader
 
 
 class ModelLoading:

@@ -21,7 +21,7 @@ class StartRank:
     """The model that a rank is to load."""
 
     device: FoundDevice  # with the least free memory of all: then all plan alike
-    model: Path
+    model: Path  # each process opens the files itself
     options: LoadOptions
     shard: Shard
 

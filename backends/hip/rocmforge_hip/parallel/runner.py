@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from pathlib import Path
 
 from rocmforge.backend.protocol import (
     LoadOptions,
@@ -22,6 +21,7 @@ from rocmforge.backend.protocol import (
     UInt32Array,
 )
 from rocmforge.errors import EngineError
+from rocmforge.models.checkpoint import Checkpoint
 from rocmforge_hip.device.discovery import FoundDevice, list_names
 from rocmforge_hip.device.opening import Device
 from rocmforge_hip.load.decoder import load_rank
@@ -34,7 +34,7 @@ from rocmforge_hip.weights.shard import Shard
 
 def load_sharded(
     devices: Sequence[FoundDevice],
-    model: Path,
+    checkpoint: Checkpoint,
     options: LoadOptions,
     progress: ProgressCallback,
 ) -> ShardedRunner:
@@ -42,7 +42,7 @@ def load_sharded(
 
     Args:
         devices: Where to; ranks are in this order.
-        model: The GGUF file.
+        checkpoint: The opened model; the other processes open it again.
         options: For all of them.
         progress: Told about rank 0, which has as much to do as the others.
 
@@ -53,9 +53,9 @@ def load_sharded(
     group_id = new_group_id()  # fails at once without a library
     free = min(options.memory_of(device.info) for device in devices)
     devices = [replace(each, info=replace(each.info, memory_free=free)) for each in devices]
-    first = _FirstRank(Shard(0, len(devices)), group_id, devices, model, options)
+    first = _FirstRank(Shard(0, len(devices)), group_id, devices, checkpoint, options)
     try:
-        runner = load_rank(devices[0], model, options, progress, first)
+        runner = load_rank(devices[0], checkpoint, options, progress, first)
     except BaseException as error:
         first.give_up()
         if first.workers.failure is None:
@@ -78,13 +78,13 @@ class _FirstRank:
         shard: Shard,
         group_id: bytes,
         devices: Sequence[FoundDevice],
-        model: Path,
+        checkpoint: Checkpoint,
         options: LoadOptions,
     ) -> None:
         self.shard = shard
         self._group_id = group_id
         self._devices = devices
-        self._model = model
+        self._path = checkpoint.path
         self._options = options
         # Now, as they take a while to start.
         self.workers = Workers([device.properties.index for device in devices[1:]])
@@ -94,7 +94,7 @@ class _FirstRank:
         size = self.shard.size
         self.workers.send_each(
             lambda rank: StartRank(
-                self._devices[rank], self._model, self._options, Shard(rank, size)
+                self._devices[rank], self._path, self._options, Shard(rank, size)
             )
         )
         self.workers.wait_opened()

@@ -23,6 +23,7 @@ import numpy as np
 
 from rocmforge.backend.protocol import StepInput
 from rocmforge.errors import RocmForgeError
+from rocmforge.opening import open_checkpoint
 from rocmforge_hip.device.opening import Device
 from rocmforge_hip.device.platform import select_platform
 from rocmforge_hip.load.decoder import load_rank
@@ -66,7 +67,8 @@ def run(start: StartRank, connection: Connection[Any, Any]) -> None:
     """
     select_platform()
     rank = Joining(start.shard, connection)
-    runner = load_rank(start.device, start.model, start.options, lambda *_: None, rank)
+    with open_checkpoint(start.model, start.options.adapters) as checkpoint:
+        runner = load_rank(start.device, checkpoint, start.options, lambda *_: None, rank)
     gc.collect()
     gc.freeze()  # as in the engine's process
     connection.send(Stage.LOADED)

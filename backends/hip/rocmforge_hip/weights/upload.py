@@ -20,7 +20,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from rocmforge.errors import BadGguf
+from rocmforge.errors import ModelLoadError
+from rocmforge.models.checkpoint import Locate
 from rocmforge.models.weights import ModelWeights
 from rocmforge_hip.device.driver import Driver
 from rocmforge_hip.device.library import KernelLibrary
@@ -30,8 +31,6 @@ from rocmforge_hip.weights.formats import Matrix, MatrixPart, Vector, Weight, ce
 from rocmforge_hip.weights.placement import Planned, PlannedMatrix, PlannedVector, convert, storages
 
 Bytes = npt.NDArray[np.uint8]
-Locate = Callable[[Bytes], tuple[Path, int] | None]
-"""File and offset of some bytes, as `GgufFile.locate`; None = they are only in memory."""
 
 READERS: Final = 8
 _AHEAD: Final = READERS + 3  # pieces being read; those before them are still being copied
@@ -318,11 +317,11 @@ def read_exactly(descriptor: int, target: Bytes, offset: int, path: Path) -> Non
     """Fills the target from this offset of a file.
 
     Raises:
-        BadGguf: The file ends before.
+        ModelLoadError: The file ends before.
     """
     done = 0
     while done < target.nbytes:
         count = os.preadv(descriptor, [target[done:].data], offset + done)
         if count == 0:
-            raise BadGguf(str(path), "the file became shorter while it was read", offset=offset)
+            raise ModelLoadError(f"{path} became shorter while it was read.")
         done += count

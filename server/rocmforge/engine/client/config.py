@@ -7,8 +7,8 @@ from pathlib import Path
 
 from rocmforge.backend.protocol import LoadOptions
 from rocmforge.engine.ipc.params import TokenPieces
-from rocmforge.gguf.identity import FileIdentity
 from rocmforge.logs import LogFormat
+from rocmforge.models.checkpoint import Identity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +18,7 @@ class EngineConfig:
     backend: str  # a name, "auto", or package.module:function
     model: Path
     options: LoadOptions
-    identity: FileIdentity | None = None  # of the model's file, which must not become another model
+    identity: Identity | None = None  # of the model's file, which must not become another model
     vocabulary: TokenPieces | None = None  # None = requests cannot be constrained by a grammar
     draft: Path | None = None  # the draft model
     max_waiting: int = 256  # unfinished requests beyond options.max_sequences

@@ -9,8 +9,8 @@ from rocmforge.engine.ipc.params import GenerateRequest, TokenEvent, TokenPieces
 from rocmforge.engine.ipc.status import EngineStats
 from rocmforge.engine.ipc.totals import Totals
 from rocmforge.errors import EngineError, RocmForgeError
-from rocmforge.gguf.identity import FileIdentity
 from rocmforge.logs import LogFormat
+from rocmforge.models.checkpoint import Identity
 
 
 class Start(Message, frozen=True, tag=True):
@@ -27,7 +27,7 @@ class Start(Message, frozen=True, tag=True):
     totals: Totals  # of the engine process before this one
     vocabulary: TokenPieces | None
     draft: str | None = None  # path of the draft model
-    identity: FileIdentity | None = None  # what the model's file should be; None = whatever it is
+    identity: Identity | None = None  # what the model's file should be; None = whatever it is
 
 
 class DefineGrammar(Message, frozen=True, tag=True):

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from itertools import chain
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -50,6 +49,7 @@ from rocmforge.errors import (
     QueueFull,
     UnsupportedArchitecture,
 )
+from tests.support.any_model import any_model
 from tests.support.fake_backend import continuation
 from tests.support.requests import asked
 from tests.support.start import start_message
@@ -65,7 +65,7 @@ TIMEOUT_S = 60.0  # for what takes well under a second on an idle machine
 def config(variant: str = "create", *, max_sequences: int = 64) -> EngineConfig:
     return EngineConfig(
         backend=f"tests.support.fake_backend:{variant}",
-        model=Path(__file__),
+        model=any_model(),
         options=options(max_sequences=max_sequences),
         restart_backoff_s=0.01,
         restart_backoff_max_s=0.05,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Final
 
 import pytest
@@ -14,6 +13,8 @@ from rocmforge.backend.protocol import LoadOptions, ProgressCallback
 from rocmforge.engine.draft.draft_memory import draft_blocks, draft_options, shared_blocks
 from rocmforge.engine.loading import load
 from rocmforge.errors import OutOfMemory
+from rocmforge.models.checkpoint import Checkpoint
+from tests.support.any_model import any_model
 from tests.support.fake_backend import FakeBackend, FakeConfig, FakeRunner
 from tests.support.start import start_message
 from tests.unit.engine.helpers import options
@@ -32,7 +33,10 @@ MODEL: Final = MemoryEstimate(
 DRAFT: Final = replace(MODEL, weights=400, activations=100, kv_block=10)
 FEW: Final = options(max_sequences=4)
 START: Final = start_message(
-    "tests.unit.engine.draft.test_draft_loading:planning", "model.gguf", FEW, draft="draft.gguf"
+    "tests.unit.engine.draft.test_draft_loading:planning",
+    str(any_model()),
+    FEW,
+    draft=str(any_model("draft")),
 )
 
 
@@ -41,11 +45,15 @@ class PlanningFake(FakeBackend):
 
     name = "planning"
 
-    def estimate(self, model: Path, options: LoadOptions, memory: int | None) -> MemoryEstimate:
-        return DRAFT if model.stem == "draft" else MODEL
+    def estimate(
+        self, checkpoint: Checkpoint, options: LoadOptions, memory: int | None
+    ) -> MemoryEstimate:
+        return DRAFT if checkpoint.path.stem == "draft" else MODEL
 
-    def load(self, model: Path, options: LoadOptions, progress: ProgressCallback) -> FakeRunner:
-        runner = super().load(model, options, progress)
+    def load(
+        self, checkpoint: Checkpoint, options: LoadOptions, progress: ProgressCallback
+    ) -> FakeRunner:
+        runner = super().load(checkpoint, options, progress)
         note = f"{options.kv_blocks} blocks, {options.memory_utilization:.1f}"
         runner.info = replace(runner.info, notes=(note,))
         return runner
@@ -60,10 +68,12 @@ class FailingDraft(FakeBackend):
 
     loaded: FakeRunner | None = None
 
-    def load(self, model: Path, options: LoadOptions, progress: ProgressCallback) -> FakeRunner:
-        if model.stem == "draft":
+    def load(
+        self, checkpoint: Checkpoint, options: LoadOptions, progress: ProgressCallback
+    ) -> FakeRunner:
+        if checkpoint.path.stem == "draft":
             raise OutOfMemory("no room for it")
-        self.loaded = super().load(model, options, progress)
+        self.loaded = super().load(checkpoint, options, progress)
         return self.loaded
 
 
@@ -109,9 +119,11 @@ def test_without_a_plan_the_drafts_cache_is_as_large(monkeypatch: pytest.MonkeyP
     seen: list[int | None] = []
 
     class Noting(FakeBackend):
-        def load(self, model: Path, options: LoadOptions, progress: ProgressCallback) -> FakeRunner:
+        def load(
+            self, checkpoint: Checkpoint, options: LoadOptions, progress: ProgressCallback
+        ) -> FakeRunner:
             seen.append(options.kv_blocks)
-            return super().load(model, options, progress)
+            return super().load(checkpoint, options, progress)
 
     use(monkeypatch, Noting)
     load(START, lambda stage, share: None)

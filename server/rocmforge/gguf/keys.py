@@ -9,6 +9,16 @@ import numpy as np
 from rocmforge.errors import BadGguf
 from rocmforge.gguf.reader import GgufFile
 from rocmforge.models.config import MAX_LAYERS
+from rocmforge.models.pooling import PoolingType
+
+
+def declared_pooling(file: GgufFile) -> PoolingType:
+    """Returns what the model was trained for; NONE if the file does not say, or it is unknown."""
+    architecture = file.metadata.get("general.architecture")
+    value = file.metadata.get(f"{architecture}.pooling_type")
+    if isinstance(value, int) and value in {*PoolingType}:
+        return PoolingType(value)
+    return PoolingType.NONE
 
 
 class KeyReader:

@@ -1,0 +1,125 @@
+"""A GGUF file as a checkpoint."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from rocmforge.errors import RocmForgeError
+from rocmforge.gguf.config import read_config
+from rocmforge.gguf.reader import GgufFile, open_gguf
+from rocmforge.gguf.tokenizer import has_tokenizer, read_templates, read_tokenizer
+from rocmforge.gguf.weights import name_weights, read_rope_factors, read_weights
+from rocmforge.models.checkpoint import Checkpoint, Contents, Identity
+
+
+def open_gguf_checkpoint(path: Path) -> Checkpoint:
+    """Opens a model in a GGUF file, or all shards of a model given its first.
+
+    Raises:
+        ModelFileNotFound: The file or one of its shards is not there or cannot be read.
+        ModelLoadError: The file is broken, or the model cannot be served.
+    """
+    file = open_gguf(path)
+    try:
+        return read_checkpoint(file)
+    except BaseException:
+        file.close()
+        raise
+
+
+def read_checkpoint(file: GgufFile) -> Checkpoint:
+    """Returns the model in an open file, which is closed with the checkpoint.
+
+    Raises:
+        UnsupportedArchitecture: There is no row for it, or it uses a feature we do not have.
+        UnsupportedTensor: A tensor is missing, unexpected or of the wrong shape.
+        BadAdapter: It is a LoRA adapter.
+        BadGguf: A key is missing, of the wrong type, or contradicts another.
+    """
+    config = read_config(file)
+    weights = read_weights(config, file)
+
+    def release() -> None:
+        weights.clear()
+        file.close()
+
+    return Checkpoint(
+        path=file.path,
+        size_bytes=file.size_bytes,
+        config=config,
+        weights=MappingProxyType(weights),
+        name_of=name_weights(config, file),
+        rope_factors=read_rope_factors(config, file),
+        chat_templates=read_templates(file.metadata),
+        has_tokenizer=has_tokenizer(file.metadata),
+        read_tokenizer=lambda: read_tokenizer(file.metadata),
+        identify=lambda: _identity(file),
+        locate=file.locate,
+        release=release,
+    )
+
+
+def describe_gguf(path: Path) -> Contents:
+    """Returns what is in a file.
+
+    Raises:
+        ModelFileNotFound: The file or one of its shards is not there or cannot be read.
+        BadGguf: It is no valid file.
+        UnsupportedTensor: A tensor has an unknown type.
+    """
+    file = open_gguf(path)
+    tensors = tuple(file.tensors.values())
+    config, refusal = None, None
+    try:
+        with read_checkpoint(file) as checkpoint:
+            config = checkpoint.config
+    except RocmForgeError as error:
+        refusal = error.message
+    model = file.get_str("tokenizer.ggml.model", "none")
+    return Contents(
+        path=file.path,
+        size_bytes=file.size_bytes,
+        gguf_version=file.version,
+        architecture=file.get_str("general.architecture", "unknown"),
+        name=file.get_str("general.name", file.path.stem),
+        tensors=tensors,
+        config=config,
+        refusal=refusal,
+        tokenizer=f"{model}/{file.get_str('tokenizer.ggml.pre', 'default')}",
+        chat_template=file.get_str("tokenizer.chat_template", None),
+    )
+
+
+def identify_gguf(path: Path) -> Identity:
+    """Returns the identity of a file; of a split model, that of the first part.
+
+    Raises:
+        ModelFileNotFound: The file or one of its shards is not there or cannot be read.
+        ModelLoadError: It is broken.
+    """
+    with open_gguf(path) as file:
+        return _identity(file)
+
+
+def _identity(file: GgufFile) -> Identity:
+    stat = file.path.stat()
+    return Identity(stat.st_size, stat.st_mtime_ns, _digest(file))
+
+
+def _digest(file: GgufFile) -> str:
+    prefixes = ("tokenizer.", f"{file.get_str('general.architecture')}.")
+    described = {key: value for key, value in file.metadata.items() if key.startswith(prefixes)}
+    # In ASCII: strings of a file need not be valid UTF-8, which is refused elsewhere.
+    encoded = json.dumps([*prefixes, described], default=_plain)
+    return hashlib.sha256(encoded.encode()).hexdigest()
+
+
+def _plain(value: Any) -> str:
+    assert isinstance(value, np.ndarray | np.generic), "all else in metadata is plain"
+    return value.tobytes().hex()

@@ -1,0 +1,206 @@
+"""The metadata of a decoder becomes its configuration.
+
+Key names: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from rocmforge.errors import UnsupportedArchitecture
+from rocmforge.gguf.keys import KeyReader, declared_pooling
+from rocmforge.gguf.names import LONG_FACTORS
+from rocmforge.gguf.reader import GgufFile
+from rocmforge.models.architectures import ARCHITECTURES
+from rocmforge.models.config import (
+    LayerConfig,
+    ModelConfig,
+    NormKind,
+    RopeConfig,
+    RopeScaling,
+    RopeScalingKind,
+)
+
+
+def read_decoder_config(file: GgufFile) -> ModelConfig:
+    """Returns the configuration that the metadata of a decoder describes.
+
+    Raises:
+        UnsupportedArchitecture: It uses a feature we do not have.
+        BadGguf: A key is missing, of the wrong type, or contradicts another; names the key.
+    """
+    return _Reader(file).read()
+
+
+class _Reader(KeyReader):
+    """Knows the architecture's row."""
+
+    def __init__(self, file: GgufFile) -> None:
+        super().__init__(file)
+        self._row = ARCHITECTURES[self._name]
+
+    def read(self) -> ModelConfig:
+        file, row, key = self._file, self._row, self._key
+        self._refuse_unsupported()
+        hidden_size = self._positive("embedding_length")
+        num_layers = self._num_layers()
+        num_heads = self._positive("attention.head_count")
+        num_kv_heads = self._positive("attention.head_count_kv", num_heads)
+        if num_heads % num_kv_heads:
+            raise self._bad(
+                "attention.head_count_kv", f"{num_kv_heads} does not divide the {num_heads} heads"
+            )
+        if hidden_size % num_heads and key("attention.key_length") not in file.metadata:
+            raise self._bad(
+                "attention.head_count",
+                f"{num_heads} does not divide the width {hidden_size}, and there is no head size",
+            )
+        head_dim = self._positive("attention.key_length", hidden_size // num_heads)
+        value_dim = self._positive("attention.value_length", head_dim)
+        if value_dim != head_dim:
+            raise self._bad(
+                "attention.value_length",
+                f"{value_dim} differs from the key length {head_dim}, which is not supported",
+            )
+        norm_eps = self._norm_eps("attention.layer_norm_rms_epsilon")
+        context = self._positive("context_length")
+        rope, local_rope = self._rope(head_dim, context), self._local_rope(head_dim)
+        scaling = rope.scaling
+        if scaling is not None and scaling.kind is RopeScalingKind.YARN:
+            context = max(context, int(scaling.original_context * scaling.factor))
+        wide = num_layers == row.layers_scaled_by_dim
+        layer = LayerConfig(
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            key_dim=head_dim,
+            value_dim=head_dim,
+            attention_scale=(hidden_size / num_heads if wide else head_dim) ** -0.5,
+            window=None,
+            local_rope=False,
+            intermediate_size=self._positive("feed_forward_length"),
+        )
+        return ModelConfig(
+            architecture=self._name,
+            name=file.get_str("general.name", self._name),
+            causal=True,
+            hidden_size=hidden_size,
+            vocab_size=self._vocab_size(),
+            max_context=context,
+            layers=tuple(
+                replace(layer, window=window, local_rope=window is not None and bool(local_rope))
+                for window in self._windows(num_layers)
+            ),
+            norm=NormKind.RMS,
+            norm_eps=norm_eps,
+            pre_norm=True,
+            rope=rope,
+            local_rope=local_rope,
+            activation=row.activation,
+            attention_softcap=self._softcap("attn_logit_softcapping"),
+            logit_softcap=self._softcap("final_logit_softcapping"),
+            embedding_scale=math.sqrt(hidden_size) if row.scales_embedding else 1.0,
+            pooling=declared_pooling(file),
+        )
+
+    def _refuse_unsupported(self) -> None:
+        for suffix, what in (
+            ("expert_count", "experts"),
+            ("nextn_predict_layers", "layers for multi-token prediction"),
+        ):
+            if count := self._file.get_int(self._key(suffix), 0):
+                raise UnsupportedArchitecture(
+                    f"{self._name} with {count} {what} ({self._key(suffix)})",
+                    tuple(ARCHITECTURES),
+                )
+        if any(self._file.get_ints(self._key("rope.dimension_sections"), [])[1:]):
+            raise UnsupportedArchitecture(
+                f"{self._name} with positions on several axes "
+                f"({self._key('rope.dimension_sections')})",
+                tuple(ARCHITECTURES),
+            )
+
+    def _vocab_size(self) -> int:
+        if "tokenizer.ggml.tokens" not in self._file.metadata:
+            return self._positive("vocab_size")
+        return super()._vocab_size()
+
+    def _softcap(self, suffix: str) -> float | None:
+        cap = self._file.get_float(self._key(suffix), 0.0)
+        if cap < 0 or not math.isfinite(cap):
+            raise self._bad(suffix, f"{cap} is not a cap")
+        return cap or None
+
+    def _windows(self, num_layers: int) -> tuple[int | None, ...]:
+        row = self._row
+        if not row.has_windows:
+            return (None,) * num_layers
+        window = self._file.get_int(self._key("attention.sliding_window"), row.window_default or 0)
+        if window < 0:
+            raise self._bad("attention.sliding_window", f"{window} is negative")
+        if window == 0:
+            return (None,) * num_layers
+        return tuple(window if is_local else None for is_local in self._window_pattern(num_layers))
+
+    def _window_pattern(self, num_layers: int) -> list[bool]:
+        """Returns whether each layer has the window. The key may hold a list or a period."""
+        suffix = "attention.sliding_window_pattern"
+        flags = self._layer_flags(suffix, num_layers)
+        if flags is not None:
+            return flags
+        period = self._positive(suffix, self._row.window_period)
+        if period == 1:
+            return [True] * num_layers
+        return [layer % period != period - 1 for layer in range(num_layers)]
+
+    def _rope(self, head_dim: int, context: int) -> RopeConfig:
+        return RopeConfig(
+            style=self._row.rope_style,
+            rotary_dim=self._rotary_dim(head_dim),
+            theta=self._theta("rope.freq_base", 10000.0),
+            scaling=self._rope_scaling(context),
+        )
+
+    def _local_rope(self, head_dim: int) -> RopeConfig | None:
+        suffix, default = "rope.freq_base_swa", self._row.local_theta_default
+        if default is None:
+            if self._key(suffix) in self._file.metadata:
+                raise self._bad(suffix, "the architecture has no second rope base")
+            return None
+        return RopeConfig(
+            style=self._row.rope_style,
+            rotary_dim=self._rotary_dim(head_dim),
+            theta=self._theta(suffix, default),
+            scaling=None,
+        )
+
+    def _rope_scaling(self, context: int) -> RopeScaling | None:
+        file, key = self._file, self._key
+        name = file.get_str(key("rope.scaling.type"), "linear")
+        factor = file.get_float(
+            key("rope.scaling.factor"), file.get_float(key("rope.scale_linear"), 0.0)
+        )
+        if factor < 0 or not math.isfinite(factor):
+            raise self._bad("rope.scaling.factor", f"{factor} is not positive")
+        factor = factor or 1.0
+        if LONG_FACTORS in file.tensors:  # Phi-3 files have these, but do not name the kind
+            name = RopeScalingKind.LONGROPE
+        if name == "none" or (name == RopeScalingKind.LINEAR and factor == 1.0):
+            return None
+        if name not in tuple(RopeScalingKind):
+            raise UnsupportedArchitecture(
+                f"{self._name} with rope scaling {name!r} ({key('rope.scaling.type')})",
+                tuple(ARCHITECTURES),
+            )
+        kind = RopeScalingKind(name)
+        default_gain = 0.1 * math.log(factor) + 1.0 if kind is RopeScalingKind.YARN else 1.0
+        return RopeScaling(
+            kind=kind,
+            factor=factor,
+            original_context=self._positive("rope.scaling.original_context_length", context),
+            attention_factor=file.get_float(key("rope.scaling.yarn_attn_factor"), default_gain)
+            * file.get_float(key("rope.scaling.attn_factor"), 1.0),
+            extrapolation_factor=file.get_float(key("rope.scaling.yarn_ext_factor"), 1.0),
+            beta_fast=file.get_float(key("rope.scaling.yarn_beta_fast"), 32.0),
+            beta_slow=file.get_float(key("rope.scaling.yarn_beta_slow"), 1.0),
+        )
