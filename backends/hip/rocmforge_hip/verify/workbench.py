@@ -343,7 +343,8 @@ def _adapter(rank: int, weights: ModelWeights[Tensor]) -> Adapter:
         b = random_tensor(rng, "bf16", f"{role}.lora_b", rows, rank)
         return LowRank(a, b, 0.5 / rank, "verify")
 
-    return Adapter(f"rank {rank}", ({role: low_rank(role) for role in sorted(ADAPTABLE)},))
+    roles = sorted(name.rpartition(".")[2] for name in ADAPTABLE)
+    return Adapter(f"rank {rank}", ({role: low_rank(role) for role in roles},))
 
 
 def _rope_table(recipe: Recipe) -> RopeTable:
