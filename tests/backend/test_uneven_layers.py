@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from rocmforge.models.blocks import Attention, ModelWeights, WeightPlace
 from rocmforge.models.config import (
     ActivationFunction,
     LayerConfig,
@@ -19,10 +20,11 @@ from rocmforge.models.config import (
     RopeConfig,
     RopeStyle,
 )
+from rocmforge.models.families import FAMILIES
 from rocmforge.models.forward.decoder import hidden_states
 from rocmforge.models.pooling import PoolingType
 from rocmforge.models.rope import RopeTable, RopeTables
-from rocmforge.models.weights import LayerWeights, ModelWeights
+from rocmforge.models.weights import build, present
 from rocmforge_reference.decoder_ops import KvCache, ReferenceOps, Step
 from rocmforge_reference.weights import Weight
 from tests.backend.driving import Chunk, make_step
@@ -81,25 +83,15 @@ def random_weights() -> ModelWeights[Weight]:
     def matrix(*shape: int) -> Weight:
         return Weight((rng.standard_normal(shape) / shape[-1] ** 0.5).astype(np.float32))
 
-    def norm() -> Weight:
-        return Weight((1 + 0.2 * rng.standard_normal(HIDDEN)).astype(np.float32))
+    def make(place: WeightPlace) -> Weight | None:
+        if place.is_optional and place.name not in FAMILIES["llama"].has:
+            return None
+        shape = place.shape(CONFIG)
+        if len(shape) == 1:
+            return Weight((1 + 0.2 * rng.standard_normal(HIDDEN)).astype(np.float32))
+        return matrix(*shape)
 
-    layers = tuple(
-        LayerWeights(
-            attn_norm=norm(),
-            q=matrix(layer.num_heads * layer.key_dim, HIDDEN),
-            k=matrix(layer.num_kv_heads * layer.key_dim, HIDDEN),
-            v=matrix(layer.num_kv_heads * layer.value_dim, HIDDEN),
-            output=matrix(HIDDEN, layer.num_heads * layer.value_dim),
-            ffn_norm=norm(),
-            gate=matrix(layer.intermediate_size, HIDDEN),
-            up=matrix(layer.intermediate_size, HIDDEN),
-            down=matrix(HIDDEN, layer.intermediate_size),
-        )
-        for layer in LAYERS
-    )
-    embedding = matrix(11, HIDDEN)
-    return ModelWeights(embedding=embedding, layers=layers, output_norm=norm(), output=embedding)
+    return build(len(LAYERS), make)
 
 
 def rope_table(rope: RopeConfig) -> RopeTable:
@@ -124,7 +116,7 @@ def rotated(head: Float64, position: int, rope: RopeConfig) -> Float64:
     return result
 
 
-def attend(layer: LayerConfig, weights: LayerWeights[Weight], xs: list[Float64]) -> list[Float64]:
+def attend(layer: LayerConfig, weights: Attention[Weight], xs: list[Float64]) -> list[Float64]:
     """Returns what the heads of one layer see, [num_heads * value_dim] for each token."""
     rope = LOCAL_ROPE if layer.local_rope else ROPE
     results = []
@@ -150,16 +142,19 @@ def attend(layer: LayerConfig, weights: LayerWeights[Weight], xs: list[Float64])
 
 def expected(weights: ModelWeights[Weight]) -> Float64:
     """Returns the states of all tokens after the last norm, [T, hidden_size]."""
-    states: list[Any] = [weights.embedding.values[token].astype(np.float64) for token in TOKENS]
+    states: list[Any] = [
+        weights.embedding.token.values[token].astype(np.float64) for token in TOKENS
+    ]
     for layer, own in zip(LAYERS, weights.layers, strict=True):
-        attended = attend(layer, own, [rms(state, own.attn_norm) for state in states])
+        norm, feed_forward = present(own.attention_norm), own.feed_forward
+        attended = attend(layer, own.attention, [rms(state, norm) for state in states])
         for i, state in enumerate(states):
-            middle = state + own.output.values @ attended[i]
-            x = rms(middle, own.ffn_norm)
-            gate = own.gate.values @ x
-            inner = gate / (1 + np.exp(-gate)) * (own.up.values @ x)
-            states[i] = middle + own.down.values @ inner
-    return np.stack([rms(state, weights.output_norm) for state in states])
+            middle = state + own.attention.output.values @ attended[i]
+            x = rms(middle, own.feed_forward_norm)
+            gate = present(feed_forward.gate).values @ x
+            inner = gate / (1 + np.exp(-gate)) * (feed_forward.up.values @ x)
+            states[i] = middle + feed_forward.down.values @ inner
+    return np.stack([rms(state, present(weights.output_norm)) for state in states])
 
 
 def test_layers_of_different_heads_are_computed_each_with_its_own() -> None:

@@ -20,7 +20,6 @@ from rocmforge.errors import ConfigurationError, OutOfMemory
 from rocmforge.logits.registry import load_processors
 from rocmforge.models.checkpoint import Checkpoint
 from rocmforge.models.config import LayerConfig, ModelConfig
-from rocmforge.models.encoder_weights import load_encoder_weights
 from rocmforge.models.memory import float32_weight_bytes, kv_bytes_per_token
 from rocmforge.models.rope import load_rope_tables
 from rocmforge.models.weights import load_weights
@@ -132,7 +131,7 @@ def _load_encoder(
             f"The model needs {_mib(weights_bytes)} as float32, but only {_mib(allowed)} may be "
             f"used ({options.memory_utilization:.0%} of {_mib(usable)} free)."
         )
-    weights = load_encoder_weights(
+    weights = load_weights(
         config, checkpoint.weights, _to_weight, lambda share: progress("loading weights", share)
     )
     max_context = options.context_of_encoder(config.max_context)

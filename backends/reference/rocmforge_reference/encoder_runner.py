@@ -9,8 +9,8 @@ from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
 
 from rocmforge.backend.protocol import Float32Array, RunnerInfo, StepInput, StepOutput
 from rocmforge.errors import BackendError, OutOfMemory
+from rocmforge.models.blocks import ModelWeights
 from rocmforge.models.config import ModelConfig
-from rocmforge.models.encoder_weights import EncoderWeights
 from rocmforge.models.forward.encoder import encode
 from rocmforge_reference.encoder_ops import ReferenceEncoderOps
 
@@ -21,11 +21,11 @@ class ReferenceEncoderRunner:
     def __init__(
         self,
         config: ModelConfig,
-        weights: EncoderWeights[Float32Array],
+        weights: ModelWeights[Float32Array],
         ops: ReferenceEncoderOps,
         info: RunnerInfo,
     ) -> None:
-        self._model: tuple[ModelConfig, EncoderWeights[Float32Array], ReferenceEncoderOps] | None
+        self._model: tuple[ModelConfig, ModelWeights[Float32Array], ReferenceEncoderOps] | None
         self._model = config, weights, ops
         self._info = info
         self._blas = ThreadpoolController()

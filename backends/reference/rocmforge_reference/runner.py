@@ -18,9 +18,9 @@ from rocmforge.backend.protocol import (
 )
 from rocmforge.errors import BackendError, OutOfMemory
 from rocmforge.logits.processor import LogitsProcessor
+from rocmforge.models.blocks import ModelWeights
 from rocmforge.models.config import ModelConfig
 from rocmforge.models.forward.decoder import hidden_states, logits
-from rocmforge.models.weights import ModelWeights
 from rocmforge_reference.decoder_ops import ReferenceOps, Step
 from rocmforge_reference.sampling import NO_TOKEN, sample
 from rocmforge_reference.weights import Weight

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from rocmforge.backend.protocol import Float32Array
+from rocmforge.models.blocks import ModelWeights, WeightPlace
 from rocmforge.models.lora import Adapter
-from rocmforge.models.weights import LayerWeights, ModelWeights
+from rocmforge.models.weights import map_places
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,28 +37,13 @@ def with_adapters(
     Raises:
         BadAdapter: A value is not finite.
     """
-    return ModelWeights(
-        embedding=Weight(weights.embedding),
-        layers=tuple(_layer(index, layer, adapters) for index, layer in enumerate(weights.layers)),
-        output_norm=Weight(weights.output_norm),
-        output=Weight(weights.output),
-    )
+    return map_places(weights, lambda place, values: Weight(values, _changes(place, adapters)))
 
 
-def _layer(
-    index: int, layer: LayerWeights[Float32Array], adapters: Sequence[Adapter]
-) -> LayerWeights[Weight]:
-    found: dict[str, Any] = {}
-    for role in (each.name for each in fields(layer)):
-        values = getattr(layer, role)
-        found[role] = None if values is None else Weight(values, _changes(index, role, adapters))
-    return LayerWeights(**found)
-
-
-def _changes(index: int, role: str, adapters: Sequence[Adapter]) -> dict[int, Change]:
+def _changes(place: WeightPlace, adapters: Sequence[Adapter]) -> dict[int, Change]:
     changes = {}
     for number, adapter in enumerate(adapters):
-        low_rank = adapter.layers[index].get(role)
+        low_rank = adapter.changes.get(place)
         if low_rank is not None:
             a, b = low_rank.factors()
             changes[number] = Change(a, b * np.float32(low_rank.scale))

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from rocmforge.errors import UnsupportedArchitecture, UnsupportedTensor
 from rocmforge.gguf.keys import KeyReader, declared_pooling
-from rocmforge.gguf.names import NAMES, SCORES
+from rocmforge.gguf.names import SCORES
 from rocmforge.gguf.reader import GgufFile
 from rocmforge.models.architectures import ACTIVATIONS, ENCODERS
 from rocmforge.models.config import (
@@ -20,6 +20,7 @@ from rocmforge.models.config import (
     RopeConfig,
     RopeStyle,
 )
+from rocmforge.models.families import FAMILIES
 from rocmforge.models.pooling import PoolingType
 
 
@@ -81,10 +82,10 @@ class _Reader(KeyReader):
             )
         norm_eps = self._norm_eps("attention.layer_norm_epsilon")
         pooling = _pooling(file)
-        if pooling is PoolingType.RANK and not self._row.has_head:
+        if pooling is PoolingType.RANK and "head.scores" not in FAMILIES[self._name].may_have:
             raise UnsupportedArchitecture(
                 f"{self._name} with a classification head ({SCORES})",
-                tuple(name for name, row in ENCODERS.items() if row.has_head),
+                tuple(name for name in ENCODERS if "head.scores" in FAMILIES[name].may_have),
             )
         num_layers, max_context = self._num_layers(), self._positive("context_length")
         head_dim = hidden_size // num_heads
@@ -101,6 +102,7 @@ class _Reader(KeyReader):
             attention_scale=float(head_dim**-0.5),
             window=None,
             local_rope=False,
+            joint_head_norms=True,
             intermediate_size=self._positive("feed_forward_length"),
         )
         return ModelConfig(
@@ -143,7 +145,8 @@ class _Reader(KeyReader):
     def _activation(self) -> ActivationFunction:
         """Returns the activation of the gate, which the file may name."""
         row, suffix = self._row, "hidden_activation"
-        if self._key(suffix) not in self._file.metadata or not NAMES[self._name].has_gate:
+        is_gated = "feed_forward.gate" in FAMILIES[self._name].has
+        if self._key(suffix) not in self._file.metadata or not is_gated:
             return row.activation
         name = self._file.get_str(self._key(suffix))
         if name not in ACTIVATIONS:

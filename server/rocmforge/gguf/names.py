@@ -25,7 +25,6 @@ class TensorRule:
 
     name: str  # in the file; in a layer, after "blk.N."
     weights: tuple[str, ...]  # as `Checkpoint.weights` calls them; in a layer, after "layers.N."
-    required: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,13 +38,6 @@ class TensorNames:
     model: tuple[TensorRule, ...]  # outside the layers
     layer: tuple[TensorRule, ...]
     variants: tuple[tuple[str, tuple[TensorRule, ...]], ...] = ()
-    not_in_first_layer: frozenset[str] = frozenset()  # names of rules
-
-    @property
-    def has_gate(self) -> bool:
-        """Whether the feed-forward network is gated."""
-        rules = [*self.layer, *(rule for _, variant in self.variants for rule in variant)]
-        return any("feed_forward.gate" in rule.weights for rule in rules)
 
     def rules_of_layer(self, tensors: Container[str], layer: int) -> tuple[TensorRule, ...]:
         """Returns the rules of one layer of a file with these tensors, with names as in the file.
@@ -62,10 +54,8 @@ class TensorNames:
             TensorRule(
                 f"blk.{layer}.{rule.name}",
                 tuple(f"layers.{layer}.{weight}" for weight in rule.weights),
-                rule.required,
             )
             for rule in rules
-            if layer > 0 or rule.name not in self.not_in_first_layer
         )
 
 
@@ -73,7 +63,7 @@ _DECODER: Final = (
     TensorRule("token_embd.weight", ("embedding.token",)),
     TensorRule("output_norm.weight", ("output_norm",)),
 )
-_OUTPUT: Final = (TensorRule("output.weight", ("output",), required=False),)
+_OUTPUT: Final = (TensorRule("output.weight", ("output",)),)
 _ATTENTION: Final = (
     TensorRule("attn_norm.weight", ("attention_norm",)),
     TensorRule("attn_q.weight", ("attention.q",)),
@@ -87,10 +77,10 @@ _FUSED_ATTENTION: Final = (
     TensorRule("attn_output.weight", ("attention.output",)),
 )
 _BIASES: Final = (
-    TensorRule("attn_q.bias", ("attention.q_bias",), required=False),
-    TensorRule("attn_k.bias", ("attention.k_bias",), required=False),
-    TensorRule("attn_v.bias", ("attention.v_bias",), required=False),
-    TensorRule("attn_output.bias", ("attention.output_bias",), required=False),
+    TensorRule("attn_q.bias", ("attention.q_bias",)),
+    TensorRule("attn_k.bias", ("attention.k_bias",)),
+    TensorRule("attn_v.bias", ("attention.v_bias",)),
+    TensorRule("attn_output.bias", ("attention.output_bias",)),
 )
 _HEAD_NORMS: Final = (
     TensorRule("attn_q_norm.weight", ("attention.q_norm",)),
@@ -120,25 +110,25 @@ _TOKENS: Final = (
 _BERT_TOKENS: Final = (
     *_TOKENS,
     TensorRule("token_embd_norm.bias", ("embedding.norm_bias",)),
-    TensorRule("token_types.weight", ("embedding.type",), required=False),
+    TensorRule("token_types.weight", ("embedding.type",)),
 )
 _BERT_ATTENTION: Final = (
     TensorRule("attn_q.weight", ("attention.q",)),
-    TensorRule("attn_q.bias", ("attention.q_bias",), required=False),
+    TensorRule("attn_q.bias", ("attention.q_bias",)),
     TensorRule("attn_k.weight", ("attention.k",)),
-    TensorRule("attn_k.bias", ("attention.k_bias",), required=False),
+    TensorRule("attn_k.bias", ("attention.k_bias",)),
     TensorRule("attn_v.weight", ("attention.v",)),
-    TensorRule("attn_v.bias", ("attention.v_bias",), required=False),
+    TensorRule("attn_v.bias", ("attention.v_bias",)),
     TensorRule("attn_output.weight", ("attention.output",)),
-    TensorRule("attn_output.bias", ("attention.output_bias",), required=False),
+    TensorRule("attn_output.bias", ("attention.output_bias",)),
 )
 _JINA_CODE_NORMS: Final = (
-    TensorRule("attn_q_norm.weight", ("attention.q_norm",), required=False),
-    TensorRule("attn_q_norm.bias", ("attention.q_norm_bias",), required=False),
-    TensorRule("attn_k_norm.weight", ("attention.k_norm",), required=False),
-    TensorRule("attn_k_norm.bias", ("attention.k_norm_bias",), required=False),
-    TensorRule("attn_norm_2.weight", ("attention_norm_2",), required=False),
-    TensorRule("attn_norm_2.bias", ("attention_norm_2_bias",), required=False),
+    TensorRule("attn_q_norm.weight", ("attention.q_norm",)),
+    TensorRule("attn_q_norm.bias", ("attention.q_norm_bias",)),
+    TensorRule("attn_k_norm.weight", ("attention.k_norm",)),
+    TensorRule("attn_k_norm.bias", ("attention.k_norm_bias",)),
+    TensorRule("attn_norm_2.weight", ("attention_norm_2",)),
+    TensorRule("attn_norm_2.bias", ("attention_norm_2_bias",)),
 )
 _BERT_NORMS: Final = (
     TensorRule("attn_output_norm.weight", ("attention_norm",)),
@@ -148,11 +138,11 @@ _BERT_NORMS: Final = (
 )
 HEAD: Final = (
     TensorRule(SCORES, ("head.scores",)),
-    TensorRule("cls.output.bias", ("head.scores_bias",), required=False),
-    TensorRule("cls.weight", ("head.dense",), required=False),
-    TensorRule("cls.bias", ("head.dense_bias",), required=False),
+    TensorRule("cls.output.bias", ("head.scores_bias",)),
+    TensorRule("cls.weight", ("head.dense",)),
+    TensorRule("cls.bias", ("head.dense_bias",)),
 )
-"""Of models that rank."""
+"""Of models that rank, whatever they are."""
 
 NAMES: Final[Mapping[str, TensorNames]] = MappingProxyType(
     {
@@ -174,9 +164,9 @@ NAMES: Final[Mapping[str, TensorNames]] = MappingProxyType(
             layer=(
                 *_BERT_ATTENTION,
                 TensorRule("ffn_up.weight", ("feed_forward.up",)),
-                TensorRule("ffn_up.bias", ("feed_forward.up_bias",), required=False),
+                TensorRule("ffn_up.bias", ("feed_forward.up_bias",)),
                 TensorRule("ffn_down.weight", ("feed_forward.down",)),
-                TensorRule("ffn_down.bias", ("feed_forward.down_bias",), required=False),
+                TensorRule("ffn_down.bias", ("feed_forward.down_bias",)),
                 *_BERT_NORMS,
             ),
         ),
@@ -201,7 +191,6 @@ NAMES: Final[Mapping[str, TensorNames]] = MappingProxyType(
                 TensorRule("ffn_up.weight", ("feed_forward.gate", "feed_forward.up")),
                 TensorRule("ffn_down.weight", ("feed_forward.down",)),
             ),
-            not_in_first_layer=frozenset({"attn_norm.weight"}),  # the embedding's norm is there
         ),
         "jina-bert-v2": TensorNames(
             model=_BERT_TOKENS,
@@ -209,7 +198,7 @@ NAMES: Final[Mapping[str, TensorNames]] = MappingProxyType(
                 *_BERT_ATTENTION,
                 *_JINA_CODE_NORMS,
                 TensorRule("ffn_down.weight", ("feed_forward.down",)),
-                TensorRule("ffn_down.bias", ("feed_forward.down_bias",), required=False),
+                TensorRule("ffn_down.bias", ("feed_forward.down_bias",)),
                 *_BERT_NORMS,
             ),
             variants=(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -20,11 +21,11 @@ from rocmforge.gguf.names import (
     TensorRule,
 )
 from rocmforge.gguf.reader import GgufFile
-from rocmforge.models.architectures import ENCODERS
 from rocmforge.models.config import ModelConfig, RopeScalingKind
-from rocmforge.models.pooling import PoolingType
 from rocmforge.models.rope import RopeFactors
-from rocmforge.models.weights import weight_shape
+from rocmforge.models.weights import check_shape, check_weights, places
+
+_FACTORS: Final = (FREQUENCY_FACTORS, LONG_FACTORS, SHORT_FACTORS)
 
 
 def read_weights(config: ModelConfig, file: GgufFile) -> dict[str, Tensor]:
@@ -33,25 +34,28 @@ def read_weights(config: ModelConfig, file: GgufFile) -> dict[str, Tensor]:
     Raises:
         UnsupportedTensor: One is missing, unexpected or of the wrong shape; names it as the file.
     """
-    rules = _rules(config, file)
-    _check(config, file, rules)
-    weights = {}
-    for rule in rules:
-        if rule.name in file.tensors:
-            tensor, start = file.tensors[rule.name], 0
-            for path in rule.weights:
-                part = _as_matrix(tensor) if rule.name == SCORES else tensor
-                if len(rule.weights) > 1:
-                    rows = weight_shape(config, path)[0]
-                    part = tensor.slice(0, start, start + rows)
-                    start += rows
-                weights[path] = part
+    _check_factors(config, file)
+    rules = {rule.name: rule.weights for rule in _rules(config, file)}
+    known = {place.path: place for place in places(config.num_layers)}
+    weights: dict[str, Tensor] = {}
+    for name, tensor in file.tensors.items():
+        if name in _FACTORS:
+            continue
+        if "_exps" in name or "ffn_gate_inp" in name:
+            raise UnsupportedTensor(name, "mixture-of-experts models are not supported")
+        paths = rules.get(name, (name,))
+        if len(paths) == 1:
+            weights[paths[0]] = _as_matrix(tensor) if name == SCORES else tensor
+        else:
+            shapes = [known[path].shape(config) for path in paths]
+            weights |= zip(paths, _split(tensor, shapes), strict=True)
+    check_weights(config, weights, name_weights(config, file))
     return weights
 
 
 def name_weights(config: ModelConfig, file: GgufFile) -> Callable[[str], str]:
     """Returns what finds the name that the file has, or would have, for a weight of ours."""
-    names = {path: rule.name for rule in (*_rules(config, file), *HEAD) for path in rule.weights}
+    names = {path: rule.name for rule in _rules(config, file) for path in rule.weights}
     return lambda path: names.get(path, path)
 
 
@@ -80,58 +84,40 @@ def _factors(file: GgufFile, name: str) -> npt.NDArray[np.float64] | None:
 def _rules(config: ModelConfig, file: GgufFile) -> list[TensorRule]:
     """Returns the rules of all tensors that may be there, but the factors of rope."""
     names = NAMES[config.architecture]
-    rules = [*names.model]
+    rules = [*names.model, *HEAD]
     for layer in range(config.num_layers):
         rules += names.rules_of_layer(file.tensors, layer)
-    if SCORES not in file.tensors:
-        return rules
-    if config.causal:
-        return [*rules, *HEAD[:1]] if config.pooling is PoolingType.RANK else rules
-    return [*rules, *HEAD] if ENCODERS[config.architecture].has_head else rules
+    return rules
 
 
-def _check(config: ModelConfig, file: GgufFile, rules: list[TensorRule]) -> None:
-    """Compares the tensor directory with what the architecture has."""
-    shapes, required = _expected(config, file, rules)
-    for name in required:
-        if name not in file.tensors:
-            raise UnsupportedTensor(name, f"missing; every such {config.architecture} model has it")
-    for name, tensor in file.tensors.items():
-        if name not in shapes:
+def _split(tensor: Tensor, shapes: list[tuple[int, ...]]) -> list[Tensor]:
+    """Returns the weights of these shapes that a tensor holds, one after the other by rows."""
+    check_shape(tensor, (sum(shape[0] for shape in shapes), *shapes[0][1:]))
+    parts, start = [], 0
+    for rows, *_ in shapes:
+        parts.append(tensor.slice(0, start, start + rows))
+        start += rows
+    return parts
+
+
+def _check_factors(config: ModelConfig, file: GgufFile) -> None:
+    """Compares the divisors of rope frequencies with what the model has."""
+    scaling = None if config.rope is None else config.rope.scaling
+    is_longrope = scaling is not None and scaling.kind is RopeScalingKind.LONGROPE
+    known = (LONG_FACTORS, SHORT_FACTORS) if is_longrope else (FREQUENCY_FACTORS,)
+    for name in _FACTORS:
+        tensor = file.tensors.get(name)
+        if tensor is None:
+            if is_longrope and name in known:
+                raise UnsupportedTensor(
+                    name, f"missing; every such {config.architecture} model has it"
+                )
+        elif name not in known or config.rope is None or not config.causal:
             raise UnsupportedTensor(
-                name,
-                "mixture-of-experts models are not supported"
-                if "_exps" in name or "ffn_gate_inp" in name
-                else f"not a part of {config.architecture} models with "
-                f"{config.num_layers} layers as we know them",
+                name, f"not a part of {config.architecture} models as we know them"
             )
-        shape = _as_matrix(tensor).shape if name == SCORES else tensor.shape
-        if shape != shapes[name]:
-            raise UnsupportedTensor(
-                name, f"its shape is {shape}, the metadata asks for {shapes[name]}"
-            )
-
-
-def _expected(
-    config: ModelConfig, file: GgufFile, rules: list[TensorRule]
-) -> tuple[dict[str, tuple[int, ...]], list[str]]:
-    """Returns the shapes of all tensors that may be there and the names of those that must be."""
-    if SCORES in file.tensors:
-        num_scores = _as_matrix(file.tensors[SCORES]).shape[0]
-        config = replace(config, num_scores=2 if config.causal else num_scores)
-    shapes: dict[str, tuple[int, ...]] = {}
-    for rule in rules:
-        parts = [weight_shape(config, path) for path in rule.weights]
-        shapes[rule.name] = (sum(part[0] for part in parts), *parts[0][1:])
-    required = [rule.name for rule in rules if rule.required]
-    if config.causal and config.rope is not None:
-        scaling, factors = config.rope.scaling, (config.rope.rotary_dim // 2,)
-        if scaling is not None and scaling.kind is RopeScalingKind.LONGROPE:
-            shapes[LONG_FACTORS] = shapes[SHORT_FACTORS] = factors
-            required += [LONG_FACTORS, SHORT_FACTORS]
         else:
-            shapes[FREQUENCY_FACTORS] = factors
-    return shapes, required
+            check_shape(tensor, (config.rope.rotary_dim // 2,))
 
 
 def _as_matrix(tensor: Tensor) -> Tensor:

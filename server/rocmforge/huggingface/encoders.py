@@ -80,6 +80,7 @@ def read_encoder(
         attention_scale=float((hidden_size // num_heads) ** -0.5),
         window=None,
         local_rope=False,
+        joint_head_norms=True,
         intermediate_size=found.get_positive("intermediate_size"),
     )
     windows = shape.windows or (None,) * num_layers(found)

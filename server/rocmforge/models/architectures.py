@@ -82,7 +82,6 @@ class EncoderArchitecture:
     window_period: int | None = None  # of so many layers the first sees all; None = every layer
     local_theta_default: float = 10000.0  # of layers with a window
     has_alibi: bool = False
-    has_head: bool = True  # may rank
 
 
 ENCODERS: Final[Mapping[str, EncoderArchitecture]] = MappingProxyType(
@@ -96,11 +95,8 @@ ENCODERS: Final[Mapping[str, EncoderArchitecture]] = MappingProxyType(
             pre_norm=True,
             has_rope=True,
             window_period=3,
-            has_head=False,
         ),
         # Günther et al. 2023, arXiv:2310.19923.
-        "jina-bert-v2": EncoderArchitecture(
-            activation=ActivationFunction.GELU, has_alibi=True, has_head=False
-        ),
+        "jina-bert-v2": EncoderArchitecture(activation=ActivationFunction.GELU, has_alibi=True),
     }
 )

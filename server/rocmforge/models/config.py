@@ -77,6 +77,7 @@ class LayerConfig:
     window: int | None  # a token sees itself and window - 1 before it, unless causal also after it
     local_rope: bool  # rotates as `ModelConfig.local_rope` says
     intermediate_size: int
+    joint_head_norms: bool = False  # norms of queries and keys, if any, are of all heads together
 
     @property
     def query_features(self) -> int:
@@ -92,6 +93,16 @@ class LayerConfig:
     def value_features(self) -> int:
         """Values of all heads."""
         return self.num_kv_heads * self.value_dim
+
+    @property
+    def query_norm_features(self) -> int:
+        """The elements that a norm of queries is of."""
+        return self.query_features if self.joint_head_norms else self.key_dim
+
+    @property
+    def key_norm_features(self) -> int:
+        """The elements that a norm of keys is of."""
+        return self.key_features if self.joint_head_norms else self.key_dim
 
     @property
     def attended_features(self) -> int:

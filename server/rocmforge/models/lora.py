@@ -17,17 +17,11 @@ import numpy.typing as npt
 
 from rocmforge.checkpoint.tensor import Tensor
 from rocmforge.errors import BadAdapter, ConfigurationError
+from rocmforge.models.blocks import WeightPlace
 from rocmforge.models.config import ModelConfig
-from rocmforge.models.weights import weight_shape
+from rocmforge.models.weights import places, weight_shape
 
-ADAPTABLE: Final = frozenset(
-    f"{block}.{matrix}"
-    for block, matrices in (
-        ("attention", ("q", "k", "v", "output")),
-        ("feed_forward", ("gate", "up", "down")),
-    )
-    for matrix in matrices
-)
+ADAPTABLE: Final = frozenset(place.name for place in places(1) if place.declared.adaptable)
 """Weights of a layer that an adapter may change."""
 MAX_RANK: Final = 1024
 
@@ -98,12 +92,12 @@ class Adapter:
     """An adapter that fits its model; none of its data has been read."""
 
     name: str
-    layers: tuple[Mapping[str, LowRank], ...]  # by field of `LayerWeights`
+    changes: Mapping[WeightPlace, LowRank]
 
     @property
     def num_values(self) -> int:
         """Returns the number of elements; what several matrices share is counted for each."""
-        return sum(low_rank.num_values for layer in self.layers for low_rank in layer.values())
+        return sum(low_rank.num_values for low_rank in self.changes.values())
 
 
 def parse_adapters(texts: Iterable[str]) -> tuple[AdapterSpec, ...]:
@@ -149,12 +143,11 @@ def fit_adapter(config: ModelConfig, spec: AdapterSpec, changes: Iterable[LowRan
     Raises:
         BadAdapter: A tensor has not the shape that the model's matrices ask for; names it.
     """
-    layers: tuple[dict[str, LowRank], ...] = tuple({} for _ in range(config.num_layers))
-    for change in changes:
-        for path, low_rank in _cut(config, spec, change):
-            _, layer, name = path.split(".", 2)
-            layers[int(layer)][name.rpartition(".")[2]] = low_rank
-    return Adapter(spec.name, layers)
+    known = {place.path: place for place in places(config.num_layers)}
+    found = {
+        known[path]: low_rank for change in changes for path, low_rank in _cut(config, spec, change)
+    }
+    return Adapter(spec.name, found)
 
 
 def _cut(

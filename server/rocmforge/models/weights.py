@@ -1,158 +1,205 @@
-"""The weights of a decoder, and how they are taken from a checkpoint."""
+"""Folds over the weights that `blocks` declares."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Final, Generic, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, replace
+from typing import Any, TypeVar
 
 from rocmforge.checkpoint.tensor import Tensor
+from rocmforge.errors import UnsupportedTensor
+from rocmforge.models.blocks import BLOCK, LAYERS, WEIGHT, ModelWeights, WeightPlace
 from rocmforge.models.config import ModelConfig
+from rocmforge.models.families import FAMILIES
+from rocmforge.models.pooling import PoolingType
 
 W = TypeVar("W")
+X = TypeVar("X")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerWeights(Generic[W]):
-    """One layer's weights; None where the architecture has no such weight."""
-
-    attn_norm: W  # [hidden_size]
-    q: W  # [num_heads * head_dim, hidden_size]
-    k: W  # [num_kv_heads * head_dim, hidden_size]
-    v: W  # [num_kv_heads * head_dim, hidden_size]
-    q_bias: W | None = None
-    k_bias: W | None = None
-    v_bias: W | None = None
-    q_norm: W | None = None  # [head_dim]
-    k_norm: W | None = None  # [head_dim]
-    output: W  # [hidden_size, num_heads * head_dim]
-    output_bias: W | None = None  # [hidden_size]
-    attn_post_norm: W | None = None  # [hidden_size]
-    ffn_norm: W  # [hidden_size]
-    gate: W  # [intermediate_size, hidden_size]
-    up: W  # [intermediate_size, hidden_size]
-    down: W  # [hidden_size, intermediate_size]
-    ffn_post_norm: W | None = None  # [hidden_size]
+def places(num_layers: int) -> Iterator[WeightPlace]:
+    """Yields the places of all weights that a model may have, in the order of the forward pass."""
+    found: list[WeightPlace] = []
+    build(num_layers, found.append)
+    yield from found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelWeights(Generic[W]):
-    """All weights of a decoder; `output` is `embedding` itself where the file has no other."""
+def build(num_layers: int, make: Callable[[WeightPlace], W | None]) -> ModelWeights[W]:
+    """Returns a model of what is made for each place; None where it has no such weight."""
 
-    embedding: W  # [vocab_size, hidden_size]
-    layers: tuple[LayerWeights[W], ...]
-    output_norm: W  # [hidden_size]
-    output: W  # [vocab_size, hidden_size]
+    def new(kind: Any, prefix: str, layer: int | None, *, is_optional: bool) -> Any:
+        values: dict[str, Any] = {}
+        for each in fields(kind):
+            name, may_lack = prefix + each.name, is_optional or each.default is None
+            if WEIGHT in each.metadata:
+                values[each.name] = make(WeightPlace(name, layer, each.metadata[WEIGHT], may_lack))
+            elif BLOCK in each.metadata:
+                block = each.metadata[BLOCK]
+                values[each.name] = new(block, f"{name}.", layer, is_optional=may_lack)
+            else:
+                values[each.name] = tuple(
+                    new(each.metadata[LAYERS], "", index, is_optional=may_lack)
+                    for index in range(num_layers)
+                )
+        is_there = any(value is not None for value in values.values())
+        return kind(**values) if is_there else None
+
+    built: ModelWeights[W] = new(ModelWeights, "", None, is_optional=False)
+    return built
 
 
-FIELDS: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "attention_norm": "attn_norm",
-        "attention_post_norm": "attn_post_norm",
-        "attention_norm_2": "attn_norm_2",
-        "feed_forward_norm": "ffn_norm",
-        "feed_forward_post_norm": "ffn_post_norm",
-    }
-)
-"""Fields whose names are not the last part of the weight's name."""
+def walk(weights: ModelWeights[W]) -> Iterator[tuple[WeightPlace, W]]:
+    """Yields the weights that a model has, in the order of the forward pass."""
+    for place in places(len(weights.layers)):
+        found: Any = weights if place.layer is None else weights.layers[place.layer]
+        for name in place.name.split("."):
+            found = None if found is None else getattr(found, name)
+        if found is not None:
+            yield place, found
+
+
+def map_places(
+    weights: ModelWeights[W], function: Callable[[WeightPlace, W], X | None]
+) -> ModelWeights[X]:
+    """Returns the model with each weight replaced by what the function makes of it and its place.
+
+    The function may return None for a weight that a model can lack.
+    """
+    made = {place.path: function(place, weight) for place, weight in walk(weights)}
+    return build(len(weights.layers), lambda place: made.get(place.path))
+
+
+def convert(weights: ModelWeights[W], function: Callable[[W], X]) -> ModelWeights[X]:
+    """Returns the model with each weight converted, once where it has two places."""
+    made: dict[int, X] = {}
+
+    def once(place: WeightPlace, weight: W) -> X:
+        if id(weight) not in made:
+            made[id(weight)] = function(weight)
+        return made[id(weight)]
+
+    return map_places(weights, once)
+
+
+def present(weight: W | None) -> W:
+    """Returns a weight that the family has, though others lack it."""
+    assert weight is not None, "the model was checked when it was taken from its file"
+    return weight
+
+
+def take(config: ModelConfig, weights: Mapping[str, Tensor]) -> ModelWeights[Tensor]:
+    """Returns the weights that are computed with, of a checkpoint's.
+
+    Args:
+        config: The model.
+        weights: As `Checkpoint.weights`.
+    """
+    found = build(config.num_layers, lambda place: weights.get(place.path))
+    head = found.head if config.num_scores else None
+    output = (found.output or found.embedding.token) if config.causal else None
+    return replace(found, head=head, output=output)
 
 
 def load_weights(
     config: ModelConfig,
     weights: Mapping[str, Tensor],
-    convert: Callable[[Tensor], W],
+    function: Callable[[Tensor], W],
     progress: Callable[[float], None] = lambda share: None,
 ) -> ModelWeights[W]:
-    """Converts every tensor of the decoder once.
+    """Converts every tensor of the model once.
 
     Args:
-        config: Describes the expected tensors.
-        weights: As `Checkpoint.weights`. Their memory is referenced only if `convert` does so.
-        convert: Makes the backend's weight of a matrix [out_features, in_features] or a vector.
+        config: The model.
+        weights: As `Checkpoint.weights`. Their memory is referenced only if `function` does so.
+        function: Makes the backend's weight of a matrix [out_features, in_features] or a vector.
         progress: Called with the share of bytes converted, 0..1.
 
     Raises:
-        UnsupportedTensor: `convert` says so.
+        UnsupportedTensor: `function` says so.
     """
-    kept = {path: tensor for path, tensor in weights.items() if not path.startswith("head.")}
-    converted = convert_all(kept, convert, progress)
-    embedding = converted["embedding.token"]
-    return ModelWeights(
-        embedding=embedding,
-        layers=tuple(
-            LayerWeights(**layer_fields(converted, index)) for index in range(config.num_layers)
-        ),
-        output_norm=converted["output_norm"],
-        output=converted.get("output", embedding),
-    )
+    tensors = take(config, weights)
+    total = sum({id(tensor): tensor.nbytes for _, tensor in walk(tensors)}.values())
+    done = 0
 
-
-def convert_all(
-    weights: Mapping[str, Tensor],
-    convert: Callable[[Tensor], W],
-    progress: Callable[[float], None],
-) -> dict[str, W]:
-    """Converts each tensor; calls `progress` with the share of bytes done."""
-    total = sum(tensor.nbytes for tensor in weights.values())
-    done, converted = 0, {}
-    for path, tensor in weights.items():
-        converted[path] = convert(tensor)
+    def counted(tensor: Tensor) -> W:
+        nonlocal done
+        converted = function(tensor)
         done += tensor.nbytes
         progress(done / total)
-    return converted
+        return converted
 
-
-def layer_fields(converted: Mapping[str, W], layer: int) -> dict[str, W]:
-    """Returns the weights of a layer by the fields of its class."""
-    prefix, found = f"layers.{layer}.", {}
-    for path, weight in converted.items():
-        if path.startswith(prefix):
-            name, bias, _ = path.removeprefix(prefix).partition("_bias")
-            found[FIELDS.get(name, name.rpartition(".")[2]) + bias] = weight
-    return found
+    return convert(tensors, counted)
 
 
 def weight_shape(config: ModelConfig, path: str) -> tuple[int, ...]:
-    """Returns the shape of a weight, by its name in `Checkpoint.weights`."""
-    hidden_size, name, layer = config.hidden_size, path, config.layers[0]
+    """Returns the shape of the weight in a place."""
+    layer, name = None, path
     if path.startswith("layers."):
         _, index, name = path.split(".", 2)
-        layer = config.layers[int(index)]
-    match name:
-        case "embedding.token" | "output":
-            return config.vocab_size, hidden_size
-        case "embedding.position":
-            return config.max_context, hidden_size
-        case "embedding.type":
-            return config.num_token_types, hidden_size
-        case "attention.q":
-            return layer.query_features, hidden_size
-        case "attention.k":
-            return layer.key_features, hidden_size
-        case "attention.v":
-            return layer.value_features, hidden_size
-        case "attention.q_bias":
-            return (layer.query_features,)
-        case "attention.k_bias":
-            return (layer.key_features,)
-        case "attention.v_bias":
-            return (layer.value_features,)
-        case "attention.q_norm" | "attention.k_norm" if config.causal:
-            return (layer.key_dim,)
-        case "attention.output":
-            return hidden_size, layer.attended_features
-        case "feed_forward.gate" | "feed_forward.up":
-            return layer.intermediate_size, hidden_size
-        case "feed_forward.up_bias":
-            return (layer.intermediate_size,)
-        case "feed_forward.down":
-            return hidden_size, layer.intermediate_size
-        case "head.scores":
-            return config.num_scores, hidden_size
-        case "head.scores_bias":
-            return (config.num_scores,)
-        case "head.dense":
-            return hidden_size, hidden_size
-        case _:  # norms and the other biases
-            return (hidden_size,)
+        layer = int(index)
+    place = next(each for each in places(1) if each.name == name)
+    return replace(place, layer=layer).shape(config)
+
+
+def check_weights(
+    config: ModelConfig, tensors: Mapping[str, Tensor], name_of: Callable[[str], str]
+) -> None:
+    """Compares the tensors of a file with the weights that the model's family has.
+
+    Args:
+        config: Describes the expected tensors.
+        tensors: By the path of their place; any that has none there by its name in the file.
+        name_of: Returns the name that the file would have for the tensor of a path.
+
+    Raises:
+        UnsupportedTensor: One is missing, unexpected or of the wrong shape; names it as the file.
+    """
+    scores = tensors.get("head.scores")
+    if scores is not None and config.num_scores == 0:  # the head is not the engine's to apply
+        config = replace(config, num_scores=2 if config.causal else scores.shape[0])
+    expected = dict(_expected(config))
+    for path, (_, is_required) in expected.items():
+        if is_required and path not in tensors:
+            raise UnsupportedTensor(
+                name_of(path), f"missing; every such {config.architecture} model has it"
+            )
+    for path, tensor in tensors.items():
+        if path not in expected:
+            raise UnsupportedTensor(
+                tensor.name,
+                f"not a part of {config.architecture} models with {config.num_layers} layers as we "
+                "know them",
+            )
+        place, _ = expected[path]
+        check_shape(tensor, place.shape(config))
+
+
+def check_shape(tensor: Tensor, shape: tuple[int, ...]) -> None:
+    """Refuses a tensor that has not this shape.
+
+    Raises:
+        UnsupportedTensor: Names it and both shapes.
+    """
+    if tensor.shape != shape:
+        raise UnsupportedTensor(
+            tensor.name, f"its shape is {tensor.shape}, the metadata asks for {shape}"
+        )
+
+
+def _expected(config: ModelConfig) -> Iterator[tuple[str, tuple[WeightPlace, bool]]]:
+    """Yields the paths that a model's weights may have, and whether it must have them."""
+    family = FAMILIES[config.architecture]
+    ranks = config.causal and config.pooling is PoolingType.RANK
+    for place in places(config.num_layers):
+        name = place.name
+        if place.layer == 0 and name in family.not_in_first_layer:
+            continue
+        if name.startswith("head."):
+            if name in family.may_have and config.num_scores:
+                yield place.path, (place, name == "head.scores")
+            elif name == "head.scores" and ranks:
+                yield place.path, (place, False)
+        elif not place.is_optional or name in family.has:
+            yield place.path, (place, True)
+        elif name in family.may_have:
+            yield place.path, (place, False)

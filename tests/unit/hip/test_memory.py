@@ -16,7 +16,7 @@ from rocmforge.errors import OutOfMemory, UnsupportedTensor
 from rocmforge.gguf.checkpoint import read_checkpoint
 from rocmforge.gguf.config import read_config
 from rocmforge.gguf.reader import open_gguf
-from rocmforge.models.weights import load_weights
+from rocmforge.models.weights import take
 from rocmforge_hip.device.driver import Driver
 from rocmforge_hip.device.memory import DeviceBuffer, Memory, spec
 from rocmforge_hip.load import memory_budget
@@ -95,9 +95,7 @@ def test_parts_of_an_array_stay_inside_it(fake: FakeDriver) -> None:
 def plan_for(model: TinyModel, folder: Path, free: int, options: LoadOptions) -> MemoryPlan:
     with open_gguf(write_model(model, folder)) as file:
         config = read_config(file)
-        weights = plan_weights(
-            load_weights(config, read_checkpoint(file).weights, lambda tensor: tensor)
-        )
+        weights = plan_weights(take(config, read_checkpoint(file).weights))
         return make_plan(config, weights, options, Geometry(8), free)
 
 
@@ -161,12 +159,11 @@ def test_query_key_and_value_are_one_matrix_and_so_are_gate_and_up(
 ) -> None:
     with open_gguf(write_model(fitting(by_name(name)), tmp_path)) as file:
         config = read_config(file)
-        plan = plan_weights(
-            load_weights(config, read_checkpoint(file).weights, lambda tensor: tensor)
-        )
+        plan = plan_weights(take(config, read_checkpoint(file).weights))
         sizes = sum(tensor.nbytes for tensor in file.tensors.values())
     for layer in plan.layers:
-        parts = [layer.q, layer.k, layer.v, layer.gate, layer.up]
+        attention, feed_forward = layer.attention, layer.feed_forward
+        parts = [attention.q, attention.k, attention.v, feed_forward.gate, feed_forward.up]
         q, k, v, gate, up = (part for part in parts if isinstance(part, PlannedPart))
         assert q.matrix is k.matrix is v.matrix
         assert gate.matrix is up.matrix
@@ -178,9 +175,7 @@ def test_query_key_and_value_are_one_matrix_and_so_are_gate_and_up(
 
 def test_a_width_the_kernels_cannot_read_is_refused(tmp_path: Path) -> None:
     with open_gguf(write_model(by_name("llama"), tmp_path)) as file:
-        weights = load_weights(
-            read_config(file), read_checkpoint(file).weights, lambda tensor: tensor
-        )
+        weights = take(read_config(file), read_checkpoint(file).weights)
         with pytest.raises(UnsupportedTensor, match="its 48 in_features are not a multiple of 32"):
             plan_weights(weights)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,25 +15,26 @@ from rocmforge.errors import ConfigurationError
 from rocmforge.gguf.checkpoint import read_checkpoint
 from rocmforge.gguf.config import read_config
 from rocmforge.gguf.reader import open_gguf
+from rocmforge.models.blocks import ModelWeights
 from rocmforge.models.config import ModelConfig
-from rocmforge.models.weights import ModelWeights, load_weights
+from rocmforge.models.weights import present, take, walk
 from rocmforge_hip.ops.collective import new_group_id
 from rocmforge_hip.ops.sharded import gather_orders
 from rocmforge_hip.weights.shard import Shard
 from tests.data.models.tiny_models import by_name, write_model
 from tests.support.hip import fitting, quantized, splittable, write_quantized
 
-ADDED_UP = ("output", "down")
+ADDED_UP = ("attention.output", "feed_forward.down")
 WHOLE = (
-    *("attn_norm", "q_norm", "k_norm", "attn_post_norm", "ffn_norm", "ffn_post_norm"),
-    "output_bias",
+    *("attention_norm", "attention.q_norm", "attention.k_norm", "attention_post_norm"),
+    *("feed_forward_norm", "feed_forward_post_norm", "attention.output_bias"),
 )
 
 
 def read(path: Path) -> tuple[ModelConfig, ModelWeights[Tensor]]:
     with open_gguf(path) as file:
         config = read_config(file)
-        return config, load_weights(config, read_checkpoint(file).weights, lambda tensor: tensor)
+        return config, take(config, read_checkpoint(file).weights)
 
 
 @pytest.fixture
@@ -47,19 +48,21 @@ def test_the_parts_of_a_layer_make_up_the_whole(
 ) -> None:
     weights = whole[1]
     parts = [Shard(rank, 2).weights(weights) for rank in range(2)]
-    for layer, *cut in zip(weights.layers, *(part.layers for part in parts), strict=True):
-        for field in fields(layer):
-            tensor = getattr(layer, field.name)
-            if tensor is None or field.name in WHOLE:
-                continue
-            pieces = [getattr(each, field.name).to_float32() for each in cut]
-            axis = 1 if field.name in ADDED_UP else 0
-            np.testing.assert_array_equal(np.concatenate(pieces, axis), tensor.to_float32())
-        assert [each.output_bias for each in cut] == [layer.output_bias, None]
-        assert all(each.attn_norm is layer.attn_norm for each in cut)
-    heads = np.concatenate([part.output.to_float32() for part in parts])
-    np.testing.assert_array_equal(heads, weights.output.to_float32())
-    assert all(part.embedding is weights.embedding for part in parts)
+    cut = [dict(walk(part)) for part in parts]
+    for place, tensor in walk(weights):
+        if place.layer is None or place.name in WHOLE:
+            continue
+        pieces = [part[place].to_float32() for part in cut]
+        axis = 1 if place.name in ADDED_UP else 0
+        np.testing.assert_array_equal(np.concatenate(pieces, axis), tensor.to_float32())
+    for index, layer in enumerate(weights.layers):
+        first, second = (part.layers[index] for part in parts)
+        assert first.attention.output_bias is layer.attention.output_bias is not None
+        assert second.attention.output_bias is None
+        assert first.attention_norm is second.attention_norm is layer.attention_norm
+    heads = np.concatenate([present(part.output).to_float32() for part in parts])
+    np.testing.assert_array_equal(heads, present(weights.output).to_float32())
+    assert all(part.embedding.token is weights.embedding.token for part in parts)
 
 
 def test_a_rank_computes_whole_heads_and_all_of_the_width(

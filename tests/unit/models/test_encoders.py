@@ -13,9 +13,9 @@ from rocmforge.errors import BadGguf, RocmForgeError, UnsupportedArchitecture, U
 from rocmforge.gguf.checkpoint import read_checkpoint
 from rocmforge.gguf.reader import open_gguf
 from rocmforge.models.config import ActivationFunction, ModelConfig, alibi_slopes
-from rocmforge.models.encoder_weights import load_encoder_weights
 from rocmforge.models.forward.encoder import attention_specs
 from rocmforge.models.pooling import PoolingType
+from rocmforge.models.weights import load_weights, present
 from tests.data.models import tiny_models
 from tests.data.models.tiny_encoders import by_name, gguf_metadata, gguf_tensors
 from tests.support.gguf_writer import write_gguf
@@ -186,12 +186,11 @@ def test_gate_and_up_of_jina_bert_may_be_one_matrix_or_two(
     for changed in ({}, apart):
         path = write(tmp_path, name, tensors=changed)
         with open_gguf(path) as file:
-            weights = load_encoder_weights(
-                read(path), read_checkpoint(file).weights, Tensor.to_float32
-            )
+            weights = load_weights(read(path), read_checkpoint(file).weights, Tensor.to_float32)
         for index, layer in enumerate(weights.layers):
-            np.testing.assert_array_equal(layer.up, apart[f"blk.{index}.ffn_up.weight"])
-            np.testing.assert_array_equal(layer.gate, apart[f"blk.{index}.ffn_gate.weight"])
+            up, gate = layer.feed_forward.up, present(layer.feed_forward.gate)
+            np.testing.assert_array_equal(up, apart[f"blk.{index}.ffn_up.weight"])
+            np.testing.assert_array_equal(gate, apart[f"blk.{index}.ffn_gate.weight"])
 
 
 @pytest.mark.parametrize(
@@ -238,7 +237,7 @@ def test_files_that_do_not_say_how_to_pool_show_it_by_their_head(
     config = read(path)
     assert (config.pooling, config.num_scores) == (pooling, num_scores)
     with open_gguf(path) as file:
-        weights = load_encoder_weights(config, read_checkpoint(file).weights, Tensor.to_float32)
+        weights = load_weights(config, read_checkpoint(file).weights, Tensor.to_float32)
     assert (weights.head is not None) == (pooling is PoolingType.RANK)
 
 
@@ -247,7 +246,7 @@ def test_a_head_of_one_row_may_have_lost_an_axis(tmp_path: Path) -> None:
     path = write(tmp_path, "ranker", tensors={"cls.output.weight": scores.reshape(-1)})
     config = read(path)
     with open_gguf(path) as file:
-        weights = load_encoder_weights(config, read_checkpoint(file).weights, Tensor.to_float32)
+        weights = load_weights(config, read_checkpoint(file).weights, Tensor.to_float32)
     assert weights.head is not None
     np.testing.assert_array_equal(weights.head.scores, scores)
 
@@ -257,14 +256,15 @@ def test_fused_matrices_are_taken_apart(tmp_path: Path) -> None:
     config = read(path)
     shares: list[float] = []
     with open_gguf(path) as file:
-        weights = load_encoder_weights(
+        weights = load_weights(
             config, read_checkpoint(file).weights, Tensor.to_float32, shares.append
         )
     fused = gguf_tensors(by_name("nomic-bert"))["blk.1.attn_qkv.weight"]
     layer = weights.layers[1]
-    np.testing.assert_array_equal(np.concatenate([layer.q, layer.k, layer.v]), fused)
-    assert layer.gate is not None
-    assert weights.positions is None
+    parts = [layer.attention.q, layer.attention.k, layer.attention.v]
+    np.testing.assert_array_equal(np.concatenate(parts), fused)
+    assert layer.feed_forward.gate is not None
+    assert weights.embedding.position is None
     assert shares == sorted(shares)
     assert shares[-1] == 1
 
@@ -331,9 +331,9 @@ def test_biases_and_token_types_may_be_missing(tmp_path: Path) -> None:
     path = write(tmp_path, "bert", tensors=dict.fromkeys([*names, "token_types.weight"]))
     config = read(path)
     with open_gguf(path) as file:
-        weights = load_encoder_weights(config, read_checkpoint(file).weights, Tensor.to_float32)
-    assert weights.types is None
-    assert weights.layers[0].q_bias is None
+        weights = load_weights(config, read_checkpoint(file).weights, Tensor.to_float32)
+    assert weights.embedding.type is None
+    assert weights.layers[0].attention.q_bias is None
 
 
 def test_decoders_are_read_as_before(tmp_path: Path) -> None:

@@ -43,21 +43,28 @@ def test_every_projection_of_every_architecture_is_found(model: TinyModel, tmp_p
     recipe = TinyAdapter()
     config = config_of(model, tmp_path)
     adapter = read(config, write_adapter(tmp_path / "a.gguf", model, recipe), scale=0.5)
-    assert len(adapter.layers) == model.config["num_hidden_layers"]
-    for layer in adapter.layers:
-        assert set(layer) == {"q", "k", "v", "output", "gate", "up", "down"}
-        assert all(low_rank.rank == recipe.rank for low_rank in layer.values())
-        assert all(low_rank.scale == 0.5 * 6.0 / 4 for low_rank in layer.values())
+    assert {place.path for place in adapter.changes} == {
+        f"layers.{layer}.{part}"
+        for layer in range(model.config["num_hidden_layers"])
+        for part in (
+            *("attention.q", "attention.k", "attention.v", "attention.output"),
+            *("feed_forward.gate", "feed_forward.up", "feed_forward.down"),
+        )
+    }
+    for low_rank in adapter.changes.values():
+        assert low_rank.rank == recipe.rank
+        assert low_rank.scale == 0.5 * 6.0 / 4
 
 
 def test_a_fused_tensor_is_cut_into_its_matrices(tmp_path: Path) -> None:
     model, recipe = by_name("phi3"), TinyAdapter()
     adapter = read(config_of(model, tmp_path), write_adapter(tmp_path / "a.gguf", model, recipe))
     a, b = hf_pairs(model, recipe)["model.layers.1.self_attn.qkv_proj.weight"]
-    q, k, v = (adapter.layers[1][role].factors() for role in ("q", "k", "v"))
+    factors = {place.path: low_rank.factors() for place, low_rank in adapter.changes.items()}
+    q, k, v = (factors[f"layers.1.attention.{part}"] for part in ("q", "k", "v"))
     np.testing.assert_array_equal(np.concatenate([q[1], k[1], v[1]]), b)
     assert all((part == a).all() for part, _ in (q, k, v))
-    gate, up = (adapter.layers[0][role].factors()[1] for role in ("gate", "up"))
+    gate, up = (factors[f"layers.0.feed_forward.{part}"][1] for part in ("gate", "up"))
     _, b = hf_pairs(model, recipe)["model.layers.0.mlp.gate_up_proj.weight"]
     np.testing.assert_array_equal(np.concatenate([gate, up]), b)
 
@@ -65,7 +72,7 @@ def test_a_fused_tensor_is_cut_into_its_matrices(tmp_path: Path) -> None:
 def test_an_adapter_may_change_a_few_matrices_only(tmp_path: Path) -> None:
     model, recipe = by_name("llama"), TinyAdapter(targets=("1.self_attn.q_proj",))
     adapter = read(config_of(model, tmp_path), write_adapter(tmp_path / "a.gguf", model, recipe))
-    assert [set(layer) for layer in adapter.layers] == [set(), {"q"}]
+    assert [place.path for place in adapter.changes] == ["layers.1.attention.q"]
 
 
 def _rename(old: str, new: str) -> Change:

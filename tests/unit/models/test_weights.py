@@ -14,12 +14,13 @@ from rocmforge.errors import UnsupportedTensor
 from rocmforge.gguf.checkpoint import read_checkpoint
 from rocmforge.gguf.config import read_config
 from rocmforge.gguf.reader import open_gguf
+from rocmforge.models.blocks import ModelWeights
 from rocmforge.models.memory import (
     float32_weight_bytes,
     kv_bytes_per_token,
     stored_weight_bytes,
 )
-from rocmforge.models.weights import ModelWeights, load_weights
+from rocmforge.models.weights import load_weights, present
 from tests.data.models.tiny_models import by_name, gguf_metadata, gguf_tensors, write_model
 from tests.support.gguf_writer import write_gguf
 
@@ -42,35 +43,39 @@ def test_fused_tensors_are_cut_into_their_parts(tmp_path: Path) -> None:
     tensors = gguf_tensors(by_name("phi3"))
     for index, layer in enumerate(load_model(tmp_path, "phi3").layers):
         qkv = tensors[f"blk.{index}.attn_qkv.weight"]
-        np.testing.assert_array_equal(np.concatenate([layer.q, layer.k, layer.v]), qkv)
-        assert (len(layer.q), len(layer.k), len(layer.v)) == (48, 16, 16)
+        parts = [layer.attention.q, layer.attention.k, layer.attention.v]
+        np.testing.assert_array_equal(np.concatenate(parts), qkv)
+        assert [len(part) for part in parts] == [48, 16, 16]
         up = tensors[f"blk.{index}.ffn_up.weight"]
-        np.testing.assert_array_equal(np.concatenate([layer.gate, layer.up]), up)
-        assert len(layer.gate) == len(layer.up) == 72
+        halves = [present(layer.feed_forward.gate), layer.feed_forward.up]
+        np.testing.assert_array_equal(np.concatenate(halves), up)
+        assert [len(half) for half in halves] == [72, 72]
 
 
 def test_a_tied_output_is_the_embedding_itself(tmp_path: Path) -> None:
     weights = load_model(tmp_path, "qwen2")
-    assert weights.output is weights.embedding
+    assert weights.output is weights.embedding.token
 
 
 def test_an_output_matrix_of_its_own_is_used(tmp_path: Path) -> None:
     weights = load_model(tmp_path, "llama")
     expected = gguf_tensors(by_name("llama"))["output.weight"]
-    np.testing.assert_array_equal(weights.output, expected)
+    np.testing.assert_array_equal(present(weights.output), expected)
 
 
 def test_biases_and_norms_are_there_only_where_the_architecture_has_them(tmp_path: Path) -> None:
     (plain, *_), (biased, *_) = (
         load_model(tmp_path, name).layers for name in ("llama", "llama-bias-tied")
     )
-    assert plain.q_bias is plain.output_bias is plain.q_norm is plain.attn_post_norm is None
-    assert biased.q_bias is not None
-    assert biased.output_bias is not None
+    attention = plain.attention
+    assert attention.q_bias is attention.output_bias is attention.q_norm is None
+    assert plain.attention_post_norm is None
+    assert biased.attention.q_bias is not None
+    assert biased.attention.output_bias is not None
     gemma = load_model(tmp_path, "gemma3").layers[0]
-    assert gemma.q_norm is not None
-    assert gemma.attn_post_norm is not None
-    assert gemma.ffn_post_norm is not None
+    assert gemma.attention.q_norm is not None
+    assert gemma.attention_post_norm is not None
+    assert gemma.feed_forward_post_norm is not None
 
 
 def test_every_tensor_is_converted_once_and_progress_reaches_one(tmp_path: Path) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from rocmforge.backend.protocol import LoadOptions, ProgressCallback, RunnerInfo
-from rocmforge.checkpoint.tensor import Tensor
 from rocmforge.errors import ConfigurationError
 from rocmforge.logits.registry import load_processors
+from rocmforge.models.blocks import ModelWeights
 from rocmforge.models.checkpoint import Checkpoint
 from rocmforge.models.config import ModelConfig
 from rocmforge.models.lora import Adapter
 from rocmforge.models.rope import load_rope_tables
-from rocmforge.models.weights import ModelWeights, load_weights
+from rocmforge.models.weights import take
 from rocmforge_hip.device.constants import BLOCK_TOKENS
 from rocmforge_hip.device.discovery import FoundDevice
 from rocmforge_hip.device.memory import ArraySpec
@@ -109,16 +109,12 @@ def _read(
     """Reads what a device is to have of a model and its adapters: all of it, or a part."""
     config, adapters = checkpoint.config, checkpoint.adapters
     check_sizes(config, HEAD_DIMS)
-    tensors = load_weights(config, checkpoint.weights, _keep)
+    tensors = take(config, checkpoint.weights)
     if shard is not None:
         shard.check(config, tensors)
         adapters = tuple(shard.adapter(adapter) for adapter in adapters)
         config, tensors = shard.config(config), shard.weights(tensors)
     return config, plan_weights(tensors), adapters
-
-
-def _keep(tensor: Tensor) -> Tensor:
-    return tensor
 
 
 def _check_cache_type(options: LoadOptions) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from rocmforge.backend.protocol import LoadOptions, ProgressCallback, RunnerInfo
-from rocmforge.checkpoint.tensor import Tensor
 from rocmforge.errors import UnsupportedArchitecture
+from rocmforge.models.blocks import ModelWeights
 from rocmforge.models.checkpoint import Checkpoint
 from rocmforge.models.config import ModelConfig, alibi_slopes
-from rocmforge.models.encoder_weights import EncoderWeights, load_encoder_weights
 from rocmforge.models.rope import load_rope_tables
+from rocmforge.models.weights import take
 from rocmforge_hip.device.constants import BLOCK_TOKENS
 from rocmforge_hip.device.discovery import FoundDevice
 from rocmforge_hip.device.memory import ArraySpec, DeviceArray, spec
@@ -25,13 +25,7 @@ from rocmforge_hip.ops.encoder import ENCODER_HEAD_DIMS, ROPE_MULTIPLE, HipEncod
 from rocmforge_hip.ops.geometry import Geometry
 from rocmforge_hip.run.encoder import Encoder, HipEncoderRunner
 from rocmforge_hip.run.pipeline import PIPELINE_DEPTH
-from rocmforge_hip.weights.encoder_placement import (
-    convert_encoder,
-    encoder_storages,
-    plan_encoder_weights,
-)
-from rocmforge_hip.weights.formats import Weight
-from rocmforge_hip.weights.placement import Planned, PlannedMatrix
+from rocmforge_hip.weights.placement import Planned, PlannedMatrix, plan_weights, storages
 from rocmforge_hip.weights.upload import WeightLoader
 
 
@@ -68,7 +62,7 @@ def load_encoder(
 
 def plan_encoder(
     checkpoint: Checkpoint, options: LoadOptions, geometry: Geometry, memory_free: int
-) -> tuple[ModelConfig, EncoderWeights[Planned], MemoryNeeds[EncoderArrays[ArraySpec]]]:
+) -> tuple[ModelConfig, ModelWeights[Planned], MemoryNeeds[EncoderArrays[ArraySpec]]]:
     """Returns what the encoder is, and what it needs of a device with so much free memory.
 
     Raises:
@@ -76,14 +70,14 @@ def plan_encoder(
     """
     config = checkpoint.config
     _check_supported(config)
-    tensors = load_encoder_weights(config, checkpoint.weights, _keep)
-    weights = plan_encoder_weights(tensors, min(config.max_context, options.max_context))
+    tensors = take(config, checkpoint.weights)
+    weights = plan_weights(tensors, min(config.max_context, options.max_context))
     return config, weights, measure_encoder(config, weights, options, geometry, memory_free)
 
 
 def _read(
     checkpoint: Checkpoint, options: LoadOptions, found: FoundDevice
-) -> tuple[ModelConfig, EncoderWeights[Planned], MemoryNeeds[EncoderArrays[ArraySpec]]]:
+) -> tuple[ModelConfig, ModelWeights[Planned], MemoryNeeds[EncoderArrays[ArraySpec]]]:
     free = options.memory_of(found.info)
     geometry = Geometry(found.properties.compute_units)
     config, weights, needs = plan_encoder(checkpoint, options, geometry, free)
@@ -94,7 +88,7 @@ def _read(
 def _load(
     device: Device,
     config: ModelConfig,
-    planned: EncoderWeights[Planned],
+    planned: ModelWeights[Planned],
     needs: MemoryNeeds[EncoderArrays[ArraySpec]],
     checkpoint: Checkpoint,
     found: FoundDevice,
@@ -103,7 +97,6 @@ def _load(
     """Loads the model; returns it once everything is on the device."""
     progress("loading kernels", 0.0)
     arena: EncoderArrays[DeviceArray] = allocate(device.memory, needs.activations, device.stream)
-    storages = encoder_storages(planned)
     tables = {}
     if config.rope is not None:
         tables = upload_tables(
@@ -114,7 +107,7 @@ def _load(
         slopes = np.array(alibi_slopes(config.layers[0].num_heads), np.float32)
         on_device = upload(device, slopes, "slopes")
     formats = frozenset(
-        storage.format.name for storage in storages if isinstance(storage, PlannedMatrix)
+        storage.format.name for storage in storages(planned) if isinstance(storage, PlannedMatrix)
     )
     geometry = Geometry(found.properties.compute_units)
     ops = HipEncoderOps(config, device.library, geometry, arena, tables, on_device, formats)
@@ -123,15 +116,10 @@ def _load(
         device.driver, device.library, device.stream, device.memory, checkpoint.locate
     )
     try:
-        loaded = loader.load_storages(storages, lambda share: progress("loading weights", share))
-        weights: EncoderWeights[Weight] = convert_encoder(planned, loaded)
+        weights = loader.load(planned, lambda share: progress("loading weights", share))
     finally:
         loader.close()
     return Encoder(config, weights, ops, inputs.array)
-
-
-def _keep(tensor: Tensor) -> Tensor:
-    return tensor
 
 
 def _check_supported(config: ModelConfig) -> None:

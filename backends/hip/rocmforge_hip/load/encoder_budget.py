@@ -7,8 +7,8 @@ from typing import Any
 
 from rocmforge.backend.protocol import LoadOptions
 from rocmforge.errors import OutOfMemory
+from rocmforge.models.blocks import ModelWeights
 from rocmforge.models.config import ModelConfig
-from rocmforge.models.encoder_weights import EncoderWeights
 from rocmforge_hip.device.memory import ArraySpec, spec
 from rocmforge_hip.load.memory_budget import MemoryNeeds, mib
 from rocmforge_hip.ops.activations import (
@@ -20,14 +20,13 @@ from rocmforge_hip.ops.activations import (
 )
 from rocmforge_hip.ops.geometry import Geometry
 from rocmforge_hip.ops.step import StepLayout, StepShape
-from rocmforge_hip.weights.encoder_placement import encoder_storages
-from rocmforge_hip.weights.placement import Planned
+from rocmforge_hip.weights.placement import Planned, weight_bytes
 from rocmforge_hip.weights.products import Product
 
 
 def measure_encoder(
     config: ModelConfig,
-    weights: EncoderWeights[Planned],
+    weights: ModelWeights[Planned],
     options: LoadOptions,
     geometry: Geometry,
     memory_free: int,
@@ -40,11 +39,9 @@ def measure_encoder(
     )
     return MemoryNeeds(
         allowed=int(memory_free * options.memory_utilization),
-        weights=sum(storage.storage.nbytes for storage in encoder_storages(weights)),
+        weights=weight_bytes(weights),
         adapters=0,
-        activations=plan_encoder_activations(
-            config, qkv_features(weights.layers), limits, geometry
-        ),
+        activations=plan_encoder_activations(config, qkv_features(weights), limits, geometry),
         input_bytes=_largest_input(limits),
         cache_block=None,
         block_bytes=0,

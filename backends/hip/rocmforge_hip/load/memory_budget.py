@@ -8,9 +8,9 @@ from typing import Any, Final, Generic, TypeVar
 
 from rocmforge.backend.protocol import LoadOptions
 from rocmforge.errors import OutOfMemory
+from rocmforge.models.blocks import ModelWeights
 from rocmforge.models.config import ModelConfig
 from rocmforge.models.lora import Adapter
-from rocmforge.models.weights import ModelWeights
 from rocmforge_hip.device.constants import BLOCK_TOKENS
 from rocmforge_hip.device.memory import ArraySpec, spec
 from rocmforge_hip.device.records import mapped, total_bytes

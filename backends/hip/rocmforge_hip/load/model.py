@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from rocmforge.backend.protocol import ProgressCallback
+from rocmforge.models.blocks import ModelWeights
 from rocmforge.models.checkpoint import Locate
 from rocmforge.models.config import ModelConfig
 from rocmforge.models.lora import Adapter
 from rocmforge.models.rope import RopeTables
-from rocmforge.models.weights import ModelWeights
 from rocmforge_hip.device.memory import ArraySpec, DeviceArray, spec
 from rocmforge_hip.device.opening import Device
 from rocmforge_hip.device.records import allocate, mapped

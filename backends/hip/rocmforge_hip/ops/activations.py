@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
+from rocmforge.models.blocks import Fusion, ModelWeights
 from rocmforge.models.config import ModelConfig
-from rocmforge.models.encoder_weights import EncoderLayer
-from rocmforge.models.weights import LayerWeights, ModelWeights
+from rocmforge.models.weights import walk
 from rocmforge_hip.device.constants import QUANT_BLOCK
 from rocmforge_hip.device.memory import ArraySpec, DeviceArray, spec
 from rocmforge_hip.ops.geometry import MAX_GEMV_ROWS, Geometry
@@ -196,12 +196,12 @@ def plan_activations(
     hidden_size, layer = config.hidden_size, config.layers[0]
     of_tokens = spec((tokens, hidden_size), "f4")
     of_logits = spec((rows, vocab_size), "f4")
-    has_post_norms = weights.layers[0].attn_post_norm is not None
+    has_post_norms = weights.layers[0].attention_post_norm is not None
     assert isinstance(weights.output, PlannedPart)
     is_shared = weights.output.out_features < vocab_size  # with other devices
     qkv = {
         product: Forms(f32=spec((tokens, features), "f4"))
-        for product, features in qkv_features(weights.layers).items()
+        for product, features in qkv_features(weights).items()
     }
     splits = geometry.attention_splits(config, limits.sequences)
     lora_shrunk, gate_up = lora_scratch(stacks, tokens, limits.adapters)
@@ -251,14 +251,11 @@ def _multiplied(rows: int, features: int, f32: ArraySpec | None = None) -> Forms
     )
 
 
-def qkv_features(
-    layers: Iterable[LayerWeights[Planned] | EncoderLayer[Planned]],
-) -> dict[Product, int]:
+def qkv_features(weights: ModelWeights[Planned]) -> dict[Product, int]:
     """Returns the features of the activations that query, key and value go to."""
     features: dict[Product, int] = {}
-    for layer in layers:
-        for part in (layer.q, layer.k, layer.v):
-            assert isinstance(part, PlannedPart)
+    for place, part in walk(weights):
+        if place.declared.group is Fusion.QKV and isinstance(part, PlannedPart):
             assert part.product is not None
             most = max(features.get(part.product, 0), part.matrix.out_features)
             features[part.product] = most

@@ -17,9 +17,9 @@ import numpy as np
 
 from rocmforge.backend.protocol import RunnerInfo, StepCost, StepInput, StepOutput, UInt32Array
 from rocmforge.errors import OutOfMemory
+from rocmforge.models.blocks import ModelWeights
 from rocmforge.models.config import ModelConfig
 from rocmforge.models.forward.decoder import hidden_states, logits
-from rocmforge.models.weights import ModelWeights
 from rocmforge_hip.device.constants import BLOCK_TOKENS
 from rocmforge_hip.device.graphs import GraphCache
 from rocmforge_hip.device.memory import DeviceArray

@@ -9,8 +9,8 @@ import numpy as np
 
 from rocmforge.backend.protocol import RunnerInfo, StepInput, StepOutput
 from rocmforge.errors import OutOfMemory
+from rocmforge.models.blocks import ModelWeights
 from rocmforge.models.config import ModelConfig
-from rocmforge.models.encoder_weights import EncoderWeights
 from rocmforge.models.forward.encoder import encode
 from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.device.opening import Device
@@ -29,7 +29,7 @@ class Encoder:
     """The model on the device."""
 
     config: ModelConfig
-    weights: EncoderWeights[Weight]
+    weights: ModelWeights[Weight]
     ops: HipEncoderOps
     inputs: DeviceArray  # bytes
 

@@ -9,8 +9,8 @@ from typing import Final
 import numpy as np
 
 from rocmforge.backend.protocol import StepInput
+from rocmforge.models.blocks import ModelWeights
 from rocmforge.models.config import ModelConfig
-from rocmforge.models.weights import ModelWeights
 from rocmforge_hip.device.constants import BLOCK_TOKENS
 from rocmforge_hip.device.driver import Driver
 from rocmforge_hip.device.memory import DeviceArray
@@ -37,10 +37,11 @@ class StepReads:
     def __init__(
         self, config: ModelConfig, weights: ModelWeights[Planned], block_bytes: int
     ) -> None:
-        self._embedding_row = _nbytes(weights.embedding) // config.vocab_size
-        self._output = _nbytes(weights.output)
-        is_tied = weights.output is weights.embedding
-        outside = self._output if is_tied else self._output + _nbytes(weights.embedding)
+        embedding, output = weights.embedding.token, weights.output
+        assert output is not None, "a decoder has one"
+        self._embedding_row = _nbytes(embedding) // config.vocab_size
+        self._output = _nbytes(output)
+        outside = self._output if output is embedding else self._output + _nbytes(embedding)
         self._layers = weight_bytes(weights) - outside
         self._token = block_bytes // BLOCK_TOKENS  # of one layer's cache
         self._windows = Counter(layer.window for layer in config.layers)

@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from rocmforge.backend.protocol import NO_ADAPTER
-from rocmforge.checkpoint.tensor import Tensor
 from rocmforge.models.config import ActivationFunction
+from rocmforge.models.weights import walk
 from rocmforge_hip.verify import oracle
 from rocmforge_hip.verify.cases import Case, Group, error
-from rocmforge_hip.verify.matrices import exact_activation
+from rocmforge_hip.verify.matrices import exact_activation, gate_and_up
 from rocmforge_hip.verify.workbench import Recipe, Workbench
 
 # A, B and what comes of A are halves, and so is a gated result. Relative to the largest value.
@@ -48,12 +48,13 @@ def _adapters_of(rows: int) -> list[int]:
     return [(0, NO_ADAPTER, 1)[row % 3] for row in range(rows)]
 
 
-def _product(bench: Workbench, role: str, tensor: Tensor, x: Float64) -> Float64:
+def _product(bench: Workbench, path: str, x: Float64) -> Float64:
     """Returns the product of each row with what its adapter makes of a matrix."""
+    place, tensor = next(found for found in walk(bench.weights) if found[0].path == path)
     product = x @ tensor.to_float32().astype(np.float64).T
     for row, adapter in enumerate(_adapters_of(len(x))):
         if adapter != NO_ADAPTER:
-            low_rank = bench.adapters[adapter].layers[0][role]
+            low_rank = bench.adapters[adapter].changes[place]
             a, b = (values.astype(np.float64) for values in low_rank.factors())
             product[row] += low_rank.scale * (b @ (a @ x[row]))
     return product
@@ -64,14 +65,14 @@ def _linear(bench: Workbench, rows: int) -> float:
     values = exact_activation(rows, bench.config.hidden_size)
     x = bench.activation(bench.model.arena.normed, values)
     step = bench.step([(1, 1, [0])] * rows, adapters=_adapters_of(rows))
-    stored, layer = bench.weights.layers[0], bench.model.weights.layers[0]
+    stored, on_device = bench.weights.layers[0].attention, bench.model.weights.layers[0].attention
     worst = 0.0
-    products = bench.model.ops.qkv(
-        step, x, (layer.q, layer.k, layer.v), (layer.q_bias, layer.k_bias, layer.v_bias)
-    )
+    matrices = on_device.q, on_device.k, on_device.v
+    biases = on_device.q_bias, on_device.k_bias, on_device.v_bias
+    products = bench.model.ops.qkv(step, x, matrices, biases)
     for role, got in zip("qkv", products, strict=True):
         bias = getattr(stored, f"{role}_bias").to_float32().astype(np.float64)
-        want = _product(bench, role, getattr(stored, role), values.astype(np.float64)) + bias
+        want = _product(bench, f"layers.0.attention.{role}", values.astype(np.float64)) + bias
         worst = max(worst, error(bench.result(got), want))
     return worst
 
@@ -80,9 +81,8 @@ def _gated(bench: Workbench, rows: int) -> float:
     values = exact_activation(rows, bench.config.hidden_size) / np.float32(16)
     x = bench.activation(bench.model.arena.normed, values)
     step = bench.step([(1, 1, [0])] * rows, adapters=_adapters_of(rows))
-    stored, layer = bench.weights.layers[0], bench.model.weights.layers[0]
-    kind = ActivationFunction.SILU
-    got = bench.result(bench.model.ops.gated_linear(step, x, layer.gate, layer.up, kind))
+    kind, on_device = ActivationFunction.SILU, gate_and_up(bench.model.weights)
+    got = bench.result(bench.model.ops.gated_linear(step, x, *on_device, kind))
     exact = values.astype(np.float64)
-    gate = _product(bench, "gate", stored.gate, exact)
-    return error(got, oracle.activate(gate, kind) * _product(bench, "up", stored.up, exact))
+    gate, up = (_product(bench, f"layers.0.feed_forward.{part}", exact) for part in ("gate", "up"))
+    return error(got, oracle.activate(gate, kind) * up)

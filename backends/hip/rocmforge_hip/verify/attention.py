@@ -88,7 +88,7 @@ class _Stored:
 
 
 def _fill_cache(bench: Workbench) -> _Stored:
-    sizes, layer = bench.config.layers[0], bench.model.weights.layers[0]
+    sizes, weights = bench.config.layers[0], bench.model.weights.layers[0].attention
     widths = [sizes.query_features, sizes.key_features, sizes.value_features]
     rng = np.random.default_rng(3)
     tokens = sum(_CONTEXTS)
@@ -103,7 +103,7 @@ def _fill_cache(bench: Workbench) -> _Stored:
     blocks = blocks_of(_CONTEXTS)
     step = bench.step([(n, n, of) for n, of in zip(_CONTEXTS, blocks, strict=True)])
     rotated = bench.model.ops.rope_and_store(
-        step, q_part, k_part, v_part, layer.q_norm, layer.k_norm, bench.spec
+        step, q_part, k_part, v_part, weights.q_norm, weights.k_norm, bench.spec
     )
     slots = np.concatenate(
         [
@@ -136,7 +136,7 @@ def _cached(
 def _store(bench: Workbench) -> float:
     config, stored = bench.config, _fill_cache(bench)
     q, k, v = stored.inputs
-    layer = bench.weights.layers[0]
+    layer = bench.weights.layers[0].attention
     if layer.q_norm is not None and layer.k_norm is not None:
         q = oracle.rms_norm(q, layer.q_norm.to_float32().astype(np.float64), config.norm_eps)
         k = oracle.rms_norm(k, layer.k_norm.to_float32().astype(np.float64), config.norm_eps)

@@ -6,14 +6,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from rocmforge.models.blocks import ModelWeights
 from rocmforge.models.config import ActivationFunction, NormKind, RopeStyle
 from rocmforge.models.forward.encoder_ops import EncoderAttentionSpec
 from rocmforge.models.rope import RopeTables
+from rocmforge.models.weights import present
 from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.device.records import allocate
 from rocmforge_hip.load.encoder_budget import plan_encoder_activations
@@ -34,6 +36,8 @@ from rocmforge_hip.verify.workbench import (
     blocks_of,
 )
 from rocmforge_hip.weights.products import Product
+
+W = TypeVar("W")
 
 _FLOAT: Final = 4e-6  # relative to the largest value
 _HALF: Final = 2.0**-11
@@ -113,7 +117,7 @@ def _encoder(
     plan = plan_encoder_activations(config, features, limits, geometry)
     arena: EncoderArrays[DeviceArray] = allocate(device.memory, plan, device.stream)
     tables = upload_tables(device, RopeTables(bench.table, None))
-    formats = frozenset([part_of(bench.model.weights.embedding).matrix.format.name])
+    formats = frozenset([part_of(bench.model.weights.embedding.token).matrix.format.name])
     on_device = upload(device, np.array(slopes, np.float32), "slopes") if slopes else None
     ops = HipEncoderOps(config, device.library, geometry, arena, tables, on_device, formats)
     return _Encoder(ops, arena)
@@ -122,8 +126,7 @@ def _encoder(
 def _norm(bench: Workbench) -> float:
     encoder, values = _encoder(bench), random_values(12, bench.config.hidden_size) + 1
     x = bench.activation(encoder.arena.normed, values)
-    layer = bench.model.weights.layers[0]
-    got = encoder.ops.layer_norm(x, layer.attn_norm, layer.ffn_norm)
+    got = encoder.ops.layer_norm(x, *_norm_and_bias(bench.model.weights))
     assert got.f16 is not None
     return error(bench.get(got.f16).astype(np.float64), _normed(bench, values))
 
@@ -134,12 +137,10 @@ def _add_norm(bench: Workbench) -> float:
         random_values(9, bench.config.hidden_size),
         random_values(10, bench.config.hidden_size)[:9],
     )
-    layer = bench.model.weights.layers[0]
     got = encoder.ops.add_layer_norm(
         bench.activation(encoder.arena.normed, old),
         bench.activation(encoder.arena.delta, delta),
-        layer.attn_norm,
-        layer.ffn_norm,
+        *_norm_and_bias(bench.model.weights),
     )
     return error(bench.result(got), _normed(bench, old + delta))
 
@@ -153,9 +154,9 @@ def _add_then_norm(bench: Workbench) -> float:
     total, got = encoder.ops.add_then_norm(
         bench.activation(encoder.arena.normed, old),
         bench.activation(encoder.arena.delta, delta),
-        bench.model.weights.layers[0].attn_norm,
+        bench.model.weights.layers[0].feed_forward_norm,
     )
-    weight = bench.weights.layers[0].attn_norm.to_float32().astype(np.float64)
+    weight = bench.weights.layers[0].feed_forward_norm.to_float32().astype(np.float64)
     added = (old + delta).astype(np.float64)
     want = oracle.layer_norm(added, weight, np.zeros_like(weight), bench.config.norm_eps)
     return max(error(bench.result(total), added), error(bench.result(got), want))
@@ -167,8 +168,7 @@ def _add_two_norms(bench: Workbench) -> float:
         random_values(9, bench.config.hidden_size),
         random_values(10, bench.config.hidden_size)[:9],
     )
-    layer = bench.model.weights.layers[0]
-    norm = layer.attn_norm, layer.ffn_norm
+    norm = _norm_and_bias(bench.model.weights)
     got = encoder.ops.add_two_norms(
         bench.activation(encoder.arena.normed, old),
         bench.activation(encoder.arena.delta, delta),
@@ -186,18 +186,19 @@ def _norm_projection(bench: Workbench) -> float:
     x = Activation(
         encoder.arena.qkv, 5, width, f16=whole.columns(width, 2 * width), stride=3 * width
     )
-    layer = bench.model.weights.layers[0]
-    got = bench.result(encoder.ops.norm_projection(x, layer.attn_norm, layer.ffn_norm))
+    got = bench.result(encoder.ops.norm_projection(x, *_norm_and_bias(bench.model.weights)))
     return error(got, _normed(bench, values[:, width : 2 * width]))
 
 
 def _normed(bench: Workbench, x: Array) -> Float64:
-    """Norms with the weights of one norm of the model, and those of another as the bias."""
-    layer = bench.weights.layers[0]
-    weight, bias = (
-        norm.to_float32().astype(np.float64) for norm in (layer.attn_norm, layer.ffn_norm)
-    )
+    weight, bias = (norm.to_float32().astype(np.float64) for norm in _norm_and_bias(bench.weights))
     return oracle.layer_norm(x.astype(np.float64), weight, bias, bench.config.norm_eps)
+
+
+def _norm_and_bias(weights: ModelWeights[W]) -> tuple[W, W]:
+    """Returns one norm of the model as the weight, and another as the bias."""
+    layer = weights.layers[0]
+    return present(layer.attention_norm), layer.feed_forward_norm
 
 
 def _gelu(bench: Workbench) -> float:
@@ -213,10 +214,12 @@ def _embed_add(bench: Workbench) -> float:
     encoder, tokens = _encoder(bench), [5, 63, 0, 5]
     step = bench.step([(4, 4, [0])], tokens=tokens)
     weights = bench.model.weights
-    got = encoder.ops.embed(step, weights.embedding, weights.embedding, weights.layers[0].attn_norm)
+    got = encoder.ops.embed(
+        step, weights.embedding.token, weights.embedding.token, weights.layers[0].feed_forward_norm
+    )
     table, type_row = (
         tensor.to_float32().astype(np.float64)
-        for tensor in (bench.weights.embedding, bench.weights.layers[0].attn_norm)
+        for tensor in (bench.weights.embedding.token, bench.weights.layers[0].feed_forward_norm)
     )
     return error(bench.result(got), table[tokens] + table[:4] + type_row)
 

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from rocmforge.checkpoint.tensor import Tensor
+from rocmforge.models.blocks import ModelWeights
 from rocmforge.models.config import ActivationFunction
+from rocmforge.models.weights import present
 from rocmforge_hip.ops.geometry import MAX_GEMV_ROWS
 from rocmforge_hip.verify import oracle
 from rocmforge_hip.verify.cases import Case, Group, error
 from rocmforge_hip.verify.rows import random_values
 from rocmforge_hip.verify.workbench import Recipe, Workbench, blocks_of
 from rocmforge_hip.weights.formats import FORMATS
+
+W = TypeVar("W")
 
 # Relative to the sum of the absolute values of what is added up.
 _FLOAT_SUM: Final = 4e-6  # float32
@@ -108,8 +112,8 @@ def _embed(bench: Workbench) -> float:
     tokens = [5, 0, 95, 17, 5, 64, 33]
     step = bench.step([(len(tokens), len(tokens), [0])], tokens=tokens)
     bench.model.sampler.resolve_tokens(step)
-    got = bench.model.ops.embed(step, bench.model.weights.embedding, _EMBEDDING_SCALE)
-    want = _EMBEDDING_SCALE * _values(bench.weights.embedding)[tokens]
+    got = bench.model.ops.embed(step, bench.model.weights.embedding.token, _EMBEDDING_SCALE)
+    want = _EMBEDDING_SCALE * _values(bench.weights.embedding.token)[tokens]
     return error(bench.result(got), want)
 
 
@@ -122,7 +126,7 @@ def _linear(bench: Workbench, rows: int, exact: bool = True) -> float:
     values = _activation(rows, bench.config.hidden_size, exact)
     x = bench.activation(bench.model.arena.normed, values)
     step = bench.step([(rows, rows, blocks_of([rows])[0])])
-    stored, layer = bench.weights.layers[0], bench.model.weights.layers[0]
+    stored, layer = bench.weights.layers[0].attention, bench.model.weights.layers[0].attention
     worst = 0.0
     products = bench.model.ops.qkv(
         step, x, (layer.q, layer.k, layer.v), (layer.q_bias, layer.k_bias, layer.v_bias)
@@ -144,19 +148,27 @@ def _gated(bench: Workbench, rows: int, kind: ActivationFunction, exact: bool = 
     values = _activation(rows, bench.config.hidden_size, exact) / np.float32(16)
     x = bench.activation(bench.model.arena.normed, values)
     step = bench.step([(rows, rows, blocks_of([rows])[0])])
-    stored, layer = bench.weights.layers[0], bench.model.weights.layers[0]
-    got = bench.result(bench.model.ops.gated_linear(step, x, layer.gate, layer.up, kind))
-    wide, gate, up = values.astype(np.float64), _values(stored.gate), _values(stored.up)
+    on_device = gate_and_up(bench.model.weights)
+    got = bench.result(bench.model.ops.gated_linear(step, x, *on_device, kind))
+    wide, gate, up = values.astype(np.float64), *map(_values, gate_and_up(bench.weights))
     want = oracle.activate(wide @ gate.T, kind) * (wide @ up.T)
     # Both activations have slopes below 1.2, so errors of gate and up add up to less than:
     sizes = [np.abs(wide) @ np.abs(matrix).T for matrix in (gate, up)]
     return error(got, want, 2.4 * sizes[0] * sizes[1])
 
 
+def gate_and_up(weights: ModelWeights[W]) -> tuple[W, W]:
+    """Returns two matrices of the model."""
+    feed_forward = weights.layers[0].feed_forward
+    return present(feed_forward.gate), feed_forward.up
+
+
 def _logits(bench: Workbench) -> float:
     values = exact_activation(3, bench.config.hidden_size)
     x = bench.activation(bench.model.arena.logit_rows, values)
-    got = bench.result(bench.model.ops.logits(x, bench.model.weights.output, _SOFTCAP))
-    matrix, exact = _values(bench.weights.output), values.astype(np.float64)
+    # Of this model, the output matrix is that of the embedding.
+    output = bench.model.weights.embedding.token
+    got = bench.result(bench.model.ops.logits(x, output, _SOFTCAP))
+    matrix, exact = _values(bench.weights.embedding.token), values.astype(np.float64)
     want = _SOFTCAP * np.tanh(exact @ matrix.T / _SOFTCAP)
     return error(got, want, np.abs(exact) @ np.abs(matrix).T)

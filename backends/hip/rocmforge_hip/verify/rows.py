@@ -78,8 +78,8 @@ def int8_error(bench: Workbench, x: Activation, want: Float64) -> float:
 def _norm(bench: Workbench, rows: int, form: str) -> float:
     values = random_values(rows, bench.config.hidden_size)
     x = bench.activation(bench.model.arena.residual, values)
-    norm, layer = bench.weights.layers[0].attn_norm, bench.model.weights.layers[0]
-    got = bench.model.ops.rms_norm(x, layer.attn_norm)
+    got = bench.model.ops.rms_norm(x, bench.model.weights.layers[0].feed_forward_norm)
+    norm = bench.weights.layers[0].feed_forward_norm
     weight = norm.to_float32().astype(np.float64)
     want = oracle.rms_norm(values.astype(np.float64), weight, bench.config.norm_eps)
     if form == "q":
@@ -97,10 +97,10 @@ def _add_norm(bench: Workbench) -> float:
     residual, normed = bench.model.ops.add_rms_norm(
         bench.activation(bench.model.arena.residual, old),
         bench.activation(bench.model.arena.delta, delta),
-        bench.model.weights.layers[0].ffn_norm,
+        bench.model.weights.layers[0].feed_forward_norm,
     )
     total = (old + delta).astype(np.float64)
-    weight = bench.weights.layers[0].ffn_norm.to_float32().astype(np.float64)
+    weight = bench.weights.layers[0].feed_forward_norm.to_float32().astype(np.float64)
     want = oracle.rms_norm(total, weight, bench.config.norm_eps)
     return max(
         error(bench.result(residual), total),
@@ -151,8 +151,8 @@ def _embed_rows(bench: Workbench) -> float:
     ids = [5, 0, 41, 17, 5, 63, 33]
     step = replace(bench.step([(len(ids), len(ids), [0])], tokens=ids), embeddings=staged)
     bench.model.sampler.resolve_tokens(step)
-    got = bench.result(bench.model.ops.embed(step, bench.model.weights.embedding, 3.0))
-    want = 3.0 * bench.weights.embedding.to_float32().astype(np.float64)[ids]
+    got = bench.result(bench.model.ops.embed(step, bench.model.weights.embedding.token, 3.0))
+    want = 3.0 * bench.weights.embedding.token.to_float32().astype(np.float64)[ids]
     want[tokens] = rows
     return error(got, want)
 

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from rocmforge.backend.protocol import LoadOptions, SamplingBatch, StepInput
 from rocmforge.checkpoint.formats import FORMATS
 from rocmforge.checkpoint.tensor import Tensor
+from rocmforge.models.blocks import ModelWeights, WeightPlace
 from rocmforge.models.config import (
     ActivationFunction,
     LayerConfig,
@@ -21,11 +22,12 @@ from rocmforge.models.config import (
     RopeConfig,
     RopeStyle,
 )
+from rocmforge.models.families import FAMILIES
 from rocmforge.models.forward.decoder import attention_specs
-from rocmforge.models.lora import ADAPTABLE, Adapter, LowRank
+from rocmforge.models.lora import Adapter, LowRank
 from rocmforge.models.pooling import PoolingType
 from rocmforge.models.rope import RopeTable, RopeTables
-from rocmforge.models.weights import LayerWeights, ModelWeights
+from rocmforge.models.weights import build, walk
 from rocmforge_hip.device.constants import BLOCK_TOKENS
 from rocmforge_hip.device.discovery import FoundDevice
 from rocmforge_hip.device.memory import DeviceArray
@@ -299,52 +301,37 @@ def _config(recipe: Recipe) -> ModelConfig:
 
 def _weights(recipe: Recipe, config: ModelConfig) -> ModelWeights[Tensor]:
     rng = np.random.default_rng(1)
+    family = FAMILIES["qwen3" if recipe.head_norms else "llama"]
 
-    def matrix(name: str, rows: int, columns: int) -> Tensor:
-        return random_tensor(rng, recipe.format, name, rows, columns)
+    def make(place: WeightPlace) -> Tensor | None:
+        name, shape = place.name, place.shape(config)
+        if name == "output" or (place.is_optional and name not in family.has | family.may_have):
+            return None
+        if len(shape) > 1:
+            return random_tensor(rng, recipe.format, name, *shape)
+        values = (1 + 0.2 * rng.standard_normal(shape)).astype(np.float32)
+        return Tensor(name, shape, FORMATS["f32"], values.view(np.uint8))
 
-    def vector(name: str, size: int) -> Tensor:
-        values = (1 + 0.2 * rng.standard_normal(size)).astype(np.float32)
-        return Tensor(name, (size,), FORMATS["f32"], values.view(np.uint8))
-
-    hidden_size, sizes = config.hidden_size, config.layers[0]
-    layer = LayerWeights(
-        attn_norm=vector("attn_norm", hidden_size),
-        q=matrix("q", sizes.query_features, hidden_size),
-        k=matrix("k", sizes.key_features, hidden_size),
-        v=matrix("v", sizes.value_features, hidden_size),
-        q_bias=vector("q_bias", sizes.query_features),
-        k_bias=vector("k_bias", sizes.key_features),
-        v_bias=vector("v_bias", sizes.value_features),
-        q_norm=vector("q_norm", sizes.key_dim) if recipe.head_norms else None,
-        k_norm=vector("k_norm", sizes.key_dim) if recipe.head_norms else None,
-        output=matrix("output", hidden_size, sizes.attended_features),
-        ffn_norm=vector("ffn_norm", hidden_size),
-        gate=matrix("gate", sizes.intermediate_size, hidden_size),
-        up=matrix("up", sizes.intermediate_size, hidden_size),
-        down=matrix("down", hidden_size, sizes.intermediate_size),
-    )
-    embedding = matrix("embedding", config.vocab_size, hidden_size)
-    return ModelWeights(
-        embedding=embedding,
-        layers=(layer,),
-        output_norm=vector("norm", hidden_size),
-        output=embedding,
-    )
+    weights = build(config.num_layers, make)
+    return replace(weights, output=weights.embedding.token)
 
 
 def _adapter(rank: int, weights: ModelWeights[Tensor]) -> Adapter:
     """Returns an adapter of all matrices."""
     rng = np.random.default_rng(rank)
 
-    def low_rank(role: str) -> LowRank:
-        rows, columns = getattr(weights.layers[0], role).shape
-        a = random_tensor(rng, "f32", f"{role}.lora_a", rank, columns)
-        b = random_tensor(rng, "bf16", f"{role}.lora_b", rows, rank)
+    def low_rank(place: WeightPlace, tensor: Tensor) -> LowRank:
+        rows, columns = tensor.shape
+        a = random_tensor(rng, "f32", f"{place.path}.lora_a", rank, columns)
+        b = random_tensor(rng, "bf16", f"{place.path}.lora_b", rows, rank)
         return LowRank(a, b, 0.5 / rank, "verify")
 
-    roles = sorted(name.rpartition(".")[2] for name in ADAPTABLE)
-    return Adapter(f"rank {rank}", ({role: low_rank(role) for role in roles},))
+    changes = {
+        place: low_rank(place, tensor)
+        for place, tensor in walk(weights)
+        if place.declared.adaptable
+    }
+    return Adapter(f"rank {rank}", changes)
 
 
 def _rope_table(recipe: Recipe) -> RopeTable:

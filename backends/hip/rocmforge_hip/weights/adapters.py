@@ -7,7 +7,7 @@ layout of kernels/src/lora.hip: one launch serves the rows of all of them.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
@@ -15,8 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from rocmforge.backend.protocol import Float32Array, Int32Array
+from rocmforge.models.blocks import Fusion, ModelWeights, WeightPlace
 from rocmforge.models.lora import Adapter, LowRank
-from rocmforge.models.weights import LayerWeights, ModelWeights
+from rocmforge.models.weights import walk
 from rocmforge_hip.device.constants import QUANT_BLOCK
 from rocmforge_hip.device.memory import ArraySpec, spec
 from rocmforge_hip.device.records import mapped, total_bytes
@@ -29,8 +30,6 @@ _SPLIT_ROWS: Final = 128
 """Up to so many rows, there are too few tiles to keep a device busy: in_features are split, too."""
 _SPLIT_FEATURES: Final = 512
 _MOST_SPLITS: Final = 8
-_INTERLEAVED: Final = ("gate", "up")
-_ROLES: Final = ("q", "k", "v", "output", *_INTERLEAVED, "down")
 
 M = TypeVar("M")
 X = TypeVar("X")
@@ -105,36 +104,32 @@ def plan_adapters(
     weights: ModelWeights[Any], adapters: Sequence[Adapter]
 ) -> list[AdapterStack[Any]]:
     """Returns what adapters add to the matrices of a model, planned or on the device."""
-    return [
-        stack
-        for index, layer in enumerate(weights.layers)
-        for stack in _plan_layer(index, layer, adapters)
-    ]
+    stored: dict[int, dict[WeightPlace, Any]] = {}
+    for place, weight in walk(weights):
+        if place.declared.adaptable:
+            stored.setdefault(id(weight.matrix), {})[place] = weight
+    stacks = (_plan_stack(members, adapters) for members in stored.values())
+    return [stack for stack in stacks if any(part.rank for part in stack.parts)]
 
 
-def _plan_layer(
-    index: int, layer: LayerWeights[Any], adapters: Sequence[Adapter]
-) -> Iterator[AdapterStack[Any]]:
-    roles_of: dict[int, list[str]] = {}
-    for role in _ROLES:
-        roles_of.setdefault(id(getattr(layer, role).matrix), []).append(role)
-    for roles in roles_of.values():
-        parts = []
-        for role in roles:
-            where = getattr(layer, role)
-            is_gated = role in _INTERLEAVED
-            parts.append(
-                StackPart(
-                    first=where.first + (TILE if role == "up" else 0),
-                    step=2 * TILE if is_gated else TILE,
-                    tiles=where.out_features // TILE,
-                    changes=tuple(adapter.layers[index].get(role) for adapter in adapters),
-                )
-            )
-        if any(part.rank for part in parts):
-            matrix = getattr(layer, roles[0]).matrix
-            name = f"adapters of {'+'.join(roles)} of layer {index}"
-            yield AdapterStack(matrix, name, matrix.in_features, tuple(parts), is_gated)
+def _plan_stack(
+    members: Mapping[WeightPlace, Any], adapters: Sequence[Adapter]
+) -> AdapterStack[Any]:
+    """Plans what is added to one matrix on the device, of these weights."""
+    first = next(iter(members))
+    matrix = members[first].matrix
+    is_gated = len(members) > 1 and first.declared.group is Fusion.GATE_UP
+    parts = tuple(
+        StackPart(
+            first=weight.first + (TILE * index if is_gated else 0),
+            step=2 * TILE if is_gated else TILE,
+            tiles=weight.out_features // TILE,
+            changes=tuple(adapter.changes.get(place) for adapter in adapters),
+        )
+        for index, (place, weight) in enumerate(members.items())
+    )
+    name = f"adapters of {'+'.join(place.path for place in members)}"
+    return AdapterStack(matrix, name, matrix.in_features, parts, is_gated)
 
 
 def adapter_bytes(stacks: Sequence[AdapterStack[Any]]) -> int:

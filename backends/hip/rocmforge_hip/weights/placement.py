@@ -6,14 +6,14 @@ both are multiplied with the same activation, and one launch reads more memory a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields, replace
-from typing import Any, Final, TypeVar
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final
 
 from rocmforge.checkpoint.tensor import Tensor
 from rocmforge.errors import UnsupportedTensor
-from rocmforge.models.encoder_weights import EncoderLayer
-from rocmforge.models.weights import LayerWeights, ModelWeights
+from rocmforge.models.blocks import Fusion, ModelWeights, Role, WeightPlace
+from rocmforge.models.weights import map_places, walk
 from rocmforge_hip.device.constants import GATE_ROWS, ROW_ALIGN
 from rocmforge_hip.device.memory import ArraySpec, spec
 from rocmforge_hip.weights.formats import Format, format_of, round_up
@@ -22,9 +22,6 @@ from rocmforge_hip.weights.products import QKV_PRODUCTS, Product
 AS_IS: Final = 0
 AS_GATE: Final = 1
 AS_UP: Final = 2
-
-W = TypeVar("W")
-X = TypeVar("X")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,32 +80,33 @@ class PlannedVector:
 Planned = PlannedPart | PlannedVector
 
 
-def plan_weights(model: ModelWeights[Tensor]) -> ModelWeights[Planned]:
+def plan_weights(model: ModelWeights[Tensor], context: int | None = None) -> ModelWeights[Planned]:
     """Returns the plan of a model's weights.
+
+    Args:
+        model: The tensors.
+        context: Tokens that a sequence may have: a table has rows for so many positions. None for
+            all that the table has.
 
     Raises:
         UnsupportedTensor: There are no kernels for a tensor.
     """
-    embedding = single(model.embedding, Product.LOGITS)
-    output = embedding if model.output is model.embedding else single(model.output, Product.LOGITS)
-    return ModelWeights(
-        embedding=embedding,
-        layers=tuple(_plan_layer(layer) for layer in model.layers),
-        output_norm=PlannedVector((model.output_norm,)),
-        output=output,
-    )
+    groups: dict[object, dict[WeightPlace, Tensor]] = {}
+    for place, tensor in walk(model):
+        # A tensor may be in two places: the output matrix is that of the embedding.
+        key = (place.layer, place.declared.group) if place.declared.group else id(tensor)
+        groups.setdefault(key, {})[place] = tensor
+    planned: dict[WeightPlace, Planned] = {}
+    for members in groups.values():
+        planned |= _plan_group(members, context)
+    return map_places(model, lambda place, _: planned[place])
 
 
 def storages(plan: ModelWeights[Planned]) -> list[PlannedMatrix | PlannedVector]:
     """Returns everything to be allocated, each once, in the order of the model."""
-    found: list[Planned] = []
-    convert(plan, found.append)
-    return distinct_storages(found)
-
-
-def distinct_storages(found: Iterable[Planned]) -> list[PlannedMatrix | PlannedVector]:
-    """Returns what these weights lie in, each once."""
-    each = (weight.matrix if isinstance(weight, PlannedPart) else weight for weight in found)
+    each = (
+        weight.matrix if isinstance(weight, PlannedPart) else weight for _, weight in walk(plan)
+    )
     return list({id(storage): storage for storage in each}.values())
 
 
@@ -117,105 +115,95 @@ def weight_bytes(plan: ModelWeights[Planned]) -> int:
     return sum(storage.storage.nbytes for storage in storages(plan))
 
 
-def convert(model: ModelWeights[W], function: Callable[[W], X]) -> ModelWeights[X]:
-    """Returns the same weights, each replaced by what the function makes of it."""
-    return ModelWeights(
-        embedding=function(model.embedding),
-        layers=tuple(_convert_layer(layer, function) for layer in model.layers),
-        output_norm=function(model.output_norm),
-        output=function(model.output),
-    )
+def _plan_group(
+    members: dict[WeightPlace, Tensor], context: int | None
+) -> dict[WeightPlace, Planned]:
+    """Plans weights that are multiplied with one activation, or one weight on its own."""
+    place, tensor = next(iter(members.items()))
+    match place.declared.group:
+        case Fusion.QKV:
+            return _stack_by_format(members)
+        case Fusion.GATE_UP if len(members) == 2:
+            gate, up = members.values()
+            return dict.fromkeys(members, _interleave(gate, up))
+    return dict.fromkeys(members, _plan_one(place, tensor, context))
 
 
-def _convert_layer(layer: LayerWeights[W], function: Callable[[W], X]) -> LayerWeights[X]:
-    values = {field.name: getattr(layer, field.name) for field in fields(layer)}
-    converted: dict[str, Any] = {
-        name: None if value is None else function(value) for name, value in values.items()
-    }
-    return LayerWeights(**converted)
+def _plan_one(place: WeightPlace, tensor: Tensor, context: int | None) -> Planned:
+    match place.declared.shape:
+        case (_,):
+            return PlannedVector((tensor,))
+        case ("num_token_types", _):  # all text is of the first
+            row = tensor.slice(0, 0, 1)
+            return PlannedVector((replace(row, shape=row.shape[1:], data=row.data[0]),))
+        case ("max_context", _):
+            if tensor.format.is_quantised:
+                raise UnsupportedTensor(
+                    tensor.name, f"the HIP backend adds rows of floats, and it is {tensor.format}"
+                )
+            tensor = tensor.slice(0, 0, min(context or tensor.shape[0], tensor.shape[0]))
+    return _stack({place: tensor}, _product(place))[place]
 
 
-def _plan_layer(layer: LayerWeights[Tensor]) -> LayerWeights[Planned]:
-    q, k, v, biases = attention_input(layer)
-    gate, up = interleave(layer.gate, layer.up)
-    return LayerWeights(
-        attn_norm=PlannedVector((layer.attn_norm,)),
-        q=q,
-        k=k,
-        v=v,
-        q_bias=biases[0],
-        k_bias=biases[1],
-        v_bias=biases[2],
-        q_norm=vector(layer.q_norm),
-        k_norm=vector(layer.k_norm),
-        output=single(layer.output, Product.DELTA),
-        output_bias=vector(layer.output_bias),
-        attn_post_norm=vector(layer.attn_post_norm),
-        ffn_norm=PlannedVector((layer.ffn_norm,)),
-        gate=gate,
-        up=up,
-        down=single(layer.down, Product.DELTA),
-        ffn_post_norm=vector(layer.ffn_post_norm),
-    )
+def _product(place: WeightPlace) -> Product | None:
+    """Returns the activation that the product with a matrix is written to."""
+    if place.declared.role is Role.ROW:
+        return Product.DELTA
+    match place.declared.shape[0]:
+        case "intermediate_size":
+            return Product.INTERMEDIATE
+        case "vocab_size":
+            return Product.LOGITS
+        case "num_scores":
+            return Product.SCORES
+        case "hidden_size":
+            return Product.DENSE
+    return None  # a table of rows
 
 
-def vector(tensor: Tensor | None) -> PlannedVector | None:
-    """Returns a vector on its own, if there is one."""
-    return None if tensor is None else PlannedVector((tensor,))
-
-
-def single(tensor: Tensor, product: Product | None) -> PlannedPart:
-    """Returns a matrix on its own."""
-    return _stack([tensor], product)[0]
-
-
-def _stack(tensors: Iterable[Tensor], product: Product | None) -> list[PlannedPart]:
-    """Plans one matrix with the rows of several tensors of one type and in_features."""
-    tensors = list(tensors)
+def _stack(
+    members: Mapping[WeightPlace, Tensor], product: Product | None
+) -> dict[WeightPlace, PlannedPart]:
+    """Plans one matrix with the rows of several tensors of one format and in_features."""
     parts, row = [], 0
-    for tensor in tensors:
+    for tensor in members.values():
         parts.append((tensor, row, AS_IS))
         row += tensor.shape[0]
     matrix = PlannedMatrix(
-        format=format_of(tensors[0]),
-        in_features=tensors[0].shape[1],
+        format=format_of(tensor),
+        in_features=tensor.shape[1],
         out_features=row,
         stored_rows=round_up(row, ROW_ALIGN),
         parts=tuple(parts),
     )
-    return [PlannedPart(matrix, first, tensor.shape[0], product) for tensor, first, _ in parts]
+    return {
+        place: PlannedPart(matrix, first, tensor.shape[0], product)
+        for place, (tensor, first, _) in zip(members, parts, strict=True)
+    }
 
 
-def attention_input(
-    layer: LayerWeights[Tensor] | EncoderLayer[Tensor],
-) -> tuple[PlannedPart, PlannedPart, PlannedPart, tuple[PlannedVector | None, ...]]:
-    """Stacks query, key and value by type, and their biases alike."""
-    matrices = (layer.q, layer.k, layer.v)
-    biases = (layer.q_bias, layer.k_bias, layer.v_bias)
-    groups: dict[tuple[object, bool], list[int]] = {}
-    for index, (matrix, bias) in enumerate(zip(matrices, biases, strict=True)):
-        groups.setdefault((matrix.format.name, bias is not None), []).append(index)
-    planned: dict[int, PlannedPart] = {}
-    vectors: list[PlannedVector | None] = [None, None, None]
-    for product, members in zip(QKV_PRODUCTS, groups.values(), strict=False):
-        planned |= zip(
-            members, _stack([matrices[index] for index in members], product), strict=True
-        )
-        group_biases = tuple(bias for index in members if (bias := biases[index]) is not None)
-        if group_biases:
-            vector = PlannedVector(group_biases)
-            for index in members:
-                vectors[index] = vector
-    return planned[0], planned[1], planned[2], tuple(vectors)
+def _stack_by_format(members: dict[WeightPlace, Tensor]) -> dict[WeightPlace, Planned]:
+    """Stacks matrices by format and by whether they have a bias, and their biases alike."""
+    biases = {place.path: place for place, tensor in members.items() if len(tensor.shape) == 1}
+    stacks: dict[tuple[str, bool], dict[WeightPlace, Tensor]] = {}
+    for place, tensor in members.items():
+        if len(tensor.shape) == 2:
+            key = tensor.format.name, f"{place.path}_bias" in biases
+            stacks.setdefault(key, {})[place] = tensor
+    planned: dict[WeightPlace, Planned] = {}
+    for product, ((_, has_bias), stack) in zip(QKV_PRODUCTS, stacks.items(), strict=False):
+        planned |= _stack(stack, product)
+        if has_bias:
+            of_stack = [biases[f"{place.path}_bias"] for place in stack]
+            vector = PlannedVector(tuple(members[place] for place in of_stack))
+            planned |= dict.fromkeys(of_stack, vector)
+    return planned
 
 
-def interleave(gate: Tensor, up: Tensor) -> tuple[PlannedPart, PlannedPart]:
+def _interleave(gate: Tensor, up: Tensor) -> PlannedPart:
     """Interleaves gate and up in one matrix."""
     if gate.format is not up.format:
-        raise UnsupportedTensor(
-            up.name,
-            f"it is {up.format}, but {gate.name} is {gate.format}",
-        )
+        raise UnsupportedTensor(up.name, f"it is {up.format}, but {gate.name} is {gate.format}")
     rows = gate.shape[0]
     matrix = PlannedMatrix(
         format=format_of(gate),
@@ -224,5 +212,4 @@ def interleave(gate: Tensor, up: Tensor) -> tuple[PlannedPart, PlannedPart]:
         stored_rows=round_up(rows, GATE_ROWS) * 2,
         parts=((gate, 0, AS_GATE), (up, 0, AS_UP)),
     )
-    part = PlannedPart(matrix, 0, rows, Product.INTERMEDIATE)
-    return part, replace(part)
+    return PlannedPart(matrix, 0, rows, Product.INTERMEDIATE)

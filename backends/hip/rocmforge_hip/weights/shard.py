@@ -8,9 +8,10 @@ from typing import Final
 
 from rocmforge.checkpoint.tensor import Tensor
 from rocmforge.errors import ConfigurationError
+from rocmforge.models.blocks import ModelWeights, Role, WeightPlace
 from rocmforge.models.config import ModelConfig
 from rocmforge.models.lora import Adapter, LowRank
-from rocmforge.models.weights import LayerWeights, ModelWeights
+from rocmforge.models.weights import map_places, walk
 from rocmforge_hip.device.constants import QUANT_BLOCK
 
 VOCAB_ALIGN: Final = 4
@@ -58,54 +59,34 @@ class Shard:
 
     def weights(self, whole: ModelWeights[Tensor]) -> ModelWeights[Tensor]:
         """Returns this rank's part of every tensor, sharing the memory of the file."""
-        return replace(
-            whole,
-            layers=tuple(self._layer(layer) for layer in whole.layers),
-            output=self._rows(whole.output),
-        )
+        return map_places(whole, self._part)
 
     def adapter(self, whole: Adapter) -> Adapter:
         """Returns this rank's part of an adapter."""
-        layers = tuple(
-            {role: self._low_rank(role, low_rank) for role, low_rank in layer.items()}
-            for layer in whole.layers
-        )
-        return replace(whole, layers=layers)
-
-    def _low_rank(self, role: str, whole: LowRank) -> LowRank:
-        if role in ("output", "down"):
-            return replace(whole, a=self._columns(whole.a))
-        return replace(whole, b=self._rows(whole.b))
-
-    def _layer(self, layer: LayerWeights[Tensor]) -> LayerWeights[Tensor]:
         return replace(
-            layer,
-            q=self._rows(layer.q),
-            k=self._rows(layer.k),
-            v=self._rows(layer.v),
-            q_bias=self._elements(layer.q_bias),
-            k_bias=self._elements(layer.k_bias),
-            v_bias=self._elements(layer.v_bias),
-            output=self._columns(layer.output),
-            # The ranks' results are added up: one of them has the bias.
-            output_bias=layer.output_bias if self.rank == 0 else None,
-            gate=self._rows(layer.gate),
-            up=self._rows(layer.up),
-            down=self._columns(layer.down),
+            whole,
+            changes={place: self._low_rank(place, low) for place, low in whole.changes.items()},
         )
 
-    def _rows(self, tensor: Tensor) -> Tensor:
-        return tensor.slice(0, *self._range(tensor.shape[0]))
+    def _low_rank(self, place: WeightPlace, whole: LowRank) -> LowRank:
+        if place.declared.role is Role.ROW:
+            return replace(whole, a=self._slice(whole.a, -1))
+        return replace(whole, b=self._slice(whole.b, 0))
 
-    def _columns(self, tensor: Tensor) -> Tensor:
-        return tensor.slice(-1, *self._range(tensor.shape[1]))
+    def _part(self, place: WeightPlace, tensor: Tensor) -> Tensor | None:
+        match place.declared.role:
+            case Role.REPLICATED:
+                return tensor
+            case Role.COLUMN:
+                return self._slice(tensor, 0)
+            case Role.ROW if len(tensor.shape) > 1:
+                return self._slice(tensor, -1)
+            case Role.ROW:  # the ranks' results are added up: one of them has the bias
+                return tensor if self.rank == 0 else None
 
-    def _elements(self, bias: Tensor | None) -> Tensor | None:
-        return None if bias is None else bias.slice(0, *self._range(bias.shape[0]))
-
-    def _range(self, count: int) -> tuple[int, int]:
-        size = count // self.size
-        return self.rank * size, (self.rank + 1) * size
+    def _slice(self, tensor: Tensor, axis: int) -> Tensor:
+        size = tensor.shape[axis] // self.size
+        return tensor.slice(axis, self.rank * size, (self.rank + 1) * size)
 
 
 def _problems(config: ModelConfig, weights: ModelWeights[Tensor], size: int) -> Iterator[str]:
@@ -123,11 +104,11 @@ def _problems(config: ModelConfig, weights: ModelWeights[Tensor], size: int) -> 
     for count, what, multiple in dict.fromkeys((*of_layers, of_model)):
         if count % (size * multiple):
             yield f"its {count} {what} are not a multiple of {size * multiple}"
-    for layer in weights.layers:
-        for tensor in (layer.output, layer.down):
-            block = max(tensor.format.block_size, QUANT_BLOCK)
-            if tensor.shape[1] % (size * block):
-                yield (
-                    f"the {tensor.shape[1]} in_features of {tensor.name} are not a multiple of "
-                    f"{size * block}: {size} parts in blocks of {block} ({tensor.format})"
-                )
+    for place, tensor in walk(weights):
+        block = max(tensor.format.block_size, QUANT_BLOCK)
+        is_cut = place.declared.role is Role.ROW and len(tensor.shape) > 1
+        if is_cut and tensor.shape[-1] % (size * block):
+            yield (
+                f"the {tensor.shape[-1]} in_features of {tensor.name} are not a multiple of "
+                f"{size * block}: {size} parts in blocks of {block} ({tensor.format})"
+            )

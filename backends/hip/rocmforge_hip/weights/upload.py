@@ -21,14 +21,15 @@ import numpy as np
 import numpy.typing as npt
 
 from rocmforge.errors import ModelLoadError
+from rocmforge.models.blocks import ModelWeights
 from rocmforge.models.checkpoint import Locate
-from rocmforge.models.weights import ModelWeights
+from rocmforge.models.weights import convert
 from rocmforge_hip.device.driver import Driver
 from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import DeviceArray, DeviceBuffer, Memory, spec
 from rocmforge_hip.kernels.products import rf_repack
 from rocmforge_hip.weights.formats import Matrix, MatrixPart, Vector, Weight, ceil_div, round_up
-from rocmforge_hip.weights.placement import Planned, PlannedMatrix, PlannedVector, convert, storages
+from rocmforge_hip.weights.placement import Planned, PlannedMatrix, PlannedVector, storages
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -97,12 +98,7 @@ class WeightLoader:
             BadGguf: The file became shorter than it was.
             UnsupportedTensor: A vector cannot be dequantised.
         """
-        return convert(plan, self.load_storages(storages(plan), progress))
-
-    def load_storages(
-        self, wanted: list[PlannedMatrix | PlannedVector], progress: Callable[[float], None]
-    ) -> Callable[[Planned], Weight]:
-        """Loads these storages; returns what says what became of a planned weight."""
+        wanted = storages(plan)
         progress(0.0)
         self._chunk_bytes = _chunk_bytes(wanted)
         self._make_ring()
@@ -125,7 +121,7 @@ class WeightLoader:
             matrix = matrices[id(planned.matrix)]
             return MatrixPart(matrix, planned.first, planned.out_features, planned.product)
 
-        return weight
+        return convert(plan, weight)
 
     def close(self) -> None:
         """Waits for the last copy and gives the ring back."""

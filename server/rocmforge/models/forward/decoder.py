@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TypeVar
 
+from rocmforge.models.blocks import ModelWeights
 from rocmforge.models.config import ModelConfig
 from rocmforge.models.forward.ops import AttentionSpec, Ops
-from rocmforge.models.weights import ModelWeights
+from rocmforge.models.weights import present
 
 A = TypeVar("A")
 W = TypeVar("W")
@@ -31,7 +32,8 @@ def logits(
     config: ModelConfig, weights: ModelWeights[W], ops: Ops[A, W, S], step: S, hidden: A
 ) -> A:
     """Returns the logits of the step's logit rows, [L, V], from all tokens' hidden states."""
-    return ops.logits(ops.take_logit_rows(step, hidden), weights.output, config.logit_softcap)
+    rows = ops.take_logit_rows(step, hidden)
+    return ops.logits(rows, present(weights.output), config.logit_softcap)
 
 
 def hidden_states(config: ModelConfig, weights: ModelWeights[W], ops: Ops[A, W, S], step: S) -> A:
@@ -43,20 +45,22 @@ def hidden_states(config: ModelConfig, weights: ModelWeights[W], ops: Ops[A, W, 
     norm of a layer is the first of the next one (or the output norm).
     """
     layers = weights.layers
-    next_norms = [*(layer.attn_norm for layer in layers[1:]), weights.output_norm]
-    residual = ops.embed(step, weights.embedding, config.embedding_scale)
-    x = ops.rms_norm(residual, layers[0].attn_norm)
+    next_norms = [*(layer.attention_norm for layer in layers[1:]), weights.output_norm]
+    residual = ops.embed(step, weights.embedding.token, config.embedding_scale)
+    x = ops.rms_norm(residual, present(layers[0].attention_norm))
     for spec, layer, next_norm in zip(attention_specs(config), layers, next_norms, strict=True):
-        biases = layer.q_bias, layer.k_bias, layer.v_bias
-        q, k, v = ops.qkv(step, x, (layer.q, layer.k, layer.v), biases)
-        q = ops.rope_and_store(step, q, k, v, layer.q_norm, layer.k_norm, spec)
-        x = ops.linear(step, ops.attention(step, q, spec), layer.output, layer.output_bias)
-        if layer.attn_post_norm is not None:
-            x = ops.rms_norm(x, layer.attn_post_norm)
-        residual, x = ops.add_rms_norm(residual, x, layer.ffn_norm)
-        x = ops.gated_linear(step, x, layer.gate, layer.up, config.activation)
-        x = ops.linear(step, x, layer.down, None)
-        if layer.ffn_post_norm is not None:
-            x = ops.rms_norm(x, layer.ffn_post_norm)
-        residual, x = ops.add_rms_norm(residual, x, next_norm)
+        attention, feed_forward = layer.attention, layer.feed_forward
+        biases = attention.q_bias, attention.k_bias, attention.v_bias
+        q, k, v = ops.qkv(step, x, (attention.q, attention.k, attention.v), biases)
+        q = ops.rope_and_store(step, q, k, v, attention.q_norm, attention.k_norm, spec)
+        x = ops.linear(step, ops.attention(step, q, spec), attention.output, attention.output_bias)
+        if layer.attention_post_norm is not None:
+            x = ops.rms_norm(x, layer.attention_post_norm)
+        residual, x = ops.add_rms_norm(residual, x, layer.feed_forward_norm)
+        gate = present(feed_forward.gate)
+        x = ops.gated_linear(step, x, gate, feed_forward.up, config.activation)
+        x = ops.linear(step, x, feed_forward.down, feed_forward.down_bias)
+        if layer.feed_forward_post_norm is not None:
+            x = ops.rms_norm(x, layer.feed_forward_post_norm)
+        residual, x = ops.add_rms_norm(residual, x, present(next_norm))
     return x

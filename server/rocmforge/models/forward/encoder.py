@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import TypeVar
 
+from rocmforge.models.blocks import Attention, FeedForward, Head, ModelWeights
 from rocmforge.models.config import ModelConfig
-from rocmforge.models.encoder_weights import EncoderLayer, EncoderWeights, ScoreHead
 from rocmforge.models.forward.encoder_ops import EncoderAttentionSpec, EncoderOps
+from rocmforge.models.weights import present
 
 A = TypeVar("A")
 W = TypeVar("W")
 S = TypeVar("S")
 
 
-def encode(config: ModelConfig, weights: EncoderWeights[W], ops: EncoderOps[A, W, S], step: S) -> A:
+def encode(config: ModelConfig, weights: ModelWeights[W], ops: EncoderOps[A, W, S], step: S) -> A:
     """Returns what the step gives for its hidden ranges, [P, config.output_size].
 
     That is the sum of the hidden states after the last norm; or, of a model with a head, the scores
@@ -37,34 +38,35 @@ def attention_specs(config: ModelConfig) -> tuple[EncoderAttentionSpec, ...]:
 
 
 def hidden_states(
-    config: ModelConfig, weights: EncoderWeights[W], ops: EncoderOps[A, W, S], step: S
+    config: ModelConfig, weights: ModelWeights[W], ops: EncoderOps[A, W, S], step: S
 ) -> A:
     """Returns the hidden states of the step's tokens after the last norm, [T, hidden_size]."""
-    x = ops.embed(step, weights.tokens, weights.positions, weights.types)
-    x = ops.layer_norm(x, weights.norm, weights.norm_bias)
+    embedding = weights.embedding
+    x = ops.embed(step, embedding.token, embedding.position, embedding.type)
+    x = ops.layer_norm(x, present(embedding.norm), embedding.norm_bias)
     layers = _pre_norm_layers if config.pre_norm else _post_norm_layers
     return layers(config, weights, ops, step, x)
 
 
 def _post_norm_layers(
-    config: ModelConfig, weights: EncoderWeights[W], ops: EncoderOps[A, W, S], step: S, x: A
+    config: ModelConfig, weights: ModelWeights[W], ops: EncoderOps[A, W, S], step: S, x: A
 ) -> A:
     """Runs layers that norm each sum, with which the next one begins (Devlin et al. 2019)."""
     for spec, layer in zip(attention_specs(config), weights.layers, strict=True):
-        assert layer.attn_norm is not None
-        delta = _attend(config, layer, ops, step, x, spec)
-        norm = layer.attn_norm, layer.attn_norm_bias
-        if layer.attn_norm_2 is None:
+        delta = _attend(config, layer.attention, ops, step, x, spec)
+        norm = present(layer.attention_norm), layer.attention_norm_bias
+        if layer.attention_norm_2 is None:
             x = ops.add_layer_norm(x, delta, *norm)
         else:
-            x = ops.add_two_norms(x, delta, norm, (layer.attn_norm_2, layer.attn_norm_2_bias))
-        delta = _feed_forward(config, layer, ops, step, x)
-        x = ops.add_layer_norm(x, delta, layer.ffn_norm, layer.ffn_norm_bias)
+            second = layer.attention_norm_2, layer.attention_norm_2_bias
+            x = ops.add_two_norms(x, delta, norm, second)
+        delta = _feed_forward(config, layer.feed_forward, ops, step, x)
+        x = ops.add_layer_norm(x, delta, layer.feed_forward_norm, layer.feed_forward_norm_bias)
     return x
 
 
 def _pre_norm_layers(
-    config: ModelConfig, weights: EncoderWeights[W], ops: EncoderOps[A, W, S], step: S, x: A
+    config: ModelConfig, weights: ModelWeights[W], ops: EncoderOps[A, W, S], step: S, x: A
 ) -> A:
     """Runs layers that norm what each part reads; the sum goes on as it is (Warner et al. 2024).
 
@@ -74,47 +76,45 @@ def _pre_norm_layers(
     residual, delta = x, None
     for spec, layer in zip(attention_specs(config), weights.layers, strict=True):
         if delta is not None:
-            assert layer.attn_norm is not None
-            residual, x = ops.add_then_norm(residual, delta, layer.attn_norm)
-        delta = _attend(config, layer, ops, step, x, spec)
-        residual, x = ops.add_then_norm(residual, delta, layer.ffn_norm)
-        delta = _feed_forward(config, layer, ops, step, x)
+            residual, x = ops.add_then_norm(residual, delta, present(layer.attention_norm))
+        delta = _attend(config, layer.attention, ops, step, x, spec)
+        residual, x = ops.add_then_norm(residual, delta, layer.feed_forward_norm)
+        delta = _feed_forward(config, layer.feed_forward, ops, step, x)
     assert delta is not None
-    assert weights.output_norm is not None
-    return ops.add_layer_norm(residual, delta, weights.output_norm, None)
+    return ops.add_layer_norm(residual, delta, present(weights.output_norm), None)
 
 
 def _attend(
     config: ModelConfig,
-    layer: EncoderLayer[W],
+    attention: Attention[W],
     ops: EncoderOps[A, W, S],
     step: S,
     x: A,
     spec: EncoderAttentionSpec,
 ) -> A:
-    biases = layer.q_bias, layer.k_bias, layer.v_bias
-    q, k, v = ops.qkv(step, x, (layer.q, layer.k, layer.v), biases)
-    if layer.q_norm is not None:
-        q = ops.norm_projection(q, layer.q_norm, layer.q_norm_bias)
-    if layer.k_norm is not None:
-        k = ops.norm_projection(k, layer.k_norm, layer.k_norm_bias)
+    biases = attention.q_bias, attention.k_bias, attention.v_bias
+    q, k, v = ops.qkv(step, x, (attention.q, attention.k, attention.v), biases)
+    if attention.q_norm is not None:
+        q = ops.norm_projection(q, attention.q_norm, attention.q_norm_bias)
+    if attention.k_norm is not None:
+        k = ops.norm_projection(k, attention.k_norm, attention.k_norm_bias)
     if config.rope is not None:
         q, k = ops.rope(step, q, k, spec)
     attended = ops.attend_all(step, q, k, v, spec)
-    return ops.linear(step, attended, layer.output, layer.output_bias)
+    return ops.linear(step, attended, attention.output, attention.output_bias)
 
 
 def _feed_forward(
-    config: ModelConfig, layer: EncoderLayer[W], ops: EncoderOps[A, W, S], step: S, x: A
+    config: ModelConfig, feed_forward: FeedForward[W], ops: EncoderOps[A, W, S], step: S, x: A
 ) -> A:
-    if layer.gate is not None:
-        inner = ops.gated_linear(step, x, layer.gate, layer.up, config.activation)
+    if feed_forward.gate is not None:
+        inner = ops.gated_linear(step, x, feed_forward.gate, feed_forward.up, config.activation)
     else:
-        inner = ops.gelu(ops.linear(step, x, layer.up, layer.up_bias))
-    return ops.linear(step, inner, layer.down, layer.down_bias)
+        inner = ops.gelu(ops.linear(step, x, feed_forward.up, feed_forward.up_bias))
+    return ops.linear(step, inner, feed_forward.down, feed_forward.down_bias)
 
 
-def _scores(head: ScoreHead[W], ops: EncoderOps[A, W, S], step: S, rows: A) -> A:
+def _scores(head: Head[W], ops: EncoderOps[A, W, S], step: S, rows: A) -> A:
     if head.dense is not None:
         rows = ops.tanh(ops.linear(step, rows, head.dense, head.dense_bias))
     return ops.linear(step, rows, head.scores, head.scores_bias)

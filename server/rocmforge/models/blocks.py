@@ -1,0 +1,191 @@
+"""The blocks that models are made of, with every weight declared once.
+
+A weight is a field of its block, and what is said about it stands there and nowhere else: its
+shape, how it is cut for several devices, what it is stored with, whether adapters change it. The
+rest is folded over these declarations (see `weights`): taking a model from a file, planning memory,
+placing, sharding, adapters, counting bytes, random weights. `W` is what a weight is at the time: a
+tensor of a file, a place on the device, an array. None stands for a weight that a model lacks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Any, Final, Generic, Literal, TypeVar
+
+from rocmforge.models.config import ModelConfig
+
+W = TypeVar("W")
+
+Size = Literal[
+    # Of a model.
+    "hidden_size",
+    "vocab_size",
+    "max_context",
+    "num_token_types",
+    "num_scores",
+    # Of a layer.
+    "query_features",
+    "key_features",
+    "value_features",
+    "attended_features",
+    "query_norm_features",
+    "key_norm_features",
+    "intermediate_size",
+]
+"""Numbers of `ModelConfig` and `LayerConfig` that shapes consist of."""
+
+WEIGHT: Final = "weight"
+BLOCK: Final = "block"
+LAYERS: Final = "layers"
+
+
+class Role(Enum):
+    """The part of a weight that each of several devices has (Shoeybi et al. 2019)."""
+
+    REPLICATED = auto()  # all of it
+    COLUMN = auto()  # some of the outputs, which are the first axis
+    ROW = auto()  # some of the inputs, the last axis: results are added up, with the bias of one
+
+
+class Fusion(Enum):
+    """Weights that are multiplied with the same activation, so that they may be stored as one."""
+
+    QKV = auto()
+    GATE_UP = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Declaration:
+    """A weight as it is known before there is a model."""
+
+    shape: tuple[Size, ...]  # matrices are [out_features, in_features]
+    role: Role
+    group: Fusion | None
+    adaptable: bool  # LoRA adapters may change it
+
+
+@dataclass(frozen=True, slots=True)
+class WeightPlace:
+    """A weight's place in a model."""
+
+    name: str  # of the fields, joined by dots: within its layer, or within the model
+    layer: int | None
+    declared: Declaration
+    is_optional: bool  # models may lack it
+
+    @property
+    def path(self) -> str:
+        """The name within the model, as "layers.3.attention.q"."""
+        return self.name if self.layer is None else f"layers.{self.layer}.{self.name}"
+
+    def shape(self, config: ModelConfig) -> tuple[int, ...]:
+        """Returns the shape that the weight has in a model."""
+        layer = None if self.layer is None else config.layers[self.layer]
+        return tuple(
+            getattr(layer if hasattr(layer, size) else config, size) for size in self.declared.shape
+        )
+
+
+def whole(*shape: Size) -> Mapping[str, Any]:
+    """Declares a weight that every device has all of."""
+    return {WEIGHT: Declaration(shape, Role.REPLICATED, None, adaptable=False)}
+
+
+def column(*shape: Size, group: Fusion | None = None, adaptable: bool = False) -> Mapping[str, Any]:
+    """Declares a weight that is cut by its outputs."""
+    return {WEIGHT: Declaration(shape, Role.COLUMN, group, adaptable)}
+
+
+def row(*shape: Size, adaptable: bool = False) -> Mapping[str, Any]:
+    """Declares a matrix that is cut by its inputs, or its bias."""
+    return {WEIGHT: Declaration(shape, Role.ROW, None, adaptable)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attention(Generic[W]):
+    """Queries, keys and values of all heads, and the matrix behind them."""
+
+    q: W = field(metadata=column("query_features", "hidden_size", group=Fusion.QKV, adaptable=True))
+    k: W = field(metadata=column("key_features", "hidden_size", group=Fusion.QKV, adaptable=True))
+    v: W = field(metadata=column("value_features", "hidden_size", group=Fusion.QKV, adaptable=True))
+    q_bias: W | None = field(default=None, metadata=column("query_features", group=Fusion.QKV))
+    k_bias: W | None = field(default=None, metadata=column("key_features", group=Fusion.QKV))
+    v_bias: W | None = field(default=None, metadata=column("value_features", group=Fusion.QKV))
+    q_norm: W | None = field(default=None, metadata=whole("query_norm_features"))
+    q_norm_bias: W | None = field(default=None, metadata=whole("query_norm_features"))
+    k_norm: W | None = field(default=None, metadata=whole("key_norm_features"))
+    k_norm_bias: W | None = field(default=None, metadata=whole("key_norm_features"))
+    output: W = field(metadata=row("hidden_size", "attended_features", adaptable=True))
+    output_bias: W | None = field(default=None, metadata=row("hidden_size"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeedForward(Generic[W]):
+    """A network of two matrices, or of three where it is gated."""
+
+    gate: W | None = field(
+        default=None,
+        metadata=column("intermediate_size", "hidden_size", group=Fusion.GATE_UP, adaptable=True),
+    )
+    up: W = field(
+        metadata=column("intermediate_size", "hidden_size", group=Fusion.GATE_UP, adaptable=True)
+    )
+    up_bias: W | None = field(default=None, metadata=column("intermediate_size"))  # without a gate
+    down: W = field(metadata=row("hidden_size", "intermediate_size", adaptable=True))
+    down_bias: W | None = field(default=None, metadata=row("hidden_size"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer(Generic[W]):
+    """Attention and feed-forward network, with the norms around them.
+
+    `attention_norm` and `feed_forward_norm` stand before their part or, unless
+    `ModelConfig.pre_norm`, behind it; the post norms behind parts that have a norm before them.
+    """
+
+    attention_norm: W | None = field(default=None, metadata=whole("hidden_size"))
+    attention_norm_bias: W | None = field(default=None, metadata=whole("hidden_size"))
+    attention: Attention[W] = field(metadata={BLOCK: Attention})
+    # Of what the layer reads plus the other norm.
+    attention_norm_2: W | None = field(default=None, metadata=whole("hidden_size"))
+    attention_norm_2_bias: W | None = field(default=None, metadata=whole("hidden_size"))
+    attention_post_norm: W | None = field(default=None, metadata=whole("hidden_size"))
+    feed_forward_norm: W = field(metadata=whole("hidden_size"))
+    feed_forward_norm_bias: W | None = field(default=None, metadata=whole("hidden_size"))
+    feed_forward: FeedForward[W] = field(metadata={BLOCK: FeedForward})
+    feed_forward_post_norm: W | None = field(default=None, metadata=whole("hidden_size"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Embedding(Generic[W]):
+    """The tables whose rows are added up for a token, and the norm of the sum."""
+
+    token: W = field(metadata=whole("vocab_size", "hidden_size"))
+    position: W | None = field(default=None, metadata=whole("max_context", "hidden_size"))
+    type: W | None = field(default=None, metadata=whole("num_token_types", "hidden_size"))
+    norm: W | None = field(default=None, metadata=whole("hidden_size"))
+    norm_bias: W | None = field(default=None, metadata=whole("hidden_size"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head(Generic[W]):
+    """The classification head: scores(tanh(dense(state))) of the first token's hidden state."""
+
+    dense: W | None = field(default=None, metadata=whole("hidden_size", "hidden_size"))
+    dense_bias: W | None = field(default=None, metadata=whole("hidden_size"))
+    scores: W = field(metadata=whole("num_scores", "hidden_size"))
+    scores_bias: W | None = field(default=None, metadata=whole("num_scores"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelWeights(Generic[W]):
+    """All weights of a model."""
+
+    embedding: Embedding[W] = field(metadata={BLOCK: Embedding})
+    layers: tuple[Layer[W], ...] = field(metadata={LAYERS: Layer})
+    output_norm: W | None = field(default=None, metadata=whole("hidden_size"))
+    # That of a model without a matrix of its own is `embedding.token` itself. Encoders have none.
+    output: W | None = field(default=None, metadata=column("vocab_size", "hidden_size"))
+    head: Head[W] | None = field(default=None, metadata={BLOCK: Head})
