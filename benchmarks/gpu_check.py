@@ -23,6 +23,7 @@ import numpy as np
 from rocmforge.backend.protocol import LoadOptions, Runner
 from rocmforge_hip.backend import create
 from tests.backend.driving import Chunk, Driver, Want, make_step
+from tests.support.loading import load_file
 
 ORACLE = Path(__file__).parents[1] / "tests/data/models/oracle"
 NEAR_TIE = 0.5  # nats
@@ -63,7 +64,7 @@ def load_runner(
     activation_bits: Literal["auto", "8", "16"] = "auto",
 ) -> Runner:
     """The model, for so many sequences at once."""
-    load = LoadOptions(
+    options = LoadOptions(
         device=None,
         max_context=context,
         max_sequences=max(sequences, 16),
@@ -74,7 +75,7 @@ def load_runner(
         memory_utilization=0.8,
         tensor_parallel=devices,
     )
-    return load(create(), model, load)
+    return load_file(create(), model, options)
 
 
 def _check(driver: Driver, name: str) -> bool:
