@@ -30,7 +30,7 @@ from tests.support.requests import asked
 from tests.support.runners import load_hip
 from tests.support.spans import answers, begun_with, embedded
 
-SAMPLING = SamplingParams(max_tokens=40, temperature=0.0, num_logprobs=2)
+SAMPLING = SamplingParams(max_tokens=32, temperature=0.0, num_logprobs=2)
 # Two begin alike for more than a block; together they are preempted where there are few blocks.
 PROMPTS = (PROMPT[:34], PROMPT[7:9], PROMPT[20:39], PROMPT[:38])
 PLACES = (
@@ -48,7 +48,7 @@ def in_rows(model: TinyModel) -> list[Prompt]:
     return [embedded(ids, table, places) for ids, places in zip(PROMPTS, PLACES, strict=True)]
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3", "phi3"])
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
 def test_rows_of_the_table_give_what_their_tokens_give(
     name: str, stack: ExitStack, tmp_path: Path
 ) -> None:
@@ -98,6 +98,7 @@ def test_prompts_without_embeddings_cost_nothing_more(stack: ExitStack, tmp_path
     assert count_copies(embedded(PROMPT[:20], table, [range(2, 9), range(12, 20)])) == 3
 
 
+@pytest.mark.slow
 def test_two_devices_compute_on_the_same_rows(ranks: int, stack: ExitStack, tmp_path: Path) -> None:
     model = splittable(fitting(by_name("llama")))
     options = replace(SMALL, tensor_parallel=ranks, memory_utilization=0.5)
