@@ -43,7 +43,8 @@ def read_weights(config: ModelConfig, file: GgufFile) -> dict[str, Tensor]:
             continue
         if "_exps" in name or "ffn_gate_inp" in name:
             raise UnsupportedTensor(name, "mixture-of-experts models are not supported")
-        paths = rules.get(name, (name,))
+        # One that is no weight is refused below, also if it is called as we call a weight.
+        paths = rules.get(name, (f"no weight: {name}",))
         if len(paths) == 1:
             weights[paths[0]] = _as_matrix(tensor) if name == SCORES else tensor
         else:

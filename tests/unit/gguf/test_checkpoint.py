@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rocmforge.errors import BadTokenizer, ConfigurationError
+from rocmforge.errors import BadTokenizer, ConfigurationError, UnsupportedTensor
 from rocmforge.models.lora import AdapterSpec
 from rocmforge.opening import describe, open_checkpoint
 from tests.data.models.tiny_encoders import by_name as encoder_by_name
@@ -101,3 +101,12 @@ def test_what_cannot_be_served_can_be_described(tmp_path: Path) -> None:
         ("x", "F32"),
         ("y", "I32"),
     ]
+
+
+def test_a_tensor_that_is_called_as_we_call_a_weight_does_not_become_one(tmp_path: Path) -> None:
+    model = by_name("llama")
+    tensors = gguf_tensors(model)
+    tensors["layers.0.attention.q"] = np.zeros_like(tensors["blk.0.attn_q.weight"])
+    path = write_gguf(tmp_path / "m.gguf", gguf_metadata(model), tensors)
+    with pytest.raises(UnsupportedTensor, match=r"'layers\.0\.attention\.q': not a part of llama"):
+        open_checkpoint(path)
