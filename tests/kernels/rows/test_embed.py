@@ -7,7 +7,13 @@ import pytest
 
 from rocmforge.checkpoint.formats import FORMATS
 from tests.support.kernels import Device, check
-from tests.support.weights import ALL_TYPES, FLOAT_TYPES, QUANT_BLOCK, random_matrix
+from tests.support.weights import (
+    ALL_TYPES,
+    FLOAT_TYPES,
+    QUANT_BLOCK,
+    QUANTISED_TYPES,
+    random_matrix,
+)
 
 
 def elements_of_a_lane(name: str) -> int:
@@ -42,6 +48,26 @@ def test_gives_the_scaled_rows(
         block=64,
     )
     check(out.get(), 2.5 * table.values()[tokens], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", QUANTISED_TYPES)
+def test_every_code_stands_for_its_weight(device: Device, name: str) -> None:
+    # The largest codebook has 1024 entries: each is looked up about 17 times.
+    rows, columns = 32, 4352
+    table = random_matrix(np.random.default_rng(2), name, rows, columns)
+    out = device.empty((rows, columns), np.float32, "out")
+    device.launch(
+        f"rf_embed_{name}",
+        device.upload(table.packed(), "table"),
+        device.upload(np.arange(rows, dtype=np.int32), "tokens"),
+        out,
+        rows,
+        table.quant_blocks,
+        1.0,
+        grid=(-(-columns // elements_of_a_lane(name) // 64), rows),
+        block=64,
+    )
+    check(out.get(), table.values(), rtol=1e-5, atol=1e-6)
 
 
 def test_types_without_blocks_are_exact(device: Device) -> None:
