@@ -39,9 +39,8 @@ class RowKernels:
         """Takes rows of the table, times scale: int32 tokens, float32 out [rows, in_features]."""
         count, features = out.shape
         assert features == table.in_features
-        loads = int(table.quant_blocks * table.format.loads_per_quant_block)
         self._embed[table.format.name].launch(
-            (ceil_div(loads, _EMBED_THREADS), count, 1),
+            (ceil_div(table.row_loads, _EMBED_THREADS), count, 1),
             _EMBED_THREADS,
             table=table.data,
             tokens=tokens,

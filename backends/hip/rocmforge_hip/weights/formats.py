@@ -20,46 +20,14 @@ from rocmforge_hip.device.constants import QUANT_BLOCK
 from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.weights.products import Product
 
-
-@dataclass(frozen=True, slots=True)
-class Format:
-    """A stored format that the kernels can multiply with."""
-
-    stored: WeightFormat
-    loads_per_quant_block: float  # of the embedding kernel: 16-byte items, or parts of a block
-
-    @property
-    def name(self) -> str:
-        """The name in those of kernels."""
-        return self.stored.name
-
-    @property
-    def is_quantised(self) -> bool:
-        """Whether elements share a block."""
-        return self.stored.is_quantised
-
-    def row_bytes(self, in_features: int) -> int:
-        """Returns the bytes of a row, the same as in the file."""
-        return self.stored.row_bytes(in_features)
-
-
-def _loads(stored: WeightFormat) -> float:
-    if stored.is_quantised:
-        return 1.0 if stored.block_size == QUANT_BLOCK else 0.5
-    return 2.0 * stored.block_bytes
-
-
-FORMATS: Final[Mapping[str, Format]] = MappingProxyType(
-    {
-        name: Format(stored, _loads(stored))
-        for name, stored in STORED_FORMATS.items()
-        if stored.has_kernels
-    }
+FORMATS: Final[Mapping[str, WeightFormat]] = MappingProxyType(
+    {name: format for name, format in STORED_FORMATS.items() if format.has_kernels}
 )
+"""Those that the kernels can multiply with, by name."""
 FLOAT_FORMATS: Final = frozenset(name for name, each in FORMATS.items() if not each.is_quantised)
 
 
-def format_of(tensor: Tensor) -> Format:
+def format_of(tensor: Tensor) -> WeightFormat:
     """Returns the format of a matrix of the file.
 
     Raises:
@@ -83,7 +51,7 @@ class Matrix:
     """A matrix on the device, [stored_rows, in_features]."""
 
     data: DeviceArray
-    format: Format
+    format: WeightFormat
     out_features: int
     in_features: int
     stored_rows: int
@@ -92,6 +60,16 @@ class Matrix:
     def quant_blocks(self) -> int:
         """Quant blocks of a row."""
         return self.in_features // QUANT_BLOCK
+
+    @property
+    def row_loads(self) -> int:
+        """Loads of the embedding kernel for a row: one or two quant blocks, or 16 bytes of numbers.
+
+        repack.hip asserts that only formats with blocks of one quant block load a single one.
+        """
+        if not self.format.is_quantised:
+            return self.format.row_bytes(self.in_features) // 16
+        return self.quant_blocks // (1 if self.format.block_size == QUANT_BLOCK else 2)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -10,13 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
+from rocmforge.checkpoint.formats import WeightFormat
 from rocmforge.checkpoint.tensor import Tensor
 from rocmforge.errors import UnsupportedTensor
 from rocmforge.models.blocks import Fusion, ModelWeights, Role, WeightPlace
 from rocmforge.models.weights import map_places, walk
 from rocmforge_hip.device.constants import GATE_ROWS, ROW_ALIGN
 from rocmforge_hip.device.memory import ArraySpec, spec
-from rocmforge_hip.weights.formats import Format, format_of, round_up
+from rocmforge_hip.weights.formats import format_of, round_up
 from rocmforge_hip.weights.products import QKV_PRODUCTS, Product
 
 AS_IS: Final = 0
@@ -28,7 +29,7 @@ AS_UP: Final = 2
 class PlannedMatrix:
     """A matrix to be made of tensors, each with its first row and how its rows are placed."""
 
-    format: Format
+    format: WeightFormat
     in_features: int
     out_features: int
     stored_rows: int
