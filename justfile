@@ -1,6 +1,8 @@
 # One list of commands, the same here and in CI. `just` comes with the development tools.
 
 export PATH := justfile_directory() / ".venv/bin:" + env("PATH")
+# Bytecode is kept whatever the environment says: without it half of the time goes into compiling.
+export PYTHONDONTWRITEBYTECODE := ""
 
 cpp := "kernels tests/platform -name '*.h' -o -name '*.hip' -o -name '*.c' -o -name '*.cpp'"
 # Tests of one file share fixtures that take long, so they go to the same worker.
@@ -19,10 +21,9 @@ check base="main":
     mypy
     changed | xargs -r pytest -q
 
-# Unit tests that need no kernels, no processes and no real models: about 20 s on two cores.
+# Unit tests that need no kernels, no processes and no real models: about 10 s on two cores.
 fast *arguments:
-    pytest -q {{ parallel }} -m "not slow and not model" --hypothesis-profile fast \
-      --randomly-dont-reset-seed tests/unit {{ arguments }}
+    python -m tests.fast {{ arguments }}
 
 # The tests of files or folders, wherever they are: `just test-of server/rocmforge/engine/core.py`.
 test-of +paths:

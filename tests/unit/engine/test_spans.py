@@ -66,7 +66,7 @@ def check_keys(one: Prompt, other: Prompt, block_size: int) -> None:
         assert (ours == theirs) == (first[:end] == second[:end]), f"block {number - 1}"
 
 
-@settings(max_examples=300)
+@settings(max_examples=3 * settings().max_examples)
 @given(PAIRS, st.sampled_from([1, 2, 4, 8]))
 def test_blocks_have_one_key_exactly_if_tokens_and_embeddings_so_far_are_the_same(
     pair: tuple[Prompt, Prompt], block_size: int

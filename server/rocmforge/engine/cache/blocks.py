@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
-from itertools import chain
+from itertools import chain, compress
 
 from rocmforge.engine.cache.prefix_index import PrefixIndex
 from rocmforge.engine.sequence.block_keys import BlockKey
@@ -86,11 +86,10 @@ class BlockAllocator:
         """Asserts that `tables`, the blocks of every live sequence, explain every count."""
         self._index.check_integrity()
         references = Counter(chain.from_iterable(tables))
-        counts = {block: count for block, count in enumerate(self._counts) if count}
-        for block in counts.keys() | references.keys():
+        used = set(compress(range(self.num_blocks), self._counts))
+        for block in used | references.keys():
             count = self._counts[block]
             assert count == references[block], f"block {block}: {count} != {references[block]}"
-        used = counts.keys()
         empty = set(self._empty)
         cached = set(self._cached)
         assert len(used) + len(self._empty) + len(cached) == self.num_blocks, "a block is lost"
