@@ -45,7 +45,7 @@ _USED: Mapping[str, Sequence[str]] = {
 """Settings that each command uses. It has flags for these and no others; environment and file may
 hold more, as they are written for the server."""
 
-MODEL_HELP = "path of a .gguf file, or a packaged model such as smollm2"
+MODEL_HELP = "path of a .gguf file or of a folder of Hugging Face, or a name such as smollm2"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -151,7 +151,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_settings(run, _USED["run"])
 
-    inspect = add_command("inspect", help="show what is in a GGUF file")
+    inspect = add_command("inspect", help="show what is in a GGUF file or a folder")
     inspect.add_argument("model", help=MODEL_HELP)
     inspect.add_argument("--tensors", action="store_true", help="list every tensor")
     inspect.add_argument("--json", action="store_true", help="print JSON")

@@ -462,7 +462,7 @@ def _from_table(name: str, values: Mapping[str, Any], settings: Settings) -> Mod
             f"{', '.join(sorted(own | PER_MODEL))}."
         )
     if "path" not in values:
-        raise ConfigurationError(f"{source}: `path` is missing: the model's GGUF file.")
+        raise ConfigurationError(f"{source}: `path` is missing: the model's GGUF file or folder.")
     said = _checked({k: v for k, v in values.items() if k in PER_MODEL}, source, _as_key(source))
     table = _ModelTable(
         **_checked(

@@ -32,6 +32,7 @@ from rocmforge.models.lora import AdapterSpec, parse_adapters
 from rocmforge.models.memory import stored_weight_bytes
 from rocmforge.models.pooling import PoolingType
 from rocmforge.models.rank_head import RankHead, read_rank_head
+from rocmforge.models.sampling import SamplingDefaults
 from rocmforge.opening import open_checkpoint
 from rocmforge.settings import ModelSettings, Settings
 from rocmforge.text.template.template import ChatTemplates
@@ -57,6 +58,7 @@ class ModelFront:
     pooling: PoolingType
     hidden_size: int  # numbers it gives for a prompt: the width of its states, or its scores
     rank_head: RankHead | None  # of a decoder
+    sampling: SamplingDefaults
     adapters: tuple[str, ...]  # what clients may call the LoRA adapters
     draft: Path | None  # the draft model
     weights_bytes: int  # as they are in the files, with the draft model's
@@ -101,7 +103,7 @@ def read_front(model: str, settings: Settings) -> ModelFront:
         if not config.causal:
             _refuse_for_encoders(settings)
         rank_head = read_rank_head(checkpoint) if config.causal else None
-        adapters = tuple(adapter.name for adapter in checkpoint.adapters)
+        adapters, sampling = tuple(a.name for a in checkpoint.adapters), checkpoint.sampling
         draft = find_draft(checkpoint, settings)
         weights_bytes = stored_weight_bytes(checkpoint.weights)
     if draft is not None:
@@ -109,6 +111,12 @@ def read_front(model: str, settings: Settings) -> ModelFront:
             weights_bytes += stored_weight_bytes(checkpoint.weights)
     names = settings.served_model_name or default_names(model, path)
     warn_of_context(settings, config.max_context, names[0])
+    if recommended := sampling.recommended:
+        logger.info(
+            "%s: requests that do not say otherwise are sampled with %s (generation_config.json)",
+            names[0],
+            ", ".join(f"{key} {value:g}" for key, value in recommended.items()),
+        )
     for name in adapters:
         if name in names:
             raise ConfigurationError(f"--lora {name}=...: the model has that name. Give another.")
@@ -123,6 +131,7 @@ def read_front(model: str, settings: Settings) -> ModelFront:
         pooling=config.pooling,
         hidden_size=config.output_size,
         rank_head=rank_head,
+        sampling=sampling,
         adapters=adapters,
         draft=draft,
         weights_bytes=weights_bytes,
@@ -212,6 +221,7 @@ def build_model(
         is_encoder=front.is_encoder,
         pooling=front.pooling,
         rank_head=front.rank_head,
+        sampling_defaults=front.sampling,
         prompt_lookup_tokens=settings.prompt_lookup_tokens,
         draft_model_tokens=settings.draft_tokens if front.draft is not None else 0,
         declared_context=config.options.max_context,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -158,3 +158,23 @@ def write_tokenizer(folder: Path, tokenizer: Tokenizer, **config: Any) -> None:
     """Writes `tokenizer.json` and a `tokenizer_config.json` with these values."""
     (folder / "tokenizer.json").write_text(tokenizer.to_str(), encoding="utf-8")
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
+
+
+def pieces(vocabulary: Sequence[str]) -> Tokenizer:
+    """As BERT, with a vocabulary as GGUF spells it: `▁word` begins a word, `ing` goes on."""
+    names = [
+        token if token.startswith("[") else token[1:] if token.startswith("▁") else f"##{token}"
+        for token in vocabulary
+    ]
+    ids = {name: index for index, name in enumerate(names)}
+    tokenizer = Tokenizer(models.WordPiece(ids, unk_token="[UNK]", max_input_chars_per_word=100))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    tokenizer.add_special_tokens(_special(*(name for name in names if name.startswith("["))))
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B [SEP]",
+        special_tokens=[(name, ids[name]) for name in ("[CLS]", "[SEP]")],
+    )
+    return tokenizer

@@ -47,9 +47,26 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
         catalog.find_model("no-such-model")
 
 
-def test_a_folder_is_called_a_folder(tmp_path: Path) -> None:
-    with pytest.raises(ModelFileNotFound, match="is a folder"):
+def test_a_folder_that_holds_no_model_is_called_that(tmp_path: Path) -> None:
+    with pytest.raises(ModelFileNotFound, match=r"is a folder without config\.json"):
         catalog.find_model(str(tmp_path))
+
+
+def test_a_models_folder_is_taken_as_it_is_and_called_by_its_whole_name(tmp_path: Path) -> None:
+    folder = tmp_path / "Qwen2.5-0.5B"
+    folder.mkdir()
+    (folder / "config.json").touch()
+    link = tmp_path / "small.model"
+    link.symlink_to(folder)
+    for path in (folder, link):
+        assert catalog.find_model(str(path)) == path
+        assert catalog.default_names(str(path), path) == (path.name,)
+
+
+def test_a_snapshot_of_the_hubs_cache_is_called_by_its_repository(tmp_path: Path) -> None:
+    snapshot = tmp_path / "models--Qwen--Qwen2.5-0.5B" / "snapshots" / "0a1b2c"
+    snapshot.mkdir(parents=True)
+    assert catalog.default_names(str(snapshot), snapshot) == ("Qwen/Qwen2.5-0.5B",)
 
 
 def test_a_link_is_called_what_it_is_called(tmp_path: Path) -> None:

@@ -29,7 +29,13 @@ HOMES = (
     *("server/rocmforge", "backends/hip/rocmforge_hip"),
     *("kernels", "kernels/include", "kernels/include/rf"),
 )
-OTHERS_FILES = {"convert_lora_to_gguf.py", "test/mockgpu/amd/emu.py"}
+OTHERS_FILES = {
+    *("convert_lora_to_gguf.py", "test/mockgpu/amd/emu.py"),
+    # Of models in Hugging Face's layout.
+    *("config.json", "generation_config.json", "modules.json", "1_Pooling/config.json"),
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
+    *("model.safetensors.index.json", "adapter_config.json"),
+}
 # Paths that are no endpoints.
 FILE_SYSTEM = ("/dev", "/models/", "/opt", "/sys", "/tmp", "/usr")
 

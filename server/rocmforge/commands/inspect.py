@@ -40,7 +40,7 @@ class InspectReport:
 
     path: str
     file_bytes: int
-    gguf_version: int
+    gguf_version: int | None  # None: it is a folder
     architecture: str
     name: str
     quantisation: tuple[TypeShare, ...]  # largest first
@@ -113,7 +113,7 @@ def _print(console: Console, report: InspectReport) -> None:
     table.add_column(style="bold")
     table.add_column(overflow="fold")
     rows = [
-        ("file", f"{report.path} ({size_text(report.file_bytes)}, GGUF {report.gguf_version})"),
+        ("file", f"{report.path} ({size_text(report.file_bytes)}, {_kind(report)})"),
         ("architecture", report.architecture),
         ("name", report.name),
         (
@@ -170,6 +170,10 @@ def _model_rows(report: InspectReport, config: ModelConfig) -> list[tuple[str, s
 def _each(config: ModelConfig, size: str) -> str:
     """Returns the values of a size, for people; layers may differ in it."""
     return " or ".join(map(str, sorted({getattr(layer, size) for layer in config.layers})))
+
+
+def _kind(report: InspectReport) -> str:
+    return "safetensors" if report.gguf_version is None else f"GGUF {report.gguf_version}"
 
 
 def _print_tensors(console: Console, contents: Contents) -> None:

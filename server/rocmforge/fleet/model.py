@@ -16,6 +16,7 @@ from rocmforge.logits.builtin import BUILTIN
 from rocmforge.logits.processor import LogitsProcessor
 from rocmforge.models.pooling import PoolingType
 from rocmforge.models.rank_head import RankHead
+from rocmforge.models.sampling import SamplingDefaults
 from rocmforge.text.template.template import ChatTemplates
 from rocmforge.text.tokenizer.token_sets import TokenSets
 from rocmforge.text.tokenizer.tokenizer import Tokenizer
@@ -43,6 +44,8 @@ class ServedModel:
     is_encoder: bool = False  # it embeds or ranks, and generates nothing
     pooling: PoolingType = PoolingType.NONE  # what it was trained for
     rank_head: RankHead | None = None  # of a model that generates text, too
+    # For requests that do not say.
+    sampling_defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
     prompt_lookup_tokens: int = 0  # draft tokens of a step, for requests that do not say
     draft_model_tokens: int = 0  # the same with the draft model; 0 = there is none
     declared_context: int | None = None  # tokens, by the file and the settings

@@ -14,6 +14,7 @@ from typing import Final
 
 import msgspec
 
+from rocmforge.catalog import folder_name, hub_repository
 from rocmforge.errors import BadFolder, ModelFileNotFound
 from rocmforge.huggingface.json_object import JsonObject
 
@@ -41,6 +42,23 @@ class Folder:
         except (OSError, RuntimeError) as error:
             raise ModelFileNotFound(f"{path}: cannot be read: {error}.") from error
         self._allowed = (self._root, *_hub_blobs(self._root))
+
+    @property
+    def name(self) -> str:
+        """The name of the model."""
+        return folder_name(self.path)
+
+    def state(self) -> tuple[int, int]:
+        """Returns the bytes of all files, and when one was last changed, in ns since the epoch.
+
+        Raises:
+            ModelFileNotFound: The folder cannot be read.
+        """
+        try:
+            states = [entry.stat() for entry in self._root.iterdir() if entry.is_file()]
+        except OSError as error:
+            raise ModelFileNotFound(f"{self.path}: cannot be read: {error.strerror}.") from error
+        return sum(s.st_size for s in states), max((s.st_mtime_ns for s in states), default=0)
 
     def find(self, name: str) -> Path | None:
         """Returns the real path of a file; None if there is none of that name.
@@ -159,8 +177,5 @@ class Folder:
 
 def _hub_blobs(root: Path) -> tuple[Path, ...]:
     """Returns where the files of a snapshot of the hub's cache may lie; empty for other folders."""
-    for folder in (root, *root.parents):
-        snapshots = folder.parent
-        if snapshots.name == "snapshots" and snapshots.parent.name.startswith("models--"):
-            return snapshots.parent / "blobs", snapshots.parent.parent / "blobs"
-    return ()
+    found = hub_repository(root)
+    return () if found is None else (found / "blobs", found.parent / "blobs")

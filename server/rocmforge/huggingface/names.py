@@ -9,7 +9,7 @@ takes images) is left out, and nothing else is.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
@@ -52,6 +52,27 @@ class NameTable:
             if parts is not None:
                 return tuple(f"layers.{int(match[1])}.{part}" for part in parts)
         return () if self.left_out.search(name) else None
+
+    def prefix_of(self, names: Iterable[str]) -> str:
+        """Returns the prefix that the names of a model begin with."""
+        for name in names:
+            for prefix in self.prefixes:
+                if name.startswith(prefix):
+                    return prefix
+        return ""
+
+    def name_of(self, place: str, prefix: str) -> str:
+        """Returns a name for a weight of ours, for messages about one that is missing."""
+        for theirs, ours in self.model.items():
+            if ours == place:
+                return ("" if theirs == "lm_head.weight" else prefix) + theirs
+        if place.startswith("layers."):
+            _, index, part = place.split(".", 2)
+            stem = self.layer.pattern.replace(r"(\d{1,4})", index).replace("\\", "")
+            for theirs, parts in self.parts.items():
+                if part in parts:
+                    return prefix + stem.replace("(?:encoder.)?", "encoder.") + theirs
+        return place
 
 
 def _weights(*names: tuple[str, str], bias: bool = True) -> dict[str, tuple[str, ...]]:

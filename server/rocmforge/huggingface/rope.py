@@ -9,7 +9,7 @@ for the layers with a window, names of each family's own. The formulas are those
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -18,6 +18,7 @@ import numpy.typing as npt
 from rocmforge.errors import UnsupportedArchitecture
 from rocmforge.huggingface.json_object import JsonObject
 from rocmforge.models.config import RopeConfig, RopeScaling, RopeScalingKind, RopeStyle
+from rocmforge.models.rope import RopeFactors
 
 Float64Array = npt.NDArray[np.float64]
 
@@ -27,18 +28,10 @@ _KINDS: Final = ("default", "linear", "yarn", "longrope", _LLAMA3)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rope:
-    """The rotation of a model, and the divisors of its frequencies where it has some.
-
-    Attributes:
-        factors: [rotary_dim / 2], for any context.
-        long_factors: [rotary_dim / 2], for contexts beyond the original one (LongRoPE).
-        short_factors: The same for shorter contexts.
-    """
+    """The rotation of a model, and the divisors of its frequencies."""
 
     config: RopeConfig
-    factors: Float64Array | None = None
-    long_factors: Float64Array | None = None
-    short_factors: Float64Array | None = None
+    factors: RopeFactors = field(default_factory=RopeFactors)
 
 
 def read_rope(
@@ -111,13 +104,11 @@ class _Scaling:
 
         match name:
             case "llama3":
-                return Rope(rope(None), factors=self._llama3_factors(rotary_dim, theta))
+                factors = self._llama3_factors(rotary_dim, theta)
+                return Rope(rope(None), RopeFactors(short=factors, long=factors))
             case "longrope":
-                return Rope(
-                    rope(self._longrope()),
-                    long_factors=self._list("long_factor", rotary_dim),
-                    short_factors=self._list("short_factor", rotary_dim),
-                )
+                short, long = (self._list(f"{key}_factor", rotary_dim) for key in ("short", "long"))
+                return Rope(rope(self._longrope()), RopeFactors(short=short, long=long))
             case "yarn":
                 return Rope(rope(self._yarn()))
             case "linear":

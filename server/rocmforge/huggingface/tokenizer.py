@@ -11,10 +11,10 @@ from rocmforge.errors import BadTokenizer
 from rocmforge.huggingface.folder import Folder
 from rocmforge.huggingface.json_object import JsonObject
 
-_FILE: Final = "tokenizer.json"
+TOKENIZER: Final = "tokenizer.json"
 _CONFIG: Final = "tokenizer_config.json"
 _SPECIAL_TOKENS: Final = "special_tokens_map.json"
-_MAX_BYTES: Final = 128 << 20
+MAX_TOKENIZER_BYTES: Final = 128 << 20
 """The largest known, of 260,000 tokens and their merges, has 34 MiB."""
 _TEMPLATE: Final = "chat_template.jinja"
 _MAX_TEMPLATE_BYTES: Final = 1 << 20
@@ -47,10 +47,10 @@ def read_tokenizer(
         BadTokenizer: It is missing, of a kind that we do not have, or contradicts itself.
         BadFolder: A file is no valid JSON, or a value has the wrong type.
     """
-    definition = folder.json(_FILE, _MAX_BYTES)
+    definition = folder.json(TOKENIZER, MAX_TOKENIZER_BYTES)
     if definition is None:
         raise BadTokenizer(
-            f"{folder.path}: there is no {_FILE}. AutoTokenizer.from_pretrained(...)."
+            f"{folder.path}: there is no {TOKENIZER}. AutoTokenizer.from_pretrained(...)."
             "save_pretrained(...) of Transformers writes it from other files."
         )
     return _Reader(folder, config, generation, definition, vocab_size).read()
@@ -269,4 +269,4 @@ class _Reader:
         return token
 
     def _bad(self, reason: str) -> BadTokenizer:
-        return BadTokenizer(f"{self._path / _FILE}: {reason}.")
+        return BadTokenizer(f"{self._path / TOKENIZER}: {reason}.")

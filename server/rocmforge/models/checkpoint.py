@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -17,6 +17,7 @@ from rocmforge.checkpoint.tokenizer import TokenizerData
 from rocmforge.models.config import ModelConfig
 from rocmforge.models.lora import Adapter
 from rocmforge.models.rope import RopeFactors
+from rocmforge.models.sampling import SamplingDefaults
 
 Locate = Callable[[npt.NDArray[np.uint8]], tuple[Path, int] | None]
 """Returns the file that bytes of a tensor lie in and their offset, to read them there.
@@ -39,7 +40,7 @@ class Contents:
 
     path: Path
     size_bytes: int
-    gguf_version: int
+    gguf_version: int | None  # None: it is a folder
     architecture: str
     name: str
     tensors: tuple[Tensor, ...]  # as the files have them
@@ -69,6 +70,7 @@ class Checkpoint:
         read_tokenizer: Returns the tokenizer; raises BadTokenizer for none, or a broken one.
         identify: Returns what tells these files from others later.
         adapters: The LoRA adapters that were asked for, in that order.
+        sampling: What the model's maker recommends.
         locate: Finds the bytes of a tensor in the files.
         release: Lets go of the weights. Files are unmapped once no view of their data is left.
     """
@@ -84,6 +86,7 @@ class Checkpoint:
     read_tokenizer: Callable[[], TokenizerData]
     identify: Callable[[], Identity]
     adapters: tuple[Adapter, ...] = ()
+    sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
     locate: Locate
     release: Callable[[], None]
 

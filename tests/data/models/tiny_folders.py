@@ -14,15 +14,21 @@ import numpy as np
 import numpy.typing as npt
 
 from tests.data.models import tiny_encoders, tiny_models
+from tests.data.models.tiny_adapters import TinyAdapter, hf_pairs
 from tests.data.models.tiny_encoders import TinyEncoder
 from tests.data.models.tiny_models import TinyModel
 from tests.support.safetensors_writer import bfloat16, write_index, write_safetensors
 
 _CONFIGS: Final = Path(__file__).with_name("folder_configs.json")
+_SIZES: Final = (
+    *("hidden_size", "intermediate_size", "vocab_size", "head_dim"),
+    *("num_attention_heads", "num_key_value_heads", "num_hidden_layers"),
+)
+"""What tests may change in a recipe."""
 
 
 def folder_config(model: TinyModel | TinyEncoder) -> dict[str, Any]:
-    """The model's `config.json`."""
+    """The `config.json` of a model, which may be a recipe with other sizes."""
     if isinstance(model, TinyEncoder) and model.is_jina:
         return {
             "architectures": ["JinaBertModel"],
@@ -35,7 +41,10 @@ def folder_config(model: TinyModel | TinyEncoder) -> dict[str, Any]:
             **model.config,
         }
     found: dict[str, Any] = json.loads(_CONFIGS.read_text())[model.name]
-    return found
+    changed = {key: value for key, value in model.config.items() if key in _SIZES}
+    if model.architecture.startswith("gemma"):  # scores are scaled by it, as GGUF takes for granted
+        changed["query_pre_attn_scalar"] = model.config["head_dim"]
+    return found | changed
 
 
 def write_folder(
@@ -43,6 +52,7 @@ def write_folder(
     path: Path,
     *,
     dtype: str = "float32",
+    widen: bool = False,
     shards: int = 1,
     config: dict[str, Any] | None = None,
 ) -> Path:
@@ -52,6 +62,7 @@ def write_folder(
         model: The recipe.
         path: The folder, which is made.
         dtype: "float32", "float16" or "bfloat16".
+        widen: Write the values that this type holds as float32.
         shards: Files that the weights are spread over.
         config: What to change in `config.json`.
     """
@@ -60,7 +71,7 @@ def write_folder(
     (path / "config.json").write_text(text)
     recipes = tiny_encoders if isinstance(model, TinyEncoder) else tiny_models
     weights = recipes.hf_weights(model)
-    stored = {name: _stored(weight, dtype) for name, weight in weights.items()}
+    stored = {name: _stored(weight, dtype, widen) for name, weight in weights.items()}
     if shards == 1:
         write_safetensors(path / "model.safetensors", stored)
         return path
@@ -74,5 +85,36 @@ def write_folder(
     return path
 
 
-def _stored(weight: npt.NDArray[np.float32], dtype: str) -> npt.NDArray[Any]:
-    return bfloat16(weight) if dtype == "bfloat16" else weight.astype(dtype)
+def _stored(weight: npt.NDArray[np.float32], dtype: str, widen: bool) -> npt.NDArray[Any]:
+    if dtype != "bfloat16":
+        narrow = weight.astype(dtype)
+        return narrow.astype(np.float32) if widen else narrow
+    cut = bfloat16(weight)
+    return (cut.astype(np.uint32) << 16).view(np.float32) if widen else cut
+
+
+def write_adapter_folder(path: Path, model: TinyModel, adapter: TinyAdapter, **config: Any) -> Path:
+    """Writes an adapter as PEFT saves it, with more keys in its configuration."""
+    path.mkdir(parents=True)
+    values = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": model.name,
+        "r": adapter.rank,
+        "lora_alpha": adapter.alpha,
+        "bias": "none",
+        "use_dora": False,
+        "use_rslora": False,
+        "modules_to_save": None,
+        "alpha_pattern": {},
+        "rank_pattern": {},
+        **config,
+    }
+    (path / "adapter_config.json").write_text(json.dumps(values))
+    tensors = {}
+    for name, (a, b) in hf_pairs(model, adapter).items():
+        module = f"base_model.model.{name.removesuffix('.weight')}"
+        tensors[f"{module}.lora_A.weight"] = a
+        tensors[f"{module}.lora_B.weight"] = b
+    write_safetensors(path / "adapter_model.safetensors", tensors)
+    return path

@@ -142,20 +142,21 @@ def sampling_params(
             param="stop_token_ids",
         )
     check_token_ids(model, stop_token_ids, "stop_token_ids")
-    top_k = max(0, request.top_k or 0)
+    usual = model.sampling_defaults
+    top_k = max(0, usual.top_k if request.top_k is None else request.top_k)
     if top_k >= model.tokenizer.vocab_size:
         top_k = 0
-    top_p = 1.0 if request.top_p is None else request.top_p
+    top_p = usual.top_p if request.top_p is None else request.top_p
     if np.float32(top_p) == 0:  # the smallest set that reaches a share of nothing: the best token
         top_k, top_p = 1, 1.0
     seed = secrets.randbits(63) if request.seed is None else request.seed & SEED_MASK
     return SamplingParams(
         max_tokens=max_tokens,
-        temperature=1.0 if request.temperature is None else request.temperature,
+        temperature=usual.temperature if request.temperature is None else request.temperature,
         top_k=top_k,
         top_p=top_p,
-        min_p=request.min_p or 0.0,
-        repetition_penalty=request.repetition_penalty or 1.0,
+        min_p=usual.min_p if request.min_p is None else request.min_p,
+        repetition_penalty=request.repetition_penalty or usual.repetition_penalty,
         presence_penalty=request.presence_penalty or 0.0,
         frequency_penalty=request.frequency_penalty or 0.0,
         seed=seed,

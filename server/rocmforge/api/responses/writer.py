@@ -37,6 +37,7 @@ from rocmforge.api.responses.schema import (
     ResponseUsage,
     TextConfig,
 )
+from rocmforge.models.sampling import SamplingDefaults
 
 
 class ResponsesWriter(Writer):
@@ -57,7 +58,7 @@ class ResponsesWriter(Writer):
         keep: Callable[[Response], None],
     ) -> None:
         self.head = AnswerHead.make(model, "resp_")
-        self.response = begun_response(self.head, request)
+        self.response = begun_response(self.head, request, model.served.sampling_defaults)
         self._parts = AnswerParts(prepared)
         self._output = OutputItems(self._parts, model.served.tokenizer)
         self._now = model.served.clock
@@ -141,7 +142,9 @@ def error_event(error: Exception) -> bytes:
     return named_event(event)
 
 
-def begun_response(head: AnswerHead, request: ResponsesRequest) -> Response:
+def begun_response(
+    head: AnswerHead, request: ResponsesRequest, usual: SamplingDefaults
+) -> Response:
     """Makes a response without output; repeats the request with its defaults filled in."""
     return Response(
         id=head.id,
@@ -154,8 +157,8 @@ def begun_response(head: AnswerHead, request: ResponsesRequest) -> Response:
         background=bool(request.background),
         metadata=request.metadata or {},
         max_output_tokens=request.max_output_tokens,
-        temperature=1.0 if request.temperature is None else request.temperature,
-        top_p=1.0 if request.top_p is None else request.top_p,
+        temperature=usual.temperature if request.temperature is None else request.temperature,
+        top_p=usual.top_p if request.top_p is None else request.top_p,
         top_logprobs=request.top_logprobs or 0,
         text=request.text or TextConfig(),
         reasoning=request.reasoning or ReasoningConfig(),

@@ -1,0 +1,201 @@
+"""A folder as a checkpoint."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+from rocmforge.checkpoint.tensor import Tensor
+from rocmforge.errors import BadAdapter, RocmForgeError, UnsupportedArchitecture, UnsupportedTensor
+from rocmforge.huggingface.adapter import is_adapter
+from rocmforge.huggingface.decoders import DECODERS, read_decoder
+from rocmforge.huggingface.encoders import ENCODERS, read_encoder
+from rocmforge.huggingface.folder import CONFIG, Folder
+from rocmforge.huggingface.json_object import JsonObject
+from rocmforge.huggingface.names import DECODER_NAMES, NameTable, encoder_names
+from rocmforge.huggingface.pooling import read_pooling
+from rocmforge.huggingface.sampling import read_sampling
+from rocmforge.huggingface.shards import WeightFile, map_shards
+from rocmforge.huggingface.tokenizer import (
+    MAX_TOKENIZER_BYTES,
+    TOKENIZER,
+    read_templates,
+    read_tokenizer,
+)
+from rocmforge.huggingface.weights import Locator, read_weights, tensors_of
+from rocmforge.models.checkpoint import Checkpoint, Contents, Identity
+from rocmforge.models.config import ModelConfig
+from rocmforge.models.pooling import PoolingType
+from rocmforge.models.rope import RopeFactors
+from rocmforge.models.weights import check_weights
+
+GENERATION: Final = "generation_config.json"
+_DESCRIBING: Final = (
+    *(CONFIG, GENERATION, TOKENIZER, "tokenizer_config.json", "special_tokens_map.json"),
+    *("chat_template.jinja", "modules.json"),
+)
+_MAX_BYTES: Final = 256 << 20
+
+
+def open_folder_checkpoint(path: Path) -> Checkpoint:
+    """Opens a model in a folder; reads headers and configuration only.
+
+    Raises:
+        ModelFileNotFound: The folder or a file of it is not there or cannot be read.
+        ModelLoadError: A file is broken, or the model cannot be served.
+    """
+    if is_adapter(path):
+        raise BadAdapter(
+            str(path), f"it is not a model. Serve its base model with --lora NAME={path}"
+        )
+    folder = Folder(path)
+    config = folder.config()
+    kind = config.get_str("model_type")
+    if kind not in DECODERS and kind not in ENCODERS:
+        raise UnsupportedArchitecture(kind, (*DECODERS, *ENCODERS))
+    _refuse_quantised(config)
+    return _Opened(folder, config, map_shards(folder)).read()
+
+
+def _refuse_quantised(config: JsonObject) -> None:
+    if (quantised := config.get_object("quantization_config")) is not None:
+        method = quantised.get_str("quant_method", "unknown")
+        raise config.bad(
+            "quantization_config",
+            f"its weights are quantised ({method}), which is not read. Take the weights of the "
+            "original model, or a GGUF file",
+        )
+
+
+class _Opened:
+    """An open folder; exists to hold what its parts need."""
+
+    def __init__(self, folder: Folder, config: JsonObject, files: tuple[WeightFile, ...]) -> None:
+        self._folder = folder
+        self._config = config
+        self._files = files
+        self._kind = config.get_str("model_type")
+
+    def read(self) -> Checkpoint:
+        folder, pooling = self._folder, read_pooling(self._folder, self._config)
+        if self._kind in DECODERS:
+            model, factors, names, weights = self._decoder(pooling)
+        else:
+            model, factors, names, weights = self._encoder(pooling)
+        name_of = self._namer(names)
+        check_weights(model, weights, name_of)
+        generation = folder.json(GENERATION)
+        return Checkpoint(
+            path=folder.path,
+            size_bytes=sum(len(file.map) for file in self._files),
+            config=model,
+            weights=MappingProxyType(weights),
+            name_of=name_of,
+            rope_factors=factors,
+            chat_templates=read_templates(folder),
+            has_tokenizer=folder.find(TOKENIZER) is not None,
+            read_tokenizer=lambda: read_tokenizer(
+                folder, self._config, generation, model.vocab_size
+            ),
+            identify=lambda: identify_folder(folder.path),
+            sampling=read_sampling(generation),
+            locate=Locator(self._files),
+            release=weights.clear,
+        )
+
+    def _decoder(
+        self, pooling: PoolingType
+    ) -> tuple[ModelConfig, RopeFactors, NameTable, dict[str, Tensor]]:
+        if pooling is PoolingType.RANK:
+            raise UnsupportedArchitecture(
+                f"{self._kind} with a classification head",
+                tuple(f"{k}ForCausalLM" for k in DECODERS),
+            )
+        model, rope = read_decoder(self._config, self._folder.name, pooling)
+        names = DECODER_NAMES[model.architecture]
+        is_gemma = model.architecture.startswith("gemma")
+        text = self._config.get_object("text_config") or self._config
+        place = self._config if self._config.has("tie_word_embeddings") else text
+        is_tied = place.get_bool("tie_word_embeddings", is_gemma)
+        weights = read_weights(model, self._files, names, is_tied=is_tied, norms_add_one=is_gemma)
+        if not is_tied and "output" not in weights:
+            raise UnsupportedTensor("lm_head.weight", "missing; tie_word_embeddings is false")
+        return model, rope.factors, names, weights
+
+    def _encoder(
+        self, pooling: PoolingType
+    ) -> tuple[ModelConfig, RopeFactors, NameTable, dict[str, Tensor]]:
+        ranks = pooling is PoolingType.RANK
+        model, first = read_encoder(
+            self._config,
+            self._folder.name,
+            PoolingType.MEAN if pooling is PoolingType.NONE else pooling,
+            self._num_scores() if ranks else 0,
+        )
+        names = encoder_names(model.architecture, ranks=ranks)
+        weights = read_weights(model, self._files, names, first_position=first)
+        return model, RopeFactors(), names, weights
+
+    def _num_scores(self) -> int:
+        """Returns the rows of the classification head."""
+        for file in self._files:
+            for info in file.tensors:
+                if info.name in ("classifier.weight", "classifier.out_proj.weight"):
+                    return (*info.shape, 1)[0]
+        raise UnsupportedTensor("classifier.weight", "missing, although the model's class has it")
+
+    def _namer(self, names: NameTable) -> Callable[[str], str]:
+        stored = [info.name for file in self._files for info in file.tensors]
+        prefix = names.prefix_of(stored)
+        return lambda place: names.name_of(place, prefix)
+
+
+def describe_folder(path: Path) -> Contents:
+    """Returns what is in a folder, whether it can be served or not.
+
+    Raises:
+        ModelFileNotFound: It has no configuration or no weights, or cannot be read.
+        ModelLoadError: It is broken.
+    """
+    folder = Folder(path)
+    config, files = folder.config(), map_shards(folder)
+    model, refusal = None, None
+    try:
+        with open_folder_checkpoint(path) as checkpoint:
+            model = checkpoint.config
+    except RocmForgeError as error:
+        refusal = error.message
+    definition = folder.json(TOKENIZER, MAX_TOKENIZER_BYTES)
+    parts = None if definition is None else definition.get_object("model")
+    kind = "none" if parts is None else parts.get_str("type", "unknown")
+    return Contents(
+        path=path,
+        size_bytes=sum(len(file.map) for file in files),
+        gguf_version=None,
+        architecture=config.get_str("model_type", "unknown"),
+        name=folder.name,
+        tensors=tuple(tensor for _, _, tensor in tensors_of(files) if tensor is not None),
+        config=model,
+        refusal=refusal,
+        tokenizer=kind if definition is None else f"{kind}/{TOKENIZER}",
+        chat_template=read_templates(folder).get("default"),
+    )
+
+
+def identify_folder(path: Path) -> Identity:
+    """Returns the identity of a folder: of all its files, and of what those hold that describe.
+
+    Raises:
+        ModelFileNotFound: There is no such folder, or it cannot be read.
+    """
+    folder = Folder(path)
+    size, modified_ns = folder.state()
+    digest = hashlib.sha256()
+    for name in _DESCRIBING:
+        data = folder.read(name, _MAX_BYTES)
+        digest.update(f"{name} {-1 if data is None else len(data)}\n".encode())
+        digest.update(data or b"")
+    return Identity(size, modified_ns, digest.hexdigest())

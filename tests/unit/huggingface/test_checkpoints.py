@@ -1,0 +1,412 @@
+"""Folders as checkpoints: which tensors are taken, which are refused, and what files beside say."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from rocmforge.errors import (
+    BadAdapter,
+    BadFolder,
+    ModelFileNotFound,
+    ModelLoadError,
+    UnsupportedArchitecture,
+)
+from rocmforge.models.checkpoint import Checkpoint
+from rocmforge.models.lora import AdapterSpec
+from rocmforge.models.pooling import PoolingType
+from rocmforge.models.sampling import SamplingDefaults
+from rocmforge.opening import check_unchanged, identify, open_checkpoint
+from tests.data.models import tiny_encoders, tiny_models
+from tests.data.models.tiny_adapters import TinyAdapter
+from tests.data.models.tiny_encoders import TinyEncoder
+from tests.data.models.tiny_folders import write_adapter_folder, write_folder
+from tests.data.models.tiny_models import TinyModel, by_name
+from tests.support.safetensors_writer import write_safetensors
+from tests.support.tokenizer_files import byte_level, write_tokenizer
+
+
+def opened(folder: Path) -> Checkpoint:
+    """The checkpoint of a folder; its maps go with its tensors."""
+    with open_checkpoint(folder) as checkpoint:
+        return checkpoint
+
+
+def refusal(folder: Path) -> str:
+    """Why a folder is refused."""
+    with pytest.raises(ModelLoadError) as caught, open_checkpoint(folder):
+        pass
+    return str(caught.value)
+
+
+def rewrite(
+    folder: Path, model: TinyModel | TinyEncoder, **tensors: npt.NDArray[Any] | None
+) -> None:
+    """Writes the weights again with some others; None leaves one out."""
+    recipe = tiny_encoders if isinstance(model, TinyEncoder) else tiny_models
+    weights: dict[str, Any] = {**recipe.hf_weights(model), **tensors}
+    kept = {name: weight for name, weight in weights.items() if weight is not None}
+    write_safetensors(folder / "model.safetensors", kept)
+
+
+def test_weights_stay_views_of_the_files_but_the_norms_that_lack_one(tmp_path: Path) -> None:
+    with open_checkpoint(write_folder(by_name("gemma3"), tmp_path / "m", shards=2)) as checkpoint:
+        copied = {
+            path
+            for path, tensor in checkpoint.weights.items()
+            if checkpoint.locate(tensor.data) is None
+        }
+        assert copied == {path for path in checkpoint.weights if path.endswith("norm")}
+
+
+def test_bytes_are_found_in_their_file(tmp_path: Path) -> None:
+    folder = write_folder(by_name("phi3"), tmp_path / "m")
+    with open_checkpoint(folder) as checkpoint:
+        tensor = checkpoint.weights["layers.1.attention.v"]  # a part of qkv_proj
+        found = checkpoint.locate(tensor.data)
+        assert found is not None
+        path, offset = found
+        with path.open("rb") as file:
+            file.seek(offset)
+            assert file.read(tensor.nbytes) == tensor.data.tobytes()
+
+
+def test_a_missing_tensor_is_named_as_in_the_folder(tmp_path: Path) -> None:
+    model = by_name("llama")
+    folder = write_folder(model, tmp_path / "m")
+    rewrite(folder, model, **{"model.layers.1.self_attn.k_proj.weight": None})
+    assert "'model.layers.1.self_attn.k_proj.weight': missing" in refusal(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "reason"),
+    [
+        ("llama", "model.layers.0.mlp.gate_proj.bias", "not a part of llama models"),
+        ("llama", "model.layers.0.mlp.experts.0.down_proj.weight", "mixture-of-experts"),
+        ("llama", "model.layers.9.self_attn.k_proj.weight", "not a part of"),
+        ("qwen2", "model.layers.0.self_attn.q_norm.weight", "not a part of qwen2 models"),
+        ("gemma3", "vision.weight", "not a part of gemma3 models"),
+    ],
+)
+def test_a_tensor_that_such_models_do_not_have_is_refused(
+    name: str, tensor: str, reason: str, tmp_path: Path
+) -> None:
+    folder = write_folder(by_name(name), tmp_path / "m")
+    rewrite(folder, by_name(name), **{tensor: np.ones((16, 48), np.float32)})
+    assert reason in refusal(folder)
+
+
+@pytest.mark.parametrize(
+    ("weight", "reason"),
+    [
+        (np.ones((48, 48), np.int64), "it is of type I64 or has no elements; read are BF16, F16"),
+        (np.ones((48, 40), np.float32), "its shape is (48, 40)"),
+        (np.ones((0, 48), np.float32), "has no elements"),
+        (np.ones((48, 48, 1), np.float32), "its shape is (48, 48, 1)"),
+    ],
+)
+def test_a_tensor_of_another_type_or_shape_is_refused(
+    weight: npt.NDArray[Any], reason: str, tmp_path: Path
+) -> None:
+    model = by_name("llama")
+    folder = write_folder(model, tmp_path / "m")
+    rewrite(folder, model, **{"model.layers.0.self_attn.o_proj.weight": weight})
+    assert reason in refusal(folder)
+
+
+def test_a_fused_tensor_with_too_few_rows_is_refused(tmp_path: Path) -> None:
+    folder = write_folder(by_name("phi3"), tmp_path / "m")
+    short = np.ones((79, 48), np.float32)
+    rewrite(folder, by_name("phi3"), **{"model.layers.0.self_attn.qkv_proj.weight": short})
+    assert "the configuration asks for 80 rows" in refusal(folder)
+
+
+BESIDE: dict[str, npt.NDArray[Any] | None] = {
+    "embeddings.position_ids": np.arange(64),
+    "pooler.dense.weight": np.ones((48, 48), np.float32),
+    "cls.predictions.bias": np.ones(97, np.float32),
+}
+
+
+def test_what_is_no_part_of_the_model_is_left_out(tmp_path: Path) -> None:
+    model = tiny_encoders.by_name("bert")
+    folder = write_folder(model, tmp_path / "m")
+    rewrite(
+        folder,
+        model,
+        **BESIDE,
+    )
+    assert not [path for path in opened(folder).weights if path.startswith("head")]
+
+
+def test_a_ranker_of_bert_has_its_pooler_as_first_matrix(tmp_path: Path) -> None:
+    model = tiny_encoders.by_name("bert")
+    config = {"architectures": ["BertForSequenceClassification"]}
+    folder = write_folder(model, tmp_path / "m", config=config)
+    weights = {f"bert.{name}": weight for name, weight in tiny_encoders.hf_weights(model).items()}
+    weights |= {
+        "bert.pooler.dense.weight": np.ones((48, 48), np.float32),
+        "bert.pooler.dense.bias": np.ones(48, np.float32),
+        "classifier.weight": np.ones((3, 48), np.float32),
+        "classifier.bias": np.ones(3, np.float32),
+    }
+    write_safetensors(folder / "model.safetensors", weights)
+    with open_checkpoint(folder) as checkpoint:
+        assert (checkpoint.config.pooling, checkpoint.config.num_scores) == (PoolingType.RANK, 3)
+        heads = {path for path in checkpoint.weights if path.startswith("head.")}
+    assert heads == {f"head.{part}" for part in ("dense", "dense_bias", "scores", "scores_bias")}
+
+
+def test_an_output_matrix_beside_a_tied_embedding_does_not_count(tmp_path: Path) -> None:
+    model = by_name("qwen2")
+    folder = write_folder(model, tmp_path / "m")
+    rewrite(folder, model, **{"lm_head.weight": np.ones((97, 48), np.float32)})
+    assert "output" not in opened(folder).weights
+
+
+def test_a_missing_output_matrix_is_refused_unless_it_is_tied(tmp_path: Path) -> None:
+    model = by_name("llama")
+    folder = write_folder(model, tmp_path / "m")
+    rewrite(folder, model, **{"lm_head.weight": None})
+    assert "'lm_head.weight': missing; tie_word_embeddings is false" in refusal(folder)
+
+
+def test_gemma_with_images_gives_its_text_part(tmp_path: Path) -> None:
+    model = by_name("gemma3")
+    folder = write_folder(model, tmp_path / "m")
+    text = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({"model_type": "gemma3", "text_config": text}))
+    for prefix in ("language_model.model.", "model.language_model."):
+        weights = {
+            name.replace("model.", prefix, 1): weight
+            for name, weight in tiny_models.hf_weights(model).items()
+        }
+        weights["model.vision_tower.x.weight"] = np.ones(4, np.float32)
+        write_safetensors(folder / "model.safetensors", weights)
+        with open_checkpoint(folder) as checkpoint:
+            assert checkpoint.config.num_layers == 7
+
+
+def test_quantised_weights_are_refused_with_the_way_out(tmp_path: Path) -> None:
+    config = {"quantization_config": {"quant_method": "gptq", "bits": 4}}
+    folder = write_folder(by_name("llama"), tmp_path / "m", config=config)
+    assert "its weights are quantised (gptq), which is not read" in refusal(folder)
+
+
+@pytest.mark.parametrize("kind", ["mamba", "qwen3_moe", "../llama"])
+def test_a_family_that_we_do_not_have_is_refused_with_those_we_have(
+    kind: str, tmp_path: Path
+) -> None:
+    folder = write_folder(by_name("llama"), tmp_path / "m", config={"model_type": kind})
+    with pytest.raises(UnsupportedArchitecture, match=r"Supported: llama, .*modernbert"):
+        open_checkpoint(folder)
+
+
+def test_a_decoder_that_classifies_is_refused(tmp_path: Path) -> None:
+    config = {"architectures": ["LlamaForSequenceClassification"]}
+    folder = write_folder(by_name("llama"), tmp_path / "m", config=config)
+    assert "llama with a classification head" in refusal(folder)
+
+
+def test_an_adapter_is_no_model_and_says_how_it_is_served(tmp_path: Path) -> None:
+    folder = write_adapter_folder(tmp_path / "a", by_name("llama"), TinyAdapter())
+    with pytest.raises(BadAdapter, match="Serve its base model with --lora NAME="):
+        open_checkpoint(folder)
+
+
+@pytest.mark.parametrize(
+    ("modules", "config", "pooling"),
+    [
+        (None, {}, PoolingType.MEAN),
+        (["Transformer", "Pooling"], {"pooling_mode_cls_token": True}, PoolingType.CLS),
+        (
+            ["Transformer", "Pooling", "Normalize"],
+            {"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True},
+            PoolingType.MEAN,
+        ),
+        (["Transformer", "Pooling"], {"pooling_mode": "lasttoken"}, PoolingType.LAST),
+    ],
+)
+def test_pooling_is_what_sentence_transformers_say(
+    modules: list[str] | None, config: dict[str, Any], pooling: PoolingType, tmp_path: Path
+) -> None:
+    folder = write_folder(tiny_encoders.by_name("bert"), tmp_path / "m")
+    if modules is not None:
+        write_modules(folder, modules, config)
+    assert opened(folder).config.pooling is pooling
+
+
+def write_modules(folder: Path, modules: list[str], pooling: dict[str, Any]) -> None:
+    """Writes what Sentence-Transformers writes beside a model."""
+    entries = [
+        {
+            "idx": index,
+            "path": "" if name == "Transformer" else f"{index}_{name}",
+            "type": f"sentence_transformers.models.{name}",
+        }
+        for index, name in enumerate(modules)
+    ]
+    (folder / "modules.json").write_text(json.dumps(entries))
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling/config.json").write_text(json.dumps(pooling))
+
+
+@pytest.mark.parametrize(
+    ("modules", "config", "reason"),
+    [
+        (["Transformer", "Pooling"], {"pooling_mode_max_tokens": True}, "may be cls, mean, or"),
+        (["Transformer", "Pooling"], {}, "may be cls, mean, or"),
+        (["Transformer", "Pooling", "Dense"], {"pooling_mode": "cls"}, "a module 'Dense'"),
+    ],
+)
+def test_what_we_cannot_do_after_the_model_is_refused(
+    modules: list[str], config: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    folder = write_folder(tiny_encoders.by_name("bert"), tmp_path / "m")
+    write_modules(folder, modules, config)
+    assert reason in refusal(folder)
+
+
+def test_a_module_in_another_folder_is_refused(tmp_path: Path) -> None:
+    folder = write_folder(tiny_encoders.by_name("bert"), tmp_path / "m")
+    pooling = [{"type": "sentence_transformers.models.Pooling", "path": "../secret"}]
+    (folder / "modules.json").write_text(json.dumps(pooling))
+    assert "which is not a path within the folder" in refusal(folder)
+
+
+def test_recommended_sampling_is_read(tmp_path: Path) -> None:
+    folder = write_folder(by_name("llama"), tmp_path / "m")
+    values = {"do_sample": True, "temperature": 0.7, "top_k": 20, "top_p": 0.8, "max_length": 9}
+    (folder / "generation_config.json").write_text(json.dumps(values))
+    found = opened(folder).sampling
+    assert found == SamplingDefaults(temperature=0.7, top_k=20, top_p=0.8)
+    assert found.recommended == {"temperature": 0.7, "top_k": 20, "top_p": 0.8}
+    assert not SamplingDefaults().recommended
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"temperature": -1}, "'temperature': -1.0 is not between 0 and 2"),
+        ({"temperature": "hot"}, "'temperature': it is of type str"),
+        ({"top_k": 2**40}, "'top_k': 1099511627776 is no number of tokens"),
+        ({"repetition_penalty": 0}, "'repetition_penalty': 0.0 is not between"),
+    ],
+)
+def test_sampling_that_makes_no_sense_is_refused_with_its_key(
+    values: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    folder = write_folder(by_name("llama"), tmp_path / "m")
+    (folder / "generation_config.json").write_text(json.dumps(values))
+    assert reason in refusal(folder)
+
+
+def test_other_weights_are_the_same_model_and_another_tokenizer_is_not(tmp_path: Path) -> None:
+    folder = write_folder(by_name("llama"), tmp_path / "m")
+    write_tokenizer(folder, byte_level())
+    before = identify(folder)
+    check_unchanged(folder, before)
+    rewrite(folder, by_name("llama"))
+    os.utime(folder / "model.safetensors", ns=(1, before.modified_ns + 1))
+    assert identify(folder) != before
+    check_unchanged(folder, before)
+    (folder / "tokenizer_config.json").write_text('{"add_bos_token": false}')
+    with pytest.raises(ModelLoadError, match="another tokenizer or architecture"):
+        check_unchanged(folder, before)
+
+
+def test_a_folder_that_is_gone_is_not_there(tmp_path: Path) -> None:
+    folder = write_folder(by_name("llama"), tmp_path / "m")
+    before = identify(folder)
+    folder.rename(tmp_path / "elsewhere")
+    with pytest.raises(ModelFileNotFound):
+        check_unchanged(folder, before)
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ({"peft_type": "LOHA"}, "its peft_type is 'LOHA'"),
+        ({"bias": "all"}, "it changes biases"),
+        ({"use_dora": True}, "it uses use_dora"),
+        ({"modules_to_save": ["lm_head"]}, "it uses modules_to_save"),
+        ({"alpha_pattern": {"q_proj": 3}}, "it uses alpha_pattern"),
+        ({"lora_alpha": "big"}, "'lora_alpha': it is of type str"),
+    ],
+)
+def test_adapters_that_do_more_than_we_can_are_refused(
+    config: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    assert reason in adapter_refusal(tmp_path, config)
+
+
+def adapter_refusal(
+    path: Path, config: dict[str, Any], tensors: dict[str, npt.NDArray[Any]] | None = None
+) -> str:
+    """Why an adapter of a tiny Llama is refused."""
+    model = write_folder(by_name("llama"), path / "m")
+    adapter = write_adapter_folder(path / "a", by_name("llama"), TinyAdapter(), **config)
+    if tensors is not None:
+        write_safetensors(adapter / "adapter_model.safetensors", tensors)
+    with pytest.raises(BadAdapter) as caught:
+        open_checkpoint(model, [AdapterSpec(name="a", path=str(adapter))])
+    return str(caught.value)
+
+
+Q = "base_model.model.model.layers.0.self_attn.q_proj"
+ONES = np.ones((4, 48), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "reason"),
+    [
+        ({}, "it has no tensors"),
+        ({f"{Q}.lora_A.weight": ONES}, f"'{Q}.lora_B.weight': it is missing"),
+        ({f"{Q}.weight": ONES}, "does not end in"),
+        (
+            {"base_model.model.lm_head.lora_A.weight": ONES},
+            "adapters of the embedding or the output matrix",
+        ),
+        (
+            {f"{Q.replace('.0.', '.9.')}.lora_A.weight": ONES},
+            "it is not a matrix of llama models with 2 layers",
+        ),
+        (
+            {f"{Q}.lora_A.weight": ONES[:, :40], f"{Q}.lora_B.weight": ONES.T},
+            "its shape is (4, 40)",
+        ),
+        ({f"{Q}.lora_A.weight": ONES, f"{Q}.lora_B.weight": ONES}, "its shape is (4, 48)"),
+        ({f"{Q}.lora_A.weight": np.ones((4, 48), np.int64)}, "it is of type I64"),
+    ],
+)
+def test_adapters_that_do_not_fit_are_refused_with_the_tensor(
+    tensors: dict[str, npt.NDArray[Any]], reason: str, tmp_path: Path
+) -> None:
+    assert reason in adapter_refusal(tmp_path, {}, tensors)
+
+
+def test_a_pickled_adapter_is_refused(tmp_path: Path) -> None:
+    adapter = write_adapter_folder(tmp_path / "x", by_name("llama"), TinyAdapter())
+    (adapter / "adapter_model.safetensors").rename(adapter / "adapter_model.bin")
+    model = write_folder(by_name("llama"), tmp_path / "m")
+    with pytest.raises(BadAdapter, match=r"pickled \(adapter_model\.bin\)"):
+        open_checkpoint(model, [AdapterSpec(name="a", path=str(adapter))])
+
+
+def test_a_broken_file_is_refused_with_its_name(tmp_path: Path) -> None:
+    folder = write_folder(by_name("llama"), tmp_path / "m")
+    (folder / "model.safetensors").write_bytes(bytes(7))
+    with pytest.raises(BadFolder, match=r"model\.safetensors: not a valid safetensors file"):
+        open_checkpoint(folder)
+
+
+def test_a_folder_without_a_tokenizer_can_be_opened(tmp_path: Path) -> None:
+    checkpoint = opened(write_folder(by_name("llama"), tmp_path / "m"))
+    assert not checkpoint.has_tokenizer
+    assert checkpoint.chat_templates == {}
