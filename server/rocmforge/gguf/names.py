@@ -29,13 +29,12 @@ class TensorRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorNames:
-    """The tensors of an architecture.
+    """The tensors of a layer of an architecture; it need not have all of them.
 
     `variants` are rules that come on top of `layer`, each set with the tensor of the first layer
     that tells it; the first found is taken.
     """
 
-    model: tuple[TensorRule, ...]  # outside the layers
     layer: tuple[TensorRule, ...]
     variants: tuple[tuple[str, tuple[TensorRule, ...]], ...] = ()
 
@@ -59,165 +58,71 @@ class TensorNames:
         )
 
 
-_DECODER: Final = (
-    TensorRule("token_embd.weight", ("embedding.token",)),
-    TensorRule("output_norm.weight", ("output_norm",)),
+def _weights(*names: tuple[str, str]) -> tuple[TensorRule, ...]:
+    """Returns rules for `NAME.weight` and, as `OURS_bias`, `NAME.bias`."""
+    return tuple(
+        TensorRule(f"{theirs}.{kind}", (f"{ours}{suffix}",))
+        for theirs, ours in names
+        for kind, suffix in (("weight", ""), ("bias", "_bias"))
+    )
+
+
+MODEL: Final = _weights(
+    ("token_embd", "embedding.token"),
+    ("token_embd_norm", "embedding.norm"),
+    ("position_embd", "embedding.position"),
+    ("token_types", "embedding.type"),
+    ("output_norm", "output_norm"),
+    ("output", "output"),
+    ("cls", "head.dense"),
+    ("cls.output", "head.scores"),
 )
-_OUTPUT: Final = (TensorRule("output.weight", ("output",)),)
-_ATTENTION: Final = (
-    TensorRule("attn_norm.weight", ("attention_norm",)),
-    TensorRule("attn_q.weight", ("attention.q",)),
-    TensorRule("attn_k.weight", ("attention.k",)),
-    TensorRule("attn_v.weight", ("attention.v",)),
-    TensorRule("attn_output.weight", ("attention.output",)),
+"""Tensors outside the layers, of any architecture."""
+
+_ATTENTION: Final = _weights(
+    ("attn_q", "attention.q"),
+    ("attn_k", "attention.k"),
+    ("attn_v", "attention.v"),
+    ("attn_q_norm", "attention.q_norm"),
+    ("attn_k_norm", "attention.k_norm"),
+    ("attn_output", "attention.output"),
 )
 _FUSED_ATTENTION: Final = (
-    TensorRule("attn_norm.weight", ("attention_norm",)),
     TensorRule("attn_qkv.weight", ("attention.q", "attention.k", "attention.v")),
-    TensorRule("attn_output.weight", ("attention.output",)),
+    *_weights(("attn_output", "attention.output")),
 )
-_BIASES: Final = (
-    TensorRule("attn_q.bias", ("attention.q_bias",)),
-    TensorRule("attn_k.bias", ("attention.k_bias",)),
-    TensorRule("attn_v.bias", ("attention.v_bias",)),
-    TensorRule("attn_output.bias", ("attention.output_bias",)),
+_GATE_UP: Final = ("feed_forward.gate", "feed_forward.up")
+_DOWN: Final = _weights(("ffn_down", "feed_forward.down"))
+_FFN: Final = _weights(("ffn_gate", _GATE_UP[0]), ("ffn_up", _GATE_UP[1])) + _DOWN
+_FUSED_FFN: Final = (TensorRule("ffn_up.weight", _GATE_UP), *_DOWN)
+_NORMS: Final = _weights(
+    ("attn_norm", "attention_norm"),
+    ("post_attention_norm", "attention_post_norm"),
+    ("ffn_norm", "feed_forward_norm"),
+    ("post_ffw_norm", "feed_forward_post_norm"),
 )
-_HEAD_NORMS: Final = (
-    TensorRule("attn_q_norm.weight", ("attention.q_norm",)),
-    TensorRule("attn_k_norm.weight", ("attention.k_norm",)),
+_BERT_NORMS: Final = _weights(
+    ("attn_output_norm", "attention_norm"),
+    ("attn_norm_2", "attention_norm_2"),
+    ("layer_output_norm", "feed_forward_norm"),
 )
-_FFN: Final = (
-    TensorRule("ffn_norm.weight", ("feed_forward_norm",)),
-    TensorRule("ffn_gate.weight", ("feed_forward.gate",)),
-    TensorRule("ffn_up.weight", ("feed_forward.up",)),
-    TensorRule("ffn_down.weight", ("feed_forward.down",)),
-)
-_FUSED_FFN: Final = (
-    TensorRule("ffn_norm.weight", ("feed_forward_norm",)),
-    TensorRule("ffn_up.weight", ("feed_forward.gate", "feed_forward.up")),
-    TensorRule("ffn_down.weight", ("feed_forward.down",)),
-)
-_POST_NORMS: Final = (
-    TensorRule("post_attention_norm.weight", ("attention_post_norm",)),
-    TensorRule("post_ffw_norm.weight", ("feed_forward_post_norm",)),
-)
-
-
-_TOKENS: Final = (
-    TensorRule("token_embd.weight", ("embedding.token",)),
-    TensorRule("token_embd_norm.weight", ("embedding.norm",)),
-)
-_BERT_TOKENS: Final = (
-    *_TOKENS,
-    TensorRule("token_embd_norm.bias", ("embedding.norm_bias",)),
-    TensorRule("token_types.weight", ("embedding.type",)),
-)
-_BERT_ATTENTION: Final = (
-    TensorRule("attn_q.weight", ("attention.q",)),
-    TensorRule("attn_q.bias", ("attention.q_bias",)),
-    TensorRule("attn_k.weight", ("attention.k",)),
-    TensorRule("attn_k.bias", ("attention.k_bias",)),
-    TensorRule("attn_v.weight", ("attention.v",)),
-    TensorRule("attn_v.bias", ("attention.v_bias",)),
-    TensorRule("attn_output.weight", ("attention.output",)),
-    TensorRule("attn_output.bias", ("attention.output_bias",)),
-)
-_JINA_CODE_NORMS: Final = (
-    TensorRule("attn_q_norm.weight", ("attention.q_norm",)),
-    TensorRule("attn_q_norm.bias", ("attention.q_norm_bias",)),
-    TensorRule("attn_k_norm.weight", ("attention.k_norm",)),
-    TensorRule("attn_k_norm.bias", ("attention.k_norm_bias",)),
-    TensorRule("attn_norm_2.weight", ("attention_norm_2",)),
-    TensorRule("attn_norm_2.bias", ("attention_norm_2_bias",)),
-)
-_BERT_NORMS: Final = (
-    TensorRule("attn_output_norm.weight", ("attention_norm",)),
-    TensorRule("attn_output_norm.bias", ("attention_norm_bias",)),
-    TensorRule("layer_output_norm.weight", ("feed_forward_norm",)),
-    TensorRule("layer_output_norm.bias", ("feed_forward_norm_bias",)),
-)
-HEAD: Final = (
-    TensorRule(SCORES, ("head.scores",)),
-    TensorRule("cls.output.bias", ("head.scores_bias",)),
-    TensorRule("cls.weight", ("head.dense",)),
-    TensorRule("cls.bias", ("head.dense_bias",)),
-)
-"""Of models that rank, whatever they are."""
+_PLAIN: Final = TensorNames(layer=_NORMS + _ATTENTION + _FFN)
+_FUSED: Final = TensorNames(layer=_NORMS + _FUSED_ATTENTION + _FUSED_FFN)
 
 NAMES: Final[Mapping[str, TensorNames]] = MappingProxyType(
     {
-        "llama": TensorNames(model=_DECODER + _OUTPUT, layer=_ATTENTION + _BIASES + _FFN),
-        "qwen2": TensorNames(model=_DECODER + _OUTPUT, layer=_ATTENTION + _BIASES + _FFN),
-        "qwen3": TensorNames(
-            model=_DECODER + _OUTPUT, layer=_ATTENTION + _BIASES + _HEAD_NORMS + _FFN
-        ),
-        "gemma2": TensorNames(model=_DECODER, layer=_ATTENTION + _POST_NORMS + _FFN),
-        "gemma3": TensorNames(
-            model=_DECODER + _OUTPUT, layer=_ATTENTION + _HEAD_NORMS + _POST_NORMS + _FFN
-        ),
-        "phi3": TensorNames(model=_DECODER + _OUTPUT, layer=_FUSED_ATTENTION + _FUSED_FFN),
-        "glm4": TensorNames(
-            model=_DECODER + _OUTPUT, layer=_ATTENTION + _BIASES + _POST_NORMS + _FUSED_FFN
-        ),
-        "bert": TensorNames(
-            model=(*_BERT_TOKENS, TensorRule("position_embd.weight", ("embedding.position",))),
-            layer=(
-                *_BERT_ATTENTION,
-                TensorRule("ffn_up.weight", ("feed_forward.up",)),
-                TensorRule("ffn_up.bias", ("feed_forward.up_bias",)),
-                TensorRule("ffn_down.weight", ("feed_forward.down",)),
-                TensorRule("ffn_down.bias", ("feed_forward.down_bias",)),
-                *_BERT_NORMS,
-            ),
-        ),
-        "nomic-bert": TensorNames(
-            model=_BERT_TOKENS,
-            layer=(
-                TensorRule("attn_qkv.weight", ("attention.q", "attention.k", "attention.v")),
-                TensorRule("attn_output.weight", ("attention.output",)),
-                TensorRule("ffn_gate.weight", ("feed_forward.gate",)),
-                TensorRule("ffn_up.weight", ("feed_forward.up",)),
-                TensorRule("ffn_down.weight", ("feed_forward.down",)),
-                *_BERT_NORMS,
-            ),
-        ),
-        "modern-bert": TensorNames(
-            model=(*_TOKENS, TensorRule("output_norm.weight", ("output_norm",))),
-            layer=(
-                TensorRule("attn_norm.weight", ("attention_norm",)),
-                TensorRule("attn_qkv.weight", ("attention.q", "attention.k", "attention.v")),
-                TensorRule("attn_output.weight", ("attention.output",)),
-                TensorRule("ffn_norm.weight", ("feed_forward_norm",)),
-                TensorRule("ffn_up.weight", ("feed_forward.gate", "feed_forward.up")),
-                TensorRule("ffn_down.weight", ("feed_forward.down",)),
-            ),
-        ),
+        **dict.fromkeys(("llama", "qwen2", "qwen3", "gemma2", "gemma3"), _PLAIN),
+        **dict.fromkeys(("phi3", "modern-bert"), _FUSED),
+        "glm4": TensorNames(layer=_NORMS + _ATTENTION + _FUSED_FFN),
+        "bert": TensorNames(layer=_BERT_NORMS + _ATTENTION + _FFN),
+        "nomic-bert": TensorNames(layer=_BERT_NORMS + _FUSED_ATTENTION + _FFN),
         "jina-bert-v2": TensorNames(
-            model=_BERT_TOKENS,
-            layer=(
-                *_BERT_ATTENTION,
-                *_JINA_CODE_NORMS,
-                TensorRule("ffn_down.weight", ("feed_forward.down",)),
-                TensorRule("ffn_down.bias", ("feed_forward.down_bias",)),
-                *_BERT_NORMS,
-            ),
+            layer=_BERT_NORMS + _ATTENTION + _DOWN,
             variants=(
-                (
-                    "ffn_gate.weight",  # files of older converters
-                    (
-                        TensorRule("ffn_gate.weight", ("feed_forward.gate",)),
-                        TensorRule("ffn_up.weight", ("feed_forward.up",)),
-                    ),
-                ),
+                ("ffn_gate.weight", _FFN[:4]),  # files of older converters
                 # The model for code has the gate last; llama.cpp takes it to be first there, too.
-                (
-                    "attn_q_norm.weight",
-                    (TensorRule("ffn_up.weight", ("feed_forward.up", "feed_forward.gate")),),
-                ),
-                (
-                    "ffn_up.weight",
-                    (TensorRule("ffn_up.weight", ("feed_forward.gate", "feed_forward.up")),),
-                ),
+                ("attn_q_norm.weight", (TensorRule("ffn_up.weight", _GATE_UP[::-1]),)),
+                ("ffn_up.weight", (TensorRule("ffn_up.weight", _GATE_UP),)),
             ),
         ),
     }

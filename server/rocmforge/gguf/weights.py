@@ -13,8 +13,8 @@ from rocmforge.checkpoint.tensor import Tensor
 from rocmforge.errors import UnsupportedTensor
 from rocmforge.gguf.names import (
     FREQUENCY_FACTORS,
-    HEAD,
     LONG_FACTORS,
+    MODEL,
     NAMES,
     SCORES,
     SHORT_FACTORS,
@@ -84,10 +84,9 @@ def _factors(file: GgufFile, name: str) -> npt.NDArray[np.float64] | None:
 
 def _rules(config: ModelConfig, file: GgufFile) -> list[TensorRule]:
     """Returns the rules of all tensors that may be there, but the factors of rope."""
-    names = NAMES[config.architecture]
-    rules = [*names.model, *HEAD]
+    rules = [*MODEL]
     for layer in range(config.num_layers):
-        rules += names.rules_of_layer(file.tensors, layer)
+        rules += NAMES[config.architecture].rules_of_layer(file.tensors, layer)
     return rules
 
 
