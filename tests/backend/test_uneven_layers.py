@@ -25,7 +25,7 @@ from rocmforge.models.forward.decoder import hidden_states
 from rocmforge.models.pooling import PoolingType
 from rocmforge.models.rope import RopeTable, RopeTables
 from rocmforge.models.weights import build, present
-from rocmforge_reference.decoder_ops import KvCache, ReferenceOps, Step
+from rocmforge_reference.model_ops import KvCache, ReferenceOps, Step
 from rocmforge_reference.weights import Weight
 from tests.backend.driving import Chunk, make_step
 

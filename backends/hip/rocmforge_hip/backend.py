@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
 
 from rocmforge.backend.optional import MemoryEstimate, OpCheck
 from rocmforge.backend.protocol import (
@@ -83,7 +83,7 @@ class HipBackend:
             geometry = Geometry(found.properties.compute_units)
         else:
             name, free, geometry = "a device", memory, Geometry(_MOST_COMPUTE_UNITS)
-        needs: MemoryNeeds[Any]
+        needs: MemoryNeeds
         if checkpoint.config.causal:
             needs = measure_decoder(checkpoint, options, geometry, free)
         else:

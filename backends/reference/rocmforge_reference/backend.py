@@ -23,12 +23,11 @@ from rocmforge.models.config import LayerConfig, ModelConfig
 from rocmforge.models.memory import float32_weight_bytes, kv_bytes_per_token
 from rocmforge.models.rope import load_rope_tables
 from rocmforge.models.weights import load_weights
-from rocmforge_reference.decoder_ops import KvCache, ReferenceOps
-from rocmforge_reference.encoder_ops import ReferenceEncoderOps
 from rocmforge_reference.encoder_runner import ReferenceEncoderRunner
 from rocmforge_reference.host import describe_host
+from rocmforge_reference.model_ops import KvCache, ReferenceOps
 from rocmforge_reference.runner import ReferenceRunner
-from rocmforge_reference.weights import with_adapters
+from rocmforge_reference.weights import Weight, with_adapters
 
 NAME: Final = "reference"
 BLOCK_SIZE: Final = 16
@@ -88,7 +87,10 @@ def _load_decoder(
     num_blocks = _plan_blocks(config, options, max_context, needed, device)
     weights = with_adapters(
         load_weights(
-            config, checkpoint.weights, _to_weight, lambda share: progress("loading weights", share)
+            config,
+            checkpoint.weights,
+            _to_weight,
+            lambda share: progress("loading weights", share),
         ),
         adapters,
     )
@@ -132,7 +134,10 @@ def _load_encoder(
             f"used ({options.memory_utilization:.0%} of {_mib(usable)} free)."
         )
     weights = load_weights(
-        config, checkpoint.weights, _to_weight, lambda share: progress("loading weights", share)
+        config,
+        checkpoint.weights,
+        lambda tensor: Weight(_to_weight(tensor)),
+        lambda share: progress("loading weights", share),
     )
     max_context = options.context_of_encoder(config.max_context)
     tables = (
@@ -155,7 +160,7 @@ def _load_encoder(
         is_encoder=True,
         notes=(_NOTE,),
     )
-    return ReferenceEncoderRunner(config, weights, ReferenceEncoderOps(config, tables), info)
+    return ReferenceEncoderRunner(config, weights, ReferenceOps(config, tables), info)
 
 
 def _choose_device(wanted: str | None) -> DeviceInfo:

@@ -7,12 +7,13 @@ import time
 import numpy as np
 from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
 
-from rocmforge.backend.protocol import Float32Array, RunnerInfo, StepInput, StepOutput
+from rocmforge.backend.protocol import RunnerInfo, StepInput, StepOutput
 from rocmforge.errors import BackendError, OutOfMemory
 from rocmforge.models.blocks import ModelWeights
 from rocmforge.models.config import ModelConfig
 from rocmforge.models.forward.encoder import encode
-from rocmforge_reference.encoder_ops import ReferenceEncoderOps
+from rocmforge_reference.model_ops import ReferenceOps, Step
+from rocmforge_reference.weights import Weight
 
 
 class ReferenceEncoderRunner:
@@ -21,11 +22,11 @@ class ReferenceEncoderRunner:
     def __init__(
         self,
         config: ModelConfig,
-        weights: ModelWeights[Float32Array],
-        ops: ReferenceEncoderOps,
+        weights: ModelWeights[Weight],
+        ops: ReferenceOps,
         info: RunnerInfo,
     ) -> None:
-        self._model: tuple[ModelConfig, ModelWeights[Float32Array], ReferenceEncoderOps] | None
+        self._model: tuple[ModelConfig, ModelWeights[Weight], ReferenceOps] | None
         self._model = config, weights, ops
         self._info = info
         self._blas = ThreadpoolController()
@@ -41,7 +42,7 @@ class ReferenceEncoderRunner:
         started = time.perf_counter_ns()
         try:
             with self._blas.limit(limits=1, user_api="blas"):
-                hidden = encode(*self._model, step)
+                hidden = encode(*self._model, Step(step, step.token_ids, step.token_adapters))
         except MemoryError as error:
             raise OutOfMemory(
                 f"A step of {step.num_tokens} tokens does not fit into memory ({error}). Lower "

@@ -10,7 +10,6 @@ from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
 
 from rocmforge.backend.protocol import (
     NO_SOURCE,
-    Float32Array,
     Int32Array,
     RunnerInfo,
     StepInput,
@@ -21,7 +20,7 @@ from rocmforge.logits.processor import LogitsProcessor
 from rocmforge.models.blocks import ModelWeights
 from rocmforge.models.config import ModelConfig
 from rocmforge.models.forward.decoder import hidden_states, logits
-from rocmforge_reference.decoder_ops import ReferenceOps, Step
+from rocmforge_reference.model_ops import ReferenceOps, Step
 from rocmforge_reference.sampling import NO_TOKEN, sample
 from rocmforge_reference.weights import Weight
 
@@ -95,7 +94,7 @@ class ReferenceRunner:
             top_ids=samples.top_ids,
             top_logprobs=samples.top_logprobs,
             device_ns=time.perf_counter_ns() - started_ns,
-            hidden=_sums(hidden, step.hidden_ranges) if len(step.hidden_ranges) else None,
+            hidden=ops.sum_hidden(resolved, hidden) if len(step.hidden_ranges) else None,
         )
 
     def _resolve(self, step: StepInput) -> Int32Array:
@@ -109,8 +108,3 @@ class ReferenceRunner:
         token_ids = step.token_ids.copy()
         token_ids[~known] = np.maximum(self._last_tokens[step.token_source[~known]], 0)
         return token_ids
-
-
-def _sums(hidden: Float32Array, ranges: Int32Array) -> Float32Array:
-    """Sums of the rows of each range: [T, D], [P, 2] -> [P, D]."""
-    return np.stack([hidden[first:end].sum(axis=0) for first, end in ranges.tolist()])

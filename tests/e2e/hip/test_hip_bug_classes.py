@@ -26,7 +26,7 @@ from rocmforge_hip.device.driver import Driver as HipDriver
 from rocmforge_hip.device.memory import ArraySpec, DeviceBuffer, PinnedBuffer, spec
 from rocmforge_hip.kernels.rows import rf_softcap
 from rocmforge_hip.ops.activations import Activation
-from rocmforge_hip.ops.decoder import HipOps
+from rocmforge_hip.ops.model_ops import HipOps
 from rocmforge_hip.run.decoder import HipRunner
 from tests.backend.driving import Chunk, Driver
 from tests.data.models.tiny_models import PROMPT, by_name, write_model
@@ -163,18 +163,18 @@ def test_a_buffer_is_freed_once() -> None:
 def test_memory_that_is_allocated_in_a_forward_pass_is_counted(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = HipOps.rms_norm
+    real = HipOps.norm
 
-    def leak(self: HipOps, x: Activation, weight: Any) -> Activation:
+    def leak(self: HipOps, x: Activation, weight: Any, bias: Any) -> Activation:
         leaked.append(PinnedBuffer(runner.driver, 64, "a temporary"))
-        return real(self, x, weight)
+        return real(self, x, weight, bias)
 
     leaked: list[PinnedBuffer] = []
     with closing(load(model)) as runner:
         driver = Driver(runner)
         driver.run(Chunk(tokens=PROMPT[:20], blocks=BLOCKS))
         before = runner.driver.allocations
-        monkeypatch.setattr(HipOps, "rms_norm", leak)
+        monkeypatch.setattr(HipOps, "norm", leak)
         driver.run(Chunk(tokens=PROMPT[:20], blocks=BLOCKS))
         assert runner.driver.allocations == before + len(leaked) > before
         for buffer in leaked:
@@ -219,19 +219,19 @@ def test_two_sequences_that_append_to_one_block_are_seen(host: HostPlatform, mod
 def test_a_round_trip_within_a_layer_is_counted(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = HipOps.rms_norm
+    real = HipOps.norm
 
-    def look(self: HipOps, x: Activation, weight: Any) -> Activation:
+    def look(self: HipOps, x: Activation, weight: Any, bias: Any) -> Activation:
         assert x.f32 is not None
         runner.driver.copy_to_host(there.address, x.f32.address, 64, runner._device.stream)
-        return real(self, x, weight)
+        return real(self, x, weight, bias)
 
     with closing(load(model)) as runner:
         there = PinnedBuffer(runner.driver, 64, "a look at the residual")
         driver = Driver(runner)
         driver.run(Chunk(tokens=PROMPT[:20], blocks=BLOCKS))
         before = runner.driver.copies_to_host
-        monkeypatch.setattr(HipOps, "rms_norm", look)
+        monkeypatch.setattr(HipOps, "norm", look)
         driver.run(Chunk(tokens=PROMPT[:20], blocks=BLOCKS))
         assert runner.driver.copies_to_host > before + 1
         there.free()

@@ -125,14 +125,14 @@ def test_results_are_read_from_where_the_device_writes_them() -> None:
     assert [each.tolist() for each in rest] == [[5] * 3, [[6] * 2] * 3, [[7] * 2] * 3]
 
 
-def test_sums_of_hidden_states_lie_behind_everything_else() -> None:
+def test_sums_of_hidden_states_end_where_the_tokens_begin() -> None:
     without = OutputLayout(rows=3, logprobs=True, num_top=2)
     layout = OutputLayout(rows=3, logprobs=True, num_top=2, sums=2, hidden_size=4)
-    array = layout.hidden(BASE)
-    assert array.address - BASE == without.nbytes
     buffer = np.zeros(layout.nbytes, np.uint8)
-    buffer[without.nbytes :].view(np.float32)[:] = range(8)
+    buffer[: -without.nbytes].view(np.float32)[:] = range(8)
+    buffer[-without.nbytes :].view(np.int32)[:3] = [5, 6, 7]
     hidden = layout.read_hidden(buffer)
     assert hidden is not None
     assert hidden.tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert layout.read(buffer, 3)[0].tolist() == [5, 6, 7]
     assert without.read_hidden(buffer) is None

@@ -20,7 +20,7 @@ from rocmforge.models.config import (
     RopeScalingKind,
     RopeStyle,
 )
-from rocmforge.models.forward.decoder import attention_specs
+from rocmforge.models.forward.ops import attention_specs
 from tests.data.models.tiny_models import MODELS, TinyModel, by_name, gguf_metadata, write_model
 from tests.support.gguf_writer import Value, write_gguf
 

@@ -13,7 +13,7 @@ from rocmforge.errors import BadGguf, RocmForgeError, UnsupportedArchitecture, U
 from rocmforge.gguf.checkpoint import read_checkpoint
 from rocmforge.gguf.reader import open_gguf
 from rocmforge.models.config import ActivationFunction, ModelConfig, alibi_slopes
-from rocmforge.models.forward.encoder import attention_specs
+from rocmforge.models.forward.ops import attention_specs
 from rocmforge.models.pooling import PoolingType
 from rocmforge.models.weights import load_weights, present
 from tests.data.models import tiny_models
@@ -45,7 +45,8 @@ def read(path: Path) -> ModelConfig:
 
 
 def reaches_of(config: ModelConfig) -> tuple[int | None, ...]:
-    return tuple(spec.reach for spec in attention_specs(config))
+    windows = [spec.window for spec in attention_specs(config)]
+    return tuple(None if window is None else window - 1 for window in windows)
 
 
 def test_the_metadata_of_bert(tmp_path: Path) -> None:

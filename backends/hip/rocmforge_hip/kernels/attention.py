@@ -95,3 +95,36 @@ def rf_attention_prefill(
     softcap: F32,
 ) -> None:
     """Attends from sequences with several new tokens."""
+
+
+def rf_rope_half(
+    *,
+    q: Pointer,
+    k: Pointer,
+    cosine: Pointer,
+    sine: Pointer,
+    positions: Pointer,
+    q_stride: I64,
+    k_stride: I64,
+    heads: I32,
+    head_dim: I32,
+    rotary_dim: I32,
+) -> None:
+    """Rotates queries and keys, in place."""
+
+
+def rf_attention_full(
+    *,
+    q: Pointer,
+    k: Pointer,
+    v: Pointer,
+    query_start: Pointer,
+    out: Pointer,
+    q_stride: I64,
+    k_stride: I64,
+    v_stride: I64,
+    scale: F32,
+    reach: I32 | None = None,
+    slopes: Pointer | None = None,
+) -> None:
+    """Attends to all tokens of a sequence; `near` to those within reach, or with slopes."""

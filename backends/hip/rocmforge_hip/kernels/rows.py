@@ -1,8 +1,8 @@
-"""Declarations of kernels on rows, which decoders and encoders have in common."""
+"""Declarations of kernels on rows."""
 
 from __future__ import annotations
 
-from rocmforge_hip.device.arguments import F32, I32, I64, Forms, Pointer
+from rocmforge_hip.device.arguments import F32, I32, I64, FloatForms, Forms, Pointer
 
 
 def rf_embed(
@@ -98,3 +98,61 @@ def rf_resolve_tokens(
     count: I32,
 ) -> None:
     """Fills in the tokens that the step before sampled."""
+
+
+def rf_embed_add(
+    *,
+    table: Pointer | None,
+    positions: Pointer,
+    type: Pointer | None,
+    x: Pointer,
+    table_rows: I32,
+    quant_blocks: I32,
+) -> None:
+    """Adds rows of positions, and the one of the type, to embedded tokens."""
+
+
+def rf_layer_norm(
+    *,
+    x: Pointer,
+    weight: Pointer,
+    bias: Pointer | None,
+    out: FloatForms,
+    hidden_size: I32,
+    eps: F32,
+) -> None:
+    """Norms rows by mean and variance."""
+
+
+def rf_add_layer_norm(
+    *,
+    delta: Pointer,
+    residual: Pointer,
+    weight: Pointer,
+    bias: Pointer | None,
+    out_sum: Pointer | None,
+    out: FloatForms,
+    hidden_size: I32,
+    eps: F32,
+) -> None:
+    """Adds delta to the residual, and norms the sum."""
+
+
+def rf_layer_norm_half(
+    *,
+    x: Pointer,
+    weight: Pointer,
+    bias: Pointer | None,
+    stride: I64,
+    hidden_size: I32,
+    eps: F32,
+) -> None:
+    """Norms rows of halves, in place."""
+
+
+def rf_gelu_half(
+    *,
+    x: Pointer,
+    count: I64,
+) -> None:
+    """Makes x gelu(x), in place."""

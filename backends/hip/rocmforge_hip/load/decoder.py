@@ -13,7 +13,6 @@ from rocmforge.models.rope import load_rope_tables
 from rocmforge.models.weights import take
 from rocmforge_hip.device.constants import BLOCK_TOKENS
 from rocmforge_hip.device.discovery import FoundDevice
-from rocmforge_hip.device.memory import ArraySpec
 from rocmforge_hip.device.opening import opened
 from rocmforge_hip.device.platform import cache_dir
 from rocmforge_hip.device.records import total_bytes
@@ -22,8 +21,7 @@ from rocmforge_hip.load.memory_budget import MemoryNeeds, MemoryPlan, cache_type
 from rocmforge_hip.load.model import ModelLoading
 from rocmforge_hip.load.rank import Rank
 from rocmforge_hip.load.supported import check_sizes
-from rocmforge_hip.ops.activations import DecoderArrays
-from rocmforge_hip.ops.decoder import HEAD_DIMS
+from rocmforge_hip.ops.cached_attention import CACHED_HEAD_DIMS
 from rocmforge_hip.ops.geometry import Geometry
 from rocmforge_hip.run.decoder import HipRunner
 from rocmforge_hip.run.pipeline import PIPELINE_DEPTH
@@ -91,7 +89,7 @@ def load_rank(
 
 def measure_decoder(
     checkpoint: Checkpoint, options: LoadOptions, geometry: Geometry, memory_free: int
-) -> MemoryNeeds[DecoderArrays[ArraySpec]]:
+) -> MemoryNeeds:
     """Returns what the decoder needs of each device, which has so many free bytes.
 
     Raises:
@@ -108,7 +106,7 @@ def _read(
 ) -> tuple[ModelConfig, ModelWeights[Planned], tuple[Adapter, ...]]:
     """Reads what a device is to have of a model and its adapters: all of it, or a part."""
     config, adapters = checkpoint.config, checkpoint.adapters
-    check_sizes(config, HEAD_DIMS)
+    check_sizes(config, CACHED_HEAD_DIMS)
     tensors = take(config, checkpoint.weights)
     if shard is not None:
         shard.check(config, tensors)

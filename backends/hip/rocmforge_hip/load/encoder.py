@@ -13,16 +13,17 @@ from rocmforge.models.rope import load_rope_tables
 from rocmforge.models.weights import take
 from rocmforge_hip.device.constants import BLOCK_TOKENS
 from rocmforge_hip.device.discovery import FoundDevice
-from rocmforge_hip.device.memory import ArraySpec, DeviceArray, spec
+from rocmforge_hip.device.memory import DeviceArray, spec
 from rocmforge_hip.device.opening import Device, opened
 from rocmforge_hip.device.records import allocate
 from rocmforge_hip.load.encoder_budget import check_fits, describe_needs, measure_encoder
 from rocmforge_hip.load.memory_budget import NO_CACHE, MemoryNeeds
 from rocmforge_hip.load.model import upload, upload_tables
 from rocmforge_hip.load.supported import check_sizes
-from rocmforge_hip.ops.activations import EncoderArrays
-from rocmforge_hip.ops.encoder import ENCODER_HEAD_DIMS, ROPE_MULTIPLE, HipEncoderOps
+from rocmforge_hip.ops.activations import ActivationArrays
+from rocmforge_hip.ops.full_attention import FULL_HEAD_DIMS, ROPE_MULTIPLE
 from rocmforge_hip.ops.geometry import Geometry
+from rocmforge_hip.ops.model_ops import HipOps, Resources
 from rocmforge_hip.run.encoder import Encoder, HipEncoderRunner
 from rocmforge_hip.run.pipeline import PIPELINE_DEPTH
 from rocmforge_hip.weights.placement import Planned, PlannedMatrix, plan_weights, storages
@@ -62,7 +63,7 @@ def load_encoder(
 
 def plan_encoder(
     checkpoint: Checkpoint, options: LoadOptions, geometry: Geometry, memory_free: int
-) -> tuple[ModelConfig, ModelWeights[Planned], MemoryNeeds[EncoderArrays[ArraySpec]]]:
+) -> tuple[ModelConfig, ModelWeights[Planned], MemoryNeeds]:
     """Returns what the encoder is, and what it needs of a device with so much free memory.
 
     Raises:
@@ -77,7 +78,7 @@ def plan_encoder(
 
 def _read(
     checkpoint: Checkpoint, options: LoadOptions, found: FoundDevice
-) -> tuple[ModelConfig, ModelWeights[Planned], MemoryNeeds[EncoderArrays[ArraySpec]]]:
+) -> tuple[ModelConfig, ModelWeights[Planned], MemoryNeeds]:
     free = options.memory_of(found.info)
     geometry = Geometry(found.properties.compute_units)
     config, weights, needs = plan_encoder(checkpoint, options, geometry, free)
@@ -89,14 +90,14 @@ def _load(
     device: Device,
     config: ModelConfig,
     planned: ModelWeights[Planned],
-    needs: MemoryNeeds[EncoderArrays[ArraySpec]],
+    needs: MemoryNeeds,
     checkpoint: Checkpoint,
     found: FoundDevice,
     progress: ProgressCallback,
 ) -> Encoder:
     """Loads the model; returns it once everything is on the device."""
     progress("loading kernels", 0.0)
-    arena: EncoderArrays[DeviceArray] = allocate(device.memory, needs.activations, device.stream)
+    arena: ActivationArrays[DeviceArray] = allocate(device.memory, needs.activations, device.stream)
     tables = {}
     if config.rope is not None:
         tables = upload_tables(
@@ -110,7 +111,20 @@ def _load(
         storage.format.name for storage in storages(planned) if isinstance(storage, PlannedMatrix)
     )
     geometry = Geometry(found.properties.compute_units)
-    ops = HipEncoderOps(config, device.library, geometry, arena, tables, on_device, formats)
+    ops = HipOps(
+        Resources(
+            config=config,
+            library=device.library,
+            geometry=geometry,
+            arena=arena,
+            caches=(),
+            tables=tables,
+            slopes=on_device,
+            formats=formats,
+            adapters={},
+            slices=needs.activation_slices,
+        )
+    )
     inputs = device.memory.device(spec((needs.input_bytes,), "u1"), "inputs of a step")
     loader = WeightLoader(
         device.driver, device.library, device.stream, device.memory, checkpoint.locate
@@ -123,7 +137,7 @@ def _load(
 
 
 def _check_supported(config: ModelConfig) -> None:
-    check_sizes(config, ENCODER_HEAD_DIMS)
+    check_sizes(config, FULL_HEAD_DIMS)
     if config.rope is not None and config.rope.rotary_dim % ROPE_MULTIPLE:
         raise UnsupportedArchitecture(
             f"{config.architecture} with {config.rope.rotary_dim} rotating elements of a head",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from rocmforge.backend.protocol import LoadOptions
 from rocmforge.errors import OutOfMemory
@@ -12,7 +11,7 @@ from rocmforge.models.config import ModelConfig
 from rocmforge_hip.device.memory import ArraySpec, spec
 from rocmforge_hip.load.memory_budget import MemoryNeeds, mib
 from rocmforge_hip.ops.activations import (
-    EncoderArrays,
+    ActivationArrays,
     Forms,
     StepLimits,
     most_intermediate,
@@ -30,7 +29,7 @@ def measure_encoder(
     options: LoadOptions,
     geometry: Geometry,
     memory_free: int,
-) -> MemoryNeeds[EncoderArrays[ArraySpec]]:
+) -> MemoryNeeds:
     """Returns what the encoder needs of a device with so much free memory."""
     limits = StepLimits(
         tokens=options.max_batched_tokens,
@@ -49,7 +48,7 @@ def measure_encoder(
     )
 
 
-def check_fits(needs: MemoryNeeds[Any], memory_free: int) -> None:
+def check_fits(needs: MemoryNeeds, memory_free: int) -> None:
     """Refuses what does not fit into what may be used.
 
     Raises:
@@ -63,7 +62,7 @@ def check_fits(needs: MemoryNeeds[Any], memory_free: int) -> None:
         )
 
 
-def describe_needs(needs: MemoryNeeds[Any]) -> tuple[str, ...]:
+def describe_needs(needs: MemoryNeeds) -> tuple[str, ...]:
     """Returns the plan for people, line by line."""
     return (
         f"weights      {mib(needs.weights)}",
@@ -78,7 +77,7 @@ def plan_encoder_activations(
     attention_inputs: Mapping[Product, int],
     limits: StepLimits,
     geometry: Geometry,
-) -> EncoderArrays[ArraySpec]:
+) -> ActivationArrays[ArraySpec]:
     """Returns every array that a step of an encoder writes.
 
     Args:
@@ -101,7 +100,7 @@ def plan_encoder_activations(
     qkv = {
         product: forms(tokens, features, f16=True) for product, features in attention_inputs.items()
     }
-    return EncoderArrays(
+    return ActivationArrays(
         normed=forms(tokens, hidden_size, f32=True, f16=True),
         qkv=qkv[Product.QKV],
         qkv_2=qkv.get(Product.QKV_2),

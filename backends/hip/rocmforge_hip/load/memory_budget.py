@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Final, Generic, TypeVar
+from typing import Final
 
 from rocmforge.backend.protocol import LoadOptions
 from rocmforge.errors import OutOfMemory
@@ -14,8 +14,8 @@ from rocmforge.models.lora import Adapter
 from rocmforge_hip.device.constants import BLOCK_TOKENS
 from rocmforge_hip.device.memory import ArraySpec, spec
 from rocmforge_hip.device.records import mapped, total_bytes
-from rocmforge_hip.ops.activations import DecoderArrays, StepLimits, plan_activations
-from rocmforge_hip.ops.decoder import LayerCache
+from rocmforge_hip.ops.activations import ActivationArrays, StepLimits, plan_activations
+from rocmforge_hip.ops.cached_attention import LayerCache
 from rocmforge_hip.ops.geometry import Geometry
 from rocmforge_hip.ops.processor_arrays import UseSizes
 from rocmforge_hip.ops.step import ListSizes, StepLayout, StepShape
@@ -29,7 +29,6 @@ from rocmforge_hip.weights.placement import Planned, weight_bytes
 
 NO_CACHE: Final = "none"
 """The stored type of an encoder's cache."""
-R = TypeVar("R")
 
 _MAX_BIASES: Final = 4096
 """Biased tokens of a row."""
@@ -41,16 +40,13 @@ The errors of 8 bits average out in wide models; in narrow ones they choose othe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryNeeds(Generic[R]):
-    """Sizes in bytes, and the arrays they are for; the cache has no size yet.
-
-    `R` is the record of the activations.
-    """
+class MemoryNeeds:
+    """Sizes in bytes, and the arrays they are for; the cache has no size yet."""
 
     allowed: int
     weights: int
     adapters: int
-    activations: R  # of `ArraySpec`
+    activations: ActivationArrays[ArraySpec]
     input_bytes: int
     cache_block: LayerCache[ArraySpec] | None  # of one layer; None: there is no cache
     block_bytes: int  # of all layers
@@ -69,7 +65,7 @@ class MemoryNeeds(Generic[R]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryPlan(MemoryNeeds[DecoderArrays[ArraySpec]]):
+class MemoryPlan(MemoryNeeds):
     """The needs of a decoder together with its cache. `str()` is for people."""
 
     num_blocks: int
@@ -101,7 +97,7 @@ def measure(
     geometry: Geometry,
     memory_free: int,
     adapters: Sequence[Adapter] = (),
-) -> MemoryNeeds[DecoderArrays[ArraySpec]]:
+) -> MemoryNeeds:
     """Returns what the model and its adapters need of a device with so much free memory."""
     limits = StepLimits(
         tokens=options.max_batched_tokens,
@@ -172,7 +168,7 @@ def cache_arrays(plan: MemoryPlan) -> LayerCache[ArraySpec]:
     return arrays
 
 
-def cache_type(needs: MemoryNeeds[Any]) -> str:
+def cache_type(needs: MemoryNeeds) -> str:
     """Returns the stored type of a model's cache; `NO_CACHE` of an encoder, which has none."""
     if needs.cache_block is None:
         return NO_CACHE

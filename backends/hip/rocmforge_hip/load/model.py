@@ -20,11 +20,12 @@ from rocmforge_hip.device.opening import Device
 from rocmforge_hip.device.records import allocate, mapped
 from rocmforge_hip.jit.compiler import NO_KERNELS, ProcessorKernels
 from rocmforge_hip.load.memory_budget import MemoryPlan, cache_arrays
-from rocmforge_hip.ops.activations import DecoderArrays
+from rocmforge_hip.ops.activations import ActivationArrays
+from rocmforge_hip.ops.cached_attention import DeviceRopeTable, LayerCache
 from rocmforge_hip.ops.collective import Communicator
-from rocmforge_hip.ops.decoder import DecoderResources, DeviceRopeTable, HipOps, LayerCache
 from rocmforge_hip.ops.geometry import Geometry
 from rocmforge_hip.ops.lora import DeviceAdapters
+from rocmforge_hip.ops.model_ops import HipOps, Resources
 from rocmforge_hip.ops.processors import (
     CompiledProcessors,
     HostProcessors,
@@ -73,16 +74,19 @@ class ModelLoading:
         """Loads the model; returns it once everything is on the device."""
         device, config, plan = self._device, self._config, self._plan
         self._progress("loading kernels", 0.0)
-        arena: DecoderArrays[DeviceArray] = allocate(device.memory, plan.activations, device.stream)
+        arena: ActivationArrays[DeviceArray] = allocate(
+            device.memory, plan.activations, device.stream
+        )
         make_ops = self._make_ops(arena)
         weights = self._load_weights(planned)
-        resources = DecoderResources(
+        resources = Resources(
             config=config,
             library=device.library,
             geometry=self._geometry,
             arena=arena,
             caches=tuple(self._new_cache(layer) for layer in range(config.num_layers)),
             tables=upload_tables(device, tables),
+            slopes=None,
             formats=frozenset(
                 storage.format.name
                 for storage in storages(planned)
@@ -105,7 +109,7 @@ class ModelLoading:
         scratch = device.memory.device(what, "scratch of logits processors")
         return CompiledProcessors(device.library, self._kernels.made, scratch.array)
 
-    def _make_ops(self, arena: DecoderArrays[DeviceArray]) -> Callable[[DecoderResources], HipOps]:
+    def _make_ops(self, arena: ActivationArrays[DeviceArray]) -> Callable[[Resources], HipOps]:
         """Returns what makes the operations of this device alone, or those of a rank."""
         if self._group is None:
             return HipOps

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
+import numpy as np
+
 from rocmforge.models.blocks import Fusion, ModelWeights
 from rocmforge.models.config import ModelConfig
 from rocmforge.models.weights import walk
@@ -49,94 +51,64 @@ class Forms(Generic[X]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class DecoderArrays(Generic[X]):
-    """Every array that a step of a decoder writes: T tokens, L rows of logits, V the vocabulary."""
+class SamplingArrays(Generic[X]):
+    """Every array that sampling writes: L rows of logits, V the vocabulary."""
 
-    tokens: X  # int32 [T]
-    residual: Forms[X]  # [T, hidden_size]
-    normed: Forms[X]  # [T, hidden_size], what matrices are multiplied with
-    post_normed: Forms[X] | None  # [T, hidden_size], what is added to the residual
-    qkv: Forms[X]  # [T, out_features of the stack]
-    qkv_2: Forms[X] | None
-    qkv_3: Forms[X] | None
-    rotated: Forms[X]  # [T, num_heads * head_dim], queries
-    attended: Forms[X]  # [T, num_heads * head_dim]
-    delta: Forms[X]  # [T, hidden_size]
-    intermediate: Forms[X]  # [T, intermediate_size]
-    logit_rows: Forms[X]  # [L, hidden_size], taken from `normed`
-    logits: Forms[X]  # [L, V]
-    gathered: Forms[X] | None  # [L, V], the logits of all ranks
-    lora_shrunk: X | None  # float32, products with the A of adapters
-    gate_up: Forms[X] | None  # [T, stored_rows]
-    attention_partial: X  # float32 [splits, num_heads, head_dim]
-    attention_partial_ml: X  # float32 [splits, num_heads, 2]: maximum and sum
-    gemm_partial: X  # float32, results of splits of K
-    scores: X  # float32 [L, V], changed logits
+    changed: X  # float32 [L, V], logits as penalties, biases and masks change them
     highest: X  # [parts] of value and token
     drawn: X  # [parts] of value and token
     limits: X  # uint32 [L], of what may be drawn
-    output: X  # the results of a step: see `step_output`
+    output: X  # int32, the results of the largest step: see `step_output`
 
-    def product(self, product: Product) -> Forms[X]:
-        """Returns the activation that a product is written to."""
-        found: Forms[X] | None
-        match product:
-            case Product.QKV:
-                found = self.qkv
-            case Product.QKV_2:
-                found = self.qkv_2
-            case Product.QKV_3:
-                found = self.qkv_3
-            case Product.DELTA:
-                found = self.delta
-            case Product.INTERMEDIATE:
-                found = self.intermediate
-            case Product.GATE_UP:
-                found = self.gate_up
-            case Product.LOGITS:
-                found = self.logits
-            case Product.DENSE | Product.SCORES:
-                found = None
-        assert found is not None, f"no arrays were planned for {product}"
-        return found
+    def tokens(self: SamplingArrays[DeviceArray]) -> DeviceArray:
+        """Returns the results of rows, which begin with their tokens."""
+        count = _row_results(self.limits.shape[0])
+        first = self.output.shape[0] - count
+        return DeviceArray(self.output.address + 4 * first, (count,), self.output.dtype)
+
+    def sums(self: SamplingArrays[DeviceArray], count: int, hidden_size: int) -> DeviceArray:
+        """Returns the place of sums of hidden states, right before the tokens."""
+        address = self.tokens().address - 4 * count * hidden_size
+        assert address >= self.output.address
+        return DeviceArray(address, (count, hidden_size), np.dtype(np.float32))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class EncoderArrays(Generic[X]):
-    """Every array that a step of an encoder writes: T tokens, P ranges of hidden states."""
+class ActivationArrays(Generic[X]):
+    """Every array that a step writes: T tokens, L rows of logits, V the vocabulary, P sums.
 
-    normed: Forms[X]  # [T, hidden_size]
+    None is what the model has no use for.
+    """
+
+    tokens: X | None = None  # int32 [T]; else they are the step's
+    residual: Forms[X] | None = None  # [T, hidden_size]; else it is the float32 of `normed`
+    normed: Forms[X]  # [T, hidden_size], what matrices are multiplied with
     qkv: Forms[X]  # [T, out_features of the stack]
     qkv_2: Forms[X] | None
     qkv_3: Forms[X] | None
-    attended: Forms[X]  # [T, hidden_size]
+    attended: Forms[X]  # [T, num_heads * head_dim]
     delta: Forms[X]  # [T, hidden_size]
     intermediate: Forms[X]  # [T, intermediate_size]
-    pooled: Forms[X]  # [P, hidden_size]
-    dense: Forms[X] | None  # [P, hidden_size]
-    scores: Forms[X] | None  # [P, num_scores]
     gemm_partial: X  # float32, results of splits of K
+    # Of causal models.
+    post_normed: Forms[X] | None = None  # [T, hidden_size], what is added to the residual
+    rotated: Forms[X] | None = None  # [T, num_heads * head_dim], queries
+    logit_rows: Forms[X] | None = None  # [L, hidden_size], taken from `normed`
+    logits: Forms[X] | None = None  # [L, V]
+    gathered: Forms[X] | None = None  # [L, V], the logits of all ranks
+    lora_shrunk: X | None = None  # float32, products with the A of adapters
+    gate_up: Forms[X] | None = None  # [T, stored_rows]
+    attention_partial: X | None = None  # float32 [splits, num_heads, head_dim]
+    attention_partial_ml: X | None = None  # float32 [splits, num_heads, 2]: maximum and sum
+    sampling: SamplingArrays[X] | None = None
+    # Of other models.
+    pooled: Forms[X] | None = None  # [P, hidden_size], sums of hidden states
+    dense: Forms[X] | None = None  # [P, hidden_size]
+    scores: Forms[X] | None = None  # [P, num_scores]
 
     def product(self, product: Product) -> Forms[X]:
         """Returns the activation that a product is written to."""
-        found: Forms[X] | None
-        match product:
-            case Product.QKV:
-                found = self.qkv
-            case Product.QKV_2:
-                found = self.qkv_2
-            case Product.QKV_3:
-                found = self.qkv_3
-            case Product.DELTA:
-                found = self.delta
-            case Product.INTERMEDIATE:
-                found = self.intermediate
-            case Product.DENSE:
-                found = self.dense
-            case Product.SCORES:
-                found = self.scores
-            case Product.GATE_UP | Product.LOGITS:
-                found = None
+        found: Forms[X] | None = getattr(self, product)
         assert found is not None, f"no arrays were planned for {product}"
         return found
 
@@ -180,7 +152,7 @@ def plan_activations(
     limits: StepLimits,
     geometry: Geometry,
     stacks: Sequence[AdapterStack[Any]] = (),
-) -> DecoderArrays[ArraySpec]:
+) -> ActivationArrays[ArraySpec]:
     """Returns every array that a step of this model writes.
 
     Matrices that are not quantised are multiplied with float32 for the few rows that GEMV takes.
@@ -206,8 +178,7 @@ def plan_activations(
     splits = geometry.attention_splits(config, limits.sequences)
     lora_shrunk, gate_up = lora_scratch(stacks, tokens, limits.adapters)
     parts = spec((geometry.most_sampling_parts(rows), 2), "f4")
-    results = rows * (2 + 2 * MAX_TOP_LOGPROBS) + 64 + limits.sequences * hidden_size
-    return DecoderArrays(
+    return ActivationArrays(
         tokens=spec((tokens,), "i4"),
         residual=Forms(f32=of_tokens),
         normed=_multiplied(tokens, hidden_size, f32=of_tokens),
@@ -227,17 +198,24 @@ def plan_activations(
         attention_partial=spec((splits, layer.num_heads, layer.value_dim), "f4"),
         attention_partial_ml=spec((splits, layer.num_heads, 2), "f4"),
         gemm_partial=geometry.gemm_scratch(),
-        scores=of_logits,
-        highest=parts,
-        drawn=parts,
-        limits=spec((rows,), "u4"),
-        output=spec((results,), "i4"),
+        sampling=SamplingArrays(
+            changed=of_logits,
+            highest=parts,
+            drawn=parts,
+            limits=spec((rows,), "u4"),
+            output=spec((limits.sequences * hidden_size + _row_results(rows),), "i4"),
+        ),
     )
 
 
 def most_intermediate(config: ModelConfig) -> int:
     """Returns the features of the widest feed-forward network."""
     return max(layer.intermediate_size for layer in config.layers)
+
+
+def _row_results(rows: int) -> int:
+    """Returns the elements of all results of so many rows, with what aligns them."""
+    return rows * (2 + 2 * MAX_TOP_LOGPROBS) + 64
 
 
 def _multiplied(rows: int, features: int, f32: ArraySpec | None = None) -> Forms[ArraySpec]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import MappingProxyType
-from typing import Final, Protocol
+from typing import Final
 
 from rocmforge.models.config import ActivationFunction
 from rocmforge_hip.device.constants import GELU, GELU_TANH, GEMM_COLUMNS, NOT_GATED, SILU
@@ -12,7 +12,7 @@ from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.kernels import products
 from rocmforge_hip.kernels import rows as row_kernels
-from rocmforge_hip.ops.activations import Activation, Forms
+from rocmforge_hip.ops.activations import Activation, ActivationArrays, Forms
 from rocmforge_hip.ops.geometry import GEMM_ROWS, Geometry, gemv_rows
 from rocmforge_hip.weights.formats import (
     FLOAT_FORMATS,
@@ -22,7 +22,6 @@ from rocmforge_hip.weights.formats import (
     Weight,
     ceil_div,
 )
-from rocmforge_hip.weights.products import Product
 
 GATES: Final = MappingProxyType(
     {
@@ -36,19 +35,6 @@ _GEMV_ROWS: Final = (1, 2, 4, 8)
 _GEMV_OUTPUTS: Final = 16  # stored rows of a block
 _ELEMENTS: Final = 1024  # of a block of the kernels that convert
 _THREADS: Final = 256
-
-
-class ProductArrays(Protocol):
-    """The arrays that matrix products are written to: `DecoderArrays` or `EncoderArrays`."""
-
-    @property
-    def gemm_partial(self) -> DeviceArray:
-        """Results of splits of K."""
-        ...
-
-    def product(self, product: Product) -> Forms[DeviceArray]:
-        """Returns the activation that a product is written to."""
-        ...
 
 
 class LinearKernels:
@@ -67,7 +53,7 @@ class LinearKernels:
         self,
         library: KernelLibrary,
         geometry: Geometry,
-        arena: ProductArrays,
+        arena: ActivationArrays[DeviceArray],
         formats: frozenset[str],
         slices: int,
     ) -> None:

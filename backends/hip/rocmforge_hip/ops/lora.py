@@ -9,7 +9,7 @@ from typing import Final
 from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.kernels import products as kernels
-from rocmforge_hip.ops.activations import Activation, DecoderArrays
+from rocmforge_hip.ops.activations import Activation, ActivationArrays
 from rocmforge_hip.ops.linear import LinearKernels, empty, f32_of
 from rocmforge_hip.ops.step import DeviceStep
 from rocmforge_hip.weights.adapters import TILE, AdapterArrays, features_of_split
@@ -37,7 +37,7 @@ class Lora:
     def __init__(
         self,
         library: KernelLibrary,
-        arena: DecoderArrays[DeviceArray],
+        arena: ActivationArrays[DeviceArray],
         products: LinearKernels,
         adapters: Mapping[Matrix, DeviceAdapters],
     ) -> None:

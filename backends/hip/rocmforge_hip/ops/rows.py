@@ -1,23 +1,30 @@
-"""Launches of kernels on rows that decoders and encoders have in common."""
+"""Launches of kernels on rows: tables, gathers, sums, functions of elements, norms."""
 
 from __future__ import annotations
 
 import math
-from typing import Final
+from typing import Final, Protocol
 
+from rocmforge.models.config import ModelConfig, NormKind
+from rocmforge_hip.device.constants import QUANT_BLOCK
 from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.kernels import rows as row_kernels
+from rocmforge_hip.ops.activations import Activation
+from rocmforge_hip.ops.linear import f16_of, f32_of, part_of, vector_of
 from rocmforge_hip.ops.step import DeviceStep
-from rocmforge_hip.weights.formats import Matrix, ceil_div, round_up
+from rocmforge_hip.weights.formats import FLOAT_FORMATS, Matrix, Weight, ceil_div, round_up
 
 MAX_NORM_DIM: Final = 16 * 1024
 _EMBED_THREADS: Final = 64
+_ITEM_BYTES: Final = 16  # that a thread of `rf_embed_add` reads
+_TAKE_ELEMENTS: Final = 1024  # of a block
+_HALVES: Final = 2048  # of a block of GELU
 _SUM_COLUMNS: Final = 32  # of a block
 _SUM_THREADS: Final = 1024
 _FEW_ROWS: Final = 64  # are added up by fewer threads
 _FEW_SUM_THREADS: Final = 256
-_SOFTCAP_THREADS: Final = 256
+_THREADS: Final = 256
 
 
 class RowKernels:
@@ -26,14 +33,22 @@ class RowKernels:
     Args:
         library: Where the kernels are.
         formats: Stored types of the tables to embed with.
+        adds: Whether positions and types are embedded too, and GELU is a step of its own.
     """
 
-    def __init__(self, library: KernelLibrary, formats: frozenset[str]) -> None:
+    def __init__(self, library: KernelLibrary, formats: frozenset[str], *, adds: bool) -> None:
         self._embed = {
             name: library.kernel(f"rf_embed_{name}", row_kernels.rf_embed) for name in formats
         }
+        self._take = library.kernel("rf_take_rows", row_kernels.rf_take_rows)
         self._sum = library.kernel("rf_sum_rows", row_kernels.rf_sum_rows)
         self._softcap = library.kernel("rf_softcap", row_kernels.rf_softcap)
+        if adds:
+            self._add = {
+                name: library.kernel(f"rf_embed_add_{name}", row_kernels.rf_embed_add)
+                for name in FLOAT_FORMATS
+            }
+            self._gelu = library.kernel("rf_gelu_half", row_kernels.rf_gelu_half)
 
     def embed(self, table: Matrix, tokens: DeviceArray, scale: float, out: DeviceArray) -> None:
         """Takes rows of the table, times scale: int32 tokens, float32 out [rows, in_features]."""
@@ -48,6 +63,37 @@ class RowKernels:
             vocab_size=table.out_features,
             quant_blocks=table.quant_blocks,
             scale=scale,
+        )
+
+    def add(
+        self, step: DeviceStep, positions: Weight | None, types: Weight | None, x: DeviceArray
+    ) -> None:
+        """Adds rows of the table of positions and the first of that of types: float32 x."""
+        rows, features = x.shape
+        table = None if positions is None else part_of(positions).matrix
+        name = "f32" if table is None else table.format.name
+        items = features * (4 if name == "f32" else 2) // _ITEM_BYTES
+        self._add[name].launch(
+            (ceil_div(items, _EMBED_THREADS), rows, 1),
+            _EMBED_THREADS,
+            table=None if table is None else table.data,
+            positions=step.inputs.positions,
+            type=None if types is None else vector_of(types, features),
+            x=x,
+            table_rows=0 if table is None else table.out_features,
+            quant_blocks=features // QUANT_BLOCK,
+        )
+
+    def take(self, x: DeviceArray, rows: DeviceArray, out: DeviceArray) -> None:
+        """Takes rows of x by their numbers: float32 out [rows, features]."""
+        count, features = out.shape
+        self._take.launch(
+            (ceil_div(features, _TAKE_ELEMENTS), count, 1),
+            _THREADS,
+            x=x,
+            rows=rows,
+            out=out,
+            hidden_size=features,
         )
 
     def sum(self, step: DeviceStep, x: DeviceArray, out: DeviceArray) -> None:
@@ -67,11 +113,143 @@ class RowKernels:
         """Makes x cap * tanh(x / cap), in place."""
         count = math.prod(x.shape)
         self._softcap.launch(
-            (ceil_div(count, _SOFTCAP_THREADS), 1, 1),
-            _SOFTCAP_THREADS,
+            (ceil_div(count, _THREADS), 1, 1),
+            _THREADS,
             x=x,
             cap=cap,
             count=count,
+        )
+
+    def gelu(self, x: DeviceArray, count: int) -> None:
+        """Replaces so many halves by their GELU."""
+        self._gelu.launch((ceil_div(count, _HALVES), 1, 1), _THREADS, x=x, count=count)
+
+
+class Norms(Protocol):
+    """The norms of a model, all of one kind."""
+
+    def norm(self, x: Activation, weight: Weight, bias: Weight | None, out: Activation) -> None:
+        """Norms the rows of x."""
+        ...
+
+    def add_norm(
+        self,
+        residual: Activation,
+        delta: Activation,
+        weight: Weight,
+        bias: Weight | None,
+        out: Activation,
+        total: DeviceArray | None,
+    ) -> None:
+        """Norms the rows of residual + delta, and writes the sum itself to `total`, if given."""
+        ...
+
+
+def norms_of(config: ModelConfig, library: KernelLibrary) -> Norms:
+    """Returns the norms of this model's kind."""
+    kind = RmsNorms if config.norm is NormKind.RMS else LayerNorms
+    return kind(library, config.norm_eps)
+
+
+class RmsNorms:
+    """Norms by root mean square; they have no bias."""
+
+    def __init__(self, library: KernelLibrary, eps: float) -> None:
+        self._eps = eps
+        self._norm = library.kernel("rf_rms_norm", row_kernels.rf_rms_norm)
+        self._add_norm = library.kernel("rf_add_rms_norm", row_kernels.rf_add_rms_norm)
+
+    def norm(self, x: Activation, weight: Weight, bias: Weight | None, out: Activation) -> None:
+        assert bias is None
+        self._norm.launch(
+            (x.rows, 1, 1),
+            norm_threads(x.features),
+            x=f32_of(x),
+            weight=vector_of(weight, x.features),
+            out=out,
+            hidden_size=x.features,
+            eps=self._eps,
+        )
+
+    def add_norm(
+        self,
+        residual: Activation,
+        delta: Activation,
+        weight: Weight,
+        bias: Weight | None,
+        out: Activation,
+        total: DeviceArray | None,
+    ) -> None:
+        assert bias is None
+        assert total is residual.f32, "the kernel writes the sum to the place of the residual"
+        assert (residual.rows, residual.features) == (delta.rows, delta.features)
+        self._add_norm.launch(
+            (residual.rows, 1, 1),
+            norm_threads(residual.features),
+            delta=f32_of(delta),
+            residual=f32_of(residual),
+            weight=vector_of(weight, residual.features),
+            out=out,
+            hidden_size=residual.features,
+            eps=self._eps,
+        )
+
+
+class LayerNorms:
+    """Norms by mean and variance."""
+
+    def __init__(self, library: KernelLibrary, eps: float) -> None:
+        self._eps = eps
+        self._norm = library.kernel("rf_layer_norm", row_kernels.rf_layer_norm)
+        self._add_norm = library.kernel("rf_add_layer_norm", row_kernels.rf_add_layer_norm)
+        self._norm_half = library.kernel("rf_layer_norm_half", row_kernels.rf_layer_norm_half)
+
+    def norm(self, x: Activation, weight: Weight, bias: Weight | None, out: Activation) -> None:
+        self._norm.launch(
+            (x.rows, 1, 1),
+            norm_threads(x.features),
+            x=f32_of(x),
+            weight=vector_of(weight, x.features),
+            bias=None if bias is None else vector_of(bias, x.features),
+            out=out,
+            hidden_size=x.features,
+            eps=self._eps,
+        )
+
+    def add_norm(
+        self,
+        residual: Activation,
+        delta: Activation,
+        weight: Weight,
+        bias: Weight | None,
+        out: Activation,
+        total: DeviceArray | None,
+    ) -> None:
+        assert (residual.rows, residual.features) == (delta.rows, delta.features)
+        self._add_norm.launch(
+            (residual.rows, 1, 1),
+            norm_threads(residual.features),
+            delta=f32_of(delta),
+            residual=f32_of(residual),
+            weight=vector_of(weight, residual.features),
+            bias=None if bias is None else vector_of(bias, residual.features),
+            out_sum=total,
+            out=out,
+            hidden_size=residual.features,
+            eps=self._eps,
+        )
+
+    def norm_half(self, x: Activation, weight: Weight, bias: Weight | None) -> None:
+        """Norms rows of halves in place; they may be columns of a wider matrix."""
+        self._norm_half.launch(
+            (x.rows, 1, 1),
+            norm_threads(x.features),
+            x=f16_of(x),
+            weight=vector_of(weight, x.features),
+            bias=None if bias is None else vector_of(bias, x.features),
+            stride=x.stride or x.features,
+            hidden_size=x.features,
+            eps=self._eps,
         )
 
 

@@ -8,7 +8,7 @@ from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.kernels import rows as row_kernels
 from rocmforge_hip.kernels import sampling
-from rocmforge_hip.ops.activations import Activation, DecoderArrays
+from rocmforge_hip.ops.activations import Activation, ActivationArrays
 from rocmforge_hip.ops.geometry import Geometry
 from rocmforge_hip.ops.processors import Processors
 from rocmforge_hip.ops.step import DeviceStep
@@ -20,18 +20,23 @@ _FINISH_THREADS: Final = 64
 
 
 class Sampler:
-    """Launches the sampling kernels. The tokens of the last step stay in the output buffer."""
+    """Launches the sampling kernels. The tokens of the last step stay where they are written."""
 
     def __init__(
         self,
         library: KernelLibrary,
         geometry: Geometry,
-        arena: DecoderArrays[DeviceArray],
+        arena: ActivationArrays[DeviceArray],
         processors: Processors,
     ) -> None:
         self.processors = processors
+        assert arena.sampling is not None
+        assert arena.tokens is not None
         self._geometry = geometry
-        self._arena = arena
+        self._arrays = arena.sampling
+        self.tokens: Final = arena.sampling.tokens()
+        """Those that the last step sampled, by row."""
+        self._token_ids = arena.tokens
         self._resolve = library.kernel("rf_resolve_tokens", row_kernels.rf_resolve_tokens)
         self._adjust = library.kernel("rf_sample_adjust", sampling.rf_sample_adjust)
         self._mask = library.kernel("rf_sample_mask", sampling.rf_sample_mask)
@@ -40,11 +45,6 @@ class Sampler:
         self._draw = library.kernel("rf_sample_draw", sampling.rf_sample_draw)
         self._finish = library.kernel("rf_sample_finish", sampling.rf_sample_finish)
         self._logprobs = library.kernel("rf_logprobs", sampling.rf_logprobs)
-
-    @property
-    def tokens(self) -> DeviceArray:
-        """Tokens that the last step sampled, by row."""
-        return self._arena.output
 
     def resolve_tokens(self, step: DeviceStep) -> None:
         """Writes the token ids of the step, with those of the previous step filled in."""
@@ -55,7 +55,7 @@ class Sampler:
             token_ids=step.inputs.token_ids,
             source=step.inputs.token_source,
             previous_tokens=self.tokens,
-            tokens=self._arena.tokens,
+            tokens=self._token_ids,
             count=count,
         )
 
@@ -65,12 +65,12 @@ class Sampler:
         if not rows:
             return
         assert logits.f32 is not None
-        inputs, needs, arena = step.inputs, step.needs, self._arena
+        inputs, needs, arrays = step.inputs, step.needs, self._arrays
         parts = self._geometry.sampling_parts(rows, vocab)
         grid = (parts, rows, 1)
         scores = logits.f32
         if needs.adjusts:
-            scores = arena.scores.first(rows, vocab)
+            scores = arrays.changed.first(rows, vocab)
             self._adjust.launch(
                 grid,
                 _THREADS,
@@ -93,7 +93,7 @@ class Sampler:
             self._mask.launch(grid, _THREADS, scores=scores, allowed=inputs.allowed, vocab=vocab)
         if needs.processes:
             self.processors.apply(step, scores, self.tokens)
-        highest, temperature = arena.highest, inputs.temperature
+        highest, temperature = arrays.highest, inputs.temperature
         self._max.launch(grid, _THREADS, scores=scores, highest=highest, vocab=vocab)
         if needs.filters:
             self._filter.launch(
@@ -105,7 +105,7 @@ class Sampler:
                 log_min_p=inputs.log_min_p,
                 top_k=inputs.top_k,
                 top_p=inputs.top_p,
-                limits=arena.limits,
+                limits=arrays.limits,
                 vocab=vocab,
                 parts=parts,
             )
@@ -116,17 +116,17 @@ class Sampler:
                 scores=scores,
                 highest=highest,
                 temperature=temperature,
-                limits=arena.limits if needs.filters else None,
+                limits=arrays.limits if needs.filters else None,
                 seed=inputs.seed,
                 position=inputs.draw_position,
-                drawn=arena.drawn,
+                drawn=arrays.drawn,
                 vocab=vocab,
             )
         self._finish.launch(
             (ceil_div(rows, _FINISH_THREADS), 1, 1),
             _FINISH_THREADS,
             highest=highest,
-            drawn=arena.drawn if needs.draws else None,
+            drawn=arrays.drawn if needs.draws else None,
             temperature=temperature,
             target=inputs.target,
             tokens=self.tokens,

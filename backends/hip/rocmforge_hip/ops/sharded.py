@@ -6,10 +6,10 @@ import numpy as np
 
 from rocmforge.backend.protocol import Int32Array
 from rocmforge_hip.device.memory import DeviceArray
-from rocmforge_hip.ops.activations import Activation, DecoderArrays
+from rocmforge_hip.ops.activations import Activation, ActivationArrays
 from rocmforge_hip.ops.collective import Communicator
-from rocmforge_hip.ops.decoder import DecoderResources, HipOps
-from rocmforge_hip.ops.linear import part_of
+from rocmforge_hip.ops.linear import empty, f32_of, part_of
+from rocmforge_hip.ops.model_ops import HipOps, Resources
 from rocmforge_hip.ops.step import DeviceStep
 from rocmforge_hip.weights.formats import Weight
 from rocmforge_hip.weights.products import Product
@@ -25,7 +25,7 @@ class ShardedOps(HipOps):
     """
 
     def __init__(
-        self, communicator: Communicator, orders: DeviceArray, resources: DecoderResources
+        self, communicator: Communicator, orders: DeviceArray, resources: Resources
     ) -> None:
         super().__init__(resources)
         self._communicator = communicator
@@ -44,15 +44,16 @@ class ShardedOps(HipOps):
         part = super().logits(x, weight, softcap)
         assert part.f32 is not None
         ranks, rows = self._communicator.shard.size, part.rows
-        whole = self._arena.logits.float32(rows, ranks * part.features)
+        whole = empty(part.arrays, rows, ranks * part.features, half=False)
         if rows:
             # All rows of the first rank, all of the second ... become all ranks of the first row,
             # all of the second ...; in the place of the part, which is not needed any more.
             assert self._arena.gathered is not None
             gathered = self._arena.gathered.float32(ranks * rows, part.features)
             self._communicator.all_gather(part.f32, gathered)
-            self._take_rows(gathered, self._order(rows), whole.first(ranks * rows, part.features))
-        return Activation(self._arena.logits, rows, ranks * part.features, f32=whole)
+            there = f32_of(whole).first(ranks * rows, part.features)
+            self._rows.take(gathered, self._order(rows), there)
+        return whole
 
     def _order(self, rows: int) -> DeviceArray:
         first = self._communicator.shard.size * rows * (rows - 1) // 2
@@ -74,7 +75,7 @@ def gather_orders(ranks: int, most_rows: int) -> Int32Array:
     ).astype(np.int32)
 
 
-def warm_up(communicator: Communicator, arena: DecoderArrays[DeviceArray]) -> None:
+def warm_up(communicator: Communicator, arena: ActivationArrays[DeviceArray]) -> None:
     """Makes each call once for every magnitude of size, on the zeros of a new arena.
 
     RCCL makes connections and allocates when it first uses an algorithm, which it chooses by size:
@@ -90,6 +91,8 @@ def warm_up(communicator: Communicator, arena: DecoderArrays[DeviceArray]) -> No
         rows *= 2
     rows = 1
     while rows <= gathered.shape[0]:
-        part = arena.logits.float32(rows, gathered.shape[1] // communicator.shard.size)
+        part = arena.product(Product.LOGITS).float32(
+            rows, gathered.shape[1] // communicator.shard.size
+        )
         communicator.all_gather(part, gathered.first(rows, gathered.shape[1]))
         rows *= 2

@@ -19,8 +19,8 @@ _ALIGN: Final = 16
 class OutputLayout:
     """The places of the results of `rows` rows with `num_top` top_logprobs in their buffer.
 
-    The tokens come first, wherever the others lie: the next step reads them there. Sums of hidden
-    states come last.
+    Sums of hidden states come first, and end where the tokens begin. On the device, that is always
+    the same place: the next step reads the tokens there.
     """
 
     rows: int
@@ -37,24 +37,28 @@ class OutputLayout:
         return chosen, ids, values, values + round_up(self.rows * self.num_top * 4, _ALIGN)
 
     @property
+    def sums_nbytes(self) -> int:
+        """Bytes before the tokens."""
+        return self.sums * self.hidden_size * 4
+
+    @property
     def nbytes(self) -> int:
         """Bytes to copy."""
-        return self._offsets[3] + self.sums * self.hidden_size * 4
-
-    def hidden(self, base: int) -> DeviceArray:
-        """Sums of hidden states, on the device."""
-        shape = (self.sums, self.hidden_size)
-        return DeviceArray(base + self._offsets[3], shape, np.dtype("f4"))
+        return self.sums_nbytes + self._offsets[3]
 
     def read_hidden(self, buffer: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32] | None:
         """Returns a copy of the sums, [sums, hidden_size]; None if there are none."""
         if not self.sums:
             return None
-        sums = buffer[self._offsets[3] : self.nbytes].view(np.float32)
+        sums = buffer[: self.sums_nbytes].view(np.float32)
         return sums.reshape(self.sums, self.hidden_size).copy()
 
     def arrays(self, base: int) -> tuple[DeviceArray, DeviceArray, DeviceArray]:
-        """Returns log-probabilities of the tokens, ids of the top_logprobs, and those."""
+        """Returns log-probabilities of the tokens, ids of the top_logprobs, and those.
+
+        Args:
+            base: Of the tokens.
+        """
         chosen, ids, values, _ = self._offsets
         shape = (self.rows, self.num_top)
         return (
@@ -68,6 +72,7 @@ class OutputLayout:
     ) -> tuple[npt.NDArray[np.int32], Any, Any, Any]:
         """Copies of the first rows of: tokens, log-probabilities, ids, their log-probabilities."""
         chosen, ids, values, _ = self._offsets
+        buffer = buffer[self.sums_nbytes :]
         tokens = buffer[: self.rows * 4].view(np.int32)[:rows].copy()
         logprobs = top_ids = top_logprobs = None
         if self.logprobs:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 
@@ -24,9 +24,9 @@ from rocmforge_hip.device.constants import BLOCK_TOKENS
 from rocmforge_hip.device.graphs import GraphCache
 from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.device.opening import Device
-from rocmforge_hip.ops.activations import MAX_TOP_LOGPROBS, Activation, DecoderArrays, StepLimits
-from rocmforge_hip.ops.decoder import HipOps
+from rocmforge_hip.ops.activations import MAX_TOP_LOGPROBS, Activation, ActivationArrays, StepLimits
 from rocmforge_hip.ops.linear import empty
+from rocmforge_hip.ops.model_ops import HipOps
 from rocmforge_hip.ops.sampler import Sampler
 from rocmforge_hip.ops.step import (
     NO_LISTS,
@@ -44,6 +44,7 @@ from rocmforge_hip.run.pipeline import Lane
 from rocmforge_hip.run.traffic import StepReads
 from rocmforge_hip.weights.adapters import most_tiles, tile_rows
 from rocmforge_hip.weights.formats import Weight, ceil_div
+from rocmforge_hip.weights.products import Product
 
 _MIN_GRAPH_BLOCKS: Final = 8
 _BUCKETS: Final = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
@@ -57,15 +58,8 @@ class Model:
     weights: ModelWeights[Weight]
     ops: HipOps
     sampler: Sampler
-    arena: DecoderArrays[DeviceArray]
+    arena: ActivationArrays[DeviceArray]
     inputs: DeviceArray  # bytes
-
-
-class _Forward(NamedTuple):
-    """The results of a forward pass for the end of its step."""
-
-    hidden: Activation | None  # of all tokens, if sums of it are wanted
-    logits: Activation | None  # None if a graph has sampled them too
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +70,7 @@ class _Unmasked:
     ended: int
     layout: StepLayout
     step: DeviceStep
-    forward: _Forward
+    logits: Activation
     output: OutputLayout
 
 
@@ -100,7 +94,8 @@ class HipRunner(BaseRunner[Model, _InFlight]):
         info: RunnerInfo,
         reads: StepReads,
     ) -> None:
-        super().__init__(device, model, limits, info, model.sampler.tokens.nbytes)
+        assert model.arena.sampling is not None
+        super().__init__(device, model, limits, info, model.arena.sampling.output.nbytes)
         self._graphs = GraphCache(device.driver, device.stream)
         self._reads = reads
         self._rows = RowStaging(device, limits.tokens, model.config.hidden_size)
@@ -126,7 +121,7 @@ class HipRunner(BaseRunner[Model, _InFlight]):
                 section.stop - section.offset,
                 stream,
             )
-            self._finish(waiting.lane, waiting.ended, waiting.step, waiting.forward, waiting.output)
+            self._finish(waiting.lane, waiting.ended, waiting.step, waiting.logits, waiting.output)
 
     def collect(self) -> StepOutput:
         lane, done, timing = self._pipeline.collect()
@@ -161,15 +156,15 @@ class HipRunner(BaseRunner[Model, _InFlight]):
         size = layout.masks.offset if is_masked_later else layout.nbytes
         driver.copy_to_device(model.inputs.address, lane.inputs.address, size, stream)
         on_device = DeviceStep(shape, arrays, needs, step, self._rows.stage(step, lane))
-        forward = self._compute(on_device, model, is_bucket=bucket is not None)
+        to_sample = self._compute(on_device, model, is_bucket=bucket is not None)
         output = OutputLayout(
             shape.rows, needs.logprobs, needs.num_top, shape.sums, model.config.hidden_size
         )
         if is_masked_later:
-            assert forward.logits is not None, "masks keep sampling out of graphs"
-            self._unmasked = _Unmasked(lane, ended, layout, on_device, forward, output)
+            assert to_sample is not None, "masks keep sampling out of graphs"
+            self._unmasked = _Unmasked(lane, ended, layout, on_device, to_sample, output)
         else:
-            self._finish(lane, ended, on_device, forward, output)
+            self._finish(lane, ended, on_device, to_sample, output)
         processors = step.sampling.processors
         host_rows = model.sampler.processors.host_rows(processors) if processors else 0
         return _InFlight(
@@ -181,46 +176,49 @@ class HipRunner(BaseRunner[Model, _InFlight]):
         )
 
     def _finish(
-        self, lane: Lane, ended: int, step: DeviceStep, forward: _Forward, output: OutputLayout
+        self,
+        lane: Lane,
+        ended: int,
+        step: DeviceStep,
+        logits: Activation | None,
+        output: OutputLayout,
     ) -> None:
         """Samples, unless that was done with the forward pass, and brings the results."""
         driver, stream, sampler = self._device.driver, self._device.stream, self._model.sampler
-        if forward.logits is not None:
-            sampler.sample(step, forward.logits)
-        source = sampler.tokens.address
-        if forward.hidden is not None:
-            # Only now, as sampling reads tokens of the step before, which may be overwritten.
-            self._model.ops.sum_hidden(step, forward.hidden, output.hidden(source))
+        if logits is not None:
+            sampler.sample(step, logits)
         if output.nbytes:
+            source = sampler.tokens.address - output.sums_nbytes
             driver.copy_to_host(lane.outputs.address, source, output.nbytes, stream)
         driver.record_event(ended, stream)
 
-    def _compute(self, step: DeviceStep, model: Model, *, is_bucket: bool) -> _Forward:
+    def _compute(self, step: DeviceStep, model: Model, *, is_bucket: bool) -> Activation | None:
+        """Returns the logits, if they are still to be sampled."""
         if not is_bucket:
-            hidden, rows = self._forward(step, model)
-            return _Forward(hidden if step.shape.sums else None, rows)
+            return self._forward(step, model)
         # Penalties, biases, processors and log-probabilities come with arrays whose sizes are not
         # the shape's.
         samples_in_graph = not (step.needs.adjusts or step.needs.logprobs)
 
         def record() -> None:
-            _, rows = self._forward(step, model)
+            logits = self._forward(step, model)
             if samples_in_graph:
-                model.sampler.sample(step, rows)
+                model.sampler.sample(step, logits)
 
         key = (step.shape, step.needs) if samples_in_graph else (step.shape, None)
         self._graphs.launch(key, record)
         if samples_in_graph:
-            return _Forward(hidden=None, logits=None)
+            return None
         count, vocab = step.shape.rows, model.config.vocab_size
-        logits = empty(model.arena.logits, count, vocab, half=False)
-        return _Forward(hidden=None, logits=logits)
+        return empty(model.arena.product(Product.LOGITS), count, vocab, half=False)
 
-    def _forward(self, step: DeviceStep, model: Model) -> tuple[Activation, Activation]:
-        """Returns hidden states of all tokens, and logits."""
+    def _forward(self, step: DeviceStep, model: Model) -> Activation:
+        """Returns the logits; sums of hidden states are where they are read from."""
         model.sampler.resolve_tokens(step)
         hidden = hidden_states(model.config, model.weights, model.ops, step)
-        return hidden, logits(model.config, model.weights, model.ops, step, hidden)
+        if step.shape.sums:
+            model.ops.sum_hidden(step, hidden)
+        return logits(model.config, model.weights, model.ops, step, hidden)
 
     def _bucket(self, step: StepInput) -> StepShape | None:
         """Returns the shape of the graph for a step of decodes, None for any other step."""

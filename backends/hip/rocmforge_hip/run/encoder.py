@@ -15,8 +15,8 @@ from rocmforge.models.forward.encoder import encode
 from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.device.opening import Device
 from rocmforge_hip.ops.activations import StepLimits
-from rocmforge_hip.ops.encoder import HipEncoderOps
 from rocmforge_hip.ops.linear import f32_of
+from rocmforge_hip.ops.model_ops import HipOps
 from rocmforge_hip.ops.step import DeviceStep, SamplingNeeds, StepLayout
 from rocmforge_hip.run.base import BaseRunner
 from rocmforge_hip.run.decoder import exact_shape
@@ -30,7 +30,7 @@ class Encoder:
 
     config: ModelConfig
     weights: ModelWeights[Weight]
-    ops: HipEncoderOps
+    ops: HipOps
     inputs: DeviceArray  # bytes
 
 

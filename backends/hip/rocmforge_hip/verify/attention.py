@@ -14,7 +14,7 @@ from rocmforge.models.config import RopeStyle
 from rocmforge_hip.device.constants import BLOCK_TOKENS
 from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.ops.activations import Activation
-from rocmforge_hip.ops.decoder import HEAD_DIMS
+from rocmforge_hip.ops.cached_attention import CACHED_HEAD_DIMS
 from rocmforge_hip.verify import oracle
 from rocmforge_hip.verify.cases import Case, Group, error
 from rocmforge_hip.verify.workbench import Recipe, Workbench, blocks_of
@@ -38,7 +38,7 @@ Float64 = npt.NDArray[np.float64]
 def groups() -> Iterator[Group]:
     """Yields every kernel, with what else the smallest number of models can vary."""
     for kv_dtype in ("f16", "int8"):
-        for index, head_dim in enumerate(HEAD_DIMS):
+        for index, head_dim in enumerate(CACHED_HEAD_DIMS):
             yield _group(
                 Recipe(
                     heads=6,

@@ -13,17 +13,18 @@ import numpy.typing as npt
 
 from rocmforge.models.blocks import ModelWeights
 from rocmforge.models.config import ActivationFunction, NormKind, RopeStyle
-from rocmforge.models.forward.encoder_ops import EncoderAttentionSpec
+from rocmforge.models.forward.ops import AttentionSpec
 from rocmforge.models.rope import RopeTables
 from rocmforge.models.weights import present
 from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.device.records import allocate
 from rocmforge_hip.load.encoder_budget import plan_encoder_activations
 from rocmforge_hip.load.model import upload, upload_tables
-from rocmforge_hip.ops.activations import Activation, EncoderArrays, StepLimits
-from rocmforge_hip.ops.encoder import ENCODER_HEAD_DIMS, HipEncoderOps
+from rocmforge_hip.ops.activations import Activation, ActivationArrays, StepLimits
+from rocmforge_hip.ops.full_attention import FULL_HEAD_DIMS
 from rocmforge_hip.ops.geometry import Geometry
 from rocmforge_hip.ops.linear import part_of
+from rocmforge_hip.ops.model_ops import HipOps, Resources
 from rocmforge_hip.verify import oracle
 from rocmforge_hip.verify.cases import Case, Group, error
 from rocmforge_hip.verify.rows import random_values
@@ -64,7 +65,7 @@ def groups() -> Iterator[Group]:
     for format in ("f32", "f16", "bf16"):
         cases = (Case("embed_add", f"{format} positions", _FLOAT, _embed_add),)
         yield Group(Recipe(format=format, hidden_size=160), cases)
-    for head_dim in ENCODER_HEAD_DIMS:
+    for head_dim in FULL_HEAD_DIMS:
         yield Group(
             Recipe(hidden_size=_HEADS * head_dim, rotary_dim=32),
             (
@@ -90,12 +91,12 @@ def groups() -> Iterator[Group]:
 class _Encoder:
     """The operations of an encoder and their arrays, on the device of a workbench."""
 
-    ops: HipEncoderOps
-    arena: EncoderArrays[DeviceArray]
+    ops: HipOps
+    arena: ActivationArrays[DeviceArray]
 
 
 def _encoder(
-    bench: Workbench, head_dim: int = ENCODER_HEAD_DIMS[0], slopes: tuple[float, ...] = ()
+    bench: Workbench, head_dim: int = FULL_HEAD_DIMS[0], slopes: tuple[float, ...] = ()
 ) -> _Encoder:
     """Makes an encoder as wide as the workbench's model, whose weights it may use."""
     model, device = bench.config, bench.device
@@ -115,18 +116,31 @@ def _encoder(
     geometry = Geometry(compute_units=1)  # nothing here is split
     features = {Product.QKV: 3 * model.hidden_size}
     plan = plan_encoder_activations(config, features, limits, geometry)
-    arena: EncoderArrays[DeviceArray] = allocate(device.memory, plan, device.stream)
+    arena: ActivationArrays[DeviceArray] = allocate(device.memory, plan, device.stream)
     tables = upload_tables(device, RopeTables(bench.table, None))
     formats = frozenset([part_of(bench.model.weights.embedding.token).matrix.format.name])
     on_device = upload(device, np.array(slopes, np.float32), "slopes") if slopes else None
-    ops = HipEncoderOps(config, device.library, geometry, arena, tables, on_device, formats)
+    ops = HipOps(
+        Resources(
+            config=config,
+            library=device.library,
+            geometry=geometry,
+            arena=arena,
+            caches=(),
+            tables=tables,
+            slopes=on_device,
+            formats=formats,
+            adapters={},
+            slices=0,
+        )
+    )
     return _Encoder(ops, arena)
 
 
 def _norm(bench: Workbench) -> float:
     encoder, values = _encoder(bench), random_values(12, bench.config.hidden_size) + 1
     x = bench.activation(encoder.arena.normed, values)
-    got = encoder.ops.layer_norm(x, *_norm_and_bias(bench.model.weights))
+    got = encoder.ops.norm(x, *_norm_and_bias(bench.model.weights))
     assert got.f16 is not None
     return error(bench.get(got.f16).astype(np.float64), _normed(bench, values))
 
@@ -137,7 +151,7 @@ def _add_norm(bench: Workbench) -> float:
         random_values(9, bench.config.hidden_size),
         random_values(10, bench.config.hidden_size)[:9],
     )
-    got = encoder.ops.add_layer_norm(
+    got = encoder.ops.norm_of_sum(
         bench.activation(encoder.arena.normed, old),
         bench.activation(encoder.arena.delta, delta),
         *_norm_and_bias(bench.model.weights),
@@ -151,10 +165,11 @@ def _add_then_norm(bench: Workbench) -> float:
         random_values(9, bench.config.hidden_size),
         random_values(10, bench.config.hidden_size)[:9],
     )
-    total, got = encoder.ops.add_then_norm(
+    total, got = encoder.ops.add_norm(
         bench.activation(encoder.arena.normed, old),
         bench.activation(encoder.arena.delta, delta),
         bench.model.weights.layers[0].feed_forward_norm,
+        None,
     )
     weight = bench.weights.layers[0].feed_forward_norm.to_float32().astype(np.float64)
     added = (old + delta).astype(np.float64)
@@ -169,7 +184,7 @@ def _add_two_norms(bench: Workbench) -> float:
         random_values(10, bench.config.hidden_size)[:9],
     )
     norm = _norm_and_bias(bench.model.weights)
-    got = encoder.ops.add_two_norms(
+    got = encoder.ops.two_norms_of_sum(
         bench.activation(encoder.arena.normed, old),
         bench.activation(encoder.arena.delta, delta),
         norm,
@@ -215,7 +230,11 @@ def _embed_add(bench: Workbench) -> float:
     step = bench.step([(4, 4, [0])], tokens=tokens)
     weights = bench.model.weights
     got = encoder.ops.embed(
-        step, weights.embedding.token, weights.embedding.token, weights.layers[0].feed_forward_norm
+        step,
+        weights.embedding.token,
+        weights.embedding.token,
+        weights.layers[0].feed_forward_norm,
+        1.0,
     )
     table, type_row = (
         tensor.to_float32().astype(np.float64)
@@ -240,8 +259,9 @@ def _rope(bench: Workbench, head_dim: int) -> float:
     return max(errors)
 
 
-def _spec(reach: int | None = None, scale: float = 1.0) -> EncoderAttentionSpec:
-    return EncoderAttentionSpec(layer=0, scale=scale, reach=reach, local_rope=False)
+def _spec(reach: int | None = None, scale: float = 1.0) -> AttentionSpec:
+    window = None if reach is None else reach + 1
+    return AttentionSpec(layer=0, scale=scale, softcap=None, window=window, local_rope=False)
 
 
 def _attention(

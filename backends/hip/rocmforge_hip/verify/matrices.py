@@ -112,7 +112,9 @@ def _embed(bench: Workbench) -> float:
     tokens = [5, 0, 95, 17, 5, 64, 33]
     step = bench.step([(len(tokens), len(tokens), [0])], tokens=tokens)
     bench.model.sampler.resolve_tokens(step)
-    got = bench.model.ops.embed(step, bench.model.weights.embedding.token, _EMBEDDING_SCALE)
+    got = bench.model.ops.embed(
+        step, bench.model.weights.embedding.token, None, None, _EMBEDDING_SCALE
+    )
     want = _EMBEDDING_SCALE * _values(bench.weights.embedding.token)[tokens]
     return error(bench.result(got), want)
 

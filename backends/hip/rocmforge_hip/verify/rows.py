@@ -13,7 +13,6 @@ import numpy.typing as npt
 from rocmforge_hip.device.constants import QUANT_BLOCK
 from rocmforge_hip.ops.activations import Activation
 from rocmforge_hip.ops.step import StagedRows
-from rocmforge_hip.ops.step_output import OutputLayout
 from rocmforge_hip.verify import oracle
 from rocmforge_hip.verify.cases import Case, Group, error
 from rocmforge_hip.verify.workbench import Recipe, Workbench
@@ -78,7 +77,7 @@ def int8_error(bench: Workbench, x: Activation, want: Float64) -> float:
 def _norm(bench: Workbench, rows: int, form: str) -> float:
     values = random_values(rows, bench.config.hidden_size)
     x = bench.activation(bench.model.arena.residual, values)
-    got = bench.model.ops.rms_norm(x, bench.model.weights.layers[0].feed_forward_norm)
+    got = bench.model.ops.norm(x, bench.model.weights.layers[0].feed_forward_norm, None)
     norm = bench.weights.layers[0].feed_forward_norm
     weight = norm.to_float32().astype(np.float64)
     want = oracle.rms_norm(values.astype(np.float64), weight, bench.config.norm_eps)
@@ -94,10 +93,11 @@ def _add_norm(bench: Workbench) -> float:
         random_values(5, bench.config.hidden_size),
         random_values(7, bench.config.hidden_size)[:5],
     )
-    residual, normed = bench.model.ops.add_rms_norm(
+    residual, normed = bench.model.ops.add_norm(
         bench.activation(bench.model.arena.residual, old),
         bench.activation(bench.model.arena.delta, delta),
         bench.model.weights.layers[0].feed_forward_norm,
+        None,
     )
     total = (old + delta).astype(np.float64)
     weight = bench.weights.layers[0].feed_forward_norm.to_float32().astype(np.float64)
@@ -134,11 +134,9 @@ def _take_rows(bench: Workbench) -> float:
 def _sum_rows(bench: Workbench) -> float:
     values, ranges = random_values(300, bench.config.hidden_size), [(0, 7), (7, 300)]
     step = bench.step([(7, 7, [0]), (293, 293, range(10))], ranges=ranges)
-    layout = OutputLayout(0, False, 0, len(ranges), bench.config.hidden_size)
-    out = layout.hidden(bench.model.sampler.tokens.address)
-    bench.model.ops.sum_hidden(step, bench.activation(bench.model.arena.normed, values), out)
+    got = bench.model.ops.sum_hidden(step, bench.activation(bench.model.arena.normed, values))
     want = [values[first:end].astype(np.float64).sum(axis=0) for first, end in ranges]
-    return error(bench.get(out).astype(np.float64), np.array(want))
+    return error(bench.result(got), np.array(want))
 
 
 def _embed_rows(bench: Workbench) -> float:
@@ -151,7 +149,9 @@ def _embed_rows(bench: Workbench) -> float:
     ids = [5, 0, 41, 17, 5, 63, 33]
     step = replace(bench.step([(len(ids), len(ids), [0])], tokens=ids), embeddings=staged)
     bench.model.sampler.resolve_tokens(step)
-    got = bench.result(bench.model.ops.embed(step, bench.model.weights.embedding.token, 3.0))
+    got = bench.result(
+        bench.model.ops.embed(step, bench.model.weights.embedding.token, None, None, 3.0)
+    )
     want = 3.0 * bench.weights.embedding.token.to_float32().astype(np.float64)[ids]
     want[tokens] = rows
     return error(got, want)
@@ -163,5 +163,6 @@ def _resolve(bench: Workbench) -> float:
     bench.put(before, bench.model.sampler.tokens)
     step = bench.step([(5, 5, [0])], tokens=[7, 0, 9, 0, 0], sources=[-1, 2, -1, 1, 0])
     bench.model.sampler.resolve_tokens(step)
+    assert bench.model.arena.tokens is not None
     got = bench.get(bench.model.arena.tokens.first(5))
     return error(got.astype(np.float64), np.array([7.0, 43, 9, 0, 41]))

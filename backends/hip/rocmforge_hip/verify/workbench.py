@@ -23,7 +23,7 @@ from rocmforge.models.config import (
     RopeStyle,
 )
 from rocmforge.models.families import FAMILIES
-from rocmforge.models.forward.decoder import attention_specs
+from rocmforge.models.forward.ops import attention_specs
 from rocmforge.models.lora import Adapter, LowRank
 from rocmforge.models.pooling import PoolingType
 from rocmforge.models.rope import RopeTable, RopeTables
@@ -145,8 +145,9 @@ class Workbench:
             return flat.reshape(x.rows, x.stride)[:, : x.features].astype(np.float64)
         return self.get(array).astype(np.float64).reshape(x.rows, x.features)
 
-    def activation(self, arrays: Forms[DeviceArray], values: Array) -> Activation:
+    def activation(self, arrays: Forms[DeviceArray] | None, values: Array) -> Activation:
         """Returns an activation with these values, in the form of their type."""
+        assert arrays is not None, "the model has no use for it"
         rows, features = values.shape
         if values.dtype == np.float32:
             f32 = self.put(values, arrays.float32(rows, features))

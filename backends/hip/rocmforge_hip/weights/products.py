@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from enum import Enum, auto
+from enum import StrEnum, auto
 from typing import Final
 
 
-class Product(Enum):
-    """The activation that the product with a matrix becomes: a field of `DecoderArrays` and alike.
+class Product(StrEnum):
+    """The activation that the product with a matrix becomes: a field of `ActivationArrays`.
 
     Query, key and value go to as many as they have stored types.
     """

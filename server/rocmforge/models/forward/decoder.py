@@ -6,26 +6,12 @@ from typing import TypeVar
 
 from rocmforge.models.blocks import ModelWeights
 from rocmforge.models.config import ModelConfig
-from rocmforge.models.forward.ops import AttentionSpec, Ops
+from rocmforge.models.forward.ops import Ops, attention_specs
 from rocmforge.models.weights import present
 
 A = TypeVar("A")
 W = TypeVar("W")
 S = TypeVar("S")
-
-
-def attention_specs(config: ModelConfig) -> tuple[AttentionSpec, ...]:
-    """Returns the rules of each layer's attention."""
-    return tuple(
-        AttentionSpec(
-            layer=index,
-            scale=layer.attention_scale,
-            softcap=config.attention_softcap,
-            window=layer.window,
-            local_rope=layer.local_rope,
-        )
-        for index, layer in enumerate(config.layers)
-    )
 
 
 def logits(
@@ -46,8 +32,8 @@ def hidden_states(config: ModelConfig, weights: ModelWeights[W], ops: Ops[A, W, 
     """
     layers = weights.layers
     next_norms = [*(layer.attention_norm for layer in layers[1:]), weights.output_norm]
-    residual = ops.embed(step, weights.embedding.token, config.embedding_scale)
-    x = ops.rms_norm(residual, present(layers[0].attention_norm))
+    residual = ops.embed(step, weights.embedding.token, None, None, config.embedding_scale)
+    x = ops.norm(residual, present(layers[0].attention_norm), None)
     for spec, layer, next_norm in zip(attention_specs(config), layers, next_norms, strict=True):
         attention, feed_forward = layer.attention, layer.feed_forward
         biases = attention.q_bias, attention.k_bias, attention.v_bias
@@ -55,12 +41,12 @@ def hidden_states(config: ModelConfig, weights: ModelWeights[W], ops: Ops[A, W, 
         q = ops.rope_and_store(step, q, k, v, attention.q_norm, attention.k_norm, spec)
         x = ops.linear(step, ops.attention(step, q, spec), attention.output, attention.output_bias)
         if layer.attention_post_norm is not None:
-            x = ops.rms_norm(x, layer.attention_post_norm)
-        residual, x = ops.add_rms_norm(residual, x, layer.feed_forward_norm)
+            x = ops.norm(x, layer.attention_post_norm, None)
+        residual, x = ops.add_norm(residual, x, layer.feed_forward_norm, None)
         gate = present(feed_forward.gate)
         x = ops.gated_linear(step, x, gate, feed_forward.up, config.activation)
         x = ops.linear(step, x, feed_forward.down, feed_forward.down_bias)
         if layer.feed_forward_post_norm is not None:
-            x = ops.rms_norm(x, layer.feed_forward_post_norm)
-        residual, x = ops.add_rms_norm(residual, x, present(next_norm))
+            x = ops.norm(x, layer.feed_forward_post_norm, None)
+        residual, x = ops.add_norm(residual, x, present(next_norm), None)
     return x

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from rocmforge.models.blocks import Attention, FeedForward, Head, ModelWeights
 from rocmforge.models.config import ModelConfig
-from rocmforge.models.forward.encoder_ops import EncoderAttentionSpec, EncoderOps
+from rocmforge.models.forward.ops import AttentionSpec, Ops, attention_specs
 from rocmforge.models.weights import present
 
 A = TypeVar("A")
@@ -14,7 +14,7 @@ W = TypeVar("W")
 S = TypeVar("S")
 
 
-def encode(config: ModelConfig, weights: ModelWeights[W], ops: EncoderOps[A, W, S], step: S) -> A:
+def encode(config: ModelConfig, weights: ModelWeights[W], ops: Ops[A, W, S], step: S) -> A:
     """Returns what the step gives for its hidden ranges, [P, config.output_size].
 
     That is the sum of the hidden states after the last norm; or, of a model with a head, the scores
@@ -24,49 +24,34 @@ def encode(config: ModelConfig, weights: ModelWeights[W], ops: EncoderOps[A, W, 
     return sums if weights.head is None else _scores(weights.head, ops, step, sums)
 
 
-def attention_specs(config: ModelConfig) -> tuple[EncoderAttentionSpec, ...]:
-    """Returns the rules of each layer's attention."""
-    return tuple(
-        EncoderAttentionSpec(
-            layer=index,
-            scale=layer.attention_scale,
-            reach=None if layer.window is None else layer.window - 1,
-            local_rope=layer.local_rope,
-        )
-        for index, layer in enumerate(config.layers)
-    )
-
-
-def hidden_states(
-    config: ModelConfig, weights: ModelWeights[W], ops: EncoderOps[A, W, S], step: S
-) -> A:
+def hidden_states(config: ModelConfig, weights: ModelWeights[W], ops: Ops[A, W, S], step: S) -> A:
     """Returns the hidden states of the step's tokens after the last norm, [T, hidden_size]."""
     embedding = weights.embedding
-    x = ops.embed(step, embedding.token, embedding.position, embedding.type)
-    x = ops.layer_norm(x, present(embedding.norm), embedding.norm_bias)
+    x = ops.embed(step, embedding.token, embedding.position, embedding.type, config.embedding_scale)
+    x = ops.norm(x, present(embedding.norm), embedding.norm_bias)
     layers = _pre_norm_layers if config.pre_norm else _post_norm_layers
     return layers(config, weights, ops, step, x)
 
 
 def _post_norm_layers(
-    config: ModelConfig, weights: ModelWeights[W], ops: EncoderOps[A, W, S], step: S, x: A
+    config: ModelConfig, weights: ModelWeights[W], ops: Ops[A, W, S], step: S, x: A
 ) -> A:
     """Runs layers that norm each sum, with which the next one begins (Devlin et al. 2019)."""
     for spec, layer in zip(attention_specs(config), weights.layers, strict=True):
         delta = _attend(config, layer.attention, ops, step, x, spec)
         norm = present(layer.attention_norm), layer.attention_norm_bias
         if layer.attention_norm_2 is None:
-            x = ops.add_layer_norm(x, delta, *norm)
+            x = ops.norm_of_sum(x, delta, *norm)
         else:
             second = layer.attention_norm_2, layer.attention_norm_2_bias
-            x = ops.add_two_norms(x, delta, norm, second)
+            x = ops.two_norms_of_sum(x, delta, norm, second)
         delta = _feed_forward(config, layer.feed_forward, ops, step, x)
-        x = ops.add_layer_norm(x, delta, layer.feed_forward_norm, layer.feed_forward_norm_bias)
+        x = ops.norm_of_sum(x, delta, layer.feed_forward_norm, layer.feed_forward_norm_bias)
     return x
 
 
 def _pre_norm_layers(
-    config: ModelConfig, weights: ModelWeights[W], ops: EncoderOps[A, W, S], step: S, x: A
+    config: ModelConfig, weights: ModelWeights[W], ops: Ops[A, W, S], step: S, x: A
 ) -> A:
     """Runs layers that norm what each part reads; the sum goes on as it is (Warner et al. 2024).
 
@@ -76,21 +61,21 @@ def _pre_norm_layers(
     residual, delta = x, None
     for spec, layer in zip(attention_specs(config), weights.layers, strict=True):
         if delta is not None:
-            residual, x = ops.add_then_norm(residual, delta, present(layer.attention_norm))
+            residual, x = ops.add_norm(residual, delta, present(layer.attention_norm), None)
         delta = _attend(config, layer.attention, ops, step, x, spec)
-        residual, x = ops.add_then_norm(residual, delta, layer.feed_forward_norm)
+        residual, x = ops.add_norm(residual, delta, layer.feed_forward_norm, None)
         delta = _feed_forward(config, layer.feed_forward, ops, step, x)
     assert delta is not None
-    return ops.add_layer_norm(residual, delta, present(weights.output_norm), None)
+    return ops.norm_of_sum(residual, delta, present(weights.output_norm), None)
 
 
 def _attend(
     config: ModelConfig,
     attention: Attention[W],
-    ops: EncoderOps[A, W, S],
+    ops: Ops[A, W, S],
     step: S,
     x: A,
-    spec: EncoderAttentionSpec,
+    spec: AttentionSpec,
 ) -> A:
     biases = attention.q_bias, attention.k_bias, attention.v_bias
     q, k, v = ops.qkv(step, x, (attention.q, attention.k, attention.v), biases)
@@ -105,7 +90,7 @@ def _attend(
 
 
 def _feed_forward(
-    config: ModelConfig, feed_forward: FeedForward[W], ops: EncoderOps[A, W, S], step: S, x: A
+    config: ModelConfig, feed_forward: FeedForward[W], ops: Ops[A, W, S], step: S, x: A
 ) -> A:
     if feed_forward.gate is not None:
         inner = ops.gated_linear(step, x, feed_forward.gate, feed_forward.up, config.activation)
@@ -114,7 +99,7 @@ def _feed_forward(
     return ops.linear(step, inner, feed_forward.down, feed_forward.down_bias)
 
 
-def _scores(head: Head[W], ops: EncoderOps[A, W, S], step: S, rows: A) -> A:
+def _scores(head: Head[W], ops: Ops[A, W, S], step: S, rows: A) -> A:
     if head.dense is not None:
         rows = ops.tanh(ops.linear(step, rows, head.dense, head.dense_bias))
     return ops.linear(step, rows, head.scores, head.scores_bias)

@@ -1,15 +1,20 @@
-"""The operations of a decoder-only transformer, as `models.forward.decoder` calls them.
+"""The operations of a transformer, as `models.forward.decoder` and `encoder` call them.
 
-The decoder's forward pass is written once over this protocol; a backend supplies the
-operations. They are as coarse as a good GPU kernel is (norm with residual add, gate and up
-projection with activation, rope with cache write), so that the naive version in the reference
-backend is an oracle of the same shape for the fast version of any other.
+Each forward pass is written once over this protocol; a backend supplies the operations. They are as
+coarse as a good GPU kernel is (norm with residual add, gate and up projection with activation, rope
+with cache write), so that the naive version in the reference backend is an oracle of the same shape
+for the fast version of any other.
 
 `A` is the backend's array (NumPy array, device buffer), `W` its weight (which may stay
 quantised), `S` its view of the running step (block table, positions, ... on the device).
-Arrays hold activations as [rows, features]. No method waits for the device.
+Arrays hold activations as [rows, features]. No method waits for the device. Norms are of the kind
+that `ModelConfig.norm` names.
 
-Symbols used in shapes: T tokens in the step, L rows whose logits are needed, V vocabulary size.
+A model that is not causal has no KV cache: each sequence of the step's flat batch is whole
+(`StepInput.query_start` says where it lies), and attention reads the step's own keys and values.
+
+Symbols used in shapes: T tokens in the step, L rows whose logits are needed, P ranges of tokens
+whose hidden states are wanted, V vocabulary size.
 """
 
 from __future__ import annotations
@@ -17,7 +22,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from rocmforge.models.config import ActivationFunction
+from rocmforge.models.config import ActivationFunction, ModelConfig
 
 A = TypeVar("A")
 W = TypeVar("W", contravariant=True)
@@ -28,44 +33,82 @@ S = TypeVar("S", contravariant=True)
 class AttentionSpec:
     """The rules of one layer's attention."""
 
-    layer: int  # index of its cache
+    layer: int  # its index, and that of its cache
     scale: float  # of query times key
     softcap: float | None  # cap * tanh(scores / cap)
-    window: int | None  # a token sees itself and the window - 1 before it; None = all
-    local_rope: bool  # uses the second rope table (Gemma 3's sliding layers)
+    window: int | None  # a token sees itself and window - 1 before it, unless causal also after it
+    local_rope: bool  # uses the second rope table
+
+
+def attention_specs(config: ModelConfig) -> tuple[AttentionSpec, ...]:
+    """Returns the rules of each layer's attention."""
+    return tuple(
+        AttentionSpec(
+            layer=index,
+            scale=layer.attention_scale,
+            softcap=config.attention_softcap,
+            window=layer.window,
+            local_rope=layer.local_rope,
+        )
+        for index, layer in enumerate(config.layers)
+    )
 
 
 class Ops(Protocol[A, W, S]):
-    """Implemented by each backend; `rocmforge_reference.ops` has the exact definitions."""
+    """Implemented by each backend; `rocmforge_reference.ops` has the exact definitions.
 
-    def embed(self, step: S, table: W, scale: float) -> A:
-        """Returns the table's rows for the step's tokens, times scale: [T, hidden_size].
+    Vectors (norms and biases) and the tables `positions` and `types` are float32 or float16 in the
+    files there are; `tokens` and the matrices of products may be quantised.
+    """
+
+    def embed(self, step: S, tokens: W, positions: W | None, types: W | None, scale: float) -> A:
+        """Returns the embeddings of the step's tokens: [T, hidden_size].
 
         Where the step brings an embedding for a token, that is its row, as it is.
 
         Args:
-            step: Gives the token ids and the embeddings.
-            table: [V, hidden_size].
-            scale: Multiplies each element.
+            step: Gives the token ids, their positions and the embeddings.
+            tokens: [V, hidden_size]; the row of the token.
+            positions: [max_context, hidden_size]; adds the row of its position. None adds nothing.
+            types: [n, hidden_size]; adds row 0, as all text is "sentence A". None adds nothing.
+            scale: Multiplies each element of the token's row.
         """
         ...
 
-    def rms_norm(self, x: A, weight: W) -> A:
-        """Returns x / sqrt(mean(x^2) + eps) * weight over the last axis: [rows, hidden_size]."""
+    def norm(self, x: A, weight: W, bias: W | None) -> A:
+        """Returns the norm of each row: [rows, hidden_size].
+
+        By root mean square, that is x / sqrt(mean(x^2) + eps) * weight, without a bias. By layer,
+        it is (x - mean) / sqrt(variance + eps) * weight + bias; the variance is the mean of squares
+        of x - mean.
+        """
         ...
 
-    def add_rms_norm(self, residual: A, delta: A, weight: W) -> tuple[A, A]:
-        """Returns residual + delta and its rms_norm, each [rows, hidden_size]."""
+    def add_norm(self, residual: A, delta: A, weight: W, bias: W | None) -> tuple[A, A]:
+        """Returns residual + delta and its norm, each [rows, hidden_size]."""
+        ...
+
+    def norm_of_sum(self, residual: A, delta: A, weight: W, bias: W | None) -> A:
+        """Returns the norm of residual + delta, [rows, hidden_size]; the sum itself is lost."""
+        ...
+
+    def two_norms_of_sum(
+        self, residual: A, delta: A, first: tuple[W, W | None], second: tuple[W, W | None]
+    ) -> A:
+        """Returns second_norm(residual + first_norm(residual + delta)): [rows, hidden_size].
+
+        Each norm is given as its weight and bias.
+        """
         ...
 
     def linear(self, step: S, x: A, weight: W, bias: W | None) -> A:
-        """Returns x @ weight.T + bias: [T, out_features].
+        """Returns x @ weight.T + bias: [rows, out_features].
 
         A token whose sequence has an adapter is multiplied with the adapted weight.
 
         Args:
             step: Says which adapter each token's sequence has.
-            x: [T, in_features].
+            x: [rows, in_features].
             weight: [out_features, in_features].
             bias: [out_features], or None.
         """
@@ -90,6 +133,17 @@ class Ops(Protocol[A, W, S]):
         """
         ...
 
+    def gated_linear(self, step: S, x: A, gate: W, up: W, activation: ActivationFunction) -> A:
+        """Returns activation(x @ gate.T) * (x @ up.T): [T, intermediate_size].
+
+        Adapters change gate and up as in `linear`.
+        """
+        ...
+
+    def gelu(self, x: A) -> A:
+        """Returns x * Phi(x), Phi the normal distribution function: [T, intermediate_size]."""
+        ...
+
     def rope_and_store(
         self, step: S, q: A, k: A, v: A, q_norm: W | None, k_norm: W | None, spec: AttentionSpec
     ) -> A:
@@ -97,26 +151,35 @@ class Ops(Protocol[A, W, S]):
 
         Args:
             step: Gives the positions and the slots of its tokens.
-            q: [T, num_heads * head_dim].
-            k: [T, num_kv_heads * head_dim].
-            v: [T, num_kv_heads * head_dim].
-            q_norm: [head_dim], or None.
-            k_norm: [head_dim], or None.
+            q: [T, num_heads * key_dim].
+            k: [T, num_kv_heads * key_dim].
+            v: [T, num_kv_heads * value_dim].
+            q_norm: [key_dim], of each head, or None.
+            k_norm: [key_dim], of each head, or None.
             spec: Names the layer and its rope table.
 
         Returns:
-            The rotated q, [T, num_heads * head_dim].
+            The rotated q, [T, num_heads * key_dim].
         """
         ...
 
     def attention(self, step: S, q: A, spec: AttentionSpec) -> A:
-        """Returns the causal attention of q over the paged cache: [T, num_heads * head_dim]."""
+        """Returns the causal attention of q over the paged cache: [T, num_heads * value_dim]."""
         ...
 
-    def gated_linear(self, step: S, x: A, gate: W, up: W, activation: ActivationFunction) -> A:
-        """Returns activation(x @ gate.T) * (x @ up.T): [T, intermediate_size].
+    def norm_projection(self, x: A, weight: W, bias: W | None) -> A:
+        """Returns the norm of queries or keys, all heads as one row; may overwrite x."""
+        ...
 
-        Adapters change gate and up as in `linear`.
+    def rope(self, step: S, q: A, k: A, spec: AttentionSpec) -> tuple[A, A]:
+        """Returns q and k, [T, num_heads * key_dim] each, rotated by the tokens' positions."""
+        ...
+
+    def attend_all(self, step: S, q: A, k: A, v: A, spec: AttentionSpec) -> A:
+        """Returns the attention of each token to those of its sequence that its window reaches.
+
+        q, k, v and the result are [T, heads * dim] each. A score is scale * (query times key), less
+        the distance of the two times the slope of the head where the model has slopes.
         """
         ...
 
@@ -126,4 +189,12 @@ class Ops(Protocol[A, W, S]):
 
     def logits(self, x: A, weight: W, softcap: float | None) -> A:
         """Returns x @ weight.T, soft-capped if softcap is given: float32 [L, V]."""
+        ...
+
+    def sum_hidden(self, step: S, x: A) -> A:
+        """Returns the sum of x's rows in each of `StepInput.hidden_ranges`: [P, hidden_size]."""
+        ...
+
+    def tanh(self, x: A) -> A:
+        """Returns tanh of each element: [P, hidden_size]."""
         ...

@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 
 from rocmforge.backend.protocol import Float32Array, Int32Array, StepInput
-from rocmforge.models.config import ActivationFunction, ModelConfig
+from rocmforge.models.config import ActivationFunction, ModelConfig, NormKind, alibi_slopes
 from rocmforge.models.forward.ops import AttentionSpec
 from rocmforge.models.rope import RopeTables
 from rocmforge_reference import ops
@@ -36,26 +36,55 @@ class ReferenceOps:
     """Implements `Ops[Float32Array, Weight, Step]`."""
 
     def __init__(
-        self, config: ModelConfig, tables: RopeTables, caches: tuple[KvCache, ...]
+        self, config: ModelConfig, tables: RopeTables | None, caches: tuple[KvCache, ...] = ()
     ) -> None:
         self._config = config
         self._tables = tables
         self._caches = caches
 
-    def embed(self, step: Step, table: Weight, scale: float) -> Float32Array:
-        x = ops.embed(table.values, step.token_ids, scale)
+    def embed(
+        self,
+        step: Step,
+        tokens: Weight,
+        positions: Weight | None,
+        types: Weight | None,
+        scale: float,
+    ) -> Float32Array:
+        x = ops.embed(tokens.values, step.token_ids, scale)
+        if positions is not None:
+            x = x + positions.values[step.input.positions]
+        if types is not None:
+            x = x + types.values[0]
         if len(step.input.embedding_tokens):
             x[step.input.embedding_tokens] = step.input.embedding_rows
         return x
 
-    def rms_norm(self, x: Float32Array, weight: Weight) -> Float32Array:
-        return ops.rms_norm(x, weight.values, self._config.norm_eps)
+    def norm(self, x: Float32Array, weight: Weight, bias: Weight | None) -> Float32Array:
+        eps = self._config.norm_eps
+        if self._config.norm is NormKind.RMS:
+            assert bias is None
+            return ops.rms_norm(x, weight.values, eps)
+        return ops.layer_norm(x, weight.values, None if bias is None else bias.values, eps)
 
-    def add_rms_norm(
-        self, residual: Float32Array, delta: Float32Array, weight: Weight
+    def add_norm(
+        self, residual: Float32Array, delta: Float32Array, weight: Weight, bias: Weight | None
     ) -> tuple[Float32Array, Float32Array]:
-        residual = residual + delta
-        return residual, self.rms_norm(residual, weight)
+        total = residual + delta
+        return total, self.norm(total, weight, bias)
+
+    def norm_of_sum(
+        self, residual: Float32Array, delta: Float32Array, weight: Weight, bias: Weight | None
+    ) -> Float32Array:
+        return self.norm(residual + delta, weight, bias)
+
+    def two_norms_of_sum(
+        self,
+        residual: Float32Array,
+        delta: Float32Array,
+        first: tuple[Weight, Weight | None],
+        second: tuple[Weight, Weight | None],
+    ) -> Float32Array:
+        return self.norm_of_sum(residual, self.norm_of_sum(residual, delta, *first), *second)
 
     def linear(
         self, step: Step, x: Float32Array, weight: Weight, bias: Weight | None
@@ -88,6 +117,9 @@ class ReferenceOps:
         gates = ops.activate(self.linear(step, x, gate, None), activation)
         return gates * self.linear(step, x, up, None)
 
+    def gelu(self, x: Float32Array) -> Float32Array:
+        return ops.activate(x, ActivationFunction.GELU)
+
     def rope_and_store(
         self,
         step: Step,
@@ -101,18 +133,13 @@ class ReferenceOps:
         layer = self._config.layers[spec.layer]
         q, k, v = _heads(q, layer.key_dim), _heads(k, layer.key_dim), _heads(v, layer.value_dim)
         if q_norm is not None:
-            q = self.rms_norm(q, q_norm)
+            q = self.norm(q, q_norm, None)
         if k_norm is not None:
-            k = self.rms_norm(k, k_norm)
-        table = self._tables.local_table if spec.local_rope else self._tables.table
-        assert table is not None
-        style = self._config.rope_of(local=spec.local_rope).style
-        positions = step.input.positions
-        cos, sin = table.cos[positions], table.sin[positions]
+            k = self.norm(k, k_norm, None)
         cache = self._caches[spec.layer]
-        ops.store(cache.keys, ops.rope(k, cos, sin, style), step.input.slot_mapping)
+        ops.store(cache.keys, self._rotate(step, k, spec), step.input.slot_mapping)
         ops.store(cache.values, v, step.input.slot_mapping)
-        return ops.rope(q, cos, sin, style).reshape(len(q), -1)
+        return self._rotate(step, q, spec).reshape(len(q), -1)
 
     def attention(self, step: Step, q: Float32Array, spec: AttentionSpec) -> Float32Array:
         cache = self._caches[spec.layer]
@@ -129,11 +156,52 @@ class ReferenceOps:
             window=spec.window,
         ).reshape(len(q), -1)
 
+    def norm_projection(self, x: Float32Array, weight: Weight, bias: Weight | None) -> Float32Array:
+        return self.norm(x, weight, bias)
+
+    def rope(
+        self, step: Step, q: Float32Array, k: Float32Array, spec: AttentionSpec
+    ) -> tuple[Float32Array, Float32Array]:
+        head_dim = self._config.layers[spec.layer].key_dim
+        q, k = (self._rotate(step, _heads(x, head_dim), spec).reshape(len(x), -1) for x in (q, k))
+        return q, k
+
+    def _rotate(self, step: Step, x: Float32Array, spec: AttentionSpec) -> Float32Array:
+        """Rotates queries or keys [T, heads, head_dim]."""
+        assert self._tables is not None
+        table = self._tables.local_table if spec.local_rope else self._tables.table
+        assert table is not None
+        positions, rope = step.input.positions, self._config.rope_of(local=spec.local_rope)
+        return ops.rope(x, table.cos[positions], table.sin[positions], rope.style)
+
+    def attend_all(
+        self, step: Step, q: Float32Array, k: Float32Array, v: Float32Array, spec: AttentionSpec
+    ) -> Float32Array:
+        layer, slopes = self._config.layers[spec.layer], None
+        if self._config.has_alibi:
+            slopes = np.array(alibi_slopes(layer.num_heads), np.float32)
+        return ops.attend_all(
+            _heads(q, layer.key_dim),
+            _heads(k, layer.key_dim),
+            _heads(v, layer.value_dim),
+            step.input.query_start,
+            spec.scale,
+            reach=None if spec.window is None else spec.window - 1,
+            slopes=slopes,
+        ).reshape(len(q), -1)
+
     def take_logit_rows(self, step: Step, x: Float32Array) -> Float32Array:
         return x[step.input.logit_rows]
 
     def logits(self, x: Float32Array, weight: Weight, softcap: float | None) -> Float32Array:
         return ops.softcap(ops.linear(x, weight.values), softcap)
+
+    def sum_hidden(self, step: Step, x: Float32Array) -> Float32Array:
+        ranges = step.input.hidden_ranges.tolist()
+        return np.stack([x[first:end].sum(axis=0) for first, end in ranges])
+
+    def tanh(self, x: Float32Array) -> Float32Array:
+        return np.tanh(x)
 
 
 def _heads(x: Float32Array, head_dim: int) -> Float32Array:

@@ -1,0 +1,249 @@
+"""Causal attention over the paged cache, and the way of keys and values into it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Generic, TypeVar
+
+from rocmforge.models.config import ModelConfig, RopeStyle
+from rocmforge.models.forward.ops import AttentionSpec
+from rocmforge_hip.device.constants import ATTENTION_ROWS, BLOCK_TOKENS, QUANT_BLOCK
+from rocmforge_hip.device.library import KernelLibrary
+from rocmforge_hip.device.memory import DeviceArray
+from rocmforge_hip.kernels import attention as kernels
+from rocmforge_hip.ops.activations import Activation, ActivationArrays
+from rocmforge_hip.ops.geometry import Geometry
+from rocmforge_hip.ops.linear import LinearKernels, empty, f32_of, vector_of
+from rocmforge_hip.ops.step import DeviceStep
+from rocmforge_hip.weights.formats import Weight, ceil_div
+
+CACHED_HEAD_DIMS: Final = (64, 80, 96, 128, 256)
+
+_THREADS: Final = 256
+
+X = TypeVar("X")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerCache(Generic[X]):
+    """Keys and values of one layer: kernels/include/rf/kv_cache.h. Scales for int8 only."""
+
+    keys: X  # float16 or int8 [blocks, num_kv_heads, BLOCK_TOKENS, head_dim]
+    values: X  # as keys
+    key_scale: X | None = None  # float32 [blocks, num_kv_heads, BLOCK_TOKENS]
+    value_scale: X | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeviceRopeTable:
+    """Cosine and sine by position, float32 `[max_context, rotary_dim / 2]` each."""
+
+    cos: DeviceArray
+    sin: DeviceArray
+
+
+class CachedAttention:
+    """Launches it.
+
+    Args:
+        config: The model.
+        library: Where the kernels are.
+        geometry: For the device.
+        arena: The arrays of the activations.
+        products: What multiplies with the results.
+        caches: By layer.
+        tables: By whether they are for `local_rope`.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        library: KernelLibrary,
+        geometry: Geometry,
+        arena: ActivationArrays[DeviceArray],
+        products: LinearKernels,
+        caches: tuple[LayerCache[DeviceArray], ...],
+        tables: Mapping[bool, DeviceRopeTable],
+    ) -> None:
+        self.caches: Final = caches
+        self._config = config
+        self._geometry = geometry
+        self._arena = arena
+        self._products = products
+        self._tables = tables
+        self._wave = library.wave_size
+        cache = "int8" if caches[0].key_scale is not None else "f16"
+        layer = config.layers[0]  # the others have the same heads: see `check_sizes`
+        self._group = 4 if layer.num_heads // layer.num_kv_heads <= 4 else 8
+        self._rope_store = library.kernel(f"rf_rope_store_{cache}", kernels.rf_rope_store)
+        self._decode = library.kernel(
+            f"rf_attention_decode_{cache}_d{layer.key_dim}_g{self._group}",
+            kernels.rf_attention_decode,
+        )
+        self._reduce = library.kernel(
+            "rf_attention_decode_reduce", kernels.rf_attention_decode_reduce
+        )
+        self._prefill = library.kernel(
+            f"rf_attention_prefill_{cache}_d{layer.key_dim}", kernels.rf_attention_prefill
+        )
+
+    def rope_and_store(
+        self,
+        step: DeviceStep,
+        q: Activation,
+        k: Activation,
+        v: Activation,
+        q_norm: Weight | None,
+        k_norm: Weight | None,
+        spec: AttentionSpec,
+    ) -> Activation:
+        """Does as `Ops.rope_and_store` says."""
+        config, cache, table = self._config, self.caches[spec.layer], self._tables[spec.local_rope]
+        layer, rope = config.layers[spec.layer], config.rope_of(local=spec.local_rope)
+        heads, kv_heads, head_dim = layer.num_heads, layer.num_kv_heads, layer.key_dim
+        assert (q.features, k.features, v.features) == (
+            layer.query_features,
+            layer.key_features,
+            layer.value_features,
+        )
+        assert self._arena.rotated is not None
+        out = self._arena.rotated.float16(q.rows, q.features)
+        waves = _THREADS // self._wave
+        self._rope_store.launch(
+            (q.rows, ceil_div(heads + 2 * kv_heads, waves), 1),
+            _THREADS,
+            q=f32_of(q),
+            k=f32_of(k),
+            v=f32_of(v),
+            q_norm=None if q_norm is None else vector_of(q_norm, head_dim),
+            k_norm=None if k_norm is None else vector_of(k_norm, head_dim),
+            cosine=table.cos,
+            sine=table.sin,
+            positions=step.inputs.positions,
+            slots=step.inputs.slots,
+            q_out=out,
+            k_cache=cache.keys,
+            v_cache=cache.values,
+            k_scale=cache.key_scale,
+            v_scale=cache.value_scale,
+            q_stride=q.stride or q.features,
+            k_stride=k.stride or k.features,
+            v_stride=v.stride or v.features,
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            rotary_dim=rope.rotary_dim,
+            neox=int(rope.style is RopeStyle.NEOX),
+            eps=config.norm_eps,
+        )
+        return Activation(self._arena.rotated, q.rows, q.features, f16=out)
+
+    def attend(self, step: DeviceStep, q: Activation, spec: AttentionSpec) -> Activation:
+        """Attends as `Ops.attention` says."""
+        assert q.f16 is not None
+        out = self._attended(step, q)
+        if step.shape.decodes:
+            self._attend_decodes(step, q.f16, out, spec)
+        if step.shape.prefills:
+            self._attend_prefills(step, q.f16, out, spec)
+        return out
+
+    def _attend_decodes(
+        self, step: DeviceStep, q: DeviceArray, out: Activation, spec: AttentionSpec
+    ) -> None:
+        layer, shape, inputs = self._config.layers[spec.layer], step.shape, step.inputs
+        cache = self.caches[spec.layer]
+        kv_heads = layer.num_kv_heads
+        split = self._geometry.attention(
+            shape.blocks * BLOCK_TOKENS, spec.window, kv_heads, shape.decodes
+        )
+        partial, partial_ml = self._arena.attention_partial, self._arena.attention_partial_ml
+        assert partial is not None
+        assert partial_ml is not None
+        assert shape.decodes * split.count <= partial.shape[0] or split.count == 1
+        window = spec.window or 0
+        tiles = ceil_div(layer.num_heads // kv_heads, self._group)
+        self._decode.launch(
+            (kv_heads * tiles, split.count, shape.decodes),
+            4 * self._wave,
+            q=q,
+            k_cache=cache.keys,
+            v_cache=cache.values,
+            k_scale=cache.key_scale,
+            v_scale=cache.value_scale,
+            block_table=inputs.block_table,
+            sequences=inputs.decodes,
+            query_start=inputs.query_start,
+            context_len=inputs.context_len,
+            out=out,
+            partial=partial,
+            partial_ml=partial_ml,
+            blocks_per_sequence=shape.blocks,
+            heads=layer.num_heads,
+            kv_heads=kv_heads,
+            window=window,
+            split_tokens=split.tokens,
+            scale=spec.scale,
+            softcap=spec.softcap or 0.0,
+        )
+        if split.count > 1:
+            self._reduce.launch(
+                (layer.num_heads, shape.decodes, 1),
+                _THREADS,
+                partial=partial,
+                partial_ml=partial_ml,
+                sequences=inputs.decodes,
+                query_start=inputs.query_start,
+                context_len=inputs.context_len,
+                out=out,
+                splits=split.count,
+                head_dim=layer.value_dim,
+                window=window,
+                split_tokens=split.tokens,
+            )
+
+    def _attend_prefills(
+        self, step: DeviceStep, q: DeviceArray, out: Activation, spec: AttentionSpec
+    ) -> None:
+        layer, shape, inputs = self._config.layers[spec.layer], step.shape, step.inputs
+        cache = self.caches[spec.layer]
+        group = layer.num_heads // layer.num_kv_heads
+        self._prefill.launch(
+            (
+                ceil_div(shape.longest_prefill * group, ATTENTION_ROWS),
+                layer.num_kv_heads,
+                shape.prefills,
+            ),
+            _THREADS,
+            q=q,
+            k_cache=cache.keys,
+            v_cache=cache.values,
+            k_scale=cache.key_scale,
+            v_scale=cache.value_scale,
+            block_table=inputs.block_table,
+            sequences=inputs.prefills,
+            query_start=inputs.query_start,
+            context_len=inputs.context_len,
+            out=out,
+            blocks_per_sequence=shape.blocks,
+            heads=layer.num_heads,
+            kv_heads=layer.num_kv_heads,
+            window=spec.window or 0,
+            scale=spec.scale,
+            softcap=spec.softcap or 0.0,
+        )
+
+    def _attended(self, step: DeviceStep, q: Activation) -> Activation:
+        """Returns the result of attention, in the forms that a linear layer may read."""
+        out = empty(
+            self._arena.attended, q.rows, q.features, half=q.rows > self._products.gemv_rows
+        )
+        # The kernels of decodes can write int8, where the blocks do not straddle heads.
+        if (
+            out.f32 is not None
+            and not step.shape.prefills
+            and self._config.layers[0].value_dim % QUANT_BLOCK == 0
+        ):
+            self._products.give_int8(out)
+        return out

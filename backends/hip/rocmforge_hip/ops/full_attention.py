@@ -1,0 +1,108 @@
+"""Attention of tokens to all of their prompt, whose keys and values the step itself has.
+
+Queries, keys and values are halves, and stay where they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from rocmforge.models.config import ModelConfig, RopeStyle
+from rocmforge.models.forward.ops import AttentionSpec
+from rocmforge_hip.device.constants import ATTENTION_ROWS
+from rocmforge_hip.device.library import KernelLibrary
+from rocmforge_hip.device.memory import DeviceArray
+from rocmforge_hip.kernels import attention as kernels
+from rocmforge_hip.ops.activations import Activation
+from rocmforge_hip.ops.cached_attention import DeviceRopeTable
+from rocmforge_hip.ops.linear import f16_of
+from rocmforge_hip.ops.step import DeviceStep
+from rocmforge_hip.weights.formats import ceil_div
+
+FULL_HEAD_DIMS: Final = (32, 64, 128)
+ROPE_MULTIPLE: Final = 16
+"""Rotating elements of a head: eight pairs at a time."""
+
+_ROPE_THREADS: Final = 128
+_THREADS: Final = 256
+
+
+class FullAttention:
+    """Launches it.
+
+    Args:
+        config: The model.
+        library: Where the kernels are.
+        tables: By whether they are for `local_rope`.
+        slopes: Of the heads, what a score loses for each token of distance; None for nothing.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        library: KernelLibrary,
+        tables: Mapping[bool, DeviceRopeTable],
+        slopes: DeviceArray | None,
+    ) -> None:
+        self._config = config
+        self._tables = tables
+        self._slopes = slopes
+        self._rope = library.kernel("rf_rope_half", kernels.rf_rope_half)
+        head_dim = config.layers[0].key_dim  # the others have the same: see `check_sizes`
+        self._full, self._near = (
+            library.kernel(f"rf_attention_{kind}_d{head_dim}", kernels.rf_attention_full)
+            for kind in ("full", "full_near")
+        )
+
+    def rope(self, step: DeviceStep, q: Activation, k: Activation, spec: AttentionSpec) -> None:
+        """Rotates queries and keys, in place."""
+        table, rope = self._tables[spec.local_rope], self._config.rope_of(local=spec.local_rope)
+        assert rope.style is RopeStyle.NEOX
+        layer = self._config.layers[spec.layer]
+        chunks = 2 * layer.num_heads * (rope.rotary_dim // ROPE_MULTIPLE)
+        self._rope.launch(
+            (q.rows, ceil_div(chunks, _ROPE_THREADS), 1),
+            _ROPE_THREADS,
+            q=f16_of(q),
+            k=f16_of(k),
+            cosine=table.cos,
+            sine=table.sin,
+            positions=step.inputs.positions,
+            q_stride=q.stride or q.features,
+            k_stride=k.stride or k.features,
+            heads=layer.num_heads,
+            head_dim=layer.key_dim,
+            rotary_dim=rope.rotary_dim,
+        )
+
+    def attend(
+        self,
+        step: DeviceStep,
+        q: Activation,
+        k: Activation,
+        v: Activation,
+        spec: AttentionSpec,
+        out: Activation,
+    ) -> None:
+        """Attends as `Ops.attend_all` says."""
+        layer, shape = self._config.layers[spec.layer], step.shape
+        longest = max(shape.longest_prefill, 1)
+        is_near = spec.window is not None or self._slopes is not None
+        reach = 0 if spec.window is None else spec.window - 1
+        kernel = self._near if is_near else self._full
+        kernel.launch(
+            (ceil_div(longest, ATTENTION_ROWS), layer.num_heads, shape.sequences),
+            _THREADS,
+            q=f16_of(q),
+            k=f16_of(k),
+            v=f16_of(v),
+            query_start=step.inputs.query_start,
+            out=f16_of(out),
+            q_stride=q.stride or q.features,
+            k_stride=k.stride or k.features,
+            v_stride=v.stride or v.features,
+            scale=spec.scale,
+            reach=reach if is_near else None,
+            slopes=self._slopes,
+        )

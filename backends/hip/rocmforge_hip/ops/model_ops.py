@@ -1,0 +1,255 @@
+"""`rocmforge.models.forward.ops.Ops` by launching kernels: which ones, on which arrays.
+
+An operation writes to the arrays that the arena has for its result (see `activations`); nothing is
+allocated and nothing waits. In a causal model, few rows go through GEMV with int8 activations, more
+of them through GEMM with halves. In any other, all rows go through GEMM, however few they are: so a
+text has the same vector alone and in a batch. There, query, key and value and the inner activations
+are halves from one matrix product to the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from rocmforge.models.config import ActivationFunction, ModelConfig
+from rocmforge.models.forward.ops import AttentionSpec
+from rocmforge_hip.device.library import KernelLibrary
+from rocmforge_hip.device.memory import DeviceArray
+from rocmforge_hip.ops.activations import Activation, ActivationArrays, Forms
+from rocmforge_hip.ops.cached_attention import CachedAttention, DeviceRopeTable, LayerCache
+from rocmforge_hip.ops.full_attention import FullAttention
+from rocmforge_hip.ops.geometry import Geometry
+from rocmforge_hip.ops.linear import GATES, LinearKernels, empty, f16_of, f32_of, part_of
+from rocmforge_hip.ops.lora import DeviceAdapters, Lora
+from rocmforge_hip.ops.rows import LayerNorms, RowKernels, norms_of
+from rocmforge_hip.ops.step import DeviceStep
+from rocmforge_hip.weights.formats import Matrix, Weight
+from rocmforge_hip.weights.products import Product
+
+_UNCAPPED: Final = 1.0  # cap * tanh(x / cap) is tanh(x)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Resources:
+    """The things that the operations of a model work with."""
+
+    config: ModelConfig
+    library: KernelLibrary
+    geometry: Geometry
+    arena: ActivationArrays[DeviceArray]
+    caches: tuple[LayerCache[DeviceArray], ...]  # by layer; none of a model that is not causal
+    tables: Mapping[bool, DeviceRopeTable]  # by whether they are for `local_rope`
+    slopes: DeviceArray | None  # what scores of each head lose for a token of distance
+    formats: frozenset[str]  # stored types of the matrices
+    adapters: Mapping[Matrix, DeviceAdapters]
+    slices: int  # of int8 activations: see `LinearKernels`
+
+
+class HipOps:
+    """Implements `Ops[Activation, Weight, DeviceStep]`."""
+
+    def __init__(self, resources: Resources) -> None:
+        config, library, arena = resources.config, resources.library, resources.arena
+        geometry, formats, tables = resources.geometry, resources.formats, resources.tables
+        self._causal = config.causal
+        self._arena = arena
+        # All kernels are loaded now: a module must not be loaded while a graph is captured.
+        self.products = LinearKernels(library, geometry, arena, formats, resources.slices)
+        self._rows = RowKernels(library, formats, adds=not config.causal)
+        self._norms = norms_of(config, library)
+        self._lora = Lora(library, arena, self.products, resources.adapters)
+        self._cached = self._full = None
+        if config.causal:
+            self._cached = CachedAttention(
+                config, library, geometry, arena, self.products, resources.caches, tables
+            )
+        else:
+            self._full = FullAttention(config, library, tables, resources.slopes)
+
+    @property
+    def caches(self) -> tuple[LayerCache[DeviceArray], ...]:
+        """Keys and values, by layer."""
+        return () if self._cached is None else self._cached.caches
+
+    def embed(
+        self,
+        step: DeviceStep,
+        tokens: Weight,
+        positions: Weight | None,
+        types: Weight | None,
+        scale: float,
+    ) -> Activation:
+        arena, rows, table = self._arena, step.shape.tokens, part_of(tokens).matrix
+        ids = step.inputs.token_ids if arena.tokens is None else arena.tokens
+        result = arena.residual or arena.normed
+        out = result.float32(rows, table.in_features)
+        self._rows.embed(table, ids, scale, out)
+        if positions is not None or types is not None:
+            self._rows.add(step, positions, types, out)
+        if step.embeddings is not None:
+            step.embeddings.copy_to(out)
+        return Activation(result, rows, table.in_features, f32=out)
+
+    def norm(self, x: Activation, weight: Weight, bias: Weight | None) -> Activation:
+        # What is added to the residual is normed for that; anything else, to be multiplied.
+        out = self._normed(x, added=x.arrays is self._arena.delta)
+        self._norms.norm(x, weight, bias, out)
+        return out
+
+    def add_norm(
+        self, residual: Activation, delta: Activation, weight: Weight, bias: Weight | None
+    ) -> tuple[Activation, Activation]:
+        """Writes the sum to the place of the residual."""
+        if residual.arrays is self._arena.normed:  # whose float32 is the sum
+            out = empty(self._arena.normed, residual.rows, residual.features, half=True)
+        else:
+            out = self._normed(residual)
+        self._norms.add_norm(residual, delta, weight, bias, out, residual.f32)
+        return residual, out
+
+    def norm_of_sum(
+        self, residual: Activation, delta: Activation, weight: Weight, bias: Weight | None
+    ) -> Activation:
+        out = self._normed(residual)
+        self._norms.add_norm(residual, delta, weight, bias, out, None)
+        return out
+
+    def two_norms_of_sum(
+        self,
+        residual: Activation,
+        delta: Activation,
+        first: tuple[Weight, Weight | None],
+        second: tuple[Weight, Weight | None],
+    ) -> Activation:
+        """Writes the first norm to the place of delta."""
+        between = Activation(delta.arrays, delta.rows, delta.features, f32=f32_of(delta))
+        self._norms.add_norm(residual, delta, *first, between, None)
+        return self.norm_of_sum(residual, between, *second)
+
+    def _normed(self, like: Activation, *, added: bool = False) -> Activation:
+        """Returns the place of a norm; unless it is only added, with a form to be multiplied."""
+        rows, features = like.rows, like.features
+        if added:
+            assert self._arena.post_normed is not None
+            return empty(self._arena.post_normed, rows, features, half=False)
+        out = empty(self._arena.normed, rows, features, half=False)
+        if rows <= self.products.gemv_rows:
+            self.products.give_int8(out)
+        else:
+            out.f16 = self._arena.normed.float16(rows, features)
+        return out
+
+    def linear(
+        self, step: DeviceStep, x: Activation, weight: Weight, bias: Weight | None
+    ) -> Activation:
+        part = part_of(weight)
+        # What follows in a feed-forward network without a gate is GELU, which reads halves.
+        out = self.products.multiply(x, part, bias, half=part.product is Product.INTERMEDIATE)
+        self._lora.add(step, x, part.matrix, out)
+        return out
+
+    def qkv(
+        self,
+        step: DeviceStep,
+        x: Activation,
+        weights: tuple[Weight, Weight, Weight],
+        biases: tuple[Weight | None, Weight | None, Weight | None],
+    ) -> tuple[Activation, Activation, Activation]:
+        add = partial(self._lora.add, step, x)
+        return self.products.qkv(x, weights, biases, half=not self._causal, then=add)
+
+    def gated_linear(
+        self,
+        step: DeviceStep,
+        x: Activation,
+        gate: Weight,
+        up: Weight,
+        activation: ActivationFunction,
+    ) -> Activation:
+        assert part_of(gate).matrix is part_of(up).matrix, "gate and up are one matrix"
+        if self._lora.changes(step, part_of(gate).matrix):
+            return self._lora.gated(step, x, part_of(gate), GATES[activation])
+        return self.products.multiply(x, part_of(gate), None, GATES[activation])
+
+    def gelu(self, x: Activation) -> Activation:
+        """Works in place."""
+        self._rows.gelu(f16_of(x), x.rows * x.features)
+        return x
+
+    def rope_and_store(
+        self,
+        step: DeviceStep,
+        q: Activation,
+        k: Activation,
+        v: Activation,
+        q_norm: Weight | None,
+        k_norm: Weight | None,
+        spec: AttentionSpec,
+    ) -> Activation:
+        assert self._cached is not None
+        return self._cached.rope_and_store(step, q, k, v, q_norm, k_norm, spec)
+
+    def attention(self, step: DeviceStep, q: Activation, spec: AttentionSpec) -> Activation:
+        assert self._cached is not None
+        return self._cached.attend(step, q, spec)
+
+    def norm_projection(self, x: Activation, weight: Weight, bias: Weight | None) -> Activation:
+        """Works in place."""
+        assert isinstance(self._norms, LayerNorms)
+        self._norms.norm_half(x, weight, bias)
+        return x
+
+    def rope(
+        self, step: DeviceStep, q: Activation, k: Activation, spec: AttentionSpec
+    ) -> tuple[Activation, Activation]:
+        """Works in place."""
+        assert self._full is not None
+        self._full.rope(step, q, k, spec)
+        return q, k
+
+    def attend_all(
+        self,
+        step: DeviceStep,
+        q: Activation,
+        k: Activation,
+        v: Activation,
+        spec: AttentionSpec,
+    ) -> Activation:
+        assert self._full is not None
+        out = empty(self._arena.attended, q.rows, q.features, half=True)
+        self._full.attend(step, q, k, v, spec, out)
+        return out
+
+    def take_logit_rows(self, step: DeviceStep, x: Activation) -> Activation:
+        rows, result = step.shape.rows, self._arena.logit_rows
+        assert result is not None
+        out = result.float32(rows, x.features)
+        if rows:
+            self._rows.take(f32_of(x), step.inputs.logit_rows, out)
+        return Activation(result, rows, x.features, f32=out)
+
+    def logits(self, x: Activation, weight: Weight, softcap: float | None) -> Activation:
+        part = part_of(weight)
+        if x.rows == 0:
+            return empty(self._arena.product(Product.LOGITS), 0, part.out_features, half=False)
+        out = self.products.multiply(x, part, None)
+        if softcap is not None:
+            self._rows.softcap(f32_of(out), softcap)
+        return out
+
+    def sum_hidden(self, step: DeviceStep, x: Activation) -> Activation:
+        count, pooled, sampling = step.shape.sums, self._arena.pooled, self._arena.sampling
+        if sampling is not None:  # they travel with the tokens
+            pooled = Forms(f32=sampling.sums(count, x.features))
+        assert pooled is not None
+        out = empty(pooled, count, x.features, half=False)
+        self._rows.sum(step, f32_of(x), f32_of(out))
+        return out
+
+    def tanh(self, x: Activation) -> Activation:
+        """Works in place."""
+        self._rows.softcap(f32_of(x), _UNCAPPED)
+        return x
