@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
+from rocmforge.models.blocks import Role
 from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.kernels import products as kernels
@@ -104,7 +105,7 @@ class Lora:
         matrix = part.matrix
         stored = replace(matrix, out_features=matrix.stored_rows)
         product = self._products.multiply(
-            x, MatrixPart(stored, 0, stored.out_features, Product.GATE_UP), None
+            x, MatrixPart(stored, 0, stored.out_features, Product.GATE_UP, Role.COLUMN), None
         )
         self.add(step, x, matrix, product)
         assert part.product is not None

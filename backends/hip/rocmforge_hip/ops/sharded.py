@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from rocmforge.backend.protocol import Int32Array
+from rocmforge.models.blocks import Role
 from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.ops.activations import Activation, ActivationArrays
 from rocmforge_hip.ops.collective import Communicator
@@ -35,7 +36,7 @@ class ShardedOps(HipOps):
         self, step: DeviceStep, x: Activation, weight: Weight, bias: Weight | None
     ) -> Activation:
         out = super().linear(step, x, weight, bias)
-        if part_of(weight).product is Product.DELTA:  # of a matrix that is cut by in_features
+        if part_of(weight).role is Role.ROW:
             assert out.f32 is not None
             self._communicator.all_reduce(out.f32)
         return out

@@ -16,6 +16,7 @@ from rocmforge.checkpoint.formats import FORMATS as STORED_FORMATS
 from rocmforge.checkpoint.formats import WeightFormat
 from rocmforge.checkpoint.tensor import Tensor
 from rocmforge.errors import UnsupportedTensor
+from rocmforge.models.blocks import Role
 from rocmforge_hip.device.constants import QUANT_BLOCK
 from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.weights.products import Product
@@ -84,6 +85,7 @@ class MatrixPart:
     first: int
     out_features: int
     product: Product | None
+    role: Role  # what of the matrix this device has, where others have parts, too
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -59,6 +59,7 @@ class PlannedPart:
     first: int
     out_features: int
     product: Product | None  # see `MatrixPart`
+    role: Role
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -178,7 +179,7 @@ def _stack(
         parts=tuple(parts),
     )
     return {
-        place: PlannedPart(matrix, first, tensor.shape[0], product)
+        place: PlannedPart(matrix, first, tensor.shape[0], product, place.declared.role)
         for place, (tensor, first, _) in zip(members, parts, strict=True)
     }
 
@@ -213,4 +214,4 @@ def _interleave(gate: Tensor, up: Tensor) -> PlannedPart:
         stored_rows=round_up(rows, GATE_ROWS) * 2,
         parts=((gate, 0, AS_GATE), (up, 0, AS_UP)),
     )
-    return PlannedPart(matrix, 0, rows, Product.INTERMEDIATE)
+    return PlannedPart(matrix, 0, rows, Product.INTERMEDIATE, Role.COLUMN)

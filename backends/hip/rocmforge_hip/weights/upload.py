@@ -119,7 +119,9 @@ class WeightLoader:
             if isinstance(planned, PlannedVector):
                 return vectors[id(planned)]
             matrix = matrices[id(planned.matrix)]
-            return MatrixPart(matrix, planned.first, planned.out_features, planned.product)
+            return MatrixPart(
+                matrix, planned.first, planned.out_features, planned.product, planned.role
+            )
 
         return convert(plan, weight)
 
