@@ -15,6 +15,7 @@ from typing import Any, Final
 from rocmforge.errors import UnsupportedArchitecture
 from rocmforge.huggingface.json_object import JsonObject
 from rocmforge.huggingface.rope import Rope, read_rope
+from rocmforge.models.architectures import ACTIVATIONS, ARCHITECTURES
 from rocmforge.models.config import (
     MAX_LAYERS,
     ActivationFunction,
@@ -25,31 +26,17 @@ from rocmforge.models.config import (
 )
 from rocmforge.models.pooling import PoolingType
 
-ACTIVATIONS: Final[Mapping[str, ActivationFunction]] = MappingProxyType(
-    {
-        "gelu": ActivationFunction.GELU,
-        "gelu_pytorch_tanh": ActivationFunction.GELU_TANH,
-        "gelu_new": ActivationFunction.GELU_TANH,
-        "silu": ActivationFunction.SILU,
-        "swish": ActivationFunction.SILU,
-    }
-)
-"""By the names of Transformers."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderFamily:
-    """One row: what `config.json` does not say."""
+    """One row: what neither `config.json` nor the row of the architecture says."""
 
     architecture: str  # ours
     defaults: Mapping[str, Any] = field(default_factory=dict)  # of Transformers' class
     rope_style: RopeStyle = RopeStyle.NEOX
     activation_key: str = "hidden_act"
-    scales_embedding: bool = False  # by sqrt(hidden_size)
     scale_key: str | None = None  # of the number that scores are divided by the root of
-    window_period: int | None = None  # of so many layers the last is full; None = by other keys
-    windows_everywhere: bool = False  # a window is of all layers
-    local_theta: float | None = None  # of layers with a window
+    has_windows: bool = False  # though its architecture has none: in all layers
 
 
 _GEMMA: Final = {
@@ -74,10 +61,7 @@ _GEMMA3: Final = DecoderFamily(
         "rope_theta": 1000000.0,
     },
     activation_key="hidden_activation",
-    scales_embedding=True,
     scale_key="query_pre_attn_scalar",
-    window_period=6,
-    local_theta=10000.0,
 )
 
 DECODERS: Final[Mapping[str, DecoderFamily]] = MappingProxyType(
@@ -90,7 +74,7 @@ DECODERS: Final[Mapping[str, DecoderFamily]] = MappingProxyType(
                 "max_position_embeddings": 131072,
                 "sliding_window": 4096,
             },
-            windows_everywhere=True,
+            has_windows=True,
         ),
         "qwen2": DecoderFamily(architecture="qwen2"),
         "qwen3": DecoderFamily(architecture="qwen3", defaults={"head_dim": 128}),
@@ -98,13 +82,11 @@ DECODERS: Final[Mapping[str, DecoderFamily]] = MappingProxyType(
             architecture="gemma2",
             defaults=_GEMMA | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
             activation_key="hidden_activation",
-            scales_embedding=True,
             scale_key="query_pre_attn_scalar",
-            window_period=2,
         ),
         "gemma3_text": _GEMMA3,
         "gemma3": _GEMMA3,  # with images, of which only the text part is read
-        "phi3": DecoderFamily(architecture="phi3", windows_everywhere=True),
+        "phi3": DecoderFamily(architecture="phi3"),
         "glm4": DecoderFamily(
             architecture="glm4",
             defaults={"head_dim": 128, "num_key_value_heads": 2, "partial_rotary_factor": 0.5},
@@ -136,6 +118,7 @@ class _Reader:
     def __init__(self, config: JsonObject, family: DecoderFamily) -> None:
         self._config = config
         self._family = family
+        self._row = ARCHITECTURES[family.architecture]
 
     def read(self, name: str, pooling: PoolingType) -> tuple[ModelConfig, Rope]:
         config, family = self._config, self._family
@@ -155,8 +138,8 @@ class _Reader:
             theta=10000.0,
         )
         local = None
-        if family.local_theta is not None:
-            local = self._local_rope(layer.key_dim, context, family.local_theta)
+        if self._row.local_theta_default is not None:
+            local = self._local_rope(layer.key_dim, context, self._row.local_theta_default)
         scaling = rope.config.scaling
         if scaling is not None and scaling.kind == "yarn":
             context = max(context, int(scaling.original_context * scaling.factor))
@@ -179,7 +162,7 @@ class _Reader:
             activation=activation(config, family.activation_key, "silu"),
             attention_softcap=self._softcap("attn_logit_softcapping"),
             logit_softcap=self._softcap("final_logit_softcapping"),
-            embedding_scale=math.sqrt(hidden_size) if family.scales_embedding else 1.0,
+            embedding_scale=math.sqrt(hidden_size) if self._row.scales_embedding else 1.0,
             pooling=pooling,
         )
         return found, rope
@@ -237,24 +220,20 @@ class _Reader:
         return cap or None
 
     def _windows(self, count: int) -> tuple[int | None, ...]:
-        config, family = self._config, self._family
+        config, row = self._config, self._row
+        has_windows = row.has_windows or self._family.has_windows
         window = config.get_positive("sliding_window", None)
-        if window is None or not config.get_bool("use_sliding_window", self._has_windows):
+        if window is None or not config.get_bool("use_sliding_window", has_windows):
             return (None,) * count
         if (flags := layer_flags(config, count)) is not None:
             return tuple(window if is_local else None for is_local in flags)
-        if family.windows_everywhere:
+        if not has_windows:
+            first = config.get_int("max_window_layers", 28)
+            return tuple(window if n >= first else None for n in range(count))
+        period = config.get_positive("sliding_window_pattern", row.window_period)
+        if period == 1:
             return (window,) * count
-        if family.window_period is not None:
-            period = config.get_positive("sliding_window_pattern", family.window_period)
-            return tuple(None if (n + 1) % period == 0 else window for n in range(count))
-        first = config.get_int("max_window_layers", 28)
-        return tuple(window if n >= first else None for n in range(count))
-
-    @property
-    def _has_windows(self) -> bool:
-        """Whether a window counts where `use_sliding_window` is missing."""
-        return self._family.windows_everywhere or self._family.window_period is not None
+        return tuple(None if (n + 1) % period == 0 else window for n in range(count))
 
 
 def num_layers(config: JsonObject) -> int:

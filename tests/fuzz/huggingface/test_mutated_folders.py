@@ -1,0 +1,106 @@
+"""Folders whose JSON files were changed at random: each is read or refused, with a typed error.
+
+Everything is done with them that `serve` does before it starts an engine. How many of each model is
+said by $ROCMFORGE_TEST_MUTATIONS (default: 30, for CI).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from contextlib import suppress
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rocmforge.errors import RocmForgeError
+from rocmforge.opening import describe, open_checkpoint
+from rocmforge.text.template.template import ChatTemplates
+from rocmforge.text.tokenizer.tokenizer import Tokenizer
+from tests.data.models import tiny_encoders
+from tests.data.models.tiny_encoders import VOCABULARY, TinyEncoder
+from tests.data.models.tiny_folders import write_folder
+from tests.data.models.tiny_models import TinyModel, by_name
+from tests.support.tokenizer_files import KINDS, pieces, write_tokenizer
+
+EXAMPLES = int(os.environ.get("ROCMFORGE_TEST_MUTATIONS", "30"))
+FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json")
+MODELS: dict[str, TinyModel | TinyEncoder] = {
+    "llama3-rope": by_name("llama3-rope"),
+    "gemma3": by_name("gemma3"),
+    "phi3-longrope-long": by_name("phi3-longrope-long"),
+    "modern-bert": tiny_encoders.by_name("modern-bert"),
+    "ranker": tiny_encoders.by_name("ranker"),
+}
+
+values: st.SearchStrategy[Any] = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.sampled_from([-1, 0, 1, 2, 3, 97, 2**31, 2**63, 10**30, 0.5, -0.0, 1e308, 1e-320]),
+    st.sampled_from(["", "a", "llama", "gelu", "yarn", "\x00", "é", "../x", "[CLS]", "BPE"]),
+    st.sampled_from([[], {}, [1], ["a"], {"a": 1}, [[]], [None], {"type": "Sequence"}]),
+)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("folders")
+    for name, model in MODELS.items():
+        folder = write_folder(model, path / name)
+        tokenizer = KINDS["Mistral"]() if name == "gemma3" else pieces(VOCABULARY)
+        write_tokenizer(
+            folder, tokenizer, eos_token="[SEP]", chat_template="{{ messages[0].content }}"
+        )
+        generation = {"temperature": 0.5, "top_k": 3, "eos_token_id": [2, 5]}
+        (folder / "generation_config.json").write_text(json.dumps(generation))
+    return path
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The paths of all values in a document, of long lists only the first."""
+    found = [path] if path else []
+    if isinstance(value, dict):
+        for key, inner in list(value.items())[:60]:
+            found += places(inner, (*path, key))
+    elif isinstance(value, list):
+        for index, inner in enumerate(value[:6]):
+            found += places(inner, (*path, index))
+    return found
+
+
+def changed(document: Any, place: tuple[Any, ...], value: Any) -> None:
+    for key in place[:-1]:
+        document = document[key]
+    document[place[-1]] = deepcopy(value)
+
+
+def front(folder: Path) -> None:
+    """What `serve` and `inspect` do with a model before there is an engine."""
+    with suppress(RocmForgeError):
+        describe(folder)
+    with suppress(RocmForgeError), open_checkpoint(folder) as checkpoint:
+        checkpoint.identify()
+        tokenizer = Tokenizer(checkpoint.read_tokenizer())
+        ChatTemplates.compile(checkpoint.chat_templates, tokenizer)
+        tokenizer.decode(tokenizer.encode_whole("the cat sat on </s> [SEP] 42"))
+
+
+@pytest.mark.parametrize("name", MODELS)
+@settings(max_examples=EXAMPLES, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(data=st.data())
+def test_a_changed_folder_is_read_or_refused(name: str, data: st.DataObject, folders: Path) -> None:
+    folder = folders / f"{name}-changed"
+    shutil.copytree(folders / name, folder, dirs_exist_ok=True)
+    file = folder / data.draw(st.sampled_from(FILES))
+    document = json.loads(file.read_text())
+    for _ in range(data.draw(st.integers(1, 3))):
+        where = places(document)
+        if where:
+            changed(document, data.draw(st.sampled_from(where)), data.draw(values))
+    file.write_text(json.dumps(document))
+    front(folder)
