@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from rocmforge.checkpoint.tensor import Tensor
@@ -26,26 +27,41 @@ def places(num_layers: int) -> Iterator[WeightPlace]:
 
 def build(num_layers: int, make: Callable[[WeightPlace], W | None]) -> ModelWeights[W]:
     """Returns a model of what is made for each place; None where it has no such weight."""
-
-    def new(kind: Any, prefix: str, layer: int | None, *, is_optional: bool) -> Any:
-        values: dict[str, Any] = {}
-        for each in fields(kind):
-            name, may_lack = prefix + each.name, is_optional or each.default is None
-            if WEIGHT in each.metadata:
-                values[each.name] = make(WeightPlace(name, layer, each.metadata[WEIGHT], may_lack))
-            elif BLOCK in each.metadata:
-                block = each.metadata[BLOCK]
-                values[each.name] = new(block, f"{name}.", layer, is_optional=may_lack)
-            else:
-                values[each.name] = tuple(
-                    new(each.metadata[LAYERS], "", index, is_optional=may_lack)
-                    for index in range(num_layers)
-                )
-        is_there = any(value is not None for value in values.values())
-        return kind(**values) if is_there else None
-
-    built: ModelWeights[W] = new(ModelWeights, "", None, is_optional=False)
+    built: ModelWeights[W] = _build(
+        ModelWeights, "", None, num_layers=num_layers, is_optional=False, make=make
+    )
     return built
+
+
+def _build(
+    kind: Any,
+    prefix: str,
+    layer: int | None,
+    *,
+    num_layers: int,
+    is_optional: bool,
+    make: Callable[[WeightPlace], W | None],
+) -> Any:
+    """Returns a block and all within it.
+
+    No closure: one that calls itself would keep all weights until the garbage collector comes.
+    """
+    values: dict[str, Any] = {}
+    new = partial(_build, num_layers=num_layers, make=make)
+    for each in fields(kind):
+        name, may_lack = prefix + each.name, is_optional or each.default is None
+        if WEIGHT in each.metadata:
+            values[each.name] = make(WeightPlace(name, layer, each.metadata[WEIGHT], may_lack))
+        elif BLOCK in each.metadata:
+            block = each.metadata[BLOCK]
+            values[each.name] = new(block, f"{name}.", layer, is_optional=may_lack)
+        else:
+            values[each.name] = tuple(
+                new(each.metadata[LAYERS], "", index, is_optional=may_lack)
+                for index in range(num_layers)
+            )
+    is_there = any(value is not None for value in values.values())
+    return kind(**values) if is_there else None
 
 
 def walk(weights: ModelWeights[W]) -> Iterator[tuple[WeightPlace, W]]:

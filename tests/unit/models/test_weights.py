@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +57,19 @@ def test_fused_tensors_are_cut_into_their_parts(tmp_path: Path) -> None:
 def test_a_tied_output_is_the_embedding_itself(tmp_path: Path) -> None:
     weights = load_model(tmp_path, "qwen2")
     assert weights.output is weights.embedding.token
+
+
+def test_weights_are_freed_at_once_when_nobody_has_them(tmp_path: Path) -> None:
+    """They may be half of the memory, and the garbage collector does not come for one model."""
+    gc.disable()
+    try:
+        weights = load_model(tmp_path, "llama")
+        matrix = weakref.ref(weights.layers[1].attention.q)
+        assert matrix() is not None
+        del weights
+        assert matrix() is None
+    finally:
+        gc.enable()
 
 
 def test_an_output_matrix_of_its_own_is_used(tmp_path: Path) -> None:
