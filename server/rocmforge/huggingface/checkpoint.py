@@ -87,7 +87,8 @@ class _Opened:
             model, factors, names, weights = self._encoder(pooling)
         name_of = self._namer(names)
         check_weights(model, weights, name_of)
-        generation = folder.json(GENERATION)
+        # What the checkpoint keeps must not keep the files mapped.
+        config, generation = self._config, folder.json(GENERATION)
         return Checkpoint(
             path=folder.path,
             size_bytes=sum(len(file.map) for file in self._files),
@@ -97,9 +98,7 @@ class _Opened:
             rope_factors=factors,
             chat_templates=read_templates(folder),
             has_tokenizer=folder.find(TOKENIZER) is not None,
-            read_tokenizer=lambda: read_tokenizer(
-                folder, self._config, generation, model.vocab_size
-            ),
+            read_tokenizer=lambda: read_tokenizer(folder, config, generation, model.vocab_size),
             identify=lambda: identify_folder(folder.path),
             sampling=read_sampling(generation),
             locate=Locator(self._files),

@@ -17,6 +17,7 @@ _SPECIAL_TOKENS: Final = "special_tokens_map.json"
 MAX_TOKENIZER_BYTES: Final = 128 << 20
 """The largest known, of 260,000 tokens and their merges, has 34 MiB."""
 _TEMPLATE: Final = "chat_template.jinja"
+_PROCESSOR_TEMPLATE: Final = "chat_template.json"
 _MAX_TEMPLATE_BYTES: Final = 1 << 20
 _NAMED: Final = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 _PARTS: Final = ("normalizer", "pre_tokenizer", "model", "decoder")
@@ -64,6 +65,9 @@ def read_templates(folder: Folder) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     config = folder.json(_CONFIG)
+    processor = folder.json(_PROCESSOR_TEMPLATE)  # of models with images, before Transformers 5
+    if processor is not None:
+        found["default"] = processor.get_str("chat_template")
     if config is not None and isinstance(config.values.get("chat_template"), list):
         for entry in config.get_objects("chat_template"):
             found[entry.get_str("name")] = entry.get_str("template")

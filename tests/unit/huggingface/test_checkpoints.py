@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 from pathlib import Path
@@ -410,3 +411,12 @@ def test_a_folder_without_a_tokenizer_can_be_opened(tmp_path: Path) -> None:
     checkpoint = opened(write_folder(by_name("llama"), tmp_path / "m"))
     assert not checkpoint.has_tokenizer
     assert checkpoint.chat_templates == {}
+
+
+def test_a_closed_checkpoint_keeps_no_file_mapped(tmp_path: Path) -> None:
+    folder = write_folder(by_name("llama"), tmp_path / "m")
+    with open_checkpoint(folder) as checkpoint:
+        assert str(folder) in Path("/proc/self/maps").read_text()
+    gc.collect()
+    assert str(folder) not in Path("/proc/self/maps").read_text()
+    assert checkpoint.size_bytes == (folder / "model.safetensors").stat().st_size

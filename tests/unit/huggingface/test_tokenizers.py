@@ -243,3 +243,8 @@ def test_chat_templates_are_found_where_folders_have_them(
     if file is not None:
         (tmp_path / "chat_template.jinja").write_text(file)
     assert read_templates(Folder(tmp_path)) == templates
+
+
+def test_a_template_may_be_in_a_json_file_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "chat_template.json").write_text('{"chat_template": "{{ p }}"}')
+    assert read_templates(Folder(tmp_path)) == {"default": "{{ p }}"}
