@@ -31,8 +31,8 @@ from rocmforge.errors import (
     UnsupportedArchitecture,
 )
 from rocmforge.gguf.synthetic import write_synthetic_model
-from rocmforge.models.architectures import ARCHITECTURES
 from rocmforge.models.checkpoint import Checkpoint
+from rocmforge.models.families import DECODERS
 from rocmforge.opening import open_checkpoint
 from rocmforge.settings import Settings
 from rocmforge.text.tokenizer.tokenizer import Tokenizer
@@ -153,7 +153,7 @@ def _find_model(name: str | None) -> Iterator[_Model]:
         with open_checkpoint(path) as checkpoint:
             config = checkpoint.config
             if not config.causal:
-                raise UnsupportedArchitecture(config.architecture, tuple(ARCHITECTURES))
+                raise UnsupportedArchitecture(config.architecture, DECODERS)
             if checkpoint.has_tokenizer:
                 tokenizer = Tokenizer(checkpoint.read_tokenizer())
                 prompts = [tokenizer.encode(text, parse_special=False) for text in TEXTS]

@@ -8,8 +8,8 @@ from rocmforge.errors import BadAdapter, UnsupportedArchitecture
 from rocmforge.gguf.decoder_config import read_decoder_config
 from rocmforge.gguf.encoder_config import read_encoder_config
 from rocmforge.gguf.reader import GgufFile
-from rocmforge.models.architectures import ARCHITECTURES, ENCODERS
 from rocmforge.models.config import ModelConfig
+from rocmforge.models.families import FAMILIES
 
 
 def read_config(file: GgufFile) -> ModelConfig:
@@ -26,8 +26,7 @@ def read_config(file: GgufFile) -> ModelConfig:
             str(file.path), f"it is not a model. Serve its base model with --lora NAME={file.path}"
         )
     architecture = file.get_str(Keys.General.ARCHITECTURE)
-    if architecture in ENCODERS:
-        return read_encoder_config(file)
-    if architecture in ARCHITECTURES:
-        return read_decoder_config(file)
-    raise UnsupportedArchitecture(architecture, (*ARCHITECTURES, *ENCODERS))
+    if architecture not in FAMILIES:
+        raise UnsupportedArchitecture(architecture, tuple(FAMILIES))
+    read = read_decoder_config if FAMILIES[architecture].causal else read_encoder_config
+    return read(file)

@@ -10,9 +10,8 @@ from dataclasses import replace
 
 from rocmforge.errors import UnsupportedArchitecture
 from rocmforge.gguf.keys import KeyReader, declared_pooling
-from rocmforge.gguf.names import LONG_FACTORS
+from rocmforge.gguf.names import LONG_FACTORS, PERMUTED
 from rocmforge.gguf.reader import GgufFile
-from rocmforge.models.architectures import ARCHITECTURES
 from rocmforge.models.config import (
     LayerConfig,
     ModelConfig,
@@ -20,7 +19,9 @@ from rocmforge.models.config import (
     RopeConfig,
     RopeScaling,
     RopeScalingKind,
+    RopeStyle,
 )
+from rocmforge.models.families import DECODERS
 
 
 def read_decoder_config(file: GgufFile) -> ModelConfig:
@@ -34,14 +35,8 @@ def read_decoder_config(file: GgufFile) -> ModelConfig:
 
 
 class _Reader(KeyReader):
-    """Knows the architecture's row."""
-
-    def __init__(self, file: GgufFile) -> None:
-        super().__init__(file)
-        self._row = ARCHITECTURES[self._name]
-
     def read(self) -> ModelConfig:
-        file, row, key = self._file, self._row, self._key
+        file, family, key = self._file, self._family, self._key
         self._refuse_unsupported()
         hidden_size = self._positive("embedding_length")
         num_layers = self._num_layers()
@@ -69,7 +64,7 @@ class _Reader(KeyReader):
         scaling = rope.scaling
         if scaling is not None and scaling.kind is RopeScalingKind.YARN:
             context = max(context, int(scaling.original_context * scaling.factor))
-        wide = num_layers == row.layers_scaled_by_dim
+        wide = num_layers == family.layers_scaled_by_dim
         layer = LayerConfig(
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
@@ -96,10 +91,10 @@ class _Reader(KeyReader):
             pre_norm=True,
             rope=rope,
             local_rope=local_rope,
-            activation=row.activation,
+            activation=family.activation,
             attention_softcap=self._softcap("attn_logit_softcapping"),
             logit_softcap=self._softcap("final_logit_softcapping"),
-            embedding_scale=math.sqrt(hidden_size) if row.scales_embedding else 1.0,
+            embedding_scale=math.sqrt(hidden_size) if family.scales_embedding else 1.0,
             pooling=declared_pooling(file),
         )
 
@@ -111,13 +106,13 @@ class _Reader(KeyReader):
             if count := self._file.get_int(self._key(suffix), 0):
                 raise UnsupportedArchitecture(
                     f"{self._name} with {count} {what} ({self._key(suffix)})",
-                    tuple(ARCHITECTURES),
+                    DECODERS,
                 )
         if any(self._file.get_ints(self._key("rope.dimension_sections"), [])[1:]):
             raise UnsupportedArchitecture(
                 f"{self._name} with positions on several axes "
                 f"({self._key('rope.dimension_sections')})",
-                tuple(ARCHITECTURES),
+                DECODERS,
             )
 
     def _vocab_size(self) -> int:
@@ -132,43 +127,50 @@ class _Reader(KeyReader):
         return cap or None
 
     def _windows(self, num_layers: int) -> tuple[int | None, ...]:
-        row = self._row
-        if not row.has_windows:
+        family, suffix = self._family, "attention.sliding_window"
+        if family.window_period is None:
             return (None,) * num_layers
-        window = self._file.get_int(self._key("attention.sliding_window"), row.window_default or 0)
+        window = self._file.get_int(self._key(suffix), family.window_default or 0)
         if window < 0:
-            raise self._bad("attention.sliding_window", f"{window} is negative")
+            raise self._bad(suffix, f"{window} is negative")
         if window == 0:
             return (None,) * num_layers
-        return tuple(window if is_local else None for is_local in self._window_pattern(num_layers))
+        return tuple(
+            window if is_local else None
+            for is_local in self._window_pattern(num_layers, family.window_period)
+        )
 
-    def _window_pattern(self, num_layers: int) -> list[bool]:
+    def _window_pattern(self, num_layers: int, period: int) -> list[bool]:
         """Returns whether each layer has the window. The key may hold a list or a period."""
         suffix = "attention.sliding_window_pattern"
         flags = self._layer_flags(suffix, num_layers)
         if flags is not None:
             return flags
-        period = self._positive(suffix, self._row.window_period)
+        period = self._positive(suffix, period)
         if period == 1:
             return [True] * num_layers
         return [layer % period != period - 1 for layer in range(num_layers)]
 
+    @property
+    def _rope_style(self) -> RopeStyle:
+        return RopeStyle.NORMAL if self._name in PERMUTED else self._family.rope_style
+
     def _rope(self, head_dim: int, context: int) -> RopeConfig:
         return RopeConfig(
-            style=self._row.rope_style,
+            style=self._rope_style,
             rotary_dim=self._rotary_dim(head_dim),
             theta=self._theta("rope.freq_base", 10000.0),
             scaling=self._rope_scaling(context),
         )
 
     def _local_rope(self, head_dim: int) -> RopeConfig | None:
-        suffix, default = "rope.freq_base_swa", self._row.local_theta_default
+        suffix, default = "rope.freq_base_swa", self._family.local_theta_default
         if default is None:
             if self._key(suffix) in self._file.metadata:
                 raise self._bad(suffix, "the architecture has no second rope base")
             return None
         return RopeConfig(
-            style=self._row.rope_style,
+            style=self._rope_style,
             rotary_dim=self._rotary_dim(head_dim),
             theta=self._theta(suffix, default),
             scaling=None,
@@ -190,7 +192,7 @@ class _Reader(KeyReader):
         if name not in tuple(RopeScalingKind):
             raise UnsupportedArchitecture(
                 f"{self._name} with rope scaling {name!r} ({key('rope.scaling.type')})",
-                tuple(ARCHITECTURES),
+                DECODERS,
             )
         kind = RopeScalingKind(name)
         default_gain = 0.1 * math.log(factor) + 1.0 if kind is RopeScalingKind.YARN else 1.0

@@ -11,16 +11,15 @@ from rocmforge.errors import UnsupportedArchitecture, UnsupportedTensor
 from rocmforge.gguf.keys import KeyReader, declared_pooling
 from rocmforge.gguf.names import SCORES
 from rocmforge.gguf.reader import GgufFile
-from rocmforge.models.architectures import ACTIVATIONS, ENCODERS
 from rocmforge.models.config import (
+    ACTIVATIONS,
     ActivationFunction,
     LayerConfig,
     ModelConfig,
     NormKind,
     RopeConfig,
-    RopeStyle,
 )
-from rocmforge.models.families import FAMILIES
+from rocmforge.models.families import ENCODERS, FAMILIES
 from rocmforge.models.pooling import PoolingType
 
 
@@ -56,12 +55,6 @@ def _num_scores(file: GgufFile) -> int:
 
 
 class _Reader(KeyReader):
-    """Knows the architecture's row."""
-
-    def __init__(self, file: GgufFile) -> None:
-        super().__init__(file)
-        self._row = ENCODERS[self._name]
-
     def read(self) -> ModelConfig:
         file, key = self._file, self._key
         hidden_size = self._positive("embedding_length")
@@ -78,21 +71,21 @@ class _Reader(KeyReader):
                 raise self._bad(suffix, f"{value} where encoders have {expected}")
         if file.get_bool(key("attention.causal"), False):
             raise UnsupportedArchitecture(
-                f"{self._name} with causal attention ({key('attention.causal')})", tuple(ENCODERS)
+                f"{self._name} with causal attention ({key('attention.causal')})", ENCODERS
             )
         norm_eps = self._norm_eps("attention.layer_norm_epsilon")
         pooling = _pooling(file)
-        if pooling is PoolingType.RANK and "head.scores" not in FAMILIES[self._name].may_have:
+        if pooling is PoolingType.RANK and "head.scores" not in self._family.may_have:
             raise UnsupportedArchitecture(
                 f"{self._name} with a classification head ({SCORES})",
                 tuple(name for name in ENCODERS if "head.scores" in FAMILIES[name].may_have),
             )
         num_layers, max_context = self._num_layers(), self._positive("context_length")
         head_dim = hidden_size // num_heads
-        rope = self._rope(head_dim) if self._row.has_rope else None
+        rope = self._rope(head_dim) if self._family.has_rope else None
         local_rope = None
-        if rope is not None and self._row.window_period is not None:
-            theta = self._theta("rope.freq_base_swa", self._row.local_theta_default)
+        if rope is not None and self._family.local_theta_default is not None:
+            theta = self._theta("rope.freq_base_swa", self._family.local_theta_default)
             local_rope = replace(rope, theta=theta)
         layer = LayerConfig(
             num_heads=num_heads,
@@ -119,10 +112,10 @@ class _Reader(KeyReader):
             ),
             norm=NormKind.LAYER,
             norm_eps=norm_eps,
-            pre_norm=self._row.pre_norm,
+            pre_norm=self._family.pre_norm,
             rope=rope,
             local_rope=local_rope,
-            has_alibi=self._row.has_alibi,
+            has_alibi=self._family.has_alibi,
             activation=self._activation(),
             pooling=pooling,
             num_scores=_num_scores(file) if pooling is PoolingType.RANK else 0,
@@ -133,10 +126,10 @@ class _Reader(KeyReader):
         if scaling != "none" and self._file.get_float(self._key("rope.scaling.factor"), 1.0) != 1:
             raise UnsupportedArchitecture(
                 f"{self._name} with rope scaling ({self._key('rope.scaling.type')})",
-                tuple(ENCODERS),
+                ENCODERS,
             )
         return RopeConfig(
-            style=RopeStyle.NEOX,
+            style=self._family.rope_style,
             rotary_dim=self._rotary_dim(head_dim),
             theta=self._theta("rope.freq_base", 10000.0),
             scaling=None,
@@ -144,10 +137,10 @@ class _Reader(KeyReader):
 
     def _activation(self) -> ActivationFunction:
         """Returns the activation of the gate, which the file may name."""
-        row, suffix = self._row, "hidden_activation"
-        is_gated = "feed_forward.gate" in FAMILIES[self._name].has
+        suffix = "hidden_activation"
+        is_gated = "feed_forward.gate" in self._family.has
         if self._key(suffix) not in self._file.metadata or not is_gated:
-            return row.activation
+            return self._family.activation
         name = self._file.get_str(self._key(suffix))
         if name not in ACTIVATIONS:
             raise UnsupportedArchitecture(
@@ -158,7 +151,7 @@ class _Reader(KeyReader):
 
     def _windows(self, num_layers: int, max_context: int) -> tuple[int | None, ...]:
         """Returns each layer's window. That of the file counts the tokens to both sides."""
-        period = self._row.window_period
+        period = self._family.window_period
         window = self._file.get_int(self._key("attention.sliding_window"), 0) if period else 0
         if window < 0 or window == 1:
             raise self._bad("attention.sliding_window", f"{window} is not a window")

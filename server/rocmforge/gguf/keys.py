@@ -9,6 +9,7 @@ import numpy as np
 from rocmforge.errors import BadGguf
 from rocmforge.gguf.reader import GgufFile
 from rocmforge.models.config import MAX_LAYERS
+from rocmforge.models.families import FAMILIES
 from rocmforge.models.pooling import PoolingType
 
 
@@ -22,7 +23,7 @@ def declared_pooling(file: GgufFile) -> PoolingType:
 
 
 class KeyReader:
-    """Reads `<architecture>.*` keys; exists to hold the file and its architecture.
+    """Reads `<architecture>.*` keys; exists to hold the file and its family.
 
     Raises:
         BadGguf: A key is missing, of the wrong type, or contradicts another; names the key.
@@ -31,6 +32,7 @@ class KeyReader:
     def __init__(self, file: GgufFile) -> None:
         self._file = file
         self._name = file.get_str("general.architecture")
+        self._family = FAMILIES[self._name]
 
     def _key(self, suffix: str) -> str:
         return f"{self._name}.{suffix}"

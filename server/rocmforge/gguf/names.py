@@ -18,6 +18,12 @@ SHORT_FACTORS: Final = "rope_factors_short.weight"
 SCORES: Final = "cls.output.weight"
 """The matrix [scores, hidden_size] of a classification head."""
 
+PERMUTED: Final = frozenset({"llama"})
+"""Architectures whose q and k have their rows in pairs that rotate together (`RopeStyle.NORMAL`).
+
+The converter of llama.cpp reorders them. Folders have the halves of a head one after the other.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class TensorRule:

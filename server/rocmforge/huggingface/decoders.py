@@ -15,28 +15,27 @@ from typing import Any, Final
 from rocmforge.errors import UnsupportedArchitecture
 from rocmforge.huggingface.json_object import JsonObject
 from rocmforge.huggingface.rope import Rope, read_rope
-from rocmforge.models.architectures import ACTIVATIONS, ARCHITECTURES
 from rocmforge.models.config import (
+    ACTIVATIONS,
     MAX_LAYERS,
     ActivationFunction,
     LayerConfig,
     ModelConfig,
     NormKind,
-    RopeStyle,
 )
+from rocmforge.models.families import FAMILIES
 from rocmforge.models.pooling import PoolingType
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DecoderFamily:
-    """One row: what neither `config.json` nor the row of the architecture says."""
+class DecoderType:
+    """One row: what `config.json` does not say, beside what `FAMILIES` says."""
 
     architecture: str  # ours
     defaults: Mapping[str, Any] = field(default_factory=dict)  # of Transformers' class
-    rope_style: RopeStyle = RopeStyle.NEOX
     activation_key: str = "hidden_act"
     scale_key: str | None = None  # of the number that scores are divided by the root of
-    has_windows: bool = False  # though its architecture has none: in all layers
+    has_windows: bool = False  # in all layers, though others of the family have none
 
 
 _GEMMA: Final = {
@@ -49,7 +48,7 @@ _GEMMA: Final = {
     "sliding_window": 4096,
     "tie_word_embeddings": True,
 }
-_GEMMA3: Final = DecoderFamily(
+_GEMMA3: Final = DecoderType(
     architecture="gemma3",
     defaults=_GEMMA
     | {
@@ -64,10 +63,10 @@ _GEMMA3: Final = DecoderFamily(
     scale_key="query_pre_attn_scalar",
 )
 
-DECODERS: Final[Mapping[str, DecoderFamily]] = MappingProxyType(
+DECODERS: Final[Mapping[str, DecoderType]] = MappingProxyType(
     {
-        "llama": DecoderFamily(architecture="llama"),
-        "mistral": DecoderFamily(
+        "llama": DecoderType(architecture="llama"),
+        "mistral": DecoderType(
             architecture="llama",
             defaults={
                 "num_key_value_heads": 8,
@@ -76,9 +75,9 @@ DECODERS: Final[Mapping[str, DecoderFamily]] = MappingProxyType(
             },
             has_windows=True,
         ),
-        "qwen2": DecoderFamily(architecture="qwen2"),
-        "qwen3": DecoderFamily(architecture="qwen3", defaults={"head_dim": 128}),
-        "gemma2": DecoderFamily(
+        "qwen2": DecoderType(architecture="qwen2"),
+        "qwen3": DecoderType(architecture="qwen3", defaults={"head_dim": 128}),
+        "gemma2": DecoderType(
             architecture="gemma2",
             defaults=_GEMMA | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
             activation_key="hidden_activation",
@@ -86,11 +85,10 @@ DECODERS: Final[Mapping[str, DecoderFamily]] = MappingProxyType(
         ),
         "gemma3_text": _GEMMA3,
         "gemma3": _GEMMA3,  # with images, of which only the text part is read
-        "phi3": DecoderFamily(architecture="phi3"),
-        "glm4": DecoderFamily(
+        "phi3": DecoderType(architecture="phi3"),
+        "glm4": DecoderType(
             architecture="glm4",
             defaults={"head_dim": 128, "num_key_value_heads": 2, "partial_rotary_factor": 0.5},
-            rope_style=RopeStyle.NORMAL,
         ),
     }
 )
@@ -109,22 +107,22 @@ def read_decoder(config: JsonObject, name: str, pooling: PoolingType) -> tuple[M
         UnsupportedArchitecture: It uses a feature that we do not have.
         BadFolder: A key is missing, of the wrong type, or contradicts another; names the key.
     """
-    family = DECODERS[config.get_str("model_type")]
+    kind = DECODERS[config.get_str("model_type")]
     text = config.get_object("text_config") or config
-    return _Reader(text.with_defaults(family.defaults), family).read(name, pooling)
+    return _Reader(text.with_defaults(kind.defaults), kind).read(name, pooling)
 
 
 class _Reader:
-    def __init__(self, config: JsonObject, family: DecoderFamily) -> None:
+    def __init__(self, config: JsonObject, kind: DecoderType) -> None:
         self._config = config
-        self._family = family
-        self._row = ARCHITECTURES[family.architecture]
+        self._kind = kind
+        self._family = FAMILIES[kind.architecture]
 
     def read(self, name: str, pooling: PoolingType) -> tuple[ModelConfig, Rope]:
-        config, family = self._config, self._family
+        config, kind, family = self._config, self._kind, self._family
         if config.get_bool("use_bidirectional_attention", False):
             raise UnsupportedArchitecture(
-                f"{family.architecture} with attention to both sides (use_bidirectional_attention)",
+                f"{kind.architecture} with attention to both sides (use_bidirectional_attention)",
                 tuple(DECODERS),
             )
         hidden_size = config.get_positive("hidden_size")
@@ -138,13 +136,13 @@ class _Reader:
             theta=10000.0,
         )
         local = None
-        if self._row.local_theta_default is not None:
-            local = self._local_rope(layer.key_dim, context, self._row.local_theta_default)
+        if family.local_theta_default is not None:
+            local = self._local_rope(layer.key_dim, context, family.local_theta_default)
         scaling = rope.config.scaling
         if scaling is not None and scaling.kind == "yarn":
             context = max(context, int(scaling.original_context * scaling.factor))
         found = ModelConfig(
-            architecture=family.architecture,
+            architecture=kind.architecture,
             name=name,
             causal=True,
             hidden_size=hidden_size,
@@ -159,10 +157,10 @@ class _Reader:
             pre_norm=True,
             rope=rope.config,
             local_rope=None if local is None else local.config,
-            activation=activation(config, family.activation_key, "silu"),
+            activation=activation(config, kind.activation_key, "silu"),
             attention_softcap=self._softcap("attn_logit_softcapping"),
             logit_softcap=self._softcap("final_logit_softcapping"),
-            embedding_scale=math.sqrt(hidden_size) if self._row.scales_embedding else 1.0,
+            embedding_scale=math.sqrt(hidden_size) if family.scales_embedding else 1.0,
             pooling=pooling,
         )
         return found, rope
@@ -182,10 +180,10 @@ class _Reader:
             )
         head_dim = config.get_positive("head_dim", hidden_size // num_heads)
         divisor = float(head_dim)
-        if self._family.scale_key is not None:
-            divisor = config.get_float(self._family.scale_key)
+        if self._kind.scale_key is not None:
+            divisor = config.get_float(self._kind.scale_key)
             if divisor <= 0:
-                raise config.bad(self._family.scale_key, f"{divisor} is not positive")
+                raise config.bad(self._kind.scale_key, f"{divisor} is not positive")
         return LayerConfig(
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
@@ -220,20 +218,19 @@ class _Reader:
         return cap or None
 
     def _windows(self, count: int) -> tuple[int | None, ...]:
-        config, row = self._config, self._row
-        has_windows = row.has_windows or self._family.has_windows
+        config, period = self._config, 1 if self._kind.has_windows else self._family.window_period
         window = config.get_positive("sliding_window", None)
-        if window is None or not config.get_bool("use_sliding_window", has_windows):
+        if window is None or not config.get_bool("use_sliding_window", period is not None):
             return (None,) * count
         if (flags := layer_flags(config, count)) is not None:
             return tuple(window if is_local else None for is_local in flags)
-        if not has_windows:
-            first = config.get_int("max_window_layers", 28)
-            return tuple(window if n >= first else None for n in range(count))
-        period = config.get_positive("sliding_window_pattern", row.window_period)
         if period == 1:
             return (window,) * count
-        return tuple(None if (n + 1) % period == 0 else window for n in range(count))
+        if period is not None:
+            period = config.get_positive("sliding_window_pattern", period)
+            return tuple(None if (n + 1) % period == 0 else window for n in range(count))
+        first = config.get_int("max_window_layers", 28)
+        return tuple(window if n >= first else None for n in range(count))
 
 
 def num_layers(config: JsonObject) -> int:

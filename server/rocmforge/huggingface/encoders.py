@@ -23,6 +23,7 @@ from rocmforge.models.config import (
     RopeConfig,
     RopeStyle,
 )
+from rocmforge.models.families import FAMILIES
 from rocmforge.models.pooling import PoolingType
 
 
@@ -34,11 +35,9 @@ class EncoderShape:
     config: JsonObject  # with the keys of BERT
     eps: float
     act: ActivationFunction
-    pre_norm: bool = False
     rope: RopeConfig | None = None
     local_rope: RopeConfig | None = None
     windows: tuple[int | None, ...] = ()  # empty: no layer has one
-    has_alibi: bool = False
     num_token_types: int = 0
     first_position: int = 0  # row of the table of positions that position 0 has
 
@@ -62,7 +61,7 @@ def read_encoder(
         BadFolder: A key is missing, of the wrong type, or contradicts another; names the key.
     """
     shape = ENCODERS[config.get_str("model_type")](config)
-    found = shape.config
+    found, family = shape.config, FAMILIES[shape.architecture]
     hidden_size = found.get_positive("hidden_size")
     num_heads = found.get_positive("num_attention_heads")
     if hidden_size % num_heads:
@@ -97,10 +96,10 @@ def read_encoder(
         ),
         norm=NormKind.LAYER,
         norm_eps=shape.eps,
-        pre_norm=shape.pre_norm,
+        pre_norm=family.pre_norm,
         rope=shape.rope,
         local_rope=shape.local_rope,
-        has_alibi=shape.has_alibi,
+        has_alibi=family.has_alibi,
         activation=shape.act,
         pooling=pooling,
         num_scores=num_scores,
@@ -127,7 +126,6 @@ def _bert(config: JsonObject, *, starts_behind_padding: bool = False) -> Encoder
         config=config,
         eps=norm_eps(config, "layer_norm_eps", 1e-12),
         act=act,
-        has_alibi=has_alibi,
         num_token_types=config.get_positive("type_vocab_size", 2),
         first_position=config.get_int("pad_token_id", 1) + 1 if starts_behind_padding else 0,
     )
@@ -218,7 +216,6 @@ def _modern(config: JsonObject) -> EncoderShape:
         config=config.with_defaults({"max_position_embeddings": context}),
         eps=norm_eps(config, "norm_eps", 1e-5),
         act=activation(config, "hidden_activation", "gelu"),
-        pre_norm=True,
         rope=ropes[0],
         local_rope=ropes[1],
         windows=tuple(window if is_local else None for is_local in flags),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Final
 
 from rocmforge.models.pooling import PoolingType
@@ -18,6 +20,18 @@ class ActivationFunction(StrEnum):
     SILU = "silu"
     GELU_TANH = "gelu_tanh"
     GELU = "gelu"  # with the error function; of encoders only
+
+
+ACTIVATIONS: Final[Mapping[str, ActivationFunction]] = MappingProxyType(
+    {
+        "gelu": ActivationFunction.GELU,
+        "gelu_pytorch_tanh": ActivationFunction.GELU_TANH,
+        "gelu_new": ActivationFunction.GELU_TANH,
+        "silu": ActivationFunction.SILU,
+        "swish": ActivationFunction.SILU,
+    }
+)
+"""By the names of Transformers, which files repeat."""
 
 
 class RopeStyle(StrEnum):

@@ -1,6 +1,7 @@
-"""The families of models that we serve, and the weights that each has.
+"""The families of models that we serve: a row for each.
 
-A new one is a row here, and a row of the names that a reader's files give its tensors.
+A row states which weights its models have, and the facts that their files leave out. A reader of
+files adds the names that its files give to the tensors of a family, as `gguf.names`.
 """
 
 from __future__ import annotations
@@ -10,14 +11,34 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
+from rocmforge.models.config import ActivationFunction, RopeStyle
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFamily:
-    """The weights that a family has, beside those that every model has, by `WeightPlace.name`."""
+    """One row. The weights are those beside what every model has, by `WeightPlace.name`.
+
+    The facts of encoders are those of the converter and the graphs of llama.cpp
+    (`conversion/bert.py`, `src/models/bert.cpp`).
+    """
 
     has: frozenset[str]
     may_have: frozenset[str] = frozenset()
     not_in_first_layer: frozenset[str] = frozenset()
+    causal: bool = True  # False: an encoder
+    pre_norm: bool = True
+    activation: ActivationFunction = ActivationFunction.SILU  # where the file names no other
+    scales_embedding: bool = False  # by sqrt(hidden_size)
+    has_alibi: bool = False
+    has_rope: bool = True
+    rope_style: RopeStyle = RopeStyle.NEOX  # as published; a converter may change it
+    # One of so many layers has no window: the last, of an encoder the first. 1: each layer has the
+    # window. None: no layer has one, unless a file says for each layer.
+    window_period: int | None = None
+    window_default: int | None = None  # where the file states none
+    local_theta_default: float | None = None  # of layers with a window, if they have their own
+    # Layer count of the one size whose scores are scaled by hidden_size / heads, not by head_dim.
+    layers_scaled_by_dim: int | None = None
 
 
 _DECODER: Final = frozenset({"attention_norm", "feed_forward.gate", "output_norm"})
@@ -40,19 +61,54 @@ FAMILIES: Final[Mapping[str, ModelFamily]] = MappingProxyType(
         "llama": ModelFamily(has=_DECODER, may_have=_BIASES | _OUTPUT),
         "qwen2": ModelFamily(has=_DECODER, may_have=_BIASES | _OUTPUT),
         "qwen3": ModelFamily(has=_DECODER | _HEAD_NORMS, may_have=_BIASES | _OUTPUT),
-        "gemma2": ModelFamily(has=_DECODER | _POST_NORMS),
-        "gemma3": ModelFamily(has=_DECODER | _POST_NORMS | _HEAD_NORMS, may_have=_OUTPUT),
-        "phi3": ModelFamily(has=_DECODER, may_have=_OUTPUT),
-        "glm4": ModelFamily(has=_DECODER | _POST_NORMS, may_have=_BIASES | _OUTPUT),
+        "gemma2": ModelFamily(
+            has=_DECODER | _POST_NORMS,
+            activation=ActivationFunction.GELU_TANH,
+            scales_embedding=True,
+            window_period=2,
+            window_default=4096,
+            layers_scaled_by_dim=46,
+        ),
+        "gemma3": ModelFamily(
+            has=_DECODER | _POST_NORMS | _HEAD_NORMS,
+            may_have=_OUTPUT,
+            activation=ActivationFunction.GELU_TANH,
+            scales_embedding=True,
+            window_period=6,
+            local_theta_default=10000.0,
+            layers_scaled_by_dim=62,
+        ),
+        "phi3": ModelFamily(has=_DECODER, may_have=_OUTPUT, window_period=1),
+        "glm4": ModelFamily(
+            has=_DECODER | _POST_NORMS,
+            may_have=_BIASES | _OUTPUT,
+            rope_style=RopeStyle.NORMAL,
+        ),
+        # BERT, and RoBERTa and XLM-RoBERTa, whose position table starts where theirs is used.
         "bert": ModelFamily(
             has=_ENCODER | {"embedding.position"},
             may_have=_TYPES | _BIASES | _HEAD | {"feed_forward.up_bias", "feed_forward.down_bias"},
+            causal=False,
+            pre_norm=False,
+            activation=ActivationFunction.GELU,
+            has_rope=False,
         ),
-        "nomic-bert": ModelFamily(has=_ENCODER | {"feed_forward.gate"}, may_have=_TYPES | _HEAD),
+        "nomic-bert": ModelFamily(
+            has=_ENCODER | {"feed_forward.gate"},
+            may_have=_TYPES | _HEAD,
+            causal=False,
+            pre_norm=False,
+        ),
+        # Warner et al. 2024, arXiv:2412.13663.
         "modern-bert": ModelFamily(
             has=frozenset({"embedding.norm", "attention_norm", "feed_forward.gate", "output_norm"}),
             not_in_first_layer=frozenset({"attention_norm"}),  # the embedding's norm is there
+            causal=False,
+            activation=ActivationFunction.GELU,
+            window_period=3,
+            local_theta_default=10000.0,
         ),
+        # Günther et al. 2023, arXiv:2310.19923.
         "jina-bert-v2": ModelFamily(
             has=_ENCODER | {"feed_forward.gate"},
             may_have=_TYPES
@@ -60,6 +116,15 @@ FAMILIES: Final[Mapping[str, ModelFamily]] = MappingProxyType(
             | {"feed_forward.down_bias", "attention_norm_2", "attention_norm_2_bias"}
             | {"attention.q_norm", "attention.q_norm_bias"}
             | {"attention.k_norm", "attention.k_norm_bias"},
+            causal=False,
+            pre_norm=False,
+            activation=ActivationFunction.GELU,
+            has_rope=False,
+            has_alibi=True,
         ),
     }
 )
+"""By the name of the architecture, which is the one of GGUF files."""
+
+DECODERS: Final = tuple(name for name, family in FAMILIES.items() if family.causal)
+ENCODERS: Final = tuple(name for name, family in FAMILIES.items() if not family.causal)

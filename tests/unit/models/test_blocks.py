@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from rocmforge.gguf.checkpoint import open_gguf_checkpoint
-from rocmforge.models.architectures import ARCHITECTURES, ENCODERS
+from rocmforge.gguf.names import NAMES
+from rocmforge.huggingface.decoders import DECODERS
 from rocmforge.models.blocks import Role, WeightPlace
 from rocmforge.models.families import FAMILIES
 from rocmforge.models.weights import (
@@ -28,8 +29,12 @@ BY_NAME = {place.name: place for place in places(1)}
 BIASES = [name for name in BY_NAME if name.endswith("_bias")]
 
 
-def test_every_architecture_is_a_family_of_declared_weights() -> None:
-    assert set(FAMILIES) == {*ARCHITECTURES, *ENCODERS}
+def test_the_readers_know_the_families() -> None:
+    assert set(NAMES) == set(FAMILIES)
+    assert {kind.architecture for kind in DECODERS.values()} <= set(FAMILIES)
+
+
+def test_every_family_has_declared_weights() -> None:
     for family in FAMILIES.values():
         assert family.has.isdisjoint(family.may_have)
         assert family.not_in_first_layer <= family.has
