@@ -21,7 +21,14 @@ from typing import Any
 
 from kernels.code_object import kernel_metadata
 from kernels.compiler import Compiler, compile_library
-from kernels.interface import Interface, InterfaceError, check_code_object, parse_ir
+from kernels.interface import (
+    Interface,
+    InterfaceError,
+    check_code_object,
+    decode,
+    encode,
+    parse_ir,
+)
 from kernels.table import KERNELS_DIR, TranslationUnit
 from kernels.targets import Platform, Target, select
 
@@ -79,8 +86,14 @@ class Builder:
     def interfaces(self, unit: TranslationUnit, wave: int) -> dict[str, Interface]:
         """Returns the interfaces of a unit's kernels by name, where a wave has this many lanes."""
         directory = self._directory(unit, Platform.AMD, f"interface-w{wave}", {"wave": wave})
-        _make(directory, lambda scratch: self._compiler.interface(unit, wave, scratch / "unit.ll"))
-        return parse_ir((directory / "unit.ll").read_text())
+        _make(directory, lambda scratch: self._read_interfaces(unit, wave, scratch))
+        return decode((directory / "interfaces.json").read_text())
+
+    def _read_interfaces(self, unit: TranslationUnit, wave: int, scratch: Path) -> None:
+        ir = scratch / "unit.ll"
+        self._compiler.interface(unit, wave, ir)
+        (scratch / "interfaces.json").write_text(encode(parse_ir(ir.read_text()).values()))
+        ir.unlink()
 
     def _directory(
         self, unit: TranslationUnit, platform: Platform, group: str, options: dict[str, Any]
@@ -127,8 +140,17 @@ class Builder:
             (origin,) = select(target.code_of)
             assembly = self.product(unit, origin).assembly.read_text()
             self._compiler.amd_from(assembly, origin, target, output)
+        elif target.ir_of and self._compiler.is_pinned:
+            self._compiler.amd_from_ir(self._optimised_ir(unit, target.ir_of), target, output)
         else:
             self._compiler.amd(unit, target, output)
+
+    def _optimised_ir(self, unit: TranslationUnit, name: str) -> str:
+        """Returns the unit's optimised IR for the target of that name."""
+        (origin,) = select(name)
+        directory = self._directory(unit, Platform.AMD, f"ir-{name}", asdict(origin))
+        _make(directory, lambda scratch: self._compiler.amd_ir(unit, origin, scratch / "unit.ll"))
+        return (directory / "unit.ll").read_text()
 
 
 def _make(directory: Path, make: Callable[[Path], None]) -> None:

@@ -20,11 +20,12 @@ from kernels.targets import Platform, Target
 
 _HOST_TRIPLE = "x86_64-unknown-linux-gnu"
 
+_CONTRACT = "-ffp-contract=fast-honor-pragmas"
 _LANGUAGE = (
     "-std=c++20",
     "-fdeclspec",
     "-fgnuc-version=4.2.1",
-    "-ffp-contract=fast-honor-pragmas",
+    _CONTRACT,
     "-Wall",
     "-Wextra",
     "-Werror",
@@ -65,7 +66,7 @@ class Compiler:
     clang: tuple[str, ...]
     lld: tuple[str, ...]
     version: str
-    # Whether it is the one that `Target.code_of` was measured with.
+    # Whether it is the one that `Target.code_of` and `ir_of` were measured with.
     is_pinned: bool = False
 
     def interface(self, unit: TranslationUnit, wave: int, output: Path) -> None:
@@ -76,10 +77,33 @@ class Compiler:
 
     def amd(self, unit: TranslationUnit, target: Target, output: Path) -> None:
         """Writes `output`.s and the code object `output`.co."""
-        # 5 loads on older ROCm releases too.
-        code_object = (f"-mcode-object-version={_code_object_version(target)}",)
-        mode = ("-S", "-O3", *code_object, "-fatomic-ignore-denormal-mode")
+        mode = ("-S", *_optimised(target))
         self._front_end(unit, target, mode, output.with_suffix(".s"))
+        self._assemble(target, output)
+
+    def amd_ir(self, unit: TranslationUnit, target: Target, output: Path) -> None:
+        """Writes a unit's LLVM IR after all optimisations but those of choosing instructions."""
+        # The order in which values are used matters later, and is lost unless asked for.
+        mode = ("-emit-llvm", "-emit-llvm-uselists", *_optimised(target))
+        self._front_end(unit, target, mode, output)
+
+    def amd_from_ir(self, ir: str, target: Target, output: Path) -> None:
+        """Writes what `amd` does, from the optimised IR of a target that has the same."""
+        for pattern, new in (
+            (r'"target-cpu"="[^"]*"', f'"target-cpu"="{target.cpu}"'),
+            (r' "target-features"="[^"]*"', ""),  # those of the target
+            (r"(?m)^uselistorder ptr asm .*\n", ""),  # LLVM writes these, but cannot read them
+        ):
+            ir = re.sub(pattern, new, ir)
+        source = output.with_suffix(".ll")
+        source.write_text(ir)
+        command = (
+            *(*self.clang, "-cc1", "-triple", "amdgcn-amd-amdhsa", "-target-cpu", target.cpu),
+            *("-x", "ir", "-disable-llvm-passes", _CONTRACT, "-S", *_optimised(target)),
+            *(str(source), "-o", str(output.with_suffix(".s"))),
+        )
+        _run(command)
+        source.unlink()
         self._assemble(target, output)
 
     def amd_from(self, assembly: str, origin: Target, target: Target, output: Path) -> None:
@@ -146,6 +170,12 @@ class Compiler:
             str(output),
         )
         _run(command)
+
+
+def _optimised(target: Target) -> tuple[str, ...]:
+    # 5 loads on older ROCm releases too.
+    version = f"-mcode-object-version={_code_object_version(target)}"
+    return ("-O3", version, "-fatomic-ignore-denormal-mode")
 
 
 def _code_object_version(target: Target) -> str:

@@ -8,8 +8,10 @@ when it is built. Its launch bounds are those of host libraries; other targets h
 
 from __future__ import annotations
 
+import json
 import re
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +59,23 @@ class Interface:
     def args_size(self) -> int:
         """Bytes up to the end of the last argument."""
         return self.args[-1].offset + self.args[-1].size if self.args else 0
+
+
+def encode(interfaces: Iterable[Interface]) -> str:
+    """Encodes interfaces as JSON."""
+    return json.dumps([asdict(interface) for interface in interfaces])
+
+
+def decode(text: str) -> dict[str, Interface]:
+    """Returns the interfaces that `encode` was given, by the kernel's name."""
+    return {
+        row["kernel"]: Interface(
+            kernel=row["kernel"],
+            args=tuple(Argument(**argument) for argument in row["args"]),
+            max_threads=row["max_threads"],
+        )
+        for row in json.loads(text)
+    }
 
 
 def parse_ir(text: str) -> dict[str, Interface]:

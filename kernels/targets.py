@@ -23,8 +23,10 @@ class Target:
     wave: int
     cpu: str
     features: tuple[str, ...] = ()
-    # The target for which the pinned compiler writes the same instructions, if there is one.
+    # With the pinned compiler, and if there is one: the target whose instructions are the same, and
+    # the one whose optimised LLVM IR is the same, from which only the instructions differ.
     code_of: str = ""
+    ir_of: str = ""
 
     @property
     def is_generic(self) -> bool:
@@ -37,8 +39,8 @@ class Target:
         return {Platform.AMD: ".co", Platform.NVIDIA: ".ptx", Platform.HOST: ".so"}[self.platform]
 
 
-def _amd(name: str, wave: int, code_of: str = "") -> Target:
-    return Target(name, Platform.AMD, wave, cpu=name, code_of=code_of)
+def _amd(name: str, wave: int, code_of: str = "", ir_of: str = "") -> Target:
+    return Target(name, Platform.AMD, wave, cpu=name, code_of=code_of, ir_of=ir_of)
 
 
 TARGETS = (
@@ -48,12 +50,12 @@ TARGETS = (
     _amd("gfx942", 64),  # MI300
     _amd("gfx950", 64),  # MI350
     _amd("gfx1030", 32),  # RX 6800, 6900
-    _amd("gfx1100", 32),  # RX 7900
-    _amd("gfx1101", 32),  # RX 7700, 7800
-    _amd("gfx1102", 32),  # RX 7600
-    _amd("gfx1103", 32),  # Radeon 780M
-    _amd("gfx1150", 32),  # Radeon 890M
-    _amd("gfx1151", 32),  # Radeon 8060S
+    _amd("gfx1100", 32, ir_of="gfx1100"),  # RX 7900
+    _amd("gfx1101", 32, ir_of="gfx1100"),  # RX 7700, 7800
+    _amd("gfx1102", 32, ir_of="gfx1100"),  # RX 7600
+    _amd("gfx1103", 32, ir_of="gfx1100"),  # Radeon 780M
+    _amd("gfx1150", 32, ir_of="gfx1100"),  # Radeon 890M
+    _amd("gfx1151", 32, ir_of="gfx1100"),  # Radeon 8060S
     _amd("gfx1200", 32),  # RX 9060
     _amd("gfx1201", 32, code_of="gfx1200"),  # RX 9070
     # For the chips of a family that have no line above.
