@@ -98,6 +98,11 @@ def body(content: bytes, says: str, param: str | None = None) -> list[BadRequest
 
 BODIES = [
     *body(b"", "not valid JSON: Input data was truncated"),
+    # Without a body nothing needs to be declared either.
+    *(
+        BadRequest(path=path, says="not valid JSON: Input data was truncated", headers={})
+        for path in GOOD
+    ),
     *body(b"{", "not valid JSON: Input data was truncated"),
     *body(b"[]", "must be a JSON object. Expected `object`, got `array`"),
     *body(b'"text"', "got `str`"),

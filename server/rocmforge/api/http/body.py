@@ -13,7 +13,6 @@ from litestar.exceptions import InternalServerException
 from litestar.exceptions.http_exceptions import RequestEntityTooLarge
 
 from rocmforge.api.http.allowed_values import allowed_values
-from rocmforge.api.http.browsers import check_json
 from rocmforge.api.http.disconnect import ClientLeft
 from rocmforge.api.http.unknown_fields import check_fields, check_query
 from rocmforge.errors import InvalidParameter, RequestTooLarge
@@ -33,14 +32,15 @@ _NOT_ALLOWED = re.compile(r"^Invalid (?:enum )?value (?P<value>.+)$")
 async def read_json(request: Request[Any, Any, Any], decoder: msgspec.json.Decoder[T]) -> T:
     """Decodes the body.
 
+    `browser_guard` has made sure by now that it is declared as JSON and not compressed, if there
+    is one.
+
     Raises:
-        HTTPException: with status 415: the body is compressed, or not declared as JSON.
         RequestTimeout: it did not arrive in time.
         RequestTooLarge: it exceeds the limit of the route or of the application.
-        InvalidParameter: it is not JSON, or does not have the right shape.
+        InvalidParameter: it is empty or not JSON, or does not have the right shape.
         UnsupportedFeature: it has fields that are not known, and the server is strict.
     """
-    check_json(request)
     body = await _read(request)
     wanted = decode(body, decoder)
     with _as_mistakes():  # it looks into fields that the decoder passed over

@@ -36,7 +36,7 @@ def browser_guard(cors_origins: Sequence[str]) -> Guard:
         headers = connection.headers
         length = headers.get("content-length", "0")
         if "content-type" in headers or "transfer-encoding" in headers or length != "0":
-            check_json(connection)
+            _check_json(connection)
         if _is_foreign(headers, cors_origins):
             raise NotAuthorized(
                 "A page of another origin may not do this. Its origin can be allowed with "
@@ -46,7 +46,7 @@ def browser_guard(cors_origins: Sequence[str]) -> Guard:
     return guard
 
 
-def check_json(request: Request[Any, Any, Any]) -> None:
+def _check_json(request: Request[Any, Any, Any]) -> None:
     """Raises HTTPException with status 415 for a body that is compressed, or not JSON in UTF-8."""
     if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise HTTPException(
