@@ -11,6 +11,7 @@ import argparse
 import fnmatch
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -90,8 +91,9 @@ def report_unit(builder: Builder, unit: TranslationUnit, target: Target) -> Iter
     product = builder.product(unit, target)
     code = kernel_code(product.assembly.read_text())
     for kernel, resources in product.kernels().items():
+        used = Counter(code[kernel]).items()
         counts = {
-            column: sum(bool(pattern.match(name)) for name in code[kernel])
+            column: sum(count for name, count in used if pattern.match(name))
             for column, pattern in INSTRUCTIONS.items()
         }
         yield KernelReport(kernel, target, resources, counts)
