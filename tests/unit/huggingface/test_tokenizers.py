@@ -16,7 +16,8 @@ from rocmforge.errors import BadFolder, BadTokenizer
 from rocmforge.huggingface.folder import Folder
 from rocmforge.huggingface.tokenizer import read_templates, read_tokenizer
 from rocmforge.text.tokenizer.tokenizer import Tokenizer
-from tests.support.tokenizer_files import KINDS, TEXT, write_tokenizer
+from tests.data.models.tiny_encoders import VOCABULARY
+from tests.support.tokenizer_files import KINDS, TEXT, pieces, write_tokenizer
 
 SPECIAL = {
     "byte level": "<|im_start|>user\nHi<|im_end|>\n<tool_call>",
@@ -248,3 +249,13 @@ def test_chat_templates_are_found_where_folders_have_them(
 def test_a_template_may_be_in_a_json_file_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "chat_template.json").write_text('{"chat_template": "{{ p }}"}')
     assert read_templates(Folder(tmp_path)) == {"default": "{{ p }}"}
+
+
+def test_a_special_token_that_is_spelled_like_a_word_is_none_in_texts(tmp_path: Path) -> None:
+    tokenizer = pieces(VOCABULARY)
+    tokenizer.add_special_tokens(["the"])
+    write_tokenizer(tmp_path, tokenizer, unk_token="[UNK]")
+    found, special = read(tmp_path), tokenizer.token_to_id("the")
+    assert special in found.special_ids
+    assert special not in found.encode("the cat", parse_special=False)
+    assert special in found.encode("the cat", parse_special=True)
