@@ -16,7 +16,7 @@ from hip import hip as _hip
 from rocmforge.backend.protocol import LoadOptions, ProgressCallback, StepInput
 from rocmforge.models.checkpoint import Checkpoint
 from rocmforge_hip.backend import HipBackend
-from rocmforge_hip.run.decoder import HipRunner
+from rocmforge_hip.run.runner import HipRunner
 
 FAILING_STEP: Final = 8
 """Counted from 0, in each life of the engine process."""

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from rocmforge.errors import BackendError, OutOfMemory
 from rocmforge_hip.load.model import ModelLoading
 from rocmforge_hip.parallel import worker
-from rocmforge_hip.run.decoder import HipRunner
+from rocmforge_hip.run.runner import HipRunner
 
 
 def fail_in_load(*_: Any) -> NoReturn:

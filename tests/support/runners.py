@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rocmforge.backend.protocol import LoadOptions, Runner
 from rocmforge_hip.backend import create as create_hip
-from rocmforge_hip.run.decoder import HipRunner
+from rocmforge_hip.run.runner import HipRunner
 from rocmforge_reference.backend import create as create_reference
 from tests.support.loading import load_file
 from tests.support.options import SMALL

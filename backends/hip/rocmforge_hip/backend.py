@@ -24,9 +24,8 @@ from rocmforge_hip.device.discovery import (
 from rocmforge_hip.device.driver import HipUnavailable
 from rocmforge_hip.device.library import NoKernelsForTarget, find_target
 from rocmforge_hip.device.platform import select_platform
-from rocmforge_hip.load.decoder import load_decoder, measure_decoder
-from rocmforge_hip.load.encoder import load_encoder, plan_encoder
-from rocmforge_hip.load.memory_budget import MemoryNeeds, cache_type
+from rocmforge_hip.load.loading import load_model, measure_model
+from rocmforge_hip.load.memory_budget import cache_type
 from rocmforge_hip.ops.geometry import Geometry
 from rocmforge_hip.parallel.runner import load_sharded
 from rocmforge_hip.verify import selfcheck
@@ -67,8 +66,7 @@ class HipBackend:
         )
         if len(devices) > 1:
             return load_sharded(devices, checkpoint, options, progress)
-        load = load_decoder if checkpoint.config.causal else load_encoder
-        return load(devices[0], checkpoint, options, progress)
+        return load_model(devices[0], checkpoint, options, progress)
 
     def estimate(
         self, checkpoint: Checkpoint, options: LoadOptions, memory: int | None
@@ -83,11 +81,7 @@ class HipBackend:
             geometry = Geometry(found.properties.compute_units)
         else:
             name, free, geometry = "a device", memory, Geometry(_MOST_COMPUTE_UNITS)
-        needs: MemoryNeeds
-        if checkpoint.config.causal:
-            needs = measure_decoder(checkpoint, options, geometry, free)
-        else:
-            _, _, needs = plan_encoder(checkpoint, options, geometry, free)
+        needs = measure_model(checkpoint, options, geometry, free)
         return MemoryEstimate(
             device=name,
             free=free,

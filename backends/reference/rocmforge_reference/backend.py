@@ -23,11 +23,10 @@ from rocmforge.models.config import LayerConfig, ModelConfig
 from rocmforge.models.memory import float32_weight_bytes, kv_bytes_per_token
 from rocmforge.models.rope import load_rope_tables
 from rocmforge.models.weights import load_weights
-from rocmforge_reference.encoder_runner import ReferenceEncoderRunner
 from rocmforge_reference.host import describe_host
 from rocmforge_reference.model_ops import KvCache, ReferenceOps
 from rocmforge_reference.runner import ReferenceRunner
-from rocmforge_reference.weights import Weight, with_adapters
+from rocmforge_reference.weights import with_adapters
 
 NAME: Final = "reference"
 BLOCK_SIZE: Final = 16
@@ -69,22 +68,23 @@ class ReferenceBackend:
                 "The reference backend runs on one processor; leave tensor_parallel at 1, not "
                 f"{options.tensor_parallel}."
             )
-        load = _load_decoder if checkpoint.config.causal else _load_encoder
-        return load(checkpoint, options, device, progress)
+        return _load(checkpoint, options, device, progress)
 
 
-def _load_decoder(
+def _load(
     checkpoint: Checkpoint,
     options: LoadOptions,
     device: DeviceInfo,
     progress: ProgressCallback,
 ) -> ReferenceRunner:
     config, adapters, processors = checkpoint.config, checkpoint.adapters, load_processors()
-    max_context = min(options.max_context, config.max_context)
+    causal, max_context = config.causal, options.context_of(config)
     weights_bytes = float32_weight_bytes(checkpoint.weights)
     adapter_bytes = 4 * sum(adapter.num_values for adapter in adapters)
     needed = weights_bytes + adapter_bytes
-    num_blocks = _plan_blocks(config, options, max_context, needed, device)
+    num_blocks = _plan_blocks(config, options, max_context, needed, device) if causal else 0
+    if not causal:
+        _check_fits(needed, options, device)
     weights = with_adapters(
         load_weights(
             config,
@@ -94,8 +94,10 @@ def _load_decoder(
         ),
         adapters,
     )
-    tables = load_rope_tables(config, checkpoint.rope_factors, max_context)
-    caches = tuple(_new_cache(layer, num_blocks) for layer in config.layers)
+    tables = None
+    if config.rope is not None:
+        tables = load_rope_tables(config, checkpoint.rope_factors, max_context)
+    caches = tuple(_new_cache(layer, num_blocks) for layer in config.layers) if causal else ()
     info = RunnerInfo(
         backend=NAME,
         device=device,
@@ -105,62 +107,19 @@ def _load_decoder(
         vocab_size=config.vocab_size,
         pipeline_depth=1,
         weights_bytes=weights_bytes,
-        kv_bytes=num_blocks * BLOCK_SIZE * kv_bytes_per_token(config, 4),
-        kv_dtype="f32",
-        hidden_size=config.hidden_size,
-        embedding_size=config.hidden_size,
-        masks_tokens=True,
-        logits_processors=tuple(processors),
+        kv_bytes=num_blocks * BLOCK_SIZE * kv_bytes_per_token(config, 4) if causal else 0,
+        kv_dtype="f32" if causal else "none",
+        hidden_size=config.output_size,
+        embedding_size=config.hidden_size if causal else 0,
+        masks_tokens=causal,
+        logits_processors=tuple(processors) if causal else (),
         adapters=tuple(adapter.name for adapter in adapters),
         adapter_bytes=adapter_bytes,
+        is_encoder=not causal,
         notes=(_NOTE,),
     )
     ops = ReferenceOps(config, tables, caches)
     return ReferenceRunner(config, weights, ops, info, processors)
-
-
-def _load_encoder(
-    checkpoint: Checkpoint,
-    options: LoadOptions,
-    device: DeviceInfo,
-    progress: ProgressCallback,
-) -> ReferenceEncoderRunner:
-    config, weights_bytes = checkpoint.config, float32_weight_bytes(checkpoint.weights)
-    usable = options.memory_of(device)
-    allowed = int(usable * options.memory_utilization)
-    if weights_bytes > allowed:
-        raise OutOfMemory(
-            f"The model needs {_mib(weights_bytes)} as float32, but only {_mib(allowed)} may be "
-            f"used ({options.memory_utilization:.0%} of {_mib(usable)} free)."
-        )
-    weights = load_weights(
-        config,
-        checkpoint.weights,
-        lambda tensor: Weight(_to_weight(tensor)),
-        lambda share: progress("loading weights", share),
-    )
-    max_context = options.context_of_encoder(config.max_context)
-    tables = (
-        None
-        if config.rope is None
-        else load_rope_tables(config, checkpoint.rope_factors, max_context)
-    )
-    info = RunnerInfo(
-        backend=NAME,
-        device=device,
-        block_size=BLOCK_SIZE,
-        num_blocks=0,
-        max_context=max_context,
-        vocab_size=config.vocab_size,
-        pipeline_depth=1,
-        weights_bytes=weights_bytes,
-        kv_bytes=0,
-        kv_dtype="none",
-        hidden_size=config.output_size,
-        is_encoder=True,
-        notes=(_NOTE,),
-    )
-    return ReferenceEncoderRunner(config, weights, ReferenceOps(config, tables), info)
 
 
 def _choose_device(wanted: str | None) -> DeviceInfo:
@@ -170,6 +129,21 @@ def _choose_device(wanted: str | None) -> DeviceInfo:
             f"The reference backend has no device {wanted!r}; its only one is 0 ({device.name})."
         )
     return device
+
+
+def _check_fits(weights_bytes: int, options: LoadOptions, device: DeviceInfo) -> None:
+    """Refuses weights that do not fit, of a model without a cache.
+
+    Raises:
+        OutOfMemory: Says what they need.
+    """
+    usable = options.memory_of(device)
+    allowed = int(usable * options.memory_utilization)
+    if weights_bytes > allowed:
+        raise OutOfMemory(
+            f"The model needs {_mib(weights_bytes)} as float32, but only {_mib(allowed)} may be "
+            f"used ({options.memory_utilization:.0%} of {_mib(usable)} free)."
+        )
 
 
 def _plan_blocks(

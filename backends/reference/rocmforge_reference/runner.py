@@ -19,7 +19,7 @@ from rocmforge.errors import BackendError, OutOfMemory
 from rocmforge.logits.processor import LogitsProcessor
 from rocmforge.models.blocks import ModelWeights
 from rocmforge.models.config import ModelConfig
-from rocmforge.models.forward.decoder import hidden_states, logits
+from rocmforge.models.forward.model import hidden_states, logits, sums
 from rocmforge_reference.model_ops import ReferenceOps, Step
 from rocmforge_reference.sampling import NO_TOKEN, sample
 from rocmforge_reference.weights import Weight
@@ -82,6 +82,17 @@ class ReferenceRunner:
         token_ids = self._resolve(step)
         resolved = Step(step, token_ids, step.token_adapters)
         hidden = hidden_states(config, weights, ops, resolved)
+        found = sums(weights, ops, resolved, hidden) if len(step.hidden_ranges) else None
+        if not config.causal:
+            return StepOutput(
+                step_id=step.step_id,
+                token_ids=np.zeros(0, np.int32),
+                logprobs=None,
+                top_ids=None,
+                top_logprobs=None,
+                device_ns=time.perf_counter_ns() - started_ns,
+                hidden=found,
+            )
         rows = logits(config, weights, ops, resolved, hidden)
         from_device = step.token_source[step.logit_rows] != NO_SOURCE
         pending = np.where(from_device, token_ids[step.logit_rows], np.int32(NO_TOKEN))
@@ -94,7 +105,7 @@ class ReferenceRunner:
             top_ids=samples.top_ids,
             top_logprobs=samples.top_logprobs,
             device_ns=time.perf_counter_ns() - started_ns,
-            hidden=ops.sum_hidden(resolved, hidden) if len(step.hidden_ranges) else None,
+            hidden=found,
         )
 
     def _resolve(self, step: StepInput) -> Int32Array:

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rocmforge.models.checkpoint import Checkpoint
+from rocmforge.models.config import ModelConfig
 from rocmforge.models.lora import AdapterSpec
 
 Int32Array = npt.NDArray[np.int32]
@@ -232,13 +233,10 @@ class LoadOptions:
         """Returns the free bytes of a device that this model may count on."""
         return min(device.memory_free, int(device.memory_total * self.memory_share))
 
-    def context_of_encoder(self, trained: int) -> int:
-        """Returns how many tokens a prompt may have: a step computes it whole.
-
-        Args:
-            trained: Tokens, as the encoder was trained.
-        """
-        return min(trained, self.max_context, self.max_batched_tokens)
+    def context_of(self, config: ModelConfig) -> int:
+        """Returns the tokens that a sequence may have; one step computes them unless causal."""
+        context = min(config.max_context, self.max_context)
+        return context if config.causal else min(context, self.max_batched_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

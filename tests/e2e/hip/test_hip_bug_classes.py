@@ -27,7 +27,7 @@ from rocmforge_hip.device.memory import ArraySpec, DeviceBuffer, PinnedBuffer, s
 from rocmforge_hip.kernels.rows import rf_softcap
 from rocmforge_hip.ops.activations import Activation
 from rocmforge_hip.ops.model_ops import HipOps
-from rocmforge_hip.run.decoder import HipRunner
+from rocmforge_hip.run.runner import HipRunner
 from tests.backend.driving import Chunk, Driver
 from tests.data.models.tiny_models import PROMPT, by_name, write_model
 from tests.support.hip import fitting, platform_options, start_platform

@@ -12,7 +12,7 @@ import pytest
 
 from rocmforge.backend.protocol import Float32Array, Runner
 from rocmforge.engine.ipc.params import Pooling, SamplingParams
-from rocmforge_hip.run.decoder import HipRunner
+from rocmforge_hip.run.runner import HipRunner
 from tests.api.tiny import VOCAB_SIZE, metadata
 from tests.backend.driving import Chunk, Driver, Want, make_step
 from tests.data.models.tiny_models import (

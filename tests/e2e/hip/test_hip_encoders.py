@@ -15,7 +15,7 @@ from rocmforge.backend.protocol import Runner
 from rocmforge.engine.ipc.params import Pooling, SamplingParams
 from rocmforge.errors import OutOfMemory, UnsupportedArchitecture, UnsupportedTensor
 from rocmforge_hip.backend import create as create_hip
-from rocmforge_hip.run.encoder import HipEncoderRunner
+from rocmforge_hip.run.runner import HipRunner
 from tests.data.models.tiny_encoders import ENCODERS, PROMPT, TinyEncoder, by_name, write_encoder
 from tests.support.core import make_core, vectors_of
 from tests.support.encoder_steps import encoder_step, run
@@ -44,9 +44,9 @@ def fitting(model: TinyEncoder, dim: int = 64, heads: int = 2) -> TinyEncoder:
     return replace(model, config=model.config | sizes)
 
 
-def load(stack: ExitStack, model: Path, **changes: Any) -> HipEncoderRunner:
+def load(stack: ExitStack, model: Path, **changes: Any) -> HipRunner:
     runner = load_file(create_hip(), model, replace(OPTIONS, **changes))
-    assert isinstance(runner, HipEncoderRunner)
+    assert isinstance(runner, HipRunner)
     return stack.enter_context(closing(runner))
 
 

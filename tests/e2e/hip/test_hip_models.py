@@ -23,7 +23,7 @@ from rocmforge.engine.ipc.status import EngineStats
 from rocmforge.errors import EngineError, ModelLoadError
 from rocmforge_hip.backend import create as create_hip
 from rocmforge_hip.device.memory import PinnedBuffer
-from rocmforge_hip.run.decoder import HipRunner
+from rocmforge_hip.run.runner import HipRunner
 from rocmforge_hip.weights.upload import read_exactly
 from rocmforge_reference import ops as reference_ops
 from tests.backend.driving import Chunk, Driver, Want, make_step

@@ -245,7 +245,7 @@ def test_an_error_that_a_rank_reports_is_passed_on(
         model.unlink()  # the other rank opens it after this one has read what it needs
         return tables
 
-    monkeypatch.setattr("rocmforge_hip.load.decoder.load_rope_tables", load_and_remove)
+    monkeypatch.setattr("rocmforge_hip.load.loading.load_rope_tables", load_and_remove)
     with pytest.raises(RankFailed, match=model.name) as caught:
         load(stack, model, tensor_parallel=RANKS)
     assert (caught.value.rank, caught.value.device) == (1, 1)

@@ -19,7 +19,7 @@ from rocmforge.engine.ipc.params import ProcessorUse, SamplingParams
 from rocmforge.engine.ipc.status import EngineStats
 from rocmforge.logits.builtin import typical_p
 from rocmforge_hip.backend import create as create_hip
-from rocmforge_hip.run.decoder import HipRunner
+from rocmforge_hip.run.runner import HipRunner
 from rocmforge_reference.backend import create as create_reference
 from tests.backend.driving import Chunk, Want, make_step
 from tests.data.models.tiny_models import PROMPT, by_name, write_model

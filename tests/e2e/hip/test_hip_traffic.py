@@ -13,7 +13,7 @@ from rocmforge.backend.protocol import StepCost
 from rocmforge_hip.backend import create
 from rocmforge_hip.device.driver import Driver as HipDriver
 from rocmforge_hip.device.memory import DeviceBuffer, spec
-from rocmforge_hip.run.decoder import HipRunner
+from rocmforge_hip.run.runner import HipRunner
 from rocmforge_hip.run.traffic import copy_bandwidth
 from tests.backend.driving import Chunk, Driver
 from tests.data.models.tiny_models import by_name, write_model

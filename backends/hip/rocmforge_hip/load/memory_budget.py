@@ -66,7 +66,7 @@ class MemoryNeeds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan(MemoryNeeds):
-    """The needs of a decoder together with its cache. `str()` is for people."""
+    """The needs of a model together with its cache. `str()` is for people."""
 
     num_blocks: int
 
@@ -76,6 +76,15 @@ class MemoryPlan(MemoryNeeds):
         return self.num_blocks * self.block_bytes
 
     def __str__(self) -> str:
+        if self.cache_block is None:
+            return "\n".join(
+                (
+                    f"weights      {mib(self.weights)}",
+                    f"activations  {mib(self.step_bytes)}",
+                    "KV cache     none: an encoder keeps nothing of a prompt",
+                    f"allowed      {mib(self.allowed)}",
+                )
+            )
         tokens = self.num_blocks * BLOCK_TOKENS
         return "\n".join(
             (
@@ -102,24 +111,22 @@ def measure(
     limits = StepLimits(
         tokens=options.max_batched_tokens,
         sequences=options.max_sequences,
-        context=min(options.max_context, config.max_context),
+        context=options.context_of(config),
         adapters=len(adapters),
     )
     stacks = plan_adapters(weights, adapters)
-    block = _cache_block(config, options.kv_dtype)
+    block = _cache_block(config, options.kv_dtype) if config.causal else None
     size = weight_bytes(weights)
     return MemoryNeeds(
         allowed=int(memory_free * options.memory_utilization),
         weights=size,
         adapters=adapter_bytes(stacks),
         activations=plan_activations(config, weights, limits, geometry, stacks),
-        input_bytes=_largest_input(config, limits),
+        input_bytes=_largest_input(config, limits) if config.causal else _largest_prompts(limits),
         cache_block=block,
-        block_bytes=total_bytes(block) * config.num_layers,
+        block_bytes=0 if block is None else total_bytes(block) * config.num_layers,
         limits=limits,
-        activation_slices=_activation_slices(
-            options.activation_bits, size * options.tensor_parallel
-        ),
+        activation_slices=_activation_slices(config, options, size),
     )
 
 
@@ -138,6 +145,8 @@ def make_plan(
     """
     needs = measure(config, weights, options, geometry, memory_free, adapters)
     left = needs.allowed - needs.fixed_bytes
+    if needs.cache_block is None:
+        return _plan_without_cache(needs, memory_free)
     per_sequence = ceil_div(needs.limits.context, BLOCK_TOKENS)
     if options.kv_blocks is not None:
         num_blocks = least = options.kv_blocks
@@ -158,6 +167,17 @@ def make_plan(
     return MemoryPlan(**values, num_blocks=num_blocks)
 
 
+def _plan_without_cache(needs: MemoryNeeds, memory_free: int) -> MemoryPlan:
+    if needs.fixed_bytes > needs.allowed:
+        raise OutOfMemory(
+            f"The model needs {mib(needs.weights)} for weights and {mib(needs.step_bytes)} for a "
+            f"step, but only {mib(needs.allowed)} of {mib(memory_free)} may be used. Lower "
+            "max_batched_tokens or max_sequences, or take a smaller model."
+        )
+    values = {field.name: getattr(needs, field.name) for field in fields(needs)}
+    return MemoryPlan(**values, num_blocks=0)
+
+
 def cache_arrays(plan: MemoryPlan) -> LayerCache[ArraySpec]:
     """Returns the arrays of one layer's cache, all its blocks together."""
 
@@ -175,10 +195,13 @@ def cache_type(needs: MemoryNeeds) -> str:
     return "f16" if needs.cache_block.key_scale is None else "int8"
 
 
-def _activation_slices(bits: str, weights: int) -> int:
-    if bits == "auto":
-        return 2 if weights <= SMALL_MODEL else 1
-    return int(bits) // 8
+def _activation_slices(config: ModelConfig, options: LoadOptions, weights: int) -> int:
+    """Returns the slices for this many bytes of weights on each device."""
+    if not config.causal:  # all rows go through GEMM
+        return 0
+    if options.activation_bits == "auto":
+        return 2 if weights * options.tensor_parallel <= SMALL_MODEL else 1
+    return int(options.activation_bits) // 8
 
 
 def _cache_block(config: ModelConfig, kv_dtype: str) -> LayerCache[ArraySpec]:
@@ -210,6 +233,20 @@ def _largest_input(config: ModelConfig, limits: StepLimits) -> int:
         uses=UseSizes.most(limits.sequences, limits.context, words=ceil_div(config.vocab_size, 32)),
     )
     return StepLayout(shape, lists).nbytes
+
+
+def _largest_prompts(limits: StepLimits) -> int:
+    shape = StepShape(
+        tokens=limits.tokens,
+        sequences=limits.sequences,
+        rows=0,
+        blocks=0,
+        decodes=limits.sequences,
+        prefills=limits.sequences,
+        longest_prefill=limits.context,
+        sums=limits.sequences,
+    )
+    return StepLayout(shape).nbytes
 
 
 def mib(size: int) -> str:

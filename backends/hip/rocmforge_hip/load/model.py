@@ -12,7 +12,7 @@ import numpy.typing as npt
 from rocmforge.backend.protocol import ProgressCallback
 from rocmforge.models.blocks import ModelWeights
 from rocmforge.models.checkpoint import Locate
-from rocmforge.models.config import ModelConfig
+from rocmforge.models.config import ModelConfig, alibi_slopes
 from rocmforge.models.lora import Adapter
 from rocmforge.models.rope import RopeTables
 from rocmforge_hip.device.memory import ArraySpec, DeviceArray, spec
@@ -35,7 +35,7 @@ from rocmforge_hip.ops.processors import (
 )
 from rocmforge_hip.ops.sampler import Sampler
 from rocmforge_hip.ops.sharded import ShardedOps, gather_orders, warm_up
-from rocmforge_hip.run.decoder import Model
+from rocmforge_hip.run.runner import Model
 from rocmforge_hip.weights.adapters import AdapterArrays, pack_stack, plan_adapters
 from rocmforge_hip.weights.formats import Matrix, Weight
 from rocmforge_hip.weights.placement import Planned, PlannedMatrix, storages
@@ -68,7 +68,7 @@ class ModelLoading:
     def load(
         self,
         planned: ModelWeights[Planned],
-        tables: RopeTables,
+        tables: RopeTables | None,
         adapters: Sequence[Adapter] = (),
     ) -> Model:
         """Loads the model; returns it once everything is on the device."""
@@ -84,9 +84,9 @@ class ModelLoading:
             library=device.library,
             geometry=self._geometry,
             arena=arena,
-            caches=tuple(self._new_cache(layer) for layer in range(config.num_layers)),
-            tables=upload_tables(device, tables),
-            slopes=None,
+            caches=self._new_caches(),
+            tables={} if tables is None else upload_tables(device, tables),
+            slopes=self._load_slopes(),
             formats=frozenset(
                 storage.format.name
                 for storage in storages(planned)
@@ -96,7 +96,9 @@ class ModelLoading:
             slices=plan.activation_slices,
         )
         ops = make_ops(resources)
-        sampler = Sampler(device.library, self._geometry, arena, self._load_processors())
+        sampler = None
+        if config.causal:
+            sampler = Sampler(device.library, self._geometry, arena, self._load_processors())
         inputs = device.memory.device(spec((plan.input_bytes,), "u1"), "inputs of a step")
         return Model(config, weights, ops, sampler, arena, inputs.array)
 
@@ -148,6 +150,17 @@ class ModelLoading:
 
     def _upload_adapter(self, stack: str, name: str, values: npt.NDArray[Any]) -> DeviceArray:
         return upload(self._device, values, f"{name} of {stack}")
+
+    def _load_slopes(self) -> DeviceArray | None:
+        if not self._config.has_alibi:
+            return None
+        slopes = np.array(alibi_slopes(self._config.layers[0].num_heads), np.float32)
+        return upload(self._device, slopes, "slopes")
+
+    def _new_caches(self) -> tuple[LayerCache[DeviceArray], ...]:
+        if not self._config.causal:
+            return ()
+        return tuple(self._new_cache(layer) for layer in range(self._config.num_layers))
 
     def _new_cache(self, layer: int) -> LayerCache[DeviceArray]:
         def new(name: str, what: ArraySpec) -> DeviceArray:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from rocmforge.errors import UnsupportedArchitecture
 from rocmforge.models.config import ModelConfig
+from rocmforge_hip.ops.full_attention import ROPE_MULTIPLE
 from rocmforge_hip.ops.rows import MAX_NORM_DIM
 
 
@@ -45,5 +46,8 @@ def _problems(config: ModelConfig, head_dims: Sequence[int]) -> Iterator[tuple[s
                 f"{layer.num_heads} heads and {layer.num_kv_heads} of keys and values",
                 "as many of keys and values in an encoder",
             )
+    rope = None if config.causal else config.rope
+    if rope is not None and rope.rotary_dim % ROPE_MULTIPLE:
+        yield f"{rope.rotary_dim} rotating elements of a head", f"multiples of {ROPE_MULTIPLE}"
     if config.hidden_size > MAX_NORM_DIM:
         yield f"a hidden size of {config.hidden_size}", f"up to {MAX_NORM_DIM}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
@@ -155,8 +155,6 @@ def plan_activations(
 ) -> ActivationArrays[ArraySpec]:
     """Returns every array that a step of this model writes.
 
-    Matrices that are not quantised are multiplied with float32 for the few rows that GEMV takes.
-
     Args:
         config: The model.
         weights: What becomes of its tensors.
@@ -164,6 +162,19 @@ def plan_activations(
         geometry: For the device.
         stacks: The adapters.
     """
+    if config.causal:
+        return _of_causal(config, weights, limits, geometry, stacks)
+    return plan_full_activations(config, qkv_features(weights), limits, geometry)
+
+
+def _of_causal(
+    config: ModelConfig,
+    weights: ModelWeights[Planned],
+    limits: StepLimits,
+    geometry: Geometry,
+    stacks: Sequence[AdapterStack[Any]],
+) -> ActivationArrays[ArraySpec]:
+    """Matrices that are not quantised are multiplied with float32 for the rows that GEMV takes."""
     tokens, rows, vocab_size = limits.tokens, limits.rows, config.vocab_size
     hidden_size, layer = config.hidden_size, config.layers[0]
     of_tokens = spec((tokens, hidden_size), "f4")
@@ -205,6 +216,49 @@ def plan_activations(
             limits=spec((rows,), "u4"),
             output=spec((limits.sequences * hidden_size + _row_results(rows),), "i4"),
         ),
+    )
+
+
+def plan_full_activations(
+    config: ModelConfig,
+    attention_inputs: Mapping[Product, int],
+    limits: StepLimits,
+    geometry: Geometry,
+) -> ActivationArrays[ArraySpec]:
+    """Returns every array that a step of a model writes that is not causal.
+
+    Args:
+        config: The model.
+        attention_inputs: Features of the activations that query, key and value go to.
+        limits: The largest step.
+        geometry: For the device.
+    """
+    hidden_size, has_head = config.hidden_size, config.num_scores > 0
+
+    def forms(
+        rows: int, features: int, *, f32: bool = False, f16: bool = False
+    ) -> Forms[ArraySpec]:
+        return Forms(
+            f32=spec((rows, features), "f4") if f32 else None,
+            f16=spec((rows, features), "f2") if f16 else None,
+        )
+
+    tokens, pools = limits.tokens, limits.sequences
+    qkv = {
+        product: forms(tokens, features, f16=True) for product, features in attention_inputs.items()
+    }
+    return ActivationArrays(
+        normed=forms(tokens, hidden_size, f32=True, f16=True),
+        qkv=qkv[Product.QKV],
+        qkv_2=qkv.get(Product.QKV_2),
+        qkv_3=qkv.get(Product.QKV_3),
+        attended=forms(tokens, hidden_size, f16=True),
+        delta=forms(tokens, hidden_size, f32=True),
+        intermediate=forms(tokens, most_intermediate(config), f16=True),
+        pooled=forms(pools, hidden_size, f32=True, f16=has_head),
+        dense=forms(pools, hidden_size, f32=True, f16=True) if has_head else None,
+        scores=forms(pools, config.num_scores, f32=True) if has_head else None,
+        gemm_partial=geometry.gemm_scratch(),
     )
 
 

@@ -24,11 +24,11 @@ from rocmforge.errors import EngineError
 from rocmforge.models.checkpoint import Checkpoint
 from rocmforge_hip.device.discovery import FoundDevice, list_names
 from rocmforge_hip.device.opening import Device
-from rocmforge_hip.load.decoder import load_rank
+from rocmforge_hip.load.loading import load_model
 from rocmforge_hip.ops.collective import Communicator, new_group_id
 from rocmforge_hip.parallel.messages import Order, StartRank
 from rocmforge_hip.parallel.processes import Workers
-from rocmforge_hip.run.decoder import HipRunner
+from rocmforge_hip.run.runner import HipRunner
 from rocmforge_hip.weights.shard import Shard
 
 
@@ -55,7 +55,7 @@ def load_sharded(
     devices = [replace(each, info=replace(each.info, memory_free=free)) for each in devices]
     first = _FirstRank(Shard(0, len(devices)), group_id, devices, checkpoint, options)
     try:
-        runner = load_rank(devices[0], checkpoint, options, progress, first)
+        runner = load_model(devices[0], checkpoint, options, progress, first)
     except BaseException as error:
         first.give_up()
         if first.workers.failure is None:

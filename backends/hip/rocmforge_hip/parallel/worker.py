@@ -26,10 +26,10 @@ from rocmforge.errors import RocmForgeError
 from rocmforge.opening import open_checkpoint
 from rocmforge_hip.device.opening import Device
 from rocmforge_hip.device.platform import select_platform
-from rocmforge_hip.load.decoder import load_rank
+from rocmforge_hip.load.loading import load_model
 from rocmforge_hip.ops.collective import Communicator
 from rocmforge_hip.parallel.messages import Failed, Order, Stage, StartRank
-from rocmforge_hip.run.decoder import HipRunner
+from rocmforge_hip.run.runner import HipRunner
 from rocmforge_hip.weights.shard import Shard
 
 logger = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ def run(start: StartRank, connection: Connection[Any, Any]) -> None:
     select_platform()
     rank = Joining(start.shard, connection)
     with open_checkpoint(start.model, start.options.adapters) as checkpoint:
-        runner = load_rank(start.device, checkpoint, start.options, lambda *_: None, rank)
+        runner = load_model(start.device, checkpoint, start.options, lambda *_: None, rank)
     gc.collect()
     gc.freeze()  # as in the engine's process
     connection.send(Stage.LOADED)

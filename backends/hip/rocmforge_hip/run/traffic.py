@@ -38,9 +38,8 @@ class StepReads:
         self, config: ModelConfig, weights: ModelWeights[Planned], block_bytes: int
     ) -> None:
         embedding, output = weights.embedding.token, weights.output
-        assert output is not None, "a decoder has one"
         self._embedding_row = _nbytes(embedding) // config.vocab_size
-        self._output = _nbytes(output)
+        self._output = 0 if output is None else _nbytes(output)
         outside = self._output if output is embedding else self._output + _nbytes(embedding)
         self._layers = weight_bytes(weights) - outside
         self._token = block_bytes // BLOCK_TOKENS  # of one layer's cache

@@ -18,9 +18,13 @@ from rocmforge.models.rope import RopeTables
 from rocmforge.models.weights import present
 from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.device.records import allocate
-from rocmforge_hip.load.encoder_budget import plan_encoder_activations
 from rocmforge_hip.load.model import upload, upload_tables
-from rocmforge_hip.ops.activations import Activation, ActivationArrays, StepLimits
+from rocmforge_hip.ops.activations import (
+    Activation,
+    ActivationArrays,
+    StepLimits,
+    plan_full_activations,
+)
 from rocmforge_hip.ops.full_attention import FULL_HEAD_DIMS
 from rocmforge_hip.ops.geometry import Geometry
 from rocmforge_hip.ops.linear import part_of
@@ -115,7 +119,7 @@ def _encoder(
     limits = StepLimits(tokens=MAX_TOKENS, sequences=MAX_SEQUENCES, context=CONTEXT)
     geometry = Geometry(compute_units=1)  # nothing here is split
     features = {Product.QKV: 3 * model.hidden_size}
-    plan = plan_encoder_activations(config, features, limits, geometry)
+    plan = plan_full_activations(config, features, limits, geometry)
     arena: ActivationArrays[DeviceArray] = allocate(device.memory, plan, device.stream)
     tables = upload_tables(device, RopeTables(bench.table, None))
     formats = frozenset([part_of(bench.model.weights.embedding.token).matrix.format.name])

@@ -111,7 +111,7 @@ def _values(tensor: Tensor | None) -> Float64:
 def _embed(bench: Workbench) -> float:
     tokens = [5, 0, 95, 17, 5, 64, 33]
     step = bench.step([(len(tokens), len(tokens), [0])], tokens=tokens)
-    bench.model.sampler.resolve_tokens(step)
+    bench.sampler.resolve_tokens(step)
     got = bench.model.ops.embed(
         step, bench.model.weights.embedding.token, None, None, _EMBEDDING_SCALE
     )

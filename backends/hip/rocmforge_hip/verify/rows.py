@@ -148,7 +148,7 @@ def _embed_rows(bench: Workbench) -> float:
     staged = StagedRows(device.driver, device.stream, pinned.address, tokens)
     ids = [5, 0, 41, 17, 5, 63, 33]
     step = replace(bench.step([(len(ids), len(ids), [0])], tokens=ids), embeddings=staged)
-    bench.model.sampler.resolve_tokens(step)
+    bench.sampler.resolve_tokens(step)
     got = bench.result(
         bench.model.ops.embed(step, bench.model.weights.embedding.token, None, None, 3.0)
     )
@@ -160,9 +160,9 @@ def _embed_rows(bench: Workbench) -> float:
 def _resolve(bench: Workbench) -> float:
     """Checks that a row that could not be sampled, -1, stands for token 0."""
     before = np.array([41, -1, 43], np.int32)
-    bench.put(before, bench.model.sampler.tokens)
+    bench.put(before, bench.sampler.tokens)
     step = bench.step([(5, 5, [0])], tokens=[7, 0, 9, 0, 0], sources=[-1, 2, -1, 1, 0])
-    bench.model.sampler.resolve_tokens(step)
+    bench.sampler.resolve_tokens(step)
     assert bench.model.arena.tokens is not None
     got = bench.get(bench.model.arena.tokens.first(5))
     return error(got.astype(np.float64), np.array([7.0, 43, 9, 0, 41]))

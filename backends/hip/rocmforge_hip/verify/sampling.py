@@ -83,7 +83,7 @@ def _make_logits(bench: Workbench) -> tuple[Logits, Activation]:
 def _run(bench: Workbench, batch: SamplingBatch, logits: Activation) -> None:
     chunks = [(1, 1, [row]) for row in range(_ROWS)]
     step = bench.step(chunks, rows=range(_ROWS), sampling=batch)
-    bench.model.sampler.sample(step, logits)
+    bench.sampler.sample(step, logits)
 
 
 def _sample(bench: Workbench, settings: dict[str, Any]) -> float:
@@ -91,9 +91,9 @@ def _sample(bench: Workbench, settings: dict[str, Any]) -> float:
     batch = replace(greedy(_ROWS), **settings)
     values, logits = _make_logits(bench)
     unlikely = np.array([1, 2, 3, 4, 5, 6], np.int32)  # what a kernel that does nothing leaves
-    bench.put(unlikely, bench.model.sampler.tokens)
+    bench.put(unlikely, bench.sampler.tokens)
     _run(bench, batch, logits)
-    tokens = bench.get(bench.model.sampler.tokens.first(_ROWS))
+    tokens = bench.get(bench.sampler.tokens.first(_ROWS))
     if not ((tokens >= 0) & (tokens < _VOCAB)).all():
         return float("inf")
     wanted = oracle.final_scores(values.astype(np.float64), batch)
@@ -108,7 +108,7 @@ def _logprobs(bench: Workbench) -> float:
     values, logits = _make_logits(bench)
     _run(bench, replace(greedy(_ROWS), num_logprobs=asked, target_ids=targets), logits)
     layout = OutputLayout(_ROWS, True, _TOP_LOGPROBS)
-    raw = bench.get(bench.model.sampler.tokens.first(ceil_div(layout.nbytes, 4)))
+    raw = bench.get(bench.sampler.tokens.first(ceil_div(layout.nbytes, 4)))
     tokens, logprobs, top_ids, top_logprobs = layout.read(raw.view(np.uint8), _ROWS)
     wanted = oracle.log_softmax(values.astype(np.float64))
     best = np.argsort(-wanted, axis=1, kind="stable")[:, :_TOP_LOGPROBS]

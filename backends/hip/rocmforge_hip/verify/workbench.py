@@ -36,8 +36,9 @@ from rocmforge_hip.load.memory_budget import make_plan
 from rocmforge_hip.load.model import ModelLoading
 from rocmforge_hip.ops.activations import Activation, Forms
 from rocmforge_hip.ops.geometry import Geometry
+from rocmforge_hip.ops.sampler import Sampler
 from rocmforge_hip.ops.step import DeviceStep, ListSizes, SamplingNeeds, StepLayout
-from rocmforge_hip.run.decoder import Model, exact_shape
+from rocmforge_hip.run.runner import Model, exact_shape
 from rocmforge_hip.verify.random_weights import random_tensor
 from rocmforge_hip.weights.formats import ceil_div
 from rocmforge_hip.weights.placement import plan_weights
@@ -104,6 +105,12 @@ class Workbench:
     def device(self) -> Device:
         """The device, for other operations than the model's; it owns what they allocate."""
         return self._device
+
+    @property
+    def sampler(self) -> Sampler:
+        """Draws tokens."""
+        assert self.model.sampler is not None
+        return self.model.sampler
 
     def __enter__(self) -> Self:
         return self

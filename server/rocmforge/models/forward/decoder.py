@@ -14,14 +14,6 @@ W = TypeVar("W")
 S = TypeVar("S")
 
 
-def logits(
-    config: ModelConfig, weights: ModelWeights[W], ops: Ops[A, W, S], step: S, hidden: A
-) -> A:
-    """Returns the logits of the step's logit rows, [L, V], from all tokens' hidden states."""
-    rows = ops.take_logit_rows(step, hidden)
-    return ops.logits(rows, present(weights.output), config.logit_softcap)
-
-
 def hidden_states(config: ModelConfig, weights: ModelWeights[W], ops: Ops[A, W, S], step: S) -> A:
     """Returns the hidden states of the step's tokens, [T, hidden_size]; fills the caches.
 

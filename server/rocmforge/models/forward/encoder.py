@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from rocmforge.models.blocks import Attention, FeedForward, Head, ModelWeights
+from rocmforge.models.blocks import Attention, FeedForward, ModelWeights
 from rocmforge.models.config import ModelConfig
 from rocmforge.models.forward.ops import AttentionSpec, Ops, attention_specs
 from rocmforge.models.weights import present
@@ -12,16 +12,6 @@ from rocmforge.models.weights import present
 A = TypeVar("A")
 W = TypeVar("W")
 S = TypeVar("S")
-
-
-def encode(config: ModelConfig, weights: ModelWeights[W], ops: Ops[A, W, S], step: S) -> A:
-    """Returns what the step gives for its hidden ranges, [P, config.output_size].
-
-    That is the sum of the hidden states after the last norm; or, of a model with a head, the scores
-    of that sum, which is the state of one token there: the first.
-    """
-    sums = ops.sum_hidden(step, hidden_states(config, weights, ops, step))
-    return sums if weights.head is None else _scores(weights.head, ops, step, sums)
 
 
 def hidden_states(config: ModelConfig, weights: ModelWeights[W], ops: Ops[A, W, S], step: S) -> A:
@@ -97,9 +87,3 @@ def _feed_forward(
     else:
         inner = ops.gelu(ops.linear(step, x, feed_forward.up, feed_forward.up_bias))
     return ops.linear(step, inner, feed_forward.down, feed_forward.down_bias)
-
-
-def _scores(head: Head[W], ops: Ops[A, W, S], step: S, rows: A) -> A:
-    if head.dense is not None:
-        rows = ops.tanh(ops.linear(step, rows, head.dense, head.dense_bias))
-    return ops.linear(step, rows, head.scores, head.scores_bias)

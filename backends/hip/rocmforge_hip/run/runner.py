@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -19,13 +19,14 @@ from rocmforge.backend.protocol import RunnerInfo, StepCost, StepInput, StepOutp
 from rocmforge.errors import OutOfMemory
 from rocmforge.models.blocks import ModelWeights
 from rocmforge.models.config import ModelConfig
-from rocmforge.models.forward.decoder import hidden_states, logits
+from rocmforge.models.forward.model import hidden_states, logits, sums
 from rocmforge_hip.device.constants import BLOCK_TOKENS
+from rocmforge_hip.device.driver import Driver
 from rocmforge_hip.device.graphs import GraphCache
 from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.device.opening import Device
 from rocmforge_hip.ops.activations import MAX_TOP_LOGPROBS, Activation, ActivationArrays, StepLimits
-from rocmforge_hip.ops.linear import empty
+from rocmforge_hip.ops.linear import empty, f32_of
 from rocmforge_hip.ops.model_ops import HipOps
 from rocmforge_hip.ops.sampler import Sampler
 from rocmforge_hip.ops.step import (
@@ -38,9 +39,8 @@ from rocmforge_hip.ops.step import (
     StepShape,
 )
 from rocmforge_hip.ops.step_output import OutputLayout
-from rocmforge_hip.run.base import BaseRunner
 from rocmforge_hip.run.embeddings import RowStaging
-from rocmforge_hip.run.pipeline import Lane
+from rocmforge_hip.run.pipeline import Lane, Pipeline
 from rocmforge_hip.run.traffic import StepReads
 from rocmforge_hip.weights.adapters import most_tiles, tile_rows
 from rocmforge_hip.weights.formats import Weight, ceil_div
@@ -57,9 +57,16 @@ class Model:
     config: ModelConfig
     weights: ModelWeights[Weight]
     ops: HipOps
-    sampler: Sampler
+    sampler: Sampler | None  # None: it is not causal
     arena: ActivationArrays[DeviceArray]
     inputs: DeviceArray  # bytes
+
+
+class _Forward(NamedTuple):
+    """The results of a forward pass for the end of its step."""
+
+    logits: Activation | None  # None: there are none, or a graph has sampled them too
+    sums: Activation | None  # of hidden states; right before the tokens, if there are any
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +77,7 @@ class _Unmasked:
     ended: int
     layout: StepLayout
     step: DeviceStep
-    logits: Activation
+    forward: _Forward
     output: OutputLayout
 
 
@@ -83,8 +90,16 @@ class _InFlight:
     host_rows: int
 
 
-class HipRunner(BaseRunner[Model, _InFlight]):
-    """Implements `Runner`."""
+class HipRunner:
+    """Implements `MasksLate`.
+
+    Args:
+        device: Owned from now on.
+        model: What computes.
+        limits: Of a step, as planned at load.
+        info: What is said of it.
+        reads: Bytes of a step.
+    """
 
     def __init__(
         self,
@@ -94,13 +109,40 @@ class HipRunner(BaseRunner[Model, _InFlight]):
         info: RunnerInfo,
         reads: StepReads,
     ) -> None:
-        assert model.arena.sampling is not None
-        super().__init__(device, model, limits, info, model.arena.sampling.output.nbytes)
+        self._device = device
+        self._open_model: Model | None = model
+        self._limits = limits
+        self._info = info
+        sampling = model.arena.sampling
+        if sampling is None:
+            output_bytes = limits.sequences * model.config.output_size * 4
+        else:
+            output_bytes = sampling.output.nbytes
+        self._pipeline: Pipeline[_InFlight] = Pipeline(device, model.inputs.nbytes, output_bytes)
         self._graphs = GraphCache(device.driver, device.stream)
         self._reads = reads
         self._rows = RowStaging(device, limits.tokens, model.config.hidden_size)
         self._layouts: dict[StepShape, tuple[StepLayout, StepArrays[DeviceArray]]] = {}
         self._unmasked: _Unmasked | None = None
+
+    @property
+    def info(self) -> RunnerInfo:
+        return self._info
+
+    @property
+    def driver(self) -> Driver:
+        """The driver, for its counters."""
+        return self._device.driver
+
+    def close(self) -> None:
+        if self._open_model is not None:
+            self._open_model = None
+            self._pipeline.close(self._graphs.close)
+
+    @property
+    def _model(self) -> Model:
+        assert self._open_model is not None, "the runner is closed"
+        return self._open_model
 
     def submit(self, step: StepInput) -> None:
         assert self._unmasked is None, "the step before waits for its masks"
@@ -121,7 +163,7 @@ class HipRunner(BaseRunner[Model, _InFlight]):
                 section.stop - section.offset,
                 stream,
             )
-            self._finish(waiting.lane, waiting.ended, waiting.step, waiting.logits, waiting.output)
+            self._finish(waiting.lane, waiting.ended, waiting.step, waiting.forward, waiting.output)
 
     def collect(self) -> StepOutput:
         lane, done, timing = self._pipeline.collect()
@@ -140,9 +182,6 @@ class HipRunner(BaseRunner[Model, _InFlight]):
             ),
         )
 
-    def _free(self) -> None:
-        self._graphs.close()
-
     def _start(self, step: StepInput, lane: Lane, ended: int) -> _InFlight:
         model, driver, stream = self._model, self._device.driver, self._device.stream
         needs = SamplingNeeds.of(step.sampling)
@@ -156,17 +195,19 @@ class HipRunner(BaseRunner[Model, _InFlight]):
         size = layout.masks.offset if is_masked_later else layout.nbytes
         driver.copy_to_device(model.inputs.address, lane.inputs.address, size, stream)
         on_device = DeviceStep(shape, arrays, needs, step, self._rows.stage(step, lane))
-        to_sample = self._compute(on_device, model, is_bucket=bucket is not None)
+        forward = self._compute(on_device, model, is_bucket=bucket is not None)
         output = OutputLayout(
-            shape.rows, needs.logprobs, needs.num_top, shape.sums, model.config.hidden_size
+            shape.rows, needs.logprobs, needs.num_top, shape.sums, model.config.output_size
         )
         if is_masked_later:
-            assert to_sample is not None, "masks keep sampling out of graphs"
-            self._unmasked = _Unmasked(lane, ended, layout, on_device, to_sample, output)
+            assert forward.logits is not None, "masks keep sampling out of graphs"
+            self._unmasked = _Unmasked(lane, ended, layout, on_device, forward, output)
         else:
-            self._finish(lane, ended, on_device, to_sample, output)
+            self._finish(lane, ended, on_device, forward, output)
         processors = step.sampling.processors
-        host_rows = model.sampler.processors.host_rows(processors) if processors else 0
+        host_rows = 0
+        if processors and model.sampler is not None:
+            host_rows = model.sampler.processors.host_rows(processors)
         return _InFlight(
             self._reads.of(step),
             step.step_id,
@@ -180,20 +221,22 @@ class HipRunner(BaseRunner[Model, _InFlight]):
         lane: Lane,
         ended: int,
         step: DeviceStep,
-        logits: Activation | None,
+        forward: _Forward,
         output: OutputLayout,
     ) -> None:
         """Samples, unless that was done with the forward pass, and brings the results."""
         driver, stream, sampler = self._device.driver, self._device.stream, self._model.sampler
-        if logits is not None:
-            sampler.sample(step, logits)
+        if forward.logits is not None and sampler is not None:
+            sampler.sample(step, forward.logits)
         if output.nbytes:
-            source = sampler.tokens.address - output.sums_nbytes
-            driver.copy_to_host(lane.outputs.address, source, output.nbytes, stream)
+            source = None if forward.sums is None else f32_of(forward.sums)
+            if source is None and sampler is not None:
+                source = sampler.tokens
+            assert source is not None
+            driver.copy_to_host(lane.outputs.address, source.address, output.nbytes, stream)
         driver.record_event(ended, stream)
 
-    def _compute(self, step: DeviceStep, model: Model, *, is_bucket: bool) -> Activation | None:
-        """Returns the logits, if they are still to be sampled."""
+    def _compute(self, step: DeviceStep, model: Model, *, is_bucket: bool) -> _Forward:
         if not is_bucket:
             return self._forward(step, model)
         # Penalties, biases, processors and log-probabilities come with arrays whose sizes are not
@@ -201,24 +244,27 @@ class HipRunner(BaseRunner[Model, _InFlight]):
         samples_in_graph = not (step.needs.adjusts or step.needs.logprobs)
 
         def record() -> None:
-            logits = self._forward(step, model)
-            if samples_in_graph:
-                model.sampler.sample(step, logits)
+            rows = self._forward(step, model).logits
+            if samples_in_graph and rows is not None and model.sampler is not None:
+                model.sampler.sample(step, rows)
 
         key = (step.shape, step.needs) if samples_in_graph else (step.shape, None)
         self._graphs.launch(key, record)
         if samples_in_graph:
-            return None
+            return _Forward(None, None)
         count, vocab = step.shape.rows, model.config.vocab_size
-        return empty(model.arena.product(Product.LOGITS), count, vocab, half=False)
+        rows = empty(model.arena.product(Product.LOGITS), count, vocab, half=False)
+        return _Forward(rows, None)
 
-    def _forward(self, step: DeviceStep, model: Model) -> Activation:
-        """Returns the logits; sums of hidden states are where they are read from."""
-        model.sampler.resolve_tokens(step)
-        hidden = hidden_states(model.config, model.weights, model.ops, step)
-        if step.shape.sums:
-            model.ops.sum_hidden(step, hidden)
-        return logits(model.config, model.weights, model.ops, step, hidden)
+    def _forward(self, step: DeviceStep, model: Model) -> _Forward:
+        config, weights, ops = model.config, model.weights, model.ops
+        if model.sampler is not None:
+            model.sampler.resolve_tokens(step)
+        hidden = hidden_states(config, weights, ops, step)
+        return _Forward(
+            logits=logits(config, weights, ops, step, hidden) if config.causal else None,
+            sums=sums(weights, ops, step, hidden) if step.shape.sums else None,
+        )
 
     def _bucket(self, step: StepInput) -> StepShape | None:
         """Returns the shape of the graph for a step of decodes, None for any other step."""
@@ -264,6 +310,7 @@ class HipRunner(BaseRunner[Model, _InFlight]):
             or step.num_sequences > limits.sequences
             or len(step.logit_rows) > limits.rows
             or len(step.hidden_ranges) > limits.sequences
+            or int(step.context_len.max()) > limits.context
             or layout.nbytes > model.inputs.nbytes
             or needs.num_top > MAX_TOP_LOGPROBS
         ):
@@ -285,7 +332,8 @@ def exact_shape(step: StepInput) -> StepShape:
         tokens=step.num_tokens,
         sequences=step.num_sequences,
         rows=len(step.logit_rows),
-        blocks=max(1, ceil_div(int(step.context_len.max()), BLOCK_TOKENS)),
+        # Without columns, there is no cache.
+        blocks=ceil_div(int(step.context_len.max()), BLOCK_TOKENS) if step.block_table.size else 0,
         decodes=decodes,
         prefills=int((lengths > 1).sum()),
         longest_prefill=int(lengths.max()),

@@ -1,4 +1,4 @@
-"""Brings a decoder onto a device, or a rank's part of one; or says what it would take there."""
+"""Brings a model onto a device, or a rank's part of one; or says what it would take there."""
 
 from __future__ import annotations
 
@@ -15,43 +15,47 @@ from rocmforge_hip.device.constants import BLOCK_TOKENS
 from rocmforge_hip.device.discovery import FoundDevice
 from rocmforge_hip.device.opening import opened
 from rocmforge_hip.device.platform import cache_dir
-from rocmforge_hip.device.records import total_bytes
-from rocmforge_hip.jit.compiler import ProcessorKernels, prepare_processors
+from rocmforge_hip.jit.compiler import NO_KERNELS, ProcessorKernels, prepare_processors
 from rocmforge_hip.load.memory_budget import MemoryNeeds, MemoryPlan, cache_type, make_plan, measure
 from rocmforge_hip.load.model import ModelLoading
 from rocmforge_hip.load.rank import Rank
 from rocmforge_hip.load.supported import check_sizes
 from rocmforge_hip.ops.cached_attention import CACHED_HEAD_DIMS
+from rocmforge_hip.ops.full_attention import FULL_HEAD_DIMS
 from rocmforge_hip.ops.geometry import Geometry
-from rocmforge_hip.run.decoder import HipRunner
 from rocmforge_hip.run.pipeline import PIPELINE_DEPTH
+from rocmforge_hip.run.runner import HipRunner
 from rocmforge_hip.run.traffic import StepReads, copy_bandwidth
 from rocmforge_hip.weights.placement import Planned, plan_weights
 from rocmforge_hip.weights.shard import Shard
 
 
-def load_decoder(
+def load_model(
     found: FoundDevice,
     checkpoint: Checkpoint,
     options: LoadOptions,
     progress: ProgressCallback,
     rank: Rank | None = None,
 ) -> HipRunner:
-    """Loads the decoder, or what of it belongs to a rank, onto one device.
+    """Loads the model, or what of it belongs to a rank, onto one device.
 
     Raises:
+        ConfigurationError: It cannot be loaded so.
         ModelLoadError: The model cannot be served.
         OutOfMemory: It does not fit.
     """
-    _check_cache_type(options)
-    processors = load_processors()
-    progress("compiling logits processors", 0.0)
-    kernels = prepare_processors(processors, found.properties.target, cache_dir())
-    config, weights, adapters = _read(checkpoint, rank.shard if rank else None)
+    config, weights, adapters = _read(checkpoint, options, rank.shard if rank else None)
+    kernels = NO_KERNELS
+    if config.causal:
+        processors = load_processors()
+        progress("compiling logits processors", 0.0)
+        kernels = prepare_processors(processors, found.properties.target, cache_dir())
     geometry = Geometry(found.properties.compute_units)
     free = options.memory_of(found.info)
     plan = make_plan(config, weights, options, geometry, free, adapters)
-    tables = load_rope_tables(config, checkpoint.rope_factors, plan.limits.context)
+    tables = None
+    if config.rope is not None:
+        tables = load_rope_tables(config, checkpoint.rope_factors, plan.limits.context)
     with opened(found) as device:
         group = rank.join(device) if rank else None
         loading = ModelLoading(
@@ -61,63 +65,42 @@ def load_decoder(
         pairs = [(cache.keys, cache.values) for cache in loaded.ops.caches]
         bandwidth = copy_bandwidth(device.driver, device.stream, pairs)
         info = _describe(found, config, plan, kernels, bandwidth, options)
-        reads = StepReads(config, weights, total_bytes(plan.cache_block))
+        reads = StepReads(config, weights, plan.block_bytes // config.num_layers)
         return HipRunner(device, loaded, plan.limits, info, reads)
 
 
-def load_rank(
-    found: FoundDevice,
-    checkpoint: Checkpoint,
-    options: LoadOptions,
-    progress: ProgressCallback,
-    rank: Rank,
-) -> HipRunner:
-    """Loads what of a decoder belongs to a rank.
-
-    Raises:
-        ConfigurationError: The model is not a decoder.
-        ModelLoadError: The model cannot be served.
-        OutOfMemory: It does not fit.
-    """
-    if not checkpoint.config.causal:
-        raise ConfigurationError(
-            "An encoder runs on one device; leave tensor_parallel at 1, not "
-            f"{options.tensor_parallel}."
-        )
-    return load_decoder(found, checkpoint, options, progress, rank)
-
-
-def measure_decoder(
+def measure_model(
     checkpoint: Checkpoint, options: LoadOptions, geometry: Geometry, memory_free: int
 ) -> MemoryNeeds:
-    """Returns what the decoder needs of each device, which has so many free bytes.
+    """Returns what the model needs of each device, which has so many free bytes.
 
     Raises:
         ModelLoadError: The model cannot be served.
     """
-    _check_cache_type(options)
     shard = Shard(0, options.tensor_parallel) if options.tensor_parallel > 1 else None
-    config, weights, adapters = _read(checkpoint, shard)
+    config, weights, adapters = _read(checkpoint, options, shard)
     return measure(config, weights, options, geometry, memory_free, adapters)
 
 
 def _read(
-    checkpoint: Checkpoint, shard: Shard | None
+    checkpoint: Checkpoint, options: LoadOptions, shard: Shard | None
 ) -> tuple[ModelConfig, ModelWeights[Planned], tuple[Adapter, ...]]:
     """Reads what a device is to have of a model and its adapters: all of it, or a part."""
     config, adapters = checkpoint.config, checkpoint.adapters
-    check_sizes(config, CACHED_HEAD_DIMS)
+    if config.causal and options.kv_dtype == "f32":
+        raise ConfigurationError("The HIP backend has no f32 cache; use kv_dtype f16 or int8.")
+    if shard is not None and not config.causal:
+        raise ConfigurationError(
+            "An encoder runs on one device; leave tensor_parallel at 1, not "
+            f"{options.tensor_parallel}."
+        )
+    check_sizes(config, CACHED_HEAD_DIMS if config.causal else FULL_HEAD_DIMS)
     tensors = take(config, checkpoint.weights)
     if shard is not None:
         shard.check(config, tensors)
         adapters = tuple(shard.adapter(adapter) for adapter in adapters)
         config, tensors = shard.config(config), shard.weights(tensors)
-    return config, plan_weights(tensors), adapters
-
-
-def _check_cache_type(options: LoadOptions) -> None:
-    if options.kv_dtype == "f32":
-        raise ConfigurationError("The HIP backend has no f32 cache; use kv_dtype f16 or int8.")
+    return config, plan_weights(tensors, min(config.max_context, options.max_context)), adapters
 
 
 def _describe(
@@ -143,9 +126,10 @@ def _describe(
         adapters=tuple(adapter.name for adapter in options.adapters),
         adapter_bytes=plan.adapters,
         bus_ids=(found.properties.pci_id,),
-        notes=(*str(plan).splitlines(), kernels.note),
-        hidden_size=config.hidden_size,
-        embedding_size=config.hidden_size,
-        masks_tokens=True,
+        notes=(*str(plan).splitlines(), *([kernels.note] if config.causal else [])),
+        hidden_size=config.output_size,
+        embedding_size=config.hidden_size if config.causal else 0,
+        masks_tokens=config.causal,
+        is_encoder=not config.causal,
         logits_processors=tuple(kernels.processors),
     )

@@ -1,0 +1,43 @@
+"""The computation of a step by any model: its forward pass, and what is asked of its end."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from rocmforge.models.blocks import ModelWeights
+from rocmforge.models.config import ModelConfig
+from rocmforge.models.forward import decoder, encoder
+from rocmforge.models.forward.ops import Ops
+from rocmforge.models.weights import present
+
+A = TypeVar("A")
+W = TypeVar("W")
+S = TypeVar("S")
+
+
+def hidden_states(config: ModelConfig, weights: ModelWeights[W], ops: Ops[A, W, S], step: S) -> A:
+    """Returns the hidden states of the step's tokens after the last norm, [T, hidden_size]."""
+    compute = decoder.hidden_states if config.causal else encoder.hidden_states
+    return compute(config, weights, ops, step)
+
+
+def logits(
+    config: ModelConfig, weights: ModelWeights[W], ops: Ops[A, W, S], step: S, hidden: A
+) -> A:
+    """Returns the logits of the step's logit rows, [L, V], from all tokens' hidden states."""
+    rows = ops.take_logit_rows(step, hidden)
+    return ops.logits(rows, present(weights.output), config.logit_softcap)
+
+
+def sums(weights: ModelWeights[W], ops: Ops[A, W, S], step: S, hidden: A) -> A:
+    """Returns what the step gives for its hidden ranges, [P, config.output_size].
+
+    That is the sum of the hidden states; or, of a model with a head, the scores of that sum, which
+    is the state of one token there: the first.
+    """
+    rows, head = ops.sum_hidden(step, hidden), weights.head
+    if head is None:
+        return rows
+    if head.dense is not None:
+        rows = ops.tanh(ops.linear(step, rows, head.dense, head.dense_bias))
+    return ops.linear(step, rows, head.scores, head.scores_bias)
