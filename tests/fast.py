@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[1]
 PYTEST = (
     *(sys.executable, "-m", "pytest", "-q", "-m", "not slow and not model"),
     *("--hypothesis-profile", "fast", "--randomly-dont-reset-seed"),
+    *("-p", "no:anyio", "-p", "no:faker"),  # plugins of others' that only take time to import
 )
 
 
