@@ -76,6 +76,20 @@ def say(*steps: Sequence[int], finish: FinishReason = FinishReason.STOP) -> Scri
     return script
 
 
+def scored(script: Script) -> Script:
+    """The same with the log-probabilities of the prompt before it, if they are asked for."""
+
+    def with_scores(request: GenerateRequest) -> list[Batch | Exception]:
+        wanted = request.sampling.prompt_logprobs
+        steps = list(script(request))
+        if wanted < 0:
+            return steps
+        scores = tuple(score(token, wanted) for token in request.prompt.token_ids[1:])
+        return [(TokenEvent(request_id=0, prompt_logprobs=scores),), *steps]
+
+    return with_scores
+
+
 def score(token: int, num_top: int) -> TokenLogprob:
     """A log-probability that a test can predict: -1/8 of the token id's last digit."""
     top = tuple((token + i, -(token % 10) / 8 - i) for i in range(num_top))

@@ -13,20 +13,19 @@ from rocmforge.api.generate.generation import Piece
 from rocmforge.api.generate.prepared_request import PreparedRequest
 from rocmforge.api.generate.schema import ChatRequest
 from rocmforge.api.http.settings import ApiSettings
-from rocmforge.engine.ipc.params import FinishReason, GenerateRequest, SamplingParams, TokenEvent
+from rocmforge.engine.ipc.params import FinishReason, SamplingParams, TokenEvent
 from rocmforge.engine.ipc.prompt import token_prompt
 from rocmforge.errors import EngineDied, QueueFull
 from rocmforge.text.template.template import ChatTemplates
 from tests.api import tiny
 from tests.api.fake_engine import (
     MAX_CONTEXT,
-    Batch,
     FakeEngine,
     build_app,
     make_model,
     requested,
     say,
-    score,
+    scored,
 )
 from tests.api.sse import chunks, events
 
@@ -479,13 +478,7 @@ def test_choices_open_in_order_whichever_speaks_first() -> None:
 
 
 def test_prompt_log_probabilities_as_vllm_has_them(chat: Any, engine: FakeEngine) -> None:
-    def script(request: GenerateRequest) -> list[Batch | Exception]:
-        wanted = request.sampling.prompt_logprobs
-        scores = tuple(score(token, wanted) for token in request.prompt.token_ids[1:])
-        end = say([tiny.IM_END])(request)
-        return [(TokenEvent(request_id=0, prompt_logprobs=scores),), *end]
-
-    engine.script = script
+    engine.script = scored(say([tiny.IM_END]))
     found = chat(prompt_logprobs=0).json()["prompt_logprobs"]
     ids = engine.submitted[0].prompt.token_ids
     assert found[0] is None

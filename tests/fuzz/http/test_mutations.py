@@ -15,7 +15,7 @@ import pytest
 from litestar.testing import TestClient
 
 from rocmforge.api.http.settings import ApiSettings
-from tests.api.fake_engine import FakeEngine, build_app, make_model
+from tests.api.fake_engine import FakeEngine, build_app, make_model, scored
 
 COUNT = int(os.environ.get("ROCMFORGE_TEST_MUTATIONS", "2000"))
 BODIES_OF_A_SEED = 500
@@ -85,6 +85,7 @@ def mutate(body: bytes, dice: random.Random) -> bytes:
 def test_no_body_is_a_server_error(seed: int) -> None:
     dice = random.Random(seed)
     engine = FakeEngine()
+    engine.script = scored(engine.script)
     paths = list(SEEDS)
     answers: Counter[int] = Counter()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
