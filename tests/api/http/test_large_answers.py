@@ -11,25 +11,16 @@ import pytest
 
 from rocmforge.engine.ipc.params import GenerateRequest, TokenEvent
 from tests.api.conftest import Client
-from tests.api.fake_engine import Batch, FakeEngine, say, score
+from tests.api.fake_engine import Batch, FakeEngine, say, scored
 from tests.api.sse import events
 
 PROMPT = [262, 267, 5]
-
-
-def scored(request: GenerateRequest) -> Sequence[Batch | Exception]:
-    """The prompt's scores, where they are asked for, and then a word."""
-    wanted = request.sampling.prompt_logprobs
-    end = say([262])(request)
-    if wanted < 0:
-        return end
-    scores = tuple(score(token, wanted) for token in request.prompt.token_ids[1:])
-    return [(TokenEvent(request_id=0, prompt_logprobs=scores),), *end]
+SCORED_WORD = scored(say([262]))
 
 
 @pytest.fixture
 def scoring(engine: FakeEngine) -> FakeEngine:
-    engine.script = scored
+    engine.script = SCORED_WORD
     return engine
 
 
@@ -79,7 +70,7 @@ def test_a_streamed_echo_waits_for_the_scores_of_its_prompt(
         if request.sampling.prompt_logprobs < 0:
             return words
         part = [(TokenEvent(request_id=0),)] * 5  # five wake-ups for the prompt
-        return [*part, *scored(request)[:1], *words]
+        return [*part, *SCORED_WORD(request)[:1], *words]
 
     engine.script = script
     fields = {"prompt": PROMPT, "n": 3, "echo": True, "logprobs": 1, "max_tokens": 2}
