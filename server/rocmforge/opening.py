@@ -9,6 +9,7 @@ from pathlib import Path
 from rocmforge.errors import BadAdapter, ConfigurationError, ModelFileNotFound, ModelLoadError
 from rocmforge.gguf.adapter import read_adapter
 from rocmforge.gguf.checkpoint import describe_gguf, identify_gguf, open_gguf_checkpoint
+from rocmforge.gguf.names import PERMUTED
 from rocmforge.huggingface.adapter import read_folder_adapter
 from rocmforge.huggingface.checkpoint import (
     describe_folder,
@@ -48,7 +49,7 @@ def _read_adapter(checkpoint: Checkpoint, spec: AdapterSpec) -> Adapter:
     """Reads an adapter's header, in whatever kind of file it is."""
     if Path(spec.path).is_dir():
         return read_folder_adapter(checkpoint.config, spec)
-    if checkpoint.path.is_dir() and checkpoint.config.architecture == "llama":
+    if checkpoint.path.is_dir() and checkpoint.config.architecture in PERMUTED:
         raise BadAdapter(
             spec.path,
             "GGUF files of Llama have the rows of queries and keys in another order than folders. "

@@ -18,7 +18,8 @@ from rocmforge.huggingface.json_object import JsonObject
 from rocmforge.huggingface.names import DECODER_NAMES
 from rocmforge.huggingface.shards import map_file
 from rocmforge.huggingface.weights import float32_tensor, tensors_of
-from rocmforge.models.config import ModelConfig, RopeStyle
+from rocmforge.models.config import ModelConfig
+from rocmforge.models.families import FAMILIES
 from rocmforge.models.lora import ADAPTABLE, Adapter, AdapterSpec, LowRankPair, fit_adapter
 
 _CONFIG: Final = "adapter_config.json"
@@ -144,15 +145,15 @@ class _Pairs:
         return places
 
     def _in_the_models_order(self, places: tuple[str, ...], b: Tensor) -> Tensor:
-        """Returns b with its rows as GGUF files of Llama have those of queries and keys.
+        """Returns b with its rows as the model's file has those of queries and keys.
 
-        There the elements of a head that rotate together are neighbours; here they are half a head
-        apart.
+        A file whose rotation is not that of its family was reordered by a converter: the elements
+        of a head that rotate together are neighbours there, and half a head apart in the adapter.
         """
         rope = self._config.rope
         is_rotated = places[0].endswith(("attention.q", "attention.k"))
-        is_gguf = self._config.architecture == "llama" and rope is not None
-        if not is_rotated or not is_gguf or rope is None or rope.style is RopeStyle.NEOX:
+        published = FAMILIES[self._config.architecture].rope_style
+        if not is_rotated or rope is None or rope.style is published:
             return b
         layer = self._config.layers[int(places[0].split(".")[1])]
         values = b.to_float32()
