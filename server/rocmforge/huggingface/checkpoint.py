@@ -47,17 +47,25 @@ def open_folder_checkpoint(path: Path) -> Checkpoint:
         ModelFileNotFound: The folder or a file of it is not there or cannot be read.
         ModelLoadError: A file is broken, or the model cannot be served.
     """
+    _refuse_adapter(path)
+    folder = Folder(path)
+    config = folder.config()
+    _refuse_unsupported(config)
+    return _Opened(folder, config, map_shards(folder)).read()
+
+
+def _refuse_adapter(path: Path) -> None:
     if is_adapter(path):
         raise BadAdapter(
             str(path), f"it is not a model. Serve its base model with --lora NAME={path}"
         )
-    folder = Folder(path)
-    config = folder.config()
+
+
+def _refuse_unsupported(config: JsonObject) -> None:
     kind = config.get_str("model_type")
     if kind not in DECODERS and kind not in ENCODERS:
         raise UnsupportedArchitecture(kind, (*DECODERS, *ENCODERS))
     _refuse_quantised(config)
-    return _Opened(folder, config, map_shards(folder)).read()
 
 
 def _refuse_quantised(config: JsonObject) -> None:
@@ -163,7 +171,9 @@ def describe_folder(path: Path) -> Contents:
     config, files = folder.config(), map_shards(folder)
     model, refusal = None, None
     try:
-        with open_folder_checkpoint(path) as checkpoint:
+        _refuse_adapter(path)
+        _refuse_unsupported(config)
+        with _Opened(folder, config, files).read() as checkpoint:
             model = checkpoint.config
     except RocmForgeError as error:
         refusal = error.message
