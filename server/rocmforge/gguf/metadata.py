@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import Enum
 from pathlib import Path
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from rocmforge.checkpoint.required import REQUIRED, Required, given
 from rocmforge.errors import BadGguf
 
 MetadataValue: TypeAlias = bool | int | float | str | npt.NDArray[Any] | list[str]
@@ -17,14 +17,6 @@ MetadataValue: TypeAlias = bool | int | float | str | npt.NDArray[Any] | list[st
 file's own type. Strings that are not UTF-8 hold their odd bytes as surrogate escapes (PEP 383)."""
 
 D = TypeVar("D")
-
-
-class _Required(Enum):
-    REQUIRED = "required"
-
-
-REQUIRED: Final = _Required.REQUIRED
-"""Stands for "no default": a missing key is an error."""
 
 
 class TypedMetadata:
@@ -38,38 +30,38 @@ class TypedMetadata:
         self.path = path
         self.metadata = metadata
 
-    def get_bool(self, key: str, default: D | _Required = REQUIRED) -> bool | D:
+    def get_bool(self, key: str, default: D | Required = REQUIRED) -> bool | D:
         """Returns the bool under `key`."""
         value = self._find(key, default)
         if value is None:
-            return _given(default)
+            return given(default)
         if not isinstance(value, bool):
             raise self._wrong_type(key, value, "a bool")
         return value
 
-    def get_int(self, key: str, default: D | _Required = REQUIRED) -> int | D:
+    def get_int(self, key: str, default: D | Required = REQUIRED) -> int | D:
         """Returns the integer under `key`."""
         value = self._find(key, default)
         if value is None:
-            return _given(default)
+            return given(default)
         if not isinstance(value, int) or isinstance(value, bool):
             raise self._wrong_type(key, value, "an integer")
         return value
 
-    def get_float(self, key: str, default: D | _Required = REQUIRED) -> float | D:
+    def get_float(self, key: str, default: D | Required = REQUIRED) -> float | D:
         """Returns the float under `key`."""
         value = self._find(key, default)
         if value is None:
-            return _given(default)
+            return given(default)
         if not isinstance(value, float):
             raise self._wrong_type(key, value, "a float")
         return value
 
-    def get_str(self, key: str, default: D | _Required = REQUIRED) -> str | D:
+    def get_str(self, key: str, default: D | Required = REQUIRED) -> str | D:
         """Returns the string under `key`; it must be valid UTF-8."""
         value = self._find(key, default)
         if value is None:
-            return _given(default)
+            return given(default)
         if not isinstance(value, str):
             raise self._wrong_type(key, value, "a string")
         if not _is_utf8(value):
@@ -77,32 +69,32 @@ class TypedMetadata:
         return value
 
     def get_ints(
-        self, key: str, default: D | _Required = REQUIRED
+        self, key: str, default: D | Required = REQUIRED
     ) -> npt.NDArray[np.integer[Any]] | D:
         """Returns the array of integers under `key`, of the file's own width, read-only."""
         value = self._find(key, default)
         if value is None:
-            return _given(default)
+            return given(default)
         if not isinstance(value, np.ndarray) or value.dtype.kind not in "iu":
             raise self._wrong_type(key, value, "an array of integers")
         return value
 
     def get_floats(
-        self, key: str, default: D | _Required = REQUIRED
+        self, key: str, default: D | Required = REQUIRED
     ) -> npt.NDArray[np.floating[Any]] | D:
         """Returns the array of floats under `key`, of the file's own width, read-only."""
         value = self._find(key, default)
         if value is None:
-            return _given(default)
+            return given(default)
         if not isinstance(value, np.ndarray) or value.dtype.kind != "f":
             raise self._wrong_type(key, value, "an array of floats")
         return value
 
-    def get_strs(self, key: str, default: D | _Required = REQUIRED) -> list[str] | D:
+    def get_strs(self, key: str, default: D | Required = REQUIRED) -> list[str] | D:
         """Returns the array of strings under `key`; each must be valid UTF-8."""
         value = self._find(key, default)
         if value is None:
-            return _given(default)
+            return given(default)
         if not isinstance(value, list):
             raise self._wrong_type(key, value, "an array of strings")
         if not _is_utf8("".join(value)):
@@ -118,11 +110,6 @@ class TypedMetadata:
 
     def _wrong_type(self, key: str, value: MetadataValue, wanted: str) -> BadGguf:
         return BadGguf(str(self.path), f"{key!r} is {_describe(value)}, expected {wanted}")
-
-
-def _given(default: D | _Required) -> D:
-    assert not isinstance(default, _Required), "the caller has raised for a missing key"
-    return default
 
 
 def _is_utf8(text: str) -> bool:

@@ -4,21 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from enum import Enum
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import TypeVar
 
+from rocmforge.checkpoint.required import REQUIRED, Required, given
 from rocmforge.errors import BadFolder
 
 D = TypeVar("D")
-
-
-class _Required(Enum):
-    REQUIRED = "required"
-
-
-REQUIRED: Final = _Required.REQUIRED
-"""Stands for "no default": a missing key is an error."""
 
 
 class JsonObject:
@@ -41,29 +33,29 @@ class JsonObject:
         """Returns whether one of the keys is there and not null."""
         return any(self.values.get(key) is not None for key in keys)
 
-    def get_int(self, key: str, default: D | _Required = REQUIRED) -> int | D:
+    def get_int(self, key: str, default: D | Required = REQUIRED) -> int | D:
         """Returns the integer under `key`; one written as 8.0 counts."""
         value = self._find(key, default)
         if value is None:
-            return _given(default)
+            return given(default)
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if not isinstance(value, int) or isinstance(value, bool):
             raise self._wrong_type(key, value, "an integer")
         return value
 
-    def get_positive(self, key: str, default: D | _Required = REQUIRED) -> int | D:
+    def get_positive(self, key: str, default: D | Required = REQUIRED) -> int | D:
         """Returns the integer under `key`, which must be above 0 and fit into 32 bits."""
         value = self.get_int(key, default)
         if self.has(key) and isinstance(value, int) and not 0 < value < 1 << 31:
             raise self.bad(key, f"{value} is not between 1 and {(1 << 31) - 1}")
         return value
 
-    def get_float(self, key: str, default: D | _Required = REQUIRED) -> float | D:
+    def get_float(self, key: str, default: D | Required = REQUIRED) -> float | D:
         """Returns the finite number under `key`."""
         value = self._find(key, default)
         if value is None:
-            return _given(default)
+            return given(default)
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise self._wrong_type(key, value, "a number")
         try:
@@ -74,20 +66,20 @@ class JsonObject:
             raise self.bad(key, f"{value} is no finite number")
         return number
 
-    def get_bool(self, key: str, default: D | _Required = REQUIRED) -> bool | D:
+    def get_bool(self, key: str, default: D | Required = REQUIRED) -> bool | D:
         """Returns the bool under `key`."""
         value = self._find(key, default)
         if value is None:
-            return _given(default)
+            return given(default)
         if not isinstance(value, bool):
             raise self._wrong_type(key, value, "a bool")
         return value
 
-    def get_str(self, key: str, default: D | _Required = REQUIRED) -> str | D:
+    def get_str(self, key: str, default: D | Required = REQUIRED) -> str | D:
         """Returns the string under `key`."""
         value = self._find(key, default)
         if value is None:
-            return _given(default)
+            return given(default)
         if not isinstance(value, str):
             raise self._wrong_type(key, value, "a string")
         return value
@@ -165,8 +157,3 @@ class JsonObject:
 
     def _wrong_type(self, key: str, value: object, wanted: str) -> BadFolder:
         return self.bad(key, f"it is of type {type(value).__name__}, not {wanted}")
-
-
-def _given(default: D | _Required) -> D:
-    assert not isinstance(default, _Required)
-    return default
