@@ -177,6 +177,8 @@ def test_tokens_beyond_the_embedding_are_left_out(tmp_path: Path) -> None:
         (("model", "vocab"), {"a": "b"}, "not all ids of its vocabulary are numbers"),
         (("model", "vocab"), {"a": 0, "b": 0}, "the token 0 has two spellings"),
         (("model", "merges"), [["a"]], "tokenizer.json cannot be used"),
+        (("model", "merges"), None, "The merges of tokenizer.json are no list"),
+        (("model", "unk_token"), ["<unk>"], "The unk_token of tokenizer.json is no text"),
         (("pre_tokenizer",), {"type": "Nonsense"}, "tokenizer.json cannot be used"),
         (("post_processor",), {"type": "Nonsense"}, "its post_processor is of type 'Nonsense'"),
         (("normalizer",), {"type": "Precompiled", "precompiled_charsmap": "AAAA"}, "is broken"),

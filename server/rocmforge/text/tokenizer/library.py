@@ -129,20 +129,29 @@ def _with_vocabulary(
         if token not in hidden and index < size
     }
     model = {**source, "vocab": ids}
-    if source.get("unk_token") in hidden:
+    unknown, merges = source.get("unk_token"), source.get("merges", [])
+    if not isinstance(unknown, str | None):
+        raise BadTokenizer("The unk_token of tokenizer.json is no text.")
+    if not isinstance(merges, list):
+        raise BadTokenizer("The merges of tokenizer.json are no list.")
+    if unknown in hidden:
         # No word has a space, and no merge leads to two such characters.
         spelling = " " if source["type"] == "WordPiece" else 2 * _UNKNOWN
-        ids[spelling] = source["vocab"].get(source["unk_token"], vocabulary.unknown_token)
+        ids[spelling] = source["vocab"].get(unknown, vocabulary.unknown_token)
         model["unk_token"] = spelling
     if len(ids) < len(source["vocab"]) and "merges" in source:
-        model["merges"] = [merge for merge in source["merges"] if _is_within(merge, ids)]
+        model["merges"] = [merge for merge in merges if _is_within(merge, ids)]
     return model
 
 
 def _is_within(merge: object, ids: Mapping[str, int]) -> bool:
     """Returns whether a merge of two tokens, in either spelling, leads from tokens to a token."""
     pair = merge.split(" ", 1) if isinstance(merge, str) else merge
-    if not isinstance(pair, list) or len(pair) != 2:
+    if (
+        not isinstance(pair, list)
+        or len(pair) != 2
+        or not all(isinstance(part, str) for part in pair)
+    ):
         raise BadTokenizer("The merges of tokenizer.json are not all of two tokens.")
     left, right = pair
     return left in ids and right in ids and left + right in ids
