@@ -82,7 +82,7 @@ def read_rope(
 def _rotary_dim(config: JsonObject, parameters: JsonObject, head_dim: int, partial: float) -> int:
     place = parameters if parameters.has("partial_rotary_factor") else config
     share = place.get_float("partial_rotary_factor", partial)
-    dim = int(head_dim * share)
+    dim = int(head_dim * share) if 0 < share < 2 else 0
     if not 0 < dim <= head_dim or dim % 2:
         raise place.bad(
             "partial_rotary_factor", f"{share} of {head_dim} elements of a head cannot rotate"

@@ -66,7 +66,7 @@ def build(vocabulary: Vocabulary, definition: Definition) -> LibraryTokenizer:
     tokenizer = _load(definition, model)
     prepends_once = any(part.get("prepend_scheme") == "first" for part in parts)
     inner = _load(_without_prefix(definition), model) if prepends_once else tokenizer
-    names = {part.get("type") for part in (*parts, *_walk(definition.get("decoder")))}
+    names = {str(part.get("type")) for part in (*parts, *_walk(definition.get("decoder")))}
     piece: Callable[[str, TokenType], bytes] = spm.piece_bytes
     if kind == "WordPiece":
         piece = _WordPieces(str(source.get("continuing_subword_prefix", "##")))
@@ -139,6 +139,8 @@ def _with_vocabulary(
         spelling = " " if source["type"] == "WordPiece" else 2 * _UNKNOWN
         ids[spelling] = source["vocab"].get(unknown, vocabulary.unknown_token)
         model["unk_token"] = spelling
+    if source["type"] == "WordPiece" and model.get("unk_token", "[UNK]") not in ids:
+        raise BadTokenizer("The unk_token of tokenizer.json is not in its vocabulary.")
     if len(ids) < len(source["vocab"]) and "merges" in source:
         model["merges"] = [merge for merge in merges if _is_within(merge, ids)]
     return model
