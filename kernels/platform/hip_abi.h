@@ -13,69 +13,33 @@
 
 typedef int hipError_t;
 
-/* X(name without "hip", number, text) */
-#define HIP_ERRORS(X)                                                                          \
-  X(Success, 0, "no error")                                                                    \
-  X(ErrorInvalidValue, 1, "invalid argument")                                                  \
-  X(ErrorOutOfMemory, 2, "out of memory")                                                      \
-  X(ErrorNotInitialized, 3, "initialization error")                                            \
-  X(ErrorInvalidConfiguration, 9, "invalid configuration argument")                            \
-  X(ErrorInvalidDevicePointer, 17, "invalid device pointer")                                   \
-  X(ErrorInvalidMemcpyDirection, 21, "invalid copy direction for memcpy")                      \
-  X(ErrorInvalidDeviceFunction, 98, "invalid device function")                                 \
-  X(ErrorNoDevice, 100, "no ROCm-capable device is detected")                                  \
-  X(ErrorInvalidDevice, 101, "invalid device ordinal")                                         \
-  X(ErrorInvalidImage, 200, "device kernel image is invalid")                                  \
-  X(ErrorInvalidContext, 201, "invalid device context")                                        \
-  X(ErrorNoBinaryForGpu, 209, "no kernel image is available for execution on the device")      \
-  X(ErrorFileNotFound, 301, "file not found")                                                  \
-  X(ErrorSharedObjectInitFailed, 303, "shared object initialization failed")                   \
-  X(ErrorInvalidHandle, 400, "invalid resource handle")                                        \
-  X(ErrorNotFound, 500, "named symbol not found")                                              \
-  X(ErrorNotReady, 600, "device not ready")                                                    \
-  X(ErrorIllegalAddress, 700, "an illegal memory access was encountered")                      \
-  X(ErrorLaunchOutOfResources, 701, "too many resources requested for launch")                 \
-  X(ErrorLaunchTimeOut, 702, "the launch timed out and was terminated")                        \
-  X(ErrorPeerAccessAlreadyEnabled, 704, "peer access is already enabled")                      \
-  X(ErrorHostMemoryAlreadyRegistered, 712, "part or all of the memory is registered already")  \
-  X(ErrorHostMemoryNotRegistered, 713, "pointer does not correspond to a registered region")   \
-  X(ErrorLaunchFailure, 719, "unspecified launch failure")                                     \
-  X(ErrorNotSupported, 801, "operation not supported")                                         \
-  X(ErrorStreamCaptureUnsupported, 900, "operation not permitted when stream is capturing")    \
-  X(ErrorStreamCaptureInvalidated, 901, "operation failed due to a previous error in capture") \
-  X(ErrorStreamCaptureMerge, 902, "operation would merge two separate captures")               \
-  X(ErrorStreamCaptureUnmatched, 903, "capture was not initiated in this stream")              \
-  X(ErrorStreamCaptureUnjoined, 904, "capturing stream has unjoined work")                     \
-  X(ErrorStreamCaptureImplicit, 906,                                                           \
-    "operation would make the legacy stream depend on a "                                      \
-    "capturing blocking stream")                                                               \
-  X(ErrorUnknown, 999, "unknown error")
-
+/* The errors that these libraries answer with. */
 enum {
-#define X(name, number, text) hip##name = number,
-  HIP_ERRORS(X)
-#undef X
+  hipSuccess = 0,
+  hipErrorInvalidValue = 1,
+  hipErrorOutOfMemory = 2,
+  hipErrorInvalidConfiguration = 9,
+  hipErrorInvalidDevicePointer = 17,
+  hipErrorInvalidMemcpyDirection = 21,
+  hipErrorNoDevice = 100,
+  hipErrorInvalidDevice = 101,
+  hipErrorInvalidImage = 200,
+  hipErrorNoBinaryForGpu = 209,
+  hipErrorSharedObjectInitFailed = 303,
+  hipErrorInvalidHandle = 400,
+  hipErrorNotFound = 500,
+  hipErrorNotReady = 600,
+  hipErrorIllegalAddress = 700,
+  hipErrorHostMemoryAlreadyRegistered = 712,
+  hipErrorHostMemoryNotRegistered = 713,
+  hipErrorLaunchFailure = 719,
+  hipErrorNotSupported = 801,
+  hipErrorStreamCaptureUnsupported = 900,
+  hipErrorStreamCaptureInvalidated = 901,
+  hipErrorStreamCaptureMerge = 902,
+  hipErrorStreamCaptureUnmatched = 903,
+  hipErrorStreamCaptureImplicit = 906,
 };
-
-static inline const char* hip_error_name(hipError_t error) {
-  switch (error) {
-#define X(name, number, text) \
-  case number: return "hip" #name;
-    HIP_ERRORS(X)
-#undef X
-  }
-  return "hipErrorUnknown";
-}
-
-static inline const char* hip_error_text(hipError_t error) {
-  switch (error) {
-#define X(name, number, text) \
-  case number: return text;
-    HIP_ERRORS(X)
-#undef X
-  }
-  return "unrecognized error code";
-}
 
 enum {
   hipMemcpyHostToHost,
@@ -88,74 +52,11 @@ enum {
 enum { hipStreamDefault = 0, hipStreamNonBlocking = 1 };
 enum { hipEventDisableTiming = 2 };
 enum { hipStreamCaptureModeGlobal, hipStreamCaptureModeThreadLocal, hipStreamCaptureModeRelaxed };
-enum {
-  hipStreamCaptureStatusNone,
-  hipStreamCaptureStatusActive,
-  hipStreamCaptureStatusInvalidated
-};
 
 /* Keys of the `extra` argument of hipModuleLaunchKernel. CUDA ends the list with 0 instead. */
 #define HIP_LAUNCH_PARAM_BUFFER_POINTER ((void*)1)
 #define HIP_LAUNCH_PARAM_BUFFER_SIZE ((void*)2)
 #define HIP_LAUNCH_PARAM_END ((void*)3)
-
-/* hipDeviceAttribute_t, as far as it has a meaning on every platform. */
-enum {
-  hipDeviceAttributeAccessPolicyMaxWindowSize = 1,
-  hipDeviceAttributeAsyncEngineCount = 2,
-  hipDeviceAttributeCanMapHostMemory = 3,
-  hipDeviceAttributeCanUseHostPointerForRegisteredMem = 4,
-  hipDeviceAttributeClockRate = 5,
-  hipDeviceAttributeComputeMode = 6,
-  hipDeviceAttributeComputePreemptionSupported = 7,
-  hipDeviceAttributeConcurrentKernels = 8,
-  hipDeviceAttributeConcurrentManagedAccess = 9,
-  hipDeviceAttributeCooperativeLaunch = 10,
-  hipDeviceAttributeDeviceOverlap = 12,
-  hipDeviceAttributeGlobalL1CacheSupported = 14,
-  hipDeviceAttributeIntegrated = 16,
-  hipDeviceAttributeIsMultiGpuBoard = 17,
-  hipDeviceAttributeKernelExecTimeout = 18,
-  hipDeviceAttributeL2CacheSize = 19,
-  hipDeviceAttributeLocalL1CacheSupported = 20,
-  hipDeviceAttributeComputeCapabilityMajor = 23,
-  hipDeviceAttributeManagedMemory = 24,
-  hipDeviceAttributeMaxBlocksPerMultiProcessor = 25,
-  hipDeviceAttributeMaxBlockDimX = 26,
-  hipDeviceAttributeMaxBlockDimY = 27,
-  hipDeviceAttributeMaxBlockDimZ = 28,
-  hipDeviceAttributeMaxGridDimX = 29,
-  hipDeviceAttributeMaxGridDimY = 30,
-  hipDeviceAttributeMaxGridDimZ = 31,
-  hipDeviceAttributeMaxThreadsPerBlock = 56,
-  hipDeviceAttributeMaxThreadsPerMultiProcessor = 57,
-  hipDeviceAttributeMaxPitch = 58,
-  hipDeviceAttributeMemoryBusWidth = 59,
-  hipDeviceAttributeMemoryClockRate = 60,
-  hipDeviceAttributeComputeCapabilityMinor = 61,
-  hipDeviceAttributeMultiprocessorCount = 63,
-  hipDeviceAttributePageableMemoryAccess = 65,
-  hipDeviceAttributePciBusId = 67,
-  hipDeviceAttributePciDeviceId = 68,
-  hipDeviceAttributePciDomainId = 69,
-  hipDeviceAttributeMaxRegistersPerBlock = 71,
-  hipDeviceAttributeMaxRegistersPerMultiprocessor = 72,
-  hipDeviceAttributeReservedSharedMemPerBlock = 73,
-  hipDeviceAttributeMaxSharedMemoryPerBlock = 74,
-  hipDeviceAttributeSharedMemPerBlockOptin = 75,
-  hipDeviceAttributeSharedMemPerMultiprocessor = 76,
-  hipDeviceAttributeStreamPrioritiesSupported = 78,
-  hipDeviceAttributeTccDriver = 80,
-  hipDeviceAttributeTotalConstantMemory = 83,
-  hipDeviceAttributeUnifiedAddressing = 85,
-  hipDeviceAttributeWarpSize = 87,
-  hipDeviceAttributeMemoryPoolsSupported = 88,
-  hipDeviceAttributeVirtualMemoryManagementSupported = 89,
-  hipDeviceAttributeHostRegisterSupported = 90,
-  hipDeviceAttributeMaxSharedMemoryPerMultiprocessor = 10002,
-  hipDeviceAttributePhysicalMultiProcessorCount = 10015,
-  hipDeviceAttributeWallClockRate = 10017,
-};
 
 /* hipDeviceProp_tR0600, which hipGetDeviceProperties resolves to. */
 typedef struct hipDeviceProp_tR0600 {

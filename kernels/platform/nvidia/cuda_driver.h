@@ -14,7 +14,6 @@ typedef struct CUmod_st* CUmodule;
 typedef struct CUfunc_st* CUfunction;
 typedef struct CUgraph_st* CUgraph;
 typedef struct CUgraphExec_st* CUgraphExec;
-typedef struct CUgraphNode_st* CUgraphNode;
 
 enum {
   CUDA_SUCCESS = 0,
@@ -29,7 +28,16 @@ enum {
   CUDA_ERROR_SYSTEM_DRIVER_MISMATCH = 803,
 };
 
-enum { CU_MEM_ATTACH_GLOBAL = 1 };
+enum {
+  CU_DEVICE_ATTRIBUTE_WARP_SIZE = 10,
+  CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT = 16,
+  CU_DEVICE_ATTRIBUTE_INTEGRATED = 18,
+  CU_DEVICE_ATTRIBUTE_PCI_BUS_ID = 33,
+  CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID = 34,
+  CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID = 50,
+  CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR = 75,
+  CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR = 76,
+};
 enum { CU_JIT_ERROR_LOG_BUFFER = 5, CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES = 6 };
 
 /* X(member of `cuda`, exported symbol, parameters) */
@@ -41,69 +49,43 @@ enum { CU_JIT_ERROR_LOG_BUFFER = 5, CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES = 6 };
   X(DeviceGetName, cuDeviceGetName, (char*, int, CUdevice))                                      \
   X(DeviceGetAttribute, cuDeviceGetAttribute, (int*, int, CUdevice))                             \
   X(DeviceTotalMem, cuDeviceTotalMem_v2, (size_t*, CUdevice))                                    \
-  X(DeviceGetPCIBusId, cuDeviceGetPCIBusId, (char*, int, CUdevice))                              \
-  X(DeviceCanAccessPeer, cuDeviceCanAccessPeer, (int*, CUdevice, CUdevice))                      \
   X(DevicePrimaryCtxRetain, cuDevicePrimaryCtxRetain, (CUcontext*, CUdevice))                    \
   X(CtxSetCurrent, cuCtxSetCurrent, (CUcontext))                                                 \
   X(CtxSynchronize, cuCtxSynchronize, (void))                                                    \
-  X(CtxEnablePeerAccess, cuCtxEnablePeerAccess, (CUcontext, unsigned))                           \
   X(MemAlloc, cuMemAlloc_v2, (CUdeviceptr*, size_t))                                             \
   X(MemFree, cuMemFree_v2, (CUdeviceptr))                                                        \
-  X(MemAllocAsync, cuMemAllocAsync, (CUdeviceptr*, size_t, CUstream))                            \
-  X(MemFreeAsync, cuMemFreeAsync, (CUdeviceptr, CUstream))                                       \
-  X(MemAllocManaged, cuMemAllocManaged, (CUdeviceptr*, size_t, unsigned))                        \
   X(MemHostAlloc, cuMemHostAlloc, (void**, size_t, unsigned))                                    \
   X(MemFreeHost, cuMemFreeHost, (void*))                                                         \
-  X(MemHostGetDevicePointer, cuMemHostGetDevicePointer_v2, (CUdeviceptr*, void*, unsigned))      \
   X(MemHostRegister, cuMemHostRegister_v2, (void*, size_t, unsigned))                            \
   X(MemHostUnregister, cuMemHostUnregister, (void*))                                             \
   X(MemGetInfo, cuMemGetInfo_v2, (size_t*, size_t*))                                             \
-  X(Memcpy, cuMemcpy, (CUdeviceptr, CUdeviceptr, size_t))                                        \
-  X(MemcpyAsync, cuMemcpyAsync, (CUdeviceptr, CUdeviceptr, size_t, CUstream))                    \
-  X(MemcpyHtoD, cuMemcpyHtoD_v2, (CUdeviceptr, const void*, size_t))                             \
-  X(MemcpyDtoH, cuMemcpyDtoH_v2, (void*, CUdeviceptr, size_t))                                   \
-  X(MemcpyDtoD, cuMemcpyDtoD_v2, (CUdeviceptr, CUdeviceptr, size_t))                             \
   X(MemcpyHtoDAsync, cuMemcpyHtoDAsync_v2, (CUdeviceptr, const void*, size_t, CUstream))         \
   X(MemcpyDtoHAsync, cuMemcpyDtoHAsync_v2, (void*, CUdeviceptr, size_t, CUstream))               \
   X(MemcpyDtoDAsync, cuMemcpyDtoDAsync_v2, (CUdeviceptr, CUdeviceptr, size_t, CUstream))         \
-  X(MemsetD8, cuMemsetD8_v2, (CUdeviceptr, unsigned char, size_t))                               \
   X(MemsetD8Async, cuMemsetD8Async, (CUdeviceptr, unsigned char, size_t, CUstream))              \
-  X(MemsetD32, cuMemsetD32_v2, (CUdeviceptr, unsigned, size_t))                                  \
-  X(MemsetD32Async, cuMemsetD32Async, (CUdeviceptr, unsigned, size_t, CUstream))                 \
   X(StreamCreate, cuStreamCreate, (CUstream*, unsigned))                                         \
-  X(StreamCreateWithPriority, cuStreamCreateWithPriority, (CUstream*, unsigned, int))            \
   X(StreamDestroy, cuStreamDestroy_v2, (CUstream))                                               \
   X(StreamSynchronize, cuStreamSynchronize, (CUstream))                                          \
-  X(StreamQuery, cuStreamQuery, (CUstream))                                                      \
   X(StreamWaitEvent, cuStreamWaitEvent, (CUstream, CUevent, unsigned))                           \
   X(StreamBeginCapture, cuStreamBeginCapture_v2, (CUstream, int))                                \
   X(StreamEndCapture, cuStreamEndCapture, (CUstream, CUgraph*))                                  \
-  X(StreamIsCapturing, cuStreamIsCapturing, (CUstream, int*))                                    \
   X(LaunchHostFunc, cuLaunchHostFunc, (CUstream, void (*)(void*), void*))                        \
   X(EventCreate, cuEventCreate, (CUevent*, unsigned))                                            \
   X(EventDestroy, cuEventDestroy_v2, (CUevent))                                                  \
   X(EventRecord, cuEventRecord, (CUevent, CUstream))                                             \
   X(EventSynchronize, cuEventSynchronize, (CUevent))                                             \
-  X(EventQuery, cuEventQuery, (CUevent))                                                         \
   X(EventElapsedTime, cuEventElapsedTime, (float*, CUevent, CUevent))                            \
   X(ModuleLoadDataEx, cuModuleLoadDataEx, (CUmodule*, const void*, unsigned, int*, void**))      \
   X(ModuleUnload, cuModuleUnload, (CUmodule))                                                    \
   X(ModuleGetFunction, cuModuleGetFunction, (CUfunction*, CUmodule, const char*))                \
-  X(ModuleGetGlobal, cuModuleGetGlobal_v2, (CUdeviceptr*, size_t*, CUmodule, const char*))       \
   X(LaunchKernel, cuLaunchKernel,                                                                \
     (CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream, \
      void**, void**))                                                                            \
-  X(FuncSetAttribute, cuFuncSetAttribute, (CUfunction, int, int))                                \
-  X(FuncGetAttribute, cuFuncGetAttribute, (int*, int, CUfunction))                               \
   X(FuncGetParamInfo, cuFuncGetParamInfo, (CUfunction, size_t, size_t*, size_t*))                \
-  X(OccupancyMaxActiveBlocksPerMultiprocessor, cuOccupancyMaxActiveBlocksPerMultiprocessor,      \
-    (int*, CUfunction, int, size_t))                                                             \
   X(GraphInstantiate, cuGraphInstantiateWithFlags, (CUgraphExec*, CUgraph, unsigned long long))  \
   X(GraphLaunch, cuGraphLaunch, (CUgraphExec, CUstream))                                         \
-  X(GraphUpload, cuGraphUpload, (CUgraphExec, CUstream))                                         \
   X(GraphDestroy, cuGraphDestroy, (CUgraph))                                                     \
-  X(GraphExecDestroy, cuGraphExecDestroy, (CUgraphExec))                                         \
-  X(GraphGetNodes, cuGraphGetNodes, (CUgraph, CUgraphNode*, size_t*))
+  X(GraphExecDestroy, cuGraphExecDestroy, (CUgraphExec))
 
 struct CudaDriver {
 #define X(member, symbol, parameters) CUresult(*member) parameters;

@@ -1,7 +1,6 @@
 /* Modules, functions and kernel launches. */
 #include <stdint.h>
 #include <stdio.h>
-#include <stdlib.h>
 
 #include "nvidia.h"
 
@@ -10,49 +9,19 @@ enum { MAX_ARGUMENTS = 128 };
 HIP_API hipError_t hipModuleLoadData(CUmodule* module, const void* image) {
   REQUIRE(module && image);
   const hipError_t entered = enter_device();
-  if (entered) return answer(entered);
+  if (entered) return entered;
   char log[4096] = "";
   int options[] = {CU_JIT_ERROR_LOG_BUFFER, CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES};
   void* values[] = {log, (void*)(uintptr_t)sizeof log};
   const CUresult result = cuda.ModuleLoadDataEx(module, image, 2, options, values);
   if (result && *log) fprintf(stderr, "HIP on NVIDIA: %s\n", log);
-  return answer(hip_error(result));
-}
-
-HIP_API hipError_t hipModuleLoadDataEx(CUmodule* module, const void* image, unsigned count,
-                                       void* options, void** values) {
-  (void)count, (void)options, (void)values; /* they speak to AMD's compiler */
-  return hipModuleLoadData(module, image);
-}
-
-HIP_API hipError_t hipModuleLoad(CUmodule* module, const char* path) {
-  REQUIRE(module && path);
-  FILE* file = fopen(path, "rb");
-  if (!file) return answer(hipErrorFileNotFound);
-  hipError_t error = hipErrorInvalidImage;
-  if (fseek(file, 0, SEEK_END) == 0) {
-    const long size = ftell(file);
-    char* image = size < 0 ? NULL : malloc((size_t)size + 1);
-    rewind(file);
-    if (image && fread(image, 1, (size_t)size, file) == (size_t)size) {
-      image[size] = '\0'; /* PTX is text */
-      error = hipModuleLoadData(module, image);
-    }
-    free(image);
-  }
-  fclose(file);
-  return answer(error);
+  return hip_error(result);
 }
 
 HIP_API hipError_t hipModuleUnload(CUmodule module) { FORWARD(ModuleUnload(module)); }
 
 HIP_API hipError_t hipModuleGetFunction(CUfunction* function, CUmodule module, const char* name) {
   FORWARD(ModuleGetFunction(function, module, name));
-}
-
-HIP_API hipError_t hipModuleGetGlobal(void** pointer, size_t* bytes, CUmodule module,
-                                      const char* name) {
-  FORWARD(ModuleGetGlobal((CUdeviceptr*)pointer, bytes, module, name));
 }
 
 /* Finds the arguments in the buffer of HIP's `extra` list, by the kernel's own layout; a buffer of
@@ -91,29 +60,13 @@ HIP_API hipError_t hipModuleLaunchKernel(CUfunction function, unsigned grid_x, u
                                          void** parameters, void** extra) {
   REQUIRE(function);
   const hipError_t entered = enter_device();
-  if (entered) return answer(entered);
+  if (entered) return entered;
   void* arguments[MAX_ARGUMENTS];
   if (extra) {
     const hipError_t error = unpack(function, extra, arguments);
-    if (error) return answer(error);
+    if (error) return error;
     parameters = arguments;
   }
-  return answer(hip_error(cuda.LaunchKernel(function, grid_x, grid_y, grid_z, block_x, block_y,
-                                            block_z, shared_bytes, stream, parameters, NULL)));
-}
-
-/* The attributes have the same numbers. */
-HIP_API hipError_t hipFuncSetAttribute(const void* function, int attribute, int value) {
-  FORWARD(FuncSetAttribute((CUfunction)function, attribute, value));
-}
-
-HIP_API hipError_t hipFuncGetAttribute(int* value, int attribute, CUfunction function) {
-  FORWARD(FuncGetAttribute(value, attribute, function));
-}
-
-HIP_API hipError_t hipModuleOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks,
-                                                                      CUfunction function,
-                                                                      int block_threads,
-                                                                      size_t shared_bytes) {
-  FORWARD(OccupancyMaxActiveBlocksPerMultiprocessor(blocks, function, block_threads, shared_bytes));
+  return hip_error(cuda.LaunchKernel(function, grid_x, grid_y, grid_z, block_x, block_y, block_z,
+                                     shared_bytes, stream, parameters, NULL));
 }

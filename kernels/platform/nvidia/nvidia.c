@@ -23,7 +23,6 @@ static pthread_mutex_t contexts_mutex = PTHREAD_MUTEX_INITIALIZER;
 /* HIP's current device belongs to the thread, and so does CUDA's current context. */
 static _Thread_local int current_device;
 static _Thread_local int bound_device = -1;
-static _Thread_local hipError_t last_error;
 
 static void open_driver(void) {
   void* library = dlopen("libcuda.so.1", RTLD_NOW);
@@ -92,58 +91,18 @@ hipError_t hip_error(CUresult result) {
   }
 }
 
-hipError_t answer(hipError_t error) {
-  if (error != hipSuccess && error != hipErrorNotReady) last_error = error;
-  return error;
-}
-
-HIP_API hipError_t hipInit(unsigned flags) {
-  (void)flags;
-  hipError_t error;
-  device_count(&error);
-  return answer(error);
-}
-
 HIP_API hipError_t hipGetDeviceCount(int* result) {
   REQUIRE(result);
   hipError_t error;
   *result = device_count(&error);
-  return answer(error);
+  return error;
 }
 
 HIP_API hipError_t hipSetDevice(int ordinal) {
   hipError_t error;
   const int devices_found = device_count(&error);
-  if (error) return answer(error);
-  if (ordinal < 0 || ordinal >= devices_found) return answer(hipErrorInvalidDevice);
+  if (error) return error;
+  if (ordinal < 0 || ordinal >= devices_found) return hipErrorInvalidDevice;
   current_device = ordinal;
-  return answer(enter_device());
+  return enter_device();
 }
-
-HIP_API hipError_t hipGetDevice(int* ordinal) {
-  REQUIRE(ordinal);
-  hipError_t error;
-  device_count(&error);
-  *ordinal = current_device;
-  return answer(error);
-}
-
-HIP_API hipError_t hipDeviceEnablePeerAccess(int peer, unsigned flags) {
-  const hipError_t entered = enter_device();
-  if (entered) return answer(entered);
-  if (peer < 0 || peer >= count || peer == current_device) return answer(hipErrorInvalidDevice);
-  const hipError_t retained = retain_context(peer);
-  if (retained) return answer(retained);
-  return answer(hip_error(cuda.CtxEnablePeerAccess(contexts[peer], flags)));
-}
-
-HIP_API const char* hipGetErrorName(hipError_t error) { return hip_error_name(error); }
-HIP_API const char* hipGetErrorString(hipError_t error) { return hip_error_text(error); }
-
-HIP_API hipError_t hipGetLastError(void) {
-  const hipError_t error = last_error;
-  last_error = hipSuccess;
-  return error;
-}
-
-HIP_API hipError_t hipPeekAtLastError(void) { return last_error; }

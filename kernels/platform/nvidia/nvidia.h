@@ -17,16 +17,13 @@ CUdevice cuda_device(int ordinal);
 /* The corresponding HIP error. Most numbers are equal by design. */
 hipError_t hip_error(CUresult result);
 
-/* Remembers the error for hipGetLastError and returns it. */
-hipError_t answer(hipError_t error);
-
 /* The body of an entry point that forwards to one driver function. */
 #define FORWARD(call)                          \
   do {                                         \
     const hipError_t entered = enter_device(); \
-    if (entered) return answer(entered);       \
-    return answer(hip_error(cuda.call));       \
+    if (entered) return entered;               \
+    return hip_error(cuda.call);               \
   } while (0)
 
 #define REQUIRE(condition) \
-  if (!(condition)) return answer(hipErrorInvalidValue)
+  if (!(condition)) return hipErrorInvalidValue

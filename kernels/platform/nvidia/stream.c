@@ -14,19 +14,12 @@ HIP_API hipError_t hipStreamCreateWithFlags(CUstream* stream, unsigned flags) {
   FORWARD(StreamCreate(stream, flags));
 }
 
-HIP_API hipError_t hipStreamCreateWithPriority(CUstream* stream, unsigned flags, int priority) {
-  REQUIRE(stream);
-  FORWARD(StreamCreateWithPriority(stream, flags, priority));
-}
-
 HIP_API hipError_t hipStreamDestroy(CUstream stream) {
   REQUIRE(stream);
   FORWARD(StreamDestroy(stream));
 }
 
 HIP_API hipError_t hipStreamSynchronize(CUstream stream) { FORWARD(StreamSynchronize(stream)); }
-
-HIP_API hipError_t hipStreamQuery(CUstream stream) { FORWARD(StreamQuery(stream)); }
 
 HIP_API hipError_t hipStreamWaitEvent(CUstream stream, CUevent event, unsigned flags) {
   FORWARD(StreamWaitEvent(stream, event, flags));
@@ -61,11 +54,6 @@ HIP_API hipError_t hipEventSynchronize(CUevent event) {
   FORWARD(EventSynchronize(event));
 }
 
-HIP_API hipError_t hipEventQuery(CUevent event) {
-  REQUIRE(event);
-  FORWARD(EventQuery(event));
-}
-
 HIP_API hipError_t hipEventElapsedTime(float* milliseconds, CUevent start, CUevent stop) {
   REQUIRE(milliseconds);
   FORWARD(EventElapsedTime(milliseconds, start, stop));
@@ -79,36 +67,19 @@ HIP_API hipError_t hipStreamEndCapture(CUstream stream, CUgraph* graph) {
   FORWARD(StreamEndCapture(stream, graph));
 }
 
-HIP_API hipError_t hipStreamIsCapturing(CUstream stream, int* status) {
-  FORWARD(StreamIsCapturing(stream, status));
-}
-
-HIP_API hipError_t hipGraphInstantiateWithFlags(CUgraphExec* executable, CUgraph graph,
-                                                unsigned long long flags) {
-  FORWARD(GraphInstantiate(executable, graph, flags));
-}
-
-HIP_API hipError_t hipGraphInstantiate(CUgraphExec* executable, CUgraph graph, CUgraphNode* node,
+HIP_API hipError_t hipGraphInstantiate(CUgraphExec* executable, CUgraph graph, void** node,
                                        char* log, size_t log_bytes) {
   if (node) *node = NULL;
   if (log && log_bytes) *log = '\0';
-  return hipGraphInstantiateWithFlags(executable, graph, 0);
+  FORWARD(GraphInstantiate(executable, graph, 0));
 }
 
 HIP_API hipError_t hipGraphLaunch(CUgraphExec executable, CUstream stream) {
   FORWARD(GraphLaunch(executable, stream));
 }
 
-HIP_API hipError_t hipGraphUpload(CUgraphExec executable, CUstream stream) {
-  FORWARD(GraphUpload(executable, stream));
-}
-
 HIP_API hipError_t hipGraphDestroy(CUgraph graph) { FORWARD(GraphDestroy(graph)); }
 
 HIP_API hipError_t hipGraphExecDestroy(CUgraphExec executable) {
   FORWARD(GraphExecDestroy(executable));
-}
-
-HIP_API hipError_t hipGraphGetNodes(CUgraph graph, CUgraphNode* nodes, size_t* count) {
-  FORWARD(GraphGetNodes(graph, nodes, count));
 }

@@ -18,12 +18,10 @@ thread_local int current = 0;
 
 hipError_t check_device(int device) {
   const bool exists = device >= 0 && device < options().devices;
-  return answer(exists ? hipSuccess : hipErrorInvalidDevice);
+  return exists ? hipSuccess : hipErrorInvalidDevice;
 }
 
 }  // namespace
-
-HIP_API hipError_t hipInit(unsigned) { return hipSuccess; }
 
 HIP_API hipError_t hipDriverGetVersion(int* version) {
   *version = kVersion;
@@ -48,30 +46,10 @@ HIP_API hipError_t hipGetDevice(int* device) {
   return hipSuccess;
 }
 
-HIP_API hipError_t hipDeviceGet(int* device, int ordinal) {
-  *device = ordinal;
-  return check_device(ordinal);
-}
-
-HIP_API hipError_t hipDeviceGetName(char* name, int size, int device) {
-  std::snprintf(name, static_cast<size_t>(size), "%s", kName);
-  return check_device(device);
-}
-
-HIP_API hipError_t hipDeviceTotalMem(size_t* bytes, int device) {
-  *bytes = options().memory;
-  return check_device(device);
-}
-
-HIP_API hipError_t hipDeviceGetPCIBusId(char* id, int size, int device) {
-  std::snprintf(id, static_cast<size_t>(size), "0000:%02x:00.0", device);
-  return check_device(device);
-}
-
 HIP_API hipError_t hipDeviceSynchronize() {
   ENTER();
   NOT_WHILE_CAPTURING("hipDeviceSynchronize");
-  return answer(streams().synchronize_all());
+  return streams().synchronize_all();
 }
 
 // Clears what was found; buffers stay.
@@ -108,38 +86,3 @@ HIP_API hipError_t hipGetDevicePropertiesR0600(hipDeviceProp_t* properties, int 
   p.memoryPoolsSupported = 1;
   return hipSuccess;
 }
-
-HIP_API hipError_t hipDeviceGetAttribute(int* value, int attribute, int device) {
-  hipDeviceProp_t p;
-  if (hipError_t error = hipGetDevicePropertiesR0600(&p, device)) return error;
-  switch (attribute) {
-    case hipDeviceAttributeClockRate: *value = p.clockRate; break;
-    case hipDeviceAttributeL2CacheSize: *value = p.l2CacheSize; break;
-    case hipDeviceAttributeMaxBlockDimX:
-    case hipDeviceAttributeMaxBlockDimY:
-    case hipDeviceAttributeMaxBlockDimZ:
-    case hipDeviceAttributeMaxThreadsPerBlock: *value = p.maxThreadsPerBlock; break;
-    case hipDeviceAttributeMaxGridDimX: *value = p.maxGridSize[0]; break;
-    case hipDeviceAttributeMaxGridDimY:
-    case hipDeviceAttributeMaxGridDimZ: *value = p.maxGridSize[1]; break;
-    case hipDeviceAttributeMaxThreadsPerMultiProcessor:
-      *value = p.maxThreadsPerMultiProcessor;
-      break;
-    case hipDeviceAttributeMultiprocessorCount:
-    case hipDeviceAttributePhysicalMultiProcessorCount: *value = p.multiProcessorCount; break;
-    case hipDeviceAttributeMaxRegistersPerBlock: *value = p.regsPerBlock; break;
-    case hipDeviceAttributeMaxSharedMemoryPerBlock:
-    case hipDeviceAttributeSharedMemPerBlockOptin:
-    case hipDeviceAttributeSharedMemPerMultiprocessor:
-    case hipDeviceAttributeMaxSharedMemoryPerMultiprocessor: *value = Module::kLdsBytes; break;
-    case hipDeviceAttributeWarpSize: *value = p.warpSize; break;
-    case hipDeviceAttributeMemoryPoolsSupported: *value = p.memoryPoolsSupported; break;
-    default: return answer(hipErrorInvalidValue);
-  }
-  return hipSuccess;
-}
-
-HIP_API const char* hipGetErrorName(hipError_t error) { return hip_error_name(error); }
-HIP_API const char* hipGetErrorString(hipError_t error) { return hip_error_text(error); }
-HIP_API hipError_t hipGetLastError() { return take_last_error(); }
-HIP_API hipError_t hipPeekAtLastError() { return peek_last_error(); }

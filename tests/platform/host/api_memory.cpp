@@ -13,7 +13,7 @@ hipError_t allocate(void** pointer, size_t bytes, bool pinned) {
   *pointer = nullptr;
   if (bytes == 0) return hipSuccess;
   Allocation* allocation = memory().allocate(bytes, pinned);
-  if (!allocation) return answer(hipErrorOutOfMemory);
+  if (!allocation) return hipErrorOutOfMemory;
   *pointer = reinterpret_cast<void*>(allocation->begin);
   return hipSuccess;
 }
@@ -32,7 +32,7 @@ Allocation* allocation_to_free(const char* call, void* pointer, bool pinned) {
 hipError_t free_now(const char* call, void* pointer, bool pinned) {
   if (!pointer) return hipSuccess;
   Allocation* allocation = allocation_to_free(call, pointer, pinned);
-  if (!allocation) return answer(hipErrorInvalidDevicePointer);
+  if (!allocation) return hipErrorInvalidDevicePointer;
   const int pending = allocation->pending;
   if (pending) {
     // HIP waits here, and so hides that the buffer's owner did not know it was in use.
@@ -41,7 +41,7 @@ hipError_t free_now(const char* call, void* pointer, bool pinned) {
   }
   streams().synchronize_all();
   memory().release(*allocation);
-  return pending ? answer(hipErrorInvalidValue) : answer(sticky_error());
+  return pending ? hipErrorInvalidValue : sticky_error();
 }
 
 void note(const Allocation* allocation, const void* pointer, size_t bytes, bool writes) {
@@ -74,13 +74,13 @@ hipError_t check_end(const char* which, const void* pointer, size_t bytes, bool 
   if (fits_kind && (!in_device_memory || memory().find_live(pointer, bytes))) return hipSuccess;
   report_call(
       format("copy of %zu bytes: the %s is %s", bytes, which, memory().describe(pointer).c_str()));
-  return answer(hipErrorInvalidValue);
+  return hipErrorInvalidValue;
 }
 
 hipError_t copy(void* to, const void* from, size_t bytes, int kind, Stream& stream, bool waits) {
   if (bytes == 0) return hipSuccess;
   if (kind < hipMemcpyHostToHost || kind > hipMemcpyDefault) {
-    return answer(hipErrorInvalidMemcpyDirection);
+    return hipErrorInvalidMemcpyDirection;
   }
   Allocation *to_buffer = memory().find(to), *from_buffer = memory().find(from);
   const bool any = kind == hipMemcpyDefault;
@@ -103,32 +103,26 @@ hipError_t copy(void* to, const void* from, size_t bytes, int kind, Stream& stre
     // What the host reads before the copy is done is nothing it could use.
     operation.when_queued = [=] { std::memset(to, 0xFF, bytes); };
   }
-  if (hipError_t e = streams().enqueue(stream, std::move(operation))) return answer(e);
-  return answer(waits ? streams().synchronize(stream) : hipSuccess);
+  if (hipError_t e = streams().enqueue(stream, std::move(operation))) return e;
+  return waits ? streams().synchronize(stream) : hipSuccess;
 }
 
-hipError_t fill(void* pointer, int value, size_t count, size_t width, void* handle) {
+hipError_t fill(void* pointer, int value, size_t bytes, void* handle) {
   ENTER();
   STREAM(stream, handle);
-  const size_t bytes = count * width;
   if (bytes == 0) return hipSuccess;
   Allocation* buffer = memory().find_live(pointer, bytes);
   if (!buffer) {
     report_call(format("memset of %zu bytes at %s", bytes, memory().describe(pointer).c_str()));
-    return answer(hipErrorInvalidValue);
+    return hipErrorInvalidValue;
   }
   const auto run = [=] {
-    if (width == 1) {
-      std::memset(pointer, value, bytes);
-    } else {
-      for (size_t i = 0; i < count; i++)
-        std::memcpy(static_cast<char*>(pointer) + 4 * i, &value, 4);
-    }
+    std::memset(pointer, value, bytes);
     memory().set_initialised(reinterpret_cast<uintptr_t>(pointer), bytes);
     memory().note_use(reinterpret_cast<uintptr_t>(pointer), bytes, true);
     return hipSuccess;
   };
-  return answer(streams().enqueue(*stream, {"a memset", run, {buffer}}));
+  return streams().enqueue(*stream, {"a memset", run, {buffer}});
 }
 
 }  // namespace
@@ -161,29 +155,21 @@ HIP_API hipError_t hipHostFree(void* pointer) {
 HIP_API hipError_t hipHostRegister(void* pointer, size_t bytes, unsigned) {
   ENTER();
   NOT_WHILE_CAPTURING("hipHostRegister");
-  if (!pointer || bytes == 0) return answer(hipErrorInvalidValue);
-  return answer(memory().add_registered(pointer) ? hipSuccess
-                                                 : hipErrorHostMemoryAlreadyRegistered);
+  if (!pointer || bytes == 0) return hipErrorInvalidValue;
+  return memory().add_registered(pointer) ? hipSuccess : hipErrorHostMemoryAlreadyRegistered;
 }
 
 HIP_API hipError_t hipHostUnregister(void* pointer) {
   ENTER();
   NOT_WHILE_CAPTURING("hipHostUnregister");
   streams().synchronize_all();
-  return answer(memory().remove_registered(pointer) ? hipSuccess : hipErrorHostMemoryNotRegistered);
-}
-
-HIP_API hipError_t hipHostGetDevicePointer(void** device, void* pointer, unsigned) {
-  ENTER();
-  if (!memory().find_live(pointer, 1)) return answer(hipErrorInvalidValue);
-  *device = pointer;
-  return hipSuccess;
+  return memory().remove_registered(pointer) ? hipSuccess : hipErrorHostMemoryNotRegistered;
 }
 
 HIP_API hipError_t hipMallocAsync(void** pointer, size_t bytes, void* handle) {
   ENTER();
   STREAM(stream, handle);
-  if (stream->capture) return answer(hipErrorNotSupported);
+  if (stream->capture) return hipErrorNotSupported;
   return allocate(pointer, bytes, false);
 }
 
@@ -191,9 +177,9 @@ HIP_API hipError_t hipFreeAsync(void* pointer, void* handle) {
   ENTER();
   STREAM(stream, handle);
   if (!pointer) return hipSuccess;
-  if (stream->capture) return answer(hipErrorNotSupported);
+  if (stream->capture) return hipErrorNotSupported;
   Allocation* allocation = allocation_to_free("hipFreeAsync", pointer, false);
-  if (!allocation) return answer(hipErrorInvalidDevicePointer);
+  if (!allocation) return hipErrorInvalidDevicePointer;
   allocation->state = Allocation::State::kFreeQueued;
   const auto run = [allocation] {
     // As a write of everything, which must come after all other uses.
@@ -201,12 +187,12 @@ HIP_API hipError_t hipFreeAsync(void* pointer, void* handle) {
     return hipSuccess;
   };
   const hipError_t error = streams().enqueue(*stream, {"hipFreeAsync", run, {}});
-  if (error) return answer(error);
+  if (error) return error;
   const auto release = [allocation] {
     memory().release(*allocation);
     return hipSuccess;
   };
-  return answer(streams().enqueue(*stream, {"hipFreeAsync", release, {}}));
+  return streams().enqueue(*stream, {"hipFreeAsync", release, {}});
 }
 
 HIP_API hipError_t hipMemGetInfo(size_t* free, size_t* total) {
@@ -229,49 +215,9 @@ HIP_API hipError_t hipMemcpyAsync(void* to, const void* from, size_t bytes, int 
   return copy(to, from, bytes, kind, *stream, false);
 }
 
-HIP_API hipError_t hipMemcpyWithStream(void* to, const void* from, size_t bytes, int kind,
-                                       void* handle) {
-  ENTER();
-  NOT_WHILE_CAPTURING("hipMemcpyWithStream");
-  STREAM(stream, handle);
-  return copy(to, from, bytes, kind, *stream, true);
-}
-
-HIP_API hipError_t hipMemcpyHtoD(void* to, const void* from, size_t bytes) {
-  return hipMemcpy(to, from, bytes, hipMemcpyHostToDevice);
-}
-HIP_API hipError_t hipMemcpyDtoH(void* to, void* from, size_t bytes) {
-  return hipMemcpy(to, from, bytes, hipMemcpyDeviceToHost);
-}
-HIP_API hipError_t hipMemcpyDtoD(void* to, void* from, size_t bytes) {
-  return hipMemcpy(to, from, bytes, hipMemcpyDeviceToDevice);
-}
-HIP_API hipError_t hipMemcpyHtoDAsync(void* to, const void* from, size_t bytes, void* stream) {
-  return hipMemcpyAsync(to, from, bytes, hipMemcpyHostToDevice, stream);
-}
-HIP_API hipError_t hipMemcpyDtoHAsync(void* to, void* from, size_t bytes, void* stream) {
-  return hipMemcpyAsync(to, from, bytes, hipMemcpyDeviceToHost, stream);
-}
-HIP_API hipError_t hipMemcpyDtoDAsync(void* to, void* from, size_t bytes, void* stream) {
-  return hipMemcpyAsync(to, from, bytes, hipMemcpyDeviceToDevice, stream);
-}
-
 HIP_API hipError_t hipMemset(void* pointer, int value, size_t bytes) {
-  return fill(pointer, value, bytes, 1, nullptr);
+  return fill(pointer, value, bytes, nullptr);
 }
 HIP_API hipError_t hipMemsetAsync(void* pointer, int value, size_t bytes, void* stream) {
-  return fill(pointer, value, bytes, 1, stream);
-}
-HIP_API hipError_t hipMemsetD8(void* pointer, unsigned char value, size_t bytes) {
-  return fill(pointer, value, bytes, 1, nullptr);
-}
-HIP_API hipError_t hipMemsetD8Async(void* pointer, unsigned char value, size_t bytes,
-                                    void* stream) {
-  return fill(pointer, value, bytes, 1, stream);
-}
-HIP_API hipError_t hipMemsetD32(void* pointer, int value, size_t count) {
-  return fill(pointer, value, count, 4, nullptr);
-}
-HIP_API hipError_t hipMemsetD32Async(void* pointer, int value, size_t count, void* stream) {
-  return fill(pointer, value, count, 4, stream);
+  return fill(pointer, value, bytes, stream);
 }

@@ -114,32 +114,16 @@ HIP_API hipError_t hipModuleLoadData(void** handle, const void* image) {
   ENTER();
   hipError_t error = hipErrorInvalidImage;
   std::unique_ptr<Module> module = Module::load(image, error);
-  if (!module) return answer(error);
+  if (!module) return error;
   *handle = module.get();
   modules[*handle] = std::move(module);
   return hipSuccess;
 }
 
-HIP_API hipError_t hipModuleLoadDataEx(void** handle, const void* image, unsigned, void*, void**) {
-  return hipModuleLoadData(handle, image);
-}
-
-HIP_API hipError_t hipModuleLoad(void** handle, const char* path) {
-  std::FILE* file = std::fopen(path, "rb");
-  if (!file) return answer(hipErrorFileNotFound);
-  std::vector<char> image;
-  char part[65536];
-  while (const size_t count = std::fread(part, 1, sizeof part, file)) {
-    image.insert(image.end(), part, part + count);
-  }
-  std::fclose(file);
-  return hipModuleLoadData(handle, image.data());
-}
-
 HIP_API hipError_t hipModuleUnload(void* handle) {
   const std::lock_guard<std::mutex> lock(library_mutex());
   const auto entry = modules.find(handle);
-  if (entry == modules.end()) return answer(hipErrorInvalidHandle);
+  if (entry == modules.end()) return hipErrorInvalidHandle;
   if (entry->second->pending) {
     report_call(
         format("hipModuleUnload with %d launches of its kernels queued", entry->second->pending));
@@ -153,9 +137,9 @@ HIP_API hipError_t hipModuleUnload(void* handle) {
 HIP_API hipError_t hipModuleGetFunction(void** handle, void* module, const char* name) {
   ENTER();
   const auto entry = modules.find(module);
-  if (entry == modules.end()) return answer(hipErrorInvalidHandle);
+  if (entry == modules.end()) return hipErrorInvalidHandle;
   const RfHostKernel* kernel = entry->second->kernel(name);
-  if (!kernel) return answer(hipErrorNotFound);
+  if (!kernel) return hipErrorNotFound;
   auto function = std::make_unique<Function>(Function{entry->second.get(), kernel});
   *handle = function.get();
   functions[*handle] = std::move(function);
@@ -168,7 +152,7 @@ HIP_API hipError_t hipModuleLaunchKernel(void* handle, unsigned grid_x, unsigned
                                          void** params, void** extra) {
   ENTER();
   STREAM(stream, stream_handle);
-  if (!functions.count(handle)) return answer(hipErrorInvalidHandle);
+  if (!functions.count(handle)) return hipErrorInvalidHandle;
   const Function& function = *static_cast<Function*>(handle);
   Launch launch{function.module,
                 function.kernel,
@@ -176,11 +160,10 @@ HIP_API hipError_t hipModuleLaunchKernel(void* handle, unsigned grid_x, unsigned
                 {block_x, block_y, block_z},
                 lds,
                 {}};
-  if (hipError_t error = check_shape(launch)) return answer(error);
-  if (hipError_t error = read_args(*function.kernel, params, extra, launch.args))
-    return answer(error);
+  if (hipError_t error = check_shape(launch)) return error;
+  if (hipError_t error = read_args(*function.kernel, params, extra, launch.args)) return error;
   std::vector<Allocation*> buffers;
-  if (hipError_t error = find_buffers(launch, buffers)) return answer(error);
+  if (hipError_t error = find_buffers(launch, buffers)) return error;
   const bool counted = !stream->capture;
   function.module->pending += counted;
   const auto run = [launch, counted] {
@@ -189,27 +172,7 @@ HIP_API hipError_t hipModuleLaunchKernel(void* handle, unsigned grid_x, unsigned
     return block_runner().run(launch);
   };
   const std::string name = std::string("kernel ") + function.kernel->name;
-  return answer(streams().enqueue(*stream, {name, run, std::move(buffers)}));
-}
-
-HIP_API hipError_t hipFuncSetAttribute(const void*, int, int) { return hipSuccess; }
-
-HIP_API hipError_t hipFuncGetAttribute(int* value, int attribute, void* handle) {
-  ENTER();
-  if (!functions.count(handle)) return answer(hipErrorInvalidHandle);
-  constexpr int kMaxThreadsPerBlock = 0;
-  *value =
-      attribute == kMaxThreadsPerBlock ? static_cast<Function*>(handle)->kernel->max_threads : 0;
-  return hipSuccess;
-}
-
-HIP_API hipError_t hipModuleOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, void*,
-                                                                      int threads, size_t lds) {
-  ENTER();
-  if (threads < 1) return answer(hipErrorInvalidValue);
-  const int by_lds = lds ? static_cast<int>(Module::kLdsBytes / lds) : 32;
-  *blocks = std::min(2048 / threads, by_lds);
-  return hipSuccess;
+  return streams().enqueue(*stream, {name, run, std::move(buffers)});
 }
 
 // Where argument `index` lies in the argument buffer; hipErrorInvalidValue past the last one.

@@ -25,7 +25,7 @@ void* keep(std::shared_ptr<Graph> graph) {
 hipError_t refuse_synchronising_capture(Stream& stream, const char* call) {
   stream.capture->invalid = true;
   report_call(format("%s on a stream that is capturing", call));
-  return answer(hipErrorStreamCaptureUnsupported);
+  return hipErrorStreamCaptureUnsupported;
 }
 
 }  // namespace
@@ -40,14 +40,10 @@ HIP_API hipError_t hipStreamCreate(void** handle) {
   return hipStreamCreateWithFlags(handle, hipStreamDefault);
 }
 
-HIP_API hipError_t hipStreamCreateWithPriority(void** handle, unsigned flags, int) {
-  return hipStreamCreateWithFlags(handle, flags);
-}
-
 HIP_API hipError_t hipStreamDestroy(void* handle) {
   const std::lock_guard<std::mutex> lock(library_mutex());
   STREAM(stream, handle);
-  if (stream == &streams().null_stream()) return answer(hipErrorInvalidHandle);
+  if (stream == &streams().null_stream()) return hipErrorInvalidHandle;
   streams().destroy(*stream);
   return hipSuccess;
 }
@@ -56,17 +52,7 @@ HIP_API hipError_t hipStreamSynchronize(void* handle) {
   ENTER();
   STREAM(stream, handle);
   if (stream->capture) return refuse_synchronising_capture(*stream, "hipStreamSynchronize");
-  return answer(streams().synchronize(*stream));
-}
-
-// A query lets one operation run, so that polling comes to an end.
-HIP_API hipError_t hipStreamQuery(void* handle) {
-  ENTER();
-  STREAM(stream, handle);
-  if (stream->capture) return refuse_synchronising_capture(*stream, "hipStreamQuery");
-  if (stream->done == stream->queued) return answer(streams().synchronize(*stream));
-  const hipError_t error = streams().complete(*stream, stream->done + 1);
-  return answer(error ? error : hipErrorNotReady);
+  return streams().synchronize(*stream);
 }
 
 HIP_API hipError_t hipStreamWaitEvent(void* handle, void* event_handle, unsigned) {
@@ -76,7 +62,7 @@ HIP_API hipError_t hipStreamWaitEvent(void* handle, void* event_handle, unsigned
   if (event->capture) {
     // The stream joins the capture that the event belongs to.
     if (stream->capture && stream->capture != event->capture) {
-      return answer(hipErrorStreamCaptureMerge);
+      return hipErrorStreamCaptureMerge;
     }
     stream->capture = event->capture;
     event->capture->joined.insert(stream);
@@ -86,7 +72,7 @@ HIP_API hipError_t hipStreamWaitEvent(void* handle, void* event_handle, unsigned
   Operation wait{"a wait for an event", [] { return hipSuccess; }, {}};
   wait.waits_for.push_back({event->stream, event->sequence});
   wait.clock = event->clock;
-  return answer(streams().enqueue(*stream, std::move(wait)));
+  return streams().enqueue(*stream, std::move(wait));
 }
 
 HIP_API hipError_t hipLaunchHostFunc(void* handle, void (*function)(void*), void* data) {
@@ -96,7 +82,7 @@ HIP_API hipError_t hipLaunchHostFunc(void* handle, void (*function)(void*), void
     function(data);
     return hipSuccess;
   };
-  return answer(streams().enqueue(*stream, {"a host function", run, {}}));
+  return streams().enqueue(*stream, {"a host function", run, {}});
 }
 
 HIP_API hipError_t hipEventCreateWithFlags(void** handle, unsigned flags) {
@@ -125,7 +111,7 @@ HIP_API hipError_t hipEventRecord(void* handle, void* stream_handle) {
     if (current && event->sequence == sequence) event->seconds = seconds_now();
     return hipSuccess;
   };
-  if (hipError_t error = streams().enqueue(*stream, {"an event", run, {}})) return answer(error);
+  if (hipError_t error = streams().enqueue(*stream, {"an event", run, {}})) return error;
   event->stream = stream;
   event->sequence = stream->queued;
   event->clock = stream->clock;
@@ -135,23 +121,24 @@ HIP_API hipError_t hipEventRecord(void* handle, void* stream_handle) {
 HIP_API hipError_t hipEventSynchronize(void* handle) {
   ENTER();
   EVENT(event, handle);
-  if (event->capture) return answer(hipErrorStreamCaptureUnsupported);
+  if (event->capture) return hipErrorStreamCaptureUnsupported;
   if (!event->stream) return hipSuccess;
   streams().host_knows(event->clock);
-  return answer(streams().complete(*event->stream, event->sequence));
+  return streams().complete(*event->stream, event->sequence);
 }
 
+// A query lets one operation run, so that polling comes to an end.
 HIP_API hipError_t hipEventQuery(void* handle) {
   ENTER();
   EVENT(event, handle);
-  if (event->capture) return answer(hipErrorStreamCaptureUnsupported);
+  if (event->capture) return hipErrorStreamCaptureUnsupported;
   if (!event->stream) return hipSuccess;
   if (event->stream->done >= event->sequence) {
     streams().host_knows(event->clock);
     return hipSuccess;
   }
   const hipError_t error = streams().complete(*event->stream, event->stream->done + 1);
-  return answer(error ? error : hipErrorNotReady);
+  return error ? error : hipErrorNotReady;
 }
 
 HIP_API hipError_t hipEventElapsedTime(float* milliseconds, void* start, void* stop) {
@@ -160,9 +147,9 @@ HIP_API hipError_t hipEventElapsedTime(float* milliseconds, void* start, void* s
   EVENT(second, stop);
   for (const Event* event : {first, second}) {
     if (!event->stream || (event->flags & hipEventDisableTiming)) {
-      return answer(hipErrorInvalidHandle);
+      return hipErrorInvalidHandle;
     }
-    if (event->stream->done < event->sequence) return answer(hipErrorNotReady);
+    if (event->stream->done < event->sequence) return hipErrorNotReady;
   }
   *milliseconds = static_cast<float>((second->seconds - first->seconds) * 1e3);
   return hipSuccess;
@@ -171,8 +158,8 @@ HIP_API hipError_t hipEventElapsedTime(float* milliseconds, void* start, void* s
 HIP_API hipError_t hipStreamBeginCapture(void* handle, int mode) {
   ENTER();
   STREAM(stream, handle);
-  if (stream == &streams().null_stream()) return answer(hipErrorStreamCaptureUnsupported);
-  if (stream->capture) return answer(hipErrorInvalidValue);
+  if (stream == &streams().null_stream()) return hipErrorStreamCaptureUnsupported;
+  if (stream->capture) return hipErrorInvalidValue;
   stream->capture = std::make_shared<Graph>();
   stream->capture->mode = mode;
   stream->capture->origin = stream;
@@ -185,43 +172,30 @@ HIP_API hipError_t hipStreamEndCapture(void* handle, void** graph) {
   STREAM(stream, handle);
   *graph = nullptr;
   const std::shared_ptr<Graph> capture = stream->capture;
-  if (!capture) return answer(hipErrorInvalidValue);
-  if (capture->origin != stream) return answer(hipErrorStreamCaptureUnmatched);
+  if (!capture) return hipErrorInvalidValue;
+  if (capture->origin != stream) return hipErrorStreamCaptureUnmatched;
   for (Stream* joined : capture->joined) joined->capture = nullptr;
   capture->joined.clear();
-  if (capture->invalid) return answer(hipErrorStreamCaptureInvalidated);
+  if (capture->invalid) return hipErrorStreamCaptureInvalidated;
   *graph = keep(capture);
   return hipSuccess;
 }
 
-HIP_API hipError_t hipStreamIsCapturing(void* handle, int* status) {
+HIP_API hipError_t hipGraphInstantiate(void** executable, void* handle, void** node, char*,
+                                       size_t) {
   ENTER();
-  STREAM(stream, handle);
-  *status = !stream->capture           ? hipStreamCaptureStatusNone
-            : stream->capture->invalid ? hipStreamCaptureStatusInvalidated
-                                       : hipStreamCaptureStatusActive;
-  return hipSuccess;
-}
-
-HIP_API hipError_t hipGraphInstantiateWithFlags(void** executable, void* handle,
-                                                unsigned long long) {
-  ENTER();
+  if (node) *node = nullptr;
   const Graph* graph = find_graph(handle);
-  if (!graph) return answer(hipErrorInvalidHandle);
+  if (!graph) return hipErrorInvalidHandle;
   *executable = keep(std::make_shared<Graph>(*graph));
   return hipSuccess;
-}
-
-HIP_API hipError_t hipGraphInstantiate(void** executable, void* graph, void** node, char*, size_t) {
-  if (node) *node = nullptr;
-  return hipGraphInstantiateWithFlags(executable, graph, 0);
 }
 
 HIP_API hipError_t hipGraphLaunch(void* handle, void* stream_handle) {
   ENTER();
   STREAM(stream, stream_handle);
   Graph* found = find_graph(handle);
-  if (!found) return answer(hipErrorInvalidHandle);
+  if (!found) return hipErrorInvalidHandle;
   const std::shared_ptr<Graph> graph = graphs[handle];
   Operation launch{"a graph",
                    [graph] {
@@ -240,7 +214,7 @@ HIP_API hipError_t hipGraphLaunch(void* handle, void* stream_handle) {
       report(hipErrorIllegalAddress,
              format("hipGraphLaunch: %s in the graph uses %s", operation.name.c_str(),
                     memory().describe(reinterpret_cast<void*>(buffer->begin)).c_str()));
-      return answer(hipErrorIllegalAddress);
+      return hipErrorIllegalAddress;
     }
   }
   launch.when_queued = [graph] {
@@ -248,22 +222,12 @@ HIP_API hipError_t hipGraphLaunch(void* handle, void* stream_handle) {
       if (operation.when_queued) operation.when_queued();
     }
   };
-  return answer(streams().enqueue(*stream, std::move(launch)));
+  return streams().enqueue(*stream, std::move(launch));
 }
-
-HIP_API hipError_t hipGraphUpload(void*, void*) { return hipSuccess; }
 
 HIP_API hipError_t hipGraphDestroy(void* handle) {
   const std::lock_guard<std::mutex> lock(library_mutex());
-  return graphs.erase(handle) ? hipSuccess : answer(hipErrorInvalidHandle);
+  return graphs.erase(handle) ? hipSuccess : hipErrorInvalidHandle;
 }
 
 HIP_API hipError_t hipGraphExecDestroy(void* handle) { return hipGraphDestroy(handle); }
-
-HIP_API hipError_t hipGraphGetNodes(void* handle, void*, size_t* count) {
-  ENTER();
-  const Graph* graph = find_graph(handle);
-  if (!graph) return answer(hipErrorInvalidHandle);
-  *count = graph->operations.size();
-  return hipSuccess;
-}

@@ -9,7 +9,6 @@ namespace {
 hipError_t sticky = hipSuccess;
 int findings = 0;
 std::string first_finding;
-thread_local hipError_t last_error = hipSuccess;
 
 }  // namespace
 
@@ -32,19 +31,6 @@ void clear_findings() {
   findings = 0;
   first_finding.clear();
 }
-
-hipError_t answer(hipError_t error) {
-  if (error != hipSuccess && error != hipErrorNotReady) last_error = error;
-  return error;
-}
-
-hipError_t take_last_error() {
-  const hipError_t error = last_error;
-  last_error = hipSuccess;
-  return error;
-}
-
-hipError_t peek_last_error() { return last_error; }
 
 std::string format(const char* text, ...) {
   char buffer[1024];

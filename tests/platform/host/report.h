@@ -18,11 +18,6 @@ int finding_count();
 const char* last_finding();
 void clear_findings();
 
-// Remembers `error` for hipGetLastError and returns it.
-hipError_t answer(hipError_t error);
-hipError_t take_last_error();
-hipError_t peek_last_error();
-
 std::string format(const char* text, ...) __attribute__((format(printf, 1, 2)));
 
 }  // namespace host
