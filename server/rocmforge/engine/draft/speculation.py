@@ -1,7 +1,7 @@
 """Speculative decoding: which sequences get draft tokens, from where and how many, in each step.
 
 Outputs stay exact whatever is decided here, because the step draws every token anew
-(`Scheduler.commit`). This is about time only. For a sequence whose draft tokens are accepted at a
+(`schedule.results`). This is about time only. For a sequence whose draft tokens are accepted at a
 rate r, k of them bring 1 + r + ... + r^k tokens in one step. That step takes as long as steps of so
 many tokens took lately, and the draft model takes one step for each draft token. The k is chosen
 that gives the most tokens per time of all running sequences. It is 0 where checking costs more than
