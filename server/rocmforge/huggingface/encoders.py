@@ -186,10 +186,11 @@ def _first_nomic(
         }
     )
     head_dim = _head_dim(found)
-    rotary_dim = int(head_dim * config.get_float("rotary_emb_fraction", 1.0))
+    share = config.get_float("rotary_emb_fraction", 1.0)
+    rotary_dim = int(head_dim * share) if 0 < share < 2 else 0
     theta = config.get_float("rotary_emb_base", 10000.0)
     if not 0 < rotary_dim <= head_dim or rotary_dim % 2 or theta <= 1:
-        raise config.bad("rotary_emb_fraction", f"{rotary_dim} of {head_dim} cannot rotate")
+        raise config.bad("rotary_emb_fraction", f"{share} of {head_dim} cannot rotate")
     rope = RopeConfig(style=RopeStyle.NEOX, rotary_dim=rotary_dim, theta=theta, scaling=None)
     return found, ActivationFunction.SILU, rope, norm_eps(config, "layer_norm_epsilon", 1e-12)
 

@@ -10,7 +10,7 @@ a link into the blobs that all models of the cache share.
 from __future__ import annotations
 
 from pathlib import Path, PurePosixPath
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -21,6 +21,8 @@ from rocmforge.huggingface.json_object import JsonObject
 CONFIG: Final = "config.json"
 MAX_CONFIG_BYTES: Final = 16 << 20
 """Of a JSON file; those of large vocabularies in `tokenizer_config.json` take about 1 MiB."""
+_MAX_DEPTH: Final = 100
+T = TypeVar("T")
 
 
 class Folder:
@@ -135,10 +137,7 @@ class Folder:
         data = self.read(name, limit)
         if data is None:
             return None
-        try:
-            values = msgspec.json.decode(data, type=dict[str, object])
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise self.bad(f"{name} is not a JSON object: {error}") from error
+        values = self._decoded(name, data, dict[str, object], "a JSON object")
         return JsonObject(self.path / name, values)
 
     def json_objects(self, name: str) -> tuple[JsonObject, ...] | None:
@@ -150,11 +149,21 @@ class Folder:
         data = self.read(name, MAX_CONFIG_BYTES)
         if data is None:
             return None
-        try:
-            found = msgspec.json.decode(data, type=list[dict[str, object]])
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise self.bad(f"{name} is not a list of JSON objects: {error}") from error
+        found = self._decoded(name, data, list[dict[str, object]], "a list of JSON objects")
         return tuple(JsonObject(self.path / name, values) for values in found)
+
+    def _decoded(self, name: str, data: bytes, kind: type[T], wanted: str) -> T:
+        """Returns the values of a JSON file of `kind`; readers may call themselves for parts."""
+        try:
+            values = msgspec.json.decode(data, type=kind)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise self.bad(f"{name} is not {wanted}: {error}") from error
+        level: list[object] = [values]
+        for _ in range(_MAX_DEPTH):
+            level = [inner for part in level for inner in _parts(part)]
+            if not level:
+                return values
+        raise self.bad(f"{name} has values within values, {_MAX_DEPTH} levels deep or more")
 
     def config(self) -> JsonObject:
         """Returns `config.json`, which every model has.
@@ -173,6 +182,12 @@ class Folder:
     def bad(self, reason: str) -> BadFolder:
         """Returns the error for something in this folder."""
         return BadFolder(str(self.path), reason)
+
+
+def _parts(part: object) -> list[object]:
+    """Returns the objects and lists in one."""
+    values = part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
+    return [value for value in values if isinstance(value, dict | list)]
 
 
 def _hub_blobs(root: Path) -> tuple[Path, ...]:

@@ -130,11 +130,13 @@ class _Scaling:
             raise UnsupportedArchitecture(
                 "yarn without rounding of its bounds (truncate)", tuple(_KINDS)
             )
-        gain = parameters.get_float("attention_factor", None)
-        if gain is None:
-            scales = [parameters.get_float(key, 0.0) for key in ("mscale", "mscale_all_dim")]
-            over, under = scales if all(scales) else (1.0, 0.0)
+        if not parameters.has("attention_factor"):
+            keys, over, under = ("mscale", "mscale_all_dim"), 1.0, 0.0
+            if all(parameters.get_float(key, 0.0) for key in keys):
+                over, under = (self._positive(key) for key in keys)
             gain = _yarn_gain(factor, over) / _yarn_gain(factor, under)
+        else:
+            gain = self._positive("attention_factor")
         return RopeScaling(
             kind=RopeScalingKind.YARN,
             factor=factor,
@@ -152,7 +154,7 @@ class _Scaling:
             kind=RopeScalingKind.LONGROPE,
             factor=factor,
             original_context=original,
-            attention_factor=self._parameters.get_float("attention_factor", default),
+            attention_factor=self._positive("attention_factor", default),
         )
 
     def _llama3_factors(self, rotary_dim: int, theta: float) -> Float64Array:
@@ -169,7 +171,7 @@ class _Scaling:
 
     def _list(self, key: str, rotary_dim: int) -> Float64Array:
         numbers = self._parameters.get_numbers(key)
-        if numbers is None or len(numbers) != rotary_dim // 2 or min(numbers) <= 0:
+        if numbers is None or len(numbers) != rotary_dim // 2 or min(numbers) < 1e-6:
             raise self._parameters.bad(key, f"it is not a list of {rotary_dim // 2} divisors")
         return np.array(numbers, np.float64)
 
@@ -186,8 +188,8 @@ class _Scaling:
     def _positive(self, key: str, default: float | None = None) -> float:
         parameters = self._parameters
         value = parameters.get_float(key) if default is None else parameters.get_float(key, default)
-        if not 0 < value < math.inf:
-            raise parameters.bad(key, f"{value} is not positive")
+        if not 1e-6 <= value < 1 << 31:  # else what is computed from it may not be finite
+            raise parameters.bad(key, f"{value} is not positive, too small or too large")
         return value
 
 

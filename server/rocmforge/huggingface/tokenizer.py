@@ -136,7 +136,11 @@ class _Reader:
             pairs = [
                 (entry[0], index)
                 for index, entry in enumerate(vocabulary)
-                if isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], str)
+                if isinstance(entry, list)
+                and len(entry) == 2
+                and isinstance(entry[0], str)
+                and type(entry[1]) in (int, float)
+                and abs(entry[1]) < 1e300
             ]
             if len(pairs) != len(vocabulary):
                 raise self._bad("not all of its unigram vocabulary are pairs of text and score")

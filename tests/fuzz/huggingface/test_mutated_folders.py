@@ -29,14 +29,21 @@ from tests.data.models.tiny_models import TinyModel, by_name
 from tests.support.tokenizer_files import KINDS, pieces, write_tokenizer
 
 EXAMPLES = int(os.environ.get("ROCMFORGE_TEST_MUTATIONS", "30"))
-FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json")
+FILES = (
+    *("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"),
+    *("special_tokens_map.json", "modules.json", "1_Pooling/config.json"),
+)
 MODELS: dict[str, TinyModel | TinyEncoder] = {
     "llama3-rope": by_name("llama3-rope"),
+    "llama-yarn-tuned": by_name("llama-yarn-tuned"),
     "gemma3": by_name("gemma3"),
     "phi3-longrope-long": by_name("phi3-longrope-long"),
     "modern-bert": tiny_encoders.by_name("modern-bert"),
     "ranker": tiny_encoders.by_name("ranker"),
 }
+
+TOKENIZERS = {"gemma3": "Mistral", "ranker": "unigram"}
+"""Of models that have not that of BERT."""
 
 values: st.SearchStrategy[Any] = st.one_of(
     st.none(),
@@ -52,12 +59,17 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("folders")
     for name, model in MODELS.items():
         folder = write_folder(model, path / name)
-        tokenizer = KINDS["Mistral"]() if name == "gemma3" else pieces(VOCABULARY)
+        tokenizer = KINDS[TOKENIZERS[name]]() if name in TOKENIZERS else pieces(VOCABULARY)
         write_tokenizer(
             folder, tokenizer, eos_token="[SEP]", chat_template="{{ messages[0].content }}"
         )
         generation = {"temperature": 0.5, "top_k": 3, "eos_token_id": [2, 5]}
         (folder / "generation_config.json").write_text(json.dumps(generation))
+        (folder / "special_tokens_map.json").write_text('{"unk_token": {"content": "[UNK]"}}')
+        modules = [{"type": "models.Transformer"}, {"type": "models.Pooling", "path": "1_Pooling"}]
+        (folder / "modules.json").write_text(json.dumps(modules))
+        (folder / "1_Pooling").mkdir()
+        (folder / "1_Pooling/config.json").write_text('{"pooling_mode": "mean"}')
     return path
 
 

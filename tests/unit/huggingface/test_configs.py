@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from math import log
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +173,11 @@ def test_a_window_of_mistral_is_of_all_layers_and_null_is_none(tmp_path: Path) -
         assert [layer.window for layer in found.layers] == [window, window]
 
 
+YARN = {"rope_type": "yarn", "factor": 4, "mscale": 1.0}
+LLAMA3 = {"rope_type": "llama3", "low_freq_factor": 1, "high_freq_factor": 4}
+LONGROPE = {"rope_type": "longrope", "short_factor": [1e-320] * 4, "long_factor": [1] * 4}
+
+
 @pytest.mark.parametrize(
     ("name", "changes", "reason"),
     [
@@ -183,7 +189,13 @@ def test_a_window_of_mistral_is_of_all_layers_and_null_is_none(tmp_path: Path) -
         ("llama", {"rms_norm_eps": 0}, "is not in (0, 1)"),
         ("llama", {"rope_parameters": {"rope_theta": 0.5}}, "0.5 is not a rope base"),
         ("llama", {"rope_parameters": {"partial_rotary_factor": 0.4}}, "cannot rotate"),
+        ("llama", {"rope_parameters": {"partial_rotary_factor": 1e308}}, "cannot rotate"),
         ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 0}}, "is not positive"),
+        ("llama", {"rope_parameters": {"rope_type": "yarn", "factor": 1e308}}, "too large"),
+        ("llama", {"rope_parameters": YARN | {"mscale_all_dim": -10 / log(4)}}, "is not positive"),
+        ("llama", {"rope_parameters": YARN | {"attention_factor": 0}}, "is not positive"),
+        ("llama3-rope", {"rope_parameters": LLAMA3 | {"factor": 1e-320}}, "too small"),
+        ("phi3-longrope-long", {"rope_parameters": LONGROPE}, "of 4 divisors"),
         ("llama3-rope", {"rope_parameters": {"rope_type": "llama3"}}, "'rope_parameters.factor'"),
         ("gemma2", {"final_logit_softcapping": -1.0}, "is not a cap"),
         ("gemma2", {"query_pre_attn_scalar": 0}, "is not positive"),
@@ -268,3 +280,6 @@ def test_the_first_files_of_nomic_bert_say_the_same_in_other_words(tmp_path: Pat
     scaled = {**first, "n_positions": 8192, "rotary_scaling_factor": 2, "max_trained_positions": 50}
     found, _ = read_encoder(config_of(tmp_path, scaled), "nomic", PoolingType.MEAN, 0)
     assert found.max_context == 50, "beyond that its frequencies would change with the length"
+    endless = config_of(tmp_path, {**first, "rotary_emb_fraction": 1e308})
+    with pytest.raises(BadFolder, match="rotary_emb_fraction"):
+        read_encoder(endless, "nomic", PoolingType.MEAN, 0)

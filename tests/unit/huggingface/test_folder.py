@@ -194,6 +194,12 @@ def test_a_config_that_is_no_json_object_is_refused(folder: Path, text: bytes) -
         Folder(folder).config()
 
 
+def test_a_config_of_values_within_values_is_refused(folder: Path) -> None:
+    (folder / "config.json").write_text('{"a": ' + "[" * 100 + "]" * 100 + "}")
+    with pytest.raises(BadFolder, match="values within values, 100 levels deep"):
+        Folder(folder).config()
+
+
 def test_a_config_of_endless_length_is_refused(folder: Path) -> None:
     with (folder / "config.json").open("wb") as file:
         file.truncate(MAX_CONFIG_BYTES + 1)

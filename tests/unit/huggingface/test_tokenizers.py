@@ -183,6 +183,7 @@ def test_tokens_beyond_the_embedding_are_left_out(tmp_path: Path) -> None:
         (("post_processor",), {"type": "Nonsense"}, "its post_processor is of type 'Nonsense'"),
         (("normalizer",), {"type": "Precompiled", "precompiled_charsmap": "AAAA"}, "is broken"),
         (("normalizer",), {"type": "Precompiled", "precompiled_charsmap": "%"}, "precompiled_char"),
+        (("normalizer",), {"type": "Precompiled", "precompiled_charsmap": "é"}, "precompiled_char"),
         (
             ("normalizer",),
             {"type": "Sequence", "normalizers": [{"type": "Precompiled"}]},
@@ -202,6 +203,55 @@ def test_a_definition_that_cannot_be_used_is_refused(
     with pytest.raises(BadTokenizer) as caught:
         Tokenizer(read_tokenizer(Folder(tmp_path), empty(tmp_path), None, 700))
     assert reason in str(caught.value)
+
+
+@pytest.mark.parametrize("score", ["1", None, [], True, pytest.param(10**400, id="huge")])
+def test_a_score_that_is_no_number_is_refused(score: Any, tmp_path: Path) -> None:
+    definition = json.loads(library("unigram").to_str())
+    definition["model"]["vocab"][5][1] = score
+    (tmp_path / "tokenizer.json").write_text(json.dumps(definition))
+    with pytest.raises(BadTokenizer, match="pairs of text and score"):
+        read_tokenizer(Folder(tmp_path), empty(tmp_path), None, 700)
+
+
+def test_a_word_piece_vocabulary_without_its_unknown_token_is_refused(tmp_path: Path) -> None:
+    definition = json.loads(library("WordPiece").to_str())
+    definition["model"]["unk_token"] = "nowhere"
+    (tmp_path / "tokenizer.json").write_text(json.dumps(definition))
+    with pytest.raises(BadTokenizer, match="is not in its vocabulary"):
+        Tokenizer(read_tokenizer(Folder(tmp_path), empty(tmp_path), None, 700))
+
+
+def test_a_decoder_whose_type_is_a_list_is_none_that_we_know(tmp_path: Path) -> None:
+    definition = json.loads(library("WordPiece").to_str()) | {"decoder": {"type": ["ByteLevel"]}}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(definition))
+    tokenizer = Tokenizer(read_tokenizer(Folder(tmp_path), empty(tmp_path), None, 700))
+    expected = untruncated("WordPiece").encode("the cat").ids
+    assert tokenizer.encode("the cat", parse_special=False) == expected[:-1], "without the end"
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [("unk_token", "nowhere"), ("pre_tokenizer", {"type": "FixedLength", "length": 0})],
+)
+def test_what_the_library_cannot_do_with_a_text_is_said(
+    place: str, value: Any, tmp_path: Path
+) -> None:
+    definition = json.loads(library("Llama 2").to_str())
+    definition["model"]["byte_fallback"] = False
+    (definition["model"] if place == "unk_token" else definition)[place] = value
+    (tmp_path / "tokenizer.json").write_text(json.dumps(definition))
+    tokenizer = Tokenizer(read_tokenizer(Folder(tmp_path), empty(tmp_path), None, 700))
+    with pytest.raises(BadTokenizer, match=r"tokenizer\.json cannot be used"):
+        tokenizer.encode("\uffff", parse_special=False)
+
+
+def test_an_unknown_token_has_the_number_that_is_in_the_embedding(tmp_path: Path) -> None:
+    definition = json.loads(library("WordPiece").to_str())
+    definition["model"]["vocab"]["[UNK]"] = 5000
+    (tmp_path / "tokenizer.json").write_text(json.dumps(definition))
+    tokenizer = Tokenizer(read_tokenizer(Folder(tmp_path), empty(tmp_path), None, 700))
+    assert tokenizer.encode("☃", parse_special=False, add_bos=False) == [1]
 
 
 def empty(path: Path) -> Any:

@@ -7,8 +7,8 @@ library, and in its model no text can become one.
 from __future__ import annotations
 
 import base64
-import binascii
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -91,13 +91,22 @@ def _load(definition: Definition, model: Definition) -> Tokenizer:
         "decoder": None,
         "model": model,
     }
-    try:
+    with failures_named():
         return Tokenizer.from_str(msgspec.json.encode(document).decode())
+
+
+@contextmanager
+def failures_named() -> Iterator[None]:
+    """Turns what the library raises into BadTokenizer, but for what it says of a lone surrogate.
+
+    It raises plain Exception, for some definitions at the first text that they cannot spell. What
+    it does not expect is a panic of Rust, which is no Exception at all.
+    """
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, MemoryError, UnicodeEncodeError, TypeError):
+        raise
     except BaseException as error:
-        # The library raises plain Exception; what it does not expect is a panic of Rust, which
-        # is no Exception at all.
-        if isinstance(error, KeyboardInterrupt | SystemExit | MemoryError):
-            raise
         raise BadTokenizer(f"tokenizer.json cannot be used: {error}.") from error
 
 
@@ -114,7 +123,7 @@ def _walk(part: object) -> Iterator[Definition]:
 def _charsmap(part: Definition) -> bytes:
     try:
         return base64.b64decode(str(part.get("precompiled_charsmap") or ""), validate=True)
-    except binascii.Error as error:
+    except ValueError as error:
         raise BadTokenizer(f"The precompiled_charsmap of tokenizer.json: {error}.") from error
 
 
@@ -137,7 +146,7 @@ def _with_vocabulary(
     if unknown in hidden:
         # No word has a space, and no merge leads to two such characters.
         spelling = " " if source["type"] == "WordPiece" else 2 * _UNKNOWN
-        ids[spelling] = source["vocab"].get(unknown, vocabulary.unknown_token)
+        ids[spelling] = vocabulary.tokens.index(unknown)
         model["unk_token"] = spelling
     if source["type"] == "WordPiece" and model.get("unk_token", "[UNK]") not in ids:
         raise BadTokenizer("The unk_token of tokenizer.json is not in its vocabulary.")
@@ -167,7 +176,7 @@ def _unigram(
         for index, entry in enumerate(source["vocab"][: len(vocabulary.tokens)])
         if entry[0] not in hidden
     ]
-    lowest = min((float(score) for _, (_, score) in entries), default=0.0)
+    lowest = min((score for _, (_, score) in entries), default=0.0)
     vocab = [[_UNKNOWN, lowest], *(entry for _, entry in entries)]
     model = {**source, "vocab": vocab, "unk_id": 0}
     return model, (vocabulary.unknown_token, *(index for index, _ in entries))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from rocmforge.errors import BadTokenizer
+
 
 class SpecialTokens:
     """Matches token spellings in text: leftmost first, the longest at each place.
@@ -14,8 +16,14 @@ class SpecialTokens:
     """
 
     def __init__(self, spellings: Mapping[str, int]) -> None:
+        """Compiles the spellings of tokens; raises BadTokenizer if they nest too deep."""
         self._ids = dict(spellings)
-        self._pattern = re.compile(_tree_pattern(list(self._ids))) if self._ids else None
+        try:
+            self._pattern = re.compile(_tree_pattern(list(self._ids))) if self._ids else None
+        except RecursionError as error:
+            raise BadTokenizer(
+                "Too many special tokens of the vocabulary begin with one another."
+            ) from error
 
     def search(self, text: str, start: int) -> tuple[int, int, int] | None:
         """Returns the first match at or after `start`, as (start, end, token id)."""

@@ -278,10 +278,11 @@ class Tokenizer:
 
     def _encode_texts(self, texts: list[str], *, is_start: bool) -> Iterator[Encoding]:
         """Yields the texts' own tokens; the first begins the prompt if `is_start`."""
-        if not is_start or self._inner is self._model:
-            return iter(self._inner.encode_batch_fast(texts, add_special_tokens=False))
-        first = self._model.encode_batch_fast(texts[:1], add_special_tokens=False)
-        return chain(first, self._inner.encode_batch_fast(texts[1:], add_special_tokens=False))
+        with library.failures_named():
+            if not is_start or self._inner is self._model:
+                return iter(self._inner.encode_batch_fast(texts, add_special_tokens=False))
+            first = self._model.encode_batch_fast(texts[:1], add_special_tokens=False)
+            return chain(first, self._inner.encode_batch_fast(texts[1:], add_special_tokens=False))
 
 
 def _text_or_none(piece: bytes) -> str | None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from rocmforge.errors import BadTokenizer, InvalidParameter
 from rocmforge.gguf.tokenizer import read_tokenizer
 from rocmforge.text.tokenizer.pretokenizers import known_kinds
+from rocmforge.text.tokenizer.specials import SpecialTokens
 from rocmforge.text.tokenizer.tokenizer import Tokenizer
 from tests.unit.text.vocabularies import byte_level, sentencepiece
 
@@ -231,3 +232,8 @@ def test_a_file_that_does_not_name_its_pre_tokenizer_is_warned_about(
     assert caplog.text == ""
     Tokenizer(read_tokenizer(byte_level(pre=None)))
     assert "tokenizer.ggml.pre" in caplog.text
+
+
+def test_special_tokens_that_begin_with_one_another_without_end_are_refused() -> None:
+    with pytest.raises(BadTokenizer, match="begin with one another"):
+        SpecialTokens({"a" * length: length for length in range(1, 1500)})
