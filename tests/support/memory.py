@@ -60,14 +60,25 @@ class _Guard:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._failed = False
-        self._in_use = held_memory()  # when it was last known
+        self._in_use = 0  # when it was last known
+        self._in_use_by_all = 0  # the same between two files, whose fixtures may hold a model
+        self._file: Path | None = None
+
+    def pytest_collection_finish(self) -> None:
+        """Starts from what the process holds when it has imported the tests."""
+        self._in_use = self._in_use_by_all = held_memory()
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_setup(self) -> None:
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
         """Sees to it that no test loads a model beside what is left of the one before."""
+        new_file, self._file = item.path != self._file, item.path
+        if new_file:
+            self._in_use = self._in_use_by_all
         if held_memory() > self._in_use + MUCH:
             give_back_freed_memory()
             self._in_use = held_memory()
+        if new_file:
+            self._in_use_by_all = self._in_use
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_teardown(self) -> Iterator[None]:

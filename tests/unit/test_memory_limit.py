@@ -33,16 +33,36 @@ def test_takes_as_much_again():
     assert b"1" * (260 << 20)
 """
 
+# While the first file has its fixture, all of this is in use, and then none of it.
+HOLDS = """
+import pytest
 
-def run_with_limit(tests: str, limit: int, folder: Path) -> subprocess.CompletedProcess[str]:
-    file = folder / "test_hungry.py"
-    file.write_text(tests)
+class Ring:
+    def __init__(self, numbers):
+        self.texts = [b"1" * (1 << 16) for _ in numbers]
+        self.itself = self
+
+@pytest.fixture(scope="module")
+def ring():
+    return Ring(range(4000))
+
+def test_holds_a_lot(ring):
+    pass
+
+def test_holds_it_still(ring):
+    pass
+"""
+
+
+def run_with_limit(limit: int, folder: Path, *files: str) -> subprocess.CompletedProcess[str]:
+    for number, tests in enumerate(files):
+        (folder / f"test_hungry_{number}.py").write_text(tests)
     command = (sys.executable, "-m", "pytest", "-c", "/dev/null", "--rootdir", str(folder))
     plugins = ("-p", "tests.support.memory", "-p", "no:cacheprovider", "-p", "no:randomly")
     # Options of this run, such as CI's, are not those of the one that is tested.
     environment = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
     return subprocess.run(
-        (*command, *plugins, "--memory-limit", str(limit), str(file)),
+        (*command, *plugins, "--memory-limit", str(limit), str(folder)),
         capture_output=True,
         text=True,
         check=False,
@@ -52,7 +72,7 @@ def run_with_limit(tests: str, limit: int, folder: Path) -> subprocess.Completed
 
 @pytest.mark.parametrize(("limit", "status"), [(200, 1), (2000, 0)])
 def test_the_limit_is_held(tmp_path: Path, limit: int, status: int) -> None:
-    done = run_with_limit(HUNGRY, limit, tmp_path)
+    done = run_with_limit(limit, tmp_path, HUNGRY)
     assert done.returncode == status, done.stdout
     if status:
         assert "ERROR" in done.stdout
@@ -62,5 +82,10 @@ def test_the_limit_is_held(tmp_path: Path, limit: int, status: int) -> None:
 
 
 def test_what_a_test_has_freed_is_given_back_before_the_next(tmp_path: Path) -> None:
-    done = run_with_limit(FREED, 450, tmp_path)
+    done = run_with_limit(450, tmp_path, FREED)
+    assert done.returncode == 0, done.stdout
+
+
+def test_what_the_fixtures_of_a_file_held_is_given_back_before_the_next(tmp_path: Path) -> None:
+    done = run_with_limit(450, tmp_path, HOLDS, HUNGRY)
     assert done.returncode == 0, done.stdout
