@@ -21,6 +21,7 @@ from rocmforge.huggingface.sampling import read_sampling
 from rocmforge.huggingface.shards import WeightFile, map_shards
 from rocmforge.huggingface.tokenizer import (
     MAX_TOKENIZER_BYTES,
+    TEMPLATES,
     TOKENIZER,
     read_templates,
     read_tokenizer,
@@ -35,7 +36,7 @@ from rocmforge.models.weights import check_weights
 GENERATION: Final = "generation_config.json"
 _DESCRIBING: Final = (
     *(CONFIG, GENERATION, TOKENIZER, "tokenizer_config.json", "special_tokens_map.json"),
-    *("chat_template.jinja", "modules.json"),
+    *("chat_template.jinja", "chat_template.json", "modules.json"),
 )
 _MAX_BYTES: Final = 256 << 20
 
@@ -203,7 +204,7 @@ def identify_folder(path: Path) -> Identity:
     folder = Folder(path)
     size, modified_ns = folder.state()
     digest = hashlib.sha256()
-    for name in _DESCRIBING:
+    for name in (*_DESCRIBING, *folder.files_in(TEMPLATES, "")):
         data = folder.read(name, _MAX_BYTES)
         digest.update(f"{name} {-1 if data is None else len(data)}\n".encode())
         digest.update(data or b"")

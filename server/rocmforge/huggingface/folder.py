@@ -9,6 +9,7 @@ a link into the blobs that all models of the cache share.
 
 from __future__ import annotations
 
+from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Final, TypeVar
 
@@ -21,6 +22,8 @@ from rocmforge.huggingface.json_object import JsonObject
 CONFIG: Final = "config.json"
 MAX_CONFIG_BYTES: Final = 16 << 20
 """Of a JSON file; those of large vocabularies in `tokenizer_config.json` take about 1 MiB."""
+MAX_FILES: Final = 256
+"""In a folder within it."""
 _MAX_DEPTH: Final = 100
 T = TypeVar("T")
 
@@ -61,6 +64,22 @@ class Folder:
         except OSError as error:
             raise ModelFileNotFound(f"{self.path}: cannot be read: {error.strerror}.") from error
         return sum(s.st_size for s in states), max((s.st_mtime_ns for s in states), default=0)
+
+    def files_in(self, name: str, suffix: str) -> tuple[str, ...]:
+        """Returns the names, within the folder, of files in a folder of it that end in `suffix`.
+
+        Raises:
+            BadFolder: There are more than MAX_FILES, or it cannot be read.
+        """
+        try:
+            found = [path.name for path in islice((self._root / name).iterdir(), MAX_FILES + 1)]
+        except FileNotFoundError:
+            return ()
+        except OSError as error:
+            raise self.bad(f"{name} cannot be read: {error.strerror}") from error
+        if len(found) > MAX_FILES:
+            raise self.bad(f"{name} has more than {MAX_FILES} files")
+        return tuple(f"{name}/{each}" for each in sorted(found) if each.endswith(suffix))
 
     def find(self, name: str) -> Path | None:
         """Returns the real path of a file; None if there is none of that name.

@@ -17,6 +17,8 @@ _SPECIAL_TOKENS: Final = "special_tokens_map.json"
 MAX_TOKENIZER_BYTES: Final = 128 << 20
 """The largest known, of 260,000 tokens and their merges, has 34 MiB."""
 _TEMPLATE: Final = "chat_template.jinja"
+TEMPLATES: Final = "additional_chat_templates"
+_TEMPLATE_SUFFIX: Final = ".jinja"
 _PROCESSOR_TEMPLATE: Final = "chat_template.json"
 _MAX_TEMPLATE_BYTES: Final = 1 << 20
 _NAMED: Final = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
@@ -60,6 +62,8 @@ def read_tokenizer(
 def read_templates(folder: Folder) -> dict[str, str]:
     """Returns the chat templates by name; the one without a name is "default".
 
+    As in Transformers, templates in files of their own stand for all in JSON files.
+
     Raises:
         BadFolder: A file is no text, no valid JSON, or a value has the wrong type.
     """
@@ -73,8 +77,11 @@ def read_templates(folder: Folder) -> dict[str, str]:
             found[entry.get_str("name")] = entry.get_str("template")
     elif config is not None and config.has("chat_template"):
         found["default"] = config.get_str("chat_template")
-    text = folder.text(_TEMPLATE, _MAX_TEMPLATE_BYTES)
-    return found if text is None else {**found, "default": text}
+    files = {"default": _TEMPLATE}
+    for path in folder.files_in(TEMPLATES, _TEMPLATE_SUFFIX):
+        files[path.removeprefix(f"{TEMPLATES}/").removesuffix(_TEMPLATE_SUFFIX)] = path
+    texts = {name: folder.text(path, _MAX_TEMPLATE_BYTES) for name, path in files.items()}
+    return {name: text for name, text in texts.items() if text is not None} or found
 
 
 class _Reader:

@@ -317,6 +317,9 @@ def test_other_weights_are_the_same_model_and_another_tokenizer_is_not(tmp_path:
     os.utime(folder / "model.safetensors", ns=(1, before.modified_ns + 1))
     assert identify(folder) != before
     check_unchanged(folder, before)
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates/tool_use.jinja").write_text("{{ t }}")
+    assert identify(folder).digest != before.digest
     (folder / "tokenizer_config.json").write_text('{"add_bos_token": false}')
     with pytest.raises(ModelLoadError, match="another tokenizer or architecture"):
         check_unchanged(folder, before)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocmforge.errors import BadFolder, BadTokenizer
-from rocmforge.huggingface.folder import Folder
+from rocmforge.huggingface.folder import MAX_FILES, Folder
 from rocmforge.huggingface.tokenizer import read_templates, read_tokenizer
 from rocmforge.text.tokenizer.tokenizer import Tokenizer
 from tests.data.models.tiny_encoders import VOCABULARY
@@ -301,6 +301,38 @@ def test_chat_templates_are_found_where_folders_have_them(
 def test_a_template_may_be_in_a_json_file_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "chat_template.json").write_text('{"chat_template": "{{ p }}"}')
     assert read_templates(Folder(tmp_path)) == {"default": "{{ p }}"}
+
+
+def test_templates_in_files_of_their_own_stand_for_those_of_the_configuration(
+    tmp_path: Path,
+) -> None:
+    listed = [{"name": name, "template": "{{ a }}"} for name in ("default", "rag", "tool_use")]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": listed}))
+    assert set(read_templates(Folder(tmp_path))) == {"default", "rag", "tool_use"}
+    (tmp_path / "chat_template.jinja").write_text("{{ b }}")
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates/tool_use.jinja").write_text("{{ t }}")
+    (tmp_path / "additional_chat_templates/notes.txt").write_text("")
+    assert read_templates(Folder(tmp_path)) == {"default": "{{ b }}", "tool_use": "{{ t }}"}
+
+
+@pytest.mark.parametrize("damage", ["a link out of it", "too many", "no folder"])
+def test_a_folder_of_templates_that_makes_no_sense_is_refused(damage: str, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    inner = folder / "additional_chat_templates"
+    folder.mkdir()
+    if damage == "no folder":
+        inner.write_text("")
+    else:
+        inner.mkdir()
+    if damage == "a link out of it":
+        (tmp_path / "secret").write_text("secret")
+        (inner / "tool_use.jinja").symlink_to(tmp_path / "secret")
+    if damage == "too many":
+        for index in range(MAX_FILES + 1):
+            (inner / f"{index}.txt").write_text("")
+    with pytest.raises(BadFolder, match="additional_chat_templates"):
+        read_templates(Folder(folder))
 
 
 def test_a_special_token_that_is_spelled_like_a_word_is_none_in_texts(tmp_path: Path) -> None:
