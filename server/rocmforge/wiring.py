@@ -35,6 +35,7 @@ from rocmforge.models.rank_head import RankHead, read_rank_head
 from rocmforge.models.sampling import SamplingDefaults
 from rocmforge.opening import open_checkpoint
 from rocmforge.settings import ModelSettings, Settings
+from rocmforge.text.template.rank_prompt import rank_prompt
 from rocmforge.text.template.template import ChatTemplates
 from rocmforge.text.tokenizer.draft_vocabulary import check_draft_vocabulary
 from rocmforge.text.tokenizer.token_sets import TokenSets
@@ -72,10 +73,11 @@ class ModelFront:
             )
 
     def check_generates(self) -> None:
-        """Raises ConfigurationError for an encoder, which generates no text."""
-        if self.is_encoder:
+        """Raises ConfigurationError for an encoder, or what ranks only: it generates no text."""
+        if self.is_encoder or (self.rank_head is not None and self.rank_head.is_all):
+            what = "is an encoder" if self.is_encoder else "only ranks"
             raise ConfigurationError(
-                f"{self.names[0]} is an encoder: it generates no text. Use it with rocmforge serve."
+                f"{self.names[0]} {what}: it generates no text. Use it with rocmforge serve."
             )
 
 
@@ -102,7 +104,8 @@ def read_front(model: str, settings: Settings) -> ModelFront:
         )
         if not config.causal:
             _refuse_for_encoders(settings)
-        rank_head = read_rank_head(checkpoint) if config.causal else None
+        prompt = rank_prompt(templates, checkpoint.rank_instruction)
+        rank_head = read_rank_head(checkpoint, prompt) if config.causal else None
         adapters, sampling = tuple(a.name for a in checkpoint.adapters), checkpoint.sampling
         draft = find_draft(checkpoint, settings)
         weights_bytes = stored_weight_bytes(checkpoint.weights)

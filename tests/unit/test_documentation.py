@@ -34,6 +34,7 @@ OTHERS_FILES = {
     # Of models in Hugging Face's layout.
     *("config.json", "generation_config.json", "modules.json", "1_Pooling/config.json"),
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
+    *("config_sentence_transformers.json", "added_tokens.json"),
     *("model.safetensors.index.json", "adapter_config.json", "chat_template.json"),
 }
 # Paths that are no endpoints.

@@ -43,7 +43,7 @@ class ServedModel:
     grammars: GrammarChecker = field(default_factory=GrammarChecker)
     is_encoder: bool = False  # it embeds or ranks, and generates nothing
     pooling: PoolingType = PoolingType.NONE  # what it was trained for
-    rank_head: RankHead | None = None  # of a model that generates text, too
+    rank_head: RankHead | None = None  # of a decoder
     # For requests that do not say.
     sampling_defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
     prompt_lookup_tokens: int = 0  # draft tokens of a step, for requests that do not say
@@ -70,12 +70,17 @@ class ServedModel:
         return (*self.base_names, *self.adapters)
 
     @property
+    def generates(self) -> bool:
+        """Whether the model writes text."""
+        return not self.is_encoder and not (self.rank_head is not None and self.rank_head.is_all)
+
+    @property
     def capabilities(self) -> tuple[str, ...]:
         """The things that the model can be asked for."""
         ranks = self.is_encoder or self.pooling is not PoolingType.NONE
         found = {
-            "chat": bool(self.templates.names) and not self.is_encoder,
-            "completions": not self.is_encoder,
+            "chat": bool(self.templates.names) and self.generates,
+            "completions": self.generates,
             "embeddings": self.pooling is not PoolingType.RANK,
             "rerank": ranks,
         }

@@ -17,6 +17,7 @@ from rocmforge.huggingface.folder import CONFIG, Folder
 from rocmforge.huggingface.json_object import JsonObject
 from rocmforge.huggingface.names import DECODER_NAMES, NameTable, encoder_names
 from rocmforge.huggingface.pooling import read_pooling
+from rocmforge.huggingface.ranking import HEAD, read_head, read_instruction, with_head
 from rocmforge.huggingface.sampling import read_sampling
 from rocmforge.huggingface.shards import WeightFile, map_shards
 from rocmforge.huggingface.tokenizer import (
@@ -37,6 +38,7 @@ GENERATION: Final = "generation_config.json"
 _DESCRIBING: Final = (
     *(CONFIG, GENERATION, TOKENIZER, "tokenizer_config.json", "special_tokens_map.json"),
     *("chat_template.jinja", "chat_template.json", "modules.json"),
+    "config_sentence_transformers.json",
 )
 _MAX_BYTES: Final = 256 << 20
 
@@ -109,6 +111,7 @@ class _Opened:
             has_tokenizer=folder.find(TOKENIZER) is not None,
             read_tokenizer=lambda: read_tokenizer(folder, config, generation, model.vocab_size),
             identify=lambda: identify_folder(folder.path),
+            rank_instruction=read_instruction(folder),
             sampling=read_sampling(generation),
             locate=Locator(self._files),
             release=weights.clear,
@@ -117,19 +120,19 @@ class _Opened:
     def _decoder(
         self, pooling: PoolingType
     ) -> tuple[ModelConfig, RopeFactors, NameTable, dict[str, Tensor]]:
-        if pooling is PoolingType.RANK:
-            raise UnsupportedArchitecture(
-                f"{self._kind} with a classification head",
-                tuple(f"{k}ForCausalLM" for k in DECODERS),
-            )
         model, rope = read_decoder(self._config, self._folder.name, pooling)
-        names = DECODER_NAMES[model.architecture]
+        names, ranks = DECODER_NAMES[model.architecture], pooling is PoolingType.RANK
+        names = with_head(names) if ranks else names
         is_gemma = model.architecture.startswith("gemma")
         text = self._config.get_object("text_config") or self._config
         place = self._config if self._config.has("tie_word_embeddings") else text
         is_tied = place.get_bool("tie_word_embeddings", is_gemma)
         weights = read_weights(model, self._files, names, is_tied=is_tied, norms_add_one=is_gemma)
-        if not is_tied and "output" not in weights:
+        has_output = is_tied or "output" in weights
+        if ranks:
+            has_output = has_output or HEAD in weights
+            weights[HEAD] = read_head(self._folder, model, weights)
+        if not has_output:
             raise UnsupportedTensor("lm_head.weight", "missing; tie_word_embeddings is false")
         return model, rope.factors, names, weights
 

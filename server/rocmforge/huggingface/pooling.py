@@ -9,7 +9,9 @@ from rocmforge.huggingface.folder import Folder
 from rocmforge.huggingface.json_object import JsonObject
 from rocmforge.models.pooling import PoolingType
 
+LOGIT_SCORE: Final = "LogitScore"
 _MODULES: Final = "modules.json"
+_POOLING: Final = "Pooling"
 _BY_FLAG: Final = {
     "pooling_mode_cls_token": PoolingType.CLS,
     "pooling_mode_mean_tokens": PoolingType.MEAN,
@@ -33,16 +35,17 @@ def read_pooling(folder: Folder, config: JsonObject) -> PoolingType:
     """
     if any(name.endswith("ForSequenceClassification") for name in architectures(config)):
         return PoolingType.RANK
-    modules = folder.json_objects(_MODULES)
     found = PoolingType.NONE
-    for module in modules or ():
-        kind = module.get_str("type").rpartition(".")[2]
+    for module in folder.json_objects(_MODULES) or ():
+        kind = _kind(module)
         path = module.get_str("path", "")
         match kind:
             case "Transformer" if path in ("", "."):
                 pass
-            case "Pooling":
-                found = _pooling(folder, path)
+            case kind if kind == _POOLING:
+                found = _pooling(folder)
+            case kind if kind == LOGIT_SCORE:
+                found = PoolingType.RANK
             case "Normalize":  # embeddings are normalised in any case
                 pass
             case _:
@@ -55,10 +58,32 @@ def architectures(config: JsonObject) -> tuple[str, ...]:
     return config.get_strings("architectures") or ()
 
 
-def _pooling(folder: Folder, path: str) -> PoolingType:
-    config = folder.json(f"{path}/config.json")
+def module_config(folder: Folder, kind: str) -> JsonObject | None:
+    """Returns the configuration of the last module of a kind; None if there is none.
+
+    Raises:
+        BadFolder: It is missing, or a file is wrong.
+    """
+    paths = [
+        module.get_str("path", "")
+        for module in folder.json_objects(_MODULES) or ()
+        if _kind(module) == kind
+    ]
+    if not paths:
+        return None
+    config = folder.json(f"{paths[-1]}/config.json")
     if config is None:
-        raise folder.bad(f"{_MODULES} names {path}/config.json, which is missing")
+        raise folder.bad(f"{_MODULES} names {paths[-1]}/config.json, which is missing")
+    return config
+
+
+def _kind(module: JsonObject) -> str:
+    return module.get_str("type").rpartition(".")[2]
+
+
+def _pooling(folder: Folder) -> PoolingType:
+    config = module_config(folder, _POOLING)
+    assert config is not None
     if config.has("pooling_mode"):
         wanted = [_BY_NAME.get(config.get_str("pooling_mode"))]
     else:

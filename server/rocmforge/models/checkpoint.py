@@ -66,6 +66,7 @@ class Checkpoint:
         name_of: Returns the name that the files have, or would have, for a weight of ours.
         rope_factors: Divisors of the rope frequencies.
         chat_templates: Jinja by name: "default", "tool_use", "rerank" and so on.
+        rank_instruction: What a decoder that ranks is told to look for, if the files say.
         has_tokenizer: Whether there is one: weights can be used without it.
         read_tokenizer: Returns the tokenizer; raises BadTokenizer for none, or a broken one.
         identify: Returns what tells these files from others later.
@@ -86,6 +87,7 @@ class Checkpoint:
     read_tokenizer: Callable[[], TokenizerData]
     identify: Callable[[], Identity]
     adapters: tuple[Adapter, ...] = ()
+    rank_instruction: str | None = None
     sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
     locate: Locate
     release: Callable[[], None]

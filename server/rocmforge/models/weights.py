@@ -172,7 +172,8 @@ def check_weights(
     """
     scores = tensors.get("head.scores")
     if scores is not None and config.num_scores == 0:  # the head is not the engine's to apply
-        config = replace(config, num_scores=2 if config.causal else scores.shape[0])
+        rows = scores.shape[0]
+        config = replace(config, num_scores=min(rows, 2) if config.causal else rows)
     expected = dict(_expected(config))
     for path, (_, is_required) in expected.items():
         if is_required and path not in tensors:

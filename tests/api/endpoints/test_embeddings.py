@@ -283,6 +283,21 @@ def test_a_model_that_says_yes_or_no_reads_its_own_prompt() -> None:
     assert cut["usage"]["total_tokens"] < answer["usage"]["total_tokens"]
 
 
+def test_a_model_with_one_score_ranks_and_writes_no_text() -> None:
+    engine = FakeEngine(script=embeds(), runner=EMBEDDING_RUNNER)
+    head = RankHead(np.array([[0.5, -1]], np.float32), "{query} {document}")
+    model = make_model(engine, pooling=PoolingType.RANK, rank_head=head)
+    assert model.capabilities == ("rerank",)
+    body = {"model": "tiny", "query": "hello", "documents": ["world"]}
+    with TestClient(build_app(model, ApiSettings())) as client:
+        (result,) = client.post("/v1/rerank", json=body).json()["results"]
+        refused = client.post("/v1/completions", json={"model": "tiny", "prompt": "a"})
+    odds = np.exp(len(engine.submitted[0].prompt.token_ids) / 2 - 1)
+    assert result["relevance_score"] == pytest.approx(odds / (1 + odds))
+    assert refused.status_code == 400
+    assert "only ranks and generates no text. Use /v1/rerank" in refused.json()["error"]["message"]
+
+
 def test_a_model_that_was_trained_for_neither_cannot_rank(engine: FakeEngine) -> None:
     body = {"model": "tiny", "query": "a", "documents": ["b"]}
     with TestClient(app_with(engine, PoolingType.NONE)) as client:

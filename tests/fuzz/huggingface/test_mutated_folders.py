@@ -19,7 +19,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rocmforge.errors import RocmForgeError
+from rocmforge.models.rank_head import read_rank_head
 from rocmforge.opening import describe, open_checkpoint
+from rocmforge.text.template.rank_prompt import rank_prompt
 from rocmforge.text.template.template import ChatTemplates
 from rocmforge.text.tokenizer.tokenizer import Tokenizer
 from tests.data.models import tiny_encoders
@@ -32,6 +34,7 @@ EXAMPLES = int(os.environ.get("ROCMFORGE_TEST_MUTATIONS", "30"))
 FILES = (
     *("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"),
     *("special_tokens_map.json", "modules.json", "1_Pooling/config.json"),
+    *("1_LogitScore/config.json", "config_sentence_transformers.json"),
 )
 MODELS: dict[str, TinyModel | TinyEncoder] = {
     "llama3-rope": by_name("llama3-rope"),
@@ -42,6 +45,7 @@ MODELS: dict[str, TinyModel | TinyEncoder] = {
     "ranker": tiny_encoders.by_name("ranker"),
 }
 
+WORDS = {"true_token_id": 5, "false_token_id": 9}
 TOKENIZERS = {"gemma3": "Mistral", "ranker": "unigram"}
 """Of models that have not that of BERT."""
 
@@ -66,10 +70,14 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
         generation = {"temperature": 0.5, "top_k": 3, "eos_token_id": [2, 5]}
         (folder / "generation_config.json").write_text(json.dumps(generation))
         (folder / "special_tokens_map.json").write_text('{"unk_token": {"content": "[UNK]"}}')
-        modules = [{"type": "models.Transformer"}, {"type": "models.Pooling", "path": "1_Pooling"}]
+        kind = "LogitScore" if name == "gemma3" else "Pooling"
+        modules = [{"type": "models.Transformer"}, {"type": f"models.{kind}", "path": f"1_{kind}"}]
         (folder / "modules.json").write_text(json.dumps(modules))
-        (folder / "1_Pooling").mkdir()
-        (folder / "1_Pooling/config.json").write_text('{"pooling_mode": "mean"}')
+        for each, config in (("Pooling", {"pooling_mode": "mean"}), ("LogitScore", WORDS)):
+            (folder / f"1_{each}").mkdir()
+            (folder / f"1_{each}/config.json").write_text(json.dumps(config))
+        prompts = {"prompts": {"web": "Find it."}, "default_prompt_name": "web"}
+        (folder / "config_sentence_transformers.json").write_text(json.dumps(prompts))
     return path
 
 
@@ -98,7 +106,8 @@ def front(folder: Path) -> None:
     with suppress(RocmForgeError), open_checkpoint(folder) as checkpoint:
         checkpoint.identify()
         tokenizer = Tokenizer(checkpoint.read_tokenizer())
-        ChatTemplates.compile(checkpoint.chat_templates, tokenizer)
+        templates = ChatTemplates.compile(checkpoint.chat_templates, tokenizer)
+        read_rank_head(checkpoint, rank_prompt(templates, checkpoint.rank_instruction))
         tokenizer.decode(tokenizer.encode_whole("the cat sat on </s> [SEP] 42"))
 
 

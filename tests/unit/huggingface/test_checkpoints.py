@@ -209,10 +209,53 @@ def test_a_family_that_we_do_not_have_is_refused_with_those_we_have(
         open_checkpoint(folder)
 
 
-def test_a_decoder_that_classifies_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("shape", "reason"),
+    [
+        (None, "'score.weight': missing, although the model's class has it"),
+        ((3, 48), "llama that tells 3 classes apart"),
+        ((1, 40), "its shape is (1, 40)"),
+        ((48,), "its shape is (48,)"),
+    ],
+)
+def test_a_decoder_that_classifies_is_refused_unless_it_has_one_score(
+    shape: tuple[int, ...] | None, reason: str, tmp_path: Path
+) -> None:
     config = {"architectures": ["LlamaForSequenceClassification"]}
     folder = write_folder(by_name("llama"), tmp_path / "m", config=config)
-    assert "llama with a classification head" in refusal(folder)
+    score = None if shape is None else np.ones(shape, np.float32)
+    rewrite(folder, by_name("llama"), **{"lm_head.weight": None, "score.weight": score})
+    assert reason in refusal(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "reason"),
+    [
+        ("llama", {}, "'true_token_id': it is missing"),
+        ("llama", {"true_token_id": 97}, "'true_token_id': 97 is no token"),
+        ("llama", {"true_token_id": 1, "false_token_id": -1}, "'false_token_id': -1 is no token"),
+        ("llama", None, "names 1_LogitScore/config.json, which is missing"),
+        ("gemma2", {"true_token_id": 1}, "gemma2 that ranks by capped logits"),
+    ],
+)
+def test_words_by_which_a_decoder_cannot_rank_are_refused(
+    name: str, words: dict[str, Any] | None, reason: str, tmp_path: Path
+) -> None:
+    folder = write_folder(by_name(name), tmp_path / "m")
+    write_modules(folder, ["Transformer", "LogitScore"], words)
+    assert reason in refusal(folder)
+
+
+def test_a_ranker_has_the_instruction_that_sentence_transformers_give_it(tmp_path: Path) -> None:
+    folder = write_folder(by_name("llama"), tmp_path / "m")
+    write_modules(folder, ["Transformer", "LogitScore"], {"true_token_id": 1})
+    assert opened(folder).rank_instruction is None
+    prompts = {"prompts": {"web": "Find it."}, "default_prompt_name": "web"}
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(prompts))
+    assert opened(folder).rank_instruction == "Find it."
+    prompts["default_prompt_name"] = "legal"
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(prompts))
+    assert "'prompts.legal': it is missing" in refusal(folder)
 
 
 def test_an_adapter_is_no_model_and_says_how_it_is_served(tmp_path: Path) -> None:
@@ -243,8 +286,8 @@ def test_pooling_is_what_sentence_transformers_say(
     assert opened(folder).config.pooling is pooling
 
 
-def write_modules(folder: Path, modules: list[str], pooling: dict[str, Any]) -> None:
-    """Writes what Sentence-Transformers writes beside a model."""
+def write_modules(folder: Path, modules: list[str], second: dict[str, Any] | None) -> None:
+    """Writes what Sentence-Transformers writes beside a model, with what the second module says."""
     entries = [
         {
             "idx": index,
@@ -254,8 +297,9 @@ def write_modules(folder: Path, modules: list[str], pooling: dict[str, Any]) -> 
         for index, name in enumerate(modules)
     ]
     (folder / "modules.json").write_text(json.dumps(entries))
-    (folder / "1_Pooling").mkdir()
-    (folder / "1_Pooling/config.json").write_text(json.dumps(pooling))
+    if second is not None:
+        (folder / f"1_{modules[1]}").mkdir()
+        (folder / f"1_{modules[1]}/config.json").write_text(json.dumps(second))
 
 
 @pytest.mark.parametrize(

@@ -94,10 +94,11 @@ def check_token_ids(model: ServedModel, ids: Sequence[int], param: str) -> None:
 
 def check_common(model: ServedModel, request: GenerationRequest) -> None:
     """Raises what any request for tokens can get wrong besides its prompt."""
-    if model.is_encoder:
+    if not model.generates:
         ranks = model.pooling is PoolingType.RANK
+        what = "is an encoder" if model.is_encoder else "only ranks"
         raise UnsupportedFeature(
-            f"The model {model.name!r} is an encoder and generates no text. "
+            f"The model {model.name!r} {what} and generates no text. "
             f"Use {'/v1/rerank' if ranks else '/v1/embeddings'}.",
             param="model",
         )
