@@ -45,6 +45,10 @@ using Vec = T __attribute__((ext_vector_type(kCount)));
 
 using half = _Float16;
 
+namespace platform {
+enum { k_x, k_y, k_z };  // axes of blocks and grids
+}
+
 }  // namespace rf
 
 #if defined(__AMDGCN__)

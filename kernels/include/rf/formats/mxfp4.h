@@ -1,12 +1,12 @@
 // MXFP4: 32 numbers E2M1 and their scale, a power of two (OCP Microscaling Formats 1.0).
 #pragma once
 
-#include "rf/formats.h"
+#include "rf/nibbles.h"
 
 namespace rf {
 
-struct MXFP4 {
-  static constexpr int kQuantBlocks = 1, kScales = 1, kZero = 0;
+struct MXFP4 : FourBits<MXFP4, uint8_t> {
+  static constexpr int kZero = 0;
   static constexpr bool kOffset = false, kSigned = true;
 
   struct Block {
@@ -14,33 +14,16 @@ struct MXFP4 {
     uint8_t e;
     uint8_t qs[16];
     __device__ int code(int i) const { return nibble_of_32(qs, i); }
+    __device__ uint8_t scale() const { return e; }
   };
 
-  Items<const U4> nibbles;
-  Items<const uint8_t> exponent;
-
-  static __device__ __forceinline__ MXFP4 of(Planes planes, int quant_blocks) {
-    return {planes.take<U4>(quant_blocks), planes.take<uint8_t>(quant_blocks)};
-  }
-
-  static __device__ __forceinline__ void repack(const Block& block, PlanesOut planes,
-                                                int quant_blocks, int quant_block) {
-    planes.take<U4>(quant_blocks)[quant_block] = pack_nibbles(block, 0);
-    planes.take<uint8_t>(quant_blocks)[quant_block] = block.e;
-  }
-
-  struct Chunk {
-    U4 nibbles;
-    uint8_t exponent;
-  };
-  __device__ __forceinline__ Chunk load(int i) const { return {nibbles[i], exponent[i]}; }
   static __device__ __forceinline__ uint32_t code(const Chunk& chunk, int, int k) {
     return unpack::lookup(table(), unpack::nibbles(chunk.nibbles, k));
   }
   // 2^(e - 128): half the E8M0 scale, as the table's values are doubled. Below 2^-126 the float32
   // is subnormal.
   static __device__ __forceinline__ Scales<1> scales(const Chunk& chunk, int, int) {
-    const uint32_t e = chunk.exponent;
+    const uint32_t e = chunk.scale;
     const uint32_t float_bits = e < 2 ? 0x00200000u << e : (e - 1) << 23;
     return {{__builtin_bit_cast(float, float_bits)}, {0.0f}};
   }

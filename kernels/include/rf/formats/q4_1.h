@@ -1,12 +1,12 @@
 // Q4_1: 32 codes of four bits, their scale and minimum.
 #pragma once
 
-#include "rf/formats.h"
+#include "rf/nibbles.h"
 
 namespace rf {
 
-struct Q4_1 {
-  static constexpr int kQuantBlocks = 1, kScales = 1, kZero = 0;
+struct Q4_1 : FourBits<Q4_1, Half2> {
+  static constexpr int kZero = 0;
   static constexpr bool kOffset = true, kSigned = false;
 
   struct Block {
@@ -14,32 +14,8 @@ struct Q4_1 {
     half d, m;
     uint8_t qs[16];
     __device__ int code(int i) const { return nibble_of_32(qs, i); }
+    __device__ Half2 scale() const { return {d, m}; }
   };
-
-  Items<const U4> nibbles;
-  Items<const Half2> dm;
-
-  static __device__ __forceinline__ Q4_1 of(Planes planes, int quant_blocks) {
-    return {planes.take<U4>(quant_blocks), planes.take<Half2>(quant_blocks)};
-  }
-
-  static __device__ __forceinline__ void repack(const Block& block, PlanesOut planes,
-                                                int quant_blocks, int quant_block) {
-    planes.take<U4>(quant_blocks)[quant_block] = pack_nibbles(block, 0);
-    planes.take<Half2>(quant_blocks)[quant_block] = Half2{block.d, block.m};
-  }
-
-  struct Chunk {
-    U4 nibbles;
-    Half2 dm;
-  };
-  __device__ __forceinline__ Chunk load(int i) const { return {nibbles[i], dm[i]}; }
-  static __device__ __forceinline__ uint32_t code(const Chunk& chunk, int, int k) {
-    return unpack::nibbles(chunk.nibbles, k);
-  }
-  static __device__ __forceinline__ Scales<1> scales(const Chunk& chunk, int, int) {
-    return {{to_float(chunk.dm[0])}, {to_float(chunk.dm[1])}};
-  }
 };
 
 }  // namespace rf

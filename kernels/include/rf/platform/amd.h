@@ -4,7 +4,6 @@
 #define __global__ __attribute__((global))
 #define __device__ __attribute__((device))
 #define __shared__ __attribute__((shared))
-#define __constant__ __attribute__((constant))
 #define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(threads) __attribute__((amdgpu_flat_work_group_size(1, threads)))
 
@@ -33,7 +32,7 @@
 #define RF_DOT 1
 #endif
 
-namespace rf::amd {
+namespace rf::platform {
 
 // The implicit arguments of code object v5: number of blocks in x, y, z first.
 __device__ __forceinline__ unsigned block_count(int axis) {
@@ -41,35 +40,12 @@ __device__ __forceinline__ unsigned block_count(int axis) {
   return ((ConstantPointer)__builtin_amdgcn_implicitarg_ptr())[axis];
 }
 
-struct ThreadIdx {
-  static __device__ __forceinline__ unsigned get_x() { return __builtin_amdgcn_workitem_id_x(); }
-  static __device__ __forceinline__ unsigned get_y() { return __builtin_amdgcn_workitem_id_y(); }
-  static __device__ __forceinline__ unsigned get_z() { return __builtin_amdgcn_workitem_id_z(); }
-};
-struct BlockIdx {
-  static __device__ __forceinline__ unsigned get_x() { return __builtin_amdgcn_workgroup_id_x(); }
-  static __device__ __forceinline__ unsigned get_y() { return __builtin_amdgcn_workgroup_id_y(); }
-  static __device__ __forceinline__ unsigned get_z() { return __builtin_amdgcn_workgroup_id_z(); }
-};
-struct BlockDim {
-  static __device__ __forceinline__ unsigned get_x() { return __builtin_amdgcn_workgroup_size_x(); }
-  static __device__ __forceinline__ unsigned get_y() { return __builtin_amdgcn_workgroup_size_y(); }
-  static __device__ __forceinline__ unsigned get_z() { return __builtin_amdgcn_workgroup_size_z(); }
-};
-struct GridDim {
-  static __device__ __forceinline__ unsigned get_x() { return block_count(0); }
-  static __device__ __forceinline__ unsigned get_y() { return block_count(1); }
-  static __device__ __forceinline__ unsigned get_z() { return block_count(2); }
-};
-
-}  // namespace rf::amd
-
-namespace rf::platform {
-using amd::BlockDim;
-using amd::BlockIdx;
-using amd::GridDim;
-using amd::ThreadIdx;
 }  // namespace rf::platform
+
+#define RF_THREAD_INDEX(axis) __builtin_amdgcn_workitem_id_##axis()
+#define RF_BLOCK_INDEX(axis) __builtin_amdgcn_workgroup_id_##axis()
+#define RF_BLOCK_SIZE(axis) __builtin_amdgcn_workgroup_size_##axis()
+#define RF_GRID_SIZE(axis) rf::platform::block_count(rf::platform::k_##axis)
 
 __device__ __forceinline__ void __syncthreads() {
   __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
@@ -204,14 +180,6 @@ __device__ __forceinline__ float rcp(float x) { return __builtin_amdgcn_rcpf(x);
 template <class T>
 __device__ __forceinline__ T atomic_add(T* address, T value) {
   return __hip_atomic_fetch_add(address, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
-}
-template <class T>
-__device__ __forceinline__ T atomic_max(T* address, T value) {
-  return __hip_atomic_fetch_max(address, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
-}
-template <class T>
-__device__ __forceinline__ T atomic_exchange(T* address, T value) {
-  return __hip_atomic_exchange(address, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
 }
 
 }  // namespace rf

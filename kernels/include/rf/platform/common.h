@@ -3,6 +3,18 @@
 
 namespace rf::platform {
 
+// The `value` of an axis, as the platform has it.
+#define RF_AXES(Name, value)                                                \
+  struct Name {                                                             \
+    static __device__ __forceinline__ unsigned get_x() { return value(x); } \
+    static __device__ __forceinline__ unsigned get_y() { return value(y); } \
+    static __device__ __forceinline__ unsigned get_z() { return value(z); } \
+  }
+RF_AXES(ThreadIdx, RF_THREAD_INDEX);
+RF_AXES(BlockIdx, RF_BLOCK_INDEX);
+RF_AXES(BlockDim, RF_BLOCK_SIZE);
+RF_AXES(GridDim, RF_GRID_SIZE);
+
 // threadIdx.x and its relatives: objects without data whose members are function calls.
 template <class Source>
 struct Index3 {
@@ -52,13 +64,7 @@ __device__ __forceinline__ T shfl(T value, int source_lane) {
   return words.value();
 }
 
-// The value of lane `lane_id() ^ mask`.
-template <class T>
-__device__ __forceinline__ T shfl_xor(T value, int mask) {
-  return shfl(value, lane_id() ^ mask);
-}
-
-// The same with the mask known to the compiler: register moves instead of LDS traffic.
+// The value of lane `lane_id() ^ kMask`, by register moves instead of LDS traffic where it can.
 template <int kMask, class T>
 __device__ __forceinline__ T shfl_xor(T value) {
   static_assert(kMask > 0 && kMask < kWave);
@@ -104,14 +110,6 @@ __device__ __forceinline__ float to_float(float x) { return x; }
 __device__ __forceinline__ float to_float(bf16 x) {
   return __builtin_bit_cast(float, static_cast<uint32_t>(x.bits) << 16);
 }
-
-// Rounds to nearest even; a NaN stays a NaN.
-__device__ __forceinline__ bf16 to_bf16(float x) {
-  const uint32_t bits = __builtin_bit_cast(uint32_t, x);
-  const bool is_nan = (bits & 0x7fffffffu) > 0x7f800000u;
-  const uint32_t rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
-  return bf16{static_cast<uint16_t>(is_nan ? (bits >> 16 | 0x40u) : rounded >> 16)};
-}
 __device__ __forceinline__ half to_half(float x) { return static_cast<half>(x); }
 
 // 16 bytes in one instruction. The address must be a multiple of 16.
@@ -121,12 +119,6 @@ using Vec16 = Vec<T, 16 / sizeof(T)>;
 template <class T>
 __device__ __forceinline__ Vec16<T> load16(const T* address) {
   return *reinterpret_cast<const Vec16<T>*>(address);
-}
-
-// The same for data that is read once: it should not displace what is in the caches.
-template <class T>
-__device__ __forceinline__ Vec16<T> load16_streaming(const T* address) {
-  return __builtin_nontemporal_load(reinterpret_cast<const Vec16<T>*>(address));
 }
 
 template <class T>

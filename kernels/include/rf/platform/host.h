@@ -8,7 +8,6 @@
 #define __global__
 #define __device__ __attribute__((internal_linkage))
 #define __shared__ static
-#define __constant__ static const
 #define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(threads)
 
@@ -22,30 +21,10 @@ float log2f(float);
 float sqrtf(float);
 }
 
-namespace rf::platform {
-
-struct ThreadIdx {
-  static __forceinline__ unsigned get_x() { return rf_host_lane()->thread[0]; }
-  static __forceinline__ unsigned get_y() { return rf_host_lane()->thread[1]; }
-  static __forceinline__ unsigned get_z() { return rf_host_lane()->thread[2]; }
-};
-struct BlockIdx {
-  static __forceinline__ unsigned get_x() { return rf_host_lane()->block[0]; }
-  static __forceinline__ unsigned get_y() { return rf_host_lane()->block[1]; }
-  static __forceinline__ unsigned get_z() { return rf_host_lane()->block[2]; }
-};
-struct BlockDim {
-  static __forceinline__ unsigned get_x() { return rf_host_lane()->block_dim[0]; }
-  static __forceinline__ unsigned get_y() { return rf_host_lane()->block_dim[1]; }
-  static __forceinline__ unsigned get_z() { return rf_host_lane()->block_dim[2]; }
-};
-struct GridDim {
-  static __forceinline__ unsigned get_x() { return rf_host_lane()->grid_dim[0]; }
-  static __forceinline__ unsigned get_y() { return rf_host_lane()->grid_dim[1]; }
-  static __forceinline__ unsigned get_z() { return rf_host_lane()->grid_dim[2]; }
-};
-
-}  // namespace rf::platform
+#define RF_THREAD_INDEX(axis) rf_host_lane()->thread[rf::platform::k_##axis]
+#define RF_BLOCK_INDEX(axis) rf_host_lane()->block[rf::platform::k_##axis]
+#define RF_BLOCK_SIZE(axis) rf_host_lane()->block_dim[rf::platform::k_##axis]
+#define RF_GRID_SIZE(axis) rf_host_lane()->grid_dim[rf::platform::k_##axis]
 
 // The default arguments name the caller's line in reports.
 __forceinline__ void __syncthreads(const char* file = __builtin_FILE(),
@@ -127,24 +106,9 @@ __forceinline__ float rsqrt(float x) { return 1.0f / sqrtf(x); }
 __forceinline__ float rcp(float x) { return 1.0f / x; }
 
 // rf_host_atomic has checked the access; the operation itself is not to be taken for another one.
-#define RF_HOST_UNCHECKED __attribute__((noinline, no_sanitize("address")))
-
 template <class T>
-RF_HOST_UNCHECKED T atomic_add(T* address, T value) {
+__attribute__((noinline, no_sanitize("address"))) T atomic_add(T* address, T value) {
   rf_host_atomic(address, sizeof(T));
   return __scoped_atomic_fetch_add(address, value, __ATOMIC_RELAXED, __MEMORY_SCOPE_DEVICE);
 }
-template <class T>
-RF_HOST_UNCHECKED T atomic_max(T* address, T value) {
-  rf_host_atomic(address, sizeof(T));
-  return __scoped_atomic_fetch_max(address, value, __ATOMIC_RELAXED, __MEMORY_SCOPE_DEVICE);
-}
-template <class T>
-RF_HOST_UNCHECKED T atomic_exchange(T* address, T value) {
-  rf_host_atomic(address, sizeof(T));
-  return __scoped_atomic_exchange_n(address, value, __ATOMIC_RELAXED, __MEMORY_SCOPE_DEVICE);
-}
-
-#undef RF_HOST_UNCHECKED
-
 }  // namespace rf

@@ -4,7 +4,6 @@
 #define __global__ __attribute__((global))
 #define __device__ __attribute__((device))
 #define __shared__ __attribute__((shared))
-#define __constant__ __attribute__((constant))
 #define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(threads) __attribute__((launch_bounds(threads)))
 
@@ -14,30 +13,10 @@
 
 static_assert(RF_WAVE == 32, "a warp of an NVIDIA GPU has 32 lanes");
 
-namespace rf::platform {
-
-struct ThreadIdx {
-  static __device__ __forceinline__ unsigned get_x() { return __nvvm_read_ptx_sreg_tid_x(); }
-  static __device__ __forceinline__ unsigned get_y() { return __nvvm_read_ptx_sreg_tid_y(); }
-  static __device__ __forceinline__ unsigned get_z() { return __nvvm_read_ptx_sreg_tid_z(); }
-};
-struct BlockIdx {
-  static __device__ __forceinline__ unsigned get_x() { return __nvvm_read_ptx_sreg_ctaid_x(); }
-  static __device__ __forceinline__ unsigned get_y() { return __nvvm_read_ptx_sreg_ctaid_y(); }
-  static __device__ __forceinline__ unsigned get_z() { return __nvvm_read_ptx_sreg_ctaid_z(); }
-};
-struct BlockDim {
-  static __device__ __forceinline__ unsigned get_x() { return __nvvm_read_ptx_sreg_ntid_x(); }
-  static __device__ __forceinline__ unsigned get_y() { return __nvvm_read_ptx_sreg_ntid_y(); }
-  static __device__ __forceinline__ unsigned get_z() { return __nvvm_read_ptx_sreg_ntid_z(); }
-};
-struct GridDim {
-  static __device__ __forceinline__ unsigned get_x() { return __nvvm_read_ptx_sreg_nctaid_x(); }
-  static __device__ __forceinline__ unsigned get_y() { return __nvvm_read_ptx_sreg_nctaid_y(); }
-  static __device__ __forceinline__ unsigned get_z() { return __nvvm_read_ptx_sreg_nctaid_z(); }
-};
-
-}  // namespace rf::platform
+#define RF_THREAD_INDEX(axis) __nvvm_read_ptx_sreg_tid_##axis()
+#define RF_BLOCK_INDEX(axis) __nvvm_read_ptx_sreg_ctaid_##axis()
+#define RF_BLOCK_SIZE(axis) __nvvm_read_ptx_sreg_ntid_##axis()
+#define RF_GRID_SIZE(axis) __nvvm_read_ptx_sreg_nctaid_##axis()
 
 // __syncthreads() is a builtin.
 
@@ -107,14 +86,6 @@ __device__ __forceinline__ float rcp(float x) { return __nvvm_rcp_approx_ftz_f(x
 template <class T>
 __device__ __forceinline__ T atomic_add(T* address, T value) {
   return __scoped_atomic_fetch_add(address, value, __ATOMIC_RELAXED, __MEMORY_SCOPE_DEVICE);
-}
-template <class T>
-__device__ __forceinline__ T atomic_max(T* address, T value) {
-  return __scoped_atomic_fetch_max(address, value, __ATOMIC_RELAXED, __MEMORY_SCOPE_DEVICE);
-}
-template <class T>
-__device__ __forceinline__ T atomic_exchange(T* address, T value) {
-  return __scoped_atomic_exchange_n(address, value, __ATOMIC_RELAXED, __MEMORY_SCOPE_DEVICE);
 }
 
 }  // namespace rf
