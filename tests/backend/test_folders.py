@@ -40,6 +40,8 @@ ONE_OF_EACH = (
     "gemma3",
     "phi3",
     "glm4",
+    "qwen3moe",
+    "mixtral",
 )
 OF_TRANSFORMERS = [model.name for model in ENCODERS if not model.ranks and not model.is_jina]
 

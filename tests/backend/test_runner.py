@@ -14,8 +14,8 @@ from tests.backend.driving import Chunk, Driver, Want
 from tests.data.models.tiny_models import PROMPT, by_name, write_model
 from tests.support.loading import load_file
 
-# GQA with a group of three, windows with softcaps, and one KV head with two rope tables.
-VARIED = ("llama", "gemma2", "gemma3", "phi3")
+# GQA with a group of three, windows with softcaps, one KV head with two rope tables, experts.
+VARIED = ("llama", "gemma2", "gemma3", "phi3", "qwen3moe")
 ROWS = tuple(range(len(PROMPT)))
 
 

@@ -146,7 +146,7 @@ def expected(weights: ModelWeights[Weight]) -> Float64:
         weights.embedding.token.values[token].astype(np.float64) for token in TOKENS
     ]
     for layer, own in zip(LAYERS, weights.layers, strict=True):
-        norm, feed_forward = present(own.attention_norm), own.feed_forward
+        norm, feed_forward = present(own.attention_norm), present(own.feed_forward)
         attended = attend(layer, own.attention, [rms(state, norm) for state in states])
         for i, state in enumerate(states):
             middle = state + own.attention.output.values @ attended[i]

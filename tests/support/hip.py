@@ -14,7 +14,7 @@ from kernels.build import LIB_DIR, build
 from kernels.compiler import find_compiler
 from kernels.targets import select
 from rocmforge_hip.device.platform import VARIABLE
-from tests.data.models.tiny_models import MODELS, TinyModel, gguf_metadata, gguf_tensors
+from tests.data.models.tiny_models import DENSE_MODELS, TinyModel, gguf_metadata, gguf_tensors
 from tests.support.gguf_writer import Stored, write_gguf
 from tests.support.host_platform import HostPlatform
 from tests.support.kernels import PlatformOptions
@@ -22,7 +22,7 @@ from tests.support.weights import ggml_type, random_matrix
 
 HEAD_DIM: Final = 64
 # Halves for queries, keys and values, and for activations of prefills.
-FLOAT_MODELS: Final = tuple(model.name for model in MODELS)
+FLOAT_MODELS: Final = tuple(model.name for model in DENSE_MODELS)
 
 
 def platform_options(request: pytest.FixtureRequest) -> PlatformOptions:

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from rocmforge.backend.protocol import Float32Array, Int32Array, StepInput
-from rocmforge.models.config import ActivationFunction, ModelConfig, NormKind, alibi_slopes
+from rocmforge.models.blocks import Experts
+from rocmforge.models.config import (
+    ActivationFunction,
+    ExpertsConfig,
+    ModelConfig,
+    NormKind,
+    alibi_slopes,
+)
 from rocmforge.models.forward.ops import AttentionSpec
 from rocmforge.models.rope import RopeTables
 from rocmforge_reference import ops
@@ -64,7 +72,7 @@ class ReferenceOps:
         if self._config.norm is NormKind.RMS:
             assert bias is None
             return ops.rms_norm(x, weight.values, eps)
-        return ops.layer_norm(x, weight.values, None if bias is None else bias.values, eps)
+        return ops.layer_norm(x, weight.values, _values(bias), eps)
 
     def add_norm(
         self, residual: Float32Array, delta: Float32Array, weight: Weight, bias: Weight | None
@@ -89,7 +97,7 @@ class ReferenceOps:
     def linear(
         self, step: Step, x: Float32Array, weight: Weight, bias: Weight | None
     ) -> Float32Array:
-        y = ops.linear(x, weight.values, None if bias is None else bias.values)
+        y = ops.linear(x, weight.values, _values(bias))
         for adapter, change in weight.changes.items():
             tokens = np.flatnonzero(step.adapters == adapter)
             if len(tokens):
@@ -114,8 +122,38 @@ class ReferenceOps:
         up: Weight,
         activation: ActivationFunction,
     ) -> Float32Array:
-        gates = ops.activate(self.linear(step, x, gate, None), activation)
-        return gates * self.linear(step, x, up, None)
+        gates, ups = self.linear(step, x, gate, None), self.linear(step, x, up, None)
+        return ops.gated(gates, ups, activation)
+
+    def route(
+        self,
+        x: Float32Array,
+        router: Weight,
+        biases: tuple[Weight | None, Weight | None],
+        rule: ExpertsConfig,
+    ) -> tuple[Any, Float32Array]:
+        bias, selection_bias = map(_values, biases)
+        return ops.route(ops.linear(x, router.values, bias), selection_bias, rule)
+
+    def experts(
+        self,
+        x: Float32Array,
+        chosen: Any,
+        weights: Float32Array,
+        experts: Experts[Weight],
+        activation: ActivationFunction,
+    ) -> Float32Array:
+        matrices = experts.gate.values, experts.up.values, experts.down.values
+        biases = _values(experts.gate_bias), _values(experts.up_bias), _values(experts.down_bias)
+        return ops.mix_experts(x, chosen, weights, matrices, biases, activation)
+
+    def add_shared(
+        self, mixed: Float32Array, shared: Float32Array, x: Float32Array, router: Weight | None
+    ) -> Float32Array:
+        if router is None:
+            return mixed + shared
+        weight: Float32Array = ops.sigmoid(ops.linear(x, router.values[None]))
+        return mixed + weight * shared
 
     def gelu(self, x: Float32Array) -> Float32Array:
         return ops.activate(x, ActivationFunction.GELU)
@@ -202,6 +240,10 @@ class ReferenceOps:
 
     def tanh(self, x: Float32Array) -> Float32Array:
         return np.tanh(x)
+
+
+def _values(weight: Weight | None) -> Float32Array | None:
+    return None if weight is None else weight.values
 
 
 def _heads(x: Float32Array, head_dim: int) -> Float32Array:

@@ -19,7 +19,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from rocmforge.models.config import ActivationFunction, RopeStyle
+from rocmforge.models.config import ActivationFunction, ExpertsConfig, RopeStyle, RouterFunction
 
 Array: TypeAlias = npt.NDArray[Any]
 """Of float32 when serving, of float64 as an oracle; all arrays of a call have the same dtype."""
@@ -30,6 +30,8 @@ KEY_TILE: Final = 128
 _ERF_END: Final = 6
 _ERF_PLACES: Final = 1024
 """Places between two integers."""
+LEAST_WEIGHTS: Final = 2.0**-14
+"""What the weights of a token's experts are divided by at least, as in llama.cpp."""
 QUERY_CHUNK: Final = 32
 """Tokens of a sequence whose scores are in memory at once."""
 
@@ -72,7 +74,107 @@ def gated_linear(
     activation: ActivationFunction,
 ) -> Array:
     """Returns `activation(x @ gate.T) * (x @ up.T)` (Shazeer 2020): [rows, out_features]."""
-    return activate(linear(x, gate), activation) * linear(x, up)
+    return gated(linear(x, gate), linear(x, up), activation)
+
+
+def gated(gate: Array, up: Array, activation: ActivationFunction) -> Array:
+    """Returns `activation(gate) * up`, or what gpt-oss has in its place.
+
+    That is `g * sigmoid(1.702 g) * (u + 1)`, with g the gate up to 7, and u the other within 7.
+    """
+    if activation is not ActivationFunction.CLAMPED_SWIGLU:
+        return activate(gate, activation) * up
+    limit, slope = gate.dtype.type(7), gate.dtype.type(1.702)
+    gate, up = np.minimum(gate, limit), np.clip(up, -limit, limit)
+    product: Array = gate * sigmoid(slope * gate) * (up + 1)
+    return product
+
+
+def sigmoid(x: Array) -> Array:
+    """Returns `1 / (1 + exp(-x))`."""
+    with np.errstate(over="ignore"):  # exp(-x) = inf gives the right 0
+        squashed: Array = 1 / (1 + np.exp(-x))
+    return squashed
+
+
+def softmax(x: Array) -> Array:
+    """Returns `exp(x) / sum(exp(x))` over the last axis."""
+    exponentials = np.exp(x - x.max(axis=-1, keepdims=True))
+    probabilities: Array = exponentials / exponentials.sum(axis=-1, keepdims=True)
+    return probabilities
+
+
+def route(logits: Array, selection_bias: Array | None, rule: ExpertsConfig) -> tuple[Int, Array]:
+    """Returns the experts of each token and their weights: [T, num_chosen] each.
+
+    Of equal scores, the smaller index is chosen.
+
+    Args:
+        logits: [T, num_experts], of the router.
+        selection_bias: [num_experts], added to choose and not to weight; or None.
+        rule: How to choose and to weight.
+    """
+    probabilities = logits
+    if rule.router is RouterFunction.SOFTMAX:
+        probabilities = softmax(logits)
+    elif rule.router is RouterFunction.SIGMOID:
+        probabilities = sigmoid(logits)
+    scores = probabilities if selection_bias is None else probabilities + selection_bias
+    if rule.num_groups > 1:
+        scores = _within_best_groups(scores, rule.num_groups, rule.num_chosen_groups)
+    chosen = _largest(scores, rule.num_chosen)
+    weights = np.take_along_axis(probabilities, chosen, axis=-1)
+    if rule.router is RouterFunction.SOFTMAX_OF_CHOSEN:
+        weights = softmax(weights)
+    if rule.normalised:
+        total = weights.sum(axis=-1, keepdims=True)
+        weights = weights / np.maximum(total, total.dtype.type(LEAST_WEIGHTS))
+    return chosen, weights * weights.dtype.type(rule.scale)
+
+
+def _within_best_groups(scores: Array, groups: int, kept: int) -> Array:
+    """Forbids experts of all but the best groups (DeepSeek-AI 2024, section 2.1.2).
+
+    The score of a group is the sum of those of its two best experts.
+    """
+    grouped = scores.reshape(len(scores), groups, -1)
+    best = -np.sort(-grouped, axis=-1)[..., :2].sum(axis=-1)
+    is_kept = np.zeros(best.shape, np.bool_)
+    np.put_along_axis(is_kept, _largest(best, kept), values=True, axis=-1)
+    return np.where(is_kept[..., None], grouped, -np.inf).reshape(scores.shape)
+
+
+def _largest(scores: Array, count: int) -> Int:
+    """Returns the indices of the largest of each row, the largest first: [rows, count]."""
+    return np.argsort(-scores, axis=-1, kind="stable")[:, :count]
+
+
+def mix_experts(
+    x: Array,
+    chosen: Int,
+    weights: Array,
+    matrices: tuple[Array, Array, Array],
+    biases: tuple[Array | None, Array | None, Array | None],
+    activation: ActivationFunction,
+) -> Array:
+    """Returns the weighted sum of what its experts make of each token: [T, hidden_size].
+
+    Args:
+        x: [T, hidden_size].
+        chosen: [T, num_chosen], as from `route`.
+        weights: [T, num_chosen].
+        matrices: Gate, up and down of all experts, [num_experts, out_features, in_features] each.
+        biases: Theirs, [num_experts, out_features] or None each.
+        activation: Of the gate.
+    """
+    mixed = np.zeros_like(x)
+    for expert in np.unique(chosen):
+        gate, up, down = (matrix[expert] for matrix in matrices)
+        of_gate, of_up, of_down = (None if bias is None else bias[expert] for bias in biases)
+        tokens, places = np.nonzero(chosen == expert)
+        inner = gated(linear(x[tokens], gate, of_gate), linear(x[tokens], up, of_up), activation)
+        mixed[tokens] += weights[tokens, places][:, None] * linear(inner, down, of_down)
+    return mixed
 
 
 def activate(x: Array, activation: ActivationFunction) -> Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -83,3 +84,67 @@ class Tensor:
             raise UnsupportedTensor(
                 self.name, f"the type {self.format.name.upper()} cannot be dequantised"
             ) from None
+
+
+class Stack(Tensor):
+    """Tensors of one shape and format as one, along a new first axis: reads none of them.
+
+    So are experts that a file keeps apart. `data` is put together anew each time that it is asked
+    for; who wants the bytes of the file takes them from the `parts`.
+    """
+
+    __slots__ = ("parts",)
+
+    parts: tuple[Tensor, ...]
+
+    def __init__(self, name: str, parts: Sequence[Tensor]) -> None:
+        """Makes the stack.
+
+        Args:
+            name: What it is called in messages.
+            parts: At least one.
+
+        Raises:
+            UnsupportedTensor: Their shapes or formats differ; names the first that does.
+        """
+        first = parts[0]
+        for part in parts:
+            if (part.shape, part.format) != (first.shape, first.format):
+                raise UnsupportedTensor(
+                    part.name,
+                    f"it is {part.shape} of {part.format}, but {first.name} is {first.shape} of "
+                    f"{first.format}",
+                )
+        for field, value in (
+            ("name", name),
+            ("shape", (len(parts), *first.shape)),
+            ("format", first.format),
+            ("parts", tuple(parts)),
+        ):
+            object.__setattr__(self, field, value)
+
+    @property
+    def data(self) -> npt.NDArray[np.uint8]:
+        """The stored data of all parts, in new memory."""
+        return np.stack([part.data for part in self.parts])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the stored data."""
+        return sum(part.nbytes for part in self.parts)
+
+    def slice(self, axis: int, start: int, stop: int) -> Tensor:
+        """Returns `start:stop` along an axis; see `Tensor.slice`."""
+        axis = axis % len(self.shape) if -len(self.shape) <= axis < len(self.shape) else axis
+        if axis == 0 and 0 <= start < stop <= len(self.parts):
+            return Stack(f"{self.name}[{start}:{stop}]", self.parts[start:stop])
+        if 0 < axis < len(self.shape):
+            return Stack(self.name, [part.slice(axis - 1, start, stop) for part in self.parts])
+        raise UnsupportedTensor(
+            self.name,
+            f"{start}:{stop} of axis {axis} were asked for, but its shape is {self.shape}",
+        )
+
+    def to_float32(self, order: Literal["C", "F"] = "C") -> npt.NDArray[np.float32]:
+        """Returns the elements as float32 `[*shape]`, in new memory."""
+        return np.stack([part.to_float32(order) for part in self.parts])

@@ -139,10 +139,7 @@ def _print(console: Console, report: InspectReport) -> None:
 
 def _model_rows(report: InspectReport, config: ModelConfig) -> list[tuple[str, str]]:
     heads = f"{_each(config, 'num_heads')} heads of {_each(config, 'key_dim')}"
-    shape = (
-        f"{config.num_layers} layers, {config.hidden_size} wide, feed-forward "
-        f"{_each(config, 'intermediate_size')}, {heads}"
-    )
+    shape = f"{config.num_layers} layers, {config.hidden_size} wide, {_networks(config)}, {heads}"
     context = ("context", f"{config.max_context} tokens")
     weights = ("weights", f"{size_text(report.weight_bytes)} as stored")
     if config.causal:
@@ -165,6 +162,20 @@ def _model_rows(report: InspectReport, config: ModelConfig) -> list[tuple[str, s
         context,
         weights,
     ]
+
+
+def _networks(config: ModelConfig) -> str:
+    """Returns what layers have behind their attention, for people."""
+    found = []
+    if sizes := sorted({layer.intermediate_size for layer in config.layers} - {0}):
+        found.append(f"feed-forward {' or '.join(map(str, sizes))}")
+    for experts in dict.fromkeys(layer.experts for layer in config.layers if layer.experts):
+        shared = experts.shared_intermediate_size
+        found.append(
+            f"{experts.num_chosen} of {experts.num_experts} experts of {experts.intermediate_size}"
+            + (f" and one of {shared} for all tokens" if shared else "")
+        )
+    return " or ".join(found)
 
 
 def _each(config: ModelConfig, size: str) -> str:

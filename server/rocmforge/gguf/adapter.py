@@ -74,12 +74,11 @@ class _Pairs:
         self._spec = spec
         self._alpha = alpha
         names = NAMES[config.architecture]
-        # The weights in each tensor that an adapter may change.
+        # The weights in each tensor of a layer.
         self._weights = {
             rule.name: rule.weights
             for layer in range(config.num_layers)
             for rule in names.rules_of_layer((), layer)
-            if ADAPTABLE.issuperset(path.split(".", 2)[2] for path in rule.weights)
         }
 
     def read(self, tensors: Mapping[str, Tensor]) -> list[LowRankPair]:
@@ -105,7 +104,10 @@ class _Pairs:
             raise self._bad(
                 name, "adapters of the embedding or the output matrix are not supported"
             )
-        if target not in self._weights:
+        weights = self._weights.get(target, ())
+        if not ADAPTABLE.issuperset(path.split(".", 2)[2] for path in weights):
+            raise self._bad(name, f"{target!r} is not a matrix that adapters can change")
+        if not weights:
             raise self._bad(
                 name,
                 f"{target!r} is not a matrix of {self._config.architecture} models with "

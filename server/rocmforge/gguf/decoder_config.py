@@ -9,6 +9,7 @@ import math
 from dataclasses import replace
 
 from rocmforge.errors import UnsupportedArchitecture
+from rocmforge.gguf.experts import read_experts
 from rocmforge.gguf.keys import KeyReader, declared_pooling
 from rocmforge.gguf.names import LONG_FACTORS, PERMUTED
 from rocmforge.gguf.reader import GgufFile
@@ -73,7 +74,7 @@ class _Reader(KeyReader):
             attention_scale=(hidden_size / num_heads if wide else head_dim) ** -0.5,
             window=None,
             local_rope=False,
-            intermediate_size=self._positive("feed_forward_length"),
+            intermediate_size=0,
         )
         return ModelConfig(
             architecture=self._name,
@@ -83,8 +84,16 @@ class _Reader(KeyReader):
             vocab_size=self._vocab_size(),
             max_context=context,
             layers=tuple(
-                replace(layer, window=window, local_rope=window is not None and bool(local_rope))
-                for window in self._windows(num_layers)
+                replace(
+                    layer,
+                    window=window,
+                    local_rope=window is not None and bool(local_rope),
+                    experts=experts,
+                    intermediate_size=0 if experts else self._positive("feed_forward_length"),
+                )
+                for window, experts in zip(
+                    self._windows(num_layers), read_experts(file, num_layers), strict=True
+                )
             ),
             norm=NormKind.RMS,
             norm_eps=norm_eps,
@@ -99,15 +108,13 @@ class _Reader(KeyReader):
         )
 
     def _refuse_unsupported(self) -> None:
-        for suffix, what in (
-            ("expert_count", "experts"),
-            ("nextn_predict_layers", "layers for multi-token prediction"),
-        ):
-            if count := self._file.get_int(self._key(suffix), 0):
-                raise UnsupportedArchitecture(
-                    f"{self._name} with {count} {what} ({self._key(suffix)})",
-                    DECODERS,
-                )
+        suffix = "nextn_predict_layers"
+        if count := self._file.get_int(self._key(suffix), 0):
+            raise UnsupportedArchitecture(
+                f"{self._name} with {count} layers for multi-token prediction "
+                f"({self._key(suffix)})",
+                DECODERS,
+            )
         if any(self._file.get_ints(self._key("rope.dimension_sections"), [])[1:]):
             raise UnsupportedArchitecture(
                 f"{self._name} with positions on several axes "

@@ -6,6 +6,7 @@ architecture may do so in several ways.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -17,6 +18,12 @@ SHORT_FACTORS: Final = "rope_factors_short.weight"
 """Divisors of the rope frequencies; see `models.rope`."""
 SCORES: Final = "cls.output.weight"
 """The matrix [scores, hidden_size] of a classification head."""
+
+ONE_EXPERT: Final = (
+    re.compile(r"(blk\.\d{1,4}\.ffn_(?:gate|up|down))\.(?P<expert>\d{1,4})(\.weight)"),
+    r"\1_exps\3",
+)
+"""The matrix of one expert in older files, and what newer ones call that of all."""
 
 PERMUTED: Final = frozenset({"llama"})
 """Architectures whose q and k have their rows in pairs that rotate together (`RopeStyle.NORMAL`).
@@ -101,6 +108,20 @@ _GATE_UP: Final = ("feed_forward.gate", "feed_forward.up")
 _DOWN: Final = _weights(("ffn_down", "feed_forward.down"))
 _FFN: Final = _weights(("ffn_gate", _GATE_UP[0]), ("ffn_up", _GATE_UP[1])) + _DOWN
 _FUSED_FFN: Final = (TensorRule("ffn_up.weight", _GATE_UP), *_DOWN)
+_EXPERTS: Final = (
+    TensorRule("ffn_gate_up_exps.weight", ("experts.gate", "experts.up")),
+    *_weights(
+        ("ffn_gate_inp", "experts.router"),
+        ("ffn_gate_exps", "experts.gate"),
+        ("ffn_up_exps", "experts.up"),
+        ("ffn_down_exps", "experts.down"),
+        ("ffn_gate_shexp", "experts.shared.gate"),
+        ("ffn_up_shexp", "experts.shared.up"),
+        ("ffn_down_shexp", "experts.shared.down"),
+        ("ffn_gate_inp_shexp", "experts.shared.router"),
+    ),
+    TensorRule("exp_probs_b.bias", ("experts.selection_bias",)),
+)
 _NORMS: Final = _weights(
     ("attn_norm", "attention_norm"),
     ("post_attention_norm", "attention_post_norm"),
@@ -112,12 +133,12 @@ _BERT_NORMS: Final = _weights(
     ("attn_norm_2", "attention_norm_2"),
     ("layer_output_norm", "feed_forward_norm"),
 )
-_PLAIN: Final = TensorNames(layer=_NORMS + _ATTENTION + _FFN)
+_PLAIN: Final = TensorNames(layer=_NORMS + _ATTENTION + _FFN + _EXPERTS)
 _FUSED: Final = TensorNames(layer=_NORMS + _FUSED_ATTENTION + _FUSED_FFN)
 
 NAMES: Final[Mapping[str, TensorNames]] = MappingProxyType(
     {
-        **dict.fromkeys(("llama", "qwen2", "qwen3", "gemma2", "gemma3"), _PLAIN),
+        **dict.fromkeys(("llama", "qwen2", "qwen3", "qwen3moe", "gemma2", "gemma3"), _PLAIN),
         **dict.fromkeys(("phi3", "modern-bert"), _FUSED),
         "glm4": TensorNames(layer=_NORMS + _ATTENTION + _FUSED_FFN),
         "bert": TensorNames(layer=_BERT_NORMS + _ATTENTION + _FFN),

@@ -16,12 +16,14 @@ from rocmforge.gguf.names import (
     LONG_FACTORS,
     MODEL,
     NAMES,
+    ONE_EXPERT,
     SCORES,
     SHORT_FACTORS,
     TensorRule,
 )
 from rocmforge.gguf.reader import GgufFile
 from rocmforge.models.config import ModelConfig, RopeScalingKind
+from rocmforge.models.layouts import cut_fused, join_experts
 from rocmforge.models.rope import RopeFactors
 from rocmforge.models.weights import check_shape, check_weights, places
 
@@ -38,18 +40,17 @@ def read_weights(config: ModelConfig, file: GgufFile) -> dict[str, Tensor]:
     rules = {rule.name: rule.weights for rule in _rules(config, file)}
     known = {place.path: place for place in places(config.num_layers)}
     weights: dict[str, Tensor] = {}
-    for name, tensor in file.tensors.items():
+    for name, tensor in join_experts(file.tensors, *ONE_EXPERT).items():
         if name in _FACTORS:
             continue
-        if "_exps" in name or "ffn_gate_inp" in name:
-            raise UnsupportedTensor(name, "mixture-of-experts models are not supported")
         # One that is no weight is refused below, also if it is called as we call a weight.
         paths = rules.get(name, (f"no weight: {name}",))
+        if twice := weights.keys() & paths:
+            raise UnsupportedTensor(name, f"another tensor is {min(twice)}, too")
         if len(paths) == 1:
             weights[paths[0]] = _as_matrix(tensor) if name == SCORES else tensor
         else:
-            shapes = [known[path].shape(config) for path in paths]
-            weights |= zip(paths, _split(tensor, shapes), strict=True)
+            weights |= cut_fused(config, tensor, [known[path] for path in paths])
     check_weights(config, weights, name_weights(config, file))
     return weights
 
@@ -88,16 +89,6 @@ def _rules(config: ModelConfig, file: GgufFile) -> list[TensorRule]:
     for layer in range(config.num_layers):
         rules += NAMES[config.architecture].rules_of_layer(file.tensors, layer)
     return rules
-
-
-def _split(tensor: Tensor, shapes: list[tuple[int, ...]]) -> list[Tensor]:
-    """Returns the weights of these shapes that a tensor holds, one after the other by rows."""
-    check_shape(tensor, (sum(shape[0] for shape in shapes), *shapes[0][1:]))
-    parts, start = [], 0
-    for rows, *_ in shapes:
-        parts.append(tensor.slice(0, start, start + rows))
-        start += rows
-    return parts
 
 
 def _check_factors(config: ModelConfig, file: GgufFile) -> None:

@@ -15,7 +15,7 @@ from rocmforge.checkpoint.tensor import Tensor
 from rocmforge.errors import BadAdapter, BadFolder, UnsupportedTensor
 from rocmforge.huggingface.folder import Folder
 from rocmforge.huggingface.json_object import JsonObject
-from rocmforge.huggingface.names import DECODER_NAMES
+from rocmforge.huggingface.names import DECODER_NAMES, ONE_EXPERT
 from rocmforge.huggingface.shards import map_file
 from rocmforge.huggingface.weights import float32_tensor, tensors_of
 from rocmforge.models.config import ModelConfig
@@ -127,21 +127,24 @@ class _Pairs:
         raise self._bad(name, f"its name does not end in {_A} or {_B}")
 
     def _places(self, target: str) -> tuple[str, ...]:
-        places = self._names.find(target.removeprefix(_PREFIX) + ".weight") or ()
+        pattern, together = ONE_EXPERT
+        name = pattern.sub(together, target.removeprefix(_PREFIX) + ".weight")
+        places = self._names.find(name) or ()
         if places in (("embedding.token",), ("output",)):
             raise self._bad(
                 target, "adapters of the embedding or the output matrix are not supported"
             )
         parts = [place.split(".", 2) for place in places]
         if not parts or any(
-            len(part) < 3 or part[2] not in ADAPTABLE or int(part[1]) >= self._config.num_layers
-            for part in parts
+            len(part) < 3 or int(part[1]) >= self._config.num_layers for part in parts
         ):
             raise self._bad(
                 target,
                 f"it is not a matrix of {self._config.architecture} models with "
                 f"{self._config.num_layers} layers",
             )
+        if not ADAPTABLE.issuperset(part[2] for part in parts):
+            raise self._bad(target, "it is not a matrix that adapters can change")
         return places
 
     def _in_the_models_order(self, places: tuple[str, ...], b: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from rocmforge.errors import UnsupportedArchitecture
+from rocmforge.huggingface.experts import read_experts
 from rocmforge.huggingface.json_object import JsonObject
 from rocmforge.huggingface.rope import Rope, read_rope
 from rocmforge.models.config import (
@@ -77,6 +78,16 @@ DECODERS: Final[Mapping[str, DecoderType]] = MappingProxyType(
         ),
         "qwen2": DecoderType(architecture="qwen2"),
         "qwen3": DecoderType(architecture="qwen3", defaults={"head_dim": 128}),
+        "mixtral": DecoderType(
+            architecture="llama",
+            defaults={
+                "num_key_value_heads": 8,
+                "max_position_embeddings": 131072,
+                "rope_theta": 1000000.0,
+            },
+            has_windows=True,
+        ),
+        "qwen3_moe": DecoderType(architecture="qwen3moe", defaults={"norm_topk_prob": False}),
         "gemma2": DecoderType(
             architecture="gemma2",
             defaults=_GEMMA | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
@@ -148,10 +159,7 @@ class _Reader:
             hidden_size=hidden_size,
             vocab_size=config.get_positive("vocab_size"),
             max_context=context,
-            layers=tuple(
-                replace(layer, window=window, local_rope=window is not None and local is not None)
-                for window in self._windows(num_layers(config))
-            ),
+            layers=self._layers(layer, has_local_rope=local is not None),
             norm=NormKind.RMS,
             norm_eps=norm_eps(config, "rms_norm_eps", 1e-6),
             pre_norm=True,
@@ -164,6 +172,21 @@ class _Reader:
             pooling=pooling,
         )
         return found, rope
+
+    def _layers(self, layer: LayerConfig, *, has_local_rope: bool) -> tuple[LayerConfig, ...]:
+        """Returns all layers, from what they have in common."""
+        config, count = self._config, num_layers(self._config)
+        experts = read_experts(config, self._family, count)
+        return tuple(
+            replace(
+                layer,
+                window=window,
+                local_rope=window is not None and has_local_rope,
+                experts=own,
+                intermediate_size=0 if own else config.get_positive("intermediate_size"),
+            )
+            for window, own in zip(self._windows(count), experts, strict=True)
+        )
 
     def _layer(self, hidden_size: int) -> LayerConfig:
         config = self._config
@@ -192,7 +215,7 @@ class _Reader:
             attention_scale=divisor**-0.5,
             window=None,
             local_rope=False,
-            intermediate_size=config.get_positive("intermediate_size"),
+            intermediate_size=0,
         )
 
     def _local_rope(self, head_dim: int, context: int, theta: float) -> Rope:

@@ -14,6 +14,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
+ONE_EXPERT: Final = (re.compile(r"(.+\.experts)\.(?P<expert>\d{1,4})\.(.+)"), r"\1.\3")
+"""A tensor of one expert, and what the names here call that of all."""
+
 
 @dataclass(frozen=True, slots=True)
 class NameTable:
@@ -104,6 +107,20 @@ _DECODER_PARTS: Final = {
     ),
     "self_attn.qkv_proj.weight": ("attention.q", "attention.k", "attention.v"),
     "mlp.gate_up_proj.weight": ("feed_forward.gate", "feed_forward.up"),
+    # Experts: of Qwen, as their makers publish them and as Transformers 5 has them; of Mixtral.
+    **_weights(
+        ("mlp.gate", "experts.router"),
+        ("mlp.experts.gate_proj", "experts.gate"),
+        ("mlp.experts.up_proj", "experts.up"),
+        ("mlp.experts.down_proj", "experts.down"),
+        ("block_sparse_moe.gate", "experts.router"),
+        ("block_sparse_moe.experts.w1", "experts.gate"),
+        ("block_sparse_moe.experts.w3", "experts.up"),
+        ("block_sparse_moe.experts.w2", "experts.down"),
+        bias=False,
+    ),
+    "mlp.experts.gate_up_proj": ("experts.gate", "experts.up"),
+    "mlp.experts.down_proj": ("experts.down",),
 }
 # The norms around the feed-forward network, by those who have one before it and those with four.
 _ONE_NORM: Final = _weights(("post_attention_layernorm", "feed_forward_norm"), bias=False)
@@ -142,7 +159,7 @@ def _decoder(norms: Mapping[str, tuple[str, ...]]) -> NameTable:
 
 DECODER_NAMES: Final[Mapping[str, NameTable]] = MappingProxyType(
     {
-        **dict.fromkeys(("llama", "qwen2", "qwen3", "phi3"), _decoder(_ONE_NORM)),
+        **dict.fromkeys(("llama", "qwen2", "qwen3", "qwen3moe", "phi3"), _decoder(_ONE_NORM)),
         **dict.fromkeys(("gemma2", "gemma3"), _decoder(_GEMMA_NORMS)),
         "glm4": _decoder(_GLM_NORMS),
     }

@@ -13,10 +13,11 @@ import numpy.typing as npt
 from rocmforge.checkpoint.formats import FORMATS, WeightFormat
 from rocmforge.checkpoint.tensor import Tensor
 from rocmforge.errors import UnsupportedTensor
-from rocmforge.huggingface.names import NameTable
+from rocmforge.huggingface.names import ONE_EXPERT, NameTable
 from rocmforge.huggingface.shards import WeightFile
 from rocmforge.models.config import ModelConfig
-from rocmforge.models.weights import weight_shape
+from rocmforge.models.layouts import cut_fused, join_experts
+from rocmforge.models.weights import place_of
 
 _READ: Final[Mapping[str, WeightFormat]] = MappingProxyType(
     {"BF16": FORMATS["bf16"], "F16": FORMATS["f16"], "F32": FORMATS["f32"]}
@@ -59,49 +60,45 @@ def read_weights(
             that cannot be.
     """
     weights: dict[str, Tensor] = {}
-    for name, dtype, tensor in tensors_of(files):
-        places = names.find(name)
-        if places is None:
+    for name, tensor in join_experts(_tensors_of_model(files, names), *ONE_EXPERT).items():
+        paths = names.find(name)
+        if paths is None:
             raise UnsupportedTensor(
-                name,
-                "mixture-of-experts models are not supported"
-                if "experts" in name
-                else f"not a part of {config.architecture} models as we know them",
+                tensor.name, f"not a part of {config.architecture} models as we know them"
             )
-        if not places or (is_tied and places == ("output",)):
+        if is_tied and paths == ("output",):
+            continue
+        if twice := weights.keys() & paths:
+            raise UnsupportedTensor(name, f"another tensor is {min(twice)}, too")
+        parts = {paths[0]: tensor}
+        if len(paths) > 1:
+            layer = int(paths[0].split(".")[1])
+            if layer >= config.num_layers:
+                raise UnsupportedTensor(name, f"the model has {config.num_layers} layers")
+            parts = cut_fused(config, tensor, [place_of(path) for path in paths])
+        for path, part in parts.items():
+            if path == "embedding.position" and 0 < first_position < part.shape[0]:
+                part = part.slice(0, first_position, part.shape[0])
+            is_norm = norms_add_one and path.endswith("norm")
+            weights[path] = _plus_one(part) if is_norm else part
+    return weights
+
+
+def _tensors_of_model(files: Iterable[WeightFile], names: NameTable) -> dict[str, Tensor]:
+    """Returns the tensors that are not left out, by their names."""
+    found: dict[str, Tensor] = {}
+    for name, dtype, tensor in tensors_of(files):
+        pattern, together = ONE_EXPERT
+        if names.find(pattern.sub(together, name)) == ():
             continue
         if tensor is None:
             raise UnsupportedTensor(
                 name, f"it is of type {dtype} or has no elements; read are {', '.join(_READ)}"
             )
-        for place, part in zip(places, _split(config, tensor, places), strict=True):
-            if place in weights:
-                raise UnsupportedTensor(name, f"another tensor is {place}, too")
-            if place == "embedding.position" and 0 < first_position < part.shape[0]:
-                part = part.slice(0, first_position, part.shape[0])
-            is_norm = norms_add_one and place.endswith("norm")
-            weights[place] = _plus_one(part) if is_norm else part
-    return weights
-
-
-def _split(config: ModelConfig, tensor: Tensor, places: tuple[str, ...]) -> list[Tensor]:
-    """Returns the parts of a tensor that holds the rows of several weights."""
-    if len(places) == 1:
-        return [tensor]
-    _, layer, _ = places[0].split(".", 2)
-    if int(layer) >= config.num_layers:
-        raise UnsupportedTensor(tensor.name, f"the model has {config.num_layers} layers")
-    sizes = [weight_shape(config, place)[0] for place in places]
-    if tensor.shape[0] != sum(sizes):
-        raise UnsupportedTensor(
-            tensor.name,
-            f"its shape is {tensor.shape}, the configuration asks for {sum(sizes)} rows",
-        )
-    parts, start = [], 0
-    for size in sizes:
-        parts.append(tensor.slice(0, start, start + size))
-        start += size
-    return parts
+        if name in found:
+            raise UnsupportedTensor(name, "it is there twice")
+        found[name] = tensor
+    return found
 
 
 def _plus_one(norm: Tensor) -> Tensor:

@@ -33,6 +33,9 @@ Size = Literal[
     "query_norm_features",
     "key_norm_features",
     "intermediate_size",
+    "num_experts",
+    "expert_intermediate_size",
+    "shared_intermediate_size",
 ]
 """Numbers of `ModelConfig` and `LayerConfig` that shapes consist of."""
 
@@ -47,6 +50,7 @@ class Role(Enum):
     REPLICATED = auto()  # all of it
     COLUMN = auto()  # some of the outputs, which are the first axis
     ROW = auto()  # some of the inputs, the last axis: results are added up, with the bias of one
+    EXPERT = auto()  # some of the experts, which are the first axis: results are added up
 
 
 class Fusion(Enum):
@@ -60,7 +64,9 @@ class Fusion(Enum):
 class Declaration:
     """A weight as it is known before there is a model."""
 
-    shape: tuple[Size, ...]  # matrices are [out_features, in_features]
+    # Matrices are [out_features, in_features], those of experts [experts, out_, in_features]. A
+    # weight of which a size is 0 is none.
+    shape: tuple[Size, ...]
     role: Role
     group: Fusion | None
     adaptable: bool  # LoRA adapters may change it
@@ -103,6 +109,11 @@ def row(*shape: Size, adaptable: bool = False) -> Mapping[str, Any]:
     return {WEIGHT: Declaration(shape, Role.ROW, None, adaptable)}
 
 
+def expert(*shape: Size, group: Fusion | None = None) -> Mapping[str, Any]:
+    """Declares the matrices or biases of all experts, which are cut by experts."""
+    return {WEIGHT: Declaration(("num_experts", *shape), Role.EXPERT, group, adaptable=False)}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attention(Generic[W]):
     """Queries, keys and values of all heads, and the matrix behind them."""
@@ -138,8 +149,46 @@ class FeedForward(Generic[W]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SharedExpert(Generic[W]):
+    """The network beside the experts, which every token passes; files may call it several."""
+
+    gate: W = field(
+        metadata=column(
+            "shared_intermediate_size", "hidden_size", group=Fusion.GATE_UP, adaptable=True
+        )
+    )
+    up: W = field(
+        metadata=column(
+            "shared_intermediate_size", "hidden_size", group=Fusion.GATE_UP, adaptable=True
+        )
+    )
+    down: W = field(metadata=row("hidden_size", "shared_intermediate_size", adaptable=True))
+    # Its product with what the network reads is, after a sigmoid, the weight of the result.
+    router: W | None = field(default=None, metadata=whole("hidden_size"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experts(Generic[W]):
+    """Gated networks of which each token passes a few, and what chooses them."""
+
+    router: W = field(metadata=whole("num_experts", "hidden_size"))
+    router_bias: W | None = field(default=None, metadata=whole("num_experts"))
+    # Added to the probabilities to choose experts, not to weight them (Wang et al. 2024).
+    selection_bias: W | None = field(default=None, metadata=whole("num_experts"))
+    gate: W = field(
+        metadata=expert("expert_intermediate_size", "hidden_size", group=Fusion.GATE_UP)
+    )
+    gate_bias: W | None = field(default=None, metadata=expert("expert_intermediate_size"))
+    up: W = field(metadata=expert("expert_intermediate_size", "hidden_size", group=Fusion.GATE_UP))
+    up_bias: W | None = field(default=None, metadata=expert("expert_intermediate_size"))
+    down: W = field(metadata=expert("hidden_size", "expert_intermediate_size"))
+    down_bias: W | None = field(default=None, metadata=expert("hidden_size"))
+    shared: SharedExpert[W] | None = field(metadata={BLOCK: SharedExpert})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Layer(Generic[W]):
-    """Attention and feed-forward network, with the norms around them.
+    """Attention and feed-forward network or experts, with the norms around them.
 
     `attention_norm` and `feed_forward_norm` stand before their part or, unless
     `ModelConfig.pre_norm`, behind it; the post norms behind parts that have a norm before them.
@@ -154,7 +203,8 @@ class Layer(Generic[W]):
     attention_post_norm: W | None = field(default=None, metadata=whole("hidden_size"))
     feed_forward_norm: W = field(metadata=whole("hidden_size"))
     feed_forward_norm_bias: W | None = field(default=None, metadata=whole("hidden_size"))
-    feed_forward: FeedForward[W] = field(metadata={BLOCK: FeedForward})
+    feed_forward: FeedForward[W] | None = field(metadata={BLOCK: FeedForward})
+    experts: Experts[W] | None = field(metadata={BLOCK: Experts})
     feed_forward_post_norm: W | None = field(default=None, metadata=whole("hidden_size"))
 
 

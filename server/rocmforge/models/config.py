@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -20,6 +21,7 @@ class ActivationFunction(StrEnum):
     SILU = "silu"
     GELU_TANH = "gelu_tanh"
     GELU = "gelu"  # with the error function; of encoders only
+    CLAMPED_SWIGLU = "clamped_swiglu"  # of gpt-oss: it changes the other factor, too
 
 
 ACTIVATIONS: Final[Mapping[str, ActivationFunction]] = MappingProxyType(
@@ -79,6 +81,50 @@ class NormKind(StrEnum):
     LAYER = "layer"  # Ba et al. 2016
 
 
+class RouterFunction(StrEnum):
+    """The function that makes probabilities of a router's logits."""
+
+    SOFTMAX = "softmax"
+    SIGMOID = "sigmoid"
+    SOFTMAX_OF_CHOSEN = "softmax_of_chosen"  # experts are chosen by their logits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertsConfig:
+    """The experts of a layer, and how those of a token are chosen and weighted."""
+
+    num_experts: int
+    num_chosen: int  # by each token
+    intermediate_size: int  # of an expert
+    shared_intermediate_size: int = 0  # of the network that every token passes; 0: there is none
+    router: RouterFunction
+    num_groups: int = 1  # of equally many experts
+    num_chosen_groups: int = 1  # a token's experts are of so many
+    normalised: bool  # the weights of a token's experts are divided by their sum
+    scale: float = 1.0  # then multiplies them
+
+    def share_chosen(self, tokens: int) -> float:
+        """Returns the share of experts that so many tokens choose, if each chooses any."""
+        return 1 - (1 - self.num_chosen / self.num_experts) ** tokens
+
+    def problem(self) -> tuple[str, str] | None:
+        """Returns the field whose number cannot be, and why; None if all can."""
+        members, left = divmod(self.num_experts, self.num_groups)
+        if left:
+            return (
+                "num_groups",
+                f"{self.num_groups} groups do not divide {self.num_experts} experts",
+            )
+        if self.num_chosen_groups > self.num_groups:
+            return "num_chosen_groups", f"{self.num_chosen_groups} of {self.num_groups} groups"
+        if self.num_chosen > self.num_chosen_groups * members:
+            candidates = self.num_chosen_groups * members
+            return "num_chosen", f"{self.num_chosen} experts of a token, of {candidates}"
+        if not 0 < self.scale < math.inf:
+            return "scale", f"{self.scale} is no factor"
+        return None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerConfig:
     """The sizes of one layer, and what its attention sees."""
@@ -90,7 +136,8 @@ class LayerConfig:
     attention_scale: float  # of query times key
     window: int | None  # a token sees itself and window - 1 before it, unless causal also after it
     local_rope: bool  # rotates as `ModelConfig.local_rope` says
-    intermediate_size: int
+    intermediate_size: int  # 0: it has experts
+    experts: ExpertsConfig | None = None
     joint_head_norms: bool = False  # norms of queries and keys, if any, are of all heads together
 
     @property
@@ -122,6 +169,21 @@ class LayerConfig:
     def attended_features(self) -> int:
         """Results of attention, of all heads."""
         return self.num_heads * self.value_dim
+
+    @property
+    def num_experts(self) -> int:
+        """Experts, 0 if it has none."""
+        return 0 if self.experts is None else self.experts.num_experts
+
+    @property
+    def expert_intermediate_size(self) -> int:
+        """Features within an expert."""
+        return 0 if self.experts is None else self.experts.intermediate_size
+
+    @property
+    def shared_intermediate_size(self) -> int:
+        """Features within the network beside the experts."""
+        return 0 if self.experts is None else self.experts.shared_intermediate_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

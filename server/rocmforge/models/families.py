@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-from rocmforge.models.config import ActivationFunction, RopeStyle
+from rocmforge.models.config import ActivationFunction, RopeStyle, RouterFunction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +29,9 @@ class ModelFamily:
     pre_norm: bool = True
     activation: ActivationFunction = ActivationFunction.SILU  # where the file names no other
     scales_embedding: bool = False  # by sqrt(hidden_size)
+    # Layers may have experts, whose router has this function where the file names no other.
+    router: RouterFunction | None = None
+    normalises_experts: bool = True  # their weights, where the file does not say
     has_alibi: bool = False
     has_rope: bool = True
     rope_style: RopeStyle = RopeStyle.NEOX  # as published; a converter may change it
@@ -58,9 +61,16 @@ _HEAD: Final = frozenset({"head.dense", "head.dense_bias", "head.scores", "head.
 
 FAMILIES: Final[Mapping[str, ModelFamily]] = MappingProxyType(
     {
-        "llama": ModelFamily(has=_DECODER, may_have=_BIASES | _OUTPUT),
+        "llama": ModelFamily(
+            has=_DECODER, may_have=_BIASES | _OUTPUT, router=RouterFunction.SOFTMAX
+        ),
         "qwen2": ModelFamily(has=_DECODER, may_have=_BIASES | _OUTPUT),
         "qwen3": ModelFamily(has=_DECODER | _HEAD_NORMS, may_have=_BIASES | _OUTPUT),
+        "qwen3moe": ModelFamily(
+            has=_DECODER | _HEAD_NORMS,
+            may_have=_BIASES | _OUTPUT,
+            router=RouterFunction.SOFTMAX,
+        ),
         "gemma2": ModelFamily(
             has=_DECODER | _POST_NORMS,
             activation=ActivationFunction.GELU_TANH,

@@ -1,19 +1,21 @@
 """Records the `config.json` that Transformers writes for the tiny models.
 
-Run manually from the root of the repository, with torch and transformers installed:
+Run manually from the root of the repository, with torch and transformers installed, for all models
+or those that are named:
 
-    python -m tests.data.models.make_folder_configs
+    python -m tests.data.models.make_folder_configs [NAME...]
 """
 
 from __future__ import annotations
 
 import json
+import sys
 import tempfile
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from tests.data.models.make_goldens import build
+from tests.data.models.make_goldens import network
 from tests.data.models.tiny_encoders import ENCODERS, TinyEncoder
 from tests.data.models.tiny_models import MODELS
 
@@ -39,8 +41,16 @@ def encoder(model: TinyEncoder) -> Any:
 
 
 def main() -> None:
-    configs = {model.name: saved_config(build(model)) for model in MODELS}
-    configs |= {model.name: saved_config(encoder(model)) for model in ENCODERS if not model.is_jina}
+    wanted = sys.argv[1:] or [model.name for model in (*MODELS, *ENCODERS)]
+    configs = json.loads(CONFIGS.read_text())
+    configs |= {
+        model.name: saved_config(network(model)) for model in MODELS if model.name in wanted
+    }
+    configs |= {
+        model.name: saved_config(encoder(model))
+        for model in ENCODERS
+        if not model.is_jina and model.name in wanted
+    }
     lines = [f"{json.dumps(name)}: {json.dumps(found)}" for name, found in configs.items()]
     CONFIGS.write_text("{\n" + ",\n".join(lines) + "\n}\n")
     print(f"{CONFIGS}: {CONFIGS.stat().st_size} bytes")

@@ -1,13 +1,16 @@
 """Records what Transformers computes for the tiny models: logits, and rope frequencies.
 
-Run manually from the root of the repository, with torch and transformers installed:
+Run manually from the root of the repository, with torch and transformers installed, for all models
+or those that are named:
 
-    python -m tests.data.models.make_goldens
+    python -m tests.data.models.make_goldens [NAME...]
 """
 
 from __future__ import annotations
 
 import json
+import sys
+import tempfile
 from collections.abc import Iterable
 from importlib import import_module
 from pathlib import Path
@@ -15,6 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from tests.data.models.tiny_experts import EXPERT_CLASSES
+from tests.data.models.tiny_folders import write_folder
 from tests.data.models.tiny_models import GOLDEN_ROWS, MODELS, PROMPT, TinyModel, hf_weights
 
 # Not among the tools of this project, so type checking must not need them.
@@ -26,22 +31,40 @@ GOLDENS = Path(__file__).with_name("goldens.json")
 
 def build(model: TinyModel) -> Any:
     """Transformers' network with the recipe's weights."""
-    config_name = "Gemma3TextConfig" if model.hf_class == "Gemma3" else f"{model.hf_class}Config"
-    config = getattr(transformers, config_name)(**model.config, attn_implementation="eager")
-    network = getattr(transformers, f"{model.hf_class}ForCausalLM")(config).eval()
+    if model.hf_class in EXPERT_CLASSES:
+        return read_folder(model)
+    built = network(model)
     weights = {name: torch.from_numpy(value) for name, value in hf_weights(model).items()}
-    missing, unexpected = network.load_state_dict(weights, strict=False)
+    missing, unexpected = built.load_state_dict(weights, strict=False)
     assert not unexpected, unexpected
     assert set(missing) <= ({"lm_head.weight"} if model.is_tied else set()), missing
-    return network
+    return built
+
+
+def network(model: TinyModel) -> Any:
+    """Transformers' network with random weights of its own."""
+    config_name = "Gemma3TextConfig" if model.hf_class == "Gemma3" else f"{model.hf_class}Config"
+    config = getattr(transformers, config_name)(**model.config, attn_implementation="eager")
+    return getattr(transformers, f"{model.hf_class}ForCausalLM")(config).eval()
+
+
+def read_folder(model: TinyModel) -> Any:
+    """Transformers' network, read from a folder: it keeps experts in other tensors than files."""
+    with tempfile.TemporaryDirectory() as parent:
+        folder = write_folder(model, Path(parent, model.name))
+        found, report = getattr(transformers, f"{model.hf_class}ForCausalLM").from_pretrained(
+            folder, attn_implementation="eager", dtype="float32", output_loading_info=True
+        )
+    assert not any(report.values()), report
+    return found.eval()
 
 
 def golden(model: TinyModel) -> dict[str, Any]:
     """Logits after some tokens of the prompt, and the rope frequencies used for it."""
-    network = build(model)
+    built = build(model)
     with torch.no_grad():
-        logits = network(torch.tensor([PROMPT])).logits[0].numpy()
-    rope = network.model.rotary_emb
+        logits = built(torch.tensor([PROMPT])).logits[0].numpy()
+    rope = built.model.rotary_emb
     prefix = "full_attention_" if model.hf_class == "Gemma3" else ""
     found = {
         "logits": [rounded(logits[row]) for row in GOLDEN_ROWS],
@@ -59,7 +82,10 @@ def rounded(values: Iterable[float]) -> list[float]:
 
 
 def main() -> None:
-    goldens = {model.name: golden(model) for model in MODELS}
+    wanted = sys.argv[1:] or [model.name for model in MODELS]
+    goldens = json.loads(GOLDENS.read_text())
+    goldens |= {model.name: golden(model) for model in MODELS if model.name in wanted}
+    del goldens["about"]
     spread = {name: float(np.std(found["logits"])) for name, found in goldens.items()}
     versions = {module.__name__: module.__version__ for module in (torch, transformers, np)}
     lines = [f"{json.dumps(name)}: {json.dumps(found)}" for name, found in goldens.items()]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -18,59 +17,14 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 
+from tests.data.models.tiny_experts import EXPERT_MODELS, expert_shapes, stack_experts
+from tests.data.models.tiny_model import Tensors, TinyModel, tiny_config
 from tests.support.gguf_writer import Value, write_gguf
 
-Tensors = dict[str, npt.NDArray[np.float32]]
+__all__ = ["TinyModel"]
 
 PROMPT: Final = tuple(7 * index % 89 for index in range(40))
 GOLDEN_ROWS: Final = (0, 5, 12, 25, 39)
-
-
-@dataclass(frozen=True, kw_only=True)
-class TinyModel:
-    """A recipe. `config` are keyword arguments of the configuration class."""
-
-    name: str
-    architecture: str  # GGUF's
-    hf_class: str
-    config: dict[str, Any]
-    # What the converter writes besides the common keys, without "<architecture>.".
-    keys: dict[str, Value] = field(default_factory=dict)
-    extra_tensors: Tensors = field(default_factory=dict)
-    seed: int = 0
-
-    @property
-    def is_gemma(self) -> bool:
-        return self.architecture.startswith("gemma")
-
-    @property
-    def is_tied(self) -> bool:
-        return bool(self.config["tie_word_embeddings"])
-
-    @property
-    def head_dim(self) -> int:
-        default = self.config["hidden_size"] // self.config["num_attention_heads"]
-        return int(self.config.get("head_dim", default))
-
-
-_COMMON: Final[dict[str, Any]] = {
-    "vocab_size": 97,
-    "hidden_size": 48,
-    "intermediate_size": 72,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "rms_norm_eps": 1e-5,
-    "tie_word_embeddings": False,
-    "pad_token_id": None,
-    "bos_token_id": None,
-    "eos_token_id": None,
-}
-
-
-def _config(**changes: Any) -> dict[str, Any]:
-    return {**_COMMON, **changes}
 
 
 def _llama3_factors(rope: dict[str, Any], dim: int) -> npt.NDArray[np.float32]:
@@ -108,7 +62,7 @@ def _phi3_longrope(name: str, original: int, seed: int) -> TinyModel:
         architecture="phi3",
         hf_class="Phi3",
         seed=seed,
-        config=_config(
+        config=tiny_config(
             original_max_position_embeddings=original,
             rope_parameters={
                 "rope_type": "longrope",
@@ -134,13 +88,13 @@ def _phi3_longrope(name: str, original: int, seed: int) -> TinyModel:
     )
 
 
-MODELS: Final = (
+DENSE_MODELS: Final = (
     TinyModel(
         name="llama",
         architecture="llama",
         hf_class="Llama",
         seed=1,
-        config=_config(rope_parameters={"rope_type": "default", "rope_theta": 300.0}),
+        config=tiny_config(rope_parameters={"rope_type": "default", "rope_theta": 300.0}),
         keys={"rope.freq_base": 300.0, "rope.dimension_count": 8},
     ),
     TinyModel(
@@ -148,7 +102,7 @@ MODELS: Final = (
         architecture="llama",
         hf_class="Llama",
         seed=2,
-        config=_config(attention_bias=True, tie_word_embeddings=True, head_dim=12),
+        config=tiny_config(attention_bias=True, tie_word_embeddings=True, head_dim=12),
         keys={
             "attention.key_length": 12,
             "attention.value_length": 12,
@@ -161,7 +115,7 @@ MODELS: Final = (
         architecture="llama",
         hf_class="Llama",
         seed=3,
-        config=_config(head_dim=16, rope_parameters=_LLAMA3_ROPE),
+        config=tiny_config(head_dim=16, rope_parameters=_LLAMA3_ROPE),
         keys={
             "attention.key_length": 16,
             "attention.value_length": 16,
@@ -175,7 +129,7 @@ MODELS: Final = (
         architecture="llama",
         hf_class="Llama",
         seed=4,
-        config=_config(
+        config=tiny_config(
             num_key_value_heads=6,
             rope_parameters={"rope_type": "linear", "rope_theta": 200.0, "factor": 4.0},
         ),
@@ -191,7 +145,7 @@ MODELS: Final = (
         architecture="llama",
         hf_class="Mistral",
         seed=5,
-        config=_config(num_key_value_heads=1, sliding_window=None, head_dim=8),
+        config=tiny_config(num_key_value_heads=1, sliding_window=None, head_dim=8),
         keys={"rope.freq_base": 10000.0, "rope.dimension_count": 8},
     ),
     TinyModel(
@@ -199,7 +153,7 @@ MODELS: Final = (
         architecture="qwen2",
         hf_class="Qwen2",
         seed=6,
-        config=_config(tie_word_embeddings=True, rms_norm_eps=1e-6),
+        config=tiny_config(tie_word_embeddings=True, rms_norm_eps=1e-6),
         keys={"rope.freq_base": 10000.0},
     ),
     TinyModel(
@@ -207,7 +161,7 @@ MODELS: Final = (
         architecture="qwen2",
         hf_class="Qwen2",
         seed=7,
-        config=_config(
+        config=tiny_config(
             rope_parameters={
                 "rope_type": "yarn",
                 "rope_theta": 1000.0,
@@ -227,7 +181,7 @@ MODELS: Final = (
         architecture="llama",
         hf_class="Llama",
         seed=8,
-        config=_config(
+        config=tiny_config(
             head_dim=16,
             rope_parameters={
                 "rope_type": "yarn",
@@ -257,7 +211,7 @@ MODELS: Final = (
         architecture="qwen3",
         hf_class="Qwen3",
         seed=9,
-        config=_config(head_dim=16, num_attention_heads=4, num_key_value_heads=2),
+        config=tiny_config(head_dim=16, num_attention_heads=4, num_key_value_heads=2),
         keys={
             "attention.key_length": 16,
             "attention.value_length": 16,
@@ -269,7 +223,7 @@ MODELS: Final = (
         architecture="gemma2",
         hf_class="Gemma2",
         seed=10,
-        config=_config(
+        config=tiny_config(
             num_hidden_layers=3,
             num_attention_heads=4,
             head_dim=10,
@@ -293,7 +247,7 @@ MODELS: Final = (
         architecture="gemma3",
         hf_class="Gemma3",
         seed=11,
-        config=_config(
+        config=tiny_config(
             num_hidden_layers=7,
             num_attention_heads=4,
             num_key_value_heads=1,
@@ -322,7 +276,7 @@ MODELS: Final = (
         architecture="phi3",
         hf_class="Phi3",
         seed=12,
-        config=_config(
+        config=tiny_config(
             sliding_window=11,
             rope_parameters={
                 "rope_type": "default",
@@ -344,7 +298,7 @@ MODELS: Final = (
         architecture="glm4",
         hf_class="Glm4",
         seed=15,
-        config=_config(
+        config=tiny_config(
             head_dim=16,
             num_attention_heads=4,
             attention_bias=True,
@@ -364,6 +318,9 @@ MODELS: Final = (
 )
 
 
+MODELS: Final = (*DENSE_MODELS, *EXPERT_MODELS)
+
+
 def hf_weights(model: TinyModel) -> Tensors:
     """Random weights by Hugging Face's names, the same for the same seed."""
     rng = np.random.default_rng(model.seed)
@@ -372,7 +329,7 @@ def hf_weights(model: TinyModel) -> Tensors:
         noise = rng.standard_normal(shape, dtype=np.float32)
         if name.endswith("norm.weight"):
             weights[name] = 0.2 * noise + (0 if model.is_gemma else 1)
-        elif name.endswith("bias") or "embed_tokens" in name:
+        elif name.endswith(("bias", "sinks")) or "embed_tokens" in name:
             weights[name] = 0.5 * noise
         else:
             weights[name] = 1.5 * noise / np.float32(math.sqrt(shape[1]))
@@ -406,7 +363,7 @@ def hf_shapes(model: TinyModel) -> dict[str, tuple[int, ...]]:
         layer["self_attn.k_proj.bias"] = layer["self_attn.v_proj.bias"] = (kv,)
     if config.get("attention_bias") and model.hf_class == "Llama":
         layer["self_attn.o_proj.bias"] = (dim,)
-    if model.hf_class in ("Qwen3", "Gemma3"):
+    if model.hf_class in ("Qwen3", "Qwen3Moe", "Gemma3"):
         layer["self_attn.q_norm.weight"] = layer["self_attn.k_norm.weight"] = (model.head_dim,)
     if model.is_gemma:
         layer["pre_feedforward_layernorm.weight"] = (dim,)
@@ -415,7 +372,10 @@ def hf_shapes(model: TinyModel) -> dict[str, tuple[int, ...]]:
         layer["post_self_attn_layernorm.weight"] = layer["post_mlp_layernorm.weight"] = (dim,)
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocab, dim)}
     for index in range(config["num_hidden_layers"]):
-        shapes |= {f"model.layers.{index}.{name}": shape for name, shape in layer.items()}
+        own, experts = dict(layer), expert_shapes(model, index)
+        if experts:
+            own = {name: shape for name, shape in layer.items() if "mlp." not in name} | experts
+        shapes |= {f"model.layers.{index}.{name}": shape for name, shape in own.items()}
     shapes["model.norm.weight"] = (dim,)
     if not model.is_tied:
         shapes["lm_head.weight"] = (vocab, dim)
@@ -426,7 +386,7 @@ def gguf_tensors(model: TinyModel) -> Tensors:
     """The weights by GGUF's names and in its layout."""
     tensors = {
         gguf_name(model, name): gguf_layout(model, name, weight)
-        for name, weight in hf_weights(model).items()
+        for name, weight in stack_experts(hf_weights(model)).items()
     }
     return tensors | model.extra_tensors
 

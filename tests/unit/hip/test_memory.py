@@ -16,7 +16,7 @@ from rocmforge.errors import OutOfMemory, UnsupportedTensor
 from rocmforge.gguf.checkpoint import read_checkpoint
 from rocmforge.gguf.config import read_config
 from rocmforge.gguf.reader import open_gguf
-from rocmforge.models.weights import take
+from rocmforge.models.weights import present, take
 from rocmforge_hip.device.driver import Driver
 from rocmforge_hip.device.memory import DeviceBuffer, Memory, spec
 from rocmforge_hip.load import memory_budget
@@ -162,7 +162,7 @@ def test_query_key_and_value_are_one_matrix_and_so_are_gate_and_up(
         plan = plan_weights(take(config, read_checkpoint(file).weights))
         sizes = sum(tensor.nbytes for tensor in file.tensors.values())
     for layer in plan.layers:
-        attention, feed_forward = layer.attention, layer.feed_forward
+        attention, feed_forward = layer.attention, present(layer.feed_forward)
         parts = [attention.q, attention.k, attention.v, feed_forward.gate, feed_forward.up]
         q, k, v, gate, up = (part for part in parts if isinstance(part, PlannedPart))
         assert q.matrix is k.matrix is v.matrix

@@ -12,8 +12,11 @@ from rocmforge.errors import UnsupportedArchitecture
 from rocmforge.gguf.checkpoint import read_checkpoint
 from rocmforge.gguf.reader import open_gguf
 from rocmforge.models.config import ModelConfig
+from rocmforge.opening import open_checkpoint
+from rocmforge_hip.backend import create
 from rocmforge_hip.load.supported import check_sizes
 from tests.data.models.tiny_models import by_name, write_model
+from tests.support.options import SMALL
 
 HEAD_DIMS = (8,)
 
@@ -48,6 +51,14 @@ def test_heads_that_no_kernel_fits_are_refused(
 def test_an_encoder_whose_heads_share_keys_is_refused(config: ModelConfig) -> None:
     with pytest.raises(UnsupportedArchitecture, match="as many of keys and values in an encoder"):
         check_sizes(replace(config, causal=False), HEAD_DIMS)
+
+
+def test_experts_are_refused_before_anything_is_loaded(tmp_path: Path) -> None:
+    with open_checkpoint(write_model(by_name("mixtral"), tmp_path)) as checkpoint:
+        with pytest.raises(UnsupportedArchitecture, match="llama with experts, which only the ref"):
+            check_sizes(checkpoint.config, HEAD_DIMS)
+        with pytest.raises(UnsupportedArchitecture, match="llama with experts"):
+            create().estimate(checkpoint, SMALL, 1 << 30)
 
 
 def test_layers_may_differ_in_the_width_of_the_feed_forward(config: ModelConfig) -> None:

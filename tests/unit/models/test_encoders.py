@@ -189,7 +189,8 @@ def test_gate_and_up_of_jina_bert_may_be_one_matrix_or_two(
         with open_gguf(path) as file:
             weights = load_weights(read(path), read_checkpoint(file).weights, Tensor.to_float32)
         for index, layer in enumerate(weights.layers):
-            up, gate = layer.feed_forward.up, present(layer.feed_forward.gate)
+            feed_forward = present(layer.feed_forward)
+            up, gate = feed_forward.up, present(feed_forward.gate)
             np.testing.assert_array_equal(up, apart[f"blk.{index}.ffn_up.weight"])
             np.testing.assert_array_equal(gate, apart[f"blk.{index}.ffn_gate.weight"])
 
@@ -264,7 +265,7 @@ def test_fused_matrices_are_taken_apart(tmp_path: Path) -> None:
     layer = weights.layers[1]
     parts = [layer.attention.q, layer.attention.k, layer.attention.v]
     np.testing.assert_array_equal(np.concatenate(parts), fused)
-    assert layer.feed_forward.gate is not None
+    assert present(layer.feed_forward).gate is not None
     assert weights.embedding.position is None
     assert shares == sorted(shares)
     assert shares[-1] == 1

@@ -23,7 +23,7 @@ from tests.data.models.tiny_adapters import (
     hf_pairs,
     write_adapter,
 )
-from tests.data.models.tiny_models import MODELS, TinyModel, by_name, write_model
+from tests.data.models.tiny_models import DENSE_MODELS, TinyModel, by_name, write_model
 from tests.support.gguf_writer import write_gguf
 
 Change = Callable[[dict[str, Any], dict[str, Any]], object]
@@ -38,7 +38,7 @@ def read(config: ModelConfig, path: Path, scale: float = 1.0) -> Adapter:
     return read_adapter(config, AdapterSpec(name="a", path=str(path), scale=scale))
 
 
-@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
+@pytest.mark.parametrize("model", DENSE_MODELS, ids=lambda model: model.name)
 def test_every_projection_of_every_architecture_is_found(model: TinyModel, tmp_path: Path) -> None:
     recipe = TinyAdapter()
     config = config_of(model, tmp_path)
@@ -54,6 +54,29 @@ def test_every_projection_of_every_architecture_is_found(model: TinyModel, tmp_p
     for low_rank in adapter.changes.values():
         assert low_rank.rank == recipe.rank
         assert low_rank.scale == 0.5 * 6.0 / 4
+
+
+def test_adapters_change_the_attention_of_a_model_with_experts(tmp_path: Path) -> None:
+    model, recipe = (
+        by_name("qwen3moe"),
+        TinyAdapter(targets=("q_proj", "k_proj", "v_proj", "o_proj")),
+    )
+    adapter = read(config_of(model, tmp_path), write_adapter(tmp_path / "a.gguf", model, recipe))
+    assert {place.name for place in adapter.changes} == {
+        f"attention.{part}" for part in ("q", "k", "v", "output")
+    }
+
+
+def test_an_adapter_of_experts_is_refused_by_name(tmp_path: Path) -> None:
+    config = config_of(by_name("qwen3moe"), tmp_path)
+    keys = {**adapter_metadata(by_name("qwen3moe"), TinyAdapter())}
+    tensors = {
+        f"blk.1.ffn_up_exps.weight.lora_{part}": np.zeros(shape, np.float32)
+        for part, shape in (("a", (8, 4, 48)), ("b", (8, 40, 4)))
+    }
+    path = write_gguf(tmp_path / "a.gguf", keys, tensors)
+    with pytest.raises(BadAdapter, match=r"ffn_up_exps\.weight' is not a matrix that adapters can"):
+        read(config, path)
 
 
 def test_a_fused_tensor_is_cut_into_its_matrices(tmp_path: Path) -> None:

@@ -26,6 +26,8 @@ def check_sizes(config: ModelConfig, head_dims: Sequence[int]) -> None:
 
 def _problems(config: ModelConfig, head_dims: Sequence[int]) -> Iterator[tuple[str, str]]:
     """Yields the sizes that there are no kernels for, each with those that there are."""
+    if any(layer.experts for layer in config.layers):
+        yield "experts, which only the reference backend computes yet", "a feed-forward network"
     first = config.layers[0]
     for layer in config.layers:
         if layer.key_dim not in head_dims:

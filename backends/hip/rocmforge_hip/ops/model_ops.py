@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Final, NoReturn
 
-from rocmforge.models.config import ActivationFunction, ModelConfig
+from rocmforge.models.blocks import Experts
+from rocmforge.models.config import ActivationFunction, ExpertsConfig, ModelConfig
 from rocmforge.models.forward.ops import AttentionSpec
 from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import DeviceArray
@@ -173,6 +174,32 @@ class HipOps:
         if self._lora.changes(step, part_of(gate).matrix):
             return self._lora.gated(step, x, part_of(gate), GATES[activation])
         return self.products.multiply(x, part_of(gate), None, GATES[activation])
+
+    # No model with experts gets here: `load.supported` refuses them until there are kernels.
+
+    def route(
+        self,
+        x: Activation,
+        router: Weight,
+        biases: tuple[Weight | None, Weight | None],
+        rule: ExpertsConfig,
+    ) -> NoReturn:
+        raise NotImplementedError
+
+    def experts(
+        self,
+        x: Activation,
+        chosen: Activation,
+        weights: Activation,
+        experts: Experts[Weight],
+        activation: ActivationFunction,
+    ) -> NoReturn:
+        raise NotImplementedError
+
+    def add_shared(
+        self, mixed: Activation, shared: Activation, x: Activation, router: Weight | None
+    ) -> NoReturn:
+        raise NotImplementedError
 
     def gelu(self, x: Activation) -> Activation:
         """Works in place."""

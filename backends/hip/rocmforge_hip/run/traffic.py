@@ -9,8 +9,9 @@ from typing import Final
 import numpy as np
 
 from rocmforge.backend.protocol import StepInput
-from rocmforge.models.blocks import ModelWeights
-from rocmforge.models.config import ModelConfig
+from rocmforge.models.blocks import ModelWeights, Role
+from rocmforge.models.config import ExpertsConfig, ModelConfig
+from rocmforge.models.weights import present, walk
 from rocmforge_hip.device.constants import BLOCK_TOKENS
 from rocmforge_hip.device.driver import Driver
 from rocmforge_hip.device.memory import DeviceArray
@@ -26,6 +27,7 @@ class StepReads:
     """Bytes that a step reads of weights and cache if it reads each of them once.
 
     That is the least it can do, and what its time is to be compared with where memory is the limit.
+    Of experts it is what tokens choose that choose independently: the device alone knows which.
     Activations and adapters are not counted: they are small beside the rest.
 
     Args:
@@ -41,7 +43,8 @@ class StepReads:
         self._embedding_row = _nbytes(embedding) // config.vocab_size
         self._output = 0 if output is None else _nbytes(output)
         outside = self._output if output is embedding else self._output + _nbytes(embedding)
-        self._layers = weight_bytes(weights) - outside
+        self._experts = _expert_bytes(config, weights)
+        self._layers = weight_bytes(weights) - outside - sum(self._experts.values())
         self._token = block_bytes // BLOCK_TOKENS  # of one layer's cache
         self._windows = Counter(layer.window for layer in config.layers)
 
@@ -50,6 +53,8 @@ class StepReads:
         weights = self._layers + self._embedding_row * step.num_tokens
         if len(step.logit_rows):
             weights += self._output
+        for rule, nbytes in self._experts.items():
+            weights += round(rule.share_chosen(step.num_tokens) * nbytes)
         tokens = 0
         for window, layers in self._windows.items():
             context = step.context_len
@@ -62,6 +67,17 @@ class StepReads:
 def _nbytes(planned: Planned) -> int:
     storage = planned.matrix if isinstance(planned, PlannedPart) else planned
     return storage.storage.nbytes
+
+
+def _expert_bytes(config: ModelConfig, weights: ModelWeights[Planned]) -> dict[ExpertsConfig, int]:
+    """Returns the bytes of all experts that are chosen by one rule."""
+    found: dict[ExpertsConfig, dict[int, int]] = {}
+    for place, planned in walk(weights):
+        if place.layer is not None and place.declared.role is Role.EXPERT:
+            rule = present(config.layers[place.layer].experts)
+            storage = planned.matrix if isinstance(planned, PlannedPart) else planned
+            found.setdefault(rule, {})[id(storage)] = storage.storage.nbytes
+    return {rule: sum(storages.values()) for rule, storages in found.items()}
 
 
 def copy_bandwidth(

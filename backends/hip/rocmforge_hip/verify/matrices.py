@@ -161,7 +161,7 @@ def _gated(bench: Workbench, rows: int, kind: ActivationFunction, exact: bool = 
 
 def gate_and_up(weights: ModelWeights[W]) -> tuple[W, W]:
     """Returns two matrices of the model."""
-    feed_forward = weights.layers[0].feed_forward
+    feed_forward = present(weights.layers[0].feed_forward)
     return present(feed_forward.gate), feed_forward.up
 
 

@@ -77,7 +77,7 @@ class Shard:
         match place.declared.role:
             case Role.REPLICATED:
                 return tensor
-            case Role.COLUMN:
+            case Role.COLUMN | Role.EXPERT:
                 return self._slice(tensor, 0)
             case Role.ROW if len(tensor.shape) > 1:
                 return self._slice(tensor, -1)

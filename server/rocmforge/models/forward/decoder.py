@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from rocmforge.models.blocks import ModelWeights
+from rocmforge.models.blocks import Experts, FeedForward, ModelWeights
 from rocmforge.models.config import ModelConfig
 from rocmforge.models.forward.ops import Ops, attention_specs
 from rocmforge.models.weights import present
@@ -27,7 +27,7 @@ def hidden_states(config: ModelConfig, weights: ModelWeights[W], ops: Ops[A, W, 
     residual = ops.embed(step, weights.embedding.token, None, None, config.embedding_scale)
     x = ops.norm(residual, present(layers[0].attention_norm), None)
     for spec, layer, next_norm in zip(attention_specs(config), layers, next_norms, strict=True):
-        attention, feed_forward = layer.attention, layer.feed_forward
+        attention = layer.attention
         biases = attention.q_bias, attention.k_bias, attention.v_bias
         q, k, v = ops.qkv(step, x, (attention.q, attention.k, attention.v), biases)
         q = ops.rope_and_store(step, q, k, v, attention.q_norm, attention.k_norm, spec)
@@ -35,10 +35,34 @@ def hidden_states(config: ModelConfig, weights: ModelWeights[W], ops: Ops[A, W, 
         if layer.attention_post_norm is not None:
             x = ops.norm(x, layer.attention_post_norm, None)
         residual, x = ops.add_norm(residual, x, layer.feed_forward_norm, None)
-        gate = present(feed_forward.gate)
-        x = ops.gated_linear(step, x, gate, feed_forward.up, config.activation)
-        x = ops.linear(step, x, feed_forward.down, feed_forward.down_bias)
+        if layer.experts is not None:
+            x = _experts(config, spec.layer, layer.experts, ops, step, x)
+        else:
+            x = _feed_forward(config, present(layer.feed_forward), ops, step, x)
         if layer.feed_forward_post_norm is not None:
             x = ops.norm(x, layer.feed_forward_post_norm, None)
         residual, x = ops.add_norm(residual, x, present(next_norm), None)
     return x
+
+
+def _feed_forward(
+    config: ModelConfig, feed_forward: FeedForward[W], ops: Ops[A, W, S], step: S, x: A
+) -> A:
+    gate = present(feed_forward.gate)
+    x = ops.gated_linear(step, x, gate, feed_forward.up, config.activation)
+    return ops.linear(step, x, feed_forward.down, feed_forward.down_bias)
+
+
+def _experts(
+    config: ModelConfig, layer: int, experts: Experts[W], ops: Ops[A, W, S], step: S, x: A
+) -> A:
+    """Runs each token through the experts that the router chooses for it (Shazeer et al. 2017)."""
+    rule, shared = present(config.layers[layer].experts), experts.shared
+    biases = experts.router_bias, experts.selection_bias
+    chosen, weights = ops.route(x, experts.router, biases, rule)
+    mixed = ops.experts(x, chosen, weights, experts, config.activation)
+    if shared is None:
+        return mixed
+    y = ops.gated_linear(step, x, shared.gate, shared.up, config.activation)
+    y = ops.linear(step, y, shared.down, None)
+    return ops.add_shared(mixed, y, x, shared.router)

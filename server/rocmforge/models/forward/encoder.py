@@ -35,7 +35,7 @@ def _post_norm_layers(
         else:
             second = layer.attention_norm_2, layer.attention_norm_2_bias
             x = ops.two_norms_of_sum(x, delta, norm, second)
-        delta = _feed_forward(config, layer.feed_forward, ops, step, x)
+        delta = _feed_forward(config, present(layer.feed_forward), ops, step, x)
         x = ops.norm_of_sum(x, delta, layer.feed_forward_norm, layer.feed_forward_norm_bias)
     return x
 
@@ -54,7 +54,7 @@ def _pre_norm_layers(
             residual, x = ops.add_norm(residual, delta, present(layer.attention_norm), None)
         delta = _attend(config, layer.attention, ops, step, x, spec)
         residual, x = ops.add_norm(residual, delta, layer.feed_forward_norm, None)
-        delta = _feed_forward(config, layer.feed_forward, ops, step, x)
+        delta = _feed_forward(config, present(layer.feed_forward), ops, step, x)
     assert delta is not None
     return ops.norm_of_sum(residual, delta, present(weights.output_norm), None)
 

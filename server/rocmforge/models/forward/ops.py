@@ -22,10 +22,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from rocmforge.models.config import ActivationFunction, ModelConfig
+from rocmforge.models.blocks import Experts
+from rocmforge.models.config import ActivationFunction, ExpertsConfig, ModelConfig
 
 A = TypeVar("A")
-W = TypeVar("W", contravariant=True)
+W = TypeVar("W")
 S = TypeVar("S", contravariant=True)
 
 
@@ -137,6 +138,50 @@ class Ops(Protocol[A, W, S]):
         """Returns activation(x @ gate.T) * (x @ up.T): [T, intermediate_size].
 
         Adapters change gate and up as in `linear`.
+        """
+        ...
+
+    def route(
+        self, x: A, router: W, biases: tuple[W | None, W | None], rule: ExpertsConfig
+    ) -> tuple[A, A]:
+        """Returns each token's experts and their weights, [T, num_chosen] each.
+
+        Probabilities are those of x @ router.T plus the first bias. Experts are chosen by them plus
+        the second bias, and weighted by them alone.
+
+        Args:
+            x: [T, hidden_size].
+            router: [num_experts, hidden_size].
+            biases: [num_experts] or None each.
+            rule: Which experts are chosen, and what their weights are.
+        """
+        ...
+
+    def experts(
+        self, x: A, chosen: A, weights: A, experts: Experts[W], activation: ActivationFunction
+    ) -> A:
+        """Returns the sum of what its experts make of each token, weighted: [T, hidden_size].
+
+        An expert gives activation(x @ gate.T) * (x @ up.T) @ down.T, with a bias in each product if
+        there is one.
+
+        Args:
+            x: [T, hidden_size].
+            chosen: As from `route`.
+            weights: As from `route`.
+            experts: Whose gate, up and down are computed with.
+            activation: Of the gate.
+        """
+        ...
+
+    def add_shared(self, mixed: A, shared: A, x: A, router: W | None) -> A:
+        """Returns mixed + shared or, with a router, mixed + sigmoid(x @ router) * shared.
+
+        Args:
+            mixed: [T, hidden_size], of the experts.
+            shared: [T, hidden_size], of the network beside them.
+            x: [T, hidden_size], what all of them read.
+            router: [hidden_size], or None.
         """
         ...
 

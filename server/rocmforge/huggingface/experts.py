@@ -1,0 +1,109 @@
+"""The experts of a decoder as `config.json` has them; each class has its own names for the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+from rocmforge.errors import UnsupportedArchitecture
+from rocmforge.huggingface.json_object import JsonObject
+from rocmforge.models.config import ExpertsConfig
+from rocmforge.models.families import ModelFamily
+
+_KEYS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {
+        "num_experts": ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"),
+        "num_chosen": ("num_experts_per_tok", "moe_k"),
+        "num_groups": ("n_group",),
+        "num_chosen_groups": ("topk_group",),
+        "scale": ("routed_scaling_factor",),
+        # Where experts have no size of their own, there is no other network.
+        "intermediate_size": ("moe_intermediate_size", "intermediate_size"),
+        "num_shared": ("n_shared_experts", "moe_num_shared_experts"),
+    }
+)
+"""What classes call a number, by the field of `ExpertsConfig`."""
+
+
+def read_experts(
+    config: JsonObject, family: ModelFamily, num_layers: int
+) -> tuple[ExpertsConfig | None, ...]:
+    """Returns the experts of each layer; None for one that has a feed-forward network.
+
+    Args:
+        config: Of the folder.
+        family: What its files leave out.
+        num_layers: Layers of the model.
+
+    Raises:
+        UnsupportedArchitecture: The family has none, or they are chosen in another way.
+        BadFolder: A key is missing, of the wrong type, or contradicts another; names the key.
+    """
+    count = _count(config, "num_experts")
+    if count == 0:
+        return (None,) * num_layers
+    if family.router is None:
+        raise UnsupportedArchitecture(
+            f"{config.get_str('model_type')} with {count} experts", ("models without experts",)
+        )
+    if (function := config.get_str("scoring_func", family.router.value)) != family.router.value:
+        raise UnsupportedArchitecture(
+            f"{config.get_str('model_type')} with the router {function!r} (scoring_func)",
+            (f"the router {family.router.value!r}",),
+        )
+    size = _positive(config, "intermediate_size")
+    shared = config.get_positive("shared_expert_intermediate_size", 0)
+    experts = ExpertsConfig(
+        num_experts=count,
+        num_chosen=_positive(config, "num_chosen"),
+        intermediate_size=size,
+        shared_intermediate_size=shared or _count(config, "num_shared") * size,
+        router=family.router,
+        num_groups=_positive(config, "num_groups", 1),
+        num_chosen_groups=_positive(config, "num_chosen_groups", 1),
+        normalised=config.get_bool("norm_topk_prob", family.normalises_experts),
+        scale=config.get_float("routed_scaling_factor", 1.0),
+    )
+    if (problem := experts.problem()) is not None:
+        field, reason = problem
+        raise config.bad(_key(config, field), reason)
+    return tuple(
+        experts if has_experts else None for has_experts in _layers_with(config, num_layers)
+    )
+
+
+def _layers_with(config: JsonObject, num_layers: int) -> list[bool]:
+    """Returns whether each layer has experts: all but some first ones, or one of so many."""
+    start = config.get_int("first_k_dense_replace", config.get_int("moe_layer_start_index", 0))
+    end = config.get_int("moe_layer_end_index", -1)
+    period = config.get_positive(
+        "decoder_sparse_step", config.get_positive("moe_layer_interval", 1)
+    )
+    without = config.get_numbers("mlp_only_layers") or ()
+    return [
+        start <= layer <= (num_layers if end == -1 else end)
+        and (layer + 1) % period == 0
+        and layer not in without
+        for layer in range(num_layers)
+    ]
+
+
+def _positive(config: JsonObject, field: str, default: int | None = None) -> int:
+    key = _key(config, field)
+    return config.get_positive(key) if default is None else config.get_positive(key, default)
+
+
+def _count(config: JsonObject, field: str) -> int:
+    """Returns a number that may be 0, as it is where there is none."""
+    key = _key(config, field)
+    count = config.get_int(key, 0)
+    if not 0 <= count < 1 << 31:
+        raise config.bad(key, f"{count} is no count")
+    return count
+
+
+def _key(config: JsonObject, field: str) -> str:
+    """Returns what this configuration calls a number."""
+    names = _KEYS[field]
+    return next((name for name in names if config.has(name)), names[0])
