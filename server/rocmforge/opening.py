@@ -16,7 +16,7 @@ from rocmforge.huggingface.checkpoint import (
     identify_folder,
     open_folder_checkpoint,
 )
-from rocmforge.huggingface.folder import Folder
+from rocmforge.huggingface.files.folder import Folder
 from rocmforge.models.checkpoint import Checkpoint, Contents, Identity
 from rocmforge.models.lora import Adapter, AdapterSpec
 

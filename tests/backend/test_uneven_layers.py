@@ -87,6 +87,8 @@ def random_weights() -> ModelWeights[Weight]:
         if place.is_optional and place.name not in FAMILIES["llama"].has:
             return None
         shape = place.shape(CONFIG)
+        if 0 in shape:  # of experts, which no layer has
+            return None
         if len(shape) == 1:
             return Weight((1 + 0.2 * rng.standard_normal(HIDDEN)).astype(np.float32))
         return matrix(*shape)

@@ -13,10 +13,10 @@ from typing import Final
 
 from rocmforge.checkpoint.tensor import Tensor
 from rocmforge.errors import BadAdapter, BadFolder, UnsupportedTensor
-from rocmforge.huggingface.folder import Folder
-from rocmforge.huggingface.json_object import JsonObject
+from rocmforge.huggingface.files.folder import Folder
+from rocmforge.huggingface.files.json_object import JsonObject
+from rocmforge.huggingface.files.shards import map_file
 from rocmforge.huggingface.names import DECODER_NAMES, ONE_EXPERT
-from rocmforge.huggingface.shards import map_file
 from rocmforge.huggingface.weights import float32_tensor, tensors_of
 from rocmforge.models.config import ModelConfig
 from rocmforge.models.families import FAMILIES

@@ -13,13 +13,13 @@ from rocmforge.errors import BadAdapter, RocmForgeError, UnsupportedArchitecture
 from rocmforge.huggingface.adapter import is_adapter
 from rocmforge.huggingface.decoders import DECODERS, read_decoder
 from rocmforge.huggingface.encoders import ENCODERS, read_encoder
-from rocmforge.huggingface.folder import CONFIG, Folder
-from rocmforge.huggingface.json_object import JsonObject
+from rocmforge.huggingface.files.folder import CONFIG, Folder
+from rocmforge.huggingface.files.json_object import JsonObject
+from rocmforge.huggingface.files.shards import WeightFile, map_shards
 from rocmforge.huggingface.names import DECODER_NAMES, NameTable, encoder_names
 from rocmforge.huggingface.pooling import read_pooling
 from rocmforge.huggingface.ranking import HEAD, read_head, read_instruction, with_head
 from rocmforge.huggingface.sampling import read_sampling
-from rocmforge.huggingface.shards import WeightFile, map_shards
 from rocmforge.huggingface.tokenizer import (
     MAX_TOKENIZER_BYTES,
     TEMPLATES,

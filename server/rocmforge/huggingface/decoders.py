@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from rocmforge.errors import UnsupportedArchitecture
 from rocmforge.huggingface.experts import read_experts
-from rocmforge.huggingface.json_object import JsonObject
+from rocmforge.huggingface.files.json_object import JsonObject
 from rocmforge.huggingface.rope import Rope, read_rope
 from rocmforge.models.config import (
     ACTIVATIONS,

@@ -13,7 +13,7 @@ from typing import Final
 
 from rocmforge.errors import UnsupportedArchitecture
 from rocmforge.huggingface.decoders import activation, layer_flags, norm_eps, num_layers
-from rocmforge.huggingface.json_object import JsonObject
+from rocmforge.huggingface.files.json_object import JsonObject
 from rocmforge.huggingface.rope import read_rope
 from rocmforge.models.config import (
     ActivationFunction,

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Final
 
 from rocmforge.errors import UnsupportedArchitecture
-from rocmforge.huggingface.json_object import JsonObject
+from rocmforge.huggingface.files.json_object import JsonObject
 from rocmforge.models.config import ExpertsConfig
 from rocmforge.models.families import ModelFamily
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from rocmforge.errors import BadFolder
-from rocmforge.huggingface.folder import Folder
-from rocmforge.huggingface.json_object import JsonObject
+from rocmforge.huggingface.files.folder import Folder
+from rocmforge.huggingface.files.json_object import JsonObject
 from rocmforge.models.pooling import PoolingType
 
 LOGIT_SCORE: Final = "LogitScore"

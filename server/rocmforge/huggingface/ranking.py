@@ -16,8 +16,8 @@ import numpy as np
 
 from rocmforge.checkpoint.tensor import Tensor
 from rocmforge.errors import UnsupportedArchitecture, UnsupportedTensor
-from rocmforge.huggingface.folder import Folder
-from rocmforge.huggingface.json_object import JsonObject
+from rocmforge.huggingface.files.folder import Folder
+from rocmforge.huggingface.files.json_object import JsonObject
 from rocmforge.huggingface.names import NameTable
 from rocmforge.huggingface.pooling import LOGIT_SCORE, module_config
 from rocmforge.huggingface.weights import float32_tensor

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rocmforge.errors import UnsupportedArchitecture
-from rocmforge.huggingface.json_object import JsonObject
+from rocmforge.huggingface.files.json_object import JsonObject
 from rocmforge.models.config import RopeConfig, RopeScaling, RopeScalingKind, RopeStyle
 from rocmforge.models.rope import RopeFactors
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from rocmforge.huggingface.json_object import JsonObject
+from rocmforge.huggingface.files.json_object import JsonObject
 from rocmforge.models.sampling import SamplingDefaults
 
 _RANGES: Final = {

@@ -8,8 +8,8 @@ from typing import Final
 
 from rocmforge.checkpoint.tokenizer import LIBRARY_MODEL, TokenizerData, TokenType
 from rocmforge.errors import BadTokenizer
-from rocmforge.huggingface.folder import Folder
-from rocmforge.huggingface.json_object import JsonObject
+from rocmforge.huggingface.files.folder import Folder
+from rocmforge.huggingface.files.json_object import JsonObject
 
 TOKENIZER: Final = "tokenizer.json"
 _CONFIG: Final = "tokenizer_config.json"

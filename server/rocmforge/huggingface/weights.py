@@ -13,8 +13,8 @@ import numpy.typing as npt
 from rocmforge.checkpoint.formats import FORMATS, WeightFormat
 from rocmforge.checkpoint.tensor import Tensor
 from rocmforge.errors import UnsupportedTensor
+from rocmforge.huggingface.files.shards import WeightFile
 from rocmforge.huggingface.names import ONE_EXPERT, NameTable
-from rocmforge.huggingface.shards import WeightFile
 from rocmforge.models.config import ModelConfig
 from rocmforge.models.layouts import cut_fused, join_experts
 from rocmforge.models.weights import place_of

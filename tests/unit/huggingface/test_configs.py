@@ -16,7 +16,7 @@ from rocmforge.gguf.config import read_config
 from rocmforge.gguf.reader import open_gguf
 from rocmforge.huggingface.decoders import read_decoder
 from rocmforge.huggingface.encoders import read_encoder
-from rocmforge.huggingface.folder import Folder
+from rocmforge.huggingface.files.folder import Folder
 from rocmforge.huggingface.rope import Rope
 from rocmforge.models.config import ModelConfig, RopeScalingKind, RopeStyle
 from rocmforge.models.pooling import PoolingType

@@ -10,7 +10,7 @@ import pytest
 
 from rocmforge.gguf.reader import open_gguf
 from rocmforge.gguf.tokenizer import read_tokenizer as read_gguf_tokenizer
-from rocmforge.huggingface.folder import Folder
+from rocmforge.huggingface.files.folder import Folder
 from rocmforge.huggingface.tokenizer import read_tokenizer
 from rocmforge.text.tokenizer.tokenizer import Tokenizer
 from rocmforge.wiring import token_pieces

@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rocmforge.errors import BadFolder
-from rocmforge.huggingface.safetensors import MAX_HEADER_BYTES, header_bytes, parse_header
+from rocmforge.huggingface.files.safetensors import MAX_HEADER_BYTES, header_bytes, parse_header
 from tests.support.safetensors_writer import raw_file, write_safetensors
 
 NAME = Path("bad.safetensors")

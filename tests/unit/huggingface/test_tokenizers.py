@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocmforge.errors import BadFolder, BadTokenizer
-from rocmforge.huggingface.folder import MAX_FILES, Folder
+from rocmforge.huggingface.files.folder import MAX_FILES, Folder
 from rocmforge.huggingface.tokenizer import read_templates, read_tokenizer
 from rocmforge.text.tokenizer.tokenizer import Tokenizer
 from tests.data.models.tiny_encoders import VOCABULARY

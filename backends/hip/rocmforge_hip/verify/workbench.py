@@ -313,7 +313,8 @@ def _weights(recipe: Recipe, config: ModelConfig) -> ModelWeights[Tensor]:
 
     def make(place: WeightPlace) -> Tensor | None:
         name, shape = place.name, place.shape(config)
-        if name == "output" or (place.is_optional and name not in family.has | family.may_have):
+        is_there = not place.is_optional or name in family.has | family.may_have
+        if name == "output" or not is_there or 0 in shape:
             return None
         if len(shape) > 1:
             return random_tensor(rng, recipe.format, name, *shape)

@@ -17,7 +17,7 @@ import msgspec
 
 from rocmforge.catalog import folder_name, hub_repository
 from rocmforge.errors import BadFolder, ModelFileNotFound
-from rocmforge.huggingface.json_object import JsonObject
+from rocmforge.huggingface.files.json_object import JsonObject
 
 CONFIG: Final = "config.json"
 MAX_CONFIG_BYTES: Final = 16 << 20

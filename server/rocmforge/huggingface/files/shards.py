@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rocmforge.errors import BadFolder, ModelFileNotFound
-from rocmforge.huggingface.folder import Folder
-from rocmforge.huggingface.safetensors import StoredTensor, header_bytes, parse_header
+from rocmforge.huggingface.files.folder import Folder
+from rocmforge.huggingface.files.safetensors import StoredTensor, header_bytes, parse_header
 
 WEIGHTS: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"

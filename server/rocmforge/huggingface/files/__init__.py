@@ -1,0 +1,1 @@
+"""Files of a folder: found, decoded as JSON or mapped as safetensors, within bounds."""
