@@ -10,6 +10,8 @@ import struct
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
+
 _SHT_NOTE = 7
 _NT_AMDGPU_METADATA = 32
 
@@ -22,7 +24,7 @@ def kernel_metadata(code: bytes) -> dict[str, dict[str, Any]]:
     """
     for owner, kind, body in _notes(code):
         if owner == b"AMDGPU" and kind == _NT_AMDGPU_METADATA:
-            kernels = _unpack(memoryview(body))[0].get("amdhsa.kernels", [])
+            kernels = msgspec.msgpack.decode(body).get("amdhsa.kernels", [])
             return {kernel[".name"]: kernel for kernel in kernels}
     raise ValueError("not an AMD code object: it has no metadata note")
 
@@ -52,62 +54,3 @@ def _notes_of_section(section: bytes) -> Iterator[tuple[bytes, int, bytes]]:
 
 def _align4(size: int) -> int:
     return (size + 3) & ~3
-
-
-# First byte -> (struct format of the value or of the length that follows).
-_SCALARS = {0xCC: ">B", 0xCD: ">H", 0xCE: ">I", 0xCF: ">Q"} | {
-    0xD0: ">b", 0xD1: ">h", 0xD2: ">i", 0xD3: ">q", 0xCA: ">f", 0xCB: ">d",
-}  # fmt: skip
-_STRINGS = {0xD9: ">B", 0xDA: ">H", 0xDB: ">I"}
-_ARRAYS = {0xDC: ">H", 0xDD: ">I"}
-_MAPS = {0xDE: ">H", 0xDF: ">I"}
-_CONSTANTS = {0xC0: None, 0xC2: False, 0xC3: True}
-
-
-def _unpack(data: memoryview) -> tuple[Any, memoryview]:
-    """Returns the MessagePack value at the start of `data`, and what follows it."""
-    first, rest = data[0], data[1:]
-    if first < 0x80:
-        return first, rest
-    if first >= 0xE0:
-        return first - 0x100, rest
-    if first in _CONSTANTS:
-        return _CONSTANTS[first], rest
-    if first in _SCALARS:
-        return _number(_SCALARS[first], rest)
-    if first < 0x90:
-        return _unpack_map(first & 0x0F, rest)
-    if first < 0xA0:
-        return _unpack_array(first & 0x0F, rest)
-    if first < 0xC0:
-        return _unpack_string(first & 0x1F, rest)
-    for formats, unpack in (
-        (_STRINGS, _unpack_string),
-        (_ARRAYS, _unpack_array),
-        (_MAPS, _unpack_map),
-    ):
-        if first in formats:
-            return unpack(*_number(formats[first], rest))
-    raise ValueError(f"MessagePack type {first:#x} does not occur in code object metadata")
-
-
-def _number(layout: str, data: memoryview) -> tuple[Any, memoryview]:
-    (value,) = struct.unpack_from(layout, data)
-    return value, data[struct.calcsize(layout) :]
-
-
-def _unpack_string(size: int, data: memoryview) -> tuple[Any, memoryview]:
-    return str(data[:size], "utf-8"), data[size:]
-
-
-def _unpack_array(count: int, data: memoryview) -> tuple[Any, memoryview]:
-    items = []
-    for _ in range(count):
-        item, data = _unpack(data)
-        items.append(item)
-    return items, data
-
-
-def _unpack_map(count: int, data: memoryview) -> tuple[Any, memoryview]:
-    pairs, rest = _unpack_array(2 * count, data)
-    return dict(zip(pairs[::2], pairs[1::2], strict=True)), rest

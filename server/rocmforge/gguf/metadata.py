@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,17 @@ MetadataValue: TypeAlias = bool | int | float | str | npt.NDArray[Any] | list[st
 file's own type. Strings that are not UTF-8 hold their odd bytes as surrogate escapes (PEP 383)."""
 
 D = TypeVar("D")
+V = TypeVar("V")
+
+_NAMES: Final = {
+    bool: "a bool",
+    int: "an integer",
+    float: "a float",
+    str: "a string",
+    list: "an array of strings",
+    np.ndarray: "an array of integers",
+}
+"""What values are called in messages, by their type."""
 
 
 class TypedMetadata:
@@ -32,39 +43,20 @@ class TypedMetadata:
 
     def get_bool(self, key: str, default: D | Required = REQUIRED) -> bool | D:
         """Returns the bool under `key`."""
-        value = self._find(key, default)
-        if value is None:
-            return given(default)
-        if not isinstance(value, bool):
-            raise self._wrong_type(key, value, "a bool")
-        return value
+        return self._get(key, bool, default)
 
     def get_int(self, key: str, default: D | Required = REQUIRED) -> int | D:
         """Returns the integer under `key`."""
-        value = self._find(key, default)
-        if value is None:
-            return given(default)
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise self._wrong_type(key, value, "an integer")
-        return value
+        return self._get(key, int, default)
 
     def get_float(self, key: str, default: D | Required = REQUIRED) -> float | D:
         """Returns the float under `key`."""
-        value = self._find(key, default)
-        if value is None:
-            return given(default)
-        if not isinstance(value, float):
-            raise self._wrong_type(key, value, "a float")
-        return value
+        return self._get(key, float, default)
 
     def get_str(self, key: str, default: D | Required = REQUIRED) -> str | D:
         """Returns the string under `key`; it must be valid UTF-8."""
-        value = self._find(key, default)
-        if value is None:
-            return given(default)
-        if not isinstance(value, str):
-            raise self._wrong_type(key, value, "a string")
-        if not _is_utf8(value):
+        value = self._get(key, str, default)
+        if isinstance(value, str) and not _is_utf8(value):
             raise BadGguf(str(self.path), f"the string under {key!r} is not UTF-8")
         return value
 
@@ -72,44 +64,32 @@ class TypedMetadata:
         self, key: str, default: D | Required = REQUIRED
     ) -> npt.NDArray[np.integer[Any]] | D:
         """Returns the array of integers under `key`, of the file's own width, read-only."""
-        value = self._find(key, default)
-        if value is None:
-            return given(default)
-        if not isinstance(value, np.ndarray) or value.dtype.kind not in "iu":
-            raise self._wrong_type(key, value, "an array of integers")
-        return value
-
-    def get_floats(
-        self, key: str, default: D | Required = REQUIRED
-    ) -> npt.NDArray[np.floating[Any]] | D:
-        """Returns the array of floats under `key`, of the file's own width, read-only."""
-        value = self._find(key, default)
-        if value is None:
-            return given(default)
-        if not isinstance(value, np.ndarray) or value.dtype.kind != "f":
-            raise self._wrong_type(key, value, "an array of floats")
+        value = self._get(key, np.ndarray, default)
+        if isinstance(value, np.ndarray) and value.dtype.kind not in "iu":
+            raise self._wrong_type(key, value, np.ndarray)
         return value
 
     def get_strs(self, key: str, default: D | Required = REQUIRED) -> list[str] | D:
         """Returns the array of strings under `key`; each must be valid UTF-8."""
-        value = self._find(key, default)
-        if value is None:
-            return given(default)
-        if not isinstance(value, list):
-            raise self._wrong_type(key, value, "an array of strings")
-        if not _is_utf8("".join(value)):
+        value = self._get(key, list, default)
+        if isinstance(value, list) and not _is_utf8("".join(value)):
             index = next(i for i, text in enumerate(value) if not _is_utf8(text))
             raise BadGguf(str(self.path), f"string {index} of the array {key!r} is not UTF-8")
         return value
 
-    def _find(self, key: str, default: object) -> MetadataValue | None:
+    def _get(self, key: str, kind: type[V], default: D | Required) -> V | D:
+        """Returns the value under `key`, which must be of this kind; a bool is no integer."""
         value = self.metadata.get(key)
-        if value is None and default is REQUIRED:
-            raise BadGguf(str(self.path), f"the required key {key!r} is missing")
+        if value is None:
+            if default is REQUIRED:
+                raise BadGguf(str(self.path), f"the required key {key!r} is missing")
+            return given(default)
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+            raise self._wrong_type(key, value, kind)
         return value
 
-    def _wrong_type(self, key: str, value: MetadataValue, wanted: str) -> BadGguf:
-        return BadGguf(str(self.path), f"{key!r} is {_describe(value)}, expected {wanted}")
+    def _wrong_type(self, key: str, value: MetadataValue, wanted: type) -> BadGguf:
+        return BadGguf(str(self.path), f"{key!r} is {_describe(value)}, expected {_NAMES[wanted]}")
 
 
 def _is_utf8(text: str) -> bool:
@@ -122,16 +102,6 @@ def _is_utf8(text: str) -> bool:
 
 
 def _describe(value: MetadataValue) -> str:
-    match value:
-        case bool():
-            return "a bool"
-        case int():
-            return "an integer"
-        case float():
-            return "a float"
-        case str():
-            return "a string"
-        case list():
-            return "an array of strings"
-        case _:
-            return f"an array of {value.dtype.name}"
+    if isinstance(value, np.ndarray):
+        return f"an array of {value.dtype.name}"
+    return _NAMES[type(value)]

@@ -151,7 +151,6 @@ GETTERS: dict[str, Callable[..., Any]] = {
     "float": GgufFile.get_float,
     "str": GgufFile.get_str,
     "ints": GgufFile.get_ints,
-    "floats": GgufFile.get_floats,
     "strs": GgufFile.get_strs,
 }
 DESCRIPTIONS = {

@@ -76,24 +76,21 @@ class MemoryPlan(MemoryNeeds):
         return self.num_blocks * self.block_bytes
 
     def __str__(self) -> str:
-        if self.cache_block is None:
-            return "\n".join(
-                (
-                    f"weights      {mib(self.weights)}",
-                    f"activations  {mib(self.step_bytes)}",
-                    "KV cache     none: an encoder keeps nothing of a prompt",
-                    f"allowed      {mib(self.allowed)}",
-                )
+        decode, cache = [], "none: an encoder keeps nothing of a prompt"
+        if self.cache_block is not None:
+            decode = [f"decode       {8 * self.activation_slices}-bit activations"]
+            tokens = self.num_blocks * BLOCK_TOKENS
+            cache = (
+                f"{mib(self.kv_bytes)}: {self.num_blocks} blocks, {tokens} tokens, "
+                f"{tokens // self.limits.context} sequences of {self.limits.context}"
             )
-        tokens = self.num_blocks * BLOCK_TOKENS
         return "\n".join(
             (
                 f"weights      {mib(self.weights)}",
-                f"decode       {8 * self.activation_slices}-bit activations",
+                *decode,
                 *([f"adapters     {mib(self.adapters)}"] if self.adapters else []),
                 f"activations  {mib(self.step_bytes)}",
-                f"KV cache     {mib(self.kv_bytes)}: {self.num_blocks} blocks, {tokens} tokens, "
-                f"{tokens // self.limits.context} sequences of {self.limits.context}",
+                f"KV cache     {cache}",
                 f"allowed      {mib(self.allowed)}",
             )
         )
@@ -122,7 +119,7 @@ def measure(
         weights=size,
         adapters=adapter_bytes(stacks),
         activations=plan_activations(config, weights, limits, geometry, stacks),
-        input_bytes=_largest_input(config, limits) if config.causal else _largest_prompts(limits),
+        input_bytes=_largest_input(config, limits),
         cache_block=block,
         block_bytes=0 if block is None else total_bytes(block) * config.num_layers,
         limits=limits,
@@ -215,38 +212,28 @@ def _cache_block(config: ModelConfig, kv_dtype: str) -> LayerCache[ArraySpec]:
 
 
 def _largest_input(config: ModelConfig, limits: StepLimits) -> int:
+    """Returns the bytes of the inputs of the largest step."""
+    causal, vocab = config.causal, config.vocab_size
     shape = StepShape(
         tokens=limits.tokens,
         sequences=limits.sequences,
-        rows=limits.rows,
-        blocks=ceil_div(limits.context, BLOCK_TOKENS),
+        rows=limits.rows if causal else 0,
+        blocks=ceil_div(limits.context, BLOCK_TOKENS) if causal else 0,
         decodes=limits.sequences,
         prefills=limits.sequences,
         longest_prefill=limits.tokens,
-        lora_tiles=most_tiles(limits.tokens, limits.adapters),
+        lora_tiles=most_tiles(limits.tokens, limits.adapters) if causal else 0,
         sums=limits.sequences,
     )
+    if not causal:
+        return StepLayout(shape).nbytes
     lists = ListSizes(
-        seen=limits.sequences * min(limits.context, config.vocab_size),
-        biases=limits.sequences * min(_MAX_BIASES, config.vocab_size),
-        mask_words=ceil_div(config.vocab_size, 32),
-        uses=UseSizes.most(limits.sequences, limits.context, words=ceil_div(config.vocab_size, 32)),
+        seen=limits.sequences * min(limits.context, vocab),
+        biases=limits.sequences * min(_MAX_BIASES, vocab),
+        mask_words=ceil_div(vocab, 32),
+        uses=UseSizes.most(limits.sequences, limits.context, words=ceil_div(vocab, 32)),
     )
     return StepLayout(shape, lists).nbytes
-
-
-def _largest_prompts(limits: StepLimits) -> int:
-    shape = StepShape(
-        tokens=limits.tokens,
-        sequences=limits.sequences,
-        rows=0,
-        blocks=0,
-        decodes=limits.sequences,
-        prefills=limits.sequences,
-        longest_prefill=limits.context,
-        sums=limits.sequences,
-    )
-    return StepLayout(shape).nbytes
 
 
 def mib(size: int) -> str:

@@ -208,18 +208,29 @@ class LinearKernels:
             split_quant_blocks=shape.split_quant_blocks,
         )
         if partial is not None:
-            self._sum.launch(
-                (ceil_div(matrix.out_features, _THREADS), x.rows, 1),
-                _THREADS,
-                partial=partial,
-                bias=bias,
-                out=out.f32,
-                out_half=out.f16,
-                splits=shape.splits,
-                out_features=matrix.out_features,
-                activation=gate,
-            )
+            self.finish(partial, bias, out, shape.splits, gate)
         return out
+
+    def finish(
+        self,
+        partial: DeviceArray,
+        bias: DeviceArray | None,
+        out: Activation,
+        splits: int,
+        gate: int,
+    ) -> None:
+        """Adds up what the splits of K of a GEMM left, in stored rows, and applies the gate."""
+        self._sum.launch(
+            (ceil_div(out.features, _THREADS), out.rows, 1),
+            _THREADS,
+            partial=partial,
+            bias=bias,
+            out=out.f32,
+            out_half=out.f16,
+            splits=splits,
+            out_features=out.features,
+            activation=gate,
+        )
 
     def int8(self, x: Activation) -> tuple[DeviceArray, DeviceArray]:
         """Returns the int8 form, made now if there is none."""

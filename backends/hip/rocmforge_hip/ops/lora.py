@@ -19,7 +19,6 @@ from rocmforge_hip.weights.products import Product
 
 _SHRINK_WAVES: Final = 8
 _EXPAND_WAVES: Final = 4
-_THREADS: Final = 256
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,7 +48,6 @@ class Lora:
         self._shrink_f32 = library.kernel("rf_lora_shrink_f32", kernels.rf_lora_shrink)
         self._shrink_f16 = library.kernel("rf_lora_shrink_f16", kernels.rf_lora_shrink)
         self._expand = library.kernel("rf_lora_expand", kernels.rf_lora_expand)
-        self._gate = library.kernel("rf_gemm_sum", kernels.rf_gemm_sum)
 
     def changes(self, step: DeviceStep, matrix: Matrix) -> bool:
         """Returns whether a sequence of the step may have an adapter that changes the matrix."""
@@ -115,15 +113,5 @@ class Lora:
             matrix.out_features,
             half=x.rows > self._products.gemv_rows,
         )
-        self._gate.launch(
-            (ceil_div(matrix.out_features, _THREADS), x.rows, 1),
-            _THREADS,
-            partial=f32_of(product),
-            bias=None,
-            out=out.f32,
-            out_half=out.f16,
-            splits=1,
-            out_features=matrix.out_features,
-            activation=gate,
-        )
+        self._products.finish(f32_of(product), None, out, 1, gate)
         return out

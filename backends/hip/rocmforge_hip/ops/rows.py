@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Final, Protocol
+from typing import Final
 
 from rocmforge.models.config import ModelConfig, NormKind
 from rocmforge_hip.device.constants import QUANT_BLOCK
+from rocmforge_hip.device.driver import Dim3
 from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.kernels import rows as row_kernels
@@ -125,32 +126,6 @@ class RowKernels:
         self._gelu.launch((ceil_div(count, _HALVES), 1, 1), _THREADS, x=x, count=count)
 
 
-class Norms(Protocol):
-    """The norms of a model, all of one kind."""
-
-    def norm(self, x: Activation, weight: Weight, bias: Weight | None, out: Activation) -> None:
-        """Norms the rows of x."""
-        ...
-
-    def add_norm(
-        self,
-        residual: Activation,
-        delta: Activation,
-        weight: Weight,
-        bias: Weight | None,
-        out: Activation,
-        total: DeviceArray | None,
-    ) -> None:
-        """Norms the rows of residual + delta, and writes the sum itself to `total`, if given."""
-        ...
-
-
-def norms_of(config: ModelConfig, library: KernelLibrary) -> Norms:
-    """Returns the norms of this model's kind."""
-    kind = RmsNorms if config.norm is NormKind.RMS else LayerNorms
-    return kind(library, config.norm_eps)
-
-
 class RmsNorms:
     """Norms by root mean square; they have no bias."""
 
@@ -160,10 +135,10 @@ class RmsNorms:
         self._add_norm = library.kernel("rf_add_rms_norm", row_kernels.rf_add_rms_norm)
 
     def norm(self, x: Activation, weight: Weight, bias: Weight | None, out: Activation) -> None:
+        """Norms the rows of x."""
         assert bias is None
         self._norm.launch(
-            (x.rows, 1, 1),
-            norm_threads(x.features),
+            *_blocks(x),
             x=f32_of(x),
             weight=vector_of(weight, x.features),
             out=out,
@@ -180,12 +155,12 @@ class RmsNorms:
         out: Activation,
         total: DeviceArray | None,
     ) -> None:
+        """Norms the rows of residual + delta; the sum goes to `total`, the residual's place."""
         assert bias is None
         assert total is residual.f32, "the kernel writes the sum to the place of the residual"
         assert (residual.rows, residual.features) == (delta.rows, delta.features)
         self._add_norm.launch(
-            (residual.rows, 1, 1),
-            norm_threads(residual.features),
+            *_blocks(residual),
             delta=f32_of(delta),
             residual=f32_of(residual),
             weight=vector_of(weight, residual.features),
@@ -205,9 +180,9 @@ class LayerNorms:
         self._norm_half = library.kernel("rf_layer_norm_half", row_kernels.rf_layer_norm_half)
 
     def norm(self, x: Activation, weight: Weight, bias: Weight | None, out: Activation) -> None:
+        """Norms the rows of x."""
         self._norm.launch(
-            (x.rows, 1, 1),
-            norm_threads(x.features),
+            *_blocks(x),
             x=f32_of(x),
             weight=vector_of(weight, x.features),
             bias=None if bias is None else vector_of(bias, x.features),
@@ -225,10 +200,10 @@ class LayerNorms:
         out: Activation,
         total: DeviceArray | None,
     ) -> None:
+        """Norms the rows of residual + delta, and writes the sum itself to `total`, if given."""
         assert (residual.rows, residual.features) == (delta.rows, delta.features)
         self._add_norm.launch(
-            (residual.rows, 1, 1),
-            norm_threads(residual.features),
+            *_blocks(residual),
             delta=f32_of(delta),
             residual=f32_of(residual),
             weight=vector_of(weight, residual.features),
@@ -242,8 +217,7 @@ class LayerNorms:
     def norm_half(self, x: Activation, weight: Weight, bias: Weight | None) -> None:
         """Norms rows of halves in place; they may be columns of a wider matrix."""
         self._norm_half.launch(
-            (x.rows, 1, 1),
-            norm_threads(x.features),
+            *_blocks(x),
             x=f16_of(x),
             weight=vector_of(weight, x.features),
             bias=None if bias is None else vector_of(bias, x.features),
@@ -251,6 +225,17 @@ class LayerNorms:
             hidden_size=x.features,
             eps=self._eps,
         )
+
+
+def norms_of(config: ModelConfig, library: KernelLibrary) -> RmsNorms | LayerNorms:
+    """Returns the norms of this model's kind."""
+    kind = RmsNorms if config.norm is NormKind.RMS else LayerNorms
+    return kind(library, config.norm_eps)
+
+
+def _blocks(x: Activation) -> tuple[Dim3, int]:
+    """Returns grid and block of a norm: a block a row."""
+    return (x.rows, 1, 1), norm_threads(x.features)
 
 
 def norm_threads(features: int) -> int:

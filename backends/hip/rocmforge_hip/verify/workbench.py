@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import Any, Final, Literal, Self
 
 import numpy as np
@@ -115,12 +114,7 @@ class Workbench:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         if error is None:  # a device that has failed frees nothing any more
             self._device.driver.synchronize_stream(self._device.stream)
             release(self._device)
