@@ -37,6 +37,9 @@ _USED: Mapping[str, Sequence[str]] = {
     "serve": tuple(option.name for option in settings.options()),
     "run": (*_ENGINE, "chat_template", *_LOGS),
     "inspect": (*_PLAN, "lora", *_LOGS),
+    "pull": _LOGS,
+    "list": _LOGS,
+    "rm": _LOGS,
     "backends": _LOGS,
     "doctor": ("host", "port", *_LOGS),
     "bench": (*_ENGINE, "max_waiting", *_LOGS),
@@ -45,7 +48,13 @@ _USED: Mapping[str, Sequence[str]] = {
 """Settings that each command uses. It has flags for these and no others; environment and file may
 hold more, as they are written for the server."""
 
-MODEL_HELP = "path of a .gguf file or of a folder of Hugging Face, or a name such as smollm2"
+_ALIASES = {"show": "inspect"}
+
+MODEL_HELP = (
+    "path of a .gguf file or of a folder of Hugging Face; or a name: of `rocmforge list`, or "
+    "ORGANISATION/MODEL[:QUANTISATION] of Hugging Face"
+)
+HUB_NAME_HELP = "ORGANISATION/MODEL, or ORGANISATION/MODEL:QUANTISATION"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -54,14 +63,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     say: Callable[[str], None] = _say
     try:
         given = _given_settings(arguments)
-        if arguments.command == "inspect" and not arguments.plan:
+        command = _ALIASES.get(arguments.command, arguments.command)
+        if command == "inspect" and not arguments.plan:
             _refuse_plan_settings(given)
         configured = settings.load(given, arguments.config)
         set_up_logging(configured.log_level, configured.log_format)
         if configured.log_format == "json":  # for programs that read nothing else
             say = logger.error
-        command = import_module(f"rocmforge.commands.{arguments.command}")
-        code: int = command.run(arguments, configured)
+        module = import_module(f"rocmforge.commands.{command}")
+        code: int = module.run(arguments, configured)
         if sys.stdout is not None:  # it is None if the shell has closed it
             sys.stdout.flush()
         return code
@@ -151,7 +161,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_settings(run, _USED["run"])
 
-    inspect = add_command("inspect", help="show what is in a GGUF file or a folder")
+    inspect = add_command(
+        "inspect", aliases=[*_ALIASES], help="show what is in a GGUF file or a folder"
+    )
     inspect.add_argument("model", help=MODEL_HELP)
     inspect.add_argument("--tensors", action="store_true", help="list every tensor")
     inspect.add_argument("--json", action="store_true", help="print JSON")
@@ -160,6 +172,18 @@ def _parser() -> argparse.ArgumentParser:
         "--memory", metavar="SIZE", help="plan for a device with so much free, such as 24GiB"
     )
     _add_settings(inspect, _USED["inspect"])
+
+    pull = add_command("pull", help="fetch models from Hugging Face")
+    pull.add_argument("models", nargs="+", metavar="model", help=HUB_NAME_HELP)
+    _add_settings(pull, _USED["pull"])
+
+    listing = add_command("list", help="list the models on this machine, whoever fetched them")
+    listing.add_argument("--json", action="store_true", help="print JSON")
+    _add_settings(listing, _USED["list"])
+
+    remove = add_command("rm", help="delete models from the cache of Hugging Face")
+    remove.add_argument("models", nargs="+", metavar="model", help="a name of `rocmforge list`")
+    _add_settings(remove, _USED["rm"])
 
     backends = add_command("backends", help="list backends and the devices they find")
     backends.add_argument("--json", action="store_true", help="print JSON")

@@ -31,7 +31,8 @@ RocmForgeError
 │   ├── UnsupportedArchitecture
 │   ├── UnsupportedTensor
 │   ├── BadAdapter
-│   └── ModelFileNotFound
+│   ├── ModelFileNotFound
+│   └── DownloadFailed
 └── ConfigurationError      flags, environment, backends that do not exist
 
 Errors carry fields; `str(error)` is one sentence that says what was wrong and what to do.
@@ -223,6 +224,10 @@ class ModelLoadError(RocmForgeError):
 
 class ModelFileNotFound(ModelLoadError):
     """No such model file or known model name."""
+
+
+class DownloadFailed(ModelLoadError):
+    """A model could not be fetched; what has come of it is kept for the next try."""
 
 
 class BadGguf(ModelLoadError):

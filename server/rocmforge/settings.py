@@ -29,6 +29,10 @@ GPU_VARIABLES = (
     *("ROCM_PATH", "HIP_PLATFORM", "HSA_OVERRIDE_GFX_VERSION"),
     *("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"),
 )
+STORE_VARIABLES = (
+    *("HF_HOME", "HF_HUB_CACHE", "XDG_CACHE_HOME"),
+    *("LLAMA_CACHE", "OLLAMA_MODELS"),
+)
 _SECRET = "api_key"  # is not repeated in messages; an empty one counts
 # Variables of the test suite and of the kernel build; not settings.
 OTHER_PREFIXES = ("ROCMFORGE_TEST_", "ROCMFORGE_KERNEL_")
@@ -478,6 +482,11 @@ def _from_table(name: str, values: Mapping[str, Any], settings: Settings) -> Mod
 def gpu_environment() -> dict[str, str]:
     """Variables that are not ours, but change which GPUs HIP finds: for `rocmforge doctor`."""
     return {name: os.environ[name] for name in GPU_VARIABLES if name in os.environ}
+
+
+def store_environment() -> dict[str, str]:
+    """Variables of other programs that say where their models are."""
+    return {name: os.environ[name] for name in STORE_VARIABLES if name in os.environ}
 
 
 def _read_file(path: Path) -> dict[str, Any]:

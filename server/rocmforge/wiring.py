@@ -16,7 +16,6 @@ from rocmforge.api.http.settings import ApiSettings
 from rocmforge.api.metrics.request_log import RequestLog
 from rocmforge.api.metrics.tracing import Tracer
 from rocmforge.backend.protocol import LoadOptions
-from rocmforge.catalog import default_names, find_model
 from rocmforge.engine.client.client import AsyncEngine
 from rocmforge.engine.client.config import EngineConfig
 from rocmforge.engine.ipc.params import TokenPieces
@@ -26,6 +25,7 @@ from rocmforge.fleet.entry import FleetEntry, ModelPolicy
 from rocmforge.fleet.fleet import Fleet, FleetSettings
 from rocmforge.fleet.model import MAX_AT_ONCE, ServedModel
 from rocmforge.fleet.sharing import Wish, memory_shares
+from rocmforge.library.finding import default_names, find_model
 from rocmforge.logits.registry import load_processors
 from rocmforge.models.checkpoint import Checkpoint, Identity
 from rocmforge.models.lora import AdapterSpec, parse_adapters

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from rocmforge.backend.protocol import DeviceInfo
-from rocmforge.commands.diagnosis import Finding, Level, diagnose
-from rocmforge.commands.machine import Machine, User, read_machine
-from rocmforge.commands.runtime_probe import Runtime
+from rocmforge.commands.diagnosis.findings import Finding, Level, diagnose
+from rocmforge.commands.diagnosis.machine import Machine, User, read_machine
+from rocmforge.commands.diagnosis.runtime_probe import Runtime
 
 GIB = 2**30
 RENDER, VIDEO = 105, 44

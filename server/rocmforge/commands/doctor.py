@@ -14,9 +14,9 @@ import msgspec
 from rich.console import Console
 from rich.markup import escape
 
-from rocmforge.commands.diagnosis import Finding, Level, diagnose
-from rocmforge.commands.machine import User, read_machine
-from rocmforge.commands.runtime_probe import ask
+from rocmforge.commands.diagnosis.findings import Finding, Level, diagnose
+from rocmforge.commands.diagnosis.machine import User, read_machine
+from rocmforge.commands.diagnosis.runtime_probe import ask
 from rocmforge.settings import Settings, gpu_environment
 
 _MARKS: Final = {

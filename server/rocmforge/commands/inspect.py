@@ -11,10 +11,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from rocmforge.catalog import find_model
 from rocmforge.commands.plan import show_plan, size_text
 from rocmforge.commands.terminal.output import output_console
 from rocmforge.errors import ConfigurationError
+from rocmforge.library.finding import find_model
 from rocmforge.models.checkpoint import Contents
 from rocmforge.models.config import ModelConfig
 from rocmforge.models.memory import kv_bytes_per_token

@@ -15,10 +15,10 @@ from rich.table import Table
 
 from rocmforge.backend import registry
 from rocmforge.backend.optional import MemoryEstimate, Planning
-from rocmforge.catalog import find_model
 from rocmforge.commands.terminal.output import output_console
 from rocmforge.engine.draft.draft_memory import both, draft_options
 from rocmforge.errors import ConfigurationError
+from rocmforge.library.finding import find_model
 from rocmforge.opening import open_checkpoint
 from rocmforge.settings import Settings
 from rocmforge.wiring import adapter_specs, load_options, warn_of_context

@@ -20,6 +20,7 @@ from rocmforge.api.generate.parts import AnswerParts, Part
 from rocmforge.api.generate.schema import ChatRequest, Message
 from rocmforge.api.http.origin import Origin
 from rocmforge.api.metrics.requests import Metrics
+from rocmforge.commands.obtain import obtain
 from rocmforge.commands.terminal.progress import wait_ready
 from rocmforge.commands.terminal.questions import (
     MessageReader,
@@ -59,6 +60,7 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
     for stream in (sys.stdin, sys.stdout):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # what is not in its encoding ends nothing
+    obtain(arguments.model, settings)
     front = read_front(arguments.model, settings)
     front.check_generates()
     front.check_chats()

@@ -17,6 +17,7 @@ from rich.text import Text
 from rocmforge.api.http.hosts import is_loopback
 from rocmforge.api.http.keys import Keyring
 from rocmforge.commands.http.server import Certificate, HttpServer, http_config, listen
+from rocmforge.commands.obtain import obtain
 from rocmforge.commands.terminal.progress import wait_for
 from rocmforge.errors import ConfigurationError, EngineError, RocmForgeError
 from rocmforge.fleet.entry import FleetEntry
@@ -39,7 +40,12 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
     _check_tls(settings)
     keys = Keyring(read_all_keys(settings))
     # Reads the files. It may take seconds, in which a running loop would not hear of ^C.
-    fleet = build_fleet(served_models(arguments.models, settings), settings)
+    models = served_models(arguments.models, settings)
+    for model in models:
+        obtain(model.path, settings)
+        if model.settings.draft_model is not None:
+            obtain(model.settings.draft_model, settings)
+    fleet = build_fleet(models, settings)
     return asyncio.run(_serve(fleet, keys, settings))
 
 

@@ -22,7 +22,6 @@ from rocmforge import __version__
 from rocmforge.backend import registry
 from rocmforge.backend.optional import OpCheck, SelfChecking
 from rocmforge.backend.protocol import Backend, LoadOptions, RunnerInfo
-from rocmforge.catalog import find_model
 from rocmforge.commands.agreement import Agreement, Continuation, compare, decode_speed
 from rocmforge.errors import (
     ConfigurationError,
@@ -31,6 +30,7 @@ from rocmforge.errors import (
     UnsupportedArchitecture,
 )
 from rocmforge.gguf.synthetic import write_synthetic_model
+from rocmforge.library.finding import find_model
 from rocmforge.models.checkpoint import Checkpoint
 from rocmforge.models.families import DECODERS
 from rocmforge.opening import open_checkpoint

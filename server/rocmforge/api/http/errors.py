@@ -76,6 +76,7 @@ ERROR_TABLE: dict[type[Exception], ErrorRow] = {
     errors.OutOfMemory: _INTERNAL,
     errors.ModelLoadError: _INTERNAL,
     errors.ModelFileNotFound: _INTERNAL,
+    errors.DownloadFailed: _INTERNAL,
     errors.BadGguf: _INTERNAL,
     errors.BadFolder: _INTERNAL,
     errors.BadTokenizer: _INTERNAL,

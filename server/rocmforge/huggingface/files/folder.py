@@ -15,9 +15,9 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from rocmforge.catalog import folder_name, hub_repository
 from rocmforge.errors import BadFolder, ModelFileNotFound
 from rocmforge.huggingface.files.json_object import JsonObject
+from rocmforge.library.hub_names import folder_name, hub_repository
 
 CONFIG: Final = "config.json"
 MAX_CONFIG_BYTES: Final = 16 << 20

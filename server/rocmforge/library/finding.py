@@ -1,0 +1,96 @@
+"""Turns what a user calls a model into a path on this machine."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final
+
+from rocmforge.errors import ModelFileNotFound
+from rocmforge.library.hub_names import (
+    choose_file,
+    folder_name,
+    parse_hub_name,
+)
+from rocmforge.library.packaged import PACKAGED, find_packaged
+from rocmforge.library.stores import StoredModel, store_places, stored_models
+from rocmforge.settings import store_environment
+
+_OF_FOLDERS: Final = ("config.json", "adapter_config.json")
+
+
+def find_model(name: str) -> Path:
+    """Finds the GGUF file or the folder of that path or name.
+
+    Raises:
+        ModelFileNotFound: it is not on this machine; the message says how to get it. Or it cannot
+            be told.
+    """
+    path = Path(name)
+    try:
+        if path.is_file() or any((path / file).is_file() for file in _OF_FOLDERS):
+            # Links are not followed: the name that the user sees is what the model is called, and
+            # the parts of a split model lie beside it.
+            return path.absolute()
+    except OSError as error:  # a folder that may not be searched, a name that is too long
+        raise ModelFileNotFound(f"{name} cannot be read: {error.strerror}.") from error
+    if name in PACKAGED:
+        return find_packaged(name)
+    stored = find_stored(name)
+    if stored is not None:
+        return stored.path
+    if path.is_dir():
+        raise ModelFileNotFound(f"{name} is a folder without config.json. {_WHAT_TO_GIVE}")
+    hint = f" `rocmforge pull {name}` fetches a model of that name." if parse_hub_name(name) else ""
+    raise ModelFileNotFound(f"{name} does not exist.{hint} {_WHAT_TO_GIVE}")
+
+
+_WHAT_TO_GIVE: Final = (
+    "Give the path of a .gguf file or of a folder in the layout of Hugging Face, a name that "
+    f"`rocmforge list` shows, or one of: {', '.join(PACKAGED)}."
+)
+
+
+def all_stored() -> tuple[StoredModel, ...]:
+    """Returns every model on this machine that has a name."""
+    packaged = [
+        StoredModel(name, path, path.stat().st_size, f"package {model.package}", (path,))
+        for name, model in PACKAGED.items()
+        if (path := model.path) is not None and path.is_file()
+    ]
+    return (*packaged, *stored_models(store_places(store_environment(), Path.home())))
+
+
+def find_stored(name: str) -> StoredModel | None:
+    """Finds a model that some program has fetched, under its name in `rocmforge list`.
+
+    A repository alone stands for the usual one of its quantisations that are here.
+    """
+    models = all_stored()
+    for model in models:
+        if model.name.casefold() == name.casefold():
+            return model
+    wanted = parse_hub_name(name)
+    if wanted is None:
+        return None
+    here = {
+        model.path.name: model
+        for model in reversed(models)
+        if (found := parse_hub_name(model.name)) is not None
+        and found.repository.casefold() == wanted.repository.casefold()
+        and wanted.quantisation in (None, found.quantisation)
+    }
+    chosen = choose_file(here, None)
+    return None if chosen is None else here[chosen]
+
+
+def default_names(name: str, path: Path) -> tuple[str, ...]:
+    """Returns names for a model that was given none: what the user typed, and the file's."""
+    if path.is_dir():
+        return (folder_name(path),)
+    stem = re.sub(r"-\d{5}-of-\d{5}$", "", path.stem)
+    if name.endswith(".gguf") or Path(name).exists():
+        return (stem,)
+    return (
+        (name, stem) if path.suffix == ".gguf" else (name,)
+    )  # Ollama's files are called by hashes
