@@ -47,8 +47,10 @@ class TokenizerData:
     adds_eos: bool | None = None
     adds_separator: bool | None = None
     adds_space_prefix: bool = True
+    prefixes_start_only: bool = False  # not also behind special tokens
     lowercase: bool = True
     strip_accents: bool = True
+    escapes_user_defined: bool = False  # "▁" is a space in these tokens, too
     charsmap: bytes = b""  # SentencePiece's table of replacements
     strips_after_special: bool = False  # special tokens swallow the white space behind them
     strips_after: frozenset[int] = frozenset()  # these do

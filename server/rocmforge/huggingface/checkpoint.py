@@ -21,9 +21,10 @@ from rocmforge.huggingface.pooling import read_pooling
 from rocmforge.huggingface.ranking import HEAD, read_head, read_instruction, with_head
 from rocmforge.huggingface.sampling import read_sampling
 from rocmforge.huggingface.tokenizer import (
-    MAX_TOKENIZER_BYTES,
+    SENTENCEPIECE,
     TEMPLATES,
     TOKENIZER,
+    describe_tokenizer,
     read_templates,
     read_tokenizer,
 )
@@ -38,7 +39,7 @@ GENERATION: Final = "generation_config.json"
 _DESCRIBING: Final = (
     *(CONFIG, GENERATION, TOKENIZER, "tokenizer_config.json", "special_tokens_map.json"),
     *("chat_template.jinja", "chat_template.json", "modules.json"),
-    "config_sentence_transformers.json",
+    *("config_sentence_transformers.json", SENTENCEPIECE, "added_tokens.json"),
 )
 _MAX_BYTES: Final = 256 << 20
 
@@ -108,7 +109,7 @@ class _Opened:
             name_of=name_of,
             rope_factors=factors,
             chat_templates=read_templates(folder),
-            has_tokenizer=folder.find(TOKENIZER) is not None,
+            has_tokenizer=any(folder.find(name) for name in (TOKENIZER, SENTENCEPIECE)),
             read_tokenizer=lambda: read_tokenizer(folder, config, generation, model.vocab_size),
             identify=lambda: identify_folder(folder.path),
             rank_instruction=read_instruction(folder),
@@ -181,9 +182,6 @@ def describe_folder(path: Path) -> Contents:
             model = checkpoint.config
     except RocmForgeError as error:
         refusal = error.message
-    definition = folder.json(TOKENIZER, MAX_TOKENIZER_BYTES)
-    parts = None if definition is None else definition.get_object("model")
-    kind = "none" if parts is None else parts.get_str("type", "unknown")
     return Contents(
         path=path,
         size_bytes=sum(len(file.map) for file in files),
@@ -193,7 +191,7 @@ def describe_folder(path: Path) -> Contents:
         tensors=tuple(tensor for _, _, tensor in tensors_of(files) if tensor is not None),
         config=model,
         refusal=refusal,
-        tokenizer=kind if definition is None else f"{kind}/{TOKENIZER}",
+        tokenizer=describe_tokenizer(folder),
         chat_template=read_templates(folder).get("default"),
     )
 

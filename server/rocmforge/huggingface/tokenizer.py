@@ -1,18 +1,25 @@
-"""The tokenizer of a folder: `tokenizer.json`, and what files beside it say of single tokens."""
+"""The tokenizer of a folder: `tokenizer.json`, or a SentencePiece model where that is missing.
+
+Files beside it say more of single tokens.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from rocmforge.checkpoint.tokenizer import LIBRARY_MODEL, TokenizerData, TokenType
 from rocmforge.errors import BadTokenizer
+from rocmforge.huggingface.files import sentencepiece
 from rocmforge.huggingface.files.folder import Folder
 from rocmforge.huggingface.files.json_object import JsonObject
+from rocmforge.huggingface.files.sentencepiece import SentencePieceModel
 
 TOKENIZER: Final = "tokenizer.json"
+SENTENCEPIECE: Final = "tokenizer.model"
 _CONFIG: Final = "tokenizer_config.json"
+_ADDED: Final = "added_tokens.json"
 _SPECIAL_TOKENS: Final = "special_tokens_map.json"
 MAX_TOKENIZER_BYTES: Final = 128 << 20
 """The largest known, of 260,000 tokens and their merges, has 34 MiB."""
@@ -50,13 +57,31 @@ def read_tokenizer(
         BadTokenizer: It is missing, of a kind that we do not have, or contradicts itself.
         BadFolder: A file is no valid JSON, or a value has the wrong type.
     """
+    files = _TokenizerFiles(folder, config, generation, vocab_size)
+    definition = folder.json(TOKENIZER, MAX_TOKENIZER_BYTES)
+    if definition is not None:
+        return _Reader(files, definition).read()
+    data = folder.read(SENTENCEPIECE, sentencepiece.MAX_BYTES)
+    if data is None:
+        raise BadTokenizer(
+            f"{folder.path}: there is neither {TOKENIZER} nor {SENTENCEPIECE}. AutoTokenizer."
+            f"from_pretrained(...).save_pretrained(...) of Transformers writes {TOKENIZER} from "
+            "other files."
+        )
+    return _read_sentencepiece(files, sentencepiece.read_model(data, folder.path / SENTENCEPIECE))
+
+
+def describe_tokenizer(folder: Folder) -> str:
+    """Returns the kind of the tokenizer and its file, or "none".
+
+    Raises:
+        BadFolder: `tokenizer.json` is no valid JSON.
+    """
     definition = folder.json(TOKENIZER, MAX_TOKENIZER_BYTES)
     if definition is None:
-        raise BadTokenizer(
-            f"{folder.path}: there is no {TOKENIZER}. AutoTokenizer.from_pretrained(...)."
-            "save_pretrained(...) of Transformers writes it from other files."
-        )
-    return _Reader(folder, config, generation, definition, vocab_size).read()
+        return "none" if folder.find(SENTENCEPIECE) is None else f"BPE/{SENTENCEPIECE}"
+    model = definition.get_object("model")
+    return f"{'none' if model is None else model.get_str('type', 'unknown')}/{TOKENIZER}"
 
 
 def read_templates(folder: Folder) -> dict[str, str]:
@@ -84,21 +109,81 @@ def read_templates(folder: Folder) -> dict[str, str]:
     return {name: text for name, text in texts.items() if text is not None} or found
 
 
-class _Reader:
+class _TokenizerFiles:
+    """The files beside the definition of a tokenizer."""
+
     def __init__(
-        self,
-        folder: Folder,
-        config: JsonObject,
-        generation: JsonObject | None,
-        definition: JsonObject,
-        vocab_size: int,
+        self, folder: Folder, config: JsonObject, generation: JsonObject | None, vocab_size: int
     ) -> None:
-        self._path = folder.path
-        self._configs = [each for each in (generation, config) if each is not None]
+        self.folder = folder
+        self.configs = [each for each in (generation, config) if each is not None]
+        self.vocab_size = vocab_size
+        self.own = folder.json(_CONFIG) or config.empty(_CONFIG)
+        self.map = folder.json(_SPECIAL_TOKENS) or config.empty(_SPECIAL_TOKENS)
+
+
+def _read_sentencepiece(files: _TokenizerFiles, model: SentencePieceModel) -> TokenizerData:
+    """Reads a tokenizer as Transformers' LlamaTokenizer and GemmaTokenizer do."""
+    named = {"bos_token": model.bos, "eos_token": model.eos, "unk_token": model.unknown}
+    files.own = files.own.with_defaults({"add_bos_token": True, **named})
+    kinds = dict(zip(model.pieces, model.types, strict=True))
+    added = [
+        {"id": index, "content": piece, "special": kind is TokenType.CONTROL}
+        for index, (piece, kind) in enumerate(kinds.items())
+        if kind in (TokenType.CONTROL, TokenType.USER_DEFINED)
+    ]
+    path = files.folder.path / SENTENCEPIECE
+    definition = JsonObject(
+        path,
+        {
+            "added_tokens": [*added, *_tokens_beside(files, kinds)],
+            "model": {
+                "type": "BPE",
+                "vocab": {piece: index for index, piece in enumerate(model.pieces)},
+                "byte_fallback": True,
+            },
+        },
+    )
+    found = _Reader(files, definition).read()
+    missing = len(found.tokens) - len(model.scores)
+    return replace(
+        found,
+        model="llama",
+        scores=(*model.scores, *(0.0,) * missing)[: len(found.tokens)],
+        adds_space_prefix=model.adds_space_prefix,
+        prefixes_start_only=not files.own.get_bool("legacy", True),
+        definition={},
+    )
+
+
+def _tokens_beside(
+    files: _TokenizerFiles, known: Mapping[str, TokenType]
+) -> Iterator[Mapping[str, object]]:
+    """Yields the tokens that were added to a vocabulary, as tokenizer.json has them."""
+    more = files.folder.json(_ADDED)
+    decoder = files.own.get_object("added_tokens_decoder")
+    listed = {} if decoder is None else decoder.values
+    for index in listed:
+        assert decoder is not None
+        token = decoder.get_object(index)
+        if token is not None and token.get_str("content") not in known:
+            if not (index.isascii() and index.isdecimal() and len(index) < 10):
+                raise decoder.bad(index, "it is no token")
+            yield {**token.values, "id": int(index)}
+    if more is not None:
+        for content in more.values:
+            if content not in known and str(more.get_int(content)) not in listed:
+                yield {"id": more.get_int(content), "content": content}
+
+
+class _Reader:
+    def __init__(self, files: _TokenizerFiles, definition: JsonObject) -> None:
+        self._path = files.folder.path
+        self._configs = files.configs
         self._definition = definition
-        self._size = vocab_size
-        self._own = folder.json(_CONFIG) or config.empty(_CONFIG)
-        self._map = folder.json(_SPECIAL_TOKENS) or config.empty(_SPECIAL_TOKENS)
+        self._size = files.vocab_size
+        self._own = files.own
+        self._map = files.map
         self._model = definition.get_object("model") or definition.empty("model")
 
     def read(self) -> TokenizerData:
@@ -133,6 +218,7 @@ class _Reader:
             strips_after=frozenset(
                 self._added_id(token) for token in added if token.get_bool("rstrip", False)
             ),
+            escapes_user_defined=True,
             definition={part: self._definition.values.get(part) for part in _PARTS},
         )
 

@@ -1,4 +1,6 @@
-"""Folders whose JSON files were changed at random: each is read or refused, with a typed error.
+"""Folders whose files were changed at random: each is read or refused, with a typed error.
+
+JSON files get other values, and `tokenizer.model` other bytes.
 
 Everything is done with them that `serve` does before it starts an engine. How many of each model is
 said by $ROCMFORGE_TEST_MUTATIONS (default: 30, for CI).
@@ -11,6 +13,7 @@ import os
 import shutil
 from contextlib import suppress
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,17 +31,20 @@ from tests.data.models import tiny_encoders
 from tests.data.models.tiny_encoders import VOCABULARY, TinyEncoder
 from tests.data.models.tiny_folders import write_folder
 from tests.data.models.tiny_models import TinyModel, by_name
+from tests.support.sentencepiece_writer import model_bytes, pieces_of
 from tests.support.tokenizer_files import KINDS, pieces, write_tokenizer
 
 EXAMPLES = int(os.environ.get("ROCMFORGE_TEST_MUTATIONS", "30"))
 FILES = (
     *("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"),
     *("special_tokens_map.json", "modules.json", "1_Pooling/config.json"),
-    *("1_LogitScore/config.json", "config_sentence_transformers.json"),
+    *("1_LogitScore/config.json", "config_sentence_transformers.json", "tokenizer.model"),
 )
+PIECES = pieces_of(("▁t", "he", "▁the", "at", "on", "42", *"▁thecaosn42"), ["▁▁"])
+YARN = by_name("llama-yarn-tuned")
 MODELS: dict[str, TinyModel | TinyEncoder] = {
     "llama3-rope": by_name("llama3-rope"),
-    "llama-yarn-tuned": by_name("llama-yarn-tuned"),
+    "sentencepiece": replace(YARN, config={**YARN.config, "vocab_size": len(PIECES)}),
     "gemma3": by_name("gemma3"),
     "phi3-longrope-long": by_name("phi3-longrope-long"),
     "modern-bert": tiny_encoders.by_name("modern-bert"),
@@ -69,6 +75,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
         generation = {"temperature": 0.5, "top_k": 3, "eos_token_id": [2, 5]}
         (folder / "generation_config.json").write_text(json.dumps(generation))
+        if name == "sentencepiece":
+            (folder / "tokenizer.json").unlink()
+            (folder / "tokenizer.model").write_bytes(model_bytes(PIECES))
         (folder / "special_tokens_map.json").write_text('{"unk_token": {"content": "[UNK]"}}')
         kind = "LogitScore" if name == "gemma3" else "Pooling"
         modules = [{"type": "models.Transformer"}, {"type": f"models.{kind}", "path": f"1_{kind}"}]
@@ -99,6 +108,15 @@ def changed(document: Any, place: tuple[Any, ...], value: Any) -> None:
     document[place[-1]] = deepcopy(value)
 
 
+def damaged(content: bytes, data: st.DataObject) -> bytes:
+    """With a few bytes changed, most of them not in the tokens of bytes."""
+    found, size = bytearray(content), len(content)
+    places = st.integers(0, size - 1) | st.integers(size - 60, size - 1)
+    for at in data.draw(st.lists(places, min_size=1, max_size=3)):
+        found[at] = data.draw(st.integers(0, 255))
+    return bytes(found[: data.draw(st.just(size) | st.integers(0, size))])
+
+
 def front(folder: Path) -> None:
     """What `serve` and `inspect` do with a model before there is an engine."""
     with suppress(RocmForgeError):
@@ -117,7 +135,11 @@ def front(folder: Path) -> None:
 def test_a_changed_folder_is_read_or_refused(name: str, data: st.DataObject, folders: Path) -> None:
     folder = folders / f"{name}-changed"
     shutil.copytree(folders / name, folder, dirs_exist_ok=True)
-    file = folder / data.draw(st.sampled_from(FILES))
+    file = folder / data.draw(st.sampled_from([each for each in FILES if (folder / each).exists()]))
+    if file.suffix == ".model":
+        file.write_bytes(damaged(file.read_bytes(), data))
+        front(folder)
+        return
     document = json.loads(file.read_text())
     for _ in range(data.draw(st.integers(1, 3))):
         where = places(document)

@@ -261,7 +261,8 @@ def empty(path: Path) -> Any:
 
 
 def test_a_folder_without_tokenizer_json_is_refused_with_the_way_to_it(tmp_path: Path) -> None:
-    with pytest.raises(BadTokenizer, match=r"there is no tokenizer\.json\. AutoTokenizer"):
+    reason = r"there is neither tokenizer\.json nor tokenizer\.model\. AutoTokenizer"
+    with pytest.raises(BadTokenizer, match=reason):
         read_tokenizer(Folder(tmp_path), empty(tmp_path), None, 10)
 
 

@@ -110,12 +110,19 @@ class Tokenizer:
         self.special_ids = frozenset(vocabulary.ids_of(TokenType.CONTROL, TokenType.UNKNOWN))
         self._tokens = vocabulary.tokens
         self._control = {self._tokens[index]: index for index in self.special_ids}
-        pieces = _pieces(vocabulary, piece)
+        raw = {TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED}
+        if data.escapes_user_defined and piece is spm.piece_bytes:
+            raw.remove(TokenType.USER_DEFINED)
+        pieces = [
+            token.encode() if type_ in raw else piece(token, type_)
+            for token, type_ in zip(vocabulary.tokens, vocabulary.types, strict=True)
+        ]
         self._all_pieces = PieceTables.of(pieces)
         self._shown_pieces = PieceTables.of(
             [b"" if index in self.special_ids else piece for index, piece in enumerate(pieces)]
         )
         self._space_prefix = vocabulary.model == "llama" and data.adds_space_prefix
+        self._prefixes_start_only = data.prefixes_start_only
         self._has_leading_space = self._space_prefix or has_leading_space
         # RoBERTa and what comes of it was trained on pairs with two separators.
         adds_separator = _given(data.adds_separator, vocabulary.model != "bert")
@@ -123,11 +130,11 @@ class Tokenizer:
         self._strips_after = data.strips_after | (
             _ids_that_strip(vocabulary) if data.strips_after_special else frozenset()
         )
+        # SentencePiece looks for tokens in text whose spaces it has replaced.
+        self._replaces_spaces = data.escapes_user_defined and vocabulary.model == "llama"
         user_defined = vocabulary.ids_of(TokenType.USER_DEFINED)
-        self._user_defined = SpecialTokens({self._tokens[i]: i for i in user_defined})
-        self._all_special = SpecialTokens(
-            {self._tokens[i]: i for i in (*self.special_ids, *user_defined)}
-        )
+        self._user_defined = self._matcher(user_defined)
+        self._all_special = self._matcher((*self.special_ids, *user_defined))
 
     def encode(self, text: str, *, parse_special: bool, add_bos: bool | None = None) -> list[int]:
         """Tokenise; the long part runs without the GIL.
@@ -226,15 +233,23 @@ class Tokenizer:
             )
         return token_id
 
+    def _matcher(self, ids: Iterable[int]) -> SpecialTokens:
+        return SpecialTokens({self._searched(self._tokens[index]): index for index in ids})
+
+    def _searched(self, text: str) -> str:
+        """Returns the text, of the same length, as tokens are looked for in it."""
+        return text.replace(" ", spm.SPACE) if self._replaces_spaces else text
+
     def _parts(self, text: str, trust: Trust | None) -> list[str | int]:
         """Cut text into special tokens and the runs of text between them."""
         matcher = self._user_defined if trust is None else self._all_special
+        searched = self._searched(text)
         parts: list[str | int] = []
         begin = position = 0
-        while (found := matcher.search(text, position)) is not None:
+        while (found := matcher.search(searched, position)) is not None:
             start, end, token_id = found
             if trust is not None and token_id in self.special_ids and not trust(start, end):
-                shorter = self._user_defined.match(text, start)
+                shorter = self._user_defined.match(searched, start)
                 if shorter is None:
                     position = start + 1
                     continue
@@ -254,7 +269,7 @@ class Tokenizer:
         after_special = True
         for part in parts:
             if isinstance(part, int):
-                after_special = True
+                after_special = not self._prefixes_start_only
                 continue
             texts.append(" " + part if self._space_prefix and after_special else part)
             after_special = False
@@ -308,14 +323,6 @@ def _rules(vocabulary: Vocabulary) -> PreTokenizer:
             "The default splits text in a way that may cost quality: convert the model anew."
         )
     return pretokenizer("gemma4" if vocabulary.model == "gemma4" else vocabulary.pre)
-
-
-def _pieces(vocabulary: Vocabulary, piece: Callable[[str, TokenType], bytes]) -> list[bytes]:
-    raw = (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED)
-    return [
-        token.encode() if type_ in raw else piece(token, type_)
-        for token, type_ in zip(vocabulary.tokens, vocabulary.types, strict=True)
-    ]
 
 
 def _ids_that_strip(vocabulary: Vocabulary) -> frozenset[int]:
