@@ -31,27 +31,17 @@ _LANGUAGE = (
     "-Werror",
 )
 _DEVICE = (
-    "-aux-triple",
-    _HOST_TRIPLE,
-    "-x",
-    "hip",
-    "-fcuda-is-device",
-    "-fcuda-allow-variadic-functions",
-    "-fvisibility=hidden",
-    "-fapply-global-visibility-to-externs",
-    "-fhip-kernel-arg-name",
+    *("-aux-triple", _HOST_TRIPLE, "-x", "hip", "-fcuda-is-device"),
+    *("-fcuda-allow-variadic-functions", "-fvisibility=hidden"),
+    *("-fapply-global-visibility-to-externs", "-fhip-kernel-arg-name"),
 )
 # The sanitizers' instrumentation without their run time: every load and store of a kernel becomes
 # a call that tests/platform/host answers.
 _CHECKED = (
     "-fsanitize=address,alignment,array-bounds,integer-divide-by-zero,shift-base,shift-exponent",
     "-fno-sanitize-address-use-odr-indicator",
-    "-mllvm",
-    "-asan-instrumentation-with-call-threshold=0",
-    "-mllvm",
-    "-asan-opt=0",
-    "-mllvm",
-    "-asan-stack=0",
+    *("-mllvm", "-asan-instrumentation-with-call-threshold=0"),
+    *("-mllvm", "-asan-opt=0", "-mllvm", "-asan-stack=0"),
 )
 
 

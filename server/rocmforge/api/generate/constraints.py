@@ -57,13 +57,8 @@ def is_constrained(request: GenerationRequest) -> bool:
     return any(
         getattr(request, name, None) is not None
         for name in (
-            "response_format",
-            "guided_json",
-            "guided_regex",
-            "guided_choice",
-            "guided_grammar",
-            "structured_outputs",
-            "tools",
+            *("response_format", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
+            *("structured_outputs", "tools"),
         )
     )
 

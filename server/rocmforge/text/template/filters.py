@@ -19,54 +19,18 @@ Filter = Callable[..., Any]
 
 # Filters that write their input out as text.
 _TEXT = (
-    "capitalize",
-    "center",
-    "format",
-    "indent",
-    "lower",
-    "replace",
-    "string",
-    "title",
-    "trim",
-    "truncate",
-    "upper",
-    "urlencode",
+    *("capitalize", "center", "format", "indent", "lower", "replace", "string", "title", "trim"),
+    *("truncate", "upper", "urlencode"),
 )
 
 # Filters that neither do that nor look into what their input holds.
 _SHALLOW = (
-    "abs",
-    "count",
-    "d",
-    "default",
-    "first",
-    "float",
-    "int",
-    "items",
-    "last",
-    "length",
-    "list",
-    "map",
-    "reject",
-    "rejectattr",
-    "reverse",
-    "round",
-    "select",
-    "selectattr",
+    *("abs", "count", "d", "default", "first", "float", "int", "items", "last", "length", "list"),
+    *("map", "reject", "rejectattr", "reverse", "round", "select", "selectattr"),
 )
 
 # Filters that compare, hash, add or nest what their input holds.
-_DEEP = (
-    "batch",
-    "dictsort",
-    "groupby",
-    "max",
-    "min",
-    "slice",
-    "sort",
-    "sum",
-    "unique",
-)
+_DEEP = ("batch", "dictsort", "groupby", "max", "min", "slice", "sort", "sum", "unique")
 
 # Of those on sequences, the ones for which a string is a long sequence.
 _COUNTED = frozenset(_DEEP) | {"list", "map", "reject", "reverse", "select"}

@@ -32,17 +32,8 @@ _LONGEST_SOURCE = 1_000_000
 # invention. Any other role is text.
 _ROLES = frozenset(
     [
-        "assistant",
-        "context",
-        "developer",
-        "documents",
-        "function",
-        "ipython",
-        "model",
-        "system",
-        "tool",
-        "tool_response",
-        "user",
+        *("assistant", "context", "developer", "documents", "function", "ipython", "model"),
+        *("system", "tool", "tool_response", "user"),
     ]
 )
 
