@@ -44,9 +44,10 @@ _File = Annotated[str, Meta(min_length=1)]
 _Key = Annotated[str, Meta(min_length=8)]  # as in the file of keys
 
 
-def _value(metavar: str) -> dict[str, str]:
-    """Names a setting's value in the help; without it N, or its choices."""
-    return {"metavar": metavar}
+def _about(description: str, metavar: str | None = None, **limits: Any) -> Meta:
+    """Says what a setting is, and what its value is called in the help: else N, or its choices."""
+    extra = None if metavar is None else {"metavar": metavar}
+    return Meta(description=description, extra=extra, **limits)
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -54,52 +55,40 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     # Models: which there are, and when they are in memory
     model: Annotated[
-        tuple[str, ...],
-        Meta(description="a further model to serve, under that name", extra=_value("NAME=FILE")),
+        tuple[str, ...], _about("a further model to serve, under that name", "NAME=FILE")
     ] = ()
     models: dict[str, dict[str, Any]] = {}  # tables of the file only: see `ModelSettings`
     served_model_name: Annotated[
-        tuple[_Name, ...],
-        Meta(
-            description="names clients use for the model; the first is shown", extra=_value("NAME")
-        ),
+        tuple[_Name, ...], _about("names clients use for the model; the first is shown", "NAME")
     ] = ()
     load: Annotated[
         Literal["start", "request"],
-        Meta(description="load models when the server starts, or when a request names them"),
+        _about("load models when the server starts, or when a request names them"),
     ] = "start"
     load_timeout: Annotated[
         float,
-        Meta(
-            gt=0,
-            description="seconds that a request waits for its model to be loaded, "
+        _about(
+            "seconds that a request waits for its model to be loaded, "
             "and that loading may go without progress",
-            extra=_value("SECONDS"),
+            "SECONDS",
+            gt=0,
         ),
     ] = 600.0
     idle_unload: Annotated[
         Annotated[float, Meta(gt=0)] | None,
-        Meta(
-            description="seconds without a request after which a model is unloaded",
-            extra=_value("SECONDS"),
-        ),
+        _about("seconds without a request after which a model is unloaded", "SECONDS"),
     ] = None
     max_loaded_models: Annotated[
         Annotated[int, Meta(ge=1)] | None,
-        Meta(description="models in memory at once; the least recently used makes room"),
+        _about("models in memory at once; the least recently used makes room"),
     ] = None
 
     # Model and device
     chat_template: Annotated[
-        _File | None,
-        Meta(
-            description="Jinja file to use instead of the model's chat template",
-            extra=_value("FILE"),
-        ),
+        _File | None, _about("Jinja file to use instead of the model's chat template", "FILE")
     ] = None
     lora: Annotated[
-        tuple[str, ...],
-        Meta(description="LoRA adapter that requests may name", extra=_value("NAME=FILE[:SCALE]")),
+        tuple[str, ...], _about("LoRA adapter that requests may name", "NAME=FILE[:SCALE]")
     ] = ()
     tool_format: Annotated[
         Literal[
@@ -118,182 +107,128 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             "glm4",
             "gemma4",
         ],
-        Meta(description="how the model writes tool calls; auto = as its chat template says"),
+        _about("how the model writes tool calls; auto = as its chat template says"),
     ] = "auto"
-    backend: Annotated[
-        str,
-        Meta(description="auto, or a name that `rocmforge backends` lists", extra=_value("NAME")),
-    ] = "auto"
+    backend: Annotated[str, _about("auto, or a name that `rocmforge backends` lists", "NAME")] = (
+        "auto"
+    )
     device: Annotated[
         str | None,
-        Meta(
-            description="device of the backend: index, name or bus id; several with commas",
-            extra=_value("DEVICE"),
-        ),
+        _about("device of the backend: index, name or bus id; several with commas", "DEVICE"),
     ] = None
     tensor_parallel: Annotated[
-        int, Meta(ge=1, description="equal devices of this host that share each layer of the model")
+        int, _about("equal devices of this host that share each layer of the model", ge=1)
     ] = 1
 
     # Memory and batching
     max_context: Annotated[
         Annotated[int, Meta(ge=16)] | None,
-        Meta(description="tokens per sequence (default: the model's own limit)"),
+        _about("tokens per sequence (default: the model's own limit)"),
     ] = None
-    max_sequences: Annotated[int, Meta(ge=1, description="sequences that run at once")] = 64
+    max_sequences: Annotated[int, _about("sequences that run at once", ge=1)] = 64
     max_batched_tokens: Annotated[
-        int,
-        Meta(ge=16, description="tokens computed in one step; prompts are cut into such chunks"),
+        int, _about("tokens computed in one step; prompts are cut into such chunks", ge=16)
     ] = 2048
     prompt_lookup_tokens: Annotated[
         int,
-        Meta(
+        _about(
+            "draft tokens in each step, from what the text repeats (speculative "
+            "decoding by prompt lookup); 0 = off",
             ge=0,
             le=32,
-            description="draft tokens in each step, from what the text repeats (speculative "
-            "decoding by prompt lookup); 0 = off",
         ),
     ] = 0
     draft_model: Annotated[
         _File | None,
-        Meta(
-            description="smaller GGUF model with the same vocabulary, which drafts tokens",
-            extra=_value("FILE"),
-        ),
+        _about("smaller GGUF model with the same vocabulary, which drafts tokens", "FILE"),
     ] = None
     draft_tokens: Annotated[
         int,
-        Meta(
-            ge=1,
-            le=32,
-            description="most draft tokens of the draft model in each step; fewer where that pays",
+        _about(
+            "most draft tokens of the draft model in each step; fewer where that pays", ge=1, le=32
         ),
     ] = 5
     kv_blocks: Annotated[
         Annotated[int, Meta(ge=1)] | None,
-        Meta(description="blocks in the KV cache (default: as many as fit)"),
+        _about("blocks in the KV cache (default: as many as fit)"),
     ] = None
-    kv_dtype: Annotated[
-        Literal["auto", "f32", "f16", "int8"], Meta(description="type of the KV cache")
-    ] = "auto"
+    kv_dtype: Annotated[Literal["auto", "f32", "f16", "int8"], _about("type of the KV cache")] = (
+        "auto"
+    )
     activation_bits: Annotated[
         Literal["auto", "8", "16"],
-        Meta(
-            description="bits of activations that are multiplied with quantised weights in decode"
-        ),
+        _about("bits of activations that are multiplied with quantised weights in decode"),
     ] = "auto"
     memory_utilization: Annotated[
-        float,
-        Meta(gt=0, le=1, description="share of the device's memory to use", extra=_value("SHARE")),
+        float, _about("share of the device's memory to use", "SHARE", gt=0, le=1)
     ] = 0.9
-    max_waiting: Annotated[
-        int, Meta(ge=0, description="requests that may wait; more get status 429")
-    ] = 256
+    max_waiting: Annotated[int, _about("requests that may wait; more get status 429", ge=0)] = 256
 
     # HTTP
-    host: Annotated[str, Meta(description="address to listen on", extra=_value("ADDRESS"))] = (
-        "127.0.0.1"
-    )
-    port: Annotated[
-        int,
-        Meta(ge=0, le=65535, description="port to listen on; 0 = any free", extra=_value("PORT")),
-    ] = 8000
+    host: Annotated[str, _about("address to listen on", "ADDRESS")] = "127.0.0.1"
+    port: Annotated[int, _about("port to listen on; 0 = any free", "PORT", ge=0, le=65535)] = 8000
     api_key: Annotated[
         tuple[_Key, ...],
-        Meta(
-            description="API keys with full access, of 8 characters or more; none = no "
-            "authentication",
-            extra=_value("KEY"),
+        _about(
+            "API keys with full access, of 8 characters or more; none = no authentication", "KEY"
         ),
     ] = ()
     keys_file: Annotated[
         _File | None,
-        Meta(
-            description="TOML file of named keys with scopes and limits; SIGHUP reads it again",
-            extra=_value("FILE"),
-        ),
+        _about("TOML file of named keys with scopes and limits; SIGHUP reads it again", "FILE"),
     ] = None
-    insecure: Annotated[
-        bool, Meta(description="allow listening on other than loopback without a key")
-    ] = False
+    insecure: Annotated[bool, _about("allow listening on other than loopback without a key")] = (
+        False
+    )
     cors_origin: Annotated[
-        tuple[str, ...],
-        Meta(
-            description="origins of web pages that may call the API; * = all",
-            extra=_value("ORIGIN"),
-        ),
+        tuple[str, ...], _about("origins of web pages that may call the API; * = all", "ORIGIN")
     ] = ()
     tls_certificate: Annotated[
-        _File | None,
-        Meta(description="PEM file: serve HTTPS; SIGHUP reads it again", extra=_value("FILE")),
+        _File | None, _about("PEM file: serve HTTPS; SIGHUP reads it again", "FILE")
     ] = None
-    tls_key: Annotated[
-        _File | None, Meta(description="PEM file of the certificate's key", extra=_value("FILE"))
-    ] = None
+    tls_key: Annotated[_File | None, _about("PEM file of the certificate's key", "FILE")] = None
     receive_timeout: Annotated[
-        float,
-        Meta(
-            gt=0, description="seconds a client may take to send a request", extra=_value("SECONDS")
-        ),
+        float, _about("seconds a client may take to send a request", "SECONDS", gt=0)
     ] = 30.0
     max_stored_responses: Annotated[
-        int, Meta(ge=0, description="responses of /v1/responses that are kept, in memory")
+        int, _about("responses of /v1/responses that are kept, in memory", ge=0)
     ] = 1000
     max_body_bytes: Annotated[
-        int,
-        Meta(ge=1024, description="largest request body that is accepted", extra=_value("BYTES")),
+        int, _about("largest request body that is accepted", "BYTES", ge=1024)
     ] = 16 * 1024 * 1024
     strict_requests: Annotated[
-        bool, Meta(description="refuse requests with unknown fields, which are ignored otherwise")
+        bool, _about("refuse requests with unknown fields, which are ignored otherwise")
     ] = False
     metrics_compat: Annotated[
         tuple[Literal["vllm"], ...],
-        Meta(description="also export metrics under another server's names: vllm"),
+        _about("also export metrics under another server's names: vllm"),
     ] = ()
 
     # Life cycle
     drain_timeout: Annotated[
-        float,
-        Meta(
-            ge=0,
-            description="seconds that running requests get after SIGTERM",
-            extra=_value("SECONDS"),
-        ),
+        float, _about("seconds that running requests get after SIGTERM", "SECONDS", ge=0)
     ] = 30.0
     resume: Annotated[
-        bool, Meta(description="continue running requests after the engine had to be restarted")
+        bool, _about("continue running requests after the engine had to be restarted")
     ] = False
     step_timeout: Annotated[
-        float,
-        Meta(
-            gt=0,
-            description="seconds after which a silent engine counts as hung",
-            extra=_value("SECONDS"),
-        ),
+        float, _about("seconds after which a silent engine counts as hung", "SECONDS", gt=0)
     ] = 120.0
     log_level: Annotated[
-        Literal["debug", "info", "warning", "error"], Meta(description="how much is logged")
+        Literal["debug", "info", "warning", "error"], _about("how much is logged")
     ] = "info"
     log_format: Annotated[
-        LogFormat, Meta(description="text for people, json for programs; one line a record")
+        LogFormat, _about("text for people, json for programs; one line a record")
     ] = "text"
     log_requests: Annotated[
-        bool, Meta(description="log prompts and answers, which are private, with each request")
+        bool, _about("log prompts and answers, which are private, with each request")
     ] = False
     slow_request: Annotated[
-        float,
-        Meta(
-            gt=0,
-            description="seconds after which a request is logged as a warning",
-            extra=_value("SECONDS"),
-        ),
+        float, _about("seconds after which a request is logged as a warning", "SECONDS", gt=0)
     ] = 60.0
     otlp_endpoint: Annotated[
         Annotated[str, Meta(pattern="^https?://")] | None,
-        Meta(
-            description="send a trace of each request to this OTLP/HTTP address (extra otel)",
-            extra=_value("URL"),
-        ),
+        _about("send a trace of each request to this OTLP/HTTP address (extra otel)", "URL"),
     ] = None
 
 

@@ -14,9 +14,6 @@ from litestar.di import Provide
 from litestar.exceptions import HTTPException
 
 from rocmforge.api.acquire import MODEL, Models
-from rocmforge.api.chat import create_chat_completion
-from rocmforge.api.completions import create_completion
-from rocmforge.api.embeddings.handlers import create_embeddings, rerank
 from rocmforge.api.http.auth import caller_of, key_guard
 from rocmforge.api.http.browsers import browser_guard
 from rocmforge.api.http.disconnect import ClientLeft
@@ -29,60 +26,17 @@ from rocmforge.api.http.settings import ApiSettings
 from rocmforge.api.http.unknown_fields import STRICT, named_in_header
 from rocmforge.api.messages.errors import anthropic_error
 from rocmforge.api.messages.handlers import PATH as MESSAGES_PATH
-from rocmforge.api.messages.handlers import count_tokens, create_message
 from rocmforge.api.metrics.fleet import FleetMetrics
 from rocmforge.api.metrics.request_log import RequestLog, log_refusal
-from rocmforge.api.models import (
-    ANTHROPIC_VERSION,
-    command_model,
-    get_model,
-    list_models,
-    load_model,
-    unload_model,
-)
-from rocmforge.api.openapi import docs, index, openapi
-from rocmforge.api.ops import health, metrics, ready, version
-from rocmforge.api.responses.handlers import (
-    cancel_response,
-    create_response,
-    delete_response,
-    get_response,
-    list_input_items,
-)
+from rocmforge.api.models import ANTHROPIC_VERSION
+from rocmforge.api.openapi import docs, endpoints, index, openapi
 from rocmforge.api.responses.store import OwnResponses, ResponseStore
 from rocmforge.api.text_workers import TextWorkers
-from rocmforge.api.tokens import detokenize, tokenize, tokenizer_info
 from rocmforge.fleet.fleet import Fleet
 from rocmforge.fleet.model import ServedModel
 
-HANDLERS = (
-    create_chat_completion,
-    create_completion,
-    create_response,
-    get_response,
-    list_input_items,
-    cancel_response,
-    delete_response,
-    create_message,
-    count_tokens,
-    create_embeddings,
-    rerank,
-    list_models,
-    get_model,
-    command_model,
-    load_model,
-    unload_model,
-    tokenize,
-    detokenize,
-    tokenizer_info,
-    health,
-    ready,
-    version,
-    metrics,
-    openapi,
-    docs,
-    index,
-)
+HANDLERS = (*(endpoint.handler for endpoint in endpoints()), openapi, docs, index)
+"""Those that are described are those that are served."""
 
 CLIENT_CLOSED_REQUEST = 499  # nginx's; nobody receives it
 
