@@ -37,7 +37,7 @@ _USED: Mapping[str, Sequence[str]] = {
     "serve": tuple(option.name for option in settings.options()),
     "run": (*_ENGINE, "chat_template", *_LOGS),
     "inspect": (*_PLAN, "lora", *_LOGS),
-    "pull": _LOGS,
+    "pull": (*_PLAN, *_LOGS),
     "list": _LOGS,
     "rm": _LOGS,
     "backends": _LOGS,
@@ -175,6 +175,9 @@ def _parser() -> argparse.ArgumentParser:
 
     pull = add_command("pull", help="fetch models from Hugging Face")
     pull.add_argument("models", nargs="+", metavar="model", help=HUB_NAME_HELP)
+    pull.add_argument(
+        "--anyway", action="store_true", help="fetch also what this machine could not serve"
+    )
     _add_settings(pull, _USED["pull"])
 
     listing = add_command("list", help="list the models on this machine, whoever fetched them")

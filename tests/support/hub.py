@@ -102,9 +102,11 @@ class _Handler(BaseHTTPRequestHandler):
         status, begin = 200, 0
         wanted = self.headers.get("Range")
         if wanted is not None:
-            begin = int(wanted.removeprefix("bytes=").partition("-")[0])
+            first, _, last = wanted.removeprefix("bytes=").partition("-")
+            begin, end = int(first), int(last or len(content) - 1) + 1
             status = HTTPStatus.PARTIAL_CONTENT
-            headers["Content-Range"] = f"bytes {begin}-{len(content) - 1}/{len(content)}"
+            headers["Content-Range"] = f"bytes {begin}-{end - 1}/{len(content)}"
+            content = content[:end]
         self._send(status, content[begin:], headers, with_body=with_body)
 
     def _send(

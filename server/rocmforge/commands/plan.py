@@ -41,7 +41,22 @@ class PlanReport:
 
 
 def show_plan(model: Path, settings: Settings, memory: str | None, as_json: bool) -> int:
-    """Prints the plan; exit status 1 if not even one sequence fits.
+    """Prints the plan; exit status 1 if not even one sequence fits; raises as `plan_model`."""
+    plan = plan_model(model, settings, None if memory is None else parse_size(memory))
+    if as_json:
+        print(msgspec.json.encode(plan).decode())
+    else:
+        _print(output_console(), plan, settings)
+    return 0 if plan.most_sequences else 1
+
+
+def plan_model(model: Path, settings: Settings, stated: int | None) -> PlanReport:
+    """Plans a model; reads no weights.
+
+    Args:
+        model: its file or folder.
+        settings: with which it would be served.
+        stated: free bytes of a device that is not here; None = look at the one that is.
 
     Raises:
         ConfigurationError: There is no device, and no memory was stated.
@@ -51,7 +66,6 @@ def show_plan(model: Path, settings: Settings, memory: str | None, as_json: bool
         checkpoint = opened.enter_context(open_checkpoint(model, adapter_specs(settings)))
         trained, is_encoder = checkpoint.config.max_context, not checkpoint.config.causal
         warn_of_context(settings, trained, model.stem)
-        stated = None if memory is None else parse_size(memory)
         backend = _choose(settings.backend, device_is_here=stated is None)
         options = load_options(settings, trained, is_encoder=is_encoder)
         estimate, draft = backend.estimate(checkpoint, options, stated), None
@@ -59,12 +73,7 @@ def show_plan(model: Path, settings: Settings, memory: str | None, as_json: bool
             drafting = opened.enter_context(open_checkpoint(find_model(settings.draft_model)))
             draft = backend.estimate(drafting, draft_options(options), stated)
             estimate = both(estimate, draft)
-    plan = _plan(backend.name, estimate, draft, settings, trained)
-    if as_json:
-        print(msgspec.json.encode(plan).decode())
-    else:
-        _print(output_console(), plan, settings)
-    return 0 if plan.most_sequences else 1
+    return _plan(backend.name, estimate, draft, settings, trained)
 
 
 def _choose(name: str, *, device_is_here: bool) -> Planning:

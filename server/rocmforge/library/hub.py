@@ -11,12 +11,15 @@ from __future__ import annotations
 import errno
 import fcntl
 import hashlib
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from io import BytesIO
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, BinaryIO, Final, Protocol
 
 from httpx2 import HTTPError
@@ -31,11 +34,19 @@ from huggingface_hub.errors import (
 from huggingface_hub.file_download import http_get, repo_folder_name
 
 from rocmforge.errors import DownloadFailed
-from rocmforge.library.hub_names import HubName, choose_file, is_model_file, parts_of, quantisations
+from rocmforge.library.hub_names import (
+    HubName,
+    choose_file,
+    is_model_file,
+    parts_of,
+    quantisation_of,
+    quantisations,
+)
 
 _OF_FOLDER: Final = ("*.safetensors", "*.json", "*.jinja", "tokenizer.model")
 """What a folder needs: weights that hold no code, and the texts beside them."""
-_CHUNK: Final = 1 << 22
+HEADER_BYTES: Final = 1 << 25
+"""How much of a file is read to plan it: those of today have vocabularies of up to 15 MB."""
 _SPARE_BYTES: Final = 1 << 28
 """What shall be left on the disk."""
 
@@ -65,6 +76,7 @@ class HubModel:
     revision: str  # the commit
     files: tuple[HubFile, ...]
     main: str | None  # its GGUF file, or the first part of it; None = it is a folder
+    others: tuple[tuple[str, int], ...]  # the other quantisations, and what each takes in bytes
 
     @property
     def num_bytes(self) -> int:
@@ -109,7 +121,16 @@ def find_in_hub(hub: Hub, name: HubName) -> HubModel:
         )
     else:
         wanted = _of_folder(name, found)
-    return HubModel(name, info.sha or "main", tuple(found[path] for path in wanted), main)
+    others = [
+        (
+            quantisation_of(file) or file,
+            sum(found[p].num_bytes for p in parts_of(file) if p in found),
+        )
+        for file in found
+        if is_model_file(file) and file != main
+    ]
+    files = tuple(found[path] for path in wanted)
+    return HubModel(name, info.sha or "main", files, main, tuple(others))
 
 
 def _of_folder(name: HubName, files: dict[str, HubFile]) -> tuple[str, ...]:
@@ -203,19 +224,63 @@ def _fetch_blob(hub: Hub, model: HubModel, file: HubFile, blob: Path, meter: Met
         partial.rename(blob)
 
 
+@contextmanager
+def preview(hub: Hub, model: HubModel) -> Iterator[Path]:
+    """Makes files that begin like the model's and end in holes: what planning it needs.
+
+    Yields:
+        The path of the GGUF file, or of the folder. It is gone at the end of the block.
+
+    Raises:
+        DownloadFailed: the hub does not give the beginnings.
+    """
+    with TemporaryDirectory(prefix="rocmforge-") as folder, _explained(hub, model.name):
+        for file in model.files:
+            path = Path(folder, file.path)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(_beginning(hub, model, file))
+            os.truncate(path, file.num_bytes)
+        yield Path(folder, model.main or "")
+
+
+def _beginning(hub: Hub, model: HubModel, file: HubFile) -> bytes:
+    """Fetches what stands before the weights; of files that are none, the whole."""
+    count = min(file.num_bytes, HEADER_BYTES)
+    if file.path.endswith(".safetensors"):
+        size = int.from_bytes(_read(hub, model, file, 8), "little")
+        count = min(count, 8 + size)
+    return _read(hub, model, file, count)
+
+
+def _read(hub: Hub, model: HubModel, file: HubFile, count: int) -> bytes:
+    content = BytesIO()
+    if count:
+        headers = {**_headers(), "Range": f"bytes=0-{count - 1}"}
+        url, silent = _url(hub, model, file), _bar(lambda _: None)
+        http_get(url, content, headers=headers, expected_size=count, tqdm_class=silent)
+    return content.getvalue()
+
+
+def _url(hub: Hub, model: HubModel, file: HubFile) -> str:
+    return hf_hub_url(
+        model.name.repository, file.path, revision=model.revision, endpoint=hub.endpoint
+    )
+
+
+def _headers() -> dict[str, str]:
+    token = get_token()
+    return {"authorization": f"Bearer {token}"} if token else {}
+
+
 def _download(
     hub: Hub, model: HubModel, file: HubFile, target: BinaryIO, done: int, meter: Meter
 ) -> None:
-    token = get_token()
-    url = hf_hub_url(
-        model.name.repository, file.path, revision=model.revision, endpoint=hub.endpoint
-    )
     try:
         http_get(
-            url,
+            _url(hub, model, file),
             target,
             resume_size=done,
-            headers={"authorization": f"Bearer {token}"} if token else {},
+            headers=_headers(),
             expected_size=file.num_bytes,
             tqdm_class=_bar(meter.advance),
         )
