@@ -39,6 +39,7 @@ class TokenizerData:
     scores: tuple[float, ...] = ()  # empty: there are none
     merges: Sequence[str] = ()  # "left right", the first to be made first
     bos_id: int | None = None  # what BERT calls CLS
+    behind_bos: tuple[int, ...] = ()  # tokens that follow BOS wherever it is put before a text
     end_ids: tuple[int, ...] = ()  # of EOS, of turn, of message; what BERT calls SEP is EOS
     unknown_id: int | None = None
     separator_id: int | None = None  # between two texts

@@ -19,6 +19,10 @@ Metadata = Mapping[str, Any]
 _PREFIX: Final = "tokenizer.ggml."
 _TEMPLATE: Final = "tokenizer.chat_template"
 
+# What a text begins with, by the pre-tokenizer. GGUF has a key for one token only, so the converter
+# writes of GLM-4 that none is put before a text.
+_STARTS: Final = dict.fromkeys(("chatglm-bpe", "glm4"), ("[gMASK]", "<sop>"))
+
 # BOS, EOS and unknown token of a model whose file does not name them.
 _DEFAULT_IDS: Final = {"llama": (1, 2, None), "bert": (101, 102, 100), "t5": (None, 1, 2)}
 
@@ -57,15 +61,20 @@ def read_tokenizer(metadata: Metadata) -> TokenizerData:
     )
     lowercase = _flag(metadata, "normalizer.lowercase")
     strip_accents = _flag(metadata, "normalizer.strip_accents")
+    pre = _string(metadata, "pre") or ""
+    texts = _STARTS.get(pre, ())
+    start = tuple(map(tokens.index, texts)) if set(texts) <= set(tokens) else ()
+    bos = start[0] if start else _token_id(metadata, "bos_token_id", size, bos)
     name = str(metadata.get("general.name", "")).lower()
     return TokenizerData(
         model=model,
-        pre=_string(metadata, "pre") or "",
+        pre=pre,
         tokens=tokens,
         types=_types(metadata, size),
         scores=tuple(_numbers(metadata, "scores", size)),
         merges=_strings(metadata, "merges"),
-        bos_id=_token_id(metadata, "bos_token_id", size, bos),
+        bos_id=bos,
+        behind_bos=start[1:],
         end_ids=tuple(token_id for token_id in ends if token_id is not None),
         unknown_id=_token_id(metadata, "unknown_token_id", size, unknown),
         separator_id=separator,
@@ -74,7 +83,7 @@ def read_tokenizer(metadata: Metadata) -> TokenizerData:
             _infill_id(metadata, "suf", size),
             _infill_id(metadata, "mid", size),
         ),
-        adds_bos=_flag(metadata, "add_bos_token"),
+        adds_bos=True if start else _flag(metadata, "add_bos_token"),
         adds_eos=_flag(metadata, "add_eos_token"),
         adds_separator=_flag(metadata, "add_sep_token"),
         adds_space_prefix=_flag(metadata, "add_space_prefix") is not False,

@@ -209,6 +209,7 @@ class _Reader:
             tokens=tokens,
             types=self._types(tokens, ids, added, named),
             bos_id=bos,
+            behind_bos=frame.before[1:],
             end_ids=tuple(dict.fromkeys(found for found in ends if found is not None)),
             unknown_id=named.get("unk"),
             separator_id=frame.after[0] if frame.after else None,

@@ -12,12 +12,15 @@ import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rocmforge.checkpoint.tokenizer import TokenType
 from rocmforge.errors import BadFolder, BadTokenizer
+from rocmforge.gguf.tokenizer import read_tokenizer as read_gguf_tokenizer
 from rocmforge.huggingface.files.folder import MAX_FILES, Folder
 from rocmforge.huggingface.tokenizer import read_templates, read_tokenizer
 from rocmforge.text.tokenizer.tokenizer import Tokenizer
 from tests.data.models.tiny_encoders import VOCABULARY
 from tests.support.tokenizer_files import KINDS, TEXT, pieces, write_tokenizer
+from tests.unit.text.vocabularies import byte_level
 
 SPECIAL = {
     "byte level": "<|im_start|>user\nHi<|im_end|>\n<tool_call>",
@@ -127,6 +130,32 @@ def test_prompts_begin_as_the_template_of_the_file_says(
 ) -> None:
     assert ours[kind].encode("one", parse_special=False) == library(kind).encode("one").ids
     assert ours[kind].bos_id == library(kind).token_to_id(bos)
+
+
+@pytest.mark.parametrize("pre", ["chatglm-bpe", "glm4"])
+def test_texts_begin_with_both_tokens_of_glm_4(pre: str, tmp_path: Path) -> None:
+    tokenizer = tokenizers.Tokenizer.from_str(library("byte level").to_str())
+    tokenizer.add_special_tokens(["[gMASK]", "<sop>"])
+    start = [tokenizer.token_to_id(text) for text in ("[gMASK]", "<sop>")]
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+        single="[gMASK] <sop> $A",
+        special_tokens=list(zip(("[gMASK]", "<sop>"), start, strict=True)),
+    )
+    write_tokenizer(tmp_path, tokenizer)
+    folder = read(tmp_path)
+    assert folder.encode("one", parse_special=False) == tokenizer.encode("one").ids
+    assert folder.encode_whole("one") == tokenizer.encode("one").ids
+    metadata = byte_level(pre=pre, add_bos_token=False)  # as the converter writes it
+    for text in ("[gMASK]", "<sop>"):
+        metadata["tokenizer.ggml.tokens"].append(text)
+        metadata["tokenizer.ggml.token_type"].append(TokenType.CONTROL)
+    file = Tokenizer(read_gguf_tokenizer(metadata))
+    for each in (folder, file):
+        assert [each.token(index) for index in each.start_ids] == ["[gMASK]", "<sop>"]
+        ids = each.encode("one", parse_special=False)
+        assert ids[2:] == each.encode("one", parse_special=False, add_bos=False)
+        assert tuple(ids[:2]) == each.start_ids
+        assert each.encode("[gMASK]<sop>one", parse_special=True, add_bos=False) == ids
 
 
 def test_tokenizer_config_may_say_otherwise_and_names_tokens(tmp_path: Path) -> None:

@@ -153,6 +153,7 @@ def _infill(
     if request.echo:
         raise UnsupportedFeature("'suffix' cannot be combined with 'echo'.", param="suffix")
     assert request.suffix is not None
-    bos = before[:1] if before[0] == tokenizer.bos_id else ()
+    start = tokenizer.start_ids
+    bos = start if before[: len(start)] == start else ()
     behind = tokenizer.encode(request.suffix, parse_special=False, add_bos=False)
     return (*bos, *tokenizer.infill.prompt(before[len(bos) :], behind))

@@ -49,6 +49,7 @@ class Tokenizer:
     Attributes:
         vocab_size: Number of tokens in the vocabulary.
         bos_id: Begin-of-sequence token, if the model has one.
+        start_ids: BOS, and what follows it before a text, such as GLM-4's `<sop>`.
         eos_ids: Tokens that end a generation; the file's own EOS token first.
         special_ids: Control tokens: never the result of tokenising plain text, and left out of
             decoded text unless asked for.
@@ -103,6 +104,7 @@ class Tokenizer:
         self._inner = built.inner if vocabulary.model == LIBRARY_MODEL else self._model
         self.vocab_size = len(vocabulary.tokens)
         self.bos_id = vocabulary.bos_id
+        self.start_ids = () if self.bos_id is None else (self.bos_id, *data.behind_bos)
         self.eos_ids = vocabulary.eos_ids
         self.adds_bos = _given(data.adds_bos, adds_bos) and self.bos_id is not None
         self.adds_eos = _given(data.adds_eos, adds_eos)
@@ -161,7 +163,7 @@ class Tokenizer:
             text: Any text.
             limit: How many of its own tokens to keep; None for all.
         """
-        begin = [self.bos_id] if self.adds_bos and self.bos_id is not None else []
+        begin = self.start_ids if self.adds_bos else ()
         return [*begin, *self._plain(text, limit), *self._end]
 
     def encode_pair(self, first: str, second: str, limit: int | None = None) -> list[int]:
@@ -280,9 +282,7 @@ class Tokenizer:
                 "The text holds a lone surrogate (half of a UTF-16 pair), so it is not Unicode "
                 "text. Send it as UTF-8."
             ) from error
-        ids: list[int] = []
-        if add_bos and self.bos_id is not None:
-            ids.append(self.bos_id)
+        ids: list[int] = [*self.start_ids] if add_bos else []
         for part in parts:
             if isinstance(part, int):
                 ids.append(part)
