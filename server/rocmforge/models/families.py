@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-from rocmforge.models.config import ActivationFunction, RopeStyle, RouterFunction
+from rocmforge.models.config import ActivationFunction, NormKind, RopeStyle, RouterFunction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +26,9 @@ class ModelFamily:
     may_have: frozenset[str] = frozenset()
     not_in_first_layer: frozenset[str] = frozenset()
     causal: bool = True  # False: an encoder
+    norm: NormKind = NormKind.RMS
     pre_norm: bool = True
+    joint_head_norms: bool = False  # norms of queries and keys, if any, are of all heads together
     activation: ActivationFunction = ActivationFunction.SILU  # where the file names no other
     scales_embedding: bool = False  # by sqrt(hidden_size)
     # Layers may have experts, whose router has this function where the file names no other.
@@ -99,6 +101,7 @@ FAMILIES: Final[Mapping[str, ModelFamily]] = MappingProxyType(
             has=_ENCODER | {"embedding.position"},
             may_have=_TYPES | _BIASES | _HEAD | {"feed_forward.up_bias", "feed_forward.down_bias"},
             causal=False,
+            norm=NormKind.LAYER,
             pre_norm=False,
             activation=ActivationFunction.GELU,
             has_rope=False,
@@ -107,6 +110,7 @@ FAMILIES: Final[Mapping[str, ModelFamily]] = MappingProxyType(
             has=_ENCODER | {"feed_forward.gate"},
             may_have=_TYPES | _HEAD,
             causal=False,
+            norm=NormKind.LAYER,
             pre_norm=False,
         ),
         # Warner et al. 2024, arXiv:2412.13663.
@@ -114,6 +118,7 @@ FAMILIES: Final[Mapping[str, ModelFamily]] = MappingProxyType(
             has=frozenset({"embedding.norm", "attention_norm", "feed_forward.gate", "output_norm"}),
             not_in_first_layer=frozenset({"attention_norm"}),  # the embedding's norm is there
             causal=False,
+            norm=NormKind.LAYER,
             activation=ActivationFunction.GELU,
             window_period=3,
             local_theta_default=10000.0,
@@ -127,7 +132,9 @@ FAMILIES: Final[Mapping[str, ModelFamily]] = MappingProxyType(
             | {"attention.q_norm", "attention.q_norm_bias"}
             | {"attention.k_norm", "attention.k_norm_bias"},
             causal=False,
+            norm=NormKind.LAYER,
             pre_norm=False,
+            joint_head_norms=True,
             activation=ActivationFunction.GELU,
             has_rope=False,
             has_alibi=True,

@@ -18,6 +18,8 @@ from rocmforge_hip.device.driver import Dim3
 from rocmforge_hip.device.kernel import Kernel
 from rocmforge_hip.device.library import find_target, read_manifest
 from rocmforge_hip.device.platform import select_platform
+from rocmforge_hip.load.model import ModelLoading
+from rocmforge_hip.ops.model_ops import HipOps
 from rocmforge_hip.ops.step import StagedRows
 from rocmforge_hip.verify.cases import Group
 from rocmforge_hip.verify.selfcheck import all_groups, run_group
@@ -109,6 +111,7 @@ PLANTED = {
     "embed": "rf_embed_*",
     "gemv": "rf_gemv_*",
     "gemm": "rf_gemm_*",
+    "linear": "rf_gemm_*",
     "gated gemv": "rf_gemv_*",
     "gated gemm": "rf_repack_*",
     "split gemm": "rf_gemm_sum",
@@ -163,6 +166,43 @@ def test_a_factor_that_is_a_little_wrong_fails_its_check(
     checks = check_first(op)
     assert not all(check.passed for check in checks)
     assert not any(check.problem for check in checks)
+
+
+REAL_LINEAR, REAL_TWO_NORMS = HipOps.linear, HipOps.two_norms_of_sum
+
+
+def without_bias(ops: HipOps, step: Any, x: Any, weight: Any, bias: Any) -> Any:
+    """A product to which nothing is added."""
+    return REAL_LINEAR(ops, step, x, weight, None)
+
+
+def one_norm_twice(ops: HipOps, x: Any, delta: Any, first: Any, second: Any) -> Any:
+    """Two norms with the same weights."""
+    return REAL_TWO_NORMS(ops, x, delta, first, first)
+
+
+@pytest.mark.usefixtures("host")
+@pytest.mark.parametrize(
+    ("op", "owner", "method", "wrong"),
+    [
+        ("linear", HipOps, "linear", without_bias),
+        ("add_two_norms", HipOps, "two_norms_of_sum", one_norm_twice),
+        ("full attention", ModelLoading, "_load_slopes", lambda loading: None),
+    ],
+    ids=["no bias", "one norm twice", "no slopes"],
+)
+def test_a_mistake_in_the_use_of_right_kernels_fails_its_check(
+    op: str, owner: type, method: str, wrong: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = find_devices(select_platform())[0]
+    monkeypatch.setattr(owner, method, wrong)
+    for group in all_groups():
+        cases = tuple(case for case in group.cases if case.op == op)
+        if cases and not all(
+            check.passed for check in run_group(found, Group(group.recipe, cases))
+        ):
+            return
+    raise AssertionError(f"no check of {op} fails")
 
 
 @pytest.mark.usefixtures("host")

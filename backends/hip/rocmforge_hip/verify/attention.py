@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from rocmforge.models.config import RopeStyle
+from rocmforge.models.config import RopeStyle, alibi_slopes
 from rocmforge_hip.device.constants import BLOCK_TOKENS
 from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.ops.activations import Activation
 from rocmforge_hip.ops.cached_attention import CACHED_HEAD_DIMS
+from rocmforge_hip.ops.full_attention import FULL_HEAD_DIMS
 from rocmforge_hip.verify import oracle
-from rocmforge_hip.verify.cases import Case, Group, error
+from rocmforge_hip.verify.cases import Case, Group, error, values_of
+from rocmforge_hip.verify.rows import random_values
 from rocmforge_hip.verify.workbench import Recipe, Workbench, blocks_of
 
 # Relative to the largest value of a head of a token.
@@ -25,12 +26,16 @@ _INT8: Final = 0.51 / 127
 # Relative to the largest result: decoding is in float32, prefilling in halves.
 _DECODE: Final = 2e-4
 _PREFILL: Final = 5e-3
+_FULL: Final = 4e-3
 
 # Tokens of each sequence, and how many of the last ones attend. Splits of a context, its last
 # block, and a prefill that does not begin at the start are among them.
 _CONTEXTS: Final = (1, 33, 300, 70)
 _DECODES: Final = (1, 1, 1)
 _MIXED: Final = (1, 1, 1, 40)
+
+# Tokens of each sequence where there is no cache.
+_LENGTHS: Final = (1, 140, 64, 33)
 
 Float64 = npt.NDArray[np.float64]
 
@@ -46,7 +51,7 @@ def groups() -> Iterator[Group]:
                     head_dim=head_dim,
                     rotary_dim=head_dim if index % 2 else 32,
                     rope_style=RopeStyle.NEOX if index % 2 else RopeStyle.NORMAL,
-                    head_norms=index % 2 == 1,
+                    architecture="qwen3" if index % 2 else "llama",
                     kv_dtype=kv_dtype,
                 )
             )
@@ -62,6 +67,26 @@ def groups() -> Iterator[Group]:
                     attention_softcap=20.0,
                 )
             )
+
+    for head_dim in FULL_HEAD_DIMS:
+        for architecture, window, seen in (
+            ("nomic-bert", None, "all"),
+            ("nomic-bert", 21, "within reach"),
+            ("jina-bert-v2", None, "with slopes"),
+        ):
+            recipe = Recipe(
+                architecture=architecture,
+                hidden_size=2 * head_dim,
+                heads=2,
+                head_dim=head_dim,
+                rotary_dim=32,
+                window=window,
+            )
+            name = f"heads of {head_dim}, sequences of {_LENGTHS} tokens, {seen}"
+            cases = [Case("full attention", name, _FULL, _attend_all)]
+            if seen == "all":
+                cases.append(Case("rope", f"heads of {head_dim}", _HALF, _rope))
+            yield Group(recipe, tuple(cases))
 
 
 def _group(recipe: Recipe) -> Group:
@@ -93,17 +118,10 @@ def _fill_cache(bench: Workbench) -> _Stored:
     rng = np.random.default_rng(3)
     tokens = sum(_CONTEXTS)
     stacked = rng.standard_normal((tokens, sum(widths))).astype(np.float32)
-    qkv = bench.model.arena.qkv
-    array = bench.put(stacked, qkv.float32(*stacked.shape))
-    edges = np.cumsum([0, *widths])
-    q_part, k_part, v_part = (
-        Activation(qkv, tokens, width, f32=array.columns(start, start + width), stride=sum(widths))
-        for start, width in zip(edges.tolist(), widths, strict=False)
-    )
     blocks = blocks_of(_CONTEXTS)
     step = bench.step([(n, n, of) for n, of in zip(_CONTEXTS, blocks, strict=True)])
     rotated = bench.model.ops.rope_and_store(
-        step, q_part, k_part, v_part, weights.q_norm, weights.k_norm, bench.spec
+        step, *bench.qkv(stacked), weights.q_norm, weights.k_norm, bench.spec
     )
     slots = np.concatenate(
         [
@@ -113,8 +131,8 @@ def _fill_cache(bench: Workbench) -> _Stored:
     )
     cache = bench.model.ops.caches[0]
     q, k, v = (
-        stacked[:, start:stop].astype(np.float64).reshape(tokens, -1, sizes.key_dim)
-        for start, stop in pairwise(edges)
+        part.astype(np.float64).reshape(tokens, -1, sizes.key_dim)
+        for part in np.split(stacked, np.cumsum(widths)[:-1], axis=1)
     )
     return _Stored(
         inputs=(q, k, v),
@@ -138,15 +156,57 @@ def _store(bench: Workbench) -> float:
     q, k, v = stored.inputs
     layer = bench.weights.layers[0].attention
     if layer.q_norm is not None and layer.k_norm is not None:
-        q = oracle.rms_norm(q, layer.q_norm.to_float32().astype(np.float64), config.norm_eps)
-        k = oracle.rms_norm(k, layer.k_norm.to_float32().astype(np.float64), config.norm_eps)
-    positions = np.concatenate([np.arange(n) for n in _CONTEXTS])
-    cos, sin = (x[positions].astype(np.float64) for x in (bench.table.cos, bench.table.sin))
-    q, k = (oracle.rope(x, cos, sin, config.rope_of(local=False).style) for x in (q, k))
+        q = oracle.rms_norm(q, values_of(layer.q_norm), config.norm_eps)
+        k = oracle.rms_norm(k, values_of(layer.k_norm), config.norm_eps)
+    q, k = _rotated(bench, q, k, np.concatenate([np.arange(n) for n in _CONTEXTS]))
     return max(
         error(got, want, np.abs(want).max(axis=-1, keepdims=True))
         for got, want in ((stored.rotated, q), (stored.keys, k), (stored.values, v))
     )
+
+
+def _rotated(
+    bench: Workbench, q: Float64, k: Float64, positions: npt.NDArray[np.int64]
+) -> tuple[Float64, Float64]:
+    cos, sin = (x[positions].astype(np.float64) for x in (bench.table.cos, bench.table.sin))
+    style = bench.config.rope_of(local=False).style
+    return oracle.rope(q, cos, sin, style), oracle.rope(k, cos, sin, style)
+
+
+def _rope(bench: Workbench) -> float:
+    step = bench.step([(40, 30, [])])
+    (q, k, _), (q_part, k_part, _) = _random_qkv(bench, 30)
+    got = bench.model.ops.rope(step, q_part, k_part, bench.spec)
+    want = _rotated(bench, q, k, np.arange(10, 40))
+    return max(
+        error(bench.result(part).reshape(values.shape), values)
+        for part, values in zip(got, want, strict=True)
+    )
+
+
+def _attend_all(bench: Workbench) -> float:
+    """Returns the attention of all tokens to all of their sequence."""
+    step = bench.step([(n, n, []) for n in _LENGTHS])
+    values, parts = _random_qkv(bench, sum(_LENGTHS))
+    got = bench.result(bench.model.ops.attend_all(step, *parts, bench.spec))
+    starts = np.cumsum(_LENGTHS)[:-1]
+    window, config = bench.spec.window, bench.config
+    slopes = alibi_slopes(config.layers[0].num_heads) if config.has_alibi else ()
+    want = [
+        oracle.full_attention(q, k, v, bench.spec.scale, window and window - 1, slopes)
+        for q, k, v in zip(*(np.split(part, starts) for part in values), strict=True)
+    ]
+    return error(got, np.concatenate(want).reshape(got.shape))
+
+
+def _random_qkv(
+    bench: Workbench, tokens: int
+) -> tuple[tuple[Float64, ...], tuple[Activation, Activation, Activation]]:
+    """Returns query, key and value: their values, [tokens, heads, head_dim], and the halves."""
+    layer = bench.config.layers[0]
+    halves = random_values(tokens, 3 * layer.query_features).astype(np.float16)
+    wide = halves.astype(np.float64).reshape(tokens, 3, layer.num_heads, layer.key_dim)
+    return tuple(np.moveaxis(wide, 1, 0)), bench.qkv(halves)
 
 
 def _decode(bench: Workbench) -> float:

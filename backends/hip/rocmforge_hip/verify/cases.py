@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from rocmforge.checkpoint.tensor import Tensor
 from rocmforge_hip.verify.workbench import Recipe, Workbench
 
 Array = npt.NDArray[Any]
+Float64 = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,12 @@ class Group:
 
     recipe: Recipe
     cases: tuple[Case, ...]
+
+
+def values_of(tensor: Tensor | None) -> Float64:
+    """Returns the values of a weight that the model has."""
+    assert tensor is not None
+    return tensor.to_float32().astype(np.float64)
 
 
 def error(got: Array, want: Array, magnitude: Array | float | None = None) -> float:

@@ -9,15 +9,14 @@ from typing import Final, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from rocmforge.checkpoint.tensor import Tensor
 from rocmforge.models.blocks import ModelWeights
 from rocmforge.models.config import ActivationFunction
 from rocmforge.models.weights import present
 from rocmforge_hip.ops.geometry import MAX_GEMV_ROWS
 from rocmforge_hip.verify import oracle
-from rocmforge_hip.verify.cases import Case, Group, error
+from rocmforge_hip.verify.cases import Case, Group, error, values_of
 from rocmforge_hip.verify.rows import random_values
-from rocmforge_hip.verify.workbench import Recipe, Workbench, blocks_of
+from rocmforge_hip.verify.workbench import Recipe, Workbench
 from rocmforge_hip.weights.formats import FORMATS
 
 W = TypeVar("W")
@@ -63,6 +62,14 @@ def groups() -> Iterator[Group]:
         gated = partial(_gated, rows=12, kind=kind)
         cases.append(Case("split gemm", f"gated, {kind}, 12 rows", _HALF_RESULT, gated))
     yield Group(recipe, tuple(cases))
+    for name in ("f32", "f16", "bf16"):
+        recipe = Recipe(architecture="bert", format=name, hidden_size=160, vocab=96, kv_heads=4)
+        cases = [
+            Case("embed_add", f"{name} positions", _FLOAT_SUM, _embed),
+            Case("linear", f"{name}, 5 rows of halves", _HALF_RESULT, _all_linear),
+            Case("linear", f"{name}, stack to halves", _HALF_RESULT, partial(_linear, rows=5)),
+        ]
+        yield Group(recipe, tuple(cases))
 
 
 def _cases(format: str) -> Iterator[Case]:
@@ -103,19 +110,18 @@ def exact_activation(rows: int, columns: int) -> npt.NDArray[np.float32]:
     return (steps.reshape(rows, columns) / 128).astype(np.float32)
 
 
-def _values(tensor: Tensor | None) -> Float64:
-    assert tensor is not None
-    return tensor.to_float32().astype(np.float64)
-
-
 def _embed(bench: Workbench) -> float:
     tokens = [5, 0, 95, 17, 5, 64, 33]
     step = bench.step([(len(tokens), len(tokens), [0])], tokens=tokens)
-    bench.sampler.resolve_tokens(step)
+    if bench.config.causal:
+        bench.sampler.resolve_tokens(step)
+    on_device, stored = bench.model.weights.embedding, bench.weights.embedding
     got = bench.model.ops.embed(
-        step, bench.model.weights.embedding.token, None, None, _EMBEDDING_SCALE
+        step, on_device.token, on_device.position, on_device.type, _EMBEDDING_SCALE
     )
-    want = _EMBEDDING_SCALE * _values(bench.weights.embedding.token)[tokens]
+    want = _EMBEDDING_SCALE * values_of(stored.token)[tokens]
+    if stored.position is not None:
+        want += values_of(stored.position)[: len(tokens)] + values_of(stored.type)[0]
     return error(bench.result(got), want)
 
 
@@ -127,7 +133,7 @@ def _linear(bench: Workbench, rows: int, exact: bool = True) -> float:
     """Returns all matrices of the stack of query, key and value: each must be found in it."""
     values = _activation(rows, bench.config.hidden_size, exact)
     x = bench.activation(bench.model.arena.normed, values)
-    step = bench.step([(rows, rows, blocks_of([rows])[0])])
+    step = bench.step([(rows, rows, [])])
     stored, layer = bench.weights.layers[0].attention, bench.model.weights.layers[0].attention
     worst = 0.0
     products = bench.model.ops.qkv(
@@ -140,19 +146,48 @@ def _linear(bench: Workbench, rows: int, exact: bool = True) -> float:
         strict=True,
     ):
         got = bench.result(product)
-        matrix, wide = _values(tensor), values.astype(np.float64)
-        magnitude = np.abs(wide) @ np.abs(matrix).T + np.abs(_values(bias))
-        worst = max(worst, error(got, wide @ matrix.T + _values(bias), magnitude))
+        matrix, wide = values_of(tensor), values.astype(np.float64)
+        magnitude = np.abs(wide) @ np.abs(matrix).T + np.abs(values_of(bias))
+        worst = max(worst, error(got, wide @ matrix.T + values_of(bias), magnitude))
+    return worst
+
+
+def _all_linear(bench: Workbench) -> float:
+    """Returns each matrix that is not multiplied together with others."""
+
+    def linears(weights: ModelWeights[W]) -> tuple[tuple[W, W | None], ...]:
+        layer, head = weights.layers[0], present(weights.head)
+        return (
+            (layer.attention.output, layer.attention.output_bias),
+            (layer.feed_forward.up, layer.feed_forward.up_bias),
+            (layer.feed_forward.down, layer.feed_forward.down_bias),
+            (present(head.dense), head.dense_bias),
+            (head.scores, head.scores_bias),
+        )
+
+    step, arena = bench.step([(5, 5, [])]), bench.model.arena
+    inputs = arena.attended, arena.normed, arena.intermediate, arena.pooled, arena.dense
+    worst = 0.0
+    for arrays, on_device, (matrix, bias) in zip(
+        inputs, linears(bench.model.weights), linears(bench.weights), strict=True
+    ):
+        values = exact_activation(5, matrix.shape[1]).astype(np.float16)
+        got = bench.model.ops.linear(step, bench.activation(arrays, values), *on_device)
+        wide = values.astype(np.float64)
+        magnitude = np.abs(wide) @ np.abs(values_of(matrix)).T + np.abs(values_of(bias))
+        worst = max(
+            worst, error(bench.result(got), wide @ values_of(matrix).T + values_of(bias), magnitude)
+        )
     return worst
 
 
 def _gated(bench: Workbench, rows: int, kind: ActivationFunction, exact: bool = True) -> float:
     values = _activation(rows, bench.config.hidden_size, exact) / np.float32(16)
     x = bench.activation(bench.model.arena.normed, values)
-    step = bench.step([(rows, rows, blocks_of([rows])[0])])
+    step = bench.step([(rows, rows, [])])
     on_device = gate_and_up(bench.model.weights)
     got = bench.result(bench.model.ops.gated_linear(step, x, *on_device, kind))
-    wide, gate, up = values.astype(np.float64), *map(_values, gate_and_up(bench.weights))
+    wide, gate, up = values.astype(np.float64), *map(values_of, gate_and_up(bench.weights))
     want = oracle.activate(wide @ gate.T, kind) * (wide @ up.T)
     # Both activations have slopes below 1.2, so errors of gate and up add up to less than:
     sizes = [np.abs(wide) @ np.abs(matrix).T for matrix in (gate, up)]
@@ -171,6 +206,6 @@ def _logits(bench: Workbench) -> float:
     # Of this model, the output matrix is that of the embedding.
     output = bench.model.weights.embedding.token
     got = bench.result(bench.model.ops.logits(x, output, _SOFTCAP))
-    matrix, exact = _values(bench.weights.embedding.token), values.astype(np.float64)
+    matrix, exact = values_of(bench.weights.embedding.token), values.astype(np.float64)
     want = _SOFTCAP * np.tanh(exact @ matrix.T / _SOFTCAP)
     return error(got, want, np.abs(exact) @ np.abs(matrix).T)

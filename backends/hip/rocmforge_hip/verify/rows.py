@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from rocmforge.checkpoint.tensor import Tensor
+from rocmforge.models.blocks import ModelWeights
+from rocmforge.models.config import NormKind
+from rocmforge.models.weights import present
 from rocmforge_hip.device.constants import QUANT_BLOCK
 from rocmforge_hip.ops.activations import Activation
 from rocmforge_hip.ops.step import StagedRows
 from rocmforge_hip.verify import oracle
-from rocmforge_hip.verify.cases import Case, Group, error
+from rocmforge_hip.verify.cases import Case, Group, error, values_of
 from rocmforge_hip.verify.workbench import Recipe, Workbench
 
 _FLOAT: Final = 4e-6  # relative to the largest value
@@ -23,19 +27,39 @@ _INT8: Final = 0.51 / 127  # relative to the largest value of a block of 32
 _TWO_SLICES: Final = 0.51 / 127 / 254 + 4e-6
 _SCALE: Final = np.dtype([("scale", "f4"), ("sum_low", "i2"), ("sum_high", "i2")])
 
+W = TypeVar("W")
+
+Array = npt.NDArray[Any]
+Float32 = npt.NDArray[np.float32]
 Float64 = npt.NDArray[np.float64]
 
 
 def groups() -> Iterator[Group]:
     """Yields widths below and above what a block of threads covers at once."""
     for width in (96, 4160):
-        norms = [
+        norms = (
             Case("rms_norm", f"width {width}, to int8", _INT8, partial(_norm, rows=3, form="q")),
-            Case("rms_norm", f"width {width}, to f16", _HALF, partial(_norm, rows=12, form="f16")),
-            Case("rms_norm", f"width {width}, to f32", _FLOAT, partial(_norm, rows=12, form="f32")),
+            *_norms("rms_norm", width),
             Case("add_rms_norm", f"width {width}", _FLOAT, _add_norm),
-        ]
-        yield Group(Recipe(hidden_size=width), tuple(norms))
+        )
+        yield Group(Recipe(hidden_size=width), norms)
+    for width, heads in ((96, 130), (4160, 3)):
+        recipe = Recipe(
+            architecture="jina-bert-v2", hidden_size=width, heads=heads, kv_heads=heads, head_dim=32
+        )
+        norms = (
+            *_norms("layer_norm", width),
+            Case("add_layer_norm", f"width {width}", _FLOAT, _norm_of_sum),
+            Case("add_two_norms", f"width {width}", _FLOAT, _two_norms_of_sum),
+            Case("norm_projection", f"width {32 * heads}", _HALF, _norm_projection),
+            Case("add_then_norm", f"width {width}", _HALF, _add_norm),
+        )
+        yield Group(recipe, norms)
+    cases = (
+        Case("gelu", "12 rows", _HALF, _gelu),
+        Case("sum_rows", "of a model without a cache", _FLOAT, _sum_rows),
+    )
+    yield Group(Recipe(architecture="bert", hidden_size=160, intermediate_size=160), cases)
     others = (
         Case("quantize_act", "3 rows", _INT8, partial(_quantize, rows=3)),
         Case("half_act", "12 rows", _HALF, _half),
@@ -50,6 +74,11 @@ def groups() -> Iterator[Group]:
         Case("quantize_act", "2 rows to two slices", _TWO_SLICES, partial(_quantize, rows=2)),
     )
     yield Group(Recipe(hidden_size=160, activation_bits="16"), two_slices)
+
+
+def _norms(op: str, width: int) -> Iterator[Case]:
+    for form, limit in (("f16", _HALF), ("f32", _FLOAT)):
+        yield Case(op, f"width {width}, to {form}", limit, partial(_norm, rows=12, form=form))
 
 
 def random_values(rows: int, columns: int) -> npt.NDArray[np.float32]:
@@ -75,12 +104,10 @@ def int8_error(bench: Workbench, x: Activation, want: Float64) -> float:
 
 
 def _norm(bench: Workbench, rows: int, form: str) -> float:
-    values = random_values(rows, bench.config.hidden_size)
-    x = bench.activation(bench.model.arena.residual, values)
-    got = bench.model.ops.norm(x, bench.model.weights.layers[0].feed_forward_norm, None)
-    norm = bench.weights.layers[0].feed_forward_norm
-    weight = norm.to_float32().astype(np.float64)
-    want = oracle.rms_norm(values.astype(np.float64), weight, bench.config.norm_eps)
+    values = random_values(rows, bench.config.hidden_size) + 1
+    x = bench.activation(bench.residual, values)
+    got = bench.model.ops.norm(x, *_last_norm(bench.model.weights))
+    want = _normed(bench, values, *_last_norm(bench.weights))
     if form == "q":
         return int8_error(bench, got, want)
     array = got.f16 if form == "f16" else got.f32
@@ -89,23 +116,89 @@ def _norm(bench: Workbench, rows: int, form: str) -> float:
 
 
 def _add_norm(bench: Workbench) -> float:
-    old, delta = (
-        random_values(5, bench.config.hidden_size),
-        random_values(7, bench.config.hidden_size)[:5],
-    )
-    residual, normed = bench.model.ops.add_norm(
-        bench.activation(bench.model.arena.residual, old),
-        bench.activation(bench.model.arena.delta, delta),
-        bench.model.weights.layers[0].feed_forward_norm,
-        None,
-    )
-    total = (old + delta).astype(np.float64)
-    weight = bench.weights.layers[0].feed_forward_norm.to_float32().astype(np.float64)
-    want = oracle.rms_norm(total, weight, bench.config.norm_eps)
+    old, delta, residual, added = _sum_to_norm(bench)
+    total, normed = bench.model.ops.add_norm(residual, added, *_last_norm(bench.model.weights))
+    want = _normed(bench, old + delta, *_last_norm(bench.weights))
     return max(
-        error(bench.result(residual), total),
-        error(bench.result(Activation(normed.arrays, 5, normed.features, f32=normed.f32)), want),
+        error(bench.result(total), (old + delta).astype(np.float64)),
+        error(bench.result(normed), want),
     )
+
+
+def _norm_of_sum(bench: Workbench) -> float:
+    old, delta, residual, added = _sum_to_norm(bench)
+    got = bench.model.ops.norm_of_sum(residual, added, *_last_norm(bench.model.weights))
+    return error(bench.result(got), _normed(bench, old + delta, *_last_norm(bench.weights)))
+
+
+def _two_norms_of_sum(bench: Workbench) -> float:
+    old, delta, residual, added = _sum_to_norm(bench)
+    got = bench.model.ops.two_norms_of_sum(residual, added, *_two_norms(bench.model.weights))
+    first, second = _two_norms(bench.weights)
+    between = _normed(bench, old + delta, *first)
+    return error(bench.result(got), _normed(bench, old + between, *second))
+
+
+def _norm_projection(bench: Workbench) -> float:
+    """Checks columns of a wider matrix: queries, and keys."""
+    features = bench.config.layers[0].query_features
+    values = random_values(5, 3 * features).astype(np.float16)
+    queries_and_keys, norms = bench.qkv(values)[:2], _head_norms(bench.model.weights)
+    got = [
+        bench.result(bench.model.ops.norm_projection(x, *norm))
+        for x, norm in zip(queries_and_keys, norms, strict=True)
+    ]
+    want = [
+        _normed(bench, values[:, first : first + features], *norm)
+        for first, norm in zip((0, features), _head_norms(bench.weights), strict=True)
+    ]
+    return error(np.stack(got), np.stack(want))
+
+
+def _sum_to_norm(bench: Workbench) -> tuple[Float32, Float32, Activation, Activation]:
+    """Returns residual and delta, as values and on the device."""
+    width = bench.config.hidden_size
+    old, delta = random_values(9, width) + 1, random_values(10, width)[:9]
+    added = bench.activation(bench.model.arena.delta, delta)
+    return old, delta, bench.activation(bench.residual, old), added
+
+
+def _last_norm(weights: ModelWeights[W]) -> tuple[W, W | None]:
+    """Returns weight and bias of a norm."""
+    layer = weights.layers[0]
+    return layer.feed_forward_norm, layer.feed_forward_norm_bias
+
+
+def _two_norms(weights: ModelWeights[W]) -> tuple[tuple[W, W | None], tuple[W, W | None]]:
+    """Returns weight and bias of the two norms behind attention."""
+    layer = weights.layers[0]
+    return (
+        (present(layer.attention_norm), layer.attention_norm_bias),
+        (present(layer.attention_norm_2), layer.attention_norm_2_bias),
+    )
+
+
+def _head_norms(weights: ModelWeights[W]) -> tuple[tuple[W, W | None], tuple[W, W | None]]:
+    """Returns weight and bias of the norms of queries and keys."""
+    attention = weights.layers[0].attention
+    return (
+        (present(attention.q_norm), attention.q_norm_bias),
+        (present(attention.k_norm), attention.k_norm_bias),
+    )
+
+
+def _normed(bench: Workbench, x: Array, weight: Tensor, bias: Tensor | None) -> Float64:
+    """Returns the norm of each row, of the model's kind."""
+    eps = bench.config.norm_eps
+    if bench.config.norm is NormKind.RMS:
+        return oracle.rms_norm(x.astype(np.float64), values_of(weight), eps)
+    return oracle.layer_norm(x.astype(np.float64), values_of(weight), values_of(bias), eps)
+
+
+def _gelu(bench: Workbench) -> float:
+    halves = (2 * random_values(12, bench.config.layers[0].intermediate_size)).astype(np.float16)
+    got = bench.model.ops.gelu(bench.activation(bench.model.arena.intermediate, halves))
+    return error(bench.result(got), oracle.gelu(halves.astype(np.float64)))
 
 
 def _quantize(bench: Workbench, rows: int) -> float:
@@ -152,7 +245,7 @@ def _embed_rows(bench: Workbench) -> float:
     got = bench.result(
         bench.model.ops.embed(step, bench.model.weights.embedding.token, None, None, 3.0)
     )
-    want = 3.0 * bench.weights.embedding.token.to_float32().astype(np.float64)[ids]
+    want = 3.0 * values_of(bench.weights.embedding.token)[ids]
     want[tokens] = rows
     return error(got, want)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, Final, Literal, Self
 
 import numpy as np
@@ -14,10 +15,8 @@ from rocmforge.checkpoint.formats import FORMATS
 from rocmforge.checkpoint.tensor import Tensor
 from rocmforge.models.blocks import ModelWeights, WeightPlace
 from rocmforge.models.config import (
-    ActivationFunction,
     LayerConfig,
     ModelConfig,
-    NormKind,
     RopeConfig,
     RopeStyle,
 )
@@ -26,7 +25,7 @@ from rocmforge.models.forward.ops import attention_specs
 from rocmforge.models.lora import Adapter, LowRank
 from rocmforge.models.pooling import PoolingType
 from rocmforge.models.rope import RopeTable, RopeTables
-from rocmforge.models.weights import build, walk
+from rocmforge.models.weights import places, take, walk
 from rocmforge_hip.device.constants import BLOCK_TOKENS
 from rocmforge_hip.device.discovery import FoundDevice
 from rocmforge_hip.device.memory import DeviceArray
@@ -56,6 +55,7 @@ _STAGING_BYTES: Final = 16 << 20
 class Recipe:
     """The model: one layer, whose matrices all have one stored type."""
 
+    architecture: str = "llama"
     format: str = "f32"
     hidden_size: int = 64
     intermediate_size: int = 64
@@ -65,7 +65,6 @@ class Recipe:
     head_dim: int = 64
     rotary_dim: int = 64
     rope_style: RopeStyle = RopeStyle.NEOX
-    head_norms: bool = False
     kv_dtype: str = "f16"
     activation_bits: Literal["8", "16"] = "8"
     window: int | None = None
@@ -93,7 +92,8 @@ class Workbench:
         self._device = open_device(found)
         try:
             loading = ModelLoading(self._device, self.config, plan, geometry, lambda *_: None)
-            self.model: Model = loading.load(planned, RopeTables(self.table, None), self.adapters)
+            tables = None if self.config.rope is None else RopeTables(self.table, None)
+            self.model: Model = loading.load(planned, tables, self.adapters)
             self._up = self._device.memory.pinned(_STAGING_BYTES, "uploads")
             self._down = self._device.memory.pinned(_STAGING_BYTES, "downloads")
         except BaseException:
@@ -104,6 +104,11 @@ class Workbench:
     def device(self) -> Device:
         """The device, for other operations than the model's; it owns what they allocate."""
         return self._device
+
+    @property
+    def residual(self) -> Forms[DeviceArray]:
+        """The arrays of what each part of a layer adds to."""
+        return self.model.arena.residual or self.model.arena.normed
 
     @property
     def sampler(self) -> Sampler:
@@ -156,6 +161,21 @@ class Workbench:
         f16 = self.put(values, arrays.float16(rows, features))
         return Activation(arrays, rows, features, f16=f16)
 
+    def qkv(self, values: Array) -> tuple[Activation, Activation, Activation]:
+        """Returns query, key and value, which lie side by side as in `values`."""
+        layer, arrays = self.config.layers[0], self.model.arena.qkv
+        whole = self.activation(arrays, values)
+        edges = np.cumsum([0, layer.query_features, layer.key_features, layer.value_features])
+
+        def part(first: int, end: int) -> Activation:
+            f32, f16 = (form and form.columns(first, end) for form in (whole.f32, whole.f16))
+            return Activation(
+                arrays, whole.rows, end - first, f32=f32, f16=f16, stride=whole.features
+            )
+
+        q, k, v = (part(*ends) for ends in pairwise(edges.tolist()))
+        return q, k, v
+
     def step(
         self,
         chunks: Sequence[tuple[int, int, Sequence[int]]],
@@ -171,7 +191,7 @@ class Workbench:
 
         Args:
             chunks: For each sequence its context, how many of its last tokens are new, and its
-                blocks.
+                blocks, if there is a cache.
             tokens: Token ids; zeros if not given.
             sources: Rows of the step before, for tokens that come from there.
             rows: The logit rows.
@@ -235,6 +255,8 @@ def _step_input(
     positions = [np.arange(context - new, context) for context, new, _ in chunks]
     slots = [
         np.asarray(blocks)[where // BLOCK_TOKENS] * BLOCK_TOKENS + where % BLOCK_TOKENS
+        if blocks
+        else np.zeros_like(where)
         for where, (_, _, blocks) in zip(positions, chunks, strict=True)
     ]
     table = np.zeros((len(chunks), max(len(blocks) for _, _, blocks in chunks)), np.int32)
@@ -270,6 +292,7 @@ def _options(recipe: Recipe) -> LoadOptions:
 
 
 def _config(recipe: Recipe) -> ModelConfig:
+    family = FAMILIES[recipe.architecture]
     layer = LayerConfig(
         num_heads=recipe.heads,
         num_kv_heads=recipe.kv_heads,
@@ -280,43 +303,50 @@ def _config(recipe: Recipe) -> ModelConfig:
         window=recipe.window,
         local_rope=False,
         intermediate_size=recipe.intermediate_size,
+        joint_head_norms=family.joint_head_norms,
+    )
+    rope = RopeConfig(
+        style=recipe.rope_style, rotary_dim=recipe.rotary_dim, theta=100.0, scaling=None
     )
     return ModelConfig(
-        architecture="verify",
+        architecture=recipe.architecture,
         name="verify",
-        causal=True,
+        causal=family.causal,
         hidden_size=recipe.hidden_size,
         vocab_size=recipe.vocab,
+        num_token_types=2,
         max_context=CONTEXT,
         layers=(layer,),
-        norm=NormKind.RMS,
+        norm=family.norm,
         norm_eps=1e-5,
-        pre_norm=True,
-        rope=RopeConfig(
-            style=recipe.rope_style, rotary_dim=recipe.rotary_dim, theta=100.0, scaling=None
-        ),
-        activation=ActivationFunction.SILU,
+        pre_norm=family.pre_norm,
+        rope=rope if family.has_rope else None,
+        has_alibi=family.has_alibi,
+        activation=family.activation,
         attention_softcap=recipe.attention_softcap,
         pooling=PoolingType.NONE,
+        num_scores=3 if "head.scores" in family.may_have else 0,
     )
 
 
 def _weights(recipe: Recipe, config: ModelConfig) -> ModelWeights[Tensor]:
-    rng = np.random.default_rng(1)
-    family = FAMILIES["qwen3" if recipe.head_norms else "llama"]
+    """Makes every weight that the family may have, but for a matrix of its own for the output."""
+    rng, family = np.random.default_rng(1), FAMILIES[recipe.architecture]
+    optional = (family.has | family.may_have) - {"output"}
 
-    def make(place: WeightPlace) -> Tensor | None:
+    def make(place: WeightPlace) -> Tensor:
         name, shape = place.name, place.shape(config)
-        is_there = not place.is_optional or name in family.has | family.may_have
-        if name == "output" or not is_there or 0 in shape:
-            return None
         if len(shape) > 1:
             return random_tensor(rng, recipe.format, name, *shape)
         values = (1 + 0.2 * rng.standard_normal(shape)).astype(np.float32)
         return Tensor(name, shape, FORMATS["f32"], values.view(np.uint8))
 
-    weights = build(config.num_layers, make)
-    return replace(weights, output=weights.embedding.token)
+    made = {
+        place.path: make(place)
+        for place in places(config.num_layers)
+        if (not place.is_optional or place.name in optional) and 0 not in place.shape(config)
+    }
+    return take(config, made)
 
 
 def _adapter(rank: int, weights: ModelWeights[Tensor]) -> Adapter:
