@@ -1,5 +1,4 @@
-// Attention of all tokens of a sequence to all of them, or to those within reach, without a cache:
-// what an encoder does.
+// Attention of all tokens of a sequence to all of them, or to those within reach, without a cache.
 //
 // As attention_prefill.hip: a block takes 128 tokens of one head, walks over the keys in tiles that
 // all its waves read from LDS, and each wave keeps the output of its own rows in registers,

@@ -28,9 +28,9 @@ from rocmforge.fleet.sharing import Wish, memory_shares
 from rocmforge.library.finding import default_names, find_model
 from rocmforge.logits.registry import load_processors
 from rocmforge.models.checkpoint import Checkpoint, Identity
+from rocmforge.models.config import ModelConfig
 from rocmforge.models.lora import AdapterSpec, parse_adapters
 from rocmforge.models.memory import stored_weight_bytes
-from rocmforge.models.pooling import PoolingType
 from rocmforge.models.rank_head import RankHead, read_rank_head
 from rocmforge.models.sampling import SamplingDefaults
 from rocmforge.opening import open_checkpoint
@@ -54,10 +54,7 @@ class ModelFront:
     names: tuple[str, ...]  # what clients may call it; the first is shown
     tokenizer: Tokenizer
     templates: ChatTemplates
-    max_context: int  # tokens, as trained
-    is_encoder: bool  # it embeds or ranks, and generates nothing
-    pooling: PoolingType
-    hidden_size: int  # numbers it gives for a prompt: the width of its states, or its scores
+    config: ModelConfig
     rank_head: RankHead | None  # of a decoder
     sampling: SamplingDefaults
     adapters: tuple[str, ...]  # what clients may call the LoRA adapters
@@ -74,8 +71,9 @@ class ModelFront:
 
     def check_generates(self) -> None:
         """Raises ConfigurationError for an encoder, or what ranks only: it generates no text."""
-        if self.is_encoder or (self.rank_head is not None and self.rank_head.is_all):
-            what = "is an encoder" if self.is_encoder else "only ranks"
+        causal = self.config.causal
+        if not causal or (self.rank_head is not None and self.rank_head.is_all):
+            what = "only ranks" if causal else "is an encoder"
             raise ConfigurationError(
                 f"{self.names[0]} {what}: it generates no text. Use it with rocmforge serve."
             )
@@ -103,7 +101,7 @@ def read_front(model: str, settings: Settings) -> ModelFront:
             override=settings.chat_template and _read_template(settings.chat_template),
         )
         if not config.causal:
-            _refuse_for_encoders(settings)
+            _refuse_drafts_and_chats(settings)
         prompt = rank_prompt(templates, checkpoint.rank_instruction)
         rank_head = read_rank_head(checkpoint, prompt) if config.causal else None
         adapters, sampling = tuple(a.name for a in checkpoint.adapters), checkpoint.sampling
@@ -129,10 +127,7 @@ def read_front(model: str, settings: Settings) -> ModelFront:
         names=names,
         tokenizer=tokenizer,
         templates=templates,
-        max_context=config.max_context,
-        is_encoder=not config.causal,
-        pooling=config.pooling,
-        hidden_size=config.output_size,
+        config=config,
         rank_head=rank_head,
         sampling=sampling,
         adapters=adapters,
@@ -141,7 +136,7 @@ def read_front(model: str, settings: Settings) -> ModelFront:
     )
 
 
-def _refuse_for_encoders(settings: Settings) -> None:
+def _refuse_drafts_and_chats(settings: Settings) -> None:
     for flag, value in (
         ("--draft-model", settings.draft_model),
         ("--chat-template", settings.chat_template),
@@ -221,14 +216,14 @@ def build_model(
         tool_format=settings.tool_format,
         token_sets=TokenSets(front.tokenizer),
         processors=load_processors(),
-        is_encoder=front.is_encoder,
-        pooling=front.pooling,
+        causal=front.config.causal,
+        pooling=front.config.pooling,
         rank_head=front.rank_head,
         sampling_defaults=front.sampling,
         prompt_lookup_tokens=settings.prompt_lookup_tokens,
         draft_model_tokens=settings.draft_tokens if front.draft is not None else 0,
         declared_context=config.options.max_context,
-        declared_hidden_size=front.hidden_size,
+        declared_hidden_size=front.config.output_size,
         max_at_once=min(MAX_AT_ONCE, settings.max_sequences + settings.max_waiting),
     )
 
@@ -245,8 +240,8 @@ def engine_config(front: ModelFront, settings: Settings) -> EngineConfig:
         model=front.path,
         identity=front.identity,
         draft=front.draft,
-        options=load_options(settings, front.max_context, is_encoder=front.is_encoder),
-        vocabulary=None if front.is_encoder else token_pieces(front.tokenizer),
+        options=load_options(settings, front.config.max_context, causal=front.config.causal),
+        vocabulary=token_pieces(front.tokenizer) if front.config.causal else None,
         max_waiting=settings.max_waiting,
         resume=settings.resume,
         log_level=settings.log_level.upper(),
@@ -284,13 +279,13 @@ def find_draft(model: Checkpoint, settings: Settings) -> Path | None:
     return path
 
 
-def load_options(settings: Settings, trained_context: int, *, is_encoder: bool) -> LoadOptions:
+def load_options(settings: Settings, trained_context: int, *, causal: bool) -> LoadOptions:
     """Derives load options, for a model trained with a context of `trained_context` tokens.
 
-    A step of an encoder has room for the longest prompt, which cannot be cut.
+    Unless the model is causal, a step has room for the longest prompt, which cannot be cut.
     """
     context = min(settings.max_context or trained_context, trained_context)
-    least_tokens = max(settings.max_sequences, context if is_encoder else 0)
+    least_tokens = max(settings.max_sequences, 0 if causal else context)
     return LoadOptions(
         device=settings.device,
         max_context=context,

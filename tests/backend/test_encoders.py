@@ -104,7 +104,7 @@ def test_quantised_weights_give_nearly_the_same(name: str, load: Load, tmp_path:
 @pytest.mark.parametrize("runner", ["bert"], indirect=True)
 def test_a_runner_says_that_it_is_an_encoder_and_has_no_cache(runner: Runner) -> None:
     info = runner.info
-    assert info.is_encoder
+    assert not info.causal
     assert (info.num_blocks, info.kv_bytes) == (0, 0)
     assert (info.max_context, info.hidden_size) == (64, 48)
 

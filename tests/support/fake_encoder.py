@@ -35,7 +35,7 @@ class FakeEncoder:
             kv_bytes=0,
             kv_dtype="none",
             hidden_size=HIDDEN_SIZE,
-            is_encoder=True,
+            causal=False,
             notes=(),
         )
 

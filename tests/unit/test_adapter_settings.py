@@ -43,7 +43,7 @@ def test_adapters_of_a_file_of_settings_are_read_and_loaded(
     config.write_text(f'lora = ["sql={adapter}", "poet={adapter}:0.5"]\n')
     settings = load({}, config)
     assert read_front(str(model), settings).adapters == ("sql", "poet")
-    assert load_options(settings, 128, is_encoder=False).adapters == (
+    assert load_options(settings, 128, causal=True).adapters == (
         AdapterSpec(name="sql", path=str(adapter)),
         AdapterSpec(name="poet", path=str(adapter), scale=0.5),
     )

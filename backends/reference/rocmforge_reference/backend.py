@@ -115,7 +115,7 @@ def _load(
         logits_processors=tuple(processors) if causal else (),
         adapters=tuple(adapter.name for adapter in adapters),
         adapter_bytes=adapter_bytes,
-        is_encoder=not causal,
+        causal=causal,
         notes=(_NOTE,),
     )
     ops = ReferenceOps(config, tables, caches)

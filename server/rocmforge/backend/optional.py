@@ -83,7 +83,7 @@ class MemoryEstimate:
     allowed: int  # of it, by `memory_utilization`
     weights: int
     activations: int  # and everything else that does not grow with the cache
-    kv_block: int  # of all layers; 0: an encoder has no cache
+    kv_block: int  # of all layers; 0: there is no cache
     block_size: int  # tokens
     kv_dtype: str
     context: int  # tokens of one sequence

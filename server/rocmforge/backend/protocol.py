@@ -262,10 +262,11 @@ class RunnerInfo:
     logits_processors: tuple[str, ...] = ()  # names that sampling honours
     adapters: tuple[str, ...] = ()  # names of those that were loaded, as `StepInput` numbers them
     adapter_bytes: int = 0  # of all of them
-    # Its steps have no logit rows, only hidden ranges, and each holds whole prompts, which attend
-    # to all of themselves. There is no cache: `num_blocks` is 0, `block_table` has no columns, and
-    # `slot_mapping` means nothing. `hidden_size` is the number of scores if the model ranks.
-    is_encoder: bool = False
+    # False: its steps have no logit rows, only hidden ranges, and each holds whole prompts, which
+    # attend to all of themselves. There is no cache: `num_blocks` is 0, `block_table` has no
+    # columns, and `slot_mapping` means nothing. `hidden_size` is the number of scores if the model
+    # ranks.
+    causal: bool = True
 
 
 ProgressCallback = Callable[[str, float], None]

@@ -64,10 +64,10 @@ def plan_model(model: Path, settings: Settings, stated: int | None) -> PlanRepor
     """
     with ExitStack() as opened:
         checkpoint = opened.enter_context(open_checkpoint(model, adapter_specs(settings)))
-        trained, is_encoder = checkpoint.config.max_context, not checkpoint.config.causal
+        trained = checkpoint.config.max_context
         warn_of_context(settings, trained, model.stem)
         backend = _choose(settings.backend, device_is_here=stated is None)
-        options = load_options(settings, trained, is_encoder=is_encoder)
+        options = load_options(settings, trained, causal=checkpoint.config.causal)
         estimate, draft = backend.estimate(checkpoint, options, stated), None
         if settings.draft_model is not None:
             drafting = opened.enter_context(open_checkpoint(find_model(settings.draft_model)))
@@ -135,7 +135,7 @@ def _print(console: Console, plan: PlanReport, settings: Settings) -> None:
         cache = f"{settings.kv_blocks} blocks of {estimate.block_size} tokens"
     cache = f"{size_text(plan.kv_bytes)} in {estimate.kv_dtype} for {cache}"
     if not estimate.kv_block:
-        cache = "none: an encoder keeps nothing of a prompt"
+        cache = "none: the model keeps nothing of a prompt"
     share = f"{settings.memory_utilization:.0%}"
     rows = [
         ("device", f"{estimate.device} with {size_text(estimate.free)} free ({plan.backend})"),

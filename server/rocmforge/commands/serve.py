@@ -211,5 +211,5 @@ def _about_model(model: ServedModel) -> Iterator[tuple[int, str]]:
     yield (
         logging.INFO,
         f"[bold]{name}[/] on {runner.backend} ({escape(runner.device.name)}), "
-        f"context {runner.max_context}, {'an encoder' if runner.is_encoder else cache}",
+        f"context {runner.max_context}, {cache if runner.causal else 'no KV cache'}",
     )

@@ -41,7 +41,7 @@ class ServedModel:
         default_factory=lambda: {each.name: each for each in BUILTIN}
     )
     grammars: GrammarChecker = field(default_factory=GrammarChecker)
-    is_encoder: bool = False  # it embeds or ranks, and generates nothing
+    causal: bool = True  # as of `ModelConfig`; False: it embeds or ranks, and generates nothing
     pooling: PoolingType = PoolingType.NONE  # what it was trained for
     rank_head: RankHead | None = None  # of a decoder
     # For requests that do not say.
@@ -72,12 +72,12 @@ class ServedModel:
     @property
     def generates(self) -> bool:
         """Whether the model writes text."""
-        return not self.is_encoder and not (self.rank_head is not None and self.rank_head.is_all)
+        return self.causal and not (self.rank_head is not None and self.rank_head.is_all)
 
     @property
     def capabilities(self) -> tuple[str, ...]:
         """The things that the model can be asked for."""
-        ranks = self.is_encoder or self.pooling is not PoolingType.NONE
+        ranks = not self.causal or self.pooling is not PoolingType.NONE
         found = {
             "chat": bool(self.templates.names) and self.generates,
             "completions": self.generates,

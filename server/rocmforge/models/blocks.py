@@ -236,6 +236,6 @@ class ModelWeights(Generic[W]):
     embedding: Embedding[W] = field(metadata={BLOCK: Embedding})
     layers: tuple[Layer[W], ...] = field(metadata={LAYERS: Layer})
     output_norm: W | None = field(default=None, metadata=whole("hidden_size"))
-    # That of a model without a matrix of its own is `embedding.token` itself. Encoders have none.
+    # That of a model without a matrix of its own is `embedding.token` itself.
     output: W | None = field(default=None, metadata=column("vocab_size", "hidden_size"))
     head: Head[W] | None = field(default=None, metadata={BLOCK: Head})

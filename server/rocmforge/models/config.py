@@ -20,7 +20,7 @@ class ActivationFunction(StrEnum):
 
     SILU = "silu"
     GELU_TANH = "gelu_tanh"
-    GELU = "gelu"  # with the error function; of encoders only
+    GELU = "gelu"  # with the error function
     CLAMPED_SWIGLU = "clamped_swiglu"  # of gpt-oss: it changes the other factor, too
 
 
@@ -192,7 +192,7 @@ class ModelConfig:
 
     architecture: str  # GGUF's general.architecture
     name: str
-    causal: bool  # a token sees none after it, and has a cache; False: an encoder
+    causal: bool  # a token sees none after it, and has a cache; False: sees its prompt
     hidden_size: int
     vocab_size: int
     num_token_types: int = 0  # rows of the table of types; 0: there is none
@@ -209,7 +209,7 @@ class ModelConfig:
     logit_softcap: float | None = None
     embedding_scale: float = 1.0
     pooling: PoolingType  # what it was trained for; NONE of decoders whose file does not say
-    num_scores: int = 0  # of an encoder's classification head
+    num_scores: int = 0  # of the classification head
 
     @property
     def num_layers(self) -> int:

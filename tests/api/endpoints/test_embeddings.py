@@ -223,7 +223,7 @@ def ranker(scores: list[float], num_scores: int = 1) -> tuple[FakeEngine, Any]:
         return [(event,)]
 
     engine = FakeEngine(script=script, runner=replace(RUNNER, hidden_size=num_scores))
-    model = make_model(engine, pooling=PoolingType.RANK, is_encoder=True)
+    model = make_model(engine, pooling=PoolingType.RANK, causal=False)
     return engine, build_app(model, ApiSettings())
 
 
@@ -250,7 +250,7 @@ def test_documents_are_cut_where_the_request_says(pooling: PoolingType) -> None:
         "documents": ["hello world " * MAX_CONTEXT, "hello"],
         "max_tokens_per_doc": 2,
     }
-    model = make_model(engine, pooling=pooling, is_encoder=True)
+    model = make_model(engine, pooling=pooling, causal=False)
     with TestClient(build_app(model, ApiSettings())) as client:
         assert client.post("/v1/rerank", json=body).status_code == 200
     tokenizer = tiny_text()[0]

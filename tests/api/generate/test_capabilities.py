@@ -36,8 +36,8 @@ EMBED = ("/v1/embeddings", {"input": "hello"})
 RERANK = ("/v1/rerank", {"query": "hello", "documents": ["world"]})
 FILES = {"embed": "xlm-roberta", "rank": "ranker"}
 DECODER: dict[str, Any] = {"hidden_size": 8}
-EMBEDDER: dict[str, Any] = {"is_encoder": True, "pooling": PoolingType.MEAN, "hidden_size": 8}
-RANKER: dict[str, Any] = {"is_encoder": True, "pooling": PoolingType.RANK, "hidden_size": 1}
+EMBEDDER: dict[str, Any] = {"causal": False, "pooling": PoolingType.MEAN, "hidden_size": 8}
+RANKER: dict[str, Any] = {"causal": False, "pooling": PoolingType.RANK, "hidden_size": 1}
 
 
 @dataclass(eq=False)

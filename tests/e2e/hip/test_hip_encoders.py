@@ -149,7 +149,7 @@ def test_no_cache_is_planned_or_allocated(
     before = host.live_bytes if host else 0
     runner = load(stack, bert)
     info = runner.info
-    assert info.is_encoder
+    assert not info.causal
     assert (info.num_blocks, info.kv_bytes, info.hidden_size) == (0, 0, 64)
     assert any("KV cache     none" in note for note in info.notes)
     if host:  # pinned buffers come on top of what was planned for the device

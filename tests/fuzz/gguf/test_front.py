@@ -228,10 +228,10 @@ def serve(path: Path) -> None:
     tokenizer = front.tokenizer
     token_pieces(tokenizer)
     text = "Hello world, hé <|end|>"
-    if front.is_encoder:
-        ids = tokenizer.encode_whole(text)
-    else:
+    if front.config.causal:
         ids = tokenizer.encode(text, parse_special=True)
+    else:
+        ids = tokenizer.encode_whole(text)
     tokenizer.decode(ids)
     with suppress(RequestError, BadTemplate):
         front.templates.select().render([{"role": "user", "content": "hello"}])

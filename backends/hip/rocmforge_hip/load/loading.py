@@ -91,7 +91,7 @@ def _read(
         raise ConfigurationError("The HIP backend has no f32 cache; use kv_dtype f16 or int8.")
     if shard is not None and not config.causal:
         raise ConfigurationError(
-            "An encoder runs on one device; leave tensor_parallel at 1, not "
+            "A model without a cache runs on one device; leave tensor_parallel at 1, not "
             f"{options.tensor_parallel}."
         )
     check_sizes(config, CACHED_HEAD_DIMS if config.causal else FULL_HEAD_DIMS)
@@ -130,6 +130,6 @@ def _describe(
         hidden_size=config.output_size,
         embedding_size=config.hidden_size if config.causal else 0,
         masks_tokens=config.causal,
-        is_encoder=not config.causal,
+        causal=config.causal,
         logits_processors=tuple(kernels.processors),
     )

@@ -28,7 +28,7 @@ from rocmforge_hip.weights.formats import ceil_div
 from rocmforge_hip.weights.placement import Planned, weight_bytes
 
 NO_CACHE: Final = "none"
-"""The stored type of an encoder's cache."""
+"""The stored type where there is no cache."""
 
 _MAX_BIASES: Final = 4096
 """Biased tokens of a row."""
@@ -76,7 +76,7 @@ class MemoryPlan(MemoryNeeds):
         return self.num_blocks * self.block_bytes
 
     def __str__(self) -> str:
-        decode, cache = [], "none: an encoder keeps nothing of a prompt"
+        decode, cache = [], "none: the model keeps nothing of a prompt"
         if self.cache_block is not None:
             decode = [f"decode       {8 * self.activation_slices}-bit activations"]
             tokens = self.num_blocks * BLOCK_TOKENS
@@ -186,7 +186,7 @@ def cache_arrays(plan: MemoryPlan) -> LayerCache[ArraySpec]:
 
 
 def cache_type(needs: MemoryNeeds) -> str:
-    """Returns the stored type of a model's cache; `NO_CACHE` of an encoder, which has none."""
+    """Returns the stored type of a model's cache; `NO_CACHE` if it has none."""
     if needs.cache_block is None:
         return NO_CACHE
     return "f16" if needs.cache_block.key_scale is None else "int8"

@@ -42,7 +42,7 @@ def rank_prompts(model: ServedModel, wanted: RerankRequest) -> Prompts:
         for param, text in (("query", wanted.query), *(("documents", text) for text in texts)):
             if not text:
                 raise InvalidParameter(f"'{param}' must not be empty.", param=param)
-        encode = _pair_encoder(model)
+        encode = _pair_tokenizer(model)
         pairs = tuple(tuple(encode(wanted.query, text, limit)) for text in texts)
         return check_fits(model, pairs, "documents")
     if model.pooling is PoolingType.NONE:
@@ -59,16 +59,17 @@ def rank_prompts(model: ServedModel, wanted: RerankRequest) -> Prompts:
     return check_fits(model, query, "query") + check_fits(model, documents, "documents")
 
 
-def _pair_encoder(model: ServedModel) -> Callable[[str, str, int | None], list[int]]:
+def _pair_tokenizer(model: ServedModel) -> Callable[[str, str, int | None], list[int]]:
     """Returns a function that makes a prompt of a query and some tokens of a document."""
     num_scores = check_hidden(model)
     if model.rank_head is not None:
         return partial(_fill, model.tokenizer, model.rank_head)
-    if model.is_encoder and num_scores == 1:
-        return model.tokenizer.encode_pair
-    reason = "its file has no classification head, or no prompt for it"
-    if model.is_encoder:
+    if model.causal:
+        reason = "its file has no classification head, or no prompt for it"
+    elif num_scores != 1:
         reason = f"it tells {num_scores} classes apart"
+    else:
+        return model.tokenizer.encode_pair
     raise UnsupportedFeature(f"The model {model.name!r} cannot rank: {reason}.", param="model")
 
 

@@ -96,7 +96,7 @@ def check_common(model: ServedModel, request: GenerationRequest) -> None:
     """Raises what any request for tokens can get wrong besides its prompt."""
     if not model.generates:
         ranks = model.pooling is PoolingType.RANK
-        what = "is an encoder" if model.is_encoder else "only ranks"
+        what = "only ranks" if model.causal else "is an encoder"
         raise UnsupportedFeature(
             f"The model {model.name!r} {what} and generates no text. "
             f"Use {'/v1/rerank' if ranks else '/v1/embeddings'}.",

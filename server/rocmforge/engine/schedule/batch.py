@@ -37,7 +37,7 @@ def build_step(
     positions = np.arange(len(owner), dtype=np.int32) + (starts - query_start[:-1])[owner]
     block_table = _block_table(chunks)
     slots = np.zeros(len(owner), np.int64)
-    if block_table.size:  # an encoder has no cache
+    if block_table.size:  # else there is no cache
         blocks = block_table[owner, positions // block_size].astype(np.int64)
         slots = blocks * block_size + positions % block_size
     token_source = np.full(len(owner), NO_SOURCE, np.int32)

@@ -53,12 +53,12 @@ class Scheduler:
     ) -> None:
         self.totals = totals
         self._masks_late = masks_late
-        self._is_encoder = info.is_encoder
-        if info.is_encoder:  # prompts are computed whole, and leave nothing behind
+        self._causal = info.causal
+        if info.causal:
+            self.max_context = min(info.max_context, info.num_blocks * info.block_size)
+        else:  # prompts are computed whole, and leave nothing behind
             self.max_context = min(info.max_context, limits.max_batched_tokens)
             limits = replace(limits, prefix_cache=False)
-        else:
-            self.max_context = min(info.max_context, info.num_blocks * info.block_size)
         self._limits = limits
         self._block_size = info.block_size
         self._cache = BlockManager(
@@ -81,10 +81,10 @@ class Scheduler:
         after it: that engine had room for more. It ends like all that died with the engine.
 
         Raises:
-            UnsupportedFeature: an encoder is asked for tokens.
+            UnsupportedFeature: a model that draws no tokens is asked for them.
         """
-        if self._is_encoder and request.sampling.pooling is None:
-            raise UnsupportedFeature("The model is an encoder: it generates no text.")
+        if not self._causal and request.sampling.pooling is None:
+            raise UnsupportedFeature("The model generates no text.")
         assert len(self._live) < self._limits.max_live, "the client admits no more"
         num_prompt, max_tokens = len(request.prompt), request.sampling.max_tokens
         if num_prompt + max_tokens > self.max_context:
@@ -133,7 +133,7 @@ class Scheduler:
 
     def schedule(self, now_ns: int) -> list[Chunk]:
         """Decides the next step. No chunks: nothing can be computed before a result is known."""
-        step = StepBuilder(self._limits, whole_prompts=self._is_encoder)
+        step = StepBuilder(self._limits, whole_prompts=not self._causal)
         self._waiting.sort_by_charge(self._running)
         self._continue_decodes(step)
         self._continue_prefills(step)
@@ -209,7 +209,7 @@ class Scheduler:
         One free block per running sequence stays free, so that the newcomer is not preempted when
         those grow.
         """
-        if self._is_encoder:
+        if not self._causal:
             return True
         if not self._cache.place(
             seq, seq.num_new, reusable=self._reusable(seq), reserve=len(self._running)

@@ -1,4 +1,4 @@
-"""The operations of a transformer, as `models.forward.decoder` and `encoder` call them.
+"""The operations of a transformer, as the forward passes beside it call them.
 
 Each forward pass is written once over this protocol; a backend supplies the operations. They are as
 coarse as a good GPU kernel is (norm with residual add, gate and up projection with activation, rope
