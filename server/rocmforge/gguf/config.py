@@ -5,8 +5,8 @@ from __future__ import annotations
 from gguf.constants import GGUFType, Keys
 
 from rocmforge.errors import BadAdapter, UnsupportedArchitecture
-from rocmforge.gguf.decoder_config import read_decoder_config
-from rocmforge.gguf.encoder_config import read_encoder_config
+from rocmforge.gguf.config_reader import ConfigReader
+from rocmforge.gguf.encoder_config import EncoderConfigReader
 from rocmforge.gguf.reader import GgufFile
 from rocmforge.models.config import ModelConfig
 from rocmforge.models.families import FAMILIES
@@ -28,5 +28,5 @@ def read_config(file: GgufFile) -> ModelConfig:
     architecture = file.get_str(Keys.General.ARCHITECTURE)
     if architecture not in FAMILIES:
         raise UnsupportedArchitecture(architecture, tuple(FAMILIES))
-    read = read_decoder_config if FAMILIES[architecture].causal else read_encoder_config
-    return read(file)
+    reader = ConfigReader if FAMILIES[architecture].causal else EncoderConfigReader
+    return reader(file).read()

@@ -1,4 +1,4 @@
-"""Keys that decoders and encoders have alike, read from a file's metadata and checked."""
+"""Keys of a file's metadata, read and checked."""
 
 from __future__ import annotations
 
@@ -33,6 +33,9 @@ class KeyReader:
         self._file = file
         self._name = file.get_str("general.architecture")
         self._family = FAMILIES[self._name]
+        self._known = tuple(
+            name for name, family in FAMILIES.items() if family.causal == self._family.causal
+        )
 
     def _key(self, suffix: str) -> str:
         return f"{self._name}.{suffix}"
@@ -54,6 +57,8 @@ class KeyReader:
         return count
 
     def _vocab_size(self) -> int:
+        if "tokenizer.ggml.tokens" not in self._file.metadata:
+            return self._positive("vocab_size")
         count = len(self._file.get_strs("tokenizer.ggml.tokens"))
         stated = self._positive("vocab_size", count)
         if stated != count:

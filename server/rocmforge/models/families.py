@@ -144,4 +144,3 @@ FAMILIES: Final[Mapping[str, ModelFamily]] = MappingProxyType(
 """By the name of the architecture, which is the one of GGUF files."""
 
 DECODERS: Final = tuple(name for name, family in FAMILIES.items() if family.causal)
-ENCODERS: Final = tuple(name for name, family in FAMILIES.items() if not family.causal)

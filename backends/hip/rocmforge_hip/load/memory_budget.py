@@ -27,9 +27,6 @@ from rocmforge_hip.weights.adapters import (
 from rocmforge_hip.weights.formats import ceil_div
 from rocmforge_hip.weights.placement import Planned, weight_bytes
 
-NO_CACHE: Final = "none"
-"""The stored type where there is no cache."""
-
 _MAX_BIASES: Final = 4096
 """Biased tokens of a row."""
 SMALL_MODEL: Final = 512 << 20
@@ -186,9 +183,9 @@ def cache_arrays(plan: MemoryPlan) -> LayerCache[ArraySpec]:
 
 
 def cache_type(needs: MemoryNeeds) -> str:
-    """Returns the stored type of a model's cache; `NO_CACHE` if it has none."""
+    """Returns the stored type of a model's cache; "none" if it has none."""
     if needs.cache_block is None:
-        return NO_CACHE
+        return "none"
     return "f16" if needs.cache_block.key_scale is None else "int8"
 
 

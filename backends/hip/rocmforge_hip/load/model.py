@@ -85,7 +85,7 @@ class ModelLoading:
             geometry=self._geometry,
             arena=arena,
             caches=self._new_caches(),
-            tables={} if tables is None else upload_tables(device, tables),
+            tables={} if tables is None else _upload_tables(device, tables),
             slopes=self._load_slopes(),
             formats=frozenset(
                 storage.format.name
@@ -170,7 +170,7 @@ class ModelLoading:
         return cache
 
 
-def upload_tables(device: Device, tables: RopeTables) -> dict[bool, DeviceRopeTable]:
+def _upload_tables(device: Device, tables: RopeTables) -> dict[bool, DeviceRopeTable]:
     """Uploads the tables; returns them by whether they are the local one."""
     found = {False: tables.table}
     if tables.local_table is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
@@ -164,7 +164,7 @@ def plan_activations(
     """
     if config.causal:
         return _of_causal(config, weights, limits, geometry, stacks)
-    return plan_full_activations(config, qkv_features(weights), limits, geometry)
+    return _without_cache(config, weights, limits, geometry)
 
 
 def _of_causal(
@@ -184,7 +184,7 @@ def _of_causal(
     is_shared = weights.output.out_features < vocab_size  # with other devices
     qkv = {
         product: Forms(f32=spec((tokens, features), "f4"))
-        for product, features in qkv_features(weights).items()
+        for product, features in _qkv_features(weights).items()
     }
     splits = geometry.attention_splits(config, limits.sequences)
     lora_shrunk, gate_up = lora_scratch(stacks, tokens, limits.adapters)
@@ -200,7 +200,7 @@ def _of_causal(
         rotated=Forms(f16=spec((tokens, layer.query_features), "f2")),
         attended=_multiplied(tokens, layer.attended_features),
         delta=Forms(f32=of_tokens),
-        intermediate=_multiplied(tokens, most_intermediate(config)),
+        intermediate=_multiplied(tokens, _most_intermediate(config)),
         logit_rows=_multiplied(rows, hidden_size, f32=spec((rows, hidden_size), "f4")),
         logits=Forms(f32=of_logits),
         gathered=Forms(f32=of_logits) if is_shared else None,
@@ -219,20 +219,12 @@ def _of_causal(
     )
 
 
-def plan_full_activations(
+def _without_cache(
     config: ModelConfig,
-    attention_inputs: Mapping[Product, int],
+    weights: ModelWeights[Planned],
     limits: StepLimits,
     geometry: Geometry,
 ) -> ActivationArrays[ArraySpec]:
-    """Returns every array that a step of a model writes that is not causal.
-
-    Args:
-        config: The model.
-        attention_inputs: Features of the activations that query, key and value go to.
-        limits: The largest step.
-        geometry: For the device.
-    """
     hidden_size, has_head = config.hidden_size, config.num_scores > 0
 
     def forms(
@@ -245,7 +237,8 @@ def plan_full_activations(
 
     tokens, pools = limits.tokens, limits.sequences
     qkv = {
-        product: forms(tokens, features, f16=True) for product, features in attention_inputs.items()
+        product: forms(tokens, features, f16=True)
+        for product, features in _qkv_features(weights).items()
     }
     return ActivationArrays(
         normed=forms(tokens, hidden_size, f32=True, f16=True),
@@ -254,7 +247,7 @@ def plan_full_activations(
         qkv_3=qkv.get(Product.QKV_3),
         attended=forms(tokens, hidden_size, f16=True),
         delta=forms(tokens, hidden_size, f32=True),
-        intermediate=forms(tokens, most_intermediate(config), f16=True),
+        intermediate=forms(tokens, _most_intermediate(config), f16=True),
         pooled=forms(pools, hidden_size, f32=True, f16=has_head),
         dense=forms(pools, hidden_size, f32=True, f16=True) if has_head else None,
         scores=forms(pools, config.num_scores, f32=True) if has_head else None,
@@ -262,7 +255,7 @@ def plan_full_activations(
     )
 
 
-def most_intermediate(config: ModelConfig) -> int:
+def _most_intermediate(config: ModelConfig) -> int:
     """Returns the features of the widest feed-forward network."""
     return max(layer.intermediate_size for layer in config.layers)
 
@@ -283,7 +276,7 @@ def _multiplied(rows: int, features: int, f32: ArraySpec | None = None) -> Forms
     )
 
 
-def qkv_features(weights: ModelWeights[Planned]) -> dict[Product, int]:
+def _qkv_features(weights: ModelWeights[Planned]) -> dict[Product, int]:
     """Returns the features of the activations that query, key and value go to."""
     features: dict[Product, int] = {}
     for place, part in walk(weights):

@@ -157,10 +157,11 @@ def _all_linear(bench: Workbench) -> float:
 
     def linears(weights: ModelWeights[W]) -> tuple[tuple[W, W | None], ...]:
         layer, head = weights.layers[0], present(weights.head)
+        feed_forward = present(layer.feed_forward)
         return (
             (layer.attention.output, layer.attention.output_bias),
-            (layer.feed_forward.up, layer.feed_forward.up_bias),
-            (layer.feed_forward.down, layer.feed_forward.down_bias),
+            (feed_forward.up, feed_forward.up_bias),
+            (feed_forward.down, feed_forward.down_bias),
             (present(head.dense), head.dense_bias),
             (head.scores, head.scores_bias),
         )

@@ -1,4 +1,4 @@
-"""The metadata of a decoder becomes its configuration.
+"""The metadata of a model becomes its configuration.
 
 Key names: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
 """
@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Final
 
 from rocmforge.errors import UnsupportedArchitecture
 from rocmforge.gguf.experts import read_experts
 from rocmforge.gguf.keys import KeyReader, declared_pooling
 from rocmforge.gguf.names import LONG_FACTORS, PERMUTED
-from rocmforge.gguf.reader import GgufFile
 from rocmforge.models.config import (
+    ACTIVATIONS,
+    ActivationFunction,
     LayerConfig,
     ModelConfig,
     NormKind,
@@ -22,21 +24,24 @@ from rocmforge.models.config import (
     RopeScalingKind,
     RopeStyle,
 )
-from rocmforge.models.families import DECODERS
+from rocmforge.models.pooling import PoolingType
+
+_NORM_EPS: Final = {
+    NormKind.RMS: "attention.layer_norm_rms_epsilon",
+    NormKind.LAYER: "attention.layer_norm_epsilon",
+}
 
 
-def read_decoder_config(file: GgufFile) -> ModelConfig:
-    """Returns the configuration that the metadata of a decoder describes.
+class ConfigReader(KeyReader):
+    """Reads the keys of a model, by its family."""
 
-    Raises:
-        UnsupportedArchitecture: It uses a feature we do not have.
-        BadGguf: A key is missing, of the wrong type, or contradicts another; names the key.
-    """
-    return _Reader(file).read()
-
-
-class _Reader(KeyReader):
     def read(self) -> ModelConfig:
+        """Returns the configuration that the metadata describes.
+
+        Raises:
+            UnsupportedArchitecture: It uses a feature we do not have.
+            BadGguf: A key is missing, of the wrong type, or contradicts another; names the key.
+        """
         file, family, key = self._file, self._family, self._key
         self._refuse_unsupported()
         hidden_size = self._positive("embedding_length")
@@ -59,10 +64,10 @@ class _Reader(KeyReader):
                 "attention.value_length",
                 f"{value_dim} differs from the key length {head_dim}, which is not supported",
             )
-        norm_eps = self._norm_eps("attention.layer_norm_rms_epsilon")
+        norm_eps = self._norm_eps(_NORM_EPS[family.norm])
         context = self._positive("context_length")
         rope, local_rope = self._rope(head_dim, context), self._local_rope(head_dim)
-        scaling = rope.scaling
+        scaling = None if rope is None else rope.scaling
         if scaling is not None and scaling.kind is RopeScalingKind.YARN:
             context = max(context, int(scaling.original_context * scaling.factor))
         wide = num_layers == family.layers_scaled_by_dim
@@ -75,13 +80,16 @@ class _Reader(KeyReader):
             window=None,
             local_rope=False,
             intermediate_size=0,
+            joint_head_norms=family.joint_head_norms,
         )
+        has_types = "embedding.type" in family.may_have
         return ModelConfig(
             architecture=self._name,
             name=file.get_str("general.name", self._name),
-            causal=True,
+            causal=family.causal,
             hidden_size=hidden_size,
             vocab_size=self._vocab_size(),
+            num_token_types=file.get_int("tokenizer.ggml.token_type_count", 1) if has_types else 0,
             max_context=context,
             layers=tuple(
                 replace(
@@ -92,20 +100,24 @@ class _Reader(KeyReader):
                     intermediate_size=0 if experts else self._positive("feed_forward_length"),
                 )
                 for window, experts in zip(
-                    self._windows(num_layers), read_experts(file, num_layers), strict=True
+                    self._windows(num_layers, context), read_experts(file, num_layers), strict=True
                 )
             ),
-            norm=NormKind.RMS,
+            norm=family.norm,
             norm_eps=norm_eps,
-            pre_norm=True,
+            pre_norm=family.pre_norm,
             rope=rope,
             local_rope=local_rope,
-            activation=family.activation,
+            has_alibi=family.has_alibi,
+            activation=self._activation(),
             attention_softcap=self._softcap("attn_logit_softcapping"),
             logit_softcap=self._softcap("final_logit_softcapping"),
             embedding_scale=math.sqrt(hidden_size) if family.scales_embedding else 1.0,
-            pooling=declared_pooling(file),
+            pooling=self._pooling(),
         )
+
+    def _pooling(self) -> PoolingType:
+        return declared_pooling(self._file)
 
     def _refuse_unsupported(self) -> None:
         suffix = "nextn_predict_layers"
@@ -113,19 +125,28 @@ class _Reader(KeyReader):
             raise UnsupportedArchitecture(
                 f"{self._name} with {count} layers for multi-token prediction "
                 f"({self._key(suffix)})",
-                DECODERS,
+                self._known,
             )
         if any(self._file.get_ints(self._key("rope.dimension_sections"), [])[1:]):
             raise UnsupportedArchitecture(
                 f"{self._name} with positions on several axes "
                 f"({self._key('rope.dimension_sections')})",
-                DECODERS,
+                self._known,
             )
 
-    def _vocab_size(self) -> int:
-        if "tokenizer.ggml.tokens" not in self._file.metadata:
-            return self._positive("vocab_size")
-        return super()._vocab_size()
+    def _activation(self) -> ActivationFunction:
+        """Returns the activation of the gate, which the file may name."""
+        suffix = "hidden_activation"
+        is_gated = "feed_forward.gate" in self._family.has
+        if self._key(suffix) not in self._file.metadata or not is_gated:
+            return self._family.activation
+        name = self._file.get_str(self._key(suffix))
+        if name not in ACTIVATIONS:
+            raise UnsupportedArchitecture(
+                f"{self._name} with the activation {name!r} ({self._key(suffix)})",
+                tuple(f"{self._name} with {known}" for known in ACTIVATIONS),
+            )
+        return ACTIVATIONS[name]
 
     def _softcap(self, suffix: str) -> float | None:
         cap = self._file.get_float(self._key(suffix), 0.0)
@@ -133,7 +154,7 @@ class _Reader(KeyReader):
             raise self._bad(suffix, f"{cap} is not a cap")
         return cap or None
 
-    def _windows(self, num_layers: int) -> tuple[int | None, ...]:
+    def _windows(self, num_layers: int, context: int) -> tuple[int | None, ...]:
         family, suffix = self._family, "attention.sliding_window"
         if family.window_period is None:
             return (None,) * num_layers
@@ -142,6 +163,7 @@ class _Reader(KeyReader):
             raise self._bad(suffix, f"{window} is negative")
         if window == 0:
             return (None,) * num_layers
+        window = self._seen(window, context)
         return tuple(
             window if is_local else None
             for is_local in self._window_pattern(num_layers, family.window_period)
@@ -154,15 +176,22 @@ class _Reader(KeyReader):
         if flags is not None:
             return flags
         period = self._positive(suffix, period)
-        if period == 1:
-            return [True] * num_layers
-        return [layer % period != period - 1 for layer in range(num_layers)]
+        return [self._is_local(layer, period) for layer in range(num_layers)]
+
+    def _seen(self, window: int, context: int) -> int:
+        """Returns a window of ours, by that of the file."""
+        return window
+
+    def _is_local(self, layer: int, period: int) -> bool:
+        return period == 1 or layer % period != period - 1
 
     @property
     def _rope_style(self) -> RopeStyle:
         return RopeStyle.NORMAL if self._name in PERMUTED else self._family.rope_style
 
-    def _rope(self, head_dim: int, context: int) -> RopeConfig:
+    def _rope(self, head_dim: int, context: int) -> RopeConfig | None:
+        if not self._family.has_rope:
+            return None
         return RopeConfig(
             style=self._rope_style,
             rotary_dim=self._rotary_dim(head_dim),
@@ -199,7 +228,7 @@ class _Reader(KeyReader):
         if name not in tuple(RopeScalingKind):
             raise UnsupportedArchitecture(
                 f"{self._name} with rope scaling {name!r} ({key('rope.scaling.type')})",
-                DECODERS,
+                self._known,
             )
         kind = RopeScalingKind(name)
         default_gain = 0.1 * math.log(factor) + 1.0 if kind is RopeScalingKind.YARN else 1.0
