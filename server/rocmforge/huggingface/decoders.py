@@ -22,7 +22,6 @@ from rocmforge.models.config import (
     ActivationFunction,
     LayerConfig,
     ModelConfig,
-    NormKind,
 )
 from rocmforge.models.families import FAMILIES
 from rocmforge.models.pooling import PoolingType
@@ -137,7 +136,7 @@ class _Reader:
                 tuple(DECODERS),
             )
         hidden_size = config.get_positive("hidden_size")
-        layer = self._layer(hidden_size)
+        layer = read_layer(config, kind.scale_key)
         context = config.get_positive("max_position_embeddings", 2048)
         rope = read_rope(
             config,
@@ -155,14 +154,14 @@ class _Reader:
         found = ModelConfig(
             architecture=kind.architecture,
             name=name,
-            causal=True,
+            causal=family.causal,
             hidden_size=hidden_size,
             vocab_size=config.get_positive("vocab_size"),
             max_context=context,
             layers=self._layers(layer, has_local_rope=local is not None),
-            norm=NormKind.RMS,
+            norm=family.norm,
             norm_eps=norm_eps(config, "rms_norm_eps", 1e-6),
-            pre_norm=True,
+            pre_norm=family.pre_norm,
             rope=rope.config,
             local_rope=None if local is None else local.config,
             activation=activation(config, kind.activation_key, "silu"),
@@ -186,36 +185,6 @@ class _Reader:
                 intermediate_size=0 if own else config.get_positive("intermediate_size"),
             )
             for window, own in zip(self._windows(count), experts, strict=True)
-        )
-
-    def _layer(self, hidden_size: int) -> LayerConfig:
-        config = self._config
-        num_heads = config.get_positive("num_attention_heads")
-        num_kv_heads = config.get_positive("num_key_value_heads", num_heads)
-        if num_heads % num_kv_heads:
-            raise config.bad(
-                "num_key_value_heads", f"{num_kv_heads} does not divide the {num_heads} heads"
-            )
-        if hidden_size % num_heads and not config.has("head_dim"):
-            raise config.bad(
-                "num_attention_heads",
-                f"{num_heads} does not divide the width {hidden_size}, and there is no head_dim",
-            )
-        head_dim = config.get_positive("head_dim", hidden_size // num_heads)
-        divisor = float(head_dim)
-        if self._kind.scale_key is not None:
-            divisor = config.get_float(self._kind.scale_key)
-            if divisor <= 0:
-                raise config.bad(self._kind.scale_key, f"{divisor} is not positive")
-        return LayerConfig(
-            num_heads=num_heads,
-            num_kv_heads=num_kv_heads,
-            key_dim=head_dim,
-            value_dim=head_dim,
-            attention_scale=divisor**-0.5,
-            window=None,
-            local_rope=False,
-            intermediate_size=0,
         )
 
     def _local_rope(self, head_dim: int, context: int, theta: float) -> Rope:
@@ -254,6 +223,43 @@ class _Reader:
             return tuple(None if (n + 1) % period == 0 else window for n in range(count))
         first = config.get_int("max_window_layers", 28)
         return tuple(window if n >= first else None for n in range(count))
+
+
+def read_layer(config: JsonObject, scale_key: str | None = None) -> LayerConfig:
+    """Reads what all layers have in common; their feed-forward networks may differ.
+
+    Args:
+        config: Of the folder.
+        scale_key: Of the number that scores are divided by the root of; None: the head's size.
+    """
+    hidden_size = config.get_positive("hidden_size")
+    num_heads = config.get_positive("num_attention_heads")
+    num_kv_heads = config.get_positive("num_key_value_heads", num_heads)
+    if num_heads % num_kv_heads:
+        raise config.bad(
+            "num_key_value_heads", f"{num_kv_heads} does not divide the {num_heads} heads"
+        )
+    if hidden_size % num_heads and not config.has("head_dim"):
+        raise config.bad(
+            "num_attention_heads",
+            f"{num_heads} does not divide the width {hidden_size}, and there is no head_dim",
+        )
+    head_dim = config.get_positive("head_dim", hidden_size // num_heads)
+    divisor = float(head_dim)
+    if scale_key is not None:
+        divisor = config.get_float(scale_key)
+        if divisor <= 0:
+            raise config.bad(scale_key, f"{divisor} is not positive")
+    return LayerConfig(
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        key_dim=head_dim,
+        value_dim=head_dim,
+        attention_scale=divisor**-0.5,
+        window=None,
+        local_rope=False,
+        intermediate_size=0,
+    )
 
 
 def num_layers(config: JsonObject) -> int:

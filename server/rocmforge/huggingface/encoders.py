@@ -12,14 +12,12 @@ from types import MappingProxyType
 from typing import Final
 
 from rocmforge.errors import UnsupportedArchitecture
-from rocmforge.huggingface.decoders import activation, layer_flags, norm_eps, num_layers
+from rocmforge.huggingface.decoders import activation, layer_flags, norm_eps, num_layers, read_layer
 from rocmforge.huggingface.files.json_object import JsonObject
 from rocmforge.huggingface.rope import read_rope
 from rocmforge.models.config import (
     ActivationFunction,
-    LayerConfig,
     ModelConfig,
-    NormKind,
     RopeConfig,
     RopeStyle,
 )
@@ -62,31 +60,22 @@ def read_encoder(
     """
     shape = ENCODERS[config.get_str("model_type")](config)
     found, family = shape.config, FAMILIES[shape.architecture]
+    layer = replace(
+        read_layer(found),
+        joint_head_norms=family.joint_head_norms,
+        intermediate_size=found.get_positive("intermediate_size"),
+    )
     hidden_size = found.get_positive("hidden_size")
-    num_heads = found.get_positive("num_attention_heads")
-    if hidden_size % num_heads:
-        raise found.bad(
-            "num_attention_heads", f"{num_heads} does not divide the width {hidden_size}"
-        )
+    if {layer.query_features, layer.key_features} != {hidden_size}:
+        raise _unsupported(config, "heads of their own size (num_key_value_heads, head_dim)")
     context = found.get_positive("max_position_embeddings") - shape.first_position
     if context < 1:
         raise found.bad("max_position_embeddings", "there is no position left for a token")
-    layer = LayerConfig(
-        num_heads=num_heads,
-        num_kv_heads=num_heads,
-        key_dim=hidden_size // num_heads,
-        value_dim=hidden_size // num_heads,
-        attention_scale=float((hidden_size // num_heads) ** -0.5),
-        window=None,
-        local_rope=False,
-        joint_head_norms=True,
-        intermediate_size=found.get_positive("intermediate_size"),
-    )
     windows = shape.windows or (None,) * num_layers(found)
     model = ModelConfig(
         architecture=shape.architecture,
         name=name,
-        causal=False,
+        causal=family.causal,
         hidden_size=hidden_size,
         vocab_size=found.get_positive("vocab_size"),
         num_token_types=shape.num_token_types,
@@ -94,7 +83,7 @@ def read_encoder(
         layers=tuple(
             replace(layer, window=window, local_rope=window is not None) for window in windows
         ),
-        norm=NormKind.LAYER,
+        norm=family.norm,
         norm_eps=shape.eps,
         pre_norm=family.pre_norm,
         rope=shape.rope,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
 
@@ -166,11 +166,6 @@ DECODER_NAMES: Final[Mapping[str, NameTable]] = MappingProxyType(
 )
 """By our name of the architecture."""
 
-_ENCODER_PREFIXES: Final = ("bert.", "roberta.", "nomic_bert.", "model.")
-_HEADS_OF_TRAINING: Final = re.compile(
-    r"^(cls|lm_head|pooler|head|decoder)\.|^\w+\.pooler\.|position_ids$|token_type_ids$"
-    r"|\.inv_freq$"
-)
 _EMBEDDINGS: Final = {
     "embeddings.word_embeddings.weight": "embedding.token",
     "embeddings.position_embeddings.weight": "embedding.position",
@@ -196,7 +191,7 @@ _SCORES: Final = {
 _POOLER: Final = {"pooler.dense.weight": "head.dense", "pooler.dense.bias": "head.dense_bias"}
 
 _BERT: Final = NameTable(
-    prefixes=_ENCODER_PREFIXES,
+    prefixes=("bert.", "roberta.", "nomic_bert.", "model."),
     layer=re.compile(r"encoder\.layer\.(\d{1,4})\."),
     parts=MappingProxyType(
         {
@@ -209,18 +204,18 @@ _BERT: Final = NameTable(
         }
     ),
     model=MappingProxyType({**_EMBEDDINGS, **_SCORES}),
-    left_out=_HEADS_OF_TRAINING,
+    left_out=re.compile(  # heads of training
+        r"^(cls|lm_head|pooler|head|decoder)\.|^\w+\.pooler\.|position_ids$|token_type_ids$"
+        r"|\.inv_freq$"
+    ),
 )
-_RANKER: Final = NameTable(
-    prefixes=_ENCODER_PREFIXES,
-    layer=_BERT.layer,
-    parts=_BERT.parts,
+_RANKER: Final = replace(
+    _BERT,
     model=MappingProxyType({**_BERT.model, **_POOLER}),
     left_out=re.compile(r"position_ids$|token_type_ids$"),
 )
-_JINA: Final = NameTable(
-    prefixes=_ENCODER_PREFIXES,
-    layer=_BERT.layer,
+_JINA: Final = replace(
+    _BERT,
     parts=MappingProxyType(
         {
             **_BERT_ATTENTION,
@@ -239,10 +234,9 @@ _JINA: Final = NameTable(
         }
     ),
     model=MappingProxyType(_EMBEDDINGS),
-    left_out=_HEADS_OF_TRAINING,
 )
-_NOMIC: Final = NameTable(
-    prefixes=_ENCODER_PREFIXES,
+_NOMIC: Final = replace(
+    _BERT,
     layer=re.compile(r"(?:encoder\.)?layers\.(\d{1,4})\."),
     parts=MappingProxyType(
         {
@@ -265,10 +259,9 @@ _NOMIC: Final = NameTable(
         }
     ),
     model=MappingProxyType(_EMBEDDINGS),
-    left_out=_HEADS_OF_TRAINING,
 )
-_MODERN: Final = NameTable(
-    prefixes=_ENCODER_PREFIXES,
+_MODERN: Final = replace(
+    _BERT,
     layer=re.compile(r"layers\.(\d{1,4})\."),
     parts=MappingProxyType(
         {
@@ -290,7 +283,6 @@ _MODERN: Final = NameTable(
             "final_norm.weight": "output_norm",
         }
     ),
-    left_out=_HEADS_OF_TRAINING,
 )
 
 

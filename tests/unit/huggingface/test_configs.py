@@ -240,6 +240,8 @@ def test_a_feature_that_we_lack_is_refused_with_its_name(
         ("bert", {"hidden_act": "relu"}, "activation 'relu'"),
         ("bert", {"hidden_act": "silu"}, "an activation other than gelu"),
         ("jina-bert-v2", {"feed_forward_type": "original"}, "a feed-forward network of type"),
+        ("bert", {"num_key_value_heads": 2}, "heads of their own size"),
+        ("bert", {"head_dim": 16}, "heads of their own size"),
         ("nomic-bert", {"hidden_act": "gelu"}, "an activation other than silu"),
         (
             "modern-bert",
