@@ -6,96 +6,45 @@ from rocmforge_hip.device.arguments import F32, I32, I64, FloatForms, Forms, Poi
 
 
 def rf_embed(
-    *,
-    table: Pointer,
-    tokens: Pointer,
-    out: Pointer,
-    vocab_size: I32,
-    quant_blocks: I32,
-    scale: F32,
+    *, table: Pointer, tokens: Pointer, out: Pointer, vocab_size: I32, quant_blocks: I32, scale: F32
 ) -> None:
     """Takes rows of a table of weights, times scale."""
 
 
-def rf_take_rows(
-    *,
-    x: Pointer,
-    rows: Pointer,
-    out: Pointer,
-    hidden_size: I32,
-) -> None:
+def rf_take_rows(*, x: Pointer, rows: Pointer, out: Pointer, hidden_size: I32) -> None:
     """Takes rows by their numbers."""
 
 
-def rf_sum_rows(
-    *,
-    x: Pointer,
-    ranges: Pointer,
-    out: Pointer,
-    hidden_size: I32,
-) -> None:
+def rf_sum_rows(*, x: Pointer, ranges: Pointer, out: Pointer, hidden_size: I32) -> None:
     """Adds up the rows of ranges."""
 
 
-def rf_rms_norm(
-    *,
-    x: Pointer,
-    weight: Pointer,
-    out: Forms,
-    hidden_size: I32,
-    eps: F32,
-) -> None:
+def rf_rms_norm(*, x: Pointer, weight: Pointer, out: Forms, hidden_size: I32, eps: F32) -> None:
     """Norms rows by their root mean square, in those forms that are not null."""
 
 
 def rf_add_rms_norm(
-    *,
-    delta: Pointer,
-    residual: Pointer,
-    weight: Pointer,
-    out: Forms,
-    hidden_size: I32,
-    eps: F32,
+    *, delta: Pointer, residual: Pointer, weight: Pointer, out: Forms, hidden_size: I32, eps: F32
 ) -> None:
     """Adds delta to the residual, and norms the sum."""
 
 
-def rf_softcap(
-    *,
-    x: Pointer,
-    cap: F32,
-    count: I64,
-) -> None:
+def rf_softcap(*, x: Pointer, cap: F32, count: I64) -> None:
     """Makes x cap * tanh(x / cap), in place."""
 
 
 def rf_quantize_act(
-    *,
-    x: Pointer,
-    q: Pointer,
-    scale: Pointer,
-    q_lo_offset: I32,
-    count: I64,
+    *, x: Pointer, q: Pointer, scale: Pointer, q_lo_offset: I32, count: I64
 ) -> None:
     """Rounds to the int8 form of kernels/include/rf/act.h."""
 
 
-def rf_half_act(
-    *,
-    x: Pointer,
-    out: Pointer,
-    count: I64,
-) -> None:
+def rf_half_act(*, x: Pointer, out: Pointer, count: I64) -> None:
     """Rounds to halves."""
 
 
 def rf_resolve_tokens(
-    *,
-    token_ids: Pointer,
-    source: Pointer,
-    previous_tokens: Pointer,
-    tokens: Pointer,
-    count: I32,
+    *, token_ids: Pointer, source: Pointer, previous_tokens: Pointer, tokens: Pointer, count: I32
 ) -> None:
     """Fills in the tokens that the step before sampled."""
 
@@ -139,20 +88,10 @@ def rf_add_layer_norm(
 
 
 def rf_layer_norm_half(
-    *,
-    x: Pointer,
-    weight: Pointer,
-    bias: Pointer | None,
-    stride: I64,
-    hidden_size: I32,
-    eps: F32,
+    *, x: Pointer, weight: Pointer, bias: Pointer | None, stride: I64, hidden_size: I32, eps: F32
 ) -> None:
     """Norms rows of halves, in place."""
 
 
-def rf_gelu_half(
-    *,
-    x: Pointer,
-    count: I64,
-) -> None:
+def rf_gelu_half(*, x: Pointer, count: I64) -> None:
     """Makes x gelu(x), in place."""

@@ -25,21 +25,11 @@ def rf_sample_adjust(
     """Copies logits with penalties and biases."""
 
 
-def rf_sample_mask(
-    *,
-    scores: Pointer,
-    allowed: Pointer,
-    vocab: I32,
-) -> None:
+def rf_sample_mask(*, scores: Pointer, allowed: Pointer, vocab: I32) -> None:
     """Takes out the tokens that a grammar does not allow."""
 
 
-def rf_sample_max(
-    *,
-    scores: Pointer,
-    highest: Pointer,
-    vocab: I32,
-) -> None:
+def rf_sample_max(*, scores: Pointer, highest: Pointer, vocab: I32) -> None:
     """Finds the highest score of each part of a row."""
 
 
