@@ -226,7 +226,7 @@ def document(model_names: tuple[str, ...]) -> dict[str, Any]:
         "info": {
             "title": "ROCmForge",
             "version": __version__,
-            "description": "OpenAI's API, and Anthropic's, for models in GGUF files.",
+            "description": "OpenAI's API, and Anthropic's, for models in GGUF files and folders.",
         },
         # Keys are asked for only if the operator has set any.
         "security": [{}, {"bearer": []}, {"header": []}],

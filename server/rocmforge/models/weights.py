@@ -204,7 +204,7 @@ def check_shape(tensor: Tensor, shape: tuple[int, ...]) -> None:
     """
     if tensor.shape != shape:
         raise UnsupportedTensor(
-            tensor.name, f"its shape is {tensor.shape}, the metadata asks for {shape}"
+            tensor.name, f"its shape is {tensor.shape}, the configuration asks for {shape}"
         )
 
 

@@ -47,7 +47,7 @@ SMALLER_ENDPOINTS = [
     wrong(EMBEDDINGS, {"dimensions": 0}, "dimensions", ">= 1"),
     wrong(EMBEDDINGS, {"dimensions": 7}, "dimensions", "have 6"),
     wrong(RERANK, {"model": "no"}, "model", "'no'", **UNKNOWN),
-    unsupported(RERANK, {}, "model", "'tiny' cannot rank: its file declares no pooling"),
+    unsupported(RERANK, {}, "model", "'tiny' cannot rank: it declares no pooling"),
     wrong(RERANK, {"query": 5}, "query", "Expected `str`"),
     wrong(RERANK, {"documents": []}, "documents", "length >= 1"),
     wrong(RERANK, {"documents": [{"title": "x"}]}, "documents[0].text", "Missing"),

@@ -125,7 +125,7 @@ def test_a_fused_tensor_with_too_few_rows_is_refused(tmp_path: Path) -> None:
     folder = write_folder(by_name("phi3"), tmp_path / "m")
     short = np.ones((79, 48), np.float32)
     rewrite(folder, by_name("phi3"), **{"model.layers.0.self_attn.qkv_proj.weight": short})
-    assert "the metadata asks for (80, 48)" in refusal(folder)
+    assert "the configuration asks for (80, 48)" in refusal(folder)
 
 
 BESIDE: dict[str, npt.NDArray[Any] | None] = {

@@ -243,6 +243,14 @@ def test_a_score_that_is_no_number_is_refused(score: Any, tmp_path: Path) -> Non
         read_tokenizer(Folder(tmp_path), empty(tmp_path), None, 700)
 
 
+def test_a_vocabulary_that_names_no_unknown_token_is_refused_with_the_keys(tmp_path: Path) -> None:
+    definition = json.loads(library("unigram").to_str())
+    definition["model"]["unk_id"] = None
+    (tmp_path / "tokenizer.json").write_text(json.dumps(definition))
+    with pytest.raises(BadTokenizer, match=r"unk_token or unk_id of tokenizer\.json"):
+        Tokenizer(read_tokenizer(Folder(tmp_path), empty(tmp_path), None, 700))
+
+
 def test_a_word_piece_vocabulary_without_its_unknown_token_is_refused(tmp_path: Path) -> None:
     definition = json.loads(library("WordPiece").to_str())
     definition["model"]["unk_token"] = "nowhere"

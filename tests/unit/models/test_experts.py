@@ -115,7 +115,7 @@ BAD_TENSORS: dict[str, tuple[Callable[[Tensors], Tensors], str]] = {
     "fused too": (change("blk.0.ffn_gate_up_exps.weight", zeros(8, 80, 48)), "another tensor is"),
     "fused rows": (
         lambda tensors: {**fused(tensors), "blk.0.ffn_gate_up_exps.weight": zeros(8, 79, 48)},
-        r"\(8, 79, 48\), the metadata asks for \(8, 80, 48\)",
+        r"\(8, 79, 48\), the configuration asks for \(8, 80, 48\)",
     ),
     "one is missing": (
         lambda tensors: without("blk.0.ffn_up.3.weight")(apart(tensors)),

@@ -47,7 +47,7 @@ def rank_prompts(model: ServedModel, wanted: RerankRequest) -> Prompts:
         return check_fits(model, pairs, "documents")
     if model.pooling is PoolingType.NONE:
         raise UnsupportedFeature(
-            f"The model {model.name!r} cannot rank: its file declares no pooling, so it is "
+            f"The model {model.name!r} cannot rank: it declares no pooling, so it is "
             "neither a ranking nor an embedding model.",
             param="model",
         )
@@ -65,7 +65,7 @@ def _pair_tokenizer(model: ServedModel) -> Callable[[str, str, int | None], list
     if model.rank_head is not None:
         return partial(_fill, model.tokenizer, model.rank_head)
     if model.causal:
-        reason = "its file has no classification head, or no prompt for it"
+        reason = "it has no classification head, or no prompt for it"
     elif num_scores != 1:
         reason = f"it tells {num_scores} classes apart"
     else:

@@ -312,7 +312,7 @@ class ChatTemplates:
             if name in self._templates:
                 return self._templates[name]
         raise UnsupportedFeature(
-            "This model's file has no chat template, so it can complete text but not chat. "
+            "This model has no chat template, so it can complete text but not chat. "
             "Start the server with --chat-template FILE to give it one.",
             param="messages",
         )

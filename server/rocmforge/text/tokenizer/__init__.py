@@ -1,1 +1,1 @@
-"""Tokenizers of GGUF files."""
+"""Tokenizers, from the plain values of a checkpoint."""

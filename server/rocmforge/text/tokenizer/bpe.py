@@ -30,7 +30,7 @@ def build(vocabulary: Vocabulary, raw_merges: Sequence[str], rules: PreTokenizer
     """
     if not raw_merges:
         raise BadTokenizer(
-            "The file has a BPE vocabulary, but no merges (tokenizer.ggml.merges is missing)."
+            "The BPE vocabulary has no merges (tokenizer.ggml.merges of a GGUF file)."
         )
     if rules.sentencepiece:
         vocabulary.check_byte_tokens()

@@ -194,7 +194,7 @@ def pretokenizer(name: str) -> PreTokenizer:
         return _BY_NAME[name]
     except KeyError:
         raise BadTokenizer(
-            f"The pre-tokenizer {name!r} (tokenizer.ggml.pre) is not supported. "
+            f"The pre-tokenizer {name!r} (tokenizer.ggml.pre of a GGUF file) is not supported. "
             f"Supported: {', '.join(known_kinds())}."
         ) from None
 

@@ -23,12 +23,11 @@ def build(vocabulary: Vocabulary) -> Tokenizer:
     """Build the model. It expects text that already has its space prefix.
 
     Raises:
-        BadTokenizer: the file has no scores, or lacks byte tokens for unknown characters.
+        BadTokenizer: there are no scores, or it lacks byte tokens for unknown characters.
     """
     if not vocabulary.scores:
         raise BadTokenizer(
-            "The file has a SentencePiece vocabulary, but no scores "
-            "(tokenizer.ggml.scores is missing)."
+            "The SentencePiece vocabulary has no scores (tokenizer.ggml.scores of a GGUF file)."
         )
     ids = {
         token: index

@@ -96,8 +96,8 @@ class Tokenizer:
             has_leading_space = built.has_leading_space
         else:
             raise BadTokenizer(
-                f"The tokenizer model {vocabulary.model!r} (tokenizer.ggml.model) is not "
-                f"supported. Supported: {', '.join(_MODELS)}."
+                f"The tokenizer model {vocabulary.model!r} (tokenizer.ggml.model of a GGUF file) "
+                f"is not supported. Supported: {', '.join(_MODELS)}."
             )
         # The model for texts behind a special token; another than for the first only if a space is
         # put before the first word of a prompt and no other.
@@ -319,7 +319,8 @@ def _after_space(text: str, start: int) -> int:
 def _rules(vocabulary: Vocabulary) -> PreTokenizer:
     if vocabulary.model == "gpt2" and not vocabulary.pre:
         logger.warning(
-            "The file does not say which pre-tokenizer its vocabulary needs (tokenizer.ggml.pre). "
+            "The GGUF file does not say which pre-tokenizer its vocabulary needs "
+            "(tokenizer.ggml.pre). "
             "The default splits text in a way that may cost quality: convert the model anew."
         )
     return pretokenizer("gemma4" if vocabulary.model == "gemma4" else vocabulary.pre)

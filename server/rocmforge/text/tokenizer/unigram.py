@@ -40,13 +40,13 @@ def build(vocabulary: Vocabulary, charsmap: bytes) -> Unigram:
     """
     if not vocabulary.scores:
         raise BadTokenizer(
-            "The file has a unigram vocabulary, but no scores (tokenizer.ggml.scores is missing)."
+            "The unigram vocabulary has no scores (tokenizer.ggml.scores of a GGUF file)."
         )
     unknown = vocabulary.unknown_token
     normal = [index for index in vocabulary.ids_of(TokenType.NORMAL) if index != unknown]
     scores = [vocabulary.scores[index] for index in normal]
     if not normal or not np.isfinite(scores).all():
-        raise BadTokenizer("The file's unigram vocabulary has no tokens, or scores are missing.")
+        raise BadTokenizer("The unigram vocabulary has no tokens, or scores are missing.")
     entries = [(_UNKNOWN, min(scores))]
     entries += [(vocabulary.tokens[index], vocabulary.scores[index]) for index in normal]
     tokenizer = Tokenizer(models.Unigram(entries, unk_id=0, byte_fallback=False))
@@ -110,4 +110,6 @@ def _children(units: npt.NDArray[np.int64], places: npt.NDArray[np.int64]) -> np
 
 
 def _broken(reason: str) -> BadTokenizer:
-    return BadTokenizer(f"tokenizer.ggml.precompiled_charsmap is broken: {reason}.")
+    return BadTokenizer(
+        f"The tokenizer's table of replacements (precompiled_charsmap) is broken: {reason}."
+    )

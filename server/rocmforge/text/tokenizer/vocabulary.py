@@ -80,7 +80,8 @@ class Vocabulary:
         """The token for what no other spells; raises BadTokenizer if there is none."""
         if self.unknown_id is None:
             raise BadTokenizer(
-                "The file does not name its unknown token (tokenizer.ggml.unknown_token_id)."
+                "The tokenizer does not name its unknown token (unk_token or unk_id of "
+                "tokenizer.json, tokenizer.ggml.unknown_token_id of a GGUF file)."
             )
         return self.unknown_id
 
