@@ -138,6 +138,12 @@ def bias_in_weights(route: Route, *args: Any) -> tuple[Any, Any]:
     return chosen, rule.scale * weights / weights.sum(axis=-1, keepdims=True)
 
 
+def other_groups(route: Route, *args: Any) -> tuple[Any, Any]:
+    """Experts are chosen among those of all groups."""
+    logits, bias, rule = args
+    return route(logits, bias, replace(rule, num_groups=1, num_chosen_groups=1))
+
+
 def first_dropped(route: Route, *args: Any) -> tuple[Any, Any]:
     """Of the first token, an expert is dropped."""
     chosen, weights = route(*args)
@@ -160,6 +166,9 @@ def error_of(name: str, load: Load) -> float:
         ("qwen3moe", weights_of_neighbours),
         ("qwen3moe", not_normalised),
         ("qwen3moe", first_dropped),
+        ("qwen2moe", not_normalised),
+        ("glm4moe", bias_in_weights),
+        ("glm4moe", other_groups),
     ],
 )
 def test_a_mistake_in_the_routing_is_seen(

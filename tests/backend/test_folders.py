@@ -42,6 +42,8 @@ ONE_OF_EACH = (
     "glm4",
     "qwen3moe",
     "mixtral",
+    "ernie4_5-moe",
+    "minimax-m2",
 )
 OF_TRANSFORMERS = [model.name for model in ENCODERS if not model.ranks and not model.is_jina]
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from rocmforge.errors import UnsupportedArchitecture
 from rocmforge.gguf.experts import read_experts
-from rocmforge.gguf.keys import KeyReader, declared_pooling
+from rocmforge.gguf.keys import KeyReader, declared_pooling, predicting_layers
 from rocmforge.gguf.names import LONG_FACTORS, PERMUTED
 from rocmforge.models.config import (
     ACTIVATIONS,
@@ -45,7 +45,9 @@ class ConfigReader(KeyReader):
         file, family, key = self._file, self._family, self._key
         self._refuse_unsupported()
         hidden_size = self._positive("embedding_length")
-        num_layers = self._num_layers()
+        num_layers = self._num_layers() - predicting_layers(file)
+        if num_layers < 1:
+            raise self._bad("nextn_predict_layers", "no layer is left of the model itself")
         num_heads = self._positive("attention.head_count")
         num_kv_heads = self._positive("attention.head_count_kv", num_heads)
         if num_heads % num_kv_heads:
@@ -120,11 +122,10 @@ class ConfigReader(KeyReader):
         return declared_pooling(self._file)
 
     def _refuse_unsupported(self) -> None:
-        suffix = "nextn_predict_layers"
-        if count := self._file.get_int(self._key(suffix), 0):
+        suffix = "attention.clamp_kqv"
+        if limit := self._file.get_float(self._key(suffix), 0.0):
             raise UnsupportedArchitecture(
-                f"{self._name} with {count} layers for multi-token prediction "
-                f"({self._key(suffix)})",
+                f"{self._name} with queries, keys and values within {limit} ({self._key(suffix)})",
                 self._known,
             )
         if any(self._file.get_ints(self._key("rope.dimension_sections"), [])[1:]):

@@ -22,6 +22,15 @@ def declared_pooling(file: GgufFile) -> PoolingType:
     return PoolingType.NONE
 
 
+def predicting_layers(file: GgufFile) -> int:
+    """Returns how many of the last layers predict further tokens: they are no part of the model."""
+    key = f"{file.metadata.get('general.architecture')}.nextn_predict_layers"
+    count = file.get_int(key, 0)
+    if count < 0:
+        raise BadGguf(str(file.path), f"the key {key!r}: {count} is negative")
+    return count
+
+
 class KeyReader:
     """Reads `<architecture>.*` keys; exists to hold the file and its family.
 

@@ -25,6 +25,9 @@ ONE_EXPERT: Final = (
 )
 """The matrix of one expert in older files, and what newer ones call that of all."""
 
+LAYER: Final = re.compile(r"blk\.(\d{1,4})\.")
+"""What the names of a layer's tensors begin with."""
+
 PERMUTED: Final = frozenset({"llama"})
 """Architectures whose q and k have their rows in pairs that rotate together (`RopeStyle.NORMAL`).
 
@@ -128,6 +131,10 @@ _NORMS: Final = _weights(
     ("ffn_norm", "feed_forward_norm"),
     ("post_ffw_norm", "feed_forward_post_norm"),
 )
+_LATE_NORMS: Final = _weights(
+    ("attn_norm", "attention_norm"),
+    ("post_attention_norm", "feed_forward_norm"),
+)
 _BERT_NORMS: Final = _weights(
     ("attn_output_norm", "attention_norm"),
     ("attn_norm_2", "attention_norm_2"),
@@ -139,6 +146,8 @@ _FUSED: Final = TensorNames(layer=_NORMS + _FUSED_ATTENTION + _FUSED_FFN)
 NAMES: Final[Mapping[str, TensorNames]] = MappingProxyType(
     {
         **dict.fromkeys(("llama", "qwen2", "qwen3", "qwen3moe", "gemma2", "gemma3"), _PLAIN),
+        **dict.fromkeys(("qwen2moe", "olmoe", "ernie4_5-moe", "dots1", "minimax-m2"), _PLAIN),
+        "glm4moe": TensorNames(layer=_LATE_NORMS + _ATTENTION + _FFN + _EXPERTS),
         **dict.fromkeys(("phi3", "modern-bert"), _FUSED),
         "glm4": TensorNames(layer=_NORMS + _ATTENTION + _FUSED_FFN),
         "bert": TensorNames(layer=_BERT_NORMS + _ATTENTION + _FFN),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
@@ -11,8 +12,10 @@ import numpy.typing as npt
 
 from rocmforge.checkpoint.tensor import Tensor
 from rocmforge.errors import UnsupportedTensor
+from rocmforge.gguf.keys import predicting_layers
 from rocmforge.gguf.names import (
     FREQUENCY_FACTORS,
+    LAYER,
     LONG_FACTORS,
     MODEL,
     NAMES,
@@ -23,9 +26,11 @@ from rocmforge.gguf.names import (
 )
 from rocmforge.gguf.reader import GgufFile
 from rocmforge.models.config import ModelConfig, RopeScalingKind
-from rocmforge.models.layouts import cut_fused, join_experts
+from rocmforge.models.layouts import as_declared, cut_fused, join_experts
 from rocmforge.models.rope import RopeFactors
 from rocmforge.models.weights import check_shape, check_weights, places
+
+logger = logging.getLogger(__name__)
 
 _FACTORS: Final = (FREQUENCY_FACTORS, LONG_FACTORS, SHORT_FACTORS)
 
@@ -40,19 +45,36 @@ def read_weights(config: ModelConfig, file: GgufFile) -> dict[str, Tensor]:
     rules = {rule.name: rule.weights for rule in _rules(config, file)}
     known = {place.path: place for place in places(config.num_layers)}
     weights: dict[str, Tensor] = {}
-    for name, tensor in join_experts(file.tensors, *ONE_EXPERT).items():
+    tensors = _without_prediction(config, file)
+    for name, tensor in join_experts(tensors, *ONE_EXPERT).items():
         if name in _FACTORS:
             continue
         # One that is no weight is refused below, also if it is called as we call a weight.
         paths = rules.get(name, (f"no weight: {name}",))
         if twice := weights.keys() & paths:
             raise UnsupportedTensor(name, f"another tensor is {min(twice)}, too")
+        if name == SCORES:
+            tensor = _as_matrix(tensor)
         if len(paths) == 1:
-            weights[paths[0]] = _as_matrix(tensor) if name == SCORES else tensor
+            place = known.get(paths[0])
+            weights[paths[0]] = tensor if place is None else as_declared(tensor, place)
         else:
             weights |= cut_fused(config, tensor, [known[path] for path in paths])
     check_weights(config, weights, name_weights(config, file))
     return weights
+
+
+def _without_prediction(config: ModelConfig, file: GgufFile) -> dict[str, Tensor]:
+    """Returns the tensors of a file without those of layers that predict further tokens."""
+    first, count = config.num_layers, predicting_layers(file)
+    found = {}
+    for name, tensor in file.tensors.items():
+        match = LAYER.match(name)
+        if match is None or not first <= int(match[1]) < first + count:
+            found[name] = tensor
+    if count:
+        logger.info("%s: %d layers for multi-token prediction are not used", file.path.name, count)
+    return found
 
 
 def name_weights(config: ModelConfig, file: GgufFile) -> Callable[[str], str]:

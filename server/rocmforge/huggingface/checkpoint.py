@@ -128,7 +128,14 @@ class _Opened:
         text = self._config.get_object("text_config") or self._config
         place = self._config if self._config.has("tie_word_embeddings") else text
         is_tied = place.get_bool("tie_word_embeddings", is_gemma)
-        weights = read_weights(model, self._files, names, is_tied=is_tied, norms_add_one=is_gemma)
+        weights = read_weights(
+            model,
+            self._files,
+            names,
+            is_tied=is_tied,
+            norms_add_one=is_gemma,
+            predicting_layers=text.get_int("num_nextn_predict_layers", 0),
+        )
         has_output = is_tied or "output" in weights
         if ranks:
             has_output = has_output or HEAD in weights

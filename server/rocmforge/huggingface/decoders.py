@@ -86,7 +86,46 @@ DECODERS: Final[Mapping[str, DecoderType]] = MappingProxyType(
             },
             has_windows=True,
         ),
-        "qwen3_moe": DecoderType(architecture="qwen3moe", defaults={"norm_topk_prob": False}),
+        "qwen3_moe": DecoderType(
+            architecture="qwen3moe",
+            defaults={"norm_topk_prob": False, "use_sliding_window": False},
+            has_windows=True,
+        ),
+        "qwen2_moe": DecoderType(architecture="qwen2moe", defaults={"norm_topk_prob": False}),
+        "olmoe": DecoderType(
+            architecture="olmoe",
+            defaults={"max_position_embeddings": 4096, "rms_norm_eps": 1e-5},
+        ),
+        "ernie4_5_moe": DecoderType(
+            architecture="ernie4_5-moe",
+            defaults={
+                "rms_norm_eps": 1e-5,
+                "rope_theta": 500000.0,
+                "moe_layer_start_index": 1,
+                "moe_num_shared_experts": 2,
+            },
+        ),
+        "dots1": DecoderType(
+            architecture="dots1",
+            defaults={
+                "norm_topk_prob": False,
+                "sliding_window": 4096,
+                "use_sliding_window": True,
+                "max_window_layers": 62,
+            },
+        ),
+        "glm4_moe": DecoderType(
+            architecture="glm4moe",
+            defaults={
+                "rms_norm_eps": 1e-5,
+                "partial_rotary_factor": 0.5,
+                "first_k_dense_replace": 1,
+                "n_shared_experts": 1,
+            },
+        ),
+        "minimax_m2": DecoderType(
+            architecture="minimax-m2", defaults={"head_dim": 128, "rope_theta": 5000000.0}
+        ),
         "gemma2": DecoderType(
             architecture="gemma2",
             defaults=_GEMMA | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
@@ -135,6 +174,11 @@ class _Reader:
                 f"{kind.architecture} with attention to both sides (use_bidirectional_attention)",
                 tuple(DECODERS),
             )
+        if (limit := config.get_float("clip_qkv", None)) is not None:
+            raise UnsupportedArchitecture(
+                f"{kind.architecture} with queries, keys and values within {limit} (clip_qkv)",
+                tuple(DECODERS),
+            )
         hidden_size = config.get_positive("hidden_size")
         layer = read_layer(config, kind.scale_key)
         context = config.get_positive("max_position_embeddings", 2048)
@@ -144,6 +188,7 @@ class _Reader:
             head_dim=layer.key_dim,
             max_context=context,
             theta=10000.0,
+            partial=config.get_int("rotary_dim", layer.key_dim) / layer.key_dim,
         )
         local = None
         if family.local_theta_default is not None:
@@ -182,6 +227,7 @@ class _Reader:
                 window=window,
                 local_rope=window is not None and has_local_rope,
                 experts=own,
+                joint_head_norms=self._family.joint_head_norms,
                 intermediate_size=0 if own else config.get_positive("intermediate_size"),
             )
             for window, own in zip(self._windows(count), experts, strict=True)
@@ -211,8 +257,10 @@ class _Reader:
 
     def _windows(self, count: int) -> tuple[int | None, ...]:
         config, period = self._config, 1 if self._kind.has_windows else self._family.window_period
+        if not config.get_bool("use_sliding_window", period is not None):
+            return (None,) * count
         window = config.get_positive("sliding_window", None)
-        if window is None or not config.get_bool("use_sliding_window", period is not None):
+        if window is None:
             return (None,) * count
         if (flags := layer_flags(config, count)) is not None:
             return tuple(window if is_local else None for is_local in flags)

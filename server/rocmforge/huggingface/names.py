@@ -42,11 +42,7 @@ class NameTable:
         Returns:
             Empty for a tensor that is no part of the model; None for one that is not known.
         """
-        bare = name
-        for prefix in self.prefixes:
-            if name.startswith(prefix):
-                bare = name.removeprefix(prefix)
-                break
+        bare = self._bare(name)
         if bare in self.model:
             return (self.model[bare],)
         match = self.layer.match(bare)
@@ -55,6 +51,18 @@ class NameTable:
             if parts is not None:
                 return tuple(f"layers.{int(match[1])}.{part}" for part in parts)
         return () if self.left_out.search(name) else None
+
+    def layer_of(self, name: str) -> int | None:
+        """Returns the layer that a tensor is of by its name; None if it is of none."""
+        match = self.layer.match(self._bare(name))
+        return None if match is None else int(match[1])
+
+    def _bare(self, name: str) -> str:
+        """Returns a name without the prefix."""
+        for prefix in self.prefixes:
+            if name.startswith(prefix):
+                return name.removeprefix(prefix)
+        return name
 
     def prefix_of(self, names: Iterable[str]) -> str:
         """Returns the prefix that the names of a model begin with."""
@@ -119,6 +127,20 @@ _DECODER_PARTS: Final = {
         ("block_sparse_moe.experts.w2", "experts.down"),
         bias=False,
     ),
+    # The network beside the experts, as Qwen 2 calls it and as all others do.
+    **_weights(
+        ("mlp.shared_expert.gate_proj", "experts.shared.gate"),
+        ("mlp.shared_expert.up_proj", "experts.shared.up"),
+        ("mlp.shared_expert.down_proj", "experts.shared.down"),
+        ("mlp.shared_expert_gate", "experts.shared.router"),
+        ("mlp.shared_experts.gate_proj", "experts.shared.gate"),
+        ("mlp.shared_experts.up_proj", "experts.shared.up"),
+        ("mlp.shared_experts.down_proj", "experts.shared.down"),
+        bias=False,
+    ),
+    "mlp.gate.e_score_correction_bias": ("experts.selection_bias",),
+    "mlp.moe_statics.e_score_correction_bias": ("experts.selection_bias",),
+    "block_sparse_moe.e_score_correction_bias": ("experts.selection_bias",),
     "mlp.experts.gate_up_proj": ("experts.gate", "experts.up"),
     "mlp.experts.down_proj": ("experts.down",),
 }
@@ -160,6 +182,10 @@ def _decoder(norms: Mapping[str, tuple[str, ...]]) -> NameTable:
 DECODER_NAMES: Final[Mapping[str, NameTable]] = MappingProxyType(
     {
         **dict.fromkeys(("llama", "qwen2", "qwen3", "qwen3moe", "phi3"), _decoder(_ONE_NORM)),
+        **dict.fromkeys(
+            ("qwen2moe", "olmoe", "ernie4_5-moe", "dots1", "glm4moe", "minimax-m2"),
+            _decoder(_ONE_NORM),
+        ),
         **dict.fromkeys(("gemma2", "gemma3"), _decoder(_GEMMA_NORMS)),
         "glm4": _decoder(_GLM_NORMS),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -16,8 +17,10 @@ from rocmforge.errors import UnsupportedTensor
 from rocmforge.huggingface.files.shards import WeightFile
 from rocmforge.huggingface.names import ONE_EXPERT, NameTable
 from rocmforge.models.config import ModelConfig
-from rocmforge.models.layouts import cut_fused, join_experts
+from rocmforge.models.layouts import as_declared, cut_fused, join_experts
 from rocmforge.models.weights import place_of
+
+logger = logging.getLogger(__name__)
 
 _READ: Final[Mapping[str, WeightFormat]] = MappingProxyType(
     {"BF16": FORMATS["bf16"], "F16": FORMATS["f16"], "F32": FORMATS["f32"]}
@@ -44,6 +47,7 @@ def read_weights(
     first_position: int = 0,
     is_tied: bool = False,
     norms_add_one: bool = False,
+    predicting_layers: int = 0,
 ) -> dict[str, Tensor]:
     """Returns the weights as `Checkpoint.weights` has them; reads no data but that of small norms.
 
@@ -54,13 +58,19 @@ def read_weights(
         first_position: Row of the table of positions that position 0 has.
         is_tied: The embedding is the output matrix, too, whatever the files hold.
         norms_add_one: The weights of norms are stored less one (Gemma).
+        predicting_layers: Layers behind those of the model that are left out: they predict further
+            tokens.
 
     Raises:
         UnsupportedTensor: One is no part of such models, is there twice, or of a type or a shape
             that cannot be.
     """
     weights: dict[str, Tensor] = {}
-    for name, tensor in join_experts(_tensors_of_model(files, names), *ONE_EXPERT).items():
+    predicting = range(config.num_layers, config.num_layers + predicting_layers)
+    if predicting:
+        logger.info("%d layers for multi-token prediction are not used", predicting_layers)
+    found = _tensors_of_model(files, names, predicting)
+    for name, tensor in join_experts(found, *ONE_EXPERT).items():
         paths = names.find(name)
         if paths is None:
             raise UnsupportedTensor(
@@ -70,7 +80,7 @@ def read_weights(
             continue
         if twice := weights.keys() & paths:
             raise UnsupportedTensor(name, f"another tensor is {min(twice)}, too")
-        parts = {paths[0]: tensor}
+        parts = {paths[0]: as_declared(tensor, place_of(paths[0]))}
         if len(paths) > 1:
             layer = int(paths[0].split(".")[1])
             if layer >= config.num_layers:
@@ -84,12 +94,15 @@ def read_weights(
     return weights
 
 
-def _tensors_of_model(files: Iterable[WeightFile], names: NameTable) -> dict[str, Tensor]:
+def _tensors_of_model(
+    files: Iterable[WeightFile], names: NameTable, layers_left_out: range
+) -> dict[str, Tensor]:
     """Returns the tensors that are not left out, by their names."""
     found: dict[str, Tensor] = {}
     for name, dtype, tensor in tensors_of(files):
         pattern, together = ONE_EXPERT
-        if names.find(pattern.sub(together, name)) == ():
+        is_left_out = names.layer_of(name) in layers_left_out
+        if is_left_out or names.find(pattern.sub(together, name)) == ():
             continue
         if tensor is None:
             raise UnsupportedTensor(

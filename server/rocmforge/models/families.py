@@ -51,6 +51,7 @@ _HEAD_NORMS: Final = frozenset({"attention.q_norm", "attention.k_norm"})
 _POST_NORMS: Final = frozenset({"attention_post_norm", "feed_forward_post_norm"})
 _OUTPUT: Final = frozenset({"output"})
 _BIASES: Final = frozenset(f"attention.{part}_bias" for part in ("q", "k", "v", "output"))
+_SELECTION: Final = frozenset({"experts.selection_bias"})
 
 _ENCODER: Final = frozenset(
     {
@@ -72,6 +73,41 @@ FAMILIES: Final[Mapping[str, ModelFamily]] = MappingProxyType(
             has=_DECODER | _HEAD_NORMS,
             may_have=_BIASES | _OUTPUT,
             router=RouterFunction.SOFTMAX,
+        ),
+        "qwen2moe": ModelFamily(
+            has=_DECODER | {"experts.shared.router"},
+            may_have=_BIASES | _OUTPUT,
+            router=RouterFunction.SOFTMAX,
+            normalises_experts=False,
+        ),
+        "olmoe": ModelFamily(
+            has=_DECODER | _HEAD_NORMS,
+            may_have=_BIASES | _OUTPUT,
+            joint_head_norms=True,
+            router=RouterFunction.SOFTMAX,
+            normalises_experts=False,
+        ),
+        "ernie4_5-moe": ModelFamily(
+            has=_DECODER,
+            may_have=_BIASES | _OUTPUT | _SELECTION,
+            rope_style=RopeStyle.NORMAL,
+            router=RouterFunction.SOFTMAX,
+        ),
+        "dots1": ModelFamily(
+            has=_DECODER | _HEAD_NORMS,
+            may_have=_BIASES | _OUTPUT | _SELECTION,
+            router=RouterFunction.SIGMOID,
+        ),
+        "glm4moe": ModelFamily(
+            has=_DECODER,
+            may_have=_HEAD_NORMS | _BIASES | _OUTPUT | _SELECTION,
+            router=RouterFunction.SIGMOID,
+        ),
+        "minimax-m2": ModelFamily(
+            has=_DECODER | _HEAD_NORMS | _SELECTION,
+            may_have=_OUTPUT,
+            joint_head_norms=True,
+            router=RouterFunction.SIGMOID,
         ),
         "gemma2": ModelFamily(
             has=_DECODER | _POST_NORMS,

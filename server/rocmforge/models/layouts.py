@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from rocmforge.checkpoint.tensor import Stack, Tensor
 from rocmforge.errors import UnsupportedTensor
@@ -34,6 +35,13 @@ def cut_fused(
         parts[place.path] = tensor.slice(axis, start, start + shape[axis])
         start += shape[axis]
     return parts
+
+
+def as_declared(tensor: Tensor, place: WeightPlace) -> Tensor:
+    """Returns a tensor, without its first axis if that is of one and the weight is a vector."""
+    if len(place.declared.shape) != 1 or len(tensor.shape) != 2 or tensor.shape[0] != 1:
+        return tensor
+    return replace(tensor, shape=tensor.shape[1:], data=tensor.data[0])
 
 
 def join_experts(

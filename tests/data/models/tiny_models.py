@@ -358,12 +358,14 @@ def hf_shapes(model: TinyModel) -> dict[str, tuple[int, ...]]:
         layer["mlp.gate_up_proj.weight"] = (2 * ffn, dim)
     else:
         layer["mlp.gate_proj.weight"] = layer["mlp.up_proj.weight"] = (ffn, dim)
-    if config.get("attention_bias") or model.hf_class == "Qwen2":
+    if config.get("attention_bias") or model.hf_class in ("Qwen2", "Qwen2Moe"):
         layer["self_attn.q_proj.bias"] = (q,)
         layer["self_attn.k_proj.bias"] = layer["self_attn.v_proj.bias"] = (kv,)
     if config.get("attention_bias") and model.hf_class == "Llama":
         layer["self_attn.o_proj.bias"] = (dim,)
-    if model.hf_class in ("Qwen3", "Qwen3Moe", "Gemma3"):
+    if model.hf_class in ("Olmoe", "MiniMaxM2"):
+        layer["self_attn.q_norm.weight"], layer["self_attn.k_norm.weight"] = (q,), (kv,)
+    if model.hf_class in ("Qwen3", "Qwen3Moe", "Gemma3", "Dots1", "Glm4Moe"):
         layer["self_attn.q_norm.weight"] = layer["self_attn.k_norm.weight"] = (model.head_dim,)
     if model.is_gemma:
         layer["pre_feedforward_layernorm.weight"] = (dim,)
@@ -394,6 +396,7 @@ def gguf_tensors(model: TinyModel) -> Tensors:
 def gguf_name(model: TinyModel, name: str) -> str:
     """GGUF's name of a weight, from the `gguf` package's own map."""
     names = _name_map(model.architecture, model.config["num_hidden_layers"])
+    name = name.replace("correction_bias", "correction.bias")  # as the converter does
     found = names.get_name(name, try_suffixes=(".weight", ".bias"))
     assert found is not None, name
     return found
@@ -415,6 +418,8 @@ def gguf_layout(
         weight = _interleave_halves(weight, model.config["num_key_value_heads"])
     elif model.is_gemma and name.endswith("norm.weight"):
         weight = weight + 1
+    if weight.ndim == 2 and len(weight) == 1:
+        weight = weight[0]
     return np.ascontiguousarray(weight, np.float32)
 
 

@@ -38,6 +38,7 @@ def test_a_model_that_fits_is_not_refused(config: ModelConfig) -> None:
         ({"value_dim": 4}, "heads of 8 elements for keys and 4 for values.*equal ones"),
         ({"num_heads": 4}, "heads that differ by layer.*the same heads in every layer"),
         ({"num_kv_heads": 6}, "heads that differ by layer.*the same heads in every layer"),
+        ({"joint_head_norms": True}, "norms of all heads together.*norms of each head"),
     ],
 )
 def test_heads_that_no_kernel_fits_are_refused(

@@ -233,6 +233,8 @@ def test_a_missing_key_is_named(key: str, tmp_path: Path) -> None:
         ("rope.scaling.factor", math.inf),
         ("block_count", "two"),
         ("block_count", 2.0),
+        ("nextn_predict_layers", 2),  # of two layers
+        ("nextn_predict_layers", 1.0),
     ],
 )
 def test_a_senseless_value_is_refused_with_its_key(key: str, value: Value, tmp_path: Path) -> None:
@@ -264,7 +266,7 @@ def test_an_unknown_architecture_is_refused_with_the_known_ones(
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("nextn_predict_layers", 1),
+        ("attention.clamp_kqv", 8.0),
         ("rope.scaling.type", "dynamic"),
         ("rope.dimension_sections", np.array([4, 2, 2, 0], np.int32)),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,9 +17,10 @@ from rocmforge.errors import BadFolder, BadGguf, UnsupportedArchitecture, Unsupp
 from rocmforge.models.config import ExpertsConfig, RouterFunction
 from rocmforge.models.weights import load_weights, present, walk
 from rocmforge.opening import open_checkpoint
-from tests.data.models.tiny_folders import write_folder
-from tests.data.models.tiny_models import by_name, gguf_metadata, gguf_tensors
+from tests.data.models.tiny_folders import folder_config, write_folder
+from tests.data.models.tiny_models import by_name, gguf_metadata, gguf_tensors, hf_weights
 from tests.support.gguf_writer import Value, write_gguf
+from tests.support.safetensors_writer import write_safetensors
 
 Tensors = dict[str, Any]
 EXPERTS = ExpertsConfig(
@@ -208,6 +210,41 @@ def test_a_folder_may_have_layers_without_experts(tmp_path: Path) -> None:
     folder = write_folder(model, tmp_path / "m", config={"mlp_only_layers": [1]})
     with pytest.raises(UnsupportedTensor, match=r"layers\.1\.mlp\.gate_proj\.weight.*missing"):
         open_checkpoint(folder)
+
+
+def test_layers_that_predict_further_tokens_are_left_out_with_a_line_in_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tensors = gguf_tensors(by_name("glm4moe"))
+    expected = loaded(write(tmp_path, tensors, "glm4moe"))
+    of_prediction = {
+        "blk.3.nextn.eh_proj.weight": zeros(48, 96),
+        "blk.3.attn_norm.weight": zeros(48),
+    }
+    keys: dict[str, Value] = {"glm4moe.block_count": 4, "glm4moe.nextn_predict_layers": 1}
+    with caplog.at_level("INFO"):
+        found = loaded(write(tmp_path, tensors | of_prediction, "glm4moe", keys))
+    assert "1 layers for multi-token prediction are not used" in caplog.text
+    assert found.keys() == expected.keys()
+    with pytest.raises(UnsupportedTensor, match=r"blk\.3\..*with 3 layers"):
+        loaded(write(tmp_path, tensors | of_prediction, "glm4moe"))
+
+
+def test_layers_of_a_folder_that_predict_further_tokens_are_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = by_name("glm4moe")
+    config = {"num_nextn_predict_layers": 1}
+    folder = write_folder(model, tmp_path / "m", config=config)
+    expected = loaded(folder)
+    name = "model.layers.3.eh_proj.weight"
+    write_safetensors(folder / "model.safetensors", {**hf_weights(model), name: zeros(48, 96)})
+    with caplog.at_level("INFO"):
+        assert loaded(folder).keys() == expected.keys()
+    assert "1 layers for multi-token prediction are not used" in caplog.text
+    (folder / "config.json").write_text(json.dumps(folder_config(model)))
+    with pytest.raises(UnsupportedTensor, match="eh_proj"):
+        loaded(folder)
 
 
 def test_of_experts_a_step_reads_those_that_its_tokens_choose() -> None:

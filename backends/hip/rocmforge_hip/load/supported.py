@@ -28,6 +28,8 @@ def _problems(config: ModelConfig, head_dims: Sequence[int]) -> Iterator[tuple[s
     """Yields the sizes that there are no kernels for, each with those that there are."""
     if any(layer.experts for layer in config.layers):
         yield "experts, which only the reference backend computes yet", "a feed-forward network"
+    if config.causal and any(layer.joint_head_norms for layer in config.layers):
+        yield "norms of all heads together", "norms of each head"
     first = config.layers[0]
     for layer in config.layers:
         if layer.key_dim not in head_dims:

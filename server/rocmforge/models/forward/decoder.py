@@ -30,7 +30,12 @@ def hidden_states(config: ModelConfig, weights: ModelWeights[W], ops: Ops[A, W, 
         attention = layer.attention
         biases = attention.q_bias, attention.k_bias, attention.v_bias
         q, k, v = ops.qkv(step, x, (attention.q, attention.k, attention.v), biases)
-        q = ops.rope_and_store(step, q, k, v, attention.q_norm, attention.k_norm, spec)
+        q_norm, k_norm = attention.q_norm, attention.k_norm
+        if config.layers[spec.layer].joint_head_norms:
+            q = ops.norm_projection(q, present(q_norm), None)
+            k = ops.norm_projection(k, present(k_norm), None)
+            q_norm = k_norm = None
+        q = ops.rope_and_store(step, q, k, v, q_norm, k_norm, spec)
         x = ops.linear(step, ops.attention(step, q, spec), attention.output, attention.output_bias)
         if layer.attention_post_norm is not None:
             x = ops.norm(x, layer.attention_post_norm, None)
