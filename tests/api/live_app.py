@@ -43,7 +43,7 @@ async def serve(arguments: argparse.Namespace) -> None:
         model=any_model(),
         options=replace(
             SMALL,
-            max_context=32768,
+            max_context=arguments.max_context,
             max_sequences=arguments.max_sequences,
             max_batched_tokens=2048,
             kv_blocks=None,
@@ -85,6 +85,7 @@ def main() -> None:
     parser.add_argument("--backend", default="create_pipelined", help="of tests.support")
     parser.add_argument("--api-key", action="append", default=[])
     parser.add_argument("--receive-timeout", type=float, default=30.0)
+    parser.add_argument("--max-context", type=int, default=32768)
     parser.add_argument("--max-sequences", type=int, default=64)
     parser.add_argument("--prompt-lookup-tokens", type=int, default=0)
     parser.add_argument("--draft-tokens", type=int, default=0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from rocmforge.api.http.settings import ApiSettings
 from rocmforge.api.openapi import docs, index, openapi
 from tests.api.conftest import Client
 from tests.api.fake_engine import FakeEngine, build_app, make_model
-from tests.api.live import assert_settles
+from tests.api.live import assert_settles, live_server
 from tests.support.server import LiveServer
 
 pytestmark = pytest.mark.slow
@@ -105,12 +106,20 @@ def test_the_page_opens_without_a_key_and_tells_nothing_about_the_server(
         assert client.get("/openapi.json").status_code == 401
 
 
+@pytest.fixture(scope="module")
+def brief(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    """A server whose answers end after at most 256 tokens: few requests made here limit theirs."""
+    log = tmp_path_factory.mktemp("brief") / "log"
+    with live_server(log, "--max-context", "256") as server:
+        yield server
+
+
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("which", "workers"), [("--exclude-operation-id", "2"), ("--include-operation-id", "1")]
 )
 def test_schemathesis_finds_nothing_wrong(
-    live: LiveServer, tmp_path: Path, which: str, workers: str
+    brief: LiveServer, tmp_path: Path, which: str, workers: str
 ) -> None:
     uvx = shutil.which("uvx")
     if uvx is None:
@@ -120,7 +129,7 @@ def test_schemathesis_finds_nothing_wrong(
     exceptions = "positive_data_acceptance,allow_header_conformance"
     done = subprocess.run(
         [
-            *(uvx, "--quiet", SCHEMATHESIS, "run", f"{live.url}/openapi.json"),
+            *(uvx, "--quiet", SCHEMATHESIS, "run", f"{brief.url}/openapi.json"),
             *("--checks", "all", "--exclude-checks", exceptions),
             *("--phases", "coverage,fuzzing", "--max-examples", "5"),
             *("--generation-deterministic", "--workers", workers, "--no-color"),
@@ -132,4 +141,4 @@ def test_schemathesis_finds_nothing_wrong(
         check=False,
     )
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-    assert_settles(live)
+    assert_settles(brief)
