@@ -14,14 +14,14 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from kernels.builder import ROOT, Builder, Product, build_library, locked, replace_file
 from kernels.compiler import CompileError, Compiler, find_compiler
 from kernels.interface import InterfaceError, read_constants
-from kernels.table import KERNELS_DIR, Source, read_table
+from kernels.table import KERNELS_DIR, Source, TranslationUnit, read_table
 from kernels.targets import SHIPPED, Platform, Target, select
 
 LIB_DIR = ROOT / "backends/hip/rocmforge_hip/lib"
@@ -94,10 +94,12 @@ def build(
     *,
     lib: Path = LIB_DIR,
     jobs: int | None = None,
+    wanted: Callable[[TranslationUnit], bool] = lambda unit: True,
 ) -> None:
     """Compiles all kernels for the targets, and what the NVIDIA platform needs beside them.
 
-    As many at once as `jobs` says, or as there are cores.
+    As many at once as `jobs` says, or as there are cores. Translation units that are not `wanted`
+    are left out of the library.
 
     Raises:
         CompileError, InterfaceError: the first failure; what was finished stays in the cache.
@@ -110,7 +112,7 @@ def build(
         waves = (32, 64) * len(units)
         list(pool.map(builder.interfaces, [unit for unit in units for _ in (32, 64)], waves))
         check_table(sources, builder)
-        tasks = [(unit, target) for target in targets for unit in units]
+        tasks = [(unit, target) for target in targets for unit in units if wanted(unit)]
         products = list(pool.map(lambda task: builder.product(*task), tasks))
     for target in targets:
         install((p for p in products if p.target is target), target, compiler, lib)

@@ -27,10 +27,20 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts files with slow tests first, then those of many: no worker shall be left with one."""
+    """Puts files with slow tests first, then those of many: no worker shall be left with one.
+
+    Files with late tests come last: what they look at is still being made while others run.
+    """
     slow = {item.path for item in items if item.get_closest_marker("slow")}
+    late = {item.path for item in items if item.get_closest_marker("late")}
     tests = Counter(item.path for item in items)
-    items.sort(key=lambda item: 0 if item.path in slow else 1 / tests[item.path])
+
+    def place(item: pytest.Item) -> float:
+        if item.path in late:
+            return 2
+        return 0 if item.path in slow else 1 / tests[item.path]
+
+    items.sort(key=place)
 
 
 def pytest_collection_finish() -> None:
@@ -48,6 +58,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         choices=("forward", "reverse", "random"),
         default="forward",
         help="of the host platform",
+    )
+    group.addoption(
+        "--matrix-formats",
+        help="weight formats whose matrices models have on the host platform, if not all",
     )
     group.addoption(
         "--kernel-targets",

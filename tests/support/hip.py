@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,6 +13,7 @@ import pytest
 
 from kernels.build import LIB_DIR, build
 from kernels.compiler import find_compiler
+from kernels.table import TranslationUnit, read_formats
 from kernels.targets import select
 from rocmforge_hip.device.platform import VARIABLE
 from tests.data.models.tiny_models import DENSE_MODELS, TinyModel, gguf_metadata, gguf_tensors
@@ -27,10 +29,12 @@ FLOAT_MODELS: Final = tuple(model.name for model in DENSE_MODELS)
 
 def platform_options(request: pytest.FixtureRequest) -> PlatformOptions:
     """What the command line of pytest says."""
+    formats = request.config.getoption("--matrix-formats")
     return PlatformOptions(
         platform=request.config.getoption("--platform"),
         wave=request.config.getoption("--wave"),
         lane_order=request.config.getoption("--lane-order"),
+        matrix_formats=frozenset(formats.split(",")) if formats else None,
     )
 
 
@@ -39,9 +43,20 @@ def start_platform(options: PlatformOptions, patch: pytest.MonkeyPatch) -> HostP
     patch.setenv(VARIABLE, options.platform)
     if options.platform != "host":
         return None
-    target = f"host-w{options.wave}"
-    build(select(target), find_compiler(None), lib=LIB_DIR)
+    _build(f"host-w{options.wave}", options.matrix_formats)
     return HostPlatform.start(options)
+
+
+@cache
+def _build(target: str, matrix_formats: frozenset[str] | None) -> None:
+    """Compiles the kernels, or finds out, once a process, that they are as they should be."""
+    others = {format.name for format in read_formats()} - (matrix_formats or set())
+
+    def wanted(unit: TranslationUnit) -> bool:
+        matrices, _, format = unit.name.partition("-")
+        return matrix_formats is None or matrices not in ("gemm", "gemv") or format not in others
+
+    build(select(target), find_compiler(None), lib=LIB_DIR, wanted=wanted)
 
 
 def fitting(model: TinyModel) -> TinyModel:

@@ -52,11 +52,12 @@ class KernelFault(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class PlatformOptions:
-    """Where the tests run kernels. `wave` and `lane_order` concern the host platform only."""
+    """Where the tests run kernels. The others concern the host platform only."""
 
     platform: str  # host, nvidia, rocm
     wave: int
     lane_order: str  # forward, reverse, random
+    matrix_formats: frozenset[str] | None = None  # of whole models, if not all
 
 
 @dataclass(frozen=True, slots=True)

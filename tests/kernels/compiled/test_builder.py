@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kernels.build import install
+from kernels.build import build, install
 from kernels.builder import Builder
 from kernels.compiler import find_compiler
 from kernels.report import kernel_code
@@ -93,3 +94,15 @@ def test_who_wants_the_same_kernels_at_once_compiles_them_once(tmp_path: Path) -
     steps = [line for line in log.read_text().splitlines() if line.startswith("-cc1")]
     assert len(steps) == 3, steps  # the interface, the assembly, the object
     assert sorted(os.listdir(tmp_path / "lib/gfx1030")) == ["manifest.json", "softcap.co"]
+
+
+def test_a_library_may_leave_kernels_out(tmp_path: Path) -> None:
+    build(
+        select("gfx1030"),
+        find_compiler(None),
+        lib=tmp_path,
+        wanted=lambda unit: unit.name == "softcap",
+    )
+    assert sorted(os.listdir(tmp_path / "gfx1030")) == ["manifest.json", "softcap.co"]
+    manifest = json.loads((tmp_path / "gfx1030/manifest.json").read_text())
+    assert list(manifest["kernels"]) == ["rf_softcap"]
