@@ -18,6 +18,14 @@ import pytest
 def test_quick(number):
     pass
 """
+LATE = """
+import pytest
+
+@pytest.mark.late
+@pytest.mark.parametrize("number", range(99))
+def test_late(number):
+    pass
+"""
 FEW = """
 import pytest
 
@@ -27,8 +35,10 @@ def test_slow():
 """
 
 
-def test_files_with_slow_tests_come_first_however_few_tests_they_have(tmp_path: Path) -> None:
+def test_files_with_slow_tests_come_first_and_those_with_late_ones_last(tmp_path: Path) -> None:
+    """However many tests they have."""
     (tmp_path / "test_many.py").write_text(MANY)
+    (tmp_path / "test_late.py").write_text(LATE)
     (tmp_path / "test_few.py").write_text(FEW)
     environment = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
     done = subprocess.run(
@@ -43,4 +53,6 @@ def test_files_with_slow_tests_come_first_however_few_tests_they_have(tmp_path: 
         env=environment,
     )
     assert done.returncode == 0, done.stdout
-    assert done.stdout.index("test_few.py::") < done.stdout.index("test_many.py::")
+    lines = [line for line in done.stdout.splitlines() if "PASSED" in line]
+    files = [line.partition(".py::")[0].rpartition("test_")[2] for line in lines]
+    assert list(dict.fromkeys(files)) == ["few", "many", "late"]

@@ -1,6 +1,7 @@
 """What the compiler made of the kernels, for AMD targets that are not here to run them.
 
-`--kernel-targets` chooses the targets (CI takes all of them); they are compiled if need be.
+`--kernel-targets` chooses the targets; they are compiled if need be. CI takes all of them, and
+compiles them while other tests run.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from kernels.report import KernelReport, report_unit
 from kernels.table import read_table
 from kernels.targets import Platform, Target, select
 from tests.support.weights import QUANTISED_TYPES
+
+# Whichever test asks first waits for what is not compiled yet.
+pytestmark = [pytest.mark.late, pytest.mark.timeout(900)]
 
 LDS_LIMIT = 64 << 10
 QUANTISED = f"({'|'.join(QUANTISED_TYPES)})"
@@ -58,7 +62,6 @@ def has_dot_products(target: Target) -> bool:
     return target.cpu != "gfx10-1-generic"
 
 
-@pytest.mark.timeout(900)
 def test_registers_suffice(target: Target) -> None:
     resources = ("vgpr_spills", "sgpr_spills", "scratch_bytes")
     spilling = {
