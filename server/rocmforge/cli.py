@@ -35,7 +35,7 @@ _PLAN = (
 _ENGINE = (*_PLAN, "prompt_lookup_tokens", "draft_tokens", "step_timeout", "load_timeout")
 _USED: Mapping[str, Sequence[str]] = {
     "serve": tuple(option.name for option in settings.options()),
-    "run": (*_ENGINE, "chat_template", *_LOGS),
+    "run": (*_ENGINE, "chat_template", "sampling", *_LOGS),
     "inspect": (*_PLAN, "lora", *_LOGS),
     "pull": (*_PLAN, *_LOGS),
     "list": _LOGS,
@@ -150,10 +150,9 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--temperature",
         type=_temperature,
-        default=0.7,
         metavar="N",
         help="how random answers are, from 0 to 2; 0 = always the most probable token "
-        "(default: %(default)s)",
+        "(default: as the model's maker recommends, see --sampling)",
     )
     run.add_argument("--seed", type=int, metavar="N", help="the same seed gives the same answer")
     run.add_argument(

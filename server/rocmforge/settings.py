@@ -90,6 +90,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     lora: Annotated[
         tuple[str, ...], _about("LoRA adapter that requests may name", "NAME=FILE[:SCALE]")
     ] = ()
+    sampling: Annotated[
+        tuple[str, ...],
+        _about(
+            "how tokens are drawn for requests that do not say it: temperature, top_k, top_p, "
+            "min_p or repetition_penalty (default: as the model's maker recommends)",
+            "KEY=NUMBER",
+        ),
+    ] = ()
     tool_format: Annotated[
         Literal[
             "auto",
@@ -236,7 +244,7 @@ PER_MODEL = frozenset(
     (
         *("load", "idle_unload", "chat_template", "lora", "tool_format", "backend", "device"),
         *("tensor_parallel", "max_context", "max_sequences", "max_batched_tokens", "kv_blocks"),
-        *("kv_dtype", "activation_bits", "memory_utilization", "max_waiting"),
+        *("sampling", "kv_dtype", "activation_bits", "memory_utilization", "max_waiting"),
         *("prompt_lookup_tokens", "draft_model", "draft_tokens"),
     )
 )

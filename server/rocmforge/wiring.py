@@ -32,7 +32,7 @@ from rocmforge.models.config import ModelConfig
 from rocmforge.models.lora import AdapterSpec, parse_adapters
 from rocmforge.models.memory import stored_weight_bytes
 from rocmforge.models.rank_head import RankHead, read_rank_head
-from rocmforge.models.sampling import SamplingDefaults
+from rocmforge.models.sampling import UNRECOMMENDED, SamplingDefaults
 from rocmforge.opening import open_checkpoint
 from rocmforge.settings import ModelSettings, Settings
 from rocmforge.text.template.rank_prompt import rank_prompt
@@ -104,7 +104,8 @@ def read_front(model: str, settings: Settings) -> ModelFront:
             _refuse_drafts_and_chats(settings)
         prompt = rank_prompt(templates, checkpoint.rank_instruction)
         rank_head = read_rank_head(checkpoint, prompt) if config.causal else None
-        adapters, sampling = tuple(a.name for a in checkpoint.adapters), checkpoint.sampling
+        adapters = tuple(adapter.name for adapter in checkpoint.adapters)
+        sampling = _sampling_defaults(checkpoint, settings)
         draft = find_draft(checkpoint, settings)
         weights_bytes = stored_weight_bytes(checkpoint.weights)
     if draft is not None:
@@ -112,12 +113,6 @@ def read_front(model: str, settings: Settings) -> ModelFront:
             weights_bytes += stored_weight_bytes(checkpoint.weights)
     names = settings.served_model_name or default_names(model, path)
     warn_of_context(settings, config.max_context, names[0])
-    if recommended := sampling.recommended:
-        logger.info(
-            "%s: requests that do not say otherwise are sampled with %s (generation_config.json)",
-            names[0],
-            ", ".join(f"{key} {value:g}" for key, value in recommended.items()),
-        )
     for name in adapters:
         if name in names:
             raise ConfigurationError(f"--lora {name}=...: the model has that name. Give another.")
@@ -143,6 +138,18 @@ def _refuse_drafts_and_chats(settings: Settings) -> None:
     ):
         if value:
             raise ConfigurationError(f"The model is an encoder: leave {flag} out.")
+
+
+def _sampling_defaults(checkpoint: Checkpoint, settings: Settings) -> SamplingDefaults:
+    """Returns what the operator says, else what the model's maker recommends."""
+    defaults = checkpoint.sampling or UNRECOMMENDED
+    for text in settings.sampling:
+        name, _, value = text.partition("=")
+        try:
+            defaults = defaults.changed({name: float(value)})
+        except ValueError as error:
+            raise ConfigurationError(f"--sampling {text}: {error}.") from error
+    return defaults
 
 
 def build_fleet(models: Sequence[ModelSettings], settings: Settings) -> Fleet:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,13 @@ from tests.data.models.tiny_models import by_name, gguf_metadata, gguf_tensors
 from tests.support.gguf_writer import write_gguf
 
 
-def write_speaking(folder: Path, name: str, *, template: str | None = tiny.CHATML) -> Path:
+def write_speaking(
+    folder: Path,
+    name: str,
+    keys: Mapping[str, Any] = MappingProxyType({}),
+    *,
+    template: str | None = tiny.CHATML,
+) -> Path:
     """Writes a tiny model of that architecture, with a tokenizer and perhaps a chat template."""
     model = by_name(name)
     sizes = {"vocab_size": tiny.VOCAB_SIZE, "max_position_embeddings": 4096}
@@ -23,4 +31,6 @@ def write_speaking(folder: Path, name: str, *, template: str | None = tiny.CHATM
     del text["tokenizer.chat_template"]
     if template is not None:
         text["tokenizer.chat_template"] = template
-    return write_gguf(folder / f"{name}.gguf", gguf_metadata(model) | text, gguf_tensors(model))
+    return write_gguf(
+        folder / f"{name}.gguf", gguf_metadata(model) | text | {**keys}, gguf_tensors(model)
+    )

@@ -106,6 +106,7 @@ def _card(model: ServedModel, name: str) -> ModelCard:
         max_model_len=model.context_length,
         aliases=tuple(n for n in model.base_names if n != name) if is_base else (),
         capabilities=model.capabilities,
+        sampling=model.sampling_defaults if model.generates else None,
         state=entry.state,
         status=LoadStatus(
             value=_LOAD_VALUES[entry.state],

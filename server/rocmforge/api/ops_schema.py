@@ -7,6 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 from rocmforge.api.generate.schema import Message, TokenIds
+from rocmforge.models.sampling import SamplingDefaults
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):
@@ -45,6 +46,7 @@ class ModelCard(msgspec.Struct, kw_only=True):
     owned_by: str = "rocmforge"
     aliases: tuple[str, ...] = ()  # other names of the same model
     capabilities: tuple[str, ...] = ()  # what it can be asked for
+    sampling: SamplingDefaults | None  # for requests that do not say; None = it generates nothing
     state: str
     status: LoadStatus
 

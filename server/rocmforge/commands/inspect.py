@@ -18,6 +18,7 @@ from rocmforge.library.finding import find_model
 from rocmforge.models.checkpoint import Contents
 from rocmforge.models.config import ModelConfig
 from rocmforge.models.memory import kv_bytes_per_token
+from rocmforge.models.sampling import UNRECOMMENDED, SamplingDefaults
 from rocmforge.opening import describe
 from rocmforge.settings import Settings
 from rocmforge.wiring import warn_of_context
@@ -49,6 +50,7 @@ class InspectReport:
     not_supported: str | None  # why
     kv_bytes: dict[str, int]  # for one sequence of `context` tokens, by type of the cache
     context: int
+    sampling: SamplingDefaults | None  # recommended by its maker
     tokenizer: str
     chat_template: str | None
 
@@ -94,6 +96,7 @@ def _report(contents: Contents, max_context: int | None) -> InspectReport:
         if config is not None and config.causal
         else {},
         context=context,
+        sampling=contents.sampling,
         tokenizer=contents.tokenizer,
         chat_template=contents.chat_template,
     )
@@ -151,6 +154,7 @@ def _model_rows(report: InspectReport, config: ModelConfig) -> list[tuple[str, s
             context,
             ("sliding", f"{windows} of {config.num_layers} layers" if windows else "no"),
             weights,
+            ("sampling", f"{report.sampling or UNRECOMMENDED} ({_origin(report)})"),
             ("KV cache", f"one sequence of {report.context} tokens: {caches}"),
         ]
     gives = f"embeddings of {config.hidden_size} numbers (pooling: {config.pooling.name.lower()})"
@@ -181,6 +185,10 @@ def _networks(config: ModelConfig) -> str:
 def _each(config: ModelConfig, size: str) -> str:
     """Returns the values of a size, for people; layers may differ in it."""
     return " or ".join(map(str, sorted({getattr(layer, size) for layer in config.layers})))
+
+
+def _origin(report: InspectReport) -> str:
+    return "its maker recommends nothing" if report.sampling is None else "recommended by its maker"
 
 
 def _kind(report: InspectReport) -> str:

@@ -23,6 +23,7 @@ from rocmforge.api.metrics.requests import Metrics
 from rocmforge.commands.obtain import obtain
 from rocmforge.commands.terminal.progress import wait_ready
 from rocmforge.commands.terminal.questions import (
+    HINT,
     MessageReader,
     answer_to_command,
     is_interactive,
@@ -30,6 +31,7 @@ from rocmforge.commands.terminal.questions import (
 )
 from rocmforge.errors import RequestError
 from rocmforge.fleet.entry import Engine
+from rocmforge.models.sampling import SamplingDefaults
 from rocmforge.settings import Settings
 from rocmforge.text.output.reasoning import Reasoning
 from rocmforge.wiring import build_model, build_request_log, read_front
@@ -43,7 +45,7 @@ class Options:
     """The sampling settings of answers."""
 
     system: str | None
-    temperature: float
+    temperature: float | None  # None = as the model's maker recommends
     seed: int | None
     max_tokens: int | None
 
@@ -82,6 +84,7 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
             if prompt is not None:
                 runner.run(conversation.ask(prompt))
             else:
+                print(f"{HINT} Answers: {conversation.sampling}.", file=sys.stderr)
                 _converse(runner, conversation)
         finally:
             runner.run(engine.stop())
@@ -131,6 +134,12 @@ class Conversation:
             self.messages.append(Message(role="system", content=options.system))
         self._model = model
         self._options = options
+
+    @property
+    def sampling(self) -> SamplingDefaults:
+        """How answers are drawn."""
+        usual, wanted = self._model.served.sampling_defaults, self._options.temperature
+        return usual if wanted is None else usual.changed({"temperature": wanted})
 
     async def ask(self, question: str) -> None:
         """Prints the answer as it comes, and keeps it without the thoughts.

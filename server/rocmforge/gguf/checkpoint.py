@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from rocmforge.errors import RocmForgeError
-from rocmforge.gguf.config import read_config
+from rocmforge.gguf.config import read_config, read_sampling
 from rocmforge.gguf.reader import GgufFile, open_gguf
 from rocmforge.gguf.tokenizer import has_tokenizer, read_templates, read_tokenizer
 from rocmforge.gguf.weights import name_weights, read_rope_factors, read_weights
@@ -62,6 +62,7 @@ def read_checkpoint(file: GgufFile) -> Checkpoint:
         identify=lambda: _identity(file),
         locate=file.locate,
         release=release,
+        sampling=read_sampling(file),
     )
 
 
@@ -75,10 +76,10 @@ def describe_gguf(path: Path) -> Contents:
     """
     file = open_gguf(path)
     tensors = tuple(file.tensors.values())
-    config, refusal = None, None
+    config, refusal, sampling = None, None, None
     try:
         with read_checkpoint(file) as checkpoint:
-            config = checkpoint.config
+            config, sampling = checkpoint.config, checkpoint.sampling
     except RocmForgeError as error:
         refusal = error.message
     model = file.get_str("tokenizer.ggml.model", "none")
@@ -93,6 +94,7 @@ def describe_gguf(path: Path) -> Contents:
         refusal=refusal,
         tokenizer=f"{model}/{file.get_str('tokenizer.ggml.pre', 'default')}",
         chat_template=file.get_str("tokenizer.chat_template", None),
+        sampling=sampling,
     )
 
 

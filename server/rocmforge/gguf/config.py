@@ -1,15 +1,26 @@
-"""The metadata of a model becomes its configuration, whatever kind of model it is."""
+"""The metadata of a model becomes its configuration and sampling, whatever kind of model it is."""
 
 from __future__ import annotations
 
+from typing import Final
+
 from gguf.constants import GGUFType, Keys
 
-from rocmforge.errors import BadAdapter, UnsupportedArchitecture
+from rocmforge.errors import BadAdapter, BadGguf, UnsupportedArchitecture
 from rocmforge.gguf.config_reader import ConfigReader
 from rocmforge.gguf.encoder_config import EncoderConfigReader
 from rocmforge.gguf.reader import GgufFile
 from rocmforge.models.config import ModelConfig
 from rocmforge.models.families import FAMILIES
+from rocmforge.models.sampling import SamplingDefaults
+
+_SAMPLING: Final = {
+    "temperature": Keys.General.SAMPLING_TEMP,
+    "top_k": Keys.General.SAMPLING_TOP_K,
+    "top_p": Keys.General.SAMPLING_TOP_P,
+    "min_p": Keys.General.SAMPLING_MIN_P,
+    "repetition_penalty": Keys.General.SAMPLING_PENALTY_REPEAT,
+}
 
 
 def read_config(file: GgufFile) -> ModelConfig:
@@ -30,3 +41,23 @@ def read_config(file: GgufFile) -> ModelConfig:
         raise UnsupportedArchitecture(architecture, tuple(FAMILIES))
     reader = ConfigReader if FAMILIES[architecture].causal else EncoderConfigReader
     return reader(file).read()
+
+
+def read_sampling(file: GgufFile) -> SamplingDefaults | None:
+    """Returns the sampling that the file recommends; None if it recommends nothing.
+
+    Raises:
+        BadGguf: a value has the wrong type or is out of range.
+    """
+    found = SamplingDefaults()
+    said = False
+    for name, key in _SAMPLING.items():
+        read = file.get_int if name == "top_k" else file.get_float
+        value = read(key, None)
+        if value is None:
+            continue
+        try:
+            found, said = found.changed({name: value}), True
+        except ValueError as error:
+            raise BadGguf(str(file.path), f"the key {key!r}: {error}") from error
+    return found if said else None

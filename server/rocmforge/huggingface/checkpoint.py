@@ -181,12 +181,12 @@ def describe_folder(path: Path) -> Contents:
     """
     folder = Folder(path)
     config, files = folder.config(), map_shards(folder)
-    model, refusal = None, None
+    model, refusal, sampling = None, None, None
     try:
         _refuse_adapter(path)
         _refuse_unsupported(config)
         with _Opened(folder, config, files).read() as checkpoint:
-            model = checkpoint.config
+            model, sampling = checkpoint.config, checkpoint.sampling
     except RocmForgeError as error:
         refusal = error.message
     return Contents(
@@ -200,6 +200,7 @@ def describe_folder(path: Path) -> Contents:
         refusal=refusal,
         tokenizer=describe_tokenizer(folder),
         chat_template=read_templates(folder).get("default"),
+        sampling=sampling,
     )
 
 

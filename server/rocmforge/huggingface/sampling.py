@@ -2,35 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from rocmforge.huggingface.files.json_object import JsonObject
-from rocmforge.models.sampling import SamplingDefaults
-
-_RANGES: Final = {
-    "temperature": (0.0, 2.0),
-    "top_p": (0.0, 1.0),
-    "min_p": (0.0, 1.0),
-    "repetition_penalty": (1e-6, 10.0),
-}
-"""What a request may say, too."""
+from rocmforge.models.sampling import RANGES, SamplingDefaults
 
 
-def read_sampling(generation: JsonObject | None) -> SamplingDefaults:
+def read_sampling(generation: JsonObject | None) -> SamplingDefaults | None:
     """Returns the recommendations. As in vLLM, `do_sample` and lengths do not count.
+
+    Returns:
+        None if there are none.
 
     Raises:
         BadFolder: A value has the wrong type or is out of range.
     """
     if generation is None:
-        return SamplingDefaults()
-    usual = SamplingDefaults()
-    values: dict[str, float] = {}
-    for key, (least, most) in _RANGES.items():
-        values[key] = generation.get_float(key, getattr(usual, key))
-        if not least <= values[key] <= most:
-            raise generation.bad(key, f"{values[key]} is not between {least:g} and {most:g}")
-    top_k = generation.get_int("top_k", 0)
-    if not -1 <= top_k < 1 << 31:
-        raise generation.bad("top_k", f"{top_k} is no number of tokens")
-    return SamplingDefaults(top_k=max(top_k, 0), **values)
+        return None
+    found = SamplingDefaults()
+    said = False
+    for key in RANGES:
+        read = generation.get_int if key == "top_k" else generation.get_float
+        value = read(key, None)
+        if value is None:
+            continue
+        try:
+            found, said = found.changed({key: value}), True
+        except ValueError as error:
+            raise generation.bad(key, str(error).removeprefix(f"{key}: ")) from error
+    return found if said else None

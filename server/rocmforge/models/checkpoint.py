@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
@@ -47,6 +47,7 @@ class Contents:
     refusal: str | None  # why
     tokenizer: str
     chat_template: str | None
+    sampling: SamplingDefaults | None  # recommended by its maker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -87,7 +88,7 @@ class Checkpoint:
     identify: Callable[[], Identity]
     adapters: tuple[Adapter, ...] = ()
     rank_instruction: str | None = None
-    sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
+    sampling: SamplingDefaults | None = None  # recommended by its maker
     locate: Locate
     release: Callable[[], None]
 

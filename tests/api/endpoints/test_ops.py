@@ -158,6 +158,13 @@ def test_models_are_listed_under_all_names(client: Client) -> None:
         "owned_by": "rocmforge",
         "aliases": ["tiny"],
         "capabilities": ["chat", "completions", "embeddings"],
+        "sampling": {
+            "temperature": 1.0,
+            "top_k": 0,
+            "top_p": 1.0,
+            "min_p": 0.0,
+            "repetition_penalty": 1.0,
+        },
         "state": "ready",
         "status": {
             "value": "loaded",

@@ -72,7 +72,10 @@ RESPONSES: dict[str, dict[str, Any]] = {
     "background": {"background": True, "metadata": {"a": "b"}},
 }
 # Model cards have vLLM's fields, too, and where the model is in its life.
-CARD = {"root", "parent", "max_model_len", "aliases", "capabilities", "state", "status"}
+CARD = {
+    *("root", "parent", "max_model_len", "aliases", "capabilities", "sampling"),
+    *("state", "status"),
+}
 # OpenAI sends these, of responses, of calls that are done, and of tokens in deltas, although its
 # library does not declare them.
 UNDECLARED = {"store", "name", "bytes"}

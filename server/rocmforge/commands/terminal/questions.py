@@ -10,6 +10,7 @@ from typing import Final
 from rocmforge.errors import ConfigurationError
 
 PROMPT: Final = "> "
+HINT: Final = "/help shows commands."
 HELP: Final = (
     "/help shows this. ^C ends an answer, which stays in the conversation; ^D ends the program.\n"
     "A pasted text is one message. A space before a slash sends the line to the model."
