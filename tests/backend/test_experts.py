@@ -4,18 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+from gguf.constants import GGMLQuantizationType
+from gguf.quants import dequantize, quantize
 
 from rocmforge.models.config import ActivationFunction, ExpertsConfig, RouterFunction
 from rocmforge_reference import ops
 from tests.backend.conftest import Load
 from tests.backend.driving import Chunk
 from tests.backend.test_goldens import TOLERANCE
-from tests.data.models.tiny_models import GOLDEN_ROWS, PROMPT, goldens
+from tests.data.models.tiny_models import (
+    GOLDEN_ROWS,
+    PROMPT,
+    by_name,
+    gguf_metadata,
+    gguf_tensors,
+    goldens,
+)
+from tests.support.gguf_writer import Stored, write_gguf
 
 Float64 = npt.NDArray[np.float64]
 Route = Callable[..., tuple[Any, Any]]
@@ -144,11 +155,62 @@ def other_groups(route: Route, *args: Any) -> tuple[Any, Any]:
     return route(logits, bias, replace(rule, num_groups=1, num_chosen_groups=1))
 
 
+def softmax_of_all(route: Route, *args: Any) -> tuple[Any, Any]:
+    logits, bias, rule = args
+    return route(logits, bias, replace(rule, router=RouterFunction.SOFTMAX))
+
+
 def first_dropped(route: Route, *args: Any) -> tuple[Any, Any]:
     """Of the first token, an expert is dropped."""
     chosen, weights = route(*args)
     weights[0, -1] = 0
     return chosen, weights
+
+
+def test_experts_in_mxfp4_are_what_their_dequantised_selves_are(load: Load, tmp_path: Path) -> None:
+    model, kind = by_name("gpt-oss"), GGMLQuantizationType.MXFP4
+    plain, stored = gguf_tensors(model), dict[str, Any]()
+    for name, values in plain.items():
+        if name.endswith("_exps.weight"):
+            stored[name] = Stored(quantize(values, kind), kind)
+            plain[name] = dequantize(stored[name].data, kind)
+    path, rounded = tmp_path / "mxfp4.gguf", tmp_path / "rounded.gguf"
+    write_gguf(path, gguf_metadata(model), plain | stored)
+    write_gguf(rounded, gguf_metadata(model), plain)
+    chunk = Chunk(tokens=PROMPT, blocks=[3, 1, 2])
+    np.testing.assert_array_equal(
+        load(path).logprobs(chunk, GOLDEN_ROWS), load(rounded).logprobs(chunk, GOLDEN_ROWS)
+    )
+
+
+def test_a_sink_takes_its_part_of_the_softmax() -> None:
+    rng = np.random.default_rng(3)
+    q, sinks = rng.standard_normal((200, 6, 4)), rng.standard_normal(6)
+    keys, values = rng.standard_normal((2, 13, 2, 16, 4))
+    table, positions = rng.permutation(13)[None], np.arange(200)
+    found = ops.paged_attention(
+        q,
+        keys,
+        values,
+        positions=positions,
+        query_start=np.array([0, 200]),
+        context_len=np.array([200]),
+        block_table=table,
+        scale=0.5,
+        softcap=None,
+        window=150,
+        sinks=sinks,
+    )
+    flat_keys, flat_values = (
+        cache[table[0]].swapaxes(1, 2).reshape(-1, 2, 4) for cache in (keys, values)
+    )
+    for token in (0, 7, 130, 199):
+        for head in range(6):
+            seen = slice(max(0, token - 149), token + 1)
+            scores = 0.5 * flat_keys[seen, head // 3] @ q[token, head]
+            raised = np.exp(np.append(scores, sinks[head]))
+            expected = raised[:-1] / raised.sum() @ flat_values[seen, head // 3]
+            np.testing.assert_allclose(found[token, head], expected, rtol=1e-9)
 
 
 def error_of(name: str, load: Load) -> float:
@@ -169,6 +231,7 @@ def error_of(name: str, load: Load) -> float:
         ("qwen2moe", not_normalised),
         ("glm4moe", bias_in_weights),
         ("glm4moe", other_groups),
+        ("gpt-oss", softmax_of_all),
     ],
 )
 def test_a_mistake_in_the_routing_is_seen(

@@ -22,7 +22,7 @@ from tests.data.models import tiny_adapters, tiny_encoders
 from tests.data.models.tiny_adapters import MODELS_WITH_GOLDENS, TinyAdapter, write_adapter
 from tests.data.models.tiny_encoders import ENCODERS
 from tests.data.models.tiny_folders import write_adapter_folder, write_folder
-from tests.data.models.tiny_models import GOLDEN_ROWS, MODELS, PROMPT, by_name, goldens
+from tests.data.models.tiny_models import FOLDER_MODELS, GOLDEN_ROWS, PROMPT, by_name, goldens
 from tests.support.encoder_steps import encoder_step, run, states
 
 TOLERANCE = 3e-5
@@ -54,7 +54,7 @@ def log_softmax(logits: Any) -> Float32Array:
     return values
 
 
-@pytest.mark.parametrize("name", [model.name for model in MODELS])
+@pytest.mark.parametrize("name", [model.name for model in FOLDER_MODELS])
 def test_decoders_say_what_they_say_in_transformers(name: str, load: Load, tmp_path: Path) -> None:
     folder = write_folder(by_name(name), tmp_path / name)
     expected = goldens(name)["logits"]

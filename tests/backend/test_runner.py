@@ -15,7 +15,7 @@ from tests.data.models.tiny_models import PROMPT, by_name, write_model
 from tests.support.loading import load_file
 
 # GQA with a group of three, windows with softcaps, one KV head with two rope tables, experts.
-VARIED = ("llama", "gemma2", "gemma3", "phi3", "qwen3moe")
+VARIED = ("llama", "gemma2", "gemma3", "phi3", "qwen3moe", "gpt-oss")
 ROWS = tuple(range(len(PROMPT)))
 
 

@@ -179,7 +179,9 @@ class ReferenceOps:
         ops.store(cache.values, v, step.input.slot_mapping)
         return self._rotate(step, q, spec).reshape(len(q), -1)
 
-    def attention(self, step: Step, q: Float32Array, spec: AttentionSpec) -> Float32Array:
+    def attention(
+        self, step: Step, q: Float32Array, spec: AttentionSpec, sinks: Weight | None
+    ) -> Float32Array:
         cache = self._caches[spec.layer]
         return ops.paged_attention(
             _heads(q, self._config.layers[spec.layer].key_dim),
@@ -192,6 +194,7 @@ class ReferenceOps:
             scale=spec.scale,
             softcap=spec.softcap,
             window=spec.window,
+            sinks=_values(sinks),
         ).reshape(len(q), -1)
 
     def norm_projection(self, x: Float32Array, weight: Weight, bias: Weight | None) -> Float32Array:

@@ -263,6 +263,7 @@ def paged_attention(
     scale: float,
     softcap: float | None,
     window: int | None,
+    sinks: Array | None = None,
 ) -> Array:
     """Returns causal attention of a flat token batch over a paged cache (Kwon et al. 2023).
 
@@ -280,6 +281,7 @@ def paged_attention(
         scale: Of the scores.
         softcap: Applied to the scaled scores, or None.
         window: In tokens, or None for all.
+        sinks: [num_heads], scores that take their part of the softmax and have no value, or None.
 
     Returns:
         [T, heads, value_dim].
@@ -307,6 +309,7 @@ def paged_attention(
                 scale,
                 softcap,
                 window,
+                sinks,
             )
     return out
 
@@ -381,6 +384,7 @@ def _attend(
     scale: float,
     cap: float | None,
     window: int | None,
+    sinks: Array | None,
 ) -> Array:
     """Returns attention of [T, heads, key_dim] over [kv_heads, tiles, KEY_TILE, key_dim].
 
@@ -406,9 +410,15 @@ def _attend(
         visible &= key_position > row_position - window
     scores = np.where(visible, scores, -np.inf)
 
-    scores -= scores.max(axis=(2, 4), keepdims=True)
+    largest = scores.max(axis=(2, 4), keepdims=True)
+    sink = np.full_like(largest, -np.inf)
+    if sinks is not None:
+        of_rows = sink.reshape(kv_heads, -1)[:, :rows].reshape(kv_heads, tokens, group)
+        of_rows[:] = sinks.reshape(kv_heads, 1, group)
+        largest = np.maximum(largest, sink)
+    scores -= largest
     weights = np.exp(scores, out=scores)
-    total = weights.sum(axis=4, keepdims=True).sum(axis=2)
+    total = weights.sum(axis=4, keepdims=True).sum(axis=2) + np.exp(sink - largest)[:, :, 0]
     mixed: Array = (weights @ values[:, None]).sum(axis=2) / total
     value_dim = values.shape[-1]
     mixed = mixed.reshape(kv_heads, -1, value_dim)[:, :rows]

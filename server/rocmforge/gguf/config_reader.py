@@ -242,4 +242,5 @@ class ConfigReader(KeyReader):
             extrapolation_factor=file.get_float(key("rope.scaling.yarn_ext_factor"), 1.0),
             beta_fast=file.get_float(key("rope.scaling.yarn_beta_fast"), 32.0),
             beta_slow=file.get_float(key("rope.scaling.yarn_beta_slow"), 1.0),
+            rounds_bounds=self._family.rounds_yarn,
         )

@@ -103,6 +103,7 @@ _ATTENTION: Final = _weights(
     ("attn_k_norm", "attention.k_norm"),
     ("attn_output", "attention.output"),
 )
+_SINKS: Final = (TensorRule("attn_sinks.weight", ("attention.sinks",)),)
 _FUSED_ATTENTION: Final = (
     TensorRule("attn_qkv.weight", ("attention.q", "attention.k", "attention.v")),
     *_weights(("attn_output", "attention.output")),
@@ -113,6 +114,7 @@ _FFN: Final = _weights(("ffn_gate", _GATE_UP[0]), ("ffn_up", _GATE_UP[1])) + _DO
 _FUSED_FFN: Final = (TensorRule("ffn_up.weight", _GATE_UP), *_DOWN)
 _EXPERTS: Final = (
     TensorRule("ffn_gate_up_exps.weight", ("experts.gate", "experts.up")),
+    TensorRule("ffn_gate_up_exps.bias", ("experts.gate_bias", "experts.up_bias")),
     *_weights(
         ("ffn_gate_inp", "experts.router"),
         ("ffn_gate_exps", "experts.gate"),
@@ -147,6 +149,7 @@ NAMES: Final[Mapping[str, TensorNames]] = MappingProxyType(
     {
         **dict.fromkeys(("llama", "qwen2", "qwen3", "qwen3moe", "gemma2", "gemma3"), _PLAIN),
         **dict.fromkeys(("qwen2moe", "olmoe", "ernie4_5-moe", "dots1", "minimax-m2"), _PLAIN),
+        "gpt-oss": TensorNames(layer=_LATE_NORMS + _ATTENTION + _SINKS + _EXPERTS),
         "glm4moe": TensorNames(layer=_LATE_NORMS + _ATTENTION + _FFN + _EXPERTS),
         **dict.fromkeys(("phi3", "modern-bert"), _FUSED),
         "glm4": TensorNames(layer=_NORMS + _ATTENTION + _FUSED_FFN),

@@ -126,10 +126,6 @@ class _Scaling:
     def _yarn(self) -> RopeScaling:
         parameters, original = self._parameters, self._original
         factor = self._positive("factor", self._max_context / original)
-        if not parameters.get_bool("truncate", True):
-            raise UnsupportedArchitecture(
-                "yarn without rounding of its bounds (truncate)", tuple(_KINDS)
-            )
         if not parameters.has("attention_factor"):
             keys, over, under = ("mscale", "mscale_all_dim"), 1.0, 0.0
             if all(parameters.get_float(key, 0.0) for key in keys):
@@ -144,6 +140,7 @@ class _Scaling:
             attention_factor=gain,
             beta_fast=self._positive("beta_fast", 32.0),
             beta_slow=self._positive("beta_slow", 1.0),
+            rounds_bounds=parameters.get_bool("truncate", True),
         )
 
     def _longrope(self) -> RopeScaling:

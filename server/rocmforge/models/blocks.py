@@ -26,6 +26,7 @@ Size = Literal[
     "num_token_types",
     "num_scores",
     # Of a layer.
+    "num_heads",
     "query_features",
     "key_features",
     "value_features",
@@ -128,6 +129,8 @@ class Attention(Generic[W]):
     q_norm_bias: W | None = field(default=None, metadata=whole("query_norm_features"))
     k_norm: W | None = field(default=None, metadata=whole("key_norm_features"))
     k_norm_bias: W | None = field(default=None, metadata=whole("key_norm_features"))
+    # Of each head, a score that takes its part of the softmax and has no value (Xiao et al. 2024).
+    sinks: W | None = field(default=None, metadata=column("num_heads"))
     output: W = field(metadata=row("hidden_size", "attended_features", adaptable=True))
     output_bias: W | None = field(default=None, metadata=row("hidden_size"))
 

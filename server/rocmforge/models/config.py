@@ -62,6 +62,7 @@ class RopeScaling:
     extrapolation_factor: float = 1.0
     beta_fast: float = 32.0
     beta_slow: float = 1.0
+    rounds_bounds: bool = True  # YaRN's ramp begins and ends at a pair
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,6 +37,7 @@ class ModelFamily:
     has_alibi: bool = False
     has_rope: bool = True
     rope_style: RopeStyle = RopeStyle.NEOX  # as published; a converter may change it
+    rounds_yarn: bool = True  # as `RopeScaling.rounds_bounds`
     # One of so many layers has no window: the last, of an encoder the first. 1: each layer has the
     # window. None: no layer has one, unless a file says for each layer.
     window_period: int | None = None
@@ -108,6 +109,20 @@ FAMILIES: Final[Mapping[str, ModelFamily]] = MappingProxyType(
             may_have=_OUTPUT,
             joint_head_norms=True,
             router=RouterFunction.SIGMOID,
+        ),
+        # Its YaRN rounds nothing, as published; GGUF files do not say so, and llama.cpp rounds.
+        "gpt-oss": ModelFamily(
+            has=_DECODER
+            | _BIASES
+            | {"attention.sinks", "experts.router_bias"}
+            | {"experts.gate_bias", "experts.up_bias", "experts.down_bias"},
+            may_have=_OUTPUT,
+            activation=ActivationFunction.CLAMPED_SWIGLU,
+            rounds_yarn=False,
+            window_period=2,
+            window_default=128,
+            router=RouterFunction.SOFTMAX_OF_CHOSEN,
+            normalises_experts=False,
         ),
         "gemma2": ModelFamily(
             has=_DECODER | _POST_NORMS,

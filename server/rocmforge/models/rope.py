@@ -89,8 +89,10 @@ def _yarn_ramp(rope: RopeConfig, scaling: RopeScaling) -> Float64Array:
         turns = scaling.original_context / (times * 2 * math.pi)
         return rope.rotary_dim * math.log(turns) / (2 * math.log(rope.theta))
 
-    low = max(math.floor(pair_turning(scaling.beta_fast)), 0)
-    high = min(math.ceil(pair_turning(scaling.beta_slow)), rope.rotary_dim - 1)
+    low, high = pair_turning(scaling.beta_fast), pair_turning(scaling.beta_slow)
+    if scaling.rounds_bounds:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, rope.rotary_dim - 1)
     pairs = np.arange(rope.rotary_dim // 2, dtype=np.float64)
     return 1 - np.clip((pairs - low) / max(high - low, 0.001), 0, 1)
 

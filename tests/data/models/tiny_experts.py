@@ -206,7 +206,44 @@ EXPERT_MODELS: Final = (
         },
     ),
 )
-EXPERT_CLASSES: Final = frozenset(model.hf_class for model in EXPERT_MODELS)
+GPT_OSS: Final = TinyModel(
+    name="gpt-oss",
+    architecture="gpt-oss",
+    hf_class="GptOss",
+    seed=39,
+    config=tiny_config(
+        num_hidden_layers=3,
+        hidden_size=64,
+        intermediate_size=96,
+        head_dim=16,
+        num_attention_heads=6,
+        num_local_experts=6,
+        num_experts_per_tok=2,
+        sliding_window=9,
+        rope_parameters={
+            "rope_type": "yarn",
+            "rope_theta": 1000.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 32,
+            "truncate": False,
+        },
+    ),
+    keys={
+        "attention.key_length": 16,
+        "attention.value_length": 16,
+        "attention.sliding_window": 9,
+        "rope.freq_base": 1000.0,
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": 4.0,
+        "rope.scaling.original_context_length": 32,
+        "expert_count": 6,
+        "expert_used_count": 2,
+        "expert_feed_forward_length": 96,
+    },
+)
+"""Its folders have a layout of their own, which is not read."""
+
+EXPERT_CLASSES: Final = frozenset(model.hf_class for model in (*EXPERT_MODELS, GPT_OSS))
 
 _ONE_EXPERT: Final = re.compile(r"(.*\.experts\.)(\d+)\.(.*)")
 _OF_MIXTRAL: Final = ("w1", "w3", "w2")
@@ -229,6 +266,8 @@ def expert_shapes(model: TinyModel, layer: int) -> dict[str, tuple[int, ...]]:
     start = config.get("first_k_dense_replace", config.get("moe_layer_start_index", 0))
     if not count or layer < start or (layer + 1) % config.get("moe_layer_interval", 1):
         return {}
+    if model.hf_class == "GptOss":
+        return _gpt_oss_shapes(count, dim, config["intermediate_size"])
     of_mixtral = model.hf_class in ("Mixtral", "MiniMaxM2")
     block = "block_sparse_moe" if of_mixtral else "mlp"
     ffn = config.get("moe_intermediate_size", config["intermediate_size"])
@@ -252,6 +291,38 @@ def expert_shapes(model: TinyModel, layer: int) -> dict[str, tuple[int, ...]]:
 def _network(prefix: str, names: tuple[str, ...], dim: int, ffn: int) -> dict[str, tuple[int, ...]]:
     gate, up, down = (f"{prefix}.{name}.weight" for name in names)
     return {gate: (ffn, dim), up: (ffn, dim), down: (dim, ffn)}
+
+
+def _gpt_oss_shapes(count: int, dim: int, ffn: int) -> dict[str, tuple[int, ...]]:
+    """Its matrices are [experts, in_features, out_features], with gate and up in turns."""
+    return {
+        "self_attn.sinks": (6,),
+        "mlp.router.weight": (count, dim),
+        "mlp.router.bias": (count,),
+        "mlp.experts.gate_up_proj": (count, dim, 2 * ffn),
+        "mlp.experts.gate_up_proj_bias": (count, 2 * ffn),
+        "mlp.experts.down_proj": (count, ffn, dim),
+        "mlp.experts.down_proj_bias": (count, dim),
+    }
+
+
+def gpt_oss_tensors(weights: Tensors) -> Tensors:
+    """The weights in the layout that the converter gives to other models, under their names."""
+    found: Tensors = {}
+    for name, weight in weights.items():
+        if "mlp.experts." not in name:
+            found[name] = weight
+            continue
+        stem = name.removesuffix("_bias")
+        kind = "weight" if stem == name else "bias"
+        rows = weight.swapaxes(-1, -2) if stem == name else weight
+        if "gate_up" in name:
+            for place, part in enumerate(("gate_proj", "up_proj")):
+                own = stem.replace("gate_up_proj", part)
+                found[f"{own}.{kind}"] = rows[:, place::2]
+        else:
+            found[f"{stem}.{kind}"] = rows
+    return found
 
 
 def stack_experts(weights: Tensors) -> Tensors:

@@ -17,7 +17,13 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 
-from tests.data.models.tiny_experts import EXPERT_MODELS, expert_shapes, stack_experts
+from tests.data.models.tiny_experts import (
+    EXPERT_MODELS,
+    GPT_OSS,
+    expert_shapes,
+    gpt_oss_tensors,
+    stack_experts,
+)
 from tests.data.models.tiny_model import Tensors, TinyModel, tiny_config
 from tests.support.gguf_writer import Value, write_gguf
 
@@ -318,7 +324,8 @@ DENSE_MODELS: Final = (
 )
 
 
-MODELS: Final = (*DENSE_MODELS, *EXPERT_MODELS)
+FOLDER_MODELS: Final = (*DENSE_MODELS, *EXPERT_MODELS)
+MODELS: Final = (*FOLDER_MODELS, GPT_OSS)
 
 
 def hf_weights(model: TinyModel) -> Tensors:
@@ -332,7 +339,9 @@ def hf_weights(model: TinyModel) -> Tensors:
         elif name.endswith(("bias", "sinks")) or "embed_tokens" in name:
             weights[name] = 0.5 * noise
         else:
-            weights[name] = 1.5 * noise / np.float32(math.sqrt(shape[1]))
+            # Large enough for the limits of gpt-oss' experts, whose name this is.
+            scale = 4.5 if name.endswith("experts.gate_up_proj") else 1.5
+            weights[name] = scale * noise / np.float32(math.sqrt(shape[1]))
         weights[name] = weights[name].astype(np.float32)
     return weights
 
@@ -358,10 +367,10 @@ def hf_shapes(model: TinyModel) -> dict[str, tuple[int, ...]]:
         layer["mlp.gate_up_proj.weight"] = (2 * ffn, dim)
     else:
         layer["mlp.gate_proj.weight"] = layer["mlp.up_proj.weight"] = (ffn, dim)
-    if config.get("attention_bias") or model.hf_class in ("Qwen2", "Qwen2Moe"):
+    if config.get("attention_bias") or model.hf_class in ("Qwen2", "Qwen2Moe", "GptOss"):
         layer["self_attn.q_proj.bias"] = (q,)
         layer["self_attn.k_proj.bias"] = layer["self_attn.v_proj.bias"] = (kv,)
-    if config.get("attention_bias") and model.hf_class == "Llama":
+    if (config.get("attention_bias") and model.hf_class == "Llama") or model.hf_class == "GptOss":
         layer["self_attn.o_proj.bias"] = (dim,)
     if model.hf_class in ("Olmoe", "MiniMaxM2"):
         layer["self_attn.q_norm.weight"], layer["self_attn.k_norm.weight"] = (q,), (kv,)
@@ -386,9 +395,10 @@ def hf_shapes(model: TinyModel) -> dict[str, tuple[int, ...]]:
 
 def gguf_tensors(model: TinyModel) -> Tensors:
     """The weights by GGUF's names and in its layout."""
+    weights = hf_weights(model)
+    weights = gpt_oss_tensors(weights) if model.hf_class == "GptOss" else stack_experts(weights)
     tensors = {
-        gguf_name(model, name): gguf_layout(model, name, weight)
-        for name, weight in stack_experts(hf_weights(model)).items()
+        gguf_name(model, name): gguf_layout(model, name, weight) for name, weight in weights.items()
     }
     return tensors | model.extra_tensors
 
@@ -396,7 +406,8 @@ def gguf_tensors(model: TinyModel) -> Tensors:
 def gguf_name(model: TinyModel, name: str) -> str:
     """GGUF's name of a weight, from the `gguf` package's own map."""
     names = _name_map(model.architecture, model.config["num_hidden_layers"])
-    name = name.replace("correction_bias", "correction.bias")  # as the converter does
+    # As the converter does.
+    name = name.replace("correction_bias", "correction.bias").replace("sinks", "sinks.weight")
     found = names.get_name(name, try_suffixes=(".weight", ".bias"))
     assert found is not None, name
     return found

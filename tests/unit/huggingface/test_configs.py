@@ -23,7 +23,7 @@ from rocmforge.models.pooling import PoolingType
 from tests.data.models.tiny_encoders import ENCODERS, TinyEncoder, write_encoder
 from tests.data.models.tiny_encoders import by_name as encoder_by_name
 from tests.data.models.tiny_folders import folder_config
-from tests.data.models.tiny_models import MODELS, TinyModel, by_name, goldens, write_model
+from tests.data.models.tiny_models import FOLDER_MODELS, TinyModel, by_name, goldens, write_model
 
 
 def config_of(path: Path, values: dict[str, Any]) -> Any:
@@ -53,7 +53,7 @@ def comparable(config: ModelConfig, style: RopeStyle, eps: float) -> ModelConfig
     return replace(config, norm_eps=eps, rope=replace(rope, style=style))
 
 
-@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
+@pytest.mark.parametrize("model", FOLDER_MODELS, ids=lambda model: model.name)
 def test_decoders_are_described_as_by_their_gguf_files(model: TinyModel, tmp_path: Path) -> None:
     with open_gguf(write_model(model, tmp_path)) as file:
         expected = read_config(file)

@@ -134,6 +134,31 @@ BAD_TENSORS: dict[str, tuple[Callable[[Tensors], Tensors], str]] = {
 }
 
 
+OF_GPT_OSS = (
+    *("attn_sinks.weight", "attn_q.bias", "attn_output.bias", "ffn_gate_inp.bias"),
+    *("ffn_gate_exps.bias", "ffn_up_exps.bias", "ffn_down_exps.bias"),
+)
+
+
+@pytest.mark.parametrize("name", OF_GPT_OSS)
+def test_gpt_oss_without_its_biases_or_sinks_is_refused_by_name(name: str, tmp_path: Path) -> None:
+    tensors = without(f"blk.1.{name}")(gguf_tensors(by_name("gpt-oss")))
+    with pytest.raises(UnsupportedTensor, match=rf"blk\.1\.{name}.*missing"):
+        open_checkpoint(write(tmp_path, tensors, "gpt-oss"))
+
+
+def test_fused_biases_of_experts_are_cut_as_their_matrices(tmp_path: Path) -> None:
+    tensors = gguf_tensors(by_name("gpt-oss"))
+    expected = loaded(write(tmp_path, tensors, "gpt-oss"))
+    both = fused(tensors)
+    for layer in range(3):
+        parts = [both.pop(f"blk.{layer}.ffn_{part}_exps.bias") for part in ("gate", "up")]
+        both[f"blk.{layer}.ffn_gate_up_exps.bias"] = np.concatenate(parts, axis=1)
+    found = loaded(write(tmp_path, both, "gpt-oss"))
+    for path, values in expected.items():
+        np.testing.assert_array_equal(found[path], values)
+
+
 @pytest.mark.parametrize("case", BAD_TENSORS)
 def test_a_file_with_bad_tensors_of_experts_is_refused_by_name(case: str, tmp_path: Path) -> None:
     mutate, reason = BAD_TENSORS[case]

@@ -219,8 +219,11 @@ class HipOps:
         assert self._cached is not None
         return self._cached.rope_and_store(step, q, k, v, q_norm, k_norm, spec)
 
-    def attention(self, step: DeviceStep, q: Activation, spec: AttentionSpec) -> Activation:
+    def attention(
+        self, step: DeviceStep, q: Activation, spec: AttentionSpec, sinks: Weight | None
+    ) -> Activation:
         assert self._cached is not None
+        assert sinks is None, "models that have them have experts, too, and were refused"
         return self._cached.attend(step, q, spec)
 
     def norm_projection(self, x: Activation, weight: Weight, bias: Weight | None) -> Activation:

@@ -226,7 +226,7 @@ def _attend(bench: Workbench, new: tuple[int, ...]) -> float:
     halves = queries.astype(np.float16)
     step = bench.step(chunks)
     q = bench.activation(bench.model.arena.rotated, halves.reshape(len(halves), -1))
-    got = bench.result(bench.model.ops.attention(step, q, spec)).reshape(queries.shape)
+    got = bench.result(bench.model.ops.attention(step, q, spec, None)).reshape(queries.shape)
     wanted, start, row = [], 0, 0
     for context, count, _ in chunks:
         seen = slice(start, start + context)

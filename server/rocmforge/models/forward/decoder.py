@@ -36,7 +36,8 @@ def hidden_states(config: ModelConfig, weights: ModelWeights[W], ops: Ops[A, W, 
             k = ops.norm_projection(k, present(k_norm), None)
             q_norm = k_norm = None
         q = ops.rope_and_store(step, q, k, v, q_norm, k_norm, spec)
-        x = ops.linear(step, ops.attention(step, q, spec), attention.output, attention.output_bias)
+        x = ops.attention(step, q, spec, attention.sinks)
+        x = ops.linear(step, x, attention.output, attention.output_bias)
         if layer.attention_post_norm is not None:
             x = ops.norm(x, layer.attention_post_norm, None)
         residual, x = ops.add_norm(residual, x, layer.feed_forward_norm, None)

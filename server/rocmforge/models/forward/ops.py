@@ -208,8 +208,16 @@ class Ops(Protocol[A, W, S]):
         """
         ...
 
-    def attention(self, step: S, q: A, spec: AttentionSpec) -> A:
-        """Returns the causal attention of q over the paged cache: [T, num_heads * value_dim]."""
+    def attention(self, step: S, q: A, spec: AttentionSpec, sinks: W | None) -> A:
+        """Returns the causal attention of q over the paged cache: [T, num_heads * value_dim].
+
+        Args:
+            step: Says where the keys and values of its sequences are.
+            q: [T, num_heads * key_dim], rotated.
+            spec: Names the layer.
+            sinks: [num_heads], a score of each head that takes its part of the softmax and has no
+                value; or None.
+        """
         ...
 
     def norm_projection(self, x: A, weight: W, bias: W | None) -> A:
