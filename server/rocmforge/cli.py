@@ -32,7 +32,7 @@ _PLAN = (
     *(*_DEVICE, *_TYPES, "max_context", "max_sequences", "max_batched_tokens", "kv_blocks"),
     "draft_model",
 )
-_ENGINE = (*_PLAN, "prompt_lookup_tokens", "draft_tokens", "step_timeout", "load_timeout")
+_ENGINE = (*_PLAN, "graphs", "prompt_lookup_tokens", "draft_tokens", "step_timeout", "load_timeout")
 _USED: Mapping[str, Sequence[str]] = {
     "serve": tuple(option.name for option in settings.options()),
     "run": (*_ENGINE, "chat_template", "sampling", *_LOGS),
@@ -43,7 +43,7 @@ _USED: Mapping[str, Sequence[str]] = {
     "backends": _LOGS,
     "doctor": ("host", "port", *_LOGS),
     "bench": (*_ENGINE, "max_waiting", *_LOGS),
-    "verify": (*_DEVICE, *_TYPES, *_LOGS),
+    "verify": (*_DEVICE, *_TYPES, "graphs", *_LOGS),
 }
 """Settings that each command uses. It has flags for these and no others; environment and file may
 hold more, as they are written for the server."""

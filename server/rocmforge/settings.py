@@ -167,6 +167,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         Literal["auto", "8", "16"],
         _about("bits of activations that are multiplied with quantised weights in decode"),
     ] = "auto"
+    graphs: Annotated[
+        Literal["auto", "on", "off"],
+        Meta(
+            description="captured graphs for decode steps; auto = if a check at load finds that "
+            "they give what plain launches do"
+        ),
+    ] = "auto"
     memory_utilization: Annotated[
         float, _about("share of the device's memory to use", "SHARE", gt=0, le=1)
     ] = 0.9
@@ -244,8 +251,8 @@ PER_MODEL = frozenset(
     (
         *("load", "idle_unload", "chat_template", "lora", "tool_format", "backend", "device"),
         *("tensor_parallel", "max_context", "max_sequences", "max_batched_tokens", "kv_blocks"),
-        *("sampling", "kv_dtype", "activation_bits", "memory_utilization", "max_waiting"),
-        *("prompt_lookup_tokens", "draft_model", "draft_tokens"),
+        *("sampling", "kv_dtype", "activation_bits", "graphs", "memory_utilization"),
+        *("max_waiting", "prompt_lookup_tokens", "draft_model", "draft_tokens"),
     )
 )
 """Settings that a `[models.<name>]` table may have, for this model only."""

@@ -301,6 +301,7 @@ def load_options(settings: Settings, trained_context: int, *, causal: bool) -> L
         kv_blocks=settings.kv_blocks,
         kv_dtype=settings.kv_dtype,
         activation_bits=settings.activation_bits,
+        graphs=settings.graphs,
         memory_utilization=settings.memory_utilization,
         tensor_parallel=settings.tensor_parallel,
         adapters=adapter_specs(settings),

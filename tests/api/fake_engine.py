@@ -52,6 +52,7 @@ RUNNER = RunnerInfo(
     weights_bytes=0,
     kv_bytes=0,
     kv_dtype="f32",
+    graphs="checked",
     notes=(),
 )
 

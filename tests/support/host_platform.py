@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from enum import IntEnum
 from pathlib import Path
 from typing import Protocol, Self
@@ -64,6 +65,7 @@ class HostPlatform:
         library.rf_host_mark_initialised.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
         library.rf_host_label.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p]
         library.rf_host_set_lane_order.argtypes = [ctypes.c_char_p, ctypes.c_uint]
+        library.rf_host_set_stale_replays.argtypes = [ctypes.c_int]
         library.rf_host_live_bytes.restype = ctypes.c_size_t
 
     @classmethod
@@ -105,3 +107,12 @@ class HostPlatform:
     def set_lane_order(self, order: str, seed: int = 0) -> None:
         """forward, reverse or random: in which order lanes, waves and blocks run."""
         self._library.rf_host_set_lane_order(order.encode(), seed)
+
+    @contextmanager
+    def stale_replays(self, after: int) -> Iterator[None]:
+        """Plants a fault: so many operations into a graph, inputs are those of the last launch."""
+        self._library.rf_host_set_stale_replays(after)
+        try:
+            yield
+        finally:
+            self._library.rf_host_set_stale_replays(-1)

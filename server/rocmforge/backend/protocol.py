@@ -228,6 +228,8 @@ class LoadOptions:
     memory_share: float = 1.0  # of the device's whole memory; other models may have the rest
     # Kept of activations that are rounded to meet quantised weights; auto = the backend's choice.
     activation_bits: Literal["auto", "8", "16"] = "auto"
+    # Captured graphs of decode steps, where there are any; auto = if a check at load allows it.
+    graphs: Literal["auto", "on", "off"] = "on"
 
     def memory_of(self, device: DeviceInfo) -> int:
         """Returns the free bytes of a device that this model may count on."""
@@ -255,6 +257,9 @@ class RunnerInfo:
     kv_dtype: str
     copy_bandwidth: float = 0.0  # bytes a second read and written in a copy; 0 = not measured
     bus_ids: tuple[str, ...] = ()  # PCI addresses of its devices, "0000:03:00.0"
+    # Decode steps are replayed from graphs (checked at load, or not), or are not (as the operator
+    # or the check wants it); none = the backend has no graphs for this model.
+    graphs: Literal["checked", "unchecked", "off", "failed", "none"] = "none"
     notes: tuple[str, ...]  # anything an operator should know, shown at start and in /health
     hidden_size: int = 0  # width of the hidden states it can return; 0 = it cannot
     embedding_size: int = 0  # width of `StepInput.embedding_rows`; 0 = it takes none

@@ -176,10 +176,11 @@ def _verify_model(
         with closing(candidate):
             info = candidate.info
             _show("load", f"{info.weights_bytes / 2**20:,.0f} MiB in {seconds:.1f} s{_on(info)}")
+            is_right = info.graphs != "failed"
+            _show("graphs", _about_graphs(info))
             reference = registry.create(registry.REFERENCE).load(
                 model.checkpoint, _options(model, Settings()), _ignore_progress
             )
-            is_right = True
             with closing(reference):
                 status.update("comparing with the reference, which is slow")
                 try:
@@ -193,6 +194,13 @@ def _verify_model(
                 speed = decode_speed(candidate, model.prompts[0], tokens)
                 _show("decode", f"{speed:,.1f} tokens/s, one sequence, {info.kv_dtype} cache")
     return is_right
+
+
+def _about_graphs(info: RunnerInfo) -> str:
+    """Returns the note on the check of graphs at load, or why there is none."""
+    notes = (note for note in info.notes if note.startswith("graphs "))
+    verdict = {"checked": "ok", "failed": "FAILED"}.get(info.graphs, info.graphs)
+    return f"{verdict:<7}{next(notes, 'graphs').partition(' ')[2].strip()}".rstrip()
 
 
 def _on(info: RunnerInfo) -> str:
@@ -216,6 +224,7 @@ def _options(model: _Model, settings: Settings) -> LoadOptions:
         kv_blocks=None,
         kv_dtype=settings.kv_dtype,
         activation_bits=settings.activation_bits,
+        graphs=settings.graphs,
         memory_utilization=settings.memory_utilization,
         tensor_parallel=settings.tensor_parallel,
     )

@@ -79,6 +79,8 @@ def _load_both(
     try:
         if for_draft.kv_blocks is None:
             for_draft = replace(for_draft, kv_blocks=runner.info.num_blocks)
+        if runner.info.graphs == "failed":
+            for_draft = replace(for_draft, graphs="off")
         drafting = choice.backend.load(
             draft, for_draft, lambda stage, share: progress(f"draft model: {stage}", share)
         )

@@ -92,6 +92,7 @@ def test_the_engines_own_numbers_are_read_at_scrape_time(
     assert value(samples, "rocmforge_engine_ready") == 1
     assert value(samples, "rocmforge_build_info", backend="fake", fallback="false") == 1
     assert value(samples, "rocmforge_cache_config_info", block_size="16") == 1
+    assert value(samples, "rocmforge_decode_graphs_info", state="checked") == 1
 
 
 def test_metrics_are_there_while_loading(client: Client, engine: FakeEngine) -> None:

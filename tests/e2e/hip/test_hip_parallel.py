@@ -37,6 +37,7 @@ from rocmforge_hip.device.discovery import find_devices
 from rocmforge_hip.device.platform import select_platform
 from rocmforge_hip.parallel import processes
 from rocmforge_hip.parallel.processes import RankFailed
+from rocmforge_hip.run import graph_check
 from tests.backend.driving import Chunk, Driver, Want, make_step
 from tests.data.models.tiny_adapters import TinyAdapter, write_adapter
 from tests.data.models.tiny_encoders import ENCODERS, write_encoder
@@ -44,6 +45,7 @@ from tests.data.models.tiny_models import PROMPT, TinyModel, by_name, write_mode
 from tests.e2e.conftest import RANKS
 from tests.support.children import RANK, children
 from tests.support.hip import fitting, quantized, splittable, write_quantized
+from tests.support.host_platform import HostPlatform
 from tests.support.loading import load_file
 from tests.support.requests import asked
 
@@ -174,6 +176,32 @@ def test_each_step_may_start_before_the_one_before_it_is_read(
     assert pipelined(runner, 6) == expected
     notes = "\n".join(runner.info.notes)
     assert all(device.info.name in notes for device in find_devices(select_platform())[:RANKS])
+
+
+def test_devices_check_graphs_together_until_the_time_of_one_is_over(
+    stack: ExitStack, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = pipelined(load(stack, model), 4)
+    monkeypatch.setattr(graph_check, "MOST_SECONDS", 0.0)  # the other process does not see this
+    runner = load(stack, model, tensor_parallel=RANKS, graphs="auto")
+    assert runner.info.graphs == "checked"
+    assert "1 of 6 checked" in runner.info.notes[-1]
+    assert pipelined(runner, 4) == expected
+
+
+def test_stale_replays_on_one_device_keep_all_from_using_graphs(
+    stack: ExitStack, model: Path, host: HostPlatform | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if host is None:
+        pytest.skip("replays of a real device are what they are")
+    expected = pipelined(load(stack, model), 4)
+    monkeypatch.setenv("RF_HOST_STALE_REPLAYS", "9")  # this process has read it before
+    runner = load(stack, model, tensor_parallel=RANKS, graphs="auto")
+    assert runner.info.graphs == "failed"
+    assert pipelined(runner, 4) == expected
+    cost = Driver(runner).run(Chunk(tokens=[7], blocks=[1])).cost
+    assert cost is not None
+    assert cost.launches > 10
 
 
 def test_two_devices_give_the_hidden_states_of_one(stack: ExitStack, model: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from rocmforge.backend.optional import OpCheck
 from rocmforge.cli import main
+from rocmforge.commands import verify
 from rocmforge.gguf.synthetic import write_synthetic_model
 from rocmforge_hip.backend import create
 from rocmforge_hip.device.discovery import find_devices
@@ -246,6 +247,7 @@ def test_the_report_names_device_checks_and_model(
     lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
     assert {"device", "target", "wave", "HIP", "take_rows", "model", "load"} <= lines.keys()
     assert lines["prefill"].startswith("ok")
+    assert lines["graphs"].startswith("ok     6 of 6 checked in ")
     assert "100.0% of 16 generated tokens; mean KL" in lines["decode,"]
     assert "ok     the first 4, 4, 4, 4 of 4 tokens are" in lines["greedy,"]
     assert lines["result"].startswith("PASSED")
@@ -260,7 +262,7 @@ def test_two_devices_are_checked_each_and_then_together(
     if len(found) < 2:
         pytest.skip("there is one device")
     command = ["verify", str(synthetic), "--backend", "hip", "--only", "take_rows", "--tokens", "4"]
-    assert main([*command, "--tensor-parallel", "2", "--device", "1,0"]) == 0
+    assert main([*command, "--tensor-parallel", "2", "--device", "1,0", "--graphs", "on"]) == 0
     lines = capsys.readouterr().out.splitlines()
     addresses = [found[index].properties.pci_id for index in (1, 0)]
     devices = [line for line in lines if line.startswith("device ")]
@@ -293,9 +295,27 @@ def test_a_wrong_model_ends_with_status_1_although_what_was_checked_is_right(
 
     change_launches(monkeypatch, "rf_attention_decode_f16*", attend_elsewhere)
     command = ["verify", str(synthetic), "--backend", "hip", "--only", "take_rows", "--tokens", "4"]
-    assert main(command) == 1
+    assert main([*command, "--graphs", "off"]) == 1
     shown = capsys.readouterr().out
     assert shown.splitlines()[-1].split()[1] == "FAILED"
+
+
+def test_wrong_replays_end_with_status_1_and_are_named(
+    synthetic: Path,
+    capsys: pytest.CaptureFixture[str],
+    host: HostPlatform | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if host is None:
+        pytest.skip("replays of a real device are what they are")
+    monkeypatch.setattr(verify, "compare", lambda *_: ())  # other tests have right answers
+    command = ["verify", str(synthetic), "--backend", "hip", "--only", "take_rows"]
+    with host.stale_replays(0):
+        assert main(command) == 1
+    lines = capsys.readouterr().out.splitlines()
+    (graphs,) = (line for line in lines if line.startswith("graphs "))
+    assert graphs.split()[1:4] == ["FAILED", "not", "used:"]
+    assert lines[-1].split()[1] == "FAILED"
 
 
 def test_nothing_to_verify_is_an_error_that_says_why(capsys: pytest.CaptureFixture[str]) -> None:

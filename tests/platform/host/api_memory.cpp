@@ -62,11 +62,12 @@ void run_copy(Allocation* to_buffer, void* to, Allocation* from_buffer, const vo
   }
 }
 
+bool on_device(const Allocation* end) { return end && !end->pinned; }
+
 // Whether a copy of this kind may have this end in device memory.
 bool fits(const Allocation* end, bool device_expected) {
-  const bool on_device = end && !end->pinned;
   const bool pinned = end && end->pinned;
-  return on_device == device_expected || (pinned && device_expected);
+  return on_device(end) == device_expected || (pinned && device_expected);
 }
 
 hipError_t check_end(const char* which, const void* pointer, size_t bytes, bool fits_kind) {
@@ -92,8 +93,11 @@ hipError_t copy(void* to, const void* from, size_t bytes, int kind, Stream& stre
     return e;
 
   Operation operation{"a copy",
-                      [=] {
+                      [=, &stream] {
                         run_copy(to_buffer, to, from_buffer, from, bytes);
+                        if (on_device(to_buffer) && !on_device(from_buffer)) {
+                          stream.upload = {to, bytes};
+                        }
                         return hipSuccess;
                       },
                       {}};

@@ -68,6 +68,11 @@ HIP_API void rf_host_set_lane_order(const char* name, unsigned seed) {
   options().seed = seed;
 }
 
+HIP_API void rf_host_set_stale_replays(int after) {
+  const Lock lock(library_mutex());
+  options().stale_replays = after;
+}
+
 HIP_API size_t rf_host_live_bytes() {
   const Lock lock(library_mutex());
   return memory().live_bytes();

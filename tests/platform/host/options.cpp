@@ -19,6 +19,7 @@ Options from_environment() {
   result.memory = static_cast<size_t>(number("RF_HOST_MEMORY_MB", 4096)) << 20;
   result.devices = static_cast<int>(number("RF_HOST_DEVICES", 1));
   result.patience = static_cast<int>(number("RF_HOST_PATIENCE", 60));
+  result.stale_replays = static_cast<int>(number("RF_HOST_STALE_REPLAYS", -1));
   result.report_leaks = number("RF_HOST_LEAKS", 0) != 0;
   return result;
 }

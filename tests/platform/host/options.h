@@ -15,10 +15,11 @@ struct Options {
   size_t memory = size_t{4} << 30;        // RF_HOST_MEMORY_MB
   int devices = 1;                        // RF_HOST_DEVICES; they share the memory
   int patience = 60;                      // RF_HOST_PATIENCE: seconds ranks wait for each other
+  int stale_replays = -1;                 // RF_HOST_STALE_REPLAYS: -1 none, else after how many
   bool report_leaks = false;              // RF_HOST_LEAKS: report at exit what was not freed
 };
 
-// The one instance; the lane order changes while tests run.
+// The one instance; lane order and stale replays change while tests run.
 Options& options();
 
 LaneOrder lane_order_named(const char* name);

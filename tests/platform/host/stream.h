@@ -38,6 +38,12 @@ struct Operation {
   std::vector<std::pair<Stream*, uint64_t>> waits_for = {};
 };
 
+// Bytes of device memory.
+struct Range {
+  void* begin = nullptr;
+  size_t bytes = 0;
+};
+
 struct Stream {
   int id = 0;
   bool non_blocking = false;
@@ -45,6 +51,7 @@ struct Stream {
   uint64_t queued = 0, done = 0;  // operations, since the stream was created
   Clock clock = {};               // what is done once all of `queue` is
   std::shared_ptr<Graph> capture = nullptr;
+  Range upload = {};  // where the last copy from the host went
 };
 
 struct Event {

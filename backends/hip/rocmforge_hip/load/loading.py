@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+
 from rocmforge.backend.protocol import LoadOptions, ProgressCallback, RunnerInfo
-from rocmforge.errors import ConfigurationError
+from rocmforge.errors import ConfigurationError, EngineError
 from rocmforge.logits.registry import load_processors
 from rocmforge.models.blocks import ModelWeights
 from rocmforge.models.checkpoint import Checkpoint
@@ -20,14 +25,19 @@ from rocmforge_hip.load.memory_budget import MemoryNeeds, MemoryPlan, cache_type
 from rocmforge_hip.load.model import ModelLoading
 from rocmforge_hip.load.rank import Rank
 from rocmforge_hip.load.supported import check_sizes
+from rocmforge_hip.ops.activations import StepLimits
 from rocmforge_hip.ops.cached_attention import CACHED_HEAD_DIMS
 from rocmforge_hip.ops.full_attention import FULL_HEAD_DIMS
 from rocmforge_hip.ops.geometry import Geometry
+from rocmforge_hip.ops.sharded import any_rank
+from rocmforge_hip.run.graph_check import REPORTS, Agree, check_graphs
 from rocmforge_hip.run.pipeline import PIPELINE_DEPTH
 from rocmforge_hip.run.runner import HipRunner
 from rocmforge_hip.run.traffic import StepReads, copy_bandwidth
 from rocmforge_hip.weights.placement import Planned, plan_weights
 from rocmforge_hip.weights.shard import Shard
+
+logger = logging.getLogger(__name__)
 
 
 def load_model(
@@ -66,7 +76,48 @@ def load_model(
         bandwidth = copy_bandwidth(device.driver, device.stream, pairs)
         info = _describe(found, config, plan, kernels, bandwidth, options)
         reads = StepReads(config, weights, plan.block_bytes // config.num_layers)
-        return HipRunner(device, loaded, plan.limits, info, reads)
+        replays = options.graphs != "off"
+        runner = HipRunner(device, loaded, plan.limits, info, reads, replays=replays)
+    if config.causal and options.graphs == "auto":
+        agree: Agree = tuple
+        if group is not None:
+            scratch = loaded.arena.delta.f32
+            assert scratch is not None
+            agree = partial(any_rank, group, device, scratch)
+        _check_graphs(runner, plan.limits, agree, progress)
+    return runner
+
+
+def _check_graphs(
+    runner: HipRunner, limits: StepLimits, agree: Agree, progress: ProgressCallback
+) -> None:
+    """Lets the runner use graphs only if their replays are right; says what was found.
+
+    Raises:
+        EngineError: The device failed; the runner is closed.
+    """
+    try:
+        found = check_graphs(runner, limits, agree, partial(progress, "checking graphs"))
+    except BaseException:
+        with suppress(EngineError):
+            runner.close()
+        raise
+    is_right, info = not found.difference, runner.info
+    if not is_right:
+        logger.warning(
+            "Graphs of decode steps are not used on device %d (%s, %s), as their replays are "
+            "wrong there: %s. Answers are right without them, but small batches are slower. "
+            "Known reports: %s. Try another version of ROCm, and please report what "
+            "`rocmforge verify` says.",
+            *(info.device.index, info.device.name, info.device.target),
+            *(found.difference, ", ".join(REPORTS)),
+        )
+    info = replace(
+        info,
+        graphs="checked" if is_right else "failed",
+        notes=(*info.notes, f"graphs       {found}"),
+    )
+    runner.decide(info, replays=is_right)
 
 
 def measure_model(
@@ -131,5 +182,6 @@ def _describe(
         embedding_size=config.hidden_size if config.causal else 0,
         masks_tokens=config.causal,
         causal=config.causal,
+        graphs="none" if not config.causal else "off" if options.graphs == "off" else "unchecked",
         logits_processors=tuple(kernels.processors),
     )

@@ -10,6 +10,7 @@ from rocmforge_hip.kernels import rows as row_kernels
 from rocmforge_hip.kernels import sampling
 from rocmforge_hip.ops.activations import Activation, ActivationArrays
 from rocmforge_hip.ops.geometry import Geometry
+from rocmforge_hip.ops.linear import f32_of
 from rocmforge_hip.ops.processors import Processors
 from rocmforge_hip.ops.step import DeviceStep
 from rocmforge_hip.ops.step_output import OutputLayout
@@ -60,21 +61,20 @@ class Sampler:
         )
 
     def sample(self, step: DeviceStep, logits: Activation) -> None:
-        """Draws or scores a token for each row, and takes its log-probability where asked."""
+        """Draws or scores a token for each row; logits stay as they are."""
         rows, vocab = logits.rows, logits.features
         if not rows:
             return
-        assert logits.f32 is not None
         inputs, needs, arrays = step.inputs, step.needs, self._arrays
         parts = self._geometry.sampling_parts(rows, vocab)
         grid = (parts, rows, 1)
-        scores = logits.f32
+        scores = f32_of(logits)
         if needs.adjusts:
             scores = arrays.changed.first(rows, vocab)
             self._adjust.launch(
                 grid,
                 _THREADS,
-                logits=logits.f32,
+                logits=f32_of(logits),
                 scores=scores,
                 repetition=inputs.repetition,
                 presence=inputs.presence,
@@ -133,18 +133,23 @@ class Sampler:
             rows=rows,
             parts=parts,
         )
-        if needs.logprobs:
-            layout = OutputLayout(rows, True, needs.num_top)
-            logprobs, top_ids, top_logprobs = layout.arrays(self.tokens.address)
-            self._logprobs.launch(
-                (rows, 1, 1),
-                self._logprobs.max_threads,
-                logits=logits.f32,
-                tokens=self.tokens,
-                num_logprobs=inputs.num_logprobs,
-                logprobs=logprobs,
-                top_ids=top_ids,
-                top_logprobs=top_logprobs,
-                vocab=vocab,
-                num_top=needs.num_top,
-            )
+
+    def take_logprobs(self, step: DeviceStep, logits: Activation) -> None:
+        """Takes the log-probabilities that rows ask for, once their tokens are there."""
+        rows, needs = logits.rows, step.needs
+        if not (rows and needs.logprobs):
+            return
+        layout = OutputLayout(rows, True, needs.num_top)
+        logprobs, top_ids, top_logprobs = layout.arrays(self.tokens.address)
+        self._logprobs.launch(
+            (rows, 1, 1),
+            self._logprobs.max_threads,
+            logits=f32_of(logits),
+            tokens=self.tokens,
+            num_logprobs=step.inputs.num_logprobs,
+            logprobs=logprobs,
+            top_ids=top_ids,
+            top_logprobs=top_logprobs,
+            vocab=logits.features,
+            num_top=needs.num_top,
+        )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from rocmforge.backend.protocol import Int32Array
 from rocmforge.models.blocks import Role
 from rocmforge_hip.device.memory import DeviceArray
+from rocmforge_hip.device.opening import Device
 from rocmforge_hip.ops.activations import Activation, ActivationArrays
 from rocmforge_hip.ops.collective import Communicator
 from rocmforge_hip.ops.linear import empty, f32_of, part_of
@@ -97,3 +100,24 @@ def warm_up(communicator: Communicator, arena: ActivationArrays[DeviceArray]) ->
         )
         communicator.all_gather(part, gathered.first(rows, gathered.shape[1]))
         rows *= 2
+
+
+def any_rank(
+    communicator: Communicator, device: Device, scratch: DeviceArray, flags: Sequence[bool]
+) -> Sequence[bool]:
+    """Returns which of the flags is true on any rank; waits for the device.
+
+    Args:
+        communicator: The ranks, all of which call this.
+        device: With nothing to do.
+        scratch: float32, of which as many elements as flags are overwritten.
+        flags: This rank's.
+    """
+    driver, stream = device.driver, device.stream
+    votes, there = np.array(flags, np.float32), scratch.first(len(flags))
+    sums = np.empty_like(votes)
+    driver.copy_to_device(there.address, votes.ctypes.data, votes.nbytes, stream)
+    communicator.all_reduce(there)
+    driver.copy_to_host(sums.ctypes.data, there.address, sums.nbytes, stream)
+    driver.synchronize_stream(stream)
+    return [votes_for > 0 for votes_for in sums.tolist()]

@@ -103,6 +103,10 @@ class Pipeline(Generic[T]):
             )
         return lane, done, timing
 
+    def forget_last(self) -> None:
+        """Takes the next step for the first one, before which the device was not idle."""
+        self._ended_last = None
+
     @contextmanager
     def guarded(self) -> Iterator[None]:
         """Guards calls of the device: an error is kept, and raised again by every later call."""

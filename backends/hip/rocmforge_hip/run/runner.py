@@ -46,7 +46,8 @@ from rocmforge_hip.weights.adapters import most_tiles, tile_rows
 from rocmforge_hip.weights.formats import Weight, ceil_div
 from rocmforge_hip.weights.products import Product
 
-_MIN_GRAPH_BLOCKS: Final = 8
+MIN_GRAPH_BLOCKS: Final = 8
+"""Blocks of the longest sequence that the smallest graphs have room for."""
 _BUCKETS: Final = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 
 
@@ -65,8 +66,9 @@ class Model:
 class _Forward(NamedTuple):
     """The results of a forward pass for the end of its step."""
 
-    logits: Activation | None  # None: there are none, or a graph has sampled them too
+    logits: Activation | None  # None: there are none
     sums: Activation | None  # of hidden states; right before the tokens, if there are any
+    is_sampled: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,7 @@ class HipRunner:
         limits: Of a step, as planned at load.
         info: What is said of it.
         reads: Bytes of a step.
+        replays: Whether graphs are used.
     """
 
     def __init__(
@@ -108,11 +111,16 @@ class HipRunner:
         limits: StepLimits,
         info: RunnerInfo,
         reads: StepReads,
+        *,
+        replays: bool,
     ) -> None:
         self._device = device
         self._open_model: Model | None = model
         self._limits = limits
+        self._sizes = graph_sizes(limits.sequences)
         self._info = info
+        self.replays = replays
+        """Whether steps of decodes are replayed from graphs, or launched as others are."""
         sampling = model.arena.sampling
         if sampling is None:
             output_bytes = limits.sequences * model.config.output_size * 4
@@ -133,6 +141,14 @@ class HipRunner:
     def driver(self) -> Driver:
         """The driver, for its counters."""
         return self._device.driver
+
+    def decide(self, info: RunnerInfo, *, replays: bool) -> None:
+        """Says anew what is said of the model and whether graphs are used, between steps."""
+        self._info = info
+        self.replays = replays
+        if not replays:
+            self._graphs.close()
+        self._pipeline.forget_last()
 
     def close(self) -> None:
         if self._open_model is not None:
@@ -195,12 +211,18 @@ class HipRunner:
         size = layout.masks.offset if is_masked_later else layout.nbytes
         driver.copy_to_device(model.inputs.address, lane.inputs.address, size, stream)
         on_device = DeviceStep(shape, arrays, needs, step, self._rows.stage(step, lane))
+        if model.sampler is not None:
+            # Not in the graph: the first kernel to read what was copied is an ordinary launch,
+            # which the runtime orders behind the copy as without graphs. A copy right before a
+            # replay is what ROCm/hip#3902 (gfx950) and the program in #3887 (gfx1201) have in
+            # common: there, the kernels of the graph read what the replay before was given.
+            model.sampler.resolve_tokens(on_device)
         forward = self._compute(on_device, model, is_bucket=bucket is not None)
         output = OutputLayout(
             shape.rows, needs.logprobs, needs.num_top, shape.sums, model.config.output_size
         )
         if is_masked_later:
-            assert forward.logits is not None, "masks keep sampling out of graphs"
+            assert not forward.is_sampled, "masks keep sampling out of graphs"
             self._unmasked = _Unmasked(lane, ended, layout, on_device, forward, output)
         else:
             self._finish(lane, ended, on_device, forward, output)
@@ -227,7 +249,9 @@ class HipRunner:
         """Samples, unless that was done with the forward pass, and brings the results."""
         driver, stream, sampler = self._device.driver, self._device.stream, self._model.sampler
         if forward.logits is not None and sampler is not None:
-            sampler.sample(step, forward.logits)
+            if not forward.is_sampled:
+                sampler.sample(step, forward.logits)
+            sampler.take_logprobs(step, forward.logits)
         if output.nbytes:
             source = None if forward.sums is None else f32_of(forward.sums)
             if source is None and sampler is not None:
@@ -239,27 +263,27 @@ class HipRunner:
     def _compute(self, step: DeviceStep, model: Model, *, is_bucket: bool) -> _Forward:
         if not is_bucket:
             return self._forward(step, model)
-        # Penalties, biases, processors and log-probabilities come with arrays whose sizes are not
-        # the shape's.
-        samples_in_graph = not (step.needs.adjusts or step.needs.logprobs)
+        needs, arena = step.needs, model.arena
+        # Penalties, biases, masks and processors come with arrays whose sizes are not the shape's.
+        is_sampled = not needs.adjusts
 
-        def record() -> None:
+        def launch() -> None:
             rows = self._forward(step, model).logits
-            if samples_in_graph and rows is not None and model.sampler is not None:
+            if is_sampled and rows is not None and model.sampler is not None:
                 model.sampler.sample(step, rows)
 
-        key = (step.shape, step.needs) if samples_in_graph else (step.shape, None)
-        self._graphs.launch(key, record)
-        if samples_in_graph:
-            return _Forward(None, None)
-        count, vocab = step.shape.rows, model.config.vocab_size
-        rows = empty(model.arena.product(Product.LOGITS), count, vocab, half=False)
-        return _Forward(rows, None)
+        if self.replays:
+            key = (step.shape, (needs.draws, needs.filters) if is_sampled else None)
+            self._graphs.launch(key, launch)
+        else:
+            launch()
+        rows, vocab = step.shape.rows, model.config.vocab_size
+        return _Forward(
+            empty(arena.product(Product.LOGITS), rows, vocab, half=False), None, is_sampled
+        )
 
     def _forward(self, step: DeviceStep, model: Model) -> _Forward:
         config, weights, ops = model.config, model.weights, model.ops
-        if model.sampler is not None:
-            model.sampler.resolve_tokens(step)
         hidden = hidden_states(config, weights, ops, step)
         return _Forward(
             logits=logits(config, weights, ops, step, hidden) if config.causal else None,
@@ -273,10 +297,10 @@ class HipRunner:
             return None
         if len(step.hidden_ranges) or len(step.embedding_tokens):
             return None
-        size = min(next(size for size in _BUCKETS if count <= size), self._limits.sequences)
+        size = next(size for size in self._sizes if count <= size)
         blocks = ceil_div(int(step.context_len.max()), BLOCK_TOKENS)
         most = ceil_div(self._limits.context, BLOCK_TOKENS)
-        blocks = min(max(1 << (blocks - 1).bit_length(), _MIN_GRAPH_BLOCKS), most)
+        blocks = min(max(1 << (blocks - 1).bit_length(), MIN_GRAPH_BLOCKS), most)
         return StepShape(
             tokens=size,
             sequences=size,
@@ -322,6 +346,11 @@ class HipRunner:
                 f"{limits.sequences} sequences, {limits.rows} rows, "
                 f"{MAX_TOP_LOGPROBS} top_logprobs, {model.inputs.nbytes:,} bytes."
             )
+
+
+def graph_sizes(most: int) -> tuple[int, ...]:
+    """Returns the sequences that graphs have room for, ascending, up to the most of a step."""
+    return (*(size for size in _BUCKETS if size < most), most)
 
 
 def exact_shape(step: StepInput) -> StepShape:

@@ -84,6 +84,7 @@ def _run(bench: Workbench, batch: SamplingBatch, logits: Activation) -> None:
     chunks = [(1, 1, [row]) for row in range(_ROWS)]
     step = bench.step(chunks, rows=range(_ROWS), sampling=batch)
     bench.sampler.sample(step, logits)
+    bench.sampler.take_logprobs(step, logits)
 
 
 def _sample(bench: Workbench, settings: dict[str, Any]) -> float:

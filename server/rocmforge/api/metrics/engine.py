@@ -70,6 +70,8 @@ class EngineCollector(Collector):
                 "enable_prefix_caching": "True",
             }
             yield self._info("cache_config", "How the KV cache is laid out.", facts)
+            graphs = {"state": runner.graphs}
+            yield self._info("decode_graphs", "Whether decode steps are captured graphs.", graphs)
 
     def _waiting_by_key(self, stats: EngineStats) -> Metric:
         """Makes the family of keys that have sent anything; as many as somebody gave out."""
@@ -103,9 +105,9 @@ class EngineCollector(Collector):
             found[told.name].add_metric(values, getattr(totals, field) * told.unit)
         return found.values()
 
-    def _info(self, name: str, text: str, facts: dict[str, str]) -> Metric:
+    def _info(self, name: str, text: str, facts: Mapping[str, str]) -> Metric:
         family = InfoMetricFamily(PREFIX + name, text, labels=LABELS)
-        family.add_metric(self._labels, facts)
+        family.add_metric(self._labels, dict(facts))
         return family
 
 

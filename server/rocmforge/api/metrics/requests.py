@@ -50,7 +50,7 @@ _CHOICES_BUCKETS = (1, 2, 5, 10, 20)
 
 # Families that vLLM does not have, or has with coarser buckets.
 _OURS_ONLY = {
-    *("build", "engine_restarts", "engine_ready"),
+    *("build", "decode_graphs", "engine_restarts", "engine_ready"),
     *("model_state", "model_loads", "model_load_failures", "model_unloads"),
     *("model_requests_waiting", "request_errors", "weights_bytes", "kv_cache_bytes"),
     *("key_tokens", "key_requests_waiting", "engine_silence_seconds", *FAMILIES),

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 import pytest
+from msgspec import structs
 
 from rocmforge.backend.optional import MemoryEstimate
 from rocmforge.backend.protocol import LoadOptions, ProgressCallback
@@ -128,6 +129,25 @@ def test_without_a_plan_the_drafts_cache_is_as_large(monkeypatch: pytest.MonkeyP
     use(monkeypatch, Noting)
     load(START, lambda stage, share: None)
     assert seen == [None, FakeConfig().num_blocks]
+
+
+def test_a_draft_uses_no_graphs_where_the_models_were_wrong(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[str] = []
+
+    class Stale(FakeBackend):
+        def load(
+            self, checkpoint: Checkpoint, options: LoadOptions, progress: ProgressCallback
+        ) -> FakeRunner:
+            seen.append(options.graphs)
+            runner = super().load(checkpoint, options, progress)
+            runner.info = replace(runner.info, graphs="failed")
+            return runner
+
+    use(monkeypatch, Stale)
+    load(structs.replace(START, options=replace(FEW, graphs="auto")), lambda stage, share: None)
+    assert seen == ["auto", "off"]
 
 
 def test_a_draft_that_cannot_be_loaded_takes_the_model_with_it(

@@ -1,0 +1,161 @@
+"""Graphs of decode steps: replays are checked at load, and are not used where they are wrong."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rocmforge.backend.protocol import LoadOptions
+from rocmforge.models.lora import AdapterSpec
+from rocmforge_hip.backend import create
+from rocmforge_hip.run import graph_check
+from rocmforge_hip.run.runner import HipRunner, graph_sizes
+from tests.backend.driving import Chunk, Driver, Want
+from tests.data.models.tiny_adapters import TinyAdapter, write_adapter
+from tests.data.models.tiny_models import PROMPT, by_name, write_model
+from tests.support.hip import fitting
+from tests.support.host_platform import HostPlatform
+from tests.support.loading import load_file
+from tests.support.options import SMALL
+
+ALONE = replace(SMALL, max_sequences=1, graphs="auto")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(fitting(by_name("llama")), tmp_path_factory.mktemp("graphs"))
+
+
+@pytest.fixture
+def checking(host: HostPlatform | None) -> HostPlatform:
+    """The platform on which replays can be made wrong."""
+    if host is None:
+        pytest.skip("replays of a real device are what they are")
+    return host
+
+
+def load(stack: ExitStack, path: Path, options: LoadOptions) -> HipRunner:
+    runner = load_file(create(), path, options)
+    assert isinstance(runner, HipRunner)
+    return stack.enter_context(closing(runner))
+
+
+def answers(runner: HipRunner) -> list[float]:
+    """Log-probabilities of tokens in consecutive decodes."""
+    driver, found = Driver(runner), []
+    driver.run(Chunk(tokens=PROMPT[:20], blocks=[3, 4]))
+    for at, token in enumerate(PROMPT[20:26], 20):
+        want = Want(target=at, num_logprobs=0)
+        output = driver.run(Chunk(tokens=[token], start=at, blocks=[3, 4], wants=[want]))
+        assert output.logprobs is not None
+        found += output.logprobs.tolist()
+    return found
+
+
+def launches(runner: HipRunner) -> int:
+    """Launches of a decode step whose graph, if any, is there."""
+    decodes = [Chunk(tokens=[7], start=at, blocks=[1]) for at in range(2)]
+    costs = [Driver(runner).run(chunk).cost for chunk in decodes]
+    assert costs[1] is not None
+    return costs[1].launches
+
+
+def last_operation(runner: HipRunner) -> int:
+    """Of the longest graph for one sequence; without graphs, the runner launches its kernels."""
+    outside, filter_and_draw = 1, 2  # the tokens; what a greedy step leaves out
+    return launches(runner) - outside + filter_and_draw - 1
+
+
+def test_replays_that_are_right_are_used(stack: ExitStack, model: Path) -> None:
+    runner = load(stack, model, ALONE)
+    assert runner.info.graphs == "checked"
+    assert "4 of 4 checked in" in runner.info.notes[-1]
+    first = Driver(runner).run(Chunk(tokens=[7], blocks=[1])).cost
+    assert first is not None
+    assert first.gap_ns == 0, "the check is no step"
+    assert launches(runner) == 2
+
+
+def test_graphs_may_be_left_out_or_used_unchecked(stack: ExitStack, model: Path) -> None:
+    without, unchecked = (
+        load(stack, model, replace(ALONE, graphs=graphs)) for graphs in ("off", "on")
+    )
+    assert (without.info.graphs, unchecked.info.graphs) == ("off", "unchecked")
+    assert launches(without) > 5 * launches(unchecked)
+    assert answers(without) == answers(unchecked)
+
+
+@pytest.mark.parametrize("part", [0, 0.5, 1])
+def test_stale_replays_are_found_and_not_used(
+    part: float,
+    stack: ExitStack,
+    model: Path,
+    checking: HostPlatform,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    without = load(stack, model, replace(ALONE, graphs="off"))
+    expected = answers(without)
+    with checking.stale_replays(int(part * last_operation(without))):
+        runner = load(stack, model, ALONE)
+        assert runner.info.graphs == "failed"
+        assert launches(runner) > 10
+        assert answers(runner) == expected
+    (warning,) = (record.getMessage() for record in caplog.records if "replays" in record.message)
+    assert f"device 0 ({runner.info.device.name}, {runner.info.device.target})" in warning
+    assert "of 1 sequences" in warning
+    assert all(report in warning for report in graph_check.REPORTS)
+    assert runner.info.notes[-1].split()[:3] == ["graphs", "not", "used:"]
+
+
+def test_stale_replays_that_are_not_looked_for_give_wrong_answers(
+    stack: ExitStack, model: Path, checking: HostPlatform
+) -> None:
+    without = load(stack, model, replace(ALONE, graphs="off"))
+    expected = answers(without)
+    with checking.stale_replays(last_operation(without) // 2):
+        assert answers(load(stack, model, replace(ALONE, graphs="on"))) != expected
+
+
+def test_a_fault_behind_the_last_operation_is_none(
+    stack: ExitStack, model: Path, checking: HostPlatform
+) -> None:
+    without = load(stack, model, replace(ALONE, graphs="off"))
+    with checking.stale_replays(last_operation(without) + 1):
+        assert load(stack, model, ALONE).info.graphs == "checked"
+
+
+def test_long_contexts_and_adapters_are_checked_too(
+    stack: ExitStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(graph_check, "MOST_SECONDS", 1000.0)
+    llama = by_name("llama")
+    recipe = fitting(replace(llama, config=llama.config | {"max_position_embeddings": 512}))
+    adapter = write_adapter(tmp_path / "a.gguf", recipe, TinyAdapter())
+    options = replace(
+        ALONE,
+        kv_blocks=16,
+        max_context=400,
+        adapters=(AdapterSpec(name="a", path=str(adapter)),),
+    )
+    runner = load(stack, write_model(recipe, tmp_path), options)
+    # Two lengths, with the adapter and without, four kinds of sampling.
+    assert "16 of 16 checked" in runner.info.notes[-1]
+
+
+def test_the_check_ends_in_time_and_says_how_far_it_came(
+    stack: ExitStack, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(graph_check, "MOST_SECONDS", 0.0)
+    runner = load(stack, model, ALONE)
+    assert (runner.info.graphs, launches(runner)) == ("checked", 2)
+    assert "1 of 4 checked" in runner.info.notes[-1]
+
+
+@pytest.mark.parametrize("most", [1, 3, 64, 1024, 1500])
+def test_the_largest_graph_has_room_for_every_sequence(most: int) -> None:
+    sizes = graph_sizes(most)
+    assert sizes[-1] == most
+    assert list(sizes) == sorted(set(sizes))
