@@ -12,15 +12,16 @@ import argparse
 import logging
 import math
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from rocmforge import __version__, settings
 from rocmforge.errors import ConfigurationError, RocmForgeError
+from rocmforge.expected import did_you_mean
 from rocmforge.logs import set_up_logging
 
 logger = logging.getLogger(__name__)
@@ -59,7 +60,7 @@ HUB_NAME_HELP = "ORGANISATION/MODEL, or ORGANISATION/MODEL:QUANTISATION"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code."""
-    arguments = _parser().parse_args(argv)
+    arguments = _parse(_parser(), argv)
     say: Callable[[str], None] = _say
     try:
         given = _given_settings(arguments)
@@ -110,10 +111,29 @@ def _temperature(text: str) -> float:
     return temperature
 
 
-class _CommandParser(argparse.ArgumentParser):
+class _Parser(argparse.ArgumentParser):
+    """Asks after a mistyped name whether another was meant."""
+
+    def error(self, message: str) -> NoReturn:
+        """Ends the program with status 2, without the usage, under which the reason is lost."""
+        typed = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message)
+        if typed is not None:
+            known = did_you_mean(typed[1], re.findall(r"[\w-]+", typed[2]))
+            message = f"{typed[1]!r} is none of its commands. {known}"
+        self.exit(2, f"{self.prog}: error: {message}\n`{self.prog} --help` shows what there is.\n")
+
+
+class _CommandParser(_Parser):
     """Takes positional arguments wherever they stand, also behind options."""
 
     _is_inside = False
+
+    def refuse(self, unknown: Sequence[str]) -> NoReturn:
+        """Ends the program because of arguments that the command does not have."""
+        flags = [text.partition("=")[0] for text in unknown if text.startswith("--")]
+        known = [name for name in self._option_string_actions if name.startswith("--")]
+        hints = (did_you_mean(flag, known) for flag in flags)
+        self.error(f"unrecognized arguments: {' '.join(unknown)}. {' '.join(hints)}".rstrip())
 
     def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]
         """Parses as its base does, except that options may stand between positional arguments."""
@@ -126,8 +146,16 @@ class _CommandParser(argparse.ArgumentParser):
             self._is_inside = False
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parse(parser: _Parser, argv: Sequence[str] | None) -> argparse.Namespace:
+    """Parses the command line; ends the program if it makes no sense."""
+    arguments, unknown = parser.parse_known_args(argv)
+    if unknown:
+        arguments.parser.refuse(unknown)
+    return arguments
+
+
+def _parser() -> _Parser:
+    parser = _Parser(
         prog="rocmforge",
         description="OpenAI-compatible model server for AMD GPUs.",
         epilog="`rocmforge COMMAND --help` shows the options of a command.",
@@ -137,7 +165,11 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(
         dest="command", required=True, metavar="COMMAND", parser_class=_CommandParser
     )
-    add_command = partial(commands.add_parser, allow_abbrev=False)
+
+    def add_command(name: str, **kind: Any) -> _CommandParser:
+        command = commands.add_parser(name, allow_abbrev=False, **kind)
+        command.set_defaults(parser=command)
+        return command
 
     serve = add_command("serve", help="serve models over HTTP")
     serve.add_argument("models", nargs="*", metavar="model", help=MODEL_HELP)

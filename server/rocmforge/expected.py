@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from difflib import get_close_matches
 from typing import Any
 
 from msgspec import inspect
@@ -56,3 +58,10 @@ def _range(info: inspect.IntType | inspect.FloatType) -> str:
         if bound is not None
     ]
     return f", {' and '.join(bounds)}" if bounds else ""
+
+
+def did_you_mean(typed: str, known: Iterable[str]) -> str:
+    """Asks after the name that is most like what was typed, or lists all if none is."""
+    names = sorted(known)
+    found = get_close_matches(typed, names, n=1, cutoff=0.7)
+    return f"Did you mean {found[0]}?" if found else f"Known: {', '.join(names)}."

@@ -21,7 +21,7 @@ import msgspec
 from msgspec import Meta
 
 from rocmforge.errors import ConfigurationError
-from rocmforge.expected import expected
+from rocmforge.expected import did_you_mean, expected
 from rocmforge.logs import LogFormat
 
 ENV_PREFIX = "ROCMFORGE_"
@@ -412,8 +412,8 @@ def _from_table(name: str, values: Mapping[str, Any], settings: Settings) -> Mod
     unknown = values.keys() - own - PER_MODEL
     if unknown:
         raise ConfigurationError(
-            f"{source}: {min(unknown)!r} is not a setting of one model. Known: "
-            f"{', '.join(sorted(own | PER_MODEL))}."
+            f"{source}: {min(unknown)!r} is not a setting of one model. "
+            + did_you_mean(min(unknown), own | PER_MODEL)
         )
     if "path" not in values:
         raise ConfigurationError(f"{source}: `path` is missing: the model's GGUF file or folder.")
@@ -457,7 +457,7 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
         option = by_variable.get(variable)
         if option is None:
             raise ConfigurationError(
-                f"{variable} is not a setting. Known: {', '.join(sorted(by_variable))}."
+                f"{variable} is not a setting. {did_you_mean(variable, by_variable)}"
             )
         values[option.name] = (
             _parts(text, keep_empty=option.name == _SECRET) if option.is_list else text
@@ -491,7 +491,7 @@ def _checked(
     for name, value in values.items():
         if name not in hints:
             raise ConfigurationError(
-                f"{source}: {name!r} is not a setting. Known: {', '.join(sorted(hints))}."
+                f"{source}: {name!r} is not a setting. {did_you_mean(name, hints)}"
             )
         try:
             result[name] = msgspec.convert(value, hints[name], strict=False)

@@ -16,7 +16,10 @@ from rocmforge import cli, settings
 from rocmforge.cli import main
 from tests.support.speaking import write_speaking
 
-COMMANDS = ("serve", "run", "inspect", "backends", "doctor", "bench", "verify")
+COMMANDS = (
+    *("serve", "run", "inspect", "pull", "list", "rm"),
+    *("backends", "doctor", "bench", "verify"),
+)
 
 
 def rocmforge(*arguments: str, stdout: int = subprocess.PIPE) -> subprocess.CompletedProcess[str]:
@@ -235,3 +238,22 @@ def test_verify_looks_for_a_device_before_it_makes_a_model(
     monkeypatch.setattr("rocmforge.commands.verify.DEMO_MODEL", "not-installed")
     assert main(["verify", "--backend", "reference"]) == 2
     assert "The reference backend is what others are compared with" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["serv", "x"], "'serv' is none of its commands. Did you mean serve?"),
+        (["serve", "x", "--max-contxt", "5"], "--max-contxt 5. Did you mean --max-context?"),
+        (["run", "x", "--temprature=0"], "--temprature=0. Did you mean --temperature?"),
+        (["list", "--zzz"], "--zzz. Known: --config, --help, --json, --log-format, --log-level."),
+    ],
+)
+def test_a_mistyped_name_is_answered_with_the_one_that_was_meant(
+    arguments: list[str], hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(arguments)
+    said = capsys.readouterr().err
+    assert hint in said
+    assert len(said.splitlines()) == 2, "the reason is not lost under the usage"
