@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from rocmforge.commands.plan import show_plan, size_text
-from rocmforge.commands.terminal.output import output_console
+from rocmforge.commands.terminal.output import fact_table, output_console
 from rocmforge.errors import ConfigurationError
 from rocmforge.library.finding import find_model
 from rocmforge.models.checkpoint import Contents
@@ -112,9 +112,6 @@ def _quantisation(contents: Contents) -> tuple[TypeShare, ...]:
 
 
 def _print(console: Console, report: InspectReport) -> None:
-    table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_column(style="bold")
-    table.add_column(overflow="fold")
     rows = [
         ("file", f"{report.path} ({size_text(report.file_bytes)}, {_kind(report)})"),
         ("architecture", report.architecture),
@@ -131,8 +128,7 @@ def _print(console: Console, report: InspectReport) -> None:
     ]
     if report.config is not None:
         rows += _model_rows(report, report.config)
-    for label, text in rows:
-        table.add_row(label, escape(text))
+    table = fact_table(rows)
     reason = escape(report.not_supported or "")
     table.add_row("can be served", f"[red]no:[/red] {reason}" if reason else "yes")
     console.print(table)

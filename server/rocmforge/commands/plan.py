@@ -10,12 +10,10 @@ from typing import Final
 
 import msgspec
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from rocmforge.backend import registry
 from rocmforge.backend.optional import MemoryEstimate, Planning
-from rocmforge.commands.terminal.output import output_console
+from rocmforge.commands.terminal.output import fact_table, output_console
 from rocmforge.engine.draft.draft_memory import both, draft_options
 from rocmforge.errors import ConfigurationError
 from rocmforge.library.finding import find_model
@@ -100,21 +98,14 @@ def _plan(
     trained: int,
 ) -> PlanReport:
     sequences, left = settings.max_sequences, max(estimate.left_for_kv, 0)
-    if not estimate.kv_block:
-        fits = estimate.left_for_kv >= 0
-        return PlanReport(
-            backend=backend,
-            estimate=estimate,
-            draft=draft,
-            sequences=sequences,
-            kv_bytes=0,
-            fits=fits,
-            most_sequences=sequences if fits else 0,
-            longest_context=estimate.context if fits else 0,
-        )
     kv_bytes = sequences * estimate.kv_sequence
     if settings.kv_blocks is not None:
         kv_bytes = settings.kv_blocks * estimate.kv_block
+    if estimate.kv_block:
+        most = left // estimate.kv_sequence
+        longest = min(left // estimate.kv_block * estimate.block_size, trained)
+    else:
+        most, longest = (sequences, estimate.context) if estimate.left_for_kv >= 0 else (0, 0)
     return PlanReport(
         backend=backend,
         estimate=estimate,
@@ -122,8 +113,8 @@ def _plan(
         sequences=sequences,
         kv_bytes=kv_bytes,
         fits=kv_bytes <= estimate.left_for_kv,
-        most_sequences=left // estimate.kv_sequence,
-        longest_context=min(left // estimate.kv_block * estimate.block_size, trained),
+        most_sequences=most,
+        longest_context=longest,
     )
 
 
@@ -148,12 +139,7 @@ def _print(console: Console, plan: PlanReport, settings: Settings) -> None:
     ]
     if plan.draft is not None:
         rows.insert(-2, ("draft model", _draft_part(plan.draft, estimate, settings)))
-    table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_column(style="bold")
-    table.add_column(overflow="fold")
-    for label, text in rows:
-        table.add_row(label, escape(text))
-    console.print(table)
+    console.print(fact_table(rows))
 
 
 def _draft_part(draft: MemoryEstimate, estimate: MemoryEstimate, settings: Settings) -> str:

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
 from rocmforge.api.metrics.devices import SYSFS
-from rocmforge.api.metrics.engine import LABELS, PREFIX
-from rocmforge.api.metrics.requests import Metrics, render
+from rocmforge.api.metrics.engine import PREFIX
+from rocmforge.api.metrics.requests import Metrics, error_counter, render
 from rocmforge.engine.ipc.status import EngineStatus
 from rocmforge.fleet.entry import ModelState
 from rocmforge.fleet.fleet import Fleet
@@ -37,12 +37,7 @@ class FleetMetrics:
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
         self._registry.register(_FleetCollector(fleet))
-        self._errors = Counter(
-            PREFIX + "request_errors",
-            "Requests answered with an error status.",
-            (*LABELS, "status"),
-            registry=self._registry,
-        )
+        self._errors = error_counter(self._registry)
 
     def refused(self, status: int) -> None:
         """Counts an answer with an error status to a request that has named no model."""

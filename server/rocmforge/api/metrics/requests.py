@@ -78,24 +78,12 @@ class Metrics:
 
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens taken in.")
         self.generation_tokens = self._counter("generation_tokens", "Tokens generated.")
-        self._finished = Counter(
-            PREFIX + "request_success",
-            "Sequences that ended, by how.",
-            (*LABELS, "finished_reason"),
-            registry=self.registry,
+        self._finished = _counter(
+            self.registry, "request_success", "Sequences that ended, by how.", "finished_reason"
         )
-        self._errors = Counter(
-            PREFIX + "request_errors",
-            "Requests answered with an error status.",
-            (*LABELS, "status"),
-            registry=self.registry,
-        )
-        self._key_tokens = Counter(
-            PREFIX + "key_tokens",
-            "Tokens used with each API key, of prompts and completions.",
-            (*LABELS, "key", "kind"),
-            registry=self.registry,
-        )
+        self._errors = error_counter(self.registry)
+        text = "Tokens used with each API key, of prompts and completions."
+        self._key_tokens = _counter(self.registry, "key_tokens", text, "key", "kind")
         self.first_token = self._histogram(
             "time_to_first_token_seconds",
             "From the arrival of a request to its first token.",
@@ -147,8 +135,7 @@ class Metrics:
             self._key_tokens.labels(self._model, ENGINE, key, kind).inc(count)
 
     def _counter(self, name: str, text: str) -> Counter:
-        counter = Counter(PREFIX + name, text, LABELS, registry=self.registry)
-        return counter.labels(self._model, ENGINE)
+        return _counter(self.registry, name, text).labels(self._model, ENGINE)
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         histogram = Histogram(PREFIX + name, text, LABELS, buckets=buckets, registry=self.registry)
@@ -156,6 +143,16 @@ class Metrics:
 
     def _request_time(self, name: str, text: str) -> Histogram:
         return self._histogram(f"{name}_seconds", text, _REQUEST_BUCKETS)
+
+
+def error_counter(registry: CollectorRegistry) -> Counter:
+    """Returns the counter of answers with an error status, of a model or of the server."""
+    text = "Requests answered with an error status."
+    return _counter(registry, "request_errors", text, "status")
+
+
+def _counter(registry: CollectorRegistry, name: str, text: str, *labels: str) -> Counter:
+    return Counter(PREFIX + name, text, (*LABELS, *labels), registry=registry)
 
 
 def render(

@@ -45,7 +45,6 @@ class IncrementalDetokenizer:
         tokenizer: Tokenizer,
         stop: Sequence[str] = (),
         *,
-        include_stop: bool = False,
         skip_special: bool = True,
         shown: Mapping[int, str] | None = None,
     ) -> None:
@@ -55,7 +54,6 @@ class IncrementalDetokenizer:
             tokenizer: The model's tokenizer.
             stop: Strings that end the answer; empty ones are ignored. The one that is completed
                 first wins; of several that end at the same character, the longest.
-            include_stop: Whether the stop string found is part of the text.
             skip_special: Whether control tokens are left out.
             shown: Control tokens that are not, with their spelling.
         """
@@ -67,7 +65,6 @@ class IncrementalDetokenizer:
         self._stops = StopStrings(stop) if any(stop) else None
         self._state = 0
         self._held = ""
-        self._include_stop = include_stop
 
     def push(self, token_ids: Sequence[int]) -> DecodedText:
         """Take the next tokens of the answer.
@@ -116,7 +113,7 @@ class IncrementalDetokenizer:
             state = stops.step(state, character)
             stop = stops.found[state]
             if stop is not None:
-                out.append(held[: end if self._include_stop else end - len(stop)])
+                out.append(held[: end - len(stop)])
                 self._held, self._state = "", 0
                 return stop
         safe = len(held) - stops.held[state]

@@ -71,12 +71,12 @@ def _incomplete(tail: bytes) -> bool:
     return decoder.decode(tail) == ""
 
 
-@given(st.data(), texts, stops, st.booleans())
+@given(st.data(), texts, stops)
 def test_text_ends_at_the_first_stop_string_for_any_chunking(
-    data: st.DataObject, text: str, stop: list[str], include_stop: bool
+    data: st.DataObject, text: str, stop: list[str]
 ) -> None:
     token_ids = tokens(text)
-    detokenizer = IncrementalDetokenizer(TOKENIZER, stop, include_stop=include_stop)
+    detokenizer = IncrementalDetokenizer(TOKENIZER, stop)
     deltas = push_all(detokenizer, split(data, token_ids))
     shown = "".join(d.text for d in deltas)
     expected = first_stop(text, stop)
@@ -85,7 +85,7 @@ def test_text_ends_at_the_first_stop_string_for_any_chunking(
         return
     end, found = expected
     assert deltas[-1].stop == found
-    assert shown == text[:end] + (found if include_stop else "")
+    assert shown == text[:end]
     consumed = sum(d.tokens for d in deltas)
     last = TOKENIZER.decode_bytes(token_ids[:consumed]).decode()
     assert last.endswith(found)
