@@ -36,7 +36,6 @@ class EncoderShape:
     rope: RopeConfig | None = None
     local_rope: RopeConfig | None = None
     windows: tuple[int | None, ...] = ()  # empty: no layer has one
-    num_token_types: int = 0
     first_position: int = 0  # row of the table of positions that position 0 has
 
 
@@ -71,6 +70,7 @@ def read_encoder(
     context = found.get_positive("max_position_embeddings") - shape.first_position
     if context < 1:
         raise found.bad("max_position_embeddings", "there is no position left for a token")
+    has_types = "embedding.type" in family.may_have
     windows = shape.windows or (None,) * num_layers(found)
     model = ModelConfig(
         architecture=shape.architecture,
@@ -78,7 +78,7 @@ def read_encoder(
         causal=family.causal,
         hidden_size=hidden_size,
         vocab_size=found.get_positive("vocab_size"),
-        num_token_types=shape.num_token_types,
+        num_token_types=found.get_positive("type_vocab_size", 2) if has_types else 0,
         max_context=context,
         layers=tuple(
             replace(layer, window=window, local_rope=window is not None) for window in windows
@@ -115,7 +115,6 @@ def _bert(config: JsonObject, *, starts_behind_padding: bool = False) -> Encoder
         config=config,
         eps=norm_eps(config, "layer_norm_eps", 1e-12),
         act=act,
-        num_token_types=config.get_positive("type_vocab_size", 2),
         first_position=config.get_int("pad_token_id", 1) + 1 if starts_behind_padding else 0,
     )
 
@@ -146,7 +145,6 @@ def _nomic(config: JsonObject) -> EncoderShape:
         eps=eps,
         act=act,
         rope=rope,
-        num_token_types=config.get_positive("type_vocab_size", 2),
     )
 
 

@@ -23,6 +23,8 @@ from rocmforge_hip.load import memory_budget
 from rocmforge_hip.load.memory_budget import MemoryPlan, make_plan
 from rocmforge_hip.ops.geometry import Geometry
 from rocmforge_hip.weights.placement import PlannedPart, plan_weights, storages, weight_bytes
+from tests.data.models import tiny_encoders
+from tests.data.models.tiny_encoders import write_encoder
 from tests.data.models.tiny_models import TinyModel, by_name, write_model
 from tests.support.hip import fitting
 from tests.support.options import SMALL
@@ -93,7 +95,11 @@ def test_parts_of_an_array_stay_inside_it(fake: FakeDriver) -> None:
 
 
 def plan_for(model: TinyModel, folder: Path, free: int, options: LoadOptions) -> MemoryPlan:
-    with open_gguf(write_model(model, folder)) as file:
+    return plan_of(write_model(model, folder), free, options)
+
+
+def plan_of(path: Path, free: int, options: LoadOptions) -> MemoryPlan:
+    with open_gguf(path) as file:
         config = read_config(file)
         weights = plan_weights(take(config, read_checkpoint(file).weights))
         return make_plan(config, weights, options, Geometry(8), free)
@@ -111,6 +117,17 @@ def test_what_does_not_fit_is_said_in_numbers(tmp_path: Path) -> None:
     model = fitting(by_name("llama"))
     with pytest.raises(OutOfMemory, match=r"needs \d+ MiB for weights.*1 MiB may be used \(50%"):
         plan_for(model, tmp_path, 2 * MIB, OPTIONS)
+
+
+def test_a_model_without_a_cache_has_to_fit_too(tmp_path: Path) -> None:
+    tiny = tiny_encoders.by_name("bert")
+    sizes = {"hidden_size": 64, "intermediate_size": 96}
+    path = write_encoder(replace(tiny, config=tiny.config | sizes), tmp_path)
+    plenty = plan_of(path, 4096 * MIB, OPTIONS)
+    assert (plenty.num_blocks, plenty.kv_bytes) == (0, 0)
+    assert plan_of(path, 2 * plenty.fixed_bytes, OPTIONS).allowed == plenty.fixed_bytes
+    with pytest.raises(OutOfMemory, match=r"for a step and no cache, but only \d+ MiB may be used"):
+        plan_of(path, 2 * plenty.fixed_bytes - 2, OPTIONS)
 
 
 def test_blocks_that_were_asked_for_must_fit(tmp_path: Path) -> None:

@@ -139,37 +139,28 @@ def make_plan(
     """
     needs = measure(config, weights, options, geometry, memory_free, adapters)
     left = needs.allowed - needs.fixed_bytes
-    if needs.cache_block is None:
-        return _plan_without_cache(needs, memory_free)
     per_sequence = ceil_div(needs.limits.context, BLOCK_TOKENS)
-    if options.kv_blocks is not None:
+    if needs.cache_block is None:
+        num_blocks = least = 0
+    elif options.kv_blocks is not None:
         num_blocks = least = options.kv_blocks
     else:
         fitting = max(left, 0) // needs.block_bytes
         num_blocks = min(fitting, needs.limits.sequences * per_sequence)
         least = per_sequence
     if num_blocks < least or num_blocks * needs.block_bytes > left:
+        cache = "no cache"
+        if least:
+            cache = f"{mib(least * needs.block_bytes)} for a cache of {least * BLOCK_TOKENS} tokens"
         raise OutOfMemory(
             f"The model needs {mib(needs.weights)} for weights, "
             f"{mib(needs.adapters)} for adapters, {mib(needs.step_bytes)} for a step and "
-            f"{mib(least * needs.block_bytes)} for a cache of {least * BLOCK_TOKENS} tokens, but "
-            f"only {mib(needs.allowed)} may be used ({options.memory_utilization:.0%} of "
-            f"{mib(memory_free)} free). Lower max_context, max_batched_tokens, max_sequences or "
+            f"{cache}, but only {mib(needs.allowed)} may be used ({options.memory_utilization:.0%} "
+            f"of {mib(memory_free)} free). Lower max_context, max_batched_tokens, max_sequences or "
             "kv_blocks, or take a smaller model."
         )
     values = {field.name: getattr(needs, field.name) for field in fields(needs)}
     return MemoryPlan(**values, num_blocks=num_blocks)
-
-
-def _plan_without_cache(needs: MemoryNeeds, memory_free: int) -> MemoryPlan:
-    if needs.fixed_bytes > needs.allowed:
-        raise OutOfMemory(
-            f"The model needs {mib(needs.weights)} for weights and {mib(needs.step_bytes)} for a "
-            f"step, but only {mib(needs.allowed)} of {mib(memory_free)} may be used. Lower "
-            "max_batched_tokens or max_sequences, or take a smaller model."
-        )
-    values = {field.name: getattr(needs, field.name) for field in fields(needs)}
-    return MemoryPlan(**values, num_blocks=0)
 
 
 def cache_arrays(plan: MemoryPlan) -> LayerCache[ArraySpec]:

@@ -190,10 +190,10 @@ def _attend_all(bench: Workbench) -> float:
     values, parts = _random_qkv(bench, sum(_LENGTHS))
     got = bench.result(bench.model.ops.attend_all(step, *parts, bench.spec))
     starts = np.cumsum(_LENGTHS)[:-1]
-    window, config = bench.spec.window, bench.config
+    config, spec = bench.config, bench.spec
     slopes = alibi_slopes(config.layers[0].num_heads) if config.has_alibi else ()
     want = [
-        oracle.full_attention(q, k, v, bench.spec.scale, window and window - 1, slopes)
+        oracle.attention(q, k, v, scale=spec.scale, window=spec.window, causal=False, slopes=slopes)
         for q, k, v in zip(*(np.split(part, starts) for part in values), strict=True)
     ]
     return error(got, np.concatenate(want).reshape(got.shape))

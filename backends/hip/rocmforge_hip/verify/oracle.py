@@ -71,10 +71,12 @@ def attention(
     values: Float64,
     *,
     scale: float,
-    softcap: float | None,
-    window: int | None,
+    softcap: float | None = None,
+    window: int | None = None,
+    causal: bool = True,
+    slopes: Sequence[float] = (),
 ) -> Float64:
-    """Returns causal attention of one sequence's last tokens.
+    """Returns the attention of one sequence's last tokens.
 
     Args:
         q: [new, heads, head_dim].
@@ -82,40 +84,22 @@ def attention(
         values: As keys.
         scale: Of query times key.
         softcap: Of the scores.
-        window: Tokens that each token sees, itself among them.
+        window: Tokens that each token sees, itself among them; unless causal, to each side.
+        causal: Whether a token sees none after it.
+        slopes: What the scores of each head lose for a token of distance.
     """
     group = q.shape[1] // keys.shape[1]
     keys, values = np.repeat(keys, group, axis=1), np.repeat(values, group, axis=1)
     scores = scale * np.einsum("qhd,khd->hqk", q, keys)
     if softcap is not None:
         scores = softcap * np.tanh(scores / softcap)
-    own = np.arange(len(keys) - len(q), len(keys))[:, None]
-    other = np.arange(len(keys))
-    hidden = other > own
-    if window is not None:
-        hidden |= other <= own - window
-    scores = np.where(hidden, -np.inf, scores)
-    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    weights /= weights.sum(axis=-1, keepdims=True)
-    mixed: Float64 = np.einsum("hqk,khd->qhd", weights, values)
-    return mixed
-
-
-def full_attention(
-    q: Float64,
-    keys: Float64,
-    values: Float64,
-    scale: float,
-    reach: int | None,
-    slopes: Sequence[float],
-) -> Float64:
-    """Returns attention of a sequence's tokens, [tokens, heads, head_dim], within reach."""
-    scores = scale * np.einsum("qhd,khd->hqk", q, keys)
-    distance = np.abs(np.arange(len(q))[:, None] - np.arange(len(q)))
+    before = np.arange(len(keys) - len(q), len(keys))[:, None] - np.arange(len(keys))
     for head, slope in enumerate(slopes):
-        scores[head] -= slope * distance
-    if reach is not None:
-        scores[:, distance > reach] = -np.inf
+        scores[head] -= slope * np.abs(before)
+    hidden = (before < 0) & causal
+    if window is not None:
+        hidden |= np.abs(before) >= window
+    scores = np.where(hidden, -np.inf, scores)
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)
     mixed: Float64 = np.einsum("hqk,khd->qhd", weights, values)
