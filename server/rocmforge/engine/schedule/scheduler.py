@@ -154,7 +154,9 @@ class Scheduler:
     def _continue_decodes(self, step: StepBuilder) -> None:
         running = tuple(self._running)
         for i, seq in enumerate(running):
-            if seq.num_new == 1 and seq.status is Status.RUNNING and self._grow(seq):
+            if seq.num_new < 1 or seq.status is not Status.RUNNING or not self._grow(seq):
+                continue
+            if seq.num_new == 1:
                 room = step.room_for_draft_tokens(len(running) - 1 - i)
                 self._compute(step, seq, 1, self._add_draft_tokens(seq, room))
 
@@ -181,8 +183,12 @@ class Scheduler:
                 self._compute(step, seq, count)
 
     def _grow(self, seq: Sequence) -> bool:
-        """Makes room for the next token; False if the sequence itself was preempted for that."""
-        while not self._cache.extend(seq, seq.num_computed + 1):
+        """Makes room for the next tokens; False if the sequence itself was preempted for that.
+
+        More than one are new to a sequence that was preempted while its draft tokens were checked,
+        and whose blocks are for the tokens that were known before.
+        """
+        while not self._cache.extend(seq, seq.num_computed + seq.num_new):
             victim = self._running[-1]
             self._preempt(victim)
             if victim is seq:

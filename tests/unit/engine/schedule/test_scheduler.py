@@ -180,6 +180,27 @@ def test_a_preempted_sequence_takes_in_the_token_that_was_on_the_way() -> None:
     assert chunk.sequence.num_known == chunk.start + chunk.num_tokens
 
 
+def test_a_sequence_preempted_while_its_draft_is_checked_gets_blocks_for_what_was_accepted() -> (
+    None
+):
+    scheduler = make()
+    sampling = SamplingParams(max_tokens=20, prompt_lookup_tokens=6)
+    scheduler.add(request(0, range(7), sampling), 0)
+    run_step(scheduler)
+    (seq,) = scheduler.running
+    assert seq.drafting is not None
+    seq.waits, seq.drafting.tokens = True, np.full(6, 7, np.int32)
+    checked = scheduler.schedule(0)
+    scheduler._preempt(seq)
+    again = scheduler.schedule(0)
+    assert shape(again) == [(0, 4, 4)], "the first block was found again"
+    answer(scheduler, checked)
+    answer(scheduler, again)
+    assert seq.num_known == 15
+    assert run_step(scheduler) == [(0, 8, 7)]
+    assert seq.num_blocks == 4
+
+
 def test_the_context_is_what_the_cache_can_hold() -> None:
     scheduler = make(num_blocks=10, max_context=400)
     assert scheduler.max_context == 40
