@@ -43,7 +43,7 @@ _USED: Mapping[str, Sequence[str]] = {
     "rm": _LOGS,
     "backends": _LOGS,
     "doctor": ("host", "port", *_LOGS),
-    "bench": (*_ENGINE, "max_waiting", *_LOGS),
+    "bench": (*_ENGINE, "max_waiting", "max_stall", *_LOGS),
     "verify": (*_DEVICE, *_TYPES, "graphs", *_LOGS),
 }
 """Settings that each command uses. It has flags for these and no others; environment and file may

@@ -137,6 +137,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     max_batched_tokens: Annotated[
         int, _about("tokens computed in one step; prompts are cut into such chunks", ge=16)
     ] = 2048
+    max_stall: Annotated[
+        float,
+        _about(
+            "milliseconds that a step with prompts may take while other sequences wait for their "
+            "next token; 0 = no limit but --max-batched-tokens",
+            "MILLISECONDS",
+            ge=0,
+            le=60_000,
+        ),
+    ] = 30.0
     prompt_lookup_tokens: Annotated[
         int,
         _about(
@@ -252,7 +262,7 @@ PER_MODEL = frozenset(
         *("load", "idle_unload", "chat_template", "lora", "tool_format", "backend", "device"),
         *("tensor_parallel", "max_context", "max_sequences", "max_batched_tokens", "kv_blocks"),
         *("sampling", "kv_dtype", "activation_bits", "graphs", "memory_utilization"),
-        *("max_waiting", "prompt_lookup_tokens", "draft_model", "draft_tokens"),
+        *("max_stall", "max_waiting", "prompt_lookup_tokens", "draft_model", "draft_tokens"),
     )
 )
 """Settings that a `[models.<name>]` table may have, for this model only."""

@@ -250,6 +250,7 @@ def engine_config(front: ModelFront, settings: Settings) -> EngineConfig:
         options=load_options(settings, front.config.max_context, causal=front.config.causal),
         vocabulary=token_pieces(front.tokenizer) if front.config.causal else None,
         max_waiting=settings.max_waiting,
+        max_stall_ns=round(1e6 * settings.max_stall),
         resume=settings.resume,
         log_level=settings.log_level.upper(),
         log_format=settings.log_format,

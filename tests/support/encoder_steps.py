@@ -11,8 +11,8 @@ from rocmforge.backend.protocol import Float32Array, Runner, StepInput
 from rocmforge.engine.ipc.params import GenerateRequest, Pooling, SamplingParams
 from rocmforge.engine.ipc.prompt import token_prompt
 from rocmforge.engine.schedule.batch import build_step
-from rocmforge.engine.schedule.chunks import StepBuilder
 from rocmforge.engine.schedule.limits import SchedulerLimits
+from rocmforge.engine.schedule.step_builder import StepBuilder
 from rocmforge.engine.sequence import sequence
 
 LIMITS = SchedulerLimits(max_sequences=64, max_batched_tokens=8192, max_waiting=0)

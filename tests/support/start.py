@@ -18,6 +18,7 @@ def start_message(
         options=options,
         max_waiting=1,
         max_score_rows=1,
+        max_stall_ns=0,
         prefix_cache=True,
         log_level="WARNING",
         log_format="text",

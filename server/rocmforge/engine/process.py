@@ -101,6 +101,7 @@ def run(start: Start, channel: Channel) -> int:
             max_waiting=start.max_waiting,
             max_score_rows=start.max_score_rows,
             prefix_cache=start.prefix_cache,
+            max_stall_ns=start.max_stall_ns,
         )
         loaded = load(
             start, lambda stage, share: channel.send(Progress(stage=stage, fraction=share))

@@ -7,7 +7,7 @@ from msgspec import structs
 
 from rocmforge.engine.ipc.params import SamplingParams
 from rocmforge.engine.schedule.batch import build_step
-from rocmforge.engine.schedule.chunks import StepBuilder
+from rocmforge.engine.schedule.step_builder import StepBuilder
 from rocmforge.engine.sequence.block_keys import root_key
 from tests.support.fake_backend import FakeConfig, continuation
 from tests.unit.engine.helpers import Bench, limits, request

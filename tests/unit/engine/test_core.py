@@ -60,6 +60,7 @@ CONFIGS = st.builds(
         num_blocks=-(-60 // block_size) + spare,  # the longest request just fits
         max_context=60,
         vocab_size=vocab_size,
+        token_ns=20,
     ),
     st.sampled_from([1, 2]),
     st.sampled_from([1, 4, 8]),
@@ -83,17 +84,19 @@ DRAFTS = st.builds(
     st.sampled_from([0, 0, 0, 500]),
 )
 LIMITS = st.builds(
-    lambda sequences, more, rows, cache: SchedulerLimits(
+    lambda sequences, more, rows, cache, stall_ns: SchedulerLimits(
         max_sequences=sequences,
         max_batched_tokens=sequences + more,
         max_waiting=100,
         max_score_rows=rows,
         prefix_cache=cache,
+        max_stall_ns=stall_ns,
     ),
     st.integers(1, 6),
     st.integers(0, 40),
     st.sampled_from([1, 7, 100]),
     st.booleans(),
+    st.sampled_from([0, 1, 1200]),  # a step of the fake takes 1,000, and 20 more for each token
 )
 
 

@@ -17,8 +17,8 @@ from msgspec import structs
 from rocmforge.engine.ipc.params import Pooling, ProcessorUse, SamplingParams, Share
 from rocmforge.engine.ipc.prompt import EmbeddingSpan, Prompt, TokenSpan, token_prompt
 from rocmforge.engine.schedule.batch import build_step
-from rocmforge.engine.schedule.chunks import StepBuilder
 from rocmforge.engine.schedule.limits import SchedulerLimits
+from rocmforge.engine.schedule.step_builder import StepBuilder
 from rocmforge.engine.sequence import sequence as sequence_module
 from rocmforge.engine.sequence.block_keys import BlockKey, chain_key
 from rocmforge.engine.sequence.embeddings import Embeddings

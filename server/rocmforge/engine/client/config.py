@@ -24,6 +24,7 @@ class EngineConfig:
     max_waiting: int = 256  # unfinished requests beyond options.max_sequences
     max_score_rows: int = 256  # prompt tokens scored in one step
     prefix_cache: bool = True
+    max_stall_ns: int = 0  # that decodes may wait for prompts; 0 = however long
     resume: bool = False  # go on with requests in a new process when one dies
     log_level: str = "WARNING"  # of the engine process, which logs to stderr
     log_format: LogFormat = "text"

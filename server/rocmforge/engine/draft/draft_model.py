@@ -19,8 +19,9 @@ from rocmforge.engine.draft.step_times import StepTimes
 from rocmforge.engine.ipc.params import GenerateRequest, SamplingParams
 from rocmforge.engine.ipc.totals import Totals
 from rocmforge.engine.schedule.batch import build_step
-from rocmforge.engine.schedule.chunks import Chunk, StepBuilder
+from rocmforge.engine.schedule.chunks import Chunk
 from rocmforge.engine.schedule.limits import SchedulerLimits
+from rocmforge.engine.schedule.step_builder import StepBuilder
 from rocmforge.engine.sequence.sequence import Sequence, Status
 
 

@@ -22,6 +22,7 @@ class Start(Message, frozen=True, tag=True):
     max_waiting: int
     max_score_rows: int
     prefix_cache: bool
+    max_stall_ns: int
     log_level: str
     log_format: LogFormat
     totals: Totals  # of the engine process before this one

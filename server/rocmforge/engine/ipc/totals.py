@@ -107,6 +107,34 @@ class Totals(msgspec.Struct, array_like=True, gc=False, kw_only=True):
         ),
     ] = 0
 
+    prompt_step_ns: Annotated[
+        int,
+        Family(
+            "engine_prompt_step_seconds",
+            "Time of the steps with prompts, whose time is predicted.",
+            NS,
+            is_vllms=False,
+        ),
+    ] = 0
+    predicted_step_ns: Annotated[
+        int,
+        Family(
+            "engine_predicted_prompt_step_seconds",
+            "Time that was predicted for these steps.",
+            NS,
+            is_vllms=False,
+        ),
+    ] = 0
+    prediction_error_ns: Annotated[
+        int,
+        Family(
+            "engine_prompt_step_error_seconds",
+            "Differences between the two, each step's without its sign.",
+            NS,
+            is_vllms=False,
+        ),
+    ] = 0
+
     def count_drafts(self, drafted: int, accepted: int, *, by_model: bool) -> None:
         """Counts draft tokens of one sequence in one step, and how many of them were accepted."""
         if by_model:
@@ -117,6 +145,13 @@ class Totals(msgspec.Struct, array_like=True, gc=False, kw_only=True):
             self.drafts += 1
             self.drafted_tokens += drafted
             self.accepted_tokens += accepted
+
+    def count_prompt_step(self, device_ns: int, predicted_ns: float) -> None:
+        """Counts a step with prompts, if anything was predicted for it (0: nothing was)."""
+        if predicted_ns:
+            self.prompt_step_ns += device_ns
+            self.predicted_step_ns += round(predicted_ns)
+            self.prediction_error_ns += abs(device_ns - round(predicted_ns))
 
     def count_cost(self, cost: StepCost, *, after_rest: bool) -> None:
         """Counts what a step cost; a gap in which nobody wanted anything is no loss."""

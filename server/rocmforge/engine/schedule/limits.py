@@ -20,6 +20,8 @@ class SchedulerLimits:
     max_waiting: int  # unfinished requests beyond max_sequences
     max_score_rows: int = 256  # prompt tokens scored in one step: each costs a row of logits
     prefix_cache: bool = True
+    # A step in which sequences decode should take no longer for prompts; 0 = however long.
+    max_stall_ns: int = 0
 
     def __post_init__(self) -> None:
         if not 0 < self.max_sequences <= self.max_batched_tokens:

@@ -25,10 +25,13 @@ from rocmforge.engine.constraint.constraint import Constraint
 from rocmforge.engine.ipc.params import FinishReason, GenerateRequest, TokenEvent
 from rocmforge.engine.ipc.status import EngineStats
 from rocmforge.engine.ipc.totals import Totals
-from rocmforge.engine.schedule.chunks import Chunk, StepBuilder
+from rocmforge.engine.schedule.chunks import Chunk
 from rocmforge.engine.schedule.fairness import FairQueue
 from rocmforge.engine.schedule.limits import SchedulerLimits
 from rocmforge.engine.schedule.results import Results
+from rocmforge.engine.schedule.step_builder import StepBuilder
+from rocmforge.engine.schedule.step_costs import StepCosts, StepWork
+from rocmforge.engine.schedule.time_budget import TimeBudget
 from rocmforge.engine.sequence.sequence import Sequence, Status
 from rocmforge.errors import UnsupportedFeature
 
@@ -58,7 +61,7 @@ class Scheduler:
             self.max_context = min(info.max_context, info.num_blocks * info.block_size)
         else:  # prompts are computed whole, and leave nothing behind
             self.max_context = min(info.max_context, limits.max_batched_tokens)
-            limits = replace(limits, prefix_cache=False)
+            limits = replace(limits, prefix_cache=False, max_stall_ns=0)
         self._limits = limits
         self._block_size = info.block_size
         self._cache = BlockManager(
@@ -68,6 +71,7 @@ class Scheduler:
         self._waiting = FairQueue()
         self._running: list[Sequence] = []  # keys served least first, within them oldest first
         self._deadlines: list[tuple[int, int]] = []  # heap of (deadline_ns, request_id)
+        self._costs = StepCosts()
         self._results = Results(totals, self._cache, self._waiting, self._finish)
 
     # --- requests come and go ---
@@ -136,8 +140,14 @@ class Scheduler:
         step = StepBuilder(self._limits, whole_prompts=not self._causal)
         self._waiting.sort_by_charge(self._running)
         self._continue_decodes(step)
+        if self._limits.max_stall_ns:
+            if step.chunks or any(seq.waits_for_token for seq in self._running):
+                decodes = StepWork.of(step.chunks)
+                step.limit_time(TimeBudget(self._costs, decodes, self._limits.max_stall_ns))
+            self._overtake(step, now_ns)
         self._continue_prefills(step)
-        self._admit(step, now_ns)
+        while self._admit(step, now_ns):
+            pass
         return step.chunks
 
     def _compute(
@@ -160,27 +170,51 @@ class Scheduler:
                 room = step.room_for_draft_tokens(len(running) - 1 - i)
                 self._compute(step, seq, 1, self._add_draft_tokens(seq, room))
 
+    def _overtake(self, step: StepBuilder, now_ns: int) -> None:
+        """Lets prompts with less to compute go before the first in order, the shortest first.
+
+        They get at most half of the room, so the first in order takes at most twice as long.
+        """
+        prompts = [seq for seq in self._running if seq.num_new > 1]
+        if not prompts:
+            return
+        longest = prompts[0].num_new
+        shorter = sorted(prompts[1:], key=lambda seq: seq.num_new)
+        step.reserve_half()
+        while shorter and shorter[0].num_new < longest:
+            head = self._waiting.head()
+            if head is None or head.num_new >= shorter[0].num_new or not self._admit(step, now_ns):
+                self._continue_prefill(step, shorter.pop(0))
+        while (head := self._waiting.head()) is not None and head.num_new < longest:
+            if not self._admit(step, now_ns):
+                break
+        step.give_back()
+
     def _continue_prefills(self, step: StepBuilder) -> None:
         for seq in self._running:
-            if seq.num_new > 1:
-                count = step.room_for(seq)
-                if count > 0:
-                    self._compute(step, seq, count)
+            if seq.num_new > 1 and seq not in step.sequences:
+                self._continue_prefill(step, seq)
 
-    def _admit(self, step: StepBuilder, now_ns: int) -> None:
-        while len(self._running) < self._limits.max_sequences:
-            seq = self._waiting.head()
-            if seq is None or step.room_for(seq) <= 0 or not self._place(seq):
-                return
-            self._waiting.remove(seq)
-            self._running.append(seq)
-            seq.status = Status.RUNNING
-            if not seq.scheduled_ns:  # what is recomputed is not charged again
-                self._waiting.charge_prompt(seq, seq.num_new)
-                seq.scheduled_ns = now_ns
-            count = step.room_for(seq)  # less than before, if a part was cached
-            if count > 0:
-                self._compute(step, seq, count)
+    def _continue_prefill(self, step: StepBuilder, seq: Sequence) -> None:
+        count = step.room_for(seq)
+        if count > 0:
+            self._compute(step, seq, count)
+
+    def _admit(self, step: StepBuilder, now_ns: int) -> bool:
+        """Starts the next sequence that waits, if there are room and blocks for it."""
+        seq = self._waiting.head()
+        if seq is None or len(self._running) == self._limits.max_sequences:
+            return False
+        if step.room_for(seq) <= 0 or not self._place(seq):
+            return False
+        self._waiting.remove(seq)
+        self._running.append(seq)
+        seq.status = Status.RUNNING
+        if not seq.scheduled_ns:  # what is recomputed is not charged again
+            self._waiting.charge_prompt(seq, seq.num_new)
+            seq.scheduled_ns = now_ns
+        self._continue_prefill(step, seq)  # less than there was room for, if a part was cached
+        return True
 
     def _grow(self, seq: Sequence) -> bool:
         """Makes room for the next tokens; False if the sequence itself was preempted for that.
@@ -249,6 +283,9 @@ class Scheduler:
 
     def commit(self, chunks: list[Chunk], output: StepOutput, now_ns: int) -> list[TokenEvent]:
         """Takes in the results of a step that `schedule` decided; see `Results`."""
+        if self._limits.max_stall_ns and not all([chunk.is_decode for chunk in chunks]):
+            predicted_ns = self._costs.observe(StepWork.of(chunks), output.device_ns)
+            self.totals.count_prompt_step(output.device_ns, predicted_ns)
         return self._results.take(chunks, output, now_ns)
 
     # --- the end of a sequence ---

@@ -189,6 +189,11 @@ class Sequence:
         return min(end, self.compute_limit) - self.num_computed
 
     @property
+    def waits_for_token(self) -> bool:
+        """Whether it computes nothing now because its next token follows from one not known yet."""
+        return self.num_new == 0 and self.num_tokens <= self.compute_limit and self.pool is None
+
+    @property
     def scores_prompt(self) -> bool:
         """Whether log-probabilities of the prompt's own tokens are wanted."""
         return self.sampling.prompt_logprobs >= 0

@@ -47,6 +47,7 @@ COMMANDS: list[Command] = [
         options=options(),
         max_waiting=1,
         max_score_rows=2,
+        max_stall_ns=3,
         prefix_cache=True,
         log_level="INFO",
         log_format="text",

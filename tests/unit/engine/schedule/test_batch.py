@@ -6,8 +6,9 @@ import numpy as np
 
 from rocmforge.engine.ipc.params import SamplingParams
 from rocmforge.engine.schedule.batch import build_step
-from rocmforge.engine.schedule.chunks import Chunk, StepBuilder
+from rocmforge.engine.schedule.chunks import Chunk
 from rocmforge.engine.schedule.limits import SchedulerLimits
+from rocmforge.engine.schedule.step_builder import StepBuilder
 from rocmforge.engine.sequence.sequence import Sequence
 from tests.unit.engine.helpers import request
 

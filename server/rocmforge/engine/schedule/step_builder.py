@@ -1,0 +1,119 @@
+"""The chunks chosen for one step, and what room is left for more."""
+
+from __future__ import annotations
+
+from rocmforge.backend.protocol import NO_SOURCE
+from rocmforge.engine.schedule.chunks import Chunk
+from rocmforge.engine.schedule.limits import SchedulerLimits
+from rocmforge.engine.schedule.time_budget import LEAST_TOKENS, TimeBudget
+from rocmforge.engine.sequence.sequence import Sequence
+
+
+class StepBuilder:
+    """Chunks chosen so far for one step, and the room that is left.
+
+    Args:
+        limits: see `SchedulerLimits`.
+        whole_prompts: whether no prompt may be cut: tokens attend to those behind them, too.
+    """
+
+    def __init__(self, limits: SchedulerLimits, *, whole_prompts: bool = False) -> None:
+        self._whole_prompts = whole_prompts
+        self.chunks: list[Chunk] = []
+        self.sequences: set[Sequence] = set()  # of these chunks
+        self._tokens_left = limits.max_batched_tokens
+        self._score_rows_left = limits.max_score_rows
+        self._num_rows = 0
+        self._num_hidden_sums = 0
+        self._time: TimeBudget | None = None
+        self._tokens_reserved = 0
+        self._least_tokens = 0
+
+    def limit_time(self, budget: TimeBudget) -> None:
+        """Limits the time that prompts may take from now on."""
+        self._time = budget
+        self._least_tokens = LEAST_TOKENS
+
+    def reserve_half(self) -> None:
+        """Keeps half of the room for `give_back`, and what the first in order gets anyway."""
+        self._tokens_reserved = (self._tokens_left + 1) // 2
+        self._tokens_left -= self._tokens_reserved
+        self._least_tokens = 0
+        if self._time is not None:
+            self._time.reserve_half()
+
+    def give_back(self) -> None:
+        """Adds what was kept."""
+        self._tokens_left += self._tokens_reserved
+        self._tokens_reserved = 0
+        if self._time is not None:
+            self._time.give_back()
+            self._least_tokens = LEAST_TOKENS
+
+    def room_for(self, seq: Sequence) -> int:
+        """Returns how many tokens of the sequence may be computed in this step."""
+        count = min(seq.num_new, self._tokens_left)
+        if self._whole_prompts and count < seq.num_new:
+            return 0
+        if self._time is not None:
+            fits = max(self._time.room(seq.num_computed), self._least_tokens)
+            count = min(count, _to_block_end(seq, fits))
+        if seq.scores_prompt:
+            unscored = max(seq.num_computed, seq.num_scored)
+            if unscored + self._score_rows_left < seq.num_prompt - 1:
+                count = min(count, unscored + self._score_rows_left - seq.num_computed)
+        return count
+
+    def room_for_draft_tokens(self, reserved: int) -> int:
+        """Returns the room for draft tokens if `reserved` other sequences get a token each."""
+        return max(0, min(self._tokens_left - 1 - reserved, self._score_rows_left))
+
+    def add(self, seq: Sequence, count: int, num_draft_tokens: int = 0) -> None:
+        """Puts the next `count` tokens of a sequence and draft tokens behind them into the step."""
+        start = seq.num_computed
+        end = start + count
+        score_start, num_scores = end, 0
+        if seq.scores_prompt:
+            score_start = max(start, seq.num_scored)
+            num_scores = max(0, min(end, seq.num_prompt - 1) - score_start)
+            seq.num_scored += num_scores
+        samples = end == seq.num_tokens and seq.pool is None
+        hidden_start, num_hidden = (end, 0) if seq.pool is None else seq.pool.claim(start, end)
+        on_device = samples and seq.num_known < seq.num_tokens
+        chunk = Chunk(
+            sequence=seq,
+            start=start,
+            num_tokens=count + num_draft_tokens,
+            source_row=seq.source_row if on_device else NO_SOURCE,
+            first_row=self._num_rows,
+            score_start=score_start,
+            num_scores=num_scores,
+            samples=samples,
+            hidden_sum=self._num_hidden_sums,
+            hidden_start=hidden_start,
+            num_hidden=num_hidden,
+            num_draft_tokens=num_draft_tokens,
+        )
+        self.chunks.append(chunk)
+        self.sequences.add(seq)
+        if self._time is not None:
+            self._time.take(start, chunk.num_tokens, chunk.num_rows)
+            self._least_tokens = 0
+        self._tokens_left -= chunk.num_tokens
+        self._score_rows_left -= num_scores + num_draft_tokens
+        self._num_rows += chunk.num_rows
+        self._num_hidden_sums += num_hidden > 0
+        seq.num_computed = end + num_draft_tokens
+        if samples:
+            seq.num_tokens += 1
+            seq.source_row = self._num_rows - 1
+
+
+def _to_block_end(seq: Sequence, count: int) -> int:
+    """Returns as many of the next `count` tokens as end a block, if that is not far from the end.
+
+    Chunks that begin with a block are what attention reads fastest, and full blocks can be shared.
+    """
+    end = seq.num_computed + count
+    whole = end - end % seq.block_size - seq.num_computed
+    return whole if 2 * whole > count else count
