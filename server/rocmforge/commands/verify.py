@@ -27,12 +27,10 @@ from rocmforge.errors import (
     ConfigurationError,
     EngineError,
     ModelFileNotFound,
-    UnsupportedArchitecture,
 )
 from rocmforge.gguf.synthetic import write_synthetic_model
 from rocmforge.library.finding import find_model
 from rocmforge.models.checkpoint import Checkpoint
-from rocmforge.models.families import DECODERS
 from rocmforge.opening import open_checkpoint
 from rocmforge.settings import Settings
 from rocmforge.text.tokenizer.tokenizer import Tokenizer
@@ -153,7 +151,10 @@ def _find_model(name: str | None) -> Iterator[_Model]:
         with open_checkpoint(path) as checkpoint:
             config = checkpoint.config
             if not config.causal:
-                raise UnsupportedArchitecture(config.architecture, DECODERS)
+                raise ConfigurationError(
+                    f"{path.name} is an encoder, but what is compared are the tokens that models "
+                    "write. --ops-only checks the operations, those of encoders too."
+                )
             if checkpoint.has_tokenizer:
                 tokenizer = Tokenizer(checkpoint.read_tokenizer())
                 prompts = [tokenizer.encode(text, parse_special=False) for text in TEXTS]

@@ -193,5 +193,3 @@ FAMILIES: Final[Mapping[str, ModelFamily]] = MappingProxyType(
     }
 )
 """By the name of the architecture, which is the one of GGUF files."""
-
-DECODERS: Final = tuple(name for name, family in FAMILIES.items() if family.causal)

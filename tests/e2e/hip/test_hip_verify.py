@@ -24,6 +24,8 @@ from rocmforge_hip.ops.model_ops import HipOps
 from rocmforge_hip.ops.step import StagedRows
 from rocmforge_hip.verify.cases import Group
 from rocmforge_hip.verify.selfcheck import all_groups, run_group
+from tests.data.models.tiny_encoders import by_name
+from tests.data.models.tiny_folders import write_folder
 from tests.support.hip import platform_options, start_platform
 from tests.support.host_platform import HostPlatform
 
@@ -329,6 +331,16 @@ def test_a_pattern_that_matches_nothing_is_refused(capsys: pytest.CaptureFixture
     assert "No operation is called 'gevm'" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("host")
+def test_an_encoder_is_refused_with_what_checks_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_folder(by_name("xlm-roberta"), tmp_path / "encoder")
+    assert main(["verify", str(folder), "--backend", "hip"]) == 2
+    assert "encoder is an encoder, but what is compared" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("host")
 @pytest.mark.parametrize("tokens", ["0", "224"])
 def test_a_length_that_the_context_cannot_hold_is_refused(
     tokens: str, synthetic: Path, capsys: pytest.CaptureFixture[str]
