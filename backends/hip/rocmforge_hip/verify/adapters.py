@@ -13,8 +13,8 @@ from rocmforge.backend.protocol import NO_ADAPTER
 from rocmforge.models.config import ActivationFunction
 from rocmforge.models.weights import walk
 from rocmforge_hip.verify import oracle
-from rocmforge_hip.verify.cases import Case, Group, error
-from rocmforge_hip.verify.matrices import exact_activation, gate_and_up
+from rocmforge_hip.verify.cases import Case, Group, error, values_of
+from rocmforge_hip.verify.matrices import exact_activation, gate_and_up, query_key_value
 from rocmforge_hip.verify.workbench import Recipe, Workbench
 
 # A, B and what comes of A are halves, and so is a gated result. Relative to the largest value.
@@ -33,12 +33,7 @@ def groups() -> Iterator[Group]:
             Case("lora", f"gated, {rows} rows", _HALVES, partial(_gated, rows=rows)),
         ]
     recipe = Recipe(
-        format="f16",
-        hidden_size=1056,
-        intermediate_size=96,
-        heads=4,
-        kv_heads=1,
-        adapter_ranks=_RANKS,
+        format="f16", hidden_size=1056, intermediate_size=96, kv_heads=1, adapter_ranks=_RANKS
     )
     yield Group(recipe, tuple(cases))
 
@@ -51,7 +46,7 @@ def _adapters_of(rows: int) -> list[int]:
 def _product(bench: Workbench, path: str, x: Float64) -> Float64:
     """Returns the product of each row with what its adapter makes of a matrix."""
     place, tensor = next(found for found in walk(bench.weights) if found[0].path == path)
-    product = x @ tensor.to_float32().astype(np.float64).T
+    product = x @ values_of(tensor).T
     for row, adapter in enumerate(_adapters_of(len(x))):
         if adapter != NO_ADAPTER:
             low_rank = bench.adapters[adapter].changes[place]
@@ -65,16 +60,13 @@ def _linear(bench: Workbench, rows: int) -> float:
     values = exact_activation(rows, bench.config.hidden_size)
     x = bench.activation(bench.model.arena.normed, values)
     step = bench.step([(1, 1, [0])] * rows, adapters=_adapters_of(rows))
-    stored, on_device = bench.weights.layers[0].attention, bench.model.weights.layers[0].attention
-    worst = 0.0
-    matrices = on_device.q, on_device.k, on_device.v
-    biases = on_device.q_bias, on_device.k_bias, on_device.v_bias
-    products = bench.model.ops.qkv(step, x, matrices, biases)
-    for role, got in zip("qkv", products, strict=True):
-        bias = getattr(stored, f"{role}_bias").to_float32().astype(np.float64)
-        want = _product(bench, f"layers.0.attention.{role}", values.astype(np.float64)) + bias
-        worst = max(worst, error(bench.result(got), want))
-    return worst
+    products = bench.model.ops.qkv(step, x, *query_key_value(bench.model.weights))
+    stored, exact = query_key_value(bench.weights), values.astype(np.float64)
+    errors = []
+    for role, got, bias in zip("qkv", products, stored[1], strict=True):
+        want = _product(bench, f"layers.0.attention.{role}", exact) + values_of(bias)
+        errors.append(error(bench.result(got), want))
+    return max(errors)
 
 
 def _gated(bench: Workbench, rows: int) -> float:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from rocmforge.checkpoint.tensor import Tensor
 from rocmforge.models.blocks import ModelWeights
 from rocmforge.models.config import ActivationFunction
 from rocmforge.models.weights import present
 from rocmforge_hip.ops.geometry import MAX_GEMV_ROWS
 from rocmforge_hip.verify import oracle
-from rocmforge_hip.verify.cases import Case, Group, error, values_of
+from rocmforge_hip.verify.cases import Array, Case, Group, error, values_of
 from rocmforge_hip.verify.rows import random_values
 from rocmforge_hip.verify.workbench import Recipe, Workbench
 from rocmforge_hip.weights.formats import FORMATS
@@ -30,30 +32,14 @@ _EMBEDDING: Final = 1e-5
 _SOFTCAP: Final = 30.0
 _EMBEDDING_SCALE: Final = 2.5
 
-Float64 = npt.NDArray[np.float64]
-
 
 def groups() -> Iterator[Group]:
     """Yields a group for each stored type."""
-    for format in FORMATS.values():
-        recipe = Recipe(
-            format=format.name,
-            hidden_size=256,
-            intermediate_size=256,
-            vocab=96,
-            heads=4,
-            kv_heads=1,
-        )
-        yield Group(recipe, tuple(_cases(format.name)))
+    square = Recipe(hidden_size=256, intermediate_size=256, vocab=96, kv_heads=1)
+    for name in FORMATS:
+        yield Group(replace(square, format=name), tuple(_cases(name)))
     for name in ("q4_1", "q6_k"):
-        recipe = Recipe(
-            format=name,
-            hidden_size=256,
-            intermediate_size=256,
-            heads=4,
-            kv_heads=1,
-            activation_bits="16",
-        )
+        recipe = replace(square, format=name, activation_bits="16")
         yield Group(recipe, tuple(_two_term_cases(name)))
     # Long rows and few of them: several blocks share the columns of a result.
     recipe = Recipe(format="q8_0", hidden_size=1024, intermediate_size=64, heads=2, kv_heads=1)
@@ -81,12 +67,8 @@ def _cases(format: str) -> Iterator[Case]:
         op, limit = (
             ("gated gemv", _FLOAT_SUM) if rows <= MAX_GEMV_ROWS else ("gated gemm", _HALF_RESULT)
         )
-        yield Case(
-            op,
-            f"{format}, {kind}, {_rows(rows)}",
-            limit,
-            partial(_gated, rows=rows, kind=kind),
-        )
+        gated = partial(_gated, rows=rows, kind=kind)
+        yield Case(op, f"{format}, {kind}, {_rows(rows)}", limit, gated)
     yield Case("logits", f"{format}, capped", _FLOAT_SUM, _logits)
 
 
@@ -134,22 +116,25 @@ def _linear(bench: Workbench, rows: int, exact: bool = True) -> float:
     values = _activation(rows, bench.config.hidden_size, exact)
     x = bench.activation(bench.model.arena.normed, values)
     step = bench.step([(rows, rows, [])])
-    stored, layer = bench.weights.layers[0].attention, bench.model.weights.layers[0].attention
-    worst = 0.0
-    products = bench.model.ops.qkv(
-        step, x, (layer.q, layer.k, layer.v), (layer.q_bias, layer.k_bias, layer.v_bias)
+    products = bench.model.ops.qkv(step, x, *query_key_value(bench.model.weights))
+    return max(
+        _linear_error(bench.result(product), values, matrix, bias)
+        for product, matrix, bias in zip(products, *query_key_value(bench.weights), strict=True)
     )
-    for product, tensor, bias in zip(
-        products,
-        (stored.q, stored.k, stored.v),
-        (stored.q_bias, stored.k_bias, stored.v_bias),
-        strict=True,
-    ):
-        got = bench.result(product)
-        matrix, wide = values_of(tensor), values.astype(np.float64)
-        magnitude = np.abs(wide) @ np.abs(matrix).T + np.abs(values_of(bias))
-        worst = max(worst, error(got, wide @ matrix.T + values_of(bias), magnitude))
-    return worst
+
+
+def query_key_value(
+    weights: ModelWeights[W],
+) -> tuple[tuple[W, W, W], tuple[W | None, W | None, W | None]]:
+    """Returns three matrices and their biases."""
+    layer = weights.layers[0].attention
+    return (layer.q, layer.k, layer.v), (layer.q_bias, layer.k_bias, layer.v_bias)
+
+
+def _linear_error(got: Array, x: Array, matrix: Tensor, bias: Tensor | None) -> float:
+    """Returns the error of x times the matrix plus the bias, relative to what is added up."""
+    wide, weight, added = x.astype(np.float64), values_of(matrix), values_of(bias)
+    return error(got, wide @ weight.T + added, np.abs(wide) @ np.abs(weight).T + np.abs(added))
 
 
 def _all_linear(bench: Workbench) -> float:
@@ -168,18 +153,14 @@ def _all_linear(bench: Workbench) -> float:
 
     step, arena = bench.step([(5, 5, [])]), bench.model.arena
     inputs = arena.attended, arena.normed, arena.intermediate, arena.pooled, arena.dense
-    worst = 0.0
+    errors = []
     for arrays, on_device, (matrix, bias) in zip(
         inputs, linears(bench.model.weights), linears(bench.weights), strict=True
     ):
         values = exact_activation(5, matrix.shape[1]).astype(np.float16)
         got = bench.model.ops.linear(step, bench.activation(arrays, values), *on_device)
-        wide = values.astype(np.float64)
-        magnitude = np.abs(wide) @ np.abs(values_of(matrix)).T + np.abs(values_of(bias))
-        worst = max(
-            worst, error(bench.result(got), wide @ values_of(matrix).T + values_of(bias), magnitude)
-        )
-    return worst
+        errors.append(_linear_error(bench.result(got), values, matrix, bias))
+    return max(errors)
 
 
 def _gated(bench: Workbench, rows: int, kind: ActivationFunction, exact: bool = True) -> float:
