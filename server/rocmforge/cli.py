@@ -173,7 +173,6 @@ def _parser() -> _Parser:
 
     serve = add_command("serve", help="serve models over HTTP")
     serve.add_argument("models", nargs="*", metavar="model", help=MODEL_HELP)
-    _add_settings(serve, _USED["serve"])
 
     run = add_command("run", help="chat with a model in the terminal")
     run.add_argument("model", help=MODEL_HELP)
@@ -190,7 +189,6 @@ def _parser() -> _Parser:
     run.add_argument(
         "--max-tokens", type=_count, metavar="N", help="longest answer (default: what fits)"
     )
-    _add_settings(run, _USED["run"])
 
     inspect = add_command(
         "inspect", aliases=[*_ALIASES], help="show what is in a GGUF file or a folder"
@@ -202,30 +200,24 @@ def _parser() -> _Parser:
     inspect.add_argument(
         "--memory", metavar="SIZE", help="plan for a device with so much free, such as 24GiB"
     )
-    _add_settings(inspect, _USED["inspect"])
 
     pull = add_command("pull", help="fetch models from Hugging Face")
     pull.add_argument("models", nargs="+", metavar="model", help=HUB_NAME_HELP)
     pull.add_argument(
         "--anyway", action="store_true", help="fetch also what this machine could not serve"
     )
-    _add_settings(pull, _USED["pull"])
 
     listing = add_command("list", help="list the models on this machine, whoever fetched them")
     listing.add_argument("--json", action="store_true", help="print JSON")
-    _add_settings(listing, _USED["list"])
 
     remove = add_command("rm", help="delete models from the cache of Hugging Face")
     remove.add_argument("models", nargs="+", metavar="model", help="a name of `rocmforge list`")
-    _add_settings(remove, _USED["rm"])
 
     backends = add_command("backends", help="list backends and the devices they find")
     backends.add_argument("--json", action="store_true", help="print JSON")
-    _add_settings(backends, _USED["backends"])
 
     doctor = add_command("doctor", help="find out why a GPU is not used, and how to repair it")
     doctor.add_argument("--json", action="store_true", help="print JSON")
-    _add_settings(doctor, _USED["doctor"])
 
     bench = add_command("bench", help="measure a model on this machine")
     bench.add_argument("model", help=MODEL_HELP)
@@ -246,7 +238,6 @@ def _parser() -> _Parser:
         help="how many requests run at once (default: 1 8)",
     )
     bench.add_argument("--json", action="store_true", help="print JSON")
-    _add_settings(bench, _USED["bench"])
 
     verify = add_command("verify", help="check a device against the reference")
     verify.add_argument(
@@ -261,7 +252,8 @@ def _parser() -> _Parser:
         metavar="N",
         help="length of each continuation (default: 32)",
     )
-    _add_settings(verify, _USED["verify"])
+    for name, used in _USED.items():
+        _add_settings(commands.choices[name], used)
     return parser
 
 
