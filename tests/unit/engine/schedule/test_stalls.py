@@ -216,7 +216,7 @@ def test_without_a_bound_on_overtaking_it_would_starve(monkeypatch: pytest.Monke
     assert first_token_s(run, LONG) > 2.3 * first_token_s(alone, LONG)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=40)
 @given(
     arrivals=st.lists(
         st.lists(st.sampled_from([3, 40, 150, 600]), min_size=1, max_size=3), max_size=8
@@ -243,7 +243,8 @@ def test_the_first_in_order_gets_half_of_what_any_step_has_for_prompts(
         if before and before[0][0].status is Status.RUNNING:
             first, wanted = before[0]
             others = sum(count for seq, count in got.items() if seq is not first)
-            least = max(others - first.block_size, LEAST_TOKENS // 2)
+            # It may get less than a block less than half, to end with one; others get that.
+            least = max(others - 2 * (first.block_size - 1), LEAST_TOKENS // 2)
             assert got.get(first, 0) >= min(wanted, least)
         if chunks:
             device.submit(build_step(engine.totals.steps, chunks, device.info.block_size))
