@@ -20,7 +20,7 @@ def live_server(log: Path, *arguments: str) -> LiveServer:
 
 def metric(server: LiveServer, name: str, **labels: str) -> float:
     """The value of a metric that has one sample with these labels."""
-    text = httpx.get(f"{server.url}/metrics").text
+    text = server.get("/metrics").text
     (value,) = [
         sample.value
         for family in text_string_to_metric_families(text)

@@ -74,9 +74,16 @@ class LiveServer:
         """What it has printed so far."""
         return self._log.read_text(encoding="utf-8", errors="replace")
 
+    def get(self, path: str) -> httpx.Response:
+        """Asks it once, as cheaply as what asks in a loop should.
+
+        httpx would read the certificates of the world first, 22 ms of processor time each time.
+        """
+        return httpx.get(self.url + path, verify=False)
+
     def is_ready(self) -> bool:
         """Whether it answers as it should."""
-        return httpx.get(self.url + self._wait_for).status_code == 200
+        return self.get(self._wait_for).status_code == 200
 
     def stop(self, timeout_s: float = 30.0) -> int:
         """Sends SIGTERM and returns the exit status."""

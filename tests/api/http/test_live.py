@@ -166,11 +166,11 @@ def test_a_killed_engine_fails_its_requests_and_comes_back(fragile: LiveServer) 
             assert one.result()[-1]["error"]["code"] == "engine_died"
         for answer in plains:
             assert answer.result().status_code == 503
-    assert httpx.get(f"{fragile.url}/health").status_code == 200
+    assert fragile.get("/health").status_code == 200
     deadline = time.monotonic() + SETTLE_S
-    while httpx.get(f"{fragile.url}/ready").status_code != 200:
+    while fragile.get("/ready").status_code != 200:
         assert time.monotonic() < deadline, fragile.log
-    assert httpx.get(f"{fragile.url}/ready").json()["restarts"] == 1
+    assert fragile.get("/ready").json()["restarts"] == 1
     assert_settles(fragile)
 
 
@@ -185,4 +185,4 @@ def test_an_engine_that_fails_in_a_step_is_an_error_for_its_request(tmp_path: Pa
         deadline = time.monotonic() + SETTLE_S
         while "planted" not in server.log:  # it is logged once the process has ended
             assert time.monotonic() < deadline, server.log
-        assert httpx.get(f"{server.url}/health").status_code == 200
+        assert server.get("/health").status_code == 200

@@ -85,10 +85,10 @@ def run_streams(
                 begun.get(timeout=120)
             os.kill(engine_pid(server), signal.SIGKILL)
             killed = time.monotonic()
-            while httpx.get(f"{server.url}/health").json()["engine"] == "ready":
+            while server.get("/health").json()["engine"] == "ready":
                 assert time.monotonic() - killed < PATIENCE_S, "the kill went unnoticed"
-            while httpx.get(f"{server.url}/ready").status_code != 200:
-                assert httpx.get(f"{server.url}/health").status_code == 200
+            while server.get("/ready").status_code != 200:
+                assert server.get("/health").status_code == 200
                 time.sleep(0.05)
             recovery_s = time.monotonic() - killed
         return [each.result() for each in running], recovery_s

@@ -80,7 +80,7 @@ def test_a_draining_server_takes_nothing_new(smollm2_path: Path, tmp_path: Path)
         )
         next(stream)
         server.process.send_signal(signal.SIGTERM)
-        while httpx.get(f"{server.url}/ready").status_code == 200:
+        while server.get("/ready").status_code == 200:
             pass
         refused = httpx.post(
             f"{server.url}/v1/completions", json={"model": SMOLLM2_NAME, "prompt": "x"}
@@ -104,7 +104,7 @@ def test_a_second_signal_ends_it_at_once(smollm2_path: Path, tmp_path: Path) -> 
         )
         next(stream)
         server.process.send_signal(signal.SIGTERM)
-        while httpx.get(f"{server.url}/ready").status_code == 200:
+        while server.get("/ready").status_code == 200:
             pass
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(30) == 0

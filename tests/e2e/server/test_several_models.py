@@ -158,7 +158,7 @@ def alone(asker: Asker) -> dict[str, str]:
 
 
 def state(server: LiveServer, model: str) -> str:
-    state: str = httpx.get(f"{server.url}/v1/models/{model}").json()["state"]
+    state: str = server.get(f"/v1/models/{model}").json()["state"]
     return state
 
 
