@@ -47,6 +47,7 @@ MODELS: dict[str, TinyModel | TinyEncoder] = {
     "sentencepiece": replace(YARN, config={**YARN.config, "vocab_size": len(PIECES)}),
     "gemma3": by_name("gemma3"),
     "phi3-longrope-long": by_name("phi3-longrope-long"),
+    "glm4moe": by_name("glm4moe"),
     "modern-bert": tiny_encoders.by_name("modern-bert"),
     "ranker": tiny_encoders.by_name("ranker"),
 }
