@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from rocmforge.cli import main
+from tests.data.models.tiny_models import by_name, write_model
 from tests.support.gguf_writer import write_gguf
 
 
@@ -33,6 +34,20 @@ def test_a_name_that_looks_like_markup_is_shown_as_it_is(
     shown = capsys.readouterr().out
     assert "Architecture '[/red]' is not supported" in " ".join(shown.split())
     assert "[bold]" in shown
+
+
+def test_of_a_model_with_experts_it_says_how_many_and_which_backend_has_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_model(by_name("glm4moe"), tmp_path)
+    assert main(["inspect", str(path)]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "feed-forward 72 or 3 of 8 experts of 40 and one of 40 for all tokens" in shown
+    assert "yes, by the reference backend only" in shown
+    assert main(["inspect", str(path), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["reference_only"]
+    assert report["config"]["layers"][1]["experts"]["num_chosen"] == 3
 
 
 @pytest.mark.model

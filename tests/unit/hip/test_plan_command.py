@@ -15,6 +15,7 @@ from rocmforge.errors import ConfigurationError
 from rocmforge.gguf.synthetic import write_synthetic_model
 from rocmforge_hip.device.discovery import FoundDevice
 from rocmforge_hip.device.driver import DeviceProperties
+from tests.data.models.tiny_models import by_name, write_model
 
 MIB, GIB = 1 << 20, 1 << 30
 SEQUENCE_BYTES = 512 * 2 * 2 * 2 * 64 * 2  # tokens, layers, keys and values, heads, elements, bytes
@@ -46,6 +47,16 @@ def test_a_stated_memory_needs_no_device(model: Path, capsys: pytest.CaptureFixt
     assert found["most_sequences"] == left // SEQUENCE_BYTES
     assert found["longest_context"] == 512, "the model's own limit"
     assert model.stat().st_size * 0.9 < estimate["weights"] < model.stat().st_size * 1.1
+
+
+def test_experts_have_no_plan_until_there_are_kernels(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_model(by_name("qwen3moe"), tmp_path)
+    flags = ("--backend", "hip", "--memory", "24GiB")
+    assert main(["inspect", str(path), "--plan", *flags]) == 1
+    said = " ".join("".join(capsys.readouterr()).split())
+    assert "qwen3moe with experts, which only the reference backend computes yet" in said
 
 
 def test_context_and_users_are_what_was_asked_for(
