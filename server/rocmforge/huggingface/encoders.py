@@ -125,32 +125,28 @@ def _roberta(config: JsonObject) -> EncoderShape:
 
 def _nomic(config: JsonObject) -> EncoderShape:
     """Reads NomicBERT: with the keys of Transformers, or those of its first code (GPT-2's)."""
-    if not config.has("n_embd"):
-        found, act = config, activation(config, "hidden_act", "silu")
-        rope = read_rope(
-            config,
-            style=RopeStyle.NEOX,
-            head_dim=_head_dim(config),
-            max_context=config.get_positive("max_position_embeddings", 2048),
-            theta=1000.0,
-        ).config
-        eps = norm_eps(config, "layer_norm_eps", 1e-12)
-    else:
-        found, act, rope, eps = _first_nomic(config)
+    found = _first_nomic(config) if config.has("n_embd") else config
+    act = activation(found, "hidden_act", "silu")
+    rope = read_rope(
+        found,
+        style=RopeStyle.NEOX,
+        head_dim=_head_dim(found),
+        max_context=found.get_positive("max_position_embeddings", 2048),
+        theta=1000.0,
+    ).config
     if rope.scaling is not None or act is not ActivationFunction.SILU:
         raise _unsupported(config, "scaled frequencies, or an activation other than silu")
     return EncoderShape(
         architecture="nomic-bert",
         config=found,
-        eps=eps,
+        eps=norm_eps(found, "layer_norm_eps", 1e-12),
         act=act,
         rope=rope,
     )
 
 
-def _first_nomic(
-    config: JsonObject,
-) -> tuple[JsonObject, ActivationFunction, RopeConfig, float]:
+def _first_nomic(config: JsonObject) -> JsonObject:
+    """Returns the configuration in the keys of Transformers."""
     for key in ("prenorm", "causal", "parallel_block", "use_rms_norm", "rotary_emb_interleaved"):
         if config.get_bool(key, False):
             raise _unsupported(config, f"{key}")
@@ -161,25 +157,27 @@ def _first_nomic(
     context = config.get_positive("n_positions", 2048)
     if config.has("rotary_scaling_factor"):  # of contexts beyond the trained one only
         context = min(context, config.get_positive("max_trained_positions", 2048))
-    hidden_size = config.get_positive("n_embd")
-    inner = config.get_positive("n_inner", 4 * hidden_size)
-    found = config.replaced(
+    hidden_size, num_heads = config.get_positive("n_embd"), config.get_positive("n_head")
+    head_dim, share = hidden_size // num_heads, config.get_float("rotary_emb_fraction", 1.0)
+    rotary_dim = int(head_dim * share) if 0 < share <= 1 else 0
+    if rotary_dim < 1 or rotary_dim % 2:
+        raise config.bad("rotary_emb_fraction", f"{share} of {head_dim} cannot rotate")
+    if (theta := config.get_float("rotary_emb_base", 10000.0)) <= 1:
+        raise config.bad("rotary_emb_base", f"{theta} is not a rope base")
+    return config.replaced(
         {
             "hidden_size": hidden_size,
             "num_hidden_layers": config.get_positive("n_layer"),
-            "num_attention_heads": config.get_positive("n_head"),
-            "intermediate_size": inner,
+            "num_attention_heads": num_heads,
+            "intermediate_size": config.get_positive("n_inner", 4 * hidden_size),
             "max_position_embeddings": context,
-        }
+            "layer_norm_eps": norm_eps(config, "layer_norm_epsilon", 1e-12),
+            "hidden_act": "silu",
+            "rope_theta": theta,
+            "partial_rotary_factor": share,
+        },
+        without=("rope_parameters", "rope_scaling"),
     )
-    head_dim = _head_dim(found)
-    share = config.get_float("rotary_emb_fraction", 1.0)
-    rotary_dim = int(head_dim * share) if 0 < share < 2 else 0
-    theta = config.get_float("rotary_emb_base", 10000.0)
-    if not 0 < rotary_dim <= head_dim or rotary_dim % 2 or theta <= 1:
-        raise config.bad("rotary_emb_fraction", f"{share} of {head_dim} cannot rotate")
-    rope = RopeConfig(style=RopeStyle.NEOX, rotary_dim=rotary_dim, theta=theta, scaling=None)
-    return found, ActivationFunction.SILU, rope, norm_eps(config, "layer_norm_epsilon", 1e-12)
 
 
 def _modern(config: JsonObject) -> EncoderShape:

@@ -282,6 +282,6 @@ def test_the_first_files_of_nomic_bert_say_the_same_in_other_words(tmp_path: Pat
     scaled = {**first, "n_positions": 8192, "rotary_scaling_factor": 2, "max_trained_positions": 50}
     found, _ = read_encoder(config_of(tmp_path, scaled), "nomic", PoolingType.MEAN, 0)
     assert found.max_context == 50, "beyond that its frequencies would change with the length"
-    endless = config_of(tmp_path, {**first, "rotary_emb_fraction": 1e308})
-    with pytest.raises(BadFolder, match="rotary_emb_fraction"):
-        read_encoder(endless, "nomic", PoolingType.MEAN, 0)
+    for key, value in (("rotary_emb_fraction", 1e308), ("rotary_emb_base", 0.5)):
+        with pytest.raises(BadFolder, match=key):
+            read_encoder(config_of(tmp_path, {**first, key: value}), "", PoolingType.MEAN, 0)
