@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import socket
 import subprocess
@@ -46,6 +47,17 @@ def test_the_backend_is_named_in_the_fingerprint(smollm2_server: LiveServer) -> 
     answer = client.completions.create(model=SMOLLM2_NAME, prompt="The", max_tokens=1)
     assert answer.system_fingerprint is not None
     assert "reference" in answer.system_fingerprint
+
+
+def test_steps_with_prompts_are_predicted(smollm2_server: LiveServer) -> None:
+    """The default of `--max-stall` has reached the scheduler."""
+    client = OpenAI(base_url=f"{smollm2_server.url}/v1", api_key="unused")
+    for prompt in ("One, two, three, four", "Red, green, blue, yellow"):
+        client.completions.create(model=SMOLLM2_NAME, prompt=prompt, max_tokens=1)
+    metrics = httpx.get(f"{smollm2_server.url}/metrics").text
+    found = re.search(r"^rocmforge_engine_prompt_step_seconds_total\{.*\} (\S+)$", metrics, re.M)
+    assert found is not None
+    assert float(found[1]) > 0
 
 
 def test_sigterm_lets_a_running_stream_finish_and_exits_with_0(

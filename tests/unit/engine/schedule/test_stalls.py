@@ -90,6 +90,17 @@ def test_what_decodes_leave_is_all_given_to_prompts() -> None:
     assert np.median(mixed) > 0.9 * STALL_MS
 
 
+def test_what_was_predicted_is_counted_beside_what_was_measured() -> None:
+    run = simulate(law(), limits(), beside(LONG))
+    with_prompts = sum(
+        took for step, took in run.device.steps if step.num_tokens > step.num_sequences
+    )
+    counted = run.totals
+    assert 0.9 * with_prompts < counted.prompt_step_ns <= with_prompts, "all that were predicted"
+    assert counted.predicted_step_ns == pytest.approx(counted.prompt_step_ns, rel=0.1)
+    assert 0 < counted.prediction_error_ns < 0.1 * counted.prompt_step_ns
+
+
 def test_two_prompts_share_one_budget() -> None:
     assert longest_gap_ms(simulate(law(), limits(), beside(LONG, 3000, 2999))) < 1.15 * STALL_MS
 
