@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 from rocmforge.gguf.tokenizer import read_tokenizer
+from rocmforge.settings import Settings
 from rocmforge.text.tokenizer.tokenizer import Tokenizer
-from rocmforge.wiring import token_pieces
+from rocmforge.wiring import read_front, token_pieces
+from tests.data.models.tiny_encoders import VOCABULARY
+from tests.data.models.tiny_folders import write_folder
+from tests.data.models.tiny_models import by_name
+from tests.support.tokenizer_files import pieces, write_tokenizer
 from tests.unit.text.vocabularies import byte_level, sentencepiece
 
 
@@ -32,3 +40,21 @@ def test_a_vocabulary_without_an_end_does_not() -> None:
         tokens = metadata["tokenizer.ggml.tokens"]
         tokens[tokens.index(text)] = text.replace("end", "note")
     assert token_pieces(tokenizer(metadata)) is None
+
+
+def test_a_decoder_that_ranks_has_the_prompt_of_its_template(tmp_path: Path) -> None:
+    folder = write_folder(by_name("qwen3"), tmp_path / "m")
+    roles = "".join(
+        f"{{% for m in messages if m.role == '{role}' %}}<{role}>{{{{ m.content }}}}{{% endfor %}}"
+        for role in ("system", "query", "document")
+    )
+    write_tokenizer(folder, pieces(VOCABULARY), chat_template=roles)
+    (folder / "modules.json").write_text('[{"type": "x.LogitScore", "path": "1_LogitScore"}]')
+    (folder / "1_LogitScore").mkdir()
+    (folder / "1_LogitScore/config.json").write_text('{"true_token_id": 5}')
+    prompts = {"prompts": {"web": "Find it."}, "default_prompt_name": "web"}
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(prompts))
+    head = read_front(str(folder), Settings()).rank_head
+    assert head is not None
+    assert head.prompt == "<system>Find it.<query>{query}<document>{document}"
+    assert not head.weight[1].any(), "there is no word for no"
