@@ -8,9 +8,14 @@ from typing import Final
 
 from rocmforge.errors import UnsupportedArchitecture
 from rocmforge.huggingface.files.json_object import JsonObject
-from rocmforge.models.config import ExpertsConfig
+from rocmforge.models.config import ExpertsConfig, RouterFunction
 from rocmforge.models.families import ModelFamily
 
+_ROUTERS: Final[Mapping[str, RouterFunction]] = MappingProxyType(
+    # The last is what dots calls it: a bias balances the experts, not a loss in training.
+    {router.value: router for router in RouterFunction} | {"noaux_tc": RouterFunction.SIGMOID}
+)
+"""By `scoring_func`."""
 _KEYS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
         "num_experts": ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"),
@@ -47,7 +52,8 @@ def read_experts(
         raise UnsupportedArchitecture(
             f"{config.get_str('model_type')} with {count} experts", ("models without experts",)
         )
-    if (function := config.get_str("scoring_func", family.router.value)) != family.router.value:
+    function = config.get_str("scoring_func", family.router.value)
+    if _ROUTERS.get(function) is not family.router:
         raise UnsupportedArchitecture(
             f"{config.get_str('model_type')} with the router {function!r} (scoring_func)",
             (f"the router {family.router.value!r}",),

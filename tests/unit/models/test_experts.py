@@ -230,6 +230,14 @@ def test_a_folder_with_another_router_is_refused(tmp_path: Path) -> None:
         open_checkpoint(folder)
 
 
+@pytest.mark.parametrize("function", ["sigmoid", "noaux_tc"])
+def test_a_folder_may_name_the_router_of_its_family(function: str, tmp_path: Path) -> None:
+    folder = write_folder(by_name("dots1"), tmp_path / "m", config={"scoring_func": function})
+    with open_checkpoint(folder) as checkpoint:
+        experts = present(checkpoint.config.layers[1].experts)
+    assert experts.router is RouterFunction.SIGMOID
+
+
 def test_a_folder_may_have_layers_without_experts(tmp_path: Path) -> None:
     model = by_name("qwen3moe")
     folder = write_folder(model, tmp_path / "m", config={"mlp_only_layers": [1]})
