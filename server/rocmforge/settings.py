@@ -179,9 +179,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = "auto"
     graphs: Annotated[
         Literal["auto", "on", "off"],
-        Meta(
-            description="captured graphs for decode steps; auto = if a check at load finds that "
-            "they give what plain launches do"
+        _about(
+            "captured graphs for decode steps; auto = if a check at load finds that they give "
+            "what plain launches do"
         ),
     ] = "auto"
     memory_utilization: Annotated[
