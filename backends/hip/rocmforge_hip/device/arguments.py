@@ -12,7 +12,7 @@ from __future__ import annotations
 import inspect
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Annotated, Any, Final, Protocol, get_args, get_type_hints
 
 import numpy as np
@@ -170,7 +170,7 @@ class ArgumentPacker:
         self._select = _selector(self._names)
         self._lacking = tuple(lacking)
         self._records = tuple(
-            (name, tuple((f"{name}_{attribute}", attribute) for attribute in attributes))
+            (name, tuple(f"{name}_{each}" for each in attributes), attrgetter(*attributes))
             for name, attributes in (records or {}).items()
         )
         kinds = [argument["type"] for argument in arguments]
@@ -186,10 +186,9 @@ class ArgumentPacker:
         Raises:
             KernelArgumentError: One is missing or too many, or as in `pack`.
         """
-        for keyword, members in self._records:
+        for keyword, names, values_of in self._records:
             if (record := arguments.pop(keyword, None)) is not None:
-                for name, attribute in members:
-                    arguments[name] = getattr(record, attribute)
+                arguments.update(zip(names, values_of(record), strict=True))
         for name in self._lacking:
             if arguments.pop(name, None) is not None:
                 raise KernelArgumentError(self.kernel, f"it does not take {name}")

@@ -7,6 +7,7 @@ of its bucket.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from rocmforge.models.config import ModelConfig
@@ -71,11 +72,7 @@ class Geometry:
 
     def gemm(self, rows: int, stored_rows: int, quant_blocks: int) -> GemmShape:
         """Returns the smallest tile that holds the rows; splits K while compute units are idle."""
-        tile = next((tile for tile in GEMM_ROWS if rows <= tile), GEMM_ROWS[-1])
-        blocks = ceil_div(rows, tile) * ceil_div(stored_rows, GEMM_COLUMNS)
-        wanted = max(1, round(_GEMM_BLOCKS_PER_CU[tile] * self.compute_units / blocks))
-        split_quant_blocks = round_up(ceil_div(quant_blocks, wanted), _SPLIT_QUANT_BLOCKS)
-        return GemmShape(tile, ceil_div(quant_blocks, split_quant_blocks), split_quant_blocks)
+        return _gemm(self.compute_units, rows, stored_rows, quant_blocks)
 
     def sampling_parts(self, rows: int, vocab: int) -> int:
         """Returns how many blocks share a row of logits."""
@@ -107,6 +104,15 @@ def gemv_rows(slices: int) -> int:
     None without slices. Two cost GEMV as much as twice the rows; from three rows on GEMM is faster.
     """
     return {0: 0, 1: MAX_GEMV_ROWS, 2: 2}[slices]
+
+
+@lru_cache(maxsize=256)  # every layer of a step asks for the same few
+def _gemm(compute_units: int, rows: int, stored_rows: int, quant_blocks: int) -> GemmShape:
+    tile = next((tile for tile in GEMM_ROWS if rows <= tile), GEMM_ROWS[-1])
+    blocks = ceil_div(rows, tile) * ceil_div(stored_rows, GEMM_COLUMNS)
+    wanted = max(1, round(_GEMM_BLOCKS_PER_CU[tile] * compute_units / blocks))
+    split_quant_blocks = round_up(ceil_div(quant_blocks, wanted), _SPLIT_QUANT_BLOCKS)
+    return GemmShape(tile, ceil_div(quant_blocks, split_quant_blocks), split_quant_blocks)
 
 
 def _several_rounds(at_once: int) -> int:

@@ -305,12 +305,14 @@ def _columns(product: Activation, part: MatrixPart) -> Activation:
     """Returns the columns of a product with a whole matrix that belong to a part of it."""
     if part.out_features == product.features:
         return product
-    f32, f16 = (
-        array and array.columns(part.first, part.first + part.out_features)
-        for array in (product.f32, product.f16)
-    )
+    columns = part.first, part.first + part.out_features
     return Activation(
-        product.arrays, product.rows, part.out_features, f32=f32, f16=f16, stride=product.features
+        product.arrays,
+        product.rows,
+        part.out_features,
+        f32=product.f32 and product.f32.columns(*columns),
+        f16=product.f16 and product.f16.columns(*columns),
+        stride=product.features,
     )
 
 

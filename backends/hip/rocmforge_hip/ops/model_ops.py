@@ -149,7 +149,8 @@ class HipOps:
         part = part_of(weight)
         # What follows in a feed-forward network without a gate is GELU, which reads halves.
         out = self.products.multiply(x, part, bias, half=part.product is Product.INTERMEDIATE)
-        self._lora.add(step, x, part.matrix, out)
+        if step.shape.lora_tiles:
+            self._lora.add(step, x, part.matrix, out)
         return out
 
     def qkv(
