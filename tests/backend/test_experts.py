@@ -13,9 +13,10 @@ import pytest
 from gguf.constants import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 
+from rocmforge.engine.ipc.params import SamplingParams
 from rocmforge.models.config import ActivationFunction, ExpertsConfig, RouterFunction
 from rocmforge_reference import ops
-from tests.backend.conftest import Load
+from tests.backend.conftest import DEFAULTS, Load
 from tests.backend.driving import Chunk
 from tests.backend.test_goldens import TOLERANCE
 from tests.data.models.tiny_models import (
@@ -26,6 +27,7 @@ from tests.data.models.tiny_models import (
     gguf_tensors,
     goldens,
 )
+from tests.support.core import make_core, tokens_of
 from tests.support.gguf_writer import Stored, write_gguf
 
 Float64 = npt.NDArray[np.float64]
@@ -211,6 +213,27 @@ def test_a_sink_takes_its_part_of_the_softmax() -> None:
             raised = np.exp(np.append(scores, sinks[head]))
             expected = raised[:-1] / raised.sum() @ flat_values[seen, head // 3]
             np.testing.assert_allclose(found[token, head], expected, rtol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["glm4moe", "gpt-oss"])
+def test_eight_requests_at_once_with_preemptions_get_what_each_gets_alone(
+    name: str, load: Load
+) -> None:
+    options = replace(DEFAULTS, max_sequences=8, max_batched_tokens=24, kv_blocks=12)
+    requests = [
+        (
+            PROMPT[:16] + PROMPT[start : start + 9 + start],
+            SamplingParams(temperature=0, max_tokens=20),
+        )
+        for start in range(8)
+    ]
+    runner = load(name, max_batched_tokens=24, kv_blocks=12).runner
+    together, stats = tokens_of(make_core(runner, options), requests)
+    assert stats.totals.preemptions > 0
+    assert stats.totals.prefix_hit_tokens > 0
+    alone = [tokens_of(make_core(runner, options), [request])[0][0] for request in requests]
+    assert together == alone
+    assert len({tuple(tokens) for tokens in alone}) > 1
 
 
 def error_of(name: str, load: Load) -> float:

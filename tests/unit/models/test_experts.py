@@ -17,12 +17,14 @@ from rocmforge.errors import BadFolder, BadGguf, UnsupportedArchitecture, Unsupp
 from rocmforge.models.config import ExpertsConfig, RouterFunction
 from rocmforge.models.weights import load_weights, present, walk
 from rocmforge.opening import open_checkpoint
+from tests.data.models.tiny_experts import stack_experts
 from tests.data.models.tiny_folders import folder_config, write_folder
 from tests.data.models.tiny_models import by_name, gguf_metadata, gguf_tensors, hf_weights
 from tests.support.gguf_writer import Value, write_gguf
 from tests.support.safetensors_writer import write_safetensors
 
 Tensors = dict[str, Any]
+MATRICES = ("gate", "up", "down")
 EXPERTS = ExpertsConfig(
     num_experts=8,
     num_chosen=3,
@@ -75,6 +77,23 @@ def test_the_layouts_of_files_lead_to_the_same_weights(
     expected = loaded(write(tmp_path, tensors))
     found = loaded(write(tmp_path, layout(tensors)))
     assert expected["layers.1.experts.gate"].shape == (8, 40, 48)
+    assert found.keys() == expected.keys()
+    for path, values in expected.items():
+        np.testing.assert_array_equal(found[path], values)
+
+
+def test_a_folder_may_have_experts_in_one_tensor_as_transformers_has_them(tmp_path: Path) -> None:
+    model = by_name("qwen3moe")
+    folder = write_folder(model, tmp_path / "m")
+    expected = loaded(folder)
+    weights = stack_experts(hf_weights(model))
+    for layer in range(2):
+        prefix = f"model.layers.{layer}.mlp.experts"
+        gate, up, down = (weights.pop(f"{prefix}.{name}_proj.weight") for name in MATRICES)
+        weights[f"{prefix}.gate_up_proj"] = np.concatenate([gate, up], axis=1)
+        weights[f"{prefix}.down_proj"] = down
+    write_safetensors(folder / "model.safetensors", weights)
+    found = loaded(folder)
     assert found.keys() == expected.keys()
     for path, values in expected.items():
         np.testing.assert_array_equal(found[path], values)
