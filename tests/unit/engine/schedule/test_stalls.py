@@ -17,7 +17,7 @@ from rocmforge.engine.schedule import scheduler, step_costs, time_budget
 from rocmforge.engine.schedule.batch import build_step
 from rocmforge.engine.schedule.chunks import Chunk
 from rocmforge.engine.schedule.limits import SchedulerLimits
-from rocmforge.engine.schedule.step_builder import StepBuilder
+from rocmforge.engine.schedule.step_builder import TILE_TOKENS, StepBuilder
 from rocmforge.engine.schedule.step_costs import StepWork, pairs_of
 from rocmforge.engine.schedule.time_budget import LEAST_TOKENS, TimeBudget
 from rocmforge.engine.sequence.sequence import Status
@@ -122,10 +122,18 @@ def test_the_first_chunk_beside_decodes_is_a_small_one() -> None:
     assert beside_decode[0].num_tokens <= 80
 
 
-def test_chunks_end_with_blocks() -> None:
-    run = simulate(law(), limits(), beside(LONG))
-    ends = {int(step.context_len[-1]) % 32 for step, _ in run.device.steps if step.num_tokens > 100}
-    assert ends <= {0, LONG % 32, 40 % 32}
+def test_steps_that_time_limits_are_whole_tiles() -> None:
+    run = simulate(law(pair=0.0), limits(), beside(LONG))
+    sizes = [step.num_tokens for step, _ in run.device.steps if step.num_tokens > 300]
+    assert len(sizes) > 10
+    assert [size for size in sizes[:-1] if size % TILE_TOKENS] == []
+
+
+def test_a_prompt_that_fits_is_not_cut_at_a_tile() -> None:
+    """Nor is its last part."""
+    run = simulate(law(), limits(), [*beside(LONG), Arrival(1.0, 70, 4)])
+    whole = [step for step, _ in run.device.steps if 70 in np.diff(step.query_start)]
+    assert len(whole) == 1
 
 
 def without_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,8 +262,8 @@ def test_the_first_in_order_gets_half_of_what_any_step_has_for_prompts(
         if before and before[0][0].status is Status.RUNNING:
             first, wanted = before[0]
             others = sum(count for seq, count in got.items() if seq is not first)
-            # It may get less than a block less than half, to end with one; others get that.
-            least = max(others - 2 * (first.block_size - 1), LEAST_TOKENS // 2)
+            # It may get less than a tile less than half, to fill one; others get that.
+            least = max(others - 2 * (TILE_TOKENS - 1), LEAST_TOKENS // 2)
             assert got.get(first, 0) >= min(wanted, least)
         if chunks:
             device.submit(build_step(engine.totals.steps, chunks, device.info.block_size))
