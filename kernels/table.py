@@ -15,11 +15,13 @@ from kernels.targets import Platform
 
 if TYPE_CHECKING:
     from rocmforge.checkpoint.formats import WeightFormat
+    from rocmforge_hip.device.heads import HeadSize
 
 KERNELS_DIR = Path(__file__).parent
 INCLUDE_DIR = KERNELS_DIR / "include"
 FORMATS_FILE = KERNELS_DIR.parent / "server/rocmforge/checkpoint/formats.py"
-_KEYS = {"kernels", "translation_units", "formats", "unit_per_format"}
+HEADS_FILE = KERNELS_DIR.parent / "backends/hip/rocmforge_hip/device/heads.py"
+_KEYS = {"kernels", "formats", "unit_per_format", "heads"}
 _INCLUDE = re.compile(r'^\s*#include "(rf/[^"]+)"', re.MULTILINE)
 
 
@@ -79,6 +81,22 @@ def read_formats() -> tuple[WeightFormat, ...]:
     return tuple(format for format in declared.values() if format.has_kernels)
 
 
+def read_heads(group: str) -> tuple[HeadSize, ...]:
+    """Returns the sizes of heads of a group, "cached" or "full", that there are kernels for.
+
+    Raises:
+        ValueError: there is no such group.
+    """
+    declared = runpy.run_path(str(HEADS_FILE))
+    groups: dict[str, tuple[HeadSize, ...]] = {
+        "cached": declared["CACHED_HEADS"],
+        "full": declared["FULL_HEADS"],
+    }
+    if group not in groups:
+        raise ValueError(f"kernels.toml: heads is one of {', '.join(groups)}, not {group}")
+    return groups[group]
+
+
 def _source(
     directory: Path, name: str, row: dict[str, object], formats: tuple[WeightFormat, ...]
 ) -> Source:
@@ -88,20 +106,24 @@ def _source(
     path = directory / "src" / f"{name}.hip"
     if not path.is_file():
         raise ValueError(f"kernels.toml: [{name}] needs the file {path}")
-    patterns, variants = row.get("kernels", []), row.get("translation_units", {})
-    if not isinstance(patterns, list) or not isinstance(variants, dict):
-        raise ValueError(
-            f"kernels.toml: [{name}] needs a list of kernels and a table of translation_units"
-        )
+    patterns = row.get("kernels", [])
+    if not isinstance(patterns, list):
+        raise ValueError(f"kernels.toml: [{name}] needs a list of kernels")
     chosen = _chosen(name, row.get("formats"), formats)
-    if row.get("unit_per_format"):
+    heads = read_heads(str(row["heads"])) if "heads" in row else ()
+    if heads:
+        units = [_unit(f"{name}-{head.name}", path, _head_defines(head), chosen) for head in heads]
+    elif row.get("unit_per_format"):
         units = [_unit(f"{name}-{format.name}", path, (), [format]) for format in chosen]
-    elif variants:
-        units = [_unit(f"{name}-{each}", path, variants[each], chosen) for each in variants]
     else:
         units = [_unit(name, path, (), chosen)]
-    names = "{" + ",".join(format.name for format in chosen) + "}"
-    patterns = [pattern.replace("{format}", names) for pattern in patterns]
+    words = {
+        "{format}": [format.name for format in chosen],
+        "{head}": [head.name for head in heads],
+        "{head_group}": [f"{head.name}_g{group}" for head in heads for group in head.groups],
+    }
+    for word, names in words.items():
+        patterns = [p.replace(word, "{" + ",".join(names) + "}") for p in patterns]
     return Source(
         name,
         translation_units=tuple(units),
@@ -122,6 +144,20 @@ def _chosen(
     if group not in groups:
         raise ValueError(f"kernels.toml: [{source}] formats is one of {', '.join(groups)}")
     return groups[str(group)]
+
+
+def _head_defines(head: HeadSize) -> tuple[str, ...]:
+    """Returns what a source for one size of heads is compiled with.
+
+    RF_GROUPS(X) is X(group) for each number of heads that a block of decode attention may have.
+    """
+    groups = "".join(f"X({group}) " for group in head.groups)
+    return (
+        f"RF_HEAD={head.name}",
+        f"RF_KEY_DIM={head.key_dim}",
+        f"RF_VALUE_DIM={head.value_dim}",
+        f"RF_GROUPS(X)={groups}",
+    )
 
 
 def _unit(

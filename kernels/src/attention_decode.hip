@@ -4,10 +4,12 @@
 // split over blocks of `split_tokens`; attention_reduce.hip merges what they found. A sequence that
 // fits one split is finished by the first kernel.
 //
-// Inside a wave the head_dim of a token is spread over kLanes lanes, 16 bytes each, and the wave
-// holds several tokens. The products of a step, kUnroll tokens times kGroup heads, are partial sums
-// in every lane. Instead of a full butterfly for each, every exchange halves how many a lane holds,
-// until lane c of a token's lanes has the finished scores c, c + 1, ...: one shuffle a score.
+// Inside a wave the elements of a token are spread over kLanes lanes, in chunks of 16 bytes, and
+// the wave holds several tokens. Heads too large for one chunk a lane take several: chunk c of a
+// lane is number c * kLanes + lane of the row. The products of a step, kUnroll tokens times kGroup
+// heads, are partial sums in every lane. Instead of a full butterfly for each, every exchange
+// halves how many a lane holds, until lane c of a token's lanes has the finished scores c, c + 1,
+// ...: one shuffle a score.
 #include "rf/act_output.h"
 #include "rf/attention.h"
 #include "rf/wave.h"
@@ -23,22 +25,57 @@ constexpr int power_of_two_above(int count) {
   return power;
 }
 
+constexpr int least_of(int a, int b) { return a < b ? a : b; }
+
 // How a wave divides the work for one kind of cache, head size and group.
-template <class Stored, int kHeadDim, int kGroup>
+template <class Stored, int kKeyDim, int kValueDim, int kGroup>
 struct DecodeShape {
-  // 16 bytes a lane. Eight heads of an int8 cache take 8, or the registers would not suffice.
-  static constexpr int kChunk = sizeof(Stored) == 1 && kGroup <= 4 ? 16 : 8;
-  static constexpr int kLanes = power_of_two_above((kHeadDim + kChunk - 1) / kChunk);
-  static constexpr int kTokens = kWave / kLanes;                         // in one load of the wave
-  static constexpr int kUnroll = kGroup <= 4 && kChunk == 8 ? 4 : 2;     // loads in one step
+  static constexpr int lanes_of(int chunk) {
+    return least_of(32, power_of_two_above((kValueDim + chunk - 1) / chunk));
+  }
+  static constexpr bool is_wide(int chunk) { return kKeyDim > chunk * lanes_of(chunk); }
+  // 16 bytes. Eight heads of an int8 cache, and heads of several chunks, take 8, or the registers
+  // would not suffice.
+  static constexpr int kChunk = sizeof(Stored) == 1 && kGroup <= 4 && !is_wide(16) ? 16 : 8;
+  static constexpr int kLanes = lanes_of(kChunk);
+  static constexpr bool kWide = is_wide(kChunk);  // several chunks a lane
+  static constexpr int kKeyChunks = (kKeyDim + kChunk * kLanes - 1) / (kChunk * kLanes);
+  static constexpr int kValueChunks = (kValueDim + kChunk * kLanes - 1) / (kChunk * kLanes);
+  static constexpr int kTokens = kWave / kLanes;                                // in one load
+  static constexpr int kUnroll = kGroup <= 4 && kChunk == 8 && !kWide ? 4 : 2;  // loads in one step
   static constexpr int kStep = kTokens * kUnroll;                        // tokens in a wave's step
   static constexpr int kScores = kUnroll * kGroup;                       // of a token's lanes
   static constexpr int kHeld = kScores > kLanes ? kScores / kLanes : 1;  // by each lane, at the end
   static constexpr int kCopies = kLanes > kScores ? kLanes / kScores : 1;  // lanes with one score
   static constexpr int kLanesPerHead = kLanes / kGroup;
-  static_assert(kHeadDim % kChunk == 0 && kGroup <= kLanes);
+  static_assert(kKeyDim % kChunk == 0 && kValueDim % kChunk == 0 && kGroup <= kLanes);
   static_assert(kHeld <= kUnroll, "the scores of a lane belong to one head");
   static_assert(kBlockTokens % kStep == 0, "a step never straddles two blocks of the cache");
+};
+
+// Calls visit(0), visit(1), ..., visit(kCount - 1). No loop, not even one of a single turn: what
+// follows would be compiled another way.
+template <int kCount, int kFirst = 0, class Visit>
+__device__ __forceinline__ void for_each_chunk(Visit visit) {
+  visit(kFirst);
+  if constexpr (kFirst + 1 < kCount) for_each_chunk<kCount, kFirst + 1>(visit);
+}
+
+// Where the chunks of a lane begin in a row of kDim elements.
+template <class Shape, int kDim>
+struct LaneColumns {
+  static constexpr int kChunks =
+      (kDim + Shape::kChunk * Shape::kLanes - 1) / (Shape::kChunk * Shape::kLanes);
+  bool active[kChunks];
+  int first[kChunks];
+
+  __device__ __forceinline__ explicit LaneColumns(int lane) {
+    for_each_chunk<kChunks>([&](int c) {
+      const int column = (c * Shape::kLanes + lane) * Shape::kChunk;
+      active[c] = column < kDim;
+      first[c] = active[c] ? column : 0;
+    });
+  }
 };
 
 // Exchanges until lane c holds the sums c * kHeld ... of the kCount in every lane.
@@ -62,12 +99,12 @@ __device__ __forceinline__ void scatter_sums(float* sums) {
 }
 
 // What one lane of a wave knows of its kGroup heads. `highest` and `total` are of one head,
-// lane % kLanes / kLanesPerHead; `output` is the lane's chunk of every head.
+// lane % kLanes / kLanesPerHead; `output` is the lane's chunks of every head.
 template <class Shape, int kGroup>
 struct DecodeState {
   float highest = kLowestScore;
   float total = 0.0f;
-  float output[kGroup][Shape::kChunk] = {};
+  float output[kGroup][Shape::kValueChunks * Shape::kChunk] = {};
 
   // Multiplies each head's output by the factor that the lanes of that head hold.
   __device__ __forceinline__ void scale_output(float factor) {
@@ -105,7 +142,7 @@ __device__ __forceinline__ void merge_lanes(DecodeState<Shape, kGroup>& state) {
 }
 
 struct DecodeInput {
-  const half* q;               // [T, heads * head_dim]
+  const half* q;               // [T, heads * key_dim]
   const int32_t* sequences;    // indices of the sequences with one new token
   const int32_t* query_start;  // [B + 1]
   const int32_t* context_len;  // [B]; 0 = padding
@@ -116,17 +153,19 @@ struct DecodeInput {
 };
 
 struct DecodeOutput {
-  ActOutput attended;  // [T, heads * head_dim]
-  float* partial;      // [sequences, heads, splits, head_dim], relative to their maximum
+  ActOutput attended;  // [T, heads * value_dim]
+  float* partial;      // [sequences, heads, splits, value_dim], relative to their maximum
   float* partial_ml;   // [sequences, heads, splits, 2]: maximum and sum
 };
 
 // Grid: (kv_heads * ceil(group / kGroup), splits, sequences), kDecodeWaves waves a block.
-template <class Stored, int kHeadDim, int kGroup>
+template <class Stored, int kKeyDim, int kValueDim, int kGroup>
 __device__ __forceinline__ void attention_decode(const DecodeInput& in, const Cache<Stored>& cache,
                                                  const DecodeOutput& out) {
-  using Shape = DecodeShape<Stored, kHeadDim, kGroup>;
+  using Shape = DecodeShape<Stored, kKeyDim, kValueDim, kGroup>;
   constexpr int kChunk = Shape::kChunk;
+  constexpr int kKeyChunks = Shape::kKeyChunks;
+  constexpr int kValueChunks = Shape::kValueChunks;
   constexpr int kUnroll = Shape::kUnroll;
   constexpr int kHeld = Shape::kHeld;
   constexpr bool kQuantised = sizeof(Stored) == 1;
@@ -147,21 +186,25 @@ __device__ __forceinline__ void attention_decode(const DecodeInput& in, const Ca
   const int wave = uniform(wave_id());
   const int chunk = lane_id() % Shape::kLanes;
   const int token_lane = lane_id() / Shape::kLanes;
-  // Lanes beyond a head size that is no power of two read the first chunk and count for nothing.
-  const bool active = chunk * kChunk < kHeadDim;
-  const int column = active ? chunk * kChunk : 0;
+  // Chunks beyond the end of a row are the first of it again, and count for nothing.
+  const LaneColumns<Shape, kKeyDim> key_columns(chunk);
+  const LaneColumns<Shape, kValueDim> value_columns(chunk);
 
-  float query[kGroup][kChunk];
+  float query[kGroup][kKeyChunks * kChunk];
 #pragma unroll
   for (int head = 0; head < kGroup; ++head) {
-    const bool valid = active && first_head + head < group;
-    const half* row = in.q + (query_row + (valid ? head : 0)) * kHeadDim + column;
+    for_each_chunk<kKeyChunks>([&](int c) {
+      const bool valid = key_columns.active[c] && first_head + head < group;
+      const half* row = in.q + (query_row + (valid ? head : 0)) * kKeyDim + key_columns.first[c];
 #pragma unroll
-    for (int i = 0; i < kChunk; i += 8) {
-      const Vec<half, 8> part = load16(row + i);
+      for (int i = 0; i < kChunk; i += 8) {
+        const Vec<half, 8> part = load16(row + i);
 #pragma unroll
-      for (int k = 0; k < 8; ++k) query[head][i + k] = valid ? to_float(part[k]) : 0.0f;
-    }
+        for (int k = 0; k < 8; ++k) {
+          query[head][c * kChunk + i + k] = valid ? to_float(part[k]) : 0.0f;
+        }
+      }
+    });
   }
 
   // The score this lane ends up with: of token `my_token` (plus 0 ... kHeld - 1) of the step.
@@ -180,23 +223,27 @@ __device__ __forceinline__ void attention_decode(const DecodeInput& in, const Ca
   const auto first_row_of = [&](int64_t block) {
     return cache_row(block, 0, kv_head, cache.kv_heads);
   };
-  const auto load = [&](const Stored* data, int base, int64_t block_row, Chunk(&chunks)[kUnroll]) {
+  const auto load = [&]<int kDim, int kCount>(const Stored* data,
+                                              const LaneColumns<Shape, kDim>& columns, int base,
+                                              int64_t block_row, Chunk(&chunks)[kUnroll][kCount]) {
 #pragma unroll
     for (int unroll = 0; unroll < kUnroll; ++unroll) {
-      const Stored* address = data + row_of(base, block_row, unroll) * kHeadDim + column;
-      chunks[unroll] = __builtin_nontemporal_load(reinterpret_cast<const Chunk*>(address));
+      for_each_chunk<kCount>([&](int c) {
+        const Stored* address = data + row_of(base, block_row, unroll) * kDim + columns.first[c];
+        chunks[unroll][c] = __builtin_nontemporal_load(reinterpret_cast<const Chunk*>(address));
+      });
     }
   };
 
   DecodeState<Shape, kGroup> state;
   constexpr int kStride = kDecodeWaves * Shape::kStep;
   int base = range.begin + wave * Shape::kStep;
-  Chunk keys[kUnroll], values[kUnroll];
+  Chunk keys[kUnroll][kKeyChunks], values[kUnroll][kValueChunks];
   int64_t block_row = first_row_of(block_of(base));
-  if (base < range.end) load(cache.k, base, block_row, keys);
+  if (base < range.end) load(cache.k, key_columns, base, block_row, keys);
   int32_t next_block = block_of(base + kStride);
   for (; base < range.end; base += kStride) {
-    load(cache.v, base, block_row, values);
+    load(cache.v, value_columns, base, block_row, values);
     float k_scale[kHeld], v_scale[kHeld];
     if constexpr (kQuantised) {
 #pragma unroll
@@ -215,8 +262,8 @@ __device__ __forceinline__ void attention_decode(const DecodeInput& in, const Ca
       for (int head = 0; head < kGroup; ++head) {
         float sum = 0.0f;
 #pragma unroll
-        for (int i = 0; i < kChunk; ++i) {
-          sum = fma(static_cast<float>(keys[unroll][i]), query[head][i], sum);
+        for (int i = 0; i < kKeyChunks * kChunk; ++i) {
+          sum = fma(static_cast<float>(keys[unroll][i / kChunk][i % kChunk]), query[head][i], sum);
         }
         scores[head * kUnroll + unroll] = sum;
       }
@@ -226,7 +273,7 @@ __device__ __forceinline__ void attention_decode(const DecodeInput& in, const Ca
     if (next < range.end) {
       block_row = first_row_of(next_block);
       next_block = block_of(next + kStride);
-      load(cache.k, next, block_row, keys);
+      load(cache.k, key_columns, next, block_row, keys);
     }
     scatter_sums<Shape::kLanes / 2, Shape::kScores>(scores);
 
@@ -258,9 +305,9 @@ __device__ __forceinline__ void attention_decode(const DecodeInput& in, const Ca
         const float weight =
             shfl(weights[score % kHeld], first_lane + score / kHeld * Shape::kCopies);
 #pragma unroll
-        for (int i = 0; i < kChunk; ++i) {
-          state.output[head][i] =
-              fma(weight, static_cast<float>(values[unroll][i]), state.output[head][i]);
+        for (int i = 0; i < kValueChunks * kChunk; ++i) {
+          const auto value = static_cast<float>(values[unroll][i / kChunk][i % kChunk]);
+          state.output[head][i] = fma(weight, value, state.output[head][i]);
         }
       }
     }
@@ -270,7 +317,7 @@ __device__ __forceinline__ void attention_decode(const DecodeInput& in, const Ca
   state.total = wave_sum<Shape::kLanesPerHead>(state.total) * (1.0f / Shape::kCopies);
   merge_lanes<Shape, kGroup>(state);
 
-  alignas(16) __shared__ float wave_output[kDecodeWaves][kGroup][kHeadDim];
+  alignas(16) __shared__ float wave_output[kDecodeWaves][kGroup][kValueDim];
   __shared__ float wave_highest[kDecodeWaves][kGroup];
   __shared__ float wave_total[kDecodeWaves][kGroup];
   if (token_lane == 0) {
@@ -278,22 +325,24 @@ __device__ __forceinline__ void attention_decode(const DecodeInput& in, const Ca
       wave_highest[wave][chunk / Shape::kLanesPerHead] = state.highest;
       wave_total[wave][chunk / Shape::kLanesPerHead] = state.total;
     }
-    if (active) {
+    for_each_chunk<kValueChunks>([&](int c) {
+      if (!value_columns.active[c]) return;
 #pragma unroll
       for (int head = 0; head < kGroup; ++head) {
 #pragma unroll
-        for (int i = 0; i < kChunk; ++i)
-          wave_output[wave][head][column + i] = state.output[head][i];
+        for (int i = 0; i < kChunk; ++i) {
+          wave_output[wave][head][value_columns.first[c] + i] = state.output[head][c * kChunk + i];
+        }
       }
-    }
+    });
   }
   __syncthreads();
 
   // Four elements a lane; whole waves stay together, as ActOutput wants.
-  constexpr int kElements = kGroup * kHeadDim;
+  constexpr int kElements = kGroup * kValueDim;
   for (int from = 0; from < kElements; from += 4 * kDecodeThreads) {
     const int i = from + 4 * static_cast<int>(threadIdx.x);
-    const int head = min(i / kHeadDim, kGroup - 1);
+    const int head = min(i / kValueDim, kGroup - 1);
     const bool valid = i < kElements && first_head + head < group;
     float highest = wave_highest[0][head];
     for (int w = 1; w < kDecodeWaves; ++w) highest = max(highest, wave_highest[w][head]);
@@ -302,17 +351,17 @@ __device__ __forceinline__ void attention_decode(const DecodeInput& in, const Ca
     for (int w = 0; w < kDecodeWaves; ++w) {
       const float factor = exp2(wave_highest[w][head] - highest);
       total += factor * wave_total[w][head];
-      sum += factor * load16(&wave_output[w][head][i % kHeadDim]);
+      sum += factor * load16(&wave_output[w][head][i % kValueDim]);
     }
     if (range.only) {
-      out.attended.store(query_row * kHeadDim + i, sum * (1.0f / total), valid);
+      out.attended.store(query_row * kValueDim + i, sum * (1.0f / total), valid);
     } else if (valid) {
       const int64_t split =
           (static_cast<int64_t>(blockIdx.z) * in.heads + kv_head * group + first_head + head) *
               gridDim.y +
           blockIdx.y;
-      store16(out.partial + split * kHeadDim + i % kHeadDim, sum);
-      if (i % kHeadDim == 0) {
+      store16(out.partial + split * kValueDim + i % kValueDim, sum);
+      if (i % kValueDim == 0) {
         out.partial_ml[2 * split] = highest;
         out.partial_ml[2 * split + 1] = total;
       }
@@ -322,45 +371,46 @@ __device__ __forceinline__ void attention_decode(const DecodeInput& in, const Ca
 
 }  // namespace rf
 
-// RF_HEAD_DIM is the head size of this translation unit.
-#define RF_NAME(kind, head_dim, group) rf_attention_decode_##kind##_d##head_dim##_g##group
+// RF_HEAD is the head size of this translation unit, RF_KEY_DIM and RF_VALUE_DIM its elements, and
+// RF_GROUPS(X) is X(group) for each number of heads that a block may have.
+#define RF_NAME(kind, head, group) rf_attention_decode_##kind##_##head##_g##group
 
-#define RF_ATTENTION_DECODE_F16(head_dim, group)                                                  \
-  extern "C" __global__ __launch_bounds__(rf::kDecodeThreads) void RF_NAME(f16, head_dim, group)( \
-      const rf::half* __restrict__ q, const rf::half* __restrict__ k_cache,                       \
-      const rf::half* __restrict__ v_cache, const int32_t* __restrict__ block_table,              \
-      const int32_t* __restrict__ sequences, const int32_t* __restrict__ query_start,             \
-      const int32_t* __restrict__ context_len, float* __restrict__ out_f32,                       \
-      rf::half* __restrict__ out_f16, int8_t* __restrict__ out_q,                                 \
-      rf::ActScale* __restrict__ out_q_scale, int32_t out_q_lo_offset,                            \
-      float* __restrict__ partial, float* __restrict__ partial_ml, int32_t blocks_per_sequence,   \
-      int32_t heads, int32_t kv_heads, int32_t window, int32_t split_tokens, float scale,         \
-      float softcap) {                                                                            \
-    rf::attention_decode<rf::half, head_dim, group>(                                              \
-        {q, sequences, query_start, context_len, heads, window, split_tokens, {scale, softcap}},  \
-        {k_cache, v_cache, nullptr, nullptr, block_table, blocks_per_sequence, kv_heads},         \
-        {{out_f32, out_f16, out_q, out_q_scale, out_q_lo_offset}, partial, partial_ml});          \
+#define RF_ATTENTION_DECODE_F16(head, group)                                                     \
+  extern "C" __global__ __launch_bounds__(rf::kDecodeThreads) void RF_NAME(f16, head, group)(    \
+      const rf::half* __restrict__ q, const rf::half* __restrict__ k_cache,                      \
+      const rf::half* __restrict__ v_cache, const int32_t* __restrict__ block_table,             \
+      const int32_t* __restrict__ sequences, const int32_t* __restrict__ query_start,            \
+      const int32_t* __restrict__ context_len, float* __restrict__ out_f32,                      \
+      rf::half* __restrict__ out_f16, int8_t* __restrict__ out_q,                                \
+      rf::ActScale* __restrict__ out_q_scale, int32_t out_q_lo_offset,                           \
+      float* __restrict__ partial, float* __restrict__ partial_ml, int32_t blocks_per_sequence,  \
+      int32_t heads, int32_t kv_heads, int32_t window, int32_t split_tokens, float scale,        \
+      float softcap) {                                                                           \
+    rf::attention_decode<rf::half, RF_KEY_DIM, RF_VALUE_DIM, group>(                             \
+        {q, sequences, query_start, context_len, heads, window, split_tokens, {scale, softcap}}, \
+        {k_cache, v_cache, nullptr, nullptr, block_table, blocks_per_sequence, kv_heads},        \
+        {{out_f32, out_f16, out_q, out_q_scale, out_q_lo_offset}, partial, partial_ml});         \
   }
 
-#define RF_ATTENTION_DECODE_INT8(head_dim, group)                                                  \
-  extern "C" __global__ __launch_bounds__(rf::kDecodeThreads) void RF_NAME(int8, head_dim, group)( \
-      const rf::half* __restrict__ q, const int8_t* __restrict__ k_cache,                          \
-      const int8_t* __restrict__ v_cache, const float* __restrict__ k_scale,                       \
-      const float* __restrict__ v_scale, const int32_t* __restrict__ block_table,                  \
-      const int32_t* __restrict__ sequences, const int32_t* __restrict__ query_start,              \
-      const int32_t* __restrict__ context_len, float* __restrict__ out_f32,                        \
-      rf::half* __restrict__ out_f16, int8_t* __restrict__ out_q,                                  \
-      rf::ActScale* __restrict__ out_q_scale, int32_t out_q_lo_offset,                             \
-      float* __restrict__ partial, float* __restrict__ partial_ml, int32_t blocks_per_sequence,    \
-      int32_t heads, int32_t kv_heads, int32_t window, int32_t split_tokens, float scale,          \
-      float softcap) {                                                                             \
-    rf::attention_decode<int8_t, head_dim, group>(                                                 \
-        {q, sequences, query_start, context_len, heads, window, split_tokens, {scale, softcap}},   \
-        {k_cache, v_cache, k_scale, v_scale, block_table, blocks_per_sequence, kv_heads},          \
-        {{out_f32, out_f16, out_q, out_q_scale, out_q_lo_offset}, partial, partial_ml});           \
+#define RF_ATTENTION_DECODE_INT8(head, group)                                                    \
+  extern "C" __global__ __launch_bounds__(rf::kDecodeThreads) void RF_NAME(int8, head, group)(   \
+      const rf::half* __restrict__ q, const int8_t* __restrict__ k_cache,                        \
+      const int8_t* __restrict__ v_cache, const float* __restrict__ k_scale,                     \
+      const float* __restrict__ v_scale, const int32_t* __restrict__ block_table,                \
+      const int32_t* __restrict__ sequences, const int32_t* __restrict__ query_start,            \
+      const int32_t* __restrict__ context_len, float* __restrict__ out_f32,                      \
+      rf::half* __restrict__ out_f16, int8_t* __restrict__ out_q,                                \
+      rf::ActScale* __restrict__ out_q_scale, int32_t out_q_lo_offset,                           \
+      float* __restrict__ partial, float* __restrict__ partial_ml, int32_t blocks_per_sequence,  \
+      int32_t heads, int32_t kv_heads, int32_t window, int32_t split_tokens, float scale,        \
+      float softcap) {                                                                           \
+    rf::attention_decode<int8_t, RF_KEY_DIM, RF_VALUE_DIM, group>(                               \
+        {q, sequences, query_start, context_len, heads, window, split_tokens, {scale, softcap}}, \
+        {k_cache, v_cache, k_scale, v_scale, block_table, blocks_per_sequence, kv_heads},        \
+        {{out_f32, out_f16, out_q, out_q_scale, out_q_lo_offset}, partial, partial_ml});         \
   }
 
-RF_ATTENTION_DECODE_F16(RF_HEAD_DIM, 4)
-RF_ATTENTION_DECODE_F16(RF_HEAD_DIM, 8)
-RF_ATTENTION_DECODE_INT8(RF_HEAD_DIM, 4)
-RF_ATTENTION_DECODE_INT8(RF_HEAD_DIM, 8)
+#define RF_F16(group) RF_ATTENTION_DECODE_F16(RF_HEAD, group)
+#define RF_INT8(group) RF_ATTENTION_DECODE_INT8(RF_HEAD, group)
+RF_GROUPS(RF_F16)
+RF_GROUPS(RF_INT8)

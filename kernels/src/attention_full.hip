@@ -92,11 +92,11 @@ __device__ __forceinline__ void mask_scores(TileScores<kKeyTiles>& scores, int f
 template <int kHeadDim>
 __device__ __forceinline__ void attention_full(const FullInput& in, half* out) {
   using MatrixUnit = mma::MatrixUnit;
-  constexpr int kKeys = attention_keys(kHeadDim);
+  constexpr int kKeys = attention_keys(kHeadDim, kHeadDim);
   constexpr int kKeyTiles = kKeys / kTile;
   constexpr int kDimTiles = kHeadDim / kTile;
   constexpr int kLaneColumns = MatrixUnit::kLaneColumns;
-  constexpr bool kKeepsQueries = attention_keeps_queries(kHeadDim);
+  constexpr bool kKeepsQueries = attention_keeps_queries(kHeadDim, kHeadDim);
   constexpr int kScoreUnroll = kKeepsQueries ? kDimTiles : MatrixUnit::kReloadUnroll;
   using KeyLoader = RowLoader<Activated, kHeadDim, kKeys>;
   using ValueLoader =
@@ -234,30 +234,31 @@ __device__ __forceinline__ void attention_full(const FullInput& in, half* out) {
 
 // q, k, v: halves, a row for each of T tokens with its heads one after the other; rows are so many
 // halves apart (multiples of 8). query_start: [B + 1], where each sequence begins. out: halves
-// [T, heads * head_dim]. Grid: (ceil(longest / 128), heads, B), block 256. RF_HEAD_DIM is the head
-// size of this translation unit.
+// [T, heads * head_dim]. Grid: (ceil(longest / 128), heads, B), block 256. RF_HEAD is the head size
+// of this translation unit, RF_KEY_DIM its elements, of values as of keys.
 //
 // The second kernel takes distance into account. reach: a token sees so many tokens before and
 // after it; 0 = all. slopes: f32 [heads], what a score (scale * product) loses for each token of
 // distance, or null. It is one of its own as the first is faster without the registers for that.
-#define RF_NAME(kind, head_dim) rf_attention_##kind##_d##head_dim
+#define RF_NAME(kind, head) rf_attention_##kind##_##head
 
-#define RF_ATTENTION_FULL(head_dim)                                                               \
-  extern "C" __global__ __launch_bounds__(rf::kPrefillThreads) void RF_NAME(full, head_dim)(      \
-      const rf::half* __restrict__ q, const rf::half* __restrict__ k,                             \
-      const rf::half* __restrict__ v, const int32_t* __restrict__ query_start,                    \
-      rf::half* __restrict__ out, int64_t q_stride, int64_t k_stride, int64_t v_stride,           \
-      float scale) {                                                                              \
-    rf::attention_full<head_dim>(                                                                 \
-        {q, k, v, q_stride, k_stride, v_stride, query_start, scale, 0, nullptr}, out);            \
-  }                                                                                               \
-  extern "C" __global__ __launch_bounds__(rf::kPrefillThreads) void RF_NAME(full_near, head_dim)( \
-      const rf::half* __restrict__ q, const rf::half* __restrict__ k,                             \
-      const rf::half* __restrict__ v, const int32_t* __restrict__ query_start,                    \
-      rf::half* __restrict__ out, int64_t q_stride, int64_t k_stride, int64_t v_stride,           \
-      float scale, int32_t reach, const float* __restrict__ slopes) {                             \
-    rf::attention_full<head_dim>(                                                                 \
-        {q, k, v, q_stride, k_stride, v_stride, query_start, scale, reach, slopes}, out);         \
+#define RF_ATTENTION_FULL(head, head_dim)                                                     \
+  extern "C" __global__ __launch_bounds__(rf::kPrefillThreads) void RF_NAME(full, head)(      \
+      const rf::half* __restrict__ q, const rf::half* __restrict__ k,                         \
+      const rf::half* __restrict__ v, const int32_t* __restrict__ query_start,                \
+      rf::half* __restrict__ out, int64_t q_stride, int64_t k_stride, int64_t v_stride,       \
+      float scale) {                                                                          \
+    rf::attention_full<head_dim>(                                                             \
+        {q, k, v, q_stride, k_stride, v_stride, query_start, scale, 0, nullptr}, out);        \
+  }                                                                                           \
+  extern "C" __global__ __launch_bounds__(rf::kPrefillThreads) void RF_NAME(full_near, head)( \
+      const rf::half* __restrict__ q, const rf::half* __restrict__ k,                         \
+      const rf::half* __restrict__ v, const int32_t* __restrict__ query_start,                \
+      rf::half* __restrict__ out, int64_t q_stride, int64_t k_stride, int64_t v_stride,       \
+      float scale, int32_t reach, const float* __restrict__ slopes) {                         \
+    rf::attention_full<head_dim>(                                                             \
+        {q, k, v, q_stride, k_stride, v_stride, query_start, scale, reach, slopes}, out);     \
   }
 
-RF_ATTENTION_FULL(RF_HEAD_DIM)
+static_assert(RF_KEY_DIM == RF_VALUE_DIM);
+RF_ATTENTION_FULL(RF_HEAD, RF_KEY_DIM)

@@ -5,13 +5,14 @@
 // heads that share the kv head: row r is token r / group, head r % group. It walks over the keys in
 // tiles that all its waves read from LDS; each wave keeps the output of its own rows in registers,
 // transposed (see mma_attention.h). K of the next tile travels during the second product, V during
-// the first.
+// the first. Values of more than kAttentionValues elements are cut: a block has some of the columns
+// of the result, and computes the scores again for each cut.
 #include "rf/online_softmax.h"
 
 namespace rf {
 
 struct PrefillInput {
-  const half* q;               // [T, heads * head_dim]
+  const half* q;               // [T, heads * key_dim]
   const int32_t* sequences;    // indices of the sequences to take
   const int32_t* query_start;  // [B + 1]
   const int32_t* context_len;  // [B]
@@ -46,21 +47,29 @@ __device__ __forceinline__ void mask_scores(TileScores<kKeyTiles>& scores,
   }
 }
 
-// Grid: (tiles of kAttentionRows rows that the longest sequence needs, kv_heads, sequences).
-template <class Stored, int kHeadDim>
+// Computes attention_columns(...) columns of the result, then the next of those that the block has.
+// Grid: (tiles of kAttentionRows rows that the longest sequence needs, kv_heads * cuts of the
+// values, sequences).
+template <class Stored, int kKeyDim, int kValueDim, int kPass = 0>
 __device__ __forceinline__ void attention_prefill(const PrefillInput& in,
                                                   const Cache<Stored>& cache, float* out_f32,
                                                   half* out_f16) {
   using MatrixUnit = mma::MatrixUnit;
-  constexpr int kKeys = attention_keys(kHeadDim);
+  constexpr int kKeys = attention_keys(kKeyDim, kValueDim);
   constexpr int kKeyTiles = kKeys / kTile;
-  constexpr int kDimTiles = kHeadDim / kTile;
+  constexpr int kDimTiles = kKeyDim / kTile;
+  constexpr int kColumns = attention_columns(kKeyDim, kValueDim);
+  constexpr int kColumnTiles = kColumns / kTile;
+  constexpr int kValues = attention_values(kValueDim);
+  constexpr int kCuts = kValueDim / kValues;
+  static_assert(kKeyDim % kTile == 0 && kColumns % kTile == 0);
+  static_assert(kCuts * kValues == kValueDim && kValues % kColumns == 0);
   constexpr int kLaneColumns = MatrixUnit::kLaneColumns;
-  constexpr bool kKeepsQueries = attention_keeps_queries(kHeadDim);
+  constexpr bool kKeepsQueries = attention_keeps_queries(kKeyDim, kValueDim);
   constexpr int kScoreUnroll = kKeepsQueries ? kDimTiles : MatrixUnit::kReloadUnroll;
-  using KeyLoader = RowLoader<Stored, kHeadDim, kKeys>;
+  using KeyLoader = RowLoader<Stored, kKeyDim, kKeys>;
   using ValueLoader =
-      typename ValueLoaderOf<MatrixUnit::kTransposedV, Stored, kHeadDim, kKeys>::Type;
+      typename ValueLoaderOf<MatrixUnit::kTransposedV, Stored, kColumns, kKeys>::Type;
 
   alignas(16) __shared__ half k_lds[KeyLoader::kHalves];
   alignas(16) __shared__ half v_lds[ValueLoader::kHalves];
@@ -77,13 +86,15 @@ __device__ __forceinline__ void attention_prefill(const PrefillInput& in,
   const int block_row = static_cast<int>(gridDim.x - 1 - blockIdx.x) * kAttentionRows;
   if (block_row >= rows) return;
 
-  const int kv_head = blockIdx.y;
+  const int kv_head = static_cast<int>(blockIdx.y) / kCuts;
+  const int first_column = static_cast<int>(blockIdx.y) % kCuts * kValues + kPass * kColumns;
+
   const int wave_row = block_row + uniform(wave_id()) * (kTile * kWaveTiles);
   const int first_position = context - tokens;
   const auto position_of = [&](int row) { return first_position + min(row, rows - 1) / group; };
-  const auto output_of = [&](int row) {
+  const auto head_of = [&](int row) {  // of all heads of all tokens
     const int64_t token = query_start + row / group;
-    return (token * in.heads + kv_head * group + row % group) * kHeadDim;
+    return token * in.heads + kv_head * group + row % group;
   };
 
   // What this wave's rows, and this block's, can see at all: [begin, end).
@@ -100,7 +111,7 @@ __device__ __forceinline__ void attention_prefill(const PrefillInput& in,
   for (int tile = 0; tile < kWaveTiles; ++tile) {
     for (int i = 0; i < MatrixUnit::kQueryRows; ++i) {
       const int row = min(wave_row + tile * kTile + MatrixUnit::query_row(i), rows - 1);
-      query_rows[tile][i] = in.q + output_of(row);
+      query_rows[tile][i] = in.q + head_of(row) * kKeyDim;
     }
 #pragma unroll
     for (int dim = 0; kKeepsQueries && dim < kDimTiles; ++dim) {
@@ -113,13 +124,13 @@ __device__ __forceinline__ void attention_prefill(const PrefillInput& in,
   }
 
   const int32_t* blocks = cache.blocks_of(sequence);
-  const HeadCache<Stored, kHeadDim> keys{cache.k, cache.k_scale,  blocks,
-                                         kv_head, cache.kv_heads, context};
-  const HeadCache<Stored, kHeadDim> values{cache.v, cache.v_scale,  blocks,
-                                           kv_head, cache.kv_heads, context};
+  const HeadCache<Stored, kKeyDim> keys{cache.k, cache.k_scale,  blocks,
+                                        kv_head, cache.kv_heads, context};
+  const HeadCache<Stored, kValueDim> values{cache.v + first_column, cache.v_scale, blocks, kv_head,
+                                            cache.kv_heads,         context};
   KeyLoader key_loader;
   ValueLoader value_loader;
-  TileSoftmax<kHeadDim> softmax[kWaveTiles];
+  TileSoftmax<kColumns> softmax[kWaveTiles];
   for (auto& tile : softmax) tile.reset();
   const float factor = in.rule.scale * kLog2E;
 
@@ -170,14 +181,14 @@ __device__ __forceinline__ void attention_prefill(const PrefillInput& in,
 
     if (visible) {
 #pragma unroll
-      for (int dim = 0; dim < kDimTiles; ++dim) {
+      for (int column = 0; column < kColumnTiles; ++column) {
 #pragma unroll
         for (int key = 0; key < kKeyTiles; ++key) {
           const typename MatrixUnit::A part =
-              load_values<MatrixUnit>(v_tile, dim * kTile, key * kTile);
+              load_values<MatrixUnit>(v_tile, column * kTile, key * kTile);
 #pragma unroll
           for (int tile = 0; tile < kWaveTiles; ++tile) {
-            MatrixUnit::multiply(softmax[tile].output[dim], part, weights[tile][key]);
+            MatrixUnit::multiply(softmax[tile].output[column], part, weights[tile][key]);
           }
         }
       }
@@ -195,41 +206,45 @@ __device__ __forceinline__ void attention_prefill(const PrefillInput& in,
     for (int i = 0; i < kTileValues; ++i) {
       const int row = wave_row + tile * kTile + MatrixUnit::column(MatrixUnit::lane_column(i));
       if (row >= rows) continue;
-      const int64_t start = output_of(row) + MatrixUnit::row(i);
+      const int64_t start = head_of(row) * kValueDim + first_column + MatrixUnit::row(i);
       const auto store = [&]<class Element>(Element* out) {
 #pragma unroll
-        for (int dim = 0; dim < kDimTiles; ++dim) {
-          const float value = softmax[tile].output[dim][i] * inverse[MatrixUnit::lane_column(i)];
-          out[start + dim * kTile] = static_cast<Element>(value);
+        for (int column = 0; column < kColumnTiles; ++column) {
+          const float value = softmax[tile].output[column][i] * inverse[MatrixUnit::lane_column(i)];
+          out[start + column * kTile] = static_cast<Element>(value);
         }
       };
       if (out_f32) store(out_f32);
       if (out_f16) store(out_f16);
     }
   }
+  if constexpr ((kPass + 1) * kColumns < kValues) {
+    __syncthreads();  // all waves are done with the last V
+    attention_prefill<Stored, kKeyDim, kValueDim, kPass + 1>(in, cache, out_f32, out_f16);
+  }
 }
 
 }  // namespace rf
 
-// RF_HEAD_DIM is the head size of this translation unit.
-#define RF_NAME(kind, head_dim) rf_attention_prefill_##kind##_d##head_dim
+// RF_HEAD is the head size of this translation unit, RF_KEY_DIM and RF_VALUE_DIM its elements.
+#define RF_NAME(kind, head) rf_attention_prefill_##kind##_##head
 
-#define RF_ATTENTION_PREFILL_F16(head_dim)                                                         \
-  extern "C" __global__ __launch_bounds__(rf::kPrefillThreads) void RF_NAME(f16, head_dim)(        \
+#define RF_ATTENTION_PREFILL_F16(head)                                                             \
+  extern "C" __global__ __launch_bounds__(rf::kPrefillThreads) void RF_NAME(f16, head)(            \
       const rf::half* __restrict__ q, const rf::half* __restrict__ k_cache,                        \
       const rf::half* __restrict__ v_cache, const int32_t* __restrict__ block_table,               \
       const int32_t* __restrict__ sequences, const int32_t* __restrict__ query_start,              \
       const int32_t* __restrict__ context_len, float* __restrict__ out_f32,                        \
       rf::half* __restrict__ out_f16, int32_t blocks_per_sequence, int32_t heads,                  \
       int32_t kv_heads, int32_t window, float scale, float softcap) {                              \
-    rf::attention_prefill<rf::half, head_dim>(                                                     \
+    rf::attention_prefill<rf::half, RF_KEY_DIM, RF_VALUE_DIM>(                                     \
         {q, sequences, query_start, context_len, heads, window, {scale, softcap}},                 \
         {k_cache, v_cache, nullptr, nullptr, block_table, blocks_per_sequence, kv_heads}, out_f32, \
         out_f16);                                                                                  \
   }
 
-#define RF_ATTENTION_PREFILL_INT8(head_dim)                                                        \
-  extern "C" __global__ __launch_bounds__(rf::kPrefillThreads) void RF_NAME(int8, head_dim)(       \
+#define RF_ATTENTION_PREFILL_INT8(head)                                                            \
+  extern "C" __global__ __launch_bounds__(rf::kPrefillThreads) void RF_NAME(int8, head)(           \
       const rf::half* __restrict__ q, const int8_t* __restrict__ k_cache,                          \
       const int8_t* __restrict__ v_cache, const float* __restrict__ k_scale,                       \
       const float* __restrict__ v_scale, const int32_t* __restrict__ block_table,                  \
@@ -237,11 +252,11 @@ __device__ __forceinline__ void attention_prefill(const PrefillInput& in,
       const int32_t* __restrict__ context_len, float* __restrict__ out_f32,                        \
       rf::half* __restrict__ out_f16, int32_t blocks_per_sequence, int32_t heads,                  \
       int32_t kv_heads, int32_t window, float scale, float softcap) {                              \
-    rf::attention_prefill<int8_t, head_dim>(                                                       \
+    rf::attention_prefill<int8_t, RF_KEY_DIM, RF_VALUE_DIM>(                                       \
         {q, sequences, query_start, context_len, heads, window, {scale, softcap}},                 \
         {k_cache, v_cache, k_scale, v_scale, block_table, blocks_per_sequence, kv_heads}, out_f32, \
         out_f16);                                                                                  \
   }
 
-RF_ATTENTION_PREFILL_F16(RF_HEAD_DIM)
-RF_ATTENTION_PREFILL_INT8(RF_HEAD_DIM)
+RF_ATTENTION_PREFILL_F16(RF_HEAD)
+RF_ATTENTION_PREFILL_INT8(RF_HEAD)

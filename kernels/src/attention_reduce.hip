@@ -15,14 +15,14 @@ inline constexpr int kReduceUnroll = 4;  // loads of a thread on their way toget
 }  // namespace rf
 
 // Sequences with a single split are finished already. Grid: (heads, sequences). `splits` is the
-// grid's y of the first kernel. head_dim: a multiple of 4, at most 256.
+// grid's y of the first kernel. value_dim: a multiple of 4, at most 1024.
 extern "C" __global__ __launch_bounds__(rf::kReduceThreads) void rf_attention_decode_reduce(
     const float* __restrict__ partial, const float* __restrict__ partial_ml,
     const int32_t* __restrict__ sequences, const int32_t* __restrict__ query_start,
     const int32_t* __restrict__ context_len, float* __restrict__ out_f32,
     rf::half* __restrict__ out_f16, int8_t* __restrict__ out_q,
     rf::ActScale* __restrict__ out_q_scale, int32_t out_q_lo_offset, int32_t splits,
-    int32_t head_dim, int32_t window, int32_t split_tokens) {
+    int32_t value_dim, int32_t window, int32_t split_tokens) {
   using Four = rf::Vec<float, 4>;
   __shared__ Four sums[rf::kReduceThreads];
   const int thread = threadIdx.x;
@@ -47,7 +47,7 @@ extern "C" __global__ __launch_bounds__(rf::kReduceThreads) void rf_attention_de
   }
   total = rf::wave_sum(total);
 
-  const int columns = head_dim / 4;
+  const int columns = value_dim / 4;
   const int parts = rf::kReduceThreads / columns;
   const int part = thread / columns;
   const int column = thread % columns;
@@ -64,7 +64,7 @@ extern "C" __global__ __launch_bounds__(rf::kReduceThreads) void rf_attention_de
   if (rf::uniform(rf::wave_id()) * rf::kWave >= columns) return;
   for (int other = 1; other < parts; ++other) sum += sums[other * columns + column];
   const int64_t element =
-      (static_cast<int64_t>(row) * gridDim.x + blockIdx.x) * head_dim + 4 * column;
+      (static_cast<int64_t>(row) * gridDim.x + blockIdx.x) * value_dim + 4 * column;
   rf::ActOutput{out_f32, out_f16, out_q, out_q_scale, out_q_lo_offset}.store(
       element, sum * (1.0f / total), part == 0);
 }

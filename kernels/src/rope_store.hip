@@ -5,17 +5,19 @@
 
 namespace rf {
 
-inline constexpr int kMaxHeadDim = 256;
-inline constexpr int kPairsPerLane = kMaxHeadDim / 2 / kWave;
+inline constexpr int kWideHeadDim = 576;
+template <int kMaxHeadDim>
+inline constexpr int kPairsOfLane = (kMaxHeadDim / 2 + kWave - 1) / kWave;
 
 // One head of one token, spread over a wave as pairs of elements. Pair j lies in lane j % kWave.
 // Pairs below rotary_dim / 2 rotate; the others hold the elements behind rotary_dim, two by two.
+template <int kPairs>
 struct HeadPairs {
-  float x[kPairsPerLane], y[kPairsPerLane];
+  float x[kPairs], y[kPairs];
 };
 
 struct HeadShape {
-  int head_dim;
+  int dim;  // elements
   int rotary_dim;
   bool neox;
 };
@@ -31,42 +33,45 @@ __device__ __forceinline__ int second_of(const HeadShape& shape, int pair) {
 }
 
 // Calls visit(i, pair) for the pairs this lane holds.
-template <class Visit>
+template <int kPairs, class Visit>
 __device__ __forceinline__ void for_each_pair(const HeadShape& shape, Visit visit) {
 #pragma unroll
-  for (int i = 0; i < kPairsPerLane; ++i) {
+  for (int i = 0; i < kPairs; ++i) {
     const int pair = pair_index(i);
-    if (pair < shape.head_dim / 2) visit(i, pair);
+    if (pair < shape.dim / 2) visit(i, pair);
   }
 }
 
-__device__ __forceinline__ HeadPairs load_head(const HeadShape& shape, const float* row) {
-  HeadPairs head{};
-  for_each_pair(shape, [&](int i, int pair) {
+template <int kPairs>
+__device__ __forceinline__ HeadPairs<kPairs> load_head(const HeadShape& shape, const float* row) {
+  HeadPairs<kPairs> head{};
+  for_each_pair<kPairs>(shape, [&](int i, int pair) {
     head.x[i] = row[first_of(shape, pair)];
     head.y[i] = row[second_of(shape, pair)];
   });
   return head;
 }
 
-__device__ __forceinline__ void normalise(const HeadShape& shape, HeadPairs& head,
+template <int kPairs>
+__device__ __forceinline__ void normalise(const HeadShape& shape, HeadPairs<kPairs>& head,
                                           const float* weight, float eps) {
   float squares = 0.0f;
 #pragma unroll
-  for (int i = 0; i < kPairsPerLane; ++i) {
+  for (int i = 0; i < kPairs; ++i) {
     squares += head.x[i] * head.x[i] + head.y[i] * head.y[i];
   }
-  const float factor = rsqrt(wave_sum(squares) / static_cast<float>(shape.head_dim) + eps);
-  for_each_pair(shape, [&](int i, int pair) {
+  const float factor = rsqrt(wave_sum(squares) / static_cast<float>(shape.dim) + eps);
+  for_each_pair<kPairs>(shape, [&](int i, int pair) {
     head.x[i] *= factor * weight[first_of(shape, pair)];
     head.y[i] *= factor * weight[second_of(shape, pair)];
   });
 }
 
 // cosine and sine are this position's rows of the tables, [rotary_dim / 2].
-__device__ __forceinline__ void rotate(const HeadShape& shape, HeadPairs& head, const float* cosine,
-                                       const float* sine) {
-  for_each_pair(shape, [&](int i, int pair) {
+template <int kPairs>
+__device__ __forceinline__ void rotate(const HeadShape& shape, HeadPairs<kPairs>& head,
+                                       const float* cosine, const float* sine) {
+  for_each_pair<kPairs>(shape, [&](int i, int pair) {
     if (pair >= shape.rotary_dim / 2) return;
     const float x = head.x[i];
     const float y = head.y[i];
@@ -75,30 +80,33 @@ __device__ __forceinline__ void rotate(const HeadShape& shape, HeadPairs& head, 
   });
 }
 
-__device__ __forceinline__ void store_head(const HeadShape& shape, const HeadPairs& head,
+template <int kPairs>
+__device__ __forceinline__ void store_head(const HeadShape& shape, const HeadPairs<kPairs>& head,
                                            half* row) {
-  for_each_pair(shape, [&](int i, int pair) {
+  for_each_pair<kPairs>(shape, [&](int i, int pair) {
     row[first_of(shape, pair)] = to_half(head.x[i]);
     row[second_of(shape, pair)] = to_half(head.y[i]);
   });
 }
 
-__device__ __forceinline__ void store_cached(const HeadShape& shape, const HeadPairs& head,
+template <int kPairs>
+__device__ __forceinline__ void store_cached(const HeadShape& shape, const HeadPairs<kPairs>& head,
                                              half* row, float*) {
   store_head(shape, head, row);
 }
 
 // Symmetric int8: the largest magnitude of the head becomes 127.
-__device__ __forceinline__ void store_cached(const HeadShape& shape, const HeadPairs& head,
+template <int kPairs>
+__device__ __forceinline__ void store_cached(const HeadShape& shape, const HeadPairs<kPairs>& head,
                                              int8_t* row, float* scale) {
   float largest = 0.0f;
 #pragma unroll
-  for (int i = 0; i < kPairsPerLane; ++i) {
+  for (int i = 0; i < kPairs; ++i) {
     largest = max(largest, max(abs(head.x[i]), abs(head.y[i])));
   }
   largest = wave_max(largest);
   const float inverse = largest > 0.0f ? 127.0f / largest : 0.0f;
-  for_each_pair(shape, [&](int i, int pair) {
+  for_each_pair<kPairs>(shape, [&](int i, int pair) {
     row[first_of(shape, pair)] = static_cast<int8_t>(rint(head.x[i] * inverse));
     row[second_of(shape, pair)] = static_cast<int8_t>(rint(head.y[i] * inverse));
   });
@@ -107,26 +115,27 @@ __device__ __forceinline__ void store_cached(const HeadShape& shape, const HeadP
 
 struct RopeStoreInput {
   const float *q, *k, *v;        // rows q_stride, k_stride, v_stride apart
-  const float *q_norm, *k_norm;  // [head_dim]; null = none
+  const float *q_norm, *k_norm;  // [key_dim]; null = none
   const float *cosine, *sine;    // [max_context, rotary_dim / 2]
   const int32_t* positions;      // [T]
   const int64_t* slots;          // [T]; negative = a row of padding
   int64_t q_stride, k_stride, v_stride;
   int heads, kv_heads;
-  HeadShape shape;
+  HeadShape key;  // of queries and keys
+  int value_dim;
   float eps;
 };
 
 template <class Stored>
 struct RopeStoreOutput {
-  half* q;                    // [T, heads * head_dim]
+  half* q;                    // [T, heads * key_dim]
   Stored *k_cache, *v_cache;  // see kv_cache.h
   float *k_scale, *v_scale;   // int8 only
 };
 
 // Grid: (T, enough blocks for heads + 2 * kv_heads waves). One wave a head: the heads of q, then
-// those of k, then those of v.
-template <class Stored>
+// those of k, then those of v. A head has at most kMaxHeadDim elements.
+template <class Stored, int kMaxHeadDim>
 __device__ __forceinline__ void rope_store(const RopeStoreInput& in,
                                            const RopeStoreOutput<Stored>& out) {
   const int64_t token = blockIdx.x;
@@ -135,91 +144,101 @@ __device__ __forceinline__ void rope_store(const RopeStoreInput& in,
   const int64_t slot = in.slots[token];
   if (index >= in.heads + 2 * in.kv_heads || slot < 0) return;
 
-  const int head_dim = in.shape.head_dim;
-  const int64_t table_row = static_cast<int64_t>(in.positions[token]) * (in.shape.rotary_dim / 2);
+  constexpr int kPairs = kPairsOfLane<kMaxHeadDim>;
+  const int64_t table_row = static_cast<int64_t>(in.positions[token]) * (in.key.rotary_dim / 2);
   const float* cosine = in.cosine + table_row;
   const float* sine = in.sine + table_row;
 
   if (index < in.heads) {
-    const int column = index * head_dim;
-    HeadPairs head = load_head(in.shape, in.q + token * in.q_stride + column);
-    if (in.q_norm) normalise(in.shape, head, in.q_norm, in.eps);
-    rotate(in.shape, head, cosine, sine);
-    store_head(in.shape, head, out.q + (token * in.heads + index) * head_dim);
+    const int column = index * in.key.dim;
+    HeadPairs head = load_head<kPairs>(in.key, in.q + token * in.q_stride + column);
+    if (in.q_norm) normalise(in.key, head, in.q_norm, in.eps);
+    rotate(in.key, head, cosine, sine);
+    store_head(in.key, head, out.q + (token * in.heads + index) * in.key.dim);
     return;
   }
 
   const bool is_key = index < in.heads + in.kv_heads;
   const int kv_head = index - in.heads - (is_key ? 0 : in.kv_heads);
-  const int column = kv_head * head_dim;
   const int64_t row =
       cache_row(slot / kBlockTokens, static_cast<int>(slot % kBlockTokens), kv_head, in.kv_heads);
   if (is_key) {
-    HeadPairs head = load_head(in.shape, in.k + token * in.k_stride + column);
-    if (in.k_norm) normalise(in.shape, head, in.k_norm, in.eps);
-    rotate(in.shape, head, cosine, sine);
-    store_cached(in.shape, head, out.k_cache + row * head_dim, out.k_scale + row);
+    const int column = kv_head * in.key.dim;
+    HeadPairs head = load_head<kPairs>(in.key, in.k + token * in.k_stride + column);
+    if (in.k_norm) normalise(in.key, head, in.k_norm, in.eps);
+    rotate(in.key, head, cosine, sine);
+    store_cached(in.key, head, out.k_cache + row * in.key.dim, out.k_scale + row);
   } else {
-    const HeadPairs head = load_head(in.shape, in.v + token * in.v_stride + column);
-    store_cached(in.shape, head, out.v_cache + row * head_dim, out.v_scale + row);
+    const HeadShape value{in.value_dim, 0, false};
+    const int column = kv_head * in.value_dim;
+    const HeadPairs head = load_head<kPairs>(value, in.v + token * in.v_stride + column);
+    store_cached(value, head, out.v_cache + row * in.value_dim, out.v_scale + row);
   }
 }
 
 }  // namespace rf
 
-extern "C" __global__ __launch_bounds__(256) void rf_rope_store_f16(
-    const float* __restrict__ q, const float* __restrict__ k, const float* __restrict__ v,
+#define RF_ROPE_STORE_F16(name, max_head_dim)                                                  \
+  extern "C" __global__ __launch_bounds__(256) void name(                                      \
+      const float* __restrict__ q, const float* __restrict__ k, const float* __restrict__ v,   \
+      const float* __restrict__ q_norm, const float* __restrict__ k_norm,                      \
+      const float* __restrict__ cosine, const float* __restrict__ sine,                        \
+      const int32_t* __restrict__ positions, const int64_t* __restrict__ slots,                \
+      rf::half* __restrict__ q_out, rf::half* __restrict__ k_cache,                            \
+      rf::half* __restrict__ v_cache, int64_t q_stride, int64_t k_stride, int64_t v_stride,    \
+      int32_t heads, int32_t kv_heads, int32_t key_dim, int32_t value_dim, int32_t rotary_dim, \
+      int32_t neox, float eps) {                                                               \
+    rf::rope_store<rf::half, max_head_dim>({q,                                                 \
+                                            k,                                                 \
+                                            v,                                                 \
+                                            q_norm,                                            \
+                                            k_norm,                                            \
+                                            cosine,                                            \
+                                            sine,                                              \
+                                            positions,                                         \
+                                            slots,                                             \
+                                            q_stride,                                          \
+                                            k_stride,                                          \
+                                            v_stride,                                          \
+                                            heads,                                             \
+                                            kv_heads,                                          \
+                                            {key_dim, rotary_dim, neox != 0},                  \
+                                            value_dim,                                         \
+                                            eps},                                              \
+                                           {q_out, k_cache, v_cache, nullptr, nullptr});       \
+  }
 
-    const float* __restrict__ q_norm, const float* __restrict__ k_norm,
-    const float* __restrict__ cosine, const float* __restrict__ sine,
-    const int32_t* __restrict__ positions, const int64_t* __restrict__ slots,
-    rf::half* __restrict__ q_out, rf::half* __restrict__ k_cache, rf::half* __restrict__ v_cache,
-    int64_t q_stride, int64_t k_stride, int64_t v_stride, int32_t heads, int32_t kv_heads,
-    int32_t head_dim, int32_t rotary_dim, int32_t neox, float eps) {
-  rf::rope_store<rf::half>({q,
-                            k,
-                            v,
-                            q_norm,
-                            k_norm,
-                            cosine,
-                            sine,
-                            positions,
-                            slots,
-                            q_stride,
-                            k_stride,
-                            v_stride,
-                            heads,
-                            kv_heads,
-                            {head_dim, rotary_dim, neox != 0},
-                            eps},
-                           {q_out, k_cache, v_cache, nullptr, nullptr});
-}
+#define RF_ROPE_STORE_INT8(name, max_head_dim)                                                  \
+  extern "C" __global__ __launch_bounds__(256) void name(                                       \
+      const float* __restrict__ q, const float* __restrict__ k, const float* __restrict__ v,    \
+      const float* __restrict__ q_norm, const float* __restrict__ k_norm,                       \
+      const float* __restrict__ cosine, const float* __restrict__ sine,                         \
+      const int32_t* __restrict__ positions, const int64_t* __restrict__ slots,                 \
+      rf::half* __restrict__ q_out, int8_t* __restrict__ k_cache, int8_t* __restrict__ v_cache, \
+      float* __restrict__ k_scale, float* __restrict__ v_scale, int64_t q_stride,               \
+      int64_t k_stride, int64_t v_stride, int32_t heads, int32_t kv_heads, int32_t key_dim,     \
+      int32_t value_dim, int32_t rotary_dim, int32_t neox, float eps) {                         \
+    rf::rope_store<int8_t, max_head_dim>({q,                                                    \
+                                          k,                                                    \
+                                          v,                                                    \
+                                          q_norm,                                               \
+                                          k_norm,                                               \
+                                          cosine,                                               \
+                                          sine,                                                 \
+                                          positions,                                            \
+                                          slots,                                                \
+                                          q_stride,                                             \
+                                          k_stride,                                             \
+                                          v_stride,                                             \
+                                          heads,                                                \
+                                          kv_heads,                                             \
+                                          {key_dim, rotary_dim, neox != 0},                     \
+                                          value_dim,                                            \
+                                          eps},                                                 \
+                                         {q_out, k_cache, v_cache, k_scale, v_scale});          \
+  }
 
-extern "C" __global__ __launch_bounds__(256) void rf_rope_store_int8(
-    const float* __restrict__ q, const float* __restrict__ k, const float* __restrict__ v,
-
-    const float* __restrict__ q_norm, const float* __restrict__ k_norm,
-    const float* __restrict__ cosine, const float* __restrict__ sine,
-    const int32_t* __restrict__ positions, const int64_t* __restrict__ slots,
-    rf::half* __restrict__ q_out, int8_t* __restrict__ k_cache, int8_t* __restrict__ v_cache,
-    float* __restrict__ k_scale, float* __restrict__ v_scale, int64_t q_stride, int64_t k_stride,
-    int64_t v_stride, int32_t heads, int32_t kv_heads, int32_t head_dim, int32_t rotary_dim,
-    int32_t neox, float eps) {
-  rf::rope_store<int8_t>({q,
-                          k,
-                          v,
-                          q_norm,
-                          k_norm,
-                          cosine,
-                          sine,
-                          positions,
-                          slots,
-                          q_stride,
-                          k_stride,
-                          v_stride,
-                          heads,
-                          kv_heads,
-                          {head_dim, rotary_dim, neox != 0},
-                          eps},
-                         {q_out, k_cache, v_cache, k_scale, v_scale});
-}
+RF_ROPE_STORE_F16(rf_rope_store_f16, rf::kNarrowHeadDim)
+RF_ROPE_STORE_INT8(rf_rope_store_int8, rf::kNarrowHeadDim)
+RF_ROPE_STORE_F16(rf_rope_store_wide_f16, rf::kWideHeadDim)
+RF_ROPE_STORE_INT8(rf_rope_store_wide_int8, rf::kWideHeadDim)

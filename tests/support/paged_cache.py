@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from rocmforge_hip.device.heads import HeadSize
 from rocmforge_reference import ops
 
 BLOCK_TOKENS = 32
@@ -22,11 +23,17 @@ class AttentionCase:
     """Sequences as (context, new tokens at its end), and how they attend."""
 
     sequences: tuple[tuple[int, int], ...]
-    head_dim: int = 64
+    head_dim: int = 64  # of queries and keys, and of values unless those are given
     kv_heads: int = 1
     group: int = 4
     window: int | None = None
     softcap: float | None = None
+    value_dim: int | None = None
+
+    @property
+    def head(self) -> HeadSize:
+        """The elements of a head."""
+        return HeadSize(self.head_dim, self.value_dim or self.head_dim)
 
     @property
     def heads(self) -> int:
@@ -65,10 +72,10 @@ class PagedBatch:
         self.q = random.standard_normal((sum(lengths), case.heads, case.head_dim)).astype(
             np.float16
         )
-        shape = (sum(blocks) + 1, case.kv_heads, BLOCK_TOKENS, case.head_dim)
-        used = self._used_slots(shape[0])
-        self.k, self.k_scale = self._fill(random, shape, used)
-        self.v, self.v_scale = self._fill(random, shape, used)
+        rows = (sum(blocks) + 1, case.kv_heads, BLOCK_TOKENS)
+        used = self._used_slots(rows[0])
+        self.k, self.k_scale = self._fill(random, (*rows, case.head.key_dim), used)
+        self.v, self.v_scale = self._fill(random, (*rows, case.head.value_dim), used)
 
     def _used_slots(self, num_blocks: int) -> npt.NDArray[np.bool_]:
         used = np.zeros((num_blocks, BLOCK_TOKENS), np.bool_)
@@ -90,7 +97,7 @@ class PagedBatch:
         return values, None
 
     def expected(self) -> npt.NDArray[np.float64]:
-        """[T, heads, head_dim], from the reference in float64."""
+        """[T, heads, value_dim], from the reference in float64."""
         k, v = self.k.astype(np.float64), self.v.astype(np.float64)
         if self.k_scale is not None and self.v_scale is not None:
             k, v = k * self.k_scale[..., None], v * self.v_scale[..., None]
@@ -107,6 +114,11 @@ class PagedBatch:
             window=self.case.window,
         )
         return result
+
+    @property
+    def result_shape(self) -> tuple[int, int, int]:
+        """[T, heads, value_dim]."""
+        return len(self.q), self.case.heads, self.case.head.value_dim
 
     @property
     def cache(self) -> list[Array]:

@@ -17,6 +17,7 @@ from rocmforge.api.app import HANDLERS
 from rocmforge.checkpoint.formats import FORMATS
 from rocmforge.cli import main
 from rocmforge.fleet.entry import ModelState
+from rocmforge_hip.device.heads import CACHED_HEADS
 
 ROOT = Path(__file__).parents[2]
 PAGES = (
@@ -205,6 +206,13 @@ def test_every_format_with_kernels_is_listed() -> None:
     text = (ROOT / "docs/hardware.md").read_text()
     formats = [str(format) for format in FORMATS.values() if format.has_kernels]
     assert [name for name in formats if not re.search(rf"\b{name}\b", text)] == []
+
+
+def test_every_size_of_heads_is_listed() -> None:
+    text = (ROOT / "docs/hardware.md").read_text()
+    (line,) = re.findall(r"^Models need heads of .*$", text, re.MULTILINE)
+    sizes = {size for head in CACHED_HEADS for size in (head.key_dim, head.value_dim)}
+    assert {int(size) for size in re.findall(r"\d+", line)} == sizes
 
 
 def test_every_state_of_a_model_is_explained() -> None:

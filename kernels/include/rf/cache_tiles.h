@@ -16,7 +16,7 @@ __device__ __forceinline__ Vec<half, 8> load_eight(const int8_t* from, float sca
   return result;
 }
 
-// Where the keys and values of one sequence and head lie.
+// Where the keys or the values of one sequence and head lie; kHeadDim elements a token.
 template <class Stored, int kHeadDim>
 struct HeadCache {
   const Stored* data;
@@ -39,16 +39,16 @@ struct HeadCache {
   }
 };
 
-// Copies rows of the cache to an LDS tile with the same rows. start() begins, finish() completes;
-// between them the data is in flight.
-template <class Stored, int kHeadDim, int kKeys>
+// Copies rows of the cache, or the first kColumns elements of each, to an LDS tile with the same
+// rows. start() begins, finish() completes; between them the data is in flight.
+template <class Stored, int kColumns, int kKeys>
 class RowLoader {
  public:
-  static constexpr int kHalves = kKeys * RowTile<kHeadDim>::kStride;
-  using Tile = RowTile<kHeadDim>;
+  static constexpr int kHalves = kKeys * RowTile<kColumns>::kStride;
+  using Tile = RowTile<kColumns>;
 
-  __device__ __forceinline__ void start(const HeadCache<Stored, kHeadDim>& cache, int first_token,
-                                        Tile tile) {
+  template <class Cache>
+  __device__ __forceinline__ void start(const Cache& cache, int first_token, Tile tile) {
 #pragma unroll
     for (int i = 0; i < kCopies; ++i) {
       if (!in_tile(i)) continue;
@@ -75,28 +75,28 @@ class RowLoader {
 
  private:
   static constexpr bool kAsync = kHasAsyncCopy && sizeof(Stored) == 2;
-  static constexpr int kChunks = kKeys * kHeadDim / 8;
+  static constexpr int kChunks = kKeys * kColumns / 8;
   static constexpr int kCopies = (kChunks + kPrefillThreads - 1) / kPrefillThreads;
 
   static __device__ __forceinline__ int index(int i) { return i * kPrefillThreads + threadIdx.x; }
   static __device__ __forceinline__ bool in_tile(int i) {
     return kChunks % kPrefillThreads == 0 || index(i) < kChunks;
   }
-  static __device__ __forceinline__ int row_of(int i) { return index(i) / (kHeadDim / 8); }
-  static __device__ __forceinline__ int chunk_of(int i) { return index(i) % (kHeadDim / 8); }
+  static __device__ __forceinline__ int row_of(int i) { return index(i) / (kColumns / 8); }
+  static __device__ __forceinline__ int chunk_of(int i) { return index(i) % (kColumns / 8); }
 
   Vec<half, 8> copied_[kAsync ? 1 : kCopies];
 };
 
 // The same with the tile transposed: a thread takes eight elements of four keys at a time.
-template <class Stored, int kHeadDim, int kKeys>
+template <class Stored, int kColumns, int kKeys>
 class TransposingLoader {
  public:
-  static constexpr int kHalves = kHeadDim * TransposedTile<kKeys>::kStride;
+  static constexpr int kHalves = kColumns * TransposedTile<kKeys>::kStride;
   using Tile = TransposedTile<kKeys>;
 
-  __device__ __forceinline__ void start(const HeadCache<Stored, kHeadDim>& cache, int first_token,
-                                        Tile) {
+  template <class Cache>
+  __device__ __forceinline__ void start(const Cache& cache, int first_token, Tile) {
 #pragma unroll
     for (int i = 0; i < kCopies; ++i) {
       if (!in_tile(i)) continue;
@@ -123,26 +123,26 @@ class TransposingLoader {
   }
 
  private:
-  static constexpr int kItems = kKeys / 4 * kHeadDim / 8;
+  static constexpr int kItems = kKeys / 4 * kColumns / 8;
   static constexpr int kCopies = (kItems + kPrefillThreads - 1) / kPrefillThreads;
 
   static __device__ __forceinline__ int index(int i) { return i * kPrefillThreads + threadIdx.x; }
   static __device__ __forceinline__ bool in_tile(int i) {
     return kItems % kPrefillThreads == 0 || index(i) < kItems;
   }
-  static __device__ __forceinline__ int quad_of(int i) { return index(i) / (kHeadDim / 8); }
-  static __device__ __forceinline__ int chunk_of(int i) { return index(i) % (kHeadDim / 8); }
+  static __device__ __forceinline__ int quad_of(int i) { return index(i) / (kColumns / 8); }
+  static __device__ __forceinline__ int chunk_of(int i) { return index(i) % (kColumns / 8); }
 
   Vec<half, 8> copied_[kCopies][4];
 };
 
-template <bool kTransposed, class Stored, int kHeadDim, int kKeys>
+template <bool kTransposed, class Stored, int kColumns, int kKeys>
 struct ValueLoaderOf {
-  using Type = RowLoader<Stored, kHeadDim, kKeys>;
+  using Type = RowLoader<Stored, kColumns, kKeys>;
 };
-template <class Stored, int kHeadDim, int kKeys>
-struct ValueLoaderOf<true, Stored, kHeadDim, kKeys> {
-  using Type = TransposingLoader<Stored, kHeadDim, kKeys>;
+template <class Stored, int kColumns, int kKeys>
+struct ValueLoaderOf<true, Stored, kColumns, kKeys> {
+  using Type = TransposingLoader<Stored, kColumns, kKeys>;
 };
 
 // A part of V^T, dims as rows, whichever way V lies in LDS.

@@ -94,6 +94,7 @@ struct MatrixUnit : OneColumn {
   static constexpr int kFullTileRegisters = 90;
   static constexpr int kLargeHeadKeys = 32;
   static constexpr int kKeptQueryRegisters = 200;
+  static constexpr int kLargestHeadColumns = 256;
   using A = Vec<half, 4>;
   using B = Vec<half, 4>;
 
@@ -127,6 +128,7 @@ struct MatrixUnit : OneColumn {
   static constexpr int kFullTileRegisters = 80;
   static constexpr int kLargeHeadKeys = 32;
   static constexpr int kKeptQueryRegisters = 130;
+  static constexpr int kLargestHeadColumns = 256;
   using A = Vec<half, 16>;
   using B = Vec<half, 16>;
 
@@ -173,6 +175,7 @@ struct MatrixUnit : OneColumn {
   static constexpr int kFullTileRegisters = 100;
   static constexpr int kLargeHeadKeys = 32;
   static constexpr int kKeptQueryRegisters = 100;
+  static constexpr int kLargestHeadColumns = 256;
   using A = Vec<half, 8>;
   using B = Vec<half, 8>;
 
@@ -217,6 +220,7 @@ struct MatrixUnit {
   static constexpr int kFullTileRegisters = 100;
   static constexpr int kLargeHeadKeys = 32;
   static constexpr int kKeptQueryRegisters = 100;
+  static constexpr int kLargestHeadColumns = 256;
   static constexpr bool kTransposedV = false;  // ldmatrix transposes
   static constexpr int kLaneColumns = 4;
   static constexpr int kQueryRows = 2;
@@ -315,6 +319,7 @@ struct MatrixUnit : OneColumn {
   static constexpr int kFullTileRegisters = 0;
   static constexpr int kLargeHeadKeys = 16;
   static constexpr int kKeptQueryRegisters = 0;
+  static constexpr int kLargestHeadColumns = 128;
   static constexpr int kReloadUnroll = kWave == 64 ? 1 : 2;
   struct A {
     const half *low, *high;  // k 0..7 and 8..15 of the lane's first row

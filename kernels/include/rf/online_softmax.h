@@ -8,23 +8,36 @@
 
 namespace rf {
 
-inline constexpr int kAttentionRows = 128;  // query rows of a block
+inline constexpr int kAttentionRows = 128;    // query rows of a block
+inline constexpr int kAttentionValues = 256;  // elements of values whose results a block has
 inline constexpr int kAttentionWaves = kPrefillThreads / kWave;
 inline constexpr int kWaveTiles = kAttentionRows / kTile / kAttentionWaves;  // of 16 query rows
 
+// Values of more elements than kAttentionValues are cut: a block has the results of some of them.
+constexpr int attention_values(int value_dim) {
+  return value_dim < kAttentionValues ? value_dim : kAttentionValues;
+}
+// Columns of these results that are computed at once.
+constexpr int attention_columns(int key_dim, int value_dim) {
+  return key_dim > 256 ? mma::MatrixUnit::kLargestHeadColumns : attention_values(value_dim);
+}
+
 // Registers of a lane that its queries and its output take. Where these would fill up, a step takes
 // fewer keys, and the queries are loaded again for every tile of keys, which costs a fraction of
-// the time of the products.
-constexpr int attention_registers(int head_dim) {
-  return head_dim / kTile * kWaveTiles *
-         static_cast<int>(sizeof(mma::MatrixUnit::B) + sizeof(TileValues)) / 4;
+// the time of the products. The largest heads take 16 keys, so that LDS has room for two blocks.
+constexpr int attention_registers(int key_dim, int value_dim) {
+  return kWaveTiles *
+         (key_dim / kTile * static_cast<int>(sizeof(mma::MatrixUnit::B)) +
+          attention_columns(key_dim, value_dim) / kTile * static_cast<int>(sizeof(TileValues))) /
+         4;
 }
-constexpr int attention_keys(int head_dim) {
-  if (head_dim > 128) return mma::MatrixUnit::kLargeHeadKeys;
-  return attention_registers(head_dim) < mma::MatrixUnit::kFullTileRegisters ? 64 : 32;
+constexpr int attention_keys(int key_dim, int value_dim) {
+  if (key_dim > 256) return kTile;
+  if (key_dim > 128) return mma::MatrixUnit::kLargeHeadKeys;
+  return attention_registers(key_dim, value_dim) < mma::MatrixUnit::kFullTileRegisters ? 64 : 32;
 }
-constexpr bool attention_keeps_queries(int head_dim) {
-  return attention_registers(head_dim) <= mma::MatrixUnit::kKeptQueryRegisters;
+constexpr bool attention_keeps_queries(int key_dim, int value_dim) {
+  return attention_registers(key_dim, value_dim) <= mma::MatrixUnit::kKeptQueryRegisters;
 }
 
 // The scores of kKeyTiles tiles of keys for one tile of queries of a wave, and then their weights.
@@ -33,12 +46,12 @@ using TileScores = TileValues[kKeyTiles];
 
 // The softmax of one tile of queries over the keys so far. Scores stay in units of the product:
 // exp2(factor * (score - highest)) is one fused multiply-add and one exp2.
-template <int kHeadDim>
+template <int kColumns>
 struct TileSoftmax {
   static constexpr int kLaneColumns = mma::MatrixUnit::kLaneColumns;
   float highest[kLaneColumns];
   float total[kLaneColumns];  // of this lane's keys
-  TileValues output[kHeadDim / kTile];
+  TileValues output[kColumns / kTile];
 
   __device__ __forceinline__ void reset() {
     for (int lane_column = 0; lane_column < kLaneColumns; ++lane_column) {

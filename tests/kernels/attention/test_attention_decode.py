@@ -6,11 +6,13 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from rocmforge_hip.device.heads import CACHED_HEADS, HeadSize
 from tests.support.activations import BLOCK, SCALE_DTYPE, QuantisedActivation, quantise
 from tests.support.kernels import Device, check
 from tests.support.paged_cache import BLOCK_TOKENS, AttentionCase, PagedBatch
 
 WAVES = 4
+UNEVEN_HEADS = [head for head in CACHED_HEADS if not head.is_even]
 REDUCE_THREADS = 256
 
 
@@ -30,19 +32,20 @@ def decode(
 
     ids, starts = device.upload(sequences), device.upload(batch.query_start)
     contexts = device.upload(batch.context_len, "context_len")
-    out = device.empty(batch.q.shape, np.float32, "out")
-    out_f16 = device.empty(batch.q.shape, np.float16, "out_f16")
+    results, value_dim = batch.result_shape, case.head.value_dim
+    out = device.empty(results, np.float32, "out")
+    out_f16 = device.empty(results, np.float16, "out_f16")
     q, q_scale = None, None
-    if case.head_dim % BLOCK == 0:
-        columns = int(np.prod(batch.q.shape[1:]))
+    if value_dim % BLOCK == 0:
+        columns = case.heads * value_dim
         q = device.empty((2, len(batch.q), columns), np.int8, "q")
         q_scale = device.empty((2, len(batch.q), columns // BLOCK), SCALE_DTYPE, "q_scale")
-    outputs = (out, out_f16, q, q_scale, batch.q.size)  # with two slices
+    outputs = (out, out_f16, q, q_scale, int(np.prod(results)))  # with two slices
     shape = (len(sequences), case.heads, splits)
-    partial = device.empty((*shape, case.head_dim), np.float32, "partial")
+    partial = device.empty((*shape, value_dim), np.float32, "partial")
     partial_ml = device.empty((*shape, 2), np.float32, "partial_ml")
     device.launch(
-        f"rf_attention_decode_{kind}_d{case.head_dim}_g{group_tile}",
+        f"rf_attention_decode_{kind}_{case.head.name}_g{group_tile}",
         device.upload(batch.q, "q"),
         *(device.upload(part, "cache") for part in batch.cache),
         device.upload(batch.block_table, "block_table"),
@@ -56,7 +59,7 @@ def decode(
         device.launch(
             "rf_attention_decode_reduce",
             *(partial, partial_ml, ids, starts, contexts, *outputs),
-            *(splits, case.head_dim, window, split_tokens),
+            *(splits, value_dim, window, split_tokens),
             grid=(case.heads, len(sequences)),
             block=REDUCE_THREADS,
         )
@@ -89,11 +92,26 @@ def assert_right(
 
 
 @pytest.mark.parametrize("int8", [False, True], ids=["f16", "int8"])
-@pytest.mark.parametrize("group_tile", [4, 8])
-@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
-def test_every_variant(device: Device, head_dim: int, group_tile: int, int8: bool) -> None:
-    case = AttentionCase(((37, 1),), head_dim=head_dim, group=group_tile)
+@pytest.mark.parametrize(
+    ("head", "group_tile"),
+    [(head, group) for head in CACHED_HEADS for group in head.groups],
+    ids=lambda value: getattr(value, "name", value),
+)
+def test_every_variant(device: Device, head: HeadSize, group_tile: int, int8: bool) -> None:
+    case = AttentionCase(
+        ((37, 1),), head_dim=head.key_dim, value_dim=head.value_dim, group=group_tile
+    )
     assert_right(device, case, int8=int8, group_tile=group_tile)
+
+
+@pytest.mark.parametrize("int8", [False, True], ids=["f16", "int8"])
+@pytest.mark.parametrize("head", UNEVEN_HEADS, ids=lambda head: head.name)
+def test_values_of_another_size_than_keys(device: Device, head: HeadSize, int8: bool) -> None:
+    """Several heads of both kinds, blocks and splits: a wrong stride reads a neighbour's row."""
+    case = AttentionCase(
+        ((70, 1), (33, 1)), head_dim=head.key_dim, value_dim=head.value_dim, kv_heads=2, group=3
+    )
+    assert_right(device, case, int8=int8, split_tokens=32)
 
 
 CONTEXTS = {
@@ -130,7 +148,7 @@ def test_split_context(device: Device, context: int, int8: bool) -> None:
     assert_right(device, AttentionCase(((context, 1),)), int8=int8, split_tokens=32)
 
 
-@pytest.mark.parametrize("head_dim", [80, 256])
+@pytest.mark.parametrize("head_dim", [80, 256, 512])
 def test_reduction_of_head_sizes(device: Device, head_dim: int) -> None:
     case = AttentionCase(((150, 1),), head_dim=head_dim, group=1)
     assert_right(device, case, split_tokens=32)

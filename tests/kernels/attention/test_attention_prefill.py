@@ -6,11 +6,14 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from rocmforge_hip.device.heads import CACHED_HEADS, HeadSize
 from tests.support.kernels import Device, check
 from tests.support.paged_cache import AttentionCase, PagedBatch
 
 ROWS = 128  # queries of a block: a token and one of the heads that share a kv head
+VALUES = 256  # elements of a value whose results a block has
 THREADS = 256
+UNEVEN_HEADS = [head for head in CACHED_HEADS if not head.is_even]
 
 
 def prefill(device: Device, batch: PagedBatch) -> npt.NDArray[np.float32]:
@@ -20,10 +23,11 @@ def prefill(device: Device, batch: PagedBatch) -> npt.NDArray[np.float32]:
     sequences = np.flatnonzero(lengths > 1).astype(np.int32)
     tiles = -(-int(lengths.max()) * case.group // ROWS)
     kind = "int8" if batch.int8 else "f16"
-    out = device.empty(batch.q.shape, np.float32, "out")
-    out_f16 = device.empty(batch.q.shape, np.float16, "out_f16")
+    out = device.empty(batch.result_shape, np.float32, "out")
+    out_f16 = device.empty(batch.result_shape, np.float16, "out_f16")
+    cuts = -(-case.head.value_dim // VALUES)
     device.launch(
-        f"rf_attention_prefill_{kind}_d{case.head_dim}",
+        f"rf_attention_prefill_{kind}_{case.head.name}",
         device.upload(batch.q, "q"),
         *(device.upload(part, "cache") for part in batch.cache),
         device.upload(batch.block_table, "block_table"),
@@ -32,7 +36,7 @@ def prefill(device: Device, batch: PagedBatch) -> npt.NDArray[np.float32]:
         device.upload(batch.context_len),
         *(out, out_f16, batch.block_table.shape[1], case.heads, case.kv_heads),
         *(case.window or 0, case.scale, case.softcap or 0.0),
-        grid=(tiles, case.kv_heads, len(sequences)),
+        grid=(tiles, case.kv_heads * cuts, len(sequences)),
         block=THREADS,
     )
     result = out.get()
@@ -50,10 +54,19 @@ def assert_right(device: Device, case: AttentionCase, *, int8: bool = False) -> 
 
 
 @pytest.mark.parametrize("int8", [False, True], ids=["f16", "int8"])
-@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
-def test_every_variant(device: Device, head_dim: int, int8: bool) -> None:
-    case = AttentionCase(((37, 9),), head_dim=head_dim, group=2)
+@pytest.mark.parametrize("head", CACHED_HEADS, ids=lambda head: head.name)
+def test_every_variant(device: Device, head: HeadSize, int8: bool) -> None:
+    case = AttentionCase(((37, 9),), head_dim=head.key_dim, value_dim=head.value_dim, group=2)
     assert_right(device, case, int8=int8)
+
+
+@pytest.mark.parametrize("head", UNEVEN_HEADS, ids=lambda head: head.name)
+def test_values_of_another_size_than_keys(device: Device, head: HeadSize) -> None:
+    """Several heads of both kinds and blocks: a wrong stride reads a neighbour's row."""
+    case = AttentionCase(
+        ((70, 5), (33, 2)), head_dim=head.key_dim, value_dim=head.value_dim, kv_heads=2, group=3
+    )
+    assert_right(device, case)
 
 
 # context, new tokens; group 1, so that rows are tokens

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from rocmforge.models.config import RopeStyle
+from rocmforge_hip.device.constants import NARROW_HEAD_DIM
 from rocmforge_reference import ops
 from tests.support.kernels import Device, check
 
@@ -25,11 +26,22 @@ Array = npt.NDArray[Any]
 class Case:
     heads: int = 2
     kv_heads: int = 1
-    head_dim: int = 64
+    head_dim: int = 64  # of queries and keys, and of values unless those are given
+    value_dim: int | None = None
     rope_dim: int = 64
     style: RopeStyle = RopeStyle.NEOX
     norm: bool = False
     tokens: int = 3
+
+    @property
+    def dims(self) -> tuple[int, int, int]:
+        """Of heads of queries, keys and values."""
+        return self.head_dim, self.head_dim, self.value_dim or self.head_dim
+
+    @property
+    def wide(self) -> str:
+        """As in the kernels' names."""
+        return "wide_" if max(self.dims) > NARROW_HEAD_DIM else ""
 
 
 CASES = {
@@ -42,6 +54,10 @@ CASES = {
     "head_norm_largest_head": Case(norm=True, head_dim=256, rope_dim=256),
     "more_heads_than_waves_of_a_block": Case(heads=9, kv_heads=3, head_dim=16, rope_dim=16),
     "one_token": Case(tokens=1),
+    "smaller_values": Case(heads=4, kv_heads=2, head_dim=192, value_dim=128, norm=True),
+    "larger_values": Case(heads=3, kv_heads=3, head_dim=64, value_dim=96, rope_dim=32),
+    "wide": Case(head_dim=512, rope_dim=512, norm=True),
+    "widest": Case(heads=4, kv_heads=2, head_dim=576, value_dim=512, style=RopeStyle.NORMAL),
 }
 
 
@@ -54,8 +70,10 @@ class Inputs:
         def normal(*shape: int) -> npt.NDArray[np.float32]:
             return random.standard_normal(shape).astype(np.float32)
 
-        q_width, kv_width = case.heads * case.head_dim, case.kv_heads * case.head_dim
-        self.q, self.k, self.v = (normal(case.tokens, w) for w in (q_width, kv_width, kv_width))
+        heads = case.heads, case.kv_heads, case.kv_heads
+        self.q, self.k, self.v = (
+            normal(case.tokens, count * dim) for count, dim in zip(heads, case.dims, strict=True)
+        )
         self.norms = [normal(case.head_dim) for _ in range(2)]
         self.positions = random.permutation(CONTEXT)[: case.tokens].astype(np.int32)
         self.slots = random.permutation(NUM_BLOCKS * BLOCK_TOKENS)[: case.tokens].astype(np.int64)
@@ -72,12 +90,12 @@ class Inputs:
 
 
 def expected_heads(case: Case, inputs: Inputs) -> tuple[Array, Array, Array]:
-    """q, k and v as [T, heads, head_dim] in float64."""
+    """q, k and v as [T, heads, key_dim or value_dim] in float64."""
     cos, sin = (table[inputs.positions].astype(np.float64) for table in (inputs.cos, inputs.sin))
     results = []
     for index, x in enumerate((inputs.q, inputs.k, inputs.v)):
         values = x.astype(np.float64)
-        values = values.reshape(len(values), -1, case.head_dim)
+        values = values.reshape(len(values), -1, case.dims[index])
         if index < 2:
             if case.norm:
                 values = ops.rms_norm(values, inputs.norms[index].astype(np.float64), EPS)
@@ -105,7 +123,7 @@ def launch(
         device.upload(inputs.slots),
         *outputs,
         *(x.shape[1] for x in wide),
-        *(case.heads, case.kv_heads, case.head_dim, case.rope_dim),
+        *(case.heads, case.kv_heads, *case.dims[1:], case.rope_dim),
         int(case.style is RopeStyle.NEOX),
         EPS,
         grid=(case.tokens, blocks),
@@ -113,42 +131,44 @@ def launch(
     )
 
 
-def cache_shape(case: Case) -> tuple[int, int, int, int]:
-    return NUM_BLOCKS, case.kv_heads, BLOCK_TOKENS, case.head_dim
+def cache_shapes(case: Case) -> list[tuple[int, int, int, int]]:
+    return [(NUM_BLOCKS, case.kv_heads, BLOCK_TOKENS, dim) for dim in case.dims[1:]]
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_float16_cache(device: Device, case: Case) -> None:
     inputs = Inputs(case)
     q = device.empty((case.tokens, case.heads, case.head_dim), np.float16, "q")
-    k_cache = device.empty(cache_shape(case), np.float16, "k_cache")
-    v_cache = device.empty(cache_shape(case), np.float16, "v_cache")
-    launch(device, case, inputs, "rf_rope_store_f16", q, k_cache, v_cache, threads=128)
+    caches = [device.empty(shape, np.float16, "cache") for shape in cache_shapes(case)]
+    launch(device, case, inputs, f"rf_rope_store_{case.wide}f16", q, *caches, threads=128)
 
     expected_q, k, v = expected_heads(case, inputs)
     if inputs.padding is not None:
         expected_q[inputs.padding] = np.nan  # stays what it was: poison
     check(q.get(), expected_q, rtol=5e-4, atol=2e-6)
-    for cache, values in ((k_cache, k), (v_cache, v)):
-        expected = np.full(cache_shape(case), np.nan)
+    for cache, values, shape in zip(caches, (k, v), cache_shapes(case), strict=True):
+        expected = np.full(shape, np.nan)
         ops.store(expected, values[inputs.kept], inputs.slots[inputs.kept])
         check(cache.get(), expected, rtol=5e-4, atol=2e-6)
 
 
-@pytest.mark.parametrize("name", ["neox", "normal_partial", "head_norm_largest_head"])
+@pytest.mark.parametrize(
+    "name", ["neox", "normal_partial", "head_norm_largest_head", "smaller_values", "widest"]
+)
 def test_int8_cache(device: Device, name: str) -> None:
     case = CASES[name]
     inputs = Inputs(case)
-    inputs.v[0, : case.head_dim] = 0  # a head without a largest value
+    inputs.v[0, : case.dims[2]] = 0  # a head without a largest value
     q = device.empty((case.tokens, case.heads, case.head_dim), np.float16, "q")
-    caches = [device.empty(cache_shape(case), np.int8) for _ in range(2)]
-    scales = [device.empty(cache_shape(case)[:3], np.float32) for _ in range(2)]
-    launch(device, case, inputs, "rf_rope_store_int8", q, *caches, *scales, threads=256)
+    caches = [device.empty(shape, np.int8) for shape in cache_shapes(case)]
+    scales = [device.empty(shape[:3], np.float32) for shape in cache_shapes(case)]
+    name = f"rf_rope_store_{case.wide}int8"
+    launch(device, case, inputs, name, q, *caches, *scales, threads=256)
 
     expected_q, k, v = expected_heads(case, inputs)
     check(q.get()[inputs.kept], expected_q[inputs.kept], rtol=5e-4, atol=2e-6)
     for cache, scale, values in zip(caches, scales, (k, v), strict=True):
-        expected = np.full(cache_shape(case), np.nan)
+        expected = np.full((*scale.shape, values.shape[-1]), np.nan)
         ops.store(expected, values[inputs.kept], inputs.slots[inputs.kept])
         step = np.abs(expected).max(axis=-1) / 127
         check(scale.get(), step, rtol=1e-5)

@@ -17,6 +17,7 @@ from kernels.builder import ROOT, Builder
 from kernels.compiler import find_compiler
 from kernels.table import INCLUDE_DIR, expand_braces, read_formats, read_table
 from kernels.targets import Platform, select
+from rocmforge_hip.device.heads import CACHED_HEADS
 
 TESTS = ROOT / "tests/kernels"
 LAUNCHERS = ROOT / "backends/hip/rocmforge_hip"
@@ -114,6 +115,30 @@ def test_each_format_may_have_a_unit_of_its_own(tmp_path: Path) -> None:
 def test_an_unknown_group_of_formats_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"\[odd\] formats is one of all, quantised, float"):
         a_table(tmp_path, 'kernels = ["rf_{format}"]\nformats = "q4_k"')
+
+
+def test_a_source_is_compiled_for_the_sizes_of_heads_that_it_says(tmp_path: Path) -> None:
+    row = 'kernels = ["rf_{f16,int8}_{head_group}"]\nheads = "cached"'
+    source = a_table(tmp_path, row)
+    assert source.kernels == {
+        f"rf_{cache}_{head.name}_g{group}"
+        for cache in ("f16", "int8")
+        for head in CACHED_HEADS
+        for group in head.groups
+    }
+    units = {unit.name: unit.defines for unit in source.translation_units}
+    assert set(units) == {f"odd-{head.name}" for head in CACHED_HEADS}
+    assert units["odd-d192v128"] == (
+        "RF_HEAD=d192v128",
+        "RF_KEY_DIM=192",
+        "RF_VALUE_DIM=128",
+        "RF_GROUPS(X)=X(4) ",
+    )
+
+
+def test_an_unknown_group_of_heads_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"heads is one of cached, full, not 64"):
+        a_table(tmp_path, 'kernels = ["rf_odd"]\nheads = 64')
 
 
 def test_every_format_with_kernels_has_a_header_and_every_header_a_format() -> None:

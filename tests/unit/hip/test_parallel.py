@@ -23,6 +23,7 @@ from rocmforge_hip.ops.sharded import gather_orders
 from rocmforge_hip.weights.shard import Shard
 from tests.data.models.tiny_models import by_name, write_model
 from tests.support.hip import fitting, quantized, splittable, write_quantized
+from tests.support.uneven import random_weights, uneven
 
 ADDED_UP = ("attention.output", "feed_forward.down")
 WHOLE = (
@@ -74,6 +75,22 @@ def test_a_rank_computes_whole_heads_and_all_of_the_width(
         assert (layer.num_heads, layer.num_kv_heads, layer.intermediate_size) == (3, 1, 64)
         assert (layer.key_dim, layer.value_dim) == (whole_layer.key_dim, whole_layer.value_dim)
     assert (part.hidden_size, part.vocab_size) == (config.hidden_size, 96)
+
+
+def test_the_parts_of_layers_that_differ_fit_what_a_rank_computes(
+    whole: tuple[ModelConfig, ModelWeights[Tensor]],
+) -> None:
+    config = uneven(whole[0], [(4, 2, 64, 64, None, 128), (12, 4, 192, 128, 5, 704)])
+    weights = take(config, random_weights(config))
+    shard = Shard(1, 2)
+    shard.check(config, weights)
+    part = shard.config(config)
+    for place, tensor in walk(shard.weights(weights)):
+        if place.layer is not None:
+            assert tensor.shape == place.shape(part), place.path
+    odd = uneven(whole[0], [(4, 2, 64, 64, None, 128), (8, 1, 576, 512, None, 128)])
+    with pytest.raises(ConfigurationError, match="its 1 key-value heads are not a multiple of 2"):
+        shard.check(odd, take(odd, random_weights(odd)))
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def test_of_experts_a_step_reads_those_that_its_tokens_choose(tmp_path: Path) ->
         config, tensors = checkpoint.config, take(checkpoint.config, checkpoint.weights)
         # Each weight as a vector of its rows: 4 bytes for each.
         planned = map_places(tensors, lambda _, tensor: PlannedVector((tensor,)))
-        reads = StepReads(config, cast("Any", planned), 0)
+        reads = StepReads(config, cast("Any", planned), [0] * config.num_layers)
         rest = sum(
             4 * tensor.shape[0]
             for path, tensor in checkpoint.weights.items()

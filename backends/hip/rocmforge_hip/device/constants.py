@@ -24,6 +24,10 @@ BLOCK_TOKENS: Final = 32
 """Of a block of the cache."""
 ATTENTION_ROWS: Final = 128
 """Queries of a block of attention from several new tokens."""
+ATTENTION_VALUES: Final = 256
+"""Elements of values whose results such a block has."""
+NARROW_HEAD_DIM: Final = 256
+"""Elements of a head above which another kernel rotates and stores it."""
 NOT_GATED: Final = 0
 SILU: Final = 1
 GELU_TANH: Final = 2
@@ -37,6 +41,8 @@ IN_HEADERS: Final = MappingProxyType(
         "kTileColumns": GEMM_COLUMNS,
         "kBlockTokens": BLOCK_TOKENS,
         "kAttentionRows": ATTENTION_ROWS,
+        "kAttentionValues": ATTENTION_VALUES,
+        "kNarrowHeadDim": NARROW_HEAD_DIM,
         "kNotGated": NOT_GATED,
         "kSilu": SILU,
         "kGeluTanh": GELU_TANH,

@@ -26,7 +26,8 @@ def rf_rope_store(
     v_stride: I64,
     heads: I32,
     kv_heads: I32,
-    head_dim: I32,
+    key_dim: I32,
+    value_dim: I32,
     rotary_dim: I32,
     neox: I32,
     eps: F32,
@@ -68,7 +69,7 @@ def rf_attention_decode_reduce(
     context_len: Pointer,
     out: Forms,
     splits: I32,
-    head_dim: I32,
+    value_dim: I32,
     window: I32,
     split_tokens: I32,
 ) -> None:

@@ -18,16 +18,16 @@ from rocmforge.models.rope import load_rope_tables
 from rocmforge.models.weights import take
 from rocmforge_hip.device.constants import BLOCK_TOKENS
 from rocmforge_hip.device.discovery import FoundDevice
+from rocmforge_hip.device.heads import CACHED_HEADS, FULL_HEADS
 from rocmforge_hip.device.opening import opened
 from rocmforge_hip.device.platform import cache_dir
+from rocmforge_hip.device.records import total_bytes
 from rocmforge_hip.jit.compiler import NO_KERNELS, ProcessorKernels, prepare_processors
 from rocmforge_hip.load.memory_budget import MemoryNeeds, MemoryPlan, cache_type, make_plan, measure
 from rocmforge_hip.load.model import ModelLoading
 from rocmforge_hip.load.rank import Rank
 from rocmforge_hip.load.supported import check_sizes
 from rocmforge_hip.ops.activations import StepLimits
-from rocmforge_hip.ops.cached_attention import CACHED_HEAD_DIMS
-from rocmforge_hip.ops.full_attention import FULL_HEAD_DIMS
 from rocmforge_hip.ops.geometry import Geometry
 from rocmforge_hip.ops.sharded import any_rank
 from rocmforge_hip.run.graph_check import REPORTS, Agree, check_graphs
@@ -75,7 +75,7 @@ def load_model(
         pairs = [(cache.keys, cache.values) for cache in loaded.ops.caches]
         bandwidth = copy_bandwidth(device.driver, device.stream, pairs)
         info = _describe(found, config, plan, kernels, bandwidth, options)
-        reads = StepReads(config, weights, plan.block_bytes // config.num_layers)
+        reads = StepReads(config, weights, [total_bytes(block) for block in plan.cache_blocks])
         replays = options.graphs != "off"
         runner = HipRunner(device, loaded, plan.limits, info, reads, replays=replays)
     if config.causal and options.graphs == "auto":
@@ -145,7 +145,7 @@ def _read(
             "A model without a cache runs on one device; leave tensor_parallel at 1, not "
             f"{options.tensor_parallel}."
         )
-    check_sizes(config, CACHED_HEAD_DIMS if config.causal else FULL_HEAD_DIMS)
+    check_sizes(config, CACHED_HEADS if config.causal else FULL_HEADS)
     tensors = take(config, checkpoint.weights)
     if shard is not None:
         shard.check(config, tensors)

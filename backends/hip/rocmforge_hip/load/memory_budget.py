@@ -9,7 +9,7 @@ from typing import Final
 from rocmforge.backend.protocol import LoadOptions
 from rocmforge.errors import OutOfMemory
 from rocmforge.models.blocks import ModelWeights
-from rocmforge.models.config import ModelConfig
+from rocmforge.models.config import LayerConfig, ModelConfig
 from rocmforge.models.lora import Adapter
 from rocmforge_hip.device.constants import BLOCK_TOKENS
 from rocmforge_hip.device.memory import ArraySpec, spec
@@ -45,10 +45,14 @@ class MemoryNeeds:
     adapters: int
     activations: ActivationArrays[ArraySpec]
     input_bytes: int
-    cache_block: LayerCache[ArraySpec] | None  # of one layer; None: there is no cache
-    block_bytes: int  # of all layers
+    cache_blocks: tuple[LayerCache[ArraySpec], ...]  # of each layer; none: there is no cache
     limits: StepLimits
     activation_slices: int = 0  # of int8 activations in decode: kernels/include/rf/act.h
+
+    @property
+    def block_bytes(self) -> int:
+        """A block of the cache, in all layers."""
+        return sum(map(total_bytes, self.cache_blocks))
 
     @property
     def step_bytes(self) -> int:
@@ -74,7 +78,7 @@ class MemoryPlan(MemoryNeeds):
 
     def __str__(self) -> str:
         decode, cache = [], "none: the model keeps nothing of a prompt"
-        if self.cache_block is not None:
+        if self.cache_blocks:
             decode = [f"decode       {8 * self.activation_slices}-bit activations"]
             tokens = self.num_blocks * BLOCK_TOKENS
             cache = (
@@ -109,7 +113,7 @@ def measure(
         adapters=len(adapters),
     )
     stacks = plan_adapters(weights, adapters)
-    block = _cache_block(config, options.kv_dtype) if config.causal else None
+    layers = config.layers if config.causal else ()
     size = weight_bytes(weights)
     return MemoryNeeds(
         allowed=int(memory_free * options.memory_utilization),
@@ -117,8 +121,7 @@ def measure(
         adapters=adapter_bytes(stacks),
         activations=plan_activations(config, weights, limits, geometry, stacks),
         input_bytes=_largest_input(config, limits),
-        cache_block=block,
-        block_bytes=0 if block is None else total_bytes(block) * config.num_layers,
+        cache_blocks=tuple(_cache_block(layer, options.kv_dtype) for layer in layers),
         limits=limits,
         activation_slices=_activation_slices(config, options, size),
     )
@@ -140,7 +143,7 @@ def make_plan(
     needs = measure(config, weights, options, geometry, memory_free, adapters)
     left = needs.allowed - needs.fixed_bytes
     per_sequence = ceil_div(needs.limits.context, BLOCK_TOKENS)
-    if needs.cache_block is None:
+    if not needs.cache_blocks:
         num_blocks = least = 0
     elif options.kv_blocks is not None:
         num_blocks = least = options.kv_blocks
@@ -163,21 +166,21 @@ def make_plan(
     return MemoryPlan(**values, num_blocks=num_blocks)
 
 
-def cache_arrays(plan: MemoryPlan) -> LayerCache[ArraySpec]:
+def cache_arrays(plan: MemoryPlan, layer: int) -> LayerCache[ArraySpec]:
     """Returns the arrays of one layer's cache, all its blocks together."""
 
     def blocks(name: str, block: ArraySpec) -> ArraySpec:
         return spec((plan.num_blocks, *block.shape), block.dtype)
 
-    arrays: LayerCache[ArraySpec] = mapped(plan.cache_block, ArraySpec, blocks)
+    arrays: LayerCache[ArraySpec] = mapped(plan.cache_blocks[layer], ArraySpec, blocks)
     return arrays
 
 
 def cache_type(needs: MemoryNeeds) -> str:
     """Returns the stored type of a model's cache; "none" if it has none."""
-    if needs.cache_block is None:
+    if not needs.cache_blocks:
         return "none"
-    return "f16" if needs.cache_block.key_scale is None else "int8"
+    return "f16" if needs.cache_blocks[0].key_scale is None else "int8"
 
 
 def _activation_slices(config: ModelConfig, options: LoadOptions, weights: int) -> int:
@@ -189,14 +192,12 @@ def _activation_slices(config: ModelConfig, options: LoadOptions, weights: int) 
     return int(options.activation_bits) // 8
 
 
-def _cache_block(config: ModelConfig, kv_dtype: str) -> LayerCache[ArraySpec]:
-    layer = config.layers[0]
-    shape = (layer.num_kv_heads, BLOCK_TOKENS, layer.key_dim)
-    if kv_dtype == "int8":
-        codes, scales = spec(shape, "i1"), spec(shape[:2], "f4")
-        return LayerCache(codes, codes, scales, scales)
-    halves = spec(shape, "f2")
-    return LayerCache(halves, halves)
+def _cache_block(layer: LayerConfig, kv_dtype: str) -> LayerCache[ArraySpec]:
+    rows = layer.num_kv_heads, BLOCK_TOKENS
+    stored = "i1" if kv_dtype == "int8" else "f2"
+    scales = spec(rows, "f4") if kv_dtype == "int8" else None
+    keys, values = spec((*rows, layer.key_dim), stored), spec((*rows, layer.value_dim), stored)
+    return LayerCache(keys, values, scales, scales)
 
 
 def _largest_input(config: ModelConfig, limits: StepLimits) -> int:

@@ -166,7 +166,7 @@ class ModelLoading:
         def new(name: str, what: ArraySpec) -> DeviceArray:
             return self._device.memory.device(what, f"{name} of layer {layer}").array
 
-        cache: LayerCache[DeviceArray] = mapped(cache_arrays(self._plan), ArraySpec, new)
+        cache: LayerCache[DeviceArray] = mapped(cache_arrays(self._plan, layer), ArraySpec, new)
         return cache
 
 

@@ -6,25 +6,26 @@ from collections.abc import Iterator, Sequence
 
 from rocmforge.errors import UnsupportedArchitecture
 from rocmforge.models.config import ModelConfig
+from rocmforge_hip.device.heads import HeadSize
 from rocmforge_hip.ops.full_attention import ROPE_MULTIPLE
 from rocmforge_hip.ops.rows import MAX_NORM_DIM
 
 
-def check_sizes(config: ModelConfig, head_dims: Sequence[int]) -> None:
+def check_sizes(config: ModelConfig, heads: Sequence[HeadSize]) -> None:
     """Refuses a model that no kernel fits.
 
     Args:
         config: The model.
-        head_dims: Elements of a head that its kind of attention can have.
+        heads: The sizes of heads that its kind of attention can have.
 
     Raises:
         UnsupportedArchitecture: Names the size, and those that there are.
     """
-    for size, known in _problems(config, head_dims):
+    for size, known in _problems(config, heads):
         raise UnsupportedArchitecture(f"{config.architecture} with {size}", (known,))
 
 
-def _problems(config: ModelConfig, head_dims: Sequence[int]) -> Iterator[tuple[str, str]]:
+def _problems(config: ModelConfig, heads: Sequence[HeadSize]) -> Iterator[tuple[str, str]]:
     """Yields the sizes that there are no kernels for, each with those that there are."""
     if any(layer.experts for layer in config.layers):
         yield "experts, which only the reference backend computes yet", "a feed-forward network"
@@ -32,20 +33,15 @@ def _problems(config: ModelConfig, head_dims: Sequence[int]) -> Iterator[tuple[s
         yield "norms of all heads together", "norms of each head"
     first = config.layers[0]
     for layer in config.layers:
-        if layer.key_dim not in head_dims:
-            sizes = ", ".join(map(str, head_dims))
-            yield f"heads of {layer.key_dim} elements", f"heads of {sizes} elements"
-        if layer.value_dim != layer.key_dim:
-            yield (
-                f"heads of {layer.key_dim} elements for keys and {layer.value_dim} for values",
-                "equal ones",
-            )
-        heads, heads_of_first = (
-            (each.num_heads, each.num_kv_heads, each.key_dim) for each in (layer, first)
-        )
-        if heads != heads_of_first:
-            yield "heads that differ by layer", "the same heads in every layer"
-        if not config.causal and layer.num_heads != layer.num_kv_heads:
+        head = HeadSize(layer.key_dim, layer.value_dim)
+        if str(head) not in map(str, heads):
+            known = ", ".join(map(str, heads))
+            yield f"heads of {head} elements", f"heads of {known} elements"
+        if config.causal:
+            continue
+        if (layer.num_heads, layer.key_dim) != (first.num_heads, first.key_dim):
+            yield "heads that differ by layer", "the same heads in every layer of an encoder"
+        if layer.num_heads != layer.num_kv_heads:
             yield (
                 f"{layer.num_heads} heads and {layer.num_kv_heads} of keys and values",
                 "as many of keys and values in an encoder",

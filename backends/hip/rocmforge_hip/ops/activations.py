@@ -77,7 +77,7 @@ class SamplingArrays(Generic[X]):
 class ActivationArrays(Generic[X]):
     """Every array that a step writes: T tokens, L rows of logits, V the vocabulary, P sums.
 
-    None is what the model has no use for.
+    None is what the model has no use for. Layers may differ: each array suffices for the largest.
     """
 
     tokens: X | None = None  # int32 [T]; else they are the step's
@@ -86,20 +86,20 @@ class ActivationArrays(Generic[X]):
     qkv: Forms[X]  # [T, out_features of the stack]
     qkv_2: Forms[X] | None
     qkv_3: Forms[X] | None
-    attended: Forms[X]  # [T, num_heads * head_dim]
+    attended: Forms[X]  # [T, num_heads * value_dim]
     delta: Forms[X]  # [T, hidden_size]
     intermediate: Forms[X]  # [T, intermediate_size]
     gemm_partial: X  # float32, results of splits of K
     # Of causal models.
     post_normed: Forms[X] | None = None  # [T, hidden_size], what is added to the residual
-    rotated: Forms[X] | None = None  # [T, num_heads * head_dim], queries
+    rotated: Forms[X] | None = None  # [T, num_heads * key_dim], queries
     logit_rows: Forms[X] | None = None  # [L, hidden_size], taken from `normed`
     logits: Forms[X] | None = None  # [L, V]
     gathered: Forms[X] | None = None  # [L, V], the logits of all ranks
     lora_shrunk: X | None = None  # float32, products with the A of adapters
     gate_up: Forms[X] | None = None  # [T, stored_rows]
-    attention_partial: X | None = None  # float32 [splits, num_heads, head_dim]
-    attention_partial_ml: X | None = None  # float32 [splits, num_heads, 2]: maximum and sum
+    attention_partial: X | None = None  # float32 [splits * num_heads * value_dim]
+    attention_partial_ml: X | None = None  # float32 [splits * num_heads, 2]: maximum and sum
     sampling: SamplingArrays[X] | None = None
     # Of other models.
     pooled: Forms[X] | None = None  # [P, hidden_size], sums of hidden states
@@ -176,7 +176,7 @@ def _of_causal(
 ) -> ActivationArrays[ArraySpec]:
     """Matrices that are not quantised are multiplied with float32 for the rows that GEMV takes."""
     tokens, rows, vocab_size = limits.tokens, limits.rows, config.vocab_size
-    hidden_size, layer = config.hidden_size, config.layers[0]
+    hidden_size = config.hidden_size
     of_tokens = spec((tokens, hidden_size), "f4")
     of_logits = spec((rows, vocab_size), "f4")
     has_post_norms = weights.layers[0].attention_post_norm is not None
@@ -186,7 +186,10 @@ def _of_causal(
         product: Forms(f32=spec((tokens, features), "f4"))
         for product, features in _qkv_features(weights).items()
     }
-    splits = geometry.attention_splits(config, limits.sequences)
+    partials = [  # results of splits, and what each has
+        (geometry.attention_splits(layer.num_kv_heads, limits.sequences) * layer.num_heads, layer)
+        for layer in config.layers
+    ]
     lora_shrunk, gate_up = lora_scratch(stacks, tokens, limits.adapters)
     parts = spec((geometry.most_sampling_parts(rows), 2), "f4")
     return ActivationArrays(
@@ -197,8 +200,10 @@ def _of_causal(
         qkv=qkv[Product.QKV],
         qkv_2=qkv.get(Product.QKV_2),
         qkv_3=qkv.get(Product.QKV_3),
-        rotated=Forms(f16=spec((tokens, layer.query_features), "f2")),
-        attended=_multiplied(tokens, layer.attended_features),
+        rotated=Forms(
+            f16=spec((tokens, max(layer.query_features for layer in config.layers)), "f2")
+        ),
+        attended=_multiplied(tokens, max(layer.attended_features for layer in config.layers)),
         delta=Forms(f32=of_tokens),
         intermediate=_multiplied(tokens, _most_intermediate(config)),
         logit_rows=_multiplied(rows, hidden_size, f32=spec((rows, hidden_size), "f4")),
@@ -206,8 +211,8 @@ def _of_causal(
         gathered=Forms(f32=of_logits) if is_shared else None,
         lora_shrunk=lora_shrunk,
         gate_up=None if gate_up is None else Forms(f32=gate_up),
-        attention_partial=spec((splits, layer.num_heads, layer.value_dim), "f4"),
-        attention_partial_ml=spec((splits, layer.num_heads, 2), "f4"),
+        attention_partial=spec((max(n * layer.value_dim for n, layer in partials),), "f4"),
+        attention_partial_ml=spec((max(n for n, _ in partials), 2), "f4"),
         gemm_partial=geometry.gemm_scratch(),
         sampling=SamplingArrays(
             changed=of_logits,

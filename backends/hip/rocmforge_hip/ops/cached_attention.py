@@ -6,9 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
-from rocmforge.models.config import ModelConfig, RopeStyle
+from rocmforge.models.config import LayerConfig, ModelConfig, RopeStyle
 from rocmforge.models.forward.ops import AttentionSpec
-from rocmforge_hip.device.constants import ATTENTION_ROWS, BLOCK_TOKENS, QUANT_BLOCK
+from rocmforge_hip.device.constants import (
+    ATTENTION_ROWS,
+    ATTENTION_VALUES,
+    BLOCK_TOKENS,
+    NARROW_HEAD_DIM,
+    QUANT_BLOCK,
+)
+from rocmforge_hip.device.heads import CACHED_HEADS
 from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.kernels import attention as kernels
@@ -17,8 +24,6 @@ from rocmforge_hip.ops.geometry import Geometry
 from rocmforge_hip.ops.linear import LinearKernels, empty, f32_of, vector_of
 from rocmforge_hip.ops.step import DeviceStep
 from rocmforge_hip.weights.formats import Weight, ceil_div
-
-CACHED_HEAD_DIMS: Final = (64, 80, 96, 128, 256)
 
 _THREADS: Final = 256
 
@@ -29,8 +34,8 @@ X = TypeVar("X")
 class LayerCache(Generic[X]):
     """Keys and values of one layer: kernels/include/rf/kv_cache.h. Scales for int8 only."""
 
-    keys: X  # float16 or int8 [blocks, num_kv_heads, BLOCK_TOKENS, head_dim]
-    values: X  # as keys
+    keys: X  # float16 or int8 [blocks, num_kv_heads, BLOCK_TOKENS, key_dim]
+    values: X  # as keys, [..., value_dim]
     key_scale: X | None = None  # float32 [blocks, num_kv_heads, BLOCK_TOKENS]
     value_scale: X | None = None
 
@@ -41,6 +46,25 @@ class DeviceRopeTable:
 
     cos: DeviceArray
     sin: DeviceArray
+
+
+class _LayerKernels:
+    """The kernels for the heads of one layer, and how many of them a block of decodes has."""
+
+    def __init__(self, library: KernelLibrary, layer: LayerConfig, cache: str) -> None:
+        sizes = layer.key_dim, layer.value_dim
+        head = next(head for head in CACHED_HEADS if (head.key_dim, head.value_dim) == sizes)
+        wide = "wide_" if max(sizes) > NARROW_HEAD_DIM else ""
+        self.group: Final = head.group(layer.num_heads // layer.num_kv_heads)
+        self.rope_store: Final = library.kernel(
+            f"rf_rope_store_{wide}{cache}", kernels.rf_rope_store
+        )
+        self.decode: Final = library.kernel(
+            f"rf_attention_decode_{cache}_{head.name}_g{self.group}", kernels.rf_attention_decode
+        )
+        self.prefill: Final = library.kernel(
+            f"rf_attention_prefill_{cache}_{head.name}", kernels.rf_attention_prefill
+        )
 
 
 class CachedAttention:
@@ -74,18 +98,9 @@ class CachedAttention:
         self._tables = tables
         self._wave = library.wave_size
         cache = "int8" if caches[0].key_scale is not None else "f16"
-        layer = config.layers[0]  # the others have the same heads: see `check_sizes`
-        self._group = 4 if layer.num_heads // layer.num_kv_heads <= 4 else 8
-        self._rope_store = library.kernel(f"rf_rope_store_{cache}", kernels.rf_rope_store)
-        self._decode = library.kernel(
-            f"rf_attention_decode_{cache}_d{layer.key_dim}_g{self._group}",
-            kernels.rf_attention_decode,
-        )
+        self._kernels = tuple(_LayerKernels(library, layer, cache) for layer in config.layers)
         self._reduce = library.kernel(
             "rf_attention_decode_reduce", kernels.rf_attention_decode_reduce
-        )
-        self._prefill = library.kernel(
-            f"rf_attention_prefill_{cache}_d{layer.key_dim}", kernels.rf_attention_prefill
         )
 
     def rope_and_store(
@@ -101,7 +116,7 @@ class CachedAttention:
         """Does as `Ops.rope_and_store` says."""
         config, cache, table = self._config, self.caches[spec.layer], self._tables[spec.local_rope]
         layer, rope = config.layers[spec.layer], config.rope_of(local=spec.local_rope)
-        heads, kv_heads, head_dim = layer.num_heads, layer.num_kv_heads, layer.key_dim
+        heads, kv_heads, key_dim = layer.num_heads, layer.num_kv_heads, layer.key_dim
         assert (q.features, k.features, v.features) == (
             layer.query_features,
             layer.key_features,
@@ -110,14 +125,14 @@ class CachedAttention:
         assert self._arena.rotated is not None
         out = self._arena.rotated.float16(q.rows, q.features)
         waves = _THREADS // self._wave
-        self._rope_store.launch(
+        self._kernels[spec.layer].rope_store.launch(
             (q.rows, ceil_div(heads + 2 * kv_heads, waves), 1),
             _THREADS,
             q=f32_of(q),
             k=f32_of(k),
             v=f32_of(v),
-            q_norm=None if q_norm is None else vector_of(q_norm, head_dim),
-            k_norm=None if k_norm is None else vector_of(k_norm, head_dim),
+            q_norm=None if q_norm is None else vector_of(q_norm, key_dim),
+            k_norm=None if k_norm is None else vector_of(k_norm, key_dim),
             cosine=table.cos,
             sine=table.sin,
             positions=step.inputs.positions,
@@ -132,7 +147,8 @@ class CachedAttention:
             v_stride=v.stride or v.features,
             heads=heads,
             kv_heads=kv_heads,
-            head_dim=head_dim,
+            key_dim=key_dim,
+            value_dim=layer.value_dim,
             rotary_dim=rope.rotary_dim,
             neox=int(rope.style is RopeStyle.NEOX),
             eps=config.norm_eps,
@@ -142,7 +158,7 @@ class CachedAttention:
     def attend(self, step: DeviceStep, q: Activation, spec: AttentionSpec) -> Activation:
         """Attends as `Ops.attention` says."""
         assert q.f16 is not None
-        out = self._attended(step, q)
+        out = self._attended(step, q, self._config.layers[spec.layer])
         if step.shape.decodes:
             self._attend_decodes(step, q.f16, out, spec)
         if step.shape.prefills:
@@ -153,7 +169,7 @@ class CachedAttention:
         self, step: DeviceStep, q: DeviceArray, out: Activation, spec: AttentionSpec
     ) -> None:
         layer, shape, inputs = self._config.layers[spec.layer], step.shape, step.inputs
-        cache = self.caches[spec.layer]
+        cache, own = self.caches[spec.layer], self._kernels[spec.layer]
         kv_heads = layer.num_kv_heads
         split = self._geometry.attention(
             shape.blocks * BLOCK_TOKENS, spec.window, kv_heads, shape.decodes
@@ -161,10 +177,12 @@ class CachedAttention:
         partial, partial_ml = self._arena.attention_partial, self._arena.attention_partial_ml
         assert partial is not None
         assert partial_ml is not None
-        assert shape.decodes * split.count <= partial.shape[0] or split.count == 1
+        results = shape.decodes * split.count * layer.num_heads
+        assert results * layer.value_dim <= partial.shape[0] or split.count == 1
+        assert results <= partial_ml.shape[0] or split.count == 1
         window = spec.window or 0
-        tiles = ceil_div(layer.num_heads // kv_heads, self._group)
-        self._decode.launch(
+        tiles = ceil_div(layer.num_heads // kv_heads, own.group)
+        own.decode.launch(
             (kv_heads * tiles, split.count, shape.decodes),
             4 * self._wave,
             q=q,
@@ -198,7 +216,7 @@ class CachedAttention:
                 context_len=inputs.context_len,
                 out=out,
                 splits=split.count,
-                head_dim=layer.value_dim,
+                value_dim=layer.value_dim,
                 window=window,
                 split_tokens=split.tokens,
             )
@@ -209,10 +227,10 @@ class CachedAttention:
         layer, shape, inputs = self._config.layers[spec.layer], step.shape, step.inputs
         cache = self.caches[spec.layer]
         group = layer.num_heads // layer.num_kv_heads
-        self._prefill.launch(
+        self._kernels[spec.layer].prefill.launch(
             (
                 ceil_div(shape.longest_prefill * group, ATTENTION_ROWS),
-                layer.num_kv_heads,
+                layer.num_kv_heads * ceil_div(layer.value_dim, ATTENTION_VALUES),
                 shape.prefills,
             ),
             _THREADS,
@@ -234,16 +252,11 @@ class CachedAttention:
             softcap=spec.softcap or 0.0,
         )
 
-    def _attended(self, step: DeviceStep, q: Activation) -> Activation:
+    def _attended(self, step: DeviceStep, q: Activation, layer: LayerConfig) -> Activation:
         """Returns the result of attention, in the forms that a linear layer may read."""
-        out = empty(
-            self._arena.attended, q.rows, q.features, half=q.rows > self._products.gemv_rows
-        )
+        many = q.rows > self._products.gemv_rows
+        out = empty(self._arena.attended, q.rows, layer.attended_features, half=many)
         # The kernels of decodes can write int8, where the blocks do not straddle heads.
-        if (
-            out.f32 is not None
-            and not step.shape.prefills
-            and self._config.layers[0].value_dim % QUANT_BLOCK == 0
-        ):
+        if out.f32 is not None and not step.shape.prefills and layer.value_dim % QUANT_BLOCK == 0:
             self._products.give_int8(out)
         return out

@@ -11,6 +11,7 @@ from typing import Final
 from rocmforge.models.config import ModelConfig, RopeStyle
 from rocmforge.models.forward.ops import AttentionSpec
 from rocmforge_hip.device.constants import ATTENTION_ROWS
+from rocmforge_hip.device.heads import HeadSize
 from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.kernels import attention as kernels
@@ -20,7 +21,6 @@ from rocmforge_hip.ops.linear import f16_of
 from rocmforge_hip.ops.step import DeviceStep
 from rocmforge_hip.weights.formats import ceil_div
 
-FULL_HEAD_DIMS: Final = (32, 64, 128)
 ROPE_MULTIPLE: Final = 16
 """Rotating elements of a head: eight pairs at a time."""
 
@@ -49,9 +49,10 @@ class FullAttention:
         self._tables = tables
         self._slopes = slopes
         self._rope = library.kernel("rf_rope_half", kernels.rf_rope_half)
-        head_dim = config.layers[0].key_dim  # the others have the same: see `check_sizes`
+        layer = config.layers[0]  # the others have the same heads: see `check_sizes`
+        head = HeadSize(layer.key_dim, layer.value_dim)
         self._full, self._near = (
-            library.kernel(f"rf_attention_{kind}_d{head_dim}", kernels.rf_attention_full)
+            library.kernel(f"rf_attention_{kind}_{head.name}", kernels.rf_attention_full)
             for kind in ("full", "full_near")
         )
 

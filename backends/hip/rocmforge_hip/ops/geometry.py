@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
-from rocmforge.models.config import ModelConfig
 from rocmforge_hip.device.constants import BLOCK_TOKENS, GEMM_COLUMNS
 from rocmforge_hip.device.memory import ArraySpec, spec
 from rocmforge_hip.weights.formats import ceil_div, round_up
@@ -83,12 +82,9 @@ class Geometry:
         """Returns how many parts all rows have together, for any number of rows up to `rows`."""
         return max(rows, _SAMPLING_BLOCKS_PER_CU * self.compute_units)
 
-    def attention_splits(self, config: ModelConfig, sequences: int) -> int:
+    def attention_splits(self, kv_heads: int, sequences: int) -> int:
         """Returns how many splits there may be, for any number of sequences up to this one."""
-        return (
-            _several_rounds(self._attention_splits_at_once(config.layers[0].num_kv_heads))
-            + sequences
-        )
+        return _several_rounds(self._attention_splits_at_once(kv_heads)) + sequences
 
     def gemm_scratch(self) -> ArraySpec:
         """Returns the array for the results of splits of matrix products, of any size."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import numpy as np
@@ -33,11 +33,11 @@ class StepReads:
     Args:
         config: Of the model.
         weights: As placed on the device.
-        block_bytes: Of a block of one layer's cache.
+        block_bytes: Of a block of each layer's cache.
     """
 
     def __init__(
-        self, config: ModelConfig, weights: ModelWeights[Planned], block_bytes: int
+        self, config: ModelConfig, weights: ModelWeights[Planned], block_bytes: Sequence[int]
     ) -> None:
         embedding, output = weights.embedding.token, weights.output
         self._embedding_row = _nbytes(embedding) // config.vocab_size
@@ -45,8 +45,10 @@ class StepReads:
         outside = self._output if output is embedding else self._output + _nbytes(embedding)
         self._experts = _expert_bytes(config, weights)
         self._layers = weight_bytes(weights) - outside - sum(self._experts.values())
-        self._token = block_bytes // BLOCK_TOKENS  # of one layer's cache
-        self._windows = Counter(layer.window for layer in config.layers)
+        # Of a token in the caches of all layers with such a window; an encoder has none.
+        self._token_bytes = Counter[int | None]()
+        for layer, size in zip(config.layers, block_bytes, strict=config.causal):
+            self._token_bytes[layer.window] += size // BLOCK_TOKENS
 
     def of(self, step: StepInput) -> int:
         """Returns the bytes of one step."""
@@ -55,13 +57,13 @@ class StepReads:
             weights += self._output
         for rule, nbytes in self._experts.items():
             weights += round(rule.share_chosen(step.num_tokens) * nbytes)
-        tokens = 0
-        for window, layers in self._windows.items():
+        cache = 0
+        for window, token_bytes in self._token_bytes.items():
             context = step.context_len
             if window is not None:
                 context = np.minimum(context, np.diff(step.query_start) + (window - 1))
-            tokens += layers * int(context.sum())
-        return weights + tokens * self._token
+            cache += token_bytes * int(context.sum())
+        return weights + cache
 
 
 def _nbytes(planned: Planned) -> int:
@@ -91,16 +93,17 @@ def copy_bandwidth(
     Args:
         driver: of the device.
         stream: with nothing to do.
-        arrays: pairs of one size each; the first are copied over the second.
-        least: bytes that the first must have together.
+        arrays: pairs; of each pair the first is copied over the second, as far as both reach.
+        least: bytes that are to be copied at least.
     """
     copies: list[tuple[int, int, int]] = []
     size = 0
     for source, target in arrays:
         if size >= _ENOUGH:
             break
-        copies.append((target.address, source.address, source.nbytes))
-        size += source.nbytes
+        both = min(source.nbytes, target.nbytes)
+        copies.append((target.address, source.address, both))
+        size += both
     if size < least:
         return 0.0
     begin, end = (driver.create_event(timed=True) for _ in range(2))

@@ -11,10 +11,9 @@ import numpy.typing as npt
 
 from rocmforge.models.config import RopeStyle, alibi_slopes
 from rocmforge_hip.device.constants import BLOCK_TOKENS
+from rocmforge_hip.device.heads import CACHED_HEADS, FULL_HEADS, HeadSize
 from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.ops.activations import Activation
-from rocmforge_hip.ops.cached_attention import CACHED_HEAD_DIMS
-from rocmforge_hip.ops.full_attention import FULL_HEAD_DIMS
 from rocmforge_hip.verify import oracle
 from rocmforge_hip.verify.cases import Case, Group, error, values_of
 from rocmforge_hip.verify.rows import random_values
@@ -43,24 +42,28 @@ Float64 = npt.NDArray[np.float64]
 def groups() -> Iterator[Group]:
     """Yields every kernel, with what else the smallest number of models can vary."""
     for kv_dtype in ("f16", "int8"):
-        for index, head_dim in enumerate(CACHED_HEAD_DIMS):
+        for index, head in enumerate(CACHED_HEADS):
             yield _group(
                 Recipe(
                     heads=6,
                     kv_heads=2,
-                    head_dim=head_dim,
-                    rotary_dim=head_dim if index % 2 else 32,
+                    head_dim=head.key_dim,
+                    value_dim=head.value_dim,
+                    rotary_dim=head.key_dim if index % 2 else 32,
                     rope_style=RopeStyle.NEOX if index % 2 else RopeStyle.NORMAL,
                     architecture="qwen3" if index % 2 else "llama",
                     kv_dtype=kv_dtype,
                 )
             )
+            if len(head.groups) == 1:
+                continue
             yield _group(
                 Recipe(
                     heads=6,
                     kv_heads=1,
-                    head_dim=head_dim,
-                    rotary_dim=head_dim,
+                    head_dim=head.key_dim,
+                    value_dim=head.value_dim,
+                    rotary_dim=head.key_dim,
                     rope_style=RopeStyle.NORMAL if index % 2 else RopeStyle.NEOX,
                     kv_dtype=kv_dtype,
                     window=50,
@@ -68,7 +71,7 @@ def groups() -> Iterator[Group]:
                 )
             )
 
-    for head_dim in FULL_HEAD_DIMS:
+    for head_dim in (head.key_dim for head in FULL_HEADS):
         for architecture, window, seen in (
             ("nomic-bert", None, "all"),
             ("nomic-bert", 21, "within reach"),
@@ -90,7 +93,8 @@ def groups() -> Iterator[Group]:
 
 
 def _group(recipe: Recipe) -> Group:
-    name = f"{recipe.kv_dtype}, heads of {recipe.head_dim}, {recipe.heads} to {recipe.kv_heads}"
+    head = HeadSize(recipe.head_dim, recipe.value_dim or recipe.head_dim)
+    name = f"{recipe.kv_dtype}, heads of {head}, {recipe.heads} to {recipe.kv_heads}"
     stored = _INT8 if recipe.kv_dtype == "int8" else _HALF
     return Group(
         recipe,
@@ -106,10 +110,10 @@ def _group(recipe: Recipe) -> Group:
 class _Stored:
     """The arguments of `rope_and_store` in a step of all tokens, and its results."""
 
-    inputs: tuple[Float64, Float64, Float64]  # q, k, v [T, heads, head_dim]
-    rotated: Float64  # [T, heads, head_dim]
-    keys: Float64  # [T, kv_heads, head_dim], as the cache has them
-    values: Float64
+    inputs: tuple[Float64, Float64, Float64]  # q, k, v [T, heads, key_dim or value_dim]
+    rotated: Float64  # [T, heads, key_dim]
+    keys: Float64  # [T, kv_heads, key_dim], as the cache has them
+    values: Float64  # [T, kv_heads, value_dim]
 
 
 def _fill_cache(bench: Workbench) -> _Stored:
@@ -130,9 +134,10 @@ def _fill_cache(bench: Workbench) -> _Stored:
         ]
     )
     cache = bench.model.ops.caches[0]
+    parts = np.split(stacked, np.cumsum(widths)[:-1], axis=1)
     q, k, v = (
-        part.astype(np.float64).reshape(tokens, -1, sizes.key_dim)
-        for part in np.split(stacked, np.cumsum(widths)[:-1], axis=1)
+        part.astype(np.float64).reshape(tokens, -1, dim)
+        for part, dim in zip(parts, (sizes.key_dim, sizes.key_dim, sizes.value_dim), strict=True)
     )
     return _Stored(
         inputs=(q, k, v),
@@ -145,7 +150,7 @@ def _fill_cache(bench: Workbench) -> _Stored:
 def _cached(
     bench: Workbench, data: DeviceArray, scale: DeviceArray | None, slots: npt.NDArray[np.int64]
 ) -> Float64:
-    """Returns the tokens of a cache [blocks, kv_heads, BLOCK_TOKENS, head_dim], [T, ...]."""
+    """Returns the tokens of a cache [blocks, kv_heads, BLOCK_TOKENS, dim], [T, ...]."""
     block, offset = np.divmod(slots, BLOCK_TOKENS)
     rows: Float64 = bench.get(data)[block, :, offset].astype(np.float64)
     return rows if scale is None else rows * bench.get(scale)[block, :, offset][..., None]
@@ -226,7 +231,8 @@ def _attend(bench: Workbench, new: tuple[int, ...]) -> float:
     halves = queries.astype(np.float16)
     step = bench.step(chunks)
     q = bench.activation(bench.model.arena.rotated, halves.reshape(len(halves), -1))
-    got = bench.result(bench.model.ops.attention(step, q, spec, None)).reshape(queries.shape)
+    got = bench.result(bench.model.ops.attention(step, q, spec, None))
+    got = got.reshape(*queries.shape[:2], sizes.value_dim)
     wanted, start, row = [], 0, 0
     for context, count, _ in chunks:
         seen = slice(start, start + context)

@@ -62,7 +62,8 @@ class Recipe:
     vocab: int = 64
     heads: int = 4
     kv_heads: int = 2
-    head_dim: int = 64
+    head_dim: int = 64  # of keys, and of values unless those are given
+    value_dim: int | None = None
     rotary_dim: int = 64
     rope_style: RopeStyle = RopeStyle.NEOX
     kv_dtype: str = "f16"
@@ -297,7 +298,7 @@ def _config(recipe: Recipe) -> ModelConfig:
         num_heads=recipe.heads,
         num_kv_heads=recipe.kv_heads,
         key_dim=recipe.head_dim,
-        value_dim=recipe.head_dim,
+        value_dim=recipe.value_dim or recipe.head_dim,
         # Sharper than usual, so that a wrong key shows in the result.
         attention_scale=2.0 * recipe.head_dim**-0.5,
         window=recipe.window,

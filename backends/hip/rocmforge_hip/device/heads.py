@@ -1,0 +1,60 @@
+"""The sizes of heads that there are attention kernels for. Each is declared here, once.
+
+Launches choose their kernels by them, and the build of the kernels makes a translation unit for
+each. So this module needs nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class HeadSize:
+    """Elements of a head, as kernels are compiled for them.
+
+    Attributes:
+        key_dim: Of queries and keys.
+        value_dim: Of values and results.
+        groups: Over a cache: how many heads of queries a block of decode attention may have, in
+            ascending order. They are what registers suffice for.
+    """
+
+    key_dim: int
+    value_dim: int
+    groups: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        """Returns the name as people know it."""
+        return str(self.key_dim) if self.is_even else f"{self.key_dim}/{self.value_dim}"
+
+    @property
+    def is_even(self) -> bool:
+        """Whether values have as many elements as keys."""
+        return self.key_dim == self.value_dim
+
+    @property
+    def name(self) -> str:
+        """The name that kernels have: d64, d192v128."""
+        return f"d{self.key_dim}" if self.is_even else f"d{self.key_dim}v{self.value_dim}"
+
+    def group(self, heads: int) -> int:
+        """Returns the best of `groups` for so many heads of queries that share keys and values."""
+        return next((group for group in self.groups if heads <= group), self.groups[-1])
+
+
+CACHED_HEADS: Final = (
+    HeadSize(64, 64, (4, 8)),
+    HeadSize(80, 80, (4, 8)),
+    HeadSize(96, 96, (4, 8)),
+    HeadSize(128, 128, (4, 8)),
+    HeadSize(192, 128, (4,)),  # DeepSeek's latent attention, unfolded
+    HeadSize(256, 256, (4, 8)),
+    HeadSize(512, 512, (4,)),  # Gemma 4, layers without a window
+    HeadSize(576, 512, (4,)),  # DeepSeek's latent attention as it is cached: all heads share one
+)
+"""Of attention over the cache."""
+
+FULL_HEADS: Final = (HeadSize(32, 32), HeadSize(64, 64), HeadSize(128, 128))
+"""Of attention to all of a prompt, in an encoder."""
