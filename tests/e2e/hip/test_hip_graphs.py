@@ -5,12 +5,15 @@ from __future__ import annotations
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from rocmforge.backend.protocol import LoadOptions
+from rocmforge.errors import BackendError
 from rocmforge.models.lora import AdapterSpec
 from rocmforge_hip.backend import create
+from rocmforge_hip.load import loading
 from rocmforge_hip.run import graph_check
 from rocmforge_hip.run.runner import HipRunner, graph_sizes
 from tests.backend.driving import Chunk, Driver, Want
@@ -152,6 +155,20 @@ def test_the_check_ends_in_time_and_says_how_far_it_came(
     runner = load(stack, model, ALONE)
     assert (runner.info.graphs, launches(runner)) == ("checked", 2)
     assert "1 of 4 checked" in runner.info.notes[-1]
+
+
+def test_a_device_that_fails_in_the_check_keeps_nothing(
+    model: Path, checking: HostPlatform, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(runner: HipRunner, *_: object) -> NoReturn:
+        launches(runner)  # there is a graph by then
+        raise BackendError("hipGraphLaunch", "this device is broken")
+
+    monkeypatch.setattr(loading, "check_graphs", fail)
+    before = checking.live_bytes
+    with pytest.raises(BackendError, match="is broken"):
+        load_file(create(), model, ALONE)
+    assert checking.live_bytes == before
 
 
 @pytest.mark.parametrize("most", [1, 3, 64, 1024, 1500])

@@ -106,7 +106,7 @@ def check_graphs(
     started, difference = time.perf_counter(), ""
     checked = 0
     for checked, case in enumerate(cases, 1):
-        progress(checked / len(cases))
+        progress((checked - 1) / len(cases))
         plain, replayed = (_run(runner, steps, case, replays=replays) for replays in (False, True))
         difference = _difference(case, plain, replayed)
         is_late = time.perf_counter() - started > MOST_SECONDS
