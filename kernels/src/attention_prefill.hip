@@ -47,6 +47,15 @@ __device__ __forceinline__ void mask_scores(TileScores<kKeyTiles>& scores,
   }
 }
 
+enum class Operand { kKeys, kValues };
+
+// The memory of a tile in LDS, which is the same in all passes of a block.
+template <Operand kOperand, class Loader>
+__device__ __forceinline__ half* tile_data() {
+  alignas(16) __shared__ half data[Loader::kHalves];
+  return data;
+}
+
 // Computes attention_columns(...) columns of the result, then the next of those that the block has.
 // Grid: (tiles of kAttentionRows rows that the longest sequence needs, kv_heads * cuts of the
 // values, sequences).
@@ -71,10 +80,8 @@ __device__ __forceinline__ void attention_prefill(const PrefillInput& in,
   using ValueLoader =
       typename ValueLoaderOf<MatrixUnit::kTransposedV, Stored, kColumns, kKeys>::Type;
 
-  alignas(16) __shared__ half k_lds[KeyLoader::kHalves];
-  alignas(16) __shared__ half v_lds[ValueLoader::kHalves];
-  const typename KeyLoader::Tile k_tile{k_lds};
-  const typename ValueLoader::Tile v_tile{v_lds};
+  const typename KeyLoader::Tile k_tile{tile_data<Operand::kKeys, KeyLoader>()};
+  const typename ValueLoader::Tile v_tile{tile_data<Operand::kValues, ValueLoader>()};
 
   const int sequence = in.sequences[blockIdx.z];
   const int query_start = in.query_start[sequence];
@@ -219,7 +226,6 @@ __device__ __forceinline__ void attention_prefill(const PrefillInput& in,
     }
   }
   if constexpr ((kPass + 1) * kColumns < kValues) {
-    __syncthreads();  // all waves are done with the last V
     attention_prefill<Stored, kKeyDim, kValueDim, kPass + 1>(in, cache, out_f32, out_f16);
   }
 }
