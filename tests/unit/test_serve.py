@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -22,11 +23,15 @@ def interrupts() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("interrupts")
-def test_an_interrupt_while_files_are_read_ends_it_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_while_files_are_read_ends_it_at_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     def read(*_: object) -> Fleet:
         signal.raise_signal(signal.SIGINT)
         raise AssertionError("the interrupt is waiting for something")
 
     monkeypatch.setattr(serve, "build_fleet", read)
+    path = tmp_path / "model.gguf"
+    path.touch()
     with pytest.raises(KeyboardInterrupt):
-        serve.run(argparse.Namespace(models=["model"]), settings.load({}))
+        serve.run(argparse.Namespace(models=[str(path)]), settings.load({}))

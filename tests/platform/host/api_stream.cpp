@@ -36,14 +36,16 @@ hipError_t replay(Graph& graph, const Stream& stream) {
   char* const begin = static_cast<char*>(stream.upload.begin);
   const std::vector<char> fresh(begin, begin + stream.upload.bytes);
   const bool stale = graph.upload.size() == fresh.size();
+  bool replaced = false;
   int number = 0;
   for (const Operation& operation : graph.operations) {
     if (number++ == options().stale_replays && stale) {
       std::memcpy(begin, graph.upload.data(), fresh.size());
+      replaced = true;
     }
     if (hipError_t error = operation.run()) return error;
   }
-  if (!fresh.empty()) std::memcpy(begin, fresh.data(), fresh.size());
+  if (replaced) std::memcpy(begin, fresh.data(), fresh.size());
   graph.upload = fresh;
   return hipSuccess;
 }

@@ -142,7 +142,7 @@ def _read(
         raise ConfigurationError("The HIP backend has no f32 cache; use kv_dtype f16 or int8.")
     if shard is not None and not config.causal:
         raise ConfigurationError(
-            "A model without a cache runs on one device; leave tensor_parallel at 1, not "
+            "An encoder runs on one device; leave tensor_parallel at 1, not "
             f"{options.tensor_parallel}."
         )
     check_sizes(config, CACHED_HEADS if config.causal else FULL_HEADS)
