@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 LIMIT_MB = 2048
-MUCH = 128 << 20
+MUCH = 64 << 20
 """Bytes that tests may leave behind before it is asked whether they are in use: asking is slow."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,13 @@ MARKUP = re.compile(r"<\|[^|<>\n]*\|>|<｜[^｜\n]*｜>|<BOS>|<EOS>|\[/?[A-Z_]+\
 @cache
 def tokenizer_of(path: Path) -> Tokenizer:
     return Tokenizer(read_tokenizer(open_gguf(path).metadata))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forget_tokenizers() -> Iterator[None]:
+    """Those of thirty models take 250 MB, which tests of other files need."""
+    yield
+    tokenizer_of.cache_clear()
 
 
 @pytest.fixture(params=["smollm2", "gemma3"])
