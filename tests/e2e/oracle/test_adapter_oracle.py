@@ -19,7 +19,7 @@ from tests.data.models.tiny_adapters import write_random_adapter
 from tests.support.loading import load_file
 from tests.support.options import SMALL
 
-pytestmark = [pytest.mark.model, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.timeout(900)]
 
 ORACLE = Path(__file__).parents[2] / "data/models/oracle/smollm2_adapters.json"
 NEAR_TIE = 0.01  # nats; two correct implementations may part at such a step
