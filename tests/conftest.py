@@ -29,13 +29,17 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Puts files with slow tests first, then those of many: no worker shall be left with one.
 
-    Files with late tests come last: what they look at is still being made while others run.
+    Files with late tests come last: what they look at is still being made while others run. Those
+    with large tests come before all others, while a worker holds little itself.
     """
+    large = {item.path for item in items if item.get_closest_marker("large")}
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     late = {item.path for item in items if item.get_closest_marker("late")}
     tests = Counter(item.path for item in items)
 
     def place(item: pytest.Item) -> float:
+        if item.path in large:
+            return -1
         if item.path in late:
             return 2
         return 0 if item.path in slow else 1 / tests[item.path]

@@ -26,6 +26,14 @@ import pytest
 def test_late(number):
     pass
 """
+LARGE = """
+import pytest
+
+@pytest.mark.large
+@pytest.mark.parametrize("number", range(5))
+def test_large(number):
+    pass
+"""
 FEW = """
 import pytest
 
@@ -35,11 +43,14 @@ def test_slow():
 """
 
 
-def test_files_with_slow_tests_come_first_and_those_with_late_ones_last(tmp_path: Path) -> None:
+def test_files_with_large_and_slow_tests_come_first_and_those_with_late_ones_last(
+    tmp_path: Path,
+) -> None:
     """However many tests they have."""
     (tmp_path / "test_many.py").write_text(MANY)
     (tmp_path / "test_late.py").write_text(LATE)
     (tmp_path / "test_few.py").write_text(FEW)
+    (tmp_path / "test_large.py").write_text(LARGE)
     environment = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
     done = subprocess.run(
         (
@@ -55,4 +66,4 @@ def test_files_with_slow_tests_come_first_and_those_with_late_ones_last(tmp_path
     assert done.returncode == 0, done.stdout
     lines = [line for line in done.stdout.splitlines() if "PASSED" in line]
     files = [line.partition(".py::")[0].rpartition("test_")[2] for line in lines]
-    assert list(dict.fromkeys(files)) == ["few", "many", "late"]
+    assert list(dict.fromkeys(files)) == ["large", "few", "many", "late"]

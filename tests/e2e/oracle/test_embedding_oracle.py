@@ -21,7 +21,7 @@ from tests.support.core import Request, make_core, vectors_of
 from tests.support.loading import load_file
 from tests.support.options import SMALL
 
-pytestmark = [pytest.mark.model, pytest.mark.slow]
+pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.large]
 
 ORACLE = Path(__file__).parents[2] / "data/models/oracle/embeddings.json"
 CLOSE = 0.998  # llama.cpp rounds activations to int8 before each product, which costs 0.001

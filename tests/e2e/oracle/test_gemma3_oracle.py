@@ -13,7 +13,10 @@ import pytest
 from tests.backend.driving import Driver
 from tests.e2e.oracle.model_oracle import assert_continues_as, oracle, running
 
-pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [
+    *(pytest.mark.model, pytest.mark.slow, pytest.mark.large),
+    pytest.mark.timeout(900),
+]
 
 
 @pytest.fixture(scope="module")
