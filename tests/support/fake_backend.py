@@ -495,10 +495,11 @@ def __getattr__(name: str) -> Callable[[], FakeBackend]:
     config = _VARIANTS.get(name)
     prefix, _, call = name.rpartition("_")
     if config is None and call.isdigit():
-        planted = {
-            "create_failing_submit": FakeConfig(fail_submit=int(call), pipeline_depth=2),
-            "create_failing_collect": FakeConfig(fail_collect=int(call), pipeline_depth=2),
-            "create_hanging": FakeConfig(hang_collect=int(call), pipeline_depth=2),
+        number, slow = int(call), FakeConfig(step_s=0.02, pipeline_depth=2)
+        planted = {  # steps take time, in which all requests of a test arrive
+            "create_failing_submit": replace(slow, fail_submit=number),
+            "create_failing_collect": replace(slow, fail_collect=number),
+            "create_hanging": replace(slow, hang_collect=number),
         }
         config = planted.get(prefix)
     if config is None:
