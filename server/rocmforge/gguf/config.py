@@ -12,7 +12,7 @@ from rocmforge.gguf.encoder_config import EncoderConfigReader
 from rocmforge.gguf.reader import GgufFile
 from rocmforge.models.config import ModelConfig
 from rocmforge.models.families import FAMILIES
-from rocmforge.models.sampling import SamplingDefaults
+from rocmforge.models.sampling import SamplingDefaults, read_recommendations
 
 _SAMPLING: Final = {
     "temperature": Keys.General.SAMPLING_TEMP,
@@ -49,15 +49,12 @@ def read_sampling(file: GgufFile) -> SamplingDefaults | None:
     Raises:
         BadGguf: a value has the wrong type or is out of range.
     """
-    found = SamplingDefaults()
-    said = False
-    for name, key in _SAMPLING.items():
-        read = file.get_int if name == "top_k" else file.get_float
-        value = read(key, None)
-        if value is None:
-            continue
-        try:
-            found, said = found.changed({name: value}), True
-        except ValueError as error:
-            raise BadGguf(str(file.path), f"the key {key!r}: {error}") from error
-    return found if said else None
+
+    def read(name: str) -> float | None:
+        key = _SAMPLING[name]
+        return file.get_int(key, None) if name == "top_k" else file.get_float(key, None)
+
+    def bad(name: str, reason: str) -> BadGguf:
+        return BadGguf(str(file.path), f"the key {_SAMPLING[name]!r}: {reason}")
+
+    return read_recommendations(read, bad)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from rocmforge.errors import BadFolder
 from rocmforge.huggingface.files.json_object import JsonObject
-from rocmforge.models.sampling import RANGES, SamplingDefaults
+from rocmforge.models.sampling import SamplingDefaults, read_recommendations
 
 
 def read_sampling(generation: JsonObject | None) -> SamplingDefaults | None:
@@ -17,15 +18,11 @@ def read_sampling(generation: JsonObject | None) -> SamplingDefaults | None:
     """
     if generation is None:
         return None
-    found = SamplingDefaults()
-    said = False
-    for key in RANGES:
-        read = generation.get_int if key == "top_k" else generation.get_float
-        value = read(key, None)
-        if value is None:
-            continue
-        try:
-            found, said = found.changed({key: value}), True
-        except ValueError as error:
-            raise generation.bad(key, str(error).removeprefix(f"{key}: ")) from error
-    return found if said else None
+
+    def read(key: str) -> float | None:
+        return generation.get_int(key, None) if key == "top_k" else generation.get_float(key, None)
+
+    def bad(key: str, reason: str) -> BadFolder:
+        return generation.bad(key, reason.removeprefix(f"{key}: "))
+
+    return read_recommendations(read, bad)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Final
 
@@ -11,6 +10,7 @@ from rocmforge.library.hub_names import (
     choose_file,
     folder_name,
     parse_hub_name,
+    without_part,
 )
 from rocmforge.library.packaged import PACKAGED, find_packaged
 from rocmforge.library.stores import StoredModel, store_places, stored_models
@@ -88,9 +88,8 @@ def default_names(name: str, path: Path) -> tuple[str, ...]:
     """Returns names for a model that was given none: what the user typed, and the file's."""
     if path.is_dir():
         return (folder_name(path),)
-    stem = re.sub(r"-\d{5}-of-\d{5}$", "", path.stem)
+    stem = without_part(path.stem)
     if name.endswith(".gguf") or Path(name).exists():
         return (stem,)
-    return (
-        (name, stem) if path.suffix == ".gguf" else (name,)
-    )  # Ollama's files are called by hashes
+    # Ollama's files are called by hashes.
+    return (name, stem) if path.suffix == ".gguf" else (name,)

@@ -38,8 +38,8 @@ from rocmforge.library.hub_names import (
     HubName,
     choose_file,
     is_model_file,
+    label_of,
     parts_of,
-    quantisation_of,
     quantisations,
 )
 
@@ -123,7 +123,7 @@ def find_in_hub(hub: Hub, name: HubName) -> HubModel:
         wanted = _of_folder(name, found)
     others = [
         (
-            quantisation_of(file) or file,
+            label_of(file),
             sum(found[p].num_bytes for p in parts_of(file) if p in found),
         )
         for file in found

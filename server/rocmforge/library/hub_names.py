@@ -52,8 +52,18 @@ def parse_hub_name(text: str) -> HubName | None:
 
 def quantisation_of(file: str) -> str | None:
     """Returns the quantisation in the name of a GGUF file, in capitals; None if there is none."""
-    found = _QUANTISATION.findall(_PART.sub("", file.removesuffix(".gguf")))
+    found = _QUANTISATION.findall(without_part(file.removesuffix(".gguf")))
     return found[-1].upper() if found else None
+
+
+def label_of(file: str) -> str:
+    """Returns what stands behind the colon for a GGUF file: its quantisation, or its own name."""
+    return quantisation_of(file) or Path(file).stem
+
+
+def without_part(stem: str) -> str:
+    """Returns the name of a split model's file without the number of the part."""
+    return _PART.sub("", stem)
 
 
 def is_model_file(file: str) -> bool:
@@ -97,8 +107,7 @@ def choose_file(files: Iterable[str], quantisation: str | None) -> str | None:
 
 def quantisations(files: Iterable[str]) -> tuple[str, ...]:
     """Returns which quantisations of a model there are, by name."""
-    found = {quantisation_of(file) or Path(file).stem for file in files if is_model_file(file)}
-    return tuple(sorted(found))
+    return tuple(sorted({label_of(file) for file in files if is_model_file(file)}))
 
 
 def hub_repository(folder: Path) -> Path | None:

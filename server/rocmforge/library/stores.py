@@ -15,6 +15,7 @@ from rocmforge.library.hub_names import (
     HubName,
     cached_repository,
     is_model_file,
+    label_of,
     parts_of,
     quantisation_of,
 )
@@ -137,7 +138,7 @@ def _ollama_name(parts: tuple[str, ...]) -> str:
 def _gguf_files(folder: Path, repository: str, origin: str) -> Iterator[StoredModel]:
     for path in sorted(_glob(folder, "**/*.gguf")):
         if is_model_file(path.name) and path.is_file():
-            name = HubName(repository, quantisation_of(str(path.relative_to(folder))) or path.stem)
+            name = HubName(repository, label_of(str(path.relative_to(folder))))
             yield _stored(path, name, origin)
 
 

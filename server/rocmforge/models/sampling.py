@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Final
 
@@ -52,6 +52,30 @@ class SamplingDefaults:
         values = asdict(self)
         shown = {k: v for k, v in values.items() if k == "temperature" or v != nothing[k]}
         return ", ".join(f"{name} {value:g}" for name, value in shown.items())
+
+
+def read_recommendations(
+    read: Callable[[str], float | None], bad: Callable[[str, str], Exception]
+) -> SamplingDefaults | None:
+    """Collects what a model's files recommend, wherever they say it.
+
+    Args:
+        read: returns the value of a field of `SamplingDefaults`; None if there is none.
+        bad: makes the error of a field whose value is out of range, for a reason.
+
+    Returns:
+        None if they recommend nothing.
+    """
+    found = None
+    for name in RANGES:
+        value = read(name)
+        if value is None:
+            continue
+        try:
+            found = (found or SamplingDefaults()).changed({name: value})
+        except ValueError as error:
+            raise bad(name, str(error)) from error
+    return found
 
 
 UNRECOMMENDED: Final = SamplingDefaults(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05)
