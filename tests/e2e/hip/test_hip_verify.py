@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -206,6 +207,18 @@ def test_a_mistake_in_the_use_of_right_kernels_fails_its_check(
         ):
             return
     raise AssertionError(f"no check of {op} fails")
+
+
+def test_checks_that_nobody_waits_for_leave_nothing_on_the_device(
+    host: HostPlatform | None,
+) -> None:
+    if host is None:
+        pytest.skip("only the host platform counts what is in use")
+    before = host.live_bytes
+    with closing(run_group(find_devices(select_platform())[0], next(all_groups()))) as checks:
+        assert next(checks).passed
+        assert host.live_bytes > before
+    assert host.live_bytes == before
 
 
 @pytest.mark.usefixtures("host")

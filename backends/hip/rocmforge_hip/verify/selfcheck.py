@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from fnmatch import fnmatchcase
 from importlib.metadata import version
 from pathlib import Path
@@ -49,7 +49,7 @@ def all_groups() -> Iterator[Group]:
         yield from module.groups()
 
 
-def run_group(found: FoundDevice, group: Group) -> Iterator[OpCheck]:
+def run_group(found: FoundDevice, group: Group) -> Generator[OpCheck]:
     """Yields the results of the cases of a group, up to the first at which the device fails."""
     current = group.cases[0]
     try:

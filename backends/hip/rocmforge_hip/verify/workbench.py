@@ -13,6 +13,7 @@ import numpy.typing as npt
 from rocmforge.backend.protocol import LoadOptions, SamplingBatch, StepInput
 from rocmforge.checkpoint.formats import FORMATS
 from rocmforge.checkpoint.tensor import Tensor
+from rocmforge.errors import EngineError
 from rocmforge.models.blocks import ModelWeights, WeightPlace
 from rocmforge.models.config import (
     LayerConfig,
@@ -121,7 +122,7 @@ class Workbench:
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        if error is None:  # a device that has failed frees nothing any more
+        if not isinstance(error, EngineError):  # a device that has failed frees nothing any more
             self._device.driver.synchronize_stream(self._device.stream)
             release(self._device)
 
