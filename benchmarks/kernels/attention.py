@@ -111,6 +111,7 @@ def measure_decode(watch: Stopwatch, layer: Layer, batch: int, splits: list[int]
                             ids,
                             starts,
                             layer.contexts,
+                            None,
                             out,
                             *(None, None, None, 0),
                         ),
@@ -130,6 +131,7 @@ def measure_decode(watch: Stopwatch, layer: Layer, batch: int, splits: list[int]
                             ids,
                             starts,
                             layer.contexts,
+                            None,
                             out,
                             *(None, None, None, 0),
                         ),
@@ -154,7 +156,7 @@ def measure_prefill(watch: Stopwatch, layer: Layer, tokens: int) -> Measurement:
     def enqueue() -> None:
         device.enqueue(
             f"rf_attention_prefill_{shape.kind}_d{shape.head_dim}",
-            *(q, *layer.cache, layer.table, ids, starts, layer.contexts, None, out),
+            *(q, *layer.cache, layer.table, ids, starts, layer.contexts, None, None, out),
             *(layer.blocks, shape.heads, shape.kv_heads, 0, shape.head_dim**-0.5, 0.0),
             grid=(-(-tokens * shape.group // PREFILL_ROWS), shape.kv_heads, 1),
             block=THREADS,

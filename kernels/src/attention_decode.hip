@@ -146,6 +146,7 @@ struct DecodeInput {
   const int32_t* sequences;    // indices of the sequences with one new token
   const int32_t* query_start;  // [B + 1]
   const int32_t* context_len;  // [B]; 0 = padding
+  const float* sinks;          // [heads]; null = none
   int heads;
   int window;
   int split_tokens;  // a multiple of kBlockTokens
@@ -354,6 +355,8 @@ __device__ __forceinline__ void attention_decode(const DecodeInput& in, const Ca
       sum += factor * load16(&wave_output[w][head][i % kValueDim]);
     }
     if (range.only) {
+      const int own = min(first_head + head, group - 1);
+      total += sink_weight(in.sinks, kv_head * group + own, highest);
       out.attended.store(query_row * kValueDim + i, sum * (1.0f / total), valid);
     } else if (valid) {
       const int64_t split =
@@ -375,39 +378,55 @@ __device__ __forceinline__ void attention_decode(const DecodeInput& in, const Ca
 // RF_GROUPS(X) is X(group) for each number of heads that a block may have.
 #define RF_NAME(kind, head, group) rf_attention_decode_##kind##_##head##_g##group
 
-#define RF_ATTENTION_DECODE_F16(head, group)                                                     \
-  extern "C" __global__ __launch_bounds__(rf::kDecodeThreads) void RF_NAME(f16, head, group)(    \
-      const rf::half* __restrict__ q, const rf::half* __restrict__ k_cache,                      \
-      const rf::half* __restrict__ v_cache, const int32_t* __restrict__ block_table,             \
-      const int32_t* __restrict__ sequences, const int32_t* __restrict__ query_start,            \
-      const int32_t* __restrict__ context_len, float* __restrict__ out_f32,                      \
-      rf::half* __restrict__ out_f16, int8_t* __restrict__ out_q,                                \
-      rf::ActScale* __restrict__ out_q_scale, int32_t out_q_lo_offset,                           \
-      float* __restrict__ partial, float* __restrict__ partial_ml, int32_t blocks_per_sequence,  \
-      int32_t heads, int32_t kv_heads, int32_t window, int32_t split_tokens, float scale,        \
-      float softcap) {                                                                           \
-    rf::attention_decode<rf::half, RF_KEY_DIM, RF_VALUE_DIM, group>(                             \
-        {q, sequences, query_start, context_len, heads, window, split_tokens, {scale, softcap}}, \
-        {k_cache, v_cache, nullptr, nullptr, block_table, blocks_per_sequence, kv_heads},        \
-        {{out_f32, out_f16, out_q, out_q_scale, out_q_lo_offset}, partial, partial_ml});         \
+#define RF_ATTENTION_DECODE_F16(head, group)                                                    \
+  extern "C" __global__ __launch_bounds__(rf::kDecodeThreads) void RF_NAME(f16, head, group)(   \
+      const rf::half* __restrict__ q, const rf::half* __restrict__ k_cache,                     \
+      const rf::half* __restrict__ v_cache, const int32_t* __restrict__ block_table,            \
+      const int32_t* __restrict__ sequences, const int32_t* __restrict__ query_start,           \
+      const int32_t* __restrict__ context_len, const float* __restrict__ sinks,                 \
+      float* __restrict__ out_f32, rf::half* __restrict__ out_f16, int8_t* __restrict__ out_q,  \
+      rf::ActScale* __restrict__ out_q_scale, int32_t out_q_lo_offset,                          \
+      float* __restrict__ partial, float* __restrict__ partial_ml, int32_t blocks_per_sequence, \
+      int32_t heads, int32_t kv_heads, int32_t window, int32_t split_tokens, float scale,       \
+      float softcap) {                                                                          \
+    rf::attention_decode<rf::half, RF_KEY_DIM, RF_VALUE_DIM, group>(                            \
+        {q,                                                                                     \
+         sequences,                                                                             \
+         query_start,                                                                           \
+         context_len,                                                                           \
+         sinks,                                                                                 \
+         heads,                                                                                 \
+         window,                                                                                \
+         split_tokens,                                                                          \
+         {scale, softcap}},                                                                     \
+        {k_cache, v_cache, nullptr, nullptr, block_table, blocks_per_sequence, kv_heads},       \
+        {{out_f32, out_f16, out_q, out_q_scale, out_q_lo_offset}, partial, partial_ml});        \
   }
 
-#define RF_ATTENTION_DECODE_INT8(head, group)                                                    \
-  extern "C" __global__ __launch_bounds__(rf::kDecodeThreads) void RF_NAME(int8, head, group)(   \
-      const rf::half* __restrict__ q, const int8_t* __restrict__ k_cache,                        \
-      const int8_t* __restrict__ v_cache, const float* __restrict__ k_scale,                     \
-      const float* __restrict__ v_scale, const int32_t* __restrict__ block_table,                \
-      const int32_t* __restrict__ sequences, const int32_t* __restrict__ query_start,            \
-      const int32_t* __restrict__ context_len, float* __restrict__ out_f32,                      \
-      rf::half* __restrict__ out_f16, int8_t* __restrict__ out_q,                                \
-      rf::ActScale* __restrict__ out_q_scale, int32_t out_q_lo_offset,                           \
-      float* __restrict__ partial, float* __restrict__ partial_ml, int32_t blocks_per_sequence,  \
-      int32_t heads, int32_t kv_heads, int32_t window, int32_t split_tokens, float scale,        \
-      float softcap) {                                                                           \
-    rf::attention_decode<int8_t, RF_KEY_DIM, RF_VALUE_DIM, group>(                               \
-        {q, sequences, query_start, context_len, heads, window, split_tokens, {scale, softcap}}, \
-        {k_cache, v_cache, k_scale, v_scale, block_table, blocks_per_sequence, kv_heads},        \
-        {{out_f32, out_f16, out_q, out_q_scale, out_q_lo_offset}, partial, partial_ml});         \
+#define RF_ATTENTION_DECODE_INT8(head, group)                                                   \
+  extern "C" __global__ __launch_bounds__(rf::kDecodeThreads) void RF_NAME(int8, head, group)(  \
+      const rf::half* __restrict__ q, const int8_t* __restrict__ k_cache,                       \
+      const int8_t* __restrict__ v_cache, const float* __restrict__ k_scale,                    \
+      const float* __restrict__ v_scale, const int32_t* __restrict__ block_table,               \
+      const int32_t* __restrict__ sequences, const int32_t* __restrict__ query_start,           \
+      const int32_t* __restrict__ context_len, const float* __restrict__ sinks,                 \
+      float* __restrict__ out_f32, rf::half* __restrict__ out_f16, int8_t* __restrict__ out_q,  \
+      rf::ActScale* __restrict__ out_q_scale, int32_t out_q_lo_offset,                          \
+      float* __restrict__ partial, float* __restrict__ partial_ml, int32_t blocks_per_sequence, \
+      int32_t heads, int32_t kv_heads, int32_t window, int32_t split_tokens, float scale,       \
+      float softcap) {                                                                          \
+    rf::attention_decode<int8_t, RF_KEY_DIM, RF_VALUE_DIM, group>(                              \
+        {q,                                                                                     \
+         sequences,                                                                             \
+         query_start,                                                                           \
+         context_len,                                                                           \
+         sinks,                                                                                 \
+         heads,                                                                                 \
+         window,                                                                                \
+         split_tokens,                                                                          \
+         {scale, softcap}},                                                                     \
+        {k_cache, v_cache, k_scale, v_scale, block_table, blocks_per_sequence, kv_heads},       \
+        {{out_f32, out_f16, out_q, out_q_scale, out_q_lo_offset}, partial, partial_ml});        \
   }
 
 #define RF_F16(group) RF_ATTENTION_DECODE_F16(RF_HEAD, group)

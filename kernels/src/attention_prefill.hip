@@ -16,6 +16,7 @@ struct PrefillInput {
   const int32_t* sequences;    // indices of the sequences to take
   const int32_t* query_start;  // [B + 1]
   const int32_t* context_len;  // [B]
+  const float* sinks;          // [heads]; null = none
   int heads;
   int window;
   ScoreRule rule;
@@ -206,8 +207,12 @@ __device__ __forceinline__ void attention_prefill(const PrefillInput& in,
   for (int tile = 0; tile < kWaveTiles; ++tile) {
     float inverse[kLaneColumns];
     for (int lane_column = 0; lane_column < kLaneColumns; ++lane_column) {
-      inverse[lane_column] = 1.0f / MatrixUnit::over_column(softmax[tile].total[lane_column],
-                                                            [](float a, float b) { return a + b; });
+      const int row = min(wave_row + tile * kTile + MatrixUnit::column(lane_column), rows - 1);
+      const float total = MatrixUnit::over_column(softmax[tile].total[lane_column],
+                                                  [](float a, float b) { return a + b; });
+      const float highest = softmax[tile].highest[lane_column] * factor;
+      const int head = kv_head * group + row % group;
+      inverse[lane_column] = 1.0f / (total + sink_weight(in.sinks, head, highest));
     }
 #pragma unroll
     for (int i = 0; i < kTileValues; ++i) {
@@ -240,11 +245,11 @@ __device__ __forceinline__ void attention_prefill(const PrefillInput& in,
       const rf::half* __restrict__ q, const rf::half* __restrict__ k_cache,                        \
       const rf::half* __restrict__ v_cache, const int32_t* __restrict__ block_table,               \
       const int32_t* __restrict__ sequences, const int32_t* __restrict__ query_start,              \
-      const int32_t* __restrict__ context_len, float* __restrict__ out_f32,                        \
-      rf::half* __restrict__ out_f16, int32_t blocks_per_sequence, int32_t heads,                  \
-      int32_t kv_heads, int32_t window, float scale, float softcap) {                              \
+      const int32_t* __restrict__ context_len, const float* __restrict__ sinks,                    \
+      float* __restrict__ out_f32, rf::half* __restrict__ out_f16, int32_t blocks_per_sequence,    \
+      int32_t heads, int32_t kv_heads, int32_t window, float scale, float softcap) {               \
     rf::attention_prefill<rf::half, RF_KEY_DIM, RF_VALUE_DIM>(                                     \
-        {q, sequences, query_start, context_len, heads, window, {scale, softcap}},                 \
+        {q, sequences, query_start, context_len, sinks, heads, window, {scale, softcap}},          \
         {k_cache, v_cache, nullptr, nullptr, block_table, blocks_per_sequence, kv_heads}, out_f32, \
         out_f16);                                                                                  \
   }
@@ -255,11 +260,11 @@ __device__ __forceinline__ void attention_prefill(const PrefillInput& in,
       const int8_t* __restrict__ v_cache, const float* __restrict__ k_scale,                       \
       const float* __restrict__ v_scale, const int32_t* __restrict__ block_table,                  \
       const int32_t* __restrict__ sequences, const int32_t* __restrict__ query_start,              \
-      const int32_t* __restrict__ context_len, float* __restrict__ out_f32,                        \
-      rf::half* __restrict__ out_f16, int32_t blocks_per_sequence, int32_t heads,                  \
-      int32_t kv_heads, int32_t window, float scale, float softcap) {                              \
+      const int32_t* __restrict__ context_len, const float* __restrict__ sinks,                    \
+      float* __restrict__ out_f32, rf::half* __restrict__ out_f16, int32_t blocks_per_sequence,    \
+      int32_t heads, int32_t kv_heads, int32_t window, float scale, float softcap) {               \
     rf::attention_prefill<int8_t, RF_KEY_DIM, RF_VALUE_DIM>(                                       \
-        {q, sequences, query_start, context_len, heads, window, {scale, softcap}},                 \
+        {q, sequences, query_start, context_len, sinks, heads, window, {scale, softcap}},          \
         {k_cache, v_cache, k_scale, v_scale, block_table, blocks_per_sequence, kv_heads}, out_f32, \
         out_f16);                                                                                  \
   }

@@ -19,8 +19,8 @@ inline constexpr int kReduceUnroll = 4;  // loads of a thread on their way toget
 extern "C" __global__ __launch_bounds__(rf::kReduceThreads) void rf_attention_decode_reduce(
     const float* __restrict__ partial, const float* __restrict__ partial_ml,
     const int32_t* __restrict__ sequences, const int32_t* __restrict__ query_start,
-    const int32_t* __restrict__ context_len, float* __restrict__ out_f32,
-    rf::half* __restrict__ out_f16, int8_t* __restrict__ out_q,
+    const int32_t* __restrict__ context_len, const float* __restrict__ sinks,
+    float* __restrict__ out_f32, rf::half* __restrict__ out_f16, int8_t* __restrict__ out_q,
     rf::ActScale* __restrict__ out_q_scale, int32_t out_q_lo_offset, int32_t splits,
     int32_t value_dim, int32_t window, int32_t split_tokens) {
   using Four = rf::Vec<float, 4>;
@@ -45,7 +45,7 @@ extern "C" __global__ __launch_bounds__(rf::kReduceThreads) void rf_attention_de
   for (int i = rf::lane_id(); i < used; i += rf::kWave) {
     total += rf::exp2(ml[i].highest - highest) * ml[i].total;
   }
-  total = rf::wave_sum(total);
+  total = rf::wave_sum(total) + rf::sink_weight(sinks, blockIdx.x, highest);
 
   const int columns = value_dim / 4;
   const int parts = rf::kReduceThreads / columns;

@@ -29,6 +29,7 @@ class AttentionCase:
     window: int | None = None
     softcap: float | None = None
     value_dim: int | None = None
+    sinks: tuple[float, ...] | None = None  # of each head
 
     @property
     def head(self) -> HeadSize:
@@ -69,6 +70,7 @@ class PagedBatch:
         self.block_table = np.zeros((len(blocks), max(blocks) + 1), np.int32)
         for row, count in zip(self.block_table, blocks, strict=True):
             row[:count] = [next(order) for _ in range(count)]
+        self.sinks = None if case.sinks is None else np.array(case.sinks, np.float32)
         self.q = random.standard_normal((sum(lengths), case.heads, case.head_dim)).astype(
             np.float16
         )
@@ -112,6 +114,7 @@ class PagedBatch:
             scale=self.case.scale,
             softcap=self.case.softcap,
             window=self.case.window,
+            sinks=self.sinks,
         )
         return result
 

@@ -37,6 +37,13 @@ struct ScoreRule {
   }
 };
 
+// What the sink of a head, if there are sinks, adds to the total of a softmax relative to
+// `highest`, in units of log2: a score without a value (Xiao et al. 2024). Far above all scores it
+// is infinite here, and the result zero.
+__device__ __forceinline__ float sink_weight(const float* sinks, int head, float highest) {
+  return sinks ? exp2(fma(sinks[head], kLog2E, -highest)) : 0.0f;
+}
+
 // First position that a query at `position` sees; window 0 = all.
 __device__ __forceinline__ int first_visible(int position, int window) {
   return window > 0 ? max(0, position - window + 1) : 0;

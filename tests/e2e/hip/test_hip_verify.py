@@ -172,6 +172,29 @@ def test_a_factor_that_is_a_little_wrong_fails_its_check(
     assert not any(check.problem for check in checks)
 
 
+@pytest.mark.usefixtures("host")
+@pytest.mark.parametrize(
+    ("op", "kernels"),
+    [
+        ("decode attention", "rf_attention_decode_f16*"),
+        ("decode attention", "rf_attention_decode_reduce"),
+        ("prefill attention", "rf_attention_prefill_f16*"),
+    ],
+)
+def test_sinks_that_are_not_there_fail_their_check(
+    op: str, kernels: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def attend_without_sinks(launch: Launch, arguments: dict[str, Any]) -> None:
+        launch(**{**arguments, "sinks": None})
+
+    group = next(group for group in all_groups() if group.recipe.sinks)
+    cases = tuple(case for case in group.cases if case.op == op)
+    found = find_devices(select_platform())[0]
+    assert all(check.passed for check in run_group(found, Group(group.recipe, cases)))
+    change_launches(monkeypatch, kernels, attend_without_sinks)
+    assert not any(check.passed for check in run_group(found, Group(group.recipe, cases)))
+
+
 REAL_LINEAR, REAL_TWO_NORMS = HipOps.linear, HipOps.two_norms_of_sum
 
 

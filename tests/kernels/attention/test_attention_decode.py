@@ -40,6 +40,7 @@ def decode(
         columns = case.heads * value_dim
         q = device.empty((2, len(batch.q), columns), np.int8, "q")
         q_scale = device.empty((2, len(batch.q), columns // BLOCK), SCALE_DTYPE, "q_scale")
+    sinks = None if batch.sinks is None else device.upload(batch.sinks, "sinks")
     outputs = (out, out_f16, q, q_scale, int(np.prod(results)))  # with two slices
     shape = (len(sequences), case.heads, splits)
     partial = device.empty((*shape, value_dim), np.float32, "partial")
@@ -49,7 +50,7 @@ def decode(
         device.upload(batch.q, "q"),
         *(device.upload(part, "cache") for part in batch.cache),
         device.upload(batch.block_table, "block_table"),
-        *(ids, starts, contexts, *outputs, partial, partial_ml),
+        *(ids, starts, contexts, sinks, *outputs, partial, partial_ml),
         batch.block_table.shape[1],
         *(case.heads, case.kv_heads, window, split_tokens, case.scale, case.softcap or 0.0),
         grid=(case.kv_heads * tiles, splits, len(sequences)),
@@ -58,7 +59,7 @@ def decode(
     if splits > 1:
         device.launch(
             "rf_attention_decode_reduce",
-            *(partial, partial_ml, ids, starts, contexts, *outputs),
+            *(partial, partial_ml, ids, starts, contexts, sinks, *outputs),
             *(splits, value_dim, window, split_tokens),
             grid=(case.heads, len(sequences)),
             block=REDUCE_THREADS,
@@ -174,6 +175,29 @@ def test_window(device: Device, context: int, window: int, split_tokens: int) ->
 def test_softcap(device: Device, split_tokens: int) -> None:
     case = AttentionCase(((70, 1),), group=2, softcap=3.0)
     assert_right(device, case, split_tokens=split_tokens)
+
+
+# Far below the scores, among them, above them, and so far above that nothing is left of the values.
+SINKS = (-1e4, 1.0, 3.0, 7.0, -2.0, 0.0, 200.0, 20.0, 2.0)
+
+
+@pytest.mark.parametrize("int8", [False, True], ids=["f16", "int8"])
+@pytest.mark.parametrize("split_tokens", [32, 1024])
+@pytest.mark.parametrize(("kv_heads", "group", "group_tile"), [(2, 4, 4), (1, 8, 8), (1, 9, 8)])
+def test_sinks(
+    device: Device, kv_heads: int, group: int, group_tile: int, split_tokens: int, int8: bool
+) -> None:
+    """A sink counts once, in however many splits a context is."""
+    case = AttentionCase(
+        ((1, 1), (33, 1), (150, 1)), kv_heads=kv_heads, group=group, sinks=SINKS[: kv_heads * group]
+    )
+    assert_right(device, case, int8=int8, split_tokens=split_tokens, group_tile=group_tile)
+
+
+@pytest.mark.parametrize("split_tokens", [32, 1024])
+def test_sinks_and_a_window(device: Device, split_tokens: int) -> None:
+    case = AttentionCase(((90, 1), (300, 1)), group=8, window=128, sinks=SINKS[:8])
+    assert_right(device, case, split_tokens=split_tokens, group_tile=8)
 
 
 def test_sequences_with_more_new_tokens_are_left_to_prefill(device: Device) -> None:

@@ -34,6 +34,7 @@ def prefill(device: Device, batch: PagedBatch) -> npt.NDArray[np.float32]:
         device.upload(sequences),
         device.upload(batch.query_start),
         device.upload(batch.context_len),
+        None if batch.sinks is None else device.upload(batch.sinks, "sinks"),
         *(out, out_f16, batch.block_table.shape[1], case.heads, case.kv_heads),
         *(case.window or 0, case.scale, case.softcap or 0.0),
         grid=(tiles, case.kv_heads * cuts, len(sequences)),
@@ -111,6 +112,24 @@ def test_window(device: Device, context: int, new: int, window: int) -> None:
 
 def test_softcap(device: Device) -> None:
     assert_right(device, AttentionCase(((70, 20),), group=2, softcap=3.0))
+
+
+@pytest.mark.parametrize("int8", [False, True], ids=["f16", "int8"])
+@pytest.mark.parametrize("window", [None, 20])
+def test_sinks(device: Device, window: int | None, int8: bool) -> None:
+    """Far below the scores, among them, above them, and far above them."""
+    sinks = (-1e4, 1.0, 3.0, 7.0, -2.0, 200.0)
+    case = AttentionCase(
+        ((40, 40), (90, 7)), kv_heads=2, group=3, window=window, softcap=9.0, sinks=sinks
+    )
+    assert_right(device, case, int8=int8)
+
+
+@pytest.mark.parametrize("head_dim", [256, 512])
+def test_sinks_of_large_heads(device: Device, head_dim: int) -> None:
+    """Columns that a block, or another block, computes later are divided by the same total."""
+    case = AttentionCase(((40, 9),), head_dim=head_dim, group=2, sinks=(2.0, 5.0))
+    assert_right(device, case)
 
 
 def test_sequences_of_different_lengths(device: Device) -> None:

@@ -155,18 +155,27 @@ class CachedAttention:
         )
         return Activation(self._arena.rotated, q.rows, q.features, f16=out)
 
-    def attend(self, step: DeviceStep, q: Activation, spec: AttentionSpec) -> Activation:
+    def attend(
+        self, step: DeviceStep, q: Activation, spec: AttentionSpec, sinks: Weight | None
+    ) -> Activation:
         """Attends as `Ops.attention` says."""
         assert q.f16 is not None
-        out = self._attended(step, q, self._config.layers[spec.layer])
+        layer = self._config.layers[spec.layer]
+        out = self._attended(step, q, layer)
+        scores = None if sinks is None else vector_of(sinks, layer.num_heads)
         if step.shape.decodes:
-            self._attend_decodes(step, q.f16, out, spec)
+            self._attend_decodes(step, q.f16, out, spec, scores)
         if step.shape.prefills:
-            self._attend_prefills(step, q.f16, out, spec)
+            self._attend_prefills(step, q.f16, out, spec, scores)
         return out
 
     def _attend_decodes(
-        self, step: DeviceStep, q: DeviceArray, out: Activation, spec: AttentionSpec
+        self,
+        step: DeviceStep,
+        q: DeviceArray,
+        out: Activation,
+        spec: AttentionSpec,
+        sinks: DeviceArray | None,
     ) -> None:
         layer, shape, inputs = self._config.layers[spec.layer], step.shape, step.inputs
         cache, own = self.caches[spec.layer], self._kernels[spec.layer]
@@ -194,6 +203,7 @@ class CachedAttention:
             sequences=inputs.decodes,
             query_start=inputs.query_start,
             context_len=inputs.context_len,
+            sinks=sinks,
             out=out,
             partial=partial,
             partial_ml=partial_ml,
@@ -214,6 +224,7 @@ class CachedAttention:
                 sequences=inputs.decodes,
                 query_start=inputs.query_start,
                 context_len=inputs.context_len,
+                sinks=sinks,
                 out=out,
                 splits=split.count,
                 value_dim=layer.value_dim,
@@ -222,7 +233,12 @@ class CachedAttention:
             )
 
     def _attend_prefills(
-        self, step: DeviceStep, q: DeviceArray, out: Activation, spec: AttentionSpec
+        self,
+        step: DeviceStep,
+        q: DeviceArray,
+        out: Activation,
+        spec: AttentionSpec,
+        sinks: DeviceArray | None,
     ) -> None:
         layer, shape, inputs = self._config.layers[spec.layer], step.shape, step.inputs
         cache = self.caches[spec.layer]
@@ -243,6 +259,7 @@ class CachedAttention:
             sequences=inputs.prefills,
             query_start=inputs.query_start,
             context_len=inputs.context_len,
+            sinks=sinks,
             out=out,
             blocks_per_sequence=shape.blocks,
             heads=layer.num_heads,

@@ -224,8 +224,7 @@ class HipOps:
         self, step: DeviceStep, q: Activation, spec: AttentionSpec, sinks: Weight | None
     ) -> Activation:
         assert self._cached is not None
-        assert sinks is None, "models that have them have experts, too, and were refused"
-        return self._cached.attend(step, q, spec)
+        return self._cached.attend(step, q, spec, sinks)
 
     def norm_projection(self, x: Activation, weight: Weight, bias: Weight | None) -> Activation:
         """Works in place."""

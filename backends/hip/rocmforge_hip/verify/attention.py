@@ -68,6 +68,7 @@ def groups() -> Iterator[Group]:
                     kv_dtype=kv_dtype,
                     window=50,
                     attention_softcap=20.0,
+                    sinks=True,
                 )
             )
 
@@ -95,6 +96,7 @@ def groups() -> Iterator[Group]:
 def _group(recipe: Recipe) -> Group:
     head = HeadSize(recipe.head_dim, recipe.value_dim or recipe.head_dim)
     name = f"{recipe.kv_dtype}, heads of {head}, {recipe.heads} to {recipe.kv_heads}"
+    name += ", with sinks" if recipe.sinks else ""
     stored = _INT8 if recipe.kv_dtype == "int8" else _HALF
     return Group(
         recipe,
@@ -231,8 +233,11 @@ def _attend(bench: Workbench, new: tuple[int, ...]) -> float:
     halves = queries.astype(np.float16)
     step = bench.step(chunks)
     q = bench.activation(bench.model.arena.rotated, halves.reshape(len(halves), -1))
-    got = bench.result(bench.model.ops.attention(step, q, spec, None))
+    sinks = bench.model.weights.layers[0].attention.sinks
+    got = bench.result(bench.model.ops.attention(step, q, spec, sinks))
     got = got.reshape(*queries.shape[:2], sizes.value_dim)
+    own = bench.weights.layers[0].attention.sinks
+    scores = None if own is None else values_of(own)
     wanted, start, row = [], 0, 0
     for context, count, _ in chunks:
         seen = slice(start, start + context)
@@ -244,6 +249,7 @@ def _attend(bench: Workbench, new: tuple[int, ...]) -> float:
                 scale=spec.scale,
                 softcap=spec.softcap,
                 window=spec.window,
+                sinks=scores,
             )
         )
         start, row = start + context, row + count

@@ -75,6 +75,7 @@ def attention(
     window: int | None = None,
     causal: bool = True,
     slopes: Sequence[float] = (),
+    sinks: Float64 | None = None,
 ) -> Float64:
     """Returns the attention of one sequence's last tokens.
 
@@ -87,6 +88,7 @@ def attention(
         window: Tokens that each token sees, itself among them; unless causal, to each side.
         causal: Whether a token sees none after it.
         slopes: What the scores of each head lose for a token of distance.
+        sinks: Of each head, a score that takes its part of the softmax and has no value.
     """
     group = q.shape[1] // keys.shape[1]
     keys, values = np.repeat(keys, group, axis=1), np.repeat(values, group, axis=1)
@@ -100,8 +102,13 @@ def attention(
     if window is not None:
         hidden |= np.abs(before) >= window
     scores = np.where(hidden, -np.inf, scores)
+    if sinks is None:
+        sinks = np.full(q.shape[1], -np.inf)
+    sink = np.broadcast_to(sinks[:, None, None], (*scores.shape[:2], 1))
+    scores = np.concatenate([scores, sink], axis=-1)
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)
+    weights = weights[..., :-1]
     mixed: Float64 = np.einsum("hqk,khd->qhd", weights, values)
     return mixed
 

@@ -71,6 +71,7 @@ class Recipe:
     activation_bits: Literal["8", "16"] = "8"
     window: int | None = None
     attention_softcap: float | None = None
+    sinks: bool = False
     adapter_ranks: tuple[int, ...] = ()  # of LoRA adapters of all matrices
 
 
@@ -335,6 +336,8 @@ def _weights(recipe: Recipe, config: ModelConfig) -> ModelWeights[Tensor]:
     """Makes every weight that the family may have, but for a matrix of its own for the output."""
     rng, family = np.random.default_rng(1), FAMILIES[recipe.architecture]
     optional = (family.has | family.may_have) - {"output"}
+    if recipe.sinks:
+        optional |= {"attention.sinks"}
 
     def make(place: WeightPlace) -> Tensor:
         name, shape = place.name, place.shape(config)
