@@ -79,6 +79,10 @@ serve *arguments:
 bench *arguments:
     rocmforge bench smollm2 {{ arguments }}
 
+# Fetches the libraries of the page at /.
+page:
+    python -m page.build
+
 # Compiles kernels for the HIP backend: names of targets, or amd, nvidia, host, shipped.
 build-kernels targets="amd":
     python -m kernels.build --targets {{ targets }}

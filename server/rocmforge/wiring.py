@@ -366,6 +366,7 @@ def build_web_app(fleet: Fleet, settings: Settings, keys: Keyring) -> Litestar:
             local_names_only=not keys and not settings.insecure,
             strict_requests=settings.strict_requests,
             has_tls=settings.tls_certificate is not None,
+            has_page=not settings.no_page,
             vllm_metrics="vllm" in settings.metrics_compat,
             drain_timeout_s=settings.drain_timeout,
         ),

@@ -30,13 +30,14 @@ from rocmforge.api.metrics.fleet import FleetMetrics
 from rocmforge.api.metrics.request_log import RequestLog, log_refusal
 from rocmforge.api.models import ANTHROPIC_VERSION
 from rocmforge.api.openapi import docs, endpoints, index, openapi
+from rocmforge.api.page import page, page_file, read_bundle
 from rocmforge.api.responses.store import OwnResponses, ResponseStore
 from rocmforge.api.text_workers import TextWorkers
 from rocmforge.fleet.fleet import Fleet
 from rocmforge.fleet.model import ServedModel
 
-HANDLERS = (*(endpoint.handler for endpoint in endpoints()), openapi, docs, index)
-"""Those that are described are those that are served."""
+HANDLERS = (*(endpoint.handler for endpoint in endpoints()), openapi, docs, index, page, page_file)
+"""Those that are described are those that are served, besides pages for people."""
 
 CLIENT_CLOSED_REQUEST = 499  # nginx's; nobody receives it
 
@@ -69,6 +70,7 @@ def build_app(
         caller = caller_of(request)
         return OwnResponses(response_store, None if caller is None else caller.key.name)
 
+    bundle = read_bundle() if settings.has_page else None
     answer_error = partial(_answer_error, fleet_metrics)
     response_store = ResponseStore(
         settings.max_stored_responses, settings.max_stored_response_bytes
@@ -80,6 +82,7 @@ def build_app(
             "fleet": Provide(lambda: fleet, sync_to_thread=False),
             "models": Provide(models_of, sync_to_thread=False),
             "api_settings": Provide(lambda: settings, sync_to_thread=False),
+            "bundle": Provide(lambda: bundle, sync_to_thread=False),
             "response_store": Provide(responses_of, sync_to_thread=False),
         },
         guards=[key_guard(keys or Keyring()), browser_guard(settings.cors_origins)],

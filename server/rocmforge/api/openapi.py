@@ -180,9 +180,9 @@ async def docs() -> Response[str]:
     )
 
 
-@route(["/", "/v1"], http_method=["GET", "HEAD"], opt={PUBLIC: True})
+@route("/v1", http_method=["GET", "HEAD"], opt={PUBLIC: True})
 async def index() -> Response[None]:
-    """Leads those who open the server's address in a browser to the description."""
+    """Leads those who open the API's address in a browser to the description."""
     return Response(None, status_code=307, headers={"Location": "docs"})
 
 

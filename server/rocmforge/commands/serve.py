@@ -182,6 +182,8 @@ def _announce(console: Console, fleet: Fleet, listener: socket.socket, settings:
     shown = f"[{host}]" if ":" in host else host
     address = escape(f"{scheme}://{shown}:{port}")
     lines = [line for model in fleet.models for line in _about_model(model)]
+    if not settings.no_page:
+        lines.append((logging.INFO, f"{address} is a page to chat on"))
     lines += [
         (logging.INFO, f"{address}/docs describes the API"),
         (logging.INFO, f"{address}/v1"),

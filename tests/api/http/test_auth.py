@@ -72,7 +72,7 @@ def test_the_key_is_checked_before_the_body(guarded: Client) -> None:
     assert guarded.post("/v1/chat/completions", content=b"{").status_code == 401
 
 
-def test_every_route_but_the_health_checks_and_the_description_needs_a_key(guarded: Client) -> None:
+def test_every_route_but_the_health_checks_and_the_pages_needs_a_key(guarded: Client) -> None:
     routes = [
         (method, route.path_format)
         for route in guarded.app.routes
@@ -86,6 +86,7 @@ def test_every_route_but_the_health_checks_and_the_description_needs_a_key(guard
     assert open_routes == {
         *("GET /health", "HEAD /health", "GET /ready", "HEAD /ready"),
         *("GET /docs", "GET /", "HEAD /", "GET /v1", "HEAD /v1"),
+        "GET /page/{digest}/{name}",
     }
     assert "POST /v1/chat/completions" in answers
 

@@ -17,6 +17,7 @@ from rocmforge.api.app import HANDLERS
 from rocmforge.api.http.keys import Keyring, given_keys
 from rocmforge.api.http.settings import ApiSettings
 from rocmforge.api.openapi import docs, index, openapi
+from rocmforge.api.page import page, page_file
 from tests.api.conftest import Client
 from tests.api.fake_engine import FakeEngine, build_app, make_model
 from tests.api.live import assert_settles, live_server
@@ -41,7 +42,7 @@ def test_every_handler_is_in_it(document: Any) -> None:
     served = {
         (re.sub(r":\w+\}", "}", path), method)
         for handler in HANDLERS
-        if handler not in (openapi, docs, index)
+        if handler not in (openapi, docs, index, page, page_file)
         for path in handler.paths
         for method in handler.http_methods
     }
@@ -84,9 +85,8 @@ def test_the_page_needs_nothing_from_elsewhere(client: Client, document: Any) ->
     assert {"ChatRequest", "ResponseCreated"} <= targets
 
 
-@pytest.mark.parametrize("path", ["/", "/v1"])
-def test_the_servers_address_leads_to_the_description(client: Client, path: str) -> None:
-    response = client.get(path)
+def test_the_apis_address_leads_to_the_description(client: Client) -> None:
+    response = client.get("/v1")
     assert [each.status_code for each in response.history] == [307]
     assert response.url.path == "/docs"
     assert response.status_code == 200
@@ -97,7 +97,7 @@ def test_the_page_opens_without_a_key_and_tells_nothing_about_the_server(
 ) -> None:
     app = build_app(make_model(engine), ApiSettings(), Keyring(given_keys(["some-secret-key"])))
     with TestClient(app) as client:
-        page = client.get("/")
+        page = client.get("/v1")
         assert page.url.path == "/docs"
         assert page.status_code == 200
         assert "ChatRequest" in page.text

@@ -15,6 +15,7 @@ class ApiSettings:
     local_names_only: bool = False  # answer to localhost only; see `api.http.hosts`
     has_tls: bool = False
     strict_requests: bool = False  # refuse fields that are not known; see `api.http.unknown_fields`
+    has_page: bool = True  # people chat at /; else it leads to the API's description
     vllm_metrics: bool = False  # export metrics under vLLM's names too
     keep_alive_s: float = 15.0  # a silent stream gets a comment this often
     drain_timeout_s: float = 30.0  # how long streams may go on once the server is asked to stop
