@@ -101,6 +101,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     tool_format: Annotated[
         Literal[
             "auto",
+            "harmony",
             "hermes",
             "mistral",
             "mistral-v11",

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from rocmforge.api.generate.parts import Part
 from rocmforge.commands.run import Conversation, Options, Printer
 from rocmforge.commands.terminal.questions import answer_to_command, whole_prompt
 from rocmforge.errors import ConfigurationError
 from rocmforge.gguf.tokenizer import read_templates, read_tokenizer
 from rocmforge.text.template.template import ChatTemplates
 from rocmforge.text.tokenizer.tokenizer import Tokenizer
+from rocmforge.text.tool_calls import Said
 from tests.api import tiny
 from tests.api.fake_engine import FakeEngine, make_model, requested, say, tiny_text
 from tests.support.speaking import write_speaking
@@ -62,7 +62,7 @@ def test_an_interrupted_answer_stays_in_the_conversation_as_far_as_it_came(
     class Impatient(Printer):
         """A reader who stops the answer behind its first part."""
 
-        def show(self, part: Part) -> None:
+        def show(self, part: Said) -> None:
             super().show(part)
             raise asyncio.CancelledError
 

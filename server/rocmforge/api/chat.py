@@ -19,7 +19,7 @@ from rocmforge.api.generate.convert import prepare_chat
 from rocmforge.api.generate.generation import Generation, Piece, by_choice
 from rocmforge.api.generate.logprobs import chat_logprobs, vllm_prompt_logprobs
 from rocmforge.api.generate.model import RequestedModel
-from rocmforge.api.generate.parts import AnswerParts, Part, new_call_id
+from rocmforge.api.generate.parts import AnswerParts, new_call_id
 from rocmforge.api.generate.prepared_request import PreparedRequest
 from rocmforge.api.generate.schema import (
     AnswerMessage,
@@ -42,7 +42,7 @@ from rocmforge.api.http.body import read_json
 from rocmforge.api.http.settings import ApiSettings
 from rocmforge.api.http.sse import DONE, TextEvent, event
 from rocmforge.text.output.reasoning import Reasoning
-from rocmforge.text.tool_calls import CallArguments, CallBegin
+from rocmforge.text.tool_calls import CallArguments, CallBegin, Said
 
 _decoder = msgspec.json.Decoder(ChatRequest)
 
@@ -89,7 +89,7 @@ class ChatWriter(Writer):
         self._usage = StreamUsage(request.stream_options, prepared)
         self._text_events: dict[int, TextEvent] = {}
         self._parts = AnswerParts(prepared)
-        self._may_reason = prepared.reasoning is not None
+        self._may_reason = prepared.may_reason
 
     def events(self, piece: Piece) -> bytes:
         """Chunks for what it says; before the first one the role, after the last one the end."""
@@ -210,7 +210,7 @@ class ChatWriter(Writer):
         return ChatChunk(choices=[choice], usage=self._usage.field, **self._common)
 
 
-def _delta(item: Part) -> Delta:
+def _delta(item: Said) -> Delta:
     match item:
         case str():
             return Delta(content=item)

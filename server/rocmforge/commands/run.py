@@ -16,7 +16,7 @@ from rich.markup import escape
 from rocmforge.api.generate.convert import prepare_chat
 from rocmforge.api.generate.generation import Generation
 from rocmforge.api.generate.model import RequestedModel
-from rocmforge.api.generate.parts import AnswerParts, Part
+from rocmforge.api.generate.parts import AnswerParts
 from rocmforge.api.generate.schema import ChatRequest, Message
 from rocmforge.api.http.origin import Origin
 from rocmforge.api.metrics.requests import Metrics
@@ -34,6 +34,7 @@ from rocmforge.fleet.entry import Engine
 from rocmforge.models.sampling import SamplingDefaults
 from rocmforge.settings import Settings
 from rocmforge.text.output.reasoning import Reasoning
+from rocmforge.text.tool_calls import Said
 from rocmforge.wiring import build_model, build_request_log, read_front
 
 _DIM: Final = "\x1b[2m"
@@ -183,7 +184,7 @@ class Printer:
         self._is_terminal = sys.stdout.isatty()
         self._thinks = False
 
-    def show(self, part: Part) -> None:
+    def show(self, part: Said) -> None:
         """Prints a part of the answer."""
         if isinstance(part, Reasoning):
             self._begin_thoughts()

@@ -16,6 +16,7 @@ from rocmforge.text.output.grammar import (
     choice_grammar,
     json_schema_grammar,
     lark_grammar,
+    named_tokens,
     regex_grammar,
 )
 
@@ -33,6 +34,13 @@ def output_grammar(model: ServedModel, request: GenerationRequest) -> str:
         names = " and ".join(f"'{name}'" for name, _, _ in grammars)
         raise InvalidParameter(f"{names} exclude each other.", param=grammars[1][0])
     for name, param, grammar in grammars:
+        unknown = {token for token in named_tokens(grammar) if token >= model.tokenizer.vocab_size}
+        if param.endswith("grammar") and unknown:
+            raise InvalidParameter(
+                f"'{param}' names the token {min(unknown)}, but the vocabulary has only "
+                f"{model.tokenizer.vocab_size}.",
+                param=param,
+            )
         for other in ("ignore_eos", "min_tokens"):
             if getattr(request, other):
                 raise InvalidParameter(

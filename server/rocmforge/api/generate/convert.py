@@ -72,10 +72,8 @@ def prepare_chat(model: ServedModel, request: ChatRequest) -> PreparedRequest:
     check_output_logprobs(request.n or 1, wanted or room, num_logprobs, "top_logprobs")
     sampling = sampling_params(model, request, max_tokens=wanted or room, num_logprobs=num_logprobs)
     reasoning = _reasoning(model, prompt)
-    use = None
-    if tools:
-        use, grammar = tool_use(model, request, tools, sampling.grammar)
-        sampling = msgspec.structs.replace(sampling, grammar=grammar)
+    use, grammar = tool_use(model, request, tools, prompt, sampling.grammar)
+    sampling = msgspec.structs.replace(sampling, grammar=grammar)
     thinking = _thinking(model, request, reasoning)
     if sampling.grammar and thinking is None:
         reasoning = None  # the grammar is that of the whole answer

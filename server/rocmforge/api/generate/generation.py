@@ -22,6 +22,7 @@ from rocmforge.fleet.entry import Engine, Handle
 from rocmforge.text.output.detokenizer import DecodedText, IncrementalDetokenizer
 from rocmforge.text.output.reasoning import BEGIN, END
 from rocmforge.text.tokenizer.tokenizer import Tokenizer
+from rocmforge.text.tool_calls import spelled
 
 RETRY_S = 1.0
 
@@ -319,7 +320,7 @@ class Generation:
             self._model.served.tokenizer.decode(prompt.token_ids)
             for prompt in self.prepared.prompts
         ]
-        return [*prompts, *("".join(choice.texts) for choice in self.choices)]
+        return [*prompts, *(spelled("".join(choice.texts)) for choice in self.choices)]
 
 
 def _start_choice(
@@ -355,9 +356,9 @@ def _start_choice(
 
 
 def _shown(tokenizer: Tokenizer, prepared: PreparedRequest) -> dict[int, str]:
-    """Returns control tokens that mark tool calls or reasoning, with their spelling."""
-    markers = [] if prepared.tools is None else [*prepared.tools.form.markers]
+    """Returns control tokens that mark tool calls or reasoning, and what is shown of them."""
+    markers = {} if prepared.tools is None else {**prepared.tools.form.markers}
     if prepared.reasoning is not None:
-        markers += [BEGIN, END]
-    ids = {tokenizer.control_token(marker): marker for marker in markers}
-    return {token_id: marker for token_id, marker in ids.items() if token_id is not None}
+        markers |= {BEGIN: BEGIN, END: END}
+    ids = {tokenizer.control_token(marker): shown for marker, shown in markers.items()}
+    return {token_id: shown for token_id, shown in ids.items() if token_id is not None}

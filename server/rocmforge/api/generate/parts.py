@@ -9,8 +9,6 @@ from rocmforge.api.generate.prepared_request import PreparedRequest
 from rocmforge.text.output.reasoning import Reasoning, ReasoningSplitter
 from rocmforge.text.tool_calls import CallParser, Said
 
-Part = Said | Reasoning
-
 
 class AnswerParts:
     """Splits the pieces of a request's choices, each choice by itself. Mutable.
@@ -26,10 +24,16 @@ class AnswerParts:
         self._parsers: dict[int, CallParser] = {}
         self._reasoning_tokens: dict[int, int] = {}
 
-    def split(self, piece: Piece) -> list[Part]:
+    def split(self, piece: Piece) -> list[Said]:
         """Splits the piece into parts, in order; text that may yet become markup is held back."""
+        parts = self._parts(piece)
+        if any(isinstance(part, Reasoning) for part in parts):
+            self._reasoning_tokens[piece.index] = piece.num_tokens
+        return parts
+
+    def _parts(self, piece: Piece) -> list[Said]:
         if self._reasoning is None:
-            return [*self._calls_in(piece, piece.text)]
+            return self._calls_in(piece, piece.text)
         splitter = self._splitters.get(piece.index)
         if splitter is None:
             splitter = ReasoningSplitter(is_inside=self._reasoning == "begun")
@@ -38,8 +42,6 @@ class AnswerParts:
         if piece.finish_reason is not None:
             parts += splitter.finish()
         thoughts = [part for part in parts if isinstance(part, Reasoning)]
-        if thoughts:
-            self._reasoning_tokens[piece.index] = piece.num_tokens
         text = "".join([part for part in parts if isinstance(part, str)])
         return [*thoughts, *self._calls_in(piece, text)]
 
@@ -50,6 +52,7 @@ class AnswerParts:
         if parser is None:
             use = self._tools
             parser = use.form.parser(use.schemas, use.max_calls)
+            parser.push(use.begun)
             self._parsers[piece.index] = parser
         said = parser.push(text)
         return said + parser.finish() if piece.finish_reason is not None else said

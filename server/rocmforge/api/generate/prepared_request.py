@@ -24,6 +24,7 @@ class ToolUse:
     form: CallFormat
     schemas: Mapping[str, Schema]  # of the functions' parameters
     max_calls: int | None
+    begun: str = ""  # what the prompt has of the answer, as `form` shows it to its parser
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +36,15 @@ class PreparedRequest:
     n: int
     stop: tuple[str, ...]
     timeout_s: float | None = None  # from the request's arrival
-    tools: ToolUse | None = None  # None = the answer is text
+    # None = the answer is text; a format that takes reasoning out is there without functions too.
+    tools: ToolUse | None = None
     reasoning: Literal["begun", "possible"] | None = None  # begun: by the prompt
+
+    @property
+    def may_reason(self) -> bool:
+        """Whether there may be reasoning in the answer."""
+        splits = self.tools is not None and self.tools.form.splits_reasoning
+        return splits or self.reasoning is not None
 
     def sampling_of(self, number: int) -> SamplingParams:
         """Parameters of the `number`-th choice of a prompt: all alike but for the seed.

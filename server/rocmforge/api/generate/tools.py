@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -9,10 +10,18 @@ import msgspec
 from rocmforge.api.generate.constraints import check_grammar
 from rocmforge.api.generate.prepared_request import ToolUse
 from rocmforge.api.generate.schema import ChatRequest, NamedTool, Tool
-from rocmforge.errors import InvalidParameter
+from rocmforge.errors import InvalidParameter, UnsupportedFeature
 from rocmforge.fleet.model import ServedModel
 from rocmforge.text.output.grammar import Schema, json_schema_grammar
-from rocmforge.text.tool_calls import FORMATS, CannotEnforce, format_for, tool_grammar
+from rocmforge.text.tokenizer.tokenizer import Tokenizer
+from rocmforge.text.tool_calls import (
+    FORMATS,
+    CallFormat,
+    CannotEnforce,
+    begun,
+    format_for,
+    tool_grammar,
+)
 
 MAX_TOOLS = 128
 
@@ -50,31 +59,44 @@ def offered_tools(request: ChatRequest) -> list[dict[str, Any]]:
 
 
 def tool_use(
-    model: ServedModel, request: ChatRequest, tools: list[dict[str, Any]], answer_grammar: str
-) -> tuple[ToolUse, str]:
-    """Returns how to read calls, and the grammar of answers ("" if there is none).
+    model: ServedModel,
+    request: ChatRequest,
+    tools: list[dict[str, Any]],
+    prompt: Sequence[int],
+    answer_grammar: str,
+) -> tuple[ToolUse | None, str]:
+    """Returns how to read calls, if there may be some, and the grammar of answers ("" = none).
 
     Args:
         model: Knows how the model writes calls.
         request: Says whether it has to.
         tools: The functions.
+        prompt: What the answer follows.
         answer_grammar: What an answer without a call has to match; "" = anything.
 
     Raises:
         InvalidParameter: a function's parameters cannot be enforced.
+        UnsupportedFeature: the vocabulary lacks what the format is written with.
     """
     form = FORMATS.get(model.tool_format) or format_for(
-        model.templates.select(with_tools=True).source
+        model.templates.select(with_tools=bool(tools)).source
     )
+    if not tools and not form.splits_reasoning:
+        return None, answer_grammar
     is_parallel = request.parallel_tool_calls is not False
     schemas = {tool["function"]["name"]: _parameters(tool) for tool in tools}
-    use = ToolUse(form=form, schemas=schemas, max_calls=None if is_parallel else 1)
+    use = ToolUse(
+        form=form,
+        schemas=schemas,
+        max_calls=None if is_parallel else 1,
+        begun=_begun(model.tokenizer, form, prompt),
+    )
     choice = request.tool_choice
-    is_forced = choice is not None and choice != "auto"
+    is_forced = bool(tools) and choice is not None and choice != "auto"
     if not is_forced and not answer_grammar:
         return use, ""
     for name in ("ignore_eos", "min_tokens"):
-        if getattr(request, name):
+        if tools and getattr(request, name):
             raise InvalidParameter(f"'{name}' cannot be combined with a forced call.", param=name)
     if isinstance(choice, NamedTool):
         schemas = {choice.function.name: schemas[choice.function.name]}
@@ -98,6 +120,19 @@ def tool_use(
         raise InvalidParameter(f"'{param}' cannot be enforced: {error}.", param=param) from None
     check_grammar(model, grammar, "tools")
     return use, grammar
+
+
+def _begun(tokenizer: Tokenizer, form: CallFormat, prompt: Sequence[int]) -> str:
+    if not form.splits_reasoning:
+        return ""
+    for spelling in form.markers:
+        if tokenizer.control_token(spelling) is None:
+            raise UnsupportedFeature(
+                f"The chat template writes in a format whose control token {spelling} the model's "
+                "vocabulary lacks. Start the server with another --chat-template.",
+                param="messages",
+            )
+    return begun(tokenizer, prompt)
 
 
 def _check_takes_object(tool: Tool, param: str) -> None:

@@ -7,7 +7,7 @@ import uuid
 from typing import Any
 
 from rocmforge.api.generate.generation import Piece
-from rocmforge.api.generate.parts import AnswerParts, Part
+from rocmforge.api.generate.parts import AnswerParts
 from rocmforge.api.messages.schema import (
     Block,
     BlockDelta,
@@ -22,7 +22,7 @@ from rocmforge.api.messages.schema import (
     ToolUseBlock,
 )
 from rocmforge.text.output.reasoning import Reasoning
-from rocmforge.text.tool_calls import CallArguments, CallBegin
+from rocmforge.text.tool_calls import CallArguments, CallBegin, Said
 
 
 class ContentBlocks:
@@ -48,10 +48,10 @@ class ContentBlocks:
         if piece.finish_reason is not None:
             if not self.blocks:
                 events += self._open(TextBlock(text=""))
-            events += self._close()
+            events += self._close(is_cut=piece.finish_reason == "length")
         return events
 
-    def _said(self, part: Part) -> list[Event]:
+    def _said(self, part: Said) -> list[Event]:
         match part:
             case str():
                 events = self._into(TextBlock(text=""))
@@ -81,7 +81,7 @@ class ContentBlocks:
         self._is_open, self._texts = True, []
         return [*events, BlockStart(index=len(self.blocks) - 1, content_block=empty)]
 
-    def _close(self) -> list[Event]:
+    def _close(self, *, is_cut: bool = False) -> list[Event]:
         text = "".join(self._texts)
         match self.blocks[-1]:
             case TextBlock():
@@ -89,15 +89,21 @@ class ContentBlocks:
             case ThinkingBlock():
                 self.blocks[-1] = ThinkingBlock(thinking=text)
             case ToolUseBlock(id=call_id, name=name):
-                self.blocks[-1] = ToolUseBlock(id=call_id, name=name, input=_arguments(text))
+                arguments = _arguments(text, is_cut=is_cut or not text)
+                self.blocks[-1] = ToolUseBlock(id=call_id, name=name, input=arguments)
         self._is_open = False
         return [BlockStop(index=len(self.blocks) - 1)]
 
 
-def _arguments(text: str) -> dict[str, Any]:
-    """Arguments as an object; none if the answer was cut within them."""
+def _arguments(text: str, *, is_cut: bool) -> dict[str, Any]:
+    """Arguments as an object; none if the answer was cut within them.
+
+    What is no object is shown under the name that Anthropic recommends for it.
+    """
     try:
         parsed = json.loads(text)
     except (ValueError, RecursionError):
-        return {}
-    return parsed if isinstance(parsed, dict) else {}
+        parsed = None
+    if isinstance(parsed, dict):
+        return parsed
+    return {} if is_cut else {"INVALID_JSON": text}

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from rocmforge.api.generate.generation import Piece
 from rocmforge.api.generate.logprobs import ScoredToken, chat_logprobs
-from rocmforge.api.generate.parts import AnswerParts, Part, new_call_id
+from rocmforge.api.generate.parts import AnswerParts, new_call_id
 from rocmforge.api.generate.schema import TokenLogprobs
 from rocmforge.api.responses.events import (
     ArgumentsDelta,
@@ -35,7 +35,7 @@ from rocmforge.api.responses.schema import (
 )
 from rocmforge.text.output.reasoning import Reasoning
 from rocmforge.text.tokenizer.tokenizer import Tokenizer
-from rocmforge.text.tool_calls import CallArguments, CallBegin
+from rocmforge.text.tool_calls import CallArguments, CallBegin, Said
 
 
 class OutputItems:
@@ -70,7 +70,7 @@ class OutputItems:
             events += self._close("incomplete" if is_cut else "completed")
         return events
 
-    def _said(self, part: Part, scores: Sequence[ScoredToken]) -> list[Event]:
+    def _said(self, part: Said, scores: Sequence[ScoredToken]) -> list[Event]:
         match part:
             case str():
                 events = self._into(MessageItem, _new_message)

@@ -1,7 +1,7 @@
 """Grammars that an answer must match, in the serialised form of llguidance.
 
-They are tried here on a vocabulary of single bytes, so that a mistake in one is known before the
-engine hears of it. The engine compiles them for the model's own vocabulary.
+They are tried here on a vocabulary of single bytes and a few more tokens, so that a mistake in one
+is known before the engine hears of it. The engine compiles them for the model's own vocabulary.
 """
 
 from __future__ import annotations
@@ -76,7 +76,8 @@ def find_problem(grammar: str) -> str:
 
     A grammar may also be too much: see `engine.grammar_checker`.
     """
-    matcher = LLMatcher(_bytes_tokenizer(), grammar, log_level=0, limits=parser_limits())
+    tried = _with_tokens_of_trial(grammar)
+    matcher = LLMatcher(_trial_tokenizer(), tried, log_level=0, limits=parser_limits())
     if not matcher.is_error():
         _take_step(matcher)  # some limits are only found there
     if not matcher.is_error():
@@ -98,6 +99,34 @@ def parser_limits() -> llguidance.LLParserLimits:
     return llguidance.LLParserLimits(initial_lexer_fuel=_LEXER_FUEL, verbose_errors=False)
 
 
+_TOKEN = re.compile(r"<\[(\d+)\]>")
+_NUM_TOKENS = 64  # that a grammar may name in a trial
+
+
+def named_tokens(lark: str) -> frozenset[int]:
+    """Returns the ids that a grammar in Lark's notation names one by one."""
+    return frozenset(int(digits) for digits in _TOKEN.findall(lark))
+
+
+def _with_tokens_of_trial(grammar: str) -> str:
+    """Puts tokens that the trial has in the place of the model's."""
+    places = {token: 256 + i for i, token in enumerate(sorted(named_tokens(grammar)))}
+    return _TOKEN.sub(lambda found: f"<[{places[int(found[1])]}]>", grammar)
+
+
+class _TrialVocabulary:
+    """All bytes, and tokens that stand for those which grammars name."""
+
+    eos_token_id = 256 + _NUM_TOKENS
+    bos_token_id = None
+    tokens = (*(bytes([i]) for i in range(256)), *(b"<|%d|>" % i for i in range(_NUM_TOKENS + 1)))
+    special_token_ids = tuple(range(256, 257 + _NUM_TOKENS))
+
+    def __call__(self, text: bytes) -> list[int]:
+        """Tokenises text."""
+        return list(text)
+
+
 @cache
-def _bytes_tokenizer() -> llguidance.LLTokenizer:
-    return llguidance.LLTokenizer("byte")
+def _trial_tokenizer() -> llguidance.LLTokenizer:
+    return llguidance.LLTokenizer(llguidance.TokenizerWrapper(_TrialVocabulary()))

@@ -21,6 +21,12 @@ from rocmforge.text.template.conversation import (
     with_reasoning,
 )
 from rocmforge.text.template.dialect import Refused, RenderEnvironment
+from rocmforge.text.template.harmony import (
+    for_harmony,
+    known_effort,
+    restored,
+    writes_harmony,
+)
 from rocmforge.text.template.tracked import TrackedText, trust_of
 from rocmforge.text.tokenizer.tokenizer import Tokenizer
 
@@ -110,6 +116,7 @@ class ChatTemplate:
             BadTemplate: the template does not compile, or misbehaves on the simplest conversation.
         """
         self.source = source
+        self._is_harmony = writes_harmony(source)
         self._limits = limits or Limits()
         self._clock = clock
         self._now = now
@@ -174,11 +181,15 @@ class ChatTemplate:
         given = dict(variables or {})
         given.update(tools=tools, documents=documents, add_generation_prompt=add_generation_prompt)
         conversation = [self._message(message) for message in messages]
+        if self._is_harmony:
+            conversation, given = for_harmony(conversation), known_effort(given)
         if continue_final_message:
             mark_end(conversation[-1])
         rendered = self._render_tool_calls(conversation, given)
         if continue_final_message:
             rendered = cut_at_mark(rendered)
+        if self._is_harmony:
+            rendered = restored(rendered)
         return RenderedPrompt(str.__str__(rendered), trust_of(rendered))
 
     def _environment(self) -> RenderEnvironment:

@@ -12,6 +12,7 @@ from rocmforge.text.tool_calls.base import (
     Said,
 )
 from rocmforge.text.tool_calls.formats import FORMATS, format_for, tool_grammar, tools_as_text
+from rocmforge.text.tool_calls.harmony import begun, spelled
 
 __all__ = [
     "FORMATS",
@@ -21,7 +22,9 @@ __all__ = [
     "CallParser",
     "CannotEnforce",
     "Said",
+    "begun",
     "format_for",
+    "spelled",
     "tool_grammar",
     "tools_as_text",
 ]

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from rocmforge.text.output.grammar import Schema
 from rocmforge.text.output.incoming import Incoming
+from rocmforge.text.output.reasoning import Reasoning
 from rocmforge.text.tokenizer.tokenizer import Tokenizer
 
 MAX_FORCED_CALLS = 16
@@ -33,7 +34,7 @@ class CallArguments:
     text: str
 
 
-Said = str | CallBegin | CallArguments
+Said = str | Reasoning | CallBegin | CallArguments
 
 
 class CallParser(ABC):
@@ -150,18 +151,30 @@ class CallParser(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """A grammar in Lark's notation: what an answer is, and the rules it needs for that."""
+    """A grammar in Lark's notation: what an answer is, and the rules it needs for that.
+
+    Attributes:
+        start: An answer that is calls; "" = there are no functions.
+        rules: The rules that the others name.
+        before: What stands before an answer that is no call.
+    """
 
     start: str
     rules: tuple[str, ...]
+    before: str = ""
 
 
 class CallFormat(Protocol):
     """The way in which a family of models writes calls."""
 
     @property
-    def markers(self) -> tuple[str, ...]:
-        """Spellings that may be control tokens, and have to be shown to the parser then."""
+    def markers(self) -> Mapping[str, str]:
+        """Spellings that may be control tokens: what the parser is shown of those then."""
+        ...
+
+    @property
+    def splits_reasoning(self) -> bool:
+        """Whether the parser takes reasoning out of an answer, whose text it alone understands."""
         ...
 
     def parser(self, schemas: Mapping[str, Schema], max_calls: int | None) -> CallParser:

@@ -9,11 +9,13 @@ from typing import Any
 from rocmforge.text.output.grammar import Schema
 from rocmforge.text.tokenizer.tokenizer import Tokenizer
 from rocmforge.text.tool_calls.base import CallFormat
+from rocmforge.text.tool_calls.harmony import HarmonyFormat
 from rocmforge.text.tool_calls.json_calls import JsonFormat
 from rocmforge.text.tool_calls.keyword import KeywordFormat
 from rocmforge.text.tool_calls.tagged import TaggedFormat
 
 FORMATS: Mapping[str, CallFormat] = {
+    "harmony": HarmonyFormat(),
     "hermes": JsonFormat(begin="<tool_call>", end="</tool_call>", separator="\n"),
     "mistral": JsonFormat(begin="[TOOL_CALLS]", is_list=True, separator=", "),
     "mistral-v11": JsonFormat(begin="[TOOL_CALLS]", id_begin="[CALL_ID]", name_end="[ARGS]"),
@@ -71,6 +73,7 @@ FORMATS: Mapping[str, CallFormat] = {
 
 # What a chat template contains if its model writes that format; the first that matches.
 _SIGNS = (
+    ("harmony", "<|channel|>"),
     ("seed-oss", "<seed:tool_call>"),
     ("qwen3-coder", "<parameter="),
     ("glm4", "<arg_key>"),
@@ -111,6 +114,8 @@ def tool_grammar(
 ) -> str:
     """Answers that are one call, or several, of functions with these parameters.
 
+    There must be functions, or a grammar for answers without a call.
+
     Args:
         form: How calls are written.
         tokenizer: Knows the markers that are control tokens.
@@ -122,8 +127,9 @@ def tool_grammar(
         CannotEnforce: a schema has what this format cannot express.
     """
     calls = form.rules(tokenizer, schemas, parallel=parallel)
-    start = f"calls | @{_OTHERWISE}" if otherwise else "calls"
-    lark = "\n".join([f"start: {start}", f"calls: {calls.start}", *calls.rules])
+    other = f"{calls.before} @{_OTHERWISE}" if otherwise else ""
+    start = " | ".join(f"({each})" for each in (calls.start, other) if each)
+    lark = "\n".join([f"start: {start}", *calls.rules])
     others = json.loads(otherwise)["grammars"] if otherwise else []
     return json.dumps(
         {

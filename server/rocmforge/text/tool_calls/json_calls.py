@@ -28,11 +28,12 @@ class JsonFormat:
     arguments: str = "arguments"  # the key
     name_end: str = ""  # what stands between a name and its arguments; "" = one object has both
     id_begin: str = ""  # what stands between a name and an id of the call, which may be missing
+    splits_reasoning = False
 
     @property
-    def markers(self) -> tuple[str, ...]:
+    def markers(self) -> Mapping[str, str]:
         marks = self.begin, self.id_begin, self.name_end, self.end
-        return tuple(mark for mark in marks if mark)
+        return {mark: mark for mark in marks if mark}
 
     def parser(self, schemas: Mapping[str, Schema], max_calls: int | None) -> CallParser:
         return JsonCallParser(self, schemas, max_calls)

@@ -29,10 +29,12 @@ class KeywordFormat:
     assign: str
     close: str
     quote: str = ""  # around strings; "" = as in Python or JSON
+    splits_reasoning = False
 
     @property
-    def markers(self) -> tuple[str, ...]:
-        return () if self.is_list else (self.begin, self.end, self.quote)
+    def markers(self) -> Mapping[str, str]:
+        marks = () if self.is_list else (self.begin, self.end, self.quote)
+        return {mark: mark for mark in marks}
 
     def parser(self, schemas: Mapping[str, Schema], max_calls: int | None) -> CallParser:
         return KeywordParser(self, schemas, max_calls)

@@ -43,10 +43,11 @@ class TaggedFormat:
     value_end: str
     tail: str
     end: str
+    splits_reasoning = False
 
     @property
-    def markers(self) -> tuple[str, ...]:
-        return self.begin, self.end
+    def markers(self) -> Mapping[str, str]:
+        return {self.begin: self.begin, self.end: self.end}
 
     def parser(self, schemas: Mapping[str, Schema], max_calls: int | None) -> CallParser:
         return TaggedParser(self, schemas, max_calls)

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from rocmforge.checkpoint.tokenizer import TokenType
 from rocmforge.engine.constraint.grammar import Grammars, Matcher
 from rocmforge.engine.ipc.params import TokenPieces
 from rocmforge.gguf.tokenizer import read_tokenizer
@@ -48,6 +49,13 @@ NO_ARGUMENTS: dict[str, Schema] = {
     "now": {"type": "object", "properties": {}, "additionalProperties": False}
 }
 Outcome = tuple[str, list[tuple[str, str]]]
+
+
+def shown(form: str, answer: str) -> str:
+    """The answer as the format's parser gets it."""
+    for spelling, mark in FORMATS[form].markers.items():
+        answer = answer.replace(spelling, mark)
+    return answer
 
 
 def read(form: str, pieces: list[str], max_calls: int | None = None) -> Outcome:
@@ -226,22 +234,29 @@ ANSWERS: list[tuple[str, str, Outcome]] = [
         'Like {"name": "add", "parameters": {}}',
         ('Like {"name": "add", "parameters": {}}', []),
     ),
+    (
+        "harmony",
+        "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant<|channel|>commentary "
+        'to=functions.weather <|constrain|>json<|message|>{"city": "Oslo"}<|call|>',
+        ("I look.", [("weather", '{"city": "Oslo"}')]),
+    ),
 ]
 
 
 @pytest.mark.parametrize(("form", "answer", "expected"), ANSWERS)
 def test_calls_and_text_are_told_apart(form: str, answer: str, expected: Outcome) -> None:
-    assert read(form, [answer]) == expected
+    assert read(form, [shown(form, answer)]) == expected
 
 
 @pytest.mark.parametrize(("form", "answer", "expected"), ANSWERS)
 def test_the_split_into_pieces_does_not_matter(form: str, answer: str, expected: Outcome) -> None:
-    assert read(form, list(answer)) == expected
+    assert read(form, list(shown(form, answer))) == expected
 
 
 @given(st.sampled_from(ANSWERS), st.lists(st.integers(0, 150), max_size=8))
 def test_no_split_matters(case: tuple[str, str, Outcome], cuts: list[int]) -> None:
     form, answer, expected = case
+    answer = shown(form, answer)
     places = [0, *sorted(cuts), len(answer)]
     pieces = [answer[a:b] for a, b in pairwise(places)]
     assert read(form, [*pieces[:-1], answer[sum(map(len, pieces[:-1])) :]]) == expected
@@ -263,7 +278,7 @@ def answers_and_cuts(draw: st.DrawFn) -> tuple[str, str, list[str]]:
     spellings = [part for part in asdict(FORMATS[form]).values() if isinstance(part, str)]  # type: ignore[call-overload]
     calls = [answer for name, answer, _ in ANSWERS if name == form]
     parts = st.one_of(st.sampled_from([*spellings, *calls]), st.sampled_from(LIKELY), st.text())
-    answer = "".join(draw(st.lists(parts, max_size=12)))
+    answer = shown(form, "".join(draw(st.lists(parts, max_size=12))))
     cuts = draw(st.lists(st.integers(0, len(answer)), max_size=8))
     return form, answer, [answer[a:b] for a, b in pairwise([0, *sorted(cuts), len(answer)])]
 
@@ -283,7 +298,7 @@ def test_a_stream_says_what_the_whole_answer_says(case: tuple[str, str, list[str
 @pytest.mark.parametrize("form", FORMATS)
 def test_text_behind_a_call_is_kept_and_the_space_between_them_is_not(form: str) -> None:
     call = next(answer for name, answer, (_, calls) in ANSWERS if name == form and calls).rstrip()
-    text, calls = read(form, [f"{call}\n And \n so on. \n"])
+    text, calls = read(form, [f"{shown(form, call)}\n And \n so on. \n"])
     assert calls
     assert text.endswith("And \n so on. \n")
     assert "\n And" not in text
@@ -324,6 +339,7 @@ def test_arguments_read_back_as_what_was_written() -> None:
         ("<|tool|>{{ tools }}<|/tool|> then <|tool_call|>[]<|/tool_call|>", "phi4-mini"),
         ("'<|tool_call>call:' + name", "gemma4"),
         ("[func_name1(params_name1=params_value1)]", "pythonic"),
+        ("<|start|>assistant<|channel|>final<|message|>{{ tool_calls }}", "harmony"),
         ("knows no tools", "hermes"),
     ],
 )
@@ -346,11 +362,15 @@ def matcher_of(tokenizer: Tokenizer, grammar: str) -> Matcher:
     return Grammars(pieces, tokenizer.vocab_size).matcher(grammar)
 
 
-def tokenizer_with(control: str) -> Tokenizer:
-    """A tokenizer that has this control token, unless it is empty."""
+def tokenizer_for(name: str, *, has_control_tokens: bool = False) -> Tokenizer:
+    """A tokenizer that has the first mark of a format as a control token; of harmony, all."""
     data = tiny.metadata()
-    if control:
-        data["tokenizer.ggml.tokens"][tiny.BOS] = control
+    controls = [*FORMATS[name].markers]
+    if name != "harmony":
+        controls = controls[:has_control_tokens]
+    for token, spelling in enumerate(controls, start=tiny.VOCAB_SIZE // 2):
+        data["tokenizer.ggml.tokens"][token] = spelling
+        data["tokenizer.ggml.token_type"][token] = TokenType.CONTROL
     return Tokenizer(read_tokenizer(data))
 
 
@@ -374,7 +394,7 @@ def drawn(tokenizer: Tokenizer, matcher: Matcher, random: Random, limit: int = 3
 @pytest.mark.parametrize("is_control", [False, True])
 def test_forced_calls_are_read_back_and_validate(name: str, is_control: bool) -> None:
     form = FORMATS[name]
-    tokenizer = tokenizer_with(form.markers[0] if is_control and form.markers else "")
+    tokenizer = tokenizer_for(name, has_control_tokens=is_control)
     schemas = {"weather": SCHEMAS["weather"], "now": {"type": "object", "properties": {}}}
     grammar = tool_grammar(form, tokenizer, schemas, parallel=True)
     num_calls = 0
@@ -385,14 +405,15 @@ def test_forced_calls_are_read_back_and_validate(name: str, is_control: bool) ->
         parser = form.parser(schemas, None)
         arguments: list[str] = []
         names: list[str] = []
-        for item in [item for c in answer for item in parser.push(c)] + parser.finish():
+        said = [item for c in shown(name, answer) for item in parser.push(c)] + parser.finish()
+        for item in said:
             match item:
                 case CallBegin():
                     names.append(item.name)
                     arguments.append("")
                 case CallArguments():
                     arguments[item.index] += item.text
-                case str():
+                case str() if not form.splits_reasoning:
                     pytest.fail(f"{item!r} is text in {answer!r}")
         assert names, answer
         for function, text in zip(names, arguments, strict=True):
@@ -403,7 +424,7 @@ def test_forced_calls_are_read_back_and_validate(name: str, is_control: bool) ->
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_one_call_only_unless_they_may_be_parallel(name: str) -> None:
-    tokenizer = tokenizer_with("")
+    tokenizer = tokenizer_for(name)
     grammar = tool_grammar(FORMATS[name], tokenizer, NO_ARGUMENTS, parallel=False)
     answer = drawn(tokenizer, matcher_of(tokenizer, grammar), Random(1))
     assert answer is not None
@@ -423,19 +444,22 @@ def test_what_a_format_cannot_express_is_refused(
     name: str, parameters: Schema, reason: str
 ) -> None:
     with pytest.raises(CannotEnforce, match=reason) as refused:
-        tool_grammar(FORMATS[name], tokenizer_with(""), {"f": parameters}, parallel=False)
+        tool_grammar(FORMATS[name], tokenizer_for(name), {"f": parameters}, parallel=False)
     assert refused.value.function == "f"
 
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_an_answer_may_be_a_call_or_something_else(name: str) -> None:
-    form, tokenizer = FORMATS[name], tokenizer_with("")
+    form, tokenizer = FORMATS[name], tokenizer_for(name)
     other = json_schema_grammar({"const": "nothing"})
     forced = tool_grammar(form, tokenizer, NO_ARGUMENTS, parallel=False)
     either = tool_grammar(form, tokenizer, NO_ARGUMENTS, parallel=False, otherwise=other)
     call = drawn(tokenizer, matcher_of(tokenizer, forced), Random(0))
     assert call is not None
-    for answer in ('"nothing"', call):
+    nothing = '"nothing"'
+    if name == "harmony":
+        nothing = f"<|channel|>final<|message|>{nothing}"
+    for answer in (nothing, call):
         matcher = matcher_of(tokenizer, either)
         for token in [*tokenizer.encode(answer, parse_special=True), *tokenizer.eos_ids[:1]]:
             assert matcher.advance(token), (answer, matcher.error)
