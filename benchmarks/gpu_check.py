@@ -132,7 +132,7 @@ def measure(runner: Runner, batches: Iterable[int], steps: int) -> None:
         if length > info.max_context:
             continue
         blocks = range(-(-length // info.block_size))
-        chunk = Chunk(tokens=[7] * length, blocks=blocks)
+        chunk = Chunk(tokens=_different(length), blocks=blocks)
         times = []
         for _ in range(3):
             runner.submit(make_step(step_id, [chunk], info.block_size))
@@ -142,6 +142,11 @@ def measure(runner: Runner, batches: Iterable[int], steps: int) -> None:
     for depth in (128, 4096):
         for batch in batches:
             step_id = _measure_decode(runner, batch, depth, steps, per_sequence, step_id)
+
+
+def _different(count: int) -> list[int]:
+    """Returns tokens that differ: those of a model with experts go to different ones."""
+    return [7 + 31 * index % 997 for index in range(count)]
 
 
 def _measure_decode(
@@ -157,12 +162,12 @@ def _measure_decode(
             started = time.perf_counter()
         chunks = [
             Chunk(
-                tokens=[7],
+                tokens=[token],
                 start=depth + index,
                 blocks=range(row * per_sequence, row * per_sequence + per_sequence),
                 sources=[row] if index else None,
             )
-            for row in range(batch)
+            for row, token in enumerate(_different(batch))
         ]
         runner.submit(make_step(step_id, chunks, info.block_size))
         step_id += 1

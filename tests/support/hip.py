@@ -23,6 +23,9 @@ from tests.support.kernels import PlatformOptions
 from tests.support.weights import ggml_type, random_matrix
 
 HEAD_DIM: Final = 64
+_OF_FORMATS: Final = ("gemm", "gemv", "experts_gemv")
+_EXPERT_SIZES: Final = ("moe_intermediate_size", "shared_expert_intermediate_size")
+_EXPERT_KEYS: Final = ("expert_feed_forward_length", "expert_shared_feed_forward_length")
 # Halves for queries, keys and values, and for activations of prefills.
 FLOAT_MODELS: Final = tuple(model.name for model in DENSE_MODELS)
 
@@ -54,7 +57,7 @@ def _build(target: str, matrix_formats: frozenset[str] | None) -> None:
 
     def wanted(unit: TranslationUnit) -> bool:
         matrices, _, format = unit.name.partition("-")
-        return matrix_formats is None or matrices not in ("gemm", "gemv") or format not in others
+        return matrix_formats is None or matrices not in _OF_FORMATS or format not in others
 
     build(select(target), find_compiler(None), lib=LIB_DIR, wanted=wanted)
 
@@ -72,6 +75,8 @@ def fitting(model: TinyModel) -> TinyModel:
         for name, values in model.extra_tensors.items()
     }
     sizes = {"hidden_size": 64, "intermediate_size": 96, "head_dim": HEAD_DIM}
+    sizes |= {size: 64 for size in _EXPERT_SIZES if size in model.config}
+    keys |= {key: 64 for key in _EXPERT_KEYS if key in keys and model.name != "gpt-oss"}
     return replace(model, config=model.config | sizes, keys=keys, extra_tensors=factors)
 
 

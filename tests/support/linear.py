@@ -11,11 +11,12 @@ from rocmforge.models.config import ActivationFunction
 from rocmforge_reference import ops
 from tests.support.weights import Bytes, Matrix, gated_rows, random_matrix, round_up
 
-NOT_GATED, SILU, GELU_TANH, GELU = 0, 1, 2, 3
+NOT_GATED, SILU, GELU_TANH, GELU, CLAMPED_SWIGLU = 0, 1, 2, 3, 4
 _ACTIVATIONS = {
     SILU: ActivationFunction.SILU,
     GELU_TANH: ActivationFunction.GELU_TANH,
     GELU: ActivationFunction.GELU,
+    CLAMPED_SWIGLU: ActivationFunction.CLAMPED_SWIGLU,
 }
 
 Float32 = npt.NDArray[np.float32]
@@ -59,9 +60,11 @@ class Layer:
         products: list[Float64] = [x @ weight.values().T for weight in self.weights]
         if self.activation == NOT_GATED:
             return products[0]
-        gate, up = products
-        product: Float64 = ops.activate(gate, _ACTIVATIONS[self.activation]) * up
-        return product
+        return self.gate(*products)
+
+    def gate(self, gate: Float64, up: Float64) -> Float64:
+        """What the activation makes of the products with gate and up."""
+        return ops.gated(gate, up, _ACTIVATIONS[self.activation])
 
     def magnitude(self, x: Float64) -> Float64:
         """The sums of absolute values behind the result: what rounding errors are relative to."""

@@ -10,11 +10,18 @@ inline constexpr int kNotGated = 0;
 inline constexpr int kSilu = 1;
 inline constexpr int kGeluTanh = 2;
 inline constexpr int kGelu = 3;
+inline constexpr int kClampedSwiglu = 4;
 
-// activation(gate) * up.
+// activation(gate) * up, or what gpt-oss has in its place.
 __device__ __forceinline__ float gated(float gate, float up, int activation) {
   if (activation == kSilu) return gate * rcp(1.0f + exp(-gate)) * up;
   if (activation == kGelu) return gelu(gate) * up;
+  if (activation == kClampedSwiglu) {
+    constexpr float kLimit = 7.0f;
+    gate = min(gate, kLimit);
+    up = min(max(up, -kLimit), kLimit);
+    return gate * rcp(1.0f + exp(-1.702f * gate)) * (up + 1.0f);
+  }
   constexpr float kSqrt2OverPi = 0.797884560802865355880f;
   const float inner = kSqrt2OverPi * (gate + 0.044715f * gate * gate * gate);
   return 0.5f * gate * (1.0f + tanh(inner)) * up;

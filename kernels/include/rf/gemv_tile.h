@@ -16,17 +16,31 @@ inline constexpr int kGroups = 2;         // of a block
 template <int kRows>
 class GemvTile {
  public:
+  // tile: which 16 stored rows of the matrix.
+  explicit __device__ __forceinline__ GemvTile(int tile) : tile_(tile) {}
+
   // Stored row of this lane in group j. Where the layer is gated, group 0 holds gate rows and group
   // 1 the up rows that belong to them.
-  static __device__ __forceinline__ int row(int j) { return group(j) * kGroupRows + lane_row(); }
+  __device__ __forceinline__ int row(int j) const { return group(j) * kGroupRows + lane_row(); }
 
   static __device__ __forceinline__ int first_piece() { return threadIdx.x / kGroupRows; }
   static __device__ __forceinline__ int piece_step() { return blockDim.x / kGroupRows; }
 
   // Adds up what the lanes found and writes the columns of this block.
-  static __device__ __forceinline__ void finish(float (&sums)[kRows][kGroups],
-                                                const Outputs& outputs, const Result& result,
-                                                int rows) {
+  __device__ __forceinline__ void finish(float (&sums)[kRows][kGroups], const Outputs& outputs,
+                                         const Result& result, int rows) const {
+    finish(sums, outputs, rows, [&](int m, int column, float first, float second) {
+      const bool is_gated = outputs.activation != kNotGated;
+      const float value = is_gated ? gated(first, second, outputs.activation) : first;
+      result.store(m, column, outputs.out_features, value);
+    });
+  }
+
+  // The same with write(m, column, value, up) in place of the result: of a gated layer, the value
+  // is that of the gate, and up what belongs to it.
+  template <class Write>
+  __device__ __forceinline__ void finish(float (&sums)[kRows][kGroups], const Outputs& outputs,
+                                         int rows, const Write& write) const {
     __shared__ float parts[kGemvThreads / kWave][kRows][kGroups][kGroupRows];
 #pragma unroll
     for (int m = 0; m < kRows; ++m) {
@@ -54,19 +68,16 @@ class GemvTile {
       const int m = i / kGroupRows >> group_bits;
       const int column = outputs.column(group(j) * kGroupRows + r);
       if (column >= outputs.out_features) continue;
-      float value = total(m, j, r);
-      if (is_gated) value = gated(value, total(m, 1, r), outputs.activation);
-      result.store(m, column, outputs.out_features, value);
+      write(m, column, total(m, j, r), is_gated ? total(m, 1, r) : 0.0f);
     }
   }
 
  private:
   static __device__ __forceinline__ int lane_row() { return threadIdx.x % kGroupRows; }
 
-  static __device__ __forceinline__ int group(int j) {
+  __device__ __forceinline__ int group(int j) const {
     constexpr int kGateGroups = kGateRows / kGroupRows;
-    const int block = blockIdx.x;
-    return block / kGateGroups * kGroups * kGateGroups + block % kGateGroups + j * kGateGroups;
+    return tile_ / kGateGroups * kGroups * kGateGroups + tile_ % kGateGroups + j * kGateGroups;
   }
 
   // Over the lanes of a wave that work for the same row.
@@ -76,6 +87,8 @@ class GemvTile {
     if constexpr (kWave == 64) value += shfl_xor<32>(value);
     return value;
   }
+
+  int tile_;
 };
 
 }  // namespace rf

@@ -48,7 +48,6 @@ class InspectReport:
     weight_bytes: int
     config: ModelConfig | None  # None: not supported
     not_supported: str | None  # why
-    reference_only: bool  # no other backend has kernels for it yet
     kv_bytes: dict[str, int]  # for one sequence of `context` tokens, by type of the cache
     context: int
     sampling: SamplingDefaults | None  # recommended by its maker
@@ -90,7 +89,6 @@ def _report(contents: Contents, max_context: int | None) -> InspectReport:
         weight_bytes=sum(tensor.nbytes for tensor in contents.tensors),
         config=config,
         not_supported=contents.refusal,
-        reference_only=config is not None and any(layer.experts for layer in config.layers),
         kv_bytes={
             kind: context * kv_bytes_per_token(config, size)
             for kind, size in KV_ELEMENT_BYTES.items()
@@ -132,8 +130,7 @@ def _print(console: Console, report: InspectReport) -> None:
         rows += _model_rows(report, report.config)
     table = fact_table(rows)
     reason = escape(report.not_supported or "")
-    served = "yes, by the reference backend only" if report.reference_only else "yes"
-    table.add_row("can be served", f"[red]no:[/red] {reason}" if reason else served)
+    table.add_row("can be served", f"[red]no:[/red] {reason}" if reason else "yes")
     console.print(table)
     console.print("\n[bold]chat template[/bold]")
     console.print(escape(report.chat_template or "none"), highlight=False)

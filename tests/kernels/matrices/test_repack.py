@@ -10,6 +10,7 @@ from tests.support.weights import (
     ALL_TYPES,
     ROW_ALIGN,
     Matrix,
+    block_features,
     gated_rows,
     random_matrix,
     round_up,
@@ -19,11 +20,17 @@ AS_IS, AS_GATE, AS_UP = 0, 1, 2
 
 
 def _repack(
-    device: Device, parts: list[tuple[Matrix, int, int]], stored_rows: int
+    device: Device,
+    parts: list[tuple[Matrix, int, int]],
+    stored_rows: int,
+    *,
+    matrix_rows: int = 1 << 20,
+    matrices: int = 1,
 ) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
-    """Repacks (matrix, first row, placing) one after the other into one matrix."""
+    """Repacks (matrix, first row, placing) one after the other into one matrix, or into several."""
     first = parts[0][0]
-    weight = device.upload(np.zeros(first.raw.shape[1] * stored_rows, np.uint8), "weight")
+    nbytes = matrices * first.raw.shape[1] * stored_rows
+    weight = device.upload(np.zeros(nbytes, np.uint8), "weight")
     for matrix, first_row, placing in parts:
         blocks = device.upload(matrix.raw, "blocks")
         threads = matrix.rows * matrix.quant_blocks
@@ -34,6 +41,7 @@ def _repack(
             matrix.quant_blocks,
             stored_rows,
             first_row,
+            matrix_rows,
             placing,
         )
         kernel = f"rf_repack_{matrix.name}"
@@ -68,3 +76,23 @@ def test_interleaves_gate_and_up(device: Device, rows: int) -> None:
     expected = Matrix("q5_0", np.concatenate((gate.raw, up.raw)), 64)
     order = np.concatenate((gate_at, up_at))
     np.testing.assert_array_equal(weight, expected.packed(order))
+
+
+@pytest.mark.parametrize("name", ALL_TYPES)
+def test_experts_become_matrices_one_after_the_other(device: Device, name: str) -> None:
+    rng = np.random.default_rng(3)
+    columns = 2 * block_features(name)
+    gates, ups = ([random_matrix(rng, name, 5, columns) for _ in range(3)] for _ in range(2))
+    # They come in pieces that end within an expert.
+    parts = []
+    for experts, placing in ((gates, AS_GATE), (ups, AS_UP)):
+        rows = np.concatenate([expert.raw for expert in experts])
+        parts.append((Matrix(name, rows[:7], columns), 0, placing))
+        parts.append((Matrix(name, rows[7:], columns), 7, placing))
+    weight = _repack(device, parts, ROW_ALIGN, matrix_rows=5, matrices=3)
+    order = np.concatenate(gated_rows(5))
+    expected = [
+        Matrix(name, np.concatenate((gate.raw, up.raw)), columns).packed(order)
+        for gate, up in zip(gates, ups, strict=True)
+    ]
+    np.testing.assert_array_equal(weight, np.concatenate(expected))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -29,7 +30,9 @@ def test_of_experts_a_step_reads_those_that_its_tokens_choose(tmp_path: Path) ->
     with open_checkpoint(write_model(by_name("qwen3moe"), tmp_path)) as checkpoint:
         config, tensors = checkpoint.config, take(checkpoint.config, checkpoint.weights)
         # Each weight as a vector of its rows: 4 bytes for each.
-        planned = map_places(tensors, lambda _, tensor: PlannedVector((tensor,)))
+        planned = map_places(
+            tensors, lambda _, tensor: PlannedVector((replace(tensor, shape=tensor.shape[:1]),))
+        )
         reads = StepReads(config, cast("Any", planned), [0] * config.num_layers)
         rest = sum(
             4 * tensor.shape[0]

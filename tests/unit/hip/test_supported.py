@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rocmforge.errors import UnsupportedArchitecture
+from rocmforge.errors import ConfigurationError, UnsupportedArchitecture
 from rocmforge.gguf.checkpoint import read_checkpoint
 from rocmforge.gguf.reader import open_gguf
 from rocmforge.models.config import ModelConfig
@@ -17,6 +17,7 @@ from rocmforge_hip.backend import create
 from rocmforge_hip.device.heads import HeadSize
 from rocmforge_hip.load.supported import check_sizes
 from tests.data.models.tiny_models import by_name, write_model
+from tests.support.hip import fitting
 from tests.support.options import SMALL
 
 HEADS = (HeadSize(8, 8), HeadSize(16, 8))
@@ -53,12 +54,34 @@ def test_an_encoder_whose_heads_share_keys_is_refused(config: ModelConfig) -> No
         check_sizes(replace(config, causal=False), HEADS)
 
 
-def test_experts_are_refused_before_anything_is_loaded(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"num_experts": 1024}, "llama with 1024 experts.*up to 512"),
+        ({"num_experts": 513}, "llama with 513 experts.*up to 512"),
+    ],
+)
+def test_more_experts_than_can_be_chosen_from_are_refused(
+    tmp_path: Path, changes: dict[str, Any], problem: str
+) -> None:
     with open_checkpoint(write_model(by_name("mixtral"), tmp_path)) as checkpoint:
-        with pytest.raises(UnsupportedArchitecture, match="llama with experts, which only the ref"):
-            check_sizes(checkpoint.config, HEADS)
-        with pytest.raises(UnsupportedArchitecture, match="llama with experts"):
-            create().estimate(checkpoint, SMALL, 1 << 30)
+        config = checkpoint.config
+    check_sizes(config, HEADS)
+    first, last = config.layers
+    assert last.experts is not None
+    layer = replace(last, experts=replace(last.experts, **changes))
+    with pytest.raises(UnsupportedArchitecture, match=problem):
+        check_sizes(replace(config, layers=(first, layer)), HEADS)
+
+
+def test_experts_are_not_split_over_devices(tmp_path: Path) -> None:
+    path = write_model(fitting(by_name("mixtral")), tmp_path)
+    problem = "over 2 devices: its experts run on one"
+    with (
+        open_checkpoint(path) as checkpoint,
+        pytest.raises(ConfigurationError, match=problem),
+    ):
+        create().estimate(checkpoint, replace(SMALL, tensor_parallel=2), 1 << 30)
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,12 @@ NOT_GATED: Final = 0
 SILU: Final = 1
 GELU_TANH: Final = 2
 GELU: Final = 3
+CLAMPED_SWIGLU: Final = 4
+ROUTE_SOFTMAX: Final = 0
+ROUTE_SIGMOID: Final = 1
+ROUTE_SOFTMAX_OF_CHOSEN: Final = 2
+MOST_EXPERTS: Final = 512
+"""Of a layer."""
 
 IN_HEADERS: Final = MappingProxyType(
     {
@@ -47,6 +53,11 @@ IN_HEADERS: Final = MappingProxyType(
         "kSilu": SILU,
         "kGeluTanh": GELU_TANH,
         "kGelu": GELU,
+        "kClampedSwiglu": CLAMPED_SWIGLU,
+        "kRouteSoftmax": ROUTE_SOFTMAX,
+        "kRouteSigmoid": ROUTE_SIGMOID,
+        "kRouteSoftmaxOfChosen": ROUTE_SOFTMAX_OF_CHOSEN,
+        "kMostExperts": MOST_EXPERTS,
     }
 )
 """By their names there."""

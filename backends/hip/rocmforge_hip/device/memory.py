@@ -63,6 +63,12 @@ class DeviceArray:
         assert math.prod(shape) <= math.prod(self.shape), (shape, self.shape)
         return DeviceArray(self.address, shape, self.dtype)
 
+    def rows(self, start: int, stop: int) -> DeviceArray:
+        """Returns rows of a matrix."""
+        assert 0 <= start < stop <= self.shape[0]
+        step = self.nbytes // self.shape[0]
+        return DeviceArray(self.address + start * step, (stop - start, *self.shape[1:]), self.dtype)
+
     def columns(self, start: int, stop: int) -> DeviceArray:
         """Returns columns of a matrix, whose rows stay as far apart: see `Activation.stride`."""
         assert 0 <= start < stop <= self.shape[-1]

@@ -13,9 +13,10 @@ def rf_repack(
     quant_blocks: I32,
     stored_rows: I32,
     first_row: I32,
+    matrix_rows: I32,
     placing: I32,
 ) -> None:
-    """Places rows of a file's tensor in a matrix of kernels/include/rf/weights.h."""
+    """Places rows of a file's tensor in matrices of kernels/include/rf/weights.h."""
 
 
 def rf_gemv(

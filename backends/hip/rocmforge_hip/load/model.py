@@ -87,11 +87,8 @@ class ModelLoading:
             caches=self._new_caches(),
             tables={} if tables is None else _upload_tables(device, tables),
             slopes=self._load_slopes(),
-            formats=frozenset(
-                storage.format.name
-                for storage in storages(planned)
-                if isinstance(storage, PlannedMatrix)
-            ),
+            formats=_formats(planned, of_experts=False),
+            expert_formats=_formats(planned, of_experts=True),
             adapters=self._load_adapters(weights, adapters),
             slices=plan.activation_slices,
         )
@@ -168,6 +165,15 @@ class ModelLoading:
 
         cache: LayerCache[DeviceArray] = mapped(cache_arrays(self._plan, layer), ArraySpec, new)
         return cache
+
+
+def _formats(planned: ModelWeights[Planned], *, of_experts: bool) -> frozenset[str]:
+    """Returns the stored types of the matrices, of experts or not."""
+    return frozenset(
+        storage.format.name
+        for storage in storages(planned)
+        if isinstance(storage, PlannedMatrix) and bool(storage.num_experts) is of_experts
+    )
 
 
 def _upload_tables(device: Device, tables: RopeTables) -> dict[bool, DeviceRopeTable]:

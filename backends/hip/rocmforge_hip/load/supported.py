@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from rocmforge.errors import UnsupportedArchitecture
 from rocmforge.models.config import ModelConfig
+from rocmforge_hip.device.constants import MOST_EXPERTS
 from rocmforge_hip.device.heads import HeadSize
 from rocmforge_hip.ops.full_attention import ROPE_MULTIPLE
 from rocmforge_hip.ops.rows import MAX_NORM_DIM
@@ -27,8 +28,11 @@ def check_sizes(config: ModelConfig, heads: Sequence[HeadSize]) -> None:
 
 def _problems(config: ModelConfig, heads: Sequence[HeadSize]) -> Iterator[tuple[str, str]]:
     """Yields the sizes that there are no kernels for, each with those that there are."""
-    if any(layer.experts for layer in config.layers):
-        yield "experts, which only the reference backend computes yet", "a feed-forward network"
+    for rule in {layer.experts for layer in config.layers if layer.experts is not None}:
+        if rule.num_experts > MOST_EXPERTS:
+            yield f"{rule.num_experts} experts", f"up to {MOST_EXPERTS}"
+        if not config.causal:
+            yield "experts in an encoder", "a feed-forward network"
     if config.causal and any(layer.joint_head_norms for layer in config.layers):
         yield "norms of all heads together", "norms of each head"
     first = config.layers[0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Generic, TypeVar
 
 import numpy as np
@@ -18,6 +18,8 @@ from rocmforge_hip.weights.adapters import AdapterStack, lora_scratch
 from rocmforge_hip.weights.placement import Planned, PlannedPart
 from rocmforge_hip.weights.products import Product
 
+FEW_TOKENS: Final = 256
+"""Slices of tokens whose pairs with experts are computed at a time."""
 SCORED_ROWS: Final = 256
 """Rows of logits beyond one for each sequence: prompt tokens that are scored."""
 MAX_TOP_LOGPROBS: Final = 32
@@ -38,6 +40,7 @@ class Forms(Generic[X]):
     f16: X | None = None  # float16 [rows, features]
     q: X | None = None  # int8 [rows, features]
     q_scale: X | None = None  # uint64 [rows, features / QUANT_BLOCK]
+    i32: X | None = None  # int32 [rows, features], not numbers but names: which experts
 
     def float32(self: Forms[DeviceArray], rows: int, features: int) -> DeviceArray:
         """Returns the start of the float32 array, [rows, features]."""
@@ -48,6 +51,11 @@ class Forms(Generic[X]):
         """Returns the start of the float16 array, [rows, features]."""
         assert self.f16 is not None, "this activation has no float16 form"
         return self.f16.first(rows, features)
+
+    def int32(self: Forms[DeviceArray], rows: int, features: int) -> DeviceArray:
+        """Returns the start of the int32 array, [rows, features]."""
+        assert self.i32 is not None, "this activation has no int32 form"
+        return self.i32.first(rows, features)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -71,6 +79,21 @@ class SamplingArrays(Generic[X]):
         address = self.tokens().address - 4 * count * hidden_size
         assert address >= self.output.address
         return DeviceArray(address, (count, hidden_size), np.dtype(np.float32))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ExpertArrays(Generic[X]):
+    """Every array that experts write: T tokens, of which a few, F, are computed at a time.
+
+    Each token has num_chosen pairs with an expert.
+    """
+
+    logits: X  # float32 [T, num_experts], of the router
+    chosen: Forms[X]  # [T, num_chosen]
+    weights: Forms[X]  # [T, num_chosen]
+    multiplied: Forms[X]  # [F, hidden_size]
+    inner: Forms[X]  # [F * num_chosen, intermediate_size]
+    mixed: Forms[X] | None  # [T, hidden_size], where a shared expert's result is added to it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -101,6 +124,7 @@ class ActivationArrays(Generic[X]):
     attention_partial: X | None = None  # float32 [splits * num_heads * value_dim]
     attention_partial_ml: X | None = None  # float32 [splits * num_heads, 2]: maximum and sum
     sampling: SamplingArrays[X] | None = None
+    experts: ExpertArrays[X] | None = None
     # Of other models.
     pooled: Forms[X] | None = None  # [P, hidden_size], sums of hidden states
     dense: Forms[X] | None = None  # [P, hidden_size]
@@ -127,6 +151,7 @@ class Activation:
     f16: DeviceArray | None = None
     q: DeviceArray | None = None
     q_scale: DeviceArray | None = None
+    i32: DeviceArray | None = None
     q_lo_offset: int = 0  # elements of q from the high slice to the low one; 0 = one slice
     stride: int = 0  # elements between rows of f32 and f16; 0 = features
 
@@ -214,6 +239,7 @@ def _of_causal(
         attention_partial=spec((max(n * layer.value_dim for n, layer in partials),), "f4"),
         attention_partial_ml=spec((max(n for n, _ in partials), 2), "f4"),
         gemm_partial=geometry.gemm_scratch(),
+        experts=_of_experts(config, tokens),
         sampling=SamplingArrays(
             changed=of_logits,
             highest=parts,
@@ -221,6 +247,29 @@ def _of_causal(
             limits=spec((rows,), "u4"),
             output=spec((limits.sequences * hidden_size + _row_results(rows),), "i4"),
         ),
+    )
+
+
+def _of_experts(config: ModelConfig, tokens: int) -> ExpertArrays[ArraySpec] | None:
+    """Returns the arrays of experts, if a layer has some."""
+    layers = [layer for layer in config.layers if layer.experts is not None]
+    if not layers:
+        return None
+    rules = [rule for layer in layers if (rule := layer.experts) is not None]
+    chosen = max(rule.num_chosen for rule in rules)
+    few = min(tokens, FEW_TOKENS)
+    has_shared = any(rule.shared_intermediate_size for rule in rules)
+    return ExpertArrays(
+        logits=spec((tokens, max(rule.num_experts for rule in rules)), "f4"),
+        chosen=Forms(i32=spec((tokens, chosen), "i4")),
+        weights=Forms(f32=spec((tokens, chosen), "f4")),
+        multiplied=_quantised(FEW_TOKENS, config.hidden_size),
+        inner=_quantised(
+            FEW_TOKENS * chosen,
+            max(rule.intermediate_size for rule in rules),
+            f32=spec((few * chosen, max(rule.intermediate_size for rule in rules)), "f4"),
+        ),
+        mixed=Forms(f32=spec((tokens, config.hidden_size), "f4")) if has_shared else None,
     )
 
 
@@ -262,7 +311,9 @@ def _without_cache(
 
 def _most_intermediate(config: ModelConfig) -> int:
     """Returns the features of the widest feed-forward network."""
-    return max(layer.intermediate_size for layer in config.layers)
+    return max(
+        max(layer.intermediate_size, layer.shared_intermediate_size) for layer in config.layers
+    )
 
 
 def _row_results(rows: int) -> int:
@@ -272,12 +323,18 @@ def _row_results(rows: int) -> int:
 
 def _multiplied(rows: int, features: int, f32: ArraySpec | None = None) -> Forms[ArraySpec]:
     """Returns the forms of what matrices are multiplied with; f32: if more than a few rows."""
-    few = MAX_GEMV_ROWS
-    return Forms(
-        f32=f32 or spec((few, features), "f4"),
+    quantised = _quantised(MAX_GEMV_ROWS, features)
+    return replace(
+        quantised,
+        f32=f32 or spec((MAX_GEMV_ROWS, features), "f4"),
         f16=spec((rows, features), "f2"),
-        q=spec((few, features), "i1"),
-        q_scale=spec((few, features // QUANT_BLOCK), "u8"),
+    )
+
+
+def _quantised(rows: int, features: int, f32: ArraySpec | None = None) -> Forms[ArraySpec]:
+    """Returns the int8 form, and a float32 one if there is to be one."""
+    return Forms(
+        f32=f32, q=spec((rows, features), "i1"), q_scale=spec((rows, features // QUANT_BLOCK), "u8")
     )
 
 

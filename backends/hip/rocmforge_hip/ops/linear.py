@@ -7,7 +7,14 @@ from types import MappingProxyType
 from typing import Final
 
 from rocmforge.models.config import ActivationFunction
-from rocmforge_hip.device.constants import GELU, GELU_TANH, GEMM_COLUMNS, NOT_GATED, SILU
+from rocmforge_hip.device.constants import (
+    CLAMPED_SWIGLU,
+    GELU,
+    GELU_TANH,
+    GEMM_COLUMNS,
+    NOT_GATED,
+    SILU,
+)
 from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.kernels import products
@@ -28,11 +35,12 @@ GATES: Final = MappingProxyType(
         ActivationFunction.SILU: SILU,
         ActivationFunction.GELU_TANH: GELU_TANH,
         ActivationFunction.GELU: GELU,
+        ActivationFunction.CLAMPED_SWIGLU: CLAMPED_SWIGLU,
     }
 )
 """The kernels' names of activation functions."""
 _GEMV_ROWS: Final = (1, 2, 4, 8)
-_GEMV_OUTPUTS: Final = 16  # stored rows of a block
+GEMV_OUTPUTS: Final = 16  # stored rows of a block
 _ELEMENTS: Final = 1024  # of a block of the kernels that convert
 _THREADS: Final = 256
 
@@ -57,7 +65,7 @@ class LinearKernels:
         formats: frozenset[str],
         slices: int,
     ) -> None:
-        self._slices = slices
+        self.slices: Final = slices
         self.gemv_rows: Final = gemv_rows(slices)
         self._geometry = geometry
         self._arena = arena
@@ -140,11 +148,11 @@ class LinearKernels:
         gate: int,
     ) -> Activation:
         out = result.float32(x.rows, matrix.out_features)
-        grid = (matrix.stored_rows // _GEMV_OUTPUTS, 1, 1)
-        threads, name = _gemv_threads(matrix.quant_blocks), matrix.format.name
+        grid = (matrix.stored_rows // GEMV_OUTPUTS, 1, 1)
+        threads, name = gemv_threads(matrix.quant_blocks), matrix.format.name
         if matrix.format.is_quantised:
             q, scale = self.int8(x)
-            self._gemvs[name, _most_rows(x.rows * self._slices)].launch(
+            self._gemvs[name, _most_rows(x.rows * self.slices)].launch(
                 grid,
                 threads,
                 weight=matrix.data,
@@ -153,7 +161,7 @@ class LinearKernels:
                 bias=bias,
                 out=out,
                 rows=x.rows,
-                slices=self._slices,
+                slices=self.slices,
                 out_features=matrix.out_features,
                 quant_blocks=matrix.quant_blocks,
                 activation=gate,
@@ -255,7 +263,7 @@ class LinearKernels:
         assert q is not None, "this activation has no int8 form"
         assert scale is not None
         x.q, x.q_scale = q, scale
-        x.q_lo_offset = x.rows * x.features if self._slices > 1 else 0
+        x.q_lo_offset = x.rows * x.features if self.slices > 1 else 0
         return q, scale
 
     def half(self, x: Activation) -> DeviceArray:
@@ -321,6 +329,6 @@ def _most_rows(rows: int) -> int:
     return next(most for most in _GEMV_ROWS if rows <= most)
 
 
-def _gemv_threads(quant_blocks: int) -> int:
+def gemv_threads(quant_blocks: int) -> int:
     """Returns so many threads that lanes, eight to a row, take each row in a few steps."""
     return 256 if quant_blocks >= 64 else 128 if quant_blocks >= 16 else 64

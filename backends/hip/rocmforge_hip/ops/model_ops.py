@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, NoReturn
+from typing import Final
 
 from rocmforge.models.blocks import Experts
 from rocmforge.models.config import ActivationFunction, ExpertsConfig, ModelConfig
@@ -21,6 +21,8 @@ from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.ops.activations import Activation, ActivationArrays, Forms
 from rocmforge_hip.ops.cached_attention import CachedAttention, DeviceRopeTable, LayerCache
+from rocmforge_hip.ops.experts.pairs import PairKernels
+from rocmforge_hip.ops.experts.routing import RouteKernels
 from rocmforge_hip.ops.full_attention import FullAttention
 from rocmforge_hip.ops.geometry import Geometry
 from rocmforge_hip.ops.linear import GATES, LinearKernels, empty, f16_of, f32_of, part_of
@@ -45,6 +47,7 @@ class Resources:
     tables: Mapping[bool, DeviceRopeTable]  # by whether they are for `local_rope`
     slopes: DeviceArray | None  # what scores of each head lose for a token of distance
     formats: frozenset[str]  # stored types of the matrices
+    expert_formats: frozenset[str]  # of those of experts
     adapters: Mapping[Matrix, DeviceAdapters]
     slices: int  # of int8 activations: see `LinearKernels`
 
@@ -62,6 +65,10 @@ class HipOps:
         self._rows = RowKernels(library, formats, adds=not config.causal)
         self._norms = norms_of(config, library)
         self._lora = Lora(library, arena, self.products, resources.adapters)
+        self._route = self._pairs = None
+        if arena.experts is not None:
+            self._route = RouteKernels(library, arena.experts)
+            self._pairs = PairKernels(library, arena, self.products, resources.expert_formats)
         self._cached = self._full = None
         if config.causal:
             self._cached = CachedAttention(
@@ -176,16 +183,15 @@ class HipOps:
             return self._lora.gated(step, x, part_of(gate), GATES[activation])
         return self.products.multiply(x, part_of(gate), None, GATES[activation])
 
-    # No model with experts gets here: `load.supported` refuses them until there are kernels.
-
     def route(
         self,
         x: Activation,
         router: Weight,
         biases: tuple[Weight | None, Weight | None],
         rule: ExpertsConfig,
-    ) -> NoReturn:
-        raise NotImplementedError
+    ) -> tuple[Activation, Activation]:
+        assert self._route is not None
+        return self._route.route(x, router, biases, rule)
 
     def experts(
         self,
@@ -194,13 +200,17 @@ class HipOps:
         weights: Activation,
         experts: Experts[Weight],
         activation: ActivationFunction,
-    ) -> NoReturn:
-        raise NotImplementedError
+    ) -> Activation:
+        assert self._pairs is not None
+        return self._pairs.mix(x, chosen, weights, experts, GATES[activation])
 
     def add_shared(
         self, mixed: Activation, shared: Activation, x: Activation, router: Weight | None
-    ) -> NoReturn:
-        raise NotImplementedError
+    ) -> Activation:
+        """Writes the sum to the place of the shared expert's result."""
+        assert self._route is not None
+        self._route.add_shared(mixed, shared, x, router)
+        return shared
 
     def gelu(self, x: Activation) -> Activation:
         """Works in place."""

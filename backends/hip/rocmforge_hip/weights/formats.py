@@ -40,27 +40,36 @@ def format_of(tensor: Tensor) -> WeightFormat:
             tensor.name,
             f"the HIP backend has no kernels for {tensor.format}; it has: {names}",
         )
-    if tensor.shape[1] % QUANT_BLOCK:
+    if tensor.shape[-1] % QUANT_BLOCK:
         raise UnsupportedTensor(
-            tensor.name, f"its {tensor.shape[1]} in_features are not a multiple of {QUANT_BLOCK}"
+            tensor.name, f"its {tensor.shape[-1]} in_features are not a multiple of {QUANT_BLOCK}"
         )
     return FORMATS[tensor.format.name]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Matrix:
-    """A matrix on the device, [stored_rows, in_features]."""
+    """A matrix on the device, [stored_rows, in_features].
+
+    The matrices of all experts of a layer are one after the other; the numbers are of one.
+    """
 
     data: DeviceArray
     format: WeightFormat
     out_features: int
     in_features: int
     stored_rows: int
+    num_experts: int = 0  # 0: it is of none
 
     @property
     def quant_blocks(self) -> int:
         """Quant blocks of a row."""
         return self.in_features // QUANT_BLOCK
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the matrix, of one expert where it is of experts."""
+        return self.stored_rows * self.format.row_bytes(self.in_features)
 
     @property
     def row_loads(self) -> int:
@@ -90,7 +99,10 @@ class MatrixPart:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Vector:
-    """A norm or a bias, float32. Biases of stacked matrices are stacked, and each has them all."""
+    """A norm, a bias or a router, float32, and flat.
+
+    Biases of stacked matrices are stacked, and each has them all.
+    """
 
     data: DeviceArray
 

@@ -6,6 +6,7 @@ both are multiplied with the same activation, and one launch reads more memory a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
@@ -27,13 +28,17 @@ AS_UP: Final = 2
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlannedMatrix:
-    """A matrix to be made of tensors, each with its first row and how its rows are placed."""
+    """A matrix to be made of tensors, each with its first row and how its rows are placed.
+
+    Of experts, it is as many matrices, one after the other, and the numbers are of one.
+    """
 
     format: WeightFormat
     in_features: int
     out_features: int
     stored_rows: int
     parts: tuple[tuple[Tensor, int, int], ...]
+    num_experts: int = 0  # 0: it is of none
 
     @property
     def name(self) -> str:
@@ -43,12 +48,13 @@ class PlannedMatrix:
     @property
     def storage(self) -> ArraySpec:
         """The bytes it takes."""
-        return spec((self.stored_rows, self.format.row_bytes(self.in_features)), "u1")
+        rows = self.stored_rows * max(1, self.num_experts)
+        return spec((rows, self.format.row_bytes(self.in_features)), "u1")
 
     @property
     def is_padded(self) -> bool:
         """Whether some stored rows are of no tensor."""
-        return self.stored_rows != sum(tensor.shape[0] for tensor, _, _ in self.parts)
+        return self.stored_rows != sum(tensor.shape[-2] for tensor, _, _ in self.parts)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,7 +70,7 @@ class PlannedPart:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlannedVector:
-    """A float32 vector to be made of tensors, one after the other."""
+    """A float32 vector to be made of all elements of tensors, one after the other."""
 
     tensors: tuple[Tensor, ...]
 
@@ -76,7 +82,7 @@ class PlannedVector:
     @property
     def storage(self) -> ArraySpec:
         """The bytes it takes."""
-        return spec((sum(tensor.shape[0] for tensor in self.tensors),), "f4")
+        return spec((sum(math.prod(tensor.shape) for tensor in self.tensors),), "f4")
 
 
 Planned = PlannedPart | PlannedVector
@@ -96,7 +102,8 @@ def plan_weights(model: ModelWeights[Tensor], context: int | None = None) -> Mod
     groups: dict[object, dict[WeightPlace, Tensor]] = {}
     for place, tensor in walk(model):
         # A tensor may be in two places: the output matrix is that of the embedding.
-        key = (place.layer, place.declared.group) if place.declared.group else id(tensor)
+        block = place.path.rpartition(".")[0]
+        key = (block, place.declared.group) if place.declared.group else id(tensor)
         groups.setdefault(key, {})[place] = tensor
     planned: dict[WeightPlace, Planned] = {}
     for members in groups.values():
@@ -127,13 +134,15 @@ def _plan_group(
             return _stack_by_format(members)
         case Fusion.GATE_UP if len(members) == 2:
             gate, up = members.values()
-            return dict.fromkeys(members, _interleave(gate, up))
+            return dict.fromkeys(members, _interleave(gate, up, place.declared.role))
     return dict.fromkeys(members, _plan_one(place, tensor, context))
 
 
 def _plan_one(place: WeightPlace, tensor: Tensor, context: int | None) -> Planned:
     match place.declared.shape:
         case (_,):
+            return PlannedVector((tensor,))
+        case ("num_experts", _):  # the router, or a bias of experts
             return PlannedVector((tensor,))
         case ("num_token_types", _):  # all text is of the first
             row = tensor.slice(0, 0, 1)
@@ -144,7 +153,23 @@ def _plan_one(place: WeightPlace, tensor: Tensor, context: int | None) -> Planne
                     tensor.name, f"the HIP backend adds rows of floats, and it is {tensor.format}"
                 )
             tensor = tensor.slice(0, 0, min(context or tensor.shape[0], tensor.shape[0]))
+        case ("num_experts", _, _):
+            return _of_experts(tensor, place.declared.role)
     return _stack({place: tensor}, _product(place))[place]
+
+
+def _of_experts(tensor: Tensor, role: Role) -> PlannedPart:
+    """Plans the matrices of all experts."""
+    experts, rows, in_features = tensor.shape
+    matrix = PlannedMatrix(
+        format=format_of(tensor),
+        in_features=in_features,
+        out_features=rows,
+        stored_rows=round_up(rows, ROW_ALIGN),
+        parts=((tensor, 0, AS_IS),),
+        num_experts=experts,
+    )
+    return PlannedPart(matrix, 0, rows, Product.DELTA, role)
 
 
 def _product(place: WeightPlace) -> Product | None:
@@ -152,7 +177,7 @@ def _product(place: WeightPlace) -> Product | None:
     if place.declared.role is Role.ROW:
         return Product.DELTA
     match place.declared.shape[0]:
-        case "intermediate_size":
+        case "intermediate_size" | "shared_intermediate_size":
             return Product.INTERMEDIATE
         case "vocab_size":
             return Product.LOGITS
@@ -202,16 +227,17 @@ def _stack_by_format(members: dict[WeightPlace, Tensor]) -> dict[WeightPlace, Pl
     return planned
 
 
-def _interleave(gate: Tensor, up: Tensor) -> PlannedPart:
-    """Interleaves gate and up in one matrix."""
+def _interleave(gate: Tensor, up: Tensor, role: Role) -> PlannedPart:
+    """Interleaves gate and up in one matrix, or in one of each expert."""
     if gate.format is not up.format:
         raise UnsupportedTensor(up.name, f"it is {up.format}, but {gate.name} is {gate.format}")
-    rows = gate.shape[0]
+    *experts, rows, in_features = gate.shape
     matrix = PlannedMatrix(
         format=format_of(gate),
-        in_features=gate.shape[1],
+        in_features=in_features,
         out_features=rows,
         stored_rows=round_up(rows, GATE_ROWS) * 2,
         parts=((gate, 0, AS_GATE), (up, 0, AS_UP)),
+        num_experts=experts[0] if experts else 0,
     )
-    return PlannedPart(matrix, 0, rows, Product.INTERMEDIATE, Role.COLUMN)
+    return PlannedPart(matrix, 0, rows, Product.INTERMEDIATE, role)

@@ -20,6 +20,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from rocmforge.checkpoint.tensor import Stack, Tensor
 from rocmforge.errors import ModelLoadError
 from rocmforge.models.blocks import ModelWeights
 from rocmforge.models.checkpoint import Locate
@@ -194,20 +195,36 @@ class WeightLoader:
         if plan.is_padded:
             buffer.fill(0, self._stream)
         return Matrix(
-            buffer.array, plan.format, plan.out_features, plan.in_features, plan.stored_rows
+            buffer.array,
+            plan.format,
+            plan.out_features,
+            plan.in_features,
+            plan.stored_rows,
+            plan.num_experts,
         )
 
     def _matrix_pieces(self, plan: PlannedMatrix, matrix: Matrix) -> Iterator[_Piece]:
         """Runs of rows that fit the ring."""
         for tensor, first_row, placing in plan.parts:
-            rows = self._chunk_bytes // tensor.data.shape[1]
-            for start in range(0, len(tensor.data), rows):
-                source = tensor.data[start : start + rows]
-                finish = partial(self._repack, matrix, len(source), first_row + start, placing)
-                yield _Piece(partial(self._files.read, source), source.nbytes, finish)
+            matrix_rows = first_row + tensor.shape[-2]
+            for stored in _rows_of(tensor):
+                rows = self._chunk_bytes // stored.shape[1]
+                for start in range(0, len(stored), rows):
+                    source = stored[start : start + rows]
+                    finish = partial(
+                        self._repack, matrix, len(source), first_row + start, matrix_rows, placing
+                    )
+                    yield _Piece(partial(self._files.read, source), source.nbytes, finish)
+                first_row += len(stored)
 
     def _repack(
-        self, matrix: Matrix, rows: int, first_row: int, placing: int, stage: _Stage
+        self,
+        matrix: Matrix,
+        rows: int,
+        first_row: int,
+        matrix_rows: int,
+        placing: int,
+        stage: _Stage,
     ) -> None:
         nbytes = rows * matrix.format.row_bytes(matrix.in_features)
         self._copy(stage, stage.device.array, nbytes)
@@ -220,6 +237,7 @@ class WeightLoader:
             quant_blocks=matrix.quant_blocks,
             stored_rows=matrix.stored_rows,
             first_row=first_row,
+            matrix_rows=matrix_rows,
             placing=placing,
         )
 
@@ -248,8 +266,9 @@ class WeightLoader:
             values = host.view(np.float32)
             for storage, first in group:
                 for tensor in storage.tensors:
-                    values[first : first + tensor.shape[0]] = tensor.to_float32()
-                    first += tensor.shape[0]
+                    elements = tensor.to_float32().reshape(-1)
+                    values[first : first + elements.size] = elements
+                    first += elements.size
 
         finish = partial(self._copy, target=target, nbytes=target.nbytes)
         return target, _Piece(read, target.nbytes, finish)
@@ -269,8 +288,21 @@ def _chunk_bytes(wanted: list[PlannedMatrix | PlannedVector]) -> int:
 
 def _file_bytes(storage: PlannedMatrix | PlannedVector) -> int:
     if isinstance(storage, PlannedMatrix):
-        return sum(tensor.data.nbytes for tensor, _, _ in storage.parts)
+        return sum(tensor.nbytes for tensor, _, _ in storage.parts)
     return storage.storage.nbytes
+
+
+def _rows_of(tensor: Tensor) -> Iterator[Bytes]:
+    """Yields the stored rows of a matrix or of all experts', [rows, bytes], as the file has them.
+
+    Experts that the file keeps apart are never brought together in memory.
+    """
+    for part in tensor.parts if isinstance(tensor, Stack) else (tensor,):
+        data = part.data
+        if data.flags.c_contiguous:
+            yield data.reshape(-1, data.shape[-1])
+        else:  # gate or up of a file that has both as one: the rows of an expert follow each other
+            yield from data if data.ndim == 3 else (data,)
 
 
 def _when_read(piece: _Piece, stage: _Stage, reading: Future[None]) -> tuple[_Piece, _Stage]:

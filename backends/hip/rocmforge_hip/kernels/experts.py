@@ -1,0 +1,107 @@
+"""Declarations of kernels for experts."""
+
+from __future__ import annotations
+
+from rocmforge_hip.device.arguments import F32, I32, I64, Pointer
+
+
+def rf_route_logits(
+    *, x: Pointer, router: Pointer, logits: Pointer, tokens: I32, experts: I32, features: I32
+) -> None:
+    """Multiplies tokens with a router, in float32."""
+
+
+def rf_route_choose(
+    *,
+    logits: Pointer,
+    bias: Pointer | None,
+    selection_bias: Pointer | None,
+    chosen: Pointer,
+    weights: Pointer,
+    experts: I32,
+    num_chosen: I32,
+    function: I32,
+    groups: I32,
+    kept_groups: I32,
+    normalised: I32,
+    scale: F32,
+) -> None:
+    """Chooses the experts of each token and weights them."""
+
+
+def rf_add_shared(
+    *, mixed: Pointer, shared: Pointer, x: Pointer, router: Pointer | None, features: I32
+) -> None:
+    """Adds the shared expert's result, weighted if there is a router, to that of the others."""
+
+
+def rf_experts_gate_up(
+    *,
+    weight: Pointer,
+    q: Pointer,
+    scale: Pointer,
+    chosen: Pointer,
+    gate_bias: Pointer | None,
+    up_bias: Pointer | None,
+    out: Pointer,
+    expert_bytes: I64,
+    rows: I32,
+    num_chosen: I32,
+    out_features: I32,
+    quant_blocks: I32,
+    activation: I32,
+) -> None:
+    """Multiplies int8 rows with gate and up of the experts of each."""
+
+
+def rf_experts_gate_up_float(
+    *,
+    weight: Pointer,
+    x: Pointer,
+    chosen: Pointer,
+    gate_bias: Pointer | None,
+    up_bias: Pointer | None,
+    out: Pointer,
+    expert_bytes: I64,
+    rows: I32,
+    num_chosen: I32,
+    out_features: I32,
+    quant_blocks: I32,
+    activation: I32,
+) -> None:
+    """Multiplies float32 rows with them: `rf_experts_gate_up` of formats of floats."""
+
+
+def rf_experts_down(
+    *,
+    weight: Pointer,
+    q: Pointer,
+    scale: Pointer,
+    chosen: Pointer,
+    weights: Pointer,
+    bias: Pointer | None,
+    out: Pointer,
+    expert_bytes: I64,
+    rows: I32,
+    num_chosen: I32,
+    out_features: I32,
+    quant_blocks: I32,
+) -> None:
+    """Multiplies int8 rows of pairs with down of their experts, and adds up those of a token."""
+
+
+def rf_experts_down_float(
+    *,
+    weight: Pointer,
+    x: Pointer,
+    chosen: Pointer,
+    weights: Pointer,
+    bias: Pointer | None,
+    out: Pointer,
+    expert_bytes: I64,
+    rows: I32,
+    num_chosen: I32,
+    out_features: I32,
+    quant_blocks: I32,
+) -> None:
+    """Does that with float32 rows: `rf_experts_down` of formats of floats."""

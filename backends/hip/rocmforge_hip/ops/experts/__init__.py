@@ -1,0 +1,1 @@
+"""Mixtures of experts by launching kernels (kernels/include/rf/experts.h)."""

@@ -1,0 +1,156 @@
+"""Experts for a few tokens: each pair of a token and one of its experts on its own.
+
+Tokens are few if their pairs hardly share experts. The kernels work for any number, a few tokens at
+a time, and read an expert again for each token that has chosen it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from rocmforge.models.blocks import Experts
+from rocmforge_hip.device.library import KernelLibrary
+from rocmforge_hip.device.memory import DeviceArray
+from rocmforge_hip.kernels import experts as kernels
+from rocmforge_hip.ops.activations import FEW_TOKENS, Activation, ActivationArrays
+from rocmforge_hip.ops.experts.routing import i32_of
+from rocmforge_hip.ops.linear import (
+    GEMV_OUTPUTS,
+    LinearKernels,
+    empty,
+    f32_of,
+    gemv_threads,
+    part_of,
+    vector_of,
+)
+from rocmforge_hip.weights.formats import FLOAT_FORMATS, Matrix, Weight
+from rocmforge_hip.weights.products import Product
+
+_DOWN_THREADS: Final = 256
+
+
+class PairKernels:
+    """Launches them.
+
+    Args:
+        library: Where the kernels are.
+        arena: The arrays of the activations; there are some of experts.
+        products: Quantises activations.
+        formats: Stored types of the experts' matrices.
+    """
+
+    def __init__(
+        self,
+        library: KernelLibrary,
+        arena: ActivationArrays[DeviceArray],
+        products: LinearKernels,
+        formats: frozenset[str],
+    ) -> None:
+        assert arena.experts is not None
+        self._arrays = arena.experts
+        self._arena = arena
+        self._products = products
+        self._gate_ups = {
+            name: library.kernel(f"rf_experts_gate_up_{name}", kernels.rf_experts_gate_up_float)
+            if name in FLOAT_FORMATS
+            else library.kernel(
+                f"rf_experts_gate_up_{name}_s{products.slices}", kernels.rf_experts_gate_up
+            )
+            for name in formats
+        }
+        self._downs = {
+            name: library.kernel(f"rf_experts_down_{name}", kernels.rf_experts_down_float)
+            if name in FLOAT_FORMATS
+            else library.kernel(
+                f"rf_experts_down_{name}_s{products.slices}", kernels.rf_experts_down
+            )
+            for name in formats
+        }
+
+    def mix(
+        self,
+        x: Activation,
+        chosen: Activation,
+        weights: Activation,
+        experts: Experts[Weight],
+        gate: int,
+    ) -> Activation:
+        """Returns the sum of what its experts make of each token, weighted; see `Ops.experts`.
+
+        It is the step's delta, unless a shared expert's result, which is, is to be added to it.
+        """
+        result = self._arena.product(Product.DELTA)
+        if experts.shared is not None:
+            assert self._arrays.mixed is not None
+            result = self._arrays.mixed
+        out = empty(result, x.rows, part_of(experts.down).out_features, half=False)
+        few = FEW_TOKENS // self._products.slices
+        if x.rows <= self._products.gemv_rows:
+            self._mix_few(x, i32_of(chosen), f32_of(weights), experts, gate, f32_of(out))
+            return out
+        for start in range(0, x.rows, few):
+            stop = min(start + few, x.rows)
+            part = Activation(
+                self._arrays.multiplied, stop - start, x.features, f32=f32_of(x).rows(start, stop)
+            )
+            places, factors, sums = (
+                array.rows(start, stop) for array in (i32_of(chosen), f32_of(weights), f32_of(out))
+            )
+            self._mix_few(part, places, factors, experts, gate, sums)
+        return out
+
+    def _mix_few(
+        self,
+        x: Activation,
+        chosen: DeviceArray,
+        weights: DeviceArray,
+        experts: Experts[Weight],
+        gate: int,
+        out: DeviceArray,
+    ) -> None:
+        gate_up, down = part_of(experts.gate).matrix, part_of(experts.down).matrix
+        assert part_of(experts.up).matrix is gate_up, "gate and up are one matrix"
+        rows, num_chosen = chosen.shape
+        size = gate_up.num_experts * gate_up.out_features
+        inner = empty(self._arrays.inner, rows * num_chosen, gate_up.out_features, half=False)
+        biases = experts.gate_bias, experts.up_bias
+        of_gate, of_up = (None if bias is None else vector_of(bias, size) for bias in biases)
+        self._gate_ups[gate_up.format.name].launch(
+            (rows * num_chosen, gate_up.stored_rows // GEMV_OUTPUTS, 1),
+            gemv_threads(gate_up.quant_blocks),
+            weight=gate_up.data,
+            **self._multiplied(x, gate_up),
+            chosen=chosen,
+            gate_bias=of_gate,
+            up_bias=of_up,
+            out=f32_of(inner),
+            expert_bytes=gate_up.nbytes,
+            rows=rows,
+            num_chosen=num_chosen,
+            out_features=gate_up.out_features,
+            quant_blocks=gate_up.quant_blocks,
+            activation=gate,
+        )
+        bias = experts.down_bias
+        self._downs[down.format.name].launch(
+            (rows, down.stored_rows // GEMV_OUTPUTS, 1),
+            _DOWN_THREADS,
+            weight=down.data,
+            **self._multiplied(inner, down),
+            chosen=chosen,
+            weights=weights,
+            bias=None if bias is None else vector_of(bias, down.num_experts * down.out_features),
+            out=out,
+            expert_bytes=down.nbytes,
+            rows=rows,
+            num_chosen=num_chosen,
+            out_features=down.out_features,
+            quant_blocks=down.quant_blocks,
+        )
+
+    def _multiplied(self, x: Activation, matrix: Matrix) -> dict[str, DeviceArray]:
+        """Returns the arguments of the form of x that is multiplied with a matrix."""
+        if not matrix.format.is_quantised:
+            return {"x": f32_of(x)}
+        q, scale = self._products.int8(x)
+        return {"q": q, "scale": scale}

@@ -1,0 +1,96 @@
+// What the kernels of experts share (Shazeer et al. 2017): where the matrices of each expert lie,
+// and which experts a token goes to.
+//
+// The matrices of all experts of a layer are one array, one after the other: each is a matrix of
+// weights.h. A pair is a token and one of its experts: pair t * num_chosen + i is token t with
+// chosen[t][i].
+#pragma once
+
+#include "rf/gemv_tile.h"
+
+namespace rf {
+
+inline constexpr int kRouteSoftmax = 0;
+inline constexpr int kRouteSigmoid = 1;
+inline constexpr int kRouteSoftmaxOfChosen = 2;
+inline constexpr int kMostExperts = 512;  // of a layer
+
+// Where the experts of tokens are, and what they count.
+struct Chosen {
+  const int32_t* expert;  // [tokens, num_chosen]
+  const float* weight;    // [tokens, num_chosen]
+  int num_chosen;
+};
+
+// The rows of a lane in the matrix of an expert.
+template <class Format, class Tile>
+__device__ __forceinline__ void expert_rows(const uint8_t* weight, int64_t expert_bytes, int expert,
+                                            const Outputs& outputs, int quant_blocks,
+                                            const Tile& tile, Format (&rows)[kGroups]) {
+  const uint8_t* matrix = weight + expert * expert_bytes;
+  for (int j = 0; j < kGroups; ++j) {
+    rows[j] = Format::of(Planes(matrix, outputs.stored_rows(), tile.row(j)), quant_blocks);
+  }
+}
+
+// The products of a pair with gate and up, and where they go.
+struct GateUpOutputs {
+  Outputs outputs;         // of an expert
+  const float* gate_bias;  // [experts, out_features] or null
+  const float* up_bias;    // with gate_bias
+  float* out;              // [pairs, out_features]
+
+  template <class Tile>
+  __device__ __forceinline__ void finish(const Tile& tile, float (&sums)[1][kGroups], int expert,
+                                         int64_t pair) const {
+    const int64_t features = outputs.out_features;
+    tile.finish(sums, outputs, 1, [&](int, int column, float gate, float up) {
+      if (gate_bias) {
+        gate += gate_bias[expert * features + column];
+        up += up_bias[expert * features + column];
+      }
+      out[pair * features + column] = gated(gate, up, outputs.activation);
+    });
+  }
+};
+
+// How the waves of a block divide a token's experts: those that are computed at the same time, each
+// by `split` waves, which share its K.
+struct ExpertWaves {
+  int split;
+  int at_once;
+
+  static __device__ __forceinline__ ExpertWaves of(int num_chosen) {
+    const int waves = static_cast<int>(blockDim.x) / kWave;
+    const int split = max(1, waves / num_chosen);
+    return {split, waves / split};
+  }
+  __device__ __forceinline__ int first_expert() const { return wave_id() / split; }
+  __device__ __forceinline__ int first_piece() const {
+    return (wave_id() % split * kWave + lane_id()) / kGroupRows;
+  }
+  __device__ __forceinline__ int piece_step() const { return split * kWave / kGroupRows; }
+};
+
+// The weighted sum of what a token's experts make, and where it goes.
+struct DownOutputs {
+  Outputs outputs;    // of an expert
+  const float* bias;  // [experts, out_features] or null
+  float* out;         // [tokens, out_features]
+
+  // The sums have the weights of their experts already.
+  template <class Tile>
+  __device__ __forceinline__ void finish(const Tile& tile, float (&sums)[1][kGroups],
+                                         const Chosen& chosen, int64_t token) const {
+    const int64_t features = outputs.out_features;
+    tile.finish(sums, outputs, 1, [&](int, int column, float value, float) {
+      for (int i = 0; bias && i < chosen.num_chosen; ++i) {
+        const int64_t pair = token * chosen.num_chosen + i;
+        value += chosen.weight[pair] * bias[chosen.expert[pair] * features + column];
+      }
+      out[token * features + column] = value;
+    });
+  }
+};
+
+}  // namespace rf

@@ -1,0 +1,111 @@
+// Experts for a few tokens, with quantised matrices: each pair of a token and one of its experts
+// reads that expert's rows as gemv.hip does. Tokens with the same expert read it again, mostly from
+// the cache: blocks of the same rows of all pairs follow each other.
+#include "rf/experts.h"
+#include "rf/gemv_dot.h"
+
+namespace rf {
+
+// Where the slices of a row of activations begin.
+template <int kSlices>
+__device__ __forceinline__ void find_slices(const Activations& x, int64_t row,
+                                            int (&first_quant_blocks)[kSlices]) {
+  for (int m = 0; m < kSlices; ++m) {
+    first_quant_blocks[m] = static_cast<int>((m * x.rows + row) * x.quant_blocks);
+  }
+}
+
+template <int kSlices>
+__device__ __forceinline__ void sum_of_slices(const float (&sums)[kSlices][kGroups],
+                                              float (&sum)[1][kGroups]) {
+  for (int j = 0; j < kGroups; ++j) {
+    sum[0][j] = sums[0][j];
+    for (int m = 1; m < kSlices; ++m) sum[0][j] += sums[m][j];
+  }
+}
+
+template <class Format, int kSlices>
+__device__ __forceinline__ void experts_gate_up(const uint8_t* weight, int64_t expert_bytes,
+                                                const Activations& x, const Chosen& chosen,
+                                                const GateUpOutputs& to) {
+  using Tile = GemvTile<1>;
+  const Tile tile(blockIdx.y);
+  const int64_t pair = blockIdx.x;
+  const int expert = chosen.expert[pair];
+  Format rows[kGroups];
+  expert_rows(weight, expert_bytes, expert, to.outputs, x.quant_blocks, tile, rows);
+  int first_quant_blocks[kSlices];
+  find_slices(x, pair / chosen.num_chosen, first_quant_blocks);
+  float sums[kSlices][kGroups] = {};
+  gemv_dot(rows, x, first_quant_blocks, Tile::first_piece(), Tile::piece_step(), sums,
+           [] { prepare<Format>(); });
+  float sum[1][kGroups];
+  sum_of_slices(sums, sum);
+  to.finish(tile, sum, expert, pair);
+}
+
+template <class Format, int kSlices>
+__device__ __forceinline__ void experts_down(const uint8_t* weight, int64_t expert_bytes,
+                                             const Activations& x, const Chosen& chosen,
+                                             const DownOutputs& to) {
+  const GemvTile<1> tile(blockIdx.y);
+  const int64_t token = blockIdx.x;
+  const ExpertWaves waves = ExpertWaves::of(chosen.num_chosen);
+  float mixed[1][kGroups] = {};
+  prepare<Format>();
+  for (int i = waves.first_expert(); i < chosen.num_chosen; i += waves.at_once) {
+    const int64_t pair = token * chosen.num_chosen + i;
+    Format rows[kGroups];
+    expert_rows(weight, expert_bytes, chosen.expert[pair], to.outputs, x.quant_blocks, tile, rows);
+    int first_quant_blocks[kSlices];
+    find_slices(x, pair, first_quant_blocks);
+    float sums[kSlices][kGroups] = {};
+    gemv_dot(rows, x, first_quant_blocks, waves.first_piece(), waves.piece_step(), sums, [] {});
+    float sum[1][kGroups];
+    sum_of_slices(sums, sum);
+    for (int j = 0; j < kGroups; ++j) mixed[0][j] += chosen.weight[pair] * sum[0][j];
+  }
+  to.finish(tile, mixed, chosen, token);
+}
+
+}  // namespace rf
+
+// weight: the matrices of experts (experts.h) of `expert_bytes` each, gate and up interleaved. q,
+// scale: an activation [rows, 32 * quant_blocks] of act.h with as many slices as the name says.
+// chosen: int32 [rows, num_chosen]. out: f32 [rows * num_chosen, out_features], gated as
+// `activation` says, after the biases [experts, out_features], unless those are null.
+// Grid: (rows * num_chosen, stored rows / 16), block 64 to 256.
+#define RF_GATE_UP(name, Format, kSlices)                                                      \
+  extern "C" __global__ __launch_bounds__(rf::kGemvThreads) void                               \
+      rf_experts_gate_up_##name##_s##kSlices(                                                  \
+          const uint8_t* __restrict__ weight, const int8_t* __restrict__ q,                    \
+          const rf::ActScale* __restrict__ scale, const int32_t* __restrict__ chosen,          \
+          const float* __restrict__ gate_bias, const float* __restrict__ up_bias, float* out,  \
+          int64_t expert_bytes, int rows, int num_chosen, int out_features, int quant_blocks,  \
+          int activation) {                                                                    \
+    rf::experts_gate_up<rf::Format, kSlices>(                                                  \
+        weight, expert_bytes, {q, scale, rows, kSlices, quant_blocks},                         \
+        {chosen, nullptr, num_chosen}, {{out_features, activation}, gate_bias, up_bias, out}); \
+  }
+
+// weight, chosen, bias: as above, of down. q, scale: an activation [rows * num_chosen, 32 *
+// quant_blocks]. weights: f32 [rows, num_chosen]. out: f32 [rows, out_features], the weighted sums.
+// Grid: (rows, stored rows / 16), block 256.
+#define RF_DOWN(name, Format, kSlices)                                                          \
+  extern "C" __global__ __launch_bounds__(rf::kGemvThreads) void                                \
+      rf_experts_down_##name##_s##kSlices(                                                      \
+          const uint8_t* __restrict__ weight, const int8_t* __restrict__ q,                     \
+          const rf::ActScale* __restrict__ scale, const int32_t* __restrict__ chosen,           \
+          const float* __restrict__ weights, const float* __restrict__ bias, float* out,        \
+          int64_t expert_bytes, int rows, int num_chosen, int out_features, int quant_blocks) { \
+    rf::experts_down<rf::Format, kSlices>(                                                      \
+        weight, expert_bytes, {q, scale, rows * num_chosen, kSlices, quant_blocks},             \
+        {chosen, weights, num_chosen}, {{out_features, rf::kNotGated}, bias, out});             \
+  }
+
+#define RF_EXPERTS(name, Format, ...) \
+  RF_GATE_UP(name, Format, 1)         \
+  RF_GATE_UP(name, Format, 2)         \
+  RF_DOWN(name, Format, 1)            \
+  RF_DOWN(name, Format, 2)
+RF_FORMATS(RF_EXPERTS)

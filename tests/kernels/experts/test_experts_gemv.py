@@ -1,0 +1,153 @@
+"""rf_experts_gate_up_* and rf_experts_down_*: the chosen experts of a few tokens.
+
+The int8 activations are part of the operation, as for rf_gemv_*. A block of gate_up is of one pair
+of a token and an expert; the waves of a block of down divide the experts of a token, or share one.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.support.activations import quantise
+from tests.support.experts import ExpertLayer, Float32, Int32, random_choice, random_experts
+from tests.support.kernels import Device, DeviceArray
+from tests.support.linear import (
+    CLAMPED_SWIGLU,
+    GELU_TANH,
+    SILU,
+    random_activation,
+    worst_error,
+)
+from tests.support.weights import ALL_TYPES, FLOAT_TYPES, block_features
+
+_ROUNDING = 3e-6  # of float32 sums of a few hundred terms, relative to their magnitude
+
+
+def _activation(
+    device: Device, layer: ExpertLayer, x: Float32, slices: int
+) -> tuple[str, tuple[DeviceArray, ...]]:
+    """The end of the kernel's name and the arrays of the activation."""
+    name = layer.first.weights[0].name
+    if name in FLOAT_TYPES:
+        return name, (device.upload(x, "x"),)
+    quantised = quantise(x, slices)
+    arrays = device.upload(quantised.q, "q"), device.upload(quantised.scales, "scale")
+    return f"{name}_s{slices}", arrays
+
+
+def _gate_up(
+    device: Device, layer: ExpertLayer, x: Float32, chosen: Int32, slices: int, block: int
+) -> Float32:
+    weights, first = layer.packed(), layer.first
+    out = device.empty((chosen.size, first.out_features), np.float32, "out")
+    name, arrays = _activation(device, layer, x, slices)
+    of_gate, of_up = layer.biases or (None, None)
+    device.launch(
+        f"rf_experts_gate_up_{name}",
+        device.upload(weights, "weight"),
+        *arrays,
+        device.upload(chosen, "chosen"),
+        None if of_gate is None else device.upload(of_gate, "gate bias"),
+        None if of_up is None else device.upload(of_up, "up bias"),
+        out,
+        weights[0].nbytes,
+        *(len(x), chosen.shape[1], first.out_features, first.quant_blocks, first.activation),
+        grid=(chosen.size, first.stored_rows // 16),
+        block=block,
+    )
+    return out.get()
+
+
+def _check_gate_up(
+    device: Device, layer: ExpertLayer, x: Float32, chosen: Int32, slices: int = 1, block: int = 64
+) -> None:
+    actual = _gate_up(device, layer, x, chosen, slices, block)
+    seen = layer.seen(x, slices)
+    made = [
+        layer.apply(expert, seen[token])
+        for token, row in enumerate(chosen.tolist())
+        for expert in row
+    ]
+    expected, magnitude = (np.array(part) for part in zip(*made, strict=True))
+    assert worst_error(actual, expected, magnitude) < _ROUNDING
+
+
+def _check_down(
+    device: Device, layer: ExpertLayer, chosen: Int32, rng: np.random.Generator, slices: int = 1
+) -> None:
+    tokens, count = chosen.shape
+    packed, first = layer.packed(), layer.first
+    x = random_activation(rng, tokens * count, first.quant_blocks * 32)
+    weights = rng.uniform(0.1, 1, chosen.shape).astype(np.float32)
+    out = device.empty((tokens, first.out_features), np.float32, "out")
+    name, arrays = _activation(device, layer, x, slices)
+    device.launch(
+        f"rf_experts_down_{name}",
+        device.upload(packed, "weight"),
+        *arrays,
+        device.upload(chosen, "chosen"),
+        device.upload(weights, "weights"),
+        device.upload(layer.biases[0], "bias") if layer.biases else None,
+        out,
+        packed[0].nbytes,
+        *(tokens, count, first.out_features, first.quant_blocks),
+        grid=(tokens, first.stored_rows // 16),
+        block=256,
+    )
+    seen = layer.seen(x, slices).reshape(tokens, count, -1)
+    expected, magnitude = np.zeros((2, tokens, first.out_features))
+    for token in range(tokens):
+        for place in range(count):
+            made = layer.apply(int(chosen[token, place]), seen[token, place])
+            for total, part in zip((expected, magnitude), made, strict=True):
+                total[token] += float(weights[token, place]) * part
+    assert worst_error(out.get(), expected, magnitude) < _ROUNDING
+
+
+@pytest.mark.parametrize("name", ALL_TYPES)
+def test_each_pair_goes_through_its_expert(device: Device, name: str) -> None:
+    rng = np.random.default_rng(0)
+    layer = random_experts(rng, 3, name, 24, 2 * block_features(name), SILU)
+    x = random_activation(rng, 2, layer.first.quant_blocks * 32)
+    _check_gate_up(device, layer, x, np.array([[2, 0], [0, 1]], np.int32))
+
+
+@pytest.mark.parametrize("name", ALL_TYPES)
+def test_a_tokens_experts_are_added_up(device: Device, name: str) -> None:
+    rng = np.random.default_rng(1)
+    layer = random_experts(rng, 3, name, 37, block_features(name))
+    _check_down(device, layer, np.array([[2, 0], [0, 1]], np.int32), rng)
+
+
+@pytest.mark.parametrize("name", ["f32", "mxfp4"])
+@pytest.mark.parametrize("activation", [SILU, GELU_TANH, CLAMPED_SWIGLU])
+def test_biases_are_added_before_the_gate(device: Device, name: str, activation: int) -> None:
+    rng = np.random.default_rng(2)
+    layer = random_experts(rng, 4, name, 40, 96, activation, has_biases=True)
+    x = 4 * random_activation(rng, 3, 96)
+    _check_gate_up(device, layer, x, random_choice(rng, 3, 4, 2), block=128)
+
+
+@pytest.mark.parametrize("name", ["bf16", "mxfp4"])
+def test_biases_of_down_have_the_weights_of_their_experts(device: Device, name: str) -> None:
+    rng = np.random.default_rng(3)
+    layer = random_experts(rng, 4, name, 40, 96, has_biases=True)
+    _check_down(device, layer, random_choice(rng, 3, 4, 2), rng)
+
+
+@pytest.mark.parametrize("name", ["q4_k", "q8_0"])
+def test_both_slices_are_multiplied(device: Device, name: str) -> None:
+    rng = np.random.default_rng(4)
+    chosen = random_choice(rng, 2, 3, 2)
+    layer = random_experts(rng, 3, name, 24, 512, SILU)
+    _check_gate_up(device, layer, random_activation(rng, 2, 512), chosen, slices=2)
+    _check_down(device, random_experts(rng, 3, name, 24, 512), chosen, rng, slices=2)
+
+
+@pytest.mark.parametrize("count", [1, 3, 8, 10])
+@pytest.mark.parametrize("name", ["f16", "q6_k"])
+def test_waves_divide_any_number_of_experts(device: Device, name: str, count: int) -> None:
+    rng = np.random.default_rng(5)
+    layer = random_experts(rng, 12, name, 16, 768)
+    _check_down(device, layer, random_choice(rng, 2, 12, count), rng)

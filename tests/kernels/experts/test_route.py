@@ -1,0 +1,144 @@
+"""rf_route_logits_* and rf_route_choose: the experts of each token and their weights."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from rocmforge.models.config import ExpertsConfig, RouterFunction
+from rocmforge_reference import ops
+from tests.support.kernels import Device
+
+Float32 = npt.NDArray[np.float32]
+FUNCTIONS = {
+    RouterFunction.SOFTMAX: 0,
+    RouterFunction.SIGMOID: 1,
+    RouterFunction.SOFTMAX_OF_CHOSEN: 2,
+}
+RULE = ExpertsConfig(
+    num_experts=20,
+    num_chosen=3,
+    intermediate_size=5,
+    router=RouterFunction.SOFTMAX,
+    normalised=True,
+)
+
+
+def logits_of(device: Device, x: Float32, router: Float32, name: str, tile: int) -> Float32:
+    tokens, experts = len(x), len(router)
+    out = device.empty((tokens, experts), np.float32, "logits")
+    device.launch(
+        f"rf_route_logits_{name}",
+        *(device.upload(x, "x"), device.upload(router, "router"), out),
+        *(tokens, experts, x.shape[1]),
+        grid=(-(-experts // tile), -(-tokens // tile)),
+        block=256,
+    )
+    return out.get()
+
+
+def choose(
+    device: Device,
+    logits: Float32,
+    rule: ExpertsConfig,
+    bias: Float32 | None = None,
+    selection_bias: Float32 | None = None,
+) -> tuple[npt.NDArray[np.int32], Float32]:
+    tokens, experts = logits.shape
+    chosen = device.empty((tokens, rule.num_chosen), np.int32, "chosen")
+    weights = device.empty((tokens, rule.num_chosen), np.float32, "weights")
+    device.launch(
+        "rf_route_choose",
+        device.upload(logits, "logits"),
+        None if bias is None else device.upload(bias, "bias"),
+        None if selection_bias is None else device.upload(selection_bias, "selection bias"),
+        *(chosen, weights, experts, rule.num_chosen, FUNCTIONS[rule.router]),
+        *(rule.num_groups, rule.num_chosen_groups, int(rule.normalised), rule.scale),
+        grid=tokens,
+        block=-(-experts // 64) * 64,
+    )
+    return chosen.get(), weights.get()
+
+
+@pytest.mark.parametrize(
+    ("tokens", "experts", "features"),
+    [(1, 5, 64), (6, 9, 1032), (5, 4, 2880)],
+    ids=["part_of_a_block", "ragged_tiles", "several_rounds"],
+)
+def test_logits_are_those_of_float32(
+    device: Device, tokens: int, experts: int, features: int
+) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((tokens, features)).astype(np.float32)
+    router = rng.standard_normal((experts, features)).astype(np.float32)
+    several = logits_of(device, x, router, "several", 4)
+    magnitude = np.abs(x).astype(np.float64) @ np.abs(router).T.astype(np.float64)
+    error = np.abs(several - x.astype(np.float64) @ router.T.astype(np.float64)) / magnitude
+    assert error.max() < 1e-6
+    # Nor do they depend on how many tokens are routed together.
+    np.testing.assert_array_equal(logits_of(device, x, router, "one", 1), several)
+
+
+@pytest.mark.parametrize("router", RouterFunction)
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("normalised", [False, True])
+@pytest.mark.parametrize(("groups", "kept"), [(1, 1), (4, 2), (20, 5)])
+def test_tokens_are_routed_as_the_reference_does(
+    device: Device,
+    router: RouterFunction,
+    has_bias: bool,
+    normalised: bool,
+    groups: int,
+    kept: int,
+) -> None:
+    rng = np.random.default_rng(1)
+    logits = 2 * rng.standard_normal((5, 20)).astype(np.float32)
+    bias, selection_bias = rng.standard_normal((2, 20)).astype(np.float32)
+    rule = replace(
+        RULE,
+        router=router,
+        normalised=normalised,
+        num_groups=groups,
+        num_chosen_groups=kept,
+        scale=1.7,
+    )
+    biases = (bias, selection_bias) if has_bias else (None, None)
+    chosen, weights = choose(device, logits, rule, *biases)
+    exact = logits.astype(np.float64) + (bias if has_bias else 0)
+    expected = ops.route(exact, biases[1], rule)
+    np.testing.assert_array_equal(chosen, expected[0])
+    np.testing.assert_allclose(weights, expected[1], rtol=1e-5)
+
+
+@pytest.mark.parametrize("experts", [7, 128, 512])
+def test_any_number_of_experts_is_chosen_from(device: Device, experts: int) -> None:
+    rule = replace(RULE, num_experts=experts, num_chosen=6)
+    logits = np.random.default_rng(2).standard_normal((2, experts)).astype(np.float32)
+    chosen, weights = choose(device, logits, rule)
+    expected = ops.route(logits.astype(np.float64), None, rule)
+    np.testing.assert_array_equal(chosen, expected[0])
+    np.testing.assert_allclose(weights, expected[1], rtol=1e-5)
+
+
+def test_of_equal_scores_the_first_expert_is_chosen(device: Device) -> None:
+    logits = np.zeros((2, 20), np.float32)
+    logits[1, ::2] = -0.0
+    chosen, weights = choose(device, logits, replace(RULE, router=RouterFunction.SOFTMAX_OF_CHOSEN))
+    assert chosen.tolist() == [[0, 1, 2], [0, 1, 2]]
+    np.testing.assert_allclose(weights, 1 / 3, rtol=1e-6)
+
+
+def test_weights_of_no_size_are_not_blown_up(device: Device) -> None:
+    rule = replace(RULE, router=RouterFunction.SIGMOID)
+    _, weights = choose(device, np.full((1, 20), -1000, np.float32), rule)
+    assert weights.tolist() == [[0, 0, 0]]
+
+
+def test_logits_that_are_no_numbers_choose_experts_that_exist(device: Device) -> None:
+    for value in (np.nan, np.inf, -np.inf):
+        chosen, _ = choose(device, np.full((1, 20), value, np.float32), RULE)
+        assert len(set(chosen[0].tolist())) == 3
+        assert set(chosen[0].tolist()) <= set(range(20))
