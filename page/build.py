@@ -45,21 +45,32 @@ def build(folder: Path = VENDOR) -> None:
     Raises:
         RuntimeError: npm is missing, reaches no registry, or finds another checksum.
     """
+    with TemporaryDirectory(prefix="rocmforge-page-") as name:
+        made = Path(name) / "vendor"
+        _take(install(Path(name), "--omit=dev"), made)
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(made, folder)
+
+
+def install(folder: Path, *options: str) -> Path:
+    """Has npm install what is pinned into `folder`, with its further options.
+
+    Returns:
+        The folder of the packages.
+
+    Raises:
+        RuntimeError: see `build`.
+    """
     npm = shutil.which("npm")
     if npm is None:
         raise RuntimeError(_MISSING)
-    with TemporaryDirectory(prefix="rocmforge-page-") as name:
-        work = Path(name)
-        for pins in ("package.json", "package-lock.json"):
-            shutil.copy(PINS / pins, work)
-        command = [npm, "ci", "--ignore-scripts", "--omit=dev", "--no-audit", "--no-fund"]
-        done = subprocess.run(command, cwd=work, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise RuntimeError(f"npm could not fetch the libraries of the page:\n{done.stderr}")
-        made = work / "vendor"
-        _take(work / "node_modules", made)
-        shutil.rmtree(folder, ignore_errors=True)
-        shutil.copytree(made, folder)
+    for pins in ("package.json", "package-lock.json"):
+        shutil.copy(PINS / pins, folder)
+    command = [npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund", *options]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"npm could not fetch the libraries of the page:\n{done.stderr}")
+    return folder / "node_modules"
 
 
 def _take(modules: Path, vendor: Path) -> None:

@@ -58,10 +58,12 @@ function App({ session }) {
         <${IconButton} icon="tune" label="Settings" onClick=${() => setSettings(true)} />
         <${IconButton} icon="gauge" label="What the server does" aria-expanded=${isPanelOpen} aria-controls="server" onClick=${() => showPanel(!isPanelOpen)} />
       </header>
-      <${Loading} session=${session} />
-      ${[session.trouble, session.storeTrouble].map((text) => text && html`<p class="trouble" role="alert">${text}</p>`)}
-      <${Scrolled} session=${session} />
-      <div class="bottom"><${Composer} session=${session} /></div>
+      <main>
+        <${Loading} session=${session} />
+        ${[session.trouble, session.storeTrouble].map((text) => text && html`<p class="trouble" role="alert">${text}</p>`)}
+        <${Scrolled} session=${session} />
+        <div class="foot"><div class="bottom"><${Composer} session=${session} /></div></div>
+      </main>
     </div>
     <${ServerPanel} session=${session} isOpen=${isPanelOpen} onClose=${() => showPanel(false)} />
     ${session.needsKey && html`<${KeyDialogue} session=${session} />`}
@@ -76,25 +78,25 @@ function focusComposer(event) {
 
 /** The conversation. It follows an answer that is being written, unless one has scrolled away. */
 function Scrolled({ session }) {
-  const main = useRef();
+  const frame = useRef();
   const follows = useRef(true);
   const count = shown(session.current).length;
   useLayoutEffect(() => {
     follows.current = true;
-    main.current.scrollTop = main.current.scrollHeight;
+    frame.current.scrollTop = frame.current.scrollHeight;
     const observer = new ResizeObserver(() => {
-      if (follows.current) main.current.scrollTop = main.current.scrollHeight;
+      if (follows.current) frame.current.scrollTop = frame.current.scrollHeight;
     });
-    observer.observe(main.current.firstElementChild);
+    observer.observe(frame.current.firstElementChild);
     return () => observer.disconnect();
   }, [session.current.id, count]);
   const onScroll = () => {
-    const { scrollHeight, scrollTop, clientHeight } = main.current;
+    const { scrollHeight, scrollTop, clientHeight } = frame.current;
     follows.current = scrollHeight - scrollTop - clientHeight < NEAR_END;
   };
-  return html`<main ref=${main} tabindex="-1" onScroll=${onScroll}>
+  return html`<div class="scrolled" ref=${frame} tabindex="-1" onScroll=${onScroll}>
     <div class="column">${count === 0 ? html`<${Welcome} session=${session} />` : html`<${Messages} session=${session} />`}</div>
-  </main>`;
+  </div>`;
 }
 
 function ModelChoice({ session }) {
@@ -117,6 +119,7 @@ function Loading({ session }) {
     </div>`;
   }
   return html`<div class="loading">
+    ${session.loadTrouble && html`<span role="alert">${session.loadTrouble}</span>`}
     <span>${failed ? `${model.id} could not be loaded: ${reason}` : `${model.id} is loaded with the first message.`}</span>
     <button type="button" onClick=${() => session.load(model)}>Load it now</button>
   </div>`;

@@ -23,7 +23,9 @@ export class Session extends EventTarget {
   trouble = ""; // what is wrong with the server
   storeTrouble = ""; // and with the browser's store
   notice = ""; // for those who do not see the page
+  loadTrouble = ""; // why the model could not be loaded by hand
   #timers = new Map();
+  #removed = new Set();
 
   changed() {
     this.dispatchEvent(new Event("change"));
@@ -93,12 +95,13 @@ export class Session extends EventTarget {
   }
 
   async load(model) {
+    this.loadTrouble = "";
     try {
       const loading = post(`v1/models/${encodeURI(model.id)}/load`);
       this.#timers.set("look", setTimeout(() => this.refresh(), 200));
       await loading;
     } catch (error) {
-      this.#failed(error);
+      this.loadTrouble = error.message;
     }
     await this.refresh();
   }
@@ -131,6 +134,7 @@ export class Session extends EventTarget {
   }
 
   async remove(conversation) {
+    this.#removed.add(conversation.id); // its answer may still be coming
     this.stop(conversation);
     this.conversations = this.conversations.filter(({ id }) => id !== conversation.id);
     if (this.current.id === conversation.id) this.startAnew();
@@ -150,6 +154,7 @@ export class Session extends EventTarget {
   async #save(conversation) {
     clearTimeout(this.#timers.get(conversation.id));
     this.#timers.delete(conversation.id);
+    if (this.#removed.has(conversation.id)) return;
     this.conversations = [conversation, ...this.conversations.filter((c) => c.id !== conversation.id)];
     this.conversations.sort((a, b) => b.updated - a.updated);
     this.changed();
@@ -239,11 +244,11 @@ export class Session extends EventTarget {
       } else {
         node.error = error.message;
         this.notice = error.message;
-        if (error instanceof ApiError) this.#failed(error);
+        if (error instanceof ApiError && [0, 401].includes(error.status)) this.#failed(error);
       }
     }
     this.running.delete(conversation.id);
-    if (this.conversations.some(({ id }) => id === conversation.id)) await this.#save(conversation);
+    await this.#save(conversation);
     this.changed();
   }
 

@@ -30,6 +30,7 @@ export function Composer({ session }) {
   };
   return html`<form class="composer" onSubmit=${send}>
     <textarea
+      id="message"
       ref=${area}
       rows="1"
       value=${text}

@@ -54,7 +54,7 @@ function Message({ session, node, siblings, place, isLast, isWriting, isBusy }) 
       <${CopyButton} text=${node.text} />
       ${node.role === "user" && html`<${IconButton} icon="edit" label="Edit" disabled=${isBusy} onClick=${() => setEdited(true)} />`}
       ${isAnswer && html`<${IconButton} icon="again" label="Answer again" disabled=${isBusy} onClick=${() => session.regenerate(node)} />`}
-      ${isAnswer && html`<${Speed} node=${node} />`}
+      ${isAnswer && html`<${Speed} node=${node} context=${session.model?.max_model_len} />`}
     </footer>`}
   </article>`;
 }
@@ -130,11 +130,13 @@ function CopyButton({ text }) {
   return html`<${IconButton} icon=${isCopied ? "check" : "copy"} label=${isCopied ? "Copied" : "Copy"} onClick=${copy} />`;
 }
 
-function Speed({ node: { tokens, firstMs, ms } }) {
+function Speed({ node: { tokens, promptTokens, firstMs, ms }, context }) {
   if (!tokens || !firstMs) return null;
   const rate = tokens > 1 ? (1000 * (tokens - 1)) / (ms - firstMs) : null;
   const parts = [`${tokens} tokens`, `first after ${seconds(firstMs)}`];
   if (rate) parts.push(`${rate.toFixed(rate < 10 ? 1 : 0)} tokens/s`);
+  const used = (promptTokens + tokens) / context;
+  if (used > 0.5) parts.push(`${Math.round(100 * used)} % of the context is used`);
   return html`<span class="speed">${parts.join(", ")}</span>`;
 }
 

@@ -5,6 +5,8 @@ import { html, useEffect, useReducer, useRef } from "../vendor/preact.js";
 import uPlot from "../vendor/uplot.js";
 import { IconButton } from "./icons.js";
 
+const SHORT_S = 60; // of the plots at first
+
 export function ServerPanel({ session, isOpen, onClose }) {
   const [, redraw] = useReducer((count) => count + 1, 0);
   const { figures, health, models } = session;
@@ -74,7 +76,7 @@ function Plot({ times, values, most, hasGaps = false }) {
         cursor: { show: false },
         legend: { show: false },
         axes: [{ show: false }, { show: false }],
-        scales: { x: { time: false, range: (_, from, to) => [to - LONG_S, to] }, y: { range: (_, low, high) => [0, most ?? Math.max(1, high * 1.1)] } },
+        scales: { x: { time: false, range: (_, from, to) => [Math.max(to - LONG_S, Math.min(from, to - SHORT_S)), to] }, y: { range: (_, low, high) => [0, most ?? Math.max(1, high * 1.1)] } },
         series: [{}, { stroke: colour, fill: `${colour.replace(")", " / 0.15)").replaceAll(",", "")}`, width: 1.5, points: { show: hasGaps, size: 4, fill: colour }, spanGaps: true }],
       },
       [times, values],

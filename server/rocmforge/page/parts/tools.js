@@ -12,7 +12,7 @@ export function ToolCalls({ session, node, isOpen }) {
   return html`<form class="calls" onSubmit=${submit}>
     ${node.calls.map(
       (call, place) => html`<section class="call" aria-label=${`Call of ${call.name}`}>
-        <h3>Calls <code>${call.name}</code></h3>
+        <p>Calls <code>${call.name}</code></p>
         <pre tabindex="0">${indented(call.arguments)}</pre>
         ${isOpen &&
         html`<label>

@@ -3,7 +3,11 @@
 import "../vendor/katex/katex.js";
 
 // A model can write macros that expand without end, and rules as large as the page.
-const LIMITS = { throwOnError: false, trust: false, maxExpand: 500, maxSize: 40, output: "htmlAndMathml" };
+const LIMITS = { throwOnError: true, trust: false, maxExpand: 500, maxSize: 40, output: "htmlAndMathml" };
+// How far the end is looked for: a text of opening signs alone would take for ever.
+const LONGEST = 4000; // characters
+const MOST_LINES = 100;
+const MOST_DRAWN = 300; // formulae of a block; the others are shown as they were written
 const PAIRS = [
   ["\\[", "\\]", true],
   ["\\(", "\\)", false],
@@ -15,12 +19,12 @@ function findPair(source, position) {
   for (const [open, close, isDisplay] of PAIRS) {
     if (!source.startsWith(open, position)) continue;
     const start = position + open.length;
-    let end = source.indexOf(close, start);
-    while (close[0] === "$" && end > 0 && source[end - 1] === "\\") {
-      end = source.indexOf(close, end + 1);
-    }
-    if (end <= start) return null;
-    const content = source.slice(start, end);
+    const near = source.slice(start, start + LONGEST);
+    let length = near.indexOf(close);
+    while (close[0] === "$" && near[length - 1] === "\\") length = near.indexOf(close, length + 1);
+    if (length <= 0) return null;
+    const content = near.slice(0, length);
+    const end = start + length;
     // As pandoc has it: "$5 and $10" is no formula.
     const isMoney = /^\s|\s$/.test(content) || /\d/.test(source[end + 1] ?? "");
     if (open === "$" && (isMoney || content.includes("\n"))) return null;
@@ -43,7 +47,7 @@ function block(state, startLine, endLine, silent) {
   const open = state.src.slice(begin, begin + 2);
   if (open !== "$$" && open !== "\\[") return false;
   const close = open === "$$" ? "$$" : "\\]";
-  for (let line = startLine; line < endLine; line++) {
+  for (let line = startLine; line < Math.min(endLine, startLine + MOST_LINES); line++) {
     const from = line === startLine ? begin + 2 : state.bMarks[line];
     const end = state.src.slice(from, state.eMarks[line]).trimEnd();
     if (!end.endsWith(close)) {
@@ -80,9 +84,15 @@ export function mathRules(md) {
 
 /** Draws the formulae within an element that has been sanitised. */
 export function drawMath(element) {
-  for (const span of element.querySelectorAll("span.math")) {
+  for (const span of [...element.querySelectorAll("span.math")].slice(0, MOST_DRAWN)) {
     const displayMode = span.classList.contains("display");
-    globalThis.katex.render(span.textContent, span, { ...LIMITS, displayMode });
-    if (displayMode) span.tabIndex = 0; // a wide one is scrolled
+    const source = span.textContent;
+    try {
+      globalThis.katex.render(source, span, { ...LIMITS, displayMode });
+      if (displayMode) span.tabIndex = 0; // a wide one is scrolled
+    } catch (error) {
+      span.textContent = source; // as it was written, and why it is no formula
+      span.title = error.message;
+    }
   }
 }
