@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.support.host_platform import HostPlatform
-from tests.support.kernels import Device, KernelFault
+from tests.support.kernels import Device, DeviceArray, KernelFault
 
 
 @pytest.fixture(params=["forward", "reverse", "random"])
@@ -153,18 +153,35 @@ def test_write_past_the_end_after_atomics(device: Device) -> None:
         device.launch("rf_count", total, in_block, grid=2, block=64)
 
 
-def test_last_block_may_read_the_others_after_a_fence(device: Device, any_order: str) -> None:
-    partial, total = device.empty(4, np.int32), device.empty(1, np.int32)
+def _sum_in_the_last_block(device: Device, mistake: int) -> DeviceArray:
+    partial, total = device.empty((4, 128), np.int32, "partial"), device.empty(128, np.int32)
     arrived = device.upload(np.zeros(1, np.int32))
-    device.launch("rf_last_block_sums", partial, arrived, total, 1, grid=4, block=64)
-    assert total.get() == [10]
+    device.launch("rf_last_block_sums", partial, arrived, total, mistake, grid=4, block=128)
+    return total
 
 
-def test_last_block_without_a_fence(device: Device, any_order: str) -> None:
-    partial, total = device.empty(4, np.int32, "partial"), device.empty(1, np.int32)
-    arrived = device.upload(np.zeros(1, np.int32))
-    with pytest.raises(KernelFault, match=r"reads offset \d+ .*'partial'.*which block \d wrote"):
-        device.launch("rf_last_block_sums", partial, arrived, total, 0, grid=4, block=64)
+def test_last_block_may_read_what_the_others_released(device: Device, any_order: str) -> None:
+    assert (_sum_in_the_last_block(device, 0).get() == 4).all()
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    range(1, 7),
+    ids=[
+        "no_release",
+        "release_of_one_wave",
+        "release_behind_the_barrier",
+        "no_arrival",
+        "store_after_the_arrival",
+        "no_acquire",
+    ],
+)
+def test_last_block_reads_what_it_may_not_see(device: Device, any_order: str, mistake: int) -> None:
+    with pytest.raises(
+        KernelFault,
+        match=r"reads .*'partial'.*(which block \d wrote|nothing has been written there)",
+    ):
+        _sum_in_the_last_block(device, mistake)
 
 
 def test_lanes_of_a_wave_may_exchange_after_wave_sync(device: Device, any_order: str) -> None:

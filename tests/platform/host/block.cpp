@@ -43,6 +43,7 @@ hipError_t BlockRunner::run(const Launch& launch) {
   }
   memory().trim_writers();
   random_.seed(options().seed);
+  visibility_.start_launch(wave_size_);
   for (int i = 0; i < threads_; i++) {
     make_stack(lanes_[i], i);
     RfHostLane& info = *lanes_[i].info;
@@ -66,8 +67,8 @@ uint64_t BlockRunner::block_at(uint64_t position, uint64_t count) {
 void BlockRunner::run_block(uint64_t number) {
   const uint32_t* grid = launch_->grid;
   block_number_ = number;
-  fenced_ = false;
   first_epoch_ = ++epoch_;
+  visibility_.start_block(number);
   for (int i = 0; i < threads_; i++) {
     RfHostLane& info = *lanes_[i].info;
     info.block[0] = static_cast<uint32_t>(number % grid[0]);
@@ -279,4 +280,5 @@ HIP_API void rf_host_wave_compute(void* operands, RfHostCompute compute, const c
   block_runner().wait_for_compute(operands, compute, file, line);
 }
 
-HIP_API void rf_host_device_fence() { block_runner().fence(); }
+HIP_API void rf_host_device_release() { block_runner().release(); }
+HIP_API void rf_host_device_acquire() { block_runner().acquire(); }

@@ -9,6 +9,7 @@
 #include "hip_abi.h"
 #include "lane.h"
 #include "lds.h"
+#include "visibility.h"
 
 namespace host {
 
@@ -37,7 +38,9 @@ class BlockRunner {
   // For lanes. Stops this lane until its wave or block has come as far.
   uint64_t wait(Wait reason, const char* file, int line, uint64_t value = 0, int source_lane = 0);
   void wait_for_compute(void* operands, RfHostCompute compute, const char* file, int line);
-  void fence() { fenced_ = true; }
+  void release() { visibility_.release(now()); }
+  void acquire() { visibility_.acquire(now()); }
+  Visibility& visibility() { return visibility_; }
 
   // For lanes. Reports a finding about the running lane and ends the launch.
   [[noreturn]] void stop(hipError_t error, const std::string& finding);
@@ -54,7 +57,6 @@ class BlockRunner {
   uint32_t first_epoch() const { return first_epoch_; }
   uint32_t launch_number() const { return launch_number_; }
   uint64_t block_number() const { return block_number_; }
-  bool fenced() const { return fenced_; }
 
  private:
   int wave_size() const { return static_cast<int>(wave_size_); }
@@ -84,7 +86,7 @@ class BlockRunner {
   uint16_t wave_epochs_[kMaxThreads / 32] = {};
   uint32_t launch_number_ = 0;
   uint64_t block_number_ = 0;
-  bool fenced_ = false;
+  Visibility visibility_;
   const void* instruction_ = nullptr;
 };
 

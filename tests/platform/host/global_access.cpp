@@ -76,7 +76,7 @@ std::string span(size_t size, uintptr_t address, uintptr_t byte) {
 }
 
 void check_order(BlockRunner& runner, uintptr_t address, size_t size, AccessKind kind) {
-  if (*memory().page_writer(address) != runner.launch_number() || runner.fenced()) return;
+  if (*memory().page_writer(address) != runner.launch_number()) return;
   const uint64_t tag = writer_tag(runner, kind);
   const uint64_t* writers = memory().writer(address);
   for (size_t i = 0; i < size; i++) {
@@ -84,6 +84,9 @@ void check_order(BlockRunner& runner, uintptr_t address, size_t size, AccessKind
         kind == AccessKind::kAtomic && (writers[i] & kThreadMask) == kAtomicWriter;
     if (both_atomic || !unordered(writers[i], tag)) continue;
     const auto block = static_cast<unsigned>(writers[i] >> kBlockShift & kBlockMask);
+    const auto epoch = static_cast<uint32_t>(writers[i] >> kEpochShift & kEpochMask);
+    const bool foreign = block != (runner.block_number() & kBlockMask);
+    if (foreign && runner.visibility().shows(block, epoch, kEpochMask, runner.now())) continue;
     runner.stop(hipErrorLaunchFailure,
                 format("%s %s, which block %u wrote in the same launch with nothing in between",
                        kind == AccessKind::kLoad ? "reads" : "writes",
@@ -118,6 +121,8 @@ void check_global(uintptr_t address, size_t size, AccessKind kind) {
   check_order(runner, address, size, kind);
   memory().note_use(address, size, kind != AccessKind::kLoad);
   if (kind != AccessKind::kLoad) record_write(runner, address, size, kind);
+  if (kind == AccessKind::kStore) runner.visibility().store(runner.now());
+  if (kind == AccessKind::kAtomic) runner.visibility().atomic(address, runner.now());
 }
 
 }  // namespace host

@@ -68,8 +68,17 @@ __device__ __forceinline__ void wave_sync() {
   __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront");
 }
 
-__device__ __forceinline__ void device_fence() {
-  __builtin_amdgcn_fence(__ATOMIC_SEQ_CST, "agent");
+// What they become is in LLVM's AMDGPUUsage, "Memory Model", tables "code sequences" of each
+// family:
+//   release  gfx942, gfx950: buffer_wbl2 sc1, vmcnt(0). gfx90a and before: vmcnt(0).
+//            gfx10, gfx11: vmcnt(0), vscnt(0). gfx12: loadcnt 0, storecnt 0.
+//   acquire  gfx942, gfx950: buffer_inv sc1. gfx90a and before: buffer_wbinvl1.
+//            gfx10, gfx11: buffer_gl1_inv, buffer_gl0_inv. gfx12: global_inv scope:SCOPE_DEV.
+__device__ __forceinline__ void device_release() {
+  __builtin_amdgcn_fence(__ATOMIC_RELEASE, "agent");
+}
+__device__ __forceinline__ void device_acquire() {
+  __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "agent");
 }
 
 __device__ __forceinline__ int lane_id() {

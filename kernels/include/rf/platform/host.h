@@ -42,7 +42,8 @@ __forceinline__ void wave_sync(const char* file = __builtin_FILE(), int line = _
   rf_host_wave_sync(file, line);
 }
 
-__forceinline__ void device_fence() { rf_host_device_fence(); }
+__forceinline__ void device_release() { rf_host_device_release(); }
+__forceinline__ void device_acquire() { rf_host_device_acquire(); }
 
 __forceinline__ int lane_id() { return rf_host_lane()->lane; }
 

@@ -25,8 +25,10 @@ void rf_host_wave_compute(void* operands, RfHostCompute compute, const char* fil
 
 // Checks one atomic read and write, which is no data race with others of its kind.
 void rf_host_atomic(const void* address, int bytes);
-// From here on this block may read what other blocks of the launch have written.
-void rf_host_device_fence();
+// What this wave has written before, blocks may read that see a later atomic operation of this one.
+void rf_host_device_release();
+// From here on this wave may read what blocks have released whose atomic operations it has seen.
+void rf_host_device_acquire();
 
 struct RfHostKernel {
   const char* name;

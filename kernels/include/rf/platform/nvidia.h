@@ -28,7 +28,13 @@ __device__ __forceinline__ void lds_barrier() { __syncthreads(); }
 
 __device__ __forceinline__ void wave_sync() { __nvvm_bar_warp_sync(kAllLanes); }
 
-__device__ __forceinline__ void device_fence() { __nvvm_membar_gl(); }
+// PTX has one fence for both, cumulative over barriers (PTX ISA, "Memory Consistency Model").
+__device__ __forceinline__ void device_release() {
+  asm volatile("fence.acq_rel.gpu;" ::: "memory");
+}
+__device__ __forceinline__ void device_acquire() {
+  asm volatile("fence.acq_rel.gpu;" ::: "memory");
+}
 
 __device__ __forceinline__ int lane_id() { return __nvvm_read_ptx_sreg_laneid(); }
 

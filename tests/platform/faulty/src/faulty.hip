@@ -144,21 +144,36 @@ extern "C" __global__ __launch_bounds__(256) void rf_count_float(float* total) {
   rf::atomic_add(total, 0.5f);
 }
 
-// Right with the fence: the block that comes last adds up what all have written.
+// Right without a mistake: the block that comes last adds up what all have written.
+enum Mistake {
+  kNone,
+  kNoRelease,
+  kReleaseOfOneWave,
+  kReleaseBehindBarrier,
+  kNoArrival,
+  kStoreAfterArrival,
+  kNoAcquire,
+};
 extern "C" __global__ __launch_bounds__(256) void rf_last_block_sums(int* partial, int* arrived,
-                                                                     int* total, int fence) {
-  __shared__ bool last;
+                                                                     int* total, int mistake) {
+  __shared__ bool is_last;
+  int* own = partial + blockIdx.x * blockDim.x + threadIdx.x;
+  if (mistake != kStoreAfterArrival) *own = 1;
+  const bool releases = mistake == kReleaseOfOneWave ? rf::wave_id() == 0 : mistake != kNoRelease;
+  if (releases && mistake != kReleaseBehindBarrier) rf::device_release();
+  __syncthreads();
+  if (releases && mistake == kReleaseBehindBarrier) rf::device_release();
   if (threadIdx.x == 0) {
-    partial[blockIdx.x] = blockIdx.x + 1;
-    if (fence) rf::device_fence();
-    last = rf::atomic_add(arrived, 1) == static_cast<int>(gridDim.x) - 1;
-    if (last && fence) rf::device_fence();
-    int sum = 0;
-    if (last) {
-      for (unsigned i = 0; i < gridDim.x; i++) sum += partial[i];
-      *total = sum;
-    }
+    is_last =
+        mistake == kNoArrival || rf::atomic_add(arrived, 1) == static_cast<int>(gridDim.x) - 1;
   }
+  if (mistake == kStoreAfterArrival) *own = 1;
+  __syncthreads();
+  if (!is_last) return;
+  if (mistake != kNoAcquire) rf::device_acquire();
+  int sum = 0;
+  for (unsigned i = 0; i < gridDim.x; i++) sum += partial[i * blockDim.x + threadIdx.x];
+  total[threadIdx.x] = sum;
 }
 
 extern "C" __global__ __launch_bounds__(256) void rf_load_vector(float* y, const float* x) {
