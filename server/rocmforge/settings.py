@@ -114,6 +114,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             "qwen3-coder",
             "seed-oss",
             "glm4",
+            "minimax",
             "gemma4",
         ],
         _about("how the model writes tool calls; auto = as its chat template says"),

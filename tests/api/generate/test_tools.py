@@ -142,7 +142,50 @@ def test_the_model_may_choose_to_call(chat: Any, engine: FakeEngine) -> None:
     assert choice["message"]["content"] == "Well: "
     (call,) = choice["message"]["tool_calls"]
     assert call["function"] == {"name": "weather", "arguments": '{"city": "Oslo", "days": 1}'}
-    assert engine.submitted[0].sampling.grammar == ""
+
+
+UNSUPPORTED = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+
+
+def auto_grammar(chat: Any, engine: FakeEngine, *tools: dict[str, Any], **fields: Any) -> str:
+    """What the engine holds calls to that the model may make or not."""
+    offered = [{"type": "function", "function": tool} for tool in tools]
+    answer = chat(tools=offered, **fields)
+    assert answer.status_code == 200, answer.text
+    return engine.submitted[-1].sampling.grammar
+
+
+def test_a_call_by_choice_is_held_to_its_function(chat: Any, engine: FakeEngine) -> None:
+    grammar = auto_grammar(chat, engine, {"name": "weather", "parameters": WEATHER})
+    assert "weather" in grammar
+    assert "maximum" in grammar
+    assert auto_grammar(chat, engine, {"name": "w"}, tool_choice="auto") != ""
+    assert auto_grammar(chat, engine, {"name": "w"}, tool_choice="none") == ""
+
+
+@pytest.mark.parametrize("fields", [{"ignore_eos": True}, {"min_tokens": 1}])
+def test_an_answer_without_an_end_is_held_to_nothing(
+    chat: Any, engine: FakeEngine, fields: Any
+) -> None:
+    assert auto_grammar(chat, engine, {"name": "w"}, **fields) == ""
+
+
+@pytest.mark.parametrize("strict", [None, False])
+def test_arguments_whose_schema_cannot_be_enforced_are_an_object(
+    chat: Any, engine: FakeEngine, strict: bool | None
+) -> None:
+    odd = {"name": "odd", "parameters": UNSUPPORTED, "strict": strict}
+    grammar = auto_grammar(chat, engine, odd, {"name": "weather", "parameters": WEATHER})
+    assert "odd" in grammar
+    assert "uniqueItems" not in grammar
+    assert "maximum" in grammar
+
+
+def test_a_strict_function_whose_schema_cannot_be_enforced_is_refused(chat: Any) -> None:
+    odd = {"name": "odd", "parameters": UNSUPPORTED, "strict": True}
+    error = chat(tools=[{"type": "function", "function": odd}]).json()["error"]
+    assert error["param"] == "tools[0].function.parameters"
+    assert "uniqueItems" in error["message"]
 
 
 def test_the_model_may_choose_not_to_call(chat: Any, engine: FakeEngine) -> None:

@@ -32,6 +32,7 @@ TEMPLATES = {
     "GLM-4.6": "glm4",
     "GLM-4.7-Flash": "glm4",
     "MiMo-VL": "hermes",
+    "MiniMax-M2": "minimax",
     "Mistral-Small-3.2-24B-Instruct-2506": "mistral-v11",
     "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": "qwen3-coder",
     "NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use": "hermes",

@@ -75,7 +75,8 @@ def prepare_chat(model: ServedModel, request: ChatRequest) -> PreparedRequest:
     use, grammar = tool_use(model, request, tools, prompt, sampling.grammar)
     sampling = msgspec.structs.replace(sampling, grammar=grammar)
     thinking = _thinking(model, request, reasoning)
-    if sampling.grammar and thinking is None:
+    is_free = use is not None and use.has_free_text
+    if sampling.grammar and thinking is None and not is_free:
         reasoning = None  # the grammar is that of the whole answer
     elif thinking is not None and (sampling.grammar or thinking.budget is not None):
         sampling = msgspec.structs.replace(sampling, thinking=thinking)

@@ -24,6 +24,7 @@ class ToolUse:
     form: CallFormat
     schemas: Mapping[str, Schema]  # of the functions' parameters
     max_calls: int | None
+    has_free_text: bool = False  # the answer's grammar is that of its calls only
     begun: str = ""  # what the prompt has of the answer, as `form` shows it to its parser
 
 

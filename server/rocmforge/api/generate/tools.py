@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -12,7 +13,7 @@ from rocmforge.api.generate.prepared_request import ToolUse
 from rocmforge.api.generate.schema import ChatRequest, NamedTool, Tool
 from rocmforge.errors import InvalidParameter, UnsupportedFeature
 from rocmforge.fleet.model import ServedModel
-from rocmforge.text.output.grammar import Schema, json_schema_grammar
+from rocmforge.text.output.grammar import ANY_OBJECT, Schema, json_schema_grammar
 from rocmforge.text.tokenizer.tokenizer import Tokenizer
 from rocmforge.text.tool_calls import (
     FORMATS,
@@ -24,6 +25,9 @@ from rocmforge.text.tool_calls import (
 )
 
 MAX_TOOLS = 128
+
+# They make an answer go on where a grammar would end it.
+_OPEN_ENDED = ("ignore_eos", "min_tokens")
 
 
 def offered_tools(request: ChatRequest) -> list[dict[str, Any]]:
@@ -94,32 +98,71 @@ def tool_use(
     choice = request.tool_choice
     is_forced = bool(tools) and choice is not None and choice != "auto"
     if not is_forced and not answer_grammar:
-        return use, ""
-    for name in ("ignore_eos", "min_tokens"):
+        return replace(use, has_free_text=True), _free_grammar(model, request, use)
+    for name in _OPEN_ENDED:
         if tools and getattr(request, name):
             raise InvalidParameter(f"'{name}' cannot be combined with a forced call.", param=name)
     if isinstance(choice, NamedTool):
         schemas = {choice.function.name: schemas[choice.function.name]}
         is_parallel = False
-    params = {
-        tool["function"]["name"]: f"tools[{number}].function.parameters"
-        for number, tool in enumerate(tools)
-    }
-    for name, schema in schemas.items():
-        check_grammar(model, json_schema_grammar(schema), params[name])
-    try:
-        grammar = tool_grammar(
-            form,
-            model.tokenizer,
-            schemas,
-            parallel=is_parallel,
-            otherwise="" if is_forced else answer_grammar,
-        )
-    except CannotEnforce as error:
-        param = params[error.function]
-        raise InvalidParameter(f"'{param}' cannot be enforced: {error}.", param=param) from None
+    for number, tool in enumerate(tools):
+        if tool["function"]["name"] in schemas:
+            _check_parameters(model, use, tool, f"tools[{number}].function.parameters")
+    grammar = tool_grammar(
+        form,
+        model.tokenizer,
+        schemas,
+        parallel=is_parallel,
+        otherwise="" if is_forced else answer_grammar,
+    )
     check_grammar(model, grammar, "tools")
     return use, grammar
+
+
+def _free_grammar(model: ServedModel, request: ChatRequest, use: ToolUse) -> str:
+    """Returns the grammar of answers in which calls fit their functions; "" if there is none.
+
+    Arguments whose schema cannot be enforced are an object, and the client's to check.
+
+    Raises:
+        InvalidParameter: a strict function's schema cannot be enforced.
+    """
+    if not use.schemas or any(getattr(request, name) for name in _OPEN_ENDED):
+        return ""
+    schemas, is_strict = dict(use.schemas), False
+    for number, tool in enumerate(request.tools or ()):
+        is_strict = is_strict or bool(tool.function.strict)
+        param = f"tools[{number}].function.parameters"
+        try:
+            _check_parameters(model, use, msgspec.to_builtins(tool), param)
+        except InvalidParameter:
+            if tool.function.strict:
+                raise
+            schemas[tool.function.name] = ANY_OBJECT
+    for tried in (schemas, dict.fromkeys(schemas, ANY_OBJECT)):
+        grammar = tool_grammar(
+            use.form, model.tokenizer, tried, parallel=use.max_calls is None, is_free=True
+        )
+        try:
+            if grammar:
+                check_grammar(model, grammar, "tools")
+        except InvalidParameter:  # together they are too much
+            if is_strict:
+                raise
+        else:
+            return grammar
+    return ""
+
+
+def _check_parameters(model: ServedModel, use: ToolUse, tool: dict[str, Any], param: str) -> None:
+    """Raises InvalidParameter for a function whose parameters cannot be enforced."""
+    name = tool["function"]["name"]
+    schema = use.schemas[name]
+    check_grammar(model, json_schema_grammar(schema), param)
+    try:
+        tool_grammar(use.form, model.tokenizer, {name: schema}, parallel=False)
+    except CannotEnforce as error:
+        raise InvalidParameter(f"'{param}' cannot be enforced: {error}.", param=param) from None
 
 
 def _begun(tokenizer: Tokenizer, form: CallFormat, prompt: Sequence[int]) -> str:

@@ -99,19 +99,21 @@ def parser_limits() -> llguidance.LLParserLimits:
     return llguidance.LLParserLimits(initial_lexer_fuel=_LEXER_FUEL, verbose_errors=False)
 
 
-_TOKEN = re.compile(r"<\[(\d+)\]>")
-_NUM_TOKENS = 64  # that a grammar may name in a trial
+_TOKENS = re.compile(r"<\[([\d,-]+)\]>")
+_NUM_TOKENS = 64  # sets of tokens that a grammar may name in a trial
 
 
 def named_tokens(lark: str) -> frozenset[int]:
-    """Returns the ids that a grammar in Lark's notation names one by one."""
-    return frozenset(int(digits) for digits in _TOKEN.findall(lark))
+    """Returns the ids that a grammar in Lark's notation names, of ranges the ends."""
+    sets = _TOKENS.findall(lark)
+    return frozenset(int(digits) for each in sets for digits in re.findall(r"\d+", each))
 
 
 def _with_tokens_of_trial(grammar: str) -> str:
-    """Puts tokens that the trial has in the place of the model's."""
-    places = {token: 256 + i for i, token in enumerate(sorted(named_tokens(grammar)))}
-    return _TOKEN.sub(lambda found: f"<[{places[int(found[1])]}]>", grammar)
+    """Puts a token that the trial has in the place of each set of the model's."""
+    sets = dict.fromkeys(_TOKENS.findall(grammar))
+    places = {each: 256 + i for i, each in enumerate(sets)}
+    return _TOKENS.sub(lambda found: f"<[{places[found[1]]}]>", grammar)
 
 
 class _TrialVocabulary:

@@ -155,13 +155,17 @@ class Rules:
 
     Attributes:
         start: An answer that is calls; "" = there are no functions.
-        rules: The rules that the others name.
+        rules: The rules that the others name. `TEXT` is any text.
         before: What stands before an answer that is no call.
+        opening: The text with which every call begins; "" = text may begin like one.
+        opened: What follows it.
     """
 
     start: str
     rules: tuple[str, ...]
     before: str = ""
+    opening: str = ""
+    opened: str = ""
 
 
 class CallFormat(Protocol):

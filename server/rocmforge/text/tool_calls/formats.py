@@ -8,7 +8,7 @@ from typing import Any
 
 from rocmforge.text.output.grammar import Schema
 from rocmforge.text.tokenizer.tokenizer import Tokenizer
-from rocmforge.text.tool_calls.base import CallFormat
+from rocmforge.text.tool_calls.base import CallFormat, literal
 from rocmforge.text.tool_calls.harmony import HarmonyFormat
 from rocmforge.text.tool_calls.json_calls import JsonFormat
 from rocmforge.text.tool_calls.keyword import KeywordFormat
@@ -56,6 +56,17 @@ FORMATS: Mapping[str, CallFormat] = {
         tail="",
         end="</tool_call>",
     ),
+    "minimax": TaggedFormat(
+        begin="<minimax:tool_call>",
+        name_begin='\n<invoke name="',
+        name_end='">\n',
+        key_begin='<parameter name="',
+        key_end='">',
+        value_end="</parameter>\n",
+        tail="</invoke>\n",
+        end="</minimax:tool_call>",
+        is_list=True,
+    ),
     "pythonic": KeywordFormat(
         begin="[", end="]", is_list=True, name_begin="", open="(", assign="=", close=")"
     ),
@@ -75,6 +86,7 @@ FORMATS: Mapping[str, CallFormat] = {
 _SIGNS = (
     ("harmony", "<|channel|>"),
     ("seed-oss", "<seed:tool_call>"),
+    ("minimax", "<minimax:tool_call>"),
     ("qwen3-coder", "<parameter="),
     ("glm4", "<arg_key>"),
     ("functionary", "<function="),
@@ -111,6 +123,7 @@ def tool_grammar(
     *,
     parallel: bool,
     otherwise: str = "",
+    is_free: bool = False,
 ) -> str:
     """Answers that are one call, or several, of functions with these parameters.
 
@@ -122,14 +135,32 @@ def tool_grammar(
         schemas: Parameters by function name, each known to compile.
         parallel: Whether there may be several calls.
         otherwise: A grammar for answers without a call; "" = there must be one.
+        is_free: Whether there may be any text, with calls in it or not. Only what begins like a
+            call has to be one then. "" is returned if text may begin like one.
 
     Raises:
         CannotEnforce: a schema has what this format cannot express.
     """
     calls = form.rules(tokenizer, schemas, parallel=parallel)
-    other = f"{calls.before} @{_OTHERWISE}" if otherwise else ""
-    start = " | ".join(f"({each})" for each in (calls.start, other) if each)
-    lark = "\n".join([f"start: {start}", *calls.rules])
+    rules = [*calls.rules]
+    if is_free and not calls.before:
+        if not calls.opening:
+            return ""
+        repeat = "*" if parallel else "?"
+        start = f"(other opening {calls.opened}){repeat} other TEXT"
+        token_id = tokenizer.control_token(calls.opening)
+        rules.append(f"other: {_other_tokens(tokenizer, token_id)}")
+        # A lazy rule ends as soon as it can, here with the first mark.
+        rules.append(
+            f"opening[lazy]: TEXT {literal(calls.opening)}"
+            if token_id is None
+            else f"opening: TEXT <[{token_id}]>"
+        )
+    else:
+        other = f"@{_OTHERWISE}" if otherwise else "TEXT" if is_free else ""
+        others = f"{calls.before} {other}" if other else ""
+        start = " | ".join(f"({each})" for each in (calls.start, others) if each)
+    lark = "\n".join([f"start: {start}", "TEXT: /(?s:.*)/", *rules])
     others = json.loads(otherwise)["grammars"] if otherwise else []
     return json.dumps(
         {
@@ -142,3 +173,16 @@ def tool_grammar(
 
 
 _OTHERWISE = "otherwise"
+
+
+def _other_tokens(tokenizer: Tokenizer, opening: int | None) -> str:
+    """Control tokens among text, as they mark reasoning: all that neither open nor end anything."""
+    ids = sorted(tokenizer.special_ids - {*tokenizer.eos_ids, opening})
+    ranges: list[list[int]] = []
+    for token_id in ids:
+        if ranges and ranges[-1][1] == token_id - 1:
+            ranges[-1][1] = token_id
+        else:
+            ranges.append([token_id, token_id])
+    named = ",".join(f"{first}-{last}" for first, last in ranges)
+    return f"(TEXT <[{named}]>)*" if named else '""'

@@ -69,8 +69,7 @@ class HarmonyFormat:
         next_message = f"{mark['<|end|>']} {mark['<|start|>']} {literal(_ROLE)}"
         before = "before*"
         rules = [
-            f"before: {channel} ({analysis} | {commentary}) {message} SAID {next_message}",
-            "SAID: /(?s:.*)/",
+            f"before: {channel} ({analysis} | {commentary}) {message} TEXT {next_message}",
         ]
         for number, (name, schema) in enumerate(schemas.items()):
             if re.search(r"\s", name):

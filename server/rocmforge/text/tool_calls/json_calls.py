@@ -13,6 +13,8 @@ from rocmforge.text.output.grammar import Schema, embedded_schema
 from rocmforge.text.tokenizer.tokenizer import Tokenizer
 from rocmforge.text.tool_calls.base import CallParser, Rules, literal, marker, repeated
 
+_SPACE = r"/[ \n]{0,2}/"  # as templates have it between a mark and a call
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JsonFormat:
@@ -58,7 +60,13 @@ class JsonFormat:
         begin, end = marker(self.begin, tokenizer), marker(self.end, tokenizer)
         one = call if self.is_list else f"{begin} {call} {end}"
         calls = repeated(one, self.separator, parallel=parallel)
-        return Rules(f'{begin} "[" {calls} "]" {end}' if self.is_list else calls, tuple(rules))
+        listed = f'"[" {calls} "]" {end}'
+        return Rules(
+            start=f"{begin} {listed}" if self.is_list else calls,
+            rules=tuple(rules),
+            opening="" if self.begin.isalpha() else self.begin,  # a word may stand in any text
+            opened=f"{_SPACE} {listed}" if self.is_list else f"{_SPACE} {call} {_SPACE} {end}",
+        )
 
 
 class _State(Enum):

@@ -14,7 +14,13 @@ from rocmforge.text.output.grammar import Schema
 from rocmforge.text.output.incoming import overlap
 from rocmforge.text.tokenizer.tokenizer import Tokenizer
 from rocmforge.text.tool_calls.base import CallParser, Rules, literal, marker, repeated
-from rocmforge.text.tool_calls.parameters import is_text, json_rule, ordered, text_terminal
+from rocmforge.text.tool_calls.parameters import (
+    is_text,
+    json_rule,
+    ordered,
+    takes_others,
+    text_terminal,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +56,24 @@ class KeywordFormat:
                 rules += self._argument(tokenizer, name, key, value, rule)
                 arguments.append((rule, is_required))
             head, tail = literal(self.name_begin + name + self.open), literal(self.close)
-            rules.append(f"call{number}: {head} {_with_commas(arguments)} {tail}")
+            inner = _with_commas(arguments)
+            if not arguments and takes_others(schema):
+                other = f"other{number}"
+                rules.append(f"{other}: /[A-Za-z_][A-Za-z0-9_.-]{{0,63}}/ {other}_value")
+                rules += self._argument(tokenizer, name, "", {}, f"{other}_value")
+                inner = f"({other} ({_COMMA} {other})*)?"
+            rules.append(f"call{number}: {head} {inner} {tail}")
         call = "(" + " | ".join(f"call{number}" for number in range(len(schemas))) + ")"
         begin, end = marker(self.begin, tokenizer), marker(self.end, tokenizer)
         if self.is_list:
-            start = f"{begin} {repeated(call, ', ', parallel=parallel)} {end}"
-        else:
-            start = repeated(f"({begin} {call} {end})", "", parallel=parallel)
-        return Rules(start, tuple(rules))
+            calls = f"{begin} {repeated(call, ', ', parallel=parallel)} {end}"
+            return Rules(calls, tuple(rules))
+        return Rules(
+            start=repeated(f"({begin} {call} {end})", "", parallel=parallel),
+            rules=tuple(rules),
+            opening=self.begin,
+            opened=f"{call} {end}",
+        )
 
     def _argument(
         self, tokenizer: Tokenizer, function: str, key: str, schema: Schema, rule: str
@@ -71,13 +87,16 @@ class KeywordFormat:
         return [f"{rule}: {head} {quote} {rule.upper()} {quote if is_control else ''}", text]
 
 
+_COMMA = '"," " "?'
+
+
 def _with_commas(arguments: list[tuple[str, bool]]) -> str:
     """Rules of arguments, of which some are required, with commas between those that are there."""
     required = [rule for rule, is_required in arguments if is_required]
     optional = [rule for rule, is_required in arguments if not is_required]
-    further = [f'(", " {rule})?' for rule in optional]
+    further = [f"({_COMMA} {rule})?" for rule in optional]
     if required:
-        return " ".join(['", "'.join(f" {rule} " for rule in required).strip(), *further])
+        return " ".join([f" {_COMMA} ".join(required), *further])
     first = [" ".join([rule, *further[i + 1 :]]) for i, rule in enumerate(optional)]
     return f"({' | '.join(first)})?" if first else ""
 

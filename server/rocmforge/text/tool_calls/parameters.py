@@ -69,6 +69,13 @@ def ordered(function: str, schema: Schema) -> list[tuple[str, Schema, bool]]:
     return [(name, parameter(schema, name), name in required) for name in names]
 
 
+def takes_others(schema: Schema) -> bool:
+    """Returns whether there may be parameters that the schema does not name."""
+    if isinstance(schema, bool):
+        return schema
+    return schema.get("additionalProperties", "properties" not in schema) is not False
+
+
 def text_terminal(
     function: str, schema: Schema, end: str, name: str, *, takes_end: bool = True
 ) -> str:

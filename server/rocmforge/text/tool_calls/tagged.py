@@ -23,6 +23,7 @@ from rocmforge.text.tool_calls.parameters import (
     json_rule,
     ordered,
     parameter,
+    takes_others,
     text_terminal,
 )
 
@@ -33,6 +34,8 @@ class TaggedFormat:
 
     A call is `begin`, `name_begin` NAME `name_end`, then for each argument `key_begin` KEY
     `key_end` VALUE `value_end`, then `tail`, `end`. Models may write other white space.
+
+    `is_list`: the marks stand around all calls, not each.
     """
 
     begin: str
@@ -43,6 +46,7 @@ class TaggedFormat:
     value_end: str
     tail: str
     end: str
+    is_list: bool = False
     splits_reasoning = False
 
     @property
@@ -57,21 +61,44 @@ class TaggedFormat:
     ) -> Rules:
         rules: list[str] = []
         for number, (name, schema) in enumerate(schemas.items()):
-            parts = [marker(self.begin, tokenizer), literal(self.name_begin + name + self.name_end)]
+            parts = [_lines(self.name_begin), _lines(name + self.name_end)]
             for place, (key, value, is_required) in enumerate(ordered(name, schema)):
                 rule = f"p{number}_{place}"
-                head = literal(self.key_begin + key + self.key_end)
-                if is_text(value):
-                    rules.append(f"{rule}: {head} {rule.upper()}")
-                    rules.append(text_terminal(name, value, self.value_end, rule.upper()))
-                else:
-                    rules.append(f"{rule}: {head} {rule}_json {literal(self.value_end)}")
-                    rules.append(f"{rule}_json: {json_rule(value)}")
+                rules += self._argument(name, literal(self.key_begin + key), value, rule)
                 parts.append(rule if is_required else f"{rule}?")
-            parts += [literal(self.tail), marker(self.end, tokenizer)]
+            if takes_others(schema):
+                rules += self._argument(name, _ANY_KEY, {"type": "string"}, f"other{number}")
+                parts.append(f"({literal(self.key_begin)} other{number})*")
             rules.append(f"call{number}: {' '.join(part for part in parts if part)}")
         call = "(" + " | ".join(f"call{number}" for number in range(len(schemas))) + ")"
-        return Rules(repeated(call, "\n", parallel=parallel), tuple(rules))
+        begin = marker(self.begin, tokenizer)
+        end = f"{_lines(self.tail)} {marker(self.end, tokenizer)}"
+        if self.is_list:
+            one = f"{call} {_lines(self.tail)}"
+            opened = f"{repeated(one, '', parallel=parallel)} {marker(self.end, tokenizer)}"
+            calls = f"{begin} {opened}"
+        else:
+            opened = f"{call} {end}"
+            calls = repeated(f"({begin} {opened})", "\n", parallel=parallel)
+        return Rules(calls, tuple(rules), opening=self.begin, opened=opened)
+
+    def _argument(self, function: str, key: str, value: Schema, rule: str) -> list[str]:
+        """Rules of one argument, of which `key` is the beginning, in Lark's notation."""
+        tag, space = (
+            self.value_end.rstrip("\n"),
+            _lines(self.value_end[len(self.value_end.rstrip("\n")) :]),
+        )
+        has_lines = tag.startswith("\n")  # which stand around the value, and are no part of it
+        head = f"{key} {literal(self.key_end) if has_lines else _lines(self.key_end)}"
+        if is_text(value):
+            return [
+                f"{rule}: {head} {rule.upper()} {space}",
+                text_terminal(function, value, tag, rule.upper()),
+            ]
+        return [
+            f"{rule}: {head} {rule}_json {literal(tag)} {space}",
+            f"{rule}_json: {json_rule(value)}",
+        ]
 
 
 class _State(Enum):
@@ -79,6 +106,7 @@ class _State(Enum):
     NAME = auto()
     KEY = auto()  # or the end of the call
     VALUE = auto()
+    AFTER = auto()  # a call, within marks that stand around several
 
 
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
@@ -92,13 +120,17 @@ class TaggedParser(CallParser):
     ) -> None:
         super().__init__(schemas, max_calls)
         self._begin = form.begin
+        self._next = form.name_begin.strip()
+        self._end_mark = form.end
+        self._is_list = form.is_list
         self._value_end = form.value_end.strip()
         self._has_lines = form.value_end.startswith("\n")  # around strings
         self._string_ends = (f"\n{self._value_end}", self._value_end)[not self._has_lines :]
         name_end = re.escape(form.name_end.strip()) or r"(?=[\n<])"
         self._name = re.compile(rf"{_tag(form.name_begin)}([\w.-]+)\s*{name_end}")
         self._key = re.compile(rf"{_tag(form.key_begin)}([^<>\n]*){_tag(form.key_end)}")
-        self._call_end = re.compile(rf"(?:{_tag(form.tail)})?{_tag(form.end)}")
+        tail = _tag(form.tail)
+        self._call_end = re.compile(tail if form.is_list else rf"(?:{tail})?{_tag(form.end)}")
         self._state = _State.TEXT
         self._is_text = False  # the value being read
         self._is_begun = False  # whether some of it has been said
@@ -117,6 +149,8 @@ class TaggedParser(CallParser):
                 return self._read_string()
             case _State.VALUE:
                 return self._read_value()
+            case _State.AFTER:
+                return self._read_after()
 
     def _end(self) -> None:
         match self._state:
@@ -125,6 +159,8 @@ class TaggedParser(CallParser):
                 self._say_text(self._incoming.take())
             case _State.VALUE if self._is_text:
                 self._say_string(self._incoming.take())
+            case _State.AFTER if not self._end_mark.startswith(self._incoming.text):
+                self._say_text(self._incoming.take())
             case _:
                 pass  # the call was cut, and so are its arguments
 
@@ -149,7 +185,18 @@ class TaggedParser(CallParser):
             return False
         self._incoming.take(0 if end is None else end.end())
         self._close()
-        self._state = _State.TEXT
+        self._state = _State.AFTER if self._is_list else _State.TEXT
+        return True
+
+    def _read_after(self) -> bool:
+        incoming = self._incoming
+        incoming.take(len(incoming.text) - len(incoming.text.lstrip()))
+        if incoming.may_become(self._next, self._end_mark):
+            return False
+        is_call = incoming.text.startswith(self._next)
+        self._state = _State.NAME if is_call else _State.TEXT
+        if not is_call:
+            incoming.take_mark(self._end_mark)
         return True
 
     def _read_string(self) -> bool:
@@ -177,6 +224,15 @@ class TaggedParser(CallParser):
         self._say_arguments(_as_json(value.strip()))
         self._state = _State.KEY
         return True
+
+
+_ANY_KEY = r"/[^<>\n\"]{1,64}/"
+
+
+def _lines(text: str) -> str:
+    """Writes tags in Lark's notation, whose line breaks models may leave out."""
+    parts = [literal(part) for part in re.split(r"(\n)", text) if part]
+    return " ".join('"\\n"?' if part == literal("\n") else part for part in parts)
 
 
 def _tag(text: str) -> str:

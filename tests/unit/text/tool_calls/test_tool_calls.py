@@ -192,6 +192,32 @@ ANSWERS: list[tuple[str, str, Outcome]] = [
         ("", [("weather", '{"city": "Oslo\\n"}')]),
     ),
     (
+        "minimax",
+        '<minimax:tool_call><invoke name="add"><parameter name="x">1</parameter></invoke>'
+        '</minimax:tool_call><minimax:tool_call>\n<invoke name="add"></invoke>',
+        ("", [("add", '{"x": 1}'), ("add", "{}")]),
+    ),
+    (
+        "minimax",
+        'Hm.\n<minimax:tool_call>\n<invoke name="weather">\n<parameter name="city">São "P" 1 < 2'
+        '</parameter>\n<parameter name="deep">{"a": [1]}</parameter>\n</invoke>\n'
+        '<invoke name="add">\n</invoke>\n</minimax:tool_call> So.',
+        (
+            "Hm.\nSo.",
+            [("weather", '{"city": "São \\"P\\" 1 < 2", "deep": {"a": [1]}}'), ("add", "{}")],
+        ),
+    ),
+    (
+        "minimax",
+        '<minimax:tool_call><invoke name="other"></invoke></minimax:tool_call>',
+        ('<minimax:tool_call><invoke name="other"></invoke></minimax:tool_call>', []),
+    ),
+    (
+        "glm4",
+        "<tool_call>weather<arg_key>city</arg_key><arg_value>Oslo</arg_value></tool_call>",
+        ("", [("weather", '{"city": "Oslo"}')]),
+    ),
+    (
         "glm4",
         "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Oslo\n</arg_value>\n"
         "<arg_key>days</arg_key>\n<arg_value>2</arg_value>\n</tool_call>",
@@ -335,6 +361,7 @@ def test_arguments_read_back_as_what_was_written() -> None:
         ('{"name": function, "parameters": dictionary}', "llama3"),
         ("<tool_call>\\n<function=f>\\n<parameter=p>", "qwen3-coder"),
         ("<tool_call>{function-name}\\n<arg_key>", "glm4"),
+        ("<minimax:tool_call>\\n<invoke name=", "minimax"),
         ("functools[{'name': 'f'}]", "phi4"),
         ("<|tool|>{{ tools }}<|/tool|> then <|tool_call|>[]<|/tool_call|>", "phi4-mini"),
         ("'<|tool_call>call:' + name", "gemma4"),
@@ -353,13 +380,17 @@ def test_the_operator_can_choose_every_format() -> None:
     assert {*choices} == {"auto", *FORMATS}
 
 
-def matcher_of(tokenizer: Tokenizer, grammar: str) -> Matcher:
+def grammars_of(tokenizer: Tokenizer) -> Grammars:
     pieces = TokenPieces(
         pieces=tokenizer.piece_tables(skip_special=False).data,
         special_ids=tuple(sorted(tokenizer.special_ids)),
         eos_ids=tokenizer.eos_ids,
     )
-    return Grammars(pieces, tokenizer.vocab_size).matcher(grammar)
+    return Grammars(pieces, tokenizer.vocab_size)
+
+
+def matcher_of(tokenizer: Tokenizer, grammar: str) -> Matcher:
+    return grammars_of(tokenizer).matcher(grammar)
 
 
 def tokenizer_for(name: str, *, has_control_tokens: bool = False) -> Tokenizer:
@@ -374,14 +405,23 @@ def tokenizer_for(name: str, *, has_control_tokens: bool = False) -> Tokenizer:
     return Tokenizer(read_tokenizer(data))
 
 
-def drawn(tokenizer: Tokenizer, matcher: Matcher, random: Random, limit: int = 3000) -> str | None:
-    """A random text of a grammar; None if it does not end."""
+def drawn(
+    tokenizer: Tokenizer,
+    matcher: Matcher,
+    random: Random,
+    limit: int = 3000,
+    *,
+    is_short: bool = False,
+) -> str | None:
+    """A random text of a grammar, ended as soon as that may be if short; None = it does not end."""
     ids: list[int] = []
     mask = np.zeros(-(-tokenizer.vocab_size // 32), np.uint32)
     for _ in range(limit):
         matcher.fill(mask)
         allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
         token = int(random.choice(allowed))
+        if is_short and not {*tokenizer.eos_ids}.isdisjoint(allowed.tolist()):
+            token = tokenizer.eos_ids[0]
         assert matcher.advance(token), matcher.error
         if token in tokenizer.eos_ids:
             return tokenizer.decode(ids, skip_special=False)
@@ -463,3 +503,85 @@ def test_an_answer_may_be_a_call_or_something_else(name: str) -> None:
         matcher = matcher_of(tokenizer, either)
         for token in [*tokenizer.encode(answer, parse_special=True), *tokenizer.eos_ids[:1]]:
             assert matcher.advance(token), (answer, matcher.error)
+
+
+def free_grammar(name: str, tokenizer: Tokenizer, *, parallel: bool = True) -> str:
+    schemas = {"weather": SCHEMAS["weather"], "now": NO_ARGUMENTS["now"]}
+    return tool_grammar(FORMATS[name], tokenizer, schemas, parallel=parallel, is_free=True)
+
+
+OPENINGS = {
+    "harmony": "<|channel|>commentary to=functions.",
+    "hermes": "<tool_call>",
+    "mistral": "[TOOL_CALLS]",
+    "mistral-v11": "[TOOL_CALLS]",
+    "functionary": "<function=",
+    "phi4-mini": "<|tool_call|>",
+    "granite": "<|tool_call|>",
+    "qwen3-coder": "<tool_call>",
+    "seed-oss": "<seed:tool_call>",
+    "glm4": "<tool_call>",
+    "minimax": "<minimax:tool_call>",
+    "gemma4": "<|tool_call>",
+}
+
+
+def test_where_text_may_begin_like_a_call_nothing_is_held_to_anything() -> None:
+    without = {name for name in FORMATS if not free_grammar(name, tokenizer_for(name))}
+    assert without == FORMATS.keys() - OPENINGS.keys() == {"llama3", "pythonic", "phi4"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OPENINGS)
+@pytest.mark.parametrize("is_control", [False, True])
+def test_a_call_that_the_model_begins_fits_its_function(name: str, is_control: bool) -> None:
+    form = FORMATS[name]
+    tokenizer = tokenizer_for(name, has_control_tokens=is_control)
+    grammars = grammars_of(tokenizer)
+    grammar = free_grammar(name, tokenizer)
+    text = "" if name == "harmony" else "1 < 2, [I look.\n"
+    begun = tokenizer.encode(text + OPENINGS[name], parse_special=True)
+    num_calls = 0
+    for seed in range(6):
+        matcher = grammars.matcher(grammar)
+        for token in begun:
+            assert matcher.advance(token), matcher.error
+        answer = drawn(tokenizer, matcher, Random(seed), is_short=True)
+        if answer is None:  # a list without an end
+            continue
+        parser = form.parser(SCHEMAS | NO_ARGUMENTS, None)
+        said = parser.push(shown(name, tokenizer.decode(begun, skip_special=False) + answer))
+        said += parser.finish()
+        arguments = ["" for item in said if isinstance(item, CallBegin)]
+        names = [item.name for item in said if isinstance(item, CallBegin)]
+        for item in said:
+            if isinstance(item, CallArguments):
+                arguments[item.index] += item.text
+        assert names, answer
+        for function, written in zip(names, arguments, strict=True):
+            jsonschema.validate(json.loads(written), (SCHEMAS | NO_ARGUMENTS)[function])
+        num_calls += len(names)
+    assert num_calls > 0
+
+
+@pytest.mark.parametrize("name", OPENINGS)
+def test_text_without_a_call_is_as_free_as_ever(name: str) -> None:
+    tokenizer = tokenizer_for(name)
+    matcher = matcher_of(tokenizer, free_grammar(name, tokenizer))
+    text = "1 < 2 <tool [TOOL {x} <|im_start|>\n"
+    if name == "harmony":
+        text = "<|channel|>final<|message|>1 < 2 <tool {x}"
+    for token in [*tokenizer.encode(text, parse_special=True), tokenizer.eos_ids[0]]:
+        assert matcher.advance(token), matcher.error
+
+
+@pytest.mark.parametrize("name", sorted(OPENINGS.keys() - {"harmony"}))
+def test_one_call_ends_what_is_held_where_there_may_be_one_only(name: str) -> None:
+    tokenizer = tokenizer_for(name)
+    matcher = matcher_of(tokenizer, free_grammar(name, tokenizer, parallel=False))
+    alone = tool_grammar(FORMATS[name], tokenizer, NO_ARGUMENTS, parallel=False)
+    call = drawn(tokenizer, matcher_of(tokenizer, alone), Random(0))
+    assert call is not None
+    answer = f"{call} and {OPENINGS[name]} again"
+    for token in [*tokenizer.encode(answer, parse_special=True), tokenizer.eos_ids[0]]:
+        assert matcher.advance(token), matcher.error
