@@ -8,6 +8,7 @@
 #include "rf/gemm_block.h"
 #include "rf/gemm_direct.h"
 #include "rf/gemm_tiles.h"
+#include "rf/groups.h"
 
 namespace rf {
 
@@ -24,7 +25,6 @@ class Gemm {
     const HalfTile w_tile[2] = {{lds.tiles.w[0]}, {lds.tiles.w[1]}};
 
     const int stored_rows = arguments.outputs.stored_rows();
-    const int first_row = blockIdx.x * kTileRows;
     const int first_column = blockIdx.y * kTileColumns;
     const int begin = blockIdx.z * arguments.split_quant_blocks;
     const int end = min(begin + arguments.split_quant_blocks, arguments.quant_blocks);
@@ -34,8 +34,8 @@ class Gemm {
     WeightRow<Format, kGemmThreads / kTileColumns> weights(
         Planes(arguments.weight, stored_rows, w_stored_row), arguments.quant_blocks,
         uniform(threadIdx.x / kTileColumns));
-    ActivationTile<kTileRows, kGemmThreads> x(arguments.x, first_row, arguments.rows,
-                                              arguments.quant_blocks);
+    ActivationTile<kTileRows, kGemmThreads> x(arguments.x, arguments.sources, arguments.first_row,
+                                              arguments.rows, arguments.quant_blocks);
 
     weights.load(begin);
     x.start(begin, x_tile[0]);
@@ -65,7 +65,7 @@ class Gemm {
         lds_barrier();
       }
     }
-    Block::store(sums, lds.staged, arguments, first_row, first_column);
+    Block::store(sums, lds.staged, arguments, first_column);
   }
 
  private:
@@ -116,29 +116,60 @@ __device__ __forceinline__ void gemm(const GemmArguments& arguments) {
   }
 }
 
+// Rows in groups, each of which is multiplied with an expert's matrix: groups.h.
+struct Groups {
+  const GroupTile* tiles;  // of each blockIdx.x, or null: all rows have the one matrix
+  int64_t expert_bytes;    // from one matrix to the next
+};
+
+// Makes the arguments those of the block's tile. Returns whether there is anything to do.
+template <int kTileRows>
+__device__ __forceinline__ bool begin_tile(GemmArguments& arguments, const Groups& groups) {
+  arguments.first_row = blockIdx.x * kTileRows;
+  if (!groups.tiles) return true;
+  const GroupTile tile = groups.tiles[blockIdx.x];
+  const int64_t first_bias = static_cast<int64_t>(tile.expert) * arguments.outputs.out_features;
+  arguments.weight += tile.expert * groups.expert_bytes;
+  arguments.first_row = tile.first;
+  arguments.rows = tile.end;
+  if (arguments.result.bias) arguments.result.bias += first_bias;
+  if (arguments.up_bias) arguments.up_bias += first_bias;
+  return tile.first < tile.end;
+}
+
 }  // namespace rf
 
 // weight: a matrix of weights.h. x: halves [rows, 32 * quant_blocks]. With partial null, writes out
 // (f32) and out_half, those that are not null, [rows, out_features] = x @ weight.T, gated if
-// `activation` says so (gate.h), plus bias [out_features] where that is not null. Otherwise K is
-// split into pieces of split_quant_blocks (a multiple of 8), and rf_gemm_sum adds up the pieces.
+// `activation` says so (gate.h). bias [out_features], if not null, is added to the product; of a
+// gated layer, to the gate, and up_bias to what it multiplies. Otherwise K is split into pieces of
+// split_quant_blocks (a multiple of 8), and rf_gemm_sum adds up the pieces.
 // Grid: (ceil(rows / tile rows), ceil(stored rows / 128), splits), block: the most threads that the
 // kernel is compiled for.
-#define RF_GEMM(name, Format, kTileRows)                                                          \
-  extern "C" __global__                                                                           \
-  __launch_bounds__((rf::kThreadsFor<rf::Format, kTileRows>)) void rf_gemm_##name##_m##kTileRows( \
-      const uint8_t* __restrict__ weight, const rf::half* __restrict__ x,                         \
-      const float* __restrict__ bias, float* out, rf::half* out_half, float* partial, int rows,   \
-      int out_features, int quant_blocks, int activation, int split_quant_blocks) {               \
-    const rf::Result result{bias, out, out_half};                                                 \
-    rf::gemm<rf::Format, kTileRows>({weight,                                                      \
-                                     x,                                                           \
-                                     rows,                                                        \
-                                     quant_blocks,                                                \
-                                     {out_features, activation},                                  \
-                                     result,                                                      \
-                                     partial,                                                     \
-                                     split_quant_blocks});                                        \
+// With `tiles` (groups.h), weight is the matrices of all experts, expert_bytes each, and biases are
+// [experts, out_features]. Rows are sorted by expert then, and multiplied from rows `sources` of x,
+// or from their own if that is null. Grid: as many tiles in the place of those of rows; K whole.
+#define RF_GEMM(name, Format, kTileRows)                                                        \
+  extern "C" __global__ __launch_bounds__((rf::kThreadsFor<rf::Format, kTileRows>)) void        \
+      rf_gemm_##name##_m##kTileRows(                                                            \
+          const uint8_t* __restrict__ weight, const rf::half* __restrict__ x,                   \
+          const rf::GroupTile* __restrict__ tiles, const int32_t* __restrict__ sources,         \
+          const float* __restrict__ bias, const float* __restrict__ up_bias, float* out,        \
+          rf::half* out_half, float* partial, int64_t expert_bytes, int rows, int out_features, \
+          int quant_blocks, int activation, int split_quant_blocks) {                           \
+    rf::GemmArguments arguments{weight,                                                         \
+                                x,                                                              \
+                                sources,                                                        \
+                                0,                                                              \
+                                rows,                                                           \
+                                quant_blocks,                                                   \
+                                {out_features, activation},                                     \
+                                up_bias,                                                        \
+                                {bias, out, out_half},                                          \
+                                partial,                                                        \
+                                split_quant_blocks};                                            \
+    if (!rf::begin_tile<kTileRows>(arguments, {tiles, expert_bytes})) return;                   \
+    rf::gemm<rf::Format, kTileRows>(arguments);                                                 \
   }
 #define RF_GEMM_OF(name, Format, ...) \
   RF_GEMM(name, Format, 32)           \

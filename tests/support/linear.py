@@ -55,9 +55,11 @@ class Layer:
         both = Matrix(gate.name, np.concatenate((gate.raw, up.raw)), gate.in_features)
         return both.packed(np.concatenate(gated_rows(gate.rows)), self.stored_rows)
 
-    def apply(self, x: Float64) -> Float64:
-        """The result for [rows, K]."""
+    def apply(self, x: Float64, biases: tuple[Float32, ...] = ()) -> Float64:
+        """The result for [rows, K], with a bias of each of the weights or none."""
         products: list[Float64] = [x @ weight.values().T for weight in self.weights]
+        for product, bias in zip(products, biases, strict=False):
+            product += bias
         if self.activation == NOT_GATED:
             return products[0]
         return self.gate(*products)
@@ -71,8 +73,9 @@ class Layer:
         products: list[Float64] = [np.abs(x) @ np.abs(weight.values()).T for weight in self.weights]
         if self.activation == NOT_GATED:
             return products[0]
-        # Both activations have a slope below 1.2, so errors of gate and up add up to less than:
-        return 2.4 * products[0] * products[1]
+        # All activations have a slope below 1.2, so errors of gate and up add up to less than:
+        more = 1.0 if self.activation == CLAMPED_SWIGLU else 0.0  # it adds that to up
+        return 2.4 * products[0] * (products[1] + more)
 
 
 def random_layer(

@@ -12,10 +12,13 @@ static_assert(kTileColumns == 1 << kTileColumnsBits);
 
 struct GemmArguments {
   const uint8_t* weight;
-  const half* x;  // [rows, 32 * quant_blocks]
-  int rows;
+  const half* x;           // [any, 32 * quant_blocks]
+  const int32_t* sources;  // the row of x that row r is multiplied from, or null: r itself
+  int first_row;           // of this block's tile
+  int rows;                // up to here
   int quant_blocks;
   Outputs outputs;
+  const float* up_bias;  // where layers are gated, and result.bias of the gate; added before it
   Result result;
   float* partial;  // [splits, rows, stored rows], or null if one block takes all of K
   int split_quant_blocks;
@@ -47,8 +50,7 @@ struct GemmBlock {
 
   // Through LDS, as a lane holds a few values of many rows and memory wants whole rows.
   static __device__ __forceinline__ void store(const Accumulators& sums, Staged& staged,
-                                               const GemmArguments& arguments, int first_row,
-                                               int first_column) {
+                                               const GemmArguments& arguments, int first_column) {
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i) {
       __syncthreads();
@@ -63,7 +65,7 @@ struct GemmBlock {
         }
       }
       __syncthreads();
-      store_staged(staged, arguments, first_row + 16 * i, first_column);
+      store_staged(staged, arguments, arguments.first_row + 16 * i, first_column);
     }
   }
 
@@ -75,6 +77,7 @@ struct GemmBlock {
     const Outputs& outputs = arguments.outputs;
     const int stored_rows = outputs.stored_rows();
     const bool is_gated = outputs.activation != kNotGated && !arguments.partial;
+    const Result& result = arguments.result;
     const int fours_bits = is_gated ? kTileColumnsBits - 3 : kTileColumnsBits - 2;  // of a row
 #pragma unroll 1
     for (int item = threadIdx.x; item < kStagedRows << fours_bits; item += kThreads) {
@@ -86,11 +89,18 @@ struct GemmBlock {
         const int gate = Outputs::gate_row(four);
         const int column = first_column / 2 + four;
         if (column >= outputs.out_features) continue;
-        const auto gates = load16(&staged.values[r][gate]);
-        const auto ups = load16(&staged.values[r][gate + kGateRows]);
+        auto gates = load16(&staged.values[r][gate]);
+        auto ups = load16(&staged.values[r][gate + kGateRows]);
+        if (result.bias) {
+          for (int k = 0; k < 4 && column + k < outputs.out_features; ++k) {
+            gates[k] += result.bias[column + k];
+            ups[k] += arguments.up_bias[column + k];
+          }
+        }
         Vec<float, 4> values;
         for (int k = 0; k < 4; ++k) values[k] = gated(gates[k], ups[k], outputs.activation);
-        arguments.result.store_four(row, column, outputs.out_features, values);
+        const Result unbiased{nullptr, result.out, result.out_half};
+        unbiased.store_four(row, column, outputs.out_features, values);
         continue;
       }
       const int column = first_column + four;
@@ -99,7 +109,7 @@ struct GemmBlock {
         const int64_t split_row = static_cast<int64_t>(blockIdx.z) * arguments.rows + row;
         store16(arguments.partial + split_row * stored_rows + column, values);
       } else if (!arguments.partial && column < outputs.out_features) {
-        arguments.result.store_four(row, column, outputs.out_features, values);
+        result.store_four(row, column, outputs.out_features, values);
       }
     }
   }

@@ -20,15 +20,19 @@ class DirectActivations {
  public:
   static constexpr int kPieces = kTileRows * kTileQuantBlocks * kTileChunks;  // of 16 bytes
 
-  __device__ __forceinline__ DirectActivations(const GemmArguments& arguments, int first_row)
-      : from_(arguments.x +
-              static_cast<int64_t>(first_row) * arguments.quant_blocks * kQuantBlock) {
-    const int present = arguments.rows - first_row;
+  __device__ __forceinline__ explicit DirectActivations(const GemmArguments& arguments)
+      : from_(arguments.x) {
+    if (!arguments.sources) {
+      from_ += static_cast<int64_t>(arguments.first_row) * arguments.quant_blocks * kQuantBlock;
+    }
+    const int present = arguments.rows - arguments.first_row;
 #pragma unroll
     for (int i = 0; i < kCopies; ++i) {
-      offset_[i] = row_of(i) < present
-                       ? row_of(i) * arguments.quant_blocks * kQuantBlock + piece_of(i) * 8
-                       : kAbsent;
+      offset_[i] = kAbsent;
+      if (!in_tile(i) || row_of(i) >= present) continue;
+      const int row =
+          arguments.sources ? arguments.sources[arguments.first_row + row_of(i)] : row_of(i);
+      offset_[i] = row * arguments.quant_blocks * kQuantBlock + piece_of(i) * 8;
     }
   }
 
@@ -110,14 +114,13 @@ class DirectGemm {
     typename Block::Staged staged;
   };
 
-  static __device__ __forceinline__ void run(const GemmArguments& arguments, int first_row,
-                                             Lds& lds) {
+  static __device__ __forceinline__ void run(const GemmArguments& arguments, Lds& lds) {
     const int first_column = blockIdx.y * kTileColumns;
     const int begin = blockIdx.z * arguments.split_quant_blocks;
     const int end = min(begin + arguments.split_quant_blocks, arguments.quant_blocks);
 
     Weights weights(arguments, first_column + Block::wave_column());
-    Activations x(arguments, first_row);
+    Activations x(arguments);
     x.start(begin, end, lds.x[0]);
     weights.load(begin / kQuantBlocks);
     x.finish(lds.x[0]);
@@ -143,7 +146,7 @@ class DirectGemm {
       lds_barrier();
       buffer = 1 - buffer;
     }
-    Block::store(sums, lds.staged, arguments, first_row, first_column);
+    Block::store(sums, lds.staged, arguments, first_column);
   }
 
  private:
@@ -231,11 +234,10 @@ __device__ __forceinline__ void direct_gemm(const GemmArguments& arguments) {
     typename Full::Lds full;
   };
   __shared__ Lds lds;
-  const int first_row = blockIdx.x * 32;
-  if (arguments.rows - first_row <= 16) {
-    Half::run(arguments, first_row, lds.half);
+  if (arguments.rows - arguments.first_row <= 16) {
+    Half::run(arguments, lds.half);
   } else {
-    Full::run(arguments, first_row, lds.full);
+    Full::run(arguments, lds.full);
   }
 }
 

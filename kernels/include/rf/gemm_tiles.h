@@ -26,12 +26,14 @@ struct HalfTile {
 template <int kRows, int kThreads>
 class ActivationTile {
  public:
-  // The tile of rows first_row ..; rows beyond the last are the last again.
-  __device__ __forceinline__ ActivationTile(const half* x, int first_row, int rows,
-                                            int quant_blocks) {
+  // The tile of rows first_row ..; rows beyond the last are the last again. `sources`: the row of x
+  // that each is, or null.
+  __device__ __forceinline__ ActivationTile(const half* x, const int32_t* sources, int first_row,
+                                            int rows, int quant_blocks) {
 #pragma unroll
     for (int i = 0; i < kCopies; ++i) {
-      const int64_t row = min(first_row + row_of(i), rows - 1);
+      int64_t row = min(first_row + row_of(i), rows - 1);
+      if (sources) row = sources[row];
       from_[i] = x + row * quant_blocks * kQuantBlock + chunk_of(i) * 8;
     }
   }

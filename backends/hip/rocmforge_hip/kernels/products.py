@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rocmforge_hip.device.arguments import I32, Pointer
+from rocmforge_hip.device.arguments import I32, I64, Pointer
 
 
 def rf_repack(
@@ -53,17 +53,21 @@ def rf_gemm(
     *,
     weight: Pointer,
     x: Pointer,
+    tiles: Pointer | None,
+    sources: Pointer | None,
     bias: Pointer | None,
+    up_bias: Pointer | None,
     out: Pointer | None,
     out_half: Pointer | None,
     partial: Pointer | None,
+    expert_bytes: I64,
     rows: I32,
     out_features: I32,
     quant_blocks: I32,
     activation: I32,
     split_quant_blocks: I32,
 ) -> None:
-    """Multiplies rows of halves with a matrix; partial: K is split."""
+    """Multiplies rows of halves with a matrix, or groups of rows; partial: K is split."""
 
 
 def rf_gemm_sum(

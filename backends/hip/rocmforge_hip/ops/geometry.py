@@ -94,6 +94,12 @@ class Geometry:
         return spec((pieces,), "f4")
 
 
+def group_tile_rows(pairs: int, num_experts: int) -> int:
+    """Returns the rows of a tile for pairs of tokens and experts, sorted by expert."""
+    most = {32: 96, 64: 384}  # pairs of an expert, if each has as many
+    return next((tile for tile in most if pairs <= most[tile] * num_experts), GEMM_ROWS[-1])
+
+
 def gemv_rows(slices: int) -> int:
     """Returns how many rows of int8 activations with so many slices may go through GEMV.
 

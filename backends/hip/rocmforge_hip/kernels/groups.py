@@ -1,0 +1,30 @@
+"""Declarations of kernels for tokens in groups, one for each expert."""
+
+from __future__ import annotations
+
+from rocmforge_hip.device.arguments import I32, Pointer
+
+
+def rf_group_experts(
+    *,
+    chosen: Pointer,
+    tokens: Pointer,
+    places: Pointer,
+    tiles: Pointer,
+    pairs: I32,
+    num_chosen: I32,
+    tile_rows: I32,
+) -> None:
+    """Sorts pairs of tokens and experts by expert."""
+
+
+def rf_mix_experts(
+    *,
+    y: Pointer,
+    places: Pointer,
+    weights: Pointer,
+    out: Pointer,
+    num_chosen: I32,
+    hidden_size: I32,
+) -> None:
+    """Adds up what its experts made of each token, weighted."""

@@ -1,0 +1,54 @@
+"""rf_group_experts: pairs of tokens and experts, sorted by expert, and the tiles they make.
+
+Names of cases follow the kernel's loops: a block of waves goes over the pairs in rounds, each wave
+over some that follow each other.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from tests.support.experts import random_choice
+from tests.support.groups import group, groups_of
+from tests.support.kernels import Device
+
+Int32 = npt.NDArray[np.int32]
+
+
+def _random(tokens: int, num_chosen: int, num_experts: int) -> Int32:
+    return random_choice(np.random.default_rng(tokens), tokens, num_experts, num_chosen)
+
+
+# chosen, experts, rows of a tile, threads of a block
+CASES = {
+    "one_pair": (np.array([[2]], np.int32), 4, 32, 64),
+    "one_token": (_random(1, 4, 8), 8, 32, 64),
+    "one_round": (_random(8, 8, 16), 16, 16, 64),
+    "ragged_rounds": (_random(67, 3, 5), 5, 32, 128),
+    "many_rounds": (_random(600, 4, 12), 12, 64, 256),
+    "most_waves": (_random(301, 8, 9), 9, 32, 1024),
+    "one_expert_has_all": (np.full((80, 1), 3, np.int32), 6, 32, 64),
+    "the_first_and_last_have_all": (np.array([[0, 6], [6, 0]] * 32, np.int32), 7, 32, 64),
+    "whole_tiles": (np.repeat(np.arange(4, dtype=np.int32), 64)[:, None], 4, 32, 64),
+    "tiles_of_one_row": (_random(9, 2, 3), 3, 1, 64),
+}
+
+
+@pytest.mark.parametrize(
+    ("chosen", "experts", "tile_rows", "threads"), CASES.values(), ids=CASES.keys()
+)
+def test_sorts_pairs_and_cuts_them_into_tiles(
+    device: Device, chosen: Int32, experts: int, tile_rows: int, threads: int
+) -> None:
+    arrays = group(device, chosen, experts, tile_rows, threads)
+    expected = groups_of(chosen)
+    np.testing.assert_array_equal(arrays.tokens.get(), expected.tokens)
+    np.testing.assert_array_equal(arrays.places.get(), expected.places)
+    seen = np.zeros(chosen.size, np.int32)
+    for expert, first, end, _ in arrays.tiles.get():
+        rows = slice(first, min(first + tile_rows, end))
+        assert (expected.experts[rows] == expert).all()
+        seen[rows] += 1
+    assert (seen == 1).all()

@@ -1,0 +1,39 @@
+"""rf_mix_experts: the weighted sum of what its experts made of each token."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.support.groups import groups_of
+from tests.support.kernels import Device, check
+
+# tokens, num_chosen, hidden_size
+CASES = {
+    "one_token": (1, 1, 32),
+    "several": (5, 4, 96),
+    "unrolled_loop_and_tail": (3, 10, 64),
+    "ragged_last_block": (2, 2, 1056),
+}
+
+
+@pytest.mark.parametrize(("tokens", "num_chosen", "hidden_size"), CASES.values(), ids=CASES.keys())
+def test_adds_up(device: Device, tokens: int, num_chosen: int, hidden_size: int) -> None:
+    rng = np.random.default_rng(0)
+    y = rng.standard_normal((tokens * num_chosen, hidden_size)).astype(np.float32)
+    weights = rng.random((tokens, num_chosen), np.float32)
+    places = groups_of(rng.integers(0, 7, weights.shape).astype(np.int32)).places
+    out = device.empty((tokens, hidden_size), np.float32, "out")
+    device.launch(
+        "rf_mix_experts",
+        device.upload(y, "y"),
+        device.upload(places, "places"),
+        device.upload(weights, "weights"),
+        out,
+        num_chosen,
+        hidden_size,
+        grid=(-(-hidden_size // 1024), tokens),
+        block=256,
+    )
+    rows = y.astype(np.float64)[places].reshape(tokens, num_chosen, hidden_size)
+    check(out.get(), np.einsum("tc,tch->th", weights, rows), rtol=1e-6, atol=1e-5)
