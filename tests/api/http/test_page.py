@@ -16,6 +16,9 @@ from rocmforge import __version__
 from rocmforge.api.http.keys import Keyring, given_keys
 from rocmforge.api.http.settings import ApiSettings
 from rocmforge.api.page import FOLDER, read_bundle
+from rocmforge.fleet.fleet import Fleet
+from rocmforge.settings import Settings
+from rocmforge.wiring import build_web_app
 from tests.api.conftest import Client
 from tests.api.fake_engine import FakeEngine, build_app, make_model
 from tests.support.page import ensure_libraries
@@ -116,6 +119,15 @@ def test_it_can_be_taken_away(engine: FakeEngine) -> None:
         assert answer.url.path == "/docs"
         assert answer.status_code == 200
         assert client.get(f"/page/{read_bundle().digest}/app.js").status_code == 404
+
+
+@pytest.mark.parametrize(("no_page", "path"), [(False, "/"), (True, "/docs")])
+def test_the_setting_takes_it_away(engine: FakeEngine, no_page: bool, path: str) -> None:
+    app = build_web_app(
+        Fleet([make_model(engine)]), Settings(no_page=no_page, insecure=True), Keyring()
+    )
+    with TestClient(app) as client:
+        assert client.get("/").url.path == path
 
 
 def test_without_its_libraries_it_says_what_to_run(

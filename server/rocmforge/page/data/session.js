@@ -26,19 +26,21 @@ export class Session extends EventTarget {
   loadTrouble = ""; // why the model could not be loaded by hand
   #timers = new Map();
   #removed = new Set();
+  #others = new BroadcastChannel("rocmforge"); // pages of the same server in other tabs
 
   changed() {
     this.dispatchEvent(new Event("change"));
   }
 
   async start() {
+    this.#others.onmessage = () => this.#readAgain();
     try {
       this.conversations = await store.readAll();
     } catch {
       this.storeTrouble = "This browser keeps nothing: conversations are lost when the page is closed.";
     }
     const wanted = location.hash.slice(1);
-    this.current = this.conversations.find(({ id }) => id === wanted) ?? this.current;
+    this.current = this.#find(wanted) ?? this.current;
     this.changed();
     await this.refresh();
   }
@@ -75,6 +77,23 @@ export class Session extends EventTarget {
     } else {
       this.trouble = error.message;
     }
+  }
+
+  /** Takes over what another tab has written, so that this one does not write something older. */
+  async #readAgain() {
+    const own = new Map([...this.running.keys()].map((id) => [id, this.#find(id)]));
+    this.conversations = (await store.readAll()).map((each) => own.get(each.id) ?? each);
+    this.current = this.#find(this.current.id) ?? this.current;
+    this.changed();
+  }
+
+  #find(id) {
+    return this.conversations.find((each) => each.id === id);
+  }
+
+  /** What the model runs on, if the server says so. */
+  get device() {
+    return this.health?.models.find(({ model }) => model === this.model?.root)?.device;
   }
 
   /** The model that answers. */
@@ -140,13 +159,14 @@ export class Session extends EventTarget {
     if (this.current.id === conversation.id) this.startAnew();
     this.changed();
     await store.remove(conversation.id);
+    this.#others.postMessage(null);
   }
 
   async import(file) {
     const found = imported(await file.text());
     for (const conversation of found) await store.write(conversation);
     this.conversations = await store.readAll();
-    this.current = this.conversations.find(({ id }) => id === this.current.id) ?? this.current;
+    this.current = this.#find(this.current.id) ?? this.current;
     this.notice = `${found.length} conversations were imported.`;
     this.changed();
   }
@@ -160,6 +180,7 @@ export class Session extends EventTarget {
     this.changed();
     try {
       await store.write(conversation);
+      if (!this.isBusy(conversation)) this.#others.postMessage(null);
     } catch {
       this.storeTrouble = "This browser could not keep the conversation.";
       this.changed();

@@ -27,7 +27,7 @@ export function ServerPanel({ session, isOpen, onClose }) {
       <h2>Server</h2>
       <${IconButton} icon="close" label="Close the server's figures" onClick=${onClose} />
     </header>
-    ${health && html`<${Device} health=${health} />`}
+    ${health && html`<${Device} health=${health} device=${session.device} />`}
     ${figures.trouble
       ? html`<p class="note">${figures.trouble}</p>`
       : SHOWN.filter(({ name, isRare }) => !isRare || figures.latest(name) !== undefined).map(
@@ -41,9 +41,9 @@ export function ServerPanel({ session, isOpen, onClose }) {
   </aside>`;
 }
 
-function Device({ health }) {
+function Device({ health, device }) {
   return html`<div class="device">
-    <p>${health.device ?? "No model is loaded"}</p>
+    <p>${device ?? "The model is not loaded"}</p>
     ${health.is_fallback && html`<p class="note">No GPU is used: the reference backend computes on the processor, slowly. <code>rocmforge doctor</code> says why.</p>`}
     ${health.status !== "ok" && html`<p class="error">${health.status}: ${health.last_error ?? health.last_error_code ?? ""}</p>`}
   </div>`;

@@ -9,9 +9,8 @@ const EXAMPLES = [
 ];
 
 export function Welcome({ session }) {
-  const { model } = session;
+  const { model, device } = session;
   if (!model) return html`<div class="welcome"><h1>ROCmForge</h1></div>`;
-  const { device } = session.health ?? {};
   return html`<div class="welcome">
     <h1>${model.id}</h1>
     <p>${device ? `Runs on ${device}. ` : ""}What you write stays between this browser and your server.</p>
