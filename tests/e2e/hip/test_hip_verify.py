@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,16 @@ from rocmforge.backend.optional import OpCheck
 from rocmforge.cli import main
 from rocmforge.commands import verify
 from rocmforge.gguf.synthetic import write_synthetic_model
+from rocmforge.models.config import ExpertsConfig
 from rocmforge_hip.backend import create
 from rocmforge_hip.device.discovery import find_devices
 from rocmforge_hip.device.driver import Dim3
 from rocmforge_hip.device.kernel import Kernel
 from rocmforge_hip.device.library import find_target, read_manifest
+from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.device.platform import select_platform
 from rocmforge_hip.load.model import ModelLoading
+from rocmforge_hip.ops.activations import Activation
 from rocmforge_hip.ops.model_ops import HipOps
 from rocmforge_hip.ops.step import StagedRows
 from rocmforge_hip.verify.cases import Group
@@ -120,6 +124,9 @@ PLANTED = {
     "gated gemm": "rf_repack_*",
     "split gemm": "rf_gemm_sum",
     "lora": "rf_lora_expand",
+    "route": "rf_route_logits_*",
+    "experts": "rf_experts_down_*",
+    "add_shared": "rf_add_shared",
     "logits": "rf_softcap",
     "rope_and_store": "rf_rope_store_*",
     "decode attention": "rf_attention_decode_*",
@@ -208,15 +215,71 @@ def one_norm_twice(ops: HipOps, x: Any, delta: Any, first: Any, second: Any) -> 
     return REAL_TWO_NORMS(ops, x, delta, first, first)
 
 
+REAL_ROUTE, REAL_EXPERTS = HipOps.route, HipOps.experts
+
+
+def as_the_next(array: DeviceArray | None) -> DeviceArray:
+    """The rows behind those of an array of four-byte elements."""
+    assert array is not None
+    return replace(array, address=array.address + 4 * array.shape[-1])
+
+
+def experts_of_neighbours(ops: HipOps, x: Any, chosen: Activation, *others: Any) -> Any:
+    """Each token goes to the experts of the next."""
+    chosen.i32 = as_the_next(chosen.i32)
+    return REAL_EXPERTS(ops, x, chosen, *others)
+
+
+def weights_of_neighbours(
+    ops: HipOps, x: Any, chosen: Any, weights: Activation, *others: Any
+) -> Any:
+    """Each token has the weights of the next."""
+    weights.f32 = as_the_next(weights.f32)
+    return REAL_EXPERTS(ops, x, chosen, weights, *others)
+
+
+def without_the_last_token(ops: HipOps, x: Activation, chosen: Activation, *others: Any) -> Any:
+    """The last of several tokens goes to no expert."""
+    x.rows = max(1, x.rows - 1)
+    mixed = REAL_EXPERTS(ops, x, chosen, *others)
+    mixed.rows = chosen.rows
+    mixed.f32 = mixed.arrays.float32(mixed.rows, mixed.features)
+    return mixed
+
+
+def without_groups(ops: HipOps, x: Any, router: Any, biases: Any, rule: ExpertsConfig) -> Any:
+    """Experts are chosen among those of all groups."""
+    return REAL_ROUTE(ops, x, router, biases, replace(rule, num_groups=1, num_chosen_groups=1))
+
+
+def without_selection(ops: HipOps, x: Any, router: Any, biases: Any, rule: ExpertsConfig) -> Any:
+    """Experts are chosen by their probabilities alone."""
+    return REAL_ROUTE(ops, x, router, (biases[0], None), rule)
+
+
 @pytest.mark.usefixtures("host")
 @pytest.mark.parametrize(
     ("op", "owner", "method", "wrong"),
     [
+        ("experts", HipOps, "experts", experts_of_neighbours),
+        ("experts", HipOps, "experts", weights_of_neighbours),
+        ("experts", HipOps, "experts", without_the_last_token),
+        ("route", HipOps, "route", without_groups),
+        ("route", HipOps, "route", without_selection),
         ("linear", HipOps, "linear", without_bias),
         ("add_two_norms", HipOps, "two_norms_of_sum", one_norm_twice),
         ("full attention", ModelLoading, "_load_slopes", lambda loading: None),
     ],
-    ids=["no bias", "one norm twice", "no slopes"],
+    ids=[
+        "experts of neighbours",
+        "weights of neighbours",
+        "a token dropped",
+        "no groups",
+        "no selection bias",
+        "no bias",
+        "one norm twice",
+        "no slopes",
+    ],
 )
 def test_a_mistake_in_the_use_of_right_kernels_fails_its_check(
     op: str, owner: type, method: str, wrong: object, monkeypatch: pytest.MonkeyPatch

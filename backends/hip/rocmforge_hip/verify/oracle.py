@@ -10,7 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from rocmforge.backend.protocol import SamplingBatch
-from rocmforge.models.config import ActivationFunction, RopeStyle
+from rocmforge.models.config import (
+    ActivationFunction,
+    ExpertsConfig,
+    RopeStyle,
+    RouterFunction,
+)
 
 Float64 = npt.NDArray[np.float64]
 
@@ -51,6 +56,48 @@ def activate(x: Float64, kind: ActivationFunction) -> Float64:
         else 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
     )
     return activated
+
+
+def gated(gate: Float64, up: Float64, kind: ActivationFunction) -> Float64:
+    """Returns `activate(gate) * up`, or what gpt-oss has: see `rf::gated`."""
+    if kind is not ActivationFunction.CLAMPED_SWIGLU:
+        return activate(gate, kind) * up
+    gate, up = np.minimum(gate, 7), np.clip(up, -7, 7)
+    clamped: Float64 = gate / (1 + np.exp(-1.702 * gate)) * (up + 1)
+    return clamped
+
+
+def route(
+    logits: Float64, selection_bias: Float64 | None, rule: ExpertsConfig
+) -> tuple[npt.NDArray[np.int32], Float64]:
+    """Returns the experts of each token, the best first, and their weights.
+
+    Args:
+        logits: [T, num_experts].
+        selection_bias: [num_experts], added to choose by, or None.
+        rule: How to choose and to weight.
+    """
+    raised = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    probabilities = {
+        RouterFunction.SOFTMAX: raised / raised.sum(axis=-1, keepdims=True),
+        RouterFunction.SIGMOID: 1 / (1 + np.exp(-logits)),
+        RouterFunction.SOFTMAX_OF_CHOSEN: logits,
+    }[rule.router]
+    scores = probabilities + (0 if selection_bias is None else selection_bias)
+    members = rule.num_experts // rule.num_groups
+    for row in scores:
+        of_groups = [
+            np.sort(row[at : at + members])[-2:].sum() for at in range(0, len(row), members)
+        ]
+        for group in np.argsort(of_groups)[: rule.num_groups - rule.num_chosen_groups]:
+            row[group * members : (group + 1) * members] = -np.inf
+    chosen = np.argsort(-scores, axis=-1, kind="stable")[:, : rule.num_chosen]
+    weights = np.take_along_axis(probabilities, chosen, axis=-1)
+    if rule.router is RouterFunction.SOFTMAX_OF_CHOSEN:
+        weights = np.exp(weights) / np.exp(weights).sum(axis=-1, keepdims=True)
+    if rule.normalised:
+        weights = weights / np.maximum(weights.sum(axis=-1, keepdims=True), 2.0**-14)
+    return chosen.astype(np.int32), weights * rule.scale
 
 
 def rope(x: Float64, cos: Float64, sin: Float64, style: RopeStyle) -> Float64:

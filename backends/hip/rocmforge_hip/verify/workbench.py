@@ -12,10 +12,11 @@ import numpy.typing as npt
 
 from rocmforge.backend.protocol import LoadOptions, SamplingBatch, StepInput
 from rocmforge.checkpoint.formats import FORMATS
-from rocmforge.checkpoint.tensor import Tensor
+from rocmforge.checkpoint.tensor import Stack, Tensor
 from rocmforge.errors import EngineError
-from rocmforge.models.blocks import ModelWeights, WeightPlace
+from rocmforge.models.blocks import ModelWeights, Role, WeightPlace
 from rocmforge.models.config import (
+    ExpertsConfig,
     LayerConfig,
     ModelConfig,
     RopeConfig,
@@ -72,6 +73,7 @@ class Recipe:
     window: int | None = None
     attention_softcap: float | None = None
     sinks: bool = False
+    experts: ExpertsConfig | None = None  # in place of a dense network
     adapter_ranks: tuple[int, ...] = ()  # of LoRA adapters of all matrices
 
 
@@ -305,7 +307,8 @@ def _config(recipe: Recipe) -> ModelConfig:
         attention_scale=2.0 * recipe.head_dim**-0.5,
         window=recipe.window,
         local_rope=False,
-        intermediate_size=recipe.intermediate_size,
+        intermediate_size=0 if recipe.experts else recipe.intermediate_size,
+        experts=recipe.experts,
         joint_head_norms=family.joint_head_norms,
     )
     rope = RopeConfig(
@@ -341,8 +344,15 @@ def _weights(recipe: Recipe, config: ModelConfig) -> ModelWeights[Tensor]:
 
     def make(place: WeightPlace) -> Tensor:
         name, shape = place.name, place.shape(config)
+        if place.declared.role is Role.EXPERT and len(shape) > 2:
+            experts, rows, columns = shape
+            each = [random_tensor(rng, recipe.format, name, rows, columns) for _ in range(experts)]
+            return Stack(name, each)
         if len(shape) > 1:
-            return random_tensor(rng, recipe.format, name, *shape)
+            # Biases of experts, and what chooses them, are no matrices to the device.
+            is_of_experts = place.declared.shape[0] == "num_experts"
+            format = "f32" if is_of_experts else recipe.format
+            return random_tensor(rng, format, name, *shape)
         values = (1 + 0.2 * rng.standard_normal(shape)).astype(np.float32)
         return Tensor(name, shape, FORMATS["f32"], values.view(np.uint8))
 

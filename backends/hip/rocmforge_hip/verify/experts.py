@@ -1,0 +1,160 @@
+"""Checks of mixtures of experts: the choice of experts, what they make, and the shared one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from rocmforge.checkpoint.tensor import Tensor
+from rocmforge.models.blocks import Experts
+from rocmforge.models.config import ExpertsConfig, RouterFunction
+from rocmforge.models.weights import present
+from rocmforge_hip.device.memory import DeviceArray
+from rocmforge_hip.ops.activations import Activation, ExpertArrays
+from rocmforge_hip.verify import oracle
+from rocmforge_hip.verify.cases import Case, Group, error, values_of
+from rocmforge_hip.verify.matrices import exact_activation
+from rocmforge_hip.verify.rows import random_values
+from rocmforge_hip.verify.workbench import Recipe, Workbench
+from rocmforge_hip.weights.formats import FLOAT_FORMATS, FORMATS
+
+_WEIGHTS: Final = 1e-5  # relative to the largest
+# Relative to the sum of the absolute values of what is added up.
+_FLOAT_SUM: Final = 1e-5
+_INT8: Final = 2.0**-6  # what is between gate and down, in one slice
+_TWO_SLICES: Final = 2.0**-14
+
+_RULE: Final = ExpertsConfig(
+    num_experts=8,
+    num_chosen=3,
+    intermediate_size=256,
+    router=RouterFunction.SOFTMAX,
+    normalised=True,
+    scale=1.5,
+)
+_SHAPE: Final = Recipe(architecture="llama", hidden_size=256, kv_heads=1, experts=_RULE)
+
+Float64 = npt.NDArray[np.float64]
+
+
+def groups() -> Iterator[Group]:
+    """Yields routers of each kind, every stored type, and activations with biases."""
+    grouped = replace(_RULE, num_groups=4, num_chosen_groups=2)
+    wide = replace(_RULE, num_experts=150, num_chosen=20, normalised=False)
+    for architecture, rule in (
+        ("llama", wide),
+        ("llama", grouped),
+        ("glm4moe", replace(grouped, router=RouterFunction.SIGMOID)),
+        ("gpt-oss", replace(_RULE, router=RouterFunction.SOFTMAX_OF_CHOSEN)),
+    ):
+        recipe = replace(
+            _SHAPE, architecture=architecture, experts=replace(rule, intermediate_size=32)
+        )
+        name = f"{rule.num_chosen} of {rule.num_experts}, {rule.router}"
+        cases = [
+            Case("route", f"{name}, {tokens} tokens", _WEIGHTS, partial(_route, tokens=tokens))
+            for tokens in (1, 9)
+        ]
+        yield Group(recipe, tuple(cases))
+    for name in FORMATS:
+        yield Group(replace(_SHAPE, format=name), tuple(_mixed(name, _INT8)))
+        if name not in FLOAT_FORMATS:
+            recipe = replace(_SHAPE, format=name, activation_bits="16")
+            yield Group(recipe, tuple(_mixed(f"{name}, two slices", _TWO_SLICES)))
+    biased = replace(_SHAPE, architecture="gpt-oss", format="mxfp4", activation_bits="16")
+    yield Group(biased, tuple(_mixed("mxfp4, biases", _TWO_SLICES)))
+    shared = replace(_RULE, shared_intermediate_size=64)
+    for architecture, what in (("qwen2moe", "weighted"), ("glm4moe", "as it is")):
+        recipe = replace(_SHAPE, architecture=architecture, experts=shared)
+        yield Group(recipe, (Case("add_shared", what, _FLOAT_SUM, _add_shared),))
+
+
+def _mixed(name: str, limit: float) -> Iterator[Case]:
+    if name in FLOAT_FORMATS:
+        limit = _FLOAT_SUM
+    for tokens in (1, 12):
+        yield Case("experts", f"{name}, {tokens} tokens", limit, partial(_mix, tokens=tokens))
+
+
+def _experts(bench: Workbench) -> tuple[ExpertsConfig, Experts[Tensor], ExpertArrays[DeviceArray]]:
+    """Returns how experts are chosen, their weights, and the arrays for them."""
+    rule, experts = bench.config.layers[0].experts, bench.weights.layers[0].experts
+    return present(rule), present(experts), present(bench.model.arena.experts)
+
+
+def _route(bench: Workbench, tokens: int) -> float:
+    rule, experts, _ = _experts(bench)
+    values = random_values(tokens, bench.config.hidden_size)
+    x = bench.activation(bench.model.arena.normed, values)
+    on_device = present(bench.model.weights.layers[0].experts)
+    biases = on_device.router_bias, on_device.selection_bias
+    chosen, weights = bench.model.ops.route(x, on_device.router, biases, rule)
+    logits = values.astype(np.float64) @ values_of(experts.router).T
+    if experts.router_bias is not None:
+        logits += values_of(experts.router_bias)
+    selection = None if experts.selection_bias is None else values_of(experts.selection_bias)
+    wanted, factors = oracle.route(logits, selection, rule)
+    assert chosen.i32 is not None
+    if not np.array_equal(bench.get(chosen.i32), wanted):
+        return float("inf")
+    return error(bench.result(weights), factors)
+
+
+def _mix(bench: Workbench, tokens: int) -> float:
+    rule, experts, arrays = _experts(bench)
+    rng = np.random.default_rng(tokens)
+    values = exact_activation(tokens, bench.config.hidden_size) / np.float32(16)
+    places = [rng.permutation(rule.num_experts)[: rule.num_chosen] for _ in range(tokens)]
+    chosen = np.array(places, np.int32)
+    factors = rng.uniform(0.2, 1, chosen.shape).astype(np.float32)
+    x = bench.activation(bench.model.arena.normed, values)
+    names = bench.put(chosen, arrays.chosen.int32(*chosen.shape))
+    got = bench.model.ops.experts(
+        x,
+        Activation(arrays.chosen, tokens, rule.num_chosen, i32=names),
+        bench.activation(arrays.weights, factors),
+        present(bench.model.weights.layers[0].experts),
+        bench.config.activation,
+    )
+    matrices = [values_of(each) for each in (experts.gate, experts.up, experts.down)]
+    biases = [
+        np.zeros(matrix.shape[:2]) if bias is None else values_of(bias)
+        for matrix, bias in zip(
+            matrices, (experts.gate_bias, experts.up_bias, experts.down_bias), strict=True
+        )
+    ]
+    want, size = np.zeros((2, tokens, bench.config.hidden_size))
+    for token, place in np.ndindex(chosen.shape):
+        (gate, up, down), (of_gate, of_up, of_down) = (
+            [each[chosen[token, place]] for each in parts] for parts in (matrices, biases)
+        )
+        row = values[token].astype(np.float64)
+        inner = oracle.gated(gate @ row + of_gate, up @ row + of_up, bench.config.activation)
+        factor = float(factors[token, place])
+        want[token] += factor * (down @ inner + of_down)
+        size[token] += factor * (np.abs(down) @ np.abs(inner) + np.abs(of_down))
+    return error(bench.result(got), want, size)
+
+
+def _add_shared(bench: Workbench) -> float:
+    _, experts, arrays = _experts(bench)
+    width, arena = bench.config.hidden_size, bench.model.arena
+    mixed, shared, values = (random_values(rows, width)[:5] for rows in (5, 6, 7))
+    router = present(present(bench.model.weights.layers[0].experts).shared).router
+    got = bench.model.ops.add_shared(
+        bench.activation(arrays.mixed, mixed),
+        bench.activation(arena.delta, shared),
+        bench.activation(arena.normed, values),
+        router,
+    )
+    weight = np.ones((5, 1))
+    of_router = present(experts.shared).router
+    if of_router is not None:
+        logits = values.astype(np.float64) @ values_of(of_router)
+        weight = 1 / (1 + np.exp(-logits[:, None]))
+    return error(bench.result(got), mixed + weight * shared)
