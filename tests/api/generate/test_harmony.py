@@ -179,6 +179,45 @@ def test_an_answer_that_is_continued_is_text(http: TestClient[Any], engine: Fake
     assert choice["message"]["content"] == " to=all"
 
 
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/chat/completions", {"thinking_budget": 7}),
+        ("/v1/messages", {"max_tokens": 9, "thinking": {"type": "enabled", "budget_tokens": 7}}),
+    ],
+)
+def test_a_budget_limits_the_analysis(
+    http: TestClient[Any], engine: FakeEngine, path: str, fields: dict[str, Any]
+) -> None:
+    engine.script = says(ANSWER)
+    body = {"model": "tiny", "messages": MESSAGES, **fields}
+    answer = http.post(path, json=body)
+    assert answer.status_code == 200, answer.text
+    assert "max_tokens=7" in engine.submitted[-1].sampling.grammar
+    refused = http.post(
+        "/v1/chat/completions", json={**body, "min_tokens": 1, "thinking_budget": 7}
+    )
+    assert refused.json()["error"]["param"] == "thinking_budget"
+
+
+def test_what_is_left_of_a_message_is_held_to_its_own_form_only(
+    http: TestClient[Any], engine: FakeEngine
+) -> None:
+    engine.script = says("1<|return|>")
+    messages = [*MESSAGES, {"role": "assistant", "content": "="}]
+    wanted: dict[str, Any] = {"messages": messages, "continue_final_message": True}
+    chat(http, **wanted, tools=TOOLS)
+    assert engine.submitted[-1].sampling.grammar == ""
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"const": 1}}}
+    chat(http, **wanted, tools=TOOLS, response_format=form)
+    assert "analysis" not in engine.submitted[-1].sampling.grammar
+    assert engine.submitted[-1].sampling.grammar != ""
+    body = {"model": "tiny", **wanted, "tools": TOOLS, "tool_choice": "required"}
+    refused = http.post("/v1/chat/completions", json=body)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "tool_choice"
+
+
 def test_a_form_is_that_of_the_last_message(http: TestClient[Any], engine: FakeEngine) -> None:
     engine.script = says(ANSWER)
     form = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"const": 1}}}

@@ -19,6 +19,8 @@ from rocmforge.text.tool_calls import (
     FORMATS,
     CallFormat,
     CannotEnforce,
+    HarmonyFormat,
+    begins_message,
     begun,
     format_for,
     tool_grammar,
@@ -85,7 +87,9 @@ def tool_use(
     form = FORMATS.get(model.tool_format) or format_for(
         model.templates.select(with_tools=bool(tools)).source
     )
-    if not tools and not form.splits_reasoning:
+    if isinstance(form, HarmonyFormat):
+        form = replace(form, thinking_budget=request.thinking_budget)
+    elif not tools:
         return None, answer_grammar
     is_parallel = request.parallel_tool_calls is not False
     schemas = {tool["function"]["name"]: _parameters(tool) for tool in tools}
@@ -97,6 +101,14 @@ def tool_use(
     )
     choice = request.tool_choice
     is_forced = bool(tools) and choice is not None and choice != "auto"
+    if form.splits_reasoning and not begins_message(use.begun):
+        if is_forced:
+            raise InvalidParameter(
+                "'tool_choice' asks for a call, which needs a prompt that ends where an answer "
+                "begins. Leave 'continue_final_message' and 'add_generation_prompt' out.",
+                param="tool_choice",
+            )
+        return use, answer_grammar  # of what is left of the message
     if not is_forced and not answer_grammar:
         return replace(use, has_free_text=True), _free_grammar(model, request, use)
     for name in _OPEN_ENDED:
@@ -127,7 +139,16 @@ def _free_grammar(model: ServedModel, request: ChatRequest, use: ToolUse) -> str
     Raises:
         InvalidParameter: a strict function's schema cannot be enforced.
     """
-    if not use.schemas or any(getattr(request, name) for name in _OPEN_ENDED):
+    limits_thoughts = use.form.splits_reasoning and request.thinking_budget is not None
+    if any(getattr(request, name) for name in _OPEN_ENDED):
+        if limits_thoughts:
+            raise InvalidParameter(
+                "'thinking_budget' cannot be combined with 'ignore_eos' or 'min_tokens' here: "
+                "a grammar enforces it, which ends the answer too.",
+                param="thinking_budget",
+            )
+        return ""
+    if not use.schemas and not limits_thoughts:
         return ""
     schemas, is_strict = dict(use.schemas), False
     for number, tool in enumerate(request.tools or ()):

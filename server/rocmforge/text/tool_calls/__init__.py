@@ -12,7 +12,7 @@ from rocmforge.text.tool_calls.base import (
     Said,
 )
 from rocmforge.text.tool_calls.formats import FORMATS, format_for, tool_grammar, tools_as_text
-from rocmforge.text.tool_calls.harmony import begun, spelled
+from rocmforge.text.tool_calls.harmony import HarmonyFormat, begins_message, begun, spelled
 
 __all__ = [
     "FORMATS",
@@ -21,7 +21,9 @@ __all__ = [
     "CallFormat",
     "CallParser",
     "CannotEnforce",
+    "HarmonyFormat",
     "Said",
+    "begins_message",
     "begun",
     "format_for",
     "spelled",

@@ -50,6 +50,7 @@ _NAMESPACE = "functions."
 class HarmonyFormat:
     """The format of gpt-oss. All its marks must be control tokens of the vocabulary."""
 
+    thinking_budget: int | None = None  # tokens of reasoning that grammars allow
     splits_reasoning = True
 
     @property
@@ -65,11 +66,17 @@ class HarmonyFormat:
         """Makes one call behind any reasoning: `<|call|>` ends the answer, so that is all."""
         mark = {spelling: marker(spelling, tokenizer) for spelling in MARKS}
         channel, message = mark["<|channel|>"], mark["<|message|>"]
-        analysis, commentary = literal("analysis"), literal("commentary")
+        commentary = literal("commentary")
         next_message = f"{mark['<|end|>']} {mark['<|start|>']} {literal(_ROLE)}"
-        before = "before*"
+        # With a budget, all reasoning is in one message.
+        before = "(thought | preamble)*" if self.thinking_budget is None else "thought? preamble*"
+        if self.thinking_budget == 0:
+            before = "preamble*"
+        limit = f"[max_tokens={self.thinking_budget}]" if self.thinking_budget else ""
         rules = [
-            f"before: {channel} ({analysis} | {commentary}) {message} TEXT {next_message}",
+            f"thought: {channel} {literal('analysis')} {message} thinking {next_message}",
+            f"thinking{limit}: TEXT",
+            f"preamble: {channel} {commentary} {message} TEXT {next_message}",
         ]
         for number, (name, schema) in enumerate(schemas.items()):
             if re.search(r"\s", name):
@@ -203,3 +210,8 @@ def begun(tokenizer: Tokenizer, prompt: Sequence[int]) -> str:
         if mark == _END:
             break
     return text
+
+
+def begins_message(begun: str) -> bool:
+    """Returns whether the answer begins with the head of a message, after its role."""
+    return begun == _ROLE

@@ -7,14 +7,25 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rocmforge.text.output.grammar import Schema
+from rocmforge.engine.constraint.grammar import Grammars
+from rocmforge.engine.ipc.params import TokenPieces
+from rocmforge.text.output.grammar import Schema, find_problem
 from rocmforge.text.output.reasoning import Reasoning
-from rocmforge.text.tool_calls import FORMATS, CallArguments, CallBegin, spelled
+from rocmforge.text.tool_calls import (
+    FORMATS,
+    CallArguments,
+    CallBegin,
+    HarmonyFormat,
+    spelled,
+    tool_grammar,
+)
 from rocmforge.text.tool_calls.harmony import MARKS
+from tests.api.harmony import harmony_text
 
 SCHEMAS: dict[str, Schema] = {"f": {"type": "object"}, "get_weather": {"type": "object"}}
 GOLDENS = json.loads((Path(__file__).parents[3] / "data/text/harmony.json").read_text())
@@ -142,6 +153,34 @@ def test_calls_beyond_the_limit_are_dropped() -> None:
 
 def test_logs_have_the_marks_as_people_know_them() -> None:
     assert spelled(shown(ANSWERS[0][0])) == ANSWERS[0][0]
+
+
+@pytest.mark.parametrize(("budget", "most"), [(0, None), (3, 3), (2**31 - 1, 50), (None, 50)])
+def test_a_budget_ends_the_thoughts(budget: int | None, most: int | None) -> None:
+    tokenizer, _ = harmony_text()
+    grammar = tool_grammar(
+        HarmonyFormat(thinking_budget=budget), tokenizer, SCHEMAS, parallel=True, is_free=True
+    )
+    assert find_problem(grammar) == ""
+    pieces = TokenPieces(
+        pieces=tokenizer.piece_tables(skip_special=False).data,
+        special_ids=tuple(sorted(tokenizer.special_ids)),
+        eos_ids=tokenizer.eos_ids,
+    )
+    matcher = Grammars(pieces, tokenizer.vocab_size).matcher(grammar)
+    begin = tokenizer.encode("<|channel|>analysis<|message|>", parse_special=True)
+    if most is None:
+        assert not all(matcher.advance(token) for token in begin)
+        return
+    word = tokenizer.encode("a", parse_special=False)
+    thought = [*begin, *word * most]
+    assert all(matcher.advance(token) for token in thought), matcher.error
+    is_over = matcher.count_allowed(np.array(word, np.int32)) == 0
+    assert is_over == (budget == 3)
+    rest = tokenizer.encode(
+        f"<|end|>{NEXT}<|channel|>final<|message|>A<|return|>", parse_special=True
+    )
+    assert all(matcher.advance(token) for token in rest), matcher.error
 
 
 PARTS = st.one_of(
