@@ -27,3 +27,13 @@ def test_every_architecture_gives_the_references_logits(
     path = write_model(fitting(by_name(name)), tmp_path)
     ours, theirs = load_hip(stack, path), load_reference(stack, path)
     assert_logprobs_agree(Driver(ours), Driver(theirs), FLOAT_TOLERANCE)
+
+
+def test_more_tokens_than_are_grouped_at_a_time_are_grouped_in_parts(
+    stack: ExitStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("activations", "experts.groups"):
+        monkeypatch.setattr(f"rocmforge_hip.ops.{module}.GROUPED_TOKENS", 5)
+    path = write_model(fitting(by_name("qwen2moe")), tmp_path)
+    ours, theirs = load_hip(stack, path), load_reference(stack, path)
+    assert_logprobs_agree(Driver(ours), Driver(theirs), FLOAT_TOLERANCE)

@@ -13,13 +13,15 @@ from rocmforge.models.config import ModelConfig
 from rocmforge.models.weights import walk
 from rocmforge_hip.device.constants import QUANT_BLOCK
 from rocmforge_hip.device.memory import ArraySpec, DeviceArray, spec
-from rocmforge_hip.ops.geometry import MAX_GEMV_ROWS, Geometry
+from rocmforge_hip.ops.geometry import GEMM_ROWS, MAX_GEMV_ROWS, Geometry
 from rocmforge_hip.weights.adapters import AdapterStack, lora_scratch
 from rocmforge_hip.weights.placement import Planned, PlannedPart
 from rocmforge_hip.weights.products import Product
 
 FEW_TOKENS: Final = 256
 """Slices of tokens whose pairs with experts are computed at a time."""
+GROUPED_TOKENS: Final = 4096
+"""Tokens whose pairs with experts are grouped at a time."""
 SCORED_ROWS: Final = 256
 """Rows of logits beyond one for each sequence: prompt tokens that are scored."""
 MAX_TOP_LOGPROBS: Final = 32
@@ -82,6 +84,17 @@ class SamplingArrays(Generic[X]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class GroupArrays(Generic[X]):
+    """Every array of P pairs of tokens and experts that are computed in groups at a time."""
+
+    tokens: X  # int32 [P], sorted by expert: the token of each pair
+    places: X  # int32 [P], where each pair went
+    tiles: X  # int32 [P / smallest tile + num_experts, 4]
+    inner: X  # float16 [P, intermediate_size], sorted
+    products: X  # float32 [P, hidden_size], sorted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ExpertArrays(Generic[X]):
     """Every array that experts write: T tokens, of which a few, F, are computed at a time.
 
@@ -94,6 +107,7 @@ class ExpertArrays(Generic[X]):
     multiplied: Forms[X]  # [F, hidden_size]
     inner: Forms[X]  # [F * num_chosen, intermediate_size]
     mixed: Forms[X] | None  # [T, hidden_size], where a shared expert's result is added to it
+    groups: GroupArrays[X]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -257,19 +271,26 @@ def _of_experts(config: ModelConfig, tokens: int) -> ExpertArrays[ArraySpec] | N
         return None
     rules = [rule for layer in layers if (rule := layer.experts) is not None]
     chosen = max(rule.num_chosen for rule in rules)
-    few = min(tokens, FEW_TOKENS)
+    few, pairs = min(tokens, FEW_TOKENS), min(tokens, GROUPED_TOKENS) * chosen
+    inner_size = max(rule.intermediate_size for rule in rules)
+    most_experts = max(rule.num_experts for rule in rules)
     has_shared = any(rule.shared_intermediate_size for rule in rules)
     return ExpertArrays(
-        logits=spec((tokens, max(rule.num_experts for rule in rules)), "f4"),
+        logits=spec((tokens, most_experts), "f4"),
         chosen=Forms(i32=spec((tokens, chosen), "i4")),
         weights=Forms(f32=spec((tokens, chosen), "f4")),
         multiplied=_quantised(FEW_TOKENS, config.hidden_size),
         inner=_quantised(
-            FEW_TOKENS * chosen,
-            max(rule.intermediate_size for rule in rules),
-            f32=spec((few * chosen, max(rule.intermediate_size for rule in rules)), "f4"),
+            FEW_TOKENS * chosen, inner_size, f32=spec((few * chosen, inner_size), "f4")
         ),
         mixed=Forms(f32=spec((tokens, config.hidden_size), "f4")) if has_shared else None,
+        groups=GroupArrays(
+            tokens=spec((pairs,), "i4"),
+            places=spec((pairs,), "i4"),
+            tiles=spec((pairs // min(GEMM_ROWS) + most_experts, 4), "i4"),
+            inner=spec((pairs, inner_size), "f2"),
+            products=spec((pairs, config.hidden_size), "f4"),
+        ),
     )
 
 

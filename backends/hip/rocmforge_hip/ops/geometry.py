@@ -94,6 +94,15 @@ class Geometry:
         return spec((pieces,), "f4")
 
 
+def groups_experts(pairs: int, num_experts: int, slices: int) -> bool:
+    """Returns whether pairs of tokens and experts are computed in groups.
+
+    One after the other they are faster while few share an expert. A slice of the int8 activations
+    that such kernels read (kernels/include/rf/act.h) costs them as much as a pair.
+    """
+    return pairs * slices > num_experts
+
+
 def group_tile_rows(pairs: int, num_experts: int) -> int:
     """Returns the rows of a tile for pairs of tokens and experts, sorted by expert."""
     most = {32: 96, 64: 384}  # pairs of an expert, if each has as many

@@ -21,10 +21,11 @@ from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.ops.activations import Activation, ActivationArrays, Forms
 from rocmforge_hip.ops.cached_attention import CachedAttention, DeviceRopeTable, LayerCache
+from rocmforge_hip.ops.experts.groups import GroupKernels
 from rocmforge_hip.ops.experts.pairs import PairKernels
 from rocmforge_hip.ops.experts.routing import RouteKernels
 from rocmforge_hip.ops.full_attention import FullAttention
-from rocmforge_hip.ops.geometry import Geometry
+from rocmforge_hip.ops.geometry import Geometry, groups_experts
 from rocmforge_hip.ops.linear import GATES, LinearKernels, empty, f16_of, f32_of, part_of
 from rocmforge_hip.ops.lora import DeviceAdapters, Lora
 from rocmforge_hip.ops.rows import LayerNorms, RowKernels, norms_of
@@ -65,10 +66,11 @@ class HipOps:
         self._rows = RowKernels(library, formats, adds=not config.causal)
         self._norms = norms_of(config, library)
         self._lora = Lora(library, arena, self.products, resources.adapters)
-        self._route = self._pairs = None
+        self._route = self._pairs = self._groups = None
         if arena.experts is not None:
             self._route = RouteKernels(library, arena.experts)
-            self._pairs = PairKernels(library, arena, self.products, resources.expert_formats)
+            of_experts = library, arena, self.products, resources.expert_formats
+            self._pairs, self._groups = PairKernels(*of_experts), GroupKernels(*of_experts)
         self._cached = self._full = None
         if config.causal:
             self._cached = CachedAttention(
@@ -202,7 +204,11 @@ class HipOps:
         activation: ActivationFunction,
     ) -> Activation:
         assert self._pairs is not None
-        return self._pairs.mix(x, chosen, weights, experts, GATES[activation])
+        assert self._groups is not None
+        pairs, num_experts = x.rows * chosen.features, part_of(experts.down).matrix.num_experts
+        grouped = groups_experts(pairs, num_experts, self.products.slices)
+        kernels = self._groups if grouped else self._pairs
+        return kernels.mix(x, chosen, weights, experts, GATES[activation])
 
     def add_shared(
         self, mixed: Activation, shared: Activation, x: Activation, router: Weight | None

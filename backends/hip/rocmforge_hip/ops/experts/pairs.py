@@ -29,6 +29,21 @@ from rocmforge_hip.weights.products import Product
 _DOWN_THREADS: Final = 256
 
 
+def empty_mix(
+    arena: ActivationArrays[DeviceArray], rows: int, experts: Experts[Weight]
+) -> Activation:
+    """Returns what the sums of so many tokens are to be written to, in float32.
+
+    It is the step's delta, unless a shared expert's result, which is, is to be added to it.
+    """
+    result = arena.product(Product.DELTA)
+    if experts.shared is not None:
+        assert arena.experts is not None
+        assert arena.experts.mixed is not None
+        result = arena.experts.mixed
+    return empty(result, rows, part_of(experts.down).out_features, half=False)
+
+
 class PairKernels:
     """Launches them.
 
@@ -75,15 +90,8 @@ class PairKernels:
         experts: Experts[Weight],
         gate: int,
     ) -> Activation:
-        """Returns the sum of what its experts make of each token, weighted; see `Ops.experts`.
-
-        It is the step's delta, unless a shared expert's result, which is, is to be added to it.
-        """
-        result = self._arena.product(Product.DELTA)
-        if experts.shared is not None:
-            assert self._arrays.mixed is not None
-            result = self._arrays.mixed
-        out = empty(result, x.rows, part_of(experts.down).out_features, half=False)
+        """Returns the sum of what its experts make of each token, weighted; see `Ops.experts`."""
+        out = empty_mix(self._arena, x.rows, experts)
         few = FEW_TOKENS // self._products.slices
         if x.rows <= self._products.gemv_rows:
             self._mix_few(x, i32_of(chosen), f32_of(weights), experts, gate, f32_of(out))
