@@ -24,7 +24,8 @@ from rocmforge_hip.device.discovery import choose_device, find_devices
 from rocmforge_hip.device.driver import Driver
 from rocmforge_hip.device.memory import Memory, spec
 from rocmforge_hip.device.platform import select_platform
-from rocmforge_hip.weights.upload import READERS, read_exactly
+from rocmforge_hip.weights.staging import READERS
+from rocmforge_hip.weights.upload import read_exactly
 from tests.support.loading import load_file
 
 CHUNK: Final = 8 << 20
