@@ -1,7 +1,7 @@
 """Concurrent streams against a running server: tokens per second, TTFT, inter-token time.
 
     rocmforge serve MODEL --port 8000 &
-    python benchmarks/http_load.py --port 8000 --streams 64 --tokens 200
+    python benchmarks/http_load.py --port 8000 --model NAME --streams 64 --tokens 200
 
 It speaks HTTP/1.1 over bare sockets, because at thousands of events a second a full HTTP client
 would measure itself. One SSE event with text counts as one token; the server sends one a token.
@@ -168,7 +168,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000)
-    parser.add_argument("--model", default="")
+    parser.add_argument("--model", required=True, help="its name at the server")
     parser.add_argument("--key")
     parser.add_argument("--prompt", default="Hello")
     parser.add_argument("--streams", type=int, default=64)

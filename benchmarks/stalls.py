@@ -1,24 +1,31 @@
-"""Simulates how long tokens wait for prompts: the engine core on the clock of a virtual device.
+"""Shows how long tokens wait for prompts: simulated, or of a server that runs.
 
     python -m benchmarks.stalls
+    rocmforge serve MODEL --port 8000 --max-stall 0 &
+    python -m benchmarks.stalls --port 8000 --model NAME
 
+Without a port, the engine core runs on the clock of a virtual device.
 The scheduler is the one that serves. The device is a law, fitted to what an H200 took for
 Llama-8B Q4_K_M (docs/benchmarks.md): decode by batch and depth, prompts by depth. Each row has the
-scheduler without a limit on time, and with `--max-stall`.
+scheduler without a limit on time, and with `--max-stall`. With a port, the same requests are sent
+when they are due, with prompts of random tokens.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 
 import numpy as np
 
+from benchmarks.http_load import Connection
 from rocmforge.backend.protocol import StepInput
 from rocmforge.engine.schedule.limits import SchedulerLimits
-from tests.support.virtual_device import Arrival, Run, simulate
+from tests.support.virtual_device import Arrival, Seen, simulate
 
 
 @dataclass(frozen=True)
@@ -98,11 +105,38 @@ def quantile(values: Sequence[float], share: float) -> float:
     return float(np.quantile(values, share)) if values else float("nan")
 
 
-def print_row(name: str, run: Run, *, first: Sequence[float]) -> None:
+async def ask_server(port: int, model: str, arrivals: Sequence[Arrival]) -> list[Seen]:
+    """Sends each request when it is due, on a connection of its own; returns what they saw."""
+    connections = [await Connection.open("127.0.0.1", port) for _ in arrivals]
+    begin = time.perf_counter() + 0.5
+
+    async def ask(number: int, connection: Connection, arrival: Arrival) -> Seen:
+        random = Random(number)
+        body: dict[str, object] = {
+            "model": model,
+            "prompt": [random.randrange(1000, 30_000) for _ in range(arrival.num_prompt)],
+            "max_tokens": arrival.max_tokens,
+            "ignore_eos": True,
+            "temperature": 0,
+            "stream": True,
+        }
+        await asyncio.sleep(begin + arrival.at_s - time.perf_counter())
+        stream = await connection.stream(body, None)
+        connection.writer.close()
+        times = [at - begin for at, count in stream.arrivals for _ in range(count)]
+        return Seen(arrival, times)
+
+    asked = (
+        ask(number, *each) for number, each in enumerate(zip(connections, arrivals, strict=True))
+    )
+    return await asyncio.gather(*asked)
+
+
+def print_row(name: str, run: Sequence[Seen], *, first: Sequence[float]) -> None:
     """Prints one line of the table; times in ms."""
-    gaps = [1e3 * gap for seen in run.seen for _, gap in seen.gaps]
-    span = max(seen.tokens_at[-1] for seen in run.seen)
-    tokens = sum(len(seen.tokens_at) for seen in run.seen)
+    gaps = [1e3 * gap for seen in run for _, gap in seen.gaps]
+    span = max(seen.tokens_at[-1] for seen in run)
+    tokens = sum(len(seen.tokens_at) for seen in run)
     values = (
         *(1e3 * quantile(first, 0.5), 1e3 * quantile(first, 0.99)),
         *(quantile(gaps, 0.5), quantile(gaps, 0.99), max(gaps), tokens / span),
@@ -118,6 +152,8 @@ def main() -> None:
     parser.add_argument("--max-batched-tokens", type=int, default=2048)
     parser.add_argument("--prompt-speed", type=float, default=1.0, help="of the simulated device")
     parser.add_argument("--decode-speed", type=float, default=1.0, help="of the simulated device")
+    parser.add_argument("--port", type=int, help="of a server to send the requests to")
+    parser.add_argument("--model", default="", help="its name there")
     options = parser.parse_args()
     law = H200(options.prompt_speed, options.decode_speed)
     columns = ("first p50", "p99", "gap p50", "p99", "longest", "tokens/s")
@@ -128,18 +164,24 @@ def main() -> None:
         "10 a second, and 16,000 every 5 s": mixed(),
     }
     for name, arrivals in rows.items():
-        for stall in (0.0, options.max_stall):
-            limits = SchedulerLimits(
-                max_sequences=options.max_sequences,
-                max_batched_tokens=options.max_batched_tokens,
-                max_waiting=100_000,
-                max_stall_ns=round(1e6 * stall),
-            )
-            run = simulate(law, limits, arrivals)
-            longest = max(arrival.num_prompt for arrival in arrivals)
-            of = longest if name.startswith("16 streams") else 512
-            first = [seen.first_token_s for seen in run.seen if seen.arrival.num_prompt == of]
-            print_row(f"{name}{f', {stall:g} ms' if stall else ''}", run, first=first)
+        longest = max(arrival.num_prompt for arrival in arrivals)
+        of = longest if name.startswith("16 streams") else 512
+        runs = {}
+        if options.port:
+            runs[name] = asyncio.run(ask_server(options.port, options.model, arrivals))
+        else:
+            for stall in (0.0, options.max_stall):
+                limits = SchedulerLimits(
+                    max_sequences=options.max_sequences,
+                    max_batched_tokens=options.max_batched_tokens,
+                    max_waiting=100_000,
+                    max_stall_ns=round(1e6 * stall),
+                )
+                label = f"{name}{f', {stall:g} ms' if stall else ''}"
+                runs[label] = simulate(law, limits, arrivals).seen
+        for label, run in runs.items():
+            first = [seen.first_token_s for seen in run if seen.arrival.num_prompt == of]
+            print_row(label, run, first=first)
 
 
 if __name__ == "__main__":
