@@ -146,7 +146,7 @@ def test_arguments_may_be_packed_again_before_the_kernel_runs(
 def test_memory_that_nothing_was_written_to_is_seen(
     host: HostPlatform, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(DeviceBuffer, "fill", lambda self, byte, stream: None)
+    monkeypatch.setattr(HipDriver, "fill", lambda self, *arguments: None)
     assert "nothing has been written there" in finding(host, model)
 
 

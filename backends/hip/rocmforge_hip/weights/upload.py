@@ -2,8 +2,8 @@
 
 Several threads read pieces of the file into a ring of pinned buffers (`staging`), straight from the
 page cache; this one starts the copy of each piece in one stream and the kernel that repacks it
-in another, in the order of the model. So reading, copying, repacking and allocating overlap, and
-the processor only copies bytes.
+in another, in the order of the model. So reading, copying and repacking overlap, and the processor
+only copies bytes.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from rocmforge_hip.weights.staging import Bytes, StagingBuffer, StagingPiece, St
 _CHUNK_BYTES: Final = 10 << 20
 _REPACK_THREADS: Final = 256
 _VECTOR_ALIGN: Final = 64  # elements
+_GAP: Final = 256  # bytes before each matrix
 
 
 class WeightLoader:
@@ -53,7 +54,7 @@ class WeightLoader:
         self._memory = memory
         self._files = _Files(locate)
         self._ring: StagingRing | None = None
-        self._matrices: dict[int, Matrix] = {}  # by the id of their plan
+        self._matrices: dict[int, Matrix] = {}  # by the id of their plan, as are the vectors
         self._vectors: dict[int, Vector] = {}
 
     def load(
@@ -90,7 +91,7 @@ class WeightLoader:
         def weight(planned: Planned) -> Weight:
             if isinstance(planned, PlannedVector):
                 return self._vectors[id(planned)]
-            matrix = self._matrix(planned.matrix)
+            matrix = self._matrices[id(planned.matrix)]
             return MatrixPart(
                 matrix, planned.first, planned.out_features, planned.product, planned.role
             )
@@ -108,8 +109,10 @@ class WeightLoader:
     def _pieces(
         self, wanted: list[PlannedMatrix | PlannedVector], chunk_bytes: int
     ) -> Iterator[StagingPiece]:
-        """Yields all pieces in order; those of matrices allocate them when they have arrived."""
+        """Allocates all weights; yields all pieces in order."""
         vectors = [storage for storage in wanted if isinstance(storage, PlannedVector)]
+        matrices = [storage for storage in wanted if isinstance(storage, PlannedMatrix)]
+        self._allocate(matrices)
         for group in _vector_groups(vectors, chunk_bytes):
             array, piece = self._vectors_piece(group)
             for storage, first in group:
@@ -117,25 +120,32 @@ class WeightLoader:
                 what = storage.storage
                 self._vectors[id(storage)] = Vector(DeviceArray(address, what.shape, what.dtype))
             yield piece
-        for planned in wanted:
-            if isinstance(planned, PlannedMatrix):
-                yield from self._matrix_pieces(planned, chunk_bytes)
+        for planned in matrices:
+            yield from self._matrix_pieces(planned, chunk_bytes)
 
-    def _matrix(self, plan: PlannedMatrix) -> Matrix:
-        """Returns the matrix that is to be made of a plan, allocated when it is first needed."""
-        if id(plan) not in self._matrices:
-            buffer = self._memory.device(plan.storage, plan.name)
+    def _allocate(self, wanted: list[PlannedMatrix]) -> None:
+        """Makes room for all matrices at once: each allocation holds up several copies.
+
+        A matrix begins behind a gap that nothing is written to, so that the checking platform sees
+        a kernel that reads on behind the one before it.
+        """
+        starts, end = [], 0
+        for plan in wanted:
+            starts.append(end + _GAP)
+            end += _GAP + round_up(plan.storage.nbytes, _GAP)
+        base = self._memory.device(spec((end,), "u1"), "weights").array.address if wanted else 0
+        for plan, start in zip(wanted, starts, strict=True):
+            what = plan.storage
             if plan.is_padded:
-                buffer.fill(0, self._stream)
+                self._driver.fill(base + start, 0, what.nbytes, self._stream)
             self._matrices[id(plan)] = Matrix(
-                buffer.array,
+                DeviceArray(base + start, what.shape, what.dtype),
                 plan.format,
                 plan.out_features,
                 plan.in_features,
                 plan.stored_rows,
                 plan.num_experts,
             )
-        return self._matrices[id(plan)]
 
     def _matrix_pieces(self, plan: PlannedMatrix, chunk_bytes: int) -> Iterator[StagingPiece]:
         """Yields runs of rows that fit the ring."""
@@ -160,7 +170,7 @@ class WeightLoader:
         placing: int,
         stage: StagingBuffer,
     ) -> None:
-        matrix = self._matrix(plan)
+        matrix = self._matrices[id(plan)]
         nbytes = rows * matrix.format.row_bytes(matrix.in_features)
         self._copy(stage, stage.device.array, nbytes)
         self._library.kernel(f"rf_repack_{matrix.format.name}", rf_repack).launch(
