@@ -15,6 +15,7 @@ from rocmforge.text.output.incoming import overlap
 from rocmforge.text.tokenizer.tokenizer import Tokenizer
 from rocmforge.text.tool_calls.base import CallParser, Rules, literal, marker, repeated
 from rocmforge.text.tool_calls.parameters import (
+    is_native,
     is_text,
     json_rule,
     ordered,
@@ -79,12 +80,35 @@ class KeywordFormat:
         self, tokenizer: Tokenizer, function: str, key: str, schema: Schema, rule: str
     ) -> list[str]:
         head = literal(key + self.assign)
-        if not self.quote or not is_text(schema):
-            return [f"{rule}: {head} {rule}_json", f"{rule}_json: {json_rule(schema)}"]
-        quote = marker(self.quote, tokenizer)
-        is_control = tokenizer.control_token(self.quote) is not None
-        text = text_terminal(function, schema, self.quote, rule.upper(), takes_end=not is_control)
-        return [f"{rule}: {head} {quote} {rule.upper()} {quote if is_control else ''}", text]
+        value, rules = f"{rule}_json", [f"{rule}_json: {json_rule(schema)}"]
+        if self.quote and is_native(schema):
+            value, rules = self._native(tokenizer, function, schema, f"{rule}_v")
+        return [f"{rule}: {head} {value}", *rules]
+
+    def _native(
+        self, tokenizer: Tokenizer, function: str, schema: Schema, rule: str
+    ) -> tuple[str, list[str]]:
+        """Writes a value with the format's own quotes and bare keys: it, and rules it needs."""
+        if is_text(schema):
+            quote = marker(self.quote, tokenizer)
+            is_control = tokenizer.control_token(self.quote) is not None
+            text = text_terminal(
+                function, schema, self.quote, rule.upper(), takes_end=not is_control
+            )
+            return f"{quote} {rule.upper()} {quote if is_control else ''}", [text]
+        kind = schema.get("type") if isinstance(schema, dict) else None
+        if kind == "array" and isinstance(schema, dict):
+            item, rules = self._native(tokenizer, function, schema["items"], f"{rule}_i")
+            return f'"[" ({item} ({_COMMA} {item})*)? "]"', rules
+        if kind == "object":
+            rules, arguments = [], []
+            for place, (key, value, is_required) in enumerate(ordered(function, schema)):
+                name = f"{rule}_{place}"
+                written, needed = self._native(tokenizer, function, value, f"{name}_v")
+                rules += [f"{name}: {literal(key + self.assign)} {written}", *needed]
+                arguments.append((name, is_required))
+            return f'"{{" {_with_commas(arguments)} "}}"', rules
+        return rule, [f"{rule}: {json_rule(schema)}"]
 
 
 _COMMA = '"," " "?'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +13,7 @@ from rocmforge.text.tool_calls.base import CannotEnforce, literal
 _ANNOTATIONS = frozenset(
     {"title", "description", "default", "examples", "deprecated", "$schema", "$id", "$comment"}
 )
+_BARE_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _DEFINITIONS = ("$defs", "definitions")
 _OBJECT = _ANNOTATIONS | {"type", "properties", "required", "additionalProperties", "strict"}
 # `format` only annotates, unless a validator is told otherwise.
@@ -31,13 +33,40 @@ def parameter(schema: Schema, name: str) -> Schema:
 
 def is_text(schema: Schema) -> bool:
     """Returns whether a parameter is a string and nothing else, so that it is written as it is."""
-    if isinstance(schema, bool):
+    if not isinstance(schema, dict):
         return False
     found = _resolved(schema)
     if "type" in found:
         return bool(found["type"] == "string")
     values = found.get("enum", [found["const"]] if "const" in found else [])
     return isinstance(values, list) and bool(values) and all(isinstance(v, str) for v in values)
+
+
+def is_native(schema: Schema) -> bool:
+    """Returns whether a value is a string, or of lists and objects whose every part is listed.
+
+    A format that has its own way to write these can do so. Others are written as JSON.
+    """
+    if is_text(schema):
+        return True
+    if not isinstance(schema, dict) or "$ref" in schema:
+        return False
+    keys = schema.keys() - _ANNOTATIONS
+    match schema.get("type"):
+        case "array":
+            return keys == {"type", "items"} and is_native(schema["items"])
+        case "object":
+            parts, required = schema.get("properties") or {}, {*schema.get("required", ())}
+            return (
+                keys <= {"type", "properties", "required", "additionalProperties"}
+                and not schema.get("additionalProperties")
+                and len(parts) > 0
+                and required <= parts.keys()
+                and all(_BARE_KEY.fullmatch(name) for name in parts)
+                and all(is_native(part) for part in parts.values())
+            )
+        case kind:
+            return kind in ("integer", "number", "boolean", "null")
 
 
 def _resolved(schema: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -505,6 +505,53 @@ def test_an_answer_may_be_a_call_or_something_else(name: str) -> None:
             assert matcher.advance(token), (answer, matcher.error)
 
 
+NESTED: Schema = {
+    "type": "object",
+    "properties": {
+        "names": {"type": "array", "items": {"type": "string", "maxLength": 5}},
+        "place": {
+            "type": "object",
+            "properties": {
+                "city": {"type": "string", "enum": ["Oslo", "Rom: {x}"]},
+                "at": {"type": "array", "items": {"type": "number"}},
+            },
+            "required": ["city"],
+            "additionalProperties": False,
+        },
+    },
+    "required": ["names", "place"],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("has_control_tokens", [False, True])
+def test_gemma_writes_parts_of_arguments_as_it_was_trained_to(*, has_control_tokens: bool) -> None:
+    form = FORMATS["gemma4"]
+    data = tiny.metadata()
+    if has_control_tokens:
+        for token, spelling in enumerate(form.markers, start=tiny.VOCAB_SIZE // 2):
+            data["tokenizer.ggml.tokens"][token] = spelling
+            data["tokenizer.ggml.token_type"][token] = TokenType.CONTROL
+    tokenizer = Tokenizer(read_tokenizer(data))
+    grammar = tool_grammar(form, tokenizer, {"f": NESTED}, parallel=False)
+    answer = (
+        '<|tool_call>call:f{names:[<|"|>a "b"<|"|>,<|"|><|"|>],'
+        'place:{city:<|"|>Rom: {x}<|"|>,at:[1,2.5]}}<tool_call|>'
+    )
+    answers = [answer]
+    matcher = matcher_of(tokenizer, grammar)
+    for token in [*tokenizer.encode(answer, parse_special=True), tokenizer.eos_ids[0]]:
+        assert matcher.advance(token), matcher.error
+    for seed in range(6):
+        answers.append(drawn(tokenizer, matcher_of(tokenizer, grammar), Random(seed)) or answer)
+    assert len(set(answers)) > 3
+    for written in answers:
+        parser = form.parser({"f": NESTED}, None)
+        said = parser.push(written) + parser.finish()
+        text = "".join(item.text for item in said if isinstance(item, CallArguments))
+        jsonschema.validate(json.loads(text), NESTED)
+
+
 def free_grammar(name: str, tokenizer: Tokenizer, *, parallel: bool = True) -> str:
     schemas = {"weather": SCHEMAS["weather"], "now": NO_ARGUMENTS["now"]}
     return tool_grammar(FORMATS[name], tokenizer, schemas, parallel=parallel, is_free=True)
