@@ -119,7 +119,10 @@ class Compiler:
 
     def nvidia(self, unit: TranslationUnit, target: Target, output: Path) -> None:
         """Writes `output`.ptx."""
-        self._front_end(unit, target, ("-S", "-O3"), output.with_suffix(".ptx"))
+        ptx = output.with_suffix(".ptx")
+        self._front_end(unit, target, ("-S", "-O3"), ptx)
+        if int(target.cpu.removeprefix("sm_")) >= 90:
+            ptx.write_text(wait_for_previous(ptx.read_text()))
 
     def host(self, unit: TranslationUnit, target: Target, entries: str, output: Path) -> None:
         """Writes the shared library `output`.so; `entries` is C++ that follows the source."""
@@ -160,6 +163,21 @@ class Compiler:
             str(output),
         )
         _run(command)
+
+
+def wait_for_previous(ptx: str) -> str:
+    """Returns PTX for sm_90 or later whose kernels begin by waiting for the kernel before them.
+
+    So they may be launched while that still runs, which the nvidia platform does with a module that
+    has this instruction (programmatic dependent launch, CUDA's programming guide). It is written
+    here and not in the sources as none may lack it: the kernel after one that does not wait could
+    begin before the one in front of that has ended.
+    """
+    kernel = r"(?ms)^\.visible \.entry .*?^// %bb\.0:.*?\n"
+    waiting, count = re.subn(kernel, r"\g<0>\tgriddepcontrol.wait;\n", ptx)
+    if count != ptx.count(".visible .entry "):
+        raise CompileError("the beginning of a kernel was not found in its PTX")
+    return waiting
 
 
 def _optimised(target: Target) -> tuple[str, ...]:

@@ -38,53 +38,69 @@ enum {
   CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR = 75,
   CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR = 76,
 };
+enum { CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION = 6 };
 enum { CU_JIT_ERROR_LOG_BUFFER = 5, CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES = 6 };
 
+typedef struct {
+  int id;
+  char pad[4];
+  union {
+    char bytes[64];
+    int programmatic_stream_serialization;
+  } value;
+} CUlaunchAttribute;
+
+typedef struct {
+  unsigned grid[3], block[3];
+  unsigned shared_bytes;
+  CUstream stream;
+  CUlaunchAttribute* attributes;
+  unsigned attribute_count;
+} CUlaunchConfig;
+
 /* X(member of `cuda`, exported symbol, parameters) */
-#define CUDA_FUNCTIONS(X)                                                                        \
-  X(Init, cuInit, (unsigned))                                                                    \
-  X(DriverGetVersion, cuDriverGetVersion, (int*))                                                \
-  X(DeviceGetCount, cuDeviceGetCount, (int*))                                                    \
-  X(DeviceGet, cuDeviceGet, (CUdevice*, int))                                                    \
-  X(DeviceGetName, cuDeviceGetName, (char*, int, CUdevice))                                      \
-  X(DeviceGetAttribute, cuDeviceGetAttribute, (int*, int, CUdevice))                             \
-  X(DeviceTotalMem, cuDeviceTotalMem_v2, (size_t*, CUdevice))                                    \
-  X(DevicePrimaryCtxRetain, cuDevicePrimaryCtxRetain, (CUcontext*, CUdevice))                    \
-  X(CtxSetCurrent, cuCtxSetCurrent, (CUcontext))                                                 \
-  X(CtxSynchronize, cuCtxSynchronize, (void))                                                    \
-  X(MemAlloc, cuMemAlloc_v2, (CUdeviceptr*, size_t))                                             \
-  X(MemFree, cuMemFree_v2, (CUdeviceptr))                                                        \
-  X(MemHostAlloc, cuMemHostAlloc, (void**, size_t, unsigned))                                    \
-  X(MemFreeHost, cuMemFreeHost, (void*))                                                         \
-  X(MemHostRegister, cuMemHostRegister_v2, (void*, size_t, unsigned))                            \
-  X(MemHostUnregister, cuMemHostUnregister, (void*))                                             \
-  X(MemGetInfo, cuMemGetInfo_v2, (size_t*, size_t*))                                             \
-  X(MemcpyHtoDAsync, cuMemcpyHtoDAsync_v2, (CUdeviceptr, const void*, size_t, CUstream))         \
-  X(MemcpyDtoHAsync, cuMemcpyDtoHAsync_v2, (void*, CUdeviceptr, size_t, CUstream))               \
-  X(MemcpyDtoDAsync, cuMemcpyDtoDAsync_v2, (CUdeviceptr, CUdeviceptr, size_t, CUstream))         \
-  X(MemsetD8Async, cuMemsetD8Async, (CUdeviceptr, unsigned char, size_t, CUstream))              \
-  X(StreamCreate, cuStreamCreate, (CUstream*, unsigned))                                         \
-  X(StreamDestroy, cuStreamDestroy_v2, (CUstream))                                               \
-  X(StreamSynchronize, cuStreamSynchronize, (CUstream))                                          \
-  X(StreamWaitEvent, cuStreamWaitEvent, (CUstream, CUevent, unsigned))                           \
-  X(StreamBeginCapture, cuStreamBeginCapture_v2, (CUstream, int))                                \
-  X(StreamEndCapture, cuStreamEndCapture, (CUstream, CUgraph*))                                  \
-  X(LaunchHostFunc, cuLaunchHostFunc, (CUstream, void (*)(void*), void*))                        \
-  X(EventCreate, cuEventCreate, (CUevent*, unsigned))                                            \
-  X(EventDestroy, cuEventDestroy_v2, (CUevent))                                                  \
-  X(EventRecord, cuEventRecord, (CUevent, CUstream))                                             \
-  X(EventSynchronize, cuEventSynchronize, (CUevent))                                             \
-  X(EventElapsedTime, cuEventElapsedTime, (float*, CUevent, CUevent))                            \
-  X(ModuleLoadDataEx, cuModuleLoadDataEx, (CUmodule*, const void*, unsigned, int*, void**))      \
-  X(ModuleUnload, cuModuleUnload, (CUmodule))                                                    \
-  X(ModuleGetFunction, cuModuleGetFunction, (CUfunction*, CUmodule, const char*))                \
-  X(LaunchKernel, cuLaunchKernel,                                                                \
-    (CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream, \
-     void**, void**))                                                                            \
-  X(FuncGetParamInfo, cuFuncGetParamInfo, (CUfunction, size_t, size_t*, size_t*))                \
-  X(GraphInstantiate, cuGraphInstantiateWithFlags, (CUgraphExec*, CUgraph, unsigned long long))  \
-  X(GraphLaunch, cuGraphLaunch, (CUgraphExec, CUstream))                                         \
-  X(GraphDestroy, cuGraphDestroy, (CUgraph))                                                     \
+#define CUDA_FUNCTIONS(X)                                                                       \
+  X(Init, cuInit, (unsigned))                                                                   \
+  X(DriverGetVersion, cuDriverGetVersion, (int*))                                               \
+  X(DeviceGetCount, cuDeviceGetCount, (int*))                                                   \
+  X(DeviceGet, cuDeviceGet, (CUdevice*, int))                                                   \
+  X(DeviceGetName, cuDeviceGetName, (char*, int, CUdevice))                                     \
+  X(DeviceGetAttribute, cuDeviceGetAttribute, (int*, int, CUdevice))                            \
+  X(DeviceTotalMem, cuDeviceTotalMem_v2, (size_t*, CUdevice))                                   \
+  X(DevicePrimaryCtxRetain, cuDevicePrimaryCtxRetain, (CUcontext*, CUdevice))                   \
+  X(CtxSetCurrent, cuCtxSetCurrent, (CUcontext))                                                \
+  X(CtxSynchronize, cuCtxSynchronize, (void))                                                   \
+  X(MemAlloc, cuMemAlloc_v2, (CUdeviceptr*, size_t))                                            \
+  X(MemFree, cuMemFree_v2, (CUdeviceptr))                                                       \
+  X(MemHostAlloc, cuMemHostAlloc, (void**, size_t, unsigned))                                   \
+  X(MemFreeHost, cuMemFreeHost, (void*))                                                        \
+  X(MemHostRegister, cuMemHostRegister_v2, (void*, size_t, unsigned))                           \
+  X(MemHostUnregister, cuMemHostUnregister, (void*))                                            \
+  X(MemGetInfo, cuMemGetInfo_v2, (size_t*, size_t*))                                            \
+  X(MemcpyHtoDAsync, cuMemcpyHtoDAsync_v2, (CUdeviceptr, const void*, size_t, CUstream))        \
+  X(MemcpyDtoHAsync, cuMemcpyDtoHAsync_v2, (void*, CUdeviceptr, size_t, CUstream))              \
+  X(MemcpyDtoDAsync, cuMemcpyDtoDAsync_v2, (CUdeviceptr, CUdeviceptr, size_t, CUstream))        \
+  X(MemsetD8Async, cuMemsetD8Async, (CUdeviceptr, unsigned char, size_t, CUstream))             \
+  X(StreamCreate, cuStreamCreate, (CUstream*, unsigned))                                        \
+  X(StreamDestroy, cuStreamDestroy_v2, (CUstream))                                              \
+  X(StreamSynchronize, cuStreamSynchronize, (CUstream))                                         \
+  X(StreamWaitEvent, cuStreamWaitEvent, (CUstream, CUevent, unsigned))                          \
+  X(StreamBeginCapture, cuStreamBeginCapture_v2, (CUstream, int))                               \
+  X(StreamEndCapture, cuStreamEndCapture, (CUstream, CUgraph*))                                 \
+  X(LaunchHostFunc, cuLaunchHostFunc, (CUstream, void (*)(void*), void*))                       \
+  X(EventCreate, cuEventCreate, (CUevent*, unsigned))                                           \
+  X(EventDestroy, cuEventDestroy_v2, (CUevent))                                                 \
+  X(EventRecord, cuEventRecord, (CUevent, CUstream))                                            \
+  X(EventSynchronize, cuEventSynchronize, (CUevent))                                            \
+  X(EventElapsedTime, cuEventElapsedTime, (float*, CUevent, CUevent))                           \
+  X(ModuleLoadDataEx, cuModuleLoadDataEx, (CUmodule*, const void*, unsigned, int*, void**))     \
+  X(ModuleUnload, cuModuleUnload, (CUmodule))                                                   \
+  X(ModuleGetFunction, cuModuleGetFunction, (CUfunction*, CUmodule, const char*))               \
+  X(LaunchKernelEx, cuLaunchKernelEx, (const CUlaunchConfig*, CUfunction, void**, void**))      \
+  X(FuncGetParamInfo, cuFuncGetParamInfo, (CUfunction, size_t, size_t*, size_t*))               \
+  X(GraphInstantiate, cuGraphInstantiateWithFlags, (CUgraphExec*, CUgraph, unsigned long long)) \
+  X(GraphLaunch, cuGraphLaunch, (CUgraphExec, CUstream))                                        \
+  X(GraphDestroy, cuGraphDestroy, (CUgraph))                                                    \
   X(GraphExecDestroy, cuGraphExecDestroy, (CUgraphExec))
 
 struct CudaDriver {

@@ -1,10 +1,46 @@
 /* Modules, functions and kernel launches. */
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
 #include "nvidia.h"
 
 enum { MAX_ARGUMENTS = 128 };
+
+/* Kernels that begin with this may be launched while the one before them still runs (programmatic
+   dependent launch): none of their accesses comes before the end of that. Whether a kernel does is
+   told by its module, and remembered in the lowest bit of its handle. */
+static const char WAIT[] = "griddepcontrol.wait";
+static CUmodule* waiting;
+static size_t waiting_count;
+
+static hipError_t note_waiting(CUmodule module) {
+  CUmodule* more = realloc(waiting, (waiting_count + 1) * sizeof *waiting);
+  if (!more) return hipErrorOutOfMemory;
+  waiting = more;
+  waiting[waiting_count++] = module;
+  return hipSuccess;
+}
+
+static int is_waiting(CUmodule module) {
+  for (size_t i = 0; i < waiting_count; i++) {
+    if (waiting[i] == module) return 1;
+  }
+  return 0;
+}
+
+static void forget_waiting(CUmodule module) {
+  for (size_t i = 0; i < waiting_count; i++) {
+    if (waiting[i] == module) waiting[i] = waiting[--waiting_count];
+  }
+}
+
+static CUfunction marked(CUfunction function) { return (CUfunction)((uintptr_t)function | 1); }
+static CUfunction unmarked(CUfunction function) {
+  return (CUfunction)((uintptr_t)function & ~(uintptr_t)1);
+}
+static unsigned is_marked(CUfunction function) { return (uintptr_t)function & 1; }
 
 HIP_API hipError_t hipModuleLoadData(CUmodule* module, const void* image) {
   REQUIRE(module && image);
@@ -15,13 +51,22 @@ HIP_API hipError_t hipModuleLoadData(CUmodule* module, const void* image) {
   void* values[] = {log, (void*)(uintptr_t)sizeof log};
   const CUresult result = cuda.ModuleLoadDataEx(module, image, 2, options, values);
   if (result && *log) fprintf(stderr, "HIP on NVIDIA: %s\n", log);
-  return hip_error(result);
+  if (result) return hip_error(result);
+  return strstr(image, WAIT) ? note_waiting(*module) : hipSuccess;
 }
 
-HIP_API hipError_t hipModuleUnload(CUmodule module) { FORWARD(ModuleUnload(module)); }
+HIP_API hipError_t hipModuleUnload(CUmodule module) {
+  forget_waiting(module);
+  FORWARD(ModuleUnload(module));
+}
 
 HIP_API hipError_t hipModuleGetFunction(CUfunction* function, CUmodule module, const char* name) {
-  FORWARD(ModuleGetFunction(function, module, name));
+  REQUIRE(function);
+  const hipError_t entered = enter_device();
+  if (entered) return entered;
+  const hipError_t error = hip_error(cuda.ModuleGetFunction(function, module, name));
+  if (!error && is_waiting(module)) *function = marked(*function);
+  return error;
 }
 
 /* Finds the arguments in the buffer of HIP's `extra` list, by the kernel's own layout; a buffer of
@@ -61,12 +106,17 @@ HIP_API hipError_t hipModuleLaunchKernel(CUfunction function, unsigned grid_x, u
   REQUIRE(function);
   const hipError_t entered = enter_device();
   if (entered) return entered;
+  const unsigned waits = is_marked(function);
+  function = unmarked(function);
   void* arguments[MAX_ARGUMENTS];
   if (extra) {
     const hipError_t error = unpack(function, extra, arguments);
     if (error) return error;
     parameters = arguments;
   }
-  return hip_error(cuda.LaunchKernel(function, grid_x, grid_y, grid_z, block_x, block_y, block_z,
-                                     shared_bytes, stream, parameters, NULL));
+  CUlaunchAttribute early = {CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, "", {""}};
+  early.value.programmatic_stream_serialization = 1;
+  const CUlaunchConfig config = {
+      {grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared_bytes, stream, &early, waits};
+  return hip_error(cuda.LaunchKernelEx(&config, function, parameters, NULL));
 }

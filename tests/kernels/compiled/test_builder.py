@@ -13,7 +13,7 @@ import pytest
 
 from kernels.build import build, install
 from kernels.builder import Builder
-from kernels.compiler import find_compiler
+from kernels.compiler import CompileError, find_compiler, wait_for_previous
 from kernels.report import kernel_code
 from kernels.table import TranslationUnit, read_table
 from kernels.targets import TARGETS, Target, select
@@ -106,3 +106,18 @@ def test_a_library_may_leave_kernels_out(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path / "gfx1030")) == ["manifest.json", "softcap.co"]
     manifest = json.loads((tmp_path / "gfx1030/manifest.json").read_text())
     assert list(manifest["kernels"]) == ["rf_softcap"]
+
+
+@pytest.mark.parametrize(("name", "waits"), [("sm_80", False), ("sm_90", True)])
+def test_kernels_begin_by_waiting_where_they_may_be_launched_early(name: str, waits: bool) -> None:
+    product = Builder(find_compiler(None)).product(unit("rms_norm"), select(name)[0])
+    kernels = product.code.read_text().split(".visible .entry ")[1:]
+    # Declarations and labels end in other ways.
+    instructions = [re.findall(r"^\t(?!\.)(\S.*;)", kernel, re.MULTILINE) for kernel in kernels]
+    assert len(instructions) == 2
+    assert {each[0] == "griddepcontrol.wait;" for each in instructions} == {waits}
+
+
+def test_a_kernel_whose_beginning_is_not_found_is_an_error() -> None:
+    with pytest.raises(CompileError, match="beginning of a kernel"):
+        wait_for_previous(".visible .entry rf_x(\n)\n{\n\tret;\n}\n")

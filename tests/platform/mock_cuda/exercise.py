@@ -102,4 +102,8 @@ def launches(image: bytes) -> None:
 properties()
 memory()
 launches(Path(sys.argv[1]).read_bytes())
+print("kernels that wait:", file=sys.stderr, flush=True)
+launches(b"griddepcontrol.wait\0" + Path(sys.argv[1]).read_bytes())
+print("other kernels:", file=sys.stderr, flush=True)
+launches(Path(sys.argv[1]).read_bytes())
 print("done")
