@@ -76,6 +76,11 @@ __device__ __forceinline__ void wave_sync() {
 //            gfx10, gfx11: buffer_gl1_inv, buffer_gl0_inv. gfx12: global_inv scope:SCOPE_DEV.
 __device__ __forceinline__ void device_release() {
   __builtin_amdgcn_fence(__ATOMIC_RELEASE, "agent");
+#if defined(__gfx942__) || defined(__gfx950__) || defined(__gfx9_4_generic__)
+  // LLVM does not count the write-back, and leaves the wait for it out where it knows of nothing
+  // else to wait for.
+  asm volatile("s_waitcnt vmcnt(0)" ::: "memory");
+#endif
 }
 __device__ __forceinline__ void device_acquire() {
   __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "agent");
