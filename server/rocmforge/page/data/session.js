@@ -50,7 +50,7 @@ export class Session extends EventTarget {
   /** Asks what the server has, and comes back for more. */
   async refresh() {
     clearTimeout(this.#timers.get("refresh"));
-    if (!document.hidden) await this.#lookAtModels();
+    if (!document.hidden && !this.needsKey) await this.#lookAtModels();
     const wait = this.model?.status.value === "loading" ? POLL_WHILE_LOADING_MS : POLL_MS;
     clearTimeout(this.#timers.get("refresh"));
     this.#timers.set("refresh", setTimeout(() => this.refresh(), wait));
