@@ -46,6 +46,21 @@ class Shape:
         return "int8" if self.int8 else "f16"
 
     @property
+    def decode_tile(self) -> int:
+        """Of these, those of a block."""
+        return 4 if self.group <= 4 else 8
+
+    @property
+    def decode_blocks(self) -> int:
+        """Thread blocks of a token and split."""
+        return self.kv_heads * -(-self.group // self.decode_tile)
+
+    @property
+    def decode_kernel(self) -> str:
+        """The kernel's name."""
+        return f"rf_attention_decode_{self.kind}_d{self.head_dim}_g{self.decode_tile}"
+
+    @property
     def token_bytes(self) -> int:
         """Keys and values of a token, with their scales."""
         return 2 * self.kv_heads * (self.head_dim + 4 if self.int8 else 2 * self.head_dim)
@@ -85,8 +100,6 @@ def measure_decode(watch: Stopwatch, layer: Layer, batch: int, splits: list[int]
     starts = device.upload(np.arange(layer.sequences + 1, dtype=np.int32))
     q = layer.queries(layer.sequences)
     out = device.empty((layer.sequences, shape.heads, shape.head_dim), np.float32)
-    tile = 4 if shape.group <= 4 else 8
-    tiles = -(-shape.group // tile)
 
     def cases() -> Iterator[Measurement]:
         for tokens in splits:
@@ -103,7 +116,7 @@ def measure_decode(watch: Stopwatch, layer: Layer, batch: int, splits: list[int]
             ) -> None:
                 for ids in sequences:
                     device.enqueue(
-                        f"rf_attention_decode_{shape.kind}_d{shape.head_dim}_g{tile}",
+                        shape.decode_kernel,
                         *(
                             q,
                             *layer.cache,
@@ -117,7 +130,7 @@ def measure_decode(watch: Stopwatch, layer: Layer, batch: int, splits: list[int]
                         ),
                         *(partial, partial_ml, layer.blocks, shape.heads, shape.kv_heads),
                         *(0, tokens, shape.head_dim**-0.5, 0.0),
-                        grid=(shape.kv_heads * tiles, count, batch),
+                        grid=(shape.decode_blocks, count, batch),
                         block=DECODE_WAVES * device.wave,
                         stream=watch.stream,
                     )
@@ -194,7 +207,10 @@ def main() -> None:
         for batch in batches:
             sequences = max(batch, ROTATION)
             layer = Layer(device, shape, sequences, options.decode_context)
-            own = geometry.attention(options.decode_context, None, shape.kv_heads, batch).tokens
+            at_once = device.blocks_at_once(shape.decode_kernel, DECODE_WAVES * device.wave)
+            own = geometry.attention(
+                options.decode_context, None, shape.decode_blocks, batch, at_once
+            ).tokens
             best = measure_decode(watch, layer, batch, [own, *splits])
             rate = batch * options.decode_context * shape.token_bytes / best.seconds
             print(

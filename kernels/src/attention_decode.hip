@@ -34,15 +34,15 @@ struct DecodeShape {
     return least_of(32, power_of_two_above((kValueDim + chunk - 1) / chunk));
   }
   static constexpr bool is_wide(int chunk) { return kKeyDim > chunk * lanes_of(chunk); }
-  // 16 bytes. Eight heads of an int8 cache, and heads of several chunks, take 8, or the registers
-  // would not suffice.
-  static constexpr int kChunk = sizeof(Stored) == 1 && kGroup <= 4 && !is_wide(16) ? 16 : 8;
+  // Of an int8 cache 16 would be one load, but then a lane has twice as many elements of queries
+  // and results, and fewer waves fit on a compute unit.
+  static constexpr int kChunk = 8;
   static constexpr int kLanes = lanes_of(kChunk);
   static constexpr bool kWide = is_wide(kChunk);  // several chunks a lane
   static constexpr int kKeyChunks = (kKeyDim + kChunk * kLanes - 1) / (kChunk * kLanes);
   static constexpr int kValueChunks = (kValueDim + kChunk * kLanes - 1) / (kChunk * kLanes);
-  static constexpr int kTokens = kWave / kLanes;                                // in one load
-  static constexpr int kUnroll = kGroup <= 4 && kChunk == 8 && !kWide ? 4 : 2;  // loads in one step
+  static constexpr int kTokens = kWave / kLanes;                         // in one load
+  static constexpr int kUnroll = kGroup <= 4 && !kWide ? 4 : 2;          // loads in one step
   static constexpr int kStep = kTokens * kUnroll;                        // tokens in a wave's step
   static constexpr int kScores = kUnroll * kGroup;                       // of a token's lanes
   static constexpr int kHeld = kScores > kLanes ? kScores / kLanes : 1;  // by each lane, at the end

@@ -252,6 +252,11 @@ class Device:
         """hip-python's handle of the kernel."""
         return self._function(kernel)[0]
 
+    def blocks_at_once(self, kernel: str, threads: int) -> int:
+        """Blocks of so many threads that a compute unit runs at once."""
+        query = hip.hipModuleOccupancyMaxActiveBlocksPerMultiprocessor
+        return int(self.ok(query(self.function(kernel), threads, 0), "occupancy"))
+
     def max_threads(self, kernel: str) -> int:
         """Threads of a block that the kernel is compiled for."""
         return int(self._images.find(kernel)[1]["max_threads"])

@@ -96,6 +96,8 @@ typedef struct {
   X(ModuleLoadDataEx, cuModuleLoadDataEx, (CUmodule*, const void*, unsigned, int*, void**))     \
   X(ModuleUnload, cuModuleUnload, (CUmodule))                                                   \
   X(ModuleGetFunction, cuModuleGetFunction, (CUfunction*, CUmodule, const char*))               \
+  X(OccupancyMaxActiveBlocksPerMultiprocessor, cuOccupancyMaxActiveBlocksPerMultiprocessor,     \
+    (int*, CUfunction, int, size_t))                                                            \
   X(LaunchKernelEx, cuLaunchKernelEx, (const CUlaunchConfig*, CUfunction, void**, void**))      \
   X(FuncGetParamInfo, cuFuncGetParamInfo, (CUfunction, size_t, size_t*, size_t*))               \
   X(GraphInstantiate, cuGraphInstantiateWithFlags, (CUgraphExec*, CUgraph, unsigned long long)) \

@@ -69,6 +69,12 @@ HIP_API hipError_t hipModuleGetFunction(CUfunction* function, CUmodule module, c
   return error;
 }
 
+HIP_API hipError_t hipModuleOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks,
+                                                                      CUfunction function,
+                                                                      int threads, size_t lds) {
+  FORWARD(OccupancyMaxActiveBlocksPerMultiprocessor(blocks, function, threads, lds));
+}
+
 /* Finds the arguments in the buffer of HIP's `extra` list, by the kernel's own layout; a buffer of
    another size was packed for another kernel. */
 static hipError_t unpack(CUfunction function, void** extra, void** arguments) {

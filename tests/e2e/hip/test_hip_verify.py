@@ -202,6 +202,22 @@ def test_sinks_that_are_not_there_fail_their_check(
     assert not any(check.passed for check in run_group(found, Group(group.recipe, cases)))
 
 
+@pytest.mark.usefixtures("host")
+def test_a_context_has_the_splits_that_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens: list[int] = []
+
+    def note_tokens(launch: Launch, arguments: dict[str, Any]) -> None:
+        tokens.append(arguments["split_tokens"])
+        launch(**arguments)
+
+    change_launches(monkeypatch, "rf_attention_decode_f16*", note_tokens)
+    for blocks in (3, 1):
+        monkeypatch.setattr(Kernel, "blocks_at_once", lambda *_, blocks=blocks: blocks)
+        assert all(check.passed for check in check_first("decode attention"))
+    assert len(tokens) == 2
+    assert tokens[0] < tokens[1]
+
+
 REAL_LINEAR, REAL_TWO_NORMS = HipOps.linear, HipOps.two_norms_of_sum
 
 

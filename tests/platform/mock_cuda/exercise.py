@@ -60,6 +60,7 @@ def launches(image: bytes) -> None:
     module = ok(hip.hipModuleLoadData(image))
     function = ok(hip.hipModuleGetFunction(module, b"rf_fill"))
     assert hip.hipModuleGetFunction(module, b"no")[0] == hip.hipError_t.hipErrorNotFound
+    assert ok(hip.hipModuleOccupancyMaxActiveBlocksPerMultiprocessor(function, 128, 0)) == 3
     y, result = ok(hip.hipMalloc(4 * COUNT)), np.zeros(COUNT, np.float32)
 
     def launch(stream: object, *args: Any) -> Any:

@@ -157,6 +157,11 @@ API CUresult cuModuleUnload(CUmodule module) { return HOST(hipModuleUnload, (P),
 API CUresult cuModuleGetFunction(CUfunction* function, CUmodule module, const char* name) {
   return IN_CONTEXT(HOST(hipModuleGetFunction, (P, P, const char*), function, module, name));
 }
+API CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, CUfunction function,
+                                                         int threads, size_t shared) {
+  return IN_CONTEXT(HOST(hipModuleOccupancyMaxActiveBlocksPerMultiprocessor, (P, P, int, size_t),
+                         blocks, function, threads, shared));
+}
 API CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, void** parameters,
                               void** extra) {
   if (extra) return INVALID_VALUE; /* its keys are CUDA's, not HIP's */

@@ -204,12 +204,18 @@ def test_splits_of_a_context_cover_it_and_fit_the_scratch(
     sequences: int, context: int, window: int | None
 ) -> None:
     geometry = Geometry(132)
-    split = geometry.attention(context, window, kv_heads=8, sequences=sequences)
+    split = geometry.attention(context, window, blocks=8, sequences=sequences)
     assert split.tokens % 32 == 0
     visible = context if window is None else min(context, window + 32)
     assert split.tokens * split.count >= visible > split.tokens * (split.count - 1)
     at_once = 3 * 132 // 8
     assert split.count == 1 or split.count * sequences <= 5 * at_once / 2 + 1 + sequences
+
+
+@pytest.mark.parametrize("blocks_per_cu", [1, 2, 3])
+def test_splits_of_a_context_all_run_at_once(blocks_per_cu: int) -> None:
+    split = Geometry(132).attention(32768, None, blocks=8, sequences=1, blocks_per_cu=blocks_per_cu)
+    assert 0.9 * blocks_per_cu * 132 < split.count * 8 <= blocks_per_cu * 132
 
 
 @pytest.mark.parametrize("rows", [9, 33, 512, 4096])

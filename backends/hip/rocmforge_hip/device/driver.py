@@ -278,6 +278,11 @@ class Driver:
         call = hip.hipModuleGetFunction(module, kernel.encode())
         return int(self._call(call, "hipModuleGetFunction", kernel))
 
+    def blocks_at_once(self, function: int, threads: int) -> int:
+        """Returns how many blocks of so many threads a compute unit runs at once."""
+        call = hip.hipModuleOccupancyMaxActiveBlocksPerMultiprocessor(function, threads, 0)
+        return int(self._call(call, "hipModuleOccupancyMaxActiveBlocksPerMultiprocessor"))
+
     def launch(
         self,
         function: int,

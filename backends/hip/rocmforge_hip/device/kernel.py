@@ -51,6 +51,14 @@ class Kernel(Generic[P]):
         lacking = check_declaration(name, declaration, entry["args"])
         self._packer = ArgumentPacker(name, entry["args"], lacking, records_of(declaration))
 
+    def blocks_at_once(self, threads: int) -> int:
+        """Returns how many blocks of so many threads a compute unit runs at once.
+
+        Raises:
+            HipError: HIP cannot say.
+        """
+        return self._driver.blocks_at_once(self._function, threads)
+
     def launch(
         self,
         grid: Dim3,

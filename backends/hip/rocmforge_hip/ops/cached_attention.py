@@ -26,6 +26,7 @@ from rocmforge_hip.ops.step import DeviceStep
 from rocmforge_hip.weights.formats import Weight, ceil_div
 
 _THREADS: Final = 256
+_DECODE_WAVES: Final = 4
 
 X = TypeVar("X")
 
@@ -55,13 +56,17 @@ class _LayerKernels:
         sizes = layer.key_dim, layer.value_dim
         head = next(head for head in CACHED_HEADS if (head.key_dim, head.value_dim) == sizes)
         wide = "wide_" if max(sizes) > NARROW_HEAD_DIM else ""
-        self.group: Final = head.group(layer.num_heads // layer.num_kv_heads)
+        shared = layer.num_heads // layer.num_kv_heads
+        self.group: Final = head.group(shared)
+        self.tiles: Final = ceil_div(shared, self.group)  # blocks for what shares keys
         self.rope_store: Final = library.kernel(
             f"rf_rope_store_{wide}{cache}", kernels.rf_rope_store
         )
         self.decode: Final = library.kernel(
             f"rf_attention_decode_{cache}_{head.name}_g{self.group}", kernels.rf_attention_decode
         )
+        self.decode_threads: Final = _DECODE_WAVES * library.wave_size
+        self.decodes_at_once: Final = self.decode.blocks_at_once(self.decode_threads)
         self.prefill: Final = library.kernel(
             f"rf_attention_prefill_{cache}_{head.name}", kernels.rf_attention_prefill
         )
@@ -181,7 +186,11 @@ class CachedAttention:
         cache, own = self.caches[spec.layer], self._kernels[spec.layer]
         kv_heads = layer.num_kv_heads
         split = self._geometry.attention(
-            shape.blocks * BLOCK_TOKENS, spec.window, kv_heads, shape.decodes
+            shape.blocks * BLOCK_TOKENS,
+            spec.window,
+            kv_heads * own.tiles,
+            shape.decodes,
+            own.decodes_at_once,
         )
         partial, partial_ml = self._arena.attention_partial, self._arena.attention_partial_ml
         assert partial is not None
@@ -190,10 +199,9 @@ class CachedAttention:
         assert results * layer.value_dim <= partial.shape[0] or split.count == 1
         assert results <= partial_ml.shape[0] or split.count == 1
         window = spec.window or 0
-        tiles = ceil_div(layer.num_heads // kv_heads, own.group)
         own.decode.launch(
-            (kv_heads * tiles, split.count, shape.decodes),
-            4 * self._wave,
+            (kv_heads * own.tiles, split.count, shape.decodes),
+            own.decode_threads,
             q=q,
             k_cache=cache.keys,
             v_cache=cache.values,

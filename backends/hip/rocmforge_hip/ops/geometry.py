@@ -22,7 +22,7 @@ GEMM_ROWS: Final = (32, 64, 128)
 _GEMM_BLOCKS_PER_CU: Final = {32: 2, 64: 2, 128: 1}
 _SPLIT_QUANT_BLOCKS: Final = 8
 _MIN_SPLIT_TOKENS: Final = BLOCK_TOKENS
-_ATTENTION_BLOCKS_PER_CU: Final = 3
+_ATTENTION_BLOCKS_PER_CU: Final = 3  # at most
 _SAMPLING_BLOCKS_PER_CU: Final = 2
 _MIN_PART_TOKENS: Final = 1024
 
@@ -51,23 +51,33 @@ class Geometry:
     compute_units: int
 
     def attention(
-        self, context: int, window: int | None, kv_heads: int, sequences: int
+        self,
+        context: int,
+        window: int | None,
+        blocks: int,
+        sequences: int,
+        blocks_per_cu: int = _ATTENTION_BLOCKS_PER_CU,
     ) -> AttentionSplit:
         """Splits that fill the device, for sequences of at most `context` tokens.
 
         Blocks that nearly fill it all run at once. Where that does not come out even, there are
         several rounds of them instead, as a second round of a few would leave the device idle.
+
+        Args:
+            context: Tokens of a sequence.
+            window: Tokens that are visible, if not all.
+            blocks: Thread blocks of a split.
+            sequences: How many there are.
+            blocks_per_cu: Thread blocks that a compute unit runs at once.
         """
         visible = context if window is None else min(context, window + BLOCK_TOKENS)
-        at_once = self._attention_splits_at_once(kv_heads)
+        per_cu = min(blocks_per_cu, _ATTENTION_BLOCKS_PER_CU)
+        at_once = max(1, per_cu * self.compute_units // blocks)
         wanted = at_once // sequences
         if 4 * wanted * sequences < 3 * at_once:
             wanted = ceil_div(_several_rounds(at_once), sequences)
         tokens = round_up(max(ceil_div(visible, wanted), _MIN_SPLIT_TOKENS), BLOCK_TOKENS)
         return AttentionSplit(tokens, ceil_div(visible, tokens))
-
-    def _attention_splits_at_once(self, kv_heads: int) -> int:
-        return max(1, _ATTENTION_BLOCKS_PER_CU * self.compute_units // kv_heads)
 
     def gemm(self, rows: int, stored_rows: int, quant_blocks: int) -> GemmShape:
         """Returns the smallest tile that holds the rows; splits K while compute units are idle."""
@@ -84,7 +94,8 @@ class Geometry:
 
     def attention_splits(self, kv_heads: int, sequences: int) -> int:
         """Returns how many splits there may be, for any number of sequences up to this one."""
-        return _several_rounds(self._attention_splits_at_once(kv_heads)) + sequences
+        at_once = max(1, _ATTENTION_BLOCKS_PER_CU * self.compute_units // kv_heads)
+        return _several_rounds(at_once) + sequences
 
     def gemm_scratch(self) -> ArraySpec:
         """Returns the array for the results of splits of matrix products, of any size."""
