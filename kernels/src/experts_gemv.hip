@@ -28,8 +28,7 @@ template <class Format, int kSlices>
 __device__ __forceinline__ void experts_gate_up(const uint8_t* weight, int64_t expert_bytes,
                                                 const Activations& x, const Chosen& chosen,
                                                 const GateUpOutputs& to) {
-  using Tile = GemvTile<1>;
-  const Tile tile(blockIdx.y);
+  const GateUpTile tile(blockIdx.y);
   const int64_t pair = blockIdx.x;
   const int expert = chosen.expert[pair];
   Format rows[kGroups];
@@ -37,11 +36,11 @@ __device__ __forceinline__ void experts_gate_up(const uint8_t* weight, int64_t e
   int first_quant_blocks[kSlices];
   find_slices(x, pair / chosen.num_chosen, first_quant_blocks);
   float sums[kSlices][kGroups] = {};
-  gemv_dot(rows, x, first_quant_blocks, Tile::first_piece(), Tile::piece_step(), sums,
+  gemv_dot(rows, x, first_quant_blocks, tile.first_piece(), tile.piece_step(), sums,
            [] { prepare<Format>(); });
   float sum[1][kGroups];
   sum_of_slices(sums, sum);
-  to.finish(tile, sum, expert, pair);
+  to.finish(tile, sum[0], expert, pair);
 }
 
 template <class Format, int kSlices>
@@ -72,20 +71,26 @@ __device__ __forceinline__ void experts_down(const uint8_t* weight, int64_t expe
 
 // weight: the matrices of experts (experts.h) of `expert_bytes` each, gate and up interleaved. q,
 // scale: an activation [rows, 32 * quant_blocks] of act.h with as many slices as the name says.
-// chosen: int32 [rows, num_chosen]. out: f32 [rows * num_chosen, out_features], gated as
-// `activation` says, after the biases [experts, out_features], unless those are null.
-// Grid: (rows * num_chosen, stored rows / 16), block 64 to 256.
-#define RF_GATE_UP(name, Format, kSlices)                                                      \
-  extern "C" __global__ __launch_bounds__(rf::kGemvThreads) void                               \
-      rf_experts_gate_up_##name##_s##kSlices(                                                  \
-          const uint8_t* __restrict__ weight, const int8_t* __restrict__ q,                    \
-          const rf::ActScale* __restrict__ scale, const int32_t* __restrict__ chosen,          \
-          const float* __restrict__ gate_bias, const float* __restrict__ up_bias, float* out,  \
-          int64_t expert_bytes, int rows, int num_chosen, int out_features, int quant_blocks,  \
-          int activation) {                                                                    \
-    rf::experts_gate_up<rf::Format, kSlices>(                                                  \
-        weight, expert_bytes, {q, scale, rows, kSlices, quant_blocks},                         \
-        {chosen, nullptr, num_chosen}, {{out_features, activation}, gate_bias, up_bias, out}); \
+// chosen: int32 [rows, num_chosen]. out: [rows * num_chosen, out_features] in the forms that are
+// not null, gated as `activation` says, after the biases [experts, out_features], unless those are
+// null. out_features is a multiple of 32. Grid: (rows * num_chosen, out_features / 32), block 256
+// or 512.
+#define RF_GATE_UP(name, Format, kSlices)                                                         \
+  extern "C" __global__ __launch_bounds__(rf::kGateUpThreads) void                                \
+      rf_experts_gate_up_##name##_s##kSlices(                                                     \
+          const uint8_t* __restrict__ weight, const int8_t* __restrict__ q,                       \
+          const rf::ActScale* __restrict__ scale, const int32_t* __restrict__ chosen,             \
+          const float* __restrict__ gate_bias, const float* __restrict__ up_bias, float* out_f32, \
+          rf::half* out_f16, int8_t* out_q, rf::ActScale* out_q_scale, int32_t out_q_lo_offset,   \
+          int64_t expert_bytes, int rows, int num_chosen, int out_features, int quant_blocks,     \
+          int activation) {                                                                       \
+    rf::experts_gate_up<rf::Format, kSlices>(                                                     \
+        weight, expert_bytes, {q, scale, rows, kSlices, quant_blocks},                            \
+        {chosen, nullptr, num_chosen},                                                            \
+        {{out_features, activation},                                                              \
+         gate_bias,                                                                               \
+         up_bias,                                                                                 \
+         {out_f32, out_f16, out_q, out_q_scale, out_q_lo_offset}});                               \
   }
 
 // weight, chosen, bias: as above, of down. q, scale: an activation [rows * num_chosen, 32 *

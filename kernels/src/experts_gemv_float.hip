@@ -9,16 +9,15 @@ template <class Format>
 __device__ __forceinline__ void experts_gate_up(const uint8_t* weight, int64_t expert_bytes,
                                                 const FloatActivations& x, const Chosen& chosen,
                                                 const GateUpOutputs& to) {
-  using Tile = GemvTile<1>;
-  const Tile tile(blockIdx.y);
+  const GateUpTile tile(blockIdx.y);
   const int64_t pair = blockIdx.x;
   const int expert = chosen.expert[pair];
   Format rows[kGroups];
   expert_rows(weight, expert_bytes, expert, to.outputs, x.quant_blocks, tile, rows);
   float sums[1][kGroups] = {};
-  gemv_dot(rows, x, static_cast<int>(pair / chosen.num_chosen), Tile::first_piece(),
-           Tile::piece_step(), sums);
-  to.finish(tile, sums, expert, pair);
+  gemv_dot(rows, x, static_cast<int>(pair / chosen.num_chosen), tile.first_piece(),
+           tile.piece_step(), sums);
+  to.finish(tile, sums[0], expert, pair);
 }
 
 template <class Format>
@@ -44,15 +43,19 @@ __device__ __forceinline__ void experts_down(const uint8_t* weight, int64_t expe
 
 // As rf_experts_gate_up_<format>_s<slices> of experts_gemv.hip, with x f32 [rows, 32 *
 // quant_blocks].
-#define RF_GATE_UP(name, Format)                                                            \
-  extern "C" __global__ __launch_bounds__(rf::kGemvThreads) void rf_experts_gate_up_##name( \
-      const uint8_t* __restrict__ weight, const float* __restrict__ x,                      \
-      const int32_t* __restrict__ chosen, const float* __restrict__ gate_bias,              \
-      const float* __restrict__ up_bias, float* out, int64_t expert_bytes, int rows,        \
-      int num_chosen, int out_features, int quant_blocks, int activation) {                 \
-    rf::experts_gate_up<rf::Format>(weight, expert_bytes, {x, rows, quant_blocks},          \
-                                    {chosen, nullptr, num_chosen},                          \
-                                    {{out_features, activation}, gate_bias, up_bias, out}); \
+#define RF_GATE_UP(name, Format)                                                                \
+  extern "C" __global__ __launch_bounds__(rf::kGateUpThreads) void rf_experts_gate_up_##name(   \
+      const uint8_t* __restrict__ weight, const float* __restrict__ x,                          \
+      const int32_t* __restrict__ chosen, const float* __restrict__ gate_bias,                  \
+      const float* __restrict__ up_bias, float* out_f32, rf::half* out_f16, int8_t* out_q,      \
+      rf::ActScale* out_q_scale, int32_t out_q_lo_offset, int64_t expert_bytes, int rows,       \
+      int num_chosen, int out_features, int quant_blocks, int activation) {                     \
+    rf::experts_gate_up<rf::Format>(weight, expert_bytes, {x, rows, quant_blocks},              \
+                                    {chosen, nullptr, num_chosen},                              \
+                                    {{out_features, activation},                                \
+                                     gate_bias,                                                 \
+                                     up_bias,                                                   \
+                                     {out_f32, out_f16, out_q, out_q_scale, out_q_lo_offset}}); \
   }
 
 // As rf_experts_down_<format>_s<slices>, with x f32 [rows * num_chosen, 32 * quant_blocks].

@@ -58,11 +58,16 @@ __device__ __forceinline__ uint32_t in_order(float x) {
 }
 
 // How many of `count` keys come before key `index`: larger ones, and the equal ones before it.
+// Those beyond, up to a multiple of four, are 0.
 __device__ __forceinline__ int rank_of(const uint32_t* keys, int index, int count) {
   const uint32_t own = keys[index];
   int rank = 0;
-  for (int i = 0; i < count; ++i) {
-    rank += keys[i] > own || (keys[i] == own && i < index) ? 1 : 0;
+#pragma unroll 4
+  for (int first = 0; first < count; first += 4) {
+    const Vec<uint32_t, 4> four = load16(keys + first);
+    for (int k = 0; k < 4; ++k) {
+      rank += four[k] > own || (four[k] == own && first + k < index) ? 1 : 0;
+    }
   }
   return rank;
 }
@@ -92,9 +97,9 @@ extern "C" __global__ __launch_bounds__(rf::kMostExperts) void rf_route_choose(
     const float* __restrict__ selection_bias, int32_t* chosen, float* weights, int experts,
     int num_chosen, int function, int groups, int kept_groups, int normalised, float scale) {
   __shared__ float scratch[rf::kMaxWaves];
-  __shared__ uint32_t keys[rf::kMostExperts];
+  alignas(16) __shared__ uint32_t keys[rf::kMostExperts];
   __shared__ float scores[rf::kMostExperts];
-  __shared__ uint32_t group_keys[rf::kMostExperts];
+  alignas(16) __shared__ uint32_t group_keys[rf::kMostExperts];
   __shared__ float picked[rf::kMostExperts];
   const int expert = threadIdx.x;
   const bool inside = expert < experts;
@@ -116,6 +121,7 @@ extern "C" __global__ __launch_bounds__(rf::kMostExperts) void rf_route_choose(
     const int members = experts / groups;
     if (inside) scores[expert] = score;
     __syncthreads();
+    group_keys[expert] = 0;
     if (expert < groups) {
       float best = -rf::kInfinity;
       float second = -rf::kInfinity;
@@ -130,7 +136,7 @@ extern "C" __global__ __launch_bounds__(rf::kMostExperts) void rf_route_choose(
       score = -rf::kInfinity;
     }
   }
-  if (inside) keys[expert] = rf::in_order(score);
+  keys[expert] = inside ? rf::in_order(score) : 0;
   __syncthreads();
   if (inside) {
     const int rank = rf::rank_of(keys, expert, experts);

@@ -6,6 +6,7 @@
 // chosen[t][i].
 #pragma once
 
+#include "rf/act_output.h"
 #include "rf/gemv_tile.h"
 
 namespace rf {
@@ -33,23 +34,74 @@ __device__ __forceinline__ void expert_rows(const uint8_t* weight, int64_t exper
   }
 }
 
+inline constexpr int kGateUpThreads = 512;  // at most; a multiple of 256
+inline constexpr int kTeams = 4;            // of a block
+
+// How a block multiplies with gate and up of a pair: four teams of threads have a tile each, and
+// make 32 columns together, a block of the activation that down is multiplied with.
+class GateUpTile {
+ public:
+  explicit __device__ __forceinline__ GateUpTile(int block)
+      : block_(block), tile_(block * kTeams + static_cast<int>(threadIdx.x) / team_size()) {}
+
+  __device__ __forceinline__ int row(int j) const { return tile_.row(j); }
+  static __device__ __forceinline__ int first_piece() {
+    return static_cast<int>(threadIdx.x) % team_size() / kGroupRows;
+  }
+  static __device__ __forceinline__ int piece_step() { return team_size() / kGroupRows; }
+
+  // Adds up what the lanes found, and has value(column, gate, up) written to row `row` of `out`.
+  template <class Value>
+  __device__ __forceinline__ void finish(const float (&sums)[kGroups], const ActOutput& out,
+                                         int64_t row, int out_features, const Value& value) const {
+    __shared__ float parts[kGateUpThreads / kWave][kGroups][kGroupRows];
+    alignas(16) __shared__ float columns[kActBlock];
+    for (int j = 0; j < kGroups; ++j) {
+      const float sum = wave_sum_of_row(sums[j]);
+      if (lane_id() < kGroupRows) parts[wave_id()][j][lane_id()] = sum;
+    }
+    __syncthreads();
+    if (wave_id() != 0) return;
+    if (lane_id() < kActBlock) {
+      const int waves = team_size() / kWave;
+      const int first = lane_id() / kGroupRows * waves;
+      float total[kGroups] = {};
+      for (int wave = first; wave < first + waves; ++wave) {
+        for (int j = 0; j < kGroups; ++j) total[j] += parts[wave][j][lane_id() % kGroupRows];
+      }
+      columns[lane_id()] = value(block_ * kActBlock + lane_id(), total[0], total[1]);
+    }
+    wave_sync();
+    const int four = lane_id() % kActLanes * 4;
+    out.store(row * out_features + block_ * kActBlock + four, load16(columns + four),
+              lane_id() < kActLanes);
+  }
+
+ private:
+  static __device__ __forceinline__ int team_size() {
+    return static_cast<int>(blockDim.x) / kTeams;
+  }
+
+  int block_;
+  GemvTile<1> tile_;
+};
+
 // The products of a pair with gate and up, and where they go.
 struct GateUpOutputs {
-  Outputs outputs;         // of an expert
+  Outputs outputs;         // of an expert; out_features is a multiple of 32
   const float* gate_bias;  // [experts, out_features] or null
   const float* up_bias;    // with gate_bias
-  float* out;              // [pairs, out_features]
+  ActOutput out;           // [pairs, out_features]
 
-  template <class Tile>
-  __device__ __forceinline__ void finish(const Tile& tile, float (&sums)[1][kGroups], int expert,
-                                         int64_t pair) const {
-    const int64_t features = outputs.out_features;
-    tile.finish(sums, outputs, 1, [&](int, int column, float gate, float up) {
+  __device__ __forceinline__ void finish(const GateUpTile& tile, const float (&sums)[kGroups],
+                                         int expert, int64_t pair) const {
+    const int features = outputs.out_features;
+    tile.finish(sums, out, pair, features, [&](int column, float gate, float up) {
       if (gate_bias) {
-        gate += gate_bias[expert * features + column];
-        up += up_bias[expert * features + column];
+        gate += gate_bias[static_cast<int64_t>(expert) * features + column];
+        up += up_bias[static_cast<int64_t>(expert) * features + column];
       }
-      out[pair * features + column] = gated(gate, up, outputs.activation);
+      return gated(gate, up, outputs.activation);
     });
   }
 };

@@ -33,12 +33,9 @@ __device__ __forceinline__ uint32_t bits(uint32_t plane, int k) {
   return (k > kShift ? plane >> (k - kShift) : plane << (kShift - k)) & 0x01010101u << kShift;
 }
 
-// table[nibble] for four nibbles, one to a byte.
-__device__ __forceinline__ uint32_t lookup(U4 table, uint32_t nibble) {
-  const uint32_t index = nibble & 0x07070707u;
-  const uint32_t low = byte_select(table[0], table[1], index);
-  const uint32_t high = byte_select(table[2], table[3], index);
-  return byte_select(low, high, 0x03020100u | (nibble & 0x08080808u) >> 1);
+// table[nibble] for elements 4 k to 4 k + 3 of a quant block.
+__device__ __forceinline__ uint32_t lookup(U4 table, U4 plane, int k) {
+  return table_select(table, plane[k % 4], k >= 4);
 }
 
 __device__ constexpr uint32_t pack(int a, int b, int c, int d) {

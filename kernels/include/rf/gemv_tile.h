@@ -13,6 +13,14 @@ namespace rf {
 inline constexpr int kGemvThreads = 256;  // at most; a multiple of 64
 inline constexpr int kGroups = 2;         // of a block
 
+// The sum over the lanes of a wave that work for the same row.
+__device__ __forceinline__ float wave_sum_of_row(float value) {
+  value += shfl_xor<8>(value);
+  value += shfl_xor<16>(value);
+  if constexpr (kWave == 64) value += shfl_xor<32>(value);
+  return value;
+}
+
 template <int kRows>
 class GemvTile {
  public:
@@ -78,14 +86,6 @@ class GemvTile {
   __device__ __forceinline__ int group(int j) const {
     constexpr int kGateGroups = kGateRows / kGroupRows;
     return tile_ / kGateGroups * kGroups * kGateGroups + tile_ % kGateGroups + j * kGateGroups;
-  }
-
-  // Over the lanes of a wave that work for the same row.
-  static __device__ __forceinline__ float wave_sum_of_row(float value) {
-    value += shfl_xor<8>(value);
-    value += shfl_xor<16>(value);
-    if constexpr (kWave == 64) value += shfl_xor<32>(value);
-    return value;
   }
 
   int tile_;

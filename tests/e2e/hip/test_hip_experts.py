@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,17 @@ import pytest
 from tests.backend.driving import Driver
 from tests.data.models.tiny_experts import EXPERT_MODELS, GPT_OSS
 from tests.data.models.tiny_models import by_name, write_model
-from tests.e2e.hip.test_hip_models import FLOAT_TOLERANCE, assert_logprobs_agree
+from tests.e2e.hip.test_hip_models import (
+    FLOAT_TOLERANCE,
+    PROMPTS,
+    TIGHT_BLOCKS,
+    assert_logprobs_agree,
+    assert_same_until_a_near_tie,
+    generate,
+    generate_and_count,
+)
 from tests.support.hip import fitting
+from tests.support.options import SMALL
 from tests.support.runners import load_hip, load_reference
 
 # Norms of all heads together have no kernel yet.
@@ -37,3 +47,22 @@ def test_more_tokens_than_are_grouped_at_a_time_are_grouped_in_parts(
     path = write_model(fitting(by_name("qwen2moe")), tmp_path)
     ours, theirs = load_hip(stack, path), load_reference(stack, path)
     assert_logprobs_agree(Driver(ours), Driver(theirs), FLOAT_TOLERANCE)
+
+
+def test_requests_at_once_with_preemptions_get_the_references_tokens(
+    stack: ExitStack, tmp_path: Path
+) -> None:
+    """In chunks, from shared blocks, and recomputed."""
+    path = write_model(fitting(by_name("glm4moe")), tmp_path)
+    runner = load_hip(stack, path, replace(SMALL, kv_blocks=TIGHT_BLOCKS))
+    got, stats = generate_and_count(runner, PROMPTS)
+    assert stats.totals.preemptions > 0
+    assert stats.totals.prefix_hit_tokens > 0
+    expected = generate(load_reference(stack, path), PROMPTS, num_logprobs=2)
+    assert_same_until_a_near_tie(got, expected, 4 * FLOAT_TOLERANCE)
+
+
+def test_replays_of_steps_with_experts_are_right(stack: ExitStack, tmp_path: Path) -> None:
+    path = write_model(fitting(by_name("qwen2moe")), tmp_path)
+    runner = load_hip(stack, path, replace(SMALL, max_sequences=2, graphs="auto"))
+    assert runner.info.graphs == "checked"

@@ -6,10 +6,12 @@ of a token and an expert; the waves of a block of down divide the experts of a t
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
-from tests.support.activations import quantise
+from tests.support.activations import SCALE_DTYPE, QuantisedActivation, quantise
 from tests.support.experts import ExpertLayer, Float32, Int32, random_choice, random_experts
 from tests.support.kernels import Device, DeviceArray
 from tests.support.linear import (
@@ -38,9 +40,13 @@ def _activation(
 
 def _gate_up(
     device: Device, layer: ExpertLayer, x: Float32, chosen: Int32, slices: int, block: int
-) -> Float32:
+) -> tuple[Float32, Any]:
+    """The float32 result, and the int8 form of it."""
     weights, first = layer.packed(), layer.first
-    out = device.empty((chosen.size, first.out_features), np.float32, "out")
+    shape = chosen.size, first.out_features
+    out = device.empty(shape, np.float32, "out")
+    q = device.empty((slices, *shape), np.int8, "out q")
+    scale = device.empty((slices, shape[0], shape[1] // 32), SCALE_DTYPE, "out scale")
     name, arrays = _activation(device, layer, x, slices)
     of_gate, of_up = layer.biases or (None, None)
     device.launch(
@@ -50,19 +56,19 @@ def _gate_up(
         device.upload(chosen, "chosen"),
         None if of_gate is None else device.upload(of_gate, "gate bias"),
         None if of_up is None else device.upload(of_up, "up bias"),
-        out,
+        *(out, None, q, scale, (slices - 1) * out.get().size),
         weights[0].nbytes,
         *(len(x), chosen.shape[1], first.out_features, first.quant_blocks, first.activation),
-        grid=(chosen.size, first.stored_rows // 16),
+        grid=(chosen.size, first.out_features // 32),
         block=block,
     )
-    return out.get()
+    return out.get(), QuantisedActivation(q.get(), scale.get())
 
 
 def _check_gate_up(
-    device: Device, layer: ExpertLayer, x: Float32, chosen: Int32, slices: int = 1, block: int = 64
+    device: Device, layer: ExpertLayer, x: Float32, chosen: Int32, slices: int = 1, block: int = 256
 ) -> None:
-    actual = _gate_up(device, layer, x, chosen, slices, block)
+    actual, stored = _gate_up(device, layer, x, chosen, slices, block)
     seen = layer.seen(x, slices)
     made = [
         layer.apply(expert, seen[token])
@@ -71,6 +77,9 @@ def _check_gate_up(
     ]
     expected, magnitude = (np.array(part) for part in zip(*made, strict=True))
     assert worst_error(actual, expected, magnitude) < _ROUNDING
+    wanted = quantise(actual, slices)
+    np.testing.assert_array_equal(stored.q, wanted.q)
+    np.testing.assert_array_equal(stored.scales, wanted.scales)
 
 
 def _check_down(
@@ -108,7 +117,7 @@ def _check_down(
 @pytest.mark.parametrize("name", ALL_TYPES)
 def test_each_pair_goes_through_its_expert(device: Device, name: str) -> None:
     rng = np.random.default_rng(0)
-    layer = random_experts(rng, 3, name, 24, 2 * block_features(name), SILU)
+    layer = random_experts(rng, 3, name, 32, 2 * block_features(name), SILU)
     x = random_activation(rng, 2, layer.first.quant_blocks * 32)
     _check_gate_up(device, layer, x, np.array([[2, 0], [0, 1]], np.int32))
 
@@ -124,9 +133,9 @@ def test_a_tokens_experts_are_added_up(device: Device, name: str) -> None:
 @pytest.mark.parametrize("activation", [SILU, GELU_TANH, CLAMPED_SWIGLU])
 def test_biases_are_added_before_the_gate(device: Device, name: str, activation: int) -> None:
     rng = np.random.default_rng(2)
-    layer = random_experts(rng, 4, name, 40, 96, activation, has_biases=True)
+    layer = random_experts(rng, 4, name, 96, 96, activation, has_biases=True)
     x = 4 * random_activation(rng, 3, 96)
-    _check_gate_up(device, layer, x, random_choice(rng, 3, 4, 2), block=128)
+    _check_gate_up(device, layer, x, random_choice(rng, 3, 4, 2), block=512)
 
 
 @pytest.mark.parametrize("name", ["bf16", "mxfp4"])
@@ -140,7 +149,7 @@ def test_biases_of_down_have_the_weights_of_their_experts(device: Device, name: 
 def test_both_slices_are_multiplied(device: Device, name: str) -> None:
     rng = np.random.default_rng(4)
     chosen = random_choice(rng, 2, 3, 2)
-    layer = random_experts(rng, 3, name, 24, 512, SILU)
+    layer = random_experts(rng, 3, name, 32, 512, SILU)
     _check_gate_up(device, layer, random_activation(rng, 2, 512), chosen, slices=2)
     _check_down(device, random_experts(rng, 3, name, 24, 512), chosen, rng, slices=2)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rocmforge_hip.device.arguments import F32, I32, I64, Pointer
+from rocmforge_hip.device.arguments import F32, I32, I64, Forms, Pointer
 
 
 def rf_route_logits(
@@ -43,7 +43,7 @@ def rf_experts_gate_up(
     chosen: Pointer,
     gate_bias: Pointer | None,
     up_bias: Pointer | None,
-    out: Pointer,
+    out: Forms,
     expert_bytes: I64,
     rows: I32,
     num_chosen: I32,
@@ -61,7 +61,7 @@ def rf_experts_gate_up_float(
     chosen: Pointer,
     gate_bias: Pointer | None,
     up_bias: Pointer | None,
-    out: Pointer,
+    out: Forms,
     expert_bytes: I64,
     rows: I32,
     num_chosen: I32,

@@ -149,7 +149,7 @@ class LinearKernels:
     ) -> Activation:
         out = result.float32(x.rows, matrix.out_features)
         grid = (matrix.stored_rows // GEMV_OUTPUTS, 1, 1)
-        threads, name = gemv_threads(matrix.quant_blocks), matrix.format.name
+        threads, name = _gemv_threads(matrix.quant_blocks), matrix.format.name
         if matrix.format.is_quantised:
             q, scale = self.int8(x)
             self._gemvs[name, _most_rows(x.rows * self.slices)].launch(
@@ -333,6 +333,6 @@ def _most_rows(rows: int) -> int:
     return next(most for most in _GEMV_ROWS if rows <= most)
 
 
-def gemv_threads(quant_blocks: int) -> int:
+def _gemv_threads(quant_blocks: int) -> int:
     """Returns so many threads that lanes, eight to a row, take each row in a few steps."""
     return 256 if quant_blocks >= 64 else 128 if quant_blocks >= 16 else 64

@@ -12,7 +12,7 @@ struct IQ4_NL : FourBits<IQ4_NL, half> {
   using Block = Q4_0::Block;
 
   static __device__ __forceinline__ uint32_t code(const Chunk& chunk, int, int k) {
-    return unpack::lookup(table(), unpack::nibbles(chunk.nibbles, k));
+    return unpack::lookup(table(), chunk.nibbles, k);
   }
 
   // The values of IQ4_NL and IQ4_XS.

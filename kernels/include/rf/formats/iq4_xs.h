@@ -40,7 +40,7 @@ struct IQ4_XS {
     return {{nibbles[2 * i], nibbles[2 * i + 1]}, header[i / 4]};
   }
   static __device__ __forceinline__ uint32_t code(const Chunk& chunk, int u, int k) {
-    return unpack::lookup(IQ4_NL::table(), unpack::nibbles(chunk.nibbles[u], k));
+    return unpack::lookup(IQ4_NL::table(), chunk.nibbles[u], k);
   }
   // Quant block j of a super-block: low four bits are nibble j of scales_l, high two bits 2 j of
   // scales_h.

@@ -18,7 +18,7 @@ struct MXFP4 : FourBits<MXFP4, uint8_t> {
   };
 
   static __device__ __forceinline__ uint32_t code(const Chunk& chunk, int, int k) {
-    return unpack::lookup(table(), unpack::nibbles(chunk.nibbles, k));
+    return unpack::lookup(table(), chunk.nibbles, k);
   }
   // 2^(e - 128): half the E8M0 scale, as the table's values are doubled. Below 2^-126 the float32
   // is subnormal.

@@ -176,6 +176,12 @@ __device__ __forceinline__ uint32_t byte_select(uint32_t low, uint32_t high, uin
   return __builtin_amdgcn_perm(high, low, selectors);
 }
 
+}  // namespace rf
+
+#include "rf/platform/table_select.h"
+
+namespace rf {
+
 // Whether async_copy16 goes around the registers and lets the lane continue.
 inline constexpr bool kHasAsyncCopy = false;
 __device__ __forceinline__ void async_copy16(void* lds, const void* global) {

@@ -94,6 +94,12 @@ __forceinline__ uint32_t byte_select(uint32_t low, uint32_t high, uint32_t selec
   return result;
 }
 
+}  // namespace rf
+
+#include "rf/platform/table_select.h"
+
+namespace rf {
+
 inline constexpr bool kHasAsyncCopy = false;
 __forceinline__ void async_copy16(void* lds, const void* global) {
   *static_cast<Vec<uint32_t, 4>*>(lds) = *static_cast<const Vec<uint32_t, 4>*>(global);

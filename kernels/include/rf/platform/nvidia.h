@@ -73,6 +73,19 @@ __device__ __forceinline__ uint32_t byte_select(uint32_t low, uint32_t high, uin
   return __nvvm_prmt(low, high, __nvvm_prmt(neighbours, 0, 0x4420));
 }
 
+// The bytes of a table of sixteen that the low nibbles of `codes`, or else the high ones, stand
+// for: selectors are the codes themselves, four at a time, both kinds in turn. Where both are asked
+// for, the compiler sees that all but the last step is the same.
+__device__ __forceinline__ uint32_t table_select(Vec<uint32_t, 4> table, uint32_t codes,
+                                                 bool high_nibbles) {
+  const auto four = [&](uint32_t selectors) {  // the low 16 bits count
+    const uint32_t low = __nvvm_prmt(table[0], table[1], selectors & 0x7777u);
+    const uint32_t high = __nvvm_prmt(table[2], table[3], selectors & 0x7777u);
+    return __nvvm_prmt(low, high, 0x3210u | (selectors & 0x8888u) >> 1);
+  };
+  return __nvvm_prmt(four(codes), four(codes >> 16), high_nibbles ? 0x7531u : 0x6420u);
+}
+
 inline constexpr bool kHasAsyncCopy = true;
 __device__ __forceinline__ void async_copy16(void* lds, const void* global) {
   using Lds = __attribute__((address_space(3))) void*;

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from rocmforge.models.blocks import Experts
+from rocmforge_hip.device.constants import QUANT_BLOCK
 from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.kernels import experts as kernels
@@ -19,13 +20,13 @@ from rocmforge_hip.ops.linear import (
     LinearKernels,
     empty,
     f32_of,
-    gemv_threads,
     part_of,
     vector_of,
 )
 from rocmforge_hip.weights.formats import FLOAT_FORMATS, Matrix, Weight
 from rocmforge_hip.weights.products import Product
 
+_GATE_UP_THREADS: Final = 256
 _DOWN_THREADS: Final = 256
 
 
@@ -120,18 +121,22 @@ class PairKernels:
         assert part_of(experts.up).matrix is gate_up, "gate and up are one matrix"
         rows, num_chosen = chosen.shape
         size = gate_up.num_experts * gate_up.out_features
-        inner = empty(self._arrays.inner, rows * num_chosen, gate_up.out_features, half=False)
+        inner = Activation(self._arrays.inner, rows * num_chosen, gate_up.out_features)
+        if down.format.is_quantised:
+            self._products.give_int8(inner)
+        else:
+            inner.f32 = self._arrays.inner.float32(inner.rows, inner.features)
         biases = experts.gate_bias, experts.up_bias
         of_gate, of_up = (None if bias is None else vector_of(bias, size) for bias in biases)
         self._gate_ups[gate_up.format.name].launch(
-            (rows * num_chosen, gate_up.stored_rows // GEMV_OUTPUTS, 1),
-            gemv_threads(gate_up.quant_blocks),
+            (rows * num_chosen, gate_up.out_features // QUANT_BLOCK, 1),
+            _GATE_UP_THREADS,
             weight=gate_up.data,
             **self._multiplied(x, gate_up),
             chosen=chosen,
             gate_bias=of_gate,
             up_bias=of_up,
-            out=f32_of(inner),
+            out=inner,
             expert_bytes=gate_up.nbytes,
             rows=rows,
             num_chosen=num_chosen,
