@@ -72,7 +72,7 @@ HIP_API hipError_t hipModuleGetFunction(CUfunction* function, CUmodule module, c
 HIP_API hipError_t hipModuleOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks,
                                                                       CUfunction function,
                                                                       int threads, size_t lds) {
-  FORWARD(OccupancyMaxActiveBlocksPerMultiprocessor(blocks, function, threads, lds));
+  FORWARD(OccupancyMaxActiveBlocksPerMultiprocessor(blocks, unmarked(function), threads, lds));
 }
 
 /* Finds the arguments in the buffer of HIP's `extra` list, by the kernel's own layout; a buffer of
