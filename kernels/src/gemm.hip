@@ -2,8 +2,8 @@
 //
 // Bound by the matrix instructions once there are some hundred rows. A block computes kTileRows x
 // 128 of y. Weights are dequantised to halves when they enter LDS, so that each block does it once
-// for all of its rows. LDS holds two tiles of K: while the waves multiply one, the block brings
-// the next. Up to 32 rows leave quantised weights out of LDS where they can (gemm_direct.h).
+// for all of its rows. LDS holds two tiles of K or more: while the waves multiply one, the block
+// brings the next. Up to 32 rows leave quantised weights out of LDS where they can (gemm_direct.h).
 // Compiled once per format.
 #include "rf/gemm_block.h"
 #include "rf/gemm_direct.h"
@@ -21,8 +21,8 @@ class Gemm {
  public:
   static __device__ __forceinline__ void run(const GemmArguments& arguments) {
     __shared__ Lds lds;
-    const HalfTile x_tile[2] = {{lds.tiles.x[0]}, {lds.tiles.x[1]}};
-    const HalfTile w_tile[2] = {{lds.tiles.w[0]}, {lds.tiles.w[1]}};
+    const auto x_tile = [&](int stage) { return HalfTile{lds.tiles.x[stage]}; };
+    const auto w_tile = [&](int stage) { return HalfTile{lds.tiles.w[stage]}; };
 
     const int stored_rows = arguments.outputs.stored_rows();
     const int first_column = blockIdx.y * kTileColumns;
@@ -31,37 +31,46 @@ class Gemm {
 
     const int w_row = threadIdx.x % kTileColumns;
     const int w_stored_row = min(first_column + w_row, stored_rows - 1);
-    WeightRow<Format, kGemmThreads / kTileColumns> weights(
-        Planes(arguments.weight, stored_rows, w_stored_row), arguments.quant_blocks,
-        uniform(threadIdx.x / kTileColumns));
+    const Weights weights(Planes(arguments.weight, stored_rows, w_stored_row),
+                          arguments.quant_blocks, uniform(threadIdx.x / kTileColumns));
     ActivationTile<kTileRows, kGemmThreads> x(arguments.x, arguments.sources, arguments.first_row,
                                               arguments.rows, arguments.quant_blocks);
 
-    weights.load(begin);
-    x.start(begin, x_tile[0]);
-    weights.template put<0>(begin, w_tile[0], w_row);
-    x.finish(x_tile[0]);
-    if constexpr (kQuantBlocks == 1) weights.load(begin + 1);
+#pragma unroll
+    for (int stage = 0; stage < kStages - 1; ++stage) {
+      if (begin + stage < end) x.start(begin + stage, x_tile(stage));
+      async_commit();
+    }
+    typename Weights::Held held[kAhead];
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) held[i] = weights.load(begin + i * kQuantBlocks);
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) weights.put(held[0], 0, begin, i, w_tile(0), w_row);
+    if constexpr (kQuantBlocks == 1) held[0] = weights.load(begin + kAhead);
+    x.template finish<kStages - 2>(x_tile(0));
     lds_barrier();
 
     Accumulators sums{};
-    // Two steps at a time, so that buffers and quant blocks of a chunk are known to the compiler.
-    for (int quant_block = begin; quant_block < end; quant_block += 2) {
+    int stage = 0;
+    // Several steps at a time, so that buffers and quant blocks of a chunk are known to the
+    // compiler.
+    for (int quant_block = begin; quant_block < end; quant_block += kSteps) {
 #pragma unroll
-      for (int odd = 0; odd < 2; ++odd) {
-        const int next = quant_block + odd + 1;
-        if (next > end) break;
-        if (next < end) x.start(next, x_tile[1 - odd]);
-        multiply(sums, x_tile[odd], w_tile[odd]);
-        if (next < end) {
-          if (odd == 0) {
-            weights.template put<kQuantBlocks - 1>(next, w_tile[1], w_row);
-          } else {
-            weights.template put<0>(next, w_tile[0], w_row);
-          }
-          x.finish(x_tile[1 - odd]);
-          if (kQuantBlocks == 1 || odd == 0) weights.load(next + 1);
-        }
+      for (int step = 0; step < kSteps; ++step) {
+        const int now = quant_block + step;
+        if (step > 0 && now >= end) break;
+        const int later = now + kStages - 1;
+        if (later < end) x.start(later, x_tile(stage == 0 ? kStages - 1 : stage - 1));
+        async_commit();
+
+        // What is written for a step after the last is read by nobody.
+        auto& next = held[(step + 1) / kQuantBlocks % kAhead];
+        const int u = (step + 1) % kQuantBlocks;
+        multiply(sums, x_tile(stage), w_tile(step % 2),
+                 [&](int i) { weights.put(next, u, now + 1, i, w_tile((step + 1) % 2), w_row); });
+        stage = stage == kStages - 1 ? 0 : stage + 1;
+        x.template finish<kStages - 2>(x_tile(stage));
+        if (u == kQuantBlocks - 1) next = weights.load(now + 2 + (kAhead - 1) * kQuantBlocks);
         lds_barrier();
       }
     }
@@ -69,34 +78,52 @@ class Gemm {
   }
 
  private:
-  static constexpr int kQuantBlocks = WeightRow<Format, 1>::kQuantBlocks;
+  using Weights = WeightRow<Format, kGemmThreads / kTileColumns>;
   using Block = GemmBlock<kTileRows, kGemmWaves, Mma::kWideTiles && kTileRows >= 64 ? 2 : 4>;
   using Accumulators = Block::Accumulators;
 
+  static constexpr int kQuantBlocks = Weights::kQuantBlocks;
+  static constexpr int kPieces = kTileChunks * kTileColumns / kGemmThreads;  // of a thread
+  // Copies that need no registers begin several steps ahead, and so do loads of weights that need
+  // few. They wait for memory, which takes longer than a step.
+  static constexpr bool kHasCodebook = requires { typename Format::Codebook; };  // which is in LDS
+  static constexpr int kStages = !kHasAsyncCopy ? 2 : kHasCodebook ? 3 : 4;
+  static constexpr int kAhead = kHasAsyncCopy && sizeof(typename Weights::Held) <= 64 ? 2 : 1;
+  static constexpr int kSteps = 2 * kAhead;
+  static_assert(kSteps % (kQuantBlocks * kAhead) == 0);
+
   union Lds {
     struct {
-      U4 x[2][kTileRows * kTileChunks];
+      U4 x[kStages][kTileRows * kTileChunks];
       U4 w[2][kTileColumns * kTileChunks];
     } tiles;
     Block::Staged staged;
   };
 
-  static __device__ __forceinline__ void multiply(Accumulators& sums, HalfTile x, HalfTile w) {
+  // Multiplies tiles, and calls put(i) for each of kPieces pieces of the next tile of weights:
+  // where its weights have been there for long, between the products, else after them.
+  template <class Put>
+  static __device__ __forceinline__ void multiply(Accumulators& sums, HalfTile x, HalfTile w,
+                                                  Put put) {
     // Without matrix instructions a step needs many registers: those of one step at a time.
     constexpr int kStepsAtOnce = Mma::kStepChunks == 1 ? 1 : kTileChunks;
 #pragma unroll kStepsAtOnce
-    for (int chunk = 0; chunk < kTileChunks; chunk += Mma::kStepChunks) {
-      decltype(Mma::load_b(w, 0, 0)) b[Block::kColumnTiles];
+    for (int chunk = 0; chunk < kTileChunks; chunk += LdsMma::kStepChunks) {
+      decltype(LdsMma::load_b(w, 0, 0)) b[Block::kColumnTiles];
 #pragma unroll
       for (int j = 0; j < Block::kColumnTiles; ++j)
-        b[j] = Mma::load_b(w, Block::wave_column() + 16 * j, chunk);
+        b[j] = LdsMma::load_b(w, Block::wave_column() + 16 * j, chunk);
 #pragma unroll
       for (int i = 0; i < Block::kRowTiles; ++i) {
-        const auto a = Mma::load_a(x, Block::wave_row() + 16 * i, chunk);
+        const auto a = LdsMma::load_a(x, Block::wave_row() + 16 * i, chunk);
 #pragma unroll
-        for (int j = 0; j < Block::kColumnTiles; ++j) Mma::multiply(sums[i][j], a, b[j]);
+        for (int j = 0; j < Block::kColumnTiles; ++j) LdsMma::multiply(sums[i][j], a, b[j]);
+        if (kAhead > 1 && chunk == 0 && i < kPieces) put(i);
       }
     }
+    constexpr int kPut = kAhead == 1 ? 0 : Block::kRowTiles < kPieces ? Block::kRowTiles : kPieces;
+#pragma unroll
+    for (int i = kPut; i < kPieces; ++i) put(i);
   }
 };
 

@@ -51,10 +51,12 @@ class ActivationTile {
     }
   }
 
-  // After this and a barrier, the tile that start() was given is complete.
+  // After this and a barrier `tile` is complete, if start() was given it kLater groups of copies
+  // (async_commit()) ago, or last where copies are not asynchronous.
+  template <int kLater>
   __device__ __forceinline__ void finish(HalfTile tile) {
     if constexpr (kHasAsyncCopy) {
-      async_wait();
+      async_wait<kLater>();
     } else {
 #pragma unroll
       for (int i = 0; i < kCopies; ++i) {
@@ -75,7 +77,7 @@ class ActivationTile {
   }
 
   const half* from_[kCopies];
-  U4 copied_[kCopies];
+  U4 copied_[kHasAsyncCopy ? 1 : kCopies];
 };
 
 // Eight weights of a quantised quant block as halves: elements 8 c to 8 c + 7 of quant block u.
@@ -105,91 +107,92 @@ __device__ __forceinline__ U4 half_weights(const typename Format::Chunk& chunk,
   return halves;
 }
 
-// Calls write(c) for the chunks of a tile row that belong to part `part` of kParts.
+// Calls write(c) for the chunk of a tile row that is piece `piece` of part `part`.
 template <int kParts, class Write>
-__device__ __forceinline__ void for_chunks_of_part(int part, Write write) {
+__device__ __forceinline__ void for_chunk_of_part(int part, int piece, Write write) {
   static_assert(kParts == 1 || kParts == 2);
   if (kParts == 1 || part == 0) {
-    write(0);
-    write(1);
-  }
-  if (kParts == 1 || part == 1) {
-    write(2);
-    write(3);
+    write(piece);
+  } else {
+    write(kTileChunks / 2 + piece);
   }
 }
 
-// Brings the weights of one stored row to LDS, a quant block at a time; kParts threads share the
-// row.
+// The weights of one stored row on their way to LDS, a quant block at a time; kParts threads share
+// the row.
 template <class Format, int kParts>
 class WeightRow {
  public:
-  static constexpr int kQuantBlocks = Format::kQuantBlocks;
+  static constexpr int kQuantBlocks = Format::kQuantBlocks;  // of what load() returns
+  using Held = typename Format::Chunk;
 
   __device__ __forceinline__ WeightRow(Planes planes, int quant_blocks, int part)
       : row_(Format::of(planes, quant_blocks)),
         last_(quant_blocks / kQuantBlocks - 1),
         part_(part) {}
 
-  // Loads `quant_block`, which is even if a chunk has two quant blocks; the one after comes with it
-  // then.
-  __device__ __forceinline__ void load(int quant_block) {
-    chunk_ = row_.load(min(quant_block / kQuantBlocks, last_));
+  // Those of `quant_block`, which is even if the one after comes with it.
+  __device__ __forceinline__ Held load(int quant_block) const {
+    return row_.load(min(quant_block / kQuantBlocks, last_));
   }
 
-  // Writes quant block kU of what was loaded last. `quant_block` is its place in the row.
-  template <int kU>
-  __device__ __forceinline__ void put(int quant_block, HalfTile tile, int tile_row) const {
-    const auto scales = Format::scales(chunk_, quant_block / kQuantBlocks % 4, kU);
-    for_chunks_of_part<kParts>(
-        part_, [&](int c) { tile(tile_row, c) = half_weights<Format>(chunk_, scales, kU, c); });
+  // Writes one of kTileChunks / kParts pieces of quant block u of `held`. `quant_block` is its
+  // place in the row.
+  __device__ __forceinline__ void put(const Held& held, int u, int quant_block, int piece,
+                                      HalfTile tile, int tile_row) const {
+    const auto scales = Format::scales(held, quant_block / kQuantBlocks % 4, u);
+    for_chunk_of_part<kParts>(
+        part_, piece, [&](int c) { tile(tile_row, c) = half_weights<Format>(held, scales, u, c); });
   }
 
  private:
   Format row_;
   int last_;
   int part_;
-  typename Format::Chunk chunk_;
 };
 
 template <class T, int kParts>
 class WeightRow<Plain<T>, kParts> {
  public:
   static constexpr int kQuantBlocks = 1;
+  struct Held {
+    U4 items[kQuantBlock / Plain<T>::kPerItem];
+  };
 
   __device__ __forceinline__ WeightRow(Planes planes, int quant_blocks, int part)
       : row_(Plain<T>::of(planes, quant_blocks)), last_(quant_blocks - 1), part_(part) {}
 
-  __device__ __forceinline__ void load(int quant_block) {
-    const int first = min(quant_block, last_) * kQuantBlockItems;
-    for_chunks_of_part<kParts>(part_, [&](int c) {
-      for (int i = 0; i < kChunkItems; ++i) {
-        items_[c * kChunkItems + i] = row_.items[first + c * kChunkItems + i];
-      }
-    });
+  __device__ __forceinline__ Held load(int quant_block) const {
+    const int first = min(quant_block, last_) * (kTileChunks * kChunkItems);
+    Held held;
+    for (int piece = 0; piece < kTileChunks / kParts; ++piece) {
+      for_chunk_of_part<kParts>(part_, piece, [&](int c) {
+        for (int i = 0; i < kChunkItems; ++i) {
+          held.items[piece * kChunkItems + i] = row_.items[first + c * kChunkItems + i];
+        }
+      });
+    }
+    return held;
   }
 
-  template <int kU>
-  __device__ __forceinline__ void put(int, HalfTile tile, int tile_row) const {
-    for_chunks_of_part<kParts>(part_, [&](int c) {
-      Vec<half, 8> halves;
-      for (int i = 0; i < 8; ++i) {
-        const U4 item = items_[c * kChunkItems + i / kPerItem];
-        halves[i] = act_half(Plain<T>::value(item, i % kPerItem));
-      }
-      tile(tile_row, c) = __builtin_bit_cast(U4, halves);
-    });
+  __device__ __forceinline__ void put(const Held& held, int, int, int piece, HalfTile tile,
+                                      int tile_row) const {
+    Vec<half, 8> halves;
+    for (int i = 0; i < 8; ++i) {
+      const U4 item = held.items[piece * kChunkItems + i / kPerItem];
+      halves[i] = act_half(Plain<T>::value(item, i % kPerItem));
+    }
+    for_chunk_of_part<kParts>(part_, piece,
+                              [&](int c) { tile(tile_row, c) = __builtin_bit_cast(U4, halves); });
   }
 
  private:
   static constexpr int kPerItem = Plain<T>::kPerItem;
   static constexpr int kChunkItems = 8 / kPerItem;
-  static constexpr int kQuantBlockItems = kQuantBlock / kPerItem;
 
   Plain<T> row_;
   int last_;
   int part_;
-  U4 items_[kQuantBlockItems];
 };
 
 }  // namespace rf

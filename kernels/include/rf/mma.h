@@ -74,19 +74,21 @@ struct Mma {
   static __device__ __forceinline__ void multiply(Acc& c, const Fragment& a, const Fragment& b) {
 #pragma unroll
     for (int word = 0; word < 4; word += 2) {
-      instruction(c.value, a, word, b.low);
-      instruction(c.value + 4, a, word, b.high);
+      for (int n = 0; n < 2; ++n) {
+        const Chunk8& columns = n == 0 ? b.low : b.high;
+        instruction(c.value + 4 * n, a.low[word], a.high[word], a.low[word + 1], a.high[word + 1],
+                    columns[word], columns[word + 1]);
+      }
     }
   }
 
- private:
-  static __device__ __forceinline__ void instruction(float* c, const Fragment& a, int word,
-                                                     Chunk8 b) {
+  static __device__ __forceinline__ void instruction(float* c, uint32_t a0, uint32_t a1,
+                                                     uint32_t a2, uint32_t a3, uint32_t b0,
+                                                     uint32_t b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
         "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a.low[word]), "r"(a.high[word]), "r"(a.low[word + 1]), "r"(a.high[word + 1]),
-          "r"(b[word]), "r"(b[word + 1]));
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
   }
 };
 
@@ -298,6 +300,32 @@ struct Mma {
   }
 };
 
+#endif
+
+#if RF_NVIDIA
+// The same product of tiles that lie in LDS. ldmatrix gives each lane the words of its fragment
+// side by side, as the instruction wants them; load_a() of Mma leaves them to be moved there, which
+// takes as many instructions as the product.
+struct LdsMma {
+  static constexpr int kStepChunks = 2;
+
+  template <class Tile>
+  static __device__ __forceinline__ Chunk8 load_a(const Tile& tile, int first_row, int chunk) {
+    const int row = first_row + lane_id() % 16;
+    return platform::load_matrices(&tile(row, chunk + lane_id() / 16));
+  }
+  template <class Tile>
+  static __device__ __forceinline__ Chunk8 load_b(const Tile& tile, int first_row, int chunk) {
+    const int row = first_row + lane_id() % 8 + lane_id() / 16 * 8;
+    return platform::load_matrices(&tile(row, chunk + lane_id() / 8 % 2));
+  }
+  static __device__ __forceinline__ void multiply(Mma::Acc& c, Chunk8 a, Chunk8 b) {
+    Mma::instruction(c.value, a[0], a[1], a[2], a[3], b[0], b[1]);
+    Mma::instruction(c.value + 4, a[0], a[1], a[2], a[3], b[2], b[3]);
+  }
+};
+#else
+using LdsMma = Mma;
 #endif
 
 inline constexpr int kAccValues = 256 / kWave;  // of a lane

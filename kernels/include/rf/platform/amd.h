@@ -187,6 +187,8 @@ inline constexpr bool kHasAsyncCopy = false;
 __device__ __forceinline__ void async_copy16(void* lds, const void* global) {
   *static_cast<Vec<uint32_t, 4>*>(lds) = *static_cast<const Vec<uint32_t, 4>*>(global);
 }
+__device__ __forceinline__ void async_commit() {}
+template <int kGroups = 0>
 __device__ __forceinline__ void async_wait() {}
 
 // v_exp_f32, v_log_f32, ...: within 1 ULP.

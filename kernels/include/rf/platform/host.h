@@ -104,6 +104,8 @@ inline constexpr bool kHasAsyncCopy = false;
 __forceinline__ void async_copy16(void* lds, const void* global) {
   *static_cast<Vec<uint32_t, 4>*>(lds) = *static_cast<const Vec<uint32_t, 4>*>(global);
 }
+__forceinline__ void async_commit() {}
+template <int kGroups = 0>
 __forceinline__ void async_wait() {}
 
 __forceinline__ float exp2(float x) { return exp2f(x); }

@@ -92,8 +92,33 @@ __device__ __forceinline__ void async_copy16(void* lds, const void* global) {
   using Global = const __attribute__((address_space(1))) void*;
   __nvvm_cp_async_cg_shared_global_16((Lds)lds, (Global)global);
 }
-// Waits for all copies of this lane; other lanes see them after a barrier.
-__device__ __forceinline__ void async_wait() { __nvvm_cp_async_wait_all(); }
+__device__ __forceinline__ void async_commit() { __nvvm_cp_async_commit_group(); }
+// Waits until at most kGroups groups of copies are under way; other lanes see the rest after a
+// barrier. 0: for all copies of this lane.
+template <int kGroups = 0>
+__device__ __forceinline__ void async_wait() {
+  if constexpr (kGroups == 0) {
+    __nvvm_cp_async_wait_all();
+  } else {
+    __nvvm_cp_async_wait_group(kGroups);
+  }
+}
+
+namespace platform {
+
+// ldmatrix: lanes 0-7, 8-15, ... give the addresses of the rows of four 8 x 8 matrices of halves.
+__device__ __forceinline__ Vec<uint32_t, 4> load_matrices(const void* row) {
+  using Lds = const __attribute__((address_space(3))) void*;
+  const auto address = static_cast<uint32_t>(reinterpret_cast<uint64_t>((Lds)row));
+  uint32_t word[4];
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])
+               : "r"(address)
+               : "memory");
+  return {word[0], word[1], word[2], word[3]};
+}
+
+}  // namespace platform
 
 // ex2.approx, lg2.approx, ...: within 2 ULP.
 __device__ __forceinline__ float exp2(float x) { return __nvvm_ex2_approx_f(x); }
