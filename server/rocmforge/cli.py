@@ -52,10 +52,13 @@ hold more, as they are written for the server."""
 _ALIASES = {"show": "inspect"}
 
 MODEL_HELP = (
-    "path of a .gguf file or of a folder of Hugging Face; or a name: of `rocmforge list`, or "
-    "ORGANISATION/MODEL[:QUANTISATION] of Hugging Face"
+    "path of a .gguf file or of a folder of Hugging Face; or a name: of `rocmforge list` or "
+    "`rocmforge list --catalogue`, or ORGANISATION/MODEL[:QUANTISATION] of Hugging Face"
 )
-HUB_NAME_HELP = "ORGANISATION/MODEL, or ORGANISATION/MODEL:QUANTISATION"
+HUB_NAME_HELP = (
+    "ORGANISATION/MODEL, ORGANISATION/MODEL:QUANTISATION, or a short name of "
+    "`rocmforge list --catalogue`"
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -208,6 +211,9 @@ def _parser() -> _Parser:
     )
 
     listing = add_command("list", help="list the models on this machine, whoever fetched them")
+    listing.add_argument(
+        "--catalogue", action="store_true", help="list the short names of models to fetch"
+    )
     listing.add_argument("--json", action="store_true", help="print JSON")
 
     remove = add_command("rm", help="delete models from the cache of Hugging Face")

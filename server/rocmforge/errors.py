@@ -230,6 +230,10 @@ class DownloadFailed(ModelLoadError):
     """A model could not be fetched; what has come of it is kept for the next try."""
 
 
+class NotInHub(DownloadFailed):
+    """The hub has no such repository, or no such file in it."""
+
+
 class BadGguf(ModelLoadError):
     """The file is not valid GGUF. `offset` is the byte at which that was noticed."""
 

@@ -63,5 +63,11 @@ def _range(info: inspect.IntType | inspect.FloatType) -> str:
 def did_you_mean(typed: str, known: Iterable[str]) -> str:
     """Asks after the name that is most like what was typed, or lists all if none is."""
     names = sorted(known)
-    found = get_close_matches(typed, names, n=1, cutoff=0.7)
-    return f"Did you mean {found[0]}?" if found else f"Known: {', '.join(names)}."
+    found = nearest(typed, names)
+    return f"Did you mean {found}?" if found else f"Known: {', '.join(names)}."
+
+
+def nearest(typed: str, known: Iterable[str]) -> str | None:
+    """Returns the name that is most like what was typed; None if none is much like it."""
+    found = get_close_matches(typed, sorted(known), n=1, cutoff=0.7)
+    return found[0] if found else None

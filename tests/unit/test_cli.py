@@ -246,7 +246,10 @@ def test_verify_looks_for_a_device_before_it_makes_a_model(
         (["serv", "x"], "'serv' is none of its commands. Did you mean serve?"),
         (["serve", "x", "--max-contxt", "5"], "--max-contxt 5. Did you mean --max-context?"),
         (["run", "x", "--temprature=0"], "--temprature=0. Did you mean --temperature?"),
-        (["list", "--zzz"], "--zzz. Known: --config, --help, --json, --log-format, --log-level."),
+        (
+            ["backends", "--zzz"],
+            "--zzz. Known: --config, --help, --json, --log-format, --log-level.",
+        ),
     ],
 )
 def test_a_mistyped_name_is_answered_with_the_one_that_was_meant(

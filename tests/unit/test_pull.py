@@ -8,18 +8,20 @@ from pathlib import Path
 import pytest
 
 from rocmforge.commands.plan import plan_model
-from rocmforge.commands.pull import refuse_unless_it_fits
-from rocmforge.errors import BadGguf, DownloadFailed, UnsupportedArchitecture
+from rocmforge.commands.pull import choose
+from rocmforge.errors import BadGguf, DownloadFailed, NotInHub, UnsupportedArchitecture
 from rocmforge.gguf.synthetic import write_synthetic_model
 from rocmforge.library import hub as hubs
-from rocmforge.library.hub import Hub, find_in_hub
-from rocmforge.library.hub_names import HubName
+from rocmforge.library.catalogue import read_catalogue
+from rocmforge.library.hub import Hub
 from rocmforge.settings import Settings
 from tests.support.gguf_writer import write_gguf
 from tests.support.hub import FakeHub
 
 GIB = 1 << 30
-MODEL = HubName("org/m", "Q8_0")
+MODEL = "org/m:Q8_0"
+SHORT = "qwen3-4b"
+ENTRY = read_catalogue()[SHORT]
 SETTINGS = Settings(backend="hip", max_sequences=1)
 
 
@@ -27,19 +29,29 @@ SETTINGS = Settings(backend="hip", max_sequences=1)
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     folder = tmp_path_factory.mktemp("files")
     write_synthetic_model(folder / "synthetic.gguf")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rocmforge.gguf.synthetic._LAYERS", 1)
+        write_synthetic_model(folder / "small.gguf")
     write_gguf(folder / "strange.gguf", {"general.architecture": "strange"}, {})
     model = (folder / "synthetic.gguf").read_bytes()
     return {
         "m-Q8_0.gguf": model,
         "m-Q2_K.gguf": model[: len(model) // 10],
         "strange-F16.gguf": (folder / "strange.gguf").read_bytes(),
+        "small.gguf": (folder / "small.gguf").read_bytes(),
     }
 
 
 @pytest.fixture
 def fake(files: dict[str, bytes]) -> FakeHub:
     repositories = {"org/m": {**files}, "org/strange": {}}
+    del repositories["org/m"]["small.gguf"]
     repositories["org/strange"]["s-F16.gguf"] = repositories["org/m"].pop("strange-F16.gguf")
+    repositories[ENTRY.repository] = {
+        "Q-Q8_0.gguf": files["m-Q8_0.gguf"],
+        "Q-Q4_K_M.gguf": files["small.gguf"],
+        "Q-BF16.gguf": files["m-Q8_0.gguf"],
+    }
     return FakeHub(repositories)
 
 
@@ -49,8 +61,8 @@ def hub(fake: FakeHub, tmp_path: Path) -> Iterator[Hub]:
         yield Hub(address, tmp_path)
 
 
-def check(hub: Hub, memory: int, name: HubName = MODEL) -> None:
-    refuse_unless_it_fits(hub, find_in_hub(hub, name), SETTINGS, memory)
+def check(hub: Hub, memory: int, name: str = MODEL) -> None:
+    choose(hub, name, SETTINGS, memory)
 
 
 def test_a_model_that_fits_is_planned_from_its_beginning(
@@ -83,9 +95,56 @@ def test_one_that_does_not_fit_is_refused_with_the_quantisation_that_does(
 
 def test_an_architecture_that_nobody_serves_is_refused(hub: Hub) -> None:
     with pytest.raises(UnsupportedArchitecture, match="strange"):
-        check(hub, 24 * GIB, HubName("org/strange"))
+        check(hub, 24 * GIB, "org/strange")
 
 
 def test_a_broken_file_is_refused(hub: Hub) -> None:
     with pytest.raises(BadGguf):
-        check(hub, 24 * GIB, HubName("org/m", "Q2_K"))
+        check(hub, 24 * GIB, "org/m:Q2_K")
+
+
+def memory_for(content: bytes, tmp_path: Path) -> int:
+    """The free bytes that suffice for one sequence."""
+    path = tmp_path / "model.gguf"
+    path.write_bytes(content)
+    estimate = plan_model(path, SETTINGS, 24 * GIB).estimate
+    needed = estimate.activations + estimate.weights + estimate.kv_sequence
+    return int(needed / SETTINGS.memory_utilization) + 1000
+
+
+def test_a_short_name_is_the_largest_recommended_file_that_fits(
+    hub: Hub, files: dict[str, bytes], tmp_path: Path
+) -> None:
+    assert list(ENTRY.gigabytes) == ["Q4_K_M", "Q8_0"], "smallest first; BF16 is not recommended"
+    small = memory_for(files["small.gguf"], tmp_path)
+    large = memory_for(files["m-Q8_0.gguf"], tmp_path)
+    assert small < large
+    assert choose(hub, SHORT, SETTINGS, large).main == "Q-Q8_0.gguf"
+    assert choose(hub, SHORT.upper(), SETTINGS, large - 2000).main == "Q-Q4_K_M.gguf"
+    assert choose(hub, SHORT, SETTINGS, small).main == "Q-Q4_K_M.gguf"
+    with pytest.raises(DownloadFailed, match=f"{ENTRY.repository}:Q4_K_M was not fetched"):
+        choose(hub, SHORT, SETTINGS, small - 2000)
+
+
+def test_a_quantisation_behind_a_short_name_is_taken(hub: Hub) -> None:
+    assert choose(hub, f"{SHORT}:q4_k_m", SETTINGS, 24 * GIB).main == "Q-Q4_K_M.gguf"
+    assert choose(hub, f"{SHORT}:BF16", SETTINGS, 24 * GIB).main == "Q-BF16.gguf"
+
+
+def test_without_a_device_to_fit_on_a_short_name_is_the_smallest_file(hub: Hub) -> None:
+    assert choose(hub, SHORT, Settings(backend="reference")).main == "Q-Q4_K_M.gguf"
+    assert choose(hub, SHORT, SETTINGS, 24 * GIB, check_fits=False).main == "Q-Q4_K_M.gguf"
+
+
+def test_a_catalogue_that_is_wrong_says_how_to_name_another_repository(
+    hub: Hub, fake: FakeHub
+) -> None:
+    advice = f"stands for {ENTRY.repository} in the catalogue. You can name another repository: ORG"
+    with pytest.raises(NotInHub, match=rf"{SHORT}:Q6_K {advice}.* has no Q6_K. Say one of: "):
+        choose(hub, f"{SHORT}:Q6_K", SETTINGS, 24 * GIB)
+    fake.repositories = {}
+    with pytest.raises(NotInHub, match=f"{SHORT} {advice}.* has no model {ENTRY.repository}"):
+        choose(hub, SHORT, SETTINGS, 24 * GIB)
+    with pytest.raises(NotInHub) as named:
+        choose(hub, "org/m", SETTINGS, 24 * GIB)
+    assert "catalogue" not in named.value.message

@@ -1,8 +1,9 @@
-"""`rocmforge list`: the models on this machine, whichever program has fetched them."""
+"""`rocmforge list`: the models on this machine, whoever has fetched them; or the catalogue."""
 
 from __future__ import annotations
 
 import argparse
+from dataclasses import asdict
 
 import msgspec
 from rich.markup import escape
@@ -10,12 +11,15 @@ from rich.table import Table
 
 from rocmforge.commands.plan import size_text
 from rocmforge.commands.terminal.output import output_console
+from rocmforge.library.catalogue import read_catalogue
 from rocmforge.library.finding import all_stored
 from rocmforge.settings import Settings
 
 
 def run(arguments: argparse.Namespace, settings: Settings) -> int:
     """Prints a row for each model: what `serve` and `run` call it, its size, its origin."""
+    if arguments.catalogue:
+        return _list_catalogue(as_json=arguments.json)
     models = all_stored()
     if arguments.json:
         shown = [
@@ -25,11 +29,28 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
         print(msgspec.json.encode(shown).decode())
         return 0
     if not models:
-        print("There is no model on this machine. `rocmforge pull ORGANISATION/MODEL` fetches one.")
+        print(
+            "There is no model on this machine. `rocmforge pull NAME` fetches one: a name that "
+            "`rocmforge list --catalogue` shows, or ORGANISATION/MODEL of Hugging Face."
+        )
         return 0
     table = Table("model", "size", "from", box=None, pad_edge=False)
     table.columns[0].overflow = "fold"
     for model in models:
         table.add_row(escape(model.name), size_text(model.num_bytes), escape(model.origin))
+    output_console().print(table)
+    return 0
+
+
+def _list_catalogue(*, as_json: bool) -> int:
+    catalogue = read_catalogue()
+    if as_json:
+        rows = [{"name": n, **asdict(entry)} for n, entry in catalogue.items()]
+        print(msgspec.json.encode(rows).decode())
+        return 0
+    table = Table("name", "recommended, by memory", "from", box=None, pad_edge=False)
+    table.columns[2].overflow = "fold"
+    for name, entry in catalogue.items():
+        table.add_row(escape(name), escape(entry.sizes), escape(entry.repository))
     output_console().print(table)
     return 0

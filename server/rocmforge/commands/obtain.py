@@ -5,26 +5,27 @@ from __future__ import annotations
 from pathlib import Path
 
 from rocmforge.errors import ModelFileNotFound
+from rocmforge.library.catalogue import hub_names
 from rocmforge.library.finding import find_model
-from rocmforge.library.hub_names import parse_hub_name
 from rocmforge.settings import Settings
 
 
 def obtain(name: str, settings: Settings) -> Path:
-    """Finds a model, or fetches it from the hub if its name is one of the hub's.
+    """Finds a model, or fetches it from the hub if a hub or the catalogue has names like its.
 
     Raises:
-        ModelFileNotFound: it is neither here nor called like a model of a hub.
+        ModelFileNotFound: it is neither here nor called like a model of a hub or of the catalogue.
         DownloadFailed: it cannot be fetched.
     """
     try:
         return find_model(name)
     except ModelFileNotFound:
-        wanted = parse_hub_name(name)
-        # `models/small` is rather a mistyped path where there is a folder `models`.
-        if wanted is None or Path(name).parent.is_dir():
+        # `models/small` is rather a mistyped path where there is a folder `models`, and so is a
+        # short name where there is a folder of that name.
+        path = Path(name)
+        if not hub_names(name) or (path.parent.is_dir() if "/" in name else path.exists()):
             raise
     # Takes a third of a second, which most starts need not.
     from rocmforge.commands.pull import pull
 
-    return pull(wanted, settings)
+    return pull(name, settings)

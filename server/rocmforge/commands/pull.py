@@ -9,11 +9,13 @@ from pathlib import Path
 from rich.console import Console
 
 from rocmforge.backend import registry
+from rocmforge.backend.optional import Planning
 from rocmforge.commands.plan import PlanReport, plan_model, size_text
 from rocmforge.commands.terminal.download import download_meter
-from rocmforge.errors import BadGguf, ConfigurationError, DownloadFailed
+from rocmforge.errors import BadGguf, ConfigurationError, DownloadFailed, NotInHub
+from rocmforge.library.catalogue import find_entry, hub_names
+from rocmforge.library.finding import did_you_mean_model
 from rocmforge.library.hub import HEADER_BYTES, Hub, HubModel, fetch, find_in_hub, preview
-from rocmforge.library.hub_names import HubName, parse_hub_name
 from rocmforge.opening import open_checkpoint
 from rocmforge.settings import Settings
 
@@ -22,24 +24,23 @@ logger = logging.getLogger(__name__)
 
 def run(arguments: argparse.Namespace, settings: Settings) -> int:
     """Fetches each model and prints where it is."""
-    names = [(text, parse_hub_name(text)) for text in arguments.models]
-    for text, name in names:
-        if name is None:
+    for name in arguments.models:
+        if not hub_names(name):
             raise ConfigurationError(
-                f"{text} is not the name of a model on a hub. Write it as ORGANISATION/MODEL or "
-                "ORGANISATION/MODEL:QUANTISATION, such as ggml-org/Qwen3-0.6B-GGUF:Q8_0."
+                f"{name} is not the name of a model on a hub.{did_you_mean_model(name)} Write it "
+                "as ORGANISATION/MODEL or ORGANISATION/MODEL:QUANTISATION, such as "
+                "ggml-org/Qwen3-0.6B-GGUF:Q8_0. `rocmforge list --catalogue` shows short names."
             )
-    for _, name in names:
-        if name is not None:
-            print(pull(name, settings, check_fits=not arguments.anyway), flush=True)
+    for name in arguments.models:
+        print(pull(name, settings, check_fits=not arguments.anyway), flush=True)
     return 0
 
 
-def pull(name: HubName, settings: Settings, *, check_fits: bool = True) -> Path:
+def pull(name: str, settings: Settings, *, check_fits: bool = True) -> Path:
     """Fetches a model from the hub, or what is missing of it, and shows how far it is.
 
     Args:
-        name: of the model.
+        name: of the model, in a hub or in the catalogue.
         settings: with which it would be served.
         check_fits: whether a model that does not fit on the device of this machine is refused.
 
@@ -48,17 +49,53 @@ def pull(name: HubName, settings: Settings, *, check_fits: bool = True) -> Path:
         ModelLoadError: it cannot be served; nothing has been fetched.
     """
     hub = Hub()
-    model = find_in_hub(hub, name)
-    if check_fits:
-        refuse_unless_it_fits(hub, model, settings)
-    logger.info("%s: %d files, %.2f GB", name, len(model.files), model.num_bytes / 1e9)
+    model = choose(hub, name, settings, check_fits=check_fits)
+    logger.info("%s: %d files, %.2f GB", model.name, len(model.files), model.num_bytes / 1e9)
     with download_meter(Console(stderr=True), settings.log_format) as meter:
         return fetch(hub, model, meter)
 
 
-def refuse_unless_it_fits(
-    hub: Hub, model: HubModel, settings: Settings, memory: int | None = None
-) -> None:
+def choose(
+    hub: Hub, name: str, settings: Settings, memory: int | None = None, *, check_fits: bool = True
+) -> HubModel:
+    """Finds a model in the hub; of the files that a short name stands for, the largest that fits.
+
+    Where nothing has to fit, or no device is here to fit on, that is the smallest.
+
+    Args:
+        hub: has it.
+        name: of the model, in a hub or in the catalogue.
+        settings: with which it would be served.
+        memory: as for `why_not`.
+        check_fits: whether it has to fit.
+
+    Raises:
+        DownloadFailed: there is no such model, or none of its files fits; says what would.
+        ModelLoadError: it cannot be served.
+    """
+    names = hub_names(name)
+    if not check_fits or not _has_device(settings, memory):
+        names = names[-1:]
+    reason = f"{name} is not the name of a model."
+    for candidate in names:
+        try:
+            model = find_in_hub(hub, candidate)
+        except NotInHub as error:
+            if find_entry(name) is None:
+                raise
+            raise NotInHub(
+                f"{name} stands for {candidate.repository} in the catalogue. You can name another "
+                "repository: ORGANISATION/MODEL or ORGANISATION/MODEL:QUANTISATION. "
+                f"{error.message}"
+            ) from error
+        misfit = why_not(hub, model, settings, memory) if check_fits else None
+        if misfit is None:
+            return model
+        reason = f"{model.name} was not fetched: {misfit}"
+    raise DownloadFailed(reason)
+
+
+def why_not(hub: Hub, model: HubModel, settings: Settings, memory: int | None = None) -> str | None:
     """Plans a model before it is fetched, from the beginnings of its files.
 
     Args:
@@ -67,24 +104,31 @@ def refuse_unless_it_fits(
         settings: with which it would be served.
         memory: free bytes of a device that is not here; None = of the one that is, if there is one.
 
+    Returns:
+        Why not even one sequence would fit, and what would; None if it fits, or nobody knows.
+
     Raises:
-        DownloadFailed: not even one sequence would fit; says what would.
         ModelLoadError: it cannot be served.
     """
-    has_device = memory is not None or not registry.choose(settings.backend).is_fallback
     with preview(hub, model) as path:
         try:
-            if not has_device:
+            if not _has_device(settings, memory):
                 with open_checkpoint(path):  # refuses what no backend could serve
-                    return
+                    return None
             plan = plan_model(path, settings, memory)
         except BadGguf:
             if all(file.num_bytes <= HEADER_BYTES for file in model.files):
                 raise
             logger.warning("%s: it cannot be planned before it is here", model.name)
-            return
-    if not plan.most_sequences:
-        raise DownloadFailed(f"{model.name} was not fetched: {_what_fits(model, plan)}")
+            return None
+    return None if plan.most_sequences else _what_fits(model, plan)
+
+
+def _has_device(settings: Settings, memory: int | None) -> bool:
+    if memory is not None:
+        return True
+    choice = registry.choose(settings.backend)
+    return not choice.is_fallback and isinstance(choice.backend, Planning)
 
 
 def _what_fits(model: HubModel, plan: PlanReport) -> str:

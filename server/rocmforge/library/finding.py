@@ -6,7 +6,10 @@ from pathlib import Path
 from typing import Final
 
 from rocmforge.errors import ModelFileNotFound
+from rocmforge.expected import nearest
+from rocmforge.library.catalogue import find_entry, hub_names, read_catalogue
 from rocmforge.library.hub_names import (
+    HubName,
     choose_file,
     folder_name,
     parse_hub_name,
@@ -41,13 +44,29 @@ def find_model(name: str) -> Path:
         return stored.path
     if path.is_dir():
         raise ModelFileNotFound(f"{name} is a folder without config.json. {_WHAT_TO_GIVE}")
-    hint = f" `rocmforge pull {name}` fetches a model of that name." if parse_hub_name(name) else ""
+    entry = find_entry(name)
+    if entry is not None:
+        raise ModelFileNotFound(
+            f"{name} is not on this machine. `rocmforge pull {name}` fetches it from "
+            f"{entry.repository}, where we recommend {entry.sizes}: the largest that fits."
+        )
+    if parse_hub_name(name) is not None:
+        hint = f" `rocmforge pull {name}` fetches a model of that name."
+    else:
+        hint = did_you_mean_model(name)
     raise ModelFileNotFound(f"{name} does not exist.{hint} {_WHAT_TO_GIVE}")
+
+
+def did_you_mean_model(name: str) -> str:
+    """Asks after the name of a model that is most like what was typed, if one is."""
+    known = (*PACKAGED, *read_catalogue(), *(model.name for model in all_stored()))
+    found = nearest(name, known)
+    return f" Did you mean {found}?" if found else ""
 
 
 _WHAT_TO_GIVE: Final = (
     "Give the path of a .gguf file or of a folder in the layout of Hugging Face, a name that "
-    f"`rocmforge list` shows, or one of: {', '.join(PACKAGED)}."
+    f"`rocmforge list` or `rocmforge list --catalogue` shows, or one of: {', '.join(PACKAGED)}."
 )
 
 
@@ -64,15 +83,18 @@ def all_stored() -> tuple[StoredModel, ...]:
 def find_stored(name: str) -> StoredModel | None:
     """Finds a model that some program has fetched, under its name in `rocmforge list`.
 
-    A repository alone stands for the usual one of its quantisations that are here.
+    A repository alone stands for the usual one of its quantisations that are here, a short name
+    for the largest recommended one.
     """
     models = all_stored()
     for model in models:
         if model.name.casefold() == name.casefold():
             return model
-    wanted = parse_hub_name(name)
-    if wanted is None:
-        return None
+    found = (_find_in_repository(models, wanted) for wanted in hub_names(name))
+    return next((model for model in found if model is not None), None)
+
+
+def _find_in_repository(models: tuple[StoredModel, ...], wanted: HubName) -> StoredModel | None:
     here = {
         model.path.name: model
         for model in reversed(models)

@@ -33,7 +33,7 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.file_download import http_get, repo_folder_name
 
-from rocmforge.errors import DownloadFailed
+from rocmforge.errors import DownloadFailed, NotInHub
 from rocmforge.library.hub_names import (
     HubName,
     choose_file,
@@ -98,7 +98,8 @@ def find_in_hub(hub: Hub, name: HubName) -> HubModel:
     """Asks the hub for the files of a model; fetches nothing.
 
     Raises:
-        DownloadFailed: there is no such model, or the hub cannot be asked.
+        NotInHub: there is no such model.
+        DownloadFailed: the hub cannot be asked.
     """
     with _explained(hub, name):
         info = HfApi(hub.endpoint).model_info(name.repository, files_metadata=True)
@@ -113,9 +114,9 @@ def find_in_hub(hub: Hub, name: HubName) -> HubModel:
         wanted = parts_of(main)
         missing = [part for part in wanted if part not in found]
         if missing:
-            raise DownloadFailed(f"{name}: the repository lacks {missing[0]}.")
+            raise NotInHub(f"{name}: the repository lacks {missing[0]}.")
     elif any(map(is_model_file, found)):
-        raise DownloadFailed(
+        raise NotInHub(
             f"{name.repository} has no {name.quantisation or 'usual quantisation'}. Say one of: "
             + ", ".join(f"{name.repository}:{label}" for label in quantisations(found))
         )
@@ -136,12 +137,12 @@ def find_in_hub(hub: Hub, name: HubName) -> HubModel:
 def _of_folder(name: HubName, files: dict[str, HubFile]) -> tuple[str, ...]:
     wanted = tuple(path for path in files if any(fnmatch(path, kind) for kind in _OF_FOLDER))
     if "config.json" not in wanted or not any(path.endswith(".safetensors") for path in wanted):
-        raise DownloadFailed(
+        raise NotInHub(
             f"{name.repository} holds no model: neither .gguf files nor config.json with "
             ".safetensors."
         )
     if name.quantisation is not None:
-        raise DownloadFailed(
+        raise NotInHub(
             f"{name.repository} has no GGUF files, so there is no {name.quantisation}. Say "
             f"{name.repository} to get its safetensors."
         )
@@ -326,7 +327,7 @@ def _explained(hub: Hub, name: HubName) -> Iterator[None]:
             f"{where}/{name.repository} and set HF_TOKEN to your token."
         ) from error
     except RepositoryNotFoundError as error:
-        raise DownloadFailed(
+        raise NotInHub(
             f"{where} has no model {name.repository}, or it is private. Check the name; for a "
             "private one set HF_TOKEN to a token that may read it."
         ) from error

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from rocmforge.library.catalogue import read_catalogue
 from tests.support.hub import FakeHub
 from tests.support.speaking import write_speaking
 
@@ -22,7 +23,8 @@ Command = Callable[..., subprocess.CompletedProcess[str]]
 @pytest.fixture
 def fake(tmp_path: Path) -> FakeHub:
     model = write_speaking(tmp_path, "llama").read_bytes()
-    return FakeHub({"org/tiny-GGUF": {"tiny-F32.gguf": model}})
+    short = {read_catalogue()["qwen3-0.6b"].repository: {"Qwen3-0.6B-Q8_0.gguf": model}}
+    return FakeHub({"org/tiny-GGUF": {"tiny-F32.gguf": model}, **short})
 
 
 @pytest.fixture
@@ -74,6 +76,8 @@ def test_a_model_is_fetched_by_name_used_offline_and_deleted(rocmforge: Command)
 def test_a_pull_says_where_the_model_is_or_why_it_is_not(rocmforge: Command) -> None:
     done = rocmforge("pull", "org/tiny-GGUF:F32")
     assert Path(done.stdout.strip()).name == "tiny-F32.gguf", done.stderr
+    short = rocmforge("pull", "qwen3-0.6b", "--backend", "reference")
+    assert Path(short.stdout.strip()).name == "Qwen3-0.6B-Q8_0.gguf", short.stderr
     missing = rocmforge("pull", "org/other")
     assert missing.returncode == 1
     assert "has no model org/other, or it is private" in missing.stderr
