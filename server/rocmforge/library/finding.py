@@ -44,6 +44,11 @@ def find_model(name: str) -> Path:
         return stored.path
     if path.is_dir():
         raise ModelFileNotFound(f"{name} is a folder without config.json. {_WHAT_TO_GIVE}")
+    if name.startswith(("https://", "http://")) and parse_hub_name(name) is None:
+        raise ModelFileNotFound(
+            f"{name} is not the address of a repository at https://huggingface.co, nor of a .gguf "
+            "file in its branch main. From elsewhere, fetch the file yourself and give its path."
+        )
     entry = find_entry(name)
     if entry is not None:
         raise ModelFileNotFound(
@@ -100,7 +105,7 @@ def _find_in_repository(models: tuple[StoredModel, ...], wanted: HubName) -> Sto
         for model in reversed(models)
         if (found := parse_hub_name(model.name)) is not None
         and found.repository.casefold() == wanted.repository.casefold()
-        and wanted.quantisation in (None, found.quantisation)
+        and wanted.quantisation in (None, found.quantisation, model.path.stem)
     }
     chosen = choose_file(here, None)
     return None if chosen is None else here[chosen]

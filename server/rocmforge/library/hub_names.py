@@ -18,6 +18,10 @@ _NAME: Final = re.compile(
     r"(?:https://)?(?:(?:hf\.co|huggingface\.co)/)?"
     r"(?P<repository>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*?)(?::(?P<quantisation>[\w.-]+))?"
 )
+_ADDRESS: Final = re.compile(
+    r"https://(?:hf\.co|huggingface\.co)/(?P<repository>[\w.-]+/[\w.-]+)/(?:blob|resolve)/main/"
+    r"(?:[\w.-]+/)*(?P<stem>[\w.-]+)\.gguf(?:\?download=true)?"
+)
 _QUANTISATION: Final = re.compile(
     r"(?:^|[-._/])((?:UD-)?(?:I?Q\d\w*|TQ\d\w*|BF16|F16|F32|FP16|MXFP4\w*))(?=$|[-._/])",
     re.IGNORECASE,
@@ -28,10 +32,10 @@ _CACHED: Final = "models--"
 
 @dataclass(frozen=True, slots=True)
 class HubName:
-    """A repository of a hub, and which of its quantisations; None = the usual one."""
+    """A repository of a hub, and which of its files; None = the usual one."""
 
     repository: str
-    quantisation: str | None = None
+    quantisation: str | None = None  # or the name of a file, without its ending
 
     def __str__(self) -> str:
         """Spells it as users type it."""
@@ -41,9 +45,14 @@ class HubName:
 def parse_hub_name(text: str) -> HubName | None:
     """Reads `org/name` or `org/name:QUANTISATION`, also with huggingface.co before it.
 
+    The address of a GGUF file there, in the branch `main`, is a name too.
+
     Returns:
         None for anything else.
     """
+    address = _ADDRESS.fullmatch(text)
+    if address is not None:
+        return HubName(address["repository"], address["stem"])
     match = _NAME.fullmatch(text)
     if match is None or match["repository"].endswith(".gguf"):
         return None

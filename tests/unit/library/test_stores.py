@@ -8,10 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from rocmforge.commands.obtain import obtain
 from rocmforge.errors import ConfigurationError, ModelFileNotFound
+from rocmforge.library.catalogue import hub_names
 from rocmforge.library.finding import all_stored, default_names, find_model, find_stored
+from rocmforge.library.hub_names import choose_file
 from rocmforge.library.removing import remove
 from rocmforge.library.stores import StoredModel, store_places, stored_models
+from rocmforge.settings import Settings
 
 COMMIT = "0123456789abcdef"
 
@@ -134,6 +138,33 @@ def test_a_model_is_found_by_its_name_whatever_the_case(home: Path) -> None:
     assert find_model("Org/M-GGUF").read_bytes() == b"four"
     with pytest.raises(ModelFileNotFound, match=r"`rocmforge pull Org/M-GGUF:Q2_K` fetches"):
         find_model("Org/M-GGUF:Q2_K")
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "https://huggingface.co/org/m/blob/main/m-Q8_0.gguf",
+        "https://hf.co/org/m/resolve/main/m-Q8_0.gguf?download=true",
+    ],
+)
+def test_the_address_of_a_file_finds_that_file(home: Path, address: str) -> None:
+    cache_in_hub(home, "org/m", {"m-Q8_0.gguf": b"plain", "a-m-Q8_0.gguf": b"other"})
+    assert find_model(address).read_bytes() == b"plain"
+    (name,) = hub_names(address)
+    assert choose_file(("a-m-Q8_0.gguf", "sub/m-Q8_0.gguf"), name.quantisation) == "sub/m-Q8_0.gguf"
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "https://example.org/org/m/resolve/main/m-Q8_0.gguf",
+        "https://huggingface.co/org/m/resolve/v2/m-Q8_0.gguf",
+        "https://huggingface.co/org/m/resolve/main/m.safetensors",
+    ],
+)
+def test_another_address_is_refused_with_what_to_do(home: Path, address: str) -> None:
+    with pytest.raises(ModelFileNotFound, match=r"fetch the file yourself and give its path"):
+        obtain(address, Settings())
 
 
 def test_a_split_model_is_one_with_all_its_parts(home: Path) -> None:
