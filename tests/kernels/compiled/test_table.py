@@ -65,11 +65,12 @@ def test_every_kernel_has_a_test() -> None:
 
 
 def test_tests_and_launchers_name_kernels_that_exist() -> None:
-    compiled_while_running = {"rf_logits_processor"}
+    # Compiled while running, and one of the faulty kernels of tests/platform.
+    of_no_table = {"rf_logits_processor", "rf_last_block"}
     named = named_in(TESTS) | named_in(LAUNCHERS)
     unknown = {pattern for pattern, matches in named.items() if not matches}
-    # This module names it too, in the line above.
-    assert unknown == compiled_while_running
+    # This module names them too, in the line above.
+    assert unknown == of_no_table
 
 
 def test_every_kernel_is_launched_by_the_backend() -> None:
