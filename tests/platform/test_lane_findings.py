@@ -198,6 +198,20 @@ def test_lanes_of_a_wave_exchange_without_wave_sync(device: Device, any_order: s
         device.launch("rf_wave_exchange", y, 0, grid=1, block=64)
 
 
+def test_what_lanes_of_a_wave_have_read_may_change_after_wave_sync(
+    device: Device, any_order: str
+) -> None:
+    y = device.empty(128, np.int32)
+    device.launch("rf_wave_broadcast", y, 0, grid=1, block=128)
+    assert set(y.get()[: device.wave]) == {3}
+
+
+def test_what_another_wave_has_read_changes_after_wave_sync(device: Device, any_order: str) -> None:
+    y = device.empty(128, np.int32)
+    with pytest.raises(KernelFault, match=r"rf_wave_broadcast, .* without a barrier in between"):
+        device.launch("rf_wave_broadcast", y, 1, grid=1, block=128)
+
+
 def test_integer_division_by_zero(device: Device) -> None:
     y = device.empty(64, np.int32)
     with pytest.raises(KernelFault, match=r"divides an integer by zero \(.*faulty\.hip"):

@@ -6,19 +6,32 @@
 namespace host {
 namespace {
 
-// Reads of one epoch by several threads.
+// Reads of one epoch by several threads: of one wave, whose number is added, or of any.
+constexpr uint16_t kSeveralOfWave = 0x8000;
 constexpr uint16_t kSeveral = 0xFFFF;
+
+// The wave of a thread or of several; none has the number that stands for threads of several waves.
+int wave_of(uint16_t thread) {
+  if (thread == kSeveral) return -1;
+  return thread & kSeveralOfWave ? thread & ~kSeveralOfWave : thread / options().wave;
+}
+
+// What stands for both.
+uint16_t joined(uint16_t one, uint16_t other) {
+  const int wave = wave_of(one);
+  return wave >= 0 && wave == wave_of(other) ? kSeveralOfWave | wave : kSeveral;
+}
 
 // Whether nothing orders an earlier access before one at `now` by another thread.
 bool unordered(Moment earlier, Moment now) {
   if (earlier.epoch != now.epoch || earlier.thread == now.thread) return false;
-  const int wave = options().wave;
-  const bool same_wave = earlier.thread != kSeveral && earlier.thread / wave == now.thread / wave;
+  const bool same_wave =
+      wave_of(earlier.thread) >= 0 && wave_of(earlier.thread) == wave_of(now.thread);
   return !(same_wave && earlier.wave_epoch != now.wave_epoch);
 }
 
 std::string name_of_thread(uint16_t thread) {
-  return thread == kSeveral ? "other threads" : format("thread %d", thread);
+  return thread >= kSeveralOfWave ? "other threads" : format("thread %d", thread);
 }
 
 }  // namespace
@@ -45,9 +58,11 @@ std::string SharedMemory::access(uintptr_t address, size_t size, AccessKind kind
       if (byte.written.epoch < first_epoch || unordered(byte.written, now)) {
         return wrong_read(byte, at, first_epoch);
       }
-      const bool joins = byte.read.epoch == now.epoch && byte.read.thread != now.thread;
+      const Moment before = byte.read;
       byte.read = now;
-      if (joins) byte.read.thread = kSeveral;
+      if (before.epoch == now.epoch && before.thread != now.thread) {
+        byte.read.thread = joined(before.thread, now.thread);
+      }
     }
     if (kind != AccessKind::kLoad) {
       if (unordered(byte.read, now) || unordered(byte.written, now)) {

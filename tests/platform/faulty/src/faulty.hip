@@ -188,6 +188,21 @@ extern "C" __global__ __launch_bounds__(256) void rf_divide(int* y, int divisor)
   y[threadIdx.x] = static_cast<int>(threadIdx.x) / divisor;
 }
 
+// Right for `reader` 0: what all lanes of the first wave have read is written again after a
+// wave_sync(). If `reader` is the second wave, nothing orders its reading before that.
+extern "C" __global__ __launch_bounds__(256) void rf_wave_broadcast(int* y, int reader) {
+  __shared__ int value;
+  if (threadIdx.x == 0) value = 1;
+  __syncthreads();
+  int seen = 0;
+  if (rf::wave_id() == 0 || rf::wave_id() == reader) seen = value;
+  rf::wave_sync();
+  if (threadIdx.x == 0) value = 2;
+  rf::wave_sync();
+  if (rf::wave_id() == 0) seen += value;
+  y[threadIdx.x] = seen;
+}
+
 // Right: the lanes of one wave exchange values through LDS, ordered by wave_sync().
 extern "C" __global__ __launch_bounds__(256) void rf_wave_exchange(int* y, int sync) {
   __shared__ int values[256];
