@@ -80,26 +80,41 @@ class ActivationTile {
   U4 copied_[kHasAsyncCopy ? 1 : kCopies];
 };
 
+// The four codes that code() gives, less kZero, as halves.
+template <class Format>
+__device__ __forceinline__ U2 code_halves(const typename Format::Chunk& chunk, int u, int k) {
+  if constexpr (requires { Format::code_halves(chunk, u, k); }) {
+    return Format::code_halves(chunk, u, k);
+  } else {
+    // A byte under the exponent of 1024 is the half 1024 + byte, exactly.
+    constexpr uint32_t kExponent = 0x64646464u;
+    constexpr uint32_t kFlipSigns = Format::kSigned ? 0x80808080u : 0u;
+    constexpr float kZero = 1024.0f + (Format::kSigned ? 128.0f : Format::kZero);
+    const uint32_t codes = Format::code(chunk, u, k) ^ kFlipSigns;
+    U2 halves;
+#pragma unroll
+    for (int pair = 0; pair < 2; ++pair) {
+      const uint32_t bytes = byte_select(codes, kExponent, pair ? 0x04030402u : 0x04010400u);
+      halves[pair] = __builtin_bit_cast(uint32_t, unpack::as_halves(bytes) - to_half(kZero));
+    }
+    return halves;
+  }
+}
+
 // Eight weights of a quantised quant block as halves: elements 8 c to 8 c + 7 of quant block u.
 template <class Format>
 __device__ __forceinline__ U4 half_weights(const typename Format::Chunk& chunk,
                                            const Scales<Format::kScales>& scales, int u, int c) {
-  // A byte under the exponent of 1024 is the half 1024 + byte, exactly.
-  constexpr uint32_t kExponent = 0x64646464u;
-  constexpr uint32_t kFlipSigns = Format::kSigned ? 0x80808080u : 0u;
-  constexpr float kZero = 1024.0f + (Format::kSigned ? 128.0f : Format::kZero);
   const int part = c * Format::kScales / kTileChunks;
   const half scale = to_half(scales.scale[part]);
   const half offset = to_half(scales.offset[part]);
   U4 halves;
 #pragma unroll
   for (int k = 0; k < 2; ++k) {
-    const uint32_t codes = Format::code(chunk, u, 2 * c + k) ^ kFlipSigns;
+    const U2 codes = code_halves<Format>(chunk, u, 2 * c + k);
 #pragma unroll
     for (int pair = 0; pair < 2; ++pair) {
-      const uint32_t bytes = byte_select(codes, kExponent, pair ? 0x04030402u : 0x04010400u);
-      const Half2 code = unpack::as_halves(bytes) - to_half(kZero);
-      Half2 weights = code * scale;
+      Half2 weights = unpack::as_halves(codes[pair]) * scale;
       if constexpr (Format::kOffset) weights += offset;
       halves[2 * k + pair] = __builtin_bit_cast(uint32_t, weights);
     }
