@@ -28,6 +28,10 @@ from rocmforge_hip.weights.products import Product
 
 _GATE_UP_THREADS: Final = 256
 _DOWN_THREADS: Final = 256
+_FEWER_DOWN_THREADS: Final = 128
+_MANY_ROWS: Final = 4
+"""So many fill the device with smaller blocks, which are faster where rows are short."""
+_SHORT_ROW: Final = 32  # quant blocks
 
 
 def empty_mix(
@@ -145,9 +149,10 @@ class PairKernels:
             activation=gate,
         )
         bias = experts.down_bias
+        is_full = rows >= _MANY_ROWS and down.quant_blocks <= _SHORT_ROW
         self._downs[down.format.name].launch(
             (rows, down.stored_rows // GEMV_OUTPUTS, 1),
-            _DOWN_THREADS,
+            _FEWER_DOWN_THREADS if is_full else _DOWN_THREADS,
             weight=down.data,
             **self._multiplied(inner, down),
             chosen=chosen,
