@@ -26,7 +26,7 @@ from rocmforge_hip.device.library import NoKernelsForTarget, find_target
 from rocmforge_hip.device.platform import select_platform
 from rocmforge_hip.load.loading import load_model, measure_model
 from rocmforge_hip.load.memory_budget import cache_type
-from rocmforge_hip.ops.geometry import Geometry
+from rocmforge_hip.ops.geometry import Geometry, geometry_of
 from rocmforge_hip.parallel.runner import load_sharded
 from rocmforge_hip.verify import selfcheck
 
@@ -78,7 +78,7 @@ class HipBackend:
             found = devices[0]
             name = found.info.name if len(devices) == 1 else f"each of {list_names(devices)}"
             free = min(options.memory_of(device.info) for device in devices)
-            geometry = Geometry(found.properties.compute_units)
+            geometry = geometry_of(found.properties)
         else:
             name, free, geometry = "a device", memory, Geometry(_MOST_COMPUTE_UNITS)
         needs = measure_model(checkpoint, options, geometry, free)

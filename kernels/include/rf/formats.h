@@ -55,6 +55,42 @@ __device__ __forceinline__ Half2 as_halves(uint32_t word) {
 
 }  // namespace unpack
 
+// What load() brings of a chunk: all of it ...
+struct Whole {
+  __device__ __forceinline__ U4 words(const U4& item) const { return item; }
+  template <class T>
+  __device__ __forceinline__ T pairs(T item) const {
+    return item;
+  }
+  template <class T>
+  __device__ __forceinline__ T bits(T item) const {
+    return item;
+  }
+};
+
+// ... or what a lane needs that takes every kCount-th word of four codes, from word `part` on:
+// code() then gives word part + k for word k, a multiple of kCount.
+template <int kCount>
+struct Part {
+  int part;  // below kCount, which is at most 4
+
+  __device__ __forceinline__ U4 words(const U4& item) const {
+    const auto* from = reinterpret_cast<const uint32_t*>(&item) + part;
+    U4 result{};
+#pragma unroll
+    for (int k = 0; k < 4; k += kCount) result[k] = from[k];
+    return result;
+  }
+  template <class T>
+  __device__ __forceinline__ T pairs(T item) const {
+    return item >> (2 * part);
+  }
+  template <class T>
+  __device__ __forceinline__ T bits(T item) const {
+    return item >> part;
+  }
+};
+
 // A format has a Block, as files store it (the type layouts of GGUF), and
 //   repack(block, planes, quant_blocks, q)  writes quant block q of a row of so many, which `block`
 //                                           holds, to the planes of that row; parts of a plane that
@@ -62,7 +98,7 @@ __device__ __forceinline__ Half2 as_halves(uint32_t word) {
 // For the computation it is the planes of a row; it names a Chunk of kQuantBlocks quant blocks (one
 // if a block holds 32 weights, else two) and offers
 //   of(planes, quant_blocks)  the row that `planes` stands at, of so many quant blocks
-//   load(i)                   chunk i of the row, as registers
+//   load(i, part)             chunk i of the row, as registers; those with a Codebook all of it
 //   code(chunk, u, k)         elements 4 k to 4 k + 3 of its quant block u, one to a byte
 //   scales(chunk, p, u)       for that quant block; p is the chunk's place in its super-block
 // with weight = scale * (code - kZero) + offset. Codes are below 128, or signed bytes (kSigned).

@@ -36,7 +36,10 @@ struct FourBits {
     U4 nibbles;
     Scale scale;
   };
-  __device__ __forceinline__ Chunk load(int i) const { return {nibbles[i], scale[i]}; }
+  template <class Part = Whole>
+  __device__ __forceinline__ Chunk load(int i, Part part = {}) const {
+    return {part.words(nibbles[i]), scale[i]};
+  }
   static __device__ __forceinline__ uint32_t code(const Chunk& chunk, int, int k) {
     return unpack::nibbles(chunk.nibbles, k);
   }

@@ -25,8 +25,10 @@ from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.device.platform import select_platform
 from rocmforge_hip.load.model import ModelLoading
 from rocmforge_hip.ops.activations import Activation
+from rocmforge_hip.ops.geometry import Geometry
 from rocmforge_hip.ops.model_ops import HipOps
 from rocmforge_hip.ops.step import StagedRows
+from rocmforge_hip.verify import workbench
 from rocmforge_hip.verify.cases import Group
 from rocmforge_hip.verify.selfcheck import all_groups, run_group
 from tests.data.models.tiny_encoders import by_name
@@ -36,6 +38,8 @@ from tests.support.host_platform import HostPlatform
 
 # Not launched when models are served.
 NOT_SERVING = {"rf_mma_check"}
+# Only where int8 matrix instructions were measured to be faster.
+MEASURED = "rf_gemm_int8_*"
 
 Launch = Callable[..., None]
 
@@ -352,7 +356,25 @@ def test_every_kernel_that_serves_is_checked_and_right(monkeypatch: pytest.Monke
     checks = list(create().check_ops(device, "*"))
     assert [check for check in checks if not check.passed] == []
     target = find_devices(select_platform())[0].properties.target
-    assert set(read_manifest(find_target(target))["kernels"]) - launched <= NOT_SERVING
+    idle = set(read_manifest(find_target(target))["kernels"]) - launched
+    assert {name for name in idle if not fnmatchcase(name, MEASURED)} <= NOT_SERVING
+
+
+@pytest.mark.usefixtures("host")
+@pytest.mark.parametrize("op", ["gemv", "gated gemv"])
+def test_products_on_int8_matrix_instructions_are_checked(
+    op: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Devices on which they are used pass; with a mistake in them they do not."""
+    monkeypatch.setattr(
+        workbench, "geometry_of", lambda device: Geometry(device.compute_units, matrix_rows=1)
+    )
+    group = next(group for group in all_groups() if group.recipe.format == "q4_k")
+    chosen = replace(group, cases=tuple(case for case in group.cases if case.op == op))
+    found = find_devices(select_platform())[0]
+    assert all(check.passed for check in run_group(found, chosen))
+    change_launches(monkeypatch, MEASURED, do_nothing)
+    assert not any(check.passed for check in run_group(found, chosen))
 
 
 @pytest.mark.usefixtures("host")

@@ -232,3 +232,13 @@ def test_splits_of_a_product_cover_it_and_fit_the_scratch(rows: int, stored_rows
     if shape.splits > 1:
         assert shape.splits * rows * stored_rows <= 4 / 3 * 132 * 128 * 128
     assert np.isin(shape.tile_rows, (32, 64, 128))
+
+
+@pytest.mark.parametrize(
+    ("stored_rows", "block_size", "threads"),
+    [(28672, 256, 64), (28672, 32, 128), (6144, 256, 128), (4096, 256, 256), (32, 32, 256)],
+)
+def test_blocks_of_int8_products_have_waves_that_fill_the_device(
+    stored_rows: int, block_size: int, threads: int
+) -> None:
+    assert Geometry(132).matrix_threads(stored_rows, block_size) == threads

@@ -35,6 +35,22 @@ def rf_gemv(
     """Multiplies a few int8 rows with a quantised matrix."""
 
 
+def rf_gemm_int8(
+    *,
+    weight: Pointer,
+    q: Pointer,
+    scale: Pointer,
+    bias: Pointer | None,
+    out: Pointer,
+    rows: I32,
+    slices: I32,
+    out_features: I32,
+    quant_blocks: I32,
+    activation: I32,
+) -> None:
+    """Does what `rf_gemv` does, for up to 16 rows, on int8 matrix instructions."""
+
+
 def rf_gemv_float(
     *,
     weight: Pointer,

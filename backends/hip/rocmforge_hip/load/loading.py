@@ -28,7 +28,7 @@ from rocmforge_hip.load.model import ModelLoading
 from rocmforge_hip.load.rank import Rank
 from rocmforge_hip.load.supported import check_sizes
 from rocmforge_hip.ops.activations import StepLimits
-from rocmforge_hip.ops.geometry import Geometry
+from rocmforge_hip.ops.geometry import Geometry, geometry_of
 from rocmforge_hip.ops.sharded import any_rank
 from rocmforge_hip.run.graph_check import REPORTS, Agree, check_graphs
 from rocmforge_hip.run.pipeline import PIPELINE_DEPTH
@@ -60,7 +60,7 @@ def load_model(
         processors = load_processors()
         progress("compiling logits processors", 0.0)
         kernels = prepare_processors(processors, found.properties.target, cache_dir())
-    geometry = Geometry(found.properties.compute_units)
+    geometry = geometry_of(found.properties)
     free = options.memory_of(found.info)
     plan = make_plan(config, weights, options, geometry, free, adapters)
     tables = None

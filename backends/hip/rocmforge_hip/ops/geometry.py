@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
-from rocmforge_hip.device.constants import BLOCK_TOKENS, GEMM_COLUMNS
+from rocmforge_hip.device.constants import BLOCK_TOKENS, GEMM_COLUMNS, QUANT_BLOCK
+from rocmforge_hip.device.driver import DeviceProperties
 from rocmforge_hip.device.memory import ArraySpec, spec
 from rocmforge_hip.weights.formats import ceil_div, round_up
 
@@ -25,6 +26,10 @@ _MIN_SPLIT_TOKENS: Final = BLOCK_TOKENS
 _ATTENTION_BLOCKS_PER_CU: Final = 3  # at most
 _SAMPLING_BLOCKS_PER_CU: Final = 2
 _MIN_PART_TOKENS: Final = 1024
+_MATRIX_ROWS: Final = 5  # below, GEMV was not measured to be slower
+_MATRIX_THREADS_PER_CU: Final = 512
+MATRIX_QUANT_BLOCKS: Final = 8
+"""The least quant blocks in a row that int8 matrix instructions multiply."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +51,14 @@ class GemmShape:
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """The rules for one device."""
+    """The rules for one device.
+
+    `matrix_rows` is the least number of int8 rows, slices included, that matrix instructions
+    multiply rather than GEMV; 0 stands for none.
+    """
 
     compute_units: int
+    matrix_rows: int = 0
 
     def attention(
         self,
@@ -82,6 +92,15 @@ class Geometry:
     def gemm(self, rows: int, stored_rows: int, quant_blocks: int) -> GemmShape:
         """Returns the smallest tile that holds the rows; splits K while compute units are idle."""
         return _gemm(self.compute_units, rows, stored_rows, quant_blocks)
+
+    def matrix_threads(self, stored_rows: int, block_size: int) -> int:
+        """Returns the threads of a block of 16 stored rows: so many that waves fill the device.
+
+        Where a stored block is one quant block, a step is four of them and not eight.
+        """
+        wanted = _MATRIX_THREADS_PER_CU * self.compute_units // (stored_rows // 16)
+        least = 128 if block_size == QUANT_BLOCK else 64
+        return next((threads for threads in (256, 128) if threads <= wanted), least)
 
     def sampling_parts(self, rows: int, vocab: int) -> int:
         """Returns how many blocks share a row of logits."""
@@ -126,6 +145,15 @@ def gemv_rows(slices: int) -> int:
     None without slices. Two cost GEMV as much as twice the rows; from three rows on GEMM is faster.
     """
     return {0: 0, 1: MAX_GEMV_ROWS, 2: 2}[slices]
+
+
+def geometry_of(device: DeviceProperties) -> Geometry:
+    """Returns the rules for a device.
+
+    Int8 matrix instructions are used on the chips on which they were measured to be faster.
+    """
+    is_measured = device.target.startswith("sm_")
+    return Geometry(device.compute_units, _MATRIX_ROWS if is_measured else 0)
 
 
 @lru_cache(maxsize=256)  # every layer of a step asks for the same few

@@ -20,7 +20,7 @@ from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.kernels import products
 from rocmforge_hip.kernels import rows as row_kernels
 from rocmforge_hip.ops.activations import Activation, ActivationArrays, Forms
-from rocmforge_hip.ops.geometry import GEMM_ROWS, Geometry, gemv_rows
+from rocmforge_hip.ops.geometry import GEMM_ROWS, MATRIX_QUANT_BLOCKS, Geometry, gemv_rows
 from rocmforge_hip.weights.formats import (
     FLOAT_FORMATS,
     Matrix,
@@ -88,6 +88,11 @@ class LinearKernels:
             for name in of_gemv - FLOAT_FORMATS
             for most in _GEMV_ROWS
         }
+        of_matrices = of_gemv - FLOAT_FORMATS if geometry.matrix_rows else frozenset[str]()
+        self._int8_gemms = {
+            name: library.kernel(f"rf_gemm_int8_{name}", products.rf_gemm_int8)
+            for name in of_matrices
+        }
 
     def qkv(
         self,
@@ -152,7 +157,14 @@ class LinearKernels:
         threads, name = _gemv_threads(matrix.quant_blocks), matrix.format.name
         if matrix.format.is_quantised:
             q, scale = self.int8(x)
-            self._gemvs[name, _most_rows(x.rows * self.slices)].launch(
+            int8_rows = x.rows * self.slices
+            kernel = self._gemvs[name, _most_rows(int8_rows)]
+            if self._has_matrix_product(int8_rows, matrix):
+                kernel = self._int8_gemms[name]
+                threads = self._geometry.matrix_threads(
+                    matrix.stored_rows, matrix.format.block_size
+                )
+            kernel.launch(
                 grid,
                 threads,
                 weight=matrix.data,
@@ -180,6 +192,11 @@ class LinearKernels:
                 activation=gate,
             )
         return Activation(result, x.rows, matrix.out_features, f32=out)
+
+    def _has_matrix_product(self, int8_rows: int, matrix: Matrix) -> bool:
+        """Returns whether matrix instructions multiply so many rows, slices included."""
+        least = self._geometry.matrix_rows
+        return 0 < least <= int8_rows and matrix.quant_blocks >= MATRIX_QUANT_BLOCKS
 
     def _gemm(
         self,

@@ -35,7 +35,7 @@ from rocmforge_hip.device.opening import Device, open_device, release
 from rocmforge_hip.load.memory_budget import make_plan
 from rocmforge_hip.load.model import ModelLoading
 from rocmforge_hip.ops.activations import Activation, Forms
-from rocmforge_hip.ops.geometry import Geometry
+from rocmforge_hip.ops.geometry import geometry_of
 from rocmforge_hip.ops.sampler import Sampler
 from rocmforge_hip.ops.step import DeviceStep, ListSizes, SamplingNeeds, StepLayout
 from rocmforge_hip.run.runner import Model, exact_shape
@@ -91,7 +91,7 @@ class Workbench:
         self.spec = attention_specs(self.config)[0]
         self.adapters = tuple(_adapter(rank, self.weights) for rank in recipe.adapter_ranks)
         planned = plan_weights(self.weights)
-        geometry = Geometry(found.properties.compute_units)
+        geometry = geometry_of(found.properties)
         free = found.info.memory_free
         plan = make_plan(self.config, planned, _options(recipe), geometry, free, self.adapters)
         self._device = open_device(found)

@@ -36,8 +36,9 @@ struct IQ4_XS {
     U4 nibbles[2];
     U2 header;
   };
-  __device__ __forceinline__ Chunk load(int i) const {
-    return {{nibbles[2 * i], nibbles[2 * i + 1]}, header[i / 4]};
+  template <class Part = Whole>
+  __device__ __forceinline__ Chunk load(int i, Part part = {}) const {
+    return {{part.words(nibbles[2 * i]), part.words(nibbles[2 * i + 1])}, header[i / 4]};
   }
   static __device__ __forceinline__ uint32_t code(const Chunk& chunk, int u, int k) {
     return unpack::lookup(IQ4_NL::table(), chunk.nibbles[u], k);

@@ -35,7 +35,10 @@ struct Q1_0 {
     U2 bits;
     half d;
   };
-  __device__ __forceinline__ Chunk load(int i) const { return {bits[i], d[i / 2]}; }
+  template <class Part = Whole>
+  __device__ __forceinline__ Chunk load(int i, Part part = {}) const {
+    return {part.bits(bits[i]), d[i / 2]};
+  }
   // 2 or 0, around 1.
   static __device__ __forceinline__ uint32_t code(const Chunk& chunk, int u, int k) {
     return unpack::bits<1>(chunk.bits[u], k);

@@ -43,7 +43,10 @@ struct Q2_K {
     uint32_t scale_min;
     Half2 d;
   };
-  __device__ __forceinline__ Chunk load(int i) const { return {pairs[i], scale_min[i], d[i / 4]}; }
+  template <class Part = Whole>
+  __device__ __forceinline__ Chunk load(int i, Part part = {}) const {
+    return {part.pairs(pairs[i]), scale_min[i], d[i / 4]};
+  }
   static __device__ __forceinline__ uint32_t code(const Chunk& chunk, int u, int k) {
     return unpack::pairs<0>(U2{chunk.pairs[2 * u], chunk.pairs[2 * u + 1]}, k);
   }

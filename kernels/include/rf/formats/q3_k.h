@@ -51,8 +51,9 @@ struct Q3_K {
     PackedScales packed;
     half d;
   };
-  __device__ __forceinline__ Chunk load(int i) const {
-    return {pairs[i], bits[i], packed[i / 4], d[i / 4]};
+  template <class Part = Whole>
+  __device__ __forceinline__ Chunk load(int i, Part part = {}) const {
+    return {part.pairs(pairs[i]), part.bits(bits[i]), packed[i / 4], d[i / 4]};
   }
   static __device__ __forceinline__ uint32_t code(const Chunk& chunk, int u, int k) {
     return unpack::pairs<0>(U2{chunk.pairs[2 * u], chunk.pairs[2 * u + 1]}, k) |

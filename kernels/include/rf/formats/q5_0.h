@@ -40,7 +40,10 @@ struct Q5_0 {
     uint32_t bits;
     half d;
   };
-  __device__ __forceinline__ Chunk load(int i) const { return {nibbles[i], bits[i], d[i]}; }
+  template <class Part = Whole>
+  __device__ __forceinline__ Chunk load(int i, Part part = {}) const {
+    return {part.words(nibbles[i]), part.bits(bits[i]), d[i]};
+  }
   static __device__ __forceinline__ uint32_t code(const Chunk& chunk, int, int k) {
     return unpack::nibbles(chunk.nibbles, k) | unpack::bits<4>(chunk.bits, k);
   }

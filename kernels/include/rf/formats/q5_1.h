@@ -40,7 +40,10 @@ struct Q5_1 {
     uint32_t bits;
     Half2 dm;
   };
-  __device__ __forceinline__ Chunk load(int i) const { return {nibbles[i], bits[i], dm[i]}; }
+  template <class Part = Whole>
+  __device__ __forceinline__ Chunk load(int i, Part part = {}) const {
+    return {part.words(nibbles[i]), part.bits(bits[i]), dm[i]};
+  }
   static __device__ __forceinline__ uint32_t code(const Chunk& chunk, int, int k) {
     return unpack::nibbles(chunk.nibbles, k) | unpack::bits<4>(chunk.bits, k);
   }

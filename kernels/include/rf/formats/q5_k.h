@@ -45,8 +45,11 @@ struct Q5_K {
     U2 bits;
     U4 header;
   };
-  __device__ __forceinline__ Chunk load(int i) const {
-    return {{nibbles[2 * i], nibbles[2 * i + 1]}, bits[i], header[i / 4]};
+  template <class Part = Whole>
+  __device__ __forceinline__ Chunk load(int i, Part part = {}) const {
+    return {{part.words(nibbles[2 * i]), part.words(nibbles[2 * i + 1])},
+            part.bits(bits[i]),
+            header[i / 4]};
   }
   static __device__ __forceinline__ uint32_t code(const Chunk& chunk, int u, int k) {
     return unpack::nibbles(chunk.nibbles[u], k) | unpack::bits<4>(chunk.bits[u], k);

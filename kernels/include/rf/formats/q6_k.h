@@ -49,8 +49,12 @@ struct Q6_K {
     uint32_t scale;
     half d;
   };
-  __device__ __forceinline__ Chunk load(int i) const {
-    return {{nibbles[2 * i], nibbles[2 * i + 1]}, pairs[i], scale[i], d[i / 4]};
+  template <class Part = Whole>
+  __device__ __forceinline__ Chunk load(int i, Part part = {}) const {
+    return {{part.words(nibbles[2 * i]), part.words(nibbles[2 * i + 1])},
+            part.pairs(pairs[i]),
+            scale[i],
+            d[i / 4]};
   }
   static __device__ __forceinline__ uint32_t code(const Chunk& chunk, int u, int k) {
     return unpack::nibbles(chunk.nibbles[u], k) |

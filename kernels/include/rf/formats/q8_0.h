@@ -35,8 +35,9 @@ struct Q8_0 {
     U4 codes[2];
     half d;
   };
-  __device__ __forceinline__ Chunk load(int i) const {
-    return {{codes[2 * i], codes[2 * i + 1]}, d[i]};
+  template <class Part = Whole>
+  __device__ __forceinline__ Chunk load(int i, Part part = {}) const {
+    return {{part.words(codes[2 * i]), part.words(codes[2 * i + 1])}, d[i]};
   }
   static __device__ __forceinline__ uint32_t code(const Chunk& chunk, int, int k) {
     return chunk.codes[k / 4][k % 4];

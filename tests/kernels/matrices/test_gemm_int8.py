@@ -1,0 +1,129 @@
+"""rf_gemm_int8_*: linear layers for 1 to 8 rows, on int8 matrix instructions.
+
+As for GEMV, the int8 activations are part of the operation. Names of cases follow the kernel's
+loops: a wave takes steps of four chunks of K (two on some GPUs), and the last may begin earlier.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from tests.support.activations import quantise
+from tests.support.kernels import Device
+from tests.support.linear import (
+    GELU_TANH,
+    NOT_GATED,
+    SILU,
+    Layer,
+    random_activation,
+    random_layer,
+    worst_error,
+)
+from tests.support.weights import QUANTISED_TYPES, block_features
+
+Float32 = npt.NDArray[np.float32]
+_ROUNDING = 2e-6  # of float32 sums of a few hundred terms, relative to their magnitude
+
+
+def _gemm(
+    device: Device,
+    layer: Layer,
+    x: Float32,
+    *,
+    slices: int = 1,
+    block: int = 64,
+    bias: Float32 | None = None,
+) -> Float32:
+    rows = x.shape[0]
+    quantised = quantise(x, slices)
+    out = device.empty((rows, layer.out_features), np.float32, "out")
+    device.launch(
+        f"rf_gemm_int8_{layer.weights[0].name}",
+        device.upload(layer.packed(), "weight"),
+        device.upload(quantised.q, "q"),
+        device.upload(quantised.scales, "scale"),
+        device.upload(bias, "bias") if bias is not None else None,
+        out,
+        rows,
+        slices,
+        layer.out_features,
+        layer.quant_blocks,
+        layer.activation,
+        grid=layer.stored_rows // 16,
+        block=block,
+    )
+    return out.get()
+
+
+def _check(device: Device, layer: Layer, x: Float32, *, slices: int = 1, block: int = 64) -> None:
+    actual = _gemm(device, layer, x, slices=slices, block=block)
+    seen = quantise(x, slices).values()
+    assert worst_error(actual, layer.apply(seen), layer.magnitude(seen)) < _ROUNDING
+
+
+@pytest.mark.parametrize("name", QUANTISED_TYPES)
+@pytest.mark.parametrize(
+    ("rows", "out_features", "quant_blocks"),
+    [(1, 32, 8), (5, 37, 24), (8, 40, 56)],
+    ids=["one_row", "ragged_width_and_absent_rows", "many_steps"],
+)
+def test_multiplies(
+    device: Device, name: str, rows: int, out_features: int, quant_blocks: int
+) -> None:
+    rng = np.random.default_rng(0)
+    layer = random_layer(rng, name, out_features, 32 * quant_blocks)
+    _check(device, layer, random_activation(rng, rows, 32 * quant_blocks))
+
+
+@pytest.mark.parametrize("name", ["q8_0", "q1_0", "q5_1"])
+@pytest.mark.parametrize("more", [1, 2, 3])
+def test_counts_nothing_twice_where_the_last_step_begins_earlier(
+    device: Device, name: str, more: int
+) -> None:
+    rng = np.random.default_rng(1)
+    in_features = 256 + more * block_features(name)
+    layer = random_layer(rng, name, 16, in_features)
+    _check(device, layer, random_activation(rng, 3, in_features), block=128)
+
+
+@pytest.mark.parametrize("name", ["q4_1", "q6_k", "q2_k"])
+@pytest.mark.parametrize("rows", [1, 4])
+def test_multiplies_both_slices(device: Device, name: str, rows: int) -> None:
+    rng = np.random.default_rng(7)
+    layer = random_layer(rng, name, 40, 512)
+    _check(device, layer, random_activation(rng, rows, 512), slices=2, block=128)
+
+
+@pytest.mark.parametrize("name", ["q6_k", "mxfp4"])
+@pytest.mark.parametrize("activation", [SILU, GELU_TANH], ids=["silu", "gelu_tanh"])
+@pytest.mark.parametrize("out_features", [16, 72], ids=["one_tile", "ragged_tail"])
+def test_gates(device: Device, name: str, activation: int, out_features: int) -> None:
+    rng = np.random.default_rng(2)
+    layer = random_layer(rng, name, out_features, 512, activation)
+    _check(device, layer, random_activation(rng, 4, 512), slices=2)
+
+
+@pytest.mark.parametrize("block", [64, 128, 256])
+def test_waves_of_a_block_share_k(device: Device, block: int) -> None:
+    rng = np.random.default_rng(4)
+    layer = random_layer(rng, "q4_k", 16, 2560)
+    _check(device, layer, random_activation(rng, 2, 2560), block=block)
+
+
+def test_adds_a_bias(device: Device) -> None:
+    rng = np.random.default_rng(3)
+    layer = random_layer(rng, "q4_0", 33, 256)
+    x = random_activation(rng, 2, 256)
+    bias = rng.standard_normal(33).astype(np.float32)
+    expected = layer.apply(quantise(x).values()) + bias
+    np.testing.assert_allclose(_gemm(device, layer, x, bias=bias), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_extreme_codes_do_not_overflow(device: Device) -> None:
+    """All codes and activations at their largest, with equal signs."""
+    layer = random_layer(np.random.default_rng(6), "q8_0", 16, 1024, NOT_GATED)
+    blocks = layer.weights[0].raw.reshape(16, -1, 34)
+    blocks[:, :, 2:] = 0x80  # -128
+    _check(device, layer, np.full((1, 1024), -3.0, np.float32))
