@@ -16,6 +16,7 @@ from rocmforge.models.config import ExpertsConfig, RouterFunction
 from rocmforge.models.weights import present
 from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.ops.activations import Activation, ExpertArrays
+from rocmforge_hip.ops.geometry import groups_experts
 from rocmforge_hip.verify import oracle
 from rocmforge_hip.verify.cases import Case, Group, error, values_of
 from rocmforge_hip.verify.matrices import exact_activation
@@ -28,6 +29,7 @@ _WEIGHTS: Final = 1e-5  # relative to the largest
 _FLOAT_SUM: Final = 1e-5
 _INT8: Final = 2.0**-6  # what is between gate and down, in one slice
 _TWO_SLICES: Final = 2.0**-14
+_HALVES: Final = 2.0**-10  # of weights and of what is between gate and down, in groups
 
 _RULE: Final = ExpertsConfig(
     num_experts=8,
@@ -62,23 +64,26 @@ def groups() -> Iterator[Group]:
         ]
         yield Group(recipe, tuple(cases))
     for name in FORMATS:
-        yield Group(replace(_SHAPE, format=name), tuple(_mixed(name, _INT8)))
+        limit = _FLOAT_SUM if name in FLOAT_FORMATS else _INT8
+        yield Group(replace(_SHAPE, format=name), tuple(_mixed(name, limit)))
         if name not in FLOAT_FORMATS:
             recipe = replace(_SHAPE, format=name, activation_bits="16")
-            yield Group(recipe, tuple(_mixed(f"{name}, two slices", _TWO_SLICES)))
+            yield Group(recipe, tuple(_mixed(f"{name}, two slices", _TWO_SLICES, slices=2)))
     biased = replace(_SHAPE, architecture="gpt-oss", format="mxfp4", activation_bits="16")
-    yield Group(biased, tuple(_mixed("mxfp4, biases", _TWO_SLICES)))
+    yield Group(biased, tuple(_mixed("mxfp4, biases", _TWO_SLICES, slices=2)))
     shared = replace(_RULE, shared_intermediate_size=64)
     for architecture, what in (("qwen2moe", "weighted"), ("glm4moe", "as it is")):
         recipe = replace(_SHAPE, architecture=architecture, experts=shared)
         yield Group(recipe, (Case("add_shared", what, _FLOAT_SUM, _add_shared),))
 
 
-def _mixed(name: str, limit: float) -> Iterator[Case]:
-    if name in FLOAT_FORMATS:
-        limit = _FLOAT_SUM
-    for tokens in (1, 12):
-        yield Case("experts", f"{name}, {tokens} tokens", limit, partial(_mix, tokens=tokens))
+def _mixed(name: str, limit: float, slices: int = 1) -> Iterator[Case]:
+    for tokens in (1, 2, 12):
+        mix, what = partial(_mix, tokens=tokens), f"{name}, {tokens} tokens"
+        if groups_experts(tokens * _RULE.num_chosen, _RULE.num_experts, slices):
+            yield Case("grouped experts", what, _HALVES, mix)
+        else:
+            yield Case("experts", what, limit, mix)
 
 
 def _experts(bench: Workbench) -> tuple[ExpertsConfig, Experts[Tensor], ExpertArrays[DeviceArray]]:
