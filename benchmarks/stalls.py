@@ -107,10 +107,9 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 async def ask_server(port: int, model: str, arrivals: Sequence[Arrival]) -> list[Seen]:
     """Sends each request when it is due, on a connection of its own; returns what they saw."""
-    connections = [await Connection.open("127.0.0.1", port) for _ in arrivals]
     begin = time.perf_counter() + 0.5
 
-    async def ask(number: int, connection: Connection, arrival: Arrival) -> Seen:
+    async def ask(number: int, arrival: Arrival) -> Seen:
         random = Random(number)
         body: dict[str, object] = {
             "model": model,
@@ -120,16 +119,17 @@ async def ask_server(port: int, model: str, arrivals: Sequence[Arrival]) -> list
             "temperature": 0,
             "stream": True,
         }
-        await asyncio.sleep(begin + arrival.at_s - time.perf_counter())
+        due = begin + arrival.at_s
+        # Not much earlier: a server closes connections that nothing is asked on.
+        await asyncio.sleep(due - 0.2 - time.perf_counter())
+        connection = await Connection.open("127.0.0.1", port)
+        await asyncio.sleep(due - time.perf_counter())
         stream = await connection.stream(body, None)
         connection.writer.close()
         times = [at - begin for at, count in stream.arrivals for _ in range(count)]
         return Seen(arrival, times)
 
-    asked = (
-        ask(number, *each) for number, each in enumerate(zip(connections, arrivals, strict=True))
-    )
-    return await asyncio.gather(*asked)
+    return await asyncio.gather(*map(ask, range(len(arrivals)), arrivals))
 
 
 def print_row(name: str, run: Sequence[Seen], *, first: Sequence[float]) -> None:

@@ -38,8 +38,9 @@ from tests.support.host_platform import HostPlatform
 
 # Not launched when models are served.
 NOT_SERVING = {"rf_mma_check"}
-# Only where int8 matrix instructions were measured to be faster.
+# Batches of five to eight rows go through the first only where it was measured to be faster.
 MEASURED = "rf_gemm_int8_*"
+BY_MEASUREMENT = (MEASURED, "rf_gemv_*_r8")
 
 Launch = Callable[..., None]
 
@@ -207,8 +208,11 @@ def test_sinks_that_are_not_there_fail_their_check(
     assert not any(check.passed for check in run_group(found, Group(group.recipe, cases)))
 
 
-@pytest.mark.usefixtures("host")
-def test_a_context_has_the_splits_that_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_context_has_the_splits_that_run_at_once(
+    host: HostPlatform | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if host is None:
+        pytest.skip("a large GPU cuts so short a context into the smallest splits in any case")
     tokens: list[int] = []
 
     def note_tokens(launch: Launch, arguments: dict[str, Any]) -> None:
@@ -360,7 +364,10 @@ def test_every_kernel_that_serves_is_checked_and_right(monkeypatch: pytest.Monke
     assert [check for check in checks if not check.passed] == []
     target = find_devices(select_platform())[0].properties.target
     idle = set(read_manifest(find_target(target))["kernels"]) - launched
-    assert {name for name in idle if not fnmatchcase(name, MEASURED)} <= NOT_SERVING
+    assert any(
+        {name for name in idle if not fnmatchcase(name, unused)} <= NOT_SERVING
+        for unused in BY_MEASUREMENT
+    )
 
 
 @pytest.mark.usefixtures("host")
