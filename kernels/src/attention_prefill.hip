@@ -212,7 +212,8 @@ __device__ __forceinline__ void attention_prefill(const PrefillInput& in,
                                                   [](float a, float b) { return a + b; });
       const float highest = softmax[tile].highest[lane_column] * factor;
       const int head = kv_head * group + row % group;
-      inverse[lane_column] = 1.0f / (total + sink_weight(in.sinks, head, highest));
+      const float* sinks = kValueDim <= kMaxSinkDim ? in.sinks : nullptr;
+      inverse[lane_column] = 1.0f / (total + sink_weight(sinks, head, highest));
     }
 #pragma unroll
     for (int i = 0; i < kTileValues; ++i) {

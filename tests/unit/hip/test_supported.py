@@ -12,10 +12,11 @@ from rocmforge.errors import ConfigurationError, UnsupportedArchitecture
 from rocmforge.gguf.checkpoint import read_checkpoint
 from rocmforge.gguf.reader import open_gguf
 from rocmforge.models.config import ModelConfig
+from rocmforge.models.weights import take
 from rocmforge.opening import open_checkpoint
 from rocmforge_hip.backend import create
 from rocmforge_hip.device.heads import HeadSize
-from rocmforge_hip.load.supported import check_sizes
+from rocmforge_hip.load.supported import check_sinks, check_sizes
 from tests.data.models.tiny_models import by_name, write_model
 from tests.support.hip import fitting
 from tests.support.options import SMALL
@@ -100,3 +101,13 @@ def test_the_layers_of_an_encoder_have_the_same_heads(
     layers = (layer, replace(layer, **changes))
     with pytest.raises(UnsupportedArchitecture, match="the same heads in every layer"):
         check_sizes(replace(config, causal=False, layers=layers), HEADS)
+
+
+def test_sinks_of_heads_that_are_too_large_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rocmforge_hip.load.supported.MAX_SINK_DIM", 4)
+    with open_checkpoint(write_model(by_name("gpt-oss"), tmp_path)) as checkpoint:
+        weights = take(checkpoint.config, checkpoint.weights)
+        with pytest.raises(UnsupportedArchitecture, match=r"sinks of heads of \d+.*up to 4"):
+            check_sinks(checkpoint.config, weights)

@@ -26,6 +26,8 @@ ATTENTION_ROWS: Final = 128
 """Queries of a block of attention from several new tokens."""
 ATTENTION_VALUES: Final = 256
 """Elements of values whose results such a block has."""
+MAX_SINK_DIM: Final = 128
+"""Elements of the values of the largest head that may have a sink."""
 NARROW_HEAD_DIM: Final = 256
 """Elements of a head above which another kernel rotates and stores it."""
 NOT_GATED: Final = 0
@@ -48,6 +50,7 @@ IN_HEADERS: Final = MappingProxyType(
         "kBlockTokens": BLOCK_TOKENS,
         "kAttentionRows": ATTENTION_ROWS,
         "kAttentionValues": ATTENTION_VALUES,
+        "kMaxSinkDim": MAX_SINK_DIM,
         "kNarrowHeadDim": NARROW_HEAD_DIM,
         "kNotGated": NOT_GATED,
         "kSilu": SILU,

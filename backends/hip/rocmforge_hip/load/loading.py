@@ -26,7 +26,7 @@ from rocmforge_hip.jit.compiler import NO_KERNELS, ProcessorKernels, prepare_pro
 from rocmforge_hip.load.memory_budget import MemoryNeeds, MemoryPlan, cache_type, make_plan, measure
 from rocmforge_hip.load.model import ModelLoading
 from rocmforge_hip.load.rank import Rank
-from rocmforge_hip.load.supported import check_sizes
+from rocmforge_hip.load.supported import check_sinks, check_sizes
 from rocmforge_hip.ops.activations import StepLimits
 from rocmforge_hip.ops.geometry import Geometry, geometry_of
 from rocmforge_hip.ops.sharded import any_rank
@@ -147,6 +147,7 @@ def _read(
         )
     check_sizes(config, CACHED_HEADS if config.causal else FULL_HEADS)
     tensors = take(config, checkpoint.weights)
+    check_sinks(config, tensors)
     if shard is not None:
         shard.check(config, tensors)
         adapters = tuple(shard.adapter(adapter) for adapter in adapters)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from rocmforge.checkpoint.tensor import Tensor
 from rocmforge.errors import UnsupportedArchitecture
+from rocmforge.models.blocks import ModelWeights
 from rocmforge.models.config import ModelConfig
-from rocmforge_hip.device.constants import MOST_EXPERTS
+from rocmforge_hip.device.constants import MAX_SINK_DIM, MOST_EXPERTS
 from rocmforge_hip.device.heads import HeadSize
 from rocmforge_hip.ops.full_attention import ROPE_MULTIPLE
 from rocmforge_hip.ops.rows import MAX_NORM_DIM
@@ -24,6 +26,20 @@ def check_sizes(config: ModelConfig, heads: Sequence[HeadSize]) -> None:
     """
     for size, known in _problems(config, heads):
         raise UnsupportedArchitecture(f"{config.architecture} with {size}", (known,))
+
+
+def check_sinks(config: ModelConfig, weights: ModelWeights[Tensor]) -> None:
+    """Refuses sinks of heads that are too large for them.
+
+    Raises:
+        UnsupportedArchitecture: Names the size of the heads.
+    """
+    for layer, weight in zip(config.layers, weights.layers, strict=True):
+        if weight.attention.sinks is not None and layer.value_dim > MAX_SINK_DIM:
+            raise UnsupportedArchitecture(
+                f"{config.architecture} with sinks of heads of {layer.value_dim} elements",
+                (f"heads of up to {MAX_SINK_DIM} elements",),
+            )
 
 
 def _problems(config: ModelConfig, heads: Sequence[HeadSize]) -> Iterator[tuple[str, str]]:

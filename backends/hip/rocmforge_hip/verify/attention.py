@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rocmforge.models.config import RopeStyle, alibi_slopes
-from rocmforge_hip.device.constants import BLOCK_TOKENS
+from rocmforge_hip.device.constants import BLOCK_TOKENS, MAX_SINK_DIM
 from rocmforge_hip.device.heads import CACHED_HEADS, FULL_HEADS, HeadSize
 from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.ops.activations import Activation
@@ -68,7 +68,7 @@ def groups() -> Iterator[Group]:
                     kv_dtype=kv_dtype,
                     window=50,
                     attention_softcap=20.0,
-                    sinks=True,
+                    sinks=head.value_dim <= MAX_SINK_DIM,
                 )
             )
 

@@ -151,6 +151,7 @@ __device__ __forceinline__ int dot4(int a, int b, int sum) {
 #elif RF_DOT
   return __builtin_amdgcn_sdot4(a, b, sum, false);
 #else
+  forget(a);
   forget(b);
 #pragma unroll
   for (int shift = 0; shift < 32; shift += 8) {

@@ -77,6 +77,7 @@ ERROR_TABLE: dict[type[Exception], ErrorRow] = {
     errors.ModelLoadError: _INTERNAL,
     errors.ModelFileNotFound: _INTERNAL,
     errors.DownloadFailed: _INTERNAL,
+    errors.NotInHub: _INTERNAL,
     errors.BadGguf: _INTERNAL,
     errors.BadFolder: _INTERNAL,
     errors.BadTokenizer: _INTERNAL,
