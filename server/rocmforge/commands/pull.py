@@ -74,7 +74,8 @@ def choose(
         ModelLoadError: it cannot be served.
     """
     names = hub_names(name)
-    if not check_fits or not _has_device(settings, memory):
+    has_device = check_fits and _has_device(settings, memory)
+    if not has_device:
         names = names[-1:]
     reason = f"{name} is not the name of a model."
     for candidate in names:
@@ -88,14 +89,18 @@ def choose(
                 "repository: ORGANISATION/MODEL or ORGANISATION/MODEL:QUANTISATION. "
                 f"{error.message}"
             ) from error
-        misfit = why_not(hub, model, settings, memory) if check_fits else None
+        misfit = (
+            why_not(hub, model, settings, memory, has_device=has_device) if check_fits else None
+        )
         if misfit is None:
             return model
         reason = f"{model.name} was not fetched: {misfit}"
     raise DownloadFailed(reason)
 
 
-def why_not(hub: Hub, model: HubModel, settings: Settings, memory: int | None = None) -> str | None:
+def why_not(
+    hub: Hub, model: HubModel, settings: Settings, memory: int | None, *, has_device: bool
+) -> str | None:
     """Plans a model before it is fetched, from the beginnings of its files.
 
     Args:
@@ -103,6 +108,7 @@ def why_not(hub: Hub, model: HubModel, settings: Settings, memory: int | None = 
         model: the model.
         settings: with which it would be served.
         memory: free bytes of a device that is not here; None = of the one that is, if there is one.
+        has_device: whether there is either.
 
     Returns:
         Why not even one sequence would fit, and what would; None if it fits, or nobody knows.
@@ -112,7 +118,7 @@ def why_not(hub: Hub, model: HubModel, settings: Settings, memory: int | None = 
     """
     with preview(hub, model) as path:
         try:
-            if not _has_device(settings, memory):
+            if not has_device:
                 with open_checkpoint(path):  # refuses what no backend could serve
                     return None
             plan = plan_model(path, settings, memory)

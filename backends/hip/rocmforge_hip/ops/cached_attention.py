@@ -21,7 +21,7 @@ from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.kernels import attention as kernels
 from rocmforge_hip.ops.activations import Activation, ActivationArrays
 from rocmforge_hip.ops.geometry import Geometry
-from rocmforge_hip.ops.linear import LinearKernels, empty, f32_of, vector_of
+from rocmforge_hip.ops.linear import LinearKernels, empty, f32_of, optional_vector
 from rocmforge_hip.ops.step import DeviceStep
 from rocmforge_hip.weights.formats import Weight, ceil_div
 
@@ -136,8 +136,8 @@ class CachedAttention:
             q=f32_of(q),
             k=f32_of(k),
             v=f32_of(v),
-            q_norm=None if q_norm is None else vector_of(q_norm, key_dim),
-            k_norm=None if k_norm is None else vector_of(k_norm, key_dim),
+            q_norm=optional_vector(q_norm, key_dim),
+            k_norm=optional_vector(k_norm, key_dim),
             cosine=table.cos,
             sine=table.sin,
             positions=step.inputs.positions,
@@ -167,7 +167,7 @@ class CachedAttention:
         assert q.f16 is not None
         layer = self._config.layers[spec.layer]
         out = self._attended(step, q, layer)
-        scores = None if sinks is None else vector_of(sinks, layer.num_heads)
+        scores = optional_vector(sinks, layer.num_heads)
         if step.shape.decodes:
             self._attend_decodes(step, q.f16, out, spec, scores)
         if step.shape.prefills:

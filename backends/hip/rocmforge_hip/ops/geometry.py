@@ -124,6 +124,11 @@ class Geometry:
         return spec((pieces,), "f4")
 
 
+def whole_waves(threads: int) -> int:
+    """Returns the least number of threads that is no smaller and is whole waves of either size."""
+    return round_up(threads, 64)
+
+
 def groups_experts(pairs: int, num_experts: int, slices: int) -> bool:
     """Returns whether pairs of tokens and experts are computed in groups.
 

@@ -137,7 +137,7 @@ class LinearKernels:
         """
         matrix = part.matrix
         assert x.features == matrix.in_features, (x.features, matrix.in_features)
-        offset = None if bias is None else vector_of(bias, matrix.out_features)
+        offset = optional_vector(bias, matrix.out_features)
         assert part.product is not None, "nothing is multiplied with this table"
         result = self._arena.product(part.product)
         if x.rows <= self.gemv_rows:
@@ -311,6 +311,11 @@ def vector_of(weight: Weight, length: int) -> DeviceArray:
     return weight.data
 
 
+def optional_vector(weight: Weight | None, length: int) -> DeviceArray | None:
+    """Returns the weight as a vector of this length, or None, which is a null pointer."""
+    return None if weight is None else vector_of(weight, length)
+
+
 def f32_of(x: Activation) -> DeviceArray:
     """Returns the float32 form, which there must be."""
     assert x.f32 is not None, "the activation has no float32 form here"
@@ -321,6 +326,12 @@ def f16_of(x: Activation) -> DeviceArray:
     """Returns the float16 form, which there must be."""
     assert x.f16 is not None, "the activation has no float16 form here"
     return x.f16
+
+
+def i32_of(x: Activation) -> DeviceArray:
+    """Returns the int32 form, which there must be."""
+    assert x.i32 is not None, "the activation has no int32 form"
+    return x.i32
 
 
 def empty(arrays: Forms[DeviceArray], rows: int, features: int, *, half: bool) -> Activation:

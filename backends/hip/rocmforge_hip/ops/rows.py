@@ -12,7 +12,7 @@ from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.kernels import rows as row_kernels
 from rocmforge_hip.ops.activations import Activation
-from rocmforge_hip.ops.linear import f16_of, f32_of, part_of, vector_of
+from rocmforge_hip.ops.linear import f16_of, f32_of, optional_vector, part_of, vector_of
 from rocmforge_hip.ops.step import DeviceStep
 from rocmforge_hip.weights.formats import FLOAT_FORMATS, Matrix, Weight, ceil_div, round_up
 
@@ -79,7 +79,7 @@ class RowKernels:
             _EMBED_THREADS,
             table=None if table is None else table.data,
             positions=step.inputs.positions,
-            type=None if types is None else vector_of(types, features),
+            type=optional_vector(types, features),
             x=x,
             table_rows=0 if table is None else table.out_features,
             quant_blocks=features // QUANT_BLOCK,
@@ -185,7 +185,7 @@ class LayerNorms:
             *_blocks(x),
             x=f32_of(x),
             weight=vector_of(weight, x.features),
-            bias=None if bias is None else vector_of(bias, x.features),
+            bias=optional_vector(bias, x.features),
             out=out,
             hidden_size=x.features,
             eps=self._eps,
@@ -207,7 +207,7 @@ class LayerNorms:
             delta=f32_of(delta),
             residual=f32_of(residual),
             weight=vector_of(weight, residual.features),
-            bias=None if bias is None else vector_of(bias, residual.features),
+            bias=optional_vector(bias, residual.features),
             out_sum=total,
             out=out,
             hidden_size=residual.features,
@@ -220,7 +220,7 @@ class LayerNorms:
             *_blocks(x),
             x=f16_of(x),
             weight=vector_of(weight, x.features),
-            bias=None if bias is None else vector_of(bias, x.features),
+            bias=optional_vector(bias, x.features),
             stride=x.stride or x.features,
             hidden_size=x.features,
             eps=self._eps,

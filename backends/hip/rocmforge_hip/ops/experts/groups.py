@@ -17,14 +17,11 @@ from rocmforge_hip.kernels import groups as kernels
 from rocmforge_hip.kernels import products as product_kernels
 from rocmforge_hip.ops.activations import GROUPED_TOKENS, Activation, ActivationArrays
 from rocmforge_hip.ops.experts.pairs import empty_mix
-from rocmforge_hip.ops.experts.routing import i32_of
-from rocmforge_hip.ops.geometry import GEMM_ROWS, group_tile_rows
-from rocmforge_hip.ops.linear import LinearKernels, f32_of, part_of, vector_of
-from rocmforge_hip.weights.formats import Matrix, Weight, ceil_div, round_up
+from rocmforge_hip.ops.geometry import GEMM_ROWS, group_tile_rows, whole_waves
+from rocmforge_hip.ops.linear import LinearKernels, f32_of, i32_of, optional_vector, part_of
+from rocmforge_hip.weights.formats import Matrix, Weight, ceil_div
 
 _MOST_THREADS: Final = 1024
-_WAVES: Final = 64
-"""Blocks are whole waves, of either size."""
 _MIX_THREADS: Final = 256
 _MIX_COLUMNS: Final = 4 * _MIX_THREADS
 
@@ -68,13 +65,31 @@ class GroupKernels:
     ) -> Activation:
         """Returns the sum of what its experts make of each token, weighted; see `Ops.experts`."""
         out = empty_mix(self._arena, x.rows, experts)
+        gate_up, down = part_of(experts.gate).matrix, part_of(experts.down).matrix
+        assert part_of(experts.up).matrix is gate_up, "gate and up are one matrix"
         arrays = self._products.half(x), i32_of(chosen), f32_of(weights), f32_of(out)
         for start in range(0, x.rows, GROUPED_TOKENS):
             stop = min(start + GROUPED_TOKENS, x.rows)
             halves, choice, factors, sums = (array.rows(start, stop) for array in arrays)
-            tile = self._sort(choice, part_of(experts.gate).matrix.num_experts)
-            self._multiply_gate_up(halves, choice.shape, experts, gate, tile)
-            self._multiply_down(choice.shape, experts, tile)
+            tile = self._sort(choice, gate_up.num_experts)
+            self._multiply(
+                choice.shape,
+                gate_up,
+                tile,
+                biases=(experts.gate_bias, experts.up_bias),
+                gate=gate,
+                x=halves,
+                sources=self._arrays.tokens,
+                out_half=self._arrays.inner,
+            )
+            self._multiply(
+                choice.shape,
+                down,
+                tile,
+                biases=(experts.down_bias, None),
+                x=self._arrays.inner,
+                out=self._arrays.products,
+            )
             self._mix.launch(
                 (ceil_div(x.features, _MIX_COLUMNS), stop - start, 1),
                 _MIX_THREADS,
@@ -94,7 +109,7 @@ class GroupKernels:
         tile = group_tile_rows(pairs, num_experts)
         self._group.launch(
             (num_experts, 1, 1),
-            min(round_up(pairs, _WAVES), _MOST_THREADS),
+            min(whole_waves(pairs), _MOST_THREADS),
             chosen=chosen,
             tokens=self._arrays.tokens,
             places=self._arrays.places,
@@ -105,29 +120,37 @@ class GroupKernels:
         )
         return tile
 
-    def _multiply_gate_up(
+    def _multiply(
         self,
-        x: DeviceArray,
         shape: tuple[int, ...],
-        experts: Experts[Weight],
-        gate: int,
+        matrix: Matrix,
         tile: int,
+        *,
+        biases: tuple[Weight | None, Weight | None],
+        gate: int = NOT_GATED,
+        x: DeviceArray,
+        sources: DeviceArray | None = None,
+        out: DeviceArray | None = None,
+        out_half: DeviceArray | None = None,
     ) -> None:
-        """Multiplies rows of tokens with gate and up of their experts: shape [tokens, chosen]."""
-        matrix = part_of(experts.gate).matrix
-        assert part_of(experts.up).matrix is matrix, "gate and up are one matrix"
+        """Multiplies a row for each pair of [tokens, num_chosen] with the matrix of its expert.
+
+        `sources` says which row of x a pair has; without it, x is sorted as the pairs are.
+        """
         kernel = self._gemms[matrix.format.name, tile]
+        length = matrix.num_experts * matrix.out_features
+        bias, up_bias = (optional_vector(each, length) for each in biases)
         kernel.launch(
             _grid(shape, matrix, tile),
             kernel.max_threads,
             weight=matrix.data,
             x=x,
             tiles=self._arrays.tiles,
-            sources=self._arrays.tokens,
-            bias=_bias(experts.gate_bias, matrix),
-            up_bias=_bias(experts.up_bias, matrix),
-            out=None,
-            out_half=self._arrays.inner,
+            sources=sources,
+            bias=bias,
+            up_bias=up_bias,
+            out=out,
+            out_half=out_half,
             partial=None,
             expert_bytes=matrix.nbytes,
             rows=0,
@@ -137,37 +160,9 @@ class GroupKernels:
             split_quant_blocks=matrix.quant_blocks,
         )
 
-    def _multiply_down(self, shape: tuple[int, ...], experts: Experts[Weight], tile: int) -> None:
-        """Multiplies what came of that with down."""
-        matrix = part_of(experts.down).matrix
-        kernel = self._gemms[matrix.format.name, tile]
-        kernel.launch(
-            _grid(shape, matrix, tile),
-            kernel.max_threads,
-            weight=matrix.data,
-            x=self._arrays.inner,
-            tiles=self._arrays.tiles,
-            sources=None,
-            bias=_bias(experts.down_bias, matrix),
-            up_bias=None,
-            out=self._arrays.products,
-            out_half=None,
-            partial=None,
-            expert_bytes=matrix.nbytes,
-            rows=0,
-            out_features=matrix.out_features,
-            quant_blocks=matrix.quant_blocks,
-            activation=NOT_GATED,
-            split_quant_blocks=matrix.quant_blocks,
-        )
-
 
 def _grid(shape: tuple[int, ...], matrix: Matrix, tile: int) -> tuple[int, int, int]:
     """Returns a grid with all tiles that so many pairs may make."""
     tokens, num_chosen = shape
     tiles = tokens * num_chosen // tile + matrix.num_experts
     return tiles, ceil_div(matrix.stored_rows, GEMM_COLUMNS), 1
-
-
-def _bias(bias: Weight | None, matrix: Matrix) -> DeviceArray | None:
-    return None if bias is None else vector_of(bias, matrix.num_experts * matrix.out_features)

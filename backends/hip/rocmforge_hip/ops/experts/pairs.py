@@ -14,14 +14,14 @@ from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.kernels import experts as kernels
 from rocmforge_hip.ops.activations import FEW_TOKENS, Activation, ActivationArrays
-from rocmforge_hip.ops.experts.routing import i32_of
 from rocmforge_hip.ops.linear import (
     GEMV_OUTPUTS,
     LinearKernels,
     empty,
     f32_of,
+    i32_of,
+    optional_vector,
     part_of,
-    vector_of,
 )
 from rocmforge_hip.weights.formats import FLOAT_FORMATS, Matrix, Weight
 from rocmforge_hip.weights.products import Product
@@ -131,7 +131,7 @@ class PairKernels:
         else:
             inner.f32 = self._arrays.inner.float32(inner.rows, inner.features)
         biases = experts.gate_bias, experts.up_bias
-        of_gate, of_up = (None if bias is None else vector_of(bias, size) for bias in biases)
+        of_gate, of_up = (optional_vector(bias, size) for bias in biases)
         self._gate_ups[gate_up.format.name].launch(
             (rows * num_chosen, gate_up.out_features // QUANT_BLOCK, 1),
             _GATE_UP_THREADS,
@@ -148,7 +148,6 @@ class PairKernels:
             quant_blocks=gate_up.quant_blocks,
             activation=gate,
         )
-        bias = experts.down_bias
         is_full = rows >= _MANY_ROWS and down.quant_blocks <= _SHORT_ROW
         self._downs[down.format.name].launch(
             (rows, down.stored_rows // GEMV_OUTPUTS, 1),
@@ -157,7 +156,7 @@ class PairKernels:
             **self._multiplied(inner, down),
             chosen=chosen,
             weights=weights,
-            bias=None if bias is None else vector_of(bias, down.num_experts * down.out_features),
+            bias=optional_vector(experts.down_bias, down.num_experts * down.out_features),
             out=out,
             expert_bytes=down.nbytes,
             rows=rows,

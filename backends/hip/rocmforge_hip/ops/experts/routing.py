@@ -11,8 +11,9 @@ from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.kernels import experts as kernels
 from rocmforge_hip.ops.activations import Activation, ExpertArrays
-from rocmforge_hip.ops.linear import empty, f32_of, vector_of
-from rocmforge_hip.weights.formats import Weight, ceil_div, round_up
+from rocmforge_hip.ops.geometry import whole_waves
+from rocmforge_hip.ops.linear import empty, f32_of, i32_of, optional_vector, vector_of
+from rocmforge_hip.weights.formats import Weight, ceil_div
 
 _FUNCTIONS: Final = MappingProxyType(
     {
@@ -27,8 +28,6 @@ _FEW_TOKENS: Final = 2
 _TILE: Final = 4
 """Tokens, and experts, of a block where there are more."""
 _THREADS: Final = 256
-_WAVES: Final = 64
-"""Blocks are whole waves, of either size."""
 
 
 class RouteKernels:
@@ -76,12 +75,10 @@ class RouteKernels:
             experts=experts,
             features=x.features,
         )
-        bias, selection_bias = (
-            None if each is None else vector_of(each, experts) for each in biases
-        )
+        bias, selection_bias = (optional_vector(each, experts) for each in biases)
         self._choose.launch(
             (rows, 1, 1),
-            round_up(experts, _WAVES),
+            whole_waves(experts),
             logits=logits,
             bias=bias,
             selection_bias=selection_bias,
@@ -107,12 +104,6 @@ class RouteKernels:
             mixed=f32_of(mixed),
             shared=f32_of(shared),
             x=f32_of(x),
-            router=None if router is None else vector_of(router, x.features),
+            router=optional_vector(router, x.features),
             features=x.features,
         )
-
-
-def i32_of(x: Activation) -> DeviceArray:
-    """Returns the int32 form, which there must be."""
-    assert x.i32 is not None, "the activation has no int32 form"
-    return x.i32
