@@ -18,6 +18,19 @@
 
 namespace rf {
 
+// What AMD's instructions have in common: 16 rows times 16 columns, of each of which a lane has
+// one.
+struct OneRow {
+  static constexpr int kColumns = 16, kLaneRows = 1;
+  static constexpr float kBias = 0.0f;
+
+  static __device__ __forceinline__ int lane_row(int) { return lane_id() % 16; }
+  static __device__ __forceinline__ int lane_group() { return lane_id() / 16; }
+  static __device__ __forceinline__ int group_lane(int g) { return lane_id() % 16 + 16 * g; }
+  static __device__ __forceinline__ int activation_row() { return lane_id() % 16; }
+  static __device__ __forceinline__ int lane_column_group() { return lane_id() / 16; }
+};
+
 #if RF_NVIDIA || (RF_HOST && RF_WAVE == 32)
 
 // mma.sync.m16n8k32 and k16 on s8 (PTX ISA, "Matrix Fragments for mma.m16n8k32"). With g = lane / 4
@@ -121,19 +134,13 @@ struct MmaInt8 {
 //   A  lane l: row l % 16, k 4 (l / 16) .. + 3, or 8 of them
 //   B  lane l: column l % 16, the same k
 //   C  lane l, register i: row 4 (l / 16) + i, column l % 16
-struct MmaInt8 {
-  static constexpr int kColumns = 16, kLaneRows = 1, kLaneColumns = 4;
+struct MmaInt8 : OneRow {
+  static constexpr int kLaneColumns = 4;
   static constexpr int kParts = 4, kGroups = 4, kWords = 2;
 
-  static __device__ __forceinline__ int lane_row(int) { return lane_id() % 16; }
   static __device__ __forceinline__ int lane_part() { return lane_id() / 16; }
-  static __device__ __forceinline__ int lane_group() { return lane_id() / 16; }
-  static __device__ __forceinline__ int group_lane(int g) { return lane_id() % 16 + 16 * g; }
-  static __device__ __forceinline__ int activation_row() { return lane_id() % 16; }
   static __device__ __forceinline__ int lane_column(int i) { return lane_id() / 16 * 4 + i; }
-  static __device__ __forceinline__ int lane_column_group() { return lane_id() / 16; }
   static __device__ __forceinline__ int column_place(int column) { return column; }
-  static constexpr float kBias = 0.0f;
 
   template <int kFirst, int kCount>
   static __device__ __forceinline__ void multiply(float (&sums)[kLaneRows][kLaneColumns],
@@ -198,21 +205,15 @@ struct MmaInt8 {
 //   A  lane l: row l % 16, all 16 k (lanes 16 to 31 repeat lanes 0 to 15)
 //   B  lane l: column l % 16, all 16 k, repeated too
 //   C  lane l, register i: row 2i + l / 16, column l % 16
-struct MmaInt8 {
-  static constexpr int kColumns = 16, kLaneRows = 1, kLaneColumns = 8;
+struct MmaInt8 : OneRow {
+  static constexpr int kLaneColumns = 8;
   static constexpr int kParts = 1, kGroups = 2, kWords = 8;
 
-  static __device__ __forceinline__ int lane_row(int) { return lane_id() % 16; }
   static __device__ __forceinline__ int lane_part() { return 0; }
-  static __device__ __forceinline__ int lane_group() { return lane_id() / 16; }
-  static __device__ __forceinline__ int group_lane(int g) { return lane_id() % 16 + 16 * g; }
-  static __device__ __forceinline__ int activation_row() { return lane_id() % 16; }
   static __device__ __forceinline__ int lane_column(int i) { return 2 * i + lane_id() / 16; }
-  static __device__ __forceinline__ int lane_column_group() { return lane_id() / 16; }
   static __device__ __forceinline__ int column_place(int column) {
     return column / 16 * 16 + column % 2 * 8 + column % 16 / 2;
   }
-  static constexpr float kBias = 0.0f;
 
   template <int kFirst, int kCount>
   static __device__ __forceinline__ void multiply(float (&sums)[kLaneRows][kLaneColumns],
@@ -239,19 +240,13 @@ struct MmaInt8 {
 //   A  lane l: row l % 16, eight k of lane l / 16
 //   B  lane l: column l % 16, the same k
 //   C  lane l, register i: row 8 (l / 16) + i, column l % 16
-struct MmaInt8 {
-  static constexpr int kColumns = 16, kLaneRows = 1, kLaneColumns = 8;
+struct MmaInt8 : OneRow {
+  static constexpr int kLaneColumns = 8;
   static constexpr int kParts = 2, kGroups = 2, kWords = 4;
 
-  static __device__ __forceinline__ int lane_row(int) { return lane_id() % 16; }
   static __device__ __forceinline__ int lane_part() { return lane_id() / 16; }
-  static __device__ __forceinline__ int lane_group() { return lane_id() / 16; }
-  static __device__ __forceinline__ int group_lane(int g) { return lane_id() % 16 + 16 * g; }
-  static __device__ __forceinline__ int activation_row() { return lane_id() % 16; }
   static __device__ __forceinline__ int lane_column(int i) { return lane_id() / 16 * 8 + i; }
-  static __device__ __forceinline__ int lane_column_group() { return lane_id() / 16; }
   static __device__ __forceinline__ int column_place(int column) { return column; }
-  static constexpr float kBias = 0.0f;
 
   template <int kFirst, int kCount>
   static __device__ __forceinline__ void multiply(float (&sums)[kLaneRows][kLaneColumns],
@@ -273,15 +268,12 @@ struct MmaInt8 {
 
 #else
 
-#define RF_NO_MMA_INT8 1
-struct MmaInt8 {};
+struct MmaInt8 {
+  static constexpr int kColumns = 0;  // there are none
+};
 
 #endif
 
-#if RF_NO_MMA_INT8
-inline constexpr bool kHasMmaInt8 = false;
-#else
-inline constexpr bool kHasMmaInt8 = true;
-#endif
+inline constexpr bool kHasMmaInt8 = MmaInt8::kColumns > 0;
 
 }  // namespace rf
