@@ -9,7 +9,16 @@ import numpy.typing as npt
 
 from rocmforge.models.config import ActivationFunction
 from rocmforge_reference import ops
-from tests.support.weights import Bytes, Matrix, gated_rows, random_matrix, round_up
+from tests.support.activations import quantise
+from tests.support.kernels import Device, DeviceArray
+from tests.support.weights import (
+    FLOAT_TYPES,
+    Bytes,
+    Matrix,
+    gated_rows,
+    random_matrix,
+    round_up,
+)
 
 NOT_GATED, SILU, GELU_TANH, GELU, CLAMPED_SWIGLU = 0, 1, 2, 3, 4
 _ACTIVATIONS = {
@@ -103,3 +112,38 @@ def worst_error(actual: Float32, expected: Float64, magnitude: Float64) -> float
     assert actual.shape == expected.shape
     assert np.isfinite(actual).all()
     return float(np.max(np.abs(actual - expected) / magnitude))
+
+
+def multiply_few(
+    device: Device,
+    kernel: str,
+    layer: Layer,
+    x: Float32,
+    *,
+    slices: int = 1,
+    block: int = 64,
+    bias: Float32 | None = None,
+) -> Float32:
+    """What a kernel for few rows makes of x, as it is or, of quantised formats, in int8."""
+    rows = x.shape[0]
+    out = device.empty((rows, layer.out_features), np.float32, "out")
+    activations: tuple[DeviceArray, ...] = (device.upload(x, "x"),)
+    counts: tuple[int, ...] = (rows,)
+    if layer.weights[0].name not in FLOAT_TYPES:
+        quantised = quantise(x, slices)
+        activations = (device.upload(quantised.q, "q"), device.upload(quantised.scales, "scale"))
+        counts = (rows, slices)
+    device.launch(
+        kernel,
+        device.upload(layer.packed(), "weight"),
+        *activations,
+        device.upload(bias, "bias") if bias is not None else None,
+        out,
+        *counts,
+        layer.out_features,
+        layer.quant_blocks,
+        layer.activation,
+        grid=layer.stored_rows // 16,
+        block=block,
+    )
+    return out.get()

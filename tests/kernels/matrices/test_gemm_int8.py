@@ -17,6 +17,7 @@ from tests.support.linear import (
     NOT_GATED,
     SILU,
     Layer,
+    multiply_few,
     random_activation,
     random_layer,
     worst_error,
@@ -36,25 +37,8 @@ def _gemm(
     block: int = 64,
     bias: Float32 | None = None,
 ) -> Float32:
-    rows = x.shape[0]
-    quantised = quantise(x, slices)
-    out = device.empty((rows, layer.out_features), np.float32, "out")
-    device.launch(
-        f"rf_gemm_int8_{layer.weights[0].name}",
-        device.upload(layer.packed(), "weight"),
-        device.upload(quantised.q, "q"),
-        device.upload(quantised.scales, "scale"),
-        device.upload(bias, "bias") if bias is not None else None,
-        out,
-        rows,
-        slices,
-        layer.out_features,
-        layer.quant_blocks,
-        layer.activation,
-        grid=layer.stored_rows // 16,
-        block=block,
-    )
-    return out.get()
+    kernel = f"rf_gemm_int8_{layer.weights[0].name}"
+    return multiply_few(device, kernel, layer, x, slices=slices, block=block, bias=bias)
 
 
 def _check(device: Device, layer: Layer, x: Float32, *, slices: int = 1, block: int = 64) -> None:

@@ -12,13 +12,14 @@ import numpy.typing as npt
 import pytest
 
 from tests.support.activations import quantise
-from tests.support.kernels import Device, DeviceArray, check
+from tests.support.kernels import Device, check
 from tests.support.linear import (
     GELU,
     GELU_TANH,
     NOT_GATED,
     SILU,
     Layer,
+    multiply_few,
     random_activation,
     random_layer,
     worst_error,
@@ -39,29 +40,8 @@ def _gemv(
     block: int = 64,
     bias: Float32 | None = None,
 ) -> Float32:
-    rows = x.shape[0]
-    name = layer.weights[0].name
-    out = device.empty((rows, layer.out_features), np.float32, "out")
-    activations: tuple[DeviceArray, ...] = (device.upload(x, "x"),)
-    counts: tuple[int, ...] = (rows,)
-    if name not in FLOAT_TYPES:
-        quantised = quantise(x, slices)
-        activations = (device.upload(quantised.q, "q"), device.upload(quantised.scales, "scale"))
-        counts = (rows, slices)
-    device.launch(
-        f"rf_gemv_{name}_r{variant or rows * slices}",
-        device.upload(layer.packed(), "weight"),
-        *activations,
-        device.upload(bias, "bias") if bias is not None else None,
-        out,
-        *counts,
-        layer.out_features,
-        layer.quant_blocks,
-        layer.activation,
-        grid=layer.stored_rows // 16,
-        block=block,
-    )
-    return out.get()
+    kernel = f"rf_gemv_{layer.weights[0].name}_r{variant or x.shape[0] * slices}"
+    return multiply_few(device, kernel, layer, x, slices=slices, block=block, bias=bias)
 
 
 def _seen(layer: Layer, x: Float32, slices: int = 1) -> npt.NDArray[np.float64]:
