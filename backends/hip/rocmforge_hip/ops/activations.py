@@ -86,12 +86,19 @@ class SamplingArrays(Generic[X]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SortedPairs(Generic[X]):
+    """P pairs of a row and an expert, sorted by expert on the device."""
+
+    rows: X  # int32 [P], the row of the pair at each place
+    places: X  # int32 [P], where each pair went
+    tiles: X  # int32 [P / smallest tile + num_experts, 4]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GroupArrays(Generic[X]):
     """Every array of P pairs of tokens and experts that are computed in groups at a time."""
 
-    tokens: X  # int32 [P], sorted by expert: the token of each pair
-    places: X  # int32 [P], where each pair went
-    tiles: X  # int32 [P / smallest tile + num_experts, 4]
+    pairs: SortedPairs[X]
     inner: X  # float16 [P, intermediate_size], sorted
     products: X  # float32 [P, hidden_size], sorted
 
@@ -122,9 +129,7 @@ class LatentArrays(Generic[X]):
     chosen: X  # int32 [T * num_heads], the head of each pair
     weights: X  # float32 [T * num_heads], 1 for each
     plain: Forms[X]  # [T * num_heads, plain_dim], of queries
-    tokens: X  # int32 [G], the pair of each place
-    places: X  # int32 [G]
-    tiles: X  # int32 [G / smallest tile + num_heads, 4]
+    pairs: SortedPairs[X]  # G, whose heads are the experts
     products: X  # float32 [G, rank or value_dim]
     expanded: Forms[X]  # [T, num_heads * value_dim]
 
@@ -311,9 +316,7 @@ def _of_latent(config: ModelConfig, tokens: int) -> LatentArrays[ArraySpec] | No
             f32=spec((MAX_GEMV_ROWS * heads, plain_dim), "f4"),
             f16=spec((tokens * heads, plain_dim), "f2"),
         ),
-        tokens=spec((grouped,), "i4"),
-        places=spec((grouped,), "i4"),
-        tiles=spec((grouped // min(GEMM_ROWS) + heads, 4), "i4"),
+        pairs=_sorted_pairs(grouped, heads),
         products=spec((grouped, widest), "f4"),
         expanded=_multiplied(tokens, max(layer.latent_attended_features for layer in layers)),
     )
@@ -340,12 +343,18 @@ def _of_experts(config: ModelConfig, tokens: int) -> ExpertArrays[ArraySpec] | N
         ),
         mixed=Forms(f32=spec((tokens, config.hidden_size), "f4")) if has_shared else None,
         groups=GroupArrays(
-            tokens=spec((pairs,), "i4"),
-            places=spec((pairs,), "i4"),
-            tiles=spec((pairs // min(GEMM_ROWS) + most_experts, 4), "i4"),
+            pairs=_sorted_pairs(pairs, most_experts),
             inner=spec((pairs, inner_size), "f2"),
             products=spec((pairs, config.hidden_size), "f4"),
         ),
+    )
+
+
+def _sorted_pairs(pairs: int, num_experts: int) -> SortedPairs[ArraySpec]:
+    return SortedPairs(
+        rows=spec((pairs,), "i4"),
+        places=spec((pairs,), "i4"),
+        tiles=spec((pairs // min(GEMM_ROWS) + num_experts, 4), "i4"),
     )
 
 

@@ -287,6 +287,13 @@ class LinearKernels:
         x.q_lo_offset = x.rows * x.features if self.slices > 1 else 0
         return q, scale
 
+    def multiplied(self, x: Activation, matrix: Matrix) -> dict[str, DeviceArray]:
+        """Returns the arguments with the form of x that pairs are multiplied in with a matrix."""
+        if not matrix.format.is_quantised:
+            return {"x": f32_of(x)}
+        q, scale = self.int8(x)
+        return {"q": q, "scale": scale}
+
     def half(self, x: Activation) -> DeviceArray:
         """Returns the float16 form, made now if there is none."""
         if x.f16 is None:

@@ -12,16 +12,13 @@ from typing import Final
 
 from rocmforge.models.config import LatentConfig, ModelConfig, RopeStyle
 from rocmforge.models.forward.ops import AttentionSpec
-from rocmforge_hip.device.constants import GEMM_COLUMNS, NOT_GATED
 from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import DeviceArray
-from rocmforge_hip.kernels import experts as expert_kernels
-from rocmforge_hip.kernels import groups as group_kernels
 from rocmforge_hip.kernels import latent as kernels
-from rocmforge_hip.kernels import products as product_kernels
 from rocmforge_hip.ops.activations import GROUPED_HEADS, Activation, ActivationArrays
 from rocmforge_hip.ops.cached_attention import DeviceRopeTable, LayerCache
-from rocmforge_hip.ops.geometry import GEMM_ROWS, group_tile_rows, whole_waves
+from rocmforge_hip.ops.experts.grouped_products import GroupedProducts
+from rocmforge_hip.ops.experts.pairs import down_kernels
 from rocmforge_hip.ops.linear import (
     GEMV_OUTPUTS,
     LinearKernels,
@@ -32,10 +29,9 @@ from rocmforge_hip.ops.linear import (
     vector_of,
 )
 from rocmforge_hip.ops.step import DeviceStep
-from rocmforge_hip.weights.formats import FLOAT_FORMATS, Matrix, Weight, ceil_div
+from rocmforge_hip.weights.formats import Matrix, Weight, ceil_div
 
 _THREADS: Final = 256
-_MOST_THREADS: Final = 1024
 
 
 class LatentKernels:
@@ -73,20 +69,8 @@ class LatentKernels:
         self._store = library.kernel(f"rf_latent_store_{cache}", kernels.rf_latent_store)
         self._queries = library.kernel("rf_latent_queries", kernels.rf_latent_queries)
         self._join = library.kernel("rf_join_heads", kernels.rf_join_heads)
-        self._group = library.kernel("rf_group_experts", group_kernels.rf_group_experts)
-        self._few = {
-            name: library.kernel(f"rf_experts_down_{name}", expert_kernels.rf_experts_down_float)
-            if name in FLOAT_FORMATS
-            else library.kernel(
-                f"rf_experts_down_{name}_s{products.slices}", expert_kernels.rf_experts_down
-            )
-            for name in formats
-        }
-        self._many = {
-            (name, tile): library.kernel(f"rf_gemm_{name}_m{tile}", product_kernels.rf_gemm)
-            for name in formats
-            for tile in GEMM_ROWS
-        }
+        self._few = down_kernels(library, formats, products.slices)
+        self._grouped = GroupedProducts(library, formats, self._arrays.pairs)
 
     def store(self, step: DeviceStep, kv: Activation, norm: Weight, spec: AttentionSpec) -> None:
         """Does as `Ops.store_latent` says."""
@@ -181,16 +165,11 @@ class LatentKernels:
 
     def _multiply_few(self, x: Activation, matrix: Matrix, out: DeviceArray) -> None:
         """Multiplies pairs with the matrices of their heads: float32 [pairs, out_features]."""
-        if matrix.format.is_quantised:
-            q, scale = self._products.int8(x)
-            multiplied = {"q": q, "scale": scale}
-        else:
-            multiplied = {"x": f32_of(x)}
         self._few[matrix.format.name].launch(
             (x.rows, matrix.stored_rows // GEMV_OUTPUTS, 1),
             _THREADS,
             weight=matrix.data,
-            **multiplied,
+            **self._products.multiplied(x, matrix),
             chosen=self._arrays.chosen,
             weights=self._arrays.weights,
             bias=None,
@@ -210,40 +189,10 @@ class LatentKernels:
         for start in range(0, x.rows, at_once):
             stop = min(start + at_once, x.rows)
             pairs = stop - start
-            tile = group_tile_rows(pairs, heads)
-            self._group.launch(
-                (heads, 1, 1),
-                min(whole_waves(pairs), _MOST_THREADS),
-                chosen=arrays.chosen.rows(start, stop),
-                tokens=arrays.tokens,
-                places=arrays.places,
-                tiles=arrays.tiles,
-                pairs=pairs,
-                num_chosen=1,
-                tile_rows=tile,
-            )
+            tile = self._grouped.sort(arrays.chosen.rows(start, stop), pairs, 1, heads)
             products = arrays.products.first(pairs, matrix.out_features)
-            kernel = self._many[matrix.format.name, tile]
-            kernel.launch(
-                (pairs // tile + heads, ceil_div(matrix.stored_rows, GEMM_COLUMNS), 1),
-                kernel.max_threads,
-                weight=matrix.data,
-                x=halves.rows(start, stop),
-                tiles=arrays.tiles,
-                sources=arrays.tokens,
-                bias=None,
-                up_bias=None,
-                out=products,
-                out_half=None,
-                partial=None,
-                expert_bytes=matrix.nbytes,
-                rows=0,
-                out_features=matrix.out_features,
-                quant_blocks=matrix.quant_blocks,
-                activation=NOT_GATED,
-                split_quant_blocks=matrix.quant_blocks,
-            )
-            self._join_rows(products, arrays.places, out.rows(start, stop), offset)
+            self._grouped.multiply(pairs, matrix, tile, halves.rows(start, stop), out=products)
+            self._join_rows(products, arrays.pairs.places, out.rows(start, stop), offset)
 
     def _join_rows(
         self, x: DeviceArray, places: DeviceArray | None, out: DeviceArray, offset: int

@@ -10,6 +10,7 @@ from typing import Final
 
 from rocmforge.models.blocks import Experts
 from rocmforge_hip.device.constants import QUANT_BLOCK
+from rocmforge_hip.device.kernel import Kernel
 from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.kernels import experts as kernels
@@ -23,7 +24,7 @@ from rocmforge_hip.ops.linear import (
     optional_vector,
     part_of,
 )
-from rocmforge_hip.weights.formats import FLOAT_FORMATS, Matrix, Weight
+from rocmforge_hip.weights.formats import FLOAT_FORMATS, Weight
 from rocmforge_hip.weights.products import Product
 
 _GATE_UP_THREADS: Final = 256
@@ -47,6 +48,24 @@ def empty_mix(
         assert arena.experts.mixed is not None
         result = arena.experts.mixed
     return empty(result, rows, part_of(experts.down).out_features, half=False)
+
+
+def down_kernels(
+    library: KernelLibrary, formats: frozenset[str], slices: int
+) -> dict[str, Kernel[...]]:
+    """Returns what multiplies pairs with one matrix of their expert each, by the stored type.
+
+    Args:
+        library: Where they are.
+        formats: The stored types.
+        slices: Of an activation that is multiplied as int8.
+    """
+    return {
+        name: library.kernel(f"rf_experts_down_{name}", kernels.rf_experts_down_float)
+        if name in FLOAT_FORMATS
+        else library.kernel(f"rf_experts_down_{name}_s{slices}", kernels.rf_experts_down)
+        for name in formats
+    }
 
 
 class PairKernels:
@@ -78,14 +97,7 @@ class PairKernels:
             )
             for name in formats
         }
-        self._downs = {
-            name: library.kernel(f"rf_experts_down_{name}", kernels.rf_experts_down_float)
-            if name in FLOAT_FORMATS
-            else library.kernel(
-                f"rf_experts_down_{name}_s{products.slices}", kernels.rf_experts_down
-            )
-            for name in formats
-        }
+        self._downs = down_kernels(library, formats, products.slices)
 
     def mix(
         self,
@@ -136,7 +148,7 @@ class PairKernels:
             (rows * num_chosen, gate_up.out_features // QUANT_BLOCK, 1),
             _GATE_UP_THREADS,
             weight=gate_up.data,
-            **self._multiplied(x, gate_up),
+            **self._products.multiplied(x, gate_up),
             chosen=chosen,
             gate_bias=of_gate,
             up_bias=of_up,
@@ -153,7 +165,7 @@ class PairKernels:
             (rows, down.stored_rows // GEMV_OUTPUTS, 1),
             _FEWER_DOWN_THREADS if is_full else _DOWN_THREADS,
             weight=down.data,
-            **self._multiplied(inner, down),
+            **self._products.multiplied(inner, down),
             chosen=chosen,
             weights=weights,
             bias=optional_vector(experts.down_bias, down.num_experts * down.out_features),
@@ -164,10 +176,3 @@ class PairKernels:
             out_features=down.out_features,
             quant_blocks=down.quant_blocks,
         )
-
-    def _multiplied(self, x: Activation, matrix: Matrix) -> dict[str, DeviceArray]:
-        """Returns the arguments of the form of x that is multiplied with a matrix."""
-        if not matrix.format.is_quantised:
-            return {"x": f32_of(x)}
-        q, scale = self._products.int8(x)
-        return {"q": q, "scale": scale}

@@ -1,0 +1,118 @@
+"""Products of rows with the matrices of their experts, in groups: a matrix is read once.
+
+Pairs of a row and an expert are sorted by expert on the device (kernels/include/rf/groups.h) into
+tiles of one expert each. The host knows only how many pairs there are.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from rocmforge_hip.device.constants import GEMM_COLUMNS, NOT_GATED
+from rocmforge_hip.device.library import KernelLibrary
+from rocmforge_hip.device.memory import DeviceArray
+from rocmforge_hip.kernels import groups as kernels
+from rocmforge_hip.kernels import products as product_kernels
+from rocmforge_hip.ops.activations import SortedPairs
+from rocmforge_hip.ops.geometry import GEMM_ROWS, group_tile_rows, whole_waves
+from rocmforge_hip.ops.linear import optional_vector
+from rocmforge_hip.weights.formats import Matrix, Weight, ceil_div
+
+_MOST_THREADS: Final = 1024
+
+
+class GroupedProducts:
+    """Launches them.
+
+    Args:
+        library: Where the kernels are.
+        formats: Stored types of the matrices.
+        sorted_pairs: The arrays that say which pairs are in which tile.
+    """
+
+    def __init__(
+        self,
+        library: KernelLibrary,
+        formats: frozenset[str],
+        sorted_pairs: SortedPairs[DeviceArray],
+    ) -> None:
+        self._sorted = sorted_pairs
+        self._group = library.kernel("rf_group_experts", kernels.rf_group_experts)
+        self._gemms = {
+            (name, tile): library.kernel(f"rf_gemm_{name}_m{tile}", product_kernels.rf_gemm)
+            for name in formats
+            for tile in GEMM_ROWS
+        }
+
+    def sort(self, chosen: DeviceArray, pairs: int, num_chosen: int, num_experts: int) -> int:
+        """Sorts pairs by expert. Returns the rows of their tiles.
+
+        Args:
+            chosen: int32 [pairs], the expert of each: those of a row are next to each other.
+            pairs: How many.
+            num_chosen: Pairs of a row.
+            num_experts: Experts that there are.
+        """
+        tile = group_tile_rows(pairs, num_experts)
+        self._group.launch(
+            (num_experts, 1, 1),
+            min(whole_waves(pairs), _MOST_THREADS),
+            chosen=chosen,
+            tokens=self._sorted.rows,
+            places=self._sorted.places,
+            tiles=self._sorted.tiles,
+            pairs=pairs,
+            num_chosen=num_chosen,
+            tile_rows=tile,
+        )
+        return tile
+
+    def multiply(
+        self,
+        pairs: int,
+        matrix: Matrix,
+        tile: int,
+        x: DeviceArray,
+        *,
+        biases: tuple[Weight | None, Weight | None] = (None, None),
+        gate: int = NOT_GATED,
+        is_sorted: bool = False,
+        out: DeviceArray | None = None,
+        out_half: DeviceArray | None = None,
+    ) -> None:
+        """Multiplies the row of each pair that was sorted with the matrix of its expert.
+
+        Args:
+            pairs: How many.
+            matrix: All experts' [out_features, in_features].
+            tile: What `sort` returned.
+            x: float16 [rows, in_features], or [pairs, in_features] if they are sorted as the pairs.
+            biases: Added to what a row gives; the second to its product with up.
+            gate: How gate and up become one number, if the matrix has both.
+            is_sorted: Whether rows of x are.
+            out: float32 [pairs, out_features], sorted.
+            out_half: float16 of this shape; one of both is written.
+        """
+        kernel = self._gemms[matrix.format.name, tile]
+        length = matrix.num_experts * matrix.out_features
+        bias, up_bias = (optional_vector(each, length) for each in biases)
+        kernel.launch(
+            # As many tiles as so many pairs may make.
+            (pairs // tile + matrix.num_experts, ceil_div(matrix.stored_rows, GEMM_COLUMNS), 1),
+            kernel.max_threads,
+            weight=matrix.data,
+            x=x,
+            tiles=self._sorted.tiles,
+            sources=None if is_sorted else self._sorted.rows,
+            bias=bias,
+            up_bias=up_bias,
+            out=out,
+            out_half=out_half,
+            partial=None,
+            expert_bytes=matrix.nbytes,
+            rows=0,
+            out_features=matrix.out_features,
+            quant_blocks=matrix.quant_blocks,
+            activation=gate,
+            split_quant_blocks=matrix.quant_blocks,
+        )
