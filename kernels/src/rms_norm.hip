@@ -1,43 +1,5 @@
-// Root mean square layer norm (Zhang and Sennrich 2019): x / sqrt(mean(x^2) + eps) * weight.
-// Gemma's weights need nothing special: GGUF files hold them with the 1 already added.
-#include "rf/norm.h"
-
-namespace rf {
-
-// One block a row; hidden_size is a multiple of 4 (of 32 for int8) and at most 16 * blockDim.x.
-template <bool kAdd>
-__device__ __forceinline__ void rms_norm(const float* x, float* residual, const float* weight,
-                                         const ActOutput& out, int hidden_size, float eps) {
-  __shared__ float partial[kMaxWaves];
-  const int64_t row = static_cast<int64_t>(blockIdx.x) * hidden_size;
-
-  // The weights are asked for before the reduction, which hides their latency.
-  NormRow values, weights;
-  float squares = 0.0f;
-#pragma unroll
-  for (int step = 0; step < kNormSteps; ++step) {
-    const int i = norm_index(step);
-    values[step] = 0.0f;
-    weights[step] = 0.0f;
-    if (i >= hidden_size) continue;
-    weights[step] = load16(weight + i);
-    values[step] = load16(x + row + i);
-    if constexpr (kAdd) {
-      values[step] += load16(residual + row + i);
-      store16(residual + row + i, values[step]);
-    }
-    squares += sum_four(values[step] * values[step]);
-  }
-  const float factor = rsqrt(block_sum(squares, partial) / static_cast<float>(hidden_size) + eps);
-
-#pragma unroll
-  for (int step = 0; step < kNormSteps; ++step) {
-    const int i = norm_index(step);
-    out.store(row + i, values[step] * factor * weights[step], i < hidden_size);
-  }
-}
-
-}  // namespace rf
+// Norms by root mean square, and the addition before them.
+#include "rf/rms_norm.h"
 
 // Grid: (rows). x and weight f32.
 extern "C" __global__ __launch_bounds__(1024) void rf_rms_norm(
@@ -45,8 +7,8 @@ extern "C" __global__ __launch_bounds__(1024) void rf_rms_norm(
     rf::half* __restrict__ out_f16, int8_t* __restrict__ out_q,
     rf::ActScale* __restrict__ out_q_scale, int32_t out_q_lo_offset, int32_t hidden_size,
     float eps) {
-  rf::rms_norm<false>(x, nullptr, weight, {out_f32, out_f16, out_q, out_q_scale, out_q_lo_offset},
-                      hidden_size, eps);
+  rf::rms_norm<false>(blockIdx.x, x, nullptr, nullptr, weight,
+                      {out_f32, out_f16, out_q, out_q_scale, out_q_lo_offset}, hidden_size, eps);
 }
 
 // residual += delta, then the norm of residual. Grid: (rows).
@@ -55,7 +17,7 @@ extern "C" __global__ __launch_bounds__(1024) void rf_add_rms_norm(
     float* __restrict__ out_f32, rf::half* __restrict__ out_f16, int8_t* __restrict__ out_q,
     rf::ActScale* __restrict__ out_q_scale, int32_t out_q_lo_offset, int32_t hidden_size,
     float eps) {
-  rf::rms_norm<true>(delta, residual, weight,
+  rf::rms_norm<true>(blockIdx.x, delta, residual, residual, weight,
                      {out_f32, out_f16, out_q, out_q_scale, out_q_lo_offset}, hidden_size, eps);
 }
 

@@ -1,6 +1,5 @@
 // The experts of each token and their weights.
-#include "rf/experts.h"
-#include "rf/wave.h"
+#include "rf/route.h"
 
 namespace rf {
 
@@ -51,40 +50,15 @@ __device__ __forceinline__ void route_logits(const float* x, const float* router
   logits[static_cast<int64_t>(first_token + t) * experts + first_expert + e] = sum;
 }
 
-// Unsigned numbers in the order of floats; one for each NaN, too, so that all are in an order.
-__device__ __forceinline__ uint32_t in_order(float x) {
-  const auto bits = __builtin_bit_cast(uint32_t, x + 0.0f);  // -0 is 0
-  return bits >> 31 ? ~bits : bits | 1u << 31;
-}
-
-// How many of `count` keys come before key `index`: larger ones, and the equal ones before it.
-// Those beyond, up to a multiple of four, are 0.
-__device__ __forceinline__ int rank_of(const uint32_t* keys, int index, int count) {
-  const uint32_t own = keys[index];
-  int rank = 0;
-#pragma unroll 4
-  for (int first = 0; first < count; first += 4) {
-    const Vec<uint32_t, 4> four = load16(keys + first);
-    for (int k = 0; k < 4; ++k) {
-      rank += four[k] > own || (four[k] == own && first + k < index) ? 1 : 0;
-    }
-  }
-  return rank;
-}
-
 }  // namespace rf
 
 // x: f32 [tokens, features], router: f32 [experts, features], features a multiple of 4. logits: f32
-// [tokens, experts]. Grid: (ceil(experts / 1), tokens) for one, (ceil(experts / 4),
-// ceil(tokens / 4)) for several; block 256.
-#define RF_LOGITS(name, kTokens, kExperts)                                                      \
-  extern "C" __global__ __launch_bounds__(rf::kRouteThreads) void rf_route_logits_##name(       \
-      const float* __restrict__ x, const float* __restrict__ router, float* logits, int tokens, \
-      int experts, int features) {                                                              \
-    rf::route_logits<kTokens, kExperts>(x, router, logits, tokens, experts, features);          \
-  }
-RF_LOGITS(one, 1, 1)
-RF_LOGITS(several, 4, 4)
+// [tokens, experts]. Grid: (ceil(experts / 4), ceil(tokens / 4)), block 256.
+extern "C" __global__ __launch_bounds__(rf::kRouteThreads) void rf_route_logits(
+    const float* __restrict__ x, const float* __restrict__ router, float* logits, int tokens,
+    int experts, int features) {
+  rf::route_logits<4, 4>(x, router, logits, tokens, experts, features);
+}
 
 // logits: f32 [tokens, experts]. bias, selection_bias: f32 [experts] or null; the first is added to
 // the logits, the second to what `function` (experts.h) makes of them, to choose by and not to
@@ -96,70 +70,11 @@ extern "C" __global__ __launch_bounds__(rf::kMostExperts) void rf_route_choose(
     const float* __restrict__ logits, const float* __restrict__ bias,
     const float* __restrict__ selection_bias, int32_t* chosen, float* weights, int experts,
     int num_chosen, int function, int groups, int kept_groups, int normalised, float scale) {
-  __shared__ float scratch[rf::kMaxWaves];
-  alignas(16) __shared__ uint32_t keys[rf::kMostExperts];
-  __shared__ float scores[rf::kMostExperts];
-  alignas(16) __shared__ uint32_t group_keys[rf::kMostExperts];
-  __shared__ float picked[rf::kMostExperts];
-  const int expert = threadIdx.x;
-  const bool inside = expert < experts;
+  __shared__ rf::RouteChoice::Lds lds;
+  const rf::RouteRule rule{bias,   selection_bias, experts,         num_chosen, function,
+                           groups, kept_groups,    normalised != 0, scale};
+  rf::RouteChoice choice(lds, rule);
   const int64_t token = blockIdx.x;
-
-  float value = -rf::kInfinity;
-  if (inside) value = logits[token * experts + expert] + (bias ? bias[expert] : 0.0f);
-  if (function == rf::kRouteSoftmax) {
-    const auto larger = [](float a, float b) { return rf::max(a, b); };
-    const float largest = rf::block_reduce(value, scratch, larger);
-    const float raised = inside ? rf::exp(value - largest) : 0.0f;
-    value = raised / rf::block_sum(raised, scratch);
-  } else if (function == rf::kRouteSigmoid) {
-    value = 1.0f / (1.0f + rf::exp(-value));
-  }
-  float score = inside && selection_bias ? value + selection_bias[expert] : value;
-
-  if (groups > 1) {
-    const int members = experts / groups;
-    if (inside) scores[expert] = score;
-    __syncthreads();
-    group_keys[expert] = 0;
-    if (expert < groups) {
-      float best = -rf::kInfinity;
-      float second = -rf::kInfinity;
-      for (int i = expert * members; i < (expert + 1) * members; ++i) {
-        second = rf::max(second, rf::min(best, scores[i]));
-        best = rf::max(best, scores[i]);
-      }
-      group_keys[expert] = rf::in_order(members == 1 ? best : best + second);
-    }
-    __syncthreads();
-    if (inside && rf::rank_of(group_keys, expert / members, groups) >= kept_groups) {
-      score = -rf::kInfinity;
-    }
-  }
-  keys[expert] = inside ? rf::in_order(score) : 0;
-  __syncthreads();
-  if (inside) {
-    const int rank = rf::rank_of(keys, expert, experts);
-    if (rank < num_chosen) {
-      chosen[token * num_chosen + rank] = expert;
-      picked[rank] = value;
-    }
-  }
-  __syncthreads();
-  if (expert >= num_chosen) return;
-  float weight = picked[expert];
-  if (function == rf::kRouteSoftmaxOfChosen) {
-    float largest = picked[0];
-    for (int i = 1; i < num_chosen; ++i) largest = rf::max(largest, picked[i]);
-    float total = 0.0f;
-    for (int i = 0; i < num_chosen; ++i) total += rf::exp(picked[i] - largest);
-    weight = rf::exp(weight - largest) / total;
-  }
-  if (normalised) {
-    constexpr float kLeast = 1.0f / (1 << 14);
-    float total = 0.0f;
-    for (int i = 0; i < num_chosen; ++i) total += picked[i];
-    weight /= function == rf::kRouteSoftmaxOfChosen ? 1.0f : rf::max(total, kLeast);
-  }
-  weights[token * num_chosen + expert] = weight * scale;
+  choice.choose(logits + token * experts);
+  choice.store(chosen + token * num_chosen, weights + token * num_chosen);
 }

@@ -125,15 +125,17 @@ class ReferenceOps:
         gates, ups = self.linear(step, x, gate, None), self.linear(step, x, up, None)
         return ops.gated(gates, ups, activation)
 
-    def route(
+    def add_norm_route(
         self,
-        x: Float32Array,
-        router: Weight,
-        biases: tuple[Weight | None, Weight | None],
+        residual: Float32Array,
+        delta: Float32Array,
+        weight: Weight,
+        experts: Experts[Weight],
         rule: ExpertsConfig,
-    ) -> tuple[Any, Float32Array]:
-        bias, selection_bias = map(_values, biases)
-        return ops.route(ops.linear(x, router.values, bias), selection_bias, rule)
+    ) -> tuple[Float32Array, Float32Array, tuple[Any, Float32Array]]:
+        total, x = self.add_norm(residual, delta, weight, None)
+        logits = ops.linear(x, experts.router.values, _values(experts.router_bias))
+        return total, x, ops.route(logits, _values(experts.selection_bias), rule)
 
     def experts(
         self,

@@ -114,51 +114,54 @@ def check_first(op: str) -> list[OpCheck]:
     raise AssertionError(f"nothing checks {op}")
 
 
-PLANTED = {
-    "rms_norm": "rf_rms_norm",
-    "add_rms_norm": "rf_add_rms_norm",
-    "rms_norm_projection": "rf_rms_norm_columns",
-    "quantize_act": "rf_quantize_act",
-    "half_act": "rf_half_act",
-    "take_rows": "rf_take_rows",
-    "sum_rows": "rf_sum_rows",
-    "resolve_tokens": "rf_resolve_tokens",
-    "embed": "rf_embed_*",
-    "gemv": "rf_gemv_*",
-    "gemm": "rf_gemm_*",
-    "linear": "rf_gemm_*",
-    "gated gemv": "rf_gemv_*",
-    "gated gemm": "rf_repack_*",
-    "split gemm": "rf_gemm_sum",
-    "lora": "rf_lora_expand",
-    "route": "rf_route_logits_*",
-    "experts": "rf_experts_down_*",
-    "grouped experts": "rf_mix_experts",
-    "add_shared": "rf_add_shared",
-    "logits": "rf_softcap",
-    "rope_and_store": "rf_rope_store_*",
-    "decode attention": "rf_attention_decode_*",
-    "prefill attention": "rf_attention_prefill_*",
-    "sample: greedy": "rf_sample_max",
-    "sample: draw": "rf_sample_draw",
-    "sample: top-k, top-p, min-p": "rf_sample_filter",
-    "sample: penalties and bias": "rf_sample_adjust",
-    "sample: mask": "rf_sample_mask",
-    "logprobs": "rf_logprobs",
-    "layer_norm": "rf_layer_norm",
-    "add_layer_norm": "rf_add_layer_norm",
-    "add_two_norms": "rf_add_layer_norm",
-    "norm_projection": "rf_layer_norm_half",
-    "add_then_norm": "rf_add_layer_norm",
-    "gelu": "rf_gelu_half",
-    "embed_add": "rf_embed_add_*",
-    "rope": "rf_rope_half",
-    "full attention": "rf_attention_full_*",
-}
+PLANTED = (
+    ("rms_norm", "rf_rms_norm"),
+    ("add_rms_norm", "rf_add_rms_norm"),
+    ("rms_norm_projection", "rf_rms_norm_columns"),
+    ("quantize_act", "rf_quantize_act"),
+    ("half_act", "rf_half_act"),
+    ("take_rows", "rf_take_rows"),
+    ("sum_rows", "rf_sum_rows"),
+    ("resolve_tokens", "rf_resolve_tokens"),
+    ("embed", "rf_embed_*"),
+    ("gemv", "rf_gemv_*"),
+    ("gemm", "rf_gemm_*"),
+    ("linear", "rf_gemm_*"),
+    ("gated gemv", "rf_gemv_*"),
+    ("gated gemm", "rf_repack_*"),
+    ("split gemm", "rf_gemm_sum"),
+    ("lora", "rf_lora_expand"),
+    ("route", "rf_add_rms_norm_route"),
+    ("route", "rf_add_rms_norm_logits"),
+    ("route", "rf_route_logits"),
+    ("route", "rf_route_choose"),
+    ("experts", "rf_experts_down_*"),
+    ("grouped experts", "rf_mix_experts"),
+    ("add_shared", "rf_add_shared"),
+    ("logits", "rf_softcap"),
+    ("rope_and_store", "rf_rope_store_*"),
+    ("decode attention", "rf_attention_decode_*"),
+    ("prefill attention", "rf_attention_prefill_*"),
+    ("sample: greedy", "rf_sample_max"),
+    ("sample: draw", "rf_sample_draw"),
+    ("sample: top-k, top-p, min-p", "rf_sample_filter"),
+    ("sample: penalties and bias", "rf_sample_adjust"),
+    ("sample: mask", "rf_sample_mask"),
+    ("logprobs", "rf_logprobs"),
+    ("layer_norm", "rf_layer_norm"),
+    ("add_layer_norm", "rf_add_layer_norm"),
+    ("add_two_norms", "rf_add_layer_norm"),
+    ("norm_projection", "rf_layer_norm_half"),
+    ("add_then_norm", "rf_add_layer_norm"),
+    ("gelu", "rf_gelu_half"),
+    ("embed_add", "rf_embed_add_*"),
+    ("rope", "rf_rope_half"),
+    ("full attention", "rf_attention_full_*"),
+)
 
 
 @pytest.mark.usefixtures("host")
-@pytest.mark.parametrize(("op", "kernels"), PLANTED.items())
+@pytest.mark.parametrize(("op", "kernels"), PLANTED)
 def test_a_kernel_without_effect_fails_its_check(
     op: str, kernels: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -256,7 +259,7 @@ def one_norm_twice(ops: HipOps, x: Any, delta: Any, first: Any, second: Any) -> 
     return REAL_TWO_NORMS(ops, x, delta, first, first)
 
 
-REAL_ROUTE, REAL_EXPERTS = HipOps.route, HipOps.experts
+REAL_ROUTE, REAL_EXPERTS = HipOps.add_norm_route, HipOps.experts
 
 
 def as_the_next(array: DeviceArray | None) -> DeviceArray:
@@ -288,14 +291,27 @@ def without_the_last_token(ops: HipOps, x: Activation, chosen: Activation, *othe
     return mixed
 
 
-def without_groups(ops: HipOps, x: Any, router: Any, biases: Any, rule: ExpertsConfig) -> Any:
+def without_groups(
+    ops: HipOps, residual: Any, delta: Any, weight: Any, experts: Any, rule: ExpertsConfig
+) -> Any:
     """Experts are chosen among those of all groups."""
-    return REAL_ROUTE(ops, x, router, biases, replace(rule, num_groups=1, num_chosen_groups=1))
+    rule = replace(rule, num_groups=1, num_chosen_groups=1)
+    return REAL_ROUTE(ops, residual, delta, weight, experts, rule)
 
 
-def without_selection(ops: HipOps, x: Any, router: Any, biases: Any, rule: ExpertsConfig) -> Any:
+def without_selection(
+    ops: HipOps, residual: Any, delta: Any, weight: Any, experts: Any, rule: ExpertsConfig
+) -> Any:
     """Experts are chosen by their probabilities alone."""
-    return REAL_ROUTE(ops, x, router, (biases[0], None), rule)
+    experts = replace(experts, selection_bias=None)
+    return REAL_ROUTE(ops, residual, delta, weight, experts, rule)
+
+
+def routed_before_the_sum(
+    ops: HipOps, residual: Any, delta: Any, weight: Any, experts: Any, rule: ExpertsConfig
+) -> Any:
+    """What attention adds to the residual is left out."""
+    return REAL_ROUTE(ops, residual, residual, weight, experts, rule)
 
 
 REAL_EXPAND, REAL_NEOX = HipOps.expand, LatentKernels._neox
@@ -320,8 +336,10 @@ def other_pairs(kernels: LatentKernels, spec: Any) -> int:
         ("experts", HipOps, "experts", weights_of_neighbours),
         ("experts", HipOps, "experts", without_the_last_token),
         ("grouped experts", HipOps, "experts", experts_of_neighbours),
-        ("route", HipOps, "route", without_groups),
-        ("route", HipOps, "route", without_selection),
+        ("grouped experts", HipOps, "experts", without_the_last_token),
+        ("route", HipOps, "add_norm_route", without_groups),
+        ("route", HipOps, "add_norm_route", without_selection),
+        ("route", HipOps, "add_norm_route", routed_before_the_sum),
         ("linear", HipOps, "linear", without_bias),
         ("add_two_norms", HipOps, "two_norms_of_sum", one_norm_twice),
         ("full attention", ModelLoading, "_load_slopes", lambda loading: None),
@@ -334,8 +352,10 @@ def other_pairs(kernels: LatentKernels, spec: Any) -> int:
         "weights of neighbours",
         "a token dropped",
         "grouped experts of neighbours",
+        "a token of a group dropped",
         "no groups",
         "no selection bias",
+        "no sum before the router",
         "no bias",
         "one norm twice",
         "no slopes",

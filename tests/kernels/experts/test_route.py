@@ -1,4 +1,4 @@
-"""rf_route_logits_* and rf_route_choose: the experts of each token and their weights."""
+"""rf_route_logits and rf_route_choose: the experts of each token and their weights."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ RULE = ExpertsConfig(
 )
 
 
-def logits_of(device: Device, x: Float32, router: Float32, name: str, tile: int) -> Float32:
+def logits_of(device: Device, x: Float32, router: Float32) -> Float32:
     tokens, experts = len(x), len(router)
     out = device.empty((tokens, experts), np.float32, "logits")
     device.launch(
-        f"rf_route_logits_{name}",
+        "rf_route_logits",
         *(device.upload(x, "x"), device.upload(router, "router"), out),
         *(tokens, experts, x.shape[1]),
-        grid=(-(-experts // tile), -(-tokens // tile)),
+        grid=(-(-experts // 4), -(-tokens // 4)),
         block=256,
     )
     return out.get()
@@ -74,12 +74,12 @@ def test_logits_are_those_of_float32(
     rng = np.random.default_rng(0)
     x = rng.standard_normal((tokens, features)).astype(np.float32)
     router = rng.standard_normal((experts, features)).astype(np.float32)
-    several = logits_of(device, x, router, "several", 4)
+    logits = logits_of(device, x, router)
     magnitude = np.abs(x).astype(np.float64) @ np.abs(router).T.astype(np.float64)
-    error = np.abs(several - x.astype(np.float64) @ router.T.astype(np.float64)) / magnitude
+    error = np.abs(logits - x.astype(np.float64) @ router.T.astype(np.float64)) / magnitude
     assert error.max() < 1e-6
     # Nor do they depend on how many tokens are routed together.
-    np.testing.assert_array_equal(logits_of(device, x, router, "one", 1), several)
+    np.testing.assert_array_equal(logits_of(device, x[:1], router), logits[:1])
 
 
 @pytest.mark.parametrize("router", RouterFunction)

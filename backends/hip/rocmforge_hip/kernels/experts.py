@@ -29,6 +29,51 @@ def rf_route_choose(
     """Chooses the experts of each token and weights them."""
 
 
+def rf_add_rms_norm_logits(
+    *,
+    delta: Pointer,
+    residual: Pointer,
+    weight: Pointer,
+    router: Pointer,
+    total: Pointer,
+    logits: Pointer,
+    out: Forms,
+    tokens: I32,
+    experts: I32,
+    hidden_size: I32,
+    eps: F32,
+) -> None:
+    """Adds delta to the residual, norms the sum, and multiplies the norm with a router."""
+
+
+def rf_add_rms_norm_route(
+    *,
+    delta: Pointer,
+    residual: Pointer,
+    weight: Pointer,
+    router: Pointer,
+    total: Pointer,
+    logits: Pointer,
+    out: Forms,
+    tokens: I32,
+    experts: I32,
+    hidden_size: I32,
+    eps: F32,
+    arrived: Pointer,
+    bias: Pointer | None,
+    selection_bias: Pointer | None,
+    chosen: Pointer,
+    weights: Pointer,
+    num_chosen: I32,
+    function: I32,
+    groups: I32,
+    kept_groups: I32,
+    normalised: I32,
+    scale: F32,
+) -> None:
+    """Does that and chooses the experts of each token: `rf_route_choose` with it."""
+
+
 def rf_add_shared(
     *, mixed: Pointer, shared: Pointer, x: Pointer, router: Pointer | None, features: I32
 ) -> None:

@@ -20,6 +20,8 @@ from rocmforge_hip.weights.products import QKV_PRODUCTS, Product
 
 FEW_TOKENS: Final = 256
 """Slices of tokens whose pairs with experts are computed at a time."""
+NORMED_TOKENS: Final = 16
+"""Tokens that are normed and routed together, at most."""
 GROUPED_TOKENS: Final = 4096
 """Tokens whose pairs with experts are grouped at a time."""
 GROUPED_HEADS: Final = 8192
@@ -107,10 +109,14 @@ class GroupArrays(Generic[X]):
 class ExpertArrays(Generic[X]):
     """Every array that experts write: T tokens, of which a few, F, are computed at a time.
 
+    Up to N tokens are normed and routed together.
+
     Each token has num_chosen pairs with an expert.
     """
 
     logits: X  # float32 [T, num_experts], of the router
+    total: Forms[X]  # [N, hidden_size], the residual where it is not in its own place
+    arrived: X  # uint32 [N], zeros between steps: thread blocks that have finished
     chosen: Forms[X]  # [T, num_chosen]
     weights: Forms[X]  # [T, num_chosen]
     multiplied: Forms[X]  # [F, hidden_size]
@@ -335,6 +341,8 @@ def _of_experts(config: ModelConfig, tokens: int) -> ExpertArrays[ArraySpec] | N
     has_shared = any(rule.shared_intermediate_size for rule in rules)
     return ExpertArrays(
         logits=spec((tokens, most_experts), "f4"),
+        total=Forms(f32=spec((NORMED_TOKENS, config.hidden_size), "f4")),
+        arrived=spec((NORMED_TOKENS,), "u4"),
         chosen=Forms(i32=spec((tokens, chosen), "i4")),
         weights=Forms(f32=spec((tokens, chosen), "f4")),
         multiplied=_quantised(FEW_TOKENS, config.hidden_size),

@@ -69,7 +69,7 @@ class HipOps:
         self._lora = Lora(library, arena, self.products, resources.adapters)
         self._route = self._pairs = self._groups = None
         if arena.experts is not None:
-            self._route = RouteKernels(library, arena.experts)
+            self._route = RouteKernels(library, arena, config.norm_eps)
             of_experts = library, arena, self.products, resources.expert_formats
             self._pairs, self._groups = PairKernels(*of_experts), GroupKernels(*of_experts)
         self._cached = self._full = self._latent = None
@@ -189,15 +189,23 @@ class HipOps:
             return self._lora.gated(step, x, part_of(gate), GATES[activation])
         return self.products.multiply(x, part_of(gate), None, GATES[activation])
 
-    def route(
+    def add_norm_route(
         self,
-        x: Activation,
-        router: Weight,
-        biases: tuple[Weight | None, Weight | None],
+        residual: Activation,
+        delta: Activation,
+        weight: Weight,
+        experts: Experts[Weight],
         rule: ExpertsConfig,
-    ) -> tuple[Activation, Activation]:
+    ) -> tuple[Activation, Activation, tuple[Activation, Activation]]:
+        """Writes the sum to another place than the residual's, if there are few tokens."""
         assert self._route is not None
-        return self._route.route(x, router, biases, rule)
+        out = self._normed(residual)
+        done = self._route.add_norm_route(residual, delta, weight, out, experts, rule)
+        if done is not None:
+            total, chosen = done
+            return total, out, chosen
+        residual, out = self.add_norm(residual, delta, weight, None)
+        return residual, out, self._route.route(out, experts, rule)
 
     def experts(
         self,

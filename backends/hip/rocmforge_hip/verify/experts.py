@@ -60,7 +60,7 @@ def groups() -> Iterator[Group]:
         name = f"{rule.num_chosen} of {rule.num_experts}, {rule.router}"
         cases = [
             Case("route", f"{name}, {tokens} tokens", _WEIGHTS, partial(_route, tokens=tokens))
-            for tokens in (1, 9)
+            for tokens in (1, 9, 17)
         ]
         yield Group(recipe, tuple(cases))
     for name in FORMATS:
@@ -94,20 +94,35 @@ def _experts(bench: Workbench) -> tuple[ExpertsConfig, Experts[Tensor], ExpertAr
 
 def _route(bench: Workbench, tokens: int) -> float:
     rule, experts, _ = _experts(bench)
-    values = random_values(tokens, bench.config.hidden_size)
-    x = bench.activation(bench.model.arena.normed, values)
-    on_device = present(bench.model.weights.layers[0].experts)
-    biases = on_device.router_bias, on_device.selection_bias
-    chosen, weights = bench.model.ops.route(x, on_device.router, biases, rule)
-    logits = values.astype(np.float64) @ values_of(experts.router).T
+    # No two cases share values, so that what an earlier one has left is wrong.
+    width = bench.config.hidden_size
+    old, delta = random_values(tokens, width), random_values(tokens + 1, width)[:tokens]
+    weights, on_device = bench.weights.layers[0], bench.model.weights.layers[0]
+    total, x, (chosen, factors) = bench.model.ops.add_norm_route(
+        bench.activation(bench.residual, old),
+        bench.activation(bench.model.arena.delta, delta),
+        on_device.feed_forward_norm,
+        present(on_device.experts),
+        rule,
+    )
+    normed = oracle.rms_norm(
+        (old + delta).astype(np.float64),
+        values_of(weights.feed_forward_norm),
+        bench.config.norm_eps,
+    )
+    logits = normed @ values_of(experts.router).T
     if experts.router_bias is not None:
         logits += values_of(experts.router_bias)
     selection = None if experts.selection_bias is None else values_of(experts.selection_bias)
-    wanted, factors = oracle.route(logits, selection, rule)
+    wanted, wanted_factors = oracle.route(logits, selection, rule)
     assert chosen.i32 is not None
     if not np.array_equal(bench.get(chosen.i32), wanted):
         return float("inf")
-    return error(bench.result(weights), factors)
+    return max(
+        error(bench.result(total), (old + delta).astype(np.float64)),
+        error(bench.result(x), normed),
+        error(bench.result(factors), wanted_factors),
+    )
 
 
 def _mix(bench: Workbench, tokens: int) -> float:

@@ -33,10 +33,14 @@ def hidden_states(config: ModelConfig, weights: ModelWeights[W], ops: Ops[A, W, 
             x = _attention(config, present(layer.attention), ops, step, x, spec)
         if layer.attention_post_norm is not None:
             x = ops.norm(x, layer.attention_post_norm, None)
-        residual, x = ops.add_norm(residual, x, layer.feed_forward_norm, None)
         if layer.experts is not None:
-            x = _experts(config, spec.layer, layer.experts, ops, step, x)
+            rule = present(config.layers[spec.layer].experts)
+            residual, x, chosen = ops.add_norm_route(
+                residual, x, layer.feed_forward_norm, layer.experts, rule
+            )
+            x = _experts(config, layer.experts, ops, step, x, chosen)
         else:
+            residual, x = ops.add_norm(residual, x, layer.feed_forward_norm, None)
             x = _feed_forward(config, present(layer.feed_forward), ops, step, x)
         if layer.feed_forward_post_norm is not None:
             x = ops.norm(x, layer.feed_forward_post_norm, None)
@@ -93,13 +97,16 @@ def _feed_forward(
 
 
 def _experts(
-    config: ModelConfig, layer: int, experts: Experts[W], ops: Ops[A, W, S], step: S, x: A
+    config: ModelConfig,
+    experts: Experts[W],
+    ops: Ops[A, W, S],
+    step: S,
+    x: A,
+    chosen: tuple[A, A],
 ) -> A:
-    """Runs each token through the experts that the router chooses for it (Shazeer et al. 2017)."""
-    rule, shared = present(config.layers[layer].experts), experts.shared
-    biases = experts.router_bias, experts.selection_bias
-    chosen, weights = ops.route(x, experts.router, biases, rule)
-    mixed = ops.experts(x, chosen, weights, experts, config.activation)
+    """Runs each token through the experts that the router chose for it (Shazeer et al. 2017)."""
+    shared = experts.shared
+    mixed = ops.experts(x, *chosen, experts, config.activation)
     if shared is None:
         return mixed
     y = ops.gated_linear(step, x, shared.gate, shared.up, config.activation)

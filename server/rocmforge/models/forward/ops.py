@@ -141,18 +141,20 @@ class Ops(Protocol[A, W, S]):
         """
         ...
 
-    def route(
-        self, x: A, router: W, biases: tuple[W | None, W | None], rule: ExpertsConfig
-    ) -> tuple[A, A]:
-        """Returns each token's experts and their weights, [T, num_chosen] each.
+    def add_norm_route(
+        self, residual: A, delta: A, weight: W, experts: Experts[W], rule: ExpertsConfig
+    ) -> tuple[A, A, tuple[A, A]]:
+        """Returns what `add_norm` does, and each token's experts and their weights.
 
-        Probabilities are those of x @ router.T plus the first bias. Experts are chosen by them plus
-        the second bias, and weighted by them alone.
+        The latter are [T, num_chosen] each. With x the norm, probabilities are those of
+        x @ router.T plus the router's bias. Experts are chosen by them plus the selection bias, and
+        weighted by them alone.
 
         Args:
-            x: [T, hidden_size].
-            router: [num_experts, hidden_size].
-            biases: [num_experts] or None each.
+            residual: [T, hidden_size].
+            delta: [T, hidden_size].
+            weight: [hidden_size], of the norm.
+            experts: Whose router and its biases are used.
             rule: Which experts are chosen, and what their weights are.
         """
         ...
@@ -167,8 +169,8 @@ class Ops(Protocol[A, W, S]):
 
         Args:
             x: [T, hidden_size].
-            chosen: As from `route`.
-            weights: As from `route`.
+            chosen: As from `add_norm_route`.
+            weights: As from `add_norm_route`.
             experts: Whose gate, up and down are computed with.
             activation: Of the gate.
         """

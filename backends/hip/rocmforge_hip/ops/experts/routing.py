@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
+from rocmforge.models.blocks import Experts
 from rocmforge.models.config import ExpertsConfig, RouterFunction
 from rocmforge_hip.device.constants import ROUTE_SIGMOID, ROUTE_SOFTMAX, ROUTE_SOFTMAX_OF_CHOSEN
 from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.kernels import experts as kernels
-from rocmforge_hip.ops.activations import Activation, ExpertArrays
+from rocmforge_hip.ops.activations import NORMED_TOKENS, Activation, ActivationArrays
 from rocmforge_hip.ops.geometry import whole_waves
 from rocmforge_hip.ops.linear import empty, f32_of, i32_of, optional_vector, vector_of
+from rocmforge_hip.ops.rows import norm_threads
 from rocmforge_hip.weights.formats import Weight, ceil_div
 
 _FUNCTIONS: Final = MappingProxyType(
@@ -35,64 +37,111 @@ class RouteKernels:
 
     Args:
         library: Where the kernels are.
-        arrays: Of the experts.
+        arena: The arrays of the activations; there are some of experts.
+        eps: Of the norm before a router.
     """
 
-    def __init__(self, library: KernelLibrary, arrays: ExpertArrays[DeviceArray]) -> None:
-        self._arrays = arrays
-        self._logits = {
-            name: library.kernel(f"rf_route_logits_{name}", kernels.rf_route_logits)
-            for name in ("one", "several")
-        }
+    def __init__(
+        self, library: KernelLibrary, arena: ActivationArrays[DeviceArray], eps: float
+    ) -> None:
+        assert arena.experts is not None
+        assert arena.residual is not None
+        self._arrays = arena.experts
+        self._residual = arena.residual
+        self._eps = eps
+        self._logits = library.kernel("rf_route_logits", kernels.rf_route_logits)
         self._choose = library.kernel("rf_route_choose", kernels.rf_route_choose)
+        self._norm_logits = library.kernel("rf_add_rms_norm_logits", kernels.rf_add_rms_norm_logits)
+        self._norm_route = library.kernel("rf_add_rms_norm_route", kernels.rf_add_rms_norm_route)
         self._add = library.kernel("rf_add_shared", kernels.rf_add_shared)
 
-    def route(
+    def add_norm_route(
         self,
-        x: Activation,
-        router: Weight,
-        biases: tuple[Weight | None, Weight | None],
+        residual: Activation,
+        delta: Activation,
+        weight: Weight,
+        out: Activation,
+        experts: Experts[Weight],
         rule: ExpertsConfig,
-    ) -> tuple[Activation, Activation]:
-        """Returns the experts of each token, in int32, and their weights; see `Ops.route`."""
-        rows, experts, arrays = x.rows, rule.num_experts, self._arrays
-        chosen = Activation(
-            arrays.chosen,
-            rows,
-            rule.num_chosen,
-            i32=arrays.chosen.int32(rows, rule.num_chosen),
+    ) -> tuple[Activation, tuple[Activation, Activation]] | None:
+        """Does what `Ops.add_norm_route` says for few tokens, whose norm is not waited for.
+
+        Returns:
+            The sum and each token's experts and their weights, the norm being in `out`; or None, if
+            the tokens are too many or too wide.
+        """
+        rows, features, num_experts = residual.rows, residual.features, rule.num_experts
+        threads = max(norm_threads(features), whole_waves(num_experts))
+        if rows > NORMED_TOKENS or threads > self._norm_route.max_threads:
+            return None
+        # Every thread block reads the residual, so that the sum goes elsewhere, and comes back in
+        # the next layer.
+        total = self._residual.float32(rows, features)
+        if f32_of(residual).address == total.address:
+            total = self._arrays.total.float32(rows, features)
+        normed: dict[str, Any] = {
+            "delta": f32_of(delta),
+            "residual": f32_of(residual),
+            "weight": vector_of(weight, features),
+            "router": vector_of(experts.router, num_experts * features),
+            "total": total,
+            "logits": self._arrays.logits.first(rows, num_experts),
+            "out": out,
+            "tokens": rows,
+            "hidden_size": features,
+            "eps": self._eps,
+        }
+        added = Activation(self._residual, rows, features, f32=total)
+        if rows > _FEW_TOKENS:
+            grid = _TILE + ceil_div(num_experts, _TILE), ceil_div(rows, _TILE), 1
+            self._norm_logits.launch(grid, threads, **normed, experts=num_experts)
+            return added, self._chosen(rows, experts, rule)
+        chosen, weights = self._choice(rows, rule)
+        self._norm_route.launch(
+            (1 + num_experts, rows, 1),
+            threads,
+            **normed,
+            arrived=self._arrays.arrived,
+            **_rule_of(rule, experts, chosen, weights),
         )
-        weights = empty(arrays.weights, rows, rule.num_chosen, half=False)
-        logits = arrays.logits.first(rows, experts)
-        name, tile = ("one", 1) if rows <= _FEW_TOKENS else ("several", _TILE)
-        self._logits[name].launch(
-            (ceil_div(experts, tile), ceil_div(rows, tile), 1),
+        return added, (chosen, weights)
+
+    def route(
+        self, x: Activation, experts: Experts[Weight], rule: ExpertsConfig
+    ) -> tuple[Activation, Activation]:
+        """Returns the experts of each token, in int32, and their weights."""
+        rows, num_experts = x.rows, rule.num_experts
+        logits = self._arrays.logits.first(rows, num_experts)
+        self._logits.launch(
+            (ceil_div(num_experts, _TILE), ceil_div(rows, _TILE), 1),
             _THREADS,
             x=f32_of(x),
-            router=vector_of(router, experts * x.features),
+            router=vector_of(experts.router, num_experts * x.features),
             logits=logits,
             tokens=rows,
-            experts=experts,
+            experts=num_experts,
             features=x.features,
         )
-        bias, selection_bias = (optional_vector(each, experts) for each in biases)
+        return self._chosen(rows, experts, rule)
+
+    def _chosen(
+        self, rows: int, experts: Experts[Weight], rule: ExpertsConfig
+    ) -> tuple[Activation, Activation]:
+        """Chooses by the logits."""
+        chosen, weights = self._choice(rows, rule)
         self._choose.launch(
             (rows, 1, 1),
-            whole_waves(experts),
-            logits=logits,
-            bias=bias,
-            selection_bias=selection_bias,
-            chosen=i32_of(chosen),
-            weights=f32_of(weights),
-            experts=experts,
-            num_chosen=rule.num_chosen,
-            function=_FUNCTIONS[rule.router],
-            groups=rule.num_groups,
-            kept_groups=rule.num_chosen_groups,
-            normalised=int(rule.normalised),
-            scale=rule.scale,
+            whole_waves(rule.num_experts),
+            logits=self._arrays.logits.first(rows, rule.num_experts),
+            **_rule_of(rule, experts, chosen, weights),
         )
         return chosen, weights
+
+    def _choice(self, rows: int, rule: ExpertsConfig) -> tuple[Activation, Activation]:
+        """Returns the places of tokens' experts and their weights."""
+        count, arrays = rule.num_chosen, self._arrays
+        chosen = Activation(arrays.chosen, rows, count, i32=arrays.chosen.int32(rows, count))
+        return chosen, empty(arrays.weights, rows, count, half=False)
 
     def add_shared(
         self, mixed: Activation, shared: Activation, x: Activation, router: Weight | None
@@ -107,3 +156,22 @@ class RouteKernels:
             router=optional_vector(router, x.features),
             features=x.features,
         )
+
+
+def _rule_of(
+    rule: ExpertsConfig, experts: Experts[Weight], chosen: Activation, weights: Activation
+) -> dict[str, Any]:
+    """Returns the arguments of the choice of experts."""
+    return {
+        "bias": optional_vector(experts.router_bias, rule.num_experts),
+        "selection_bias": optional_vector(experts.selection_bias, rule.num_experts),
+        "chosen": i32_of(chosen),
+        "weights": f32_of(weights),
+        "experts": rule.num_experts,
+        "num_chosen": rule.num_chosen,
+        "function": _FUNCTIONS[rule.router],
+        "groups": rule.num_groups,
+        "kept_groups": rule.num_chosen_groups,
+        "normalised": int(rule.normalised),
+        "scale": rule.scale,
+    }

@@ -1,0 +1,45 @@
+// Root mean square layer norm (Zhang and Sennrich 2019): x / sqrt(mean(x^2) + eps) * weight.
+// Gemma's weights need nothing special: GGUF files hold them with the 1 already added.
+#pragma once
+
+#include "rf/norm.h"
+
+namespace rf {
+
+// The norm of row `row`, to `out`, by one block; hidden_size is a multiple of 4 (of 32 for int8)
+// and at most 16 * blockDim.x. kAdd: of residual + x, which goes to `total`, too, and that may be
+// the residual's place.
+template <bool kAdd>
+__device__ __forceinline__ void rms_norm(int64_t row, const float* x, const float* residual,
+                                         float* total, const float* weight, const ActOutput& out,
+                                         int hidden_size, float eps) {
+  __shared__ float partial[kMaxWaves];
+  const int64_t first = row * hidden_size;
+
+  // The weights are asked for before the reduction, which hides their latency.
+  NormRow values, weights;
+  float squares = 0.0f;
+#pragma unroll
+  for (int step = 0; step < kNormSteps; ++step) {
+    const int i = norm_index(step);
+    values[step] = 0.0f;
+    weights[step] = 0.0f;
+    if (i >= hidden_size) continue;
+    weights[step] = load16(weight + i);
+    values[step] = load16(x + first + i);
+    if constexpr (kAdd) {
+      values[step] += load16(residual + first + i);
+      store16(total + first + i, values[step]);
+    }
+    squares += sum_four(values[step] * values[step]);
+  }
+  const float factor = rsqrt(block_sum(squares, partial) / static_cast<float>(hidden_size) + eps);
+
+#pragma unroll
+  for (int step = 0; step < kNormSteps; ++step) {
+    const int i = norm_index(step);
+    out.store(first + i, values[step] * factor * weights[step], i < hidden_size);
+  }
+}
+
+}  // namespace rf

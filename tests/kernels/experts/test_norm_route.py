@@ -1,0 +1,98 @@
+"""rf_add_rms_norm_{logits,route}: a norm together with the router that reads it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from rocmforge.models.config import ExpertsConfig, RouterFunction
+from rocmforge_reference import ops
+from tests.kernels.experts.test_route import FUNCTIONS, RULE
+from tests.support.activations import SCALE_DTYPE, quantise
+from tests.support.kernels import Device
+
+Float32 = npt.NDArray[np.float32]
+_EPS = 1e-5
+
+
+def _check(
+    device: Device,
+    rule: ExpertsConfig,
+    tokens: int,
+    features: int,
+    block: int,
+    kind: str = "route",
+    *,
+    has_biases: bool = False,
+) -> None:
+    rng = np.random.default_rng(tokens)
+    delta, residual = rng.standard_normal((2, tokens, features)).astype(np.float32)
+    weight = rng.uniform(0.5, 2, features).astype(np.float32)
+    experts = rule.num_experts
+    router = rng.standard_normal((experts, features)).astype(np.float32) / np.float32(8)
+    biases = rng.standard_normal((2, experts)).astype(np.float32) if has_biases else (None, None)
+    total = device.empty(delta.shape, np.float32, "total")
+    logits = device.empty((tokens, experts), np.float32, "logits")
+    arrived = device.upload(np.zeros(tokens, np.uint32), "arrived")
+    chosen = device.empty((tokens, rule.num_chosen), np.int32, "chosen")
+    weights = device.empty((tokens, rule.num_chosen), np.float32, "weights")
+    out = device.empty(delta.shape, np.float32, "out")
+    q = device.empty(delta.shape, np.int8, "q")
+    scale = device.empty((tokens, features // 32), SCALE_DTYPE, "scale")
+    of_router, of_choice = (
+        None if bias is None else device.upload(bias, "bias") for bias in biases
+    )
+    arguments = (
+        *(device.upload(delta, "delta"), device.upload(residual, "residual")),
+        *(device.upload(weight, "weight"), device.upload(router, "router")),
+        *(total, logits, out, None, q, scale, 0, tokens, experts, features, _EPS),
+    )
+    if kind == "logits":
+        grid = 4 + -(-experts // 4), -(-tokens // 4)
+        device.launch("rf_add_rms_norm_logits", *arguments, grid=grid, block=block)
+    else:
+        device.launch(
+            "rf_add_rms_norm_route",
+            *(*arguments, arrived, of_router, of_choice, chosen, weights),
+            *(rule.num_chosen, FUNCTIONS[rule.router], rule.num_groups, rule.num_chosen_groups),
+            *(int(rule.normalised), rule.scale),
+            grid=(1 + experts, tokens),
+            block=block,
+        )
+    both = delta + residual
+    np.testing.assert_array_equal(total.get(), both)
+    normed = ops.rms_norm(both.astype(np.float64), weight.astype(np.float64), _EPS)
+    np.testing.assert_allclose(out.get(), normed, rtol=2e-6, atol=1e-7)
+    stored = quantise(out.get(), 1)
+    np.testing.assert_array_equal(q.get(), stored.q.reshape(q.shape))
+    exact = normed @ router.T.astype(np.float64)
+    np.testing.assert_allclose(logits.get(), exact, atol=1e-5)
+    if kind == "logits":
+        return
+    if biases[0] is not None:
+        exact += biases[0]
+    expected = ops.route(exact, biases[1], rule)
+    np.testing.assert_array_equal(chosen.get(), expected[0])
+    np.testing.assert_allclose(weights.get(), expected[1], rtol=2e-5)
+    assert not arrived.get().any(), "the counters are as they were"
+
+
+@pytest.mark.parametrize("router", RouterFunction)
+def test_a_norm_chooses_as_the_reference_does(device: Device, router: RouterFunction) -> None:
+    rule = replace(RULE, router=router, num_groups=4, num_chosen_groups=2, scale=1.7)
+    _check(device, rule, tokens=3, features=288, block=128, has_biases=True)
+
+
+@pytest.mark.parametrize("kind", ["route", "logits"])
+@pytest.mark.parametrize(
+    ("tokens", "experts", "features", "block"),
+    [(1, 5, 32, 64), (6, 21, 1056, 128), (2, 70, 64, 128)],
+    ids=["part_of_a_wave", "ragged_tiles", "more_experts_than_values"],
+)
+def test_any_shape_is_normed_and_routed(
+    device: Device, kind: str, tokens: int, experts: int, features: int, block: int
+) -> None:
+    _check(device, replace(RULE, num_experts=experts), tokens, features, block, kind)
