@@ -62,7 +62,9 @@ def _families() -> Iterator[Metric]:
         sensors.mkdir(parents=True)
         for name in ("power1_average", "energy1_input"):
             (sensors / name).write_text("1\n", encoding="utf-8")
-        engine = _Engine(runner=replace(RUNNER, copy_bandwidth=1.0, bus_ids=(_DEVICE,)))
+        engine = _Engine(
+            runner=replace(RUNNER, copy_bandwidth=1.0, bus_ids=(_DEVICE,), state_slots=1)
+        )
         fleet = Fleet([make_model(engine)])
         metrics = FleetMetrics(fleet, Path(folder))
         of_model = metrics.of(fleet.models[0])

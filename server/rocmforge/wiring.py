@@ -96,6 +96,8 @@ def read_front(model: str, settings: Settings, found: Path | None = None) -> Mod
         )
         if not config.causal:
             _refuse_drafts_and_chats(settings)
+        if config.has_states:
+            _refuse_drafts(settings)
         prompt = rank_prompt(templates, checkpoint.rank_instruction)
         rank_head = read_rank_head(checkpoint, prompt) if config.causal else None
         adapters = tuple(adapter.name for adapter in checkpoint.adapters)
@@ -132,6 +134,18 @@ def _refuse_drafts_and_chats(settings: Settings) -> None:
     ):
         if value:
             raise ConfigurationError(f"The model is an encoder: leave {flag} out.")
+
+
+def _refuse_drafts(settings: Settings) -> None:
+    for flag, value in (
+        ("--draft-model", settings.draft_model),
+        ("--prompt-lookup-tokens", settings.prompt_lookup_tokens),
+    ):
+        if value:
+            raise ConfigurationError(
+                "The model has states that cannot be taken back when a draft token is rejected: "
+                f"leave {flag} out."
+            )
 
 
 def _sampling_defaults(checkpoint: Checkpoint, settings: Settings) -> SamplingDefaults:
@@ -223,6 +237,7 @@ def build_model(
         sampling_defaults=front.sampling,
         prompt_lookup_tokens=settings.prompt_lookup_tokens,
         draft_model_tokens=settings.draft_tokens if front.draft is not None else 0,
+        checks_drafts=not front.config.has_states,
         declared_context=config.options.max_context,
         declared_hidden_size=front.config.output_size,
         max_at_once=min(MAX_AT_ONCE, settings.max_sequences + settings.max_waiting),
@@ -275,6 +290,11 @@ def find_draft(model: Checkpoint, settings: Settings) -> Path | None:
     with open_checkpoint(path) as checkpoint:
         if not checkpoint.config.causal:
             raise ConfigurationError(f"{path.name} is an encoder: it cannot draft the next tokens.")
+        if checkpoint.config.has_states:
+            raise ConfigurationError(
+                f"{path.name} cannot draft: it has states that cannot be taken back when a token "
+                "of it is rejected. Take a draft model of attention alone."
+            )
         check_draft_vocabulary(
             Vocabulary.of(model.read_tokenizer()), Vocabulary.of(checkpoint.read_tokenizer())
         )

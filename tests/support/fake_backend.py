@@ -169,6 +169,7 @@ class FakeConfig:
     wrong_one_in: int | None = None  # contexts after which it draws something else than it should
     step_ns: int = 1000  # what it says that a step takes
     token_ns: int = 0  # what a token adds to that
+    num_slots: int = 0  # state slots; 0: the "model" has no states
     is_measured: bool = False  # whether steps say what they cost, and the device how fast it copies
 
 
@@ -183,6 +184,8 @@ class FakeRunner:
         self._tokens = np.full(num_slots, -1, np.int32)
         self._positions = np.full(num_slots, -1, np.int32)
         self._adapters = np.full(num_slots, -1, np.int32)
+        # Of each state slot: how many tokens went into its state, and their checksum.
+        self._states = [(-1, 0)] * config.num_slots
         self._queue: deque[StepInput] = deque()
         self._previous = np.zeros(0, np.int32)
         self._submits = 0
@@ -205,6 +208,7 @@ class FakeRunner:
             embedding_size=HIDDEN_SIZE,
             masks_tokens=True,
             adapters=config.adapters,
+            state_slots=config.num_slots,
             notes=("This backend makes tokens up.",),
         )
 
@@ -271,6 +275,10 @@ class FakeRunner:
         self._require(len(adapters) == step.num_sequences, "number of adapters")
         self._require(bool((adapters < len(self._config.adapters)).all()), "unknown adapter")
         self._check_embeddings(step)
+        slots_held = step.state_slots.tolist()
+        self._require(len(slots_held) == (len(counts) if self._states else 0), "state slots")
+        self._require(len(set(slots_held)) == len(slots_held), "a state slot is held twice")
+        self._require(all(0 <= slot < len(self._states) for slot in slots_held), "no such slot")
         drawn = step.positions[step.logit_rows] + 1
         self._require(bool((rows.position == drawn).all()), "position of the drawn token")
 
@@ -300,6 +308,7 @@ class FakeRunner:
         context = self._read_cache(step)
         rows = step.sampling
         sums = _context_sums(context)
+        self._advance_states(step, sums)
         owners = np.searchsorted(step.query_start, step.logit_rows, side="right") - 1
         states = _mix(sums[owners, step.positions[step.logit_rows]])
         ids = np.where(rows.target_ids == SAMPLE, self._draw(step, states), rows.target_ids)
@@ -319,6 +328,16 @@ class FakeRunner:
             cost=self._cost(step),
             hidden=self._sum_hidden(step, sums),
         )
+
+    def _advance_states(self, step: StepInput, sums: UInt64Array) -> None:
+        """Takes the tokens of the step into the states, after a check of what is in them."""
+        for row, slot in enumerate(step.state_slots.tolist()):
+            end = int(step.context_len[row])
+            start = end - int(np.diff(step.query_start)[row])
+            if start:
+                expected = start, int(sums[row, start - 1])
+                self._require(self._states[slot] == expected, f"the state in slot {slot}")
+            self._states[slot] = end, int(sums[row, end - 1])
 
     def _cost(self, step: StepInput) -> StepCost | None:
         if not self._config.is_measured:

@@ -20,7 +20,7 @@ from rocmforge.errors import ConfigurationError, OutOfMemory
 from rocmforge.logits.registry import load_processors
 from rocmforge.models.checkpoint import Checkpoint
 from rocmforge.models.config import LayerConfig, ModelConfig
-from rocmforge.models.memory import float32_weight_bytes, kv_bytes_per_token
+from rocmforge.models.memory import float32_weight_bytes, kv_bytes_per_token, state_bytes
 from rocmforge.models.rope import load_rope_tables
 from rocmforge.models.weights import load_weights
 from rocmforge_reference.host import describe_host
@@ -81,7 +81,8 @@ def _load(
     causal, max_context = config.causal, options.context_of(config)
     weights_bytes = float32_weight_bytes(checkpoint.weights)
     adapter_bytes = 4 * sum(adapter.num_values for adapter in adapters)
-    needed = weights_bytes + adapter_bytes
+    states_bytes = options.max_sequences * state_bytes(config)
+    needed = weights_bytes + adapter_bytes + states_bytes
     num_blocks = _plan_blocks(config, options, max_context, needed, device) if causal else 0
     if not causal:
         _check_fits(needed, options, device)
@@ -98,6 +99,7 @@ def _load(
     if config.rope is not None:
         tables = load_rope_tables(config, checkpoint.rope_factors, max_context)
     caches = tuple(_new_cache(layer, num_blocks) for layer in config.layers) if causal else ()
+    states = tuple(_new_states(layer, options.max_sequences) for layer in config.layers)
     info = RunnerInfo(
         backend=NAME,
         device=device,
@@ -116,9 +118,11 @@ def _load(
         adapters=tuple(adapter.name for adapter in adapters),
         adapter_bytes=adapter_bytes,
         causal=causal,
+        state_slots=options.max_sequences if config.has_states else 0,
+        state_bytes=states_bytes,
         notes=(_NOTE,),
     )
-    ops = ReferenceOps(config, tables, caches)
+    ops = ReferenceOps(config, tables, caches, states)
     return ReferenceRunner(config, weights, ops, info, processors)
 
 
@@ -150,10 +154,10 @@ def _plan_blocks(
     config: ModelConfig,
     options: LoadOptions,
     max_context: int,
-    weights_bytes: int,
+    fixed_bytes: int,
     device: DeviceInfo,
 ) -> int:
-    """Returns the number of blocks of the cache.
+    """Returns the number of blocks of the cache, beside weights and states.
 
     Raises:
         OutOfMemory: Weights and cache do not fit into the share of memory that may be used.
@@ -162,7 +166,7 @@ def _plan_blocks(
     blocks_per_sequence = -(-max_context // BLOCK_SIZE)
     usable = options.memory_of(device)
     allowed = int(usable * options.memory_utilization)
-    left = allowed - weights_bytes
+    left = allowed - fixed_bytes
     if options.kv_blocks is not None:
         num_blocks, least = options.kv_blocks, options.kv_blocks
     else:
@@ -172,7 +176,7 @@ def _plan_blocks(
         least = blocks_per_sequence
     if num_blocks < least or num_blocks * block_bytes > left:
         raise OutOfMemory(
-            f"The model needs {_mib(weights_bytes)} as float32 and {_mib(least * block_bytes)} for "
+            f"The model needs {_mib(fixed_bytes)} as float32 and {_mib(least * block_bytes)} for "
             f"a cache of {least * BLOCK_SIZE} tokens, but only {_mib(allowed)} may be used "
             f"({options.memory_utilization:.0%} of {_mib(usable)} free). Lower "
             "max_context or kv_blocks, or take a smaller model."
@@ -198,3 +202,8 @@ def _new_cache(layer: LayerConfig, num_blocks: int) -> KvCache:
     if layer.latent is not None:
         return KvCache(keys, keys[..., layer.latent.rotary_dim :])
     return KvCache(keys, zeros(layer.value_dim))
+
+
+def _new_states(layer: LayerConfig, num_slots: int) -> tuple[Float32Array, ...]:
+    """Returns room for the states of a layer, [num_slots, ...] each."""
+    return tuple(np.zeros((num_slots, *shape), np.float32) for shape in layer.state_shapes)

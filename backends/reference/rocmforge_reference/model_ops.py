@@ -44,11 +44,16 @@ class ReferenceOps:
     """Implements `Ops[Float32Array, Weight, Step]`."""
 
     def __init__(
-        self, config: ModelConfig, tables: RopeTables | None, caches: tuple[KvCache, ...] = ()
+        self,
+        config: ModelConfig,
+        tables: RopeTables | None,
+        caches: tuple[KvCache, ...] = (),
+        states: tuple[tuple[Float32Array, ...], ...] = (),
     ) -> None:
         self._config = config
         self._tables = tables
         self._caches = caches
+        self._states = states  # of each layer, [num_slots, ...] each
 
     def embed(
         self,

@@ -101,6 +101,7 @@ class MemoryEstimate:
     allowed: int  # of it, by `memory_utilization`
     weights: int
     activations: int  # and everything else that does not grow with the cache
+    states: int = 0  # of all sequences that run at once
     kv_block: int  # of all layers; 0: there is no cache
     block_size: int  # tokens
     kv_dtype: str
@@ -114,7 +115,7 @@ class MemoryEstimate:
     @property
     def left_for_kv(self) -> int:
         """Bytes that the cache may take; negative if not even the rest fits."""
-        return self.allowed - self.weights - self.activations
+        return self.allowed - self.weights - self.activations - self.states
 
 
 @runtime_checkable

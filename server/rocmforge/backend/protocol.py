@@ -35,6 +35,8 @@ SAMPLE = -1
 """`SamplingBatch.target_ids` of a row that draws a token (others score the given one)."""
 NO_ADAPTER = -1
 """`StepInput.adapters` of a sequence that the model computes as it is."""
+NO_SLOT = -1
+"""The state slot of a sequence that holds none, or of a model without states."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -133,6 +135,10 @@ class StepInput:
     sampling: SamplingBatch  # of L rows
     # Index in `LoadOptions.adapters` of each sequence's, or NO_ADAPTER; empty if none has one.
     adapters: Int32Array = field(default_factory=lambda: np.zeros(0, np.int32))  # [B]
+    # Where the states of each sequence are, in a model with `RunnerInfo.state_slots`; else empty.
+    # They are those after its first `context_len - tokens in the step` tokens, and become those
+    # after `context_len`. Without a token before, they are zero, whatever the slot holds.
+    state_slots: Int32Array = field(default_factory=lambda: np.zeros(0, np.int32))  # [B]
     # First token, and the one behind the last, of ranges whose hidden states after the last norm
     # are wanted as a sum; at most one range of a sequence. Only for backends with
     # `RunnerInfo.hidden_size`.
@@ -278,6 +284,10 @@ class RunnerInfo:
     # columns, and `slot_mapping` means nothing. `hidden_size` is the number of scores if the model
     # ranks.
     causal: bool = True
+    # Sequences whose states there is room for, and the bytes of all; 0: the model has no states.
+    # Those of a sequence cannot be taken back to what they were some tokens before.
+    state_slots: int = 0
+    state_bytes: int = 0
 
 
 ProgressCallback = Callable[[str, float], None]

@@ -17,7 +17,7 @@ from rocmforge.errors import ConfigurationError
 from rocmforge.library.finding import find_model
 from rocmforge.models.checkpoint import Contents
 from rocmforge.models.config import ModelConfig
-from rocmforge.models.memory import kv_bytes_per_token
+from rocmforge.models.memory import kv_bytes_per_token, state_bytes
 from rocmforge.models.sampling import UNRECOMMENDED, SamplingDefaults
 from rocmforge.opening import describe
 from rocmforge.settings import Settings
@@ -59,6 +59,7 @@ class InspectReport:
     config: ModelConfig | None  # None: not supported
     not_supported: str | None  # why
     kv_bytes: dict[str, int]  # for one sequence of `context` tokens, by type of the cache
+    state_bytes: int  # of one sequence, whatever its length
     context: int
     sampling: SamplingDefaults | None  # recommended by its maker
     tokenizer: str
@@ -108,6 +109,7 @@ def _report(contents: Contents, max_context: int | None, *, with_tensors: bool) 
         }
         if config is not None and config.causal
         else {},
+        state_bytes=0 if config is None else state_bytes(config),
         context=context,
         sampling=contents.sampling,
         tokenizer=contents.tokenizer,
@@ -175,6 +177,7 @@ def _model_rows(report: InspectReport, config: ModelConfig) -> list[tuple[str, s
             weights,
             ("sampling", f"{report.sampling or UNRECOMMENDED} ({_origin(report)})"),
             ("KV cache", f"one sequence of {report.context} tokens: {caches}"),
+            *([("states", f"{size_text(report.state_bytes)} of one sequence")] * config.has_states),
         ]
     gives = f"embeddings of {config.hidden_size} numbers (pooling: {config.pooling.name.lower()})"
     if config.num_scores:
@@ -202,8 +205,9 @@ def _networks(config: ModelConfig) -> str:
 
 
 def _each(config: ModelConfig, size: str) -> str:
-    """Returns the values of a size, for people; layers may differ in it."""
-    return " or ".join(map(str, sorted({getattr(layer, size) for layer in config.layers})))
+    """Returns the values of a size, for people; layers may differ in it, or lack it."""
+    sizes = {getattr(layer, size) for layer in config.layers} - {0}
+    return " or ".join(map(str, sorted(sizes)))
 
 
 def _origin(report: InspectReport) -> str:

@@ -140,6 +140,7 @@ def _print(console: Console, plan: PlanReport, settings: Settings) -> None:
     cache = f"{size_text(plan.kv_bytes)} in {estimate.kv_dtype} for {cache}"
     if not estimate.kv_block:
         cache = "none: the model keeps nothing of a prompt"
+    states = [("states", f"{size_text(estimate.states)} of all sequences")]
     share = f"{settings.memory_utilization:.0%}"
     rows = [
         ("device", f"{estimate.device} with {size_text(estimate.free)} free ({plan.backend})"),
@@ -147,6 +148,7 @@ def _print(console: Console, plan: PlanReport, settings: Settings) -> None:
         ("context", _context(plan, settings)),
         ("weights", size_text(estimate.weights)),
         ("activations", size_text(estimate.activations)),
+        *(states if estimate.states else []),
         ("KV cache", cache),
         ("all of it fits", "yes" if plan.fits else _shortfall(plan)),
         ("at most", _most(plan)),

@@ -143,8 +143,26 @@ class LatentConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ConvolutionConfig:
+    """A causal convolution of each channel for itself, over its last inputs.
+
+    Between steps, a layer remembers all of those but the newest: a state of fixed size.
+    """
+
+    channels: int
+    width: int  # inputs that a result is of
+
+    def problem(self) -> str | None:
+        """Returns why there can be no such convolution; None if there can."""
+        return None if self.width > 1 else f"a convolution of {self.width} inputs has no state"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerConfig:
-    """The sizes of one layer, and what its attention sees."""
+    """The sizes of one layer, and what its attention sees.
+
+    A layer has attention or something that remembers states in its place; then heads have size 0.
+    """
 
     num_heads: int  # of queries
     num_kv_heads: int
@@ -160,6 +178,14 @@ class LayerConfig:
     # Then heads have the sizes with which they attend: keys are rows of the cache, of which values
     # are the end.
     latent: LatentConfig | None = None
+    convolution: ConvolutionConfig | None = None
+
+    @property
+    def state_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """The shapes of a sequence's states, which are float32; none of a layer with attention."""
+        if self.convolution is None:
+            return ()
+        return ((self.convolution.channels, self.convolution.width - 1),)
 
     @property
     def query_features(self) -> int:
@@ -289,6 +315,11 @@ class ModelConfig:
         rope = self.local_rope if local else self.rope
         assert rope is not None, "the model has no such layers"
         return rope
+
+    @property
+    def has_states(self) -> bool:
+        """Whether it remembers states, which cannot be taken back to an earlier token."""
+        return any(layer.state_shapes for layer in self.layers)
 
     @property
     def output_size(self) -> int:

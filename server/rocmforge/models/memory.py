@@ -1,4 +1,4 @@
-"""Bytes that a model needs: of its weights and of its KV cache."""
+"""Bytes that a model needs: of its weights, of its KV cache and of its states."""
 
 from __future__ import annotations
 
@@ -22,3 +22,8 @@ def float32_weight_bytes(weights: Mapping[str, Tensor]) -> int:
 def kv_bytes_per_token(config: ModelConfig, element_bytes: int) -> int:
     """Returns the bytes of keys and values that one token occupies in the caches of all layers."""
     return element_bytes * sum(layer.cached_features for layer in config.layers)
+
+
+def state_bytes(config: ModelConfig) -> int:
+    """Returns the bytes of the states that all layers remember of one sequence."""
+    return 4 * sum(prod(shape) for layer in config.layers for shape in layer.state_shapes)

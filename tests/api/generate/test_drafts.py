@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
+from litestar.testing import TestClient
 from openai import OpenAI
 
+from rocmforge.api.http.settings import ApiSettings
 from tests.api.conftest import Client
-from tests.api.fake_engine import FakeEngine
+from tests.api.fake_engine import FakeEngine, build_app, make_model
 from tests.api.live import assert_settles, live_server, metric
 from tests.support.server import LiveServer
 
@@ -137,3 +140,15 @@ def test_asking_for_a_draft_model_that_is_not_there_is_refused(
     assert refused.json()["error"]["param"] == "num_assistant_tokens"
     assert engine.submitted == []
     assert client.post("/v1/chat/completions", json=body | {"num_assistant_tokens": 0}).is_success
+
+
+def test_a_model_with_states_refuses_draft_tokens(engine: FakeEngine) -> None:
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
+    model = replace(make_model(engine), checks_drafts=False)
+    with TestClient(build_app(model, ApiSettings())) as client:
+        refused = client.post("/v1/chat/completions", json=body | {"prompt_lookup_num_tokens": 4})
+        assert refused.status_code == 400
+        assert refused.json()["error"]["param"] == "prompt_lookup_num_tokens"
+        assert engine.submitted == []
+        none = body | {"prompt_lookup_num_tokens": 0}
+        assert client.post("/v1/chat/completions", json=none).is_success

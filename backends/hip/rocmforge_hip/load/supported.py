@@ -45,6 +45,8 @@ def check_sinks(config: ModelConfig, weights: ModelWeights[Tensor]) -> None:
 
 def _problems(config: ModelConfig, heads: Sequence[HeadSize]) -> Iterator[tuple[str, str]]:
     """Yields the sizes that there are no kernels for, each with those that there are."""
+    if config.has_states:
+        yield "recurrent layers", "the reference backend has them (--backend reference)"
     for rule in {layer.experts for layer in config.layers if layer.experts is not None}:
         if rule.num_experts > MOST_EXPERTS:
             yield f"{rule.num_experts} experts", f"up to {MOST_EXPERTS}"

@@ -174,13 +174,20 @@ def sampling_params(
         processors=processor_uses(model, request),
         adapter=model.adapter_called(request.model),
         cache_salt=request.cache_salt or "",
-        prompt_lookup_tokens=(
-            model.prompt_lookup_tokens
-            if request.prompt_lookup_num_tokens is None
-            else request.prompt_lookup_num_tokens
-        ),
+        prompt_lookup_tokens=_lookup_tokens(model, request),
         draft_model_tokens=_model_drafts(model, request),
     )
+
+
+def _lookup_tokens(model: ServedModel, request: GenerationRequest) -> int:
+    wanted = request.prompt_lookup_num_tokens
+    if wanted and not model.checks_drafts:
+        raise InvalidParameter(
+            f"The model {model.name} has states that cannot be taken back, so it checks no draft "
+            "tokens: 'prompt_lookup_num_tokens' must be 0 or left out.",
+            param="prompt_lookup_num_tokens",
+        )
+    return model.prompt_lookup_tokens if wanted is None else wanted
 
 
 def _model_drafts(model: ServedModel, request: GenerationRequest) -> int:

@@ -63,11 +63,21 @@ class EngineCollector(Collector):
             yield self._gauge(
                 "kv_cache_bytes", "Size of the KV cache on the device.", runner.kv_bytes
             )
+            if runner.state_slots:
+                yield self._gauge(
+                    "state_bytes", "Size of the states on the device.", runner.state_bytes
+                )
+                yield self._gauge(
+                    "state_slots", "Sequences there is room for the states of.", runner.state_slots
+                )
+                yield self._gauge(
+                    "state_slots_used", "Those that hold states now.", stats.slots_used
+                )
             facts = {
                 "block_size": str(status.runner.block_size),
                 "num_gpu_blocks": str(status.runner.num_blocks),
                 "cache_dtype": status.runner.kv_dtype,
-                "enable_prefix_caching": "True",
+                "enable_prefix_caching": str(not runner.state_slots),
             }
             yield self._info("cache_config", "How the KV cache is laid out.", facts)
             graphs = {"state": runner.graphs}

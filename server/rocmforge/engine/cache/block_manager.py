@@ -1,26 +1,33 @@
-"""The blocks of one KV cache, as the sequences that are computed in it hold them."""
+"""Blocks of the KV cache, and a state slot, for each sequence that is computed."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from rocmforge.engine.cache.blocks import BlockAllocator
+from rocmforge.engine.cache.state_slots import StateSlots
 from rocmforge.engine.sequence.sequence import Sequence
 
 
 class BlockManager:
     """Gives blocks to sequences and takes them back; equal prefixes share theirs.
 
+    With states, nothing is shared: a prefix found would lack the states at its end.
+
     Args:
         num_blocks: of the cache.
         block_size: tokens of a block.
         keeps_prefixes: whether blocks are found again by what they hold.
+        num_slots: state slots; 0 = the model has no states.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, *, keeps_prefixes: bool) -> None:
+    def __init__(
+        self, num_blocks: int, block_size: int, *, keeps_prefixes: bool, num_slots: int = 0
+    ) -> None:
         self._allocator = BlockAllocator(num_blocks)
+        self._slots = StateSlots(num_slots)
         self._block_size = block_size
-        self._keeps_prefixes = keeps_prefixes
+        self._keeps_prefixes = keeps_prefixes and not num_slots
 
     @property
     def num_blocks(self) -> int:
@@ -37,6 +44,16 @@ class BlockManager:
         """Free blocks that still hold a reusable prefix."""
         return self._allocator.num_cached
 
+    @property
+    def num_slots(self) -> int:
+        """All state slots."""
+        return self._slots.num_slots
+
+    @property
+    def num_slots_used(self) -> int:
+        """State slots that sequences hold."""
+        return self._slots.num_used
+
     def room(self, seq: Sequence) -> int:
         """Returns how many tokens fit into the blocks that the sequence holds."""
         return seq.num_blocks * self._block_size
@@ -44,12 +61,16 @@ class BlockManager:
     def place(self, seq: Sequence, end: int, *, reusable: int, reserve: int = 0) -> bool:
         """Gives a sequence without blocks room for `end` tokens: cached blocks, then fresh ones.
 
+        It gets a state slot, too, if the model has states.
+
         Args:
             seq: what the found blocks hold counts as computed afterwards.
             end: at least one token.
             reusable: how many of its first tokens need not be computed, if they are found.
             reserve: blocks that have to stay free.
         """
+        if self._slots.is_full:
+            return False
         cached = self._find_prefix(seq, reusable)
         for block in cached:
             self._allocator.share(block)
@@ -61,6 +82,7 @@ class BlockManager:
             seq.hold(block)
         for _ in range(fresh):
             seq.hold(self._allocator.allocate())
+        seq.state_slot = self._slots.take()
         seq.num_published = len(cached)
         seq.num_computed = len(cached) * self._block_size
         return True
@@ -90,14 +112,17 @@ class BlockManager:
         seq.num_published = seq.num_blocks  # nothing of it is worth keeping
 
     def release(self, seq: Sequence) -> None:
-        """Takes back all blocks of a sequence; what they hold can be found still."""
+        """Takes back all that a sequence holds; what is in its blocks can be found still."""
         self.publish(seq)
         self._allocator.release(seq.blocks)
+        self._slots.release(seq.state_slot)
         seq.drop_cache()
 
     def check_integrity(self, sequences: Iterable[Sequence]) -> None:
-        """Asserts that the blocks of these sequences explain every count."""
-        self._allocator.check_integrity(seq.blocks for seq in sequences)
+        """Asserts that what these sequences hold explains every count."""
+        holders = tuple(sequences)
+        self._allocator.check_integrity(seq.blocks for seq in holders)
+        self._slots.check_integrity(seq.state_slot for seq in holders)
 
     def _find_prefix(self, seq: Sequence, reusable: int) -> list[int]:
         """Finds blocks that hold the beginning of the sequence, within `reusable` tokens."""

@@ -87,6 +87,11 @@ class SamplingParams(Message, frozen=True):
     draft_model_tokens: int = 0  # draft tokens of a step by the draft model, if there is one
     cache_salt: str = ""  # only requests with the same one share cached prefixes
 
+    @property
+    def has_drafts(self) -> bool:
+        """Whether a step may have draft tokens behind the sequence."""
+        return self.prompt_lookup_tokens > 0 or self.draft_model_tokens > 0
+
 
 class Share(Message, frozen=True):
     """Whose a request is, and how much of the engine they get beside others who wait."""

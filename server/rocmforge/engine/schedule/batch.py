@@ -6,6 +6,7 @@ import numpy as np
 
 from rocmforge.backend.protocol import (
     NO_ADAPTER,
+    NO_SLOT,
     NO_SOURCE,
     SAMPLE,
     Float32Array,
@@ -57,6 +58,7 @@ def build_step(
         sampling=rows.sampling(positions, masks_later=masks_later),
         hidden_ranges=_hidden_ranges(chunks, query_start),
         adapters=_adapters(chunks),
+        state_slots=_state_slots(chunks),
         embedding_tokens=embedding_tokens,
         embedding_rows=embedding_rows,
     )
@@ -103,6 +105,12 @@ def _adapters(chunks: list[Chunk]) -> Int32Array:
     """Returns the adapter of each sequence, int32 [B]; empty if none has one."""
     adapters = [chunk.sequence.sampling.adapter for chunk in chunks]
     return np.array([] if set(adapters) == {NO_ADAPTER} else adapters, np.int32)
+
+
+def _state_slots(chunks: list[Chunk]) -> Int32Array:
+    """Returns the state slot of each sequence, int32 [B]; empty if none has one."""
+    slots = [chunk.sequence.state_slot for chunk in chunks]
+    return np.array([] if set(slots) == {NO_SLOT} else slots, np.int32)
 
 
 def _embeddings(chunks: list[Chunk], query_start: Int32Array) -> tuple[Int32Array, Float32Array]:

@@ -19,7 +19,7 @@ from heapq import heappop, heappush
 
 from msgspec import structs
 
-from rocmforge.backend.protocol import RunnerInfo, StepOutput
+from rocmforge.backend.protocol import NO_SLOT, RunnerInfo, StepOutput
 from rocmforge.engine.cache.block_manager import BlockManager
 from rocmforge.engine.constraint.constraint import Constraint
 from rocmforge.engine.ipc.params import FinishReason, GenerateRequest, TokenEvent
@@ -65,7 +65,10 @@ class Scheduler:
         self._limits = limits
         self._block_size = info.block_size
         self._cache = BlockManager(
-            info.num_blocks, info.block_size, keeps_prefixes=limits.prefix_cache
+            info.num_blocks,
+            info.block_size,
+            keeps_prefixes=limits.prefix_cache,
+            num_slots=info.state_slots,
         )
         self._live: dict[int, Sequence] = {}
         self._waiting = FairQueue()
@@ -85,10 +88,13 @@ class Scheduler:
         after it: that engine had room for more. It ends like all that died with the engine.
 
         Raises:
-            UnsupportedFeature: a model that draws no tokens is asked for them.
+            UnsupportedFeature: a model that draws no tokens is asked for them, or one with states,
+                which cannot be taken back, for draft tokens.
         """
         if not self._causal and request.sampling.pooling is None:
             raise UnsupportedFeature("The model generates no text.")
+        if self._cache.num_slots and request.sampling.has_drafts:
+            raise UnsupportedFeature("The model cannot check draft tokens.")
         assert len(self._live) < self._limits.max_live, "the client admits no more"
         num_prompt, max_tokens = len(request.prompt), request.sampling.max_tokens
         if num_prompt + max_tokens > self.max_context:
@@ -329,12 +335,15 @@ class Scheduler:
             blocks_total=self._cache.num_blocks,
             blocks_used=self._cache.num_used,
             blocks_cached=self._cache.num_cached,
+            slots_total=self._cache.num_slots,
+            slots_used=self._cache.num_slots_used,
             totals=copy(self.totals),
         )
 
     def check_integrity(self) -> None:
-        """Asserts that queues, tables and block counts agree."""
+        """Asserts that queues, tables and the counts of blocks and state slots agree."""
         assert set(self._live.values()) == {*self._running, *self._waiting}
         assert len(self._live) == len(self._running) + len(self._waiting)
         assert all(seq.num_blocks == 0 for seq in self._waiting), "waiting sequences hold no blocks"
+        assert all(seq.state_slot == NO_SLOT for seq in self._waiting), "nor a state slot"
         self._cache.check_integrity(self._running)

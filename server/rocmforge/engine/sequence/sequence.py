@@ -6,7 +6,7 @@ from enum import Enum, auto
 
 import numpy as np
 
-from rocmforge.backend.protocol import NO_SOURCE, Float32Array, Int32Array
+from rocmforge.backend.protocol import NO_SLOT, NO_SOURCE, Float32Array, Int32Array
 from rocmforge.engine.constraint.constraint import Constraint
 from rocmforge.engine.ipc.params import GenerateRequest, RequestTiming, TokenLogprob
 from rocmforge.engine.sequence.block_keys import BlockKey, chain_key, root_key
@@ -139,6 +139,7 @@ class Sequence:
         self.block_size = block_size
         self.block_ids: Int32Array = np.zeros(-(-self.compute_limit // block_size), np.int32)
         self.num_blocks = 0
+        self.state_slot = NO_SLOT  # where its states are
         self.num_published = 0  # blocks offered to the prefix index
         self._keys: list[BlockKey] = []
 
@@ -210,8 +211,9 @@ class Sequence:
         self.num_blocks += 1
 
     def drop_cache(self) -> None:
-        """Forgets all blocks and everything computed."""
+        """Forgets all blocks, the state slot and everything computed."""
         self.num_blocks = 0
+        self.state_slot = NO_SLOT
         self.num_computed = 0
         if self.drafting is not None:
             self.drafting.take_tokens()
