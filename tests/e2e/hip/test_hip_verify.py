@@ -157,6 +157,10 @@ PLANTED = (
     ("embed_add", "rf_embed_add_*"),
     ("rope", "rf_rope_half"),
     ("full attention", "rf_attention_full_*"),
+    ("convolve", "rf_short_conv"),
+    ("gated_delta", "rf_gated_delta"),
+    ("mamba", "rf_mamba"),
+    ("gated_norm", "rf_gated_norm"),
 )
 
 
@@ -225,6 +229,23 @@ def test_norms_before_rope_fail_the_check_of_those_behind_it(
     assert all(check.passed for check in run_group(found, group))
     change_launches(monkeypatch, "rf_rope_store_*", rotate_last)
     assert not any(check.passed for check in run_group(found, group))
+
+
+@pytest.mark.usefixtures("host")
+@pytest.mark.parametrize(
+    ("op", "kernel"),
+    [("convolve", "rf_short_conv"), ("gated_delta", "rf_gated_delta"), ("mamba", "rf_mamba")],
+)
+def test_states_of_the_next_slot_fail_their_check(
+    op: str, kernel: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def shift_slots(launch: Launch, arguments: dict[str, Any]) -> None:
+        state = arguments["state"]
+        there = replace(state, address=state.address + state.nbytes // state.shape[0])
+        launch(**{**arguments, "state": there})
+
+    change_launches(monkeypatch, kernel, shift_slots)
+    assert not any(check.passed for check in check_first(op))
 
 
 def test_a_context_has_the_splits_that_run_at_once(

@@ -103,6 +103,7 @@ def test_gemm_long_attention_and_adapters_use_matrix_instructions(target: Target
 def test_inner_loops_load_sixteen_bytes_at_a_time(target: Target) -> None:
     products = r"gemv|gemm(?!_int8)"
     inner = rf"({products}|attention_decode|attention_prefill_f16|attention_full)_.*\d|lora_.*"
-    rows = r"(add_)?(layer|rms)_norm|gelu_half|rope_half|sum_rows|embed_add_.*"
-    for report in named(target, rf"rf_({inner}|{rows})"):
+    rows = r"(add_)?(layer|rms)_norm|gated_norm|gelu_half|rope_half|sum_rows|embed_add_.*"
+    states = r"short_conv|gated_delta|mamba"
+    for report in named(target, rf"rf_({inner}|{rows}|{states})"):
         assert report.instructions["load16"] > 0, report.kernel

@@ -15,7 +15,16 @@ from rocmforge_hip.device.discovery import FoundDevice
 from rocmforge_hip.device.driver import Driver
 from rocmforge_hip.device.library import find_target, read_manifest
 from rocmforge_hip.device.memory import Memory, spec
-from rocmforge_hip.verify import adapters, attention, experts, latent, matrices, rows, sampling
+from rocmforge_hip.verify import (
+    adapters,
+    attention,
+    experts,
+    latent,
+    matrices,
+    recurrent,
+    rows,
+    sampling,
+)
 from rocmforge_hip.verify.cases import Case, Group
 from rocmforge_hip.verify.workbench import Workbench
 
@@ -45,7 +54,7 @@ def check_ops(found: FoundDevice, only: str) -> Iterator[OpCheck]:
 
 def all_groups() -> Iterator[Group]:
     """Yields everything there is to check."""
-    for module in (rows, matrices, adapters, experts, attention, latent, sampling):
+    for module in (rows, matrices, adapters, experts, attention, latent, recurrent, sampling):
         yield from module.groups()
 
 

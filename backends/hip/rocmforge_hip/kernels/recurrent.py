@@ -1,0 +1,90 @@
+"""Declarations of kernels with a state for each sequence: kernels/include/rf/recurrent.h."""
+
+from __future__ import annotations
+
+from rocmforge_hip.device.arguments import F32, I32, I64, Forms, Pointer
+
+
+def rf_short_conv(
+    *,
+    x: Pointer,
+    before: Pointer | None,
+    after: Pointer | None,
+    weight: Pointer,
+    bias: Pointer | None,
+    sequences: Pointer,
+    query_start: Pointer,
+    context_len: Pointer,
+    slots: Pointer,
+    state: Pointer,
+    out: Forms,
+    stride: I64,
+    channels: I32,
+    width: I32,
+    silu: I32,
+) -> None:
+    """Convolves the inputs of each channel, and keeps the last ones."""
+
+
+def rf_gated_delta(
+    *,
+    qkv: Pointer,
+    alpha: Pointer,
+    beta: Pointer,
+    decay: Pointer,
+    dt_bias: Pointer,
+    sequences: Pointer,
+    query_start: Pointer,
+    context_len: Pointer,
+    slots: Pointer,
+    state: Pointer,
+    out: Pointer,
+    qkv_stride: I64,
+    alpha_stride: I64,
+    beta_stride: I64,
+    key_heads: I32,
+    value_heads: I32,
+    key_dim: I32,
+    value_dim: I32,
+    tiled_heads: I32,
+    eps: F32,
+) -> None:
+    """Applies the gated delta rule token by token."""
+
+
+def rf_mamba(
+    *,
+    x_bc: Pointer,
+    dt: Pointer,
+    a: Pointer,
+    d: Pointer,
+    dt_bias: Pointer,
+    sequences: Pointer,
+    query_start: Pointer,
+    context_len: Pointer,
+    slots: Pointer,
+    state: Pointer,
+    out: Pointer,
+    x_stride: I64,
+    dt_stride: I64,
+    heads: I32,
+    head_dim: I32,
+    groups: I32,
+    state_size: I32,
+) -> None:
+    """Applies Mamba-2's recurrence token by token."""
+
+
+def rf_gated_norm(
+    *,
+    x: Pointer,
+    z: Pointer,
+    weight: Pointer,
+    out: Forms,
+    z_stride: I64,
+    dim: I32,
+    weight_stride: I32,
+    gate_first: I32,
+    eps: F32,
+) -> None:
+    """Norms groups of each row, and multiplies with the gate before or after it."""

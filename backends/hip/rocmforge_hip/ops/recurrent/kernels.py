@@ -1,0 +1,279 @@
+"""Launches of kernels with a state for each sequence, and of the norms behind them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from rocmforge_hip.device.library import KernelLibrary
+from rocmforge_hip.device.memory import DeviceArray
+from rocmforge_hip.kernels import recurrent as kernels
+from rocmforge_hip.ops.activations import Activation
+from rocmforge_hip.ops.geometry import whole_waves
+from rocmforge_hip.ops.linear import f32_of
+from rocmforge_hip.weights.formats import ceil_div
+
+_CONV_THREADS: Final = 64
+_CONV_TOKENS: Final = 8  # of a block
+_ELEMENTS: Final = 4  # of a thread
+_MAX_WIDTH: Final = 4  # of a filter
+_MAX_DIM: Final = 128  # of a state, over which a block sums
+_STATE_THREADS: Final = 128
+_STATE_COLUMNS: Final = 32  # of a block: values of the delta rule, elements of a head of Mamba
+_NORM_STEPS: Final = 4
+_MAX_NORM_THREADS: Final = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecurrentBatch:
+    """The sequences of a step that a launch takes."""
+
+    sequences: DeviceArray  # int32 [count], indices
+    query_start: DeviceArray  # int32 [B + 1]
+    context_len: DeviceArray  # int32 [B]; a sequence without earlier tokens begins with zeros
+    slots: DeviceArray  # int32 [B], where the state is; negative = padding, which has none
+    count: int
+    longest: int  # new tokens of the longest of them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaHeads:
+    """Sizes of a layer with the gated delta rule."""
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    tiled: bool
+    """Whether value head j has key head j % key_heads, and not those next to it the same."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MambaHeads:
+    """Sizes of a Mamba-2 layer."""
+
+    heads: int
+    head_dim: int
+    groups: int
+    state_size: int
+
+
+class RecurrentKernels:
+    """Launches them.
+
+    Activations that are read are float32, with any stride between their rows, and begin at a
+    multiple of 16 bytes. Rows of no sequence stay as they are.
+    """
+
+    def __init__(self, library: KernelLibrary) -> None:
+        self._conv = library.kernel("rf_short_conv", kernels.rf_short_conv)
+        self._delta = library.kernel("rf_gated_delta", kernels.rf_gated_delta)
+        self._mamba = library.kernel("rf_mamba", kernels.rf_mamba)
+        self._norm = library.kernel("rf_gated_norm", kernels.rf_gated_norm)
+
+    def convolve(
+        self,
+        batch: RecurrentBatch,
+        x: Activation,
+        weight: DeviceArray,
+        bias: DeviceArray | None,
+        state: DeviceArray,
+        out: Activation,
+        *,
+        before: Activation | None = None,
+        after: Activation | None = None,
+        silu: bool,
+    ) -> None:
+        """Convolves each channel of `before * x`, then applies SiLU, if asked, and `* after`.
+
+        Args:
+            batch: Whose tokens.
+            x: [T, channels].
+            weight: float32 [channels, width], the tap of the current token last.
+            bias: float32 [channels].
+            state: float32 [slots, width - 1, channels], the last inputs, oldest first.
+            out: [T, channels], in any forms.
+            before: As x, with the same stride.
+            after: As x, with the same stride.
+            silu: Whether there is this activation.
+        """
+        channels, width = weight.shape
+        assert 2 <= width <= _MAX_WIDTH
+        assert state.shape[1:] == (width - 1, channels)
+        assert channels == x.features == out.features
+        for gate in (before, after):
+            assert gate is None or _stride(gate) == _stride(x)
+        self._conv.launch(
+            (
+                ceil_div(channels, _ELEMENTS * _CONV_THREADS),
+                ceil_div(batch.longest, _CONV_TOKENS),
+                batch.count,
+            ),
+            _CONV_THREADS,
+            x=f32_of(x),
+            before=None if before is None else f32_of(before),
+            after=None if after is None else f32_of(after),
+            weight=weight,
+            bias=bias,
+            sequences=batch.sequences,
+            query_start=batch.query_start,
+            context_len=batch.context_len,
+            slots=batch.slots,
+            state=state,
+            out=out,
+            stride=_stride(x),
+            channels=channels,
+            width=width,
+            silu=int(silu),
+        )
+
+    def gated_delta(
+        self,
+        batch: RecurrentBatch,
+        heads: DeltaHeads,
+        qkv: Activation,
+        alpha: Activation,
+        beta: Activation,
+        decay: DeviceArray,
+        dt_bias: DeviceArray,
+        state: DeviceArray,
+        out: DeviceArray,
+        eps: float,
+    ) -> None:
+        """Applies the gated delta rule (Yang et al. 2024) to the tokens of each sequence.
+
+        Args:
+            batch: Whose tokens.
+            heads: Their sizes.
+            qkv: [T, queries, keys and values side by side], not normed.
+            alpha: [T, value_heads]: exp(decay * softplus(alpha + dt_bias)) of a state is kept.
+            beta: [T, value_heads]: sigmoid(beta) is the strength of an update.
+            decay: float32 [value_heads], negative.
+            dt_bias: float32 [value_heads].
+            state: float32 [slots, value_heads, key_dim, value_dim].
+            out: float32 [T, value_heads * value_dim].
+            eps: Of the norms of queries and keys, within the root.
+        """
+        assert heads.key_dim <= _MAX_DIM
+        assert state.shape[1:] == (heads.value_heads, heads.key_dim, heads.value_dim)
+        self._delta.launch(
+            (ceil_div(heads.value_dim, _STATE_COLUMNS), heads.value_heads, batch.count),
+            _STATE_THREADS,
+            qkv=f32_of(qkv),
+            alpha=f32_of(alpha),
+            beta=f32_of(beta),
+            decay=decay,
+            dt_bias=dt_bias,
+            sequences=batch.sequences,
+            query_start=batch.query_start,
+            context_len=batch.context_len,
+            slots=batch.slots,
+            state=state,
+            out=out,
+            qkv_stride=_stride(qkv),
+            alpha_stride=_stride(alpha),
+            beta_stride=_stride(beta),
+            key_heads=heads.key_heads,
+            value_heads=heads.value_heads,
+            key_dim=heads.key_dim,
+            value_dim=heads.value_dim,
+            tiled_heads=int(heads.tiled),
+            eps=eps,
+        )
+
+    def mamba(
+        self,
+        batch: RecurrentBatch,
+        heads: MambaHeads,
+        x_bc: Activation,
+        dt: Activation,
+        a: DeviceArray,
+        d: DeviceArray,
+        dt_bias: DeviceArray,
+        state: DeviceArray,
+        out: DeviceArray,
+    ) -> None:
+        """Applies Mamba-2's recurrence (Dao and Gu 2024) to the tokens of each sequence.
+
+        Args:
+            batch: Whose tokens.
+            heads: Their sizes.
+            x_bc: [T, x of all heads, B and C of all groups side by side].
+            dt: [T, heads], of which softplus(dt + dt_bias) is the length of a step.
+            a: float32 [heads], negative.
+            d: float32 [heads].
+            dt_bias: float32 [heads].
+            state: float32 [slots, heads, head_dim, state_size].
+            out: float32 [T, heads * head_dim].
+        """
+        assert heads.state_size <= _MAX_DIM
+        assert state.shape[1:] == (heads.heads, heads.head_dim, heads.state_size)
+        self._mamba.launch(
+            (ceil_div(heads.head_dim, _STATE_COLUMNS), heads.heads, batch.count),
+            _STATE_THREADS,
+            x_bc=f32_of(x_bc),
+            dt=f32_of(dt),
+            a=a,
+            d=d,
+            dt_bias=dt_bias,
+            sequences=batch.sequences,
+            query_start=batch.query_start,
+            context_len=batch.context_len,
+            slots=batch.slots,
+            state=state,
+            out=out,
+            x_stride=_stride(x_bc),
+            dt_stride=_stride(dt),
+            heads=heads.heads,
+            head_dim=heads.head_dim,
+            groups=heads.groups,
+            state_size=heads.state_size,
+        )
+
+    def gated_norm(
+        self,
+        x: DeviceArray,
+        z: Activation,
+        weight: DeviceArray,
+        groups: int,
+        out: Activation,
+        eps: float,
+        *,
+        gate_first: bool,
+    ) -> None:
+        """Norms each of the groups of a row by its root mean square, with the gate silu(z).
+
+        Args:
+            x: float32 [T, groups * dim].
+            z: The same shape.
+            weight: float32 [dim], of all groups, or [groups * dim].
+            groups: Of a row.
+            out: The same shape, in any forms.
+            eps: Of the norm.
+            gate_first: Whether x times the gate is normed, as in Mamba-2, or the norm is multiplied
+                with it, as in Gated DeltaNet.
+        """
+        dim = out.features // groups
+        assert weight.shape[0] in (dim, groups * dim)
+        threads = whole_waves(ceil_div(dim, _ELEMENTS))
+        if threads > _MAX_NORM_THREADS // _NORM_STEPS:
+            threads = whole_waves(ceil_div(dim, _ELEMENTS * _NORM_STEPS))
+        assert threads <= _MAX_NORM_THREADS
+        self._norm.launch(
+            (out.rows, groups, 1),
+            threads,
+            x=x,
+            z=f32_of(z),
+            weight=weight,
+            out=out,
+            z_stride=_stride(z),
+            dim=dim,
+            weight_stride=dim if weight.shape[0] > dim else 0,
+            gate_first=int(gate_first),
+            eps=eps,
+        )
+
+
+def _stride(x: Activation) -> int:
+    """Returns the elements between rows."""
+    return x.stride or x.features

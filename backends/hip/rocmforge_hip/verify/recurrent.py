@@ -1,0 +1,266 @@
+"""Checks of what has a state for each sequence: short convolutions, the delta rule, Mamba-2."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from rocmforge_hip.device.memory import DeviceArray, spec
+from rocmforge_hip.ops.activations import Activation, Forms
+from rocmforge_hip.ops.recurrent.kernels import (
+    DeltaHeads,
+    MambaHeads,
+    RecurrentBatch,
+    RecurrentKernels,
+)
+from rocmforge_hip.verify import oracle
+from rocmforge_hip.verify.cases import Case, Group, error
+from rocmforge_hip.verify.rows import random_values
+from rocmforge_hip.verify.workbench import Recipe, Workbench
+
+_SUMS: Final = 2e-5  # relative to the largest value
+_EPS: Final = 1e-6
+_DELTA: Final = DeltaHeads(key_heads=2, value_heads=4, key_dim=128, value_dim=128, tiled=False)
+_MAMBA: Final = MambaHeads(heads=4, head_dim=64, groups=2, state_size=128)
+_CHANNELS: Final = 288
+_WIDTH: Final = 4
+
+Float32 = npt.NDArray[np.float32]
+Float64 = npt.NDArray[np.float64]
+Run = Callable[[slice, Float64], tuple[Float64, Float64]]
+"""Rows of a sequence and its state make results and the next state."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Sequence:
+    tokens: int
+    slot: int
+    is_fresh: bool
+
+
+# Their slots hold NaN where nothing is to be read. The last one is padding.
+_DECODES: Final = (_Sequence(1, 2, False), _Sequence(1, 0, True), _Sequence(1, -1, False))
+_PREFILLS: Final = (_Sequence(9, 1, False), _Sequence(70, 3, True), _Sequence(1, 0, False))
+_SLOTS: Final = 4
+
+
+def groups() -> Iterator[Group]:
+    """Yields decodes and prefills of each kernel."""
+    cases = []
+    for name, sequences in (("decodes", _DECODES), ("prefills", _PREFILLS)):
+        cases += [
+            Case("convolve", f"{name}, gated", _SUMS, partial(_convolve, sequences, gated=True)),
+            Case("convolve", f"{name}, SiLU", _SUMS, partial(_convolve, sequences, gated=False)),
+            Case("gated_delta", name, _SUMS, partial(_gated_delta, sequences)),
+            Case("mamba", name, _SUMS, partial(_mamba, sequences)),
+        ]
+    for groups, gate_first in ((4, False), (2, True)):
+        name = "gate, then norm" if gate_first else "norm, then gate"
+        measure = partial(_gated_norm, groups=groups, gate_first=gate_first)
+        cases.append(Case("gated_norm", name, _SUMS, measure))
+    yield Group(Recipe(), tuple(cases))
+
+
+def _array(bench: Workbench, values: npt.NDArray[Any]) -> DeviceArray:
+    there = bench.device.memory.device(spec(values.shape, values.dtype), "an input").array
+    return bench.put(values, there)
+
+
+def _activation(bench: Workbench, values: Float32) -> Activation:
+    rows, features = values.shape
+    return Activation(Forms(), rows, features, f32=_array(bench, values))
+
+
+def _columns(x: Activation, first: int, end: int) -> Activation:
+    assert x.f32 is not None
+    f32 = x.f32.columns(first, end)
+    return Activation(Forms(), x.rows, end - first, f32=f32, stride=x.features)
+
+
+def _batch(bench: Workbench, sequences: Sequence[_Sequence]) -> RecurrentBatch:
+    tokens = [each.tokens for each in sequences]
+    contexts = [each.tokens + (0 if each.is_fresh else 3) for each in sequences]
+
+    def ints(values: Sequence[int]) -> DeviceArray:
+        return _array(bench, np.array(values, np.int32))
+
+    return RecurrentBatch(
+        sequences=ints(range(len(tokens))),
+        query_start=ints([sum(tokens[:count]) for count in range(len(tokens) + 1)]),
+        context_len=ints(contexts),
+        slots=ints([each.slot for each in sequences]),
+        count=len(tokens),
+        longest=max(tokens),
+    )
+
+
+def _states(sequences: Sequence[_Sequence], shape: Sequence[int]) -> Float32:
+    states = random_values(_SLOTS, int(np.prod(shape))).reshape(_SLOTS, *shape)
+    read = {each.slot for each in sequences if not each.is_fresh}
+    for slot in set(range(_SLOTS)) - read:
+        states[slot] = np.nan
+    return states
+
+
+def _compare(
+    bench: Workbench,
+    sequences: Sequence[_Sequence],
+    before: Float32,
+    after: DeviceArray,
+    out: DeviceArray,
+    run: Run,
+) -> float:
+    """Returns the largest error of results and states; other slots must be as before."""
+    got, states = bench.get(out).astype(np.float64), bench.get(after).astype(np.float64)
+    worst, first = 0.0, 0
+    untouched = np.ones(_SLOTS, bool)
+    for each in sequences:
+        keeps = each.slot >= 0
+        begins = each.is_fresh or not keeps
+        state = np.zeros(before.shape[1:]) if begins else before[each.slot].astype(np.float64)
+        rows = slice(first, first + each.tokens)
+        want, state = run(rows, state)
+        worst = max(worst, error(got[rows], want))
+        if keeps:
+            worst = max(worst, error(states[each.slot], state))
+            untouched[each.slot] = False
+        first += each.tokens
+    is_same = np.array_equal(states[untouched], before[untouched], equal_nan=True)
+    return worst if is_same else float("inf")
+
+
+def _convolve(sequences: Sequence[_Sequence], bench: Workbench, *, gated: bool) -> float:
+    rows = sum(each.tokens for each in sequences)
+    values = random_values(rows, 3 * _CHANNELS)
+    weight, bias = random_values(_CHANNELS, _WIDTH), random_values(1, _CHANNELS)[0]
+    states = _states(sequences, (_WIDTH - 1, _CHANNELS))
+    there, whole = _array(bench, states), _activation(bench, values)
+    parts = [_columns(whole, i * _CHANNELS, (i + 1) * _CHANNELS) for i in range(3)]
+    out = _activation(bench, random_values(rows, _CHANNELS))
+    RecurrentKernels(bench.device.library).convolve(
+        _batch(bench, sequences),
+        parts[0],
+        _array(bench, weight),
+        None if gated else _array(bench, bias),
+        state=there,
+        out=out,
+        before=parts[1] if gated else None,
+        after=parts[2] if gated else None,
+        silu=not gated,
+    )
+    assert out.f32 is not None
+
+    def run(own: slice, state: Float64) -> tuple[Float64, Float64]:
+        x, b, c = np.split(values[own].astype(np.float64), 3, axis=1)
+        inputs = np.concatenate([state, b * x if gated else x])
+        windows = np.stack([inputs[i : i + len(x)] for i in range(_WIDTH)], axis=-1)
+        sums = (windows * weight).sum(axis=-1)
+        result = sums * c if gated else (sums + bias) / (1 + np.exp(-sums - bias))
+        return result, inputs[len(x) :]
+
+    return _compare(bench, sequences, states, there, out.f32, run)
+
+
+def _gated_delta(sequences: Sequence[_Sequence], bench: Workbench) -> float:
+    heads, rows = _DELTA, sum(each.tokens for each in sequences)
+    of_keys = heads.key_heads * heads.key_dim
+    columns = 2 * of_keys + heads.value_heads * heads.value_dim
+    values, gates = random_values(rows, columns), random_values(rows, 2 * heads.value_heads)
+    decay, dt_bias = -np.exp(random_values(2, heads.value_heads))
+    states = _states(sequences, (heads.value_heads, heads.key_dim, heads.value_dim))
+    there, both = _array(bench, states), _activation(bench, gates)
+    out = _array(bench, random_values(rows, heads.value_heads * heads.value_dim))
+    RecurrentKernels(bench.device.library).gated_delta(
+        _batch(bench, sequences),
+        heads,
+        qkv=_activation(bench, values),
+        alpha=_columns(both, 0, heads.value_heads),
+        beta=_columns(both, heads.value_heads, 2 * heads.value_heads),
+        decay=_array(bench, decay),
+        dt_bias=_array(bench, dt_bias),
+        state=there,
+        out=out,
+        eps=_EPS,
+    )
+
+    def run(own: slice, state: Float64) -> tuple[Float64, Float64]:
+        results, state = [], state.copy()
+        for row, gate in zip(values[own].astype(np.float64), gates[own], strict=True):
+            q, k, v = np.split(row, [of_keys, 2 * of_keys])
+            alpha, beta = np.split(gate.astype(np.float64), 2)
+            kept = np.exp(decay * np.log1p(np.exp(alpha + dt_bias)))
+            for head in range(heads.value_heads):
+                key = head * heads.key_heads // heads.value_heads
+                own_q, own_k = (_unit(x.reshape(heads.key_heads, -1)[key]) for x in (q, k))
+                value = v.reshape(heads.value_heads, -1)[head]
+                state[head] *= kept[head]
+                change = (value - own_k @ state[head]) / (1 + np.exp(-beta[head]))
+                state[head] += np.outer(own_k, change)
+                results.append(own_q @ state[head] / np.sqrt(heads.key_dim))
+        return np.concatenate(results).reshape(own.stop - own.start, -1), state
+
+    return _compare(bench, sequences, states, there, out, run)
+
+
+def _unit(x: Float64) -> Float64:
+    unit: Float64 = x / np.sqrt((x * x).sum() + _EPS)
+    return unit
+
+
+def _mamba(sequences: Sequence[_Sequence], bench: Workbench) -> float:
+    heads, rows = _MAMBA, sum(each.tokens for each in sequences)
+    inner, of_state = heads.heads * heads.head_dim, heads.groups * heads.state_size
+    values, steps = random_values(rows, inner + 2 * of_state), random_values(rows, heads.heads)
+    a, dt_bias = -np.exp(random_values(2, heads.heads))
+    d = random_values(1, heads.heads)[0]
+    states = _states(sequences, (heads.heads, heads.head_dim, heads.state_size))
+    there, out = _array(bench, states), _array(bench, random_values(rows, inner))
+    RecurrentKernels(bench.device.library).mamba(
+        _batch(bench, sequences),
+        heads,
+        x_bc=_activation(bench, values),
+        dt=_activation(bench, steps),
+        a=_array(bench, a),
+        d=_array(bench, d),
+        dt_bias=_array(bench, dt_bias),
+        state=there,
+        out=out,
+    )
+
+    def run(own: slice, state: Float64) -> tuple[Float64, Float64]:
+        results, state = [], state.copy()
+        for row, step in zip(values[own].astype(np.float64), steps[own], strict=True):
+            x, b, c = np.split(row, [inner, inner + of_state])
+            dt = np.log1p(np.exp(step.astype(np.float64) + dt_bias))
+            for head, own_x in enumerate(x.reshape(heads.heads, -1)):
+                group = head * heads.groups // heads.heads
+                own_b, own_c = (y.reshape(heads.groups, -1)[group] for y in (b, c))
+                state[head] *= np.exp(dt[head] * a[head])
+                state[head] += dt[head] * np.outer(own_x, own_b)
+                results.append(state[head] @ own_c + d[head] * own_x)
+        return np.concatenate(results).reshape(own.stop - own.start, -1), state
+
+    return _compare(bench, sequences, states, there, out, run)
+
+
+def _gated_norm(bench: Workbench, *, groups: int, gate_first: bool) -> float:
+    rows, dim = 5, 160
+    x, z = random_values(rows, groups * dim), random_values(rows, groups * dim)
+    weight = random_values(1, groups * dim if gate_first else dim)[0]
+    out = _activation(bench, random_values(rows, groups * dim))
+    RecurrentKernels(bench.device.library).gated_norm(
+        *(_array(bench, x), _activation(bench, z), _array(bench, weight), groups, out, _EPS),
+        gate_first=gate_first,
+    )
+    gate = (z / (1 + np.exp(-z.astype(np.float64)))).reshape(rows, groups, dim)
+    of_groups = x.astype(np.float64).reshape(rows, groups, dim)
+    normed = oracle.rms_norm(
+        of_groups * gate if gate_first else of_groups, weight.reshape(-1, dim), _EPS
+    )
+    want = normed if gate_first else normed * gate
+    return error(bench.result(out), want.reshape(rows, -1))

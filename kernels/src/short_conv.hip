@@ -1,0 +1,97 @@
+// Causal convolution of few taps, one filter a channel, over the tokens of each sequence. What the
+// next tokens need, the last inputs, is the sequence's state.
+#include "rf/act_output.h"
+#include "rf/recurrent.h"
+
+namespace rf {
+
+inline constexpr int kConvThreads = 64;
+inline constexpr int kConvTokens = 8;  // of a block
+inline constexpr int kConvTaps = 4;    // at most
+static_assert(kConvTokens >= kConvTaps, "only the first tokens of a sequence look at its state");
+
+using Four = Vec<float, 4>;  // channels
+
+// The inputs of four channels of a sequence: those of earlier steps have negative numbers.
+struct ConvInput {
+  const float *x, *before;  // of the sequence's first token
+  int64_t stride;
+  const float* state;  // [width - 1, channels]; null = zeros
+  int kept, channels;
+
+  __device__ __forceinline__ Four operator()(int token) const {
+    if (token < 0) {
+      const int row = kept + token;
+      return state && row >= 0 ? Four(load16(state + row * channels)) : Four(0.0f);
+    }
+    const Four values = load16(x + token * stride);
+    return before ? values * load16(before + token * stride) : values;
+  }
+};
+
+}  // namespace rf
+
+// y = after * activation(filter * (before * x) + bias), where `before` and `after` may be null.
+// x, before, after: f32 [T, channels] with rows `stride` apart, multiples of 4. weight: f32
+// [channels, width], width 2 to 4, the current token's tap last. bias: f32 [channels] or null.
+// state: f32 [slots, width - 1, channels], oldest first. silu: whether that is the activation.
+// Grid: (channels / 256, tiles of kConvTokens of the longest sequence, sequences), block 64.
+extern "C" __global__ __launch_bounds__(rf::kConvThreads) void rf_short_conv(
+    const float* __restrict__ x, const float* __restrict__ before, const float* __restrict__ after,
+    const float* __restrict__ weight, const float* __restrict__ bias,
+    const int32_t* __restrict__ sequences, const int32_t* __restrict__ query_start,
+    const int32_t* __restrict__ context_len, const int32_t* __restrict__ slots,
+    float* __restrict__ state, float* __restrict__ out_f32, rf::half* __restrict__ out_f16,
+    int8_t* __restrict__ out_q, rf::ActScale* __restrict__ out_q_scale, int32_t out_q_lo_offset,
+    int64_t stride, int32_t channels, int32_t width, int32_t silu) {
+  using rf::Four;
+  const auto own =
+      rf::RecurrentSequence::of({sequences, query_start, context_len, slots}, blockIdx.z);
+  const int begin = static_cast<int>(blockIdx.y) * rf::kConvTokens;
+  if (begin >= own.tokens) return;
+  const int end = rf::min(begin + rf::kConvTokens, own.tokens);
+  const int channel = static_cast<int>(blockIdx.x * rf::kConvThreads + threadIdx.x) * 4;
+  const bool inside = channel < channels;  // the others take part in what a wave does together
+  const int column = inside ? channel : 0;
+  const int kept = width - 1;
+  const int64_t row = own.first * stride + column;
+  float* own_state = state + own.slot * kept * channels + column;
+  const rf::ConvInput input{x + row, before ? before + row : nullptr,
+                            stride,  own.reads && inside ? own_state : nullptr,
+                            kept,    channels};
+
+  Four taps[rf::kConvTaps];  // of the oldest input first
+#pragma unroll
+  for (int tap = 0; tap < rf::kConvTaps; ++tap) {
+    const int there = tap - (rf::kConvTaps - width);
+    for (int i = 0; i < 4; ++i) {
+      taps[tap][i] = there < 0 ? 0.0f : weight[static_cast<int64_t>(column + i) * width + there];
+    }
+  }
+  const Four offset = bias ? Four(rf::load16(bias + column)) : Four(0.0f);
+  const rf::ActOutput out{out_f32, out_f16, out_q, out_q_scale, out_q_lo_offset};
+
+  Four history[rf::kConvTaps - 1];
+#pragma unroll
+  for (int i = 0; i < rf::kConvTaps - 1; ++i) {
+    history[i] = input(begin - (rf::kConvTaps - 1) + i);
+  }
+  for (int token = begin; token < end; ++token) {
+    const Four current = input(token);
+    Four sum = offset + taps[rf::kConvTaps - 1] * current;
+#pragma unroll
+    for (int i = 0; i < rf::kConvTaps - 1; ++i) sum += taps[i] * history[i];
+    for (int i = 0; silu && i < 4; ++i) sum[i] = rf::silu(sum[i]);
+    if (after) sum *= rf::load16(after + row + token * stride);
+    out.store((own.first + token) * channels + column, sum, inside);
+    history[0] = history[1];
+    history[1] = history[2];
+    history[2] = current;
+  }
+
+  // The block of the first tokens alone reads the state, so it also writes the next one.
+  if (begin > 0 || !own.writes || !inside) return;
+  for (int i = 0; i < kept; ++i) {
+    rf::store16(own_state + i * channels, input(own.tokens - kept + i));
+  }
+}

@@ -1,0 +1,139 @@
+"""rf_gated_delta: the recurrence of Gated DeltaNet, against float64."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from tests.support.kernels import Device, check
+from tests.support.recurrent import (
+    BATCHES,
+    NO_SLOT,
+    UNTOUCHED,
+    Batch,
+    Float64,
+    wide,
+)
+
+EPS = 1e-6
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Sizes of a layer."""
+
+    key_heads: int = 1
+    value_heads: int = 2
+    key_dim: int = 64
+    value_dim: int = 32
+    tiled: bool = False
+
+    @property
+    def columns(self) -> int:
+        """Of queries, keys and values together."""
+        return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+
+    def key_head(self, head: int) -> int:
+        """Which keys a value head has."""
+        if self.tiled:
+            return head % self.key_heads
+        return head // (self.value_heads // self.key_heads)
+
+
+HEADS = {
+    "one_part_of_values": Heads(),
+    "grouped": Heads(key_heads=2, value_heads=4),
+    "tiled": Heads(key_heads=2, value_heads=4, tiled=True),
+    "few_keys": Heads(key_dim=36, value_dim=36),
+}
+QWEN = Heads(key_heads=2, value_heads=4, key_dim=128, value_dim=128, tiled=True)
+
+
+@dataclass(frozen=True)
+class Step:
+    """A batch with the inputs of a layer."""
+
+    heads: Heads
+    qkv: Float64
+    alpha: Float64
+    beta: Float64
+    decay: Float64
+    dt_bias: Float64
+
+    @classmethod
+    def random(cls, batch: Batch, heads: Heads, seed: int = 3) -> Step:
+        """States that are forgotten within a few to a few hundred tokens."""
+        random = np.random.default_rng(seed)
+        decay = -np.exp(random.uniform(-5, 0.5, heads.value_heads))
+        return cls(
+            heads,
+            batch.random_rows(random, heads.columns).astype(np.float64),
+            batch.random_rows(random, heads.value_heads).astype(np.float64),
+            batch.random_rows(random, heads.value_heads).astype(np.float64),
+            decay.astype(np.float32).astype(np.float64),
+            random.standard_normal(heads.value_heads).astype(np.float32).astype(np.float64),
+        )
+
+    def run(self, rows: slice, states: Float64) -> tuple[Float64, Float64]:
+        """Equation 10 of Yang et al., token by token: outputs and the last states."""
+        heads, outputs, states = self.heads, [], states.copy()
+        for token in range(rows.start, rows.stop):
+            of_keys = heads.key_heads * heads.key_dim
+            q, k, v = np.split(self.qkv[token], [of_keys, 2 * of_keys])
+            q, k = (x.reshape(heads.key_heads, -1) for x in (q, k))
+            q, k = (x / np.sqrt((x**2).sum(axis=1, keepdims=True) + EPS) for x in (q, k))
+            v = v.reshape(heads.value_heads, -1)
+            g = self.decay * np.log1p(np.exp(self.alpha[token] + self.dt_bias))
+            beta = 1 / (1 + np.exp(-self.beta[token]))
+            for head, state in enumerate(states):
+                own_q, own_k = q[heads.key_head(head)], k[heads.key_head(head)]
+                state *= np.exp(g[head])
+                delta = beta[head] * (v[head] - state.T @ own_k)
+                state += np.outer(own_k, delta)
+                outputs.append(state.T @ own_q * heads.key_dim**-0.5)
+        shape = (rows.stop - rows.start, heads.value_heads, heads.value_dim)
+        return np.array(outputs).reshape(shape), states
+
+
+def check_step(device: Device, batch: Batch, heads: Heads) -> None:
+    step = Step.random(batch, heads)
+    sizes = heads.value_heads, heads.key_dim, heads.value_dim
+    states = batch.random_states(np.random.default_rng(4), *sizes)
+    there = device.upload(states, "state")
+    shape = (batch.rows, heads.value_heads, heads.value_dim)
+    out = device.upload(np.full(shape, UNTOUCHED, np.float32), "out")
+    strides = heads.columns + 4, heads.value_heads + 1, heads.value_heads + 3
+    inputs = (step.qkv, step.alpha, step.beta)
+    device.launch(
+        "rf_gated_delta",
+        *(device.upload(wide(x, stride)) for x, stride in zip(inputs, strides, strict=True)),
+        *(device.upload(x.astype(np.float32)) for x in (step.decay, step.dt_bias)),
+        *batch.arrays(device),
+        *(there, out, *strides, heads.key_heads, heads.value_heads, heads.key_dim),
+        *(heads.value_dim, int(heads.tiled), EPS),
+        grid=(-(-heads.value_dim // 32), heads.value_heads, len(batch.taken)),
+        block=128,
+    )
+    expected, next_states = np.full(shape, UNTOUCHED), states.astype(np.float64)
+    for part, rows in batch.of_taken():
+        expected[rows], after = step.run(rows, batch.first_state(part, states))
+        if part.slot != NO_SLOT and part.tokens:
+            next_states[part.slot] = after
+    check(out.get(), expected, rtol=1e-4, atol=1e-5)
+    check(there.get(), next_states, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("batch", BATCHES.values(), ids=BATCHES.keys())
+def test_each_sequence_goes_on_from_its_state(device: Device, batch: Batch) -> None:
+    check_step(device, batch, HEADS["one_part_of_values"])
+
+
+@pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS.keys())
+def test_value_heads_find_their_keys(device: Device, heads: Heads) -> None:
+    check_step(device, BATCHES["some_are_taken"], heads)
+
+
+def test_heads_as_qwen_has_them(device: Device) -> None:
+    check_step(device, BATCHES["decodes"], QWEN)

@@ -1,0 +1,121 @@
+"""Batches of sequences with recurrent states, for tests of their kernels.
+
+Slots that nobody may read hold NaN, and so do rows of the inputs that belong to no sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tests.support.kernels import Device, DeviceArray
+
+Array = npt.NDArray[Any]
+Float32 = npt.NDArray[np.float32]
+Float64 = npt.NDArray[np.float64]
+
+NO_SLOT = -1
+UNTOUCHED = 77.0
+_ROWS_BEHIND = 2  # the last sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The new tokens of one sequence."""
+
+    tokens: int
+    slot: int
+    fresh: bool = False
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The sequences of a step; `taken` are those that the launch names."""
+
+    parts: tuple[Part, ...]
+    num_slots: int
+    taken: tuple[int, ...]
+
+    @classmethod
+    def of(cls, *parts: Part, taken: tuple[int, ...] | None = None) -> Batch:
+        """A batch of which all sequences are taken, unless it is said which are."""
+        slots = max(part.slot for part in parts) + 2
+        return cls(parts, slots, tuple(range(len(parts))) if taken is None else taken)
+
+    @cached_property
+    def starts(self) -> npt.NDArray[np.int32]:
+        """The first token of each sequence, and the one behind the last."""
+        return np.cumsum([0, *(part.tokens for part in self.parts)]).astype(np.int32)
+
+    @property
+    def rows(self) -> int:
+        """Rows of the inputs, with some behind the last sequence."""
+        return int(self.starts[-1]) + _ROWS_BEHIND
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence that is taken."""
+        return max(self.parts[i].tokens for i in self.taken)
+
+    def of_taken(self) -> Iterator[tuple[Part, slice]]:
+        """The sequences that are taken, each with its rows."""
+        for i in self.taken:
+            yield self.parts[i], slice(self.starts[i], self.starts[i + 1])
+
+    def arrays(self, device: Device) -> tuple[DeviceArray, ...]:
+        """Sequences, query_start, context_len and slots, as kernels take them."""
+        contexts = [part.tokens + (0 if part.fresh else 5) for part in self.parts]
+        return (
+            device.upload(np.array(self.taken, np.int32), "sequences"),
+            device.upload(self.starts, "query_start"),
+            device.upload(np.array(contexts, np.int32), "context_len"),
+            device.upload(np.array([part.slot for part in self.parts], np.int32), "slots"),
+        )
+
+    def random_rows(self, random: np.random.Generator, columns: int) -> Float32:
+        """Inputs; those of rows that are not taken are NaN."""
+        rows = np.full((self.rows, columns), np.nan, np.float32)
+        for _, there in self.of_taken():
+            count = there.stop - there.start
+            rows[there] = random.standard_normal((count, columns)).astype(np.float32)
+        return rows
+
+    def random_states(self, random: np.random.Generator, *shape: int) -> Float32:
+        """A state in each slot that a sequence goes on from; the others hold NaN."""
+        states = np.full((self.num_slots, *shape), np.nan, np.float32)
+        for part, _ in self.of_taken():
+            if part.slot != NO_SLOT and not part.fresh:
+                states[part.slot] = random.standard_normal(shape).astype(np.float32)
+        return states
+
+    def first_state(self, part: Part, states: Float32) -> Float64:
+        """What a sequence begins with."""
+        if part.fresh or part.slot == NO_SLOT:
+            return np.zeros(states.shape[1:])
+        state: Float64 = states[part.slot].astype(np.float64)
+        return state
+
+
+def wide(x: Array, stride: int) -> Float32:
+    """The same rows in wider ones, of which the rest is NaN."""
+    result = np.full((len(x), stride), np.nan, np.float32)
+    result[:, : x.shape[1]] = x
+    return result
+
+
+BATCHES = {
+    "one_token": Batch.of(Part(1, 0)),
+    "first_token": Batch.of(Part(1, 1, fresh=True)),
+    "decodes": Batch.of(Part(1, 3), Part(1, 0), Part(1, 2, fresh=True), Part(1, NO_SLOT)),
+    "one_prefill": Batch.of(Part(19, 1, fresh=True)),
+    "mixed": Batch.of(
+        *(Part(1, 4), Part(2, 0), Part(9, 6, fresh=True), Part(3, 2, fresh=True)),
+        *(Part(17, 1), Part(0, NO_SLOT), Part(8, 5), Part(4, NO_SLOT)),
+    ),
+    "some_are_taken": Batch.of(Part(1, 0), Part(5, 1), Part(1, 2), Part(6, 3), taken=(3, 1)),
+}
