@@ -54,6 +54,7 @@ class Chunk:
     wants: Sequence[Want] = GREEDY
     sources: Sequence[int] | None = None  # rows of the last output, instead of token ids
     adapter: int = NO_ADAPTER
+    state_slot: int = 0  # for models with states; else it does not count
 
 
 class Driver:
@@ -65,9 +66,16 @@ class Driver:
 
     def run(self, *chunks: Chunk) -> StepOutput:
         """One step, from submission to its result."""
-        self.runner.submit(make_step(self._next_step, chunks, self.runner.info.block_size))
+        self.runner.submit(self._make_step(chunks))
         self._next_step += 1
         return self.runner.collect()
+
+    def _make_step(self, chunks: Sequence[Chunk]) -> StepInput:
+        step = make_step(self._next_step, chunks, self.runner.info.block_size)
+        if not self.runner.info.state_slots:
+            return step
+        slots = np.array([chunk.state_slot for chunk in chunks], np.int32)
+        return replace(step, state_slots=slots)
 
     def logprobs(self, chunk: Chunk, rows: Sequence[int]) -> Float32Array:
         """Log-probabilities of the whole vocabulary after some tokens: [rows, V]."""

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
+from rocmforge.errors import ConfigurationError
 from rocmforge.gguf.tokenizer import read_tokenizer
 from rocmforge.settings import Settings
 from rocmforge.text.tokenizer.tokenizer import Tokenizer
@@ -64,3 +67,24 @@ def test_a_model_that_was_found_is_not_looked_for_again(tmp_path: Path) -> None:
     folder = write_folder(by_name("qwen3"), tmp_path / "m")
     write_tokenizer(folder, pieces(VOCABULARY))
     assert read_front("a name that stands for nothing", Settings(), folder).path == folder
+
+
+@pytest.mark.parametrize("name", ["draft_model", "prompt_lookup_tokens"])
+def test_drafts_are_refused_for_a_model_with_states(name: str, tmp_path: Path) -> None:
+    folder = write_folder(by_name("lfm2"), tmp_path / "m")
+    write_tokenizer(folder, pieces(VOCABULARY))
+    assert read_front(str(folder), Settings()).config.has_states
+    drafts = {
+        "draft_model": Settings(draft_model=str(folder)),
+        "prompt_lookup_tokens": Settings(prompt_lookup_tokens=4),
+    }
+    with pytest.raises(ConfigurationError, match=f"leave --{name.replace('_', '-')} out"):
+        read_front(str(folder), drafts[name])
+
+
+def test_a_model_with_states_cannot_draft(tmp_path: Path) -> None:
+    folders = [write_folder(by_name(name), tmp_path / name) for name in ("llama", "lfm2")]
+    for folder in folders:
+        write_tokenizer(folder, pieces(VOCABULARY))
+    with pytest.raises(ConfigurationError, match="lfm2 cannot draft: it has states"):
+        read_front(str(folders[0]), Settings(draft_model=str(folders[1])))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -19,7 +21,7 @@ from rocmforge.models.config import (
 )
 from rocmforge.models.forward.ops import AttentionSpec
 from rocmforge.models.rope import RopeTables
-from rocmforge_reference import ops
+from rocmforge_reference import ops, recurrent
 from rocmforge_reference.weights import Weight
 
 
@@ -229,6 +231,17 @@ class ReferenceOps:
         latent = _heads(x, self._config.layers[spec.layer].latent_rank)
         return ops.head_linear(latent, v_b.values).reshape(len(x), -1)
 
+    def short_convolution(
+        self, step: Step, x: Float32Array, weight: Weight, layer: int
+    ) -> Float32Array:
+        (states,) = self._states[layer]
+        results = []
+        for rows, slot, is_fresh in _sequences(step):
+            state = np.zeros_like(states[slot]) if is_fresh else states[slot]
+            y, states[slot] = recurrent.short_convolution(x[rows], weight.values, state)
+            results.append(y)
+        return np.concatenate(results)
+
     def norm_projection(self, x: Float32Array, weight: Weight, bias: Weight | None) -> Float32Array:
         return self.norm(x, weight, bias)
 
@@ -275,6 +288,14 @@ class ReferenceOps:
 
     def tanh(self, x: Float32Array) -> Float32Array:
         return np.tanh(x)
+
+
+def _sequences(step: Step) -> Iterator[tuple[slice, int, bool]]:
+    """Yields the tokens of each sequence, its state slot, and whether it begins here."""
+    bounds = pairwise(step.input.query_start.tolist())
+    slots = step.input.state_slots.tolist()
+    for (first, end), slot in zip(bounds, slots, strict=True):
+        yield slice(first, end), slot, bool(step.input.positions[first] == 0)
 
 
 def _values(weight: Weight | None) -> Float32Array | None:

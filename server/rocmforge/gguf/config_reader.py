@@ -9,6 +9,8 @@ import math
 from dataclasses import replace
 from typing import Final
 
+import numpy as np
+
 from rocmforge.errors import UnsupportedArchitecture
 from rocmforge.gguf.experts import read_experts
 from rocmforge.gguf.keys import KeyReader, declared_pooling, predicting_layers
@@ -16,6 +18,7 @@ from rocmforge.gguf.names import LONG_FACTORS, PERMUTED
 from rocmforge.models.config import (
     ACTIVATIONS,
     ActivationFunction,
+    ConvolutionConfig,
     LatentConfig,
     LayerConfig,
     ModelConfig,
@@ -24,6 +27,7 @@ from rocmforge.models.config import (
     RopeScaling,
     RopeScalingKind,
     RopeStyle,
+    recurrent_layer,
 )
 from rocmforge.models.pooling import PoolingType
 
@@ -70,14 +74,17 @@ class ConfigReader(KeyReader):
             max_context=context,
             layers=tuple(
                 replace(
-                    layer,
-                    window=window,
+                    recurrent or layer,
+                    window=None if recurrent else window,
                     local_rope=window is not None and bool(local_rope),
                     experts=experts,
                     intermediate_size=0 if experts else self._positive("feed_forward_length"),
                 )
-                for window, experts in zip(
-                    self._windows(num_layers, context), read_experts(file, num_layers), strict=True
+                for window, experts, recurrent in zip(
+                    self._windows(num_layers, context),
+                    read_experts(file, num_layers),
+                    self._recurrent(hidden_size, num_layers),
+                    strict=True,
                 )
             ),
             norm=family.norm,
@@ -98,7 +105,7 @@ class ConfigReader(KeyReader):
         if self._family.is_latent:
             return self._latent_heads()
         num_heads = self._positive("attention.head_count")
-        num_kv_heads = self._positive("attention.head_count_kv", num_heads)
+        num_kv_heads = self._kv_heads(num_layers, num_heads)
         if num_heads % num_kv_heads:
             raise self._bad(
                 "attention.head_count_kv", f"{num_kv_heads} does not divide the {num_heads} heads"
@@ -128,6 +135,38 @@ class ConfigReader(KeyReader):
             joint_head_norms=self._family.joint_head_norms,
             rotates_first=self._family.rotates_first,
         )
+
+    def _kv_heads(self, num_layers: int, num_heads: int) -> int:
+        """Returns the heads of keys and values of each layer that has attention."""
+        suffix = "attention.head_count_kv"
+        counts = {*self._counts(suffix, num_layers, num_heads)}
+        if self._family.has_states:
+            counts.discard(0)
+        if len(counts) != 1 or 0 in counts:
+            raise self._bad(suffix, f"it differs by layer ({sorted(counts)}): not supported")
+        return counts.pop()
+
+    def _counts(self, suffix: str, num_layers: int, default: int) -> list[int]:
+        """Returns a number of each layer, which may be 0; the key may hold one for all of them."""
+        key = self._key(suffix)
+        if not isinstance(self._file.metadata.get(key), np.ndarray):
+            return [self._positive(suffix, default)] * num_layers
+        counts: list[int] = self._file.get_ints(key).tolist()[:num_layers]
+        if len(counts) < num_layers or min(counts) < 0:
+            raise self._bad(suffix, f"{counts} are no counts for {num_layers} layers")
+        return counts
+
+    def _recurrent(self, hidden_size: int, num_layers: int) -> list[LayerConfig | None]:
+        """Returns the layers that have states, without their networks; None for attention."""
+        suffix = "shortconv.l_cache"
+        if not self._family.has_states:
+            return [None] * num_layers
+        width = self._positive(suffix)
+        if width < 2:
+            raise self._bad(suffix, f"a convolution of {width} inputs has no state")
+        layer = recurrent_layer(ConvolutionConfig(channels=hidden_size, width=width))
+        counts = self._counts("attention.head_count_kv", num_layers, 1)
+        return [None if count else layer for count in counts]
 
     def _latent_heads(self) -> LayerConfig:
         """Returns the same of layers whose heads share a row of the cache.

@@ -47,12 +47,19 @@ class TensorRule:
 class TensorNames:
     """The tensors of a layer of an architecture; it need not have all of them.
 
+    `model` are rules outside the layers that hold instead of those of any architecture.
     `variants` are rules that come on top of `layer`, each set with the tensor of the first layer
     that tells it; the first found is taken.
     """
 
     layer: tuple[TensorRule, ...]
+    model: tuple[TensorRule, ...] = ()
     variants: tuple[tuple[str, tuple[TensorRule, ...]], ...] = ()
+
+    def rules_of_model(self) -> tuple[TensorRule, ...]:
+        """Returns the rules outside the layers."""
+        own = {rule.name for rule in self.model}
+        return (*(rule for rule in MODEL if rule.name not in own), *self.model)
 
     def rules_of_layer(self, tensors: Container[str], layer: int) -> tuple[TensorRule, ...]:
         """Returns the rules of one layer of a file with these tensors, with names as in the file.
@@ -159,6 +166,15 @@ _BERT_NORMS: Final = _weights(
     ("layer_output_norm", "feed_forward_norm"),
 )
 _PLAIN: Final = TensorNames(layer=_NORMS + _ATTENTION + _FFN + _EXPERTS)
+_CONVOLUTION: Final = _weights(
+    ("shortconv.in_proj", "convolution.input"),
+    ("shortconv.conv", "convolution.filter"),
+    ("shortconv.out_proj", "convolution.output"),
+)
+_LIQUID: Final = TensorNames(
+    layer=_NORMS + _ATTENTION + _CONVOLUTION + _FFN + _EXPERTS,
+    model=_weights(("token_embd_norm", "output_norm")),  # it stands behind the last layer
+)
 _FUSED: Final = TensorNames(layer=_NORMS + _FUSED_ATTENTION + _FUSED_FFN)
 
 NAMES: Final[Mapping[str, TensorNames]] = MappingProxyType(
@@ -166,6 +182,7 @@ NAMES: Final[Mapping[str, TensorNames]] = MappingProxyType(
         **dict.fromkeys(("llama", "qwen2", "qwen3", "qwen3moe", "gemma2", "gemma3"), _PLAIN),
         **dict.fromkeys(("qwen2moe", "olmoe", "ernie4_5-moe", "dots1", "minimax-m2"), _PLAIN),
         "hunyuan-moe": _PLAIN,
+        **dict.fromkeys(("lfm2", "lfm2moe"), _LIQUID),
         "bailingmoe2": TensorNames(layer=_NORMS + _FUSED_ATTENTION + _HEAD_NORMS + _FFN + _EXPERTS),
         "gpt-oss": TensorNames(layer=_LATE_NORMS + _ATTENTION + _SINKS + _EXPERTS),
         "glm4moe": TensorNames(layer=_LATE_NORMS + _ATTENTION + _FFN + _EXPERTS),

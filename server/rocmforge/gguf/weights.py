@@ -17,7 +17,6 @@ from rocmforge.gguf.names import (
     FREQUENCY_FACTORS,
     LAYER,
     LONG_FACTORS,
-    MODEL,
     NAMES,
     ONE_EXPERT,
     SCORES,
@@ -107,9 +106,10 @@ def _factors(file: GgufFile, name: str) -> npt.NDArray[np.float64] | None:
 
 def _rules(config: ModelConfig, file: GgufFile) -> list[TensorRule]:
     """Returns the rules of all tensors that may be there, but the factors of rope."""
-    rules = [*MODEL]
+    names = NAMES[config.architecture]
+    rules = [*names.rules_of_model()]
     for layer in range(config.num_layers):
-        rules += NAMES[config.architecture].rules_of_layer(file.tensors, layer)
+        rules += names.rules_of_layer(file.tensors, layer)
     return rules
 
 

@@ -11,7 +11,7 @@ from typing import Final
 from rocmforge.checkpoint.tensor import Tensor
 from rocmforge.errors import BadAdapter, RocmForgeError, UnsupportedArchitecture, UnsupportedTensor
 from rocmforge.huggingface.adapter import is_adapter
-from rocmforge.huggingface.decoders import DECODERS, read_decoder
+from rocmforge.huggingface.decoders import DECODERS, is_tied, read_decoder
 from rocmforge.huggingface.encoders import ENCODERS, read_encoder
 from rocmforge.huggingface.files.folder import CONFIG, Folder
 from rocmforge.huggingface.files.json_object import JsonObject
@@ -128,17 +128,16 @@ class _Opened:
         names = with_head(names) if ranks else names
         is_gemma = model.architecture.startswith("gemma")
         text = self._config.get_object("text_config") or self._config
-        place = self._config if self._config.has("tie_word_embeddings") else text
-        is_tied = place.get_bool("tie_word_embeddings", is_gemma)
+        tied = is_tied(self._config)
         weights = read_weights(
             model,
             self._files,
             names,
-            is_tied=is_tied,
+            is_tied=tied,
             norms_add_one=is_gemma,
             predicting_layers=text.get_int("num_nextn_predict_layers", 0),
         )
-        has_output = is_tied or "output" in weights
+        has_output = tied or "output" in weights
         if ranks:
             has_output = has_output or HEAD in weights
             weights[HEAD] = read_head(self._folder, model, weights)

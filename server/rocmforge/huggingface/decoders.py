@@ -16,6 +16,7 @@ from rocmforge.errors import UnsupportedArchitecture
 from rocmforge.huggingface.experts import read_experts
 from rocmforge.huggingface.files.json_object import JsonObject
 from rocmforge.huggingface.latent import latent_gain, read_latent
+from rocmforge.huggingface.recurrent import read_recurrent
 from rocmforge.huggingface.rope import Rope, read_rope
 from rocmforge.models.config import (
     ACTIVATIONS,
@@ -36,6 +37,8 @@ class DecoderType:
 
     architecture: str  # ours
     defaults: Mapping[str, Any] = field(default_factory=dict)  # of Transformers' class
+    # What it calls what others call otherwise, by their names; of both, its own counts.
+    synonyms: Mapping[str, str] = field(default_factory=dict)
     activation_key: str = "hidden_act"
     scale_key: str | None = None  # of the number that scores are divided by the root of
     has_windows: bool = False  # in all layers, though others of the family have none
@@ -66,6 +69,21 @@ _GEMMA3: Final = DecoderType(
     activation_key="hidden_activation",
     scale_key="query_pre_attn_scalar",
 )
+
+_LIQUID: Final = {
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 128000,
+    "norm_eps": 1e-5,
+    "rope_theta": 1000000.0,
+    "conv_L_cache": 3,
+    "tie_word_embeddings": True,
+}
+_LIQUID_WORDS: Final = {
+    "rms_norm_eps": "norm_eps",
+    "intermediate_size": "block_ff_dim",
+    "first_k_dense_replace": "num_dense_layers",
+    "tie_word_embeddings": "tie_embedding",
+}
 
 DECODERS: Final[Mapping[str, DecoderType]] = MappingProxyType(
     {
@@ -183,6 +201,21 @@ DECODERS: Final[Mapping[str, DecoderType]] = MappingProxyType(
         "hunyuan_v1_moe": DecoderType(
             architecture="hunyuan-moe", defaults={"rms_norm_eps": 1e-5, "num_shared_expert": 1}
         ),
+        "lfm2": DecoderType(
+            architecture="lfm2",
+            synonyms=_LIQUID_WORDS,
+            defaults=_LIQUID
+            | {
+                "block_auto_adjust_ff_dim": True,
+                "block_ffn_dim_multiplier": 1.0,
+                "block_multiple_of": 256,
+            },
+        ),
+        "lfm2_moe": DecoderType(
+            architecture="lfm2moe",
+            synonyms=_LIQUID_WORDS,
+            defaults=_LIQUID | {"num_dense_layers": 2, "norm_topk_prob": True},
+        ),
         "gemma2": DecoderType(
             architecture="gemma2",
             defaults=_GEMMA | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
@@ -215,7 +248,23 @@ def read_decoder(config: JsonObject, name: str, pooling: PoolingType) -> tuple[M
     """
     kind = DECODERS[config.get_str("model_type")]
     text = config.get_object("text_config") or config
-    return _Reader(text.with_defaults(kind.defaults), kind).read(name, pooling)
+    return _Reader(_in_our_words(text.with_defaults(kind.defaults), kind), kind).read(name, pooling)
+
+
+def is_tied(config: JsonObject) -> bool:
+    """Returns whether the embedding is the output matrix, too."""
+    kind = DECODERS[config.get_str("model_type")]
+    text = config.get_object("text_config") or config
+    place = _in_our_words(config if config.has("tie_word_embeddings") else text, kind)
+    return place.get_bool(
+        "tie_word_embeddings", kind.defaults.get("tie_word_embeddings", False) is True
+    )
+
+
+def _in_our_words(config: JsonObject, kind: DecoderType) -> JsonObject:
+    """Returns the configuration with its synonyms replaced."""
+    found = {ours: config.values[own] for ours, own in kind.synonyms.items() if config.has(own)}
+    return config.replaced(found) if found else config
 
 
 class _Reader:
@@ -292,16 +341,33 @@ class _Reader:
         experts = read_experts(config, self._family, count)
         return tuple(
             replace(
-                layer,
-                window=window,
+                recurrent or layer,
+                window=None if recurrent else window,
                 local_rope=window is not None and has_local_rope,
                 experts=own,
                 joint_head_norms=self._family.joint_head_norms,
                 rotates_first=self._family.rotates_first,
-                intermediate_size=0 if own else config.get_positive("intermediate_size"),
+                intermediate_size=0 if own else self._intermediate_size(),
             )
-            for window, own in zip(self._windows(count), experts, strict=True)
+            for window, own, recurrent in zip(
+                self._windows(count),
+                experts,
+                read_recurrent(config, self._family, count),
+                strict=True,
+            )
         )
+
+    def _intermediate_size(self) -> int:
+        """Returns features of the network; LFM2 states a number that others are made of."""
+        config = self._config
+        size = config.get_positive("intermediate_size")
+        if not config.get_bool("block_auto_adjust_ff_dim", False):
+            return size
+        size = int(2 * size / 3)
+        if (factor := config.get_float("block_ffn_dim_multiplier", None)) is None:
+            return size
+        multiple = config.get_positive("block_multiple_of")
+        return -(-int(factor * size) // multiple) * multiple
 
     def _local_rope(self, head_dim: int, context: int, theta: float) -> Rope:
         """Reads the rotation of layers with a window, which is never scaled."""

@@ -214,6 +214,41 @@ def _decoder(norms: Mapping[str, tuple[str, ...]]) -> NameTable:
     )
 
 
+_LIQUID_PARTS: Final = MappingProxyType(
+    {
+        **_DECODER_PARTS,
+        **_weights(
+            ("conv.in_proj", "convolution.input"),
+            ("conv.conv", "convolution.filter"),
+            ("conv.out_proj", "convolution.output"),
+            ("self_attn.out_proj", "attention.output"),
+            ("self_attn.q_layernorm", "attention.q_norm"),
+            ("self_attn.k_layernorm", "attention.k_norm"),
+            ("operator_norm", "attention_norm"),
+            ("ffn_norm", "feed_forward_norm"),
+            ("feed_forward.w1", "feed_forward.gate"),
+            ("feed_forward.w3", "feed_forward.up"),
+            ("feed_forward.w2", "feed_forward.down"),
+            ("feed_forward.gate", "experts.router"),
+            ("feed_forward.experts.w1", "experts.gate"),
+            ("feed_forward.experts.w3", "experts.up"),
+            ("feed_forward.experts.w2", "experts.down"),
+            bias=False,
+        ),
+        "feed_forward.expert_bias": ("experts.selection_bias",),
+        "feed_forward.experts.gate_up_proj": ("experts.gate", "experts.up"),
+        "feed_forward.experts.down_proj": ("experts.down",),
+    }
+)
+
+
+def _liquid() -> NameTable:
+    plain = _decoder(_ONE_NORM)
+    model = {**plain.model, "embedding_norm.weight": "output_norm"}
+    del model["norm.weight"]
+    return replace(plain, parts=_LIQUID_PARTS, model=MappingProxyType(model))
+
+
 DECODER_NAMES: Final[Mapping[str, NameTable]] = MappingProxyType(
     {
         **dict.fromkeys(("llama", "qwen2", "qwen3", "qwen3moe", "phi3"), _decoder(_ONE_NORM)),
@@ -221,6 +256,7 @@ DECODER_NAMES: Final[Mapping[str, NameTable]] = MappingProxyType(
             ("qwen2moe", "olmoe", "ernie4_5-moe", "dots1", "glm4moe", "minimax-m2", "hunyuan-moe"),
             _decoder(_ONE_NORM),
         ),
+        **dict.fromkeys(("lfm2", "lfm2moe"), _liquid()),
         "deepseek2": _decoder({**_ONE_NORM, **_LATENT}),
         **dict.fromkeys(("gemma2", "gemma3"), _decoder(_GEMMA_NORMS)),
         "glm4": _decoder(_GLM_NORMS),

@@ -41,6 +41,9 @@ Size = Literal[
     "latent_query_rank",
     "direct_query_features",
     "latent_attended_features",
+    "convolved_features",
+    "convolution_width",
+    "gated_features",
     "intermediate_size",
     "num_experts",
     "expert_intermediate_size",
@@ -168,6 +171,19 @@ class LatentAttention(Generic[W]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ShortConvolution(Generic[W]):
+    """A convolution between two gates (Liquid AI 2025, arXiv:2511.23404).
+
+    With b, c and x of `input`, one after the other by rows, it gives output(c * filter(b * x)).
+    """
+
+    input: W = field(metadata=whole("gated_features", "hidden_size"))
+    # Of each channel, the last for the newest input.
+    filter: W = field(metadata=whole("convolved_features", "convolution_width"))
+    output: W = field(metadata=whole("hidden_size", "convolved_features"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FeedForward(Generic[W]):
     """A network of two matrices, or of three where it is gated."""
 
@@ -223,7 +239,7 @@ class Experts(Generic[W]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer(Generic[W]):
-    """Attention of either kind, a feed-forward network or experts, and the norms around them.
+    """Attention or a convolution, a feed-forward network or experts, and the norms around them.
 
     `attention_norm` and `feed_forward_norm` stand before their part or, unless
     `ModelConfig.pre_norm`, behind it; the post norms behind parts that have a norm before them.
@@ -233,6 +249,9 @@ class Layer(Generic[W]):
     attention_norm_bias: W | None = field(default=None, metadata=whole("hidden_size"))
     attention: Attention[W] | None = field(default=None, metadata={BLOCK: Attention})
     latent: LatentAttention[W] | None = field(default=None, metadata={BLOCK: LatentAttention})
+    convolution: ShortConvolution[W] | None = field(
+        default=None, metadata={BLOCK: ShortConvolution}
+    )
     # Of what the layer reads plus the other norm.
     attention_norm_2: W | None = field(default=None, metadata=whole("hidden_size"))
     attention_norm_2_bias: W | None = field(default=None, metadata=whole("hidden_size"))

@@ -152,10 +152,6 @@ class ConvolutionConfig:
     channels: int
     width: int  # inputs that a result is of
 
-    def problem(self) -> str | None:
-        """Returns why there can be no such convolution; None if there can."""
-        return None if self.width > 1 else f"a convolution of {self.width} inputs has no state"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerConfig:
@@ -179,6 +175,21 @@ class LayerConfig:
     # are the end.
     latent: LatentConfig | None = None
     convolution: ConvolutionConfig | None = None
+
+    @property
+    def convolved_features(self) -> int:
+        """Channels of the convolution, 0 if there is none."""
+        return 0 if self.convolution is None else self.convolution.channels
+
+    @property
+    def convolution_width(self) -> int:
+        """Inputs that a result of the convolution is of."""
+        return 0 if self.convolution is None else self.convolution.width
+
+    @property
+    def gated_features(self) -> int:
+        """The inputs of a short convolution and both of its gates."""
+        return 3 * self.convolved_features
 
     @property
     def state_shapes(self) -> tuple[tuple[int, ...], ...]:
@@ -325,6 +336,21 @@ class ModelConfig:
     def output_size(self) -> int:
         """Numbers that a step returns for each range of tokens."""
         return self.num_scores or self.hidden_size
+
+
+def recurrent_layer(convolution: ConvolutionConfig) -> LayerConfig:
+    """Returns a layer that has states instead of attention, without its network."""
+    return LayerConfig(
+        num_heads=0,
+        num_kv_heads=0,
+        key_dim=0,
+        value_dim=0,
+        attention_scale=0.0,
+        window=None,
+        local_rope=False,
+        intermediate_size=0,
+        convolution=convolution,
+    )
 
 
 def alibi_slopes(num_heads: int) -> tuple[float, ...]:

@@ -52,6 +52,11 @@ class ModelFamily:
         """Whether its layers have multi-head latent attention."""
         return "latent.kv_a" in self.has
 
+    @property
+    def has_states(self) -> bool:
+        """Whether some of its layers remember states and have no attention."""
+        return "convolution.filter" in self.has
+
 
 _ATTENTION: Final = frozenset(f"attention.{part}" for part in ("q", "k", "v", "output"))
 _LATENT: Final = frozenset(
@@ -60,6 +65,7 @@ _LATENT: Final = frozenset(
 )
 _OF_DECODERS: Final = frozenset({"attention_norm", "feed_forward.gate", "output_norm"})
 _DECODER: Final = _OF_DECODERS | _ATTENTION
+_CONVOLUTION: Final = frozenset(f"convolution.{part}" for part in ("input", "filter", "output"))
 _HEAD_NORMS: Final = frozenset({"attention.q_norm", "attention.k_norm"})
 _POST_NORMS: Final = frozenset({"attention_post_norm", "feed_forward_post_norm"})
 _OUTPUT: Final = frozenset({"output"})
@@ -155,6 +161,16 @@ FAMILIES: Final[Mapping[str, ModelFamily]] = MappingProxyType(
             router=RouterFunction.SOFTMAX_OF_CHOSEN,
             normalises_experts=False,
         ),
+        # Liquid AI 2025, arXiv:2511.23404.
+        **{
+            name: ModelFamily(
+                has=_DECODER | _HEAD_NORMS | _CONVOLUTION,
+                may_have=_OUTPUT | _SELECTION,
+                window_period=1,
+                router=router,
+            )
+            for name, router in (("lfm2", None), ("lfm2moe", RouterFunction.SIGMOID))
+        },
         "gemma2": ModelFamily(
             has=_DECODER | _POST_NORMS,
             activation=ActivationFunction.GELU_TANH,

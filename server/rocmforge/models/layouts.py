@@ -58,10 +58,18 @@ def _cut_heads(
 
 
 def as_declared(tensor: Tensor, place: WeightPlace) -> Tensor:
-    """Returns a tensor, without its first axis if that is of one and the weight is a vector."""
-    if len(place.declared.shape) != 1 or len(tensor.shape) != 2 or tensor.shape[0] != 1:
+    """Returns a tensor without the axis of one that a file has and the weight has not.
+
+    That is the first of a vector, and the second of the filter of a convolution.
+    """
+    shape, num_axes = tensor.shape, len(place.declared.shape)
+    if len(shape) != num_axes + 1:
         return tensor
-    return replace(tensor, shape=tensor.shape[1:], data=tensor.data[0])
+    if num_axes == 1 and shape[0] == 1:
+        return replace(tensor, shape=shape[1:], data=tensor.data[0])
+    if num_axes == 2 and shape[1] == 1:
+        return replace(tensor, shape=(shape[0], shape[2]), data=tensor.data[:, 0])
+    return tensor
 
 
 def join_experts(

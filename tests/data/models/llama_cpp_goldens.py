@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from tests.data.models.tiny_experts import BAILING, EXPERT_MODELS, GPT_OSS, LATENT_MODELS
 from tests.data.models.tiny_models import TinyModel, gguf_metadata, gguf_tensors
+from tests.data.models.tiny_recurrent import RECURRENT_MODELS
 from tests.support.gguf_writer import write_gguf
 
 CONTINUED: Final = 16
@@ -45,7 +46,8 @@ def _for_llama_cpp(model: TinyModel) -> TinyModel:
 
 
 MODELS: Final = tuple(
-    _for_llama_cpp(model) for model in (*EXPERT_MODELS, *LATENT_MODELS, GPT_OSS, BAILING)
+    _for_llama_cpp(model)
+    for model in (*EXPERT_MODELS, *LATENT_MODELS, GPT_OSS, BAILING, *RECURRENT_MODELS)
 )
 
 

@@ -21,6 +21,7 @@ import numpy as np
 from tests.data.models.tiny_experts import EXPERT_CLASSES
 from tests.data.models.tiny_folders import write_folder
 from tests.data.models.tiny_models import GOLDEN_ROWS, MODELS, PROMPT, TinyModel, hf_weights
+from tests.data.models.tiny_recurrent import LENGTHS, LONG_PROMPT, RECURRENT_MODELS
 
 # Not among the tools of this project, so type checking must not need them.
 torch = import_module("torch")
@@ -31,7 +32,7 @@ GOLDENS = Path(__file__).with_name("goldens.json")
 
 def build(model: TinyModel) -> Any:
     """Transformers' network with the recipe's weights."""
-    if model.hf_class in EXPERT_CLASSES:
+    if model.hf_class in EXPERT_CLASSES or model in RECURRENT_MODELS:
         return read_folder(model)
     built = network(model)
     weights = {name: torch.from_numpy(value) for name, value in hf_weights(model).items()}
@@ -71,16 +72,24 @@ def golden(model: TinyModel) -> dict[str, Any]:
     built = build(model)
     with torch.no_grad():
         logits = built(torch.tensor([PROMPT])).logits[0].numpy()
-    rope = built.model.rotary_emb
+    rope = getattr(built.model, "rotary_emb", None) or built.model.pos_emb
     prefix = "full_attention_" if model.hf_class == "Gemma3" else ""
     found = {
         "logits": [rounded(logits[row]) for row in GOLDEN_ROWS],
         "frequencies": rounded(getattr(rope, f"{prefix}inv_freq")),
         "attention_factor": float(getattr(rope, f"{prefix}attention_scaling")),
     }
+    if model in RECURRENT_MODELS:
+        found["ends"] = [rounded(last_logits(built, length)) for length in LENGTHS]
     if prefix:
         found["local_frequencies"] = rounded(rope.sliding_attention_inv_freq)
     return found
+
+
+def last_logits(built: Any, length: int) -> Any:
+    """Logits after the first tokens of the long prompt."""
+    with torch.no_grad():
+        return built(torch.tensor([LONG_PROMPT[:length]])).logits[0, -1].numpy()
 
 
 def rounded(values: Iterable[float]) -> list[float]:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from tests.support.gguf_writer import Value
 
 Tensors = dict[str, npt.NDArray[Any]]
+Shapes = dict[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,12 +24,18 @@ class TinyModel:
     # What the converter writes besides the common keys, without "<architecture>.".
     keys: dict[str, Value] = field(default_factory=dict)
     extra_tensors: Tensors = field(default_factory=dict)
+    shapes: Shapes = field(default_factory=dict)  # of its weights, if `hf_shapes` has no rule
     seed: int = 0
     is_packed: bool = False  # its experts are in MXFP4
 
     @property
     def is_gemma(self) -> bool:
         return self.architecture.startswith("gemma")
+
+    @property
+    def norm_eps(self) -> float:
+        own = self.config.get("norm_eps")
+        return float(self.config["rms_norm_eps"] if own is None else own)
 
     @property
     def is_tied(self) -> bool:

@@ -32,6 +32,10 @@ from tests.data.models.tiny_experts import (
 )
 from tests.data.models.tiny_model import Tensors, TinyModel, tiny_config
 from tests.data.models.tiny_packed import is_matrix, packed, unpacked
+from tests.data.models.tiny_recurrent import (
+    RECURRENT_MODELS,
+    recurrent_tensors,
+)
 from tests.support.gguf_writer import Stored, Value, write_gguf
 
 __all__ = ["TinyModel"]
@@ -331,7 +335,13 @@ DENSE_MODELS: Final = (
 )
 
 
-FOLDER_MODELS: Final = (*DENSE_MODELS, *EXPERT_MODELS, *LATENT_MODELS, *GPT_OSS_MODELS)
+FOLDER_MODELS: Final = (
+    *DENSE_MODELS,
+    *EXPERT_MODELS,
+    *LATENT_MODELS,
+    *GPT_OSS_MODELS,
+    *RECURRENT_MODELS,
+)
 MODELS: Final = (*FOLDER_MODELS, BAILING)
 
 
@@ -357,6 +367,8 @@ def hf_weights(model: TinyModel) -> Tensors:
 
 def hf_shapes(model: TinyModel) -> dict[str, tuple[int, ...]]:
     """Shapes of the weights by Hugging Face's names."""
+    if model.shapes:
+        return model.shapes
     config = model.config
     dim, ffn, vocab = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
     q = config["num_attention_heads"] * model.head_dim
@@ -416,6 +428,8 @@ def gguf_tensors(model: TinyModel) -> dict[str, Any]:
     weights = gpt_oss_tensors(weights) if model.hf_class == "GptOss" else stack_experts(weights)
     if model.hf_class in LATENT_CLASSES:
         weights = split_latent(model, weights)
+    if model in RECURRENT_MODELS:
+        weights = recurrent_tensors(weights)
     if model.architecture == "bailingmoe2":
         weights = fuse_attention(weights)
     tensors = {
@@ -474,7 +488,7 @@ def gguf_metadata(model: TinyModel) -> dict[str, Value]:
         "block_count": config["num_hidden_layers"],
         "attention.head_count": config["num_attention_heads"],
         "attention.head_count_kv": config["num_key_value_heads"],
-        "attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
+        "attention.layer_norm_rms_epsilon": model.norm_eps,
         "vocab_size": config["vocab_size"],
         **model.keys,
     }

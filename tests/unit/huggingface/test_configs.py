@@ -64,7 +64,7 @@ def test_decoders_are_described_as_by_their_gguf_files(model: TinyModel, tmp_pat
     # GGUF has the rows of Llama in another order, for the other style.
     style = RopeStyle.NEOX if model.architecture == "llama" else expected.rope.style
     assert found.rope.style is style
-    eps = model.config["rms_norm_eps"]
+    eps = model.norm_eps
     assert comparable(found, style, eps) == comparable(expected, style, eps)
 
 

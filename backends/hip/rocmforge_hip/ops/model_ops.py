@@ -270,6 +270,11 @@ class HipOps:
         assert self._latent is not None
         return self._latent.expand(x, v_b, spec)
 
+    def short_convolution(
+        self, step: DeviceStep, x: Activation, weight: Weight, layer: int
+    ) -> Activation:
+        raise AssertionError("models with states are refused when they are loaded")
+
     def norm_projection(self, x: Activation, weight: Weight, bias: Weight | None) -> Activation:
         """Works in place."""
         self._norms.norm_projection(x, weight, bias)

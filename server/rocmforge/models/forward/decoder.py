@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from rocmforge.models.blocks import Attention, Experts, FeedForward, LatentAttention, ModelWeights
+from rocmforge.models.blocks import (
+    Attention,
+    Experts,
+    FeedForward,
+    LatentAttention,
+    ModelWeights,
+    ShortConvolution,
+)
 from rocmforge.models.config import ModelConfig
 from rocmforge.models.forward.ops import AttentionSpec, Ops, attention_specs
 from rocmforge.models.weights import present
@@ -15,7 +22,7 @@ S = TypeVar("S")
 
 
 def hidden_states(config: ModelConfig, weights: ModelWeights[W], ops: Ops[A, W, S], step: S) -> A:
-    """Returns the hidden states of the step's tokens, [T, hidden_size]; fills the caches.
+    """Returns the hidden states of the step's tokens, [T, hidden_size]; fills caches and states.
 
     They are those after the last norm.
 
@@ -29,6 +36,8 @@ def hidden_states(config: ModelConfig, weights: ModelWeights[W], ops: Ops[A, W, 
     for spec, layer, next_norm in zip(attention_specs(config), layers, next_norms, strict=True):
         if layer.latent is not None:
             x = _latent_attention(layer.latent, ops, step, x, spec)
+        elif layer.convolution is not None:
+            x = _short_convolution(layer.convolution, ops, step, x, spec.layer)
         else:
             x = _attention(config, present(layer.attention), ops, step, x, spec)
         if layer.attention_post_norm is not None:
@@ -86,6 +95,14 @@ def _latent_attention(
     x = ops.attention(step, q, spec, None)
     x = ops.expand(x, latent.v_b, spec)
     return ops.linear(step, x, latent.output, None)
+
+
+def _short_convolution(
+    convolution: ShortConvolution[W], ops: Ops[A, W, S], step: S, x: A, layer: int
+) -> A:
+    x = ops.linear(step, x, convolution.input, None)
+    x = ops.short_convolution(step, x, convolution.filter, layer)
+    return ops.linear(step, x, convolution.output, None)
 
 
 def _feed_forward(

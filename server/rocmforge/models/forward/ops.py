@@ -261,6 +261,20 @@ class Ops(Protocol[A, W, S]):
         """
         ...
 
+    def short_convolution(self, step: S, x: A, weight: W, layer: int) -> A:
+        """Returns c * convolution(b * x) of each token, with b, c, x of the input: [T, channels].
+
+        A result of the convolution is the sum of the last inputs of its channel, each times its
+        weight. Those of earlier steps are the sequence's state, which takes in those of this one.
+
+        Args:
+            step: Says where the states of its sequences are.
+            x: [T, 3 * channels]: b, c and x, one after the other.
+            weight: [channels, width], the last for the newest input.
+            layer: Its index, and that of its states.
+        """
+        ...
+
     def norm_projection(self, x: A, weight: W, bias: W | None) -> A:
         """Returns the norm of queries or keys, all heads as one row; may overwrite x."""
         ...

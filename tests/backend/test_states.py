@@ -1,0 +1,118 @@
+"""Models with states against Transformers, with prompts of any length, cut and batched anyhow."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rocmforge.backend.protocol import Backend, Float32Array
+from rocmforge.engine.core import EngineCore
+from rocmforge.engine.ipc.params import GenerateRequest, SamplingParams
+from rocmforge.engine.ipc.prompt import token_prompt
+from rocmforge.engine.schedule.limits import SchedulerLimits
+from tests.backend.conftest import DEFAULTS, Load
+from tests.backend.driving import Chunk, Driver
+from tests.data.models.tiny_models import by_name, goldens, write_model
+from tests.data.models.tiny_recurrent import LENGTHS, LONG_PROMPT, RECURRENT_MODELS
+from tests.support.loading import load_file
+
+TOLERANCE = 3e-5
+"""Of a log-probability, relative to the spread of the logits (a few units)."""
+LONG = {"max_context": 1024, "max_batched_tokens": 1024, "kv_blocks": 64}
+BLOCKS = [*range(44)]
+NAMES = [model.name for model in RECURRENT_MODELS]
+
+
+def ends(driver: Driver, cuts: list[int], slot: int = 0) -> Float32Array:
+    """Log-probabilities after the last token of a prompt that is computed up to each cut."""
+    for start, end in pairwise([0, *cuts]):
+        tokens = LONG_PROMPT[start:end]
+        chunk = Chunk(tokens=tokens, start=start, blocks=BLOCKS, state_slot=slot)
+        found = driver.logprobs(chunk, [end - start - 1])
+    last: Float32Array = found[0]
+    return last
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_prompts_of_any_length_say_what_they_say_in_transformers(name: str, load: Load) -> None:
+    driver = load(name, **LONG)
+    for length, logits in zip(LENGTHS, goldens(name)["ends"], strict=True):
+        expected = np.array(logits) - np.log(np.exp(logits).sum())
+        found = ends(driver, [length])
+        assert np.abs(found - expected).max() / np.std(logits) < TOLERANCE, length
+        assert found.argmax() == expected.argmax()
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(cuts=st.sets(st.integers(1, 129), max_size=8))
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_prompt_may_be_cut_anywhere(name: str, cuts: set[int], load: Load) -> None:
+    driver = load(name, **LONG)
+    found = ends(driver, sorted(cuts | {130}), slot=3)
+    np.testing.assert_array_equal(found, ends(driver, [130]))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_sequences_of_a_step_have_their_own_states(name: str, load: Load) -> None:
+    """Eight prompts of other lengths at once, in slots that others have used, in any order."""
+    driver = load(name, **LONG)
+    prompts = [LONG_PROMPT[n : 2 * n + 1] for n in range(8)]
+    alone = [driver.greedy(prompt, [0, 1], 6) for prompt in prompts]
+    slots = [5, 0, 7, 2, 6, 1, 3, 4]
+    tokens: list[list[int]] = [[] for _ in prompts]
+    for _ in range(6):
+        chunks = []
+        for n, (prompt, drawn) in enumerate(zip(prompts, tokens, strict=True)):
+            start = len(prompt) + len(drawn) - 1 if drawn else 0
+            chunk = Chunk(tokens=drawn[-1:] or prompt, start=start, blocks=[2 * n + 2, 2 * n + 3])
+            chunks.append(replace(chunk, state_slot=slots[n]))
+        for drawn, token in zip(tokens, driver.run(*chunks).token_ids.tolist(), strict=True):
+            drawn.append(token)
+    assert tokens == alone
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_answers_survive_preemption_and_reused_slots(
+    name: str, backend: Backend, tmp_path: Path
+) -> None:
+    path = write_model(by_name(name), tmp_path)
+    prompts = [LONG_PROMPT[5 * n : 5 * n + 20 + n] for n in range(6)]
+
+    def serve(num_blocks: int, sequences: int) -> tuple[dict[int, list[int]], int]:
+        options = replace(DEFAULTS, kv_blocks=num_blocks, max_sequences=sequences)
+        limits = SchedulerLimits(
+            max_sequences=sequences, max_batched_tokens=16, max_waiting=10, max_stall_ns=0
+        )
+        runner = load_file(backend, path, options)
+        core = EngineCore(runner, limits, lambda: 1)
+        found: dict[int, list[int]] = {n: [] for n in range(len(prompts))}
+        sampling = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
+        commands = [
+            GenerateRequest(
+                request_id=n,
+                prompt=token_prompt(prompt),
+                sampling=sampling,
+                eos_ids=(),
+                arrival_ns=0,
+            )
+            for n, prompt in enumerate(prompts)
+        ]
+        while commands or core.has_work:
+            report = core.step(commands)
+            commands = []
+            core.check_integrity()
+            for event in report.events:
+                found[event.request_id].extend(event.token_ids)
+        runner.close()
+        return found, report.stats.totals.preemptions
+
+    expected, none = serve(64, 1)
+    found, preemptions = serve(8, 3)
+    assert none == 0 < preemptions
+    assert found == expected
