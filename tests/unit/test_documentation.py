@@ -30,7 +30,7 @@ HOMES = (
     *("kernels", "kernels/include", "kernels/include/rf"),
 )
 OTHERS_FILES = {
-    *("convert_lora_to_gguf.py", "test/mockgpu/amd/emu.py"),
+    *("convert_lora_to_gguf.py", "test/mockgpu/amd/emu.py", "opencode.json"),
     # Of models in Hugging Face's layout.
     *("config.json", "generation_config.json", "modules.json", "1_Pooling/config.json"),
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),

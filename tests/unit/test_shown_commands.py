@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import tomllib
@@ -28,6 +29,7 @@ KEY = "a-key-of-many-characters"
 NOT_RUN = {
     "aider": "a client of others: `test_shown_requests.py` sends requests like its own",
     "claude": "the same",
+    "cline": "the same",
     "buildx": "part of a loop over registries; `tests/docker` holds its list to the files",
     "docker": "there is no Docker daemon in CI; `tests/docker` holds the files to their schemas",
     "do": "the same",
@@ -168,6 +170,8 @@ def test_other_examples_can_be_read() -> None:
     for page in PAGES:
         for block in fences(page, "yaml"):
             assert yaml.safe_load(block)
+        for block in fences(page, "json"):
+            assert json.loads(block)
         for block in fences(page, "python"):
             compile(block, str(page), "exec")
 

@@ -18,6 +18,8 @@ from tests.api.bad_requests.row import (
 TOO_LONG: dict[str, Any] = {"status": 400, "code": "context_length_exceeded"}
 NOT_FOUND: dict[str, Any] = {"status": 404, "code": "response_not_found"}
 TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}}
+NAMESPACE = {"type": "namespace", "name": "group", "tools": [TOOL]}
+NOT: dict[str, Any] = {"parameters": {"not": {}}}
 CLAUDES_TOOL = {"name": "f", "input_schema": {"type": "object"}}
 
 
@@ -61,8 +63,30 @@ RESPONSES_ROWS = [
     wrong(RESPONSES, {"metadata": {str(i): "x" for i in range(17)}}, "metadata", "<= 16"),
     wrong(RESPONSES, {"reasoning": {"effort": "huge"}}, "reasoning.effort", "'minimal', 'none'"),
     wrong(RESPONSES, {"previous_response_id": "no"}, "previous_response_id", "'no' not found"),
-    wrong(RESPONSES, {"tools": [{"type": "web_search"}]}, "tools[0].type", "are: 'function'"),
+    wrong(RESPONSES, {"tools": [{"type": "web_search"}]}, "tools[0].type", "'web_search'"),
     wrong(RESPONSES, {"tools": [{"type": "function"}]}, "tools[0].name", "Missing"),
+    wrong(RESPONSES, {"tools": [NAMESPACE | {"tools": []}]}, "tools[0].tools", ">= 1"),
+    wrong(
+        RESPONSES,
+        {"tools": [NAMESPACE | {"tools": [{"type": "custom", "name": "f"}]}]},
+        "tools[0].tools[0].type",
+        "'custom'",
+    ),
+    wrong(
+        RESPONSES,
+        {"tools": [TOOL, NAMESPACE, TOOL | {"name": "g"}, TOOL | {"name": "group__f"}]},
+        "tools",
+        "twice",
+    ),
+    wrong(
+        RESPONSES,
+        {
+            "tools": [TOOL, NAMESPACE | {"tools": [TOOL, TOOL | {"name": "g"} | NOT]}],
+            "tool_choice": "required",
+        },
+        "tools[1].tools[1].parameters",
+        '"not"',
+    ),
     wrong(
         RESPONSES,
         {"tools": [TOOL | {"parameters": {"not": {}}}], "tool_choice": "required"},

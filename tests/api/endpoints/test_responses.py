@@ -200,6 +200,66 @@ def test_a_named_tool_and_allowed_tools(scripted: openai.OpenAI, engine: FakeEng
     assert "other" not in engine.submitted[-1].sampling.grammar
 
 
+def in_namespace(name: str, namespace: str = "crm") -> Any:
+    return {
+        "type": "namespace",
+        "name": namespace,
+        "description": "About customers.",
+        "tools": [TOOLS[0] | {"name": name}, TOOLS[0] | {"name": "other"}],
+    }
+
+
+def test_a_function_of_a_namespace_is_called_by_both_names(
+    scripted: openai.OpenAI, engine: FakeEngine
+) -> None:
+    tools = [*TOOLS, in_namespace("weather")]
+    engine.script = say_text(CALL.replace("weather", "crm__weather") + CALL)
+    _, final = stream(scripted, input="hello", tools=tools)
+    first, second = (item.model_dump(exclude_unset=True) for item in final.output)
+    assert (first["name"], first["namespace"]) == ("weather", "crm")
+    assert second["name"] == "weather"
+    assert "namespace" not in second
+    assert final.tools[1].model_dump()["tools"][1]["name"] == "other"
+
+
+def test_a_model_reads_of_namespaces_in_tools_and_past_calls() -> None:
+    template = """{{ {
+        "tools": tools | map(attribute="function") | list,
+        "calls": messages | selectattr("tool_calls", "defined") | map(attribute="tool_calls")
+            | list,
+    } | tojson }}"""
+    templates = ChatTemplates.compile({"default": template}, tiny_text()[0])
+    call = {"type": "function_call", "call_id": "c", "namespace": "crm", "arguments": "{}"}
+    body = {
+        "model": "tiny",
+        "input": [{"role": "user", "content": "hello"}, call | {"name": "weather"}],
+        "tools": [in_namespace("weather")],
+    }
+    engine = FakeEngine()
+    with TestClient(build_app(make_model(engine, templates=templates), ApiSettings())) as http:
+        assert http.post("/v1/responses", json=body).status_code == 200
+    read = json.loads(prompt_of(engine))
+    assert [(tool["name"], tool["description"]) for tool in read["tools"]] == [
+        ("crm__weather", "About customers.\n\nd"),
+        ("crm__other", "d"),
+    ]
+    assert read["calls"][0][0]["function"]["name"] == "crm__weather"
+
+
+def test_a_choice_names_a_function_of_a_namespace_as_the_model_does(
+    scripted: openai.OpenAI, engine: FakeEngine
+) -> None:
+    tools = [*TOOLS, in_namespace("weather")]
+    choice: Any = {"type": "function", "name": "crm__weather"}
+    scripted.responses.create(model="tiny", input="x", tools=tools, tool_choice=choice)
+    assert "crm__weather" in engine.submitted[-1].sampling.grammar
+    assert "crm__other" not in engine.submitted[-1].sampling.grammar
+    choice = {"type": "allowed_tools", "mode": "required", "tools": [choice]}
+    scripted.responses.create(model="tiny", input="x", tools=tools, tool_choice=choice)
+    assert "crm__weather" in engine.submitted[-1].sampling.grammar
+    assert "crm__other" not in engine.submitted[-1].sampling.grammar
+
+
 def test_calls_and_their_results_in_the_input(scripted: openai.OpenAI, engine: FakeEngine) -> None:
     engine.script = say_text(CALL)
     first = scripted.responses.create(model="tiny", input="weather?", tools=TOOLS)

@@ -58,24 +58,68 @@ def test_scripts_for_the_official_sdks_run(
 
 TOOL = {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]}
 TEXT = [{"type": "input_text", "text": "hello"}]
+USAGE = {"stream": True, "stream_options": {"include_usage": True}}
+SHELL = {"name": "shell", "description": "Runs a command.", "parameters": TOOL}
+OPENAIS_TOOLS = {"tools": [{"type": "function", "function": SHELL}], "tool_choice": "auto"}
+CALLED = [
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [
+            {"id": "c", "type": "function", "function": {"name": "shell", "arguments": "{}"}}
+        ],
+    },
+    {"role": "tool", "tool_call_id": "c", "content": "done"},
+]
+HELLO = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hello"}]
+TITLE = {
+    "type": "object",
+    "properties": {"title": {"type": "string", "maxLength": 20}},
+    "required": ["title"],
+    "additionalProperties": False,
+}
+# What the programs sent in November 2026, in the versions that docs/clients.md names, but shorter.
 REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
     "Codex": (
         "/v1/responses",
         {
             "instructions": "You are a coding agent.",
             "input": [
-                {"type": "message", "role": "developer", "content": TEXT},
+                {"type": "message", "id": "msg_1", "role": "developer", "content": TEXT},
                 {"type": "message", "role": "user", "content": TEXT},
-                {"type": "function_call", "name": "shell", "arguments": "{}", "call_id": "call_1"},
+                {
+                    "type": "function_call",
+                    "id": "fc_1",
+                    "name": "close_agent",
+                    "namespace": "multi_agent_v1",
+                    "arguments": "{}",
+                    "call_id": "call_1",
+                },
                 {"type": "function_call_output", "call_id": "call_1", "output": "done"},
             ],
-            "tools": [{"type": "function", "name": "shell", "strict": False, "parameters": TOOL}],
+            "tools": [
+                {"type": "function", "name": "exec_command", "strict": False, "parameters": TOOL},
+                {
+                    "type": "namespace",
+                    "name": "multi_agent_v1",
+                    "description": "Sub-agents.",
+                    "tools": [
+                        {
+                            "type": "function",
+                            "name": "close_agent",
+                            "strict": False,
+                            "parameters": TOOL,
+                        }
+                    ],
+                },
+            ],
             "tool_choice": "auto",
-            "parallel_tool_calls": False,
-            "reasoning": None,
+            "parallel_tool_calls": True,
+            "reasoning": {"summary": "auto"},
             "store": False,
             "include": ["reasoning.encrypted_content"],
             "prompt_cache_key": "a-conversation",
+            "client_metadata": {"session": "a-session"},
             "stream": True,
         },
     ),
@@ -89,6 +133,7 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
             ],
             "messages": [
                 {"role": "user", "content": [{"type": "text", "text": "hello"}]},
+                {"role": "system", "content": "Available agents: none"},
                 {
                     "role": "assistant",
                     "content": [{"type": "tool_use", "id": "toolu_1", "name": "Bash", "input": {}}],
@@ -96,28 +141,50 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
                 {
                     "role": "user",
                     "content": [
-                        {"type": "tool_result", "tool_use_id": "toolu_1", "content": "done"}
+                        {
+                            "type": "tool_result",
+                            "tool_use_id": "toolu_1",
+                            "content": "done",
+                            "is_error": False,
+                            "cache_control": {"type": "ephemeral"},
+                        }
                     ],
                 },
             ],
             "tools": [{"name": "Bash", "description": "Runs a command.", "input_schema": TOOL}],
             "metadata": {"user_id": "somebody"},
-            "temperature": 1,
+            "thinking": {"type": "adaptive"},
+            "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+            "output_config": {"effort": "high"},
             "stream": True,
         },
     ),
-    "Open WebUI, Continue, Cline, aider": (
-        "/v1/chat/completions",
+    "Claude Code asking for a title": (
+        "/v1/messages?beta=true",
         {
-            "messages": [
-                {"role": "system", "content": "Be brief."},
-                {"role": "user", "content": [{"type": "text", "text": "hello"}]},
-            ],
-            "temperature": 0,
-            "max_tokens": 64,
+            "max_tokens": 32000,
+            "system": [{"type": "text", "text": "Write a title."}],
+            "messages": [{"role": "user", "content": [{"type": "text", "text": "hello"}]}],
+            "tools": [],
+            "metadata": {"user_id": "somebody"},
+            "output_config": {
+                "effort": "high",
+                "format": {"type": "json_schema", "schema": TITLE},
+            },
             "stream": True,
-            "stream_options": {"include_usage": True},
         },
+    ),
+    "Continue, opencode, Cline": (
+        "/v1/chat/completions",
+        {"messages": [*HELLO, *CALLED], "max_tokens": 64, **OPENAIS_TOOLS, **USAGE},
+    ),
+    "aider": (
+        "/v1/chat/completions",
+        {"messages": [*HELLO, *HELLO], "temperature": 0, "stream": True},
+    ),
+    "Open WebUI": (
+        "/v1/chat/completions",
+        {"messages": HELLO[1:], "tools": OPENAIS_TOOLS["tools"], "max_tokens": 64, "stream": True},
     ),
 }
 
@@ -135,7 +202,7 @@ def test_requests_like_those_of_clients_are_answered(live: LiveServer, client: s
     assert not any("error" in json.loads(event) for event in events), events[-1]
 
 
-@pytest.mark.parametrize("kind", ["web_search", "image_generation", "namespace", "custom"])
+@pytest.mark.parametrize("kind", ["web_search", "image_generation", "custom"])
 def test_tools_that_the_page_tells_codex_to_leave_out_are_refused(
     live: LiveServer, kind: str
 ) -> None:

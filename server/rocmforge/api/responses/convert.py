@@ -13,10 +13,7 @@ from rocmforge.api.generate.convert import prepare_chat
 from rocmforge.api.generate.prepared_request import PreparedRequest
 from rocmforge.api.generate.schema import ChatRequest, FunctionCall, Message, ToolCall
 from rocmforge.api.responses.schema import (
-    AllowedTools,
     AnyText,
-    ForcedTool,
-    FunctionTool,
     InputItem,
     InputPart,
     JsonObject,
@@ -26,6 +23,7 @@ from rocmforge.api.responses.schema import (
     Role,
     TextFormat,
 )
+from rocmforge.api.responses.tools import chat_name, offered_tools, tool_paths
 from rocmforge.errors import InvalidParameter, UnsupportedFeature
 from rocmforge.fleet.model import ServedModel
 
@@ -67,7 +65,7 @@ def chat_request(request: ResponsesRequest, conversation: Sequence[Message]) -> 
     messages = list(conversation)
     if request.instructions is not None:
         messages.insert(0, Message(role="system", content=request.instructions))
-    tools, choice = _tools(request)
+    tools, choice = offered_tools(request)
     effort = None if request.reasoning is None else request.reasoning.effort
     wants_logprobs = _LOGPROBS in (request.include or ())
     return ChatRequest(
@@ -83,16 +81,18 @@ def chat_request(request: ResponsesRequest, conversation: Sequence[Message]) -> 
         logprobs=wants_logprobs,
         top_logprobs=request.top_logprobs if wants_logprobs else None,
         response_format=None if request.text is None else _response_format(request.text.format),
-        tools=[_tool(tool) for tool in tools] or None,
+        tools=tools,
         tool_choice=choice,
         parallel_tool_calls=request.parallel_tool_calls,
         reasoning_effort=effort,
     )
 
 
-def prepare_response(model: ServedModel, chat: ChatRequest) -> PreparedRequest:
-    """Prepares a response. Raises like `prepare_chat`."""
-    with renamed_fields(FIELD_NAMES):
+def prepare_response(
+    model: ServedModel, chat: ChatRequest, request: ResponsesRequest
+) -> PreparedRequest:
+    """Prepares a response to the request that `chat` was made of. Raises like `prepare_chat`."""
+    with renamed_fields(FIELD_NAMES), renamed_fields(tool_paths(request.tools or ())):
         return prepare_chat(model, chat)
 
 
@@ -120,7 +120,7 @@ def input_messages(given: str | Sequence[InputItem]) -> list[Message]:
                 call = ToolCall(
                     id=required(item.call_id, f"{path}.call_id"),
                     function=FunctionCall(
-                        name=required(item.name, f"{path}.name"),
+                        name=chat_name(item.namespace, required(item.name, f"{path}.name")),
                         arguments=required(item.arguments, f"{path}.arguments"),
                     ),
                 )
@@ -169,37 +169,6 @@ def _text(content: str | list[InputPart] | None, path: str) -> str:
                 f"Content of type {part.type!r} is not supported; only text is.", param=where
             )
     return "\n".join(texts)
-
-
-def _tools(request: ResponsesRequest) -> tuple[list[FunctionTool], Any]:
-    """Returns the tools that may be called, and the choice among them in chat's terms."""
-    tools = request.tools or []
-    match request.tool_choice:
-        case ForcedTool(name=name):
-            return tools, schema.NamedTool(function=schema.FunctionName(name=name))
-        case AllowedTools(mode=mode, tools=allowed):
-            names = {tool.name for tool in allowed}
-            unknown = names - {tool.name for tool in tools}
-            if unknown or not names:
-                raise InvalidParameter(
-                    f"'tool_choice.tools' must name some of 'tools'; not among them: "
-                    f"{sorted(unknown)}.",
-                    param="tool_choice",
-                )
-            return [tool for tool in tools if tool.name in names], mode
-        case choice:
-            return tools, choice
-
-
-def _tool(tool: FunctionTool) -> schema.Tool:
-    return schema.Tool(
-        function=schema.Function(
-            name=tool.name,
-            description=tool.description,
-            parameters=tool.parameters,
-            strict=tool.strict,
-        )
-    )
 
 
 def _response_format(form: TextFormat) -> schema.ResponseFormat:

@@ -116,7 +116,7 @@ async def _answer(
 
     async with models.acquire(
         wanted.model,
-        partial(prepare_response, chat=asked.chat),
+        partial(prepare_response, chat=asked.chat, request=wanted),
         takes_long=asked.is_continued or is_constrained(asked.chat),
     ) as (model, prepared):
         writer = ResponsesWriter(model, prepared, wanted, keep)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, TypedDict
 
+from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from rocmforge.api.generate.generation import Piece
@@ -46,12 +47,19 @@ class OutputItems:
     Args:
         parts: takes the answer apart.
         tokenizer: spells tokens in log-probabilities.
+        namespaces: namespace and name of functions, by what the model calls them.
     """
 
-    def __init__(self, parts: AnswerParts, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self,
+        parts: AnswerParts,
+        tokenizer: Tokenizer,
+        namespaces: Mapping[str, tuple[str, str]],
+    ) -> None:
         self.items: list[OutputItem] = []
         self._parts = parts
         self._tokenizer = tokenizer
+        self._namespaces = namespaces
         self._is_open = False
         self._texts: list[str] = []  # of the open item
         self._logprobs: list[TokenLogprobs] = []  # of the open item
@@ -83,7 +91,7 @@ class OutputItems:
                 self._texts.append(text)
                 return [*events, ReasoningDelta(delta=text, **self._place)]
             case CallBegin(name=name):
-                return self._open(_new_call(name))
+                return self._open(_new_call(*self._namespaces.get(name, (UNSET, name))))
             case CallArguments(text=text):
                 self._texts.append(text)
                 return [ArgumentsDelta(delta=text, **self._place)]
@@ -150,11 +158,12 @@ def _new_reasoning() -> ReasoningItem:
     return ReasoningItem(id=f"rs_{uuid.uuid4().hex}", status="in_progress", content=[])
 
 
-def _new_call(name: str) -> FunctionCallItem:
+def _new_call(namespace: str | UnsetType, name: str) -> FunctionCallItem:
     return FunctionCallItem(
         id=f"fc_{uuid.uuid4().hex}",
         call_id=new_call_id(),
         name=name,
+        namespace=namespace,
         arguments="",
         status="in_progress",
     )

@@ -47,19 +47,40 @@ class InputItem(msgspec.Struct, kw_only=True):
     content: str | list[InputPart] | None = None
     call_id: str | None = None
     name: str | None = None
+    namespace: str | None = None
     arguments: str | None = None
     output: str | list[InputPart] | None = None
     summary: list[InputPart] | None = None
 
 
-class FunctionTool(msgspec.Struct, kw_only=True):
-    """A function that the model may call; `parameters` is a JSON schema."""
+class Function(msgspec.Struct, kw_only=True):
+    """Name, purpose and parameters of a function, the last as a JSON schema."""
 
-    type: Literal["function"]
     name: Annotated[str, Meta(min_length=1, max_length=256)]
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+
+
+class FunctionTool(Function, kw_only=True, tag_field="type", tag="function"):
+    """A function that the model may call; `parameters` is a JSON schema."""
+
+
+class NamespaceFunction(Function, kw_only=True):
+    """A function of a namespace."""
+
+    type: Literal["function"]
+
+
+class NamespaceTool(msgspec.Struct, kw_only=True, tag_field="type", tag="namespace"):
+    """Functions under a name that they share, such as those of an MCP server."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=256)]
+    tools: Annotated[list[NamespaceFunction], Meta(min_length=1)]
+    description: str | None = None
+
+
+Tool = FunctionTool | NamespaceTool
 
 
 class AllowedTool(msgspec.Struct, kw_only=True):
@@ -146,7 +167,7 @@ class ResponsesRequest(Labels, kw_only=True):
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
 
-    tools: list[FunctionTool] | None = None
+    tools: list[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | ForcedTool | AllowedTools | None = None
     parallel_tool_calls: bool | None = None
 
@@ -212,6 +233,7 @@ class FunctionCallItem(msgspec.Struct, kw_only=True, tag_field="type", tag="func
     id: str
     call_id: str
     name: str
+    namespace: str | UnsetType = UNSET
     arguments: str
     status: Status
 
@@ -280,7 +302,7 @@ class Response(msgspec.Struct, kw_only=True):
     top_logprobs: int
     text: TextConfig
     reasoning: ReasoningConfig
-    tools: list[FunctionTool]
+    tools: list[Tool]
     tool_choice: Literal["none", "auto", "required"] | ForcedTool | AllowedTools
     parallel_tool_calls: bool
     user: str | None

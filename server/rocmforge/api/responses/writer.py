@@ -37,6 +37,7 @@ from rocmforge.api.responses.schema import (
     ResponseUsage,
     TextConfig,
 )
+from rocmforge.api.responses.tools import namespaces
 from rocmforge.models.sampling import SamplingDefaults
 
 
@@ -60,7 +61,8 @@ class ResponsesWriter(Writer):
         self.head = AnswerHead.make(model, "resp_")
         self.response = begun_response(self.head, request, model.served.sampling_defaults)
         self._parts = AnswerParts(prepared)
-        self._output = OutputItems(self._parts, model.served.tokenizer)
+        functions = namespaces(request.tools or ())
+        self._output = OutputItems(self._parts, model.served.tokenizer, functions)
         self._now = model.served.clock
         self._keep = keep
         self._finish_reason: str | None = None
