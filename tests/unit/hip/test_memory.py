@@ -218,7 +218,7 @@ def test_splits_of_a_context_all_run_at_once(blocks_per_cu: int) -> None:
     assert 0.9 * blocks_per_cu * 132 < split.count * 8 <= blocks_per_cu * 132
 
 
-@pytest.mark.parametrize("rows", [9, 33, 512, 4096])
+@pytest.mark.parametrize("rows", [9, 33, 128, 384, 512, 4096])
 @pytest.mark.parametrize("stored_rows", [64, 4096, 128256])
 def test_splits_of_a_product_cover_it_and_fit_the_scratch(rows: int, stored_rows: int) -> None:
     quant_blocks = 128
@@ -230,8 +230,14 @@ def test_splits_of_a_product_cover_it_and_fit_the_scratch(rows: int, stored_rows
         > shape.split_quant_blocks * (shape.splits - 1)
     )
     if shape.splits > 1:
-        assert shape.splits * rows * stored_rows <= 4 / 3 * 132 * 128 * 128
+        assert shape.splits * rows * stored_rows <= Geometry(132).gemm_scratch().shape[0]
     assert np.isin(shape.tile_rows, (32, 64, 128))
+
+
+@pytest.mark.parametrize(("rows", "splits"), [(128, 8), (384, 2), (512, 2), (1024, 1)])
+def test_blocks_of_many_rows_take_one_round(rows: int, splits: int) -> None:
+    shape = Geometry(132).gemm(rows, 4096, 448)
+    assert (shape.tile_rows, shape.splits) == (128, splits)
 
 
 @pytest.mark.parametrize(

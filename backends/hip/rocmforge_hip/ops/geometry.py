@@ -25,7 +25,7 @@ MAX_GEMV_ROWS: Final = 8
 
 GEMM_ROWS: Final = (32, 64, 128)
 # Blocks of each tile that a compute unit runs at once, as far as LDS and registers go.
-_GEMM_BLOCKS_PER_CU: Final = {32: 2, 64: 2, 128: 1}
+_GEMM_BLOCKS_PER_CU: Final = {32: 2, 64: 2, 128: 2}
 _SPLIT_QUANT_BLOCKS: Final = 8
 _MIN_SPLIT_TOKENS: Final = BLOCK_TOKENS
 _ATTENTION_BLOCKS_PER_CU: Final = 3  # at most
@@ -151,9 +151,10 @@ class Geometry:
 
     def gemm_scratch(self) -> ArraySpec:
         """Returns the array for the results of splits of matrix products, of any size."""
-        # Rounding gives at most a third more blocks than there is room for.
-        rows = max(tile * blocks for tile, blocks in _GEMM_BLOCKS_PER_CU.items())
-        pieces = ceil_div(4 * self.compute_units * rows, 3) * GEMM_COLUMNS
+        # Where wanted splits are rounded, there may be a third more blocks than there is room for.
+        *small, largest = (tile * _GEMM_BLOCKS_PER_CU[tile] for tile in GEMM_ROWS)
+        rows = max(largest, ceil_div(4 * max(small), 3))
+        pieces = self.compute_units * rows * GEMM_COLUMNS
         return spec((pieces,), "f4")
 
 
@@ -198,8 +199,10 @@ def geometry_of(device: DeviceProperties) -> Geometry:
 def _gemm(compute_units: int, rows: int, stored_rows: int, quant_blocks: int) -> GemmShape:
     tile = next((tile for tile in GEMM_ROWS if rows <= tile), GEMM_ROWS[-1])
     blocks = ceil_div(rows, tile) * ceil_div(stored_rows, GEMM_COLUMNS)
-    wanted = max(1, round(_GEMM_BLOCKS_PER_CU[tile] * compute_units / blocks))
-    split_quant_blocks = round_up(ceil_div(quant_blocks, wanted), _SPLIT_QUANT_BLOCKS)
+    wanted = _GEMM_BLOCKS_PER_CU[tile] * compute_units / blocks
+    # A few blocks too many take as long as a whole round of them. Small tiles bear that better.
+    splits = max(1, int(wanted) if tile == GEMM_ROWS[-1] else round(wanted))
+    split_quant_blocks = round_up(ceil_div(quant_blocks, splits), _SPLIT_QUANT_BLOCKS)
     return GemmShape(tile, ceil_div(quant_blocks, split_quant_blocks), split_quant_blocks)
 
 
