@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -69,6 +70,19 @@ def test_only_the_devices_of_the_gpu_are_open(capsys: pytest.CaptureFixture[str]
         "DeviceAllow=/dev/kfd rw",
         "DeviceAllow=char-drm rw",
     ]
+
+
+@pytest.mark.parametrize("known", ["render", "video"])
+def test_systemd_is_given_no_group_that_the_machine_lacks(
+    known: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nothing = Path("/dev/no-such-device")
+    monkeypatch.setattr(service, "KFD", nothing)
+    monkeypatch.setattr(service, "DRI", nothing)
+    monkeypatch.setattr("grp.getgrall", lambda: [SimpleNamespace(gr_name=known)])
+    lines = printed(capsys, "--system", "qwen3-8b").splitlines()
+    wanted = "render" if known == "render" else ""
+    assert f"SupplementaryGroups={wanted}" in lines
 
 
 def test_the_command_is_that_of_serve_with_absolute_paths(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import grp
 import stat
 import subprocess
 import sys
@@ -185,9 +186,14 @@ def _quoted(text: str) -> str:
 
 
 def _groups() -> str:
-    """Returns the groups that own the devices on this machine; by default that of udev's rules."""
+    """Returns the groups that own the devices on this machine; by default that of udev's rules.
+
+    None where that does not exist: systemd starts no service of a group that it does not know.
+    """
     nodes = [path for path in (KFD, *DRI.glob("renderD*")) if path.exists()]
-    return " ".join(sorted({str(path.stat().st_gid) for path in nodes} - {"0"})) or "render"
+    owners = {str(path.stat().st_gid) for path in nodes} - {"0"}
+    usual = {group.gr_name for group in grp.getgrall()} & {"render"}
+    return " ".join(sorted(owners or usual))
 
 
 def _needed(command: Sequence[str]) -> Iterator[Path]:
