@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -21,6 +21,7 @@ from rocmforge.models.config import (
 )
 from rocmforge.models.forward.ops import AttentionSpec
 from rocmforge.models.rope import RopeTables
+from rocmforge.models.weights import present
 from rocmforge_reference import ops, recurrent
 from rocmforge_reference.weights import Weight
 
@@ -234,13 +235,46 @@ class ReferenceOps:
     def short_convolution(
         self, step: Step, x: Float32Array, weight: Weight, layer: int
     ) -> Float32Array:
-        (states,) = self._states[layer]
-        results = []
-        for rows, slot, is_fresh in _sequences(step):
-            state = np.zeros_like(states[slot]) if is_fresh else states[slot]
-            y, states[slot] = recurrent.short_convolution(x[rows], weight.values, state)
-            results.append(y)
-        return np.concatenate(results)
+        def compute(rows: slice, state: Float32Array) -> tuple[Float32Array, Float32Array]:
+            return recurrent.short_convolution(x[rows], weight.values, state)
+
+        return _advance(step, self._states[layer][0], compute)
+
+    def convolution(self, step: Step, x: Float32Array, weight: Weight, layer: int) -> Float32Array:
+        def compute(rows: slice, state: Float32Array) -> tuple[Float32Array, Float32Array]:
+            return recurrent.convolve(x[rows], weight.values, state)
+
+        convolved = _advance(step, self._states[layer][0], compute)
+        return ops.activate(convolved, ActivationFunction.SILU)
+
+    def gated_delta(
+        self,
+        step: Step,
+        x: Float32Array,
+        gates: tuple[Float32Array, Float32Array],
+        decay: tuple[Weight, Weight],
+        layer: int,
+    ) -> Float32Array:
+        config, (alpha, beta) = present(self._config.layers[layer].delta), gates
+        factor, bias = decay
+
+        def compute(rows: slice, state: Float32Array) -> tuple[Float32Array, Float32Array]:
+            return recurrent.gated_delta(
+                x[rows],
+                (alpha[rows], beta[rows]),
+                (factor.values, bias.values),
+                state,
+                config,
+                self._config.norm_eps,
+            )
+
+        return _advance(step, self._states[layer][1], compute)
+
+    def gated_norm(self, x: Float32Array, gate: Float32Array, weight: Weight) -> Float32Array:
+        return recurrent.gated_norm(x, gate, weight.values, self._config.norm_eps)
+
+    def sigmoid_gate(self, x: Float32Array, gate: Float32Array) -> Float32Array:
+        return x * ops.sigmoid(gate)
 
     def norm_projection(self, x: Float32Array, weight: Weight, bias: Weight | None) -> Float32Array:
         return self.norm(x, weight, bias)
@@ -290,12 +324,26 @@ class ReferenceOps:
         return np.tanh(x)
 
 
-def _sequences(step: Step) -> Iterator[tuple[slice, int, bool]]:
-    """Yields the tokens of each sequence, its state slot, and whether it begins here."""
+def _advance(
+    step: Step,
+    states: Float32Array,
+    compute: Callable[[slice, Float32Array], tuple[Float32Array, Float32Array]],
+) -> Float32Array:
+    """Returns the results of all sequences, whose states take in their tokens.
+
+    Args:
+        step: Says where the states are.
+        states: [num_slots, ...].
+        compute: Makes results and the next state of a sequence's tokens and its state.
+    """
+    results = []
     bounds = pairwise(step.input.query_start.tolist())
-    slots = step.input.state_slots.tolist()
-    for (first, end), slot in zip(bounds, slots, strict=True):
-        yield slice(first, end), slot, bool(step.input.positions[first] == 0)
+    for (first, end), slot in zip(bounds, step.input.state_slots.tolist(), strict=True):
+        begins = step.input.positions[first] == 0
+        state = np.zeros_like(states[slot]) if begins else states[slot]
+        result, states[slot] = compute(slice(first, end), state)
+        results.append(result)
+    return np.concatenate(results)
 
 
 def _values(weight: Weight | None) -> Float32Array | None:

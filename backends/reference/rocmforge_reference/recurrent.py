@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from rocmforge_reference.ops import Array
+from rocmforge.models.config import ActivationFunction, DeltaConfig
+from rocmforge_reference.ops import Array, activate, rms_norm, sigmoid
 
 
 def convolve(x: Array, weight: Array, state: Array) -> tuple[Array, Array]:
@@ -34,3 +35,64 @@ def short_convolution(x: Array, weight: Array, state: Array) -> tuple[Array, Arr
     b, c, inputs = np.split(x, 3, axis=1)
     convolved, state = convolve(b * inputs, weight, state)
     return c * convolved, state
+
+
+def gated_delta(
+    x: Array,
+    gates: tuple[Array, Array],
+    decay: tuple[Array, Array],
+    state: Array,
+    config: DeltaConfig,
+    eps: float,
+) -> tuple[Array, Array]:
+    """Returns the results of Gated DeltaNet, token by token, and the state behind them.
+
+    Args:
+        x: [T, mixed_features]: queries, keys and values of all heads.
+        gates: alpha and beta, [T, num_value_heads] each.
+        decay: The factor and the bias, [num_value_heads] each.
+        state: [num_value_heads, key_dim, value_dim].
+        config: The heads.
+        eps: Added to sums of squares.
+
+    Returns:
+        [T, num_value_heads * value_dim], and a new state.
+    """
+    queries, keys, values = np.split(x, [config.key_features, 2 * config.key_features], axis=1)
+    scale = x.dtype.type(config.key_dim**-0.5)
+    queries = _of_value_heads(queries, config, eps) * scale
+    keys = _of_value_heads(keys, config, eps)
+    values = values.reshape(len(x), config.num_value_heads, config.value_dim)
+    (alpha, beta), (factor, bias) = gates, decay
+    kept, learnt = np.exp(factor * softplus(alpha + bias)), sigmoid(beta)
+    results = np.empty_like(values)
+    for token, (query, key, value) in enumerate(zip(queries, keys, values, strict=True)):
+        state = kept[token, :, None, None] * state
+        known = (key[:, :, None] * state).sum(axis=1)
+        missing = learnt[token, :, None] * (value - known)
+        state = state + key[:, :, None] * missing[:, None, :]
+        results[token] = (query[:, :, None] * state).sum(axis=1)
+    return results.reshape(len(x), -1), state
+
+
+def _of_value_heads(x: Array, config: DeltaConfig, eps: float) -> Array:
+    """Returns the queries or keys of each value head, of length 1: [T, value heads, key_dim]."""
+    heads = x.reshape(len(x), config.num_key_heads, config.key_dim)
+    heads = heads / np.sqrt((heads * heads).sum(axis=-1, keepdims=True) + x.dtype.type(eps))
+    each = config.num_value_heads // config.num_key_heads
+    if config.is_tiled:
+        return np.tile(heads, (1, each, 1))
+    return np.repeat(heads, each, axis=1)
+
+
+def gated_norm(x: Array, gate: Array, weight: Array, eps: float) -> Array:
+    """Returns `rms_norm` of each head, times SiLU of the gate: [T, heads * dim]."""
+    normalized = rms_norm(x.reshape(len(x), -1, len(weight)), weight, eps)
+    gated: Array = normalized.reshape(x.shape) * activate(gate, ActivationFunction.SILU)
+    return gated
+
+
+def softplus(x: Array) -> Array:
+    """Returns `log(1 + exp(x))`."""
+    sums: Array = np.logaddexp(x, x.dtype.type(0))
+    return sums

@@ -208,3 +208,43 @@ class Transposed(Derived):
         axis = axis % len(self.shape) if -len(self.shape) <= axis < len(self.shape) else axis
         other = {last: last - 1, last - 1: last}.get(axis, axis)
         return Transposed(self.original.slice(other, start, stop))
+
+
+class PickedRows(Derived):
+    """A matrix of some rows of another, in any order: reads nothing until its data are asked for.
+
+    So is a weight whose heads stand between those of others.
+    """
+
+    __slots__ = ("original", "rows")
+
+    original: Tensor
+    rows: npt.NDArray[np.intp]
+
+    def __init__(self, name: str, original: Tensor, rows: npt.NDArray[np.intp]) -> None:
+        """Makes it.
+
+        Args:
+            name: What it is called in messages.
+            original: A matrix.
+            rows: Indices of its rows.
+        """
+        self._set(name, (len(rows), *original.shape[1:]), original.format)
+        object.__setattr__(self, "original", original)
+        object.__setattr__(self, "rows", rows)
+
+    @property
+    def data(self) -> npt.NDArray[np.uint8]:
+        """The stored data, in new memory."""
+        return self.original.data[self.rows]
+
+    def slice(self, axis: int, start: int, stop: int) -> Tensor:
+        """Returns `start:stop` along an axis; see `Tensor.slice`."""
+        if axis in (0, -2) and 0 <= start < stop <= len(self.rows):
+            return PickedRows(f"{self.name}[{start}:{stop}]", self.original, self.rows[start:stop])
+        if axis in (1, -1):
+            return PickedRows(self.name, self.original.slice(1, start, stop), self.rows)
+        raise UnsupportedTensor(
+            self.name,
+            f"{start}:{stop} of axis {axis} were asked for, but its shape is {self.shape}",
+        )

@@ -19,6 +19,7 @@ from rocmforge.models.config import (
     ACTIVATIONS,
     ActivationFunction,
     ConvolutionConfig,
+    DeltaConfig,
     LatentConfig,
     LayerConfig,
     ModelConfig,
@@ -158,15 +159,43 @@ class ConfigReader(KeyReader):
 
     def _recurrent(self, hidden_size: int, num_layers: int) -> list[LayerConfig | None]:
         """Returns the layers that have states, without their networks; None for attention."""
-        suffix = "shortconv.l_cache"
         if not self._family.has_states:
             return [None] * num_layers
+        if self._family.has_delta:
+            delta = self._delta()
+            layer = recurrent_layer(
+                self._convolution("ssm.conv_kernel", delta.mixed_features), delta
+            )
+            flags = self._layer_flags("attention.recurrent_layers", num_layers)
+            if flags is None:
+                period = self._positive("full_attention_interval", 4)
+                flags = [(index + 1) % period != 0 for index in range(num_layers)]
+        else:
+            layer = recurrent_layer(self._convolution("shortconv.l_cache", hidden_size))
+            counts = self._counts("attention.head_count_kv", num_layers, 1)
+            flags = [count == 0 for count in counts]
+        return [layer if is_recurrent else None for is_recurrent in flags]
+
+    def _convolution(self, suffix: str, channels: int) -> ConvolutionConfig:
         width = self._positive(suffix)
         if width < 2:
             raise self._bad(suffix, f"a convolution of {width} inputs has no state")
-        layer = recurrent_layer(ConvolutionConfig(channels=hidden_size, width=width))
-        counts = self._counts("attention.head_count_kv", num_layers, 1)
-        return [None if count else layer for count in counts]
+        return ConvolutionConfig(channels=channels, width=width)
+
+    def _delta(self) -> DeltaConfig:
+        heads, inner = self._positive("ssm.time_step_rank"), self._positive("ssm.inner_size")
+        if inner % heads:
+            raise self._bad("ssm.inner_size", f"{heads} heads do not divide {inner}")
+        delta = DeltaConfig(
+            num_key_heads=self._positive("ssm.group_count"),
+            num_value_heads=heads,
+            key_dim=self._positive("ssm.state_size"),
+            value_dim=inner // heads,
+            is_tiled=self._family.tiled_values,
+        )
+        if (problem := delta.problem()) is not None:
+            raise self._bad("ssm.time_step_rank", problem[1])
+        return delta
 
     def _latent_heads(self) -> LayerConfig:
         """Returns the same of layers whose heads share a row of the cache.
@@ -240,7 +269,9 @@ class ConfigReader(KeyReader):
                 f"{self._name} with queries, keys and values within {limit} ({self._key(suffix)})",
                 self._known,
             )
-        if any(self._file.get_ints(self._key("rope.dimension_sections"), [])[1:]):
+        if not self._family.has_position_axes and any(
+            self._file.get_ints(self._key("rope.dimension_sections"), [])[1:]
+        ):
             raise UnsupportedArchitecture(
                 f"{self._name} with positions on several axes "
                 f"({self._key('rope.dimension_sections')})",

@@ -175,6 +175,25 @@ _LIQUID: Final = TensorNames(
     layer=_NORMS + _ATTENTION + _CONVOLUTION + _FFN + _EXPERTS,
     model=_weights(("token_embd_norm", "output_norm")),  # it stands behind the last layer
 )
+_DELTA: Final = (
+    *_weights(
+        ("attn_qkv", "delta.mixed"),
+        ("attn_gate", "delta.gate"),
+        ("ssm_alpha", "delta.alpha"),
+        ("ssm_beta", "delta.beta"),
+        ("ssm_conv1d", "delta.filter"),
+        ("ssm_norm", "delta.norm"),
+        ("ssm_out", "delta.output"),
+    ),
+    TensorRule("ssm_in.weight", ("delta.mixed", "delta.gate")),  # of older converters
+    TensorRule("ssm_ba.weight", ("delta.beta", "delta.alpha")),
+    TensorRule("ssm_a", ("delta.decay",)),
+    TensorRule("ssm_dt.bias", ("delta.time_bias",)),
+)
+_GATED_ATTENTION: Final = (
+    *(rule for rule in _ATTENTION if rule.name != "attn_q.weight"),
+    TensorRule("attn_q.weight", ("attention.q", "attention.gate")),
+)
 _FUSED: Final = TensorNames(layer=_NORMS + _FUSED_ATTENTION + _FUSED_FFN)
 
 NAMES: Final[Mapping[str, TensorNames]] = MappingProxyType(
@@ -183,6 +202,10 @@ NAMES: Final[Mapping[str, TensorNames]] = MappingProxyType(
         **dict.fromkeys(("qwen2moe", "olmoe", "ernie4_5-moe", "dots1", "minimax-m2"), _PLAIN),
         "hunyuan-moe": _PLAIN,
         **dict.fromkeys(("lfm2", "lfm2moe"), _LIQUID),
+        **dict.fromkeys(
+            ("qwen35", "qwen35moe", "qwen3next"),
+            TensorNames(layer=_LATE_NORMS + _GATED_ATTENTION + _DELTA + _FFN + _EXPERTS),
+        ),
         "bailingmoe2": TensorNames(layer=_NORMS + _FUSED_ATTENTION + _HEAD_NORMS + _FFN + _EXPERTS),
         "gpt-oss": TensorNames(layer=_LATE_NORMS + _ATTENTION + _SINKS + _EXPERTS),
         "glm4moe": TensorNames(layer=_LATE_NORMS + _ATTENTION + _FFN + _EXPERTS),

@@ -126,7 +126,6 @@ class _Opened:
         model, rope = read_decoder(self._config, self._folder.name, pooling)
         names, ranks = DECODER_NAMES[model.architecture], pooling is PoolingType.RANK
         names = with_head(names) if ranks else names
-        is_gemma = model.architecture.startswith("gemma")
         text = self._config.get_object("text_config") or self._config
         tied = is_tied(self._config)
         weights = read_weights(
@@ -134,7 +133,7 @@ class _Opened:
             self._files,
             names,
             is_tied=tied,
-            norms_add_one=is_gemma,
+            norms_add_one=DECODERS[self._kind].norms_add_one,
             predicting_layers=text.get_int("num_nextn_predict_layers", 0),
         )
         has_output = tied or "output" in weights

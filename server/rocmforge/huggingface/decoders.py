@@ -43,6 +43,7 @@ class DecoderType:
     scale_key: str | None = None  # of the number that scores are divided by the root of
     has_windows: bool = False  # in all layers, though others of the family have none
     router: RouterFunction | None = None  # if it is not the one of the family
+    norms_add_one: bool = False  # the weights of norms are stored less one
 
 
 _GEMMA: Final = {
@@ -68,6 +69,7 @@ _GEMMA3: Final = DecoderType(
     },
     activation_key="hidden_activation",
     scale_key="query_pre_attn_scalar",
+    norms_add_one=True,
 )
 
 _LIQUID: Final = {
@@ -84,6 +86,19 @@ _LIQUID_WORDS: Final = {
     "first_k_dense_replace": "num_dense_layers",
     "tie_word_embeddings": "tie_embedding",
 }
+
+_DELTA: Final = {
+    "head_dim": 256,
+    "max_position_embeddings": 32768,
+    "partial_rotary_factor": 0.25,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+}
+_QWEN35: Final = DecoderType(architecture="qwen35", defaults=_DELTA, norms_add_one=True)
+_QWEN35_MOE: Final = DecoderType(architecture="qwen35moe", defaults=_DELTA, norms_add_one=True)
 
 DECODERS: Final[Mapping[str, DecoderType]] = MappingProxyType(
     {
@@ -216,11 +231,17 @@ DECODERS: Final[Mapping[str, DecoderType]] = MappingProxyType(
             synonyms=_LIQUID_WORDS,
             defaults=_LIQUID | {"num_dense_layers": 2, "norm_topk_prob": True},
         ),
+        "qwen3_5": _QWEN35,  # with images, of which only the text part is read
+        "qwen3_5_text": _QWEN35,
+        "qwen3_5_moe": _QWEN35_MOE,
+        "qwen3_5_moe_text": _QWEN35_MOE,
+        "qwen3_next": DecoderType(architecture="qwen3next", defaults=_DELTA, norms_add_one=True),
         "gemma2": DecoderType(
             architecture="gemma2",
             defaults=_GEMMA | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
             activation_key="hidden_activation",
             scale_key="query_pre_attn_scalar",
+            norms_add_one=True,
         ),
         "gemma3_text": _GEMMA3,
         "gemma3": _GEMMA3,  # with images, of which only the text part is read

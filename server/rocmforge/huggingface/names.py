@@ -209,7 +209,8 @@ def _decoder(norms: Mapping[str, tuple[str, ...]]) -> NameTable:
             }
         ),
         left_out=re.compile(
-            r"^(model\.)?(vision_tower|multi_modal_projector)\.|\.rotary_emb\.inv_freq$"
+            r"^(model\.)?(vision_tower|multi_modal_projector|visual|mtp)\."
+            r"|\.rotary_emb\.inv_freq$"
         ),
     )
 
@@ -242,6 +243,29 @@ _LIQUID_PARTS: Final = MappingProxyType(
 )
 
 
+_DELTA_PARTS: Final = MappingProxyType(
+    {
+        **_DECODER_PARTS,
+        **_ONE_NORM,
+        "self_attn.q_proj.weight": ("attention.q", "attention.gate"),
+        **_weights(
+            ("linear_attn.in_proj_qkv", "delta.mixed"),
+            ("linear_attn.in_proj_z", "delta.gate"),
+            ("linear_attn.in_proj_a", "delta.alpha"),
+            ("linear_attn.in_proj_b", "delta.beta"),
+            ("linear_attn.conv1d", "delta.filter"),
+            ("linear_attn.norm", "delta.norm"),
+            ("linear_attn.out_proj", "delta.output"),
+            bias=False,
+        ),
+        "linear_attn.in_proj_qkvz.weight": ("delta.mixed", "delta.gate"),  # of Qwen3-Next
+        "linear_attn.in_proj_ba.weight": ("delta.beta", "delta.alpha"),
+        "linear_attn.A_log": ("delta.decay",),
+        "linear_attn.dt_bias": ("delta.time_bias",),
+    }
+)
+
+
 def _liquid() -> NameTable:
     plain = _decoder(_ONE_NORM)
     model = {**plain.model, "embedding_norm.weight": "output_norm"}
@@ -257,6 +281,9 @@ DECODER_NAMES: Final[Mapping[str, NameTable]] = MappingProxyType(
             _decoder(_ONE_NORM),
         ),
         **dict.fromkeys(("lfm2", "lfm2moe"), _liquid()),
+        **dict.fromkeys(
+            ("qwen35", "qwen35moe", "qwen3next"), replace(_decoder(_ONE_NORM), parts=_DELTA_PARTS)
+        ),
         "deepseek2": _decoder({**_ONE_NORM, **_LATENT}),
         **dict.fromkeys(("gemma2", "gemma3"), _decoder(_GEMMA_NORMS)),
         "glm4": _decoder(_GLM_NORMS),

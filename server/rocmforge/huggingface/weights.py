@@ -63,7 +63,7 @@ def read_weights(
         names: What they are called.
         first_position: Row of the table of positions that position 0 has.
         is_tied: The embedding is the output matrix, too, whatever the files hold.
-        norms_add_one: The weights of norms are stored less one (Gemma).
+        norms_add_one: The weights of norms are stored less one, but for those of Gated DeltaNet.
         predicting_layers: Layers behind those of the model that are left out: they predict further
             tokens.
 
@@ -97,8 +97,11 @@ def read_weights(
         for path, part in parts.items():
             if path == "embedding.position" and 0 < first_position < part.shape[0]:
                 part = part.slice(0, first_position, part.shape[0])
-            is_norm = norms_add_one and path.endswith("norm")
-            weights[path] = _plus_one(part) if is_norm else part
+            if norms_add_one and path.endswith("norm") and not path.endswith("delta.norm"):
+                part = _plus_one(part)
+            elif path.endswith("delta.decay"):  # its logarithm is stored
+                part = float32_tensor(f"-exp({part.name})", -np.exp(part.to_float32()))
+            weights[path] = part
     return weights
 
 

@@ -44,6 +44,9 @@ Size = Literal[
     "convolved_features",
     "convolution_width",
     "gated_features",
+    "delta_value_features",
+    "delta_value_heads",
+    "delta_value_dim",
     "intermediate_size",
     "num_experts",
     "expert_intermediate_size",
@@ -142,6 +145,8 @@ class Attention(Generic[W]):
     k_norm_bias: W | None = field(default=None, metadata=whole("key_norm_features"))
     # Of each head, a score that takes its part of the softmax and has no value (Xiao et al. 2024).
     sinks: W | None = field(default=None, metadata=column("num_heads"))
+    # Its sigmoids multiply the results of all heads.
+    gate: W | None = field(default=None, metadata=column("attended_features", "hidden_size"))
     output: W = field(metadata=row("hidden_size", "attended_features", adaptable=True))
     output_bias: W | None = field(default=None, metadata=row("hidden_size"))
 
@@ -181,6 +186,21 @@ class ShortConvolution(Generic[W]):
     # Of each channel, the last for the newest input.
     filter: W = field(metadata=whole("convolved_features", "convolution_width"))
     output: W = field(metadata=whole("hidden_size", "convolved_features"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaNet(Generic[W]):
+    """Gated DeltaNet; see `DeltaConfig`."""
+
+    mixed: W = field(metadata=whole("convolved_features", "hidden_size"))  # queries, keys, values
+    gate: W = field(metadata=whole("delta_value_features", "hidden_size"))
+    alpha: W = field(metadata=whole("delta_value_heads", "hidden_size"))  # how much is forgotten
+    beta: W = field(metadata=whole("delta_value_heads", "hidden_size"))  # how much is learnt
+    decay: W = field(metadata=whole("delta_value_heads"))  # below 0
+    time_bias: W = field(metadata=whole("delta_value_heads"))
+    filter: W = field(metadata=whole("convolved_features", "convolution_width"))
+    norm: W = field(metadata=whole("delta_value_dim"))
+    output: W = field(metadata=whole("hidden_size", "delta_value_features"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,7 +259,7 @@ class Experts(Generic[W]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer(Generic[W]):
-    """Attention or a convolution, a feed-forward network or experts, and the norms around them.
+    """Attention or states, a feed-forward network or experts, and the norms around them.
 
     `attention_norm` and `feed_forward_norm` stand before their part or, unless
     `ModelConfig.pre_norm`, behind it; the post norms behind parts that have a norm before them.
@@ -252,6 +272,7 @@ class Layer(Generic[W]):
     convolution: ShortConvolution[W] | None = field(
         default=None, metadata={BLOCK: ShortConvolution}
     )
+    delta: DeltaNet[W] | None = field(default=None, metadata={BLOCK: DeltaNet})
     # Of what the layer reads plus the other norm.
     attention_norm_2: W | None = field(default=None, metadata=whole("hidden_size"))
     attention_norm_2_bias: W | None = field(default=None, metadata=whole("hidden_size"))

@@ -154,6 +154,43 @@ class ConvolutionConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaConfig:
+    """Gated DeltaNet (Yang et al. 2024, arXiv:2412.06464): a matrix for each head of values.
+
+    It maps keys to values, forgets a part with each token, and learns the difference between a
+    token's value and what it has for its key.
+    """
+
+    num_key_heads: int  # of queries, too
+    num_value_heads: int
+    key_dim: int
+    value_dim: int
+    # The key head of value head v: v modulo the key heads, or else each has as many one by one.
+    is_tiled: bool = False
+
+    @property
+    def key_features(self) -> int:
+        """Keys of all heads, or queries."""
+        return self.num_key_heads * self.key_dim
+
+    @property
+    def value_features(self) -> int:
+        """Values of all heads."""
+        return self.num_value_heads * self.value_dim
+
+    @property
+    def mixed_features(self) -> int:
+        """Queries, keys and values of all heads, in this order."""
+        return 2 * self.key_features + self.value_features
+
+    def problem(self) -> tuple[str, str] | None:
+        """Returns the field whose number cannot be, and why; None if all can."""
+        if self.num_value_heads % self.num_key_heads:
+            return "num_value_heads", f"{self.num_key_heads} key heads do not divide them"
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerConfig:
     """The sizes of one layer, and what its attention sees.
 
@@ -175,6 +212,7 @@ class LayerConfig:
     # are the end.
     latent: LatentConfig | None = None
     convolution: ConvolutionConfig | None = None
+    delta: DeltaConfig | None = None  # behind the convolution
 
     @property
     def convolved_features(self) -> int:
@@ -196,7 +234,25 @@ class LayerConfig:
         """The shapes of a sequence's states, which are float32; none of a layer with attention."""
         if self.convolution is None:
             return ()
-        return ((self.convolution.channels, self.convolution.width - 1),)
+        inputs = (self.convolution.channels, self.convolution.width - 1)
+        if (delta := self.delta) is None:
+            return (inputs,)
+        return (inputs, (delta.num_value_heads, delta.key_dim, delta.value_dim))
+
+    @property
+    def delta_value_features(self) -> int:
+        """Values of all heads of Gated DeltaNet, 0 if there is none."""
+        return 0 if self.delta is None else self.delta.value_features
+
+    @property
+    def delta_value_heads(self) -> int:
+        """Its heads of values."""
+        return 0 if self.delta is None else self.delta.num_value_heads
+
+    @property
+    def delta_value_dim(self) -> int:
+        """Elements of such a head."""
+        return 0 if self.delta is None else self.delta.value_dim
 
     @property
     def query_features(self) -> int:
@@ -338,7 +394,9 @@ class ModelConfig:
         return self.num_scores or self.hidden_size
 
 
-def recurrent_layer(convolution: ConvolutionConfig) -> LayerConfig:
+def recurrent_layer(
+    convolution: ConvolutionConfig, delta: DeltaConfig | None = None
+) -> LayerConfig:
     """Returns a layer that has states instead of attention, without its network."""
     return LayerConfig(
         num_heads=0,
@@ -350,6 +408,7 @@ def recurrent_layer(convolution: ConvolutionConfig) -> LayerConfig:
         local_rope=False,
         intermediate_size=0,
         convolution=convolution,
+        delta=delta,
     )
 
 

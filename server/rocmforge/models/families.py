@@ -46,6 +46,8 @@ class ModelFamily:
     local_theta_default: float | None = None  # of layers with a window, if they have their own
     # Layer count of the one size whose scores are scaled by hidden_size / heads, not by head_dim.
     layers_scaled_by_dim: int | None = None
+    tiled_values: bool = False  # as `DeltaConfig.is_tiled`, in GGUF files
+    has_position_axes: bool = False  # of images: to text, all are alike
 
     @property
     def is_latent(self) -> bool:
@@ -55,7 +57,12 @@ class ModelFamily:
     @property
     def has_states(self) -> bool:
         """Whether some of its layers remember states and have no attention."""
-        return "convolution.filter" in self.has
+        return "convolution.filter" in self.has or self.has_delta
+
+    @property
+    def has_delta(self) -> bool:
+        """Whether these are layers of Gated DeltaNet."""
+        return "delta.filter" in self.has
 
 
 _ATTENTION: Final = frozenset(f"attention.{part}" for part in ("q", "k", "v", "output"))
@@ -66,6 +73,12 @@ _LATENT: Final = frozenset(
 _OF_DECODERS: Final = frozenset({"attention_norm", "feed_forward.gate", "output_norm"})
 _DECODER: Final = _OF_DECODERS | _ATTENTION
 _CONVOLUTION: Final = frozenset(f"convolution.{part}" for part in ("input", "filter", "output"))
+_DELTA: Final = frozenset(
+    f"delta.{part}"
+    for part in (
+        *("mixed", "gate", "alpha", "beta", "decay", "time_bias", "filter", "norm", "output"),
+    )
+)
 _HEAD_NORMS: Final = frozenset({"attention.q_norm", "attention.k_norm"})
 _POST_NORMS: Final = frozenset({"attention_post_norm", "feed_forward_post_norm"})
 _OUTPUT: Final = frozenset({"output"})
@@ -170,6 +183,21 @@ FAMILIES: Final[Mapping[str, ModelFamily]] = MappingProxyType(
                 router=router,
             )
             for name, router in (("lfm2", None), ("lfm2moe", RouterFunction.SIGMOID))
+        },
+        # Positions of text are the same on all axes of theirs.
+        **{
+            name: ModelFamily(
+                has=_DECODER | _HEAD_NORMS | _DELTA | {"attention.gate"} | shared,
+                may_have=_OUTPUT,
+                tiled_values=name != "qwen3next",
+                has_position_axes=name != "qwen3next",
+                router=RouterFunction.SOFTMAX if shared else None,
+            )
+            for name, shared in (
+                ("qwen35", frozenset[str]()),
+                ("qwen35moe", frozenset({"experts.shared.router"})),
+                ("qwen3next", frozenset({"experts.shared.router"})),
+            )
         },
         "gemma2": ModelFamily(
             has=_DECODER | _POST_NORMS,

@@ -5,12 +5,25 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Final
 
-from rocmforge.checkpoint.tensor import Stack, Tensor, Transposed
+import numpy as np
+import numpy.typing as npt
+
+from rocmforge.checkpoint.tensor import PickedRows, Stack, Tensor, Transposed
 from rocmforge.errors import UnsupportedTensor
 from rocmforge.models.blocks import Role, WeightPlace
 from rocmforge.models.config import ModelConfig
 from rocmforge.models.weights import check_shape
+
+_GROUPED: Final = frozenset(
+    {
+        ("attention.q", "attention.gate"),
+        ("delta.mixed", "delta.gate"),
+        ("delta.beta", "delta.alpha"),
+    }
+)
+"""Weights whose parts stand side by side within each head where a file has them as one."""
 
 
 def cut_fused(
@@ -22,13 +35,17 @@ def cut_fused(
         config: Says how many rows each has.
         tensor: Of a file.
         fused: The places of the weights. Those of experts follow each other within each expert,
-            those of latent attention within each head.
+            those of latent attention within each head, and so do queries and their gates. Those of
+            Gated DeltaNet do so within each head of keys.
 
     Raises:
         UnsupportedTensor: It has another shape.
     """
-    if fused[0].name == "latent.k_b":
+    names = tuple(place.name for place in fused)
+    if names[0] == "latent.k_b":
         return _cut_heads(config, tensor, fused[0], fused[1])
+    if names in _GROUPED:
+        return _cut_groups(config, tensor, fused)
     axis = 1 if fused[0].declared.role is Role.EXPERT else 0
     shapes = [place.shape(config) for place in fused]
     first = shapes[0]
@@ -38,6 +55,34 @@ def cut_fused(
         parts[place.path] = tensor.slice(axis, start, start + shape[axis])
         start += shape[axis]
     return parts
+
+
+def _cut_groups(
+    config: ModelConfig, tensor: Tensor, fused: Sequence[WeightPlace]
+) -> dict[str, Tensor]:
+    """Returns weights that a tensor holds one after the other within each head."""
+    index = fused[0].layer
+    assert index is not None
+    layer, columns = config.layers[index], config.hidden_size
+    if (delta := layer.delta) is None:
+        groups, parts = layer.num_heads, [(0, layer.key_dim), (1, layer.value_dim)]
+    else:
+        groups, each = delta.num_key_heads, delta.num_value_heads // delta.num_key_heads
+        values = each * delta.value_dim
+        parts = [(0, delta.key_dim), (0, delta.key_dim), (0, values), (1, values)]
+        if fused[0].name == "delta.beta":
+            parts = [(0, each), (1, each)]
+    rows = sum(size for _, size in parts)
+    check_shape(tensor, (groups * rows, columns))
+    found: list[list[npt.NDArray[np.intp]]] = [[], []]
+    places, start = np.arange(groups * rows).reshape(groups, rows), 0
+    for owner, size in parts:
+        found[owner].append(places[:, start : start + size].ravel())
+        start += size
+    return {
+        place.path: PickedRows(f"{place.name} of {tensor.name}", tensor, np.concatenate(own))
+        for place, own in zip(fused, found, strict=True)
+    }
 
 
 def _cut_heads(

@@ -44,7 +44,8 @@ def build(model: TinyModel) -> Any:
 
 def network(model: TinyModel) -> Any:
     """Transformers' network with random weights of its own."""
-    config_name = "Gemma3TextConfig" if model.hf_class == "Gemma3" else f"{model.hf_class}Config"
+    has_images = model.hf_class in ("Gemma3", "Qwen3_5", "Qwen3_5Moe")
+    config_name = f"{model.hf_class}{'Text' if has_images else ''}Config"
     config = getattr(transformers, config_name)(**model.config, attn_implementation="eager")
     return getattr(transformers, f"{model.hf_class}ForCausalLM")(config).eval()
 

@@ -32,6 +32,11 @@ class TinyModel:
     def is_gemma(self) -> bool:
         return self.architecture.startswith("gemma")
 
+    def stores_less_one(self, name: str) -> bool:
+        """Whether a weight of that name is one of a norm that is stored less one."""
+        is_less = self.is_gemma or self.architecture in ("qwen35", "qwen35moe", "qwen3next")
+        return is_less and name.endswith("norm.weight") and not name.endswith("attn.norm.weight")
+
     @property
     def norm_eps(self) -> float:
         own = self.config.get("norm_eps")

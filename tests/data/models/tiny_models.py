@@ -352,7 +352,9 @@ def hf_weights(model: TinyModel) -> Tensors:
     for name, shape in hf_shapes(model).items():
         noise = rng.standard_normal(shape, dtype=np.float32)
         if name.endswith("norm.weight"):
-            weights[name] = 0.2 * noise + (0 if model.is_gemma else 1)
+            weights[name] = 0.2 * noise + (0 if model.stores_less_one(name) else 1)
+        elif name.endswith("A_log"):
+            weights[name] = 0.8 * noise - 2  # a state fades over tens of tokens
         elif name.endswith(("bias", "sinks")) or "embed_tokens" in name:
             weights[name] = 0.5 * noise
         else:
@@ -429,7 +431,7 @@ def gguf_tensors(model: TinyModel) -> dict[str, Any]:
     if model.hf_class in LATENT_CLASSES:
         weights = split_latent(model, weights)
     if model in RECURRENT_MODELS:
-        weights = recurrent_tensors(weights)
+        weights = recurrent_tensors(model, weights)
     if model.architecture == "bailingmoe2":
         weights = fuse_attention(weights)
     tensors = {
@@ -465,7 +467,7 @@ def gguf_layout(
         weight = _interleave_halves(weight, model.config["num_attention_heads"])
     elif model.architecture == "llama" and "k_proj" in name:
         weight = _interleave_halves(weight, model.config["num_key_value_heads"])
-    elif model.is_gemma and name.endswith("norm.weight"):
+    elif model.stores_less_one(name):
         weight = weight + 1
     if weight.ndim == 2 and len(weight) == 1:
         weight = weight[0]

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from tests.data.models.tiny_model import Shapes, Tensors, TinyModel, tiny_config
 from tests.support.gguf_writer import Value
@@ -83,6 +84,118 @@ _LIQUID_KEYS: Final[dict[str, Value]] = {
     "shortconv.l_cache": 3,
 }
 
+_HEADS: Final = {"num_attention_heads": 4, "head_dim": 16}
+_KEY_HEADS, _VALUE_HEADS, _DELTA_DIM = 2, 4, 16
+_EXPERTS: Final = {
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 40,
+    "shared_expert_intermediate_size": 56,
+    "norm_topk_prob": True,
+}
+_EXPERT_KEYS: Final[dict[str, Value]] = {
+    "expert_count": 8,
+    "expert_used_count": 3,
+    "expert_feed_forward_length": 40,
+    "expert_shared_feed_forward_length": 56,
+}
+
+
+def _delta_config(*kinds: str, **changes: Any) -> dict[str, Any]:
+    return tiny_config(
+        num_hidden_layers=len(kinds),
+        layer_types=[f"{kind}_attention" for kind in kinds],
+        linear_num_key_heads=_KEY_HEADS,
+        linear_num_value_heads=_VALUE_HEADS,
+        linear_key_head_dim=_DELTA_DIM,
+        linear_value_head_dim=_DELTA_DIM,
+        max_position_embeddings=1024,
+        rms_norm_eps=1e-6,
+        rope_parameters={
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "partial_rotary_factor": 0.25,
+        },
+        **_HEADS,
+        **changes,
+    )
+
+
+def _delta_keys(changes: dict[str, Value]) -> dict[str, Value]:
+    return {
+        "attention.key_length": 16,
+        "attention.value_length": 16,
+        "rope.dimension_count": 4,
+        "rope.freq_base": 10000.0,
+        "ssm.conv_kernel": 4,
+        "ssm.state_size": _DELTA_DIM,
+        "ssm.group_count": _KEY_HEADS,
+        "ssm.time_step_rank": _VALUE_HEADS,
+        "ssm.inner_size": _VALUE_HEADS * _DELTA_DIM,
+        **changes,
+    }
+
+
+def _delta_shapes(config: dict[str, Any], *, fused: bool) -> Shapes:
+    dim, heads, head_dim = config["hidden_size"], config["num_attention_heads"], config["head_dim"]
+    kv = config["num_key_value_heads"] * head_dim
+    keys, values = _KEY_HEADS * _DELTA_DIM, _VALUE_HEADS * _DELTA_DIM
+    mixed = 2 * keys + values
+    shapes: Shapes = {"model.embed_tokens.weight": (config["vocab_size"], dim)}
+    for index, kind in enumerate(config["layer_types"]):
+        layer: Shapes = {
+            "input_layernorm.weight": (dim,),
+            "post_attention_layernorm.weight": (dim,),
+        }
+        if kind == "full_attention":
+            layer["self_attn.q_proj.weight"] = (2 * heads * head_dim, dim)
+            layer |= {"self_attn.k_proj.weight": (kv, dim), "self_attn.v_proj.weight": (kv, dim)}
+            layer["self_attn.o_proj.weight"] = (dim, heads * head_dim)
+            layer |= {f"self_attn.{name}_norm.weight": (head_dim,) for name in "qk"}
+        else:
+            stem = "linear_attn"
+            if fused:
+                layer[f"{stem}.in_proj_qkvz.weight"] = (mixed + values, dim)
+                layer[f"{stem}.in_proj_ba.weight"] = (2 * _VALUE_HEADS, dim)
+            else:
+                layer[f"{stem}.in_proj_qkv.weight"] = (mixed, dim)
+                layer[f"{stem}.in_proj_z.weight"] = (values, dim)
+                layer |= {f"{stem}.in_proj_{name}.weight": (_VALUE_HEADS, dim) for name in "ab"}
+            layer |= {f"{stem}.A_log": (_VALUE_HEADS,), f"{stem}.dt_bias": (_VALUE_HEADS,)}
+            layer[f"{stem}.conv1d.weight"] = (mixed, 1, 4)
+            layer[f"{stem}.norm.weight"] = (_DELTA_DIM,)
+            layer[f"{stem}.out_proj.weight"] = (dim, values)
+        if "num_experts" in config:
+            layer |= _qwen_experts(config)
+        else:
+            layer |= _qwen_network("mlp", dim, config["intermediate_size"])
+        shapes |= {f"model.layers.{index}.{name}": shape for name, shape in layer.items()}
+    shapes["model.norm.weight"] = (dim,)
+    return shapes | {"lm_head.weight": (config["vocab_size"], dim)}
+
+
+def _qwen_network(stem: str, dim: int, ffn: int) -> Shapes:
+    wide = {f"{stem}.{name}_proj.weight": (ffn, dim) for name in ("gate", "up")}
+    return {**wide, f"{stem}.down_proj.weight": (dim, ffn)}
+
+
+def _qwen_experts(config: dict[str, Any]) -> Shapes:
+    dim, count, ffn = (
+        config[key] for key in ("hidden_size", "num_experts", "moe_intermediate_size")
+    )
+    shapes: Shapes = {"mlp.gate.weight": (count, dim), "mlp.shared_expert_gate.weight": (1, dim)}
+    for expert in range(count):
+        shapes |= _qwen_network(f"mlp.experts.{expert}", dim, ffn)
+    shared = config["shared_expert_intermediate_size"]
+    return shapes | _qwen_network("mlp.shared_expert", dim, shared)
+
+
+_QWEN35: Final = _delta_config("linear", "linear", "linear", "full")
+_QWEN35_MOE: Final = _delta_config("linear", "full", "linear", **_EXPERTS)
+_QWEN_NEXT: Final = _delta_config(
+    "linear", "linear", "full", decoder_sparse_step=1, mlp_only_layers=[], **_EXPERTS
+)
+
 RECURRENT_MODELS: Final = (
     TinyModel(
         name="lfm2",
@@ -109,17 +222,87 @@ RECURRENT_MODELS: Final = (
             "leading_dense_block_count": 1,
         },
     ),
+    TinyModel(
+        name="qwen35",
+        architecture="qwen35",
+        hf_class="Qwen3_5",
+        seed=203,
+        config=_QWEN35,
+        shapes=_delta_shapes(_QWEN35, fused=False),
+        keys=_delta_keys({"rope.dimension_sections": np.array([1, 1, 0, 0], np.int32)}),
+    ),
+    TinyModel(
+        name="qwen35moe",
+        architecture="qwen35moe",
+        hf_class="Qwen3_5Moe",
+        seed=204,
+        config=_QWEN35_MOE,
+        shapes=_delta_shapes(_QWEN35_MOE, fused=False),
+        keys=_delta_keys(
+            _EXPERT_KEYS
+            | {
+                "rope.dimension_sections": np.array([1, 1, 0, 0], np.int32),
+                "full_attention_interval": 2,
+            },
+        ),
+    ),
+    TinyModel(
+        name="qwen3next",
+        architecture="qwen3next",
+        hf_class="Qwen3Next",
+        seed=205,
+        config=_QWEN_NEXT,
+        shapes=_delta_shapes(_QWEN_NEXT, fused=True),
+        keys=_delta_keys(
+            _EXPERT_KEYS | {"attention.recurrent_layers": np.array([True, True, False])}
+        ),
+    ),
 )
 
 
-def recurrent_tensors(weights: Tensors) -> Tensors:
+def recurrent_tensors(model: TinyModel, weights: Tensors) -> Tensors:
     """The weights as the converter of llama.cpp has them, still by Hugging Face's names."""
     found: Tensors = {}
     for name, weight in weights.items():
-        if name.endswith("conv.conv.weight"):
+        if name.endswith(("conv.conv.weight", "conv1d.weight")):
             weight = np.squeeze(weight, 1)
-        name = name.replace(".expert_bias", ".expert_bias.bias")
+        elif name.endswith("A_log"):
+            weight = -np.exp(weight)
+        if model.architecture in ("qwen35", "qwen35moe") and ".linear_attn." in name:
+            weight = _tiled(name, weight)
+        name = name.replace(".expert_bias", ".expert_bias.bias").replace(
+            ".dt_bias", ".dt_proj.bias"
+        )
         if ".feed_forward.experts." in name:
             name = name.removeprefix("model.")
-        found[name] = weight
+        if name.endswith("in_proj_qkvz.weight"):
+            mixed, gate = _apart(weight)
+            found[name.replace("qkvz", "qkv")], found[name.replace("qkvz", "z")] = mixed, gate
+        else:
+            found[name] = weight
     return found
+
+
+def _tiled(name: str, weight: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """A weight with the value heads of the first key head, the second and so on in turn."""
+    keys = _KEY_HEADS * _DELTA_DIM
+
+    def tiled(values: npt.NDArray[Any], axis: int = 0) -> npt.NDArray[Any]:
+        first = np.moveaxis(values, axis, 0)
+        heads = first.reshape(_KEY_HEADS, _VALUE_HEADS // _KEY_HEADS, -1, *first.shape[1:])
+        return np.moveaxis(heads.swapaxes(0, 1).reshape(first.shape), 0, axis)
+
+    if name.endswith(("in_proj_qkv.weight", "conv1d.weight")):
+        return np.concatenate([weight[: 2 * keys], tiled(weight[2 * keys :])])
+    if name.endswith("out_proj.weight"):
+        return tiled(weight, 1)
+    return weight if name.endswith("norm.weight") else tiled(weight)
+
+
+def _apart(weight: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """Queries, keys and values of all heads, and their gates, of rows in the order of key heads."""
+    each = _VALUE_HEADS // _KEY_HEADS * _DELTA_DIM
+    heads = weight.reshape(_KEY_HEADS, -1, weight.shape[1])
+    places = np.cumsum([_DELTA_DIM, _DELTA_DIM, each])
+    q, k, v, z = (part.reshape(-1, weight.shape[1]) for part in np.split(heads, places, axis=1))
+    return np.concatenate([q, k, v]), z

@@ -8,12 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rocmforge.errors import BadFolder, BadGguf
+from rocmforge.errors import BadFolder, BadGguf, UnsupportedArchitecture, UnsupportedTensor
 from rocmforge.models.memory import kv_bytes_per_token, state_bytes
 from rocmforge.opening import open_checkpoint
 from tests.data.models.tiny_folders import write_folder
-from tests.data.models.tiny_models import by_name, write_model
-from tests.support.gguf_writer import Value
+from tests.data.models.tiny_models import (
+    by_name,
+    gguf_metadata,
+    gguf_tensors,
+    hf_weights,
+    write_model,
+)
+from tests.support.gguf_writer import Value, write_gguf
 from tests.unit.models.test_architectures import config_of
 
 
@@ -44,28 +50,36 @@ def test_a_convolution_remembers_all_inputs_but_the_newest(is_folder: bool, tmp_
         ("lfm2", "attention.head_count_kv", counts(0, 4, 0, 4), "4 does not divide"),
         ("lfm2", "attention.head_count_kv", counts(0, 0, 0, 0), "differs by layer"),
         ("llama", "attention.head_count_kv", counts(0, 2), "differs by layer"),
+        ("qwen35", "ssm.conv_kernel", 1, "a convolution of 1 inputs has no state"),
+        ("qwen35", "ssm.inner_size", 66, "4 heads do not divide 66"),
+        ("qwen35", "ssm.time_step_rank", 1, "2 key heads do not divide them"),
+        ("qwen3next", "attention.recurrent_layers", np.array([True]), "1 flags for 3 layers"),
+        ("qwen3next", "rope.dimension_sections", counts(1, 1, 0, 0), "on several axes"),
     ],
 )
 def test_senseless_keys_are_refused(
     name: str, key: str, value: Value, reason: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(BadGguf, match=f"{key}.*{reason}"):
+    with pytest.raises((BadGguf, UnsupportedArchitecture), match=reason) as caught:
         config_of(tmp_path, name, {key: value})
+    assert key in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("changes", "reason"),
+    ("name", "changes", "reason"),
     [
-        ({"conv_L_cache": 1}, "'conv_L_cache': a convolution of 1 inputs"),
-        ({"conv_bias": True}, "'conv_bias': convolutions with biases"),
-        ({"layer_types": ["conv"]}, "'layer_types': not 4 times"),
-        ({"layer_types": ["conv", "linear_attention"] * 2}, "'layer_types': not 4 times"),
+        ("lfm2", {"conv_L_cache": 1}, "'conv_L_cache': a convolution of 1 inputs"),
+        ("lfm2", {"conv_bias": True}, "'conv_bias': convolutions with biases"),
+        ("lfm2", {"layer_types": ["conv"]}, "'layer_types': not 4 times"),
+        ("lfm2", {"layer_types": ["conv", "linear_attention"] * 2}, "'layer_types': not 4 times"),
+        ("qwen35", {"layer_types": ["conv", "full_attention"] * 2}, "'layer_types': not 4 times"),
+        ("qwen35", {"linear_num_value_heads": 3}, "'linear_num_value_heads': 2 key heads"),
     ],
 )
 def test_senseless_configurations_are_refused(
-    changes: dict[str, Any], reason: str, tmp_path: Path
+    name: str, changes: dict[str, Any], reason: str, tmp_path: Path
 ) -> None:
-    folder = write_folder(by_name("lfm2"), tmp_path / "m", config=changes)
+    folder = write_folder(by_name(name), tmp_path / "m", config=changes)
     with pytest.raises(BadFolder, match=reason), open_checkpoint(folder):
         pass
 
@@ -80,3 +94,63 @@ def test_the_first_files_of_lfm2_say_the_same_in_other_words(tmp_path: Path) -> 
     folder = write_folder(model, tmp_path / "new2" / "new", config=older | {"block_ff_dim": 100})
     with open_checkpoint(folder) as checkpoint:  # 2 / 3 of it, and then a multiple
         assert checkpoint.config == expected
+
+
+@pytest.mark.parametrize("is_folder", [False, True])
+def test_gated_delta_net_has_a_state_of_each_value_head(is_folder: bool, tmp_path: Path) -> None:
+    write = write_model if not is_folder else lambda model, path: write_folder(model, path / "m")
+    with open_checkpoint(write(by_name("qwen35"), tmp_path)) as checkpoint:
+        config = checkpoint.config
+    own = ((2 * 2 * 16 + 4 * 16, 3), (4, 16, 16))
+    assert [layer.state_shapes for layer in config.layers] == [own] * 3 + [()]
+    delta = config.layers[0].delta
+    assert delta is not None
+    assert delta.is_tiled is not is_folder
+
+
+def test_a_period_says_which_layers_of_a_folder_have_attention(tmp_path: Path) -> None:
+    changes = {"layer_types": None, "full_attention_interval": 2}
+    folder = write_folder(by_name("qwen35moe"), tmp_path / "m", config=changes)
+    with open_checkpoint(folder) as checkpoint:
+        assert [bool(layer.delta) for layer in checkpoint.config.layers] == [True, False, True]
+
+
+def test_both_layouts_of_qwen3_next_lead_to_the_same_weights(tmp_path: Path) -> None:
+    model = by_name("qwen3next")
+    tensors = gguf_tensors(model)
+    older = {
+        name: value
+        for name, value in tensors.items()
+        if not name.endswith(("attn_qkv.weight", "attn_gate.weight"))
+    }
+    for layer in range(2):
+        name = f"model.layers.{layer}.linear_attn.in_proj_qkvz.weight"
+        older[f"blk.{layer}.ssm_in.weight"] = hf_weights(model)[name]
+    files = [
+        write_gguf(tmp_path / f"{n}.gguf", gguf_metadata(model), each)
+        for n, each in enumerate((tensors, older))
+    ]
+    with open_checkpoint(files[0]) as new, open_checkpoint(files[1]) as old:
+        assert new.weights.keys() == old.weights.keys()
+        for path, tensor in new.weights.items():
+            np.testing.assert_array_equal(tensor.to_float32(), old.weights[path].to_float32())
+
+
+def test_rows_that_were_picked_are_cut_as_any(tmp_path: Path) -> None:
+    with open_checkpoint(write_model(by_name("qwen35"), tmp_path)) as checkpoint:
+        queries = checkpoint.weights["layers.3.attention.q"]
+        values = queries.to_float32()
+        assert queries.nbytes == values.nbytes == 64 * 48 * 4
+        np.testing.assert_array_equal(queries.slice(0, 5, 33).to_float32(), values[5:33])
+        np.testing.assert_array_equal(queries.slice(1, 8, 40).to_float32(), values[:, 8:40])
+        for axis, stop in ((0, 65), (1, 49), (2, 1)):
+            with pytest.raises(UnsupportedTensor):
+                queries.slice(axis, 0, stop)
+
+
+def test_a_projection_of_another_size_is_refused(tmp_path: Path) -> None:
+    model = by_name("qwen35")
+    tensors = gguf_tensors(model) | {"blk.3.attn_q.weight": np.zeros((64, 48), np.float32)}
+    path = write_gguf(tmp_path / "m.gguf", gguf_metadata(model), tensors)
+    with pytest.raises(UnsupportedTensor, match=r"attn_q\.weight.*\(128, 48\)"):
+        open_checkpoint(path)

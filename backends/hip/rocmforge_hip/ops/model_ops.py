@@ -36,6 +36,8 @@ from rocmforge_hip.weights.products import Product
 
 _UNCAPPED: Final = 1.0  # cap * tanh(x / cap) is tanh(x)
 
+_NO_STATES: Final = "models with states are refused when they are loaded"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Resources:
@@ -273,7 +275,28 @@ class HipOps:
     def short_convolution(
         self, step: DeviceStep, x: Activation, weight: Weight, layer: int
     ) -> Activation:
-        raise AssertionError("models with states are refused when they are loaded")
+        raise AssertionError(_NO_STATES)
+
+    def convolution(
+        self, step: DeviceStep, x: Activation, weight: Weight, layer: int
+    ) -> Activation:
+        raise AssertionError(_NO_STATES)
+
+    def gated_delta(
+        self,
+        step: DeviceStep,
+        x: Activation,
+        gates: tuple[Activation, Activation],
+        decay: tuple[Weight, Weight],
+        layer: int,
+    ) -> Activation:
+        raise AssertionError(_NO_STATES)
+
+    def gated_norm(self, x: Activation, gate: Activation, weight: Weight) -> Activation:
+        raise AssertionError(_NO_STATES)
+
+    def sigmoid_gate(self, x: Activation, gate: Activation) -> Activation:
+        raise AssertionError(_NO_STATES)
 
     def norm_projection(self, x: Activation, weight: Weight, bias: Weight | None) -> Activation:
         """Works in place."""

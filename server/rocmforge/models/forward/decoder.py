@@ -6,6 +6,7 @@ from typing import TypeVar
 
 from rocmforge.models.blocks import (
     Attention,
+    DeltaNet,
     Experts,
     FeedForward,
     LatentAttention,
@@ -38,6 +39,8 @@ def hidden_states(config: ModelConfig, weights: ModelWeights[W], ops: Ops[A, W, 
             x = _latent_attention(layer.latent, ops, step, x, spec)
         elif layer.convolution is not None:
             x = _short_convolution(layer.convolution, ops, step, x, spec.layer)
+        elif layer.delta is not None:
+            x = _delta_net(layer.delta, ops, step, x, spec.layer)
         else:
             x = _attention(config, present(layer.attention), ops, step, x, spec)
         if layer.attention_post_norm is not None:
@@ -73,8 +76,10 @@ def _attention(
         k = ops.norm_projection(k, present(k_norm), None)
         q_norm = k_norm = None
     q = ops.rope_and_store(step, q, k, v, q_norm, k_norm, spec)
-    x = ops.attention(step, q, spec, attention.sinks)
-    return ops.linear(step, x, attention.output, attention.output_bias)
+    y = ops.attention(step, q, spec, attention.sinks)
+    if attention.gate is not None:
+        y = ops.sigmoid_gate(y, ops.linear(step, x, attention.gate, None))
+    return ops.linear(step, y, attention.output, attention.output_bias)
 
 
 def _latent_attention(
@@ -103,6 +108,15 @@ def _short_convolution(
     x = ops.linear(step, x, convolution.input, None)
     x = ops.short_convolution(step, x, convolution.filter, layer)
     return ops.linear(step, x, convolution.output, None)
+
+
+def _delta_net(delta: DeltaNet[W], ops: Ops[A, W, S], step: S, x: A, layer: int) -> A:
+    mixed = ops.linear(step, x, delta.mixed, None)
+    gate = ops.linear(step, x, delta.gate, None)
+    alpha, beta = ops.linear(step, x, delta.alpha, None), ops.linear(step, x, delta.beta, None)
+    mixed = ops.convolution(step, mixed, delta.filter, layer)
+    y = ops.gated_delta(step, mixed, (alpha, beta), (delta.decay, delta.time_bias), layer)
+    return ops.linear(step, ops.gated_norm(y, gate, delta.norm), delta.output, None)
 
 
 def _feed_forward(

@@ -275,6 +275,41 @@ class Ops(Protocol[A, W, S]):
         """
         ...
 
+    def convolution(self, step: S, x: A, weight: W, layer: int) -> A:
+        """Returns SiLU of a convolution as in `short_convolution`, of all of x: [T, channels]."""
+        ...
+
+    def gated_delta(self, step: S, x: A, gates: tuple[A, A], decay: tuple[W, W], layer: int) -> A:
+        """Returns the results of Gated DeltaNet: [T, num_value_heads * value_dim].
+
+        With a head's state S of [key_dim, value_dim], query and key of length 1 and the query
+        divided by sqrt(key_dim), a token does S *= exp(decay * softplus(alpha + bias)), then
+        S += key x (sigmoid(beta) * (value - S.T @ key)), and results in S.T @ query. What divides a
+        query or key is sqrt(sum of squares + `ModelConfig.norm_eps`).
+
+        Args:
+            step: Says where the states of its sequences are.
+            x: [T, mixed_features], queries, keys and values.
+            gates: alpha and beta, [T, num_value_heads] each.
+            decay: The factor and the bias, [num_value_heads] each.
+            layer: Its index, and that of its states.
+        """
+        ...
+
+    def gated_norm(self, x: A, gate: A, weight: W) -> A:
+        """Returns the norm of each head by root mean square, times SiLU(gate).
+
+        Args:
+            x: [T, heads * dim].
+            gate: Of the same shape.
+            weight: [dim].
+        """
+        ...
+
+    def sigmoid_gate(self, x: A, gate: A) -> A:
+        """Returns x * sigmoid(gate), [T, features] each."""
+        ...
+
     def norm_projection(self, x: A, weight: W, bias: W | None) -> A:
         """Returns the norm of queries or keys, all heads as one row; may overwrite x."""
         ...
