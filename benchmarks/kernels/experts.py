@@ -88,6 +88,7 @@ class Bench:
                 device.enqueue(
                     kernel,
                     weight,
+                    None,
                     x,
                     arrays.tiles,
                     arrays.tokens if gated else None,

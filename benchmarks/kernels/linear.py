@@ -96,6 +96,7 @@ def measure_gemm(watch: Stopwatch, layer: Layer, rows: int) -> Measurement:
                     device.enqueue(
                         f"rf_gemm_{name}_m{tile}",
                         weight,
+                        None,
                         x,
                         *(None,) * 4,
                         out,

@@ -25,14 +25,13 @@ __device__ __forceinline__ void sum_of_slices(const float (&sums)[kSlices][kGrou
 }
 
 template <class Format, int kSlices>
-__device__ __forceinline__ void experts_gate_up(const uint8_t* weight, int64_t expert_bytes,
-                                                const Activations& x, const Chosen& chosen,
-                                                const GateUpOutputs& to) {
+__device__ __forceinline__ void experts_gate_up(const ExpertMatrices& experts, const Activations& x,
+                                                const Chosen& chosen, const GateUpOutputs& to) {
   const GateUpTile tile(blockIdx.y);
   const int64_t pair = blockIdx.x;
   const int expert = chosen.expert[pair];
   Format rows[kGroups];
-  expert_rows(weight, expert_bytes, expert, to.outputs, x.quant_blocks, tile, rows);
+  expert_rows(experts, expert, to.outputs, x.quant_blocks, tile, rows);
   int first_quant_blocks[kSlices];
   find_slices(x, pair / chosen.num_chosen, first_quant_blocks);
   float sums[kSlices][kGroups] = {};
@@ -44,9 +43,8 @@ __device__ __forceinline__ void experts_gate_up(const uint8_t* weight, int64_t e
 }
 
 template <class Format, int kSlices>
-__device__ __forceinline__ void experts_down(const uint8_t* weight, int64_t expert_bytes,
-                                             const Activations& x, const Chosen& chosen,
-                                             const DownOutputs& to) {
+__device__ __forceinline__ void experts_down(const ExpertMatrices& experts, const Activations& x,
+                                             const Chosen& chosen, const DownOutputs& to) {
   const GemvTile<1> tile(blockIdx.y);
   const int64_t token = blockIdx.x;
   const ExpertWaves waves = ExpertWaves::of(chosen.num_chosen);
@@ -55,7 +53,7 @@ __device__ __forceinline__ void experts_down(const uint8_t* weight, int64_t expe
   for (int i = waves.first_expert(); i < chosen.num_chosen; i += waves.at_once) {
     const int64_t pair = token * chosen.num_chosen + i;
     Format rows[kGroups];
-    expert_rows(weight, expert_bytes, chosen.expert[pair], to.outputs, x.quant_blocks, tile, rows);
+    expert_rows(experts, chosen.expert[pair], to.outputs, x.quant_blocks, tile, rows);
     int first_quant_blocks[kSlices];
     find_slices(x, pair, first_quant_blocks);
     float sums[kSlices][kGroups] = {};
@@ -69,43 +67,44 @@ __device__ __forceinline__ void experts_down(const uint8_t* weight, int64_t expe
 
 }  // namespace rf
 
-// weight: the matrices of experts (experts.h) of `expert_bytes` each, gate and up interleaved. q,
-// scale: an activation [rows, 32 * quant_blocks] of act.h with as many slices as the name says.
-// chosen: int32 [rows, num_chosen]. out: [rows * num_chosen, out_features] in the forms that are
-// not null, gated as `activation` says, after the biases [experts, out_features], unless those are
-// null. out_features is a multiple of 32. Grid: (rows * num_chosen, out_features / 32), block 256
-// or 512.
-#define RF_GATE_UP(name, Format, kSlices)                                                         \
-  extern "C" __global__ __launch_bounds__(rf::kGateUpThreads) void                                \
-      rf_experts_gate_up_##name##_s##kSlices(                                                     \
-          const uint8_t* __restrict__ weight, const int8_t* __restrict__ q,                       \
-          const rf::ActScale* __restrict__ scale, const int32_t* __restrict__ chosen,             \
-          const float* __restrict__ gate_bias, const float* __restrict__ up_bias, float* out_f32, \
-          rf::half* out_f16, int8_t* out_q, rf::ActScale* out_q_scale, int32_t out_q_lo_offset,   \
-          int64_t expert_bytes, int rows, int num_chosen, int out_features, int quant_blocks,     \
-          int activation) {                                                                       \
-    rf::experts_gate_up<rf::Format, kSlices>(                                                     \
-        weight, expert_bytes, {q, scale, rows, kSlices, quant_blocks},                            \
-        {chosen, nullptr, num_chosen},                                                            \
-        {{out_features, activation},                                                              \
-         gate_bias,                                                                               \
-         up_bias,                                                                                 \
-         {out_f32, out_f16, out_q, out_q_scale, out_q_lo_offset}});                               \
+// weight, places: the matrices of experts (expert_matrices.h) of `expert_bytes` each, gate and up
+// interleaved. q, scale: an activation [rows, 32 * quant_blocks] of act.h with as many slices as
+// the name says. chosen: int32 [rows, num_chosen]. out: [rows * num_chosen, out_features] in the
+// forms that are not null, gated as `activation` says, after the biases [experts, out_features],
+// unless those are null. out_features is a multiple of 32. Grid: (rows * num_chosen, out_features /
+// 32), block 256 or 512.
+#define RF_GATE_UP(name, Format, kSlices)                                                      \
+  extern "C" __global__ __launch_bounds__(rf::kGateUpThreads) void                             \
+      rf_experts_gate_up_##name##_s##kSlices(                                                  \
+          const uint8_t* __restrict__ weight, const int64_t* __restrict__ places,              \
+          const int8_t* __restrict__ q, const rf::ActScale* __restrict__ scale,                \
+          const int32_t* __restrict__ chosen, const float* __restrict__ gate_bias,             \
+          const float* __restrict__ up_bias, float* out_f32, rf::half* out_f16, int8_t* out_q, \
+          rf::ActScale* out_q_scale, int32_t out_q_lo_offset, int64_t expert_bytes, int rows,  \
+          int num_chosen, int out_features, int quant_blocks, int activation) {                \
+    rf::experts_gate_up<rf::Format, kSlices>(                                                  \
+        {weight, places, expert_bytes}, {q, scale, rows, kSlices, quant_blocks},               \
+        {chosen, nullptr, num_chosen},                                                         \
+        {{out_features, activation},                                                           \
+         gate_bias,                                                                            \
+         up_bias,                                                                              \
+         {out_f32, out_f16, out_q, out_q_scale, out_q_lo_offset}});                            \
   }
 
-// weight, chosen, bias: as above, of down. q, scale: an activation [rows * num_chosen, 32 *
+// weight, places, chosen, bias: as above, of down. q, scale: an activation [rows * num_chosen, 32 *
 // quant_blocks]. weights: f32 [rows, num_chosen]. out: f32 [rows, out_features], the weighted sums.
 // Grid: (rows, stored rows / 16), block 256.
-#define RF_DOWN(name, Format, kSlices)                                                          \
-  extern "C" __global__ __launch_bounds__(rf::kGemvThreads) void                                \
-      rf_experts_down_##name##_s##kSlices(                                                      \
-          const uint8_t* __restrict__ weight, const int8_t* __restrict__ q,                     \
-          const rf::ActScale* __restrict__ scale, const int32_t* __restrict__ chosen,           \
-          const float* __restrict__ weights, const float* __restrict__ bias, float* out,        \
-          int64_t expert_bytes, int rows, int num_chosen, int out_features, int quant_blocks) { \
-    rf::experts_down<rf::Format, kSlices>(                                                      \
-        weight, expert_bytes, {q, scale, rows * num_chosen, kSlices, quant_blocks},             \
-        {chosen, weights, num_chosen}, {{out_features, rf::kNotGated}, bias, out});             \
+#define RF_DOWN(name, Format, kSlices)                                                            \
+  extern "C" __global__                                                                           \
+  __launch_bounds__(rf::kGemvThreads) void rf_experts_down_##name##_s##kSlices(                   \
+      const uint8_t* __restrict__ weight, const int64_t* __restrict__ places,                     \
+      const int8_t* __restrict__ q, const rf::ActScale* __restrict__ scale,                       \
+      const int32_t* __restrict__ chosen, const float* __restrict__ weights,                      \
+      const float* __restrict__ bias, float* out, int64_t expert_bytes, int rows, int num_chosen, \
+      int out_features, int quant_blocks) {                                                       \
+    rf::experts_down<rf::Format, kSlices>(                                                        \
+        {weight, places, expert_bytes}, {q, scale, rows * num_chosen, kSlices, quant_blocks},     \
+        {chosen, weights, num_chosen}, {{out_features, rf::kNotGated}, bias, out});               \
   }
 
 #define RF_EXPERTS(name, Format, ...) \

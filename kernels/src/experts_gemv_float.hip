@@ -6,14 +6,14 @@
 namespace rf {
 
 template <class Format>
-__device__ __forceinline__ void experts_gate_up(const uint8_t* weight, int64_t expert_bytes,
+__device__ __forceinline__ void experts_gate_up(const ExpertMatrices& experts,
                                                 const FloatActivations& x, const Chosen& chosen,
                                                 const GateUpOutputs& to) {
   const GateUpTile tile(blockIdx.y);
   const int64_t pair = blockIdx.x;
   const int expert = chosen.expert[pair];
   Format rows[kGroups];
-  expert_rows(weight, expert_bytes, expert, to.outputs, x.quant_blocks, tile, rows);
+  expert_rows(experts, expert, to.outputs, x.quant_blocks, tile, rows);
   float sums[1][kGroups] = {};
   gemv_dot(rows, x, static_cast<int>(pair / chosen.num_chosen), tile.first_piece(),
            tile.piece_step(), sums);
@@ -21,7 +21,7 @@ __device__ __forceinline__ void experts_gate_up(const uint8_t* weight, int64_t e
 }
 
 template <class Format>
-__device__ __forceinline__ void experts_down(const uint8_t* weight, int64_t expert_bytes,
+__device__ __forceinline__ void experts_down(const ExpertMatrices& experts,
                                              const FloatActivations& x, const Chosen& chosen,
                                              const DownOutputs& to) {
   const GemvTile<1> tile(blockIdx.y);
@@ -31,7 +31,7 @@ __device__ __forceinline__ void experts_down(const uint8_t* weight, int64_t expe
   for (int i = waves.first_expert(); i < chosen.num_chosen; i += waves.at_once) {
     const int64_t pair = token * chosen.num_chosen + i;
     Format rows[kGroups];
-    expert_rows(weight, expert_bytes, chosen.expert[pair], to.outputs, x.quant_blocks, tile, rows);
+    expert_rows(experts, chosen.expert[pair], to.outputs, x.quant_blocks, tile, rows);
     float sums[1][kGroups] = {};
     gemv_dot(rows, x, static_cast<int>(pair), waves.first_piece(), waves.piece_step(), sums);
     for (int j = 0; j < kGroups; ++j) mixed[0][j] += chosen.weight[pair] * sums[0][j];
@@ -45,12 +45,13 @@ __device__ __forceinline__ void experts_down(const uint8_t* weight, int64_t expe
 // quant_blocks].
 #define RF_GATE_UP(name, Format)                                                                \
   extern "C" __global__ __launch_bounds__(rf::kGateUpThreads) void rf_experts_gate_up_##name(   \
-      const uint8_t* __restrict__ weight, const float* __restrict__ x,                          \
-      const int32_t* __restrict__ chosen, const float* __restrict__ gate_bias,                  \
-      const float* __restrict__ up_bias, float* out_f32, rf::half* out_f16, int8_t* out_q,      \
-      rf::ActScale* out_q_scale, int32_t out_q_lo_offset, int64_t expert_bytes, int rows,       \
-      int num_chosen, int out_features, int quant_blocks, int activation) {                     \
-    rf::experts_gate_up<rf::Format>(weight, expert_bytes, {x, rows, quant_blocks},              \
+      const uint8_t* __restrict__ weight, const int64_t* __restrict__ places,                   \
+      const float* __restrict__ x, const int32_t* __restrict__ chosen,                          \
+      const float* __restrict__ gate_bias, const float* __restrict__ up_bias, float* out_f32,   \
+      rf::half* out_f16, int8_t* out_q, rf::ActScale* out_q_scale, int32_t out_q_lo_offset,     \
+      int64_t expert_bytes, int rows, int num_chosen, int out_features, int quant_blocks,       \
+      int activation) {                                                                         \
+    rf::experts_gate_up<rf::Format>({weight, places, expert_bytes}, {x, rows, quant_blocks},    \
                                     {chosen, nullptr, num_chosen},                              \
                                     {{out_features, activation},                                \
                                      gate_bias,                                                 \
@@ -59,15 +60,15 @@ __device__ __forceinline__ void experts_down(const uint8_t* weight, int64_t expe
   }
 
 // As rf_experts_down_<format>_s<slices>, with x f32 [rows * num_chosen, 32 * quant_blocks].
-#define RF_DOWN(name, Format)                                                                     \
-  extern "C" __global__ __launch_bounds__(rf::kGemvThreads) void rf_experts_down_##name(          \
-      const uint8_t* __restrict__ weight, const float* __restrict__ x,                            \
-      const int32_t* __restrict__ chosen, const float* __restrict__ weights,                      \
-      const float* __restrict__ bias, float* out, int64_t expert_bytes, int rows, int num_chosen, \
-      int out_features, int quant_blocks) {                                                       \
-    rf::experts_down<rf::Format>(weight, expert_bytes, {x, rows * num_chosen, quant_blocks},      \
-                                 {chosen, weights, num_chosen},                                   \
-                                 {{out_features, rf::kNotGated}, bias, out});                     \
+#define RF_DOWN(name, Format)                                                               \
+  extern "C" __global__ __launch_bounds__(rf::kGemvThreads) void rf_experts_down_##name(    \
+      const uint8_t* __restrict__ weight, const int64_t* __restrict__ places,               \
+      const float* __restrict__ x, const int32_t* __restrict__ chosen,                      \
+      const float* __restrict__ weights, const float* __restrict__ bias, float* out,        \
+      int64_t expert_bytes, int rows, int num_chosen, int out_features, int quant_blocks) { \
+    rf::experts_down<rf::Format>(                                                           \
+        {weight, places, expert_bytes}, {x, rows * num_chosen, quant_blocks},               \
+        {chosen, weights, num_chosen}, {{out_features, rf::kNotGated}, bias, out});         \
   }
 
 #define RF_EXPERTS(name, Format, ...) \

@@ -5,6 +5,7 @@
 // for all of its rows. LDS holds two tiles of K or more: while the waves multiply one, the block
 // brings the next. Up to 32 rows leave quantised weights out of LDS where they can (gemm_direct.h).
 // Compiled once per format.
+#include "rf/expert_matrices.h"
 #include "rf/gemm_block.h"
 #include "rf/gemm_direct.h"
 #include "rf/gemm_tiles.h"
@@ -146,7 +147,7 @@ __device__ __forceinline__ void gemm(const GemmArguments& arguments) {
 // Rows in groups, each of which is multiplied with an expert's matrix: groups.h.
 struct Groups {
   const GroupTile* tiles;  // of each blockIdx.x, or null: all rows have the one matrix
-  int64_t expert_bytes;    // from one matrix to the next
+  ExpertMatrices experts;
 };
 
 // Makes the arguments those of the block's tile. Returns whether there is anything to do.
@@ -156,7 +157,7 @@ __device__ __forceinline__ bool begin_tile(GemmArguments& arguments, const Group
   if (!groups.tiles) return true;
   const GroupTile tile = groups.tiles[blockIdx.x];
   const int64_t first_bias = static_cast<int64_t>(tile.expert) * arguments.outputs.out_features;
-  arguments.weight += tile.expert * groups.expert_bytes;
+  arguments.weight = groups.experts.matrix(tile.expert);
   arguments.first_row = tile.first;
   arguments.rows = tile.end;
   if (arguments.result.bias) arguments.result.bias += first_bias;
@@ -173,17 +174,19 @@ __device__ __forceinline__ bool begin_tile(GemmArguments& arguments, const Group
 // split_quant_blocks (a multiple of 8), and rf_gemm_sum adds up the pieces.
 // Grid: (ceil(rows / tile rows), ceil(stored rows / 128), splits), block: the most threads that the
 // kernel is compiled for.
-// With `tiles` (groups.h), weight is the matrices of all experts, expert_bytes each, and biases are
-// [experts, out_features]. Rows are sorted by expert then, and multiplied from rows `sources` of x,
-// or from their own if that is null. Grid: as many tiles in the place of those of rows; K whole.
+// With `tiles` (groups.h), weight, places and expert_bytes are those of expert_matrices.h, and
+// biases are [experts, out_features]. Rows are sorted by expert then, and multiplied from rows
+// `sources` of x, or from their own if that is null. Grid: as many tiles in the place of those of
+// rows; K whole.
 #define RF_GEMM(name, Format, kTileRows)                                                        \
   extern "C" __global__ __launch_bounds__((rf::kThreadsFor<rf::Format, kTileRows>)) void        \
       rf_gemm_##name##_m##kTileRows(                                                            \
-          const uint8_t* __restrict__ weight, const rf::half* __restrict__ x,                   \
-          const rf::GroupTile* __restrict__ tiles, const int32_t* __restrict__ sources,         \
-          const float* __restrict__ bias, const float* __restrict__ up_bias, float* out,        \
-          rf::half* out_half, float* partial, int64_t expert_bytes, int rows, int out_features, \
-          int quant_blocks, int activation, int split_quant_blocks) {                           \
+          const uint8_t* __restrict__ weight, const int64_t* __restrict__ places,               \
+          const rf::half* __restrict__ x, const rf::GroupTile* __restrict__ tiles,              \
+          const int32_t* __restrict__ sources, const float* __restrict__ bias,                  \
+          const float* __restrict__ up_bias, float* out, rf::half* out_half, float* partial,    \
+          int64_t expert_bytes, int rows, int out_features, int quant_blocks, int activation,   \
+          int split_quant_blocks) {                                                             \
     rf::GemmArguments arguments{weight,                                                         \
                                 x,                                                              \
                                 sources,                                                        \
@@ -195,7 +198,7 @@ __device__ __forceinline__ bool begin_tile(GemmArguments& arguments, const Group
                                 {bias, out, out_half},                                          \
                                 partial,                                                        \
                                 split_quant_blocks};                                            \
-    if (!rf::begin_tile<kTileRows>(arguments, {tiles, expert_bytes})) return;                   \
+    if (!rf::begin_tile<kTileRows>(arguments, {tiles, {weight, places, expert_bytes}})) return; \
     rf::gemm<rf::Format, kTileRows>(arguments);                                                 \
   }
 #define RF_GEMM_OF(name, Format, ...) \

@@ -211,6 +211,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             "measured to be faster at load"
         ),
     ] = "auto"
+    device_experts: Annotated[
+        Annotated[float, Meta(ge=0, le=1)] | None,
+        _about(
+            "share of each layer's experts that the device holds, 0..1, where those of the others "
+            "are read from the host's memory (default: all if they fit, else as many as do)",
+            "SHARE",
+        ),
+    ] = None
     memory_utilization: Annotated[
         float, _about("share of the device's memory to use", "SHARE", gt=0, le=1)
     ] = 0.9
@@ -294,6 +302,7 @@ PER_MODEL = frozenset(
         *("load", "idle_unload", "chat_template", "lora", "tool_format", "backend", "device"),
         *("tensor_parallel", "max_context", "max_sequences", "max_batched_tokens", "kv_blocks"),
         *("sampling", "kv_dtype", "activation_bits", "graphs", "decode_variant"),
+        "device_experts",
         *(
             "memory_utilization",
             "max_stall",

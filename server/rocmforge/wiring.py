@@ -323,6 +323,7 @@ def load_options(settings: Settings, trained_context: int, *, causal: bool) -> L
         graphs=settings.graphs,
         draft_tokens=max(settings.prompt_lookup_tokens, drafted),
         decode_variant=settings.decode_variant,
+        device_experts=settings.device_experts,
         memory_utilization=settings.memory_utilization,
         tensor_parallel=settings.tensor_parallel,
         adapters=adapter_specs(settings),

@@ -275,6 +275,24 @@ def test_graph_runs_what_was_captured_at_each_launch(device: Device) -> None:
     assert total.get() == [192]
 
 
+@pytest.mark.parametrize(("start", "is_found"), [(64, False), (136, True)])
+def test_what_lies_between_the_parts_that_a_graph_uses_is_free(
+    device: Device, start: int, is_found: bool
+) -> None:
+    first, second, pool = stream_of(device), stream_of(device), device.empty(200, np.float32)
+    begin_capture(device, first)
+    for part in (0, 136):
+        device.enqueue("rf_fill", pool, part, 64, grid=1, block=64, stream=first)
+    executable = end_capture(device, first)
+    device.ok(hip.hipGraphLaunch(executable, first), "hipGraphLaunch")
+    device.enqueue("rf_fill", pool, start, 64, grid=1, block=64, stream=second)
+    if is_found:
+        with pytest.raises(KernelFault, match="no event orders the two"):
+            device.synchronize()
+    else:
+        device.synchronize()
+
+
 def test_graph_with_a_freed_buffer(device: Device) -> None:
     stream, y = stream_of(device), device.empty(64, np.float32, "arena")
     begin_capture(device, stream)

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tests.support.activations import quantise
+from tests.support.kernels import Device, DeviceArray
 from tests.support.linear import CLAMPED_SWIGLU, NOT_GATED, Layer, random_layer
 from tests.support.weights import FLOAT_TYPES, Bytes
 
@@ -79,6 +80,23 @@ def random_experts(
         if has_biases
     )
     return ExpertLayer(experts, biases)
+
+
+def upload_experts(
+    device: Device, packed: Bytes, *, scattered: bool = False
+) -> tuple[DeviceArray, DeviceArray | None]:
+    """The matrices of experts on the device and where each is: the arguments `weight` and `places`.
+
+    Scattered, they are in another order, with what belongs to nobody between them.
+    """
+    if not scattered:
+        return device.upload(packed, "weight"), None
+    count, nbytes = packed.shape[0], packed[0].nbytes
+    order = np.random.default_rng(count).permutation(count)
+    mixed = np.full((2 * count, nbytes), 0xFF, np.uint8)
+    mixed[2 * order] = packed.reshape(count, nbytes)
+    places = (2 * order * nbytes).astype(np.int64)
+    return device.upload(mixed, "weight"), device.upload(places, "places")
 
 
 def random_choice(rng: np.random.Generator, tokens: int, experts: int, chosen: int) -> Int32:

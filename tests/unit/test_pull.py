@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from math import ceil
 from pathlib import Path
 
@@ -16,7 +17,9 @@ from rocmforge.library import hub as hubs
 from rocmforge.library.catalogue import read_catalogue
 from rocmforge.library.hub import Hub
 from rocmforge.settings import Settings
+from tests.data.models.tiny_models import by_name, write_model
 from tests.support.gguf_writer import write_gguf
+from tests.support.hip import fitting
 from tests.support.hub import FakeHub
 
 GIB = 1 << 30
@@ -137,6 +140,25 @@ def test_a_file_beside_which_little_context_fits_is_taken_only_if_all_are_so(
     assert choose(hub, SHORT, SETTINGS, large - 2000).main == "Q-Q4_K_M.gguf"
     assert choose(hub, f"{SHORT}:Q8_0", SETTINGS, large - 2000).main == "Q-Q8_0.gguf"
     assert choose(hub, SHORT, SETTINGS, small - 2000).main == "Q-Q4_K_M.gguf"
+
+
+def test_a_file_that_leaves_experts_on_the_host_is_taken_only_if_all_do(
+    hub: Hub, fake: FakeHub, tmp_path: Path
+) -> None:
+    tiny = fitting(by_name("qwen3moe"))
+    files = dict(fake.repositories[ENTRY.repository])
+    for name, count in (("Q8_0", 64), ("Q4_K_M", 32)):
+        keys = tiny.keys | {"expert_count": count}
+        config = tiny.config | {"num_experts": count}
+        path = write_model(replace(tiny, keys=keys, config=config), tmp_path)
+        files[f"Q-{name}.gguf"] = path.read_bytes()
+    fake.repositories = {**fake.repositories, ENTRY.repository: files}
+    large, small = (memory_for(files[f"Q-{name}.gguf"], tmp_path) for name in ("Q8_0", "Q4_K_M"))
+    assert small < large
+    assert choose(hub, SHORT, SETTINGS, large).main == "Q-Q8_0.gguf"
+    assert choose(hub, SHORT, SETTINGS, large - 100_000).main == "Q-Q4_K_M.gguf"
+    assert choose(hub, f"{SHORT}:Q8_0", SETTINGS, large - 100_000).main == "Q-Q8_0.gguf"
+    assert choose(hub, SHORT, SETTINGS, small - 100_000).main == "Q-Q4_K_M.gguf"
 
 
 def test_a_quantisation_behind_a_short_name_is_taken(hub: Hub) -> None:

@@ -78,10 +78,12 @@ class HipBackend:
             found = devices[0]
             name = found.info.name if len(devices) == 1 else f"each of {list_names(devices)}"
             free = min(options.memory_of(device.info) for device in devices)
+            total = int(found.info.memory_total * options.memory_share)
             geometry = geometry_of(found.properties)
         else:
             name, free, geometry = "a device", memory, Geometry(_MOST_COMPUTE_UNITS)
-        needs = measure_model(checkpoint, options, geometry, free)
+            total = memory
+        needs, hosted = measure_model(checkpoint, options, geometry, (free, total))
         return MemoryEstimate(
             device=name,
             free=free,
@@ -92,6 +94,7 @@ class HipBackend:
             block_size=BLOCK_TOKENS,
             kv_dtype=cache_type(needs),
             context=needs.limits.context,
+            hosted=hosted,
         )
 
     def runtimes(self) -> tuple[RuntimeLibrary, ...]:

@@ -1,12 +1,13 @@
 // What the kernels of experts share (Shazeer et al. 2017): where the matrices of each expert lie,
 // and which experts a token goes to.
 //
-// The matrices of all experts of a layer are one array, one after the other: each is a matrix of
-// weights.h. A pair is a token and one of its experts: pair t * num_chosen + i is token t with
-// chosen[t][i].
+// The matrices of all experts of a layer are one array, one after the other, or wherever a table
+// says: each is a matrix of weights.h. A pair is a token and one of its experts: pair t *
+// num_chosen + i is token t with chosen[t][i].
 #pragma once
 
 #include "rf/act_output.h"
+#include "rf/expert_matrices.h"
 #include "rf/gemv_tile.h"
 
 namespace rf {
@@ -25,10 +26,10 @@ struct Chosen {
 
 // The rows of a lane in the matrix of an expert.
 template <class Format, class Tile>
-__device__ __forceinline__ void expert_rows(const uint8_t* weight, int64_t expert_bytes, int expert,
+__device__ __forceinline__ void expert_rows(const ExpertMatrices& experts, int expert,
                                             const Outputs& outputs, int quant_blocks,
                                             const Tile& tile, Format (&rows)[kGroups]) {
-  const uint8_t* matrix = weight + expert * expert_bytes;
+  const uint8_t* matrix = experts.matrix(expert);
   for (int j = 0; j < kGroups; ++j) {
     rows[j] = Format::of(Planes(matrix, outputs.stored_rows(), tile.row(j)), quant_blocks);
   }

@@ -91,6 +91,7 @@ typedef struct {
   X(EventCreate, cuEventCreate, (CUevent*, unsigned))                                           \
   X(EventDestroy, cuEventDestroy_v2, (CUevent))                                                 \
   X(EventRecord, cuEventRecord, (CUevent, CUstream))                                            \
+  X(EventQuery, cuEventQuery, (CUevent))                                                        \
   X(EventSynchronize, cuEventSynchronize, (CUevent))                                            \
   X(EventElapsedTime, cuEventElapsedTime, (float*, CUevent, CUevent))                           \
   X(ModuleLoadDataEx, cuModuleLoadDataEx, (CUmodule*, const void*, unsigned, int*, void**))     \

@@ -54,6 +54,11 @@ HIP_API hipError_t hipEventSynchronize(CUevent event) {
   FORWARD(EventSynchronize(event));
 }
 
+HIP_API hipError_t hipEventQuery(CUevent event) {
+  REQUIRE(event);
+  FORWARD(EventQuery(event));
+}
+
 HIP_API hipError_t hipEventElapsedTime(float* milliseconds, CUevent start, CUevent stop) {
   REQUIRE(milliseconds);
   FORWARD(EventElapsedTime(milliseconds, start, stop));

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from types import MappingProxyType
+from typing import Final, Protocol, runtime_checkable
 
 from rocmforge.backend.protocol import Backend, LoadOptions
 from rocmforge.models.checkpoint import Checkpoint
@@ -92,6 +93,33 @@ class FindsRuntimes(Backend, Protocol):
         ...
 
 
+BUS_SPEEDS: Final = MappingProxyType({"PCIe 4.0 x16": 25e9, "PCIe 5.0 x16": 50e9})
+"""Bytes a second that a device reads of the host's memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostedEstimate:
+    """The experts of a model where the device has no room for all of them."""
+
+    seats: int  # experts of a layer that the device holds at a time
+    experts: int  # of a layer
+    host: int  # bytes of the host's memory
+    token_bytes: int  # that a token reads from there, if all experts are chosen alike
+
+    def __str__(self) -> str:
+        """Says it to people, with the speed that follows."""
+        speeds = " or ".join(
+            f"{speed / max(self.token_bytes, 1):,.0f} through {bus}"
+            for bus, speed in BUS_SPEEDS.items()
+        )
+        return (
+            f"{self.seats} of {self.experts} of each layer have a seat on the device, and all "
+            f"{self.host / 2**30:.1f} GiB are in the host's memory; a token reads "
+            f"{self.token_bytes / 2**20:,.0f} MiB from it if all are chosen alike, which allows "
+            f"{speeds} a second; those chosen most get the seats, which makes it faster"
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryEstimate:
     """The bytes of a device's memory that a model would take."""
@@ -106,6 +134,7 @@ class MemoryEstimate:
     block_size: int  # tokens
     kv_dtype: str
     context: int  # tokens of one sequence
+    hosted: HostedEstimate | None = None  # None: all experts are on the device, if there are any
 
     @property
     def kv_sequence(self) -> int:

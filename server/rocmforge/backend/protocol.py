@@ -176,6 +176,11 @@ class StepCost:
     bytes_read: int  # of weights and KV cache, each once: the least there is to read
     launches: int  # calls that started kernels since the step before was collected
     gap_ns: int  # device time from the end of the step before to the start of this one
+    # Of a model some of whose experts are on the host alone: experts read, each once in a layer,
+    # those of them that were read from there, and those that came to the device before the step.
+    expert_reads: int = 0
+    host_expert_reads: int = 0
+    expert_swaps: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -242,6 +247,9 @@ class LoadOptions:
     least_context: int | None = None
     # Kernels of decode steps, where there is a choice; auto = what is measured to be faster.
     decode_variant: Literal["auto", "plain", "fused"] = "plain"
+    # Share of each layer's experts that the device holds, while all are in the host's memory;
+    # None = all of them if they fit, or else as many as do.
+    device_experts: float | None = None
 
     def memory_of(self, device: DeviceInfo) -> int:
         """Returns the free bytes of a device that this model may count on."""

@@ -153,6 +153,8 @@ def _print(console: Console, plan: PlanReport, settings: Settings) -> None:
         ("all of it fits", "yes" if plan.fits else _shortfall(plan)),
         ("at most", _most(plan)),
     ]
+    if estimate.hosted is not None:
+        rows.insert(4, ("experts", str(estimate.hosted)))
     if plan.draft is not None:
         rows.insert(-2, ("draft model", _draft_part(plan.draft, estimate, settings)))
     console.print(fact_table(rows))

@@ -64,8 +64,8 @@ def choose(
 ) -> HubModel:
     """Finds a model in the hub; of the files that a short name stands for, the largest that fits.
 
-    One beside which there is room for little context comes last. Where nothing has to fit, or no
-    device is here to fit on, the smallest is taken.
+    One beside which there is room for little context, or that leaves experts on the host, comes
+    last. Where nothing has to fit, or no device is here to fit on, the smallest is taken.
 
     Args:
         hub: has it.
@@ -99,7 +99,7 @@ def choose(
             plan = preview_plan(hub, model, settings, memory, has_device=has_device)
         if plan is not None and not plan.most_sequences:
             reason = f"{model.name} was not fetched: {_what_fits(model, plan)}"
-        elif plan is None or settings.max_context is not None or _is_roomy(plan):
+        elif plan is None or _fits_well(plan, settings):
             return model
         else:
             cramped = model
@@ -108,9 +108,15 @@ def choose(
     raise DownloadFailed(reason)
 
 
-def _is_roomy(plan: PlanReport) -> bool:
-    """Returns whether the context need not be so short that a smaller file is the better choice."""
-    return plan.estimate.context >= min(plan.trained_context, ROOMY)
+def _fits_well(plan: PlanReport, settings: Settings) -> bool:
+    """Returns whether a smaller file would be no better choice.
+
+    It would be where experts have to stay on the host, or the context has to be short.
+    """
+    if plan.estimate.hosted is not None and settings.device_experts is None:
+        return False
+    roomy = min(plan.trained_context, ROOMY)
+    return settings.max_context is not None or plan.estimate.context >= roomy
 
 
 def preview_plan(

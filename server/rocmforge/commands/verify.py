@@ -231,6 +231,7 @@ def _options(model: _Model, settings: Settings) -> LoadOptions:
         activation_bits=settings.activation_bits,
         graphs=settings.graphs,
         decode_variant=settings.decode_variant,
+        device_experts=settings.device_experts,
         memory_utilization=settings.memory_utilization,
         tensor_parallel=settings.tensor_parallel,
     )

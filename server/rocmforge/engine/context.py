@@ -32,13 +32,15 @@ def settle_context(options: LoadOptions, estimate: Estimate) -> LoadOptions:
     wanted = replace(options, least_context=None)
     if least is None or options.kv_blocks is not None:
         return wanted
-    whole = estimate(wanted)
+    # Experts leave the device only if even the least context does not fit beside them.
+    tried = wanted if wanted.device_experts is not None else replace(wanted, device_experts=1.0)
+    whole = estimate(tried)
     if _fits(whole):
         return wanted
     found = max(least, _longest(whole))
     # A shorter context leaves more for the cache, as a step's lists of tokens are shorter.
-    longer = _longest(estimate(replace(wanted, max_context=found)))
-    if longer > found and _fits(estimate(replace(wanted, max_context=longer))):
+    longer = _longest(estimate(replace(tried, max_context=found)))
+    if longer > found and _fits(estimate(replace(tried, max_context=longer))):
         found = longer
     return replace(wanted, max_context=min(found, options.max_context))
 

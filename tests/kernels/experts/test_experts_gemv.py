@@ -12,7 +12,14 @@ import numpy as np
 import pytest
 
 from tests.support.activations import SCALE_DTYPE, QuantisedActivation, quantise
-from tests.support.experts import ExpertLayer, Float32, Int32, random_choice, random_experts
+from tests.support.experts import (
+    ExpertLayer,
+    Float32,
+    Int32,
+    random_choice,
+    random_experts,
+    upload_experts,
+)
 from tests.support.kernels import Device, DeviceArray
 from tests.support.linear import (
     CLAMPED_SWIGLU,
@@ -39,7 +46,14 @@ def _activation(
 
 
 def _gate_up(
-    device: Device, layer: ExpertLayer, x: Float32, chosen: Int32, slices: int, block: int
+    device: Device,
+    layer: ExpertLayer,
+    x: Float32,
+    chosen: Int32,
+    slices: int,
+    block: int,
+    *,
+    scattered: bool,
 ) -> tuple[Float32, Any]:
     """The float32 result, and the int8 form of it."""
     weights, first = layer.packed(), layer.first
@@ -51,7 +65,7 @@ def _gate_up(
     of_gate, of_up = layer.biases or (None, None)
     device.launch(
         f"rf_experts_gate_up_{name}",
-        device.upload(weights, "weight"),
+        *upload_experts(device, weights, scattered=scattered),
         *arrays,
         device.upload(chosen, "chosen"),
         None if of_gate is None else device.upload(of_gate, "gate bias"),
@@ -66,9 +80,16 @@ def _gate_up(
 
 
 def _check_gate_up(
-    device: Device, layer: ExpertLayer, x: Float32, chosen: Int32, slices: int = 1, block: int = 256
+    device: Device,
+    layer: ExpertLayer,
+    x: Float32,
+    chosen: Int32,
+    slices: int = 1,
+    block: int = 256,
+    *,
+    scattered: bool = False,
 ) -> None:
-    actual, stored = _gate_up(device, layer, x, chosen, slices, block)
+    actual, stored = _gate_up(device, layer, x, chosen, slices, block, scattered=scattered)
     seen = layer.seen(x, slices)
     made = [
         layer.apply(expert, seen[token])
@@ -83,7 +104,13 @@ def _check_gate_up(
 
 
 def _check_down(
-    device: Device, layer: ExpertLayer, chosen: Int32, rng: np.random.Generator, slices: int = 1
+    device: Device,
+    layer: ExpertLayer,
+    chosen: Int32,
+    rng: np.random.Generator,
+    slices: int = 1,
+    *,
+    scattered: bool = False,
 ) -> None:
     tokens, count = chosen.shape
     packed, first = layer.packed(), layer.first
@@ -93,7 +120,7 @@ def _check_down(
     name, arrays = _activation(device, layer, x, slices)
     device.launch(
         f"rf_experts_down_{name}",
-        device.upload(packed, "weight"),
+        *upload_experts(device, packed, scattered=scattered),
         *arrays,
         device.upload(chosen, "chosen"),
         device.upload(weights, "weights"),
@@ -160,3 +187,12 @@ def test_waves_divide_any_number_of_experts(device: Device, name: str, count: in
     rng = np.random.default_rng(5)
     layer = random_experts(rng, 12, name, 16, 768)
     _check_down(device, layer, random_choice(rng, 2, 12, count), rng)
+
+
+@pytest.mark.parametrize("name", ["f32", "q4_k"])
+def test_experts_are_read_where_the_table_says(device: Device, name: str) -> None:
+    rng = np.random.default_rng(6)
+    chosen = random_choice(rng, 2, 5, 3)
+    layer = random_experts(rng, 5, name, 32, 256, SILU)
+    _check_gate_up(device, layer, random_activation(rng, 2, 256), chosen, scattered=True)
+    _check_down(device, random_experts(rng, 5, name, 24, 256), chosen, rng, scattered=True)

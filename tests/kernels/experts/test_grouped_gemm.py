@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from tests.support.experts import ExpertLayer, random_choice
+from tests.support.experts import ExpertLayer, random_choice, upload_experts
 from tests.support.groups import group, groups_of
 from tests.support.kernels import Device
 from tests.support.linear import (
@@ -46,6 +46,7 @@ def _check(
     biases: Biases = (),
     gathered: bool = True,
     half: bool = False,
+    scattered: bool = False,
 ) -> None:
     """Compares with each expert's product with its rows; `gathered`: with rows of tokens."""
     layer, pairs = experts[0], chosen.size
@@ -58,7 +59,7 @@ def _check(
     kernel = f"rf_gemm_{layer.weights[0].name}_m{tile}"
     device.launch(
         kernel,
-        device.upload(weight, "weight"),
+        *upload_experts(device, weight, scattered=scattered),
         device.upload(halves, "x"),
         arrays.tiles,
         arrays.tokens if gathered else None,
@@ -143,3 +144,9 @@ def test_adds_the_biases_of_experts(
     )
     experts = _experts("mxfp4", 3, out_features, 64, activation)
     _check(device, experts, _random(6, 2, 3), tile=tile, biases=biases)
+
+
+@pytest.mark.parametrize("tile", [32, 64])
+@pytest.mark.parametrize("name", ["f16", "q4_k"])
+def test_experts_are_read_where_the_table_says(device: Device, name: str, tile: int) -> None:
+    _check(device, _experts(name, 5, 40, 256), _random(9, 2, 5), tile=tile, scattered=True)

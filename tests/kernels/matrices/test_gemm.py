@@ -55,6 +55,7 @@ def _gemm(
     device.launch(
         kernel,
         device.upload(layer.packed(), "weight"),
+        None,
         device.upload(x, "x"),
         None,
         None,

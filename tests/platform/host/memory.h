@@ -7,6 +7,7 @@
 // recognised.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -22,7 +23,8 @@ namespace host {
 // Bits of a byte's state.
 enum : uint8_t { kReadable = 1, kWritable = 2, kInitialised = 4 };
 
-// A range of offsets; empty while end is 0.
+// The offsets that an operation touched, as granules of 32 bytes; empty while end is 0. Two
+// operations may touch different parts of one buffer, as steps and copies do of experts' seats.
 struct Extent {
   size_t begin = SIZE_MAX, end = 0;
 
@@ -30,8 +32,41 @@ struct Extent {
   void include(size_t from, size_t to) {
     begin = from < begin ? from : begin;
     end = to > end ? to : end;
+    const size_t first = from / kGranule, last = (to - 1) / kGranule;
+    cover(first / 64, last / 64);
+    for (size_t granule = first; granule <= last;) {
+      const size_t bit = granule % 64;
+      const size_t bits = last - granule + 1 < 64 - bit ? last - granule + 1 : 64 - bit;
+      words_[granule / 64 - first_word_] |= (~uint64_t{0} >> (64 - bits)) << bit;
+      granule += bits;
+    }
   }
-  bool overlaps(const Extent& other) const { return begin < other.end && other.begin < end; }
+  bool overlaps(const Extent& other) const {
+    if (begin >= other.end || other.begin >= end) return false;
+    const size_t first = std::max(first_word_, other.first_word_);
+    const size_t stop =
+        std::min(first_word_ + words_.size(), other.first_word_ + other.words_.size());
+    for (size_t word = first; word < stop; word++) {
+      if (words_[word - first_word_] & other.words_[word - other.first_word_]) return true;
+    }
+    return false;
+  }
+
+ private:
+  static constexpr size_t kGranule = 32;
+
+  // Makes room for these words.
+  void cover(size_t first, size_t last) {
+    if (words_.empty()) first_word_ = first;
+    if (first < first_word_) {
+      words_.insert(words_.begin(), first_word_ - first, 0);
+      first_word_ = first;
+    }
+    if (last >= first_word_ + words_.size()) words_.resize(last - first_word_ + 1);
+  }
+
+  size_t first_word_ = 0;
+  std::vector<uint64_t> words_;
 };
 
 // An operation of a stream that used part of an allocation (see order.h).

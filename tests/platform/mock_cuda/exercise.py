@@ -76,6 +76,7 @@ def launches(image: bytes) -> None:
     ok(hip.hipMemcpyAsync(result, y, result.nbytes, KIND.hipMemcpyDeviceToHost, other))
     ok(hip.hipStreamSynchronize(other))
     assert (result == 1).all()
+    assert hip.hipEventQuery(stop)[0] == hip.hipError_t.hipSuccess
     assert ok(hip.hipEventElapsedTime(start, stop)) >= 0
 
     # Argument buffers of the wrong size: too few, and a Python int, which takes eight bytes.

@@ -133,6 +133,7 @@ API CUresult cuEventDestroy_v2(CUevent event) { return HOST(hipEventDestroy, (P)
 API CUresult cuEventRecord(CUevent event, CUstream stream) {
   return IN_CONTEXT(HOST(hipEventRecord, (P, P), event, stream));
 }
+API CUresult cuEventQuery(CUevent event) { return IN_CONTEXT(HOST(hipEventQuery, (P), event)); }
 API CUresult cuEventSynchronize(CUevent event) {
   return IN_CONTEXT(HOST(hipEventSynchronize, (P), event));
 }

@@ -64,6 +64,63 @@ def test_experts_are_planned_as_they_lie_in_memory(
     assert estimate["weights"] == stored + padding
 
 
+@pytest.fixture
+def experts(tmp_path: Path) -> Path:
+    tiny = fitting(by_name("qwen3moe"))
+    config = {"num_experts": 64, "moe_intermediate_size": 512}
+    keys = {"expert_count": 64, "expert_feed_forward_length": 512}
+    larger = replace(tiny, config=tiny.config | config, keys=tiny.keys | keys)
+    return write_model(larger, tmp_path)
+
+
+def test_a_share_of_the_experts_is_planned_and_said(
+    experts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ("--backend", "hip", "--memory", "24GiB")
+    whole = plan(capsys, experts, *flags)["estimate"]
+    half = plan(capsys, experts, *flags, "--device-experts", "0.5")["estimate"]
+    hosted = half["hosted"]
+    assert whole["hosted"] is None
+    assert (hosted["seats"], hosted["experts"]) == (32, 64)
+    table = 2 * 2 * 64 * 8  # of two matrices in each of two layers
+    assert whole["weights"] - half["weights"] == hosted["host"] // 2 - table
+    assert hosted["token_bytes"] == hosted["host"] // 2 * 3 // 64, "three of 64 are chosen"
+    assert main(["inspect", str(experts), "--plan", *flags, "--device-experts", "0.5"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "experts 32 of 64 of each layer have a seat on the device" in shown
+    assert "PCIe 4.0 x16" in shown
+
+
+def test_experts_leave_a_device_only_if_they_do_not_fit_with_the_least_context(
+    experts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ("--backend", "hip", "--max-context", "64", "--max-sequences", "1")
+    whole = plan(capsys, experts, *flags, "--memory", "24GiB")
+    needed = sum(whole["estimate"][name] for name in ("weights", "activations"))
+    needed += whole["kv_bytes"]
+    fits = plan(capsys, experts, *flags, "--memory", str(int(needed / 0.9) + 4096))
+    assert fits["estimate"]["hosted"] is None
+    less = plan(capsys, experts, *flags, "--memory", str(int(needed / 0.9 * 0.7)))
+    estimate, hosted = less["estimate"], less["estimate"]["hosted"]
+    assert 0 < hosted["seats"] < 64
+    left = estimate["allowed"] - estimate["weights"] - estimate["activations"] - less["kv_bytes"]
+    assert 0 <= left < hosted["host"] // 64, "experts have what one sequence leaves"
+
+
+def test_what_is_no_expert_must_fit(experts: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ("--plan", "--backend", "hip", "--max-context", "64", "--memory", "1MiB")
+    assert main(["inspect", str(experts), *flags]) == 1
+    assert "weights and activations alone do not fit" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_model_without_experts_has_no_share_of_them(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ("--backend", "hip", "--memory", "24GiB", "--device-experts", "0.5")
+    assert main(["inspect", str(model), "--plan", *flags]) == 2
+    assert "The model has no experts" in capsys.readouterr().err
+
+
 def test_context_and_users_are_what_was_asked_for(
     model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

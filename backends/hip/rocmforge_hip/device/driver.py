@@ -22,12 +22,14 @@ Dim3 = tuple[int, int, int]
 _SUCCESS: Final = hip.hipError_t.hipSuccess
 _NO_DEVICE: Final = hip.hipError_t.hipErrorNoDevice
 _OUT_OF_MEMORY: Final = hip.hipError_t.hipErrorOutOfMemory
+_NOT_READY: Final = hip.hipError_t.hipErrorNotReady
 _TO_DEVICE: Final = hip.hipMemcpyKind.hipMemcpyHostToDevice
 _TO_HOST: Final = hip.hipMemcpyKind.hipMemcpyDeviceToHost
 # Other threads may go on calling HIP while this one captures.
 _CAPTURE_MODE: Final = hip.hipStreamCaptureMode.hipStreamCaptureModeThreadLocal
 _NON_BLOCKING: Final = 1  # hipStreamNonBlocking: no ordering with the default stream
 _DISABLE_TIMING: Final = 2  # hipEventDisableTiming
+_NON_COHERENT: Final = 0x80000000  # hipHostMallocNonCoherent: the device may cache it
 
 # Entries of the `extra` array of a launch (hip_runtime_api.h).
 _BUFFER_POINTER: Final = 1
@@ -174,6 +176,15 @@ class Driver:
         """
         return self._allocated(hip.hipHostMalloc(nbytes, 0), "hipHostMalloc", nbytes, what)
 
+    def allocate_read_only(self, nbytes: int, what: str) -> int:
+        """Returns the address of new host memory that kernels read, and may keep in their caches.
+
+        Raises:
+            OutOfMemory: There is not that much.
+        """
+        result = hip.hipHostMalloc(nbytes, _NON_COHERENT)
+        return self._allocated(result, "hipHostMalloc", nbytes, what)
+
     def pin(self, address: int, nbytes: int, what: str) -> None:
         """Lets the device copy from and to host memory that is there already.
 
@@ -259,6 +270,14 @@ class Driver:
         """Waits until the event has happened; errors of the work before it show up here."""
         self.waits += 1
         self._call(hip.hipEventSynchronize(event), "hipEventSynchronize")
+
+    def has_happened(self, event: int) -> bool:
+        """Returns whether an event that was recorded has happened; does not wait."""
+        result = hip.hipEventQuery(event)
+        if result[0] == _NOT_READY:
+            return False
+        self._call(result, "hipEventQuery")
+        return True
 
     def elapsed_ns(self, start: int, stop: int) -> int:
         """Returns the nanoseconds of device time between two events that have happened."""

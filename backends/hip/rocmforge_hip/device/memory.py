@@ -113,11 +113,21 @@ class DeviceBuffer:
 
 
 class PinnedBuffer:
-    """Owns host memory that copies run from and to without the processor; `bytes` is its view."""
+    """Owns host memory that copies run from and to without the processor; `bytes` is its view.
 
-    def __init__(self, driver: Driver, nbytes: int, name: str) -> None:
+    Args:
+        driver: Of the device.
+        nbytes: How much.
+        name: What it is for.
+        is_read_by_kernels: Whether it is for what kernels read and nobody changes.
+    """
+
+    def __init__(
+        self, driver: Driver, nbytes: int, name: str, *, is_read_by_kernels: bool = False
+    ) -> None:
         self._driver = driver
-        self.address = driver.allocate_pinned(nbytes, name)
+        allocate = driver.allocate_read_only if is_read_by_kernels else driver.allocate_pinned
+        self.address = allocate(nbytes, name)
         memory = (ctypes.c_uint8 * nbytes).from_address(self.address)
         self.bytes: npt.NDArray[np.uint8] = np.ctypeslib.as_array(memory)
 
@@ -178,13 +188,13 @@ class Memory:
         self._buffers.append(buffer)
         return buffer
 
-    def pinned(self, nbytes: int, name: str) -> PinnedBuffer:
+    def pinned(self, nbytes: int, name: str, *, is_read_by_kernels: bool = False) -> PinnedBuffer:
         """Returns a new pinned host buffer.
 
         Raises:
             OutOfMemory: It does not fit.
         """
-        buffer = PinnedBuffer(self._driver, nbytes, name)
+        buffer = PinnedBuffer(self._driver, nbytes, name, is_read_by_kernels=is_read_by_kernels)
         self._buffers.append(buffer)
         return buffer
 

@@ -83,6 +83,7 @@ def rf_add_shared(
 def rf_experts_gate_up(
     *,
     weight: Pointer,
+    places: Pointer | None,
     q: Pointer,
     scale: Pointer,
     chosen: Pointer,
@@ -102,6 +103,7 @@ def rf_experts_gate_up(
 def rf_experts_gate_up_float(
     *,
     weight: Pointer,
+    places: Pointer | None,
     x: Pointer,
     chosen: Pointer,
     gate_bias: Pointer | None,
@@ -120,6 +122,7 @@ def rf_experts_gate_up_float(
 def rf_experts_down(
     *,
     weight: Pointer,
+    places: Pointer | None,
     q: Pointer,
     scale: Pointer,
     chosen: Pointer,
@@ -138,6 +141,7 @@ def rf_experts_down(
 def rf_experts_down_float(
     *,
     weight: Pointer,
+    places: Pointer | None,
     x: Pointer,
     chosen: Pointer,
     weights: Pointer,

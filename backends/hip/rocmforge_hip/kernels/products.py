@@ -68,6 +68,7 @@ def rf_gemv_float(
 def rf_gemm(
     *,
     weight: Pointer,
+    places: Pointer | None,
     x: Pointer,
     tiles: Pointer | None,
     sources: Pointer | None,

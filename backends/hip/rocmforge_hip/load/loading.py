@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 
+from rocmforge.backend.optional import HostedEstimate
 from rocmforge.backend.protocol import LoadOptions, ProgressCallback, RunnerInfo
 from rocmforge.errors import ConfigurationError, EngineError
 from rocmforge.logits.registry import load_processors
@@ -24,6 +25,7 @@ from rocmforge_hip.device.opening import opened
 from rocmforge_hip.device.platform import cache_dir
 from rocmforge_hip.device.records import total_bytes
 from rocmforge_hip.jit.compiler import NO_KERNELS, ProcessorKernels, prepare_processors
+from rocmforge_hip.load.expert_seats import estimate_hosted, seat_experts
 from rocmforge_hip.load.memory_budget import MemoryNeeds, MemoryPlan, cache_type, make_plan, measure
 from rocmforge_hip.load.model import ModelLoading
 from rocmforge_hip.load.rank import Rank
@@ -65,6 +67,11 @@ def load_model(
         kernels = prepare_processors(processors, found.properties.target, cache_dir("jit"))
     geometry = geometry_of(found.properties)
     free = options.memory_of(found.info)
+    memory = free, int(found.info.memory_total * options.memory_share)
+    weights = seat_experts(config, weights, options, geometry, memory, adapters)
+    hosted = estimate_hosted(config, weights)
+    if hosted is not None:
+        logger.warning("%s", _hosted_note(found, hosted))
     plan = make_plan(config, weights, options, geometry, free, adapters)
     tables = None
     if config.rope is not None:
@@ -80,6 +87,8 @@ def load_model(
         pairs = zip(arrays[::2], arrays[1::2], strict=False)
         bandwidth = copy_bandwidth(device.driver, device.stream, pairs)
         info = _describe(found, config, plan, kernels, bandwidth, options)
+        if hosted is not None:
+            info = replace(info, notes=(*info.notes, f"experts      {hosted}"))
         reads = StepReads(config, weights, [total_bytes(block) for block in plan.cache_blocks])
         replays = options.graphs != "off"
         runner = HipRunner(device, loaded, plan.limits, info, reads, replays=replays)
@@ -198,17 +207,33 @@ def _check_graphs(
     runner.decide(info, replays=is_right)
 
 
+def _hosted_note(found: FoundDevice, hosted: HostedEstimate) -> str:
+    return (
+        f"Device {found.info.index} ({found.info.name}) does not hold all experts of the model: "
+        f"{hosted}. What a step needs and the device has not got is read through the bus, which "
+        "takes many times as long."
+    )
+
+
 def measure_model(
-    checkpoint: Checkpoint, options: LoadOptions, geometry: Geometry, memory_free: int
-) -> MemoryNeeds:
-    """Returns what the model needs of each device, which has so many free bytes.
+    checkpoint: Checkpoint, options: LoadOptions, geometry: Geometry, memory: tuple[int, int]
+) -> tuple[MemoryNeeds, HostedEstimate | None]:
+    """Returns what the model needs of each device, and of the host for experts.
+
+    Args:
+        checkpoint: The model.
+        options: The limits.
+        geometry: Of the device.
+        memory: Bytes of the device that are free, and that there are.
 
     Raises:
         ModelLoadError: The model cannot be served.
     """
     shard = Shard(0, options.tensor_parallel) if options.tensor_parallel > 1 else None
     config, weights, adapters = _read(checkpoint, options, shard)
-    return measure(config, weights, options, geometry, memory_free, adapters)
+    weights = seat_experts(config, weights, options, geometry, memory, adapters)
+    needs = measure(config, weights, options, geometry, memory[0], adapters)
+    return needs, estimate_hosted(config, weights)
 
 
 def _read(

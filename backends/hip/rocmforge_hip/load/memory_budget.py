@@ -25,7 +25,8 @@ from rocmforge_hip.weights.adapters import (
     plan_adapters,
 )
 from rocmforge_hip.weights.formats import ceil_div
-from rocmforge_hip.weights.placement import Planned, weight_bytes
+from rocmforge_hip.weights.placement import Planned, stored_bytes, weight_bytes
+from rocmforge_hip.weights.seats import host_bytes
 
 _MAX_BIASES: Final = 4096
 """Biased tokens of a row."""
@@ -47,6 +48,7 @@ class MemoryNeeds:
     input_bytes: int
     cache_blocks: tuple[LayerCache[ArraySpec], ...]  # of each layer; none: there is no cache
     limits: StepLimits
+    host_bytes: int = 0  # of the host's memory, for experts that the device has no room for
     activation_slices: int = 0  # of int8 activations in decode: kernels/include/rf/act.h
 
     @property
@@ -88,6 +90,7 @@ class MemoryPlan(MemoryNeeds):
         return "\n".join(
             (
                 f"weights      {mib(self.weights)}",
+                *([f"host         {mib(self.host_bytes)}: experts"] if self.host_bytes else []),
                 *decode,
                 *([f"adapters     {mib(self.adapters)}"] if self.adapters else []),
                 f"activations  {mib(self.step_bytes)}",
@@ -116,16 +119,16 @@ def measure(
     )
     stacks = plan_adapters(weights, adapters)
     layers = config.layers if config.causal else ()
-    size = weight_bytes(weights)
     return MemoryNeeds(
         allowed=int(memory_free * options.memory_utilization),
-        weights=size,
+        weights=weight_bytes(weights),
+        host_bytes=host_bytes(weights),
         adapters=adapter_bytes(stacks),
         activations=plan_activations(config, weights, limits, geometry, stacks),
         input_bytes=_largest_input(config, limits),
         cache_blocks=tuple(_cache_block(layer, options.kv_dtype) for layer in layers),
         limits=limits,
-        activation_slices=_activation_slices(config, options, size),
+        activation_slices=_activation_slices(config, options, stored_bytes(weights)),
     )
 
 
@@ -144,15 +147,10 @@ def make_plan(
     """
     needs = measure(config, weights, options, geometry, memory_free, adapters)
     left = needs.allowed - needs.fixed_bytes
-    per_sequence = ceil_div(needs.limits.context, BLOCK_TOKENS)
-    if not needs.cache_blocks:
-        num_blocks = least = 0
-    elif options.kv_blocks is not None:
-        num_blocks = least = options.kv_blocks
-    else:
+    num_blocks = least = least_blocks(needs, options)
+    if needs.cache_blocks and options.kv_blocks is None:
         fitting = max(left, 0) // needs.block_bytes
-        num_blocks = min(fitting, options.max_sequences * per_sequence)
-        least = per_sequence
+        num_blocks = min(fitting, options.max_sequences * least)
     if num_blocks < least or num_blocks * needs.block_bytes > left:
         cache = "no cache"
         if least:
@@ -166,6 +164,15 @@ def make_plan(
         )
     values = {field.name: getattr(needs, field.name) for field in fields(needs)}
     return MemoryPlan(**values, num_blocks=num_blocks)
+
+
+def least_blocks(needs: MemoryNeeds, options: LoadOptions) -> int:
+    """Returns the blocks that there must be: for one sequence, or as many as were asked for."""
+    if not needs.cache_blocks:
+        return 0
+    if options.kv_blocks is not None:
+        return options.kv_blocks
+    return ceil_div(needs.limits.context, BLOCK_TOKENS)
 
 
 def cache_arrays(plan: MemoryPlan, layer: int) -> LayerCache[ArraySpec]:

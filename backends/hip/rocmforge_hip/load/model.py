@@ -38,6 +38,7 @@ from rocmforge_hip.ops.sharded import ShardedOps, gather_orders, warm_up
 from rocmforge_hip.run.runner import Model
 from rocmforge_hip.weights.adapters import AdapterArrays, pack_stack, plan_adapters
 from rocmforge_hip.weights.formats import Matrix, Weight
+from rocmforge_hip.weights.hosting import hosted_layers
 from rocmforge_hip.weights.placement import Planned, PlannedMatrix, storages
 from rocmforge_hip.weights.upload import WeightLoader
 
@@ -79,6 +80,7 @@ class ModelLoading:
         )
         make_ops = self._make_ops(arena)
         weights = self._load_weights(planned)
+        hosted = hosted_layers(weights)
         resources = Resources(
             config=config,
             library=device.library,
@@ -91,13 +93,14 @@ class ModelLoading:
             expert_formats=_formats(planned, of_experts=True),
             adapters=self._load_adapters(weights, adapters),
             slices=plan.activation_slices,
+            hosted_routers=[layer.router for layer in hosted],
         )
         ops = make_ops(resources)
         sampler = None
         if config.causal:
             sampler = Sampler(device.library, self._geometry, arena, self._load_processors())
         inputs = device.memory.device(spec((plan.input_bytes,), "u1"), "inputs of a step")
-        return Model(config, weights, ops, sampler, arena, inputs.array)
+        return Model(config, weights, ops, sampler, arena, inputs.array, hosted)
 
     def _load_processors(self) -> Processors:
         device, vocab = self._device, self._config.vocab_size

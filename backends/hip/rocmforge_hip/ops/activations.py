@@ -117,7 +117,7 @@ class ExpertArrays(Generic[X]):
     logits: X  # float32 [T, num_experts], of the router
     total: Forms[X]  # [N, hidden_size], the residual where it is not in its own place
     arrived: X  # uint32 [N], zeros between steps: thread blocks that have finished
-    chosen: Forms[X]  # [T, num_chosen]
+    chosen: Forms[X]  # [T, num_chosen]; H times that if the experts of H layers are hosted
     weights: Forms[X]  # [T, num_chosen]
     multiplied: Forms[X]  # [F, hidden_size]
     inner: Forms[X]  # [F * num_chosen, intermediate_size]
@@ -292,7 +292,7 @@ def _of_causal(
             (limits.sequences * max(layer.num_heads for layer in config.layers),), "u4"
         ),
         gemm_partial=geometry.gemm_scratch(),
-        experts=_of_experts(config, tokens),
+        experts=_of_experts(config, tokens, _hosted_layers(weights)),
         latent=_of_latent(config, tokens),
         sampling=SamplingArrays(
             changed=of_logits,
@@ -328,7 +328,15 @@ def _of_latent(config: ModelConfig, tokens: int) -> LatentArrays[ArraySpec] | No
     )
 
 
-def _of_experts(config: ModelConfig, tokens: int) -> ExpertArrays[ArraySpec] | None:
+def _hosted_layers(weights: ModelWeights[Planned]) -> int:
+    """Returns how many layers have experts that the device has no room for."""
+    downs = [layer.experts.down for layer in weights.layers if layer.experts is not None]
+    return sum(isinstance(each, PlannedPart) and each.matrix.seats is not None for each in downs)
+
+
+def _of_experts(
+    config: ModelConfig, tokens: int, hosted_layers: int
+) -> ExpertArrays[ArraySpec] | None:
     """Returns the arrays of experts, if a layer has some."""
     layers = [layer for layer in config.layers if layer.experts is not None]
     if not layers:
@@ -343,7 +351,7 @@ def _of_experts(config: ModelConfig, tokens: int) -> ExpertArrays[ArraySpec] | N
         logits=spec((tokens, most_experts), "f4"),
         total=Forms(f32=spec((NORMED_TOKENS, config.hidden_size), "f4")),
         arrived=spec((NORMED_TOKENS,), "u4"),
-        chosen=Forms(i32=spec((tokens, chosen), "i4")),
+        chosen=Forms(i32=spec((max(1, hosted_layers) * tokens, chosen), "i4")),
         weights=Forms(f32=spec((tokens, chosen), "f4")),
         multiplied=_quantised(FEW_TOKENS, config.hidden_size),
         inner=_quantised(

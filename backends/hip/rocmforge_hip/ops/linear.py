@@ -221,6 +221,7 @@ class LinearKernels:
             ),
             kernel.max_threads,
             weight=matrix.data,
+            places=None,
             x=self.half(x),
             tiles=None,
             sources=None,

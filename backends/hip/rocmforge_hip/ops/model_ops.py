@@ -9,7 +9,7 @@ are halves from one matrix product to the next.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -54,6 +54,7 @@ class Resources:
     expert_formats: frozenset[str]  # of those of experts
     adapters: Mapping[Matrix, DeviceAdapters]
     slices: int  # of int8 activations: see `LinearKernels`
+    hosted_routers: Sequence[Weight] = ()  # of layers whose experts are hosted, in their order
 
 
 class HipOps:
@@ -71,7 +72,7 @@ class HipOps:
         self._lora = Lora(library, arena, self.products, resources.adapters)
         self._route = self._pairs = self._groups = None
         if arena.experts is not None:
-            self._route = RouteKernels(library, arena, config.norm_eps)
+            self._route = RouteKernels(library, arena, config.norm_eps, resources.hosted_routers)
             of_experts = library, arena, self.products, resources.expert_formats
             self._pairs, self._groups = PairKernels(*of_experts), GroupKernels(*of_experts)
         self._cached = self._full = self._latent = None

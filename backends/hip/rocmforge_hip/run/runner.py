@@ -42,11 +42,13 @@ from rocmforge_hip.ops.step import (
 from rocmforge_hip.ops.step_output import OutputLayout
 from rocmforge_hip.run.checked_drafts import as_decodes
 from rocmforge_hip.run.embeddings import RowStaging
+from rocmforge_hip.run.expert_cache import ExpertCache
 from rocmforge_hip.run.pipeline import Lane, Pipeline
 from rocmforge_hip.run.traffic import StepReads
 from rocmforge_hip.run.variant_choice import StepVariants
 from rocmforge_hip.weights.adapters import most_tiles, tile_rows
 from rocmforge_hip.weights.formats import Weight, ceil_div
+from rocmforge_hip.weights.hosting import HostedLayer
 from rocmforge_hip.weights.products import Product
 
 MIN_GRAPH_BLOCKS: Final = 8
@@ -64,6 +66,7 @@ class Model:
     sampler: Sampler | None  # None: it is not causal
     arena: ActivationArrays[DeviceArray]
     inputs: DeviceArray  # bytes
+    hosted: tuple[HostedLayer, ...] = ()
 
 
 class _Forward(NamedTuple):
@@ -137,6 +140,11 @@ class HipRunner:
         self._rows = RowStaging(device, limits.tokens, model.config.hidden_size)
         self._layouts: dict[StepShape, tuple[StepLayout, StepArrays[DeviceArray]]] = {}
         self._unmasked: _Unmasked | None = None
+        self._experts: ExpertCache | None = None
+        if model.hosted and model.arena.experts is not None:
+            chosen = model.arena.experts.chosen.i32
+            assert chosen is not None
+            self._experts = ExpertCache(device, model.hosted, chosen)
 
     @property
     def info(self) -> RunnerInfo:
@@ -167,7 +175,12 @@ class HipRunner:
     def close(self) -> None:
         if self._open_model is not None:
             self._open_model = None
-            self._pipeline.close(self._graphs.close)
+            self._pipeline.close(self._close_own)
+
+    def _close_own(self) -> None:
+        self._graphs.close()
+        if self._experts is not None:
+            self._experts.close()
 
     @property
     def _model(self) -> Model:
@@ -197,6 +210,7 @@ class HipRunner:
 
     def collect(self) -> StepOutput:
         lane, done, timing = self._pipeline.collect()
+        experts = None if self._experts is None else self._experts.collect()
         tokens, logprobs, top_ids, top_logprobs = done.output.read(lane.outputs.bytes, done.rows)
         return StepOutput(
             step_id=done.step_id,
@@ -208,7 +222,12 @@ class HipRunner:
             hidden=done.output.read_hidden(lane.outputs.bytes),
             host_processed_rows=done.host_rows,
             cost=StepCost(
-                bytes_read=done.bytes_read, launches=timing.launches, gap_ns=timing.gap_ns
+                bytes_read=done.bytes_read,
+                launches=timing.launches,
+                gap_ns=timing.gap_ns,
+                expert_reads=0 if experts is None else experts.reads.all,
+                host_expert_reads=0 if experts is None else experts.reads.host,
+                expert_swaps=0 if experts is None else experts.swaps,
             ),
         )
 
@@ -228,6 +247,8 @@ class HipRunner:
         driver.copy_to_device(model.inputs.address, lane.inputs.address, size, stream)
         variant = self.variants.of(shape) if bucket and not _reads_new_keys(step) else PLAIN
         on_device = DeviceStep(shape, arrays, needs, variant, step, self._rows.stage(step, lane))
+        if self._experts is not None:
+            self._experts.begin(shape.tokens, step.num_tokens)
         if model.sampler is not None:
             # Not in the graph: the first kernel to read what was copied is an ordinary launch,
             # which the runtime orders behind the copy as without graphs. A copy right before a
@@ -275,6 +296,8 @@ class HipRunner:
                 source = sampler.tokens
             assert source is not None
             driver.copy_to_host(lane.outputs.address, source.address, output.nbytes, stream)
+        if self._experts is not None:
+            self._experts.end()
         driver.record_event(ended, stream)
 
     def _compute(self, step: DeviceStep, model: Model, *, is_bucket: bool) -> _Forward:

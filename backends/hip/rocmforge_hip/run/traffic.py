@@ -15,7 +15,7 @@ from rocmforge.models.weights import present, walk
 from rocmforge_hip.device.constants import BLOCK_TOKENS
 from rocmforge_hip.device.driver import Driver
 from rocmforge_hip.device.memory import DeviceArray
-from rocmforge_hip.weights.placement import Planned, PlannedPart, weight_bytes
+from rocmforge_hip.weights.placement import Planned, PlannedPart, stored_bytes
 
 LEAST_COPY: Final = 512 << 20
 """Bytes to copy at least: less might lie in a cache, which is several times as fast."""
@@ -44,7 +44,7 @@ class StepReads:
         self._output = 0 if output is None else _nbytes(output)
         outside = self._output if output is embedding else self._output + _nbytes(embedding)
         self._experts = _expert_bytes(config, weights)
-        self._layers = weight_bytes(weights) - outside - sum(self._experts.values())
+        self._layers = stored_bytes(weights) - outside - sum(self._experts.values())
         # Of a token in the caches of all layers with such a window; an encoder has none.
         self._token_bytes = Counter[int | None]()
         for layer, size in zip(config.layers, block_bytes, strict=config.causal):

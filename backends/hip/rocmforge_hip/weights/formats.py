@@ -48,10 +48,24 @@ def format_of(tensor: Tensor) -> WeightFormat:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class HostedExperts:
+    """The experts of a matrix where the device has no room for all of them.
+
+    Those of all experts are in the host's memory. `Matrix.data` has a seat for some of them, and a
+    kernel reads each from where `places` says.
+    """
+
+    seats: int
+    host: int  # address of all experts, one after the other, as the device and the host know it
+    places: DeviceArray  # int64 [num_experts], bytes from `Matrix.data` to the matrix of each
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Matrix:
     """A matrix on the device, [stored_rows, in_features].
 
-    The matrices of all experts of a layer are one after the other; the numbers are of one.
+    The matrices of all experts of a layer are one after the other, unless they are hosted; the
+    numbers are of one.
     """
 
     data: DeviceArray
@@ -60,6 +74,12 @@ class Matrix:
     in_features: int
     stored_rows: int
     num_experts: int = 0  # 0: it is of none
+    hosted: HostedExperts | None = None  # None: all experts are on the device
+
+    @property
+    def places(self) -> DeviceArray | None:
+        """Where the matrix of each expert is: see `HostedExperts`."""
+        return None if self.hosted is None else self.hosted.places
 
     @property
     def quant_blocks(self) -> int:

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
+import numpy as np
+
 from rocmforge.checkpoint.formats import WeightFormat
 from rocmforge.checkpoint.tensor import Tensor
 from rocmforge.errors import UnsupportedTensor
@@ -24,6 +26,8 @@ from rocmforge_hip.weights.products import QKV_PRODUCTS, Product
 AS_IS: Final = 0
 AS_GATE: Final = 1
 AS_UP: Final = 2
+PLACE: Final = np.dtype(np.int64)
+"""Type of the distance to an expert's matrix: kernels/include/rf/expert_matrices.h."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,6 +43,7 @@ class PlannedMatrix:
     stored_rows: int
     parts: tuple[tuple[Tensor, int, int], ...]
     num_experts: int = 0  # 0: it is of none
+    seats: int | None = None  # experts that the device holds, of those in host memory; None: all
 
     @property
     def name(self) -> str:
@@ -50,6 +55,21 @@ class PlannedMatrix:
         """The bytes it takes."""
         rows = self.stored_rows * max(1, self.num_experts)
         return spec((rows, self.format.row_bytes(self.in_features)), "u1")
+
+    @property
+    def seated(self) -> ArraySpec:
+        """The bytes of it that the device holds."""
+        if self.seats is None:
+            return self.storage
+        rows, row_bytes = self.storage.shape
+        return spec((rows // self.num_experts * self.seats, row_bytes), "u1")
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes of device memory that it takes."""
+        if self.seats is None:
+            return self.storage.nbytes
+        return self.seated.nbytes + PLACE.itemsize * self.num_experts
 
     @property
     def is_padded(self) -> bool:
@@ -83,6 +103,11 @@ class PlannedVector:
     def storage(self) -> ArraySpec:
         """The bytes it takes."""
         return spec((sum(math.prod(tensor.shape) for tensor in self.tensors),), "f4")
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes of device memory that it takes."""
+        return self.storage.nbytes
 
 
 Planned = PlannedPart | PlannedVector
@@ -121,6 +146,11 @@ def storages(plan: ModelWeights[Planned]) -> list[PlannedMatrix | PlannedVector]
 
 def weight_bytes(plan: ModelWeights[Planned]) -> int:
     """Returns the bytes of device memory that the weights take."""
+    return sum(storage.device_bytes for storage in storages(plan))
+
+
+def stored_bytes(plan: ModelWeights[Planned]) -> int:
+    """Returns the bytes of the weights, wherever they are."""
     return sum(storage.storage.nbytes for storage in storages(plan))
 
 

@@ -27,6 +27,7 @@ from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import DeviceArray, Memory, spec
 from rocmforge_hip.kernels.products import rf_repack
 from rocmforge_hip.weights.formats import Matrix, MatrixPart, Vector, Weight, ceil_div, round_up
+from rocmforge_hip.weights.hosting import HostLoading
 from rocmforge_hip.weights.placement import Planned, PlannedMatrix, PlannedVector, storages
 from rocmforge_hip.weights.staging import Bytes, StagingBuffer, StagingPiece, StagingRing
 
@@ -54,6 +55,7 @@ class WeightLoader:
         self._memory = memory
         self._files = _Files(locate)
         self._ring: StagingRing | None = None
+        self._hosting: HostLoading | None = None
         self._matrices: dict[int, Matrix] = {}  # by the id of their plan, as are the vectors
         self._vectors: dict[int, Vector] = {}
 
@@ -104,6 +106,8 @@ class WeightLoader:
         self._driver.synchronize_stream(self._stream)
         if self._ring is not None:
             self._ring.close()
+        if self._hosting is not None:
+            self._hosting.close()
         self._driver.destroy_stream(self._copies)
 
     def _pieces(
@@ -121,7 +125,10 @@ class WeightLoader:
                 self._vectors[id(storage)] = Vector(DeviceArray(address, what.shape, what.dtype))
             yield piece
         for planned in matrices:
-            yield from self._matrix_pieces(planned, chunk_bytes)
+            pieces = self._matrix_pieces(planned, chunk_bytes)
+            if planned.seats is not None and self._hosting is not None:
+                pieces = self._hosting.then_store(pieces, self._matrices[id(planned)], planned)
+            yield from pieces
 
     def _allocate(self, wanted: list[PlannedMatrix]) -> None:
         """Makes room for all matrices at once: each allocation holds up several copies.
@@ -129,14 +136,19 @@ class WeightLoader:
         A matrix begins behind a gap that nothing is written to, so that the checking platform sees
         a kernel that reads on behind the one before it.
         """
+        hosted = [plan for plan in wanted if plan.seats is not None]
+        if hosted:
+            self._hosting = HostLoading(self._driver, self._stream, self._memory, hosted)
         starts, end = [], 0
         for plan in wanted:
             starts.append(end + _GAP)
-            end += _GAP + round_up(plan.storage.nbytes, _GAP)
+            end += _GAP + round_up(plan.seated.nbytes, _GAP)
         base = self._memory.device(spec((end,), "u1"), "weights").array.address if wanted else 0
         for plan, start in zip(wanted, starts, strict=True):
-            what = plan.storage
-            if plan.is_padded:
+            what, of_host = plan.seated, None
+            if plan.seats is not None and self._hosting is not None:
+                of_host = self._hosting.host(plan)
+            elif plan.is_padded:
                 self._driver.fill(base + start, 0, what.nbytes, self._stream)
             self._matrices[id(plan)] = Matrix(
                 DeviceArray(base + start, what.shape, what.dtype),
@@ -145,6 +157,7 @@ class WeightLoader:
                 plan.in_features,
                 plan.stored_rows,
                 plan.num_experts,
+                of_host,
             )
 
     def _matrix_pieces(self, plan: PlannedMatrix, chunk_bytes: int) -> Iterator[StagingPiece]:
@@ -179,13 +192,16 @@ class WeightLoader:
         stage: StagingBuffer,
     ) -> None:
         matrix = self._matrices[id(plan)]
+        target = matrix.data
+        if matrix.hosted is not None and self._hosting is not None:
+            target = self._hosting.target(plan)
         nbytes = rows * matrix.format.row_bytes(matrix.in_features)
         self._copy(stage, stage.device.array, nbytes)
         self._library.kernel(f"rf_repack_{matrix.format.name}", rf_repack).launch(
             (ceil_div(rows * matrix.quant_blocks, _REPACK_THREADS), 1, 1),
             _REPACK_THREADS,
             blocks=stage.device.array,
-            weight=matrix.data,
+            weight=target,
             rows=rows,
             quant_blocks=matrix.quant_blocks,
             stored_rows=matrix.stored_rows,

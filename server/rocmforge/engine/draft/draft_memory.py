@@ -12,7 +12,14 @@ from rocmforge.errors import OutOfMemory
 def draft_options(options: LoadOptions) -> LoadOptions:
     """Returns the options of a draft model: whole, on the first device, without adapters."""
     device = None if options.device is None else options.device.split(",")[0].strip()
-    return replace(options, device=device, tensor_parallel=1, adapters=(), draft_tokens=0)
+    return replace(
+        options,
+        device=device,
+        tensor_parallel=1,
+        adapters=(),
+        draft_tokens=0,
+        device_experts=None,
+    )
 
 
 def both(model: MemoryEstimate, draft: MemoryEstimate) -> MemoryEstimate:

@@ -107,6 +107,34 @@ class Totals(msgspec.Struct, array_like=True, gc=False, kw_only=True):
         ),
     ] = 0
 
+    expert_reads: Annotated[
+        int,
+        Family(
+            "engine_expert_reads",
+            "Experts that steps read, each once in a layer, if some are on the host alone.",
+            is_cost=True,
+            is_vllms=False,
+        ),
+    ] = 0
+    host_expert_reads: Annotated[
+        int,
+        Family(
+            "engine_host_expert_reads",
+            "Experts that steps read from the host's memory, as they had no seat on the device.",
+            is_cost=True,
+            is_vllms=False,
+        ),
+    ] = 0
+    expert_swaps: Annotated[
+        int,
+        Family(
+            "engine_expert_swaps",
+            "Experts that took the seat of another on the device.",
+            is_cost=True,
+            is_vllms=False,
+        ),
+    ] = 0
+
     prompt_step_ns: Annotated[
         int,
         Family(
@@ -158,6 +186,9 @@ class Totals(msgspec.Struct, array_like=True, gc=False, kw_only=True):
         self.read_bytes += cost.bytes_read
         self.launches += cost.launches
         self.gap_ns += 0 if after_rest else cost.gap_ns
+        self.expert_reads += cost.expert_reads
+        self.host_expert_reads += cost.host_expert_reads
+        self.expert_swaps += cost.expert_swaps
 
 
 def families() -> dict[str, Family]:

@@ -101,6 +101,7 @@ class GroupedProducts:
             (pairs // tile + matrix.num_experts, ceil_div(matrix.stored_rows, GEMM_COLUMNS), 1),
             kernel.max_threads,
             weight=matrix.data,
+            places=matrix.places,
             x=x,
             tiles=self._sorted.tiles,
             sources=None if is_sorted else self._sorted.rows,

@@ -169,6 +169,7 @@ class LatentKernels:
             (x.rows, matrix.stored_rows // GEMV_OUTPUTS, 1),
             _THREADS,
             weight=matrix.data,
+            places=matrix.places,
             **self._products.multiplied(x, matrix),
             chosen=self._arrays.chosen,
             weights=self._arrays.weights,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -39,11 +40,18 @@ class RouteKernels:
         library: Where the kernels are.
         arena: The arrays of the activations; there are some of experts.
         eps: Of the norm before a router.
+        hosted: The routers of layers whose experts are hosted. Their choices stay apart, one layer
+            behind the other, as the host asks for them after the step.
     """
 
     def __init__(
-        self, library: KernelLibrary, arena: ActivationArrays[DeviceArray], eps: float
+        self,
+        library: KernelLibrary,
+        arena: ActivationArrays[DeviceArray],
+        eps: float,
+        hosted: Sequence[Weight] = (),
     ) -> None:
+        self._hosted = {router: number for number, router in enumerate(hosted)}
         assert arena.experts is not None
         assert arena.residual is not None
         self._arrays = arena.experts
@@ -96,7 +104,7 @@ class RouteKernels:
             grid = _TILE + ceil_div(num_experts, _TILE), ceil_div(rows, _TILE), 1
             self._norm_logits.launch(grid, threads, **normed, experts=num_experts)
             return added, self._chosen(rows, experts, rule)
-        chosen, weights = self._choice(rows, rule)
+        chosen, weights = self._choice(rows, experts, rule)
         self._norm_route.launch(
             (1 + num_experts, rows, 1),
             threads,
@@ -128,7 +136,7 @@ class RouteKernels:
         self, rows: int, experts: Experts[Weight], rule: ExpertsConfig
     ) -> tuple[Activation, Activation]:
         """Chooses by the logits."""
-        chosen, weights = self._choice(rows, rule)
+        chosen, weights = self._choice(rows, experts, rule)
         self._choose.launch(
             (rows, 1, 1),
             whole_waves(rule.num_experts),
@@ -137,10 +145,14 @@ class RouteKernels:
         )
         return chosen, weights
 
-    def _choice(self, rows: int, rule: ExpertsConfig) -> tuple[Activation, Activation]:
+    def _choice(
+        self, rows: int, experts: Experts[Weight], rule: ExpertsConfig
+    ) -> tuple[Activation, Activation]:
         """Returns the places of tokens' experts and their weights."""
         count, arrays = rule.num_chosen, self._arrays
-        chosen = Activation(arrays.chosen, rows, count, i32=arrays.chosen.int32(rows, count))
+        first = self._hosted.get(experts.router, 0) * rows
+        of_layers = arrays.chosen.int32(first + rows, count)
+        chosen = Activation(arrays.chosen, rows, count, i32=of_layers.rows(first, first + rows))
         return chosen, empty(arrays.weights, rows, count, half=False)
 
     def add_shared(
