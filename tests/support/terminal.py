@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -40,21 +40,27 @@ def heed_interrupts() -> None:
 
 
 class Terminal:
-    """`rocmforge` in a pseudo-terminal, and what it has shown. Use it as a context manager.
+    """A program in a pseudo-terminal, and what it has shown. Use it as a context manager.
 
     Args:
         arguments: of the command line.
         environment: variables besides those of the tests.
+        program: what takes the arguments; `rocmforge` unless given.
 
     Attributes:
         raw: all bytes that the terminal has got.
         shown: what has not been waited for yet, without escape sequences.
     """
 
-    def __init__(self, *arguments: str | Path, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        *arguments: str | Path,
+        environment: Mapping[str, str],
+        program: Sequence[str] = (sys.executable, "-m", "rocmforge"),
+    ) -> None:
         self._master, slave = pty.openpty()
         # Makes the pseudo-terminal the one whose ^C interrupts the program.
-        command = ["setsid", "--ctty", sys.executable, "-m", "rocmforge", *map(str, arguments)]
+        command = ["setsid", "--ctty", *program, *map(str, arguments)]
         self.process = subprocess.Popen(
             command,
             stdin=slave,

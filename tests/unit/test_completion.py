@@ -1,9 +1,10 @@
-"""What bash offers after a half-typed command, with the script of `rocmforge completion`."""
+"""What shells offer after a half-typed command, with the script of `rocmforge completion`."""
 
 from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from rocmforge.cli import main
+from tests.support.terminal import PROMPT, Terminal
 
 # Calls the function that bash calls when somebody presses Tab.
 ASK = """
@@ -32,14 +34,21 @@ def machine(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def offered(line: str, machine: Path) -> list[str]:
-    program = "source <(rocmforge completion bash)\n" + ASK.format(line=shlex.quote(line))
-    environment = os.environ | {
+def environment(machine: Path) -> dict[str, str]:
+    return {
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "HF_HUB_CACHE": str(machine / "hub"),
     }
+
+
+def offered(shell: list[str], program: str, machine: Path) -> list[str]:
+    """The lines that a program in the language of that shell prints."""
     done = subprocess.run(
-        ["bash", "-c", program], cwd=machine, env=environment, capture_output=True, text=True
+        [*shell, "-c", program],
+        cwd=machine,
+        env=os.environ | environment(machine),
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
     return [word.strip() for word in done.stdout.splitlines()]
@@ -58,9 +67,40 @@ def offered(line: str, machine: Path) -> list[str]:
 )
 def test_bash_completes(line: str, wanted: set[str], unwanted: set[str], machine: Path) -> None:
     # Bash breaks words at colons: of org/tiny:Q8_0 it is given what stands behind.
-    words = {word.rpartition(":")[2] for word in offered(line, machine)}
+    program = "source <(rocmforge completion bash)\n" + ASK.format(line=shlex.quote(line))
+    words = {word.rpartition(":")[2] for word in offered(["bash"], program, machine)}
     assert wanted <= words
     assert words & unwanted == set()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("fish"), reason="fish is not installed")
+def test_fish_completes_and_says_what_a_word_means(machine: Path) -> None:
+    lines = ("rocmforge ser", "rocmforge serve x --kv-dtype ", "rocmforge rm ", "rocmforge run ow")
+    asked = "; ".join(f"complete -C {shlex.quote(line)}" for line in lines)
+    program = f"rocmforge completion fish | source; {asked}"
+    words = offered(["fish", "--no-config"], program, machine)
+    assert "serve\tserve models over HTTP" in words
+    assert {"f16", "own.gguf"} <= {*words}
+    assert any(word.endswith("tiny:Q8_0") for word in words)
+    assert not any(word.startswith(("run", "--port")) for word in words)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("zsh"), reason="zsh is not installed")
+def test_zsh_completes_without_a_configuration_of_its_own(machine: Path) -> None:
+    zsh = Terminal(
+        *("-f", "-i"), environment=environment(machine) | {"HOME": str(machine)}, program=["zsh"]
+    )
+    with zsh:
+        zsh.wait_for(PROMPT)
+        zsh.type("source <(rocmforge completion zsh); echo status $?\n")
+        zsh.wait_for("status 0")
+        zsh.wait_for(PROMPT)
+        zsh.type("rocmforge ser\t\t")
+        zsh.wait_for("serve    -- serve models over HTTP")
+        zsh.type("\x15rocmforge serve --max-c\t")
+        zsh.wait_for("--max-context ")
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
