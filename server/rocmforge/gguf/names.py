@@ -188,7 +188,7 @@ _DELTA: Final = (
     TensorRule("ssm_in.weight", ("delta.mixed", "delta.gate")),  # of older converters
     TensorRule("ssm_ba.weight", ("delta.beta", "delta.alpha")),
     TensorRule("ssm_a", ("delta.decay",)),
-    TensorRule("ssm_dt.bias", ("delta.time_bias",)),
+    TensorRule("ssm_dt.bias", ("delta.time_offset",)),
 )
 _GATED_ATTENTION: Final = (
     *(rule for rule in _ATTENTION if rule.name != "attn_q.weight"),

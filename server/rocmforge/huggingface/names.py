@@ -261,7 +261,7 @@ _DELTA_PARTS: Final = MappingProxyType(
         "linear_attn.in_proj_qkvz.weight": ("delta.mixed", "delta.gate"),  # of Qwen3-Next
         "linear_attn.in_proj_ba.weight": ("delta.beta", "delta.alpha"),
         "linear_attn.A_log": ("delta.decay",),
-        "linear_attn.dt_bias": ("delta.time_bias",),
+        "linear_attn.dt_bias": ("delta.time_offset",),
     }
 )
 

@@ -146,7 +146,7 @@ class Attention(Generic[W]):
     # Of each head, a score that takes its part of the softmax and has no value (Xiao et al. 2024).
     sinks: W | None = field(default=None, metadata=column("num_heads"))
     # Its sigmoids multiply the results of all heads.
-    gate: W | None = field(default=None, metadata=column("attended_features", "hidden_size"))
+    gate: W | None = field(default=None, metadata=whole("attended_features", "hidden_size"))
     output: W = field(metadata=row("hidden_size", "attended_features", adaptable=True))
     output_bias: W | None = field(default=None, metadata=row("hidden_size"))
 
@@ -197,7 +197,7 @@ class DeltaNet(Generic[W]):
     alpha: W = field(metadata=whole("delta_value_heads", "hidden_size"))  # how much is forgotten
     beta: W = field(metadata=whole("delta_value_heads", "hidden_size"))  # how much is learnt
     decay: W = field(metadata=whole("delta_value_heads"))  # below 0
-    time_bias: W = field(metadata=whole("delta_value_heads"))
+    time_offset: W = field(metadata=whole("delta_value_heads"))
     filter: W = field(metadata=whole("convolved_features", "convolution_width"))
     norm: W = field(metadata=whole("delta_value_dim"))
     output: W = field(metadata=whole("hidden_size", "delta_value_features"))

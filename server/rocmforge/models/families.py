@@ -76,7 +76,7 @@ _CONVOLUTION: Final = frozenset(f"convolution.{part}" for part in ("input", "fil
 _DELTA: Final = frozenset(
     f"delta.{part}"
     for part in (
-        *("mixed", "gate", "alpha", "beta", "decay", "time_bias", "filter", "norm", "output"),
+        *("mixed", "gate", "alpha", "beta", "decay", "time_offset", "filter", "norm", "output"),
     )
 )
 _HEAD_NORMS: Final = frozenset({"attention.q_norm", "attention.k_norm"})

@@ -115,7 +115,7 @@ def _delta_net(delta: DeltaNet[W], ops: Ops[A, W, S], step: S, x: A, layer: int)
     gate = ops.linear(step, x, delta.gate, None)
     alpha, beta = ops.linear(step, x, delta.alpha, None), ops.linear(step, x, delta.beta, None)
     mixed = ops.convolution(step, mixed, delta.filter, layer)
-    y = ops.gated_delta(step, mixed, (alpha, beta), (delta.decay, delta.time_bias), layer)
+    y = ops.gated_delta(step, mixed, (alpha, beta), (delta.decay, delta.time_offset), layer)
     return ops.linear(step, ops.gated_norm(y, gate, delta.norm), delta.output, None)
 
 
