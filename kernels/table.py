@@ -115,6 +115,8 @@ def _source(
         units = [_unit(f"{name}-{head.name}", path, _head_defines(head), chosen) for head in heads]
     elif row.get("unit_per_format"):
         units = [_unit(f"{name}-{format.name}", path, (), [format]) for format in chosen]
+    elif row.get("formats") == "mixed":
+        units = [_unit(name, path, _format_numbers(chosen, formats), chosen)]
     else:
         units = [_unit(name, path, (), chosen)]
     words = {
@@ -140,10 +142,19 @@ def _chosen(
         "all": formats,
         "quantised": tuple(format for format in formats if format.is_quantised),
         "float": tuple(format for format in formats if not format.is_quantised),
+        "mixed": tuple(format for format in formats if format.is_mixed),
     }
     if group not in groups:
         raise ValueError(f"kernels.toml: [{source}] formats is one of {', '.join(groups)}")
     return groups[str(group)]
+
+
+def _format_numbers(
+    chosen: tuple[WeightFormat, ...], formats: tuple[WeightFormat, ...]
+) -> tuple[str, ...]:
+    """Returns RF_FORMAT_NUMBERS(X): X(number, type), the place of each among those with kernels."""
+    each = "".join(f"X({formats.index(format)}, {format.name.upper()}) " for format in chosen)
+    return (f"RF_FORMAT_NUMBERS(X)={each}",)
 
 
 def _head_defines(head: HeadSize) -> tuple[str, ...]:

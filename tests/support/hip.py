@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
@@ -24,6 +25,7 @@ from tests.support.kernels import PlatformOptions
 from tests.support.weights import ggml_type, random_matrix
 
 HEAD_DIM: Final = 64
+NO_OTHERS: Final[Mapping[str, str]] = MappingProxyType({})
 _OF_FORMATS: Final = ("gemm", "gemv", "experts_gemv")
 _EXPERT_SIZES: Final = ("moe_intermediate_size", "shared_expert_intermediate_size")
 # In these sizes, too, no token shall be near the border between two experts: 0.003 at least.
@@ -122,15 +124,22 @@ def quantized(model: TinyModel, type_name: str) -> TinyModel:
     return replace(fitted, name=f"{model.name}-{type_name}", config=fitted.config | sizes)
 
 
-def write_quantized(model: TinyModel, type_name: str, folder: Path) -> Path:
-    """Writes the model with random matrices of this stored type."""
+def write_quantized(
+    model: TinyModel, type_name: str, folder: Path, others: Mapping[str, str] = NO_OTHERS
+) -> Path:
+    """Writes the model with random matrices of this stored type.
+
+    `others` are the types of tensors whose names hold a word.
+    """
     rng = np.random.default_rng(5)
-    tensors: Mapping[str, Any] = {
-        name: values
-        if values.ndim == 1
-        else Stored(_matrix(rng, type_name, values.shape), ggml_type(type_name))
-        for name, values in gguf_tensors(model).items()
-    }
+    tensors: dict[str, Any] = {}
+    for name, values in gguf_tensors(model).items():
+        stored = next((others[word] for word in others if word in name), type_name)
+        tensors[name] = (
+            values
+            if values.ndim == 1
+            else Stored(_matrix(rng, stored, values.shape), ggml_type(stored))
+        )
     return write_gguf(folder / f"{model.name}.gguf", gguf_metadata(model), tensors)
 
 

@@ -25,6 +25,8 @@ class WeightFormat:
         largest: The largest number that such a factor meets.
         has_kernels: There are kernels that multiply with matrices of this format. The others
             occur in files, where they can be described.
+        is_mixed: Files mix it with others in query, key and value of a layer, so there are kernels
+            that multiply with matrices of several such formats at once.
     """
 
     name: str
@@ -34,6 +36,7 @@ class WeightFormat:
     exponent_scales: tuple[int, ...] = ()
     largest: float = 1.0
     has_kernels: bool = True
+    is_mixed: bool = False
 
     def __str__(self) -> str:
         """Returns the name as people know it."""
@@ -54,7 +57,12 @@ def _plain(name: str, nbytes: int) -> WeightFormat:
 
 
 def _scaled(
-    name: str, block_size: int, block_bytes: int, largest: float, *half_scales: int
+    name: str,
+    block_size: int,
+    block_bytes: int,
+    largest: float,
+    *half_scales: int,
+    is_mixed: bool = False,
 ) -> WeightFormat:
     return WeightFormat(
         name=name,
@@ -62,6 +70,7 @@ def _scaled(
         block_bytes=block_bytes,
         half_scales=half_scales,
         largest=largest,
+        is_mixed=is_mixed,
     )
 
 
@@ -75,19 +84,19 @@ _ROWS: Final = (
     _plain("f32", 4),
     _plain("f16", 2),
     _plain("bf16", 2),
-    _scaled("q8_0", 32, 34, 128, 0),
+    _scaled("q8_0", 32, 34, 128, 0, is_mixed=True),
     _scaled("q4_0", 32, 18, 16, 0),
     _scaled("q4_1", 32, 20, 16, 0, 2),
-    _scaled("q5_0", 32, 22, 16, 0),
+    _scaled("q5_0", 32, 22, 16, 0, is_mixed=True),
     _scaled("q5_1", 32, 24, 16, 0, 2),
-    _scaled("iq4_nl", 32, 18, 128, 0),
+    _scaled("iq4_nl", 32, 18, 128, 0, is_mixed=True),
     WeightFormat(name="mxfp4", block_size=32, block_bytes=17, exponent_scales=(0,)),
-    _scaled("q2_k", 256, 84, 45, 80, 82),
-    _scaled("q3_k", 256, 110, 128, 108),
-    _scaled("q4_k", 256, 144, 1024, 0, 2),
-    _scaled("q5_k", 256, 176, 1024, 0, 2),
-    _scaled("q6_k", 256, 210, 4096, 208),
-    _scaled("iq4_xs", 256, 136, 4096, 0),
+    _scaled("q2_k", 256, 84, 45, 80, 82, is_mixed=True),
+    _scaled("q3_k", 256, 110, 128, 108, is_mixed=True),
+    _scaled("q4_k", 256, 144, 1024, 0, 2, is_mixed=True),
+    _scaled("q5_k", 256, 176, 1024, 0, 2, is_mixed=True),
+    _scaled("q6_k", 256, 210, 4096, 208, is_mixed=True),
+    _scaled("iq4_xs", 256, 136, 4096, 0, is_mixed=True),
     _scaled("iq3_s", 256, 110, 465, 0),
     _scaled("iq3_xxs", 256, 98, 481, 0),
     _scaled("iq2_s", 256, 82, 167, 0),

@@ -18,6 +18,7 @@ from kernels.compiler import find_compiler
 from kernels.table import INCLUDE_DIR, expand_braces, read_formats, read_table
 from kernels.targets import Platform, select
 from rocmforge_hip.device.heads import CACHED_HEADS
+from rocmforge_hip.weights.formats import FORMAT_NUMBERS
 
 TESTS = ROOT / "tests/kernels"
 LAUNCHERS = ROOT / "backends/hip/rocmforge_hip"
@@ -91,6 +92,16 @@ def a_table(folder: Path, row: str) -> table.Source:
     (folder / "kernels.toml").write_text(f"[odd]\n{row}\n")
     (source,) = read_table(folder)
     return source
+
+
+def test_mixed_formats_have_the_numbers_of_the_backend(tmp_path: Path) -> None:
+    (unit,) = a_table(tmp_path, 'kernels = ["rf_x"]\nformats = "mixed"').translation_units
+    (numbers,) = (define for define in unit.defines if define.startswith("RF_FORMAT_NUMBERS"))
+    found = {
+        name.lower(): int(number) for number, name in re.findall(r"X\((\d+), (\w+)\)", numbers)
+    }
+    mixed = [format.name for format in read_formats() if format.is_mixed]
+    assert found == {name: FORMAT_NUMBERS[name] for name in mixed}
 
 
 def test_a_source_is_compiled_for_the_formats_that_it_says(tmp_path: Path) -> None:

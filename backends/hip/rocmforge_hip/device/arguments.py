@@ -72,6 +72,32 @@ Forms = Annotated[
 ]
 """Those and the int8 form of kernels/include/rf/act.h."""
 
+
+class _Factor(Protocol):
+    @property
+    def weight(self) -> Pointer | None: ...
+    @property
+    def bias(self) -> Pointer | None: ...
+    @property
+    def out(self) -> Pointer | None: ...
+    @property
+    def out_features(self) -> int: ...
+    @property
+    def format(self) -> int: ...
+
+
+Factor = Annotated[
+    _Factor,
+    {
+        "weight": "pointer",
+        "bias": "pointer",
+        "out": "pointer",
+        "out_features": "i32",
+        "format": "i32",
+    },
+]
+"""One of several matrices of a launch: its bias, its product and the number of its format."""
+
 Argument = Pointer | int | float | np.number[Any] | None
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rocmforge_hip.device.arguments import I32, I64, Pointer
+from rocmforge_hip.device.arguments import I32, I64, Factor, Pointer
 
 
 def rf_repack(
@@ -33,6 +33,20 @@ def rf_gemv(
     activation: I32,
 ) -> None:
     """Multiplies a few int8 rows with a quantised matrix."""
+
+
+def rf_gemv_mixed(
+    *,
+    first: Factor,
+    second: Factor,
+    third: Factor,
+    q: Pointer,
+    scale: Pointer,
+    rows: I32,
+    slices: I32,
+    quant_blocks: I32,
+) -> None:
+    """Does what `rf_gemv` does with up to three matrices, whose formats may differ."""
 
 
 def rf_gemm_int8(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import MappingProxyType
-from typing import Final
+from typing import Final, NamedTuple
 
 from rocmforge.models.config import ActivationFunction
 from rocmforge_hip.device.constants import (
@@ -13,8 +13,10 @@ from rocmforge_hip.device.constants import (
     GELU_TANH,
     GEMM_COLUMNS,
     NOT_GATED,
+    QUANT_BLOCK,
     SILU,
 )
+from rocmforge_hip.device.kernel import Kernel
 from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.kernels import products
@@ -23,6 +25,8 @@ from rocmforge_hip.ops.activations import Activation, ActivationArrays, Forms
 from rocmforge_hip.ops.geometry import GEMM_ROWS, MATRIX_QUANT_BLOCKS, Geometry, gemv_rows
 from rocmforge_hip.weights.formats import (
     FLOAT_FORMATS,
+    FORMAT_NUMBERS,
+    FORMATS,
     Matrix,
     MatrixPart,
     Vector,
@@ -41,8 +45,22 @@ GATES: Final = MappingProxyType(
 """The kernels' names of activation functions."""
 _GEMV_ROWS: Final = (1, 2, 4, 8)
 GEMV_OUTPUTS: Final = 16  # stored rows of a block
+_ENOUGH_WAVES: Final = 8  # on a compute unit
 _ELEMENTS: Final = 1024  # of a block of the kernels that convert
 _THREADS: Final = 256
+
+
+class _Factor(NamedTuple):
+    """A matrix as `rf_gemv_mixed` takes it, or none."""
+
+    weight: DeviceArray | None
+    bias: DeviceArray | None
+    out: DeviceArray | None
+    out_features: int
+    format: int
+
+
+_NO_FACTOR: Final = _Factor(None, None, None, 0, 0)
 
 
 class LinearKernels:
@@ -93,6 +111,29 @@ class LinearKernels:
             name: library.kernel(f"rf_gemm_int8_{name}", products.rf_gemm_int8)
             for name in of_matrices
         }
+        self._mixed_gemvs = self._load_mixed(library)
+
+    def _load_mixed(self, library: KernelLibrary) -> dict[int, Kernel[...]]:
+        """Returns the kernels for several formats, by their rows.
+
+        They take the registers of the largest. Where that leaves too few waves to wait for memory
+        in turns, as on gfx906, matrices are multiplied one by one.
+        """
+        kernels: dict[int, Kernel[...]] = {}
+        for most in _GEMV_ROWS:
+            apart = [
+                kernel
+                for (name, rows), kernel in self._gemvs.items()
+                if rows == most and FORMATS[name].is_mixed
+            ]
+            if len(apart) < 2:
+                continue
+            mixed = library.kernel(f"rf_gemv_mixed_r{most}", products.rf_gemv_mixed)
+            blocks = min(kernel.blocks_at_once(_THREADS) for kernel in apart)
+            enough = min(blocks, _ENOUGH_WAVES * library.wave_size // _THREADS)
+            if mixed.blocks_at_once(_THREADS) >= enough:
+                kernels[most] = mixed
+        return kernels
 
     def qkv(
         self,
@@ -106,16 +147,72 @@ class LinearKernels:
         """Multiplies with query, key and value as `Ops.qkv` says; other arguments as of `multiply`.
 
         Those of one stored type lie stacked in one matrix: it is multiplied once as a whole, `then`
-        called with it and its product, and each gets its columns of that.
+        called with it and its product, and each gets its columns of that. Several matrices are
+        multiplied in one launch, if there is a kernel for that.
         """
-        products: dict[Matrix, Activation] = {}
         parts = [part_of(weight) for weight in weights]
-        for part, bias in zip(parts, biases, strict=True):
-            if part.matrix not in products:
-                products[part.matrix] = product = self.multiply(x, part, bias, half=half)
-                then(part.matrix, product)
+        stacks = {part.matrix: (part, bias) for part, bias in zip(parts, biases, strict=True)}
+        if self._are_mixed(x, list(stacks)):
+            products = self._gemv_mixed(x, list(stacks.values()))
+        else:
+            products = {
+                matrix: self.multiply(x, part, bias, half=half)
+                for matrix, (part, bias) in stacks.items()
+            }
+        for matrix, product in products.items():
+            then(matrix, product)
         q, k, v = (_columns(products[part.matrix], part) for part in parts)
         return q, k, v
+
+    def _are_mixed(self, x: Activation, matrices: Sequence[Matrix]) -> bool:
+        """Returns whether so many rows are multiplied with these matrices in one launch."""
+        return (
+            len(matrices) > 1
+            and x.rows <= self.gemv_rows
+            and _most_rows(x.rows * self.slices) in self._mixed_gemvs
+            and all(
+                matrix.format.is_mixed
+                and not self._has_matrix_product(x.rows * self.slices, matrix)
+                for matrix in matrices
+            )
+        )
+
+    def _gemv_mixed(
+        self, x: Activation, stacks: Sequence[tuple[MatrixPart, Weight | None]]
+    ) -> dict[Matrix, Activation]:
+        """Returns the product with each of two or three whole matrices, plus its bias."""
+        products: dict[Matrix, Activation] = {}
+        factors = [_NO_FACTOR] * 3
+        for place, (part, bias) in enumerate(stacks):
+            matrix = part.matrix
+            assert x.features == matrix.in_features, (x.features, matrix.in_features)
+            assert part.product is not None, "nothing is multiplied with this table"
+            result = self._arena.product(part.product)
+            products[matrix] = out = empty(result, x.rows, matrix.out_features, half=False)
+            factors[place] = _Factor(
+                matrix.data,
+                optional_vector(bias, matrix.out_features),
+                out.f32,
+                matrix.out_features,
+                FORMAT_NUMBERS[matrix.format.name],
+            )
+        first, second, third = factors
+        q, scale = self.int8(x)
+        stored_rows = sum(matrix.stored_rows for matrix in products)
+        quant_blocks = x.features // QUANT_BLOCK
+        self._mixed_gemvs[_most_rows(x.rows * self.slices)].launch(
+            (stored_rows // GEMV_OUTPUTS, 1, 1),
+            _gemv_threads(quant_blocks),
+            first=first,
+            second=second,
+            third=third,
+            q=q,
+            scale=scale,
+            rows=x.rows,
+            slices=self.slices,
+            quant_blocks=quant_blocks,
+        )
+        return products
 
     def multiply(
         self,

@@ -25,6 +25,8 @@ FORMATS: Final[Mapping[str, WeightFormat]] = MappingProxyType(
     {name: format for name, format in STORED_FORMATS.items() if format.has_kernels}
 )
 """Those that the kernels can multiply with, by name."""
+FORMAT_NUMBERS: Final = MappingProxyType({name: place for place, name in enumerate(FORMATS)})
+"""Their places there, by which kernels for several formats know them."""
 FLOAT_FORMATS: Final = frozenset(name for name, each in FORMATS.items() if not each.is_quantised)
 
 

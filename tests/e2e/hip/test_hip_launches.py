@@ -1,0 +1,83 @@
+"""How many launches a layer takes in a step of decodes, and that few of them give the same bits."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rocmforge.backend.protocol import StepOutput
+from rocmforge_hip.ops.step import VARIANTS
+from rocmforge_hip.run.runner import HipRunner
+from rocmforge_hip.run.variant_choice import StepVariants
+from tests.backend.driving import Chunk, Driver, Want
+from tests.data.models.tiny_models import PROMPT, by_name
+from tests.support.hip import quantized, write_quantized
+from tests.support.options import SMALL
+from tests.support.runners import load_hip
+
+OPTIONS = replace(SMALL, max_sequences=4, graphs="off", activation_bits="8")
+MIX = {"attn_v": "q6_k", "ffn_down": "q6_k"}
+"""As llama.cpp's Q4_K_M has it in half of the layers."""
+
+
+def runner_of(stack: ExitStack, folder: Path, name: str, layers: int) -> HipRunner:
+    model = quantized(by_name(name), "q4_k")
+    keys = {
+        key: layers if key.endswith("block_count") else value for key, value in model.keys.items()
+    }
+    config = model.config | {"num_hidden_layers": layers}
+    if "layer_types" in config:
+        config["layer_types"] = config["layer_types"][:layers]
+    model = replace(model, name=f"{model.name}-{layers}", config=config, keys=keys)
+    return load_hip(stack, write_quantized(model, "q4_k", folder, MIX), OPTIONS)
+
+
+def results(runner: HipRunner) -> list[StepOutput]:
+    """Steps of one, two and four sequences after a prompt."""
+    driver = Driver(runner)
+    found = []
+    for count in (1, 2, 4):
+        for row in range(count):
+            driver.run(Chunk(tokens=PROMPT[: 5 + row], blocks=[1 + row]))
+        wants = (Want(num_logprobs=0),)
+        found.append(
+            driver.run(
+                *(
+                    Chunk(tokens=[7 + row], start=5 + row, blocks=[1 + row], wants=wants)
+                    for row in range(count)
+                )
+            )
+        )
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("llama", {"plain": 10, "fused": 8}),
+        ("qwen3", {"plain": 10, "fused": 8}),
+        ("gemma3", {"plain": 12, "fused": 10}),
+    ],
+)
+def test_launches_of_a_layer(
+    stack: ExitStack, tmp_path: Path, name: str, expected: dict[str, int]
+) -> None:
+    one, two = (runner_of(stack, tmp_path, name, layers) for layers in (1, 2))
+    launches, bits = {}, {}
+    for variant in VARIANTS:
+        counts = []
+        for runner in (one, two):
+            runner.variants = StepVariants.always(variant)
+            outputs = results(runner)
+            counts.append([output.cost.launches for output in outputs if output.cost is not None])
+        (launches[variant],) = {more - less for less, more in zip(*counts, strict=True)}
+        bits[variant] = [
+            (output.token_ids.tobytes(), output.logprobs.tobytes())
+            for output in outputs
+            if output.logprobs is not None
+        ]
+    assert launches == expected
+    assert bits["fused"] == bits["plain"]
