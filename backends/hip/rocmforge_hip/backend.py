@@ -90,6 +90,7 @@ class HipBackend:
             allowed=needs.allowed,
             weights=needs.weights + needs.adapters,
             activations=needs.step_bytes,
+            states=needs.states,
             kv_block=needs.block_bytes,
             block_size=BLOCK_TOKENS,
             kv_dtype=cache_type(needs),

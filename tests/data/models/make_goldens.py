@@ -21,7 +21,7 @@ import numpy as np
 from tests.data.models.tiny_experts import EXPERT_CLASSES
 from tests.data.models.tiny_folders import write_folder
 from tests.data.models.tiny_models import GOLDEN_ROWS, MODELS, PROMPT, TinyModel, hf_weights
-from tests.data.models.tiny_recurrent import LENGTHS, LONG_PROMPT, RECURRENT_MODELS
+from tests.data.models.tiny_recurrent import LENGTHS, LONG_PROMPT
 
 # Not among the tools of this project, so type checking must not need them.
 torch = import_module("torch")
@@ -32,7 +32,7 @@ GOLDENS = Path(__file__).with_name("goldens.json")
 
 def build(model: TinyModel) -> Any:
     """Transformers' network with the recipe's weights."""
-    if model.hf_class in EXPERT_CLASSES or model in RECURRENT_MODELS:
+    if model.hf_class in EXPERT_CLASSES or model.shapes:
         return read_folder(model)
     built = network(model)
     weights = {name: torch.from_numpy(value) for name, value in hf_weights(model).items()}
@@ -80,7 +80,7 @@ def golden(model: TinyModel) -> dict[str, Any]:
         "frequencies": rounded(getattr(rope, f"{prefix}inv_freq")),
         "attention_factor": float(getattr(rope, f"{prefix}attention_scaling")),
     }
-    if model in RECURRENT_MODELS:
+    if model.shapes:
         found["ends"] = [rounded(last_logits(built, length)) for length in LENGTHS]
     if prefix:
         found["local_frequencies"] = rounded(rope.sliding_attention_inv_freq)

@@ -430,7 +430,7 @@ def gguf_tensors(model: TinyModel) -> dict[str, Any]:
     weights = gpt_oss_tensors(weights) if model.hf_class == "GptOss" else stack_experts(weights)
     if model.hf_class in LATENT_CLASSES:
         weights = split_latent(model, weights)
-    if model in RECURRENT_MODELS:
+    if model.shapes:
         weights = recurrent_tensors(model, weights)
     if model.architecture == "bailingmoe2":
         weights = fuse_attention(weights)

@@ -5,6 +5,7 @@ The seeds of those with experts are such that no token is near the border betwee
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -258,6 +259,16 @@ RECURRENT_MODELS: Final = (
         ),
     ),
 )
+
+
+def larger_liquid(model: TinyModel) -> TinyModel:
+    """One of LFM2 in sizes that a GPU has kernels for."""
+    sizes = {"hidden_size": 128, "num_attention_heads": 2, "num_key_value_heads": 1}
+    config = model.config | sizes | {"intermediate_size": 96, "moe_intermediate_size": 64}
+    keys = model.keys | {"attention.head_count_kv": np.array([0, 1, 0, 1], np.int32)}
+    if "num_experts" in config:
+        keys |= {"expert_feed_forward_length": 64}
+    return replace(model, config=config, keys=keys, shapes=_liquid_shapes(config))
 
 
 def recurrent_tensors(model: TinyModel, weights: Tensors) -> Tensors:

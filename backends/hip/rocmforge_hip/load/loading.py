@@ -83,14 +83,17 @@ def load_model(
         )
         loaded = loading.load(weights, tables, adapters)
         caches = loaded.ops.caches
-        arrays = [each for cache in caches for each in (cache.keys, cache.values) if each]
+        arrays = [
+            each for cache in caches for each in (cache.keys, cache.values) if each and each.nbytes
+        ]
         pairs = zip(arrays[::2], arrays[1::2], strict=False)
         bandwidth = copy_bandwidth(device.driver, device.stream, pairs)
-        info = _describe(found, config, plan, kernels, bandwidth, options)
+        # Graphs are checked by steps that are run twice, which changes states.
+        replays = options.graphs != "off" and not (config.has_states and options.graphs == "auto")
+        info = _describe(found, config, plan, kernels, bandwidth, options, replays=replays)
         if hosted is not None:
             info = replace(info, notes=(*info.notes, f"experts      {hosted}"))
         reads = StepReads(config, weights, [total_bytes(block) for block in plan.cache_blocks])
-        replays = options.graphs != "off"
         runner = HipRunner(device, loaded, plan.limits, info, reads, replays=replays)
     if config.causal:
         agree: Agree = tuple
@@ -101,7 +104,7 @@ def load_model(
         try:
             kept = ChoiceFile(cache_dir("steps"), _facts(found, config, plan, options, weights))
             _choose_variants(runner, plan.limits, options, kept, agree, progress)
-            if options.graphs == "auto":
+            if options.graphs == "auto" and not config.has_states:
                 _check_graphs(runner, plan.limits, agree, progress)
         except BaseException:
             with suppress(EngineError):
@@ -126,6 +129,9 @@ def _choose_variants(
     if options.decode_variant != "auto":
         variants = StepVariants.always(options.decode_variant)
         how = f"{variants}, as it was set"
+    elif runner.info.state_slots:
+        variants = StepVariants.always("plain")
+        how = f"{variants}, not measured with states"
     elif not is_measured(runner.info.device.target):
         variants = StepVariants.always("plain")
         how = f"{variants}, not measured on this platform"
@@ -243,6 +249,11 @@ def _read(
     config, adapters = checkpoint.config, checkpoint.adapters
     if config.causal and options.kv_dtype == "f32":
         raise ConfigurationError("The HIP backend has no f32 cache; use kv_dtype f16 or int8.")
+    if shard is not None and config.has_states:
+        raise ConfigurationError(
+            "A model with states runs on one device; leave tensor_parallel at 1, not "
+            f"{options.tensor_parallel}."
+        )
     if shard is not None and not config.causal:
         raise ConfigurationError(
             "An encoder runs on one device; leave tensor_parallel at 1, not "
@@ -265,6 +276,8 @@ def _describe(
     kernels: ProcessorKernels,
     bandwidth: float,
     options: LoadOptions,
+    *,
+    replays: bool,
 ) -> RunnerInfo:
     return RunnerInfo(
         backend="hip",
@@ -286,6 +299,8 @@ def _describe(
         embedding_size=config.hidden_size if config.causal else 0,
         masks_tokens=config.causal,
         causal=config.causal,
-        graphs="none" if not config.causal else "off" if options.graphs == "off" else "unchecked",
+        graphs="none" if not config.causal else "unchecked" if replays else "off",
+        state_slots=plan.state_slots,
+        state_bytes=plan.states,
         logits_processors=tuple(kernels.processors),
     )

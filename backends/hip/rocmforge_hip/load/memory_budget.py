@@ -11,6 +11,7 @@ from rocmforge.errors import OutOfMemory
 from rocmforge.models.blocks import ModelWeights
 from rocmforge.models.config import LayerConfig, ModelConfig
 from rocmforge.models.lora import Adapter
+from rocmforge.models.memory import state_bytes
 from rocmforge_hip.device.constants import BLOCK_TOKENS
 from rocmforge_hip.device.memory import ArraySpec, spec
 from rocmforge_hip.device.records import mapped, total_bytes
@@ -49,6 +50,8 @@ class MemoryNeeds:
     cache_blocks: tuple[LayerCache[ArraySpec], ...]  # of each layer; none: there is no cache
     limits: StepLimits
     host_bytes: int = 0  # of the host's memory, for experts that the device has no room for
+    states: int = 0  # of all sequences that run at once
+    state_slots: int = 0  # so many
     activation_slices: int = 0  # of int8 activations in decode: kernels/include/rf/act.h
 
     @property
@@ -64,7 +67,7 @@ class MemoryNeeds:
     @property
     def fixed_bytes(self) -> int:
         """Everything but the cache."""
-        return self.weights + self.adapters + self.step_bytes
+        return self.weights + self.adapters + self.states + self.step_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +97,7 @@ class MemoryPlan(MemoryNeeds):
                 *decode,
                 *([f"adapters     {mib(self.adapters)}"] if self.adapters else []),
                 f"activations  {mib(self.step_bytes)}",
+                *([f"states       {mib(self.states)}"] if self.states else []),
                 f"KV cache     {cache}",
                 f"allowed      {mib(self.allowed)}",
             )
@@ -128,6 +132,8 @@ def measure(
         input_bytes=_largest_input(config, limits),
         cache_blocks=tuple(_cache_block(layer, options.kv_dtype) for layer in layers),
         limits=limits,
+        states=options.max_sequences * state_bytes(config),
+        state_slots=options.max_sequences if config.has_states else 0,
         activation_slices=_activation_slices(config, options, stored_bytes(weights)),
     )
 
@@ -157,7 +163,8 @@ def make_plan(
             cache = f"{mib(least * needs.block_bytes)} for a cache of {least * BLOCK_TOKENS} tokens"
         raise OutOfMemory(
             f"The model needs {mib(needs.weights)} for weights, "
-            f"{mib(needs.adapters)} for adapters, {mib(needs.step_bytes)} for a step and "
+            f"{mib(needs.adapters)} for adapters, {mib(needs.step_bytes + needs.states)} for a "
+            "step and "
             f"{cache}, but only {mib(needs.allowed)} may be used ({options.memory_utilization:.0%} "
             f"of {mib(memory_free)} free). Lower max_context, max_batched_tokens, max_sequences or "
             "kv_blocks, or take a smaller model."

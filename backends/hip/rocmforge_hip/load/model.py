@@ -33,6 +33,7 @@ from rocmforge_hip.ops.processors import (
     scratch_spec,
     staging_bytes,
 )
+from rocmforge_hip.ops.recurrent.layers import on_device
 from rocmforge_hip.ops.sampler import Sampler
 from rocmforge_hip.ops.sharded import ShardedOps, gather_orders, warm_up
 from rocmforge_hip.run.runner import Model
@@ -87,6 +88,7 @@ class ModelLoading:
             geometry=self._geometry,
             arena=arena,
             caches=self._new_caches(),
+            states=self._new_states(),
             tables={} if tables is None else _upload_tables(device, tables),
             slopes=self._load_slopes(),
             formats=_formats(planned, of_experts=False),
@@ -161,6 +163,19 @@ class ModelLoading:
         if not self._config.causal:
             return ()
         return tuple(self._new_cache(layer) for layer in range(self._config.num_layers))
+
+    def _new_states(self) -> tuple[tuple[DeviceArray, ...], ...]:
+        """Makes room for states; nobody reads what it holds before they have been written."""
+        slots = self._plan.state_slots
+        return tuple(
+            tuple(
+                self._device.memory.device(
+                    spec((slots, *on_device(shape)), "f4"), f"states of layer {index}"
+                ).array
+                for shape in layer.state_shapes
+            )
+            for index, layer in enumerate(self._config.layers)
+        )
 
     def _new_cache(self, layer: int) -> LayerCache[DeviceArray]:
         def new(name: str, what: ArraySpec) -> DeviceArray:

@@ -7,10 +7,11 @@ from collections.abc import Iterator, Sequence
 from rocmforge.checkpoint.tensor import Tensor
 from rocmforge.errors import UnsupportedArchitecture
 from rocmforge.models.blocks import ModelWeights
-from rocmforge.models.config import ModelConfig
+from rocmforge.models.config import ConvolutionConfig, ModelConfig
 from rocmforge_hip.device.constants import MAX_SINK_DIM, MOST_EXPERTS
 from rocmforge_hip.device.heads import HeadSize
 from rocmforge_hip.ops.full_attention import ROPE_MULTIPLE
+from rocmforge_hip.ops.recurrent.kernels import CHANNEL_MULTIPLE, MAX_WIDTH
 from rocmforge_hip.ops.rows import MAX_NORM_DIM
 
 
@@ -45,8 +46,10 @@ def check_sinks(config: ModelConfig, weights: ModelWeights[Tensor]) -> None:
 
 def _problems(config: ModelConfig, heads: Sequence[HeadSize]) -> Iterator[tuple[str, str]]:
     """Yields the sizes that there are no kernels for, each with those that there are."""
-    if config.has_states:
-        yield "recurrent layers", "the reference backend has them (--backend reference)"
+    if any(layer.delta for layer in config.layers):
+        yield "Gated DeltaNet", "layers of --backend reference"
+    if not any(layer.num_heads for layer in config.layers):
+        yield "no attention in any layer", "attention in some of them"
     for rule in {layer.experts for layer in config.layers if layer.experts is not None}:
         if rule.num_experts > MOST_EXPERTS:
             yield f"{rule.num_experts} experts", f"up to {MOST_EXPERTS}"
@@ -59,6 +62,9 @@ def _problems(config: ModelConfig, heads: Sequence[HeadSize]) -> Iterator[tuple[
                 f"norms of {layer.query_features} features of queries",
                 f"norms of up to {MAX_NORM_DIM}",
             )
+        if layer.convolution is not None:
+            yield from _problems_of_convolution(layer.convolution)
+            continue
         head = HeadSize(layer.key_dim, layer.value_dim)
         fitting = [known for known in heads if known.values_in_keys is (layer.latent is not None)]
         if str(head) not in map(str, fitting):
@@ -78,3 +84,13 @@ def _problems(config: ModelConfig, heads: Sequence[HeadSize]) -> Iterator[tuple[
         yield f"{rope.rotary_dim} rotating elements of a head", f"multiples of {ROPE_MULTIPLE}"
     if config.hidden_size > MAX_NORM_DIM:
         yield f"a hidden size of {config.hidden_size}", f"up to {MAX_NORM_DIM}"
+
+
+def _problems_of_convolution(convolution: ConvolutionConfig) -> Iterator[tuple[str, str]]:
+    if convolution.width > MAX_WIDTH:
+        yield f"a convolution of {convolution.width} inputs", f"up to {MAX_WIDTH}"
+    if convolution.channels % CHANNEL_MULTIPLE:
+        yield (
+            f"a convolution of {convolution.channels} channels",
+            f"multiples of {CHANNEL_MULTIPLE}",
+        )

@@ -153,7 +153,7 @@ class ActivationArrays(Generic[X]):
     qkv: Forms[X]  # [T, out_features of the stack]
     qkv_2: Forms[X] | None
     qkv_3: Forms[X] | None
-    attended: Forms[X]  # [T, num_heads * value_dim]
+    attended: Forms[X]  # [T, num_heads * value_dim], or results of a convolution
     delta: Forms[X]  # [T, hidden_size]
     intermediate: Forms[X]  # [T, intermediate_size]
     gemm_partial: X  # float32, results of splits of K
@@ -262,6 +262,7 @@ def _of_causal(
     partials = [  # results of splits, and what each has
         (max(geometry.prefill_results(), splits * layer.num_heads), layer)
         for layer in config.layers
+        if layer.num_heads
         for splits in [geometry.attention_splits(layer.num_kv_heads, limits.sequences)]
     ]
     lora_shrunk, gate_up = lora_scratch(stacks, tokens, limits.adapters)
@@ -277,7 +278,10 @@ def _of_causal(
         rotated=Forms(
             f16=spec((tokens, max(layer.query_features for layer in config.layers)), "f2")
         ),
-        attended=_multiplied(tokens, max(layer.attended_features for layer in config.layers)),
+        attended=_multiplied(
+            tokens,
+            max(max(layer.attended_features, layer.convolved_features) for layer in config.layers),
+        ),
         delta=Forms(f32=of_tokens),
         intermediate=_multiplied(tokens, _most_intermediate(config)),
         logit_rows=_multiplied(rows, hidden_size, f32=spec((rows, hidden_size), "f4")),

@@ -128,7 +128,11 @@ class CachedAttention:
         self._tables = tables
         self._wave = library.wave_size
         cache = "int8" if caches[0].key_scale is not None else "f16"
-        self._kernels = tuple(_LayerKernels(library, layer, cache) for layer in config.layers)
+        self._kernels = {  # of the layers that have attention
+            index: _LayerKernels(library, layer, cache)
+            for index, layer in enumerate(config.layers)
+            if layer.num_heads
+        }
         self._reduce = library.kernel(
             "rf_attention_decode_reduce", kernels.rf_attention_decode_reduce
         )

@@ -29,6 +29,7 @@ from rocmforge_hip.ops.full_attention import FullAttention
 from rocmforge_hip.ops.geometry import Geometry, groups_experts
 from rocmforge_hip.ops.linear import GATES, LinearKernels, empty, f16_of, f32_of, part_of
 from rocmforge_hip.ops.lora import DeviceAdapters, Lora
+from rocmforge_hip.ops.recurrent.layers import RecurrentLayers
 from rocmforge_hip.ops.rows import RowKernels, norms_of
 from rocmforge_hip.ops.step import DeviceStep
 from rocmforge_hip.weights.formats import Matrix, Weight
@@ -36,7 +37,7 @@ from rocmforge_hip.weights.products import Product
 
 _UNCAPPED: Final = 1.0  # cap * tanh(x / cap) is tanh(x)
 
-_NO_STATES: Final = "models with states are refused when they are loaded"
+_NO_STATES: Final = "models with Gated DeltaNet are refused when they are loaded"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -48,6 +49,7 @@ class Resources:
     geometry: Geometry
     arena: ActivationArrays[DeviceArray]
     caches: tuple[LayerCache[DeviceArray], ...]  # by layer; none of a model that is not causal
+    states: tuple[tuple[DeviceArray, ...], ...] = ()  # of each layer, [slots, ...] each
     tables: Mapping[bool, DeviceRopeTable]  # by whether they are for `local_rope`
     slopes: DeviceArray | None  # what scores of each head lose for a token of distance
     formats: frozenset[str]  # stored types of the matrices
@@ -75,6 +77,9 @@ class HipOps:
             self._route = RouteKernels(library, arena, config.norm_eps, resources.hosted_routers)
             of_experts = library, arena, self.products, resources.expert_formats
             self._pairs, self._groups = PairKernels(*of_experts), GroupKernels(*of_experts)
+        self._recurrent = None
+        if config.has_states:
+            self._recurrent = RecurrentLayers(library, arena, self.products, resources.states)
         self._cached = self._full = self._latent = None
         if arena.latent is not None:
             heads = config, library, arena, self.products, resources.caches, tables
@@ -276,7 +281,8 @@ class HipOps:
     def short_convolution(
         self, step: DeviceStep, x: Activation, weight: Weight, layer: int
     ) -> Activation:
-        raise AssertionError(_NO_STATES)
+        assert self._recurrent is not None
+        return self._recurrent.short_convolution(step, x, weight, layer)
 
     def convolution(
         self, step: DeviceStep, x: Activation, weight: Weight, layer: int

@@ -15,7 +15,7 @@ from typing import Any, Final, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from rocmforge.backend.protocol import Int32Array, SamplingBatch, StepInput
+from rocmforge.backend.protocol import NO_SLOT, Int32Array, SamplingBatch, StepInput
 from rocmforge_hip.device.driver import Driver
 from rocmforge_hip.device.memory import ArraySpec, DeviceArray, spec
 from rocmforge_hip.device.records import leaves, mapped
@@ -139,6 +139,7 @@ class StepArrays(Generic[X]):
     context_len: X  # int32 [S]
     decodes: X  # int32 [S], the sequences with one new token
     prefills: X  # int32 [S], the sequences with several
+    state_slots: X  # int32 [S], NO_SLOT of padding, and in models without states
     logit_rows: X  # int32 [L]
     temperature: X  # float32 [L]
     log_min_p: X  # float32 [L]
@@ -180,6 +181,7 @@ def _specs(shape: StepShape, lists: ListSizes) -> StepArrays[ArraySpec]:
         context_len=a_sequence,
         decodes=a_sequence,
         prefills=a_sequence,
+        state_slots=a_sequence,
         logit_rows=ints,
         temperature=floats,
         log_min_p=floats,
@@ -278,6 +280,7 @@ def _contents(step: StepInput, shape: StepShape) -> StepArrays[Content]:
         context_len=(step.context_len, 0),
         decodes=(np.concatenate((decodes, padding)), 0),
         prefills=(np.flatnonzero(new_tokens > 1), 0),
+        state_slots=(step.state_slots, NO_SLOT),
         logit_rows=(step.logit_rows, 0),
         temperature=(batch.temperature, 0),
         log_min_p=(log_min_p, -np.inf),

@@ -172,6 +172,8 @@ def _plan_one(place: WeightPlace, tensor: Tensor, context: int | None) -> Planne
     match place.declared.shape:
         case (_,):
             return PlannedVector((tensor,))
+        case ("convolved_features", "convolution_width"):
+            return PlannedVector((tensor,))
         case ("num_experts", _):  # the router, or a bias of experts
             return PlannedVector((tensor,))
         case ("num_token_types", _):  # all text is of the first
@@ -209,7 +211,7 @@ def _product(place: WeightPlace) -> Product | None:
     match place.declared.shape[0]:
         case "intermediate_size" | "shared_intermediate_size":
             return Product.INTERMEDIATE
-        case "direct_query_features" | "latent_query_features":
+        case "direct_query_features" | "latent_query_features" | "gated_features":
             return Product.QKV
         case "latent_features":
             return Product.QKV_2
@@ -220,7 +222,7 @@ def _product(place: WeightPlace) -> Product | None:
         case "num_scores":
             return Product.SCORES
         case "hidden_size":
-            return Product.DENSE
+            return Product.DENSE if place.layer is None else Product.DELTA
     return None  # a table of rows
 
 

@@ -16,7 +16,8 @@ from rocmforge_hip.weights.formats import ceil_div
 _CONV_THREADS: Final = 64
 _CONV_TOKENS: Final = 8  # of a block
 _ELEMENTS: Final = 4  # of a thread
-_MAX_WIDTH: Final = 4  # of a filter
+CHANNEL_MULTIPLE: Final = _ELEMENTS
+MAX_WIDTH: Final = 4  # of a filter
 _MAX_DIM: Final = 128  # of a state, over which a block sums
 _STATE_THREADS: Final = 128
 _STATE_COLUMNS: Final = 32  # of a block: values of the delta rule, elements of a head of Mamba
@@ -98,7 +99,7 @@ class RecurrentKernels:
             silu: Whether there is this activation.
         """
         channels, width = weight.shape
-        assert 2 <= width <= _MAX_WIDTH
+        assert 2 <= width <= MAX_WIDTH
         assert state.shape[1:] == (width - 1, channels)
         assert channels == x.features == out.features
         for gate in (before, after):

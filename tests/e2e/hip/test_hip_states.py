@@ -1,0 +1,111 @@
+"""Models with states on the HIP backend against the reference backend."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gguf.constants import GGMLQuantizationType
+from gguf.quants import quantize
+
+from rocmforge.engine.ipc.params import SamplingParams
+from rocmforge.errors import ConfigurationError, UnsupportedArchitecture
+from tests.backend.driving import Chunk, Driver
+from tests.data.models.tiny_models import (
+    PROMPT,
+    TinyModel,
+    by_name,
+    gguf_metadata,
+    gguf_tensors,
+    write_model,
+)
+from tests.data.models.tiny_recurrent import LONG_PROMPT, larger_liquid
+from tests.support.gguf_writer import Stored, write_gguf
+from tests.support.host_platform import HostPlatform
+from tests.support.options import SMALL
+from tests.support.runners import load_hip, load_reference
+from tests.support.spans import answers
+
+FLOAT_TOLERANCE = 0.03  # halves in the cache and in prefills
+INT8_TOLERANCE = 0.08  # 8-bit activations too
+GREEDY = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
+PROMPTS = (PROMPT[:34], PROMPT[7:9], PROMPT[20:39], PROMPT[:1], PROMPT[:37])
+
+
+def write(model: TinyModel, folder: Path, stored: str) -> Path:
+    """Writes the model with its matrices as Q8_0, if they are to be."""
+    tensors = gguf_tensors(model)
+    for name, values in tensors.items() if stored else ():
+        if values.ndim == 2 and "shortconv.conv" not in name:
+            kind = GGMLQuantizationType.Q8_0
+            tensors[name] = Stored(quantize(values, kind), kind)
+    return write_gguf(folder / f"{model.name}.gguf", gguf_metadata(model), tensors)
+
+
+@pytest.mark.parametrize("name", ["lfm2", "lfm2moe", "lfm2-q8_0"])
+def test_probabilities_are_those_of_the_reference(
+    name: str, tmp_path: Path, host: HostPlatform | None
+) -> None:
+    """In one piece, cut, and behind what another sequence left in the slot."""
+    name, _, stored = name.partition("-")
+    path = write(larger_liquid(by_name(name)), tmp_path, stored)
+    with ExitStack() as stack:
+        rows, blocks = (5, 22), [3, 1, 2]
+        chunk = Chunk(tokens=LONG_PROMPT[:23], blocks=blocks, state_slot=1)
+        expected = Driver(load_reference(stack, path)).logprobs(chunk, rows)
+        driver = Driver(load_hip(stack, path))
+        tolerance = (INT8_TOLERANCE if stored else FLOAT_TOLERANCE) * expected.std()
+        for _ in range(2):
+            assert np.abs(driver.logprobs(chunk, rows) - expected).max() < tolerance
+        for start, end in ((0, 1), (1, 9), (9, 21)):
+            tokens = LONG_PROMPT[start:end]
+            driver.run(Chunk(tokens=tokens, start=start, blocks=blocks, state_slot=3))
+        last = Chunk(tokens=LONG_PROMPT[21:23], start=21, blocks=blocks, state_slot=3)
+        assert np.abs(driver.logprobs(last, (1,)) - expected[-1:]).max() < tolerance
+
+
+def test_answers_through_the_engine_are_those_of_the_reference(
+    tmp_path: Path, host: HostPlatform | None
+) -> None:
+    """Mixed steps, two in flight, preempted sequences and slots that were used before."""
+    path = write_model(larger_liquid(by_name("lfm2")), tmp_path)
+    options = replace(SMALL, kv_blocks=8)
+    with ExitStack() as stack:
+        expected, _ = answers(load_reference(stack, path, options), options, PROMPTS, GREEDY)
+        for graphs in ("auto", "on"):
+            runner = load_hip(stack, path, replace(options, graphs=graphs))
+            assert runner.info.graphs == ("off" if graphs == "auto" else "unchecked")
+            got, stats = answers(runner, options, PROMPTS, GREEDY)
+            assert stats.slots_total == options.max_sequences
+            assert got == expected, graphs
+
+
+def test_scored_prompts_do_not_become_sequences_of_one_token(
+    tmp_path: Path, host: HostPlatform | None
+) -> None:
+    path = write_model(larger_liquid(by_name("lfm2")), tmp_path)
+    sampling = SamplingParams(max_tokens=2, temperature=0, prompt_logprobs=0, ignore_eos=True)
+    options = replace(SMALL, max_sequences=16, max_batched_tokens=16)
+    with ExitStack() as stack:
+        (expected,), _ = answers(
+            load_reference(stack, path, options), options, [PROMPT[:12]], sampling
+        )
+        (got,), _ = answers(load_hip(stack, path, options), options, [PROMPT[:12]], sampling)
+    wanted = np.array([each.logprob for each in expected.prompt_logprobs if each])
+    found = np.array([each.logprob for each in got.prompt_logprobs if each])
+    assert len(wanted) == 11
+    assert np.abs(found - wanted).max() < FLOAT_TOLERANCE * wanted.std()
+
+
+def test_what_there_are_no_kernels_for_is_refused(
+    tmp_path: Path, host: HostPlatform | None
+) -> None:
+    with ExitStack() as stack:
+        with pytest.raises(UnsupportedArchitecture, match="Gated DeltaNet"):
+            load_hip(stack, write_model(by_name("qwen35"), tmp_path))
+        path = write_model(larger_liquid(by_name("lfm2")), tmp_path)
+        with pytest.raises(ConfigurationError, match="one device"):
+            load_hip(stack, path, replace(SMALL, tensor_parallel=2))
