@@ -39,6 +39,7 @@ def main() -> int:
     parser.add_argument("--context", type=int, default=4608)
     parser.add_argument("--steps", type=int, default=64, help="decode steps of a measurement")
     parser.add_argument("--activation-bits", choices=("auto", "8", "16"), default="auto")
+    parser.add_argument("--kv-dtype", choices=("auto", "f16", "int8"), default="auto")
     parser.add_argument("--decode-variant", choices=("auto", "plain", "fused"), default="auto")
     options = parser.parse_args()
     batches = [int(size) for size in options.batches.split(",")]
@@ -48,6 +49,7 @@ def main() -> int:
         max(batches),
         options.context,
         activation_bits=options.activation_bits,
+        kv_dtype=options.kv_dtype,
         decode_variant=options.decode_variant,
     )
     with closing(loaded) as runner:
@@ -68,6 +70,7 @@ def load_runner(
     context: int,
     devices: int = 1,
     activation_bits: Literal["auto", "8", "16"] = "auto",
+    kv_dtype: Literal["auto", "f16", "int8"] = "auto",
     decode_variant: Literal["auto", "plain", "fused"] = "auto",
 ) -> Runner:
     """The model, for so many sequences at once."""
@@ -77,7 +80,7 @@ def load_runner(
         max_sequences=max(sequences, 16),
         max_batched_tokens=4096,
         kv_blocks=None,
-        kv_dtype="auto",
+        kv_dtype=kv_dtype,
         activation_bits=activation_bits,
         decode_variant=decode_variant,
         memory_utilization=0.8,
