@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from rocmforge.errors import BadFolder, BadGguf, UnsupportedArchitecture, UnsupportedTensor
 from rocmforge.models.memory import kv_bytes_per_token, state_bytes
 from rocmforge.opening import open_checkpoint
-from tests.data.models.tiny_folders import write_folder
+from tests.data.models.tiny_folders import folder_config, write_folder
 from tests.data.models.tiny_models import (
     by_name,
     gguf_metadata,
@@ -20,6 +21,7 @@ from tests.data.models.tiny_models import (
     write_model,
 )
 from tests.support.gguf_writer import Value, write_gguf
+from tests.support.safetensors_writer import write_safetensors
 from tests.unit.models.test_architectures import config_of
 
 
@@ -154,3 +156,23 @@ def test_a_projection_of_another_size_is_refused(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "m.gguf", gguf_metadata(model), tensors)
     with pytest.raises(UnsupportedTensor, match=r"attn_q\.weight.*\(128, 48\)"):
         open_checkpoint(path)
+
+
+def test_a_folder_with_images_is_read_as_its_text_part(tmp_path: Path) -> None:
+    model = by_name("qwen35")
+    text = folder_config(model)
+    config = {"model_type": "qwen3_5", "text_config": text, "vision_config": {"depth": 2}}
+    folder = tmp_path / "m"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}))
+    weights = {
+        name.replace("model.", "model.language_model.", 1): value
+        for name, value in hf_weights(model).items()
+    }
+    others = {"model.visual.merger.norm.weight": np.ones(4, np.float32)}
+    others["mtp.fc.weight"] = np.ones((4, 4), np.float32)
+    write_safetensors(folder / "model.safetensors", weights | others)
+    plain = write_folder(model, tmp_path / "plain" / "m")
+    with open_checkpoint(folder) as found, open_checkpoint(plain) as expected:
+        assert found.config == expected.config
+        assert found.weights.keys() == expected.weights.keys()
