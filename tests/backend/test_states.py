@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -77,42 +78,51 @@ def test_sequences_of_a_step_have_their_own_states(name: str, load: Load) -> Non
     assert tokens == alone
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_answers_survive_preemption_and_reused_slots(
-    name: str, backend: Backend, tmp_path: Path
-) -> None:
-    path = write_model(by_name(name), tmp_path)
+def requests(generated: dict[int, list[int]] | None = None) -> list[GenerateRequest]:
+    """Greedy requests, which may have got some of their tokens from another engine."""
     prompts = [LONG_PROMPT[5 * n : 5 * n + 20 + n] for n in range(6)]
-
-    def serve(num_blocks: int, sequences: int) -> tuple[dict[int, list[int]], int]:
-        options = replace(DEFAULTS, kv_blocks=num_blocks, max_sequences=sequences)
-        limits = SchedulerLimits(
-            max_sequences=sequences, max_batched_tokens=16, max_waiting=10, max_stall_ns=0
+    return [
+        GenerateRequest(
+            request_id=n,
+            prompt=token_prompt(prompt),
+            sampling=SamplingParams(max_tokens=24, temperature=0, ignore_eos=True),
+            eos_ids=(),
+            arrival_ns=0,
+            generated_ids=tuple((generated or {}).get(n, ())),
         )
-        runner = load_file(backend, path, options)
-        core = EngineCore(runner, limits, lambda: 1)
-        found: dict[int, list[int]] = {n: [] for n in range(len(prompts))}
-        sampling = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
-        commands = [
-            GenerateRequest(
-                request_id=n,
-                prompt=token_prompt(prompt),
-                sampling=sampling,
-                eos_ids=(),
-                arrival_ns=0,
-            )
-            for n, prompt in enumerate(prompts)
-        ]
+        for n, prompt in enumerate(prompts)
+    ]
+
+
+def serve(
+    backend: Backend, path: Path, wanted: list[GenerateRequest], *, blocks: int, sequences: int
+) -> tuple[dict[int, list[int]], int]:
+    """The tokens of each request, of an engine of its own, and how often one was preempted."""
+    options = replace(DEFAULTS, kv_blocks=blocks, max_sequences=sequences)
+    limits = SchedulerLimits(
+        max_sequences=sequences, max_batched_tokens=16, max_waiting=10, max_stall_ns=0
+    )
+    with closing(load_file(backend, path, options)) as runner:
+        core, commands = EngineCore(runner, limits, lambda: 1), wanted
+        found: dict[int, list[int]] = {each.request_id: [] for each in wanted}
         while commands or core.has_work:
             report = core.step(commands)
             commands = []
             core.check_integrity()
             for event in report.events:
                 found[event.request_id].extend(event.token_ids)
-        runner.close()
-        return found, report.stats.totals.preemptions
+    return found, report.stats.totals.preemptions
 
-    expected, none = serve(64, 1)
-    found, preemptions = serve(8, 3)
+
+@pytest.mark.parametrize("name", NAMES)
+def test_answers_survive_preemption_reused_slots_and_another_engine(
+    name: str, backend: Backend, tmp_path: Path
+) -> None:
+    path = write_model(by_name(name), tmp_path)
+    expected, none = serve(backend, path, requests(), blocks=64, sequences=1)
+    found, preemptions = serve(backend, path, requests(), blocks=8, sequences=3)
     assert none == 0 < preemptions
     assert found == expected
+    done = {n: tokens[: 1 + 4 * n] for n, tokens in expected.items()}
+    rest, _ = serve(backend, path, requests(done), blocks=64, sequences=4)
+    assert {n: done[n] + tokens for n, tokens in rest.items()} == expected
