@@ -18,6 +18,7 @@ from rocmforge.opening import open_checkpoint
 from rocmforge_hip.device.discovery import FoundDevice
 from rocmforge_hip.device.driver import DeviceProperties
 from tests.data.models.tiny_models import by_name, write_model
+from tests.data.models.tiny_recurrent import larger_liquid
 from tests.support.hip import fitting
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -230,3 +231,16 @@ def test_sizes_have_units_of_1024(text: str, size: int) -> None:
 def test_what_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(ConfigurationError, match="is not a size"):
         parse_size(text)
+
+
+def test_states_are_planned_beside_the_cache(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = write_model(larger_liquid(by_name("lfm2")), tmp_path)
+    flags = ("--backend", "hip", "--memory", "1GiB", "--max-sequences", "4")
+    estimate = plan(capsys, model, *flags)["estimate"]
+    assert estimate["states"] == 4 * 2 * 2 * 128 * 4, "sequences, layers, inputs, channels, bytes"
+    most = plan(capsys, model, *flags[:-1], "400")["estimate"]
+    assert most["states"] == 100 * estimate["states"]
+    assert main(["inspect", str(model), "--plan", *flags]) == 0
+    assert "states 8.0 KiB of all sequences" in " ".join(capsys.readouterr().out.split())
