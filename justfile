@@ -34,12 +34,13 @@ test-of +paths:
 # What CI runs, but with the kernels of two AMD targets instead of all.
 all: lint types test
 
-# Style of Python and C++, and spelling; tests hold words that are wrong or cut on purpose.
+# Style of Python and C++, spelling and prose; tests hold words that are wrong or cut on purpose.
 lint:
     ruff check
     ruff format --check
     find {{ cpp }} | xargs clang-format --dry-run -Werror
     git ls-files -z | grep -zv -e '^tests/.*\.\(py\|json\)$' -e '\.lock$' -e '-lock.json$' | xargs -0 codespell
+    python -m docs.tools.prose
 
 # Types, strictly.
 types:
