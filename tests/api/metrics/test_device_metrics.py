@@ -94,7 +94,8 @@ class CostlyEngine(FakeEngine):
 
 
 def test_the_documentation_has_every_family_and_no_other(sysfs: Path) -> None:
-    engine = CostlyEngine(runner=replace(RUNNER, copy_bandwidth=1.0, bus_ids=DEVICES))
+    told = replace(RUNNER, copy_bandwidth=1.0, bus_ids=DEVICES, state_slots=1, state_bytes=1)
+    engine = CostlyEngine(runner=told)
     fleet = Fleet([make_model(engine)])
     metrics = FleetMetrics(fleet, sysfs)
     metrics.of(fleet.models[0]).name_key(1, "alice")
