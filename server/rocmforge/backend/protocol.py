@@ -173,7 +173,7 @@ class StepInput:
 class StepCost:
     """The costs of a step besides time. With tensor parallelism: on the first device."""
 
-    bytes_read: int  # of weights and KV cache, each once: the least there is to read
+    bytes_read: int  # of weights, KV cache and states, each once: the least there is to read
     launches: int  # calls that started kernels since the step before was collected
     gap_ns: int  # device time from the end of the step before to the start of this one
     # Of a model some of whose experts are on the host alone: experts read, each once in a layer,

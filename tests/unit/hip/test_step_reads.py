@@ -20,6 +20,7 @@ def step(tokens: int) -> Any:
     """A step of so many sequences with a token each, without any context."""
     return SimpleNamespace(
         num_tokens=tokens,
+        num_sequences=tokens,
         logit_rows=np.arange(tokens),
         context_len=np.zeros(tokens, np.int32),
         query_start=np.arange(tokens + 1),
@@ -42,3 +43,14 @@ def test_of_experts_a_step_reads_those_that_its_tokens_choose(tmp_path: Path) ->
     experts = 2 * 3 * 4 * 8  # layers, matrices, bytes, experts
     assert reads.of(step(1)) == rest + 4 + experts * 3 // 8
     assert reads.of(step(2)) == rest + 2 * 4 + round(experts * (1 - (5 / 8) ** 2))
+
+
+def test_a_step_reads_the_states_of_its_sequences(tmp_path: Path) -> None:
+    with open_checkpoint(write_model(by_name("lfm2"), tmp_path)) as checkpoint:
+        config, tensors = checkpoint.config, take(checkpoint.config, checkpoint.weights)
+        planned = map_places(
+            tensors, lambda _, tensor: PlannedVector((replace(tensor, shape=tensor.shape[:1]),))
+        )
+        reads = StepReads(config, cast("Any", planned), [0] * config.num_layers)
+    one_more = reads.of(step(2)) - reads.of(step(1))
+    assert one_more == 4 + 2 * 2 * 48 * 4, "a row, and of two layers two inputs of each channel"

@@ -11,6 +11,7 @@ import numpy as np
 from rocmforge.backend.protocol import StepInput
 from rocmforge.models.blocks import ModelWeights, Role
 from rocmforge.models.config import ExpertsConfig, ModelConfig
+from rocmforge.models.memory import state_bytes
 from rocmforge.models.weights import present, walk
 from rocmforge_hip.device.constants import BLOCK_TOKENS
 from rocmforge_hip.device.driver import Driver
@@ -24,7 +25,7 @@ _REPEATS: Final = 3
 
 
 class StepReads:
-    """Bytes that a step reads of weights and cache if it reads each of them once.
+    """Bytes that a step reads of weights, cache and states if it reads each of them once.
 
     That is the least it can do, and what its time is to be compared with where memory is the limit.
     Of experts it is what tokens choose that choose independently: the device alone knows which.
@@ -45,6 +46,7 @@ class StepReads:
         outside = self._output if output is embedding else self._output + _nbytes(embedding)
         self._experts = _expert_bytes(config, weights)
         self._layers = stored_bytes(weights) - outside - sum(self._experts.values())
+        self._states = state_bytes(config)
         # Of a token in the caches of all layers with such a window; an encoder has none.
         self._token_bytes = Counter[int | None]()
         for layer, size in zip(config.layers, block_bytes, strict=config.causal):
@@ -63,7 +65,7 @@ class StepReads:
             if window is not None:
                 context = np.minimum(context, np.diff(step.query_start) + (window - 1))
             cache += token_bytes * int(context.sum())
-        return weights + cache
+        return weights + cache + self._states * step.num_sequences
 
 
 def _nbytes(planned: Planned) -> int:

@@ -82,7 +82,7 @@ class Totals(msgspec.Struct, array_like=True, gc=False, kw_only=True):
         int,
         Family(
             "engine_read_bytes",
-            "Bytes of weights and KV cache that steps had to read, each once.",
+            "Bytes of weights, KV cache and states that steps had to read, each once.",
             is_cost=True,
             is_vllms=False,
         ),
