@@ -1,0 +1,229 @@
+"""Speed of recurrent layers' kernels: `python -m benchmarks.kernels.recurrent --platform nvidia`.
+
+Decodes are shown in GB/s of the states, read and written once each, and as a share of what a copy
+reaches; prefills in time a layer takes for all tokens. States rotate through more memory than
+caches hold.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks.kernels.timing import Stopwatch, copy_bandwidth, open_gpu
+from tests.support.kernels import Device, DeviceArray
+
+_CACHE_BYTES = 256 << 20
+_WIDTH = 4
+_EPS = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """A layer of Gated DeltaNet."""
+
+    key_heads: int
+    value_heads: int
+    dim: int = 128
+
+    @property
+    def state(self) -> int:
+        """Elements of a state."""
+        return self.value_heads * self.dim * self.dim
+
+    @property
+    def channels(self) -> int:
+        """Of the convolution."""
+        return (2 * self.key_heads + self.value_heads) * self.dim
+
+    @property
+    def heads(self) -> int:
+        """With a rate of decay."""
+        return self.value_heads
+
+    @property
+    def inner(self) -> int:
+        """Features of the result."""
+        return self.value_heads * self.dim
+
+    @property
+    def norm(self) -> tuple[int, int]:
+        """Groups of the norm, and elements of one."""
+        return self.value_heads, self.dim
+
+
+@dataclass(frozen=True, slots=True)
+class Mamba:
+    """A Mamba-2 layer."""
+
+    heads: int
+    groups: int
+    head_dim: int = 64
+    state_size: int = 128
+
+    @property
+    def state(self) -> int:
+        """Elements of a state."""
+        return self.heads * self.head_dim * self.state_size
+
+    @property
+    def channels(self) -> int:
+        """Of the convolution."""
+        return self.inner + 2 * self.groups * self.state_size
+
+    @property
+    def inner(self) -> int:
+        """Features of the result."""
+        return self.heads * self.head_dim
+
+    @property
+    def norm(self) -> tuple[int, int]:
+        """Groups of the norm, and elements of one."""
+        return self.groups, self.inner // self.groups
+
+
+SHAPES: dict[str, Delta | Mamba] = {
+    "qwen3.5-35b-a3b": Delta(16, 32),
+    "qwen3.5-27b": Delta(16, 48),
+    "nemotron-3-nano": Mamba(64, 8),
+    "granite-4-h-small": Mamba(128, 1),
+}
+
+
+class Bench:
+    """Measures one shape."""
+
+    def __init__(self, watch: Stopwatch, shape: Delta | Mamba, bandwidth: float) -> None:
+        self.watch, self.shape, self.bandwidth = watch, shape, bandwidth
+        self.device: Device = watch.device
+        random = np.random.default_rng(0)
+        self.decay = self._upload(-np.exp(random.uniform(-5, 0.5, shape.heads)))
+        self.vector = self._upload(random.standard_normal(shape.heads))
+        self.weight = self._upload(random.standard_normal((shape.channels, _WIDTH)))
+        self.norm_weight = self._upload(random.standard_normal(shape.inner))
+
+    def _upload(self, values: npt.NDArray[np.float64]) -> DeviceArray:
+        return self.device.upload(values.astype(np.float32))
+
+    def run(self, sequences: int, tokens: int) -> None:
+        """Prints what so many sequences take, each with so many new tokens."""
+        shape, device = self.shape, self.device
+        rows = sequences * tokens
+        random = np.random.default_rng(1)
+        x = self._upload(random.standard_normal((rows, shape.channels)))
+        gates = self._upload(random.standard_normal((rows, shape.heads)))
+        convolved = device.empty((rows, shape.channels), np.float32)
+        out = device.empty((rows, shape.inner), np.float32)
+        z = self._upload(random.standard_normal((rows, shape.inner)))
+        half = device.empty((rows, shape.inner), np.float16)
+        copies = max(1, -(-_CACHE_BYTES // (4 * shape.state * sequences)))
+        states = device.upload(np.zeros((copies * sequences, shape.state), np.float32))
+        kept = device.upload(np.zeros((copies * sequences, _WIDTH - 1, shape.channels), np.float32))
+        step = (
+            device.upload(np.arange(sequences, dtype=np.int32)),
+            device.upload(np.arange(0, rows + 1, tokens, dtype=np.int32)),
+            device.upload(np.full(sequences, tokens + 1, np.int32)),
+        )
+        slots = [
+            device.upload(np.arange(i * sequences, (i + 1) * sequences, dtype=np.int32))
+            for i in range(copies)
+        ]
+
+        def convolve(own: DeviceArray) -> None:
+            device.enqueue(
+                "rf_short_conv",
+                *(x, None, None, self.weight, None, *step, own, kept, convolved),
+                *(None, None, None, 0, shape.channels, shape.channels, _WIDTH, 1),
+                grid=(-(-shape.channels // 256), -(-tokens // 8), sequences),
+                block=64,
+                stream=self.watch.stream,
+            )
+
+        def recur(own: DeviceArray) -> None:
+            if isinstance(shape, Delta):
+                device.enqueue(
+                    "rf_gated_delta",
+                    *(convolved, gates, gates, self.decay, self.vector, *step, own, states, out),
+                    *(shape.channels, shape.heads, shape.heads, shape.key_heads),
+                    *(shape.value_heads, shape.dim, shape.dim, 1, _EPS),
+                    grid=(shape.dim // 32, shape.value_heads, sequences),
+                    block=128,
+                    stream=self.watch.stream,
+                )
+            else:
+                device.enqueue(
+                    "rf_mamba",
+                    *(convolved, gates, self.decay, self.vector, self.vector, *step, own),
+                    *(states, out, shape.channels, shape.heads, shape.heads, shape.head_dim),
+                    *(shape.groups, shape.state_size),
+                    grid=(shape.head_dim // 32, shape.heads, sequences),
+                    block=128,
+                    stream=self.watch.stream,
+                )
+
+        groups, dim = shape.norm
+
+        def norm(_: DeviceArray) -> None:
+            device.enqueue(
+                "rf_gated_norm",
+                *(out, z, self.norm_weight, None, half, None, None, 0, shape.inner, dim),
+                *(0, int(isinstance(shape, Mamba)), _EPS),
+                grid=(rows, groups),
+                block=min(1024, -(-dim // 256) * 64),
+                stream=self.watch.stream,
+            )
+
+        state_bytes = 2 * 4 * shape.state * sequences
+        moved = {
+            "convolve": 4 * 2 * shape.channels * (rows + (_WIDTH - 1) * sequences),
+            "recur": state_bytes + 4 * rows * (shape.channels + shape.inner),
+            "norm": (4 + 4 + 2) * rows * shape.inner,
+        }
+        total = 0.0
+        for name, launch in (("convolve", convolve), ("recur", recur), ("norm", norm)):
+            seconds = self._seconds(launch, slots)
+            total += seconds
+            rate = moved[name] / seconds
+            print(
+                f"  {sequences:3} x {tokens:4} {name:9} {seconds * 1e6:9.1f} us"
+                f" {rate / 1e9:6.0f} GB/s {100 * rate / self.bandwidth:4.0f}%",
+                flush=True,
+            )
+        print(f"  {sequences:3} x {tokens:4} a layer   {total * 1e6:9.1f} us", flush=True)
+        for array in (x, gates, convolved, out, z, half, states, kept):
+            array.free()
+
+    def _seconds(self, launch: Callable[[DeviceArray], None], slots: list[DeviceArray]) -> float:
+        def enqueue() -> None:
+            for own in slots:
+                launch(own)
+
+        return self.watch.seconds(enqueue, len(slots))
+
+
+def main() -> None:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--platform", choices=("nvidia", "rocm"), required=True)
+    parser.add_argument("--shapes", default=",".join(SHAPES))
+    parser.add_argument("--steps", default="1x1,32x1,1x4096", help="sequences x new tokens")
+    options = parser.parse_args()
+    device = open_gpu(options.platform)
+    watch = Stopwatch(device)
+    bandwidth = copy_bandwidth(watch)
+    print(f"copy: {bandwidth / 1e9:.0f} GB/s")
+    for name in options.shapes.split(","):
+        print(f"{name}, {device.arch}")
+        bench = Bench(watch, SHAPES[name], bandwidth)
+        for step in options.steps.split(","):
+            sequences, tokens = map(int, step.split("x"))
+            bench.run(sequences, tokens)
+        device.release()
+
+
+if __name__ == "__main__":
+    main()
