@@ -18,6 +18,7 @@ from benchmarks.kernels.timing import Stopwatch, copy_bandwidth, open_gpu
 from tests.support.kernels import Device, DeviceArray
 
 _CACHE_BYTES = 256 << 20
+_CHUNK = 64  # tokens
 _WIDTH = 4
 _EPS = 1e-6
 
@@ -165,7 +166,71 @@ class Bench:
                     stream=self.watch.stream,
                 )
 
+        chunks = rows // _CHUNK + sequences
+        scratch: list[DeviceArray] = []
+        if isinstance(shape, Delta) and tokens > 1:
+            of_keys, of_values = (chunks * n * _CHUNK for n in (shape.key_heads, shape.heads))
+            scratch = [
+                *(device.empty(of_keys * shape.dim, np.float16) for _ in range(3)),
+                *(device.empty(of_values * _CHUNK, np.float16) for _ in range(2)),
+                device.empty(2 * of_values, np.float32),
+            ]
+
+        elif isinstance(shape, Mamba) and tokens > 1:
+            of_groups, of_heads = (chunks * n * _CHUNK for n in (shape.groups, shape.heads))
+            scratch = [
+                *(device.empty(of_groups * shape.state_size, np.float16) for _ in range(2)),
+                device.empty(of_heads * _CHUNK, np.float16),
+                device.empty(2 * of_heads, np.float32),
+            ]
+
+        def solve(own: DeviceArray) -> None:
+            assert isinstance(shape, Delta)
+            device.enqueue(
+                "rf_gated_delta_solve",
+                *(convolved, gates, gates, self.decay, self.vector, *step, own, *scratch),
+                *(shape.channels, shape.heads, shape.heads, shape.key_heads, shape.value_heads),
+                *(1, _EPS),
+                grid=(shape.value_heads, -(-tokens // _CHUNK), sequences),
+                block=4 * device.wave,
+                stream=self.watch.stream,
+            )
+
+        def walk(own: DeviceArray) -> None:
+            assert isinstance(shape, Delta)
+            device.enqueue(
+                "rf_gated_delta_chunks",
+                *(convolved, *step, own, *scratch, states, out),
+                *(shape.channels, shape.key_heads, shape.value_heads, 1),
+                grid=(4, shape.value_heads, sequences),
+                block=4 * device.wave,
+                stream=self.watch.stream,
+            )
+
+        def mamba_scores(own: DeviceArray) -> None:
+            assert isinstance(shape, Mamba)
+            device.enqueue(
+                "rf_mamba_scores",
+                *(convolved, gates, self.decay, self.vector, *step, own, *scratch),
+                *(shape.channels, shape.heads, shape.heads, shape.head_dim, shape.groups),
+                grid=(shape.heads, -(-tokens // _CHUNK), sequences),
+                block=4 * device.wave,
+                stream=self.watch.stream,
+            )
+
+        def walk_mamba(own: DeviceArray) -> None:
+            assert isinstance(shape, Mamba)
+            device.enqueue(
+                "rf_mamba_chunks",
+                *(convolved, self.vector, *step, own, *scratch, states, out),
+                *(shape.channels, shape.heads, shape.head_dim, shape.groups),
+                grid=(shape.head_dim // 32, shape.heads, sequences),
+                block=4 * device.wave,
+                stream=self.watch.stream,
+            )
+
         groups, dim = shape.norm
+        per_thread = 4 if dim <= 1024 else 16
 
         def norm(_: DeviceArray) -> None:
             device.enqueue(
@@ -173,7 +238,7 @@ class Bench:
                 *(out, z, self.norm_weight, None, half, None, None, 0, shape.inner, dim),
                 *(0, int(isinstance(shape, Mamba)), _EPS),
                 grid=(rows, groups),
-                block=min(1024, -(-dim // 256) * 64),
+                block=-(-dim // (per_thread * device.wave)) * device.wave,
                 stream=self.watch.stream,
             )
 
@@ -182,11 +247,20 @@ class Bench:
             "convolve": 4 * 2 * shape.channels * (rows + (_WIDTH - 1) * sequences),
             "recur": state_bytes + 4 * rows * (shape.channels + shape.inner),
             "norm": (4 + 4 + 2) * rows * shape.inner,
+            "solve": 4 * rows * shape.channels,
+            "scores": 4 * rows * shape.channels,
+            "chunks": 4 * rows * shape.inner * 2,
         }
         total = 0.0
-        for name, launch in (("convolve", convolve), ("recur", recur), ("norm", norm)):
+        launches = {"convolve": convolve, "recur": recur, "norm": norm}
+        if scratch and isinstance(shape, Mamba):
+            launches |= {"scores": mamba_scores, "chunks": walk_mamba}
+        elif scratch:
+            launches |= {"solve": solve, "chunks": walk}
+        for name, launch in launches.items():
             seconds = self._seconds(launch, slots)
-            total += seconds
+            if name != "recur" or not scratch:
+                total += seconds
             rate = moved[name] / seconds
             print(
                 f"  {sequences:3} x {tokens:4} {name:9} {seconds * 1e6:9.1f} us"
@@ -194,7 +268,7 @@ class Bench:
                 flush=True,
             )
         print(f"  {sequences:3} x {tokens:4} a layer   {total * 1e6:9.1f} us", flush=True)
-        for array in (x, gates, convolved, out, z, half, states, kept):
+        for array in (x, gates, convolved, out, z, half, states, kept, *scratch):
             array.free()
 
     def _seconds(self, launch: Callable[[DeviceArray], None], slots: list[DeviceArray]) -> float:

@@ -119,3 +119,12 @@ BATCHES = {
     ),
     "some_are_taken": Batch.of(Part(1, 0), Part(5, 1), Part(1, 2), Part(6, 3), taken=(3, 1)),
 }
+# Around the ends of chunks of 64 tokens.
+CHUNKED = {
+    "one_chunk": Batch.of(Part(64, 1)),
+    "one_token_more": Batch.of(Part(65, 0, fresh=True)),
+    "mixed": Batch.of(
+        *(Part(1, 0), Part(63, 2), Part(130, 3, fresh=True), Part(40, NO_SLOT), Part(128, 1)),
+        taken=(1, 2, 3, 4),
+    ),
+}

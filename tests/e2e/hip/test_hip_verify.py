@@ -160,6 +160,10 @@ PLANTED = (
     ("convolve", "rf_short_conv"),
     ("gated_delta", "rf_gated_delta"),
     ("mamba", "rf_mamba"),
+    ("gated_delta in chunks", "rf_gated_delta_solve"),
+    ("gated_delta in chunks", "rf_gated_delta_chunks"),
+    ("mamba in chunks", "rf_mamba_scores"),
+    ("mamba in chunks", "rf_mamba_chunks"),
     ("gated_norm", "rf_gated_norm"),
 )
 
@@ -234,7 +238,13 @@ def test_norms_before_rope_fail_the_check_of_those_behind_it(
 @pytest.mark.usefixtures("host")
 @pytest.mark.parametrize(
     ("op", "kernel"),
-    [("convolve", "rf_short_conv"), ("gated_delta", "rf_gated_delta"), ("mamba", "rf_mamba")],
+    [
+        ("convolve", "rf_short_conv"),
+        ("gated_delta", "rf_gated_delta"),
+        ("mamba", "rf_mamba"),
+        ("gated_delta in chunks", "rf_gated_delta_chunks"),
+        ("mamba in chunks", "rf_mamba_chunks"),
+    ],
 )
 def test_states_of_the_next_slot_fail_their_check(
     op: str, kernel: str, monkeypatch: pytest.MonkeyPatch

@@ -92,10 +92,10 @@ def test_quantised_gemv_uses_int8_dot_products(target: Target) -> None:
         assert (report.instructions["dot"] > 0) == has_dot_products(target), report.kernel
 
 
-def test_gemm_long_attention_and_adapters_use_matrix_instructions(target: Target) -> None:
-    for report in named(
-        target, r"rf_(gemm_(?!sum).*|attention_(prefill|full)_(?!reduce).*|lora_.*)"
-    ):
+def test_products_of_many_rows_use_matrix_instructions(target: Target) -> None:
+    attention = r"attention_(prefill|full)_(?!reduce).*"
+    chunks = r"gated_delta_(solve|chunks)|mamba_(scores|chunks)"
+    for report in named(target, rf"rf_(gemm_(?!sum).*|{attention}|lora_.*|{chunks})"):
         used = report.instructions["matrix"] > 0
         assert used == has_matrix_instructions(target), report.kernel
 
@@ -104,6 +104,6 @@ def test_inner_loops_load_sixteen_bytes_at_a_time(target: Target) -> None:
     products = r"gemv|gemm(?!_int8)"
     inner = rf"({products}|attention_decode|attention_prefill_f16|attention_full)_.*\d|lora_.*"
     rows = r"(add_)?(layer|rms)_norm|gated_norm|gelu_half|rope_half|sum_rows|embed_add_.*"
-    states = r"short_conv|gated_delta|mamba"
+    states = r"short_conv|gated_delta(_solve|_chunks)?|mamba(_scores|_chunks)?"
     for report in named(target, rf"rf_({inner}|{rows}|{states})"):
         assert report.instructions["load16"] > 0, report.kernel

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -10,6 +10,7 @@ import pytest
 from tests.support.kernels import Device, check
 from tests.support.recurrent import (
     BATCHES,
+    CHUNKED,
     NO_SLOT,
     UNTOUCHED,
     Batch,
@@ -18,6 +19,8 @@ from tests.support.recurrent import (
 )
 
 EPS = 1e-6
+CHUNK = 64
+HALVES = 2e-3
 
 
 @dataclass(frozen=True)
@@ -97,43 +100,92 @@ class Step:
         return np.array(outputs).reshape(shape), states
 
 
-def check_step(device: Device, batch: Batch, heads: Heads) -> None:
-    step = Step.random(batch, heads)
-    sizes = heads.value_heads, heads.key_dim, heads.value_dim
-    states = batch.random_states(np.random.default_rng(4), *sizes)
-    there = device.upload(states, "state")
-    shape = (batch.rows, heads.value_heads, heads.value_dim)
-    out = device.upload(np.full(shape, UNTOUCHED, np.float32), "out")
-    strides = heads.columns + 4, heads.value_heads + 1, heads.value_heads + 3
-    inputs = (step.qkv, step.alpha, step.beta)
-    device.launch(
-        "rf_gated_delta",
-        *(device.upload(wide(x, stride)) for x, stride in zip(inputs, strides, strict=True)),
-        *(device.upload(x.astype(np.float32)) for x in (step.decay, step.dt_bias)),
-        *batch.arrays(device),
-        *(there, out, *strides, heads.key_heads, heads.value_heads, heads.key_dim),
-        *(heads.value_dim, int(heads.tiled), EPS),
-        grid=(-(-heads.value_dim // 32), heads.value_heads, len(batch.taken)),
-        block=128,
-    )
-    expected, next_states = np.full(shape, UNTOUCHED), states.astype(np.float64)
-    for part, rows in batch.of_taken():
-        expected[rows], after = step.run(rows, batch.first_state(part, states))
-        if part.slot != NO_SLOT and part.tokens:
-            next_states[part.slot] = after
-    check(out.get(), expected, rtol=1e-4, atol=1e-5)
-    check(there.get(), next_states, rtol=1e-4, atol=1e-5)
+class Launch:
+    """The arrays of a launch: inputs, states, results, and what those have to be."""
+
+    def __init__(self, device: Device, batch: Batch, heads: Heads) -> None:
+        self.device, self.batch, self.heads = device, batch, heads
+        step = Step.random(batch, heads)
+        sizes = heads.value_heads, heads.key_dim, heads.value_dim
+        states = batch.random_states(np.random.default_rng(4), *sizes)
+        self.state = device.upload(states, "state")
+        shape = (batch.rows, heads.value_heads, heads.value_dim)
+        self.out = device.upload(np.full(shape, UNTOUCHED, np.float32), "out")
+        self.strides = heads.columns + 4, heads.value_heads + 1, heads.value_heads + 3
+        inputs = zip((step.qkv, step.alpha, step.beta), self.strides, strict=True)
+        self.gates = [device.upload(wide(x, stride)) for x, stride in inputs]
+        self.rates = [device.upload(x.astype(np.float32)) for x in (step.decay, step.dt_bias)]
+        self.arrays = batch.arrays(device)
+        self.expected, self.next_states = np.full(shape, UNTOUCHED), states.astype(np.float64)
+        for part, rows in batch.of_taken():
+            self.expected[rows], after = step.run(rows, batch.first_state(part, states))
+            if part.slot != NO_SLOT and part.tokens:
+                self.next_states[part.slot] = after
+
+    def one_by_one(self) -> None:
+        """Takes token after token."""
+        heads = self.heads
+        self.device.launch(
+            "rf_gated_delta",
+            *(*self.gates, *self.rates, *self.arrays, self.state, self.out),
+            *self.strides,
+            *(heads.key_heads, heads.value_heads, heads.key_dim, heads.value_dim),
+            *(int(heads.tiled), EPS),
+            grid=(-(-heads.value_dim // 32), heads.value_heads, len(self.batch.taken)),
+            block=128,
+        )
+        check(self.out.get(), self.expected, rtol=1e-4, atol=1e-5)
+        check(self.state.get(), self.next_states, rtol=1e-4, atol=1e-5)
+
+    def in_chunks(self) -> None:
+        """Takes 64 tokens at a time."""
+        device, heads, batch = self.device, self.heads, self.batch
+        chunks = batch.rows // CHUNK + len(batch.taken)
+        of_keys, of_values = chunks * heads.key_heads * CHUNK, chunks * heads.value_heads * CHUNK
+        halves = [of_keys * 128] * 3 + [of_values * CHUNK] * 2
+        scratch = [
+            *(device.empty(count, np.float16) for count in halves),
+            device.empty(2 * of_values, np.float32),
+        ]
+        sizes = heads.key_heads, heads.value_heads, int(heads.tiled)
+        block = 4 * device.wave
+        device.launch(
+            "rf_gated_delta_solve",
+            *(*self.gates, *self.rates, *self.arrays, *scratch),
+            *(*self.strides, *sizes, EPS),
+            grid=(heads.value_heads, -(-batch.longest // CHUNK), len(batch.taken)),
+            block=block,
+        )
+        device.launch(
+            "rf_gated_delta_chunks",
+            *(self.gates[0], *self.arrays, *scratch, self.state, self.out),
+            *(self.strides[0], *sizes),
+            grid=(4, heads.value_heads, len(batch.taken)),
+            block=block,
+        )
+        check(self.out.get(), self.expected, rtol=HALVES, atol=HALVES * 0.3)
+        check(self.state.get(), self.next_states, rtol=HALVES, atol=HALVES)
 
 
 @pytest.mark.parametrize("batch", BATCHES.values(), ids=BATCHES.keys())
 def test_each_sequence_goes_on_from_its_state(device: Device, batch: Batch) -> None:
-    check_step(device, batch, HEADS["one_part_of_values"])
+    Launch(device, batch, HEADS["one_part_of_values"]).one_by_one()
 
 
 @pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS.keys())
 def test_value_heads_find_their_keys(device: Device, heads: Heads) -> None:
-    check_step(device, BATCHES["some_are_taken"], heads)
+    Launch(device, BATCHES["some_are_taken"], heads).one_by_one()
 
 
 def test_heads_as_qwen_has_them(device: Device) -> None:
-    check_step(device, BATCHES["decodes"], QWEN)
+    Launch(device, BATCHES["decodes"], QWEN).one_by_one()
+
+
+@pytest.mark.parametrize("batch", CHUNKED.values(), ids=CHUNKED.keys())
+def test_chunks_do_what_their_tokens_would_do(device: Device, batch: Batch) -> None:
+    Launch(device, batch, Heads(value_heads=1, key_dim=128, value_dim=128)).in_chunks()
+
+
+@pytest.mark.parametrize("tiled", [False, True])
+def test_chunks_of_value_heads_find_their_keys(device: Device, tiled: bool) -> None:
+    Launch(device, BATCHES["decodes"], replace(QWEN, tiled=tiled)).in_chunks()

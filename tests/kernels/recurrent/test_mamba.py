@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from tests.support.kernels import Device, check
-from tests.support.recurrent import BATCHES, NO_SLOT, UNTOUCHED, Batch, Float64, wide
+from tests.support.recurrent import BATCHES, CHUNKED, NO_SLOT, UNTOUCHED, Batch, Float64, wide
 
+CHUNK = 64
+HALVES = 1e-3
 ROWS = 32  # of a head, in a block
 
 
@@ -79,38 +81,89 @@ class Step:
         return np.array(outputs).reshape(-1, sizes.heads, sizes.head_dim), states
 
 
-def check_step(device: Device, batch: Batch, sizes: Heads) -> None:
-    step = Step.random(batch, sizes)
-    states = batch.random_states(
-        np.random.default_rng(4), sizes.heads, sizes.head_dim, sizes.state_size
-    )
-    there = device.upload(states, "state")
-    shape = (batch.rows, sizes.heads, sizes.head_dim)
-    out = device.upload(np.full(shape, UNTOUCHED, np.float32), "out")
-    strides = sizes.columns + 4, sizes.heads + 1
-    device.launch(
-        "rf_mamba",
-        *(device.upload(wide(x, w)) for x, w in zip((step.x_bc, step.dt), strides, strict=True)),
-        *(device.upload(x.astype(np.float32)) for x in (step.a, step.d, step.dt_bias)),
-        *batch.arrays(device),
-        *(there, out, *strides, sizes.heads, sizes.head_dim, sizes.groups, sizes.state_size),
-        grid=(-(-sizes.head_dim // ROWS), sizes.heads, len(batch.taken)),
-        block=128,
-    )
-    expected, next_states = np.full(shape, UNTOUCHED), states.astype(np.float64)
-    for part, rows in batch.of_taken():
-        expected[rows], after = step.run(rows, batch.first_state(part, states))
-        if part.slot != NO_SLOT and part.tokens:
-            next_states[part.slot] = after
-    check(out.get(), expected, rtol=1e-4, atol=3e-5)
-    check(there.get(), next_states, rtol=1e-4, atol=1e-5)
+class Launch:
+    """The arrays of a launch: inputs, states, results, and what those have to be."""
+
+    def __init__(self, device: Device, batch: Batch, sizes: Heads) -> None:
+        self.device, self.batch, self.sizes = device, batch, sizes
+        step = Step.random(batch, sizes)
+        of_state = sizes.heads, sizes.head_dim, sizes.state_size
+        states = batch.random_states(np.random.default_rng(4), *of_state)
+        self.state = device.upload(states, "state")
+        shape = (batch.rows, sizes.heads, sizes.head_dim)
+        self.out = device.upload(np.full(shape, UNTOUCHED, np.float32), "out")
+        self.strides = sizes.columns + 4, sizes.heads + 1
+        inputs = zip((step.x_bc, step.dt), self.strides, strict=True)
+        self.inputs = [device.upload(wide(x, stride)) for x, stride in inputs]
+        vectors = step.a, step.d, step.dt_bias
+        self.a, self.d, self.dt_bias = (device.upload(x.astype(np.float32)) for x in vectors)
+        self.arrays = batch.arrays(device)
+        self.expected, self.next_states = np.full(shape, UNTOUCHED), states.astype(np.float64)
+        for part, rows in batch.of_taken():
+            self.expected[rows], after = step.run(rows, batch.first_state(part, states))
+            if part.slot != NO_SLOT and part.tokens:
+                self.next_states[part.slot] = after
+
+    def one_by_one(self) -> None:
+        """Takes token after token."""
+        sizes = self.sizes
+        self.device.launch(
+            "rf_mamba",
+            *(*self.inputs, self.a, self.d, self.dt_bias, *self.arrays, self.state, self.out),
+            *(*self.strides, sizes.heads, sizes.head_dim, sizes.groups, sizes.state_size),
+            grid=(-(-sizes.head_dim // ROWS), sizes.heads, len(self.batch.taken)),
+            block=128,
+        )
+        check(self.out.get(), self.expected, rtol=1e-4, atol=3e-5)
+        check(self.state.get(), self.next_states, rtol=1e-4, atol=1e-5)
+
+    def in_chunks(self) -> None:
+        """Takes 64 tokens at a time."""
+        device, sizes, batch = self.device, self.sizes, self.batch
+        chunks = batch.rows // CHUNK + len(batch.taken)
+        of_groups, of_heads = chunks * sizes.groups * CHUNK, chunks * sizes.heads * CHUNK
+        scratch = [
+            *(device.empty(of_groups * 128, np.float16) for _ in range(2)),
+            device.empty(of_heads * CHUNK, np.float16),
+            device.empty(2 * of_heads, np.float32),
+        ]
+        of_layer = sizes.heads, sizes.head_dim, sizes.groups
+        block = 4 * device.wave
+        device.launch(
+            "rf_mamba_scores",
+            *(*self.inputs, self.a, self.dt_bias, *self.arrays, *scratch),
+            *(*self.strides, *of_layer),
+            grid=(sizes.heads, -(-batch.longest // CHUNK), len(batch.taken)),
+            block=block,
+        )
+        device.launch(
+            "rf_mamba_chunks",
+            *(self.inputs[0], self.d, *self.arrays, *scratch, self.state, self.out),
+            *(self.strides[0], *of_layer),
+            grid=(sizes.head_dim // ROWS, sizes.heads, len(batch.taken)),
+            block=block,
+        )
+        largest = np.abs(self.expected[self.expected != UNTOUCHED]).max()
+        check(self.out.get(), self.expected, atol=HALVES * largest)
+        check(self.state.get(), self.next_states, atol=HALVES * np.nanmax(np.abs(self.next_states)))
 
 
 @pytest.mark.parametrize("batch", BATCHES.values(), ids=BATCHES.keys())
 def test_each_sequence_goes_on_from_its_state(device: Device, batch: Batch) -> None:
-    check_step(device, batch, HEADS["small"])
+    Launch(device, batch, HEADS["small"]).one_by_one()
 
 
 @pytest.mark.parametrize("sizes", HEADS.values(), ids=HEADS.keys())
 def test_heads_of_a_group_share_what_they_read(device: Device, sizes: Heads) -> None:
-    check_step(device, BATCHES["some_are_taken"], sizes)
+    Launch(device, BATCHES["some_are_taken"], sizes).one_by_one()
+
+
+@pytest.mark.parametrize("batch", CHUNKED.values(), ids=CHUNKED.keys())
+def test_chunks_do_what_their_tokens_would_do(device: Device, batch: Batch) -> None:
+    sizes = Heads(heads=1, head_dim=32, state_size=128)
+    Launch(device, batch, sizes).in_chunks()
+
+
+def test_chunks_of_heads_share_what_they_read(device: Device) -> None:
+    sizes = Heads(heads=4, head_dim=64, groups=2, state_size=128)
+    Launch(device, BATCHES["some_are_taken"], sizes).in_chunks()

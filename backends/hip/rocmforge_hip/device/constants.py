@@ -34,6 +34,12 @@ MAX_SPLIT_DIM: Final = 128
 """Elements of the largest head whose keys may be split among blocks when it has several queries."""
 NARROW_HEAD_DIM: Final = 256
 """Elements of a head above which another kernel rotates and stores it."""
+STATE_CHUNK: Final = 64
+"""Tokens that recurrences with matrix products take at a time."""
+STATE_CHUNK_DIM: Final = 128
+"""Elements of their states over which is summed."""
+STATE_CHUNK_COLUMNS: Final = 32
+"""Elements of a state's other dimension that a block has."""
 NOT_GATED: Final = 0
 SILU: Final = 1
 GELU_TANH: Final = 2
@@ -58,6 +64,9 @@ IN_HEADERS: Final = MappingProxyType(
         "kMaxSinkDim": MAX_SINK_DIM,
         "kMaxSplitDim": MAX_SPLIT_DIM,
         "kNarrowHeadDim": NARROW_HEAD_DIM,
+        "kStateChunk": STATE_CHUNK,
+        "kStateChunkDim": STATE_CHUNK_DIM,
+        "kStateChunkColumns": STATE_CHUNK_COLUMNS,
         "kNotGated": NOT_GATED,
         "kSilu": SILU,
         "kGeluTanh": GELU_TANH,

@@ -52,6 +52,102 @@ def rf_gated_delta(
     """Applies the gated delta rule token by token."""
 
 
+def rf_gated_delta_solve(
+    *,
+    qkv: Pointer,
+    alpha: Pointer,
+    beta: Pointer,
+    decay: Pointer,
+    dt_bias: Pointer,
+    sequences: Pointer,
+    query_start: Pointer,
+    context_len: Pointer,
+    slots: Pointer,
+    keys: Pointer,
+    queries: Pointer,
+    keys_t: Pointer,
+    solve: Pointer,
+    scores: Pointer,
+    decays: Pointer,
+    qkv_stride: I64,
+    alpha_stride: I64,
+    beta_stride: I64,
+    key_heads: I32,
+    value_heads: I32,
+    tiled_heads: I32,
+    eps: F32,
+) -> None:
+    """Makes what the gated delta rule in chunks needs of tokens alone."""
+
+
+def rf_gated_delta_chunks(
+    *,
+    qkv: Pointer,
+    sequences: Pointer,
+    query_start: Pointer,
+    context_len: Pointer,
+    slots: Pointer,
+    keys: Pointer,
+    queries: Pointer,
+    keys_t: Pointer,
+    solve: Pointer,
+    scores: Pointer,
+    decays: Pointer,
+    state: Pointer,
+    out: Pointer,
+    qkv_stride: I64,
+    key_heads: I32,
+    value_heads: I32,
+    tiled_heads: I32,
+) -> None:
+    """Applies the gated delta rule to chunk after chunk."""
+
+
+def rf_mamba_scores(
+    *,
+    x_bc: Pointer,
+    dt: Pointer,
+    a: Pointer,
+    dt_bias: Pointer,
+    sequences: Pointer,
+    query_start: Pointer,
+    context_len: Pointer,
+    slots: Pointer,
+    c: Pointer,
+    b_t: Pointer,
+    scores: Pointer,
+    decays: Pointer,
+    x_stride: I64,
+    dt_stride: I64,
+    heads: I32,
+    head_dim: I32,
+    groups: I32,
+) -> None:
+    """Makes what Mamba-2's recurrence in chunks needs of tokens alone."""
+
+
+def rf_mamba_chunks(
+    *,
+    x_bc: Pointer,
+    d: Pointer,
+    sequences: Pointer,
+    query_start: Pointer,
+    context_len: Pointer,
+    slots: Pointer,
+    c: Pointer,
+    b_t: Pointer,
+    scores: Pointer,
+    decays: Pointer,
+    state: Pointer,
+    out: Pointer,
+    x_stride: I64,
+    heads: I32,
+    head_dim: I32,
+    groups: I32,
+) -> None:
+    """Applies Mamba-2's recurrence to chunk after chunk."""
+
+
 def rf_mamba(
     *,
     x_bc: Pointer,

@@ -10,13 +10,16 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from rocmforge_hip.device.memory import DeviceArray, spec
+from rocmforge_hip.device.memory import ArraySpec, DeviceArray, spec
+from rocmforge_hip.device.records import mapped
 from rocmforge_hip.ops.activations import Activation, Forms
-from rocmforge_hip.ops.recurrent.kernels import (
+from rocmforge_hip.ops.recurrent.kernels import RecurrentKernels
+from rocmforge_hip.ops.recurrent.sizes import (
     DeltaHeads,
+    DeltaScratch,
     MambaHeads,
+    MambaScratch,
     RecurrentBatch,
-    RecurrentKernels,
 )
 from rocmforge_hip.verify import oracle
 from rocmforge_hip.verify.cases import Case, Group, error
@@ -24,6 +27,7 @@ from rocmforge_hip.verify.rows import random_values
 from rocmforge_hip.verify.workbench import Recipe, Workbench
 
 _SUMS: Final = 2e-5  # relative to the largest value
+_HALVES: Final = 1e-3  # the same, of products of halves
 _EPS: Final = 1e-6
 _DELTA: Final = DeltaHeads(key_heads=2, value_heads=4, key_dim=128, value_dim=128, tiled=False)
 _MAMBA: Final = MambaHeads(heads=4, head_dim=64, groups=2, state_size=128)
@@ -46,6 +50,7 @@ class _Sequence:
 # Their slots hold NaN where nothing is to be read. The last one is padding.
 _DECODES: Final = (_Sequence(1, 2, False), _Sequence(1, 0, True), _Sequence(1, -1, False))
 _PREFILLS: Final = (_Sequence(9, 1, False), _Sequence(70, 3, True), _Sequence(1, 0, False))
+_LONG: Final = (_Sequence(64, 0, False), _Sequence(65, -1, False), _Sequence(135, 2, False))
 _SLOTS: Final = 4
 
 
@@ -59,6 +64,12 @@ def groups() -> Iterator[Group]:
             Case("gated_delta", name, _SUMS, partial(_gated_delta, sequences)),
             Case("mamba", name, _SUMS, partial(_mamba, sequences)),
         ]
+    chunks = (("one", _PREFILLS), ("several", _LONG))
+    for name, sequences in chunks:
+        delta = partial(_gated_delta, sequences, in_chunks=True)
+        mamba = partial(_mamba, sequences, in_chunks=True)
+        cases.append(Case("gated_delta in chunks", name, _HALVES, delta))
+        cases.append(Case("mamba in chunks", name, _HALVES, mamba))
     for groups, gate_first in ((4, False), (2, True)):
         name = "gate, then norm" if gate_first else "norm, then gate"
         measure = partial(_gated_norm, groups=groups, gate_first=gate_first)
@@ -69,6 +80,17 @@ def groups() -> Iterator[Group]:
 def _array(bench: Workbench, values: npt.NDArray[Any]) -> DeviceArray:
     there = bench.device.memory.device(spec(values.shape, values.dtype), "an input").array
     return bench.put(values, there)
+
+
+def _there(
+    bench: Workbench, planned: DeltaScratch[ArraySpec] | MambaScratch[ArraySpec] | None
+) -> Any:
+    """Returns the same record of arrays on the device."""
+    if planned is None:
+        return None
+    return mapped(
+        planned, ArraySpec, lambda name, what: bench.device.memory.device(what, name).array
+    )
 
 
 def _activation(bench: Workbench, values: Float32) -> Activation:
@@ -166,8 +188,11 @@ def _convolve(sequences: Sequence[_Sequence], bench: Workbench, *, gated: bool) 
     return _compare(bench, sequences, states, there, out.f32, run)
 
 
-def _gated_delta(sequences: Sequence[_Sequence], bench: Workbench) -> float:
+def _gated_delta(
+    sequences: Sequence[_Sequence], bench: Workbench, *, in_chunks: bool = False
+) -> float:
     heads, rows = _DELTA, sum(each.tokens for each in sequences)
+    planned = DeltaScratch.plan(heads, rows, len(sequences)) if in_chunks else None
     of_keys = heads.key_heads * heads.key_dim
     columns = 2 * of_keys + heads.value_heads * heads.value_dim
     values, gates = random_values(rows, columns), random_values(rows, 2 * heads.value_heads)
@@ -186,6 +211,7 @@ def _gated_delta(sequences: Sequence[_Sequence], bench: Workbench) -> float:
         state=there,
         out=out,
         eps=_EPS,
+        scratch=_there(bench, planned),
     )
 
     def run(own: slice, state: Float64) -> tuple[Float64, Float64]:
@@ -212,8 +238,9 @@ def _unit(x: Float64) -> Float64:
     return unit
 
 
-def _mamba(sequences: Sequence[_Sequence], bench: Workbench) -> float:
+def _mamba(sequences: Sequence[_Sequence], bench: Workbench, *, in_chunks: bool = False) -> float:
     heads, rows = _MAMBA, sum(each.tokens for each in sequences)
+    planned = MambaScratch.plan(heads, rows, len(sequences)) if in_chunks else None
     inner, of_state = heads.heads * heads.head_dim, heads.groups * heads.state_size
     values, steps = random_values(rows, inner + 2 * of_state), random_values(rows, heads.heads)
     a, dt_bias = -np.exp(random_values(2, heads.heads))
@@ -230,6 +257,7 @@ def _mamba(sequences: Sequence[_Sequence], bench: Workbench) -> float:
         dt_bias=_array(bench, dt_bias),
         state=there,
         out=out,
+        scratch=_there(bench, planned),
     )
 
     def run(own: slice, state: Float64) -> tuple[Float64, Float64]:

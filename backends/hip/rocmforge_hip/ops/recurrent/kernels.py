@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
+from rocmforge_hip.device.constants import STATE_CHUNK, STATE_CHUNK_COLUMNS, STATE_CHUNK_DIM
 from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.kernels import recurrent as kernels
 from rocmforge_hip.ops.activations import Activation
-from rocmforge_hip.ops.geometry import whole_waves
 from rocmforge_hip.ops.linear import f32_of
-from rocmforge_hip.weights.formats import ceil_div
+from rocmforge_hip.ops.recurrent.sizes import (
+    DeltaHeads,
+    DeltaScratch,
+    MambaHeads,
+    MambaScratch,
+    RecurrentBatch,
+)
+from rocmforge_hip.weights.formats import ceil_div, round_up
 
 _CONV_THREADS: Final = 64
 _CONV_TOKENS: Final = 8  # of a block
@@ -21,42 +27,10 @@ MAX_WIDTH: Final = 4  # of a filter
 _MAX_DIM: Final = 128  # of a state, over which a block sums
 _STATE_THREADS: Final = 128
 _STATE_COLUMNS: Final = 32  # of a block: values of the delta rule, elements of a head of Mamba
+_CHUNK_WAVES: Final = 4
+_LEAST_CHUNKED: Final = 48  # tokens, below which one after the other is faster
 _NORM_STEPS: Final = 4
 _MAX_NORM_THREADS: Final = 1024
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecurrentBatch:
-    """The sequences of a step that a launch takes."""
-
-    sequences: DeviceArray  # int32 [count], indices
-    query_start: DeviceArray  # int32 [B + 1]
-    context_len: DeviceArray  # int32 [B]; a sequence without earlier tokens begins with zeros
-    slots: DeviceArray  # int32 [B], where the state is; negative = padding, which has none
-    count: int
-    longest: int  # new tokens of the longest of them
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeltaHeads:
-    """Sizes of a layer with the gated delta rule."""
-
-    key_heads: int
-    value_heads: int
-    key_dim: int
-    value_dim: int
-    tiled: bool
-    """Whether value head j has key head j % key_heads, and not those next to it the same."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MambaHeads:
-    """Sizes of a Mamba-2 layer."""
-
-    heads: int
-    head_dim: int
-    groups: int
-    state_size: int
 
 
 class RecurrentKernels:
@@ -68,8 +42,13 @@ class RecurrentKernels:
 
     def __init__(self, library: KernelLibrary) -> None:
         self._conv = library.kernel("rf_short_conv", kernels.rf_short_conv)
+        self._wave = library.wave_size
         self._delta = library.kernel("rf_gated_delta", kernels.rf_gated_delta)
+        self._solve = library.kernel("rf_gated_delta_solve", kernels.rf_gated_delta_solve)
+        self._delta_chunks = library.kernel("rf_gated_delta_chunks", kernels.rf_gated_delta_chunks)
         self._mamba = library.kernel("rf_mamba", kernels.rf_mamba)
+        self._scores = library.kernel("rf_mamba_scores", kernels.rf_mamba_scores)
+        self._mamba_chunks = library.kernel("rf_mamba_chunks", kernels.rf_mamba_chunks)
         self._norm = library.kernel("rf_gated_norm", kernels.rf_gated_norm)
 
     def convolve(
@@ -140,6 +119,7 @@ class RecurrentKernels:
         state: DeviceArray,
         out: DeviceArray,
         eps: float,
+        scratch: DeltaScratch[DeviceArray] | None = None,
     ) -> None:
         """Applies the gated delta rule (Yang et al. 2024) to the tokens of each sequence.
 
@@ -154,9 +134,61 @@ class RecurrentKernels:
             state: float32 [slots, value_heads, key_dim, value_dim].
             out: float32 [T, value_heads * value_dim].
             eps: Of the norms of queries and keys, within the root.
+            scratch: Of `DeltaScratch.plan`, for long sequences to be taken in chunks.
         """
         assert heads.key_dim <= _MAX_DIM
         assert state.shape[1:] == (heads.value_heads, heads.key_dim, heads.value_dim)
+        if scratch is not None and batch.longest >= _LEAST_CHUNKED:
+            assert heads.key_dim == heads.value_dim == STATE_CHUNK_DIM
+            assert scratch.scores.shape[0] >= qkv.rows // STATE_CHUNK + batch.count
+            self._solve.launch(
+                (heads.value_heads, ceil_div(batch.longest, STATE_CHUNK), batch.count),
+                _CHUNK_WAVES * self._wave,
+                qkv=f32_of(qkv),
+                alpha=f32_of(alpha),
+                beta=f32_of(beta),
+                decay=decay,
+                dt_bias=dt_bias,
+                sequences=batch.sequences,
+                query_start=batch.query_start,
+                context_len=batch.context_len,
+                slots=batch.slots,
+                keys=scratch.keys,
+                queries=scratch.queries,
+                keys_t=scratch.keys_t,
+                solve=scratch.solve,
+                scores=scratch.scores,
+                decays=scratch.decays,
+                qkv_stride=_stride(qkv),
+                alpha_stride=_stride(alpha),
+                beta_stride=_stride(beta),
+                key_heads=heads.key_heads,
+                value_heads=heads.value_heads,
+                tiled_heads=int(heads.tiled),
+                eps=eps,
+            )
+            self._delta_chunks.launch(
+                (heads.value_dim // STATE_CHUNK_COLUMNS, heads.value_heads, batch.count),
+                _CHUNK_WAVES * self._wave,
+                qkv=f32_of(qkv),
+                sequences=batch.sequences,
+                query_start=batch.query_start,
+                context_len=batch.context_len,
+                slots=batch.slots,
+                keys=scratch.keys,
+                queries=scratch.queries,
+                keys_t=scratch.keys_t,
+                solve=scratch.solve,
+                scores=scratch.scores,
+                decays=scratch.decays,
+                state=state,
+                out=out,
+                qkv_stride=_stride(qkv),
+                key_heads=heads.key_heads,
+                value_heads=heads.value_heads,
+                tiled_heads=int(heads.tiled),
+            )
+            return
         self._delta.launch(
             (ceil_div(heads.value_dim, _STATE_COLUMNS), heads.value_heads, batch.count),
             _STATE_THREADS,
@@ -193,6 +225,7 @@ class RecurrentKernels:
         dt_bias: DeviceArray,
         state: DeviceArray,
         out: DeviceArray,
+        scratch: MambaScratch[DeviceArray] | None = None,
     ) -> None:
         """Applies Mamba-2's recurrence (Dao and Gu 2024) to the tokens of each sequence.
 
@@ -206,9 +239,56 @@ class RecurrentKernels:
             dt_bias: float32 [heads].
             state: float32 [slots, heads, head_dim, state_size].
             out: float32 [T, heads * head_dim].
+            scratch: Of `MambaScratch.plan`, for long sequences to be taken in chunks.
         """
         assert heads.state_size <= _MAX_DIM
         assert state.shape[1:] == (heads.heads, heads.head_dim, heads.state_size)
+        if scratch is not None and batch.longest >= _LEAST_CHUNKED:
+            assert heads.state_size == STATE_CHUNK_DIM
+            assert heads.head_dim % STATE_CHUNK_COLUMNS == 0
+            assert scratch.scores.shape[0] >= x_bc.rows // STATE_CHUNK + batch.count
+            self._scores.launch(
+                (heads.heads, ceil_div(batch.longest, STATE_CHUNK), batch.count),
+                _CHUNK_WAVES * self._wave,
+                x_bc=f32_of(x_bc),
+                dt=f32_of(dt),
+                a=a,
+                dt_bias=dt_bias,
+                sequences=batch.sequences,
+                query_start=batch.query_start,
+                context_len=batch.context_len,
+                slots=batch.slots,
+                c=scratch.c,
+                b_t=scratch.b_t,
+                scores=scratch.scores,
+                decays=scratch.decays,
+                x_stride=_stride(x_bc),
+                dt_stride=_stride(dt),
+                heads=heads.heads,
+                head_dim=heads.head_dim,
+                groups=heads.groups,
+            )
+            self._mamba_chunks.launch(
+                (heads.head_dim // STATE_CHUNK_COLUMNS, heads.heads, batch.count),
+                _CHUNK_WAVES * self._wave,
+                x_bc=f32_of(x_bc),
+                d=d,
+                sequences=batch.sequences,
+                query_start=batch.query_start,
+                context_len=batch.context_len,
+                slots=batch.slots,
+                c=scratch.c,
+                b_t=scratch.b_t,
+                scores=scratch.scores,
+                decays=scratch.decays,
+                state=state,
+                out=out,
+                x_stride=_stride(x_bc),
+                heads=heads.heads,
+                head_dim=heads.head_dim,
+                groups=heads.groups,
+            )
+            return
         self._mamba.launch(
             (ceil_div(heads.head_dim, _STATE_COLUMNS), heads.heads, batch.count),
             _STATE_THREADS,
@@ -256,9 +336,9 @@ class RecurrentKernels:
         """
         dim = out.features // groups
         assert weight.shape[0] in (dim, groups * dim)
-        threads = whole_waves(ceil_div(dim, _ELEMENTS))
+        threads = round_up(ceil_div(dim, _ELEMENTS), self._wave)
         if threads > _MAX_NORM_THREADS // _NORM_STEPS:
-            threads = whole_waves(ceil_div(dim, _ELEMENTS * _NORM_STEPS))
+            threads = round_up(ceil_div(dim, _ELEMENTS * _NORM_STEPS), self._wave)
         assert threads <= _MAX_NORM_THREADS
         self._norm.launch(
             (out.rows, groups, 1),

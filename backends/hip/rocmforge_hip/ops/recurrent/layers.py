@@ -9,7 +9,8 @@ from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.ops.activations import Activation, ActivationArrays
 from rocmforge_hip.ops.linear import LinearKernels, empty, f32_of, vector_of
-from rocmforge_hip.ops.recurrent.kernels import RecurrentBatch, RecurrentKernels
+from rocmforge_hip.ops.recurrent.kernels import RecurrentKernels
+from rocmforge_hip.ops.recurrent.sizes import RecurrentBatch
 from rocmforge_hip.ops.step import DeviceStep
 from rocmforge_hip.weights.formats import Weight
 

@@ -1,0 +1,99 @@
+"""Sizes of recurrent layers, sequences of a launch, and memory between kernels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from rocmforge_hip.device.constants import STATE_CHUNK, STATE_CHUNK_COLUMNS, STATE_CHUNK_DIM
+from rocmforge_hip.device.memory import ArraySpec, DeviceArray, spec
+
+X = TypeVar("X")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecurrentBatch:
+    """The sequences of a step that a launch takes."""
+
+    sequences: DeviceArray  # int32 [count], indices
+    query_start: DeviceArray  # int32 [B + 1]
+    context_len: DeviceArray  # int32 [B]; a sequence without earlier tokens begins with zeros
+    slots: DeviceArray  # int32 [B], where the state is; negative = padding, which has none
+    count: int
+    longest: int  # new tokens of the longest of them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaHeads:
+    """Sizes of a layer with the gated delta rule."""
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    tiled: bool
+    """Whether value head j has key head j % key_heads, and not those next to it the same."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MambaHeads:
+    """Sizes of a Mamba-2 layer."""
+
+    heads: int
+    head_dim: int
+    groups: int
+    state_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class DeltaScratch(Generic[X]):
+    """The arrays between kernels of the delta rule in chunks: kernels/include/rf/delta_chunks.h."""
+
+    keys: X
+    queries: X
+    keys_t: X
+    solve: X
+    scores: X
+    decays: X
+
+    @staticmethod
+    def plan(heads: DeltaHeads, tokens: int, sequences: int) -> DeltaScratch[ArraySpec] | None:
+        """Returns it for the largest step, or None if only heads of another size take chunks."""
+        if (heads.key_dim, heads.value_dim) != (STATE_CHUNK_DIM, STATE_CHUNK_DIM):
+            return None
+        chunks = tokens // STATE_CHUNK + sequences
+        keys = spec((chunks, heads.key_heads, STATE_CHUNK * STATE_CHUNK_DIM), "f2")
+        pairs = spec((chunks, heads.value_heads, STATE_CHUNK * STATE_CHUNK), "f2")
+        decays = spec((chunks, heads.value_heads, 2 * STATE_CHUNK), "f4")
+        return DeltaScratch(
+            keys=keys,
+            queries=keys,
+            keys_t=keys,
+            solve=pairs,
+            scores=pairs,
+            decays=decays,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MambaScratch(Generic[X]):
+    """The arrays between kernels of Mamba-2 in chunks: kernels/src/mamba_chunks.hip."""
+
+    c: X
+    b_t: X
+    scores: X
+    decays: X
+
+    @staticmethod
+    def plan(heads: MambaHeads, tokens: int, sequences: int) -> MambaScratch[ArraySpec] | None:
+        """Returns it for the largest step, or None if only heads of another size take chunks."""
+        if heads.state_size != STATE_CHUNK_DIM or heads.head_dim % STATE_CHUNK_COLUMNS:
+            return None
+        chunks = tokens // STATE_CHUNK + sequences
+        groups = spec((chunks, heads.groups, STATE_CHUNK * STATE_CHUNK_DIM), "f2")
+        return MambaScratch(
+            c=groups,
+            b_t=groups,
+            scores=spec((chunks, heads.heads, STATE_CHUNK * STATE_CHUNK), "f2"),
+            decays=spec((chunks, heads.heads, 2 * STATE_CHUNK), "f4"),
+        )
