@@ -65,6 +65,23 @@ def test_gives_the_same_bits(name: str, share: float, stack: ExitStack, tmp_path
     np.testing.assert_array_equal(_logprobs(Driver(hosted)), _logprobs(Driver(whole)))
 
 
+def test_experts_that_many_tokens_chose_are_fetched_first(
+    stack: ExitStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_model(fitting(by_name("qwen3moe")), tmp_path)
+    chunk = Chunk(tokens=range(40, 64), blocks=range(2), wants=[Want(num_logprobs=20)])
+    hosted = Driver(load_hip(stack, path, replace(SMALL, device_experts=0.5)))
+    plain = hosted.run(chunk)
+    monkeypatch.setattr("rocmforge_hip.ops.experts.grouped_products._FETCHED_PAIRS", 1)
+    fetched = hosted.run(chunk)
+    assert plain.cost is not None
+    assert fetched.cost is not None
+    assert fetched.cost.launches - plain.cost.launches == 2 * 2, "two matrices of two layers"
+    whole = Driver(load_hip(stack, path)).run(chunk)
+    for output in (plain, fetched):
+        np.testing.assert_array_equal(output.top_logprobs, whole.top_logprobs)
+
+
 def test_experts_move_while_eight_requests_with_drafts_run(
     stack: ExitStack, tmp_path: Path
 ) -> None:

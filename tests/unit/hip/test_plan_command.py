@@ -101,7 +101,7 @@ def test_experts_leave_a_device_only_if_they_do_not_fit_with_the_least_context(
     needed += whole["kv_bytes"]
     fits = plan(capsys, experts, *flags, "--memory", str(int(needed / 0.9) + 4096))
     assert fits["estimate"]["hosted"] is None
-    less = plan(capsys, experts, *flags, "--memory", str(int(needed / 0.9 * 0.7)))
+    less = plan(capsys, experts, *flags, "--memory", str(int(needed / 0.9 * 0.8)))
     estimate, hosted = less["estimate"], less["estimate"]["hosted"]
     assert 0 < hosted["seats"] < 64
     left = estimate["allowed"] - estimate["weights"] - estimate["activations"] - less["kv_bytes"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rocmforge_hip.device.arguments import I32, Pointer
+from rocmforge_hip.device.arguments import I32, I64, Pointer
 
 
 def rf_group_experts(
@@ -28,3 +28,18 @@ def rf_mix_experts(
     hidden_size: I32,
 ) -> None:
     """Adds up what its experts made of each token, weighted."""
+
+
+def rf_fetch_experts(
+    *,
+    weight: Pointer,
+    places: Pointer,
+    tiles: Pointer,
+    fetched: Pointer,
+    found: Pointer,
+    distance: I64,
+    expert_bytes: I64,
+    seated_bytes: I64,
+    num_tiles: I32,
+) -> None:
+    """Copies experts that have pairs from the host's memory to the device."""

@@ -13,7 +13,12 @@ from rocmforge.models.lora import Adapter
 from rocmforge_hip.load.memory_budget import least_blocks, measure
 from rocmforge_hip.ops.geometry import Geometry
 from rocmforge_hip.weights.placement import Planned
-from rocmforge_hip.weights.seats import expert_matrices, host_bytes, with_seats
+from rocmforge_hip.weights.seats import (
+    expert_matrices,
+    host_bytes,
+    hosted_matrices,
+    with_seats,
+)
 
 
 def seat_experts(
@@ -65,7 +70,7 @@ def seat_experts(
 
 def estimate_hosted(config: ModelConfig, weights: ModelWeights[Planned]) -> HostedEstimate | None:
     """Returns what is on the host and what a token reads from there; None if nothing is."""
-    hosted = [matrix for matrix in expert_matrices(weights) if matrix.seats is not None]
+    hosted = hosted_matrices(weights)
     if not hosted:
         return None
     rules = [layer.experts for layer in config.layers if layer.experts is not None]

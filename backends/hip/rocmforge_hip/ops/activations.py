@@ -15,8 +15,9 @@ from rocmforge_hip.device.constants import QUANT_BLOCK
 from rocmforge_hip.device.memory import ArraySpec, DeviceArray, spec
 from rocmforge_hip.ops.geometry import GEMM_ROWS, MAX_GEMV_ROWS, Geometry
 from rocmforge_hip.weights.adapters import AdapterStack, lora_scratch
-from rocmforge_hip.weights.placement import Planned, PlannedPart
+from rocmforge_hip.weights.placement import PLACE, Planned, PlannedMatrix, PlannedPart
 from rocmforge_hip.weights.products import QKV_PRODUCTS, Product
+from rocmforge_hip.weights.seats import hosted_matrices
 
 FEW_TOKENS: Final = 256
 """Slices of tokens whose pairs with experts are computed at a time."""
@@ -97,6 +98,14 @@ class SortedPairs(Generic[X]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FetchedExperts(Generic[X]):
+    """The experts of a matrix that were brought from the host's memory for one product."""
+
+    matrices: X  # bytes, with room for all of them
+    places: X  # int64 [num_experts], where each is for this product
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GroupArrays(Generic[X]):
     """Every array of P pairs of tokens and experts that are computed in groups at a time."""
 
@@ -123,6 +132,7 @@ class ExpertArrays(Generic[X]):
     inner: Forms[X]  # [F * num_chosen, intermediate_size]
     mixed: Forms[X] | None  # [T, hidden_size], where a shared expert's result is added to it
     groups: GroupArrays[X]
+    fetched: FetchedExperts[X] | None  # None: all experts are on the device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -296,7 +306,7 @@ def _of_causal(
             (limits.sequences * max(layer.num_heads for layer in config.layers),), "u4"
         ),
         gemm_partial=geometry.gemm_scratch(),
-        experts=_of_experts(config, tokens, _hosted_layers(weights)),
+        experts=_of_experts(config, tokens, hosted_matrices(weights)),
         latent=_of_latent(config, tokens),
         sampling=SamplingArrays(
             changed=of_logits,
@@ -332,14 +342,17 @@ def _of_latent(config: ModelConfig, tokens: int) -> LatentArrays[ArraySpec] | No
     )
 
 
-def _hosted_layers(weights: ModelWeights[Planned]) -> int:
-    """Returns how many layers have experts that the device has no room for."""
-    downs = [layer.experts.down for layer in weights.layers if layer.experts is not None]
-    return sum(isinstance(each, PlannedPart) and each.matrix.seats is not None for each in downs)
+def _fetched(hosted: Sequence[PlannedMatrix]) -> FetchedExperts[ArraySpec] | None:
+    if not hosted:
+        return None
+    return FetchedExperts(
+        matrices=spec((max(matrix.storage.nbytes for matrix in hosted),), "u1"),
+        places=spec((max(matrix.num_experts for matrix in hosted),), PLACE),
+    )
 
 
 def _of_experts(
-    config: ModelConfig, tokens: int, hosted_layers: int
+    config: ModelConfig, tokens: int, hosted: Sequence[PlannedMatrix]
 ) -> ExpertArrays[ArraySpec] | None:
     """Returns the arrays of experts, if a layer has some."""
     layers = [layer for layer in config.layers if layer.experts is not None]
@@ -355,7 +368,7 @@ def _of_experts(
         logits=spec((tokens, most_experts), "f4"),
         total=Forms(f32=spec((NORMED_TOKENS, config.hidden_size), "f4")),
         arrived=spec((NORMED_TOKENS,), "u4"),
-        chosen=Forms(i32=spec((max(1, hosted_layers) * tokens, chosen), "i4")),
+        chosen=Forms(i32=spec((max(1, len(hosted) // 2) * tokens, chosen), "i4")),
         weights=Forms(f32=spec((tokens, chosen), "f4")),
         multiplied=_quantised(FEW_TOKENS, config.hidden_size),
         inner=_quantised(
@@ -367,6 +380,7 @@ def _of_experts(
             inner=spec((pairs, inner_size), "f2"),
             products=spec((pairs, config.hidden_size), "f4"),
         ),
+        fetched=_fetched(hosted),
     )
 
 

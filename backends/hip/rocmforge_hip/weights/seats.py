@@ -22,6 +22,11 @@ def expert_matrices(plan: ModelWeights[Planned]) -> list[PlannedMatrix]:
     return list(found.values())
 
 
+def hosted_matrices(plan: ModelWeights[Planned]) -> list[PlannedMatrix]:
+    """Returns those whose experts are in the host's memory: two of each such layer."""
+    return [matrix for matrix in expert_matrices(plan) if matrix.seats is not None]
+
+
 def with_seats(plan: ModelWeights[Planned], seats_of: SeatsOf) -> ModelWeights[Planned]:
     """Returns the plan in which the device holds so many experts of each matrix, the host all."""
     made = {
@@ -39,9 +44,7 @@ def with_seats(plan: ModelWeights[Planned], seats_of: SeatsOf) -> ModelWeights[P
 
 def host_bytes(plan: ModelWeights[Planned]) -> int:
     """Returns the bytes of host memory that the experts take; 0 if the device holds all."""
-    return sum(
-        matrix.storage.nbytes for matrix in expert_matrices(plan) if matrix.seats is not None
-    )
+    return sum(matrix.storage.nbytes for matrix in hosted_matrices(plan))
 
 
 def _is_of_experts(place: WeightPlace) -> bool:

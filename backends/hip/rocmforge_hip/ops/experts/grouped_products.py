@@ -13,12 +13,16 @@ from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.kernels import groups as kernels
 from rocmforge_hip.kernels import products as product_kernels
-from rocmforge_hip.ops.activations import SortedPairs
+from rocmforge_hip.ops.activations import FetchedExperts, SortedPairs
 from rocmforge_hip.ops.geometry import GEMM_ROWS, group_tile_rows, whole_waves
 from rocmforge_hip.ops.linear import optional_vector
 from rocmforge_hip.weights.formats import Matrix, Weight, ceil_div
 
 _MOST_THREADS: Final = 1024
+_FETCH_THREADS: Final = 256
+_FETCH_PARTS: Final = 16
+_FETCHED_PAIRS: Final = 32
+"""Pairs of an expert, if each has as many, from which on its matrix is read several times."""
 
 
 class GroupedProducts:
@@ -28,6 +32,7 @@ class GroupedProducts:
         library: Where the kernels are.
         formats: Stored types of the matrices.
         sorted_pairs: The arrays that say which pairs are in which tile.
+        fetched: Room for hosted experts that are read several times; None if there are none.
     """
 
     def __init__(
@@ -35,8 +40,11 @@ class GroupedProducts:
         library: KernelLibrary,
         formats: frozenset[str],
         sorted_pairs: SortedPairs[DeviceArray],
+        fetched: FetchedExperts[DeviceArray] | None = None,
     ) -> None:
         self._sorted = sorted_pairs
+        self._fetched = fetched
+        self._fetch = library.kernel("rf_fetch_experts", kernels.rf_fetch_experts)
         self._group = library.kernel("rf_group_experts", kernels.rf_group_experts)
         self._gemms = {
             (name, tile): library.kernel(f"rf_gemm_{name}_m{tile}", product_kernels.rf_gemm)
@@ -101,7 +109,7 @@ class GroupedProducts:
             (pairs // tile + matrix.num_experts, ceil_div(matrix.stored_rows, GEMM_COLUMNS), 1),
             kernel.max_threads,
             weight=matrix.data,
-            places=matrix.places,
+            places=self._places(pairs, matrix, tile),
             x=x,
             tiles=self._sorted.tiles,
             sources=None if is_sorted else self._sorted.rows,
@@ -117,3 +125,24 @@ class GroupedProducts:
             activation=gate,
             split_quant_blocks=matrix.quant_blocks,
         )
+
+    def _places(self, pairs: int, matrix: Matrix, tile: int) -> DeviceArray | None:
+        """Returns where each expert is, once those that are read several times are fetched."""
+        hosted, fetched = matrix.hosted, self._fetched
+        if hosted is None or fetched is None or pairs < _FETCHED_PAIRS * matrix.num_experts:
+            return matrix.places
+        found = fetched.places.first(matrix.num_experts)
+        self._fetch.launch(
+            (matrix.num_experts, _FETCH_PARTS, 1),
+            _FETCH_THREADS,
+            weight=matrix.data,
+            places=hosted.places,
+            tiles=self._sorted.tiles,
+            fetched=fetched.matrices,
+            found=found,
+            distance=fetched.matrices.address - matrix.data.address,
+            expert_bytes=matrix.nbytes,
+            seated_bytes=hosted.seats * matrix.nbytes,
+            num_tiles=pairs // tile + matrix.num_experts,
+        )
+        return found

@@ -43,7 +43,7 @@ class GroupKernels:
         self._arena = arena
         self._arrays = arena.experts.groups
         self._products = products
-        self._grouped = GroupedProducts(library, formats, self._arrays.pairs)
+        self._grouped = GroupedProducts(library, formats, self._arrays.pairs, arena.experts.fetched)
         self._mix = library.kernel("rf_mix_experts", kernels.rf_mix_experts)
 
     def mix(
