@@ -122,9 +122,14 @@ def multiply_few(
     *,
     slices: int = 1,
     block: int = 64,
+    block_rows: int = 16,
     bias: Float32 | None = None,
+    out_halves: tuple[DeviceArray | None, ...] = (),
 ) -> Float32:
-    """What a kernel for few rows makes of x, as it is or, of quantised formats, in int8."""
+    """What a kernel for few rows makes of x, as it is or, of quantised formats, in int8.
+
+    block_rows: stored rows of a block. out_halves: one argument for kernels that may write halves.
+    """
     rows = x.shape[0]
     out = device.empty((rows, layer.out_features), np.float32, "out")
     activations: tuple[DeviceArray, ...] = (device.upload(x, "x"),)
@@ -139,11 +144,12 @@ def multiply_few(
         *activations,
         device.upload(bias, "bias") if bias is not None else None,
         out,
+        *out_halves,
         *counts,
         layer.out_features,
         layer.quant_blocks,
         layer.activation,
-        grid=layer.stored_rows // 16,
+        grid=layer.stored_rows // block_rows,
         block=block,
     )
     return out.get()

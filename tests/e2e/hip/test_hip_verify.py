@@ -463,14 +463,35 @@ def test_products_on_int8_matrix_instructions_are_checked(
     op: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Devices on which they are used pass; with a mistake in them they do not."""
+    check_int8_products(monkeypatch, op, MEASURED, wide_blocks=0)
+
+
+@pytest.mark.usefixtures("host")
+@pytest.mark.parametrize("op", ["gemv", "gated gemv", "gated gemm"])
+def test_wide_products_on_int8_matrix_instructions_are_checked(
+    op: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of more rows than GEMV takes, if they are gated."""
+    check_int8_products(monkeypatch, op, "rf_gemm_int8_wide_*", wide_blocks=1)
+
+
+def check_int8_products(
+    monkeypatch: pytest.MonkeyPatch, op: str, kernels: str, *, wide_blocks: int
+) -> None:
+    """Checks that cases of q4_k pass with int8 matrix instructions, and not without `kernels`."""
     monkeypatch.setattr(
         workbench, "geometry_of", lambda device: Geometry(device.compute_units, matrix_rows=1)
     )
-    group = next(group for group in all_groups() if group.recipe.format == "q4_k")
+    group = next(
+        group
+        for group in all_groups()
+        if (group.recipe.format, group.recipe.least_wide_blocks) == ("q4_k", wide_blocks)
+    )
     chosen = replace(group, cases=tuple(case for case in group.cases if case.op == op))
+    assert chosen.cases
     found = find_devices(select_platform())[0]
     assert all(check.passed for check in run_group(found, chosen))
-    change_launches(monkeypatch, MEASURED, do_nothing)
+    change_launches(monkeypatch, kernels, do_nothing)
     assert not any(check.passed for check in run_group(found, chosen))
 
 

@@ -1,4 +1,4 @@
-"""rf_gemm_int8_*: linear layers for 1 to 8 rows, on int8 matrix instructions.
+"""rf_gemm_int8_*: linear layers for 1 to 16 rows, on int8 matrix instructions.
 
 As for GEMV, the int8 activations are part of the operation. Names of cases follow the kernel's
 loops: a wave takes steps of four chunks of K (two on some GPUs), and the last may begin earlier.
@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pytest
 
 from tests.support.activations import quantise
-from tests.support.kernels import Device
+from tests.support.kernels import Device, DeviceArray
 from tests.support.linear import (
     GELU_TANH,
     NOT_GATED,
@@ -36,13 +36,31 @@ def _gemm(
     slices: int = 1,
     block: int = 64,
     bias: Float32 | None = None,
+    wide: int = 0,
+    out_half: DeviceArray | None = None,
 ) -> Float32:
-    kernel = f"rf_gemm_int8_{layer.weights[0].name}"
-    return multiply_few(device, kernel, layer, x, slices=slices, block=block, bias=bias)
+    """wide: the rows that the kernel for blocks of 32 stored rows is for; 0 = the other one."""
+    kernel, block_rows = f"rf_gemm_int8_{layer.weights[0].name}", 16
+    if wide:
+        kernel, block_rows = f"rf_gemm_int8_wide_{layer.weights[0].name}_r{wide}", 32
+        block = device.max_threads(kernel)
+    return multiply_few(
+        device,
+        kernel,
+        layer,
+        x,
+        slices=slices,
+        block=block,
+        block_rows=block_rows,
+        bias=bias,
+        out_halves=(out_half,),
+    )
 
 
-def _check(device: Device, layer: Layer, x: Float32, *, slices: int = 1, block: int = 64) -> None:
-    actual = _gemm(device, layer, x, slices=slices, block=block)
+def _check(
+    device: Device, layer: Layer, x: Float32, *, slices: int = 1, block: int = 64, wide: int = 0
+) -> None:
+    actual = _gemm(device, layer, x, slices=slices, block=block, wide=wide)
     seen = quantise(x, slices).values()
     assert worst_error(actual, layer.apply(seen), layer.magnitude(seen)) < _ROUNDING
 
@@ -59,6 +77,46 @@ def test_multiplies(
     rng = np.random.default_rng(0)
     layer = random_layer(rng, name, out_features, 32 * quant_blocks)
     _check(device, layer, random_activation(rng, rows, 32 * quant_blocks))
+
+
+@pytest.mark.parametrize("name", QUANTISED_TYPES)
+@pytest.mark.parametrize(
+    ("rows", "wide", "out_features", "quant_blocks"),
+    [(5, 8, 37, 24), (16, 16, 40, 56)],
+    ids=["ragged_width_and_absent_rows", "all_rows_and_many_steps"],
+)
+def test_multiplies_with_waves_side_by_side(
+    device: Device, name: str, rows: int, wide: int, out_features: int, quant_blocks: int
+) -> None:
+    rng = np.random.default_rng(8)
+    layer = random_layer(rng, name, out_features, 32 * quant_blocks)
+    _check(device, layer, random_activation(rng, rows, 32 * quant_blocks), wide=wide)
+
+
+@pytest.mark.parametrize("quant_blocks", [8, 32, 40, 72], ids=["one_wave", "even", "odd", "ragged"])
+@pytest.mark.parametrize("wide", [8, 16])
+def test_waves_side_by_side_wait_for_those_with_more_steps(
+    device: Device, wide: int, quant_blocks: int
+) -> None:
+    rng = np.random.default_rng(9)
+    layer = random_layer(rng, "q4_k", 64, 32 * quant_blocks)
+    _check(device, layer, random_activation(rng, wide - 1, 32 * quant_blocks), wide=wide)
+
+
+@pytest.mark.parametrize("out_features", [16, 72], ids=["one_block", "ragged_tail"])
+def test_gates_with_waves_side_by_side(device: Device, out_features: int) -> None:
+    rng = np.random.default_rng(10)
+    layer = random_layer(rng, "q5_k", out_features, 512, SILU)
+    _check(device, layer, random_activation(rng, 7, 512), slices=2, wide=16)
+
+
+def test_writes_halves(device: Device) -> None:
+    rng = np.random.default_rng(11)
+    layer = random_layer(rng, "q4_k", 64, 512)
+    halves = device.empty((9, 64), np.float16, "out_half")
+    x = random_activation(rng, 9, 512)
+    floats = _gemm(device, layer, x, wide=16, out_half=halves)
+    np.testing.assert_array_equal(halves.get(), floats.astype(np.float16))
 
 
 @pytest.mark.parametrize("name", ["q8_0", "q1_0", "q5_1"])

@@ -240,6 +240,14 @@ def test_blocks_of_many_rows_take_one_round(rows: int, splits: int) -> None:
     assert (shape.tile_rows, shape.splits) == (128, splits)
 
 
+@pytest.mark.parametrize(("stored_rows", "is_wide"), [(28672, True), (6144, False)])
+def test_int8_products_are_wide_where_that_leaves_blocks_for_all(
+    stored_rows: int, is_wide: bool
+) -> None:
+    assert Geometry(132).has_wide_blocks(stored_rows) == is_wide
+    assert Geometry(132, least_wide_blocks=1).has_wide_blocks(stored_rows)
+
+
 @pytest.mark.parametrize(
     ("stored_rows", "block_size", "threads"),
     [(28672, 256, 64), (28672, 32, 128), (6144, 256, 128), (4096, 256, 256), (32, 32, 256)],

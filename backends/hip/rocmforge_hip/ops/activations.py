@@ -13,7 +13,7 @@ from rocmforge.models.config import ModelConfig
 from rocmforge.models.weights import walk
 from rocmforge_hip.device.constants import QUANT_BLOCK
 from rocmforge_hip.device.memory import ArraySpec, DeviceArray, spec
-from rocmforge_hip.ops.geometry import GEMM_ROWS, MAX_GEMV_ROWS, Geometry
+from rocmforge_hip.ops.geometry import GEMM_ROWS, MAX_GEMV_ROWS, MAX_INT8_ROWS, Geometry
 from rocmforge_hip.weights.adapters import AdapterStack, lora_scratch
 from rocmforge_hip.weights.placement import PLACE, Planned, PlannedMatrix, PlannedPart
 from rocmforge_hip.weights.products import QKV_PRODUCTS, Product
@@ -442,7 +442,7 @@ def _row_results(rows: int) -> int:
 
 def _multiplied(rows: int, features: int, f32: ArraySpec | None = None) -> Forms[ArraySpec]:
     """Returns the forms of what matrices are multiplied with; f32: if more than a few rows."""
-    quantised = _quantised(MAX_GEMV_ROWS, features)
+    quantised = _quantised(MAX_INT8_ROWS, features)
     return replace(
         quantised,
         f32=f32 or spec((MAX_GEMV_ROWS, features), "f4"),

@@ -15,6 +15,7 @@ from rocmforge_hip.device.constants import (
     BLOCK_TOKENS,
     GEMM_COLUMNS,
     QUANT_BLOCK,
+    ROW_ALIGN,
 )
 from rocmforge_hip.device.driver import DeviceProperties
 from rocmforge_hip.device.memory import ArraySpec, spec
@@ -22,6 +23,9 @@ from rocmforge_hip.weights.formats import ceil_div, round_up
 
 MAX_GEMV_ROWS: Final = 8
 """Of activations, with each of their slices (kernels/include/rf/act.h) counted as a row."""
+
+MAX_INT8_ROWS: Final = 16
+"""That int8 matrix instructions multiply, counted likewise."""
 
 GEMM_ROWS: Final = (32, 64, 128)
 # Blocks of each tile that a compute unit runs at once, as far as LDS and registers go.
@@ -36,6 +40,7 @@ _SAMPLING_BLOCKS_PER_CU: Final = 2
 _MIN_PART_TOKENS: Final = 1024
 _MATRIX_ROWS: Final = 5  # below, GEMV was not measured to be slower
 _MATRIX_THREADS_PER_CU: Final = 512
+_WIDE_BLOCKS_PER_CU: Final = 4
 MATRIX_QUANT_BLOCKS: Final = 8
 """The least quant blocks in a row that int8 matrix instructions multiply."""
 
@@ -62,13 +67,15 @@ class Geometry:
     """The rules for one device.
 
     `matrix_rows` is the least number of int8 rows, slices included, that matrix instructions
-    multiply rather than GEMV; 0 stands for none. `least_prefill_split` is that of tokens; 0 stands
-    for what was measured to be worth it.
+    multiply rather than GEMV; 0 stands for none. `least_prefill_split` is that of tokens;
+    `least_wide_blocks` that of blocks of ROW_ALIGN stored rows, of which int8 matrix instructions
+    take more at once; 0 stands for what was measured to be worth it.
     """
 
     compute_units: int
     matrix_rows: int = 0
     least_prefill_split: int = 0
+    least_wide_blocks: int = 0
 
     def attention(
         self,
@@ -134,6 +141,11 @@ class Geometry:
         wanted = _MATRIX_THREADS_PER_CU * self.compute_units // (stored_rows // 16)
         least = 128 if block_size == QUANT_BLOCK else 64
         return next((threads for threads in (256, 128) if threads <= wanted), least)
+
+    def has_wide_blocks(self, stored_rows: int) -> bool:
+        """Returns whether blocks of ROW_ALIGN stored rows of int8 products fill the device."""
+        least = self.least_wide_blocks or _WIDE_BLOCKS_PER_CU * self.compute_units
+        return stored_rows // ROW_ALIGN >= least
 
     def sampling_parts(self, rows: int, vocab: int) -> int:
         """Returns how many blocks share a row of logits."""

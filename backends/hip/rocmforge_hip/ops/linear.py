@@ -14,6 +14,7 @@ from rocmforge_hip.device.constants import (
     GEMM_COLUMNS,
     NOT_GATED,
     QUANT_BLOCK,
+    ROW_ALIGN,
     SILU,
 )
 from rocmforge_hip.device.kernel import Kernel
@@ -22,7 +23,13 @@ from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.kernels import products
 from rocmforge_hip.kernels import rows as row_kernels
 from rocmforge_hip.ops.activations import Activation, ActivationArrays, Forms
-from rocmforge_hip.ops.geometry import GEMM_ROWS, MATRIX_QUANT_BLOCKS, Geometry, gemv_rows
+from rocmforge_hip.ops.geometry import (
+    GEMM_ROWS,
+    MATRIX_QUANT_BLOCKS,
+    MAX_INT8_ROWS,
+    Geometry,
+    gemv_rows,
+)
 from rocmforge_hip.weights.formats import (
     FLOAT_FORMATS,
     FORMAT_NUMBERS,
@@ -44,6 +51,11 @@ GATES: Final = MappingProxyType(
 )
 """The kernels' names of activation functions."""
 _GEMV_ROWS: Final = (1, 2, 4, 8)
+_WIDE_ROWS: Final = (8, MAX_INT8_ROWS)  # of int8 products in blocks of ROW_ALIGN stored rows
+_EARLY_ROWS: Final = 3  # from which int8 products are faster where they are early
+_EARLY_FORMATS: Final = frozenset({"q4_k", "q6_k", "q8_0", "q5_0"})
+_LATE_FORMATS: Final = frozenset({"q4_k", "q8_0", "q4_0", "q5_0", "iq4_nl", "mxfp4"})
+"""Of which 9 to 16 rows are faster in int8 than as halves, as was measured (docs/benchmarks.md)."""
 GEMV_OUTPUTS: Final = 16  # stored rows of a block
 _ENOUGH_WAVES: Final = 8  # on a compute unit
 _ELEMENTS: Final = 1024  # of a block of the kernels that convert
@@ -110,6 +122,11 @@ class LinearKernels:
         self._int8_gemms = {
             name: library.kernel(f"rf_gemm_int8_{name}", products.rf_gemm_int8)
             for name in of_matrices
+        }
+        self._wide_int8_gemms = {
+            (name, most): library.kernel(f"rf_gemm_int8_wide_{name}_r{most}", products.rf_gemm_int8)
+            for name in of_matrices
+            for most in _WIDE_ROWS
         }
         self._mixed_gemvs = self._load_mixed(library)
 
@@ -238,7 +255,11 @@ class LinearKernels:
         assert part.product is not None, "nothing is multiplied with this table"
         result = self._arena.product(part.product)
         if x.rows <= self.gemv_rows:
+            if self._has_matrix_product(x.rows * self.slices, matrix):
+                return self._int8_gemm(x, matrix, result, offset, gate, half=False)
             return self._gemv(x, matrix, result, offset, gate)
+        if gate != NOT_GATED and self._has_wide_product(x, matrix):
+            return self._int8_gemm(x, matrix, result, offset, gate, half=True)
         return self._gemm(x, matrix, result, offset, gate, half=half)
 
     def _gemv(
@@ -254,14 +275,7 @@ class LinearKernels:
         threads, name = _gemv_threads(matrix.quant_blocks), matrix.format.name
         if matrix.format.is_quantised:
             q, scale = self.int8(x)
-            int8_rows = x.rows * self.slices
-            kernel = self._gemvs[name, _most_rows(int8_rows)]
-            if self._has_matrix_product(int8_rows, matrix):
-                kernel = self._int8_gemms[name]
-                threads = self._geometry.matrix_threads(
-                    matrix.stored_rows, matrix.format.block_size
-                )
-            kernel.launch(
+            self._gemvs[name, _most_rows(x.rows * self.slices)].launch(
                 grid,
                 threads,
                 weight=matrix.data,
@@ -291,9 +305,63 @@ class LinearKernels:
         return Activation(result, x.rows, matrix.out_features, f32=out)
 
     def _has_matrix_product(self, int8_rows: int, matrix: Matrix) -> bool:
-        """Returns whether matrix instructions multiply so many rows, slices included."""
+        """Returns whether int8 matrix instructions multiply so many rows, slices included."""
         least = self._geometry.matrix_rows
-        return 0 < least <= int8_rows and matrix.quant_blocks >= MATRIX_QUANT_BLOCKS
+        if matrix.format.name in _EARLY_FORMATS:
+            least = min(least, _EARLY_ROWS)
+        return (
+            0 < least <= int8_rows
+            and matrix.format.is_quantised
+            and matrix.quant_blocks >= MATRIX_QUANT_BLOCKS
+        )
+
+    def _has_wide_product(self, x: Activation, matrix: Matrix) -> bool:
+        """Returns whether they multiply more rows than GEMV takes, from the float32 of x."""
+        int8_rows = x.rows * self.slices
+        return (
+            matrix.format.name in _LATE_FORMATS
+            and x.f32 is not None
+            and int8_rows <= MAX_INT8_ROWS
+            and self._has_matrix_product(int8_rows, matrix)
+            and self._geometry.has_wide_blocks(matrix.stored_rows)
+        )
+
+    def _int8_gemm(
+        self,
+        x: Activation,
+        matrix: Matrix,
+        result: Forms[DeviceArray],
+        bias: DeviceArray | None,
+        gate: int,
+        *,
+        half: bool,
+    ) -> Activation:
+        out = empty(result, x.rows, matrix.out_features, half=half)
+        q, scale = self.int8(x)
+        name, int8_rows = matrix.format.name, x.rows * self.slices
+        if self._geometry.has_wide_blocks(matrix.stored_rows):
+            kernel = self._wide_int8_gemms[name, next(n for n in _WIDE_ROWS if int8_rows <= n)]
+            blocks, threads = matrix.stored_rows // ROW_ALIGN, kernel.max_threads
+        else:
+            kernel = self._int8_gemms[name]
+            blocks = matrix.stored_rows // GEMV_OUTPUTS
+            threads = self._geometry.matrix_threads(matrix.stored_rows, matrix.format.block_size)
+        kernel.launch(
+            (blocks, 1, 1),
+            threads,
+            weight=matrix.data,
+            q=q,
+            scale=scale,
+            bias=bias,
+            out=out.f32,
+            out_half=out.f16,
+            rows=x.rows,
+            slices=self.slices,
+            out_features=matrix.out_features,
+            quant_blocks=matrix.quant_blocks,
+            activation=gate,
+        )
+        return out
 
     def _gemm(
         self,

@@ -38,6 +38,9 @@ def groups() -> Iterator[Group]:
     square = Recipe(hidden_size=256, intermediate_size=256, vocab=96, kv_heads=1)
     for name in FORMATS:
         yield Group(replace(square, format=name), tuple(_cases(name)))
+    for name in ("q4_k", "q6_k"):
+        recipe = replace(square, format=name, least_wide_blocks=1)
+        yield Group(recipe, tuple(_wide_cases(name)))
     for name in ("q4_1", "q6_k"):
         recipe = replace(square, format=name, activation_bits="16")
         yield Group(recipe, tuple(_two_term_cases(name)))
@@ -70,6 +73,14 @@ def _cases(format: str) -> Iterator[Case]:
         gated = partial(_gated, rows=rows, kind=kind)
         yield Case(op, f"{format}, {kind}, {_rows(rows)}", limit, gated)
     yield Case("logits", f"{format}, capped", _FLOAT_SUM, _logits)
+
+
+def _wide_cases(format: str) -> Iterator[Case]:
+    """Yields products that int8 matrix instructions take in wide blocks, where they are used."""
+    yield Case("gemv", f"{format}, wide, 8 rows", _FLOAT_SUM, partial(_linear, rows=8))
+    for rows, op, limit in ((7, "gated gemv", _FLOAT_SUM), (16, "gated gemm", _HALF_RESULT)):
+        gated = partial(_gated, rows=rows, kind=ActivationFunction.SILU)
+        yield Case(op, f"{format}, wide, {_rows(rows)}", limit, gated)
 
 
 def _two_term_cases(format: str) -> Iterator[Case]:

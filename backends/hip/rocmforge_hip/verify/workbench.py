@@ -75,6 +75,7 @@ class Recipe:
     attention_softcap: float | None = None
     sinks: bool = False
     least_prefill_split: int = 0  # see `Geometry`
+    least_wide_blocks: int = 0
     experts: ExpertsConfig | None = None  # in place of a dense network
     latent: LatentConfig | None = None  # with head_dim and value_dim of the cache's rows
     adapter_ranks: tuple[int, ...] = ()  # of LoRA adapters of all matrices
@@ -95,7 +96,9 @@ class Workbench:
         self.adapters = tuple(_adapter(rank, self.weights) for rank in recipe.adapter_ranks)
         planned = plan_weights(self.weights)
         geometry = replace(
-            geometry_of(found.properties), least_prefill_split=recipe.least_prefill_split
+            geometry_of(found.properties),
+            least_prefill_split=recipe.least_prefill_split,
+            least_wide_blocks=recipe.least_wide_blocks,
         )
         free = found.info.memory_free
         plan = make_plan(self.config, planned, _options(recipe), geometry, free, self.adapters)
