@@ -72,6 +72,7 @@ def load_runner(
     activation_bits: Literal["auto", "8", "16"] = "auto",
     kv_dtype: Literal["auto", "f16", "int8"] = "auto",
     decode_variant: Literal["auto", "plain", "fused"] = "auto",
+    graphs: Literal["auto", "on", "off"] = "auto",
 ) -> Runner:
     """The model, for so many sequences at once."""
     options = LoadOptions(
@@ -83,6 +84,7 @@ def load_runner(
         kv_dtype=kv_dtype,
         activation_bits=activation_bits,
         decode_variant=decode_variant,
+        graphs=graphs,
         memory_utilization=0.8,
         tensor_parallel=devices,
     )
