@@ -45,7 +45,7 @@ __device__ __forceinline__ void experts_gate_up(const ExpertMatrices& experts, c
 template <class Format, int kSlices>
 __device__ __forceinline__ void experts_down(const ExpertMatrices& experts, const Activations& x,
                                              const Chosen& chosen, const DownOutputs& to) {
-  const GemvTile<1> tile(blockIdx.y);
+  const GemvTile<1, kDownThreads> tile(blockIdx.y);
   const int64_t token = blockIdx.x;
   const ExpertWaves waves = ExpertWaves::of(chosen.num_chosen);
   float mixed[1][kGroups] = {};
@@ -93,10 +93,10 @@ __device__ __forceinline__ void experts_down(const ExpertMatrices& experts, cons
 
 // weight, places, chosen, bias: as above, of down. q, scale: an activation [rows * num_chosen, 32 *
 // quant_blocks]. weights: f32 [rows, num_chosen]. out: f32 [rows, out_features], the weighted sums.
-// Grid: (rows, stored rows / 16), block 256.
+// Grid: (rows, stored rows / 16), block 128 to 512 as far as the kernel is compiled for that.
 #define RF_DOWN(name, Format, kSlices)                                                            \
   extern "C" __global__                                                                           \
-  __launch_bounds__(rf::kGemvThreads) void rf_experts_down_##name##_s##kSlices(                   \
+  __launch_bounds__(rf::kDownThreads) void rf_experts_down_##name##_s##kSlices(                   \
       const uint8_t* __restrict__ weight, const int64_t* __restrict__ places,                     \
       const int8_t* __restrict__ q, const rf::ActScale* __restrict__ scale,                       \
       const int32_t* __restrict__ chosen, const float* __restrict__ weights,                      \

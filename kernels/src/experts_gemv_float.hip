@@ -24,7 +24,7 @@ template <class Format>
 __device__ __forceinline__ void experts_down(const ExpertMatrices& experts,
                                              const FloatActivations& x, const Chosen& chosen,
                                              const DownOutputs& to) {
-  const GemvTile<1> tile(blockIdx.y);
+  const GemvTile<1, kDownThreads> tile(blockIdx.y);
   const int64_t token = blockIdx.x;
   const ExpertWaves waves = ExpertWaves::of(chosen.num_chosen);
   float mixed[1][kGroups] = {};
@@ -61,7 +61,7 @@ __device__ __forceinline__ void experts_down(const ExpertMatrices& experts,
 
 // As rf_experts_down_<format>_s<slices>, with x f32 [rows * num_chosen, 32 * quant_blocks].
 #define RF_DOWN(name, Format)                                                               \
-  extern "C" __global__ __launch_bounds__(rf::kGemvThreads) void rf_experts_down_##name(    \
+  extern "C" __global__ __launch_bounds__(rf::kDownThreads) void rf_experts_down_##name(    \
       const uint8_t* __restrict__ weight, const int64_t* __restrict__ places,               \
       const float* __restrict__ x, const int32_t* __restrict__ chosen,                      \
       const float* __restrict__ weights, const float* __restrict__ bias, float* out,        \

@@ -134,6 +134,15 @@ template <class Format, int kTileRows>
 inline constexpr int kThreadsFor =
     (kIsDirect<Format, kTileRows> ? Mma::kDirectWaves : kGemmWaves) * kWave;
 
+// Blocks that a multiprocessor shall have registers for, on NVIDIA GPUs; 0: as the compiler likes.
+template <class Format, int kTileRows>
+constexpr int blocks_for() {
+  if constexpr (kIsDirect<Format, kTileRows> && requires { Format::kDirectBlocks; }) {
+    return Format::kDirectBlocks;
+  }
+  return 0;
+}
+
 template <class Format, int kTileRows>
 __device__ __forceinline__ void gemm(const GemmArguments& arguments) {
   prepare<Format>();
@@ -167,6 +176,13 @@ __device__ __forceinline__ bool begin_tile(GemmArguments& arguments, const Group
 
 }  // namespace rf
 
+#if RF_NVIDIA
+#define RF_BOUNDS(Format, kTileRows) \
+  __launch_bounds__((rf::kThreadsFor<Format, kTileRows>), (rf::blocks_for<Format, kTileRows>()))
+#else
+#define RF_BOUNDS(Format, kTileRows) __launch_bounds__((rf::kThreadsFor<Format, kTileRows>))
+#endif
+
 // weight: a matrix of weights.h. x: halves [rows, 32 * quant_blocks]. With partial null, writes out
 // (f32) and out_half, those that are not null, [rows, out_features] = x @ weight.T, gated if
 // `activation` says so (gate.h). bias [out_features], if not null, is added to the product; of a
@@ -179,14 +195,13 @@ __device__ __forceinline__ bool begin_tile(GemmArguments& arguments, const Group
 // `sources` of x, or from their own if that is null. Grid: as many tiles in the place of those of
 // rows; K whole.
 #define RF_GEMM(name, Format, kTileRows)                                                        \
-  extern "C" __global__ __launch_bounds__((rf::kThreadsFor<rf::Format, kTileRows>)) void        \
-      rf_gemm_##name##_m##kTileRows(                                                            \
-          const uint8_t* __restrict__ weight, const int64_t* __restrict__ places,               \
-          const rf::half* __restrict__ x, const rf::GroupTile* __restrict__ tiles,              \
-          const int32_t* __restrict__ sources, const float* __restrict__ bias,                  \
-          const float* __restrict__ up_bias, float* out, rf::half* out_half, float* partial,    \
-          int64_t expert_bytes, int rows, int out_features, int quant_blocks, int activation,   \
-          int split_quant_blocks) {                                                             \
+  extern "C" __global__ RF_BOUNDS(rf::Format, kTileRows) void rf_gemm_##name##_m##kTileRows(    \
+      const uint8_t* __restrict__ weight, const int64_t* __restrict__ places,                   \
+      const rf::half* __restrict__ x, const rf::GroupTile* __restrict__ tiles,                  \
+      const int32_t* __restrict__ sources, const float* __restrict__ bias,                      \
+      const float* __restrict__ up_bias, float* out, rf::half* out_half, float* partial,        \
+      int64_t expert_bytes, int rows, int out_features, int quant_blocks, int activation,       \
+      int split_quant_blocks) {                                                                 \
     rf::GemmArguments arguments{weight,                                                         \
                                 x,                                                              \
                                 sources,                                                        \

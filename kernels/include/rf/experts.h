@@ -36,7 +36,13 @@ __device__ __forceinline__ void expert_rows(const ExpertMatrices& experts, int e
 }
 
 inline constexpr int kGateUpThreads = 512;  // at most; a multiple of 256
-inline constexpr int kTeams = 4;            // of a block
+// At most, for down. Not on AMD, where the registers of some chips do not suffice for all formats.
+#if RF_AMD
+inline constexpr int kDownThreads = kGemvThreads;
+#else
+inline constexpr int kDownThreads = 512;
+#endif
+inline constexpr int kTeams = 4;  // of a block
 
 // How a block multiplies with gate and up of a pair: four teams of threads have a tile each, and
 // make 32 columns together, a block of the activation that down is multiplied with.

@@ -21,7 +21,8 @@ __device__ __forceinline__ float wave_sum_of_row(float value) {
   return value;
 }
 
-template <int kRows>
+// kThreads: of a block, at most.
+template <int kRows, int kThreads = kGemvThreads>
 class GemvTile {
  public:
   // tile: which 16 stored rows of the matrix.
@@ -49,7 +50,7 @@ class GemvTile {
   template <class Write>
   __device__ __forceinline__ void finish(float (&sums)[kRows][kGroups], const Outputs& outputs,
                                          int rows, const Write& write) const {
-    __shared__ float parts[kGemvThreads / kWave][kRows][kGroups][kGroupRows];
+    __shared__ float parts[kThreads / kWave][kRows][kGroups][kGroupRows];
 #pragma unroll
     for (int m = 0; m < kRows; ++m) {
 #pragma unroll

@@ -141,6 +141,17 @@ def test_kernels_begin_by_waiting_where_they_may_be_launched_early(name: str, wa
     assert {each[0] == "griddepcontrol.wait;" for each in instructions} == {waits}
 
 
+def test_only_what_was_measured_is_compiled_for_a_number_of_blocks() -> None:
+    found = {}
+    for name in ("gemm-mxfp4", "gemm-q4_k"):
+        product = Builder(find_compiler(None)).product(unit(name), select("sm_90")[0])
+        for kernel in product.code.read_text().split(".visible .entry ")[1:]:
+            blocks = re.findall(r"\.minnctapersm (\d+)", kernel)
+            found[kernel.partition("(")[0]] = [int(count) for count in blocks]
+    assert {kernel: count for kernel, count in found.items() if count} == {"rf_gemm_mxfp4_m32": [4]}
+    assert len(found) == 6
+
+
 def test_a_kernel_whose_beginning_is_not_found_is_an_error() -> None:
     with pytest.raises(CompileError, match="beginning of a kernel"):
         wait_for_previous(".visible .entry rf_x(\n)\n{\n\tret;\n}\n")

@@ -111,6 +111,7 @@ def _check_down(
     slices: int = 1,
     *,
     scattered: bool = False,
+    block: int = 256,
 ) -> None:
     tokens, count = chosen.shape
     packed, first = layer.packed(), layer.first
@@ -118,8 +119,9 @@ def _check_down(
     weights = rng.uniform(0.1, 1, chosen.shape).astype(np.float32)
     out = device.empty((tokens, first.out_features), np.float32, "out")
     name, arrays = _activation(device, layer, x, slices)
+    kernel = f"rf_experts_down_{name}"
     device.launch(
-        f"rf_experts_down_{name}",
+        kernel,
         *upload_experts(device, packed, scattered=scattered),
         *arrays,
         device.upload(chosen, "chosen"),
@@ -129,7 +131,7 @@ def _check_down(
         packed[0].nbytes,
         *(tokens, count, first.out_features, first.quant_blocks),
         grid=(tokens, first.stored_rows // 16),
-        block=256,
+        block=min(block, device.max_threads(kernel)),
     )
     seen = layer.seen(x, slices).reshape(tokens, count, -1)
     expected, magnitude = np.zeros((2, tokens, first.out_features))
@@ -187,6 +189,7 @@ def test_waves_divide_any_number_of_experts(device: Device, name: str, count: in
     rng = np.random.default_rng(5)
     layer = random_experts(rng, 12, name, 16, 768)
     _check_down(device, layer, random_choice(rng, 2, 12, count), rng)
+    _check_down(device, layer, random_choice(rng, 2, 12, count), rng, block=512)
 
 
 @pytest.mark.parametrize("name", ["f32", "q4_k"])

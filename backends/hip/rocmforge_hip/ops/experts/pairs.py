@@ -28,6 +28,7 @@ from rocmforge_hip.weights.formats import FLOAT_FORMATS, Weight
 from rocmforge_hip.weights.products import Product
 
 _GATE_UP_THREADS: Final = 256
+_MOST_DOWN_THREADS: Final = 512
 _DOWN_THREADS: Final = 256
 _FEWER_DOWN_THREADS: Final = 128
 _MANY_ROWS: Final = 4
@@ -161,10 +162,10 @@ class PairKernels:
             quant_blocks=gate_up.quant_blocks,
             activation=gate,
         )
-        is_full = rows >= _MANY_ROWS and down.quant_blocks <= _SHORT_ROW
-        self._downs[down.format.name].launch(
+        kernel = self._downs[down.format.name]
+        kernel.launch(
             (rows, down.stored_rows // GEMV_OUTPUTS, 1),
-            _FEWER_DOWN_THREADS if is_full else _DOWN_THREADS,
+            min(_down_threads(rows, down.quant_blocks), kernel.max_threads),
             weight=down.data,
             places=down.places,
             **self._products.multiplied(inner, down),
@@ -178,3 +179,11 @@ class PairKernels:
             out_features=down.out_features,
             quant_blocks=down.quant_blocks,
         )
+
+
+def _down_threads(rows: int, quant_blocks: int) -> int:
+    """Returns the threads of a block of down, if the kernel is compiled for as many."""
+    is_short = quant_blocks <= _SHORT_ROW
+    if rows == 1 and not is_short:
+        return _MOST_DOWN_THREADS
+    return _FEWER_DOWN_THREADS if rows >= _MANY_ROWS and is_short else _DOWN_THREADS
