@@ -40,7 +40,9 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=64, help="decode steps of a measurement")
     parser.add_argument("--activation-bits", choices=("auto", "8", "16"), default="auto")
     parser.add_argument("--kv-dtype", choices=("auto", "f16", "int8"), default="auto")
-    parser.add_argument("--decode-variant", choices=("auto", "plain", "fused"), default="auto")
+    parser.add_argument(
+        "--decode-variant", choices=("auto", "plain", "fused", "rounded", "fewest"), default="auto"
+    )
     options = parser.parse_args()
     batches = [int(size) for size in options.batches.split(",")]
     started = time.perf_counter()
@@ -71,7 +73,7 @@ def load_runner(
     devices: int = 1,
     activation_bits: Literal["auto", "8", "16"] = "auto",
     kv_dtype: Literal["auto", "f16", "int8"] = "auto",
-    decode_variant: Literal["auto", "plain", "fused"] = "auto",
+    decode_variant: Literal["auto", "plain", "fused", "rounded", "fewest"] = "auto",
     graphs: Literal["auto", "on", "off"] = "auto",
 ) -> Runner:
     """The model, for so many sequences at once."""

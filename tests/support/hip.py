@@ -137,7 +137,7 @@ def write_quantized(
         stored = next((others[word] for word in others if word in name), type_name)
         tensors[name] = (
             values
-            if values.ndim == 1
+            if values.ndim != 2 or stored == "f32"
             else Stored(_matrix(rng, stored, values.shape), ggml_type(stored))
         )
     return write_gguf(folder / f"{model.name}.gguf", gguf_metadata(model), tensors)

@@ -246,7 +246,7 @@ class LoadOptions:
     # None: `engine.context` settles it before.
     least_context: int | None = None
     # Kernels of decode steps, where there is a choice; auto = what is measured to be faster.
-    decode_variant: Literal["auto", "plain", "fused"] = "plain"
+    decode_variant: Literal["auto", "plain", "fused", "rounded", "fewest"] = "plain"
     # Share of each layer's experts that the device holds, while all are in the host's memory;
     # None = all of them if they fit, or else as many as do.
     device_experts: float | None = None

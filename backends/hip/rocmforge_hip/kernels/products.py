@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rocmforge_hip.device.arguments import I32, I64, Factor, Pointer
+from rocmforge_hip.device.arguments import F32, I32, I64, Factor, Forms, Pointer
 
 
 def rf_repack(
@@ -47,6 +47,45 @@ def rf_gemv_mixed(
     quant_blocks: I32,
 ) -> None:
     """Does what `rf_gemv` does with up to three matrices, whose formats may differ."""
+
+
+def rf_gemv_norm(
+    *,
+    weight: Pointer,
+    q: Pointer,
+    scale: Pointer,
+    bias: Pointer | None,
+    out: Pointer,
+    rows: I32,
+    slices: I32,
+    out_features: I32,
+    quant_blocks: I32,
+    format: I32,
+    arrived: Pointer,
+    residual: Pointer,
+    post_weight: Pointer | None,
+    norm_weight: Pointer,
+    normed: Forms,
+    norm_threads: I32,
+    eps: F32,
+) -> None:
+    """Does what `rf_gemv` does, and then what `rf_add_rms_norm` does with the product."""
+
+
+def rf_gemv_gated(
+    *,
+    weight: Pointer,
+    q: Pointer,
+    scale: Pointer,
+    out: Forms,
+    rows: I32,
+    slices: I32,
+    out_features: I32,
+    quant_blocks: I32,
+    activation: I32,
+    format: I32,
+) -> None:
+    """Does what `rf_gemv` does with gate and up, and rounds the result to int8."""
 
 
 def rf_gemm_int8(

@@ -167,6 +167,7 @@ class ActivationArrays(Generic[X]):
     delta: Forms[X]  # [T, hidden_size]
     intermediate: Forms[X]  # [T, intermediate_size]
     gemm_partial: X  # float32, results of splits of K
+    arrived: X  # uint32, 0 between launches: kernels/include/rf/last_block.h
     # Of causal models.
     post_normed: Forms[X] | None = None  # [T, hidden_size], what is added to the residual
     rotated: Forms[X] | None = None  # [T, num_heads * key_dim], queries
@@ -306,6 +307,7 @@ def _of_causal(
             (limits.sequences * max(layer.num_heads for layer in config.layers),), "u4"
         ),
         gemm_partial=geometry.gemm_scratch(),
+        arrived=spec((1,), "u4"),
         experts=_of_experts(config, tokens, hosted_matrices(weights)),
         latent=_of_latent(config, tokens),
         sampling=SamplingArrays(
@@ -425,6 +427,7 @@ def _without_cache(
         dense=forms(pools, hidden_size, f32=True, f16=True) if has_head else None,
         scores=forms(pools, config.num_scores, f32=True) if has_head else None,
         gemm_partial=geometry.gemm_scratch(),
+        arrived=spec((1,), "u4"),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
@@ -72,6 +73,16 @@ class _Factor(NamedTuple):
     format: int
 
 
+@dataclass(slots=True, eq=False, kw_only=True)
+class UnmadeProduct(Activation):
+    """A product that what adds it to the residual makes."""
+
+    x: Activation
+    part: MatrixPart
+    bias: Weight | None
+    post_norm: Weight | None = None  # what is added is the norm of the product
+
+
 _NO_FACTOR: Final = _Factor(None, None, None, 0, 0)
 
 
@@ -129,6 +140,17 @@ class LinearKernels:
             for most in _WIDE_ROWS
         }
         self._mixed_gemvs = self._load_mixed(library)
+        has_mixed = any(FORMATS[name].is_mixed for name in of_gemv)
+        self._norm_gemvs = {
+            most: library.kernel(f"rf_gemv_norm_r{most}", products.rf_gemv_norm)
+            for most in _GEMV_ROWS
+            if has_mixed
+        }
+        self._gated_gemvs = {
+            most: library.kernel(f"rf_gemv_gated_r{most}", products.rf_gemv_gated)
+            for most in _GEMV_ROWS
+            if has_mixed
+        }
 
     def _load_mixed(self, library: KernelLibrary) -> dict[int, Kernel[...]]:
         """Returns the kernels for several formats, by their rows.
@@ -261,6 +283,87 @@ class LinearKernels:
         if gate != NOT_GATED and self._has_wide_product(x, matrix):
             return self._int8_gemm(x, matrix, result, offset, gate, half=True)
         return self._gemm(x, matrix, result, offset, gate, half=half)
+
+    def later(self, x: Activation, part: MatrixPart, bias: Weight | None) -> Activation | None:
+        """Returns a product that is to be added and normed, if a launch can do it all, or None."""
+        matrix, int8_rows = part.matrix, x.rows * self.slices
+        if not (0 < x.rows <= self.gemv_rows and matrix.format.is_mixed):
+            return None
+        if self._has_matrix_product(int8_rows, matrix) or part.product is None:
+            return None
+        arrays = self._arena.product(part.product)
+        return UnmadeProduct(arrays, x.rows, matrix.out_features, x=x, part=part, bias=bias)
+
+    def gated_int8(self, x: Activation, part: MatrixPart, gate: int) -> Activation | None:
+        """Returns the gated product in float32 and int8, if one launch can make both, or None."""
+        matrix, int8_rows = part.matrix, x.rows * self.slices
+        if not (0 < x.rows <= self.gemv_rows and matrix.format.is_mixed):
+            return None
+        if self._has_matrix_product(int8_rows, matrix) or matrix.out_features % QUANT_BLOCK:
+            return None
+        assert part.product is not None
+        out = empty(self._arena.product(part.product), x.rows, matrix.out_features, half=False)
+        self.give_int8(out)
+        q, scale = self.int8(x)
+        self._gated_gemvs[_most_rows(int8_rows)].launch(
+            (matrix.out_features // QUANT_BLOCK, 1, 1),
+            _gemv_threads(matrix.quant_blocks),
+            weight=matrix.data,
+            q=q,
+            scale=scale,
+            out=out,
+            rows=x.rows,
+            slices=self.slices,
+            out_features=matrix.out_features,
+            quant_blocks=matrix.quant_blocks,
+            activation=gate,
+            format=FORMAT_NUMBERS[matrix.format.name],
+        )
+        return out
+
+    def make_and_norm(
+        self,
+        product: UnmadeProduct,
+        residual: Activation,
+        weight: DeviceArray,
+        eps: float,
+        threads: int,
+        out: Activation,
+    ) -> None:
+        """Adds a product to the residual and norms the sum, as `RmsNorms.add_norm` does.
+
+        Args:
+            product: What to make first.
+            residual: float32 [rows, features]; becomes the sum.
+            weight: float32 [features].
+            eps: Of the norm.
+            threads: That a block of the norm would have.
+            out: Its forms are written.
+        """
+        matrix, rows = product.part.matrix, product.rows
+        assert (residual.rows, residual.features) == (rows, product.features)
+        q, scale = self.int8(product.x)
+        self._norm_gemvs[_most_rows(rows * self.slices)].launch(
+            (matrix.stored_rows // GEMV_OUTPUTS, 1, 1),
+            _gemv_threads(matrix.quant_blocks),
+            weight=matrix.data,
+            q=q,
+            scale=scale,
+            bias=optional_vector(product.bias, matrix.out_features),
+            out=product.arrays.float32(rows, matrix.out_features),
+            rows=rows,
+            slices=self.slices,
+            out_features=matrix.out_features,
+            quant_blocks=matrix.quant_blocks,
+            format=FORMAT_NUMBERS[matrix.format.name],
+            arrived=self._arena.arrived,
+            residual=f32_of(residual),
+            post_weight=optional_vector(product.post_norm, matrix.out_features),
+            norm_weight=weight,
+            normed=out,
+            norm_threads=threads,
+            eps=eps,
+        )
 
     def _gemv(
         self,

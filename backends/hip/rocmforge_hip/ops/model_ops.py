@@ -10,7 +10,7 @@ are halves from one matrix product to the next.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
@@ -27,12 +27,21 @@ from rocmforge_hip.ops.experts.pairs import PairKernels
 from rocmforge_hip.ops.experts.routing import RouteKernels
 from rocmforge_hip.ops.full_attention import FullAttention
 from rocmforge_hip.ops.geometry import Geometry, groups_experts
-from rocmforge_hip.ops.linear import GATES, LinearKernels, empty, f16_of, f32_of, part_of
+from rocmforge_hip.ops.linear import (
+    GATES,
+    LinearKernels,
+    UnmadeProduct,
+    empty,
+    f16_of,
+    f32_of,
+    part_of,
+    vector_of,
+)
 from rocmforge_hip.ops.lora import DeviceAdapters, Lora
 from rocmforge_hip.ops.recurrent.layers import RecurrentLayers
-from rocmforge_hip.ops.rows import RowKernels, norms_of
+from rocmforge_hip.ops.rows import RmsNorms, RowKernels, norm_threads, norms_of
 from rocmforge_hip.ops.step import DeviceStep
-from rocmforge_hip.weights.formats import Matrix, Weight
+from rocmforge_hip.weights.formats import Matrix, MatrixPart, Weight
 from rocmforge_hip.weights.products import Product
 
 _UNCAPPED: Final = 1.0  # cap * tanh(x / cap) is tanh(x)
@@ -116,6 +125,8 @@ class HipOps:
         return Activation(result, rows, table.in_features, f32=out)
 
     def norm(self, x: Activation, weight: Weight, bias: Weight | None) -> Activation:
+        if isinstance(x, UnmadeProduct):
+            return replace(x, post_norm=weight)
         # What is added to the residual is normed for that; anything else, to be multiplied.
         out = self._normed(x, added=x.arrays is self._arena.delta)
         self._norms.norm(x, weight, bias, out)
@@ -129,7 +140,13 @@ class HipOps:
             out = empty(self._arena.normed, residual.rows, residual.features, half=True)
         else:
             out = self._normed(residual)
-        self._norms.add_norm(residual, delta, weight, bias, out, residual.f32)
+        if isinstance(delta, UnmadeProduct):
+            norms, features = self._norms, residual.features
+            assert isinstance(norms, RmsNorms)
+            vector, threads = vector_of(weight, features), norm_threads(features)
+            self.products.make_and_norm(delta, residual, vector, norms.eps, threads, out)
+        else:
+            self._norms.add_norm(residual, delta, weight, bias, out, residual.f32)
         return residual, out
 
     def norm_of_sum(
@@ -168,11 +185,30 @@ class HipOps:
         self, step: DeviceStep, x: Activation, weight: Weight, bias: Weight | None
     ) -> Activation:
         part = part_of(weight)
+        if step.variant.norms_products and part.product is Product.DELTA:
+            later = self._later(step, x, part, bias)
+            if later is not None:
+                return later
         # What follows in a feed-forward network without a gate is GELU, which reads halves.
         out = self.products.multiply(x, part, bias, half=part.product is Product.INTERMEDIATE)
         if step.shape.lora_tiles:
             self._lora.add(step, x, part.matrix, out)
         return out
+
+    def _later(
+        self, step: DeviceStep, x: Activation, part: MatrixPart, bias: Weight | None
+    ) -> Activation | None:
+        """Returns what is added to the residual next, if the launch that makes it can do that."""
+        if not isinstance(self._norms, RmsNorms) or self._lora.changes(step, part.matrix):
+            return None
+        return self.products.later(x, part, bias)
+
+    def _made(self, x: Activation) -> Activation:
+        """Returns the activation itself, made now if that was left for later."""
+        if not isinstance(x, UnmadeProduct):
+            return x
+        product = self.products.multiply(x.x, x.part, x.bias)
+        return product if x.post_norm is None else self.norm(product, x.post_norm, None)
 
     def qkv(
         self,
@@ -195,6 +231,10 @@ class HipOps:
         assert part_of(gate).matrix is part_of(up).matrix, "gate and up are one matrix"
         if self._lora.changes(step, part_of(gate).matrix):
             return self._lora.gated(step, x, part_of(gate), GATES[activation])
+        if step.variant.rounds_gated:
+            rounded = self.products.gated_int8(x, part_of(gate), GATES[activation])
+            if rounded is not None:
+                return rounded
         return self.products.multiply(x, part_of(gate), None, GATES[activation])
 
     def add_norm_route(
@@ -207,6 +247,7 @@ class HipOps:
     ) -> tuple[Activation, Activation, tuple[Activation, Activation]]:
         """Writes the sum to another place than the residual's, if there are few tokens."""
         assert self._route is not None
+        delta = self._made(delta)
         out = self._normed(residual)
         done = self._route.add_norm_route(residual, delta, weight, out, experts, rule)
         if done is not None:
@@ -235,6 +276,7 @@ class HipOps:
     ) -> Activation:
         """Writes the sum to the place of the shared expert's result."""
         assert self._route is not None
+        shared = self._made(shared)
         self._route.add_shared(mixed, shared, x, router)
         return shared
 

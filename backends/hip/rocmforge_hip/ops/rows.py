@@ -130,7 +130,7 @@ class RmsNorms:
     """Norms by root mean square; they have no bias."""
 
     def __init__(self, library: KernelLibrary, eps: float) -> None:
-        self._eps = eps
+        self.eps: Final = eps
         self._norm = library.kernel("rf_rms_norm", row_kernels.rf_rms_norm)
         self._add_norm = library.kernel("rf_add_rms_norm", row_kernels.rf_add_rms_norm)
         self._columns = library.kernel("rf_rms_norm_columns", row_kernels.rf_rms_norm_columns)
@@ -144,7 +144,7 @@ class RmsNorms:
             weight=vector_of(weight, x.features),
             out=out,
             hidden_size=x.features,
-            eps=self._eps,
+            eps=self.eps,
         )
 
     def add_norm(
@@ -167,7 +167,7 @@ class RmsNorms:
             weight=vector_of(weight, residual.features),
             out=out,
             hidden_size=residual.features,
-            eps=self._eps,
+            eps=self.eps,
         )
 
     def norm_projection(self, x: Activation, weight: Weight, bias: Weight | None) -> None:
@@ -179,7 +179,7 @@ class RmsNorms:
             weight=vector_of(weight, x.features),
             stride=x.stride or x.features,
             hidden_size=x.features,
-            eps=self._eps,
+            eps=self.eps,
         )
 
 

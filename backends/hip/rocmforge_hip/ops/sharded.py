@@ -15,7 +15,7 @@ from rocmforge_hip.ops.collective import Communicator
 from rocmforge_hip.ops.linear import empty, f32_of, part_of
 from rocmforge_hip.ops.model_ops import HipOps, Resources
 from rocmforge_hip.ops.step import DeviceStep
-from rocmforge_hip.weights.formats import Weight
+from rocmforge_hip.weights.formats import MatrixPart, Weight
 from rocmforge_hip.weights.products import Product
 
 
@@ -43,6 +43,12 @@ class ShardedOps(HipOps):
             assert out.f32 is not None
             self._communicator.all_reduce(out.f32)
         return out
+
+    def _later(
+        self, step: DeviceStep, x: Activation, part: MatrixPart, bias: Weight | None
+    ) -> Activation | None:
+        """Returns None: what is added is the sum of what all ranks have."""
+        return None
 
     def logits(self, x: Activation, weight: Weight, softcap: float | None) -> Activation:
         part = super().logits(x, weight, softcap)

@@ -337,11 +337,22 @@ class StepVariant:
 
     fuses_attention: bool
     """Whether one launch rotates, stores, attends and puts splits together, or one each."""
+    norms_products: bool
+    """Whether the last block of a product adds it to the residual and norms the sum."""
+    rounds_gated: bool
+    """Whether the product with gate and up is rounded to int8 by the launch that makes it."""
 
 
-PLAIN: Final = StepVariant(fuses_attention=False)
+PLAIN: Final = StepVariant(fuses_attention=False, norms_products=False, rounds_gated=False)
 """The way of all other steps."""
-VARIANTS: Final = MappingProxyType({"plain": PLAIN, "fused": StepVariant(fuses_attention=True)})
+VARIANTS: Final = MappingProxyType(
+    {
+        "plain": PLAIN,
+        "fused": StepVariant(fuses_attention=True, norms_products=False, rounds_gated=False),
+        "rounded": StepVariant(fuses_attention=True, norms_products=False, rounds_gated=True),
+        "fewest": StepVariant(fuses_attention=True, norms_products=True, rounds_gated=True),
+    }
+)
 """By name: those that there is a choice of."""
 
 

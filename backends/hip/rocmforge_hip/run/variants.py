@@ -17,6 +17,7 @@ from typing import Final
 from rocmforge.backend.protocol import StepOutput
 from rocmforge_hip.device.constants import BLOCK_TOKENS
 from rocmforge_hip.ops.activations import StepLimits
+from rocmforge_hip.ops.geometry import MAX_GEMV_ROWS
 from rocmforge_hip.ops.step import VARIANTS
 from rocmforge_hip.run.graph_check import Agree
 from rocmforge_hip.run.runner import HipRunner
@@ -118,9 +119,15 @@ def _run(runner: HipRunner, steps: TrialSteps, case: TrialCase) -> dict[str, lis
     The variants take turns, so that what else happens meets all; two steps are in flight, as when
     serving, so that the time of a step is the device's alone.
     """
-    outputs: dict[str, list[StepOutput]] = {name: [] for name in VARIANTS}
+    # With more rows than GEMV takes, there is only the choice of the kernels of attention.
+    names = [
+        name
+        for name, variant in VARIANTS.items()
+        if case.sequences <= MAX_GEMV_ROWS or not (variant.norms_products or variant.rounds_gated)
+    ]
+    outputs: dict[str, list[StepOutput]] = {name: [] for name in names}
     waiting: list[str] = []
-    for _, name, turn in product(range(_ROUNDS), VARIANTS, range(TURNS)):
+    for _, name, turn in product(range(_ROUNDS), names, range(TURNS)):
         runner.variants = StepVariants.always(name)
         runner.submit(steps.step(case, turn))
         if waiting:
