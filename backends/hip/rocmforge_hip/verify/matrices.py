@@ -41,6 +41,12 @@ def groups() -> Iterator[Group]:
     for name in ("q4_k", "q6_k"):
         recipe = replace(square, format=name, least_wide_blocks=1)
         yield Group(recipe, tuple(_wide_cases(name)))
+    recipe = replace(square, format="q4_k", value_format="q6_k")
+    cases = [
+        Case("gemv", f"q4_k and q6_k, {_rows(rows)}", _FLOAT_SUM, partial(_linear, rows=rows))
+        for rows in (1, 2, 3, 8)
+    ]
+    yield Group(recipe, tuple(cases))
     for name in ("q4_1", "q6_k"):
         recipe = replace(square, format=name, activation_bits="16")
         yield Group(recipe, tuple(_two_term_cases(name)))

@@ -56,10 +56,11 @@ _STAGING_BYTES: Final = 16 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """The model: one layer, whose matrices all have one stored type."""
+    """The model: one layer, whose matrices all have one stored type, but for that of values."""
 
     architecture: str = "llama"
     format: str = "f32"
+    value_format: str = ""  # "" = the same
     hidden_size: int = 64
     intermediate_size: int = 64
     vocab: int = 64
@@ -362,6 +363,8 @@ def _weights(recipe: Recipe, config: ModelConfig) -> ModelWeights[Tensor]:
             # Biases of experts, and what chooses them, are no matrices to the device.
             is_of_experts = place.declared.shape[0] == "num_experts"
             format = "f32" if is_of_experts else recipe.format
+            if name == "attention.v":
+                format = recipe.value_format or format
             return random_tensor(rng, format, name, *shape)
         values = (1 + 0.2 * rng.standard_normal(shape)).astype(np.float32)
         return Tensor(name, shape, FORMATS["f32"], values.view(np.uint8))
