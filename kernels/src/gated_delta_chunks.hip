@@ -59,24 +59,22 @@ extern "C" __global__ __launch_bounds__(rf::kStateChunkThreads) void rf_gated_de
   const int64_t key_place = chunks.of_keys(chunk, key_head);
 
   constexpr int kRowLanes = kStateChunkDim / 4;
-  const int lane = thread % kRowLanes;
-  for (int row = thread / kRowLanes; row < kStateChunk; row += kStateChunkThreads / kRowLanes) {
-    const float* from = qkv + (first + row) * qkv_stride + key_head * kStateChunkDim + lane * 4;
-    const auto norm = [&](int64_t offset, float scale, half* tile, half* passed) {
-      const Four x = row < count ? Four(load16(from + offset)) : Four(0.0f);
-      const Four squares = x * x;
-      const float length =
-          wave_sum<kRowLanes>((squares[0] + squares[1]) + (squares[2] + squares[3]));
-      const float factor = rsqrt(length + eps) * scale;
-      Vec<half, 4> halves;
-      for (int i = 0; i < 4; ++i) halves[i] = to_half(x[i] * factor);
-      *reinterpret_cast<Vec<half, 4>*>(tile + row * kKeyStride + lane * 4) = halves;
-      half* there = passed + key_place + row * kStateChunkDim + lane * 4;
-      if (passes_keys) *reinterpret_cast<Vec<half, 4>*>(there) = halves;
-    };
-    norm(0, rsqrt(static_cast<float>(kStateChunkDim)), q_tile, queries);
-    norm(static_cast<int64_t>(key_heads) * kStateChunkDim, 1.0f, k_tile, keys);
-  }
+  const int column = thread % kRowLanes * 4;
+  const auto norm = [&](int row, Four x, float scale, half* tile, half* passed) {
+    const Four squares = x * x;
+    const float length = wave_sum<kRowLanes>((squares[0] + squares[1]) + (squares[2] + squares[3]));
+    const float factor = rsqrt(length + eps) * scale;
+    Vec<half, 4> halves;
+    for (int i = 0; i < 4; ++i) halves[i] = to_half(x[i] * factor);
+    *reinterpret_cast<Vec<half, 4>*>(tile + row * kKeyStride + column) = halves;
+    half* there = passed + key_place + row * kStateChunkDim + column;
+    if (passes_keys) *reinterpret_cast<Vec<half, 4>*>(there) = halves;
+  };
+  for_rows(qkv + first * qkv_stride + key_head * kStateChunkDim, qkv_stride,
+           static_cast<int64_t>(key_heads) * kStateChunkDim, count, [&](int row, Four q, Four k) {
+             norm(row, q, rsqrt(static_cast<float>(kStateChunkDim)), q_tile, queries);
+             norm(row, k, 1.0f, k_tile, keys);
+           });
   if (thread < kStateChunk) {
     const bool there = thread < count;
     const int64_t token = first + (there ? thread : 0);

@@ -58,23 +58,19 @@ extern "C" __global__ __launch_bounds__(rf::kStateChunkThreads) void rf_mamba_sc
   const bool passes_group = head % (heads / groups) == 0;  // heads share B and C
   const int64_t group_place = chunks.of_group(chunk, group);
 
-  constexpr int kRowLanes = kStateChunkDim / 4;
-  const int lane = thread % kRowLanes;
-  for (int row = thread / kRowLanes; row < kStateChunk; row += kStateChunkThreads / kRowLanes) {
-    const float* from =
-        x_bc + (first + row) * x_stride + heads * head_dim + group * kStateChunkDim + lane * 4;
-    const auto load = [&](int64_t offset, half* tile) {
-      const Four x = row < count ? Four(load16(from + offset)) : Four(0.0f);
-      Vec<half, 4> halves;
-      for (int i = 0; i < 4; ++i) halves[i] = act_half(x[i]);
-      *reinterpret_cast<Vec<half, 4>*>(tile + row * kKeyStride + lane * 4) = halves;
-      return halves;
-    };
-    load(0, b_tile);
-    const Vec<half, 4> own_c = load(static_cast<int64_t>(groups) * kStateChunkDim, c_tile);
-    half* there = c + group_place + row * kStateChunkDim + lane * 4;
-    if (passes_group) *reinterpret_cast<Vec<half, 4>*>(there) = own_c;
-  }
+  const int column = thread % (kStateChunkDim / 4) * 4;
+  const auto store = [&](Four x, half* place) {
+    Vec<half, 4> halves;
+    for (int i = 0; i < 4; ++i) halves[i] = act_half(x[i]);
+    *reinterpret_cast<Vec<half, 4>*>(place + column) = halves;
+  };
+  for_rows(x_bc + first * x_stride + heads * head_dim + group * kStateChunkDim, x_stride,
+           static_cast<int64_t>(groups) * kStateChunkDim, count,
+           [&](int row, Four own_b, Four own_c) {
+             store(own_b, b_tile + row * kKeyStride);
+             store(own_c, c_tile + row * kKeyStride);
+             if (passes_group) store(own_c, c + group_place + row * kStateChunkDim);
+           });
   if (thread < kStateChunk) {
     const bool there = thread < count;
     const int64_t token = first + (there ? thread : 0);

@@ -44,6 +44,34 @@ struct HalfRows {
   }
 };
 
+// Calls visit(row, x, y) for some of a chunk's rows with four elements of each, a wave's or half a
+// wave's lanes together with all of them: x from `from`, whose rows are `stride` apart, and y as
+// much further on as `offset` says. Rows from `count` on are zeros. Several are on their way at
+// once.
+template <class Visit>
+__device__ __forceinline__ void for_rows(const float* from, int64_t stride, int64_t offset,
+                                         int count, Visit visit) {
+  constexpr int kRowLanes = kStateChunkDim / 4;
+  constexpr int kRowsAtOnce = kStateChunkThreads / kRowLanes;
+  constexpr int kAhead = 4;
+  const int lane = static_cast<int>(threadIdx.x) % kRowLanes;
+  const int first = static_cast<int>(threadIdx.x) / kRowLanes;
+  for (int base = first; base < kStateChunk; base += kAhead * kRowsAtOnce) {
+    Four x[kAhead], y[kAhead];
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      const int row = min(base + i * kRowsAtOnce, count - 1);
+      x[i] = load16(from + row * stride + lane * 4);
+      y[i] = load16(from + row * stride + offset + lane * 4);
+    }
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      const int row = base + i * kRowsAtOnce;
+      visit(row, row < count ? x[i] : Four(0.0f), row < count ? y[i] : Four(0.0f));
+    }
+  }
+}
+
 // Writes the transpose of a tile of rows kKeyStride apart: [kStateChunkDim, kStateChunk].
 __device__ __forceinline__ void pass_transposed(const half* tile, half* out) {
   constexpr int kPieces = kStateChunkDim * kStateChunk / 8;
