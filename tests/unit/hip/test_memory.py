@@ -208,11 +208,17 @@ def test_splits_of_a_context_cover_it_and_fit_the_scratch(
     assert split.tokens % 32 == 0
     visible = context if window is None else min(context, window + 32)
     assert split.tokens * split.count >= visible > split.tokens * (split.count - 1)
-    at_once = 3 * 132 // 8
+    at_once = 4 * 132 // 8
     assert split.count == 1 or split.count * sequences <= 5 * at_once / 2 + 1 + sequences
 
 
-@pytest.mark.parametrize("blocks_per_cu", [1, 2, 3])
+@pytest.mark.parametrize(("context", "count"), [(256, 8), (512, 8), (1024, 16), (4096, 32)])
+def test_splits_are_long_beside_what_it_costs_to_merge_them(context: int, count: int) -> None:
+    split = Geometry(132).attention(context, None, blocks=8, sequences=1)
+    assert (split.tokens * split.count, split.count) == (context, count)
+
+
+@pytest.mark.parametrize("blocks_per_cu", [1, 2, 3, 4])
 def test_splits_of_a_context_all_run_at_once(blocks_per_cu: int) -> None:
     split = Geometry(132).attention(32768, None, blocks=8, sequences=1, blocks_per_cu=blocks_per_cu)
     assert 0.9 * blocks_per_cu * 132 < split.count * 8 <= blocks_per_cu * 132

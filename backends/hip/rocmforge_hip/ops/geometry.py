@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from math import isqrt
 from typing import Final
 
 from rocmforge_hip.device.constants import (
@@ -31,8 +32,9 @@ GEMM_ROWS: Final = (32, 64, 128)
 # Blocks of each tile that a compute unit runs at once, as far as LDS and registers go.
 _GEMM_BLOCKS_PER_CU: Final = {32: 2, 64: 2, 128: 2}
 _SPLIT_QUANT_BLOCKS: Final = 8
-_MIN_SPLIT_TOKENS: Final = BLOCK_TOKENS
-_ATTENTION_BLOCKS_PER_CU: Final = 3  # at most
+_SPLIT_ROUND: Final = 64  # tokens that the waves of a block read at once, with most kernels
+_LEAST_ROUNDED: Final = 512  # tokens of a context; below, whole rounds were measured to be slower
+_ATTENTION_BLOCKS_PER_CU: Final = 4  # at most
 _PREFILL_BLOCKS_PER_CU: Final = 2  # at most
 _MIN_PREFILL_SPLIT: Final = 512  # tokens, so that putting splits together costs little beside
 _PREFILL_TILE: Final = 64  # keys of a tile at most (kernels/include/rf/online_softmax.h)
@@ -89,6 +91,9 @@ class Geometry:
 
         Blocks that nearly fill it all run at once. Where that does not come out even, there are
         several rounds of them instead, as a second round of a few would leave the device idle.
+        Every split makes the merge longer, by about an eighth of what a block takes for a round of
+        tokens: splits shorter than a multiple of the square root of the context cost more than they
+        save.
 
         Args:
             context: Tokens of a sequence.
@@ -103,7 +108,8 @@ class Geometry:
         wanted = at_once // sequences
         if 4 * wanted * sequences < 3 * at_once:
             wanted = ceil_div(_several_rounds(at_once), sequences)
-        tokens = round_up(max(ceil_div(visible, wanted), _MIN_SPLIT_TOKENS), BLOCK_TOKENS)
+        multiple = _SPLIT_ROUND if visible >= _LEAST_ROUNDED else BLOCK_TOKENS
+        tokens = round_up(max(ceil_div(visible, wanted), 2 * isqrt(visible)), multiple)
         return AttentionSplit(tokens, ceil_div(visible, tokens))
 
     def prefill_splits(
