@@ -71,6 +71,8 @@ def groups() -> Iterator[Group]:
             yield Group(recipe, tuple(_mixed(f"{name}, two slices", _TWO_SLICES, slices=2)))
     biased = replace(_SHAPE, architecture="gpt-oss", format="mxfp4", activation_bits="16")
     yield Group(biased, tuple(_mixed("mxfp4, biases", _TWO_SLICES, slices=2)))
+    hosted = replace(_SHAPE, format="q4_k", device_experts=0.25)
+    yield Group(hosted, tuple(_hosted("q4_k")))
     shared = replace(_RULE, shared_intermediate_size=64)
     for architecture, what in (("qwen2moe", "weighted"), ("glm4moe", "as it is")):
         recipe = replace(_SHAPE, architecture=architecture, experts=shared)
@@ -84,6 +86,14 @@ def _mixed(name: str, limit: float, slices: int = 1) -> Iterator[Case]:
             yield Case("grouped experts", what, _HALVES, mix)
         else:
             yield Case("experts", what, limit, mix)
+
+
+def _hosted(name: str) -> Iterator[Case]:
+    """Yields cases in whose last one experts have so many tokens that the host's are fetched."""
+    for tokens, limit in ((1, _INT8), (12, _HALVES), (100, _HALVES)):
+        yield Case(
+            "hosted experts", f"{name}, {tokens} tokens", limit, partial(_mix, tokens=tokens)
+        )
 
 
 def _experts(bench: Workbench) -> tuple[ExpertsConfig, Experts[Tensor], ExpertArrays[DeviceArray]]:

@@ -15,9 +15,10 @@ from rocmforge.models.blocks import ModelWeights
 from rocmforge.models.config import ActivationFunction
 from rocmforge.models.weights import present
 from rocmforge_hip.ops.geometry import MAX_GEMV_ROWS
+from rocmforge_hip.ops.step import VARIANTS
 from rocmforge_hip.verify import oracle
 from rocmforge_hip.verify.cases import Array, Case, Group, error, values_of
-from rocmforge_hip.verify.rows import random_values
+from rocmforge_hip.verify.rows import int8_error, random_values
 from rocmforge_hip.verify.workbench import Recipe, Workbench
 from rocmforge_hip.weights.formats import FORMATS
 
@@ -28,6 +29,7 @@ _FLOAT_SUM: Final = 4e-6  # float32
 _TWO_SLICES: Final = 2.0**-14  # what is left of a value by two slices
 _HALF_WEIGHTS: Final = 2.0**-11  # GEMM rounds weights to halves
 _HALF_RESULT: Final = 2.0**-10  # and a gated one its result too
+_INT8: Final = 0.51 / 127  # relative to the largest value of a block of 32
 _EMBEDDING: Final = 1e-5
 _SOFTCAP: Final = 30.0
 _EMBEDDING_SCALE: Final = 2.5
@@ -47,6 +49,10 @@ def groups() -> Iterator[Group]:
         for rows in (1, 2, 3, 8)
     ]
     yield Group(recipe, tuple(cases))
+    recipe = replace(square, format="q6_k")
+    yield Group(recipe, tuple(_joined_cases("one slice", (1, 2, 3, 8), _INT8)))
+    recipe = replace(recipe, activation_bits="16")
+    yield Group(recipe, tuple(_joined_cases("two slices", (1, 2), _TWO_SLICES)))
     for name in ("q4_1", "q6_k"):
         recipe = replace(square, format=name, activation_bits="16")
         yield Group(recipe, tuple(_two_term_cases(name)))
@@ -87,6 +93,14 @@ def _wide_cases(format: str) -> Iterator[Case]:
     for rows, op, limit in ((7, "gated gemv", _FLOAT_SUM), (16, "gated gemm", _HALF_RESULT)):
         gated = partial(_gated, rows=rows, kind=ActivationFunction.SILU)
         yield Case(op, f"{format}, wide, {_rows(rows)}", limit, gated)
+
+
+def _joined_cases(slices: str, counts: tuple[int, ...], rounding: float) -> Iterator[Case]:
+    """Yields products of which one launch makes more than the sums."""
+    for rows in counts:
+        name = f"q6_k, {slices}, {_rows(rows)}"
+        yield Case("rounded gemv", name, rounding, partial(_rounded, rows=rows))
+        yield Case("normed gemv", name, _FLOAT_SUM, partial(_normed, rows=rows))
 
 
 def _two_term_cases(format: str) -> Iterator[Case]:
@@ -191,6 +205,36 @@ def _gated(bench: Workbench, rows: int, kind: ActivationFunction, exact: bool = 
     # Both activations have slopes below 1.2, so errors of gate and up add up to less than:
     sizes = [np.abs(wide) @ np.abs(matrix).T for matrix in (gate, up)]
     return error(got, want, 2.4 * sizes[0] * sizes[1])
+
+
+def _rounded(bench: Workbench, rows: int) -> float:
+    """Returns the error of the int8 form, which the launch of the product writes."""
+    values = exact_activation(rows, bench.config.hidden_size) / np.float32(16)
+    x = bench.activation(bench.model.arena.normed, values)
+    step = replace(bench.step([(rows, rows, [])]), variant=VARIANTS["rounded"])
+    kind = ActivationFunction.SILU
+    got = bench.model.ops.gated_linear(step, x, *gate_and_up(bench.model.weights), kind)
+    wide, gate, up = values.astype(np.float64), *map(values_of, gate_and_up(bench.weights))
+    return int8_error(bench, got, oracle.activate(wide @ gate.T, kind) * (wide @ up.T))
+
+
+def _normed(bench: Workbench, rows: int) -> float:
+    """Returns the error of a product that its own launch adds to the residual and norms."""
+    layer, on_device = bench.weights.layers[0], bench.model.weights.layers[0]
+    own, there = present(layer.attention), present(on_device.attention)
+    values = exact_activation(rows, own.output.shape[1])
+    # No two cases share values, so that what an earlier one has left is wrong.
+    old = random_values(rows + 20, bench.config.hidden_size)[:rows]
+    step = replace(bench.step([(rows, rows, [])]), variant=VARIANTS["fewest"])
+    x, ops = bench.activation(bench.model.arena.attended, values), bench.model.ops
+    delta = ops.linear(step, x, there.output, there.output_bias)
+    residual = bench.activation(bench.residual, old)
+    total, normed = ops.add_norm(residual, delta, on_device.feed_forward_norm, None)
+    wide, weight = values.astype(np.float64), values_of(own.output)
+    want = old + wide @ weight.T + values_of(own.output_bias)
+    norm = oracle.rms_norm(want, values_of(layer.feed_forward_norm), bench.config.norm_eps)
+    sizes = np.abs(old) + np.abs(wide) @ np.abs(weight).T
+    return max(error(bench.result(total), want, sizes), error(bench.result(normed), norm))
 
 
 def gate_and_up(weights: ModelWeights[W]) -> tuple[W, W]:

@@ -33,12 +33,14 @@ from rocmforge_hip.device.constants import BLOCK_TOKENS
 from rocmforge_hip.device.discovery import FoundDevice
 from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.device.opening import Device, open_device, release
+from rocmforge_hip.load.expert_seats import seat_experts
 from rocmforge_hip.load.memory_budget import make_plan
 from rocmforge_hip.load.model import ModelLoading
 from rocmforge_hip.ops.activations import Activation, Forms
 from rocmforge_hip.ops.geometry import geometry_of
 from rocmforge_hip.ops.sampler import Sampler
 from rocmforge_hip.ops.step import DeviceStep, ListSizes, SamplingNeeds, StepLayout
+from rocmforge_hip.run.expert_cache import ExpertCache
 from rocmforge_hip.run.runner import Model, exact_shape
 from rocmforge_hip.verify.random_weights import random_tensor
 from rocmforge_hip.weights.formats import ceil_div
@@ -78,6 +80,7 @@ class Recipe:
     least_prefill_split: int = 0  # see `Geometry`
     least_wide_blocks: int = 0
     experts: ExpertsConfig | None = None  # in place of a dense network
+    device_experts: float = 1.0  # share of them; the others are on the host
     latent: LatentConfig | None = None  # with head_dim and value_dim of the cache's rows
     adapter_ranks: tuple[int, ...] = ()  # of LoRA adapters of all matrices
 
@@ -95,19 +98,22 @@ class Workbench:
         self.table = _rope_table(recipe)
         self.spec = attention_specs(self.config)[0]
         self.adapters = tuple(_adapter(rank, self.weights) for rank in recipe.adapter_ranks)
-        planned = plan_weights(self.weights)
+        options = _options(recipe)
         geometry = replace(
             geometry_of(found.properties),
             least_prefill_split=recipe.least_prefill_split,
             least_wide_blocks=recipe.least_wide_blocks,
         )
-        free = found.info.memory_free
-        plan = make_plan(self.config, planned, _options(recipe), geometry, free, self.adapters)
+        free, total = found.info.memory_free, found.info.memory_total
+        planned = plan_weights(self.weights)
+        planned = seat_experts(self.config, planned, options, geometry, (free, total))
+        plan = make_plan(self.config, planned, options, geometry, free, self.adapters)
         self._device = open_device(found)
         try:
             loading = ModelLoading(self._device, self.config, plan, geometry, lambda *_: None)
             tables = None if self.config.rope is None else RopeTables(self.table, None)
             self.model: Model = loading.load(planned, tables, self.adapters)
+            self._seats = self._open_seats()
             self._up = self._device.memory.pinned(_STAGING_BYTES, "uploads")
             self._down = self._device.memory.pinned(_STAGING_BYTES, "downloads")
         except BaseException:
@@ -135,6 +141,8 @@ class Workbench:
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         if not isinstance(error, EngineError):  # a device that has failed frees nothing any more
+            if self._seats is not None:
+                self._seats.close()
             self._device.driver.synchronize_stream(self._device.stream)
             release(self._device)
 
@@ -226,6 +234,17 @@ class Workbench:
         arrays = layout.arrays(self.model.inputs.address)
         return DeviceStep(shape, arrays, SamplingNeeds.of(step.sampling))
 
+    def _open_seats(self) -> ExpertCache | None:
+        """Tells the device where experts are, if some are on the host."""
+        if not self.model.hosted:
+            return None
+        arrays = self.model.arena.experts
+        assert arrays is not None
+        assert arrays.chosen.i32 is not None
+        seats = ExpertCache(self._device, self.model.hosted, arrays.chosen.i32)
+        seats.begin(0, 0)
+        return seats
+
     def _put_bytes(self, values: npt.NDArray[np.uint8], address: int) -> None:
         driver, stream = self._device.driver, self._device.stream
         self._up.bytes[: values.nbytes] = values
@@ -302,6 +321,7 @@ def _options(recipe: Recipe) -> LoadOptions:
         kv_dtype="int8" if recipe.kv_dtype == "int8" else "f16",
         activation_bits=recipe.activation_bits,
         memory_utilization=0.9,
+        device_experts=recipe.device_experts,
     )
 
 
