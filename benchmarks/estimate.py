@@ -27,6 +27,8 @@ from tests.backend.driving import Chunk, make_step
 COPY_SHARE: Final = 0.87
 """Of a card's bandwidth on paper that copies reach: of an H200's 4.8 TB/s."""
 _DEPTH: Final = 128
+_CONTEXT: Final = 16384
+"""A cache that is large enough for copies to be measured in."""
 _STEPS: Final = 40
 
 
@@ -86,9 +88,7 @@ class _Measured(NamedTuple):
 
 def _measure(model: Path, variant: Any, graphs: Literal["on", "off"]) -> _Measured:
     """Returns what a step of one sequence takes, the median of a few."""
-    with closing(
-        load_runner(model, 1, _DEPTH + _STEPS, decode_variant=variant, graphs=graphs)
-    ) as runner:
+    with closing(load_runner(model, 1, _CONTEXT, decode_variant=variant, graphs=graphs)) as runner:
         size = runner.info.block_size
         blocks = range(-(-(_DEPTH + _STEPS) // size))
         runner.submit(make_step(0, [Chunk(tokens=[7] * _DEPTH, blocks=blocks)], size))

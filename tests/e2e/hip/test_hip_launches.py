@@ -36,10 +36,13 @@ def runner_of(stack: ExitStack, folder: Path, name: str, layers: int) -> HipRunn
 
 
 def results(runner: HipRunner) -> list[StepOutput]:
-    """Steps of one, two and four sequences after a prompt."""
+    """Steps of one, two and four sequences after a prompt.
+
+    On NVIDIA GPUs four go through int8 matrix instructions, which no variant changes.
+    """
     driver = Driver(runner)
     found = []
-    for count in (1, 2, 4):
+    for count in (1, 2) if runner.info.device.target.startswith("sm_") else (1, 2, 4):
         for row in range(count):
             driver.run(Chunk(tokens=PROMPT[: 5 + row], blocks=[1 + row]))
         wants = (Want(num_logprobs=0),)

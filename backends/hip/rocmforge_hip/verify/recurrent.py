@@ -51,7 +51,7 @@ class _Sequence:
 _DECODES: Final = (_Sequence(1, 2, False), _Sequence(1, 0, True), _Sequence(1, -1, False))
 _PREFILLS: Final = (_Sequence(9, 1, False), _Sequence(70, 3, True), _Sequence(1, 0, False))
 _LONG: Final = (_Sequence(64, 0, False), _Sequence(65, -1, False), _Sequence(135, 2, False))
-_SLOTS: Final = 4
+_SLOTS: Final = 5  # the last one is nobody's, so that a slot too far is still within the array
 
 
 def groups() -> Iterator[Group]:
