@@ -207,13 +207,16 @@ class LinearKernels:
         """Returns whether so many rows are multiplied with these matrices in one launch."""
         return (
             len(matrices) > 1
-            and x.rows <= self.gemv_rows
+            and all(self._goes_through_mixed_gemv(x, matrix) for matrix in matrices)
             and _most_rows(x.rows * self.slices) in self._mixed_gemvs
-            and all(
-                matrix.format.is_mixed
-                and not self._has_matrix_product(x.rows * self.slices, matrix)
-                for matrix in matrices
-            )
+        )
+
+    def _goes_through_mixed_gemv(self, x: Activation, matrix: Matrix) -> bool:
+        """Returns whether so many rows are multiplied by GEMV, in a format that kernels may mix."""
+        return (
+            0 < x.rows <= self.gemv_rows
+            and matrix.format.is_mixed
+            and not self._has_matrix_product(x.rows * self.slices, matrix)
         )
 
     def _gemv_mixed(
@@ -286,26 +289,22 @@ class LinearKernels:
 
     def later(self, x: Activation, part: MatrixPart, bias: Weight | None) -> Activation | None:
         """Returns a product that is to be added and normed, if a launch can do it all, or None."""
-        matrix, int8_rows = part.matrix, x.rows * self.slices
-        if not (0 < x.rows <= self.gemv_rows and matrix.format.is_mixed):
-            return None
-        if self._has_matrix_product(int8_rows, matrix) or part.product is None:
+        matrix = part.matrix
+        if part.product is None or not self._goes_through_mixed_gemv(x, matrix):
             return None
         arrays = self._arena.product(part.product)
         return UnmadeProduct(arrays, x.rows, matrix.out_features, x=x, part=part, bias=bias)
 
     def gated_int8(self, x: Activation, part: MatrixPart, gate: int) -> Activation | None:
         """Returns the gated product in float32 and int8, if one launch can make both, or None."""
-        matrix, int8_rows = part.matrix, x.rows * self.slices
-        if not (0 < x.rows <= self.gemv_rows and matrix.format.is_mixed):
-            return None
-        if self._has_matrix_product(int8_rows, matrix) or matrix.out_features % QUANT_BLOCK:
+        matrix = part.matrix
+        if matrix.out_features % QUANT_BLOCK or not self._goes_through_mixed_gemv(x, matrix):
             return None
         assert part.product is not None
         out = empty(self._arena.product(part.product), x.rows, matrix.out_features, half=False)
         self.give_int8(out)
         q, scale = self.int8(x)
-        self._gated_gemvs[_most_rows(int8_rows)].launch(
+        self._gated_gemvs[_most_rows(x.rows * self.slices)].launch(
             (matrix.out_features // QUANT_BLOCK, 1, 1),
             _gemv_threads(matrix.quant_blocks),
             weight=matrix.data,
