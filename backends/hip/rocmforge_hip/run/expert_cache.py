@@ -22,6 +22,7 @@ import numpy as np
 
 from rocmforge_hip.device.memory import DeviceArray, PinnedBuffer
 from rocmforge_hip.device.opening import Device
+from rocmforge_hip.ops.activations import ExpertArrays
 from rocmforge_hip.run.expert_use import Bools, ExpertReads, ExpertUse, Swap
 from rocmforge_hip.run.pipeline import PIPELINE_DEPTH
 from rocmforge_hip.weights.formats import HostedExperts, Matrix
@@ -175,6 +176,23 @@ class ExpertCache:
         place = expert * matrix.nbytes + hosted.host - matrix.data.address
         self._table[first + expert] = place if seat is None else seat * matrix.nbytes
         self._is_stale = True
+
+
+def open_expert_cache(
+    device: Device, layers: tuple[HostedLayer, ...], arrays: ExpertArrays[DeviceArray] | None
+) -> ExpertCache | None:
+    """Returns the seats of a model, or None if all of its experts are on the device.
+
+    Args:
+        device: Of the model.
+        layers: Those whose experts are hosted.
+        arrays: That experts write; there are some if a layer is hosted.
+    """
+    if not layers:
+        return None
+    assert arrays is not None
+    assert arrays.chosen.i32 is not None
+    return ExpertCache(device, layers, arrays.chosen.i32)
 
 
 def hosted_of(matrix: Matrix) -> HostedExperts:

@@ -42,7 +42,7 @@ from rocmforge_hip.ops.step import (
 from rocmforge_hip.ops.step_output import OutputLayout
 from rocmforge_hip.run.checked_drafts import as_decodes
 from rocmforge_hip.run.embeddings import RowStaging
-from rocmforge_hip.run.expert_cache import ExpertCache
+from rocmforge_hip.run.expert_cache import open_expert_cache
 from rocmforge_hip.run.pipeline import Lane, Pipeline
 from rocmforge_hip.run.traffic import StepReads
 from rocmforge_hip.run.variant_choice import StepVariants
@@ -140,11 +140,7 @@ class HipRunner:
         self._rows = RowStaging(device, limits.tokens, model.config.hidden_size)
         self._layouts: dict[StepShape, tuple[StepLayout, StepArrays[DeviceArray]]] = {}
         self._unmasked: _Unmasked | None = None
-        self._experts: ExpertCache | None = None
-        if model.hosted and model.arena.experts is not None:
-            chosen = model.arena.experts.chosen.i32
-            assert chosen is not None
-            self._experts = ExpertCache(device, model.hosted, chosen)
+        self._experts = open_expert_cache(device, model.hosted, model.arena.experts)
 
     @property
     def info(self) -> RunnerInfo:

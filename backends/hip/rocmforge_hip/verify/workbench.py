@@ -40,7 +40,7 @@ from rocmforge_hip.ops.activations import Activation, Forms
 from rocmforge_hip.ops.geometry import geometry_of
 from rocmforge_hip.ops.sampler import Sampler
 from rocmforge_hip.ops.step import DeviceStep, ListSizes, SamplingNeeds, StepLayout
-from rocmforge_hip.run.expert_cache import ExpertCache
+from rocmforge_hip.run.expert_cache import open_expert_cache
 from rocmforge_hip.run.runner import Model, exact_shape
 from rocmforge_hip.verify.random_weights import random_tensor
 from rocmforge_hip.weights.formats import ceil_div
@@ -113,7 +113,11 @@ class Workbench:
             loading = ModelLoading(self._device, self.config, plan, geometry, lambda *_: None)
             tables = None if self.config.rope is None else RopeTables(self.table, None)
             self.model: Model = loading.load(planned, tables, self.adapters)
-            self._seats = self._open_seats()
+            self._seats = open_expert_cache(
+                self._device, self.model.hosted, self.model.arena.experts
+            )
+            if self._seats is not None:
+                self._seats.begin(0, 0)  # tells the device where experts are
             self._up = self._device.memory.pinned(_STAGING_BYTES, "uploads")
             self._down = self._device.memory.pinned(_STAGING_BYTES, "downloads")
         except BaseException:
@@ -233,17 +237,6 @@ class Workbench:
         self.put(packed, self.model.inputs)
         arrays = layout.arrays(self.model.inputs.address)
         return DeviceStep(shape, arrays, SamplingNeeds.of(step.sampling))
-
-    def _open_seats(self) -> ExpertCache | None:
-        """Tells the device where experts are, if some are on the host."""
-        if not self.model.hosted:
-            return None
-        arrays = self.model.arena.experts
-        assert arrays is not None
-        assert arrays.chosen.i32 is not None
-        seats = ExpertCache(self._device, self.model.hosted, arrays.chosen.i32)
-        seats.begin(0, 0)
-        return seats
 
     def _put_bytes(self, values: npt.NDArray[np.uint8], address: int) -> None:
         driver, stream = self._device.driver, self._device.stream
