@@ -104,10 +104,7 @@ class _Page:
         if also:
             yield f"Also at {' and '.join(map(code, also))}."
         example = self._examples.get(f"{method.upper()} {path}", {})
-        if "request" in example:
-            yield f"```json\n{example['request'].strip()}\n```"
-        if "answer" in example:
-            yield f"The answer:\n\n```json\n{example['answer'].strip()}\n```"
+        yield from _shown(method, example)
         types = []
         if "requestBody" in operation:
             types += [operation["requestBody"]["content"]["application/json"]["schema"]]
@@ -161,6 +158,20 @@ class _Page:
         for example in schema.get("examples", ()):
             said += f". Example: {code(json.dumps(example, ensure_ascii=False))}"
         return _type(schema), said
+
+
+def _shown(method: str, example: dict[str, str]) -> Iterator[str]:
+    """Yields what is asked, what is answered, and the events of an answer that is a stream."""
+    if "path" in example:
+        yield f"```http\n{method.upper()} {example['path']}\n```"
+    if "request" in example:
+        yield f"```json\n{example['request'].strip()}\n```"
+    if "answer" in example:
+        yield f"The answer:\n\n```json\n{example['answer'].strip()}\n```"
+    if "text" in example:
+        yield f"The answer, in part:\n\n```text\n{example['text'].strip()}\n```"
+    if "events" in example:
+        yield f'With `"stream": true`, events such as:\n\n```text\n{example["events"].strip()}\n```'
 
 
 def _errors() -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from typing import Any
 
@@ -10,12 +11,13 @@ import msgspec
 import pytest
 
 from docs.tools.api_page import EXAMPLES
-from rocmforge.api.openapi import endpoints
+from rocmforge.api.openapi import document, endpoints
 from tests.api.conftest import Client
 
 TABLE: dict[str, dict[str, str]] = tomllib.loads(EXAMPLES.read_text(encoding="utf-8"))
+_TYPE_OF_PART = re.compile(":[a-z]+}")
 OPERATIONS = {
-    f"{method} {path}": endpoint
+    f"{method} {_TYPE_OF_PART.sub('}', path)}": endpoint
     for endpoint in endpoints()
     for path in endpoint.handler.paths
     for method in endpoint.handler.http_methods
@@ -24,7 +26,23 @@ OPERATIONS = {
 
 # The fake engine has a vocabulary of its own, and embeds nothing.
 ASKED = [n for n in TABLE if "request" in TABLE[n]]
-TAKEN = [n for n in ASKED if not n.endswith(("/embeddings", "/rerank", "/detokenize", "/load"))]
+TAKEN = [
+    name
+    for name in ASKED
+    if not name.endswith(("/embeddings", "/rerank", "/detokenize", "/load", "/unload"))
+]
+STREAMED = [name for name in TABLE if "events" in TABLE[name]]
+
+
+def test_every_operation_has_an_example() -> None:
+    documented = {
+        f"{method.upper()} {path}"
+        for path, operations in document(())["paths"].items()
+        for method in operations
+        if method != "head"
+    }
+    known_elsewhere = {"POST /rerank", "POST /v2/rerank"}
+    assert documented - known_elsewhere == TABLE.keys()
 
 
 @pytest.mark.parametrize("name", TAKEN)
@@ -48,6 +66,28 @@ def test_answers_are_of_their_type_and_leave_nothing_out(name: str) -> None:
     given = json.loads(TABLE[name]["answer"])
     typed = msgspec.convert(given, OPERATIONS[name].answer)
     assert_same(given, msgspec.to_builtins(typed))
+
+
+@pytest.mark.parametrize("name", STREAMED)
+def test_events_are_of_their_type_and_leave_nothing_out(name: str) -> None:
+    events = [event.splitlines() for event in TABLE[name]["events"].strip().split("\n\n")]
+    data = [lines[-1].removeprefix("data: ") for lines in events]
+    for text in data:
+        if text != "[DONE]":
+            typed = msgspec.json.decode(text, type=OPERATIONS[name].event)
+            assert_same(json.loads(text), msgspec.to_builtins(typed))
+
+
+@pytest.mark.parametrize("name", STREAMED)
+def test_requests_are_streamed_in_such_events(client: Client, name: str) -> None:
+    body = {**json.loads(TABLE[name]["request"]), "model": "tiny", "stream": True}
+    response = client.post(name.partition(" ")[2], json=body)
+    told, shown = (
+        {line for line in text.splitlines() if line.startswith("event: ")}
+        for text in (response.text, TABLE[name]["events"])
+    )
+    assert shown <= told
+    assert response.text.endswith("data: [DONE]\n\n") == ("[DONE]" in TABLE[name]["events"])
 
 
 def assert_same(given: Any, typed: Any) -> None:
