@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from rocmforge.backend.host_memory import host_memory
 from rocmforge.backend.optional import MemoryEstimate, OpCheck, RuntimeLibrary
 from rocmforge.backend.protocol import (
     LoadOptions,
@@ -79,11 +80,11 @@ class HipBackend:
             name = found.info.name if len(devices) == 1 else f"each of {list_names(devices)}"
             free = min(options.memory_of(device.info) for device in devices)
             total = int(found.info.memory_total * options.memory_share)
-            geometry = geometry_of(found.properties)
+            geometry, host_free = geometry_of(found.properties), host_memory()[1]
         else:
             name, free, geometry = "a device", memory, Geometry(_MOST_COMPUTE_UNITS)
-            total = memory
-        needs, hosted = measure_model(checkpoint, options, geometry, (free, total))
+            total, host_free = memory, None
+        needs, hosted = measure_model(checkpoint, options, geometry, (free, total), host_free)
         return MemoryEstimate(
             device=name,
             free=free,

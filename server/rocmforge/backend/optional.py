@@ -105,6 +105,12 @@ class HostedEstimate:
     experts: int  # of a layer
     host: int  # bytes of the host's memory
     token_bytes: int  # that a token reads from there, if all experts are chosen alike
+    host_free: int | None = None  # bytes that the host can give; None: it is not the one at hand
+
+    @property
+    def host_missing(self) -> int:
+        """Bytes that the host lacks for all experts."""
+        return 0 if self.host_free is None else max(self.host - self.host_free, 0)
 
     def __str__(self) -> str:
         """Says it to people, with the speed that follows."""
@@ -140,6 +146,11 @@ class MemoryEstimate:
     def kv_sequence(self) -> int:
         """The cache of one sequence of full length."""
         return -(-self.context // self.block_size) * self.kv_block
+
+    @property
+    def host_missing(self) -> int:
+        """Bytes that the host lacks for experts that the device does not hold."""
+        return 0 if self.hosted is None else self.hosted.host_missing
 
     @property
     def left_for_kv(self) -> int:

@@ -118,13 +118,15 @@ def _plan(
         longest = min(left // estimate.kv_block * estimate.block_size, trained)
     else:
         most, longest = (sequences, estimate.context) if estimate.left_for_kv >= 0 else (0, 0)
+    if estimate.host_missing:
+        most = longest = 0
     return PlanReport(
         backend=backend,
         estimate=estimate,
         draft=draft,
         sequences=sequences,
         kv_bytes=kv_bytes,
-        fits=kv_bytes <= estimate.left_for_kv,
+        fits=kv_bytes <= estimate.left_for_kv and not estimate.host_missing,
         most_sequences=most,
         longest_context=longest,
         trained_context=trained,
@@ -176,6 +178,8 @@ def _context(plan: PlanReport, settings: Settings) -> str:
 
 
 def _shortfall(plan: PlanReport) -> str:
+    if plan.estimate.host_missing:
+        return f"no: the host lacks {size_text(plan.estimate.host_missing)} for the experts"
     missing = size_text(plan.kv_bytes - plan.estimate.left_for_kv)
     if not plan.most_sequences:
         return f"no: {missing} are missing, and not even one sequence fits"
@@ -183,6 +187,8 @@ def _shortfall(plan: PlanReport) -> str:
 
 
 def _most(plan: PlanReport) -> str:
+    if plan.estimate.host_missing:
+        return "nothing"
     if not plan.longest_context:
         return "nothing: weights and activations alone do not fit"
     return (

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from rocmforge.backend.protocol import Runner
-from rocmforge.errors import EngineError
+from rocmforge.errors import EngineError, OutOfMemory
 from rocmforge_hip.device.driver import Driver as HipDriver
 from rocmforge_hip.run.runner import HipRunner
 from tests.backend.driving import Chunk, Driver, Want
@@ -63,6 +63,15 @@ def test_gives_the_same_bits(name: str, share: float, stack: ExitStack, tmp_path
     hosted = load_hip(stack, path, replace(SMALL, device_experts=share))
     whole = load_hip(stack, path)
     np.testing.assert_array_equal(_logprobs(Driver(hosted)), _logprobs(Driver(whole)))
+
+
+def test_a_host_with_too_little_memory_is_refused(
+    stack: ExitStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_model(fitting(by_name("qwen3moe")), tmp_path)
+    monkeypatch.setattr("rocmforge_hip.load.loading.host_memory", lambda: (1 << 30, 1000))
+    with pytest.raises(OutOfMemory, match=r"2 of the 8 experts .* MiB more than can be had"):
+        load_hip(stack, path, replace(SMALL, device_experts=0.25))
 
 
 def test_experts_that_many_tokens_chose_are_fetched_first(

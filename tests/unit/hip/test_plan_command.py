@@ -161,9 +161,9 @@ def test_without_a_stated_context_it_is_the_longest_that_fits(
     assert "not even one sequence fits" in " ".join(capsys.readouterr().out.split())
 
 
-def test_the_device_that_is_here_is_looked_at(
-    model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> DeviceProperties:
+    """A device that is here, with 2 of 24 GiB free."""
     properties = DeviceProperties(
         index=0,
         name="Radeon RX 7900 XTX",
@@ -179,9 +179,31 @@ def test_the_device_that_is_here_is_looked_at(
     )
     devices = (FoundDevice(properties, info),)
     monkeypatch.setattr("rocmforge_hip.backend.find_devices", lambda platform: devices)
+    return properties
+
+
+def test_the_device_that_is_here_is_looked_at(
+    model: Path, card: DeviceProperties, capsys: pytest.CaptureFixture[str]
+) -> None:
     found = plan(capsys, model, "--max-sequences", "8")
-    assert found["estimate"]["device"] == "Radeon RX 7900 XTX"
+    assert found["estimate"]["device"] == card.name
     assert found["estimate"]["free"] == 2 * GIB
+
+
+def test_experts_that_the_host_has_no_room_for_do_not_fit(
+    experts: Path,
+    card: DeviceProperties,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    flags = ("--device-experts", "0.5", "--max-sequences", "1")
+    hosted = plan(capsys, experts, *flags)["estimate"]["hosted"]
+    assert hosted["host_free"] > hosted["host"]
+    free = hosted["host"] - 3 * MIB
+    monkeypatch.setattr("rocmforge_hip.backend.host_memory", lambda: (64 * GIB, free))
+    assert main(["inspect", str(experts), "--plan", *flags]) == 1
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "no: the host lacks 3.0 MiB for the experts" in shown
 
 
 def test_what_does_not_fit_is_said_and_is_status_1(

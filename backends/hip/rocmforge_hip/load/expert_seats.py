@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from rocmforge.backend.optional import HostedEstimate
 from rocmforge.backend.protocol import LoadOptions
-from rocmforge.errors import ConfigurationError
+from rocmforge.errors import ConfigurationError, OutOfMemory
 from rocmforge.models.blocks import ModelWeights
 from rocmforge.models.config import ModelConfig
 from rocmforge.models.lora import Adapter
-from rocmforge_hip.load.memory_budget import least_blocks, measure
+from rocmforge_hip.load.memory_budget import least_blocks, measure, mib
 from rocmforge_hip.ops.geometry import Geometry
 from rocmforge_hip.weights.placement import Planned
 from rocmforge_hip.weights.seats import (
@@ -68,8 +68,16 @@ def seat_experts(
     return with_seats(weights, lambda _: max(0, without) // one_each)
 
 
-def estimate_hosted(config: ModelConfig, weights: ModelWeights[Planned]) -> HostedEstimate | None:
-    """Returns what is on the host and what a token reads from there; None if nothing is."""
+def estimate_hosted(
+    config: ModelConfig, weights: ModelWeights[Planned], host_free: int | None
+) -> HostedEstimate | None:
+    """Returns what is on the host and what a token reads from there; None if nothing is.
+
+    Args:
+        config: Of the model.
+        weights: With the seats that its experts have.
+        host_free: Bytes that the host can give; None if it is not the one at hand.
+    """
     hosted = hosted_matrices(weights)
     if not hosted:
         return None
@@ -84,4 +92,20 @@ def estimate_hosted(config: ModelConfig, weights: ModelWeights[Planned]) -> Host
         experts=hosted[0].num_experts,
         host=host_bytes(weights),
         token_bytes=round(token_bytes),
+        host_free=host_free,
     )
+
+
+def check_host_memory(hosted: HostedEstimate) -> None:
+    """Refuses to pin more than the host has: a system without memory kills whatever it likes.
+
+    Raises:
+        OutOfMemory: There is too little.
+    """
+    if hosted.host_missing:
+        raise OutOfMemory(
+            f"The device has room for {hosted.seats} of the {hosted.experts} experts of each "
+            f"layer, so all of them are kept in the host's memory. They take {mib(hosted.host)} "
+            f"there, {mib(hosted.host_missing)} more than can be had. Free as much, or take a "
+            "smaller model or file."
+        )

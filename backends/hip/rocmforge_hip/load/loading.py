@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 
+from rocmforge.backend.host_memory import host_memory
 from rocmforge.backend.optional import HostedEstimate
 from rocmforge.backend.protocol import LoadOptions, ProgressCallback, RunnerInfo
 from rocmforge.errors import ConfigurationError, EngineError
@@ -25,7 +26,7 @@ from rocmforge_hip.device.opening import opened
 from rocmforge_hip.device.platform import cache_dir
 from rocmforge_hip.device.records import total_bytes
 from rocmforge_hip.jit.compiler import NO_KERNELS, ProcessorKernels, prepare_processors
-from rocmforge_hip.load.expert_seats import estimate_hosted, seat_experts
+from rocmforge_hip.load.expert_seats import check_host_memory, estimate_hosted, seat_experts
 from rocmforge_hip.load.memory_budget import MemoryNeeds, MemoryPlan, cache_type, make_plan, measure
 from rocmforge_hip.load.model import ModelLoading
 from rocmforge_hip.load.rank import Rank
@@ -69,8 +70,9 @@ def load_model(
     free = options.memory_of(found.info)
     memory = free, int(found.info.memory_total * options.memory_share)
     weights = seat_experts(config, weights, options, geometry, memory, adapters)
-    hosted = estimate_hosted(config, weights)
+    hosted = estimate_hosted(config, weights, host_memory()[1])
     if hosted is not None:
+        check_host_memory(hosted)
         logger.warning("%s", _hosted_note(found, hosted))
     plan = make_plan(config, weights, options, geometry, free, adapters)
     tables = None
@@ -222,7 +224,11 @@ def _hosted_note(found: FoundDevice, hosted: HostedEstimate) -> str:
 
 
 def measure_model(
-    checkpoint: Checkpoint, options: LoadOptions, geometry: Geometry, memory: tuple[int, int]
+    checkpoint: Checkpoint,
+    options: LoadOptions,
+    geometry: Geometry,
+    memory: tuple[int, int],
+    host_free: int | None,
 ) -> tuple[MemoryNeeds, HostedEstimate | None]:
     """Returns what the model needs of each device, and of the host for experts.
 
@@ -231,6 +237,7 @@ def measure_model(
         options: The limits.
         geometry: Of the device.
         memory: Bytes of the device that are free, and that there are.
+        host_free: Bytes that the host can give; None if it is not the one at hand.
 
     Raises:
         ModelLoadError: The model cannot be served.
@@ -239,7 +246,7 @@ def measure_model(
     config, weights, adapters = _read(checkpoint, options, shard)
     weights = seat_experts(config, weights, options, geometry, memory, adapters)
     needs = measure(config, weights, options, geometry, memory[0], adapters)
-    return needs, estimate_hosted(config, weights)
+    return needs, estimate_hosted(config, weights, host_free)
 
 
 def _read(
