@@ -22,6 +22,9 @@ _CHUNK = 64  # tokens
 _WIDTH = 4
 _EPS = 1e-6
 
+Slots = tuple[DeviceArray, DeviceArray]
+"""Of the states before the first tokens, and of those after each."""
+
 
 @dataclass(frozen=True, slots=True)
 class Delta:
@@ -129,26 +132,28 @@ class Bench:
             device.upload(np.arange(0, rows + 1, tokens, dtype=np.int32)),
             device.upload(np.full(sequences, tokens + 1, np.int32)),
         )
-        slots = [
-            device.upload(np.arange(i * sequences, (i + 1) * sequences, dtype=np.int32))
-            for i in range(copies)
-        ]
+        slots = []
+        for i in range(copies):
+            own = np.arange(i * sequences, (i + 1) * sequences, dtype=np.int32)
+            writes = np.full((sequences, tokens), -1, np.int32)
+            writes[:, -1] = own
+            slots.append((device.upload(own), device.upload(writes)))
 
-        def convolve(own: DeviceArray) -> None:
+        def convolve(own: Slots) -> None:
             device.enqueue(
                 "rf_short_conv",
-                *(x, None, None, self.weight, None, *step, own, kept, convolved),
+                *(x, None, None, self.weight, None, *step, *own, kept, convolved),
                 *(None, None, None, 0, shape.channels, shape.channels, _WIDTH, 1),
                 grid=(-(-shape.channels // 256), -(-tokens // 8), sequences),
                 block=64,
                 stream=self.watch.stream,
             )
 
-        def recur(own: DeviceArray) -> None:
+        def recur(own: Slots) -> None:
             if isinstance(shape, Delta):
                 device.enqueue(
                     "rf_gated_delta",
-                    *(convolved, gates, gates, self.decay, self.vector, *step, own, states, out),
+                    *(convolved, gates, gates, self.decay, self.vector, *step, *own, states, out),
                     *(shape.channels, shape.heads, shape.heads, shape.key_heads),
                     *(shape.value_heads, shape.dim, shape.dim, 1, _EPS),
                     grid=(shape.dim // 32, shape.value_heads, sequences),
@@ -158,7 +163,7 @@ class Bench:
             else:
                 device.enqueue(
                     "rf_mamba",
-                    *(convolved, gates, self.decay, self.vector, self.vector, *step, own),
+                    *(convolved, gates, self.decay, self.vector, self.vector, *step, *own),
                     *(states, out, shape.channels, shape.heads, shape.heads, shape.head_dim),
                     *(shape.groups, shape.state_size),
                     grid=(shape.head_dim // 32, shape.heads, sequences),
@@ -184,11 +189,11 @@ class Bench:
                 device.empty(2 * of_heads, np.float32),
             ]
 
-        def solve(own: DeviceArray) -> None:
+        def solve(own: Slots) -> None:
             assert isinstance(shape, Delta)
             device.enqueue(
                 "rf_gated_delta_solve",
-                *(convolved, gates, gates, self.decay, self.vector, *step, own, *scratch),
+                *(convolved, gates, gates, self.decay, self.vector, *step, *own, *scratch),
                 *(shape.channels, shape.heads, shape.heads, shape.key_heads, shape.value_heads),
                 *(1, _EPS),
                 grid=(shape.value_heads, -(-tokens // _CHUNK), sequences),
@@ -196,33 +201,33 @@ class Bench:
                 stream=self.watch.stream,
             )
 
-        def walk(own: DeviceArray) -> None:
+        def walk(own: Slots) -> None:
             assert isinstance(shape, Delta)
             device.enqueue(
                 "rf_gated_delta_chunks",
-                *(convolved, *step, own, *scratch, states, out),
+                *(convolved, *step, *own, *scratch, states, out),
                 *(shape.channels, shape.key_heads, shape.value_heads, 1),
                 grid=(4, shape.value_heads, sequences),
                 block=4 * device.wave,
                 stream=self.watch.stream,
             )
 
-        def mamba_scores(own: DeviceArray) -> None:
+        def mamba_scores(own: Slots) -> None:
             assert isinstance(shape, Mamba)
             device.enqueue(
                 "rf_mamba_scores",
-                *(convolved, gates, self.decay, self.vector, *step, own, *scratch),
+                *(convolved, gates, self.decay, self.vector, *step, *own, *scratch),
                 *(shape.channels, shape.heads, shape.heads, shape.head_dim, shape.groups),
                 grid=(shape.heads, -(-tokens // _CHUNK), sequences),
                 block=4 * device.wave,
                 stream=self.watch.stream,
             )
 
-        def walk_mamba(own: DeviceArray) -> None:
+        def walk_mamba(own: Slots) -> None:
             assert isinstance(shape, Mamba)
             device.enqueue(
                 "rf_mamba_chunks",
-                *(convolved, self.vector, *step, own, *scratch, states, out),
+                *(convolved, self.vector, *step, *own, *scratch, states, out),
                 *(shape.channels, shape.heads, shape.head_dim, shape.groups),
                 grid=(shape.head_dim // 32, shape.heads, sequences),
                 block=4 * device.wave,
@@ -232,7 +237,7 @@ class Bench:
         groups, dim = shape.norm
         per_thread = 4 if dim <= 1024 else 16
 
-        def norm(_: DeviceArray) -> None:
+        def norm(_: Slots) -> None:
             device.enqueue(
                 "rf_gated_norm",
                 *(out, z, self.norm_weight, None, half, None, None, 0, shape.inner, dim),
@@ -271,7 +276,7 @@ class Bench:
         for array in (x, gates, convolved, out, z, half, states, kept, *scratch):
             array.free()
 
-    def _seconds(self, launch: Callable[[DeviceArray], None], slots: list[DeviceArray]) -> float:
+    def _seconds(self, launch: Callable[[Slots], None], slots: list[Slots]) -> float:
         def enqueue() -> None:
             for own in slots:
                 launch(own)

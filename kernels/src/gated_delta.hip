@@ -25,6 +25,7 @@ using Four = Vec<float, 4>;
 struct DeltaToken {
   Four k[kKeyFours], q[kKeyFours], v;
   float alpha, beta;
+  int slot;  // for the state after it
 };
 
 // What a token's exchange adds up over all keys: S^T k, S^T q, k k, q q, k q.
@@ -64,13 +65,14 @@ extern "C" __global__ __launch_bounds__(rf::kDeltaThreads) void rf_gated_delta(
     const float* __restrict__ qkv, const float* __restrict__ alpha, const float* __restrict__ beta,
     const float* __restrict__ decay, const float* __restrict__ dt_bias,
     const int32_t* __restrict__ sequences, const int32_t* __restrict__ query_start,
-    const int32_t* __restrict__ context_len, const int32_t* __restrict__ slots,
-    float* __restrict__ state, float* __restrict__ out, int64_t qkv_stride, int64_t alpha_stride,
-    int64_t beta_stride, int32_t key_heads, int32_t value_heads, int32_t key_dim, int32_t value_dim,
-    int32_t tiled_heads, float eps) {
+    const int32_t* __restrict__ context_len, const int32_t* __restrict__ reads,
+    const int32_t* __restrict__ writes, float* __restrict__ state, float* __restrict__ out,
+    int64_t qkv_stride, int64_t alpha_stride, int64_t beta_stride, int32_t key_heads,
+    int32_t value_heads, int32_t key_dim, int32_t value_dim, int32_t tiled_heads, float eps) {
   using namespace rf;
   __shared__ float partial[2][kDeltaWaves][kDeltaSums][kColumnLanes];
-  const auto own = RecurrentSequence::of({sequences, query_start, context_len, slots}, blockIdx.z);
+  const auto own =
+      RecurrentSequence::of({sequences, query_start, context_len, reads, writes}, blockIdx.z);
   if (own.tokens == 0) return;
   const int head = blockIdx.y;
   const int key_head = tiled_heads ? head % key_heads : head / (value_heads / key_heads);
@@ -95,17 +97,21 @@ extern "C" __global__ __launch_bounds__(rf::kDeltaThreads) void rf_gated_delta(
     result.v = has_column ? Four(load16(v)) : Four(0.0f);
     result.alpha = alpha[at * alpha_stride + head];
     result.beta = beta[at * beta_stride + head];
+    result.slot = own.writes[token];
     return result;
   };
 
-  float* own_state = state + ((own.slot * value_heads + head) * key_dim) * value_dim + column;
+  const auto state_in = [&](int64_t slot) {
+    return state + ((slot * value_heads + head) * key_dim) * value_dim + column;
+  };
+  const float* before = state_in(own.slot);
   Four s[kKeyFours][4];
 #pragma unroll
   for (int i = 0; i < kKeyFours; ++i) {
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
       const bool there = own.reads && has_column && key_of(i) < key_dim;
-      s[i][k] = there ? Four(load16(own_state + (key_of(i) + k) * value_dim)) : Four(0.0f);
+      s[i][k] = there ? Four(load16(before + (key_of(i) + k) * value_dim)) : Four(0.0f);
     }
   }
 
@@ -148,13 +154,13 @@ extern "C" __global__ __launch_bounds__(rf::kDeltaThreads) void rf_gated_delta(
     if (thread < kColumnLanes && has_column) {
       store16(out + ((own.first + token) * value_heads + head) * value_dim + column, o);
     }
-  }
-
-  if (!own.writes || !has_column) return;
+    if (now.slot < 0 || !has_column) continue;
+    float* after = state_in(now.slot);
 #pragma unroll
-  for (int i = 0; i < kKeyFours; ++i) {
-    if (key_of(i) >= key_dim) continue;
+    for (int i = 0; i < kKeyFours; ++i) {
+      if (key_of(i) >= key_dim) continue;
 #pragma unroll
-    for (int k = 0; k < 4; ++k) store16(own_state + (key_of(i) + k) * value_dim, s[i][k]);
+      for (int k = 0; k < 4; ++k) store16(after + (key_of(i) + k) * value_dim, s[i][k]);
+    }
   }
 }

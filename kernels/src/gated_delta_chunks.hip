@@ -33,18 +33,19 @@ extern "C" __global__ __launch_bounds__(rf::kStateChunkThreads) void rf_gated_de
     const float* __restrict__ qkv, const float* __restrict__ alpha, const float* __restrict__ beta,
     const float* __restrict__ decay, const float* __restrict__ dt_bias,
     const int32_t* __restrict__ sequences, const int32_t* __restrict__ query_start,
-    const int32_t* __restrict__ context_len, const int32_t* __restrict__ slots,
-    rf::half* __restrict__ keys, rf::half* __restrict__ queries, rf::half* __restrict__ keys_t,
-    rf::half* __restrict__ solve, rf::half* __restrict__ scores, float* __restrict__ decays,
-    int64_t qkv_stride, int64_t alpha_stride, int64_t beta_stride, int32_t key_heads,
-    int32_t value_heads, int32_t tiled_heads, float eps) {
+    const int32_t* __restrict__ context_len, const int32_t* __restrict__ reads,
+    const int32_t* __restrict__ writes, rf::half* __restrict__ keys, rf::half* __restrict__ queries,
+    rf::half* __restrict__ keys_t, rf::half* __restrict__ solve, rf::half* __restrict__ scores,
+    float* __restrict__ decays, int64_t qkv_stride, int64_t alpha_stride, int64_t beta_stride,
+    int32_t key_heads, int32_t value_heads, int32_t tiled_heads, float eps) {
   using namespace rf;
   alignas(16) __shared__ half q_tile[kStateChunk * kKeyStride];
   alignas(16) __shared__ half k_tile[kStateChunk * kKeyStride];
   __shared__ float log_kept[kStateChunk], strength[kStateChunk];
   static_assert(sizeof(q_tile) >= kStateChunk * kSolveStride * sizeof(float));
 
-  const auto own = RecurrentSequence::of({sequences, query_start, context_len, slots}, blockIdx.z);
+  const auto own =
+      RecurrentSequence::of({sequences, query_start, context_len, reads, writes}, blockIdx.z);
   const int begin = static_cast<int>(blockIdx.y) * kStateChunk;
   if (begin >= own.tokens) return;
   const int count = min(kStateChunk, own.tokens - begin);
@@ -142,15 +143,17 @@ extern "C" __global__ __launch_bounds__(rf::kStateChunkThreads) void rf_gated_de
     own_solve[t * kStateChunk] = to_half(x[t] * strength[thread]);
 }
 
-// Walks over the chunks of a sequence with some columns of a state. Arguments as those of
-// rf_gated_delta, and DeltaChunks. Grid: (4, value_heads, sequences), block: 4 waves.
+// Walks over the chunks of a sequence with some columns of a state, and keeps the last one alone.
+// Arguments as those of rf_gated_delta, and DeltaChunks. Grid: (4, value_heads, sequences), block:
+// 4 waves.
 extern "C" __global__ __launch_bounds__(rf::kStateChunkThreads) void rf_gated_delta_chunks(
     const float* __restrict__ qkv, const int32_t* __restrict__ sequences,
     const int32_t* __restrict__ query_start, const int32_t* __restrict__ context_len,
-    const int32_t* __restrict__ slots, rf::half* __restrict__ keys, rf::half* __restrict__ queries,
-    rf::half* __restrict__ keys_t, rf::half* __restrict__ solve, rf::half* __restrict__ scores,
-    float* __restrict__ decays, float* __restrict__ state, float* __restrict__ out,
-    int64_t qkv_stride, int32_t key_heads, int32_t value_heads, int32_t tiled_heads) {
+    const int32_t* __restrict__ reads, const int32_t* __restrict__ writes,
+    rf::half* __restrict__ keys, rf::half* __restrict__ queries, rf::half* __restrict__ keys_t,
+    rf::half* __restrict__ solve, rf::half* __restrict__ scores, float* __restrict__ decays,
+    float* __restrict__ state, float* __restrict__ out, int64_t qkv_stride, int32_t key_heads,
+    int32_t value_heads, int32_t tiled_heads) {
   using namespace rf;
   constexpr int kColumnTiles = kStateChunkColumns / 16;
   constexpr int kKeyTiles = kStateChunkDim / (16 * kStateChunkWaves);  // of a wave
@@ -163,7 +166,8 @@ extern "C" __global__ __launch_bounds__(rf::kStateChunkThreads) void rf_gated_de
   alignas(16) __shared__ half change_tile[kStateChunkColumns * kTokenStride];
   alignas(16) __shared__ half kept_tile[kStateChunkColumns * kTokenStride];
 
-  const auto own = RecurrentSequence::of({sequences, query_start, context_len, slots}, blockIdx.z);
+  const auto own =
+      RecurrentSequence::of({sequences, query_start, context_len, reads, writes}, blockIdx.z);
   if (own.tokens == 0) return;
   const DeltaChunks chunks{keys, queries, keys_t, solve, scores, decays, key_heads, value_heads};
   const int head = blockIdx.y, first_column = static_cast<int>(blockIdx.x) * kStateChunkColumns;
@@ -173,7 +177,10 @@ extern "C" __global__ __launch_bounds__(rf::kStateChunkThreads) void rf_gated_de
   // What follows is zero: T and P are triangular.
   const int token_steps = ((wave + 1) * 2 + Mma::kStepChunks - 1) / Mma::kStepChunks;
 
-  float* own_state = state + (own.slot * value_heads + head) * kStateChunkDim * kStateChunkDim;
+  const auto state_in = [&](int64_t slot) {
+    return state + (slot * value_heads + head) * kStateChunkDim * kStateChunkDim;
+  };
+  const float* before = state_in(own.slot);
   const auto state_place = [&](int tile, int key_tile, int i) {
     const int key = first_key + key_tile * 16 + Mma::column(i);
     return key * kStateChunkDim + first_column + tile * 16 + Mma::row(i);
@@ -185,7 +192,7 @@ extern "C" __global__ __launch_bounds__(rf::kStateChunkThreads) void rf_gated_de
     for (int key_tile = 0; key_tile < kKeyTiles; ++key_tile) {
 #pragma unroll
       for (int i = 0; i < kAccValues; ++i) {
-        s[tile][key_tile].value[i] = own.reads ? own_state[state_place(tile, key_tile, i)] : 0.0f;
+        s[tile][key_tile].value[i] = own.reads ? before[state_place(tile, key_tile, i)] : 0.0f;
       }
     }
   }
@@ -371,14 +378,16 @@ extern "C" __global__ __launch_bounds__(rf::kStateChunkThreads) void rf_gated_de
     if (has_next) start_columns(chunk);
   }
 
-  if (!own.writes) return;
+  const int64_t slot = own.last_slot();
+  if (slot < 0) return;
+  float* after = state_in(slot);
 #pragma unroll
   for (int tile = 0; tile < kColumnTiles; ++tile) {
 #pragma unroll
     for (int key_tile = 0; key_tile < kKeyTiles; ++key_tile) {
 #pragma unroll
       for (int i = 0; i < kAccValues; ++i) {
-        own_state[state_place(tile, key_tile, i)] = s[tile][key_tile].value[i];
+        after[state_place(tile, key_tile, i)] = s[tile][key_tile].value[i];
       }
     }
   }

@@ -20,6 +20,7 @@ using Four = Vec<float, 4>;
 struct MambaToken {
   Four b[kMambaFours], c[kMambaFours];
   float x[kMambaLaneRows], dt;
+  int slot;  // for the state after it
 };
 
 }  // namespace rf
@@ -33,11 +34,13 @@ extern "C" __global__ __launch_bounds__(rf::kMambaThreads) void rf_mamba(
     const float* __restrict__ x_bc, const float* __restrict__ dt, const float* __restrict__ a,
     const float* __restrict__ d, const float* __restrict__ dt_bias,
     const int32_t* __restrict__ sequences, const int32_t* __restrict__ query_start,
-    const int32_t* __restrict__ context_len, const int32_t* __restrict__ slots,
-    float* __restrict__ state, float* __restrict__ out, int64_t x_stride, int64_t dt_stride,
-    int32_t heads, int32_t head_dim, int32_t groups, int32_t state_size) {
+    const int32_t* __restrict__ context_len, const int32_t* __restrict__ reads,
+    const int32_t* __restrict__ writes, float* __restrict__ state, float* __restrict__ out,
+    int64_t x_stride, int64_t dt_stride, int32_t heads, int32_t head_dim, int32_t groups,
+    int32_t state_size) {
   using namespace rf;
-  const auto own = RecurrentSequence::of({sequences, query_start, context_len, slots}, blockIdx.z);
+  const auto own =
+      RecurrentSequence::of({sequences, query_start, context_len, reads, writes}, blockIdx.z);
   if (own.tokens == 0) return;
   const int head = blockIdx.y;
   const int group = head / (heads / groups);
@@ -64,11 +67,12 @@ extern "C" __global__ __launch_bounds__(rf::kMambaThreads) void rf_mamba(
       result.x[i] = row_of(i) < head_dim ? x[head * head_dim + row_of(i)] : 0.0f;
     }
     result.dt = dt[at * dt_stride + head];
+    result.slot = own.writes[token];
     return result;
   };
 
-  float* own_state = state + (own.slot * heads + head) * head_dim * state_size;
-  const auto state_at = [&](int i, int four) {
+  const auto state_at = [&](int64_t slot, int i, int four) {
+    float* own_state = state + (slot * heads + head) * head_dim * state_size;
     return own_state + row_of(i) * state_size + column_of(four);
   };
   Four s[kMambaLaneRows][kMambaFours];
@@ -77,7 +81,7 @@ extern "C" __global__ __launch_bounds__(rf::kMambaThreads) void rf_mamba(
 #pragma unroll
     for (int four = 0; four < kMambaFours; ++four) {
       const bool there = own.reads && row_of(i) < head_dim && column_of(four) < state_size;
-      s[i][four] = there ? Four(load16(state_at(i, four))) : Four(0.0f);
+      s[i][four] = there ? Four(load16(state_at(own.slot, i, four))) : Four(0.0f);
     }
   }
 
@@ -103,15 +107,14 @@ extern "C" __global__ __launch_bounds__(rf::kMambaThreads) void rf_mamba(
         out[((own.first + token) * heads + head) * head_dim + row_of(i)] = sum + direct * now.x[i];
       }
     }
-  }
-
-  if (!own.writes) return;
+    if (now.slot < 0) continue;
 #pragma unroll
-  for (int i = 0; i < kMambaLaneRows; ++i) {
+    for (int i = 0; i < kMambaLaneRows; ++i) {
 #pragma unroll
-    for (int four = 0; four < kMambaFours; ++four) {
-      if (row_of(i) >= head_dim || column_of(four) >= state_size) continue;
-      store16(state_at(i, four), s[i][four]);
+      for (int four = 0; four < kMambaFours; ++four) {
+        if (row_of(i) >= head_dim || column_of(four) >= state_size) continue;
+        store16(state_at(now.slot, i, four), s[i][four]);
+      }
     }
   }
 }

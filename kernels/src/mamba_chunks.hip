@@ -38,15 +38,16 @@ extern "C" __global__ __launch_bounds__(rf::kStateChunkThreads) void rf_mamba_sc
     const float* __restrict__ x_bc, const float* __restrict__ dt, const float* __restrict__ a,
     const float* __restrict__ dt_bias, const int32_t* __restrict__ sequences,
     const int32_t* __restrict__ query_start, const int32_t* __restrict__ context_len,
-    const int32_t* __restrict__ slots, rf::half* __restrict__ c, rf::half* __restrict__ b_t,
-    rf::half* __restrict__ scores, float* __restrict__ decays, int64_t x_stride, int64_t dt_stride,
-    int32_t heads, int32_t head_dim, int32_t groups) {
+    const int32_t* __restrict__ reads, const int32_t* __restrict__ writes, rf::half* __restrict__ c,
+    rf::half* __restrict__ b_t, rf::half* __restrict__ scores, float* __restrict__ decays,
+    int64_t x_stride, int64_t dt_stride, int32_t heads, int32_t head_dim, int32_t groups) {
   using namespace rf;
   alignas(16) __shared__ half c_tile[kStateChunk * kKeyStride];
   alignas(16) __shared__ half b_tile[kStateChunk * kKeyStride];
   __shared__ float log_kept[kStateChunk], steps[kStateChunk];
 
-  const auto own = RecurrentSequence::of({sequences, query_start, context_len, slots}, blockIdx.z);
+  const auto own =
+      RecurrentSequence::of({sequences, query_start, context_len, reads, writes}, blockIdx.z);
   const int begin = static_cast<int>(blockIdx.y) * kStateChunk;
   if (begin >= own.tokens) return;
   const int count = min(kStateChunk, own.tokens - begin);
@@ -121,16 +122,17 @@ extern "C" __global__ __launch_bounds__(rf::kStateChunkThreads) void rf_mamba_sc
   pass_scores(c_tile, scores + chunks.of_tokens(chunk, head));
 }
 
-// Walks over the chunks of a sequence with some rows of a state. Arguments as those of rf_mamba
+// Walks over the chunks of a sequence with some rows of a state, and keeps the last one alone.
+// Arguments as those of rf_mamba
 // with a state_size of 128 and a head_dim that is a multiple of 32, and MambaChunks.
 // Grid: (head_dim / 32, heads, sequences), block: 4 waves.
 extern "C" __global__ __launch_bounds__(rf::kStateChunkThreads) void rf_mamba_chunks(
     const float* __restrict__ x_bc, const float* __restrict__ d,
     const int32_t* __restrict__ sequences, const int32_t* __restrict__ query_start,
-    const int32_t* __restrict__ context_len, const int32_t* __restrict__ slots,
-    rf::half* __restrict__ c, rf::half* __restrict__ b_t, rf::half* __restrict__ scores,
-    float* __restrict__ decays, float* __restrict__ state, float* __restrict__ out,
-    int64_t x_stride, int32_t heads, int32_t head_dim, int32_t groups) {
+    const int32_t* __restrict__ context_len, const int32_t* __restrict__ reads,
+    const int32_t* __restrict__ writes, rf::half* __restrict__ c, rf::half* __restrict__ b_t,
+    rf::half* __restrict__ scores, float* __restrict__ decays, float* __restrict__ state,
+    float* __restrict__ out, int64_t x_stride, int32_t heads, int32_t head_dim, int32_t groups) {
   using namespace rf;
   constexpr int kRowTiles = kStateChunkColumns / 16;
   constexpr int kKeyTiles = kStateChunkDim / (16 * kStateChunkWaves);  // of a wave
@@ -142,7 +144,8 @@ extern "C" __global__ __launch_bounds__(rf::kStateChunkThreads) void rf_mamba_ch
   alignas(16) __shared__ half x_tile[kStateChunkColumns * kTokenStride];
   alignas(16) __shared__ half kept_tile[kStateChunkColumns * kTokenStride];
 
-  const auto own = RecurrentSequence::of({sequences, query_start, context_len, slots}, blockIdx.z);
+  const auto own =
+      RecurrentSequence::of({sequences, query_start, context_len, reads, writes}, blockIdx.z);
   if (own.tokens == 0) return;
   const MambaChunks chunks{c, b_t, scores, decays, groups, heads};
   const int head = blockIdx.y, first_row = static_cast<int>(blockIdx.x) * kStateChunkColumns;
@@ -152,7 +155,10 @@ extern "C" __global__ __launch_bounds__(rf::kStateChunkThreads) void rf_mamba_ch
   // What follows is zero: P is triangular.
   const int token_steps = ((wave + 1) * 2 + Mma::kStepChunks - 1) / Mma::kStepChunks;
 
-  float* own_state = state + ((own.slot * heads + head) * head_dim + first_row) * kStateChunkDim;
+  const auto state_in = [&](int64_t slot) {
+    return state + ((slot * heads + head) * head_dim + first_row) * kStateChunkDim;
+  };
+  const float* before = state_in(own.slot);
   const auto state_place = [&](int tile, int key_tile, int i) {
     return (tile * 16 + Mma::row(i)) * kStateChunkDim + first_key + key_tile * 16 + Mma::column(i);
   };
@@ -163,7 +169,7 @@ extern "C" __global__ __launch_bounds__(rf::kStateChunkThreads) void rf_mamba_ch
     for (int key_tile = 0; key_tile < kKeyTiles; ++key_tile) {
 #pragma unroll
       for (int i = 0; i < kAccValues; ++i) {
-        s[tile][key_tile].value[i] = own.reads ? own_state[state_place(tile, key_tile, i)] : 0.0f;
+        s[tile][key_tile].value[i] = own.reads ? before[state_place(tile, key_tile, i)] : 0.0f;
       }
     }
   }
@@ -313,14 +319,16 @@ extern "C" __global__ __launch_bounds__(rf::kStateChunkThreads) void rf_mamba_ch
     lds_barrier();  // all waves are done with X
   }
 
-  if (!own.writes) return;
+  const int64_t slot = own.last_slot();
+  if (slot < 0) return;
+  float* after = state_in(slot);
 #pragma unroll
   for (int tile = 0; tile < kRowTiles; ++tile) {
 #pragma unroll
     for (int key_tile = 0; key_tile < kKeyTiles; ++key_tile) {
 #pragma unroll
       for (int i = 0; i < kAccValues; ++i) {
-        own_state[state_place(tile, key_tile, i)] = s[tile][key_tile].value[i];
+        after[state_place(tile, key_tile, i)] = s[tile][key_tile].value[i];
       }
     }
   }

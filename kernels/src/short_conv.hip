@@ -40,13 +40,14 @@ extern "C" __global__ __launch_bounds__(rf::kConvThreads) void rf_short_conv(
     const float* __restrict__ x, const float* __restrict__ before, const float* __restrict__ after,
     const float* __restrict__ weight, const float* __restrict__ bias,
     const int32_t* __restrict__ sequences, const int32_t* __restrict__ query_start,
-    const int32_t* __restrict__ context_len, const int32_t* __restrict__ slots,
-    float* __restrict__ state, float* __restrict__ out_f32, rf::half* __restrict__ out_f16,
-    int8_t* __restrict__ out_q, rf::ActScale* __restrict__ out_q_scale, int32_t out_q_lo_offset,
-    int64_t stride, int32_t channels, int32_t width, int32_t silu) {
+    const int32_t* __restrict__ context_len, const int32_t* __restrict__ reads,
+    const int32_t* __restrict__ writes, float* __restrict__ state, float* __restrict__ out_f32,
+    rf::half* __restrict__ out_f16, int8_t* __restrict__ out_q,
+    rf::ActScale* __restrict__ out_q_scale, int32_t out_q_lo_offset, int64_t stride,
+    int32_t channels, int32_t width, int32_t silu) {
   using rf::Four;
   const auto own =
-      rf::RecurrentSequence::of({sequences, query_start, context_len, slots}, blockIdx.z);
+      rf::RecurrentSequence::of({sequences, query_start, context_len, reads, writes}, blockIdx.z);
   const int begin = static_cast<int>(blockIdx.y) * rf::kConvTokens;
   if (begin >= own.tokens) return;
   const int end = rf::min(begin + rf::kConvTokens, own.tokens);
@@ -55,9 +56,9 @@ extern "C" __global__ __launch_bounds__(rf::kConvThreads) void rf_short_conv(
   const int column = inside ? channel : 0;
   const int kept = width - 1;
   const int64_t row = own.first * stride + column;
-  float* own_state = state + own.slot * kept * channels + column;
+  const auto state_in = [&](int64_t slot) { return state + slot * kept * channels + column; };
   const rf::ConvInput input{x + row, before ? before + row : nullptr,
-                            stride,  own.reads && inside ? own_state : nullptr,
+                            stride,  own.reads && inside ? state_in(own.slot) : nullptr,
                             kept,    channels};
 
   Four taps[rf::kConvTaps];  // of the oldest input first
@@ -87,11 +88,20 @@ extern "C" __global__ __launch_bounds__(rf::kConvThreads) void rf_short_conv(
     history[0] = history[1];
     history[1] = history[2];
     history[2] = current;
+    const int64_t slot = own.writes[token];
+    if (slot < 0 || !inside || (begin > 0 && token == own.tokens - 1)) continue;
+#pragma unroll
+    for (int i = 0; i < rf::kConvTaps - 1; ++i) {
+      const int there = i - (rf::kConvTaps - width);
+      if (there >= 0) rf::store16(state_in(slot) + there * channels, history[i]);
+    }
   }
 
-  // The block of the first tokens alone reads the state, so it also writes the next one.
-  if (begin > 0 || !own.writes || !inside) return;
+  // The block of the first tokens alone reads a state, so it also writes the last one, which may
+  // go to the same slot.
+  const int64_t slot = own.last_slot();
+  if (begin > 0 || end == own.tokens || slot < 0 || !inside) return;
   for (int i = 0; i < kept; ++i) {
-    rf::store16(own_state + i * channels, input(own.tokens - kept + i));
+    rf::store16(state_in(slot) + i * channels, input(own.tokens - kept + i));
   }
 }

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import chain, pairwise
 
 import numpy as np
 
 from rocmforge.backend.protocol import (
     NO_ADAPTER,
+    NO_SLOT,
     NO_SOURCE,
     SAMPLE,
     Float32Array,
@@ -54,7 +55,10 @@ class Chunk:
     wants: Sequence[Want] = GREEDY
     sources: Sequence[int] | None = None  # rows of the last output, instead of token ids
     adapter: int = NO_ADAPTER
-    state_slot: int = 0  # for models with states; else it does not count
+    # For models with states; else they do not count.
+    state_slot: int = 0  # of the last states, and of those before, unless there is another
+    state_read: int | None = None
+    kept_states: Mapping[int, int] = field(default_factory=dict)  # after other tokens: slots
 
 
 class Driver:
@@ -74,8 +78,15 @@ class Driver:
         step = make_step(self._next_step, chunks, self.runner.info.block_size)
         if not self.runner.info.state_slots:
             return step
-        slots = np.array([chunk.state_slot for chunk in chunks], np.int32)
-        return replace(step, state_slots=slots)
+        reads = [
+            chunk.state_slot if chunk.state_read is None else chunk.state_read for chunk in chunks
+        ]
+        writes = np.full(step.num_tokens, NO_SLOT, np.int32)
+        for chunk, (start, end) in zip(chunks, pairwise(step.query_start.tolist()), strict=True):
+            for token, slot in chunk.kept_states.items():
+                writes[start + token] = slot
+            writes[end - 1] = chunk.state_slot
+        return replace(step, state_reads=np.array(reads, np.int32), state_writes=writes)
 
     def logprobs(self, chunk: Chunk, rows: Sequence[int]) -> Float32Array:
         """Log-probabilities of the whole vocabulary after some tokens: [rows, V]."""

@@ -60,6 +60,21 @@ def test_a_prompt_may_be_cut_anywhere(name: str, cuts: set[int], load: Load) -> 
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_states_between_tokens_go_to_other_slots(name: str, load: Load) -> None:
+    """Two sequences go on from one state, which stays; one of them keeps states of prefixes."""
+    driver = load(name, **LONG)
+    driver.run(Chunk(tokens=LONG_PROMPT[:16], blocks=BLOCKS, state_slot=5))
+    first = Chunk(tokens=LONG_PROMPT[16:25], start=16, blocks=BLOCKS, state_slot=0, state_read=5)
+    other = replace(first, blocks=[*BLOCKS[:1], 50, 51], state_slot=1)
+    driver.run(replace(first, kept_states={0: 2, 4: 3, 6: 4}), other)
+    for slot, done in {5: 16, 2: 17, 3: 21, 4: 23, 0: 25, 1: 25}.items():
+        own = other if slot == 1 else first
+        rest = replace(own, tokens=LONG_PROMPT[done:32], start=done, state_slot=6, state_read=slot)
+        found = driver.logprobs(rest, [31 - done])
+        np.testing.assert_array_equal(found[0], ends(driver, [32], slot=7), f"slot {slot}")
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_sequences_of_a_step_have_their_own_states(name: str, load: Load) -> None:
     """Eight prompts of other lengths at once, in slots that others have used, in any order."""
     driver = load(name, **LONG)

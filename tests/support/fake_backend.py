@@ -36,6 +36,7 @@ import numpy.typing as npt
 
 from rocmforge.backend.protocol import (
     NO_ADAPTER,
+    NO_SLOT,
     NO_SOURCE,
     SAMPLE,
     DeviceInfo,
@@ -275,12 +276,23 @@ class FakeRunner:
         self._require(len(adapters) == step.num_sequences, "number of adapters")
         self._require(bool((adapters < len(self._config.adapters)).all()), "unknown adapter")
         self._check_embeddings(step)
-        slots_held = step.state_slots.tolist()
-        self._require(len(slots_held) == (len(counts) if self._states else 0), "state slots")
-        self._require(len(set(slots_held)) == len(slots_held), "a state slot is held twice")
-        self._require(all(0 <= slot < len(self._states) for slot in slots_held), "no such slot")
+        self._check_slots(step, owner)
         drawn = step.positions[step.logit_rows] + 1
         self._require(bool((rows.position == drawn).all()), "position of the drawn token")
+
+    def _check_slots(self, step: StepInput, owner: npt.NDArray[np.intp]) -> None:
+        """Who writes a state slot is alone in it; it may have been read before its first token."""
+        reads, writes = step.state_reads, step.state_writes
+        self._require(len(reads) == (step.num_sequences if self._states else 0), "state slots")
+        if not self._states:
+            return
+        kept = np.flatnonzero(writes != NO_SLOT)
+        self._require(len(np.unique(writes[kept])) == len(kept), "a state slot is held twice")
+        for slots in (reads, writes[kept]):
+            known = (slots >= 0) & (slots < len(self._states))
+            self._require(bool(known.all()), "no such slot")
+        others = (writes[kept, None] == reads) & (owner[kept, None] != np.arange(len(reads)))
+        self._require(not others.any(), "a state slot is read by one and written by another")
 
     def _check_embeddings(self, step: StepInput) -> None:
         tokens, rows = step.embedding_tokens, step.embedding_rows
@@ -331,13 +343,15 @@ class FakeRunner:
 
     def _advance_states(self, step: StepInput, sums: UInt64Array) -> None:
         """Takes the tokens of the step into the states, after a check of what is in them."""
-        for row, slot in enumerate(step.state_slots.tolist()):
-            end = int(step.context_len[row])
-            start = end - int(np.diff(step.query_start)[row])
+        for row, slot in enumerate(step.state_reads.tolist()):
+            first, stop = step.query_start[row : row + 2].tolist()
+            start = int(step.positions[first])
             if start:
                 expected = start, int(sums[row, start - 1])
                 self._require(self._states[slot] == expected, f"the state in slot {slot}")
-            self._states[slot] = end, int(sums[row, end - 1])
+            for token in np.flatnonzero(step.state_writes[first:stop] != NO_SLOT).tolist():
+                end = start + token + 1
+                self._states[int(step.state_writes[first + token])] = end, int(sums[row, end - 1])
 
     def _cost(self, step: StepInput) -> StepCost | None:
         if not self._config.is_measured:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from rocmforge.backend.protocol import Float32Array, Int32Array, StepInput
+from rocmforge.backend.protocol import NO_SLOT, Float32Array, Int32Array, StepInput
 from rocmforge.models.blocks import Experts
 from rocmforge.models.config import (
     ActivationFunction,
@@ -331,6 +331,8 @@ def _advance(
 ) -> Float32Array:
     """Returns the results of all sequences, whose states take in their tokens.
 
+    A sequence is cut behind each token whose states are kept.
+
     Args:
         step: Says where the states are.
         states: [num_slots, ...].
@@ -338,11 +340,14 @@ def _advance(
     """
     results = []
     bounds = pairwise(step.input.query_start.tolist())
-    for (first, end), slot in zip(bounds, step.input.state_slots.tolist(), strict=True):
+    for (first, end), slot in zip(bounds, step.input.state_reads.tolist(), strict=True):
         begins = step.input.positions[first] == 0
         state = np.zeros_like(states[slot]) if begins else states[slot]
-        result, states[slot] = compute(slice(first, end), state)
-        results.append(result)
+        kept = np.flatnonzero(step.input.state_writes[first:end] != NO_SLOT) + first
+        for start, stop in pairwise([first, *(kept + 1).tolist()]):
+            result, state = compute(slice(start, stop), state)
+            states[step.input.state_writes[stop - 1]] = state
+            results.append(result)
     return np.concatenate(results)
 
 

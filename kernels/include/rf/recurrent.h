@@ -1,7 +1,9 @@
 // What kernels with a state for each sequence have in common.
 //
-// A sequence's state lies in its slot of an array. It is read before the sequence's first token of
-// a step and written after its last, by the same block, so that nothing orders blocks.
+// States lie in slots of an array. Before a sequence's first token of a step its state is read from
+// one slot. After each of its tokens the state may be written to a slot. The last token may write
+// the slot that is read, the others may not; a block writes such a part of it as it has read
+// itself, so that nothing orders blocks.
 #pragma once
 
 #include "rf/platform.h"
@@ -13,23 +15,29 @@ struct RecurrentStep {
   const int32_t* sequences;    // indices of the sequences to take
   const int32_t* query_start;  // [B + 1]
   const int32_t* context_len;  // [B]
-  const int32_t* slots;        // [B]; negative = padding, of which no state is kept
+  const int32_t* reads;        // [B], slots; negative = padding, which has no state
+  const int32_t* writes;       // [T], slots; negative = the state after this token is not kept
 };
 
 // One sequence of a step.
 struct RecurrentSequence {
   int64_t first;  // token, of the step's
   int tokens;
-  int64_t slot;
-  bool reads, writes;  // its slot; who begins here does not read what another has left there
+  int64_t slot;           // to read
+  bool reads;             // it; who begins here does not read what another has left there
+  const int32_t* writes;  // [tokens]
 
   static __device__ __forceinline__ RecurrentSequence of(const RecurrentStep& step, int index) {
     const int sequence = step.sequences[index];
     const int first = step.query_start[sequence];
     const int tokens = step.query_start[sequence + 1] - first;
-    const int64_t slot = step.slots[sequence];
-    return {first, tokens, slot, slot >= 0 && step.context_len[sequence] > tokens, slot >= 0};
+    const int64_t slot = step.reads[sequence];
+    const bool reads = slot >= 0 && step.context_len[sequence] > tokens;
+    return {first, tokens, slot, reads, step.writes + first};
   }
+
+  // Where the state after the last token goes; negative = nowhere. There are tokens.
+  __device__ __forceinline__ int64_t last_slot() const { return writes[tokens - 1]; }
 };
 
 __device__ __forceinline__ float sigmoid(float x) { return rcp(1.0f + exp(-x)); }

@@ -37,6 +37,8 @@ NO_ADAPTER = -1
 """`StepInput.adapters` of a sequence that the model computes as it is."""
 NO_SLOT = -1
 """The state slot of a sequence that holds none, or of a model without states."""
+MAX_KEPT_STATES = 47
+"""New tokens that a sequence may have in a step that keeps states between them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -135,10 +137,13 @@ class StepInput:
     sampling: SamplingBatch  # of L rows
     # Index in `LoadOptions.adapters` of each sequence's, or NO_ADAPTER; empty if none has one.
     adapters: Int32Array = field(default_factory=lambda: np.zeros(0, np.int32))  # [B]
-    # Where the states of each sequence are, in a model with `RunnerInfo.state_slots`; else empty.
-    # They are those after its first `context_len - tokens in the step` tokens, and become those
-    # after `context_len`. Without a token before, they are zero, whatever the slot holds.
-    state_slots: Int32Array = field(default_factory=lambda: np.zeros(0, np.int32))  # [B]
+    # Of a model with `RunnerInfo.state_slots`, else empty: where the states of each sequence before
+    # its first token of the step are, which are zero without a token before, whatever that slot
+    # holds; and the slots for the states after each token, or NO_SLOT where they are not kept.
+    # Those after the last token of a sequence are kept, perhaps in the slot they were read from.
+    # No other slot that is read changes, and none is written twice.
+    state_reads: Int32Array = field(default_factory=lambda: np.zeros(0, np.int32))  # [B]
+    state_writes: Int32Array = field(default_factory=lambda: np.zeros(0, np.int32))  # [T]
     # First token, and the one behind the last, of ranges whose hidden states after the last norm
     # are wanted as a sum; at most one range of a sequence. Only for backends with
     # `RunnerInfo.hidden_size`.
@@ -150,6 +155,28 @@ class StepInput:
     embedding_rows: Float32Array = field(  # [E, D]; [0, 0] if E is 0
         default_factory=lambda: np.zeros((0, 0), np.float32)
     )
+
+    def __post_init__(self) -> None:
+        """Asserts what kernels rely on about states."""
+        if not len(self.state_reads):
+            assert not len(self.state_writes), "states are written, but not read"
+            return
+        assert len(self.state_reads) == self.num_sequences, "a slot to read for each sequence"
+        assert len(self.state_writes) == self.num_tokens, "a slot to write, or none, for each token"
+        last = self.query_start[1:] - 1
+        assert (self.state_writes[last] >= 0).all(), "the last states of a sequence are not kept"
+        if self.num_tokens > self.num_sequences:
+            self._check_states_between(last)
+
+    def _check_states_between(self, last: Int32Array) -> None:
+        """Asserts that states before those of the last tokens are where kernels can write them."""
+        kept = self.state_writes >= 0
+        kept[last] = False
+        counts = np.diff(self.query_start)
+        owners = np.repeat(np.arange(self.num_sequences), counts)[kept]
+        assert counts[owners].max(initial=0) <= MAX_KEPT_STATES, "states kept between many tokens"
+        written = self.state_writes[kept]
+        assert (written != self.state_reads[owners]).all(), "a slot is written before it is read"
 
     @property
     def num_tokens(self) -> int:

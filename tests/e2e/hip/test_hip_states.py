@@ -67,6 +67,27 @@ def test_probabilities_are_those_of_the_reference(
         assert np.abs(driver.logprobs(last, (1,)) - expected[-1:]).max() < tolerance
 
 
+def test_states_between_tokens_go_to_other_slots(tmp_path: Path, host: HostPlatform | None) -> None:
+    """Two sequences go on from one state, which stays; one of them keeps states of prefixes."""
+    path = write_model(larger_liquid(by_name("lfm2")), tmp_path)
+    with ExitStack() as stack:
+        reference = Driver(load_reference(stack, path))
+        whole = Chunk(tokens=LONG_PROMPT[:43], blocks=[3, 1, 2])
+        expected = reference.logprobs(whole, [42])
+        driver = Driver(load_hip(stack, path))
+        for start in (0, 16):
+            tokens = LONG_PROMPT[start : start + 16]
+            driver.run(Chunk(tokens=tokens, start=start, blocks=whole.blocks, state_slot=2))
+        first = replace(whole, tokens=LONG_PROMPT[32:40], start=32, state_slot=0, state_read=2)
+        other = replace(first, blocks=[3, 4], state_slot=3)
+        driver.run(replace(first, kept_states={0: 1}), other)
+        for slot, done in {0: 40, 3: 40, 2: 32, 1: 33}.items():
+            own = other if slot == 3 else first
+            rest = replace(own, tokens=LONG_PROMPT[done:43], start=done, state_read=slot)
+            found = driver.logprobs(rest, [42 - done])
+            assert np.abs(found - expected).max() < FLOAT_TOLERANCE * expected.std(), slot
+
+
 def test_answers_through_the_engine_are_those_of_the_reference(
     tmp_path: Path, host: HostPlatform | None
 ) -> None:

@@ -251,15 +251,18 @@ def test_norms_before_rope_fail_the_check_of_those_behind_it(
         ("mamba in chunks", "rf_mamba_chunks"),
     ],
 )
-def test_states_of_the_next_slot_fail_their_check(
-    op: str, kernel: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", ["state", "reads", "writes"])
+def test_states_of_a_neighbour_fail_their_check(
+    op: str, kernel: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def shift_slots(launch: Launch, arguments: dict[str, Any]) -> None:
-        state = arguments["state"]
-        there = replace(state, address=state.address + state.nbytes // state.shape[0])
-        launch(**{**arguments, "state": there})
+    """Of the next slot, read for the next sequence, or kept a token late."""
 
-    change_launches(monkeypatch, kernel, shift_slots)
+    def shift(launch: Launch, arguments: dict[str, Any]) -> None:
+        array = arguments[name]
+        there = replace(array, address=array.address + array.nbytes // array.shape[0])
+        launch(**{**arguments, name: there})
+
+    change_launches(monkeypatch, kernel, shift)
     assert not any(check.passed for check in check_first(op))
 
 

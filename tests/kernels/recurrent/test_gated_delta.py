@@ -11,7 +11,6 @@ from tests.support.kernels import Device, check
 from tests.support.recurrent import (
     BATCHES,
     CHUNKED,
-    NO_SLOT,
     UNTOUCHED,
     Batch,
     Float64,
@@ -116,11 +115,8 @@ class Launch:
         self.gates = [device.upload(wide(x, stride)) for x, stride in inputs]
         self.rates = [device.upload(x.astype(np.float32)) for x in (step.decay, step.dt_bias)]
         self.arrays = batch.arrays(device)
-        self.expected, self.next_states = np.full(shape, UNTOUCHED), states.astype(np.float64)
-        for part, rows in batch.of_taken():
-            self.expected[rows], after = step.run(rows, batch.first_state(part, states))
-            if part.slot != NO_SLOT and part.tokens:
-                self.next_states[part.slot] = after
+        self.expected = np.full(shape, UNTOUCHED)
+        self.next_states = batch.run(step.run, states, self.expected)
 
     def one_by_one(self) -> None:
         """Takes token after token."""

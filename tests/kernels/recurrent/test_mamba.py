@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.support.kernels import Device, check
-from tests.support.recurrent import BATCHES, CHUNKED, NO_SLOT, UNTOUCHED, Batch, Float64, wide
+from tests.support.recurrent import BATCHES, CHUNKED, UNTOUCHED, Batch, Float64, wide
 
 CHUNK = 64
 HALVES = 1e-3
@@ -98,11 +98,8 @@ class Launch:
         vectors = step.a, step.d, step.dt_bias
         self.a, self.d, self.dt_bias = (device.upload(x.astype(np.float32)) for x in vectors)
         self.arrays = batch.arrays(device)
-        self.expected, self.next_states = np.full(shape, UNTOUCHED), states.astype(np.float64)
-        for part, rows in batch.of_taken():
-            self.expected[rows], after = step.run(rows, batch.first_state(part, states))
-            if part.slot != NO_SLOT and part.tokens:
-                self.next_states[part.slot] = after
+        self.expected = np.full(shape, UNTOUCHED)
+        self.next_states = batch.run(step.run, states, self.expected)
 
     def one_by_one(self) -> None:
         """Takes token after token."""

@@ -78,15 +78,14 @@ def test_inputs_of_earlier_steps_come_from_the_state(
         *(channels + 8,),
         silu=True,
     )
-    expected, next_states = np.full(x.shape, UNTOUCHED), states.astype(np.float64)
-    for part, rows in batch.of_taken():
-        begin = batch.first_state(part, states)
-        y, after = convolve(
-            x[rows].astype(np.float64), begin, weight.astype(np.float64), bias.astype(np.float64)
-        )
-        expected[rows] = silu(y)
-        if part.slot != NO_SLOT and part.tokens:
-            next_states[part.slot] = after
+    expected = np.full(x.shape, UNTOUCHED)
+
+    def run(rows: slice, begin: Float64) -> tuple[Float64, Float64]:
+        inputs = x[rows].astype(np.float64)
+        y, after = convolve(inputs, begin, weight.astype(np.float64), bias.astype(np.float64))
+        return silu(y), after
+
+    next_states = batch.run(run, states, expected)
     check(out.get(), expected, rtol=1e-5, atol=2e-6)
     check(there.get(), next_states)
 

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
+from rocmforge.backend.protocol import MAX_KEPT_STATES
 from rocmforge.engine.cache.state_slots import StateSlots
 from rocmforge.engine.ipc.messages import Cancel
 from rocmforge.engine.ipc.params import FinishReason, SamplingParams
+from tests.backend.driving import Chunk, make_step
 from tests.support.fake_backend import FakeConfig, FakeMistake, continuation
 from tests.unit.engine.helpers import Bench, limits, request
 
@@ -107,6 +110,28 @@ def test_the_fake_runner_refuses_the_state_of_a_neighbour() -> None:
     first.state_slot, second.state_slot = second.state_slot, first.state_slot
     with pytest.raises(FakeMistake, match="the state in slot"):
         bench.step()
+
+
+@pytest.mark.parametrize(
+    ("tokens", "reads", "writes", "reason"),
+    [
+        (3, [], [-1, -1, 0, 1], "written, but not read"),
+        (3, [0], [-1, -1, 0, 1], "a slot to read for each"),
+        (3, [0, 1], [-1, -1, 0], "a slot to write, or none"),
+        (3, [0, 1], [0, 2, -1, 1], "the last states"),
+        (3, [0, 1], [0, -1, 2, 1], "before it is read"),
+        (MAX_KEPT_STATES + 1, [0, 1], [2, *[-1] * (MAX_KEPT_STATES - 1), 0, 1], "between many"),
+    ],
+)
+def test_a_step_with_states_where_no_kernel_keeps_them_cannot_be_made(
+    tokens: int, reads: list[int], writes: list[int], reason: str
+) -> None:
+    chunks = [Chunk(tokens=[5] * tokens, start=4, blocks=[0]), Chunk(tokens=[5], blocks=[1])]
+    step = make_step(0, chunks, 64)
+    with pytest.raises(AssertionError, match=reason):
+        replace(
+            step, state_reads=np.array(reads, np.int32), state_writes=np.array(writes, np.int32)
+        )
 
 
 @pytest.mark.parametrize("held", [[0, 0], [0], [0, 4]])

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from rocmforge.backend.protocol import MAX_KEPT_STATES, NO_SLOT, StepInput
 from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.device.records import named_leaves
 from rocmforge_hip.ops.step import ListSizes, SamplingNeeds, StepLayout, StepShape
 from rocmforge_hip.ops.step_output import OutputLayout
+from rocmforge_hip.run.runner import exact_shape
 from tests.backend.driving import Chunk, Want, make_sampling, make_step
 
 BASE = 1 << 32
@@ -22,7 +25,11 @@ DECODES = StepShape(
 
 def packed(chunks: list[Chunk], shape: StepShape) -> dict[str, list[Any]]:
     """What the device would find in each array."""
-    step = make_step(0, chunks, BLOCK)
+    return packed_step(make_step(0, chunks, BLOCK), shape)
+
+
+def packed_step(step: StepInput, shape: StepShape) -> dict[str, list[Any]]:
+    """The same of a step."""
     layout = StepLayout(shape, ListSizes.of(step.sampling))
     buffer = np.full(layout.nbytes, 0xAA, np.uint8)
     layout.pack(step, buffer)
@@ -65,6 +72,21 @@ def test_prefills_and_decodes_are_told_apart() -> None:
     arrays = packed(chunks, shape)
     assert arrays["decodes"][:1] == [1]
     assert arrays["prefills"][:2] == [0, 2]
+
+
+def test_prefills_that_chunks_may_take_come_last() -> None:
+    lengths = (MAX_KEPT_STATES + 1, 2, 1, MAX_KEPT_STATES, 60)
+    chunks = [Chunk(tokens=[1] * n, blocks=[3 * i, 3 * i + 1]) for i, n in enumerate(lengths)]
+    step = make_step(0, chunks, BLOCK)
+    writes = np.where(np.isin(np.arange(step.num_tokens), step.query_start[1:] - 1), 4, NO_SLOT)
+    reads = np.arange(5, dtype=np.int32)
+    step = replace(step, state_reads=reads, state_writes=writes.astype(np.int32))
+    shape = exact_shape(step)
+    assert (shape.prefills, shape.chunked) == (4, 2)
+    arrays = packed_step(step, shape)
+    assert arrays["prefills"][:4] == [1, 3, 0, 4]
+    assert arrays["state_reads"] == [0, 1, 2, 3, 4]
+    assert arrays["state_writes"] == writes.tolist()
 
 
 def test_lists_are_packed_behind_everything_else() -> None:

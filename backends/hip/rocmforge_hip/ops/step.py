@@ -15,7 +15,13 @@ from typing import Any, Final, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from rocmforge.backend.protocol import NO_SLOT, Int32Array, SamplingBatch, StepInput
+from rocmforge.backend.protocol import (
+    MAX_KEPT_STATES,
+    NO_SLOT,
+    Int32Array,
+    SamplingBatch,
+    StepInput,
+)
 from rocmforge_hip.device.driver import Driver
 from rocmforge_hip.device.memory import ArraySpec, DeviceArray, spec
 from rocmforge_hip.device.records import leaves, mapped
@@ -48,6 +54,7 @@ class StepShape:
     decodes: int  # sequences with one new token
     prefills: int  # sequences with several
     longest_prefill: int  # new tokens of the longest of those
+    chunked: int = 0  # of those, in a model with states, with more than MAX_KEPT_STATES
     lora_tiles: int = 0  # of rows with one adapter: see `adapters.tile_rows`
     sums: int = 0  # ranges of hidden states
 
@@ -138,8 +145,9 @@ class StepArrays(Generic[X]):
     query_start: X  # int32 [S + 1]
     context_len: X  # int32 [S]
     decodes: X  # int32 [S], the sequences with one new token
-    prefills: X  # int32 [S], the sequences with several
-    state_slots: X  # int32 [S], NO_SLOT of padding, and in models without states
+    prefills: X  # int32 [S], the sequences with several, those that are `chunked` last
+    state_reads: X  # int32 [S], NO_SLOT of padding, and in models without states
+    state_writes: X  # int32 [T], the same
     logit_rows: X  # int32 [L]
     temperature: X  # float32 [L]
     log_min_p: X  # float32 [L]
@@ -181,7 +189,8 @@ def _specs(shape: StepShape, lists: ListSizes) -> StepArrays[ArraySpec]:
         context_len=a_sequence,
         decodes=a_sequence,
         prefills=a_sequence,
-        state_slots=a_sequence,
+        state_reads=a_sequence,
+        state_writes=a_token,
         logit_rows=ints,
         temperature=floats,
         log_min_p=floats,
@@ -268,6 +277,10 @@ def _contents(step: StepInput, shape: StepShape) -> StepArrays[Content]:
     # The decodes of a graph stand first, so its padding is the sequences behind them.
     decodes = np.flatnonzero(new_tokens == 1)
     padding = np.arange(len(decodes), shape.decodes)
+    prefills = np.flatnonzero(new_tokens > 1)
+    if shape.chunked:
+        is_chunked = new_tokens[prefills] > MAX_KEPT_STATES
+        prefills = np.concatenate((prefills[~is_chunked], prefills[is_chunked]))
     tiles, order = tile_rows(step.token_adapters) if shape.lora_tiles else (nothing, nothing)
     with np.errstate(divide="ignore"):
         log_min_p = np.log(batch.min_p)
@@ -279,8 +292,9 @@ def _contents(step: StepInput, shape: StepShape) -> StepArrays[Content]:
         query_start=(step.query_start, int(step.query_start[-1])),
         context_len=(step.context_len, 0),
         decodes=(np.concatenate((decodes, padding)), 0),
-        prefills=(np.flatnonzero(new_tokens > 1), 0),
-        state_slots=(step.state_slots, NO_SLOT),
+        prefills=(prefills, 0),
+        state_reads=(step.state_reads, NO_SLOT),
+        state_writes=(step.state_writes, NO_SLOT),
         logit_rows=(step.logit_rows, 0),
         temperature=(batch.temperature, 0),
         log_min_p=(log_min_p, -np.inf),

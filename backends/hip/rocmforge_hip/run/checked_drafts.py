@@ -26,7 +26,7 @@ def as_decodes(step: StepInput, most: int) -> StepInput:
     count = step.num_tokens
     if not step.num_sequences < count == len(step.logit_rows) <= most:
         return step
-    if len(step.hidden_ranges) or len(step.embedding_tokens) or len(step.state_slots):
+    if len(step.hidden_ranges) or len(step.embedding_tokens) or len(step.state_reads):
         return step  # a state takes in the tokens of a sequence one after the other
     owners = np.repeat(np.arange(step.num_sequences), np.diff(step.query_start))
     return replace(

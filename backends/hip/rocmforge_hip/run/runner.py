@@ -15,7 +15,14 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from rocmforge.backend.protocol import RunnerInfo, StepCost, StepInput, StepOutput, UInt32Array
+from rocmforge.backend.protocol import (
+    MAX_KEPT_STATES,
+    RunnerInfo,
+    StepCost,
+    StepInput,
+    StepOutput,
+    UInt32Array,
+)
 from rocmforge.errors import OutOfMemory
 from rocmforge.models.blocks import ModelWeights
 from rocmforge.models.config import ModelConfig
@@ -417,6 +424,7 @@ def exact_shape(step: StepInput) -> StepShape:
         decodes=decodes,
         prefills=int((lengths > 1).sum()),
         longest_prefill=int(lengths.max()),
+        chunked=int((lengths > MAX_KEPT_STATES).sum()) if len(step.state_reads) else 0,
         lora_tiles=len(tile_rows(step.token_adapters)[0]) if len(step.adapters) else 0,
         sums=len(step.hidden_ranges),
     )

@@ -43,21 +43,33 @@ Run = Callable[[slice, Float64], tuple[Float64, Float64]]
 @dataclass(frozen=True, slots=True)
 class _Sequence:
     tokens: int
-    slot: int
+    slot: int  # of the state before them
     is_fresh: bool
+    writes: tuple[tuple[int, int], ...] = ()  # tokens and slots; none = the last one, in `slot`
+
+    @property
+    def kept(self) -> tuple[tuple[int, int], ...]:
+        """Tokens after which the state is kept, and in which slot."""
+        return self.writes or (((self.tokens - 1, self.slot),) if self.slot >= 0 else ())
 
 
 # Their slots hold NaN where nothing is to be read. The last one is padding.
 _DECODES: Final = (_Sequence(1, 2, False), _Sequence(1, 0, True), _Sequence(1, -1, False))
 _PREFILLS: Final = (_Sequence(9, 1, False), _Sequence(70, 3, True), _Sequence(1, 0, False))
 _LONG: Final = (_Sequence(64, 0, False), _Sequence(65, -1, False), _Sequence(135, 2, False))
-_SLOTS: Final = 5  # the last one is nobody's, so that a slot too far is still within the array
+# Two of one state, which stays, and states between tokens.
+_KEPT: Final = (
+    *(_Sequence(1, 1, False, ((0, 2),)), _Sequence(3, 1, False, ((0, 4), (1, 5), (2, 6)))),
+    *(_Sequence(11, 0, False, ((1, 7), (8, 8), (10, 0))), _Sequence(2, -1, True, ((1, 3),))),
+)
+_SLOTS: Final = 10  # the last one is nobody's, so that a slot too far is still within the array
 
 
 def groups() -> Iterator[Group]:
     """Yields decodes and prefills of each kernel."""
     cases = []
-    for name, sequences in (("decodes", _DECODES), ("prefills", _PREFILLS)):
+    steps = (("decodes", _DECODES), ("prefills", _PREFILLS), ("states between tokens", _KEPT))
+    for name, sequences in steps:
         cases += [
             Case("convolve", f"{name}, gated", _SUMS, partial(_convolve, sequences, gated=True)),
             Case("convolve", f"{name}, SiLU", _SUMS, partial(_convolve, sequences, gated=False)),
@@ -107,15 +119,22 @@ def _columns(x: Activation, first: int, end: int) -> Activation:
 def _batch(bench: Workbench, sequences: Sequence[_Sequence]) -> RecurrentBatch:
     tokens = [each.tokens for each in sequences]
     contexts = [each.tokens + (0 if each.is_fresh else 3) for each in sequences]
+    starts = [sum(tokens[:count]) for count in range(len(tokens) + 1)]
+    # A token or a sequence too far is still within the arrays.
+    writes = [-1] * (starts[-1] + 1)
+    for each, start in zip(sequences, starts, strict=False):
+        for token, slot in each.kept:
+            writes[start + token] = slot
 
     def ints(values: Sequence[int]) -> DeviceArray:
         return _array(bench, np.array(values, np.int32))
 
     return RecurrentBatch(
         sequences=ints(range(len(tokens))),
-        query_start=ints([sum(tokens[:count]) for count in range(len(tokens) + 1)]),
+        query_start=ints(starts),
         context_len=ints(contexts),
-        slots=ints([each.slot for each in sequences]),
+        reads=ints([*(each.slot for each in sequences), -1]),
+        writes=ints(writes),
         count=len(tokens),
         longest=max(tokens),
     )
@@ -142,15 +161,16 @@ def _compare(
     worst, first = 0.0, 0
     untouched = np.ones(_SLOTS, bool)
     for each in sequences:
-        keeps = each.slot >= 0
-        begins = each.is_fresh or not keeps
-        state = np.zeros(before.shape[1:]) if begins else before[each.slot].astype(np.float64)
+        begins = each.is_fresh or each.slot < 0
+        begin = np.zeros(before.shape[1:]) if begins else before[each.slot].astype(np.float64)
         rows = slice(first, first + each.tokens)
-        want, state = run(rows, state)
+        want, last = run(rows, begin)
         worst = max(worst, error(got[rows], want))
-        if keeps:
-            worst = max(worst, error(states[each.slot], state))
-            untouched[each.slot] = False
+        for token, slot in each.kept:
+            is_last = token == each.tokens - 1
+            state = last if is_last else run(slice(first, first + token + 1), begin)[1]
+            worst = max(worst, error(states[slot], state))
+            untouched[slot] = False
         first += each.tokens
     is_same = np.array_equal(states[untouched], before[untouched], equal_nan=True)
     return worst if is_same else float("inf")

@@ -45,6 +45,7 @@ def build_step(
     token_source[query_start[1:] - 1] = [chunk.source_row for chunk in chunks]
     rows = _Rows(chunks, query_start)
     embedding_tokens, embedding_rows = _embeddings(chunks, query_start)
+    state_reads, state_writes = _states(chunks, query_start)
     return StepInput(
         step_id=step_id,
         token_ids=np.concatenate([chunk.tokens for chunk in chunks]),
@@ -58,7 +59,8 @@ def build_step(
         sampling=rows.sampling(positions, masks_later=masks_later),
         hidden_ranges=_hidden_ranges(chunks, query_start),
         adapters=_adapters(chunks),
-        state_slots=_state_slots(chunks),
+        state_reads=state_reads,
+        state_writes=state_writes,
         embedding_tokens=embedding_tokens,
         embedding_rows=embedding_rows,
     )
@@ -107,10 +109,17 @@ def _adapters(chunks: list[Chunk]) -> Int32Array:
     return np.array([] if set(adapters) == {NO_ADAPTER} else adapters, np.int32)
 
 
-def _state_slots(chunks: list[Chunk]) -> Int32Array:
-    """Returns the state slot of each sequence, int32 [B]; empty if none has one."""
+def _states(chunks: list[Chunk], query_start: Int32Array) -> tuple[Int32Array, Int32Array]:
+    """Returns the slots of the states before each chunk, [B], and after each token, [T].
+
+    Both are empty in a model without states.
+    """
     slots = [chunk.sequence.state_slot for chunk in chunks]
-    return np.array([] if set(slots) == {NO_SLOT} else slots, np.int32)
+    if set(slots) == {NO_SLOT}:
+        return np.zeros(0, np.int32), np.zeros(0, np.int32)
+    writes = np.full(query_start[-1], NO_SLOT, np.int32)
+    writes[query_start[1:] - 1] = slots
+    return np.array(slots, np.int32), writes
 
 
 def _embeddings(chunks: list[Chunk], query_start: Int32Array) -> tuple[Int32Array, Float32Array]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from rocmforge.backend.protocol import MAX_KEPT_STATES
 from rocmforge_hip.device.constants import STATE_CHUNK, STATE_CHUNK_COLUMNS, STATE_CHUNK_DIM
 from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import DeviceArray
@@ -28,7 +29,7 @@ _MAX_DIM: Final = 128  # of a state, over which a block sums
 _STATE_THREADS: Final = 128
 _STATE_COLUMNS: Final = 32  # of a block: values of the delta rule, elements of a head of Mamba
 _CHUNK_WAVES: Final = 4
-_LEAST_CHUNKED: Final = 48  # tokens, below which one after the other is faster
+_LEAST_CHUNKED: Final = MAX_KEPT_STATES + 1  # tokens, below which one after the other is faster
 _NORM_STEPS: Final = 4
 _MAX_NORM_THREADS: Final = 1024
 
@@ -36,8 +37,9 @@ _MAX_NORM_THREADS: Final = 1024
 class RecurrentKernels:
     """Launches them.
 
-    Activations that are read are float32, with any stride between their rows, and begin at a
-    multiple of 16 bytes. Rows of no sequence stay as they are.
+    States are read and written where `RecurrentBatch` says, but chunks keep the last state of a
+    sequence alone. Activations that are read are float32, with any stride between their rows, and
+    begin at a multiple of 16 bytes. Rows of no sequence stay as they are.
     """
 
     def __init__(self, library: KernelLibrary) -> None:
@@ -98,7 +100,8 @@ class RecurrentKernels:
             sequences=batch.sequences,
             query_start=batch.query_start,
             context_len=batch.context_len,
-            slots=batch.slots,
+            reads=batch.reads,
+            writes=batch.writes,
             state=state,
             out=out,
             stride=_stride(x),
@@ -152,7 +155,8 @@ class RecurrentKernels:
                 sequences=batch.sequences,
                 query_start=batch.query_start,
                 context_len=batch.context_len,
-                slots=batch.slots,
+                reads=batch.reads,
+                writes=batch.writes,
                 keys=scratch.keys,
                 queries=scratch.queries,
                 keys_t=scratch.keys_t,
@@ -174,7 +178,8 @@ class RecurrentKernels:
                 sequences=batch.sequences,
                 query_start=batch.query_start,
                 context_len=batch.context_len,
-                slots=batch.slots,
+                reads=batch.reads,
+                writes=batch.writes,
                 keys=scratch.keys,
                 queries=scratch.queries,
                 keys_t=scratch.keys_t,
@@ -200,7 +205,8 @@ class RecurrentKernels:
             sequences=batch.sequences,
             query_start=batch.query_start,
             context_len=batch.context_len,
-            slots=batch.slots,
+            reads=batch.reads,
+            writes=batch.writes,
             state=state,
             out=out,
             qkv_stride=_stride(qkv),
@@ -257,7 +263,8 @@ class RecurrentKernels:
                 sequences=batch.sequences,
                 query_start=batch.query_start,
                 context_len=batch.context_len,
-                slots=batch.slots,
+                reads=batch.reads,
+                writes=batch.writes,
                 c=scratch.c,
                 b_t=scratch.b_t,
                 scores=scratch.scores,
@@ -276,7 +283,8 @@ class RecurrentKernels:
                 sequences=batch.sequences,
                 query_start=batch.query_start,
                 context_len=batch.context_len,
-                slots=batch.slots,
+                reads=batch.reads,
+                writes=batch.writes,
                 c=scratch.c,
                 b_t=scratch.b_t,
                 scores=scratch.scores,
@@ -300,7 +308,8 @@ class RecurrentKernels:
             sequences=batch.sequences,
             query_start=batch.query_start,
             context_len=batch.context_len,
-            slots=batch.slots,
+            reads=batch.reads,
+            writes=batch.writes,
             state=state,
             out=out,
             x_stride=_stride(x_bc),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from rocmforge.backend.protocol import MAX_KEPT_STATES
 from rocmforge_hip.device.constants import QUANT_BLOCK
 from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import DeviceArray
@@ -68,19 +69,22 @@ def _columns(x: Activation, start: int, count: int) -> Activation:
 
 
 def _batches(step: DeviceStep) -> Iterator[RecurrentBatch]:
-    """Yields the sequences with one new token, and those with several."""
+    """Yields the sequences with one new token, those with few, and those that chunks may take."""
     inputs, shape = step.inputs, step.shape
+    few = shape.prefills - shape.chunked
     kinds = (
-        (inputs.decodes, shape.decodes, 1),
-        (inputs.prefills, shape.prefills, shape.longest_prefill),
+        (inputs.decodes, 0, shape.decodes, 1),
+        (inputs.prefills, 0, few, min(shape.longest_prefill, MAX_KEPT_STATES)),
+        (inputs.prefills, few, shape.chunked, shape.longest_prefill),
     )
-    for sequences, count, longest in kinds:
+    for sequences, first, count, longest in kinds:
         if count:
             yield RecurrentBatch(
-                sequences=sequences,
+                sequences=sequences.rows(first, first + count),
                 query_start=inputs.query_start,
                 context_len=inputs.context_len,
-                slots=inputs.state_slots,
+                reads=inputs.state_reads,
+                writes=inputs.state_writes,
                 count=count,
                 longest=longest,
             )

@@ -18,7 +18,8 @@ class RecurrentBatch:
     sequences: DeviceArray  # int32 [count], indices
     query_start: DeviceArray  # int32 [B + 1]
     context_len: DeviceArray  # int32 [B]; a sequence without earlier tokens begins with zeros
-    slots: DeviceArray  # int32 [B], where the state is; negative = padding, which has none
+    reads: DeviceArray  # int32 [B], slot of the state before; negative = padding, which has none
+    writes: DeviceArray  # int32 [T], slot of the state after each token; negative = not kept
     count: int
     longest: int  # new tokens of the longest of them
 
