@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -116,11 +116,10 @@ class ReferenceOps:
         self,
         step: Step,
         x: Float32Array,
-        weights: tuple[Weight, Weight, Weight],
-        biases: tuple[Weight | None, Weight | None, Weight | None],
-    ) -> tuple[Float32Array, Float32Array, Float32Array]:
-        q, k, v = map(partial(self.linear, step, x), weights, biases)
-        return q, k, v
+        weights: Sequence[Weight],
+        biases: Sequence[Weight | None],
+    ) -> tuple[Float32Array, ...]:
+        return tuple(map(partial(self.linear, step, x), weights, biases))
 
     def gated_linear(
         self,

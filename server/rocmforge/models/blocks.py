@@ -71,7 +71,7 @@ class Role(Enum):
 class Fusion(Enum):
     """Weights that are multiplied with the same activation, so that they may be stored as one."""
 
-    QKV = auto()
+    QKV = auto()  # queries, keys, values and gates
     GATE_UP = auto()
 
 
@@ -109,9 +109,9 @@ class WeightPlace:
         )
 
 
-def whole(*shape: Size) -> Mapping[str, Any]:
+def whole(*shape: Size, group: Fusion | None = None) -> Mapping[str, Any]:
     """Declares a weight that every device has all of."""
-    return {WEIGHT: Declaration(shape, Role.REPLICATED, None, adaptable=False)}
+    return {WEIGHT: Declaration(shape, Role.REPLICATED, group, adaptable=False)}
 
 
 def column(*shape: Size, group: Fusion | None = None, adaptable: bool = False) -> Mapping[str, Any]:
@@ -146,7 +146,9 @@ class Attention(Generic[W]):
     # Of each head, a score that takes its part of the softmax and has no value (Xiao et al. 2024).
     sinks: W | None = field(default=None, metadata=column("num_heads"))
     # Its sigmoids multiply the results of all heads.
-    gate: W | None = field(default=None, metadata=whole("attended_features", "hidden_size"))
+    gate: W | None = field(
+        default=None, metadata=whole("attended_features", "hidden_size", group=Fusion.QKV)
+    )
     output: W = field(metadata=row("hidden_size", "attended_features", adaptable=True))
     output_bias: W | None = field(default=None, metadata=row("hidden_size"))
 
@@ -192,10 +194,12 @@ class ShortConvolution(Generic[W]):
 class DeltaNet(Generic[W]):
     """Gated DeltaNet; see `DeltaConfig`."""
 
-    mixed: W = field(metadata=whole("convolved_features", "hidden_size"))  # queries, keys, values
-    gate: W = field(metadata=whole("delta_value_features", "hidden_size"))
-    alpha: W = field(metadata=whole("delta_value_heads", "hidden_size"))  # how much is forgotten
-    beta: W = field(metadata=whole("delta_value_heads", "hidden_size"))  # how much is learnt
+    # Queries, keys and values.
+    mixed: W = field(metadata=whole("convolved_features", "hidden_size", group=Fusion.QKV))
+    gate: W = field(metadata=whole("delta_value_features", "hidden_size", group=Fusion.QKV))
+    # How much is forgotten, and how much is learnt.
+    alpha: W = field(metadata=whole("delta_value_heads", "hidden_size", group=Fusion.QKV))
+    beta: W = field(metadata=whole("delta_value_heads", "hidden_size", group=Fusion.QKV))
     decay: W = field(metadata=whole("delta_value_heads"))  # below 0
     time_offset: W = field(metadata=whole("delta_value_heads"))
     filter: W = field(metadata=whole("convolved_features", "convolution_width"))

@@ -23,6 +23,7 @@ _CONFIGS: Final = Path(__file__).with_name("folder_configs.json")
 _SIZES: Final = (
     *("hidden_size", "intermediate_size", "moe_intermediate_size", "vocab_size", "head_dim"),
     *("num_attention_heads", "num_key_value_heads", "num_hidden_layers"),
+    *("linear_key_head_dim", "linear_value_head_dim", "shared_expert_intermediate_size"),
 )
 """What tests may change in a recipe."""
 

@@ -86,7 +86,8 @@ _LIQUID_KEYS: Final[dict[str, Value]] = {
 }
 
 _HEADS: Final = {"num_attention_heads": 4, "head_dim": 16}
-_KEY_HEADS, _VALUE_HEADS, _DELTA_DIM = 2, 4, 16
+_KEY_HEADS, _VALUE_HEADS = 2, 4
+_DELTA_DIM: Final = 16
 _EXPERTS: Final = {
     "num_experts": 8,
     "num_experts_per_tok": 3,
@@ -140,7 +141,8 @@ def _delta_keys(changes: dict[str, Value]) -> dict[str, Value]:
 def _delta_shapes(config: dict[str, Any], *, fused: bool) -> Shapes:
     dim, heads, head_dim = config["hidden_size"], config["num_attention_heads"], config["head_dim"]
     kv = config["num_key_value_heads"] * head_dim
-    keys, values = _KEY_HEADS * _DELTA_DIM, _VALUE_HEADS * _DELTA_DIM
+    delta_dim = config["linear_key_head_dim"]
+    keys, values = _KEY_HEADS * delta_dim, _VALUE_HEADS * delta_dim
     mixed = 2 * keys + values
     shapes: Shapes = {"model.embed_tokens.weight": (config["vocab_size"], dim)}
     for index, kind in enumerate(config["layer_types"]):
@@ -164,7 +166,7 @@ def _delta_shapes(config: dict[str, Any], *, fused: bool) -> Shapes:
                 layer |= {f"{stem}.in_proj_{name}.weight": (_VALUE_HEADS, dim) for name in "ab"}
             layer |= {f"{stem}.A_log": (_VALUE_HEADS,), f"{stem}.dt_bias": (_VALUE_HEADS,)}
             layer[f"{stem}.conv1d.weight"] = (mixed, 1, 4)
-            layer[f"{stem}.norm.weight"] = (_DELTA_DIM,)
+            layer[f"{stem}.norm.weight"] = (delta_dim,)
             layer[f"{stem}.out_proj.weight"] = (dim, values)
         if "num_experts" in config:
             layer |= _qwen_experts(config)
@@ -271,6 +273,31 @@ def larger_liquid(model: TinyModel) -> TinyModel:
     return replace(model, config=config, keys=keys, shapes=_liquid_shapes(config))
 
 
+def larger_delta(model: TinyModel, delta_dim: int = 32, head_dim: int = 64) -> TinyModel:
+    """One with Gated DeltaNet in sizes that a GPU has kernels for."""
+    config = model.config | {
+        "hidden_size": 128,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": head_dim,
+        "intermediate_size": 96,
+        "linear_key_head_dim": delta_dim,
+        "linear_value_head_dim": delta_dim,
+    }
+    keys = model.keys | {
+        "attention.key_length": head_dim,
+        "attention.value_length": head_dim,
+        "rope.dimension_count": head_dim // 4,
+        "ssm.state_size": delta_dim,
+        "ssm.inner_size": _VALUE_HEADS * delta_dim,
+    }
+    if "num_experts" in config:
+        config |= {"moe_intermediate_size": 64, "shared_expert_intermediate_size": 96}
+        keys |= {"expert_feed_forward_length": 64, "expert_shared_feed_forward_length": 96}
+    shapes = _delta_shapes(config, fused=model.architecture == "qwen3next")
+    return replace(model, config=config, keys=keys, shapes=shapes)
+
+
 def recurrent_tensors(model: TinyModel, weights: Tensors) -> Tensors:
     """The weights as the converter of llama.cpp has them, still by Hugging Face's names."""
     found: Tensors = {}
@@ -280,23 +307,23 @@ def recurrent_tensors(model: TinyModel, weights: Tensors) -> Tensors:
         elif name.endswith("A_log"):
             weight = -np.exp(weight)
         if model.architecture in ("qwen35", "qwen35moe") and ".linear_attn." in name:
-            weight = _tiled(name, weight)
+            weight = _tiled(name, weight, model.config["linear_key_head_dim"])
         name = name.replace(".expert_bias", ".expert_bias.bias").replace(
             ".dt_bias", ".dt_proj.bias"
         )
         if ".feed_forward.experts." in name:
             name = name.removeprefix("model.")
         if name.endswith("in_proj_qkvz.weight"):
-            mixed, gate = _apart(weight)
+            mixed, gate = _apart(weight, model.config["linear_key_head_dim"])
             found[name.replace("qkvz", "qkv")], found[name.replace("qkvz", "z")] = mixed, gate
         else:
             found[name] = weight
     return found
 
 
-def _tiled(name: str, weight: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def _tiled(name: str, weight: npt.NDArray[Any], delta_dim: int) -> npt.NDArray[Any]:
     """A weight with the value heads of the first key head, the second and so on in turn."""
-    keys = _KEY_HEADS * _DELTA_DIM
+    keys = _KEY_HEADS * delta_dim
 
     def tiled(values: npt.NDArray[Any], axis: int = 0) -> npt.NDArray[Any]:
         first = np.moveaxis(values, axis, 0)
@@ -310,10 +337,10 @@ def _tiled(name: str, weight: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return weight if name.endswith("norm.weight") else tiled(weight)
 
 
-def _apart(weight: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+def _apart(weight: npt.NDArray[Any], delta_dim: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     """Queries, keys and values of all heads, and their gates, of rows in the order of key heads."""
-    each = _VALUE_HEADS // _KEY_HEADS * _DELTA_DIM
+    each = _VALUE_HEADS // _KEY_HEADS * delta_dim
     heads = weight.reshape(_KEY_HEADS, -1, weight.shape[1])
-    places = np.cumsum([_DELTA_DIM, _DELTA_DIM, each])
+    places = np.cumsum([delta_dim, delta_dim, each])
     q, k, v, z = (part.reshape(-1, weight.shape[1]) for part in np.split(heads, places, axis=1))
     return np.concatenate([q, k, v]), z

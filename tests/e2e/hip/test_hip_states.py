@@ -22,7 +22,7 @@ from tests.data.models.tiny_models import (
     gguf_tensors,
     write_model,
 )
-from tests.data.models.tiny_recurrent import LONG_PROMPT, larger_liquid
+from tests.data.models.tiny_recurrent import LONG_PROMPT, larger_delta, larger_liquid
 from tests.support.gguf_writer import Stored, write_gguf
 from tests.support.host_platform import HostPlatform
 from tests.support.options import SMALL
@@ -39,19 +39,26 @@ def write(model: TinyModel, folder: Path, stored: str) -> Path:
     """Writes the model with its matrices as Q8_0, if they are to be."""
     tensors = gguf_tensors(model)
     for name, values in tensors.items() if stored else ():
-        if values.ndim == 2 and "shortconv.conv" not in name:
+        if values.ndim == 2 and not name.endswith(("conv.weight", "conv1d.weight", "inp.weight")):
             kind = GGMLQuantizationType.Q8_0
             tensors[name] = Stored(quantize(values, kind), kind)
     return write_gguf(folder / f"{model.name}.gguf", gguf_metadata(model), tensors)
 
 
-@pytest.mark.parametrize("name", ["lfm2", "lfm2moe", "lfm2-q8_0"])
+def larger(model: TinyModel) -> TinyModel:
+    """The model in sizes that there are kernels for."""
+    return larger_liquid(model) if model.name.startswith("lfm2") else larger_delta(model)
+
+
+@pytest.mark.parametrize(
+    "name", ["lfm2", "lfm2moe", "lfm2-q8_0", "qwen35", "qwen35moe", "qwen3next", "qwen35-q8_0"]
+)
 def test_probabilities_are_those_of_the_reference(
     name: str, tmp_path: Path, host: HostPlatform | None
 ) -> None:
     """In one piece, cut, and behind what another sequence left in the slot."""
     name, _, stored = name.partition("-")
-    path = write(larger_liquid(by_name(name)), tmp_path, stored)
+    path = write(larger(by_name(name)), tmp_path, stored)
     with ExitStack() as stack:
         rows, blocks = (5, 22), [3, 1, 2]
         chunk = Chunk(tokens=LONG_PROMPT[:23], blocks=blocks, state_slot=1)
@@ -67,9 +74,12 @@ def test_probabilities_are_those_of_the_reference(
         assert np.abs(driver.logprobs(last, (1,)) - expected[-1:]).max() < tolerance
 
 
-def test_states_between_tokens_go_to_other_slots(tmp_path: Path, host: HostPlatform | None) -> None:
+@pytest.mark.parametrize("name", ["lfm2", "qwen35"])
+def test_states_between_tokens_go_to_other_slots(
+    name: str, tmp_path: Path, host: HostPlatform | None
+) -> None:
     """Two sequences go on from one state, which stays; one of them keeps states of prefixes."""
-    path = write_model(larger_liquid(by_name("lfm2")), tmp_path)
+    path = write_model(larger(by_name(name)), tmp_path)
     with ExitStack() as stack:
         reference = Driver(load_reference(stack, path))
         whole = Chunk(tokens=LONG_PROMPT[:43], blocks=[3, 1, 2])
@@ -88,11 +98,30 @@ def test_states_between_tokens_go_to_other_slots(tmp_path: Path, host: HostPlatf
             assert np.abs(found - expected).max() < FLOAT_TOLERANCE * expected.std(), slot
 
 
+def test_prompts_are_computed_in_chunks(tmp_path: Path, host: HostPlatform | None) -> None:
+    """Heads of 128, beside the borders of chunks; the next token goes on from the state behind."""
+    path = write_model(larger_delta(by_name("qwen35"), delta_dim=128), tmp_path)
+    options = replace(SMALL, max_context=192, max_batched_tokens=192)
+    blocks = [*range(12)]
+    with ExitStack() as stack:
+        reference = Driver(load_reference(stack, path, options))
+        driver = Driver(load_hip(stack, path, options))
+        for length in (65, 130):
+            prompt = Chunk(tokens=LONG_PROMPT[:length], blocks=blocks)
+            follows = Chunk(tokens=(5,), start=length, blocks=blocks)
+            for chunk, row in ((prompt, length - 1), (follows, 0)):
+                expected = reference.logprobs(chunk, (row,))
+                found = driver.logprobs(chunk, (row,))
+                limit = FLOAT_TOLERANCE * expected.std()
+                assert np.abs(found - expected).max() < limit, (length, row)
+
+
+@pytest.mark.parametrize("name", ["lfm2", "qwen35"])
 def test_answers_through_the_engine_are_those_of_the_reference(
-    tmp_path: Path, host: HostPlatform | None
+    name: str, tmp_path: Path, host: HostPlatform | None
 ) -> None:
     """Mixed steps, two in flight, preempted sequences and slots that were used before."""
-    path = write_model(larger_liquid(by_name("lfm2")), tmp_path)
+    path = write_model(larger(by_name(name)), tmp_path)
     options = replace(SMALL, kv_blocks=8)
     with ExitStack() as stack:
         expected, _ = answers(load_reference(stack, path, options), options, PROMPTS, GREEDY)
@@ -125,8 +154,10 @@ def test_what_there_are_no_kernels_for_is_refused(
     tmp_path: Path, host: HostPlatform | None
 ) -> None:
     with ExitStack() as stack:
-        with pytest.raises(UnsupportedArchitecture, match="Gated DeltaNet"):
-            load_hip(stack, write_model(by_name("qwen35"), tmp_path))
+        for delta_dim, problem in ((160, "160"), (30, "30")):
+            model = larger_delta(by_name("qwen35"), delta_dim)
+            with pytest.raises(UnsupportedArchitecture, match=f"keys of {problem} elements"):
+                load_hip(stack, write_model(model, tmp_path))
         path = write_model(larger_liquid(by_name("lfm2")), tmp_path)
         # A machine with one GPU has no second one to refuse.
         reason = "needs as many devices" if host is None else "on one device"

@@ -159,6 +159,7 @@ PLANTED = (
     ("norm_projection", "rf_layer_norm_half"),
     ("add_then_norm", "rf_add_layer_norm"),
     ("gelu", "rf_gelu_half"),
+    ("sigmoid_gate", "rf_sigmoid_gate"),
     ("embed_add", "rf_embed_add_*"),
     ("rope", "rf_rope_half"),
     ("full attention", "rf_attention_full_*"),

@@ -99,5 +99,9 @@ def rf_layer_norm_half(
     """Norms rows of halves, in place."""
 
 
+def rf_sigmoid_gate(*, gate: Pointer, x: Forms, stride: I64, features: I32) -> None:
+    """Makes x x * sigmoid(gate), in place."""
+
+
 def rf_gelu_half(*, x: Pointer, count: I64) -> None:
     """Makes x gelu(x), in place."""

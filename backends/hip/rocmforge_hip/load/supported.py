@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from rocmforge.checkpoint.tensor import Tensor
 from rocmforge.errors import UnsupportedArchitecture
 from rocmforge.models.blocks import ModelWeights
-from rocmforge.models.config import ConvolutionConfig, ModelConfig
+from rocmforge.models.config import ConvolutionConfig, DeltaConfig, ModelConfig
 from rocmforge_hip.device.constants import MAX_SINK_DIM, MOST_EXPERTS
 from rocmforge_hip.device.heads import HeadSize
 from rocmforge_hip.ops.full_attention import ROPE_MULTIPLE
-from rocmforge_hip.ops.recurrent.kernels import CHANNEL_MULTIPLE, MAX_WIDTH
+from rocmforge_hip.ops.recurrent.kernels import CHANNEL_MULTIPLE, MAX_STATE_DIM, MAX_WIDTH
 from rocmforge_hip.ops.rows import MAX_NORM_DIM
 
 
@@ -46,8 +46,6 @@ def check_sinks(config: ModelConfig, weights: ModelWeights[Tensor]) -> None:
 
 def _problems(config: ModelConfig, heads: Sequence[HeadSize]) -> Iterator[tuple[str, str]]:
     """Yields the sizes that there are no kernels for, each with those that there are."""
-    if any(layer.delta for layer in config.layers):
-        yield "Gated DeltaNet", "layers of --backend reference"
     if not any(layer.num_heads for layer in config.layers):
         yield "no attention in any layer", "attention in some of them"
     for rule in {layer.experts for layer in config.layers if layer.experts is not None}:
@@ -64,6 +62,8 @@ def _problems(config: ModelConfig, heads: Sequence[HeadSize]) -> Iterator[tuple[
             )
         if layer.convolution is not None:
             yield from _problems_of_convolution(layer.convolution)
+            if layer.delta is not None:
+                yield from _problems_of_delta(layer.delta)
             continue
         head = HeadSize(layer.key_dim, layer.value_dim)
         fitting = [known for known in heads if known.values_in_keys is (layer.latent is not None)]
@@ -84,6 +84,20 @@ def _problems(config: ModelConfig, heads: Sequence[HeadSize]) -> Iterator[tuple[
         yield f"{rope.rotary_dim} rotating elements of a head", f"multiples of {ROPE_MULTIPLE}"
     if config.hidden_size > MAX_NORM_DIM:
         yield f"a hidden size of {config.hidden_size}", f"up to {MAX_NORM_DIM}"
+
+
+def _problems_of_delta(delta: DeltaConfig) -> Iterator[tuple[str, str]]:
+    if delta.key_dim > MAX_STATE_DIM:
+        yield f"Gated DeltaNet with keys of {delta.key_dim} elements", f"up to {MAX_STATE_DIM}"
+    sizes = {
+        "keys of {} elements": delta.key_dim,
+        "values of {} elements": delta.value_dim,
+        "{} heads of values": delta.num_value_heads,
+    }
+    for name, size in sizes.items():
+        if size % CHANNEL_MULTIPLE:
+            what = f"Gated DeltaNet with {name.format(size)}"
+            yield what, f"multiples of {CHANNEL_MULTIPLE}"
 
 
 def _problems_of_convolution(convolution: ConvolutionConfig) -> Iterator[tuple[str, str]]:

@@ -9,10 +9,11 @@ from typing import Any, Final, Generic, TypeVar
 import numpy as np
 
 from rocmforge.models.blocks import ModelWeights
-from rocmforge.models.config import ModelConfig
+from rocmforge.models.config import LayerConfig, ModelConfig
 from rocmforge.models.weights import walk
 from rocmforge_hip.device.constants import QUANT_BLOCK
 from rocmforge_hip.device.memory import ArraySpec, DeviceArray, spec
+from rocmforge_hip.device.recurrent import DeltaHeads, DeltaScratch
 from rocmforge_hip.ops.geometry import GEMM_ROWS, MAX_GEMV_ROWS, MAX_INT8_ROWS, Geometry
 from rocmforge_hip.weights.adapters import AdapterStack, lora_scratch
 from rocmforge_hip.weights.placement import PLACE, Planned, PlannedMatrix, PlannedPart
@@ -151,6 +152,15 @@ class LatentArrays(Generic[X]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class DeltaArrays(Generic[X]):
+    """Every array between the products of a layer with Gated DeltaNet."""
+
+    convolved: X  # float32 [T, mixed_features]
+    results: X  # float32 [T, num_value_heads * value_dim], not normed
+    scratch: DeltaScratch[X] | None  # None: no heads are computed in chunks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ActivationArrays(Generic[X]):
     """Every array that a step writes: T tokens, L rows of logits, V the vocabulary, P sums.
 
@@ -163,7 +173,8 @@ class ActivationArrays(Generic[X]):
     qkv: Forms[X]  # [T, out_features of the stack]
     qkv_2: Forms[X] | None
     qkv_3: Forms[X] | None
-    attended: Forms[X]  # [T, num_heads * value_dim], or results of a convolution
+    qkv_4: Forms[X] | None
+    attended: Forms[X]  # [T, num_heads * value_dim], or results of a layer with states
     delta: Forms[X]  # [T, hidden_size]
     intermediate: Forms[X]  # [T, intermediate_size]
     gemm_partial: X  # float32, results of splits of K
@@ -182,6 +193,7 @@ class ActivationArrays(Generic[X]):
     sampling: SamplingArrays[X] | None = None
     experts: ExpertArrays[X] | None = None
     latent: LatentArrays[X] | None = None
+    delta_rule: DeltaArrays[X] | None = None
     # Of other models.
     pooled: Forms[X] | None = None  # [P, hidden_size], sums of hidden states
     dense: Forms[X] | None = None  # [P, hidden_size]
@@ -286,13 +298,11 @@ def _of_causal(
         qkv=qkv[Product.QKV],
         qkv_2=qkv.get(Product.QKV_2),
         qkv_3=qkv.get(Product.QKV_3) if not rank else _multiplied(tokens, rank, of_rank),
+        qkv_4=qkv.get(Product.QKV_4),
         rotated=Forms(
             f16=spec((tokens, max(layer.query_features for layer in config.layers)), "f2")
         ),
-        attended=_multiplied(
-            tokens,
-            max(max(layer.attended_features, layer.convolved_features) for layer in config.layers),
-        ),
+        attended=_multiplied(tokens, max(map(_attended_features, config.layers))),
         delta=Forms(f32=of_tokens),
         intermediate=_multiplied(tokens, _most_intermediate(config)),
         logit_rows=_multiplied(rows, hidden_size, f32=spec((rows, hidden_size), "f4")),
@@ -310,6 +320,7 @@ def _of_causal(
         arrived=spec((1,), "u4"),
         experts=_of_experts(config, tokens, hosted_matrices(weights)),
         latent=_of_latent(config, tokens),
+        delta_rule=_of_delta_rule(config, limits),
         sampling=SamplingArrays(
             changed=of_logits,
             highest=parts,
@@ -342,6 +353,25 @@ def _of_latent(config: ModelConfig, tokens: int) -> LatentArrays[ArraySpec] | No
         products=spec((grouped, widest), "f4"),
         expanded=_multiplied(tokens, max(layer.latent_attended_features for layer in layers)),
     )
+
+
+def _of_delta_rule(config: ModelConfig, limits: StepLimits) -> DeltaArrays[ArraySpec] | None:
+    """Returns the arrays of Gated DeltaNet, if layers have it; their heads are alike."""
+    rule = next((layer.delta for layer in config.layers if layer.delta is not None), None)
+    if rule is None:
+        return None
+    return DeltaArrays(
+        convolved=spec((limits.tokens, rule.mixed_features), "f4"),
+        results=spec((limits.tokens, rule.value_features), "f4"),
+        scratch=DeltaScratch.plan(DeltaHeads.of(rule), limits.tokens, limits.sequences),
+    )
+
+
+def _attended_features(layer: LayerConfig) -> int:
+    """Returns the features of what a layer's last matrix before its network reads."""
+    if layer.delta is not None:
+        return layer.delta_value_features
+    return max(layer.attended_features, layer.convolved_features)
 
 
 def _fetched(hosted: Sequence[PlannedMatrix]) -> FetchedExperts[ArraySpec] | None:
@@ -420,6 +450,7 @@ def _without_cache(
         qkv=qkv[Product.QKV],
         qkv_2=qkv.get(Product.QKV_2),
         qkv_3=qkv.get(Product.QKV_3),
+        qkv_4=None,
         attended=forms(tokens, hidden_size, f16=True),
         delta=forms(tokens, hidden_size, f32=True),
         intermediate=forms(tokens, _most_intermediate(config), f16=True),

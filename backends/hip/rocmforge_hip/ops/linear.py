@@ -58,6 +58,7 @@ _EARLY_FORMATS: Final = frozenset({"q4_k", "q6_k", "q8_0", "q5_0"})
 _LATE_FORMATS: Final = frozenset({"q4_k", "q8_0", "q4_0", "q5_0", "iq4_nl", "mxfp4"})
 """Of which 9 to 16 rows are faster in int8 than as halves, as was measured (docs/benchmarks.md)."""
 GEMV_OUTPUTS: Final = 16  # stored rows of a block
+_MOST_MIXED: Final = 3  # matrices of one launch
 _ENOUGH_WAVES: Final = 8  # on a compute unit
 _ELEMENTS: Final = 1024  # of a block of the kernels that convert
 _THREADS: Final = 256
@@ -177,13 +178,13 @@ class LinearKernels:
     def qkv(
         self,
         x: Activation,
-        weights: tuple[Weight, Weight, Weight],
-        biases: tuple[Weight | None, Weight | None, Weight | None],
+        weights: Sequence[Weight],
+        biases: Sequence[Weight | None],
         *,
         half: bool = False,
         then: Callable[[Matrix, Activation], None] = lambda matrix, product: None,
-    ) -> tuple[Activation, Activation, Activation]:
-        """Multiplies with query, key and value as `Ops.qkv` says; other arguments as of `multiply`.
+    ) -> tuple[Activation, ...]:
+        """Multiplies as `Ops.qkv` says; other arguments as of `multiply`.
 
         Those of one stored type lie stacked in one matrix: it is multiplied once as a whole, `then`
         called with it and its product, and each gets its columns of that. Several matrices are
@@ -200,13 +201,12 @@ class LinearKernels:
             }
         for matrix, product in products.items():
             then(matrix, product)
-        q, k, v = (_columns(products[part.matrix], part) for part in parts)
-        return q, k, v
+        return tuple(_columns(products[part.matrix], part) for part in parts)
 
     def _are_mixed(self, x: Activation, matrices: Sequence[Matrix]) -> bool:
         """Returns whether so many rows are multiplied with these matrices in one launch."""
         return (
-            len(matrices) > 1
+            1 < len(matrices) <= _MOST_MIXED
             and all(self._goes_through_mixed_gemv(x, matrix) for matrix in matrices)
             and _most_rows(x.rows * self.slices) in self._mixed_gemvs
         )
@@ -224,7 +224,7 @@ class LinearKernels:
     ) -> dict[Matrix, Activation]:
         """Returns the product with each of two or three whole matrices, plus its bias."""
         products: dict[Matrix, Activation] = {}
-        factors = [_NO_FACTOR] * 3
+        factors = [_NO_FACTOR] * _MOST_MIXED
         for place, (part, bias) in enumerate(stacks):
             matrix = part.matrix
             assert x.features == matrix.in_features, (x.features, matrix.in_features)

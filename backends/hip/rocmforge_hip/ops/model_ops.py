@@ -46,8 +46,6 @@ from rocmforge_hip.weights.products import Product
 
 _UNCAPPED: Final = 1.0  # cap * tanh(x / cap) is tanh(x)
 
-_NO_STATES: Final = "models with Gated DeltaNet are refused when they are loaded"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Resources:
@@ -78,7 +76,8 @@ class HipOps:
         self._arena = arena
         # All kernels are loaded now: a module must not be loaded while a graph is captured.
         self.products = LinearKernels(library, geometry, arena, formats, resources.slices)
-        self._rows = RowKernels(library, formats, adds=not config.causal)
+        has_gates = any(layer.delta for layer in config.layers)
+        self._rows = RowKernels(library, formats, adds=not config.causal, gates=has_gates)
         self._norms = norms_of(config, library)
         self._lora = Lora(library, arena, self.products, resources.adapters)
         self._route = self._pairs = self._groups = None
@@ -88,7 +87,9 @@ class HipOps:
             self._pairs, self._groups = PairKernels(*of_experts), GroupKernels(*of_experts)
         self._recurrent = None
         if config.has_states:
-            self._recurrent = RecurrentLayers(library, arena, self.products, resources.states)
+            self._recurrent = RecurrentLayers(
+                config, library, arena, self.products, resources.states
+            )
         self._cached = self._full = self._latent = None
         if arena.latent is not None:
             heads = config, library, arena, self.products, resources.caches, tables
@@ -214,9 +215,9 @@ class HipOps:
         self,
         step: DeviceStep,
         x: Activation,
-        weights: tuple[Weight, Weight, Weight],
-        biases: tuple[Weight | None, Weight | None, Weight | None],
-    ) -> tuple[Activation, Activation, Activation]:
+        weights: Sequence[Weight],
+        biases: Sequence[Weight | None],
+    ) -> tuple[Activation, ...]:
         add = partial(self._lora.add, step, x)
         return self.products.qkv(x, weights, biases, half=not self._causal, then=add)
 
@@ -329,7 +330,8 @@ class HipOps:
     def convolution(
         self, step: DeviceStep, x: Activation, weight: Weight, layer: int
     ) -> Activation:
-        raise AssertionError(_NO_STATES)
+        assert self._recurrent is not None
+        return self._recurrent.convolution(step, x, weight, layer)
 
     def gated_delta(
         self,
@@ -339,13 +341,17 @@ class HipOps:
         decay: tuple[Weight, Weight],
         layer: int,
     ) -> Activation:
-        raise AssertionError(_NO_STATES)
+        assert self._recurrent is not None
+        return self._recurrent.gated_delta(step, x, gates, decay, layer)
 
     def gated_norm(self, x: Activation, gate: Activation, weight: Weight) -> Activation:
-        raise AssertionError(_NO_STATES)
+        assert self._recurrent is not None
+        return self._recurrent.gated_norm(x, gate, weight)
 
     def sigmoid_gate(self, x: Activation, gate: Activation) -> Activation:
-        raise AssertionError(_NO_STATES)
+        """Works in place."""
+        self._rows.sigmoid_gate(x, gate)
+        return x
 
     def norm_projection(self, x: Activation, weight: Weight, bias: Weight | None) -> Activation:
         """Works in place."""

@@ -21,6 +21,7 @@ _EMBED_THREADS: Final = 64
 _ITEM_BYTES: Final = 16  # that a thread of `rf_embed_add` reads
 _TAKE_ELEMENTS: Final = 1024  # of a block
 _HALVES: Final = 2048  # of a block of GELU
+_GATED_ELEMENTS: Final = 1024  # of a block
 _SUM_COLUMNS: Final = 32  # of a block
 _SUM_THREADS: Final = 1024
 _FEW_ROWS: Final = 64  # are added up by fewer threads
@@ -35,15 +36,20 @@ class RowKernels:
         library: Where the kernels are.
         formats: Stored types of the tables to embed with.
         adds: Whether positions and types are embedded too, and GELU is a step of its own.
+        gates: Whether results of attention have gates.
     """
 
-    def __init__(self, library: KernelLibrary, formats: frozenset[str], *, adds: bool) -> None:
+    def __init__(
+        self, library: KernelLibrary, formats: frozenset[str], *, adds: bool, gates: bool
+    ) -> None:
         self._embed = {
             name: library.kernel(f"rf_embed_{name}", row_kernels.rf_embed) for name in formats
         }
         self._take = library.kernel("rf_take_rows", row_kernels.rf_take_rows)
         self._sum = library.kernel("rf_sum_rows", row_kernels.rf_sum_rows)
         self._softcap = library.kernel("rf_softcap", row_kernels.rf_softcap)
+        if gates:
+            self._sigmoid_gate = library.kernel("rf_sigmoid_gate", row_kernels.rf_sigmoid_gate)
         if adds:
             self._add = {
                 name: library.kernel(f"rf_embed_add_{name}", row_kernels.rf_embed_add)
@@ -119,6 +125,17 @@ class RowKernels:
             x=x,
             cap=cap,
             count=count,
+        )
+
+    def sigmoid_gate(self, x: Activation, gate: Activation) -> None:
+        """Multiplies each form that x has with sigmoid(gate), float32, in place."""
+        self._sigmoid_gate.launch(
+            (ceil_div(x.features, _GATED_ELEMENTS), x.rows, 1),
+            _THREADS,
+            gate=f32_of(gate),
+            x=x,
+            stride=gate.stride or gate.features,
+            features=x.features,
         )
 
     def gelu(self, x: DeviceArray, count: int) -> None:

@@ -12,15 +12,15 @@ import numpy.typing as npt
 
 from rocmforge_hip.device.memory import ArraySpec, DeviceArray, spec
 from rocmforge_hip.device.records import mapped
-from rocmforge_hip.ops.activations import Activation, Forms
-from rocmforge_hip.ops.recurrent.kernels import RecurrentKernels
-from rocmforge_hip.ops.recurrent.sizes import (
+from rocmforge_hip.device.recurrent import (
     DeltaHeads,
     DeltaScratch,
     MambaHeads,
     MambaScratch,
     RecurrentBatch,
 )
+from rocmforge_hip.ops.activations import Activation, Forms
+from rocmforge_hip.ops.recurrent.kernels import RecurrentKernels
 from rocmforge_hip.verify import oracle
 from rocmforge_hip.verify.cases import Case, Group, error
 from rocmforge_hip.verify.rows import random_values

@@ -17,6 +17,7 @@ from rocmforge.models.config import NormKind
 from rocmforge.models.weights import present
 from rocmforge_hip.device.constants import QUANT_BLOCK
 from rocmforge_hip.ops.activations import Activation
+from rocmforge_hip.ops.rows import RowKernels
 from rocmforge_hip.ops.step import StagedRows
 from rocmforge_hip.verify import oracle
 from rocmforge_hip.verify.cases import Case, Group, error, values_of
@@ -67,6 +68,8 @@ def groups() -> Iterator[Group]:
         Case("quantize_act", "3 rows", _INT8, partial(_quantize, rows=3)),
         Case("half_act", "12 rows", _HALF, _half),
         Case("take_rows", "5 of 12 rows", 0.0, _take_rows),
+        Case("sigmoid_gate", "3 rows", _FLOAT, partial(_sigmoid_gate, dtype=np.float32)),
+        Case("sigmoid_gate", "12 rows of halves", _HALF, partial(_sigmoid_gate, dtype=np.float16)),
         Case("sum_rows", "a few rows and many", _FLOAT, _sum_rows),
         Case("embed", "rows of embeddings", _FLOAT, _embed_rows),
         Case("resolve_tokens", "from the host and from the step before", 0.0, _resolve),
@@ -222,6 +225,19 @@ def _half(bench: Workbench) -> float:
         bench.model.ops.products.half(bench.activation(bench.model.arena.normed, values))
     )
     return error(got.astype(np.float64), values.astype(np.float64))
+
+
+def _sigmoid_gate(bench: Workbench, dtype: npt.DTypeLike) -> float:
+    rows = 12 if dtype == np.float16 else 3
+    values = random_values(rows, bench.config.hidden_size).astype(dtype)
+    gate = random_values(rows + 1, bench.config.hidden_size)[1:]
+    x = bench.activation(bench.model.arena.normed, values)
+    kernels = RowKernels(bench.device.library, frozenset(), adds=False, gates=True)
+    kernels.sigmoid_gate(x, bench.activation(bench.residual, gate))
+    array = x.f16 if dtype == np.float16 else x.f32
+    assert array is not None
+    want = values.astype(np.float64) / (1 + np.exp(-gate.astype(np.float64)))
+    return error(bench.get(array).astype(np.float64), want)
 
 
 def _take_rows(bench: Workbench) -> float:

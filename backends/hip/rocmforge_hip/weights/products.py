@@ -9,12 +9,13 @@ from typing import Final
 class Product(StrEnum):
     """The activation that the product with a matrix becomes: a field of `ActivationArrays`.
 
-    Query, key and value go to as many as they have stored types.
+    Queries, keys, values and gates go to as many as they have stored types.
     """
 
     QKV = auto()
     QKV_2 = auto()
     QKV_3 = auto()
+    QKV_4 = auto()
     DELTA = auto()  # what attention or the feed-forward network adds to the residual
     INTERMEDIATE = auto()  # of the feed-forward network
     GATE_UP = auto()  # gate and up before the gate is applied, where an adapter changes them
@@ -23,4 +24,4 @@ class Product(StrEnum):
     SCORES = auto()  # of a classification head
 
 
-QKV_PRODUCTS: Final = (Product.QKV, Product.QKV_2, Product.QKV_3)
+QKV_PRODUCTS: Final = (Product.QKV, Product.QKV_2, Product.QKV_3, Product.QKV_4)

@@ -68,8 +68,12 @@ def _attention(
     x: A,
     spec: AttentionSpec,
 ) -> A:
-    biases = attention.q_bias, attention.k_bias, attention.v_bias
-    q, k, v = ops.qkv(step, x, (attention.q, attention.k, attention.v), biases)
+    weights: list[W] = [attention.q, attention.k, attention.v]
+    biases: list[W | None] = [attention.q_bias, attention.k_bias, attention.v_bias]
+    if attention.gate is not None:
+        weights.append(attention.gate)
+        biases.append(None)
+    q, k, v, *gates = ops.qkv(step, x, weights, biases)
     q_norm, k_norm = attention.q_norm, attention.k_norm
     if config.layers[spec.layer].joint_head_norms:
         q = ops.norm_projection(q, present(q_norm), None)
@@ -77,8 +81,8 @@ def _attention(
         q_norm = k_norm = None
     q = ops.rope_and_store(step, q, k, v, q_norm, k_norm, spec)
     y = ops.attention(step, q, spec, attention.sinks)
-    if attention.gate is not None:
-        y = ops.sigmoid_gate(y, ops.linear(step, x, attention.gate, None))
+    for gate in gates:
+        y = ops.sigmoid_gate(y, gate)
     return ops.linear(step, y, attention.output, attention.output_bias)
 
 
@@ -111,9 +115,8 @@ def _short_convolution(
 
 
 def _delta_net(delta: DeltaNet[W], ops: Ops[A, W, S], step: S, x: A, layer: int) -> A:
-    mixed = ops.linear(step, x, delta.mixed, None)
-    gate = ops.linear(step, x, delta.gate, None)
-    alpha, beta = ops.linear(step, x, delta.alpha, None), ops.linear(step, x, delta.beta, None)
+    weights = delta.mixed, delta.gate, delta.alpha, delta.beta
+    mixed, gate, alpha, beta = ops.qkv(step, x, weights, (None,) * 4)
     mixed = ops.convolution(step, mixed, delta.filter, layer)
     y = ops.gated_delta(step, mixed, (alpha, beta), (delta.decay, delta.time_offset), layer)
     return ops.linear(step, ops.gated_norm(y, gate, delta.norm), delta.output, None)

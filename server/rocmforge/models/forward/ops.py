@@ -19,6 +19,7 @@ whose hidden states are wanted, V vocabulary size.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -119,17 +120,17 @@ class Ops(Protocol[A, W, S]):
         self,
         step: S,
         x: A,
-        weights: tuple[W, W, W],
-        biases: tuple[W | None, W | None, W | None],
-    ) -> tuple[A, A, A]:
-        """Returns query, key and value, each x @ weight.T + bias: [T, out_features of its weight].
+        weights: Sequence[W],
+        biases: Sequence[W | None],
+    ) -> tuple[A, ...]:
+        """Returns queries, keys, values and gates: x @ weight.T + bias, [T, out_features] each.
 
         Asked for together, so that a backend may multiply with all of them at once.
 
         Args:
             step: As for `linear`.
             x: [T, in_features].
-            weights: Of query, key and value, [out_features, in_features] each.
+            weights: Of one `Fusion.QKV`, [out_features, in_features] each.
             biases: Theirs, [out_features] or None each.
         """
         ...

@@ -8,16 +8,16 @@ from rocmforge.backend.protocol import MAX_KEPT_STATES
 from rocmforge_hip.device.constants import STATE_CHUNK, STATE_CHUNK_COLUMNS, STATE_CHUNK_DIM
 from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import DeviceArray
-from rocmforge_hip.kernels import recurrent as kernels
-from rocmforge_hip.ops.activations import Activation
-from rocmforge_hip.ops.linear import f32_of
-from rocmforge_hip.ops.recurrent.sizes import (
+from rocmforge_hip.device.recurrent import (
     DeltaHeads,
     DeltaScratch,
     MambaHeads,
     MambaScratch,
     RecurrentBatch,
 )
+from rocmforge_hip.kernels import recurrent as kernels
+from rocmforge_hip.ops.activations import Activation
+from rocmforge_hip.ops.linear import f32_of
 from rocmforge_hip.weights.formats import ceil_div, round_up
 
 _CONV_THREADS: Final = 64
@@ -25,7 +25,7 @@ _CONV_TOKENS: Final = 8  # of a block
 _ELEMENTS: Final = 4  # of a thread
 CHANNEL_MULTIPLE: Final = _ELEMENTS
 MAX_WIDTH: Final = 4  # of a filter
-_MAX_DIM: Final = 128  # of a state, over which a block sums
+MAX_STATE_DIM: Final = 128  # of a state, over which a block sums
 _STATE_THREADS: Final = 128
 _STATE_COLUMNS: Final = 32  # of a block: values of the delta rule, elements of a head of Mamba
 _CHUNK_WAVES: Final = 4
@@ -139,7 +139,7 @@ class RecurrentKernels:
             eps: Of the norms of queries and keys, within the root.
             scratch: Of `DeltaScratch.plan`, for long sequences to be taken in chunks.
         """
-        assert heads.key_dim <= _MAX_DIM
+        assert heads.key_dim <= MAX_STATE_DIM
         assert state.shape[1:] == (heads.value_heads, heads.key_dim, heads.value_dim)
         if scratch is not None and batch.longest >= _LEAST_CHUNKED:
             assert heads.key_dim == heads.value_dim == STATE_CHUNK_DIM
@@ -247,7 +247,7 @@ class RecurrentKernels:
             out: float32 [T, heads * head_dim].
             scratch: Of `MambaScratch.plan`, for long sequences to be taken in chunks.
         """
-        assert heads.state_size <= _MAX_DIM
+        assert heads.state_size <= MAX_STATE_DIM
         assert state.shape[1:] == (heads.heads, heads.head_dim, heads.state_size)
         if scratch is not None and batch.longest >= _LEAST_CHUNKED:
             assert heads.state_size == STATE_CHUNK_DIM

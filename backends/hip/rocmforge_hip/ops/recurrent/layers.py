@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 from rocmforge.backend.protocol import MAX_KEPT_STATES
+from rocmforge.models.config import ModelConfig
+from rocmforge.models.weights import present
 from rocmforge_hip.device.constants import QUANT_BLOCK
 from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import DeviceArray
-from rocmforge_hip.ops.activations import Activation, ActivationArrays
+from rocmforge_hip.device.recurrent import DeltaHeads, RecurrentBatch
+from rocmforge_hip.ops.activations import Activation, ActivationArrays, DeltaArrays, Forms
 from rocmforge_hip.ops.linear import LinearKernels, empty, f32_of, vector_of
 from rocmforge_hip.ops.recurrent.kernels import RecurrentKernels
-from rocmforge_hip.ops.recurrent.sizes import RecurrentBatch
 from rocmforge_hip.ops.step import DeviceStep
 from rocmforge_hip.weights.formats import Weight
+
+_NO_FORMS: Final[Forms[DeviceArray]] = Forms()
 
 
 class RecurrentLayers:
     """Launches them.
 
     Args:
+        config: The model.
         library: Where the kernels are.
         arena: The arrays of the activations.
         products: What multiplies with the results.
@@ -28,11 +34,13 @@ class RecurrentLayers:
 
     def __init__(
         self,
+        config: ModelConfig,
         library: KernelLibrary,
         arena: ActivationArrays[DeviceArray],
         products: LinearKernels,
         states: tuple[tuple[DeviceArray, ...], ...],
     ) -> None:
+        self._config = config
         self._kernels = RecurrentKernels(library)
         self._arena = arena
         self._products = products
@@ -42,13 +50,8 @@ class RecurrentLayers:
         self, step: DeviceStep, x: Activation, weight: Weight, layer: int
     ) -> Activation:
         """Does as `Ops.short_convolution` says."""
-        state = self._states[layer][0]
-        _, others, channels = state.shape
-        taps = vector_of(weight, channels * (others + 1)).first(channels, others + 1)
-        many = x.rows > self._products.gemv_rows
-        out = empty(self._arena.attended, x.rows, channels, half=many)
-        if not many and channels % QUANT_BLOCK == 0:
-            self._products.give_int8(out)
+        state, channels = self._states[layer][0], x.features // 3
+        taps, out = _taps(weight, state), self._multiplied(x.rows, channels, channels)
         b, c, inputs = (_columns(x, part * channels, channels) for part in range(3))
         for batch in _batches(step):
             self._kernels.convolve(
@@ -56,10 +59,73 @@ class RecurrentLayers:
             )
         return out
 
+    def convolution(
+        self, step: DeviceStep, x: Activation, weight: Weight, layer: int
+    ) -> Activation:
+        """Does as `Ops.convolution` says."""
+        state = self._states[layer][0]
+        out = Activation(_NO_FORMS, x.rows, x.features)
+        out.f32 = self._of_delta_rule.convolved.first(x.rows, x.features)
+        for batch in _batches(step):
+            self._kernels.convolve(batch, x, _taps(weight, state), None, state, out, silu=True)
+        return out
+
+    def gated_delta(
+        self,
+        step: DeviceStep,
+        x: Activation,
+        gates: tuple[Activation, Activation],
+        decay: tuple[Weight, Weight],
+        layer: int,
+    ) -> Activation:
+        """Does as `Ops.gated_delta` says."""
+        rule = present(self._config.layers[layer].delta)
+        heads, arrays = DeltaHeads.of(rule), self._of_delta_rule
+        factor, bias = (vector_of(vector, heads.value_heads) for vector in decay)
+        out = arrays.results.first(x.rows, rule.value_features)
+        for batch in _batches(step):
+            self._kernels.gated_delta(
+                *(batch, heads, x, *gates, factor, bias, self._states[layer][1], out),
+                self._config.norm_eps,
+                arrays.scratch,
+            )
+        return Activation(_NO_FORMS, x.rows, rule.value_features, f32=out)
+
+    def gated_norm(self, x: Activation, gate: Activation, weight: Weight) -> Activation:
+        """Does as `Ops.gated_norm` says."""
+        rule = next(present(layer.delta) for layer in self._config.layers if layer.delta)
+        out = self._multiplied(x.rows, x.features, rule.value_dim)
+        self._kernels.gated_norm(
+            *(f32_of(x), gate, vector_of(weight, rule.value_dim), rule.num_value_heads, out),
+            self._config.norm_eps,
+            gate_first=False,
+        )
+        return out
+
+    @property
+    def _of_delta_rule(self) -> DeltaArrays[DeviceArray]:
+        arrays = self._arena.delta_rule
+        assert arrays is not None, "the model has no Gated DeltaNet"
+        return arrays
+
+    def _multiplied(self, rows: int, features: int, written: int) -> Activation:
+        """Returns the place of what is multiplied next, of which so many are written at once."""
+        many = rows > self._products.gemv_rows
+        out = empty(self._arena.attended, rows, features, half=many)
+        if not many and written % QUANT_BLOCK == 0:
+            self._products.give_int8(out)
+        return out
+
 
 def on_device(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Returns how a state of `LayerConfig.state_shapes` lies: inputs as rows, the oldest first."""
     return shape[::-1] if len(shape) == 2 else shape
+
+
+def _taps(weight: Weight, state: DeviceArray) -> DeviceArray:
+    """Returns the filter of a convolution with such states, [channels, width]."""
+    _, others, channels = state.shape
+    return vector_of(weight, channels * (others + 1)).first(channels, others + 1)
 
 
 def _columns(x: Activation, start: int, count: int) -> Activation:

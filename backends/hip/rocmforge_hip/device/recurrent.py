@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from rocmforge.models.config import DeltaConfig
 from rocmforge_hip.device.constants import STATE_CHUNK, STATE_CHUNK_COLUMNS, STATE_CHUNK_DIM
 from rocmforge_hip.device.memory import ArraySpec, DeviceArray, spec
 
@@ -34,6 +35,17 @@ class DeltaHeads:
     value_dim: int
     tiled: bool
     """Whether value head j has key head j % key_heads, and not those next to it the same."""
+
+    @classmethod
+    def of(cls, config: DeltaConfig) -> DeltaHeads:
+        """Returns those of a model."""
+        return cls(
+            key_heads=config.num_key_heads,
+            value_heads=config.num_value_heads,
+            key_dim=config.key_dim,
+            value_dim=config.value_dim,
+            tiled=config.is_tiled,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
