@@ -21,19 +21,24 @@ from rocmforge.models.checkpoint import Checkpoint, Contents, Identity
 from rocmforge.models.lora import Adapter, AdapterSpec
 
 
-def open_checkpoint(path: Path, adapters: Iterable[AdapterSpec] = ()) -> Checkpoint:
+def open_checkpoint(
+    path: Path, adapters: Iterable[AdapterSpec] = (), *, predicts: bool = False
+) -> Checkpoint:
     """Opens a model, and LoRA adapters for it; reads headers only.
 
     Args:
         path: The model's GGUF file, or the first shard; or a folder in Hugging Face's layout.
         adapters: The adapters.
+        predicts: Whether the model's predictor is wanted; `ModelConfig.predicts` says if it has
+            one.
 
     Raises:
         ModelFileNotFound: A file is not there or cannot be read.
         ModelLoadError: A file is broken, or the model cannot be served.
         ConfigurationError: The model takes no adapters.
     """
-    checkpoint = open_folder_checkpoint(path) if path.is_dir() else open_gguf_checkpoint(path)
+    opened = open_folder_checkpoint if path.is_dir() else open_gguf_checkpoint
+    checkpoint = opened(path, predicts=predicts)
     try:
         specs = tuple(adapters)
         if specs and not checkpoint.config.causal:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Final, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -50,6 +50,9 @@ OTHER_PREFIXES = ("ROCMFORGE_TEST_", "ROCMFORGE_KERNEL_")
 
 _Name = Annotated[str, Meta(min_length=1)]
 # An empty one is a shell variable that was not set. Taken for none, it would leave the door open.
+MTP: Final = "mtp"
+"""The draft model that is a part of the model itself: its predictor."""
+
 _File = Annotated[str, Meta(min_length=1)]
 _Key = Annotated[str, Meta(min_length=8)]  # as in the file of keys
 
@@ -175,12 +178,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = 0
     draft_model: Annotated[
         _File | None,
-        _about("smaller GGUF model with the same vocabulary, which drafts tokens", "FILE"),
+        _about(
+            "smaller GGUF model with the same vocabulary, which drafts tokens; mtp = the model's "
+            "own predictor, which some files have",
+            "FILE",
+        ),
     ] = None
     draft_tokens: Annotated[
         int,
         _about(
-            "most draft tokens of the draft model in each step; fewer where that pays",
+            "most draft tokens of the draft model or predictor in each step; fewer where that pays",
             "TOKENS",
             ge=1,
             le=32,

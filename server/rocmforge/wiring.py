@@ -35,7 +35,7 @@ from rocmforge.models.memory import stored_weight_bytes
 from rocmforge.models.rank_head import RankHead, read_rank_head
 from rocmforge.models.sampling import UNRECOMMENDED, SamplingDefaults
 from rocmforge.opening import open_checkpoint
-from rocmforge.settings import ModelSettings, Settings
+from rocmforge.settings import MTP, ModelSettings, Settings
 from rocmforge.text.template.rank_prompt import rank_prompt
 from rocmforge.text.template.template import ChatTemplates
 from rocmforge.text.tokenizer.draft_vocabulary import check_draft_vocabulary
@@ -62,6 +62,11 @@ class ModelFront:
     draft: Path | None  # the draft model
     weights_bytes: int  # as they are in the files, with the draft model's
 
+    @property
+    def has_drafter(self) -> bool:
+        """Whether a draft model or a predictor drafts tokens."""
+        return self.draft is not None or self.config.predicts
+
     def check_generates(self) -> None:
         """Raises ConfigurationError for an encoder, or what ranks only: it generates no text."""
         causal = self.config.causal
@@ -85,7 +90,8 @@ def read_front(model: str, settings: Settings, found: Path | None = None) -> Mod
         ConfigurationError: the file of --chat-template cannot be read.
     """
     path = found or find_model(model)
-    with open_checkpoint(path, adapter_specs(settings)) as checkpoint:
+    predicts = settings.draft_model == MTP
+    with open_checkpoint(path, adapter_specs(settings), predicts=predicts) as checkpoint:
         config = checkpoint.config
         identity = checkpoint.identify()
         tokenizer = Tokenizer(checkpoint.read_tokenizer())
@@ -98,6 +104,11 @@ def read_front(model: str, settings: Settings, found: Path | None = None) -> Mod
             _refuse_drafts_and_chats(settings)
         if config.has_states:
             _refuse_drafts(settings)
+        if predicts and not config.predicts:
+            raise ConfigurationError(
+                f"{path.name} has no predictor of further tokens, so --draft-model {MTP} has "
+                "nothing to draft with. Take a draft model, or a file with MTP in its name."
+            )
         prompt = rank_prompt(templates, checkpoint.rank_instruction)
         rank_head = read_rank_head(checkpoint, prompt) if config.causal else None
         adapters = tuple(adapter.name for adapter in checkpoint.adapters)
@@ -236,7 +247,7 @@ def build_model(
         rank_head=front.rank_head,
         sampling_defaults=front.sampling,
         prompt_lookup_tokens=settings.prompt_lookup_tokens,
-        draft_model_tokens=settings.draft_tokens if front.draft is not None else 0,
+        draft_model_tokens=settings.draft_tokens if front.has_drafter else 0,
         checks_drafts=not front.config.has_states,
         declared_context=config.options.max_context,
         declared_hidden_size=front.config.output_size,
@@ -256,6 +267,7 @@ def engine_config(front: ModelFront, settings: Settings) -> EngineConfig:
         model=front.path,
         identity=front.identity,
         draft=front.draft,
+        predicts=front.config.predicts,
         options=load_options(settings, front.config.max_context, causal=front.config.causal),
         vocabulary=token_pieces(front.tokenizer) if front.config.causal else None,
         max_waiting=settings.max_waiting,
@@ -284,7 +296,7 @@ def find_draft(model: Checkpoint, settings: Settings) -> Path | None:
         ModelLoadError: the file cannot be served.
         ConfigurationError: it cannot draft for this model.
     """
-    if settings.draft_model is None:
+    if settings.draft_model in (None, MTP):
         return None
     path = find_model(settings.draft_model)
     with open_checkpoint(path) as checkpoint:

@@ -120,9 +120,13 @@ def _load(
         causal=causal,
         state_slots=options.max_sequences if config.has_states else 0,
         state_bytes=states_bytes,
+        predicts=config.predicts,
         notes=(_NOTE,),
     )
-    ops = ReferenceOps(config, tables, caches, states)
+    hidden = None
+    if config.predicts:
+        hidden = np.zeros((num_blocks, 1, BLOCK_SIZE, config.hidden_size), np.float32)
+    ops = ReferenceOps(config, tables, caches, states, hidden)
     return ReferenceRunner(config, weights, ops, info, processors)
 
 

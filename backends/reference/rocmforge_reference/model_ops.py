@@ -52,11 +52,13 @@ class ReferenceOps:
         tables: RopeTables | None,
         caches: tuple[KvCache, ...] = (),
         states: tuple[tuple[Float32Array, ...], ...] = (),
+        hidden: Float32Array | None = None,
     ) -> None:
         self._config = config
         self._tables = tables
         self._caches = caches
         self._states = states  # of each layer, [num_slots, ...] each
+        self._hidden = hidden  # for the predictor, [blocks, 1, block_size, hidden_size]
 
     def embed(
         self,
@@ -308,6 +310,28 @@ class ReferenceOps:
             reach=None if spec.window is None else spec.window - 1,
             slopes=slopes,
         ).reshape(len(q), -1)
+
+    def store_hidden(self, step: Step, x: Float32Array) -> None:
+        ops.store(present(self._hidden), x[:, None], step.input.slot_mapping)
+
+    def beside_hidden(
+        self, step: Step, x: Float32Array, embedding_norm: Weight, hidden_norm: Weight
+    ) -> Float32Array:
+        found, given = np.zeros_like(x), step.input
+        kept = present(self._hidden)
+        block_size = kept.shape[2]
+        for table, (start, stop) in zip(
+            given.block_table, pairwise(given.query_start.tolist()), strict=True
+        ):
+            rows = np.arange(start, stop)[given.positions[start:stop] > 0]
+            before = given.positions[rows] - 1
+            found[rows] = kept[table[before // block_size], 0, before % block_size]
+        return np.concatenate(
+            [self.norm(x, embedding_norm, None), self.norm(found, hidden_norm, None)], axis=1
+        )
+
+    def project_residual(self, step: Step, x: Float32Array, weight: Weight) -> Float32Array:
+        return self.linear(step, x, weight, None)
 
     def take_logit_rows(self, step: Step, x: Float32Array) -> Float32Array:
         return x[step.input.logit_rows]

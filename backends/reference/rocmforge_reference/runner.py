@@ -19,7 +19,14 @@ from rocmforge.errors import BackendError, OutOfMemory
 from rocmforge.logits.processor import LogitsProcessor
 from rocmforge.models.blocks import ModelWeights
 from rocmforge.models.config import ModelConfig
-from rocmforge.models.forward.model import hidden_states, logits, sums
+from rocmforge.models.forward.model import (
+    hidden_states,
+    logits,
+    predicted_logits,
+    predicted_states,
+    prepare_predictor,
+    sums,
+)
 from rocmforge_reference.model_ops import ReferenceOps, Step
 from rocmforge_reference.sampling import NO_TOKEN, sample
 from rocmforge_reference.weights import Weight
@@ -81,7 +88,11 @@ class ReferenceRunner:
         config, weights, ops = self._model
         token_ids = self._resolve(step)
         resolved = Step(step, token_ids, step.token_adapters)
-        hidden = hidden_states(config, weights, ops, resolved)
+        if step.predicts:
+            hidden = predicted_states(config, weights, ops, resolved)
+        else:
+            hidden = hidden_states(config, weights, ops, resolved)
+            prepare_predictor(config, weights, ops, resolved, hidden)
         found = sums(weights, ops, resolved, hidden) if len(step.hidden_ranges) else None
         if not config.causal:
             return StepOutput(
@@ -93,7 +104,8 @@ class ReferenceRunner:
                 device_ns=time.perf_counter_ns() - started_ns,
                 hidden=found,
             )
-        rows = logits(config, weights, ops, resolved, hidden)
+        logits_of = predicted_logits if step.predicts else logits
+        rows = logits_of(config, weights, ops, resolved, hidden)
         from_device = step.token_source[step.logit_rows] != NO_SOURCE
         pending = np.where(from_device, token_ids[step.logit_rows], np.int32(NO_TOKEN))
         samples = sample(rows, step.sampling, pending, self._processors)

@@ -135,6 +135,10 @@ class StepInput:
     block_table: Int32Array  # [B, M], padded with 0
     logit_rows: Int32Array  # [L], indices into the T tokens; may be empty
     sampling: SamplingBatch  # of L rows
+    # The predictor computes it, which guesses what the model would draw: one token of each
+    # sequence, at most one behind those that were computed before. Only for runners whose
+    # `RunnerInfo.predicts`.
+    predicts: bool = False
     # Index in `LoadOptions.adapters` of each sequence's, or NO_ADAPTER; empty if none has one.
     adapters: Int32Array = field(default_factory=lambda: np.zeros(0, np.int32))  # [B]
     # Of a model with `RunnerInfo.state_slots`, else empty: where the states of each sequence before
@@ -323,6 +327,8 @@ class RunnerInfo:
     # Those of a sequence cannot be taken back to what they were some tokens before.
     state_slots: int = 0
     state_bytes: int = 0
+    # Whether it computes steps with `StepInput.predicts`, and fills the predictor's cache in all.
+    predicts: bool = False
 
 
 ProgressCallback = Callable[[str, float], None]

@@ -107,7 +107,7 @@ async def _measure(
         await _run_streams(engine, runner, streams=1, prompt_tokens=8, output_tokens=4)  # warm up
         drafts = Drafts(
             lookup=settings.prompt_lookup_tokens,
-            model=settings.draft_tokens if front.draft is not None else 0,
+            model=settings.draft_tokens if front.has_drafter else 0,
         )
         rows = []
         for streams in arguments.streams:
@@ -216,8 +216,12 @@ def _with_drafts(row: BenchRow, before: EngineStats, after: EngineStats) -> Benc
 def _draft_counts(stats: EngineStats) -> tuple[int, int]:
     """Returns how many were checked, and how many accepted."""
     return (
-        stats.totals.drafted_tokens + stats.totals.model_drafted_tokens,
-        stats.totals.accepted_tokens + stats.totals.model_accepted_tokens,
+        stats.totals.drafted_tokens
+        + stats.totals.model_drafted_tokens
+        + stats.totals.predictor_drafted_tokens,
+        stats.totals.accepted_tokens
+        + stats.totals.model_accepted_tokens
+        + stats.totals.predictor_accepted_tokens,
     )
 
 

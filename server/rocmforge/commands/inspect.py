@@ -16,7 +16,7 @@ from rocmforge.commands.terminal.output import fact_table, output_console
 from rocmforge.errors import ConfigurationError
 from rocmforge.library.finding import find_model
 from rocmforge.models.checkpoint import Contents
-from rocmforge.models.config import ModelConfig
+from rocmforge.models.config import ModelConfig, without_predictor
 from rocmforge.models.memory import kv_bytes_per_token, state_bytes
 from rocmforge.models.sampling import UNRECOMMENDED, SamplingDefaults
 from rocmforge.opening import describe
@@ -59,6 +59,7 @@ class InspectReport:
     config: ModelConfig | None  # None: not supported
     not_supported: str | None  # why
     kv_bytes: dict[str, int]  # for one sequence of `context` tokens, by type of the cache
+    predicts: bool  # it has a predictor
     state_bytes: int  # of one sequence, whatever its length
     context: int
     sampling: SamplingDefaults | None  # recommended by its maker
@@ -90,8 +91,9 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
 
 
 def _report(contents: Contents, max_context: int | None, *, with_tensors: bool) -> InspectReport:
-    config, context = contents.config, 0
+    config, context, predicts = contents.config, 0, False
     if config is not None:
+        config, predicts = without_predictor(config), config.predicts
         context = min(max_context or config.max_context, config.max_context)
     return InspectReport(
         path=str(contents.path),
@@ -109,6 +111,7 @@ def _report(contents: Contents, max_context: int | None, *, with_tensors: bool) 
         }
         if config is not None and config.causal
         else {},
+        predicts=predicts,
         state_bytes=0 if config is None else state_bytes(config),
         context=context,
         sampling=contents.sampling,
@@ -177,6 +180,7 @@ def _model_rows(report: InspectReport, config: ModelConfig) -> list[tuple[str, s
             weights,
             ("sampling", f"{report.sampling or UNRECOMMENDED} ({_origin(report)})"),
             ("KV cache", f"one sequence of {report.context} tokens: {caches}"),
+            *([("predictor", "one layer: --draft-model mtp")] * report.predicts),
             *([("states", f"{size_text(report.state_bytes)} of one sequence")] * config.has_states),
         ]
     gives = f"embeddings of {config.hidden_size} numbers (pooling: {config.pooling.name.lower()})"

@@ -21,7 +21,7 @@ from rocmforge.errors import ConfigurationError
 from rocmforge.library.finding import find_model
 from rocmforge.models.checkpoint import Checkpoint
 from rocmforge.opening import open_checkpoint
-from rocmforge.settings import Settings
+from rocmforge.settings import MTP, Settings
 from rocmforge.wiring import adapter_specs, load_options, warn_of_context
 
 _UNITS: Final = {"K": 10, "M": 20, "G": 30, "T": 40}
@@ -65,13 +65,16 @@ def plan_model(model: Path, settings: Settings, stated: int | None) -> PlanRepor
         ModelLoadError: The model cannot be served.
     """
     with ExitStack() as opened:
-        checkpoint = opened.enter_context(open_checkpoint(model, adapter_specs(settings)))
+        predicts = settings.draft_model == MTP
+        checkpoint = opened.enter_context(
+            open_checkpoint(model, adapter_specs(settings), predicts=predicts)
+        )
         trained = checkpoint.config.max_context
         warn_of_context(settings, trained, model.stem)
         backend = _choose(settings.backend, device_is_here=stated is None)
         options = load_options(settings, trained, causal=checkpoint.config.causal)
         drafting: Checkpoint | None = None
-        if settings.draft_model is not None:
+        if settings.draft_model is not None and not predicts:
             drafting = opened.enter_context(open_checkpoint(find_model(settings.draft_model)))
 
         def parts(options: LoadOptions) -> tuple[MemoryEstimate, MemoryEstimate | None]:

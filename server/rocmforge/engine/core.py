@@ -13,6 +13,8 @@ from rocmforge.engine.constraint.grammar import Compiled, Grammars
 from rocmforge.engine.constraint.guarded import GuardedConstraint
 from rocmforge.engine.constraint.thinking import ThinkingConstraint
 from rocmforge.engine.draft.draft_model import DraftModel
+from rocmforge.engine.draft.drafter import Drafter
+from rocmforge.engine.draft.predictor import PredictorDrafts
 from rocmforge.engine.draft.speculation import Speculation
 from rocmforge.engine.ipc.messages import (
     Cancel,
@@ -50,7 +52,8 @@ class EngineCore:
         clock: monotonic nanoseconds, on the clock of `GenerateRequest.arrival_ns`.
         totals: counters to continue.
         grammars: makes matchers for constrained requests; None = there are none.
-        draft_runner: the loaded draft model; None = there is only prompt lookup.
+        draft_runner: the loaded draft model; None = there is only prompt lookup, and the model's
+            predictor if it has one.
     """
 
     def __init__(
@@ -71,11 +74,13 @@ class EngineCore:
         self._scheduler = Scheduler(
             runner.info, limits, totals, masks_late=self._late_masks is not None
         )
-        self._speculation = Speculation(
-            DraftModel(draft_runner, limits, runner.info.vocab_size, clock, totals)
-            if draft_runner
-            else None
-        )
+        drafter: Drafter | None = None
+        if draft_runner is not None:
+            drafter = DraftModel(draft_runner, limits, runner.info.vocab_size, clock, totals)
+        elif runner.info.predicts:
+            ids, extend = self._take_step_id, self._scheduler.extend_for_drafts
+            drafter = PredictorDrafts(runner, limits, clock, totals, ids, extend)
+        self._speculation = Speculation(drafter)
         self._block_size = runner.info.block_size
         self._depth = runner.info.pipeline_depth
         self._in_flight: deque[list[Chunk]] = deque()
@@ -101,28 +106,39 @@ class EngineCore:
         if not self.has_work:
             self._first_step_id = self._next_step_id
         events = self._apply(commands)
+        while self._in_flight and self._speculation.needs_rest(self._scheduler.running):
+            events += self._collect()
         self._speculation.draft(self._scheduler.running)
         chunks = self._scheduler.schedule(self._clock())
         masks_later = self._late_masks is not None and needs_masks(chunks)
         if chunks:
-            step = build_step(self._next_step_id, chunks, self._block_size, masks_later=masks_later)
+            step_id = self._take_step_id()
+            step = build_step(step_id, chunks, self._block_size, masks_later=masks_later)
             self._runner.submit(step)
-            self._next_step_id += 1
             self._in_flight.append(chunks)
         assert self._in_flight or not self._scheduler.has_work, "a request would wait for ever"
         is_full = len(self._in_flight) == self._depth
         if self._in_flight and (is_full or not chunks):
-            output, done = self._runner.collect(), self._in_flight.popleft()
-            events += self._scheduler.commit(done, output, self._clock())
-            self._speculation.observe(done, output)
-            if output.cost is not None:
-                is_first = output.step_id == self._first_step_id
-                self._totals.count_cost(output.cost, after_rest=is_first)
+            events += self._collect()
         if masks_later:
             assert self._late_masks is not None
             self._late_masks.constrain(build_masks(chunks))
         self._speculation.release_ended()
         return StepReport(events=tuple(events), stats=self._scheduler.stats())
+
+    def _collect(self) -> list[TokenEvent]:
+        """Finishes the oldest step in flight."""
+        output, done = self._runner.collect(), self._in_flight.popleft()
+        events = self._scheduler.commit(done, output, self._clock())
+        self._speculation.observe(done, output)
+        if output.cost is not None:
+            is_first = output.step_id == self._first_step_id
+            self._totals.count_cost(output.cost, after_rest=is_first)
+        return events
+
+    def _take_step_id(self) -> int:
+        self._next_step_id += 1
+        return self._next_step_id - 1
 
     def _apply(self, commands: Iterable[Command]) -> list[TokenEvent]:
         now_ns = self._clock()

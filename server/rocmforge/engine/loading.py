@@ -62,7 +62,9 @@ def load(start: Start, progress: ProgressCallback) -> Loaded:
         check_unchanged(path, start.identity)
     progress("reading the header", 0.0)
     with ExitStack() as opened:
-        model = opened.enter_context(open_checkpoint(path, start.options.adapters))
+        model = opened.enter_context(
+            open_checkpoint(path, start.options.adapters, predicts=start.predicts)
+        )
         draft = None
         if start.draft is not None:
             draft = opened.enter_context(open_checkpoint(Path(start.draft)))

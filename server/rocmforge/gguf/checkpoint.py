@@ -14,12 +14,17 @@ from rocmforge.errors import RocmForgeError
 from rocmforge.gguf.config import read_config, read_sampling
 from rocmforge.gguf.reader import GgufFile, open_gguf
 from rocmforge.gguf.tokenizer import has_tokenizer, read_templates, read_tokenizer
-from rocmforge.gguf.weights import name_weights, read_rope_factors, read_weights
+from rocmforge.gguf.weights import has_predictor, name_weights, read_rope_factors, read_weights
 from rocmforge.models.checkpoint import Checkpoint, Contents, Identity
+from rocmforge.models.config import with_predictor
 
 
-def open_gguf_checkpoint(path: Path) -> Checkpoint:
+def open_gguf_checkpoint(path: Path, *, predicts: bool = False) -> Checkpoint:
     """Opens a model in a GGUF file, or all shards of a model given its first.
+
+    Args:
+        path: The file.
+        predicts: Whether its predictor is wanted, if it has one.
 
     Raises:
         ModelFileNotFound: The file or one of its shards is not there or cannot be read.
@@ -27,13 +32,13 @@ def open_gguf_checkpoint(path: Path) -> Checkpoint:
     """
     file = open_gguf(path)
     try:
-        return read_checkpoint(file)
+        return read_checkpoint(file, predicts=predicts)
     except BaseException:
         file.close()
         raise
 
 
-def read_checkpoint(file: GgufFile) -> Checkpoint:
+def read_checkpoint(file: GgufFile, *, predicts: bool = False) -> Checkpoint:
     """Returns the model in an open file, which is closed with the checkpoint.
 
     Raises:
@@ -43,6 +48,8 @@ def read_checkpoint(file: GgufFile) -> Checkpoint:
         BadGguf: A key is missing, of the wrong type, or contradicts another.
     """
     config = read_config(file)
+    if predicts and has_predictor(config, file):
+        config = with_predictor(config)
     weights = read_weights(config, file)
 
     def release() -> None:
@@ -78,7 +85,7 @@ def describe_gguf(path: Path) -> Contents:
     tensors = tuple(file.tensors.values())
     config, refusal, sampling = None, None, None
     try:
-        with read_checkpoint(file) as checkpoint:
+        with read_checkpoint(file, predicts=True) as checkpoint:
             config, sampling = checkpoint.config, checkpoint.sampling
     except RocmForgeError as error:
         refusal = error.message

@@ -102,6 +102,19 @@ MODEL: Final = _weights(
 )
 """Tensors outside the layers, of any architecture."""
 
+PREDICTOR: Final = tuple(
+    TensorRule(f"nextn.{theirs}.weight", (f"predictor.{ours}",))
+    for theirs, ours in (
+        ("eh_proj", "projection"),
+        ("enorm", "embedding_norm"),
+        ("hnorm", "hidden_norm"),
+        ("embed_tokens", "embedding"),
+        ("shared_head_norm", "output_norm"),
+        ("shared_head_head", "output"),
+    )
+)
+"""Tensors of a predictor beside those of its layer, after "blk.N." as those are."""
+
 _HEAD_NORMS: Final = _weights(
     ("attn_q_norm", "attention.q_norm"),
     ("attn_k_norm", "attention.k_norm"),

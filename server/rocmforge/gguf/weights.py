@@ -19,12 +19,14 @@ from rocmforge.gguf.names import (
     LONG_FACTORS,
     NAMES,
     ONE_EXPERT,
+    PREDICTOR,
     SCORES,
     SHORT_FACTORS,
     TensorRule,
 )
 from rocmforge.gguf.reader import GgufFile
 from rocmforge.models.config import ModelConfig, RopeScalingKind
+from rocmforge.models.families import FAMILIES
 from rocmforge.models.layouts import as_declared, cut_fused, join_experts
 from rocmforge.models.rope import RopeFactors
 from rocmforge.models.weights import check_shape, check_weights, places
@@ -63,15 +65,21 @@ def read_weights(config: ModelConfig, file: GgufFile) -> dict[str, Tensor]:
     return weights
 
 
+def has_predictor(config: ModelConfig, file: GgufFile) -> bool:
+    """Returns whether one block behind the layers guesses tokens, in a way that is known here."""
+    known = FAMILIES[config.architecture].may_predict and predicting_layers(file) == 1
+    return known and f"blk.{config.num_layers}.{PREDICTOR[0].name}" in file.tensors
+
+
 def _without_prediction(config: ModelConfig, file: GgufFile) -> dict[str, Tensor]:
     """Returns the tensors of a file without those of layers that predict further tokens."""
-    first, count = config.num_layers, predicting_layers(file)
+    first, count = config.num_layers, predicting_layers(file) - config.predicts
     found = {}
     for name, tensor in file.tensors.items():
         match = LAYER.match(name)
         if match is None or not first <= int(match[1]) < first + count:
             found[name] = tensor
-    if count:
+    if count > 0:
         logger.info("%s: %d layers for multi-token prediction are not used", file.path.name, count)
     return found
 
@@ -110,6 +118,9 @@ def _rules(config: ModelConfig, file: GgufFile) -> list[TensorRule]:
     rules = [*names.rules_of_model()]
     for layer in range(config.num_layers):
         rules += names.rules_of_layer(file.tensors, layer)
+    if config.predicts:
+        last = config.num_layers - 1
+        rules += [TensorRule(f"blk.{last}.{rule.name}", rule.weights) for rule in PREDICTOR]
     return rules
 
 

@@ -30,7 +30,8 @@ from rocmforge.huggingface.tokenizer import (
 )
 from rocmforge.huggingface.weights import Locator, read_weights, tensors_of
 from rocmforge.models.checkpoint import Checkpoint, Contents, Identity
-from rocmforge.models.config import ModelConfig
+from rocmforge.models.config import ModelConfig, with_predictor
+from rocmforge.models.families import FAMILIES
 from rocmforge.models.pooling import PoolingType
 from rocmforge.models.rope import RopeFactors
 from rocmforge.models.weights import check_weights
@@ -44,8 +45,12 @@ _DESCRIBING: Final = (
 _MAX_BYTES: Final = 256 << 20
 
 
-def open_folder_checkpoint(path: Path) -> Checkpoint:
+def open_folder_checkpoint(path: Path, *, predicts: bool = False) -> Checkpoint:
     """Opens a model in a folder; reads headers and configuration only.
+
+    Args:
+        path: The folder.
+        predicts: Whether its predictor is wanted, if it has one.
 
     Raises:
         ModelFileNotFound: The folder or a file of it is not there or cannot be read.
@@ -55,7 +60,7 @@ def open_folder_checkpoint(path: Path) -> Checkpoint:
     folder = Folder(path)
     config = folder.config()
     _refuse_unsupported(config)
-    return _Opened(folder, config, map_shards(folder)).read()
+    return _Opened(folder, config, map_shards(folder), predicts=predicts).read()
 
 
 def _refuse_adapter(path: Path) -> None:
@@ -87,7 +92,15 @@ def _refuse_quantised(config: JsonObject) -> None:
 class _Opened:
     """An open folder; exists to hold what its parts need."""
 
-    def __init__(self, folder: Folder, config: JsonObject, files: tuple[WeightFile, ...]) -> None:
+    def __init__(
+        self,
+        folder: Folder,
+        config: JsonObject,
+        files: tuple[WeightFile, ...],
+        *,
+        predicts: bool = False,
+    ) -> None:
+        self._predicts = predicts
         self._folder = folder
         self._config = config
         self._files = files
@@ -127,6 +140,11 @@ class _Opened:
         names, ranks = DECODER_NAMES[model.architecture], pooling is PoolingType.RANK
         names = with_head(names) if ranks else names
         text = self._config.get_object("text_config") or self._config
+        predicting = text.get_int("num_nextn_predict_layers", 0)
+        if self._predicts and FAMILIES[model.architecture].may_predict and predicting < 2:
+            of_predictor = names.with_predictor(model.num_layers)
+            if self._has_projection(of_predictor):
+                model, names = with_predictor(model), of_predictor
         tied = is_tied(self._config)
         weights = read_weights(
             model,
@@ -134,7 +152,7 @@ class _Opened:
             names,
             is_tied=tied,
             norms_add_one=DECODERS[self._kind].norms_add_one,
-            predicting_layers=text.get_int("num_nextn_predict_layers", 0),
+            predicting_layers=predicting - model.predicts,
         )
         has_output = tied or "output" in weights
         if ranks:
@@ -157,6 +175,11 @@ class _Opened:
         names = encoder_names(model.architecture, ranks=ranks)
         weights = read_weights(model, self._files, names, first_position=first)
         return model, RopeFactors(), names, weights
+
+    def _has_projection(self, names: NameTable) -> bool:
+        """Returns whether the files have a predictor."""
+        stored = (info.name for file in self._files for info in file.tensors)
+        return any(names.find(name) == ("predictor.projection",) for name in stored)
 
     def _num_scores(self) -> int:
         """Returns the rows of the classification head."""
@@ -185,7 +208,7 @@ def describe_folder(path: Path) -> Contents:
     try:
         _refuse_adapter(path)
         _refuse_unsupported(config)
-        with _Opened(folder, config, files).read() as checkpoint:
+        with _Opened(folder, config, files, predicts=True).read() as checkpoint:
             model, sampling = checkpoint.config, checkpoint.sampling
     except RocmForgeError as error:
         refusal = error.message

@@ -18,6 +18,29 @@ ONE_EXPERT: Final = (re.compile(r"(.+\.experts)\.(?P<expert>\d{1,4})\.(.+)"), r"
 """A tensor of one expert, and what the names here call that of all."""
 
 
+_OF_PREDICTOR: Final = MappingProxyType(
+    {
+        "eh_proj.weight": "projection",
+        "enorm.weight": "embedding_norm",
+        "hnorm.weight": "hidden_norm",
+        "embed_tokens.weight": "embedding",
+        "shared_head.norm.weight": "output_norm",
+        "shared_head.head.weight": "output",
+    }
+)
+"""A predictor as DeepSeek names it: within its layer, which follows the others."""
+_MTP_LAYER: Final = "mtp.layers.0."
+_OF_MTP: Final = MappingProxyType(
+    {
+        "mtp.fc.weight": "projection",
+        "mtp.pre_fc_norm_embedding.weight": "embedding_norm",
+        "mtp.pre_fc_norm_hidden.weight": "hidden_norm",
+        "mtp.norm.weight": "output_norm",
+    }
+)
+"""A predictor as Qwen names it: beside the layers."""
+
+
 @dataclass(frozen=True, slots=True)
 class NameTable:
     """How a family names its weights.
@@ -28,6 +51,7 @@ class NameTable:
         parts: Names within a layer and ours, in the order of rows where one tensor holds several.
         model: Names outside the layers and ours.
         left_out: Pattern of names that are no part of the model.
+        layer_of_predictor: The layer behind the others with which a predictor guesses tokens.
     """
 
     prefixes: tuple[str, ...]
@@ -35,6 +59,7 @@ class NameTable:
     parts: Mapping[str, tuple[str, ...]]
     model: Mapping[str, str]
     left_out: re.Pattern[str]
+    layer_of_predictor: int | None = None  # None: it is not wanted, or there is none
 
     def find(self, name: str) -> tuple[str, ...] | None:
         """Returns our names of the weights in a tensor.
@@ -61,8 +86,21 @@ class NameTable:
         """Returns a name without the prefix."""
         for prefix in self.prefixes:
             if name.startswith(prefix):
-                return name.removeprefix(prefix)
+                name = name.removeprefix(prefix)
+                break
+        if self.layer_of_predictor is not None and name.startswith(_MTP_LAYER):
+            name = f"layers.{self.layer_of_predictor}.{name.removeprefix(_MTP_LAYER)}"
         return name
+
+    def with_predictor(self, layer: int) -> NameTable:
+        """Returns the names of a model whose layer of this index is that of its predictor."""
+        found = {
+            (f"layers.{layer}.{theirs}" if is_in_layer else theirs): f"predictor.{ours}"
+            for is_in_layer, names in ((True, _OF_PREDICTOR), (False, _OF_MTP))
+            for theirs, ours in names.items()
+        }
+        model = MappingProxyType({**self.model, **found})
+        return replace(self, model=model, layer_of_predictor=layer)
 
     def prefix_of(self, names: Iterable[str]) -> str:
         """Returns the prefix that the names of a model begin with."""

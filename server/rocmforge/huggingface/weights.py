@@ -73,7 +73,7 @@ def read_weights(
     """
     weights: dict[str, Tensor] = {}
     predicting = range(config.num_layers, config.num_layers + predicting_layers)
-    if predicting:
+    if predicting_layers > 0:
         logger.info("%d layers for multi-token prediction are not used", predicting_layers)
     found = _tensors_of_model(files, names, predicting)
     if config.architecture == "gpt-oss":

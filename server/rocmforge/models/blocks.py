@@ -25,6 +25,8 @@ Size = Literal[
     "max_context",
     "num_token_types",
     "num_scores",
+    "predictor_size",
+    "predictor_inputs",
     # Of a layer.
     "num_heads",
     "query_features",
@@ -310,6 +312,22 @@ class Head(Generic[W]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Predictor(Generic[W]):
+    """The part of a model that guesses further tokens, beside the last of its layers.
+
+    That layer reads projection([norm of a token's embedding, norm of the hidden state before it])
+    (DeepSeek-AI 2024, arXiv:2412.19437, section 2.2).
+    """
+
+    embedding: W | None = field(default=None, metadata=whole("vocab_size", "predictor_size"))
+    embedding_norm: W = field(metadata=whole("predictor_size"))
+    hidden_norm: W = field(metadata=whole("predictor_size"))
+    projection: W = field(metadata=whole("hidden_size", "predictor_inputs"))
+    output_norm: W | None = field(default=None, metadata=whole("predictor_size"))
+    output: W | None = field(default=None, metadata=column("vocab_size", "predictor_size"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelWeights(Generic[W]):
     """All weights of a model."""
 
@@ -319,3 +337,4 @@ class ModelWeights(Generic[W]):
     # That of a model without a matrix of its own is `embedding.token` itself.
     output: W | None = field(default=None, metadata=column("vocab_size", "hidden_size"))
     head: Head[W] | None = field(default=None, metadata={BLOCK: Head})
+    predictor: Predictor[W] | None = field(default=None, metadata={BLOCK: Predictor})

@@ -43,7 +43,7 @@ class Contents:
     architecture: str
     name: str
     tensors: tuple[Tensor, ...]  # as the files have them
-    config: ModelConfig | None  # None: it cannot be served
+    config: ModelConfig | None  # with a predictor, if there is one; None: it cannot be served
     refusal: str | None  # why
     tokenizer: str
     chat_template: str | None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Final
@@ -371,6 +371,17 @@ class ModelConfig:
     embedding_scale: float = 1.0
     pooling: PoolingType  # what it was trained for; NONE of decoders whose file does not say
     num_scores: int = 0  # of the classification head
+    predicts: bool = False  # the last of the layers is that of its predictor
+
+    @property
+    def predictor_size(self) -> int:
+        """Elements of a hidden state in the predictor; 0: there is none."""
+        return self.hidden_size if self.predicts else 0
+
+    @property
+    def predictor_inputs(self) -> int:
+        """Elements of an embedding and a hidden state side by side, in the predictor."""
+        return 2 * self.predictor_size
 
     @property
     def num_layers(self) -> int:
@@ -392,6 +403,24 @@ class ModelConfig:
     def output_size(self) -> int:
         """Numbers that a step returns for each range of tokens."""
         return self.num_scores or self.hidden_size
+
+
+def with_predictor(config: ModelConfig) -> ModelConfig:
+    """Returns the model with a predictor, whose layer is like the last one.
+
+    Where that layer remembers states the model is returned as it is: no predictor does.
+    """
+    last = config.layers[-1]
+    if last.state_shapes:
+        return config
+    return replace(config, layers=(*config.layers, last), predicts=True)
+
+
+def without_predictor(config: ModelConfig) -> ModelConfig:
+    """Returns the model without its predictor, if it has one."""
+    if not config.predicts:
+        return config
+    return replace(config, layers=config.layers[:-1], predicts=False)
 
 
 def recurrent_layer(

@@ -50,6 +50,11 @@ class ModelFamily:
     has_position_axes: bool = False  # of images: to text, all are alike
 
     @property
+    def may_predict(self) -> bool:
+        """Whether a file may have a predictor of further tokens."""
+        return "predictor.projection" in self.has
+
+    @property
     def is_latent(self) -> bool:
         """Whether its layers have multi-head latent attention."""
         return "latent.kv_a" in self.has
@@ -84,6 +89,12 @@ _POST_NORMS: Final = frozenset({"attention_post_norm", "feed_forward_post_norm"}
 _OUTPUT: Final = frozenset({"output"})
 _BIASES: Final = frozenset(f"attention.{part}_bias" for part in ("q", "k", "v", "output"))
 _SELECTION: Final = frozenset({"experts.selection_bias"})
+_PREDICTOR: Final = frozenset(
+    {"predictor.embedding_norm", "predictor.hidden_norm", "predictor.projection"}
+)
+_OF_PREDICTOR: Final = frozenset(
+    {"predictor.embedding", "predictor.output_norm", "predictor.output"}
+)
 
 _ENCODER: Final = _ATTENTION | frozenset(
     {
@@ -131,8 +142,8 @@ FAMILIES: Final[Mapping[str, ModelFamily]] = MappingProxyType(
             router=RouterFunction.SIGMOID,
         ),
         "glm4moe": ModelFamily(
-            has=_DECODER,
-            may_have=_HEAD_NORMS | _BIASES | _OUTPUT | _SELECTION,
+            has=_DECODER | _PREDICTOR,
+            may_have=_HEAD_NORMS | _BIASES | _OUTPUT | _SELECTION | _OF_PREDICTOR,
             router=RouterFunction.SIGMOID,
         ),
         "minimax-m2": ModelFamily(
@@ -143,8 +154,8 @@ FAMILIES: Final[Mapping[str, ModelFamily]] = MappingProxyType(
         ),
         # Also what other makers have named after themselves, as GLM-4.7-Flash.
         "deepseek2": ModelFamily(
-            has=_OF_DECODERS | _LATENT,
-            may_have=_OUTPUT | _SELECTION,
+            has=_OF_DECODERS | _LATENT | _PREDICTOR,
+            may_have=_OUTPUT | _SELECTION | _OF_PREDICTOR,
             rope_style=RopeStyle.NORMAL,
             router=RouterFunction.SOFTMAX,
             normalises_experts=False,
@@ -187,8 +198,8 @@ FAMILIES: Final[Mapping[str, ModelFamily]] = MappingProxyType(
         # Positions of text are the same on all axes of theirs.
         **{
             name: ModelFamily(
-                has=_DECODER | _HEAD_NORMS | _DELTA | {"attention.gate"} | shared,
-                may_have=_OUTPUT,
+                has=_DECODER | _HEAD_NORMS | _DELTA | {"attention.gate"} | shared | _PREDICTOR,
+                may_have=_OUTPUT | _OF_PREDICTOR,
                 tiled_values=name != "qwen3next",
                 has_position_axes=name != "qwen3next",
                 router=RouterFunction.SOFTMAX if shared else None,

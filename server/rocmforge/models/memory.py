@@ -20,8 +20,12 @@ def float32_weight_bytes(weights: Mapping[str, Tensor]) -> int:
 
 
 def kv_bytes_per_token(config: ModelConfig, element_bytes: int) -> int:
-    """Returns the bytes of keys and values that one token occupies in the caches of all layers."""
-    return element_bytes * sum(layer.cached_features for layer in config.layers)
+    """Returns the bytes that one token occupies in the cache.
+
+    They are keys and values of all layers, and a hidden state if the model has a predictor.
+    """
+    features = sum(layer.cached_features for layer in config.layers)
+    return element_bytes * (features + config.predictor_size)
 
 
 def state_bytes(config: ModelConfig) -> int:

@@ -46,6 +46,8 @@ def check_sinks(config: ModelConfig, weights: ModelWeights[Tensor]) -> None:
 
 def _problems(config: ModelConfig, heads: Sequence[HeadSize]) -> Iterator[tuple[str, str]]:
     """Yields the sizes that there are no kernels for, each with those that there are."""
+    if config.predicts:
+        yield "a predictor", "predictors of --backend reference"
     if not any(layer.num_heads for layer in config.layers):
         yield "no attention in any layer", "attention in some of them"
     for rule in {layer.experts for layer in config.layers if layer.experts is not None}:

@@ -46,6 +46,8 @@ from rocmforge_hip.weights.products import Product
 
 _UNCAPPED: Final = 1.0  # cap * tanh(x / cap) is tanh(x)
 
+_NO_PREDICTOR: Final = "models are loaded without their predictor"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Resources:
@@ -352,6 +354,17 @@ class HipOps:
         """Works in place."""
         self._rows.sigmoid_gate(x, gate)
         return x
+
+    def store_hidden(self, step: DeviceStep, x: Activation) -> None:
+        raise AssertionError(_NO_PREDICTOR)
+
+    def beside_hidden(
+        self, step: DeviceStep, x: Activation, embedding_norm: Weight, hidden_norm: Weight
+    ) -> Activation:
+        raise AssertionError(_NO_PREDICTOR)
+
+    def project_residual(self, step: DeviceStep, x: Activation, weight: Weight) -> Activation:
+        raise AssertionError(_NO_PREDICTOR)
 
     def norm_projection(self, x: Activation, weight: Weight, bias: Weight | None) -> Activation:
         """Works in place."""

@@ -420,6 +420,7 @@ class AsyncEngine:
             model=str(config.model),
             identity=config.identity,
             draft=None if config.draft is None else str(config.draft),
+            predicts=config.predicts,
             options=self._options(),
             max_waiting=config.max_waiting,
             max_score_rows=config.max_score_rows,

@@ -21,6 +21,7 @@ class EngineConfig:
     identity: Identity | None = None  # of the model's file, which must not become another model
     vocabulary: TokenPieces | None = None  # None = requests cannot be constrained by a grammar
     draft: Path | None = None  # the draft model
+    predicts: bool = False  # whether the model's predictor drafts, if it has one
     max_waiting: int = 256  # unfinished requests beyond options.max_sequences
     max_score_rows: int = 256  # prompt tokens scored in one step
     prefix_cache: bool = True

@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 
 from rocmforge.backend.protocol import Int32Array, StepOutput
-from rocmforge.engine.draft.draft_model import DraftModel
+from rocmforge.engine.draft.drafter import Drafter
 from rocmforge.engine.draft.lookup import look_up
 from rocmforge.engine.draft.step_times import StepTimes
 from rocmforge.engine.schedule.chunks import Chunk
@@ -46,11 +46,11 @@ class Speculation:
     """The decision for all sequences, and how long steps take.
 
     Args:
-        model: the draft model; None = there is only prompt lookup.
+        drafter: the draft model or the predictor; None = there is only prompt lookup.
     """
 
-    def __init__(self, model: DraftModel | None) -> None:
-        self._model = model
+    def __init__(self, drafter: Drafter | None) -> None:
+        self._drafter = drafter
         # Of steps that read no prompts, by number of tokens. Without draft tokens a step may take
         # another way through the backend (a captured graph): these are no points of one line.
         self._plain = StepTimes()
@@ -81,10 +81,22 @@ class Speculation:
             else:
                 asked.append(offer)
         if asked:
-            assert self._model is not None, "it has made an offer"
+            assert self._drafter is not None, "it has made an offer"
             wanted = [(offer.sequence, min(offer.limit, length)) for offer in asked]
-            for offer, tokens in zip(asked, self._model.draft(wanted), strict=True):
+            for offer, tokens in zip(asked, self._drafter.draft(wanted), strict=True):
                 offer.drafting.tokens = tokens
+
+    def needs_rest(self, running: list[Sequence]) -> bool:
+        """Returns whether `draft` may ask the runner itself, which must have nothing in flight."""
+        if self._drafter is None or self._drafter.method is not DraftMethod.PREDICTOR:
+            return False
+        return any(
+            seq.drafting is not None
+            and seq.drafting.limits[DraftMethod.PREDICTOR] > 0
+            and seq.num_new == 1
+            and seq.drafting.paused_until <= seq.num_known == seq.num_tokens
+            for seq in running
+        )
 
     def observe(self, chunks: list[Chunk], output: StepOutput) -> None:
         """Learns from the time of a step, if a sequence of it can have draft tokens."""
@@ -98,20 +110,21 @@ class Speculation:
 
     def release_ended(self) -> None:
         """Frees blocks of the draft model held for sequences that do not run any more."""
-        if self._model is not None:
-            self._model.release_ended()
+        if self._drafter is not None:
+            self._drafter.release_ended()
 
     def check_integrity(self) -> None:
         """Asserts that every block of the draft model is accounted for."""
-        if self._model is not None:
-            self._model.check_integrity()
+        if self._drafter is not None:
+            self._drafter.check_integrity()
 
     def _consider(self, seq: Sequence) -> _Offer | None:
         """Returns what a sequence could have; makes it wait for its last token if need be."""
         drafting = seq.drafting
         if drafting is None:
             return None
-        num_model = drafting.limits[DraftMethod.MODEL] if self._model is not None else 0
+        method = DraftMethod.MODEL if self._drafter is None else self._drafter.method
+        num_model = drafting.limits[method] if self._drafter is not None else 0
         num_lookup = drafting.limits[DraftMethod.LOOKUP]
         is_paused = seq.num_known < drafting.paused_until
         seq.waits = seq.always_waits or not (is_paused or num_model == num_lookup == 0)
@@ -120,14 +133,14 @@ class Speculation:
         room = seq.compute_limit - seq.num_known
         rates = {method: each.rate for method, each in drafting.acceptance.items()}
         found = look_up(seq.known_tokens, min(num_lookup, room))
-        if self._model is not None:
-            num_model = min(num_model, room, self._model.room(seq))
-        if len(found) and (num_model <= 0 or rates[DraftMethod.LOOKUP] >= rates[DraftMethod.MODEL]):
+        if self._drafter is not None:
+            num_model = min(num_model, room, self._drafter.room(seq))
+        if len(found) and (num_model <= 0 or rates[DraftMethod.LOOKUP] >= rates[method]):
             limit = min(len(found), _worth_checking(rates[DraftMethod.LOOKUP]))
             return _Offer(seq, drafting, DraftMethod.LOOKUP, found, limit)
         if num_model > 0:
-            limit = min(num_model, _worth_checking(rates[DraftMethod.MODEL]))
-            return _Offer(seq, drafting, DraftMethod.MODEL, found, limit)
+            limit = min(num_model, _worth_checking(rates[method]))
+            return _Offer(seq, drafting, method, found, limit)
         return None
 
     def _best_length(self, offers: list[_Offer], others: int) -> int:
@@ -142,9 +155,9 @@ class Speculation:
         plain_ns = self._plain.estimate(sizes[:1])[0]
         times = np.maximum(self._checking.estimate(sizes), plain_ns)
         times[0] = plain_ns
-        by_model = np.array([offer.method is DraftMethod.MODEL for offer in offers])
-        if self._model is not None and by_model.any():
-            step_ns = self._model.times.estimate(np.array([by_model.sum()]))[0]
+        by_model = np.array([offer.method is not DraftMethod.LOOKUP for offer in offers])
+        if self._drafter is not None and by_model.any():
+            step_ns = self._drafter.times.estimate(np.array([by_model.sum()]))[0]
             times = times + step_ns * counts[by_model].max(axis=0)
         gains = tokens / np.maximum(times, 1)
         best = int(gains.argmax())

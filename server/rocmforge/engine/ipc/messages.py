@@ -28,6 +28,7 @@ class Start(Message, frozen=True, tag=True):
     totals: Totals  # of the engine process before this one
     vocabulary: TokenPieces | None
     draft: str | None = None  # path of the draft model
+    predicts: bool = False  # whether the model's predictor drafts
     identity: Identity | None = None  # what the model's file should be; None = whatever it is
 
 

@@ -28,7 +28,7 @@ class Family:
     name: str
     text: str
     unit: float = 1
-    method: Literal["", "prompt_lookup", "draft_model"] = ""
+    method: Literal["", "prompt_lookup", "draft_model", "mtp"] = ""
     is_cost: bool = False
     is_vllms: bool = True
 
@@ -75,8 +75,17 @@ class Totals(msgspec.Struct, array_like=True, gc=False, kw_only=True):
     model_drafts: Annotated[int, Family(*_DRAFTS, method="draft_model")] = 0
     model_drafted_tokens: Annotated[int, Family(*_DRAFTED, method="draft_model")] = 0
     model_accepted_tokens: Annotated[int, Family(*_ACCEPTED, method="draft_model")] = 0
+    predictor_drafts: Annotated[int, Family(*_DRAFTS, method="mtp")] = 0
+    predictor_drafted_tokens: Annotated[int, Family(*_DRAFTED, method="mtp")] = 0
+    predictor_accepted_tokens: Annotated[int, Family(*_ACCEPTED, method="mtp")] = 0
     model_draft_ns: Annotated[
-        int, Family("draft_model_seconds", "Time that the draft model took.", NS, is_vllms=False)
+        int,
+        Family(
+            "draft_model_seconds",
+            "Time that the draft model took, or the predictor.",
+            NS,
+            is_vllms=False,
+        ),
     ] = 0
     read_bytes: Annotated[
         int,
@@ -163,16 +172,23 @@ class Totals(msgspec.Struct, array_like=True, gc=False, kw_only=True):
         ),
     ] = 0
 
-    def count_drafts(self, drafted: int, accepted: int, *, by_model: bool) -> None:
+    def count_lookup(self, drafted: int, accepted: int) -> None:
         """Counts draft tokens of one sequence in one step, and how many of them were accepted."""
-        if by_model:
-            self.model_drafts += 1
-            self.model_drafted_tokens += drafted
-            self.model_accepted_tokens += accepted
-        else:
-            self.drafts += 1
-            self.drafted_tokens += drafted
-            self.accepted_tokens += accepted
+        self.drafts += 1
+        self.drafted_tokens += drafted
+        self.accepted_tokens += accepted
+
+    def count_model(self, drafted: int, accepted: int) -> None:
+        """Counts the same of the draft model."""
+        self.model_drafts += 1
+        self.model_drafted_tokens += drafted
+        self.model_accepted_tokens += accepted
+
+    def count_predictor(self, drafted: int, accepted: int) -> None:
+        """Counts the same of the predictor."""
+        self.predictor_drafts += 1
+        self.predictor_drafted_tokens += drafted
+        self.predictor_accepted_tokens += accepted
 
     def count_prompt_step(self, device_ns: int, predicted_ns: float) -> None:
         """Counts a step with prompts, if anything was predicted for it (0: nothing was)."""

@@ -105,8 +105,13 @@ class Results:
         assert seq.drafting is not None, "there were draft tokens"
         seq.drop_rejected()
         seq.drafting.count(drafted, accepted)
-        by_model = seq.drafting.method is DraftMethod.MODEL
-        self._totals.count_drafts(drafted, accepted, by_model=by_model)
+        match seq.drafting.method:
+            case DraftMethod.LOOKUP:
+                self._totals.count_lookup(drafted, accepted)
+            case DraftMethod.MODEL:
+                self._totals.count_model(drafted, accepted)
+            case DraftMethod.PREDICTOR:
+                self._totals.count_predictor(drafted, accepted)
 
     @staticmethod
     def _accepted_draws(chunk: Chunk, ids: list[int]) -> list[int]:

@@ -242,6 +242,10 @@ class Scheduler:
             count = min(count, max(0, self._cache.room(seq) - seq.num_known))
         return count
 
+    def extend_for_drafts(self, seq: Sequence, end: int) -> bool:
+        """Makes room for `end` tokens of a running sequence, but preempts none; False without."""
+        return self._cache.extend(seq, end, reserve=len(self._running))
+
     def _preempt(self, seq: Sequence) -> None:
         self._cache.release(seq)
         self._running.remove(seq)

@@ -20,6 +20,7 @@ class DraftMethod(Enum):
 
     LOOKUP = auto()
     MODEL = auto()
+    PREDICTOR = auto()
 
 
 @dataclass(slots=True)

@@ -115,6 +115,7 @@ class Sequence:
         limits = {
             DraftMethod.LOOKUP: sampling.prompt_lookup_tokens,
             DraftMethod.MODEL: 0 if self.embeddings else sampling.draft_model_tokens,
+            DraftMethod.PREDICTOR: sampling.draft_model_tokens,
         }
         has_drafts = any(limits.values()) and not (sampling.processors or sampling.pooling)
         self.drafting = Drafting(limits) if has_drafts else None

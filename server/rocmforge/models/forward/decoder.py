@@ -10,6 +10,7 @@ from rocmforge.models.blocks import (
     Experts,
     FeedForward,
     LatentAttention,
+    Layer,
     ModelWeights,
     ShortConvolution,
 )
@@ -30,44 +31,104 @@ def hidden_states(config: ModelConfig, weights: ModelWeights[W], ops: Ops[A, W, 
     Each residual addition is done together with the norm that reads its result, so the last
     norm of a layer is the first of the next one (or the output norm).
     """
-    layers = weights.layers
+    specs, layers = attention_specs(config), weights.layers
+    if config.predicts:
+        specs, layers = specs[:-1], layers[:-1]
     next_norms = [*(layer.attention_norm for layer in layers[1:]), weights.output_norm]
     residual = ops.embed(step, weights.embedding.token, None, None, config.embedding_scale)
     x = ops.norm(residual, present(layers[0].attention_norm), None)
-    for spec, layer, next_norm in zip(attention_specs(config), layers, next_norms, strict=True):
-        if layer.latent is not None:
-            x = _latent_attention(layer.latent, ops, step, x, spec)
-        elif layer.convolution is not None:
-            x = _short_convolution(layer.convolution, ops, step, x, spec.layer)
-        elif layer.delta is not None:
-            x = _delta_net(layer.delta, ops, step, x, spec.layer)
-        else:
-            x = _attention(config, present(layer.attention), ops, step, x, spec)
-        if layer.attention_post_norm is not None:
-            x = ops.norm(x, layer.attention_post_norm, None)
-        if layer.experts is not None:
-            rule = present(config.layers[spec.layer].experts)
-            residual, x, chosen = ops.add_norm_route(
-                residual, x, layer.feed_forward_norm, layer.experts, rule
-            )
-            x = _experts(config, layer.experts, ops, step, x, chosen)
-        else:
-            residual, x = ops.add_norm(residual, x, layer.feed_forward_norm, None)
-            x = _feed_forward(config, present(layer.feed_forward), ops, step, x)
-        if layer.feed_forward_post_norm is not None:
-            x = ops.norm(x, layer.feed_forward_post_norm, None)
-        residual, x = ops.add_norm(residual, x, present(next_norm), None)
+    for spec, layer, next_norm in zip(specs, layers, next_norms, strict=True):
+        residual, x = _layer(config, layer, ops, step, (residual, x), present(next_norm), spec)
     return x
 
 
-def _attention(
+def predicted_states(
+    config: ModelConfig, weights: ModelWeights[W], ops: Ops[A, W, S], step: S
+) -> A:
+    """Returns the hidden states that the predictor guesses for the step's tokens.
+
+    Each follows from the token and the hidden state of the one before it, which is the model's own
+    or another guess; both are stored with `Ops.store_hidden`. Like `hidden_states`, they are those
+    after a norm, to be multiplied with the output matrix: [T, hidden_size]. Fills the predictor's
+    cache.
+    """
+    layer, spec = weights.layers[-1], attention_specs(config)[-1]
+    norm = present(weights.predictor).output_norm or present(weights.output_norm)
+    residual, x = _predictor_inputs(config, weights, ops, step)
+    return _layer(config, layer, ops, step, (residual, x), norm, spec)[1]
+
+
+def fill_predictor(
+    config: ModelConfig, weights: ModelWeights[W], ops: Ops[A, W, S], step: S
+) -> None:
+    """Fills the predictor's cache for the step's tokens, whose hidden states are stored already.
+
+    That takes two matrix products: nobody asks what it would guess for tokens that are known.
+    """
+    layer, spec = weights.layers[-1], attention_specs(config)[-1]
+    _, x = _predictor_inputs(config, weights, ops, step)
+    if (latent := layer.latent) is not None:
+        ops.store_latent(step, ops.linear(step, x, latent.kv_a, None), latent.kv_norm, spec)
+    else:
+        _store(config, present(layer.attention), ops, step, x, spec)
+
+
+def _predictor_inputs(
+    config: ModelConfig, weights: ModelWeights[W], ops: Ops[A, W, S], step: S
+) -> tuple[A, A]:
+    """Returns what the predictor's layer begins with: the residual and the norm of it."""
+    predictor = present(weights.predictor)
+    table = predictor.embedding or weights.embedding.token
+    x = ops.embed(step, table, None, None, config.embedding_scale)
+    x = ops.beside_hidden(step, x, predictor.embedding_norm, predictor.hidden_norm)
+    residual = ops.project_residual(step, x, predictor.projection)
+    return residual, ops.norm(residual, present(weights.layers[-1].attention_norm), None)
+
+
+def _layer(
+    config: ModelConfig,
+    layer: Layer[W],
+    ops: Ops[A, W, S],
+    step: S,
+    inputs: tuple[A, A],
+    next_norm: W,
+    spec: AttentionSpec,
+) -> tuple[A, A]:
+    """Returns the residual behind a layer, and its norm; takes the residual before it and so."""
+    residual, x = inputs
+    if layer.latent is not None:
+        x = _latent_attention(layer.latent, ops, step, x, spec)
+    elif layer.convolution is not None:
+        x = _short_convolution(layer.convolution, ops, step, x, spec.layer)
+    elif layer.delta is not None:
+        x = _delta_net(layer.delta, ops, step, x, spec.layer)
+    else:
+        x = _attention(config, present(layer.attention), ops, step, x, spec)
+    if layer.attention_post_norm is not None:
+        x = ops.norm(x, layer.attention_post_norm, None)
+    if layer.experts is not None:
+        rule = present(config.layers[spec.layer].experts)
+        residual, x, chosen = ops.add_norm_route(
+            residual, x, layer.feed_forward_norm, layer.experts, rule
+        )
+        x = _experts(config, layer.experts, ops, step, x, chosen)
+    else:
+        residual, x = ops.add_norm(residual, x, layer.feed_forward_norm, None)
+        x = _feed_forward(config, present(layer.feed_forward), ops, step, x)
+    if layer.feed_forward_post_norm is not None:
+        x = ops.norm(x, layer.feed_forward_post_norm, None)
+    return ops.add_norm(residual, x, next_norm, None)
+
+
+def _store(
     config: ModelConfig,
     attention: Attention[W],
     ops: Ops[A, W, S],
     step: S,
     x: A,
     spec: AttentionSpec,
-) -> A:
+) -> tuple[A, list[A]]:
+    """Stores keys and values in the layer's cache; returns the queries, and gates if there are."""
     weights: list[W] = [attention.q, attention.k, attention.v]
     biases: list[W | None] = [attention.q_bias, attention.k_bias, attention.v_bias]
     if attention.gate is not None:
@@ -79,7 +140,18 @@ def _attention(
         q = ops.norm_projection(q, present(q_norm), None)
         k = ops.norm_projection(k, present(k_norm), None)
         q_norm = k_norm = None
-    q = ops.rope_and_store(step, q, k, v, q_norm, k_norm, spec)
+    return ops.rope_and_store(step, q, k, v, q_norm, k_norm, spec), gates
+
+
+def _attention(
+    config: ModelConfig,
+    attention: Attention[W],
+    ops: Ops[A, W, S],
+    step: S,
+    x: A,
+    spec: AttentionSpec,
+) -> A:
+    q, gates = _store(config, attention, ops, step, x, spec)
     y = ops.attention(step, q, spec, attention.sinks)
     for gate in gates:
         y = ops.sigmoid_gate(y, gate)

@@ -21,6 +21,33 @@ def hidden_states(config: ModelConfig, weights: ModelWeights[W], ops: Ops[A, W, 
     return compute(config, weights, ops, step)
 
 
+def predicted_states(
+    config: ModelConfig, weights: ModelWeights[W], ops: Ops[A, W, S], step: S
+) -> A:
+    """Returns the hidden states that the predictor guesses, [T, hidden_size], and stores them."""
+    x = decoder.predicted_states(config, weights, ops, step)
+    ops.store_hidden(step, x)
+    return x
+
+
+def prepare_predictor(
+    config: ModelConfig, weights: ModelWeights[W], ops: Ops[A, W, S], step: S, hidden: A
+) -> None:
+    """Keeps all tokens' hidden states for the predictor, if there is one, and fills its cache."""
+    if config.predicts:
+        ops.store_hidden(step, hidden)
+        decoder.fill_predictor(config, weights, ops, step)
+
+
+def predicted_logits(
+    config: ModelConfig, weights: ModelWeights[W], ops: Ops[A, W, S], step: S, hidden: A
+) -> A:
+    """Returns the predictor's logits of the step's logit rows, [L, V], from its hidden states."""
+    rows = ops.take_logit_rows(step, hidden)
+    output = present(weights.predictor).output or present(weights.output)
+    return ops.logits(rows, output, config.logit_softcap)
+
+
 def logits(
     config: ModelConfig, weights: ModelWeights[W], ops: Ops[A, W, S], step: S, hidden: A
 ) -> A:

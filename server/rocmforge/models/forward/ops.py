@@ -327,6 +327,30 @@ class Ops(Protocol[A, W, S]):
         """
         ...
 
+    def store_hidden(self, step: S, x: A) -> None:
+        """Keeps the hidden states [T, hidden_size] where `beside_hidden` finds them again.
+
+        They lie in the cache's blocks, at the slots of their tokens.
+        """
+        ...
+
+    def beside_hidden(self, step: S, x: A, embedding_norm: W, hidden_norm: W) -> A:
+        """Returns the norm of x beside that of stored hidden states: [T, 2 * hidden_size].
+
+        The hidden state is that of the token before, in its sequence; zeros before the first.
+
+        Args:
+            step: Gives positions and blocks.
+            x: [T, hidden_size]
+            embedding_norm: [hidden_size]
+            hidden_norm: [hidden_size]
+        """
+        ...
+
+    def project_residual(self, step: S, x: A, weight: W) -> A:
+        """Returns x times a matrix, with which a residual begins: [T, hidden_size]."""
+        ...
+
     def take_logit_rows(self, step: S, x: A) -> A:
         """Returns the rows of x whose logits are needed: [L, hidden_size]."""
         ...
