@@ -30,6 +30,7 @@ __device__ __forceinline__ void experts_gate_up(const ExpertMatrices& experts, c
   const GateUpTile tile(blockIdx.y);
   const int64_t pair = blockIdx.x;
   const int expert = chosen.expert[pair];
+  if (expert == kElsewhere) return;
   Format rows[kGroups];
   expert_rows(experts, expert, to.outputs, x.quant_blocks, tile, rows);
   int first_quant_blocks[kSlices];
@@ -52,8 +53,10 @@ __device__ __forceinline__ void experts_down(const ExpertMatrices& experts, cons
   prepare<Format>();
   for (int i = waves.first_expert(); i < chosen.num_chosen; i += waves.at_once) {
     const int64_t pair = token * chosen.num_chosen + i;
+    const int expert = chosen.expert[pair];
+    if (expert == kElsewhere) continue;
     Format rows[kGroups];
-    expert_rows(experts, chosen.expert[pair], to.outputs, x.quant_blocks, tile, rows);
+    expert_rows(experts, expert, to.outputs, x.quant_blocks, tile, rows);
     int first_quant_blocks[kSlices];
     find_slices(x, pair, first_quant_blocks);
     float sums[kSlices][kGroups] = {};
@@ -69,10 +72,10 @@ __device__ __forceinline__ void experts_down(const ExpertMatrices& experts, cons
 
 // weight, places: the matrices of experts (expert_matrices.h) of `expert_bytes` each, gate and up
 // interleaved. q, scale: an activation [rows, 32 * quant_blocks] of act.h with as many slices as
-// the name says. chosen: int32 [rows, num_chosen]. out: [rows * num_chosen, out_features] in the
-// forms that are not null, gated as `activation` says, after the biases [experts, out_features],
-// unless those are null. out_features is a multiple of 32. Grid: (rows * num_chosen, out_features /
-// 32), block 256 or 512.
+// the name says. chosen: int32 [rows, num_chosen], or kElsewhere, whose rows of out stay. out:
+// [rows * num_chosen, out_features] in the forms that are not null, gated as `activation` says,
+// after the biases [experts, out_features], unless those are null. out_features is a multiple
+// of 32. Grid: (rows * num_chosen, out_features / 32), block 256 or 512.
 #define RF_GATE_UP(name, Format, kSlices)                                                      \
   extern "C" __global__ __launch_bounds__(rf::kGateUpThreads) void                             \
       rf_experts_gate_up_##name##_s##kSlices(                                                  \

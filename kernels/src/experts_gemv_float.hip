@@ -12,6 +12,7 @@ __device__ __forceinline__ void experts_gate_up(const ExpertMatrices& experts,
   const GateUpTile tile(blockIdx.y);
   const int64_t pair = blockIdx.x;
   const int expert = chosen.expert[pair];
+  if (expert == kElsewhere) return;
   Format rows[kGroups];
   expert_rows(experts, expert, to.outputs, x.quant_blocks, tile, rows);
   float sums[1][kGroups] = {};
@@ -30,8 +31,10 @@ __device__ __forceinline__ void experts_down(const ExpertMatrices& experts,
   float mixed[1][kGroups] = {};
   for (int i = waves.first_expert(); i < chosen.num_chosen; i += waves.at_once) {
     const int64_t pair = token * chosen.num_chosen + i;
+    const int expert = chosen.expert[pair];
+    if (expert == kElsewhere) continue;
     Format rows[kGroups];
-    expert_rows(experts, chosen.expert[pair], to.outputs, x.quant_blocks, tile, rows);
+    expert_rows(experts, expert, to.outputs, x.quant_blocks, tile, rows);
     float sums[1][kGroups] = {};
     gemv_dot(rows, x, static_cast<int>(pair), waves.first_piece(), waves.piece_step(), sums);
     for (int j = 0; j < kGroups; ++j) mixed[0][j] += chosen.weight[pair] * sums[0][j];

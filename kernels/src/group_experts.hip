@@ -3,13 +3,15 @@
 // A block for each expert goes over all pairs twice: it counts those of the experts before its own,
 // then writes its own where they belong. Nobody waits for another block, and the order is always
 // the same.
+#include "rf/experts.h"
 #include "rf/groups.h"
 #include "rf/wave.h"
 
 namespace rf {
 
 inline constexpr int kAtOnce = 4;
-inline constexpr int kNoExpert = 0x7fffffff;  // after all of them
+inline constexpr int kNoPair = 0x7fffffff;  // after all experts, as is
+inline constexpr int kNotHere = kNoPair - 1;
 
 __device__ __forceinline__ int count_lanes(LaneMask lanes) { return __builtin_popcountll(lanes); }
 
@@ -21,7 +23,8 @@ __device__ __forceinline__ int count_lower(LaneMask lanes) {
 }  // namespace rf
 
 // chosen: int32 [pairs], the expert of each, where num_chosen pairs are a token. Writes, sorted,
-// tokens [pairs], the token of each; places [pairs], where each pair went; and tiles
+// tokens [pairs], the token of each; places [pairs], where each pair went, kElsewhere for those of
+// experts that another device has, which are sorted nowhere; and tiles
 // [pairs / tile_rows + experts] for a GEMM with so many rows in a tile.
 // Grid: experts, block: any number of waves.
 extern "C" __global__ __launch_bounds__(1024) void rf_group_experts(
@@ -42,7 +45,8 @@ extern "C" __global__ __launch_bounds__(1024) void rf_group_experts(
       for (int i = 0; i < rf::kAtOnce; ++i) {
         const int pair = begin + (round + i) * rf::kWave + rf::lane_id();
         const bool present = round + i < rounds && pair < pairs;
-        experts[i] = present ? chosen[pair] : rf::kNoExpert;
+        const int expert = present ? chosen[pair] : rf::kNoPair;
+        experts[i] = expert == rf::kElsewhere ? rf::kNotHere : expert;
       }
 #pragma unroll
       for (int i = 0; i < rf::kAtOnce; ++i) {
@@ -79,6 +83,8 @@ extern "C" __global__ __launch_bounds__(1024) void rf_group_experts(
       const int to = place + rf::count_lower(lanes);
       tokens[to] = pair / num_chosen;
       places[pair] = to;
+    } else if (expert == 0 && other == rf::kNotHere) {
+      places[pair] = rf::kElsewhere;
     }
     place += rf::count_lanes(lanes);
   });

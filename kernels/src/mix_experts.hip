@@ -1,7 +1,8 @@
 // Adds up what its experts made of each token, which lies in groups (groups.h).
-#include "rf/platform.h"
+#include "rf/experts.h"
 
-// out[t] = the sum over c of weights[t, c] * y[places[t, c]], in the order of c. Rows are f32 of
+// out[t] = the sum over c of weights[t, c] * y[places[t, c]], in the order of c, without
+// those that are kElsewhere. Rows are f32 of
 // hidden_size elements, a multiple of 4. Grid: (ceil(hidden_size / 1024), tokens), block 256.
 extern "C" __global__ __launch_bounds__(256) void rf_mix_experts(const float* __restrict__ y,
                                                                  const int32_t* __restrict__ places,
@@ -16,6 +17,7 @@ extern "C" __global__ __launch_bounds__(256) void rf_mix_experts(const float* __
   for (int c = 0; c < num_chosen; ++c) {
     const int64_t pair = token * num_chosen + c;
     const int64_t row = places[pair];
+    if (row == rf::kElsewhere) continue;
     sum += weights[pair] * rf::load16(y + row * hidden_size + column);
   }
   rf::store16(out + token * hidden_size + column, sum);

@@ -117,15 +117,16 @@ extern "C" __global__ __launch_bounds__(rf::kNormRouteThreads) void rf_add_rms_n
     rf::ActScale* __restrict__ out_q_scale, int32_t out_q_lo_offset, int tokens, int experts,
     int hidden_size, float eps, uint32_t* arrived, const float* __restrict__ bias,
     const float* __restrict__ selection_bias, int32_t* chosen, float* weights, int num_chosen,
-    int function, int groups, int kept_groups, int normalised, float scale) {
+    int function, int groups, int kept_groups, int normalised, float scale, int first_own,
+    int num_own) {
   __shared__ rf::RouteChoice::Lds lds;
   const int64_t token = blockIdx.y;
   const bool has_logits = rf::norm_route<1, 1>(
       {delta, residual, weight, router, logits, tokens, experts, hidden_size, eps}, total,
       {out_f32, out_f16, out_q, out_q_scale, out_q_lo_offset});
   if (!has_logits || !rf::is_last_block(arrived + token, experts)) return;
-  const rf::RouteRule rule{bias,   selection_bias, experts,         num_chosen, function,
-                           groups, kept_groups,    normalised != 0, scale};
+  const rf::RouteRule rule{bias,        selection_bias,  experts, num_chosen, function, groups,
+                           kept_groups, normalised != 0, scale,   first_own,  num_own};
   rf::RouteChoice choice(lds, rule);
   choice.choose(logits + token * experts);
   choice.store(chosen + token * num_chosen, weights + token * num_chosen);

@@ -63,16 +63,18 @@ extern "C" __global__ __launch_bounds__(rf::kRouteThreads) void rf_route_logits(
 // logits: f32 [tokens, experts]. bias, selection_bias: f32 [experts] or null; the first is added to
 // the logits, the second to what `function` (experts.h) makes of them, to choose by and not to
 // weight. Of `groups` of experts, those of the best kept_groups may be chosen: whose two best are
-// the largest sum. chosen: int32 [tokens, num_chosen], the best first, of equal ones the first.
+// the largest sum. chosen: int32 [tokens, num_chosen], the best first, of equal ones the first;
+// counted from first_own, and kElsewhere for those that are not among the num_own from there.
 // weights: f32 alike, divided by their sum (at least 2^-14) if `normalised`, times scale.
 // Grid: tokens, block: experts rounded up to a multiple of 64.
 extern "C" __global__ __launch_bounds__(rf::kMostExperts) void rf_route_choose(
     const float* __restrict__ logits, const float* __restrict__ bias,
     const float* __restrict__ selection_bias, int32_t* chosen, float* weights, int experts,
-    int num_chosen, int function, int groups, int kept_groups, int normalised, float scale) {
+    int num_chosen, int function, int groups, int kept_groups, int normalised, float scale,
+    int first_own, int num_own) {
   __shared__ rf::RouteChoice::Lds lds;
-  const rf::RouteRule rule{bias,   selection_bias, experts,         num_chosen, function,
-                           groups, kept_groups,    normalised != 0, scale};
+  const rf::RouteRule rule{bias,        selection_bias,  experts, num_chosen, function, groups,
+                           kept_groups, normalised != 0, scale,   first_own,  num_own};
   rf::RouteChoice choice(lds, rule);
   const int64_t token = blockIdx.x;
   choice.choose(logits + token * experts);

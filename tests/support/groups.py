@@ -9,6 +9,9 @@ import numpy.typing as npt
 
 from tests.support.kernels import Device, DeviceArray
 
+ELSEWHERE = -1
+"""The expert of a pair whose matrix another device has, and the place of such a pair."""
+
 Int32 = npt.NDArray[np.int32]
 
 
@@ -16,18 +19,18 @@ Int32 = npt.NDArray[np.int32]
 class Groups:
     """Pairs sorted by expert: the oracle of rf_group_experts."""
 
-    order: npt.NDArray[np.int64]  # [pairs], the pair at each place
-    experts: Int32  # [pairs], sorted
-    tokens: Int32  # [pairs], sorted
-    places: Int32  # [pairs], where each went
+    order: npt.NDArray[np.int64]  # [pairs that are here], the pair at each place
+    experts: Int32  # alike, sorted
+    tokens: Int32  # alike, sorted
+    places: Int32  # [pairs], where each went, or ELSEWHERE
 
 
 def groups_of(chosen: Int32) -> Groups:
-    """The pairs of chosen experts, [tokens, num_chosen]."""
+    """The pairs of chosen experts, [tokens, num_chosen]; those below 0 are of another device."""
     pairs = chosen.ravel()
-    order = np.argsort(pairs, kind="stable")
-    places = np.empty(len(pairs), np.int32)
-    places[order] = np.arange(len(pairs), dtype=np.int32)
+    order = np.argsort(pairs, kind="stable")[np.count_nonzero(pairs < 0) :]
+    places = np.full(len(pairs), ELSEWHERE, np.int32)
+    places[order] = np.arange(len(order), dtype=np.int32)
     return Groups(order, pairs[order], (order // chosen.shape[1]).astype(np.int32), places)
 
 

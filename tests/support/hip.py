@@ -114,7 +114,10 @@ def _fitting_latent(model: TinyModel) -> TinyModel:
 def splittable(model: TinyModel) -> TinyModel:
     """A model of these that can be split over two devices: an even vocabulary and so on."""
     sizes = {"vocab_size": 96, "intermediate_size": 128, "num_key_value_heads": 2}
-    return replace(model, config=model.config | sizes)
+    keys = model.keys
+    if model.hf_class == "GptOss":  # whose networks are all experts
+        keys = keys | {"expert_feed_forward_length": sizes["intermediate_size"]}
+    return replace(model, config=model.config | sizes, keys=keys)
 
 
 def quantized(model: TinyModel, type_name: str) -> TinyModel:

@@ -16,10 +16,12 @@ inline constexpr int kRouteSoftmax = 0;
 inline constexpr int kRouteSigmoid = 1;
 inline constexpr int kRouteSoftmaxOfChosen = 2;
 inline constexpr int kMostExperts = 512;  // of a layer
+// In the place of an expert that another device has: nothing is computed for such a pair.
+inline constexpr int kElsewhere = -1;
 
 // Where the experts of tokens are, and what they count.
 struct Chosen {
-  const int32_t* expert;  // [tokens, num_chosen]
+  const int32_t* expert;  // [tokens, num_chosen], of those that this device has, or kElsewhere
   const float* weight;    // [tokens, num_chosen]
   int num_chosen;
 };
@@ -145,6 +147,7 @@ struct DownOutputs {
     tile.finish(sums, outputs, 1, [&](int, int column, float value, float) {
       for (int i = 0; bias && i < chosen.num_chosen; ++i) {
         const int64_t pair = token * chosen.num_chosen + i;
+        if (chosen.expert[pair] == kElsewhere) continue;
         value += chosen.weight[pair] * bias[chosen.expert[pair] * features + column];
       }
       out[token * features + column] = value;

@@ -39,6 +39,8 @@ struct RouteRule {
   int kept_groups;  // so many may be chosen from: whose two best are the largest sum
   bool normalised;  // the weights are divided by their sum, or 2^-14 if that is less
   float scale;      // of the weights
+  int first_own;    // of the experts that this device has
+  int num_own;      // so many follow each other
 };
 
 // The experts of one token, chosen by a block of at least as many threads as there are experts.
@@ -80,11 +82,13 @@ class RouteChoice {
     __syncthreads();
   }
 
-  // Writes the experts of the token and their weights, [num_chosen] each.
+  // Writes the experts of the token, counted from the first of this device, and their weights,
+  // [num_chosen] each.
   __device__ __forceinline__ void store(int32_t* chosen, float* weights) const {
     const int rank = threadIdx.x;
     if (rank >= rule_.num_chosen) return;
-    chosen[rank] = lds_.chosen[rank];
+    const int own = lds_.chosen[rank] - rule_.first_own;
+    chosen[rank] = own >= 0 && own < rule_.num_own ? own : kElsewhere;
     weights[rank] = weight(rank);
   }
 

@@ -150,6 +150,19 @@ def test_two_devices_split_quantised_matrices(
     assert_agree(stack, path, kv_dtype="int8")
 
 
+@pytest.mark.parametrize("name", ["qwen3moe", "glm4moe", "gpt-oss"])
+def test_two_devices_have_half_of_the_experts_each(
+    name: str, stack: ExitStack, tmp_path: Path
+) -> None:
+    assert_agree(stack, write_float(by_name(name), tmp_path))
+
+
+def test_each_device_may_have_some_of_its_experts_on_the_host(
+    stack: ExitStack, tmp_path: Path
+) -> None:
+    assert_agree(stack, write_float(by_name("qwen3moe"), tmp_path), device_experts=0.5)
+
+
 @pytest.mark.parametrize("name", ["llama", "phi3"])
 def test_two_devices_share_adapters(name: str, stack: ExitStack, tmp_path: Path) -> None:
     tiny = splittable(fitting(by_name(name)))

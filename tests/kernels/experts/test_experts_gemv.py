@@ -20,6 +20,7 @@ from tests.support.experts import (
     random_experts,
     upload_experts,
 )
+from tests.support.groups import ELSEWHERE
 from tests.support.kernels import Device, DeviceArray
 from tests.support.linear import (
     CLAMPED_SWIGLU,
@@ -95,12 +96,15 @@ def _check_gate_up(
         layer.apply(expert, seen[token])
         for token, row in enumerate(chosen.tolist())
         for expert in row
+        if expert != ELSEWHERE
     ]
     expected, magnitude = (np.array(part) for part in zip(*made, strict=True))
+    is_here = chosen.ravel() != ELSEWHERE
+    actual = actual[is_here]
     assert worst_error(actual, expected, magnitude) < _ROUNDING
     wanted = quantise(actual, slices)
-    np.testing.assert_array_equal(stored.q, wanted.q)
-    np.testing.assert_array_equal(stored.scales, wanted.scales)
+    np.testing.assert_array_equal(stored.q[:, is_here], wanted.q)
+    np.testing.assert_array_equal(stored.scales[:, is_here], wanted.scales)
 
 
 def _check_down(
@@ -116,6 +120,7 @@ def _check_down(
     tokens, count = chosen.shape
     packed, first = layer.packed(), layer.first
     x = random_activation(rng, tokens * count, first.quant_blocks * 32)
+    x[chosen.ravel() == ELSEWHERE] = 1e30  # nothing was written there
     weights = rng.uniform(0.1, 1, chosen.shape).astype(np.float32)
     out = device.empty((tokens, first.out_features), np.float32, "out")
     name, arrays = _activation(device, layer, x, slices)
@@ -134,9 +139,10 @@ def _check_down(
         block=min(block, device.max_threads(kernel)),
     )
     seen = layer.seen(x, slices).reshape(tokens, count, -1)
-    expected, magnitude = np.zeros((2, tokens, first.out_features))
+    expected = np.zeros((tokens, first.out_features))
+    magnitude = np.full_like(expected, np.finfo(np.float32).tiny)
     for token in range(tokens):
-        for place in range(count):
+        for place in np.flatnonzero(chosen[token] != ELSEWHERE):
             made = layer.apply(int(chosen[token, place]), seen[token, place])
             for total, part in zip((expected, magnitude), made, strict=True):
                 total[token] += float(weights[token, place]) * part
@@ -199,3 +205,14 @@ def test_experts_are_read_where_the_table_says(device: Device, name: str) -> Non
     layer = random_experts(rng, 5, name, 32, 256, SILU)
     _check_gate_up(device, layer, random_activation(rng, 2, 256), chosen, scattered=True)
     _check_down(device, random_experts(rng, 5, name, 24, 256), chosen, rng, scattered=True)
+
+
+@pytest.mark.parametrize("name", ["f32", "q4_k"])
+def test_experts_of_another_device_are_left_out(device: Device, name: str) -> None:
+    rng = np.random.default_rng(7)
+    chosen = np.array([[2, ELSEWHERE, 0], [ELSEWHERE] * 3, [1, 2, ELSEWHERE]], np.int32)
+    layer = random_experts(rng, 3, name, 32, 256, SILU)
+    _check_gate_up(device, layer, random_activation(rng, 3, 256), chosen)
+    layer = random_experts(rng, 3, name, 24, 256, has_biases=True)
+    _check_down(device, layer, chosen, rng)
+    _check_down(device, layer, chosen, rng, block=512)

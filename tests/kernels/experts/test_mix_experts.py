@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.support.groups import groups_of
+from tests.support.groups import ELSEWHERE, groups_of
 from tests.support.kernels import Device, check
 
 # tokens, num_chosen, hidden_size
@@ -17,12 +17,16 @@ CASES = {
 }
 
 
+@pytest.mark.parametrize("least", [0, ELSEWHERE])
 @pytest.mark.parametrize(("tokens", "num_chosen", "hidden_size"), CASES.values(), ids=CASES.keys())
-def test_adds_up(device: Device, tokens: int, num_chosen: int, hidden_size: int) -> None:
+def test_adds_up(
+    device: Device, tokens: int, num_chosen: int, hidden_size: int, least: int
+) -> None:
     rng = np.random.default_rng(0)
     y = rng.standard_normal((tokens * num_chosen, hidden_size)).astype(np.float32)
     weights = rng.random((tokens, num_chosen), np.float32)
-    places = groups_of(rng.integers(0, 7, weights.shape).astype(np.int32)).places
+    places = groups_of(rng.integers(least, 7, weights.shape).astype(np.int32)).places
+    y[np.count_nonzero(places != ELSEWHERE) :] = np.nan  # nothing was written there
     out = device.empty((tokens, hidden_size), np.float32, "out")
     device.launch(
         "rf_mix_experts",
@@ -36,4 +40,5 @@ def test_adds_up(device: Device, tokens: int, num_chosen: int, hidden_size: int)
         block=256,
     )
     rows = y.astype(np.float64)[places].reshape(tokens, num_chosen, hidden_size)
+    rows[places.reshape(weights.shape) == ELSEWHERE] = 0
     check(out.get(), np.einsum("tc,tch->th", weights, rows), rtol=1e-6, atol=1e-5)

@@ -12,6 +12,7 @@ from rocmforge.models.config import ExpertsConfig, RouterFunction
 from rocmforge_reference import ops
 from tests.kernels.experts.test_route import FUNCTIONS, RULE
 from tests.support.activations import SCALE_DTYPE, quantise
+from tests.support.groups import ELSEWHERE
 from tests.support.kernels import Device
 
 Float32 = npt.NDArray[np.float32]
@@ -27,7 +28,9 @@ def _check(
     kind: str = "route",
     *,
     has_biases: bool = False,
+    own: tuple[int, int] | None = None,
 ) -> None:
+    own = own or (0, rule.num_experts)
     rng = np.random.default_rng(tokens)
     delta, residual = rng.standard_normal((2, tokens, features)).astype(np.float32)
     weight = rng.uniform(0.5, 2, features).astype(np.float32)
@@ -58,7 +61,7 @@ def _check(
             "rf_add_rms_norm_route",
             *(*arguments, arrived, of_router, of_choice, chosen, weights),
             *(rule.num_chosen, FUNCTIONS[rule.router], rule.num_groups, rule.num_chosen_groups),
-            *(int(rule.normalised), rule.scale),
+            *(int(rule.normalised), rule.scale, *own),
             grid=(1 + experts, tokens),
             block=block,
         )
@@ -75,7 +78,9 @@ def _check(
     if biases[0] is not None:
         exact += biases[0]
     expected = ops.route(exact, biases[1], rule)
-    np.testing.assert_array_equal(chosen.get(), expected[0])
+    own_choice = expected[0] - own[0]
+    is_own = (own_choice >= 0) & (own_choice < own[1])
+    np.testing.assert_array_equal(chosen.get(), np.where(is_own, own_choice, ELSEWHERE))
     np.testing.assert_allclose(weights.get(), expected[1], rtol=2e-5)
     assert not arrived.get().any(), "the counters are as they were"
 
@@ -96,3 +101,7 @@ def test_any_shape_is_normed_and_routed(
     device: Device, kind: str, tokens: int, experts: int, features: int, block: int
 ) -> None:
     _check(device, replace(RULE, num_experts=experts), tokens, features, block, kind)
+
+
+def test_experts_of_another_device_are_marked(device: Device) -> None:
+    _check(device, RULE, tokens=5, features=64, block=64, own=(7, 9))

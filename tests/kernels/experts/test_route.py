@@ -10,6 +10,7 @@ import pytest
 
 from rocmforge.models.config import ExpertsConfig, RouterFunction
 from rocmforge_reference import ops
+from tests.support.groups import ELSEWHERE
 from tests.support.kernels import Device
 
 Float32 = npt.NDArray[np.float32]
@@ -46,6 +47,7 @@ def choose(
     rule: ExpertsConfig,
     bias: Float32 | None = None,
     selection_bias: Float32 | None = None,
+    own: tuple[int, int] | None = None,
 ) -> tuple[npt.NDArray[np.int32], Float32]:
     tokens, experts = logits.shape
     chosen = device.empty((tokens, rule.num_chosen), np.int32, "chosen")
@@ -57,6 +59,7 @@ def choose(
         None if selection_bias is None else device.upload(selection_bias, "selection bias"),
         *(chosen, weights, experts, rule.num_chosen, FUNCTIONS[rule.router]),
         *(rule.num_groups, rule.num_chosen_groups, int(rule.normalised), rule.scale),
+        *(own or (0, experts)),
         grid=tokens,
         block=-(-experts // 64) * 64,
     )
@@ -121,6 +124,17 @@ def test_any_number_of_experts_is_chosen_from(device: Device, experts: int) -> N
     expected = ops.route(logits.astype(np.float64), None, rule)
     np.testing.assert_array_equal(chosen, expected[0])
     np.testing.assert_allclose(weights, expected[1], rtol=1e-5)
+
+
+@pytest.mark.parametrize(("first", "count"), [(0, 10), (10, 10), (19, 1)])
+def test_experts_of_another_device_are_marked(device: Device, first: int, count: int) -> None:
+    logits = np.random.default_rng(3).standard_normal((9, 20)).astype(np.float32)
+    whole, of_whole = choose(device, logits, RULE)
+    chosen, weights = choose(device, logits, RULE, own=(first, count))
+    here = (whole >= first) & (whole < first + count)
+    assert here.any()
+    np.testing.assert_array_equal(chosen, np.where(here, whole - first, ELSEWHERE))
+    np.testing.assert_array_equal(weights, of_whole)
 
 
 def test_of_equal_scores_the_first_expert_is_chosen(device: Device) -> None:

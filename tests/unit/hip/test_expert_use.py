@@ -73,6 +73,13 @@ def test_what_was_chosen_long_ago_counts_less() -> None:
     assert swap == Swap(layer=0, seat=0, leaving=0, coming=1)
 
 
+def test_experts_of_another_device_do_not_count() -> None:
+    use = ExpertUse([3, 3], [1, 1])
+    reads = use.add(choices([-1, 2, 2], [-1, -1, 0]), use.seated)
+    assert (reads.all, reads.host) == (2, 1)
+    assert [swap.layer for swap in use.choose_swaps(2)] == [0]
+
+
 def test_without_seats_nothing_moves() -> None:
     use = ExpertUse([3], [0])
     use.add(choices([2] * 50), use.seated)

@@ -25,6 +25,8 @@ def rf_route_choose(
     kept_groups: I32,
     normalised: I32,
     scale: F32,
+    first_own: I32,
+    num_own: I32,
 ) -> None:
     """Chooses the experts of each token and weights them."""
 
@@ -70,6 +72,8 @@ def rf_add_rms_norm_route(
     kept_groups: I32,
     normalised: I32,
     scale: F32,
+    first_own: I32,
+    num_own: I32,
 ) -> None:
     """Does that and chooses the experts of each token: `rf_route_choose` with it."""
 

@@ -95,6 +95,7 @@ class ModelLoading:
             expert_formats=_formats(planned, of_experts=True),
             adapters=self._load_adapters(weights, adapters),
             slices=plan.activation_slices,
+            rank=0 if self._group is None else self._group.shard.rank,
             hosted_routers=[layer.router for layer in hosted],
         )
         ops = make_ops(resources)

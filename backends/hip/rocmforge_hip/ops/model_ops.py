@@ -65,6 +65,7 @@ class Resources:
     expert_formats: frozenset[str]  # of those of experts
     adapters: Mapping[Matrix, DeviceAdapters]
     slices: int  # of int8 activations: see `LinearKernels`
+    rank: int = 0  # of this device among those that share the model
     hosted_routers: Sequence[Weight] = ()  # of layers whose experts are hosted, in their order
 
 
@@ -84,7 +85,9 @@ class HipOps:
         self._lora = Lora(library, arena, self.products, resources.adapters)
         self._route = self._pairs = self._groups = None
         if arena.experts is not None:
-            self._route = RouteKernels(library, arena, config.norm_eps, resources.hosted_routers)
+            self._route = RouteKernels(
+                library, arena, config.norm_eps, resources.rank, resources.hosted_routers
+            )
             of_experts = library, arena, self.products, resources.expert_formats
             self._pairs, self._groups = PairKernels(*of_experts), GroupKernels(*of_experts)
         self._recurrent = None

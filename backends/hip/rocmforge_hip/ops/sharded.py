@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from rocmforge.backend.protocol import Int32Array
-from rocmforge.models.blocks import Role
+from rocmforge.models.blocks import Experts, Role
+from rocmforge.models.config import ActivationFunction
 from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.device.opening import Device
 from rocmforge_hip.ops.activations import Activation, ActivationArrays
@@ -43,6 +44,19 @@ class ShardedOps(HipOps):
             assert out.f32 is not None
             self._communicator.all_reduce(out.f32)
         return out
+
+    def experts(
+        self,
+        x: Activation,
+        chosen: Activation,
+        weights: Activation,
+        experts: Experts[Weight],
+        activation: ActivationFunction,
+    ) -> Activation:
+        """Adds up what the experts of each rank make of a token."""
+        mixed = super().experts(x, chosen, weights, experts, activation)
+        self._communicator.all_reduce(f32_of(mixed))
+        return mixed
 
     def _later(
         self, step: DeviceStep, x: Activation, part: MatrixPart, bias: Weight | None

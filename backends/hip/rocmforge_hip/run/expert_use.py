@@ -63,11 +63,11 @@ class ExpertUse:
         """Counts the choices of a step.
 
         Args:
-            chosen: [L, tokens, num_chosen].
+            chosen: [L, tokens, num_chosen]; below 0: an expert that another device has.
             seated: Of the experts when the step began, [L, E].
         """
         tokens, size = chosen.shape[1], self._scores.size
-        counts = np.bincount((chosen + self._first).reshape(-1), minlength=size)
+        counts = np.bincount((chosen + self._first)[chosen >= 0], minlength=size)
         counts = counts.reshape(self._scores.shape)
         self._scores *= np.float32(0.5 ** (tokens / _HALF_LIFE))
         self._scores += counts

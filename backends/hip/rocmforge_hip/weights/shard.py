@@ -9,7 +9,7 @@ from typing import Final
 from rocmforge.checkpoint.tensor import Tensor
 from rocmforge.errors import ConfigurationError
 from rocmforge.models.blocks import ModelWeights, Role, WeightPlace
-from rocmforge.models.config import ModelConfig
+from rocmforge.models.config import ExpertsConfig, ModelConfig
 from rocmforge.models.lora import Adapter, LowRank
 from rocmforge.models.weights import map_places, walk
 from rocmforge_hip.device.constants import QUANT_BLOCK
@@ -52,10 +52,17 @@ class Shard:
                 num_heads=layer.num_heads // self.size,
                 num_kv_heads=layer.num_kv_heads // self.size,
                 intermediate_size=layer.intermediate_size // self.size,
+                experts=self._experts(layer.experts),
             )
             for layer in whole.layers
         )
         return replace(whole, layers=layers)
+
+    def _experts(self, whole: ExpertsConfig | None) -> ExpertsConfig | None:
+        """Returns the rule: tokens still choose among all experts."""
+        if whole is None:
+            return None
+        return replace(whole, shared_intermediate_size=whole.shared_intermediate_size // self.size)
 
     def weights(self, whole: ModelWeights[Tensor]) -> ModelWeights[Tensor]:
         """Returns this rank's part of every tensor, sharing the memory of the file."""
@@ -93,8 +100,6 @@ def _problems(config: ModelConfig, weights: ModelWeights[Tensor], size: int) -> 
     """Yields why the model cannot be cut into so many parts."""
     if any(layer.joint_head_norms for layer in config.layers):
         yield "its norms of queries and keys are of the heads of all devices together"
-    if any(layer.experts for layer in config.layers):
-        yield "its experts run on one device"
     of_layers = (
         count
         for layer in config.layers
@@ -102,6 +107,8 @@ def _problems(config: ModelConfig, weights: ModelWeights[Tensor], size: int) -> 
             (layer.num_kv_heads, "key-value heads", 1),
             (layer.num_heads, "heads", 1),
             (layer.intermediate_size, "features of the feed-forward", 1),
+            (layer.num_experts, "experts", 1),
+            (layer.shared_intermediate_size, "features of the shared expert", 1),
         )
     )
     of_model = (config.vocab_size, "tokens of the vocabulary", VOCAB_ALIGN)

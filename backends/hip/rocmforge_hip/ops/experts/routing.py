@@ -14,7 +14,7 @@ from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.kernels import experts as kernels
 from rocmforge_hip.ops.activations import NORMED_TOKENS, Activation, ActivationArrays
 from rocmforge_hip.ops.geometry import whole_waves
-from rocmforge_hip.ops.linear import empty, f32_of, i32_of, optional_vector, vector_of
+from rocmforge_hip.ops.linear import empty, f32_of, i32_of, optional_vector, part_of, vector_of
 from rocmforge_hip.ops.rows import norm_threads
 from rocmforge_hip.weights.formats import Weight, ceil_div
 
@@ -40,6 +40,7 @@ class RouteKernels:
         library: Where the kernels are.
         arena: The arrays of the activations; there are some of experts.
         eps: Of the norm before a router.
+        rank: Of this device among those that share the experts, as many each, in their order.
         hosted: The routers of layers whose experts are hosted. Their choices stay apart, one layer
             behind the other, as the host asks for them after the step.
     """
@@ -49,8 +50,10 @@ class RouteKernels:
         library: KernelLibrary,
         arena: ActivationArrays[DeviceArray],
         eps: float,
+        rank: int,
         hosted: Sequence[Weight] = (),
     ) -> None:
+        self._rank = rank
         self._hosted = {router: number for number, router in enumerate(hosted)}
         assert arena.experts is not None
         assert arena.residual is not None
@@ -110,7 +113,7 @@ class RouteKernels:
             threads,
             **normed,
             arrived=self._arrays.arrived,
-            **_rule_of(rule, experts, chosen, weights),
+            **self._rule_of(rule, experts, chosen, weights),
         )
         return added, (chosen, weights)
 
@@ -141,7 +144,7 @@ class RouteKernels:
             (rows, 1, 1),
             whole_waves(rule.num_experts),
             logits=self._arrays.logits.first(rows, rule.num_experts),
-            **_rule_of(rule, experts, chosen, weights),
+            **self._rule_of(rule, experts, chosen, weights),
         )
         return chosen, weights
 
@@ -169,21 +172,27 @@ class RouteKernels:
             features=x.features,
         )
 
-
-def _rule_of(
-    rule: ExpertsConfig, experts: Experts[Weight], chosen: Activation, weights: Activation
-) -> dict[str, Any]:
-    """Returns the arguments of the choice of experts."""
-    return {
-        "bias": optional_vector(experts.router_bias, rule.num_experts),
-        "selection_bias": optional_vector(experts.selection_bias, rule.num_experts),
-        "chosen": i32_of(chosen),
-        "weights": f32_of(weights),
-        "experts": rule.num_experts,
-        "num_chosen": rule.num_chosen,
-        "function": _FUNCTIONS[rule.router],
-        "groups": rule.num_groups,
-        "kept_groups": rule.num_chosen_groups,
-        "normalised": int(rule.normalised),
-        "scale": rule.scale,
-    }
+    def _rule_of(
+        self,
+        rule: ExpertsConfig,
+        experts: Experts[Weight],
+        chosen: Activation,
+        weights: Activation,
+    ) -> dict[str, Any]:
+        """Returns the arguments of the choice of experts."""
+        own = part_of(experts.down).matrix.num_experts
+        return {
+            "bias": optional_vector(experts.router_bias, rule.num_experts),
+            "selection_bias": optional_vector(experts.selection_bias, rule.num_experts),
+            "chosen": i32_of(chosen),
+            "weights": f32_of(weights),
+            "experts": rule.num_experts,
+            "num_chosen": rule.num_chosen,
+            "function": _FUNCTIONS[rule.router],
+            "groups": rule.num_groups,
+            "kept_groups": rule.num_chosen_groups,
+            "normalised": int(rule.normalised),
+            "scale": rule.scale,
+            "first_own": self._rank * own,
+            "num_own": own,
+        }
