@@ -23,7 +23,8 @@ from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.kernels import attention as kernels
 from rocmforge_hip.ops.activations import Activation, ActivationArrays
 from rocmforge_hip.ops.geometry import Geometry, whole_waves
-from rocmforge_hip.ops.linear import LinearKernels, empty, f16_of, f32_of, optional_vector
+from rocmforge_hip.ops.linear.products import LinearKernels
+from rocmforge_hip.ops.operands import empty, f16_of, f32_of, optional_vector
 from rocmforge_hip.ops.step import DeviceStep
 from rocmforge_hip.weights.formats import Weight, ceil_div
 
@@ -373,5 +374,5 @@ class CachedAttention:
         out = empty(self._arena.attended, q.rows, layer.attended_features, half=many)
         # The kernels of decodes can write int8, where the blocks do not straddle heads.
         if out.f32 is not None and not step.shape.prefills and layer.value_dim % QUANT_BLOCK == 0:
-            self._products.give_int8(out)
+            self._products.forms.give_int8(out)
         return out

@@ -17,7 +17,7 @@ from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.kernels import attention as kernels
 from rocmforge_hip.ops.activations import Activation
 from rocmforge_hip.ops.cached_attention import DeviceRopeTable
-from rocmforge_hip.ops.linear import f16_of
+from rocmforge_hip.ops.operands import f16_of
 from rocmforge_hip.ops.step import DeviceStep
 from rocmforge_hip.weights.formats import ceil_div
 

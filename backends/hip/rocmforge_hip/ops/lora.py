@@ -11,7 +11,8 @@ from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.kernels import products as kernels
 from rocmforge_hip.ops.activations import Activation, ActivationArrays
-from rocmforge_hip.ops.linear import LinearKernels, empty, f32_of
+from rocmforge_hip.ops.linear.products import LinearKernels
+from rocmforge_hip.ops.operands import empty, f32_of
 from rocmforge_hip.ops.step import DeviceStep
 from rocmforge_hip.weights.adapters import TILE, AdapterArrays, features_of_split
 from rocmforge_hip.weights.formats import Matrix, MatrixPart, ceil_div
@@ -113,5 +114,5 @@ class Lora:
             matrix.out_features,
             half=x.rows > self._products.gemv_rows,
         )
-        self._products.finish(f32_of(product), None, out, 1, gate)
+        self._products.gemm.finish(f32_of(product), None, out, 1, gate)
         return out

@@ -27,17 +27,10 @@ from rocmforge_hip.ops.experts.pairs import PairKernels
 from rocmforge_hip.ops.experts.routing import RouteKernels
 from rocmforge_hip.ops.full_attention import FullAttention
 from rocmforge_hip.ops.geometry import Geometry, groups_experts
-from rocmforge_hip.ops.linear import (
-    GATES,
-    LinearKernels,
-    UnmadeProduct,
-    empty,
-    f16_of,
-    f32_of,
-    part_of,
-    vector_of,
-)
+from rocmforge_hip.ops.linear.mixed_gemv import UnmadeProduct
+from rocmforge_hip.ops.linear.products import GATES, LinearKernels
 from rocmforge_hip.ops.lora import DeviceAdapters, Lora
+from rocmforge_hip.ops.operands import empty, f16_of, f32_of, part_of, vector_of
 from rocmforge_hip.ops.recurrent.layers import RecurrentLayers
 from rocmforge_hip.ops.rows import RmsNorms, RowKernels, norm_threads, norms_of
 from rocmforge_hip.ops.step import DeviceStep
@@ -182,7 +175,7 @@ class HipOps:
             return empty(self._arena.post_normed, rows, features, half=False)
         out = empty(self._arena.normed, rows, features, half=False)
         if rows <= self.products.gemv_rows:
-            self.products.give_int8(out)
+            self.products.forms.give_int8(out)
         else:
             out.f16 = self._arena.normed.float16(rows, features)
         return out

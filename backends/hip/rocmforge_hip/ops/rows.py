@@ -12,7 +12,7 @@ from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.kernels import rows as row_kernels
 from rocmforge_hip.ops.activations import Activation
-from rocmforge_hip.ops.linear import f16_of, f32_of, optional_vector, part_of, vector_of
+from rocmforge_hip.ops.operands import f16_of, f32_of, optional_vector, part_of, vector_of
 from rocmforge_hip.ops.step import DeviceStep
 from rocmforge_hip.weights.formats import FLOAT_FORMATS, Matrix, Weight, ceil_div, round_up
 

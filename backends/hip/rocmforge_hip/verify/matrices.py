@@ -214,7 +214,7 @@ def _rounded(bench: Workbench, rows: int) -> float:
     step = replace(bench.step([(rows, rows, [])]), variant=VARIANTS["rounded"])
     kind = ActivationFunction.SILU
     got = bench.model.ops.gated_linear(step, x, *gate_and_up(bench.model.weights), kind)
-    bench.model.ops.products.int8(got)  # where int8 matrix instructions take so many rows
+    bench.model.ops.products.forms.int8(got)  # where int8 matrix instructions take so many rows
     wide, gate, up = values.astype(np.float64), *map(values_of, gate_and_up(bench.weights))
     return int8_error(bench, got, oracle.activate(wide @ gate.T, kind) * (wide @ up.T))
 

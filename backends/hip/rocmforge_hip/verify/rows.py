@@ -215,14 +215,14 @@ def _gelu(bench: Workbench) -> float:
 def _quantize(bench: Workbench, rows: int) -> float:
     values = random_values(rows, bench.config.hidden_size)
     x = bench.activation(bench.model.arena.normed, values)
-    x.q, x.q_scale = bench.model.ops.products.int8(x)
+    x.q, x.q_scale = bench.model.ops.products.forms.int8(x)
     return int8_error(bench, x, values.astype(np.float64))
 
 
 def _half(bench: Workbench) -> float:
     values = random_values(12, bench.config.hidden_size)
     got = bench.get(
-        bench.model.ops.products.half(bench.activation(bench.model.arena.normed, values))
+        bench.model.ops.products.forms.half(bench.activation(bench.model.arena.normed, values))
     )
     return error(got.astype(np.float64), values.astype(np.float64))
 

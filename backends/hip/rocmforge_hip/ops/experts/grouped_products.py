@@ -15,7 +15,7 @@ from rocmforge_hip.kernels import groups as kernels
 from rocmforge_hip.kernels import products as product_kernels
 from rocmforge_hip.ops.activations import FetchedExperts, SortedPairs
 from rocmforge_hip.ops.geometry import GEMM_ROWS, group_tile_rows, whole_waves
-from rocmforge_hip.ops.linear import optional_vector
+from rocmforge_hip.ops.operands import optional_vector
 from rocmforge_hip.weights.formats import Matrix, Weight, ceil_div
 
 _MOST_THREADS: Final = 1024

@@ -15,7 +15,8 @@ from rocmforge_hip.kernels import groups as kernels
 from rocmforge_hip.ops.activations import GROUPED_TOKENS, Activation, ActivationArrays
 from rocmforge_hip.ops.experts.grouped_products import GroupedProducts
 from rocmforge_hip.ops.experts.pairs import empty_mix
-from rocmforge_hip.ops.linear import LinearKernels, f32_of, i32_of, part_of
+from rocmforge_hip.ops.linear.products import LinearKernels
+from rocmforge_hip.ops.operands import f32_of, i32_of, part_of
 from rocmforge_hip.weights.formats import Weight, ceil_div
 
 _MIX_THREADS: Final = 256
@@ -58,7 +59,7 @@ class GroupKernels:
         out = empty_mix(self._arena, x.rows, experts)
         gate_up, down = part_of(experts.gate).matrix, part_of(experts.down).matrix
         assert part_of(experts.up).matrix is gate_up, "gate and up are one matrix"
-        arrays = self._products.half(x), i32_of(chosen), f32_of(weights), f32_of(out)
+        arrays = self._products.forms.half(x), i32_of(chosen), f32_of(weights), f32_of(out)
         for start in range(0, x.rows, GROUPED_TOKENS):
             stop = min(start + GROUPED_TOKENS, x.rows)
             halves, choice, factors, sums = (array.rows(start, stop) for array in arrays)

@@ -19,15 +19,9 @@ from rocmforge_hip.ops.activations import GROUPED_HEADS, Activation, ActivationA
 from rocmforge_hip.ops.cached_attention import DeviceRopeTable, LayerCache
 from rocmforge_hip.ops.experts.grouped_products import GroupedProducts
 from rocmforge_hip.ops.experts.pairs import down_kernels
-from rocmforge_hip.ops.linear import (
-    GEMV_OUTPUTS,
-    LinearKernels,
-    empty,
-    f16_of,
-    f32_of,
-    part_of,
-    vector_of,
-)
+from rocmforge_hip.ops.linear.gemv import GEMV_OUTPUTS
+from rocmforge_hip.ops.linear.products import LinearKernels
+from rocmforge_hip.ops.operands import empty, f16_of, f32_of, part_of, vector_of
 from rocmforge_hip.ops.step import DeviceStep
 from rocmforge_hip.weights.formats import Matrix, Weight, ceil_div
 
@@ -170,7 +164,7 @@ class LatentKernels:
             _THREADS,
             weight=matrix.data,
             places=matrix.places,
-            **self._products.multiplied(x, matrix),
+            **self._products.forms.multiplied(x, matrix),
             chosen=self._arrays.chosen,
             weights=self._arrays.weights,
             bias=None,

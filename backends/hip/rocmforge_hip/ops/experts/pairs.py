@@ -15,15 +15,9 @@ from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.kernels import experts as kernels
 from rocmforge_hip.ops.activations import FEW_TOKENS, Activation, ActivationArrays
-from rocmforge_hip.ops.linear import (
-    GEMV_OUTPUTS,
-    LinearKernels,
-    empty,
-    f32_of,
-    i32_of,
-    optional_vector,
-    part_of,
-)
+from rocmforge_hip.ops.linear.gemv import GEMV_OUTPUTS
+from rocmforge_hip.ops.linear.products import LinearKernels
+from rocmforge_hip.ops.operands import empty, f32_of, i32_of, optional_vector, part_of
 from rocmforge_hip.weights.formats import FLOAT_FORMATS, Weight
 from rocmforge_hip.weights.products import Product
 
@@ -140,7 +134,7 @@ class PairKernels:
         size = gate_up.num_experts * gate_up.out_features
         inner = Activation(self._arrays.inner, rows * num_chosen, gate_up.out_features)
         if down.format.is_quantised:
-            self._products.give_int8(inner)
+            self._products.forms.give_int8(inner)
         else:
             inner.f32 = self._arrays.inner.float32(inner.rows, inner.features)
         biases = experts.gate_bias, experts.up_bias
@@ -150,7 +144,7 @@ class PairKernels:
             _GATE_UP_THREADS,
             weight=gate_up.data,
             places=gate_up.places,
-            **self._products.multiplied(x, gate_up),
+            **self._products.forms.multiplied(x, gate_up),
             chosen=chosen,
             gate_bias=of_gate,
             up_bias=of_up,
@@ -168,7 +162,7 @@ class PairKernels:
             min(_down_threads(rows, down.quant_blocks), kernel.max_threads),
             weight=down.data,
             places=down.places,
-            **self._products.multiplied(inner, down),
+            **self._products.forms.multiplied(inner, down),
             chosen=chosen,
             weights=weights,
             bias=optional_vector(experts.down_bias, down.num_experts * down.out_features),

@@ -14,7 +14,7 @@ from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.kernels import experts as kernels
 from rocmforge_hip.ops.activations import NORMED_TOKENS, Activation, ActivationArrays
 from rocmforge_hip.ops.geometry import whole_waves
-from rocmforge_hip.ops.linear import empty, f32_of, i32_of, optional_vector, part_of, vector_of
+from rocmforge_hip.ops.operands import empty, f32_of, i32_of, optional_vector, part_of, vector_of
 from rocmforge_hip.ops.rows import norm_threads
 from rocmforge_hip.weights.formats import Weight, ceil_div
 

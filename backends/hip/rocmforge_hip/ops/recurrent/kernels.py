@@ -17,7 +17,7 @@ from rocmforge_hip.device.recurrent import (
 )
 from rocmforge_hip.kernels import recurrent as kernels
 from rocmforge_hip.ops.activations import Activation
-from rocmforge_hip.ops.linear import f32_of
+from rocmforge_hip.ops.operands import f32_of
 from rocmforge_hip.weights.formats import ceil_div, round_up
 
 _CONV_THREADS: Final = 64

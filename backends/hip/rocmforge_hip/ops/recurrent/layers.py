@@ -13,7 +13,8 @@ from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.device.recurrent import DeltaHeads, RecurrentBatch
 from rocmforge_hip.ops.activations import Activation, ActivationArrays, DeltaArrays, Forms
-from rocmforge_hip.ops.linear import LinearKernels, empty, f32_of, vector_of
+from rocmforge_hip.ops.linear.products import LinearKernels
+from rocmforge_hip.ops.operands import empty, f32_of, vector_of
 from rocmforge_hip.ops.recurrent.kernels import RecurrentKernels
 from rocmforge_hip.ops.step import DeviceStep
 from rocmforge_hip.weights.formats import Weight
@@ -113,7 +114,7 @@ class RecurrentLayers:
         many = rows > self._products.gemv_rows
         out = empty(self._arena.attended, rows, features, half=many)
         if not many and written % QUANT_BLOCK == 0:
-            self._products.give_int8(out)
+            self._products.forms.give_int8(out)
         return out
 
 

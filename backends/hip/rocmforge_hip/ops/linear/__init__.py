@@ -1,0 +1,1 @@
+"""Products of activations with matrices: which kernel makes each, and its launch."""

@@ -1,0 +1,104 @@
+"""GEMM: many rows, as halves, in tiles."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from rocmforge_hip.device.constants import GEMM_COLUMNS, NOT_GATED
+from rocmforge_hip.device.library import KernelLibrary
+from rocmforge_hip.device.memory import DeviceArray
+from rocmforge_hip.kernels import products
+from rocmforge_hip.ops.activations import Activation, ActivationArrays, Forms
+from rocmforge_hip.ops.geometry import GEMM_ROWS, Geometry
+from rocmforge_hip.ops.linear.forms import FormKernels
+from rocmforge_hip.ops.operands import empty
+from rocmforge_hip.weights.formats import Matrix, ceil_div
+
+_SUM_THREADS: Final = 256
+
+
+class GemmKernels:
+    """Multiplies any number of rows with matrices of these formats."""
+
+    def __init__(
+        self,
+        library: KernelLibrary,
+        geometry: Geometry,
+        arena: ActivationArrays[DeviceArray],
+        formats: frozenset[str],
+        forms: FormKernels,
+    ) -> None:
+        self._geometry = geometry
+        self._arena = arena
+        self._forms = forms
+        self._sum = library.kernel("rf_gemm_sum", products.rf_gemm_sum)
+        self._gemms = {
+            (name, tile): library.kernel(f"rf_gemm_{name}_m{tile}", products.rf_gemm)
+            for name in formats
+            for tile in GEMM_ROWS
+        }
+
+    def multiply(
+        self,
+        x: Activation,
+        matrix: Matrix,
+        result: Forms[DeviceArray],
+        bias: DeviceArray | None,
+        gate: int,
+        *,
+        half: bool,
+    ) -> Activation:
+        """Returns the product, in float16 if `half`, plus the bias, or gated."""
+        # What follows a gated layer is another GEMM, which reads halves.
+        out = empty(result, x.rows, matrix.out_features, half=half or gate != NOT_GATED)
+        shape = self._geometry.gemm(x.rows, matrix.stored_rows, matrix.quant_blocks)
+        kernel = self._gemms[matrix.format.name, shape.tile_rows]
+        partial = None if shape.splits == 1 else self._arena.gemm_partial
+        kernel.launch(
+            (
+                ceil_div(x.rows, shape.tile_rows),
+                ceil_div(matrix.stored_rows, GEMM_COLUMNS),
+                shape.splits,
+            ),
+            kernel.max_threads,
+            weight=matrix.data,
+            places=None,
+            x=self._forms.half(x),
+            tiles=None,
+            sources=None,
+            bias=bias,
+            up_bias=None,
+            out=out.f32,
+            out_half=out.f16,
+            partial=partial,
+            expert_bytes=0,
+            rows=x.rows,
+            out_features=matrix.out_features,
+            quant_blocks=matrix.quant_blocks,
+            activation=gate,
+            split_quant_blocks=shape.split_quant_blocks,
+        )
+        if partial is not None:
+            self.finish(partial, bias, out, shape.splits, gate)
+        return out
+
+    def finish(
+        self,
+        partial: DeviceArray,
+        bias: DeviceArray | None,
+        out: Activation,
+        splits: int,
+        gate: int,
+    ) -> None:
+        """Adds up what the splits of K of a GEMM left, in stored rows, and applies the gate."""
+        self._sum.launch(
+            (ceil_div(out.features, _SUM_THREADS), out.rows, 1),
+            _SUM_THREADS,
+            partial=partial,
+            bias=bias,
+            out=out.f32,
+            out_half=out.f16,
+            splits=splits,
+            out_features=out.features,
+            activation=gate,
+        )

@@ -1,0 +1,220 @@
+"""GEMV of kernels that hold the code of several formats, so that a launch does more than a product.
+
+One launch multiplies with matrices of different formats, or rounds or norms what a product made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from rocmforge_hip.device.constants import QUANT_BLOCK
+from rocmforge_hip.device.kernel import Kernel
+from rocmforge_hip.device.library import KernelLibrary
+from rocmforge_hip.device.memory import DeviceArray
+from rocmforge_hip.kernels import products
+from rocmforge_hip.ops.activations import Activation, ActivationArrays
+from rocmforge_hip.ops.linear.forms import FormKernels
+from rocmforge_hip.ops.linear.gemv import (
+    GEMV_OUTPUTS,
+    GEMV_ROWS,
+    GEMV_THREADS,
+    GemvKernels,
+    gemv_threads,
+    most_rows,
+)
+from rocmforge_hip.ops.operands import empty, f32_of, optional_vector
+from rocmforge_hip.weights.formats import FORMAT_NUMBERS, FORMATS, Matrix, MatrixPart, Weight
+
+MOST_MIXED: Final = 3  # matrices of one launch
+_ENOUGH_WAVES: Final = 8  # on a compute unit
+
+
+class _Factor(NamedTuple):
+    """A matrix as `rf_gemv_mixed` takes it, or none."""
+
+    weight: DeviceArray | None
+    bias: DeviceArray | None
+    out: DeviceArray | None
+    out_features: int
+    format: int
+
+
+_NO_FACTOR: Final = _Factor(None, None, None, 0, 0)
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class UnmadeProduct(Activation):
+    """A product that what adds it to the residual makes."""
+
+    x: Activation
+    part: MatrixPart
+    bias: Weight | None
+    post_norm: Weight | None = None  # what is added is the norm of the product
+
+
+class MixedGemvKernels:
+    """Multiplies few rows with matrices of the formats that kernels may mix.
+
+    Args:
+        library: Where the kernels are.
+        arena: The arrays of the activations.
+        formats: Stored types of the matrices.
+        gemvs: The kernels for one format each.
+        forms: What makes the int8 forms.
+    """
+
+    def __init__(
+        self,
+        library: KernelLibrary,
+        arena: ActivationArrays[DeviceArray],
+        formats: frozenset[str],
+        gemvs: GemvKernels,
+        forms: FormKernels,
+    ) -> None:
+        self._arena = arena
+        self._forms = forms
+        self._mixed = _load_mixed(library, gemvs)
+        has_mixed = any(FORMATS[name].is_mixed for name in formats)
+        self._normed = {
+            most: library.kernel(f"rf_gemv_norm_r{most}", products.rf_gemv_norm)
+            for most in GEMV_ROWS
+            if has_mixed
+        }
+        self._gated = {
+            most: library.kernel(f"rf_gemv_gated_r{most}", products.rf_gemv_gated)
+            for most in GEMV_ROWS
+            if has_mixed
+        }
+
+    def has_several(self, rows: int) -> bool:
+        """Returns whether one launch multiplies so many rows with matrices of several formats."""
+        return most_rows(rows * self._forms.slices) in self._mixed
+
+    def several(
+        self, x: Activation, stacks: Sequence[tuple[MatrixPart, Weight | None]]
+    ) -> dict[Matrix, Activation]:
+        """Returns the product with each of two or three whole matrices, plus its bias."""
+        results: dict[Matrix, Activation] = {}
+        factors = [_NO_FACTOR] * MOST_MIXED
+        for place, (part, bias) in enumerate(stacks):
+            matrix = part.matrix
+            assert x.features == matrix.in_features, (x.features, matrix.in_features)
+            assert part.product is not None, "nothing is multiplied with this table"
+            result = self._arena.product(part.product)
+            results[matrix] = out = empty(result, x.rows, matrix.out_features, half=False)
+            factors[place] = _Factor(
+                matrix.data,
+                optional_vector(bias, matrix.out_features),
+                out.f32,
+                matrix.out_features,
+                FORMAT_NUMBERS[matrix.format.name],
+            )
+        first, second, third = factors
+        q, scale = self._forms.int8(x)
+        stored_rows = sum(matrix.stored_rows for matrix in results)
+        quant_blocks = x.features // QUANT_BLOCK
+        self._mixed[most_rows(x.rows * self._forms.slices)].launch(
+            (stored_rows // GEMV_OUTPUTS, 1, 1),
+            gemv_threads(quant_blocks),
+            first=first,
+            second=second,
+            third=third,
+            q=q,
+            scale=scale,
+            rows=x.rows,
+            slices=self._forms.slices,
+            quant_blocks=quant_blocks,
+        )
+        return results
+
+    def gated(self, x: Activation, part: MatrixPart, gate: int) -> Activation:
+        """Returns the gated product in float32 and int8."""
+        matrix = part.matrix
+        assert part.product is not None, "nothing is multiplied with this table"
+        out = empty(self._arena.product(part.product), x.rows, matrix.out_features, half=False)
+        self._forms.give_int8(out)
+        q, scale = self._forms.int8(x)
+        self._gated[most_rows(x.rows * self._forms.slices)].launch(
+            (matrix.out_features // QUANT_BLOCK, 1, 1),
+            gemv_threads(matrix.quant_blocks),
+            weight=matrix.data,
+            q=q,
+            scale=scale,
+            out=out,
+            rows=x.rows,
+            slices=self._forms.slices,
+            out_features=matrix.out_features,
+            quant_blocks=matrix.quant_blocks,
+            activation=gate,
+            format=FORMAT_NUMBERS[matrix.format.name],
+        )
+        return out
+
+    def make_and_norm(
+        self,
+        product: UnmadeProduct,
+        residual: Activation,
+        weight: DeviceArray,
+        eps: float,
+        threads: int,
+        out: Activation,
+    ) -> None:
+        """Adds a product to the residual and norms the sum, as `RmsNorms.add_norm` does.
+
+        Args:
+            product: What to make first.
+            residual: float32 [rows, features]; becomes the sum.
+            weight: float32 [features].
+            eps: Of the norm.
+            threads: That a block of the norm would have.
+            out: Its forms are written.
+        """
+        matrix, rows = product.part.matrix, product.rows
+        assert (residual.rows, residual.features) == (rows, product.features)
+        q, scale = self._forms.int8(product.x)
+        self._normed[most_rows(rows * self._forms.slices)].launch(
+            (matrix.stored_rows // GEMV_OUTPUTS, 1, 1),
+            gemv_threads(matrix.quant_blocks),
+            weight=matrix.data,
+            q=q,
+            scale=scale,
+            bias=optional_vector(product.bias, matrix.out_features),
+            out=product.arrays.float32(rows, matrix.out_features),
+            rows=rows,
+            slices=self._forms.slices,
+            out_features=matrix.out_features,
+            quant_blocks=matrix.quant_blocks,
+            format=FORMAT_NUMBERS[matrix.format.name],
+            arrived=self._arena.arrived,
+            residual=f32_of(residual),
+            post_weight=optional_vector(product.post_norm, matrix.out_features),
+            norm_weight=weight,
+            normed=out,
+            norm_threads=threads,
+            eps=eps,
+        )
+
+
+def _load_mixed(library: KernelLibrary, gemvs: GemvKernels) -> dict[int, Kernel[...]]:
+    """Returns the kernels for several matrices, by their rows.
+
+    They take the registers of the largest format. Where that leaves too few waves to wait for
+    memory in turns, as on gfx906, matrices are multiplied one by one.
+    """
+    kernels: dict[int, Kernel[...]] = {}
+    for most in GEMV_ROWS:
+        apart = [
+            kernel
+            for (name, rows), kernel in gemvs.quantised.items()
+            if rows == most and FORMATS[name].is_mixed
+        ]
+        if len(apart) < 2:
+            continue
+        mixed = library.kernel(f"rf_gemv_mixed_r{most}", products.rf_gemv_mixed)
+        blocks = min(kernel.blocks_at_once(GEMV_THREADS) for kernel in apart)
+        enough = min(blocks, _ENOUGH_WAVES * library.wave_size // GEMV_THREADS)
+        if mixed.blocks_at_once(GEMV_THREADS) >= enough:
+            kernels[most] = mixed
+    return kernels

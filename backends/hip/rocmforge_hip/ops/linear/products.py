@@ -1,0 +1,189 @@
+"""The choice of kernels for a linear layer, by its rows and the format of its matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import MappingProxyType
+from typing import Final
+
+from rocmforge.models.config import ActivationFunction
+from rocmforge_hip.device.constants import (
+    CLAMPED_SWIGLU,
+    GELU,
+    GELU_TANH,
+    NOT_GATED,
+    QUANT_BLOCK,
+    SILU,
+)
+from rocmforge_hip.device.library import KernelLibrary
+from rocmforge_hip.device.memory import DeviceArray
+from rocmforge_hip.ops.activations import Activation, ActivationArrays
+from rocmforge_hip.ops.geometry import Geometry, gemv_rows
+from rocmforge_hip.ops.linear.forms import FormKernels
+from rocmforge_hip.ops.linear.gemm import GemmKernels
+from rocmforge_hip.ops.linear.gemv import GemvKernels
+from rocmforge_hip.ops.linear.int8_products import Int8Products
+from rocmforge_hip.ops.linear.mixed_gemv import MOST_MIXED, MixedGemvKernels, UnmadeProduct
+from rocmforge_hip.ops.operands import optional_vector, part_of
+from rocmforge_hip.weights.formats import Matrix, MatrixPart, Weight
+
+GATES: Final = MappingProxyType(
+    {
+        ActivationFunction.SILU: SILU,
+        ActivationFunction.GELU_TANH: GELU_TANH,
+        ActivationFunction.GELU: GELU,
+        ActivationFunction.CLAMPED_SWIGLU: CLAMPED_SWIGLU,
+    }
+)
+"""The kernels' names of activation functions."""
+
+
+class LinearKernels:
+    """Multiplies activations with matrices of these formats.
+
+    Few rows go through GEMV with int8 activations, some more through int8 matrix instructions where
+    those are faster, and many through GEMM with halves.
+
+    Args:
+        library: Where the kernels are.
+        geometry: For the device.
+        arena: The arrays of the activations.
+        formats: Stored types of the matrices.
+        slices: Of the int8 activations (kernels/include/rf/act.h) that GEMV reads, 1 or 2; 0 = all
+            rows go through GEMM.
+    """
+
+    def __init__(
+        self,
+        library: KernelLibrary,
+        geometry: Geometry,
+        arena: ActivationArrays[DeviceArray],
+        formats: frozenset[str],
+        slices: int,
+    ) -> None:
+        self.slices: Final = slices
+        self.gemv_rows: Final = gemv_rows(slices)
+        self._arena = arena
+        self.forms: Final = FormKernels(library, slices)
+        self.gemm: Final = GemmKernels(library, geometry, arena, formats, self.forms)
+        of_gemv = formats if slices else frozenset[str]()
+        self._gemv = GemvKernels(library, of_gemv, self.forms)
+        self._mixed = MixedGemvKernels(library, arena, of_gemv, self._gemv, self.forms)
+        self._int8 = Int8Products(library, geometry, of_gemv, self.forms)
+
+    def qkv(
+        self,
+        x: Activation,
+        weights: Sequence[Weight],
+        biases: Sequence[Weight | None],
+        *,
+        half: bool = False,
+        then: Callable[[Matrix, Activation], None] = lambda matrix, product: None,
+    ) -> tuple[Activation, ...]:
+        """Multiplies as `Ops.qkv` says; other arguments as of `multiply`.
+
+        Those of one stored type lie stacked in one matrix: it is multiplied once as a whole, `then`
+        called with it and its product, and each gets its columns of that. Several matrices are
+        multiplied in one launch, if there is a kernel for that.
+        """
+        parts = [part_of(weight) for weight in weights]
+        stacks = {part.matrix: (part, bias) for part, bias in zip(parts, biases, strict=True)}
+        if self._are_mixed(x, list(stacks)):
+            products = self._mixed.several(x, list(stacks.values()))
+        else:
+            products = {
+                matrix: self.multiply(x, part, bias, half=half)
+                for matrix, (part, bias) in stacks.items()
+            }
+        for matrix, product in products.items():
+            then(matrix, product)
+        return tuple(_columns(products[part.matrix], part) for part in parts)
+
+    def multiply(
+        self,
+        x: Activation,
+        part: MatrixPart,
+        bias: Weight | None,
+        gate: int = NOT_GATED,
+        *,
+        half: bool = False,
+    ) -> Activation:
+        """Returns the product with the whole matrix of a part, plus the bias.
+
+        Args:
+            x: [rows, in_features of the matrix].
+            part: Any part of the matrix.
+            bias: Of all its outputs, or None.
+            gate: NOT_GATED, or the activation of kernels/include/rf/gate.h.
+            half: Whether the result shall be in float16, if there are many rows.
+        """
+        matrix = part.matrix
+        assert x.features == matrix.in_features, (x.features, matrix.in_features)
+        offset = optional_vector(bias, matrix.out_features)
+        assert part.product is not None, "nothing is multiplied with this table"
+        result = self._arena.product(part.product)
+        if x.rows <= self.gemv_rows:
+            if self._int8.is_for(x.rows, matrix):
+                return self._int8.multiply(x, matrix, result, offset, gate, half=False)
+            return self._gemv.multiply(x, matrix, result, offset, gate)
+        if gate != NOT_GATED and self._int8.is_for_more(x, matrix):
+            return self._int8.multiply(x, matrix, result, offset, gate, half=True)
+        return self.gemm.multiply(x, matrix, result, offset, gate, half=half)
+
+    def later(self, x: Activation, part: MatrixPart, bias: Weight | None) -> Activation | None:
+        """Returns a product that is to be added and normed, if a launch can do it all, or None."""
+        matrix = part.matrix
+        if part.product is None or not self._goes_through_mixed_gemv(x, matrix):
+            return None
+        arrays = self._arena.product(part.product)
+        return UnmadeProduct(arrays, x.rows, matrix.out_features, x=x, part=part, bias=bias)
+
+    def make_and_norm(
+        self,
+        product: UnmadeProduct,
+        residual: Activation,
+        weight: DeviceArray,
+        eps: float,
+        threads: int,
+        out: Activation,
+    ) -> None:
+        """Does with what `later` returned as `MixedGemvKernels.make_and_norm` says."""
+        self._mixed.make_and_norm(product, residual, weight, eps, threads, out)
+
+    def gated_int8(self, x: Activation, part: MatrixPart, gate: int) -> Activation | None:
+        """Returns the gated product in float32 and int8, if one launch can make both, or None."""
+        matrix = part.matrix
+        if matrix.out_features % QUANT_BLOCK or not self._goes_through_mixed_gemv(x, matrix):
+            return None
+        return self._mixed.gated(x, part, gate)
+
+    def _are_mixed(self, x: Activation, matrices: Sequence[Matrix]) -> bool:
+        """Returns whether so many rows are multiplied with these matrices in one launch."""
+        return (
+            1 < len(matrices) <= MOST_MIXED
+            and all(self._goes_through_mixed_gemv(x, matrix) for matrix in matrices)
+            and self._mixed.has_several(x.rows)
+        )
+
+    def _goes_through_mixed_gemv(self, x: Activation, matrix: Matrix) -> bool:
+        """Returns whether so many rows are multiplied by GEMV, in a format that kernels may mix."""
+        return (
+            0 < x.rows <= self.gemv_rows
+            and matrix.format.is_mixed
+            and not self._int8.is_for(x.rows, matrix)
+        )
+
+
+def _columns(product: Activation, part: MatrixPart) -> Activation:
+    """Returns the columns of a product with a whole matrix that belong to a part of it."""
+    if part.out_features == product.features:
+        return product
+    columns = part.first, part.first + part.out_features
+    return Activation(
+        product.arrays,
+        product.rows,
+        part.out_features,
+        f32=product.f32 and product.f32.columns(*columns),
+        f16=product.f16 and product.f16.columns(*columns),
+        stride=product.features,
+    )
