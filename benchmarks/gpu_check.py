@@ -20,9 +20,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from rocmforge.backend.protocol import LoadOptions, Runner
+from rocmforge.backend.protocol import LoadOptions, Runner, StepInput
 from rocmforge_hip.backend import create
-from tests.backend.driving import Chunk, Driver, Want, make_step
+from tests.backend.driving import Chunk, Driver, Want, make_step, with_states
 from tests.support.loading import load_file
 
 ORACLE = Path(__file__).parents[1] / "tests/data/models/oracle"
@@ -43,6 +43,7 @@ def main() -> int:
     parser.add_argument(
         "--decode-variant", choices=("auto", "plain", "fused", "rounded", "fewest"), default="auto"
     )
+    parser.add_argument("--graphs", choices=("auto", "on", "off"), default="auto")
     options = parser.parse_args()
     batches = [int(size) for size in options.batches.split(",")]
     started = time.perf_counter()
@@ -53,6 +54,7 @@ def main() -> int:
         activation_bits=options.activation_bits,
         kv_dtype=options.kv_dtype,
         decode_variant=options.decode_variant,
+        graphs=options.graphs,
     )
     with closing(loaded) as runner:
         info = runner.info
@@ -150,13 +152,18 @@ def measure(runner: Runner, batches: Iterable[int], steps: int) -> None:
         chunk = Chunk(tokens=_different(length), blocks=blocks)
         times = []
         for _ in range(3):
-            runner.submit(make_step(step_id, [chunk], info.block_size))
+            runner.submit(_step(runner, step_id, [chunk]))
             times.append(runner.collect().device_ns / 1e9)
             step_id += 1
         print(f"prefill {length}: {length / min(times):,.0f} tokens/s")
     for depth in (128, 4096):
         for batch in batches:
             step_id = _measure_decode(runner, batch, depth, steps, per_sequence, step_id)
+
+
+def _step(runner: Runner, step_id: int, chunks: Sequence[Chunk]) -> StepInput:
+    step = make_step(step_id, chunks, runner.info.block_size)
+    return with_states(step, chunks) if runner.info.state_slots else step
 
 
 def _different(count: int) -> list[int]:
@@ -171,6 +178,12 @@ def _measure_decode(
     info = runner.info
     if depth + steps > min(per_sequence * info.block_size, info.max_context):
         return step_id
+    if info.state_slots:  # what a slot held before may be no number
+        first = [
+            Chunk(tokens=[1], blocks=[row * per_sequence], state_slot=row) for row in range(batch)
+        ]
+        runner.submit(_step(runner, step_id, first))
+        runner.collect()
     device_ns, started = [], 0.0
     for index in range(steps + 8):
         if index == 8:
@@ -181,10 +194,11 @@ def _measure_decode(
                 start=depth + index,
                 blocks=range(row * per_sequence, row * per_sequence + per_sequence),
                 sources=[row] if index else None,
+                state_slot=row,
             )
             for row, token in enumerate(_different(batch))
         ]
-        runner.submit(make_step(step_id, chunks, info.block_size))
+        runner.submit(_step(runner, step_id, chunks))
         step_id += 1
         if index:
             device_ns.append(runner.collect().device_ns)

@@ -76,17 +76,7 @@ class Driver:
 
     def _make_step(self, chunks: Sequence[Chunk]) -> StepInput:
         step = make_step(self._next_step, chunks, self.runner.info.block_size)
-        if not self.runner.info.state_slots:
-            return step
-        reads = [
-            chunk.state_slot if chunk.state_read is None else chunk.state_read for chunk in chunks
-        ]
-        writes = np.full(step.num_tokens, NO_SLOT, np.int32)
-        for chunk, (start, end) in zip(chunks, pairwise(step.query_start.tolist()), strict=True):
-            for token, slot in chunk.kept_states.items():
-                writes[start + token] = slot
-            writes[end - 1] = chunk.state_slot
-        return replace(step, state_reads=np.array(reads, np.int32), state_writes=writes)
+        return with_states(step, chunks) if self.runner.info.state_slots else step
 
     def logprobs(self, chunk: Chunk, rows: Sequence[int]) -> Float32Array:
         """Log-probabilities of the whole vocabulary after some tokens: [rows, V]."""
@@ -149,6 +139,17 @@ def make_step(step_id: int, chunks: Sequence[Chunk], block_size: int) -> StepInp
         sampling=make_sampling([want for chunk in chunks for want in chunk.wants]),
         adapters=_adapters(chunks),
     )
+
+
+def with_states(step: StepInput, chunks: Sequence[Chunk]) -> StepInput:
+    """The same step, of a model with states."""
+    reads = [chunk.state_slot if chunk.state_read is None else chunk.state_read for chunk in chunks]
+    writes = np.full(step.num_tokens, NO_SLOT, np.int32)
+    for chunk, (start, end) in zip(chunks, pairwise(step.query_start.tolist()), strict=True):
+        for token, slot in chunk.kept_states.items():
+            writes[start + token] = slot
+        writes[end - 1] = chunk.state_slot
+    return replace(step, state_reads=np.array(reads, np.int32), state_writes=writes)
 
 
 def _adapters(chunks: Sequence[Chunk]) -> Int32Array:
