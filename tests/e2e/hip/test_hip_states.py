@@ -125,12 +125,11 @@ def test_answers_through_the_engine_are_those_of_the_reference(
     options = replace(SMALL, kv_blocks=8)
     with ExitStack() as stack:
         expected, _ = answers(load_reference(stack, path, options), options, PROMPTS, GREEDY)
-        for graphs in ("auto", "on"):
-            runner = load_hip(stack, path, replace(options, graphs=graphs))
-            assert runner.info.graphs == ("off" if graphs == "auto" else "unchecked")
-            got, stats = answers(runner, options, PROMPTS, GREEDY)
-            assert stats.slots_total == options.max_sequences
-            assert got == expected, graphs
+        runner = load_hip(stack, path, options)
+        assert runner.info.graphs == "checked"
+        got, stats = answers(runner, options, PROMPTS, GREEDY)
+        assert stats.slots_total == options.max_sequences
+        assert got == expected
 
 
 def test_scored_prompts_do_not_become_sequences_of_one_token(

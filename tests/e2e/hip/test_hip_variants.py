@@ -18,6 +18,7 @@ from rocmforge_hip.run.runner import HipRunner
 from rocmforge_hip.run.variant_choice import StepVariants
 from tests.backend.driving import Chunk, Driver, Want
 from tests.data.models.tiny_models import PROMPT, by_name, write_model
+from tests.data.models.tiny_recurrent import larger_delta
 from tests.support.hip import fitting
 from tests.support.options import SMALL
 from tests.support.runners import load_hip
@@ -126,6 +127,14 @@ def test_the_fastest_is_measured_once_and_kept(
     second = load_hip(stack, model, AUTO)
     assert second.variants == first.variants
     assert "measured at an earlier load" in second.info.notes[-1]
+
+
+def test_states_are_the_same_in_each_variant_that_is_measured(
+    stack: ExitStack, measuring: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = write_model(larger_delta(by_name("qwen35")), tmp_path)
+    note = load_hip(stack, path, replace(AUTO, max_sequences=1)).info.notes[-1]
+    assert "measured in" in note
 
 
 def test_measuring_ends_in_time(

@@ -90,8 +90,7 @@ def load_model(
         ]
         pairs = zip(arrays[::2], arrays[1::2], strict=False)
         bandwidth = copy_bandwidth(device.driver, device.stream, pairs)
-        # Graphs are checked by steps that are run twice, which changes states.
-        replays = options.graphs != "off" and not (config.has_states and options.graphs == "auto")
+        replays = options.graphs != "off"
         info = _describe(found, config, plan, kernels, bandwidth, options, replays=replays)
         if hosted is not None:
             info = replace(info, notes=(*info.notes, f"experts      {hosted}"))
@@ -106,7 +105,7 @@ def load_model(
         try:
             kept = ChoiceFile(cache_dir("steps"), _facts(found, config, plan, options, weights))
             _choose_variants(runner, plan.limits, options, kept, agree, progress)
-            if options.graphs == "auto" and not config.has_states:
+            if options.graphs == "auto":
                 _check_graphs(runner, plan.limits, agree, progress)
         except BaseException:
             with suppress(EngineError):
@@ -131,9 +130,6 @@ def _choose_variants(
     if options.decode_variant != "auto":
         variants = StepVariants.always(options.decode_variant)
         how = f"{variants}, as it was set"
-    elif runner.info.state_slots:
-        variants = StepVariants.always("plain")
-        how = f"{variants}, not measured with states"
     elif not is_measured(runner.info.device.target):
         variants = StepVariants.always("plain")
         how = f"{variants}, not measured on this platform"

@@ -57,8 +57,9 @@ def check_graphs(
     With the smallest batch also every kind of sampling, which adds its own kernels; the others
     have the kind with the most. Takes at most `MOST_SECONDS` and a case.
 
-    The steps write into blocks of the cache, which nobody has been given yet. What they leave
-    there is never read: a block belongs to a sequence once it has been written for that.
+    The steps write into blocks of the cache and slots of states, which nobody has been given yet.
+    What they leave there is never read: a block or slot belongs to a sequence once it has been
+    written for that.
 
     Args:
         runner: Of a causal model; computes and has nothing in flight.
@@ -96,6 +97,10 @@ def _run(
 ) -> list[StepOutput]:
     """Returns the results of steps in a row; two are in flight, as when serving."""
     runner.replays = replays
+    beginning = steps.beginning(case)
+    if beginning is not None:
+        runner.submit(beginning)
+        runner.collect()
     outputs = []
     for turn in range(TURNS):
         runner.submit(steps.step(case, turn))

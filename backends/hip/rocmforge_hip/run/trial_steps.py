@@ -7,8 +7,10 @@ from itertools import product
 from typing import Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from rocmforge.backend.protocol import (
+    NO_SLOT,
     NO_SOURCE,
     SAMPLE,
     Float32Array,
@@ -49,7 +51,8 @@ class TrialSteps:
 
     The first blocks hold a prompt, which this computes. Each sequence has a block of its own behind
     them, with one more token in every turn. Whatever a kernel reads differs between turns: tokens,
-    positions, slots, block tables, lengths, adapters, and what is drawn from.
+    positions, slots, block tables, lengths, adapters, and what is drawn from. States go on from
+    turn to turn, so that a run of turns needs a step before them that makes states: `beginning`.
     """
 
     def __init__(self, runner: HipRunner, limits: StepLimits) -> None:
@@ -67,6 +70,8 @@ class TrialSteps:
     def batch_sizes(self) -> tuple[int, ...]:
         """The sequences that graphs have room for and there are blocks for, ascending."""
         room = self._info.num_blocks - self._shared
+        if self._info.state_slots:
+            room = min(room, self._info.state_slots)
         return tuple({min(size, room): None for size in graph_sizes(self._limits.sequences)})
 
     @property
@@ -83,6 +88,27 @@ class TrialSteps:
             for blocks, adapted in product(lengths, {False, bool(info.adapters)}):
                 yield from (TrialCase(count, blocks, kind, adapted) for kind in kinds)
 
+    def beginning(self, case: TrialCase) -> StepInput | None:
+        """Returns a first token for each sequence of a case, or None of a model without states."""
+        if not self._info.state_slots:
+            return None
+        rows = np.arange(case.sequences, dtype=np.int32)
+        zeros, own = np.zeros_like(rows), self._shared + rows
+        return StepInput(
+            step_id=0,
+            token_ids=1 + rows % np.int32(self._info.vocab_size - 1),
+            token_source=np.full_like(rows, NO_SOURCE),
+            positions=zeros,
+            slot_mapping=own.astype(np.int64) * BLOCK_TOKENS,
+            query_start=np.arange(case.sequences + 1, dtype=np.int32),
+            context_len=zeros + 1,
+            block_table=own[:, None].astype(np.int32),
+            logit_rows=zeros[:0],
+            sampling=self._sampling("greedy", zeros[:0], 0, np.random.default_rng(0)),
+            state_reads=rows,
+            state_writes=rows,
+        )
+
     def step(self, case: TrialCase, turn: int) -> StepInput:
         """Makes a step, the same one for the same arguments."""
         count, shared = case.sequences, self._shared
@@ -95,6 +121,7 @@ class TrialSteps:
         table = (columns + rows[:, None] + turn) % max(shared, 1)
         table[rows, last] = own = shared + (rows + turn) % count
         sources = np.where((turn > 0) & (rows % 2 == 0), rows, NO_SOURCE)
+        states = self._states((rows + turn) % count)
         adapters = (rows + turn) % len(self._info.adapters) if case.has_adapters else rows[:0]
         return StepInput(
             step_id=turn,
@@ -108,6 +135,8 @@ class TrialSteps:
             logit_rows=rows.astype(np.int32),
             sampling=self._sampling(case.sampling, positions, turn, rng),
             adapters=adapters.astype(np.int32),
+            state_reads=states,
+            state_writes=states,
         )
 
     def _prompt(self, first: int, end: int) -> StepInput:
@@ -123,7 +152,13 @@ class TrialSteps:
             block_table=np.arange(self._shared, dtype=np.int32)[None],
             logit_rows=np.zeros(0, np.int32),
             sampling=self._sampling("greedy", tokens[:0], 0, np.random.default_rng(0)),
+            state_reads=self._states(np.zeros(1, int)),
+            state_writes=self._states(np.where(tokens == end - 1, 0, NO_SLOT)),
         )
+
+    def _states(self, slots: npt.NDArray[np.int_]) -> Int32Array:
+        """Returns the slots of states, or none for a model without states."""
+        return slots[: len(slots) * bool(self._info.state_slots)].astype(np.int32)
 
     def _sampling(
         self, kind: str, positions: Int32Array, turn: int, rng: np.random.Generator

@@ -126,14 +126,19 @@ def _run(runner: HipRunner, steps: TrialSteps, case: TrialCase) -> dict[str, lis
         if case.sequences <= MAX_GEMV_ROWS or not (variant.norms_products or variant.rounds_gated)
     ]
     outputs: dict[str, list[StepOutput]] = {name: [] for name in names}
-    waiting: list[str] = []
-    for _, name, turn in product(range(_ROUNDS), names, range(TURNS)):
+    unused: list[StepOutput] = []
+    waiting: list[list[StepOutput]] = []
+    for _, name in product(range(_ROUNDS), names):
         runner.variants = StepVariants.always(name)
-        runner.submit(steps.step(case, turn))
-        if waiting:
-            outputs[waiting.pop()].append(runner.collect())
-        waiting.append(name)
-    outputs[waiting.pop()].append(runner.collect())
+        planned = [(outputs[name], steps.step(case, turn)) for turn in range(TURNS)]
+        if (beginning := steps.beginning(case)) is not None:
+            planned.insert(0, (unused, beginning))
+        for results, step in planned:
+            runner.submit(step)
+            if waiting:
+                waiting.pop().append(runner.collect())
+            waiting.append(results)
+    waiting.pop().append(runner.collect())
     return outputs
 
 
