@@ -122,7 +122,7 @@ def test_answers_through_the_engine_are_those_of_the_reference(
 ) -> None:
     """Mixed steps, two in flight, preempted sequences and slots that were used before."""
     path = write_model(larger(by_name(name)), tmp_path)
-    options = replace(SMALL, kv_blocks=8)
+    options = replace(SMALL, kv_blocks=8, graphs="auto")
     with ExitStack() as stack:
         expected, _ = answers(load_reference(stack, path, options), options, PROMPTS, GREEDY)
         runner = load_hip(stack, path, options)
