@@ -152,7 +152,7 @@ def expected(weights: ModelWeights[Weight]) -> Float64:
         attended = attend(layer, present(own.attention), [rms(state, norm) for state in states])
         for i, state in enumerate(states):
             middle = state + present(own.attention).output.values @ attended[i]
-            x = rms(middle, own.feed_forward_norm)
+            x = rms(middle, present(own.feed_forward_norm))
             gate = present(feed_forward.gate).values @ x
             inner = gate / (1 + np.exp(-gate)) * (feed_forward.up.values @ x)
             states[i] = middle + feed_forward.down.values @ inner

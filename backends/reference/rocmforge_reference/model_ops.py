@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from rocmforge.backend.protocol import NO_SLOT, Float32Array, Int32Array, StepInput
-from rocmforge.models.blocks import Experts
+from rocmforge.models.blocks import Experts, Mamba
 from rocmforge.models.config import (
     ActivationFunction,
     ExpertsConfig,
@@ -127,12 +127,14 @@ class ReferenceOps:
         self,
         step: Step,
         x: Float32Array,
-        gate: Weight,
+        gate: Weight | None,
         up: Weight,
         activation: ActivationFunction,
     ) -> Float32Array:
-        gates, ups = self.linear(step, x, gate, None), self.linear(step, x, up, None)
-        return ops.gated(gates, ups, activation)
+        ups = self.linear(step, x, up, None)
+        if gate is None:
+            return ops.activate(ups, activation)
+        return ops.gated(self.linear(step, x, gate, None), ups, activation)
 
     def add_norm_route(
         self,
@@ -154,7 +156,7 @@ class ReferenceOps:
         experts: Experts[Weight],
         activation: ActivationFunction,
     ) -> Float32Array:
-        matrices = experts.gate.values, experts.up.values, experts.down.values
+        matrices = _values(experts.gate), experts.up.values, experts.down.values
         biases = _values(experts.gate_bias), _values(experts.up_bias), _values(experts.down_bias)
         return ops.mix_experts(x, chosen, weights, matrices, biases, activation)
 
@@ -271,6 +273,31 @@ class ReferenceOps:
 
         return _advance(step, self._states[layer][1], compute)
 
+    def mamba(self, step: Step, x: Float32Array, mamba: Mamba[Weight], layer: int) -> Float32Array:
+        config, (inputs, states) = present(self._config.layers[layer].mamba), self._states[layer]
+        ends = np.cumsum([config.inner_features, config.mixed_features])
+        gate, mixed, dt = np.split(x, ends, axis=1)
+
+        def convolve(rows: slice, state: Float32Array) -> tuple[Float32Array, Float32Array]:
+            return recurrent.convolve(mixed[rows], mamba.filter.values, state)
+
+        convolved = _advance(step, inputs, convolve)
+        if mamba.filter_bias is not None:
+            convolved = convolved + mamba.filter_bias.values
+        convolved = ops.activate(convolved, ActivationFunction.SILU)
+        vectors = mamba.decay.values, mamba.time_offset.values, mamba.skip.values
+
+        def compute(rows: slice, state: Float32Array) -> tuple[Float32Array, Float32Array]:
+            return recurrent.mamba(convolved[rows], dt[rows], vectors, state, config)
+
+        return recurrent.grouped_norm(
+            _advance(step, states, compute),
+            gate,
+            mamba.norm.values,
+            config.num_groups,
+            config.norm_eps,
+        )
+
     def gated_norm(self, x: Float32Array, gate: Float32Array, weight: Weight) -> Float32Array:
         return recurrent.gated_norm(x, gate, weight.values, self._config.norm_eps)
 
@@ -289,6 +316,8 @@ class ReferenceOps:
 
     def _rotate(self, step: Step, x: Float32Array, spec: AttentionSpec) -> Float32Array:
         """Rotates queries or keys [T, heads, head_dim]."""
+        if not spec.rotates:
+            return x
         assert self._tables is not None
         table = self._tables.local_table if spec.local_rope else self._tables.table
         assert table is not None

@@ -158,7 +158,7 @@ def mix_experts(
     x: Array,
     chosen: Int,
     weights: Array,
-    matrices: tuple[Array, Array, Array],
+    matrices: tuple[Array | None, Array, Array],
     biases: tuple[Array | None, Array | None, Array | None],
     activation: ActivationFunction,
 ) -> Array:
@@ -168,24 +168,35 @@ def mix_experts(
         x: [T, hidden_size].
         chosen: [T, num_chosen], as from `route`.
         weights: [T, num_chosen].
-        matrices: Gate, up and down of all experts, [num_experts, out_features, in_features] each.
+        matrices: Gate, if there is one, up and down of all experts, [num_experts, out_features,
+            in_features] each.
         biases: Theirs, [num_experts, out_features] or None each.
-        activation: Of the gate.
+        activation: Of the gate, or of up without one.
     """
-    mixed = np.zeros_like(x)
+    mixed, (gates, ups, downs) = np.zeros_like(x), matrices
     for expert in np.unique(chosen):
-        gate, up, down = (matrix[expert] for matrix in matrices)
+        up, down = ups[expert], downs[expert]
         of_gate, of_up, of_down = (None if bias is None else bias[expert] for bias in biases)
         tokens, places = np.nonzero(chosen == expert)
-        inner = gated(linear(x[tokens], gate, of_gate), linear(x[tokens], up, of_up), activation)
+        inner = linear(x[tokens], up, of_up)
+        if gates is None:
+            inner = activate(inner, activation)
+        else:
+            inner = gated(linear(x[tokens], gates[expert], of_gate), inner, activation)
         mixed[tokens] += weights[tokens, places][:, None] * linear(inner, down, of_down)
     return mixed
 
 
 def activate(x: Array, activation: ActivationFunction) -> Array:
-    """Applies SiLU, `x * sigmoid(x)`, or GELU or its tanh form (Hendrycks and Gimpel 2016)."""
+    """Applies SiLU, `x * sigmoid(x)`, GELU or its tanh form (Hendrycks and Gimpel 2016).
+
+    Or the square of what is above 0 (So et al. 2021).
+    """
     activated: Array
-    if activation is ActivationFunction.SILU:
+    if activation is ActivationFunction.SQUARED_RELU:
+        positive = np.maximum(x, x.dtype.type(0))
+        activated = positive * positive
+    elif activation is ActivationFunction.SILU:
         with np.errstate(over="ignore"):  # exp(-x) = inf gives the right 0
             activated = x / (1 + np.exp(-x))
     elif activation is ActivationFunction.GELU:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rocmforge.models.config import ActivationFunction, DeltaConfig
+from rocmforge.models.config import ActivationFunction, DeltaConfig, MambaConfig
 from rocmforge_reference.ops import Array, activate, rms_norm, sigmoid
 
 
@@ -83,6 +83,51 @@ def _of_value_heads(x: Array, config: DeltaConfig, eps: float) -> Array:
     if config.is_tiled:
         return np.tile(heads, (1, each, 1))
     return np.repeat(heads, each, axis=1)
+
+
+def mamba(
+    x: Array,
+    dt: Array,
+    vectors: tuple[Array, Array, Array],
+    state: Array,
+    config: MambaConfig,
+) -> tuple[Array, Array]:
+    """Returns the results of Mamba-2, token by token, and the state behind them.
+
+    Args:
+        x: [T, mixed_features]: inputs of all heads, then B and C of all groups.
+        dt: [T, num_heads], before its offset.
+        vectors: The decay, the offset of dt and the factor of inputs, [num_heads] each.
+        state: [num_heads, head_dim, state_size].
+        config: The heads.
+
+    Returns:
+        [T, inner_features], and a new state.
+    """
+    (decay, offset, skip), inner = vectors, config.inner_features
+    inputs, b, c = np.split(x, [inner, (inner + config.mixed_features) // 2], axis=1)
+    inputs = inputs.reshape(len(x), config.num_heads, config.head_dim)
+    b, c = (_of_mamba_heads(part, config) for part in (b, c))
+    dt = softplus(dt + offset)
+    kept, added = np.exp(decay * dt), dt[:, :, None] * inputs
+    results = skip[:, None] * inputs
+    for token in range(len(x)):
+        state = kept[token, :, None, None] * state + added[token, :, :, None] * b[token, :, None, :]
+        results[token] += (state * c[token, :, None, :]).sum(axis=-1)
+    return results.reshape(len(x), -1), state
+
+
+def _of_mamba_heads(x: Array, config: MambaConfig) -> Array:
+    """Returns what each head has of its group: [T, num_heads, state_size]."""
+    groups = x.reshape(len(x), config.num_groups, config.state_size)
+    return np.repeat(groups, config.num_heads // config.num_groups, axis=1)
+
+
+def grouped_norm(x: Array, gate: Array, weight: Array, groups: int, eps: float) -> Array:
+    """Returns `rms_norm` of each group of x times SiLU of the gate: [T, features]."""
+    gated = (x * activate(gate, ActivationFunction.SILU)).reshape(len(x), groups, -1)
+    normalized: Array = rms_norm(gated, weight.reshape(groups, -1), eps).reshape(x.shape)
+    return normalized
 
 
 def gated_norm(x: Array, gate: Array, weight: Array, eps: float) -> Array:

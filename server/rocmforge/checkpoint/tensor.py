@@ -87,6 +87,13 @@ class Tensor:
             ) from None
 
 
+def float32_tensor(name: str, values: npt.NDArray[np.float32]) -> Tensor:
+    """Returns a tensor of values in memory."""
+    data = np.ascontiguousarray(values, "<f4").view(np.uint8)
+    data.flags.writeable = False
+    return Tensor(name, values.shape, FORMATS["f32"], data)
+
+
 class Stack(Tensor):
     """Tensors of one shape and format as one, along a new first axis: reads none of them.
 

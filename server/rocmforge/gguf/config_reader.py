@@ -22,13 +22,14 @@ from rocmforge.models.config import (
     DeltaConfig,
     LatentConfig,
     LayerConfig,
+    MambaConfig,
     ModelConfig,
     NormKind,
     RopeConfig,
     RopeScaling,
     RopeScalingKind,
     RopeStyle,
-    recurrent_layer,
+    layer_without_attention,
 )
 from rocmforge.models.pooling import PoolingType
 
@@ -56,7 +57,7 @@ class ConfigReader(KeyReader):
             raise self._bad("nextn_predict_layers", "no layer is left of the model itself")
         layer = self._heads(hidden_size, num_layers)
         head_dim = layer.key_dim
-        norm_eps = self._norm_eps(_NORM_EPS[family.norm])
+        norm_eps, residual_scale = self._norm_eps(_NORM_EPS[family.norm]), self._scale("residual")
         context = self._positive("context_length")
         rope, local_rope = self._rope(head_dim, context), self._local_rope(head_dim)
         scaling = None if rope is None else rope.scaling
@@ -75,21 +76,28 @@ class ConfigReader(KeyReader):
             max_context=context,
             layers=tuple(
                 replace(
-                    recurrent or layer,
-                    window=None if recurrent else window,
+                    other or layer,
+                    window=None if other else window,
                     local_rope=window is not None and bool(local_rope),
-                    experts=experts,
-                    intermediate_size=0 if experts else self._positive("feed_forward_length"),
+                    experts=experts if has_network else None,
+                    intermediate_size=self._positive_of("feed_forward_length", index)
+                    if has_network and not experts
+                    else 0,
                 )
-                for window, experts, recurrent in zip(
-                    self._windows(num_layers, context),
-                    read_experts(file, num_layers),
-                    self._recurrent(hidden_size, num_layers),
-                    strict=True,
+                for index, (window, experts, other, has_network) in enumerate(
+                    zip(
+                        self._windows(num_layers, context),
+                        read_experts(file, num_layers),
+                        self._without_attention(hidden_size, num_layers, norm_eps),
+                        self._have_networks(num_layers),
+                        strict=True,
+                    )
                 )
             ),
             norm=family.norm,
-            norm_eps=norm_eps,
+            # With all of the residual divided by the scale, nothing that is added to it need be
+            # multiplied, and norms of it are the same.
+            norm_eps=norm_eps / residual_scale**2,
             pre_norm=family.pre_norm,
             rope=rope,
             local_rope=local_rope,
@@ -97,7 +105,10 @@ class ConfigReader(KeyReader):
             activation=self._activation(),
             attention_softcap=self._softcap("attn_logit_softcapping"),
             logit_softcap=self._softcap("final_logit_softcapping"),
-            embedding_scale=math.sqrt(hidden_size) if family.scales_embedding else 1.0,
+            logit_scale=1 / self._scale("logit"),
+            embedding_scale=math.sqrt(hidden_size)
+            if family.scales_embedding
+            else self._scale("embedding") / residual_scale,
             pooling=self._pooling(),
         )
 
@@ -129,7 +140,9 @@ class ConfigReader(KeyReader):
             num_kv_heads=num_kv_heads,
             key_dim=head_dim,
             value_dim=head_dim,
-            attention_scale=(hidden_size / num_heads if wide else head_dim) ** -0.5,
+            attention_scale=self._scale(
+                "attention.", (hidden_size / num_heads if wide else head_dim) ** -0.5
+            ),
             window=None,
             local_rope=False,
             intermediate_size=0,
@@ -157,24 +170,65 @@ class ConfigReader(KeyReader):
             raise self._bad(suffix, f"{counts} are no counts for {num_layers} layers")
         return counts
 
-    def _recurrent(self, hidden_size: int, num_layers: int) -> list[LayerConfig | None]:
-        """Returns the layers that have states, without their networks; None for attention."""
-        if not self._family.has_states:
+    def _positive_of(self, suffix: str, layer: int) -> int:
+        """Returns a positive number of a layer; the key may hold one for all of them."""
+        value = self._file.metadata.get(self._key(suffix))
+        if isinstance(value, np.ndarray) and self._family.has_one_part:
+            return self._counts(suffix, layer + 1, 0)[layer]
+        return self._positive(suffix)
+
+    def _have_networks(self, num_layers: int) -> list[bool]:
+        """Returns whether each layer has a feed-forward network or experts."""
+        if not self._family.has_one_part:
+            return [True] * num_layers
+        return [size > 0 for size in self._counts("feed_forward_length", num_layers, 0)]
+
+    def _without_attention(
+        self, hidden_size: int, num_layers: int, norm_eps: float
+    ) -> list[LayerConfig | None]:
+        """Returns the layers that have no attention, without their networks; None for others."""
+        family = self._family
+        if not family.has_states:
             return [None] * num_layers
-        if self._family.has_delta:
+        if family.has_delta:
             delta = self._delta()
-            layer = recurrent_layer(
-                self._convolution("ssm.conv_kernel", delta.mixed_features), delta
+            layer = layer_without_attention(
+                self._convolution("ssm.conv_kernel", delta.mixed_features), delta=delta
             )
             flags = self._layer_flags("attention.recurrent_layers", num_layers)
             if flags is None:
                 period = self._positive("full_attention_interval", 4)
                 flags = [(index + 1) % period != 0 for index in range(num_layers)]
+            return [layer if is_recurrent else None for is_recurrent in flags]
+        if family.has_mamba:
+            mamba = self._mamba(norm_eps)
+            convolution = self._convolution("ssm.conv_kernel", mamba.mixed_features)
+            layer = layer_without_attention(convolution, mamba=mamba)
         else:
-            layer = recurrent_layer(self._convolution("shortconv.l_cache", hidden_size))
-            counts = self._counts("attention.head_count_kv", num_layers, 1)
-            flags = [count == 0 for count in counts]
-        return [layer if is_recurrent else None for is_recurrent in flags]
+            layer = layer_without_attention(self._convolution("shortconv.l_cache", hidden_size))
+        found: list[LayerConfig | None] = []
+        counts = self._counts("attention.head_count_kv", num_layers, 1)
+        for count, has_network in zip(counts, self._have_networks(num_layers), strict=True):
+            if family.has_one_part and has_network:
+                found.append(layer_without_attention())
+            else:
+                found.append(None if count else layer)
+        return found
+
+    def _mamba(self, norm_eps: float) -> MambaConfig:
+        heads, inner = self._positive("ssm.time_step_rank"), self._positive("ssm.inner_size")
+        if inner % heads:
+            raise self._bad("ssm.inner_size", f"{heads} heads do not divide {inner}")
+        mamba = MambaConfig(
+            num_heads=heads,
+            head_dim=inner // heads,
+            num_groups=self._positive("ssm.group_count"),
+            state_size=self._positive("ssm.state_size"),
+            norm_eps=norm_eps,
+        )
+        if (problem := mamba.problem()) is not None:
+            raise self._bad("ssm.group_count", problem)
+        return mamba
 
     def _convolution(self, suffix: str, channels: int) -> ConvolutionConfig:
         width = self._positive(suffix)
@@ -292,6 +346,16 @@ class ConfigReader(KeyReader):
             )
         return ACTIVATIONS[name]
 
+    def _scale(self, name: str, default: float = 1.0) -> float:
+        """Returns a factor, which files of some families state: 0 stands for none."""
+        if not self._family.is_scaled:
+            return default
+        suffix = f"{name}scale" if name.endswith(".") else f"{name}_scale"
+        scale = self._file.get_float(self._key(suffix), 0.0)
+        if not 0 <= scale < math.inf:
+            raise self._bad(suffix, f"{scale} is no factor")
+        return scale or default
+
     def _softcap(self, suffix: str) -> float | None:
         cap = self._file.get_float(self._key(suffix), 0.0)
         if cap < 0 or not math.isfinite(cap):
@@ -335,6 +399,11 @@ class ConfigReader(KeyReader):
 
     def _rope(self, head_dim: int, context: int) -> RopeConfig | None:
         if not self._family.has_rope:
+            return None
+        # Files of Granite say with this key whether queries and keys rotate at all.
+        if self._family.is_scaled and not self._file.get_bool(
+            self._key("rope.scaling.finetuned"), True
+        ):
             return None
         return RopeConfig(
             style=self._rope_style,

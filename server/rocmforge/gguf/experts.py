@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
+import numpy as np
+
 from rocmforge.errors import UnsupportedArchitecture
 from rocmforge.gguf.keys import KeyReader
 from rocmforge.gguf.reader import GgufFile
@@ -56,6 +58,7 @@ class _Reader(KeyReader):
                 f"{self._name} with {count} experts ({key('expert_count')})",
                 tuple(name for name, family in FAMILIES.items() if family.router is not None),
             )
+        self._refuse_unsupported()
         size = self._positive(
             "expert_feed_forward_length"
             if key("expert_feed_forward_length") in file.metadata
@@ -82,6 +85,20 @@ class _Reader(KeyReader):
             experts if layer >= dense and (layer + 1) % period == 0 else None
             for layer in range(num_layers)
         )
+
+    def _refuse_unsupported(self) -> None:
+        suffix = "moe_latent_size"
+        if size := self._file.get_int(self._key(suffix), 0):
+            raise UnsupportedArchitecture(
+                f"{self._name} with experts in a space of {size} features ({self._key(suffix)})",
+                self._known,
+            )
+        for suffix in ("expert_used_count", "expert_feed_forward_length"):
+            if isinstance(self._file.metadata.get(self._key(suffix)), np.ndarray):
+                raise UnsupportedArchitecture(
+                    f"{self._name} with experts that differ by layer ({self._key(suffix)})",
+                    self._known,
+                )
 
     def _count(self, suffix: str, default: int = 0) -> int:
         """Returns a number that may be 0."""

@@ -28,7 +28,7 @@ ONE_EXPERT: Final = (
 LAYER: Final = re.compile(r"blk\.(\d{1,4})\.")
 """What the names of a layer's tensors begin with."""
 
-PERMUTED: Final = frozenset({"llama"})
+PERMUTED: Final = frozenset({"llama", "granitehybrid"})
 """Architectures whose q and k have their rows in pairs that rotate together (`RopeStyle.NORMAL`).
 
 The converter of llama.cpp reorders them. Folders have the halves of a head one after the other.
@@ -203,6 +203,17 @@ _DELTA: Final = (
     TensorRule("ssm_a", ("delta.decay",)),
     TensorRule("ssm_dt.bias", ("delta.time_offset",)),
 )
+_MAMBA: Final = (
+    *_weights(
+        ("ssm_in", "mamba.input"),
+        ("ssm_conv1d", "mamba.filter"),
+        ("ssm_norm", "mamba.norm"),
+        ("ssm_out", "mamba.output"),
+    ),
+    TensorRule("ssm_a", ("mamba.decay",)),
+    TensorRule("ssm_d", ("mamba.skip",)),
+    TensorRule("ssm_dt.bias", ("mamba.time_offset",)),
+)
 _GATED_ATTENTION: Final = (
     *(rule for rule in _ATTENTION if rule.name != "attn_q.weight"),
     TensorRule("attn_q.weight", ("attention.q", "attention.gate")),
@@ -218,6 +229,10 @@ NAMES: Final[Mapping[str, TensorNames]] = MappingProxyType(
         **dict.fromkeys(
             ("qwen35", "qwen35moe", "qwen3next"),
             TensorNames(layer=_LATE_NORMS + _GATED_ATTENTION + _DELTA + _FFN + _EXPERTS),
+        ),
+        **dict.fromkeys(
+            ("granitehybrid", "nemotron_h", "nemotron_h_moe"),
+            TensorNames(layer=_NORMS + _ATTENTION + _MAMBA + _FFN + _EXPERTS),
         ),
         "bailingmoe2": TensorNames(layer=_NORMS + _FUSED_ATTENTION + _HEAD_NORMS + _FFN + _EXPERTS),
         "gpt-oss": TensorNames(layer=_LATE_NORMS + _ATTENTION + _SINKS + _EXPERTS),

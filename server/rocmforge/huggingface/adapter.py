@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from rocmforge.checkpoint.tensor import Tensor
+from rocmforge.checkpoint.tensor import Tensor, float32_tensor
 from rocmforge.errors import BadAdapter, BadFolder, UnsupportedTensor
 from rocmforge.huggingface.files.folder import Folder
 from rocmforge.huggingface.files.json_object import JsonObject
 from rocmforge.huggingface.files.shards import map_file
-from rocmforge.huggingface.names import DECODER_NAMES, ONE_EXPERT
-from rocmforge.huggingface.weights import float32_tensor, tensors_of
+from rocmforge.huggingface.names import ONE_EXPERT, decoder_names
+from rocmforge.huggingface.weights import tensors_of
 from rocmforge.models.config import ModelConfig
 from rocmforge.models.families import FAMILIES
 from rocmforge.models.lora import ADAPTABLE, Adapter, AdapterSpec, LowRankPair, fit_adapter
@@ -100,7 +100,7 @@ class _Pairs:
         self._config = config
         self._spec = spec
         self._scaling = scaling
-        self._names = DECODER_NAMES[config.architecture]
+        self._names = decoder_names(config)
 
     def read(self, tensors: Mapping[str, Tensor]) -> list[LowRankPair]:
         targets = {name: self._target(name) for name in tensors}

@@ -16,7 +16,7 @@ from rocmforge.huggingface.encoders import ENCODERS, read_encoder
 from rocmforge.huggingface.files.folder import CONFIG, Folder
 from rocmforge.huggingface.files.json_object import JsonObject
 from rocmforge.huggingface.files.shards import WeightFile, map_shards
-from rocmforge.huggingface.names import DECODER_NAMES, NameTable, encoder_names
+from rocmforge.huggingface.names import NameTable, decoder_names, encoder_names
 from rocmforge.huggingface.pooling import read_pooling
 from rocmforge.huggingface.ranking import HEAD, read_head, read_instruction, with_head
 from rocmforge.huggingface.sampling import read_sampling
@@ -137,7 +137,7 @@ class _Opened:
         self, pooling: PoolingType
     ) -> tuple[ModelConfig, RopeFactors, NameTable, dict[str, Tensor]]:
         model, rope = read_decoder(self._config, self._folder.name, pooling)
-        names, ranks = DECODER_NAMES[model.architecture], pooling is PoolingType.RANK
+        names, ranks = decoder_names(model), pooling is PoolingType.RANK
         names = with_head(names) if ranks else names
         text = self._config.get_object("text_config") or self._config
         predicting = text.get_int("num_nextn_predict_layers", 0)

@@ -16,7 +16,11 @@ from rocmforge.errors import UnsupportedArchitecture
 from rocmforge.huggingface.experts import read_experts
 from rocmforge.huggingface.files.json_object import JsonObject
 from rocmforge.huggingface.latent import latent_gain, read_latent
-from rocmforge.huggingface.recurrent import read_recurrent
+from rocmforge.huggingface.recurrent import (
+    have_networks,
+    read_without_attention,
+    with_layer_types,
+)
 from rocmforge.huggingface.rope import Rope, read_rope
 from rocmforge.models.config import (
     ACTIVATIONS,
@@ -44,6 +48,8 @@ class DecoderType:
     has_windows: bool = False  # in all layers, though others of the family have none
     router: RouterFunction | None = None  # if it is not the one of the family
     norms_add_one: bool = False  # the weights of norms are stored less one
+    size_key: str = "intermediate_size"  # of the features of a feed-forward network
+    without_experts: str | None = None  # our architecture where no layer has some
 
 
 _GEMMA: Final = {
@@ -99,6 +105,51 @@ _DELTA: Final = {
 }
 _QWEN35: Final = DecoderType(architecture="qwen35", defaults=_DELTA, norms_add_one=True)
 _QWEN35_MOE: Final = DecoderType(architecture="qwen35moe", defaults=_DELTA, norms_add_one=True)
+
+_GRANITE: Final = {
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-6,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "shared_intermediate_size": 1024,
+    "mamba_n_heads": 128,
+    "mamba_n_groups": 1,
+    "mamba_d_state": 256,
+    "mamba_d_head": "auto",
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+}
+_GRANITE_WORDS: Final = {
+    "shared_expert_intermediate_size": "shared_intermediate_size",
+    "mamba_num_heads": "mamba_n_heads",
+    "mamba_head_dim": "mamba_d_head",
+    "n_groups": "mamba_n_groups",
+    "ssm_state_size": "mamba_d_state",
+    "conv_kernel": "mamba_d_conv",
+}
+_NEMOTRON: Final = {
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 4096,
+    "layer_norm_epsilon": 1e-5,
+    "mlp_hidden_act": "relu2",
+    "intermediate_size": 21504,
+    "mamba_num_heads": 128,
+    "mamba_head_dim": 64,
+    "n_groups": 8,
+    "ssm_state_size": 128,
+    "conv_kernel": 4,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 7688,
+    "moe_shared_expert_intermediate_size": 7688,
+    "norm_topk_prob": True,
+}
+_NEMOTRON_WORDS: Final = {
+    "rms_norm_eps": "layer_norm_epsilon",
+    "layer_types": "layers_block_type",
+    "shared_expert_intermediate_size": "moe_shared_expert_intermediate_size",
+}
 
 DECODERS: Final[Mapping[str, DecoderType]] = MappingProxyType(
     {
@@ -236,6 +287,19 @@ DECODERS: Final[Mapping[str, DecoderType]] = MappingProxyType(
         "qwen3_5_moe": _QWEN35_MOE,
         "qwen3_5_moe_text": _QWEN35_MOE,
         "qwen3_next": DecoderType(architecture="qwen3next", defaults=_DELTA, norms_add_one=True),
+        "granitemoehybrid": DecoderType(
+            architecture="granitehybrid",
+            synonyms=_GRANITE_WORDS,
+            defaults=_GRANITE,
+            size_key="shared_intermediate_size",
+        ),
+        "nemotron_h": DecoderType(
+            architecture="nemotron_h_moe",
+            synonyms=_NEMOTRON_WORDS,
+            defaults=_NEMOTRON,
+            activation_key="mlp_hidden_act",
+            without_experts="nemotron_h",
+        ),
         "gemma2": DecoderType(
             architecture="gemma2",
             defaults=_GEMMA | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
@@ -285,7 +349,7 @@ def is_tied(config: JsonObject) -> bool:
 def _in_our_words(config: JsonObject, kind: DecoderType) -> JsonObject:
     """Returns the configuration with its synonyms replaced."""
     found = {ours: config.values[own] for ours, own in kind.synonyms.items() if config.has(own)}
-    return config.replaced(found) if found else config
+    return with_layer_types(config.replaced(found) if found else config)
 
 
 class _Reader:
@@ -310,6 +374,8 @@ class _Reader:
         hidden_size = config.get_positive("hidden_size")
         latent = read_latent(config) if family.is_latent else None
         layer = latent or read_layer(config, kind.scale_key)
+        if family.is_scaled:
+            layer = replace(layer, attention_scale=self._scale("attention_multiplier"))
         rotated = layer.key_dim if layer.latent is None else layer.latent.rotary_dim
         context = config.get_positive("max_position_embeddings", 2048)
         rope = read_rope(
@@ -329,26 +395,50 @@ class _Reader:
         scaling = rope.config.scaling
         if scaling is not None and scaling.kind == "yarn":
             context = max(context, int(scaling.original_context * scaling.factor))
+        norm, residual = norm_eps(config, "rms_norm_eps", 1e-6), self._scale("residual_multiplier")
+        layers = self._layers(layer, norm, has_local_rope=local is not None)
+        architecture = kind.architecture
+        if kind.without_experts and not any(each.experts for each in layers):
+            architecture = kind.without_experts
         found = ModelConfig(
-            architecture=kind.architecture,
+            architecture=architecture,
             name=name,
             causal=family.causal,
             hidden_size=hidden_size,
             vocab_size=config.get_positive("vocab_size"),
             max_context=context,
-            layers=self._layers(layer, has_local_rope=local is not None),
+            layers=layers,
             norm=family.norm,
-            norm_eps=norm_eps(config, "rms_norm_eps", 1e-6),
+            # All of the residual is divided by the scale of what is added to it.
+            norm_eps=norm / residual**2,
             pre_norm=family.pre_norm,
-            rope=rope.config,
+            rope=rope.config if self._rotates() else None,
             local_rope=None if local is None else local.config,
             activation=self._activation(),
             attention_softcap=self._softcap("attn_logit_softcapping"),
             logit_softcap=self._softcap("final_logit_softcapping"),
-            embedding_scale=math.sqrt(hidden_size) if family.scales_embedding else 1.0,
+            logit_scale=1 / self._scale("logits_scaling"),
+            embedding_scale=math.sqrt(hidden_size)
+            if family.scales_embedding
+            else self._scale("embedding_multiplier") / residual,
             pooling=pooling,
         )
         return found, rope
+
+    def _scale(self, key: str) -> float:
+        """Returns a factor, which files of some families state."""
+        if not self._family.is_scaled:
+            return 1.0
+        scale = self._config.get_float(key, 1.0)
+        if scale <= 0:
+            raise self._config.bad(key, f"{scale} is not positive")
+        return scale
+
+    def _rotates(self) -> bool:
+        """Returns whether queries and keys do; files of Granite say so."""
+        if self._family.is_scaled:
+            return self._config.get_str("position_embedding_type", "") == "rope"
+        return self._family.has_rope
 
     def _rope_style(self) -> RopeStyle:
         """Returns the style of the family, which `rope_interleave` may change."""
@@ -356,24 +446,27 @@ class _Reader:
             return self._family.rope_style
         return RopeStyle.NORMAL if self._config.get_bool("rope_interleave") else RopeStyle.NEOX
 
-    def _layers(self, layer: LayerConfig, *, has_local_rope: bool) -> tuple[LayerConfig, ...]:
+    def _layers(
+        self, layer: LayerConfig, norm_eps: float, *, has_local_rope: bool
+    ) -> tuple[LayerConfig, ...]:
         """Returns all layers, from what they have in common."""
         config, count = self._config, num_layers(self._config)
         experts = read_experts(config, self._family, count)
         return tuple(
             replace(
-                recurrent or layer,
-                window=None if recurrent else window,
+                other or layer,
+                window=None if other else window,
                 local_rope=window is not None and has_local_rope,
                 experts=own,
                 joint_head_norms=self._family.joint_head_norms,
                 rotates_first=self._family.rotates_first,
-                intermediate_size=0 if own else self._intermediate_size(),
+                intermediate_size=self._intermediate_size() if has_network and not own else 0,
             )
-            for window, own, recurrent in zip(
+            for window, own, other, has_network in zip(
                 self._windows(count),
                 experts,
-                read_recurrent(config, self._family, count),
+                read_without_attention(config, self._family, count, norm_eps),
+                have_networks(config, self._family, count),
                 strict=True,
             )
         )
@@ -381,7 +474,7 @@ class _Reader:
     def _intermediate_size(self) -> int:
         """Returns features of the network; LFM2 states a number that others are made of."""
         config = self._config
-        size = config.get_positive("intermediate_size")
+        size = config.get_positive(self._kind.size_key)
         if not config.get_bool("block_auto_adjust_ff_dim", False):
             return size
         size = int(2 * size / 3)
@@ -407,6 +500,14 @@ class _Reader:
         )
 
     def _activation(self) -> ActivationFunction:
+        if self._family.activation is ActivationFunction.SQUARED_RELU:
+            if (name := self._config.get_str(self._kind.activation_key)) != "relu2":
+                raise UnsupportedArchitecture(
+                    f"{self._kind.architecture} with the activation {name!r} "
+                    f"({self._kind.activation_key})",
+                    ("the activation 'relu2'",),
+                )
+            return self._family.activation
         found = activation(self._config, self._kind.activation_key, "silu")
         if self._family.activation is not ActivationFunction.CLAMPED_SWIGLU:
             return found

@@ -47,7 +47,7 @@ def read_experts(
     """
     config = _with_numbers(config)
     count = _count(config, "num_experts")
-    if count == 0:
+    if count == 0 or not any(has_experts := _layers_with(config, family, num_layers)):
         return (None,) * num_layers
     if family.router is None:
         raise UnsupportedArchitecture(
@@ -57,6 +57,12 @@ def read_experts(
         raise UnsupportedArchitecture(
             f"{config.get_str('model_type')} with groups by their best expert ({method})",
             ("groups by their two best experts",),
+        )
+    if (latent := config.get_positive("moe_latent_size", 0)) != 0:
+        raise UnsupportedArchitecture(
+            f"{config.get_str('model_type')} with experts in a space of {latent} features "
+            "(moe_latent_size)",
+            ("experts without these",),
         )
     function = config.get_str("scoring_func", family.router.value)
     if _ROUTERS.get(function) is not family.router:
@@ -80,9 +86,7 @@ def read_experts(
     if (problem := experts.problem()) is not None:
         field, reason = problem
         raise config.bad(_key(config, field), reason)
-    return tuple(
-        experts if has_experts else None for has_experts in _layers_with(config, num_layers)
-    )
+    return tuple(experts if is_there else None for is_there in has_experts)
 
 
 def _with_numbers(config: JsonObject) -> JsonObject:
@@ -100,8 +104,10 @@ def _with_numbers(config: JsonObject) -> JsonObject:
     return config.replaced(numbers) if numbers else config
 
 
-def _layers_with(config: JsonObject, num_layers: int) -> list[bool]:
+def _layers_with(config: JsonObject, family: ModelFamily, num_layers: int) -> list[bool]:
     """Returns whether each layer has experts: all but some first ones, or one of so many."""
+    if family.has_one_part:
+        return [kind == "moe" for kind in config.get_strings("layer_types") or ()]
     start = config.get_int("first_k_dense_replace", config.get_int("moe_layer_start_index", 0))
     end = config.get_int("moe_layer_end_index", -1)
     period = config.get_positive(

@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
 
+from rocmforge.models.config import ModelConfig
+
 ONE_EXPERT: Final = (re.compile(r"(.+\.experts)\.(?P<expert>\d{1,4})\.(.+)"), r"\1.\3")
 """A tensor of one expert, and what the names here call that of all."""
 
@@ -304,6 +306,81 @@ _DELTA_PARTS: Final = MappingProxyType(
 )
 
 
+_MAMBA: Final = {
+    **_weights(
+        ("in_proj", "mamba.input"),
+        ("conv1d", "mamba.filter"),
+        ("norm", "mamba.norm"),
+        ("out_proj", "mamba.output"),
+    ),
+    "A_log": ("mamba.decay",),
+    "D": ("mamba.skip",),
+    "dt_bias": ("mamba.time_offset",),
+}
+
+
+def _granite(network: str) -> NameTable:
+    """Returns the names of Granite 4: what `shared_mlp` is depends on whether there are experts."""
+    return replace(
+        _decoder(_ONE_NORM),
+        parts=MappingProxyType(
+            {
+                **_ATTENTION,
+                **_ONE_NORM,
+                **{f"mamba.{name}": parts for name, parts in _MAMBA.items()},
+                "input_layernorm.weight": ("attention_norm",),
+                "shared_mlp.input_linear.weight": (f"{network}.gate", f"{network}.up"),
+                "shared_mlp.output_linear.weight": (f"{network}.down",),
+                # As published, and as Transformers 5 has them.
+                "block_sparse_moe.router.layer.weight": ("experts.router",),
+                "block_sparse_moe.router.weight": ("experts.router",),
+                "block_sparse_moe.input_linear.weight": ("experts.gate", "experts.up"),
+                "block_sparse_moe.experts.gate_up_proj": ("experts.gate", "experts.up"),
+                "block_sparse_moe.output_linear.weight": ("experts.down",),
+                "block_sparse_moe.experts.down_proj": ("experts.down",),
+            }
+        ),
+    )
+
+
+_NEMOTRON: Final = NameTable(
+    prefixes=("backbone.", "model."),  # as published, and as Transformers 5 has them
+    layer=re.compile(r"layers\.(\d{1,4})\."),
+    parts=MappingProxyType(
+        {
+            "norm.weight": ("attention_norm",),
+            **{f"mixer.{name}": parts for name, parts in _MAMBA.items()},
+            **{
+                name.replace("self_attn", "mixer"): parts
+                for name, parts in _ATTENTION.items()
+                if name.endswith("weight")
+            },
+            **_weights(
+                ("mixer.up_proj", "feed_forward.up"),
+                ("mixer.down_proj", "feed_forward.down"),
+                ("mixer.gate", "experts.router"),
+                ("mixer.experts.up_proj", "experts.up"),
+                ("mixer.experts.down_proj", "experts.down"),
+                ("mixer.shared_experts.up_proj", "experts.shared.up"),
+                ("mixer.shared_experts.down_proj", "experts.shared.down"),
+                bias=False,
+            ),
+            "mixer.experts.up_proj": ("experts.up",),
+            "mixer.experts.down_proj": ("experts.down",),
+            "mixer.gate.e_score_correction_bias": ("experts.selection_bias",),
+        }
+    ),
+    model=MappingProxyType(
+        {
+            "embeddings.weight": "embedding.token",
+            "norm_f.weight": "output_norm",
+            "lm_head.weight": "output",
+        }
+    ),
+    left_out=re.compile(r"^mtp\."),
+)
+
+
 def _liquid() -> NameTable:
     plain = _decoder(_ONE_NORM)
     model = {**plain.model, "embedding_norm.weight": "output_norm"}
@@ -311,7 +388,7 @@ def _liquid() -> NameTable:
     return replace(plain, parts=_LIQUID_PARTS, model=MappingProxyType(model))
 
 
-DECODER_NAMES: Final[Mapping[str, NameTable]] = MappingProxyType(
+_DECODER_NAMES: Final[Mapping[str, NameTable]] = MappingProxyType(
     {
         **dict.fromkeys(("llama", "qwen2", "qwen3", "qwen3moe", "phi3"), _decoder(_ONE_NORM)),
         **dict.fromkeys(
@@ -322,6 +399,7 @@ DECODER_NAMES: Final[Mapping[str, NameTable]] = MappingProxyType(
         **dict.fromkeys(
             ("qwen35", "qwen35moe", "qwen3next"), replace(_decoder(_ONE_NORM), parts=_DELTA_PARTS)
         ),
+        **dict.fromkeys(("nemotron_h", "nemotron_h_moe"), _NEMOTRON),
         "deepseek2": _decoder({**_ONE_NORM, **_LATENT}),
         **dict.fromkeys(("gemma2", "gemma3"), _decoder(_GEMMA_NORMS)),
         "glm4": _decoder(_GLM_NORMS),
@@ -329,6 +407,17 @@ DECODER_NAMES: Final[Mapping[str, NameTable]] = MappingProxyType(
     }
 )
 """By our name of the architecture."""
+
+_GRANITE_DENSE: Final = _granite("feed_forward")
+_GRANITE_EXPERTS: Final = _granite("experts.shared")
+
+
+def decoder_names(config: ModelConfig) -> NameTable:
+    """Returns the names of a decoder's weights."""
+    if config.architecture == "granitehybrid":
+        return _GRANITE_EXPERTS if config.layers[0].experts else _GRANITE_DENSE
+    return _DECODER_NAMES[config.architecture]
+
 
 _EMBEDDINGS: Final = {
     "embeddings.word_embeddings.weight": "embedding.token",

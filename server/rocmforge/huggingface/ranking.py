@@ -14,13 +14,12 @@ from typing import Final
 
 import numpy as np
 
-from rocmforge.checkpoint.tensor import Tensor
+from rocmforge.checkpoint.tensor import Tensor, float32_tensor
 from rocmforge.errors import UnsupportedArchitecture, UnsupportedTensor
 from rocmforge.huggingface.files.folder import Folder
 from rocmforge.huggingface.files.json_object import JsonObject
 from rocmforge.huggingface.names import NameTable
 from rocmforge.huggingface.pooling import LOGIT_SCORE, module_config
-from rocmforge.huggingface.weights import float32_tensor
 from rocmforge.models.config import ModelConfig
 
 HEAD: Final = "head.scores"

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rocmforge.checkpoint.formats import FORMATS, WeightFormat
-from rocmforge.checkpoint.tensor import Tensor
+from rocmforge.checkpoint.tensor import Tensor, float32_tensor
 from rocmforge.errors import UnsupportedTensor
 from rocmforge.huggingface.files.shards import WeightFile
 from rocmforge.huggingface.names import ONE_EXPERT, NameTable
@@ -99,7 +99,7 @@ def read_weights(
                 part = part.slice(0, first_position, part.shape[0])
             if norms_add_one and path.endswith("norm") and not path.endswith("delta.norm"):
                 part = _plus_one(part)
-            elif path.endswith("delta.decay"):  # its logarithm is stored
+            elif path.endswith(("delta.decay", "mamba.decay")):  # its logarithm is stored
                 part = float32_tensor(f"-exp({part.name})", -np.exp(part.to_float32()))
             weights[path] = part
     return weights
@@ -128,13 +128,6 @@ def _tensors_of_model(
 
 def _plus_one(norm: Tensor) -> Tensor:
     return float32_tensor(f"1 + {norm.name}", norm.to_float32() + np.float32(1))
-
-
-def float32_tensor(name: str, values: npt.NDArray[np.float32]) -> Tensor:
-    """Returns a tensor of values in memory."""
-    data = np.ascontiguousarray(values, "<f4").view(np.uint8)
-    data.flags.writeable = False
-    return Tensor(name, values.shape, FORMATS["f32"], data)
 
 
 class Locator:

@@ -49,6 +49,9 @@ Size = Literal[
     "delta_value_features",
     "delta_value_heads",
     "delta_value_dim",
+    "mamba_input_features",
+    "mamba_inner_features",
+    "mamba_heads",
     "intermediate_size",
     "num_experts",
     "expert_intermediate_size",
@@ -210,6 +213,21 @@ class DeltaNet(Generic[W]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Mamba(Generic[W]):
+    """Mamba-2; see `MambaConfig`."""
+
+    # Gates, inputs of all heads, B and C of all groups, and steps in time, one after the other.
+    input: W = field(metadata=whole("mamba_input_features", "hidden_size"))
+    filter: W = field(metadata=whole("convolved_features", "convolution_width"))
+    filter_bias: W | None = field(default=None, metadata=whole("convolved_features"))
+    decay: W = field(metadata=whole("mamba_heads"))  # below 0
+    time_offset: W = field(metadata=whole("mamba_heads"))
+    skip: W = field(metadata=whole("mamba_heads"))  # what of an input is added to its result
+    norm: W = field(metadata=whole("mamba_inner_features"))
+    output: W = field(metadata=whole("hidden_size", "mamba_inner_features"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FeedForward(Generic[W]):
     """A network of two matrices, or of three where it is gated."""
 
@@ -229,10 +247,11 @@ class FeedForward(Generic[W]):
 class SharedExpert(Generic[W]):
     """The network beside the experts, which every token passes; files may call it several."""
 
-    gate: W = field(
+    gate: W | None = field(
+        default=None,
         metadata=column(
             "shared_intermediate_size", "hidden_size", group=Fusion.GATE_UP, adaptable=True
-        )
+        ),
     )
     up: W = field(
         metadata=column(
@@ -246,14 +265,15 @@ class SharedExpert(Generic[W]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts(Generic[W]):
-    """Gated networks of which each token passes a few, and what chooses them."""
+    """Networks of which each token passes a few, and what chooses them."""
 
     router: W = field(metadata=whole("num_experts", "hidden_size"))
     router_bias: W | None = field(default=None, metadata=whole("num_experts"))
     # Added to the probabilities to choose experts, not to weight them (Wang et al. 2024).
     selection_bias: W | None = field(default=None, metadata=whole("num_experts"))
-    gate: W = field(
-        metadata=expert("expert_intermediate_size", "hidden_size", group=Fusion.GATE_UP)
+    gate: W | None = field(
+        default=None,
+        metadata=expert("expert_intermediate_size", "hidden_size", group=Fusion.GATE_UP),
     )
     gate_bias: W | None = field(default=None, metadata=expert("expert_intermediate_size"))
     up: W = field(metadata=expert("expert_intermediate_size", "hidden_size", group=Fusion.GATE_UP))
@@ -269,6 +289,7 @@ class Layer(Generic[W]):
 
     `attention_norm` and `feed_forward_norm` stand before their part or, unless
     `ModelConfig.pre_norm`, behind it; the post norms behind parts that have a norm before them.
+    Where all layers have one part only, its norm is `attention_norm`.
     """
 
     attention_norm: W | None = field(default=None, metadata=whole("hidden_size"))
@@ -279,11 +300,12 @@ class Layer(Generic[W]):
         default=None, metadata={BLOCK: ShortConvolution}
     )
     delta: DeltaNet[W] | None = field(default=None, metadata={BLOCK: DeltaNet})
+    mamba: Mamba[W] | None = field(default=None, metadata={BLOCK: Mamba})
     # Of what the layer reads plus the other norm.
     attention_norm_2: W | None = field(default=None, metadata=whole("hidden_size"))
     attention_norm_2_bias: W | None = field(default=None, metadata=whole("hidden_size"))
     attention_post_norm: W | None = field(default=None, metadata=whole("hidden_size"))
-    feed_forward_norm: W = field(metadata=whole("hidden_size"))
+    feed_forward_norm: W | None = field(default=None, metadata=whole("hidden_size"))
     feed_forward_norm_bias: W | None = field(default=None, metadata=whole("hidden_size"))
     feed_forward: FeedForward[W] | None = field(metadata={BLOCK: FeedForward})
     experts: Experts[W] | None = field(metadata={BLOCK: Experts})

@@ -16,12 +16,13 @@ MAX_LAYERS: Final = 1000
 
 
 class ActivationFunction(StrEnum):
-    """The function that a gated feed-forward network applies to its gate."""
+    """The function that a feed-forward network applies to its gate, or without one to its `up`."""
 
     SILU = "silu"
     GELU_TANH = "gelu_tanh"
     GELU = "gelu"  # with the error function
     CLAMPED_SWIGLU = "clamped_swiglu"  # of gpt-oss: it changes the other factor, too
+    SQUARED_RELU = "squared_relu"  # So et al. 2021; of networks without a gate
 
 
 ACTIVATIONS: Final[Mapping[str, ActivationFunction]] = MappingProxyType(
@@ -191,10 +192,47 @@ class DeltaConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MambaConfig:
+    """Mamba-2 (Dao and Gu 2024, arXiv:2405.21060): a matrix for each head, which fades.
+
+    A token adds the product of its input and what it has for all heads of a group (B), and reads
+    the sum with something else of this kind (C).
+    """
+
+    num_heads: int
+    head_dim: int
+    num_groups: int  # of as many heads, one after the other
+    state_size: int
+    norm_eps: float  # of the norm of the results
+
+    @property
+    def inner_features(self) -> int:
+        """Inputs of all heads, or results."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def mixed_features(self) -> int:
+        """Inputs of all heads, then B and C of all groups: what is convolved."""
+        return self.inner_features + 2 * self.num_groups * self.state_size
+
+    @property
+    def input_features(self) -> int:
+        """Gates, what is convolved, and a step in time of each head."""
+        return self.inner_features + self.mixed_features + self.num_heads
+
+    def problem(self) -> str | None:
+        """Returns why the number of heads cannot be; None if it can."""
+        if self.num_heads % self.num_groups:
+            return f"{self.num_groups} groups do not divide {self.num_heads} heads"
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerConfig:
     """The sizes of one layer, and what its attention sees.
 
     A layer has attention or something that remembers states in its place; then heads have size 0.
+    It may also have one of these and no network, or a network alone.
     """
 
     num_heads: int  # of queries
@@ -204,7 +242,8 @@ class LayerConfig:
     attention_scale: float  # of query times key
     window: int | None  # a token sees itself and window - 1 before it, unless causal also after it
     local_rope: bool  # rotates as `ModelConfig.local_rope` says
-    intermediate_size: int  # 0: it has experts
+    rotates: bool = True  # queries and keys do, if `ModelConfig.rope` says how
+    intermediate_size: int  # 0: it has experts, or no network
     experts: ExpertsConfig | None = None
     joint_head_norms: bool = False  # norms of queries and keys, if any, are of all heads together
     rotates_first: bool = False  # rope comes before those norms
@@ -213,6 +252,7 @@ class LayerConfig:
     latent: LatentConfig | None = None
     convolution: ConvolutionConfig | None = None
     delta: DeltaConfig | None = None  # behind the convolution
+    mamba: MambaConfig | None = None  # behind the convolution
 
     @property
     def convolved_features(self) -> int:
@@ -235,9 +275,26 @@ class LayerConfig:
         if self.convolution is None:
             return ()
         inputs = (self.convolution.channels, self.convolution.width - 1)
-        if (delta := self.delta) is None:
-            return (inputs,)
-        return (inputs, (delta.num_value_heads, delta.key_dim, delta.value_dim))
+        if (delta := self.delta) is not None:
+            return (inputs, (delta.num_value_heads, delta.key_dim, delta.value_dim))
+        if (mamba := self.mamba) is not None:
+            return (inputs, (mamba.num_heads, mamba.head_dim, mamba.state_size))
+        return (inputs,)
+
+    @property
+    def mamba_input_features(self) -> int:
+        """Everything that Mamba-2 makes of a token at first, 0 if there is none."""
+        return 0 if self.mamba is None else self.mamba.input_features
+
+    @property
+    def mamba_inner_features(self) -> int:
+        """Results of all of its heads."""
+        return 0 if self.mamba is None else self.mamba.inner_features
+
+    @property
+    def mamba_heads(self) -> int:
+        """Its heads."""
+        return 0 if self.mamba is None else self.mamba.num_heads
 
     @property
     def delta_value_features(self) -> int:
@@ -368,6 +425,7 @@ class ModelConfig:
     activation: ActivationFunction
     attention_softcap: float | None = None
     logit_softcap: float | None = None
+    logit_scale: float = 1.0  # multiplies the logits
     embedding_scale: float = 1.0
     pooling: PoolingType  # what it was trained for; NONE of decoders whose file does not say
     num_scores: int = 0  # of the classification head
@@ -423,10 +481,13 @@ def without_predictor(config: ModelConfig) -> ModelConfig:
     return replace(config, layers=config.layers[:-1], predicts=False)
 
 
-def recurrent_layer(
-    convolution: ConvolutionConfig, delta: DeltaConfig | None = None
+def layer_without_attention(
+    convolution: ConvolutionConfig | None = None,
+    *,
+    delta: DeltaConfig | None = None,
+    mamba: MambaConfig | None = None,
 ) -> LayerConfig:
-    """Returns a layer that has states instead of attention, without its network."""
+    """Returns a layer that has states instead of attention, or nothing, without its network."""
     return LayerConfig(
         num_heads=0,
         num_kv_heads=0,
@@ -438,6 +499,7 @@ def recurrent_layer(
         intermediate_size=0,
         convolution=convolution,
         delta=delta,
+        mamba=mamba,
     )
 
 

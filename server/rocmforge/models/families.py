@@ -46,6 +46,8 @@ class ModelFamily:
     local_theta_default: float | None = None  # of layers with a window, if they have their own
     # Layer count of the one size whose scores are scaled by hidden_size / heads, not by head_dim.
     layers_scaled_by_dim: int | None = None
+    is_scaled: bool = False  # files scale embeddings, what is added to them, scores and logits
+    has_one_part: bool = False  # each layer: attention, or states, or a network
     tiled_values: bool = False  # as `DeltaConfig.is_tiled`, in GGUF files
     has_position_axes: bool = False  # of images: to text, all are alike
 
@@ -62,12 +64,17 @@ class ModelFamily:
     @property
     def has_states(self) -> bool:
         """Whether some of its layers remember states and have no attention."""
-        return "convolution.filter" in self.has or self.has_delta
+        return "convolution.filter" in self.has or self.has_delta or self.has_mamba
 
     @property
     def has_delta(self) -> bool:
         """Whether these are layers of Gated DeltaNet."""
         return "delta.filter" in self.has
+
+    @property
+    def has_mamba(self) -> bool:
+        """Whether these are layers of Mamba-2."""
+        return "mamba.filter" in self.has
 
 
 _ATTENTION: Final = frozenset(f"attention.{part}" for part in ("q", "k", "v", "output"))
@@ -75,7 +82,9 @@ _LATENT: Final = frozenset(
     f"latent.{part}"
     for part in ("q", "q_a", "q_norm", "q_b", "kv_a", "kv_norm", "k_b", "v_b", "output")
 )
-_OF_DECODERS: Final = frozenset({"attention_norm", "feed_forward.gate", "output_norm"})
+_NORMS: Final = frozenset({"attention_norm", "feed_forward_norm", "output_norm"})
+_GATES: Final = frozenset({"feed_forward.gate", "experts.gate", "experts.shared.gate"})
+_OF_DECODERS: Final = _NORMS | _GATES
 _DECODER: Final = _OF_DECODERS | _ATTENTION
 _CONVOLUTION: Final = frozenset(f"convolution.{part}" for part in ("input", "filter", "output"))
 _DELTA: Final = frozenset(
@@ -83,6 +92,10 @@ _DELTA: Final = frozenset(
     for part in (
         *("mixed", "gate", "alpha", "beta", "decay", "time_offset", "filter", "norm", "output"),
     )
+)
+_MAMBA: Final = frozenset(
+    f"mamba.{part}"
+    for part in ("input", "filter", "decay", "time_offset", "skip", "norm", "output")
 )
 _HEAD_NORMS: Final = frozenset({"attention.q_norm", "attention.k_norm"})
 _POST_NORMS: Final = frozenset({"attention_post_norm", "feed_forward_post_norm"})
@@ -99,7 +112,8 @@ _OF_PREDICTOR: Final = frozenset(
 _ENCODER: Final = _ATTENTION | frozenset(
     {
         *("embedding.norm", "embedding.norm_bias"),
-        *("attention_norm", "attention_norm_bias", "feed_forward_norm_bias"),
+        *("attention_norm", "attention_norm_bias"),
+        *("feed_forward_norm", "feed_forward_norm_bias"),
     }
 )
 _TYPES: Final = frozenset({"embedding.type"})
@@ -209,6 +223,25 @@ FAMILIES: Final[Mapping[str, ModelFamily]] = MappingProxyType(
                 ("qwen35moe", frozenset({"experts.shared.router"})),
                 ("qwen3next", frozenset({"experts.shared.router"})),
             )
+        },
+        # Of Granite 4.
+        "granitehybrid": ModelFamily(
+            has=_DECODER | _MAMBA,
+            may_have=_OUTPUT | {"mamba.filter_bias"},
+            is_scaled=True,
+            router=RouterFunction.SOFTMAX,
+        ),
+        # NVIDIA 2025, arXiv:2504.03624.
+        **{
+            name: ModelFamily(
+                has=frozenset({"attention_norm", "output_norm"}) | _ATTENTION | _MAMBA,
+                may_have=_OUTPUT | _SELECTION | {"mamba.filter_bias"},
+                activation=ActivationFunction.SQUARED_RELU,
+                has_rope=False,
+                has_one_part=True,
+                router=router,
+            )
+            for name, router in (("nemotron_h", None), ("nemotron_h_moe", RouterFunction.SIGMOID))
         },
         "gemma2": ModelFamily(
             has=_DECODER | _POST_NORMS,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import prod
 from typing import Final
 
 import numpy as np
@@ -105,13 +106,14 @@ def _cut_heads(
 def as_declared(tensor: Tensor, place: WeightPlace) -> Tensor:
     """Returns a tensor without the axis of one that a file has and the weight has not.
 
-    That is the first of a vector, and the second of the filter of a convolution.
+    That is the first of a vector, and the second of the filter of a convolution. Vectors of Mamba-2
+    may have others, as one of groups.
     """
     shape, num_axes = tensor.shape, len(place.declared.shape)
     if len(shape) != num_axes + 1:
         return tensor
-    if num_axes == 1 and shape[0] == 1:
-        return replace(tensor, shape=shape[1:], data=tensor.data[0])
+    if num_axes == 1 and (shape[0] == 1 or place.name.startswith("mamba.")):
+        return replace(tensor, shape=(prod(shape),), data=tensor.data.reshape(-1))
     if num_axes == 2 and shape[1] == 1:
         return replace(tensor, shape=(shape[0], shape[2]), data=tensor.data[:, 0])
     return tensor

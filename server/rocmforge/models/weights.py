@@ -7,8 +7,10 @@ from dataclasses import fields, replace
 from functools import partial
 from typing import Any, TypeVar
 
-from rocmforge.checkpoint.tensor import Tensor
-from rocmforge.errors import UnsupportedTensor
+import numpy as np
+
+from rocmforge.checkpoint.tensor import Tensor, float32_tensor
+from rocmforge.errors import UnsupportedArchitecture, UnsupportedTensor
 from rocmforge.models.blocks import BLOCK, LAYERS, WEIGHT, ModelWeights, WeightPlace
 from rocmforge.models.config import ModelConfig
 from rocmforge.models.families import FAMILIES
@@ -113,7 +115,10 @@ def take(config: ModelConfig, weights: Mapping[str, Tensor]) -> ModelWeights[Ten
     found = build(config.num_layers, lambda place: weights.get(place.path))
     head = found.head if config.num_scores else None
     output = (found.output or found.embedding.token) if config.causal else None
-    return replace(found, head=head, output=output)
+    norm = found.output_norm
+    if norm is not None and config.logit_scale != 1:  # it is linear from there to the logits
+        norm = float32_tensor(norm.name, norm.to_float32() * np.float32(config.logit_scale))
+    return replace(found, head=head, output=output, output_norm=norm)
 
 
 def load_weights(
@@ -174,11 +179,18 @@ def check_weights(
 
     Raises:
         UnsupportedTensor: One is missing, unexpected or of the wrong shape; names it as the file.
+        UnsupportedArchitecture: The model begins with experts.
     """
     scores = tensors.get("head.scores")
     if scores is not None and config.num_scores == 0:  # the head is not the engine's to apply
         rows = scores.shape[0]
         config = replace(config, num_scores=min(rows, 2) if config.causal else rows)
+    first = config.layers[0]
+    if first.experts is not None and not first.num_heads and not first.state_shapes:
+        raise UnsupportedArchitecture(
+            f"{config.architecture} whose first layer has experts only",
+            ("a layer with attention or states before them",),
+        )
     expected = dict(_expected(config))
     for path, (_, is_required) in expected.items():
         if is_required and path not in tensors:

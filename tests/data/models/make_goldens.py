@@ -73,16 +73,15 @@ def golden(model: TinyModel) -> dict[str, Any]:
     built = build(model)
     with torch.no_grad():
         logits = built(torch.tensor([PROMPT])).logits[0].numpy()
-    rope = getattr(built.model, "rotary_emb", None) or built.model.pos_emb
+    rope = getattr(built.model, "rotary_emb", None) or getattr(built.model, "pos_emb", None)
     prefix = "full_attention_" if model.hf_class == "Gemma3" else ""
-    found = {
-        "logits": [rounded(logits[row]) for row in GOLDEN_ROWS],
-        "frequencies": rounded(getattr(rope, f"{prefix}inv_freq")),
-        "attention_factor": float(getattr(rope, f"{prefix}attention_scaling")),
-    }
+    found: dict[str, Any] = {"logits": [rounded(logits[row]) for row in GOLDEN_ROWS]}
+    if rope is not None:
+        found["frequencies"] = rounded(getattr(rope, f"{prefix}inv_freq"))
+        found["attention_factor"] = float(getattr(rope, f"{prefix}attention_scaling"))
     if model.shapes:
         found["ends"] = [rounded(last_logits(built, length)) for length in LENGTHS]
-    if prefix:
+    if rope is not None and prefix:
         found["local_frequencies"] = rounded(rope.sliding_attention_inv_freq)
     return found
 

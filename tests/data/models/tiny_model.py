@@ -39,7 +39,7 @@ class TinyModel:
 
     @property
     def norm_eps(self) -> float:
-        own = self.config.get("norm_eps")
+        own = self.config.get("norm_eps") or self.config.get("layer_norm_epsilon")
         return float(self.config["rms_norm_eps"] if own is None else own)
 
     @property

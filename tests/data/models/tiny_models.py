@@ -351,11 +351,11 @@ def hf_weights(model: TinyModel) -> Tensors:
     weights: Tensors = {}
     for name, shape in hf_shapes(model).items():
         noise = rng.standard_normal(shape, dtype=np.float32)
-        if name.endswith("norm.weight"):
+        if name.endswith(("norm.weight", "norm_f.weight")):
             weights[name] = 0.2 * noise + (0 if model.stores_less_one(name) else 1)
         elif name.endswith("A_log"):
             weights[name] = 0.8 * noise - 2  # a state fades over tens of tokens
-        elif name.endswith(("bias", "sinks")) or "embed_tokens" in name:
+        elif name.endswith((".D", "bias", "sinks")) or "embed_tokens" in name:
             weights[name] = 0.5 * noise
         else:
             # Large enough for the limits of gpt-oss' experts, whose name this is.
@@ -463,13 +463,14 @@ def gguf_layout(
     model: TinyModel, name: str, weight: npt.NDArray[np.float32]
 ) -> npt.NDArray[np.float32]:
     """The rows of a weight of that name as GGUF has them."""
-    if model.architecture == "llama" and "q_proj" in name:
+    is_permuted = model.architecture in ("llama", "granitehybrid")
+    if is_permuted and "q_proj" in name:
         weight = _interleave_halves(weight, model.config["num_attention_heads"])
-    elif model.architecture == "llama" and "k_proj" in name:
+    elif is_permuted and "k_proj" in name:
         weight = _interleave_halves(weight, model.config["num_key_value_heads"])
     elif model.stores_less_one(name):
         weight = weight + 1
-    if weight.ndim == 2 and len(weight) == 1:
+    if weight.ndim == 2 and len(weight) == 1 and "norm" not in name:
         weight = weight[0]
     return np.ascontiguousarray(weight, np.float32)
 

@@ -11,6 +11,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from tests.data.models.tiny_mamba import MAMBA_MODELS, mamba_tensors
 from tests.data.models.tiny_model import Shapes, Tensors, TinyModel, tiny_config
 from tests.support.gguf_writer import Value
 
@@ -260,6 +261,7 @@ RECURRENT_MODELS: Final = (
             _EXPERT_KEYS | {"attention.recurrent_layers": np.array([True, True, False])}
         ),
     ),
+    *MAMBA_MODELS,
 )
 
 
@@ -300,6 +302,8 @@ def larger_delta(model: TinyModel, delta_dim: int = 32, head_dim: int = 64) -> T
 
 def recurrent_tensors(model: TinyModel, weights: Tensors) -> Tensors:
     """The weights as the converter of llama.cpp has them, still by Hugging Face's names."""
+    if model in MAMBA_MODELS:
+        return mamba_tensors(model, weights)
     found: Tensors = {}
     for name, weight in weights.items():
         if name.endswith(("conv.conv.weight", "conv1d.weight")):

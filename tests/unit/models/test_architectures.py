@@ -54,11 +54,11 @@ def test_sizes_are_those_of_the_file(model: TinyModel, tmp_path: Path) -> None:
     assert config.name == model.name
     assert config.hidden_size == model.config["hidden_size"]
     assert config.num_layers == model.config["num_hidden_layers"]
+    one_part = FAMILIES[config.architecture].has_one_part
     for layer in config.layers:
-        assert layer.intermediate_size == (
-            0 if layer.experts else model.config["intermediate_size"]
-        )
-        if layer.state_shapes:
+        has_size = not layer.experts and not (one_part and (layer.num_heads or layer.state_shapes))
+        assert layer.intermediate_size == (model.config["intermediate_size"] if has_size else 0)
+        if layer.state_shapes or not layer.num_heads:
             assert (layer.num_heads, layer.cached_features) == (0, 0)
             continue
         assert layer.num_heads == model.config["num_attention_heads"]
@@ -70,7 +70,8 @@ def test_sizes_are_those_of_the_file(model: TinyModel, tmp_path: Path) -> None:
         assert layer.num_kv_heads == model.config["num_key_value_heads"]
         assert layer.key_dim == layer.value_dim == model.head_dim
     assert config.vocab_size == model.config["vocab_size"]
-    assert config.norm_eps == pytest.approx(model.norm_eps)
+    scale = model.config.get("residual_multiplier", 1.0)
+    assert config.norm_eps == pytest.approx(model.norm_eps / scale**2)
 
 
 def test_every_architecture_has_a_tiny_model() -> None:

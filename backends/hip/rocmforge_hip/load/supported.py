@@ -48,6 +48,8 @@ def _problems(config: ModelConfig, heads: Sequence[HeadSize]) -> Iterator[tuple[
     """Yields the sizes that there are no kernels for, each with those that there are."""
     if config.predicts:
         yield "a predictor", "predictors of --backend reference"
+    if any(layer.mamba for layer in config.layers):
+        yield "Mamba-2", "layers of --backend reference"
     if not any(layer.num_heads for layer in config.layers):
         yield "no attention in any layer", "attention in some of them"
     for rule in {layer.experts for layer in config.layers if layer.experts is not None}:

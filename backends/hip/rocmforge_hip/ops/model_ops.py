@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
-from rocmforge.models.blocks import Experts
+from rocmforge.models.blocks import Experts, Mamba
 from rocmforge.models.config import ActivationFunction, ExpertsConfig, ModelConfig
 from rocmforge.models.forward.ops import AttentionSpec
 from rocmforge_hip.device.library import KernelLibrary
@@ -223,7 +223,7 @@ class HipOps:
         self,
         step: DeviceStep,
         x: Activation,
-        gate: Weight,
+        gate: Weight | None,
         up: Weight,
         activation: ActivationFunction,
     ) -> Activation:
@@ -341,6 +341,11 @@ class HipOps:
     ) -> Activation:
         assert self._recurrent is not None
         return self._recurrent.gated_delta(step, x, gates, decay, layer)
+
+    def mamba(
+        self, step: DeviceStep, x: Activation, mamba: Mamba[Weight], layer: int
+    ) -> Activation:
+        raise AssertionError("models with Mamba-2 are refused when they are loaded")
 
     def gated_norm(self, x: Activation, gate: Activation, weight: Weight) -> Activation:
         assert self._recurrent is not None

@@ -7,7 +7,7 @@ from rocmforge_hip.ops.activations import Activation, Forms
 from rocmforge_hip.weights.formats import MatrixPart, Vector, Weight
 
 
-def part_of(weight: Weight) -> MatrixPart:
+def part_of(weight: Weight | None) -> MatrixPart:
     """Returns the weight as a part of a matrix."""
     assert isinstance(weight, MatrixPart), "a matrix is needed here"
     return weight

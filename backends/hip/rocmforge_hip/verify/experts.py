@@ -108,6 +108,7 @@ def _route(bench: Workbench, tokens: int) -> float:
     width = bench.config.hidden_size
     old, delta = random_values(tokens, width), random_values(tokens + 1, width)[:tokens]
     weights, on_device = bench.weights.layers[0], bench.model.weights.layers[0]
+    assert on_device.feed_forward_norm is not None
     total, x, (chosen, factors) = bench.model.ops.add_norm_route(
         bench.activation(bench.residual, old),
         bench.activation(bench.model.arena.delta, delta),
@@ -117,7 +118,7 @@ def _route(bench: Workbench, tokens: int) -> float:
     )
     normed = oracle.rms_norm(
         (old + delta).astype(np.float64),
-        values_of(weights.feed_forward_norm),
+        values_of(present(weights.feed_forward_norm)),
         bench.config.norm_eps,
     )
     logits = normed @ values_of(experts.router).T

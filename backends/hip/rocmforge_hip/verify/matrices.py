@@ -230,10 +230,11 @@ def _normed(bench: Workbench, rows: int) -> float:
     x, ops = bench.activation(bench.model.arena.attended, values), bench.model.ops
     delta = ops.linear(step, x, there.output, there.output_bias)
     residual = bench.activation(bench.residual, old)
+    assert on_device.feed_forward_norm is not None
     total, normed = ops.add_norm(residual, delta, on_device.feed_forward_norm, None)
     wide, weight = values.astype(np.float64), values_of(own.output)
     want = old + wide @ weight.T + values_of(own.output_bias)
-    norm = oracle.rms_norm(want, values_of(layer.feed_forward_norm), bench.config.norm_eps)
+    norm = oracle.rms_norm(want, values_of(present(layer.feed_forward_norm)), bench.config.norm_eps)
     sizes = np.abs(old) + np.abs(wide) @ np.abs(weight).T
     return max(error(bench.result(total), want, sizes), error(bench.result(normed), norm))
 

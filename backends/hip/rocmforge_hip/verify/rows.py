@@ -177,7 +177,7 @@ def _sum_to_norm(bench: Workbench) -> tuple[Float32, Float32, Activation, Activa
 def _last_norm(weights: ModelWeights[W]) -> tuple[W, W | None]:
     """Returns weight and bias of a norm."""
     layer = weights.layers[0]
-    return layer.feed_forward_norm, layer.feed_forward_norm_bias
+    return present(layer.feed_forward_norm), layer.feed_forward_norm_bias
 
 
 def _two_norms(weights: ModelWeights[W]) -> tuple[tuple[W, W | None], tuple[W, W | None]]:

@@ -9,6 +9,7 @@ a link into the blobs that all models of the cache share.
 
 from __future__ import annotations
 
+import json
 from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Final, TypeVar
@@ -174,8 +175,8 @@ class Folder:
     def _decoded(self, name: str, data: bytes, kind: type[T], wanted: str) -> T:
         """Returns the values of a JSON file of `kind`; readers may call themselves for parts."""
         try:
-            values = msgspec.json.decode(data, type=kind)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            values = _decode(data, kind)
+        except (ValueError, RecursionError) as error:
             raise self.bad(f"{name} is not {wanted}: {error}") from error
         level: list[object] = [values]
         for _ in range(_MAX_DEPTH):
@@ -201,6 +202,16 @@ class Folder:
     def bad(self, reason: str) -> BadFolder:
         """Returns the error for something in this folder."""
         return BadFolder(str(self.path), reason)
+
+
+def _decode(data: bytes, kind: type[T]) -> T:
+    """Returns what is in JSON, where Python may have written an infinity, which JSON has not."""
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.DecodeError:
+        if b"Infinity" not in data:
+            raise
+        return msgspec.convert(json.loads(data), type=kind)
 
 
 def _parts(part: object) -> list[object]:

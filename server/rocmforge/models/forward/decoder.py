@@ -11,6 +11,7 @@ from rocmforge.models.blocks import (
     FeedForward,
     LatentAttention,
     Layer,
+    Mamba,
     ModelWeights,
     ShortConvolution,
 )
@@ -28,18 +29,17 @@ def hidden_states(config: ModelConfig, weights: ModelWeights[W], ops: Ops[A, W, 
 
     They are those after the last norm.
 
-    Each residual addition is done together with the norm that reads its result, so the last
-    norm of a layer is the first of the next one (or the output norm).
+    Each residual addition is done together with the norm that reads its result, which is the first
+    of the next part (or the output norm).
     """
     specs, layers = attention_specs(config), weights.layers
     if config.predicts:
         specs, layers = specs[:-1], layers[:-1]
-    next_norms = [*(layer.attention_norm for layer in layers[1:]), weights.output_norm]
     residual = ops.embed(step, weights.embedding.token, None, None, config.embedding_scale)
-    x = ops.norm(residual, present(layers[0].attention_norm), None)
-    for spec, layer, next_norm in zip(specs, layers, next_norms, strict=True):
-        residual, x = _layer(config, layer, ops, step, (residual, x), present(next_norm), spec)
-    return x
+    delta: A | None = None
+    for spec, layer in zip(specs, layers, strict=True):
+        residual, delta = _layer(config, layer, ops, step, (residual, delta), spec)
+    return ops.add_norm(residual, present(delta), present(weights.output_norm), None)[1]
 
 
 def predicted_states(
@@ -54,8 +54,9 @@ def predicted_states(
     """
     layer, spec = weights.layers[-1], attention_specs(config)[-1]
     norm = present(weights.predictor).output_norm or present(weights.output_norm)
-    residual, x = _predictor_inputs(config, weights, ops, step)
-    return _layer(config, layer, ops, step, (residual, x), norm, spec)[1]
+    residual = _predictor_input(config, weights, ops, step)
+    residual, delta = _layer(config, layer, ops, step, (residual, None), spec)
+    return ops.add_norm(residual, delta, norm, None)[1]
 
 
 def fill_predictor(
@@ -66,23 +67,23 @@ def fill_predictor(
     That takes two matrix products: nobody asks what it would guess for tokens that are known.
     """
     layer, spec = weights.layers[-1], attention_specs(config)[-1]
-    _, x = _predictor_inputs(config, weights, ops, step)
+    residual = _predictor_input(config, weights, ops, step)
+    x = ops.norm(residual, present(layer.attention_norm), None)
     if (latent := layer.latent) is not None:
         ops.store_latent(step, ops.linear(step, x, latent.kv_a, None), latent.kv_norm, spec)
     else:
         _store(config, present(layer.attention), ops, step, x, spec)
 
 
-def _predictor_inputs(
+def _predictor_input(
     config: ModelConfig, weights: ModelWeights[W], ops: Ops[A, W, S], step: S
-) -> tuple[A, A]:
-    """Returns what the predictor's layer begins with: the residual and the norm of it."""
+) -> A:
+    """Returns the residual that the predictor's layer begins with."""
     predictor = present(weights.predictor)
     table = predictor.embedding or weights.embedding.token
     x = ops.embed(step, table, None, None, config.embedding_scale)
     x = ops.beside_hidden(step, x, predictor.embedding_norm, predictor.hidden_norm)
-    residual = ops.project_residual(step, x, predictor.projection)
-    return residual, ops.norm(residual, present(weights.layers[-1].attention_norm), None)
+    return ops.project_residual(step, x, predictor.projection)
 
 
 def _layer(
@@ -90,34 +91,57 @@ def _layer(
     layer: Layer[W],
     ops: Ops[A, W, S],
     step: S,
-    inputs: tuple[A, A],
-    next_norm: W,
+    inputs: tuple[A, A | None],
     spec: AttentionSpec,
 ) -> tuple[A, A]:
-    """Returns the residual behind a layer, and its norm; takes the residual before it and so."""
-    residual, x = inputs
-    if layer.latent is not None:
-        x = _latent_attention(layer.latent, ops, step, x, spec)
-    elif layer.convolution is not None:
-        x = _short_convolution(layer.convolution, ops, step, x, spec.layer)
-    elif layer.delta is not None:
-        x = _delta_net(layer.delta, ops, step, x, spec.layer)
-    else:
-        x = _attention(config, present(layer.attention), ops, step, x, spec)
-    if layer.attention_post_norm is not None:
-        x = ops.norm(x, layer.attention_post_norm, None)
+    """Returns the residual and what its last part adds to it; takes those of the layer before."""
+    residual, delta = inputs
+    norm = layer.attention_norm
+    if _mixes(layer):
+        residual, x = _normed(ops, residual, delta, present(norm))
+        delta = _mix(config, layer, ops, step, x, spec)
+        if layer.attention_post_norm is not None:
+            delta = ops.norm(delta, layer.attention_post_norm, None)
+        norm = layer.feed_forward_norm
     if layer.experts is not None:
         rule = present(config.layers[spec.layer].experts)
         residual, x, chosen = ops.add_norm_route(
-            residual, x, layer.feed_forward_norm, layer.experts, rule
+            residual, present(delta), present(norm), layer.experts, rule
         )
-        x = _experts(config, layer.experts, ops, step, x, chosen)
-    else:
-        residual, x = ops.add_norm(residual, x, layer.feed_forward_norm, None)
-        x = _feed_forward(config, present(layer.feed_forward), ops, step, x)
+        delta = _experts(config, layer.experts, ops, step, x, chosen)
+    elif layer.feed_forward is not None:
+        residual, x = _normed(ops, residual, delta, present(norm))
+        delta = _feed_forward(config, layer.feed_forward, ops, step, x)
     if layer.feed_forward_post_norm is not None:
-        x = ops.norm(x, layer.feed_forward_post_norm, None)
-    return ops.add_norm(residual, x, next_norm, None)
+        delta = ops.norm(present(delta), layer.feed_forward_post_norm, None)
+    return residual, present(delta)
+
+
+def _normed(ops: Ops[A, W, S], residual: A, delta: A | None, norm: W) -> tuple[A, A]:
+    """Returns the sum of residual and delta, if there is one yet, and its norm."""
+    if delta is None:
+        return residual, ops.norm(residual, norm, None)
+    return ops.add_norm(residual, delta, norm, None)
+
+
+def _mixes(layer: Layer[W]) -> bool:
+    """Returns whether a layer brings tokens together: by attention or by states."""
+    parts = (layer.attention, layer.latent, layer.convolution, layer.delta, layer.mamba)
+    return any(part is not None for part in parts)
+
+
+def _mix(
+    config: ModelConfig, layer: Layer[W], ops: Ops[A, W, S], step: S, x: A, spec: AttentionSpec
+) -> A:
+    if layer.latent is not None:
+        return _latent_attention(layer.latent, ops, step, x, spec)
+    if layer.convolution is not None:
+        return _short_convolution(layer.convolution, ops, step, x, spec.layer)
+    if layer.delta is not None:
+        return _delta_net(layer.delta, ops, step, x, spec.layer)
+    if layer.mamba is not None:
+        return _mamba(layer.mamba, ops, step, x, spec.layer)
+    return _attention(config, present(layer.attention), ops, step, x, spec)
 
 
 def _store(
@@ -194,11 +218,15 @@ def _delta_net(delta: DeltaNet[W], ops: Ops[A, W, S], step: S, x: A, layer: int)
     return ops.linear(step, ops.gated_norm(y, gate, delta.norm), delta.output, None)
 
 
+def _mamba(mamba: Mamba[W], ops: Ops[A, W, S], step: S, x: A, layer: int) -> A:
+    x = ops.linear(step, x, mamba.input, None)
+    return ops.linear(step, ops.mamba(step, x, mamba, layer), mamba.output, None)
+
+
 def _feed_forward(
     config: ModelConfig, feed_forward: FeedForward[W], ops: Ops[A, W, S], step: S, x: A
 ) -> A:
-    gate = present(feed_forward.gate)
-    x = ops.gated_linear(step, x, gate, feed_forward.up, config.activation)
+    x = ops.gated_linear(step, x, feed_forward.gate, feed_forward.up, config.activation)
     return ops.linear(step, x, feed_forward.down, feed_forward.down_bias)
 
 

@@ -36,7 +36,9 @@ def _post_norm_layers(
             second = layer.attention_norm_2, layer.attention_norm_2_bias
             x = ops.two_norms_of_sum(x, delta, norm, second)
         delta = _feed_forward(config, present(layer.feed_forward), ops, step, x)
-        x = ops.norm_of_sum(x, delta, layer.feed_forward_norm, layer.feed_forward_norm_bias)
+        x = ops.norm_of_sum(
+            x, delta, present(layer.feed_forward_norm), layer.feed_forward_norm_bias
+        )
     return x
 
 
@@ -53,7 +55,7 @@ def _pre_norm_layers(
         if delta is not None:
             residual, x = ops.add_norm(residual, delta, present(layer.attention_norm), None)
         delta = _attend(config, present(layer.attention), ops, step, x, spec)
-        residual, x = ops.add_norm(residual, delta, layer.feed_forward_norm, None)
+        residual, x = ops.add_norm(residual, delta, present(layer.feed_forward_norm), None)
         delta = _feed_forward(config, present(layer.feed_forward), ops, step, x)
     assert delta is not None
     return ops.norm_of_sum(residual, delta, present(weights.output_norm), None)

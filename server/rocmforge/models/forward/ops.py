@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from rocmforge.models.blocks import Experts
+from rocmforge.models.blocks import Experts, Mamba
 from rocmforge.models.config import ActivationFunction, ExpertsConfig, ModelConfig
 
 A = TypeVar("A")
@@ -40,6 +40,7 @@ class AttentionSpec:
     softcap: float | None  # cap * tanh(scores / cap)
     window: int | None  # a token sees itself and window - 1 before it, unless causal also after it
     local_rope: bool  # uses the second rope table
+    rotates: bool  # queries and keys do
 
 
 def attention_specs(config: ModelConfig) -> tuple[AttentionSpec, ...]:
@@ -51,6 +52,7 @@ def attention_specs(config: ModelConfig) -> tuple[AttentionSpec, ...]:
             softcap=config.attention_softcap,
             window=layer.window,
             local_rope=layer.local_rope,
+            rotates=layer.rotates and config.rope is not None,
         )
         for index, layer in enumerate(config.layers)
     )
@@ -135,10 +137,12 @@ class Ops(Protocol[A, W, S]):
         """
         ...
 
-    def gated_linear(self, step: S, x: A, gate: W, up: W, activation: ActivationFunction) -> A:
+    def gated_linear(
+        self, step: S, x: A, gate: W | None, up: W, activation: ActivationFunction
+    ) -> A:
         """Returns activation(x @ gate.T) * (x @ up.T): [T, intermediate_size].
 
-        Adapters change gate and up as in `linear`.
+        Without a gate, it is activation(x @ up.T). Adapters change gate and up as in `linear`.
         """
         ...
 
@@ -165,15 +169,15 @@ class Ops(Protocol[A, W, S]):
     ) -> A:
         """Returns the sum of what its experts make of each token, weighted: [T, hidden_size].
 
-        An expert gives activation(x @ gate.T) * (x @ up.T) @ down.T, with a bias in each product if
-        there is one.
+        An expert gives activation(x @ gate.T) * (x @ up.T) @ down.T, or without a gate
+        activation(x @ up.T) @ down.T, with a bias in each product if there is one.
 
         Args:
             x: [T, hidden_size].
             chosen: As from `add_norm_route`.
             weights: As from `add_norm_route`.
             experts: Whose gate, up and down are computed with.
-            activation: Of the gate.
+            activation: Of the gate, or of up without one.
         """
         ...
 
@@ -197,7 +201,7 @@ class Ops(Protocol[A, W, S]):
     ) -> A:
         """Applies norms, if given, and rope to q and k; stores k and v in their cache slots.
 
-        Rope comes last, or first where `LayerConfig.rotates_first` says so.
+        Rope comes last, or first where `LayerConfig.rotates_first` says so, if the layer rotates.
 
         Args:
             step: Gives the positions and the slots of its tokens.
@@ -293,6 +297,23 @@ class Ops(Protocol[A, W, S]):
             x: [T, mixed_features], queries, keys and values.
             gates: alpha and beta, [T, num_value_heads] each.
             decay: The factor and the bias, [num_value_heads] each.
+            layer: Its index, and that of its states.
+        """
+        ...
+
+    def mamba(self, step: S, x: A, mamba: Mamba[W], layer: int) -> A:
+        """Returns the results of all heads of Mamba-2, gated and normed: [T, inner_features].
+
+        What is convolved of the input, plus a bias if there is one, goes through SiLU; its inputs
+        x, B and C meet the state S of their head, [head_dim, state_size] and zero at first: with
+        dt = softplus(dt + time_offset), S = exp(decay * dt) * S + dt * x (outer) B, and the result
+        is S @ C + skip * x. Times SiLU of its gate, it is normed by root mean square with the
+        others of its group.
+
+        Args:
+            step: Says where the states of its sequences are.
+            x: [T, input_features], product with `mamba.input`.
+            mamba: The other weights.
             layer: Its index, and that of its states.
         """
         ...
