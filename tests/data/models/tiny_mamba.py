@@ -5,6 +5,7 @@ The seeds of those with experts are such that no token is near the border betwee
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -12,29 +13,62 @@ import numpy as np
 from tests.data.models.tiny_model import Shapes, Tensors, TinyModel, tiny_config
 from tests.support.gguf_writer import Value
 
-_DIM, _HEADS, _HEAD_DIM, _GROUPS, _STATE, _WIDTH = 48, 6, 16, 2, 16, 4
-_INNER: Final = _HEADS * _HEAD_DIM  # llama.cpp insists on twice the hidden size
-_MIXED: Final = _INNER + 2 * _GROUPS * _STATE
-_KEYS: Final[dict[str, Value]] = {
-    "ssm.conv_kernel": _WIDTH,
-    "ssm.state_size": _STATE,
-    "ssm.group_count": _GROUPS,
-    "ssm.time_step_rank": _HEADS,
-    "ssm.inner_size": _INNER,
-}
+_GROUPS, _WIDTH = 2, 4
 
 
-def _mamba_shapes(dim: int) -> Shapes:
-    return {
-        "in_proj.weight": (_INNER + _MIXED + _HEADS, dim),
-        "conv1d.weight": (_MIXED, 1, _WIDTH),
-        "conv1d.bias": (_MIXED,),
-        "A_log": (_HEADS,),
-        "D": (_HEADS,),
-        "dt_bias": (_HEADS,),
-        "norm.weight": (_INNER,),
-        "out_proj.weight": (dim, _INNER),
-    }
+@dataclass(frozen=True, kw_only=True)
+class _Sizes:
+    """Those of Mamba-2 in a model. llama.cpp insists on inner features of twice the hidden size."""
+
+    heads: int = 6
+    head_dim: int = 16
+    state: int = 16
+
+    @classmethod
+    def of(cls, config: dict[str, Any]) -> _Sizes:
+        is_granite = "mamba_n_heads" in config
+        keys = ("mamba_n_heads", "mamba_d_head", "mamba_d_state")
+        if not is_granite:
+            keys = ("mamba_num_heads", "mamba_head_dim", "ssm_state_size")
+        heads, head_dim, state = (config[key] for key in keys)
+        return cls(heads=heads, head_dim=head_dim, state=state)
+
+    @property
+    def granite(self) -> dict[str, Any]:
+        sizes = {"mamba_n_heads": self.heads, "mamba_d_head": self.head_dim}
+        return {**sizes, "mamba_d_state": self.state, "mamba_n_groups": _GROUPS}
+
+    @property
+    def nemotron(self) -> dict[str, Any]:
+        sizes = {"mamba_num_heads": self.heads, "mamba_head_dim": self.head_dim}
+        return {**sizes, "ssm_state_size": self.state, "n_groups": _GROUPS}
+
+    @property
+    def inner(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def keys(self) -> dict[str, Value]:
+        return {
+            "ssm.conv_kernel": _WIDTH,
+            "ssm.state_size": self.state,
+            "ssm.group_count": _GROUPS,
+            "ssm.time_step_rank": self.heads,
+            "ssm.inner_size": self.inner,
+        }
+
+    def shapes(self, dim: int) -> Shapes:
+        heads, inner, mixed = self.heads, self.inner, self.inner + 2 * _GROUPS * self.state
+        return {
+            "in_proj.weight": (inner + mixed + heads, dim),
+            "conv1d.weight": (mixed, 1, _WIDTH),
+            "conv1d.bias": (mixed,),
+            "A_log": (heads,),
+            "D": (heads,),
+            "dt_bias": (heads,),
+            "norm.weight": (inner,),
+            "out_proj.weight": (dim, inner),
+        }
 
 
 def _attention_shapes(config: dict[str, Any]) -> Shapes:
@@ -54,10 +88,6 @@ def _granite_config(*kinds: str, **changes: Any) -> dict[str, Any]:
         num_hidden_layers=len(kinds),
         layer_types=[f"{kind}_attention" for kind in kinds],
         max_position_embeddings=1024,
-        mamba_n_heads=_HEADS,
-        mamba_d_head=_HEAD_DIM,
-        mamba_n_groups=_GROUPS,
-        mamba_d_state=_STATE,
         mamba_d_conv=_WIDTH,
         mamba_expand=2,
         mamba_chunk_size=32,
@@ -65,6 +95,7 @@ def _granite_config(*kinds: str, **changes: Any) -> dict[str, Any]:
         residual_multiplier=0.4,
         attention_multiplier=0.25,
         logits_scaling=1.5,
+        **_Sizes().granite,
         **changes,
     )
 
@@ -84,7 +115,9 @@ def _granite_shapes(config: dict[str, Any]) -> Shapes:
             own = _attention_shapes(config)
             layer |= {f"self_attn.{name}": shape for name, shape in own.items()}
         else:
-            layer |= {f"mamba.{name}": shape for name, shape in _mamba_shapes(dim).items()}
+            layer |= {
+                f"mamba.{name}": shape for name, shape in _Sizes.of(config).shapes(dim).items()
+            }
         if experts:
             layer["block_sparse_moe.router.layer.weight"] = (experts, dim)
             layer["block_sparse_moe.input_linear.weight"] = (experts, 2 * size, dim)
@@ -99,13 +132,13 @@ def _granite_shapes(config: dict[str, Any]) -> Shapes:
 def _granite_keys(config: dict[str, Any]) -> dict[str, Value]:
     kinds = config["layer_types"]
     kv = [config["num_key_value_heads"] if kind == "full_attention" else 0 for kind in kinds]
-    return _KEYS | {
+    return _Sizes.of(config).keys | {
         "attention.head_count_kv": np.array(kv, np.int32),
         "attention.scale": 0.25,
         "embedding_scale": 6.0,
         "residual_scale": 0.4,
         "logit_scale": 1.5,
-        "rope.dimension_count": 8,
+        "rope.dimension_count": config["hidden_size"] // config["num_attention_heads"],
         "rope.scaling.finetuned": config.get("position_embedding_type") == "rope",
     }
 
@@ -117,13 +150,10 @@ def _nemotron_config(*kinds: str, **changes: Any) -> dict[str, Any]:
         head_dim=12,
         max_position_embeddings=1024,
         layer_norm_epsilon=1e-5,
-        mamba_num_heads=_HEADS,
-        mamba_head_dim=_HEAD_DIM,
-        n_groups=_GROUPS,
-        ssm_state_size=_STATE,
         conv_kernel=_WIDTH,
         expand=2,
         chunk_size=32,
+        **_Sizes().nemotron,
         **changes,
     )
     del config["rms_norm_eps"]
@@ -137,7 +167,7 @@ def _nemotron_shapes(config: dict[str, Any]) -> Shapes:
         stem = f"backbone.layers.{index}"
         shapes[f"{stem}.norm.weight"] = (dim,)
         own: Shapes = {
-            "linear_attention": lambda: _mamba_shapes(dim),
+            "linear_attention": lambda: _Sizes.of(config).shapes(dim),
             "full_attention": lambda: _attention_shapes(config),
             "mlp": lambda: _ungated_shapes(dim, config["intermediate_size"]),
             "moe": lambda: _nemotron_experts(config),
@@ -166,10 +196,10 @@ def _nemotron_keys(config: dict[str, Any]) -> dict[str, Value]:
     size = config.get("moe_intermediate_size", config["intermediate_size"])
     heads = [kv if kind == "full_attention" else 0 for kind in kinds]
     sizes = [size if kind in ("mlp", "moe") else 0 for kind in kinds]
-    return _KEYS | {
+    return _Sizes.of(config).keys | {
         "attention.head_count_kv": np.array(heads, np.int32),
-        "attention.key_length": 12,
-        "attention.value_length": 12,
+        "attention.key_length": config["head_dim"],
+        "attention.value_length": config["head_dim"],
         "attention.layer_norm_epsilon": 1e-5,
         "feed_forward_length": np.array(sizes, np.int32),
     }
@@ -259,6 +289,33 @@ MAMBA_MODELS: Final = (
         },
     ),
 )
+
+
+MAMBA_CLASSES: Final = frozenset(model.hf_class for model in MAMBA_MODELS)
+
+
+def larger_mamba(model: TinyModel, state: int = 32) -> TinyModel:
+    """One in sizes that a GPU has kernels for; those of 128 elements in a state go by chunks."""
+    sizes = _Sizes(heads=4 if state == 128 else 8, head_dim=64 if state == 128 else 32, state=state)
+    config = model.config | {
+        "hidden_size": 128,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "intermediate_size": 96,
+    }
+    if model.hf_class == "NemotronH":
+        config |= sizes.nemotron | {"head_dim": 64}
+        if "n_routed_experts" in config:
+            config |= {"moe_intermediate_size": 64, "moe_shared_expert_intermediate_size": 96}
+        keys, shapes = _nemotron_keys(config), _nemotron_shapes(config)
+    else:
+        config |= sizes.granite | {"shared_intermediate_size": 96}
+        if config["num_local_experts"]:
+            config |= {"intermediate_size": 64}
+        keys, shapes = _granite_keys(config), _granite_shapes(config)
+    if "expert_count" in model.keys:
+        keys |= {"expert_feed_forward_length": 64, "expert_shared_feed_forward_length": 96}
+    return replace(model, config=config, keys=model.keys | keys, shapes=shapes)
 
 
 def mamba_tensors(model: TinyModel, weights: Tensors) -> Tensors:

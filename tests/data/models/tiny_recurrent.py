@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from tests.data.models.tiny_mamba import MAMBA_MODELS, mamba_tensors
+from tests.data.models.tiny_mamba import MAMBA_CLASSES, MAMBA_MODELS, mamba_tensors
 from tests.data.models.tiny_model import Shapes, Tensors, TinyModel, tiny_config
 from tests.support.gguf_writer import Value
 
@@ -302,7 +302,7 @@ def larger_delta(model: TinyModel, delta_dim: int = 32, head_dim: int = 64) -> T
 
 def recurrent_tensors(model: TinyModel, weights: Tensors) -> Tensors:
     """The weights as the converter of llama.cpp has them, still by Hugging Face's names."""
-    if model in MAMBA_MODELS:
+    if model.hf_class in MAMBA_CLASSES:
         return mamba_tensors(model, weights)
     found: Tensors = {}
     for name, weight in weights.items():

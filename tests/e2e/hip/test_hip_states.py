@@ -14,6 +14,7 @@ from gguf.quants import quantize
 from rocmforge.engine.ipc.params import SamplingParams
 from rocmforge.errors import ConfigurationError, UnsupportedArchitecture
 from tests.backend.driving import Chunk, Driver
+from tests.data.models.tiny_mamba import MAMBA_CLASSES, larger_mamba
 from tests.data.models.tiny_models import (
     PROMPT,
     TinyModel,
@@ -39,7 +40,8 @@ def write(model: TinyModel, folder: Path, stored: str) -> Path:
     """Writes the model with its matrices as Q8_0, if they are to be."""
     tensors = gguf_tensors(model)
     for name, values in tensors.items() if stored else ():
-        if values.ndim == 2 and not name.endswith(("conv.weight", "conv1d.weight", "inp.weight")):
+        is_matrix = values.ndim == 2 and values.shape[1] % 32 == 0
+        if is_matrix and not name.endswith(("ssm_norm.weight", "inp.weight")):
             kind = GGMLQuantizationType.Q8_0
             tensors[name] = Stored(quantize(values, kind), kind)
     return write_gguf(folder / f"{model.name}.gguf", gguf_metadata(model), tensors)
@@ -47,17 +49,24 @@ def write(model: TinyModel, folder: Path, stored: str) -> Path:
 
 def larger(model: TinyModel) -> TinyModel:
     """The model in sizes that there are kernels for."""
+    if model.hf_class in MAMBA_CLASSES:
+        return larger_mamba(model)
     return larger_liquid(model) if model.name.startswith("lfm2") else larger_delta(model)
 
 
 @pytest.mark.parametrize(
-    "name", ["lfm2", "lfm2moe", "lfm2-q8_0", "qwen35", "qwen35moe", "qwen3next", "qwen35-q8_0"]
+    "name",
+    [
+        *("lfm2", "lfm2moe", "lfm2-q8_0", "qwen35", "qwen35moe", "qwen3next", "qwen35-q8_0"),
+        *("granitehybrid", "granitehybrid-dense", "granitehybrid-q8_0"),
+    ],
 )
 def test_probabilities_are_those_of_the_reference(
     name: str, tmp_path: Path, host: HostPlatform | None
 ) -> None:
     """In one piece, cut, and behind what another sequence left in the slot."""
-    name, _, stored = name.partition("-")
+    stored = "q8_0" if name.endswith("q8_0") else ""
+    name = name.removesuffix("-q8_0")
     path = write(larger(by_name(name)), tmp_path, stored)
     with ExitStack() as stack:
         rows, blocks = (5, 22), [3, 1, 2]
@@ -74,7 +83,7 @@ def test_probabilities_are_those_of_the_reference(
         assert np.abs(driver.logprobs(last, (1,)) - expected[-1:]).max() < tolerance
 
 
-@pytest.mark.parametrize("name", ["lfm2", "qwen35"])
+@pytest.mark.parametrize("name", ["lfm2", "qwen35", "granitehybrid"])
 def test_states_between_tokens_go_to_other_slots(
     name: str, tmp_path: Path, host: HostPlatform | None
 ) -> None:
@@ -98,9 +107,19 @@ def test_states_between_tokens_go_to_other_slots(
             assert np.abs(found - expected).max() < FLOAT_TOLERANCE * expected.std(), slot
 
 
-def test_prompts_are_computed_in_chunks(tmp_path: Path, host: HostPlatform | None) -> None:
-    """Heads of 128, beside the borders of chunks; the next token goes on from the state behind."""
-    path = write_model(larger_delta(by_name("qwen35"), delta_dim=128), tmp_path)
+@pytest.mark.parametrize(
+    "model",
+    [
+        larger_delta(by_name("qwen35"), delta_dim=128),
+        larger_mamba(by_name("granitehybrid-dense"), state=128),
+    ],
+    ids=lambda model: model.name,
+)
+def test_prompts_are_computed_in_chunks(
+    model: TinyModel, tmp_path: Path, host: HostPlatform | None
+) -> None:
+    """States of 128, beside the borders of chunks; the next token goes on from the one behind."""
+    path = write_model(model, tmp_path)
     options = replace(SMALL, max_context=192, max_batched_tokens=192)
     blocks = [*range(12)]
     with ExitStack() as stack:
@@ -116,7 +135,7 @@ def test_prompts_are_computed_in_chunks(tmp_path: Path, host: HostPlatform | Non
                 assert np.abs(found - expected).max() < limit, (length, row)
 
 
-@pytest.mark.parametrize("name", ["lfm2", "qwen35"])
+@pytest.mark.parametrize("name", ["lfm2", "qwen35", "granitehybrid"])
 def test_answers_through_the_engine_are_those_of_the_reference(
     name: str, tmp_path: Path, host: HostPlatform | None
 ) -> None:

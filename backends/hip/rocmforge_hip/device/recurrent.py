@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from rocmforge.models.config import DeltaConfig
+from rocmforge.models.config import DeltaConfig, MambaConfig
 from rocmforge_hip.device.constants import STATE_CHUNK, STATE_CHUNK_COLUMNS, STATE_CHUNK_DIM
 from rocmforge_hip.device.memory import ArraySpec, DeviceArray, spec
 
@@ -56,6 +56,16 @@ class MambaHeads:
     head_dim: int
     groups: int
     state_size: int
+
+    @classmethod
+    def of(cls, config: MambaConfig) -> MambaHeads:
+        """Returns those of a model."""
+        return cls(
+            heads=config.num_heads,
+            head_dim=config.head_dim,
+            groups=config.num_groups,
+            state_size=config.state_size,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -7,7 +7,13 @@ from collections.abc import Iterator, Sequence
 from rocmforge.checkpoint.tensor import Tensor
 from rocmforge.errors import UnsupportedArchitecture
 from rocmforge.models.blocks import ModelWeights
-from rocmforge.models.config import ConvolutionConfig, DeltaConfig, ModelConfig
+from rocmforge.models.config import (
+    ActivationFunction,
+    ConvolutionConfig,
+    DeltaConfig,
+    MambaConfig,
+    ModelConfig,
+)
 from rocmforge_hip.device.constants import MAX_SINK_DIM, MOST_EXPERTS
 from rocmforge_hip.device.heads import HeadSize
 from rocmforge_hip.ops.full_attention import ROPE_MULTIPLE
@@ -48,8 +54,8 @@ def _problems(config: ModelConfig, heads: Sequence[HeadSize]) -> Iterator[tuple[
     """Yields the sizes that there are no kernels for, each with those that there are."""
     if config.predicts:
         yield "a predictor", "predictors of --backend reference"
-    if any(layer.mamba for layer in config.layers):
-        yield "Mamba-2", "layers of --backend reference"
+    if config.activation is ActivationFunction.SQUARED_RELU:
+        yield "networks without gates", "networks with gates"
     if not any(layer.num_heads for layer in config.layers):
         yield "no attention in any layer", "attention in some of them"
     for rule in {layer.experts for layer in config.layers if layer.experts is not None}:
@@ -68,6 +74,10 @@ def _problems(config: ModelConfig, heads: Sequence[HeadSize]) -> Iterator[tuple[
             yield from _problems_of_convolution(layer.convolution)
             if layer.delta is not None:
                 yield from _problems_of_delta(layer.delta)
+            if layer.mamba is not None:
+                yield from _problems_of_mamba(layer.mamba)
+            continue
+        if not layer.num_heads:
             continue
         head = HeadSize(layer.key_dim, layer.value_dim)
         fitting = [known for known in heads if known.values_in_keys is (layer.latent is not None)]
@@ -102,6 +112,19 @@ def _problems_of_delta(delta: DeltaConfig) -> Iterator[tuple[str, str]]:
         if size % CHANNEL_MULTIPLE:
             what = f"Gated DeltaNet with {name.format(size)}"
             yield what, f"multiples of {CHANNEL_MULTIPLE}"
+
+
+def _problems_of_mamba(mamba: MambaConfig) -> Iterator[tuple[str, str]]:
+    if mamba.state_size > MAX_STATE_DIM:
+        yield f"Mamba-2 with states of {mamba.state_size} elements", f"up to {MAX_STATE_DIM}"
+    sizes = {
+        "states of {} elements": mamba.state_size,
+        "heads of {} elements": mamba.head_dim,
+        "{} heads": mamba.num_heads,
+    }
+    for name, size in sizes.items():
+        if size % CHANNEL_MULTIPLE:
+            yield f"Mamba-2 with {name.format(size)}", f"multiples of {CHANNEL_MULTIPLE}"
 
 
 def _problems_of_convolution(convolution: ConvolutionConfig) -> Iterator[tuple[str, str]]:

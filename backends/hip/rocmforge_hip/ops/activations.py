@@ -13,7 +13,7 @@ from rocmforge.models.config import LayerConfig, ModelConfig
 from rocmforge.models.weights import walk
 from rocmforge_hip.device.constants import QUANT_BLOCK
 from rocmforge_hip.device.memory import ArraySpec, DeviceArray, spec
-from rocmforge_hip.device.recurrent import DeltaHeads, DeltaScratch
+from rocmforge_hip.device.recurrent import DeltaHeads, DeltaScratch, MambaHeads, MambaScratch
 from rocmforge_hip.ops.geometry import GEMM_ROWS, MAX_GEMV_ROWS, MAX_INT8_ROWS, Geometry
 from rocmforge_hip.weights.adapters import AdapterStack, lora_scratch
 from rocmforge_hip.weights.placement import PLACE, Planned, PlannedMatrix, PlannedPart
@@ -161,6 +161,15 @@ class DeltaArrays(Generic[X]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MambaArrays(Generic[X]):
+    """Every array between the products of a layer with Mamba-2."""
+
+    convolved: X  # float32 [T, mixed_features]
+    results: X  # float32 [T, inner_features], not normed
+    scratch: MambaScratch[X] | None  # None: no heads are computed in chunks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ActivationArrays(Generic[X]):
     """Every array that a step writes: T tokens, L rows of logits, V the vocabulary, P sums.
 
@@ -194,6 +203,7 @@ class ActivationArrays(Generic[X]):
     experts: ExpertArrays[X] | None = None
     latent: LatentArrays[X] | None = None
     delta_rule: DeltaArrays[X] | None = None
+    mamba: MambaArrays[X] | None = None
     # Of other models.
     pooled: Forms[X] | None = None  # [P, hidden_size], sums of hidden states
     dense: Forms[X] | None = None  # [P, hidden_size]
@@ -321,6 +331,7 @@ def _of_causal(
         experts=_of_experts(config, tokens, hosted_matrices(weights)),
         latent=_of_latent(config, tokens),
         delta_rule=_of_delta_rule(config, limits),
+        mamba=_of_mamba(config, limits),
         sampling=SamplingArrays(
             changed=of_logits,
             highest=parts,
@@ -367,10 +378,24 @@ def _of_delta_rule(config: ModelConfig, limits: StepLimits) -> DeltaArrays[Array
     )
 
 
+def _of_mamba(config: ModelConfig, limits: StepLimits) -> MambaArrays[ArraySpec] | None:
+    """Returns the arrays of Mamba-2, if layers have it; their heads are alike."""
+    mamba = next((layer.mamba for layer in config.layers if layer.mamba is not None), None)
+    if mamba is None:
+        return None
+    return MambaArrays(
+        convolved=spec((limits.tokens, mamba.mixed_features), "f4"),
+        results=spec((limits.tokens, mamba.inner_features), "f4"),
+        scratch=MambaScratch.plan(MambaHeads.of(mamba), limits.tokens, limits.sequences),
+    )
+
+
 def _attended_features(layer: LayerConfig) -> int:
     """Returns the features of what a layer's last matrix before its network reads."""
     if layer.delta is not None:
         return layer.delta_value_features
+    if layer.mamba is not None:
+        return layer.mamba_inner_features
     return max(layer.attended_features, layer.convolved_features)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, TypedDict, TypeVar
 
 from rocmforge.models.config import LayerConfig, ModelConfig, RopeStyle
 from rocmforge.models.forward.ops import AttentionSpec
@@ -57,6 +57,15 @@ class DeviceRopeTable:
 
     cos: DeviceArray
     sin: DeviceArray
+
+
+class _Rotation(TypedDict):
+    """Arguments of the kernels that rotate."""
+
+    cosine: DeviceArray | None
+    sine: DeviceArray | None
+    rotary_dim: int
+    neox: int
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -173,7 +182,6 @@ class CachedAttention:
                 values=v,
                 norms=norms,
             )
-        rope, table = config.rope_of(local=spec.local_rope), self._tables[spec.local_rope]
         assert cache.values is not None
         out = self._arena.rotated.float16(q.rows, q.features)
         waves = _THREADS // self._wave
@@ -185,8 +193,7 @@ class CachedAttention:
             v=f32_of(v),
             q_norm=norms[0],
             k_norm=norms[1],
-            cosine=table.cos,
-            sine=table.sin,
+            **self._rotation(spec),
             positions=step.inputs.positions,
             slots=step.inputs.slots,
             q_out=out,
@@ -201,12 +208,22 @@ class CachedAttention:
             kv_heads=kv_heads,
             key_dim=key_dim,
             value_dim=layer.value_dim,
-            rotary_dim=rope.rotary_dim,
-            neox=int(rope.style is RopeStyle.NEOX),
             rotates_first=int(layer.rotates_first),
             eps=config.norm_eps,
         )
         return Activation(self._arena.rotated, q.rows, q.features, f16=out)
+
+    def _rotation(self, spec: AttentionSpec) -> _Rotation:
+        """Returns how a layer rotates, as kernels take it: no elements do if it does not."""
+        if not spec.rotates:
+            return _Rotation(cosine=None, sine=None, rotary_dim=0, neox=0)
+        table, rope = self._tables[spec.local_rope], self._config.rope_of(local=spec.local_rope)
+        return _Rotation(
+            cosine=table.cos,
+            sine=table.sin,
+            rotary_dim=rope.rotary_dim,
+            neox=int(rope.style is RopeStyle.NEOX),
+        )
 
     def attend(
         self, step: DeviceStep, q: Activation, spec: AttentionSpec, sinks: Weight | None
@@ -246,7 +263,6 @@ class CachedAttention:
         assert results * layer.value_dim <= partial.shape[0] or split.count == 1
         assert results <= partial_ml.shape[0] or split.count == 1
         window = spec.window or 0
-        table, rope = self._tables[spec.local_rope], self._config.rope_of(local=spec.local_rope)
         new = q if isinstance(q, _Unrotated) else None
         rows = (new.queries, new.keys, new.values) if new is not None else (q, q, q)
         strides = [each.stride or each.features for each in rows]
@@ -259,8 +275,7 @@ class CachedAttention:
             new_v=None if new is None else f32_of(new.values),
             q_norm=None if new is None else new.norms[0],
             k_norm=None if new is None else new.norms[1],
-            cosine=table.cos,
-            sine=table.sin,
+            **self._rotation(spec),
             k_cache=cache.keys,
             v_cache=values,
             k_scale=cache.key_scale,
@@ -280,8 +295,6 @@ class CachedAttention:
             blocks_per_sequence=shape.blocks,
             heads=layer.num_heads,
             kv_heads=kv_heads,
-            rotary_dim=rope.rotary_dim,
-            neox=int(rope.style is RopeStyle.NEOX),
             window=window,
             split_tokens=split.tokens,
             eps=self._config.norm_eps,

@@ -345,7 +345,8 @@ class HipOps:
     def mamba(
         self, step: DeviceStep, x: Activation, mamba: Mamba[Weight], layer: int
     ) -> Activation:
-        raise AssertionError("models with Mamba-2 are refused when they are loaded")
+        assert self._recurrent is not None
+        return self._recurrent.mamba(step, x, mamba, layer)
 
     def gated_norm(self, x: Activation, gate: Activation, weight: Weight) -> Activation:
         assert self._recurrent is not None

@@ -211,7 +211,12 @@ def _product(place: WeightPlace) -> Product | None:
     match place.declared.shape[0]:
         case "intermediate_size" | "shared_intermediate_size":
             return Product.INTERMEDIATE
-        case "direct_query_features" | "latent_query_features" | "gated_features":
+        case (
+            "direct_query_features"
+            | "latent_query_features"
+            | "gated_features"
+            | "mamba_input_features"
+        ):
             return Product.QKV
         case "latent_features":
             return Product.QKV_2

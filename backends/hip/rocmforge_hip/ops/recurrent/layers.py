@@ -6,15 +6,16 @@ from collections.abc import Iterator
 from typing import Final
 
 from rocmforge.backend.protocol import MAX_KEPT_STATES
+from rocmforge.models.blocks import Mamba
 from rocmforge.models.config import ModelConfig
 from rocmforge.models.weights import present
 from rocmforge_hip.device.constants import QUANT_BLOCK
 from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import DeviceArray
-from rocmforge_hip.device.recurrent import DeltaHeads, RecurrentBatch
+from rocmforge_hip.device.recurrent import DeltaHeads, MambaHeads, RecurrentBatch
 from rocmforge_hip.ops.activations import Activation, ActivationArrays, DeltaArrays, Forms
 from rocmforge_hip.ops.linear.products import LinearKernels
-from rocmforge_hip.ops.operands import empty, f32_of, vector_of
+from rocmforge_hip.ops.operands import empty, f32_of, optional_vector, vector_of
 from rocmforge_hip.ops.recurrent.kernels import RecurrentKernels
 from rocmforge_hip.ops.step import DeviceStep
 from rocmforge_hip.weights.formats import Weight
@@ -101,6 +102,37 @@ class RecurrentLayers:
             self._config.norm_eps,
             gate_first=False,
         )
+        return out
+
+    def mamba(
+        self, step: DeviceStep, x: Activation, mamba: Mamba[Weight], layer: int
+    ) -> Activation:
+        """Does as `Ops.mamba` says."""
+        config, arrays = present(self._config.layers[layer].mamba), self._arena.mamba
+        assert arrays is not None, "the model has no Mamba-2"
+        heads, (inputs, state) = MambaHeads.of(config), self._states[layer]
+        inner, mixed, num_heads = config.inner_features, config.mixed_features, config.num_heads
+        gate, dt = _columns(x, 0, inner), _columns(x, inner + mixed, num_heads)
+        convolved = Activation(_NO_FORMS, x.rows, mixed)
+        convolved.f32 = arrays.convolved.first(x.rows, mixed)
+        results = arrays.results.first(x.rows, inner)
+        decay, offset, skip = (
+            vector_of(vector, num_heads) for vector in (mamba.decay, mamba.time_offset, mamba.skip)
+        )
+        for batch in _batches(step):
+            self._kernels.convolve(
+                *(batch, _columns(x, inner, mixed), _taps(mamba.filter, inputs)),
+                *(optional_vector(mamba.filter_bias, mixed), inputs, convolved),
+                silu=True,
+            )
+            self._kernels.mamba(
+                *(batch, heads, convolved, dt, decay, skip, offset, state, results),
+                arrays.scratch,
+            )
+        groups = config.num_groups
+        out = self._multiplied(x.rows, inner, inner // groups)
+        norm = vector_of(mamba.norm, inner)
+        self._kernels.gated_norm(results, gate, norm, groups, out, config.norm_eps, gate_first=True)
         return out
 
     @property
