@@ -30,7 +30,7 @@ _DEVICE = ("backend", "device", "tensor_parallel", "memory_utilization")
 _TYPES = ("kv_dtype", "activation_bits")
 _PLAN = (
     *(*_DEVICE, *_TYPES, "max_context", "max_sequences", "max_batched_tokens", "kv_blocks"),
-    *("draft_model", "device_experts"),
+    *("state_snapshots", "draft_model", "device_experts"),
 )
 _ENGINE = (*_PLAN, "graphs", "prompt_lookup_tokens", "draft_tokens", "step_timeout", "load_timeout")
 _USED: Mapping[str, Sequence[str]] = {

@@ -152,6 +152,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         ),
     ] = None
     max_sequences: Annotated[int, _about("sequences that run at once", "SEQUENCES", ge=1)] = 64
+    state_snapshots: Annotated[
+        Annotated[int, Meta(ge=0)] | None,
+        _about(
+            "snapshots of states for the prefix cache, in models that have any; 0 = no prefix is "
+            "reused (default: an eighth of the memory for the KV cache, at most 64)",
+            "SNAPSHOTS",
+        ),
+    ] = None
     max_batched_tokens: Annotated[
         int,
         _about("tokens computed in one step; prompts are cut into such chunks", "TOKENS", ge=16),
@@ -309,7 +317,7 @@ PER_MODEL = frozenset(
         *("load", "idle_unload", "chat_template", "lora", "tool_format", "backend", "device"),
         *("tensor_parallel", "max_context", "max_sequences", "max_batched_tokens", "kv_blocks"),
         *("sampling", "kv_dtype", "activation_bits", "graphs", "decode_variant"),
-        "device_experts",
+        *("device_experts", "state_snapshots"),
         *(
             "memory_utilization",
             "max_stall",

@@ -328,6 +328,7 @@ def load_options(settings: Settings, trained_context: int, *, causal: bool) -> L
         max_context=context,
         least_context=min(LEAST_CONTEXT, context) if may_be_lowered else None,
         max_sequences=settings.max_sequences,
+        state_snapshots=settings.state_snapshots,
         max_batched_tokens=max(settings.max_batched_tokens, least_tokens),
         kv_blocks=settings.kv_blocks,
         kv_dtype=settings.kv_dtype,

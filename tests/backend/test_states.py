@@ -21,6 +21,7 @@ from tests.backend.conftest import DEFAULTS, Load
 from tests.backend.driving import Chunk, Driver
 from tests.data.models.tiny_models import by_name, goldens, write_model
 from tests.data.models.tiny_recurrent import LENGTHS, LONG_PROMPT, RECURRENT_MODELS
+from tests.support.conversations import talk
 from tests.support.loading import load_file
 
 TOLERANCE = 3e-5
@@ -91,6 +92,21 @@ def test_sequences_of_a_step_have_their_own_states(name: str, load: Load) -> Non
         for drawn, token in zip(tokens, driver.run(*chunks).token_ids.tolist(), strict=True):
             drawn.append(token)
     assert tokens == alone
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_answers_that_go_on_from_snapshots_are_those_without(
+    name: str, backend: Backend, tmp_path: Path
+) -> None:
+    path = write_model(by_name(name), tmp_path)
+    options = replace(DEFAULTS, max_context=256, kv_blocks=64, max_sequences=2)
+    with closing(load_file(backend, path, options)) as runner:
+        expected, found = talk(runner, options, LONG_PROMPT)
+        assert found == [0, 0, 0, 0]
+    options = replace(options, state_snapshots=6)
+    with closing(load_file(backend, path, options)) as runner:
+        assert (runner.info.state_slots, runner.info.snapshots) == (8, 6)
+        assert talk(runner, options, LONG_PROMPT) == (expected, [0, 112, 0, 64])
 
 
 def requests(generated: dict[int, list[int]] | None = None) -> list[GenerateRequest]:

@@ -170,7 +170,8 @@ class FakeConfig:
     wrong_one_in: int | None = None  # contexts after which it draws something else than it should
     step_ns: int = 1000  # what it says that a step takes
     token_ns: int = 0  # what a token adds to that
-    num_slots: int = 0  # state slots; 0: the "model" has no states
+    num_slots: int = 0  # state slots of sequences; 0: the "model" has no states
+    snapshots: int = 0  # more slots
     is_measured: bool = False  # whether steps say what they cost, and the device how fast it copies
 
 
@@ -186,7 +187,7 @@ class FakeRunner:
         self._positions = np.full(num_slots, -1, np.int32)
         self._adapters = np.full(num_slots, -1, np.int32)
         # Of each state slot: how many tokens went into its state, and their checksum.
-        self._states = [(-1, 0)] * config.num_slots
+        self._states = [(-1, 0)] * (config.num_slots + config.snapshots)
         self._queue: deque[StepInput] = deque()
         self._previous = np.zeros(0, np.int32)
         self._submits = 0
@@ -209,7 +210,8 @@ class FakeRunner:
             embedding_size=HIDDEN_SIZE,
             masks_tokens=True,
             adapters=config.adapters,
-            state_slots=config.num_slots,
+            state_slots=config.num_slots + config.snapshots,
+            snapshots=config.snapshots,
             notes=("This backend makes tokens up.",),
         )
 

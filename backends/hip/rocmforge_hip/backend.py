@@ -92,6 +92,7 @@ class HipBackend:
             weights=needs.weights + needs.adapters,
             activations=needs.step_bytes,
             states=needs.states,
+            snapshots=needs.snapshots,
             kv_block=needs.block_bytes,
             block_size=BLOCK_TOKENS,
             kv_dtype=cache_type(needs),

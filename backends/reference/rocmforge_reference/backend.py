@@ -81,8 +81,12 @@ def _load(
     causal, max_context = config.causal, options.context_of(config)
     weights_bytes = float32_weight_bytes(checkpoint.weights)
     adapter_bytes = 4 * sum(adapter.num_values for adapter in adapters)
-    states_bytes = options.max_sequences * state_bytes(config)
-    needed = weights_bytes + adapter_bytes + states_bytes
+    of_states = state_bytes(config)
+    needed = weights_bytes + adapter_bytes + options.max_sequences * of_states
+    allowed = int(options.memory_of(device) * options.memory_utilization)
+    snapshots = options.snapshots_within(allowed - needed, of_states)
+    num_slots = options.max_sequences + snapshots if config.has_states else 0
+    needed = weights_bytes + adapter_bytes + num_slots * of_states
     num_blocks = _plan_blocks(config, options, max_context, needed, device) if causal else 0
     if not causal:
         _check_fits(needed, options, device)
@@ -99,7 +103,7 @@ def _load(
     if config.rope is not None:
         tables = load_rope_tables(config, checkpoint.rope_factors, max_context)
     caches = tuple(_new_cache(layer, num_blocks) for layer in config.layers) if causal else ()
-    states = tuple(_new_states(layer, options.max_sequences) for layer in config.layers)
+    states = tuple(_new_states(layer, num_slots) for layer in config.layers)
     info = RunnerInfo(
         backend=NAME,
         device=device,
@@ -118,8 +122,9 @@ def _load(
         adapters=tuple(adapter.name for adapter in adapters),
         adapter_bytes=adapter_bytes,
         causal=causal,
-        state_slots=options.max_sequences if config.has_states else 0,
-        state_bytes=states_bytes,
+        state_slots=num_slots,
+        state_bytes=num_slots * of_states,
+        snapshots=snapshots,
         predicts=config.predicts,
         notes=(_NOTE,),
     )

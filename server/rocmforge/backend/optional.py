@@ -135,7 +135,8 @@ class MemoryEstimate:
     allowed: int  # of it, by `memory_utilization`
     weights: int
     activations: int  # and everything else that does not grow with the cache
-    states: int = 0  # of all sequences that run at once
+    states: int = 0  # of all sequences that run at once, and of snapshots
+    snapshots: int = 0  # so many; no bytes
     kv_block: int  # of all layers; 0: there is no cache
     block_size: int  # tokens
     kv_dtype: str

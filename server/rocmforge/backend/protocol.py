@@ -37,6 +37,8 @@ NO_ADAPTER = -1
 """`StepInput.adapters` of a sequence that the model computes as it is."""
 NO_SLOT = -1
 """The state slot of a sequence that holds none, or of a model without states."""
+_MOST_SNAPSHOTS = 64
+_SNAPSHOT_SHARE = 8
 MAX_KEPT_STATES = 47
 """New tokens that a sequence may have in a step that keeps states between them."""
 
@@ -282,6 +284,23 @@ class LoadOptions:
     # None = all of them if they fit, or else as many as do.
     device_experts: float | None = None
 
+    # Snapshots of states that there is room for, beside the states of all sequences; None = as many
+    # as `snapshots_within` says.
+    state_snapshots: int | None = 0
+
+    def snapshots_within(self, left: int, state_bytes: int) -> int:
+        """Returns how many snapshots of states there are.
+
+        Args:
+            left: bytes for them and the KV cache; an eighth of them is taken at most.
+            state_bytes: of one sequence; 0 = there are none.
+        """
+        if not state_bytes:
+            return 0
+        if self.state_snapshots is not None:
+            return self.state_snapshots
+        return min(_MOST_SNAPSHOTS, max(left, 0) // (_SNAPSHOT_SHARE * state_bytes))
+
     def memory_of(self, device: DeviceInfo) -> int:
         """Returns the free bytes of a device that this model may count on."""
         return min(device.memory_free, int(device.memory_total * self.memory_share))
@@ -323,10 +342,12 @@ class RunnerInfo:
     # columns, and `slot_mapping` means nothing. `hidden_size` is the number of scores if the model
     # ranks.
     causal: bool = True
-    # Sequences whose states there is room for, and the bytes of all; 0: the model has no states.
+    # Sequences and snapshots whose states there is room for, and the bytes of all; 0: the model has
+    # no states.
     # Those of a sequence cannot be taken back to what they were some tokens before.
     state_slots: int = 0
     state_bytes: int = 0
+    snapshots: int = 0  # of `state_slots`; the others are for sequences
     # Whether it computes steps with `StepInput.predicts`, and fills the predictor's cache in all.
     predicts: bool = False
 

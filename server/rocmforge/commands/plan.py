@@ -145,7 +145,8 @@ def _print(console: Console, plan: PlanReport, settings: Settings) -> None:
     cache = f"{size_text(plan.kv_bytes)} in {estimate.kv_dtype} for {cache}"
     if not estimate.kv_block:
         cache = "none: the model keeps nothing of a prompt"
-    states = [("states", f"{size_text(estimate.states)} of all sequences")]
+    snapshots = f" and {estimate.snapshots} snapshots" if estimate.snapshots else ""
+    states = [("states", f"{size_text(estimate.states)} of all sequences{snapshots}")]
     share = f"{settings.memory_utilization:.0%}"
     rows = [
         ("device", f"{estimate.device} with {size_text(estimate.free)} free ({plan.backend})"),

@@ -24,6 +24,7 @@ from tests.data.models.tiny_models import (
     write_model,
 )
 from tests.data.models.tiny_recurrent import LONG_PROMPT, larger_delta, larger_liquid
+from tests.support.conversations import talk
 from tests.support.gguf_writer import Stored, write_gguf
 from tests.support.host_platform import HostPlatform
 from tests.support.options import SMALL
@@ -149,6 +150,20 @@ def test_answers_through_the_engine_are_those_of_the_reference(
         got, stats = answers(runner, options, PROMPTS, GREEDY)
         assert stats.slots_total == options.max_sequences
         assert got == expected
+
+
+def test_answers_that_go_on_from_snapshots_are_those_without(
+    tmp_path: Path, host: HostPlatform | None
+) -> None:
+    path = write_model(larger_liquid(by_name("lfm2")), tmp_path)
+    options = replace(SMALL, max_context=256, kv_blocks=32, max_sequences=2)
+    with ExitStack() as stack:
+        expected, found = talk(load_hip(stack, path, options), options, LONG_PROMPT)
+        assert found == [0, 0, 0, 0]
+        options = replace(options, state_snapshots=6)
+        runner = load_hip(stack, path, options)
+        assert (runner.info.state_slots, runner.info.snapshots) == (8, 6)
+        assert talk(runner, options, LONG_PROMPT) == (expected, [0, 96, 64, 64])
 
 
 def test_scored_prompts_do_not_become_sequences_of_one_token(

@@ -76,7 +76,7 @@ def test_a_sequence_without_a_slot_waits() -> None:
     bench.finish()
 
 
-def test_no_prefix_is_reused_as_its_state_is_gone() -> None:
+def test_without_room_for_snapshots_no_prefix_is_reused() -> None:
     bench = Bench(STATES, FOUR)
     for number in range(2):
         last = bench.run(request(number, prompt(1, 20), SamplingParams(max_tokens=4)))[number].last
@@ -107,7 +107,7 @@ def test_the_fake_runner_refuses_the_state_of_a_neighbour() -> None:
     for number in range(2):
         bench.submit(request(number, prompt(number, 4), SamplingParams(max_tokens=8)))
     first, second = bench.core._scheduler.running
-    first.state_slot, second.state_slot = second.state_slot, first.state_slot
+    first.states, second.states = second.states, first.states
     with pytest.raises(FakeMistake, match="the state in slot"):
         bench.step()
 

@@ -259,10 +259,37 @@ def test_states_are_planned_beside_the_cache(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = write_model(larger_liquid(by_name("lfm2")), tmp_path)
-    flags = ("--backend", "hip", "--memory", "1GiB", "--max-sequences", "4")
+    flags = (
+        "--backend",
+        "hip",
+        "--memory",
+        "1GiB",
+        "--state-snapshots",
+        "0",
+        "--max-sequences",
+        "4",
+    )
     estimate = plan(capsys, model, *flags)["estimate"]
     assert estimate["states"] == 4 * 2 * 2 * 128 * 4, "sequences, layers, inputs, channels, bytes"
     most = plan(capsys, model, *flags[:-1], "400")["estimate"]
     assert most["states"] == 100 * estimate["states"]
     assert main(["inspect", str(model), "--plan", *flags]) == 0
     assert "states 8.0 KiB of all sequences" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("flags", "snapshots"),
+    [(("--state-snapshots", "5"), 5), ((), 64)],
+)
+def test_snapshots_of_states_are_planned(
+    flags: tuple[str, ...], snapshots: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = write_model(larger_liquid(by_name("lfm2")), tmp_path)
+    general = ("--backend", "hip", "--max-sequences", "4", "--memory", "1GiB", *flags)
+    estimate = plan(capsys, model, *general)["estimate"]
+    assert estimate["snapshots"] == snapshots
+    assert estimate["states"] == (4 + snapshots) * 2 * 2 * 128 * 4
+    main(["inspect", str(model), "--plan", *general])
+    assert f"of all sequences and {snapshots} snapshots" in " ".join(
+        capsys.readouterr().out.split()
+    )

@@ -305,5 +305,6 @@ def _describe(
         graphs="none" if not config.causal else "unchecked" if replays else "off",
         state_slots=plan.state_slots,
         state_bytes=plan.states,
+        snapshots=plan.snapshots,
         logits_processors=tuple(kernels.processors),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Final
 
 from rocmforge.backend.protocol import LoadOptions
@@ -50,8 +50,9 @@ class MemoryNeeds:
     cache_blocks: tuple[LayerCache[ArraySpec], ...]  # of each layer; none: there is no cache
     limits: StepLimits
     host_bytes: int = 0  # of the host's memory, for experts that the device has no room for
-    states: int = 0  # of all sequences that run at once
+    states: int = 0  # of all sequences that run at once, and of snapshots
     state_slots: int = 0  # so many
+    snapshots: int = 0  # of those slots
     activation_slices: int = 0  # of int8 activations in decode: kernels/include/rf/act.h
 
     @property
@@ -82,6 +83,7 @@ class MemoryPlan(MemoryNeeds):
         return self.num_blocks * self.block_bytes
 
     def __str__(self) -> str:
+        states = f"{self.state_slots - self.snapshots} sequences, {self.snapshots} snapshots"
         decode, cache = [], "none: the model keeps nothing of a prompt"
         if self.cache_blocks:
             decode = [f"decode       {8 * self.activation_slices}-bit activations"]
@@ -97,7 +99,7 @@ class MemoryPlan(MemoryNeeds):
                 *decode,
                 *([f"adapters     {mib(self.adapters)}"] if self.adapters else []),
                 f"activations  {mib(self.step_bytes)}",
-                *([f"states       {mib(self.states)}"] if self.states else []),
+                *([f"states       {mib(self.states)}: {states}"] if self.states else []),
                 f"KV cache     {cache}",
                 f"allowed      {mib(self.allowed)}",
             )
@@ -123,7 +125,7 @@ def measure(
     )
     stacks = plan_adapters(weights, adapters)
     layers = config.layers if config.causal else ()
-    return MemoryNeeds(
+    needs = MemoryNeeds(
         allowed=int(memory_free * options.memory_utilization),
         weights=weight_bytes(weights),
         host_bytes=host_bytes(weights),
@@ -135,6 +137,14 @@ def measure(
         states=options.max_sequences * state_bytes(config),
         state_slots=options.max_sequences if config.has_states else 0,
         activation_slices=_activation_slices(config, options, stored_bytes(weights)),
+    )
+    one, left = state_bytes(config), needs.allowed - needs.fixed_bytes
+    count = options.snapshots_within(left, one)
+    return replace(
+        needs,
+        states=needs.states + count * one,
+        state_slots=needs.state_slots + count,
+        snapshots=count,
     )
 
 

@@ -68,16 +68,23 @@ class EngineCollector(Collector):
                     "state_bytes", "Size of the states on the device.", runner.state_bytes
                 )
                 yield self._gauge(
-                    "state_slots", "Sequences there is room for the states of.", runner.state_slots
+                    "state_slots",
+                    "Sequences and snapshots there is room for the states of.",
+                    runner.state_slots,
                 )
                 yield self._gauge(
-                    "state_slots_used", "Those that hold states now.", stats.slots_used
+                    "state_slots_used", "Sequences that hold states now.", stats.slots_used
+                )
+                yield self._gauge(
+                    "state_snapshots",
+                    "Snapshots of states that prompts to come can go on from.",
+                    stats.snapshots,
                 )
             facts = {
                 "block_size": str(status.runner.block_size),
                 "num_gpu_blocks": str(status.runner.num_blocks),
                 "cache_dtype": status.runner.kv_dtype,
-                "enable_prefix_caching": str(not runner.state_slots),
+                "enable_prefix_caching": str(bool(runner.snapshots) or not runner.state_slots),
             }
             yield self._info("cache_config", "How the KV cache is laid out.", facts)
             graphs = {"state": runner.graphs}

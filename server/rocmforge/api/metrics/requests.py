@@ -53,7 +53,7 @@ _OURS_ONLY = {
     *("build", "decode_graphs", "engine_restarts", "engine_ready"),
     *("model_state", "model_loads", "model_load_failures", "model_unloads"),
     *("model_requests_waiting", "request_errors", "weights_bytes", "kv_cache_bytes"),
-    *("state_bytes", "state_slots", "state_slots_used"),
+    *("state_bytes", "state_slots", "state_slots_used", "state_snapshots"),
     *("key_tokens", "key_requests_waiting", "engine_silence_seconds", *FAMILIES),
     *(family.name for family in families().values() if not family.is_vllms),
 }

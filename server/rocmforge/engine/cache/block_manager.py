@@ -5,29 +5,47 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from rocmforge.engine.cache.blocks import BlockAllocator
-from rocmforge.engine.cache.state_slots import StateSlots
+from rocmforge.engine.cache.state_keeper import StateKeeper
+from rocmforge.engine.ipc.totals import Totals
 from rocmforge.engine.sequence.sequence import Sequence
 
 
 class BlockManager:
     """Gives blocks to sequences and takes them back; equal prefixes share theirs.
 
-    With states, nothing is shared: a prefix found would lack the states at its end.
+    With states, a prefix is shared up to a snapshot of the states at its end.
 
     Args:
         num_blocks: of the cache.
         block_size: tokens of a block.
         keeps_prefixes: whether blocks are found again by what they hold.
         num_slots: state slots; 0 = the model has no states.
+        num_snapshots: of those, that sequences leave to others.
+        totals: counters to continue; those of states only.
     """
 
     def __init__(
-        self, num_blocks: int, block_size: int, *, keeps_prefixes: bool, num_slots: int = 0
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        keeps_prefixes: bool,
+        num_slots: int = 0,
+        num_snapshots: int = 0,
+        totals: Totals | None = None,
     ) -> None:
         self._allocator = BlockAllocator(num_blocks)
-        self._slots = StateSlots(num_slots)
         self._block_size = block_size
-        self._keeps_prefixes = keeps_prefixes and not num_slots
+        self._keeps_prefixes = keeps_prefixes
+        self._states: StateKeeper | None = None
+        if num_slots:
+            self._states = StateKeeper(
+                num_slots,
+                num_snapshots if keeps_prefixes else 0,
+                block_size,
+                self._allocator.holds,
+                totals or Totals(),
+            )
 
     @property
     def num_blocks(self) -> int:
@@ -47,12 +65,22 @@ class BlockManager:
     @property
     def num_slots(self) -> int:
         """All state slots."""
-        return self._slots.num_slots
+        return 0 if self._states is None else self._states.num_slots
 
     @property
     def num_slots_used(self) -> int:
-        """State slots that sequences hold."""
-        return self._slots.num_used
+        """Sequences that hold a state slot."""
+        return 0 if self._states is None else self._states.num_used
+
+    @property
+    def num_snapshots(self) -> int:
+        """Snapshots of states that can be found."""
+        return 0 if self._states is None else self._states.num_snapshots
+
+    def begin_step(self) -> None:
+        """Learns that a step is to be scheduled; the one before is on its way to the device."""
+        if self._states is not None:
+            self._states.begin_step()
 
     def room(self, seq: Sequence) -> int:
         """Returns how many tokens fit into the blocks that the sequence holds."""
@@ -61,7 +89,8 @@ class BlockManager:
     def place(self, seq: Sequence, end: int, *, reusable: int, reserve: int = 0) -> bool:
         """Gives a sequence without blocks room for `end` tokens: cached blocks, then fresh ones.
 
-        It gets a state slot, too, if the model has states.
+        It gets a state slot, too, if the model has states. What a snapshot is still to be made of
+        in the step that is being scheduled, it has to wait for.
 
         Args:
             seq: what the found blocks hold counts as computed afterwards.
@@ -69,9 +98,14 @@ class BlockManager:
             reusable: how many of its first tokens need not be computed, if they are found.
             reserve: blocks that have to stay free.
         """
-        if self._slots.is_full:
-            return False
+        states, snapshot = self._states, None
         cached = self._find_prefix(seq, reusable)
+        parting = len(cached) * self._block_size
+        if states is not None:
+            snapshot = states.find(seq, len(cached))
+            if states.is_full or (snapshot is not None and states.is_coming(snapshot)):
+                return False
+            cached = cached[: 0 if snapshot is None else snapshot.end // self._block_size]
         for block in cached:
             self._allocator.share(block)
         fresh = -(-end // self._block_size) - len(cached)
@@ -82,7 +116,8 @@ class BlockManager:
             seq.hold(block)
         for _ in range(fresh):
             seq.hold(self._allocator.allocate())
-        seq.state_slot = self._slots.take()
+        if states is not None:
+            states.begin(seq, snapshot, parting)
         seq.num_published = len(cached)
         seq.num_computed = len(cached) * self._block_size
         return True
@@ -95,6 +130,16 @@ class BlockManager:
         for _ in range(missing):
             seq.hold(self._allocator.allocate())
         return True
+
+    def cut(self, seq: Sequence, count: int) -> int:
+        """Returns how many of the next `count` tokens a step takes, so that states can be kept."""
+        return count if self._states is None else self._states.cut(seq, count)
+
+    def advance(self, seq: Sequence) -> None:
+        """Takes in that the step that is being scheduled computes a sequence up to its end."""
+        self.publish(seq)
+        if self._states is not None:
+            self._states.advance(seq)
 
     def publish(self, seq: Sequence) -> None:
         """Offers blocks that are full of known tokens to whoever comes later."""
@@ -110,19 +155,23 @@ class BlockManager:
         for block in seq.blocks:
             self._allocator.forget(block)
         seq.num_published = seq.num_blocks  # nothing of it is worth keeping
+        if self._states is not None:
+            self._states.forget(seq)
 
     def release(self, seq: Sequence) -> None:
         """Takes back all that a sequence holds; what is in its blocks can be found still."""
         self.publish(seq)
         self._allocator.release(seq.blocks)
-        self._slots.release(seq.state_slot)
+        if self._states is not None:
+            self._states.end(seq)
         seq.drop_cache()
 
     def check_integrity(self, sequences: Iterable[Sequence]) -> None:
         """Asserts that what these sequences hold explains every count."""
         holders = tuple(sequences)
         self._allocator.check_integrity(seq.blocks for seq in holders)
-        self._slots.check_integrity(seq.state_slot for seq in holders)
+        if self._states is not None:
+            self._states.check_integrity(holders)
 
     def _find_prefix(self, seq: Sequence, reusable: int) -> list[int]:
         """Finds blocks that hold the beginning of the sequence, within `reusable` tokens."""

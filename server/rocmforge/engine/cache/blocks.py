@@ -54,6 +54,10 @@ class BlockAllocator:
         """Finds the block that holds a prefix; it stays as it is until `share` takes it."""
         return self._index.find(key)
 
+    def holds(self, key: BlockKey) -> bool:
+        """Returns whether a block with that content can be found."""
+        return self._index.find(key) is not None
+
     def share(self, block: int) -> None:
         """Adds a reference to a block that `find` returned."""
         if self._counts[block] == 0:

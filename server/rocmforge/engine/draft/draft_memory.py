@@ -19,6 +19,7 @@ def draft_options(options: LoadOptions) -> LoadOptions:
         adapters=(),
         draft_tokens=0,
         device_experts=None,
+        state_snapshots=0,
     )
 
 

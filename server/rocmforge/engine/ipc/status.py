@@ -32,7 +32,8 @@ class EngineStats(Message, frozen=True):
     blocks_used: int = 0  # referenced by live sequences
     blocks_cached: int = 0  # free, but still holding a reusable prefix
     slots_total: int = 0  # for states; 0: the model has none
-    slots_used: int = 0
+    slots_used: int = 0  # by live sequences
+    snapshots: int = 0  # of states, that sequences to come can go on from
     totals: Totals = msgspec.field(default_factory=Totals)
 
     def at_rest(self) -> EngineStats:

@@ -58,6 +58,18 @@ class Totals(msgspec.Struct, array_like=True, gc=False, kw_only=True):
     prefix_hit_tokens: Annotated[
         int, Family("prefix_cache_hits", "Prompt tokens found in the prefix cache.")
     ] = 0
+    state_snapshots_taken: Annotated[
+        int,
+        Family("state_snapshots_taken", "Snapshots of states that were taken.", is_vllms=False),
+    ] = 0
+    state_snapshots_evicted: Annotated[
+        int,
+        Family(
+            "state_snapshots_evicted",
+            "Snapshots of states that made room for others.",
+            is_vllms=False,
+        ),
+    ] = 0
     device_ns: Annotated[
         int, Family("engine_device_seconds", "Time the device was busy.", NS, is_vllms=False)
     ] = 0

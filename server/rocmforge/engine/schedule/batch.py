@@ -114,12 +114,11 @@ def _states(chunks: list[Chunk], query_start: Int32Array) -> tuple[Int32Array, I
 
     Both are empty in a model without states.
     """
-    slots = [chunk.sequence.state_slot for chunk in chunks]
-    if set(slots) == {NO_SLOT}:
+    if chunks[0].state_write == NO_SLOT:
         return np.zeros(0, np.int32), np.zeros(0, np.int32)
     writes = np.full(query_start[-1], NO_SLOT, np.int32)
-    writes[query_start[1:] - 1] = slots
-    return np.array(slots, np.int32), writes
+    writes[query_start[1:] - 1] = [chunk.state_write for chunk in chunks]
+    return np.array([chunk.state_read for chunk in chunks], np.int32), writes
 
 
 def _embeddings(chunks: list[Chunk], query_start: Int32Array) -> tuple[Int32Array, Float32Array]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from rocmforge.backend.protocol import Int32Array
+from rocmforge.backend.protocol import NO_SLOT, Int32Array
 from rocmforge.engine.constraint.constraint import Constraint
 from rocmforge.engine.sequence.sequence import Sequence
 
@@ -29,6 +29,8 @@ class Chunk(NamedTuple):
     hidden_start: int = 0  # position of the first token whose hidden state is wanted
     num_hidden: int = 0
     num_draft_tokens: int = 0
+    state_read: int = NO_SLOT  # slots of the states before its first token, and after its last
+    state_write: int = NO_SLOT
 
     @property
     def tokens(self) -> Int32Array:

@@ -19,7 +19,7 @@ from heapq import heappop, heappush
 
 from msgspec import structs
 
-from rocmforge.backend.protocol import NO_SLOT, RunnerInfo, StepOutput
+from rocmforge.backend.protocol import RunnerInfo, StepOutput
 from rocmforge.engine.cache.block_manager import BlockManager
 from rocmforge.engine.constraint.constraint import Constraint
 from rocmforge.engine.ipc.params import FinishReason, GenerateRequest, TokenEvent
@@ -69,6 +69,8 @@ class Scheduler:
             info.block_size,
             keeps_prefixes=limits.prefix_cache,
             num_slots=info.state_slots,
+            num_snapshots=info.snapshots,
+            totals=totals,
         )
         self._live: dict[int, Sequence] = {}
         self._waiting = FairQueue()
@@ -143,6 +145,7 @@ class Scheduler:
 
     def schedule(self, now_ns: int) -> list[Chunk]:
         """Decides the next step. No chunks: nothing can be computed before a result is known."""
+        self._cache.begin_step()
         step = StepBuilder(self._limits, whole_prompts=not self._causal)
         self._waiting.sort_by_charge(self._running)
         self._continue_decodes(step)
@@ -165,7 +168,7 @@ class Scheduler:
         layer, the keys and values of all tokens are stored before any of them attends.
         """
         step.add(seq, count, num_draft_tokens)
-        self._cache.publish(seq)
+        self._cache.advance(seq)
 
     def _continue_decodes(self, step: StepBuilder) -> None:
         running = tuple(self._running)
@@ -202,7 +205,7 @@ class Scheduler:
                 self._continue_prefill(step, seq)
 
     def _continue_prefill(self, step: StepBuilder, seq: Sequence) -> None:
-        count = step.room_for(seq)
+        count = self._cache.cut(seq, step.room_for(seq))
         if count > 0:
             self._compute(step, seq, count)
 
@@ -341,6 +344,7 @@ class Scheduler:
             blocks_cached=self._cache.num_cached,
             slots_total=self._cache.num_slots,
             slots_used=self._cache.num_slots_used,
+            snapshots=self._cache.num_snapshots,
             totals=copy(self.totals),
         )
 
@@ -349,5 +353,5 @@ class Scheduler:
         assert set(self._live.values()) == {*self._running, *self._waiting}
         assert len(self._live) == len(self._running) + len(self._waiting)
         assert all(seq.num_blocks == 0 for seq in self._waiting), "waiting sequences hold no blocks"
-        assert all(seq.state_slot == NO_SLOT for seq in self._waiting), "nor a state slot"
+        assert all(seq.states is None for seq in self._waiting), "nor states"
         self._cache.check_integrity(self._running)

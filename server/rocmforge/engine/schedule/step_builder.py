@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from rocmforge.backend.protocol import NO_SOURCE
+from rocmforge.backend.protocol import NO_SLOT, NO_SOURCE
 from rocmforge.engine.schedule.chunks import Chunk
 from rocmforge.engine.schedule.limits import SchedulerLimits
 from rocmforge.engine.schedule.time_budget import LEAST_TOKENS, TimeBudget
@@ -109,6 +109,8 @@ class StepBuilder:
             hidden_start=hidden_start,
             num_hidden=num_hidden,
             num_draft_tokens=num_draft_tokens,
+            state_read=NO_SLOT if seq.states is None else seq.states.read,
+            state_write=NO_SLOT if seq.states is None else seq.states.write,
         )
         self.chunks.append(chunk)
         self.sequences.add(seq)

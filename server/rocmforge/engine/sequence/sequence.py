@@ -6,13 +6,14 @@ from enum import Enum, auto
 
 import numpy as np
 
-from rocmforge.backend.protocol import NO_SLOT, NO_SOURCE, Float32Array, Int32Array
+from rocmforge.backend.protocol import NO_SOURCE, Float32Array, Int32Array
 from rocmforge.engine.constraint.constraint import Constraint
 from rocmforge.engine.ipc.params import GenerateRequest, RequestTiming, TokenLogprob
 from rocmforge.engine.sequence.block_keys import BlockKey, chain_key, root_key
 from rocmforge.engine.sequence.drafting import Drafting, DraftMethod
 from rocmforge.engine.sequence.embeddings import Embeddings
 from rocmforge.engine.sequence.pooling import Pool
+from rocmforge.engine.sequence.states import SequenceStates
 
 
 class Status(Enum):
@@ -140,7 +141,7 @@ class Sequence:
         self.block_size = block_size
         self.block_ids: Int32Array = np.zeros(-(-self.compute_limit // block_size), np.int32)
         self.num_blocks = 0
-        self.state_slot = NO_SLOT  # where its states are
+        self.states: SequenceStates | None = None  # while it runs, if the model has states
         self.num_published = 0  # blocks offered to the prefix index
         self._keys: list[BlockKey] = []
 
@@ -212,9 +213,8 @@ class Sequence:
         self.num_blocks += 1
 
     def drop_cache(self) -> None:
-        """Forgets all blocks, the state slot and everything computed."""
+        """Forgets all blocks and everything computed."""
         self.num_blocks = 0
-        self.state_slot = NO_SLOT
         self.num_computed = 0
         if self.drafting is not None:
             self.drafting.take_tokens()
