@@ -23,6 +23,7 @@ from msgspec import Meta
 from rocmforge.errors import ConfigurationError
 from rocmforge.expected import did_you_mean, expected
 from rocmforge.logs import LogFormat
+from rocmforge.sizes import SIZE_PATTERN
 
 ENV_PREFIX = "ROCMFORGE_"
 GPU_VARIABLES = (
@@ -55,6 +56,7 @@ MTP: Final = "mtp"
 
 _File = Annotated[str, Meta(min_length=1)]
 _Key = Annotated[str, Meta(min_length=8)]  # as in the file of keys
+_Size = Annotated[str, Meta(pattern=SIZE_PATTERN)]
 
 
 def _about(description: str, metavar: str | None = None, **limits: Any) -> Meta:
@@ -237,6 +239,21 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     memory_utilization: Annotated[
         float, _about("share of the device's memory to use", "SHARE", gt=0, le=1)
     ] = 0.9
+    host_cache: Annotated[
+        _Size | None,
+        _about(
+            "memory of the host for KV blocks that the device gives up, for each model "
+            "(default: none, or 1GiB with --cache-dir)",
+            "SIZE",
+        ),
+    ] = None
+    cache_dir: Annotated[
+        _File | None,
+        _about("folder of files of such blocks, which are found again after a restart", "FOLDER"),
+    ] = None
+    cache_dir_size: Annotated[
+        str, _about("size of all files in that folder", "SIZE", pattern=SIZE_PATTERN)
+    ] = "32GiB"
     max_waiting: Annotated[
         int, _about("requests that may wait; more get status 429", "REQUESTS", ge=0)
     ] = 256
@@ -317,7 +334,7 @@ PER_MODEL = frozenset(
         *("load", "idle_unload", "chat_template", "lora", "tool_format", "backend", "device"),
         *("tensor_parallel", "max_context", "max_sequences", "max_batched_tokens", "kv_blocks"),
         *("sampling", "kv_dtype", "activation_bits", "graphs", "decode_variant"),
-        *("device_experts", "state_snapshots"),
+        *("device_experts", "host_cache", "state_snapshots"),
         *(
             "memory_utilization",
             "max_stall",

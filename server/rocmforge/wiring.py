@@ -20,6 +20,7 @@ from rocmforge.engine.client.client import AsyncEngine
 from rocmforge.engine.client.config import EngineConfig
 from rocmforge.engine.context import LEAST_CONTEXT
 from rocmforge.engine.ipc.params import TokenPieces
+from rocmforge.engine.ipc.tier_options import TierOptions
 from rocmforge.engine.ipc.totals import Totals
 from rocmforge.errors import ConfigurationError
 from rocmforge.fleet.entry import FleetEntry, ModelPolicy
@@ -36,6 +37,7 @@ from rocmforge.models.rank_head import RankHead, read_rank_head
 from rocmforge.models.sampling import UNRECOMMENDED, SamplingDefaults
 from rocmforge.opening import open_checkpoint
 from rocmforge.settings import MTP, ModelSettings, Settings
+from rocmforge.sizes import parse_size
 from rocmforge.text.template.rank_prompt import rank_prompt
 from rocmforge.text.template.template import ChatTemplates
 from rocmforge.text.tokenizer.draft_vocabulary import check_draft_vocabulary
@@ -272,11 +274,25 @@ def engine_config(front: ModelFront, settings: Settings) -> EngineConfig:
         vocabulary=token_pieces(front.tokenizer) if front.config.causal else None,
         max_waiting=settings.max_waiting,
         max_stall_ns=round(1e6 * settings.max_stall),
+        tiers=tier_options(settings),
         resume=settings.resume,
         log_level=settings.log_level.upper(),
         log_format=settings.log_format,
         step_timeout_s=settings.step_timeout,
         load_timeout_s=settings.load_timeout,
+    )
+
+
+def tier_options(settings: Settings) -> TierOptions:
+    """Derives where KV blocks go that the device gives up.
+
+    Raises:
+        ConfigurationError: a size is none.
+    """
+    return TierOptions(
+        host_bytes=0 if settings.host_cache is None else parse_size(settings.host_cache),
+        folder=None if settings.cache_dir is None else str(Path(settings.cache_dir).absolute()),
+        folder_bytes=parse_size(settings.cache_dir_size),
     )
 
 

@@ -8,6 +8,7 @@ from itertools import count
 import numpy as np
 
 from rocmforge.backend.protocol import Float32Array, LoadOptions, Runner
+from rocmforge.engine.cache.tiers.tiers import CacheTiers
 from rocmforge.engine.core import EngineCore
 from rocmforge.engine.ipc.messages import StepReport
 from rocmforge.engine.ipc.params import GenerateRequest, SamplingParams
@@ -18,7 +19,9 @@ from rocmforge.engine.schedule.limits import SchedulerLimits
 Request = tuple[Sequence[int] | Prompt, SamplingParams]
 
 
-def make_core(runner: Runner, options: LoadOptions, max_waiting: int = 1000) -> EngineCore:
+def make_core(
+    runner: Runner, options: LoadOptions, max_waiting: int = 1000, tiers: CacheTiers | None = None
+) -> EngineCore:
     """A core with the limits of these options, and a clock that moves when it is looked at."""
     clock = count(1)
     limits = SchedulerLimits(
@@ -26,7 +29,7 @@ def make_core(runner: Runner, options: LoadOptions, max_waiting: int = 1000) -> 
         max_batched_tokens=options.max_batched_tokens,
         max_waiting=max_waiting,
     )
-    return EngineCore(runner, limits, lambda: next(clock))
+    return EngineCore(runner, limits, lambda: next(clock), tiers=tiers)
 
 
 def submits(requests: Iterable[Request]) -> list[GenerateRequest]:

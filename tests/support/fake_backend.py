@@ -49,6 +49,7 @@ from rocmforge.backend.protocol import (
     StepCost,
     StepInput,
     StepOutput,
+    UInt8Array,
     UInt32Array,
     UInt64Array,
 )
@@ -172,6 +173,7 @@ class FakeConfig:
     token_ns: int = 0  # what a token adds to that
     num_slots: int = 0  # state slots of sequences; 0: the "model" has no states
     snapshots: int = 0  # more slots
+    copy_ns: int = 1  # what it says that copying blocks to the host or back takes
     is_measured: bool = False  # whether steps say what they cost, and the device how fast it copies
 
 
@@ -188,7 +190,11 @@ class FakeRunner:
         self._adapters = np.full(num_slots, -1, np.int32)
         # Of each state slot: how many tokens went into its state, and their checksum.
         self._states = [(-1, 0)] * (config.num_slots + config.snapshots)
+        # Of steps, and of copies between them: whether from the host, blocks and slots.
         self._queue: deque[StepInput] = deque()
+        self._copies: deque[tuple[int, bool, Int32Array, Int32Array]] = deque()
+        self._host_blocks: UInt8Array = np.zeros((0, 0), np.uint8)
+        self._num_copied = 0
         self._previous = np.zeros(0, np.int32)
         self._submits = 0
         self._collects = 0
@@ -202,7 +208,7 @@ class FakeRunner:
             vocab_size=config.vocab_size,
             pipeline_depth=config.pipeline_depth,
             weights_bytes=0,
-            kv_bytes=num_slots * 8,
+            kv_bytes=num_slots * 12,
             kv_dtype="tokens",
             copy_bandwidth=1e9 if config.is_measured else 0.0,
             bus_ids=(BUS_ID,) if config.is_measured else (),
@@ -240,11 +246,57 @@ class FakeRunner:
         self._collects += 1
         if self._config.step_s:
             time.sleep(self._config.step_s)
+        self._copy(self._collects - 1)
         step = self._queue.popleft()
         self._require(not step.sampling.is_masked_later, "no masks came for a step")
         output = self._compute(step)
         self._previous = output.token_ids
         return output
+
+    def open_host_blocks(self, count: int) -> UInt8Array:
+        """Memory that begins with what nobody has written."""
+        self._host_blocks = np.full((count, self.info.block_bytes), 0xEE, np.uint8)
+        return self._host_blocks
+
+    def save_blocks(self, blocks: Int32Array, slots: Int32Array) -> None:
+        """Queues the copy behind the steps that were submitted."""
+        self._queue_copy(False, blocks, slots)
+
+    def restore_blocks(self, blocks: Int32Array, slots: Int32Array) -> None:
+        """Queues the copy behind the steps that were submitted."""
+        self._queue_copy(True, blocks, slots)
+
+    def finished_copies(self) -> list[int]:
+        """Copies end late: one each time, or when a step comes that may depend on them."""
+        if self._copies and not self._num_copied:
+            self._copy(self._collects, most=1)
+        copied, self._num_copied = self._num_copied, 0
+        return [self._config.copy_ns] * copied
+
+    def _queue_copy(self, is_restore: bool, blocks: Int32Array, slots: Int32Array) -> None:
+        self._require(0 < len(blocks) == len(slots), "blocks and slots of a copy")
+        targets, count = (blocks, self._config.num_blocks), len(self._host_blocks)
+        if not is_restore:
+            targets = slots, count
+        self._require(len(set(targets[0].tolist())) == len(targets[0]), "copied to one place twice")
+        self._require(bool((blocks < self._config.num_blocks).all()), "no such block")
+        self._require(bool((slots < count).all()), "no such slot")
+        self._copies.append((self._submits, is_restore, blocks.copy(), slots.copy()))
+
+    def _copy(self, steps: int, most: int | None = None) -> None:
+        """Makes copies that were asked for before so many steps had been submitted."""
+        arrays = (self._tokens, self._positions, self._adapters)
+        size = self._config.block_size
+        while self._copies and self._copies[0][0] <= steps and most != 0:
+            _, is_restore, blocks, slots = self._copies.popleft()
+            for block, slot in zip(blocks.tolist(), slots.tolist(), strict=True):
+                host = self._host_blocks[slot].view(np.int32).reshape(3, size)
+                for i, array in enumerate(arrays):
+                    device = array[block * size : (block + 1) * size]
+                    source, target = (host[i], device) if is_restore else (device, host[i])
+                    target[:] = source
+            self._num_copied += 1
+            most = None if most is None else most - 1
 
     def close(self) -> None:
         """Nothing to free."""

@@ -45,7 +45,7 @@ LAYERS = (
     ("rocmforge.library",),
     ("rocmforge.settings", "rocmforge.logs", "rocmforge.sensors"),
     ("rocmforge.checkpoint",),
-    ("rocmforge.expected",),
+    ("rocmforge.expected", "rocmforge.sizes"),
     ("rocmforge.errors", "rocmforge"),
 )
 

@@ -60,6 +60,15 @@ class ReferenceOps:
         self._states = states  # of each layer, [num_slots, ...] each
         self._hidden = hidden  # for the predictor, [blocks, 1, block_size, hidden_size]
 
+    @property
+    def cache_arrays(self) -> tuple[Float32Array, ...]:
+        """The arrays whose rows are the blocks of the cache, of all layers, each once."""
+        return tuple(
+            array
+            for layer, cache in zip(self._config.layers, self._caches, strict=True)
+            for array in ((cache.keys, cache.values) if layer.latent is None else (cache.keys,))
+        )
+
     def embed(
         self,
         step: Step,

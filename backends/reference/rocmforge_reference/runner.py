@@ -10,10 +10,12 @@ from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
 
 from rocmforge.backend.protocol import (
     NO_SOURCE,
+    Float32Array,
     Int32Array,
     RunnerInfo,
     StepInput,
     StepOutput,
+    UInt8Array,
 )
 from rocmforge.errors import BackendError, OutOfMemory
 from rocmforge.logits.processor import LogitsProcessor
@@ -33,7 +35,7 @@ from rocmforge_reference.weights import Weight
 
 
 class ReferenceRunner:
-    """A model in memory. `submit` does the work; `collect` hands it out.
+    """A model in memory. `submit` does the work; `collect` hands it out. Implements `CopiesBlocks`.
 
     BLAS is kept to one thread meanwhile. Its threads meet, spinning, at the end of each of the
     hundreds of small products of a step: with as many cores to themselves that saves a third of
@@ -55,6 +57,8 @@ class ReferenceRunner:
         self._blas = ThreadpoolController()
         self._output: StepOutput | None = None
         self._last_tokens = np.empty(0, np.int32)
+        self._host_blocks: UInt8Array = np.empty((0, 0), np.uint8)
+        self._copied_ns: list[int] = []
 
     @property
     def info(self) -> RunnerInfo:
@@ -78,6 +82,37 @@ class ReferenceRunner:
         assert self._output is not None, "nothing was submitted"
         output, self._output = self._output, None
         return output
+
+    def open_host_blocks(self, count: int) -> UInt8Array:
+        self._host_blocks = np.empty((count, self._info.block_bytes), np.uint8)
+        return self._host_blocks
+
+    def save_blocks(self, blocks: Int32Array, slots: Int32Array) -> None:
+        started = time.perf_counter_ns()
+        for array, part in self._cache_parts():
+            self._host_blocks[slots, part] = array[blocks].reshape(len(blocks), -1).view(np.uint8)
+        self._copied_ns.append(time.perf_counter_ns() - started)
+
+    def restore_blocks(self, blocks: Int32Array, slots: Int32Array) -> None:
+        started = time.perf_counter_ns()
+        for array, part in self._cache_parts():
+            values = np.ascontiguousarray(self._host_blocks[slots, part]).view(np.float32)
+            array[blocks] = values.reshape(len(blocks), *array.shape[1:])
+        self._copied_ns.append(time.perf_counter_ns() - started)
+
+    def finished_copies(self) -> list[int]:
+        copied, self._copied_ns = self._copied_ns, []
+        return copied
+
+    def _cache_parts(self) -> list[tuple[Float32Array, slice]]:
+        """Returns the arrays of the cache, and where their bytes are in a block's."""
+        assert self._model is not None, "the runner is closed"
+        parts, end = [], 0
+        for array in self._model[2].cache_arrays:
+            start, end = end, end + array[0].nbytes
+            parts.append((array, slice(start, end)))
+        assert end == self._info.block_bytes, "all of a block is copied"
+        return parts
 
     def close(self) -> None:
         self._model = None

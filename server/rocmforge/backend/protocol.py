@@ -23,6 +23,7 @@ from rocmforge.models.checkpoint import Checkpoint
 from rocmforge.models.config import ModelConfig
 from rocmforge.models.lora import AdapterSpec
 
+UInt8Array = npt.NDArray[np.uint8]
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
 UInt32Array = npt.NDArray[np.uint32]
@@ -351,6 +352,11 @@ class RunnerInfo:
     # Whether it computes steps with `StepInput.predicts`, and fills the predictor's cache in all.
     predicts: bool = False
 
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a KV block, of all layers; 0 without a cache."""
+        return self.kv_bytes // self.num_blocks if self.num_blocks else 0
+
 
 ProgressCallback = Callable[[str, float], None]
 """Called while loading with what is being done and the share of it done, 0..1."""
@@ -408,6 +414,53 @@ class MasksLate(Runner, Protocol):
 
         Args:
             allowed: `SamplingBatch.allowed` of that step, [L, ceil(V / 32)].
+
+        Raises:
+            EngineError: the device failed.
+        """
+        ...
+
+
+@runtime_checkable
+class CopiesBlocks(Runner, Protocol):
+    """A runner that copies blocks of its cache to the host's memory and back, beside its steps.
+
+    The copies of one runner take place one after another, in the order of the calls. Each begins
+    when all steps submitted before the call have ended. A step submitted after the call finds the
+    blocks as if the copy had been made at the call: what it reads has been restored, and what it
+    overwrites has been saved.
+    """
+
+    def open_host_blocks(self, count: int) -> UInt8Array:
+        """Returns new memory of the host for so many blocks; called once, before any copy.
+
+        It lies in slots of `RunnerInfo.block_bytes`, [count, block_bytes], and lives as long as
+        the runner. A slot belongs to the runner from the call that names it until that copy has
+        been reported by `finished_copies`.
+
+        Raises:
+            OutOfMemory: there is not that much that the device could copy from.
+        """
+        ...
+
+    def save_blocks(self, blocks: Int32Array, slots: Int32Array) -> None:
+        """Starts copying blocks to slots, [N] each, N at least 1; no slot is named twice.
+
+        Raises:
+            EngineError: the device failed.
+        """
+        ...
+
+    def restore_blocks(self, blocks: Int32Array, slots: Int32Array) -> None:
+        """Starts copying slots to blocks, [N] each, N at least 1; no block is named twice.
+
+        Raises:
+            EngineError: the device failed.
+        """
+        ...
+
+    def finished_copies(self) -> list[int]:
+        """Returns the nanoseconds of each call that has ended since this was asked; never waits.
 
         Raises:
             EngineError: the device failed.

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 import msgspec
 from rich.console import Console
@@ -22,9 +20,8 @@ from rocmforge.library.finding import find_model
 from rocmforge.models.checkpoint import Checkpoint
 from rocmforge.opening import open_checkpoint
 from rocmforge.settings import MTP, Settings
+from rocmforge.sizes import parse_size
 from rocmforge.wiring import adapter_specs, load_options, warn_of_context
-
-_UNITS: Final = {"K": 10, "M": 20, "G": 30, "T": 40}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,19 +196,6 @@ def _most(plan: PlanReport) -> str:
         f"{plan.most_sequences} sequences of {plan.estimate.context} tokens, "
         f"or one of {plan.longest_context}"
     )
-
-
-def parse_size(text: str) -> int:
-    """Parses bytes of "24GiB", "24G", "512 MiB" or "1000000"; units are powers of 1024.
-
-    Raises:
-        ConfigurationError: It is no such size.
-    """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?) *(?:([KMGT])(?:iB|B)?)?", text.strip(), re.IGNORECASE)
-    if match is None:
-        raise ConfigurationError(f"{text!r} is not a size. Write it as 24GiB or 512MiB.")
-    number, unit = match.groups()
-    return int(float(number) * (1 << _UNITS[unit.upper()] if unit else 1))
 
 
 def size_text(count: int) -> str:

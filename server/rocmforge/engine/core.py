@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 
 from rocmforge.backend.protocol import MasksLate, Runner
+from rocmforge.engine.cache.tiers.tiers import CacheTiers
 from rocmforge.engine.constraint.compiling import CompilingRequests
 from rocmforge.engine.constraint.constraint import Constraint
 from rocmforge.engine.constraint.grammar import Compiled, Grammars
@@ -35,6 +37,7 @@ from rocmforge.errors import EngineError, RocmForgeError
 logger = logging.getLogger(__name__)
 
 _IDLE_WAIT_S = 0.005  # for a grammar to be compiled, before commands are looked at again
+_FETCH_WAIT_S = 0.0005  # for blocks that come back, before it is looked again whether they have
 
 
 class EngineCore:
@@ -54,6 +57,7 @@ class EngineCore:
         grammars: makes matchers for constrained requests; None = there are none.
         draft_runner: the loaded draft model; None = there is only prompt lookup, and the model's
             predictor if it has one.
+        tiers: where blocks go that the runner's cache has no room for; None = nowhere.
     """
 
     def __init__(
@@ -64,6 +68,7 @@ class EngineCore:
         totals: Totals | None = None,
         grammars: Grammars | None = None,
         draft_runner: Runner | None = None,
+        tiers: CacheTiers | None = None,
     ) -> None:
         totals = self._totals = totals or Totals()
         self._runner = runner
@@ -71,8 +76,9 @@ class EngineCore:
         self._grammars = grammars
         self._compiling = CompilingRequests(grammars) if grammars is not None else None
         self._late_masks = runner if isinstance(runner, MasksLate) else None
+        self._tiers = tiers
         self._scheduler = Scheduler(
-            runner.info, limits, totals, masks_late=self._late_masks is not None
+            runner.info, limits, totals, masks_late=self._late_masks is not None, tiers=tiers
         )
         drafter: Drafter | None = None
         if draft_runner is not None:
@@ -108,15 +114,20 @@ class EngineCore:
         events = self._apply(commands)
         while self._in_flight and self._speculation.needs_rest(self._scheduler.running):
             events += self._collect()
+        self._scheduler.tend()
         self._speculation.draft(self._scheduler.running)
         chunks = self._scheduler.schedule(self._clock())
+        self._scheduler.start_copies()
         masks_later = self._late_masks is not None and needs_masks(chunks)
         if chunks:
             step_id = self._take_step_id()
             step = build_step(step_id, chunks, self._block_size, masks_later=masks_later)
             self._runner.submit(step)
             self._in_flight.append(chunks)
-        assert self._in_flight or not self._scheduler.has_work, "a request would wait for ever"
+        if not self._in_flight and self._scheduler.is_fetching:
+            time.sleep(_FETCH_WAIT_S)
+        else:
+            assert self._in_flight or not self._scheduler.has_work, "a request would wait for ever"
         is_full = len(self._in_flight) == self._depth
         if self._in_flight and (is_full or not chunks):
             events += self._collect()
@@ -125,6 +136,33 @@ class EngineCore:
             self._late_masks.constrain(build_masks(chunks))
         self._speculation.release_ended()
         return StepReport(events=tuple(events), stats=self._scheduler.stats())
+
+    def tend(self) -> bool:
+        """Lets copies of blocks go on while there is nothing to compute.
+
+        Returns:
+            Whether there is more to do: it should be called again soon.
+
+        Raises:
+            EngineError: the runner failed; only `fail` may be called after that.
+        """
+        self._scheduler.tend()
+        self._scheduler.start_copies()
+        return self._tiers is not None and self._tiers.is_busy
+
+    def report(self) -> StepReport:
+        """Returns the counters as they are now."""
+        return StepReport(events=(), stats=self._scheduler.stats())
+
+    def keep_blocks(self, seconds: float) -> None:
+        """Saves what the cache holds where it outlives this process, for so long at most.
+
+        Raises:
+            EngineError: the runner failed.
+        """
+        end_ns = time.monotonic_ns() + round(seconds * 1e9)
+        while self.tend() and time.monotonic_ns() < end_ns:
+            time.sleep(_FETCH_WAIT_S)
 
     def _collect(self) -> list[TokenEvent]:
         """Finishes the oldest step in flight."""

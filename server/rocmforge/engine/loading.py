@@ -10,6 +10,7 @@ from rocmforge.backend import registry
 from rocmforge.backend.optional import MemoryEstimate, Planning
 from rocmforge.backend.protocol import Backend, LoadOptions, ProgressCallback, Runner, RunnerInfo
 from rocmforge.backend.registry import BackendChoice
+from rocmforge.engine.cache.tiers.fingerprint import fingerprint_of
 from rocmforge.engine.context import context_note, settle_context
 from rocmforge.engine.draft.draft_memory import both, draft_blocks, draft_options, shared_blocks
 from rocmforge.engine.ipc.messages import Start
@@ -26,6 +27,7 @@ class Loaded:
     runner: Runner
     draft: Runner | None
     notes: tuple[str, ...] = ()  # of the model, beside its runner's
+    fingerprint: bytes = b""  # of the model, 32 bytes; b"" = nobody wants to know
 
     @property
     def info(self) -> RunnerInfo:
@@ -73,6 +75,8 @@ def load(start: Start, progress: ProgressCallback) -> Loaded:
             loaded = Loaded(choice, choice.backend.load(model, options, progress), None)
         else:
             loaded = _load_both(choice, model, draft, options, progress)
+        if start.tiers.folder is not None:
+            loaded = replace(loaded, fingerprint=fingerprint_of(model, loaded.runner.info, options))
         if options.max_context == start.options.max_context:
             return loaded
         trained = start.options.max_context

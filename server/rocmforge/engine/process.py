@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from threading import Thread
 
+from rocmforge.engine.cache.tiers.opening import open_tiers
 from rocmforge.engine.constraint.grammar import Grammars
 from rocmforge.engine.core import EngineCore
 from rocmforge.engine.ipc.messages import (
@@ -41,6 +42,8 @@ logger = logging.getLogger(__name__)
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _READ_BYTES = 1 << 18
+_TEND_S = 0.002  # between looks at copies that go on while there is nothing to compute
+_KEEP_S = 8.0  # for what is still to be saved at the end; less than `EngineConfig.stop_grace_s`
 
 
 class Channel:
@@ -66,6 +69,12 @@ class Channel:
                 raise ConnectionResetError("the server closed the connection")
             commands.extend(self._reader.feed(data))
 
+    def has_news(self, wait_s: float) -> bool:
+        """Waits for a command, or the end of the connection, but no longer than that."""
+        poll = select.poll()
+        poll.register(self._sock, select.POLLIN)
+        return bool(poll.poll(1000 * wait_s))
+
     def send(self, report: Report) -> None:
         """Sends one message."""
         self._sock.sendall(encode(report))
@@ -86,6 +95,13 @@ def announce(loaded: Loaded, core: EngineCore, channel: Channel) -> None:
 def serve(core: EngineCore, channel: Channel) -> None:
     """Runs steps while there is work, and sleeps on the socket when there is none."""
     while True:
+        has_tended = False
+        while not core.has_work and core.tend():
+            has_tended = True
+            if channel.has_news(_TEND_S):
+                break
+        if has_tended:
+            channel.send(core.report())
         commands = channel.receive(wait=not core.has_work)
         if any(isinstance(command, Shutdown) for command in commands):
             return
@@ -114,18 +130,30 @@ def run(start: Start, channel: Channel) -> int:
     runner, grammars = loaded.runner, None
     if start.vocabulary is not None and runner.info.masks_tokens:
         grammars = Grammars(start.vocabulary, runner.info.vocab_size)
-    core = EngineCore(runner, limits, time.monotonic_ns, start.totals, grammars, loaded.draft)
+    try:
+        tiers = open_tiers(runner, start.tiers, loaded.fingerprint, start.totals)
+    except Exception as error:
+        loaded.close()
+        channel.send(describe_error(_typed(error, "load")))
+        return 1
+    core = EngineCore(
+        runner, limits, time.monotonic_ns, start.totals, grammars, loaded.draft, tiers
+    )
     gc.collect()
     gc.freeze()  # what loading made is here to stay: the collector need not look at it again
     try:
         announce(loaded, core, channel)
         serve(core, channel)
+        if start.tiers.folder is not None:
+            core.keep_blocks(_KEEP_S)
     except ConnectionError:
         raise
     except Exception as error:  # after any error the runner can only be closed
         channel.send(core.fail(_typed(error, "step").message))
         return 1
     finally:
+        if tiers is not None:
+            tiers.close()
         loaded.close()
     return 0
 

@@ -10,6 +10,7 @@ import httpx
 import openai
 import pytest
 from litestar.testing import TestClient
+from msgspec import structs
 from prometheus_client.parser import text_string_to_metric_families
 
 from rocmforge.api.http.keys import Keyring
@@ -34,10 +35,14 @@ def test_the_engine_is_told_an_index_and_a_weight(engine: FakeEngine) -> None:
         for name in ("carol", "alice", "bob"):
             client.post("/v1/completions", json=PROMPT, headers=bearer(name))
     alice, bob, carol = 1, 2, 3
-    assert [request.share for request in engine.submitted] == [
+    shares = [structs.replace(request.share, tenant=b"") for request in engine.submitted]
+    assert shares == [
         *(Share(key=bob, weight=2.0), Share(key=alice), Share(key=bob, weight=2.0)),
         *(Share(key=carol), Share(key=alice), Share(key=bob, weight=4.0)),
     ]
+    owners = {request.share.tenant: request.share.key for request in engine.submitted}
+    assert sorted(owners.values()) == [alice, bob, carol], "a tenant is one key's"
+    assert all(len(tenant) == 32 for tenant in owners)
 
 
 def test_without_keys_nobody_is_anybody(engine: FakeEngine) -> None:

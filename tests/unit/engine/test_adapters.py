@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from msgspec import structs
 
-from rocmforge.engine.ipc.params import SamplingParams
+from rocmforge.engine.ipc.params import SamplingParams, Share
 from rocmforge.engine.schedule.batch import build_step
 from rocmforge.engine.schedule.step_builder import StepBuilder
 from rocmforge.engine.sequence.block_keys import root_key
@@ -58,12 +58,19 @@ def test_one_prompt_under_one_adapter_is_computed_once() -> None:
 
 def test_roots_of_prefixes_differ() -> None:
     roots = {
-        root_key(adapter, api_key, salt)
+        root_key(adapter, Share(key=api_key, tenant=tenant), salt)
         for adapter in (-1, 0, 1, 255, 256)
-        for api_key in (0, 1, 255, 256)
+        for api_key, tenant in (
+            (0, b""),
+            (1, b""),
+            (255, b""),
+            (256, b""),
+            (1, b"a" * 32),
+            (1, b"b" * 32),
+        )
         for salt in ("", "a", "\0a")
     }
-    assert len(roots) == 5 * 4 * 3
+    assert len(roots) == 5 * 6 * 3
 
 
 def test_a_resumed_request_keeps_its_adapter() -> None:

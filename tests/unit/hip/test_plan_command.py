@@ -11,10 +11,10 @@ import pytest
 
 from rocmforge.backend.protocol import DeviceInfo
 from rocmforge.cli import main
-from rocmforge.commands.plan import parse_size
 from rocmforge.errors import ConfigurationError
 from rocmforge.gguf.synthetic import write_synthetic_model
 from rocmforge.opening import open_checkpoint
+from rocmforge.sizes import parse_size
 from rocmforge_hip.device.discovery import FoundDevice
 from rocmforge_hip.device.driver import DeviceProperties
 from tests.data.models.tiny_models import by_name, write_model

@@ -87,28 +87,30 @@ class KernelLibrary:
         self._driver = driver
         self._stream = stream
         self._modules: dict[str, int] = {}
-        self._kernels: dict[tuple[str, Callable[..., None]], Kernel[Any]] = {}
+        self._kernels: dict[tuple[str, Callable[..., None], int], Kernel[Any]] = {}
 
-    def kernel(self, name: str, declaration: Callable[P, None]) -> Kernel[P]:
+    def kernel(
+        self, name: str, declaration: Callable[P, None], stream: int | None = None
+    ) -> Kernel[P]:
         """Returns the kernel of this name; loads its code object if no other kernel has.
 
         Args:
             name: As in the manifest.
             declaration: Of its arguments, which the manifest must agree with: see `arguments`.
+            stream: To launch on; None = that of the library.
 
         Raises:
             KernelArgumentError: There is no such kernel, or it takes other arguments.
             HipError: HIP cannot load it.
         """
-        key = name, declaration
+        stream = self._stream if stream is None else stream
+        key = name, declaration, stream
         if key not in self._kernels:
             if name not in self._entries:
                 raise KernelArgumentError(name, f"there is no such kernel in {self.folder.name}")
             entry = self._entries[name]
             function = self._driver.function(self._module(entry["file"]), name)
-            self._kernels[key] = Kernel(
-                self._driver, self._stream, function, name, entry, declaration
-            )
+            self._kernels[key] = Kernel(self._driver, stream, function, name, entry, declaration)
         return self._kernels[key]
 
     def add(

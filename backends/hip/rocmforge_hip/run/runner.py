@@ -17,10 +17,12 @@ import numpy as np
 
 from rocmforge.backend.protocol import (
     MAX_KEPT_STATES,
+    Int32Array,
     RunnerInfo,
     StepCost,
     StepInput,
     StepOutput,
+    UInt8Array,
     UInt32Array,
 )
 from rocmforge.errors import OutOfMemory
@@ -47,6 +49,7 @@ from rocmforge_hip.ops.step import (
     StepShape,
 )
 from rocmforge_hip.ops.step_output import OutputLayout
+from rocmforge_hip.run.block_copies import BlockCopies
 from rocmforge_hip.run.checked_drafts import as_decodes
 from rocmforge_hip.run.embeddings import RowStaging
 from rocmforge_hip.run.expert_cache import open_expert_cache
@@ -106,7 +109,7 @@ class _InFlight:
 
 
 class HipRunner:
-    """Implements `MasksLate`.
+    """Implements `MasksLate` and `CopiesBlocks`.
 
     Args:
         device: Owned from now on.
@@ -148,6 +151,7 @@ class HipRunner:
         self._layouts: dict[StepShape, tuple[StepLayout, StepArrays[DeviceArray]]] = {}
         self._unmasked: _Unmasked | None = None
         self._experts = open_expert_cache(device, model.hosted, model.arena.experts)
+        self._copies: BlockCopies | None = None
 
     @property
     def info(self) -> RunnerInfo:
@@ -184,6 +188,8 @@ class HipRunner:
         self._graphs.close()
         if self._experts is not None:
             self._experts.close()
+        if self._copies is not None:
+            self._copies.close()
 
     @property
     def _model(self) -> Model:
@@ -211,6 +217,30 @@ class HipRunner:
             )
             self._finish(waiting.lane, waiting.ended, waiting.step, waiting.forward, waiting.output)
 
+    def open_host_blocks(self, count: int) -> UInt8Array:
+        assert self._copies is None, "there is memory for blocks already"
+        with self._pipeline.guarded():
+            self._copies = BlockCopies(
+                self._device, self._model.ops.caches, self._info.block_bytes, count
+            )
+        return self._copies.slots
+
+    def save_blocks(self, blocks: Int32Array, slots: Int32Array) -> None:
+        self._copy(blocks, slots, is_restore=False)
+
+    def restore_blocks(self, blocks: Int32Array, slots: Int32Array) -> None:
+        self._copy(blocks, slots, is_restore=True)
+
+    def finished_copies(self) -> list[int]:
+        assert self._copies is not None, "there is no memory for blocks"
+        with self._pipeline.guarded():
+            return self._copies.finished()
+
+    def _copy(self, blocks: Int32Array, slots: Int32Array, *, is_restore: bool) -> None:
+        assert self._copies is not None, "there is no memory for blocks"
+        with self._pipeline.guarded():
+            self._copies.start(blocks, slots, is_restore=is_restore)
+
     def collect(self) -> StepOutput:
         lane, done, timing = self._pipeline.collect()
         experts = None if self._experts is None else self._experts.collect()
@@ -237,6 +267,8 @@ class HipRunner:
     def _start(self, step: StepInput, lane: Lane, ended: int) -> _InFlight:
         model, driver, stream = self._model, self._device.driver, self._device.stream
         bytes_read = self._reads.of(step)
+        if self._copies is not None:
+            self._copies.before_step(step)
         step = as_decodes(step, self._limits.sequences)
         needs = SamplingNeeds.of(step.sampling)
         bucket = self._bucket(step)

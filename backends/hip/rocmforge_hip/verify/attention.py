@@ -16,6 +16,7 @@ from rocmforge_hip.device.heads import CACHED_HEADS, FULL_HEADS, HeadSize
 from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.ops.activations import Activation
 from rocmforge_hip.ops.step import VARIANTS, DeviceStep
+from rocmforge_hip.run.block_copies import BlockCopies
 from rocmforge_hip.verify import oracle
 from rocmforge_hip.verify.cases import Case, Group, error, values_of
 from rocmforge_hip.verify.rows import random_values
@@ -80,8 +81,11 @@ def groups() -> Iterator[Group]:
 
     for kv_dtype in ("f16", "int8"):
         recipe = Recipe(architecture="hunyuan-moe", kv_dtype=kv_dtype)
-        case = Case("rope_and_store", f"{kv_dtype}, norms behind rope", STORED[kv_dtype], _store)
-        yield Group(recipe, (case,))
+        others = (
+            Case("rope_and_store", f"{kv_dtype}, norms behind rope", STORED[kv_dtype], _store),
+            Case("copy_blocks", f"{kv_dtype}, to the host and back", 0.0, _copy_blocks),
+        )
+        yield Group(recipe, others)
 
         recipe = Recipe(kv_dtype=kv_dtype, sinks=kv_dtype == "f16", least_prefill_split=64)
         name = f"{kv_dtype}, heads of {recipe.head_dim}"
@@ -155,6 +159,31 @@ def _fill_cache(bench: Workbench) -> _Stored:
         keys=cached_tokens(bench, cache.keys, cache.key_scale),
         values=cached_tokens(bench, *cache.of_values),
     )
+
+
+def _copy_blocks(bench: Workbench) -> float:
+    """Checks that blocks that went to the host and came back elsewhere have all their bytes."""
+    caches, num_blocks = bench.model.ops.caches, bench.model.ops.caches[0].keys.shape[0]
+    arrays = [
+        DeviceArray(each.address, (num_blocks, each.nbytes // num_blocks), np.dtype(np.uint8))
+        for cache in caches
+        for each in (cache.keys, cache.values, cache.key_scale, cache.value_scale)
+        if each is not None
+    ]
+    random = np.random.default_rng(5)
+    values = [random.integers(0, 256, array.shape, np.uint8) for array in arrays]
+    for array, bytes_of in zip(arrays, values, strict=True):
+        bench.put(bytes_of, array)
+    copies = BlockCopies(bench.device, caches, sum(array.shape[1] for array in arrays), 3)
+    slots = np.array([2, 0, 1], np.int32)
+    copies.start(np.array([1, 3, 0], np.int32), slots, is_restore=False)
+    copies.start(np.array([0, 1, 2], np.int32), slots, is_restore=True)
+    copies.close()
+    for array, bytes_of in zip(arrays, values, strict=True):
+        bytes_of[[0, 1, 2]] = bytes_of[[1, 3, 0]]
+        if (bench.get(array) != bytes_of).any():
+            return float("inf")
+    return 0.0
 
 
 def fill_step(bench: Workbench) -> DeviceStep:

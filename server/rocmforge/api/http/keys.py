@@ -70,6 +70,11 @@ class ApiKey:
     tokens_per_minute: int | None = None
     weight: float = 1.0
 
+    @property
+    def tenant(self) -> bytes:
+        """A name for whoever has the key, 32 bytes, the same after a restart; not the key."""
+        return hashlib.blake2b(self.digest, digest_size=32, person=b"kv cache tenant").digest()
+
 
 def given_keys(keys: Sequence[str]) -> tuple[ApiKey, ...]:
     """Returns the keys of `--api-key`: the operator's own, so they open everything."""
@@ -151,7 +156,7 @@ class Caller:
     @property
     def share(self) -> Share:
         """Of the engine."""
-        return Share(key=self.index, weight=self.key.weight)
+        return Share(key=self.index, weight=self.key.weight, tenant=self.key.tenant)
 
     def limit(self, key: ApiKey) -> None:
         """Goes on under the limits of `key`; tokens count from now on if they did not before."""

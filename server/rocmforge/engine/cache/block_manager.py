@@ -6,6 +6,8 @@ from collections.abc import Iterable
 
 from rocmforge.engine.cache.blocks import BlockAllocator
 from rocmforge.engine.cache.state_keeper import StateKeeper
+from rocmforge.engine.cache.tiers.tiers import Arrival, CacheTiers
+from rocmforge.engine.cache.tiers.worth import ComputeNs
 from rocmforge.engine.ipc.totals import Totals
 from rocmforge.engine.sequence.sequence import Sequence
 
@@ -22,6 +24,7 @@ class BlockManager:
         num_slots: state slots; 0 = the model has no states.
         num_snapshots: of those, that sequences leave to others.
         totals: counters to continue; those of states only.
+        tiers: where blocks go that are given up; None = nowhere.
     """
 
     def __init__(
@@ -33,8 +36,10 @@ class BlockManager:
         num_slots: int = 0,
         num_snapshots: int = 0,
         totals: Totals | None = None,
+        tiers: CacheTiers | None = None,
     ) -> None:
-        self._allocator = BlockAllocator(num_blocks)
+        self._allocator = BlockAllocator(num_blocks, tiers)
+        self._tiers = tiers
         self._block_size = block_size
         self._keeps_prefixes = keeps_prefixes
         self._states: StateKeeper | None = None
@@ -122,6 +127,59 @@ class BlockManager:
         seq.num_computed = len(cached) * self._block_size
         return True
 
+    def fetch(
+        self, seq: Sequence, end: int, *, reusable: int, reserve: int, compute_ns: ComputeNs
+    ) -> bool:
+        """Has blocks brought back that a sequence without blocks could begin with.
+
+        Args:
+            seq: is to be placed.
+            end: as for `place`.
+            reusable: as for `place`.
+            reserve: as for `place`.
+            compute_ns: what it takes to compute them.
+
+        Returns:
+            Whether blocks of it are on their way: it should wait for them.
+        """
+        if self._tiers is None:
+            return False
+        cached = self._find_prefix(seq, reusable)
+        start, stop = len(cached), reusable // self._block_size
+        if start == stop:
+            return False
+        if self._tiers.is_arriving(seq.block_key(start)):
+            return True
+        for block in cached:
+            self._allocator.share(block)
+        arrival = None
+        if self._allocator.num_free >= -(-end // self._block_size) - start + reserve:
+            keys = [seq.block_key(i) for i in range(start, stop)]
+            arrival = self._tiers.fetch(keys, start, compute_ns)
+        if arrival is None:
+            self._allocator.release(cached)
+            return False
+        arrival.held = cached
+        arrival.blocks = [self._allocator.allocate() for _ in arrival.keys]
+        return True
+
+    def poll_tiers(self) -> None:
+        """Takes in what tiers have done: blocks that have come back can be found."""
+        for arrival in () if self._tiers is None else self._tiers.poll():
+            for block, key in zip(arrival.blocks[: arrival.num_valid], arrival.keys, strict=False):
+                self._allocator.publish(block, key)
+            self._allocator.release([*arrival.held, *arrival.blocks])
+
+    def start_copies(self) -> None:
+        """Begins to save what the next step may overwrite, and to bring back what has a place."""
+        if self._tiers is not None:
+            self._tiers.start()
+
+    @property
+    def arrivals(self) -> tuple[Arrival, ...]:
+        """Blocks on their way back to the device."""
+        return () if self._tiers is None else tuple(self._tiers.arrivals)
+
     def extend(self, seq: Sequence, end: int, *, reserve: int = 0) -> bool:
         """Makes room for `end` tokens; False if that leaves less than `reserve` blocks free."""
         missing = -(-end // self._block_size) - seq.num_blocks
@@ -169,7 +227,10 @@ class BlockManager:
     def check_integrity(self, sequences: Iterable[Sequence]) -> None:
         """Asserts that what these sequences hold explains every count."""
         holders = tuple(sequences)
-        self._allocator.check_integrity(seq.blocks for seq in holders)
+        arriving = ([*each.held, *each.blocks] for each in self.arrivals)
+        self._allocator.check_integrity((*(seq.blocks for seq in holders), *arriving))
+        if self._tiers is not None:
+            self._tiers.check_integrity()
         if self._states is not None:
             self._states.check_integrity(holders)
 

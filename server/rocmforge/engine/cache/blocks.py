@@ -5,9 +5,26 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from itertools import chain, compress
+from typing import Protocol
 
 from rocmforge.engine.cache.prefix_index import PrefixIndex
 from rocmforge.engine.sequence.block_keys import BlockKey
+
+
+class Watcher(Protocol):
+    """Learns what becomes of blocks whose content can be found."""
+
+    def rests(self, block: int, key: BlockKey, position: int) -> None:
+        """Nobody refers to the block any more, which was at that place of a sequence."""
+        ...
+
+    def leaves(self, block: int) -> None:
+        """A free block is handed out, and its content lost."""
+        ...
+
+    def forgets(self, block: int) -> None:
+        """The content of a block is not to be found any more."""
+        ...
 
 
 class BlockAllocator:
@@ -16,10 +33,15 @@ class BlockAllocator:
     A block is in exactly one place: used (count above zero), empty (free, content worthless) or
     cached (free, content in the prefix index). Empty blocks are handed out first, then the
     cached one that was released longest ago.
+
+    Args:
+        num_blocks: of the cache.
+        watcher: is told what becomes of blocks.
     """
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, watcher: Watcher | None = None) -> None:
         self.num_blocks = num_blocks
+        self._watcher = watcher
         self._index = PrefixIndex()
         self._counts = [0] * num_blocks
         self._empty = list(range(num_blocks - 1, -1, -1))
@@ -47,6 +69,8 @@ class BlockAllocator:
         else:
             block, _ = self._cached.popitem(last=False)
             self._index.discard(block)
+            if self._watcher is not None:
+                self._watcher.leaves(block)
         self._counts[block] = 1
         return block
 
@@ -71,18 +95,23 @@ class BlockAllocator:
     def forget(self, block: int) -> None:
         """Takes a block that is in use out of the prefix index."""
         self._index.discard(block)
+        if self._watcher is not None:
+            self._watcher.forgets(block)
 
     def release(self, blocks: Sequence[int]) -> None:
         """Drops one reference to each block of a sequence, given in order of position.
 
         The last ones become the oldest of the cache: a prefix loses its tail first.
         """
-        for block in reversed(blocks):
+        for position, block in reversed(tuple(enumerate(blocks))):
             self._counts[block] -= 1
             if self._counts[block] > 0:
                 continue
-            if block in self._index:
+            key = self._index.key_of(block)
+            if key is not None:
                 self._cached[block] = None
+                if self._watcher is not None:
+                    self._watcher.rests(block, key, position)
             else:
                 self._empty.append(block)
 

@@ -17,9 +17,6 @@ class PrefixIndex:
     def __len__(self) -> int:
         return len(self._block_of)
 
-    def __contains__(self, block: int) -> bool:
-        return block in self._key_of
-
     @property
     def blocks(self) -> Set[int]:
         """The blocks whose content is known."""
@@ -28,6 +25,13 @@ class PrefixIndex:
     def find(self, key: BlockKey) -> int | None:
         """Returns the block with that content, if any."""
         return self._block_of.get(key)
+
+    def __contains__(self, block: int) -> bool:
+        return block in self._key_of
+
+    def key_of(self, block: int) -> BlockKey | None:
+        """Returns what a block is known by, if its content is known."""
+        return self._key_of.get(block)
 
     def add(self, key: BlockKey, block: int) -> None:
         """Records the content of a block, unless that content or that block is known already."""

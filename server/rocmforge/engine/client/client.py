@@ -425,6 +425,7 @@ class AsyncEngine:
             max_waiting=config.max_waiting,
             max_score_rows=config.max_score_rows,
             prefix_cache=config.prefix_cache,
+            tiers=config.tiers,
             max_stall_ns=config.max_stall_ns,
             log_level=config.log_level,
             log_format=config.log_format,

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rocmforge.backend.protocol import LoadOptions
 from rocmforge.engine.ipc.params import TokenPieces
+from rocmforge.engine.ipc.tier_options import NO_TIERS, TierOptions
 from rocmforge.logs import LogFormat
 from rocmforge.models.checkpoint import Identity
 
@@ -25,6 +26,7 @@ class EngineConfig:
     max_waiting: int = 256  # unfinished requests beyond options.max_sequences
     max_score_rows: int = 256  # prompt tokens scored in one step
     prefix_cache: bool = True
+    tiers: TierOptions = NO_TIERS
     max_stall_ns: int = 0  # that decodes may wait for prompts; 0 = however long
     resume: bool = False  # go on with requests in a new process when one dies
     log_level: str = "WARNING"  # of the engine process, which logs to stderr

@@ -7,6 +7,7 @@ from rocmforge.backend.protocol import LoadOptions, RunnerInfo
 from rocmforge.engine.ipc.message import Message
 from rocmforge.engine.ipc.params import GenerateRequest, TokenEvent, TokenPieces
 from rocmforge.engine.ipc.status import EngineStats
+from rocmforge.engine.ipc.tier_options import NO_TIERS, TierOptions
 from rocmforge.engine.ipc.totals import Totals
 from rocmforge.errors import EngineError, RocmForgeError
 from rocmforge.logs import LogFormat
@@ -30,6 +31,7 @@ class Start(Message, frozen=True, tag=True):
     draft: str | None = None  # path of the draft model
     predicts: bool = False  # whether the model's predictor drafts
     identity: Identity | None = None  # what the model's file should be; None = whatever it is
+    tiers: TierOptions = NO_TIERS
 
 
 class DefineGrammar(Message, frozen=True, tag=True):

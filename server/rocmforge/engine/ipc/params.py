@@ -98,6 +98,8 @@ class Share(Message, frozen=True):
 
     key: int = 0  # index of the API key; its name stays with the HTTP side
     weight: float = 1.0  # above 0; twice as much is twice the tokens
+    # Made from the key itself, so that it is the same after a restart; b"" = there is none.
+    tenant: bytes = b""
 
 
 NO_KEY = Share()

@@ -128,6 +128,49 @@ class Totals(msgspec.Struct, array_like=True, gc=False, kw_only=True):
         ),
     ] = 0
 
+    tier_saved_blocks: Annotated[
+        int,
+        Family(
+            "host_cache_saved_blocks",
+            "KV blocks that were copied to the host's memory.",
+            is_vllms=False,
+        ),
+    ] = 0
+    tier_saved_bytes: Annotated[
+        int, Family("host_cache_saved_bytes", "Bytes of these blocks.", is_vllms=False)
+    ] = 0
+    tier_restored_blocks: Annotated[
+        int,
+        Family(
+            "host_cache_restored_blocks",
+            "KV blocks that were copied from the host's memory back to the device.",
+            is_vllms=False,
+        ),
+    ] = 0
+    tier_restored_bytes: Annotated[
+        int, Family("host_cache_restored_bytes", "Bytes of these blocks.", is_vllms=False)
+    ] = 0
+    tier_written_blocks: Annotated[
+        int,
+        Family("cache_dir_written_blocks", "KV blocks that were written to files.", is_vllms=False),
+    ] = 0
+    tier_read_blocks: Annotated[
+        int,
+        Family(
+            "cache_dir_read_blocks",
+            "KV blocks that were read from files on their way back to the device.",
+            is_vllms=False,
+        ),
+    ] = 0
+    tier_refused_files: Annotated[
+        int,
+        Family(
+            "cache_dir_refused_files",
+            "Cache files that were not what they should be, and were not used.",
+            is_vllms=False,
+        ),
+    ] = 0
+
     expert_reads: Annotated[
         int,
         Family(

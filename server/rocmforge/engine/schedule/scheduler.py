@@ -21,6 +21,7 @@ from msgspec import structs
 
 from rocmforge.backend.protocol import RunnerInfo, StepOutput
 from rocmforge.engine.cache.block_manager import BlockManager
+from rocmforge.engine.cache.tiers.tiers import CacheTiers
 from rocmforge.engine.constraint.constraint import Constraint
 from rocmforge.engine.ipc.params import FinishReason, GenerateRequest, TokenEvent
 from rocmforge.engine.ipc.status import EngineStats
@@ -30,7 +31,7 @@ from rocmforge.engine.schedule.fairness import FairQueue
 from rocmforge.engine.schedule.limits import SchedulerLimits
 from rocmforge.engine.schedule.results import Results
 from rocmforge.engine.schedule.step_builder import StepBuilder
-from rocmforge.engine.schedule.step_costs import StepCosts, StepWork
+from rocmforge.engine.schedule.step_costs import StepCosts, StepWork, pairs_of
 from rocmforge.engine.schedule.time_budget import TimeBudget
 from rocmforge.engine.sequence.sequence import Sequence, Status
 from rocmforge.errors import UnsupportedFeature
@@ -44,6 +45,7 @@ class Scheduler:
         limits: see `SchedulerLimits`.
         totals: counters to continue.
         masks_late: whether the mask of a token may follow when its step already runs.
+        tiers: where blocks go that are given up; None = nowhere.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class Scheduler:
         totals: Totals,
         *,
         masks_late: bool = False,
+        tiers: CacheTiers | None = None,
     ) -> None:
         self.totals = totals
         self._masks_late = masks_late
@@ -71,7 +74,9 @@ class Scheduler:
             num_slots=info.state_slots,
             num_snapshots=info.snapshots,
             totals=totals,
+            tiers=tiers,
         )
+        self._learns_costs = bool(limits.max_stall_ns) or tiers is not None
         self._live: dict[int, Sequence] = {}
         self._waiting = FairQueue()
         self._running: list[Sequence] = []  # keys served least first, within them oldest first
@@ -143,8 +148,24 @@ class Scheduler:
 
     # --- before a step ---
 
+    def tend(self) -> None:
+        """Takes in what tiers have done; they may go on while there is nothing to compute."""
+        self._cache.poll_tiers()
+
+    def start_copies(self) -> None:
+        """Begins copies of blocks, before the step is submitted that was decided last."""
+        self._cache.start_copies()
+
+    @property
+    def is_fetching(self) -> bool:
+        """Whether blocks are on their way back to the device, for which a request waits."""
+        return bool(self._cache.arrivals)
+
     def schedule(self, now_ns: int) -> list[Chunk]:
-        """Decides the next step. No chunks: nothing can be computed before a result is known."""
+        """Decides the next step. No chunks: nothing can be computed before a result is known.
+
+        Or before blocks have come back that are worth waiting for.
+        """
         self._cache.begin_step()
         step = StepBuilder(self._limits, whole_prompts=not self._causal)
         self._waiting.sort_by_charge(self._running)
@@ -264,12 +285,23 @@ class Scheduler:
         """
         if not self._causal:
             return True
-        if not self._cache.place(
-            seq, seq.num_new, reusable=self._reusable(seq), reserve=len(self._running)
+        reusable, reserve = self._reusable(seq), len(self._running)
+        if self._cache.fetch(
+            seq, seq.num_new, reusable=reusable, reserve=reserve, compute_ns=self._compute_ns
         ):
+            return False
+        if not self._cache.place(seq, seq.num_new, reusable=reusable, reserve=reserve):
             return False
         self._count_prefix(seq, seq.num_computed)
         return True
+
+    def _compute_ns(self, start: int, count: int) -> float | None:
+        """Returns what it takes to compute tokens of a prompt; None = not known yet."""
+        prices = self._costs.prices
+        if prices is None:
+            return None
+        steps = -(-count // self._limits.max_batched_tokens)
+        return prices.fixed * steps + prices.token * count + prices.pair * pairs_of(start, count)
 
     @staticmethod
     def _reusable(seq: Sequence) -> int:
@@ -296,7 +328,7 @@ class Scheduler:
 
     def commit(self, chunks: list[Chunk], output: StepOutput, now_ns: int) -> list[TokenEvent]:
         """Takes in the results of a step that `schedule` decided; see `Results`."""
-        if self._limits.max_stall_ns and not all([chunk.is_decode for chunk in chunks]):
+        if self._learns_costs and not all([chunk.is_decode for chunk in chunks]):
             predicted_ns = self._costs.observe(StepWork.of(chunks), output.device_ns)
             self.totals.count_prompt_step(output.device_ns, predicted_ns)
         return self._results.take(chunks, output, now_ns)

@@ -9,6 +9,7 @@ compared again.
 The root of the chain holds whatever else decides who may find a block: the LoRA adapter, whose
 keys and values are its own, and the API key and `cache_salt` of the request. Otherwise a caller
 could guess what others have sent: `cached_tokens`, or the time, tells whether a prefix was found.
+What stands for the API key is made from it: only who has it can compute the keys of its blocks.
 """
 
 from __future__ import annotations
@@ -16,25 +17,26 @@ from __future__ import annotations
 from hashlib import blake2b
 
 from rocmforge.backend.protocol import NO_ADAPTER, Int32Array
-from rocmforge.engine.ipc.params import NO_KEY
+from rocmforge.engine.ipc.params import NO_KEY, Share
 
 BlockKey = bytes
 ROOT: BlockKey = b""
 """What stands for the key before the first block."""
 
 
-def root_key(adapter: int, api_key: int, cache_salt: str) -> BlockKey:
+def root_key(adapter: int, share: Share, cache_salt: str) -> BlockKey:
     """Returns what stands for the key before the first block: `ROOT`, or 16 bytes.
 
     Args:
         adapter: index of the LoRA adapter, or `NO_ADAPTER`.
-        api_key: `Share.key` of the request.
+        share: whose the request is; its tenant counts, or its number if it has none.
         cache_salt: of the request; "" = none.
     """
-    if (adapter, api_key, cache_salt) == (NO_ADAPTER, NO_KEY.key, ""):
+    if (adapter, share.key, share.tenant, cache_salt) == (NO_ADAPTER, NO_KEY.key, b"", ""):
         return ROOT
-    numbers = adapter.to_bytes(4, "little", signed=True) + api_key.to_bytes(8, "little")
-    return blake2b(numbers + cache_salt.encode(), digest_size=16).digest()
+    whose = share.tenant or share.key.to_bytes(8, "little")
+    number = adapter.to_bytes(4, "little", signed=True) + bytes([len(whose)])
+    return blake2b(number + whose + cache_salt.encode(), digest_size=16).digest()
 
 
 def chain_key(parent: BlockKey, tokens: Int32Array, embeddings: bytes = b"") -> BlockKey:

@@ -230,8 +230,8 @@ class Sequence:
         return self._keys[block]
 
     def _root_key(self) -> BlockKey:
-        sampling, share = self.sampling, self.request.share
-        return root_key(sampling.adapter, share.key, sampling.cache_salt)
+        sampling = self.sampling
+        return root_key(sampling.adapter, self.request.share, sampling.cache_salt)
 
     @property
     def known_tokens(self) -> Int32Array:

@@ -1,0 +1,165 @@
+"""Measures copies of KV blocks, and first tokens of prompts whose blocks come back.
+
+    HIP_PLATFORM=nvidia python -m benchmarks.cache_tiers MODEL.gguf --folder /dev/shm/cache
+
+A prompt is computed, then others until its blocks have left the device, and then it comes again:
+from the host's memory, and from files if there is a folder. Two prompts wait for nobody else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+
+from rocmforge.backend.protocol import CopiesBlocks, LoadOptions, Runner
+from rocmforge.engine.cache.tiers.folder import CacheFolder
+from rocmforge.engine.cache.tiers.tiers import CacheTiers
+from rocmforge.engine.core import EngineCore
+from rocmforge.engine.ipc.params import SamplingParams
+from rocmforge.engine.ipc.totals import Totals
+from rocmforge.engine.schedule.limits import SchedulerLimits
+from rocmforge_hip.backend import create
+from rocmforge_hip.run import block_copies
+from tests.backend.driving import Chunk, Driver
+from tests.support.core import submits
+from tests.support.loading import load_file
+
+OPTIONS = LoadOptions(
+    device=None,
+    max_context=8192,
+    max_sequences=16,
+    max_batched_tokens=2048,
+    kv_blocks=320,
+    kv_dtype="auto",
+    memory_utilization=0.8,
+    graphs="auto",
+    decode_variant="auto",
+)
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--tokens", type=int, default=4096)
+    parser.add_argument("--folder", type=Path, help="where files go; deleted before and after")
+    parser.add_argument("--grids", default="16,32,64,128", help="thread blocks of a copy, to try")
+    parser.add_argument("--kv-dtype", choices=("auto", "f16", "int8"), default="auto")
+    args = parser.parse_args()
+    options = replace(OPTIONS, kv_dtype=args.kv_dtype)
+    for grid in args.grids.split(","):
+        with (
+            patch.object(block_copies, "_GRID", int(grid)),
+            closing(load_file(create(), args.model, options)) as runner,
+        ):
+            copies(runner, int(grid))
+    with closing(load_file(create(), args.model, options)) as runner:
+        first_tokens(runner, args.tokens, args.folder)
+
+
+def copies(runner: Runner, grid: int) -> None:
+    """Prints how fast 128 blocks go to the host and back, alone and beside decodes."""
+    assert isinstance(runner, CopiesBlocks)
+    count = 128
+    runner.open_host_blocks(count)
+    chosen = np.random.default_rng(1).permutation(runner.info.num_blocks - 16)[:count] + 16
+    blocks, slots = chosen.astype(np.int32), np.arange(count, dtype=np.int32)
+    total = count * runner.info.block_bytes
+    driver = Driver(runner)
+    driver.run(Chunk(tokens=[1, 2, 3], blocks=[0]))
+    alone = step_ms(driver, 20)
+    for name, copy in (("save", runner.save_blocks), ("restore", runner.restore_blocks)):
+        for _ in range(3):
+            copy(blocks, slots)
+            took = wait(runner)
+        copy(blocks, slots)
+        beside = step_ms(driver, 3)
+        wait(runner)
+        print(
+            f"grid {grid}: {name} {total / took:.1f} GB/s ({took / 1e6:.2f} ms for "
+            f"{total / 2**20:.0f} MiB); a decode step {alone:.3f} ms alone, {beside:.3f} beside",
+            flush=True,
+        )
+
+
+def wait(runner: CopiesBlocks) -> int:
+    """Nanoseconds of the copy that runs."""
+    while not (found := runner.finished_copies()):
+        pass
+    return found[0]
+
+
+def step_ms(driver: Driver, count: int) -> float:
+    """Milliseconds on the device of a decode step of one sequence."""
+    times = [driver.run(Chunk(tokens=[4], start=3, blocks=[0])).device_ns for _ in range(count)]
+    return float(np.median(times)) / 1e6
+
+
+def first_tokens(runner: Runner, tokens: int, folder: Path | None) -> None:
+    """Prints times to the first token, computed and from each tier."""
+    assert isinstance(runner, CopiesBlocks)
+    random = np.random.default_rng(2)
+    prompts = [random.integers(5, 30000, tokens).tolist() for _ in range(8)]
+    totals = Totals()
+    files = None
+    if folder is not None:
+        shutil.rmtree(folder, ignore_errors=True)
+        files = CacheFolder(folder, bytes(32), 64 << 30)
+    started = time.perf_counter()
+    slots = 2 * (tokens // runner.info.block_size) + 8
+    tiers = CacheTiers(runner, slots, files, totals)
+    print(f"{slots} blocks of the host, pinned in {time.perf_counter() - started:.2f} s")
+    limits = SchedulerLimits(
+        max_sequences=16, max_batched_tokens=2048, max_waiting=100, max_stall_ns=30_000_000
+    )
+    core = EngineCore(runner, limits, time.monotonic_ns, totals, tiers=tiers)
+    answers: dict[int, tuple[int, ...]] = {}
+    for what, number in (
+        *(("warm", 7), ("computed", 0), ("computed", 1), ("from the host", 0), ("computed", 2)),
+        *(("from the host", 1), ("computed", 3), ("computed", 4), ("computed", 5)),
+        *(("computed", 6), ("from files, if any", 0), ("device", 0)),
+    ):
+        took, answer, cached = first_token(core, prompts[number])
+        assert answers.setdefault(number, answer) == answer, "another answer"
+        print(f"{what}: prompt {number}, {1e3 * took:.1f} ms, {cached} tokens cached", flush=True)
+        while core.tend():
+            time.sleep(0.001)
+    print(
+        f"saved {totals.tier_saved_blocks}, restored {totals.tier_restored_blocks}, "
+        f"written {totals.tier_written_blocks}, read {totals.tier_read_blocks} blocks"
+    )
+    tiers.close()
+    if folder is not None:
+        size = sum(os.stat(path).st_size for path in folder.rglob("*.kv"))
+        print(f"{size / 2**20:.0f} MiB in files")
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def first_token(core: EngineCore, prompt: Sequence[int]) -> tuple[float, tuple[int, ...], int]:
+    """Seconds to the first token of a prompt, its answer, and how many tokens were found."""
+    (request,) = submits([(prompt, SamplingParams(max_tokens=4, temperature=0.0))])
+    started, first, cached = time.perf_counter(), 0.0, 0
+    tokens: list[int] = []
+    report = core.step([request])
+    while True:
+        for event in report.events:
+            assert event.error is None, event.error
+            tokens += event.token_ids
+            first = first or time.perf_counter() - started
+            cached = event.cached_tokens
+        if not core.has_work:
+            return first, tuple(tokens), cached
+        report = core.step()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Places below the device where KV blocks outlive it: memory of the host, and files."""

@@ -1,0 +1,101 @@
+"""What copies of blocks to the host's memory and back must do, of any runner."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from itertools import count
+
+import numpy as np
+
+from rocmforge.backend.protocol import CopiesBlocks, LoadOptions, Runner
+from rocmforge.engine.cache.tiers.tiers import CacheTiers
+from rocmforge.engine.core import EngineCore
+from rocmforge.engine.ipc.params import SamplingParams
+from rocmforge.engine.ipc.totals import Totals
+from rocmforge.engine.schedule.limits import SchedulerLimits
+from tests.backend.driving import Chunk, Driver, Want
+from tests.support.core import submits
+
+WHATEVER_IT_TAKES = (
+    "rocmforge.engine.cache.tiers.tiers.worth_copying",
+    lambda start, block_size, copies, compute_ns: len(copies),
+)
+"""To patch: what is found is brought back, fast or not."""
+GREEDY = SamplingParams(max_tokens=6, temperature=0.0)
+
+
+def wait_for_copies(runner: CopiesBlocks, copies: int) -> list[int]:
+    """The nanoseconds of so many copies that have been started."""
+    found: list[int] = []
+    end = time.monotonic() + 60
+    while len(found) < copies:
+        assert time.monotonic() < end, "a copy never ends"
+        found += runner.finished_copies()
+    assert not runner.finished_copies()
+    return found
+
+
+def check_that_blocks_come_back(driver: Driver) -> None:
+    """Blocks are saved, overwritten and restored in other places, while steps are submitted."""
+    runner = driver.runner
+    assert isinstance(runner, CopiesBlocks)
+    size = runner.info.block_size
+    tokens = [(5 * i) % 90 + 3 for i in range(2 * size)]
+    wants = [Want(num_logprobs=20)]
+    others = [(3 * i) % 90 + 4 for i in range(2 * size)]
+
+    def fill(tokens: list[int], blocks: list[int]) -> None:
+        driver.run(Chunk(tokens=tokens[:size], blocks=blocks))
+        driver.run(Chunk(tokens=tokens[size:], start=size, blocks=blocks))
+
+    fill(others, [0, 6])
+    fill(tokens, [1, 2])
+    after = Chunk(tokens=[7], start=2 * size, blocks=[1, 2, 3], wants=wants)
+    expected = driver.run(after)
+    host = runner.open_host_blocks(4)
+    assert host.shape == (4, runner.info.block_bytes)
+    runner.save_blocks(np.array([2, 1], np.int32), np.array([0, 3], np.int32))
+    # At once, and in the same places: what was there must have been saved before.
+    fill(others, [2, 1])
+    runner.restore_blocks(np.array([0, 6], np.int32), np.array([3, 0], np.int32))
+    found = driver.run(
+        Chunk(tokens=[7], start=2 * size, blocks=[0, 6, 5], wants=wants)
+    )  # at once again
+    assert all(each >= 0 for each in wait_for_copies(runner, 2))
+    np.testing.assert_array_equal(found.top_ids, expected.top_ids)
+    np.testing.assert_array_equal(found.top_logprobs, expected.top_logprobs)
+
+
+def ask_in_turn(
+    runner: Runner, prompts: Sequence[Sequence[int]], options: LoadOptions, slots: int = 0
+) -> tuple[list[list[int]], Totals]:
+    """Greedy answers to prompts one after the other, and the counters; 0 slots: without tiers."""
+    clock, totals = count(1), Totals()
+    limits = SchedulerLimits(
+        max_sequences=options.max_sequences,
+        max_batched_tokens=options.max_batched_tokens,
+        max_waiting=100,
+    )
+    tiers = None
+    if slots:
+        assert isinstance(runner, CopiesBlocks)
+        tiers = CacheTiers(runner, slots, None, totals)
+    core = EngineCore(runner, limits, lambda: next(clock), totals, tiers=tiers)
+    answers = []
+    for number, prompt in enumerate(prompts):
+        (request,) = submits([(prompt, GREEDY)])
+        tokens: list[int] = []
+        report = core.step([request])
+        while True:
+            for event in report.events:
+                assert event.error is None, number
+                tokens += event.token_ids
+            if not core.has_work:
+                break
+            report = core.step()
+        core.check_integrity()
+        answers.append(tokens)
+    while core.tend():
+        time.sleep(0.001)
+    return answers, totals
