@@ -21,6 +21,7 @@ from rocmforge.engine.schedule.limits import SchedulerLimits
 from rocmforge.engine.schedule.step_builder import StepBuilder
 from rocmforge.engine.sequence import sequence as sequence_module
 from rocmforge.engine.sequence.block_keys import BlockKey, chain_key
+from rocmforge.engine.sequence.drafting import DraftMethod
 from rocmforge.engine.sequence.embeddings import Embeddings
 from rocmforge.engine.sequence.sequence import Sequence as EngineSequence
 from tests.support.fake_backend import FakeConfig, contents, continuation, prompt_logprobs
@@ -326,7 +327,9 @@ def test_a_draft_model_is_not_asked_behind_an_image() -> None:
         request(0, prompt_of(BEFORE, CAT), SamplingParams(max_tokens=9, draft_model_tokens=3)),
         BLOCK,
     )
-    assert seq.drafting is None
+    assert seq.drafting is not None
+    assert seq.drafting.limits[DraftMethod.MODEL] == 0
+    assert seq.drafting.limits[DraftMethod.PREDICTOR] == 3, "it reads states, not the image"
 
 
 def test_what_is_looked_up_for_drafts_has_no_two_placeholders_alike() -> None:

@@ -18,7 +18,7 @@ from rocmforge_hip.backend import create
 from rocmforge_hip.device.heads import HeadSize
 from rocmforge_hip.load.supported import check_sinks, check_sizes
 from tests.data.models.tiny_models import by_name, write_model
-from tests.support.hip import fitting
+from tests.support.hip import fitting, splittable
 from tests.support.options import SMALL
 
 HEADS = (HeadSize(8, 8), HeadSize(16, 8), HeadSize(12, 8, values_in_keys=True))
@@ -82,9 +82,13 @@ def test_more_experts_than_can_be_chosen_from_are_refused(
         check_sizes(replace(config, layers=(first, layer)), HEADS)
 
 
-def test_experts_are_not_split_over_devices(tmp_path: Path) -> None:
-    path = write_model(fitting(by_name("mixtral")), tmp_path)
-    problem = "over 2 devices: its experts run on one"
+def test_experts_that_devices_cannot_have_as_many_of_each_are_refused(tmp_path: Path) -> None:
+    mixtral = splittable(fitting(by_name("mixtral")))
+    odd = {"num_local_experts": 5}, {"expert_count": 5}
+    path = write_model(
+        replace(mixtral, config=mixtral.config | odd[0], keys=mixtral.keys | odd[1]), tmp_path
+    )
+    problem = r"over 2 devices: its 5 experts are not a multiple of 2. Use --tensor-parallel 1\."
     with (
         open_checkpoint(path) as checkpoint,
         pytest.raises(ConfigurationError, match=problem),

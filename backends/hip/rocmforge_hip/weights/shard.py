@@ -34,9 +34,10 @@ class Shard:
         problem = next(_problems(config, weights, self.size), None)
         if problem is None:
             return
-        fitting = [
+        fitting = ["1"]  # where nothing is cut, whatever its sizes are
+        fitting += [
             str(size)
-            for size in range(1, self.size)
+            for size in range(2, self.size)
             if next(_problems(config, weights, size), None) is None
         ]
         raise ConfigurationError(
