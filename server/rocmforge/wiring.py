@@ -104,8 +104,6 @@ def read_front(model: str, settings: Settings, found: Path | None = None) -> Mod
         )
         if not config.causal:
             _refuse_drafts_and_chats(settings)
-        if config.has_states:
-            _refuse_drafts(settings)
         if predicts and not config.predicts:
             raise ConfigurationError(
                 f"{path.name} has no predictor of further tokens, so --draft-model {MTP} has "
@@ -147,18 +145,6 @@ def _refuse_drafts_and_chats(settings: Settings) -> None:
     ):
         if value:
             raise ConfigurationError(f"The model is an encoder: leave {flag} out.")
-
-
-def _refuse_drafts(settings: Settings) -> None:
-    for flag, value in (
-        ("--draft-model", settings.draft_model),
-        ("--prompt-lookup-tokens", settings.prompt_lookup_tokens),
-    ):
-        if value:
-            raise ConfigurationError(
-                "The model has states that cannot be taken back when a draft token is rejected: "
-                f"leave {flag} out."
-            )
 
 
 def _sampling_defaults(checkpoint: Checkpoint, settings: Settings) -> SamplingDefaults:
@@ -250,7 +236,8 @@ def build_model(
         sampling_defaults=front.sampling,
         prompt_lookup_tokens=settings.prompt_lookup_tokens,
         draft_model_tokens=settings.draft_tokens if front.has_drafter else 0,
-        checks_drafts=not front.config.has_states,
+        checks_drafts=not front.config.has_states
+        or load_options(settings, front.config.max_context, causal=True).draft_tokens > 0,
         declared_context=config.options.max_context,
         declared_hidden_size=front.config.output_size,
         max_at_once=min(MAX_AT_ONCE, settings.max_sequences + settings.max_waiting),

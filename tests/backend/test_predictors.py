@@ -18,7 +18,7 @@ from rocmforge.engine.ipc.params import GenerateRequest, SamplingParams
 from rocmforge.engine.ipc.prompt import token_prompt
 from rocmforge.engine.ipc.status import EngineStats
 from tests.backend.driving import Chunk, Want, make_step
-from tests.data.models.tiny_models import PROMPT, by_name, gguf_metadata
+from tests.data.models.tiny_models import PROMPT, by_name, gguf_metadata, write_model
 from tests.support.core import tokens_of
 from tests.support.drafting import LIMITS
 from tests.support.gguf_writer import write_gguf
@@ -34,6 +34,7 @@ OPTIONS = LoadOptions(
     kv_blocks=64,
     kv_dtype="auto",
     memory_utilization=0.9,
+    draft_tokens=4,
 )
 PROMPTS = [PROMPT[:start] for start in (5, 9, 14, 3, 22, 17, 33, 16)]
 GREEDY = SamplingParams(max_tokens=24, temperature=0, draft_model_tokens=4)
@@ -44,6 +45,7 @@ SAMPLINGS = pytest.mark.parametrize(
     ids=["greedy", "sampled", "penalty"],
 )
 MODELS = pytest.mark.parametrize("name", ["glm4moe", "deepseek-v3"])
+WITH_STATES = ("qwen35", "qwen3next")
 
 
 @pytest.fixture
@@ -68,7 +70,7 @@ def rate(stats: EngineStats) -> float:
     return stats.totals.predictor_accepted_tokens / stats.totals.predictor_drafted_tokens
 
 
-@MODELS
+@pytest.mark.parametrize("name", ["glm4moe", "deepseek-v3", *WITH_STATES])
 @SAMPLINGS
 @pytest.mark.parametrize("is_right", [False, True], ids=["wrong", "right"])
 def test_the_tokens_are_those_without_a_predictor(
@@ -167,6 +169,28 @@ def write_layer_alone(name: str, path: Path) -> Path:
     keys |= {f"{recipe.architecture}.block_count": 1}
     keys |= {f"{recipe.architecture}.leading_dense_block_count": 0}
     return write_gguf(path, keys, layer | whole)
+
+
+@pytest.mark.parametrize("name", ["lfm2", *WITH_STATES])
+def test_states_go_back_to_the_last_accepted_token_whatever_drafts(
+    name: str, stack: ExitStack, tmp_path: Path
+) -> None:
+    """By prompt lookup, which is right now and then where few tokens are likely; some wait."""
+    few = tuple((token, 100.0) for token in (3, 7, 11))
+    sampling = SamplingParams(max_tokens=40, seed=3, prompt_lookup_tokens=4, logit_bias=few)
+    path = write_model(by_name(name), tmp_path)
+    prompts = [[*PROMPT[:9], *PROMPT[:9]], PROMPT[7:9], [5, 5, 5, 5, 5], PROMPT[:38]]
+    requests = [(prompt, sampling) for prompt in prompts]
+    plain, _ = tokens_of(
+        core_of(load(stack, path, predicts=False)),
+        [(prompt, msgspec.structs.replace(sampling, prompt_lookup_tokens=0)) for prompt in prompts],
+    )
+    runner = load(stack, path, predicts=False, kv_blocks=10)
+    assert runner.info.state_slots == LIMITS.max_sequences + 4 * 4
+    drafted, stats = tokens_of(core_of(runner), requests)
+    assert drafted == plain
+    assert 0 < stats.totals.accepted_tokens < stats.totals.drafted_tokens
+    assert stats.slots_used == 0
 
 
 @pytest.mark.parametrize("is_right", [False, True], ids=["wrong", "right"])

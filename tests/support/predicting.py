@@ -14,10 +14,8 @@ from tests.data.models.tiny_models import gguf_metadata, gguf_tensors
 from tests.support.gguf_writer import write_gguf
 
 _OUTPUTS = (
-    "attn_output.weight",
-    "ffn_down.weight",
-    "ffn_down_exps.weight",
-    "ffn_down_shexp.weight",
+    *("attn_output.weight", "ssm_out.weight"),
+    *("ffn_down.weight", "ffn_down_exps.weight", "ffn_down_shexp.weight"),
 )
 
 

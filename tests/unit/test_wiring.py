@@ -11,7 +11,7 @@ from rocmforge.errors import ConfigurationError
 from rocmforge.gguf.tokenizer import read_tokenizer
 from rocmforge.settings import Settings
 from rocmforge.text.tokenizer.tokenizer import Tokenizer
-from rocmforge.wiring import read_front, token_pieces
+from rocmforge.wiring import build_model, load_options, read_front, token_pieces
 from tests.data.models.tiny_encoders import VOCABULARY
 from tests.data.models.tiny_folders import write_folder
 from tests.data.models.tiny_models import by_name
@@ -69,17 +69,22 @@ def test_a_model_that_was_found_is_not_looked_for_again(tmp_path: Path) -> None:
     assert read_front("a name that stands for nothing", Settings(), folder).path == folder
 
 
-@pytest.mark.parametrize("name", ["draft_model", "prompt_lookup_tokens"])
-def test_drafts_are_refused_for_a_model_with_states(name: str, tmp_path: Path) -> None:
+def test_a_model_with_states_checks_draft_tokens_if_the_operator_wants_any(tmp_path: Path) -> None:
     folder = write_folder(by_name("lfm2"), tmp_path / "m")
     write_tokenizer(folder, pieces(VOCABULARY))
-    assert read_front(str(folder), Settings()).config.has_states
-    drafts = {
-        "draft_model": Settings(draft_model=str(folder)),
-        "prompt_lookup_tokens": Settings(prompt_lookup_tokens=4),
-    }
-    with pytest.raises(ConfigurationError, match=f"leave --{name.replace('_', '-')} out"):
-        read_front(str(folder), drafts[name])
+    for tokens in (0, 4):
+        settings = Settings(prompt_lookup_tokens=tokens, max_sequences=8)
+        front = read_front(str(folder), settings)
+        assert build_model(front, settings).checks_drafts is (tokens > 0)
+        options = load_options(settings, 128, causal=True)
+        assert options.running_slots(front.config) == 8 + 4 * tokens
+
+
+def test_a_model_without_a_predictor_is_refused_if_one_is_to_draft(tmp_path: Path) -> None:
+    folder = write_folder(by_name("glm4moe"), tmp_path / "m")
+    write_tokenizer(folder, pieces(VOCABULARY))
+    with pytest.raises(ConfigurationError, match="has no predictor of further tokens"):
+        read_front(str(folder), Settings(draft_model="mtp"))
 
 
 def test_a_model_with_states_cannot_draft(tmp_path: Path) -> None:

@@ -82,10 +82,11 @@ def _load(
     weights_bytes = float32_weight_bytes(checkpoint.weights)
     adapter_bytes = 4 * sum(adapter.num_values for adapter in adapters)
     of_states = state_bytes(config)
-    needed = weights_bytes + adapter_bytes + options.max_sequences * of_states
+    num_slots = options.running_slots(config)
+    needed = weights_bytes + adapter_bytes + num_slots * of_states
     allowed = int(options.memory_of(device) * options.memory_utilization)
     snapshots = options.snapshots_within(allowed - needed, of_states)
-    num_slots = options.max_sequences + snapshots if config.has_states else 0
+    num_slots += snapshots
     needed = weights_bytes + adapter_bytes + num_slots * of_states
     num_blocks = _plan_blocks(config, options, max_context, needed, device) if causal else 0
     if not causal:

@@ -40,6 +40,8 @@ NO_SLOT = -1
 """The state slot of a sequence that holds none, or of a model without states."""
 _MOST_SNAPSHOTS = 64
 _SNAPSHOT_SHARE = 8
+_DRAFTING_AT_ONCE = 4
+"""Sequences with states whose draft tokens can be checked in one step."""
 MAX_KEPT_STATES = 47
 """New tokens that a sequence may have in a step that keeps states between them."""
 
@@ -289,6 +291,12 @@ class LoadOptions:
     # as `snapshots_within` says.
     state_snapshots: int | None = 0
 
+    def running_slots(self, config: ModelConfig) -> int:
+        """Returns the state slots of sequences that run, and of the draft tokens of a few."""
+        if not config.has_states:
+            return 0
+        return self.max_sequences + min(self.max_sequences, _DRAFTING_AT_ONCE) * self.draft_tokens
+
     def snapshots_within(self, left: int, state_bytes: int) -> int:
         """Returns how many snapshots of states there are.
 
@@ -343,12 +351,11 @@ class RunnerInfo:
     # columns, and `slot_mapping` means nothing. `hidden_size` is the number of scores if the model
     # ranks.
     causal: bool = True
-    # Sequences and snapshots whose states there is room for, and the bytes of all; 0: the model has
-    # no states.
-    # Those of a sequence cannot be taken back to what they were some tokens before.
+    # Sequences, draft tokens and snapshots whose states there is room for, and the bytes of all; 0:
+    # the model has no states.
     state_slots: int = 0
     state_bytes: int = 0
-    snapshots: int = 0  # of `state_slots`; the others are for sequences
+    snapshots: int = 0  # of `state_slots`; the others are for `LoadOptions.running_slots`
     # Whether it computes steps with `StepInput.predicts`, and fills the predictor's cache in all.
     predicts: bool = False
 

@@ -48,7 +48,7 @@ class ServedModel:
     sampling_defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
     prompt_lookup_tokens: int = 0  # draft tokens of a step, for requests that do not say
     draft_model_tokens: int = 0  # the same with the draft model; 0 = there is none
-    checks_drafts: bool = True  # False: its states cannot be taken back
+    checks_drafts: bool = True  # False: it has states, and no slots to take them back
     declared_context: int | None = None  # tokens, by the file and the settings
     declared_hidden_size: int | None = None  # by the file
     max_at_once: int = MAX_AT_ONCE  # sequences of one request

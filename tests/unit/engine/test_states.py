@@ -84,8 +84,56 @@ def test_without_room_for_snapshots_no_prefix_is_reused() -> None:
         assert last.cached_tokens == 0
 
 
+@given(
+    st.lists(st.tuples(st.integers(1, 60), st.integers(1, 40)), min_size=1, max_size=9),
+    st.integers(24, 64),
+    st.integers(1, 2),
+    st.integers(1, 12),
+    st.sampled_from([0, 3]),
+    st.data(),
+)
+@settings(max_examples=30)
+def test_sequences_go_on_from_the_states_after_their_last_accepted_draft_token(
+    sizes: list[tuple[int, int]],
+    num_blocks: int,
+    depth: int,
+    between: int,
+    snapshots: int,
+    data: st.DataObject,
+) -> None:
+    """Of three in four draft tokens, with preemption, and more of them than slots for states."""
+    plain = replace(STATES, num_blocks=num_blocks, max_context=128, pipeline_depth=depth)
+    config = replace(plain, num_slots=4 + between, snapshots=snapshots)
+    draft = replace(plain, num_slots=0, wrong_one_in=4)
+    bench = Bench(config, FOUR, draft=draft)
+    sizes = [size for size in sizes if sum(size) <= 4 * num_blocks]
+    cancelled = data.draw(st.sets(st.integers(0, 8)))
+    for number, (length, tokens) in enumerate(sizes):
+        sampling = SamplingParams(max_tokens=tokens, draft_model_tokens=4)
+        bench.submit(request(number, prompt(number % 2, length), sampling))
+        if number - 1 in cancelled and bench.results[number - 1].last is None:
+            bench.step(Cancel(number - 1))
+    results = bench.finish()
+    assert bench.stats.slots_used == 0
+    for number, (length, tokens) in enumerate(sizes):
+        last = results[number].last
+        assert last is not None
+        if last.finish_reason is not FinishReason.CANCELLED:
+            expected = continuation(prompt(number % 2, length), tokens)
+            assert results[number].token_ids == expected
+
+
+def test_states_between_draft_tokens_save_steps() -> None:
+    config = replace(STATES, num_slots=8)
+    bench = Bench(config, FOUR, draft=replace(STATES, num_slots=0))
+    bench.run(request(0, prompt(1, 9), SamplingParams(max_tokens=60, draft_model_tokens=4)))
+    totals = bench.stats.totals
+    assert totals.model_accepted_tokens == totals.model_drafted_tokens > 40
+    assert totals.steps == 60 - totals.model_accepted_tokens
+
+
 @pytest.mark.parametrize("field", ["prompt_lookup_tokens", "draft_model_tokens"])
-def test_drafts_are_refused(field: str) -> None:
+def test_drafts_are_refused_without_slots_for_their_states(field: str) -> None:
     bench = Bench(STATES, FOUR)
     sampling = structs.replace(SamplingParams(max_tokens=4), **{field: 2})
     last = bench.run(request(0, prompt(0, 4), sampling))[0].last

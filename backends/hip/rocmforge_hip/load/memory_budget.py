@@ -134,8 +134,8 @@ def measure(
         input_bytes=_largest_input(config, limits),
         cache_blocks=tuple(_cache_block(layer, options.kv_dtype) for layer in layers),
         limits=limits,
-        states=options.max_sequences * state_bytes(config),
-        state_slots=options.max_sequences if config.has_states else 0,
+        states=options.running_slots(config) * state_bytes(config),
+        state_slots=options.running_slots(config),
         activation_slices=_activation_slices(config, options, stored_bytes(weights)),
     )
     one, left = state_bytes(config), needs.allowed - needs.fixed_bytes

@@ -183,8 +183,8 @@ def _lookup_tokens(model: ServedModel, request: GenerationRequest) -> int:
     wanted = request.prompt_lookup_num_tokens
     if wanted and not model.checks_drafts:
         raise InvalidParameter(
-            f"The model {model.name} has states that cannot be taken back, so it checks no draft "
-            "tokens: 'prompt_lookup_num_tokens' must be 0 or left out.",
+            f"The model {model.name} has states, and the server was started without draft tokens "
+            "for it (--prompt-lookup-tokens): 'prompt_lookup_num_tokens' must be 0 or left out.",
             param="prompt_lookup_num_tokens",
         )
     return model.prompt_lookup_tokens if wanted is None else wanted

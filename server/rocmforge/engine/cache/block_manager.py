@@ -23,6 +23,7 @@ class BlockManager:
         keeps_prefixes: whether blocks are found again by what they hold.
         num_slots: state slots; 0 = the model has no states.
         num_snapshots: of those, that sequences leave to others.
+        num_between: of those, for states between draft tokens.
         totals: counters to continue; those of states only.
         tiers: where blocks go that are given up; None = nowhere.
     """
@@ -35,6 +36,7 @@ class BlockManager:
         keeps_prefixes: bool,
         num_slots: int = 0,
         num_snapshots: int = 0,
+        num_between: int = 0,
         totals: Totals | None = None,
         tiers: CacheTiers | None = None,
     ) -> None:
@@ -47,6 +49,7 @@ class BlockManager:
             self._states = StateKeeper(
                 num_slots,
                 num_snapshots if keeps_prefixes else 0,
+                num_between,
                 block_size,
                 self._allocator.holds,
                 totals or Totals(),
@@ -198,6 +201,15 @@ class BlockManager:
         self.publish(seq)
         if self._states is not None:
             self._states.advance(seq)
+
+    def take_between(self, seq: Sequence, count: int) -> int:
+        """Takes what `count` draft tokens of a sequence need of its own; returns for how many."""
+        return count if self._states is None else self._states.take_between(seq, count)
+
+    def settle(self, seq: Sequence, accepted: int) -> None:
+        """Takes in how many draft tokens were accepted, and that the others are dropped."""
+        if self._states is not None:
+            self._states.settle(seq, accepted)
 
     def publish(self, seq: Sequence) -> None:
         """Offers blocks that are full of known tokens to whoever comes later."""

@@ -13,7 +13,7 @@ Nothing is copied. A tail becomes a snapshot
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import pairwise
 from typing import Final
 
@@ -37,6 +37,7 @@ class StateKeeper:
     Args:
         num_slots: all of them.
         num_snapshots: of those, for snapshots and tails; 0 = nothing is kept.
+        num_between: of those, for states between draft tokens.
         block_size: tokens of a block.
         is_findable: whether the block with that key is in the cache.
         totals: counters to continue.
@@ -46,6 +47,7 @@ class StateKeeper:
         self,
         num_slots: int,
         num_snapshots: int,
+        num_between: int,
         block_size: int,
         is_findable: Callable[[BlockKey], bool],
         totals: Totals,
@@ -54,6 +56,7 @@ class StateKeeper:
         self._slots = StateSlots(num_slots)
         self._snapshots = Snapshots(self._slots, num_snapshots, is_findable, totals)
         self._num_running = 0
+        self._num_between = num_between  # that are free
 
     @property
     def num_slots(self) -> int:
@@ -134,6 +137,36 @@ class StateKeeper:
             self._snapshots.read(states.source)
             states.source = None
         states.read = states.write
+        if not states.between:
+            self._leave_tail(seq, states)
+
+    def take_between(self, seq: Sequence, count: int) -> int:
+        """Takes slots for the states between draft tokens; returns for how many of `count`."""
+        if seq.states is None:
+            return count
+        count = min(count, self._num_between)
+        self._num_between -= count
+        seq.states.between = tuple(self._slots.take() for _ in range(count))
+        return count
+
+    def settle(self, seq: Sequence, accepted: int) -> None:
+        """Has a sequence go on with the states after so many of its draft tokens."""
+        states = seq.states
+        if states is None or not states.between:
+            return
+        slots = [*states.between, states.write]
+        states.read = states.write = slots.pop(accepted)
+        self._release_between(slots)
+        states.between = ()
+        self._leave_tail(seq, states)
+
+    def _release_between(self, slots: Iterable[int]) -> None:
+        for slot in slots:
+            self._slots.release(slot)
+            self._num_between += 1
+
+    def _leave_tail(self, seq: Sequence, states: SequenceStates) -> None:
+        """Leaves the states at the end of a block, if a sequence is there; it goes on in others."""
         if seq.num_computed % self._block_size or not self._snapshots.most:
             return
         if states.tail == NO_SLOT:
@@ -185,6 +218,7 @@ class StateKeeper:
         if states.source is not None:
             self._snapshots.release(states.source)
         self._slots.release(states.write)
+        self._release_between(states.between)
         self._num_running -= 1
         seq.states = None
 
@@ -218,4 +252,5 @@ class StateKeeper:
             others = states.write, states.tail, getattr(states.source, "slot", NO_SLOT)
             assert states.read in others, f"nobody keeps slot {states.read}, which is to be read"
         kept = self._snapshots.check_integrity(tails, sources)
-        self._slots.check_integrity([*(each.write for each in all_states), *tails, *kept])
+        between = [slot for each in all_states for slot in each.between]
+        self._slots.check_integrity([*(each.write for each in all_states), *tails, *kept, *between])

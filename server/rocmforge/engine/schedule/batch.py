@@ -117,7 +117,9 @@ def _states(chunks: list[Chunk], query_start: Int32Array) -> tuple[Int32Array, I
     if chunks[0].state_write == NO_SLOT:
         return np.zeros(0, np.int32), np.zeros(0, np.int32)
     writes = np.full(query_start[-1], NO_SLOT, np.int32)
-    writes[query_start[1:] - 1] = [chunk.state_write for chunk in chunks]
+    for chunk, end in zip(chunks, query_start[1:].tolist(), strict=True):
+        slots = *chunk.states_between, chunk.state_write
+        writes[end - len(slots) : end] = slots
     return np.array([chunk.state_read for chunk in chunks], np.int32), writes
 
 

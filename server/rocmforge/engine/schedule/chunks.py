@@ -31,6 +31,7 @@ class Chunk(NamedTuple):
     num_draft_tokens: int = 0
     state_read: int = NO_SLOT  # slots of the states before its first token, and after its last
     state_write: int = NO_SLOT
+    states_between: tuple[int, ...] = ()  # slots of those after each token before that, if any
 
     @property
     def tokens(self) -> Int32Array:

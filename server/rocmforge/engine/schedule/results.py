@@ -104,6 +104,7 @@ class Results:
     def _count_accepted(self, seq: Sequence, drafted: int, accepted: int) -> None:
         assert seq.drafting is not None, "there were draft tokens"
         seq.drop_rejected()
+        self._cache.settle(seq, accepted)
         seq.drafting.count(drafted, accepted)
         match seq.drafting.method:
             case DraftMethod.LOOKUP:

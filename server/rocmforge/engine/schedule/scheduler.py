@@ -67,12 +67,14 @@ class Scheduler:
             limits = replace(limits, prefix_cache=False, max_stall_ns=0)
         self._limits = limits
         self._block_size = info.block_size
+        self._num_between = max(0, info.state_slots - info.snapshots - limits.max_sequences)
         self._cache = BlockManager(
             info.num_blocks,
             info.block_size,
             keeps_prefixes=limits.prefix_cache,
             num_slots=info.state_slots,
             num_snapshots=info.snapshots,
+            num_between=self._num_between,
             totals=totals,
             tiers=tiers,
         )
@@ -95,12 +97,13 @@ class Scheduler:
         after it: that engine had room for more. It ends like all that died with the engine.
 
         Raises:
-            UnsupportedFeature: a model that draws no tokens is asked for them, or one with states,
-                which cannot be taken back, for draft tokens.
+            UnsupportedFeature: a model that draws no tokens is asked for them, or one with states
+                and no slots to take them back, for draft tokens.
         """
         if not self._causal and request.sampling.pooling is None:
             raise UnsupportedFeature("The model generates no text.")
-        if self._cache.num_slots and request.sampling.has_drafts:
+        is_stateful = self._cache.num_slots > 0
+        if is_stateful and not self._num_between and request.sampling.has_drafts:
             raise UnsupportedFeature("The model cannot check draft tokens.")
         assert len(self._live) < self._limits.max_live, "the client admits no more"
         num_prompt, max_tokens = len(request.prompt), request.sampling.max_tokens
@@ -264,7 +267,7 @@ class Scheduler:
         count = seq.add_draft_tokens(min(room, seq.compute_limit - seq.num_known))
         if count and not self._cache.extend(seq, seq.num_known + count, reserve=len(self._running)):
             count = min(count, max(0, self._cache.room(seq) - seq.num_known))
-        return count
+        return self._cache.take_between(seq, count)
 
     def extend_for_drafts(self, seq: Sequence, end: int) -> bool:
         """Makes room for `end` tokens of a running sequence, but preempts none; False without."""

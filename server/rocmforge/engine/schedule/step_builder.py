@@ -111,6 +111,7 @@ class StepBuilder:
             num_draft_tokens=num_draft_tokens,
             state_read=NO_SLOT if seq.states is None else seq.states.read,
             state_write=NO_SLOT if seq.states is None else seq.states.write,
+            states_between=() if seq.states is None else seq.states.between,
         )
         self.chunks.append(chunk)
         self.sequences.add(seq)

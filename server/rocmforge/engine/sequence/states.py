@@ -48,4 +48,6 @@ class SequenceStates:
     tail: int = NO_SLOT  # its own: holds the states at the end of its last full block, `tail_end`
     tail_end: int = 0
     points: frozenset[int] = frozenset()  # ends of blocks where snapshots are wanted
+    # Its own, in a step that checks draft tokens: get the states after each token but the last.
+    between: tuple[int, ...] = ()
     is_trusted: bool = True  # whether others may go on from its states
