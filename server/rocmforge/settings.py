@@ -126,6 +126,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             "phi4",
             "phi4-mini",
             "granite",
+            "nemotron-v2",
             "qwen3-coder",
             "seed-oss",
             "glm4",

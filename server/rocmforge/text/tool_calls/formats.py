@@ -26,6 +26,7 @@ FORMATS: Mapping[str, CallFormat] = {
         begin="<|tool_call|>", is_list=True, separator=", ", end="<|/tool_call|>"
     ),
     "granite": JsonFormat(begin="<|tool_call|>", is_list=True, separator=", "),
+    "nemotron-v2": JsonFormat(begin="<TOOLCALL>", is_list=True, separator=", ", end="</TOOLCALL>"),
     "qwen3-coder": TaggedFormat(
         begin="<tool_call>",
         name_begin="\n<function=",
@@ -95,6 +96,7 @@ _SIGNS = (
     ("phi4", "functools["),
     ("phi4-mini", "<|/tool_call|>"),
     ("granite", "<|tool_call|>"),
+    ("nemotron-v2", "<TOOLCALL>"),
     ("hermes", "<tool_call>"),
     ("mistral", "[TOOL_CALLS]"),
     ("pythonic", "[func_name1("),

@@ -156,6 +156,12 @@ ANSWERS: list[tuple[str, str, Outcome]] = [
         ("", [("add", '{"a": 1}')]),
     ),
     (
+        "nemotron-v2",
+        'Hm.\n<TOOLCALL>[{"name": "add", "arguments": {"a": 1}}, {"name": "add", "arguments": {}}]'
+        "</TOOLCALL>",
+        ("Hm.\n", [("add", '{"a": 1}'), ("add", "{}")]),
+    ),
+    (
         "qwen3-coder",
         'I\'ll look.\n<tool_call>\n<function=weather>\n<parameter=city>\nNew "York"\n</par\n'
         "</parameter>\n<parameter=days>\n3\n</parameter>\n<parameter=deep>\n"
@@ -365,6 +371,11 @@ def test_arguments_read_back_as_what_was_written() -> None:
         ("functools[{'name': 'f'}]", "phi4"),
         ("<|tool|>{{ tools }}<|/tool|> then <|tool_call|>[]<|/tool_call|>", "phi4-mini"),
         ("'<|tool_call>call:' + name", "gemma4"),
+        # As Granite 3, Granite 4, Nemotron Nano 2 and Nemotron 3 Nano have them.
+        ("answer with <|tool_call|> followed by a JSON list of tools used", "granite"),
+        ('{{- \'<tool_call>\\n{"name": "\' }}', "hermes"),
+        ('\'<TOOLCALL>[{{"name": "tool_name1", \'', "nemotron-v2"),
+        ("<tool_call>\\n<function=f>\\n<parameter=example_parameter_1>\\nvalue_1", "qwen3-coder"),
         ("[func_name1(params_name1=params_value1)]", "pythonic"),
         ("<|start|>assistant<|channel|>final<|message|>{{ tool_calls }}", "harmony"),
         ("knows no tools", "hermes"),
@@ -565,6 +576,7 @@ OPENINGS = {
     "functionary": "<function=",
     "phi4-mini": "<|tool_call|>",
     "granite": "<|tool_call|>",
+    "nemotron-v2": "<TOOLCALL>",
     "qwen3-coder": "<tool_call>",
     "seed-oss": "<seed:tool_call>",
     "glm4": "<tool_call>",
