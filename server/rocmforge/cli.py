@@ -37,7 +37,7 @@ _USED: Mapping[str, Sequence[str]] = {
     "serve": tuple(option.name for option in settings.options()),
     "service": tuple(option.name for option in settings.options()),
     "run": (*_ENGINE, "chat_template", "sampling", *_LOGS),
-    "inspect": (*_PLAN, "lora", *_LOGS),
+    "inspect": (*_PLAN, "host_cache", "cache_dir", "lora", *_LOGS),
     "pull": (*_PLAN, *_LOGS),
     "list": _LOGS,
     "rm": _LOGS,

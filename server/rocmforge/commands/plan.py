@@ -21,7 +21,7 @@ from rocmforge.models.checkpoint import Checkpoint
 from rocmforge.opening import open_checkpoint
 from rocmforge.settings import MTP, Settings
 from rocmforge.sizes import parse_size
-from rocmforge.wiring import adapter_specs, load_options, warn_of_context
+from rocmforge.wiring import adapter_specs, load_options, tier_options, warn_of_context
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,6 +158,11 @@ def _print(console: Console, plan: PlanReport, settings: Settings) -> None:
     ]
     if estimate.hosted is not None:
         rows.insert(4, ("experts", str(estimate.hosted)))
+    tiers = tier_options(settings)
+    if tiers.wanted and estimate.kv_block:
+        blocks = tiers.pinned_bytes // estimate.kv_block
+        tokens = f"{blocks:,} blocks, {blocks * estimate.block_size:,} tokens"
+        rows.append(("host cache", f"{size_text(tiers.pinned_bytes)} of the host: {tokens}"))
     if plan.draft is not None:
         rows.insert(-2, ("draft model", _draft_part(plan.draft, estimate, settings)))
     console.print(fact_table(rows))

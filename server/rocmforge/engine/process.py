@@ -21,6 +21,7 @@ from dataclasses import replace
 from threading import Thread
 
 from rocmforge.engine.cache.tiers.opening import open_tiers
+from rocmforge.engine.cache.tiers.tiers import CacheTiers
 from rocmforge.engine.constraint.grammar import Grammars
 from rocmforge.engine.core import EngineCore
 from rocmforge.engine.ipc.messages import (
@@ -80,12 +81,15 @@ class Channel:
         self._sock.sendall(encode(report))
 
 
-def announce(loaded: Loaded, core: EngineCore, channel: Channel) -> None:
+def announce(
+    loaded: Loaded, core: EngineCore, channel: Channel, tiers: CacheTiers | None = None
+) -> None:
     """Says what is being served."""
-    choice = loaded.choice
+    choice, info = loaded.choice, loaded.info
+    notes = info.notes if tiers is None else (*info.notes, tiers.note)
     channel.send(
         Ready(
-            runner=replace(loaded.info, max_context=core.max_context),
+            runner=replace(info, max_context=core.max_context, notes=notes),
             is_fallback=choice.is_fallback,
             fallback_reason=choice.reason if choice.is_fallback else "",
         )
@@ -142,7 +146,7 @@ def run(start: Start, channel: Channel) -> int:
     gc.collect()
     gc.freeze()  # what loading made is here to stay: the collector need not look at it again
     try:
-        announce(loaded, core, channel)
+        announce(loaded, core, channel, tiers)
         serve(core, channel)
         if start.tiers.folder is not None:
             core.keep_blocks(_KEEP_S)

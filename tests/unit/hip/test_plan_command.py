@@ -293,3 +293,15 @@ def test_snapshots_of_states_are_planned(
     assert f"of all sequences and {snapshots} snapshots" in " ".join(
         capsys.readouterr().out.split()
     )
+
+
+def test_the_hosts_cache_is_planned_in_blocks_and_tokens(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ("--backend", "hip", "--memory", "24GiB", "--host-cache", "1GiB")
+    estimate = plan(capsys, model, *flags)["estimate"]
+    blocks = GIB // estimate["kv_block"]
+    assert main(["inspect", str(model), "--plan", *flags]) == 0
+    assert f"{blocks:,} blocks, {blocks * estimate['block_size']:,} tokens" in " ".join(
+        capsys.readouterr().out.split()
+    )

@@ -87,6 +87,9 @@ class CacheFolder:
         self._paused_until = 0.0
         self._has_warned = False
 
+    def __str__(self) -> str:
+        return str(self._folder)
+
     @property
     def is_paused(self) -> bool:
         """Whether nothing is written for a while, because the disk refused."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
+from rocmforge.backend.host_memory import host_memory
 from rocmforge.backend.protocol import CopiesBlocks, Runner
 from rocmforge.engine.cache.tiers.folder import CacheFolder
 from rocmforge.engine.cache.tiers.tiers import CacheTiers
 from rocmforge.engine.ipc.tier_options import TierOptions
 from rocmforge.engine.ipc.totals import Totals
-from rocmforge.errors import ConfigurationError
+from rocmforge.errors import ConfigurationError, OutOfMemory
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +54,12 @@ def open_tiers(
         raise ConfigurationError(
             f"--host-cache has room for {options.pinned_bytes:,} bytes; a block of this model has "
             f"{info.block_bytes:,}."
+        )
+    _, free = host_memory()
+    if options.pinned_bytes > free:
+        raise OutOfMemory(
+            f"--host-cache needs {options.pinned_bytes:,} bytes of the host's memory, which has "
+            f"{free:,} free."
         )
     folder = None
     if options.folder is not None:

@@ -82,6 +82,16 @@ class CacheTiers:
         self._writes: deque[tuple[BlockKey, Future[frozenset[str] | None]]] = deque()
         self._restoring, self._reading = CopyTime(), CopyTime()
 
+    @property
+    def note(self) -> str:
+        """The sizes, for the operator, in a line."""
+        blocks = self._slots.num_slots
+        files = "" if self._folder is None else f"; files in {self._folder}"
+        return (
+            f"host cache   {blocks:,} blocks, {blocks * self._block_size:,} tokens, "
+            f"{self._memory.nbytes / 2**30:.1f} GiB of the host's memory{files}"
+        )
+
     # --- what happens to the blocks of the device ---
 
     def rests(self, block: int, key: BlockKey, position: int) -> None:
