@@ -51,18 +51,26 @@ def test_chats_say_the_same_alone_and_eight_at_once(model: str, server: LiveServ
         alone = [chat(number) for number in range(8)]
         with ThreadPoolExecutor(8) as pool:
             together = list(pool.map(chat, range(8)))
+        again = [chat(7), chat(7)]
     for one, other in zip(alone, together, strict=True):
         assert one.choices[0].message.content == other.choices[0].message.content
         assert other.usage.completion_tokens == 24
         usage = other.usage
         assert usage.prompt_tokens_details.cached_tokens in range(0, usage.prompt_tokens, 16)
-    assert sum(each.usage.prompt_tokens_details.cached_tokens for each in together)
+    assert again[0].choices[0].message.content == again[1].choices[0].message.content
+    usage = again[1].usage
+    assert usage.prompt_tokens_details.cached_tokens == (usage.prompt_tokens - 1) // 16 * 16 > 0
 
 
 def test_slots_are_counted_and_free_at_the_end(server: LiveServer) -> None:
+    for model in MODELS:
+        body = {"model": model, "prompt": "a b c d e f g h i j k l m n o p q r", "max_tokens": 2}
+        assert httpx.post(f"{server.url}/v1/completions", json=body).status_code == 200
     text = httpx.get(f"{server.url}/metrics").text
-    values = dict(line.rsplit(" ", 1) for line in text.splitlines() if "state_slots" in line)
+    values = dict(line.rsplit(" ", 1) for line in text.splitlines() if "_state_" in line)
     for model in MODELS:
         labels = f'{{engine="0",model_name="{model}"}}'
         assert float(values[f"rocmforge_state_slots{labels}"]) == 4 + 64
         assert float(values[f"rocmforge_state_slots_used{labels}"]) == 0
+        assert float(values[f"rocmforge_state_snapshots{labels}"]) > 0
+        assert float(values[f"rocmforge_state_snapshots_taken_total{labels}"]) > 0

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rocmforge.engine.cache.block_manager import BlockManager
 from rocmforge.engine.cache.snapshots import Snapshots
 from rocmforge.engine.cache.state_keeper import INTERVAL, StateKeeper
 from rocmforge.engine.cache.state_slots import StateSlots
@@ -157,6 +158,19 @@ def test_the_states_of_a_sequence_with_a_nan_are_given_up() -> None:
     assert last is not None
     assert last.finish_reason is FinishReason.ERROR
     assert bench.stats.snapshots == 0
+
+
+def test_states_behind_a_token_that_nobody_knows_are_not_kept() -> None:
+    """It was drawn, but did not match its grammar, while the next step took it in."""
+    cache = BlockManager(8, BLOCK, keeps_prefixes=True, num_slots=4, num_snapshots=2)
+    seq = Sequence(ask(0, words(1, 3)), BLOCK)
+    assert cache.place(seq, 4, reusable=2)
+    for seq.num_computed in (3, 4):
+        cache.begin_step()
+        cache.advance(seq)
+    cache.release(seq)
+    assert cache.num_snapshots == 0
+    cache.check_integrity(())
 
 
 def test_snapshots_take_an_eighth_of_the_memory_for_the_cache_at_most() -> None:
