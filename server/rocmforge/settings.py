@@ -132,6 +132,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             "glm4",
             "minimax",
             "gemma4",
+            "lfm2",
         ],
         _about("how the model writes tool calls; auto = as its chat template says", "FORMAT"),
     ] = "auto"

@@ -31,6 +31,7 @@ TEMPLATES = {
     "ByteDance-Seed-OSS": "seed-oss",
     "GLM-4.6": "glm4",
     "GLM-4.7-Flash": "glm4",
+    "LFM2.5-8B-A1B": "lfm2",
     "MiMo-VL": "hermes",
     "MiniMax-M2": "minimax",
     "Mistral-Small-3.2-24B-Instruct-2506": "mistral-v11",

@@ -71,6 +71,17 @@ FORMATS: Mapping[str, CallFormat] = {
     "pythonic": KeywordFormat(
         begin="[", end="]", is_list=True, name_begin="", open="(", assign="=", close=")"
     ),
+    "lfm2": KeywordFormat(
+        begin="<|tool_call_start|>",
+        end="<|tool_call_end|>",
+        is_list=False,
+        name_begin="",
+        open="(",
+        assign="=",
+        close=")",
+        list_begin="[",
+        list_end="]",
+    ),
     "gemma4": KeywordFormat(
         begin="<|tool_call>",
         end="<tool_call|>",
@@ -92,6 +103,8 @@ _SIGNS = (
     ("glm4", "<arg_key>"),
     ("functionary", "<function="),
     ("gemma4", "<|tool_call>call:"),
+    ("lfm2", "<|tool_call_start|>"),
+    ("lfm2", "List of tools: "),  # templates that leave calls to the client
     ("mistral-v11", "[ARGS]"),
     ("phi4", "functools["),
     ("phi4-mini", "<|/tool_call|>"),

@@ -36,12 +36,15 @@ class KeywordFormat:
     assign: str
     close: str
     quote: str = ""  # around strings; "" = as in Python or JSON
+    # Around all calls behind one mark; "" = a mark begins one call.
+    list_begin: str = ""
+    list_end: str = ""
     splits_reasoning = False
 
     @property
     def markers(self) -> Mapping[str, str]:
         marks = () if self.is_list else (self.begin, self.end, self.quote)
-        return {mark: mark for mark in marks}
+        return {mark: mark for mark in marks if mark}
 
     def parser(self, schemas: Mapping[str, Schema], max_calls: int | None) -> CallParser:
         return KeywordParser(self, schemas, max_calls)
@@ -69,6 +72,10 @@ class KeywordFormat:
         if self.is_list:
             calls = f"{begin} {repeated(call, ', ', parallel=parallel)} {end}"
             return Rules(calls, tuple(rules))
+        if self.list_begin:
+            calls = repeated(call, ", ", parallel=parallel)
+            opened = f"{literal(self.list_begin)} {calls} {literal(self.list_end)} {end}"
+            return Rules(f"{begin} {opened}", tuple(rules), opening=self.begin, opened=opened)
         return Rules(
             start=repeated(f"({begin} {call} {end})", "", parallel=parallel),
             rules=tuple(rules),
@@ -141,7 +148,9 @@ class KeywordParser(CallParser):
     ) -> None:
         super().__init__(schemas, max_calls)
         self._form = form
-        self._begin = () if form.is_list else (form.begin,)  # of a call, within text
+        self._begin = () if form.is_list else (form.begin + form.list_begin,)  # within text
+        self._end_mark = form.list_end + form.end
+        self._has_list = form.is_list or bool(form.list_begin)
         name = rf"\s*{re.escape(form.name_begin)}([\w.-]+)\s*{re.escape(form.open)}"
         self._name = re.compile(name)
         self._key = re.compile(rf"\s*([\w.-]+)\s*{re.escape(form.assign)}(.*)", re.DOTALL)
@@ -168,7 +177,7 @@ class KeywordParser(CallParser):
         match self._state:
             case _State.ARGUMENT:
                 pass  # the call was cut, and so are its arguments
-            case _State.NAME | _State.AFTER if self.num_calls and self._form.end.startswith(rest):
+            case _State.NAME | _State.AFTER if self.num_calls and self._end_mark.startswith(rest):
                 pass  # the list was cut, or what marks the call's end
             case _:
                 self._say_skipped()
@@ -208,12 +217,12 @@ class KeywordParser(CallParser):
 
     def _read_after(self) -> bool:
         self._incoming.skip_space()
-        if self._incoming.may_become(self._form.end):
+        if self._incoming.may_become(self._end_mark):
             return False
-        if self._incoming.take_mark(self._form.end):
+        if self._incoming.take_mark(self._end_mark):
             self._incoming.forget_skipped()
             self._state = _State.TEXT
-        elif self._form.is_list and self._incoming.skip_mark(","):
+        elif self._has_list and self._incoming.skip_mark(","):
             self._state = _State.NAME
         else:
             self._give_up()

@@ -262,6 +262,29 @@ ANSWERS: list[tuple[str, str, Outcome]] = [
         ),
     ),
     (
+        "lfm2",
+        'I look.<|tool_call_start|>[weather(city="Oslo, [1)", days=3), add(x=True, y=null)]'
+        "<|tool_call_end|>",
+        (
+            "I look.",
+            [
+                ("weather", '{"city": "Oslo, [1)", "days": 3}'),
+                ("add", '{"x": true, "y": null}'),
+            ],
+        ),
+    ),
+    (
+        "lfm2",
+        "<|tool_call_start|>[add()]<|tool_call_end|>\n<|tool_call_start|>[add(x='1')]",
+        ("", [("add", "{}"), ("add", '{"x": "1"}')]),
+    ),
+    (
+        "lfm2",
+        "<|tool_call_start|>[other(x=1)]<|tool_call_end|>",
+        ("<|tool_call_start|>[other(x=1)]<|tool_call_end|>", []),
+    ),
+    ("lfm2", "[add(x=1)] is no call", ("[add(x=1)] is no call", [])),
+    (
         "llama3",
         'Like {"name": "add", "parameters": {}}',
         ('Like {"name": "add", "parameters": {}}', []),
@@ -376,6 +399,9 @@ def test_arguments_read_back_as_what_was_written() -> None:
         ('{{- \'<tool_call>\\n{"name": "\' }}', "hermes"),
         ('\'<TOOLCALL>[{{"name": "tool_name1", \'', "nemotron-v2"),
         ("<tool_call>\\n<function=f>\\n<parameter=example_parameter_1>\\nvalue_1", "qwen3-coder"),
+        ('"<|tool_call_start|>[" + calls', "lfm2"),
+        ('"List of tools: <|tool_list_start|>[" + tools', "lfm2"),
+        ('"List of tools: [" + tools', "lfm2"),
         ("[func_name1(params_name1=params_value1)]", "pythonic"),
         ("<|start|>assistant<|channel|>final<|message|>{{ tool_calls }}", "harmony"),
         ("knows no tools", "hermes"),
@@ -582,6 +608,7 @@ OPENINGS = {
     "glm4": "<tool_call>",
     "minimax": "<minimax:tool_call>",
     "gemma4": "<|tool_call>",
+    "lfm2": "<|tool_call_start|>",
 }
 
 
