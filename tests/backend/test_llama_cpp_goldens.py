@@ -20,6 +20,8 @@ from tests.data.models.tiny_models import PROMPT, TinyModel
 
 TOLERANCE = 1e-4
 """Of a log-probability; the files have five digits behind the point."""
+TABLE_TOLERANCE = 1e-2
+"""Of Gemma 4, whose GELU llama.cpp takes from a table of halves."""
 BLOCKS = [3, 1, 2, 4]
 
 
@@ -40,4 +42,5 @@ def test_tokens_and_log_probabilities_are_those_of_llama_cpp(
         logprobs.extend(present(output.logprobs))
     assert tokens == golden["tokens"]
     expected = golden["prompt_logprobs"] + golden["logprobs"]
-    np.testing.assert_allclose(logprobs, expected, rtol=0, atol=TOLERANCE)
+    tolerance = TABLE_TOLERANCE if model.architecture == "gemma4" else TOLERANCE
+    np.testing.assert_allclose(logprobs, expected, rtol=0, atol=tolerance)

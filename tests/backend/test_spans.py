@@ -31,7 +31,11 @@ PLACES = (
 )
 
 
-@pytest.mark.parametrize("name", [model.name for model in MODELS])
+@pytest.mark.parametrize(
+    # Its tokens have another embedding, too, which rows are not given.
+    "name",
+    [model.name for model in MODELS if model.name != "gemma4-e"],
+)
 def test_rows_of_the_table_give_what_their_tokens_give(name: str, tmp_path: Path) -> None:
     """In chunks, from shared blocks, and after preemption."""
     model = by_name(name)

@@ -133,9 +133,9 @@ def attend(layer: LayerConfig, weights: Attention[Weight], xs: list[Float64]) ->
             q = rotated(weights.q.values[of_head] @ xs[position], position, rope)
             scores, values = [], []
             for other in range(first, position + 1):
-                k = rotated(weights.k.values[of_key] @ xs[other], other, rope)
+                k = rotated(present(weights.k).values[of_key] @ xs[other], other, rope)
                 scores.append(layer.attention_scale * (q @ k))
-                values.append(weights.v.values[of_value] @ xs[other])
+                values.append(present(weights.v).values[of_value] @ xs[other])
             shares = np.exp(np.array(scores) - max(scores))
             heads.append(shares @ np.array(values) / shares.sum())
         results.append(np.concatenate(heads))

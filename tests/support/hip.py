@@ -18,7 +18,13 @@ from kernels.table import TranslationUnit, read_formats
 from kernels.targets import select
 from rocmforge_hip.device.platform import VARIABLE
 from tests.data.models.tiny_experts import LATENT_CLASSES
-from tests.data.models.tiny_models import DENSE_MODELS, TinyModel, gguf_metadata, gguf_tensors
+from tests.data.models.tiny_models import (
+    DENSE_MODELS,
+    SCALED_MODELS,
+    TinyModel,
+    gguf_metadata,
+    gguf_tensors,
+)
 from tests.support.gguf_writer import Stored, write_gguf
 from tests.support.host_platform import HostPlatform
 from tests.support.kernels import PlatformOptions
@@ -32,7 +38,11 @@ _EXPERT_SIZES: Final = ("moe_intermediate_size", "shared_expert_intermediate_siz
 _SEEDS: Final = {"olmoe": 130, "hunyuan-moe": 146, "qwen3moe": 132}
 _EXPERT_KEYS: Final = ("expert_feed_forward_length", "expert_shared_feed_forward_length")
 # Halves for queries, keys and values, and for activations of prefills.
-FLOAT_MODELS: Final = tuple(model.name for model in DENSE_MODELS)
+FLOAT_MODELS: Final = tuple(
+    model.name
+    for model in (*DENSE_MODELS, *SCALED_MODELS)
+    if model.architecture not in ("mistral3", "olmo2")  # on the reference backend only
+)
 
 
 def platform_options(request: pytest.FixtureRequest) -> PlatformOptions:

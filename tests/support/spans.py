@@ -58,8 +58,13 @@ def embedded(
 
 def begun_with(model: TinyModel) -> Float32Array:
     """What a tiny model begins with for each token: its table, scaled, [V, hidden_size]."""
-    scale = math.sqrt(model.config["hidden_size"]) if model.is_gemma else 1.0
-    return hf_weights(model)["model.embed_tokens.weight"] * np.float32(scale)
+    weights, config = hf_weights(model), model.config
+    scale = math.sqrt(config["hidden_size"]) if model.is_gemma else 1.0
+    # All of the residual is divided by the scale of what is added to it.
+    scale *= config.get("embedding_multiplier", 1) / config.get("residual_multiplier", 1)
+    own = ("model.embed_tokens.weight", "backbone.embeddings.weight")
+    table = next(weights[name] for name in own if name in weights)
+    return table * np.float32(scale)
 
 
 @dataclass

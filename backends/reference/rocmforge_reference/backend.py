@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -103,7 +104,7 @@ def _load(
     tables = None
     if config.rope is not None:
         tables = load_rope_tables(config, checkpoint.rope_factors, max_context)
-    caches = tuple(_new_cache(layer, num_blocks) for layer in config.layers) if causal else ()
+    caches = _new_caches(config.layers, num_blocks) if causal else ()
     states = tuple(_new_states(layer, num_slots) for layer in config.layers)
     info = RunnerInfo(
         backend=NAME,
@@ -117,7 +118,8 @@ def _load(
         kv_bytes=num_blocks * BLOCK_SIZE * kv_bytes_per_token(config, 4) if causal else 0,
         kv_dtype="f32" if causal else "none",
         hidden_size=config.output_size,
-        embedding_size=config.hidden_size if causal else 0,
+        # Rows have no part of the other embedding, which tokens have.
+        embedding_size=config.hidden_size if causal and not config.per_layer_size else 0,
         masks_tokens=causal,
         logits_processors=tuple(processors) if causal else (),
         adapters=tuple(adapter.name for adapter in adapters),
@@ -201,6 +203,14 @@ def _to_weight(tensor: Tensor) -> Float32Array:
 
 def _mib(size: int) -> str:
     return f"{size / (1 << 20):,.0f} MiB"
+
+
+def _new_caches(layers: Sequence[LayerConfig], num_blocks: int) -> tuple[KvCache, ...]:
+    caches: list[KvCache] = []
+    for layer in layers:
+        shared = layer.cache_of
+        caches.append(_new_cache(layer, num_blocks) if shared is None else caches[shared])
+    return tuple(caches)
 
 
 def _new_cache(layer: LayerConfig, num_blocks: int) -> KvCache:

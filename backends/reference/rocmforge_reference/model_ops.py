@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from rocmforge.backend.protocol import NO_SLOT, Float32Array, Int32Array, StepInput
-from rocmforge.models.blocks import Experts, Mamba
+from rocmforge.models.blocks import Embedding, Experts, Mamba
 from rocmforge.models.config import (
     ActivationFunction,
     ExpertsConfig,
@@ -86,15 +87,21 @@ class ReferenceOps:
             x[step.input.embedding_tokens] = step.input.embedding_rows
         return x
 
-    def norm(self, x: Float32Array, weight: Weight, bias: Weight | None) -> Float32Array:
+    def norm(self, x: Float32Array, weight: Weight | None, bias: Weight | None) -> Float32Array:
         eps = self._config.norm_eps
+        if weight is None:
+            return x
         if self._config.norm is NormKind.RMS:
             assert bias is None
             return ops.rms_norm(x, weight.values, eps)
         return ops.layer_norm(x, weight.values, _values(bias), eps)
 
     def add_norm(
-        self, residual: Float32Array, delta: Float32Array, weight: Weight, bias: Weight | None
+        self,
+        residual: Float32Array,
+        delta: Float32Array,
+        weight: Weight | None,
+        bias: Weight | None,
     ) -> tuple[Float32Array, Float32Array]:
         total = residual + delta
         return total, self.norm(total, weight, bias)
@@ -154,8 +161,15 @@ class ReferenceOps:
         rule: ExpertsConfig,
     ) -> tuple[Float32Array, Float32Array, tuple[Any, Float32Array]]:
         total, x = self.add_norm(residual, delta, weight, None)
+        return total, x, self.route(x, experts, rule)
+
+    def route(
+        self, x: Float32Array, experts: Experts[Weight], rule: ExpertsConfig
+    ) -> tuple[Any, Float32Array]:
         logits = ops.linear(x, experts.router.values, _values(experts.router_bias))
-        return total, x, ops.route(logits, _values(experts.selection_bias), rule)
+        chosen, weights = ops.route(logits, _values(experts.selection_bias), rule)
+        scale = _values(experts.weight_scale)
+        return chosen, weights if scale is None else weights * scale[chosen]
 
     def experts(
         self,
@@ -177,6 +191,27 @@ class ReferenceOps:
         weight: Float32Array = ops.sigmoid(ops.linear(x, router.values[None]))
         return mixed + weight * shared
 
+    def add_scaled(
+        self, residual: Float32Array, delta: Float32Array, scale: Weight
+    ) -> Float32Array:
+        return (residual + delta) * scale.values
+
+    def per_layer_inputs(
+        self, step: Step, x: Float32Array, embedding: Embedding[Weight]
+    ) -> Float32Array:
+        size = self._config.per_layer_size
+        rows = ops.embed(present(embedding.per_layer).values, step.token_ids, math.sqrt(size))
+        own = ops.linear(x, present(embedding.per_layer_projection).values)
+        own = _heads(own * np.float32(self._config.hidden_size**-0.5), size)
+        own = self.norm(own, present(embedding.per_layer_norm), None).reshape(rows.shape)
+        inputs: Float32Array = (rows + own) * np.float32(math.sqrt(0.5))
+        return inputs
+
+    def gate_per_layer(self, gate: Float32Array, inputs: Float32Array, layer: int) -> Float32Array:
+        size = self._config.per_layer_size
+        own = inputs[:, layer * size : (layer + 1) * size]
+        return ops.activate(gate, ActivationFunction.GELU_TANH) * own
+
     def gelu(self, x: Float32Array) -> Float32Array:
         return ops.activate(x, ActivationFunction.GELU)
 
@@ -193,10 +228,22 @@ class ReferenceOps:
         layer = self._config.layers[spec.layer]
         q, k, v = _heads(q, layer.key_dim), _heads(k, layer.key_dim), _heads(v, layer.value_dim)
         cache = self._caches[spec.layer]
+        if layer.norms_values:
+            v = ops.rms_norm(v, np.ones(layer.value_dim, v.dtype), self._config.norm_eps)
         k = self._norm_and_rotate(step, k, k_norm, spec)
         ops.store(cache.keys, k, step.input.slot_mapping)
         ops.store(cache.values, v, step.input.slot_mapping)
-        return self._norm_and_rotate(step, q, q_norm, spec).reshape(len(q), -1)
+        return self.rotate_queries(step, q.reshape(len(q), -1), q_norm, spec)
+
+    def rotate_queries(
+        self, step: Step, q: Float32Array, q_norm: Weight | None, spec: AttentionSpec
+    ) -> Float32Array:
+        q = _heads(q, self._config.layers[spec.layer].key_dim)
+        q = self._norm_and_rotate(step, q, q_norm, spec)
+        gains = None if self._tables is None else self._tables.query_gains
+        if gains is not None:
+            q = q * gains[step.input.positions][:, None, None]
+        return q.reshape(len(q), -1)
 
     def _norm_and_rotate(
         self, step: Step, x: Float32Array, norm: Weight | None, spec: AttentionSpec

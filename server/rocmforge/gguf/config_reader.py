@@ -6,6 +6,7 @@ Key names: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -30,6 +31,7 @@ from rocmforge.models.config import (
     RopeScalingKind,
     RopeStyle,
     layer_without_attention,
+    share_caches,
 )
 from rocmforge.models.pooling import PoolingType
 
@@ -65,6 +67,7 @@ class ConfigReader(KeyReader):
             context = max(context, int(scaling.original_context * scaling.factor))
         if layer.latent is not None:
             layer, rope = self._scaled(layer, rope)
+        windows = self._windows(num_layers, context)
         has_types = "embedding.type" in family.may_have
         return ModelConfig(
             architecture=self._name,
@@ -76,17 +79,19 @@ class ConfigReader(KeyReader):
             max_context=context,
             layers=tuple(
                 replace(
-                    other or layer,
+                    other or heads,
                     window=None if other else window,
                     local_rope=window is not None and bool(local_rope),
+                    rotates=other is not None or not self._is_unrotated(index),
                     experts=experts if has_network else None,
                     intermediate_size=self._positive_of("feed_forward_length", index)
-                    if has_network and not experts
+                    if has_network and (not experts or family.has_dense_beside_experts)
                     else 0,
                 )
-                for index, (window, experts, other, has_network) in enumerate(
+                for index, (heads, window, experts, other, has_network) in enumerate(
                     zip(
-                        self._windows(num_layers, context),
+                        self._heads_by_layer(layer, windows),
+                        windows,
                         read_experts(file, num_layers),
                         self._without_attention(hidden_size, num_layers, norm_eps),
                         self._have_networks(num_layers),
@@ -109,6 +114,7 @@ class ConfigReader(KeyReader):
             embedding_scale=math.sqrt(hidden_size)
             if family.scales_embedding
             else self._scale("embedding") / residual_scale,
+            per_layer_size=self._per_layer_size(),
             pooling=self._pooling(),
         )
 
@@ -140,15 +146,59 @@ class ConfigReader(KeyReader):
             num_kv_heads=num_kv_heads,
             key_dim=head_dim,
             value_dim=head_dim,
-            attention_scale=self._scale(
-                "attention.", (hidden_size / num_heads if wide else head_dim) ** -0.5
-            ),
+            attention_scale=1.0
+            if self._family.unscaled_scores
+            else self._scale("attention.", (hidden_size / num_heads if wide else head_dim) ** -0.5),
             window=None,
             local_rope=False,
             intermediate_size=0,
             joint_head_norms=self._family.joint_head_norms,
             rotates_first=self._family.rotates_first,
+            norms_values=self._family.norms_values,
         )
+
+    def _per_layer_size(self) -> int:
+        suffix = "embedding_length_per_layer_input"
+        size = 0
+        if "embedding.per_layer" in self._family.has:
+            size = self._file.get_int(self._key(suffix), 0)
+        if size < 0:
+            raise self._bad(suffix, f"{size} is negative")
+        return size
+
+    def _heads_by_layer(
+        self, layer: LayerConfig, windows: Sequence[int | None]
+    ) -> Sequence[LayerConfig]:
+        """Returns the heads of each layer, from those that most families have in all of them."""
+        if not self._family.has_uneven_heads:
+            return [layer] * len(windows)
+        sizes = {False: layer.key_dim, True: layer.key_dim}
+        if self._key("attention.key_length_swa") in self._file.metadata:
+            sizes[True] = self._positive("attention.key_length_swa")
+            if self._positive("attention.value_length_swa", sizes[True]) != sizes[True]:
+                raise self._bad("attention.value_length_swa", "it is not the key length")
+        counts = self._counts("attention.head_count_kv", len(windows), layer.num_heads)
+        for count in counts:
+            if not count or layer.num_heads % count:
+                raise self._bad(
+                    "attention.head_count_kv",
+                    f"{count} does not divide the {layer.num_heads} heads",
+                )
+        found = [
+            replace(
+                layer,
+                num_kv_heads=count,
+                key_dim=sizes[window is not None],
+                value_dim=sizes[window is not None],
+            )
+            for count, window in zip(counts, windows, strict=True)
+        ]
+        suffix = "attention.shared_kv_layers"
+        shared = self._file.get_int(self._key(suffix), 0)
+        problem = share_caches(found, windows, shared)
+        if problem is not None:
+            raise self._bad(suffix, problem)
+        return found
 
     def _kv_heads(self, num_layers: int, num_heads: int) -> int:
         """Returns the heads of keys and values of each layer that has attention."""
@@ -156,6 +206,8 @@ class ConfigReader(KeyReader):
         counts = {*self._counts(suffix, num_layers, num_heads)}
         if self._family.has_states:
             counts.discard(0)
+        if self._family.has_uneven_heads:
+            return max(counts)  # of each layer, see below
         if len(counts) != 1 or 0 in counts:
             raise self._bad(suffix, f"it differs by layer ({sorted(counts)}): not supported")
         return counts.pop()
@@ -173,8 +225,11 @@ class ConfigReader(KeyReader):
     def _positive_of(self, suffix: str, layer: int) -> int:
         """Returns a positive number of a layer; the key may hold one for all of them."""
         value = self._file.metadata.get(self._key(suffix))
-        if isinstance(value, np.ndarray) and self._family.has_one_part:
-            return self._counts(suffix, layer + 1, 0)[layer]
+        may_differ = self._family.has_one_part or self._family.has_uneven_heads
+        if isinstance(value, np.ndarray) and may_differ:
+            if (found := self._counts(suffix, layer + 1, 0)[layer]) < 1:
+                raise self._bad(suffix, f"{found} of layer {layer} is not positive")
+            return found
         return self._positive(suffix)
 
     def _have_networks(self, num_layers: int) -> list[bool]:
@@ -298,9 +353,7 @@ class ConfigReader(KeyReader):
         """
         suffix = "rope.scaling.yarn_log_multiplier"
         # Converters write a tenth of it, of these architectures only.
-        multiplier = self._file.get_float(self._key(suffix), 0.0) / 0.1
-        if not 0 <= multiplier < math.inf:
-            raise self._bad(suffix, f"{multiplier} is negative or not finite")
+        multiplier = self._not_negative(suffix) / 0.1
         scaling = None if rope is None else rope.scaling
         if rope is None or scaling is None or scaling.kind is not RopeScalingKind.YARN:
             return layer, rope
@@ -414,16 +467,29 @@ class ConfigReader(KeyReader):
 
     def _local_rope(self, head_dim: int) -> RopeConfig | None:
         suffix, default = "rope.freq_base_swa", self._family.local_theta_default
+        if self._family.unscaled_windows:
+            default = self._theta("rope.freq_base", 10000.0)
         if default is None:
             if self._key(suffix) in self._file.metadata:
                 raise self._bad(suffix, "the architecture has no second rope base")
             return None
+        rotary_dim = self._rotary_dim(head_dim)
+        if self._family.has_uneven_heads:
+            own = self._positive("attention.key_length_swa", head_dim)
+            rotary_dim = self._positive("rope.dimension_count_swa", own)
+            if rotary_dim > own or rotary_dim % 2:
+                reason = f"{rotary_dim} of {own} elements cannot rotate"
+                raise self._bad("rope.dimension_count_swa", reason)
         return RopeConfig(
             style=self._rope_style,
-            rotary_dim=self._rotary_dim(head_dim),
+            rotary_dim=rotary_dim,
             theta=self._theta(suffix, default),
             scaling=None,
         )
+
+    def _is_unrotated(self, layer: int) -> bool:
+        period = self._family.unrotated_period
+        return period is not None and (layer + 1) % period == 0
 
     def _rope_scaling(self, context: int) -> RopeScaling | None:
         file, key = self._file, self._key
@@ -436,7 +502,11 @@ class ConfigReader(KeyReader):
         factor = factor or 1.0
         if LONG_FACTORS in file.tensors:  # Phi-3 files have these, but do not name the kind
             name = RopeScalingKind.LONGROPE
+        suffix = "attention.temperature_scale"
+        temperature = self._not_negative(suffix) if self._family.has_temperature else 0.0
         if name == "none" or (name == RopeScalingKind.LINEAR and factor == 1.0):
+            if temperature:
+                raise self._bad(suffix, f"{temperature} without a context that was extended")
             return None
         if name not in tuple(RopeScalingKind):
             raise UnsupportedArchitecture(
@@ -445,6 +515,9 @@ class ConfigReader(KeyReader):
             )
         kind = RopeScalingKind(name)
         default_gain = 0.1 * math.log(factor) + 1.0 if kind is RopeScalingKind.YARN else 1.0
+        if self._family.has_temperature and kind is RopeScalingKind.YARN:
+            multiplier = self._not_negative("rope.scaling.yarn_log_multiplier")
+            default_gain /= 0.1 * multiplier * math.log(max(factor, 1.0)) + 1.0
         return RopeScaling(
             kind=kind,
             factor=factor,
@@ -455,4 +528,11 @@ class ConfigReader(KeyReader):
             beta_fast=file.get_float(key("rope.scaling.yarn_beta_fast"), 32.0),
             beta_slow=file.get_float(key("rope.scaling.yarn_beta_slow"), 1.0),
             rounds_bounds=self._family.rounds_yarn,
+            temperature=temperature,
         )
+
+    def _not_negative(self, suffix: str) -> float:
+        value = self._file.get_float(self._key(suffix), 0.0)
+        if not 0 <= value < math.inf:
+            raise self._bad(suffix, f"{value} is negative or not finite")
+        return value

@@ -28,7 +28,7 @@ ONE_EXPERT: Final = (
 LAYER: Final = re.compile(r"blk\.(\d{1,4})\.")
 """What the names of a layer's tensors begin with."""
 
-PERMUTED: Final = frozenset({"llama", "granitehybrid"})
+PERMUTED: Final = frozenset({"llama", "granitehybrid", "mistral3", "granite", "smollm3"})
 """Architectures whose q and k have their rows in pairs that rotate together (`RopeStyle.NORMAL`).
 
 The converter of llama.cpp reorders them. Folders have the halves of a head one after the other.
@@ -218,13 +218,37 @@ _GATED_ATTENTION: Final = (
     *(rule for rule in _ATTENTION if rule.name != "attn_q.weight"),
     TensorRule("attn_q.weight", ("attention.q", "attention.gate")),
 )
+_GEMMA4: Final = TensorNames(
+    layer=(
+        *_NORMS,
+        *_ATTENTION,
+        *_FFN,
+        *_EXPERTS,
+        *_weights(
+            ("pre_ffw_norm_2", "experts.norm"),
+            ("post_ffw_norm_1", "experts.dense_post_norm"),
+            ("post_ffw_norm_2", "experts.post_norm"),
+            ("inp_gate", "per_layer.gate"),
+            ("proj", "per_layer.output"),
+            ("post_norm", "per_layer.norm"),
+            ("layer_output_scale", "output_scale"),
+        ),
+        TensorRule("ffn_gate_inp.scale", ("experts.router_norm",)),
+        TensorRule("ffn_down_exps.scale", ("experts.weight_scale",)),
+    ),
+    model=_weights(
+        ("per_layer_token_embd", "embedding.per_layer"),
+        ("per_layer_model_proj", "embedding.per_layer_projection"),
+        ("per_layer_proj_norm", "embedding.per_layer_norm"),
+    ),
+)
 _FUSED: Final = TensorNames(layer=_NORMS + _FUSED_ATTENTION + _FUSED_FFN)
 
 NAMES: Final[Mapping[str, TensorNames]] = MappingProxyType(
     {
         **dict.fromkeys(("llama", "qwen2", "qwen3", "qwen3moe", "gemma2", "gemma3"), _PLAIN),
         **dict.fromkeys(("qwen2moe", "olmoe", "ernie4_5-moe", "dots1", "minimax-m2"), _PLAIN),
-        "hunyuan-moe": _PLAIN,
+        **dict.fromkeys(("hunyuan-moe", "mistral3", "granite", "smollm3", "olmo2"), _PLAIN),
         **dict.fromkeys(("lfm2", "lfm2moe"), _LIQUID),
         **dict.fromkeys(
             ("qwen35", "qwen35moe", "qwen3next"),
@@ -235,6 +259,7 @@ NAMES: Final[Mapping[str, TensorNames]] = MappingProxyType(
             TensorNames(layer=_NORMS + _ATTENTION + _MAMBA + _FFN + _EXPERTS),
         ),
         "bailingmoe2": TensorNames(layer=_NORMS + _FUSED_ATTENTION + _HEAD_NORMS + _FFN + _EXPERTS),
+        "gemma4": _GEMMA4,
         "gpt-oss": TensorNames(layer=_LATE_NORMS + _ATTENTION + _SINKS + _EXPERTS),
         "glm4moe": TensorNames(layer=_LATE_NORMS + _ATTENTION + _FFN + _EXPERTS),
         "deepseek2": TensorNames(layer=_NORMS + _LATENT + _FFN + _EXPERTS),

@@ -27,7 +27,13 @@ from rocmforge.gguf.names import (
 from rocmforge.gguf.reader import GgufFile
 from rocmforge.models.config import ModelConfig, RopeScalingKind
 from rocmforge.models.families import FAMILIES
-from rocmforge.models.layouts import as_declared, cut_fused, join_experts
+from rocmforge.models.layouts import (
+    as_declared,
+    cut_fused,
+    join_experts,
+    scaled_router_norms,
+    with_shared_heads,
+)
 from rocmforge.models.rope import RopeFactors
 from rocmforge.models.weights import check_shape, check_weights, places
 
@@ -61,6 +67,7 @@ def read_weights(config: ModelConfig, file: GgufFile) -> dict[str, Tensor]:
             weights[paths[0]] = tensor if place is None else as_declared(tensor, place)
         else:
             weights |= cut_fused(config, tensor, [known[path] for path in paths])
+    weights = scaled_router_norms(config, with_shared_heads(config, weights))
     check_weights(config, weights, name_weights(config, file))
     return weights
 

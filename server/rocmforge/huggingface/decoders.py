@@ -7,7 +7,7 @@ would be wrong.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Final
@@ -15,7 +15,14 @@ from typing import Any, Final
 from rocmforge.errors import UnsupportedArchitecture
 from rocmforge.huggingface.experts import read_experts
 from rocmforge.huggingface.files.json_object import JsonObject
-from rocmforge.huggingface.latent import latent_gain, read_latent
+from rocmforge.huggingface.heads import (
+    full_heads,
+    latent_gain,
+    layer_flags,
+    read_latent,
+    read_layer,
+    uneven_heads,
+)
 from rocmforge.huggingface.recurrent import (
     have_networks,
     read_without_attention,
@@ -28,6 +35,7 @@ from rocmforge.models.config import (
     ActivationFunction,
     LayerConfig,
     ModelConfig,
+    RopeConfig,
     RopeStyle,
     RouterFunction,
 )
@@ -77,6 +85,43 @@ _GEMMA3: Final = DecoderType(
     scale_key="query_pre_attn_scalar",
     norms_add_one=True,
 )
+
+_GEMMA4: Final = DecoderType(
+    architecture="gemma4",
+    synonyms={"num_experts_per_tok": "top_k_experts"},
+    defaults={
+        "head_dim": 256,
+        "global_head_dim": 512,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "rms_norm_eps": 1e-6,
+        "sliding_window": 512,
+        "max_position_embeddings": 131072,
+        "hidden_size_per_layer_input": 256,
+        "tie_word_embeddings": True,
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            "full_attention": {
+                "rope_type": "proportional",
+                "partial_rotary_factor": 0.25,
+                "rope_theta": 1000000.0,
+            },
+        },
+    },
+    activation_key="hidden_activation",
+)
+
+_MISTRAL: Final = DecoderType(
+    architecture="llama",
+    defaults={
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131072,
+        "sliding_window": 4096,
+    },
+    has_windows=True,
+)
+_OLMO: Final = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-5}
 
 _LIQUID: Final = {
     "num_key_value_heads": 8,
@@ -154,14 +199,43 @@ _NEMOTRON_WORDS: Final = {
 DECODERS: Final[Mapping[str, DecoderType]] = MappingProxyType(
     {
         "llama": DecoderType(architecture="llama"),
-        "mistral": DecoderType(
-            architecture="llama",
+        "mistral": _MISTRAL,
+        "mistral3": _MISTRAL,  # with images: the row of its text part is taken
+        "ministral3": DecoderType(
+            architecture="mistral3",
             defaults={
                 "num_key_value_heads": 8,
-                "max_position_embeddings": 131072,
-                "sliding_window": 4096,
+                "head_dim": 128,
+                "max_position_embeddings": 262144,
+                "rms_norm_eps": 1e-5,
+                "rope_parameters": {
+                    "rope_type": "yarn",
+                    "rope_theta": 1000000.0,
+                    "factor": 16.0,
+                    "original_max_position_embeddings": 16384,
+                    "mscale": 1.0,
+                    "mscale_all_dim": 1.0,
+                    "llama_4_scaling_beta": 0.1,
+                },
             },
             has_windows=True,
+        ),
+        "granite": DecoderType(
+            architecture="granite", defaults={"position_embedding_type": "rope"}
+        ),
+        "smollm3": DecoderType(
+            architecture="smollm3",
+            defaults={
+                "num_key_value_heads": 4,
+                "max_position_embeddings": 32768,
+                "rope_theta": 2000000.0,
+                "tie_word_embeddings": True,
+            },
+        ),
+        "olmo2": DecoderType(architecture="olmo2", defaults=_OLMO),
+        "olmo3": DecoderType(
+            architecture="olmo2",
+            defaults=_OLMO | {"rope_theta": 500000.0, "sliding_window": 4096},
         ),
         "qwen2": DecoderType(architecture="qwen2"),
         "qwen3": DecoderType(architecture="qwen3", defaults={"head_dim": 128}),
@@ -309,6 +383,8 @@ DECODERS: Final[Mapping[str, DecoderType]] = MappingProxyType(
         ),
         "gemma3_text": _GEMMA3,
         "gemma3": _GEMMA3,  # with images, of which only the text part is read
+        "gemma4_text": _GEMMA4,
+        "gemma4": _GEMMA4,  # with images and sound, of which only the text part is read
         "phi3": DecoderType(architecture="phi3"),
         "glm4": DecoderType(
             architecture="glm4",
@@ -331,15 +407,20 @@ def read_decoder(config: JsonObject, name: str, pooling: PoolingType) -> tuple[M
         UnsupportedArchitecture: It uses a feature that we do not have.
         BadFolder: A key is missing, of the wrong type, or contradicts another; names the key.
     """
+    text, kind = text_part(config)
+    return _Reader(_in_our_words(text.with_defaults(kind.defaults), kind), kind).read(name, pooling)
+
+
+def text_part(config: JsonObject) -> tuple[JsonObject, DecoderType]:
+    """Returns the part of a configuration that is about text, and its row, else the model's."""
     kind = DECODERS[config.get_str("model_type")]
     text = config.get_object("text_config") or config
-    return _Reader(_in_our_words(text.with_defaults(kind.defaults), kind), kind).read(name, pooling)
+    return text, DECODERS.get(text.get_str("model_type", ""), kind)
 
 
 def is_tied(config: JsonObject) -> bool:
     """Returns whether the embedding is the output matrix, too."""
-    kind = DECODERS[config.get_str("model_type")]
-    text = config.get_object("text_config") or config
+    text, kind = text_part(config)
     place = _in_our_words(config if config.has("tie_word_embeddings") else text, kind)
     return place.get_bool(
         "tie_word_embeddings", kind.defaults.get("tie_word_embeddings", False) is True
@@ -361,7 +442,8 @@ class _Reader:
 
     def read(self, name: str, pooling: PoolingType) -> tuple[ModelConfig, Rope]:
         config, kind, family = self._config, self._kind, self._family
-        if config.get_bool("use_bidirectional_attention", False):
+        # Of images only, if Gemma 4 says so; they are refused.
+        if config.values.get("use_bidirectional_attention") not in (None, False, "vision"):
             raise UnsupportedArchitecture(
                 f"{kind.architecture} with attention to both sides (use_bidirectional_attention)",
                 tuple(DECODERS),
@@ -377,6 +459,8 @@ class _Reader:
         if family.is_scaled:
             layer = replace(layer, attention_scale=self._scale("attention_multiplier"))
         rotated = layer.key_dim if layer.latent is None else layer.latent.rotary_dim
+        if family.has_uneven_heads:
+            rotated = full_heads(config, layer).key_dim
         context = config.get_positive("max_position_embeddings", 2048)
         rope = read_rope(
             config,
@@ -389,9 +473,7 @@ class _Reader:
         if latent is not None:
             gain = latent_gain(config, rope.config.scaling)
             layer = replace(latent, attention_scale=latent.attention_scale * gain)
-        local = None
-        if family.local_theta_default is not None:
-            local = self._local_rope(layer.key_dim, context, family.local_theta_default)
+        local = self._local_rope(layer.key_dim, context, rope.config.theta)
         scaling = rope.config.scaling
         if scaling is not None and scaling.kind == "yarn":
             context = max(context, int(scaling.original_context * scaling.factor))
@@ -413,7 +495,7 @@ class _Reader:
             norm_eps=norm / residual**2,
             pre_norm=family.pre_norm,
             rope=rope.config if self._rotates() else None,
-            local_rope=None if local is None else local.config,
+            local_rope=local,
             activation=self._activation(),
             attention_softcap=self._softcap("attn_logit_softcapping"),
             logit_softcap=self._softcap("final_logit_softcapping"),
@@ -421,9 +503,18 @@ class _Reader:
             embedding_scale=math.sqrt(hidden_size)
             if family.scales_embedding
             else self._scale("embedding_multiplier") / residual,
+            per_layer_size=self._per_layer_size(),
             pooling=pooling,
         )
         return found, rope
+
+    def _per_layer_size(self) -> int:
+        if "embedding.per_layer" not in self._family.has:
+            return 0
+        key = "hidden_size_per_layer_input"
+        if (size := self._config.get_int(key, 0)) < 0:
+            raise self._config.bad(key, f"{size} is negative")
+        return size
 
     def _scale(self, key: str) -> float:
         """Returns a factor, which files of some families state."""
@@ -451,19 +542,28 @@ class _Reader:
     ) -> tuple[LayerConfig, ...]:
         """Returns all layers, from what they have in common."""
         config, count = self._config, num_layers(self._config)
-        experts = read_experts(config, self._family, count)
+        windows, with_experts = self._windows(count), config
+        if not config.get_bool("enable_moe_block", True):
+            with_experts = config.replaced({}, without=("num_experts",))
+        experts = read_experts(with_experts, self._family, count)
         return tuple(
             replace(
-                other or layer,
+                other or heads,
                 window=None if other else window,
                 local_rope=window is not None and has_local_rope,
+                rotates=other is not None or not is_unrotated,
                 experts=own,
                 joint_head_norms=self._family.joint_head_norms,
                 rotates_first=self._family.rotates_first,
-                intermediate_size=self._intermediate_size() if has_network and not own else 0,
+                norms_values=self._family.norms_values,
+                intermediate_size=self._intermediate_size(heads)
+                if has_network and (not own or self._family.has_dense_beside_experts)
+                else 0,
             )
-            for window, own, other, has_network in zip(
-                self._windows(count),
+            for heads, window, is_unrotated, own, other, has_network in zip(
+                self._heads_by_layer(layer, windows),
+                windows,
+                self._unrotated(count),
                 experts,
                 read_without_attention(config, self._family, count, norm_eps),
                 have_networks(config, self._family, count),
@@ -471,10 +571,12 @@ class _Reader:
             )
         )
 
-    def _intermediate_size(self) -> int:
+    def _intermediate_size(self, layer: LayerConfig) -> int:
         """Returns features of the network; LFM2 states a number that others are made of."""
         config = self._config
         size = config.get_positive(self._kind.size_key)
+        if layer.cache_of is not None and config.get_bool("use_double_wide_mlp", False):
+            return 2 * size
         if not config.get_bool("block_auto_adjust_ff_dim", False):
             return size
         size = int(2 * size / 3)
@@ -483,9 +585,35 @@ class _Reader:
         multiple = config.get_positive("block_multiple_of")
         return -(-int(factor * size) // multiple) * multiple
 
-    def _local_rope(self, head_dim: int, context: int, theta: float) -> Rope:
-        """Reads the rotation of layers with a window, which is never scaled."""
-        config, kind = self._config, "sliding_attention"
+    def _unrotated(self, count: int) -> list[bool]:
+        """Returns whether each layer does not rotate, though others do."""
+        config = self._config
+        if (period := self._family.unrotated_period) is None:
+            return [False] * count
+        key = "no_rope_layers"  # in which 0 says that a layer is one
+        if (flags := config.get_numbers(key)) is not None:
+            if len(flags) < count:
+                raise config.bad(key, f"{len(flags)} numbers for {count} layers")
+            return [not flag for flag in flags[:count]]
+        period = config.get_positive("no_rope_layer_interval", period)
+        return [(layer + 1) % period == 0 for layer in range(count)]
+
+    def _heads_by_layer(
+        self, layer: LayerConfig, windows: Sequence[int | None]
+    ) -> Sequence[LayerConfig]:
+        """Returns the heads of each layer, from those that most families have in all of them."""
+        if self._family.unscaled_scores:
+            layer = replace(layer, attention_scale=1.0)
+        if not self._family.has_uneven_heads:
+            return [layer] * len(windows)
+        return uneven_heads(self._config, layer, windows)
+
+    def _local_rope(self, head_dim: int, context: int, usual: float) -> RopeConfig | None:
+        """Reads the other rotation, never scaled; `usual` is the base of the first one."""
+        config, family, kind = self._config, self._family, "sliding_attention"
+        if family.local_theta_default is None and not family.unscaled_windows:
+            return None
+        theta = family.local_theta_default or usual
         parameters = config.get_object("rope_parameters")
         if parameters is None or parameters.get_object(kind) is None:  # as before Transformers 5
             values = {"rope_theta": config.get_float("rope_local_base_freq", theta)}
@@ -497,7 +625,7 @@ class _Reader:
             max_context=context,
             theta=theta,
             kind=kind,
-        )
+        ).config
 
     def _activation(self) -> ActivationFunction:
         if self._family.activation is ActivationFunction.SQUARED_RELU:
@@ -542,43 +670,6 @@ class _Reader:
         return tuple(window if n >= first else None for n in range(count))
 
 
-def read_layer(config: JsonObject, scale_key: str | None = None) -> LayerConfig:
-    """Reads what all layers have in common; their feed-forward networks may differ.
-
-    Args:
-        config: Of the folder.
-        scale_key: Of the number that scores are divided by the root of; None: the head's size.
-    """
-    hidden_size = config.get_positive("hidden_size")
-    num_heads = config.get_positive("num_attention_heads")
-    num_kv_heads = config.get_positive("num_key_value_heads", num_heads)
-    if num_heads % num_kv_heads:
-        raise config.bad(
-            "num_key_value_heads", f"{num_kv_heads} does not divide the {num_heads} heads"
-        )
-    if hidden_size % num_heads and not config.has("head_dim"):
-        raise config.bad(
-            "num_attention_heads",
-            f"{num_heads} does not divide the width {hidden_size}, and there is no head_dim",
-        )
-    head_dim = config.get_positive("head_dim", hidden_size // num_heads)
-    divisor = float(head_dim)
-    if scale_key is not None:
-        divisor = config.get_float(scale_key)
-        if divisor <= 0:
-            raise config.bad(scale_key, f"{divisor} is not positive")
-    return LayerConfig(
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        key_dim=head_dim,
-        value_dim=head_dim,
-        attention_scale=divisor**-0.5,
-        window=None,
-        local_rope=False,
-        intermediate_size=0,
-    )
-
-
 def num_layers(config: JsonObject) -> int:
     """Returns the number of layers, at most MAX_LAYERS."""
     count = config.get_positive("num_hidden_layers")
@@ -604,19 +695,3 @@ def activation(config: JsonObject, key: str, default: str) -> ActivationFunction
             tuple(f"the activation {known!r}" for known in ACTIVATIONS),
         )
     return ACTIVATIONS[name]
-
-
-def layer_flags(config: JsonObject, count: int) -> tuple[bool, ...] | None:
-    """Returns whether each layer has the window, by `layer_types`; None if that is missing."""
-    types = config.get_strings("layer_types")
-    if types is None:
-        return None
-    if len(types) != count:
-        raise config.bad("layer_types", f"{len(types)} types for {count} layers")
-    known = {"full_attention": False, "sliding_attention": True}
-    for found in types:
-        if found not in known:
-            raise UnsupportedArchitecture(
-                f"{config.get_str('model_type', '')} with layers of type {found!r}", tuple(known)
-            )
-    return tuple(known[found] for found in types)

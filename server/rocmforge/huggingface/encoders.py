@@ -12,8 +12,9 @@ from types import MappingProxyType
 from typing import Final
 
 from rocmforge.errors import UnsupportedArchitecture
-from rocmforge.huggingface.decoders import activation, layer_flags, norm_eps, num_layers, read_layer
+from rocmforge.huggingface.decoders import activation, norm_eps, num_layers
 from rocmforge.huggingface.files.json_object import JsonObject
+from rocmforge.huggingface.heads import layer_flags, read_layer
 from rocmforge.huggingface.rope import read_rope
 from rocmforge.models.config import (
     ActivationFunction,

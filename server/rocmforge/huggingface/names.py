@@ -250,6 +250,7 @@ def _decoder(norms: Mapping[str, tuple[str, ...]]) -> NameTable:
         ),
         left_out=re.compile(
             r"^(model\.)?(vision_tower|multi_modal_projector|visual|mtp)\."
+            r"|^(model\.)?(audio_tower|embed_vision|embed_audio)\."
             r"|\.rotary_emb\.inv_freq$"
         ),
     )
@@ -388,9 +389,39 @@ def _liquid() -> NameTable:
     return replace(plain, parts=_LIQUID_PARTS, model=MappingProxyType(model))
 
 
+def _gemma4() -> NameTable:
+    parts = {
+        **_GEMMA_NORMS,
+        **_weights(
+            ("router.proj", "experts.router"),
+            ("pre_feedforward_layernorm_2", "experts.norm"),
+            ("post_feedforward_layernorm_1", "experts.dense_post_norm"),
+            ("post_feedforward_layernorm_2", "experts.post_norm"),
+            ("per_layer_input_gate", "per_layer.gate"),
+            ("per_layer_projection", "per_layer.output"),
+            ("post_per_layer_input_norm", "per_layer.norm"),
+            bias=False,
+        ),
+        "router.scale": ("experts.router_norm",),
+        "router.per_expert_scale": ("experts.weight_scale",),
+        "experts.gate_up_proj": ("experts.gate", "experts.up"),
+        "experts.down_proj": ("experts.down",),
+        "layer_scalar": ("output_scale",),
+    }
+    plain = _decoder(parts)
+    model = {
+        **plain.model,
+        "embed_tokens_per_layer.weight": "embedding.per_layer",
+        "per_layer_model_projection.weight": "embedding.per_layer_projection",
+        "per_layer_projection_norm.weight": "embedding.per_layer_norm",
+    }
+    return replace(plain, model=MappingProxyType(model))
+
+
 _DECODER_NAMES: Final[Mapping[str, NameTable]] = MappingProxyType(
     {
         **dict.fromkeys(("llama", "qwen2", "qwen3", "qwen3moe", "phi3"), _decoder(_ONE_NORM)),
+        **dict.fromkeys(("mistral3", "granite", "smollm3"), _decoder(_ONE_NORM)),
         **dict.fromkeys(
             ("qwen2moe", "olmoe", "ernie4_5-moe", "dots1", "glm4moe", "minimax-m2", "hunyuan-moe"),
             _decoder(_ONE_NORM),
@@ -401,7 +432,8 @@ _DECODER_NAMES: Final[Mapping[str, NameTable]] = MappingProxyType(
         ),
         **dict.fromkeys(("nemotron_h", "nemotron_h_moe"), _NEMOTRON),
         "deepseek2": _decoder({**_ONE_NORM, **_LATENT}),
-        **dict.fromkeys(("gemma2", "gemma3"), _decoder(_GEMMA_NORMS)),
+        **dict.fromkeys(("gemma2", "gemma3", "olmo2"), _decoder(_GEMMA_NORMS)),
+        "gemma4": _gemma4(),
         "glm4": _decoder(_GLM_NORMS),
         "gpt-oss": replace(_decoder(_ONE_NORM), parts=_GPT_OSS_PARTS),
     }

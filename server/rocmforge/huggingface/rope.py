@@ -23,7 +23,10 @@ from rocmforge.models.rope import RopeFactors
 Float64Array = npt.NDArray[np.float64]
 
 _LLAMA3: Final = "llama3"
-_KINDS: Final = ("default", "linear", "yarn", "longrope", _LLAMA3)
+_PROPORTIONAL: Final = "proportional"  # of Gemma 4
+_KINDS: Final = ("default", "linear", "yarn", "longrope", _LLAMA3, _PROPORTIONAL)
+_NEVER: Final = 1e30
+"""Divides the frequency of a pair that does not rotate, as in GGUF files."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,10 +78,26 @@ def read_rope(
     found = base.get_float("rope_theta", theta)
     if not 1 < found < math.inf:
         raise base.bad("rope_theta", f"{found} is not a rope base")
+    if name == _PROPORTIONAL:
+        return _proportional(parameters, style, head_dim, found)
     rotary_dim = _rotary_dim(config, parameters, head_dim, partial)
     if name == "dynamic":
         found *= _alpha(parameters) ** (rotary_dim / max(rotary_dim - 2, 1))
     return _Scaling(config, parameters, max_context).read(name, style, rotary_dim, found)
+
+
+def _proportional(parameters: JsonObject, style: RopeStyle, head_dim: int, theta: float) -> Rope:
+    """Returns a rotation of the first pairs only, as fast as if all of them rotated."""
+    key = "partial_rotary_factor"
+    share, factor = parameters.get_float(key, 1.0), parameters.get_float("factor", 1.0)
+    if not 0 < share <= 1:
+        raise parameters.bad(key, f"{share} is no share of a head")
+    if not 1e-6 <= factor < 1 << 31:
+        raise parameters.bad("factor", f"{factor} is not positive, too small or too large")
+    pairs = np.arange(head_dim // 2)
+    divisors = np.where(pairs < int(share * head_dim // 2), factor, _NEVER)
+    config = RopeConfig(style=style, rotary_dim=head_dim, theta=theta, scaling=None)
+    return Rope(config, RopeFactors(short=divisors, long=divisors))
 
 
 def _alpha(parameters: JsonObject) -> float:
@@ -151,7 +170,16 @@ class _Scaling:
             beta_fast=self._positive("beta_fast", 32.0),
             beta_slow=self._positive("beta_slow", 1.0),
             rounds_bounds=parameters.get_bool("truncate", True),
+            temperature=self._temperature(),
         )
+
+    def _temperature(self) -> float:
+        """Returns what lengthens queries far from the start, as Ministral 3 has it."""
+        key = "llama_4_scaling_beta"
+        temperature = self._parameters.get_float(key, 0.0)
+        if not 0 <= temperature < 1 << 31:
+            raise self._parameters.bad(key, f"{temperature} is negative or too large")
+        return temperature
 
     def _longrope(self) -> RopeScaling:
         original = self._original

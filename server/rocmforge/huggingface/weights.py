@@ -18,7 +18,13 @@ from rocmforge.huggingface.files.shards import WeightFile
 from rocmforge.huggingface.names import ONE_EXPERT, NameTable
 from rocmforge.huggingface.packed_experts import PACKED, unpack_experts
 from rocmforge.models.config import ModelConfig
-from rocmforge.models.layouts import as_declared, cut_fused, join_experts
+from rocmforge.models.layouts import (
+    as_declared,
+    cut_fused,
+    join_experts,
+    scaled_router_norms,
+    with_shared_heads,
+)
 from rocmforge.models.weights import place_of
 
 logger = logging.getLogger(__name__)
@@ -102,7 +108,7 @@ def read_weights(
             elif path.endswith(("delta.decay", "mamba.decay")):  # its logarithm is stored
                 part = float32_tensor(f"-exp({part.name})", -np.exp(part.to_float32()))
             weights[path] = part
-    return weights
+    return scaled_router_norms(config, with_shared_heads(config, weights))
 
 
 def _tensors_of_model(

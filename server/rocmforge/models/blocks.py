@@ -52,6 +52,9 @@ Size = Literal[
     "mamba_input_features",
     "mamba_inner_features",
     "mamba_heads",
+    "per_layer_size",
+    "per_layer_features",
+    "scalar",
     "intermediate_size",
     "num_experts",
     "expert_intermediate_size",
@@ -139,8 +142,15 @@ class Attention(Generic[W]):
     """Queries, keys and values of all heads, and the matrix behind them."""
 
     q: W = field(metadata=column("query_features", "hidden_size", group=Fusion.QKV, adaptable=True))
-    k: W = field(metadata=column("key_features", "hidden_size", group=Fusion.QKV, adaptable=True))
-    v: W = field(metadata=column("value_features", "hidden_size", group=Fusion.QKV, adaptable=True))
+    # None of layers that read the keys and values of another.
+    k: W | None = field(
+        default=None,
+        metadata=column("key_features", "hidden_size", group=Fusion.QKV, adaptable=True),
+    )
+    v: W | None = field(
+        default=None,
+        metadata=column("value_features", "hidden_size", group=Fusion.QKV, adaptable=True),
+    )
     q_bias: W | None = field(default=None, metadata=column("query_features", group=Fusion.QKV))
     k_bias: W | None = field(default=None, metadata=column("key_features", group=Fusion.QKV))
     v_bias: W | None = field(default=None, metadata=column("value_features", group=Fusion.QKV))
@@ -265,12 +275,22 @@ class SharedExpert(Generic[W]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts(Generic[W]):
-    """Networks of which each token passes a few, and what chooses them."""
+    """Networks of which each token passes a few, and what chooses them.
 
+    Where a layer has a feed-forward network, too, each of the two has norms of its own before and
+    behind it, and so has the router before it. Files have that of the router times
+    sqrt(hidden_size).
+    """
+
+    norm: W | None = field(default=None, metadata=whole("hidden_size"))
+    post_norm: W | None = field(default=None, metadata=whole("hidden_size"))
+    dense_post_norm: W | None = field(default=None, metadata=whole("hidden_size"))
+    router_norm: W | None = field(default=None, metadata=whole("hidden_size"))
     router: W = field(metadata=whole("num_experts", "hidden_size"))
     router_bias: W | None = field(default=None, metadata=whole("num_experts"))
     # Added to the probabilities to choose experts, not to weight them (Wang et al. 2024).
     selection_bias: W | None = field(default=None, metadata=whole("num_experts"))
+    weight_scale: W | None = field(default=None, metadata=whole("num_experts"))  # of an expert's
     gate: W | None = field(
         default=None,
         metadata=expert("expert_intermediate_size", "hidden_size", group=Fusion.GATE_UP),
@@ -284,12 +304,24 @@ class Experts(Generic[W]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PerLayer(Generic[W]):
+    """The matrices that bring a token's other embedding into a layer (Gemma 3n and 4).
+
+    It adds norm(output(GELU(gate(x)) * the part of the embedding that is the layer's)).
+    """
+
+    gate: W = field(metadata=whole("per_layer_size", "hidden_size"))
+    output: W = field(metadata=whole("hidden_size", "per_layer_size"))
+    norm: W = field(metadata=whole("hidden_size"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Layer(Generic[W]):
     """Attention or states, a feed-forward network or experts, and the norms around them.
 
     `attention_norm` and `feed_forward_norm` stand before their part or, unless
-    `ModelConfig.pre_norm`, behind it; the post norms behind parts that have a norm before them.
-    Where all layers have one part only, its norm is `attention_norm`.
+    `ModelConfig.pre_norm`, behind it; the post norms behind parts that have a norm before them, or
+    none at all. Where all layers have one part only, its norm is `attention_norm`.
     """
 
     attention_norm: W | None = field(default=None, metadata=whole("hidden_size"))
@@ -310,6 +342,8 @@ class Layer(Generic[W]):
     feed_forward: FeedForward[W] | None = field(metadata={BLOCK: FeedForward})
     experts: Experts[W] | None = field(metadata={BLOCK: Experts})
     feed_forward_post_norm: W | None = field(default=None, metadata=whole("hidden_size"))
+    per_layer: PerLayer[W] | None = field(default=None, metadata={BLOCK: PerLayer})
+    output_scale: W | None = field(default=None, metadata=whole("scalar"))  # of all it results in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -321,6 +355,12 @@ class Embedding(Generic[W]):
     type: W | None = field(default=None, metadata=whole("num_token_types", "hidden_size"))
     norm: W | None = field(default=None, metadata=whole("hidden_size"))
     norm_bias: W | None = field(default=None, metadata=whole("hidden_size"))
+    # A token's other embedding, a part for each layer: of a table, and of the usual embedding.
+    per_layer: W | None = field(default=None, metadata=whole("vocab_size", "per_layer_features"))
+    per_layer_projection: W | None = field(
+        default=None, metadata=whole("per_layer_features", "hidden_size")
+    )
+    per_layer_norm: W | None = field(default=None, metadata=whole("per_layer_size"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

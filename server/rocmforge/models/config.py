@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from types import MappingProxyType
@@ -64,6 +64,8 @@ class RopeScaling:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     rounds_bounds: bool = True  # YaRN's ramp begins and ends at a pair
+    # Queries are multiplied by 1 + temperature * ln(1 + floor(position / original_context)).
+    temperature: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,10 +245,13 @@ class LayerConfig:
     window: int | None  # a token sees itself and window - 1 before it, unless causal also after it
     local_rope: bool  # rotates as `ModelConfig.local_rope` says
     rotates: bool = True  # queries and keys do, if `ModelConfig.rope` says how
-    intermediate_size: int  # 0: it has experts, or no network
+    intermediate_size: int  # 0: it has experts only, or no network
     experts: ExpertsConfig | None = None
     joint_head_norms: bool = False  # norms of queries and keys, if any, are of all heads together
     rotates_first: bool = False  # rope comes before those norms
+    norms_values: bool = False  # each head, by root mean square, without a weight
+    # The layer whose keys and values it reads; then it has none, and no heads of them.
+    cache_of: int | None = None
     # Then heads have the sizes with which they attend: keys are rows of the cache, of which values
     # are the end.
     latent: LatentConfig | None = None
@@ -338,7 +343,9 @@ class LayerConfig:
 
     @property
     def key_norm_features(self) -> int:
-        """The elements that a norm of keys is of."""
+        """The elements that a norm of keys is of, 0 if it has no keys."""
+        if self.cache_of is not None:
+            return 0
         return self.key_features if self.joint_head_norms else self.key_dim
 
     @property
@@ -389,6 +396,11 @@ class LayerConfig:
         return self.num_heads * self.latent_value_dim
 
     @property
+    def scalar(self) -> int:
+        """The elements of a factor."""
+        return 1
+
+    @property
     def num_experts(self) -> int:
         """Experts, 0 if it has none."""
         return 0 if self.experts is None else self.experts.num_experts
@@ -427,6 +439,7 @@ class ModelConfig:
     logit_softcap: float | None = None
     logit_scale: float = 1.0  # multiplies the logits
     embedding_scale: float = 1.0
+    per_layer_size: int = 0  # elements of a token's other embedding that a layer has; 0: none
     pooling: PoolingType  # what it was trained for; NONE of decoders whose file does not say
     num_scores: int = 0  # of the classification head
     predicts: bool = False  # the last of the layers is that of its predictor
@@ -445,6 +458,11 @@ class ModelConfig:
     def num_layers(self) -> int:
         """The number of layers."""
         return len(self.layers)
+
+    @property
+    def per_layer_features(self) -> int:
+        """Elements of a token's other embedding, of all layers."""
+        return self.num_layers * self.per_layer_size
 
     def rope_of(self, *, local: bool) -> RopeConfig:
         """Returns the rotation of the layers that say `local_rope`, or of the others."""
@@ -501,6 +519,34 @@ def layer_without_attention(
         delta=delta,
         mamba=mamba,
     )
+
+
+def share_caches(
+    layers: list[LayerConfig], windows: Sequence[int | None], count: int
+) -> str | None:
+    """Lets the last layers read the cache of the last one before them of their kind, in place.
+
+    Kinds are layers with a window and without one.
+
+    Returns:
+        Why that cannot be; None if it can.
+    """
+    first = len(layers) - count
+    if not 0 <= count < len(layers):
+        return f"{count} of {len(layers)} layers"
+    for index in range(first, len(layers)):
+        is_local = windows[index] is not None
+        before = [n for n in range(first) if (windows[n] is not None) is is_local]
+        if not before:
+            return f"no layer has keys and values for layer {index}"
+        own = layers[index]
+        if (own.key_dim, own.value_dim) != (
+            layers[before[-1]].key_dim,
+            layers[before[-1]].value_dim,
+        ):
+            return f"the heads of layer {index} are not those of layer {before[-1]}"
+        layers[index] = replace(own, num_kv_heads=0, cache_of=before[-1])
+    return None
 
 
 def alibi_slopes(num_heads: int) -> tuple[float, ...]:

@@ -44,10 +44,20 @@ class ModelFamily:
     window_period: int | None = None
     window_default: int | None = None  # where the file states none
     local_theta_default: float | None = None  # of layers with a window, if they have their own
+    unscaled_windows: bool = False  # layers with a window rotate as the others, but unscaled
+    # One of so many layers, the last, does not rotate.
+    unrotated_period: int | None = None
     # Layer count of the one size whose scores are scaled by hidden_size / heads, not by head_dim.
     layers_scaled_by_dim: int | None = None
     is_scaled: bool = False  # files scale embeddings, what is added to them, scores and logits
     has_one_part: bool = False  # each layer: attention, or states, or a network
+    has_temperature: bool = False  # as `RopeScaling.temperature`
+    norms_values: bool = False  # as `LayerConfig.norms_values`
+    unscaled_scores: bool = False
+    # Heads differ between layers with a window and others; files may leave the values of the others
+    # out, which are their keys then.
+    has_uneven_heads: bool = False
+    has_dense_beside_experts: bool = False
     tiled_values: bool = False  # as `DeltaConfig.is_tiled`, in GGUF files
     has_position_axes: bool = False  # of images: to text, all are alike
 
@@ -123,6 +133,17 @@ FAMILIES: Final[Mapping[str, ModelFamily]] = MappingProxyType(
     {
         "llama": ModelFamily(
             has=_DECODER, may_have=_BIASES | _OUTPUT, router=RouterFunction.SOFTMAX
+        ),
+        "mistral3": ModelFamily(has=_DECODER, may_have=_BIASES | _OUTPUT, has_temperature=True),
+        "granite": ModelFamily(has=_DECODER, may_have=_BIASES | _OUTPUT, is_scaled=True),
+        "smollm3": ModelFamily(has=_DECODER, may_have=_BIASES | _OUTPUT, unrotated_period=4),
+        # OLMo 2 (arXiv:2501.00656), and OLMo 3, which has windows.
+        "olmo2": ModelFamily(
+            has=_ATTENTION | _HEAD_NORMS | _POST_NORMS | {"feed_forward.gate", "output_norm"},
+            may_have=_BIASES | _OUTPUT,
+            joint_head_norms=True,
+            window_period=4,
+            unscaled_windows=True,
         ),
         "qwen2": ModelFamily(has=_DECODER, may_have=_BIASES | _OUTPUT),
         "qwen3": ModelFamily(has=_DECODER | _HEAD_NORMS, may_have=_BIASES | _OUTPUT),
@@ -259,6 +280,26 @@ FAMILIES: Final[Mapping[str, ModelFamily]] = MappingProxyType(
             window_period=6,
             local_theta_default=10000.0,
             layers_scaled_by_dim=62,
+        ),
+        "gemma4": ModelFamily(
+            has=_DECODER
+            | _POST_NORMS
+            | _HEAD_NORMS
+            | {"experts.norm", "experts.post_norm", "experts.dense_post_norm"}
+            | {"experts.router_norm", "experts.weight_scale"}
+            | {"embedding.per_layer", "embedding.per_layer_projection", "embedding.per_layer_norm"}
+            | {"per_layer.gate", "per_layer.output", "per_layer.norm"},
+            may_have=_OUTPUT | {"output_scale"},
+            activation=ActivationFunction.GELU_TANH,
+            scales_embedding=True,
+            router=RouterFunction.SOFTMAX,
+            window_period=6,
+            window_default=512,
+            local_theta_default=10000.0,
+            norms_values=True,
+            unscaled_scores=True,
+            has_uneven_heads=True,
+            has_dense_beside_experts=True,
         ),
         "phi3": ModelFamily(has=_DECODER, may_have=_OUTPUT, window_period=1),
         "glm4": ModelFamily(

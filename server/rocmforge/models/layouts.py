@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from rocmforge.checkpoint.tensor import PickedRows, Stack, Tensor, Transposed
+from rocmforge.checkpoint.tensor import PickedRows, Stack, Tensor, Transposed, float32_tensor
 from rocmforge.errors import UnsupportedTensor
 from rocmforge.models.blocks import Role, WeightPlace
 from rocmforge.models.config import ModelConfig
@@ -100,6 +100,34 @@ def _cut_heads(
     return {
         k_b.path: Transposed(of_heads.slice(1, 0, plain_dim)),
         v_b.path: of_heads.slice(1, plain_dim, rows),
+    }
+
+
+def with_shared_heads(config: ModelConfig, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Returns the weights of a model whose layers share keys, values or both.
+
+    Layers that read the keys and values of another may have some of their own in a file, which
+    nobody uses. Where a layer has no matrix of values, that of keys makes them, too.
+    """
+    found = dict(weights)
+    for index, layer in enumerate(config.layers):
+        stem = f"layers.{index}.attention"
+        if layer.cache_of is not None:
+            for name in ("k", "v", "k_norm"):
+                found.pop(f"{stem}.{name}", None)
+        elif f"{stem}.v" not in found and f"{stem}.k" in found and layer.norms_values:
+            found[f"{stem}.v"] = found[f"{stem}.k"]
+    return found
+
+
+def scaled_router_norms(config: ModelConfig, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Returns the weights with those of routers' norms divided by sqrt(hidden_size)."""
+    scale = np.float32(config.hidden_size**-0.5)
+    return {
+        path: float32_tensor(f"{scale:.6g} * {tensor.name}", tensor.to_float32() * scale)
+        if path.endswith("experts.router_norm")
+        else tensor
+        for path, tensor in weights.items()
     }
 
 

@@ -31,6 +31,8 @@ class RopeTables:
 
     table: RopeTable
     local_table: RopeTable | None
+    # What multiplies queries by position, float32 [max_context]; None: nothing does.
+    query_gains: npt.NDArray[np.float32] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,7 +62,15 @@ def load_rope_tables(config: ModelConfig, factors: RopeFactors, max_context: int
     return RopeTables(
         _table(frequencies, gain, max_context),
         None if local is None else _table(scaled_frequencies(local, None), 1.0, max_context),
+        _query_gains(scaling, max_context),
     )
+
+
+def _query_gains(scaling: RopeScaling | None, max_context: int) -> npt.NDArray[np.float32] | None:
+    if scaling is None or not scaling.temperature:
+        return None
+    beyond = np.arange(max_context) // scaling.original_context
+    return (1 + scaling.temperature * np.log1p(beyond)).astype(np.float32)
 
 
 def scaled_frequencies(rope: RopeConfig, factors: Float64Array | None) -> Float64Array:

@@ -108,6 +108,8 @@ def present(weight: W | None) -> W:
 def take(config: ModelConfig, weights: Mapping[str, Tensor]) -> ModelWeights[Tensor]:
     """Returns the weights that are computed with, of a checkpoint's.
 
+    The scale of logits is that of the last norm.
+
     Args:
         config: The model.
         weights: As `Checkpoint.weights`.
@@ -227,6 +229,10 @@ def _expected(config: ModelConfig) -> Iterator[tuple[str, tuple[WeightPlace, boo
     for place in places(config.num_layers):
         name = place.name
         if 0 in place.shape(config):
+            continue
+        if name.startswith("per_layer.") and not config.per_layer_size:
+            continue
+        if name.startswith("experts.") and not config.layers[place.layer or 0].num_experts:
             continue
         if place.layer == 0 and name in family.not_in_first_layer:
             continue

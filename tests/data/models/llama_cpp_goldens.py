@@ -8,7 +8,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests.data.models.tiny_experts import BAILING, EXPERT_MODELS, GPT_OSS, LATENT_MODELS
-from tests.data.models.tiny_models import TinyModel, gguf_metadata, gguf_tensors
+from tests.data.models.tiny_gemma4 import GEMMA4_MODELS
+from tests.data.models.tiny_models import (
+    SCALED_MODELS,
+    TinyModel,
+    gguf_metadata,
+    gguf_tensors,
+)
 from tests.data.models.tiny_recurrent import RECURRENT_MODELS
 from tests.support.gguf_writer import write_gguf
 
@@ -47,7 +53,15 @@ def _for_llama_cpp(model: TinyModel) -> TinyModel:
 
 MODELS: Final = tuple(
     _for_llama_cpp(model)
-    for model in (*EXPERT_MODELS, *LATENT_MODELS, GPT_OSS, BAILING, *RECURRENT_MODELS)
+    for model in (
+        *SCALED_MODELS,
+        *EXPERT_MODELS,
+        *LATENT_MODELS,
+        GPT_OSS,
+        BAILING,
+        *RECURRENT_MODELS,
+        *GEMMA4_MODELS,
+    )
 )
 
 

@@ -44,7 +44,7 @@ def build(model: TinyModel) -> Any:
 
 def network(model: TinyModel) -> Any:
     """Transformers' network with random weights of its own."""
-    has_images = model.hf_class in ("Gemma3", "Qwen3_5", "Qwen3_5Moe")
+    has_images = model.hf_class in ("Gemma3", "Gemma4", "Qwen3_5", "Qwen3_5Moe")
     config_name = f"{model.hf_class}{'Text' if has_images else ''}Config"
     config = getattr(transformers, config_name)(**model.config, attn_implementation="eager")
     return getattr(transformers, f"{model.hf_class}ForCausalLM")(config).eval()
@@ -74,12 +74,12 @@ def golden(model: TinyModel) -> dict[str, Any]:
     with torch.no_grad():
         logits = built(torch.tensor([PROMPT])).logits[0].numpy()
     rope = getattr(built.model, "rotary_emb", None) or getattr(built.model, "pos_emb", None)
-    prefix = "full_attention_" if model.hf_class == "Gemma3" else ""
+    prefix = "full_attention_" if model.hf_class in ("Gemma3", "Gemma4", "Olmo3") else ""
     found: dict[str, Any] = {"logits": [rounded(logits[row]) for row in GOLDEN_ROWS]}
     if rope is not None:
         found["frequencies"] = rounded(getattr(rope, f"{prefix}inv_freq"))
         found["attention_factor"] = float(getattr(rope, f"{prefix}attention_scaling"))
-    if model.shapes:
+    if model.shapes and model.architecture != "gemma4":
         found["ends"] = [rounded(last_logits(built, length)) for length in LENGTHS]
     if rope is not None and prefix:
         found["local_frequencies"] = rounded(rope.sliding_attention_inv_freq)

@@ -34,6 +34,8 @@ class TinyModel:
 
     def stores_less_one(self, name: str) -> bool:
         """Whether a weight of that name is one of a norm that is stored less one."""
+        if self.architecture == "gemma4":
+            return False
         is_less = self.is_gemma or self.architecture in ("qwen35", "qwen35moe", "qwen3next")
         return is_less and name.endswith("norm.weight") and not name.endswith("attn.norm.weight")
 

@@ -30,6 +30,7 @@ from tests.data.models.tiny_experts import (
     split_latent,
     stack_experts,
 )
+from tests.data.models.tiny_gemma4 import GEMMA4_MODELS, gemma4_tensors
 from tests.data.models.tiny_model import Tensors, TinyModel, tiny_config
 from tests.data.models.tiny_packed import is_matrix, packed, unpacked
 from tests.data.models.tiny_recurrent import (
@@ -335,12 +336,117 @@ DENSE_MODELS: Final = (
 )
 
 
+SCALED_MODELS: Final = (
+    TinyModel(
+        name="mistral3",
+        architecture="mistral3",
+        hf_class="Ministral3",
+        seed=16,
+        config=tiny_config(
+            head_dim=16,
+            num_attention_heads=4,
+            rope_parameters={
+                "rope_type": "yarn",
+                "rope_theta": 1000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 16,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "llama_4_scaling_beta": 0.5,
+            },
+        ),
+        keys={
+            "attention.key_length": 16,
+            "attention.value_length": 16,
+            "attention.temperature_scale": 0.5,
+            "rope.freq_base": 1000.0,
+            "rope.dimension_count": 16,
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 4.0,
+            "rope.scaling.original_context_length": 16,
+            "rope.scaling.yarn_log_multiplier": 1.0,
+        },
+    ),
+    TinyModel(
+        name="granite",
+        architecture="granite",
+        hf_class="Granite",
+        seed=17,
+        config=tiny_config(
+            tie_word_embeddings=True,
+            embedding_multiplier=3.0,
+            residual_multiplier=0.25,
+            attention_multiplier=0.2,
+            logits_scaling=2.0,
+            rms_norm_eps=1e-2,  # large enough for the difference that the scale makes to it
+        ),
+        keys={
+            "rope.freq_base": 10000.0,
+            "rope.dimension_count": 8,
+            "embedding_scale": 3.0,
+            "residual_scale": 0.25,
+            "attention.scale": 0.2,
+            "logit_scale": 2.0,
+        },
+    ),
+    TinyModel(
+        name="smollm3",
+        architecture="smollm3",
+        hf_class="SmolLM3",
+        seed=18,
+        config=tiny_config(
+            num_hidden_layers=5,
+            tie_word_embeddings=True,
+            rope_parameters={"rope_type": "default", "rope_theta": 300.0},
+        ),
+        keys={"rope.freq_base": 300.0, "rope.dimension_count": 8},
+    ),
+    TinyModel(
+        name="olmo2",
+        architecture="olmo2",
+        hf_class="Olmo2",
+        seed=19,
+        config=tiny_config(rope_parameters={"rope_type": "default", "rope_theta": 300.0}),
+        keys={"rope.freq_base": 300.0},
+    ),
+    TinyModel(
+        name="olmo3",
+        architecture="olmo2",
+        hf_class="Olmo3",
+        seed=20,
+        config=tiny_config(
+            num_hidden_layers=5,
+            sliding_window=9,
+            rope_parameters={
+                "full_attention": {
+                    "rope_type": "yarn",
+                    "rope_theta": 300.0,
+                    "factor": 4.0,
+                    "original_max_position_embeddings": 32,
+                },
+                "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+            },
+        ),
+        keys={
+            "attention.sliding_window": 9,
+            "rope.freq_base": 300.0,
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 4.0,
+            "rope.scaling.original_context_length": 32,
+        },
+    ),
+)
+"""Models with the layers of others, and numbers or norms of their own."""
+
+
 FOLDER_MODELS: Final = (
     *DENSE_MODELS,
+    *SCALED_MODELS,
     *EXPERT_MODELS,
     *LATENT_MODELS,
     *GPT_OSS_MODELS,
     *RECURRENT_MODELS,
+    *GEMMA4_MODELS,
 )
 MODELS: Final = (*FOLDER_MODELS, BAILING)
 
@@ -353,6 +459,8 @@ def hf_weights(model: TinyModel) -> Tensors:
         noise = rng.standard_normal(shape, dtype=np.float32)
         if name.endswith(("norm.weight", "norm_f.weight")):
             weights[name] = 0.2 * noise + (0 if model.stores_less_one(name) else 1)
+        elif name.endswith(("norm_1.weight", "norm_2.weight", "scalar", "scale")):
+            weights[name] = 1 + 0.2 * noise
         elif name.endswith("A_log"):
             weights[name] = 0.8 * noise - 2  # a state fades over tens of tokens
         elif name.endswith((".D", "bias", "sinks")) or "embed_tokens" in name:
@@ -397,7 +505,7 @@ def hf_shapes(model: TinyModel) -> dict[str, tuple[int, ...]]:
         layer["self_attn.k_proj.bias"] = layer["self_attn.v_proj.bias"] = (kv,)
     if (config.get("attention_bias") and model.hf_class == "Llama") or model.hf_class == "GptOss":
         layer["self_attn.o_proj.bias"] = (dim,)
-    if model.hf_class in ("Olmoe", "MiniMaxM2"):
+    if model.hf_class in ("Olmoe", "MiniMaxM2", "Olmo2", "Olmo3"):
         layer["self_attn.q_norm.weight"], layer["self_attn.k_norm.weight"] = (q,), (kv,)
     if model.hf_class == "HunYuanMoEV1":
         of_head = (model.head_dim,)
@@ -405,6 +513,9 @@ def hf_shapes(model: TinyModel) -> dict[str, tuple[int, ...]]:
         layer["self_attn.key_layernorm.weight"] = of_head
     if model.hf_class in ("Qwen3", "Qwen3Moe", "Gemma3", "Dots1", "Glm4Moe"):
         layer["self_attn.q_norm.weight"] = layer["self_attn.k_norm.weight"] = (model.head_dim,)
+    if model.architecture == "olmo2":
+        del layer["input_layernorm.weight"]
+        layer["post_feedforward_layernorm.weight"] = (dim,)
     if model.is_gemma:
         layer["pre_feedforward_layernorm.weight"] = (dim,)
         layer["post_feedforward_layernorm.weight"] = (dim,)
@@ -430,7 +541,9 @@ def gguf_tensors(model: TinyModel) -> dict[str, Any]:
     weights = gpt_oss_tensors(weights) if model.hf_class == "GptOss" else stack_experts(weights)
     if model.hf_class in LATENT_CLASSES:
         weights = split_latent(model, weights)
-    if model.shapes:
+    if model.architecture == "gemma4":
+        weights = gemma4_tensors(weights)
+    elif model.shapes:
         weights = recurrent_tensors(model, weights)
     if model.architecture == "bailingmoe2":
         weights = fuse_attention(weights)
@@ -445,6 +558,8 @@ def gguf_tensors(model: TinyModel) -> dict[str, Any]:
 
 def gguf_name(model: TinyModel, name: str) -> str:
     """GGUF's name of a weight, from the `gguf` package's own map."""
+    if name.startswith("blk."):
+        return name
     names = _name_map(model.architecture, model.config["num_hidden_layers"])
     # As the converter does.
     name = name.replace("correction_bias", "correction.bias").replace("sinks", "sinks.weight")
@@ -463,7 +578,9 @@ def gguf_layout(
     model: TinyModel, name: str, weight: npt.NDArray[np.float32]
 ) -> npt.NDArray[np.float32]:
     """The rows of a weight of that name as GGUF has them."""
-    is_permuted = model.architecture in ("llama", "granitehybrid")
+    is_permuted = model.architecture in (
+        *("llama", "granitehybrid", "mistral3", "granite", "smollm3"),
+    )
     if is_permuted and "q_proj" in name:
         weight = _interleave_halves(weight, model.config["num_attention_heads"])
     elif is_permuted and "k_proj" in name:

@@ -57,6 +57,23 @@ def test_heads_that_no_kernel_fits_are_refused(
         check_sizes(replace(config, layers=(first, replace(last, **changes))), HEADS)
 
 
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("mistral3", "queries that are longer the later they stand"),
+        ("olmo2", "no norms before the parts of layers"),
+        ("gemma4", "norms of values"),
+    ],
+)
+def test_what_the_reference_backend_alone_computes_is_refused(
+    name: str, problem: str, tmp_path: Path
+) -> None:
+    with open_gguf(write_model(by_name(name), tmp_path)) as file:
+        config = read_checkpoint(file).config
+    with pytest.raises(UnsupportedArchitecture, match=f"{problem}.*--backend reference"):
+        check_sizes(config, HEADS)
+
+
 def test_an_encoder_whose_heads_share_keys_is_refused(config: ModelConfig) -> None:
     with pytest.raises(UnsupportedArchitecture, match="as many of keys and values in an encoder"):
         check_sizes(replace(config, causal=False), HEADS)

@@ -45,8 +45,10 @@ def comparable(config: ModelConfig, style: RopeStyle) -> ModelConfig:
     rope = config.rope
     if rope is not None:
         if rope.scaling is not None:
-            gain = round(rope.scaling.attention_factor, 6)
-            scaling = replace(rope.scaling, attention_factor=gain)
+            gain, temperature = rope.scaling.attention_factor, rope.scaling.temperature
+            scaling = replace(
+                rope.scaling, attention_factor=round(gain, 6), temperature=round(temperature, 6)
+            )
             if scaling.kind is RopeScalingKind.LONGROPE:
                 scaling = replace(scaling, factor=0.0)  # GGUF does not say, and nobody asks
             rope = replace(rope, scaling=scaling)
@@ -160,6 +162,44 @@ def test_what_the_smallest_files_leave_out_has_the_defaults_of_transformers(tmp_
     assert {(layer.num_heads, layer.num_kv_heads, layer.key_dim) for layer in found.layers} == {
         (8, 4, 256)
     }
+
+
+@pytest.mark.parametrize("name", ["mistral3", "mistral"])
+def test_the_text_part_of_mistral_3_says_what_it_is(name: str, tmp_path: Path) -> None:
+    text = folder_config(by_name(name))
+    whole = config_of(tmp_path, {"model_type": "mistral3", "text_config": text})
+    found, _ = read_decoder(whole, name, PoolingType.NONE)
+    assert found == decoder(tmp_path, name)[0]
+
+
+def test_ministral_that_says_nothing_of_rope_has_the_published_one(tmp_path: Path) -> None:
+    config, _ = decoder(tmp_path, "mistral3", rope_parameters=None)
+    scaling = config.rope_of(local=False).scaling
+    assert scaling is not None
+    found = scaling.factor, scaling.original_context, scaling.temperature, scaling.attention_factor
+    assert found == (16, 16384, 0.1, 1)
+
+
+def test_windows_of_older_olmo_3_rotate_with_the_only_base_unscaled(tmp_path: Path) -> None:
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+    config, _ = decoder(
+        tmp_path, "olmo3", rope_parameters=None, rope_theta=700.0, rope_scaling=yarn
+    )
+    assert config.rope_of(local=False).scaling is not None
+    local = config.rope_of(local=True)
+    assert (local.theta, local.scaling) == (700.0, None)
+
+
+def test_smollm_3_names_the_layers_that_do_not_rotate(tmp_path: Path) -> None:
+    def unrotated(**changes: Any) -> list[int]:
+        layers = decoder(tmp_path, "smollm3", **changes)[0].layers
+        return [index for index, layer in enumerate(layers) if not layer.rotates]
+
+    assert unrotated(no_rope_layers=[1, 0, 1, 1, 0]) == [1, 4]
+    assert unrotated(no_rope_layers=None) == [3]
+    assert unrotated(no_rope_layers=None, no_rope_layer_interval=2) == [1, 3]
+    with pytest.raises(BadFolder, match="2 numbers for 5 layers"):
+        unrotated(no_rope_layers=[1, 0])
 
 
 @pytest.mark.parametrize(

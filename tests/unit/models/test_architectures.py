@@ -57,7 +57,9 @@ def test_sizes_are_those_of_the_file(model: TinyModel, tmp_path: Path) -> None:
     one_part = FAMILIES[config.architecture].has_one_part
     for layer in config.layers:
         has_size = not layer.experts and not (one_part and (layer.num_heads or layer.state_shapes))
-        assert layer.intermediate_size == (model.config["intermediate_size"] if has_size else 0)
+        is_wide = layer.cache_of is not None and "use_double_wide_mlp" in model.config
+        size = (1 + is_wide) * model.config["intermediate_size"]
+        assert layer.intermediate_size == (size if has_size or layer.norms_values else 0)
         if layer.state_shapes or not layer.num_heads:
             assert (layer.num_heads, layer.cached_features) == (0, 0)
             continue
@@ -67,8 +69,10 @@ def test_sizes_are_those_of_the_file(model: TinyModel, tmp_path: Path) -> None:
             sizes = layer.num_kv_heads, layer.key_dim, layer.value_dim
             assert sizes == (1, rotary_dim + rank, rank)
             continue
-        assert layer.num_kv_heads == model.config["num_key_value_heads"]
-        assert layer.key_dim == layer.value_dim == model.head_dim
+        assert layer.key_dim == layer.value_dim
+        if model.architecture != "gemma4":  # whose heads differ by layer
+            assert layer.num_kv_heads == model.config["num_key_value_heads"]
+            assert layer.key_dim == model.head_dim
     assert config.vocab_size == model.config["vocab_size"]
     scale = model.config.get("residual_multiplier", 1.0)
     assert config.norm_eps == pytest.approx(model.norm_eps / scale**2)
@@ -144,6 +148,37 @@ def test_the_largest_gemma_scales_scores_by_width_per_head(
     assert wide.layers[0].attention_scale == pytest.approx((48 / 4) ** -0.5)
     usual = config_of(tmp_path, architecture)
     assert usual.layers[0].attention_scale == pytest.approx(usual.layers[0].key_dim ** -0.5)
+
+
+def test_granite_may_say_that_it_does_not_rotate(tmp_path: Path) -> None:
+    assert config_of(tmp_path, "granite").rope_of(local=False).rotary_dim == 8
+    assert config_of(tmp_path, "granite", {"rope.scaling.finetuned": False}).rope is None
+
+
+def test_granite_without_scales_is_as_any_other(tmp_path: Path) -> None:
+    scales = ("embedding_scale", "residual_scale", "attention.scale", "logit_scale")
+    config = config_of(tmp_path, "granite", drop=scales)
+    assert (config.embedding_scale, config.logit_scale) == (1, 1)
+    assert config.norm_eps == pytest.approx(1e-2)
+    assert config.layers[0].attention_scale == pytest.approx(8**-0.5)
+
+
+@pytest.mark.parametrize(
+    ("model", "key", "value"),
+    [
+        ("granite", "residual_scale", -1.0),
+        ("granite", "logit_scale", math.inf),
+        ("granite", "attention.scale", -1.0),
+        ("mistral3", "attention.temperature_scale", -0.1),
+        ("mistral3", "rope.scaling.yarn_log_multiplier", math.nan),
+        ("mistral3", "rope.scaling.type", "none"),  # the temperature has no context to go by
+    ],
+)
+def test_a_scale_that_cannot_be_is_refused(
+    model: str, key: str, value: Value, tmp_path: Path
+) -> None:
+    with pytest.raises(BadGguf, match=r"scale|multiplier"):
+        config_of(tmp_path, model, {key: value})
 
 
 def test_kv_heads_default_to_heads_and_head_size_to_its_share(tmp_path: Path) -> None:

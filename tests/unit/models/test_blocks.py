@@ -81,6 +81,7 @@ def test_a_function_may_leave_weights_out() -> None:
     assert plain.head is None
     assert plain.output is None
     assert plain.layers[0].attention is None
+    assert plain.layers[1].feed_forward_norm is None
     assert plain.embedding.token == "embedding.token"
 
 

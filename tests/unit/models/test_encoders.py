@@ -264,7 +264,7 @@ def test_fused_matrices_are_taken_apart(tmp_path: Path) -> None:
     fused = gguf_tensors(by_name("nomic-bert"))["blk.1.attn_qkv.weight"]
     layer = weights.layers[1]
     attention = present(layer.attention)
-    parts = [attention.q, attention.k, attention.v]
+    parts = [attention.q, present(attention.k), present(attention.v)]
     np.testing.assert_array_equal(np.concatenate(parts), fused)
     assert present(layer.feed_forward).gate is not None
     assert weights.embedding.position is None

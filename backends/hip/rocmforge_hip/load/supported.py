@@ -14,6 +14,7 @@ from rocmforge.models.config import (
     MambaConfig,
     ModelConfig,
 )
+from rocmforge.models.families import FAMILIES
 from rocmforge_hip.device.constants import MAX_SINK_DIM, MOST_EXPERTS
 from rocmforge_hip.device.heads import HeadSize
 from rocmforge_hip.ops.full_attention import ROPE_MULTIPLE
@@ -56,6 +57,13 @@ def _problems(config: ModelConfig, heads: Sequence[HeadSize]) -> Iterator[tuple[
         yield "a predictor", "predictors of --backend reference"
     if config.activation is ActivationFunction.SQUARED_RELU:
         yield "networks without gates", "networks with gates"
+    scaling = None if config.rope is None else config.rope.scaling
+    if scaling is not None and scaling.temperature:
+        yield "queries that are longer the later they stand", "layers of --backend reference"
+    if "attention_norm" not in FAMILIES[config.architecture].has:
+        yield "no norms before the parts of layers", "layers of --backend reference"
+    if any(layer.norms_values for layer in config.layers):
+        yield "norms of values", "layers of --backend reference"
     if not any(layer.num_heads for layer in config.layers):
         yield "no attention in any layer", "attention in some of them"
     for rule in {layer.experts for layer in config.layers if layer.experts is not None}:

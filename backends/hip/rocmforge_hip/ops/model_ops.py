@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
-from rocmforge.models.blocks import Experts, Mamba
+from rocmforge.models.blocks import Embedding, Experts, Mamba
 from rocmforge.models.config import ActivationFunction, ExpertsConfig, ModelConfig
 from rocmforge.models.forward.ops import AttentionSpec
 from rocmforge_hip.device.library import KernelLibrary
@@ -37,6 +37,8 @@ from rocmforge_hip.ops.step import DeviceStep
 from rocmforge_hip.weights.formats import Matrix, MatrixPart, Weight
 from rocmforge_hip.weights.products import Product
 
+_NO_PLAIN_SUMS: Final = "models whose parts read sums as they are are refused"
+_NO_GEMMA_4: Final = "models with norms of values are refused when they are loaded"
 _UNCAPPED: Final = 1.0  # cap * tanh(x / cap) is tanh(x)
 
 _NO_PREDICTOR: Final = "models are loaded without their predictor"
@@ -123,7 +125,8 @@ class HipOps:
             step.embeddings.copy_to(out)
         return Activation(result, rows, table.in_features, f32=out)
 
-    def norm(self, x: Activation, weight: Weight, bias: Weight | None) -> Activation:
+    def norm(self, x: Activation, weight: Weight | None, bias: Weight | None) -> Activation:
+        assert weight is not None, _NO_PLAIN_SUMS
         if isinstance(x, UnmadeProduct):
             return replace(x, post_norm=weight)
         # What is added to the residual is normed for that; anything else, to be multiplied.
@@ -132,9 +135,10 @@ class HipOps:
         return out
 
     def add_norm(
-        self, residual: Activation, delta: Activation, weight: Weight, bias: Weight | None
+        self, residual: Activation, delta: Activation, weight: Weight | None, bias: Weight | None
     ) -> tuple[Activation, Activation]:
         """Writes the sum to the place of the residual."""
+        assert weight is not None, _NO_PLAIN_SUMS
         if residual.arrays is self._arena.normed:  # whose float32 is the sum
             out = empty(self._arena.normed, residual.rows, residual.features, half=True)
         else:
@@ -255,6 +259,11 @@ class HipOps:
         residual, out = self.add_norm(residual, delta, weight, None)
         return residual, out, self._route.route(out, experts, rule)
 
+    def route(
+        self, x: Activation, experts: Experts[Weight], rule: ExpertsConfig
+    ) -> tuple[Activation, Activation]:
+        raise AssertionError(_NO_GEMMA_4)
+
     def experts(
         self,
         x: Activation,
@@ -279,6 +288,17 @@ class HipOps:
         self._route.add_shared(mixed, shared, x, router)
         return shared
 
+    def add_scaled(self, residual: Activation, delta: Activation, scale: Weight) -> Activation:
+        raise AssertionError(_NO_GEMMA_4)
+
+    def per_layer_inputs(
+        self, step: DeviceStep, x: Activation, embedding: Embedding[Weight]
+    ) -> Activation:
+        raise AssertionError(_NO_GEMMA_4)
+
+    def gate_per_layer(self, gate: Activation, inputs: Activation, layer: int) -> Activation:
+        raise AssertionError(_NO_GEMMA_4)
+
     def gelu(self, x: Activation) -> Activation:
         """Works in place."""
         self._rows.gelu(f16_of(x), x.rows * x.features)
@@ -296,6 +316,11 @@ class HipOps:
     ) -> Activation:
         assert self._cached is not None
         return self._cached.rope_and_store(step, q, k, v, q_norm, k_norm, spec)
+
+    def rotate_queries(
+        self, step: DeviceStep, q: Activation, q_norm: Weight | None, spec: AttentionSpec
+    ) -> Activation:
+        raise AssertionError(_NO_GEMMA_4)
 
     def attention(
         self, step: DeviceStep, q: Activation, spec: AttentionSpec, sinks: Weight | None

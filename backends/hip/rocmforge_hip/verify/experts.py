@@ -108,11 +108,12 @@ def _route(bench: Workbench, tokens: int) -> float:
     width = bench.config.hidden_size
     old, delta = random_values(tokens, width), random_values(tokens + 1, width)[:tokens]
     weights, on_device = bench.weights.layers[0], bench.model.weights.layers[0]
-    assert on_device.feed_forward_norm is not None
+    norm = on_device.feed_forward_norm
+    assert norm is not None
     total, x, (chosen, factors) = bench.model.ops.add_norm_route(
         bench.activation(bench.residual, old),
         bench.activation(bench.model.arena.delta, delta),
-        on_device.feed_forward_norm,
+        norm,
         present(on_device.experts),
         rule,
     )

@@ -159,7 +159,8 @@ def query_key_value(
 ) -> tuple[tuple[W, W, W], tuple[W | None, W | None, W | None]]:
     """Returns three matrices and their biases."""
     layer = present(weights.layers[0].attention)
-    return (layer.q, layer.k, layer.v), (layer.q_bias, layer.k_bias, layer.v_bias)
+    matrices = layer.q, present(layer.k), present(layer.v)
+    return matrices, (layer.q_bias, layer.k_bias, layer.v_bias)
 
 
 def _linear_error(got: Array, x: Array, matrix: Tensor, bias: Tensor | None) -> float:

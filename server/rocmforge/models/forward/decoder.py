@@ -36,10 +36,13 @@ def hidden_states(config: ModelConfig, weights: ModelWeights[W], ops: Ops[A, W, 
     if config.predicts:
         specs, layers = specs[:-1], layers[:-1]
     residual = ops.embed(step, weights.embedding.token, None, None, config.embedding_scale)
+    other = None
+    if config.per_layer_size:
+        other = ops.per_layer_inputs(step, residual, weights.embedding)
     delta: A | None = None
     for spec, layer in zip(specs, layers, strict=True):
-        residual, delta = _layer(config, layer, ops, step, (residual, delta), spec)
-    return ops.add_norm(residual, present(delta), present(weights.output_norm), None)[1]
+        residual, delta = _layer(config, layer, ops, step, (residual, delta), spec, other)
+    return _normed(ops, residual, delta, weights.output_norm)[1]
 
 
 def predicted_states(
@@ -56,7 +59,7 @@ def predicted_states(
     norm = present(weights.predictor).output_norm or present(weights.output_norm)
     residual = _predictor_input(config, weights, ops, step)
     residual, delta = _layer(config, layer, ops, step, (residual, None), spec)
-    return ops.add_norm(residual, delta, norm, None)[1]
+    return _normed(ops, residual, delta, norm)[1]
 
 
 def fill_predictor(
@@ -93,31 +96,52 @@ def _layer(
     step: S,
     inputs: tuple[A, A | None],
     spec: AttentionSpec,
-) -> tuple[A, A]:
-    """Returns the residual and what its last part adds to it; takes those of the layer before."""
+    other: A | None = None,
+) -> tuple[A, A | None]:
+    """Returns the residual and what its last part adds to it, if anything.
+
+    Args:
+        config: Of the model.
+        layer: Its weights.
+        ops: Of the backend.
+        step: The running one.
+        inputs: The same of the layer before.
+        spec: The rules of its attention.
+        other: The tokens' other embedding, of a model that has one.
+    """
     residual, delta = inputs
     norm = layer.attention_norm
     if _mixes(layer):
-        residual, x = _normed(ops, residual, delta, present(norm))
+        residual, x = _normed(ops, residual, delta, norm)
         delta = _mix(config, layer, ops, step, x, spec)
         if layer.attention_post_norm is not None:
             delta = ops.norm(delta, layer.attention_post_norm, None)
         norm = layer.feed_forward_norm
-    if layer.experts is not None:
+    if layer.experts is not None and layer.feed_forward is not None:
+        residual, delta = _two_networks(
+            config, layer, ops, step, (residual, present(delta)), spec.layer
+        )
+    elif layer.experts is not None:
         rule = present(config.layers[spec.layer].experts)
         residual, x, chosen = ops.add_norm_route(
             residual, present(delta), present(norm), layer.experts, rule
         )
         delta = _experts(config, layer.experts, ops, step, x, chosen)
     elif layer.feed_forward is not None:
-        residual, x = _normed(ops, residual, delta, present(norm))
+        residual, x = _normed(ops, residual, delta, norm)
         delta = _feed_forward(config, layer.feed_forward, ops, step, x)
     if layer.feed_forward_post_norm is not None:
         delta = ops.norm(present(delta), layer.feed_forward_post_norm, None)
+    if (own := layer.per_layer) is not None:
+        residual, x = ops.add_norm(residual, present(delta), None, None)
+        x = ops.gate_per_layer(ops.linear(step, x, own.gate, None), present(other), spec.layer)
+        delta = ops.norm(ops.linear(step, x, own.output, None), own.norm, None)
+    if layer.output_scale is not None:
+        return ops.add_scaled(residual, present(delta), layer.output_scale), None
     return residual, present(delta)
 
 
-def _normed(ops: Ops[A, W, S], residual: A, delta: A | None, norm: W) -> tuple[A, A]:
+def _normed(ops: Ops[A, W, S], residual: A, delta: A | None, norm: W | None) -> tuple[A, A]:
     """Returns the sum of residual and delta, if there is one yet, and its norm."""
     if delta is None:
         return residual, ops.norm(residual, norm, None)
@@ -153,7 +177,7 @@ def _store(
     spec: AttentionSpec,
 ) -> tuple[A, list[A]]:
     """Stores keys and values in the layer's cache; returns the queries, and gates if there are."""
-    weights: list[W] = [attention.q, attention.k, attention.v]
+    weights: list[W] = [attention.q, present(attention.k), present(attention.v)]
     biases: list[W | None] = [attention.q_bias, attention.k_bias, attention.v_bias]
     if attention.gate is not None:
         weights.append(attention.gate)
@@ -175,7 +199,12 @@ def _attention(
     x: A,
     spec: AttentionSpec,
 ) -> A:
-    q, gates = _store(config, attention, ops, step, x, spec)
+    if config.layers[spec.layer].cache_of is not None:
+        q = ops.linear(step, x, attention.q, attention.q_bias)
+        q = ops.rotate_queries(step, q, attention.q_norm, spec)
+        gates: list[A] = []
+    else:
+        q, gates = _store(config, attention, ops, step, x, spec)
     y = ops.attention(step, q, spec, attention.sinks)
     for gate in gates:
         y = ops.sigmoid_gate(y, gate)
@@ -228,6 +257,26 @@ def _feed_forward(
 ) -> A:
     x = ops.gated_linear(step, x, feed_forward.gate, feed_forward.up, config.activation)
     return ops.linear(step, x, feed_forward.down, feed_forward.down_bias)
+
+
+def _two_networks(
+    config: ModelConfig,
+    layer: Layer[W],
+    ops: Ops[A, W, S],
+    step: S,
+    inputs: tuple[A, A],
+    index: int,
+) -> tuple[A, A]:
+    """Returns the residual behind attention, and what a network and experts beside it add."""
+    experts, rule = present(layer.experts), present(config.layers[index].experts)
+    residual, x = ops.add_norm(*inputs, layer.feed_forward_norm, None)
+    dense = _feed_forward(config, present(layer.feed_forward), ops, step, x)
+    dense = ops.norm(dense, present(experts.dense_post_norm), None)
+    chosen = ops.route(ops.norm(residual, present(experts.router_norm), None), experts, rule)
+    x = ops.norm(residual, present(experts.norm), None)
+    mixed = ops.experts(x, *chosen, experts, config.activation)
+    mixed = ops.norm(mixed, present(experts.post_norm), None)
+    return residual, ops.add_shared(mixed, dense, x, None)
 
 
 def _experts(

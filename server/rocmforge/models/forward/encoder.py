@@ -70,7 +70,8 @@ def _attend(
     spec: AttentionSpec,
 ) -> A:
     biases = attention.q_bias, attention.k_bias, attention.v_bias
-    q, k, v = ops.qkv(step, x, (attention.q, attention.k, attention.v), biases)
+    matrices = attention.q, present(attention.k), present(attention.v)
+    q, k, v = ops.qkv(step, x, matrices, biases)
     if attention.q_norm is not None:
         q = ops.norm_projection(q, attention.q_norm, attention.q_norm_bias)
     if attention.k_norm is not None:

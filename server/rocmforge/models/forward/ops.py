@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from rocmforge.models.blocks import Experts, Mamba
+from rocmforge.models.blocks import Embedding, Experts, Mamba
 from rocmforge.models.config import ActivationFunction, ExpertsConfig, ModelConfig
 
 A = TypeVar("A")
@@ -79,8 +79,8 @@ class Ops(Protocol[A, W, S]):
         """
         ...
 
-    def norm(self, x: A, weight: W, bias: W | None) -> A:
-        """Returns the norm of each row: [rows, hidden_size].
+    def norm(self, x: A, weight: W | None, bias: W | None) -> A:
+        """Returns the norm of each row, [rows, hidden_size]; without a weight, x itself.
 
         By root mean square, that is x / sqrt(mean(x^2) + eps) * weight, without a bias. By layer,
         it is (x - mean) / sqrt(variance + eps) * weight + bias; the variance is the mean of squares
@@ -88,8 +88,8 @@ class Ops(Protocol[A, W, S]):
         """
         ...
 
-    def add_norm(self, residual: A, delta: A, weight: W, bias: W | None) -> tuple[A, A]:
-        """Returns residual + delta and its norm, each [rows, hidden_size]."""
+    def add_norm(self, residual: A, delta: A, weight: W | None, bias: W | None) -> tuple[A, A]:
+        """Returns residual + delta and its norm, as `norm`: [rows, hidden_size] each."""
         ...
 
     def norm_of_sum(self, residual: A, delta: A, weight: W, bias: W | None) -> A:
@@ -164,6 +164,13 @@ class Ops(Protocol[A, W, S]):
         """
         ...
 
+    def route(self, x: A, experts: Experts[W], rule: ExpertsConfig) -> tuple[A, A]:
+        """Returns each token's experts and their weights, as `add_norm_route` does of its norm.
+
+        Then `Experts.weight_scale` multiplies the weight of each expert.
+        """
+        ...
+
     def experts(
         self, x: A, chosen: A, weights: A, experts: Experts[W], activation: ActivationFunction
     ) -> A:
@@ -192,6 +199,33 @@ class Ops(Protocol[A, W, S]):
         """
         ...
 
+    def add_scaled(self, residual: A, delta: A, scale: W) -> A:
+        """Returns scale * (residual + delta), [rows, hidden_size]; scale is [1]."""
+        ...
+
+    def per_layer_inputs(self, step: S, x: A, embedding: Embedding[W]) -> A:
+        """Returns the tokens' other embedding, [T, per_layer_features].
+
+        With n the elements of it that a layer has, it is (the token's row of the table * sqrt(n) +
+        the norm, n by n, of x @ projection.T / sqrt(hidden_size)) / sqrt(2).
+
+        Args:
+            step: Gives the token ids.
+            x: [T, hidden_size], the usual embedding.
+            embedding: Whose fields `per_layer...` are used.
+        """
+        ...
+
+    def gate_per_layer(self, gate: A, inputs: A, layer: int) -> A:
+        """Returns GELU(gate), in its form with tanh, times the layer's part of inputs.
+
+        Args:
+            gate: [T, per_layer_size].
+            inputs: [T, per_layer_features], as from `per_layer_inputs`.
+            layer: Its index.
+        """
+        ...
+
     def gelu(self, x: A) -> A:
         """Returns x * Phi(x), Phi the normal distribution function: [T, intermediate_size]."""
         ...
@@ -202,6 +236,7 @@ class Ops(Protocol[A, W, S]):
         """Applies norms, if given, and rope to q and k; stores k and v in their cache slots.
 
         Rope comes last, or first where `LayerConfig.rotates_first` says so, if the layer rotates.
+        Values are normed where `LayerConfig.norms_values` says so.
 
         Args:
             step: Gives the positions and the slots of its tokens.
@@ -215,6 +250,10 @@ class Ops(Protocol[A, W, S]):
         Returns:
             The rotated q, [T, num_heads * key_dim].
         """
+        ...
+
+    def rotate_queries(self, step: S, q: A, q_norm: W | None, spec: AttentionSpec) -> A:
+        """Returns queries as `rope_and_store` does, of a layer that reads another's cache."""
         ...
 
     def attention(self, step: S, q: A, spec: AttentionSpec, sinks: W | None) -> A:
