@@ -10,6 +10,7 @@ struct RopeStoreInput {
   const float *q, *k, *v;        // rows q_stride, k_stride, v_stride apart
   const float *q_norm, *k_norm;  // [key_dim]; null = none
   const float *cosine, *sine;    // [max_context, rotary_dim / 2]
+  const float* q_gains;          // [max_context], what multiplies queries; null = nothing
   const int32_t* positions;      // [T]
   const int64_t* slots;          // [T]; negative = a row of padding
   int64_t q_stride, k_stride, v_stride;
@@ -27,6 +28,15 @@ __device__ __forceinline__ void normalise_and_rotate(const RopeStoreInput& in,
   if (in.rotates_first) rotate(in.key, head, cosine, sine);
   if (norm) normalise(in.key, head, norm, in.eps);
   if (!in.rotates_first) rotate(in.key, head, cosine, sine);
+}
+
+template <int kPairs>
+__device__ __forceinline__ void scale_head(const HeadShape& shape, HeadPairs<kPairs>& head,
+                                           float factor) {
+  for_each_pair<kPairs>(shape, [&](int i, int) {
+    head.x[i] *= factor;
+    head.y[i] *= factor;
+  });
 }
 
 template <class Stored>
@@ -56,6 +66,7 @@ __device__ __forceinline__ void rope_store(const RopeStoreInput& in,
     const int column = index * in.key.dim;
     HeadPairs head = load_head<kPairs>(in.key, in.q + token * in.q_stride + column);
     normalise_and_rotate(in, head, in.q_norm, cosine, sine);
+    if (in.q_gains) scale_head(in.key, head, in.q_gains[in.positions[token]]);
     store_head(in.key, head, out.q + (token * in.heads + index) * in.key.dim);
     return;
   }
@@ -84,11 +95,11 @@ __device__ __forceinline__ void rope_store(const RopeStoreInput& in,
       const float* __restrict__ q, const float* __restrict__ k, const float* __restrict__ v,   \
       const float* __restrict__ q_norm, const float* __restrict__ k_norm,                      \
       const float* __restrict__ cosine, const float* __restrict__ sine,                        \
-      const int32_t* __restrict__ positions, const int64_t* __restrict__ slots,                \
-      rf::half* __restrict__ q_out, rf::half* __restrict__ k_cache,                            \
-      rf::half* __restrict__ v_cache, int64_t q_stride, int64_t k_stride, int64_t v_stride,    \
-      int32_t heads, int32_t kv_heads, int32_t key_dim, int32_t value_dim, int32_t rotary_dim, \
-      int32_t neox, int32_t rotates_first, float eps) {                                        \
+      const float* __restrict__ q_gains, const int32_t* __restrict__ positions,                \
+      const int64_t* __restrict__ slots, rf::half* __restrict__ q_out,                         \
+      rf::half* __restrict__ k_cache, rf::half* __restrict__ v_cache, int64_t q_stride,        \
+      int64_t k_stride, int64_t v_stride, int32_t heads, int32_t kv_heads, int32_t key_dim,    \
+      int32_t value_dim, int32_t rotary_dim, int32_t neox, int32_t rotates_first, float eps) { \
     rf::rope_store<rf::half, max_head_dim>({q,                                                 \
                                             k,                                                 \
                                             v,                                                 \
@@ -96,6 +107,7 @@ __device__ __forceinline__ void rope_store(const RopeStoreInput& in,
                                             k_norm,                                            \
                                             cosine,                                            \
                                             sine,                                              \
+                                            q_gains,                                           \
                                             positions,                                         \
                                             slots,                                             \
                                             q_stride,                                          \
@@ -110,35 +122,37 @@ __device__ __forceinline__ void rope_store(const RopeStoreInput& in,
                                            {q_out, k_cache, v_cache, nullptr, nullptr});       \
   }
 
-#define RF_ROPE_STORE_INT8(name, max_head_dim)                                                  \
-  extern "C" __global__ __launch_bounds__(256) void name(                                       \
-      const float* __restrict__ q, const float* __restrict__ k, const float* __restrict__ v,    \
-      const float* __restrict__ q_norm, const float* __restrict__ k_norm,                       \
-      const float* __restrict__ cosine, const float* __restrict__ sine,                         \
-      const int32_t* __restrict__ positions, const int64_t* __restrict__ slots,                 \
-      rf::half* __restrict__ q_out, int8_t* __restrict__ k_cache, int8_t* __restrict__ v_cache, \
-      float* __restrict__ k_scale, float* __restrict__ v_scale, int64_t q_stride,               \
-      int64_t k_stride, int64_t v_stride, int32_t heads, int32_t kv_heads, int32_t key_dim,     \
-      int32_t value_dim, int32_t rotary_dim, int32_t neox, int32_t rotates_first, float eps) {  \
-    rf::rope_store<int8_t, max_head_dim>({q,                                                    \
-                                          k,                                                    \
-                                          v,                                                    \
-                                          q_norm,                                               \
-                                          k_norm,                                               \
-                                          cosine,                                               \
-                                          sine,                                                 \
-                                          positions,                                            \
-                                          slots,                                                \
-                                          q_stride,                                             \
-                                          k_stride,                                             \
-                                          v_stride,                                             \
-                                          heads,                                                \
-                                          kv_heads,                                             \
-                                          {key_dim, rotary_dim, neox != 0},                     \
-                                          value_dim,                                            \
-                                          rotates_first != 0,                                   \
-                                          eps},                                                 \
-                                         {q_out, k_cache, v_cache, k_scale, v_scale});          \
+#define RF_ROPE_STORE_INT8(name, max_head_dim)                                                 \
+  extern "C" __global__ __launch_bounds__(256) void name(                                      \
+      const float* __restrict__ q, const float* __restrict__ k, const float* __restrict__ v,   \
+      const float* __restrict__ q_norm, const float* __restrict__ k_norm,                      \
+      const float* __restrict__ cosine, const float* __restrict__ sine,                        \
+      const float* __restrict__ q_gains, const int32_t* __restrict__ positions,                \
+      const int64_t* __restrict__ slots, rf::half* __restrict__ q_out,                         \
+      int8_t* __restrict__ k_cache, int8_t* __restrict__ v_cache, float* __restrict__ k_scale, \
+      float* __restrict__ v_scale, int64_t q_stride, int64_t k_stride, int64_t v_stride,       \
+      int32_t heads, int32_t kv_heads, int32_t key_dim, int32_t value_dim, int32_t rotary_dim, \
+      int32_t neox, int32_t rotates_first, float eps) {                                        \
+    rf::rope_store<int8_t, max_head_dim>({q,                                                   \
+                                          k,                                                   \
+                                          v,                                                   \
+                                          q_norm,                                              \
+                                          k_norm,                                              \
+                                          cosine,                                              \
+                                          sine,                                                \
+                                          q_gains,                                             \
+                                          positions,                                           \
+                                          slots,                                               \
+                                          q_stride,                                            \
+                                          k_stride,                                            \
+                                          v_stride,                                            \
+                                          heads,                                               \
+                                          kv_heads,                                            \
+                                          {key_dim, rotary_dim, neox != 0},                    \
+                                          value_dim,                                           \
+                                          rotates_first != 0,                                  \
+                                          eps},                                                \
+                                         {q_out, k_cache, v_cache, k_scale, v_scale});         \
   }
 
 RF_ROPE_STORE_F16(rf_rope_store_f16, rf::kNarrowHeadDim)

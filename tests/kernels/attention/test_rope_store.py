@@ -32,6 +32,7 @@ class Case:
     style: RopeStyle = RopeStyle.NEOX
     norm: bool = False
     rotates_first: bool = False
+    gains: bool = False
     tokens: int = 3
 
     @property
@@ -55,6 +56,7 @@ CASES = {
     "head_norm_largest_head": Case(norm=True, head_dim=256, rope_dim=256),
     "head_norm_behind_rope": Case(norm=True, rotates_first=True, rope_dim=48),
     "more_heads_than_waves_of_a_block": Case(heads=9, kv_heads=3, head_dim=16, rope_dim=16),
+    "longer_queries": Case(heads=4, kv_heads=2, gains=True),
     "one_token": Case(tokens=1),
     "smaller_values": Case(heads=4, kv_heads=2, head_dim=192, value_dim=128, norm=True),
     "larger_values": Case(heads=3, kv_heads=3, head_dim=64, value_dim=96, rope_dim=32),
@@ -83,6 +85,7 @@ class Inputs:
         if self.padding is not None:
             self.slots[self.padding] = -1
         angles = random.uniform(0, 6, (CONTEXT, case.rope_dim // 2))
+        self.gains = random.uniform(1, 2, CONTEXT).astype(np.float32)
         self.cos, self.sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
 
     @property
@@ -105,6 +108,8 @@ def expected_heads(case: Case, inputs: Inputs) -> tuple[Array, Array, Array]:
                 values = ops.rms_norm(values, inputs.norms[index].astype(np.float64), EPS)
             if not case.rotates_first:
                 values = ops.rope(values, cos, sin, case.style)
+        if index == 0 and case.gains:
+            values = values * inputs.gains[inputs.positions].astype(np.float64)[:, None, None]
         results.append(values)
     return results[0], results[1], results[2]
 
@@ -124,6 +129,7 @@ def launch(
         *(device.upload(x) for x in wide),
         *norms,
         *tables,
+        device.upload(inputs.gains) if case.gains else None,
         device.upload(inputs.positions),
         device.upload(inputs.slots),
         *outputs,
@@ -162,7 +168,7 @@ def test_float16_cache(device: Device, case: Case) -> None:
     "name",
     [
         *("neox", "normal_partial", "head_norm_largest_head", "head_norm_behind_rope"),
-        *("smaller_values", "widest"),
+        *("smaller_values", "widest", "longer_queries"),
     ],
 )
 def test_int8_cache(device: Device, name: str) -> None:

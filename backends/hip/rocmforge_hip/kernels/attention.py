@@ -14,6 +14,7 @@ def rf_rope_store(
     k_norm: Pointer | None,
     cosine: Pointer | None,
     sine: Pointer | None,
+    q_gains: Pointer | None,
     positions: Pointer,
     slots: Pointer,
     q_out: Pointer,

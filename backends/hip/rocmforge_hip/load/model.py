@@ -90,6 +90,7 @@ class ModelLoading:
             caches=self._new_caches(),
             states=self._new_states(),
             tables={} if tables is None else _upload_tables(device, tables),
+            query_gains=self._load_gains(tables),
             slopes=self._load_slopes(),
             formats=_formats(planned, of_experts=False),
             expert_formats=_formats(planned, of_experts=True),
@@ -153,6 +154,11 @@ class ModelLoading:
 
     def _upload_adapter(self, stack: str, name: str, values: npt.NDArray[Any]) -> DeviceArray:
         return upload(self._device, values, f"{name} of {stack}")
+
+    def _load_gains(self, tables: RopeTables | None) -> DeviceArray | None:
+        if tables is None or tables.query_gains is None:
+            return None
+        return upload(self._device, tables.query_gains, "gains of queries")
 
     def _load_slopes(self) -> DeviceArray | None:
         if not self._config.has_alibi:

@@ -57,9 +57,6 @@ def _problems(config: ModelConfig, heads: Sequence[HeadSize]) -> Iterator[tuple[
         yield "a predictor", "predictors of --backend reference"
     if config.activation is ActivationFunction.SQUARED_RELU:
         yield "networks without gates", "networks with gates"
-    scaling = None if config.rope is None else config.rope.scaling
-    if scaling is not None and scaling.temperature:
-        yield "queries that are longer the later they stand", "layers of --backend reference"
     if "attention_norm" not in FAMILIES[config.architecture].has:
         yield "no norms before the parts of layers", "layers of --backend reference"
     if any(layer.norms_values for layer in config.layers):

@@ -81,15 +81,18 @@ class _Unrotated(Activation):
 class _LayerKernels:
     """The kernels for the heads of one layer, and how many of them a block of decodes has."""
 
-    def __init__(self, library: KernelLibrary, layer: LayerConfig, cache: str) -> None:
+    def __init__(
+        self, library: KernelLibrary, layer: LayerConfig, cache: str, *, has_gains: bool
+    ) -> None:
         sizes = layer.key_dim, layer.value_dim
         head = next(head for head in CACHED_HEADS if (head.key_dim, head.value_dim) == sizes)
         wide = "wide_" if max(sizes) > NARROW_HEAD_DIM else ""
         shared = layer.num_heads // layer.num_kv_heads
         self.group: Final = head.group(shared)
         self.tiles: Final = ceil_div(shared, self.group)  # blocks for what shares keys
-        # A key that several blocks read is stored before them. Attention norms before it rotates.
-        self.may_rope: Final = self.tiles == 1 and not wide and not layer.rotates_first
+        # A key that several blocks read is stored before them. Attention norms before it rotates,
+        # and knows no gains.
+        self.may_rope: Final = not (self.tiles > 1 or wide or layer.rotates_first or has_gains)
         self.rope_store: Final = library.kernel(
             f"rf_rope_store_{wide}{cache}", kernels.rf_rope_store
         )
@@ -118,6 +121,7 @@ class CachedAttention:
         products: What multiplies with the results.
         caches: By layer.
         tables: By whether they are for `local_rope`.
+        query_gains: As `RopeTables.query_gains`.
     """
 
     def __init__(
@@ -129,6 +133,7 @@ class CachedAttention:
         products: LinearKernels,
         caches: tuple[LayerCache[DeviceArray], ...],
         tables: Mapping[bool, DeviceRopeTable],
+        query_gains: DeviceArray | None,
     ) -> None:
         self.caches: Final = caches
         self._config = config
@@ -136,10 +141,11 @@ class CachedAttention:
         self._arena = arena
         self._products = products
         self._tables = tables
+        self._query_gains = query_gains
         self._wave = library.wave_size
         cache = "int8" if caches[0].key_scale is not None else "f16"
         self._kernels = {  # of the layers that have attention
-            index: _LayerKernels(library, layer, cache)
+            index: _LayerKernels(library, layer, cache, has_gains=query_gains is not None)
             for index, layer in enumerate(config.layers)
             if layer.num_heads
         }
@@ -194,6 +200,7 @@ class CachedAttention:
             q_norm=norms[0],
             k_norm=norms[1],
             **self._rotation(spec),
+            q_gains=self._query_gains,
             positions=step.inputs.positions,
             slots=step.inputs.slots,
             q_out=out,

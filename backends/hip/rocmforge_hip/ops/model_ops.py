@@ -55,6 +55,7 @@ class Resources:
     caches: tuple[LayerCache[DeviceArray], ...]  # by layer; none of a model that is not causal
     states: tuple[tuple[DeviceArray, ...], ...] = ()  # of each layer, [slots, ...] each
     tables: Mapping[bool, DeviceRopeTable]  # by whether they are for `local_rope`
+    query_gains: DeviceArray | None = None  # as `RopeTables.query_gains`
     slopes: DeviceArray | None  # what scores of each head lose for a token of distance
     formats: frozenset[str]  # stored types of the matrices
     expert_formats: frozenset[str]  # of those of experts
@@ -96,7 +97,14 @@ class HipOps:
             self._latent = LatentKernels(*heads, resources.expert_formats)
         if config.causal:
             self._cached = CachedAttention(
-                config, library, geometry, arena, self.products, resources.caches, tables
+                config,
+                library,
+                geometry,
+                arena,
+                self.products,
+                resources.caches,
+                tables,
+                resources.query_gains,
             )
         else:
             self._full = FullAttention(config, library, tables, resources.slopes)
