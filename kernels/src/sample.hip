@@ -271,8 +271,9 @@ extern "C" __global__ __launch_bounds__(1024) void rf_sample_filter(
     const int32_t* __restrict__ top_k, const float* __restrict__ top_p,
     uint32_t* __restrict__ limits, int32_t vocab, int32_t parts) {
   __shared__ rf::FilterLds lds;
+  __shared__ rf::Best scratch[rf::kMaxWaves];
   const int row = blockIdx.x;
-  const float row_highest = rf::best_of(highest + row * parts, parts).score;
+  const float row_highest = rf::best_of_block(highest + row * parts, parts, scratch).score;
   rf::Candidates from{scores + static_cast<int64_t>(row) * vocab,
                       vocab,
                       row_highest,
@@ -307,7 +308,7 @@ extern "C" __global__ __launch_bounds__(256) void rf_sample_draw(
   const int row = blockIdx.y;
   const int parts = gridDim.x;
   const float row_temperature = temperature[row];
-  const float row_highest = rf::best_of(highest + row * parts, parts).score;
+  const float row_highest = rf::best_of_block(highest + row * parts, parts, scratch).score;
   if (row_temperature == 0.0f || !rf::is_finite(row_highest)) return;
   const uint32_t limit = limits ? limits[row] : rf::key_of(rf::kNoScore);
   const uint64_t row_seed = seed[row];
@@ -333,21 +334,21 @@ extern "C" __global__ __launch_bounds__(256) void rf_sample_draw(
 
 // The tokens [L]: the target of a row that has one (not -1), else the best or the drawn one;
 // -1 where a score is NaN or the largest is infinite. drawn may be null: no row draws.
-// Grid: (ceil(L / 64)), block 64.
+// Grid: (L), block 64.
 extern "C" __global__ __launch_bounds__(64) void rf_sample_finish(
     const rf::Best* __restrict__ highest, const rf::Best* __restrict__ drawn,
     const float* __restrict__ temperature, const int32_t* __restrict__ target,
-    int32_t* __restrict__ tokens, int32_t rows, int32_t parts) {
-  const int row = blockIdx.x * blockDim.x + threadIdx.x;
-  if (row >= rows) return;
-  const rf::Best best = rf::best_of(highest + row * parts, parts);
+    int32_t* __restrict__ tokens, int32_t parts) {
+  __shared__ rf::Best scratch[rf::kMaxWaves];
+  const int row = blockIdx.x;
+  const rf::Best best = rf::best_of_block(highest + row * parts, parts, scratch);
   int token = best.token;
   if (!rf::is_finite(best.score)) {
     token = rf::kNoToken;
   } else if (target[row] >= 0) {
     token = target[row];
   } else if (temperature[row] > 0.0f) {
-    token = rf::best_of(drawn + row * parts, parts).token;
+    token = rf::best_of_block(drawn + row * parts, parts, scratch).token;
   }
-  tokens[row] = token;
+  if (threadIdx.x == 0) tokens[row] = token;
 }

@@ -36,6 +36,15 @@ __device__ __forceinline__ Best best_of(const Best* parts, int count) {
   return best;
 }
 
+// The same, for which all threads of a block look together.
+__device__ __forceinline__ Best best_of_block(const Best* parts, int count, Best* scratch) {
+  Best best = kWorst;
+  for (int i = threadIdx.x; i < count; i += static_cast<int>(blockDim.x)) {
+    best = better(best, parts[i]);
+  }
+  return block_reduce(best, scratch, better);
+}
+
 // Calls visit(token, scores) for the tokens [begin, end), four at a time, spread over the block;
 // begin is a multiple of 4. What lies behind `end` in the last four is kNoScore.
 template <class Visit>

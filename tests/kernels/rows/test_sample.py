@@ -93,8 +93,8 @@ class Chain:
         self._device.launch(
             "rf_sample_finish",
             *(self.highest, None if all_greedy else self.drawn, self.temperature),
-            *(self._device.upload(self._batch.target_ids), tokens, self.rows, self.parts),
-            grid=-(-self.rows // FINISH_THREADS),
+            *(self._device.upload(self._batch.target_ids), tokens, self.parts),
+            grid=self.rows,
             block=FINISH_THREADS,
         )
         return tokens.get()

@@ -69,7 +69,6 @@ def rf_sample_finish(
     temperature: Pointer,
     target: Pointer,
     tokens: Pointer,
-    rows: I32,
     parts: I32,
 ) -> None:
     """Puts the parts of each row together."""

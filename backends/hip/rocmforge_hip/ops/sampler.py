@@ -123,14 +123,13 @@ class Sampler:
                 vocab=vocab,
             )
         self._finish.launch(
-            (ceil_div(rows, _FINISH_THREADS), 1, 1),
+            (rows, 1, 1),
             _FINISH_THREADS,
             highest=highest,
             drawn=arrays.drawn if needs.draws else None,
             temperature=temperature,
             target=inputs.target,
             tokens=self.tokens,
-            rows=rows,
             parts=parts,
         )
 
