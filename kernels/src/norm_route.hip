@@ -109,7 +109,7 @@ extern "C" __global__ __launch_bounds__(rf::kNormRouteThreads) void rf_add_rms_n
 
 // The same and, in the last block of a token, what rf_route_choose does: for very few tokens.
 // arrived: zeros [tokens], and afterwards again. chosen and what is not named here: as there.
-// Grid: (1 + experts, tokens), block as above, and at least as many as experts.
+// Grid: (1 + experts + num_shared, tokens), block as above, and at least as many as experts.
 extern "C" __global__ __launch_bounds__(rf::kNormRouteThreads) void rf_add_rms_norm_route(
     const float* __restrict__ delta, const float* __restrict__ residual,
     const float* __restrict__ weight, const float* __restrict__ router, float* total, float* logits,
@@ -118,16 +118,16 @@ extern "C" __global__ __launch_bounds__(rf::kNormRouteThreads) void rf_add_rms_n
     int hidden_size, float eps, uint32_t* arrived, const float* __restrict__ bias,
     const float* __restrict__ selection_bias, int32_t* chosen, float* weights, int num_chosen,
     int function, int groups, int kept_groups, int normalised, float scale, int first_own,
-    int num_own) {
+    int num_own, int num_shared) {
   __shared__ rf::RouteChoice::Lds lds;
   const int64_t token = blockIdx.y;
-  const bool has_logits = rf::norm_route<1, 1>(
-      {delta, residual, weight, router, logits, tokens, experts, hidden_size, eps}, total,
-      {out_f32, out_f16, out_q, out_q_scale, out_q_lo_offset});
-  if (!has_logits || !rf::is_last_block(arrived + token, experts)) return;
   const rf::RouteRule rule{bias,        selection_bias,  experts, num_chosen, function, groups,
-                           kept_groups, normalised != 0, scale,   first_own,  num_own};
-  rf::RouteChoice choice(lds, rule);
-  choice.choose(logits + token * experts);
-  choice.store(chosen + token * num_chosen, weights + token * num_chosen);
+                           kept_groups, normalised != 0, scale,   first_own,  num_own,  num_shared};
+  const int num_logits = rule.num_logits();
+  const bool has_logits = rf::norm_route<1, 1>(
+      {delta, residual, weight, router, logits, tokens, num_logits, hidden_size, eps}, total,
+      {out_f32, out_f16, out_q, out_q_scale, out_q_lo_offset});
+  if (!has_logits || !rf::is_last_block(arrived + token, num_logits)) return;
+  rf::RouteChoice(lds, rule).run(logits + token * num_logits, chosen + token * rule.num_pairs(),
+                                 weights + token * rule.num_pairs());
 }

@@ -41,6 +41,12 @@ struct RouteRule {
   float scale;      // of the weights
   int first_own;    // of the experts that this device has
   int num_own;      // so many follow each other
+  int num_shared;   // 1: each token goes to an expert besides, the first of this device's, whose
+                    // weight is the sigmoid of the logit behind the others
+
+  // Logits and experts of a token.
+  __device__ __forceinline__ int num_logits() const { return experts + num_shared; }
+  __device__ __forceinline__ int num_pairs() const { return num_chosen + num_shared; }
 };
 
 // The experts of one token, chosen by a block of at least as many threads as there are experts.
@@ -58,6 +64,16 @@ class RouteChoice {
   __device__ __forceinline__ RouteChoice(Lds& lds, const RouteRule& rule)
       : lds_(lds), rule_(rule) {}
 
+  // Does it all for one token: its logits, and where its experts and their weights go.
+  __device__ __forceinline__ void run(const float* logits, int32_t* chosen, float* weights) {
+    choose(logits);
+    store(chosen, weights);
+    if (rule_.num_shared == 0 || threadIdx.x != 0) return;
+    chosen[rule_.num_chosen] = 0;
+    weights[rule_.num_chosen] = 1.0f / (1.0f + exp(-logits[rule_.experts]));
+  }
+
+ private:
   // Chooses by the logits of the token, the best expert first, of equal ones the first. All threads
   // of the block call this.
   __device__ __forceinline__ void choose(const float* logits) {
@@ -92,7 +108,6 @@ class RouteChoice {
     weights[rank] = weight(rank);
   }
 
- private:
   __device__ __forceinline__ float weight(int rank) const {
     const float* picked = lds_.picked;
     const int num_chosen = rule_.num_chosen;

@@ -294,8 +294,9 @@ def larger_delta(model: TinyModel, delta_dim: int = 32, head_dim: int = 64) -> T
         "ssm.inner_size": _VALUE_HEADS * delta_dim,
     }
     if "num_experts" in config:
-        config |= {"moe_intermediate_size": 64, "shared_expert_intermediate_size": 96}
-        keys |= {"expert_feed_forward_length": 64, "expert_shared_feed_forward_length": 96}
+        shared = 64 if model.architecture == "qwen35moe" else 96  # as the other experts, or not
+        config |= {"moe_intermediate_size": 64, "shared_expert_intermediate_size": shared}
+        keys |= {"expert_feed_forward_length": 64, "expert_shared_feed_forward_length": shared}
     shapes = _delta_shapes(config, fused=model.architecture == "qwen3next")
     return replace(model, config=config, keys=keys, shapes=shapes)
 

@@ -29,19 +29,21 @@ def _check(
     *,
     has_biases: bool = False,
     own: tuple[int, int] | None = None,
+    shared: int = 0,
 ) -> None:
-    own = own or (0, rule.num_experts)
+    own = own or (-shared, rule.num_experts + shared)
     rng = np.random.default_rng(tokens)
     delta, residual = rng.standard_normal((2, tokens, features)).astype(np.float32)
     weight = rng.uniform(0.5, 2, features).astype(np.float32)
     experts = rule.num_experts
-    router = rng.standard_normal((experts, features)).astype(np.float32) / np.float32(8)
+    logit_count, pairs = experts + shared, rule.num_chosen + shared
+    router = rng.standard_normal((logit_count, features)).astype(np.float32) / np.float32(8)
     biases = rng.standard_normal((2, experts)).astype(np.float32) if has_biases else (None, None)
     total = device.empty(delta.shape, np.float32, "total")
-    logits = device.empty((tokens, experts), np.float32, "logits")
+    logits = device.empty((tokens, logit_count), np.float32, "logits")
     arrived = device.upload(np.zeros(tokens, np.uint32), "arrived")
-    chosen = device.empty((tokens, rule.num_chosen), np.int32, "chosen")
-    weights = device.empty((tokens, rule.num_chosen), np.float32, "weights")
+    chosen = device.empty((tokens, pairs), np.int32, "chosen")
+    weights = device.empty((tokens, pairs), np.float32, "weights")
     out = device.empty(delta.shape, np.float32, "out")
     q = device.empty(delta.shape, np.int8, "q")
     scale = device.empty((tokens, features // 32), SCALE_DTYPE, "scale")
@@ -61,8 +63,8 @@ def _check(
             "rf_add_rms_norm_route",
             *(*arguments, arrived, of_router, of_choice, chosen, weights),
             *(rule.num_chosen, FUNCTIONS[rule.router], rule.num_groups, rule.num_chosen_groups),
-            *(int(rule.normalised), rule.scale, *own),
-            grid=(1 + experts, tokens),
+            *(int(rule.normalised), rule.scale, *own, shared),
+            grid=(1 + logit_count, tokens),
             block=block,
         )
     both = delta + residual
@@ -75,13 +77,17 @@ def _check(
     np.testing.assert_allclose(logits.get(), exact, atol=1e-5)
     if kind == "logits":
         return
+    exact, of_shared = exact[:, :experts], exact[:, experts:]
     if biases[0] is not None:
         exact += biases[0]
     expected = ops.route(exact, biases[1], rule)
     own_choice = expected[0] - own[0]
     is_own = (own_choice >= 0) & (own_choice < own[1])
-    np.testing.assert_array_equal(chosen.get(), np.where(is_own, own_choice, ELSEWHERE))
-    np.testing.assert_allclose(weights.get(), expected[1], rtol=2e-5)
+    own_choice = np.where(is_own, own_choice, ELSEWHERE)
+    own_choice = np.hstack([own_choice, np.zeros((tokens, shared), int)])
+    np.testing.assert_array_equal(chosen.get(), own_choice)
+    wanted = np.hstack([expected[1], 1 / (1 + np.exp(-of_shared))])
+    np.testing.assert_allclose(weights.get(), wanted, rtol=2e-5)
     assert not arrived.get().any(), "the counters are as they were"
 
 
@@ -105,3 +111,7 @@ def test_any_shape_is_normed_and_routed(
 
 def test_experts_of_another_device_are_marked(device: Device) -> None:
     _check(device, RULE, tokens=5, features=64, block=64, own=(7, 9))
+
+
+def test_each_token_goes_to_the_shared_expert(device: Device) -> None:
+    _check(device, RULE, tokens=2, features=64, block=64, shared=1)

@@ -48,10 +48,11 @@ def choose(
     bias: Float32 | None = None,
     selection_bias: Float32 | None = None,
     own: tuple[int, int] | None = None,
+    shared: int = 0,
 ) -> tuple[npt.NDArray[np.int32], Float32]:
-    tokens, experts = logits.shape
-    chosen = device.empty((tokens, rule.num_chosen), np.int32, "chosen")
-    weights = device.empty((tokens, rule.num_chosen), np.float32, "weights")
+    tokens, experts = len(logits), logits.shape[1] - shared
+    chosen = device.empty((tokens, rule.num_chosen + shared), np.int32, "chosen")
+    weights = device.empty((tokens, rule.num_chosen + shared), np.float32, "weights")
     device.launch(
         "rf_route_choose",
         device.upload(logits, "logits"),
@@ -60,6 +61,7 @@ def choose(
         *(chosen, weights, experts, rule.num_chosen, FUNCTIONS[rule.router]),
         *(rule.num_groups, rule.num_chosen_groups, int(rule.normalised), rule.scale),
         *(own or (0, experts)),
+        shared,
         grid=tokens,
         block=-(-experts // 64) * 64,
     )
@@ -135,6 +137,16 @@ def test_experts_of_another_device_are_marked(device: Device, first: int, count:
     assert here.any()
     np.testing.assert_array_equal(chosen, np.where(here, whole - first, ELSEWHERE))
     np.testing.assert_array_equal(weights, of_whole)
+
+
+def test_each_token_goes_to_the_shared_expert(device: Device) -> None:
+    logits = np.random.default_rng(4).standard_normal((5, 21)).astype(np.float32)
+    chosen, weights = choose(device, logits, RULE, own=(-1, 21), shared=1)
+    expected = choose(device, np.ascontiguousarray(logits[:, :20]), RULE)
+    np.testing.assert_array_equal(chosen[:, :-1], expected[0] + 1)
+    np.testing.assert_array_equal(weights[:, :-1], expected[1])
+    assert (chosen[:, -1] == 0).all()
+    np.testing.assert_allclose(weights[:, -1], 1 / (1 + np.exp(-logits[:, -1])), rtol=1e-6)
 
 
 def test_of_equal_scores_the_first_expert_is_chosen(device: Device) -> None:

@@ -27,6 +27,7 @@ def rf_route_choose(
     scale: F32,
     first_own: I32,
     num_own: I32,
+    num_shared: I32,
 ) -> None:
     """Chooses the experts of each token and weights them."""
 
@@ -74,6 +75,7 @@ def rf_add_rms_norm_route(
     scale: F32,
     first_own: I32,
     num_own: I32,
+    num_shared: I32,
 ) -> None:
     """Does that and chooses the experts of each token: `rf_route_choose` with it."""
 

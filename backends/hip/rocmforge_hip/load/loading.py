@@ -42,6 +42,7 @@ from rocmforge_hip.run.variant_choice import ChoiceFile, StepVariants
 from rocmforge_hip.run.variants import measure_variants
 from rocmforge_hip.weights.placement import Planned, PlannedMatrix, plan_weights, storages
 from rocmforge_hip.weights.shard import Shard
+from rocmforge_hip.weights.shared import join_shared
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +71,8 @@ def load_model(
     free = options.memory_of(found.info)
     memory = free, int(found.info.memory_total * options.memory_share)
     weights = seat_experts(config, weights, options, geometry, memory, adapters)
+    if rank is None and not adapters:
+        weights = join_shared(weights)
     hosted = estimate_hosted(config, weights, host_memory()[1])
     if hosted is not None:
         check_host_memory(hosted)
@@ -241,6 +244,8 @@ def measure_model(
     shard = Shard(0, options.tensor_parallel) if options.tensor_parallel > 1 else None
     config, weights, adapters = _read(checkpoint, options, shard)
     weights = seat_experts(config, weights, options, geometry, memory, adapters)
+    if shard is None and not adapters:
+        weights = join_shared(weights)
     needs = measure(config, weights, options, geometry, memory[0], adapters)
     return needs, estimate_hosted(config, weights, host_free)
 

@@ -19,6 +19,7 @@ from rocmforge_hip.weights.adapters import AdapterStack, lora_scratch
 from rocmforge_hip.weights.placement import PLACE, Planned, PlannedMatrix, PlannedPart
 from rocmforge_hip.weights.products import QKV_PRODUCTS, Product
 from rocmforge_hip.weights.seats import hosted_matrices
+from rocmforge_hip.weights.shared import num_shared
 
 FEW_TOKENS: Final = 256
 """Slices of tokens whose pairs with experts are computed at a time."""
@@ -328,7 +329,7 @@ def _of_causal(
         ),
         gemm_partial=geometry.gemm_scratch(),
         arrived=spec((1,), "u4"),
-        experts=_of_experts(config, tokens, hosted_matrices(weights)),
+        experts=_of_experts(config, weights, tokens),
         latent=_of_latent(config, tokens),
         delta_rule=_of_delta_rule(config, limits),
         mamba=_of_mamba(config, limits),
@@ -409,18 +410,18 @@ def _fetched(hosted: Sequence[PlannedMatrix]) -> FetchedExperts[ArraySpec] | Non
 
 
 def _of_experts(
-    config: ModelConfig, tokens: int, hosted: Sequence[PlannedMatrix]
+    config: ModelConfig, weights: ModelWeights[Planned], tokens: int
 ) -> ExpertArrays[ArraySpec] | None:
     """Returns the arrays of experts, if a layer has some."""
-    layers = [layer for layer in config.layers if layer.experts is not None]
-    if not layers:
+    rules = [rule for layer in config.layers if (rule := layer.experts) is not None]
+    if not rules:
         return None
-    rules = [rule for layer in layers if (rule := layer.experts) is not None]
-    chosen = max(rule.num_chosen for rule in rules)
+    hosted, shared = hosted_matrices(weights), num_shared(weights)
+    chosen = shared + max(rule.num_chosen for rule in rules)
     few, pairs = min(tokens, FEW_TOKENS), min(tokens, GROUPED_TOKENS) * chosen
     inner_size = max(rule.intermediate_size for rule in rules)
-    most_experts = max(rule.num_experts for rule in rules)
-    has_shared = any(rule.shared_intermediate_size for rule in rules)
+    most_experts = shared + max(rule.num_experts for rule in rules)
+    has_shared = any(layer.experts and layer.experts.shared for layer in weights.layers)
     return ExpertArrays(
         logits=spec((tokens, most_experts), "f4"),
         total=Forms(f32=spec((NORMED_TOKENS, config.hidden_size), "f4")),

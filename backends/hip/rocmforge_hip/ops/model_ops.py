@@ -282,8 +282,11 @@ class HipOps:
     ) -> Activation:
         assert self._pairs is not None
         assert self._groups is not None
-        pairs, num_experts = x.rows * chosen.features, part_of(experts.down).matrix.num_experts
-        grouped = groups_experts(pairs, num_experts, self.products.slices)
+        matrix = part_of(experts.down).matrix
+        pairs = x.rows * (chosen.features - matrix.num_shared)
+        grouped = groups_experts(
+            pairs, matrix.num_experts - matrix.num_shared, self.products.slices
+        )
         kernels = self._groups if grouped else self._pairs
         return kernels.mix(x, chosen, weights, experts, GATES[activation])
 

@@ -59,10 +59,19 @@ def groups() -> Iterator[Group]:
         )
         name = f"{rule.num_chosen} of {rule.num_experts}, {rule.router}"
         cases = [
-            Case("route", f"{name}, {tokens} tokens", _WEIGHTS, partial(_route, tokens=tokens))
+            Case("route", f"{name}, {tokens} tokens", _WEIGHTS, partial(_route, tokens))
             for tokens in (1, 9, 17)
         ]
         yield Group(recipe, tuple(cases))
+    rule = replace(_RULE, shared_intermediate_size=_RULE.intermediate_size)
+    recipe = replace(_SHAPE, architecture="qwen2moe", experts=rule)
+    yield Group(
+        recipe,
+        tuple(
+            Case("route", f"to a shared expert, {tokens} tokens", _WEIGHTS, partial(_route, tokens))
+            for tokens in (1, 9, 17)
+        ),
+    )
     for name in FORMATS:
         limit = _FLOAT_SUM if name in FLOAT_FORMATS else _INT8
         yield Group(replace(_SHAPE, format=name), tuple(_mixed(name, limit)))
@@ -102,7 +111,7 @@ def _experts(bench: Workbench) -> tuple[ExpertsConfig, Experts[Tensor], ExpertAr
     return present(rule), present(experts), present(bench.model.arena.experts)
 
 
-def _route(bench: Workbench, tokens: int) -> float:
+def _route(tokens: int, bench: Workbench) -> float:
     rule, experts, _ = _experts(bench)
     # No two cases share values, so that what an earlier one has left is wrong.
     width = bench.config.hidden_size
@@ -127,6 +136,10 @@ def _route(bench: Workbench, tokens: int) -> float:
         logits += values_of(experts.router_bias)
     selection = None if experts.selection_bias is None else values_of(experts.selection_bias)
     wanted, wanted_factors = oracle.route(logits, selection, rule)
+    if present(on_device.experts).shared is None and experts.shared is not None:
+        of_shared = normed @ values_of(present(experts.shared.router))
+        wanted = np.pad(wanted + 1, ((0, 0), (0, 1)))
+        wanted_factors = np.column_stack([wanted_factors, 1 / (1 + np.exp(-of_shared))])
     assert chosen.i32 is not None
     if not np.array_equal(bench.get(chosen.i32), wanted):
         return float("inf")

@@ -45,6 +45,7 @@ from rocmforge_hip.run.runner import Model, exact_shape
 from rocmforge_hip.verify.random_weights import random_tensor
 from rocmforge_hip.weights.formats import ceil_div
 from rocmforge_hip.weights.placement import plan_weights
+from rocmforge_hip.weights.shared import join_shared
 
 Array = npt.NDArray[Any]
 Float64 = npt.NDArray[np.float64]
@@ -105,7 +106,7 @@ class Workbench:
             least_wide_blocks=recipe.least_wide_blocks,
         )
         free, total = found.info.memory_free, found.info.memory_total
-        planned = plan_weights(self.weights)
+        planned = join_shared(plan_weights(self.weights))
         planned = seat_experts(self.config, planned, options, geometry, (free, total))
         plan = make_plan(self.config, planned, options, geometry, free, self.adapters)
         self._device = open_device(found)

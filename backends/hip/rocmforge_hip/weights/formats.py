@@ -76,6 +76,7 @@ class Matrix:
     in_features: int
     stored_rows: int
     num_experts: int = 0  # 0: it is of none
+    num_shared: int = 0  # of them, the first, which every token goes to
     hosted: HostedExperts | None = None  # None: all experts are on the device
 
     @property

@@ -43,6 +43,7 @@ class PlannedMatrix:
     stored_rows: int
     parts: tuple[tuple[Tensor, int, int], ...]
     num_experts: int = 0  # 0: it is of none
+    num_shared: int = 0  # of them, the first, which every token goes to
     seats: int | None = None  # experts that the device holds, of those in host memory; None: all
 
     @property
@@ -74,7 +75,8 @@ class PlannedMatrix:
     @property
     def is_padded(self) -> bool:
         """Whether some stored rows are of no tensor."""
-        return self.stored_rows != sum(tensor.shape[-2] for tensor, _, _ in self.parts)
+        of_all = sum(tensor.shape[-2] for tensor, _, _ in self.parts)
+        return self.stored_rows * (1 + self.num_shared) != of_all
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -157,13 +157,14 @@ class WeightLoader:
                 plan.in_features,
                 plan.stored_rows,
                 plan.num_experts,
+                plan.num_shared,
                 of_host,
             )
 
     def _matrix_pieces(self, plan: PlannedMatrix, chunk_bytes: int) -> Iterator[StagingPiece]:
         """Yields runs of rows that fit the ring."""
         for tensor, first_row, placing in plan.parts:
-            matrix_rows = first_row + tensor.shape[-2]
+            matrix_rows = tensor.shape[-2] + (0 if plan.num_experts else first_row)
             for stored in _rows_of(tensor):
                 count, most = (
                     stored.shape[0],

@@ -81,8 +81,8 @@ class RouteKernels:
             The sum and each token's experts and their weights, the norm being in `out`; or None, if
             the tokens are too many or too wide.
         """
-        rows, features, num_experts = residual.rows, residual.features, rule.num_experts
-        threads = max(norm_threads(features), whole_waves(num_experts))
+        rows, features, num_logits = residual.rows, residual.features, _num_logits(experts, rule)
+        threads = max(norm_threads(features), whole_waves(rule.num_experts))
         if rows > NORMED_TOKENS or threads > self._norm_route.max_threads:
             return None
         # Every thread block reads the residual, so that the sum goes elsewhere, and comes back in
@@ -94,9 +94,9 @@ class RouteKernels:
             "delta": f32_of(delta),
             "residual": f32_of(residual),
             "weight": vector_of(weight, features),
-            "router": vector_of(experts.router, num_experts * features),
+            "router": vector_of(experts.router, num_logits * features),
             "total": total,
-            "logits": self._arrays.logits.first(rows, num_experts),
+            "logits": self._arrays.logits.first(rows, num_logits),
             "out": out,
             "tokens": rows,
             "hidden_size": features,
@@ -104,12 +104,12 @@ class RouteKernels:
         }
         added = Activation(self._residual, rows, features, f32=total)
         if rows > _FEW_TOKENS:
-            grid = _TILE + ceil_div(num_experts, _TILE), ceil_div(rows, _TILE), 1
-            self._norm_logits.launch(grid, threads, **normed, experts=num_experts)
+            grid = _TILE + ceil_div(num_logits, _TILE), ceil_div(rows, _TILE), 1
+            self._norm_logits.launch(grid, threads, **normed, experts=num_logits)
             return added, self._chosen(rows, experts, rule)
         chosen, weights = self._choice(rows, experts, rule)
         self._norm_route.launch(
-            (1 + num_experts, rows, 1),
+            (1 + num_logits, rows, 1),
             threads,
             **normed,
             arrived=self._arrays.arrived,
@@ -121,16 +121,16 @@ class RouteKernels:
         self, x: Activation, experts: Experts[Weight], rule: ExpertsConfig
     ) -> tuple[Activation, Activation]:
         """Returns the experts of each token, in int32, and their weights."""
-        rows, num_experts = x.rows, rule.num_experts
-        logits = self._arrays.logits.first(rows, num_experts)
+        rows, num_logits = x.rows, _num_logits(experts, rule)
+        logits = self._arrays.logits.first(rows, num_logits)
         self._logits.launch(
-            (ceil_div(num_experts, _TILE), ceil_div(rows, _TILE), 1),
+            (ceil_div(num_logits, _TILE), ceil_div(rows, _TILE), 1),
             _THREADS,
             x=f32_of(x),
-            router=vector_of(experts.router, num_experts * x.features),
+            router=vector_of(experts.router, num_logits * x.features),
             logits=logits,
             tokens=rows,
-            experts=num_experts,
+            experts=num_logits,
             features=x.features,
         )
         return self._chosen(rows, experts, rule)
@@ -143,7 +143,7 @@ class RouteKernels:
         self._choose.launch(
             (rows, 1, 1),
             whole_waves(rule.num_experts),
-            logits=self._arrays.logits.first(rows, rule.num_experts),
+            logits=self._arrays.logits.first(rows, _num_logits(experts, rule)),
             **self._rule_of(rule, experts, chosen, weights),
         )
         return chosen, weights
@@ -152,7 +152,7 @@ class RouteKernels:
         self, rows: int, experts: Experts[Weight], rule: ExpertsConfig
     ) -> tuple[Activation, Activation]:
         """Returns the places of tokens' experts and their weights."""
-        count, arrays = rule.num_chosen, self._arrays
+        count, arrays = rule.num_chosen + _num_shared(experts), self._arrays
         first = self._hosted.get(experts.router, 0) * rows
         of_layers = arrays.chosen.int32(first + rows, count)
         chosen = Activation(arrays.chosen, rows, count, i32=of_layers.rows(first, first + rows))
@@ -180,7 +180,7 @@ class RouteKernels:
         weights: Activation,
     ) -> dict[str, Any]:
         """Returns the arguments of the choice of experts."""
-        own = part_of(experts.down).matrix.num_experts
+        own, num_shared = part_of(experts.down).matrix.num_experts, _num_shared(experts)
         return {
             "bias": optional_vector(experts.router_bias, rule.num_experts),
             "selection_bias": optional_vector(experts.selection_bias, rule.num_experts),
@@ -193,6 +193,16 @@ class RouteKernels:
             "kept_groups": rule.num_chosen_groups,
             "normalised": int(rule.normalised),
             "scale": rule.scale,
-            "first_own": self._rank * own,
+            "first_own": self._rank * own - num_shared,
             "num_own": own,
+            "num_shared": num_shared,
         }
+
+
+def _num_shared(experts: Experts[Weight]) -> int:
+    """Returns how many of a layer's experts are for every token."""
+    return part_of(experts.down).matrix.num_shared
+
+
+def _num_logits(experts: Experts[Weight], rule: ExpertsConfig) -> int:
+    return rule.num_experts + _num_shared(experts)

@@ -1,0 +1,49 @@
+"""Shared experts that are planned as one of the others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rocmforge.gguf.checkpoint import read_checkpoint
+from rocmforge.gguf.reader import open_gguf
+from rocmforge.models.weights import present, take
+from rocmforge_hip.weights.placement import (
+    PlannedPart,
+    PlannedVector,
+    plan_weights,
+    weight_bytes,
+)
+from rocmforge_hip.weights.seats import with_seats
+from rocmforge_hip.weights.shared import join_shared, num_shared
+from tests.data.models.tiny_models import by_name, write_model
+from tests.data.models.tiny_recurrent import larger_delta
+
+
+@pytest.mark.parametrize("name", ["qwen35moe", "qwen3next"])
+def test_experts_of_one_shape_are_joined(name: str, tmp_path: Path) -> None:
+    path = write_model(larger_delta(by_name(name)), tmp_path)
+    checkpoint = read_checkpoint(open_gguf(path))
+    plan = plan_weights(take(checkpoint.config, checkpoint.weights))
+    joined = join_shared(plan)
+    if name == "qwen3next":  # its shared expert is wider
+        assert joined is plan
+        return
+    assert weight_bytes(joined) == weight_bytes(plan)
+    assert (num_shared(plan), num_shared(joined)) == (0, 1)
+    for layer in joined.layers:
+        experts = present(layer.experts)
+        assert experts.shared is None
+        router, gate = experts.router, experts.gate
+        assert isinstance(router, PlannedVector)
+        assert router.storage.shape == (9 * 128,)
+        assert isinstance(gate, PlannedPart)
+        assert gate is experts.up
+        assert gate.matrix.num_experts == 9
+        assert [(row, "shexp" in tensor.name) for tensor, row, _ in gate.matrix.parts] == [
+            *((0, True), (0, True)),
+            *((64, False), (64, False)),
+        ]
+    hosted = with_seats(plan, lambda matrix: 2)
+    assert join_shared(hosted) is hosted
