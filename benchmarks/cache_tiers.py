@@ -2,17 +2,18 @@
 
     HIP_PLATFORM=nvidia python -m benchmarks.cache_tiers MODEL.gguf --folder /dev/shm/cache
 
-A prompt is computed, then others until its blocks have left the device, and then it comes again:
-from the host's memory, and from files if there is a folder. Two prompts wait for nobody else.
+Prompts are computed one after the other, of which the device holds one, and come again: from the
+host's memory, which then holds all, and from files, if there is a folder, while the host's memory
+holds one.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from unittest.mock import patch
 import numpy as np
 
 from rocmforge.backend.protocol import CopiesBlocks, LoadOptions, Runner
+from rocmforge.engine.cache.tiers.block_file import FileKey, read_entry, write_entry
 from rocmforge.engine.cache.tiers.folder import CacheFolder
 from rocmforge.engine.cache.tiers.tiers import CacheTiers
 from rocmforge.engine.core import EngineCore
@@ -62,8 +64,12 @@ def main() -> None:
             closing(load_file(create(), args.model, options)) as runner,
         ):
             copies(runner, int(grid))
-    with closing(load_file(create(), args.model, options)) as runner:
-        first_tokens(runner, args.tokens, args.folder)
+    if args.folder is not None:
+        reads(args.folder)
+    for slots, folder in ((8 * args.tokens // 32, None), (args.tokens // 32 + 8, args.folder)):
+        few = replace(options, kv_blocks=args.tokens // 32 + 24, max_context=args.tokens + 512)
+        with closing(load_file(create(), args.model, few)) as runner:
+            first_tokens(runner, args.tokens, slots, folder)
 
 
 def copies(runner: Runner, grid: int) -> None:
@@ -104,44 +110,60 @@ def step_ms(driver: Driver, count: int) -> float:
     return float(np.median(times)) / 1e6
 
 
-def first_tokens(runner: Runner, tokens: int, folder: Path | None) -> None:
-    """Prints times to the first token, computed and from each tier."""
+def first_tokens(runner: Runner, tokens: int, slots: int, folder: Path | None) -> None:
+    """Prints times to the first token, computed and from a tier; the device holds one prompt."""
     assert isinstance(runner, CopiesBlocks)
     random = np.random.default_rng(2)
-    prompts = [random.integers(5, 30000, tokens).tolist() for _ in range(8)]
+    prompts = [random.integers(5, 30000, tokens).tolist() for _ in range(5)]
     totals = Totals()
     files = None
     if folder is not None:
         shutil.rmtree(folder, ignore_errors=True)
         files = CacheFolder(folder, bytes(32), 64 << 30)
     started = time.perf_counter()
-    slots = 2 * (tokens // runner.info.block_size) + 8
     tiers = CacheTiers(runner, slots, files, totals)
-    print(f"{slots} blocks of the host, pinned in {time.perf_counter() - started:.2f} s")
+    seconds = time.perf_counter() - started
+    print(f"{tiers.note}; pinned in {seconds:.2f} s", flush=True)
     limits = SchedulerLimits(
         max_sequences=16, max_batched_tokens=2048, max_waiting=100, max_stall_ns=30_000_000
     )
     core = EngineCore(runner, limits, time.monotonic_ns, totals, tiers=tiers)
     answers: dict[int, tuple[int, ...]] = {}
-    for what, number in (
-        *(("warm", 7), ("computed", 0), ("computed", 1), ("from the host", 0), ("computed", 2)),
-        *(("from the host", 1), ("computed", 3), ("computed", 4), ("computed", 5)),
-        *(("computed", 6), ("from files, if any", 0), ("device", 0)),
-    ):
+    for number in (*range(5), *range(5), 4):
+        before = totals.tier_restored_blocks, totals.tier_read_blocks
         took, answer, cached = first_token(core, prompts[number])
         assert answers.setdefault(number, answer) == answer, "another answer"
-        print(f"{what}: prompt {number}, {1e3 * took:.1f} ms, {cached} tokens cached", flush=True)
+        restored, read = totals.tier_restored_blocks, totals.tier_read_blocks
+        print(
+            f"prompt {number}: {1e3 * took:.1f} ms, {cached} tokens cached, "
+            f"{restored - before[0]} blocks restored, {read - before[1]} of them read",
+            flush=True,
+        )
         while core.tend():
             time.sleep(0.001)
-    print(
-        f"saved {totals.tier_saved_blocks}, restored {totals.tier_restored_blocks}, "
-        f"written {totals.tier_written_blocks}, read {totals.tier_read_blocks} blocks"
-    )
     tiers.close()
     if folder is not None:
-        size = sum(os.stat(path).st_size for path in folder.rglob("*.kv"))
-        print(f"{size / 2**20:.0f} MiB in files")
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def reads(folder: Path) -> None:
+    """Prints how fast files of 4 MiB are written and read, by one thread and by four."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    keys = [FileKey.of(bytes(32), bytes([i] * 16)) for i in range(128)]
+    memory = np.random.default_rng(1).integers(0, 256, (128, 4 << 20), np.uint8)
+
+    def timed(what: str, work: Callable[[int], object], threads: int) -> None:
+        started = time.perf_counter()
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(work, range(128)))
+        speed = memory.nbytes / 1e9 / (time.perf_counter() - started)
+        print(f"{what} by {threads} threads: {speed:.2f} GB/s", flush=True)
+
+    timed("write", lambda i: write_entry(folder, keys[i], memory[i]), 1)
+    for threads in (1, 4, 8):
+        timed("read", lambda i: read_entry(folder, keys[i], memory[i]), threads)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def first_token(core: EngineCore, prompt: Sequence[int]) -> tuple[float, tuple[int, ...], int]:

@@ -13,7 +13,7 @@ import hmac
 import os
 from contextlib import suppress
 from dataclasses import dataclass
-from hashlib import blake2b
+from hashlib import blake2b, sha256
 from pathlib import Path
 from struct import Struct
 from typing import Final
@@ -104,6 +104,6 @@ def read_entry(folder: Path, key: FileKey, target: UInt8Array) -> None:
 
 
 def _hash(key: FileKey, header: bytes, content: UInt8Array) -> bytes:
-    hashed = blake2b(header, digest_size=_HASH_BYTES, key=key.secret)
-    hashed.update(content.data)
-    return hashed.digest()
+    # SHA-256 of the content, as processors have instructions for it: 1.6 GB/s of a core, BLAKE2b
+    # 0.87. It lets other threads run meanwhile, which HMAC over all of it would not.
+    return hmac.digest(key.secret, header + sha256(content.data).digest(), "sha256")
