@@ -12,7 +12,7 @@ TIGHT = {"kv_blocks": 8, "max_context": 64}
 PROMPTS = [[(token + shift) % 90 + 3 for token in PROMPT] for shift in (0, 1, 2, 3, 0, 2)]
 
 
-@pytest.mark.parametrize("model", ["llama", "gemma3", "deepseek-v2"])
+@pytest.mark.parametrize("model", ["llama", "gemma3", "gemma4-e", "deepseek-v2"])
 def test_blocks_come_back_to_the_bit(model: str, load: Load) -> None:
     check_that_blocks_come_back(load(model))
 

@@ -67,6 +67,7 @@ class ReferenceOps:
         return tuple(
             array
             for layer, cache in zip(self._config.layers, self._caches, strict=True)
+            if layer.cache_of is None
             for array in ((cache.keys, cache.values) if layer.latent is None else (cache.keys,))
         )
 
