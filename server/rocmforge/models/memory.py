@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from math import prod
 
 from rocmforge.checkpoint.tensor import Tensor
@@ -11,12 +11,17 @@ from rocmforge.models.config import ModelConfig
 
 def stored_weight_bytes(weights: Mapping[str, Tensor]) -> int:
     """Returns the bytes of all tensors as the file stores them."""
-    return sum(tensor.nbytes for tensor in weights.values())
+    return sum(tensor.nbytes for tensor in _once(weights))
 
 
 def float32_weight_bytes(weights: Mapping[str, Tensor]) -> int:
     """Returns the bytes of all tensors once they are float32."""
-    return 4 * sum(prod(tensor.shape) for tensor in weights.values())
+    return 4 * sum(prod(tensor.shape) for tensor in _once(weights))
+
+
+def _once(weights: Mapping[str, Tensor]) -> Iterable[Tensor]:
+    """Returns the tensors, of which one may be two weights."""
+    return {id(tensor): tensor for tensor in weights.values()}.values()
 
 
 def kv_bytes_per_token(config: ModelConfig, element_bytes: int) -> int:

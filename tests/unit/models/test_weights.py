@@ -182,3 +182,14 @@ def test_memory_needs(tmp_path: Path) -> None:
             stored_weight_bytes(file.tensors) == float32_weight_bytes(file.tensors) == 4 * elements
         )
         assert kv_bytes_per_token(read_config(file), 2) == 7 * 2 * 1 * 14 * 2
+
+
+def test_a_tensor_that_is_two_weights_is_counted_once(tmp_path: Path) -> None:
+    """Keys of layers without a window are values, too, in Gemma 4."""
+    model = by_name("gemma4")
+    with open_gguf(write_model(model, tmp_path)) as file:
+        weights = read_checkpoint(file).weights
+        assert weights["layers.2.attention.v"] is weights["layers.2.attention.k"]
+        names = [name for name in gguf_tensors(model) if name != "rope_freqs.weight"]
+        stored = sum(file.tensors[name].nbytes for name in names)
+        assert stored_weight_bytes(weights) == float32_weight_bytes(weights) == stored
