@@ -3,12 +3,15 @@
     HIP_PLATFORM=nvidia python -m benchmarks.draft_model MODEL.gguf --draft DRAFT.gguf
     HIP_PLATFORM=nvidia python -m benchmarks.draft_model MODEL.gguf --layers 4
     python -m benchmarks.draft_model MODEL.gguf --layers 5 --backend reference --clock cpu
+    HIP_PLATFORM=nvidia python -m benchmarks.draft_model MODEL.gguf --mtp
 
 With `--layers` the draft model is made of the model, and is always right but for rounding: the
 layers behind the first few are made to add nothing, and those few are the draft model. So both say
-the same, whatever nonsense it is, and what is measured is the machinery. `synthetic_model` makes
-models for that. Prompts are random tokens. Where other programs share the processor, its time says
-more than the time on the wall.
+the same, whatever nonsense it is, and what is measured is the machinery. With `--mtp` a predictor
+is made for a Llama model: no layer adds anything, so that what follows a token depends on that
+token alone, and the predictor looks at no more. `synthetic_model` makes models for both. Prompts
+are random tokens. Where other programs share the processor, its time says more than the time on
+the wall.
 """
 
 from __future__ import annotations
@@ -32,7 +35,8 @@ from rocmforge.engine.ipc.prompt import token_prompt
 from rocmforge.engine.ipc.status import EngineStats
 from rocmforge.engine.schedule.limits import SchedulerLimits
 from tests.support.loading import load_file
-from tests.support.shallow import write_idle, write_shallow
+from tests.support.predicting import load_predicting
+from tests.support.shallow import write_idle, write_right_predictor, write_shallow
 
 Clock = Callable[[], int]
 PROMPT_TOKENS = 16
@@ -76,6 +80,7 @@ def main() -> None:
     pair = parser.add_mutually_exclusive_group(required=True)
     pair.add_argument("--draft", type=Path, help="a smaller model of the same vocabulary")
     pair.add_argument("--layers", type=int, help="of a draft model that is made of the model")
+    pair.add_argument("--mtp", action="store_true", help="a predictor is made for the model")
     parser.add_argument("--backend", default="hip")
     parser.add_argument("--tensor-parallel", type=int, default=1)
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
@@ -87,14 +92,16 @@ def main() -> None:
     print("streams  tok/s without     with  ratio  accepted drafts   as without", flush=True)
     with TemporaryDirectory() as folder:
         model, draft = arguments.model, arguments.draft
-        if draft is None:
+        if arguments.mtp:
+            model = write_right_predictor(arguments.model, Path(folder, "model.gguf"))
+        elif draft is None:
             model = write_idle(arguments.model, arguments.layers, Path(folder, "model.gguf"))
             draft = write_shallow(arguments.model, arguments.layers, Path(folder, "draft.gguf"))
         for streams in arguments.streams:
             _measure(arguments, model, draft, streams)
 
 
-def _measure(arguments: argparse.Namespace, model: Path, draft: Path, streams: int) -> None:
+def _measure(arguments: argparse.Namespace, model: Path, draft: Path | None, streams: int) -> None:
     """Prints the line of one number of streams."""
     options = LoadOptions(
         device=None,
@@ -109,15 +116,17 @@ def _measure(arguments: argparse.Namespace, model: Path, draft: Path, streams: i
     )
     backend = registry.create(arguments.backend)
 
-    def load(path: Path, options: LoadOptions) -> Runner:
-        return load_file(backend, path, options)
-
-    with closing(load(model, options)) as runner:
+    with closing(load_file(backend, model, options)) as runner:
         without = _runs(arguments, runner, None, streams)
-        with closing(load(draft, draft_options(options))) as draft_model:
-            with_draft = _runs(arguments, runner, draft_model, streams)
-    stats = with_draft[-1].stats
-    drafted, accepted = stats.totals.model_drafted_tokens, stats.totals.model_accepted_tokens
+        if draft is not None:
+            with closing(load_file(backend, draft, draft_options(options))) as draft_model:
+                with_draft = _runs(arguments, runner, draft_model, streams)
+    if draft is None:
+        with closing(load_predicting(backend, model, options)) as runner:
+            with_draft = _runs(arguments, runner, None, streams)
+    totals = with_draft[-1].stats.totals
+    drafted = totals.model_drafted_tokens + totals.predictor_drafted_tokens
+    accepted = totals.model_accepted_tokens + totals.predictor_accepted_tokens
     slow, fast = (median(run.rate for run in runs) for runs in (without, with_draft))
     pairs = zip(without[-1].tokens, with_draft[-1].tokens, strict=True)
     same = sum(ours == theirs for ours, theirs in pairs)

@@ -1,4 +1,4 @@
-"""Models and drafts for them: the first layers, and models that say no more than those."""
+"""Models and drafts for them: the first layers, models that say no more than those, predictors."""
 
 from __future__ import annotations
 
@@ -26,6 +26,39 @@ def write_idle(model: Path, num_layers: int, path: Path) -> Path:
     with open_gguf(model) as file:
         all_layers = read_config(file).num_layers
     return _rewrite(model, path, all_layers, num_layers)
+
+
+def write_right_predictor(model: Path, path: Path) -> Path:
+    """Writes a Llama model as one of GLM-4.5 with a predictor that is always right.
+
+    No layer adds anything, in every stored type that has zero for zeroed bytes. The predictor's
+    layer is a copy of the last one, and its matrix takes over the embedding.
+    """
+    with open_gguf(model) as file:
+        keys = dict(file.metadata)
+        config = read_config(file)
+        layers, size = config.num_layers, config.hidden_size
+        metadata = {key.replace("llama.", "glm4moe.", 1): value for key, value in keys.items()}
+        metadata |= {"general.architecture": "glm4moe", "glm4moe.block_count": layers + 1}
+        metadata["glm4moe.nextn_predict_layers"] = 1
+        tensors = {}
+        for name, tensor in file.tensors.items():
+            is_last = name.endswith(("attn_output.weight", "ffn_down.weight"))
+            data = np.zeros_like(tensor.data) if is_last else tensor.data
+            stored = Stored(data, GGMLQuantizationType[str(tensor.format)])
+            name = name.replace("ffn_norm", "post_attention_norm")
+            tensors[name] = stored
+            if _layer(name) == layers - 1:
+                tensors[name.replace(f"blk.{layers - 1}.", f"blk.{layers}.")] = stored
+        matrix = np.concatenate([np.eye(size), np.zeros((size, size))], axis=1)
+        place, ones = f"blk.{layers}.nextn.", np.ones(size, np.float32)
+        return write_gguf(
+            path,
+            metadata,
+            tensors
+            | {f"{place}eh_proj.weight": matrix.astype(np.float16)}
+            | {f"{place}{norm}.weight": ones for norm in ("enorm", "hnorm")},
+        )
 
 
 def _rewrite(model: Path, path: Path, num_layers: int, num_busy: int) -> Path:

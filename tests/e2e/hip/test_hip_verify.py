@@ -160,6 +160,8 @@ PLANTED = (
     ("add_then_norm", "rf_add_layer_norm"),
     ("gelu", "rf_gelu_half"),
     ("sigmoid_gate", "rf_sigmoid_gate"),
+    ("store_hidden", "rf_store_hidden"),
+    ("beside_hidden", "rf_beside_hidden"),
     ("embed_add", "rf_embed_add_*"),
     ("rope", "rf_rope_half"),
     ("full attention", "rf_attention_full_*"),

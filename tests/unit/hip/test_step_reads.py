@@ -19,6 +19,7 @@ from tests.data.models.tiny_models import by_name, write_model
 def step(tokens: int) -> Any:
     """A step of so many sequences with a token each, without any context."""
     return SimpleNamespace(
+        predicts=False,
         num_tokens=tokens,
         num_sequences=tokens,
         logit_rows=np.arange(tokens),

@@ -99,6 +99,24 @@ def rf_layer_norm_half(
     """Norms rows of halves, in place."""
 
 
+def rf_store_hidden(*, x: Pointer, slots: Pointer, hidden: Pointer, hidden_size: I32) -> None:
+    """Keeps rows as halves, by their slots."""
+
+
+def rf_beside_hidden(
+    *,
+    x: Pointer,
+    hidden: Pointer,
+    before: Pointer,
+    x_norm: Pointer,
+    hidden_norm: Pointer,
+    out: Forms,
+    hidden_size: I32,
+    eps: F32,
+) -> None:
+    """Norms rows, and behind each a row that was kept, in those forms that are not null."""
+
+
 def rf_sigmoid_gate(*, gate: Pointer, x: Forms, stride: I64, features: I32) -> None:
     """Makes x x * sigmoid(gate), in place."""
 

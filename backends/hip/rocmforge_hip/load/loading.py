@@ -75,6 +75,11 @@ def load_model(
         weights = join_shared(weights)
     hosted = estimate_hosted(config, weights, host_memory()[1])
     if hosted is not None:
+        if config.predicts:
+            raise ConfigurationError(
+                "The device has no room for all experts of the model, and a predictor needs them "
+                "there: take another draft model than mtp, or none."
+            )
         check_host_memory(hosted)
         logger.warning("%s", _hosted_note(found, hosted))
     plan = make_plan(config, weights, options, geometry, free, adapters)
@@ -262,6 +267,11 @@ def _read(
             "A model with states runs on one device; leave tensor_parallel at 1, not "
             f"{options.tensor_parallel}."
         )
+    if shard is not None and config.predicts:
+        raise ConfigurationError(
+            "A model drafts with its predictor on one device; leave tensor_parallel at 1, not "
+            f"{options.tensor_parallel}, or take another draft model than mtp."
+        )
     if shard is not None and not config.causal:
         raise ConfigurationError(
             "An encoder runs on one device; leave tensor_parallel at 1, not "
@@ -308,6 +318,7 @@ def _describe(
         masks_tokens=config.causal,
         causal=config.causal,
         graphs="none" if not config.causal else "unchecked" if replays else "off",
+        predicts=config.predicts,
         state_slots=plan.state_slots,
         state_bytes=plan.states,
         snapshots=plan.snapshots,

@@ -19,7 +19,7 @@ from rocmforge_hip.ops.activations import ActivationArrays, StepLimits, plan_act
 from rocmforge_hip.ops.cached_attention import LayerCache
 from rocmforge_hip.ops.geometry import Geometry
 from rocmforge_hip.ops.processor_arrays import UseSizes
-from rocmforge_hip.ops.step import ListSizes, StepLayout, StepShape
+from rocmforge_hip.ops.step import ListSizes, PredictorUse, StepLayout, StepShape
 from rocmforge_hip.weights.adapters import (
     adapter_bytes,
     most_tiles,
@@ -49,6 +49,7 @@ class MemoryNeeds:
     input_bytes: int
     cache_blocks: tuple[LayerCache[ArraySpec], ...]  # of each layer; none: there is no cache
     limits: StepLimits
+    hidden_block: ArraySpec | None = None  # hidden states of a block, kept for a predictor
     host_bytes: int = 0  # of the host's memory, for experts that the device has no room for
     states: int = 0  # of all sequences that run at once, and of snapshots
     state_slots: int = 0  # so many
@@ -57,8 +58,9 @@ class MemoryNeeds:
 
     @property
     def block_bytes(self) -> int:
-        """A block of the cache, in all layers."""
-        return sum(map(total_bytes, self.cache_blocks))
+        """A block of the cache, in all layers, and the hidden states of its tokens if kept."""
+        hidden = 0 if self.hidden_block is None else self.hidden_block.nbytes
+        return hidden + sum(map(total_bytes, self.cache_blocks))
 
     @property
     def step_bytes(self) -> int:
@@ -134,6 +136,7 @@ def measure(
         input_bytes=_largest_input(config, limits),
         cache_blocks=tuple(_cache_block(layer, options.kv_dtype) for layer in layers),
         limits=limits,
+        hidden_block=spec((BLOCK_TOKENS, config.hidden_size), "f2") if config.predicts else None,
         states=options.running_slots(config) * state_bytes(config),
         state_slots=options.running_slots(config),
         activation_slices=_activation_slices(config, options, stored_bytes(weights)),
@@ -241,6 +244,7 @@ def _largest_input(config: ModelConfig, limits: StepLimits) -> int:
         longest_prefill=limits.tokens,
         lora_tiles=most_tiles(limits.tokens, limits.adapters) if causal else 0,
         sums=limits.sequences,
+        predictor=PredictorUse.FILL if config.predicts else PredictorUse.NONE,
     )
     if not causal:
         return StepLayout(shape).nbytes

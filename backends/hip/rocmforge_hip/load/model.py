@@ -89,6 +89,7 @@ class ModelLoading:
             arena=arena,
             caches=self._new_caches(),
             states=self._new_states(),
+            hidden=self._new_hidden(),
             tables={} if tables is None else _upload_tables(device, tables),
             query_gains=self._load_gains(tables),
             slopes=self._load_slopes(),
@@ -183,6 +184,14 @@ class ModelLoading:
             )
             for index, layer in enumerate(self._config.layers)
         )
+
+    def _new_hidden(self) -> DeviceArray | None:
+        block = self._plan.hidden_block
+        if block is None:
+            return None
+        tokens, features = block.shape
+        what = spec((self._plan.num_blocks * tokens, features), block.dtype)
+        return self._device.memory.device(what, "hidden states").array
 
     def _new_cache(self, layer: int) -> LayerCache[DeviceArray]:
         def new(name: str, what: ArraySpec) -> DeviceArray:

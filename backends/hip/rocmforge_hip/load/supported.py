@@ -53,8 +53,6 @@ def check_sinks(config: ModelConfig, weights: ModelWeights[Tensor]) -> None:
 
 def _problems(config: ModelConfig, heads: Sequence[HeadSize]) -> Iterator[tuple[str, str]]:
     """Yields the sizes that there are no kernels for, each with those that there are."""
-    if config.predicts:
-        yield "a predictor", "predictors of --backend reference"
     if config.activation is ActivationFunction.SQUARED_RELU:
         yield "networks without gates", "networks with gates"
     if "attention_norm" not in FAMILIES[config.architecture].has:

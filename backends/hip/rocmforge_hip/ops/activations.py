@@ -203,6 +203,7 @@ class ActivationArrays(Generic[X]):
     sampling: SamplingArrays[X] | None = None
     experts: ExpertArrays[X] | None = None
     latent: LatentArrays[X] | None = None
+    beside_hidden: Forms[X] | None = None  # [T, 2 * hidden_size], what a predictor begins with
     delta_rule: DeltaArrays[X] | None = None
     mamba: MambaArrays[X] | None = None
     # Of other models.
@@ -331,6 +332,7 @@ def _of_causal(
         arrived=spec((1,), "u4"),
         experts=_of_experts(config, weights, tokens),
         latent=_of_latent(config, tokens),
+        beside_hidden=_multiplied(tokens, config.predictor_inputs) if config.predicts else None,
         delta_rule=_of_delta_rule(config, limits),
         mamba=_of_mamba(config, limits),
         sampling=SamplingArrays(

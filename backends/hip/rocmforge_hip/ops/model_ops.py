@@ -32,7 +32,7 @@ from rocmforge_hip.ops.linear.products import GATES, LinearKernels
 from rocmforge_hip.ops.lora import DeviceAdapters, Lora
 from rocmforge_hip.ops.operands import empty, f16_of, f32_of, part_of, vector_of
 from rocmforge_hip.ops.recurrent.layers import RecurrentLayers
-from rocmforge_hip.ops.rows import RmsNorms, RowKernels, norm_threads, norms_of
+from rocmforge_hip.ops.rows import HiddenRows, RmsNorms, RowKernels, norm_threads, norms_of
 from rocmforge_hip.ops.step import DeviceStep
 from rocmforge_hip.weights.formats import Matrix, MatrixPart, Weight
 from rocmforge_hip.weights.products import Product
@@ -40,8 +40,6 @@ from rocmforge_hip.weights.products import Product
 _NO_PLAIN_SUMS: Final = "models whose parts read sums as they are are refused"
 _NO_GEMMA_4: Final = "models with norms of values are refused when they are loaded"
 _UNCAPPED: Final = 1.0  # cap * tanh(x / cap) is tanh(x)
-
-_NO_PREDICTOR: Final = "models are loaded without their predictor"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -54,6 +52,7 @@ class Resources:
     arena: ActivationArrays[DeviceArray]
     caches: tuple[LayerCache[DeviceArray], ...]  # by layer; none of a model that is not causal
     states: tuple[tuple[DeviceArray, ...], ...] = ()  # of each layer, [slots, ...] each
+    hidden: DeviceArray | None = None  # states kept for the predictor, [slots, hidden_size]
     tables: Mapping[bool, DeviceRopeTable]  # by whether they are for `local_rope`
     query_gains: DeviceArray | None = None  # as `RopeTables.query_gains`
     slopes: DeviceArray | None  # what scores of each head lose for a token of distance
@@ -86,6 +85,9 @@ class HipOps:
             )
             of_experts = library, arena, self.products, resources.expert_formats
             self._pairs, self._groups = PairKernels(*of_experts), GroupKernels(*of_experts)
+        self._hidden = None
+        if resources.hidden is not None:
+            self._hidden = HiddenRows(library, config.norm_eps, resources.hidden)
         self._recurrent = None
         if config.has_states:
             self._recurrent = RecurrentLayers(
@@ -186,10 +188,14 @@ class HipOps:
             assert self._arena.post_normed is not None
             return empty(self._arena.post_normed, rows, features, half=False)
         out = empty(self._arena.normed, rows, features, half=False)
-        if rows <= self.products.gemv_rows:
+        return self._multiplied(out)
+
+    def _multiplied(self, out: Activation) -> Activation:
+        """Returns the activation with the form that as many rows are multiplied in."""
+        if out.rows <= self.products.gemv_rows:
             self.products.forms.give_int8(out)
         else:
-            out.f16 = self._arena.normed.float16(rows, features)
+            out.f16 = out.arrays.float16(out.rows, out.features)
         return out
 
     def linear(
@@ -394,15 +400,26 @@ class HipOps:
         return x
 
     def store_hidden(self, step: DeviceStep, x: Activation) -> None:
-        raise AssertionError(_NO_PREDICTOR)
+        assert self._hidden is not None
+        self._hidden.store(step, x)
 
     def beside_hidden(
         self, step: DeviceStep, x: Activation, embedding_norm: Weight, hidden_norm: Weight
     ) -> Activation:
-        raise AssertionError(_NO_PREDICTOR)
+        assert self._hidden is not None
+        assert self._arena.beside_hidden is not None
+        arrays, rows, features = self._arena.beside_hidden, x.rows, 2 * x.features
+        few = rows <= self.products.gemv_rows
+        out = (
+            empty(arrays, rows, features, half=False) if few else Activation(arrays, rows, features)
+        )
+        self._multiplied(out)
+        self._hidden.beside(step, x, (embedding_norm, hidden_norm), out)
+        return out
 
     def project_residual(self, step: DeviceStep, x: Activation, weight: Weight) -> Activation:
-        raise AssertionError(_NO_PREDICTOR)
+        """Writes to the place of the residual."""
+        return self.products.multiply(x, part_of(weight), None)
 
     def norm_projection(self, x: Activation, weight: Weight, bias: Weight | None) -> Activation:
         """Works in place."""

@@ -200,6 +200,51 @@ class RmsNorms:
         )
 
 
+class HiddenRows:
+    """Keeps hidden states for a predictor, and joins them to what it reads.
+
+    Args:
+        library: Where the kernels are.
+        eps: Of the norms.
+        kept: float16 [slots of the cache, hidden_size].
+    """
+
+    def __init__(self, library: KernelLibrary, eps: float, kept: DeviceArray) -> None:
+        self._eps = eps
+        self._kept = kept
+        self._store = library.kernel("rf_store_hidden", row_kernels.rf_store_hidden)
+        self._beside = library.kernel("rf_beside_hidden", row_kernels.rf_beside_hidden)
+
+    def store(self, step: DeviceStep, x: Activation) -> None:
+        """Keeps the rows of x at the slots of the step's tokens."""
+        self._store.launch(
+            (ceil_div(x.features, _TAKE_ELEMENTS), x.rows, 1),
+            _THREADS,
+            x=f32_of(x),
+            slots=step.inputs.slots,
+            hidden=self._kept,
+            hidden_size=x.features,
+        )
+
+    def beside(
+        self, step: DeviceStep, x: Activation, norms: tuple[Weight, Weight], out: Activation
+    ) -> None:
+        """Norms the rows of x, and those kept of the tokens before them: out, twice as wide."""
+        assert out.features == 2 * x.features
+        self._beside.launch(
+            (x.rows, 2, 1),
+            norm_threads(x.features),
+            x=f32_of(x),
+            hidden=self._kept,
+            before=step.inputs.slots_before,
+            x_norm=vector_of(norms[0], x.features),
+            hidden_norm=vector_of(norms[1], x.features),
+            out=out,
+            hidden_size=x.features,
+            eps=self._eps,
+        )
+
+
 class LayerNorms:
     """Norms by mean and variance."""
 

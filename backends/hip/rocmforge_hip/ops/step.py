@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from enum import Enum, auto
 from itertools import pairwise
 from types import MappingProxyType
 from typing import Any, Final, Generic, TypeVar
@@ -22,6 +23,7 @@ from rocmforge.backend.protocol import (
     SamplingBatch,
     StepInput,
 )
+from rocmforge_hip.device.constants import BLOCK_TOKENS
 from rocmforge_hip.device.driver import Driver
 from rocmforge_hip.device.memory import ArraySpec, DeviceArray, spec
 from rocmforge_hip.device.records import leaves, mapped
@@ -43,6 +45,14 @@ HOST_KNOWS: Final = -1
 X = TypeVar("X")
 
 
+class PredictorUse(Enum):
+    """The work of a predictor in a step."""
+
+    NONE = auto()  # there is none
+    FILL = auto()  # its cache is filled
+    DRAFT = auto()  # it computes the step in place of the model
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepShape:
     """Sizes of a step's arrays; those of a graph are larger than most of the steps it serves."""
@@ -57,6 +67,7 @@ class StepShape:
     chunked: int = 0  # of those, in a model with states, with more than MAX_KEPT_STATES
     lora_tiles: int = 0  # of rows with one adapter: see `adapters.tile_rows`
     sums: int = 0  # ranges of hidden states
+    predictor: PredictorUse = PredictorUse.NONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +153,7 @@ class StepArrays(Generic[X]):
     token_source: X  # int32 [T], HOST_KNOWS or a row of the step before
     positions: X  # int32 [T]
     slots: X  # int64 [T], where keys and values go, or PADDING_SLOT
+    slots_before: X  # int64 [T], those of the tokens before; PADDING_SLOT if there is none
     query_start: X  # int32 [S + 1]
     context_len: X  # int32 [S]
     decodes: X  # int32 [S], the sequences with one new token
@@ -185,6 +197,7 @@ def _specs(shape: StepShape, lists: ListSizes) -> StepArrays[ArraySpec]:
         token_source=a_token,
         positions=a_token,
         slots=spec((tokens,), "i8"),
+        slots_before=spec((tokens if shape.predictor is not PredictorUse.NONE else 0,), "i8"),
         query_start=spec((sequences + 1,), "i4"),
         context_len=a_sequence,
         decodes=a_sequence,
@@ -289,6 +302,7 @@ def _contents(step: StepInput, shape: StepShape) -> StepArrays[Content]:
         token_source=(step.token_source, HOST_KNOWS),
         positions=(step.positions, 0),
         slots=(step.slot_mapping, PADDING_SLOT),
+        slots_before=(_slots_before(step, shape), PADDING_SLOT),
         query_start=(step.query_start, int(step.query_start[-1])),
         context_len=(step.context_len, 0),
         decodes=(np.concatenate((decodes, padding)), 0),
@@ -321,6 +335,16 @@ def _contents(step: StepInput, shape: StepShape) -> StepArrays[Content]:
         processors=None if batch.processors is None else processor_contents(batch.processors),
         allowed=(nothing if batch.allowed is None else batch.allowed, 0xFFFFFFFF),
     )
+
+
+def _slots_before(step: StepInput, shape: StepShape) -> npt.NDArray[np.int64]:
+    """Returns where the tokens before those of the step are, int64 [T]; empty if nobody asks."""
+    if shape.predictor is PredictorUse.NONE:
+        return np.zeros(0, np.int64)
+    owners = np.repeat(np.arange(step.num_sequences), np.diff(step.query_start))
+    before = step.positions - 1
+    blocks = step.block_table[owners, before // BLOCK_TOKENS].astype(np.int64)
+    return np.where(before < 0, PADDING_SLOT, blocks * BLOCK_TOKENS + before % BLOCK_TOKENS)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -28,7 +28,14 @@ from rocmforge.backend.protocol import (
 from rocmforge.errors import OutOfMemory
 from rocmforge.models.blocks import ModelWeights
 from rocmforge.models.config import ModelConfig
-from rocmforge.models.forward.model import hidden_states, logits, sums
+from rocmforge.models.forward.model import (
+    hidden_states,
+    logits,
+    predicted_logits,
+    predicted_states,
+    prepare_predictor,
+    sums,
+)
 from rocmforge_hip.device.constants import BLOCK_TOKENS
 from rocmforge_hip.device.driver import Driver
 from rocmforge_hip.device.graphs import GraphCache
@@ -43,6 +50,7 @@ from rocmforge_hip.ops.step import (
     PLAIN,
     DeviceStep,
     ListSizes,
+    PredictorUse,
     SamplingNeeds,
     StepArrays,
     StepLayout,
@@ -272,7 +280,7 @@ class HipRunner:
         step = as_decodes(step, self._limits.sequences)
         needs = SamplingNeeds.of(step.sampling)
         bucket = self._bucket(step)
-        shape = bucket or exact_shape(step)
+        shape = bucket or exact_shape(step, self._use_of_predictor(step))
         layout, arrays = self._layout(shape, step, model, is_bucket=bucket is not None)
         self._check_size(step, layout, needs, model)
         layout.pack(step, lane.inputs.bytes)
@@ -360,11 +368,16 @@ class HipRunner:
 
     def _forward(self, step: DeviceStep, model: Model) -> _Forward:
         config, weights, ops = model.config, model.weights, model.ops
+        if step.shape.predictor is PredictorUse.DRAFT:
+            hidden = predicted_states(config, weights, ops, step)
+            return _Forward(predicted_logits(config, weights, ops, step, hidden), None)
         hidden = hidden_states(config, weights, ops, step)
-        return _Forward(
+        forward = _Forward(
             logits=logits(config, weights, ops, step, hidden) if config.causal else None,
             sums=sums(weights, ops, step, hidden) if step.shape.sums else None,
         )
+        prepare_predictor(config, weights, ops, step, hidden)  # writes to the place of these
+        return forward
 
     def _bucket(self, step: StepInput) -> StepShape | None:
         """Returns the shape of the graph for a step of decodes, None for any other step."""
@@ -386,7 +399,13 @@ class HipRunner:
             prefills=0,
             longest_prefill=0,
             lora_tiles=most_tiles(size, self._limits.adapters) if len(step.adapters) else 0,
+            predictor=self._use_of_predictor(step),
         )
+
+    def _use_of_predictor(self, step: StepInput) -> PredictorUse:
+        if not self._model.config.predicts:
+            return PredictorUse.NONE
+        return PredictorUse.DRAFT if step.predicts else PredictorUse.FILL
 
     def _layout(
         self, shape: StepShape, step: StepInput, model: Model, *, is_bucket: bool
@@ -443,7 +462,7 @@ def graph_sizes(most: int) -> tuple[int, ...]:
     return (*(size for size in _BUCKETS if size < most), most)
 
 
-def exact_shape(step: StepInput) -> StepShape:
+def exact_shape(step: StepInput, predictor: PredictorUse = PredictorUse.NONE) -> StepShape:
     """Returns the shape without padding, of a step that is not a graph's."""
     lengths = step.query_start[1:] - step.query_start[:-1]
     decodes = int((lengths == 1).sum())
@@ -459,4 +478,5 @@ def exact_shape(step: StepInput) -> StepShape:
         chunked=int((lengths > MAX_KEPT_STATES).sum()) if len(step.state_reads) else 0,
         lora_tiles=len(tile_rows(step.token_adapters)[0]) if len(step.adapters) else 0,
         sums=len(step.hidden_ranges),
+        predictor=predictor,
     )

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from rocmforge.backend.protocol import StepInput
-from rocmforge.models.blocks import ModelWeights, Role
+from rocmforge.models.blocks import Fusion, ModelWeights, Role
 from rocmforge.models.config import ExpertsConfig, ModelConfig
 from rocmforge.models.memory import state_bytes
 from rocmforge.models.weights import present, walk
@@ -46,6 +46,16 @@ class StepReads:
         outside = self._output if output is embedding else self._output + _nbytes(embedding)
         self._experts = _expert_bytes(config, weights)
         self._layers = stored_bytes(weights) - outside - sum(self._experts.values())
+        self._drafting = self._fill = 0
+        if config.predicts:
+            own, self._fill = _predictor_bytes(config, weights)
+            predictor = present(weights.predictor)
+            self._drafting = own + (
+                self._output if predictor.output is None else _nbytes(predictor.output)
+            )
+            tables = (predictor.embedding, predictor.output)
+            self._layers -= own + sum(_nbytes(table) for table in tables if table is not None)
+            self._cached_bytes = block_bytes[-1] // BLOCK_TOKENS
         self._states = state_bytes(config)
         # Of a token in the caches of all layers with such a window; an encoder has none.
         self._token_bytes = Counter[int | None]()
@@ -54,7 +64,9 @@ class StepReads:
 
     def of(self, step: StepInput) -> int:
         """Returns the bytes of one step."""
-        weights = self._layers + self._embedding_row * step.num_tokens
+        if step.predicts:
+            return self._drafting + self._cached_bytes * int(step.context_len.sum())
+        weights = self._layers + self._fill + self._embedding_row * step.num_tokens
         if len(step.logit_rows):
             weights += self._output
         for rule, nbytes in self._experts.items():
@@ -71,6 +83,25 @@ class StepReads:
 def _nbytes(planned: Planned) -> int:
     storage = planned.matrix if isinstance(planned, PlannedPart) else planned
     return storage.storage.nbytes
+
+
+def _predictor_bytes(config: ModelConfig, weights: ModelWeights[Planned]) -> tuple[int, int]:
+    """Returns the bytes of a predictor without its experts and tables: all, and to fill its cache.
+
+    Of its experts as many are read as in the model's steps, where they are counted.
+    """
+    found: dict[int, tuple[int, bool]] = {}
+    for place, planned in walk(weights):
+        fills = place.declared.group is Fusion.QKV or place.name == "latent.kv_a"
+        if place.name.startswith("predictor."):
+            if place.declared.shape[0] == "vocab_size":
+                continue
+            fills = True
+        elif place.layer != config.num_layers - 1 or place.declared.role is Role.EXPERT:
+            continue
+        storage = planned.matrix if isinstance(planned, PlannedPart) else planned
+        found[id(storage)] = storage.storage.nbytes, fills
+    return sum(size for size, _ in found.values()), sum(s for s, fills in found.values() if fills)
 
 
 def _expert_bytes(config: ModelConfig, weights: ModelWeights[Planned]) -> dict[ExpertsConfig, int]:

@@ -15,9 +15,10 @@ from rocmforge.checkpoint.tensor import Tensor
 from rocmforge.models.blocks import ModelWeights
 from rocmforge.models.config import NormKind
 from rocmforge.models.weights import present
-from rocmforge_hip.device.constants import QUANT_BLOCK
-from rocmforge_hip.ops.activations import Activation
-from rocmforge_hip.ops.rows import RowKernels
+from rocmforge_hip.device.constants import BLOCK_TOKENS, QUANT_BLOCK
+from rocmforge_hip.device.memory import DeviceArray
+from rocmforge_hip.ops.activations import Activation, Forms
+from rocmforge_hip.ops.rows import HiddenRows, RowKernels
 from rocmforge_hip.ops.step import StagedRows
 from rocmforge_hip.verify import oracle
 from rocmforge_hip.verify.cases import Case, Group, error, values_of
@@ -70,6 +71,9 @@ def groups() -> Iterator[Group]:
         Case("take_rows", "5 of 12 rows", 0.0, _take_rows),
         Case("sigmoid_gate", "3 rows", _FLOAT, partial(_sigmoid_gate, dtype=np.float32)),
         Case("sigmoid_gate", "12 rows of halves", _HALF, partial(_sigmoid_gate, dtype=np.float16)),
+        Case("store_hidden", "12 rows", 0.0, _store_hidden),
+        Case("beside_hidden", "3 rows, to int8", _INT8, partial(_beside_hidden, rows=3)),
+        Case("beside_hidden", "12 rows, to f16", _HALF, partial(_beside_hidden, rows=12)),
         Case("sum_rows", "a few rows and many", _FLOAT, _sum_rows),
         Case("embed", "rows of embeddings", _FLOAT, _embed_rows),
         Case("resolve_tokens", "from the host and from the step before", 0.0, _resolve),
@@ -238,6 +242,51 @@ def _sigmoid_gate(bench: Workbench, dtype: npt.DTypeLike) -> float:
     assert array is not None
     want = values.astype(np.float64) / (1 + np.exp(-gate.astype(np.float64)))
     return error(bench.get(array).astype(np.float64), want)
+
+
+def _store_hidden(bench: Workbench) -> float:
+    values = random_values(12, bench.config.hidden_size)
+    kept = bench.new((4 * BLOCK_TOKENS, bench.config.hidden_size), "f2")
+    old = random_values(4 * BLOCK_TOKENS, bench.config.hidden_size).astype(np.float16)
+    bench.put(old, kept)
+    step = bench.step([(BLOCK_TOKENS + 8, 11, [2, 1]), (1, 1, [0])])
+    hidden = HiddenRows(bench.device.library, bench.config.norm_eps, kept)
+    hidden.store(step, bench.activation(bench.model.arena.normed, values))
+    last = BLOCK_TOKENS + 8
+    first = 3 * BLOCK_TOKENS - 3
+    old[[*range(first, first + 3), *range(BLOCK_TOKENS, last), 0]] = values
+    return error(bench.get(kept).astype(np.float64), old.astype(np.float64))
+
+
+def _beside_hidden(bench: Workbench, rows: int) -> float:
+    width, norms = bench.config.hidden_size, _norms_of_layer(bench.model.weights)
+    values, others = random_values(rows, width), random_values(40, width).astype(np.float16)
+    before = np.arange(39, 39 - rows, -1)  # to halves, the first has none before it
+    before[0] = 39 if rows < 4 else -1
+    kept, slots = bench.new((40, width), "f2"), bench.new((rows,), "i8")
+    bench.put(others, kept)
+    step = bench.step([(rows, rows, [0])])
+    step = replace(step, inputs=replace(step.inputs, slots_before=bench.put(before, slots)))
+    arrays: Forms[DeviceArray] = Forms(
+        f16=bench.new((rows, 2 * width), "f2"),
+        q=bench.new((rows, 2 * width), "i1"),
+        q_scale=bench.new((rows, 2 * width // QUANT_BLOCK), "u8"),
+    )
+    out = Activation(arrays, rows, 2 * width, f16=arrays.f16)
+    if rows < 4:
+        out = Activation(arrays, rows, 2 * width)
+        bench.model.ops.products.forms.give_int8(out)
+    hidden = HiddenRows(bench.device.library, bench.config.norm_eps, kept)
+    hidden.beside(step, bench.activation(bench.residual, values), norms, out)
+    states = np.where(before[:, None] < 0, 0, others[before].astype(np.float64))
+    parts = zip((values, states), _norms_of_layer(bench.weights), strict=True)
+    want = np.concatenate([_normed(bench, each, norm, None) for each, norm in parts], axis=1)
+    return int8_error(bench, out, want) if rows < 4 else error(bench.result(out), want)
+
+
+def _norms_of_layer(weights: ModelWeights[W]) -> tuple[W, W]:
+    layer = weights.layers[0]
+    return present(layer.attention_norm), present(layer.feed_forward_norm)
 
 
 def _take_rows(bench: Workbench) -> float:

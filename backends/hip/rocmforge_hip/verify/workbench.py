@@ -31,7 +31,7 @@ from rocmforge.models.rope import RopeTable, RopeTables
 from rocmforge.models.weights import places, take, walk
 from rocmforge_hip.device.constants import BLOCK_TOKENS
 from rocmforge_hip.device.discovery import FoundDevice
-from rocmforge_hip.device.memory import DeviceArray
+from rocmforge_hip.device.memory import DeviceArray, spec
 from rocmforge_hip.device.opening import Device, open_device, release
 from rocmforge_hip.load.expert_seats import seat_experts
 from rocmforge_hip.load.memory_budget import make_plan
@@ -157,6 +157,10 @@ class Workbench:
         assert there.dtype == values.dtype, (there.dtype, values.dtype)
         self._put_bytes(np.ascontiguousarray(values).view(np.uint8).reshape(-1), there.address)
         return there
+
+    def new(self, shape: tuple[int, ...], dtype: str) -> DeviceArray:
+        """Returns an array that no operation of the model has."""
+        return self._device.memory.device(spec(shape, dtype), "of a check").array
 
     def get(self, array: DeviceArray) -> Array:
         """Downloads an array, once the device has finished."""

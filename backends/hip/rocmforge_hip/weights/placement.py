@@ -228,6 +228,8 @@ def _product(place: WeightPlace) -> Product | None:
             return Product.LOGITS
         case "num_scores":
             return Product.SCORES
+        case "hidden_size" if place.name == "predictor.projection":
+            return Product.RESIDUAL
         case "hidden_size":
             return Product.DENSE if place.layer is None else Product.DELTA
     return None  # a table of rows

@@ -16,6 +16,7 @@ class Product(StrEnum):
     QKV_2 = auto()
     QKV_3 = auto()
     QKV_4 = auto()
+    RESIDUAL = auto()  # with which a predictor begins
     DELTA = auto()  # what attention or the feed-forward network adds to the residual
     INTERMEDIATE = auto()  # of the feed-forward network
     GATE_UP = auto()  # gate and up before the gate is applied, where an adapter changes them
