@@ -120,8 +120,8 @@ class Builder:
                 resources[name] = _resources(metadata[name])
         elif target.platform is Platform.NVIDIA:
             self._compiler.nvidia(unit, target, output)
-            bounds = _launch_bounds(output.with_suffix(".ptx").read_text())
-            resources = {name: {"max_threads": bounds[name]} for name in interfaces}
+            launches = _launches(output.with_suffix(".ptx").read_text())
+            resources = {name: launches[name] for name in interfaces}
         else:
             self._compiler.host(unit, target, _host_entries(interfaces.values()), output)
         entries = {
@@ -197,10 +197,22 @@ def _resources(metadata: dict[str, Any]) -> dict[str, int]:
     }
 
 
-def _launch_bounds(ptx: str) -> dict[str, int]:
-    """Returns the threads that a block may have, by kernel: a bound may depend on the target."""
-    entries = re.findall(r"\.entry (\w+)\([^)]*\)\s*\.maxntid (\d+)", ptx)
-    return {name: int(threads) for name, threads in entries}
+def _launches(ptx: str) -> dict[str, dict[str, int]]:
+    """Returns the threads that a block may have and the dynamic LDS it needs, by kernel.
+
+    Both may depend on the target; RF_LARGE_LDS leaves the latter as a comment.
+    """
+    launches = {}
+    for entry in ptx.split(".visible .entry ")[1:]:
+        bound = re.match(r"(\w+)\([^)]*\)\s*\.maxntid (\d+)", entry)
+        assert bound is not None, "a kernel has no launch bounds"
+        name, threads = bound.groups()
+        lds = re.search(r"// large lds (\d+)", entry)
+        launches[name] = {
+            "max_threads": int(threads),
+            "dynamic_lds_bytes": int(lds[1]) if lds else 0,
+        }
+    return launches
 
 
 def _host_entries(interfaces: Iterable[Interface]) -> str:

@@ -122,7 +122,7 @@ class Compiler:
         """Writes `output`.ptx."""
         ptx = output.with_suffix(".ptx")
         self._front_end(unit, target, ("-S", "-O3"), ptx)
-        if int(target.cpu.removeprefix("sm_")) >= 90:
+        if int(target.name.removeprefix("sm_")) >= 90:
             ptx.write_text(wait_for_previous(ptx.read_text()))
 
     def host(self, unit: TranslationUnit, target: Target, entries: str, output: Path) -> None:

@@ -67,9 +67,10 @@ TARGETS = (
     _amd("gfx10-3-generic", 32, code_of="gfx1030"),
     _amd("gfx11-generic", 32, code_of="gfx1102"),
     _amd("gfx12-generic", 32, code_of="gfx1200"),
-    # PTX is compiled further by the driver, for its own chip or any later one.
+    # PTX is compiled further by the driver, for its own chip or any later one; that of sm_90a for
+    # its own alone, as no other has the matrix instructions of warpgroups.
     Target("sm_80", Platform.NVIDIA, 32, cpu="sm_80", features=("+ptx78",)),
-    Target("sm_90", Platform.NVIDIA, 32, cpu="sm_90", features=("+ptx80",)),
+    Target("sm_90", Platform.NVIDIA, 32, cpu="sm_90a", features=("+ptx80",)),
     # The checking library of tests/platform/host runs these.
     Target("host-w32", Platform.HOST, 32, cpu="x86-64-v3"),
     Target("host-w64", Platform.HOST, 64, cpu="x86-64-v3"),

@@ -8,28 +8,11 @@
 // the first. Values of more than kAttentionValues elements are cut: a block has some of the columns
 // of the result, and computes the scores again for each cut. Where few rows see many keys, a block
 // walks over a split of the keys only, and attention_reduce.hip puts the splits together.
+#include "rf/attention_warpgroup.h"
 #include "rf/online_softmax.h"
+#include "rf/prefill.h"
 
 namespace rf {
-
-struct PrefillInput {
-  const half* q;               // [T, heads * key_dim]
-  const int32_t* sequences;    // indices of the sequences to take
-  const int32_t* query_start;  // [B + 1]
-  const int32_t* context_len;  // [B]
-  const float* sinks;          // [heads]; null = none
-  int heads;
-  int window;
-  ScoreRule rule;
-};
-
-// What blocks leave of their split of the keys, if there are several.
-struct PrefillSplits {
-  float* partial;     // [T, heads, count, value_dim], relative to their maximum
-  float* partial_ml;  // [T, heads, count, 2]: maximum and sum
-  int count;
-  int tokens;  // of a split, a multiple of the keys of a tile
-};
 
 // Caps the scores; they stay in units of the product.
 template <int kKeyTiles>
@@ -272,6 +255,23 @@ __device__ __forceinline__ void attention_prefill(const PrefillInput& in,
   }
 }
 
+// Chooses between this and what the target has for such heads.
+template <class Stored, int kKeyDim, int kValueDim, bool kValuesInKeys>
+__device__ __forceinline__ void attend(const PrefillInput& in,
+                                       const Cache<const Stored, const float>& cache,
+                                       const PrefillSplits& splits, float* out_f32, half* out_f16) {
+#if RF_WARPGROUPS
+  constexpr bool kSquare = kKeyDim == kValueDim && (kKeyDim == 64 || kKeyDim == 128);
+  if constexpr (kSquare && !kValuesInKeys && sizeof(Stored) == 2) {
+    using Attention = WarpgroupAttention<kKeyDim>;
+    RF_LARGE_LDS(typename Attention::Lds, lds);
+    Attention::run(in, cache, splits, out_f32, out_f16, *lds);
+    return;
+  }
+#endif
+  attention_prefill<Stored, kKeyDim, kValueDim, kValuesInKeys>(in, cache, splits, out_f32, out_f16);
+}
+
 }  // namespace rf
 
 // RF_HEAD is the head size of this translation unit, RF_KEY_DIM and RF_VALUE_DIM its elements,
@@ -288,7 +288,7 @@ __device__ __forceinline__ void attention_prefill(const PrefillInput& in,
       float* __restrict__ partial_ml, int32_t splits, int32_t split_tokens,                      \
       int32_t blocks_per_sequence, int32_t heads, int32_t kv_heads, int32_t window, float scale, \
       float softcap) {                                                                           \
-    rf::attention_prefill<rf::half, RF_KEY_DIM, RF_VALUE_DIM, RF_VALUES_IN_KEYS>(                \
+    rf::attend<rf::half, RF_KEY_DIM, RF_VALUE_DIM, RF_VALUES_IN_KEYS>(                           \
         {q, sequences, query_start, context_len, sinks, heads, window, {scale, softcap}},        \
         {k_cache, v_cache, nullptr, nullptr, block_table, blocks_per_sequence, kv_heads},        \
         {partial, partial_ml, splits, split_tokens}, out_f32, out_f16);                          \

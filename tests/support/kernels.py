@@ -212,7 +212,7 @@ class Device:
             function,
             *_three(grid),
             *_three(block),
-            lds_bytes,
+            lds_bytes or self._lds_bytes(kernel),
             stream,
             None,
             packed.extra_address,
@@ -255,11 +255,16 @@ class Device:
     def blocks_at_once(self, kernel: str, threads: int) -> int:
         """Blocks of so many threads that a compute unit runs at once."""
         query = hip.hipModuleOccupancyMaxActiveBlocksPerMultiprocessor
-        return int(self.ok(query(self.function(kernel), threads, 0), "occupancy"))
+        lds_bytes = self._lds_bytes(kernel)
+        return int(self.ok(query(self.function(kernel), threads, lds_bytes), "occupancy"))
 
     def max_threads(self, kernel: str) -> int:
         """Threads of a block that the kernel is compiled for."""
         return int(self._images.find(kernel)[1]["max_threads"])
+
+    def _lds_bytes(self, kernel: str) -> int:
+        """Dynamic LDS that a block of the kernel needs on this target."""
+        return int(self._images.find(kernel)[1].get("dynamic_lds_bytes", 0))
 
     def _function(self, kernel: str) -> tuple[Any, ArgumentPacker]:
         if kernel not in self._functions:

@@ -39,6 +39,7 @@ enum {
   CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR = 76,
 };
 enum { CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION = 6 };
+enum { CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8 };
 enum { CU_JIT_ERROR_LOG_BUFFER = 5, CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES = 6 };
 
 typedef struct {
@@ -97,6 +98,7 @@ typedef struct {
   X(ModuleLoadDataEx, cuModuleLoadDataEx, (CUmodule*, const void*, unsigned, int*, void**))     \
   X(ModuleUnload, cuModuleUnload, (CUmodule))                                                   \
   X(ModuleGetFunction, cuModuleGetFunction, (CUfunction*, CUmodule, const char*))               \
+  X(FuncSetAttribute, cuFuncSetAttribute, (CUfunction, int, int))                               \
   X(OccupancyMaxActiveBlocksPerMultiprocessor, cuOccupancyMaxActiveBlocksPerMultiprocessor,     \
     (int*, CUfunction, int, size_t))                                                            \
   X(LaunchKernelEx, cuLaunchKernelEx, (const CUlaunchConfig*, CUfunction, void**, void**))      \

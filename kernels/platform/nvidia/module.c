@@ -69,10 +69,25 @@ HIP_API hipError_t hipModuleGetFunction(CUfunction* function, CUmodule module, c
   return error;
 }
 
+/* What CUDA gives a kernel that has not asked for more. HIP's kernels need not ask. */
+enum { UNASKED_SHARED_BYTES = 48 << 10 };
+
+static hipError_t allow_shared(CUfunction function, size_t bytes) {
+  if (bytes <= UNASKED_SHARED_BYTES) return hipSuccess;
+  return hip_error(
+      cuda.FuncSetAttribute(function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, (int)bytes));
+}
+
 HIP_API hipError_t hipModuleOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks,
                                                                       CUfunction function,
                                                                       int threads, size_t lds) {
-  FORWARD(OccupancyMaxActiveBlocksPerMultiprocessor(blocks, unmarked(function), threads, lds));
+  REQUIRE(function);
+  const hipError_t entered = enter_device();
+  if (entered) return entered;
+  function = unmarked(function);
+  const hipError_t allowed = allow_shared(function, lds);
+  if (allowed) return allowed;
+  return hip_error(cuda.OccupancyMaxActiveBlocksPerMultiprocessor(blocks, function, threads, lds));
 }
 
 /* Finds the arguments in the buffer of HIP's `extra` list, by the kernel's own layout; a buffer of
@@ -120,6 +135,8 @@ HIP_API hipError_t hipModuleLaunchKernel(CUfunction function, unsigned grid_x, u
     if (error) return error;
     parameters = arguments;
   }
+  const hipError_t allowed = allow_shared(function, shared_bytes);
+  if (allowed) return allowed;
   CUlaunchAttribute early = {CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, "", {""}};
   early.value.programmatic_stream_serialization = 1;
   const CUlaunchConfig config = {

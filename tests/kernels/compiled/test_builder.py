@@ -141,6 +141,16 @@ def test_kernels_begin_by_waiting_where_they_may_be_launched_early(name: str, wa
     assert {each[0] == "griddepcontrol.wait;" for each in instructions} == {waits}
 
 
+@pytest.mark.parametrize(("name", "lds_bytes"), [("sm_80", 0), ("sm_90", 128 << 10)])
+def test_the_manifest_says_what_a_launch_has_to_give(name: str, lds_bytes: int) -> None:
+    product = Builder(find_compiler(None)).product(unit("attention_prefill-d128"), select(name)[0])
+    found = {kernel: entry["dynamic_lds_bytes"] for kernel, entry in product.kernels().items()}
+    assert found == {
+        "rf_attention_prefill_f16_d128": lds_bytes,
+        "rf_attention_prefill_int8_d128": 0,
+    }
+
+
 def test_only_what_was_measured_is_compiled_for_a_number_of_blocks() -> None:
     found = {}
     for name in ("gemm-mxfp4", "gemm-q4_k"):

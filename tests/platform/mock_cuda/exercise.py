@@ -63,8 +63,10 @@ def launches(image: bytes) -> None:
     assert ok(hip.hipModuleOccupancyMaxActiveBlocksPerMultiprocessor(function, 128, 0)) == 3
     y, result = ok(hip.hipMalloc(4 * COUNT)), np.zeros(COUNT, np.float32)
 
-    def launch(stream: object, *args: Any) -> Any:
-        return hip.hipModuleLaunchKernel(function, 1, 1, 1, 128, 1, 1, 0, stream, None, args)[0]
+    def launch(stream: object, *args: Any, lds_bytes: int = 0) -> Any:
+        return hip.hipModuleLaunchKernel(
+            function, 1, 1, 1, 128, 1, 1, lds_bytes, stream, None, args
+        )[0]
 
     right = (ctypes.c_void_p(int(y)), ctypes.c_int(0), ctypes.c_int(COUNT))
     stream, other = ok(hip.hipStreamCreateWithFlags(1)), ok(hip.hipStreamCreateWithFlags(1))
@@ -78,6 +80,9 @@ def launches(image: bytes) -> None:
     assert (result == 1).all()
     assert hip.hipEventQuery(stop)[0] == hip.hipError_t.hipSuccess
     assert ok(hip.hipEventElapsedTime(start, stop)) >= 0
+
+    # More than CUDA gives kernels that do not ask.
+    assert launch(stream, *right, lds_bytes=60 << 10) == OK
 
     # Argument buffers of the wrong size: too few, and a Python int, which takes eight bytes.
     wrong = hip.hipError_t.hipErrorInvalidValue

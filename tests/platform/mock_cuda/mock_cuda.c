@@ -163,9 +163,18 @@ API CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, CUfunction
   return IN_CONTEXT(HOST(hipModuleOccupancyMaxActiveBlocksPerMultiprocessor, (P, P, int, size_t),
                          blocks, function, threads, shared));
 }
+static unsigned allowed_shared_bytes = 48 << 10; /* of the one kernel that is launched */
+API CUresult cuFuncSetAttribute(CUfunction function, int attribute, int value) {
+  if (!function || attribute != CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES || value < 0) {
+    return INVALID_VALUE;
+  }
+  allowed_shared_bytes = (unsigned)value;
+  return CUDA_SUCCESS;
+}
 API CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, void** parameters,
                               void** extra) {
   if (extra) return INVALID_VALUE; /* its keys are CUDA's, not HIP's */
+  if (config->shared_bytes > allowed_shared_bytes) return INVALID_VALUE;
   for (unsigned i = 0; i < config->attribute_count; i++) {
     const CUlaunchAttribute* attribute = &config->attributes[i];
     if (attribute->id != CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION ||

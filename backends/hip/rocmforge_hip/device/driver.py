@@ -297,9 +297,9 @@ class Driver:
         call = hip.hipModuleGetFunction(module, kernel.encode())
         return int(self._call(call, "hipModuleGetFunction", kernel))
 
-    def blocks_at_once(self, function: int, threads: int) -> int:
-        """Returns how many blocks of so many threads a compute unit runs at once."""
-        call = hip.hipModuleOccupancyMaxActiveBlocksPerMultiprocessor(function, threads, 0)
+    def blocks_at_once(self, function: int, threads: int, lds_bytes: int) -> int:
+        """Returns how many blocks with so much dynamic LDS a compute unit runs at once."""
+        call = hip.hipModuleOccupancyMaxActiveBlocksPerMultiprocessor(function, threads, lds_bytes)
         return int(self._call(call, "hipModuleOccupancyMaxActiveBlocksPerMultiprocessor"))
 
     def launch(

@@ -48,6 +48,7 @@ class Kernel(Generic[P]):
         self._driver = driver
         self._stream = stream
         self._function = function
+        self._lds_bytes: int = entry.get("dynamic_lds_bytes", 0)
         lacking = check_declaration(name, declaration, entry["args"])
         self._packer = ArgumentPacker(name, entry["args"], lacking, records_of(declaration))
 
@@ -57,7 +58,7 @@ class Kernel(Generic[P]):
         Raises:
             HipError: HIP cannot say.
         """
-        return self._driver.blocks_at_once(self._function, threads)
+        return self._driver.blocks_at_once(self._function, threads, self._lds_bytes)
 
     def launch(
         self,
@@ -91,7 +92,12 @@ class Kernel(Generic[P]):
         packed = self._packer.pack_named(kwargs)
         try:
             self._driver.launch(
-                self._function, grid, (block, 1, 1), lds_bytes, self._stream, packed
+                self._function,
+                grid,
+                (block, 1, 1),
+                lds_bytes or self._lds_bytes,
+                self._stream,
+                packed,
             )
         except HipError as error:
             arguments = ", ".join(f"{name}={value}" for name, value in kwargs.items())

@@ -31,6 +31,8 @@ _GENERIC: Final = {
 """Chips that a generic code object runs on (LLVM's AMDGPUUsage, "Generic Processor")."""
 
 _SM: Final = re.compile(r"sm_([0-9]+)")
+_OF_ONE_CHIP: Final = frozenset({90})
+"""Versions whose PTX has instructions that no later chip has (kernels/targets.py)."""
 
 P = ParamSpec("P")
 
@@ -58,10 +60,11 @@ def find_target(target: str, lib: Path = LIB_DIR) -> str:
     candidates = [target]
     candidates += [name for name, chips in _GENERIC.items() if target in chips]
     if chip := _SM.fullmatch(target):
-        # The driver compiles PTX for its own chip or any later one. Other folders may lie beside
-        # it, as a copy for an experiment does.
+        # The driver compiles PTX for its own chip and most for any later one. Other folders may lie
+        # beside it, as a copy for an experiment does.
         older = [int(ptx[1]) for name in available if (ptx := _SM.fullmatch(name))]
-        older = sorted((each for each in older if each <= int(chip[1])), reverse=True)
+        older = [each for each in older if each <= int(chip[1]) and each not in _OF_ONE_CHIP]
+        older.sort(reverse=True)
         candidates += [f"sm_{each}" for each in older]
     for name in candidates:
         if name in available:

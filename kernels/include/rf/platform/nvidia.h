@@ -11,6 +11,12 @@
   extern __attribute__((shared, aligned(16))) unsigned char rf_dynamic[]; \
   T* const name = reinterpret_cast<T*>(rf_dynamic)
 
+// The same with more than the 48 KiB that arrays may take together. The comment tells the builder,
+// and it the launch, how much.
+#define RF_LARGE_LDS(T, name) \
+  RF_DYNAMIC_LDS(T, name);    \
+  asm volatile("// large lds %0" ::"n"(sizeof(T)))
+
 static_assert(RF_WAVE == 32, "a warp of an NVIDIA GPU has 32 lanes");
 
 #define RF_THREAD_INDEX(axis) __nvvm_read_ptx_sreg_tid_##axis()

@@ -1,0 +1,102 @@
+// Matrix instructions of Hopper GPUs, which four waves issue together and which work while these go
+// on (PTX ISA, "Asynchronous Warpgroup Level Matrix Multiply-Accumulate Instructions").
+//
+// C[64][N] += A[64][16] * B[16][N]: a wave has 16 rows of A and C in registers, as of two
+// mma.m16n8k16 for each 16 columns (mma.h). B lies in LDS, where a descriptor says.
+#pragma once
+
+#include "rf/mma.h"
+
+#if RF_NVIDIA && defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define RF_WARPGROUPS 1
+#endif
+
+#if RF_WARPGROUPS
+
+namespace rf {
+
+namespace warpgroup {
+
+// Before the first instruction, and where registers of operands have changed.
+__device__ __forceinline__ void begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+// Ends a group of instructions.
+__device__ __forceinline__ void commit() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+// Waits until at most kGroups groups are under way.
+template <int kGroups>
+__device__ __forceinline__ void wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kGroups) : "memory");
+}
+// Makes what this lane wrote to LDS visible to the matrix unit, after a barrier.
+__device__ __forceinline__ void publish() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// Describes a tile in LDS, aligned to 1 KiB, of rows of 64 halves whose chunks of 16 bytes lie in
+// the order of the swizzle of 128 bytes. `next`: bytes from such a tile to that of the next 64
+// halves of its rows.
+__device__ __forceinline__ uint64_t descriptor(const void* tile, uint64_t next) {
+  constexpr uint64_t kEightRows = 8 * 128, kSwizzle = 1;
+  using Lds = const __attribute__((address_space(3))) void*;
+  const auto address = reinterpret_cast<uint64_t>((Lds)tile);
+  return (address >> 4 & 0x3fff) | next >> 4 << 16 | kEightRows >> 4 << 32 | kSwizzle << 62;
+}
+// `descriptor` of what lies so many bytes behind its tile.
+__device__ __forceinline__ uint64_t behind(uint64_t descriptor, int bytes) {
+  return descriptor + bytes / 16;
+}
+
+#define RF_REGISTERS_32                                                    \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define RF_FROM_32                                                                   \
+  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define RF_REGISTERS_64 RF_REGISTERS_32 ", " RF_FROM_32
+#define RF_EIGHT(i)                                                                               \
+  "+f"(sums[i].value[0]), "+f"(sums[i].value[1]), "+f"(sums[i].value[2]), "+f"(sums[i].value[3]), \
+      "+f"(sums[i].value[4]), "+f"(sums[i].value[5]), "+f"(sums[i].value[6]),                     \
+      "+f"(sums[i].value[7])
+
+// Begins sums += a b, or sums = a b; sums[i] has columns 16 i to 16 i + 15. kTransposed: B lies in
+// LDS with its columns side by side.
+template <bool kAdd = true, bool kTransposed = false, int kTiles>
+__device__ __forceinline__ void multiply(Mma::Acc (&sums)[kTiles], const uint32_t (&a)[4],
+                                         uint64_t b) {
+  static_assert(kTiles == 4 || kTiles == 8);
+  if constexpr (kTiles == 8) {
+    asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {" RF_REGISTERS_64
+                 "}, {%64, %65, %66, %67}, %68, %69, 1, 1, %70;"
+                 : RF_EIGHT(0), RF_EIGHT(1), RF_EIGHT(2), RF_EIGHT(3), RF_EIGHT(4), RF_EIGHT(5),
+                   RF_EIGHT(6), RF_EIGHT(7)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kAdd ? 1 : 0),
+                   "n"(kTransposed ? 1 : 0)
+                 : "memory");
+  } else {
+    asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {" RF_REGISTERS_32
+                 "}, {%32, %33, %34, %35}, %36, %37, 1, 1, %38;"
+                 : RF_EIGHT(0), RF_EIGHT(1), RF_EIGHT(2), RF_EIGHT(3)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kAdd ? 1 : 0),
+                   "n"(kTransposed ? 1 : 0)
+                 : "memory");
+  }
+}
+
+// After wait(): nothing that reads the sums goes before this.
+template <int kTiles>
+__device__ __forceinline__ void receive(Mma::Acc (&sums)[kTiles]) {
+#pragma unroll
+  for (int i = 0; i < kTiles; ++i) asm volatile("" : RF_EIGHT(i)::"memory");
+}
+
+#undef RF_REGISTERS_32
+#undef RF_FROM_32
+#undef RF_REGISTERS_64
+#undef RF_EIGHT
+
+}  // namespace warpgroup
+
+}  // namespace rf
+
+#endif
