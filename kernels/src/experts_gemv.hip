@@ -27,12 +27,13 @@ __device__ __forceinline__ void sum_of_slices(const float (&sums)[kSlices][kGrou
 template <class Format, int kSlices>
 __device__ __forceinline__ void experts_gate_up(const ExpertMatrices& experts, const Activations& x,
                                                 const Chosen& chosen, const GateUpOutputs& to) {
-  const GateUpTile tile(blockIdx.y);
+  const Outputs stored = to.stored();
+  const GateUpTile tile(blockIdx.y, stored);
   const int64_t pair = blockIdx.x;
   const int expert = chosen.expert[pair];
   if (expert == kElsewhere) return;
   Format rows[kGroups];
-  expert_rows(experts, expert, to.outputs, x.quant_blocks, tile, rows);
+  expert_rows(experts, expert, stored, x.quant_blocks, tile, rows);
   int first_quant_blocks[kSlices];
   find_slices(x, pair / chosen.num_chosen, first_quant_blocks);
   float sums[kSlices][kGroups] = {};
@@ -75,7 +76,8 @@ __device__ __forceinline__ void experts_down(const ExpertMatrices& experts, cons
 // the name says. chosen: int32 [rows, num_chosen], or kElsewhere, whose rows of out stay. out:
 // [rows * num_chosen, out_features] in the forms that are not null, gated as `activation` says,
 // after the biases [experts, out_features], unless those are null. out_features is a multiple
-// of 32. Grid: (rows * num_chosen, out_features / 32), block 256 or 512.
+// of 32. Grid: (rows * num_chosen, out_features / 32), block 256 or 512. With kSquaredRelu, the
+// matrices are of up alone, without biases, and a block has 64 columns.
 #define RF_GATE_UP(name, Format, kSlices)                                                      \
   extern "C" __global__ __launch_bounds__(rf::kGateUpThreads) void                             \
       rf_experts_gate_up_##name##_s##kSlices(                                                  \

@@ -9,12 +9,13 @@ template <class Format>
 __device__ __forceinline__ void experts_gate_up(const ExpertMatrices& experts,
                                                 const FloatActivations& x, const Chosen& chosen,
                                                 const GateUpOutputs& to) {
-  const GateUpTile tile(blockIdx.y);
+  const Outputs stored = to.stored();
+  const GateUpTile tile(blockIdx.y, stored);
   const int64_t pair = blockIdx.x;
   const int expert = chosen.expert[pair];
   if (expert == kElsewhere) return;
   Format rows[kGroups];
-  expert_rows(experts, expert, to.outputs, x.quant_blocks, tile, rows);
+  expert_rows(experts, expert, stored, x.quant_blocks, tile, rows);
   float sums[1][kGroups] = {};
   gemv_dot(rows, x, static_cast<int>(pair / chosen.num_chosen), tile.first_piece(),
            tile.piece_step(), sums);

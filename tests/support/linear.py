@@ -20,7 +20,8 @@ from tests.support.weights import (
     round_up,
 )
 
-NOT_GATED, SILU, GELU_TANH, GELU, CLAMPED_SWIGLU = 0, 1, 2, 3, 4
+NOT_GATED, SILU, GELU_TANH, GELU, CLAMPED_SWIGLU, SQUARED_RELU = 0, 1, 2, 3, 4, 5
+_UNGATED = (NOT_GATED, SQUARED_RELU)
 _ACTIVATIONS = {
     SILU: ActivationFunction.SILU,
     GELU_TANH: ActivationFunction.GELU_TANH,
@@ -52,13 +53,13 @@ class Layer:
     @property
     def stored_rows(self) -> int:
         """Rows of the matrix on the device."""
-        if self.activation == NOT_GATED:
+        if self.activation in _UNGATED:
             return round_up(self.out_features, 32)
         return round_up(self.out_features, 16) * 2
 
     def packed(self) -> Bytes:
         """The matrix on the device."""
-        if self.activation == NOT_GATED:
+        if self.activation in _UNGATED:
             return self.weights[0].packed()
         gate, up = self.weights
         both = Matrix(gate.name, np.concatenate((gate.raw, up.raw)), gate.in_features)
@@ -69,8 +70,9 @@ class Layer:
         products: list[Float64] = [x @ weight.values().T for weight in self.weights]
         for product, bias in zip(products, biases, strict=False):
             product += bias
-        if self.activation == NOT_GATED:
-            return products[0]
+        if self.activation in _UNGATED:
+            squared: Float64 = np.maximum(products[0], 0) ** 2
+            return products[0] if self.activation == NOT_GATED else squared
         return self.gate(*products)
 
     def gate(self, gate: Float64, up: Float64) -> Float64:
@@ -80,8 +82,8 @@ class Layer:
     def magnitude(self, x: Float64) -> Float64:
         """The sums of absolute values behind the result: what rounding errors are relative to."""
         products: list[Float64] = [np.abs(x) @ np.abs(weight.values()).T for weight in self.weights]
-        if self.activation == NOT_GATED:
-            return products[0]
+        if self.activation in _UNGATED:
+            return products[0] if self.activation == NOT_GATED else 2 * products[0] ** 2
         # All activations have a slope below 1.2, so errors of gate and up add up to less than:
         more = 1.0 if self.activation == CLAMPED_SWIGLU else 0.0  # it adds that to up
         return 2.4 * products[0] * (products[1] + more)
@@ -95,7 +97,7 @@ def random_layer(
     activation: int = NOT_GATED,
 ) -> Layer:
     """A layer whose results are of the order of 1 for activations of the order of 1."""
-    count = 1 if activation == NOT_GATED else 2
+    count = 1 if activation in _UNGATED else 2
     weights = tuple(random_matrix(rng, name, out_features, in_features) for _ in range(count))
     return Layer(weights, activation)
 

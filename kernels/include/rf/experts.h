@@ -47,24 +47,32 @@ inline constexpr int kDownThreads = 512;
 inline constexpr int kTeams = 4;  // of a block
 
 // How a block multiplies with gate and up of a pair: four teams of threads have a tile each, and
-// make 32 columns together, a block of the activation that down is multiplied with.
+// make 32 columns together, a block of the activation that down is multiplied with. Of a matrix
+// that is not gated they make 64, two blocks: a lane's second row is of another column.
 class GateUpTile {
  public:
-  explicit __device__ __forceinline__ GateUpTile(int block)
-      : block_(block), tile_(block * kTeams + static_cast<int>(threadIdx.x) / team_size()) {}
+  __device__ __forceinline__ GateUpTile(int block, const Outputs& stored)
+      : block_(block),
+        tile_(block * kTeams + static_cast<int>(threadIdx.x) / team_size()),
+        is_gated_(stored.activation != kNotGated),
+        last_row_(stored.stored_rows() - 1) {}
 
-  __device__ __forceinline__ int row(int j) const { return tile_.row(j); }
+  // Behind the last column nothing is stored, and what is read there is not used.
+  __device__ __forceinline__ int row(int j) const {
+    return is_gated_ ? tile_.row(j) : min(tile_.row(j), last_row_);
+  }
   static __device__ __forceinline__ int first_piece() {
     return static_cast<int>(threadIdx.x) % team_size() / kGroupRows;
   }
   static __device__ __forceinline__ int piece_step() { return team_size() / kGroupRows; }
 
-  // Adds up what the lanes found, and has value(column, gate, up) written to row `row` of `out`.
+  // Adds up what the lanes found, and has value(column, gate, up) written to row `row` of `out`, or
+  // squared_relu of each sum if the matrix is not gated.
   template <class Value>
   __device__ __forceinline__ void finish(const float (&sums)[kGroups], const ActOutput& out,
                                          int64_t row, int out_features, const Value& value) const {
     __shared__ float parts[kGateUpThreads / kWave][kGroups][kGroupRows];
-    alignas(16) __shared__ float columns[kActBlock];
+    alignas(16) __shared__ float columns[2 * kActBlock];
     for (int j = 0; j < kGroups; ++j) {
       const float sum = wave_sum_of_row(sums[j]);
       if (lane_id() < kGroupRows) parts[wave_id()][j][lane_id()] = sum;
@@ -78,12 +86,23 @@ class GateUpTile {
       for (int wave = first; wave < first + waves; ++wave) {
         for (int j = 0; j < kGroups; ++j) total[j] += parts[wave][j][lane_id() % kGroupRows];
       }
-      columns[lane_id()] = value(block_ * kActBlock + lane_id(), total[0], total[1]);
+      if (is_gated_) {
+        columns[lane_id()] = value(block_ * kActBlock + lane_id(), total[0], total[1]);
+      } else {
+        const int group = lane_id() / kGateRows * 2 * kGateRows + lane_id() % kGateRows;
+        columns[group] = squared_relu(total[0]);
+        columns[group + kGateRows] = squared_relu(total[1]);
+      }
     }
     wave_sync();
     const int four = lane_id() % kActLanes * 4;
-    out.store(row * out_features + block_ * kActBlock + four, load16(columns + four),
-              lane_id() < kActLanes);
+    const int blocks = is_gated_ ? 1 : 2;
+    for (int i = 0; i < blocks; ++i) {
+      const int first = (block_ * blocks + i) * kActBlock;
+      if (first >= out_features) return;
+      out.store(row * out_features + first + four, load16(columns + i * kActBlock + four),
+                lane_id() < kActLanes);
+    }
   }
 
  private:
@@ -93,6 +112,8 @@ class GateUpTile {
 
   int block_;
   GemvTile<1> tile_;
+  bool is_gated_;
+  int last_row_;
 };
 
 // The products of a pair with gate and up, and where they go.
@@ -101,6 +122,12 @@ struct GateUpOutputs {
   const float* gate_bias;  // [experts, out_features] or null
   const float* up_bias;    // with gate_bias
   ActOutput out;           // [pairs, out_features]
+
+  // As the matrix has its rows.
+  __device__ __forceinline__ Outputs stored() const {
+    const bool is_gated = outputs.activation != kSquaredRelu;
+    return {outputs.out_features, is_gated ? outputs.activation : kNotGated};
+  }
 
   __device__ __forceinline__ void finish(const GateUpTile& tile, const float (&sums)[kGroups],
                                          int expert, int64_t pair) const {

@@ -1,4 +1,4 @@
-// What a gated feed-forward applies to its gate.
+// What a feed-forward applies to its gate, or to its only product.
 #pragma once
 
 #include "rf/gelu.h"
@@ -11,6 +11,13 @@ inline constexpr int kSilu = 1;
 inline constexpr int kGeluTanh = 2;
 inline constexpr int kGelu = 3;
 inline constexpr int kClampedSwiglu = 4;
+inline constexpr int kSquaredRelu = 5;  // of a layer that is not gated
+
+// So et al. 2021.
+__device__ __forceinline__ float squared_relu(float x) {
+  const float positive = max(x, 0.0f);
+  return positive * positive;
+}
 
 // activation(gate) * up, or what gpt-oss has in its place.
 __device__ __forceinline__ float gated(float gate, float up, int activation) {

@@ -59,7 +59,7 @@ def larger(model: TinyModel) -> TinyModel:
     "name",
     [
         *("lfm2", "lfm2moe", "lfm2-q8_0", "qwen35", "qwen35moe", "qwen3next", "qwen35-q8_0"),
-        *("granitehybrid", "granitehybrid-dense", "granitehybrid-q8_0"),
+        *("granitehybrid-dense", "granitehybrid-q8_0", "nemotron_h", "nemotron_h_moe-q8_0"),
     ],
 )
 def test_probabilities_are_those_of_the_reference(
@@ -84,7 +84,7 @@ def test_probabilities_are_those_of_the_reference(
         assert np.abs(driver.logprobs(last, (1,)) - expected[-1:]).max() < tolerance
 
 
-@pytest.mark.parametrize("name", ["lfm2", "qwen35", "granitehybrid"])
+@pytest.mark.parametrize("name", ["lfm2", "qwen35", "granitehybrid-dense"])
 def test_states_between_tokens_go_to_other_slots(
     name: str, tmp_path: Path, host: HostPlatform | None
 ) -> None:
@@ -136,7 +136,7 @@ def test_prompts_are_computed_in_chunks(
                 assert np.abs(found - expected).max() < limit, (length, row)
 
 
-@pytest.mark.parametrize("name", ["lfm2", "qwen35", "granitehybrid"])
+@pytest.mark.parametrize("name", ["lfm2", "qwen35", "nemotron_h_moe"])
 def test_answers_through_the_engine_are_those_of_the_reference(
     name: str, tmp_path: Path, host: HostPlatform | None
 ) -> None:

@@ -162,6 +162,7 @@ PLANTED = (
     ("sigmoid_gate", "rf_sigmoid_gate"),
     ("store_hidden", "rf_store_hidden"),
     ("beside_hidden", "rf_beside_hidden"),
+    ("squared_relu", "rf_squared_relu"),
     ("embed_add", "rf_embed_add_*"),
     ("rope", "rf_rope_half"),
     ("full attention", "rf_attention_full_*"),

@@ -26,6 +26,7 @@ from tests.support.linear import (
     CLAMPED_SWIGLU,
     GELU_TANH,
     SILU,
+    SQUARED_RELU,
     random_activation,
     worst_error,
 )
@@ -63,6 +64,7 @@ def _gate_up(
     q = device.empty((slices, *shape), np.int8, "out q")
     scale = device.empty((slices, shape[0], shape[1] // 32), SCALE_DTYPE, "out scale")
     name, arrays = _activation(device, layer, x, slices)
+    is_squared = first.activation == SQUARED_RELU
     of_gate, of_up = layer.biases or (None, None)
     device.launch(
         f"rf_experts_gate_up_{name}",
@@ -74,7 +76,7 @@ def _gate_up(
         *(out, None, q, scale, (slices - 1) * out.get().size),
         weights[0].nbytes,
         *(len(x), chosen.shape[1], first.out_features, first.quant_blocks, first.activation),
-        grid=(chosen.size, first.out_features // 32),
+        grid=(chosen.size, -(-first.out_features // (64 if is_squared else 32))),
         block=block,
     )
     return out.get(), QuantisedActivation(q.get(), scale.get())
@@ -171,6 +173,18 @@ def test_biases_are_added_before_the_gate(device: Device, name: str, activation:
     layer = random_experts(rng, 4, name, 96, 96, activation, has_biases=True)
     x = 4 * random_activation(rng, 3, 96)
     _check_gate_up(device, layer, x, random_choice(rng, 3, 4, 2), block=512)
+
+
+@pytest.mark.parametrize("out_features", [32, 64, 96, 160])
+@pytest.mark.parametrize("name", ["f32", "q4_k"])
+def test_up_alone_is_squared(device: Device, name: str, out_features: int) -> None:
+    """Blocks of 64 columns, the last of which may have half of them."""
+    rng = np.random.default_rng(8)
+    layer = random_experts(rng, 3, name, out_features, 256, SQUARED_RELU)
+    x = 4 * random_activation(rng, 2, 256)
+    chosen = np.array([[2, 0], [0, 1]], np.int32)
+    _check_gate_up(device, layer, x, chosen)
+    _check_gate_up(device, layer, x, chosen, block=512, scattered=True)
 
 
 @pytest.mark.parametrize("name", ["bf16", "mxfp4"])

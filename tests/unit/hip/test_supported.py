@@ -12,11 +12,13 @@ from rocmforge.errors import ConfigurationError, UnsupportedArchitecture
 from rocmforge.gguf.checkpoint import read_checkpoint
 from rocmforge.gguf.reader import open_gguf
 from rocmforge.models.config import LatentConfig, ModelConfig
-from rocmforge.models.weights import take
+from rocmforge.models.lora import Adapter
+from rocmforge.models.weights import present, take
 from rocmforge.opening import open_checkpoint
 from rocmforge_hip.backend import create
-from rocmforge_hip.device.heads import HeadSize
-from rocmforge_hip.load.supported import check_sinks, check_sizes
+from rocmforge_hip.device.heads import CACHED_HEADS, HeadSize
+from rocmforge_hip.load.supported import check_adapters, check_sinks, check_sizes
+from tests.data.models.tiny_mamba import larger_mamba
 from tests.data.models.tiny_models import by_name, write_model
 from tests.support.hip import fitting, splittable
 from tests.support.options import SMALL
@@ -148,3 +150,31 @@ def test_sinks_of_heads_that_are_too_large_are_refused(
         weights = take(checkpoint.config, checkpoint.weights)
         with pytest.raises(UnsupportedArchitecture, match=r"sinks of heads of \d+.*up to 4"):
             check_sinks(checkpoint.config, weights)
+
+
+def test_adapters_of_networks_without_gates_are_refused(tmp_path: Path) -> None:
+    with open_checkpoint(write_model(by_name("nemotron_h"), tmp_path)) as checkpoint:
+        check_adapters(checkpoint.config, ())
+        with pytest.raises(UnsupportedArchitecture, match="nemotron_h with adapters"):
+            check_adapters(checkpoint.config, (Adapter("a", {}),))
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"state_size": 256}, "states of 256 elements"),
+        ({"head_dim": 18}, "heads of 18 elements"),
+        ({"num_heads": 6}, "6 heads"),
+    ],
+)
+def test_sizes_of_mamba_that_no_kernel_has_are_refused(
+    change: dict[str, int], problem: str, tmp_path: Path
+) -> None:
+    model = larger_mamba(by_name("granitehybrid-dense"))
+    with open_checkpoint(write_model(model, tmp_path)) as checkpoint:
+        config = checkpoint.config
+    check_sizes(config, CACHED_HEADS)
+    mamba = present(config.layers[0].mamba)
+    layer = replace(config.layers[0], mamba=replace(mamba, **change))
+    with pytest.raises(UnsupportedArchitecture, match=f"Mamba-2 with {problem}"):
+        check_sizes(replace(config, layers=(layer, *config.layers[1:])), CACHED_HEADS)

@@ -45,6 +45,7 @@ SILU: Final = 1
 GELU_TANH: Final = 2
 GELU: Final = 3
 CLAMPED_SWIGLU: Final = 4
+SQUARED_RELU: Final = 5
 ROUTE_SOFTMAX: Final = 0
 ROUTE_SIGMOID: Final = 1
 ROUTE_SOFTMAX_OF_CHOSEN: Final = 2
@@ -72,6 +73,7 @@ IN_HEADERS: Final = MappingProxyType(
         "kGeluTanh": GELU_TANH,
         "kGelu": GELU,
         "kClampedSwiglu": CLAMPED_SWIGLU,
+        "kSquaredRelu": SQUARED_RELU,
         "kRouteSoftmax": ROUTE_SOFTMAX,
         "kRouteSigmoid": ROUTE_SIGMOID,
         "kRouteSoftmaxOfChosen": ROUTE_SOFTMAX_OF_CHOSEN,

@@ -121,5 +121,9 @@ def rf_sigmoid_gate(*, gate: Pointer, x: Forms, stride: I64, features: I32) -> N
     """Makes x x * sigmoid(gate), in place."""
 
 
+def rf_squared_relu(*, x: Forms, count: I64) -> None:
+    """Makes x max(x, 0)^2, in place."""
+
+
 def rf_gelu_half(*, x: Pointer, count: I64) -> None:
     """Makes x gelu(x), in place."""

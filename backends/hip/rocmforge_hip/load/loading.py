@@ -30,7 +30,7 @@ from rocmforge_hip.load.expert_seats import check_host_memory, estimate_hosted, 
 from rocmforge_hip.load.memory_budget import MemoryNeeds, MemoryPlan, cache_type, make_plan, measure
 from rocmforge_hip.load.model import ModelLoading
 from rocmforge_hip.load.rank import Rank
-from rocmforge_hip.load.supported import check_sinks, check_sizes
+from rocmforge_hip.load.supported import check_adapters, check_sinks, check_sizes
 from rocmforge_hip.ops.activations import StepLimits
 from rocmforge_hip.ops.geometry import Geometry, geometry_of
 from rocmforge_hip.ops.sharded import any_rank
@@ -278,6 +278,7 @@ def _read(
             f"{options.tensor_parallel}."
         )
     check_sizes(config, CACHED_HEADS if config.causal else FULL_HEADS)
+    check_adapters(config, adapters)
     tensors = take(config, checkpoint.weights)
     check_sinks(config, tensors)
     if shard is not None:

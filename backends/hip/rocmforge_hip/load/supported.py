@@ -15,6 +15,7 @@ from rocmforge.models.config import (
     ModelConfig,
 )
 from rocmforge.models.families import FAMILIES
+from rocmforge.models.lora import Adapter
 from rocmforge_hip.device.constants import MAX_SINK_DIM, MOST_EXPERTS
 from rocmforge_hip.device.heads import HeadSize
 from rocmforge_hip.ops.full_attention import ROPE_MULTIPLE
@@ -51,10 +52,21 @@ def check_sinks(config: ModelConfig, weights: ModelWeights[Tensor]) -> None:
             )
 
 
+def check_adapters(config: ModelConfig, adapters: Sequence[Adapter]) -> None:
+    """Refuses adapters of models whose networks have no gates.
+
+    Raises:
+        UnsupportedArchitecture: There is one.
+    """
+    if adapters and config.activation is ActivationFunction.SQUARED_RELU:
+        raise UnsupportedArchitecture(
+            f"{config.architecture} with adapters",
+            ("adapters of models whose networks have gates",),
+        )
+
+
 def _problems(config: ModelConfig, heads: Sequence[HeadSize]) -> Iterator[tuple[str, str]]:
     """Yields the sizes that there are no kernels for, each with those that there are."""
-    if config.activation is ActivationFunction.SQUARED_RELU:
-        yield "networks without gates", "networks with gates"
     if "attention_norm" not in FAMILIES[config.architecture].has:
         yield "no norms before the parts of layers", "layers of --backend reference"
     if any(layer.norms_values for layer in config.layers):

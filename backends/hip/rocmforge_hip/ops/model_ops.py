@@ -17,6 +17,7 @@ from typing import Final
 from rocmforge.models.blocks import Embedding, Experts, Mamba
 from rocmforge.models.config import ActivationFunction, ExpertsConfig, ModelConfig
 from rocmforge.models.forward.ops import AttentionSpec
+from rocmforge_hip.device.constants import QUANT_BLOCK
 from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.ops.activations import Activation, ActivationArrays, Forms
@@ -245,6 +246,8 @@ class HipOps:
         up: Weight,
         activation: ActivationFunction,
     ) -> Activation:
+        if gate is None:
+            return self._squared_linear(step, x, part_of(up))
         assert part_of(gate).matrix is part_of(up).matrix, "gate and up are one matrix"
         if self._lora.changes(step, part_of(gate).matrix):
             return self._lora.gated(step, x, part_of(gate), GATES[activation])
@@ -253,6 +256,15 @@ class HipOps:
             if rounded is not None:
                 return rounded
         return self.products.multiply(x, part_of(gate), None, GATES[activation])
+
+    def _squared_linear(self, step: DeviceStep, x: Activation, up: MatrixPart) -> Activation:
+        """Returns the squared ReLU of a product, in the forms that the next one reads."""
+        assert not self._lora.changes(step, up.matrix), "such adapters are refused"
+        out = self.products.multiply(x, up, None, half=True)
+        if out.f32 is not None and out.features % QUANT_BLOCK == 0:
+            self.products.forms.give_int8(out)
+        self.products.forms.squared_relu(out)
+        return out
 
     def add_norm_route(
         self,

@@ -80,6 +80,8 @@ def groups() -> Iterator[Group]:
             yield Group(recipe, tuple(_mixed(f"{name}, two slices", _TWO_SLICES, slices=2)))
     biased = replace(_SHAPE, architecture="gpt-oss", format="mxfp4", activation_bits="16")
     yield Group(biased, tuple(_mixed("mxfp4, biases", _TWO_SLICES, slices=2)))
+    ungated = replace(_SHAPE, architecture="nemotron_h_moe", format="q5_0", activation_bits="16")
+    yield Group(ungated, tuple(_mixed("q5_0, squared", _TWO_SLICES, slices=2)))
     hosted = replace(_SHAPE, format="q4_k", device_experts=0.25)
     yield Group(hosted, tuple(_hosted("q4_k")))
     shared = replace(_RULE, shared_intermediate_size=64)
@@ -166,7 +168,8 @@ def _mix(bench: Workbench, tokens: int) -> float:
         present(bench.model.weights.layers[0].experts),
         bench.config.activation,
     )
-    matrices = [values_of(each) for each in (experts.gate, experts.up, experts.down)]
+    gates = experts.up if experts.gate is None else experts.gate
+    matrices = [values_of(each) for each in (gates, experts.up, experts.down)]
     biases = [
         np.zeros(matrix.shape[:2]) if bias is None else values_of(bias)
         for matrix, bias in zip(
@@ -179,7 +182,11 @@ def _mix(bench: Workbench, tokens: int) -> float:
             [each[chosen[token, place]] for each in parts] for parts in (matrices, biases)
         )
         row = values[token].astype(np.float64)
-        inner = oracle.gated(gate @ row + of_gate, up @ row + of_up, bench.config.activation)
+        inner = up @ row + of_up
+        if experts.gate is None:
+            inner = oracle.activate(inner, bench.config.activation)
+        else:
+            inner = oracle.gated(gate @ row + of_gate, inner, bench.config.activation)
         factor = float(factors[token, place])
         want[token] += factor * (down @ inner + of_down)
         size[token] += factor * (np.abs(down) @ np.abs(inner) + np.abs(of_down))

@@ -47,9 +47,12 @@ def gelu(x: Float64) -> Float64:
 
 
 def activate(x: Float64, kind: ActivationFunction) -> Float64:
-    """Applies SiLU, or GELU, also in its tanh form."""
+    """Applies SiLU, or GELU, also in its tanh form, or squared ReLU."""
     if kind is ActivationFunction.GELU:
         return gelu(x)
+    if kind is ActivationFunction.SQUARED_RELU:
+        squared: Float64 = np.maximum(x, 0) ** 2
+        return squared
     activated: Float64 = (
         x / (1 + np.exp(-x))
         if kind is ActivationFunction.SILU

@@ -74,6 +74,8 @@ def groups() -> Iterator[Group]:
         Case("store_hidden", "12 rows", 0.0, _store_hidden),
         Case("beside_hidden", "3 rows, to int8", _INT8, partial(_beside_hidden, rows=3)),
         Case("beside_hidden", "12 rows, to f16", _HALF, partial(_beside_hidden, rows=12)),
+        Case("squared_relu", "3 rows", _INT8, partial(_squared_relu, dtype=np.float32)),
+        Case("squared_relu", "12 rows of halves", _HALF, partial(_squared_relu, dtype=np.float16)),
         Case("sum_rows", "a few rows and many", _FLOAT, _sum_rows),
         Case("embed", "rows of embeddings", _FLOAT, _embed_rows),
         Case("resolve_tokens", "from the host and from the step before", 0.0, _resolve),
@@ -287,6 +289,20 @@ def _beside_hidden(bench: Workbench, rows: int) -> float:
 def _norms_of_layer(weights: ModelWeights[W]) -> tuple[W, W]:
     layer = weights.layers[0]
     return present(layer.attention_norm), present(layer.feed_forward_norm)
+
+
+def _squared_relu(bench: Workbench, dtype: npt.DTypeLike) -> float:
+    rows, forms = 12 if dtype == np.float16 else 3, bench.model.ops.products.forms
+    values = random_values(rows, bench.config.hidden_size).astype(dtype)
+    x = bench.activation(bench.model.arena.normed, values)
+    want = np.maximum(values.astype(np.float64), 0) ** 2
+    if dtype == np.float32:
+        forms.give_int8(x)
+    forms.squared_relu(x)
+    if x.f16 is not None:
+        return error(bench.get(x.f16).astype(np.float64), want)
+    assert x.f32 is not None
+    return max(error(bench.get(x.f32).astype(np.float64), want), int8_error(bench, x, want))
 
 
 def _take_rows(bench: Workbench) -> float:

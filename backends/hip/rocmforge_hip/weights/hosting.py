@@ -29,12 +29,12 @@ class HostedLayer:
 def hosted_layers(weights: ModelWeights[Weight]) -> tuple[HostedLayer, ...]:
     """Returns the layers of a model whose experts are hosted, in their order."""
     return tuple(
-        HostedLayer(experts.router, (experts.gate.matrix, experts.down.matrix))
+        HostedLayer(experts.router, (experts.up.matrix, experts.down.matrix))
         for layer in weights.layers
         if (experts := layer.experts) is not None
-        and isinstance(experts.gate, MatrixPart)
+        and isinstance(experts.up, MatrixPart)
         and isinstance(experts.down, MatrixPart)
-        and experts.gate.matrix.hosted is not None
+        and experts.up.matrix.hosted is not None
     )
 
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 from typing import Final
 
 from rocmforge.models.blocks import Experts
+from rocmforge_hip.device.constants import NOT_GATED
 from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.kernels import groups as kernels
-from rocmforge_hip.ops.activations import GROUPED_TOKENS, Activation, ActivationArrays
+from rocmforge_hip.ops.activations import GROUPED_TOKENS, Activation, ActivationArrays, Forms
 from rocmforge_hip.ops.experts.grouped_products import GroupedProducts
-from rocmforge_hip.ops.experts.pairs import empty_mix
+from rocmforge_hip.ops.experts.pairs import empty_mix, gate_up_of
 from rocmforge_hip.ops.linear.products import LinearKernels
 from rocmforge_hip.ops.operands import f32_of, i32_of, part_of
 from rocmforge_hip.weights.formats import Weight, ceil_div
@@ -57,8 +58,7 @@ class GroupKernels:
     ) -> Activation:
         """Returns the sum of what its experts make of each token, weighted; see `Ops.experts`."""
         out = empty_mix(self._arena, x.rows, experts)
-        gate_up, down = part_of(experts.gate).matrix, part_of(experts.down).matrix
-        assert part_of(experts.up).matrix is gate_up, "gate and up are one matrix"
+        gate_up, down = gate_up_of(experts), part_of(experts.down).matrix
         arrays = self._products.forms.half(x), i32_of(chosen), f32_of(weights), f32_of(out)
         for start in range(0, x.rows, GROUPED_TOKENS):
             stop = min(start + GROUPED_TOKENS, x.rows)
@@ -71,9 +71,13 @@ class GroupKernels:
                 tile,
                 halves,
                 biases=(experts.gate_bias, experts.up_bias),
-                gate=gate,
+                gate=NOT_GATED if experts.gate is None else gate,
                 out_half=self._arrays.inner,
             )
+            if experts.gate is None:
+                inner = self._arrays.inner.first(pairs, gate_up.out_features)
+                squared = Activation(Forms(), pairs, gate_up.out_features, f16=inner)
+                self._products.forms.squared_relu(squared)
             self._grouped.multiply(
                 pairs,
                 down,

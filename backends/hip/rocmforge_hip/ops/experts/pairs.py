@@ -18,7 +18,7 @@ from rocmforge_hip.ops.activations import FEW_TOKENS, Activation, ActivationArra
 from rocmforge_hip.ops.linear.gemv import GEMV_OUTPUTS
 from rocmforge_hip.ops.linear.products import LinearKernels
 from rocmforge_hip.ops.operands import empty, f32_of, i32_of, optional_vector, part_of
-from rocmforge_hip.weights.formats import FLOAT_FORMATS, Weight
+from rocmforge_hip.weights.formats import FLOAT_FORMATS, Matrix, Weight, ceil_div
 from rocmforge_hip.weights.products import Product
 
 _GATE_UP_THREADS: Final = 256
@@ -28,6 +28,13 @@ _FEWER_DOWN_THREADS: Final = 128
 _MANY_ROWS: Final = 4
 """So many fill the device with smaller blocks, which are faster where rows are short."""
 _SHORT_ROW: Final = 32  # quant blocks
+
+
+def gate_up_of(experts: Experts[Weight]) -> Matrix:
+    """Returns the matrix of gate and up, or of up alone."""
+    matrix = part_of(experts.up).matrix
+    assert experts.gate is None or part_of(experts.gate).matrix is matrix
+    return matrix
 
 
 def empty_mix(
@@ -128,8 +135,7 @@ class PairKernels:
         gate: int,
         out: DeviceArray,
     ) -> None:
-        gate_up, down = part_of(experts.gate).matrix, part_of(experts.down).matrix
-        assert part_of(experts.up).matrix is gate_up, "gate and up are one matrix"
+        gate_up, down = gate_up_of(experts), part_of(experts.down).matrix
         rows, num_chosen = chosen.shape
         size = gate_up.num_experts * gate_up.out_features
         inner = Activation(self._arrays.inner, rows * num_chosen, gate_up.out_features)
@@ -137,10 +143,11 @@ class PairKernels:
             self._products.forms.give_int8(inner)
         else:
             inner.f32 = self._arrays.inner.float32(inner.rows, inner.features)
+        columns = QUANT_BLOCK * (2 if experts.gate is None else 1)
         biases = experts.gate_bias, experts.up_bias
         of_gate, of_up = (optional_vector(bias, size) for bias in biases)
         self._gate_ups[gate_up.format.name].launch(
-            (rows * num_chosen, gate_up.out_features // QUANT_BLOCK, 1),
+            (rows * num_chosen, ceil_div(gate_up.out_features, columns), 1),
             _GATE_UP_THREADS,
             weight=gate_up.data,
             places=gate_up.places,

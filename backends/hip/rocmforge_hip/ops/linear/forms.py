@@ -1,4 +1,4 @@
-"""The forms of activations that products read: int8 for few rows, halves for many."""
+"""The forms of activations that products read: int8 for few rows, halves for many; squared ReLU."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ class FormKernels:
         self.slices: Final = slices
         self._quantize = library.kernel("rf_quantize_act", row_kernels.rf_quantize_act)
         self._halve = library.kernel("rf_half_act", row_kernels.rf_half_act)
+        self._square = library.kernel("rf_squared_relu", row_kernels.rf_squared_relu)
 
     def int8(self, x: Activation) -> tuple[DeviceArray, DeviceArray]:
         """Returns the int8 form, made now if there is none."""
@@ -58,6 +59,11 @@ class FormKernels:
                 (ceil_div(count, _ELEMENTS), 1, 1), _THREADS, x=f32_of(x), out=x.f16, count=count
             )
         return x.f16
+
+    def squared_relu(self, x: Activation) -> None:
+        """Replaces float32, rounding it to int8 if x has that form, or halves by max(x, 0)^2."""
+        count = x.rows * x.features
+        self._square.launch((ceil_div(count, _ELEMENTS), 1, 1), _THREADS, x=x, count=count)
 
     def multiplied(self, x: Activation, matrix: Matrix) -> dict[str, DeviceArray]:
         """Returns the arguments with the form of x that pairs are multiplied in with a matrix."""

@@ -14,6 +14,7 @@ from rocmforge_hip.device.constants import (
     NOT_GATED,
     QUANT_BLOCK,
     SILU,
+    SQUARED_RELU,
 )
 from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import DeviceArray
@@ -33,6 +34,7 @@ GATES: Final = MappingProxyType(
         ActivationFunction.GELU_TANH: GELU_TANH,
         ActivationFunction.GELU: GELU,
         ActivationFunction.CLAMPED_SWIGLU: CLAMPED_SWIGLU,
+        ActivationFunction.SQUARED_RELU: SQUARED_RELU,
     }
 )
 """The kernels' names of activation functions."""
