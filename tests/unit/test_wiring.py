@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from rocmforge.errors import ConfigurationError
 from rocmforge.gguf.tokenizer import read_tokenizer
 from rocmforge.settings import Settings
 from rocmforge.text.tokenizer.tokenizer import Tokenizer
-from rocmforge.wiring import build_model, load_options, read_front, token_pieces
+from rocmforge.wiring import build_model, engine_config, load_options, read_front, token_pieces
 from tests.data.models.tiny_encoders import VOCABULARY
 from tests.data.models.tiny_folders import write_folder
-from tests.data.models.tiny_models import by_name
+from tests.data.models.tiny_models import by_name, hf_weights
+from tests.support.safetensors_writer import write_safetensors
 from tests.support.tokenizer_files import pieces, write_tokenizer
 from tests.unit.text.vocabularies import byte_level, sentencepiece
 
@@ -85,6 +87,24 @@ def test_a_model_without_a_predictor_is_refused_if_one_is_to_draft(tmp_path: Pat
     write_tokenizer(folder, pieces(VOCABULARY))
     with pytest.raises(ConfigurationError, match="has no predictor of further tokens"):
         read_front(str(folder), Settings(draft_model="mtp"))
+
+
+def test_the_engine_is_told_to_load_a_predictor_that_is_to_draft(tmp_path: Path) -> None:
+    model = by_name("glm4moe")
+    weights, size = hf_weights(model), model.config["hidden_size"]
+    layer = {name: each for name, each in weights.items() if "layers.2." in name}
+    layer = {name.replace("layers.2.", "layers.3."): each for name, each in layer.items()}
+    norms = dict.fromkeys(("enorm", "hnorm"), np.ones(size, np.float32))
+    mine = norms | {"eh_proj": np.ones((size, 2 * size), np.float32)}
+    place = {f"model.layers.3.{name}.weight": each for name, each in mine.items()}
+    folder = write_folder(model, tmp_path / "m", config={"num_nextn_predict_layers": 1})
+    write_safetensors(folder / "model.safetensors", weights | layer | place)
+    write_tokenizer(folder, pieces(VOCABULARY))
+    for draft, predicts in ((None, False), ("mtp", True)):
+        settings = Settings(draft_model=draft, draft_tokens=3)
+        front = read_front(str(folder), settings)
+        assert front.config.predicts is engine_config(front, settings).predicts is predicts
+        assert build_model(front, settings).draft_model_tokens == 3 * predicts
 
 
 def test_a_model_with_states_cannot_draft(tmp_path: Path) -> None:
