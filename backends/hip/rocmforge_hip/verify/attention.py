@@ -87,6 +87,10 @@ def groups() -> Iterator[Group]:
         )
         yield Group(recipe, others)
 
+        recipe = Recipe(architecture="nemotron_h", kv_dtype=kv_dtype)
+        case = Case("rope_and_store", f"{kv_dtype}, without rope", STORED[kv_dtype], _store)
+        yield Group(recipe, (case,))
+
         recipe = Recipe(kv_dtype=kv_dtype, sinks=kv_dtype == "f16", least_prefill_split=64)
         name = f"{kv_dtype}, heads of {recipe.head_dim}"
         yield Group(recipe, (Case("split prefill attention", name, PREFILL, _split),))
@@ -227,6 +231,8 @@ def _store(bench: Workbench) -> float:
 def _rotated(
     bench: Workbench, q: Float64, k: Float64, positions: npt.NDArray[np.int64]
 ) -> tuple[Float64, Float64]:
+    if bench.config.rope is None:
+        return q, k
     cos, sin = (x[positions].astype(np.float64) for x in (bench.table.cos, bench.table.sin))
     style = bench.config.rope_of(local=False).style
     return oracle.rope(q, cos, sin, style), oracle.rope(k, cos, sin, style)
