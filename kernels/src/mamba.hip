@@ -9,6 +9,7 @@
 namespace rf {
 
 inline constexpr int kMambaThreads = 128;
+inline constexpr int kMambaBlocks = 3;                            // of a multiprocessor, at least
 inline constexpr int kMambaLanes = 8;                             // of a row
 inline constexpr int kMambaLaneRows = 2;                          // of a lane
 inline constexpr int kMambaGroups = kMambaThreads / kMambaLanes;  // of lanes
@@ -30,7 +31,7 @@ struct MambaToken {
 // h / (heads / groups). state: f32 [slots, heads, head_dim, state_size], out: f32 [T, heads,
 // head_dim]. state_size is at most 128; it, head_dim and x_stride are multiples of 4.
 // Grid: (head_dim / 32, heads, sequences), block 128.
-extern "C" __global__ __launch_bounds__(rf::kMambaThreads) void rf_mamba(
+extern "C" __global__ __launch_bounds__(rf::kMambaThreads, rf::kMambaBlocks) void rf_mamba(
     const float* __restrict__ x_bc, const float* __restrict__ dt, const float* __restrict__ a,
     const float* __restrict__ d, const float* __restrict__ dt_bias,
     const int32_t* __restrict__ sequences, const int32_t* __restrict__ query_start,
