@@ -14,6 +14,7 @@ from gguf.quants import quantize
 from rocmforge.engine.ipc.params import SamplingParams
 from rocmforge.errors import ConfigurationError, UnsupportedArchitecture
 from tests.backend.driving import Chunk, Driver
+from tests.data.models.tiny_folders import write_folder
 from tests.data.models.tiny_mamba import MAMBA_CLASSES, larger_mamba
 from tests.data.models.tiny_models import (
     PROMPT,
@@ -116,6 +117,17 @@ def test_states_between_tokens_go_to_other_slots(
     ],
     ids=lambda model: model.name,
 )
+def test_folders_say_what_the_reference_says(tmp_path: Path, host: HostPlatform | None) -> None:
+    """One whose queries, keys, values and gates stand between each other."""
+    model = larger_delta(by_name("qwen3next"))
+    chunk, row = Chunk(tokens=LONG_PROMPT[:23], blocks=[3, 1, 2]), (22,)
+    with ExitStack() as stack:
+        expected = Driver(load_reference(stack, write_model(model, tmp_path))).logprobs(chunk, row)
+        driver = Driver(load_hip(stack, write_folder(model, tmp_path / "folder")))
+        found = driver.logprobs(chunk, row)
+    assert np.abs(found - expected).max() < FLOAT_TOLERANCE * expected.std()
+
+
 def test_prompts_are_computed_in_chunks(
     model: TinyModel, tmp_path: Path, host: HostPlatform | None
 ) -> None:
