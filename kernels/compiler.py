@@ -20,6 +20,7 @@ from kernels.targets import Platform, Target
 
 _HOST_TRIPLE = "x86_64-unknown-linux-gnu"
 
+_WAIT = "griddepcontrol.wait;"
 _CONTRACT = "-ffp-contract=fast-honor-pragmas"
 _LANGUAGE = (
     "-std=c++20",
@@ -172,11 +173,19 @@ def wait_for_previous(ptx: str) -> str:
     So they may be launched while that still runs, which the nvidia platform does with a module that
     has this instruction (programmatic dependent launch, CUDA's programming guide). It is written
     here and not in the sources as none may lack it: the kernel after one that does not wait could
-    begin before the one in front of that has ended.
+    begin before the one in front of that has ended. Kernels begin with it, but for those whose
+    sources say what comes before (rf::wait_for_previous).
     """
-    kernel = r"(?ms)^\.visible \.entry .*?^// %bb\.0:.*?\n"
-    waiting, count = re.subn(kernel, r"\g<0>\tgriddepcontrol.wait;\n", ptx)
-    if count != ptx.count(".visible .entry "):
+    head, *kernels = re.split(r"(?m)^(?=\.visible \.entry )", ptx)
+    return "".join((head, *map(_waiting, kernels)))
+
+
+def _waiting(kernel: str) -> str:
+    """Returns the PTX of a kernel that waits, at its beginning unless it does already."""
+    if _WAIT in kernel:
+        return kernel
+    waiting, count = re.subn(r"(?m)^// %bb\.0:.*\n", rf"\g<0>\t{_WAIT}\n", kernel, count=1)
+    if not count:
         raise CompileError("the beginning of a kernel was not found in its PTX")
     return waiting
 

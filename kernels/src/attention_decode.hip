@@ -110,6 +110,15 @@ __device__ __forceinline__ void attention_decode(const DecodeInput& in, const Ca
   const int sequence = in.sequences[blockIdx.z];
   const int context = in.context_len[sequence];
   const SplitRange range = split_range(context, in.window, in.split_tokens, blockIdx.y);
+  // Before the kernel before has ended, what was there when it began may be read.
+  const int last = context - 1;
+  const int32_t* blocks = cache.blocks_of(sequence);
+  int last_block = 0;
+  if constexpr (kBeginsEarly) {
+    if (kMayRope && in.fresh.q && range.begin < context) last_block = blocks[last / kBlockTokens];
+    wait_for_previous(in.q, in.fresh.q, in.fresh.k, in.fresh.v);
+    let_next_begin_if_few();
+  }
   if (range.begin >= context) return;
 
   const int group = in.heads / cache.kv_heads;
@@ -124,9 +133,8 @@ __device__ __forceinline__ void attention_decode(const DecodeInput& in, const Ca
   typename DecodeWave<Stored, kKeyDim, kValueDim, kGroup, kValuesInKeys>::Type own;
   if (kMayRope && in.fresh.q) {
     alignas(16) __shared__ half queries[kGroup][kKeyDim];
-    const int last = context - 1;
-    const int block = cache.blocks_of(sequence)[last / kBlockTokens];
-    const int64_t row = cache_row(block, last % kBlockTokens, kv_head, cache.kv_heads);
+    if constexpr (!kBeginsEarly) last_block = blocks[last / kBlockTokens];
+    const int64_t row = cache_row(last_block, last % kBlockTokens, kv_head, cache.kv_heads);
     rope_new_token<Stored, kKeyDim, kValueDim, kGroup>(in.fresh, cache, in.query_start[sequence],
                                                        last, kv_head * group + first_head, heads,
                                                        kv_head, row, range.end == context, queries);

@@ -194,7 +194,13 @@ class Int8Gemm {
     Sums sums[kTiles] = {};
     const int begin = k_wave * kGroups;
     const int end = kRowWaves == 1 ? chunks : chunks + begin;
-    load(begin);
+    if constexpr (kBeginsEarly) {
+      weights.load(base(begin));
+      wait_for_previous(arguments.q, arguments.scale);
+      x.load(base(begin) * kQuantBlocks, begin * kQuantBlocks);
+    } else {
+      load(begin);
+    }
     prepare<Format>();
     for (int first = begin; first < end; first += step) {
       x.put();

@@ -35,6 +35,7 @@ __device__ __forceinline__ void gemv_mixed(const MixedMatrix& first, const Mixed
   const Outputs outputs{own.out_features, kNotGated};
   float sums[kRows][kGroups] = {};
   gemv_sums_of(own.format, own.weight, x, outputs, tile, sums);
+  if constexpr (kRows == 1) let_next_begin();
   gemv_finish(sums, x, outputs, tile, {own.bias, own.out, nullptr});
 }
 

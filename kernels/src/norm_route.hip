@@ -78,12 +78,13 @@ __device__ __forceinline__ void norm_logits(const NormRoute& x, int first_token,
 // Returns whether this block has made some.
 template <int kTokens, int kExperts>
 __device__ __forceinline__ bool norm_route(const NormRoute& x, float* total, const ActOutput& out) {
+  let_next_begin_if_few();
   const int first_token = static_cast<int>(blockIdx.y) * kTokens;
   const int block = static_cast<int>(blockIdx.x);
   if (block < kTokens) {
     const int token = first_token + block;
     if (token < x.tokens) {
-      rms_norm<true>(token, x.delta, x.residual, total, x.weight, out, x.features, x.eps);
+      rms_norm<true>(token, x.delta, x.residual, total, x.weight, out, x.features, x.eps, [] {});
     }
     return false;
   }

@@ -18,6 +18,7 @@ __device__ rf::Vec<float, 4> load_four(const float* x, uint64_t index, bool insi
 extern "C" __global__ __launch_bounds__(kThreads) void rf_quantize_act(
     const float* __restrict__ x, int8_t* __restrict__ q, rf::ActScale* __restrict__ scale,
     int32_t q_lo_offset, uint64_t count) {
+  rf::let_next_begin_if_few();
   const uint64_t index = (static_cast<uint64_t>(blockIdx.x) * kThreads + threadIdx.x) * 4;
   const bool inside = index < count;
   const uint64_t block = index / rf::kActBlock;

@@ -8,7 +8,11 @@ extern "C" __global__ __launch_bounds__(1024) void rf_rms_norm(
     rf::ActScale* __restrict__ out_q_scale, int32_t out_q_lo_offset, int32_t hidden_size,
     float eps) {
   rf::rms_norm<false>(blockIdx.x, x, nullptr, nullptr, weight,
-                      {out_f32, out_f16, out_q, out_q_scale, out_q_lo_offset}, hidden_size, eps);
+                      {out_f32, out_f16, out_q, out_q_scale, out_q_lo_offset}, hidden_size, eps,
+                      [=] {
+                        rf::wait_for_previous(x);
+                        rf::let_next_begin_if_few();
+                      });
 }
 
 // residual += delta, then the norm of residual. Grid: (rows).
@@ -18,7 +22,11 @@ extern "C" __global__ __launch_bounds__(1024) void rf_add_rms_norm(
     rf::ActScale* __restrict__ out_q_scale, int32_t out_q_lo_offset, int32_t hidden_size,
     float eps) {
   rf::rms_norm<true>(blockIdx.x, delta, residual, residual, weight,
-                     {out_f32, out_f16, out_q, out_q_scale, out_q_lo_offset}, hidden_size, eps);
+                     {out_f32, out_f16, out_q, out_q_scale, out_q_lo_offset}, hidden_size, eps,
+                     [=] {
+                       rf::wait_for_previous(delta, residual);
+                       rf::let_next_begin_if_few();
+                     });
 }
 
 // x: f32 [rows, hidden_size], rows stride apart (a multiple of 4), in place. Grid: (rows).

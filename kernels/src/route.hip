@@ -73,6 +73,7 @@ extern "C" __global__ __launch_bounds__(rf::kMostExperts) void rf_route_choose(
     const float* __restrict__ selection_bias, int32_t* chosen, float* weights, int experts,
     int num_chosen, int function, int groups, int kept_groups, int normalised, float scale,
     int first_own, int num_own, int num_shared) {
+  rf::let_next_begin_if_few();
   __shared__ rf::RouteChoice::Lds lds;
   const rf::RouteRule rule{bias,        selection_bias,  experts, num_chosen, function, groups,
                            kept_groups, normalised != 0, scale,   first_own,  num_own,  num_shared};

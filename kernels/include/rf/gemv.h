@@ -5,6 +5,14 @@
 
 namespace rf {
 
+// How many blocks of GEMV for one row shall fit on a multiprocessor of NVIDIA's, where a format
+// says so; 0: as many as do. With fewer, the weights of a step come earlier.
+template <class Format, int kRows>
+inline constexpr int kGemvBlocks = 0;
+template <class Format>
+  requires requires { Format::kGemvBlocks; }
+inline constexpr int kGemvBlocks<Format, 1> = Format::kGemvBlocks;
+
 // What the lanes of a block find for tile `tile` of a matrix.
 template <class Format, int kRows>
 __device__ __forceinline__ void gemv_sums(const uint8_t* weight, const Activations& x,
@@ -18,8 +26,10 @@ __device__ __forceinline__ void gemv_sums(const uint8_t* weight, const Activatio
   }
   int first_quant_blocks[kRows];
   for (int m = 0; m < kRows; ++m) first_quant_blocks[m] = x.first_quant_block(m);
-  gemv_dot(rows, x, first_quant_blocks, Tile::first_piece(), Tile::piece_step(), sums,
-           [] { prepare<Format>(); });
+  gemv_dot(rows, x, first_quant_blocks, Tile::first_piece(), Tile::piece_step(), sums, [&] {
+    x.wait();
+    prepare<Format>();
+  });
 }
 
 // Adds them up, with both slices of each row if there are two, and writes the columns.

@@ -9,28 +9,41 @@ namespace rf {
 // The norm of row `row`, to `out`, by one block; hidden_size is a multiple of 4 (of 32 for int8)
 // and at most 16 * blockDim.x. kAdd: of residual + x, which goes to `total`, too, and that may be
 // the residual's place.
-template <bool kAdd>
+// Calls `begun` when the weights are on their way, where a kernel may be launched early.
+template <bool kAdd, class Begun>
 __device__ __forceinline__ void rms_norm(int64_t row, const float* x, const float* residual,
                                          float* total, const float* weight, const ActOutput& out,
-                                         int hidden_size, float eps) {
+                                         int hidden_size, float eps, const Begun& begun) {
   __shared__ float partial[kMaxWaves];
   const int64_t first = row * hidden_size;
 
-  // The weights are asked for before the reduction, which hides their latency.
+  // The weights are asked for before the reduction, which hides their latency, and everything
+  // before anything is stored, as that might be the same place.
   NormRow values, weights;
-  float squares = 0.0f;
+  const auto load_weights = [&] {
+#pragma unroll
+    for (int step = 0; step < kNormSteps; ++step) {
+      const int i = norm_index(step);
+      weights[step] = i < hidden_size ? load16(weight + i) : Vec<float, 4>{};
+    }
+  };
+  if constexpr (kBeginsEarly) load_weights();
+  begun();
 #pragma unroll
   for (int step = 0; step < kNormSteps; ++step) {
     const int i = norm_index(step);
     values[step] = 0.0f;
-    weights[step] = 0.0f;
     if (i >= hidden_size) continue;
-    weights[step] = load16(weight + i);
     values[step] = load16(x + first + i);
-    if constexpr (kAdd) {
-      values[step] += load16(residual + first + i);
-      store16(total + first + i, values[step]);
-    }
+    if constexpr (kAdd) values[step] += load16(residual + first + i);
+  }
+  if constexpr (!kBeginsEarly) load_weights();
+  float squares = 0.0f;
+#pragma unroll
+  for (int step = 0; step < kNormSteps; ++step) {
+    const int i = norm_index(step);
+    if (i >= hidden_size) continue;
+    if constexpr (kAdd) store16(total + first + i, values[step]);
     squares += sum_four(values[step] * values[step]);
   }
   const float factor = rsqrt(block_sum(squares, partial) / static_cast<float>(hidden_size) + eps);

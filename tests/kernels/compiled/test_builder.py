@@ -30,6 +30,12 @@ def unit(name: str) -> TranslationUnit:
     return next(u for source in read_table() for u in source.translation_units if u.name == name)
 
 
+def compiled_kernels(name: str, target: str) -> list[str]:
+    """The PTX of each kernel of a translation unit, from its name on."""
+    product = Builder(find_compiler(None)).product(unit(name), select(target)[0])
+    return product.code.read_text().split(".visible .entry ")[1:]
+
+
 @pytest.mark.parametrize("name", ["rms_norm", "gemm-q4_k", "attention_decode-d64"])
 @pytest.mark.parametrize("target", TWINS, ids=[target.name for target in TWINS])
 def test_code_of_another_target_is_what_the_compiler_writes(
@@ -133,11 +139,10 @@ def test_a_library_may_leave_kernels_out(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("name", "waits"), [("sm_80", False), ("sm_90", True)])
 def test_kernels_begin_by_waiting_where_they_may_be_launched_early(name: str, waits: bool) -> None:
-    product = Builder(find_compiler(None)).product(unit("rms_norm"), select(name)[0])
-    kernels = product.code.read_text().split(".visible .entry ")[1:]
+    kernels = compiled_kernels("attention_reduce", name)
     # Declarations and labels end in other ways.
     instructions = [re.findall(r"^\t(?!\.)(\S.*;)", kernel, re.MULTILINE) for kernel in kernels]
-    assert len(instructions) == 3
+    assert len(instructions) == 2
     assert {each[0] == "griddepcontrol.wait;" for each in instructions} == {waits}
 
 
@@ -149,6 +154,44 @@ def test_the_manifest_says_what_a_launch_has_to_give(name: str, lds_bytes: int) 
         "rf_attention_prefill_f16_d128": lds_bytes,
         "rf_attention_prefill_int8_d128": 0,
     }
+
+
+@pytest.mark.parametrize(
+    ("name", "before"),
+    [("gemv-q4_k", {6}), ("gemm_int8-q4_k", {18}), ("rms_norm", {0, 4})],
+    ids=["two_rows_of_weights", "a_step_of_weights", "weights_of_a_norm"],
+)
+def test_weights_alone_are_read_before_the_wait(name: str, before: set[int]) -> None:
+    found = set()
+    for kernel in compiled_kernels(name, "sm_90"):
+        early, wait, late = kernel.partition("griddepcontrol.wait;")
+        assert wait
+        found.add(len(re.findall(r"\tld\.global", early)))
+        assert not re.search(r"\t(?:st|atom|red)\.global", early)
+        assert re.search(r"\tld\.global", late)
+    assert found == before
+
+
+@pytest.mark.parametrize("name", ["rms_norm", "gemv-q4_k"])
+def test_kernels_wait_and_let_others_begin_only_where_there_is_such_a_thing(name: str) -> None:
+    assert not any("griddepcontrol" in kernel for kernel in compiled_kernels(name, "sm_80"))
+
+
+@pytest.mark.parametrize(
+    ("name", "lets"),
+    [("quantize_act", "rf_quantize_act"), ("gemv-q4_k", "rf_gemv_q4_k_r1"), ("gemm_sum", "")],
+    ids=["short", "of_one_row", "of_prefills"],
+)
+def test_kernels_of_small_steps_let_the_next_one_begin_after_they_waited(
+    name: str, lets: str
+) -> None:
+    found = {
+        kernel.partition("(")[0]
+        for kernel in compiled_kernels(name, "sm_90")
+        if "griddepcontrol.launch_dependents;" in kernel.partition("griddepcontrol.wait;")[2]
+    }
+    assert found == set(lets.split())
+    assert all(kernel.count("launch_dependents") < 2 for kernel in compiled_kernels(name, "sm_90"))
 
 
 def test_only_what_was_measured_is_compiled_for_a_number_of_blocks() -> None:

@@ -8,6 +8,7 @@ namespace rf {
 struct Q4_K {
   static constexpr int kQuantBlocks = 2, kScales = 1, kZero = 0;
   static constexpr bool kOffset = true, kSigned = false;
+  static constexpr int kGemvBlocks = 3;
 
   struct Block {
     static constexpr int kWeights = 256;

@@ -184,6 +184,13 @@ __device__ __forceinline__ uint32_t byte_select(uint32_t low, uint32_t high, uin
 
 namespace rf {
 
+// Kernels begin when the one before them has ended.
+inline constexpr bool kBeginsEarly = false;
+template <class... Pointer>
+__device__ __forceinline__ void wait_for_previous(Pointer...) {}
+__device__ __forceinline__ void let_next_begin() {}
+__device__ __forceinline__ void let_next_begin_if_few() {}
+
 // Whether async_copy16 goes around the registers and lets the lane continue.
 inline constexpr bool kHasAsyncCopy = false;
 __device__ __forceinline__ void async_copy16(void* lds, const void* global) {

@@ -100,6 +100,13 @@ __forceinline__ uint32_t byte_select(uint32_t low, uint32_t high, uint32_t selec
 
 namespace rf {
 
+// Kernels begin when the one before them has ended.
+inline constexpr bool kBeginsEarly = false;
+template <class... Pointer>
+__forceinline__ void wait_for_previous(Pointer...) {}
+__forceinline__ void let_next_begin() {}
+__forceinline__ void let_next_begin_if_few() {}
+
 inline constexpr bool kHasAsyncCopy = false;
 __forceinline__ void async_copy16(void* lds, const void* global) {
   *static_cast<Vec<uint32_t, 4>*>(lds) = *static_cast<const Vec<uint32_t, 4>*>(global);

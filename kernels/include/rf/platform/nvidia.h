@@ -32,6 +32,37 @@ inline constexpr uint32_t kAllLanes = 0xffffffffu;
 
 __device__ __forceinline__ void lds_barrier() { __syncthreads(); }
 
+// A kernel may be launched while the one before it runs (programmatic dependent launch, CUDA's
+// programming guide). This waits for the end of that, and of all before it; what the pointers lead
+// to may be what those wrote, so it is not read before. A kernel that does not say where begins
+// with it: kernels/compiler.py.
+#if __CUDA_ARCH__ >= 900
+inline constexpr bool kBeginsEarly = true;
+template <class... Pointer>
+__device__ __forceinline__ void wait_for_previous(Pointer... pointers) {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+  // Else the compiler would be free to read ahead what looks constant.
+  const auto change = [](auto* pointer) { asm volatile("" ::"l"(pointer) : "memory"); };
+  (change(pointers), ...);
+}
+// Lets the next kernel be launched as soon as all blocks of this one have come here, after they
+// waited, or ended. Early in a kernel, that is for few blocks, among which the next one's find room
+// on all multiprocessors alike. Among more, they would crowd where those end first.
+inline constexpr int kFewBlocks = 160;
+__device__ __forceinline__ void let_next_begin() {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+__device__ __forceinline__ void let_next_begin_if_few() {
+  if (RF_GRID_SIZE(x) * RF_GRID_SIZE(y) * RF_GRID_SIZE(z) <= kFewBlocks) let_next_begin();
+}
+#else
+inline constexpr bool kBeginsEarly = false;
+template <class... Pointer>
+__device__ __forceinline__ void wait_for_previous(Pointer...) {}
+__device__ __forceinline__ void let_next_begin() {}
+__device__ __forceinline__ void let_next_begin_if_few() {}
+#endif
+
 __device__ __forceinline__ void wave_sync() { __nvvm_bar_warp_sync(kAllLanes); }
 
 // PTX has one fence for both, cumulative over barriers (PTX ISA, "Memory Consistency Model").
