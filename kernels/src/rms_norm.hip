@@ -1,6 +1,18 @@
 // Norms by root mean square, and the addition before them.
 #include "rf/rms_norm.h"
 
+namespace rf {
+
+// A block of a row has so many threads that a block of a large product finds no room beside it:
+// those would crowd on the other multiprocessors, if there are several of each.
+inline constexpr int kFewRows = 16;
+
+__device__ __forceinline__ void let_next_begin_if_few_rows() {
+  if (static_cast<int>(RF_GRID_SIZE(x)) <= kFewRows) let_next_begin();
+}
+
+}  // namespace rf
+
 // Grid: (rows). x and weight f32.
 extern "C" __global__ __launch_bounds__(1024) void rf_rms_norm(
     const float* __restrict__ x, const float* __restrict__ weight, float* __restrict__ out_f32,
@@ -11,7 +23,7 @@ extern "C" __global__ __launch_bounds__(1024) void rf_rms_norm(
                       {out_f32, out_f16, out_q, out_q_scale, out_q_lo_offset}, hidden_size, eps,
                       [=] {
                         rf::wait_for_previous(x);
-                        rf::let_next_begin_if_few();
+                        rf::let_next_begin_if_few_rows();
                       });
 }
 
@@ -25,7 +37,7 @@ extern "C" __global__ __launch_bounds__(1024) void rf_add_rms_norm(
                      {out_f32, out_f16, out_q, out_q_scale, out_q_lo_offset}, hidden_size, eps,
                      [=] {
                        rf::wait_for_previous(delta, residual);
-                       rf::let_next_begin_if_few();
+                       rf::let_next_begin_if_few_rows();
                      });
 }
 

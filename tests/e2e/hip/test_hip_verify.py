@@ -241,7 +241,8 @@ def test_norms_before_rope_fail_the_check_of_those_behind_it(
     found = find_devices(select_platform())[0]
     assert all(check.passed for check in run_group(found, group))
     change_launches(monkeypatch, "rf_rope_store_*", rotate_last)
-    assert not any(check.passed for check in run_group(found, group))
+    failed = [check.op for check in run_group(found, group) if not check.passed]
+    assert failed == ["rope_and_store"]
 
 
 @pytest.mark.usefixtures("host")

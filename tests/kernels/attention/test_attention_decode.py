@@ -311,7 +311,7 @@ def test_new_tokens_are_rotated_and_stored_first(
     q = device.empty(batch.q.shape, np.float16, "q")
     device.launch(
         f"rf_rope_store_{'int8' if int8 else 'f16'}",
-        *(*parts, *norms, *tables, device.upload(last.astype(np.int32))),
+        *(*parts, *norms, *tables, None, device.upload(last.astype(np.int32))),
         *(device.upload((where[0] * BLOCK_TOKENS + where[1]).astype(np.int64)), q, *stored),
         *(*strides, case.heads, kv_heads, key_dim, value_dim, rotary, neox, 0, EPS),
         grid=(tokens, -(-(case.heads + 2 * kv_heads) // 4)),
