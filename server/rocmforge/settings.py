@@ -330,6 +330,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         _about("send a trace of each request to this OTLP/HTTP address (extra otel)", "URL"),
     ] = None
 
+    @property
+    def predicts(self) -> bool:
+        """Whether the model's own predictor drafts tokens."""
+        return self.draft_model == MTP
+
+    @property
+    def other_draft_model(self) -> str | None:
+        """The draft model that is a model of its own, if there is one."""
+        return None if self.predicts else self.draft_model
+
 
 PER_MODEL = frozenset(
     (

@@ -92,7 +92,7 @@ def read_front(model: str, settings: Settings, found: Path | None = None) -> Mod
         ConfigurationError: the file of --chat-template cannot be read.
     """
     path = found or find_model(model)
-    predicts = settings.draft_model == MTP
+    predicts = settings.predicts
     with open_checkpoint(path, adapter_specs(settings), predicts=predicts) as checkpoint:
         config = checkpoint.config
         identity = checkpoint.identify()
@@ -299,9 +299,9 @@ def find_draft(model: Checkpoint, settings: Settings) -> Path | None:
         ModelLoadError: the file cannot be served.
         ConfigurationError: it cannot draft for this model.
     """
-    if settings.draft_model in (None, MTP):
+    if settings.other_draft_model is None:
         return None
-    path = find_model(settings.draft_model)
+    path = find_model(settings.other_draft_model)
     with open_checkpoint(path) as checkpoint:
         if not checkpoint.config.causal:
             raise ConfigurationError(f"{path.name} is an encoder: it cannot draft the next tokens.")

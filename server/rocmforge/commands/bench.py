@@ -207,22 +207,9 @@ def _summarise(runs: list[list[StreamTiming]], prompt_tokens: int, output_tokens
 
 def _with_drafts(row: BenchRow, before: EngineStats, after: EngineStats) -> BenchRow:
     """Returns the row with the draft tokens of the time between two snapshots."""
-    drafted, accepted = (
-        now - then for now, then in zip(_draft_counts(after), _draft_counts(before), strict=True)
-    )
+    counts = zip(after.totals.draft_counts, before.totals.draft_counts, strict=True)
+    drafted, accepted = (now - then for now, then in counts)
     return replace(row, drafted_tokens=drafted, accepted_tokens=accepted)
-
-
-def _draft_counts(stats: EngineStats) -> tuple[int, int]:
-    """Returns how many were checked, and how many accepted."""
-    return (
-        stats.totals.drafted_tokens
-        + stats.totals.model_drafted_tokens
-        + stats.totals.predictor_drafted_tokens,
-        stats.totals.accepted_tokens
-        + stats.totals.model_accepted_tokens
-        + stats.totals.predictor_accepted_tokens,
-    )
 
 
 def _resident_bytes(pid: int) -> int:

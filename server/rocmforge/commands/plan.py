@@ -19,7 +19,7 @@ from rocmforge.errors import ConfigurationError
 from rocmforge.library.finding import find_model
 from rocmforge.models.checkpoint import Checkpoint
 from rocmforge.opening import open_checkpoint
-from rocmforge.settings import MTP, Settings
+from rocmforge.settings import Settings
 from rocmforge.sizes import parse_size
 from rocmforge.wiring import adapter_specs, load_options, tier_options, warn_of_context
 
@@ -62,17 +62,16 @@ def plan_model(model: Path, settings: Settings, stated: int | None) -> PlanRepor
         ModelLoadError: The model cannot be served.
     """
     with ExitStack() as opened:
-        predicts = settings.draft_model == MTP
         checkpoint = opened.enter_context(
-            open_checkpoint(model, adapter_specs(settings), predicts=predicts)
+            open_checkpoint(model, adapter_specs(settings), predicts=settings.predicts)
         )
         trained = checkpoint.config.max_context
         warn_of_context(settings, trained, model.stem)
         backend = _choose(settings.backend, device_is_here=stated is None)
         options = load_options(settings, trained, causal=checkpoint.config.causal)
         drafting: Checkpoint | None = None
-        if settings.draft_model is not None and not predicts:
-            drafting = opened.enter_context(open_checkpoint(find_model(settings.draft_model)))
+        if settings.other_draft_model is not None:
+            drafting = opened.enter_context(open_checkpoint(find_model(settings.other_draft_model)))
 
         def parts(options: LoadOptions) -> tuple[MemoryEstimate, MemoryEstimate | None]:
             own = backend.estimate(checkpoint, options, stated)

@@ -25,7 +25,7 @@ from rocmforge.fleet.entry import FleetEntry
 from rocmforge.fleet.fleet import Fleet
 from rocmforge.fleet.model import ServedModel
 from rocmforge.logs import LogFormat
-from rocmforge.settings import MTP, ModelSettings, Settings, served_models
+from rocmforge.settings import ModelSettings, Settings, served_models
 from rocmforge.wiring import (
     build_fleet,
     build_web_app,
@@ -50,8 +50,8 @@ def _obtained(model: ModelSettings) -> ModelSettings:
     """Returns the model with its files found, or fetched."""
     settings = model.settings
     found = obtain(model.path, settings)
-    if settings.draft_model not in (None, MTP):
-        draft = obtain(settings.draft_model, settings)
+    if settings.other_draft_model is not None:
+        draft = obtain(settings.other_draft_model, settings)
         settings = msgspec.structs.replace(settings, draft_model=str(draft))
     return replace(model, found=found, settings=settings)
 

@@ -70,9 +70,7 @@ def load_model(
     geometry = geometry_of(found.properties)
     free = options.memory_of(found.info)
     memory = free, int(found.info.memory_total * options.memory_share)
-    weights = seat_experts(config, weights, options, geometry, memory, adapters)
-    if rank is None and not adapters:
-        weights = join_shared(weights)
+    weights = _place_experts(config, weights, options, geometry, memory, adapters)
     hosted = estimate_hosted(config, weights, host_memory()[1])
     if hosted is not None:
         if config.predicts:
@@ -248,11 +246,22 @@ def measure_model(
     """
     shard = Shard(0, options.tensor_parallel) if options.tensor_parallel > 1 else None
     config, weights, adapters = _read(checkpoint, options, shard)
-    weights = seat_experts(config, weights, options, geometry, memory, adapters)
-    if shard is None and not adapters:
-        weights = join_shared(weights)
+    weights = _place_experts(config, weights, options, geometry, memory, adapters)
     needs = measure(config, weights, options, geometry, memory[0], adapters)
     return needs, estimate_hosted(config, weights, host_free)
+
+
+def _place_experts(
+    config: ModelConfig,
+    weights: ModelWeights[Planned],
+    options: LoadOptions,
+    geometry: Geometry,
+    memory: tuple[int, int],
+    adapters: tuple[Adapter, ...],
+) -> ModelWeights[Planned]:
+    """Seats experts; shared ones become some of the others, on one device without adapters."""
+    weights = seat_experts(config, weights, options, geometry, memory, adapters)
+    return weights if options.tensor_parallel > 1 or adapters else join_shared(weights)
 
 
 def _read(

@@ -123,10 +123,7 @@ def _problems_of_delta(delta: DeltaConfig) -> Iterator[tuple[str, str]]:
         "values of {} elements": delta.value_dim,
         "{} heads of values": delta.num_value_heads,
     }
-    for name, size in sizes.items():
-        if size % CHANNEL_MULTIPLE:
-            what = f"Gated DeltaNet with {name.format(size)}"
-            yield what, f"multiples of {CHANNEL_MULTIPLE}"
+    yield from _odd_sizes("Gated DeltaNet", sizes)
 
 
 def _problems_of_mamba(mamba: MambaConfig) -> Iterator[tuple[str, str]]:
@@ -137,9 +134,14 @@ def _problems_of_mamba(mamba: MambaConfig) -> Iterator[tuple[str, str]]:
         "heads of {} elements": mamba.head_dim,
         "{} heads": mamba.num_heads,
     }
+    yield from _odd_sizes("Mamba-2", sizes)
+
+
+def _odd_sizes(layer: str, sizes: dict[str, int]) -> Iterator[tuple[str, str]]:
+    """Yields the sizes that lanes of the kernels of such layers do not divide."""
     for name, size in sizes.items():
         if size % CHANNEL_MULTIPLE:
-            yield f"Mamba-2 with {name.format(size)}", f"multiples of {CHANNEL_MULTIPLE}"
+            yield f"{layer} with {name.format(size)}", f"multiples of {CHANNEL_MULTIPLE}"
 
 
 def _problems_of_convolution(convolution: ConvolutionConfig) -> Iterator[tuple[str, str]]:

@@ -245,6 +245,14 @@ class Totals(msgspec.Struct, array_like=True, gc=False, kw_only=True):
         self.predictor_drafted_tokens += drafted
         self.predictor_accepted_tokens += accepted
 
+    @property
+    def draft_counts(self) -> tuple[int, int]:
+        """Draft tokens that were checked, by whatever method drafted, and those accepted."""
+        return (
+            self.drafted_tokens + self.model_drafted_tokens + self.predictor_drafted_tokens,
+            self.accepted_tokens + self.model_accepted_tokens + self.predictor_accepted_tokens,
+        )
+
     def count_prompt_step(self, device_ns: int, predicted_ns: float) -> None:
         """Counts a step with prompts, if anything was predicted for it (0: nothing was)."""
         if predicted_ns:
