@@ -53,7 +53,7 @@ from rocmforge.backend.protocol import (
     UInt32Array,
     UInt64Array,
 )
-from rocmforge.engine.ipc.prompt import Prompt, TokenSpan
+from rocmforge.engine.ipc.prompt import EmbeddingSpan, Prompt
 from rocmforge.errors import BackendError, UnsupportedArchitecture
 from rocmforge.models.checkpoint import Checkpoint
 
@@ -88,14 +88,13 @@ def contents(prompt: Prompt) -> list[int]:
     """What the cache holds of a prompt: its tokens, and numbers of its rows of embeddings."""
     found: list[int] = []
     for span in prompt.spans:
-        found += span.ids if isinstance(span, TokenSpan) else _numbers_of(span.values).tolist()
+        found += _numbers_of(span.values) if isinstance(span, EmbeddingSpan) else span.ids
     return found
 
 
-def _numbers_of(rows: Float32Array) -> Int32Array:
+def _numbers_of(rows: Float32Array) -> list[int]:
     """A number for each row that is no token, [E]."""
-    numbers = [_NO_TOKEN | crc32(row.tobytes()) & (_NO_TOKEN - 1) for row in rows]
-    return np.array(numbers, np.int32)
+    return [_NO_TOKEN | crc32(row.tobytes()) & (_NO_TOKEN - 1) for row in rows]
 
 
 def _adapter_seeds(adapters: Int32Array) -> UInt64Array:

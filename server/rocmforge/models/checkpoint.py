@@ -17,6 +17,7 @@ from rocmforge.models.config import ModelConfig
 from rocmforge.models.lora import Adapter
 from rocmforge.models.rope import RopeFactors
 from rocmforge.models.sampling import SamplingDefaults
+from rocmforge.models.vision.config import VisionConfig
 
 Locate = Callable[[npt.NDArray[np.uint8]], tuple[Path, int] | None]
 """Returns the file that bytes of a tensor lie in and their offset, to read them there.
@@ -72,6 +73,9 @@ class Checkpoint:
         identify: Returns what tells these files from others later.
         adapters: The LoRA adapters that were asked for, in that order.
         sampling: What the model's maker recommends.
+        vision: How it takes images; None: it takes none.
+        tower: Makes rows of embeddings of images, if it takes some: a model of its own, without a
+            tokenizer, from the same files or one beside them.
         locate: Finds the bytes of a tensor in the files.
         release: Lets go of the weights. Files are unmapped once no view of their data is left.
     """
@@ -89,6 +93,8 @@ class Checkpoint:
     adapters: tuple[Adapter, ...] = ()
     rank_instruction: str | None = None
     sampling: SamplingDefaults | None = None  # recommended by its maker
+    vision: VisionConfig | None = None
+    tower: Checkpoint | None = None
     locate: Locate
     release: Callable[[], None]
 

@@ -1,6 +1,6 @@
-"""A prompt as spans: token ids, or rows of embeddings that stand in the place of tokens.
+"""A prompt as spans: token ids, rows of embeddings that stand in the place of tokens, or images.
 
-Images reach a language model this way: another network makes a row of each of their patches.
+An image's patches become rows of embeddings in the engine process: the model's tower makes them.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import numpy as np
 from rocmforge.backend.protocol import Float32Array
 from rocmforge.engine.ipc.message import Message
 from rocmforge.errors import InvalidParameter
+from rocmforge.models.vision.image import ImageTile
 
 
 class TokenSpan(Message, frozen=True, tag=0):
@@ -59,10 +60,34 @@ class EmbeddingSpan(Message, frozen=True, tag=1):
         return np.frombuffer(self.rows, np.float32).reshape(self.num_rows, -1)
 
 
+class ImageSpan(Message, frozen=True, tag=2):
+    """A tile of an image, whose rows of embeddings the model's tower makes. `image_span` makes one.
+
+    Before its sequence is scheduled, the engine has an `EmbeddingSpan` in its place.
+    """
+
+    patches: bytes  # as of `ImageTile`
+    grid: tuple[int, int]  # rows and columns of patches
+    num_rows: int  # of embeddings, at least one
+    identity: bytes  # says which patches these are, as that of rows does
+    placeholder: int  # id of the token that the history of the sequence shows in their places
+
+    def __len__(self) -> int:
+        return self.num_rows
+
+    def __repr__(self) -> str:
+        return f"ImageSpan({self.num_rows} rows, identity={self.identity.hex()})"
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """A placeholder for each row."""
+        return (self.placeholder,) * self.num_rows
+
+
 class Prompt(Message, frozen=True):
     """The spans that stand before the first generated token."""
 
-    spans: tuple[TokenSpan | EmbeddingSpan, ...]  # at least one
+    spans: tuple[TokenSpan | EmbeddingSpan | ImageSpan, ...]  # at least one
 
     def __len__(self) -> int:
         return sum(map(len, self.spans))
@@ -75,6 +100,11 @@ class Prompt(Message, frozen=True):
         return tuple(chain.from_iterable(span.ids for span in self.spans))
 
     @property
+    def images(self) -> tuple[ImageSpan, ...]:
+        """The tiles of images, in their order."""
+        return tuple(span for span in self.spans if isinstance(span, ImageSpan))
+
+    @property
     def embeddings(self) -> tuple[tuple[int, EmbeddingSpan], ...]:
         """The spans of embeddings, each with the position of its first row."""
         found, start = [], 0
@@ -83,6 +113,23 @@ class Prompt(Message, frozen=True):
                 found.append((start, span))
             start += len(span)
         return tuple(found)
+
+
+def image_span(tile: ImageTile, placeholder: int) -> ImageSpan:
+    """Makes a span of a tile of an image; tiles with the same patches have one identity.
+
+    Args:
+        tile: As the model's processor has made it.
+        placeholder: id of the token that the history shows in the places of its rows.
+    """
+    digest = blake2b(repr(tile.grid).encode() + tile.patches, digest_size=16, person=b"image")
+    return ImageSpan(
+        patches=tile.patches,
+        grid=tile.grid,
+        num_rows=tile.num_rows,
+        identity=digest.digest(),
+        placeholder=placeholder,
+    )
 
 
 def token_prompt(ids: Sequence[int]) -> Prompt:

@@ -1,0 +1,1 @@
+"""Preparation of pictures for models that take images, and their places in a prompt."""

@@ -1,0 +1,93 @@
+"""A picture that is prepared for a tower, and what stands for it in a prompt."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from rocmforge.models.vision.config import ProcessorConfig, VisionConfig
+
+
+class ImageLayout(msgspec.Struct, frozen=True, kw_only=True):
+    """The tiles of a picture of some size: what it costs is known before it is read."""
+
+    rows: int  # of tiles, beside that of the whole picture; 0: that is the only one
+    columns: int
+    tile_rows: tuple[int, ...]  # rows of embeddings of each tile, in the order of the prompt
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of embeddings."""
+        return sum(self.tile_rows)
+
+
+class ImageTile(msgspec.Struct, frozen=True, kw_only=True):
+    """The patches of a tile, of which a tower makes rows of embeddings."""
+
+    # uint8 [patches, patch_features]. Those of one row of embeddings follow each other, from the
+    # top left one to the bottom right one, and so do the squares that they are.
+    patches: bytes
+    grid: tuple[int, int]  # rows and columns of patches
+    num_rows: int  # of embeddings
+
+
+class ProcessedImage(msgspec.Struct, frozen=True, kw_only=True):
+    """A picture as a tower takes it."""
+
+    layout: ImageLayout
+    tiles: tuple[ImageTile, ...]  # one for each of `layout.tile_rows`
+
+
+class TileRows(NamedTuple):
+    """The place of a tile's rows in a prompt."""
+
+    tile: int  # index of it
+    num_rows: int
+
+
+def expand(layout: ImageLayout, vision: VisionConfig) -> tuple[str | TileRows, ...]:
+    """Returns what takes the place of `VisionConfig.marker` in a prompt.
+
+    Texts are written by the model's maker: special tokens in them are such. They are to be read
+    together with the text around them, up to the next rows.
+    """
+    found: list[str | TileRows] = []
+    text, count = "", layout.rows * layout.columns
+    for index in range(count):
+        row, column = divmod(index, layout.columns)
+        found += [
+            text + vision.begin + vision.part.format(row=row + 1, column=column + 1),
+            TileRows(index, layout.tile_rows[index]),
+        ]
+        text = "\n" if column + 1 == layout.columns else ""
+    text += "\n" if count else ""
+    found += [text + vision.begin + vision.whole, TileRows(count, layout.tile_rows[count])]
+    return (*found, vision.end) if vision.end else tuple(found)
+
+
+def normalised(patches: bytes, config: ProcessorConfig) -> npt.NDArray[np.float32]:
+    """Returns patches as a tower takes them: float32 [patches, patch_features].
+
+    Raises:
+        ValueError: The bytes are not so many patches.
+    """
+    values = np.frombuffer(patches, np.uint8).reshape(-1, 3, config.patch * config.patch)
+    mean, std = (np.array(each, np.float32)[:, None] for each in (config.mean, config.std))
+    scaled = (values * np.float32(config.rescale) - mean) / std
+    return scaled.reshape(len(values), config.patch_features)
+
+
+def patch_positions(grid: tuple[int, int], merge: int) -> npt.NDArray[np.int32]:
+    """Returns the place of each patch of a tile, counted row by row: [patches].
+
+    Args:
+        grid: Rows and columns of patches, which `merge` divides.
+        merge: Patches of a side of the squares that follow each other.
+    """
+    rows, columns = grid
+    places = np.arange(rows * columns, dtype=np.int32)
+    squares = places.reshape(rows // merge, merge, columns // merge, merge)
+    return np.ascontiguousarray(squares.transpose(0, 2, 1, 3)).reshape(-1)

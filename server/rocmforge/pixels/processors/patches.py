@@ -1,0 +1,38 @@
+"""Pixels in the order in which towers take them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from rocmforge.models.vision.config import ProcessorConfig
+from rocmforge.models.vision.image import ImageTile
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+
+def opaque(image: Image) -> Image:
+    """Returns a picture in RGB, on white where one sees through it."""
+    if "A" not in image.getbands() and image.info.get("transparency") is None:
+        return image.convert("RGB")
+    image = image.convert("RGBA")
+    white = image.copy()
+    white.paste((255, 255, 255, 255), (0, 0, *image.size))
+    white.alpha_composite(image)
+    return white.convert("RGB")
+
+
+def tile_of(image: Image, config: ProcessorConfig) -> ImageTile:
+    """Returns the patches of an RGB picture that is a tile; pixels beyond the last are left out."""
+    side, merge = config.patch, config.merge
+    rows, columns = image.height // side, image.width // side
+    pixels = np.asarray(image)[: rows * side, : columns * side]
+    squares = pixels.reshape(rows // merge, merge, side, columns // merge, merge, side, 3)
+    patches = np.ascontiguousarray(squares.transpose(0, 3, 1, 4, 6, 2, 5))
+    return ImageTile(
+        patches=patches.tobytes(),
+        grid=(rows, columns),
+        num_rows=(rows // merge) * (columns // merge),
+    )
