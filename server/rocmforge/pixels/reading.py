@@ -1,0 +1,116 @@
+"""Files of images become pixels: JPEG, PNG, WebP, and the first frame of GIF.
+
+This runs in a worker process (`pixels.worker`): what decodes a file is C code, and the file may
+have been made to break it. A file is given to one decoder, which its first bytes choose; Pillow's
+decoders of other formats are never imported.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from io import BytesIO
+from typing import Final
+
+import numpy as np
+from PIL import ExifTags, Image
+from PIL.GifImagePlugin import GifImageFile
+from PIL.ImageFile import ImageFile
+from PIL.JpegImagePlugin import JpegImageFile
+from PIL.PngImagePlugin import PngImageFile
+from PIL.WebPImagePlugin import WebPImageFile
+
+from rocmforge.errors import InvalidParameter
+from rocmforge.pixels.jobs import WorkerLimits
+
+_REASON_CHARACTERS: Final = 200
+
+_UPRIGHT: Final = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""What turns an image the right way up, by the orientation that its EXIF data state."""
+
+
+def read_image(data: bytes, limits: WorkerLimits) -> Image.Image:
+    """Decodes a file.
+
+    Args:
+        data: the file.
+        limits: what is refused before a pixel of it is decoded.
+
+    Returns:
+        The image in any mode of 8 bits, the right way up; of an animation, the first frame.
+
+    Raises:
+        InvalidParameter: the file is of another format, is damaged or too large. The message goes
+            on after "the image": "is ...", "has ...".
+        MemoryError: decoding takes more than the process may have.
+    """
+    with warnings.catch_warnings(action="ignore"):  # of what is odd in a file
+        return _read(data, limits)
+
+
+def _read(data: bytes, limits: WorkerLimits) -> Image.Image:
+    name, decoder = _decoder_of(data)
+    try:
+        image = decoder(BytesIO(data))
+        _check_size(image, limits)
+        image.load()
+    except (InvalidParameter, MemoryError):
+        raise
+    except Exception as error:  # decoders raise anything
+        reason = str(error)[:_REASON_CHARACTERS] or type(error).__name__
+        raise InvalidParameter(f"is a damaged {name} file: {reason}") from error
+    turn = _UPRIGHT.get(_orientation(image))
+    shown = _of_8_bits(image) if image.mode.startswith("I") else image
+    return shown if turn is None else shown.transpose(turn)
+
+
+def _decoder_of(data: bytes) -> tuple[str, Callable[[BytesIO], ImageFile]]:
+    if data.startswith(b"\xff\xd8\xff"):
+        return "JPEG", JpegImageFile
+    if data.startswith(b"\x89PNG\r\n\x1a\n"):
+        return "PNG", PngImageFile
+    if data.startswith((b"GIF87a", b"GIF89a")):
+        return "GIF", GifImageFile
+    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+        return "WebP", WebPImageFile
+    raise InvalidParameter(
+        "is not of a known format: it must be a JPEG, PNG, WebP or GIF file"
+        if data
+        else "is an empty file"
+    )
+
+
+def _check_size(image: ImageFile, limits: WorkerLimits) -> None:
+    width, height = image.size
+    if min(image.size) < 1:
+        raise InvalidParameter("has no pixels")
+    if max(image.size) > limits.side:
+        raise InvalidParameter(
+            f"has {width} x {height} pixels, but no side may have more than {limits.side}"
+        )
+    if width * height > limits.pixels:
+        raise InvalidParameter(
+            f"has {width} x {height} pixels, but no more than {limits.pixels:,} are read"
+        )
+
+
+def _orientation(image: ImageFile) -> int:
+    """Returns what the EXIF data say; of damaged ones, that the image is upright."""
+    try:
+        return int(image.getexif().get(ExifTags.Base.Orientation, 1))
+    except Exception:
+        return 1
+
+
+def _of_8_bits(image: Image.Image) -> Image.Image:
+    """Returns the upper bits of grey of 16 bits, which Pillow would cut off at 255."""
+    grey = np.asarray(image.convert("I")) >> 8
+    return Image.fromarray(grey.astype(np.uint8))
