@@ -7,11 +7,11 @@
 
 With `--layers` the draft model is made of the model, and is always right but for rounding: the
 layers behind the first few are made to add nothing, and those few are the draft model. So both say
-the same, whatever nonsense it is, and what is measured is the machinery. With `--mtp` a predictor
-is made for a Llama model: no layer adds anything, so that what follows a token depends on that
-token alone, and the predictor looks at no more. `synthetic_model` makes models for both. Prompts
-are random tokens. Where other programs share the processor, its time says more than the time on
-the wall.
+the same, whatever nonsense it is, and what is measured is the machinery. With `--mtp` the model's
+own predictor is measured, or one that is made for a Llama model without: no layer adds anything, so
+that what follows a token depends on that token alone, and the predictor looks at no more.
+`synthetic_model` and `synthetic_qwen` make models for both. Prompts are random tokens. Where other
+programs share the processor, its time says more than the time on the wall.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from rocmforge.engine.ipc.params import GenerateRequest, SamplingParams
 from rocmforge.engine.ipc.prompt import token_prompt
 from rocmforge.engine.ipc.status import EngineStats
 from rocmforge.engine.schedule.limits import SchedulerLimits
+from rocmforge.opening import describe
 from tests.support.loading import load_file
 from tests.support.predicting import load_predicting
 from tests.support.shallow import write_idle, write_right_predictor, write_shallow
@@ -80,9 +81,12 @@ def main() -> None:
     pair = parser.add_mutually_exclusive_group(required=True)
     pair.add_argument("--draft", type=Path, help="a smaller model of the same vocabulary")
     pair.add_argument("--layers", type=int, help="of a draft model that is made of the model")
-    pair.add_argument("--mtp", action="store_true", help="a predictor is made for the model")
+    pair.add_argument(
+        "--mtp", action="store_true", help="the model's predictor, or one made for it"
+    )
     parser.add_argument("--backend", default="hip")
     parser.add_argument("--tensor-parallel", type=int, default=1)
+    parser.add_argument("--activation-bits", choices=("auto", "8", "16"), default="auto")
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 4, 16])
     parser.add_argument("--drafts", type=int, default=5, help="draft tokens of a step at most")
@@ -92,13 +96,18 @@ def main() -> None:
     print("streams  tok/s without     with  ratio  accepted drafts   as without", flush=True)
     with TemporaryDirectory() as folder:
         model, draft = arguments.model, arguments.draft
-        if arguments.mtp:
+        if arguments.mtp and not _has_predictor(model):
             model = write_right_predictor(arguments.model, Path(folder, "model.gguf"))
-        elif draft is None:
+        elif arguments.layers is not None:
             model = write_idle(arguments.model, arguments.layers, Path(folder, "model.gguf"))
             draft = write_shallow(arguments.model, arguments.layers, Path(folder, "draft.gguf"))
         for streams in arguments.streams:
             _measure(arguments, model, draft, streams)
+
+
+def _has_predictor(model: Path) -> bool:
+    config = describe(model).config
+    return config is not None and config.predicts
 
 
 def _measure(arguments: argparse.Namespace, model: Path, draft: Path | None, streams: int) -> None:
@@ -113,6 +122,7 @@ def _measure(arguments: argparse.Namespace, model: Path, draft: Path | None, str
         memory_utilization=0.4,
         tensor_parallel=arguments.tensor_parallel,
         draft_tokens=arguments.drafts,
+        activation_bits=arguments.activation_bits,
     )
     backend = registry.create(arguments.backend)
 

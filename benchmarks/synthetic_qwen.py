@@ -4,6 +4,9 @@
 
 Matrices have the types that llama.cpp gives those of Q4_K_M, which reads such files as well. The
 vocabulary has no words, and all layers of a kind have the same weights.
+
+With `--mtp` there is a predictor that is always right: no layer adds anything, so that what follows
+a token depends on that token alone, and the predictor looks at no more.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tests.support.gguf_writer import Stored, Value, write_gguf
+from tests.support.shallow import with_right_predictor
 from tests.support.weights import ggml_type, random_matrix
 
 Tensors = dict[str, npt.NDArray[Any] | Stored]
@@ -60,13 +64,14 @@ def main() -> None:
     parser.add_argument("path", type=Path)
     parser.add_argument("--shape", choices=SHAPES, default="35b-a3b")
     parser.add_argument("--layers", type=int, help="fewer than the model has")
+    parser.add_argument("--mtp", action="store_true", help="with a predictor")
     options = parser.parse_args()
     shape = SHAPES[options.shape]
-    write_synthetic(options.path, shape, options.layers or shape.layers)
+    write_synthetic(options.path, shape, options.layers or shape.layers, predicts=options.mtp)
 
 
-def write_synthetic(path: Path, shape: Shape, layers: int) -> Path:
-    """Writes so many layers of the model."""
+def write_synthetic(path: Path, shape: Shape, layers: int, *, predicts: bool = False) -> Path:
+    """Writes so many layers of the model, and a predictor behind them."""
     rng = np.random.default_rng(0)
 
     @cache
@@ -87,7 +92,14 @@ def write_synthetic(path: Path, shape: Shape, layers: int) -> Path:
         more = index < eighth or index >= 7 * eighth or (index - eighth) % 3 == 2
         parts = _layer(shape, index, "q6_k" if more else "q4_k", matrix, rng)
         tensors |= {f"blk.{index}.{name}": values for name, values in parts}
-    return write_gguf(path, _metadata(path.stem, shape, layers), tensors)
+    metadata = _metadata(path.stem, shape, layers)
+    if predicts:
+        parts = _layer(shape, PERIOD - 1, "q6_k", matrix, rng)  # one with attention
+        tensors |= {f"blk.{layers}.{name}": values for name, values in parts}
+        tensors = with_right_predictor(tensors, layers, shape.hidden_size)
+        metadata[f"{shape.architecture}.block_count"] = layers + 1
+        metadata[f"{shape.architecture}.nextn_predict_layers"] = 1
+    return write_gguf(path, metadata, tensors)
 
 
 def _layer(

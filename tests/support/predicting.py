@@ -12,11 +12,7 @@ from rocmforge.opening import open_checkpoint
 from tests.data.models.tiny_model import Tensors, TinyModel
 from tests.data.models.tiny_models import gguf_metadata, gguf_tensors
 from tests.support.gguf_writer import write_gguf
-
-_OUTPUTS = (
-    *("attn_output.weight", "ssm_out.weight"),
-    *("ffn_down.weight", "ffn_down_exps.weight", "ffn_down_shexp.weight"),
-)
+from tests.support.shallow import with_right_predictor
 
 
 def predicting_tensors(model: TinyModel, *, is_right: bool = False) -> Tensors:
@@ -34,6 +30,8 @@ def predicting_tensors(model: TinyModel, *, is_right: bool = False) -> Tensors:
         if name.startswith(last)
     }
     tensors |= copies
+    if is_right:
+        return with_right_predictor(tensors, layers, size)
     rng = np.random.default_rng(model.seed)
 
     def random(*shape: int) -> Any:
@@ -45,15 +43,6 @@ def predicting_tensors(model: TinyModel, *, is_right: bool = False) -> Tensors:
         "hnorm": 1 + 0.2 * random(size),
         "shared_head_norm": 1 + 0.2 * random(size),
     }
-    if is_right:
-        tensors |= {
-            name: np.zeros_like(values)
-            for name, values in tensors.items()
-            if name.endswith(_OUTPUTS)
-        }
-        identity = np.concatenate([np.eye(size), np.zeros((size, size))], axis=1)
-        ones = np.ones(size, np.float32)
-        mine = {"eh_proj": identity.astype(np.float32), "enorm": ones, "hnorm": ones}
     return tensors | {f"blk.{layers}.nextn.{name}.weight": each for name, each in mine.items()}
 
 

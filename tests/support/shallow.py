@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, Final, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 from gguf.constants import GGMLQuantizationType
 
 from rocmforge.gguf.config import read_config
 from rocmforge.gguf.reader import open_gguf
 from tests.support.gguf_writer import Stored, write_gguf
+
+Tensor: TypeAlias = npt.NDArray[Any] | Stored
+
+_LAST: Final = (
+    *("attn_output.weight", "ssm_out.weight"),
+    *("ffn_down.weight", "ffn_down_exps.weight", "ffn_down_shexp.weight"),
+)
+"""Matrices without which a layer adds nothing."""
 
 
 def write_shallow(model: Path, num_layers: int, path: Path) -> Path:
@@ -41,37 +53,49 @@ def write_right_predictor(model: Path, path: Path) -> Path:
         metadata = {key.replace("llama.", "glm4moe.", 1): value for key, value in keys.items()}
         metadata |= {"general.architecture": "glm4moe", "glm4moe.block_count": layers + 1}
         metadata["glm4moe.nextn_predict_layers"] = 1
-        tensors = {}
+        tensors: dict[str, Tensor] = {}
         for name, tensor in file.tensors.items():
-            is_last = name.endswith(("attn_output.weight", "ffn_down.weight"))
-            data = np.zeros_like(tensor.data) if is_last else tensor.data
-            stored = Stored(data, GGMLQuantizationType[str(tensor.format)])
+            stored = Stored(tensor.data, GGMLQuantizationType[str(tensor.format)])
             name = name.replace("ffn_norm", "post_attention_norm")
             tensors[name] = stored
             if _layer(name) == layers - 1:
                 tensors[name.replace(f"blk.{layers - 1}.", f"blk.{layers}.")] = stored
-        matrix = np.concatenate([np.eye(size), np.zeros((size, size))], axis=1)
-        place, ones = f"blk.{layers}.nextn.", np.ones(size, np.float32)
-        return write_gguf(
-            path,
-            metadata,
-            tensors
-            | {f"{place}eh_proj.weight": matrix.astype(np.float16)}
-            | {f"{place}{norm}.weight": ones for norm in ("enorm", "hnorm")},
-        )
+        return write_gguf(path, metadata, with_right_predictor(tensors, layers, size))
+
+
+def with_right_predictor(tensors: Mapping[str, Any], layers: int, size: int) -> dict[str, Any]:
+    """The tensors of a model whose layers add nothing, and what a predictor needs beside its layer.
+
+    That is among them, behind the others: it adds nothing either.
+    """
+    place, ones = f"blk.{layers}.nextn.", np.ones(size, np.float32)
+    matrix = np.concatenate([np.eye(size), np.zeros((size, size))], axis=1)
+    return {
+        **{name: _zeros(each) if name.endswith(_LAST) else each for name, each in tensors.items()},
+        f"{place}eh_proj.weight": matrix.astype(np.float16),
+        f"{place}enorm.weight": ones,
+        f"{place}hnorm.weight": ones,
+    }
+
+
+def _zeros(tensor: Tensor) -> Tensor:
+    """Zeros of the same stored type, if that has zero for zeroed bytes."""
+    if isinstance(tensor, Stored):
+        return replace(tensor, data=np.zeros_like(tensor.data))
+    return np.zeros_like(tensor)
 
 
 def _rewrite(model: Path, path: Path, num_layers: int, num_busy: int) -> Path:
     with open_gguf(model) as file:
         metadata = dict(file.metadata)
         metadata[f"{metadata['general.architecture']}.block_count"] = num_layers
-        tensors = {}
+        tensors: dict[str, Tensor] = {}
         for name, tensor in file.tensors.items():
             layer = _layer(name)
-            is_last = name.endswith(("attn_output.weight", "ffn_down.weight"))
-            data = np.zeros_like(tensor.data) if layer >= num_busy and is_last else tensor.data
+            stored = Stored(tensor.data, GGMLQuantizationType[str(tensor.format)])
             if layer < num_layers:
-                tensors[name] = Stored(data, GGMLQuantizationType[str(tensor.format)])
+                is_idle = layer >= num_busy and name.endswith(_LAST)
+                tensors[name] = _zeros(stored) if is_idle else stored
         return write_gguf(path, metadata, tensors)
 
 

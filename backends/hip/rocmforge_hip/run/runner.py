@@ -9,7 +9,7 @@ sampled.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -277,7 +277,7 @@ class HipRunner:
         bytes_read = self._reads.of(step)
         if self._copies is not None:
             self._copies.before_step(step)
-        step = as_decodes(step, self._limits.sequences)
+        whole, step = step, as_decodes(step, self._limits.sequences)
         needs = SamplingNeeds.of(step.sampling)
         bucket = self._bucket(step)
         shape = bucket or exact_shape(step, self._use_of_predictor(step))
@@ -288,7 +288,9 @@ class HipRunner:
         is_masked_later = step.sampling.is_masked_later
         size = layout.masks.offset if is_masked_later else layout.nbytes
         driver.copy_to_device(model.inputs.address, lane.inputs.address, size, stream)
-        variant = self.variants.of(shape) if bucket and not _reads_new_keys(step) else PLAIN
+        variant = self.variants.of(shape) if bucket else PLAIN
+        if step is not whole or _reads_new_keys(step):
+            variant = replace(variant, fuses_attention=False)
         on_device = DeviceStep(shape, arrays, needs, variant, step, self._rows.stage(step, lane))
         if self._experts is not None:
             self._experts.begin(shape.tokens, step.num_tokens)
@@ -446,8 +448,8 @@ class HipRunner:
 def _reads_new_keys(step: StepInput) -> bool:
     """Returns whether a sequence of a step of decodes sees the new token of another.
 
-    Where one launch stores keys and attends to them, nobody else may read them yet. Only full
-    blocks are shared, so it must be the last token of its block.
+    Where one launch stores keys and attends to them, nobody else may read them yet. Sequences only
+    share full blocks, so it must be the last token of its block. (Rows of `as_decodes` share any.)
     """
     rows = np.flatnonzero(step.slot_mapping % BLOCK_TOKENS == BLOCK_TOKENS - 1)
     if not len(rows):
